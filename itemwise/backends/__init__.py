@@ -1,0 +1,1 @@
+"""Backends: the forward pass. JAX and PyTorch live under here and nowhere else."""

@@ -1,0 +1,1 @@
+"""The PyTorch backend: CUDA and CPU. The only folder that imports torch."""

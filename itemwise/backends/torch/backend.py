@@ -1,0 +1,158 @@
+"""`TorchBackend`: a checkpoint on a CPU or a CUDA device, ready to run forwards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from itemwise.backends.base import Backend, BackendInfo, ForwardBatch, ForwardOutput, PrefixState
+from itemwise.backends.torch.attention import Attention, KeysValues, TiledAttention
+from itemwise.backends.torch.head import label_logits, log_normalizers
+from itemwise.backends.torch.model import Transformer
+from itemwise.backends.torch.varlen import VarlenAttention
+from itemwise.backends.torch.weights import load_weights
+from itemwise.contract.errors import BackendError
+from itemwise.contract.ragged import ranges
+from itemwise.models.checkpoint import Checkpoint
+
+CPU_BLOCK_ROWS = 256
+CUDA_TOKEN_MULTIPLE = 256  # from this many rows on cuBLAS adds in one order, whatever the number of rows
+CUDA_INVARIANT_ROWS = 1024  # rows of a block under `batch_invariant`
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True)
+class TorchPrefix(PrefixState):
+    """Keys and values of a prefix, one pair of [S, K, H] per layer."""
+
+    layers: tuple[KeysValues, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(k.numel() * k.element_size() + v.numel() * v.element_size() for k, v in self.layers)
+
+
+class TorchBackend(Backend):
+    """Loads the weights when it is made; `forward` is the rest."""
+
+    def __init__(
+        self, checkpoint: Checkpoint, *, dtype: str = "auto", device: str = "auto", batch_invariant: bool = False
+    ) -> None:
+        self.config = checkpoint.config
+        self._device = _resolve_device(device)
+        self._dtype = _resolve_dtype(dtype, self._device)
+        self._is_cpu = self._device.type == "cpu"
+        self._num_threads = torch.get_num_threads()  # a CPU's bits depend on it: fixed from here on
+        multiple = CPU_BLOCK_ROWS if self._is_cpu else CUDA_TOKEN_MULTIPLE
+        block_rows = CPU_BLOCK_ROWS if self._is_cpu else CUDA_INVARIANT_ROWS if batch_invariant else None
+        self.info = BackendInfo(
+            name="torch",
+            device=_device_title(self._device),
+            device_kind="cpu" if self._is_cpu else "gpu",
+            dtype=str(self._dtype).removeprefix("torch."),
+            algorithms_bit_equal=self._is_cpu,
+            token_multiple=multiple,
+        )
+        weights = load_weights(checkpoint, self._dtype, self._device)
+        self._transformer = Transformer(self.config, weights, block_rows)
+
+    @torch.inference_mode()
+    def forward(self, batch: ForwardBatch) -> ForwardOutput:
+        self._hold_thread_count()
+        padded = -(-batch.num_tokens // self.info.token_multiple) * self.info.token_multiple
+        output = self._transformer(
+            token_ids=self._to_device(_padded(batch.token_ids, padded)),
+            positions=self._to_device(_padded(batch.positions, padded)),
+            attention=self._attention(batch),
+            prefixes=[_layers_of(prefix) for prefix in batch.prefixes],
+            score_tokens=self._to_device(batch.score_tokens),
+            keep_tokens=self._to_device(_kept_tokens(batch)) if batch.keep_segments else None,
+        )
+        kept = _split_prefixes(batch, output.keys_values)
+        if not len(batch.score_tokens):
+            return ForwardOutput(np.zeros(batch.label_ids.shape, np.float32), None, kept)
+        head = self._transformer.weights.head
+        logits = label_logits(output.hidden, head, batch.label_ids)
+        normalizers = log_normalizers(output.hidden, head).cpu().numpy() if batch.need_normalizers else None
+        return ForwardOutput(logits.cpu().numpy(), normalizers, kept)
+
+    def close(self) -> None:
+        del self._transformer
+        if not self._is_cpu:
+            torch.cuda.empty_cache()
+
+    def _attention(self, batch: ForwardBatch) -> Attention:
+        if self._is_cpu or self._dtype == torch.float32 or self.config.head_size % 8 or self.config.head_size > 256:
+            return TiledAttention(batch, self._device)
+        return VarlenAttention(batch, self._device)
+
+    def _to_device(self, array: NDArray[np.int32] | NDArray[np.int64]) -> torch.Tensor:
+        return torch.from_numpy(array).to(self._device).long()
+
+    def _hold_thread_count(self) -> None:
+        if self._is_cpu and torch.get_num_threads() != self._num_threads:
+            torch.set_num_threads(self._num_threads)
+
+
+def _resolve_device(device: str) -> torch.device:
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        resolved = torch.device(device)
+    except RuntimeError:
+        raise BackendError(f"unknown device {device!r}; expected auto, cpu, cuda or cuda:N") from None
+    if resolved.type == "cuda" and not torch.cuda.is_available():
+        raise BackendError(f"device {device!r} was asked for, but PyTorch {torch.__version__} sees no CUDA device")
+    if resolved.type not in ("cpu", "cuda"):
+        raise BackendError(f"device {device!r} is not supported by the torch backend; expected cpu or cuda")
+    return resolved
+
+
+def _resolve_dtype(dtype: str, device: torch.device) -> torch.dtype:
+    """`auto`: bfloat16 where matrix units take it, else float32."""
+    if dtype == "auto":
+        fast = device.type == "cuda" or torch.cpu._is_avx512_bf16_supported()
+        return torch.bfloat16 if fast else torch.float32
+    if dtype not in DTYPES:
+        raise BackendError(f"unknown dtype {dtype!r}; expected auto, {', '.join(DTYPES)}")
+    return DTYPES[dtype]
+
+
+def _device_title(device: torch.device) -> str:
+    if device.type == "cpu":
+        return f"cpu ({torch.get_num_threads()} threads)"
+    return f"{device} ({torch.cuda.get_device_name(device)})"
+
+
+def _padded(array: NDArray[np.int32], size: int) -> NDArray[np.int32]:
+    return np.pad(array, (0, size - len(array)))
+
+
+def _layers_of(prefix: PrefixState | int) -> Sequence[KeysValues] | None:
+    if isinstance(prefix, int):
+        return None
+    assert isinstance(prefix, TorchPrefix), "a prefix of another backend"
+    return prefix.layers
+
+
+def _kept_tokens(batch: ForwardBatch) -> NDArray[np.int64]:
+    segments = np.asarray(batch.keep_segments)
+    return ranges(batch.segment_starts[segments], np.diff(batch.segment_starts)[segments])
+
+
+def _split_prefixes(batch: ForwardBatch, keys_values: Sequence[KeysValues]) -> tuple[TorchPrefix, ...]:
+    lens = [int(batch.segment_starts[s + 1] - batch.segment_starts[s]) for s in batch.keep_segments]
+    if len(lens) == 1:
+        return (TorchPrefix(lens[0], tuple(keys_values)),)
+    # Copies, so that dropping one prefix gives its memory back whatever happens to the others.
+    layers = [[(k.clone(), v.clone()) for k, v in zip(*_split(pair, lens), strict=True)] for pair in keys_values]
+    return tuple(TorchPrefix(n, tuple(layer[i] for layer in layers)) for i, n in enumerate(lens))
+
+
+def _split(pair: KeysValues, lens: list[int]) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
+    return pair[0].split(lens), pair[1].split(lens)

@@ -1,0 +1,51 @@
+"""The head: from the hidden state after an item to the logits of its labels, in float32.
+
+Only the label rows of the head are multiplied, unless a probability over the whole vocabulary is asked for; then its
+log-sum-exp is taken in blocks of the vocabulary, and no [rows, V] array ever exists. All products have one fixed shape.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from itemwise.backends.torch.model import pad_rows
+from itemwise.contract.ragged import Int32Array
+
+ROW_BLOCK = 64  # hidden states at a time
+LABEL_BLOCK = 16  # label rows of the head at a time
+VOCAB_BLOCK = 8192  # vocabulary rows of the head at a time
+
+
+def label_logits(hidden: Tensor, head: Tensor, label_ids: Int32Array) -> Tensor:
+    """hidden [R, D] float32, head [V, D], label_ids [R, L] to [R, L] float32."""
+    distinct, columns = np.unique(label_ids, return_inverse=True)
+    rows = _padded_to_multiple(head[torch.from_numpy(distinct).to(head.device).long()].float(), LABEL_BLOCK)
+    blocks = [_product(hidden, rows[start : start + LABEL_BLOCK]) for start in range(0, len(rows), LABEL_BLOCK)]
+    column_of = torch.from_numpy(columns.reshape(label_ids.shape)).to(head.device).long()
+    return torch.cat(blocks, 1).gather(1, column_of)
+
+
+def log_normalizers(hidden: Tensor, head: Tensor) -> Tensor:
+    """The log-sum-exp of all logits: hidden [R, D] float32, head [V, D] to [R] float32."""
+    total = torch.full((len(hidden),), float("-inf"), device=hidden.device)
+    for start in range(0, len(head), VOCAB_BLOCK):
+        rows = head[start : start + VOCAB_BLOCK].float()
+        for first in range(0, len(hidden), ROW_BLOCK):
+            block = pad_rows(hidden[first : first + ROW_BLOCK], ROW_BLOCK)
+            part = torch.logsumexp(block @ rows.T, -1)
+            num_rows = len(total[first : first + ROW_BLOCK])
+            total[first : first + num_rows] = torch.logaddexp(total[first : first + num_rows], part[:num_rows])
+    return total
+
+
+def _padded_to_multiple(rows: Tensor, multiple: int) -> Tensor:
+    return pad_rows(rows, -(-len(rows) // multiple) * multiple)
+
+
+def _product(hidden: Tensor, rows: Tensor) -> Tensor:
+    blocks = [
+        pad_rows(hidden[start : start + ROW_BLOCK], ROW_BLOCK) @ rows.T for start in range(0, len(hidden), ROW_BLOCK)
+    ]
+    return torch.cat(blocks)[: len(hidden)]

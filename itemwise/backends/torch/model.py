@@ -1,0 +1,141 @@
+"""The transformer in PyTorch: one forward pass for every attention layout.
+
+Everything but attention works on one token at a time and runs over *blocks of rows*. On a CPU a block has one fixed
+number of rows, the last one padded, because matrix products give other bits for the same row when the number of rows
+changes; that is what makes an item's score exact, and it keeps a block's activations in cache. On a GPU one block holds
+everything unless `batch_invariant` asks for fixed ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F  # noqa: N812  # everybody's name for it
+from torch import Tensor
+
+from itemwise.backends.torch.attention import Attention, KeysValues
+from itemwise.backends.torch.weights import LayerWeights, ModelWeights
+from itemwise.models.config import ModelConfig
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """Cosines and sines of each token's position, [T, 1, H / 2], float32."""
+
+    cos: Tensor
+    sin: Tensor
+
+    def rows(self, start: int, stop: int) -> Rotation:
+        return Rotation(self.cos[start:stop], self.sin[start:stop])
+
+
+@dataclass(frozen=True)
+class TransformerOutput:
+    """Hidden states of the chosen tokens after the final norm, and every layer's keys and values."""
+
+    hidden: Tensor  # [R, D] float32
+    keys_values: list[KeysValues]  # per layer, of the kept tokens only
+
+
+class Transformer:
+    """Weights and sizes; holds nothing of a request."""
+
+    def __init__(self, config: ModelConfig, weights: ModelWeights, block_rows: int | None) -> None:
+        self.config = config
+        self.weights = weights
+        self.block_rows = block_rows  # None: all rows in one block
+        device = weights.embedding.device
+        self._frequencies = torch.from_numpy(config.rope.inverse_frequencies(config.head_size)).to(device)
+
+    def __call__(
+        self,
+        token_ids: Tensor,  # [T]
+        positions: Tensor,  # [T]
+        attention: Attention,
+        prefixes: Sequence[Sequence[KeysValues] | None],  # per cached prefix, per layer
+        score_tokens: Tensor,  # [R] tokens whose hidden states are wanted
+        keep_tokens: Tensor | None,  # tokens whose keys and values are wanted
+    ) -> TransformerOutput:
+        x = self.weights.embedding[token_ids]
+        rotation = self._rotation(positions)
+        kept: list[KeysValues] = []
+        last = self.config.num_layers - 1
+        for number, layer in enumerate(self.weights.layers):
+            q, k, v = self._project(layer, x, rotation)
+            if keep_tokens is not None:
+                kept.append((k[keep_tokens], v[keep_tokens]))
+            if number == last and not len(score_tokens):
+                break  # a prefill: the last layer's keys and values were all that was missing
+            attended = attention(q, k, v, [None if prefix is None else prefix[number] for prefix in prefixes])
+            attended = attended.view(len(x), -1)
+            if number == last:  # only these tokens are read from here on
+                x, attended = x[score_tokens], attended[score_tokens]
+            x = self._finish(layer, x, attended)
+        hidden = self._by_blocks(self._final_norm, x) if len(score_tokens) else x[:0].float()
+        return TransformerOutput(hidden, kept)
+
+    def _rotation(self, positions: Tensor) -> Rotation:
+        angles = positions.to(torch.float32)[:, None] * self._frequencies
+        return Rotation(angles.cos().unsqueeze(1), angles.sin().unsqueeze(1))
+
+    def _final_norm(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.weights.final_norm, self.config.norm_eps).float()
+
+    def _by_blocks(self, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+        """Apply a row-wise function block by block; a short last block is padded with copies of its first row."""
+        num_rows, size = len(inputs[0]), self.block_rows
+        if size is None:
+            return function(*inputs)
+        outputs = []
+        for start in range(0, num_rows, size):
+            blocks = [pad_rows(each[start : start + size], size) for each in inputs]
+            outputs.append(function(*blocks)[: num_rows - start])
+        return torch.cat(outputs)
+
+    def _project(self, layer: LayerWeights, x: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
+        """Norm, Q K V, their norms and rotation: q [T, N, H], k and v [T, K, H]."""
+        config = self.config
+        n, kv, h = config.num_heads, config.num_kv_heads, config.head_size
+
+        def project(block: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+            normed = rms_norm(block, layer.attention_norm, config.norm_eps)
+            qkv = F.linear(normed, layer.qkv, layer.qkv_bias).view(len(block), n + 2 * kv, h)
+            q, k = qkv[:, :n], qkv[:, n : n + kv]
+            if layer.q_norm is not None and layer.k_norm is not None:
+                q, k = rms_norm(q, layer.q_norm, config.norm_eps), rms_norm(k, layer.k_norm, config.norm_eps)
+            return torch.cat([rotate(q, cos, sin), rotate(k, cos, sin), qkv[:, n + kv :]], 1)
+
+        qkv = self._by_blocks(project, x, rotation.cos, rotation.sin)
+        return qkv[:, :n], qkv[:, n : n + kv], qkv[:, n + kv :]
+
+    def _finish(self, layer: LayerWeights, x: Tensor, attended: Tensor) -> Tensor:
+        """Output projection, residual, MLP, residual."""
+
+        def finish(block: Tensor, attended_block: Tensor) -> Tensor:
+            block = block + F.linear(attended_block, layer.o)
+            normed = rms_norm(block, layer.mlp_norm, self.config.norm_eps)
+            gate, up = F.linear(normed, layer.gate_up).chunk(2, -1)
+            return block + F.linear(F.silu(gate) * up, layer.down)
+
+        return self._by_blocks(finish, x, attended)
+
+
+def pad_rows(rows: Tensor, size: int) -> Tensor:
+    """[n, ..] to [size, ..] with copies of the first row."""
+    missing = size - len(rows)
+    return torch.cat([rows, rows[:1].expand(missing, *rows.shape[1:])]) if missing else rows
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Root mean square norm over the last axis, in float32."""
+    wide = x.float()
+    wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return (wide * weight.float()).to(x.dtype)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding of [T, heads, H]: the first half of each head pairs with the second half."""
+    first, second = x.float().chunk(2, -1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(x.dtype)

@@ -1,0 +1,37 @@
+"""Partial softmaxes: attention over some of the keys, and the merge of two such parts by their log-sum-exps."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+Partial = tuple[Tensor, Tensor]  # output [.., H] and log-sum-exp [..], both float32
+NEG_INF = float("-inf")
+
+
+def merge(first: Partial, second: Partial) -> Partial:
+    """Two partial softmaxes over disjoint keys to one. A part with log-sum-exp -inf leaves the other bit for bit."""
+    (out_a, lse_a), (out_b, lse_b) = first, second
+    peak = torch.maximum(lse_a, lse_b)
+    peak = torch.where(peak == NEG_INF, torch.zeros_like(peak), peak)
+    weight_a, weight_b = torch.exp(lse_a - peak), torch.exp(lse_b - peak)
+    total = weight_a + weight_b
+    share_a, share_b = (weight_a / total).unsqueeze(-1), (weight_b / total).unsqueeze(-1)
+    return out_a * share_a + out_b * share_b, peak + torch.log(total)
+
+
+def masked_softmax(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Partial:
+    """Plain attention in float32 with a mask; a row that sees nothing gives 0 and -inf.
+
+    q [B, K, R, H], k and v [B, K, C, H], mask broadcastable to [B, K, R, C], True where visible.
+    """
+    scores = torch.matmul(q, k.transpose(-1, -2)) * (1.0 / math.sqrt(q.shape[-1]))
+    scores = scores.masked_fill(~mask, NEG_INF)
+    peak = scores.amax(-1, keepdim=True)
+    peak = torch.where(peak == NEG_INF, torch.zeros_like(peak), peak)
+    weights = torch.exp(scores - peak)
+    total = weights.sum(-1, keepdim=True)
+    out = (torch.matmul(weights, v) / total).masked_fill(total == 0, 0.0)
+    return out, (peak + torch.log(total)).squeeze(-1)

@@ -1,0 +1,158 @@
+"""From a decoded JSON object, or the keyword arguments of a Python call, to a `ScoreRequest`.
+
+The very first step of the data path: nothing behind it has to doubt a type, a range or a combination again.
+A field that is None counts as absent; unknown fields are ignored. What depends on the model (vocabulary,
+limits, names) is checked in `request.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypeVar, get_args
+
+import numpy as np
+
+from itemwise.contract.describe import describe
+from itemwise.contract.errors import InvalidRequestError, InvalidValueError, MissingParameterError
+from itemwise.contract.parse_inputs import parse_items, parse_labels, parse_query, parse_suffix
+from itemwise.contract.request import (
+    Algorithm,
+    LabelScoring,
+    OnItemError,
+    ScoreMode,
+    ScoreRequest,
+    Tokenization,
+)
+from itemwise.contract.token_ids import plain
+
+Fields = Mapping[str, object]
+Choice = TypeVar("Choice", bound=str)
+
+SCORE_MODES: tuple[ScoreMode, ...] = get_args(ScoreMode)
+LABEL_SCORINGS: tuple[LabelScoring, ...] = get_args(LabelScoring)
+TOKENIZATIONS: tuple[Tokenization, ...] = get_args(Tokenization)
+ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)
+ON_ITEM_ERRORS: tuple[OnItemError, ...] = get_args(OnItemError)
+
+
+def parse_score_request(body: object) -> ScoreRequest:
+    """Raises a `RequestError` for the first thing wrong: what is missing, query, items, labels, the rest."""
+    fields = _present_fields(body)
+    _require_fields(fields)
+    query = parse_query(fields["query"])
+    on_item_error = _choice(fields, "on_item_error", ON_ITEM_ERRORS, "fail")
+    items, item_errors = parse_items(fields["items"], isinstance(query, str), on_item_error)
+    label_scoring = _choice(fields, "label_scoring", LABEL_SCORINGS, "single")
+    labels, label_token_ids = parse_labels(fields, label_scoring)
+    request = ScoreRequest(
+        query=query,
+        items=items,
+        labels=labels,
+        label_token_ids=label_token_ids,
+        score_mode=_score_mode(fields),
+        label_scoring=label_scoring,
+        item_first=_flag(fields, "item_first") or False,
+        tokenization=_choice(fields, "tokenization", TOKENIZATIONS, "apart"),
+        max_tokens_per_item=_max_tokens_per_item(fields),
+        algorithm=_choice(fields, "algorithm", ALGORITHMS, "auto"),
+        return_debug=_flag(fields, "return_debug") or False,
+        on_item_error=on_item_error,
+        model=_model(fields),
+        suffix=parse_suffix(fields, query),
+        item_errors=item_errors,
+    )
+    _check_label_count(request)
+    _check_sequence_mode(request)
+    return request
+
+
+def _present_fields(body: object) -> Fields:
+    if not isinstance(body, Mapping):
+        message = f"the request must be a JSON object, got {describe(body)}"
+        raise InvalidRequestError(message, code="invalid_json")
+    return {name: plain(value) for name, value in body.items() if value is not None}
+
+
+def _require_fields(fields: Fields) -> None:
+    if "query" not in fields:
+        raise _missing("query", "a string or a list of token ids")
+    if "items" not in fields:
+        raise _missing("items", "a list of strings or a list of lists of token ids")
+    if "labels" not in fields and "label_token_ids" not in fields:
+        raise _missing("label_token_ids", "a list of token ids (or labels, a list of strings)")
+
+
+def _missing(name: str, expected: str) -> MissingParameterError:
+    message = f"{name} is required: expected {expected}, got nothing"
+    return MissingParameterError(message, code=f"missing_{name}", param=name)
+
+
+def _choice(fields: Fields, name: str, choices: Sequence[Choice], default: Choice) -> Choice:
+    value = fields.get(name, default)
+    for choice in choices:
+        if isinstance(value, str) and value == choice:
+            return choice
+    message = f"{name} must be one of {', '.join(choices)}, got {describe(value)}"
+    raise InvalidValueError(message, code=f"invalid_{name}", param=name)
+
+
+def _flag(fields: Fields, name: str) -> bool | None:
+    value = fields.get(name)
+    if value is None or isinstance(value, bool):
+        return value
+    message = f"{name} must be true or false, got {describe(value)}"
+    raise InvalidRequestError(message, code=f"invalid_{name}_type", param=name)
+
+
+def _score_mode(fields: Fields) -> ScoreMode:
+    """`score_mode` where it is given, else what `apply_softmax` says; the two must not contradict."""
+    apply_softmax = _flag(fields, "apply_softmax")
+    implied: ScoreMode = "softmax" if apply_softmax else "prob"
+    mode = _choice(fields, "score_mode", SCORE_MODES, implied)
+    if apply_softmax is not None and apply_softmax != (mode == "softmax"):
+        message = (
+            f'score_mode "{mode}" contradicts apply_softmax: expected {mode == "softmax"}, '
+            f"got {apply_softmax}; leave one of the two out"
+        )
+        raise InvalidValueError(message, code="conflicting_parameters", param="score_mode")
+    return mode
+
+
+def _max_tokens_per_item(fields: Fields) -> int | None:
+    value = fields.get("max_tokens_per_item")
+    if value is None:
+        return None
+    if isinstance(value, (int, np.integer)) and not isinstance(value, bool) and value >= 1:
+        return int(value)
+    message = f"max_tokens_per_item must be an integer of 1 or more, got {describe(value)}"
+    raise InvalidValueError(message, code="invalid_max_tokens_per_item", param="max_tokens_per_item")
+
+
+def _model(fields: Fields) -> str | None:
+    value = fields.get("model")
+    if value is None or isinstance(value, str):
+        return value
+    message = f"model must be a string, got {describe(value)}"
+    raise InvalidRequestError(message, code="invalid_model_type", param="model")
+
+
+def _check_label_count(request: ScoreRequest) -> None:
+    allowed = {"logit_diff": (2,), "sigmoid": (1, 2)}.get(request.score_mode)
+    if allowed is None or request.num_labels in allowed:
+        return
+    expected = " or ".join(map(str, allowed))
+    message = f'score_mode "{request.score_mode}" takes {expected} labels, got {request.num_labels}'
+    param = "labels" if request.labels is not None else "label_token_ids"
+    raise InvalidValueError(message, code="wrong_label_count", param=param)
+
+
+def _check_sequence_mode(request: ScoreRequest) -> None:
+    """A label of many tokens has a log-probability but no logit, so the modes that need one make no sense."""
+    mode, num_labels = request.score_mode, request.num_labels
+    needs_logit = mode == "logit" or (mode == "sigmoid" and num_labels == 1)
+    if request.label_scoring == "sequence" and needs_logit:
+        message = (
+            'label_scoring "sequence" has no raw logit: expected score_mode softmax, prob, logprob, '
+            f'logit_diff, or sigmoid with two labels, got "{mode}" with {num_labels} label(s)'
+        )
+        raise InvalidValueError(message, code="conflicting_parameters", param="score_mode")

@@ -1,0 +1,1 @@
+"""Models: one description per checkpoint, read once, used by every backend. No device is touched here."""

@@ -1,0 +1,128 @@
+"""Opening a checkpoint: from a name or a path to a `Checkpoint` that backends read, tensor by tensor.
+
+Nothing is read into memory here but headers. A backend asks for rows of one tensor at a time, so loading
+never holds a second copy of the model.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from numpy.typing import NDArray
+
+from itemwise.contract.errors import ModelLoadError
+from itemwise.models.config import ModelConfig, parameter_shapes
+
+if TYPE_CHECKING:
+    from itemwise.models.tokenizer_files import TokenizerFiles
+
+StoredDtype = Literal["float32", "float16", "bfloat16"]
+
+
+@dataclass(frozen=True)
+class StoredTensor(ABC):
+    """One tensor of a checkpoint, still on disk."""
+
+    shape: tuple[int, ...]
+    dtype: StoredDtype
+
+    @abstractmethod
+    def read_rows(self, start: int, stop: int) -> NDArray[Any]:
+        """Rows start..stop along the first axis, [stop - start, ...]: float32 or float16 numbers, or, for
+        `bfloat16`, which numpy does not have, their bits as uint16. May be a read-only view of the file,
+        which stays mapped for as long as the array lives: copy it and let it go."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model on disk: its description, its tensors by canonical name, and where its tokenizer is."""
+
+    name: str
+    path: Path
+    config: ModelConfig
+    tensors: Mapping[str, StoredTensor]
+    read_tokenizer_files: Callable[[], TokenizerFiles]  # raises TokenizerError when there is none
+
+
+def open_checkpoint(model: str | Path | None = None) -> Checkpoint:
+    """Open a folder in Hugging Face's layout, a `.gguf` file, a hub id, or (None) the embedded model."""
+    if model is None:
+        from itemwise.models.embedded import embedded_model_path
+
+        return open_checkpoint(embedded_model_path())
+    path = Path(model).expanduser()
+    if path.is_file():
+        return _open_file(path)
+    if path.is_dir():
+        return _open_folder(path, str(model))
+    if _looks_like_hub_id(str(model)):
+        from itemwise.models.hub import download
+
+        return _open_folder(download(str(model)), str(model))
+    raise ModelLoadError(
+        f"no model at {str(model)!r}: expected a folder, a .gguf file or a hub id like Qwen/Qwen3-0.6B"
+    )
+
+
+def _looks_like_hub_id(name: str) -> bool:
+    owner, slash, repo = name.partition("/")
+    return bool(slash and owner and repo) and "/" not in repo and not name.startswith((".", "~"))
+
+
+def _open_file(path: Path) -> Checkpoint:
+    if path.suffix != ".gguf":
+        raise ModelLoadError(f"{path} is a file; expected a .gguf file, or the folder that holds config.json")
+    from itemwise.models.gguf import open_gguf
+
+    return open_gguf(path)
+
+
+def _open_folder(path: Path, name: str) -> Checkpoint:
+    from itemwise.models.hf_folder import open_hf_folder
+
+    if (path / "config.json").is_file():
+        return open_hf_folder(path, name)
+    gguf_files = sorted(path.glob("*.gguf"))
+    if len(gguf_files) == 1:
+        return _open_file(gguf_files[0])
+    if gguf_files:
+        names = ", ".join(file.name for file in gguf_files)
+        raise ModelLoadError(f"{path} holds {len(gguf_files)} GGUF files; name one: {names}")
+    found = ", ".join(sorted(entry.name for entry in path.iterdir())[:8]) or "nothing"
+    raise ModelLoadError(
+        f"{path} is not a model folder: expected config.json or one .gguf file, found {found}"
+    )
+
+
+def check_tensors(
+    config: ModelConfig, tensors: Mapping[str, StoredTensor], file_names: Mapping[str, str]
+) -> None:
+    """Raise for the first parameter that is missing or has another shape than the description promises."""
+    for name, expected in parameter_shapes(config).items():
+        if name not in tensors:
+            raise ModelLoadError(
+                f"the checkpoint lacks the tensor {file_names[name]!r} of shape {list(expected)}"
+            )
+        got = tensors[name].shape
+        if got != expected:
+            raise ModelLoadError(
+                f"the tensor {file_names[name]!r} has shape {list(got)}, "
+                f"but the config asks for {list(expected)}"
+            )
+
+
+def check_nothing_left(
+    config: ModelConfig, stored: Iterable[str], file_names: Mapping[str, str], layer_prefix: str
+) -> None:
+    """Raise for a tensor of a layer that we would not use: without it the scores are wrong, in silence."""
+    used = set(file_names.values())
+    layers = tuple(f"{layer_prefix}.{layer}." for layer in range(config.num_layers))
+    for name in stored:
+        if name.startswith(layers) and name not in used and not name.endswith("rotary_emb.inv_freq"):
+            raise ModelLoadError(
+                f"unsupported: the checkpoint has the tensor {name!r}, which {config.family} does not use"
+            )

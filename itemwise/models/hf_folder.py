@@ -1,0 +1,160 @@
+"""A model folder in Hugging Face's layout: config.json, one or several safetensors files, tokenizer.json."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from itemwise.contract.errors import ModelLoadError, TokenizerError
+from itemwise.models.checkpoint import Checkpoint, StoredTensor, check_nothing_left, check_tensors
+from itemwise.models.config import Llama3Scaling, ModelConfig, RopeConfig, parameter_shapes
+from itemwise.models.families import HF_TENSOR_NAMES, Family, family_of_hf, stored_name
+from itemwise.models.safetensors_file import open_safetensors
+from itemwise.models.tokenizer_files import TokenizerFiles
+
+_Q_BIAS = stored_name("layers.0.q_bias", HF_TENSOR_NAMES, "model.layers")
+
+
+def open_hf_folder(path: Path, name: str) -> Checkpoint:
+    """Open the folder; tensors are mapped, not read."""
+    raw = _read_json(path / "config.json")
+    family = family_of_hf(raw.get("architectures") or [])
+    stored = _open_weight_files(path)
+    config = _model_config(raw, family, stored)
+    file_names = {key: stored_name(key, HF_TENSOR_NAMES, "model.layers") for key in parameter_shapes(config)}
+    tensors = {key: stored[file_name] for key, file_name in file_names.items() if file_name in stored}
+    check_tensors(config, tensors, file_names)
+    check_nothing_left(config, stored, file_names, "model.layers")
+    return Checkpoint(name, path, config, tensors, lambda: read_tokenizer_folder(path))
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelLoadError(f"{path} is not JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise ModelLoadError(f"{path}: expected a JSON object, got {type(content).__name__}")
+    return content
+
+
+def _open_weight_files(path: Path) -> dict[str, StoredTensor]:
+    tensors: dict[str, StoredTensor] = {}
+    for file in _weight_file_names(path):
+        if not (path / file).is_file():
+            raise ModelLoadError(f"{path} lacks the weight file {file}{_other_formats(path)}")
+        tensors |= open_safetensors(path / file)
+    return tensors
+
+
+def _weight_file_names(path: Path) -> list[str]:
+    index = path / "model.safetensors.index.json"
+    if not index.is_file():
+        return ["model.safetensors"]
+    weight_map = _read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict):
+        raise ModelLoadError(f"{index} lacks 'weight_map', which says which file holds which tensor")
+    return sorted(set(weight_map.values()))
+
+
+def _other_formats(path: Path) -> str:
+    """A hint for folders that hold their weights in a format that can run code when it is opened."""
+    pickled = sorted(entry.name for entry in path.glob("*.bin"))
+    return f" (it has {pickled[0]}; convert it to safetensors)" if pickled else ""
+
+
+def _model_config(raw: Mapping[str, Any], family: Family, stored: Mapping[str, StoredTensor]) -> ModelConfig:
+    if raw.get("hidden_act", "silu") != "silu":
+        raise ModelLoadError(f"unsupported activation {raw['hidden_act']!r}; supported: silu")
+    try:
+        num_heads = int(raw["num_attention_heads"])
+        model_size = int(raw["hidden_size"])
+        return ModelConfig(
+            family=family.name,
+            vocab_size=int(raw["vocab_size"]),
+            model_size=model_size,
+            mlp_size=int(raw["intermediate_size"]),
+            num_layers=int(raw["num_hidden_layers"]),
+            num_heads=num_heads,
+            num_kv_heads=int(raw.get("num_key_value_heads") or num_heads),
+            head_size=int(raw.get("head_dim") or model_size // num_heads),
+            norm_eps=float(raw["rms_norm_eps"]),
+            rope=_rope_config(raw),
+            qkv_bias=family.qkv_bias or _Q_BIAS in stored,
+            qk_norm=family.qk_norm,
+            tied_head=bool(raw.get("tie_word_embeddings", HF_TENSOR_NAMES["head"] not in stored)),
+            max_context_len=_max_context_len(raw, family),
+        )
+    except KeyError as error:
+        raise ModelLoadError(f"config.json lacks {error}, which a {family.title} model needs") from None
+    except (TypeError, ValueError) as error:  # null or words where a number should be
+        raise ModelLoadError(f"config.json holds something that is not a number: {error}") from None
+
+
+def _max_context_len(raw: Mapping[str, Any], family: Family) -> int:
+    """Sliding windows are not implemented: within one window they change nothing, so that is the limit."""
+    positions = int(raw["max_position_embeddings"])
+    is_used = raw.get("use_sliding_window", family.name == "mistral")  # Qwen has a switch, Mistral has none
+    window = raw.get("sliding_window") if is_used else None
+    return min(positions, int(window)) if window else positions
+
+
+def _rope_config(raw: Mapping[str, Any]) -> RopeConfig:
+    """Reads both spellings: `rope_theta` + `rope_scaling`, and `rope_parameters` of transformers 5."""
+    parameters: Mapping[str, Any] = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    theta = float(parameters.get("rope_theta") or raw.get("rope_theta") or 10_000.0)
+    kind = parameters.get("rope_type") or parameters.get("type") or "default"
+    if kind == "default":
+        return RopeConfig(theta)
+    if kind == "linear":
+        return RopeConfig(theta, linear_factor=float(parameters["factor"]))
+    if kind == "llama3":
+        return RopeConfig(theta, llama3=_llama3_scaling(parameters))
+    raise ModelLoadError(f"unsupported rope scaling {kind!r}; supported: default, linear, llama3")
+
+
+def _llama3_scaling(parameters: Mapping[str, Any]) -> Llama3Scaling:
+    return Llama3Scaling(
+        factor=float(parameters["factor"]),
+        low_freq_factor=float(parameters["low_freq_factor"]),
+        high_freq_factor=float(parameters["high_freq_factor"]),
+        original_context_len=int(parameters["original_max_position_embeddings"]),
+    )
+
+
+def read_tokenizer_folder(path: Path) -> TokenizerFiles:
+    """tokenizer.json, and the chat template from wherever the folder keeps it."""
+    from tokenizers import Tokenizer
+
+    file = path / "tokenizer.json"
+    if not file.is_file():
+        raise TokenizerError(
+            f"{path} has no tokenizer.json, so text cannot be tokenized; send token ids instead"
+        )
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises bare Exception for every fault of the file
+        raise TokenizerError(f"{file} cannot be read: {error}") from None
+    added = tokenizer.get_added_tokens_decoder()
+    special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+    return TokenizerFiles(tokenizer, _leading_ids(tokenizer), _chat_template(path), special_ids)
+
+
+def _leading_ids(tokenizer: Any) -> tuple[int, ...]:
+    """What the post-processor puts before a text: `<s>` for Llama, nothing for Qwen."""
+    bare: list[int] = tokenizer.encode("a", add_special_tokens=False).ids
+    full: list[int] = tokenizer.encode("a", add_special_tokens=True).ids
+    for start in range(len(full) - len(bare) + 1):
+        if full[start : start + len(bare)] == bare:
+            return tuple(full[:start])
+    return ()
+
+
+def _chat_template(path: Path) -> str | None:
+    if (path / "chat_template.jinja").is_file():
+        return (path / "chat_template.jinja").read_text(encoding="utf-8")
+    config_file = path / "tokenizer_config.json"
+    template = _read_json(config_file).get("chat_template") if config_file.is_file() else None
+    return template if isinstance(template, str) else None

@@ -1,0 +1,31 @@
+"""Token counts that a forward may have. Padding to one of them bounds the number of shapes a device ever sees."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """Ascending token counts."""
+
+    sizes: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        assert self.sizes and all(a < b for a, b in zip(self.sizes, self.sizes[1:], strict=False)), self.sizes
+
+    @classmethod
+    def multiples(cls, step: int, largest: int) -> Buckets:
+        """step, 2 step, ... up to the first that is at least `largest`."""
+        return cls(tuple(range(step, largest + step, step)))
+
+    @property
+    def largest(self) -> int:
+        return self.sizes[-1]
+
+    def fit(self, num_tokens: int) -> int:
+        """The smallest bucket that holds so many tokens; above the largest, a multiple of the smallest."""
+        if num_tokens > self.largest:
+            return -(-num_tokens // self.sizes[0]) * self.sizes[0]
+        return self.sizes[bisect_left(self.sizes, num_tokens)]

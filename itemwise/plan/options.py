@@ -1,0 +1,51 @@
+"""The options that shape a plan, with every `auto` settled before the first request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from itemwise.backends.base import BackendInfo
+from itemwise.contract.errors import InvalidValueError
+
+MaskOption = Literal["auto", "dense", "segment"]
+
+_DEFAULT_BUDGET = {"cpu": 16_384, "gpu": 65_536, "tpu": 65_536}
+DENSE_MAX_ROW_LEN = 16_384  # tokens of a packed row: its dense mask is the square of that, 256 MiB
+
+
+@dataclass(frozen=True)
+class PlanOptions:
+    """How requests are cut into forwards. `resolve()` settles what is None."""
+
+    algorithm: str = "auto"  # what `auto` in a request means: auto, serial, packed or prefill_extend
+    chunk_size: int | None = None  # most items in one packed row or one forward; 0: no bound; None: from the geometry
+    mask: MaskOption = "auto"
+    segment_fallback_threshold: int = 32_768  # `auto` mask: segment up to this packed length
+    token_budget: int | None = None  # most tokens in one forward, unless one context alone is longer
+
+    def __post_init__(self) -> None:
+        _check(self.algorithm in ("auto", "serial", "packed", "prefill_extend"), "algorithm", self.algorithm)
+        _check(self.mask in ("auto", "dense", "segment"), "mask", self.mask)
+        _check(self.chunk_size is None or self.chunk_size >= 0, "chunk_size", self.chunk_size)
+        _check(self.token_budget is None or self.token_budget >= 1, "token_budget", self.token_budget)
+        _check(self.segment_fallback_threshold >= 0, "segment_fallback_threshold", self.segment_fallback_threshold)
+
+    def resolve(self, backend: BackendInfo) -> PlanOptions:
+        if self.token_budget is not None:
+            return self
+        return replace(self, token_budget=_DEFAULT_BUDGET[backend.device_kind])
+
+
+_EXPECTED = {
+    "algorithm": "auto, serial, packed or prefill_extend",
+    "mask": "auto, dense or segment",
+    "chunk_size": "0 or more items",
+    "token_budget": "at least 1 token",
+    "segment_fallback_threshold": "0 or more tokens",
+}
+
+
+def _check(is_legal: bool, name: str, got: object) -> None:
+    if not is_legal:
+        raise InvalidValueError(f"{name} must be {_EXPECTED[name]}, got {got!r}", code=f"invalid_{name}", param=name)

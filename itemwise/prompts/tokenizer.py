@@ -1,0 +1,63 @@
+"""Text to token ids, the same way for every algorithm and backend."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from itemwise.contract.errors import InvalidValueError
+from itemwise.contract.ragged import Int32Array, Ragged
+from itemwise.models.tokenizer_files import TokenizerFiles
+
+
+class TextTokenizer:
+    """A model's tokenizer. Special tokens (BOS) are never added here: `leading_ids` go to the very start of a prompt."""
+
+    def __init__(self, files: TokenizerFiles) -> None:
+        self._tokenizer = files.tokenizer
+        self.leading_ids = np.asarray(files.leading_ids, np.int32)
+        self.chat_template = files.chat_template
+        self.special_ids = files.special_ids
+
+    def encode(self, text: str) -> Int32Array:
+        return np.asarray(self._tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
+
+    def encode_many(self, texts: Sequence[str]) -> Ragged:
+        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        return Ragged.from_rows([encoding.ids for encoding in encodings])
+
+    def decode_token(self, token_id: int) -> str:
+        """One token as people read it."""
+        text: str = self._tokenizer.decode([token_id], skip_special_tokens=False)
+        return text
+
+    def cut(self, text: str, max_tokens: int | None) -> str:
+        """The text's first `max_tokens` tokens, as text."""
+        if max_tokens is None:
+            return text
+        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        if len(encoding.ids) <= max_tokens:
+            return text
+        return text[: encoding.offsets[max_tokens - 1][1]]
+
+    def label_id(self, label: str, position: int) -> int:
+        """The single token that a label string is, or an error that shows its tokens."""
+        ids = self.encode(label)
+        if len(ids) == 1:
+            return int(ids[0])
+        tokens = ", ".join(f"{self.decode_token(int(i))!r} ({i})" for i in ids) or "none"
+        raise InvalidValueError(
+            f"labels[{position}] must be exactly one token, got {label!r} which is {len(ids)}: {tokens}; "
+            'use another label, or label_scoring: "sequence"',
+            code="label_not_single_token",
+            param="labels",
+        )
+
+    def label_sequence(self, label: str, position: int) -> tuple[int, ...]:
+        """All tokens of a label string; at least one."""
+        ids = self.encode(label)
+        if not len(ids):
+            message = f"labels[{position}] must hold at least one token, got {label!r} which has none"
+            raise InvalidValueError(message, code="empty_label", param="labels")
+        return tuple(int(i) for i in ids)

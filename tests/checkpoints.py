@@ -1,0 +1,248 @@
+"""Small random checkpoints of every family, in every format that we read, for tests to load.
+
+The Hugging Face folders come from transformers' own classes, so that what we read is what others write; the
+GGUF files come from gguf's writer, with the names, the permutation and the metadata of llama.cpp's converter.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from itemwise.models.families import GGUF_TENSOR_NAMES, HF_TENSOR_NAMES
+
+FAMILY_NAMES = ("qwen3", "qwen2", "llama", "llama3", "mistral")
+
+_COMMON: dict[str, Any] = {
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32_768,
+    "initializer_range": 0.1,
+    "tie_word_embeddings": True,
+}
+LLAMA3_ROPE: dict[str, Any] = {
+    "rope_type": "llama3",
+    "rope_theta": 500_000.0,
+    "factor": 32.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 1024,
+}
+_PER_FAMILY: dict[str, dict[str, Any]] = {
+    "qwen3": {"head_dim": 32, "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0}},
+    "qwen2": {"rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0}},
+    "llama": {"num_hidden_layers": 3, "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0}},
+    "llama3": {"head_dim": 32, "tie_word_embeddings": False, "rope_parameters": LLAMA3_ROPE},
+    "mistral": {"tie_word_embeddings": False, "sliding_window": None},
+}
+_CLASSES = {"qwen3": "Qwen3", "qwen2": "Qwen2", "llama": "Llama", "llama3": "Llama", "mistral": "Mistral"}
+_GGUF_ARCHITECTURES = {"qwen3": "qwen3", "qwen2": "qwen2", "llama": "llama", "mistral": "llama"}
+
+TRAINING_TEXT = (
+    "The quick brown fox jumps over the lazy dog. Is this document relevant to the query? yes no Yes No\n"
+    "def score(query, items):\n    return [model(query + item) for item in items]\n"
+    "In 2024, 1,234 people bought 56 pears for 7.89 euros; naïve café, Straße, привет мир, 你好世界 🙂.\n"
+)
+
+
+def make_hf_checkpoint(
+    folder: Path, family: str, *, sharded: bool = False, seed: int = 0, **overrides: Any
+) -> Path:
+    """Write a random float32 model of the family to the folder; `overrides` are fields of its config."""
+    import torch
+    import transformers
+
+    config_class = getattr(transformers, f"{_CLASSES[family]}Config")
+    model_class = getattr(transformers, f"{_CLASSES[family]}ForCausalLM")
+    config = config_class(**(_COMMON | _PER_FAMILY[family] | overrides))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = model_class(config).float()
+        _randomise_vectors(model)
+    model.save_pretrained(folder, max_shard_size="100KB" if sharded else "1GB")
+    return folder
+
+
+def _randomise_vectors(model: Any) -> None:
+    """Norms start at 1 and biases at 0: left there, one read from the wrong place would pass every test."""
+    import torch
+
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 1:
+            centre = 1.0 if "norm" in name else 0.0
+            torch.nn.init.normal_(parameter, mean=centre, std=0.2)
+
+
+def add_tokenizer(folder: Path, *, bos: bool = False) -> Path:
+    """Put a byte-level BPE tokenizer.json of 400 tokens in the folder; `bos` puts `<s>` before every text."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=["<s>", "</s>", "<|im_start|>", "<|im_end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([TRAINING_TEXT], trainer)
+    if bos:
+        tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def make_gguf(
+    hf_folder: Path,
+    path: Path,
+    quant: str = "F32",
+    *,
+    extra: Mapping[str, str | int | float] | None = None,
+    without: Collection[str] = (),
+) -> Path:
+    """Write the folder's model to a GGUF file; vectors stay F32, as llama.cpp keeps them. For types that gguf
+    cannot write (K-quants), random blocks take the weights' place. `extra` metadata is added or written over,
+    the tensors named in `without` are left out."""
+    import gguf
+
+    config = json.loads((hf_folder / "config.json").read_text())
+    writer = gguf.GGUFWriter(path, _GGUF_ARCHITECTURES[config["model_type"]])
+    _add_model_metadata(writer, config)
+    if (hf_folder / "tokenizer.json").is_file():
+        _add_tokenizer_metadata(writer, hf_folder, config["vocab_size"])
+    for key, value in (extra or {}).items():
+        writer.add_key_value(key, value, gguf.GGUFValueType.get_type(value))
+    for name, values in read_hf_tensors(hf_folder).items():
+        if _gguf_name(name) not in without:
+            _add_tensor(writer, _gguf_name(name), _permuted_for_gguf(name, values, config), quant)
+    if _rope(config).get("rope_type") == "llama3":
+        writer.add_tensor("rope_freqs.weight", _llama3_frequency_factors(config))
+    finish_gguf(writer)
+    return path
+
+
+def finish_gguf(writer: Any) -> None:
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def read_hf_tensors(folder: Path) -> dict[str, NDArray[Any]]:
+    """Every tensor of the folder's safetensors files, read by the safetensors package."""
+    from safetensors.numpy import load_file
+
+    tensors: dict[str, NDArray[Any]] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        tensors |= load_file(file)
+    return tensors
+
+
+def _rope(config: dict[str, Any]) -> dict[str, Any]:
+    parameters: dict[str, Any] = config["rope_parameters"]
+    return parameters
+
+
+def _head_size(config: dict[str, Any]) -> int:
+    return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
+
+
+def _add_model_metadata(writer: Any, config: dict[str, Any]) -> None:
+    writer.add_name(f"tiny {config['model_type']}")
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_rope_freq_base(_rope(config)["rope_theta"])
+    writer.add_key_length(_head_size(config))
+    writer.add_value_length(_head_size(config))
+    if writer.arch == "llama":
+        writer.add_rope_dimension_count(_head_size(config))
+
+
+def _add_tokenizer_metadata(writer: Any, hf_folder: Path, vocab_size: int) -> None:
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(hf_folder / "tokenizer.json"))
+    raw = json.loads(tokenizer.to_str())
+    special = {token["id"] for token in raw["added_tokens"] if token["special"]}
+    tokens = [tokenizer.id_to_token(index) or f"[PAD{index}]" for index in range(vocab_size)]
+    known = tokenizer.get_vocab_size()
+    types = [3 if index in special else 1 if index < known else 5 for index in range(vocab_size)]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(tokens)
+    writer.add_token_types(types)
+    writer.add_token_merges([" ".join(pair) for pair in raw["model"]["merges"]])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(1)
+    writer.add_add_bos_token(raw["post_processor"] is not None)
+
+
+def _gguf_name(hf_name: str) -> str:
+    parts = hf_name.split(".")
+    key = ".".join(parts[3:]) if parts[1] == "layers" else hf_name
+    canonical = next(name for name, stored in HF_TENSOR_NAMES.items() if stored == key)
+    prefix = f"blk.{parts[2]}." if parts[1] == "layers" else ""
+    return prefix + GGUF_TENSOR_NAMES[canonical]
+
+
+def _permuted_for_gguf(name: str, values: NDArray[Any], config: dict[str, Any]) -> NDArray[Any]:
+    """llama.cpp's `LlamaModel.permute`: the two rotary halves of each head, interleaved."""
+    heads_of = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
+    heads = heads_of.get(name.split(".")[-2])
+    if heads is None or _GGUF_ARCHITECTURES[config["model_type"]] != "llama":
+        return values
+    split = values.reshape(heads, 2, values.shape[0] // heads // 2, *values.shape[1:])
+    return np.ascontiguousarray(split.swapaxes(1, 2).reshape(values.shape))
+
+
+def _add_tensor(writer: Any, name: str, values: NDArray[Any], quant: str) -> None:
+    import gguf
+
+    quant_type = gguf.GGMLQuantizationType[quant if values.ndim > 1 else "F32"]
+    try:
+        data = gguf.quants.quantize(values, quant_type)
+    except NotImplementedError:
+        data = _random_blocks(values.shape, quant_type)
+    writer.add_tensor(name, data, raw_dtype=quant_type)
+
+
+def _random_blocks(shape: tuple[int, ...], quant_type: Any) -> NDArray[np.uint8]:
+    """Any bytes are blocks, but two of them may be a float16 that is no number: those bytes stay out."""
+    import gguf
+
+    harmless = np.array([byte for byte in range(256) if byte & 0x7C != 0x7C], np.uint8)
+    byte_shape = gguf.quants.quant_shape_to_byte_shape(shape, quant_type)
+    return np.random.default_rng(0).choice(harmless, byte_shape)
+
+
+def _llama3_frequency_factors(config: dict[str, Any]) -> NDArray[np.float32]:
+    """llama.cpp's converter stores Llama 3's scaling as one divisor per frequency, in this very way."""
+    rope, head_size = _rope(config), _head_size(config)
+    old_len, low, high = (
+        rope["original_max_position_embeddings"],
+        rope["low_freq_factor"],
+        rope["high_freq_factor"],
+    )
+    factors = []
+    for exponent in np.arange(0, head_size, 2) / head_size:
+        wavelength = 2 * math.pi * rope["rope_theta"] ** exponent
+        smooth = min(1.0, max(0.0, (old_len / wavelength - low) / (high - low)))
+        factors.append(1 / ((1 - smooth) / rope["factor"] + smooth))
+    return np.array(factors, dtype=np.float32)

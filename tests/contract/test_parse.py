@@ -1,0 +1,201 @@
+"""What a request may say: required fields, options, combinations. Query, items, labels: test_parse_inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import numpy as np
+import pytest
+
+from itemwise.contract.errors import RequestError
+from itemwise.contract.parse import parse_score_request
+
+TEXT: Mapping[str, object] = MappingProxyType({"query": "q", "items": ["a", "b"], "labels": ["yes", "no"]})
+INVALID_REQUEST = "invalid_request_error"
+INVALID_VALUE = "invalid_value_error"
+MISSING = "missing_parameter_error"
+
+
+def refusal(body: object) -> RequestError:
+    with pytest.raises(RequestError) as caught:
+        parse_score_request(body)
+    return caught.value
+
+
+def test_the_smallest_request_gets_the_defaults() -> None:
+    request = parse_score_request(TEXT)
+    assert (request.query, request.items, request.labels) == ("q", ("a", "b"), ("yes", "no"))
+    assert (request.score_mode, request.label_scoring, request.tokenization) == ("prob", "single", "apart")
+    assert (request.algorithm, request.on_item_error, request.model) == ("auto", "fail", None)
+    assert (request.item_first, request.return_debug) == (False, False)
+    assert (request.label_token_ids, request.max_tokens_per_item, request.suffix) == (None, None, None)
+    assert request.item_errors == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("score_mode", "logprob"),
+        ("label_scoring", "sequence"),
+        ("item_first", True),
+        ("tokenization", "joint"),
+        ("max_tokens_per_item", 1),
+        ("algorithm", "prefill_extend"),
+        ("return_debug", True),
+        ("on_item_error", "report"),
+        ("model", "default"),
+        ("suffix", "\nanswer:"),
+    ],
+)
+def test_every_option_reaches_the_request(name: str, value: object) -> None:
+    request = parse_score_request({**TEXT, name: value})
+    assert getattr(request, name) == value
+
+
+def test_null_means_absent_for_every_optional_field() -> None:
+    names = [
+        *["label_token_ids", "apply_softmax", "score_mode", "label_scoring", "item_first", "tokenization"],
+        *["max_tokens_per_item", "algorithm", "return_debug", "on_item_error", "model", "suffix"],
+    ]
+    request = parse_score_request({**TEXT, **dict.fromkeys(names)})
+    assert (request.score_mode, request.model, request.item_first) == ("prob", None, False)
+
+
+def test_unknown_fields_are_ignored() -> None:
+    assert parse_score_request({**TEXT, "temperature": 1, "user": [None]}).num_items == 2
+
+
+def test_a_numpy_integer_is_an_integer() -> None:
+    assert parse_score_request({**TEXT, "max_tokens_per_item": np.int64(5)}).max_tokens_per_item == 5
+
+
+@pytest.mark.parametrize("body", [None, [], "text", 3, [TEXT]])
+def test_a_body_that_is_no_object_is_invalid_json(body: object) -> None:
+    error = refusal(body)
+    assert (error.code, error.status, error.type) == ("invalid_json", 400, INVALID_REQUEST)
+    assert "must be a JSON object" in error.message
+    assert f"({type(body).__name__})" in error.message
+
+
+@pytest.mark.parametrize("absent", [{}, {"query": None, "items": None, "labels": None}])
+@pytest.mark.parametrize(
+    ("field", "param", "expected"),
+    [
+        ("query", "query", "a string or a list of token ids"),
+        ("items", "items", "a list of strings"),
+        ("labels", "label_token_ids", "a list of token ids"),
+    ],
+)
+def test_a_missing_field_is_named(absent: dict[str, object], field: str, param: str, expected: str) -> None:
+    rest = {name: value for name, value in TEXT.items() if name != field}
+    error = refusal({**{name: value for name, value in absent.items() if name == field}, **rest})
+    assert (error.code, error.status, error.type) == (f"missing_{param}", 400, MISSING)
+    assert error.param == param
+    assert f"{param} is required: expected {expected}" in error.message
+    assert "got nothing" in error.message
+
+
+@pytest.mark.parametrize("value", [0, 1, "true", []])
+@pytest.mark.parametrize("name", ["apply_softmax", "item_first", "return_debug"])
+def test_a_flag_must_be_a_bool(name: str, value: object) -> None:
+    error = refusal({**TEXT, name: value})
+    assert (error.code, error.status, error.type) == (f"invalid_{name}_type", 400, INVALID_REQUEST)
+    assert f"{name} must be true or false, got " in error.message
+    assert f"({type(value).__name__})" in error.message
+    assert error.param == name
+
+
+@pytest.mark.parametrize("value", ["fast", "", 1, True, ["softmax"]])
+@pytest.mark.parametrize(
+    ("name", "choices"),
+    [
+        ("score_mode", "softmax, prob, logprob, logit, logit_diff, sigmoid"),
+        ("label_scoring", "single, sequence"),
+        ("tokenization", "apart, joint"),
+        ("algorithm", "auto, serial, packed, prefill_extend"),
+        ("on_item_error", "fail, report"),
+    ],
+)
+def test_an_unknown_choice_is_answered_with_the_known_ones(name: str, choices: str, value: object) -> None:
+    error = refusal({**TEXT, name: value})
+    assert (error.code, error.status, error.type) == (f"invalid_{name}", 400, INVALID_VALUE)
+    assert f"{name} must be one of {choices}, got " in error.message
+    assert f"({type(value).__name__})" in error.message
+    assert error.param == name
+
+
+@pytest.mark.parametrize("value", [0, -1, True, 1.0, "5"])
+def test_max_tokens_per_item_must_be_a_positive_integer(value: object) -> None:
+    error = refusal({**TEXT, "max_tokens_per_item": value})
+    assert (error.code, error.status, error.type) == ("invalid_max_tokens_per_item", 400, INVALID_VALUE)
+    assert "must be an integer of 1 or more, got " in error.message
+    assert f"({type(value).__name__})" in error.message
+
+
+def test_model_must_be_a_string() -> None:
+    error = refusal({**TEXT, "model": 7})
+    assert (error.code, error.status, error.type) == ("invalid_model_type", 400, INVALID_REQUEST)
+    assert error.message == "model must be a string, got 7 (int)"
+
+
+@pytest.mark.parametrize(
+    ("options", "mode"),
+    [
+        ({}, "prob"),
+        ({"apply_softmax": False}, "prob"),
+        ({"apply_softmax": True}, "softmax"),
+        ({"score_mode": "softmax"}, "softmax"),
+        ({"score_mode": "softmax", "apply_softmax": True}, "softmax"),
+        ({"score_mode": "logit", "apply_softmax": False}, "logit"),
+        ({"score_mode": "logit", "apply_softmax": None}, "logit"),
+    ],
+)
+def test_score_mode_and_apply_softmax_agree_on_one_mode(options: dict[str, object], mode: str) -> None:
+    assert parse_score_request({**TEXT, **options}).score_mode == mode
+
+
+@pytest.mark.parametrize(
+    ("mode", "apply_softmax"), [("prob", True), ("logit", True), ("sigmoid", True), ("softmax", False)]
+)
+def test_score_mode_must_not_contradict_apply_softmax(mode: str, apply_softmax: bool) -> None:
+    error = refusal({**TEXT, "score_mode": mode, "apply_softmax": apply_softmax})
+    assert (error.code, error.status, error.type) == ("conflicting_parameters", 400, INVALID_VALUE)
+    assert f'score_mode "{mode}" contradicts apply_softmax' in error.message
+    assert f"expected {not apply_softmax}, got {apply_softmax}" in error.message
+
+
+@pytest.mark.parametrize(
+    ("mode", "num_labels", "expected"),
+    [("logit_diff", 1, "2"), ("logit_diff", 3, "2"), ("sigmoid", 3, "1 or 2")],
+)
+@pytest.mark.parametrize("field", ["labels", "label_token_ids"])
+def test_a_mode_that_compares_labels_needs_the_right_number(
+    field: str, mode: str, num_labels: int, expected: str
+) -> None:
+    labels = list("abc")[:num_labels] if field == "labels" else [1, 2, 3][:num_labels]
+    error = refusal({"query": "q", "items": ["a"], field: labels, "score_mode": mode})
+    assert (error.code, error.status, error.type) == ("wrong_label_count", 400, INVALID_VALUE)
+    assert error.message == f'score_mode "{mode}" takes {expected} labels, got {num_labels}'
+    assert error.param == field
+
+
+@pytest.mark.parametrize(("mode", "labels"), [("logit_diff", "ab"), ("sigmoid", "a"), ("sigmoid", "ab")])
+def test_the_right_number_of_labels_passes(mode: str, labels: str) -> None:
+    request = parse_score_request({**TEXT, "labels": list(labels), "score_mode": mode})
+    assert request.num_labels == len(labels)
+
+
+@pytest.mark.parametrize(("mode", "labels"), [("logit", ["a"]), ("logit", ["a", "b"]), ("sigmoid", ["a"])])
+def test_a_label_of_many_tokens_has_no_raw_logit(mode: str, labels: list[str]) -> None:
+    error = refusal({**TEXT, "labels": labels, "score_mode": mode, "label_scoring": "sequence"})
+    assert (error.code, error.status, error.type) == ("conflicting_parameters", 400, INVALID_VALUE)
+    assert (
+        "expected score_mode softmax, prob, logprob, logit_diff, or sigmoid with two labels" in error.message
+    )
+    assert f'got "{mode}" with {len(labels)} label(s)' in error.message
+
+
+@pytest.mark.parametrize("mode", ["softmax", "prob", "logprob", "logit_diff", "sigmoid"])
+def test_the_other_modes_take_labels_of_many_tokens(mode: str) -> None:
+    assert parse_score_request({**TEXT, "score_mode": mode, "label_scoring": "sequence"}).score_mode == mode

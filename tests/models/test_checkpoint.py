@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from itemwise.contract.errors import ModelLoadError
+from itemwise.models.checkpoint import open_checkpoint
+from tests.checkpoints import make_gguf, make_hf_checkpoint
+
+# Opens the checkpoint, then reads it as a backend would, a few rows at a time, and watches the memory in use.
+READ_AND_MEASURE = """
+import json, sys
+import psutil
+from itemwise.models.checkpoint import open_checkpoint
+
+process = psutil.Process()
+checkpoint = open_checkpoint(sys.argv[1])
+checkpoint.tensors["final_norm"].read_rows(0, 1)
+baseline = process.memory_info().rss
+peak, num_bytes = 0, 0
+for tensor in checkpoint.tensors.values():
+    for start in range(0, tensor.shape[0], 1024):
+        rows = tensor.read_rows(start, min(start + 1024, tensor.shape[0]))
+        rows.sum()
+        num_bytes += rows.nbytes
+        peak = max(peak, process.memory_info().rss - baseline)
+print(json.dumps({"peak": peak, "num_bytes": num_bytes}))
+"""
+
+
+def test_a_folder_is_opened_by_its_path(hf_folders: dict[str, Path]) -> None:
+    checkpoint = open_checkpoint(str(hf_folders["qwen3"]))
+    assert checkpoint.name == str(hf_folders["qwen3"])
+    assert checkpoint.path == hf_folders["qwen3"]
+
+
+def test_a_gguf_file_is_opened_by_its_path(gguf_files: dict[str, Path]) -> None:
+    assert open_checkpoint(gguf_files["qwen3"]).config.family == "qwen3"
+
+
+def test_a_folder_with_one_gguf_file_is_that_file(gguf_files: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "only.gguf").symlink_to(gguf_files["llama"])
+    assert open_checkpoint(tmp_path).name == "only"
+
+
+def test_a_folder_with_several_gguf_files_asks_for_one(gguf_files: dict[str, Path]) -> None:
+    folder = gguf_files["llama"].parent
+    with pytest.raises(ModelLoadError, match="holds 5 GGUF files; name one: llama.gguf, llama3.gguf"):
+        open_checkpoint(folder)
+
+
+def test_without_a_name_it_is_the_embedded_model() -> None:
+    checkpoint = open_checkpoint()
+    assert checkpoint.config.num_parameters == 134_515_008
+    assert checkpoint.config.max_context_len == 8192
+
+
+def test_a_wrong_folder_says_what_it_found(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("hello")
+    with pytest.raises(ModelLoadError, match=r"expected config.json or one .gguf file, found notes.txt"):
+        open_checkpoint(tmp_path)
+
+
+def test_an_empty_folder_says_so(tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match="is not a model folder: .*, found nothing"):
+        open_checkpoint(tmp_path)
+
+
+def test_another_kind_of_file_says_what_was_expected(tmp_path: Path) -> None:
+    path = tmp_path / "model.bin"
+    path.write_bytes(b"")
+    with pytest.raises(ModelLoadError, match=r"model.bin is a file; expected a .gguf file, or the folder"):
+        open_checkpoint(path)
+
+
+@pytest.mark.parametrize("name", ["nowhere", "./no/where", "/no/where", "~/no/where/at/all"])
+def test_a_path_to_nothing_is_one_clear_error(name: str) -> None:
+    with pytest.raises(ModelLoadError, match=f"no model at '{name}': expected a folder, a .gguf file or a hub id"):
+        open_checkpoint(name)
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "F32", "Q8_0"])
+def test_reading_holds_no_second_copy(kind: str, tmp_path: Path) -> None:
+    sizes = {"vocab_size": 16_384, "hidden_size": 512, "intermediate_size": 2048, "head_dim": 128}
+    path = make_hf_checkpoint(tmp_path / "model", "llama", **sizes)
+    if kind != "safetensors":
+        path = make_gguf(path, tmp_path / "model.gguf", kind)
+    command = [sys.executable, "-c", READ_AND_MEASURE, str(path)]
+    measured = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    assert measured["num_bytes"] > 50_000_000
+    assert measured["peak"] < 0.3 * measured["num_bytes"]

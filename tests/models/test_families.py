@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from itemwise.contract.errors import ModelLoadError
+from itemwise.models.config import layer_parameter_shapes
+from itemwise.models.families import (
+    FAMILIES,
+    GGUF_TENSOR_NAMES,
+    HF_TENSOR_NAMES,
+    family_of_gguf,
+    family_of_hf,
+    stored_name,
+)
+from tests.models.test_config import CONFIG
+
+
+@pytest.mark.parametrize(
+    ("architecture", "family"),
+    [
+        ("Qwen3ForCausalLM", "qwen3"),
+        ("Qwen2ForCausalLM", "qwen2"),
+        ("LlamaForCausalLM", "llama"),
+        ("MistralForCausalLM", "mistral"),
+    ],
+)
+def test_hf_architectures_have_their_family(architecture: str, family: str) -> None:
+    assert family_of_hf([architecture]) is FAMILIES[family]
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "qwen2", "llama"])
+def test_gguf_architectures_have_their_family(architecture: str) -> None:
+    assert family_of_gguf(architecture).name == architecture
+
+
+def test_an_unsupported_hf_architecture_is_answered_with_the_supported_ones() -> None:
+    with pytest.raises(ModelLoadError) as caught:
+        family_of_hf(["GemmaForCausalLM"])
+    message = str(caught.value)
+    assert "GemmaForCausalLM" in message
+    for family in FAMILIES.values():
+        assert family.hf_architectures[0] in message
+
+
+def test_a_config_without_architectures_says_so() -> None:
+    with pytest.raises(ModelLoadError, match="unsupported architecture none given; supported: Qwen3ForCausalLM"):
+        family_of_hf([])
+
+
+def test_an_unsupported_gguf_architecture_is_answered_with_the_supported_ones() -> None:
+    with pytest.raises(
+        ModelLoadError, match="unsupported GGUF architecture 'gemma3'; supported: qwen3, qwen2, llama"
+    ):
+        family_of_gguf("gemma3")
+
+
+def test_both_formats_name_every_parameter() -> None:
+    every = set(layer_parameter_shapes(replace(CONFIG, qkv_bias=True, qk_norm=True)))
+    every |= {"embedding", "final_norm", "head"}
+    assert set(HF_TENSOR_NAMES) == set(GGUF_TENSOR_NAMES) == every
+
+
+def test_stored_names_put_the_layer_where_the_format_has_it() -> None:
+    assert stored_name("layers.12.q", HF_TENSOR_NAMES, "model.layers") == "model.layers.12.self_attn.q_proj.weight"
+    assert stored_name("layers.12.q_bias", GGUF_TENSOR_NAMES, "blk") == "blk.12.attn_q.bias"
+    assert stored_name("head", GGUF_TENSOR_NAMES, "blk") == "output.weight"

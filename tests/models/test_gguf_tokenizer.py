@@ -1,0 +1,358 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+from itemwise.contract.errors import TokenizerError
+from itemwise.models.checkpoint import Checkpoint, open_checkpoint
+from itemwise.models.gguf_file import read_gguf_file
+from itemwise.models.gguf_tokenizer import read_gguf_tokenizer
+from itemwise.models.hf_folder import read_tokenizer_folder
+from itemwise.models.tokenizer_files import TokenizerFiles
+from tests.checkpoints import TRAINING_TEXT, add_tokenizer, finish_gguf, make_gguf, make_hf_checkpoint
+
+TEXTS = [
+    "",
+    "a",
+    " ",
+    "Hello world",
+    " leading",
+    "  two leading, two trailing  ",
+    "line\n\nbreaks\r\n\r\n and\n  indents\n",
+    "\ttabs\t\tand\x0bothers\x00",
+    "naïve café, Straße; ﬁ Å e\u0301 ö",
+    "你好世界。こんにちは",
+    "привет мир, مرحبا",
+    "🙂👍🏽 👨‍👩‍👧 flags 🇩🇪",
+    "don't WE'LL I'm they've O'Neill's",
+    "camelCase SCREAMING_CASE HTTPServer/v2//x",
+    "def f(x):\n\treturn [y**2 for y in x if y != 0]  # ok\n",
+    "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n",
+    "<|im_start|><|im_end|>x<|im_start", "a\u00a0b\u200bc\u3000d",
+    "x" * 200,
+    '{"a": [1.5, -2e10, true]}',
+]  # fmt: skip
+DIGITS = ["2024", "1,234,567.89", "in 1999 and 3000", "  42", "v1.2.3-rc4", "½ ² Ⅷ ٣٤ 12½", "0x1F", "room 101's"]
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+GPT2_BYTES = pre_tokenizers.ByteLevel.alphabet()
+
+
+def ids_of(files: TokenizerFiles, text: str) -> list[int]:
+    ids: list[int] = files.tokenizer.encode(text, add_special_tokens=False).ids
+    return ids
+
+
+def write_tokenizer(path: Path, metadata: Mapping[str, Any]) -> TokenizerFiles:
+    """A GGUF file with a tokenizer and nothing else, read back."""
+    writer = gguf.GGUFWriter(path, "llama")
+    for key, value in metadata.items():
+        writer.add_key_value(f"tokenizer.{key}", value, gguf.GGUFValueType.get_type(value))
+    finish_gguf(writer)
+    return read_gguf_tokenizer(read_gguf_file(path))
+
+
+def trained_byte_level(*splits: pre_tokenizers.PreTokenizer) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(list(splits))
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=700, special_tokens=SPECIAL, initial_alphabet=GPT2_BYTES, show_progress=False
+    )
+    tokenizer.train_from_iterator([TRAINING_TEXT, *TEXTS, *DIGITS] * 3, trainer)
+    return tokenizer
+
+
+def byte_level_metadata(tokenizer: Tokenizer, pre: str) -> dict[str, Any]:
+    model = json.loads(tokenizer.to_str())["model"]
+    tokens = sorted(model["vocab"], key=model["vocab"].__getitem__)
+    return {
+        "ggml.model": "gpt2",
+        "ggml.pre": pre,
+        "ggml.tokens": tokens,
+        "ggml.token_type": [3 if token in SPECIAL else 1 for token in tokens],
+        "ggml.merges": [" ".join(pair) for pair in model["merges"]],
+        "ggml.bos_token_id": 1,
+        "ggml.eos_token_id": 2,
+    }
+
+
+def transformers_split(name: str) -> list[pre_tokenizers.PreTokenizer]:
+    from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
+
+    pattern = Regex(GGUF_PRE_TOKENIZER_SPLITS[name])
+    return [pre_tokenizers.Split(pattern, "isolated"), pre_tokenizers.ByteLevel(False, use_regex=False)]
+
+
+GPT2_SPLIT = pre_tokenizers.ByteLevel(add_prefix_space=False)
+SPLITS: dict[str, list[pre_tokenizers.PreTokenizer]] = {
+    "gpt-2": [GPT2_SPLIT],
+    "default": [GPT2_SPLIT],
+    "smollm": [pre_tokenizers.Digits(individual_digits=True), GPT2_SPLIT],
+}
+
+
+@pytest.mark.parametrize("pre", ["gpt-2", "default", "smollm", "qwen2", "llama-bpe", "tekken"])
+def test_a_trained_byte_level_tokenizer_comes_back(pre: str, tmp_path: Path) -> None:
+    tokenizer = trained_byte_level(*(SPLITS.get(pre) or transformers_split(pre)))
+    if pre in ("llama-bpe", "tekken"):
+        tokenizer.model.ignore_merges = True
+    if pre == "qwen2":
+        tokenizer.normalizer = normalizers.NFC()
+    files = write_tokenizer(tmp_path / "model.gguf", byte_level_metadata(tokenizer, pre))
+    for text in TEXTS + DIGITS:
+        expected = tokenizer.encode(text, add_special_tokens=False).ids
+        assert ids_of(files, text) == expected, text
+        if pre != "qwen2":  # which composes accents
+            assert files.tokenizer.decode(expected, skip_special_tokens=False) == text
+
+
+def test_the_split_rules_differ_where_they_should(tmp_path: Path) -> None:
+    """Digits one by one, in threes, or all together: no rule stands in for another."""
+    pieces = {}
+    for pre in ("gpt-2", "smollm", "qwen2", "llama-bpe", "tekken"):
+        metadata = byte_level_metadata(trained_byte_level(GPT2_SPLIT), pre)
+        split = write_tokenizer(tmp_path / f"{pre}.gguf", metadata).tokenizer.pre_tokenizer
+        pieces[pre] = [piece for piece, _ in split.pre_tokenize_str("iPhone 12345 a/\n")]
+    assert pieces["gpt-2"] == ["iPhone", "Ġ12345", "Ġa", "/", "Ċ"]
+    assert pieces["smollm"] == ["iPhone", "Ġ", "1", "2", "3", "4", "5", "Ġa", "/", "Ċ"]
+    assert pieces["qwen2"] == ["iPhone", "Ġ", "1", "2", "3", "4", "5", "Ġa", "/Ċ"]
+    assert pieces["llama-bpe"] == ["iPhone", "Ġ", "123", "45", "Ġa", "/Ċ"]
+    assert pieces["tekken"] == ["i", "Phone", "Ġ", "1", "2", "3", "4", "5", "Ġa", "/Ċ"]
+
+
+def test_llama3_takes_a_piece_that_is_a_token_as_it_is(tmp_path: Path) -> None:
+    """Its vocabulary has tokens that no merges lead to."""
+    metadata = byte_level_metadata(trained_byte_level(GPT2_SPLIT), "llama-bpe")
+    metadata["ggml.tokens"] = [*metadata["ggml.tokens"], "zqzq"]
+    metadata["ggml.token_type"] = [*metadata["ggml.token_type"], 1]
+    files = write_tokenizer(tmp_path / "model.gguf", metadata)
+    assert ids_of(files, "zqzq") == [len(metadata["ggml.tokens"]) - 1]
+
+
+@pytest.fixture(scope="module")
+def embedded_tokenizer() -> TokenizerFiles:
+    return open_checkpoint().read_tokenizer_files()
+
+
+@pytest.fixture(scope="module")
+def transformers_tokenizer(embedded_path: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(embedded_path.parent, gguf_file=embedded_path.name)
+
+
+def test_the_embedded_tokenizer_is_that_of_transformers(
+    embedded_tokenizer: TokenizerFiles, transformers_tokenizer: Any
+) -> None:
+    for text in [*TEXTS, "2024", "v1.2.3-rc4", "in 1999 and 3000", "<|endoftext|><repo_name>x<file_sep>"]:
+        expected = transformers_tokenizer(text, add_special_tokens=False)["input_ids"]
+        assert ids_of(embedded_tokenizer, text) == expected, text
+
+
+def test_the_embedded_tokenizer_splits_digits_as_smollm2_does(
+    embedded_tokenizer: TokenizerFiles, transformers_tokenizer: Any
+) -> None:
+    """transformers reads `smollm` as GPT-2's rule, which glues spaces and signs to digits that SmolLM2's own
+    tokenizer.json sets apart; with that one rule put right, it agrees on every number."""
+    backend = Tokenizer.from_str(transformers_tokenizer.backend_tokenizer.to_str())
+    backend.pre_tokenizer = pre_tokenizers.Sequence(SPLITS["smollm"])
+    for text in DIGITS + TEXTS:
+        assert ids_of(embedded_tokenizer, text) == backend.encode(text, add_special_tokens=False).ids, text
+
+
+def test_embedded_texts_come_back(embedded_tokenizer: TokenizerFiles) -> None:
+    for text in TEXTS + DIGITS:
+        ids = ids_of(embedded_tokenizer, text)
+        assert embedded_tokenizer.tokenizer.decode(ids, skip_special_tokens=False) == text
+
+
+def test_the_embedded_tokenizer_has_its_template_and_no_bos(embedded_tokenizer: TokenizerFiles) -> None:
+    assert embedded_tokenizer.leading_ids == ()
+    assert embedded_tokenizer.special_ids == frozenset(range(17))
+    assert embedded_tokenizer.chat_template is not None
+    assert "<|im_start|>" in embedded_tokenizer.chat_template
+
+
+# A SentencePiece model: pieces with scores, the later learned the lower.
+
+
+def sentencepiece_metadata(vocab_size: int = 700) -> dict[str, Any]:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")
+    trainer = trainers.BpeTrainer(vocab_size=vocab_size - 259, show_progress=False)
+    tokenizer.train_from_iterator([TRAINING_TEXT] * 3, trainer)
+    learned = sorted(tokenizer.get_vocab(), key=tokenizer.get_vocab().__getitem__)
+    control = ["<unk>", "<s>", "</s>"]
+    byte_tokens = [f"<0x{byte:02X}>" for byte in range(256)]
+    return {
+        "ggml.model": "llama",
+        "ggml.tokens": control + byte_tokens + learned,
+        "ggml.scores": [0.0] * 259 + [-float(index) for index in range(len(learned))],
+        "ggml.token_type": [2, 3, 3] + [6] * 256 + [1] * len(learned),
+        "ggml.bos_token_id": 1,
+        "ggml.eos_token_id": 2,
+        "ggml.unknown_token_id": 0,
+    }
+
+
+def greedy_sentencepiece(text: str, tokens: Sequence[str], scores: Sequence[float]) -> list[int]:
+    """SentencePiece's BPE as its paper has it: join the two neighbours whose union scores best, until none do."""
+    ids = {token: index for index, token in enumerate(tokens)}
+    pieces = list("▁" + text.replace(" ", "▁")) if text else []
+    while True:
+        unions = [(scores[ids[a + b]], -i) for i, (a, b) in enumerate(zip(pieces, pieces[1:], strict=False)) if a + b in ids]
+        if not unions:
+            break
+        place = -max(unions)[1]
+        pieces[place : place + 2] = [pieces[place] + pieces[place + 1]]
+    bytes_of = {piece: [ids[f"<0x{byte:02X}>"] for byte in piece.encode()] for piece in pieces if piece not in ids}
+    return [index for piece in pieces for index in bytes_of.get(piece) or [ids[piece]]]
+
+
+PLAIN_TEXTS = [text for text in TEXTS + DIGITS if "<|" not in text and "é" not in text]
+
+
+def test_sentencepiece_joins_what_scores_best(tmp_path: Path) -> None:
+    metadata = sentencepiece_metadata()
+    files = write_tokenizer(tmp_path / "model.gguf", metadata)
+    for text in PLAIN_TEXTS:
+        expected = greedy_sentencepiece(text, metadata["ggml.tokens"], metadata["ggml.scores"])
+        assert ids_of(files, text) == expected, text
+        assert files.tokenizer.decode(expected, skip_special_tokens=False) == text
+
+
+def test_sentencepiece_agrees_with_transformers(tmp_path: Path) -> None:
+    from transformers.integrations.gguf.gguf_tokenizer_mapping import convert_gguf_tokenizer
+
+    metadata = sentencepiece_metadata()
+    files = write_tokenizer(tmp_path / "model.gguf", metadata)
+    described = {key.removeprefix("ggml."): value for key, value in metadata.items()} | {"tokenizer_type": "llama"}
+    backend, _ = convert_gguf_tokenizer("llama", described)
+    for text in PLAIN_TEXTS:
+        if not text.startswith(" "):  # transformers adds no space where there is one; SentencePiece does
+            assert ids_of(files, text) == backend.encode(text, add_special_tokens=False).ids, text
+
+
+def test_sentencepiece_puts_a_space_before_text_and_after_special_tokens(tmp_path: Path) -> None:
+    files = write_tokenizer(tmp_path / "model.gguf", sentencepiece_metadata())
+    assert ids_of(files, "the</s>the") == [*ids_of(files, "the"), 2, *ids_of(files, "the")]
+    first = files.tokenizer.id_to_token(ids_of(files, "the")[0])
+    assert first.startswith("▁")
+
+
+def test_sentencepiece_without_the_space(tmp_path: Path) -> None:
+    metadata = sentencepiece_metadata() | {"ggml.add_space_prefix": False}
+    files = write_tokenizer(tmp_path / "model.gguf", metadata)
+    ids = ids_of(files, "the dog")
+    assert not files.tokenizer.id_to_token(ids[0]).startswith("▁")
+    assert files.tokenizer.decode(ids) == "the dog"
+
+
+def test_sentencepiece_spells_what_it_does_not_know_in_bytes(tmp_path: Path) -> None:
+    files = write_tokenizer(tmp_path / "model.gguf", sentencepiece_metadata())
+    tokens = [files.tokenizer.id_to_token(index) for index in ids_of(files, "ж")]
+    assert tokens == ["▁", "<0xD0>", "<0xB6>"]
+
+
+# What goes with the vocabulary.
+
+
+@pytest.mark.parametrize(
+    ("pre", "added", "expected"),
+    [
+        ("gpt-2", {}, ()),
+        ("qwen2", {}, ()),
+        ("qwen2", {"ggml.add_bos_token": True}, (1,)),
+        ("llama-bpe", {}, (1,)),
+        ("tekken", {}, (1,)),
+        ("llama-bpe", {"ggml.add_bos_token": False}, ()),
+    ],
+)
+def test_bos_follows_the_file_and_then_the_kind(
+    pre: str, added: dict[str, Any], expected: tuple[int, ...], tmp_path: Path
+) -> None:
+    metadata = byte_level_metadata(trained_byte_level(GPT2_SPLIT), pre) | added
+    assert write_tokenizer(tmp_path / "model.gguf", metadata).leading_ids == expected
+
+
+@pytest.mark.parametrize(("added", "expected"), [({}, (1,)), ({"ggml.add_bos_token": False}, ())])
+def test_sentencepiece_has_bos_unless_the_file_says_no(
+    added: dict[str, Any], expected: tuple[int, ...], tmp_path: Path
+) -> None:
+    assert write_tokenizer(tmp_path / "model.gguf", sentencepiece_metadata() | added).leading_ids == expected
+
+
+def test_control_tokens_are_special_and_user_defined_ones_are_not(tmp_path: Path) -> None:
+    metadata = byte_level_metadata(trained_byte_level(GPT2_SPLIT), "qwen2")
+    think = len(metadata["ggml.tokens"])
+    metadata["ggml.tokens"] = [*metadata["ggml.tokens"], "<think>"]
+    metadata["ggml.token_type"] = [*metadata["ggml.token_type"], 4]
+    files = write_tokenizer(tmp_path / "model.gguf", metadata)
+    assert files.special_ids == {0, 1, 2}
+    ids = ids_of(files, "<think><|im_end|>")
+    assert ids == [think, 2]
+    assert files.tokenizer.decode(ids, skip_special_tokens=True) == "<think>"
+    assert files.tokenizer.get_vocab_size() == think + 1
+
+
+def test_bos_and_eos_are_special_where_the_file_has_no_types(tmp_path: Path) -> None:
+    metadata = byte_level_metadata(trained_byte_level(GPT2_SPLIT), "gpt-2")
+    del metadata["ggml.token_type"]
+    assert write_tokenizer(tmp_path / "model.gguf", metadata).special_ids == {1, 2}
+
+
+def test_the_chat_template_is_read(tmp_path: Path) -> None:
+    metadata = byte_level_metadata(trained_byte_level(GPT2_SPLIT), "gpt-2")
+    assert write_tokenizer(tmp_path / "none.gguf", metadata).chat_template is None
+    files = write_tokenizer(tmp_path / "some.gguf", metadata | {"chat_template": "{{ messages }}"})
+    assert files.chat_template == "{{ messages }}"
+
+
+@pytest.mark.parametrize("bos", [False, True])
+def test_a_converted_folder_has_the_folders_tokenizer(bos: bool, tmp_path: Path) -> None:
+    folder = add_tokenizer(make_hf_checkpoint(tmp_path / "hf", "qwen3"), bos=bos)
+    expected = read_tokenizer_folder(folder)
+    files = open_checkpoint(make_gguf(folder, tmp_path / "model.gguf")).read_tokenizer_files()
+    assert (files.leading_ids, files.special_ids) == (expected.leading_ids, expected.special_ids)
+    for text in TEXTS:
+        assert ids_of(files, text) == ids_of(expected, text), text
+
+
+def test_a_file_without_a_tokenizer_still_opens(gguf_files: dict[str, Path]) -> None:
+    checkpoint: Checkpoint = open_checkpoint(gguf_files["llama"])
+    with pytest.raises(TokenizerError, match="llama.gguf has no tokenizer.*send token ids instead"):
+        checkpoint.read_tokenizer_files()
+
+
+def test_an_unknown_split_rule_is_named_with_the_known_ones(tmp_path: Path) -> None:
+    metadata = byte_level_metadata(trained_byte_level(GPT2_SPLIT), "jais")
+    expected = "unsupported pre-tokenizer 'jais'; supported: default, gpt-2, llama-bpe, .*qwen2, smollm, tekken"
+    with pytest.raises(TokenizerError, match=expected):
+        write_tokenizer(tmp_path / "model.gguf", metadata)
+
+
+def test_an_unknown_kind_is_named_with_the_known_ones(tmp_path: Path) -> None:
+    metadata = byte_level_metadata(trained_byte_level(GPT2_SPLIT), "gpt-2") | {"ggml.model": "t5"}
+    with pytest.raises(TokenizerError, match="unsupported tokenizer 't5'; supported: gpt2, llama"):
+        write_tokenizer(tmp_path / "model.gguf", metadata)
+
+
+def test_missing_merges_are_named(tmp_path: Path) -> None:
+    metadata = byte_level_metadata(trained_byte_level(GPT2_SPLIT), "gpt-2")
+    del metadata["ggml.merges"]
+    with pytest.raises(TokenizerError, match="its tokenizer lacks 'merges', which 'gpt2' needs"):
+        write_tokenizer(tmp_path / "model.gguf", metadata)
+
+
+def test_merges_that_do_not_fit_the_vocabulary_are_one_clear_error(tmp_path: Path) -> None:
+    metadata = byte_level_metadata(trained_byte_level(GPT2_SPLIT), "gpt-2")
+    metadata["ggml.merges"] = [*metadata["ggml.merges"], "zq qz"]
+    with pytest.raises(TokenizerError, match="model.gguf: its tokenizer cannot be built: "):
+        write_tokenizer(tmp_path / "model.gguf", metadata)

@@ -1,0 +1,268 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from itemwise.contract.errors import ModelLoadError, TokenizerError
+from itemwise.models.checkpoint import Checkpoint, open_checkpoint
+from itemwise.models.config import Llama3Scaling, RopeConfig
+from itemwise.models.families import HF_TENSOR_NAMES, stored_name
+from itemwise.models.hf_folder import open_hf_folder, read_tokenizer_folder
+from tests.checkpoints import FAMILY_NAMES, add_tokenizer, make_hf_checkpoint, read_hf_tensors
+
+Q = "model.layers.0.self_attn.q_proj.weight"
+
+
+def assert_holds(checkpoint: Checkpoint, folder: Path) -> None:
+    expected = read_hf_tensors(folder)
+    assert len(checkpoint.tensors) == len(expected)
+    for key, tensor in checkpoint.tensors.items():
+        rows = tensor.read_rows(0, tensor.shape[0])
+        np.testing.assert_array_equal(rows, expected[stored_name(key, HF_TENSOR_NAMES, "model.layers")])
+
+
+def edit_config(folder: Path, **changes: Any) -> Path:
+    """Set fields of config.json; a change to `...` removes the field."""
+    config = json.loads((folder / "config.json").read_text()) | changes
+    kept = {key: value for key, value in config.items() if value is not ...}
+    (folder / "config.json").write_text(json.dumps(kept))
+    return folder
+
+
+def edit_tensors(folder: Path, edit: Callable[[dict[str, Any]], object]) -> Path:
+    tensors = load_file(folder / "model.safetensors")
+    edit(tensors)
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+@pytest.fixture
+def llama(tmp_path: Path) -> Path:
+    return make_hf_checkpoint(tmp_path / "llama", "llama")
+
+
+@pytest.mark.parametrize("family", FAMILY_NAMES)
+def test_every_family_is_read_tensor_by_tensor(family: str, hf_folders: dict[str, Path]) -> None:
+    assert_holds(open_hf_folder(hf_folders[family], family), hf_folders[family])
+
+
+@pytest.mark.parametrize("family", ["qwen3", "llama3"])
+def test_sharded_folders_hold_the_same(family: str, hf_folders: dict[str, Path], tmp_path: Path) -> None:
+    sharded = make_hf_checkpoint(tmp_path / family, family, sharded=True)
+    assert len(list(sharded.glob("*.safetensors"))) > 2
+    assert_holds(open_hf_folder(sharded, family), hf_folders[family])
+
+
+def test_the_config_of_qwen3_says_what_sets_it_apart(hf_folders: dict[str, Path]) -> None:
+    config = open_checkpoint(hf_folders["qwen3"]).config
+    assert (config.family, config.qk_norm, config.qkv_bias, config.tied_head) == ("qwen3", True, False, True)
+    assert (config.num_heads, config.num_kv_heads, config.head_size, config.model_size) == (4, 2, 32, 64)
+    assert config.rope == RopeConfig(1_000_000.0)
+
+
+def test_the_config_of_qwen2_has_biases(hf_folders: dict[str, Path]) -> None:
+    config = open_checkpoint(hf_folders["qwen2"]).config
+    assert (config.family, config.qk_norm, config.qkv_bias) == ("qwen2", False, True)
+
+
+def test_an_untied_head_is_a_tensor_of_its_own(hf_folders: dict[str, Path]) -> None:
+    assert "head" in open_checkpoint(hf_folders["llama3"]).tensors
+    assert "head" not in open_checkpoint(hf_folders["llama"]).tensors
+
+
+def test_a_tied_head_that_is_stored_all_the_same_is_not_read(llama: Path) -> None:
+    edit_tensors(llama, lambda t: t.update({"lm_head.weight": t["model.embed_tokens.weight"] * 2}))
+    checkpoint = open_checkpoint(llama)
+    assert checkpoint.config.tied_head
+    assert "head" not in checkpoint.tensors
+
+
+def test_without_a_word_on_tying_the_stored_head_decides(llama: Path) -> None:
+    assert open_checkpoint(edit_config(llama, tie_word_embeddings=...)).config.tied_head
+
+
+LLAMA3_FIELDS = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+@pytest.mark.parametrize("type_key", ["rope_type", "type"])
+def test_the_older_spelling_of_rope_scaling_is_read(llama: Path, type_key: str) -> None:
+    scaling = LLAMA3_FIELDS | {type_key: "llama3"}
+    edit_config(llama, rope_parameters=..., rope_theta=500_000.0, rope_scaling=scaling)
+    rope = open_checkpoint(llama).config.rope
+    assert rope == RopeConfig(500_000.0, llama3=Llama3Scaling(8.0, 1.0, 4.0, 8192))
+
+
+def test_linear_rope_scaling_is_read(llama: Path) -> None:
+    edit_config(llama, rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 10_000.0})
+    assert open_checkpoint(llama).config.rope == RopeConfig(10_000.0, linear_factor=2.0)
+
+
+def test_a_config_without_rope_fields_has_the_usual_theta(llama: Path) -> None:
+    edit_config(llama, rope_parameters=...)
+    assert open_checkpoint(llama).config.rope == RopeConfig(10_000.0)
+
+
+def test_an_unsupported_rope_scaling_is_named(llama: Path) -> None:
+    edit_config(llama, rope_parameters={"rope_type": "yarn", "factor": 4.0, "rope_theta": 10_000.0})
+    with pytest.raises(ModelLoadError, match="unsupported rope scaling 'yarn'; supported: default, linear, llama3"):
+        open_checkpoint(llama)
+
+
+def test_missing_head_counts_fall_back(llama: Path) -> None:
+    edit_config(llama, head_dim=...)
+    assert open_checkpoint(llama).config.head_size == 16
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "expected"),
+    [
+        ("mistral", {"sliding_window": 4096}, 4096),
+        ("mistral", {"sliding_window": None}, 32_768),
+        ("qwen2", {"sliding_window": 4096, "use_sliding_window": False}, 32_768),
+        ("qwen2", {"sliding_window": 4096, "use_sliding_window": True}, 4096),
+    ],
+)
+def test_a_sliding_window_in_use_bounds_the_context(
+    family: str, fields: dict[str, Any], expected: int, tmp_path: Path
+) -> None:
+    folder = edit_config(make_hf_checkpoint(tmp_path / family, family), **fields)
+    assert open_checkpoint(folder).config.max_context_len == expected
+
+
+def test_an_unsupported_architecture_is_answered_with_the_supported_ones(llama: Path) -> None:
+    edit_config(llama, architectures=["GPT2LMHeadModel"])
+    with pytest.raises(ModelLoadError, match="GPT2LMHeadModel.*; supported: .*LlamaForCausalLM"):
+        open_checkpoint(llama)
+
+
+def test_an_unsupported_activation_is_named(llama: Path) -> None:
+    with pytest.raises(ModelLoadError, match="unsupported activation 'gelu'; supported: silu"):
+        open_checkpoint(edit_config(llama, hidden_act="gelu"))
+
+
+def test_a_config_that_lacks_a_size_names_it(llama: Path) -> None:
+    with pytest.raises(ModelLoadError, match="config.json lacks 'hidden_size', which a Llama"):
+        open_checkpoint(edit_config(llama, hidden_size=...))
+
+
+def test_a_size_that_is_no_number_is_one_clear_error(llama: Path) -> None:
+    with pytest.raises(ModelLoadError, match=r"config.json holds something that is not a number: .*'many'"):
+        open_checkpoint(edit_config(llama, num_hidden_layers="many"))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [("{", "config.json is not JSON"), ("[]", "config.json: expected a JSON object, got list")],
+)
+def test_a_broken_config_is_one_clear_error(llama: Path, content: str, message: str) -> None:
+    (llama / "config.json").write_text(content)
+    with pytest.raises(ModelLoadError, match=message):
+        open_checkpoint(llama)
+
+
+def test_a_missing_tensor_is_named_with_its_shape(llama: Path) -> None:
+    edit_tensors(llama, lambda t: t.pop(Q))
+    with pytest.raises(ModelLoadError, match=rf"lacks the tensor '{Q}' of shape \[64, 64\]"):
+        open_checkpoint(llama)
+
+
+def test_a_missing_untied_head_is_a_missing_tensor(llama: Path) -> None:
+    edit_config(llama, tie_word_embeddings=False)
+    with pytest.raises(ModelLoadError, match=r"lacks the tensor 'lm_head.weight' of shape \[512, 64\]"):
+        open_checkpoint(llama)
+
+
+def test_a_misshapen_tensor_is_named_with_both_shapes(llama: Path) -> None:
+    edit_tensors(llama, lambda t: t.update({Q: t[Q][:32].copy()}))
+    expected = rf"the tensor '{Q}' has shape \[32, 64\], but the config asks for \[64, 64\]"
+    with pytest.raises(ModelLoadError, match=expected):
+        open_checkpoint(llama)
+
+
+def test_a_tensor_that_would_be_left_out_is_an_error(tmp_path: Path) -> None:
+    folder = make_hf_checkpoint(tmp_path / "biased", "llama", attention_bias=True)
+    with pytest.raises(ModelLoadError, match="unsupported: .*'model.layers.0.self_attn.o_proj.bias'"):
+        open_checkpoint(folder)
+
+
+def test_rotary_tables_of_old_checkpoints_are_passed_over(llama: Path) -> None:
+    name = "model.layers.0.self_attn.rotary_emb.inv_freq"
+    edit_tensors(llama, lambda t: t.update({name: np.ones(8, np.float32)}))
+    assert name not in open_checkpoint(llama).tensors
+
+
+def test_a_missing_weight_file_is_named(llama: Path) -> None:
+    (llama / "model.safetensors").unlink()
+    with pytest.raises(ModelLoadError, match="lacks the weight file model.safetensors$"):
+        open_checkpoint(llama)
+
+
+def test_a_folder_of_pickled_weights_says_what_to_do(llama: Path) -> None:
+    (llama / "model.safetensors").rename(llama / "pytorch_model.bin")
+    with pytest.raises(ModelLoadError, match=r"it has pytorch_model.bin; convert it to safetensors"):
+        open_checkpoint(llama)
+
+
+def test_a_missing_shard_is_named(tmp_path: Path) -> None:
+    folder = make_hf_checkpoint(tmp_path / "llama", "llama", sharded=True)
+    shard = sorted(folder.glob("*.safetensors"))[1]
+    shard.unlink()
+    with pytest.raises(ModelLoadError, match=f"lacks the weight file {shard.name}"):
+        open_checkpoint(folder)
+
+
+def test_an_index_without_its_map_is_one_clear_error(llama: Path) -> None:
+    (llama / "model.safetensors.index.json").write_text("{}")
+    with pytest.raises(ModelLoadError, match="lacks 'weight_map'"):
+        open_checkpoint(llama)
+
+
+def test_a_truncated_weight_file_is_named(llama: Path) -> None:
+    file = llama / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(ModelLoadError, match="model.safetensors is truncated: tensor '.*' ends at byte"):
+        open_checkpoint(llama)
+
+
+def test_the_tokenizer_comes_with_its_leading_and_special_ids(tmp_path: Path) -> None:
+    files = read_tokenizer_folder(add_tokenizer(tmp_path / "bos", bos=True))
+    assert files.leading_ids == (0,)
+    assert files.special_ids == {0, 1, 2, 3}
+    text = "Is this relevant? <|im_end|> naïve 🙂"
+    assert files.tokenizer.decode(files.tokenizer.encode(text).ids, skip_special_tokens=False) == f"<s>{text}"
+
+
+def test_a_tokenizer_without_a_template_has_no_leading_ids(tmp_path: Path) -> None:
+    assert read_tokenizer_folder(add_tokenizer(tmp_path)).leading_ids == ()
+
+
+def test_the_chat_template_is_found_in_both_places(tmp_path: Path) -> None:
+    add_tokenizer(tmp_path)
+    assert read_tokenizer_folder(tmp_path).chat_template is None
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "old"}))
+    assert read_tokenizer_folder(tmp_path).chat_template == "old"
+    (tmp_path / "chat_template.jinja").write_text("new")
+    assert read_tokenizer_folder(tmp_path).chat_template == "new"
+
+
+def test_a_folder_without_a_tokenizer_still_opens(hf_folders: dict[str, Path]) -> None:
+    checkpoint = open_checkpoint(hf_folders["llama"])
+    with pytest.raises(TokenizerError, match="has no tokenizer.json.*send token ids instead"):
+        checkpoint.read_tokenizer_files()
+
+
+def test_a_broken_tokenizer_is_one_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text('{"model": 3}')
+    with pytest.raises(TokenizerError, match="tokenizer.json cannot be read"):
+        read_tokenizer_folder(tmp_path)

@@ -1,0 +1,77 @@
+"""The truth that scores are held against: Hugging Face transformers on the full sequence of every item, in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+# How close float32 must come (design: How exact).
+PROBABILITY_BOUND = 1e-5  # softmax, prob, sigmoid
+LOGIT_BOUND = 1e-4  # logit, logit_diff, logprob
+
+
+def bound_of(mode: str) -> float:
+    return PROBABILITY_BOUND if mode in ("softmax", "prob", "sigmoid") else LOGIT_BOUND
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A transformers model, asked one sequence at a time, so that nothing can leak or pad."""
+
+    model: Any
+
+    @classmethod
+    def load(cls, folder: Path, gguf_file: str | None = None, dtype: torch.dtype = torch.float32) -> Reference:
+        from transformers import AutoModelForCausalLM
+
+        extra = {} if gguf_file is None else {"gguf_file": gguf_file}
+        return cls(AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **extra).eval())
+
+    def all_logits(self, ids: Sequence[int]) -> Floats:
+        """[T, V]; the head multiplies in float32 whatever the model's dtype."""
+        with torch.inference_mode():
+            hidden = self.model.model(torch.tensor([list(ids)])).last_hidden_state[0]
+            logits = hidden.float() @ self.model.lm_head.weight.float().T
+        return logits.double().numpy()
+
+    def last_logits(self, ids: Sequence[int]) -> Floats:
+        return self.all_logits(ids)[-1]
+
+    def label_logits(self, contexts: Sequence[Sequence[int]]) -> Floats:
+        """[I, V] after each context."""
+        return np.stack([self.last_logits(context) for context in contexts])
+
+    def sequence_logprob(self, context: Sequence[int], label: Sequence[int]) -> float:
+        """The sum of the log-probabilities of the label's tokens after the context."""
+        rows = log_softmax(self.all_logits([*context, *label]))
+        first = len(context) - 1
+        return float(sum(rows[first + k, token] for k, token in enumerate(label)))
+
+
+def log_softmax(logits: Floats) -> Floats:
+    shifted = logits - logits.max(-1, keepdims=True)
+    result: Floats = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+    return result
+
+
+def expected_scores(mode: str, logits: Floats, labels: Sequence[int]) -> Floats:
+    """Scores [I, C] by the definitions of the contract, written independently of the package."""
+    chosen = logits[:, list(labels)]
+    if mode == "logit":
+        return chosen
+    if mode == "logprob":
+        return log_softmax(logits)[:, list(labels)]
+    if mode == "prob":
+        return np.exp(log_softmax(logits)[:, list(labels)])
+    if mode == "softmax":
+        return np.exp(log_softmax(chosen))
+    difference = chosen[:, :1] - chosen[:, 1:] if chosen.shape[1] == 2 else chosen
+    return difference if mode == "logit_diff" else 1 / (1 + np.exp(-difference))

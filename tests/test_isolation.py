@@ -1,0 +1,164 @@
+"""An item's score does not change by one bit, whatever happens to the items beside it.
+
+Run for every algorithm, `auto` included, and both masks, in float32 and bfloat16, on a model whose widths are large
+enough that careless matrix products give other bits at other row counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from itemwise import Scorer
+
+PATHS: dict[str, dict[str, Any]] = {
+    "serial": {"algorithm": "serial"},
+    "packed-segment": {"algorithm": "packed", "mask": "segment"},
+    "packed-dense": {"algorithm": "packed", "mask": "dense"},
+    "prefill_extend": {"algorithm": "prefill_extend"},
+    "auto": {"algorithm": "auto"},
+}
+CHUNK_SIZES = (1, 2, 3, 8, 64, 0)  # 0: all
+LABELS = (3, 5, 300)
+
+Items = list[list[int]]
+RANDOM = np.random.default_rng(7)
+QUERY: list[int] = RANDOM.integers(0, 512, 300).tolist()
+LENGTHS = (20, 1, 33, 16, 0, 5, 130, 20, 7, 64, 20, 3)
+ITEMS: Items = [RANDOM.integers(0, 512, length).tolist() for length in LENGTHS]
+WATCHED = (0, 4, 6, 7)  # the items that stay as they are: of usual length, empty, longer than a tile, usual
+
+
+def changed(items: Items) -> Items:
+    return [item if i in WATCHED else [(t + 1) % 512 for t in item] for i, item in enumerate(items)]
+
+
+def lengthened(items: Items) -> Items:
+    return [item if i in WATCHED else [*item, *range(1, 100 + 7 * i)] for i, item in enumerate(items)]
+
+
+def shortened(items: Items) -> Items:
+    return [item if i in WATCHED else item[: len(item) // 3] for i, item in enumerate(items)]
+
+
+def removed(items: Items) -> Items:
+    return [items[i] for i in WATCHED]
+
+
+def reordered(items: Items) -> Items:
+    return items[::-1]
+
+
+def joined_by_500(items: Items) -> Items:
+    random = np.random.default_rng(3)
+    others = [random.integers(0, 512, int(n)).tolist() for n in random.integers(0, 25, 500 - len(items))]
+    return [*others[:250], *items, *others[250:]]
+
+
+MUTATIONS = (changed, lengthened, shortened, removed, reordered, joined_by_500)
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def dtype(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture(scope="module", params=PATHS)
+def path(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return PATHS[request.param]
+
+
+@pytest.fixture(scope="module")
+def scorer(scorer_of: Callable[..., Scorer], dtype: str, path: dict[str, Any]) -> Scorer:
+    return scorer_of("medium", dtype=dtype, **path)
+
+
+def scores(scorer: Scorer, items: Items, **options: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Raw logits: any bit that moves in the model shows in them."""
+    result = scorer.score(QUERY, items, label_token_ids=LABELS, score_mode="logit", **options)
+    return np.array(result.scores)
+
+
+def watched_rows(items: Items, wanted: Sequence[list[int]]) -> list[int]:
+    return [items.index(item) for item in wanted]
+
+
+class TestIsolation:
+    @pytest.mark.parametrize("mutate", MUTATIONS)
+    def test_other_items_do_not_move_a_bit(self, scorer: Scorer, mutate: Callable[[Items], Items]) -> None:
+        watched = [ITEMS[i] for i in WATCHED]
+        mutated = mutate(ITEMS)
+        base = scores(scorer, ITEMS)[list(WATCHED)]
+        assert np.array_equal(scores(scorer, mutated)[watched_rows(mutated, watched)], base)
+
+    def test_an_item_alone_equals_itself_among_others(self, scorer: Scorer) -> None:
+        together = scores(scorer, ITEMS)
+        alone = np.concatenate([scores(scorer, [item]) for item in ITEMS])
+        assert np.array_equal(alone, together)
+
+    def test_probabilities_over_the_vocabulary_are_isolated_too(self, scorer: Scorer) -> None:
+        together = scorer.score(QUERY, ITEMS, label_token_ids=LABELS, score_mode="logprob").scores
+        alone = [scorer.score(QUERY, [item], label_token_ids=LABELS, score_mode="logprob").scores[0] for item in ITEMS]
+        assert alone == together
+
+    def test_label_sequences_are_isolated_too(self, scorer: Scorer) -> None:
+        options: dict[str, Any] = {
+            "label_token_ids": [[3], [5, 6, 7], [5, 8]],
+            "label_scoring": "sequence",
+            "score_mode": "logprob",
+        }
+        together = scorer.score(QUERY, ITEMS, **options).scores
+        assert [scorer.score(QUERY, [item], **options).scores[0] for item in ITEMS] == together
+
+    def test_a_not_finite_neighbour_stays_by_itself(self, scorer: Scorer) -> None:
+        """Labels and neighbours of every kind: the same item twice gets the same bits."""
+        doubled = scores(scorer, [item for item in ITEMS for _ in range(2)])
+        assert np.array_equal(doubled[::2], doubled[1::2])
+
+
+class TestChunkSizes:
+    @pytest.mark.parametrize("chunk_size", CHUNK_SIZES)
+    def test_any_chunk_size_gives_the_same_bits(
+        self, scorer: Scorer, scorer_of: Callable[..., Scorer], dtype: str, path: dict[str, Any], chunk_size: int
+    ) -> None:
+        chunked = scorer_of("medium", dtype=dtype, chunk_size=chunk_size, **path)
+        assert np.array_equal(scores(chunked, ITEMS), scores(scorer, ITEMS))
+
+    @pytest.mark.parametrize("token_budget", [450, 1000, 5000])
+    def test_any_token_budget_gives_the_same_bits(
+        self, scorer: Scorer, scorer_of: Callable[..., Scorer], dtype: str, path: dict[str, Any], token_budget: int
+    ) -> None:
+        budgeted = scorer_of("medium", dtype=dtype, token_budget=token_budget, **path)
+        assert np.array_equal(scores(budgeted, ITEMS), scores(scorer, ITEMS))
+
+
+class TestAlgorithmsOnACpu:
+    """On a CPU all algorithms and masks give the same bits; that is why `auto` may look at the number of items."""
+
+    def test_every_path_gives_the_same_bits(self, scorer_of: Callable[..., Scorer], dtype: str) -> None:
+        base = scores(scorer_of("medium", dtype=dtype, **PATHS["serial"]), ITEMS)
+        for name, options in PATHS.items():
+            assert np.array_equal(scores(scorer_of("medium", dtype=dtype, **options), ITEMS), base), name
+
+    def test_auto_takes_different_algorithms_for_different_requests(self, scorer_of: Callable[..., Scorer]) -> None:
+        scorer = scorer_of("medium", dtype="bfloat16", algorithm="auto")
+        chosen = {
+            str((scorer.score(QUERY, items, label_token_ids=[3], return_debug=True).debug or {})["algorithm"])
+            for items in ([[1]], joined_by_500(ITEMS))
+        }
+        assert len(chosen) > 1
+
+
+class TestEmbeddedModel:
+    def test_text_items_are_isolated(self, scorer_of: Callable[..., Scorer], dtype: str) -> None:
+        scorer = scorer_of("embedded", dtype=dtype)
+        texts = ["a bowl of ramen", "quarterly earnings", "", "the capital of France is Paris " * 5]
+        options: dict[str, Any] = {"labels": [" yes", " no"], "score_mode": "logprob"}
+        together = scorer.score("Is this about food? ", texts, **options).scores
+        assert [scorer.score("Is this about food? ", [text], **options).scores[0] for text in texts] == together
+        reverse = scorer.score("Is this about food? ", texts[::-1], **options).scores
+        assert reverse[::-1] == together
