@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -17,13 +18,16 @@ from itemwise.models.checkpoint import Checkpoint, open_checkpoint
 from itemwise.plan.options import MaskOption, PlanOptions
 from itemwise.prompts.tokenizer import TextTokenizer
 
+log = logging.getLogger("itemwise")
+
 TextOrIds = str | Sequence[int]
 
 
 class Scorer:
     """A model, loaded once. Use it as a context manager, or call `close()`.
 
-    `model` is a folder in Hugging Face's layout, a `.gguf` file or a hub id; None is the embedded SmolLM2-135M-Instruct.
+    `model` is a folder in Hugging Face's layout, a `.gguf` file or a hub id; None is the embedded model,
+    SmolLM2-135M-Instruct.
     """
 
     def __init__(
@@ -75,7 +79,7 @@ class Scorer:
         return_debug: bool = False,
         on_progress: OnProgress | None = None,
     ) -> ScoreResult:
-        """The probability of the labels after each item; the same request, errors and engine as `/v1/score`."""
+        """The probability of the labels after each item. Same request, errors and engine as `/v1/score`."""
         body = {
             "query": query,
             "items": items,
@@ -111,5 +115,6 @@ def _read_tokenizer(checkpoint: Checkpoint) -> TextTokenizer | None:
     """None for a model without one: token ids can still be scored, and text gets an error that says so."""
     try:
         return TextTokenizer(checkpoint.read_tokenizer_files())
-    except TokenizerError:
+    except TokenizerError as error:
+        log.info("only token ids can be scored: %s", error)
         return None

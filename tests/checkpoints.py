@@ -55,9 +55,7 @@ TRAINING_TEXT = (
 )
 
 
-def make_hf_checkpoint(
-    folder: Path, family: str, *, sharded: bool = False, seed: int = 0, **overrides: Any
-) -> Path:
+def make_hf_checkpoint(folder: Path, family: str, *, sharded: bool = False, seed: int = 0, **overrides: Any) -> Path:
     """Write a random float32 model of the family to the folder; `overrides` are fields of its config."""
     import torch
     import transformers
@@ -229,7 +227,8 @@ def _random_blocks(shape: tuple[int, ...], quant_type: Any) -> NDArray[np.uint8]
 
     harmless = np.array([byte for byte in range(256) if byte & 0x7C != 0x7C], np.uint8)
     byte_shape = gguf.quants.quant_shape_to_byte_shape(shape, quant_type)
-    return np.random.default_rng(0).choice(harmless, byte_shape)
+    blocks: NDArray[np.uint8] = np.random.default_rng(0).choice(harmless, byte_shape)
+    return blocks
 
 
 def _llama3_frequency_factors(config: dict[str, Any]) -> NDArray[np.float32]:

@@ -40,10 +40,12 @@ class Reference:
         with torch.inference_mode():
             hidden = self.model.model(torch.tensor([list(ids)])).last_hidden_state[0]
             logits = hidden.float() @ self.model.lm_head.weight.float().T
-        return logits.double().numpy()
+        found: Floats = logits.double().numpy()
+        return found
 
     def last_logits(self, ids: Sequence[int]) -> Floats:
-        return self.all_logits(ids)[-1]
+        last: Floats = self.all_logits(ids)[-1]
+        return last
 
     def label_logits(self, contexts: Sequence[Sequence[int]]) -> Floats:
         """[I, V] after each context."""

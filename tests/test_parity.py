@@ -71,18 +71,22 @@ def case(family: str, reference_of: Callable[[str], Reference]) -> Case:
     return made
 
 
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
 @pytest.fixture(scope="module")
-def scorer(family: str, scorer_of: Callable[..., Scorer]) -> Scorer:
-    return scorer_of(family)
+def scorer(family: str, device: str, scorer_of: Callable[..., Scorer]) -> Scorer:
+    return scorer_of(family, device=device)
 
 
 class TestFamilies:
     @pytest.mark.parametrize("mode", MODES)
     @pytest.mark.parametrize("algorithm", ALGORITHMS)
     def test_scores_equal_transformers(self, scorer: Scorer, case: Case, algorithm: Algorithm, mode: ScoreMode) -> None:
-        result = scorer.score(
-            case.query, case.items, label_token_ids=case.labels, score_mode=mode, algorithm=algorithm
-        )
+        result = scorer.score(case.query, case.items, label_token_ids=case.labels, score_mode=mode, algorithm=algorithm)
         expected = expected_scores(mode, case.logits, case.labels)
         assert np.abs(np.array(result.scores) - expected).max() <= bound_of(mode)
 
@@ -96,8 +100,10 @@ class TestFamilies:
         assert np.abs(np.array(result.scores) - expected).max() <= PROBABILITY_BOUND
 
     @pytest.mark.parametrize("mask", ["dense", "segment"])
-    def test_packed_masks(self, family: str, scorer_of: Callable[..., Scorer], case: Case, mask: str) -> None:
-        scorer = scorer_of(family, mask=mask, chunk_size=4)
+    def test_packed_masks(
+        self, family: str, device: str, scorer_of: Callable[..., Scorer], case: Case, mask: str
+    ) -> None:
+        scorer = scorer_of(family, device=device, mask=mask, chunk_size=4)
         result = scorer.score(
             case.query, case.items, label_token_ids=case.labels, apply_softmax=True, algorithm="packed"
         )
@@ -174,6 +180,25 @@ class TestEmbeddedModel:
         label_ids = [scorer.engine.tokenizer.label_id(label, i) for i, label in enumerate(TEXT_LABELS)]
         result = scorer.score(TEXT_QUERY, TEXT_ITEMS, labels=TEXT_LABELS, apply_softmax=True)
         difference = np.abs(np.array(result.scores) - expected_scores("softmax", embedded_logits, label_ids))
+        assert difference.max() <= 0.02
+        assert difference.mean() <= 0.01
+
+
+@pytest.mark.gpu
+class TestHalfPrecisionOnAGpu:
+    """There the algorithms take different kernels; on a CPU they are equal bit for bit (`test_isolation.py`)."""
+
+    @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+    def test_algorithms_agree(self, scorer_of: Callable[..., Scorer], dtype: str) -> None:
+        random = np.random.default_rng(0)
+        query = random.integers(0, SMALL_VOCABULARY, 700).tolist()
+        items = [random.integers(0, SMALL_VOCABULARY, n).tolist() for n in (20, 1, 33, 150, 0, 64)]
+        found = []
+        for algorithm in ALGORITHMS:
+            scorer = scorer_of("medium", dtype=dtype, device="cuda")
+            result = scorer.score(query, items, label_token_ids=[3, 5], apply_softmax=True, algorithm=algorithm)
+            found.append(np.array(result.scores))
+        difference = np.abs(np.stack(found) - found[0])
         assert difference.max() <= 0.02
         assert difference.mean() <= 0.01
 

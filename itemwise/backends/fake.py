@@ -10,6 +10,7 @@ so it depends on every token of the context, on their order and on nothing else.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,7 +59,8 @@ class FakeBackend(Backend):
             tied_head=True,
             max_context_len=max_context_len,
         )
-        self.info = BackendInfo("fake", "cpu", "cpu" if bit_equal else "gpu", "float32", bit_equal, token_multiple=1)
+        kind: Literal["cpu", "gpu"] = "cpu" if bit_equal else "gpu"
+        self.info = BackendInfo("fake", "cpu", kind, "float32", bit_equal, token_multiple=1)
         self.forwards: list[ForwardBatch] = []
 
     def forward(self, batch: ForwardBatch) -> ForwardOutput:

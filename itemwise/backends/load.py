@@ -30,8 +30,10 @@ def load_backend(checkpoint: Checkpoint, options: BackendOptions) -> Backend:
     if options.backend not in ("auto", "torch"):
         raise BackendError(f"unknown backend {options.backend!r}; expected auto or torch")
     if options.tp_size != 1 or options.dp_size != 1:
-        sizes = f"tp_size={options.tp_size}, dp_size={options.dp_size}"
-        raise BackendError(f"the torch backend runs on one device: expected tp_size=1 and dp_size=1, got {sizes}")
+        raise BackendError(
+            "the torch backend runs on one device: expected tp_size=1 and dp_size=1, "
+            f"got tp_size={options.tp_size} and dp_size={options.dp_size}"
+        )
     if find_spec("torch") is None:
         raise BackendError('PyTorch is not installed; install it with: pip install "itemwise[torch]"')
     from itemwise.backends.torch.backend import TorchBackend

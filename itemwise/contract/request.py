@@ -31,9 +31,7 @@ class ScoreRequest:
     query: str | Int32Array
     items: tuple[str, ...] | Ragged
     labels: tuple[str, ...] | None = None  # exactly one of labels and label_token_ids is set
-    label_token_ids: tuple[tuple[int, ...], ...] | None = (
-        None  # one id per label unless label_scoring is "sequence"
-    )
+    label_token_ids: tuple[tuple[int, ...], ...] | None = None  # one id per label unless label_scoring is "sequence"
     score_mode: ScoreMode = "prob"
     label_scoring: LabelScoring = "single"
     item_first: bool = False

@@ -88,9 +88,7 @@ def id_error(value: object, place: Place) -> RequestError | None:
         )
     if value < 0:  # type: ignore[operator]  # an integer, by the check above
         message = f"{place.name} must be a token id of 0 or more, got {describe(value)}"
-        return InvalidValueError(
-            message, code="negative_token_id", param=place.param, item_index=place.item_index
-        )
+        return InvalidValueError(message, code="negative_token_id", param=place.param, item_index=place.item_index)
     if value > MAX_TOKEN_ID:  # type: ignore[operator]
         return vocabulary_error(value, place, f"at most {MAX_TOKEN_ID}, the largest id of any vocabulary")
     return None
@@ -99,9 +97,7 @@ def id_error(value: object, place: Place) -> RequestError | None:
 def vocabulary_error(value: object, place: Place, expected: str) -> VocabularyError:
     """The error of an id beyond the vocabulary; `expected` ends the sentence "items[3][2] must be ..."."""
     message = f"{place.name} must be {expected}, got {describe(value)}"
-    return VocabularyError(
-        message, code="token_id_exceeds_vocab", param=place.param, item_index=place.item_index
-    )
+    return VocabularyError(message, code="token_id_exceeds_vocab", param=place.param, item_index=place.item_index)
 
 
 def _is_id(value: object) -> bool:

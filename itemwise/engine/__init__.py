@@ -1,1 +1,1 @@
-"""Engine: when does it run, with whom? Everything left of here is pure; everything right of it is a backend."""
+"""Engine: when does it run, with whom? What is left of here is pure, what is right of it is a backend."""

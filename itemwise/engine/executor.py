@@ -1,4 +1,4 @@
-"""Runs a plan on a backend: prefill if there is one to do, then batch after batch, and the logits in item order."""
+"""Runs a plan on a backend: the prefill if there is one, then batch after batch; logits in item order."""
 
 from __future__ import annotations
 

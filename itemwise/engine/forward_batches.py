@@ -1,6 +1,8 @@
-"""From a planned batch to the arrays of a forward pass: tokens, positions, who sees whom, where logits are read."""
+"""From a planned batch to the arrays of a forward: tokens, positions, who sees whom, what is read where."""
 
 from __future__ import annotations
+
+from itertools import pairwise
 
 import numpy as np
 
@@ -32,7 +34,8 @@ def prefill_batch(prefix_ids: Int32Array) -> ForwardBatch:
 def extend_batch(plan: ScorePlan, batch: PlannedBatch, prefix: PrefixState | None, *, normalize: bool) -> ForwardBatch:
     """Tails only; those that read a prefix read the cached one."""
     segments = plan.segments
-    lens, prefix_lens = segments.tails.lens[batch.first : batch.stop], segments.prefix_lens[batch.first : batch.stop]
+    lens = segments.tails.lens[batch.first : batch.stop]
+    prefix_lens = segments.prefix_lens[batch.first : batch.stop]
     first_token, last_token = segments.tails.starts[[batch.first, batch.stop]]
     starts = starts_from_lens(lens)
     return ForwardBatch(
@@ -53,20 +56,21 @@ def extend_batch(plan: ScorePlan, batch: PlannedBatch, prefix: PrefixState | Non
 def rows_batch(plan: ScorePlan, batch: PlannedBatch, *, normalize: bool) -> ForwardBatch:
     """Rows of the prefix and one (serial) or several (packed) tails, each reading its own row's prefix."""
     segments = plan.segments
-    prefix_len = len(segments.prefix_ids) if segments.prefix_lens.any() else 0
+    prefix_len = len(segments.prefix_ids)
     if not prefix_len:  # nothing is shared: rows of tails are what `extend` computes
         return extend_batch(plan, batch, None, normalize=normalize)
     row_edges = np.array(batch.row_starts) - batch.first  # in segments of this batch
     num_rows = len(row_edges) - 1
     row_of = np.repeat(np.arange(num_rows), np.diff(row_edges))
-    tail_lens, tail_prefix_lens = (a[batch.first : batch.stop] for a in (segments.tails.lens, segments.prefix_lens))
+    tail_prefix_lens = segments.prefix_lens[batch.first : batch.stop]
     # A prefix segment is put before each row's first tail.
-    lens = np.insert(tail_lens, row_edges[:-1], prefix_len)
+    lens = np.insert(segments.tails.lens[batch.first : batch.stop], row_edges[:-1], prefix_len)
     prefix_lens = np.insert(tail_prefix_lens, row_edges[:-1], 0)
     prefix_segments = row_edges[:-1] + np.arange(num_rows)
     prefix_index = np.insert(np.where(tail_prefix_lens > 0, row_of, -1), row_edges[:-1], -1)
     starts = starts_from_lens(lens)
-    shift = (row_of + 1) * prefix_len - segments.tails.starts[batch.first]  # of a tail's tokens, by the prefixes before
+    # A tail's tokens come to stand behind the prefixes of its own row and of the rows before.
+    shift = (row_of + 1) * prefix_len - segments.tails.starts[batch.first]
     score_shift = np.repeat(shift, np.diff(segments.rows_of_segment)[batch.first : batch.stop])
     return ForwardBatch(
         layout=Layout.CAUSAL if plan.algorithm == "serial" else Layout.PACKED,
@@ -88,7 +92,7 @@ def _row_tokens(segments: Segments, batch: PlannedBatch) -> Int32Array:
     tails = segments.tails
     edges = [int(tails.starts[segment]) for segment in batch.row_starts]
     pieces: list[Int32Array] = []
-    for start, stop in zip(edges, edges[1:], strict=False):
+    for start, stop in pairwise(edges):
         pieces += [segments.prefix_ids, tails.flat[start:stop]]
     return np.concatenate(pieces)
 
@@ -106,4 +110,5 @@ def _score_offsets(segments: Segments, batch: PlannedBatch) -> Int64Array:
 def _label_ids(segments: Segments, batch: PlannedBatch) -> Int32Array:
     """[R, L]: the request's pattern of targets, which repeats with every item."""
     rows = np.arange(segments.rows_of_segment[batch.first], segments.rows_of_segment[batch.stop])
-    return segments.label_ids[rows % len(segments.label_ids)]
+    label_ids: Int32Array = segments.label_ids[rows % len(segments.label_ids)]
+    return label_ids

@@ -93,25 +93,18 @@ def _open_folder(path: Path, name: str) -> Checkpoint:
         names = ", ".join(file.name for file in gguf_files)
         raise ModelLoadError(f"{path} holds {len(gguf_files)} GGUF files; name one: {names}")
     found = ", ".join(sorted(entry.name for entry in path.iterdir())[:8]) or "nothing"
-    raise ModelLoadError(
-        f"{path} is not a model folder: expected config.json or one .gguf file, found {found}"
-    )
+    raise ModelLoadError(f"{path} is not a model folder: expected config.json or one .gguf file, found {found}")
 
 
-def check_tensors(
-    config: ModelConfig, tensors: Mapping[str, StoredTensor], file_names: Mapping[str, str]
-) -> None:
+def check_tensors(config: ModelConfig, tensors: Mapping[str, StoredTensor], file_names: Mapping[str, str]) -> None:
     """Raise for the first parameter that is missing or has another shape than the description promises."""
     for name, expected in parameter_shapes(config).items():
         if name not in tensors:
-            raise ModelLoadError(
-                f"the checkpoint lacks the tensor {file_names[name]!r} of shape {list(expected)}"
-            )
+            raise ModelLoadError(f"the checkpoint lacks the tensor {file_names[name]!r} of shape {list(expected)}")
         got = tensors[name].shape
         if got != expected:
             raise ModelLoadError(
-                f"the tensor {file_names[name]!r} has shape {list(got)}, "
-                f"but the config asks for {list(expected)}"
+                f"the tensor {file_names[name]!r} has shape {list(got)}, but the config asks for {list(expected)}"
             )
 
 

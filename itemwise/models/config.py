@@ -37,15 +37,15 @@ class RopeConfig:
 
     def inverse_frequencies(self, head_size: int) -> NDArray[np.float32]:
         """Radians per position, [H / 2], rounded to float32 where Hugging Face transformers rounds: a bit of
-        difference here is a visible angle after some thousand positions. The power itself is taken in float64,
+        difference here is a visible angle after some thousand positions. The power itself is of float64,
         because numpy's float32 power is off by a bit in one case of six, torch's almost never."""
         exponents = np.arange(0, head_size, 2, dtype=np.float32) / np.float32(head_size)
         powers = np.power(np.float64(self.theta), exponents.astype(np.float64)).astype(np.float32)
-        frequencies = np.float32(1.0) / powers
+        frequencies: NDArray[np.float32] = np.float32(1.0) / powers
         if self.llama3 is not None:
             return _scale_llama3(frequencies, self.llama3)
         if self.frequency_factors is not None:
-            frequencies = frequencies / np.asarray(self.frequency_factors, np.float32)
+            return np.asarray(frequencies / np.asarray(self.frequency_factors, np.float32), np.float32)
         return np.asarray(frequencies / np.float32(self.linear_factor), np.float32)
 
 

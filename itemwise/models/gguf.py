@@ -104,9 +104,7 @@ def _tokenizer_files(file: GgufFile) -> TokenizerFiles:
 def _check_is_whole(file: GgufFile) -> None:
     num_parts = file.metadata.get("split.count", 1)
     if num_parts > 1:
-        raise ModelLoadError(
-            f"{file.path} is one of {num_parts} parts; merge them with llama-gguf-split --merge"
-        )
+        raise ModelLoadError(f"{file.path} is one of {num_parts} parts; merge them with llama-gguf-split --merge")
 
 
 def _open_tensor(file: GgufFile, entry: TensorEntry) -> GgufTensor:
@@ -122,8 +120,7 @@ def _open_tensor(file: GgufFile, entry: TensorEntry) -> GgufTensor:
     end = entry.offset + entry.shape[0] * row_bytes
     if end > file.size_bytes:
         raise ModelLoadError(
-            f"{file.path} is truncated: tensor {entry.name!r} ends at byte {end}, "
-            f"the file has {file.size_bytes}"
+            f"{file.path} is truncated: tensor {entry.name!r} ends at byte {end}, the file has {file.size_bytes}"
         )
     dtype: StoredDtype = _PLAIN[quant_type][1] if quant_type in _PLAIN else "float32"
     return GgufTensor(entry.shape, dtype, file.path, entry.offset, quant_type, row_bytes)
@@ -159,9 +156,7 @@ def _unpermuted(key: str, tensor: GgufTensor, config: ModelConfig) -> GgufTensor
     return replace(tensor, row_order=rows.swapaxes(1, 2).reshape(-1))
 
 
-def _model_config(
-    metadata: Mapping[str, Any], family: Family, stored: Mapping[str, StoredTensor]
-) -> ModelConfig:
+def _model_config(metadata: Mapping[str, Any], family: Family, stored: Mapping[str, StoredTensor]) -> ModelConfig:
     values = _Metadata(metadata)
     values.refuse_unsupported()
     return ModelConfig(
@@ -232,6 +227,14 @@ def _rope_config(values: _Metadata, factors: StoredTensor | None) -> RopeConfig:
     if kind not in ("none", "linear"):
         raise ModelLoadError(f"unsupported rope scaling {kind!r}; supported: none, linear, Llama 3's factors")
     if factors is not None:
-        return RopeConfig(theta, frequency_factors=tuple(factors.read_rows(0, factors.shape[0]).tolist()))
+        return RopeConfig(theta, frequency_factors=_frequency_factors(factors, values.head_size() // 2))
     linear = values.number("rope.scaling.factor", values.number("rope.scale_linear", 1.0))
     return RopeConfig(theta, linear_factor=float(linear) if kind == "linear" else 1.0)
+
+
+def _frequency_factors(factors: StoredTensor, expected_len: int) -> tuple[float, ...]:
+    if factors.shape != (expected_len,):
+        raise ModelLoadError(
+            f"the tensor {_ROPE_FACTORS!r} has shape {list(factors.shape)}, but the config asks for {[expected_len]}"
+        )
+    return tuple(factors.read_rows(0, expected_len).tolist())

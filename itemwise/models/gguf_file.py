@@ -58,9 +58,7 @@ def read_gguf_file(path: Path) -> GgufFile:
     with path.open("rb") as handle:
         magic = handle.read(len(_MAGIC))
         if magic != _MAGIC:
-            raise ModelLoadError(
-                f"{path} is not a GGUF file: expected {_MAGIC!r} at its start, got {magic!r}"
-            )
+            raise ModelLoadError(f"{path} is not a GGUF file: expected {_MAGIC!r} at its start, got {magic!r}")
         with mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
             metadata, tensors = _read_header(path, _Cursor(mapped, len(_MAGIC)))
     return GgufFile(path, size, metadata, tensors)

@@ -63,9 +63,7 @@ def read_gguf_tokenizer(file: GgufFile) -> TokenizerFiles:
     metadata = _tokenizer_metadata(file.metadata)
     kind = metadata.get("model")
     if kind is None or "tokens" not in metadata:
-        raise TokenizerError(
-            f"{file.path} has no tokenizer, so text cannot be tokenized; send token ids instead"
-        )
+        raise TokenizerError(f"{file.path} has no tokenizer, so text cannot be tokenized; send token ids instead")
     if kind not in builders:
         raise TokenizerError(f"{file.path}: unsupported tokenizer {kind!r}; supported: {', '.join(builders)}")
     try:
@@ -123,9 +121,7 @@ def _sentencepiece(metadata: Mapping[str, Any]) -> tuple[Tokenizer, bool]:
     tokens: list[str] = metadata["tokens"]
     unknown = tokens[metadata.get("unknown_token_id", 0)]
     merges = _merges_from_scores(tokens, metadata["scores"].tolist())
-    tokenizer = Tokenizer(
-        BPE(_vocabulary(tokens), merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
-    )
+    tokenizer = Tokenizer(BPE(_vocabulary(tokens), merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
     add_prefix = bool(metadata.get("add_space_prefix", True))
     prefix = [normalizers.Prepend(_SPACE)] if add_prefix else []
     tokenizer.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", _SPACE)])
@@ -159,9 +155,7 @@ def _add_whole_tokens(tokenizer: Tokenizer, metadata: Mapping[str, Any]) -> froz
     special = {index for index, kind in enumerate(types) if kind in (_CONTROL, _UNKNOWN)}
     special |= {metadata[key] for key in ("bos_token_id", "eos_token_id") if key in metadata}
     plain = [index for index, kind in enumerate(types) if kind == _USER_DEFINED and index not in special]
-    tokenizer.add_special_tokens(
-        [AddedToken(tokens[i], special=True, normalized=False) for i in sorted(special)]
-    )
+    tokenizer.add_special_tokens([AddedToken(tokens[i], special=True, normalized=False) for i in sorted(special)])
     tokenizer.add_tokens([AddedToken(tokens[i], special=False, normalized=False) for i in plain])
     return frozenset(special)
 

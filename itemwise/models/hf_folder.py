@@ -130,9 +130,7 @@ def read_tokenizer_folder(path: Path) -> TokenizerFiles:
 
     file = path / "tokenizer.json"
     if not file.is_file():
-        raise TokenizerError(
-            f"{path} has no tokenizer.json, so text cannot be tokenized; send token ids instead"
-        )
+        raise TokenizerError(f"{path} has no tokenizer.json, so text cannot be tokenized; send token ids instead")
     try:
         tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises bare Exception for every fault of the file

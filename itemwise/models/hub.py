@@ -25,11 +25,7 @@ def download(model_id: str) -> Path:
         folder = Path(snapshot_download(model_id, allow_patterns=_FILES))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).strip().splitlines()[0]
-        raise ModelLoadError(
-            f"{model_id!r} is neither a local path nor a model the hub gives us: {reason}"
-        ) from None
+        raise ModelLoadError(f"{model_id!r} is neither a local path nor a model the hub gives us: {reason}") from None
     if not folder.is_dir():  # the repository is there, but not one file of it matched
-        raise ModelLoadError(
-            f"the hub's {model_id!r} has none of the files that we read: {', '.join(_FILES)}"
-        )
+        raise ModelLoadError(f"the hub's {model_id!r} has none of the files that we read: {', '.join(_FILES)}")
     return folder

@@ -13,9 +13,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 
-def map_rows(
-    path: Path, offset: int, dtype: DTypeLike, shape: tuple[int, ...], start: int, stop: int
-) -> NDArray[Any]:
+def map_rows(path: Path, offset: int, dtype: DTypeLike, shape: tuple[int, ...], start: int, stop: int) -> NDArray[Any]:
     """Rows start..stop, read-only, of the tensor of this shape whose first byte is at `offset`."""
     start, stop, _ = slice(start, stop).indices(shape[0])
     rows_shape = (max(0, stop - start), *shape[1:])

@@ -56,15 +56,11 @@ def _read_header(path: Path, size: int) -> tuple[dict[str, Any], int]:
             raise ModelLoadError(f"{path} is a git-lfs pointer, not the weights; run `git lfs pull`")
         length = int.from_bytes(first, "little")
         if size < 8 or length > size - 8:
-            raise ModelLoadError(
-                f"{path} is truncated: its header needs {8 + length} bytes, the file has {size}"
-            )
+            raise ModelLoadError(f"{path} is truncated: its header needs {8 + length} bytes, the file has {size}")
         try:
             header = json.loads(handle.read(length))
         except ValueError as error:
-            raise ModelLoadError(
-                f"{path} is not a safetensors file: its header is not JSON ({error})"
-            ) from None
+            raise ModelLoadError(f"{path} is not a safetensors file: its header is not JSON ({error})") from None
     if not isinstance(header, dict):
         raise ModelLoadError(f"{path} is not a safetensors file: its header is not a JSON object")
     return header, 8 + length

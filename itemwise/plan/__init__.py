@@ -1,1 +1,1 @@
-"""Plan: what shall be computed? Splits, algorithm, batches. Pure, third on the data path, the last before the engine."""
+"""Plan: what shall be computed? Splits, algorithm, batches. Pure, the last room before the engine."""

@@ -1,18 +1,18 @@
 """Choosing the algorithm and laying out the forwards: from segments to a `ScorePlan`.
 
-`auto` decides by model, device, configuration and the query's length. It looks at the number of items only where all
-algorithms give the same bits (on a CPU), so that isolation holds for `auto` too.
+`auto` decides by model, device, configuration and the query's length. It looks at the number of items only
+where all algorithms give the same bits (on a CPU), so that isolation holds for `auto` too.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property
 
 from itemwise.backends.base import BackendInfo, MaskImpl
 from itemwise.contract.errors import InvalidValueError
 from itemwise.models.config import ModelConfig
-from itemwise.plan.batches import PlannedBatch, fill_rows, group_rows
+from itemwise.plan.batches import PlannedBatch, Row, fill_rows, group_rows, one_row_each
 from itemwise.plan.buckets import Buckets
 from itemwise.plan.cost_model import STATIC_FIGURES, Work, estimate_seconds, extend_work, packed_work
 from itemwise.plan.label_rows import Segments
@@ -29,7 +29,7 @@ class ScorePlan:
 
     algorithm: str  # serial, packed or prefill_extend
     reason: str
-    mask: MaskImpl | None  # packed only
+    mask: MaskImpl | None  # packed rows with a prefix only
     mask_note: str | None  # why the mask is not the one that the options might suggest
     segments: Segments
     batches: tuple[PlannedBatch, ...]
@@ -37,7 +37,7 @@ class ScorePlan:
     @property
     def needs_prefill(self) -> bool:
         """Does a prefix have to be computed before the batches run?"""
-        return self.algorithm == "prefill_extend" and bool(self.segments.prefix_lens.any())
+        return self.algorithm == "prefill_extend" and len(self.segments.prefix_ids) > 0
 
 
 @dataclass(frozen=True)
@@ -53,43 +53,40 @@ class Planner:
         assert self.options.token_budget is not None, "resolved options"
         return self.options.token_budget
 
-    @property
+    @cached_property
     def buckets(self) -> Buckets:
         return Buckets.multiples(self.backend.token_multiple, self.token_budget)
 
     def plan(self, segments: Segments, algorithm: str = "auto") -> ScorePlan:
-        """Raises InvalidValueError (`dense_mask_too_large`) where a dense mask was asked for and cannot be had."""
-        tail_lens = segments.tails.lens.tolist()
-        prefix_len = len(segments.prefix_ids) if segments.prefix_lens.any() else 0
+        """Raises InvalidValueError (`dense_mask_too_large`) for a dense mask that cannot be had."""
+        tail_lens: list[int] = segments.tails.lens.tolist()
+        prefix_len = len(segments.prefix_ids)  # whatever the items read of it: a choice is not theirs to move
         algorithm, reason = self._choose(algorithm, prefix_len, tail_lens)
-        mask: MaskImpl | None = None
-        note: str | None = None
-        if algorithm == "serial":
-            batches = self._fill(tail_lens, prefix_len, rows_of=1)
-        elif algorithm == "packed":
-            batches, mask, note = self._plan_packed(tail_lens, prefix_len)
-        else:
-            batches = self._fill(tail_lens, 0, rows_of=0)
-        return ScorePlan(algorithm, reason, mask, note, segments, batches)
+        rows = self._rows(algorithm, prefix_len, tail_lens)
+        is_masked = algorithm == "packed" and prefix_len > 0  # only there do items share a row
+        mask, note = self._choose_mask(is_masked, max(row.num_tokens for row in rows))
+        return ScorePlan(algorithm, reason, mask, note, segments, self._batches(algorithm, rows))
 
     def _choose(self, asked: str, prefix_len: int, tail_lens: list[int]) -> tuple[str, str]:
+        """The algorithm, and the reason for it."""
         if asked != "auto":
             return asked, "asked for by the request"
         if self.options.algorithm != "auto":
             return self.options.algorithm, "set for this engine"
         if not prefix_len:
-            return "prefill_extend", "nothing is shared between the items, so there is no prefix to compute twice"
-        seen = tail_lens if self.backend.algorithms_bit_equal else _NOMINAL_TAIL_LENS
+            return "prefill_extend", "the items share no prefix, so there is nothing to compute twice"
+        may_look = self.backend.algorithms_bit_equal
+        seen = tail_lens if may_look else _NOMINAL_TAIL_LENS
         estimates = self._estimates(prefix_len, seen)
         best = min(estimates, key=lambda name: estimates[name])
         figures = ", ".join(f"{name} {1000 * seconds:.3g} ms" for name, seconds in estimates.items())
-        basis = f"{len(seen)} segments" if seen is tail_lens else "a nominal request of this query length"
+        basis = f"{len(seen)} segments" if may_look else "a nominal request of this query length"
         return best, f"static estimate for {prefix_len} prefix tokens and {basis}: {figures}"
 
     def _estimates(self, prefix_len: int, tail_lens: list[int]) -> dict[str, float]:
+        """Seconds by algorithm; of equals the first is taken."""
         budget, multiple = self.token_budget, self.backend.token_multiple
-        rows_of = partial(fill_rows, tail_lens, prefix_len, max_row_len=budget)
-        num_rows = sum(1 for _ in rows_of(chunk_size=self.options.chunk_size or 0))
+        num_rows = len(self._rows("packed", prefix_len, tail_lens))
         work: dict[str, Work] = {
             "prefill_extend": extend_work(prefix_len, tail_lens, budget, multiple),
             "packed": packed_work(prefix_len, tail_lens, num_rows, budget, multiple),
@@ -98,54 +95,50 @@ class Planner:
         figures = STATIC_FIGURES[self.backend.device_kind]
         return {name: estimate_seconds(self.model, each, figures) for name, each in work.items()}
 
-    def _fill(self, tail_lens: list[int], prefix_len: int, *, rows_of: int) -> tuple[PlannedBatch, ...]:
-        """Forwards of rows with `rows_of` segments each (0: as many as fit), at most `chunk_size` in a forward."""
-        chunk = self.options.chunk_size or 0
-        rows = fill_rows(tail_lens, prefix_len, chunk_size=rows_of or chunk, max_row_len=self.token_budget)
-        if not rows_of:  # a row of tails is a forward already
-            return tuple(group_rows([row], token_budget=0, buckets=self.buckets)[0] for row in rows)
-        return group_rows(rows, token_budget=self.token_budget, max_segments=chunk, buckets=self.buckets)
+    def _rows(self, algorithm: str, prefix_len: int, tail_lens: list[int]) -> list[Row]:
+        """The prefix and one segment (serial) or a chunk of them (packed); a chunk alone (prefill_extend)."""
+        chunk_size = self.options.chunk_size or 0
+        if algorithm == "serial":
+            return fill_rows(tail_lens, prefix_len, chunk_size=1, max_row_len=self.token_budget)
+        if algorithm == "packed":
+            max_row_len = self._packed_row_len(prefix_len)
+            return fill_rows(tail_lens, prefix_len, chunk_size=chunk_size, max_row_len=max_row_len)
+        return fill_rows(tail_lens, 0, chunk_size=chunk_size, max_row_len=self.token_budget)
 
-    def _plan_packed(
-        self, tail_lens: list[int], prefix_len: int
-    ) -> tuple[tuple[PlannedBatch, ...], MaskImpl, str | None]:
-        """Chunks as rows, rows side by side in one forward up to the token budget."""
-        rows = list(fill_rows(tail_lens, prefix_len, chunk_size=self._chunk(), max_row_len=self._row_len(prefix_len)))
-        longest = max(row.num_tokens for row in rows)
-        mask, note = self._choose_mask(longest)
-        return group_rows(rows, token_budget=self.token_budget, buckets=self.buckets), mask, note
-
-    def _chunk(self) -> int:
-        return self.options.chunk_size or 0
-
-    def _row_len(self, prefix_len: int) -> int:
-        """How long a packed row may get: the whole budget, except that dense rows cost their square."""
-        if self.options.mask == "dense":
-            if self.options.chunk_size is None:
-                return min(self.token_budget, max(2 * prefix_len, _DENSE_ROW_LEN))
-            return max(self.token_budget, DENSE_MAX_ROW_LEN + 1) if self.options.chunk_size == 0 else self.token_budget
+    def _packed_row_len(self, prefix_len: int) -> int:
+        """The whole budget; but a dense row costs its square, so a short one unless a chunk size is given."""
+        if self.options.mask == "dense" and self.options.chunk_size is None:
+            return min(self.token_budget, DENSE_MAX_ROW_LEN, max(2 * prefix_len, _DENSE_ROW_LEN))
         return self.token_budget
 
-    def _choose_mask(self, row_len: int) -> tuple[MaskImpl, str | None]:
-        fits_dense = row_len <= DENSE_MAX_ROW_LEN
-        if self.options.mask == "segment":
+    def _batches(self, algorithm: str, rows: list[Row]) -> tuple[PlannedBatch, ...]:
+        if algorithm == "prefill_extend":
+            return one_row_each(rows, self.buckets)
+        max_segments = self.options.chunk_size or 0 if algorithm == "serial" else 0
+        return group_rows(rows, token_budget=self.token_budget, max_segments=max_segments, buckets=self.buckets)
+
+    def _choose_mask(self, is_masked: bool, row_len: int) -> tuple[MaskImpl | None, str | None]:
+        """The mask of packed rows of which the longest has `row_len` tokens, and a note where one is due."""
+        asked, threshold = self.options.mask, self.options.segment_fallback_threshold
+        if not is_masked:
+            return None, None if asked == "auto" else f"the mask option {asked} has no effect here"
+        if asked == "segment" or (asked == "auto" and row_len <= threshold):
             return "segment", None
-        if self.options.mask == "dense":
-            if not fits_dense:
+        if asked == "dense":
+            if row_len > DENSE_MAX_ROW_LEN:
                 raise _dense_too_large(row_len)
             return "dense", None
-        threshold = self.options.segment_fallback_threshold
-        if row_len <= threshold:
-            return "segment", None
-        if fits_dense:
-            return "dense", f"a row of {row_len} tokens is above the segment threshold of {threshold}"
-        return "segment", f"a row of {row_len} tokens is above the threshold of {threshold}, and too long for dense"
+        above = f"a row of {row_len} tokens is above the segment threshold of {threshold}"
+        if row_len <= DENSE_MAX_ROW_LEN:
+            return "dense", above
+        return "segment", f"{above}, but too long for a dense mask ({DENSE_MAX_ROW_LEN} tokens)"
 
 
 def _dense_too_large(row_len: int) -> InvalidValueError:
     return InvalidValueError(
-        f"a dense mask must cover at most {DENSE_MAX_ROW_LEN} packed tokens ({DENSE_MAX_ROW_LEN**2 >> 20} MiB), "
-        f"got a row of {row_len}; use a smaller chunk size, the segment mask or prefill_extend",
+        f"a dense mask must cover at most {DENSE_MAX_ROW_LEN} packed tokens "
+        f"({DENSE_MAX_ROW_LEN**2 >> 20} MiB), got a row of {row_len}; "
+        "use a smaller chunk size, the segment mask or prefill_extend",
         code="dense_mask_too_large",
         param="algorithm",
     )

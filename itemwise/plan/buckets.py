@@ -1,4 +1,4 @@
-"""Token counts that a forward may have. Padding to one of them bounds the number of shapes a device ever sees."""
+"""Token counts that a forward may have. Padding to one of them bounds the shapes that a device ever sees."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """Where label logits are read, for labels of one token and of many.
 
-A label of one token is read after the item. A label `x y z` is read in three places: `x` after the item, `y` after
-`item x`, `z` after `item x y`. So the item is computed with the *stem* `x y` behind it, and three rows of logits are
-taken from it. Labels share a stem where one's is the beginning of another's; labels of one token need none.
+A label of one token is read after the item. A label `x y z` is read in three places: `x` after the item, `y`
+after `item x`, `z` after `item x y`. So the item is computed with the *stem* `x y` behind it, and three rows
+of logits are taken from it. Labels share a stem where one's is the beginning of another's; labels of one
+token need none.
 
     labels  (a)  (x y z)  (x q)       stems  (x y)
             stem x y:  row 0 after item      reads a, x, x
@@ -30,7 +31,7 @@ class LabelRows:
 
     stems: tuple[Ids, ...]  # what is put behind the item; one segment each
     targets: Int32Array  # [rows per item, L]: token ids whose logits are read; unused places hold 0
-    readings: tuple[tuple[Int64Array, int], ...]  # per label: its rows, one per token, and its column
+    readings: tuple[Int64Array, ...]  # per label: its rows, one per token; its column is its number
 
     @property
     def rows_per_item(self) -> int:
@@ -40,14 +41,13 @@ class LabelRows:
     def longest_stem(self) -> int:
         return max(len(stem) for stem in self.stems)
 
-    def logprobs(
-        self, logits: NDArray[np.float32], normalizers: NDArray[np.float32]
-    ) -> NDArray[np.float64]:
-        """[I * rows, L] logits and [I * rows] normalizers to each label's summed log-probability, [I, labels]."""
+    def logprobs(self, logits: NDArray[np.float32], normalizers: NDArray[np.float32]) -> NDArray[np.float64]:
+        """[I * rows, L] logits and [I * rows] normalizers to each label's summed log-probability, [I, L]."""
         wide = logits.reshape(-1, self.rows_per_item, logits.shape[1]).astype(np.float64)
         norms = normalizers.reshape(-1, self.rows_per_item).astype(np.float64)
-        columns = [(wide[:, rows, column] - norms[:, rows]).sum(1) for rows, column in self.readings]
-        return np.stack(columns, 1)
+        parts = [wide[:, rows, column] - norms[:, rows] for column, rows in enumerate(self.readings)]
+        # In C order an item's tokens are added up by themselves, in the same order whoever is beside it.
+        return np.stack([np.ascontiguousarray(part).sum(1) for part in parts], 1)
 
 
 def plan_labels(labels: Sequence[Ids]) -> LabelRows:
@@ -60,7 +60,7 @@ def plan_labels(labels: Sequence[Ids]) -> LabelRows:
         number = next(i for i, stem in enumerate(stems) if stem[: len(label) - 1] == label[:-1])
         rows = first_rows[number] + np.arange(len(label))
         targets[rows, column] = label
-        readings.append((rows, column))
+        readings.append(rows)
     return LabelRows(stems, targets, tuple(readings))
 
 

@@ -16,10 +16,11 @@ DENSE_MAX_ROW_LEN = 16_384  # tokens of a packed row: its dense mask is the squa
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """How requests are cut into forwards. `resolve()` settles what is None."""
+    """How requests are cut into forwards. `resolve()` settles the token budget for a device."""
 
     algorithm: str = "auto"  # what `auto` in a request means: auto, serial, packed or prefill_extend
-    chunk_size: int | None = None  # most items in one packed row or one forward; 0: no bound; None: from the geometry
+    # Most items in one packed row, or in one forward of the others. 0: no bound; None: from the geometry.
+    chunk_size: int | None = None
     mask: MaskOption = "auto"
     segment_fallback_threshold: int = 32_768  # `auto` mask: segment up to this packed length
     token_budget: int | None = None  # most tokens in one forward, unless one context alone is longer
@@ -29,7 +30,8 @@ class PlanOptions:
         _check(self.mask in ("auto", "dense", "segment"), "mask", self.mask)
         _check(self.chunk_size is None or self.chunk_size >= 0, "chunk_size", self.chunk_size)
         _check(self.token_budget is None or self.token_budget >= 1, "token_budget", self.token_budget)
-        _check(self.segment_fallback_threshold >= 0, "segment_fallback_threshold", self.segment_fallback_threshold)
+        threshold = self.segment_fallback_threshold
+        _check(threshold >= 0, "segment_fallback_threshold", threshold)
 
     def resolve(self, backend: BackendInfo) -> PlanOptions:
         if self.token_budget is not None:
@@ -48,4 +50,5 @@ _EXPECTED = {
 
 def _check(is_legal: bool, name: str, got: object) -> None:
     if not is_legal:
-        raise InvalidValueError(f"{name} must be {_EXPECTED[name]}, got {got!r}", code=f"invalid_{name}", param=name)
+        message = f"{name} must be {_EXPECTED[name]}, got {got!r}"
+        raise InvalidValueError(message, code=f"invalid_{name}", param=name)

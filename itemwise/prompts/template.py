@@ -2,10 +2,12 @@
 
     apart       [BOS] query [delimiter] | item | suffix      each | is a border between separate tokenizations
     joint       [BOS] query + item | suffix                  one text, as a plain prompt would be
-    item_first  [BOS] item | [delimiter] query | suffix      nothing is shared
+    item_first  [BOS] item | [delimiter] query | suffix      nothing is shared; in joint, item + query is one
 
-The prefix is what the request's items have in common by construction: the part before the first `|` of `apart`, and in
-`joint` the query's own tokens, of which an item may share a little less (`plan/shared_prefix.py` finds out).
+The prefix is what the request's items have in common by construction: the part before the first `|` of
+`apart`, and in `joint` the query's own tokens, of which an item may share a little less
+(`plan/shared_prefix.py` finds out). A delimiter is a border of its own, and ids have no text to join: with
+either of them `joint` is the same as `apart`.
 """
 
 from __future__ import annotations
@@ -20,10 +22,12 @@ from itemwise.contract.request import ScoreRequest
 from itemwise.contract.result import Truncation
 from itemwise.prompts.tokenizer import TextTokenizer
 
+_NOTHING = np.zeros(0, np.int32)
+
 
 @dataclass(frozen=True)
 class Prompt:
-    """Token ids of a request. Row i of `sequences` is item i; without `joined` the prefix stands before it."""
+    """Token ids of a request. Row i of `sequences` is item i; unless `joined` the prefix stands before it."""
 
     prefix_ids: Int32Array
     sequences: Ragged
@@ -35,7 +39,8 @@ class Prompt:
 
     def take(self, items: Int64Array) -> Prompt:
         """The prompt of some items alone."""
-        return self if len(items) == len(self.sequences) else replace(self, sequences=self.sequences.take(items))
+        is_all = len(items) == len(self.sequences)
+        return self if is_all else replace(self, sequences=self.sequences.take(items))
 
     def context_lens(self) -> Int64Array:
         """[I]: how many tokens the model sees for each item."""
@@ -53,17 +58,23 @@ class _Parts:
 
 
 def build_prompt(request: ScoreRequest, tokenizer: TextTokenizer | None, delimiter: int | None) -> Prompt:
-    """Tokenize and arrange. Raises RequestError where the tokens are at fault, TokenizerError without a tokenizer."""
+    """Tokenize and arrange.
+
+    Raises RequestError where the tokens are at fault, TokenizerError where there is text and no tokenizer.
+    """
     parts = _tokenize(request, tokenizer)
     if not len(parts.query):
-        raise InvalidValueError("query must hold at least one token, got none", code="empty_query", param="query")
+        message = "query must hold at least one token, got a text that has none"
+        raise InvalidValueError(message, code="empty_query", param="query")
     item_errors = dict(request.item_errors)
     if delimiter is not None:
         _check_delimiter(request, parts, delimiter, item_errors)
     items, truncated = _truncate(parts.items, request.max_tokens_per_item)
-    parts = _Parts(parts.query, items, parts.suffix, parts.leading)
-    between = np.asarray([] if delimiter is None else [delimiter], np.int32)
-    prefix_ids, sequences, joined = _arrange(request, tokenizer, parts, between)
+    parts = replace(parts, items=items)
+    if request.tokenization == "joint" and request.is_text and delimiter is None:
+        prefix_ids, sequences, joined = _arrange_joint(request, _require(tokenizer), parts, truncated)
+    else:
+        prefix_ids, sequences, joined = _arrange_apart(request, parts, delimiter)
     return Prompt(
         prefix_ids=prefix_ids,
         sequences=sequences,
@@ -76,8 +87,7 @@ def build_prompt(request: ScoreRequest, tokenizer: TextTokenizer | None, delimit
 
 
 def _tokenize(request: ScoreRequest, tokenizer: TextTokenizer | None) -> _Parts:
-    nothing = np.zeros(0, np.int32)
-    suffix = request.suffix if request.suffix is not None else nothing
+    suffix = request.suffix if request.suffix is not None else _NOTHING
     if isinstance(request.query, str):
         tokenizer = _require(tokenizer)
         assert isinstance(request.items, tuple), "a text query comes with text items"
@@ -86,7 +96,7 @@ def _tokenize(request: ScoreRequest, tokenizer: TextTokenizer | None) -> _Parts:
         return _Parts(tokenizer.encode(request.query), items, suffix_ids, tokenizer.leading_ids)
     assert isinstance(request.items, Ragged), "an id query comes with id items"
     assert not isinstance(suffix, str), "an id query comes with an id suffix"
-    return _Parts(request.query, request.items, suffix, nothing)  # ids are used as they are: no BOS
+    return _Parts(request.query, request.items, suffix, _NOTHING)  # ids are used as they are: no BOS
 
 
 def _require(tokenizer: TextTokenizer | None) -> TextTokenizer:
@@ -97,7 +107,7 @@ def _require(tokenizer: TextTokenizer | None) -> TextTokenizer:
 
 def _truncate(items: Ragged, max_tokens: int | None) -> tuple[Ragged, tuple[Truncation, ...]]:
     """Cut the ends of long items, and say which."""
-    if max_tokens is None or not np.any(items.lens > max_tokens):
+    if max_tokens is None:
         return items, ()
     cut = np.flatnonzero(items.lens > max_tokens)
     report = tuple(Truncation(int(i), int(items.lens[i]), max_tokens) for i in cut)
@@ -105,26 +115,29 @@ def _truncate(items: Ragged, max_tokens: int | None) -> tuple[Ragged, tuple[Trun
     return Ragged(items.flat[ranges(items.starts[:-1], kept_lens)], starts_from_lens(kept_lens)), report
 
 
-def _arrange(
-    request: ScoreRequest, tokenizer: TextTokenizer | None, parts: _Parts, between: Int32Array
-) -> tuple[Int32Array, Ragged, bool]:
+def _arrange_apart(request: ScoreRequest, parts: _Parts, delimiter: int | None) -> tuple[Int32Array, Ragged, bool]:
     """Prefix, rows, and whether the rows are whole sequences."""
+    between = _NOTHING if delimiter is None else np.asarray([delimiter], np.int32)
     if request.item_first:
         after = np.concatenate([between, parts.query, parts.suffix])
-        return np.zeros(0, np.int32), surround(parts.leading, parts.items, after), True
+        return _NOTHING, surround(parts.leading, parts.items, after), True
     prefix = np.concatenate([parts.leading, parts.query, between])
-    # A delimiter is a token border of its own, and ids have no text to join: both make `joint` the same as `apart`.
-    if request.tokenization == "joint" and isinstance(request.query, str) and not len(between):
-        return prefix, surround(parts.leading, _joint_rows(request, _require(tokenizer)), parts.suffix), True
-    return prefix, surround(between[:0], parts.items, parts.suffix), False
+    return prefix, surround(_NOTHING, parts.items, parts.suffix), False
 
 
-def _joint_rows(request: ScoreRequest, tokenizer: TextTokenizer) -> Ragged:
-    """`query + item` as one text each. An item to be truncated is cut first, at its own tokens."""
-    assert isinstance(request.query, str)
-    assert isinstance(request.items, tuple)
-    texts = [request.query + tokenizer.cut(item, request.max_tokens_per_item) for item in request.items]
-    return tokenizer.encode_many(texts)
+def _arrange_joint(
+    request: ScoreRequest, tokenizer: TextTokenizer, parts: _Parts, truncated: tuple[Truncation, ...]
+) -> tuple[Int32Array, Ragged, bool]:
+    """The same. An item to be truncated is cut first, at its own tokens."""
+    assert isinstance(request.query, str), "ids have no text to join"
+    assert isinstance(request.items, tuple), "a text query comes with text items"
+    items = list(request.items)
+    for cut in truncated:
+        items[cut.index] = tokenizer.cut(items[cut.index], cut.kept_tokens)
+    query, item_first = request.query, request.item_first
+    rows = tokenizer.encode_many([item + query if item_first else query + item for item in items])
+    prefix = _NOTHING if item_first else np.concatenate([parts.leading, parts.query])
+    return prefix, surround(parts.leading, rows, parts.suffix), True
 
 
 def surround(before: Int32Array, rows: Ragged, after: Int32Array) -> Ragged:

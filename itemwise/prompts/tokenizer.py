@@ -12,10 +12,13 @@ from itemwise.models.tokenizer_files import TokenizerFiles
 
 
 class TextTokenizer:
-    """A model's tokenizer. Special tokens (BOS) are never added here: `leading_ids` go to the very start of a prompt."""
+    """A model's tokenizer. It adds no special tokens: `leading_ids` (BOS) start a prompt."""
 
     def __init__(self, files: TokenizerFiles) -> None:
         self._tokenizer = files.tokenizer
+        # A tokenizer.json may ask for both, as it was trained: they would cut and lengthen texts in silence.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
         self.leading_ids = np.asarray(files.leading_ids, np.int32)
         self.chat_template = files.chat_template
         self.special_ids = files.special_ids
@@ -32,14 +35,13 @@ class TextTokenizer:
         text: str = self._tokenizer.decode([token_id], skip_special_tokens=False)
         return text
 
-    def cut(self, text: str, max_tokens: int | None) -> str:
-        """The text's first `max_tokens` tokens, as text."""
-        if max_tokens is None:
+    def cut(self, text: str, max_tokens: int) -> str:
+        """The text's first `max_tokens` tokens, as text, without a last character that is cut in two."""
+        offsets = self._tokenizer.encode(text, add_special_tokens=False).offsets
+        if len(offsets) <= max_tokens:
             return text
-        encoding = self._tokenizer.encode(text, add_special_tokens=False)
-        if len(encoding.ids) <= max_tokens:
-            return text
-        return text[: encoding.offsets[max_tokens - 1][1]]
+        # Every token of a character spans it: the first one left out may begin before the last one kept.
+        return text[: min(offsets[max_tokens - 1][1], offsets[max_tokens][0])]
 
     def label_id(self, label: str, position: int) -> int:
         """The single token that a label string is, or an error that shows its tokens."""
@@ -59,5 +61,5 @@ class TextTokenizer:
         ids = self.encode(label)
         if not len(ids):
             message = f"labels[{position}] must hold at least one token, got {label!r} which has none"
-            raise InvalidValueError(message, code="empty_label", param="labels")
+            raise InvalidValueError(message, code="empty_label_token_ids", param="labels")
         return tuple(int(i) for i in ids)

@@ -18,9 +18,7 @@ from itemwise.contract.errors import RequestError
         (errors.ModelNotFoundError, 404, "model_error"),
     ],
 )
-def test_every_request_error_has_its_status_and_type(
-    cls: type[RequestError], status: int, type_: str
-) -> None:
+def test_every_request_error_has_its_status_and_type(cls: type[RequestError], status: int, type_: str) -> None:
     error = cls("expected this, got that", code="some_code")
     assert (error.status, error.type) == (status, type_)
     assert isinstance(error, RequestError)

@@ -190,9 +190,7 @@ def test_the_right_number_of_labels_passes(mode: str, labels: str) -> None:
 def test_a_label_of_many_tokens_has_no_raw_logit(mode: str, labels: list[str]) -> None:
     error = refusal({**TEXT, "labels": labels, "score_mode": mode, "label_scoring": "sequence"})
     assert (error.code, error.status, error.type) == ("conflicting_parameters", 400, INVALID_VALUE)
-    assert (
-        "expected score_mode softmax, prob, logprob, logit_diff, or sigmoid with two labels" in error.message
-    )
+    assert "expected score_mode softmax, prob, logprob, logit_diff, or sigmoid with two labels" in error.message
     assert f'got "{mode}" with {len(labels)} label(s)' in error.message
 
 

@@ -39,9 +39,7 @@ def rows(request: ScoreRequest) -> list[list[int]]:
 # Query and suffix
 
 
-@pytest.mark.parametrize(
-    "query", [[3, 4], (3, 4), np.array([3, 4]), np.array([3, 4], np.uint8), [np.int64(3), 4]]
-)
+@pytest.mark.parametrize("query", [[3, 4], (3, 4), np.array([3, 4]), np.array([3, 4], np.uint8), [np.int64(3), 4]])
 def test_ids_may_come_as_a_list_a_tuple_or_an_array(query: object) -> None:
     request = parse(query, [[1]])
     assert isinstance(request.query, np.ndarray)
@@ -81,9 +79,7 @@ def test_a_suffix_is_a_string_or_a_list(suffix: object) -> None:
         ([1], [[1]], "s", 'a list of token ids like query, got "s"'),
     ],
 )
-def test_a_suffix_is_of_the_same_kind_as_the_query(
-    query: object, items: object, suffix: object, expected: str
-) -> None:
+def test_a_suffix_is_of_the_same_kind_as_the_query(query: object, items: object, suffix: object, expected: str) -> None:
     error = refusal(query, items, suffix=suffix)
     assert (error.code, error.status, error.type) == ("mixed_input_types", 400, INVALID_REQUEST)
     assert f"suffix must be {expected}" in error.message
@@ -130,9 +126,7 @@ def test_a_bad_id_is_named_with_its_place(
         ({"labels": ["fine", "\ud800"]}, "labels[1]", None),
     ],
 )
-def test_half_a_surrogate_pair_is_refused(
-    fields: dict[str, object], name: str, item_index: int | None
-) -> None:
+def test_half_a_surrogate_pair_is_refused(fields: dict[str, object], name: str, item_index: int | None) -> None:
     error = refusal(**fields)
     assert (error.code, error.status, error.type) == ("invalid_unicode", 400, INVALID_VALUE)
     assert f"{name} must be valid Unicode, got a lone surrogate in " in error.message
@@ -210,18 +204,14 @@ BAD_ITEMS: list[tuple[object, object, object, str, str]] = [
         'items[1] must be a list of token ids because query is one, got "x" (str)',
     ),
 ]
-BAD_ITEMS += [
-    ([9], [4], [4, bad], code, f"items[1][1] {message}") for bad, code, _, _, message in BAD_IDS[:5]
-]
+BAD_ITEMS += [([9], [4], [4, bad], code, f"items[1][1] {message}") for bad, code, _, _, message in BAD_IDS[:5]]
 BAD_ITEMS += [([9], [4], [TOO_LARGE], "token_id_exceeds_vocab", "items[1][0] must be at most 2147483647")]
 BAD_ITEMS += [("q", "fine", "\ud800", "invalid_unicode", "items[1] must be valid Unicode")]
 bad_items = pytest.mark.parametrize(("query", "good", "bad", "code", "message"), BAD_ITEMS)
 
 
 @bad_items
-def test_a_bad_item_fails_the_request(
-    query: object, good: object, bad: object, code: str, message: str
-) -> None:
+def test_a_bad_item_fails_the_request(query: object, good: object, bad: object, code: str, message: str) -> None:
     error = refusal(query, [good, bad, good])
     assert (error.code, error.param, error.item_index) == (code, "items", 1)
     assert error.message.startswith(message)
@@ -289,9 +279,7 @@ def test_a_label_sequence_may_have_many_ids(labels: object) -> None:
 
 
 @bad_ids
-def test_a_bad_id_in_a_label_sequence_is_named(
-    bad: object, code: str, status: int, type_: str, message: str
-) -> None:
+def test_a_bad_id_in_a_label_sequence_is_named(bad: object, code: str, status: int, type_: str, message: str) -> None:
     error = refusal(label_token_ids=[1, [4, bad]], label_scoring="sequence")
     assert (error.code, error.status, error.type) == (code, status, type_)
     assert error.message.startswith("label_token_ids[1][1] must be ")

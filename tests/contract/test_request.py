@@ -107,9 +107,7 @@ def test_the_largest_id_of_the_vocabulary_passes() -> None:
     ],
     ids=["query", "suffix", "label", "label sequence", "item", "item after an empty one"],
 )
-def test_an_id_beyond_the_vocabulary_is_named(
-    request_: ScoreRequest, name: str, item_index: int | None
-) -> None:
+def test_an_id_beyond_the_vocabulary_is_named(request_: ScoreRequest, name: str, item_index: int | None) -> None:
     with pytest.raises(RequestError) as caught:
         check_vocabulary(request_, VOCAB_SIZE)
     error = caught.value

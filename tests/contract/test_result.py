@@ -67,17 +67,13 @@ def test_the_extra_keys_appear_when_they_hold_something() -> None:
     ).to_json()
     assert body["scores"] == [[1.0], None]
     assert body["truncated"] == [{"index": 0, "original_tokens": 50, "kept_tokens": 10}]
-    assert body["item_errors"] == [
-        {"index": 1, "code": "negative_token_id", "message": "items[1][0] is negative"}
-    ]
+    assert body["item_errors"] == [{"index": 1, "code": "negative_token_id", "message": "items[1][0] is negative"}]
     assert body["debug"] == {"algorithm": "packed"}
 
 
 def test_an_item_error_is_made_from_the_error_that_was_found() -> None:
     error = InvalidValueError("items[4] must be short, got long", code="context_too_long", item_index=4)
-    assert ItemError.from_error(4, error) == ItemError(
-        4, "context_too_long", "items[4] must be short, got long"
-    )
+    assert ItemError.from_error(4, error) == ItemError(4, "context_too_long", "items[4] must be short, got long")
 
 
 def test_ranked_is_best_first_by_the_first_column() -> None:
@@ -108,6 +104,4 @@ def test_every_scored_item_is_ranked_once_and_in_order(values: list[float | None
     ranked = result([None if value is None else [value] for value in values]).ranked()
     keys = [(-item.score, item.index) for item in ranked]
     assert keys == sorted(keys)
-    assert sorted(item.index for item in ranked) == [
-        index for index, value in enumerate(values) if value is not None
-    ]
+    assert sorted(item.index for item in ranked) == [index for index, value in enumerate(values) if value is not None]

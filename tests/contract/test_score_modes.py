@@ -70,9 +70,7 @@ def test_scores_of_one_token_labels(
         ("sigmoid", [log(0.3), log(0.1)], [3 / 4]),
     ],
 )
-def test_scores_of_labels_of_many_tokens(
-    mode: ScoreMode, logprobs: list[float], expected: list[float]
-) -> None:
+def test_scores_of_labels_of_many_tokens(mode: ScoreMode, logprobs: list[float], expected: list[float]) -> None:
     scores = scores_from_logprobs(mode, np.array([logprobs]))
     assert scores.shape == (1, len(expected))
     np.testing.assert_allclose(scores[0], expected, rtol=1e-12)
@@ -104,9 +102,7 @@ def test_no_items_give_no_rows(mode: ScoreMode) -> None:
         ("sigmoid", [LARGEST, -LARGEST], [1]),
     ],
 )
-def test_the_largest_logits_overflow_nowhere(
-    mode: ScoreMode, logits: list[float], expected: list[float]
-) -> None:
+def test_the_largest_logits_overflow_nowhere(mode: ScoreMode, logits: list[float], expected: list[float]) -> None:
     with np.errstate(over="raise", invalid="raise", divide="raise"):
         scores = scores_from_logits(mode, floats([logits]), np.zeros(1, np.float32))
     assert scores[0].tolist() == expected
@@ -127,9 +123,7 @@ def test_a_normalizer_rounded_below_its_logit_gives_no_probability_above_one() -
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("label_scoring", get_args(LabelScoring))
-def test_the_whole_vocabulary_is_needed_only_for_probabilities(
-    mode: ScoreMode, label_scoring: LabelScoring
-) -> None:
+def test_the_whole_vocabulary_is_needed_only_for_probabilities(mode: ScoreMode, label_scoring: LabelScoring) -> None:
     expected = label_scoring == "sequence" or mode in {"prob", "logprob"}
     assert needs_normalizer(mode, label_scoring) == expected
 

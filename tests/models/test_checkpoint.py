@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,7 +50,7 @@ def test_a_folder_with_one_gguf_file_is_that_file(gguf_files: dict[str, Path], t
 
 def test_a_folder_with_several_gguf_files_asks_for_one(gguf_files: dict[str, Path]) -> None:
     folder = gguf_files["llama"].parent
-    with pytest.raises(ModelLoadError, match="holds 5 GGUF files; name one: llama.gguf, llama3.gguf"):
+    with pytest.raises(ModelLoadError, match=r"holds 5 GGUF files; name one: llama.gguf, llama3.gguf"):
         open_checkpoint(folder)
 
 
@@ -66,7 +67,7 @@ def test_a_wrong_folder_says_what_it_found(tmp_path: Path) -> None:
 
 
 def test_an_empty_folder_says_so(tmp_path: Path) -> None:
-    with pytest.raises(ModelLoadError, match="is not a model folder: .*, found nothing"):
+    with pytest.raises(ModelLoadError, match=r"is not a model folder: .*, found nothing"):
         open_checkpoint(tmp_path)
 
 
@@ -85,7 +86,7 @@ def test_a_path_to_nothing_is_one_clear_error(name: str) -> None:
 
 @pytest.mark.parametrize("kind", ["safetensors", "F32", "Q8_0"])
 def test_reading_holds_no_second_copy(kind: str, tmp_path: Path) -> None:
-    sizes = {"vocab_size": 16_384, "hidden_size": 512, "intermediate_size": 2048, "head_dim": 128}
+    sizes: dict[str, Any] = {"vocab_size": 16_384, "hidden_size": 512, "intermediate_size": 2048}
     path = make_hf_checkpoint(tmp_path / "model", "llama", **sizes)
     if kind != "safetensors":
         path = make_gguf(path, tmp_path / "model.gguf", kind)

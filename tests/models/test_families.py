@@ -50,9 +50,7 @@ def test_a_config_without_architectures_says_so() -> None:
 
 
 def test_an_unsupported_gguf_architecture_is_answered_with_the_supported_ones() -> None:
-    with pytest.raises(
-        ModelLoadError, match="unsupported GGUF architecture 'gemma3'; supported: qwen3, qwen2, llama"
-    ):
+    with pytest.raises(ModelLoadError, match="unsupported GGUF architecture 'gemma3'; supported: qwen3, qwen2, llama"):
         family_of_gguf("gemma3")
 
 

@@ -19,7 +19,13 @@ ALIGNMENT = 64
 def file(tmp_path: Path) -> Path:
     writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
     writer.add_custom_alignment(ALIGNMENT)
-    for kind, value in (("uint8", 200), ("int8", -3), ("uint16", 60_000), ("int16", -300), ("uint32", 2**32 - 1)):
+    for kind, value in (
+        ("uint8", 200),
+        ("int8", -3),
+        ("uint16", 60_000),
+        ("int16", -300),
+        ("uint32", 2**32 - 1),
+    ):
         getattr(writer, f"add_{kind}")(kind, value)
     for kind, value in (("int32", -(2**31)), ("uint64", 2**63), ("int64", -(2**40))):
         getattr(writer, f"add_{kind}")(kind, value)
@@ -38,7 +44,12 @@ def file(tmp_path: Path) -> Path:
 def test_every_kind_of_metadata_is_read(file: Path) -> None:
     metadata = read_gguf_file(file).metadata
     assert metadata["general.architecture"] == "llama"
-    assert (metadata["uint8"], metadata["int8"], metadata["uint16"], metadata["int16"]) == (200, -3, 60_000, -300)
+    assert (metadata["uint8"], metadata["int8"], metadata["uint16"], metadata["int16"]) == (
+        200,
+        -3,
+        60_000,
+        -300,
+    )
     assert (metadata["uint32"], metadata["int32"]) == (2**32 - 1, -(2**31))
     assert (metadata["uint64"], metadata["int64"]) == (2**63, -(2**40))
     assert (metadata["float32"], metadata["float64"], metadata["bool"]) == (0.5, 0.1, True)
@@ -96,14 +107,14 @@ def test_an_unsupported_version_is_named(file: Path, version: int) -> None:
 def test_metadata_of_an_unknown_type_is_called_damaged(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1) + b"k" + struct.pack("<I", 77) + bytes(8))
-    with pytest.raises(ModelLoadError, match="is damaged: its metadata cannot be read .*id 77"):
+    with pytest.raises(ModelLoadError, match=r"is damaged: its metadata cannot be read .*id 77"):
         read_gguf_file(path)
 
 
 def test_bytes_that_are_no_text_are_called_damaged(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1) + b"\xff" + bytes(12))
-    with pytest.raises(ModelLoadError, match="is damaged: its metadata cannot be read .*utf-8"):
+    with pytest.raises(ModelLoadError, match=r"is damaged: its metadata cannot be read .*utf-8"):
         read_gguf_file(path)
 
 

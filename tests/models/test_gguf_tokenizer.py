@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import gguf
 import pytest
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from itemwise.contract.errors import TokenizerError
 from itemwise.models.checkpoint import Checkpoint, open_checkpoint
@@ -38,7 +39,16 @@ TEXTS = [
     "x" * 200,
     '{"a": [1.5, -2e10, true]}',
 ]  # fmt: skip
-DIGITS = ["2024", "1,234,567.89", "in 1999 and 3000", "  42", "v1.2.3-rc4", "½ ² Ⅷ ٣٤ 12½", "0x1F", "room 101's"]
+DIGITS = [
+    "2024",
+    "1,234,567.89",
+    "in 1999 and 3000",
+    "  42",
+    "v1.2.3-rc4",
+    "½ ² Ⅷ ٣٤ 12½",
+    "0x1F",
+    "room 101's",
+]
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 GPT2_BYTES = pre_tokenizers.ByteLevel.alphabet()
 
@@ -46,6 +56,11 @@ GPT2_BYTES = pre_tokenizers.ByteLevel.alphabet()
 def ids_of(files: TokenizerFiles, text: str) -> list[int]:
     ids: list[int] = files.tokenizer.encode(text, add_special_tokens=False).ids
     return ids
+
+
+def tokens_of(files: TokenizerFiles, text: str) -> list[str]:
+    tokens: list[str] = files.tokenizer.encode(text, add_special_tokens=False).tokens
+    return tokens
 
 
 def write_tokenizer(path: Path, metadata: Mapping[str, Any]) -> TokenizerFiles:
@@ -203,11 +218,11 @@ def sentencepiece_metadata(vocab_size: int = 700) -> dict[str, Any]:
 
 
 def greedy_sentencepiece(text: str, tokens: Sequence[str], scores: Sequence[float]) -> list[int]:
-    """SentencePiece's BPE as its paper has it: join the two neighbours whose union scores best, until none do."""
+    """SentencePiece's BPE at its plainest: join the two neighbours whose union scores best, until none do."""
     ids = {token: index for index, token in enumerate(tokens)}
     pieces = list("▁" + text.replace(" ", "▁")) if text else []
     while True:
-        unions = [(scores[ids[a + b]], -i) for i, (a, b) in enumerate(zip(pieces, pieces[1:], strict=False)) if a + b in ids]
+        unions = [(scores[ids[a + b]], -i) for i, (a, b) in enumerate(pairwise(pieces)) if a + b in ids]
         if not unions:
             break
         place = -max(unions)[1]
@@ -216,7 +231,7 @@ def greedy_sentencepiece(text: str, tokens: Sequence[str], scores: Sequence[floa
     return [index for piece in pieces for index in bytes_of.get(piece) or [ids[piece]]]
 
 
-PLAIN_TEXTS = [text for text in TEXTS + DIGITS if "<|" not in text and "é" not in text]
+PLAIN_TEXTS = [text for text in TEXTS + DIGITS if "<|" not in text]
 
 
 def test_sentencepiece_joins_what_scores_best(tmp_path: Path) -> None:
@@ -243,22 +258,19 @@ def test_sentencepiece_agrees_with_transformers(tmp_path: Path) -> None:
 def test_sentencepiece_puts_a_space_before_text_and_after_special_tokens(tmp_path: Path) -> None:
     files = write_tokenizer(tmp_path / "model.gguf", sentencepiece_metadata())
     assert ids_of(files, "the</s>the") == [*ids_of(files, "the"), 2, *ids_of(files, "the")]
-    first = files.tokenizer.id_to_token(ids_of(files, "the")[0])
-    assert first.startswith("▁")
+    assert tokens_of(files, "the")[0].startswith("▁")
 
 
 def test_sentencepiece_without_the_space(tmp_path: Path) -> None:
     metadata = sentencepiece_metadata() | {"ggml.add_space_prefix": False}
     files = write_tokenizer(tmp_path / "model.gguf", metadata)
-    ids = ids_of(files, "the dog")
-    assert not files.tokenizer.id_to_token(ids[0]).startswith("▁")
-    assert files.tokenizer.decode(ids) == "the dog"
+    assert not tokens_of(files, "the dog")[0].startswith("▁")
+    assert files.tokenizer.decode(ids_of(files, "the dog")) == "the dog"
 
 
 def test_sentencepiece_spells_what_it_does_not_know_in_bytes(tmp_path: Path) -> None:
     files = write_tokenizer(tmp_path / "model.gguf", sentencepiece_metadata())
-    tokens = [files.tokenizer.id_to_token(index) for index in ids_of(files, "ж")]
-    assert tokens == ["▁", "<0xD0>", "<0xB6>"]
+    assert tokens_of(files, "ж") == ["▁", "<0xD0>", "<0xB6>"]
 
 
 # What goes with the vocabulary.
@@ -327,7 +339,7 @@ def test_a_converted_folder_has_the_folders_tokenizer(bos: bool, tmp_path: Path)
 
 def test_a_file_without_a_tokenizer_still_opens(gguf_files: dict[str, Path]) -> None:
     checkpoint: Checkpoint = open_checkpoint(gguf_files["llama"])
-    with pytest.raises(TokenizerError, match="llama.gguf has no tokenizer.*send token ids instead"):
+    with pytest.raises(TokenizerError, match=r"llama.gguf has no tokenizer.*send token ids instead"):
         checkpoint.read_tokenizer_files()
 
 
@@ -354,5 +366,5 @@ def test_missing_merges_are_named(tmp_path: Path) -> None:
 def test_merges_that_do_not_fit_the_vocabulary_are_one_clear_error(tmp_path: Path) -> None:
     metadata = byte_level_metadata(trained_byte_level(GPT2_SPLIT), "gpt-2")
     metadata["ggml.merges"] = [*metadata["ggml.merges"], "zq qz"]
-    with pytest.raises(TokenizerError, match="model.gguf: its tokenizer cannot be built: "):
+    with pytest.raises(TokenizerError, match=r"model.gguf: its tokenizer cannot be built: "):
         write_tokenizer(tmp_path / "model.gguf", metadata)

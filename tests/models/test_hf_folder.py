@@ -142,7 +142,7 @@ def test_a_sliding_window_in_use_bounds_the_context(
 
 def test_an_unsupported_architecture_is_answered_with_the_supported_ones(llama: Path) -> None:
     edit_config(llama, architectures=["GPT2LMHeadModel"])
-    with pytest.raises(ModelLoadError, match="GPT2LMHeadModel.*; supported: .*LlamaForCausalLM"):
+    with pytest.raises(ModelLoadError, match=r"GPT2LMHeadModel.*; supported: .*LlamaForCausalLM"):
         open_checkpoint(llama)
 
 
@@ -152,7 +152,7 @@ def test_an_unsupported_activation_is_named(llama: Path) -> None:
 
 
 def test_a_config_that_lacks_a_size_names_it(llama: Path) -> None:
-    with pytest.raises(ModelLoadError, match="config.json lacks 'hidden_size', which a Llama"):
+    with pytest.raises(ModelLoadError, match=r"config.json lacks 'hidden_size', which a Llama"):
         open_checkpoint(edit_config(llama, hidden_size=...))
 
 
@@ -192,7 +192,7 @@ def test_a_misshapen_tensor_is_named_with_both_shapes(llama: Path) -> None:
 
 def test_a_tensor_that_would_be_left_out_is_an_error(tmp_path: Path) -> None:
     folder = make_hf_checkpoint(tmp_path / "biased", "llama", attention_bias=True)
-    with pytest.raises(ModelLoadError, match="unsupported: .*'model.layers.0.self_attn.o_proj.bias'"):
+    with pytest.raises(ModelLoadError, match=r"unsupported: .*'model.layers.0.self_attn.o_proj.bias'"):
         open_checkpoint(folder)
 
 
@@ -204,7 +204,7 @@ def test_rotary_tables_of_old_checkpoints_are_passed_over(llama: Path) -> None:
 
 def test_a_missing_weight_file_is_named(llama: Path) -> None:
     (llama / "model.safetensors").unlink()
-    with pytest.raises(ModelLoadError, match="lacks the weight file model.safetensors$"):
+    with pytest.raises(ModelLoadError, match=r"lacks the weight file model.safetensors$"):
         open_checkpoint(llama)
 
 
@@ -231,7 +231,7 @@ def test_an_index_without_its_map_is_one_clear_error(llama: Path) -> None:
 def test_a_truncated_weight_file_is_named(llama: Path) -> None:
     file = llama / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
-    with pytest.raises(ModelLoadError, match="model.safetensors is truncated: tensor '.*' ends at byte"):
+    with pytest.raises(ModelLoadError, match=r"model.safetensors is truncated: tensor '.*' ends at byte"):
         open_checkpoint(llama)
 
 
@@ -258,11 +258,11 @@ def test_the_chat_template_is_found_in_both_places(tmp_path: Path) -> None:
 
 def test_a_folder_without_a_tokenizer_still_opens(hf_folders: dict[str, Path]) -> None:
     checkpoint = open_checkpoint(hf_folders["llama"])
-    with pytest.raises(TokenizerError, match="has no tokenizer.json.*send token ids instead"):
+    with pytest.raises(TokenizerError, match=r"has no tokenizer.json.*send token ids instead"):
         checkpoint.read_tokenizer_files()
 
 
 def test_a_broken_tokenizer_is_one_clear_error(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text('{"model": 3}')
-    with pytest.raises(TokenizerError, match="tokenizer.json cannot be read"):
+    with pytest.raises(TokenizerError, match=r"tokenizer.json cannot be read"):
         read_tokenizer_folder(tmp_path)

@@ -18,19 +18,22 @@ that the tiles left out, which the array says are hidden: the same bits at the p
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F  # noqa: N812  # everybody's name for it
 from torch import Tensor
 
 from itemwise.backends.base import ForwardBatch, Layout
 from itemwise.backends.torch.dense_mask import DenseMask
 from itemwise.backends.torch.softmax import NEG_INF, Partial, masked_softmax, merge
 from itemwise.backends.torch.tiles import DiagonalTiles, FullRange, cut_diagonals, cut_full_ranges
+from itemwise.backends.torch.workers import Workers
 
 FULL_ROWS = 256  # query rows (heads of one KV head folded in) of one full-range product
 KEY_BLOCK = 512  # keys that are scored at a time where no flash attention is at hand
+KEY_ALIGNMENT = 16
 
 KeysValues = tuple[Tensor, Tensor]  # each [S, K, H]
 
@@ -49,35 +52,42 @@ class Attention(ABC):
             prefixes: this layer's keys and values of each cached prefix; None where the prefix is in the batch.
 
         Returns:
-            [T, N, H] in q's dtype.
+            [T, N, H] float32.
         """
 
 
 class TiledAttention(Attention):
     """For CPUs, and for float32 on a GPU."""
 
-    def __init__(self, batch: ForwardBatch, device: torch.device) -> None:
+    def __init__(self, batch: ForwardBatch, device: torch.device, heads_per_kv: int, workers: Workers) -> None:
+        self._workers = workers
         self._prefix_starts = batch_prefix_starts(batch)
         full_ranges, diagonals = cut_full_ranges(batch), cut_diagonals(batch)
-        self._full_ranges = [(part, torch.from_numpy(part.queries).to(device)) for part in full_ranges]
+        tokens_per_block = max(1, FULL_ROWS // heads_per_kv)
+        # A token's parts are merged in turn: first its earlier tiles, then its prefix. Within a phase it comes once.
+        self._phases = [
+            _cut_queries([part for part in full_ranges if part.prefix is None], tokens_per_block, device),
+            _cut_queries([part for part in full_ranges if part.prefix is not None], tokens_per_block, device),
+        ]
         self._diagonals = [_DiagonalGroup.on_device(tiles, device) for tiles in diagonals]
         self._dense: DenseMask | None = None
         if batch.layout is Layout.PACKED and batch.mask == "dense":
             self._dense = DenseMask(batch, diagonals, full_ranges, device)
-            masks = self._dense.diagonal_masks
-            self._diagonals = [replace(group, mask=mask) for group, mask in zip(self._diagonals, masks, strict=True)]
+            masks = self._dense.hidden_in_diagonals
+            self._diagonals = [replace(group, hidden=each) for group, each in zip(self._diagonals, masks, strict=True)]
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, prefixes: Sequence[KeysValues | None]) -> Tensor:
         out = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
         lse = torch.full(q.shape[:2], NEG_INF, dtype=torch.float32, device=q.device)
-        for group in self._diagonals:
-            _attend_diagonal(q, k, v, group, (out, lse))
-        for part, queries in self._full_ranges:
-            keys, values = self._keys_of(part, k, v, prefixes)
-            _attend_full(q, keys, values, queries, (out, lse))
+        total = (out, lse)
+        self._workers.run(lambda group: _attend_diagonal(q, k, v, group, total), self._diagonals)
+        for blocks in self._phases:
+            self._workers.run(
+                lambda block: _attend_full(q, *self._keys_of(block[0], k, v, prefixes), block[1], total), blocks
+            )
         if self._dense is not None:
-            self._dense.attend_rest(q, k, v, (out, lse))
-        return out.to(q.dtype)
+            self._dense.attend_rest(q, k, v, total)
+        return out
 
     def _keys_of(self, part: FullRange, k: Tensor, v: Tensor, prefixes: Sequence[KeysValues | None]) -> KeysValues:
         start, stop = part.start, part.stop
@@ -96,25 +106,25 @@ class _DiagonalGroup:
 
     index: Tensor  # [g * W] tokens
     slots: Tensor  # [real tokens] places in `index`
-    mask: Tensor  # [g, 1, W, W], True where visible
+    hidden: Tensor  # [g, 1, W, W], True where a key comes after the query
 
     @classmethod
     def on_device(cls, tiles: DiagonalTiles, device: torch.device) -> _DiagonalGroup:
         num_tiles, width = tiles.tokens.shape
-        causal = torch.ones(width, width, dtype=torch.bool, device=device).tril()
+        later = torch.ones(width, width, dtype=torch.bool, device=device).triu(1)
         index = torch.from_numpy(tiles.tokens.reshape(-1)).to(device)
-        return cls(index, torch.from_numpy(tiles.slots).to(device), causal.expand(num_tiles, 1, width, width))
+        return cls(index, torch.from_numpy(tiles.slots).to(device), later.expand(num_tiles, 1, width, width))
 
 
 def _attend_diagonal(q: Tensor, k: Tensor, v: Tensor, group: _DiagonalGroup, total: Partial) -> None:
     """The first part that any token gets: written to `total`, not merged. Query heads of one KV head become rows."""
-    (num_tiles, _, width, _), (_, num_kv_heads, head_size) = group.mask.shape, k.shape
+    (num_tiles, _, width, _), (_, num_kv_heads, head_size) = group.hidden.shape, k.shape
     heads_per_kv = q.shape[1] // num_kv_heads
     queries = q[group.index].float().view(num_tiles, width, num_kv_heads, heads_per_kv, head_size)
     queries = queries.permute(0, 2, 3, 1, 4).reshape(num_tiles, num_kv_heads, heads_per_kv * width, head_size)
     keys = k[group.index].float().view(num_tiles, width, num_kv_heads, head_size).transpose(1, 2)
     values = v[group.index].float().view(num_tiles, width, num_kv_heads, head_size).transpose(1, 2)
-    out, lse = masked_softmax(queries, keys, values, group.mask.repeat(1, 1, heads_per_kv, 1))
+    out, lse = masked_softmax(queries, keys, values, group.hidden.repeat(1, 1, heads_per_kv, 1))
     out = out.view(num_tiles, num_kv_heads, heads_per_kv, width, head_size).permute(0, 3, 1, 2, 4)
     lse = lse.view(num_tiles, num_kv_heads, heads_per_kv, width).permute(0, 3, 1, 2)
     tokens = group.index[group.slots]
@@ -122,26 +132,34 @@ def _attend_diagonal(q: Tensor, k: Tensor, v: Tensor, group: _DiagonalGroup, tot
     total[1][tokens] = lse.reshape(-1, q.shape[1])[group.slots]
 
 
+def _cut_queries(
+    parts: Sequence[FullRange], tokens_per_block: int, device: torch.device
+) -> list[tuple[FullRange, Tensor]]:
+    """Every range with its query tokens in blocks that make one product each."""
+    return [
+        (part, block)
+        for part in parts
+        for block in torch.split(torch.from_numpy(part.queries).to(device), tokens_per_block)
+    ]
+
+
 def _attend_full(q: Tensor, keys: Tensor, values: Tensor, tokens: Tensor, total: Partial) -> None:
-    """Query rows in blocks of FULL_ROWS, the last one filled up; merged into `total`."""
+    """One product of FULL_ROWS query rows, filled up where the tokens give fewer; merged into `total`."""
     num_kv_heads, head_size = keys.shape[1:]
     queries = q[tokens].view(len(tokens), num_kv_heads, -1, head_size).transpose(0, 1)  # [K, tokens, G, H]
     queries = queries.reshape(num_kv_heads, -1, head_size)
-    parts = [full_attention(block, keys, values) for block in _padded_blocks(queries, FULL_ROWS)]
     num_rows = queries.shape[1]
-    out = torch.cat([part[0] for part in parts], 1)[:, :num_rows].view(num_kv_heads, len(tokens), -1, head_size)
-    lse = torch.cat([part[1] for part in parts], 1)[:, :num_rows].view(num_kv_heads, len(tokens), -1)
-    part_out = out.transpose(0, 1).reshape(len(tokens), -1, head_size).float()
-    part_lse = lse.transpose(0, 1).reshape(len(tokens), -1)
-    total[0][tokens], total[1][tokens] = merge((total[0][tokens], total[1][tokens]), (part_out, part_lse))
+    out, lse = full_attention(_filled_up(queries, max(FULL_ROWS, num_rows)), keys, values)
+    out = out[:, :num_rows].reshape(num_kv_heads, len(tokens), -1, head_size).transpose(0, 1)
+    lse = lse[:, :num_rows].reshape(num_kv_heads, len(tokens), -1).transpose(0, 1)
+    part = (out.reshape(len(tokens), -1, head_size).float(), lse.reshape(len(tokens), -1))
+    total[0][tokens], total[1][tokens] = merge((total[0][tokens], total[1][tokens]), part)
 
 
-def _padded_blocks(rows: Tensor, size: int) -> Iterator[Tensor]:
-    """Blocks of `size` along axis 1 of [K, rows, H]; the last is filled up with copies of its first row."""
-    for start in range(0, rows.shape[1], size):
-        block = rows[:, start : start + size]
-        missing = size - block.shape[1]
-        yield block if not missing else torch.cat([block, block[:, :1].expand(-1, missing, -1)], 1)
+def _filled_up(rows: Tensor, size: int) -> Tensor:
+    """[K, rows, H] to [K, size, H] with copies of the first row."""
+    missing = size - rows.shape[1]
+    return torch.cat([rows, rows[:, :1].expand(-1, missing, -1)], 1) if missing else rows
 
 
 def full_attention(q: Tensor, keys: Tensor, values: Tensor) -> Partial:
@@ -152,16 +170,22 @@ def full_attention(q: Tensor, keys: Tensor, values: Tensor) -> Partial:
         flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
         out, lse = flash(q.contiguous().unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0))
         return out[0], lse[0]
-    visible = torch.ones(1, 1, dtype=torch.bool, device=q.device)
-    return _softmax_over_key_blocks(q.float(), k.float(), v.float(), visible)
+    return _softmax_over_key_blocks(q.float(), k.float(), v.float())
 
 
-def _softmax_over_key_blocks(q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Partial:
-    """masked_softmax over keys in blocks, so that the scores stay small whatever the prefix's length."""
+def _softmax_over_key_blocks(q: Tensor, k: Tensor, v: Tensor) -> Partial:
+    """Keys in blocks, so that the scores stay small whatever the prefix's length; all [K, .., H].
+
+    A block's keys are padded, and masked, to a multiple of KEY_ALIGNMENT: CUDA sums a row of another length in an order
+    that depends on the address where the row begins, that is, on its place among the others.
+    """
     total: Partial | None = None
     for start in range(0, k.shape[1], KEY_BLOCK):
         keys, values = k[:, start : start + KEY_BLOCK], v[:, start : start + KEY_BLOCK]
-        out, lse = masked_softmax(q[None], keys[None], values[None], visible)
+        missing = -keys.shape[1] % KEY_ALIGNMENT
+        hidden = torch.arange(keys.shape[1] + missing, device=k.device) >= keys.shape[1]
+        keys, values = (F.pad(each, (0, 0, 0, missing))[None] for each in (keys, values))
+        out, lse = masked_softmax(q[None], keys, values, hidden)
         total = (out[0], lse[0]) if total is None else merge(total, (out[0], lse[0]))
     assert total is not None, "a full range is never empty"
     return total

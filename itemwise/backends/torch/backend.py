@@ -15,13 +15,14 @@ from itemwise.backends.torch.head import label_logits, log_normalizers
 from itemwise.backends.torch.model import Transformer
 from itemwise.backends.torch.varlen import VarlenAttention
 from itemwise.backends.torch.weights import load_weights
+from itemwise.backends.torch.workers import Workers
 from itemwise.contract.errors import BackendError
 from itemwise.contract.ragged import ranges
 from itemwise.models.checkpoint import Checkpoint
 
-CPU_BLOCK_ROWS = 256
+CPU_BLOCK_ROWS = 128
 CUDA_TOKEN_MULTIPLE = 256  # from this many rows on cuBLAS adds in one order, whatever the number of rows
-CUDA_INVARIANT_ROWS = 1024  # rows of a block under `batch_invariant`
+CUDA_INVARIANT_ROWS = 2048  # rows of a block under `batch_invariant`
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -47,7 +48,7 @@ class TorchBackend(Backend):
         self._device = _resolve_device(device)
         self._dtype = _resolve_dtype(dtype, self._device)
         self._is_cpu = self._device.type == "cpu"
-        self._num_threads = torch.get_num_threads()  # a CPU's bits depend on it: fixed from here on
+        self._workers = Workers(torch.get_num_threads() if self._is_cpu else None)
         multiple = CPU_BLOCK_ROWS if self._is_cpu else CUDA_TOKEN_MULTIPLE
         block_rows = CPU_BLOCK_ROWS if self._is_cpu else CUDA_INVARIANT_ROWS if batch_invariant else None
         self.info = BackendInfo(
@@ -59,11 +60,12 @@ class TorchBackend(Backend):
             token_multiple=multiple,
         )
         weights = load_weights(checkpoint, self._dtype, self._device)
-        self._transformer = Transformer(self.config, weights, block_rows)
+        self._transformer = Transformer(self.config, weights, block_rows, self._workers)
 
-    @torch.inference_mode()
     def forward(self, batch: ForwardBatch) -> ForwardOutput:
-        self._hold_thread_count()
+        return self._workers.drive(lambda: self._forward(batch))
+
+    def _forward(self, batch: ForwardBatch) -> ForwardOutput:
         padded = -(-batch.num_tokens // self.info.token_multiple) * self.info.token_multiple
         output = self._transformer(
             token_ids=self._to_device(_padded(batch.token_ids, padded)),
@@ -78,25 +80,25 @@ class TorchBackend(Backend):
             return ForwardOutput(np.zeros(batch.label_ids.shape, np.float32), None, kept)
         head = self._transformer.weights.head
         logits = label_logits(output.hidden, head, batch.label_ids)
-        normalizers = log_normalizers(output.hidden, head).cpu().numpy() if batch.need_normalizers else None
+        normalizers = None
+        if batch.need_normalizers:
+            normalizers = log_normalizers(output.hidden, head, self._workers).cpu().numpy()
         return ForwardOutput(logits.cpu().numpy(), normalizers, kept)
 
     def close(self) -> None:
+        self._workers.close()
         del self._transformer
         if not self._is_cpu:
             torch.cuda.empty_cache()
 
     def _attention(self, batch: ForwardBatch) -> Attention:
         if self._is_cpu or self._dtype == torch.float32 or self.config.head_size % 8 or self.config.head_size > 256:
-            return TiledAttention(batch, self._device)
+            heads_per_kv = self.config.num_heads // self.config.num_kv_heads
+            return TiledAttention(batch, self._device, heads_per_kv, self._workers)
         return VarlenAttention(batch, self._device)
 
     def _to_device(self, array: NDArray[np.int32] | NDArray[np.int64]) -> torch.Tensor:
         return torch.from_numpy(array).to(self._device).long()
-
-    def _hold_thread_count(self) -> None:
-        if self._is_cpu and torch.get_num_threads() != self._num_threads:
-            torch.set_num_threads(self._num_threads)
 
 
 def _resolve_device(device: str) -> torch.device:
@@ -125,7 +127,8 @@ def _resolve_dtype(dtype: str, device: torch.device) -> torch.dtype:
 
 def _device_title(device: torch.device) -> str:
     if device.type == "cpu":
-        return f"cpu ({torch.get_num_threads()} threads)"
+        threads = torch.get_num_threads()
+        return f"cpu ({threads} thread{'s' if threads > 1 else ''})"
     return f"{device} ({torch.cuda.get_device_name(device)})"
 
 
@@ -155,4 +158,4 @@ def _split_prefixes(batch: ForwardBatch, keys_values: Sequence[KeysValues]) -> t
 
 
 def _split(pair: KeysValues, lens: list[int]) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
-    return pair[0].split(lens), pair[1].split(lens)
+    return torch.split(pair[0], lens), torch.split(pair[1], lens)

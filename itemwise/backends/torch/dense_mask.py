@@ -36,12 +36,13 @@ class DenseMask:
     ) -> None:
         self._row_starts = [int(start) for start in batch.row_starts]
         rows = [_dense_mask(batch, row) for row in range(len(self._row_starts) - 1)]
-        self.diagonal_masks = [self._read_diagonals(rows, tiles).to(device) for tiles in diagonals]
+        self.hidden_in_diagonals = [~self._read_diagonals(rows, tiles).to(device) for tiles in diagonals]
         for part in full_ranges:
             self._take_full_range(batch, rows, part)
         for tiles in diagonals:
             self._take_diagonals(rows, tiles)
-        self._rest = [torch.from_numpy(row).to(device) for row in rows]  # what no tile visits
+        # What no tile visits stays hidden, unless the masks show something that the tiles left out.
+        self._hidden = [torch.from_numpy(~row).to(device) for row in rows]
 
     def _row_of(self, token: int) -> int:
         return int(np.searchsorted(self._row_starts, token, side="right")) - 1
@@ -72,23 +73,23 @@ class DenseMask:
 
     def attend_rest(self, q: Tensor, k: Tensor, v: Tensor, total: Partial) -> None:
         """Score every pair of every row, masked by what the tiles left over, and merge it into `total`."""
-        for row, rest in enumerate(self._rest):
+        for row, hidden in enumerate(self._hidden):
             start = self._row_starts[row]
-            for query in range(0, len(rest), BLOCK):
-                for key in range(0, len(rest), BLOCK):
-                    mask = rest[query : query + BLOCK, key : key + BLOCK]
-                    _attend_block(q[start:], k[start:], v[start:], query, key, mask, (total[0][start:], total[1][start:]))
+            for query in range(0, len(hidden), BLOCK):
+                for key in range(0, len(hidden), BLOCK):
+                    block = hidden[query : query + BLOCK, key : key + BLOCK]
+                    _attend_block(
+                        q[start:], k[start:], v[start:], query, key, block, (total[0][start:], total[1][start:])
+                    )
 
 
-def _attend_block(
-    q: Tensor, k: Tensor, v: Tensor, query: int, key: int, mask: Tensor, total: Partial
-) -> None:
+def _attend_block(q: Tensor, k: Tensor, v: Tensor, query: int, key: int, hidden: Tensor, total: Partial) -> None:
     heads_per_kv = q.shape[1] // k.shape[1]
-    rows, columns = slice(query, query + mask.shape[0]), slice(key, key + mask.shape[1])
+    rows, columns = slice(query, query + hidden.shape[0]), slice(key, key + hidden.shape[1])
     queries = q[rows].float().transpose(0, 1)[None]  # [1, N, R, H]
     keys = k[columns].float().transpose(0, 1).repeat_interleave(heads_per_kv, 0)[None]
     values = v[columns].float().transpose(0, 1).repeat_interleave(heads_per_kv, 0)[None]
-    out, lse = masked_softmax(queries, keys, values, mask)
+    out, lse = masked_softmax(queries, keys, values, hidden)
     part = (out[0].transpose(0, 1), lse[0].transpose(0, 1))
     total[0][rows], total[1][rows] = merge((total[0][rows], total[1][rows]), part)
 

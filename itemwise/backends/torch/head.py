@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+import torch.nn.functional as F  # noqa: N812  # everybody's name for it
 from torch import Tensor
 
 from itemwise.backends.torch.model import pad_rows
+from itemwise.backends.torch.workers import Workers
 from itemwise.contract.ragged import Int32Array
 
 ROW_BLOCK = 64  # hidden states at a time
@@ -27,17 +29,28 @@ def label_logits(hidden: Tensor, head: Tensor, label_ids: Int32Array) -> Tensor:
     return torch.cat(blocks, 1).gather(1, column_of)
 
 
-def log_normalizers(hidden: Tensor, head: Tensor) -> Tensor:
+def log_normalizers(hidden: Tensor, head: Tensor, workers: Workers) -> Tensor:
     """The log-sum-exp of all logits: hidden [R, D] float32, head [V, D] to [R] float32."""
-    total = torch.full((len(hidden),), float("-inf"), device=hidden.device)
-    for start in range(0, len(head), VOCAB_BLOCK):
-        rows = head[start : start + VOCAB_BLOCK].float()
-        for first in range(0, len(hidden), ROW_BLOCK):
-            block = pad_rows(hidden[first : first + ROW_BLOCK], ROW_BLOCK)
-            part = torch.logsumexp(block @ rows.T, -1)
-            num_rows = len(total[first : first + ROW_BLOCK])
-            total[first : first + num_rows] = torch.logaddexp(total[first : first + num_rows], part[:num_rows])
-    return total
+    padded = _padded_to_multiple(hidden, ROW_BLOCK)
+    vocab_starts = range(0, len(head), VOCAB_BLOCK)
+    parts = hidden.new_empty(len(vocab_starts), len(padded))
+
+    def sum_vocab_block(number: int) -> None:
+        rows = head[vocab_starts[number] :][:VOCAB_BLOCK].float().T
+        for first in range(0, len(padded), ROW_BLOCK):
+            logits = padded[first : first + ROW_BLOCK] @ rows
+            parts[number, first : first + ROW_BLOCK] = torch.logsumexp(_aligned(logits), -1)
+
+    workers.run(sum_vocab_block, range(len(vocab_starts)))
+    total = parts[0]
+    for part in parts[1:]:
+        total = torch.logaddexp(total, part)
+    return total[: len(hidden)]
+
+
+def _aligned(logits: Tensor) -> Tensor:
+    """Columns of -inf up to a multiple of 16: CUDA sums other rows in an order that depends on their place."""
+    return F.pad(logits, (0, -logits.shape[1] % 16), value=float("-inf"))
 
 
 def _padded_to_multiple(rows: Tensor, multiple: int) -> Tensor:

@@ -2,8 +2,8 @@
 
 Everything but attention works on one token at a time and runs over *blocks of rows*. On a CPU a block has one fixed
 number of rows, the last one padded, because matrix products give other bits for the same row when the number of rows
-changes; that is what makes an item's score exact, and it keeps a block's activations in cache. On a GPU one block holds
-everything unless `batch_invariant` asks for fixed ones.
+changes; that is what makes an item's score exact, and it keeps a block's activations in cache. Blocks are shared out
+between threads. On a GPU one block holds everything unless `batch_invariant` asks for fixed ones.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from itemwise.backends.torch.attention import Attention, KeysValues
 from itemwise.backends.torch.weights import LayerWeights, ModelWeights
+from itemwise.backends.torch.workers import Workers
 from itemwise.models.config import ModelConfig
 
 
@@ -42,10 +43,11 @@ class TransformerOutput:
 class Transformer:
     """Weights and sizes; holds nothing of a request."""
 
-    def __init__(self, config: ModelConfig, weights: ModelWeights, block_rows: int | None) -> None:
+    def __init__(self, config: ModelConfig, weights: ModelWeights, block_rows: int | None, workers: Workers) -> None:
         self.config = config
         self.weights = weights
         self.block_rows = block_rows  # None: all rows in one block
+        self._workers = workers
         device = weights.embedding.device
         self._frequencies = torch.from_numpy(config.rope.inverse_frequencies(config.head_size)).to(device)
 
@@ -73,7 +75,9 @@ class Transformer:
             if number == last:  # only these tokens are read from here on
                 x, attended = x[score_tokens], attended[score_tokens]
             x = self._finish(layer, x, attended)
-        hidden = self._by_blocks(self._final_norm, x) if len(score_tokens) else x[:0].float()
+        hidden = torch.empty(len(score_tokens), self.config.model_size, device=x.device)
+        if len(score_tokens):
+            hidden = self._by_blocks(self._final_norm, hidden, x)
         return TransformerOutput(hidden, kept)
 
     def _rotation(self, positions: Tensor) -> Rotation:
@@ -83,16 +87,19 @@ class Transformer:
     def _final_norm(self, x: Tensor) -> Tensor:
         return rms_norm(x, self.weights.final_norm, self.config.norm_eps).float()
 
-    def _by_blocks(self, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
-        """Apply a row-wise function block by block; a short last block is padded with copies of its first row."""
-        num_rows, size = len(inputs[0]), self.block_rows
+    def _by_blocks(self, function: Callable[..., Tensor], out: Tensor, *inputs: Tensor) -> Tensor:
+        """Apply a row-wise function block by block into `out`; a short last block is padded with copies of its first
+        row."""
+        num_rows, size = len(out), self.block_rows
         if size is None:
             return function(*inputs)
-        outputs = []
-        for start in range(0, num_rows, size):
+
+        def apply(start: int) -> None:
             blocks = [pad_rows(each[start : start + size], size) for each in inputs]
-            outputs.append(function(*blocks)[: num_rows - start])
-        return torch.cat(outputs)
+            out[start : start + size] = function(*blocks)[: num_rows - start]
+
+        self._workers.run(apply, range(0, num_rows, size))
+        return out
 
     def _project(self, layer: LayerWeights, x: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
         """Norm, Q K V, their norms and rotation: q [T, N, H], k and v [T, K, H]."""
@@ -107,19 +114,19 @@ class Transformer:
                 q, k = rms_norm(q, layer.q_norm, config.norm_eps), rms_norm(k, layer.k_norm, config.norm_eps)
             return torch.cat([rotate(q, cos, sin), rotate(k, cos, sin), qkv[:, n + kv :]], 1)
 
-        qkv = self._by_blocks(project, x, rotation.cos, rotation.sin)
+        qkv = self._by_blocks(project, x.new_empty(len(x), n + 2 * kv, h), x, rotation.cos, rotation.sin)
         return qkv[:, :n], qkv[:, n : n + kv], qkv[:, n + kv :]
 
     def _finish(self, layer: LayerWeights, x: Tensor, attended: Tensor) -> Tensor:
         """Output projection, residual, MLP, residual."""
 
         def finish(block: Tensor, attended_block: Tensor) -> Tensor:
-            block = block + F.linear(attended_block, layer.o)
+            block = block + F.linear(attended_block.to(block.dtype), layer.o)
             normed = rms_norm(block, layer.mlp_norm, self.config.norm_eps)
             gate, up = F.linear(normed, layer.gate_up).chunk(2, -1)
             return block + F.linear(F.silu(gate) * up, layer.down)
 
-        return self._by_blocks(finish, x, attended)
+        return self._by_blocks(finish, torch.empty_like(x), x, attended)
 
 
 def pad_rows(rows: Tensor, size: int) -> Tensor:

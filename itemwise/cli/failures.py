@@ -1,0 +1,66 @@
+"""Failures as people read them: an `error:` line, a `hint:` line where there is something to do, a status."""
+
+from __future__ import annotations
+
+import typer
+
+from itemwise.cli.output import say
+from itemwise.cli.text_table import visible
+from itemwise.contract.errors import ItemwiseError, ModelLoadError, RequestError, TokenizerError
+
+FAILED = 1
+MISUSED = 2
+
+# The contract's messages name the fields of a request; these name the options that set them.
+_HINTS_BY_CODE = {
+    "context_too_long": "--max-tokens-per-item N cuts long items, --on-item-error report leaves them out",
+    "delimiter_collision": "do without --delimiter-token-id; --on-item-error report leaves such items out",
+    "dense_mask_too_large": "try --mask segment, a smaller --chunk-size, or --algorithm prefill_extend",
+    "empty_items": "an items file holds one item per line",
+    "label_not_single_token": 'most words are one token with a space before them, as in --label " yes"; '
+    "--label-scoring sequence takes labels of any length",
+    "wrong_label_count": "give --label once for each label",
+}
+_MODEL_HINT = "`itemwise models` lists the families that are supported and the models on this machine"
+_TOKENIZER_HINT = "the command line scores text; itemwise.Scorer in Python scores token ids too"
+
+
+class CommandError(Exception):
+    """What only a command line can get wrong: options that do not go together, an unreadable file."""
+
+    def __init__(self, message: str, *, hint: str | None = None, status: int = FAILED) -> None:
+        super().__init__(message)
+        self.hint = hint
+        self.status = status
+
+
+def report_failure(error: ItemwiseError | CommandError | typer.TyperException) -> int:
+    """Say what went wrong, and give the exit status."""
+    if isinstance(error, CommandError):
+        message, hint, status = str(error), error.hint, error.status
+    elif isinstance(error, ItemwiseError):
+        message, hint, status = str(error), _hint(error), FAILED
+    else:
+        message, hint, status = error.format_message(), _usage_hint(error), error.exit_code
+    say(f"error: {_one_line(message)}", style="red")
+    if hint is not None:
+        say(f"hint: {hint}")
+    return status
+
+
+def _hint(error: ItemwiseError) -> str | None:
+    if isinstance(error, RequestError):
+        return _HINTS_BY_CODE.get(error.code)
+    if isinstance(error, ModelLoadError):
+        return _MODEL_HINT
+    return _TOKENIZER_HINT if isinstance(error, TokenizerError) else None
+
+
+def _usage_hint(error: typer.TyperException) -> str | None:
+    # Typer's usage errors carry the command's context, but their class is not public.
+    context: typer.Context | None = getattr(error, "ctx", None)
+    return None if context is None else f"{context.command_path} --help lists the options"
+
+
+def _one_line(message: str) -> str:
+    return visible(" ".join(message.splitlines()))

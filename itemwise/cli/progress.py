@@ -1,0 +1,46 @@
+"""Signs of life on stderr, for a person at a terminal and for nobody else."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from itemwise.cli.output import on_terminal, open_console, say
+
+if TYPE_CHECKING:
+    from itemwise.engine.executor import OnProgress
+
+MANY_ITEMS = 200  # up to this many, a bar would only flicker
+
+
+def tell_loading(model: str | None, *, quiet: bool) -> None:
+    """Why nothing happens for a while. Nothing that moves: a download draws bars of its own below it."""
+    if not quiet and on_terminal():
+        say(f"loading {model or 'the embedded model'} ...", style="dim")
+
+
+@contextmanager
+def item_progress(num_items: int, *, quiet: bool) -> Iterator[OnProgress | None]:
+    """A bar over the items, as the callback that moves it; None where there is to be no bar."""
+    if quiet or num_items <= MANY_ITEMS or not on_terminal():
+        yield None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("scoring"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("items"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=open_console(sys.stderr), transient=True) as progress:
+        task = progress.add_task("scoring", total=num_items)
+
+        def advance(done: int, total: int) -> None:
+            # The engine counts segments, of which labels of many tokens give an item several.
+            progress.update(task, completed=num_items * done // total)
+
+        yield advance

@@ -1,0 +1,134 @@
+"""`itemwise score`: one request from the command line, its answer as a ranked table or as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from itemwise.cli import engine_options as engine_option
+from itemwise.cli import score_options as option
+from itemwise.cli.engine_options import EngineOptions, open_engine
+from itemwise.cli.failures import MISUSED, CommandError
+from itemwise.cli.output import say, stdout_width, write_data
+from itemwise.cli.progress import item_progress, tell_loading
+from itemwise.cli.read_inputs import check_sources, read_items, read_query
+from itemwise.cli.score_report import score_json, score_table, summary_line, tell_debug, tell_item_notes
+
+if TYPE_CHECKING:
+    from itemwise.contract.request import ScoreRequest
+
+
+@dataclass(frozen=True)
+class ShowOptions:
+    """How the answer is shown."""
+
+    top: int | None
+    as_json: bool
+    debug: bool
+    quiet: bool
+
+
+def score(
+    query: option.Query = None,
+    query_file: option.QueryFile = None,
+    items: option.Items = None,
+    items_file: option.ItemsFile = None,
+    items_format: option.ItemsFormatOption = None,
+    labels: option.Labels = None,
+    label_token_ids: option.LabelTokenIds = None,
+    suffix: option.Suffix = None,
+    softmax: option.Softmax = False,
+    score_mode: option.ScoreModeOption = None,
+    label_scoring: option.LabelScoringOption = "single",
+    tokenization: option.TokenizationOption = "apart",
+    item_first: option.ItemFirst = False,
+    max_tokens_per_item: option.MaxTokensPerItem = None,
+    algorithm: option.AlgorithmOption = "auto",
+    on_item_error: option.OnItemErrorOption = "fail",
+    top: option.Top = None,
+    as_json: option.AsJson = False,
+    debug: option.Debug = False,
+    quiet: option.Quiet = False,
+    model: engine_option.Model = None,
+    backend: engine_option.BackendName = "auto",
+    device: engine_option.Device = "auto",
+    dtype: engine_option.Dtype = "auto",
+    tp_size: engine_option.TpSize = 1,
+    dp_size: engine_option.DpSize = 1,
+    batch_invariant: engine_option.BatchInvariant = False,
+    chunk_size: engine_option.ChunkSize = None,
+    mask: engine_option.Mask = "auto",
+    token_budget: engine_option.TokenBudget = None,
+    delimiter_token_id: engine_option.DelimiterTokenId = None,
+) -> None:
+    """Score items against a query: how likely is each label after query + item? Best first.
+
+    All text is taken as it is: a backslash is a backslash.
+    """
+    check_sources(query, query_file, items or (), items_file, items_format)
+    _check_labels(labels or (), label_token_ids or ())
+    if as_json and top is not None:
+        raise CommandError("--top is for the table: expected it without --json", status=MISUSED)
+    # The request is judged before the model is loaded: a mistake should not cost the wait.
+    from itemwise.contract.parse import parse_score_request
+
+    request = parse_score_request(
+        {
+            "query": read_query(query, query_file),
+            "items": read_items(items or (), items_file, items_format),
+            "labels": labels or None,
+            "label_token_ids": label_token_ids or None,
+            "suffix": suffix,
+            "apply_softmax": softmax or None,
+            "score_mode": score_mode,
+            "label_scoring": label_scoring,
+            "tokenization": tokenization,
+            "item_first": item_first,
+            "max_tokens_per_item": max_tokens_per_item,
+            "algorithm": algorithm,
+            "on_item_error": on_item_error,
+            "return_debug": True,  # the summary names the algorithm that was chosen
+        }
+    )
+    engine_choice = EngineOptions(
+        model,
+        backend,
+        device,
+        dtype,
+        tp_size,
+        dp_size,
+        batch_invariant,
+        chunk_size,
+        mask,
+        token_budget,
+        delimiter_token_id,
+    )
+    _answer(request, engine_choice, ShowOptions(top, as_json, debug, quiet))
+
+
+def _check_labels(labels: Sequence[str], label_token_ids: Sequence[int]) -> None:
+    if bool(labels) != bool(label_token_ids):
+        return
+    got, hint = ("both", None) if labels else ("neither", 'for example: --label " yes" --label " no"')
+    raise CommandError(f"expected --label or --label-token-id, got {got}", hint=hint, status=MISUSED)
+
+
+def _answer(request: ScoreRequest, options: EngineOptions, show: ShowOptions) -> None:
+    begin = perf_counter()
+    tell_loading(options.model, quiet=show.quiet)
+    engine = open_engine(options)
+    loaded = perf_counter()
+    with item_progress(request.num_items, quiet=show.quiet) as on_progress:
+        result = engine.score(request, on_progress)
+    scored = perf_counter()
+    if show.as_json:
+        write_data(score_json(result if show.debug else replace(result, debug=None)))
+    else:
+        write_data(score_table(result, show.top, stdout_width()))
+    tell_item_notes(result)
+    if show.debug and not show.as_json:
+        tell_debug(result)
+    if not show.quiet:
+        say(summary_line(result, engine.backend.info, loaded - begin, scored - loaded), style="dim")

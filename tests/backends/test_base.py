@@ -1,0 +1,23 @@
+"""What every backend owes the engine."""
+
+from __future__ import annotations
+
+import pytest
+
+from itemwise.backends.base import Backend, Layout
+from itemwise.backends.fake import FakeBackend
+
+
+def test_a_backend_must_have_a_forward() -> None:
+    with pytest.raises(TypeError, match="forward"):
+        Backend()  # type: ignore[abstract]
+
+
+def test_a_backend_that_holds_nothing_can_be_closed() -> None:
+    backend = FakeBackend()
+    backend.close()
+    backend.close()
+
+
+def test_layouts_have_the_names_of_the_design() -> None:
+    assert [str(layout) for layout in Layout] == ["causal", "packed", "extend"]

@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from itemwise.backends.base import ForwardBatch, Layout, MaskImpl
+from itemwise.backends.torch.attention import Attention, KeysValues, TiledAttention
+from itemwise.backends.torch.softmax import NEG_INF, masked_softmax, merge
+from itemwise.backends.torch.varlen import VarlenAttention
+from itemwise.backends.torch.workers import Workers
+from tests.attention_cases import (
+    CASES,
+    AttentionCase,
+    AttentionInputs,
+    Floats,
+    Implementation,
+    check,
+    make_batch,
+    make_inputs,
+)
+
+# float32: PyTorch's own attention is 2e-6 off on the first case, and longer heads add up more.
+TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 0.03, torch.float16: 0.004}
+PACKED = [case for case in CASES if case.layout is Layout.PACKED]
+
+AttentionClass = Callable[[ForwardBatch, torch.device, int], Attention]
+WORKERS = Workers(2)
+
+
+def tiled(batch: ForwardBatch, device: torch.device, heads_per_kv: int) -> Attention:
+    return TiledAttention(batch, device, heads_per_kv, WORKERS)
+
+
+def varlen(batch: ForwardBatch, device: torch.device, heads_per_kv: int) -> Attention:
+    return VarlenAttention(batch, device)
+
+
+def implementation(attention: AttentionClass, dtype: torch.dtype, device: str = "cpu") -> Implementation:
+    def run(batch: ForwardBatch, inputs: AttentionInputs) -> Floats:
+        def move(values: Floats) -> torch.Tensor:
+            return torch.from_numpy(values).to(device, dtype)
+
+        attend = attention(batch, torch.device(device), inputs.q.shape[1] // inputs.k.shape[1])
+        cached: list[KeysValues | None] = [(move(k), move(v)) for k, v in inputs.cached]
+        cached = cached or [None] * len(batch.prefixes)
+        output: Floats = attend(move(inputs.q), move(inputs.k), move(inputs.v), cached).float().cpu().numpy()
+        return output
+
+    return run
+
+
+class TestTiledAttention:
+    @pytest.mark.parametrize("dtype", TOLERANCES)
+    @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+    def test_on_a_cpu(self, case: AttentionCase, dtype: torch.dtype) -> None:
+        check(implementation(tiled, dtype), case, TOLERANCES[dtype])
+
+    @pytest.mark.gpu
+    @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+    def test_float32_on_a_gpu(self, case: AttentionCase) -> None:
+        check(implementation(tiled, torch.float32, "cuda"), case, TOLERANCES[torch.float32])
+
+    @pytest.mark.parametrize("dtype", TOLERANCES)
+    @pytest.mark.parametrize("case", PACKED, ids=lambda case: case.name)
+    def test_dense_mask_gives_the_same_bits(self, case: AttentionCase, dtype: torch.dtype) -> None:
+        run, inputs = implementation(tiled, dtype), make_inputs(case)
+        masks: tuple[MaskImpl, MaskImpl] = ("dense", "segment")
+        dense, segment = (run(make_batch(case, mask), inputs) for mask in masks)
+        assert np.array_equal(dense, segment)
+
+    def test_dense_mask_sees_what_the_tiles_leave_out(self) -> None:
+        """The dense path scores every pair: a key that the array shows and no tile visits must count."""
+        from itemwise.backends.torch.dense_mask import DenseMask
+
+        batch, inputs = make_batch(PACKED[0], "dense"), make_inputs(PACKED[0])
+        q, k, v = (torch.from_numpy(each) for each in (inputs.q, inputs.k, inputs.v))
+        no_tiles = DenseMask(batch, [], [], torch.device("cpu"))
+        out, lse = torch.zeros(q.shape), torch.full(q.shape[:2], NEG_INF)
+        no_tiles.attend_rest(q, k, v, (out, lse))
+        expected = tiled(batch, torch.device("cpu"), 2)(q, k, v, [None, None])
+        assert torch.allclose(out[: batch.num_tokens], expected[: batch.num_tokens], atol=1e-5)
+
+    def test_padding_tokens_get_zero(self) -> None:
+        case = CASES[0]
+        output = implementation(tiled, torch.float32)(make_batch(case), make_inputs(case))
+        assert not output[sum(case.segment_lens) :].any()
+
+
+@pytest.mark.gpu
+class TestVarlenAttention:
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+    @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+    def test_is_right(self, case: AttentionCase, dtype: torch.dtype) -> None:
+        check(implementation(varlen, dtype, "cuda"), case, TOLERANCES[dtype])
+
+    @pytest.mark.parametrize("case", PACKED, ids=lambda case: case.name)
+    def test_dense_mask_gives_the_same_bits(self, case: AttentionCase) -> None:
+        run, inputs = implementation(varlen, torch.bfloat16, "cuda"), make_inputs(case)
+        masks: tuple[MaskImpl, MaskImpl] = ("dense", "segment")
+        dense, segment = (run(make_batch(case, mask), inputs) for mask in masks)
+        assert np.array_equal(dense, segment)
+
+
+class TestNeighbours:
+    @pytest.mark.parametrize("dtype", TOLERANCES)
+    def test_a_segment_alone_gives_the_bits_it_has_beside_others(self, dtype: torch.dtype) -> None:
+        case = next(case for case in CASES if case.name == "ragged items over one prefix")
+        run, batch, inputs = implementation(tiled, dtype), make_batch(case), make_inputs(case)
+        together = run(batch, inputs)
+        for segment, length in enumerate(case.segment_lens):
+            start = int(batch.segment_starts[segment])
+            own = slice(start, start + length)
+            lone_case = replace(case, segment_lens=(length,), prefix_index=(0,), prefix_lens=(200,))
+            lone_inputs = AttentionInputs(inputs.q[own], inputs.k[own], inputs.v[own], inputs.cached)
+            assert np.array_equal(run(make_batch(lone_case), lone_inputs), together[own])
+
+    def test_a_neighbour_that_is_not_finite_stays_by_itself(self) -> None:
+        case = PACKED[0]
+        for mask in ("dense", "segment"):
+            batch, inputs = make_batch(case, mask), make_inputs(case)
+            run = implementation(tiled, torch.float32)
+            base = run(batch, inputs)
+            broken = slice(int(batch.segment_starts[1]), int(batch.segment_starts[2]))
+            inputs.k[broken], inputs.v[broken] = np.nan, np.inf
+            poisoned = run(batch, inputs)
+            others = np.r_[0 : broken.start, broken.stop : batch.num_tokens]
+            assert np.array_equal(poisoned[others], base[others]), mask
+
+
+class TestMerge:
+    def test_two_parts_give_the_softmax_over_both(self) -> None:
+        torch.manual_seed(0)
+        q, k, v = torch.randn(1, 2, 3, 8), torch.randn(1, 2, 10, 8), torch.randn(1, 2, 10, 8)
+        nothing = torch.zeros(3, 10, dtype=torch.bool)
+        whole = masked_softmax(q, k, v, nothing)
+        parts = [masked_softmax(q, k[:, :, part], v[:, :, part], nothing[:, part]) for part in (slice(4), slice(4, 10))]
+        merged = merge(parts[0], parts[1])
+        assert torch.allclose(merged[0], whole[0], atol=1e-6)
+        assert torch.allclose(merged[1], whole[1], atol=1e-6)
+
+    def test_a_part_that_saw_nothing_changes_no_bit(self) -> None:
+        torch.manual_seed(0)
+        part = (torch.randn(5, 8), torch.randn(5))
+        nothing = (torch.zeros(5, 8), torch.full((5,), NEG_INF))
+        for merged in (merge(part, nothing), merge(nothing, part)):
+            assert torch.equal(merged[0], part[0])
+            assert torch.equal(merged[1], part[1])
+
+    def test_a_row_that_sees_nothing_gives_zero_and_minus_infinity(self) -> None:
+        out, lse = masked_softmax(
+            torch.ones(1, 1, 2, 4), torch.ones(1, 1, 3, 4), torch.ones(1, 1, 3, 4), torch.ones(2, 3, dtype=torch.bool)
+        )
+        assert not out.any()
+        assert (lse == NEG_INF).all()

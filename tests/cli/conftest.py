@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import io
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import pytest
+
+from itemwise.cli.engine_options import EngineOptions
+from itemwise.cli.main import main
+from itemwise.engine.engine import ScoringEngine
+from tests.cli.fake_program import fake_engine
+
+FAKE_PROGRAM = (sys.executable, "-m", "tests.cli.fake_program")
+REAL_PROGRAM = (sys.executable, "-m", "itemwise")
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a run of the program left behind."""
+
+    status: int
+    out: str
+    err: str
+
+
+RunMain = Callable[..., Ran]
+
+
+@pytest.fixture(scope="session")
+def shared_engine() -> ScoringEngine:
+    return fake_engine()
+
+
+@pytest.fixture
+def run_main(
+    shared_engine: ScoringEngine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> RunMain:
+    """Run the program in this process, on the fake model."""
+
+    def open_engine(options: EngineOptions) -> ScoringEngine:
+        return shared_engine if options == EngineOptions() else fake_engine(options)
+
+    def run(*args: str, stdin: bytes = b"") -> Ran:
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        with pytest.raises(SystemExit) as exited:
+            main(args)
+        assert isinstance(exited.value.code, int)
+        return Ran(exited.value.code, *capsys.readouterr())
+
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("itemwise.cli.score.open_engine", open_engine)
+    return run
+
+
+def plain_environment(**extra: str) -> dict[str, str]:
+    """This environment, without what would decide about colour or width."""
+    deciding = ("NO_COLOR", "FORCE_COLOR", "COLORTERM", "GITHUB_ACTIONS", "COLUMNS", "LINES")
+    kept = {name: value for name, value in os.environ.items() if name not in deciding}
+    return {**kept, "TERM": "xterm-256color", **extra}
+
+
+def run_process(command: Sequence[str], *, stdin: bytes = b"", **environment: str) -> Ran:
+    done = subprocess.run(command, input=stdin, capture_output=True, env=plain_environment(**environment), timeout=120)
+    return Ran(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+def run_on_terminal(command: Sequence[str], **environment: str) -> Ran:
+    """As `run_process`, but with stderr a terminal; stdout stays a pipe."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs, env=plain_environment(**environment))
+    os.close(theirs)
+    shown = _read_terminal(ours)
+    out, _ = process.communicate(timeout=120)
+    return Ran(process.returncode, out.decode(), shown.decode())
+
+
+def _read_terminal(terminal: int) -> bytes:
+    shown = b""
+    try:
+        while chunk := os.read(terminal, 65_536):
+            shown += chunk
+    except OSError:  # how Linux says that the other side has closed
+        pass
+    finally:
+        os.close(terminal)
+    return shown

@@ -1,0 +1,23 @@
+"""One small request for the fake model, as arguments of the program and as the engine's own answer."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from itemwise.contract.parse import parse_score_request
+from itemwise.engine.engine import ScoringEngine
+from tests.cli.fake_program import MAX_CONTEXT_LEN
+
+QUERY = "Is this document relevant? "
+ITEMS = ["The quick brown fox", "the lazy dog", "naïve café"]
+LABELS = ["y", "n"]
+INPUT = ("--query", QUERY, "--item", ITEMS[0], "--item", ITEMS[1], "--item", ITEMS[2])
+WITH_LABELS = (*INPUT, "--label", "y", "--label", "n")
+TOO_LONG = "fox " * MAX_CONTEXT_LEN
+
+
+def expected_body(engine: ScoringEngine, **fields: Any) -> Any:
+    """The JSON that the engine itself answers with; fields change the request of `WITH_LABELS`."""
+    request = {"query": QUERY, "items": ITEMS, "labels": LABELS, **fields}
+    return json.loads(json.dumps(engine.score(parse_score_request(request)).to_json()))

@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import itemwise
+from tests.cli.conftest import (
+    FAKE_PROGRAM,
+    REAL_PROGRAM,
+    RunMain,
+    plain_environment,
+    run_on_terminal,
+    run_process,
+)
+
+SCRIPT = str(Path(sys.executable).with_name("itemwise"))
+LOADED_MESSAGE = "INFO itemwise: fake model loaded"
+SCORE = ("score", "--query", "Is this a fox? ", "--label", "y", "--label", "n")
+
+HEAVY_MODULES_AFTER = """
+import sys
+from itemwise.cli.main import main
+try:
+    main(sys.argv[1:])
+except SystemExit as exited:
+    assert exited.code == 0
+heavy = ("torch", "jax", "tokenizers", "huggingface_hub", "gguf")
+print([name for name in heavy if name in sys.modules], file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize("args", [("--help",), ("--version",), ("score", "--help")])
+def test_help_and_version_import_nothing_heavy(args: tuple[str, ...]) -> None:
+    ran = run_process([sys.executable, "-c", HEAVY_MODULES_AFTER, *args])
+    assert (ran.status, ran.err) == (0, "[]\n")
+
+
+@pytest.mark.parametrize("program", [(SCRIPT,), REAL_PROGRAM])
+def test_the_script_and_the_module_are_the_same_program(program: tuple[str, ...]) -> None:
+    ran = run_process([*program, "--version"])
+    assert (ran.status, ran.out, ran.err) == (0, f"itemwise {itemwise.__version__}\n", "")
+
+
+def test_without_a_verb_it_prints_its_help(run_main: RunMain) -> None:
+    ran = run_main()
+    assert (ran.status, ran.err) == (0, "")
+    assert ran.out == run_main("--help").out
+    assert "score" in ran.out
+    assert "models" in ran.out
+
+
+@pytest.mark.parametrize(
+    ("args", "error", "hint"),
+    [
+        (("scor",), "error: No such command 'scor'. Did you mean 'score'?", "hint: itemwise --help"),
+        (("score", "--itm", "x"), "error: No such option: --itm", "hint: itemwise score --help"),
+        (("score", "--top", "0"), "error: Invalid value for '--top'", "hint: itemwise score --help"),
+        (("score", "--mask", "x"), "error: Invalid value for '--mask'", "hint: itemwise score --help"),
+        (("--log-level", "loud", "score"), "error: Invalid value for '--log-level'", "hint: itemwise --help"),
+    ],
+)
+def test_a_usage_error_is_two_lines_and_status_2(
+    run_main: RunMain, args: tuple[str, ...], error: str, hint: str
+) -> None:
+    ran = run_main(*args)
+    first, second = ran.err.splitlines()
+    assert (ran.status, ran.out) == (2, "")
+    assert first.startswith(error)
+    assert second.startswith(hint)
+
+
+def test_a_failure_is_two_lines_on_stderr_and_status_1() -> None:
+    ran = run_process([*REAL_PROGRAM, *SCORE, "--item", "x", "--model", "no such model"])
+    first, second = ran.err.splitlines()
+    assert (ran.status, ran.out) == (1, "")
+    assert first.startswith("error: no model at 'no such model': expected a folder")
+    assert second.startswith("hint: `itemwise models` lists")
+
+
+def test_a_failure_stays_on_one_line_however_long(run_main: RunMain) -> None:
+    ran = run_main(*SCORE, "--item", "x", "--label", "one\ntwo three four five six seven eight nine ten")
+    first, second = ran.err.splitlines()
+    assert first.startswith("error: labels[2] must be exactly one token")
+    assert len(first) > 80
+    assert second.startswith("hint: ")
+
+
+def test_color_is_for_terminals_and_no_color_turns_it_off() -> None:
+    failing = [*REAL_PROGRAM, "score"]
+    red = "\x1b[31m"
+    assert red in run_on_terminal(failing).err
+    assert "\x1b[" not in run_on_terminal(failing, NO_COLOR="1").err
+    assert "\x1b[" not in run_process(failing).err
+
+
+def test_log_level_lets_the_engine_speak_on_stderr() -> None:
+    command = [*SCORE, "--item", "a fox", "--quiet"]
+    assert run_process([*FAKE_PROGRAM, "--log-level", "info", *command]).err == f"{LOADED_MESSAGE}\n"
+    assert run_process([*FAKE_PROGRAM, *command]).err == ""
+
+
+def test_ctrl_c_exits_130_without_a_trace(tmp_path: Path) -> None:
+    fifo = tmp_path / "items"
+    os.mkfifo(fifo)
+    command = [*REAL_PROGRAM, *SCORE, "--items-file", str(fifo)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=plain_environment())
+    with fifo.open("wb"):  # opens as soon as the program has opened it too, and is waiting for items
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (130, b"", b"")
+
+
+def test_a_reader_that_stops_is_no_error() -> None:
+    items = "".join(f"a fox of number {index}\n" for index in range(5_000)).encode()
+    command = [*FAKE_PROGRAM, *SCORE, "--items-file", "-"]
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=plain_environment(),
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    with process.stdin, process.stdout, process.stderr:
+        process.stdin.write(items)
+        process.stdin.close()
+        assert process.stdout.readline().startswith(b"rank")
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait(timeout=60) == 141

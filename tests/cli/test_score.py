@@ -1,0 +1,251 @@
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+from typing import Any
+
+import pytest
+
+from itemwise import Scorer
+from itemwise.cli.engine_options import EngineOptions, open_engine
+from itemwise.engine.engine import ScoringEngine
+from tests.cli.conftest import REAL_PROGRAM, RunMain, run_process
+from tests.cli.sample_request import INPUT, ITEMS, QUERY, TOO_LONG, WITH_LABELS, expected_body
+
+# From options to the request
+
+
+@pytest.mark.parametrize(
+    ("args", "fields"),
+    [
+        (("--softmax",), {"apply_softmax": True}),
+        (("--score-mode", "softmax"), {"score_mode": "softmax"}),
+        (("--score-mode", "logprob"), {"score_mode": "logprob"}),
+        (("--score-mode", "logit"), {"score_mode": "logit"}),
+        (("--score-mode", "logit_diff"), {"score_mode": "logit_diff"}),
+        (("--score-mode", "sigmoid"), {"score_mode": "sigmoid"}),
+        (("--item-first",), {"item_first": True}),
+        (("--suffix", " Answer: "), {"suffix": " Answer: "}),
+        (("--suffix", r"\n"), {"suffix": r"\n"}),
+        (("--tokenization", "joint"), {"tokenization": "joint"}),
+        (("--max-tokens-per-item", "2"), {"max_tokens_per_item": 2}),
+        (("--label", "q"), {"labels": ["y", "n", "q"]}),
+        (
+            ("--label-scoring", "sequence", "--label", "perhaps"),
+            {"label_scoring": "sequence", "labels": ["y", "n", "perhaps"]},
+        ),
+        (
+            ("--item", TOO_LONG, "--on-item-error", "report"),
+            {"items": [*ITEMS, TOO_LONG], "on_item_error": "report"},
+        ),
+    ],
+)
+def test_an_option_does_what_the_field_of_the_request_does(
+    run_main: RunMain, shared_engine: ScoringEngine, args: tuple[str, ...], fields: dict[str, Any]
+) -> None:
+    ran = run_main("score", *WITH_LABELS, *args, "--json")
+    body = json.loads(ran.out)
+    assert ran.status == 0
+    assert body == expected_body(shared_engine, **fields)
+    assert body != expected_body(shared_engine)
+
+
+def test_without_options_a_score_is_a_probability_over_the_vocabulary(
+    run_main: RunMain, shared_engine: ScoringEngine
+) -> None:
+    ran = run_main("score", *WITH_LABELS, "--json")
+    assert json.loads(ran.out) == expected_body(shared_engine, score_mode="prob")
+    assert ran.out.count("\n") == 1
+
+
+def test_labels_may_be_token_ids(run_main: RunMain, shared_engine: ScoringEngine) -> None:
+    ran = run_main("score", *INPUT, "--label-token-id", "7", "--label-token-id", "0", "--json")
+    assert json.loads(ran.out) == expected_body(shared_engine, labels=None, label_token_ids=[7, 0])
+    table = run_main("score", *INPUT, "--label-token-id", "7", "--label-token-id", "0").out
+    assert table.split()[:3] == ["rank", "7", "0"]
+
+
+@pytest.mark.parametrize("algorithm", ["serial", "packed", "prefill_extend"])
+def test_the_algorithm_is_the_one_asked_for(run_main: RunMain, algorithm: str) -> None:
+    ran = run_main("score", *WITH_LABELS, "--algorithm", algorithm, "--json", "--debug")
+    debug = json.loads(ran.out)["debug"]
+    assert (debug["algorithm"], debug["reason"]) == (algorithm, "asked for by the request")
+    assert f", {algorithm}: 3 items" in ran.err
+
+
+def test_backslashes_are_backslashes(run_main: RunMain, shared_engine: ScoringEngine) -> None:
+    ran = run_main("score", "-q", r"a\tb", "-i", r"c\nd", "-l", "y", "--json")
+    assert json.loads(ran.out) == expected_body(shared_engine, query=r"a\tb", items=[r"c\nd"], labels=["y"])
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("args", "error"),
+    [
+        ((), "error: expected --query or --query-file, got neither"),
+        (("-q", "x", "--query-file", "y"), "error: expected --query or --query-file, got both"),
+        (("-q", "x"), "error: expected --item or --items-file, got neither"),
+        (("-q", "x", "-i", "y"), "error: expected --label or --label-token-id, got neither"),
+        (
+            ("-q", "x", "-i", "y", "-l", "y", "--label-token-id", "1"),
+            "error: expected --label or --label-token-id, got both",
+        ),
+        (
+            ("--query-file", "-", "--items-file", "-"),
+            "error: --query-file and --items-file cannot both read standard input",
+        ),
+        (
+            ("-q", "x", "-i", "y", "--items-format", "jsonl"),
+            "error: --items-format is for --items-file, which was not given",
+        ),
+        ((*WITH_LABELS, "--json", "--top", "1"), "error: --top is for the table: expected it without --json"),
+    ],
+)
+def test_options_that_do_not_go_together_are_a_usage_error(
+    run_main: RunMain, args: tuple[str, ...], error: str
+) -> None:
+    ran = run_main("score", *args)
+    assert (ran.status, ran.out) == (2, "")
+    assert ran.err.splitlines()[0] == error
+
+
+@pytest.mark.parametrize(
+    ("args", "error", "hint"),
+    [
+        (("--label", "two words"), "labels[2] must be exactly one token", "--label-scoring sequence"),
+        (("--score-mode", "logit_diff", "--label", "q"), 'score_mode "logit_diff" takes 2 labels', "--label"),
+        (("--item", TOO_LONG), "items[3] must fit the model's 64 tokens", "--max-tokens-per-item"),
+    ],
+)
+def test_a_request_that_cannot_be_scored_gets_a_hint_in_options(
+    run_main: RunMain, args: tuple[str, ...], error: str, hint: str
+) -> None:
+    ran = run_main("score", *WITH_LABELS, *args)
+    first, second = ran.err.splitlines()
+    assert (ran.status, ran.out) == (1, "")
+    assert first.startswith(f"error: {error}")
+    assert second.startswith("hint: ")
+    assert hint in second
+
+
+def test_an_empty_items_file_is_an_error(run_main: RunMain) -> None:
+    ran = run_main("score", "-q", QUERY, "-l", "y", "--items-file", "-", stdin=b"\n\n")
+    assert ran.err.splitlines() == [
+        "error: items must hold at least one item, got [] (list)",
+        "hint: an items file holds one item per line",
+    ]
+
+
+def test_an_argument_that_is_not_unicode_is_an_error(run_main: RunMain) -> None:
+    ran = run_main("score", *WITH_LABELS, "--item", "\udcff")  # how Python spells the stray byte 0xff
+    assert ran.status == 1
+    assert ran.err.startswith("error: items[3] must be valid Unicode")
+
+
+def test_a_mistake_in_the_request_does_not_wait_for_the_model(
+    run_main: RunMain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[EngineOptions] = []
+    monkeypatch.setattr("itemwise.cli.score.open_engine", opened.append)
+    assert run_main("score", *WITH_LABELS, "--softmax", "--score-mode", "logit").status == 1
+    assert opened == []
+
+
+# The engine's options
+
+
+def test_engine_options_reach_the_scorer(monkeypatch: pytest.MonkeyPatch, run_main: RunMain) -> None:
+    asked: list[EngineOptions] = []
+
+    def open_engine(options: EngineOptions) -> ScoringEngine:
+        asked.append(options)
+        raise KeyboardInterrupt  # seen enough
+
+    monkeypatch.setattr("itemwise.cli.score.open_engine", open_engine)
+    options = (
+        "--model m --backend b --device d --dtype t --tp-size 2 --dp-size 3 --batch-invariant --chunk-size 0 "
+        "--mask dense --token-budget 5 --delimiter-token-id 6"
+    )
+    run_main("score", *WITH_LABELS, *options.split())
+    run_main("score", *WITH_LABELS)
+    assert asked == [
+        EngineOptions("m", "b", "d", "t", 2, 3, True, 0, "dense", 5, 6),
+        EngineOptions(),
+    ]
+
+
+def test_the_scorer_is_made_with_every_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: dict[str, Any] = {}
+    signature = inspect.signature(Scorer)
+
+    class RecordingScorer:
+        engine = None
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            made.update(signature.bind(*args, **kwargs).arguments)
+
+    monkeypatch.setattr("itemwise.scorer.Scorer", RecordingScorer)
+    options = EngineOptions("m", "b", "d", "t", 2, 3, True, 0, "dense", 5, 6)
+    open_engine(options)
+    assert made == {**vars(options), "max_items_per_request": sys.maxsize}
+
+
+def test_the_scorer_s_defaults_are_the_program_s() -> None:
+    parameters = inspect.signature(Scorer).parameters
+    assert {name: parameters[name].default for name in vars(EngineOptions())} == vars(EngineOptions())
+
+
+@pytest.mark.parametrize(
+    ("args", "num_chunks", "num_batches", "mask"),
+    [
+        ((), 1, 1, "segment"),
+        (("--token-budget", "1"), 3, 3, "segment"),
+        (("--chunk-size", "2"), 2, 1, "segment"),
+        (("--mask", "dense"), 1, 1, "dense"),
+    ],
+)
+def test_engine_options_shape_the_plan(
+    run_main: RunMain, args: tuple[str, ...], num_chunks: int, num_batches: int, mask: str
+) -> None:
+    ran = run_main("score", *WITH_LABELS, "--algorithm", "packed", "--json", "--debug", *args)
+    debug = json.loads(ran.out)["debug"]
+    assert (debug["chunks"], len(debug["batches"]), debug["mask"]) == (num_chunks, num_batches, mask)
+
+
+def test_a_delimiter_collision_is_reported_with_a_hint(run_main: RunMain, shared_engine: ScoringEngine) -> None:
+    assert shared_engine.tokenizer is not None
+    delimiter = str(shared_engine.tokenizer.encode("é")[-1])
+    ran = run_main("score", *WITH_LABELS, "--delimiter-token-id", delimiter)
+    first, second = ran.err.splitlines()
+    assert first.startswith("error: items[2] must not hold the delimiter token")
+    assert second.startswith("hint: do without --delimiter-token-id")
+
+
+# The real thing
+
+
+DIRECT_ANSWER = """
+import json
+from itemwise import Scorer
+with Scorer(dtype="float32") as scorer:
+    how = {"labels": [" yes", " no"], "apply_softmax": True, "algorithm": "serial"}
+    result = scorer.score("Is this about food? ", ["pizza", "tax law"], **how)
+print(json.dumps(result.to_json()))
+"""
+
+
+def test_the_embedded_model_scores_standard_input() -> None:
+    """Nothing is faked: bit for bit the answer of `Scorer`, on the stream where it belongs."""
+    # A CPU's bits depend on the number of threads; more than one would only get in the way of others.
+    direct = run_process([sys.executable, "-c", DIRECT_ANSWER], OMP_NUM_THREADS="1")
+    labels = ["--label", " yes", "--label", " no", "--softmax"]
+    how = ["--dtype", "float32", "--algorithm", "serial", "--json"]
+    command = [*REAL_PROGRAM, "score", "-q", "Is this about food? ", "--items-file", "-", *labels, *how]
+    ran = run_process(command, stdin=b"pizza\ntax law\n", OMP_NUM_THREADS="1")
+    assert (ran.status, direct.status) == (0, 0), ran.err
+    assert ran.out == direct.out
+    assert ran.err.startswith("SmolLM2-135M-Instruct")
+    assert "float32, serial: 2 items" in ran.err

@@ -1,0 +1,151 @@
+"""The central property: any request, by any algorithm, cut in any way, gives what its plain contexts give."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from itemwise.backends.base import ForwardBatch, Layout
+from itemwise.backends.fake import FakeBackend
+from itemwise.contract.errors import RequestError
+from itemwise.contract.parse import parse_score_request
+from itemwise.contract.result import ScoreResult
+from itemwise.engine.engine import EngineConfig, ScoringEngine
+from itemwise.plan.options import PlanOptions
+from tests.engine.naive import Limits, expect
+from tests.prompts.merging_tokenizer import VOCABULARY, merging_tokenizer
+
+VOCAB_SIZE = len(VOCABULARY)
+MODES_BY_LABELS = {
+    "single": {
+        1: ["logit", "prob", "sigmoid"],
+        2: ["softmax", "logprob", "logit_diff", "sigmoid"],
+        3: ["softmax"],
+    },
+    "sequence": {1: ["logprob", "prob"], 2: ["softmax", "logit_diff", "sigmoid"], 3: ["logprob"]},
+}
+
+token_ids = st.integers(0, VOCAB_SIZE - 1)
+id_rows = st.lists(token_ids, max_size=6)
+texts = st.text("abcx", max_size=6)
+
+
+@st.composite
+def bodies(draw: st.DrawFn) -> dict[str, Any]:
+    """A request: text or ids, labels of one token or of many, everything optional there or not."""
+    pieces = draw(st.sampled_from([id_rows, texts]))
+    body: dict[str, Any] = {
+        "query": draw(pieces.filter(bool)),
+        "items": draw(st.lists(pieces, min_size=1, max_size=8)),
+        "label_scoring": draw(st.sampled_from(["single", "sequence"])),
+        "item_first": draw(st.booleans()),
+        "tokenization": draw(st.sampled_from(["apart", "joint"])),
+        "max_tokens_per_item": draw(st.none() | st.integers(1, 4)),
+        "suffix": draw(st.none() | pieces),
+        "on_item_error": draw(st.sampled_from(["fail", "report"])),
+    }
+    label = token_ids if body["label_scoring"] == "single" else st.lists(token_ids, min_size=1, max_size=4)
+    body["label_token_ids"] = draw(st.lists(label, min_size=1, max_size=3))
+    modes = MODES_BY_LABELS[body["label_scoring"]][len(body["label_token_ids"])]
+    body["score_mode"] = draw(st.sampled_from(modes))
+    return body
+
+
+@dataclass(frozen=True)
+class Ways:
+    """How the request is to be computed: none of it may show in the answer."""
+
+    algorithm: str
+    chunk_size: int | None
+    token_budget: int | None
+    mask: str
+    bit_equal: bool
+
+
+all_ways = st.builds(
+    Ways,
+    algorithm=st.sampled_from(["serial", "packed", "prefill_extend", "auto"]),
+    chunk_size=st.none() | st.integers(0, 4),
+    token_budget=st.none() | st.integers(1, 40),
+    mask=st.sampled_from(["auto", "segment", "dense"]),
+    bit_equal=st.booleans(),
+)
+all_limits = st.builds(
+    Limits,
+    vocab_size=st.just(VOCAB_SIZE),
+    max_context_len=st.sampled_from([9, 14, 4096]),
+    delimiter=st.none() | token_ids,
+    bos=st.booleans(),
+)
+
+
+def run(body: dict[str, Any], limits: Limits, ways: Ways) -> tuple[ScoreResult, list[ForwardBatch]]:
+    backend = FakeBackend(VOCAB_SIZE, limits.max_context_len, bit_equal=ways.bit_equal)
+    plan = PlanOptions(mask=ways.mask, chunk_size=ways.chunk_size, token_budget=ways.token_budget)  # type: ignore[arg-type]
+    config = EngineConfig("fake", limits.delimiter, plan=plan)
+    engine = ScoringEngine(config, backend, merging_tokenizer(bos=limits.bos))
+    result = engine.score(parse_score_request({**body, "algorithm": ways.algorithm}))
+    return result, backend.forwards
+
+
+@settings(max_examples=700, deadline=None)
+@given(body=bodies(), limits=all_limits, ways=all_ways)
+def test_every_way_gives_exactly_what_the_plain_contexts_give(body: dict[str, Any], limits: Limits, ways: Ways) -> None:
+    expected = expect(body, limits)
+    if expected.error is not None:
+        with pytest.raises(RequestError) as caught:
+            run(body, limits, ways)
+        assert (caught.value.code, caught.value.item_index) == expected.error
+        return
+    result, forwards = run(body, limits, ways)
+    assert result.scores == expected.scores
+    assert {error.index: error.code for error in result.item_errors} == expected.item_errors
+    truncated = [(cut.index, cut.original_tokens, cut.kept_tokens) for cut in result.truncated]
+    assert truncated == expected.truncated
+    assert result.usage.prompt_tokens == expected.prompt_tokens
+    for batch in forwards:
+        check_positions(batch)
+        check_budget(batch, ways.token_budget)
+
+
+def check_positions(batch: ForwardBatch) -> None:
+    """They continue from what a segment reads of its prefix; the fake backend does not look at them."""
+    lens = np.diff(batch.segment_starts)
+    expected = [np.arange(shared, shared + own) for shared, own in zip(batch.prefix_lens, lens, strict=True)]
+    assert np.array_equal(batch.positions, np.concatenate(expected))
+
+
+def check_budget(batch: ForwardBatch, token_budget: int | None) -> None:
+    """Nothing above the budget but what cannot be cut: a prefill, or one segment with its prefix."""
+    num_tails = len(batch.prefix_lens) - sum(isinstance(prefix, int) for prefix in batch.prefixes)
+    if token_budget is not None and not batch.keep_segments and num_tails > 1:
+        assert batch.num_tokens <= token_budget
+
+
+@settings(max_examples=100, deadline=None)
+@given(body=bodies(), ways=all_ways)
+def test_an_item_alone_gets_what_it_gets_among_others(body: dict[str, Any], ways: Ways) -> None:
+    limits = Limits(VOCAB_SIZE, 4096, delimiter=None, bos=True)
+    together, _ = run(body, limits, ways)
+    for number, item in enumerate(body["items"]):
+        alone, _ = run({**body, "items": [item]}, limits, ways)
+        assert alone.scores == [together.scores[number]]
+
+
+def test_the_property_meets_every_layout() -> None:
+    """The strategies above are worth something only if they reach what they are meant to reach."""
+    seen: set[tuple[Layout, bool]] = set()
+
+    @settings(max_examples=200, deadline=None, derandomize=True, database=None)
+    @given(body=bodies(), ways=all_ways)
+    def look(body: dict[str, Any], ways: Ways) -> None:
+        _, forwards = run(body, Limits(VOCAB_SIZE, 4096, None, bos=False), ways)
+        seen.update((batch.layout, bool((np.diff(batch.prefix_lens) != 0).any())) for batch in forwards)
+
+    look()
+    assert {(layout, True) for layout in Layout} <= seen

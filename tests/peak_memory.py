@@ -1,0 +1,84 @@
+"""How much memory a piece of work takes at its peak: run in a process of its own, file pages not counted.
+
+    python -m tests.peak_memory load FOLDER_OR_EMBEDDED DTYPE          growth while a model is loaded
+    python -m tests.peak_memory score FOLDER ALGORITHM MASK NUM_ITEMS  growth while 200 + NUM_ITEMS x 99 are scored
+
+Prints the growth in bytes above the level before the work began, imports done.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+def anonymous_bytes() -> int:
+    """Resident memory that no file backs, so that the pages of a mapped checkpoint are left out."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError("this kernel does not report RssAnon")
+
+
+@contextmanager
+def watch_peak() -> Iterator[list[int]]:
+    """Samples every few milliseconds; the list's only entry is the growth so far."""
+    growth, stop = [0], threading.Event()
+    base = anonymous_bytes()
+
+    def sample() -> None:
+        while not stop.wait(0.002):
+            growth[0] = max(growth[0], anonymous_bytes() - base)
+
+    thread = threading.Thread(target=sample)
+    thread.start()
+    try:
+        yield growth
+    finally:
+        growth[0] = max(growth[0], anonymous_bytes() - base)
+        stop.set()
+        thread.join()
+
+
+def growth_of(*arguments: str) -> int:
+    """Run this module in a fresh process and read its answer."""
+    command = [sys.executable, "-m", "tests.peak_memory", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout)
+
+
+def _load(model: str, dtype: str) -> int:
+    import gguf.quants  # noqa: F401  # imports belong to the baseline
+
+    from itemwise.backends.torch.backend import TorchBackend
+    from itemwise.models.checkpoint import open_checkpoint
+
+    with watch_peak() as growth:
+        backend = TorchBackend(open_checkpoint(None if model == "embedded" else model), dtype=dtype, device="cpu")
+    assert backend.config.num_layers
+    return growth[0]
+
+
+def _score(folder: str, algorithm: str, mask: str, num_items: str) -> int:
+    from itemwise import Scorer
+
+    budget = 200 + 99 * int(num_items)
+    scorer = Scorer(folder, device="cpu", dtype="float32", mask=mask, chunk_size=0, token_budget=budget)  # type: ignore[arg-type]
+    scorer.score([1], [[2]], label_token_ids=[3])  # allocator and thread pools belong to the baseline
+    items = [[(i + j) % 500 for j in range(99)] for i in range(int(num_items))]
+    with watch_peak() as growth:
+        result = scorer.score(list(range(200)), items, label_token_ids=[3], algorithm=algorithm, return_debug=True)  # type: ignore[arg-type]
+    assert len((result.debug or {})["batches"]) == 1  # type: ignore[arg-type]
+    return growth[0]
+
+
+if __name__ == "__main__":
+    work = {"load": _load, "score": _score}[sys.argv[1]]
+    print(work(*sys.argv[2:]))  # type: ignore[operator]  # the two take other numbers of arguments

@@ -1,0 +1,31 @@
+"""Segments and planners for tests of the plan, from lengths alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from itemwise.backends.base import BackendInfo
+from itemwise.backends.fake import FakeBackend
+from itemwise.contract.ragged import Ragged
+from itemwise.plan.algorithms import Planner
+from itemwise.plan.label_rows import Segments, lay_out_segments, plan_labels
+from itemwise.plan.options import PlanOptions
+from itemwise.plan.shared_prefix import SplitItems
+
+
+def segments_of(prefix_len: int, tail_lens: Sequence[int], prefix_lens: Sequence[int] | None = None) -> Segments:
+    """One segment per tail; `prefix_lens` where not every item reads the whole prefix."""
+    shared = np.full(len(tail_lens), prefix_len) if prefix_lens is None else np.array(prefix_lens)
+    tails = Ragged.from_rows([[1] * length for length in tail_lens])
+    split = SplitItems(np.ones(prefix_len, np.int32), shared.astype(np.int64), tails)
+    return lay_out_segments(split, plan_labels([(1,)]))
+
+
+def planner_of(
+    *, bit_equal: bool = True, multiple: int = 1, kind: Literal["cpu", "gpu"] = "cpu", **options: Any
+) -> Planner:
+    backend = BackendInfo("fake", kind, kind, "float32", bit_equal, token_multiple=multiple)
+    return Planner(FakeBackend().config, backend, PlanOptions(**options).resolve(backend))

@@ -1,0 +1,33 @@
+"""Token counts that forwards are padded to."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from itemwise.plan.buckets import Buckets
+
+
+def test_multiples_reach_the_largest_that_is_asked_for() -> None:
+    assert Buckets.multiples(256, 1000).sizes == (256, 512, 768, 1024)
+    assert Buckets.multiples(256, 1024).sizes == (256, 512, 768, 1024)
+    assert Buckets.multiples(256, 1).sizes == (256,)
+
+
+@pytest.mark.parametrize(("num_tokens", "bucket"), [(1, 10), (10, 10), (11, 15), (40, 40), (41, 50), (99, 100)])
+def test_the_smallest_that_holds_them_and_above_the_largest_a_multiple(num_tokens: int, bucket: int) -> None:
+    assert Buckets((10, 15, 40)).fit(num_tokens) == bucket
+
+
+@given(step=st.integers(1, 300), largest=st.integers(1, 3000), num_tokens=st.integers(1, 5000))
+def test_less_than_one_step_is_padding(step: int, largest: int, num_tokens: int) -> None:
+    bucket = Buckets.multiples(step, largest).fit(num_tokens)
+    assert 0 <= bucket - num_tokens < step
+    assert bucket % step == 0
+
+
+@pytest.mark.parametrize("sizes", [(), (2, 1), (1, 1)])
+def test_sizes_ascend(sizes: tuple[int, ...]) -> None:
+    with pytest.raises(AssertionError):
+        Buckets(sizes)

@@ -1,0 +1,108 @@
+"""Where labels of one and of many tokens are read."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from itemwise.contract.ragged import Ragged
+from itemwise.plan.label_rows import LabelRows, lay_out_segments, plan_labels
+from itemwise.plan.shared_prefix import SplitItems
+
+A, X, Y, Z, Q = 11, 12, 13, 14, 15
+
+Labels = list[tuple[int, ...]]
+LABELS = st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=4).map(tuple), min_size=1, max_size=5)
+
+
+def split_of(*tails: list[int]) -> SplitItems:
+    prefix_lens = np.full(len(tails), 4, np.int64)
+    return SplitItems(np.ones(4, np.int32), prefix_lens, Ragged.from_rows(tails))
+
+
+def test_the_example_of_the_module() -> None:
+    labels = plan_labels([(A,), (X, Y, Z), (X, Q)])
+    assert labels.stems == ((X, Y),)
+    assert labels.targets.tolist() == [[A, X, X], [0, Y, Q], [0, Z, 0]]
+    assert [rows.tolist() for rows in labels.readings] == [[0], [0, 1, 2], [0, 1]]
+    assert labels.longest_stem == 2
+
+
+def test_labels_of_one_token_need_no_stem() -> None:
+    labels = plan_labels([(A,), (X,), (A,)])
+    assert labels.stems == ((),)
+    assert labels.targets.tolist() == [[A, X, A]]
+    assert (labels.rows_per_item, labels.longest_stem) == (1, 0)
+
+
+def test_labels_that_begin_otherwise_have_stems_of_their_own() -> None:
+    labels = plan_labels([(X, Y, Z), (Q, A)])
+    assert labels.stems == ((X, Y), (Q,))
+    assert [rows.tolist() for rows in labels.readings] == [[0, 1, 2], [3, 4]]
+
+
+def test_every_item_is_followed_by_every_stem() -> None:
+    segments = lay_out_segments(split_of([5, 6], [7]), plan_labels([(X, Y, Z), (Q, A)]))
+    assert [tail.tolist() for tail in segments.tails] == [[5, 6, X, Y], [5, 6, Q], [7, X, Y], [7, Q]]
+    assert segments.prefix_lens.tolist() == [4] * 4
+    assert segments.rows_of_segment.tolist() == [0, 3, 5, 8, 10]
+
+
+def test_without_stems_the_tails_are_the_items() -> None:
+    split = split_of([5, 6], [7])
+    segments = lay_out_segments(split, plan_labels([(A,)]))
+    assert segments.tails is split.tails
+    assert segments.score_offsets.tolist() == [1, 2]
+
+
+@settings(max_examples=200, deadline=None)
+@given(labels=LABELS)
+def test_every_token_of_a_label_is_read_after_the_item_and_the_tokens_before_it(labels: Labels) -> None:
+    items = [[100, 101], [200]]
+    rows = plan_labels(labels)
+    segments = lay_out_segments(split_of(*items), rows)
+    starts = segments.tails.starts
+    for number, item in enumerate(items):
+        for column, label in enumerate(labels):
+            for token, row in zip(label, rows.readings[column].tolist(), strict=True):
+                row_of_all = number * rows.rows_per_item + row
+                offset = int(segments.score_offsets[row_of_all])
+                segment = int(np.searchsorted(starts, offset, side="right")) - 1
+                seen = segments.tails.flat[starts[segment] : offset + 1].tolist()
+                place = len(seen) - len(item)
+                assert seen == item + list(label[:place])
+                assert label[place] == token == segments.label_ids[row, column]
+
+
+@settings(max_examples=100, deadline=None)
+@given(labels=LABELS)
+def test_no_stem_is_the_beginning_of_another(labels: Labels) -> None:
+    stems = plan_labels(labels).stems
+    for stem in stems:
+        assert sum(other[: len(stem)] == stem for other in stems) == 1
+
+
+class TestLogprobs:
+    def values(self, rows: LabelRows, num_items: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Numbers of every size, so that the order in which they are added shows in the last bits."""
+        random = np.random.default_rng(0)
+        shape = (num_items * rows.rows_per_item, rows.targets.shape[1])
+        logits = random.normal(size=shape) * 10.0 ** random.integers(-12, 2, shape)
+        return logits.astype(np.float32), random.normal(size=shape[0]).astype(np.float32)
+
+    def test_a_label_is_the_sum_over_its_tokens(self) -> None:
+        rows = plan_labels([(A,), (X, Y, Z), (X, Q)])
+        logits, normalizers = self.values(rows, 2)
+        logprobs = logits.astype(float) - normalizers[:, None]
+        expected = [[logprobs[i, 0], logprobs[i : i + 3, 1].sum(), logprobs[i : i + 2, 2].sum()] for i in (0, 3)]
+        assert np.allclose(rows.logprobs(logits, normalizers), expected, rtol=1e-12)
+
+    def test_an_item_alone_gets_the_same_bits(self) -> None:
+        rows = plan_labels([tuple(range(1, 1 + length)) for length in (1, 8, 9, 40)])
+        logits, normalizers = self.values(rows, 20)
+        together = rows.logprobs(logits, normalizers)
+        for item in range(20):
+            own = slice(item * rows.rows_per_item, (item + 1) * rows.rows_per_item)
+            assert np.array_equal(rows.logprobs(logits[own], normalizers[own])[0], together[item])

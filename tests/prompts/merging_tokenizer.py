@@ -1,0 +1,24 @@
+"""A tokenizer small enough to follow by hand, whose tokens merge across the border between query and item."""
+
+from __future__ import annotations
+
+from itemwise.models.tokenizer_files import TokenizerFiles
+from itemwise.prompts.tokenizer import TextTokenizer
+
+# Letters are tokens, `ab`, `bc` and `abc` are merged; any other character has no token at all.
+VOCABULARY = {"<s>": 0, "a": 1, "b": 2, "c": 3, "x": 4, "ab": 5, "bc": 6, "abc": 7, "y": 8, "z": 9}
+MERGES = [("a", "b"), ("b", "c"), ("ab", "c")]
+BOS = 0
+
+
+def merging_tokenizer(*, bos: bool = False) -> TextTokenizer:
+    from tokenizers import Tokenizer, models
+
+    tokenizer = Tokenizer(models.BPE(VOCABULARY, MERGES))
+    return TextTokenizer(TokenizerFiles(tokenizer, (BOS,) if bos else (), None, frozenset({BOS})))
+
+
+def token_texts(ids: list[int]) -> str:
+    """The text that these tokens stand for."""
+    names = {number: text for text, number in VOCABULARY.items()}
+    return "".join(names[number] for number in ids)

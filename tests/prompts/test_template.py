@@ -1,0 +1,206 @@
+"""From a request to tokens: borders, BOS, delimiter, truncation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from itemwise.contract.errors import RequestError, TokenizerError
+from itemwise.contract.parse import parse_score_request
+from itemwise.contract.ragged import Ragged
+from itemwise.contract.result import Truncation
+from itemwise.prompts.template import Prompt, build_prompt, surround
+from tests.prompts.merging_tokenizer import merging_tokenizer
+
+
+def prompt_of(delimiter: int | None = None, *, bos: bool = False, **fields: Any) -> Prompt:
+    is_text = isinstance(fields["query"], str)
+    request = parse_score_request({"label_token_ids": [1], **fields})
+    return build_prompt(request, merging_tokenizer(bos=bos) if is_text else None, delimiter)
+
+
+def contexts(prompt: Prompt) -> list[list[int]]:
+    """What the model sees for every item."""
+    prefix = [] if prompt.joined else prompt.prefix_ids.tolist()
+    return [prefix + row.tolist() for row in prompt.sequences]
+
+
+class TestApart:
+    def test_query_item_and_suffix_are_tokenized_each_on_its_own(self) -> None:
+        prompt = prompt_of(query="xa", items=["b", "bc", ""], suffix="c")
+        assert prompt.prefix_ids.tolist() == [4, 1]
+        assert contexts(prompt) == [[4, 1, 2, 3], [4, 1, 6, 3], [4, 1, 3]]
+        assert not prompt.joined
+
+    def test_bos_stands_at_the_very_start_only(self) -> None:
+        prompt = prompt_of(bos=True, query="xa", items=["b", ""], suffix="c")
+        assert contexts(prompt) == [[0, 4, 1, 2, 3], [0, 4, 1, 3]]
+        first = prompt_of(bos=True, query="xa", items=["b"], item_first=True)
+        assert contexts(first) == [[0, 2, 4, 1]]
+
+    def test_token_ids_are_used_as_they_are(self) -> None:
+        prompt = prompt_of(query=[7, 7], items=[[1], []], suffix=[9])
+        assert contexts(prompt) == [[7, 7, 1, 9], [7, 7, 9]]
+
+    def test_item_first_puts_the_query_behind_the_item(self) -> None:
+        prompt = prompt_of(query=[7, 8], items=[[1, 2], []], suffix=[9], item_first=True)
+        assert contexts(prompt) == [[1, 2, 7, 8, 9], [7, 8, 9]]
+        assert len(prompt.prefix_ids) == 0
+
+    def test_the_caller_pays_for_the_query_once_and_for_every_item(self) -> None:
+        assert prompt_of(5, bos=True, query="xa", items=["b", "c", ""], suffix="c").prompt_tokens == 2 + 1 + 1
+        assert prompt_of(query=[1, 2, 3], items=[[4], [5, 6]]).prompt_tokens == 6
+
+    def test_some_items_can_be_taken_out_of_a_prompt(self) -> None:
+        prompt = prompt_of(query=[7], items=[[1], [2, 2], [3]])
+        assert contexts(prompt.take(np.array([0, 2]))) == [[7, 1], [7, 3]]
+        assert prompt.take(np.arange(3)) is prompt
+
+
+class TestJoint:
+    def test_query_and_item_are_one_text(self) -> None:
+        """`xa` + `b` is x, ab; `xa` + `bc` is x, abc."""
+        prompt = prompt_of(query="xa", items=["b", "bc", "x", ""], tokenization="joint")
+        assert contexts(prompt) == [[4, 5], [4, 7], [4, 1, 4], [4, 1]]
+        assert prompt.prefix_ids.tolist() == [4, 1]
+        assert prompt.joined
+
+    def test_the_suffix_keeps_its_own_border_and_bos_comes_first(self) -> None:
+        prompt = prompt_of(bos=True, query="xa", items=["b"], suffix="c", tokenization="joint")
+        assert contexts(prompt) == [[0, 4, 5, 3]]
+        assert prompt.prefix_ids.tolist() == [0, 4, 1]
+
+    def test_item_first_is_one_text_too(self) -> None:
+        prompt = prompt_of(bos=True, query="bx", items=["a", ""], tokenization="joint", item_first=True)
+        assert contexts(prompt) == [[0, 5, 4], [0, 2, 4]]
+        assert len(prompt.prefix_ids) == 0
+
+    def test_a_truncated_item_is_cut_at_its_own_tokens(self) -> None:
+        prompt = prompt_of(query="xa", items=["bcxx", "b", "ab"], tokenization="joint", max_tokens_per_item=1)
+        assert contexts(prompt) == [[4, 7], [4, 5], [4, 1, 5]]
+        assert prompt.truncated == (Truncation(0, 3, 1),)
+
+    def test_token_ids_have_no_text_to_join(self) -> None:
+        prompt = prompt_of(query=[4, 1], items=[[2]], tokenization="joint")
+        assert contexts(prompt) == [[4, 1, 2]]
+
+    def test_a_delimiter_is_a_border(self) -> None:
+        prompt = prompt_of(8, query="xa", items=["b"], tokenization="joint")
+        assert contexts(prompt) == [[4, 1, 8, 2]]
+
+
+class TestTruncation:
+    def test_only_the_ends_of_long_items_are_cut_and_each_is_reported(self) -> None:
+        prompt = prompt_of(
+            query=[7] * 5, items=[[1, 2, 3], [4, 5], [6, 6, 6, 6]], suffix=[9] * 4, max_tokens_per_item=2
+        )
+        assert contexts(prompt) == [[*[7] * 5, *item, *[9] * 4] for item in ([1, 2], [4, 5], [6, 6])]
+        assert prompt.truncated == (Truncation(0, 3, 2), Truncation(2, 4, 2))
+
+    @pytest.mark.parametrize("limit", [None, 3])
+    def test_nothing_is_cut_unasked_or_reported_untouched(self, limit: int | None) -> None:
+        prompt = prompt_of(query=[7], items=[[1, 2, 3], []], max_tokens_per_item=limit)
+        assert contexts(prompt) == [[7, 1, 2, 3], [7]]
+        assert prompt.truncated == ()
+
+
+class TestDelimiter:
+    def test_it_ends_the_prefix(self) -> None:
+        prompt = prompt_of(5, query=[7, 8], items=[[1], []])
+        assert prompt.prefix_ids.tolist() == [7, 8, 5]
+        assert contexts(prompt) == [[7, 8, 5, 1], [7, 8, 5]]
+
+    def test_it_stands_between_item_and_query_when_the_item_is_first(self) -> None:
+        assert contexts(prompt_of(5, query=[7], items=[[1]], item_first=True)) == [[1, 5, 7]]
+
+    def test_id_0_is_a_delimiter(self) -> None:
+        assert contexts(prompt_of(0, query=[7], items=[[1]])) == [[7, 0, 1]]
+        with pytest.raises(RequestError, match="delimiter token 0"):
+            prompt_of(0, query=[7], items=[[0]])
+
+    def test_without_one_its_id_is_a_token_like_any_other(self) -> None:
+        assert contexts(prompt_of(None, query=[0, 5], items=[[5, 0]])) == [[0, 5, 5, 0]]
+
+    @pytest.mark.parametrize(
+        ("query", "items", "message"),
+        [
+            ([1, 5, 5], [[1]], "query must not hold the delimiter token 5, got it at token 1"),
+            (
+                [1],
+                [[1], [2, 3, 5], [5]],
+                r"items\[1\] must not hold the delimiter token 5, got it at token 2",
+            ),
+            ("xab", ["c"], "query must not hold the delimiter token 5, got it at token 1"),
+            ("x", ["c", "", "xab"], r"items\[2\] must not hold the delimiter token 5, got it at token 1"),
+        ],
+    )
+    def test_inside_query_or_item_it_is_a_collision(self, query: object, items: object, message: str) -> None:
+        with pytest.raises(RequestError, match=message) as caught:
+            prompt_of(5, query=query, items=items)
+        error = caught.value
+        assert (error.code, error.status, error.type) == ("delimiter_collision", 400, "invalid_value_error")
+        assert error.param == message.partition(" ")[0].partition("\\")[0]
+
+    def test_a_report_has_one_error_per_item_and_keeps_the_others(self) -> None:
+        prompt = prompt_of(5, query=[1], items=[[5, 2, 5], [3], [5]], on_item_error="report")
+        assert {index: error.code for index, error in prompt.item_errors.items()} == {
+            0: "delimiter_collision",
+            2: "delimiter_collision",
+        }
+        assert "at token 0" in prompt.item_errors[0].message
+        assert prompt.item_errors[2].item_index == 2
+
+    def test_a_collision_in_the_query_cannot_be_reported_by_item(self) -> None:
+        with pytest.raises(RequestError, match="query must not hold"):
+            prompt_of(5, query=[5], items=[[1]], on_item_error="report")
+
+
+class TestLabels:
+    def test_text_labels_become_their_tokens(self) -> None:
+        assert prompt_of(query="x", items=["a"], labels=["ab", "c"], label_token_ids=None).label_ids == (
+            (5,),
+            (3,),
+        )
+
+    def test_a_sequence_label_has_as_many_tokens_as_it_needs(self) -> None:
+        prompt = prompt_of(query="x", items=["a"], labels=["abx", "c"], label_token_ids=None, label_scoring="sequence")
+        assert prompt.label_ids == ((5, 4), (3,))
+
+    def test_a_label_of_two_tokens_is_refused_otherwise(self) -> None:
+        with pytest.raises(RequestError) as caught:
+            prompt_of(query="x", items=["a"], labels=["c", "abx"], label_token_ids=None)
+        assert caught.value.code == "label_not_single_token"
+        assert "labels[1]" in caught.value.message
+
+    def test_text_labels_go_with_ids_as_well(self) -> None:
+        request = parse_score_request({"query": [1], "items": [[2]], "labels": ["ab"]})
+        assert build_prompt(request, merging_tokenizer(), None).label_ids == ((5,),)
+
+
+def test_a_query_without_tokens_is_empty() -> None:
+    with pytest.raises(RequestError, match="query must hold at least one token") as caught:
+        prompt_of(query="??", items=["a"])
+    error = caught.value
+    assert (error.code, error.status, error.param) == ("empty_query", 400, "query")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"query": "x", "items": ["a"], "label_token_ids": [1]}, {"query": [1], "items": [[2]], "labels": ["a"]}],
+)
+def test_text_without_a_tokenizer_is_an_error_that_says_so(fields: dict[str, object]) -> None:
+    with pytest.raises(TokenizerError, match=r"no tokenizer.*send token ids instead"):
+        build_prompt(parse_score_request(fields), None, None)
+
+
+def test_surround_puts_ids_around_every_row() -> None:
+    rows = Ragged.from_rows([[1], [], [2, 3]])
+    before, after = np.array([8], np.int32), np.array([9, 9], np.int32)
+    assert [row.tolist() for row in surround(before, rows, after)] == [
+        [8, 1, 9, 9],
+        [8, 9, 9],
+        [8, 2, 3, 9, 9],
+    ]
+    assert surround(before[:0], rows, after[:0]) is rows

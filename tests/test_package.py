@@ -1,0 +1,180 @@
+"""The package as a whole: who may import whom, and what `import itemwise` costs.
+
+Read from the source, so that an import inside a function counts as much as one at the top.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+import itemwise
+
+ROOT = Path(itemwise.__file__).parent
+
+# What the rooms of the data path may import of the package, beside themselves. Left of `engine` everything is
+# pure; the plan knows backends by their plain descriptions only.
+ALLOWED = {
+    "itemwise.contract": (),
+    "itemwise.models": ("itemwise.contract",),
+    "itemwise.prompts": ("itemwise.contract", "itemwise.models"),
+    "itemwise.plan": ("itemwise.contract", "itemwise.models", "itemwise.prompts", "itemwise.backends.base"),
+    "itemwise.backends": ("itemwise.contract", "itemwise.models"),
+    "itemwise.engine": (
+        "itemwise.contract",
+        "itemwise.models",
+        "itemwise.prompts",
+        "itemwise.plan",
+        "itemwise.backends.base",
+    ),
+}
+FRAMEWORKS = {
+    "torch": "itemwise.backends.torch",
+    "triton": "itemwise.backends.torch",
+    "jax": "itemwise.backends.jax",
+    "jaxlib": "itemwise.backends.jax",
+}
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported module, where it is imported, and whether importing the importer imports it."""
+
+    importer: str
+    imported: str
+    line: int
+    at_import_time: bool
+
+    def __str__(self) -> str:
+        return f"{self.importer}:{self.line} imports {self.imported}"
+
+
+@cache
+def modules() -> dict[str, Path]:
+    paths = {path: path.relative_to(ROOT.parent).with_suffix("") for path in sorted(ROOT.rglob("*.py"))}
+    return {".".join(name.parts).removesuffix(".__init__"): path for path, name in paths.items()}
+
+
+@cache
+def imports() -> tuple[Import, ...]:
+    found: list[Import] = []
+    for module, path in modules().items():
+        found += _imports_of(module, ast.parse(path.read_text(encoding="utf-8")), at_import_time=True)
+    return tuple(found)
+
+
+def _imports_of(module: str, node: ast.AST, *, at_import_time: bool) -> Iterator[Import]:
+    for child in ast.iter_child_nodes(node):
+        is_deferred = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        is_for_types = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)
+        if isinstance(child, ast.Import | ast.ImportFrom):
+            for name in _names(module, child):
+                yield Import(module, name, child.lineno, at_import_time)
+        runs_now = at_import_time and not is_deferred and not is_for_types
+        yield from _imports_of(module, child, at_import_time=runs_now)
+
+
+def _names(module: str, node: ast.Import | ast.ImportFrom) -> Iterator[str]:
+    """`from a import b` is a.b where that is a module of ours, else a."""
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+        return
+    assert node.level == 0, f"{module}:{node.lineno} is a relative import; we write them out"
+    for alias in node.names:
+        submodule = f"{node.module}.{alias.name}"
+        yield submodule if submodule in modules() else str(node.module)
+
+
+def is_within(module: str, room: str) -> bool:
+    return module == room or module.startswith(f"{room}.")
+
+
+def test_the_source_is_read_as_it_is() -> None:
+    """The rules below mean something only if imports are found: three kinds that are surely there."""
+    found = {(each.importer, each.imported, each.at_import_time) for each in imports()}
+    assert ("itemwise.backends.torch.backend", "torch", True) in found
+    assert ("itemwise.backends.load", "itemwise.backends.torch.backend", False) in found
+    assert ("itemwise", "itemwise.scorer", False) in found
+
+
+@pytest.mark.parametrize(("framework", "home"), FRAMEWORKS.items())
+def test_a_framework_is_imported_in_its_backend_and_nowhere_else(framework: str, home: str) -> None:
+    strays = [
+        str(each) for each in imports() if is_within(each.imported, framework) and not is_within(each.importer, home)
+    ]
+    assert strays == []
+
+
+def test_backends_are_loaded_only_when_chosen() -> None:
+    """Nothing imports a framework's room while it is itself imported."""
+    homes = set(FRAMEWORKS.values())
+    strays = [
+        str(each)
+        for each in imports()
+        for home in homes
+        if each.at_import_time and is_within(each.imported, home) and not is_within(each.importer, home)
+    ]
+    assert strays == []
+
+
+@pytest.mark.parametrize("room", ALLOWED)
+def test_a_room_imports_only_what_stands_before_it(room: str) -> None:
+    assert any(is_within(each.importer, room) for each in imports()), f"{room} is gone"
+    allowed = (room, *ALLOWED[room])
+    strays = [
+        str(each)
+        for each in imports()
+        if is_within(each.importer, room)
+        and is_within(each.imported, "itemwise")
+        and not any(is_within(each.imported, other) for other in allowed)
+    ]
+    assert strays == []
+
+
+def test_no_module_imports_itself_in_a_circle() -> None:
+    graph = {
+        module: {each.imported for each in imports() if each.importer == module and each.at_import_time}
+        for module in modules()
+    }
+    try:
+        TopologicalSorter({module: seen & graph.keys() for module, seen in graph.items()}).prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
+
+
+class TestImport:
+    def run(self, code: str) -> str:
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    def test_it_is_quick_and_imports_no_framework(self) -> None:
+        code = (
+            "import sys, time; begin = time.perf_counter(); import itemwise; "
+            "seconds = time.perf_counter() - begin; "
+            "print(seconds, *sys.modules)"
+        )
+        seconds, *loaded = self.run(code).split()
+        assert not {"torch", "jax", "transformers", "tokenizers", "numpy"} & set(loaded)
+        assert float(seconds) < 0.5
+
+    def test_scorer_imports_no_framework_until_a_model_is_loaded(self) -> None:
+        loaded = self.run("import sys; from itemwise import Scorer, ScoreResult; print(*sys.modules)").split()
+        assert "itemwise.engine.engine" in loaded
+        assert not {"torch", "jax", "transformers"} & set(loaded)
+
+    def test_public_names_are_all_there(self) -> None:
+        assert sorted(itemwise.__all__) == ["ItemwiseError", "ScoreResult", "Scorer", "__version__"]
+        assert all(getattr(itemwise, name) is not None for name in itemwise.__all__)
+        assert itemwise.Scorer.__module__ == "itemwise.scorer"
+
+    def test_other_names_are_not(self) -> None:
+        with pytest.raises(AttributeError, match="module 'itemwise' has no attribute 'scoer'"):
+            itemwise.scoer  # noqa: B018
