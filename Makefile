@@ -5,6 +5,9 @@ TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+# One thread each: the processes share the cores, and no score depends on the number of threads.
+TEST_PROCESSES ?= 2
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile
 
 .DEFAULT_GOAL := help
 .PHONY: help demo serve test test-all check format bench docs clean
@@ -41,18 +44,18 @@ check: $(VENV)/.ready-dev ## formatting, lint, strict types
 	$(BIN)/mypy
 
 test: check ## every check and every test that runs anywhere in a few minutes
-	$(BIN)/python -m pytest -m 'not slow and not gpu'
+	$(PYTEST) -m 'not slow and not gpu'
 
 test-all: check ## the slow tests too
-	$(BIN)/python -m pytest -m 'not gpu'
+	$(PYTEST) -m 'not gpu'
 
 format: $(VENV)/.ready-dev ## format and fix what can be fixed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
 bench: $(VENV)/.ready ## the algorithms on the embedded model, and bitwise isolation of one layer
-	$(BIN)/python benchmarks/one_layer_isolation.py
-	$(BIN)/python benchmarks/algorithms.py
+	$(BIN)/python -m benchmarks.one_layer_isolation
+	$(BIN)/python -m benchmarks.algorithms
 
 docs: $(VENV)/.ready-dev ## write docs/cli.md from --help
 	$(BIN)/python docs/write_cli_page.py

@@ -3,7 +3,7 @@
 Measured: `ScoringEngine.score` from the request to the scores, median over the rounds after one warm-up round, ids in
 and softmax out. The last line is JSON. On a CPU compare figures of one run only.
 
-    python benchmarks/algorithms.py [--model M] [--query-tokens 200] [--items 50] [--item-tokens 20] [--dtype bfloat16]
+    python -m benchmarks.algorithms [--model M] [--query-tokens 200] [--items 50] [--item-tokens 20] [--dtype bfloat16]
 """
 
 from __future__ import annotations

@@ -5,13 +5,14 @@ lengths (splits), item lengths and chunk sizes, for a layer of Qwen3-0.6B's shap
 blocks of `backends/torch/model.py` held to one size, once with one block of whatever size the batch has. The first
 column must be 0.0; the second shows what it would be without. The last line is JSON.
 
-    python benchmarks/one_layer_isolation.py [--device cuda]
+    python -m benchmarks.one_layer_isolation [--device cuda]
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from typing import Any
 
 import numpy as np
 import torch
@@ -121,7 +122,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     device = torch.device(parser.parse_args().device)
     block, multiple = (CPU_BLOCK_ROWS, 1) if device.type == "cpu" else (None, CUDA_TOKEN_MULTIPLE)
-    rows = []
+    rows: list[dict[str, Any]] = []
     print(f"{'dtype':<9} {'prefix':>6} {'item':>5} {'held':>10} {'not held':>10}")
     for dtype in (torch.float32, torch.bfloat16):
         weights = random_weights(dtype, device)

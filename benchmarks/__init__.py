@@ -1,0 +1,1 @@
+"""What we measure: each script says what in its docstring, and its last output line is JSON."""
