@@ -48,7 +48,7 @@ class ScoringEngine:
         self.tokenizer = tokenizer
         self.planner = Planner(backend.config, backend.info, config.plan.resolve(backend.info))
         self._executor = Executor(backend)
-        self._device_lock = threading.Lock()
+        self._device_lock = threading.RLock()  # a progress callback may score too
         self._is_closed = False
 
     def score(self, request: ScoreRequest, on_progress: OnProgress | None = None) -> ScoreResult:

@@ -14,7 +14,7 @@ from itemwise.engine.forward_batches import extend_batch, prefill_batch, rows_ba
 from itemwise.plan.algorithms import ScorePlan
 from itemwise.plan.batches import PlannedBatch
 
-OnProgress = Callable[[int, int], None]  # segments done, segments in all
+OnProgress = Callable[[int, int], None]  # items done, items in all
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,8 @@ class Executor:
         for batch in plan.batches:
             outputs.append(self._backend.forward(_assemble(plan, batch, prefix, normalize)))
             if on_progress is not None:
-                on_progress(batch.stop, len(plan.segments.tails))
+                per_item = plan.segments.segments_per_item
+                on_progress(batch.stop // per_item, len(plan.segments.tails) // per_item)
         logits = np.concatenate([output.label_logits for output in outputs])
         normalizers = [output.log_normalizers for output in outputs if output.log_normalizers is not None]
         return PlanOutput(

@@ -61,14 +61,15 @@ class Planner:
         """Raises InvalidValueError (`dense_mask_too_large`) for a dense mask that cannot be had."""
         tail_lens: list[int] = segments.tails.lens.tolist()
         prefix_len = len(segments.prefix_ids)  # whatever the items read of it: a choice is not theirs to move
-        algorithm, reason = self._choose(algorithm, prefix_len, tail_lens)
-        rows = self._rows(algorithm, prefix_len, tail_lens)
+        chunk = (self.options.chunk_size or 0) * segments.segments_per_item
+        algorithm, reason = self._choose(algorithm, prefix_len, tail_lens, chunk)
+        rows = self._rows(algorithm, prefix_len, tail_lens, chunk)
         is_masked = algorithm == "packed" and prefix_len > 0  # only there do items share a row
         mask, note = self._choose_mask(is_masked, max(row.num_tokens for row in rows))
-        return ScorePlan(algorithm, reason, mask, note, segments, self._batches(algorithm, rows))
+        return ScorePlan(algorithm, reason, mask, note, segments, self._batches(algorithm, rows, chunk))
 
-    def _choose(self, asked: str, prefix_len: int, tail_lens: list[int]) -> tuple[str, str]:
-        """The algorithm, and the reason for it."""
+    def _choose(self, asked: str, prefix_len: int, tail_lens: list[int], chunk: int) -> tuple[str, str]:
+        """The algorithm, and the reason for it. `chunk`: most segments in a row or forward, 0 for no bound."""
         if asked != "auto":
             return asked, "asked for by the request"
         if self.options.algorithm != "auto":
@@ -77,16 +78,16 @@ class Planner:
             return "prefill_extend", "the items share no prefix, so there is nothing to compute twice"
         may_look = self.backend.algorithms_bit_equal
         seen = tail_lens if may_look else _NOMINAL_TAIL_LENS
-        estimates = self._estimates(prefix_len, seen)
+        estimates = self._estimates(prefix_len, seen, chunk)
         best = min(estimates, key=lambda name: estimates[name])
         figures = ", ".join(f"{name} {1000 * seconds:.3g} ms" for name, seconds in estimates.items())
         basis = f"{len(seen)} segments" if may_look else "a nominal request of this query length"
         return best, f"static estimate for {prefix_len} prefix tokens and {basis}: {figures}"
 
-    def _estimates(self, prefix_len: int, tail_lens: list[int]) -> dict[str, float]:
+    def _estimates(self, prefix_len: int, tail_lens: list[int], chunk: int) -> dict[str, float]:
         """Seconds by algorithm; of equals the first is taken."""
         budget, multiple = self.token_budget, self.backend.token_multiple
-        num_rows = len(self._rows("packed", prefix_len, tail_lens))
+        num_rows = len(self._rows("packed", prefix_len, tail_lens, chunk))
         work: dict[str, Work] = {
             "prefill_extend": extend_work(prefix_len, tail_lens, budget, multiple),
             "packed": packed_work(prefix_len, tail_lens, num_rows, budget, multiple),
@@ -95,15 +96,14 @@ class Planner:
         figures = STATIC_FIGURES[self.backend.device_kind]
         return {name: estimate_seconds(self.model, each, figures) for name, each in work.items()}
 
-    def _rows(self, algorithm: str, prefix_len: int, tail_lens: list[int]) -> list[Row]:
+    def _rows(self, algorithm: str, prefix_len: int, tail_lens: list[int], chunk: int) -> list[Row]:
         """The prefix and one segment (serial) or a chunk of them (packed); a chunk alone (prefill_extend)."""
-        chunk_size = self.options.chunk_size or 0
         if algorithm == "serial":
             return fill_rows(tail_lens, prefix_len, chunk_size=1, max_row_len=self.token_budget)
         if algorithm == "packed":
             max_row_len = self._packed_row_len(prefix_len)
-            return fill_rows(tail_lens, prefix_len, chunk_size=chunk_size, max_row_len=max_row_len)
-        return fill_rows(tail_lens, 0, chunk_size=chunk_size, max_row_len=self.token_budget)
+            return fill_rows(tail_lens, prefix_len, chunk_size=chunk, max_row_len=max_row_len)
+        return fill_rows(tail_lens, 0, chunk_size=chunk, max_row_len=self.token_budget)
 
     def _packed_row_len(self, prefix_len: int) -> int:
         """The whole budget; but a dense row costs its square, so a short one unless a chunk size is given."""
@@ -111,10 +111,10 @@ class Planner:
             return min(self.token_budget, DENSE_MAX_ROW_LEN, max(2 * prefix_len, _DENSE_ROW_LEN))
         return self.token_budget
 
-    def _batches(self, algorithm: str, rows: list[Row]) -> tuple[PlannedBatch, ...]:
+    def _batches(self, algorithm: str, rows: list[Row], chunk: int) -> tuple[PlannedBatch, ...]:
         if algorithm == "prefill_extend":
             return one_row_each(rows, self.buckets)
-        max_segments = self.options.chunk_size or 0 if algorithm == "serial" else 0
+        max_segments = chunk if algorithm == "serial" else 0
         return group_rows(rows, token_budget=self.token_budget, max_segments=max_segments, buckets=self.buckets)
 
     def _choose_mask(self, is_masked: bool, row_len: int) -> tuple[MaskImpl | None, str | None]:

@@ -84,6 +84,7 @@ class Segments:
     score_offsets: Int64Array  # [R]: tokens of the flat tails after which logits are read, in order
     rows_of_segment: Int64Array  # [segments + 1]: which of the R rows belong to a segment
     label_ids: Int32Array  # [rows per item, L], repeated for every item
+    segments_per_item: int = 1  # as many as the labels have stems
 
 
 def lay_out_segments(split: SplitItems, labels: LabelRows) -> Segments:
@@ -100,6 +101,7 @@ def lay_out_segments(split: SplitItems, labels: LabelRows) -> Segments:
         score_offsets=score_offsets,
         rows_of_segment=starts_from_lens(rows_per_segment),
         label_ids=labels.targets,
+        segments_per_item=num_stems,
     )
 
 

@@ -69,6 +69,7 @@ def build_prompt(request: ScoreRequest, tokenizer: TextTokenizer | None, delimit
     item_errors = dict(request.item_errors)
     if delimiter is not None:
         _check_delimiter(request, parts, delimiter, item_errors)
+    num_sent = len(parts.query) + len(parts.items.flat)
     items, truncated = _truncate(parts.items, request.max_tokens_per_item)
     parts = replace(parts, items=items)
     if request.tokenization == "joint" and request.is_text and delimiter is None:
@@ -80,7 +81,7 @@ def build_prompt(request: ScoreRequest, tokenizer: TextTokenizer | None, delimit
         sequences=sequences,
         joined=joined,
         label_ids=_label_ids(request, tokenizer),
-        prompt_tokens=len(parts.query) + len(items.flat),
+        prompt_tokens=num_sent,
         truncated=truncated,
         item_errors=item_errors,
     )

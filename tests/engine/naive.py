@@ -60,7 +60,7 @@ def expect(body: Mapping[str, Any], limits: Limits) -> Expected:
         scores=[None if i in errors else _score(body, context, labels, limits) for i, context in enumerate(contexts)],
         item_errors=errors,
         truncated=[(i, len(item), max_tokens) for i, item in enumerate(items) if len(item) > max_tokens],
-        prompt_tokens=len(query) + sum(map(len, kept)),
+        prompt_tokens=len(query) + sum(map(len, items)),
     )
 
 

@@ -7,7 +7,7 @@ import logging
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -174,10 +174,10 @@ class TestReports:
         assert [error.code for error in result.item_errors] == ["context_too_long", "negative_token_id"]
         assert (setup.forwards, result.debug) == ([], None)
 
-    def test_truncation_is_reported_and_what_is_cut_is_not_counted(self) -> None:
+    def test_truncation_is_reported_and_usage_counts_what_was_sent(self) -> None:
         result = Setup().score(items=[[1] * 20, [2]], max_tokens_per_item=4)
         assert result.truncated == (Truncation(0, 20, 4),)
-        assert result.usage.prompt_tokens == 3 + 4 + 1
+        assert result.usage.prompt_tokens == 3 + 20 + 1
 
 
 class TestResult:
@@ -339,3 +339,29 @@ class TestLife:
         with pytest.raises(RequestError):
             setup.score(items=[[1] * 50])
         assert len(setup.score().scores) == 3
+
+
+class TestChunksAndProgressCountItems:
+    """With labels of two stems an item is two segments; what people set and see is items."""
+
+    FIELDS: ClassVar[dict[str, Any]] = {"label_token_ids": [[3, 4], [5, 6]], "label_scoring": "sequence"}
+
+    @pytest.mark.parametrize(("algorithm", "first_forward"), [("prefill_extend", 1), ("packed", 0), ("serial", 0)])
+    def test_a_chunk_is_so_many_items(self, algorithm: str, first_forward: int) -> None:
+        setup = Setup(chunk_size=2, token_budget=20 if algorithm == "packed" else 100)
+        setup.score(items=[[1], [2], [3], [4]], algorithm=algorithm, **self.FIELDS)
+        scored = [len(set(batch.score_tokens)) for batch in setup.forwards[first_forward:]]
+        assert scored == [2 * 2 * 2, 2 * 2 * 2]  # items x stems x rows
+
+    def test_progress_is_told_in_items(self) -> None:
+        setup, told = Setup(chunk_size=2), []
+        body = {"query": QUERY, "items": [[1], [2], [3]], "algorithm": "prefill_extend", **self.FIELDS}
+        setup.engine.score(parse_score_request(body), lambda done, total: told.append((done, total)))
+        assert told == [(2, 3), (3, 3)]
+
+    def test_a_progress_callback_may_score(self) -> None:
+        setup, inner = Setup(chunk_size=1), []
+        body = {"query": QUERY, "items": [[1], [2]], "label_token_ids": [3]}
+        request = parse_score_request({**body, "algorithm": "prefill_extend"})
+        outer = setup.engine.score(request, lambda done, total: inner.append(setup.engine.score(request).scores))
+        assert inner == [outer.scores, outer.scores]
