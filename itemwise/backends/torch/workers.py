@@ -8,8 +8,9 @@ do not depend on the number of cores.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from typing import TypeVar
 
 import torch
@@ -22,6 +23,7 @@ class Workers:
     """`num_threads` threads for the blocks of a forward pass and one that drives it; None: all on the caller's."""
 
     def __init__(self, num_threads: int | None) -> None:
+        self._is_abandoned = threading.Event()  # nobody waits for the pass that is running
         self._blocks: ThreadPoolExecutor | None = None
         self._driver: ThreadPoolExecutor | None = None
         if num_threads is not None:
@@ -29,10 +31,19 @@ class Workers:
             self._driver = ThreadPoolExecutor(1, "itemwise-forward", initializer=_use_one_thread)
 
     def drive(self, function: Callable[[], Result]) -> Result:
-        """Run a whole forward pass, itself on one thread too, and wait for it."""
+        """Run a whole forward pass, itself on one thread too, and wait for it. Ctrl-C ends it after a block."""
         if self._driver is None:
             return _inferring(function)
-        return self._driver.submit(_inferring, function).result()
+        future = self._driver.submit(self._start, function)
+        try:
+            return future.result()
+        except BaseException:
+            self._is_abandoned.set()
+            raise
+
+    def _start(self, function: Callable[[], Result]) -> Result:
+        self._is_abandoned.clear()  # here, on the driving thread, the pass before this one is over
+        return _inferring(function)
 
     def run(self, function: Callable[[Task], None], tasks: Sequence[Task]) -> None:
         """Call the function for every task. Returns when all are done; an exception of any is raised here."""
@@ -40,7 +51,13 @@ class Workers:
             for task in tasks:
                 function(task)
             return
-        for _ in self._blocks.map(lambda task: _inferring(lambda: function(task)), tasks):
+
+        def apply(task: Task) -> None:
+            if self._is_abandoned.is_set():
+                raise CancelledError("the caller of this forward pass has gone")
+            _inferring(lambda: function(task))
+
+        for _ in self._blocks.map(apply, tasks):
             pass
 
     def close(self) -> None:

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from itemwise.backends.torch.workers import Workers
+
+
+@pytest.fixture(params=[None, 1, 3])
+def workers(request: pytest.FixtureRequest) -> Iterator[Workers]:
+    made = Workers(request.param)
+    yield made
+    made.close()
+
+
+def test_every_task_runs_once(workers: Workers) -> None:
+    done: list[int] = []
+    workers.drive(lambda: workers.run(done.append, range(100)))
+    assert sorted(done) == list(range(100))
+
+
+def test_the_result_and_the_exception_reach_the_caller(workers: Workers) -> None:
+    assert workers.drive(lambda: 7) == 7
+
+    def fail(task: int) -> None:
+        raise ValueError(f"task {task}")
+
+    with pytest.raises(ValueError, match="task 0"):
+        workers.drive(lambda: workers.run(fail, range(3)))
+    assert workers.drive(lambda: 8) == 8, "the next pass runs as if nothing had been"
+
+
+def test_nothing_records_gradients(workers: Workers) -> None:
+    modes: list[bool] = []
+    workers.drive(lambda: workers.run(lambda _: modes.append(torch.is_inference_mode_enabled()), range(4)))
+    assert modes == [True] * 4
+
+
+def test_operations_inside_use_one_thread_and_the_callers_setting_stays() -> None:
+    before, workers, seen = torch.get_num_threads(), Workers(2), []
+    workers.drive(lambda: workers.run(lambda _: seen.append(torch.get_num_threads()), range(8)))
+    workers.close()
+    assert set(seen) == {1}
+    assert torch.get_num_threads() == before
+
+
+def test_ctrl_c_ends_the_pass_after_a_block() -> None:
+    workers, done = Workers(2), []
+
+    def task(number: int) -> None:
+        time.sleep(0.01)
+        done.append(number)
+
+    threading.Timer(0.1, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        workers.drive(lambda: workers.run(task, range(2000)))  # ten seconds if nothing stopped it
+    begin = time.perf_counter()
+    workers.close()
+    assert time.perf_counter() - begin < 2
+    assert len(done) < 1000
