@@ -28,17 +28,28 @@ MEDIUM_SIZES: dict[str, Any] = {
     "initializer_range": 0.05,
 }
 
+# Two layers of Qwen3-0.6B, for devices that choose their kernels by shape.
+WIDE_SIZES: dict[str, Any] = {
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "initializer_range": 0.04,
+}
+SIZES = {"medium": MEDIUM_SIZES, "wide": WIDE_SIZES}
+
 
 @pytest.fixture(scope="session")
 def checkpoint_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """A small checkpoint with a tokenizer by family name; `medium` is a Qwen3 of realistic widths."""
+    """A small checkpoint with a tokenizer by family name; `medium` and `wide` are Qwen3s of realistic widths."""
     made: dict[str, Path] = {}
 
     def get(family: str) -> Path:
         if family not in made:
             folder = tmp_path_factory.mktemp("checkpoints") / family
-            if family == "medium":
-                make_hf_checkpoint(folder, "qwen3", **MEDIUM_SIZES)
+            if family in SIZES:
+                make_hf_checkpoint(folder, "qwen3", **SIZES[family])
             else:
                 make_hf_checkpoint(folder, family)
             made[family] = add_tokenizer(folder, bos=family.startswith("llama"))

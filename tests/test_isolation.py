@@ -177,14 +177,20 @@ class TestAlgorithmsOnACpu:
 class TestDefaultsOnAGpu:
     """Without `batch_invariant`: promised within a bucket; in bfloat16 it was found to hold across buckets too."""
 
+    @pytest.mark.parametrize("model", ["medium", "wide"])
     @pytest.mark.parametrize(
         ("precision", "mutate"),
         [*(("bfloat16", mutate) for mutate in MUTATIONS), ("float32", changed), ("float32", reordered)],
     )
     def test_other_items_do_not_move_a_bit(
-        self, scorer_of: Callable[..., Scorer], path: dict[str, Any], precision: str, mutate: Callable[[Items], Items]
+        self,
+        scorer_of: Callable[..., Scorer],
+        path: dict[str, Any],
+        model: str,
+        precision: str,
+        mutate: Callable[[Items], Items],
     ) -> None:
-        scorer = scorer_of("medium", dtype=precision, device="cuda", **path)
+        scorer = scorer_of(model, dtype=precision, device="cuda", **path)
         mutated = mutate(ITEMS)
         base = scores(scorer, ITEMS)[list(WATCHED)]
         assert np.array_equal(scores(scorer, mutated)[watched_rows(mutated, [ITEMS[i] for i in WATCHED])], base)

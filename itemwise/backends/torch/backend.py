@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -23,6 +24,8 @@ from itemwise.models.checkpoint import Checkpoint
 CPU_BLOCK_ROWS = 128
 CUDA_TOKEN_MULTIPLE = 256  # from this many rows on cuBLAS adds in one order, whatever the number of rows
 CUDA_INVARIANT_ROWS = 2048  # rows of a block under `batch_invariant`
+
+Integer = TypeVar("Integer", np.int32, np.int64)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -66,23 +69,23 @@ class TorchBackend(Backend):
         return self._workers.drive(lambda: self._forward(batch))
 
     def _forward(self, batch: ForwardBatch) -> ForwardOutput:
-        padded = -(-batch.num_tokens // self.info.token_multiple) * self.info.token_multiple
         output = self._transformer(
-            token_ids=self._to_device(_padded(batch.token_ids, padded)),
-            positions=self._to_device(_padded(batch.positions, padded)),
+            token_ids=self._to_device(self._padded(batch.token_ids)),
+            positions=self._to_device(self._padded(batch.positions)),
             attention=self._attention(batch),
             prefixes=[_layers_of(prefix) for prefix in batch.prefixes],
-            score_tokens=self._to_device(batch.score_tokens),
+            score_tokens=self._to_device(self._padded(batch.score_tokens)),  # rows of the last layer's products too
             keep_tokens=self._to_device(_kept_tokens(batch)) if batch.keep_segments else None,
         )
         kept = _split_prefixes(batch, output.keys_values)
         if not len(batch.score_tokens):
             return ForwardOutput(np.zeros(batch.label_ids.shape, np.float32), None, kept)
         head = self._transformer.weights.head
-        logits = label_logits(output.hidden, head, batch.label_ids)
+        hidden = output.hidden[: len(batch.score_tokens)]
+        logits = label_logits(hidden, head, batch.label_ids)
         normalizers = None
         if batch.need_normalizers:
-            normalizers = log_normalizers(output.hidden, head, self._workers).cpu().numpy()
+            normalizers = log_normalizers(hidden, head, self._workers).cpu().numpy()
         return ForwardOutput(logits.cpu().numpy(), normalizers, kept)
 
     def close(self) -> None:
@@ -97,6 +100,10 @@ class TorchBackend(Backend):
             return TiledAttention(batch, self._device, heads_per_kv, self._workers)
         return VarlenAttention(batch, self._device)
 
+    def _padded(self, array: NDArray[Integer]) -> NDArray[Integer]:
+        """With zeros up to a multiple of the tokens that a forward is padded to."""
+        return np.pad(array, (0, -len(array) % self.info.token_multiple))
+
     def _to_device(self, array: NDArray[np.int32] | NDArray[np.int64]) -> torch.Tensor:
         return torch.from_numpy(array).to(self._device).long()
 
@@ -110,6 +117,8 @@ def _resolve_device(device: str) -> torch.device:
         raise BackendError(f"unknown device {device!r}; expected auto, cpu, cuda or cuda:N") from None
     if resolved.type == "cuda" and not torch.cuda.is_available():
         raise BackendError(f"device {device!r} was asked for, but PyTorch {torch.__version__} sees no CUDA device")
+    if resolved.type == "cuda" and (resolved.index or 0) >= torch.cuda.device_count():
+        raise BackendError(f"device {device!r} was asked for, but there are {torch.cuda.device_count()} CUDA devices")
     if resolved.type not in ("cpu", "cuda"):
         raise BackendError(f"device {device!r} is not supported by the torch backend; expected cpu or cuda")
     return resolved
@@ -130,10 +139,6 @@ def _device_title(device: torch.device) -> str:
         threads = torch.get_num_threads()
         return f"cpu ({threads} thread{'s' if threads > 1 else ''})"
     return f"{device} ({torch.cuda.get_device_name(device)})"
-
-
-def _padded(array: NDArray[np.int32], size: int) -> NDArray[np.int32]:
-    return np.pad(array, (0, size - len(array)))
 
 
 def _layers_of(prefix: PrefixState | int) -> Sequence[KeysValues] | None:

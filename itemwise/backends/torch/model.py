@@ -75,7 +75,7 @@ class Transformer:
             if number == last:  # only these tokens are read from here on
                 x, attended = x[score_tokens], attended[score_tokens]
             x = self._finish(layer, x, attended)
-        hidden = torch.empty(len(score_tokens), self.config.model_size, device=x.device)
+        hidden = torch.empty(len(score_tokens), self.config.model_size, dtype=torch.float32, device=x.device)
         if len(score_tokens):
             hidden = self._by_blocks(self._final_norm, hidden, x)
         return TransformerOutput(hidden, kept)
