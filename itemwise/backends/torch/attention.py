@@ -79,25 +79,29 @@ class TiledAttention(Attention):
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, prefixes: Sequence[KeysValues | None]) -> Tensor:
         out = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
         lse = torch.full(q.shape[:2], NEG_INF, dtype=torch.float32, device=q.device)
-        total = (out, lse)
+        total, starts = (out, lse), self._prefix_starts
         self._workers.run(lambda group: _attend_diagonal(q, k, v, group, total), self._diagonals)
         for blocks in self._phases:
             self._workers.run(
-                lambda block: _attend_full(q, *self._keys_of(block[0], k, v, prefixes), block[1], total), blocks
+                lambda block: _attend_full(q, *keys_of(block[0], starts, k, v, prefixes), block[1], total), blocks
             )
         if self._dense is not None:
             self._dense.attend_rest(q, k, v, total)
         return out
 
-    def _keys_of(self, part: FullRange, k: Tensor, v: Tensor, prefixes: Sequence[KeysValues | None]) -> KeysValues:
-        start, stop = part.start, part.stop
-        if part.prefix is not None:
-            cached = prefixes[part.prefix]
-            if cached is not None:
-                return cached[0][:stop], cached[1][:stop]
-            start = self._prefix_starts[part.prefix]
-            stop += start
-        return k[start:stop], v[start:stop]
+
+def keys_of(
+    part: FullRange, prefix_starts: Sequence[int], k: Tensor, v: Tensor, prefixes: Sequence[KeysValues | None]
+) -> KeysValues:
+    """The keys and values of a range: of this batch, of a prefix in this batch, or of a cached prefix."""
+    start, stop = part.start, part.stop
+    if part.prefix is not None:
+        cached = prefixes[part.prefix]
+        if cached is not None:
+            return cached[0][:stop], cached[1][:stop]
+        start = prefix_starts[part.prefix]
+        stop += start
+    return k[start:stop], v[start:stop]
 
 
 @dataclass(frozen=True)

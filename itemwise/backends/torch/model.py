@@ -109,10 +109,11 @@ class Transformer:
         def project(block: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
             normed = rms_norm(block, layer.attention_norm, config.norm_eps)
             qkv = F.linear(normed, layer.qkv, layer.qkv_bias).view(len(block), n + 2 * kv, h)
-            q, k = qkv[:, :n], qkv[:, n : n + kv]
-            if layer.q_norm is not None and layer.k_norm is not None:
-                q, k = rms_norm(q, layer.q_norm, config.norm_eps), rms_norm(k, layer.k_norm, config.norm_eps)
-            return torch.cat([rotate(q, cos, sin), rotate(k, cos, sin), qkv[:, n + kv :]], 1)
+            qk = qkv[:, : n + kv]
+            if layer.qk_norm is not None:
+                qk = rms_norm(qk, layer.qk_norm, config.norm_eps)
+            qkv[:, : n + kv] = rotate(qk, cos, sin)
+            return qkv
 
         qkv = self._by_blocks(project, x.new_empty(len(x), n + 2 * kv, h), x, rotation.cos, rotation.sin)
         return qkv[:, :n], qkv[:, n : n + kv], qkv[:, n + kv :]

@@ -10,14 +10,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from itemwise.backends.base import ForwardBatch, Layout
-from itemwise.backends.torch.attention import Attention, KeysValues, batch_prefix_starts
+from itemwise.backends.torch.attention import Attention, KeysValues, batch_prefix_starts, keys_of
 from itemwise.backends.torch.dense_mask import DenseMask
 from itemwise.backends.torch.softmax import NEG_INF, Partial, merge
-from itemwise.backends.torch.tiles import FullRange, cut_diagonals, cut_full_ranges, prefix_ranges
+from itemwise.backends.torch.tiles import cut_diagonals, cut_full_ranges, prefix_ranges
+from itemwise.contract.ragged import Int64Array
 
 # With one query row per sequence the kernel would take another path (heads folded, keys split), with other bits.
 _LEAST_MAX_LEN = 128
@@ -31,10 +33,9 @@ class VarlenAttention(Attention):
         self._own = _Lengths([int(n) for n in batch.segment_starts], device)
         self._ranges = prefix_ranges(batch)
         self._prefix_starts = batch_prefix_starts(batch)
-        self._queries = [torch.from_numpy(part.queries).to(device) for part in self._ranges]
         self._query_lens = _Lengths(_offsets([len(part.queries) for part in self._ranges]), device)
         self._key_lens = _Lengths(_offsets([part.stop for part in self._ranges]), device)
-        self._index = torch.cat(self._queries) if self._queries else None
+        self._readers = _token_index([part.queries for part in self._ranges], device) if self._ranges else None
         self._dense: DenseMask | None = None
         if batch.layout is Layout.PACKED and batch.mask == "dense":
             self._dense = DenseMask(batch, cut_diagonals(batch), cut_full_ranges(batch), device)
@@ -45,28 +46,29 @@ class VarlenAttention(Attention):
         out = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
         lse = torch.full(q.shape[:2], NEG_INF, dtype=torch.float32, device=q.device)
         out[real], lse[real] = own_out, own_lse
-        if self._index is not None:
+        if self._readers is not None:
+            readers = self._readers
             keys, values = self._gather_prefixes(k, v, prefixes)
-            part = _flash(q[self._index], keys, values, self._query_lens, self._key_lens, causal=False)
-            out[self._index], lse[self._index] = merge((out[self._index], lse[self._index]), part)
+            part = _flash(q[readers], keys, values, self._query_lens, self._key_lens, causal=False)
+            out[readers], lse[readers] = merge((out[readers], lse[readers]), part)
         if self._dense is not None:
             self._dense.attend_rest(q, k, v, (out, lse))
         return out
 
     def _gather_prefixes(self, k: Tensor, v: Tensor, prefixes: Sequence[KeysValues | None]) -> KeysValues:
         """The keys and values of all ranges, one after the other; a single one is a view."""
-        pairs = [self._keys_of(part, k, v, prefixes) for part in self._ranges]
+        pairs = [keys_of(part, self._prefix_starts, k, v, prefixes) for part in self._ranges]
         if len(pairs) == 1:
             return pairs[0]
         return torch.cat([pair[0] for pair in pairs]), torch.cat([pair[1] for pair in pairs])
 
-    def _keys_of(self, part: FullRange, k: Tensor, v: Tensor, prefixes: Sequence[KeysValues | None]) -> KeysValues:
-        assert part.prefix is not None, "prefix ranges only"
-        cached = prefixes[part.prefix]
-        if cached is not None:
-            return cached[0][: part.stop], cached[1][: part.stop]
-        start = self._prefix_starts[part.prefix]
-        return k[start : start + part.stop], v[start : start + part.stop]
+
+def _token_index(queries: Sequence[Int64Array], device: torch.device) -> Tensor | slice:
+    """All these tokens, as a slice where they follow each other, so that nothing is copied to take them."""
+    tokens = np.concatenate(queries)
+    if np.array_equal(tokens, np.arange(tokens[0], tokens[0] + len(tokens))):
+        return slice(int(tokens[0]), int(tokens[0]) + len(tokens))
+    return torch.from_numpy(tokens).to(device)
 
 
 class _Lengths:

@@ -26,8 +26,7 @@ class LayerWeights:
     attention_norm: Tensor  # [D]
     qkv: Tensor  # [(N + 2 K) H, D]
     qkv_bias: Tensor | None  # [(N + 2 K) H]
-    q_norm: Tensor | None  # [H]
-    k_norm: Tensor | None  # [H]
+    qk_norm: Tensor | None  # [N + K, H]: the query heads' weights, then the key heads'
     o: Tensor  # [D, N H]
     mlp_norm: Tensor  # [D]
     gate_up: Tensor  # [2 F, D]
@@ -70,13 +69,16 @@ def _load_layer(
         attention_norm=load("attention_norm"),
         qkv=load("q", "k", "v"),
         qkv_bias=load("q_bias", "k_bias", "v_bias") if config.qkv_bias else None,
-        q_norm=load("q_norm") if config.qk_norm else None,
-        k_norm=load("k_norm") if config.qk_norm else None,
+        qk_norm=_per_head(config, load("q_norm"), load("k_norm")) if config.qk_norm else None,
         o=load("o"),
         mlp_norm=load("mlp_norm"),
         gate_up=load("gate", "up"),
         down=load("down"),
     )
+
+
+def _per_head(config: ModelConfig, q_norm: Tensor, k_norm: Tensor) -> Tensor:
+    return torch.cat([q_norm.expand(config.num_heads, -1), k_norm.expand(config.num_kv_heads, -1)])
 
 
 def _load_stacked(parts: list[StoredTensor], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -18,6 +18,8 @@ import torch
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
+_SETTING_THREADS = threading.Lock()  # PyTorch keeps one number for the process
+
 
 class Workers:
     """`num_threads` threads for the blocks of a forward pass and one that drives it; None: all on the caller's."""
@@ -67,8 +69,14 @@ class Workers:
 
 
 def _use_one_thread() -> None:
-    torch.get_num_threads()  # a new thread takes the process's setting on first use, and would undo the next line
-    torch.set_num_threads(1)
+    """For the calling thread alone, which is new."""
+    with _SETTING_THREADS:
+        of_process = torch.get_num_threads()  # asked first: a thread takes the process's number on first use
+        torch.set_num_threads(1)
+        # That is also what threads to come would begin with, anybody's: put back from a thread that ends at once.
+        put_back = threading.Thread(target=torch.set_num_threads, args=(of_process,))
+        put_back.start()
+        put_back.join()
 
 
 def _inferring(function: Callable[[], Result]) -> Result:
