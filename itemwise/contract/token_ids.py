@@ -32,8 +32,8 @@ class Place(NamedTuple):
 
 
 def plain(value: object) -> object:
-    """NumPy arrays as lists of Python values, so that everything after this knows one kind of list."""
-    return value.tolist() if isinstance(value, np.ndarray) else value
+    """NumPy arrays and scalars as Python values, so that everything after this knows one kind of list and of bool."""
+    return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
 
 
 def try_ids(values: Sequence[object]) -> Int32Array | None:

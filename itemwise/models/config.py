@@ -60,6 +60,11 @@ def _scale_llama3(frequencies: NDArray[np.float32], scaling: Llama3Scaling) -> N
     return scaled.astype(np.float32)
 
 
+_SIZES = (
+    "vocab_size", "model_size", "mlp_size", "num_layers", "num_heads", "num_kv_heads", "head_size", "max_context_len",
+)  # fmt: skip
+
+
 @dataclass(frozen=True)
 class ModelConfig:
     """Everything that a backend must know to run the model."""
@@ -80,6 +85,9 @@ class ModelConfig:
     max_context_len: int
 
     def __post_init__(self) -> None:
+        for name in _SIZES:
+            if getattr(self, name) < 1:
+                raise ModelLoadError(f"the model's {name} must be at least 1, got {getattr(self, name)}")
         if self.num_heads % self.num_kv_heads:
             raise ModelLoadError(
                 "the number of query heads must be a multiple of the KV heads, "

@@ -205,9 +205,8 @@ class _Metadata:
         return int(self.number(key, default))
 
     def head_size(self) -> int:
-        return self.integer(
-            "attention.key_length", self.integer("embedding_length") // self.integer("attention.head_count")
-        )
+        num_heads = max(1, self.integer("attention.head_count"))  # ModelConfig refuses less
+        return self.integer("attention.key_length", self.integer("embedding_length") // num_heads)
 
     def refuse_unsupported(self) -> None:
         """Variants that share an architecture's name and would compute something else."""

@@ -90,9 +90,9 @@ def _with_absolute_offsets(
     path: Path, entries: list[TensorEntry], end_of_header: int, metadata: Mapping[str, Any]
 ) -> dict[str, TensorEntry]:
     """The file counts offsets from the first aligned byte after its header."""
-    alignment = int(metadata.get("general.alignment", _DEFAULT_ALIGNMENT))
-    if alignment <= 0:
-        raise ModelLoadError(f"{path} is damaged: its alignment is {alignment}")
+    alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
+    if not isinstance(alignment, int) or alignment <= 0:
+        raise ModelLoadError(f"{path} is damaged: its alignment is {alignment!r}")
     start = -(-end_of_header // alignment) * alignment
     return {entry.name: replace(entry, offset=start + entry.offset) for entry in entries}
 
@@ -114,6 +114,8 @@ class _Cursor:
     def tensor_entry(self) -> TensorEntry:
         name = self._strings(1)[0]
         dims = self._numbers("<u8", self.number("<u4")).tolist()
+        if not dims:
+            raise ValueError(f"tensor {name!r} has no dimensions")
         return TensorEntry(name, tuple(reversed(dims)), self.number("<u4"), self.number("<u8"))
 
     def _value(self, type_id: int) -> Any:

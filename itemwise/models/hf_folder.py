@@ -79,7 +79,7 @@ def _model_config(raw: Mapping[str, Any], family: Family, stored: Mapping[str, S
             num_layers=int(raw["num_hidden_layers"]),
             num_heads=num_heads,
             num_kv_heads=int(raw.get("num_key_value_heads") or num_heads),
-            head_size=int(raw.get("head_dim") or model_size // num_heads),
+            head_size=int(raw.get("head_dim") or model_size // max(1, num_heads)),
             norm_eps=float(raw["rms_norm_eps"]),
             rope=_rope_config(raw),
             qkv_bias=family.qkv_bias or _Q_BIAS in stored,

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from itemwise.contract.describe import describe
 from itemwise.contract.errors import ModelLoadError
 from itemwise.models.checkpoint import StoredDtype, StoredTensor
 from itemwise.models.mapped_rows import map_rows
@@ -42,11 +43,15 @@ def open_safetensors(path: Path) -> dict[str, StoredTensor]:
     """Every tensor of the file by its name in the file."""
     size = path.stat().st_size
     header, data_start = _read_header(path, size)
-    return {
-        name: _open_tensor(path, data_start, size, name, entry)
-        for name, entry in header.items()
-        if name != "__metadata__"
-    }
+    tensors: dict[str, StoredTensor] = {}
+    for name, entry in header.items():
+        if name == "__metadata__":
+            continue
+        try:
+            tensors[name] = _open_tensor(path, data_start, size, name, entry)
+        except (KeyError, TypeError, ValueError):  # something is missing, or of another type
+            raise ModelLoadError(f"{path} is damaged: its header says {describe(entry)} of tensor {name!r}") from None
+    return tensors
 
 
 def _read_header(path: Path, size: int) -> tuple[dict[str, Any], int]:

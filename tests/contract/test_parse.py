@@ -145,6 +145,7 @@ def test_model_must_be_a_string() -> None:
         ({}, "prob"),
         ({"apply_softmax": False}, "prob"),
         ({"apply_softmax": True}, "softmax"),
+        ({"apply_softmax": np.bool_(True)}, "softmax"),
         ({"score_mode": "softmax"}, "softmax"),
         ({"score_mode": "softmax", "apply_softmax": True}, "softmax"),
         ({"score_mode": "logit", "apply_softmax": False}, "logit"),

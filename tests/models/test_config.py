@@ -105,3 +105,10 @@ def test_num_parameters_counts_what_is_stored(family: str, hf_folders: dict[str,
 def test_query_heads_must_be_a_multiple_of_kv_heads() -> None:
     with pytest.raises(ModelLoadError, match="multiple of the KV heads, got 4 and 3"):
         replace(CONFIG, num_kv_heads=3)
+
+
+@pytest.mark.parametrize("size", ["num_layers", "num_heads", "num_kv_heads", "head_size", "max_context_len"])
+def test_a_size_of_nothing_is_named(size: str) -> None:
+    nothing: dict[str, Any] = {size: 0}
+    with pytest.raises(ModelLoadError, match=f"the model's {size} must be at least 1, got 0"):
+        replace(CONFIG, **nothing)

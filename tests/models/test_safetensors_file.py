@@ -99,3 +99,10 @@ def test_a_shape_that_does_not_fit_its_bytes_names_the_tensor(tmp_path: Path) ->
     path = write_raw(tmp_path / "model.safetensors", header, bytes(8))
     with pytest.raises(ModelLoadError, match=r"tensor 'q' of shape \[2, 2\] needs 16 bytes, has 8"):
         open_safetensors(path)
+
+
+@pytest.mark.parametrize("entry", [1, {}, {"dtype": "F32", "shape": [2], "data_offsets": [0]}])
+def test_a_header_that_describes_no_tensor_is_called_damaged(tmp_path: Path, entry: object) -> None:
+    path = write_raw(tmp_path / "model.safetensors", {"q": entry}, bytes(8))
+    with pytest.raises(ModelLoadError, match=r"is damaged: its header says .* of tensor 'q'"):
+        open_safetensors(path)

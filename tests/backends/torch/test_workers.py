@@ -50,6 +50,21 @@ def test_operations_inside_use_one_thread_and_the_callers_setting_stays() -> Non
     assert torch.get_num_threads() == before
 
 
+def test_threads_that_come_later_find_the_processs_setting() -> None:
+    """PyTorch's number of threads is the process's too: a second scorer made on another thread must not get one."""
+    before, workers, seen = torch.get_num_threads(), Workers(2), []
+    torch.set_num_threads(3)
+    try:
+        workers.drive(lambda: workers.run(lambda _: time.sleep(0.01), range(8)))
+        later = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
+        later.start()
+        later.join()
+    finally:
+        torch.set_num_threads(before)
+        workers.close()
+    assert seen == [3]
+
+
 def test_ctrl_c_ends_the_pass_after_a_block() -> None:
     workers, done = Workers(2), []
 
