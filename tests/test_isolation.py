@@ -205,3 +205,14 @@ class TestEmbeddedModel:
         assert [scorer.score("Is this about food? ", [text], **options).scores[0] for text in texts] == together
         reverse = scorer.score("Is this about food? ", texts[::-1], **options).scores
         assert reverse[::-1] == together
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("path", PATHS)
+    def test_one_item_against_500(self, scorer_of: Callable[..., Scorer], dtype: str, path: str) -> None:
+        """Thirty layers of real weights, for every algorithm and mask."""
+        scorer = scorer_of("embedded", dtype=dtype, **PATHS[path])
+        texts = [f"entry number {i} of the catalogue" + " and more" * (i % 7) for i in range(500)]
+        options: dict[str, Any] = {"labels": [" yes", " no"], "score_mode": "logit"}
+        together = scorer.score("Is this about food? ", texts, **options).scores
+        for index in (0, 6, 250, 499):
+            assert scorer.score("Is this about food? ", [texts[index]], **options).scores[0] == together[index]

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from itemwise import Scorer
 from itemwise.backends.base import Backend, ForwardBatch, ForwardOutput
@@ -180,6 +182,24 @@ class TestEmbeddedModel:
         label_ids = [scorer.engine.tokenizer.label_id(label, i) for i, label in enumerate(TEXT_LABELS)]
         result = scorer.score(TEXT_QUERY, TEXT_ITEMS, labels=TEXT_LABELS, apply_softmax=True)
         difference = np.abs(np.array(result.scores) - expected_scores("softmax", embedded_logits, label_ids))
+        assert difference.max() <= 0.02
+        assert difference.mean() <= 0.01
+
+
+class TestBfloat16:
+    """Against transformers in bfloat16 too, its head in float32 as ours is."""
+
+    @pytest.mark.parametrize("algorithm", ALGORITHMS)
+    def test_scores_are_close_to_transformers(
+        self, checkpoint_of: Callable[[str], Path], scorer_of: Callable[..., Scorer], algorithm: Algorithm
+    ) -> None:
+        reference = Reference.load(checkpoint_of("medium"), dtype=torch.bfloat16)
+        case = make_case(reference)
+        scorer = scorer_of("medium", dtype="bfloat16", device="cpu")
+        result = scorer.score(
+            case.query, case.items, label_token_ids=case.labels, apply_softmax=True, algorithm=algorithm
+        )
+        difference = np.abs(np.array(result.scores) - expected_scores("softmax", case.logits, case.labels))
         assert difference.max() <= 0.02
         assert difference.mean() <= 0.01
 

@@ -63,7 +63,7 @@ def check_item_count(request: ScoreRequest, max_items: int) -> None:
     """Raises too_many_items."""
     if request.num_items > max_items:
         raise InvalidValueError(
-            f"items must hold at most {max_items} items (--max-items-per-request), got {request.num_items}; "
+            f"items must hold at most {max_items} items (max_items_per_request), got {request.num_items}; "
             "send several smaller requests",
             code="too_many_items",
             param="items",

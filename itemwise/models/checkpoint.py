@@ -6,6 +6,7 @@ never holds a second copy of the model.
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -54,6 +55,8 @@ def open_checkpoint(model: str | Path | None = None) -> Checkpoint:
         from itemwise.models.embedded import embedded_model_path
 
         return open_checkpoint(embedded_model_path())
+    if not str(model):
+        raise ModelLoadError("the model must be a folder, a .gguf file or a hub id, got an empty name")
     path = Path(model).expanduser()
     if path.is_file():
         return _open_file(path)
@@ -96,6 +99,15 @@ def _open_folder(path: Path, name: str) -> Checkpoint:
     raise ModelLoadError(f"{path} is not a model folder: expected config.json or one .gguf file, found {found}")
 
 
+def check_layer_count(config: ModelConfig, stored: Iterable[str], layer_prefix: str) -> None:
+    """Raise where the file holds more or fewer layers than the description promises."""
+    found = re.compile(rf"{re.escape(layer_prefix)}\.(\d+)\.").match
+    numbers = [int(match[1]) for match in map(found, stored) if match]
+    num_stored = max(numbers, default=-1) + 1
+    if num_stored != config.num_layers:
+        raise ModelLoadError(f"the config asks for {config.num_layers} layers, but the checkpoint holds {num_stored}")
+
+
 def check_tensors(config: ModelConfig, tensors: Mapping[str, StoredTensor], file_names: Mapping[str, str]) -> None:
     """Raise for the first parameter that is missing or has another shape than the description promises."""
     for name, expected in parameter_shapes(config).items():
@@ -113,9 +125,8 @@ def check_nothing_left(
 ) -> None:
     """Raise for a tensor of a layer that we would not use: without it the scores are wrong, in silence."""
     used = set(file_names.values())
-    layers = tuple(f"{layer_prefix}.{layer}." for layer in range(config.num_layers))
     for name in stored:
-        if name.startswith(layers) and name not in used and not name.endswith("rotary_emb.inv_freq"):
+        if name.startswith(f"{layer_prefix}.") and name not in used and not name.endswith("rotary_emb.inv_freq"):
             raise ModelLoadError(
                 f"unsupported: the checkpoint has the tensor {name!r}, which {config.family} does not use"
             )

@@ -22,6 +22,7 @@ from itemwise.models.checkpoint import (
     Checkpoint,
     StoredDtype,
     StoredTensor,
+    check_layer_count,
     check_nothing_left,
     check_tensors,
 )
@@ -86,6 +87,7 @@ def open_gguf(path: Path) -> Checkpoint:
     _check_is_whole(file)
     stored = {name: _open_tensor(file, entry) for name, entry in file.tensors.items()}
     config = _model_config(file.metadata, family, stored)
+    check_layer_count(config, stored, "blk")
     file_names = {key: stored_name(key, GGUF_TENSOR_NAMES, "blk") for key in parameter_shapes(config)}
     tensors = {key: stored[name] for key, name in file_names.items() if name in stored}
     check_tensors(config, tensors, file_names)
@@ -103,6 +105,8 @@ def _tokenizer_files(file: GgufFile) -> TokenizerFiles:
 
 def _check_is_whole(file: GgufFile) -> None:
     num_parts = file.metadata.get("split.count", 1)
+    if not isinstance(num_parts, int):
+        raise ModelLoadError(f"{file.path} is damaged: its number of parts is {num_parts!r}")
     if num_parts > 1:
         raise ModelLoadError(f"{file.path} is one of {num_parts} parts; merge them with llama-gguf-split --merge")
 

@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from itemwise.contract.errors import ModelLoadError, TokenizerError
-from itemwise.models.checkpoint import Checkpoint, StoredTensor, check_nothing_left, check_tensors
+from itemwise.models.checkpoint import (
+    Checkpoint,
+    StoredTensor,
+    check_layer_count,
+    check_nothing_left,
+    check_tensors,
+)
 from itemwise.models.config import Llama3Scaling, ModelConfig, RopeConfig, parameter_shapes
 from itemwise.models.families import HF_TENSOR_NAMES, Family, family_of_hf, stored_name
 from itemwise.models.safetensors_file import open_safetensors
@@ -23,6 +29,7 @@ def open_hf_folder(path: Path, name: str) -> Checkpoint:
     family = family_of_hf(raw.get("architectures") or [])
     stored = _open_weight_files(path)
     config = _model_config(raw, family, stored)
+    check_layer_count(config, stored, "model.layers")
     file_names = {key: stored_name(key, HF_TENSOR_NAMES, "model.layers") for key in parameter_shapes(config)}
     tensors = {key: stored[file_name] for key, file_name in file_names.items() if file_name in stored}
     check_tensors(config, tensors, file_names)
@@ -54,7 +61,7 @@ def _weight_file_names(path: Path) -> list[str]:
     if not index.is_file():
         return ["model.safetensors"]
     weight_map = _read_json(index).get("weight_map")
-    if not isinstance(weight_map, dict):
+    if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
         raise ModelLoadError(f"{index} lacks 'weight_map', which says which file holds which tensor")
     return sorted(set(weight_map.values()))
 
@@ -103,7 +110,9 @@ def _max_context_len(raw: Mapping[str, Any], family: Family) -> int:
 
 def _rope_config(raw: Mapping[str, Any]) -> RopeConfig:
     """Reads both spellings: `rope_theta` + `rope_scaling`, and `rope_parameters` of transformers 5."""
-    parameters: Mapping[str, Any] = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    parameters = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    if not isinstance(parameters, Mapping):
+        raise ModelLoadError(f"config.json: rope_parameters must be an object, got {parameters!r}")
     theta = float(parameters.get("rope_theta") or raw.get("rope_theta") or 10_000.0)
     kind = parameters.get("rope_type") or parameters.get("type") or "default"
     if kind == "default":

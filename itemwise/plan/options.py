@@ -28,10 +28,10 @@ class PlanOptions:
     def __post_init__(self) -> None:
         _check(self.algorithm in ("auto", "serial", "packed", "prefill_extend"), "algorithm", self.algorithm)
         _check(self.mask in ("auto", "dense", "segment"), "mask", self.mask)
-        _check(self.chunk_size is None or self.chunk_size >= 0, "chunk_size", self.chunk_size)
-        _check(self.token_budget is None or self.token_budget >= 1, "token_budget", self.token_budget)
+        _check(self.chunk_size is None or _is_at_least(self.chunk_size, 0), "chunk_size", self.chunk_size)
+        _check(self.token_budget is None or _is_at_least(self.token_budget, 1), "token_budget", self.token_budget)
         threshold = self.segment_fallback_threshold
-        _check(threshold >= 0, "segment_fallback_threshold", threshold)
+        _check(_is_at_least(threshold, 0), "segment_fallback_threshold", threshold)
 
     def resolve(self, backend: BackendInfo) -> PlanOptions:
         if self.token_budget is not None:
@@ -42,10 +42,15 @@ class PlanOptions:
 _EXPECTED = {
     "algorithm": "auto, serial, packed or prefill_extend",
     "mask": "auto, dense or segment",
-    "chunk_size": "0 or more items",
-    "token_budget": "at least 1 token",
-    "segment_fallback_threshold": "0 or more tokens",
+    "chunk_size": "a whole number of 0 or more items",
+    "token_budget": "a whole number of at least 1 token",
+    "segment_fallback_threshold": "a whole number of 0 or more tokens",
 }
+
+
+def _is_at_least(value: object, least: int) -> bool:
+    """Callers without a type checker send strings and floats, too."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 
 def _check(is_legal: bool, name: str, got: object) -> None:

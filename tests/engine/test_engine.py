@@ -67,7 +67,7 @@ class TestRefusals:
                 "too_many_items",
                 400,
                 "invalid_value_error",
-                "items must hold at most 100 items (--max-items-per-request), got 101",
+                "items must hold at most 100 items (max_items_per_request), got 101",
             ),
             (
                 {"query": [1, 100]},

@@ -84,6 +84,11 @@ def test_a_path_to_nothing_is_one_clear_error(name: str) -> None:
         open_checkpoint(name)
 
 
+def test_an_empty_name_is_not_the_current_folder() -> None:
+    with pytest.raises(ModelLoadError, match="got an empty name"):
+        open_checkpoint("")
+
+
 @pytest.mark.parametrize("kind", ["safetensors", "F32", "Q8_0"])
 def test_reading_holds_no_second_copy(kind: str, tmp_path: Path) -> None:
     sizes: dict[str, Any] = {"vocab_size": 16_384, "hidden_size": 512, "intermediate_size": 2048}

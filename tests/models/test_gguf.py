@@ -239,6 +239,7 @@ def test_an_unsupported_architecture_is_answered_with_the_supported_ones(tmp_pat
         ({"llama.attention.value_length": 8}, "'llama.attention.value_length' is 8, but a head has 16"),
         ({"llama.block_count": "three"}, "needs one number for 'llama.block_count', got a str"),
         ({"split.count": 3}, "is one of 3 parts; merge them with llama-gguf-split --merge"),
+        ({"split.count": "three"}, "is damaged: its number of parts is 'three'"),
     ],
 )
 def test_what_cannot_be_run_is_refused(

@@ -222,8 +222,21 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
         open_checkpoint(folder)
 
 
-def test_an_index_without_its_map_is_one_clear_error(llama: Path) -> None:
-    (llama / "model.safetensors.index.json").write_text("{}")
+@pytest.mark.parametrize("num_layers", [1, 2, 4, 2**31 - 1])
+def test_another_number_of_layers_than_the_file_holds_is_an_error(llama: Path, num_layers: int) -> None:
+    """Fewer would give wrong scores in silence; very many must not be counted one by one."""
+    with pytest.raises(ModelLoadError, match=f"asks for {num_layers} layers, but the checkpoint holds 3"):
+        open_checkpoint(edit_config(llama, num_hidden_layers=num_layers))
+
+
+def test_rope_parameters_that_are_no_object_are_named(llama: Path) -> None:
+    with pytest.raises(ModelLoadError, match=r"rope_parameters must be an object, got \[1\]"):
+        open_checkpoint(edit_config(llama, rope_parameters=[1]))
+
+
+@pytest.mark.parametrize("content", ["{}", '{"weight_map": {"model.norm.weight": 3}}'])
+def test_an_index_without_its_map_is_one_clear_error(llama: Path, content: str) -> None:
+    (llama / "model.safetensors.index.json").write_text(content)
     with pytest.raises(ModelLoadError, match="lacks 'weight_map'"):
         open_checkpoint(llama)
 

@@ -20,9 +20,14 @@ def info(kind: Literal["cpu", "gpu", "tpu"]) -> BackendInfo:
     [
         ({"algorithm": "fast"}, "algorithm must be auto, serial, packed or prefill_extend, got 'fast'"),
         ({"mask": "sparse"}, "mask must be auto, dense or segment, got 'sparse'"),
-        ({"chunk_size": -1}, "chunk_size must be 0 or more items, got -1"),
-        ({"token_budget": 0}, "token_budget must be at least 1 token, got 0"),
-        ({"segment_fallback_threshold": -1}, "segment_fallback_threshold must be 0 or more tokens, got -1"),
+        ({"chunk_size": -1}, "chunk_size must be a whole number of 0 or more items, got -1"),
+        ({"chunk_size": "3"}, "chunk_size must be a whole number of 0 or more items, got '3'"),
+        ({"token_budget": 0}, "token_budget must be a whole number of at least 1 token, got 0"),
+        ({"token_budget": 1.5}, "token_budget must be a whole number of at least 1 token, got 1.5"),
+        (
+            {"segment_fallback_threshold": -1},
+            "segment_fallback_threshold must be a whole number of 0 or more tokens, got -1",
+        ),
     ],
 )
 def test_an_illegal_option_is_named(options: dict[str, Any], message: str) -> None:

@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.random_checkpoint import QWEN3_06B, random_checkpoint
 from itemwise.backends.base import ForwardBatch, Layout, PrefixState
 from itemwise.backends.torch.backend import TorchBackend, TorchPrefix
 from itemwise.contract.errors import BackendError
+from itemwise.contract.parse import parse_score_request
 from itemwise.contract.ragged import Int32Array, ranges, starts_from_lens
+from itemwise.engine.engine import EngineConfig, ScoringEngine
 from itemwise.models.checkpoint import open_checkpoint
 
 RANDOM = np.random.default_rng(5)
@@ -137,6 +140,7 @@ class TestChoices:
         ("options", "message"),
         [
             ({"dtype": "int8"}, "unknown dtype 'int8'; expected auto, float32, bfloat16, float16"),
+            ({"device": None}, "unknown device None; expected auto, cpu, cuda or cuda:N"),
             ({"device": "warp"}, "unknown device 'warp'; expected auto, cpu, cuda or cuda:N"),
             ({"device": "meta"}, "device 'meta' is not supported by the torch backend; expected cpu or cuda"),
         ],
@@ -158,3 +162,33 @@ class TestChoices:
         logits = backend.forward(segments_batch(TAILS, READS, prefixes, score=True)).label_logits
         assert np.isfinite(logits).all()
         assert backend.info.dtype == dtype
+
+
+@pytest.mark.gpu
+class TestWideModelOnAGpu:
+    """A layer of an 8-billion-parameter model's widths, where cuBLAS chooses among more kernels."""
+
+    CONFIG = replace(
+        QWEN3_06B, num_layers=1, model_size=4096, mlp_size=12_288, num_heads=32, num_kv_heads=8, vocab_size=20_000
+    )
+    ITEMS = RANDOM.integers(0, 20_000, (600, 20))
+    QUERY = RANDOM.integers(0, 20_000, 300)
+
+    def scores(self, backend: TorchBackend, num_items: int) -> list[list[float] | None]:
+        body = {"query": self.QUERY, "items": list(self.ITEMS[:num_items]), "label_token_ids": [1, 2, 3]}
+        request = parse_score_request({**body, "score_mode": "logit", "algorithm": "prefill_extend"})
+        return ScoringEngine(EngineConfig("random"), backend, None).score(request).scores
+
+    @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+    def test_within_a_bucket_by_default(self, dtype: str) -> None:
+        backend = TorchBackend(random_checkpoint(self.CONFIG), dtype=dtype, device="cuda")
+        fullest = self.scores(backend, 12)  # 240 tokens of 256
+        for num_items in range(1, 12):
+            assert self.scores(backend, num_items) == fullest[:num_items]
+
+    @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+    def test_across_buckets_with_batch_invariant(self, dtype: str) -> None:
+        backend = TorchBackend(random_checkpoint(self.CONFIG), dtype=dtype, device="cuda", batch_invariant=True)
+        fullest = self.scores(backend, 600)
+        for num_items in (1, 5, 17, 64, 200):
+            assert self.scores(backend, num_items) == fullest[:num_items]
