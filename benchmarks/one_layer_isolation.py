@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
+from benchmarks.random_checkpoint import QWEN3_06B
 from itemwise.backends.base import ForwardBatch, Layout
 from itemwise.backends.torch.attention import Attention, TiledAttention
 from itemwise.backends.torch.backend import CPU_BLOCK_ROWS, CUDA_TOKEN_MULTIPLE
@@ -25,28 +27,12 @@ from itemwise.backends.torch.varlen import VarlenAttention
 from itemwise.backends.torch.weights import LayerWeights, ModelWeights
 from itemwise.backends.torch.workers import Workers
 from itemwise.contract.ragged import ranges, starts_from_lens
-from itemwise.models.config import ModelConfig, RopeConfig
 
 WORKERS = Workers(None)
 SPLITS = (1, 100, 500, 2000)
 ITEM_LENS = (1, 5, 20, 33, 130)
 CHUNKS = (1, 2, 3, 8, 64)
-CONFIG = ModelConfig(
-    family="qwen3",
-    vocab_size=1024,
-    model_size=1024,
-    mlp_size=3072,
-    num_layers=1,
-    num_heads=16,
-    num_kv_heads=8,
-    head_size=128,
-    norm_eps=1e-6,
-    rope=RopeConfig(1e6),
-    qkv_bias=False,
-    qk_norm=True,
-    tied_head=True,
-    max_context_len=32_768,
-)
+CONFIG = replace(QWEN3_06B, num_layers=1, vocab_size=1024)
 
 
 def random_weights(dtype: torch.dtype, device: torch.device) -> ModelWeights:
