@@ -126,31 +126,22 @@ class TestIsolation:
 
 
 class TestChunkSizes:
-    @pytest.mark.parametrize("chunk_size", CHUNK_SIZES)
-    def test_any_chunk_size_gives_the_same_bits(
+    @pytest.mark.parametrize(
+        "option",
+        [*({"chunk_size": size} for size in CHUNK_SIZES), *({"token_budget": size} for size in (450, 1000, 5000))],
+        ids=str,
+    )
+    def test_any_chunk_size_and_token_budget_give_the_same_bits(
         self,
         scorer: Scorer,
         scorer_of: Callable[..., Scorer],
         dtype: str,
         device: dict[str, Any],
         path: dict[str, Any],
-        chunk_size: int,
+        option: dict[str, int],
     ) -> None:
-        chunked = scorer_of("medium", dtype=dtype, chunk_size=chunk_size, **device, **path)
-        assert np.array_equal(scores(chunked, ITEMS), scores(scorer, ITEMS))
-
-    @pytest.mark.parametrize("token_budget", [450, 1000, 5000])
-    def test_any_token_budget_gives_the_same_bits(
-        self,
-        scorer: Scorer,
-        scorer_of: Callable[..., Scorer],
-        dtype: str,
-        device: dict[str, Any],
-        path: dict[str, Any],
-        token_budget: int,
-    ) -> None:
-        budgeted = scorer_of("medium", dtype=dtype, token_budget=token_budget, **device, **path)
-        assert np.array_equal(scores(budgeted, ITEMS), scores(scorer, ITEMS))
+        other = scorer_of("medium", dtype=dtype, **device, **path, **option)
+        assert np.array_equal(scores(other, ITEMS), scores(scorer, ITEMS))
 
 
 CPU: dict[str, Any] = {"device": "cpu", "batch_invariant": False}
