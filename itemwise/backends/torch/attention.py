@@ -52,7 +52,7 @@ class Attention(ABC):
             prefixes: this layer's keys and values of each cached prefix; None where the prefix is in the batch.
 
         Returns:
-            [T, N, H] float32.
+            [T, N, H], in float32 or already rounded to q's dtype.
         """
 
 

@@ -10,10 +10,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from itemwise.backends.base import Backend, BackendInfo, ForwardBatch, ForwardOutput, PrefixState
+from itemwise.backends.base import DEFAULT_TOKEN_BUDGETS, Backend, BackendInfo, ForwardBatch, ForwardOutput, PrefixState
 from itemwise.backends.torch.attention import Attention, KeysValues, TiledAttention
 from itemwise.backends.torch.head import label_logits, log_normalizers
 from itemwise.backends.torch.model import Transformer
+from itemwise.backends.torch.row_ops import choose_row_ops
+from itemwise.backends.torch.upload import upload
 from itemwise.backends.torch.varlen import VarlenAttention
 from itemwise.backends.torch.weights import load_weights
 from itemwise.backends.torch.workers import Workers
@@ -61,9 +63,11 @@ class TorchBackend(Backend):
             dtype=str(self._dtype).removeprefix("torch."),
             algorithms_bit_equal=self._is_cpu,
             token_multiple=multiple,
+            token_budget=DEFAULT_TOKEN_BUDGETS["cpu" if self._is_cpu else "gpu"],
         )
         weights = load_weights(checkpoint, self._dtype, self._device)
-        self._transformer = Transformer(self.config, weights, block_rows, self._workers)
+        self._row_ops = choose_row_ops(self.config, self._dtype, self._device)
+        self._transformer = Transformer(self.config, weights, block_rows, self._workers, self._row_ops)
 
     def forward(self, batch: ForwardBatch) -> ForwardOutput:
         return self._workers.drive(lambda: self._forward(batch))
@@ -88,6 +92,10 @@ class TorchBackend(Backend):
             normalizers = log_normalizers(hidden, head, self._workers).cpu().numpy()
         return ForwardOutput(logits.cpu().numpy(), normalizers, kept)
 
+    def synchronize(self) -> None:
+        if not self._is_cpu:
+            torch.cuda.synchronize(self._device)
+
     def close(self) -> None:
         self._workers.close()
         del self._transformer
@@ -98,21 +106,21 @@ class TorchBackend(Backend):
         if self._is_cpu or self._dtype == torch.float32 or self.config.head_size % 8 or self.config.head_size > 256:
             heads_per_kv = self.config.num_heads // self.config.num_kv_heads
             return TiledAttention(batch, self._device, heads_per_kv, self._workers)
-        return VarlenAttention(batch, self._device)
+        return VarlenAttention(batch, self._device, self._row_ops)
 
     def _padded(self, array: NDArray[Integer]) -> NDArray[Integer]:
         """With zeros up to a multiple of the tokens that a forward is padded to."""
         return np.pad(array, (0, -len(array) % self.info.token_multiple))
 
     def _to_device(self, array: NDArray[np.int32] | NDArray[np.int64]) -> torch.Tensor:
-        return torch.from_numpy(array).to(self._device).long()
+        return upload(array, self._device).long()
 
 
 def _resolve_device(device: str) -> torch.device:
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        resolved = torch.device(device)
+        resolved = torch.device(device.replace("gpu", "cuda", 1))
     except (RuntimeError, TypeError):
         raise BackendError(f"unknown device {device!r}; expected auto, cpu, cuda or cuda:N") from None
     if resolved.type == "cuda" and not torch.cuda.is_available():

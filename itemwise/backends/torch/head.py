@@ -12,6 +12,7 @@ import torch.nn.functional as F  # noqa: N812  # everybody's name for it
 from torch import Tensor
 
 from itemwise.backends.torch.model import pad_rows
+from itemwise.backends.torch.upload import upload
 from itemwise.backends.torch.workers import Workers
 from itemwise.contract.ragged import Int32Array
 
@@ -23,9 +24,9 @@ VOCAB_BLOCK = 8192  # vocabulary rows of the head at a time
 def label_logits(hidden: Tensor, head: Tensor, label_ids: Int32Array) -> Tensor:
     """hidden [R, D] float32, head [V, D], label_ids [R, L] to [R, L] float32."""
     distinct, columns = np.unique(label_ids, return_inverse=True)
-    rows = _padded_to_multiple(head[torch.from_numpy(distinct).to(head.device).long()].float(), LABEL_BLOCK)
+    rows = _padded_to_multiple(head[upload(distinct, head.device).long()].float(), LABEL_BLOCK)
     blocks = [_product(hidden, rows[start : start + LABEL_BLOCK]) for start in range(0, len(rows), LABEL_BLOCK)]
-    column_of = torch.from_numpy(columns.reshape(label_ids.shape)).to(head.device).long()
+    column_of = upload(columns.reshape(label_ids.shape), head.device).long()
     return torch.cat(blocks, 1).gather(1, column_of)
 
 

@@ -16,6 +16,7 @@ import torch.nn.functional as F  # noqa: N812  # everybody's name for it
 from torch import Tensor
 
 from itemwise.backends.torch.attention import Attention, KeysValues
+from itemwise.backends.torch.row_ops import PLAIN, RowOps
 from itemwise.backends.torch.weights import LayerWeights, ModelWeights
 from itemwise.backends.torch.workers import Workers
 from itemwise.models.config import ModelConfig
@@ -43,11 +44,19 @@ class TransformerOutput:
 class Transformer:
     """Weights and sizes; holds nothing of a request."""
 
-    def __init__(self, config: ModelConfig, weights: ModelWeights, block_rows: int | None, workers: Workers) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: ModelWeights,
+        block_rows: int | None,
+        workers: Workers,
+        row_ops: RowOps = PLAIN,
+    ) -> None:
         self.config = config
         self.weights = weights
         self.block_rows = block_rows  # None: all rows in one block
         self._workers = workers
+        self._row_ops = row_ops
         device = weights.embedding.device
         self._frequencies = torch.from_numpy(config.rope.inverse_frequencies(config.head_size)).to(device)
 
@@ -85,7 +94,7 @@ class Transformer:
         return Rotation(angles.cos().unsqueeze(1), angles.sin().unsqueeze(1))
 
     def _final_norm(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weights.final_norm, self.config.norm_eps).float()
+        return self._row_ops.norm(x, self.weights.final_norm, self.config.norm_eps).float()
 
     def _by_blocks(self, function: Callable[..., Tensor], out: Tensor, *inputs: Tensor) -> Tensor:
         """Apply a row-wise function block by block into `out`; a short last block is padded with copies of its first
@@ -103,29 +112,25 @@ class Transformer:
 
     def _project(self, layer: LayerWeights, x: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
         """Norm, Q K V, their norms and rotation: q [T, N, H], k and v [T, K, H]."""
-        config = self.config
+        config, row_ops = self.config, self._row_ops
         n, kv, h = config.num_heads, config.num_kv_heads, config.head_size
 
         def project(block: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-            normed = rms_norm(block, layer.attention_norm, config.norm_eps)
+            normed = row_ops.norm(block, layer.attention_norm, config.norm_eps)
             qkv = F.linear(normed, layer.qkv, layer.qkv_bias).view(len(block), n + 2 * kv, h)
-            qk = qkv[:, : n + kv]
-            if layer.qk_norm is not None:
-                qk = rms_norm(qk, layer.qk_norm, config.norm_eps)
-            qkv[:, : n + kv] = rotate(qk, cos, sin)
-            return qkv
+            return row_ops.turn_heads(qkv, n + kv, layer.qk_norm, config.norm_eps, cos, sin)
 
         qkv = self._by_blocks(project, x.new_empty(len(x), n + 2 * kv, h), x, rotation.cos, rotation.sin)
         return qkv[:, :n], qkv[:, n : n + kv], qkv[:, n + kv :]
 
     def _finish(self, layer: LayerWeights, x: Tensor, attended: Tensor) -> Tensor:
         """Output projection, residual, MLP, residual."""
+        row_ops = self._row_ops
 
         def finish(block: Tensor, attended_block: Tensor) -> Tensor:
-            block = block + F.linear(attended_block.to(block.dtype), layer.o)
-            normed = rms_norm(block, layer.mlp_norm, self.config.norm_eps)
-            gate, up = F.linear(normed, layer.gate_up).chunk(2, -1)
-            return block + F.linear(F.silu(gate) * up, layer.down)
+            projected = F.linear(attended_block.to(block.dtype), layer.o)
+            block, normed = row_ops.add_norm(block, projected, layer.mlp_norm, self.config.norm_eps)
+            return block + F.linear(row_ops.gate(F.linear(normed, layer.gate_up)), layer.down)
 
         return self._by_blocks(finish, torch.empty_like(x), x, attended)
 
@@ -134,16 +139,3 @@ def pad_rows(rows: Tensor, size: int) -> Tensor:
     """[n, ..] to [size, ..] with copies of the first row."""
     missing = size - len(rows)
     return torch.cat([rows, rows[:1].expand(missing, *rows.shape[1:])]) if missing else rows
-
-
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Root mean square norm over the last axis, in float32."""
-    wide = x.float()
-    wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    return (wide * weight.float()).to(x.dtype)
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding of [T, heads, H]: the first half of each head pairs with the second half."""
-    first, second = x.float().chunk(2, -1)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(x.dtype)

@@ -8,11 +8,14 @@ import pytest
 import torch
 
 from itemwise.backends.base import ForwardBatch, Layout, MaskImpl
+from itemwise.backends.torch import varlen
 from itemwise.backends.torch.attention import Attention, KeysValues, TiledAttention
+from itemwise.backends.torch.row_ops import PLAIN, RowOps
 from itemwise.backends.torch.softmax import NEG_INF, masked_softmax, merge
 from itemwise.backends.torch.varlen import VarlenAttention
 from itemwise.backends.torch.workers import Workers
 from tests.attention_cases import (
+    CASE_NAMED,
     CASES,
     AttentionCase,
     AttentionInputs,
@@ -22,6 +25,7 @@ from tests.attention_cases import (
     make_batch,
     make_inputs,
 )
+from tests.backends.torch.flash_on_a_cpu import flash_on_a_cpu
 
 # float32: PyTorch's own attention is 2e-6 off on the first case, and longer heads add up more.
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 0.03, torch.float16: 0.004}
@@ -35,8 +39,8 @@ def tiled(batch: ForwardBatch, device: torch.device, heads_per_kv: int) -> Atten
     return TiledAttention(batch, device, heads_per_kv, WORKERS)
 
 
-def varlen(batch: ForwardBatch, device: torch.device, heads_per_kv: int) -> Attention:
-    return VarlenAttention(batch, device)
+def varlen_with(row_ops: RowOps) -> AttentionClass:
+    return lambda batch, device, _: VarlenAttention(batch, device, row_ops)
 
 
 def implementation(attention: AttentionClass, dtype: torch.dtype, device: str = "cpu") -> Implementation:
@@ -85,30 +89,55 @@ class TestTiledAttention:
         assert torch.allclose(out[: batch.num_tokens], expected[: batch.num_tokens], atol=1e-5)
 
     def test_padding_tokens_get_zero(self) -> None:
-        case = CASES[0]
+        case = CASE_NAMED["one causal sequence"]
         output = implementation(tiled, torch.float32)(make_batch(case), make_inputs(case))
         assert not output[sum(case.segment_lens) :].any()
 
 
-@pytest.mark.gpu
+@pytest.fixture(
+    params=["cpu-plain", *(pytest.param(f"cuda-{ops}", marks=pytest.mark.gpu) for ops in ("plain", "fused"))]
+)
+def varlen_run(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[torch.dtype], Implementation]:
+    """On a CPU with a stand-in for the device's kernel, so that all around it is tested there too."""
+    device, ops = request.param.split("-")
+    if device == "cpu":
+        monkeypatch.setattr(varlen, "flash", flash_on_a_cpu)
+    row_ops: RowOps = PLAIN
+    if ops == "fused":
+        from itemwise.backends.torch.fused import FusedRowOps
+
+        row_ops = FusedRowOps()
+    return lambda dtype: implementation(varlen_with(row_ops), dtype, device)
+
+
+VarlenRun = Callable[[torch.dtype], Implementation]
+
+
 class TestVarlenAttention:
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
     @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-    def test_is_right(self, case: AttentionCase, dtype: torch.dtype) -> None:
-        check(implementation(varlen, dtype, "cuda"), case, TOLERANCES[dtype])
+    def test_is_right(self, varlen_run: VarlenRun, case: AttentionCase, dtype: torch.dtype) -> None:
+        check(varlen_run(dtype), case, TOLERANCES[dtype])
 
     @pytest.mark.parametrize("case", PACKED, ids=lambda case: case.name)
-    def test_dense_mask_gives_the_same_bits(self, case: AttentionCase) -> None:
-        run, inputs = implementation(varlen, torch.bfloat16, "cuda"), make_inputs(case)
+    def test_dense_mask_gives_the_same_bits(self, varlen_run: VarlenRun, case: AttentionCase) -> None:
+        run, inputs = varlen_run(torch.bfloat16), make_inputs(case)
         masks: tuple[MaskImpl, MaskImpl] = ("dense", "segment")
         dense, segment = (run(make_batch(case, mask), inputs) for mask in masks)
         assert np.array_equal(dense, segment)
+
+    def test_padding_tokens_get_zero(self, varlen_run: VarlenRun) -> None:
+        for case in CASE_NAMED["one causal sequence"], CASE_NAMED["ragged items over one prefix"]:
+            output = varlen_run(torch.bfloat16)(make_batch(case), make_inputs(case))
+            assert not output[sum(case.segment_lens) :].any()
 
 
 class TestNeighbours:
     @pytest.mark.parametrize("dtype", TOLERANCES)
     def test_a_segment_alone_gives_the_bits_it_has_beside_others(self, dtype: torch.dtype) -> None:
-        case = next(case for case in CASES if case.name == "ragged items over one prefix")
+        case = CASE_NAMED["ragged items over one prefix"]
         run, batch, inputs = implementation(tiled, dtype), make_batch(case), make_inputs(case)
         together = run(batch, inputs)
         for segment, length in enumerate(case.segment_lens):
