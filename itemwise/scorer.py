@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
-from itemwise.backends.load import BackendOptions, load_backend
+from itemwise.backends.base import BackendOptions, Warmup
+from itemwise.backends.load import load_backend
 from itemwise.contract.errors import TokenizerError
 from itemwise.contract.parse import parse_score_request
 from itemwise.contract.request import Algorithm, LabelScoring, OnItemError, ScoreMode, Tokenization
 from itemwise.contract.result import ScoreResult
 from itemwise.engine.engine import EngineConfig, ScoringEngine
 from itemwise.engine.executor import OnProgress
+from itemwise.engine.warmup import OnProgram, warm_up
 from itemwise.models.checkpoint import Checkpoint, open_checkpoint
 from itemwise.plan.options import MaskOption, PlanOptions
 from itemwise.prompts.tokenizer import TextTokenizer
@@ -40,6 +42,10 @@ class Scorer:
         tp_size: int = 1,
         dp_size: int = 1,
         batch_invariant: bool = False,
+        attention: str | None = None,
+        warmup: Warmup = "none",
+        compilation_cache_dir: str | Path | None = None,
+        prefix_cache_bytes: int | None = None,
         algorithm: Algorithm = "auto",
         mask: MaskOption = "auto",
         segment_fallback_threshold: int = 32_768,
@@ -47,6 +53,7 @@ class Scorer:
         token_budget: int | None = None,
         delimiter_token_id: int | None = None,
         max_items_per_request: int = 100_000,
+        on_program: OnProgram | None = None,
     ) -> None:
         plan = PlanOptions(
             algorithm=algorithm,
@@ -55,10 +62,24 @@ class Scorer:
             chunk_size=chunk_size,
             token_budget=token_budget,
         )
+        options = BackendOptions(
+            backend=backend,
+            device=device,
+            dtype=dtype,
+            tp_size=tp_size,
+            dp_size=dp_size,
+            batch_invariant=batch_invariant,
+            token_budget=token_budget,
+            attention=attention,
+            prefix_cache_bytes=prefix_cache_bytes,
+            compilation_cache_dir=None if compilation_cache_dir is None else str(compilation_cache_dir),
+            warmup=warmup,
+        )
         checkpoint = open_checkpoint(model)
-        options = BackendOptions(backend, device, dtype, tp_size, dp_size, batch_invariant)
         config = EngineConfig(checkpoint.name, delimiter_token_id, max_items_per_request, plan)
         self.engine = ScoringEngine(config, load_backend(checkpoint, options), _read_tokenizer(checkpoint))
+        if warmup != "none":
+            warm_up(self.engine, on_program)
 
     def score(
         self,

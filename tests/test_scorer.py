@@ -150,11 +150,14 @@ class TestOptions:
         ("options", "message"),
         [
             ({"backend": "tensorflow"}, "unknown backend 'tensorflow'; expected auto"),
-            ({"device": "gpu"}, "unknown device 'gpu'; expected auto, cpu, cuda or cuda:N"),
+            ({"device": "toaster"}, "unknown device 'toaster'; expected auto, cpu, cuda or cuda:N"),
             ({"device": "meta"}, "device 'meta' is not supported"),
             ({"dtype": "int8"}, "unknown dtype 'int8'; expected auto, float32, bfloat16, float16"),
-            ({"tp_size": 2}, "expected tp_size=1 and dp_size=1, got tp_size=2 and dp_size=1"),
-            ({"dp_size": 4}, "expected tp_size=1 and dp_size=1, got tp_size=1 and dp_size=4"),
+            ({"backend": "torch", "tp_size": 2}, "expected tp_size=1 and dp_size=1, got tp_size=2 and dp_size=1"),
+            ({"backend": "torch", "dp_size": 4}, "expected tp_size=1 and dp_size=1, got tp_size=1 and dp_size=4"),
+            ({"dp_size": 0}, "dp_size must be a whole number of at least 1, got 0"),
+            ({"tp_size": "2"}, "tp_size must be a whole number of at least 1, got '2'"),
+            ({"warmup": "hot"}, "warmup must be one of full, fast, none, got 'hot'"),
         ],
     )
     def test_a_backend_that_cannot_run_here(
@@ -200,8 +203,8 @@ class TestOptions:
 
     def test_no_pytorch(self, checkpoint_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(load, "find_spec", without("torch"))
-        with pytest.raises(BackendError, match=r'pip install "itemwise\[torch\]"'):
-            Scorer(checkpoint_of("llama"))
+        with pytest.raises(BackendError, match=r'PyTorch is not installed.* pip install "itemwise\[torch\]"'):
+            Scorer(checkpoint_of("llama"), backend="torch")
 
 
 def without(package: str) -> Callable[[str], object]:

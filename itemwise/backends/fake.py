@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from itemwise.backends.base import Backend, BackendInfo, ForwardBatch, ForwardOutput, PrefixState
+from itemwise.backends.base import DEFAULT_TOKEN_BUDGETS, Backend, BackendInfo, ForwardBatch, ForwardOutput, PrefixState
 from itemwise.contract.ragged import Int32Array
 from itemwise.models.config import ModelConfig, RopeConfig
 
@@ -60,7 +60,9 @@ class FakeBackend(Backend):
             max_context_len=max_context_len,
         )
         kind: Literal["cpu", "gpu"] = "cpu" if bit_equal else "gpu"
-        self.info = BackendInfo("fake", "cpu", kind, "float32", bit_equal, token_multiple=1)
+        self.info = BackendInfo(
+            "fake", "cpu", kind, "float32", bit_equal, token_multiple=1, token_budget=DEFAULT_TOKEN_BUDGETS[kind]
+        )
         self.forwards: list[ForwardBatch] = []
 
     def forward(self, batch: ForwardBatch) -> ForwardOutput:

@@ -3,43 +3,84 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from importlib.util import find_spec
 
-from itemwise.backends.base import Backend
+from itemwise.backends.base import Backend, BackendOptions
 from itemwise.contract.errors import BackendError
 from itemwise.models.checkpoint import Checkpoint
 
 log = logging.getLogger("itemwise")
 
-
-@dataclass(frozen=True)
-class BackendOptions:
-    """Which backend, where, and how exact."""
-
-    backend: str = "auto"  # auto, torch
-    device: str = "auto"  # auto, cpu, cuda, cuda:N
-    dtype: str = "auto"  # auto, float32, bfloat16, float16
-    tp_size: int = 1
-    dp_size: int = 1
-    batch_invariant: bool = False
+BACKENDS = ("jax", "torch")
+_TITLES = {"jax": "JAX", "torch": "PyTorch"}
 
 
 def load_backend(checkpoint: Checkpoint, options: BackendOptions) -> Backend:
     """Load the weights onto the device. Raises BackendError where the choice cannot run here."""
-    if options.backend not in ("auto", "torch"):
-        raise BackendError(f"unknown backend {options.backend!r}; expected auto or torch")
+    name, reason = choose_backend(options)
+    log.info("backend %s: %s", name, reason)
+    backend = _load_jax(checkpoint, options) if name == "jax" else _load_torch(checkpoint, options)
+    log.info("backend %s on %s, %s", name, backend.info.device, backend.info.dtype)
+    return backend
+
+
+def choose_backend(options: BackendOptions) -> tuple[str, str]:
+    """The backend's name, and the reason for it: JAX on TPUs and GPUs, PyTorch on CPUs."""
+    if options.backend not in ("auto", *BACKENDS):
+        raise BackendError(f"unknown backend {options.backend!r}; expected auto, {' or '.join(BACKENDS)}")
+    installed = [name for name in BACKENDS if find_spec(name) is not None]
+    if options.backend != "auto":
+        if options.backend not in installed:
+            raise BackendError(
+                f"{_TITLES[options.backend]} is not installed; "
+                f'install it with: pip install "itemwise[{options.backend}]"'
+            )
+        return options.backend, "asked for"
+    if not installed:
+        raise BackendError(
+            'neither JAX nor PyTorch is installed; install one with: pip install "itemwise[torch]" '
+            'or pip install "itemwise[jax]"'
+        )
+    if len(installed) == 1:
+        return installed[0], f"{_TITLES[installed[0]]} is installed, and the other is not"
+    if options.tp_size * options.dp_size > 1:
+        return "jax", "several devices are asked for, and PyTorch runs on one"
+    if options.device.partition(":")[0] == "cpu":
+        return "torch", "PyTorch is faster on a CPU"
+    platform = _jax_platform(options.device)
+    if platform == "cpu":
+        return "torch", "JAX sees a CPU only, and PyTorch is faster there"
+    if platform is None:
+        return "torch", f"JAX has no device {options.device!r}"
+    return "jax", f"JAX sees a {platform.upper()}"
+
+
+def _jax_platform(device: str) -> str | None:
+    """What JAX would run on: cpu, gpu or tpu; None where it cannot."""
+    try:
+        from itemwise.backends.jax.devices import DeviceChoice
+
+        return DeviceChoice.resolve(device).platform
+    except (BackendError, ImportError) as error:
+        log.info("JAX cannot be used: %s", error)
+        return None
+
+
+def _load_jax(checkpoint: Checkpoint, options: BackendOptions) -> Backend:
+    from itemwise.backends.jax.backend import JaxBackend
+
+    return JaxBackend(checkpoint, options)
+
+
+def _load_torch(checkpoint: Checkpoint, options: BackendOptions) -> Backend:
     if options.tp_size != 1 or options.dp_size != 1:
         raise BackendError(
             "the torch backend runs on one device: expected tp_size=1 and dp_size=1, "
-            f"got tp_size={options.tp_size} and dp_size={options.dp_size}"
+            f"got tp_size={options.tp_size} and dp_size={options.dp_size}; several devices need backend jax"
         )
-    if find_spec("torch") is None:
-        raise BackendError('PyTorch is not installed; install it with: pip install "itemwise[torch]"')
+    for name in ("attention", "prefix_cache_bytes", "compilation_cache_dir"):
+        if getattr(options, name) is not None:
+            log.warning("%s has no effect on the torch backend", name)
     from itemwise.backends.torch.backend import TorchBackend
 
-    backend = TorchBackend(
-        checkpoint, dtype=options.dtype, device=options.device, batch_invariant=options.batch_invariant
-    )
-    log.info("backend torch on %s, %s", backend.info.device, backend.info.dtype)
-    return backend
+    return TorchBackend(checkpoint, dtype=options.dtype, device=options.device, batch_invariant=options.batch_invariant)

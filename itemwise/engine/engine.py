@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from time import perf_counter
 
@@ -65,10 +67,9 @@ class ScoringEngine:
         plan = self._plan(request, prompt, labels, good)
         planned = perf_counter()
         normalize = needs_normalizer(request.score_mode, request.label_scoring)
-        with self._device_lock:
-            self._check_open()
+        with self.exclusive_device():
             started = perf_counter()
-            output = self._executor.run(plan, normalize=normalize, on_progress=on_progress)
+            output = self._executor.run(plan, normalize=normalize, timed=request.return_debug, on_progress=on_progress)
         scores = _scores(request, labels, output)
         debug = None
         if request.return_debug:
@@ -76,16 +77,20 @@ class ScoringEngine:
             debug = _debug(plan, output, spans, perf_counter() - begin)
         return self._result(request, prompt, item_errors, good, scores, debug)
 
+    @contextmanager
+    def exclusive_device(self) -> Iterator[None]:
+        """The device for one caller at a time. Raises BackendError where the engine is closed."""
+        with self._device_lock:
+            if self._is_closed:
+                raise BackendError("this scorer is closed, so its model is gone; make another one")
+            yield
+
     def close(self) -> None:
         """Give the device's memory back, after the request that is running; a second call does nothing."""
         with self._device_lock:
             if not self._is_closed:
                 self._is_closed = True
                 self.backend.close()
-
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise BackendError("this scorer is closed, so its model is gone; make another one")
 
     def _check(self, request: ScoreRequest) -> ScoreRequest:
         check_model(request, (self.config.model_name,))
@@ -101,7 +106,7 @@ class ScoringEngine:
     def _plan(self, request: ScoreRequest, prompt: Prompt, labels: LabelRows, good: Int64Array) -> ScorePlan:
         split = split_items(prompt.take(good))
         plan = self.planner.plan(lay_out_segments(split, labels), request.algorithm)
-        log.debug("%s: %s", plan.algorithm, plan.reason)
+        log.log(logging.INFO if plan.is_fallback else logging.DEBUG, "%s: %s", plan.algorithm, plan.reason)
         if plan.mask_note:
             log.info("%s with mask %s: %s", plan.algorithm, plan.mask, plan.mask_note)
         return plan

@@ -33,17 +33,23 @@ class Executor:
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
 
-    def run(self, plan: ScorePlan, *, normalize: bool, on_progress: OnProgress | None = None) -> PlanOutput:
-        """Run every forward of the plan. `normalize`: also the log-sum-exp over the vocabulary."""
+    def run(
+        self, plan: ScorePlan, *, normalize: bool, timed: bool = False, on_progress: OnProgress | None = None
+    ) -> PlanOutput:
+        """Run every forward of the plan. `normalize`: also the log-sum-exp over the vocabulary.
+
+        `timed`: wait for the prefill, so that its seconds are its own; else the next forward is prepared beside it.
+        """
         begin = perf_counter()
         prefix = self._prefill(plan) if plan.needs_prefill else None
+        if timed:
+            self._backend.synchronize()
         prefilled = perf_counter()
-        outputs: list[ForwardOutput] = []
-        for batch in plan.batches:
-            outputs.append(self._backend.forward(_assemble(plan, batch, prefix, normalize)))
-            if on_progress is not None:
-                per_item = plan.segments.segments_per_item
-                on_progress(batch.stop // per_item, len(plan.segments.tails) // per_item)
+        try:
+            outputs = self._run_batches(plan, prefix, normalize, on_progress)
+        finally:
+            if prefix is not None:
+                prefix.release()
         logits = np.concatenate([output.label_logits for output in outputs])
         normalizers = [output.log_normalizers for output in outputs if output.log_normalizers is not None]
         return PlanOutput(
@@ -52,6 +58,17 @@ class Executor:
             prefill_seconds=prefilled - begin,
             extend_seconds=perf_counter() - prefilled,
         )
+
+    def _run_batches(
+        self, plan: ScorePlan, prefix: PrefixState | None, normalize: bool, on_progress: OnProgress | None
+    ) -> list[ForwardOutput]:
+        outputs: list[ForwardOutput] = []
+        for batch in plan.batches:
+            outputs.append(self._backend.forward(_assemble(plan, batch, prefix, normalize)))
+            if on_progress is not None:
+                per_item = plan.segments.segments_per_item
+                on_progress(batch.stop // per_item, len(plan.segments.tails) // per_item)
+        return outputs
 
     def _prefill(self, plan: ScorePlan) -> PrefixState:
         return self._backend.forward(prefill_batch(plan.segments.prefix_ids)).prefixes[0]

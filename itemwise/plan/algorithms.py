@@ -29,6 +29,7 @@ class ScorePlan:
 
     algorithm: str  # serial, packed or prefill_extend
     reason: str
+    is_fallback: bool  # is it another algorithm than the one chosen, because that cannot run?
     mask: MaskImpl | None  # packed rows with a prefix only
     mask_note: str | None  # why the mask is not the one that the options might suggest
     segments: Segments
@@ -55,6 +56,8 @@ class Planner:
 
     @cached_property
     def buckets(self) -> Buckets:
+        if self.backend.token_buckets:
+            return Buckets(self.backend.token_buckets)
         return Buckets.multiples(self.backend.token_multiple, self.token_budget)
 
     def plan(self, segments: Segments, algorithm: str = "auto") -> ScorePlan:
@@ -63,10 +66,21 @@ class Planner:
         prefix_len = len(segments.prefix_ids)  # whatever the items read of it: a choice is not theirs to move
         chunk = (self.options.chunk_size or 0) * segments.segments_per_item
         algorithm, reason = self._choose(algorithm, prefix_len, tail_lens, chunk)
+        is_fallback = algorithm == "prefill_extend" and self._is_too_long(prefix_len)
+        if is_fallback:
+            longest = self.backend.max_prefix_len
+            reason = f"the backend keeps prefixes of up to {longest} tokens, and this one has {prefix_len}"
+            algorithm = "packed"
         rows = self._rows(algorithm, prefix_len, tail_lens, chunk)
         is_masked = algorithm == "packed" and prefix_len > 0  # only there do items share a row
-        mask, note = self._choose_mask(is_masked, max(row.num_tokens for row in rows))
-        return ScorePlan(algorithm, reason, mask, note, segments, self._batches(algorithm, rows, chunk))
+        mask, note = self._choose_mask(is_masked, max(row.num_tokens for row in rows), is_fallback)
+        batches = self._batches(algorithm, rows, chunk, is_dense=mask == "dense")
+        return ScorePlan(algorithm, reason, is_fallback, mask, note, segments, batches)
+
+    def _is_too_long(self, prefix_len: int) -> bool:
+        """Too long to be kept between forwards?"""
+        longest = self.backend.max_prefix_len
+        return longest is not None and prefix_len > longest
 
     def _choose(self, asked: str, prefix_len: int, tail_lens: list[int], chunk: int) -> tuple[str, str]:
         """The algorithm, and the reason for it. `chunk`: most segments in a row or forward, 0 for no bound."""
@@ -102,6 +116,8 @@ class Planner:
             return fill_rows(tail_lens, prefix_len, chunk_size=1, max_row_len=self.token_budget)
         if algorithm == "packed":
             max_row_len = self._packed_row_len(prefix_len)
+            if not chunk and self.backend.num_copies > 1:  # copies of the model share out whole rows
+                chunk = -(-len(tail_lens) // self.backend.num_copies)
             return fill_rows(tail_lens, prefix_len, chunk_size=chunk, max_row_len=max_row_len)
         return fill_rows(tail_lens, 0, chunk_size=chunk, max_row_len=self.token_budget)
 
@@ -111,14 +127,20 @@ class Planner:
             return min(self.token_budget, DENSE_MAX_ROW_LEN, max(2 * prefix_len, _DENSE_ROW_LEN))
         return self.token_budget
 
-    def _batches(self, algorithm: str, rows: list[Row], chunk: int) -> tuple[PlannedBatch, ...]:
+    def _batches(self, algorithm: str, rows: list[Row], chunk: int, *, is_dense: bool) -> tuple[PlannedBatch, ...]:
         if algorithm == "prefill_extend":
             return one_row_each(rows, self.buckets)
         max_segments = chunk if algorithm == "serial" else 0
-        return group_rows(rows, token_budget=self.token_budget, max_segments=max_segments, buckets=self.buckets)
+        # The masks of a forward are together no larger than that of the longest row.
+        budget = min(self.token_budget, DENSE_MAX_ROW_LEN) if is_dense else self.token_budget
+        return group_rows(rows, token_budget=budget, max_segments=max_segments, buckets=self.buckets)
 
-    def _choose_mask(self, is_masked: bool, row_len: int) -> tuple[MaskImpl | None, str | None]:
+    def _choose_mask(
+        self, is_masked: bool, row_len: int, is_fallback: bool = False
+    ) -> tuple[MaskImpl | None, str | None]:
         """The mask of packed rows of which the longest has `row_len` tokens, and a note where one is due."""
+        if is_fallback:  # nobody asked for packed rows
+            return "segment", None
         asked, threshold = self.options.mask, self.options.segment_fallback_threshold
         if not is_masked:
             return None, None if asked == "auto" else f"the mask option {asked} has no effect here"
@@ -132,6 +154,15 @@ class Planner:
         if row_len <= DENSE_MAX_ROW_LEN:
             return "dense", above
         return "segment", f"{above}, but too long for a dense mask ({DENSE_MAX_ROW_LEN} tokens)"
+
+
+def max_dense_row_len(options: PlanOptions) -> int:
+    """The longest packed row that may get a dense mask; 0 where none can."""
+    if options.mask == "segment" or (
+        options.mask == "auto" and options.segment_fallback_threshold >= DENSE_MAX_ROW_LEN
+    ):
+        return 0
+    return DENSE_MAX_ROW_LEN
 
 
 def _dense_too_large(row_len: int) -> InvalidValueError:

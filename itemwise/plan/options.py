@@ -10,7 +10,6 @@ from itemwise.contract.errors import InvalidValueError
 
 MaskOption = Literal["auto", "dense", "segment"]
 
-_DEFAULT_BUDGET = {"cpu": 16_384, "gpu": 65_536, "tpu": 65_536}
 DENSE_MAX_ROW_LEN = 16_384  # tokens of a packed row: its dense mask is the square of that, 256 MiB
 
 
@@ -36,7 +35,7 @@ class PlanOptions:
     def resolve(self, backend: BackendInfo) -> PlanOptions:
         if self.token_budget is not None:
             return self
-        return replace(self, token_budget=_DEFAULT_BUDGET[backend.device_kind])
+        return replace(self, token_budget=backend.token_budget)
 
 
 _EXPECTED = {

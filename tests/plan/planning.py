@@ -25,7 +25,24 @@ def segments_of(prefix_len: int, tail_lens: Sequence[int], prefix_lens: Sequence
 
 
 def planner_of(
-    *, bit_equal: bool = True, multiple: int = 1, kind: Literal["cpu", "gpu"] = "cpu", **options: Any
+    *,
+    bit_equal: bool = True,
+    multiple: int = 1,
+    kind: Literal["cpu", "gpu"] = "cpu",
+    buckets: tuple[int, ...] = (),
+    num_copies: int = 1,
+    max_prefix_len: int | None = None,
+    **options: Any,
 ) -> Planner:
-    backend = BackendInfo("fake", kind, kind, "float32", bit_equal, token_multiple=multiple)
+    backend = BackendInfo(
+        "fake",
+        kind,
+        kind,
+        "float32",
+        bit_equal,
+        token_multiple=multiple,
+        token_buckets=buckets,
+        num_copies=num_copies,
+        max_prefix_len=max_prefix_len,
+    )
     return Planner(FakeBackend().config, backend, PlanOptions(**options).resolve(backend))

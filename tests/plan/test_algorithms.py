@@ -38,6 +38,13 @@ class TestLayouts:
         assert rows_of(found) == [1] * 6
         assert [batch.stop - batch.first for batch in found.batches] == [90] * 5 + [50]
 
+    def test_packed_has_a_row_for_each_copy_of_the_model(self) -> None:
+        """Copies share out whole rows; a chunk size goes before that."""
+        found = plan(100, MANY, "packed", num_copies=4)
+        assert [stop - first for batch in found.batches for first, stop in pairwise(batch.row_starts)] == [125] * 4
+        chunked = plan(100, MANY, "packed", num_copies=4, chunk_size=100)
+        assert sum(rows_of(chunked)) == 5
+
     def test_serial_is_a_row_per_item(self) -> None:
         found = plan(100, MANY, "serial", chunk_size=32, token_budget=1000)
         assert rows_of(found) == [9] * 55 + [5]
@@ -59,6 +66,12 @@ class TestLayouts:
     def test_forwards_are_padded_to_the_multiple_of_the_device(self) -> None:
         (batch,) = plan(100, [10, 20], "packed", multiple=256).batches
         assert (batch.num_tokens, batch.bucket) == (130, 256)
+
+    def test_or_to_one_of_the_sizes_that_a_backend_has_programs_for(self) -> None:
+        found = plan(100, [10] * 80, "packed", chunk_size=40, token_budget=600, buckets=(256, 512, 1024))
+        assert [(batch.num_tokens, batch.bucket) for batch in found.batches] == [(500, 512), (500, 512)]
+        (batch,) = plan(100, [500], "packed", buckets=(256, 512, 1024)).batches
+        assert (batch.num_tokens, batch.bucket) == (600, 1024)
 
     @settings(max_examples=300, deadline=None)
     @given(
@@ -157,6 +170,36 @@ class TestAuto:
             plan(prefix_len, [1], bit_equal=False, kind="gpu", token_budget=1000).algorithm for prefix_len in (1, 900)
         }
         assert chosen == {"packed", "prefill_extend"}
+
+
+class TestPrefixThatCannotBeKept:
+    """A backend with little room for prefixes between forwards: a longer one goes with its items."""
+
+    @pytest.mark.parametrize("algorithm", ["prefill_extend", "auto"])
+    def test_packed_is_taken_and_the_reason_says_why(self, algorithm: str) -> None:
+        found = plan(901, [100] * 50, algorithm, token_budget=1001, max_prefix_len=900)
+        assert (found.algorithm, found.is_fallback, found.needs_prefill) == ("packed", True, False)
+        assert found.reason == "the backend keeps prefixes of up to 900 tokens, and this one has 901"
+
+    def test_also_where_the_engine_is_set_to_prefill_extend(self) -> None:
+        planner = planner_of(algorithm="prefill_extend", max_prefix_len=4)
+        assert planner.plan(segments_of(5, [3])).algorithm == "packed"
+        assert planner.plan(segments_of(4, [3])).algorithm == "prefill_extend"
+
+    @pytest.mark.parametrize("max_prefix_len", [900, None])
+    def test_a_prefix_that_fits_is_kept(self, max_prefix_len: int | None) -> None:
+        found = plan(900, [100] * 50, token_budget=1000, max_prefix_len=max_prefix_len)
+        assert (found.algorithm, found.is_fallback, found.needs_prefill) == ("prefill_extend", False, True)
+
+    def test_a_dense_mask_is_not_for_rows_that_nobody_asked_for(self) -> None:
+        prefix_len = DENSE_MAX_ROW_LEN
+        found = plan(prefix_len, [5], "prefill_extend", mask="dense", token_budget=40_000, max_prefix_len=900)
+        assert (found.algorithm, found.mask, found.mask_note) == ("packed", "segment", None)
+
+    @pytest.mark.parametrize("algorithm", ["serial", "packed"])
+    def test_other_algorithms_keep_nothing(self, algorithm: str) -> None:
+        found = plan(901, [100] * 50, algorithm, max_prefix_len=900)
+        assert (found.algorithm, found.reason) == (algorithm, "asked for by the request")
 
 
 class TestMask:

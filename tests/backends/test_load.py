@@ -1,0 +1,143 @@
+"""Which backend runs: what was asked for, else JAX on accelerators and PyTorch on CPUs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+import pytest
+
+from itemwise.backends import load
+from itemwise.backends.base import BackendOptions
+from itemwise.backends.load import choose_backend, load_backend
+from itemwise.contract.errors import BackendError
+from itemwise.models.checkpoint import open_checkpoint
+
+BOTH = ("jax", "torch")
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """A machine with these packages, where JAX would run on this platform."""
+
+    def set_up(installed: Collection[str] = BOTH, platform: str | None = "cpu") -> None:
+        monkeypatch.setattr(load, "find_spec", lambda name: name if name in installed else None)
+        monkeypatch.setattr(load, "_jax_platform", lambda device: platform)
+
+    return set_up
+
+
+class TestAuto:
+    @pytest.mark.parametrize("platform", ["tpu", "gpu"])
+    def test_jax_where_it_sees_an_accelerator(self, machine: Callable[..., None], platform: str) -> None:
+        machine(platform=platform)
+        assert choose_backend(BackendOptions()) == ("jax", f"JAX sees a {platform.upper()}")
+
+    def test_pytorch_on_a_cpu(self, machine: Callable[..., None]) -> None:
+        machine()
+        reason = "JAX sees a CPU only, and PyTorch is faster there"
+        assert choose_backend(BackendOptions()) == ("torch", reason)
+
+    def test_pytorch_where_a_cpu_is_asked_for_beside_a_gpu(self, machine: Callable[..., None]) -> None:
+        machine(platform="gpu")
+        assert choose_backend(BackendOptions(device="cpu")) == ("torch", "PyTorch is faster on a CPU")
+
+    def test_pytorch_where_jax_cannot_run(self, machine: Callable[..., None]) -> None:
+        machine(platform=None)
+        assert choose_backend(BackendOptions(device="cuda")) == ("torch", "JAX has no device 'cuda'")
+
+    @pytest.mark.parametrize(("installed", "title"), [("jax", "JAX"), ("torch", "PyTorch")])
+    @pytest.mark.parametrize("platform", ["cpu", "gpu"])
+    def test_whatever_is_installed(
+        self, machine: Callable[..., None], installed: str, title: str, platform: str
+    ) -> None:
+        machine([installed], platform)
+        assert choose_backend(BackendOptions()) == (installed, f"{title} is installed, and the other is not")
+
+    @pytest.mark.parametrize("sizes", [{"tp_size": 2}, {"dp_size": 2}])
+    def test_jax_for_several_devices(self, machine: Callable[..., None], sizes: dict[str, int]) -> None:
+        machine()
+        name, reason = choose_backend(BackendOptions(**sizes))  # type: ignore[arg-type]
+        assert name == "jax"
+        assert reason == "several devices are asked for, and PyTorch runs on one"
+
+    def test_nothing_is_installed(self, machine: Callable[..., None]) -> None:
+        machine([])
+        with pytest.raises(BackendError) as caught:
+            choose_backend(BackendOptions())
+        assert 'pip install "itemwise[torch]"' in str(caught.value)
+        assert 'pip install "itemwise[jax]"' in str(caught.value)
+
+
+class TestJaxPlatform:
+    """What JAX itself says."""
+
+    @pytest.mark.parametrize("device", ["cpu", "cpu:3"])
+    def test_a_cpu(self, device: str) -> None:
+        assert choose_backend(BackendOptions(device=device)) == ("torch", "PyTorch is faster on a CPU")
+
+    @pytest.mark.parametrize("device", ["tpu", "toaster", "toaster:1"])
+    def test_a_device_that_jax_does_not_see_is_left_to_pytorch(
+        self, caplog: pytest.LogCaptureFixture, device: str
+    ) -> None:
+        with caplog.at_level(logging.INFO, "itemwise"):
+            assert choose_backend(BackendOptions(device=device)) == ("torch", f"JAX has no device '{device}'")
+        assert "JAX cannot be used: " in caplog.text
+
+    @pytest.mark.gpu
+    def test_a_gpu(self) -> None:
+        assert choose_backend(BackendOptions()) == ("jax", "JAX sees a GPU")
+        assert choose_backend(BackendOptions(device="cuda:0")) == ("jax", "JAX sees a GPU")
+        assert choose_backend(BackendOptions(device="cpu"))[0] == "torch"
+
+
+class TestAskedFor:
+    @pytest.mark.parametrize("platform", ["cpu", "gpu"])
+    @pytest.mark.parametrize("name", BOTH)
+    def test_it_is_taken_wherever_it_runs(self, machine: Callable[..., None], name: str, platform: str) -> None:
+        machine(platform=platform)
+        assert choose_backend(BackendOptions(backend=name)) == (name, "asked for")
+
+    @pytest.mark.parametrize(("name", "title"), [("jax", "JAX"), ("torch", "PyTorch")])
+    def test_it_is_not_installed(self, machine: Callable[..., None], name: str, title: str) -> None:
+        machine([other for other in BOTH if other != name])
+        with pytest.raises(BackendError) as caught:
+            choose_backend(BackendOptions(backend=name))
+        assert str(caught.value) == f'{title} is not installed; install it with: pip install "itemwise[{name}]"'
+
+    @pytest.mark.parametrize("installed", [[], BOTH])
+    def test_there_is_none_of_this_name(self, machine: Callable[..., None], installed: Collection[str]) -> None:
+        machine(installed)
+        with pytest.raises(BackendError, match="unknown backend 'tensorflow'; expected auto, jax or torch"):
+            choose_backend(BackendOptions(backend="tensorflow"))
+
+    def test_pytorch_on_several_devices(self, checkpoint_of: Callable[[str], Path]) -> None:
+        checkpoint = open_checkpoint(checkpoint_of("qwen3"))
+        with pytest.raises(BackendError, match="got tp_size=2 and dp_size=1; several devices need backend jax"):
+            load_backend(checkpoint, BackendOptions(backend="torch", tp_size=2))
+
+
+@pytest.mark.parametrize(
+    ("options", "name", "reason"),
+    [
+        (BackendOptions(backend="torch", device="cpu", dtype="float32"), "torch", "asked for"),
+        (BackendOptions(backend="jax", device="cpu", dtype="bfloat16"), "jax", "asked for"),
+        (BackendOptions(device="cpu", dp_size=2), "jax", "several devices are asked for, and PyTorch runs on one"),
+        (BackendOptions(device="cpu"), "torch", "PyTorch is faster on a CPU"),
+    ],
+)
+def test_the_choice_and_its_reason_are_logged(
+    checkpoint_of: Callable[[str], Path],
+    caplog: pytest.LogCaptureFixture,
+    options: BackendOptions,
+    name: str,
+    reason: str,
+) -> None:
+    with caplog.at_level(logging.INFO, "itemwise"):
+        backend = load_backend(open_checkpoint(checkpoint_of("qwen3")), options)
+    backend.close()
+    assert backend.info.name == name
+    chosen, placed = (record.getMessage() for record in caplog.records if record.name == "itemwise")
+    assert chosen == f"backend {name}: {reason}"
+    assert placed == f"backend {name} on {backend.info.device}, {backend.info.dtype}"
