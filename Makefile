@@ -28,7 +28,7 @@ $(VENV)/.ready: pyproject.toml | $(VENV)/bin/python
 
 # What the checks and tests need on top.
 $(VENV)/.ready-dev: $(VENV)/.ready
-	$(PIP) install --editable '.[torch,dev]'
+	$(PIP) install --editable '.[torch,jax,dev]'
 	@touch $@
 
 demo: $(VENV)/.ready ## score an example with the embedded model

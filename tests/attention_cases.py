@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from itemwise.backends.base import ForwardBatch, Layout, MaskImpl, PrefixState
 from itemwise.contract.ragged import starts_from_lens
@@ -47,47 +48,78 @@ class AttentionCase:
     seed: int = field(default=0, compare=False)
 
 
-CASES: tuple[AttentionCase, ...] = (
+# What is seen by whom; all with the same heads, so that an implementation that compiles does so once.
+LAYOUT_CASES: tuple[AttentionCase, ...] = (
     AttentionCase("one causal sequence", (300,), layout=Layout.CAUSAL),
-    AttentionCase("causal sequences of ragged lengths", (1, 17, 128, 129, 257, 2), layout=Layout.CAUSAL),
+    AttentionCase("causal sequences of ragged lengths", (1, 17, 32, 33, 257, 2), layout=Layout.CAUSAL),
     AttentionCase("one item", (20,), (0,), (50,), (50,)),
     AttentionCase("items of one token", (1, 1, 1), (0, 0, 0), (7, 7, 7), (7,)),
-    AttentionCase("ragged items over one prefix", (20, 1, 33, 16, 64, 65, 128, 129, 300), (0,) * 9, (200,) * 9, (200,)),
+    AttentionCase("ragged items over one prefix", (20, 1, 33, 16, 65, 128, 32), (0,) * 7, (200,) * 7, (200,)),
+    AttentionCase("long items", (257, 113), (0, 0), (40, 40), (40,)),
     AttentionCase("a prefix of one token", (5, 6), (0, 0), (1, 1), (1,)),
+    AttentionCase("a prefix of whole key blocks", (20, 3), (0, 0), (512, 512), (512,)),
+    AttentionCase("a long prefix of an odd length", (20, 129, 3), (0, 0, 0), (997, 997, 996), (997,)),
     AttentionCase("several prefixes", (20, 3, 140, 8, 1), (0, 1, 0, 2, 1), (600, 31, 600, 5, 31), (600, 31, 5)),
+    AttentionCase(
+        "interleaved prefixes", (20, 7, 33, 20, 1, 64), (0, 1, 0, 1, 0, 1), (200, 150, 200, 150, 200, 150), (200, 150)
+    ),
     AttentionCase("one prefix read at several lengths", (20, 20, 20, 4), (0, 0, 0, 0), (90, 89, 40, 90), (90,)),
-    AttentionCase("some read no prefix", (20, 9, 20), (0, -1, 0), (30, 0, 30), (30,)),
+    AttentionCase("an empty prefix", (20, 5, 140)),
+    AttentionCase("some read no prefix", (20, 9, 20, 6), (0, -1, 0, 0), (30, 0, 30, 0), (30,)),
+    AttentionCase(
+        "serial rows",
+        (150, 20, 40, 1, 130, 33),
+        (-1, 0, -1, 1, -1, 2),
+        (0, 150, 0, 40, 0, 129),
+        batch_prefixes=(0, 2, 4),
+        row_starts=(0, 2, 4, 6),
+        layout=Layout.CAUSAL,
+    ),
     AttentionCase(
         "packed rows",
-        (150, 20, 7, 33, 150, 20, 130),
+        (150, 20, 7, 33, 31, 5, 129),
         (-1, 0, 0, 0, -1, 1, 1),
-        (0, 150, 150, 149, 0, 150, 150),
+        (0, 150, 150, 149, 0, 31, 31),
         batch_prefixes=(0, 4),
         row_starts=(0, 4, 7),
         layout=Layout.PACKED,
     ),
-    *(
-        AttentionCase(
-            f"{heads} query heads on {kv} KV heads of {size}",
-            (20, 130, 5),
-            (0, 0, 0),
-            (70, 70, 70),
-            (70,),
-            num_heads=heads,
-            num_kv_heads=kv,
-            head_size=size,
-        )
-        for heads, kv, size in (
-            (4, 4, 64),
-            (16, 8, 128),
-            (9, 3, 64),
-            (16, 1, 64),
-            (8, 1, 256),
-            (12, 2, 128),
-            (4, 2, 96),
-        )
+    AttentionCase(
+        "one packed row of many items",
+        (260, *(10,) * 11),
+        (-1, *(0,) * 11),
+        (0, *(260,) * 11),
+        batch_prefixes=(0,),
+        row_starts=(0, 12),
+        layout=Layout.PACKED,
     ),
 )
+
+# Query heads per KV head: 1, 2 (as above), 3, 4, 6, 8, 16; one KV head and several; heads of four sizes.
+HEAD_CASES: tuple[AttentionCase, ...] = tuple(
+    AttentionCase(
+        f"{heads} query heads on {kv} KV heads of {size}",
+        (20, 130, 5),
+        (0, 0, 0),
+        (70, 70, 70),
+        (70,),
+        num_heads=heads,
+        num_kv_heads=kv,
+        head_size=size,
+    )
+    for heads, kv, size in (
+        (4, 4, 64),
+        (16, 8, 128),
+        (9, 3, 96),
+        (8, 2, 64),
+        (12, 2, 128),
+        (8, 1, 256),
+        (16, 1, 64),
+    )
+)
+
+CASES = (*LAYOUT_CASES, *HEAD_CASES)
+CASE_NAMED = {case.name: case for case in CASES}
 
 
 @dataclass(frozen=True)
@@ -109,8 +141,8 @@ def make_batch(case: AttentionCase, mask: MaskImpl = "segment") -> ForwardBatch:
         token_ids=np.zeros(num_tokens, np.int32),
         positions=np.zeros(num_tokens, np.int32),
         segment_starts=starts,
-        prefix_index=np.array(case.prefix_index or (-1,) * num_segments),
-        prefix_lens=np.array(case.prefix_lens or (0,) * num_segments),
+        prefix_index=np.array(case.prefix_index or (-1,) * num_segments, np.int64),
+        prefix_lens=np.array(case.prefix_lens or (0,) * num_segments, np.int64),
         prefixes=cached or case.batch_prefixes,
         row_starts=starts[list(case.row_starts or (0, num_segments))],
         score_tokens=np.zeros(0, np.int64),
@@ -136,17 +168,27 @@ def make_inputs(case: AttentionCase) -> AttentionInputs:
     )
 
 
+def round_inputs(inputs: AttentionInputs, dtype: DTypeLike) -> AttentionInputs:
+    """To what the dtype can hold, still as float32."""
+
+    def rounded(values: Floats) -> Floats:
+        return values.astype(dtype).astype(np.float32)
+
+    cached = tuple((rounded(keys), rounded(values)) for keys, values in inputs.cached)
+    return AttentionInputs(rounded(inputs.q), rounded(inputs.k), rounded(inputs.v), cached)
+
+
 def expected_output(batch: ForwardBatch, inputs: AttentionInputs) -> NDArray[np.float64]:
-    """[T, N, H] of the real tokens: one softmax over all that a token sees, token by token."""
-    outputs = []
-    for segment in range(len(batch.segment_starts) - 1):
-        start, stop = (int(batch.segment_starts[segment + i]) for i in (0, 1))
+    """[T, N, H] of the real tokens: one softmax over all that a token sees, a segment's tokens at a time."""
+    outputs = [np.zeros((0, *inputs.q.shape[1:]))]
+    for segment, (start, stop) in enumerate(pairwise(batch.segment_starts)):
         prefix_k, prefix_v = _prefix_of(batch, inputs, segment)
-        for token in range(start, stop):
-            keys = np.concatenate([prefix_k, inputs.k[start : token + 1]]).astype(np.float64)
-            values = np.concatenate([prefix_v, inputs.v[start : token + 1]]).astype(np.float64)
-            outputs.append(_attend(inputs.q[token].astype(np.float64), keys, values))
-    return np.stack(outputs)
+        keys = np.concatenate([prefix_k, inputs.k[start:stop]]).astype(np.float64)
+        values = np.concatenate([prefix_v, inputs.v[start:stop]]).astype(np.float64)
+        num_seen = len(prefix_k) + 1 + np.arange(stop - start)  # the prefix, the tokens before, itself
+        seen = np.arange(len(keys)) < num_seen[:, None]
+        outputs.append(_attend(inputs.q[start:stop].astype(np.float64), keys, values, seen))
+    return np.concatenate(outputs)
 
 
 def _prefix_of(batch: ForwardBatch, inputs: AttentionInputs, segment: int) -> tuple[Floats, Floats]:
@@ -161,22 +203,30 @@ def _prefix_of(batch: ForwardBatch, inputs: AttentionInputs, segment: int) -> tu
     return keys[:length], values[:length]
 
 
-def _attend(q: NDArray[Any], keys: NDArray[Any], values: NDArray[Any]) -> NDArray[np.float64]:
-    """q [N, H] over keys and values [C, K, H]."""
-    group = q.shape[0] // keys.shape[1]
+def _attend(q: NDArray[Any], keys: NDArray[Any], values: NDArray[Any], seen: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """q [T, N, H] over those of keys and values [C, K, H] that each token has seen [T, C]."""
+    group = q.shape[1] // keys.shape[1]
     keys, values = (np.repeat(each, group, axis=1) for each in (keys, values))  # [C, N, H]
-    scores = np.einsum("nh,cnh->nc", q, keys) / np.sqrt(q.shape[1])
-    weights = np.exp(scores - scores.max(1, keepdims=True))
-    result: NDArray[np.float64] = np.einsum("nc,cnh->nh", weights / weights.sum(1, keepdims=True), values)
+    scores = np.einsum("tnh,cnh->ntc", q, keys, optimize=True) / np.sqrt(q.shape[2])
+    scores = np.where(seen, scores, -np.inf)
+    weights = np.exp(scores - scores.max(2, keepdims=True))
+    weights /= weights.sum(2, keepdims=True)
+    result: NDArray[np.float64] = np.einsum("ntc,cnh->tnh", weights, values, optimize=True)
     return result
 
 
 Implementation = Callable[[ForwardBatch, AttentionInputs], Floats]
 
 
-def check(implementation: Implementation, case: AttentionCase, tolerance: float, mask: MaskImpl = "segment") -> None:
-    """Every real token is right, and no NaN of the padding reached it."""
-    batch, inputs = make_batch(case, mask), make_inputs(case)
+def check(
+    implementation: Implementation,
+    case: AttentionCase,
+    tolerance: float,
+    mask: MaskImpl = "segment",
+    dtype: DTypeLike = np.float32,
+) -> None:
+    """Every real token is right for inputs that are rounded to `dtype`, and no NaN of the padding reached it."""
+    batch, inputs = make_batch(case, mask), round_inputs(make_inputs(case), dtype)
     output = implementation(batch, inputs)[: batch.num_tokens]
     assert np.isfinite(output).all(), "poisoned padding leaked into real tokens"
     assert np.abs(output - expected_output(batch, inputs)).max() <= tolerance

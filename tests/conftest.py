@@ -6,53 +6,130 @@ import os
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test reaches for the hub
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # PyTorch and other processes share the GPU
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8".strip()
 
 from collections.abc import Callable, Iterator
+from copy import copy
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from itemwise import Scorer
+from itemwise.engine.engine import ScoringEngine
 from itemwise.models.embedded import embedded_model_path
+from itemwise.plan.options import PlanOptions
 from tests.checkpoints import add_tokenizer, make_hf_checkpoint
 from tests.reference import Reference
 
-# Large enough that matrix products of this shape give other bits at other row counts unless they are held to one.
-MEDIUM_SIZES: dict[str, Any] = {
-    "hidden_size": 512,
-    "intermediate_size": 1024,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 64,
-    "initializer_range": 0.05,
+# Models that are no plain member of their family: the family, and what differs.
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    # Large enough that matrix products of this shape give other bits at other row counts unless they are held to one.
+    "medium": (
+        "qwen3",
+        {
+            "hidden_size": 512,
+            "intermediate_size": 1024,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 64,
+            "initializer_range": 0.05,
+        },
+    ),
+    # Two layers of Qwen3-0.6B, for devices that choose their kernels by shape.
+    "wide": (
+        "qwen3",
+        {
+            "hidden_size": 1024,
+            "intermediate_size": 3072,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "initializer_range": 0.04,
+        },
+    ),
+    # The heads of Qwen3-0.6B, Qwen2.5-1.5B and SmolLM2-135M, narrow; little else divides by the number of shards.
+    "heads-16-8": ("qwen3", {"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 8}),
+    "heads-12-2": ("qwen2", {"num_attention_heads": 12, "num_key_value_heads": 2, "hidden_size": 96}),
+    "heads-9-3": (
+        "llama",
+        {
+            "num_attention_heads": 9,
+            "num_key_value_heads": 3,
+            "hidden_size": 72,
+            "intermediate_size": 83,
+            "vocab_size": 509,
+            "num_hidden_layers": 2,
+        },
+    ),
+    # Few sizes of programs, for warming all of them up.
+    "short": (
+        "qwen3",
+        {
+            "max_position_embeddings": 1023,
+            "hidden_size": 32,
+            "intermediate_size": 32,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
+            "head_dim": 16,
+        },
+    ),
 }
+PLAN_OPTIONS = [field.name for field in fields(PlanOptions)]
 
-# Two layers of Qwen3-0.6B, for devices that choose their kernels by shape.
-WIDE_SIZES: dict[str, Any] = {
-    "hidden_size": 1024,
-    "intermediate_size": 3072,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "initializer_range": 0.04,
-}
-SIZES = {"medium": MEDIUM_SIZES, "wide": WIDE_SIZES}
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A module may say `is_slow(test, parameters)` of single cases, where a mark would reach too many."""
+    for item in items:
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
+            is_slow = getattr(item.module, "is_slow", None)
+            if is_slow is not None and is_slow(item.originalname, item.callspec.params):
+                item.add_marker("slow")
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        "torch-cpu",
+        "jax-cpu",
+        pytest.param("torch-cuda", marks=pytest.mark.gpu),
+        pytest.param("jax-cuda", marks=pytest.mark.gpu),
+    ],
+)
+def place(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """Every backend on every device, as options of a scorer."""
+    backend, device = request.param.split("-")
+    return {"backend": backend, "device": device}
+
+
+@pytest.fixture(scope="module")
+def quick_compilation() -> Iterator[None]:
+    """Lets XLA compile for a CPU in a third of the time, to the same arithmetic in slower code.
+
+    For tests of what programs compute; those of their bits take the code that users get.
+    """
+    from itemwise.backends.jax.programs import COMPILER_OPTIONS
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(
+            COMPILER_OPTIONS, "cpu", {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False}
+        )
+        yield
 
 
 @pytest.fixture(scope="session")
 def checkpoint_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """A small checkpoint with a tokenizer by family name; `medium` and `wide` are Qwen3s of realistic widths."""
+    """A small checkpoint with a tokenizer, by the name of its family or one of MODELS."""
     made: dict[str, Path] = {}
 
     def get(family: str) -> Path:
         if family not in made:
             folder = tmp_path_factory.mktemp("checkpoints") / family
-            if family in SIZES:
-                make_hf_checkpoint(folder, "qwen3", **SIZES[family])
-            else:
-                make_hf_checkpoint(folder, family)
-            made[family] = add_tokenizer(folder, bos=family.startswith("llama"))
+            base, overrides = MODELS.get(family, (family, {}))
+            make_hf_checkpoint(folder, base, **overrides)
+            made[family] = add_tokenizer(folder, bos=base.startswith("llama"))
         return made[family]
 
     return get
@@ -76,15 +153,26 @@ def reference_of(checkpoint_of: Callable[[str], Path]) -> Callable[[str], Refere
 
 @pytest.fixture(scope="session")
 def scorer_of(checkpoint_of: Callable[[str], Path]) -> Iterator[Callable[..., Scorer]]:
-    """A scorer by family and options, loaded once for the whole run."""
+    """A scorer by family and options, loaded once for the whole run; those that only plan differently share a backend.
+
+    So a program that JAX has compiled serves them all.
+    """
+    from itemwise.backends.jax.programs import COMPILER_OPTIONS
+
     loaded: dict[tuple[object, ...], Scorer] = {}
 
-    def get(family: str, **options: Any) -> Scorer:
-        options = {"dtype": "float32", **options}
-        key = (family, *sorted(options.items()))
+    def load(family: str, options: dict[str, Any]) -> Scorer:
+        key = (family, str(COMPILER_OPTIONS), *sorted(options.items()))
         if key not in loaded:
             loaded[key] = Scorer(None if family == "embedded" else checkpoint_of(family), **options)
         return loaded[key]
+
+    def get(family: str, **options: Any) -> Scorer:
+        plan = {name: options.pop(name) for name in PLAN_OPTIONS if name in options}
+        scorer = copy(load(family, {"dtype": "float32", **options}))
+        config = replace(scorer.engine.config, plan=PlanOptions(**plan))
+        scorer.engine = ScoringEngine(config, scorer.engine.backend, scorer.engine.tokenizer)
+        return scorer
 
     yield get
     for scorer in loaded.values():

@@ -1,7 +1,8 @@
 """How much memory a piece of work takes at its peak: run in a process of its own, file pages not counted.
 
-    python -m tests.peak_memory load FOLDER_OR_EMBEDDED DTYPE          growth while a model is loaded
-    python -m tests.peak_memory score FOLDER ALGORITHM MASK NUM_ITEMS  growth while 200 + NUM_ITEMS x 99 are scored
+    python -m tests.peak_memory load FOLDER_OR_EMBEDDED DTYPE             growth while PyTorch loads a model
+    python -m tests.peak_memory load_jax FOLDER_OR_EMBEDDED DTYPE TP WAY  growth while JAX does, on TP devices
+    python -m tests.peak_memory score FOLDER ALGORITHM MASK NUM_ITEMS     growth while 200 + NUM_ITEMS x 99 are scored
 
 Prints the growth in bytes above the level before the work began, imports done.
 """
@@ -66,6 +67,27 @@ def _load(model: str, dtype: str) -> int:
     return growth[0]
 
 
+def _load_jax(model: str, dtype: str, tp_size: str, way: str) -> int:
+    """`way`: `host`, into the process's own memory, or `donated`, piece by piece, as on an accelerator."""
+    import gguf.quants  # noqa: F401  # imports belong to the baseline
+    import jax
+
+    from itemwise.backends.jax.mesh import make_mesh
+    from itemwise.backends.jax.placement import HeadPlacement
+    from itemwise.backends.jax.weights import load_weights
+    from itemwise.models.checkpoint import open_checkpoint
+
+    checkpoint = open_checkpoint(None if model == "embedded" else model)
+    placement = HeadPlacement.plan(checkpoint.config.num_heads, checkpoint.config.num_kv_heads, int(tp_size))
+    mesh = make_mesh(jax.devices("cpu"), 1, int(tp_size))
+    jax.jit(lambda x: x + 1)(1.0).block_until_ready()  # the compiler belongs to the baseline too
+    with watch_peak() as growth:
+        weights = load_weights(checkpoint, dtype, mesh, placement, is_host_memory=way == "host")
+        for array in jax.tree.leaves(weights):
+            array.block_until_ready()
+    return growth[0]
+
+
 def _score(folder: str, algorithm: str, mask: str, num_items: str) -> int:
     from itemwise import Scorer
 
@@ -80,5 +102,5 @@ def _score(folder: str, algorithm: str, mask: str, num_items: str) -> int:
 
 
 if __name__ == "__main__":
-    work = {"load": _load, "score": _score}[sys.argv[1]]
-    print(work(*sys.argv[2:]))  # type: ignore[operator]  # the two take other numbers of arguments
+    work = {"load": _load, "load_jax": _load_jax, "score": _score}[sys.argv[1]]
+    print(work(*sys.argv[2:]))  # type: ignore[operator]  # they take other numbers of arguments

@@ -5,9 +5,10 @@ The small checkpoints are made so that mistakes show; `TestSensitivity` plants t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,6 +26,25 @@ from tests.reference import PROBABILITY_BOUND, Floats, Reference, bound_of, expe
 ALGORITHMS: tuple[Algorithm, ...] = ("serial", "packed", "prefill_extend", "auto")
 MODES: tuple[ScoreMode, ...] = ("softmax", "prob", "logprob", "logit", "logit_diff", "sigmoid")
 SMALL_VOCABULARY = 512
+SEQUENCES = [[7], [7, 9, 11], [7, 9], [30, 31, 32, 33]]
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+
+def is_slow(test: str, parameters: Mapping[str, Any]) -> bool:
+    """JAX every day: all families and algorithms, with and without normalizers, one family with the dense mask.
+
+    Elsewhere one algorithm stands for all: on a CPU they are equal bit for bit (`test_isolation.py`).
+    """
+    mode, algorithm = (parameters.get(name) for name in ("mode", "algorithm"))
+    if parameters.get("place") == "jax-cpu":
+        is_masked = parameters.get("mask") == "dense" and parameters["family"] != "qwen3"
+        return mode not in ("softmax", "logprob", None) or is_masked or test == "test_one_label_sigmoid"
+    if parameters.get("cpu") == "jax":
+        return mode not in ("logprob", None) or algorithm != "packed"
+    if parameters.get("device") == "cpu":
+        return algorithm != "packed"
+    return False
 
 
 @dataclass(frozen=True)
@@ -59,6 +79,17 @@ def make_case(reference: Reference, seed: int = 0, vocabulary: int = SMALL_VOCAB
     return Case(query, items, logits, choose_labels(logits))
 
 
+def scores_of(scorer: Scorer, case: Case, algorithm: Algorithm, mode: ScoreMode = "softmax") -> Floats:
+    result = scorer.score(case.query, case.items, label_token_ids=case.labels, score_mode=mode, algorithm=algorithm)
+    return np.array(result.scores)
+
+
+def assert_within_bfloat16(found: Floats, expected: Floats) -> None:
+    difference = np.abs(found - expected)
+    assert difference.max() <= 0.02
+    assert difference.mean() <= 0.01
+
+
 @pytest.fixture(scope="module", params=FAMILY_NAMES)
 def family(request: pytest.FixtureRequest) -> str:
     name: str = request.param
@@ -73,24 +104,35 @@ def case(family: str, reference_of: Callable[[str], Reference]) -> Case:
     return made
 
 
-@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request: pytest.FixtureRequest) -> str:
-    name: str = request.param
-    return name
+@pytest.fixture(scope="module")
+def item_first_logits(family: str, case: Case, reference_of: Callable[[str], Reference]) -> Floats:
+    return reference_of(family).label_logits([item + case.query for item in case.items])
 
 
 @pytest.fixture(scope="module")
-def scorer(family: str, device: str, scorer_of: Callable[..., Scorer]) -> Scorer:
-    return scorer_of(family, device=device)
+def sequence_logprobs(family: str, case: Case, reference_of: Callable[[str], Reference]) -> Floats:
+    """[6, labels], of SEQUENCES after the first six items."""
+    reference = reference_of(family)
+    return np.array([[reference.sequence_logprob(c, label) for label in SEQUENCES] for c in case.contexts[:6]])
+
+
+@pytest.fixture(scope="module")
+def options(place: dict[str, Any]) -> dict[str, Any]:
+    """Where JAX must compile on a CPU, forwards of one size will do."""
+    return {**place, "token_budget": 512} if place == {"backend": "jax", "device": "cpu"} else place
+
+
+@pytest.fixture(scope="module")
+def scorer(family: str, options: dict[str, Any], scorer_of: Callable[..., Scorer]) -> Scorer:
+    return scorer_of(family, **options)
 
 
 class TestFamilies:
     @pytest.mark.parametrize("mode", MODES)
     @pytest.mark.parametrize("algorithm", ALGORITHMS)
     def test_scores_equal_transformers(self, scorer: Scorer, case: Case, algorithm: Algorithm, mode: ScoreMode) -> None:
-        result = scorer.score(case.query, case.items, label_token_ids=case.labels, score_mode=mode, algorithm=algorithm)
         expected = expected_scores(mode, case.logits, case.labels)
-        assert np.abs(np.array(result.scores) - expected).max() <= bound_of(mode)
+        assert np.abs(scores_of(scorer, case, algorithm, mode) - expected).max() <= bound_of(mode)
 
     @pytest.mark.parametrize("algorithm", ALGORITHMS)
     def test_one_label_sigmoid(self, scorer: Scorer, case: Case, algorithm: Algorithm) -> None:
@@ -103,20 +145,14 @@ class TestFamilies:
 
     @pytest.mark.parametrize("mask", ["dense", "segment"])
     def test_packed_masks(
-        self, family: str, device: str, scorer_of: Callable[..., Scorer], case: Case, mask: str
+        self, family: str, options: dict[str, Any], scorer_of: Callable[..., Scorer], case: Case, mask: str
     ) -> None:
-        scorer = scorer_of(family, device=device, mask=mask, chunk_size=4)
-        result = scorer.score(
-            case.query, case.items, label_token_ids=case.labels, apply_softmax=True, algorithm="packed"
-        )
+        scorer = scorer_of(family, **options, mask=mask, chunk_size=4)
         expected = expected_scores("softmax", case.logits, case.labels)
-        assert np.abs(np.array(result.scores) - expected).max() <= PROBABILITY_BOUND
+        assert np.abs(scores_of(scorer, case, "packed") - expected).max() <= PROBABILITY_BOUND
 
     @pytest.mark.parametrize("algorithm", ALGORITHMS)
-    def test_item_first(
-        self, scorer: Scorer, case: Case, reference_of: Callable[[str], Reference], family: str, algorithm: Algorithm
-    ) -> None:
-        logits = reference_of(family).label_logits([item + case.query for item in case.items])
+    def test_item_first(self, scorer: Scorer, case: Case, item_first_logits: Floats, algorithm: Algorithm) -> None:
         result = scorer.score(
             case.query,
             case.items,
@@ -125,25 +161,20 @@ class TestFamilies:
             item_first=True,
             algorithm=algorithm,
         )
-        expected = expected_scores("softmax", logits, case.labels)
+        expected = expected_scores("softmax", item_first_logits, case.labels)
         assert np.abs(np.array(result.scores) - expected).max() <= PROBABILITY_BOUND
 
     @pytest.mark.parametrize("algorithm", ALGORITHMS)
-    def test_label_sequences(
-        self, scorer: Scorer, case: Case, reference_of: Callable[[str], Reference], family: str, algorithm: Algorithm
-    ) -> None:
-        labels = [[7], [7, 9, 11], [7, 9], [30, 31, 32, 33]]
-        reference = reference_of(family)
-        expected = np.array([[reference.sequence_logprob(c, label) for label in labels] for c in case.contexts[:6]])
+    def test_label_sequences(self, scorer: Scorer, case: Case, sequence_logprobs: Floats, algorithm: Algorithm) -> None:
         result = scorer.score(
             case.query,
             case.items[:6],
-            label_token_ids=labels,
+            label_token_ids=SEQUENCES,
             label_scoring="sequence",
             score_mode="logprob",
             algorithm=algorithm,
         )
-        assert np.abs(np.array(result.scores) - expected).max() <= bound_of("logprob")
+        assert np.abs(np.array(result.scores) - sequence_logprobs).max() <= bound_of("logprob")
 
 
 TEXT_QUERY = "Decide whether the text is about food. Text: "
@@ -161,29 +192,44 @@ def embedded_logits(reference_of: Callable[[str], Reference]) -> Floats:
     return reference_of("embedded").label_logits([[*ids[0], *item] for item in ids[1:]])
 
 
+@pytest.fixture(scope="module", params=["torch", "jax"])
+def cpu(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return {"backend": request.param, "device": "cpu"}
+
+
 class TestEmbeddedModel:
     """Real weights, real tokenizer, text in."""
 
     @pytest.mark.parametrize("mode", MODES)
     @pytest.mark.parametrize("algorithm", ALGORITHMS)
     def test_scores_equal_transformers(
-        self, scorer_of: Callable[..., Scorer], embedded_logits: Floats, algorithm: Algorithm, mode: ScoreMode
+        self,
+        scorer_of: Callable[..., Scorer],
+        cpu: dict[str, Any],
+        embedded_logits: Floats,
+        algorithm: Algorithm,
+        mode: ScoreMode,
     ) -> None:
-        scorer = scorer_of("embedded")
+        scorer = scorer_of("embedded", **cpu)
         assert scorer.engine.tokenizer is not None
         label_ids = [scorer.engine.tokenizer.label_id(label, i) for i, label in enumerate(TEXT_LABELS)]
         result = scorer.score(TEXT_QUERY, TEXT_ITEMS, labels=TEXT_LABELS, score_mode=mode, algorithm=algorithm)
         expected = expected_scores(mode, embedded_logits, label_ids)
         assert np.abs(np.array(result.scores) - expected).max() <= bound_of(mode)
 
-    def test_bfloat16_stays_within_its_bounds(self, scorer_of: Callable[..., Scorer], embedded_logits: Floats) -> None:
-        scorer = scorer_of("embedded", dtype="bfloat16")
+    def test_bfloat16_stays_within_its_bounds(
+        self, scorer_of: Callable[..., Scorer], cpu: dict[str, Any], embedded_logits: Floats
+    ) -> None:
+        scorer = scorer_of("embedded", dtype="bfloat16", **cpu)
         assert scorer.engine.tokenizer is not None
         label_ids = [scorer.engine.tokenizer.label_id(label, i) for i, label in enumerate(TEXT_LABELS)]
         result = scorer.score(TEXT_QUERY, TEXT_ITEMS, labels=TEXT_LABELS, apply_softmax=True)
-        difference = np.abs(np.array(result.scores) - expected_scores("softmax", embedded_logits, label_ids))
-        assert difference.max() <= 0.02
-        assert difference.mean() <= 0.01
+        assert_within_bfloat16(np.array(result.scores), expected_scores("softmax", embedded_logits, label_ids))
+
+
+@pytest.fixture(scope="module")
+def bfloat16_case(checkpoint_of: Callable[[str], Path]) -> Case:
+    return make_case(Reference.load(checkpoint_of("medium"), dtype=torch.bfloat16))
 
 
 class TestBfloat16:
@@ -191,17 +237,10 @@ class TestBfloat16:
 
     @pytest.mark.parametrize("algorithm", ALGORITHMS)
     def test_scores_are_close_to_transformers(
-        self, checkpoint_of: Callable[[str], Path], scorer_of: Callable[..., Scorer], algorithm: Algorithm
+        self, bfloat16_case: Case, scorer_of: Callable[..., Scorer], cpu: dict[str, Any], algorithm: Algorithm
     ) -> None:
-        reference = Reference.load(checkpoint_of("medium"), dtype=torch.bfloat16)
-        case = make_case(reference)
-        scorer = scorer_of("medium", dtype="bfloat16", device="cpu")
-        result = scorer.score(
-            case.query, case.items, label_token_ids=case.labels, apply_softmax=True, algorithm=algorithm
-        )
-        difference = np.abs(np.array(result.scores) - expected_scores("softmax", case.logits, case.labels))
-        assert difference.max() <= 0.02
-        assert difference.mean() <= 0.01
+        found = scores_of(scorer_of("medium", dtype="bfloat16", **cpu), bfloat16_case, algorithm)
+        assert_within_bfloat16(found, expected_scores("softmax", bfloat16_case.logits, bfloat16_case.labels))
 
 
 @pytest.mark.gpu
@@ -209,18 +248,48 @@ class TestHalfPrecisionOnAGpu:
     """There the algorithms take different kernels; on a CPU they are equal bit for bit (`test_isolation.py`)."""
 
     @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-    def test_algorithms_agree(self, scorer_of: Callable[..., Scorer], dtype: str) -> None:
+    @pytest.mark.parametrize("backend", ["torch", "jax"])
+    def test_algorithms_agree(self, scorer_of: Callable[..., Scorer], backend: str, dtype: str) -> None:
         random = np.random.default_rng(0)
         query = random.integers(0, SMALL_VOCABULARY, 700).tolist()
         items = [random.integers(0, SMALL_VOCABULARY, n).tolist() for n in (20, 1, 33, 150, 0, 64)]
         found = []
         for algorithm in ALGORITHMS:
-            scorer = scorer_of("medium", dtype=dtype, device="cuda")
+            scorer = scorer_of("medium", backend=backend, dtype=dtype, device="cuda")
             result = scorer.score(query, items, label_token_ids=[3, 5], apply_softmax=True, algorithm=algorithm)
             found.append(np.array(result.scores))
-        difference = np.abs(np.stack(found) - found[0])
-        assert difference.max() <= 0.02
-        assert difference.mean() <= 0.01
+        assert_within_bfloat16(np.stack(found), found[0])
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("algorithm", ["serial", "packed", "prefill_extend"])
+class TestBackends:
+    """JAX against PyTorch, on the same requests."""
+
+    @pytest.mark.parametrize("mode", ["softmax", "logprob"])
+    def test_float32_agrees(
+        self,
+        family: str,
+        case: Case,
+        scorer_of: Callable[..., Scorer],
+        device: str,
+        algorithm: Algorithm,
+        mode: ScoreMode,
+    ) -> None:
+        found, expected = (
+            scores_of(scorer_of(family, backend=backend, device=device, token_budget=512), case, algorithm, mode)
+            for backend in ("jax", "torch")
+        )
+        assert np.abs(found - expected).max() <= bound_of(mode)
+
+    def test_bfloat16_agrees(
+        self, bfloat16_case: Case, scorer_of: Callable[..., Scorer], device: str, algorithm: Algorithm
+    ) -> None:
+        found, expected = (
+            scores_of(scorer_of("medium", backend=backend, device=device, dtype="bfloat16"), bfloat16_case, algorithm)
+            for backend in ("jax", "torch")
+        )
+        assert_within_bfloat16(found, expected)
 
 
 class Tampered(Backend):

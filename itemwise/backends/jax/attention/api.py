@@ -1,0 +1,95 @@
+"""The door to attention: one function per layout, and the choice of the implementation behind it.
+
+A caller chooses first (`choose_implementation`), because the batch is cut into the tiles that the choice wants; then
+every layer calls the function of its layout. `implementation=None` always finds one that works; a named one that
+cannot run here says why.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+import jax
+import jax.numpy as jnp
+
+from itemwise.backends.jax.attention.base import AttentionImplementation, Source
+from itemwise.backends.jax.attention.dense import DenseMask, dense_attention
+from itemwise.backends.jax.attention.tiles import DeviceTiles
+from itemwise.contract.errors import BackendError
+
+# Best first; each is imported when it is looked at.
+_CLASSES = {
+    "pallas_gpu": "PallasGpuAttention",
+    "xla": "XlaAttention",
+    "reference": "ReferenceAttention",
+}
+IMPLEMENTATIONS = tuple(_CLASSES)
+
+
+def choose_implementation(
+    name: str | None = None, *, platform: str, dtype: jnp.dtype, head_size: int
+) -> AttentionImplementation:
+    """The named implementation, or with None the best that runs on this platform (cpu, gpu, tpu)."""
+    if name is not None:
+        found = _load(name)
+        reason = found.why_not(platform, dtype, head_size)
+        if reason is not None:
+            raise BackendError(f"attention {name!r} cannot run here: {reason}")
+        return found
+    candidates = (_load(each) for each in IMPLEMENTATIONS)
+    return next(each for each in candidates if each.why_not(platform, dtype, head_size) is None)
+
+
+def _load(name: str) -> AttentionImplementation:
+    if name not in _CLASSES:
+        raise BackendError(f"unknown attention {name!r}; expected one of {', '.join(IMPLEMENTATIONS)}")
+    module = import_module(f"itemwise.backends.jax.attention.{name}")
+    implementation: AttentionImplementation = getattr(module, _CLASSES[name])()
+    return implementation
+
+
+Implementation = AttentionImplementation | str | None
+
+
+def _resolve(implementation: Implementation, q: jax.Array) -> AttentionImplementation:
+    if isinstance(implementation, AttentionImplementation):
+        return implementation
+    return choose_implementation(implementation, platform=jax.default_backend(), dtype=q.dtype, head_size=q.shape[-1])
+
+
+def causal_attention(
+    q: jax.Array, k: jax.Array, v: jax.Array, tiles: DeviceTiles, implementation: Implementation = None
+) -> jax.Array:
+    """Sequences side by side: a token sees its own up to itself. q [T, N, H], k and v [T, K, H] to [T, N, H]."""
+    return _resolve(implementation, q).own(q, k, v, tiles).out.astype(q.dtype)
+
+
+def packed_attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    tiles: DeviceTiles,
+    implementation: Implementation = None,
+    dense: DenseMask | None = None,
+) -> jax.Array:
+    """Rows of a prefix and one item (serial) or many: each item sees the row's prefix and itself.
+
+    With `dense` the mask is an array, which XLA alone reads, whatever the implementation.
+    """
+    if dense is not None:
+        return dense_attention(q, k, v, tiles, dense)
+    chosen = _resolve(implementation, q)
+    return chosen.with_prefix(q, chosen.batch_source(k, v), chosen.own(q, k, v, tiles), tiles)
+
+
+def extend_attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    pool: Source,
+    tiles: DeviceTiles,
+    implementation: Implementation = None,
+) -> jax.Array:
+    """Items alone: each sees its prefix, whose keys and values are in the pool, and itself."""
+    chosen = _resolve(implementation, q)
+    return chosen.with_prefix(q, pool, chosen.own(q, k, v, tiles), tiles)

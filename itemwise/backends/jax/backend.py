@@ -1,0 +1,227 @@
+"""`JaxBackend`: a checkpoint on TPUs, GPUs or CPUs, one or many, ready to run forwards."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from itemwise.backends.base import (
+    DEFAULT_TOKEN_BUDGETS,
+    Backend,
+    BackendInfo,
+    BackendOptions,
+    ForwardBatch,
+    ForwardOutput,
+    Layout,
+    PrefixState,
+    Program,
+)
+from itemwise.backends.jax import buckets
+from itemwise.backends.jax.attention.api import choose_implementation
+from itemwise.backends.jax.attention.dense import make_mask
+from itemwise.backends.jax.attention.tiles import KEY_BLOCK, HostTiles, cut_tiles
+from itemwise.backends.jax.data_shards import split_batch
+from itemwise.backends.jax.devices import DeviceChoice, Platform, pool_tokens, resolve_dtype, set_compilation_cache
+from itemwise.backends.jax.inputs import ForwardInputs, ProgramSpec, host_inputs
+from itemwise.backends.jax.mesh import make_mesh, start_distributed
+from itemwise.backends.jax.model import Transformer
+from itemwise.backends.jax.placement import HeadPlacement
+from itemwise.backends.jax.pool import JaxPrefix, PagePool
+from itemwise.backends.jax.programs import Programs
+from itemwise.backends.jax.row_blocks import RowBlocks
+from itemwise.backends.jax.runner import Floats, Runner
+from itemwise.backends.jax.warmup import list_programs
+from itemwise.backends.jax.weights import load_weights
+from itemwise.contract.ragged import Int32Array, Int64Array
+from itemwise.models.checkpoint import Checkpoint
+
+MAX_BLOCKS_PER_PAGE = 2  # prefixes of one forward may share pages, which are then listed more than once
+
+
+class JaxBackend(Backend):
+    """Loads the weights when it is made; `forward` is the rest."""
+
+    def __init__(self, checkpoint: Checkpoint, options: BackendOptions) -> None:
+        if options.tp_size * options.dp_size > 1:  # else processes that a launcher started are none of our business
+            start_distributed()
+        self.config = checkpoint.config
+        choice = DeviceChoice.resolve(options.device)
+        set_compilation_cache(options.compilation_cache_dir, choice.platform)
+        dtype = resolve_dtype(options.dtype, choice.platform)
+        mesh = make_mesh(choice.devices, options.dp_size, options.tp_size)
+        self._dp_size = options.dp_size
+        self._rows = _row_blocks(choice.platform, batch_invariant=options.batch_invariant)
+        self._runner = _make_runner(checkpoint, options, choice, mesh, dtype, self._rows)
+        self._attention = self._runner.programs.transformer.attention
+        budget = options.token_budget or DEFAULT_TOKEN_BUDGETS[choice.platform]
+        self.info = BackendInfo(
+            name="jax",
+            device=choice.title(mesh.size),
+            device_kind=choice.platform,
+            dtype=str(dtype),
+            algorithms_bit_equal=choice.platform == "cpu",
+            token_multiple=buckets.CPU_BLOCK_ROWS if choice.platform == "cpu" else buckets.ACCELERATOR_ROWS,
+            token_budget=budget,
+            token_buckets=self._token_buckets(choice.platform, budget, is_coarse=options.warmup == "fast"),
+            num_copies=options.dp_size,
+            max_prefix_len=self._runner.pool.tokens_per_layer,
+        )
+
+    def _token_buckets(self, platform: Platform, budget: int, *, is_coarse: bool) -> tuple[int, ...]:
+        """A row that is longer than the budget runs alone, so the longest context must have a bucket, too.
+
+        One token more: an empty item behind a query that fills the context reads the prefix's last token twice.
+        """
+        largest = max(budget, self.config.max_context_len + 1)
+        if platform == "cpu":
+            return buckets.token_buckets(largest, smallest=buckets.CPU_SMALLEST, step=buckets.CPU_STEP)
+        smallest = buckets.ACCELERATOR_ROWS
+        if self._rows.token_rows is not None:
+            # Two blocks at least: XLA would take a loop of one apart, and fuse its products with their neighbours.
+            smallest = 2 * self._rows.token_rows
+        return buckets.token_buckets(largest, smallest=smallest, step=buckets.COARSE_STEP if is_coarse else None)
+
+    def programs(self, *, max_dense_row_len: int) -> Sequence[Program]:
+        return list_programs(self._runner, self.info.token_buckets, max_dense_row_len)
+
+    def forward(self, batch: ForwardBatch) -> ForwardOutput:
+        parts = split_batch(batch, self._dp_size)
+        spec = self._spec(batch, max(part.num_tokens for part, _ in parts))
+        lens = np.diff(batch.segment_starts)
+        kept = self._runner.pool.take([int(lens[segment]) for segment in batch.keep_segments])
+        try:
+            return self._run(batch, parts, spec, kept)
+        except BaseException:
+            for prefix in kept:
+                prefix.release()
+            self._runner.pool.recover()
+            raise
+
+    def _run(
+        self,
+        batch: ForwardBatch,
+        parts: Sequence[tuple[ForwardBatch, Int64Array]],
+        spec: ProgramSpec,
+        kept: Sequence[JaxPrefix],
+    ) -> ForwardOutput:
+        shards = [self._inputs(part, spec, kept) for part, _ in parts]
+        shape = (spec.num_tokens, spec.dense_columns)
+        masks = [make_mask(part, shape) for part, _ in parts] if spec.dense_columns else []
+        distinct, columns = np.unique(batch.label_ids, return_inverse=True)
+        num_blocks = np.concatenate([shard.num_score_blocks for shard in shards])
+        head_inputs = self._runner.head_inputs(distinct, num_blocks)
+        hidden = self._runner.hidden(spec, shards, masks)
+        if hidden is None:
+            return ForwardOutput(np.zeros(batch.label_ids.shape, np.float32), None, tuple(kept))
+        rows = [rows for _, rows in parts]
+        logits = _in_order(self._runner.label_logits(hidden, head_inputs), rows)
+        logits = np.take_along_axis(logits, columns.reshape(batch.label_ids.shape), 1)
+        normalizers = None
+        if batch.need_normalizers:
+            normalizers = _in_order(self._runner.log_normalizers(hidden, head_inputs), rows)
+        return ForwardOutput(logits, normalizers, tuple(kept))
+
+    def synchronize(self) -> None:
+        jax.block_until_ready(self._runner.pool.arrays)
+
+    def close(self) -> None:
+        del self._runner, self._attention
+
+    def _spec(self, batch: ForwardBatch, num_tokens: int) -> ProgramSpec:
+        is_dense = batch.layout is Layout.PACKED and batch.mask == "dense"
+        longest_row = int(np.diff(batch.row_starts).max())
+        return ProgramSpec(
+            num_tokens=self._fit(num_tokens),
+            reads=_place_of_prefixes(batch),
+            keeps=bool(batch.keep_segments),
+            scores=len(batch.score_tokens) > 0,
+            dense_columns=buckets.dense_columns(longest_row) if is_dense else 0,
+        )
+
+    def _fit(self, num_tokens: int) -> int:
+        """The bucket; beyond the largest a multiple of the smallest, compiled when it is needed. Only a plan with a
+        larger budget than ours goes there, or items that were tokenized with a query as long as the context."""
+        sizes = self.info.token_buckets
+        if num_tokens > sizes[-1]:
+            return -(-num_tokens // sizes[0]) * sizes[0]
+        return sizes[bisect_left(sizes, num_tokens)]
+
+    def _inputs(self, part: ForwardBatch, spec: ProgramSpec, kept: Sequence[JaxPrefix]) -> ForwardInputs[Int32Array]:
+        slots = [_slots(prefix) for prefix in kept]
+        keep_slots = np.concatenate(slots) if slots else np.zeros(0, np.int64)
+        block_rows = self._rows.token_rows or spec.num_tokens, self._rows.score_rows
+        return host_inputs(part, spec, self._tiles(part, spec), keep_slots, block_rows)
+
+    def _tiles(self, part: ForwardBatch, spec: ProgramSpec) -> HostTiles:
+        sizes = self._attention.tile_sizes(self._runner.programs.transformer.heads_per_kv)
+        padding = spec.num_tokens - part.num_tokens if self._attention.needs_padding_tiles else 0
+        return cut_tiles(part, sizes, [self._blocks(part, prefix) for prefix in part.prefixes], padding)
+
+    def _blocks(self, part: ForwardBatch, prefix: PrefixState | int) -> Int64Array:
+        """Addresses of a prefix's key blocks: in the pool, or in the batch; none where another shard has it."""
+        if isinstance(prefix, PrefixState):
+            assert isinstance(prefix, JaxPrefix), "a prefix of another backend"
+            return self._runner.pool.check(prefix).block_addresses
+        if not 0 <= prefix < len(part.segment_starts) - 1:
+            return np.zeros(0, np.int64)
+        return np.arange(part.segment_starts[prefix], part.segment_starts[prefix + 1], KEY_BLOCK)
+
+
+def _row_blocks(platform: Platform, *, batch_invariant: bool) -> RowBlocks:
+    if platform == "cpu":
+        return RowBlocks(buckets.CPU_BLOCK_ROWS, score_rows=buckets.CPU_SCORE_ROWS)
+    return RowBlocks(buckets.INVARIANT_ROWS if batch_invariant else None, score_rows=buckets.ACCELERATOR_ROWS)
+
+
+def _make_runner(
+    checkpoint: Checkpoint,
+    options: BackendOptions,
+    choice: DeviceChoice,
+    mesh: Mesh,
+    dtype: jnp.dtype,
+    rows: RowBlocks,
+) -> Runner:
+    """Weights, pool and programs on the mesh."""
+    config = checkpoint.config
+    placement = HeadPlacement.plan(config.num_heads, config.num_kv_heads, options.tp_size)
+    attention = choose_implementation(
+        options.attention, platform=choice.kernel_platform, dtype=dtype, head_size=config.head_size
+    )
+    kv_heads, heads_per_kv = placement.kv_heads_per_shard, placement.heads_per_kv
+    token_bytes = 2 * config.num_layers * kv_heads * config.head_size * dtype.itemsize
+    num_tokens = pool_tokens(config, token_bytes, choice, options.prefix_cache_bytes)
+    weights = load_weights(checkpoint, dtype, mesh, placement)
+    heads = (options.tp_size * kv_heads, config.head_size)
+    stored = jnp.dtype(jnp.uint16) if choice.platform == "cpu" and dtype == jnp.bfloat16 else dtype
+    pool = PagePool(mesh, num_layers=config.num_layers, num_tokens=num_tokens, heads=heads, dtype=stored)
+    transformer = Transformer(config, kv_heads, heads_per_kv, options.tp_size, rows, attention)
+    return Runner(
+        mesh, weights, pool, Programs(mesh, transformer, MAX_BLOCKS_PER_PAGE * pool.num_pages, choice.platform)
+    )
+
+
+def _place_of_prefixes(batch: ForwardBatch) -> Literal["nothing", "batch", "pool"]:
+    if any(isinstance(prefix, PrefixState) for prefix in batch.prefixes):
+        return "pool"
+    # Rows that happen to share no prefix need no program of their own.
+    return "batch" if batch.prefixes or len(batch.score_tokens) else "nothing"
+
+
+def _slots(prefix: JaxPrefix) -> Int64Array:
+    """Where in a layer of the pool each of the prefix's tokens goes."""
+    places = prefix.block_addresses[:, None] + np.arange(KEY_BLOCK)
+    return places.reshape(-1)[: prefix.num_tokens]
+
+
+def _in_order(found: Floats, rows: Sequence[Int64Array]) -> Floats:
+    """[dp, T, ..] to the score rows of the batch, which each shard answers some of."""
+    ordered = np.empty((sum(map(len, rows)), *found.shape[2:]), np.float32)
+    for shard, places in zip(found, rows, strict=True):
+        ordered[places] = shard[: len(places)]
+    return ordered

@@ -1,0 +1,135 @@
+"""Which devices, in which dtype, with how much memory for prefixes: every `auto` of the JAX backend is settled here."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, cast
+
+import jax
+import jax.numpy as jnp
+from jax.experimental.compilation_cache import compilation_cache
+
+from itemwise.backends.jax.attention.tiles import KEY_BLOCK
+from itemwise.backends.jax.mesh import set_jax_option
+from itemwise.contract.errors import BackendError
+from itemwise.models.config import ModelConfig
+
+log = logging.getLogger("itemwise")
+
+Platform = Literal["cpu", "gpu", "tpu"]
+DTYPES = ("float32", "bfloat16", "float16")
+
+_ALIASES = {"cuda": "gpu"}
+_CPU_POOL_BYTES = 1 << 30
+_POOL_SHARE = 0.2  # of an accelerator's memory, unless told otherwise
+_CACHE_FOLDER = "itemwise/compiled"
+
+
+@dataclass(frozen=True)
+class DeviceChoice:
+    """The devices to build the mesh of, all of one platform."""
+
+    platform: Platform
+    devices: tuple[jax.Device, ...]
+
+    @classmethod
+    def resolve(cls, device: str) -> DeviceChoice:
+        """`auto`: what jax finds; else cpu, gpu, cuda, tpu, or one of them with a number."""
+        kind, _, number = device.partition(":")
+        try:
+            found = jax.devices() if kind == "auto" else jax.devices(_ALIASES.get(kind, kind))
+        except Exception as error:  # jax and its plugins raise what they like
+            first_line = str(error).partition("\n")[0]
+            raise BackendError(f"device {device!r} was asked for, but jax does not have it: {first_line}") from error
+        if number:
+            found = _pick(device, number, found)
+        return cls(cast(Platform, _ALIASES.get(found[0].platform, found[0].platform)), tuple(found))
+
+    @property
+    def kernel_platform(self) -> str:
+        """As `attention.api` knows it: the GPU kernels need an NVIDIA GPU of the year 2020 or later (8.0)."""
+        if self.platform != "gpu":
+            return self.platform
+        capability = str(getattr(self.devices[0], "compute_capability", ""))
+        is_known = capability.replace(".", "", 1).isdigit() and float(capability) >= 8.0
+        return "gpu" if is_known else "other gpu"
+
+    def title(self, num_devices: int) -> str:
+        kind = self.devices[0].device_kind
+        name = self.platform if kind == self.platform else f"{self.platform} ({kind})"
+        return name if num_devices == 1 else f"{num_devices} x {name}"
+
+
+def _pick(device: str, number: str, found: list[jax.Device]) -> list[jax.Device]:
+    if not number.isdigit() or int(number) >= len(found):
+        raise BackendError(f"device {device!r} was asked for, but there are {len(found)}, counted from 0")
+    return [found[int(number)]]
+
+
+def resolve_dtype(dtype: str, platform: Platform) -> jnp.dtype:
+    """`auto`: bfloat16 on accelerators; XLA's products on a CPU are no faster in it."""
+    if dtype == "auto":
+        dtype = "float32" if platform == "cpu" else "bfloat16"
+    if dtype not in DTYPES:
+        raise BackendError(f"unknown dtype {dtype!r}; expected auto, {', '.join(DTYPES)}")
+    return jnp.dtype(dtype)
+
+
+def pool_tokens(config: ModelConfig, token_bytes: int, choice: DeviceChoice, num_bytes: int | None) -> int:
+    """How many tokens of prefixes the pool holds: what the bytes allow, by default at most the longest context.
+
+    `token_bytes`: of one token's keys and values in all layers, on one device.
+    """
+    longest = -(-config.max_context_len // KEY_BLOCK) * KEY_BLOCK
+    if num_bytes is None:
+        return max(KEY_BLOCK, min(longest, _default_pool_bytes(choice) // token_bytes))
+    tokens = num_bytes // token_bytes // KEY_BLOCK * KEY_BLOCK
+    if tokens < KEY_BLOCK:
+        raise BackendError(
+            f"prefix_cache_bytes must be at least {KEY_BLOCK * token_bytes} (one page of {KEY_BLOCK} tokens), "
+            f"got {num_bytes}"
+        )
+    return tokens
+
+
+def _default_pool_bytes(choice: DeviceChoice) -> int:
+    if choice.platform == "cpu":
+        return _CPU_POOL_BYTES
+    local = [device for device in choice.devices if device.process_index == jax.process_index()]
+    stats = (local[0].memory_stats() if local else None) or {}
+    return int(_POOL_SHARE * stats.get("bytes_limit", 16 << 30))
+
+
+def set_compilation_cache(folder: str | None, platform: Platform) -> Path | None:
+    """Keep compiled programs on disk: in `folder`, or on accelerators in the user's cache folder.
+
+    Not on a CPU unless asked for: code compiled for one CPU may not run on another that shares the folder. What jax was
+    told by others (JAX_COMPILATION_CACHE_DIR) stays, unless a folder is given.
+    It holds for the whole process. Returns the folder in use.
+    """
+    told: str | None = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
+    if folder is None and (platform == "cpu" or told is not None):
+        return None if told is None else Path(told)
+    path = Path(folder).expanduser() if folder is not None else _user_cache() / _CACHE_FOLDER
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        if folder is None:
+            log.warning("compiled programs are not kept: %s", error)
+            return None
+        raise BackendError(
+            f"the compilation cache must be a folder that can be written, got {folder}: {error}"
+        ) from None
+    if told != str(path):
+        set_jax_option("jax_compilation_cache_dir", str(path))
+        set_jax_option("jax_persistent_cache_min_compile_time_secs", 0.0)
+        set_jax_option("jax_persistent_cache_min_entry_size_bytes", -1)
+        compilation_cache.reset_cache()  # it looks at its folder once
+    return path
+
+
+def _user_cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")

@@ -1,0 +1,115 @@
+"""Weights on the mesh: allocated once in their final place and dtype, then filled piece by piece from the checkpoint.
+
+Layers are stacked along a leading axis, so that one compiled layer runs over all of them. Along the `tensor` axis
+every shard holds a block of the same shape, padded with zeros; a shard's Q, K and V are one matrix, its gate and up
+another. How they get there is `weight_loader`'s business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+from jax.typing import DTypeLike
+
+from itemwise.backends.jax.mesh import TENSOR, P
+from itemwise.backends.jax.placement import HeadPlacement
+from itemwise.backends.jax.shard_rows import ShardIndex
+from itemwise.backends.jax.weight_loader import WeightLoader
+from itemwise.models.checkpoint import Checkpoint, StoredTensor
+from itemwise.models.config import ModelConfig
+
+
+class LayerWeights(NamedTuple):
+    """The decoder layers, `Ly` of them. Matrices are [rows out, columns in].
+
+    `Kl` KV heads and `Gl` query heads for each of them per shard (see `placement`), `Fl` = F / tp, rounded up.
+    """
+
+    attention_norm: jax.Array  # [Ly, D]
+    qkv: jax.Array  # [Ly, tp (Kl Gl + 2 Kl) H, D]: of each shard its query heads [Kl, Gl], its keys, its values
+    qkv_bias: jax.Array | None  # [Ly, tp (Kl Gl + 2 Kl) H]
+    q_norm: jax.Array | None  # [Ly, H]
+    k_norm: jax.Array | None  # [Ly, H]
+    o: jax.Array  # [Ly, D, tp Kl Gl H]
+    mlp_norm: jax.Array  # [Ly, D]
+    gate_up: jax.Array  # [Ly, tp 2 Fl, D]: of each shard its gate rows, then its up rows
+    down: jax.Array  # [Ly, D, tp Fl]
+
+
+class ModelWeights(NamedTuple):
+    """The whole model; `head` is `embedding` itself when they are tied. `Vp` is V, padded to a multiple of tp."""
+
+    embedding: jax.Array  # [Vp, D]
+    layers: LayerWeights
+    final_norm: jax.Array  # [D]
+    head: jax.Array  # [Vp, D]
+
+
+def weight_specs(config: ModelConfig) -> ModelWeights:
+    """The same tree with a PartitionSpec for every array: how the weights lie on the mesh."""
+    whole: Any = P()
+    rows: Any = P(None, TENSOR)
+    columns: Any = P(None, None, TENSOR)
+    vocabulary: Any = P(TENSOR)
+    layers = LayerWeights(
+        attention_norm=whole,
+        qkv=rows,
+        qkv_bias=rows if config.qkv_bias else None,
+        q_norm=whole if config.qk_norm else None,
+        k_norm=whole if config.qk_norm else None,
+        o=columns,
+        mlp_norm=whole,
+        gate_up=rows,
+        down=columns,
+    )
+    return ModelWeights(embedding=vocabulary, layers=layers, final_norm=whole, head=vocabulary)
+
+
+def load_weights(
+    checkpoint: Checkpoint,
+    dtype: DTypeLike,
+    mesh: Mesh,
+    placement: HeadPlacement,
+    *,
+    is_host_memory: bool | None = None,
+) -> ModelWeights:
+    """Read all weights; nothing of the checkpoint stays in memory. Each process reads what its devices hold.
+
+    `is_host_memory`: may the arrays live in memory of this process? None asks the devices, and CPUs say yes.
+    """
+    config, tensors = checkpoint.config, checkpoint.tensors
+    loader = WeightLoader(jnp.dtype(dtype), mesh, is_host_memory=is_host_memory)
+    index = ShardIndex.of(config, placement)
+    embedding = loader.table(tensors["embedding"], index.vocab)
+    return ModelWeights(
+        embedding=embedding,
+        layers=_load_layers(loader, config, tensors, index),
+        final_norm=loader.vector(tensors["final_norm"]),
+        head=embedding if config.tied_head else loader.table(tensors["head"], index.vocab),
+    )
+
+
+def _load_layers(
+    loader: WeightLoader, config: ModelConfig, tensors: Mapping[str, StoredTensor], index: ShardIndex
+) -> LayerWeights:
+    def each(name: str) -> list[StoredTensor]:
+        return [tensors[f"layers.{layer}.{name}"] for layer in range(config.num_layers)]
+
+    def together(*names: str) -> list[tuple[StoredTensor, ...]]:
+        return list(zip(*(each(name) for name in names), strict=True))
+
+    return LayerWeights(
+        attention_norm=loader.vectors(each("attention_norm")),
+        qkv=loader.split_rows(together("q", "k", "v"), index.qkv),
+        qkv_bias=loader.split_vectors(together("q_bias", "k_bias", "v_bias"), index.qkv) if config.qkv_bias else None,
+        q_norm=loader.vectors(each("q_norm")) if config.qk_norm else None,
+        k_norm=loader.vectors(each("k_norm")) if config.qk_norm else None,
+        o=loader.split_columns(each("o"), index.q),
+        mlp_norm=loader.vectors(each("mlp_norm")),
+        gate_up=loader.split_rows(together("gate", "up"), index.gate_up),
+        down=loader.split_columns(each("down"), index.mlp),
+    )

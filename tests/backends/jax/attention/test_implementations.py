@@ -1,0 +1,257 @@
+"""Every implementation faces the suite of `tests/attention_cases.py` and the named shapes of `shapes.py`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.typing import DTypeLike
+
+from itemwise.backends.base import ForwardBatch, Layout, MaskImpl
+from itemwise.backends.jax.attention.base import AttentionImplementation
+from itemwise.backends.jax.attention.pallas_gpu import PallasGpuAttention
+from itemwise.backends.jax.attention.reference import ReferenceAttention
+from itemwise.backends.jax.attention.shapes import SHAPES, AttentionShape
+from itemwise.backends.jax.attention.tiles import KEY_BLOCK, cut_tiles
+from itemwise.backends.jax.attention.xla import XlaAttention, as_float32
+from tests.attention_cases import (
+    CASE_NAMED,
+    CASES,
+    LAYOUT_CASES,
+    PADDING,
+    AttentionCase,
+    AttentionInputs,
+    check,
+    expected_output,
+    make_batch,
+    make_inputs,
+    round_inputs,
+)
+from tests.backends.jax.attention.run_case import (
+    LAYOUT_CAPACITY,
+    Capacity,
+    capacity_of,
+    case_of,
+    fill_up,
+    make_dense,
+    on_device,
+    packed_program,
+    prefix_blocks,
+    runner,
+    with_nan,
+)
+
+# One object each, since programs are shared by object.
+XLA, REFERENCE = XlaAttention(), ReferenceAttention()
+INTERPRETED, COMPILED = PallasGpuAttention(interpret=True), PallasGpuAttention()
+
+FLOAT32_TOLERANCE = 2e-5
+# Outputs reach 4, where half a unit in the last place is 2**-7 or 2**-10; rounded once more between the two parts.
+HALF_TOLERANCES = {jnp.bfloat16: 0.02, jnp.float16: 0.0025}
+ROUNDED_TO = pytest.mark.parametrize("dtype", HALF_TOLERANCES, ids=lambda dtype: np.dtype(dtype).name)
+
+EACH_CASE = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+EACH_LAYOUT_CASE = pytest.mark.parametrize("case", LAYOUT_CASES, ids=lambda case: case.name)
+
+
+class TestSuite:
+    @EACH_CASE
+    @pytest.mark.parametrize("implementation", [XLA, REFERENCE], ids=lambda each: each.name)
+    def test_float32_on_a_cpu(self, implementation: AttentionImplementation, case: AttentionCase) -> None:
+        check(runner(implementation, capacity_of(case)), case, FLOAT32_TOLERANCE)
+
+    @EACH_LAYOUT_CASE
+    def test_gpu_kernels_interpreted(self, case: AttentionCase) -> None:
+        check(runner(INTERPRETED), case, FLOAT32_TOLERANCE)
+
+    def test_gpu_kernels_interpreted_with_heads_that_fill_no_power_of_two(self) -> None:
+        case = CASE_NAMED["9 query heads on 3 KV heads of 96"]
+        check(runner(INTERPRETED, capacity_of(case)), case, FLOAT32_TOLERANCE)
+
+    @pytest.mark.gpu
+    @ROUNDED_TO
+    @EACH_CASE
+    def test_gpu_kernels_on_a_gpu(self, case: AttentionCase, dtype: DTypeLike) -> None:
+        run = runner(COMPILED, capacity_of(case), dtype, "gpu")
+        check(run, case, HALF_TOLERANCES[dtype], dtype=dtype)
+
+    @pytest.mark.gpu
+    @EACH_CASE
+    def test_float32_on_a_gpu(self, case: AttentionCase) -> None:
+        check(runner(XLA, capacity_of(case), platform="gpu"), case, FLOAT32_TOLERANCE)
+
+
+def small(shape: AttentionShape) -> AttentionShape:
+    """For a CPU: the largest scale that fits, and of the KV heads, which know nothing of each other, only one."""
+    scales = (shape.scaled(fraction) for fraction in (1.0, 0.5, 0.2, 0.1, 0.05))
+    fitting = next(each for each in scales if each.num_tokens < SMALL_CAPACITY.num_tokens)
+    return replace(fitting, num_heads=fitting.num_heads // fitting.num_kv_heads, num_kv_heads=1)
+
+
+SMALL_CAPACITY = Capacity(256, 16, is_optimised=False)
+
+
+class TestNamedShapes:
+    @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
+    @pytest.mark.parametrize("implementation", [XLA, REFERENCE, INTERPRETED], ids=lambda each: each.name)
+    def test_small_on_a_cpu(self, implementation: AttentionImplementation, shape: AttentionShape) -> None:
+        check(runner(implementation, SMALL_CAPACITY), case_of(small(shape)), FLOAT32_TOLERANCE)
+
+    @pytest.mark.gpu
+    @ROUNDED_TO
+    @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
+    def test_whole_on_a_gpu(self, shape: AttentionShape, dtype: DTypeLike) -> None:
+        case = case_of(shape)
+        num_blocks = sum(-(-length // KEY_BLOCK) for length in shape.prefix_lens)
+        capacity = Capacity(-(-(shape.num_tokens + PADDING) // 256) * 256, num_blocks)
+        batch, inputs = make_batch(case), round_inputs(make_inputs(case), dtype)
+        found = runner(COMPILED, capacity, dtype, "gpu")(batch, inputs)[: batch.num_tokens]
+        expected = runner(XLA, capacity, platform="gpu")(batch, inputs)[: batch.num_tokens]
+        assert np.abs(found - expected).max() <= HALF_TOLERANCES[dtype]
+
+
+class TestDenseMask:
+    @pytest.mark.parametrize("name", ["packed rows", "one packed row of many items"])
+    def test_it_gives_the_bits_of_segment(self, name: str) -> None:
+        run, case = runner(XLA), CASE_NAMED[name]
+        masks: tuple[MaskImpl, MaskImpl] = ("dense", "segment")
+        dense, segment = (run(make_batch(case, mask), make_inputs(case)) for mask in masks)
+        assert np.array_equal(dense, segment)
+
+    def test_it_sees_what_the_tiles_leave_out(self) -> None:
+        """It scores every pair: a key that the array shows and no tile visits must count."""
+        case, capacity, sizes = CASE_NAMED["packed rows"], LAYOUT_CAPACITY, XLA.tile_sizes(2)
+        batch, inputs = make_batch(case, "dense"), make_inputs(case)
+        tiles = cut_tiles(batch, sizes, prefix_blocks(batch, capacity))
+        no_tiles = tiles._replace(
+            counts=np.zeros_like(tiles.counts),
+            token_segment=np.full_like(tiles.token_segment, capacity.num_tokens),
+            token_prefix_len=np.zeros_like(tiles.token_prefix_len),
+        )
+        with on_device("cpu"):
+            q, k, v = (jnp.asarray(with_nan(each, capacity.num_tokens)) for each in (inputs.q, inputs.k, inputs.v))
+            device_tiles, dense = fill_up(no_tiles, sizes, capacity), make_dense(batch, capacity.num_tokens)
+            found = packed_program(q, k, v, device_tiles, implementation=XLA, dense=dense)
+        assert np.abs(found[: batch.num_tokens] - expected_output(batch, inputs)).max() <= FLOAT32_TOLERANCE
+
+
+def behind(
+    offset: int, case: AttentionCase, inputs: AttentionInputs, segment: int
+) -> tuple[ForwardBatch, AttentionInputs]:
+    """One segment of the case behind another one, of `offset` tokens, that reads no prefix."""
+    start, length = sum(case.segment_lens[:segment]), case.segment_lens[segment]
+    others = bool(offset)
+    moved = replace(
+        case,
+        segment_lens=(offset,) * others + (length,),
+        prefix_index=(-1,) * others + (case.prefix_index[segment],),
+        prefix_lens=(0,) * others + (case.prefix_lens[segment],),
+        seed=1,
+    )
+    drawn = make_inputs(moved)
+    for own, whole in ((drawn.q, inputs.q), (drawn.k, inputs.k), (drawn.v, inputs.v)):
+        own[offset : offset + length] = whole[start : start + length]
+    return make_batch(moved), replace(drawn, cached=inputs.cached)
+
+
+def draw_segment(length: int) -> AttentionInputs:
+    return make_inputs(AttentionCase("segment", (length,), seed=length))
+
+
+def side_by_side(*segments: AttentionInputs) -> AttentionInputs:
+    """Their tokens one after the other, without the padding of each."""
+    q, k, v = (
+        np.concatenate([array[:-PADDING] for array in arrays])
+        for arrays in zip(*((each.q, each.k, each.v) for each in segments), strict=True)
+    )
+    return AttentionInputs(q, k, v, ())
+
+
+class TestIsolation:
+    """A segment's bits follow from its own tokens and its prefix."""
+
+    @pytest.mark.parametrize(
+        ("implementation", "platform", "dtype"),
+        [
+            pytest.param(XLA, "cpu", jnp.float32, id="xla"),
+            pytest.param(INTERPRETED, "cpu", jnp.float32, id="interpreted"),
+            pytest.param(COMPILED, "gpu", jnp.bfloat16, id="pallas_gpu", marks=pytest.mark.gpu),
+        ],
+    )
+    @pytest.mark.parametrize("name", ["ragged items over one prefix", "interleaved prefixes"])
+    def test_a_segment_alone_and_at_any_place_has_the_bits_it_has_among_others(
+        self, name: str, implementation: AttentionImplementation, platform: str, dtype: DTypeLike
+    ) -> None:
+        case, run = CASE_NAMED[name], runner(implementation, dtype=dtype, platform=platform)
+        batch, inputs = make_batch(case), make_inputs(case)
+        together = run(batch, inputs)
+        for segment, (start, stop) in enumerate(pairwise(batch.segment_starts)):
+            for offset in (0, 1, 77):
+                found = run(*behind(offset, case, inputs, segment))
+                assert np.array_equal(found[offset : offset + stop - start], together[start:stop]), (segment, offset)
+
+    def test_a_program_of_another_size_gives_the_same_bits(self) -> None:
+        case = CASE_NAMED["several prefixes"]
+        batch, inputs = make_batch(case), make_inputs(case)
+        small, large = (runner(XLA, capacity)(batch, inputs) for capacity in (Capacity(200, 9), LAYOUT_CAPACITY))
+        assert np.array_equal(small[: batch.num_tokens], large[: batch.num_tokens])
+
+    @pytest.mark.parametrize("implementation", [XLA, INTERPRETED], ids=lambda each: each.name)
+    def test_all_layouts_give_the_same_bits(self, implementation: AttentionImplementation) -> None:
+        prefix, first, second = (draw_segment(length) for length in (150, 20, 33))
+        run = runner(implementation)
+        extend = AttentionCase("extend", (20, 33), (0, 0), (150, 150), (150,))
+        packed = AttentionCase("packed", (150, 20, 33), (-1, 0, 0), (0, 150, 150), batch_prefixes=(0,))
+        serial = AttentionCase("serial", (150, 20, 150, 33), (-1, 0, -1, 1), (0, 150, 0, 150), batch_prefixes=(0, 2))
+        packed = replace(packed, layout=Layout.PACKED)
+        serial = replace(serial, layout=Layout.CAUSAL, row_starts=(0, 2, 4))
+        cached = ((prefix.k[:150], prefix.v[:150]),)
+        alone = run(make_batch(AttentionCase("prefill", (150,), layout=Layout.CAUSAL)), prefix)
+        items = run(make_batch(extend), replace(side_by_side(first, second), cached=cached))
+        row = run(make_batch(packed), side_by_side(prefix, first, second))
+        rows = run(make_batch(serial), side_by_side(prefix, first, prefix, second))
+        assert np.array_equal(row[:150], alone[:150])
+        assert np.array_equal(row[150:203], items[:53])
+        assert np.array_equal(rows[np.r_[150:170, 320:353]], items[:53])
+
+    @pytest.mark.parametrize(
+        ("implementation", "mask"),
+        [
+            pytest.param(XLA, "segment", id="xla"),
+            pytest.param(XLA, "dense", id="dense"),
+            pytest.param(INTERPRETED, "segment", id="interpreted"),
+        ],
+    )
+    def test_a_neighbour_that_is_not_finite_stays_by_itself(
+        self, implementation: AttentionImplementation, mask: MaskImpl
+    ) -> None:
+        run, case = runner(implementation), CASE_NAMED["packed rows"]
+        batch, inputs = make_batch(case, mask), make_inputs(case)
+        before = run(batch, inputs)
+        broken = slice(int(batch.segment_starts[1]), int(batch.segment_starts[2]))
+        inputs.q[broken], inputs.k[broken], inputs.v[broken] = np.nan, np.nan, np.inf
+        others = np.r_[0 : broken.start, broken.stop : batch.num_tokens]
+        assert np.array_equal(run(batch, inputs)[others], before[others])
+
+
+@pytest.mark.parametrize(
+    "implementation", [XlaAttention(), PallasGpuAttention(interpret=True)], ids=lambda each: each.name
+)
+def test_a_prefix_token_that_is_not_finite_reaches_only_its_readers(implementation: AttentionImplementation) -> None:
+    run, case = runner(implementation), CASE_NAMED["one prefix read at several lengths"]
+    batch, inputs = make_batch(case), make_inputs(case)
+    before = run(batch, inputs)
+    inputs.cached[0][1][-1] = np.inf  # a value of the last prefix token
+    after = run(batch, inputs)
+    reads_all = np.repeat(batch.prefix_lens == max(case.prefix_lens), case.segment_lens)
+    assert np.array_equal(after[: batch.num_tokens][~reads_all], before[: batch.num_tokens][~reads_all])
+    assert not np.isfinite(after[: batch.num_tokens][reads_all]).all()
+
+
+def test_a_pool_of_bits_is_read_as_bfloat16() -> None:
+    """As which a CPU keeps it."""
+    values = jnp.asarray([1.5, -3.0, 2.0**-20], jnp.bfloat16)
+    assert np.array_equal(as_float32(values.view(jnp.uint16)), values.astype(jnp.float32))

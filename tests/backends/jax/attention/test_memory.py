@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from itemwise.backends.jax.attention import api
+from itemwise.backends.jax.attention.base import Source
+from itemwise.backends.jax.attention.tiles import KEY_BLOCK, Tiles, tile_capacities
+from itemwise.backends.jax.attention.xla import XlaAttention
+
+NUM_BLOCKS = 16
+QUICKLY: dict[str, str | bool] = {"xla_backend_optimization_level": "0"}  # needs as much memory
+XLA = XlaAttention()
+
+
+def floats(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+def integers(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.int32)
+
+
+def scratch_bytes(num_tokens: int) -> int:
+    """What the compiled program allocates beside its inputs and its output."""
+    q, k, kept = floats(num_tokens, 2, 64), floats(num_tokens, 1, 64), floats(NUM_BLOCKS * KEY_BLOCK, 1, 64)
+    lens = tile_capacities(num_tokens, XLA.tile_sizes(2), NUM_BLOCKS)
+    tiles = Tiles(*(integers(length) for length in lens))
+    pool = Source(kept, kept, integers())  # type: ignore[arg-type]
+    with jax.default_device(jax.devices("cpu")[0]):
+        lowered = jax.jit(api.extend_attention, static_argnums=5).lower(q, k, k, pool, tiles, XLA)
+        analysis = lowered.compile(QUICKLY).memory_analysis()
+    assert analysis is not None
+    return int(analysis.temp_size_in_bytes)
+
+
+def test_memory_is_linear_in_tokens() -> None:
+    """Twice the tokens add twice what half of them added; an array of tokens by tokens would add four times that."""
+    small, medium, large = (scratch_bytes(num_tokens) for num_tokens in (1024, 2048, 4096))
+    assert small < medium < large
+    assert large - medium == pytest.approx(2 * (medium - small), rel=0.05)

@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from itemwise import Scorer
+from itemwise.backends.jax.attention.tiles import KEY_BLOCK
+from itemwise.backends.jax.mesh import make_mesh
+from itemwise.backends.jax.pool import JaxPrefix, PagePool, PoolArrays
+from itemwise.contract.errors import BackendError
+
+
+@pytest.fixture
+def pool() -> PagePool:
+    """Five pages of two layers, 2 heads of 4."""
+    mesh = make_mesh(jax.devices("cpu"), 1, 2)
+    return PagePool(mesh, num_layers=2, num_tokens=5 * KEY_BLOCK + 1, heads=(2, 4), dtype=jnp.dtype(jnp.float32))
+
+
+def pages_of(prefix: JaxPrefix) -> list[int]:
+    return prefix.lease.pages.tolist()
+
+
+class TestPages:
+    def test_a_prefix_takes_as_many_as_its_tokens_need(self, pool: PagePool) -> None:
+        assert (pool.num_pages, pool.tokens_per_layer) == (5, 5 * KEY_BLOCK)
+        one, two = pool.take([KEY_BLOCK, KEY_BLOCK + 1])
+        assert (one.num_tokens, two.num_tokens) == (KEY_BLOCK, KEY_BLOCK + 1)
+        assert (len(one.lease.pages), len(two.lease.pages)) == (1, 2)
+        assert len({*pages_of(one), *pages_of(two)}) == 3
+        assert two.block_addresses.tolist() == [page * KEY_BLOCK for page in pages_of(two)]
+
+    def test_it_knows_its_bytes(self, pool: PagePool) -> None:
+        (prefix,) = pool.take([KEY_BLOCK + 1])
+        assert prefix.num_bytes == 2 * (
+            2 * 2 * KEY_BLOCK * 2 * 4 * 4
+        )  # pages x (K and V, layers, tokens, heads, H, bytes)
+
+    def test_no_prefix_takes_nothing(self, pool: PagePool) -> None:
+        assert pool.take([]) == []
+        assert len(pool.take([5 * KEY_BLOCK])[0].lease.pages) == 5
+
+    def test_they_come_back_when_the_prefix_is_dropped(self, pool: PagePool) -> None:
+        kept, dropped = pool.take([2 * KEY_BLOCK, 3 * KEY_BLOCK])
+        freed = set(pages_of(dropped))
+        del dropped
+        gc.collect()
+        (again,) = pool.take([3 * KEY_BLOCK])
+        assert set(pages_of(again)) == freed
+        assert not freed & set(pages_of(kept))
+
+    def test_or_when_it_is_released_and_then_once(self, pool: PagePool) -> None:
+        (prefix,) = pool.take([5 * KEY_BLOCK])
+        prefix.release()
+        prefix.release()
+        (again,) = pool.take([5 * KEY_BLOCK])
+        del prefix
+        gc.collect()
+        with pytest.raises(BackendError, match="0 of 5 are free"):
+            pool.take([1])
+        assert len(set(pages_of(again))) == 5
+
+    def test_a_full_pool_says_what_there_is_and_what_to_do(self, pool: PagePool) -> None:
+        (held,) = pool.take([2 * KEY_BLOCK])
+        with pytest.raises(BackendError) as caught:
+            pool.take([KEY_BLOCK + 1, 2 * KEY_BLOCK])
+        assert str(caught.value) == (
+            f"prefixes of {3 * KEY_BLOCK + 1} tokens need 4 pages of {KEY_BLOCK} tokens, and 3 of 5 are free; "
+            "give the prefixes more memory (prefix_cache_bytes), or choose the packed algorithm"
+        )
+        assert len(pool.take([3 * KEY_BLOCK])[0].lease.pages) == 3, "a refusal takes nothing"
+        assert held.num_tokens == 2 * KEY_BLOCK
+
+    def test_even_a_pool_of_no_tokens_has_a_page(self) -> None:
+        mesh = make_mesh(jax.devices("cpu"), 1, 1)
+        pool = PagePool(mesh, num_layers=1, num_tokens=0, heads=(1, 4), dtype=jnp.dtype(jnp.float32))
+        assert pool.num_pages == 1
+
+
+class TestRecovery:
+    """A program that fails has already consumed the arrays that it was given."""
+
+    @staticmethod
+    def lose(pool: PagePool) -> None:
+        jax.tree.map(lambda array: array.delete(), pool.arrays)
+        pool.recover()
+
+    def test_it_begins_again_with_all_pages(self, pool: PagePool) -> None:
+        (old,) = pool.take([4 * KEY_BLOCK])
+        self.lose(pool)
+        assert not pool.arrays.keys.is_deleted()
+        (new,) = pool.take([5 * KEY_BLOCK])
+        del old
+        gc.collect()
+        with pytest.raises(BackendError, match="0 of 5 are free"):
+            pool.take([1])
+        assert pool.check(new) is new
+
+    def test_a_prefix_from_before_is_refused(self, pool: PagePool) -> None:
+        (old,) = pool.take([1])
+        assert pool.check(old) is old
+        self.lose(pool)
+        with pytest.raises(BackendError, match="was lost when a forward pass failed; compute it again"):
+            pool.check(old)
+
+    def test_arrays_that_are_there_are_left_alone(self, pool: PagePool) -> None:
+        (prefix,) = pool.take([1])
+        arrays: PoolArrays = pool.arrays
+        pool.recover()
+        assert pool.arrays is arrays
+        assert pool.check(prefix) is prefix
+
+
+@pytest.fixture(scope="module")
+def two_pages(scorer_of: Callable[..., Scorer], quick_compilation: None) -> Scorer:
+    """Room for 2 x 128 tokens of 2 layers, 2 KV heads of 32, float32."""
+    num_bytes = 2 * KEY_BLOCK * (2 * 2 * 2 * 32 * 4)
+    return scorer_of("qwen3", backend="jax", device="cpu", prefix_cache_bytes=num_bytes)
+
+
+QUERY: list[int] = np.random.default_rng(0).integers(0, 512, 200).tolist()  # two pages
+REQUEST: dict[str, Any] = {"label_token_ids": [3, 5], "score_mode": "logit", "algorithm": "prefill_extend"}
+
+
+class TestInAScorer:
+    def test_requests_give_their_pages_back(self, two_pages: Scorer) -> None:
+        found = [two_pages.score(QUERY, [[1], [2, 3]], **REQUEST).scores for _ in range(3)]
+        assert found[0] == found[1] == found[2]
+        assert two_pages.engine.backend.info.max_prefix_len == 2 * KEY_BLOCK
+
+    def test_a_longer_prefix_is_scored_packed_instead(self, two_pages: Scorer) -> None:
+        result = two_pages.score([*QUERY, *QUERY], [[1], [2, 3]], **REQUEST, return_debug=True)
+        assert result.debug is not None
+        assert result.debug["algorithm"] == "packed"
+        assert "keeps prefixes of up to 256 tokens, and this one has 400" in str(result.debug["reason"])
+
+    def test_a_forward_that_fails_takes_nothing_with_it(
+        self, two_pages: Scorer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        expected = two_pages.score(QUERY, [[1]], **REQUEST).scores
+        runner = two_pages.engine.backend._runner  # type: ignore[attr-defined]
+
+        def fail(spec: object) -> Callable[..., Any]:
+            def program(weights: object, pool: PoolArrays, *inputs: object) -> Any:
+                jax.tree.map(lambda array: array.delete(), pool)
+                raise RuntimeError("out of memory")
+
+            return program
+
+        with monkeypatch.context() as patch:
+            patch.setattr(type(runner.programs), "trunk", lambda self, spec: fail(spec))
+            with pytest.raises(RuntimeError, match="out of memory"):
+                two_pages.score(QUERY, [[1]], **REQUEST)
+        assert two_pages.score(QUERY, [[1]], **REQUEST).scores == expected

@@ -1,0 +1,186 @@
+"""Warm-up compiles all that requests can need, says beforehand how much that is, and finds it on disk the next time."""
+
+from __future__ import annotations
+
+import gc
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from time import process_time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from itemwise import Scorer
+from itemwise.backends.base import BackendOptions, Program, Warmup
+from itemwise.backends.jax.backend import JaxBackend
+from itemwise.contract.errors import BackendError
+from itemwise.engine.warmup import warm_up
+from itemwise.models.checkpoint import open_checkpoint
+from itemwise.plan.algorithms import max_dense_row_len
+from tests.backends.jax.compilations import COMPILED, count_events, own_cache, score_a_little
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+CPU: dict[str, Any] = {"backend": "jax", "device": "cpu", "dtype": "float32"}
+LONGEST = 1024  # the token budget, and one more than the context of the model: two sizes of programs
+ALGORITHMS = ("serial", "packed", "prefill_extend", "auto")
+ROOT = Path(__file__).parents[3]
+
+
+@dataclass(frozen=True)
+class Warm:
+    """A warmed-up scorer, what its warm-up told, and what jax compiled meanwhile."""
+
+    scorer: Scorer
+    told: list[tuple[int, int, str]]
+    num_compiled: int
+    seconds: dict[str, list[float]]  # of the first requests, by algorithm
+
+
+@pytest.fixture(scope="module", params=["segment", pytest.param("dense", marks=pytest.mark.slow)])
+def warm(request: pytest.FixtureRequest, checkpoint_of: Callable[[str], Path]) -> Iterator[Warm]:
+    told: list[tuple[int, int, str]] = []
+    with count_events() as events:
+
+        def on_program(*progress: Any) -> None:
+            if not told:
+                events.clear()  # of loading the model
+            told.append(progress)
+
+        options: dict[str, Any] = {"mask": request.param, "token_budget": LONGEST, "warmup": "full"}
+        scorer = Scorer(checkpoint_of("short"), **CPU, **options, on_program=on_program)
+        num_compiled = events[COMPILED]
+    with scorer:
+        yield Warm(scorer, told, num_compiled, {name: time_requests(scorer, name) for name in ALGORITHMS})
+
+
+def time_requests(scorer: Scorer, algorithm: Any) -> list[float]:
+    """Seconds of this process, not of the clock: others may be at work, too."""
+    seconds = []
+    gc.collect()  # so that no request has to do it
+    for _ in range(11):
+        begin = process_time()
+        scorer.score([*range(200)], [[*range(30)]] * 4, label_token_ids=[3], score_mode="prob", algorithm=algorithm)
+        seconds.append(process_time() - begin)
+    return seconds
+
+
+def random_request(random: np.random.Generator) -> dict[str, Any]:
+    """Of any geometry that fits the context."""
+
+    def ids(count: int) -> list[int]:
+        return random.integers(0, 512, count).tolist()
+
+    def size(most: int) -> int:
+        """Small ones as often as large ones."""
+        return int(np.exp(random.uniform(0, np.log(most + 1))))
+
+    query_len = size(LONGEST - 200)
+    num_items = size(min(20, 1000 // query_len))
+    longest_item = min(size(LONGEST - query_len - 10), 1000 // num_items)
+    items = [ids(int(length)) for length in random.integers(0, longest_item + 1, num_items)]
+    body: dict[str, Any] = {"query": ids(query_len), "items": items, "algorithm": str(random.choice(ALGORITHMS))}
+    if random.random() < 0.2:
+        labels = [ids(int(length)) for length in random.integers(1, 5, 3)]
+        return {**body, "label_token_ids": labels, "label_scoring": "sequence", "score_mode": "logprob"}
+    mode = str(random.choice(["softmax", "logit", "prob", "logprob"]))
+    item_first = bool(random.random() < 0.2)
+    return {**body, "label_token_ids": ids(size(50)), "score_mode": mode, "item_first": item_first}
+
+
+class TestWarmup:
+    def test_it_compiles_as_many_programs_as_it_says(self, warm: Warm) -> None:
+        total = len(warm.told)
+        assert warm.num_compiled == total
+        assert [(number, of) for number, of, _ in warm.told] == [(number, total) for number in range(total)]
+
+    def test_every_program_is_told_by_its_title(self, warm: Warm) -> None:
+        titles = [title for _, _, title in warm.told]
+        longest_dense = max_dense_row_len(warm.scorer.engine.planner.options)
+        programs = warm.scorer.engine.backend.programs(max_dense_row_len=longest_dense)
+        assert titles == [program.title for program in programs]
+        assert len(set(titles)) == len(titles)
+        assert ("rows, 1024 tokens, dense mask of 1024 columns" in titles) == (longest_dense > 0)
+        for size in (512, LONGEST):
+            for kind in ("prefill", "rows", "extend", "labels", "normalizers"):
+                assert f"{kind}, {size} tokens" in titles
+
+    def test_no_request_afterwards_compiles_anything(self, warm: Warm) -> None:
+        random = np.random.default_rng(5)
+        with count_events() as events:
+            for number in range(200):
+                body = random_request(random)
+                warm.scorer.score(**body)
+                assert not events[COMPILED], f"request {number}: {body}"
+
+    @pytest.mark.parametrize("algorithm", ALGORITHMS)
+    def test_the_first_request_takes_no_longer_than_others(self, warm: Warm, algorithm: str) -> None:
+        first, *others = warm.seconds[algorithm]
+        assert first <= 3 * median(others)
+
+    def test_a_second_warm_up_compiles_nothing(self, warm: Warm) -> None:
+        with count_events() as events:
+            assert warm_up(warm.scorer.engine) == len(warm.told)
+            assert not events[COMPILED]
+
+
+class TestPrograms:
+    @staticmethod
+    def programs_of(folder: Path, warmup: Warmup) -> list[Program]:
+        options = BackendOptions(device="cpu", dtype="float32", token_budget=LONGEST, warmup=warmup)
+        return list(JaxBackend(open_checkpoint(folder), options).programs(max_dense_row_len=LONGEST))
+
+    def test_fast_has_no_more_than_full(self, checkpoint_of: Callable[[str], Path]) -> None:
+        fast, full = (self.programs_of(checkpoint_of("short"), warmup) for warmup in ("fast", "full"))
+        assert 0 < len(fast) <= len(full)
+
+    def test_pytorch_has_none(self, checkpoint_of: Callable[[str], Path]) -> None:
+        told: list[object] = []
+        options: dict[str, Any] = {"backend": "torch", "device": "cpu", "warmup": "full"}
+        with Scorer(checkpoint_of("short"), **options, on_program=lambda *progress: told.append(progress)) as scorer:
+            assert warm_up(scorer.engine) == 0
+        assert not told
+
+
+class TestCompilationCache:
+    def test_a_second_scorer_finds_the_programs_of_the_first(
+        self, checkpoint_of: Callable[[str], Path], tmp_path: Path
+    ) -> None:
+        with own_cache():
+            first, second = (score_a_little(checkpoint_of("short"), tmp_path / "cache") for _ in range(2))
+        self.check(first, second, tmp_path / "cache")
+
+    def test_another_folder_in_the_same_process(self, checkpoint_of: Callable[[str], Path], tmp_path: Path) -> None:
+        with own_cache():
+            counts = [score_a_little(checkpoint_of("short"), tmp_path / name) for name in ("one", "other")]
+        for name, count in zip(("one", "other"), counts, strict=True):
+            assert count["found"] == 0
+            assert len(list((tmp_path / name).glob("jit_*-cache"))) == count["written"] > 0
+
+    @pytest.mark.slow
+    def test_a_second_process_finds_them_too(self, checkpoint_of: Callable[[str], Path], tmp_path: Path) -> None:
+        arguments = [str(checkpoint_of("short")), str(tmp_path / "cache")]
+        command = [sys.executable, "-m", "tests.backends.jax.compilations", *arguments]
+        runs = [subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True) for _ in range(2)]
+        first, second = (json.loads(run.stdout) for run in runs)
+        self.check(first, second, tmp_path / "cache")
+
+    @staticmethod
+    def check(first: dict[str, Any], second: dict[str, Any], folder: Path) -> None:
+        assert second["scores"] == first["scores"]
+        assert first["found"] == 0
+        assert first["written"] == first["needed"] > 0
+        assert len(list(folder.glob("jit_*-cache"))) == first["written"]
+        assert second["found"] == second["needed"] == first["needed"]
+        assert second["written"] == 0
+
+    def test_a_folder_that_cannot_be_written(self, checkpoint_of: Callable[[str], Path], tmp_path: Path) -> None:
+        (tmp_path / "file").touch()
+        with pytest.raises(BackendError, match="must be a folder that can be written"):
+            Scorer(checkpoint_of("short"), **CPU, compilation_cache_dir=tmp_path / "file" / "cache")
