@@ -11,6 +11,7 @@ from itemwise.cli.output import on_terminal, open_console, say
 
 if TYPE_CHECKING:
     from itemwise.engine.executor import OnProgress
+    from itemwise.engine.warmup import OnProgram
 
 MANY_ITEMS = 200  # up to this many, a bar would only flicker
 
@@ -44,3 +45,40 @@ def item_progress(num_items: int, *, quiet: bool) -> Iterator[OnProgress | None]
             progress.update(task, completed=num_items * done // total)
 
         yield advance
+
+
+@contextmanager
+def warmup_progress(*, quiet: bool) -> Iterator[OnProgram | None]:
+    """A bar over the programs that are compiled, as the callback that moves it; a line says before how many there are.
+
+    Where nobody watches, the line is all.
+    """
+    if quiet:
+        yield None
+        return
+
+    def tell(done: int, total: int, title: str) -> None:
+        if not done:
+            say(f"warm-up: {total} programs to compile")
+
+    if not on_terminal():
+        yield tell
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (
+        TextColumn("compiling"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("programs"),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}"),
+    )
+    with Progress(*columns, console=open_console(sys.stderr), transient=True) as progress:
+        task = progress.add_task("", total=None, visible=False)
+
+        def show(done: int, total: int, title: str) -> None:
+            tell(done, total, title)
+            progress.update(task, completed=done, total=total, description=title, visible=True)
+
+        yield show

@@ -12,7 +12,7 @@ from itemwise.cli import score_options as option
 from itemwise.cli.engine_options import EngineOptions, open_engine
 from itemwise.cli.failures import MISUSED, CommandError
 from itemwise.cli.output import say, stdout_width, write_data
-from itemwise.cli.progress import item_progress, tell_loading
+from itemwise.cli.progress import item_progress, tell_loading, warmup_progress
 from itemwise.cli.read_inputs import check_sources, read_items, read_query
 from itemwise.cli.score_report import score_json, score_table, summary_line, tell_debug, tell_item_notes
 
@@ -58,10 +58,15 @@ def score(
     tp_size: engine_option.TpSize = 1,
     dp_size: engine_option.DpSize = 1,
     batch_invariant: engine_option.BatchInvariant = False,
+    attention: engine_option.Attention = None,
     chunk_size: engine_option.ChunkSize = None,
     mask: engine_option.Mask = "auto",
+    segment_fallback_threshold: engine_option.SegmentFallbackThreshold = 32_768,
     token_budget: engine_option.TokenBudget = None,
     delimiter_token_id: engine_option.DelimiterTokenId = None,
+    warmup: engine_option.WarmupOption = "none",
+    compilation_cache_dir: engine_option.CompilationCacheDir = None,
+    prefix_cache_bytes: engine_option.PrefixCacheBytes = None,
 ) -> None:
     """Score items against a query: how likely is each label after query + item? Best first.
 
@@ -93,17 +98,22 @@ def score(
         }
     )
     engine_choice = EngineOptions(
-        model,
-        backend,
-        device,
-        dtype,
-        tp_size,
-        dp_size,
-        batch_invariant,
-        chunk_size,
-        mask,
-        token_budget,
-        delimiter_token_id,
+        model=model,
+        backend=backend,
+        device=device,
+        dtype=dtype,
+        tp_size=tp_size,
+        dp_size=dp_size,
+        batch_invariant=batch_invariant,
+        attention=attention,
+        chunk_size=chunk_size,
+        mask=mask,
+        segment_fallback_threshold=segment_fallback_threshold,
+        token_budget=token_budget,
+        delimiter_token_id=delimiter_token_id,
+        warmup=warmup,
+        compilation_cache_dir=compilation_cache_dir,
+        prefix_cache_bytes=prefix_cache_bytes,
     )
     _answer(request, engine_choice, ShowOptions(top, as_json, debug, quiet))
 
@@ -118,7 +128,8 @@ def _check_labels(labels: Sequence[str], label_token_ids: Sequence[int]) -> None
 def _answer(request: ScoreRequest, options: EngineOptions, show: ShowOptions) -> None:
     begin = perf_counter()
     tell_loading(options.model, quiet=show.quiet)
-    engine = open_engine(options)
+    with warmup_progress(quiet=show.quiet) as on_program:
+        engine = open_engine(options, on_program)
     loaded = perf_counter()
     with item_progress(request.num_items, quiet=show.quiet) as on_progress:
         result = engine.score(request, on_progress)

@@ -94,7 +94,7 @@ def summary_line(result: ScoreResult, backend: BackendInfo, load_seconds: float,
     num_tokens = _count(result.usage.prompt_tokens, "token")
     algorithm = f", {result.debug['algorithm']}" if result.debug else ""  # no debug: nothing could be scored
     return (
-        f"{result.model} on {backend.device}, {backend.dtype}{algorithm}: "
+        f"{result.model} with {backend.name} on {backend.device}, {backend.dtype}{algorithm}: "
         f"{num_items}, {num_tokens} in {score_seconds:.2f} s (model loaded in {load_seconds:.1f} s)"
     )
 

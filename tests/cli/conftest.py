@@ -13,6 +13,7 @@ import pytest
 from itemwise.cli.engine_options import EngineOptions
 from itemwise.cli.main import main
 from itemwise.engine.engine import ScoringEngine
+from itemwise.engine.warmup import OnProgram
 from tests.cli.fake_program import fake_engine
 
 FAKE_PROGRAM = (sys.executable, "-m", "tests.cli.fake_program")
@@ -42,7 +43,7 @@ def run_main(
 ) -> RunMain:
     """Run the program in this process, on the fake model."""
 
-    def open_engine(options: EngineOptions) -> ScoringEngine:
+    def open_engine(options: EngineOptions, on_program: OnProgram | None) -> ScoringEngine:
         return shared_engine if options == EngineOptions() else fake_engine(options)
 
     def run(*args: str, stdin: bytes = b"") -> Ran:

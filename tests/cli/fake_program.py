@@ -15,6 +15,7 @@ from itemwise.cli import score
 from itemwise.cli.engine_options import EngineOptions
 from itemwise.cli.main import main
 from itemwise.engine.engine import EngineConfig, ScoringEngine
+from itemwise.engine.warmup import OnProgram
 from itemwise.models.hf_folder import read_tokenizer_folder
 from itemwise.plan.options import PlanOptions
 from itemwise.prompts.tokenizer import TextTokenizer
@@ -23,7 +24,7 @@ from tests.checkpoints import add_tokenizer
 MAX_CONTEXT_LEN = 64
 
 
-def fake_engine(options: EngineOptions | None = None) -> ScoringEngine:
+def fake_engine(options: EngineOptions | None = None, on_program: OnProgram | None = None) -> ScoringEngine:
     options = options or EngineOptions()
     plan = PlanOptions(chunk_size=options.chunk_size, mask=options.mask, token_budget=options.token_budget)
     config = EngineConfig("fake-model", options.delimiter_token_id, plan=plan)

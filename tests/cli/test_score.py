@@ -10,6 +10,7 @@ import pytest
 from itemwise import Scorer
 from itemwise.cli.engine_options import EngineOptions, open_engine
 from itemwise.engine.engine import ScoringEngine
+from itemwise.engine.warmup import OnProgram
 from tests.cli.conftest import REAL_PROGRAM, RunMain, run_process
 from tests.cli.sample_request import INPUT, ITEMS, QUERY, TOO_LONG, WITH_LABELS, expected_body
 
@@ -160,19 +161,20 @@ def test_a_mistake_in_the_request_does_not_wait_for_the_model(
 def test_engine_options_reach_the_scorer(monkeypatch: pytest.MonkeyPatch, run_main: RunMain) -> None:
     asked: list[EngineOptions] = []
 
-    def open_engine(options: EngineOptions) -> ScoringEngine:
+    def open_engine(options: EngineOptions, on_program: OnProgram | None) -> ScoringEngine:
         asked.append(options)
         raise KeyboardInterrupt  # seen enough
 
     monkeypatch.setattr("itemwise.cli.score.open_engine", open_engine)
     options = (
-        "--model m --backend b --device d --dtype t --tp-size 2 --dp-size 3 --batch-invariant --chunk-size 0 "
-        "--mask dense --token-budget 5 --delimiter-token-id 6"
+        "--model m --backend b --device d --dtype t --tp-size 2 --dp-size 3 --batch-invariant --attention a "
+        "--chunk-size 0 --mask dense --segment-fallback-threshold 4 --token-budget 5 --delimiter-token-id 6 "
+        "--warmup fast --compilation-cache-dir c --prefix-cache-bytes 7"
     )
     run_main("score", *WITH_LABELS, *options.split())
     run_main("score", *WITH_LABELS)
     assert asked == [
-        EngineOptions("m", "b", "d", "t", 2, 3, True, 0, "dense", 5, 6),
+        EngineOptions("m", "b", "d", "t", 2, 3, True, "a", 0, "dense", 4, 5, 6, "fast", "c", 7),
         EngineOptions(),
     ]
 
@@ -188,9 +190,10 @@ def test_the_scorer_is_made_with_every_option(monkeypatch: pytest.MonkeyPatch) -
             made.update(signature.bind(*args, **kwargs).arguments)
 
     monkeypatch.setattr("itemwise.scorer.Scorer", RecordingScorer)
-    options = EngineOptions("m", "b", "d", "t", 2, 3, True, 0, "dense", 5, 6)
+    options = EngineOptions("m", "b", "d", "t", 2, 3, True, "a", 0, "dense", 4, 5, 6, "fast", "c", 7)
+    assert all(value != getattr(EngineOptions(), name) for name, value in vars(options).items())
     open_engine(options)
-    assert made == {**vars(options), "max_items_per_request": sys.maxsize}
+    assert made == {**vars(options), "max_items_per_request": sys.maxsize, "on_program": None}
 
 
 def test_the_scorer_s_defaults_are_the_program_s() -> None:

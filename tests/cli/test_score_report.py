@@ -64,7 +64,7 @@ def test_top_keeps_the_best(run_main: RunMain) -> None:
 
 def test_the_summary_names_what_ran_and_quiet_drops_it(run_main: RunMain) -> None:
     ran = run_main("score", *WITH_LABELS, "--algorithm", "serial")
-    assert ran.err.startswith("fake-model on cpu, float32, serial: 3 items, ")
+    assert ran.err.startswith("fake-model with fake on cpu, float32, serial: 3 items, ")
     assert ran.err.count("\n") == 1
     assert run_main("score", *WITH_LABELS, "--quiet").err == ""
 
@@ -86,7 +86,7 @@ def test_failed_items_are_noted_on_stderr_and_not_ranked(run_main: RunMain) -> N
 def test_an_answer_without_any_score_is_an_empty_table(run_main: RunMain) -> None:
     ran = run_main("score", "-q", QUERY, "-l", "y", "-i", TOO_LONG, "--on-item-error", "report")
     assert ran.out.splitlines() == ["rank  y  item  index"]
-    assert "fake-model on cpu, float32: 1 item, " in ran.err
+    assert "fake-model with fake on cpu, float32: 1 item, " in ran.err
 
 
 def test_debug_is_shown_when_asked_for(run_main: RunMain) -> None:
@@ -121,7 +121,7 @@ def test_many_items_get_a_progress_bar_on_a_terminal(tmp_path: Path) -> None:
     assert "loading the embedded model ..." in few
     assert run_on_terminal([*many_items(tmp_path, 300), "--quiet"]).err == ""
     piped = run_process(many_items(tmp_path, 300)).err
-    assert piped.startswith("fake-model on cpu")
+    assert piped.startswith("fake-model with fake on cpu")
     assert piped.count("\n") == 1
 
 
