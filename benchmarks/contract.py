@@ -4,22 +4,26 @@ Measured: `ScoringEngine.score` from parsed request to scores, cold prefix, medi
 rounds; TFLOP/s by the floor's count (linear layers and attention, nothing else) and its share of the rate that the
 model's own matrix products reach in the same run. The last line is JSON.
 
-    python -m benchmarks.contract [--algorithm prefill_extend] [--batch-invariant] [--items 500] [--rounds 10]
+    python -m benchmarks.contract [--backend jax] [--algorithm prefill_extend] [--batch-invariant] [--items 500]
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import replace
+from importlib.metadata import version
 from statistics import median
 from time import perf_counter
+from typing import Any
 
 import numpy as np
-import torch
 
+from benchmarks.gemm_rate import gemm_rate
 from benchmarks.random_checkpoint import QWEN3_06B, random_checkpoint
 from itemwise import __version__
-from itemwise.backends.torch.backend import TorchBackend
+from itemwise.backends.base import BackendOptions
+from itemwise.backends.load import load_backend
 from itemwise.contract.parse import parse_score_request
 from itemwise.contract.request import ScoreRequest
 from itemwise.engine.engine import EngineConfig, ScoringEngine
@@ -35,33 +39,6 @@ def floor_flops(config: ModelConfig, query_tokens: int, items: int, item_tokens:
     return config.num_layers * (2 * weights * tokens + 4 * config.num_heads * config.head_size * pairs)
 
 
-def gemm_rate(config: ModelConfig, device: torch.device, rows: int) -> float:
-    """FLOP/s of the model's four matrix products over this many rows, one after the other."""
-    d, f, h = config.model_size, config.mlp_size, config.head_size
-    shapes = [
-        ((config.num_heads + 2 * config.num_kv_heads) * h, d),
-        (d, config.num_heads * h),
-        (2 * f, d),
-        (d, f),
-    ]
-    dtype = torch.bfloat16
-    pairs = [
-        (torch.randn(rows, i, device=device, dtype=dtype), torch.randn(o, i, device=device, dtype=dtype))
-        for o, i in shapes
-    ]
-    flops = sum(2 * rows * o * i for o, i in shapes)
-
-    def once() -> float:
-        begin = perf_counter()
-        for x, weight in pairs:
-            torch.nn.functional.linear(x, weight)
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        return perf_counter() - begin
-
-    return flops / median([once() for _ in range(12)][2:])
-
-
 def make_request(options: argparse.Namespace) -> ScoreRequest:
     random = np.random.default_rng(0)
     body = {
@@ -75,6 +52,7 @@ def make_request(options: argparse.Namespace) -> ScoreRequest:
 
 
 def measure(engine: ScoringEngine, request: ScoreRequest, rounds: int) -> float:
+    """Seconds of a request."""
     found = []
     for _ in range(rounds + 2):
         begin = perf_counter()
@@ -83,8 +61,17 @@ def measure(engine: ScoringEngine, request: ScoreRequest, rounds: int) -> float:
     return median(found[2:])
 
 
+def measure_parts(engine: ScoringEngine, request: ScoreRequest, rounds: int) -> dict[str, float]:
+    """Milliseconds of its parts, each waited for, so that they add up to a little more than the request takes."""
+    debugs = [engine.score(replace(request, return_debug=True)).debug or {} for _ in range(rounds)]
+    parts: list[Any] = [debug["milliseconds"] for debug in debugs]
+    return {name: round(median(each[name] for each in parts), 2) for name in parts[0]}
+
+
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--backend", default="auto")
+    parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--algorithm", default="prefill_extend")
     parser.add_argument("--batch-invariant", action="store_true")
     parser.add_argument("--query-tokens", type=int, default=2000)
@@ -96,28 +83,36 @@ def parse_options() -> argparse.Namespace:
 
 def main() -> None:
     options = parse_options()
-    backend = TorchBackend(random_checkpoint(), dtype="bfloat16", batch_invariant=options.batch_invariant)
-    seconds = measure(ScoringEngine(EngineConfig("random"), backend, None), make_request(options), options.rounds)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    backend = load_backend(
+        random_checkpoint(),
+        BackendOptions(options.backend, dtype=options.dtype, batch_invariant=options.batch_invariant),
+    )
+    info = backend.info
+    engine, request = ScoringEngine(EngineConfig("random"), backend, None), make_request(options)
+    seconds = measure(engine, request, options.rounds)
     rate = floor_flops(QWEN3_06B, options.query_tokens, options.items, options.item_tokens) / seconds
-    gemm = gemm_rate(QWEN3_06B, device, min(options.items * options.item_tokens, 16_384))
+    rows = min(options.items * options.item_tokens, 16_384)
+    gemm = gemm_rate(QWEN3_06B, info.name, info.device_kind, rows, info.dtype)
     result = {
         "itemwise": __version__,
-        "torch": torch.__version__,
-        "device": backend.info.device,
+        info.name: version(info.name),
+        "backend": info.name,
+        "device": info.device,
+        "dtype": info.dtype,
         "algorithm": options.algorithm,
         "batch_invariant": options.batch_invariant,
         "geometry": [options.query_tokens, options.items, options.item_tokens],
         "milliseconds": round(1000 * seconds, 2),
+        "parts": measure_parts(engine, request, options.rounds),
         "items_per_second": round(options.items / seconds, 1),
         "tflops": round(rate / 1e12, 2),
         "gemm_tflops": round(gemm / 1e12, 2),
         "fraction_of_gemm": round(rate / gemm, 4),
     }
+    print(f"{info.name} on {info.device}, {options.algorithm}: {result['milliseconds']} ms {result['parts']}")
     print(
-        f"{result['device']}, {options.algorithm}: {result['milliseconds']} ms, {result['items_per_second']} items/s,"
+        f"{result['items_per_second']} items/s, {result['tflops']} TFLOP/s, {100 * rate / gemm:.1f} % of the GEMM rate"
     )
-    print(f"{result['tflops']} TFLOP/s, {100 * rate / gemm:.1f} % of the GEMM rate of {result['gemm_tflops']} TFLOP/s")
     print(json.dumps(result))
 
 
