@@ -39,17 +39,17 @@ def _specs(num_tokens: int, max_dense_row_len: int) -> list[ProgramSpec]:
 
 
 class _Preparation:
-    """Runs programs on batches of nothing. A head's programs take the hidden states that a trunk has left."""
+    """Runs programs on batches of one token, so that their loops are entered, too. A head's programs take the hidden states that a trunk has left."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
         self._last: tuple[int, jax.Array] | None = None  # tokens, and hidden states
 
     def trunk(self, spec: ProgramSpec) -> None:
-        nothing = _no_inputs(spec)
+        inputs = _one_token(spec)
         num_shards = self._runner.mesh.shape[DATA]
         masks = [np.zeros((spec.num_tokens, spec.dense_columns), np.bool_)] * num_shards if spec.dense_columns else []
-        hidden = self._runner.hidden(spec, [nothing] * num_shards, masks)
+        hidden = self._runner.hidden(spec, [inputs] * num_shards, masks)
         self._last = None
         if hidden is not None:
             self._last = spec.num_tokens, jax.block_until_ready(hidden)
@@ -68,14 +68,23 @@ class _Preparation:
         return self._last[1]
 
     def _head_inputs(self) -> HeadInputs:
-        no_blocks = np.zeros(self._runner.mesh.shape[DATA], np.int32)
-        return self._runner.head_inputs(np.zeros(1, np.int32), no_blocks)
+        one_block = np.ones(self._runner.mesh.shape[DATA], np.int32)
+        return self._runner.head_inputs(np.zeros(1, np.int32), one_block)
 
 
-def _no_inputs(spec: ProgramSpec) -> ForwardInputs[Int32Array]:
-    """Nothing is used of any array; what is to be kept is nothing."""
-    nothing = np.zeros(0, np.int32)
+def _one_token(spec: ProgramSpec) -> ForwardInputs[Int32Array]:
+    """A segment of one token, which reads no prefix, and is scored where that is possible; nothing is kept."""
+    nothing, zero, one = np.zeros(0, np.int32), np.zeros(1, np.int32), np.ones(1, np.int32)
     tiles = Tiles(*[nothing] * len(Tiles._fields))
-    kept = np.full(spec.num_tokens * spec.keeps, NOT_KEPT, np.int32)
-    arrays = dict.fromkeys(ForwardInputs._fields, nothing)
-    return ForwardInputs(**{**arrays, "keep_slots": kept, "tiles": tiles})  # type: ignore[arg-type]
+    return ForwardInputs(
+        num_token_blocks=one,
+        num_score_blocks=one,
+        num_rows=zero,
+        token_ids=zero,
+        positions=zero,
+        score_tokens=zero[: int(spec.scores)],
+        keep_slots=np.full(spec.num_tokens * spec.keeps, NOT_KEPT, np.int32),
+        token_row=nothing,
+        row_starts=nothing,
+        tiles=tiles._replace(counts=np.array([1, 0, 0], np.int32), narrow_start=zero, narrow_len=one),
+    )

@@ -121,7 +121,7 @@ def _resolve_device(device: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         resolved = torch.device(device.replace("gpu", "cuda", 1))
-    except (RuntimeError, TypeError):
+    except (RuntimeError, TypeError, AttributeError):
         raise BackendError(f"unknown device {device!r}; expected auto, cpu, cuda or cuda:N") from None
     if resolved.type == "cuda" and not torch.cuda.is_available():
         raise BackendError(f"device {device!r} was asked for, but PyTorch {torch.__version__} sees no CUDA device")

@@ -156,6 +156,7 @@ class TestCompilationCache:
             first, second = (score_a_little(checkpoint_of("short"), tmp_path / "cache") for _ in range(2))
         self.check(first, second, tmp_path / "cache")
 
+    @pytest.mark.slow
     def test_another_folder_in_the_same_process(self, checkpoint_of: Callable[[str], Path], tmp_path: Path) -> None:
         with own_cache():
             counts = [score_a_little(checkpoint_of("short"), tmp_path / name) for name in ("one", "other")]

@@ -40,9 +40,9 @@ class TestChoice:
     @pytest.mark.parametrize(
         ("platform", "dtype", "head_size", "reason"),
         [
-            ("cpu", BFLOAT16, 128, "it needs an NVIDIA GPU, and this is a cpu"),
+            ("cpu", BFLOAT16, 128, "it needs an NVIDIA GPU of compute capability 8.0 or later, and this is: cpu"),
             ("gpu", FLOAT32, 128, "it computes in bfloat16 or float16, and this is float32"),
-            ("gpu", BFLOAT16, 320, "head sizes up to 256 fit its registers, and this is 320"),
+            ("gpu", BFLOAT16, 320, "it takes head sizes from 16 to 256, and this is 320"),
         ],
     )
     def test_one_that_is_named_and_cannot_run_says_why(
