@@ -39,7 +39,10 @@ def _specs(num_tokens: int, max_dense_row_len: int) -> list[ProgramSpec]:
 
 
 class _Preparation:
-    """Runs programs on batches of one token, so that their loops are entered, too. A head's programs take the hidden states that a trunk has left."""
+    """Runs programs on batches of one token, so that their loops are entered, too.
+
+    A head's programs take the hidden states that a trunk has left.
+    """
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
