@@ -39,6 +39,8 @@ class DeviceChoice:
     def resolve(cls, device: str) -> DeviceChoice:
         """`auto`: what jax finds; else cpu, gpu, cuda, tpu, or one of them with a number."""
         kind, _, number = device.partition(":")
+        if not kind:  # which jax would take for any device
+            raise BackendError(f"unknown device {device!r}; expected auto, cpu, gpu, cuda, tpu, or one of many: cuda:1")
         try:
             found = jax.devices() if kind == "auto" else jax.devices(_ALIASES.get(kind, kind))
         except Exception as error:  # jax and its plugins raise what they like

@@ -57,6 +57,11 @@ class TestChoice:
         with pytest.raises(BackendError, match=rf"device '{device}' was asked for, but jax does not have it: ."):
             DeviceChoice.resolve(device)
 
+    @pytest.mark.parametrize("device", ["", ":1"])
+    def test_a_device_without_a_name(self, device: str) -> None:
+        with pytest.raises(BackendError, match=f"unknown device '{device}'; expected auto, cpu"):
+            DeviceChoice.resolve(device)
+
     @pytest.mark.gpu
     def test_cuda_and_gpu_are_one(self) -> None:
         choice = DeviceChoice.resolve("cuda")
