@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 from time import perf_counter
@@ -26,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from itemwise import __version__
-from itemwise.backends.base import ForwardBatch, Layout, PrefixState
+from itemwise.backends.base import ForwardBatch, Layout, Prefix
 from itemwise.backends.jax.attention.api import IMPLEMENTATIONS, choose_implementation, extend_attention
 from itemwise.backends.jax.attention.base import AttentionImplementation, Source
 from itemwise.backends.jax.attention.shapes import SHAPE_NAMED, AttentionShape
@@ -38,15 +37,6 @@ TOKEN_MULTIPLE = 256  # as the backend pads its forwards
 MAX_CALLS, ROUND_SECONDS = 20, 0.1
 
 
-@dataclass(frozen=True)
-class PagedPrefix(PrefixState):
-    """A prefix of random keys and values in the pages of the benchmark's pool."""
-
-    @property
-    def num_bytes(self) -> int:
-        return 0
-
-
 def make_batch(shape: AttentionShape) -> ForwardBatch:
     starts = starts_from_lens(np.array(shape.segment_lens, np.int64))
     return ForwardBatch(
@@ -56,7 +46,7 @@ def make_batch(shape: AttentionShape) -> ForwardBatch:
         segment_starts=starts,
         prefix_index=np.array(shape.prefix_index),
         prefix_lens=np.array(shape.read_lens),
-        prefixes=tuple(PagedPrefix(length) for length in shape.prefix_lens),
+        prefixes=(Prefix(),) * len(shape.prefix_lens),  # `make_tiles` says where their blocks are
         row_starts=starts[[0, -1]],
         score_tokens=np.zeros(0, np.int64),
         label_ids=np.zeros((0, 0), np.int32),

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from benchmarks.random_checkpoint import QWEN3_06B
-from itemwise.backends.base import ForwardBatch, Layout
+from itemwise.backends.base import PREFIX_BLOCK, ForwardBatch, Layout, Prefix
 from itemwise.backends.torch.attention import Attention, TiledAttention
 from itemwise.backends.torch.backend import CPU_BLOCK_ROWS, CUDA_TOKEN_MULTIPLE
 from itemwise.backends.torch.model import Transformer, pad_rows
@@ -63,20 +63,22 @@ def random_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device
 
 def packed_batch(prefix_len: int, item_lens: list[int], seeds: list[int]) -> ForwardBatch:
     """One packed row; item i's tokens follow from seeds[i] alone."""
-    lens = np.array([prefix_len, *item_lens], np.int64)
-    prefix_lens = np.array([0] + [prefix_len] * len(item_lens), np.int64)
-    pieces = [np.random.default_rng(s).integers(0, 1024, n) for s, n in zip([0, *seeds], lens, strict=True)]
+    block_starts = range(0, prefix_len, PREFIX_BLOCK)
+    lens = np.array([*(min(PREFIX_BLOCK, prefix_len - start) for start in block_starts), *item_lens], np.int64)
+    prefix_lens = np.array([*block_starts, *(prefix_len for _ in item_lens)], np.int64)
+    runs = zip([0, *seeds], [prefix_len, *item_lens], strict=True)
+    pieces = [np.random.default_rng(seed).integers(0, 1024, length) for seed, length in runs]
     starts = starts_from_lens(lens)
     return ForwardBatch(
         layout=Layout.PACKED,
         token_ids=np.concatenate(pieces).astype(np.int32),
         positions=ranges(prefix_lens, lens).astype(np.int32),
         segment_starts=starts,
-        prefix_index=np.array([-1] + [0] * len(item_lens)),
+        prefix_index=np.where(prefix_lens > 0, 0, -1),
         prefix_lens=prefix_lens,
-        prefixes=(0,),
+        prefixes=(Prefix(segment=0),),
         row_starts=starts[[0, -1]],
-        score_tokens=starts[2:] - 1,
+        score_tokens=starts[len(block_starts) + 1 :] - 1,
         label_ids=np.zeros((len(item_lens), 1), np.int32),
     )
 
@@ -97,7 +99,7 @@ def hidden_states(transformer: Transformer, batch: ForwardBatch, multiple: int) 
         pad_rows(each, -(-len(each) // multiple) * multiple) for each in (ids, positions, rows)
     )
     with torch.inference_mode():
-        return transformer(ids, positions, attention, [None], padded_rows, None).hidden[: len(rows)]
+        return transformer(ids, positions, attention, None, padded_rows, None).hidden[: len(rows)]
 
 
 def largest_difference(transformer: Transformer, split: int, item_len: int, multiple: int) -> float:

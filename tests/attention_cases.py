@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from itemwise.backends.base import ForwardBatch, Layout, MaskImpl, PrefixState
+from itemwise.backends.base import PREFIX_BLOCK, ForwardBatch, Layout, MaskImpl, Prefix, PrefixBlock
 from itemwise.contract.ragged import starts_from_lens
 
 Floats = NDArray[np.float32]
@@ -22,12 +22,8 @@ PADDING = 5  # tokens
 
 
 @dataclass(frozen=True)
-class HostPrefix(PrefixState):
-    """A cached prefix whose keys and values the case holds itself."""
-
-    @property
-    def num_bytes(self) -> int:
-        return 0
+class HostBlock(PrefixBlock):
+    """A block of a cached prefix whose keys and values the case holds itself."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +35,8 @@ class AttentionCase:
     prefix_index: tuple[int, ...] = ()  # per segment, -1 for none; empty: none reads any
     prefix_lens: tuple[int, ...] = ()
     cached_prefix_lens: tuple[int, ...] = ()  # lengths of cached prefixes
-    batch_prefixes: tuple[int, ...] = ()  # or: segments of this batch that serve as prefixes
+    # Segments of this batch with which prefixes begin or, where there are cached ones too, with which each goes on.
+    batch_prefixes: tuple[int, ...] = ()
     row_starts: tuple[int, ...] = ()  # in segments; packed only
     num_heads: int = 4
     num_kv_heads: int = 2
@@ -93,6 +90,23 @@ LAYOUT_CASES: tuple[AttentionCase, ...] = (
         row_starts=(0, 12),
         layout=Layout.PACKED,
     ),
+    AttentionCase(
+        "packed rows whose prefixes are blocks",
+        (128, 44, 20, 7, 128, 5),
+        (-1, 0, 0, 0, -1, 1),
+        (0, 128, 172, 171, 0, 128),
+        batch_prefixes=(0, 4),
+        row_starts=(0, 4, 6),
+        layout=Layout.PACKED,
+    ),
+    AttentionCase(
+        "new blocks behind cached ones",
+        (128, 20, 128, 128, 30),
+        (0, 0, -1, 1, 1),
+        (256, 384, 0, 128, 256),
+        cached_prefix_lens=(256, 0),
+        batch_prefixes=(0, 2),
+    ),
 )
 
 # Query heads per KV head: 1, 2 (as above), 3, 4, 6, 8, 16; one KV head and several; heads of four sizes.
@@ -135,7 +149,6 @@ class AttentionInputs:
 def make_batch(case: AttentionCase, mask: MaskImpl = "segment") -> ForwardBatch:
     starts = starts_from_lens(np.array(case.segment_lens, np.int64))
     num_segments, num_tokens = len(case.segment_lens), int(starts[-1])
-    cached = tuple(HostPrefix(length) for length in case.cached_prefix_lens)
     return ForwardBatch(
         layout=case.layout,
         token_ids=np.zeros(num_tokens, np.int32),
@@ -143,12 +156,23 @@ def make_batch(case: AttentionCase, mask: MaskImpl = "segment") -> ForwardBatch:
         segment_starts=starts,
         prefix_index=np.array(case.prefix_index or (-1,) * num_segments, np.int64),
         prefix_lens=np.array(case.prefix_lens or (0,) * num_segments, np.int64),
-        prefixes=cached or case.batch_prefixes,
+        prefixes=_prefixes(case),
         row_starts=starts[list(case.row_starts or (0, num_segments))],
         score_tokens=np.zeros(0, np.int64),
         label_ids=np.zeros((0, 0), np.int32),
         mask=mask,
     )
+
+
+def _prefixes(case: AttentionCase) -> tuple[Prefix, ...]:
+    num_prefixes = max(len(case.cached_prefix_lens), len(case.batch_prefixes))
+    lens = case.cached_prefix_lens or (0,) * num_prefixes
+    segments = case.batch_prefixes or (None,) * num_prefixes
+    return tuple(Prefix(_blocks(length), segment) for length, segment in zip(lens, segments, strict=True))
+
+
+def _blocks(length: int) -> tuple[PrefixBlock, ...]:
+    return tuple(HostBlock(min(PREFIX_BLOCK, length - start)) for start in range(0, length, PREFIX_BLOCK))
 
 
 def make_inputs(case: AttentionCase) -> AttentionInputs:
@@ -195,12 +219,13 @@ def _prefix_of(batch: ForwardBatch, inputs: AttentionInputs, segment: int) -> tu
     index, length = int(batch.prefix_index[segment]), int(batch.prefix_lens[segment])
     if index < 0:
         return inputs.k[:0], inputs.v[:0]
-    source = batch.prefixes[index]
-    if isinstance(source, int):
-        start = int(batch.segment_starts[source])
-        return inputs.k[start : start + length], inputs.v[start : start + length]
-    keys, values = inputs.cached[index]
-    return keys[:length], values[:length]
+    cached_k, cached_v = inputs.cached[index] if inputs.cached else (inputs.k[:0], inputs.v[:0])
+    goes_on = batch.prefixes[index].segment
+    if goes_on is None:
+        return cached_k[:length], cached_v[:length]
+    start = int(batch.segment_starts[goes_on])
+    new = slice(start, start + max(0, length - len(cached_k)))
+    return np.concatenate([cached_k[:length], inputs.k[new]]), np.concatenate([cached_v[:length], inputs.v[new]])
 
 
 def _attend(q: NDArray[Any], keys: NDArray[Any], values: NDArray[Any], seen: NDArray[np.bool_]) -> NDArray[np.float64]:

@@ -1,24 +1,26 @@
 """What the engine asks of a backend: one forward pass over a batch of segments.
 
 Every algorithm is the same forward with another **attention layout**. A batch is a flat run of tokens, cut into
-*segments*. A segment is a prefix or an item's tail. Its tokens see
+*segments*. A segment is a block of a prefix or an item's tail. Its tokens see
 
-    the first `prefix_lens[i]` tokens of its prefix   (none, cached, or another segment of the same forward)
+    the first `prefix_lens[i]` tokens of its prefix   (none, kept blocks, tokens of this forward, or both)
     its own tokens up to themselves                   (causal)
 
 and nothing else, so who else is in the batch cannot matter:
 
-    causal   [prefix][item 0]  [prefix][item 1]  ...     serial: each item with its own copy of the prefix
-    packed   [prefix][item 0][item 1][item 2]  ...       items of a row read the row's prefix segment
-    extend   [item 0][item 1][item 2]  ...               prefixes were computed before; any number of them
+    prefill  [block 2][block 3] ...                      each block reads those before it, kept or in this forward
+    extend   [item 0][item 1][item 2]  ...               blocks of prefixes were kept before; any number of prefixes
+    packed   [blocks of the prefix][item 0][item 1] ...  items of a row read the row's prefix
+    causal   [blocks of the prefix][item 0]  ...         serial: each item with its own copy of the prefix
 
-Positions continue from the prefix's length, whichever item it is.
+Positions continue from the prefix's length, whichever item it is. A prefix is always cut into blocks of PREFIX_BLOCK
+tokens, so that its numbers do not depend on how many of them were kept from earlier requests.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal, get_args
@@ -33,6 +35,8 @@ from itemwise.models.config import ModelConfig
 MaskImpl = Literal["dense", "segment"]
 DeviceKind = Literal["cpu", "gpu", "tpu"]
 Warmup = Literal["full", "fast", "none"]
+
+PREFIX_BLOCK = 128  # tokens of a block of a prefix; its last block may have fewer
 
 # Most tokens in one forward, where the user leaves it open.
 DEFAULT_TOKEN_BUDGETS: dict[DeviceKind, int] = {"cpu": 16_384, "gpu": 65_536, "tpu": 65_536}
@@ -50,7 +54,7 @@ class BackendOptions:
     batch_invariant: bool = False
     token_budget: int | None = None  # most tokens in one forward; None: the device's default
     attention: str | None = None  # the name of an implementation; None: the best that runs
-    # JAX only: memory for the keys and values of prefixes, on each device; None: chosen for the device.
+    # Memory for the keys and values of prefixes, on each device; None: chosen for the device.
     prefix_cache_bytes: int | None = None
     compilation_cache_dir: str | None = None  # JAX only; None: the user's cache folder, on accelerators
     warmup: Warmup = "none"  # `fast` has fewer, coarser sizes of programs, so that there are fewer to compile
@@ -72,18 +76,24 @@ class Layout(StrEnum):
     EXTEND = "extend"
 
 
-@dataclass(frozen=True)
-class PrefixState(ABC):
-    """Keys and values of a prefix in every layer, held by the backend that made them."""
+@dataclass(frozen=True, eq=False)  # each is itself: they hold arrays
+class PrefixBlock(ABC):
+    """Keys and values of up to PREFIX_BLOCK tokens of a prefix in every layer, held by the backend that made them."""
 
     num_tokens: int
 
-    @property
-    @abstractmethod
-    def num_bytes(self) -> int: ...
-
     def release(self) -> None:  # noqa: B027  # most need not: their memory goes with the last reference
         """Give its memory back now; it must not be read again. Called twice, it does nothing."""
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """What segments read: kept blocks from its start, then tokens of this batch, or either alone."""
+
+    blocks: tuple[PrefixBlock, ...] = ()  # all of PREFIX_BLOCK tokens, the last one perhaps of fewer
+    # It goes on with the tokens of this segment and of those behind it, as far as a reader's length says. Behind kept
+    # blocks these segments are whole blocks that the forward keeps.
+    segment: int | None = None
 
 
 @dataclass(frozen=True)
@@ -96,12 +106,12 @@ class ForwardBatch:
     segment_starts: Int64Array  # [segments + 1]: segment i is tokens segment_starts[i]..segment_starts[i + 1]
     prefix_index: Int64Array  # [segments]: which of `prefixes` it reads, -1 for none
     prefix_lens: Int64Array  # [segments]: how many tokens of it
-    prefixes: tuple[PrefixState | int, ...]  # a cached prefix, or the number of the segment that holds it
+    prefixes: tuple[Prefix, ...]
     row_starts: Int64Array  # [rows + 1]: tokens of each sequence of the causal and packed layouts
     score_tokens: Int64Array  # [R]: tokens after which logits are wanted
     label_ids: Int32Array  # [R, L]: at which vocabulary entries
     need_normalizers: bool = False  # also the log-sum-exp over the whole vocabulary?
-    keep_segments: tuple[int, ...] = ()  # segments whose keys and values are to be kept as a PrefixState
+    keep_segments: tuple[int, ...] = ()  # segments of at most PREFIX_BLOCK tokens, to be kept as a PrefixBlock each
     mask: MaskImpl = "segment"  # packed layout only
 
     @property
@@ -111,11 +121,19 @@ class ForwardBatch:
 
 @dataclass(frozen=True)
 class ForwardOutput:
-    """What comes back to the host, and the prefixes that stay on the device."""
+    """What comes back to the host, and the blocks that stay on the device."""
 
     label_logits: NDArray[np.float32]  # [R, L]
     log_normalizers: NDArray[np.float32] | None  # [R]
-    prefixes: tuple[PrefixState, ...]  # one per `keep_segments`
+    blocks: tuple[PrefixBlock, ...]  # one per `keep_segments`
+
+
+@dataclass(frozen=True)
+class RunningForward:
+    """A forward that the device may still be busy with."""
+
+    blocks: tuple[PrefixBlock, ...]  # one per `keep_segments`; forwards that are started after this one may read them
+    wait: Callable[[], ForwardOutput]  # for the logits, where there are any; raises what went wrong on the device
 
 
 @dataclass(frozen=True)
@@ -132,7 +150,15 @@ class BackendInfo:
     token_budget: int = DEFAULT_TOKEN_BUDGETS["cpu"]  # most tokens in one forward
     token_buckets: tuple[int, ...] = ()  # or to one of these sizes, where only they were compiled
     num_copies: int = 1  # of the model, which share out the items of an extend forward, and the rows of the others
-    max_prefix_len: int | None = None  # the longest prefix that can be kept between forwards; None: any
+    num_prefix_blocks: int = 1 << 20  # how many blocks of prefixes can be kept at a time
+    prefix_block_bytes: int = 0  # what one of them takes on each device
+    max_blocks_read: int | None = None  # by one forward, a block counted for every prefix that has it; None: any
+    step_tokens: int = 2048  # how many tokens one forward should have: enough to use the device well, soon done
+
+    @property
+    def max_prefix_len(self) -> int:
+        """The longest prefix that can be kept between forwards."""
+        return self.num_prefix_blocks * PREFIX_BLOCK
 
 
 @dataclass(frozen=True)
@@ -150,11 +176,16 @@ class Backend(ABC):
     info: BackendInfo
 
     @abstractmethod
-    def forward(self, batch: ForwardBatch) -> ForwardOutput:
-        """Run one forward pass.
+    def start(self, batch: ForwardBatch) -> RunningForward:
+        """Begin one forward pass; on an accelerator it goes on while the host prepares the next.
 
         A segment's numbers depend on its own tokens and on those of its prefix that it reads, bit for bit.
+        Forwards run in the order in which they are started. Raises BackendError where blocks to be kept do not fit.
         """
+
+    def forward(self, batch: ForwardBatch) -> ForwardOutput:
+        """Run one forward pass, and wait for it."""
+        return self.start(batch).wait()
 
     def programs(self, *, max_dense_row_len: int) -> Sequence[Program]:
         """All that any forward can need; none for a backend that compiles nothing.
@@ -165,6 +196,15 @@ class Backend(ABC):
 
     def synchronize(self) -> None:  # noqa: B027  # a backend whose forwards return when they are done need not say so
         """Return when the device has done all that it was given. A forward that only keeps prefixes may run on."""
+
+    def memory_stats(self) -> Mapping[str, int]:
+        """Bytes on its devices by name, `peak_bytes` among them where that is known; nothing on a CPU."""
+        return {}
+
+    @property
+    def num_compilations(self) -> int:
+        """Programs compiled so far."""
+        return 0
 
     def close(self) -> None:  # noqa: B027  # a backend that holds nothing need not say so
         """Give the device's memory back."""

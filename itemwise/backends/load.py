@@ -78,9 +78,16 @@ def _load_torch(checkpoint: Checkpoint, options: BackendOptions) -> Backend:
             "the torch backend runs on one device: expected tp_size=1 and dp_size=1, "
             f"got tp_size={options.tp_size} and dp_size={options.dp_size}; several devices need backend jax"
         )
-    for name in ("attention", "prefix_cache_bytes", "compilation_cache_dir"):
+    for name in ("attention", "compilation_cache_dir"):
         if getattr(options, name) is not None:
             log.warning("%s has no effect on the torch backend", name)
     from itemwise.backends.torch.backend import TorchBackend
 
-    return TorchBackend(checkpoint, dtype=options.dtype, device=options.device, batch_invariant=options.batch_invariant)
+    return TorchBackend(
+        checkpoint,
+        dtype=options.dtype,
+        device=options.device,
+        batch_invariant=options.batch_invariant,
+        token_budget=options.token_budget,
+        prefix_cache_bytes=options.prefix_cache_bytes,
+    )

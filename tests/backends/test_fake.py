@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from itemwise.backends.base import ForwardBatch, Layout, PrefixState
-from itemwise.backends.fake import FakeBackend, FakePrefix, fake_logits
+from itemwise.backends.base import PREFIX_BLOCK, ForwardBatch, Layout, Prefix, PrefixBlock
+from itemwise.backends.fake import FakeBackend, FakeBlock, fake_logits
 from itemwise.contract.ragged import Int32Array
 
 
@@ -16,7 +16,7 @@ def ids(*values: int) -> Int32Array:
     return np.array(values, np.int32)
 
 
-# Two segments, 1 2 and 3; both read the first two tokens of the cached prefix 7 8 9.
+# Two segments, 1 2 and 3; both read the first two tokens of the kept prefix 7 8 9.
 BATCH = ForwardBatch(
     layout=Layout.EXTEND,
     token_ids=ids(1, 2, 3),
@@ -24,7 +24,7 @@ BATCH = ForwardBatch(
     segment_starts=np.array([0, 2, 3]),
     prefix_index=np.array([0, 0]),
     prefix_lens=np.array([2, 2]),
-    prefixes=(FakePrefix(3, ids(7, 8, 9)),),
+    prefixes=(Prefix((FakeBlock(3, ids(7, 8, 9)),)),),
     row_starts=np.array([0, 3]),
     score_tokens=np.array([0, 1, 2]),
     label_ids=np.array([[5, 6]] * 3, np.int32),
@@ -52,8 +52,32 @@ def test_a_token_sees_the_prefix_and_its_own_segment_up_to_itself() -> None:
 
 
 def test_a_prefix_may_be_a_segment_of_the_same_forward() -> None:
-    batch = replace(BATCH, prefix_index=np.array([-1, 0]), prefix_lens=np.array([0, 2]), prefixes=(0,))
+    batch = replace(
+        BATCH,
+        positions=ids(0, 1, 2),
+        prefix_index=np.array([-1, 0]),
+        prefix_lens=np.array([0, 2]),
+        prefixes=(Prefix(segment=0),),
+    )
     assert logits_of(batch) == [after(1), after(1, 2), after(1, 2, 3)]
+
+
+def test_a_prefix_may_begin_with_kept_blocks_and_go_on_in_the_forward() -> None:
+    """Two kept blocks, then the first segment; the second segment reads all of it."""
+    kept = (FakeBlock(2, ids(7, 8)), FakeBlock(1, ids(9)))
+    batch = replace(BATCH, positions=ids(3, 4, 5), prefix_lens=np.array([3, 5]), prefixes=(Prefix(kept, segment=0),))
+    assert logits_of(batch) == [after(7, 8, 9, 1), after(7, 8, 9, 1, 2), after(7, 8, 9, 1, 2, 3)]
+
+
+def test_segments_of_one_forward_may_read_different_prefixes() -> None:
+    prefixes = (Prefix((FakeBlock(3, ids(7, 8, 9)),)), Prefix((FakeBlock(2, ids(4, 4)),)))
+    batch = replace(BATCH, prefix_index=np.array([0, 1]), prefixes=prefixes)
+    assert logits_of(batch) == [after(7, 8, 1), after(7, 8, 1, 2), after(4, 4, 3)]
+
+
+def test_labels_may_differ_from_row_to_row() -> None:
+    batch = replace(BATCH, label_ids=np.array([[5, 6], [6, 5], [5, 5]], np.int32))
+    assert logits_of(batch) == [after(7, 8, 1), after(7, 8, 1, 2)[::-1], [after(7, 8, 3)[0]] * 2]
 
 
 def test_normalizers_are_over_the_whole_vocabulary_and_only_when_asked_for() -> None:
@@ -66,10 +90,22 @@ def test_normalizers_are_over_the_whole_vocabulary_and_only_when_asked_for() -> 
 
 
 def test_segments_are_kept_when_asked_for() -> None:
-    output = FakeBackend().forward(replace(BATCH, keep_segments=(1, 0)))
-    kept = [prefix for prefix in output.prefixes if isinstance(prefix, FakePrefix)]
-    assert [prefix.token_ids.tolist() for prefix in kept] == [[3], [1, 2]]
-    assert [(prefix.num_tokens, prefix.num_bytes) for prefix in kept] == [(1, 4), (2, 8)]
+    running = FakeBackend().start(replace(BATCH, keep_segments=(1, 0)))
+    kept = [block for block in running.blocks if isinstance(block, FakeBlock)]
+    assert [block.token_ids.tolist() for block in kept] == [[3], [1, 2]]
+    assert [block.num_tokens for block in kept] == [1, 2]
+    assert running.wait().blocks == running.blocks
+
+
+def test_a_segment_longer_than_a_block_is_not_one() -> None:
+    too_long = replace(
+        BATCH,
+        token_ids=np.zeros(PREFIX_BLOCK + 2, np.int32),
+        segment_starts=np.array([0, PREFIX_BLOCK + 1, PREFIX_BLOCK + 2]),
+        keep_segments=(0,),
+    )
+    with pytest.raises(AssertionError, match="one block"):
+        FakeBackend().start(too_long)
 
 
 def test_a_forward_may_score_nothing() -> None:
@@ -77,23 +113,31 @@ def test_a_forward_may_score_nothing() -> None:
     assert FakeBackend().forward(batch).label_logits.shape == (0, 2)
 
 
-def test_it_remembers_its_forwards() -> None:
+def test_it_remembers_its_forwards_but_not_for_ever() -> None:
     backend = FakeBackend()
     backend.forward(BATCH)
     assert backend.forwards == [BATCH]
+    newest = replace(BATCH, need_normalizers=True)
+    for _ in range(5000):
+        backend.start(newest)
+    assert len(backend.forwards) <= 2000
+    assert backend.forwards[-1] is newest
 
 
-def test_a_prefix_of_another_backend_is_refused() -> None:
-    class OtherPrefix(PrefixState):
-        @property
-        def num_bytes(self) -> int:
-            return 0
+def test_a_block_of_another_backend_is_refused() -> None:
+    class OtherBlock(PrefixBlock):
+        pass
 
     with pytest.raises(AssertionError, match="another backend"):
-        FakeBackend().forward(replace(BATCH, prefixes=(OtherPrefix(3),)))
+        FakeBackend().forward(replace(BATCH, prefixes=(Prefix((OtherBlock(3),)),)))
 
 
 @pytest.mark.parametrize(("bit_equal", "kind"), [(True, "cpu"), (False, "gpu")])
 def test_it_can_stand_for_both_kinds_of_device(bit_equal: bool, kind: str) -> None:
     info = FakeBackend(bit_equal=bit_equal).info
     assert (info.algorithms_bit_equal, info.device_kind) == (bit_equal, kind)
+
+
+def test_its_room_for_prefixes_and_its_steps_can_be_chosen() -> None:
+    info = FakeBackend(num_prefix_blocks=3, step_tokens=50).info
+    assert (info.num_prefix_blocks, info.max_prefix_len, info.step_tokens) == (3, 3 * PREFIX_BLOCK, 50)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
+from numpy.typing import NDArray
 
 from itemwise.backends.base import (
     DEFAULT_TOKEN_BUDGETS,
@@ -19,33 +21,44 @@ from itemwise.backends.base import (
     ForwardBatch,
     ForwardOutput,
     Layout,
-    PrefixState,
     Program,
+    RunningForward,
 )
 from itemwise.backends.jax import buckets
 from itemwise.backends.jax.attention.api import choose_implementation
 from itemwise.backends.jax.attention.dense import make_mask
-from itemwise.backends.jax.attention.tiles import KEY_BLOCK, HostTiles, cut_tiles
+from itemwise.backends.jax.attention.tiles import HostTiles, cut_tiles
+from itemwise.backends.jax.block_lists import batch_blocks, pool_blocks
 from itemwise.backends.jax.data_shards import split_batch
 from itemwise.backends.jax.devices import DeviceChoice, Platform, pool_tokens, resolve_dtype, set_compilation_cache
 from itemwise.backends.jax.inputs import ForwardInputs, ProgramSpec, host_inputs
 from itemwise.backends.jax.mesh import make_mesh, start_distributed
 from itemwise.backends.jax.model import Transformer
 from itemwise.backends.jax.placement import HeadPlacement
-from itemwise.backends.jax.pool import JaxPrefix, PagePool
+from itemwise.backends.jax.pool import JaxBlock, PagePool
 from itemwise.backends.jax.programs import Programs
 from itemwise.backends.jax.row_blocks import RowBlocks
 from itemwise.backends.jax.runner import Floats, Runner
 from itemwise.backends.jax.warmup import list_programs
 from itemwise.backends.jax.weights import load_weights
-from itemwise.contract.ragged import Int32Array, Int64Array
+from itemwise.contract.ragged import Int32Array, Int64Array, ranges
 from itemwise.models.checkpoint import Checkpoint
 
 MAX_BLOCKS_PER_PAGE = 2  # prefixes of one forward may share pages, which are then listed more than once
+STEP_TOKENS: dict[Platform, int] = {"cpu": 2048, "gpu": 16_384, "tpu": 16_384}
+
+
+class _Sent(NamedTuple):
+    """What a forward found, on its way to the host."""
+
+    labels: tuple[jax.Array, ...]  # of its distinct labels, in blocks of them
+    normalizers: tuple[jax.Array, ...]  # one, or none
+    columns: NDArray[Any]  # [R, L]: which of the distinct labels are wanted
+    rows: list[Int64Array]  # per data shard: which of the score rows it answers
 
 
 class JaxBackend(Backend):
-    """Loads the weights when it is made; `forward` is the rest."""
+    """Loads the weights when it is made; `start` is the rest."""
 
     def __init__(self, checkpoint: Checkpoint, options: BackendOptions) -> None:
         if options.tp_size * options.dp_size > 1:  # else processes that a launcher started are none of our business
@@ -70,7 +83,10 @@ class JaxBackend(Backend):
             token_budget=budget,
             token_buckets=self._token_buckets(choice.platform, budget, is_coarse=options.warmup == "fast"),
             num_copies=options.dp_size,
-            max_prefix_len=self._runner.pool.tokens_per_layer,
+            num_prefix_blocks=self._runner.pool.num_pages,
+            prefix_block_bytes=self._runner.pool.page_bytes,
+            max_blocks_read=self._runner.programs.max_pool_blocks,
+            step_tokens=options.token_budget or STEP_TOKENS[choice.platform],
         )
 
     def _token_buckets(self, platform: Platform, budget: int, *, is_coarse: bool) -> tuple[int, ...]:
@@ -90,27 +106,30 @@ class JaxBackend(Backend):
     def programs(self, *, max_dense_row_len: int) -> Sequence[Program]:
         return list_programs(self._runner, self.info.token_buckets, max_dense_row_len)
 
-    def forward(self, batch: ForwardBatch) -> ForwardOutput:
+    def start(self, batch: ForwardBatch) -> RunningForward:
         parts = split_batch(batch, self._dp_size)
         spec = self._spec(batch, max(part.num_tokens for part, _ in parts))
         lens = np.diff(batch.segment_starts)
-        kept = self._runner.pool.take([int(lens[segment]) for segment in batch.keep_segments])
+        blocks = tuple(self._runner.pool.take([int(lens[segment]) for segment in batch.keep_segments]))
         try:
-            return self._run(batch, parts, spec, kept)
+            sent = self._send(batch, parts, spec, blocks)
         except BaseException:
-            for prefix in kept:
-                prefix.release()
-            self._runner.pool.recover()
+            self._give_up(blocks)
             raise
+        if sent is None:
+            output = ForwardOutput(np.zeros(batch.label_ids.shape, np.float32), None, blocks)
+            return RunningForward(blocks, lambda: output)
+        return RunningForward(blocks, partial(self._wait, sent, blocks))
 
-    def _run(
+    def _send(
         self,
         batch: ForwardBatch,
         parts: Sequence[tuple[ForwardBatch, Int64Array]],
         spec: ProgramSpec,
-        kept: Sequence[JaxPrefix],
-    ) -> ForwardOutput:
-        shards = [self._inputs(part, spec, kept) for part, _ in parts]
+        blocks: Sequence[JaxBlock],
+    ) -> _Sent | None:
+        """Hand the device all that it has to do; None where nothing comes back."""
+        shards = [self._inputs(part, spec, blocks) for part, _ in parts]
         shape = (spec.num_tokens, spec.dense_columns)
         masks = [make_mask(part, shape) for part, _ in parts] if spec.dense_columns else []
         distinct, columns = np.unique(batch.label_ids, return_inverse=True)
@@ -118,17 +137,39 @@ class JaxBackend(Backend):
         head_inputs = self._runner.head_inputs(distinct, num_blocks)
         hidden = self._runner.hidden(spec, shards, masks)
         if hidden is None:
-            return ForwardOutput(np.zeros(batch.label_ids.shape, np.float32), None, tuple(kept))
-        rows = [rows for _, rows in parts]
-        logits = _in_order(self._runner.label_logits(hidden, head_inputs), rows)
-        logits = np.take_along_axis(logits, columns.reshape(batch.label_ids.shape), 1)
-        normalizers = None
-        if batch.need_normalizers:
-            normalizers = _in_order(self._runner.log_normalizers(hidden, head_inputs), rows)
-        return ForwardOutput(logits, normalizers, tuple(kept))
+            return None
+        labels = self._runner.label_logits(hidden, head_inputs)
+        normalizers = self._runner.log_normalizers(hidden, head_inputs) if batch.need_normalizers else ()
+        return _Sent(labels, normalizers, columns.reshape(batch.label_ids.shape), [rows for _, rows in parts])
+
+    def _wait(self, sent: _Sent, blocks: tuple[JaxBlock, ...]) -> ForwardOutput:
+        try:
+            logits = _in_order(self._runner.fetch(sent.labels), sent.rows)
+            normalizers = _in_order(self._runner.fetch(sent.normalizers), sent.rows) if sent.normalizers else None
+        except BaseException:
+            self._give_up(blocks)
+            raise
+        return ForwardOutput(np.take_along_axis(logits, sent.columns, 1), normalizers, blocks)
+
+    def _give_up(self, blocks: Sequence[JaxBlock]) -> None:
+        """After a failure: the blocks hold nothing that anybody should read."""
+        for block in blocks:
+            block.release()
+        self._runner.pool.recover()
 
     def synchronize(self) -> None:
         jax.block_until_ready(self._runner.pool.arrays)
+
+    def memory_stats(self) -> Mapping[str, int]:
+        found = [device.memory_stats() or {} for device in self._runner.mesh.local_devices]
+        names = {"bytes_in_use": "bytes_in_use", "peak_bytes_in_use": "peak_bytes", "bytes_limit": "bytes_limit"}
+        return {
+            name: sum(each[key] for each in found) for key, name in names.items() if all(key in each for each in found)
+        }
+
+    @property
+    def num_compilations(self) -> int:
+        return self._runner.programs.num_compiled
 
     def close(self) -> None:
         del self._runner, self._attention
@@ -138,7 +179,7 @@ class JaxBackend(Backend):
         longest_row = int(np.diff(batch.row_starts).max())
         return ProgramSpec(
             num_tokens=self._fit(num_tokens),
-            reads=_place_of_prefixes(batch),
+            reads="pool" if _reads_pool(batch) else "batch",
             keeps=bool(batch.keep_segments),
             scores=len(batch.score_tokens) > 0,
             dense_columns=buckets.dense_columns(longest_row) if is_dense else 0,
@@ -152,25 +193,19 @@ class JaxBackend(Backend):
             return -(-num_tokens // sizes[0]) * sizes[0]
         return sizes[bisect_left(sizes, num_tokens)]
 
-    def _inputs(self, part: ForwardBatch, spec: ProgramSpec, kept: Sequence[JaxPrefix]) -> ForwardInputs[Int32Array]:
-        slots = [_slots(prefix) for prefix in kept]
-        keep_slots = np.concatenate(slots) if slots else np.zeros(0, np.int64)
+    def _inputs(self, part: ForwardBatch, spec: ProgramSpec, blocks: Sequence[JaxBlock]) -> ForwardInputs[Int32Array]:
+        addresses = np.array([block.address for block in blocks], np.int64)
+        keep_slots = ranges(addresses, np.array([block.num_tokens for block in blocks], np.int64))
         block_rows = self._rows.token_rows or spec.num_tokens, self._rows.score_rows
-        return host_inputs(part, spec, self._tiles(part, spec), keep_slots, block_rows)
+        new_pages = dict(zip(part.keep_segments, addresses.tolist(), strict=True))
+        return host_inputs(part, spec, self._tiles(part, spec, new_pages), keep_slots, block_rows)
 
-    def _tiles(self, part: ForwardBatch, spec: ProgramSpec) -> HostTiles:
-        sizes = self._attention.tile_sizes(self._runner.programs.transformer.heads_per_kv)
+    def _tiles(self, part: ForwardBatch, spec: ProgramSpec, new_pages: Mapping[int, int]) -> HostTiles:
+        """`new_pages`: addresses of the pages of the segments that are kept."""
         padding = spec.num_tokens - part.num_tokens if self._attention.needs_padding_tiles else 0
-        return cut_tiles(part, sizes, [self._blocks(part, prefix) for prefix in part.prefixes], padding)
-
-    def _blocks(self, part: ForwardBatch, prefix: PrefixState | int) -> Int64Array:
-        """Addresses of a prefix's key blocks: in the pool, or in the batch; none where another shard has it."""
-        if isinstance(prefix, PrefixState):
-            assert isinstance(prefix, JaxPrefix), "a prefix of another backend"
-            return self._runner.pool.check(prefix).block_addresses
-        if not 0 <= prefix < len(part.segment_starts) - 1:
-            return np.zeros(0, np.int64)
-        return np.arange(part.segment_starts[prefix], part.segment_starts[prefix + 1], KEY_BLOCK)
+        is_pool, pool = spec.reads == "pool", self._runner.pool
+        lists = pool_blocks(part, new_pages, pool.address) if is_pool else batch_blocks(part)
+        return cut_tiles(part, self._runner.programs.tile_sizes(spec), lists, padding)
 
 
 def _row_blocks(platform: Platform, *, batch_invariant: bool) -> RowBlocks:
@@ -206,17 +241,10 @@ def _make_runner(
     )
 
 
-def _place_of_prefixes(batch: ForwardBatch) -> Literal["nothing", "batch", "pool"]:
-    if any(isinstance(prefix, PrefixState) for prefix in batch.prefixes):
-        return "pool"
-    # Rows that happen to share no prefix need no program of their own.
-    return "batch" if batch.prefixes or len(batch.score_tokens) else "nothing"
-
-
-def _slots(prefix: JaxPrefix) -> Int64Array:
-    """Where in a layer of the pool each of the prefix's tokens goes."""
-    places = prefix.block_addresses[:, None] + np.arange(KEY_BLOCK)
-    return places.reshape(-1)[: prefix.num_tokens]
+def _reads_pool(batch: ForwardBatch) -> bool:
+    """What a forward keeps it writes to the pool before it attends, so that is where all of it is read. Rows that
+    happen to share no prefix need no program of their own."""
+    return bool(batch.keep_segments) or any(prefix.blocks for prefix in batch.prefixes)
 
 
 def _in_order(found: Floats, rows: Sequence[Int64Array]) -> Floats:

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from itemwise.backends.base import ForwardBatch, Layout
+from itemwise.backends.base import ForwardBatch, Layout, Prefix
 from itemwise.contract.ragged import Int64Array
 
 
@@ -40,9 +40,13 @@ def _take_tokens(batch: ForwardBatch, start: int, stop: int) -> tuple[ForwardBat
         prefix_index=batch.prefix_index[first:last],
         prefix_lens=batch.prefix_lens[first:last],
         # Those of other shards stay in the list, so that the indices hold; nothing here reads them.
-        prefixes=tuple(prefix - int(first) if isinstance(prefix, int) else prefix for prefix in batch.prefixes),
+        prefixes=tuple(_shift(prefix, int(first)) for prefix in batch.prefixes),
         row_starts=row_starts if len(row_starts) > 1 else np.array([0, stop - start]),
         score_tokens=batch.score_tokens[rows] - start,
         label_ids=batch.label_ids[rows],
     )
     return part, rows
+
+
+def _shift(prefix: Prefix, num_segments: int) -> Prefix:
+    return prefix if prefix.segment is None else replace(prefix, segment=prefix.segment - num_segments)

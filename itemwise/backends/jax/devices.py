@@ -23,8 +23,13 @@ Platform = Literal["cpu", "gpu", "tpu"]
 DTYPES = ("float32", "bfloat16", "float16")
 
 _ALIASES = {"cuda": "gpu"}
-_CPU_POOL_BYTES = 1 << 30
-_POOL_SHARE = 0.2  # of an accelerator's memory, unless told otherwise
+# The pool, unless told otherwise: of an accelerator's memory a share; of a CPU's, which others use too, this much, or
+# more for one whole context. Of contexts so short that this holds many, a few will do.
+_POOL_SHARE = 0.2
+_MAX_POOL_TOKENS = 1 << 20
+_CPU_POOL_BYTES = 256 << 20
+_CPU_CONTEXT_BYTES = 1 << 30
+_CPU_CONTEXTS = 4
 _CACHE_FOLDER = "itemwise/compiled"
 
 
@@ -81,13 +86,12 @@ def resolve_dtype(dtype: str, platform: Platform) -> jnp.dtype:
 
 
 def pool_tokens(config: ModelConfig, token_bytes: int, choice: DeviceChoice, num_bytes: int | None) -> int:
-    """How many tokens of prefixes the pool holds: what the bytes allow, by default at most the longest context.
+    """How many tokens of prefixes the pool holds: what the bytes allow, if they are given. It is a cache over requests.
 
     `token_bytes`: of one token's keys and values in all layers, on one device.
     """
-    longest = -(-config.max_context_len // KEY_BLOCK) * KEY_BLOCK
     if num_bytes is None:
-        return max(KEY_BLOCK, min(longest, _default_pool_bytes(choice) // token_bytes))
+        return max(KEY_BLOCK, _default_pool_tokens(config, token_bytes, choice))
     tokens = num_bytes // token_bytes // KEY_BLOCK * KEY_BLOCK
     if tokens < KEY_BLOCK:
         raise BackendError(
@@ -97,9 +101,15 @@ def pool_tokens(config: ModelConfig, token_bytes: int, choice: DeviceChoice, num
     return tokens
 
 
-def _default_pool_bytes(choice: DeviceChoice) -> int:
-    if choice.platform == "cpu":
-        return _CPU_POOL_BYTES
+def _default_pool_tokens(config: ModelConfig, token_bytes: int, choice: DeviceChoice) -> int:
+    if choice.platform != "cpu":
+        return min(_MAX_POOL_TOKENS, _share_of_memory(choice) // token_bytes)
+    longest = -(-config.max_context_len // KEY_BLOCK) * KEY_BLOCK
+    one_context = min(longest, _CPU_CONTEXT_BYTES // token_bytes)
+    return min(_CPU_CONTEXTS * longest, max(_CPU_POOL_BYTES // token_bytes, one_context))
+
+
+def _share_of_memory(choice: DeviceChoice) -> int:
     local = [device for device in choice.devices if device.process_index == jax.process_index()]
     stats = (local[0].memory_stats() if local else None) or {}
     return int(_POOL_SHARE * stats.get("bytes_limit", 16 << 30))

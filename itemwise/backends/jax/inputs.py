@@ -27,8 +27,8 @@ class ProgramSpec:
     """What a compiled trunk can do. Batches that agree in this share a program."""
 
     num_tokens: int  # capacity of one data shard
-    reads: Literal["nothing", "batch", "pool"]  # where prefixes are
-    keeps: bool  # keys and values of some segments go to the pool
+    reads: Literal["batch", "pool"]  # where prefixes are
+    keeps: bool  # keys and values of some segments go to the pool, from where they are read
     scores: bool  # hidden states of some tokens are wanted
     dense_columns: int = 0  # longest row of a dense mask; 0: none
 
@@ -37,10 +37,10 @@ class ProgramSpec:
 
     @property
     def title(self) -> str:
-        kind = {"nothing": "prefill", "batch": "rows", "pool": "extend"}[self.reads]
+        kinds = {"batch": "rows", "pool": "extend" if self.scores else "prefill"}
         masked = f", dense mask of {self.dense_columns} columns" if self.dense_columns else ""
-        kept = ", kept" if self.keeps and self.reads != "nothing" else ""
-        return f"{kind}, {self.num_tokens} tokens{masked}{kept}"
+        kept = ", kept" if self.keeps and self.scores else ""
+        return f"{kinds[self.reads]}, {self.num_tokens} tokens{masked}{kept}"
 
 
 class ForwardInputs(NamedTuple, Generic[Item]):

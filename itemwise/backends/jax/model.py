@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from itemwise.backends.jax.attention.api import causal_attention, extend_attention, packed_attention
+from itemwise.backends.jax.attention.api import extend_attention, packed_attention
 from itemwise.backends.jax.attention.base import AttentionImplementation, Source
 from itemwise.backends.jax.attention.dense import DenseMask
 from itemwise.backends.jax.inputs import NOT_KEPT, ForwardInputs, ProgramSpec
@@ -66,7 +66,7 @@ class Transformer:
 
         def attend(layer: Any, x: jax.Array, pool: PoolArrays) -> tuple[jax.Array, PoolArrays]:
             qkv = self._project(_at(weights.layers, layer), x, rotation, inputs)
-            pool = keep(pool, layer, qkv) if spec.keeps else pool
+            pool = keep(pool, layer, qkv) if spec.keeps else pool  # first: segments read what others keep here
             return self._attend(spec, layer, qkv, pool, inputs, mask), pool
 
         def body(carry: tuple[jax.Array, PoolArrays], layer: jax.Array) -> tuple[tuple[jax.Array, PoolArrays], None]:
@@ -111,9 +111,7 @@ class Transformer:
         mask: jax.Array | None,
     ) -> jax.Array:
         """[T, N H]."""
-        if spec.reads == "nothing":
-            out = causal_attention(qkv.q, qkv.k, qkv.v, inputs.tiles, self.attention)
-        elif spec.reads == "pool":
+        if spec.reads == "pool":
             base = jnp.asarray(layer * (len(pool.keys) // self.config.num_layers), jnp.int32)
             source = Source(pool.keys, pool.values, base)
             out = extend_attention(qkv.q, qkv.k, qkv.v, source, inputs.tiles, self.attention)

@@ -1,7 +1,7 @@
 """The pool: keys and values of prefixes in every layer, in pages of KEY_BLOCK tokens.
 
 One array per device for all prefixes, so that the shape of a program does not depend on how many prefixes there are
-or how long they are. A prefix is a list of pages, and gives them back when it is dropped.
+or how long they are. A block of a prefix is a page, and gives it back when it is dropped.
 """
 
 from __future__ import annotations
@@ -14,14 +14,12 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from itemwise.backends.base import PrefixState
+from itemwise.backends.base import PrefixBlock
 from itemwise.backends.jax.attention.tiles import KEY_BLOCK
 from itemwise.backends.jax.mesh import TENSOR, P
 from itemwise.contract.errors import BackendError
-from itemwise.contract.ragged import Int64Array
 
 POOL_SPEC = P(None, TENSOR)
 
@@ -35,32 +33,28 @@ class PoolArrays(NamedTuple):
 
 
 class PageLease:
-    """Pages that are given back once: when they are released, or when nobody holds the lease any more."""
+    """A page that is given back once: when it is released, or when nobody holds the lease any more."""
 
-    def __init__(self, pages: list[int], give_back: Callable[[list[int]], None]) -> None:
-        self.pages = np.array(pages, np.int64)
-        self.release = weakref.finalize(self, give_back, pages)
+    def __init__(self, page: int, give_back: Callable[[int], None]) -> None:
+        self.page = page
+        self.release = weakref.finalize(self, give_back, page)
         self.release.atexit = False
 
 
-@dataclass(frozen=True, eq=False)
-class JaxPrefix(PrefixState):
-    """A prefix in the pool."""
+@dataclass(frozen=True)
+class JaxBlock(PrefixBlock):
+    """A block of a prefix in the pool. Equal to none but itself, since no two hold one lease."""
 
     lease: PageLease
-    page_bytes: int
     generation: int  # of the pool that holds it
-
-    @property
-    def num_bytes(self) -> int:
-        return len(self.lease.pages) * self.page_bytes
 
     def release(self) -> None:
         self.lease.release()
 
     @property
-    def block_addresses(self) -> Int64Array:
-        return self.lease.pages * KEY_BLOCK
+    def address(self) -> int:
+        """Its first token's place in every layer of the pool."""
+        return self.lease.page * KEY_BLOCK
 
 
 class PagePool:
@@ -75,7 +69,8 @@ class PagePool:
         shape = (num_layers * self.tokens_per_layer, *heads)
         sharding = NamedSharding(mesh, POOL_SPEC)
         self._make = jax.jit(partial(_zeros, shape, dtype), out_shardings=sharding)
-        self.page_bytes = 2 * num_layers * KEY_BLOCK * int(np.prod(heads)) * dtype.itemsize
+        local_heads = heads[0] // mesh.shape[TENSOR]
+        self.page_bytes = 2 * num_layers * KEY_BLOCK * local_heads * heads[1] * dtype.itemsize  # on each device
         self.generation = 0
         self._reset()
 
@@ -91,31 +86,30 @@ class PagePool:
             self.generation += 1
             self._reset()
 
-    def take(self, lens: Sequence[int]) -> list[JaxPrefix]:
-        """Pages for prefixes of these lengths; all of them or none."""
-        counts = [-(-length // KEY_BLOCK) for length in lens]
-        if sum(counts) > len(self._free):
+    def take(self, lens: Sequence[int]) -> list[JaxBlock]:
+        """A page for each block of so many tokens; all of them or none."""
+        assert max(lens, default=0) <= KEY_BLOCK, "a block that is longer than a page"
+        if len(lens) > len(self._free):
             raise BackendError(
-                f"prefixes of {sum(lens)} tokens need {sum(counts)} pages of {KEY_BLOCK} tokens, "
+                f"blocks of prefixes with {sum(lens)} tokens need {len(lens)} pages of {KEY_BLOCK} tokens, "
                 f"and {len(self._free)} of {self.num_pages} are free; "
                 "give the prefixes more memory (prefix_cache_bytes), or choose the packed algorithm"
             )
-        return [self._prefix(length, count) for length, count in zip(lens, counts, strict=True)]
+        give_back = partial(self._give_back, generation=self.generation)
+        return [JaxBlock(length, PageLease(self._free.pop(), give_back), self.generation) for length in lens]
 
-    def _prefix(self, length: int, count: int) -> JaxPrefix:
-        pages = [self._free.pop() for _ in range(count)]
-        lease = PageLease(pages, partial(self._give_back, generation=self.generation))
-        return JaxPrefix(length, lease, self.page_bytes, self.generation)
-
-    def _give_back(self, pages: list[int], generation: int) -> None:
+    def _give_back(self, page: int, generation: int) -> None:
         if generation == self.generation:
-            self._free.extend(reversed(pages))
+            self._free.append(page)
 
-    def check(self, prefix: JaxPrefix) -> JaxPrefix:
-        """Raises where the prefix went down with an earlier pool."""
-        if prefix.generation != self.generation:
+    def address(self, block: PrefixBlock) -> int:
+        """Where it lies in each layer. Raises where the block was given back, or went down with an earlier pool."""
+        assert isinstance(block, JaxBlock), "a block of another backend"
+        if block.generation != self.generation:
             raise BackendError("this prefix was lost when a forward pass failed; compute it again")
-        return prefix
+        if not block.lease.release.alive:
+            raise BackendError("this prefix was given back before it was read; compute it again")
+        return block.address
 
 
 def _zeros(shape: tuple[int, ...], dtype: jnp.dtype) -> PoolArrays:

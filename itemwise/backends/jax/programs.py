@@ -13,9 +13,11 @@ from functools import cached_property, partial
 from typing import Any
 
 import jax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 
 from itemwise.backends.jax import head
+from itemwise.backends.jax.attention import xla
+from itemwise.backends.jax.attention.tiles import TileSizes
 from itemwise.backends.jax.inputs import ForwardInputs, ProgramSpec, capacities, unpack
 from itemwise.backends.jax.mesh import DATA, P
 from itemwise.backends.jax.model import Transformer
@@ -37,10 +39,20 @@ class Programs:
     max_pool_blocks: int
     platform: str
     _trunks: dict[ProgramSpec, Callable[..., Any]] = field(default_factory=dict)
+    _heads: set[tuple[str, int]] = field(default_factory=set)  # kind and number of hidden states
+
+    @property
+    def num_compiled(self) -> int:
+        return len(self._trunks) + len(self._heads)
+
+    def tile_sizes(self, spec: ProgramSpec) -> TileSizes:
+        """As the attention of these programs wants them; a dense mask is read by XLA, whatever the others have."""
+        if spec.dense_columns:
+            return xla.SIZES
+        return self.transformer.attention.tile_sizes(self.transformer.heads_per_kv)
 
     def input_lens(self, spec: ProgramSpec) -> ForwardInputs[int]:
-        sizes = self.transformer.attention.tile_sizes(self.transformer.heads_per_kv)
-        return capacities(spec, sizes, self.max_pool_blocks)
+        return capacities(spec, self.tile_sizes(spec), self.max_pool_blocks)
 
     def trunk(self, spec: ProgramSpec) -> Callable[..., tuple[jax.Array | None, PoolArrays]]:
         """weights, pool (which is consumed), packed inputs [dp, ..], dense mask or None."""
@@ -58,6 +70,10 @@ class Programs:
         in_specs = (weight_specs(self.transformer.config), pool_specs, P(DATA), P(DATA) if spec.dense_columns else None)
         out_specs = (HIDDEN_SPEC if spec.scores else None, pool_specs)
         return self._jit(trunk, in_specs, out_specs, donate=(1,))
+
+    def count_head(self, kind: str, hidden: jax.Array) -> None:
+        """A program of the head is run; jax compiles one for every number of hidden states."""
+        self._heads.add((kind, len(hidden)))
 
     @cached_property
     def labels(self) -> Callable[..., jax.Array]:
@@ -86,6 +102,11 @@ class Programs:
             return function(weights, hidden, num_blocks[0])
 
         return self._jit(normalizers, (weight_specs(transformer.config).head, HIDDEN_SPEC, P(DATA)), HIDDEN_SPEC)
+
+    @cached_property
+    def whole(self) -> Callable[..., jax.Array]:
+        """An array that is split between processes, whole on every device of each."""
+        return jax.jit(lambda array: array, out_shardings=NamedSharding(self.mesh, P()))
 
     def _jit(self, function: Callable[..., Any], in_specs: Any, out_specs: Any, donate: tuple[int, ...] = ()) -> Any:
         sharded = jax.shard_map(function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)

@@ -1,14 +1,18 @@
-"""Running programs: host arrays in, host arrays out, the pool handed on from each to the next."""
+"""Starting programs and fetching what they found: host arrays in, host arrays out, the pool handed on from each to the
+next.
+
+`fetch` waits for the devices, and nothing else does but a GPU's driver: it starts the rounds of a loop one by one where
+their number is data, as that of the blocks of scored rows is.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 from numpy.typing import NDArray
 
@@ -56,17 +60,25 @@ class Runner:
             tuple(put_replicated(self.mesh, block) for block in padded), put_sharded(self.mesh, num_blocks, P(DATA))
         )
 
-    def label_logits(self, hidden: jax.Array, inputs: HeadInputs) -> Floats:
-        """[dp, T, labels], padded to a multiple of LABEL_BLOCK."""
-        found = [self.programs.labels(self.weights.head, hidden, ids, inputs.num_blocks) for ids in inputs.label_blocks]
-        return np.concatenate([self._fetch(each) for each in found], axis=-1)
+    def label_logits(self, hidden: jax.Array, inputs: HeadInputs) -> tuple[jax.Array, ...]:
+        """[dp T, LABEL_BLOCK] of each block of labels, on their way to the host."""
+        head, labels = self.weights.head, self.programs.labels
+        self.programs.count_head("labels", hidden)
+        return tuple(self._send(labels(head, hidden, ids, inputs.num_blocks)) for ids in inputs.label_blocks)
 
-    def log_normalizers(self, hidden: jax.Array, inputs: HeadInputs) -> Floats:
-        """[dp, T]."""
-        return self._fetch(self.programs.normalizers(self.weights.head, hidden, inputs.num_blocks))
+    def log_normalizers(self, hidden: jax.Array, inputs: HeadInputs) -> tuple[jax.Array, ...]:
+        """One of [dp T], on its way to the host."""
+        self.programs.count_head("normalizers", hidden)
+        return (self._send(self.programs.normalizers(self.weights.head, hidden, inputs.num_blocks)),)
 
-    def _fetch(self, array: jax.Array) -> Floats:
-        """The whole array on this host, one row per data shard."""
-        whole: Any = array if array.is_fully_addressable else multihost_utils.process_allgather(array, tiled=True)
-        found = np.asarray(whole)
-        return found.reshape(self.mesh.shape[DATA], -1, *found.shape[1:])
+    def _send(self, array: jax.Array) -> jax.Array:
+        """Begin to copy it to the host. What other processes have of it is asked for now, too: all of them start
+        forwards in one order, but who waits for which when is their own business."""
+        whole = array if array.is_fully_addressable else self.programs.whole(array)
+        whole.copy_to_host_async()
+        return whole
+
+    def fetch(self, arrays: Sequence[jax.Array]) -> Floats:
+        """Wait for them: [dp, T, ..], side by side along the last axis."""
+        found = [np.asarray(array) for array in arrays]
+        return np.concatenate([each.reshape(self.mesh.shape[DATA], -1, *each.shape[1:]) for each in found], axis=-1)

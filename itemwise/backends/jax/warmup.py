@@ -34,7 +34,7 @@ def _specs(num_tokens: int, max_dense_row_len: int) -> list[ProgramSpec]:
     """Prefill, rows with each width of a dense mask and without one, and extend."""
     rows = ProgramSpec(num_tokens, reads="batch", keeps=False, scores=True)
     masked = [rows.with_mask(columns) for columns in dense_columns_up_to(min(num_tokens, max_dense_row_len))]
-    prefill = ProgramSpec(num_tokens, reads="nothing", keeps=True, scores=False)
+    prefill = ProgramSpec(num_tokens, reads="pool", keeps=True, scores=False)
     return [prefill, *masked, rows, ProgramSpec(num_tokens, reads="pool", keeps=False, scores=True)]
 
 
@@ -59,10 +59,10 @@ class _Preparation:
         jax.block_until_ready(self._runner.pool.arrays)
 
     def labels(self, spec: ProgramSpec) -> None:
-        self._runner.label_logits(self._hidden(spec), self._head_inputs())
+        self._runner.fetch(self._runner.label_logits(self._hidden(spec), self._head_inputs()))
 
     def normalizers(self, spec: ProgramSpec) -> None:
-        self._runner.log_normalizers(self._hidden(spec), self._head_inputs())
+        self._runner.fetch(self._runner.log_normalizers(self._hidden(spec), self._head_inputs()))
 
     def _hidden(self, spec: ProgramSpec) -> jax.Array:
         if self._last is None or self._last[0] != spec.num_tokens:

@@ -18,7 +18,7 @@ that the tiles left out, which the array says are hidden: the same bits at the p
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -27,29 +27,29 @@ from torch import Tensor
 
 from itemwise.backends.base import ForwardBatch, Layout
 from itemwise.backends.torch.dense_mask import DenseMask
+from itemwise.backends.torch.prefixes import KeysValues, Piece, PrefixPlaces, longest_reads, read_pieces
 from itemwise.backends.torch.softmax import NEG_INF, Partial, masked_softmax, merge
 from itemwise.backends.torch.tiles import DiagonalTiles, FullRange, cut_diagonals, cut_full_ranges
+from itemwise.backends.torch.transfer import upload
 from itemwise.backends.torch.workers import Workers
 
 FULL_ROWS = 256  # query rows (heads of one KV head folded in) of one full-range product
 KEY_BLOCK = 512  # keys that are scored at a time where no flash attention is at hand
 KEY_ALIGNMENT = 16
 
-KeysValues = tuple[Tensor, Tensor]  # each [S, K, H]
-
 
 class Attention(ABC):
     """Attention of one forward pass; made once, called for every layer."""
 
     @abstractmethod
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, prefixes: Sequence[KeysValues | None]) -> Tensor:
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, kept: KeysValues | None) -> Tensor:
         """Attend.
 
         Args:
             q: [T, N, H] queries, rotated. T includes padding tokens at the end, whose output is zero.
             k: [T, K, H] keys, rotated.
             v: [T, K, H] values.
-            prefixes: this layer's keys and values of each cached prefix; None where the prefix is in the batch.
+            kept: this layer's keys and values of the kept blocks of all prefixes, one after the other, each [S, K, H].
 
         Returns:
             [T, N, H], in float32 or already rounded to q's dtype.
@@ -61,8 +61,8 @@ class TiledAttention(Attention):
 
     def __init__(self, batch: ForwardBatch, device: torch.device, heads_per_kv: int, workers: Workers) -> None:
         self._workers = workers
-        self._prefix_starts = batch_prefix_starts(batch)
         full_ranges, diagonals = cut_full_ranges(batch), cut_diagonals(batch)
+        self._prefixes = _pieces_to_read(batch, full_ranges)
         tokens_per_block = max(1, FULL_ROWS // heads_per_kv)
         # A token's parts are merged in turn: first its earlier tiles, then its prefix. Within a phase it comes once.
         self._phases = [
@@ -76,32 +76,34 @@ class TiledAttention(Attention):
             masks = self._dense.hidden_in_diagonals
             self._diagonals = [replace(group, hidden=each) for group, each in zip(self._diagonals, masks, strict=True)]
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, prefixes: Sequence[KeysValues | None]) -> Tensor:
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, kept: KeysValues | None) -> Tensor:
         out = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
         lse = torch.full(q.shape[:2], NEG_INF, dtype=torch.float32, device=q.device)
-        total, starts = (out, lse), self._prefix_starts
+        total = (out, lse)
+        # Put together once, at the greatest length that is read; shorter ones are slices of it.
+        prefixes = {prefix: read_pieces(pieces, k, v, kept) for prefix, pieces in self._prefixes.items()}
         self._workers.run(lambda group: _attend_diagonal(q, k, v, group, total), self._diagonals)
         for blocks in self._phases:
             self._workers.run(
-                lambda block: _attend_full(q, *keys_of(block[0], starts, k, v, prefixes), block[1], total), blocks
+                lambda block: _attend_full(q, *_keys_of(block[0], k, v, prefixes), block[1], total), blocks
             )
         if self._dense is not None:
             self._dense.attend_rest(q, k, v, total)
         return out
 
 
-def keys_of(
-    part: FullRange, prefix_starts: Sequence[int], k: Tensor, v: Tensor, prefixes: Sequence[KeysValues | None]
-) -> KeysValues:
-    """The keys and values of a range: of this batch, of a prefix in this batch, or of a cached prefix."""
-    start, stop = part.start, part.stop
+def _pieces_to_read(batch: ForwardBatch, parts: Sequence[FullRange]) -> dict[int, list[Piece]]:
+    """The pieces of every prefix that is read, up to the greatest length that is."""
+    places = PrefixPlaces(batch)
+    longest = longest_reads((part.prefix, part.stop) for part in parts if part.prefix is not None)
+    return {prefix: places.pieces(prefix, length) for prefix, length in longest.items()}
+
+
+def _keys_of(part: FullRange, k: Tensor, v: Tensor, prefixes: Mapping[int, KeysValues]) -> KeysValues:
+    """The keys and values of a range: of a prefix, or of this batch."""
     if part.prefix is not None:
-        cached = prefixes[part.prefix]
-        if cached is not None:
-            return cached[0][:stop], cached[1][:stop]
-        start = prefix_starts[part.prefix]
-        stop += start
-    return k[start:stop], v[start:stop]
+        k, v = prefixes[part.prefix]
+    return k[part.start : part.stop], v[part.start : part.stop]
 
 
 @dataclass(frozen=True)
@@ -116,8 +118,8 @@ class _DiagonalGroup:
     def on_device(cls, tiles: DiagonalTiles, device: torch.device) -> _DiagonalGroup:
         num_tiles, width = tiles.tokens.shape
         later = torch.ones(width, width, dtype=torch.bool, device=device).triu(1)
-        index = torch.from_numpy(tiles.tokens.reshape(-1)).to(device)
-        return cls(index, torch.from_numpy(tiles.slots).to(device), later.expand(num_tiles, 1, width, width))
+        index, slots = upload(tiles.tokens.reshape(-1), device), upload(tiles.slots, device)
+        return cls(index, slots, later.expand(num_tiles, 1, width, width))
 
 
 def _attend_diagonal(q: Tensor, k: Tensor, v: Tensor, group: _DiagonalGroup, total: Partial) -> None:
@@ -140,11 +142,7 @@ def _cut_queries(
     parts: Sequence[FullRange], tokens_per_block: int, device: torch.device
 ) -> list[tuple[FullRange, Tensor]]:
     """Every range with its query tokens in blocks that make one product each."""
-    return [
-        (part, block)
-        for part in parts
-        for block in torch.split(torch.from_numpy(part.queries).to(device), tokens_per_block)
-    ]
+    return [(part, block) for part in parts for block in torch.split(upload(part.queries, device), tokens_per_block)]
 
 
 def _attend_full(q: Tensor, keys: Tensor, values: Tensor, tokens: Tensor, total: Partial) -> None:
@@ -193,8 +191,3 @@ def _softmax_over_key_blocks(q: Tensor, k: Tensor, v: Tensor) -> Partial:
         total = (out[0], lse[0]) if total is None else merge(total, (out[0], lse[0]))
     assert total is not None, "a full range is never empty"
     return total
-
-
-def batch_prefix_starts(batch: ForwardBatch) -> list[int]:
-    """Where each in-batch prefix begins (0 for cached ones, never read)."""
-    return [int(batch.segment_starts[p]) if isinstance(p, int) else 0 for p in batch.prefixes]

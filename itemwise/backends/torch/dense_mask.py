@@ -18,6 +18,7 @@ from torch import Tensor
 from itemwise.backends.base import ForwardBatch
 from itemwise.backends.torch.softmax import Partial, masked_softmax, merge
 from itemwise.backends.torch.tiles import DiagonalTiles, FullRange
+from itemwise.backends.torch.transfer import upload
 
 BLOCK = 512  # tokens on a side of the blocks in which the pairs outside all tiles are scored
 
@@ -36,25 +37,25 @@ class DenseMask:
     ) -> None:
         self._row_starts = [int(start) for start in batch.row_starts]
         rows = [_dense_mask(batch, row) for row in range(len(self._row_starts) - 1)]
-        self.hidden_in_diagonals = [~self._read_diagonals(rows, tiles).to(device) for tiles in diagonals]
+        self.hidden_in_diagonals = [upload(~self._read_diagonals(rows, tiles), device) for tiles in diagonals]
         for part in full_ranges:
             self._take_full_range(batch, rows, part)
         for tiles in diagonals:
             self._take_diagonals(rows, tiles)
         # What no tile visits stays hidden, unless the masks show something that the tiles left out.
-        self._hidden = [torch.from_numpy(~row).to(device) for row in rows]
+        self._hidden = [upload(~row, device) for row in rows]
 
     def _row_of(self, token: int) -> int:
         return int(np.searchsorted(self._row_starts, token, side="right")) - 1
 
-    def _read_diagonals(self, rows: list[BoolArray], tiles: DiagonalTiles) -> Tensor:
+    def _read_diagonals(self, rows: list[BoolArray], tiles: DiagonalTiles) -> BoolArray:
         """[g, 1, W, W]. Padding repeats a token of its own tile, so the tile's own order is laid over it."""
         masks = np.empty((len(tiles.tokens), 1, tiles.tokens.shape[1], tiles.tokens.shape[1]), np.bool_)
         for number, tokens in enumerate(tiles.tokens):
             row = self._row_of(int(tokens[0]))
             local = tokens - self._row_starts[row]
             masks[number, 0] = np.tril(rows[row][np.ix_(local, local)])
-        return torch.from_numpy(masks)
+        return masks
 
     def _take_diagonals(self, rows: list[BoolArray], tiles: DiagonalTiles) -> None:
         for tokens in tiles.tokens:
@@ -66,7 +67,7 @@ class DenseMask:
         row = self._row_of(int(part.queries[0]))
         start, stop = part.start, part.stop
         if part.prefix is not None:
-            start = int(batch.segment_starts[_segment_number(batch, part.prefix)])
+            start = _prefix_start(batch, part.prefix)
             stop += start
         local = part.queries - self._row_starts[row]
         rows[row][local, start - self._row_starts[row] : stop - self._row_starts[row]] = False
@@ -94,10 +95,11 @@ def _attend_block(q: Tensor, k: Tensor, v: Tensor, query: int, key: int, hidden:
     total[0][rows], total[1][rows] = merge((total[0][rows], total[1][rows]), part)
 
 
-def _segment_number(batch: ForwardBatch, prefix: int) -> int:
+def _prefix_start(batch: ForwardBatch, prefix: int) -> int:
+    """The first token of a prefix, which runs on over the segments that are its blocks."""
     source = batch.prefixes[prefix]
-    assert isinstance(source, int), "a packed row holds its own prefix"
-    return source
+    assert source.segment is not None and not source.blocks, "a packed row holds its own prefix"
+    return int(batch.segment_starts[source.segment])
 
 
 def _dense_mask(batch: ForwardBatch, row: int) -> BoolArray:
@@ -109,7 +111,6 @@ def _dense_mask(batch: ForwardBatch, row: int) -> BoolArray:
         own = slice(*(int(edge) - start for edge in batch.segment_starts[segment : segment + 2]))
         mask[own, own] = np.tri(own.stop - own.start, dtype=np.bool_)
         if batch.prefix_index[segment] >= 0:
-            source = _segment_number(batch, int(batch.prefix_index[segment]))
-            prefix_start = int(batch.segment_starts[source]) - start
+            prefix_start = _prefix_start(batch, int(batch.prefix_index[segment])) - start
             mask[own, prefix_start : prefix_start + int(batch.prefix_lens[segment])] = True
     return mask

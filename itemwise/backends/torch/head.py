@@ -12,7 +12,7 @@ import torch.nn.functional as F  # noqa: N812  # everybody's name for it
 from torch import Tensor
 
 from itemwise.backends.torch.model import pad_rows
-from itemwise.backends.torch.upload import upload
+from itemwise.backends.torch.transfer import upload
 from itemwise.backends.torch.workers import Workers
 from itemwise.contract.ragged import Int32Array
 

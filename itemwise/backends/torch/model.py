@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812  # everybody's name for it
 from torch import Tensor
 
-from itemwise.backends.torch.attention import Attention, KeysValues
+from itemwise.backends.torch.attention import Attention
+from itemwise.backends.torch.prefixes import KeysValues
 from itemwise.backends.torch.row_ops import PLAIN, RowOps
 from itemwise.backends.torch.weights import LayerWeights, ModelWeights
 from itemwise.backends.torch.workers import Workers
@@ -38,7 +39,7 @@ class TransformerOutput:
     """Hidden states of the chosen tokens after the final norm, and every layer's keys and values."""
 
     hidden: Tensor  # [R, D] float32
-    keys_values: list[KeysValues]  # per layer, of the kept tokens only
+    keys_values: Tensor | None  # [layers, 2, kept tokens, K, H]
 
 
 class Transformer:
@@ -65,22 +66,21 @@ class Transformer:
         token_ids: Tensor,  # [T]
         positions: Tensor,  # [T]
         attention: Attention,
-        prefixes: Sequence[Sequence[KeysValues] | None],  # per cached prefix, per layer
+        prefixes: Sequence[KeysValues] | None,  # per layer: the kept blocks of all prefixes, one after the other
         score_tokens: Tensor,  # [R] tokens whose hidden states are wanted
-        keep_tokens: Tensor | None,  # tokens whose keys and values are wanted
+        keep_tokens: Tensor | slice | None,  # tokens whose keys and values are wanted
     ) -> TransformerOutput:
         x = self.weights.embedding[token_ids]
         rotation = self._rotation(positions)
-        kept: list[KeysValues] = []
+        kept = None if keep_tokens is None else self._room_for(keep_tokens)
         last = self.config.num_layers - 1
         for number, layer in enumerate(self.weights.layers):
             q, k, v = self._project(layer, x, rotation)
-            if keep_tokens is not None:
-                kept.append((k[keep_tokens], v[keep_tokens]))
+            if kept is not None:
+                kept[number, 0], kept[number, 1] = k[keep_tokens], v[keep_tokens]
             if number == last and not len(score_tokens):
                 break  # a prefill: the last layer's keys and values were all that was missing
-            attended = attention(q, k, v, [None if prefix is None else prefix[number] for prefix in prefixes])
-            attended = attended.view(len(x), -1)
+            attended = attention(q, k, v, None if prefixes is None else prefixes[number]).view(len(x), -1)
             if number == last:  # only these tokens are read from here on
                 x, attended = x[score_tokens], attended[score_tokens]
             x = self._finish(layer, x, attended)
@@ -88,6 +88,11 @@ class Transformer:
         if len(score_tokens):
             hidden = self._by_blocks(self._final_norm, hidden, x)
         return TransformerOutput(hidden, kept)
+
+    def _room_for(self, tokens: Tensor | slice) -> Tensor:
+        num_tokens = tokens.stop - tokens.start if isinstance(tokens, slice) else len(tokens)
+        shape = (self.config.num_layers, 2, num_tokens, self.config.num_kv_heads, self.config.head_size)
+        return self.weights.embedding.new_empty(shape)
 
     def _rotation(self, positions: Tensor) -> Rotation:
         angles = positions.to(torch.float32)[:, None] * self._frequencies

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from itemwise.backends.base import ForwardBatch
+from itemwise.backends.base import PREFIX_BLOCK, ForwardBatch
 from itemwise.contract.ragged import Int64Array, ranges
 
-TILE_WIDTHS = (16, 32, 64, 128)  # tokens of a diagonal tile, padded up to one of these
+# Tokens of a diagonal tile, padded up to one of these. A block of a prefix is one tile, whether it is a segment of its
+# own or not.
+TILE_WIDTHS = (16, 32, 64, PREFIX_BLOCK)
 GROUP_TOKENS = 256  # tokens of one group of tiles: 16 tiles of 16, ..., 2 of 128; always full, so one shape per width
 
 
@@ -86,7 +88,7 @@ def _earlier_tiles(batch: ForwardBatch) -> list[FullRange]:
 
 
 def prefix_ranges(batch: ForwardBatch) -> list[FullRange]:
-    """One range per prefix and length that is read: all its tokens go through one product."""
+    """One range per prefix and length that is read, none of them empty: all its tokens go through one product."""
     starts, lens = batch.segment_starts[:-1], np.diff(batch.segment_starts)
     readers = np.flatnonzero((batch.prefix_index >= 0) & (batch.prefix_lens > 0))
     pairs = np.stack([batch.prefix_index[readers], batch.prefix_lens[readers]], 1)

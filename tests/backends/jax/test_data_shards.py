@@ -10,33 +10,39 @@ from hypothesis import strategies as st
 
 from itemwise.backends.base import ForwardBatch, Layout
 from itemwise.backends.jax.data_shards import split_batch
-from itemwise.backends.jax.pool import JaxPrefix, PageLease
+from itemwise.backends.jax.pool import JaxBlock, PageLease
 from itemwise.contract.ragged import Int64Array
-from itemwise.engine.forward_batches import extend_batch, prefill_batch, rows_batch
-from tests.plan.planning import planner_of, segments_of
+from tests.backends.jax.batches import Tail, draw_ids, extend_batch, prefill_batch, rows_batch
 
 Parts = list[tuple[ForwardBatch, Int64Array]]
-PREFIX = JaxPrefix(7, PageLease([0], list.clear), page_bytes=1, generation=0)
+BLOCK = JaxBlock(7, PageLease(0, lambda page: None), generation=0)
 
 
 def batch_of(algorithm: str, tail_lens: list[int], chunk_size: int = 0, prefix_len: int = 7) -> ForwardBatch:
-    """One forward over these items; its token ids count its tokens."""
-    plan = planner_of(chunk_size=chunk_size).plan(segments_of(prefix_len, tail_lens), algorithm)
+    """One forward over these items; its token ids count its tokens, its labels its scores."""
+    tails = [Tail(ids, prefix_len) for ids in draw_ids(0, *tail_lens)]
     if algorithm == "prefill_extend":
-        batch = extend_batch(plan, plan.batches[0], PREFIX, normalize=True)
+        batch = extend_batch(tails, [(BLOCK,)])
     else:
-        batch = rows_batch(plan, plan.batches[0], normalize=True)
+        step = 1 if algorithm == "serial" else chunk_size or len(tails)
+        rows = [tails[start : start + step] for start in range(0, len(tails), step)]
+        layout = Layout.CAUSAL if algorithm == "serial" else Layout.PACKED
+        batch = rows_batch(draw_ids(1, prefix_len)[0], rows, layout)
     label_ids = np.arange(len(batch.label_ids), dtype=np.int32)[:, None]
     return replace(batch, token_ids=np.arange(batch.num_tokens, dtype=np.int32), label_ids=label_ids)
 
 
 def seen_by(batch: ForwardBatch) -> list[tuple[list[int], object]]:
-    """Each segment's tokens, and what it reads: the tokens of a segment, a prefix of the pool, or nothing."""
+    """Each segment's tokens, and what it reads: tokens of the batch, or blocks of the pool."""
     pieces = [batch.token_ids[start:stop].tolist() for start, stop in pairwise(batch.segment_starts.tolist())]
     read: list[object] = []
     for index, length in zip(batch.prefix_index.tolist(), batch.prefix_lens.tolist(), strict=True):
-        source = batch.prefixes[index] if index >= 0 else None
-        read.append(pieces[source][:length] if isinstance(source, int) else (source, length))
+        prefix = batch.prefixes[index]
+        if prefix.segment is None:
+            read.append((prefix.blocks, length))
+        else:
+            start = batch.segment_starts[prefix.segment]
+            read.append(batch.token_ids[start : start + length].tolist())
     return list(zip(pieces, read, strict=True))
 
 
@@ -45,6 +51,7 @@ BATCHES = st.builds(
     st.sampled_from(["serial", "packed", "prefill_extend"]),
     st.lists(st.integers(1, 40), min_size=1, max_size=30),
     st.integers(0, 5).filter(lambda size: size != 1),
+    st.sampled_from([7, 300]),  # of one block, of several
 )
 
 
@@ -105,7 +112,7 @@ class TestSplitBatch:
         assert rows.tolist() == [0, 1]
 
     def test_what_is_kept_goes_to_every_copy(self) -> None:
-        batch = prefill_batch(np.arange(9, dtype=np.int32))
+        batch = prefill_batch(draw_ids(0, 9, 300))
         parts = split_batch(batch, 3)
         assert [part is batch for part, _ in parts] == [True] * 3
 

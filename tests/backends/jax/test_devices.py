@@ -133,19 +133,32 @@ class TestPoolTokens:
     def tokens(self, config: ModelConfig, choice: DeviceChoice, num_bytes: int | None = None) -> int:
         return pool_tokens(config, self.TOKEN_BYTES, choice, num_bytes)
 
-    def test_the_longest_context_where_there_is_room(self, config: ModelConfig) -> None:
-        assert self.tokens(config, DeviceChoice.resolve("cpu")) == 1024
-        assert self.tokens(config, choice_of(Chip("gpu", "H200", 140 << 30))) == 1024
+    @pytest.mark.parametrize(
+        ("token_bytes", "tokens"),
+        [
+            (1000, 4096),  # four contexts of eight pages
+            (100_000, (256 << 20) // 100_000),  # 256 MiB
+            (500_000, 1024),  # one context, of more than that
+            (2 << 20, 512),  # of more than 1 GiB: what that holds of it
+        ],
+    )
+    def test_a_cpu(self, config: ModelConfig, token_bytes: int, tokens: int) -> None:
+        assert pool_tokens(config, token_bytes, DeviceChoice.resolve("cpu"), None) == tokens
 
-    def test_a_fifth_of_a_small_device(self, config: ModelConfig) -> None:
+    def test_a_fifth_of_an_accelerator(self, config: ModelConfig) -> None:
         assert self.tokens(config, choice_of(Chip("gpu", "small", 2_500_000))) == 500
+        assert self.tokens(config, choice_of(Chip("tpu", "large", 1_000_000_000))) == 200_000
+
+    def test_a_page_at_least_and_a_million_tokens_at_most(self, config: ModelConfig) -> None:
+        assert self.tokens(config, choice_of(Chip("gpu", "tiny", 1000))) == KEY_BLOCK
+        assert self.tokens(config, choice_of(Chip("gpu", "H200", 140 << 30))) == 1 << 20
 
     def test_of_several_processes_each_asks_a_device_of_its_own(self, config: ModelConfig) -> None:
         chips = Chip("gpu", "far", 5_000_000, process_index=1), Chip("gpu", "near", 2_500_000)
         assert self.tokens(config, choice_of(*chips)) == 500
 
     def test_a_device_that_does_not_tell_its_memory(self, config: ModelConfig) -> None:
-        assert self.tokens(config, choice_of(Chip("tpu", "silent"))) == 1024
+        assert pool_tokens(config, 10_000, choice_of(Chip("tpu", "silent")), None) == int(0.2 * (16 << 30)) // 10_000
 
     @pytest.mark.parametrize("num_bytes", [KEY_BLOCK * 1000, KEY_BLOCK * 1000 * 2 - 1, KEY_BLOCK * 1000 * 100])
     def test_whole_pages_of_the_bytes_that_are_given(self, config: ModelConfig, num_bytes: int) -> None:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -12,7 +12,7 @@ import pytest
 from itemwise import Scorer
 from itemwise.backends.jax.attention.tiles import KEY_BLOCK
 from itemwise.backends.jax.mesh import make_mesh
-from itemwise.backends.jax.pool import JaxPrefix, PagePool, PoolArrays
+from itemwise.backends.jax.pool import JaxBlock, PagePool, PoolArrays
 from itemwise.contract.errors import BackendError
 
 
@@ -23,59 +23,63 @@ def pool() -> PagePool:
     return PagePool(mesh, num_layers=2, num_tokens=5 * KEY_BLOCK + 1, heads=(2, 4), dtype=jnp.dtype(jnp.float32))
 
 
-def pages_of(prefix: JaxPrefix) -> list[int]:
-    return prefix.lease.pages.tolist()
+def pages_of(blocks: Sequence[JaxBlock]) -> set[int]:
+    return {block.lease.page for block in blocks}
 
 
 class TestPages:
-    def test_a_prefix_takes_as_many_as_its_tokens_need(self, pool: PagePool) -> None:
+    def test_every_block_has_one_of_its_own(self, pool: PagePool) -> None:
         assert (pool.num_pages, pool.tokens_per_layer) == (5, 5 * KEY_BLOCK)
-        one, two = pool.take([KEY_BLOCK, KEY_BLOCK + 1])
-        assert (one.num_tokens, two.num_tokens) == (KEY_BLOCK, KEY_BLOCK + 1)
-        assert (len(one.lease.pages), len(two.lease.pages)) == (1, 2)
-        assert len({*pages_of(one), *pages_of(two)}) == 3
-        assert two.block_addresses.tolist() == [page * KEY_BLOCK for page in pages_of(two)]
+        blocks = pool.take([KEY_BLOCK, 1, 77])
+        assert [block.num_tokens for block in blocks] == [KEY_BLOCK, 1, 77]
+        assert len(pages_of(blocks)) == 3
+        assert [pool.address(block) for block in blocks] == [block.lease.page * KEY_BLOCK for block in blocks]
 
-    def test_it_knows_its_bytes(self, pool: PagePool) -> None:
-        (prefix,) = pool.take([KEY_BLOCK + 1])
-        assert prefix.num_bytes == 2 * (
-            2 * 2 * KEY_BLOCK * 2 * 4 * 4
-        )  # pages x (K and V, layers, tokens, heads, H, bytes)
+    def test_it_knows_the_bytes_of_one_on_each_device(self, pool: PagePool) -> None:
+        assert pool.page_bytes == 2 * 2 * KEY_BLOCK * 1 * 4 * 4  # K and V, layers, tokens, heads, H, bytes
+        on_each = [shard.data.nbytes for array in pool.arrays for shard in array.addressable_shards]
+        assert on_each == [5 * pool.page_bytes // 2] * 4  # of two arrays on two devices
 
-    def test_no_prefix_takes_nothing(self, pool: PagePool) -> None:
+    def test_no_block_takes_nothing(self, pool: PagePool) -> None:
         assert pool.take([]) == []
-        assert len(pool.take([5 * KEY_BLOCK])[0].lease.pages) == 5
+        assert len(pages_of(pool.take([KEY_BLOCK] * 5))) == 5
 
-    def test_they_come_back_when_the_prefix_is_dropped(self, pool: PagePool) -> None:
-        kept, dropped = pool.take([2 * KEY_BLOCK, 3 * KEY_BLOCK])
-        freed = set(pages_of(dropped))
+    def test_they_come_back_when_their_blocks_are_dropped(self, pool: PagePool) -> None:
+        kept, dropped = pool.take([KEY_BLOCK] * 2), pool.take([KEY_BLOCK] * 3)
+        freed = pages_of(dropped)
         del dropped
         gc.collect()
-        (again,) = pool.take([3 * KEY_BLOCK])
-        assert set(pages_of(again)) == freed
-        assert not freed & set(pages_of(kept))
+        again = pool.take([KEY_BLOCK] * 3)
+        assert pages_of(again) == freed
+        assert not freed & pages_of(kept)
 
-    def test_or_when_it_is_released_and_then_once(self, pool: PagePool) -> None:
-        (prefix,) = pool.take([5 * KEY_BLOCK])
-        prefix.release()
-        prefix.release()
-        (again,) = pool.take([5 * KEY_BLOCK])
-        del prefix
+    def test_or_when_they_are_released_and_then_once(self, pool: PagePool) -> None:
+        blocks = pool.take([KEY_BLOCK] * 5)
+        for block in (*blocks, *blocks):
+            block.release()
+        again = pool.take([KEY_BLOCK] * 5)
+        del block, blocks
         gc.collect()
         with pytest.raises(BackendError, match="0 of 5 are free"):
             pool.take([1])
-        assert len(set(pages_of(again))) == 5
+        assert len(pages_of(again)) == 5
+
+    def test_a_block_that_was_released_has_no_address(self, pool: PagePool) -> None:
+        (block,) = pool.take([1])
+        block.release()
+        with pytest.raises(BackendError, match="was given back before it was read; compute it again"):
+            pool.address(block)
 
     def test_a_full_pool_says_what_there_is_and_what_to_do(self, pool: PagePool) -> None:
-        (held,) = pool.take([2 * KEY_BLOCK])
+        held = pool.take([KEY_BLOCK] * 2)
         with pytest.raises(BackendError) as caught:
-            pool.take([KEY_BLOCK + 1, 2 * KEY_BLOCK])
+            pool.take([KEY_BLOCK, KEY_BLOCK, KEY_BLOCK, 1])
         assert str(caught.value) == (
-            f"prefixes of {3 * KEY_BLOCK + 1} tokens need 4 pages of {KEY_BLOCK} tokens, and 3 of 5 are free; "
-            "give the prefixes more memory (prefix_cache_bytes), or choose the packed algorithm"
+            f"blocks of prefixes with {3 * KEY_BLOCK + 1} tokens need 4 pages of {KEY_BLOCK} tokens, "
+            "and 3 of 5 are free; give the prefixes more memory (prefix_cache_bytes), or choose the packed algorithm"
         )
-        assert len(pool.take([3 * KEY_BLOCK])[0].lease.pages) == 3, "a refusal takes nothing"
-        assert held.num_tokens == 2 * KEY_BLOCK
+        assert len(pages_of(pool.take([KEY_BLOCK] * 3))) == 3, "a refusal takes nothing"
+        assert len(held) == 2
 
     def test_even_a_pool_of_no_tokens_has_a_page(self) -> None:
         mesh = make_mesh(jax.devices("cpu"), 1, 1)
@@ -92,29 +96,29 @@ class TestRecovery:
         pool.recover()
 
     def test_it_begins_again_with_all_pages(self, pool: PagePool) -> None:
-        (old,) = pool.take([4 * KEY_BLOCK])
+        old = pool.take([KEY_BLOCK] * 4)
         self.lose(pool)
         assert not pool.arrays.keys.is_deleted()
-        (new,) = pool.take([5 * KEY_BLOCK])
+        new = pool.take([KEY_BLOCK] * 5)
         del old
         gc.collect()
         with pytest.raises(BackendError, match="0 of 5 are free"):
             pool.take([1])
-        assert pool.check(new) is new
+        assert len({pool.address(block) for block in new}) == 5
 
-    def test_a_prefix_from_before_is_refused(self, pool: PagePool) -> None:
+    def test_a_block_from_before_is_refused(self, pool: PagePool) -> None:
         (old,) = pool.take([1])
-        assert pool.check(old) is old
+        assert pool.address(old) == old.address
         self.lose(pool)
         with pytest.raises(BackendError, match="was lost when a forward pass failed; compute it again"):
-            pool.check(old)
+            pool.address(old)
 
     def test_arrays_that_are_there_are_left_alone(self, pool: PagePool) -> None:
-        (prefix,) = pool.take([1])
+        (block,) = pool.take([1])
         arrays: PoolArrays = pool.arrays
         pool.recover()
         assert pool.arrays is arrays
-        assert pool.check(prefix) is prefix
+        assert pool.address(block) == block.address
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ def flash_on_a_cpu(q: Tensor, k: Tensor, v: Tensor, q_lens: Lengths, k_lens: Len
     group = q.shape[1] // k.shape[1]
     for number in range(len(q_lens.offsets) - 1):
         queries, keys, values = (
-            each[lens.offsets[number] : lens.offsets[number + 1]].float().transpose(0, 1)
+            each[_tokens(lens, number)].float().transpose(0, 1)
             for each, lens in ((q, q_lens), (k, k_lens), (v, k_lens))
         )
         hidden = (
@@ -27,3 +27,8 @@ def flash_on_a_cpu(q: Tensor, k: Tensor, v: Tensor, q_lens: Lengths, k_lens: Len
         outs.append(out[0].transpose(0, 1).to(q.dtype))
         sums.append(lse[0])
     return torch.cat(outs), torch.cat(sums, 1)
+
+
+def _tokens(lens: Lengths, number: int) -> slice:
+    start, stop = (int(each) for each in lens.offsets[number : number + 2])
+    return slice(start, stop if lens.used is None else start + int(lens.used[number]))

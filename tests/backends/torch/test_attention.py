@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Protocol
 
 import numpy as np
 import pytest
@@ -9,7 +10,8 @@ import torch
 
 from itemwise.backends.base import ForwardBatch, Layout, MaskImpl
 from itemwise.backends.torch import varlen
-from itemwise.backends.torch.attention import Attention, KeysValues, TiledAttention
+from itemwise.backends.torch.attention import Attention, TiledAttention
+from itemwise.backends.torch.prefixes import KeysValues
 from itemwise.backends.torch.row_ops import PLAIN, RowOps
 from itemwise.backends.torch.softmax import NEG_INF, masked_softmax, merge
 from itemwise.backends.torch.varlen import VarlenAttention
@@ -39,8 +41,8 @@ def tiled(batch: ForwardBatch, device: torch.device, heads_per_kv: int) -> Atten
     return TiledAttention(batch, device, heads_per_kv, WORKERS)
 
 
-def varlen_with(row_ops: RowOps) -> AttentionClass:
-    return lambda batch, device, _: VarlenAttention(batch, device, row_ops)
+def varlen_with(row_ops: RowOps, *, reads_in_place: bool = varlen.READS_IN_PLACE) -> AttentionClass:
+    return lambda batch, device, _: VarlenAttention(batch, device, row_ops, reads_in_place=reads_in_place)
 
 
 def implementation(attention: AttentionClass, dtype: torch.dtype, device: str = "cpu") -> Implementation:
@@ -49,9 +51,11 @@ def implementation(attention: AttentionClass, dtype: torch.dtype, device: str = 
             return torch.from_numpy(values).to(device, dtype)
 
         attend = attention(batch, torch.device(device), inputs.q.shape[1] // inputs.k.shape[1])
-        cached: list[KeysValues | None] = [(move(k), move(v)) for k, v in inputs.cached]
-        cached = cached or [None] * len(batch.prefixes)
-        output: Floats = attend(move(inputs.q), move(inputs.k), move(inputs.v), cached).float().cpu().numpy()
+        kept: KeysValues | None = None
+        if inputs.cached:
+            keys, values = (np.concatenate(each) for each in zip(*inputs.cached, strict=True))
+            kept = move(keys), move(values)
+        output: Floats = attend(move(inputs.q), move(inputs.k), move(inputs.v), kept).float().cpu().numpy()
         return output
 
     return run
@@ -85,7 +89,7 @@ class TestTiledAttention:
         no_tiles = DenseMask(batch, [], [], torch.device("cpu"))
         out, lse = torch.zeros(q.shape), torch.full(q.shape[:2], NEG_INF)
         no_tiles.attend_rest(q, k, v, (out, lse))
-        expected = tiled(batch, torch.device("cpu"), 2)(q, k, v, [None, None])
+        expected = tiled(batch, torch.device("cpu"), 2)(q, k, v, None)
         assert torch.allclose(out[: batch.num_tokens], expected[: batch.num_tokens], atol=1e-5)
 
     def test_padding_tokens_get_zero(self) -> None:
@@ -97,9 +101,7 @@ class TestTiledAttention:
 @pytest.fixture(
     params=["cpu-plain", *(pytest.param(f"cuda-{ops}", marks=pytest.mark.gpu) for ops in ("plain", "fused"))]
 )
-def varlen_run(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[torch.dtype], Implementation]:
+def varlen_run(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> VarlenRun:
     """On a CPU with a stand-in for the device's kernel, so that all around it is tested there too."""
     device, ops = request.param.split("-")
     if device == "cpu":
@@ -109,10 +111,15 @@ def varlen_run(
         from itemwise.backends.torch.fused import FusedRowOps
 
         row_ops = FusedRowOps()
-    return lambda dtype: implementation(varlen_with(row_ops), dtype, device)
+
+    def run(dtype: torch.dtype, *, reads_in_place: bool = varlen.READS_IN_PLACE) -> Implementation:
+        return implementation(varlen_with(row_ops, reads_in_place=reads_in_place), dtype, device)
+
+    return run
 
 
-VarlenRun = Callable[[torch.dtype], Implementation]
+class VarlenRun(Protocol):
+    def __call__(self, dtype: torch.dtype, *, reads_in_place: bool = ...) -> Implementation: ...
 
 
 class TestVarlenAttention:
@@ -120,6 +127,15 @@ class TestVarlenAttention:
     @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
     def test_is_right(self, varlen_run: VarlenRun, case: AttentionCase, dtype: torch.dtype) -> None:
         check(varlen_run(dtype), case, TOLERANCES[dtype])
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+    @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+    def test_keys_read_in_place_give_the_bits_of_copied_ones(
+        self, varlen_run: VarlenRun, case: AttentionCase, dtype: torch.dtype
+    ) -> None:
+        batch, inputs = make_batch(case), make_inputs(case)
+        copied, in_place = (varlen_run(dtype, reads_in_place=each)(batch, inputs) for each in (False, True))
+        assert np.array_equal(copied[: batch.num_tokens], in_place[: batch.num_tokens])
 
     @pytest.mark.parametrize("case", PACKED, ids=lambda case: case.name)
     def test_dense_mask_gives_the_same_bits(self, varlen_run: VarlenRun, case: AttentionCase) -> None:

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import gc
+import logging
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -7,47 +10,32 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from benchmarks.random_checkpoint import QWEN3_06B, random_checkpoint
-from itemwise.backends.base import ForwardBatch, Layout, PrefixState
-from itemwise.backends.torch.backend import TorchBackend, TorchPrefix
+from itemwise.backends.base import BackendOptions, Layout, RunningForward
+from itemwise.backends.load import load_backend
+from itemwise.backends.torch.backend import TorchBackend
+from itemwise.backends.torch.prefixes import TorchBlock
 from itemwise.contract.errors import BackendError
 from itemwise.contract.parse import parse_score_request
-from itemwise.contract.ragged import Int32Array, ranges, starts_from_lens
 from itemwise.engine.engine import EngineConfig, ScoringEngine
+from itemwise.engine.scheduler import Scheduler
 from itemwise.models.checkpoint import open_checkpoint
+from tests.backends.torch.batches import (
+    PREFIXES,
+    READS,
+    TAILS,
+    Blocks,
+    Segments,
+    extend_batch,
+    prefill,
+    prefill_batch,
+    rows_batch,
+)
 
-RANDOM = np.random.default_rng(5)
-PREFIXES = [RANDOM.integers(0, 512, length).astype(np.int32) for length in (300, 40, 1)]
-TAILS = [RANDOM.integers(0, 512, length).astype(np.int32) for length in (20, 3, 140, 20, 1, 7)]
-READS = [0, 1, 0, 2, 1, 1]  # which prefix each tail reads
-LABELS = np.array([[3, 5, 300]], np.int32)
-
-
-def segments_batch(
-    pieces: list[Int32Array], prefix_index: list[int], prefixes: tuple[PrefixState, ...], *, score: bool
-) -> ForwardBatch:
-    lens = np.array([len(piece) for piece in pieces], np.int64)
-    prefix_lens = np.array([prefixes[i].num_tokens if i >= 0 else 0 for i in prefix_index], np.int64)
-    starts = starts_from_lens(lens)
-    return ForwardBatch(
-        layout=Layout.EXTEND if prefixes else Layout.CAUSAL,
-        token_ids=np.concatenate(pieces),
-        positions=ranges(prefix_lens, lens).astype(np.int32),
-        segment_starts=starts,
-        prefix_index=np.array(prefix_index),
-        prefix_lens=prefix_lens,
-        prefixes=prefixes,
-        row_starts=starts,
-        score_tokens=starts[1:] - 1 if score else np.zeros(0, np.int64),
-        label_ids=np.repeat(LABELS, len(pieces), 0) if score else np.zeros((0, 3), np.int32),
-        need_normalizers=score,
-        keep_segments=() if score else tuple(range(len(pieces))),
-    )
-
-
-def prefill(backend: TorchBackend, pieces: list[Int32Array]) -> tuple[PrefixState, ...]:
-    return backend.forward(segments_batch(pieces, [-1] * len(pieces), (), score=False)).prefixes
+RANDOM = np.random.default_rng(6)
+LONG_PREFIX = RANDOM.integers(0, 500, 700).astype(np.int32)
 
 
 @pytest.fixture(
@@ -61,10 +49,9 @@ def backend(request: pytest.FixtureRequest, checkpoint_of: Callable[[str], Path]
 class TestSeveralPrefixes:
     def test_items_of_several_requests_share_a_forward_and_no_bit(self, backend: TorchBackend) -> None:
         prefixes = prefill(backend, PREFIXES)
-        together = backend.forward(segments_batch(TAILS, READS, prefixes, score=True))
+        together = backend.forward(extend_batch(TAILS, READS, prefixes))
         for number, (tail, reads) in enumerate(zip(TAILS, READS, strict=True)):
-            (lone_prefix,) = prefill(backend, [PREFIXES[reads]])
-            alone = backend.forward(segments_batch([tail], [0], (lone_prefix,), score=True))
+            alone = backend.forward(extend_batch([tail], [0], prefill(backend, [PREFIXES[reads]])))
             assert np.array_equal(alone.label_logits[0], together.label_logits[number])
             assert alone.log_normalizers is not None
             assert together.log_normalizers is not None
@@ -72,30 +59,171 @@ class TestSeveralPrefixes:
 
     def test_labels_of_another_request_move_no_bit(self, backend: TorchBackend) -> None:
         prefixes = prefill(backend, PREFIXES)
-        batch = segments_batch(TAILS, READS, prefixes, score=True)
+        batch = extend_batch(TAILS, READS, prefixes)
         others = batch.label_ids.copy()
         others[1:] = RANDOM.integers(0, 512, others[1:].shape)
         mixed = backend.forward(replace(batch, label_ids=others))
         assert np.array_equal(mixed.label_logits[0], backend.forward(batch).label_logits[0])
 
-    def test_a_prefix_knows_its_size(self, backend: TorchBackend) -> None:
-        config = backend.config
-        (prefix, _, _) = prefill(backend, PREFIXES)
-        item_bytes = 4 if backend.info.dtype == "float32" else 2
-        assert prefix.num_tokens == 300
-        assert prefix.num_bytes == 2 * config.num_layers * 300 * config.num_kv_heads * config.head_size * item_bytes
+    def test_blocks_of_several_prefixes_are_those_of_each_alone(self, backend: TorchBackend) -> None:
+        together = prefill(backend, [LONG_PREFIX, *PREFIXES])
+        for tokens, blocks in zip([LONG_PREFIX, *PREFIXES], together, strict=True):
+            assert_same_blocks(prefill(backend, [tokens])[0], blocks)
 
-    def test_dropping_one_prefix_frees_its_memory(self, backend: TorchBackend) -> None:
-        for prefix in prefill(backend, PREFIXES):
-            assert isinstance(prefix, TorchPrefix)
-            assert all(k.untyped_storage().nbytes() == k.nbytes for k, _ in prefix.layers)
+
+def assert_same_blocks(found: Blocks, expected: Blocks) -> None:
+    assert [block.num_tokens for block in found] == [block.num_tokens for block in expected]
+    for block, other in zip(found, expected, strict=True):
+        assert isinstance(block, TorchBlock)
+        assert isinstance(other, TorchBlock)
+        assert torch.equal(block.keys_values, other.keys_values)
+
+
+class TestPrefixInSeveralForwards:
+    """What was kept before, and what is computed in this forward, cannot be told apart."""
+
+    @pytest.mark.parametrize("stops", [(256,), (128, 640), (256, 384)])
+    def test_blocks_and_logits_are_those_of_one_forward(self, backend: TorchBackend, stops: tuple[int, ...]) -> None:
+        whole = prefill(backend, [LONG_PREFIX])
+        kept: list[Blocks] = [()]
+        for stop in (*stops, len(LONG_PREFIX)):
+            kept = prefill(backend, [LONG_PREFIX[:stop]], kept)
+        assert_same_blocks(kept[0], whole[0])
+        found, expected = (backend.forward(extend_batch(TAILS, [0] * 6, each)) for each in (kept, whole))
+        assert np.array_equal(found.label_logits, expected.label_logits)
+
+    def test_several_prefixes_go_on_in_one_forward(self, backend: TorchBackend) -> None:
+        prefixes = [LONG_PREFIX, PREFIXES[0], LONG_PREFIX[::-1].copy()]
+        kept = [*prefill(backend, [LONG_PREFIX[:384]]), (), *prefill(backend, [prefixes[2][:128]])]
+        for found, expected in zip(prefill(backend, prefixes, kept), prefill(backend, prefixes), strict=True):
+            assert_same_blocks(found, expected)
+
+    def test_a_tail_beside_the_blocks_that_it_reads(self, backend: TorchBackend) -> None:
+        def logits(kept: Blocks) -> NDArray[np.float32]:
+            segments = Segments()
+            number = segments.add_prefix(LONG_PREFIX, kept)
+            # The last one does not read as far as the kept blocks go.
+            for tail, length in zip(TAILS, (700, 700, 700, 300, 256, 200), strict=True):
+                segments.add(tail, number, length, is_scored=True)
+            return backend.forward(segments.batch(Layout.EXTEND)).label_logits
+
+        ((*blocks,),) = prefill(backend, [LONG_PREFIX])
+        for num_kept in (0, 2, 5):
+            assert np.array_equal(logits(tuple(blocks[:num_kept])), logits(tuple(blocks)))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+class TestAlgorithmsOnACpu:
+    @pytest.mark.parametrize("model", ["medium", "heads-9-3", "heads-16-8"])
+    def test_all_give_the_same_bits(self, checkpoint_of: Callable[[str], Path], model: str, dtype: str) -> None:
+        backend = TorchBackend(open_checkpoint(checkpoint_of(model)), dtype=dtype, device="cpu")
+        tails = [tail % 500 for tail in TAILS]  # the smallest vocabulary has 509
+        extended = backend.forward(extend_batch(tails, [0] * 6, prefill(backend, [LONG_PREFIX])))
+        others = [
+            rows_batch(LONG_PREFIX, [[tail] for tail in tails], Layout.CAUSAL),
+            rows_batch(LONG_PREFIX, [tails[:2], tails[2:]], Layout.PACKED),
+            rows_batch(LONG_PREFIX, [tails], Layout.PACKED, "dense"),
+        ]
+        for batch in others:
+            found = backend.forward(batch)
+            assert np.array_equal(found.label_logits, extended.label_logits)
+            assert np.array_equal(found.log_normalizers, extended.log_normalizers)  # type: ignore[arg-type]  # asked for
+
+
+class TestBlockMemory:
+    def test_a_block_owns_its_memory(self, backend: TorchBackend) -> None:
+        for block in (block for blocks in prefill(backend, [LONG_PREFIX, *PREFIXES]) for block in blocks):
+            assert isinstance(block, TorchBlock)
+            assert block.keys_values.is_contiguous()
+            assert block.keys_values.untyped_storage().nbytes() == block.keys_values.nbytes
+
+    def test_dropping_one_frees_it_whatever_reads_the_others(self, backend: TorchBackend) -> None:
+        ((first, second, third),) = prefill(backend, PREFIXES[:1])
+        backend.forward(extend_batch(TAILS[:1], [0], [(first, second, third)]))
+        assert isinstance(second, TorchBlock)
+        gone = weakref.ref(second.keys_values)
+        del second
+        gc.collect()
+        assert gone() is None
+        assert third.num_tokens == 44
+
+    def test_a_block_has_the_size_that_the_backend_says(self, backend: TorchBackend) -> None:
+        block = prefill(backend, PREFIXES)[0][0]
+        assert isinstance(block, TorchBlock)
+        assert block.keys_values.nbytes == backend.info.prefix_block_bytes
+
+    def test_the_bytes_that_are_given_are_the_blocks_that_fit(self, checkpoint_of: Callable[[str], Path]) -> None:
+        checkpoint = open_checkpoint(checkpoint_of("qwen3"))
+        block_bytes = TorchBackend(checkpoint, device="cpu", dtype="float32").info.prefix_block_bytes
+        given = TorchBackend(checkpoint, device="cpu", dtype="float32", prefix_cache_bytes=4 * block_bytes - 1)
+        assert given.info.num_prefix_blocks == 3
+        assert given.info.max_prefix_len == 384
+        with pytest.raises(BackendError) as caught:
+            TorchBackend(checkpoint, device="cpu", dtype="float32", prefix_cache_bytes=block_bytes - 1)
+        assert str(caught.value) == (
+            f"prefix_cache_bytes must be at least {block_bytes} (one block of 128 tokens), got {block_bytes - 1}"
+        )
+
+    def test_the_options_reach_it(self, checkpoint_of: Callable[[str], Path], caplog: pytest.LogCaptureFixture) -> None:
+        options = BackendOptions("torch", device="cpu", prefix_cache_bytes=1 << 24, token_budget=1000)
+        with caplog.at_level(logging.WARNING, "itemwise"):
+            info = load_backend(open_checkpoint(checkpoint_of("qwen3")), options).info
+        assert (info.num_prefix_blocks, info.token_budget) == ((1 << 24) // info.prefix_block_bytes, 1000)
+        assert not caplog.messages
+
+    def test_by_default_a_cpu_keeps_a_gibibyte(self, checkpoint_of: Callable[[str], Path]) -> None:
+        info = TorchBackend(open_checkpoint(checkpoint_of("qwen3")), device="cpu").info
+        assert info.num_prefix_blocks == (1 << 30) // info.prefix_block_bytes
 
 
 class TestLastLayer:
     def test_a_prefill_alone_computes_no_logits(self, backend: TorchBackend) -> None:
-        output = backend.forward(segments_batch(PREFIXES, [-1] * 3, (), score=False))
+        output = backend.forward(prefill_batch(PREFIXES))
         assert output.label_logits.shape == (0, 3)
         assert output.log_normalizers is None
+
+
+class TestStart:
+    def test_blocks_may_be_read_before_anybody_waits(self, backend: TorchBackend) -> None:
+        prefixes = PREFIXES[:1]
+        running = backend.start(prefill_batch(prefixes))
+        extended = backend.start(extend_batch(TAILS, [0] * 6, [running.blocks]))
+        expected = backend.forward(extend_batch(TAILS, [0] * 6, prefill(backend, prefixes)))
+        assert np.array_equal(extended.wait().label_logits, expected.label_logits)
+        assert running.wait().blocks == running.blocks
+
+    @pytest.mark.gpu
+    @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+    def test_it_does_not_wait_for_a_gpu(self, checkpoint_of: Callable[[str], Path], dtype: str) -> None:
+        backend = TorchBackend(open_checkpoint(checkpoint_of("medium")), dtype=dtype, device="cuda")
+        expected = self.chain(backend).wait()  # kernels are compiled
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            running = self.chain(backend)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        assert np.array_equal(running.wait().label_logits, expected.label_logits)
+
+    @staticmethod
+    def chain(backend: TorchBackend) -> RunningForward:
+        """A prefill, another one that goes on from it, items."""
+        first = backend.start(prefill_batch([LONG_PREFIX[:256]]))
+        first.wait()  # without score tokens it has nothing to wait for
+        second = backend.start(prefill_batch([LONG_PREFIX], [first.blocks]))
+        return backend.start(extend_batch(TAILS, [0] * 6, [(*first.blocks, *second.blocks)]))
+
+
+class TestStepTokens:
+    def test_they_grow_with_the_threads_up_to_the_budget(self, checkpoint_of: Callable[[str], Path]) -> None:
+        checkpoint, at_start = open_checkpoint(checkpoint_of("qwen3")), torch.get_num_threads()
+        try:
+            found = []
+            for num_threads, budget in ((1, None), (32, None), (32, 3000)):
+                torch.set_num_threads(num_threads)
+                found.append(TorchBackend(checkpoint, device="cpu", token_budget=budget).info.step_tokens)
+        finally:
+            torch.set_num_threads(at_start)
+        assert found == [2048, 8192, 3000]
 
 
 class TestThreads:
@@ -107,7 +235,7 @@ class TestThreads:
                 torch.set_num_threads(num_threads)
                 backend = TorchBackend(open_checkpoint(checkpoint_of("medium")), dtype="bfloat16", device="cpu")
                 prefixes = prefill(backend, PREFIXES)
-                found.append(backend.forward(segments_batch(TAILS, READS, prefixes, score=True)))
+                found.append(backend.forward(extend_batch(TAILS, READS, prefixes)))
                 assert torch.get_num_threads() == num_threads, "the caller's setting is left alone"
         finally:
             torch.set_num_threads(at_start)
@@ -122,11 +250,11 @@ class TestNeighbourThatIsNotFinite:
     def test_it_stays_by_itself(self, checkpoint_of: Callable[[str], Path]) -> None:
         backend = TorchBackend(open_checkpoint(checkpoint_of("qwen3")), dtype="float32", device="cpu")
         prefixes = prefill(backend, PREFIXES)
-        base = backend.forward(segments_batch(TAILS, READS, prefixes, score=True)).label_logits
+        base = backend.forward(extend_batch(TAILS, READS, prefixes)).label_logits
         backend._transformer.weights.embedding[511] = float("nan")  # a token that breaks whoever uses it
         broken = [*TAILS[:2], np.full(40, 511, np.int32), *TAILS[3:]]
         others = [0, 1, 3, 4, 5]
-        logits = backend.forward(segments_batch(broken, READS, prefixes, score=True)).label_logits
+        logits = backend.forward(extend_batch(broken, READS, prefixes)).label_logits
         assert np.isnan(logits[2]).all()
         assert np.array_equal(logits[others], base[others])
 
@@ -159,7 +287,7 @@ class TestChoices:
     def test_every_dtype_runs(self, folder: Path, dtype: str) -> None:
         backend = TorchBackend(open_checkpoint(folder), dtype=dtype, device="cpu")
         prefixes = prefill(backend, PREFIXES)
-        logits = backend.forward(segments_batch(TAILS, READS, prefixes, score=True)).label_logits
+        logits = backend.forward(extend_batch(TAILS, READS, prefixes)).label_logits
         assert np.isfinite(logits).all()
         assert backend.info.dtype == dtype
 
@@ -177,7 +305,7 @@ class TestWideModelOnAGpu:
     def scores(self, backend: TorchBackend, num_items: int) -> list[list[float] | None]:
         body = {"query": self.QUERY, "items": list(self.ITEMS[:num_items]), "label_token_ids": [1, 2, 3]}
         request = parse_score_request({**body, "score_mode": "logit", "algorithm": "prefill_extend"})
-        return ScoringEngine(EngineConfig("random"), backend, None).score(request).scores
+        return ScoringEngine(EngineConfig("random"), Scheduler(backend), None).score(request).scores
 
     @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
     def test_within_a_bucket_by_default(self, dtype: str) -> None:

@@ -30,9 +30,9 @@ from itemwise.backends.torch.row_ops import PLAIN, RowOps, choose_row_ops
 from itemwise.backends.torch.weights import load_weights
 from itemwise.backends.torch.workers import Workers
 from tests.attention_cases import CASES, AttentionCase, check, make_batch
+from tests.backends.torch.batches import PREFIXES, READS, TAILS, extend_batch, prefill
 from tests.backends.torch.flash_on_a_cpu import flash_on_a_cpu
 from tests.backends.torch.test_attention import implementation
-from tests.backends.torch.test_backend import PREFIXES, READS, TAILS, prefill, segments_batch
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -218,7 +218,7 @@ def test_the_model_gives_what_it_gives_with_plain_operations(
     def hidden(row_ops: RowOps) -> Tensor:
         attention = TiledAttention(make_batch(case), device, 3, workers)
         model = Transformer(config, weights, block_rows, workers, row_ops)
-        return model(17 * tokens % 300, tokens, attention, [], tokens[[6, 15]], None).hidden
+        return model(17 * tokens % 300, tokens, attention, None, tokens[[6, 15]], None).hidden
 
     assert not torch.equal(hidden(PLAIN), torch.zeros(2, config.model_size, device=device))
     torch.testing.assert_close(hidden(ops), hidden(PLAIN), rtol=0, atol=0.1 if dtype == torch.bfloat16 else 0.01)
@@ -232,8 +232,7 @@ class TestBackendOnAGpu:
 
         def logits() -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
             backend = TorchBackend(random_checkpoint(config), dtype=dtype, device="cuda")
-            prefixes = prefill(backend, PREFIXES)
-            return backend.forward(segments_batch(TAILS, READS, prefixes, score=True)).label_logits
+            return backend.forward(extend_batch(TAILS, READS, prefill(backend, PREFIXES))).label_logits
 
         fused = logits()
         monkeypatch.setattr("itemwise.backends.torch.backend.choose_row_ops", lambda *_: PLAIN)

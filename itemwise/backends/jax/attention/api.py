@@ -1,8 +1,8 @@
-"""The door to attention: one function per layout, and the choice of the implementation behind it.
+"""The door to attention: one function per place of the prefixes, and the choice of the implementation behind it.
 
 A caller chooses first (`choose_implementation`), because the batch is cut into the tiles that the choice wants; then
-every layer calls the function of its layout. `implementation=None` always finds one that works; a named one that
-cannot run here says why.
+every layer calls the function for where its prefixes are. `implementation=None` always finds one that works; a named
+one that cannot run here says why.
 """
 
 from __future__ import annotations
@@ -57,13 +57,6 @@ def _resolve(implementation: Implementation, q: jax.Array) -> AttentionImplement
     return choose_implementation(implementation, platform=jax.default_backend(), dtype=q.dtype, head_size=q.shape[-1])
 
 
-def causal_attention(
-    q: jax.Array, k: jax.Array, v: jax.Array, tiles: DeviceTiles, implementation: Implementation = None
-) -> jax.Array:
-    """Sequences side by side: a token sees its own up to itself. q [T, N, H], k and v [T, K, H] to [T, N, H]."""
-    return _resolve(implementation, q).own(q, k, v, tiles).out.astype(q.dtype)
-
-
 def packed_attention(
     q: jax.Array,
     k: jax.Array,
@@ -72,7 +65,8 @@ def packed_attention(
     implementation: Implementation = None,
     dense: DenseMask | None = None,
 ) -> jax.Array:
-    """Rows of a prefix and one item (serial) or many: each item sees the row's prefix and itself.
+    """Rows of a prefix and one item (serial) or many: each item sees the row's prefix and itself. q [T, N, H], k and
+    v [T, K, H] to [T, N, H].
 
     With `dense` the mask is an array, which XLA alone reads, whatever the implementation.
     """
@@ -90,6 +84,9 @@ def extend_attention(
     tiles: DeviceTiles,
     implementation: Implementation = None,
 ) -> jax.Array:
-    """Items alone: each sees its prefix, whose keys and values are in the pool, and itself."""
+    """Items, or blocks of prefixes: each sees its prefix, whose keys and values are in the pool, and itself.
+
+    What a forward keeps must be in the pool before it is read here. q [T, N, H], k and v [T, K, H] to [T, N, H].
+    """
     chosen = _resolve(implementation, q)
     return chosen.with_prefix(q, pool, chosen.own(q, k, v, tiles), tiles)

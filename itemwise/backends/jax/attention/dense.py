@@ -51,8 +51,8 @@ def make_mask(batch: ForwardBatch, shape: tuple[int, int]) -> NDArray[np.bool_]:
         mask[start:stop, start - row_start : stop - row_start] = np.tri(stop - start, dtype=np.bool_)
         if batch.prefix_index[segment] >= 0:
             source = batch.prefixes[int(batch.prefix_index[segment])]
-            assert isinstance(source, int), "a packed row holds its own prefix"
-            prefix = int(batch.segment_starts[source]) - row_start
+            assert source.segment is not None and not source.blocks, "a packed row holds its own prefix"
+            prefix = int(batch.segment_starts[source.segment]) - row_start
             mask[start:stop, prefix : prefix + int(batch.prefix_lens[segment])] = True
     return mask
 

@@ -7,7 +7,8 @@ Attention has two parts, and each is cut so that a token's numbers depend on its
              and up to the tile.
     prefix   tokens over the prefix that they read. Each row of a product is on its own here, so neighbours that read
              the same tokens of one prefix share a tile, whichever segment they are of. Keys come in blocks of
-             KEY_BLOCK tokens, counted from the prefix's start; a list of addresses says where each block lies.
+             KEY_BLOCK tokens, counted from the prefix's start; a list of addresses says where each block lies
+             (`block_lists.py`).
 
 All arrays have a fixed capacity that follows from the padded number of tokens, and counters say how much is used, so
 one compiled program serves every batch of that many tokens.
@@ -21,10 +22,10 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from itemwise.backends.base import ForwardBatch
+from itemwise.backends.base import PREFIX_BLOCK, ForwardBatch
 from itemwise.contract.ragged import Int32Array, Int64Array, ranges, starts_from_lens
 
-KEY_BLOCK = 128  # prefix tokens of a key block; also a page of the pool
+KEY_BLOCK = PREFIX_BLOCK  # prefix tokens of a key block; also a page of the pool
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import jax
@@ -23,7 +22,8 @@ from itemwise.backends.jax.attention.base import AttentionImplementation, Source
 from itemwise.backends.jax.attention.dense import DenseMask, make_mask, token_rows
 from itemwise.backends.jax.attention.shapes import AttentionShape
 from itemwise.backends.jax.attention.tiles import KEY_BLOCK, HostTiles, Tiles, TileSizes, cut_tiles, tile_capacities
-from itemwise.contract.ragged import Int64Array, starts_from_lens
+from itemwise.backends.jax.block_lists import batch_blocks, pool_blocks
+from itemwise.contract.ragged import Int64Array
 from tests.attention_cases import HEAD_CASES, AttentionCase, AttentionInputs, Floats, Implementation
 
 
@@ -36,7 +36,7 @@ class Capacity:
     is_optimised: bool = True
 
 
-LAYOUT_CAPACITY = Capacity(384, 8)
+LAYOUT_CAPACITY = Capacity(448, 8)
 HEAD_CAPACITY = Capacity(160, 1, is_optimised=False)  # each of these cases has a program of its own
 MAX_ROWS = 8  # of a dense mask
 
@@ -45,7 +45,6 @@ _extend = jax.jit(api.extend_attention, static_argnames="implementation")
 _extend_unoptimised = jax.jit(
     api.extend_attention, static_argnames="implementation", compiler_options={"xla_backend_optimization_level": 0}
 )
-_causal = jax.jit(api.causal_attention, static_argnames="implementation")
 packed_program = jax.jit(api.packed_attention, static_argnames="implementation")
 
 
@@ -86,12 +85,10 @@ def _run(
     blocks = prefix_blocks(batch, capacity)
     tiles = fill_up(cut_tiles(batch, sizes, blocks, padding), sizes, capacity)
     if batch.layout is Layout.EXTEND:
-        pool = make_pool(inputs, blocks, capacity.num_blocks, dtype)
+        pool = make_pool(batch, inputs, blocks, capacity.num_blocks, dtype)
         is_quick = not capacity.is_optimised and implementation.name == "xla" and jax.default_backend() == "cpu"
         extend = _extend_unoptimised if is_quick else _extend
         return extend(q, k, v, pool, tiles, implementation=implementation)
-    if not batch.prefixes:
-        return _causal(q, k, v, tiles, implementation=implementation)
     dense = make_dense(batch, len(q)) if batch.mask == "dense" else None
     return packed_program(q, k, v, tiles, implementation=implementation, dense=dense)
 
@@ -103,29 +100,43 @@ def with_nan(values: Floats, size: int) -> Floats:
 
 def prefix_blocks(batch: ForwardBatch, capacity: Capacity) -> list[Int64Array]:
     """Addresses of the key blocks of each prefix: tokens of the batch, or pages of the pool in any order."""
-    lens = [len_of_prefix(batch, number) for number in range(len(batch.prefixes))]
     if batch.layout is not Layout.EXTEND:
-        starts = [int(batch.segment_starts[source]) for source in batch.prefixes if isinstance(source, int)]
-        return [np.arange(start, start + length, KEY_BLOCK) for start, length in zip(starts, lens, strict=True)]
-    edges = starts_from_lens(np.array([-(-length // KEY_BLOCK) for length in lens], np.int64))
-    pages = np.random.default_rng(batch.num_tokens).permutation(capacity.num_blocks)
-    return [KEY_BLOCK * pages[start:stop] for start, stop in pairwise(edges)]
+        return batch_blocks(batch)
+    pages = iter((KEY_BLOCK * np.random.default_rng(batch.num_tokens).permutation(capacity.num_blocks)).tolist())
+    of_block = {id(block): next(pages) for prefix in batch.prefixes for block in prefix.blocks}  # equal ones differ
+    of_segment = {segment: next(pages) for segment in kept_segments(batch)}
+    return pool_blocks(batch, of_segment, lambda block: of_block[id(block)])
 
 
-def len_of_prefix(batch: ForwardBatch, number: int) -> int:
-    source = batch.prefixes[number]
-    return int(np.diff(batch.segment_starts)[source]) if isinstance(source, int) else source.num_tokens
+def kept_segments(batch: ForwardBatch) -> list[int]:
+    """Those that a forward with this batch would keep: a prefix goes on with them, and they are a block at most."""
+    first = [prefix.segment for prefix in batch.prefixes if prefix.segment is not None]
+    lens = np.diff(batch.segment_starts)
+    return [segment for segment in range(min(first, default=len(lens)), len(lens)) if lens[segment] == KEY_BLOCK]
 
 
-def make_pool(inputs: AttentionInputs, blocks: Sequence[Int64Array], num_pages: int, dtype: DTypeLike) -> Source:
-    """The cached prefixes in their pages, behind a layer of the pool that is not ours, and before pages of nobody."""
+def make_pool(
+    batch: ForwardBatch, inputs: AttentionInputs, blocks: Sequence[Int64Array], num_pages: int, dtype: DTypeLike
+) -> Source:
+    """All prefixes in their pages, behind a layer of the pool that is not ours, and before pages of nobody."""
     shape = ((1 + num_pages + 1) * KEY_BLOCK, *inputs.k.shape[1:])
     pools = [np.full(shape, np.nan, np.float32) for _ in range(2)]
-    for addresses, pair in zip(blocks, inputs.cached, strict=True):
+    for number, addresses in enumerate(blocks):
         slots = (KEY_BLOCK + addresses[:, None] + np.arange(KEY_BLOCK)).reshape(-1)
-        for pool, values in zip(pools, pair, strict=True):
-            pool[slots[: len(values)]] = values
+        for pool, values in zip(pools, whole_prefix(batch, inputs, number), strict=True):
+            count = min(len(slots), len(values))
+            pool[slots[:count]] = values[:count]
     return Source(jnp.asarray(pools[0], dtype), jnp.asarray(pools[1], dtype), jnp.int32(KEY_BLOCK))
+
+
+def whole_prefix(batch: ForwardBatch, inputs: AttentionInputs, number: int) -> tuple[Floats, Floats]:
+    """Keys and values: those that are cached, then all of the batch from the segment with which it goes on."""
+    segment = batch.prefixes[number].segment
+    keys, values = inputs.cached[number] if inputs.cached else (inputs.k[:0], inputs.v[:0])
+    if segment is None:
+        return keys, values
+    start = int(batch.segment_starts[segment])
+    return np.concatenate([keys, inputs.k[start:]]), np.concatenate([values, inputs.v[start:]])
 
 
 def fill_up(tiles: HostTiles, sizes: TileSizes, capacity: Capacity) -> Tiles[Any]:

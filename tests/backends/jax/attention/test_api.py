@@ -65,7 +65,7 @@ class TestFunctions:
         q, k, v = (jnp.asarray(with_nan(each, 20)) for each in (inputs.q, inputs.k, inputs.v))
         sizes = TileSizes(32, 128, 64)
         tiles = fill_up(cut_tiles(batch, sizes, []), sizes, Capacity(20, 1))
-        found = api.causal_attention(q, k, v, tiles, "reference")[: batch.num_tokens]
+        found = api.packed_attention(q, k, v, tiles, "reference")[: batch.num_tokens]
         assert np.abs(found - expected_output(batch, inputs)).max() <= 1e-5
 
     @pytest.mark.parametrize("implementation", [None, "xla", "reference"])
@@ -79,7 +79,6 @@ class TestFunctions:
         pool = Source(jnp.zeros((256, 1, 8), dtype), jnp.zeros((256, 1, 8), dtype), jnp.int32(0))
         with jax.default_device(jax.devices("cpu")[0]):
             for attend in (
-                partial(api.causal_attention, q, k, k),
                 partial(api.packed_attention, q, k, k),
                 partial(api.extend_attention, q, k, k, pool),
             ):

@@ -114,7 +114,9 @@ class TestNamedShapes:
 
 
 class TestDenseMask:
-    @pytest.mark.parametrize("name", ["packed rows", "one packed row of many items"])
+    @pytest.mark.parametrize(
+        "name", ["packed rows", "one packed row of many items", "packed rows whose prefixes are blocks"]
+    )
     def test_it_gives_the_bits_of_segment(self, name: str) -> None:
         run, case = runner(XLA), CASE_NAMED[name]
         masks: tuple[MaskImpl, MaskImpl] = ("dense", "segment")
@@ -170,6 +172,28 @@ def side_by_side(*segments: AttentionInputs) -> AttentionInputs:
     return AttentionInputs(q, k, v, ())
 
 
+# A prefix of 150 tokens, in blocks where it is in the batch, and items of 20 and 33.
+EXTEND = AttentionCase("extend", (20, 33), (0, 0), (150, 150), (150,))
+PACKED = AttentionCase(
+    "packed",
+    (128, 22, 20, 33),
+    (-1, 0, 0, 0),
+    (0, 128, 150, 150),
+    batch_prefixes=(0,),
+    row_starts=(0, 4),
+    layout=Layout.PACKED,
+)
+SERIAL = AttentionCase(
+    "serial",
+    (128, 22, 20, 128, 22, 33),
+    (-1, 0, 0, -1, 1, 1),
+    (0, 128, 150, 0, 128, 150),
+    batch_prefixes=(0, 3),
+    row_starts=(0, 3, 6),
+    layout=Layout.CAUSAL,
+)
+
+
 class TestIsolation:
     """A segment's bits follow from its own tokens and its prefix."""
 
@@ -203,19 +227,26 @@ class TestIsolation:
     def test_all_layouts_give_the_same_bits(self, implementation: AttentionImplementation) -> None:
         prefix, first, second = (draw_segment(length) for length in (150, 20, 33))
         run = runner(implementation)
-        extend = AttentionCase("extend", (20, 33), (0, 0), (150, 150), (150,))
-        packed = AttentionCase("packed", (150, 20, 33), (-1, 0, 0), (0, 150, 150), batch_prefixes=(0,))
-        serial = AttentionCase("serial", (150, 20, 150, 33), (-1, 0, -1, 1), (0, 150, 0, 150), batch_prefixes=(0, 2))
-        packed = replace(packed, layout=Layout.PACKED)
-        serial = replace(serial, layout=Layout.CAUSAL, row_starts=(0, 2, 4))
         cached = ((prefix.k[:150], prefix.v[:150]),)
-        alone = run(make_batch(AttentionCase("prefill", (150,), layout=Layout.CAUSAL)), prefix)
-        items = run(make_batch(extend), replace(side_by_side(first, second), cached=cached))
-        row = run(make_batch(packed), side_by_side(prefix, first, second))
-        rows = run(make_batch(serial), side_by_side(prefix, first, prefix, second))
-        assert np.array_equal(row[:150], alone[:150])
+        items = run(make_batch(EXTEND), replace(side_by_side(first, second), cached=cached))
+        row = run(make_batch(PACKED), side_by_side(prefix, first, second))
+        rows = run(make_batch(SERIAL), side_by_side(prefix, first, prefix, second))
         assert np.array_equal(row[150:203], items[:53])
         assert np.array_equal(rows[np.r_[150:170, 320:353]], items[:53])
+        assert np.array_equal(rows[np.r_[:150, 170:320]], row[np.r_[:150, :150]])
+
+    @pytest.mark.parametrize("implementation", [XLA, INTERPRETED], ids=lambda each: each.name)
+    def test_a_block_has_the_same_bits_wherever_those_before_it_are(
+        self, implementation: AttentionImplementation
+    ) -> None:
+        """In this batch's row, in pages that this batch fills, or in pages from before."""
+        prefix, run = draw_segment(150), runner(implementation)
+        row = run(make_batch(PACKED), side_by_side(prefix, draw_segment(20), draw_segment(33)))
+        together = AttentionCase("together", (128, 22), (0, 0), (0, 128), batch_prefixes=(0,))
+        assert np.array_equal(run(make_batch(together), prefix)[:150], row[:150])
+        behind = AttentionCase("behind", (22,), (0,), (128,), (128,))
+        last = AttentionInputs(prefix.q[128:], prefix.k[128:], prefix.v[128:], ((prefix.k[:128], prefix.v[:128]),))
+        assert np.array_equal(run(make_batch(behind), last)[:22], row[128:150])
 
     @pytest.mark.parametrize(
         ("implementation", "mask"),

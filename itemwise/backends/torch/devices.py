@@ -1,0 +1,71 @@
+"""Which device and dtype, and how much memory of it is for the blocks of prefixes."""
+
+from __future__ import annotations
+
+import torch
+
+from itemwise.backends.base import PREFIX_BLOCK
+from itemwise.contract.errors import BackendError
+from itemwise.models.config import ModelConfig
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+_CPU_PREFIX_BYTES = 1 << 30
+_CUDA_PREFIX_SHARE = 0.2  # of the device's memory
+
+
+def resolve_device(device: str) -> torch.device:
+    """`auto`: CUDA where there is any. Raises BackendError where the device is not here."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        resolved = torch.device(device.replace("gpu", "cuda", 1))
+    except (RuntimeError, TypeError, AttributeError):
+        raise BackendError(f"unknown device {device!r}; expected auto, cpu, cuda or cuda:N") from None
+    if resolved.type == "cuda" and not torch.cuda.is_available():
+        raise BackendError(f"device {device!r} was asked for, but PyTorch {torch.__version__} sees no CUDA device")
+    if resolved.type == "cuda" and (resolved.index or 0) >= torch.cuda.device_count():
+        raise BackendError(f"device {device!r} was asked for, but there are {torch.cuda.device_count()} CUDA devices")
+    if resolved.type not in ("cpu", "cuda"):
+        raise BackendError(f"device {device!r} is not supported by the torch backend; expected cpu or cuda")
+    return resolved
+
+
+def resolve_dtype(dtype: str, device: torch.device) -> torch.dtype:
+    """`auto`: bfloat16 where matrix units take it, else float32."""
+    if dtype == "auto":
+        fast = device.type == "cuda" or torch.cpu._is_avx512_bf16_supported()
+        return torch.bfloat16 if fast else torch.float32
+    if dtype not in DTYPES:
+        raise BackendError(f"unknown dtype {dtype!r}; expected auto, {', '.join(DTYPES)}")
+    return DTYPES[dtype]
+
+
+def device_title(device: torch.device) -> str:
+    """For the log and the report: the GPU's name, or the number of threads of a CPU."""
+    if device.type == "cpu":
+        threads = torch.get_num_threads()
+        return f"cpu ({threads} thread{'s' if threads > 1 else ''})"
+    return f"{device} ({torch.cuda.get_device_name(device)})"
+
+
+def prefix_block_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
+    """Keys and values of PREFIX_BLOCK tokens in every layer."""
+    return 2 * config.num_layers * PREFIX_BLOCK * config.num_kv_heads * config.head_size * dtype.itemsize
+
+
+def count_prefix_blocks(block_bytes: int, device: torch.device, num_bytes: int | None) -> int:
+    """How many blocks may be kept: what the bytes allow, by default a share of the device's memory."""
+    if num_bytes is None:
+        return max(1, _default_prefix_bytes(device) // block_bytes)
+    if num_bytes < block_bytes:
+        raise BackendError(
+            f"prefix_cache_bytes must be at least {block_bytes} (one block of {PREFIX_BLOCK} tokens), got {num_bytes}"
+        )
+    return num_bytes // block_bytes
+
+
+def _default_prefix_bytes(device: torch.device) -> int:
+    if device.type == "cpu":
+        return _CPU_PREFIX_BYTES
+    return int(_CUDA_PREFIX_SHARE * torch.cuda.get_device_properties(device).total_memory)

@@ -1,0 +1,108 @@
+"""Forwards made by hand, as the engine makes them: prefixes in blocks, and who reads how much of which."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from itemwise.backends.base import PREFIX_BLOCK, ForwardBatch, Layout, MaskImpl, Prefix, PrefixBlock
+from itemwise.contract.ragged import Int32Array, ranges, starts_from_lens
+
+LABELS = (3, 5, 300)
+Blocks = tuple[PrefixBlock, ...]
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Tokens, and what they read."""
+
+    ids: Int32Array
+    prefix: int = -1
+    prefix_len: int = 0
+
+
+@dataclass(frozen=True)
+class Tail:
+    """An item's own tokens, behind so many of a prefix."""
+
+    ids: Int32Array
+    prefix_len: int
+    prefix: int = 0
+
+
+def draw_ids(seed: int, *lens: int) -> list[Int32Array]:
+    random = np.random.default_rng(seed)
+    return [random.integers(0, 500, length).astype(np.int32) for length in lens]
+
+
+def segments_batch(
+    segments: Sequence[Segment],
+    prefixes: Sequence[Prefix],
+    layout: Layout,
+    *,
+    row_starts: Sequence[int] | None = None,
+    scored: Sequence[int] = (),
+    kept: Sequence[int] = (),
+    mask: MaskImpl = "segment",
+) -> ForwardBatch:
+    """`row_starts`, `scored` (behind their last token) and `kept` are numbers of segments."""
+    lens = np.array([len(segment.ids) for segment in segments], np.int64)
+    prefix_lens = np.array([segment.prefix_len for segment in segments], np.int64)
+    starts = starts_from_lens(lens)
+    return ForwardBatch(
+        layout=layout,
+        token_ids=np.concatenate([segment.ids for segment in segments]),
+        positions=ranges(prefix_lens, lens).astype(np.int32),
+        segment_starts=starts,
+        prefix_index=np.array([segment.prefix for segment in segments], np.int64),
+        prefix_lens=prefix_lens,
+        prefixes=tuple(prefixes),
+        row_starts=starts[[0, -1] if row_starts is None else list(row_starts)],
+        score_tokens=starts[1:][list(scored)] - 1,
+        label_ids=np.tile(np.array(LABELS, np.int32), (len(scored), 1)),
+        need_normalizers=len(scored) > 0,
+        keep_segments=tuple(kept),
+        mask=mask,
+    )
+
+
+def cut_blocks(ids: Int32Array, prefix: int, num_kept: int = 0) -> list[Segment]:
+    """The blocks of a prefix behind those that are kept; each reads all before it."""
+    starts = range(num_kept * PREFIX_BLOCK, len(ids), PREFIX_BLOCK)
+    return [Segment(ids[start : start + PREFIX_BLOCK], prefix, start) for start in starts]
+
+
+def prefill_batch(prefix_ids: Sequence[Int32Array], kept: Sequence[Blocks] | None = None) -> ForwardBatch:
+    """What is not kept yet of some prefixes, all of it to be kept."""
+    segments: list[Segment] = []
+    prefixes: list[Prefix] = []
+    for ids, blocks in zip(prefix_ids, kept or [()] * len(prefix_ids), strict=True):
+        prefixes.append(Prefix(blocks, segment=len(segments)))
+        segments += cut_blocks(ids, len(prefixes) - 1, len(blocks))
+    return segments_batch(segments, prefixes, Layout.EXTEND, kept=range(len(segments)))
+
+
+def extend_batch(tails: Sequence[Tail], prefixes: Sequence[Blocks]) -> ForwardBatch:
+    """Tails over prefixes that are kept."""
+    segments = [Segment(tail.ids, tail.prefix, tail.prefix_len) for tail in tails]
+    read = [Prefix(blocks) for blocks in prefixes]
+    return segments_batch(segments, read, Layout.EXTEND, scored=range(len(tails)))
+
+
+def rows_batch(
+    prefix_ids: Int32Array, rows: Sequence[Sequence[Tail]], layout: Layout, mask: MaskImpl = "segment"
+) -> ForwardBatch:
+    """Rows of the prefix and some tails: one each in serial rows, any number in packed ones."""
+    segments: list[Segment] = []
+    prefixes: list[Prefix] = []
+    row_starts, scored = [0], list[int]()
+    for tails in rows:
+        number = len(prefixes)
+        prefixes.append(Prefix(segment=len(segments)))
+        segments += cut_blocks(prefix_ids, number)
+        scored += range(len(segments), len(segments) + len(tails))
+        segments += [Segment(tail.ids, number, tail.prefix_len) for tail in tails]
+        row_starts.append(len(segments))
+    return segments_batch(segments, prefixes, layout, row_starts=row_starts, scored=scored, mask=mask)

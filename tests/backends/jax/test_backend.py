@@ -1,0 +1,346 @@
+"""Forwards made by hand: a token's bits do not depend on which blocks were kept before, nor on who else is there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from itemwise.backends.base import PREFIX_BLOCK, BackendOptions, ForwardBatch, ForwardOutput, Layout, MaskImpl, Prefix
+from itemwise.backends.jax.attention.pallas_gpu import PallasGpuAttention
+from itemwise.backends.jax.attention.xla import SIZES as XLA_SIZES
+from itemwise.backends.jax.backend import MAX_BLOCKS_PER_PAGE, JaxBackend
+from itemwise.backends.jax.inputs import ProgramSpec
+from itemwise.backends.jax.pool import JaxBlock, PoolArrays
+from itemwise.backends.jax.runner import Runner
+from itemwise.contract.errors import BackendError
+from itemwise.contract.ragged import Int32Array
+from itemwise.models.checkpoint import open_checkpoint
+from tests.backends.jax.batches import (
+    Blocks,
+    Segment,
+    Tail,
+    cut_blocks,
+    draw_ids,
+    extend_batch,
+    prefill_batch,
+    rows_batch,
+    segments_batch,
+)
+
+(PREFIX,) = draw_ids(1, 700)  # five blocks and 60 tokens
+OTHERS = draw_ids(2, 300, 128, 1)
+LENS = (700, 700, 699, 640, 650, 0)  # how much each tail reads
+TAILS = [Tail(ids, length) for ids, length in zip(draw_ids(3, 20, 1, 140, 33, 7, 12), LENS, strict=True)]
+
+
+@pytest.fixture(
+    scope="module", params=["cpu-float32", "cpu-bfloat16", pytest.param("cuda-bfloat16", marks=pytest.mark.gpu)]
+)
+def backend(request: pytest.FixtureRequest, checkpoint_of: Callable[[str], Path]) -> JaxBackend:
+    """On a GPU with blocks of rows of one size: forwards of other sizes would round otherwise."""
+    device, dtype = request.param.split("-")
+    options = BackendOptions(device=device, dtype=dtype, token_budget=4096, batch_invariant=True)
+    return JaxBackend(open_checkpoint(checkpoint_of("medium")), options)
+
+
+@pytest.fixture(autouse=True)
+def all_pages_come_back(request: pytest.FixtureRequest) -> Iterator[None]:
+    yield
+    if "backend" in request.fixturenames:
+        pool = request.getfixturevalue("backend")._runner.pool
+        assert len(pool._free) == pool.num_pages
+
+
+def keep(backend: JaxBackend, *prefixes: Int32Array) -> list[Blocks]:
+    """Their blocks, from one forward."""
+    return share_out(backend.forward(prefill_batch(prefixes)).blocks, prefixes)
+
+
+def share_out(blocks: Blocks, prefixes: tuple[Int32Array, ...]) -> list[Blocks]:
+    found, rest = [], blocks
+    for ids in prefixes:
+        count = -(-len(ids) // PREFIX_BLOCK)
+        found.append(rest[:count])
+        rest = rest[count:]
+    assert not rest
+    return found
+
+
+def keep_in_steps(backend: JaxBackend, ids: Int32Array, *stops: int) -> Blocks:
+    """One forward up to each of these numbers of tokens, which reads what those before it have kept."""
+    blocks: Blocks = ()
+    for stop in (*stops, len(ids)):
+        blocks += backend.forward(prefill_batch([ids[:stop]], [blocks])).blocks
+    return blocks
+
+
+def contents(backend: JaxBackend, blocks: Blocks) -> list[Any]:
+    """Keys and values of every token in every layer: [layers, tokens, K, H], twice."""
+    pool = backend._runner.pool
+    slots = np.concatenate([pool.address(block) + np.arange(block.num_tokens) for block in blocks])
+    arrays = [np.asarray(array) for array in pool.arrays]
+    return [array.reshape(-1, pool.tokens_per_layer, *array.shape[1:])[:, slots] for array in arrays]
+
+
+def assert_same_contents(backend: JaxBackend, found: Blocks, expected: Blocks) -> None:
+    assert [block.num_tokens for block in found] == [block.num_tokens for block in expected]
+    for one, other in zip(contents(backend, found), contents(backend, expected), strict=True):
+        assert one.any(axis=(-1, -2)).all(), "a token that was not kept"
+        assert np.array_equal(one, other)
+
+
+def assert_same_scores(found: ForwardOutput, expected: ForwardOutput) -> None:
+    assert found.log_normalizers is not None
+    assert expected.log_normalizers is not None
+    assert np.isfinite(expected.label_logits).all()
+    assert np.array_equal(found.label_logits, expected.label_logits)
+    assert np.array_equal(found.log_normalizers, expected.log_normalizers)
+
+
+class TestKeptBlocks:
+    @pytest.mark.parametrize("stops", [(256,), (128, 512), (640,)], ids=str)
+    def test_a_prefix_that_is_kept_in_steps_has_the_bits_of_one_forward(
+        self, backend: JaxBackend, stops: tuple[int, ...]
+    ) -> None:
+        (whole,), steps = keep(backend, PREFIX), keep_in_steps(backend, PREFIX, *stops)
+        assert_same_contents(backend, steps, whole)
+        assert_same_scores(backend.forward(extend_batch(TAILS, [steps])), backend.forward(extend_batch(TAILS, [whole])))
+
+    def test_several_prefixes_in_one_forward_have_the_bits_that_they_have_apart(self, backend: JaxBackend) -> None:
+        prefixes = (OTHERS[0], PREFIX, *OTHERS[1:])
+        for together, ids in zip(keep(backend, *prefixes), prefixes, strict=True):
+            (alone,) = keep(backend, ids)
+            assert_same_contents(backend, together, alone)
+
+    def test_some_behind_kept_blocks_and_some_from_their_start(self, backend: JaxBackend) -> None:
+        begun, (whole, other) = keep(backend, PREFIX[:384])[0], keep(backend, PREFIX, OTHERS[0])
+        found = backend.forward(prefill_batch([OTHERS[0], PREFIX], [(), begun])).blocks
+        assert_same_contents(backend, found[:3], other)
+        assert_same_contents(backend, (*begun, *found[3:]), whole)
+
+    def test_a_last_block_that_is_not_full_is_computed_again_for_a_longer_prefix(self, backend: JaxBackend) -> None:
+        (short,), (whole,) = keep(backend, PREFIX[:300]), keep(backend, PREFIX)
+        longer = short[:2] + backend.forward(prefill_batch([PREFIX], [short[:2]])).blocks
+        assert_same_contents(backend, longer, whole)
+
+    def test_items_of_several_requests_share_a_forward_and_no_bit(self, backend: JaxBackend) -> None:
+        prefixes = keep(backend, PREFIX, *OTHERS)
+        tails = [*TAILS, Tail(TAILS[0].ids, 300, 1), Tail(TAILS[3].ids, 1, 3), Tail(TAILS[2].ids, 128, 2)]
+        tails = tails[::2] + tails[1::2]
+        together = backend.forward(extend_batch(tails, prefixes))
+        for number, tail in enumerate(tails):
+            alone = backend.forward(extend_batch([Tail(tail.ids, tail.prefix_len)], [prefixes[tail.prefix]]))
+            assert np.array_equal(alone.label_logits[0], together.label_logits[number])
+
+    def test_prefixes_of_one_forward_may_share_blocks(self, backend: JaxBackend) -> None:
+        fork = np.concatenate([PREFIX[:384], OTHERS[0]])
+        (whole,), (alone,) = keep(backend, PREFIX), keep(backend, fork)
+        shared = whole[:3] + backend.forward(prefill_batch([fork], [whole[:3]])).blocks
+        assert_same_contents(backend, shared, alone)
+        tails = [Tail(TAILS[0].ids, 700, 0), Tail(TAILS[0].ids, len(fork), 1)]
+        assert_same_scores(
+            backend.forward(extend_batch(tails, [whole, shared])), backend.forward(extend_batch(tails, [whole, alone]))
+        )
+
+
+class TestRows:
+    @pytest.mark.parametrize(
+        ("rows", "layout", "mask"),
+        [
+            pytest.param([TAILS], Layout.PACKED, "segment", id="packed"),
+            pytest.param([TAILS], Layout.PACKED, "dense", id="dense"),
+            pytest.param([TAILS[:2], TAILS[2:5], TAILS[5:]], Layout.PACKED, "segment", id="chunks"),
+            pytest.param([[tail] for tail in TAILS], Layout.CAUSAL, "segment", id="serial"),
+        ],
+    )
+    def test_rows_have_the_bits_of_extend(
+        self, backend: JaxBackend, rows: list[list[Tail]], layout: Layout, mask: MaskImpl
+    ) -> None:
+        (kept,) = keep(backend, PREFIX)
+        found = backend.forward(rows_batch(PREFIX, rows, layout, mask))
+        expected = backend.forward(extend_batch(TAILS, [kept]))
+        if mask == "dense" and backend.info.device_kind != "cpu":  # XLA adds in another order than the kernels
+            assert np.abs(found.label_logits - expected.label_logits).max() <= 0.05
+        else:
+            assert_same_scores(found, expected)
+
+    def test_a_dense_mask_has_tiles_as_xla_reads_them_whatever_attention_there_is(self, four_pages: JaxBackend) -> None:
+        """The GPU kernels' are wider where every query head has a KV head of its own."""
+        programs = four_pages._runner.programs
+        transformer = replace(programs.transformer, attention=PallasGpuAttention(), heads_per_kv=1)
+        rows = ProgramSpec(512, reads="batch", keeps=False, scores=True)
+        on_gpu = replace(programs, transformer=transformer)
+        assert on_gpu.tile_sizes(rows.with_mask(512)) == XLA_SIZES != on_gpu.tile_sizes(rows)
+
+    def test_items_may_read_blocks_that_their_own_forward_keeps(self, backend: JaxBackend) -> None:
+        (kept,) = keep(backend, PREFIX)
+        blocks = cut_blocks(PREFIX, 0, num_kept=2)
+        tails = [Segment(tail.ids, 0, tail.prefix_len) for tail in TAILS]
+        numbers = range(len(blocks), len(blocks) + len(tails))
+        batch = segments_batch(
+            [*blocks, *tails], [Prefix(kept[:2], 0)], Layout.EXTEND, scored=numbers, kept=range(len(blocks))
+        )
+        found = backend.forward(batch)
+        assert_same_contents(backend, found.blocks, kept[2:])
+        assert_same_scores(found, backend.forward(extend_batch(TAILS, [kept])))
+
+
+def test_every_copy_of_the_model_keeps_what_any_may_read(
+    checkpoint_of: Callable[[str], Path], quick_compilation: None
+) -> None:
+    """Two copies, each on two devices."""
+    options = BackendOptions(device="cpu", dtype="float32", dp_size=2, tp_size=2)
+    backend = JaxBackend(open_checkpoint(checkpoint_of("heads-12-2")), options)
+    (whole,), steps = keep(backend, PREFIX), keep_in_steps(backend, PREFIX, 256)
+    assert_same_contents(backend, steps, whole)
+    found = backend.forward(extend_batch(TAILS, [steps]))
+    for number, tail in enumerate(TAILS):  # of which one of the copies gets nothing
+        alone = backend.forward(extend_batch([tail], [whole]))
+        assert np.array_equal(alone.label_logits[0], found.label_logits[number])
+    rows = rows_batch(PREFIX, [TAILS[:2], TAILS[2:5], TAILS[5:]], Layout.PACKED)
+    assert_same_scores(backend.forward(rows), found)
+
+
+class TestStart:
+    def test_forwards_that_are_started_in_a_row_read_what_those_before_keep(self, backend: JaxBackend) -> None:
+        (kept,) = keep(backend, PREFIX)
+        expected = backend.forward(extend_batch(TAILS, [kept]))
+        first = backend.start(prefill_batch([PREFIX[:512]]))
+        second = backend.start(prefill_batch([PREFIX], [first.blocks]))
+        running = [backend.start(extend_batch(TAILS, [first.blocks + second.blocks])) for _ in range(2)]
+        for each in reversed(running):
+            assert_same_scores(each.wait(), expected)
+        assert second.wait().blocks == second.blocks
+
+    def test_a_forward_without_scores_is_not_waited_for(
+        self, backend: JaxBackend, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(*arguments: object) -> None:
+            raise AssertionError("it fetches something")
+
+        monkeypatch.setattr(Runner, "fetch", fail)
+        running = backend.start(prefill_batch([PREFIX]))
+        output = running.wait()
+        assert output.blocks == running.blocks
+        assert (output.label_logits.shape, output.log_normalizers) == ((0, 3), None)
+
+    def test_blocks_are_equal_to_none_but_themselves(self, backend: JaxBackend) -> None:
+        (kept,) = keep(backend, PREFIX)
+        assert len(set(kept)) == len(kept) == 6
+
+
+def kept_and_scored(ids: Int32Array) -> ForwardBatch:
+    """One block, which is kept, and behind whose last token logits are wanted."""
+    return segments_batch([Segment(ids)], [], Layout.EXTEND, scored=[0], kept=[0])
+
+
+@pytest.fixture(scope="module")
+def four_pages(checkpoint_of: Callable[[str], Path], quick_compilation: None) -> JaxBackend:
+    """Room for 4 x 128 tokens of 2 layers, 2 KV heads of 32, float32."""
+    options = BackendOptions(device="cpu", prefix_cache_bytes=4 * PREFIX_BLOCK * (2 * 2 * 2 * 32 * 4))
+    return JaxBackend(open_checkpoint(checkpoint_of("qwen3")), options)
+
+
+class TestPages:
+    def test_what_the_planner_may_know(self, four_pages: JaxBackend) -> None:
+        info = four_pages.info
+        assert (info.num_prefix_blocks, info.max_prefix_len) == (4, 4 * PREFIX_BLOCK)
+        assert info.prefix_block_bytes == PREFIX_BLOCK * 2 * 2 * 2 * 32 * 4
+        assert info.max_blocks_read == MAX_BLOCKS_PER_PAGE * 4
+        assert info.step_tokens == 2048
+
+    def test_a_step_is_no_larger_than_the_budget(self, checkpoint_of: Callable[[str], Path]) -> None:
+        options = BackendOptions(device="cpu", token_budget=1024)
+        assert JaxBackend(open_checkpoint(checkpoint_of("qwen3")), options).info.step_tokens == 1024
+
+    def test_a_block_that_is_released_makes_room_for_one(self, four_pages: JaxBackend) -> None:
+        (kept,) = keep(four_pages, PREFIX[:500])
+        with pytest.raises(BackendError, match="need 1 pages of 128 tokens, and 0 of 4 are free"):
+            keep(four_pages, OTHERS[2])
+        before = contents(four_pages, kept[:3])
+        freed = kept[3]
+        assert isinstance(freed, JaxBlock)
+        page = freed.address
+        freed.release()
+        freed.release()
+        ((new,),) = keep(four_pages, OTHERS[2])
+        assert four_pages._runner.pool.address(new) == page
+        after = contents(four_pages, kept[:3])
+        assert all(np.array_equal(one, other) for one, other in zip(before, after, strict=True))
+
+    def test_a_refusal_takes_nothing(self, four_pages: JaxBackend) -> None:
+        with pytest.raises(BackendError) as caught:
+            four_pages.start(prefill_batch([PREFIX]))
+        assert str(caught.value) == (
+            "blocks of prefixes with 700 tokens need 6 pages of 128 tokens, and 4 of 4 are free; "
+            "give the prefixes more memory (prefix_cache_bytes), or choose the packed algorithm"
+        )
+        assert len(keep(four_pages, PREFIX[:512])[0]) == 4
+
+    def test_a_block_that_was_released_is_not_read(self, four_pages: JaxBackend) -> None:
+        (kept,) = keep(four_pages, PREFIX[:200])
+        kept[1].release()
+        with pytest.raises(BackendError, match="was given back before it was read; compute it again"):
+            four_pages.start(extend_batch([Tail(TAILS[0].ids, 200)], [kept]))
+
+
+class TestFailure:
+    def test_a_start_that_fails_takes_nothing_with_it(
+        self, four_pages: JaxBackend, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        tail = [Tail(TAILS[0].ids, 500)]
+        (kept,) = keep(four_pages, PREFIX[:500])
+        expected = four_pages.forward(extend_batch(tail, [kept]))
+        kept[3].release()
+        runner = four_pages._runner
+
+        def fail(weights: object, pool: PoolArrays, *inputs: object) -> Any:
+            jax.tree.map(lambda array: array.delete(), pool)
+            raise RuntimeError("out of memory")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(type(runner.programs), "trunk", lambda self, spec: fail)
+            with pytest.raises(RuntimeError, match="out of memory"):
+                four_pages.start(prefill_batch([PREFIX[:500]], [kept[:3]]))
+        with pytest.raises(BackendError, match="was lost when a forward pass failed; compute it again"):
+            four_pages.start(extend_batch([Tail(TAILS[0].ids, 300)], [kept[:3]]))
+        (again,) = keep(four_pages, PREFIX[:500])
+        assert_same_scores(four_pages.forward(extend_batch(tail, [again])), expected)
+
+    def test_a_wait_that_fails_gives_the_pages_back(
+        self, four_pages: JaxBackend, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(*arguments: object) -> None:
+            raise RuntimeError("the device is gone")
+
+        running = four_pages.start(kept_and_scored(OTHERS[1]))
+        with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="the device is gone"):
+            patch.setattr(Runner, "fetch", fail)
+            running.wait()
+        assert running.blocks, "it is not their end that gives the pages back"
+        assert len(keep(four_pages, PREFIX[:512])[0]) == 4
+
+
+def test_no_program_copies_the_pool(checkpoint_of: Callable[[str], Path], quick_compilation: None) -> None:
+    """Each writes what it keeps in place, and then reads it: scratch memory does not grow with the pages."""
+
+    def scratch_bytes(num_pages: int, spec: ProgramSpec) -> int:
+        num_bytes = num_pages * PREFIX_BLOCK * (2 * 2 * 2 * 32 * 4)
+        options = BackendOptions(device="cpu", dtype="float32", prefix_cache_bytes=num_bytes)
+        runner = JaxBackend(open_checkpoint(checkpoint_of("qwen3")), options)._runner
+        inputs = np.zeros((1, sum(jax.tree.leaves(runner.programs.input_lens(spec)))), np.int32)
+        lowered: Any = runner.programs.trunk(spec)
+        analysis = lowered.lower(runner.weights, runner.pool.arrays, inputs, None).compile().memory_analysis()
+        return int(analysis.temp_size_in_bytes)
+
+    for scores in (False, True):
+        spec = ProgramSpec(512, reads="pool", keeps=True, scores=scores)
+        few, many = (scratch_bytes(num_pages, spec) for num_pages in (8, 512))
+        one_array = 504 * PREFIX_BLOCK * 2 * 2 * 32 * 4  # of the pages more, keys or values
+        assert many - few < one_array / 100
