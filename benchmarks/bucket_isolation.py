@@ -21,6 +21,7 @@ from itemwise.backends.base import BackendOptions
 from itemwise.backends.load import load_backend
 from itemwise.contract.parse import parse_score_request
 from itemwise.engine.engine import EngineConfig, ScoringEngine
+from itemwise.engine.scheduler import Scheduler
 
 NARROW = replace(QWEN3_06B, num_layers=3, vocab_size=20_000)
 WIDE = replace(NARROW, model_size=4096, mlp_size=12_288, num_heads=32)
@@ -47,7 +48,7 @@ def main() -> None:
     for config in (NARROW, WIDE):
         for dtype in asked.dtype or ("bfloat16", "float16", "float32"):
             backend = load_backend(random_checkpoint(config), replace(options, dtype=dtype))
-            engine = ScoringEngine(EngineConfig("random"), backend, None)
+            engine = ScoringEngine(EngineConfig("random"), Scheduler(backend), None)
             full = logits(engine, len(ITEMS))
             moved = {n: int((logits(engine, n) != full[:n]).any(1).sum()) for n in COUNTS}
             rows.append({"model_size": config.model_size, "dtype": dtype, "moved": moved})

@@ -1,10 +1,10 @@
 """The contract workload through the engine: 2000 query tokens, 500 items x 20, Qwen3-0.6B's shape, random weights.
 
-Measured: `ScoringEngine.score` from parsed request to scores, cold prefix, median of `--rounds` after two warm-up
-rounds; TFLOP/s by the floor's count (linear layers and attention, nothing else) and its share of the rate that the
-model's own matrix products reach in the same run. The last line is JSON.
+Measured: `ScoringEngine.score` from parsed request to scores, cold prefix (or kept, with `--cached`), median of
+`--rounds` after two warm-up rounds; TFLOP/s by the floor's count (linear layers and attention, nothing else) and its
+share of the rate that the model's own matrix products reach in the same run. The last line is JSON.
 
-    python -m benchmarks.contract [--backend jax] [--algorithm prefill_extend] [--batch-invariant] [--items 500]
+    python -m benchmarks.contract [--backend jax] [--algorithm prefill_extend] [--batch-invariant] [--cached]
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from itemwise.backends.load import load_backend
 from itemwise.contract.parse import parse_score_request
 from itemwise.contract.request import ScoreRequest
 from itemwise.engine.engine import EngineConfig, ScoringEngine
+from itemwise.engine.scheduler import Scheduler, SchedulerOptions
 from itemwise.models.config import ModelConfig
 
 
@@ -74,6 +75,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--algorithm", default="prefill_extend")
     parser.add_argument("--batch-invariant", action="store_true")
+    parser.add_argument("--cached", action="store_true", help="keep the prefix from one round to the next")
     parser.add_argument("--query-tokens", type=int, default=2000)
     parser.add_argument("--items", type=int, default=500)
     parser.add_argument("--item-tokens", type=int, default=20)
@@ -88,7 +90,8 @@ def main() -> None:
         BackendOptions(options.backend, dtype=options.dtype, batch_invariant=options.batch_invariant),
     )
     info = backend.info
-    engine, request = ScoringEngine(EngineConfig("random"), backend, None), make_request(options)
+    scheduler = Scheduler(backend, SchedulerOptions(prefix_cache=options.cached))
+    engine, request = ScoringEngine(EngineConfig("random"), scheduler, None), make_request(options)
     seconds = measure(engine, request, options.rounds)
     rate = floor_flops(QWEN3_06B, options.query_tokens, options.items, options.item_tokens) / seconds
     rows = min(options.items * options.item_tokens, 16_384)
@@ -101,6 +104,7 @@ def main() -> None:
         "dtype": info.dtype,
         "algorithm": options.algorithm,
         "batch_invariant": options.batch_invariant,
+        "cached": options.cached,
         "geometry": [options.query_tokens, options.items, options.item_tokens],
         "milliseconds": round(1000 * seconds, 2),
         "parts": measure_parts(engine, request, options.rounds),

@@ -171,7 +171,7 @@ def scorer_of(checkpoint_of: Callable[[str], Path]) -> Iterator[Callable[..., Sc
         plan = {name: options.pop(name) for name in PLAN_OPTIONS if name in options}
         scorer = copy(load(family, {"dtype": "float32", **options}))
         config = replace(scorer.engine.config, plan=PlanOptions(**plan))
-        scorer.engine = ScoringEngine(config, scorer.engine.backend, scorer.engine.tokenizer)
+        scorer.engine = ScoringEngine(config, scorer.engine.scheduler, scorer.engine.tokenizer)
         return scorer
 
     yield get

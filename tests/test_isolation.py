@@ -187,8 +187,8 @@ class TestAlgorithmsOnACpu:
     ) -> None:
         scorer = scorer_of("medium", dtype="bfloat16", **cpu, algorithm="auto", token_budget=1000)
         chosen = [
-            (scorer.score(QUERY, items, label_token_ids=[3], return_debug=True).debug or {})["algorithm"]
-            for items in ([[1]], joined_by_500(ITEMS))
+            (scorer.score(query, items, label_token_ids=[3], return_debug=True).debug or {})["algorithm"]
+            for query, items in ((QUERY[:60], [[1]]), (QUERY, joined_by_500(ITEMS)))
         ]
         assert chosen == ["packed", "prefill_extend"]
 

@@ -15,10 +15,11 @@ import pytest
 import torch
 
 from itemwise import Scorer
-from itemwise.backends.base import Backend, ForwardBatch, ForwardOutput
+from itemwise.backends.base import Backend, ForwardBatch, RunningForward
 from itemwise.contract.parse import parse_score_request
 from itemwise.contract.request import Algorithm, ScoreMode
 from itemwise.engine.engine import ScoringEngine
+from itemwise.engine.scheduler import Scheduler, SchedulerOptions
 from itemwise.models.embedded import embedded_model_path
 from tests.checkpoints import FAMILY_NAMES
 from tests.reference import PROBABILITY_BOUND, Floats, Reference, bound_of, expected_scores
@@ -301,8 +302,8 @@ class Tampered(Backend):
         self.config, self.info = inner.config, inner.info
         self._inner, self._tamper = inner, tamper
 
-    def forward(self, batch: ForwardBatch) -> ForwardOutput:
-        return self._inner.forward(self._tamper(batch) if len(batch.score_tokens) else batch)
+    def start(self, batch: ForwardBatch) -> RunningForward:
+        return self._inner.start(self._tamper(batch) if len(batch.score_tokens) else batch)
 
 
 def join_all_segments(batch: ForwardBatch) -> ForwardBatch:
@@ -325,10 +326,12 @@ class TestSensitivity:
     def test_a_planted_mistake_shows(
         self, scorer: Scorer, case: Case, tamper: Callable[[ForwardBatch], ForwardBatch]
     ) -> None:
-        engine = ScoringEngine(scorer.engine.config, Tampered(scorer.engine.backend, tamper), None)
+        scheduler = Scheduler(Tampered(scorer.engine.backend, tamper), SchedulerOptions(prefix_cache=False))
+        engine = ScoringEngine(scorer.engine.config, scheduler, None)
         items = [item for item in case.items if item]  # an empty item reads one prefix token less
         body = {"query": case.query, "items": items, "label_token_ids": list(case.labels), "apply_softmax": True}
         right = np.array(scorer.score(case.query, items, label_token_ids=case.labels, apply_softmax=True).scores)
         wrong = np.array(engine.score(parse_score_request({**body, "algorithm": "prefill_extend"})).scores)
+        engine.close()
         moved = np.abs(wrong - right).max(1)
         assert np.median(moved[1:]) > 10 * PROBABILITY_BOUND

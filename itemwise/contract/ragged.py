@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 
 import numpy as np
@@ -30,7 +31,7 @@ class Ragged:
         flat = np.fromiter(chain.from_iterable(rows), np.int32, count=int(starts[-1]))
         return cls(flat, starts)
 
-    @property
+    @cached_property
     def lens(self) -> Int64Array:
         return np.diff(self.starts)
 

@@ -1,33 +1,44 @@
-"""`ScoringEngine`: a request's whole walk, from contract to result. `Scorer` and the server stand on it."""
+"""`ScoringEngine`: a request's whole walk, from contract to result. `Scorer` and the server stand on it.
+
+prepare   on the caller's thread: check, tokenize, plan
+submit    to the scheduler, which calls back
+finish    on the caller's thread: logits to scores
+"""
 
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from queue import SimpleQueue
 from time import perf_counter
 
 import numpy as np
 from numpy.typing import NDArray
 
 from itemwise.backends.base import Backend
-from itemwise.contract.errors import BackendError, InvalidValueError, RequestError
-from itemwise.contract.ragged import Int64Array
+from itemwise.contract.errors import InvalidValueError, RequestError
+from itemwise.contract.ragged import Int32Array, Int64Array
 from itemwise.contract.request import ScoreRequest, check_item_count, check_model, check_vocabulary
 from itemwise.contract.result import ItemError, ScoreResult, Usage
 from itemwise.contract.score_modes import needs_normalizer, scores_from_logits, scores_from_logprobs
-from itemwise.engine.executor import Executor, OnProgress, PlanOutput
+from itemwise.contract.token_ids import Place, vocabulary_error
+from itemwise.engine.job import Job, OnChange
+from itemwise.engine.pins import PinnedPrefix
+from itemwise.engine.scheduler import Scheduler
 from itemwise.plan.algorithms import Planner, ScorePlan
 from itemwise.plan.label_rows import LabelRows, lay_out_segments, plan_labels
 from itemwise.plan.options import PlanOptions
 from itemwise.plan.shared_prefix import split_items
 from itemwise.prompts.limits import check_limits
-from itemwise.prompts.template import Prompt, build_prompt
+from itemwise.prompts.template import Prompt, build_prefix, build_prompt
 from itemwise.prompts.tokenizer import TextTokenizer
 
 log = logging.getLogger("itemwise")
+
+OnProgress = Callable[[int, int], None]  # items done, items in all
+
+_NO_IDS = np.zeros(0, np.int32)
 
 
 @dataclass(frozen=True)
@@ -38,62 +49,148 @@ class EngineConfig:
     delimiter_token_id: int | None = None
     max_items_per_request: int = 100_000
     plan: PlanOptions = field(default_factory=PlanOptions)
+    served_names: tuple[str, ...] = ()  # other names that a request may call the model by
+
+
+@dataclass(frozen=True, eq=False)
+class PreparedRequest:
+    """A request with all that the host has to do before it runs."""
+
+    request: ScoreRequest
+    prompt: Prompt
+    labels: LabelRows
+    item_errors: dict[int, RequestError]
+    good: Int64Array  # the items that can be scored
+    plan: ScorePlan | None  # None where there are none
+    begin: float  # of time.perf_counter()
+    tokenize_seconds: float
+
+    @property
+    def num_items(self) -> int:
+        return self.request.num_items
 
 
 class ScoringEngine:
-    """A model that is ready to score. Calls from several threads take turns."""
+    """A model that is ready to score, for any number of threads."""
 
-    def __init__(self, config: EngineConfig, backend: Backend, tokenizer: TextTokenizer | None) -> None:
+    def __init__(self, config: EngineConfig, scheduler: Scheduler, tokenizer: TextTokenizer | None) -> None:
+        backend = scheduler.backend
         _check_delimiter_id(config.delimiter_token_id, backend.config.vocab_size)
         self.config = config
-        self.backend = backend
+        self.scheduler = scheduler
         self.tokenizer = tokenizer
-        self.planner = Planner(backend.config, backend.info, config.plan.resolve(backend.info))
-        self._executor = Executor(backend)
-        self._device_lock = threading.RLock()  # a progress callback may score too
-        self._is_closed = False
+        self.planner = Planner(
+            backend.config,
+            backend.info,
+            config.plan.resolve(backend.info),
+            keeps_prefixes=scheduler.options.prefix_cache,
+        )
+
+    @property
+    def backend(self) -> Backend:
+        return self.scheduler.backend
 
     def score(self, request: ScoreRequest, on_progress: OnProgress | None = None) -> ScoreResult:
-        """Score one request. Raises RequestError before any work where it cannot be scored."""
+        """Score one request, and wait. Raises RequestError before any work where it cannot be scored."""
+        prepared = self.prepare(request)
+        changes: SimpleQueue[None] = SimpleQueue()
+        job = self.submit(prepared, on_change=lambda: changes.put(None))
+        try:
+            while not job.is_done:
+                changes.get()
+                if on_progress is not None and prepared.plan is not None and job.num_items_done:
+                    on_progress(job.num_items_done, len(prepared.good))
+        except BaseException:
+            job.cancel()
+            raise
+        return self.finish(prepared, job)
+
+    def prepare(self, request: ScoreRequest) -> PreparedRequest:
+        """Raises RequestError where the request cannot be scored, TokenizerError for text that no tokenizer reads."""
         begin = perf_counter()
         request = self._check(request)
         prompt = build_prompt(request, self.tokenizer, self.config.delimiter_token_id)
-        tokenized = perf_counter()
+        tokenize_seconds = perf_counter() - begin
         labels = plan_labels(prompt.label_ids)
         item_errors = self._item_errors(request, prompt, labels)
-        good = np.array([i for i in range(request.num_items) if i not in item_errors], np.int64)
-        if not len(good):
-            return self._result(request, prompt, item_errors, good, np.zeros((0, 1)), None)
-        plan = self._plan(request, prompt, labels, good)
-        planned = perf_counter()
-        normalize = needs_normalizer(request.score_mode, request.label_scoring)
-        with self.exclusive_device():
-            started = perf_counter()
-            output = self._executor.run(plan, normalize=normalize, timed=request.return_debug, on_progress=on_progress)
-        scores = _scores(request, labels, output)
-        debug = None
-        if request.return_debug:
-            spans = {"tokenize": tokenized - begin, "queue": started - planned}
-            debug = _debug(plan, output, spans, perf_counter() - begin)
-        return self._result(request, prompt, item_errors, good, scores, debug)
+        good = np.arange(request.num_items)
+        if item_errors:
+            good = np.array([i for i in range(request.num_items) if i not in item_errors], np.int64)
+        plan = self._plan(request, prompt, labels, good) if len(good) else None
+        return PreparedRequest(request, prompt, labels, item_errors, good, plan, begin, tokenize_seconds)
 
-    @contextmanager
-    def exclusive_device(self) -> Iterator[None]:
-        """The device for one caller at a time. Raises BackendError where the engine is closed."""
-        with self._device_lock:
-            if self._is_closed:
-                raise BackendError("this scorer is closed, so its model is gone; make another one")
-            yield
+    def submit(
+        self, prepared: PreparedRequest, *, deadline: float | None = None, on_change: OnChange | None = None
+    ) -> Job:
+        """Queue it. `deadline`: of time.monotonic(). `on_change`: called by the scheduler's thread when items are done
+        or the job is. Raises QueueFullError."""
+        plan, request = prepared.plan, prepared.request
+        job = Job(
+            plan.segments.prefix_ids if plan is not None and plan.needs_prefill else _NO_IDS,
+            plan,
+            normalize=needs_normalizer(request.score_mode, request.label_scoring),
+            timed=request.return_debug,
+            deadline=deadline,
+            on_change=on_change,
+        )
+        if plan is None:
+            job.finish()
+        else:
+            self.scheduler.submit(job)
+        return job
+
+    def finish(self, prepared: PreparedRequest, job: Job) -> ScoreResult:
+        """The scores of a job that is done. Raises what went wrong."""
+        if job.error is not None:
+            raise job.error
+        if prepared.plan is None:
+            return self._result(prepared, job, np.zeros((0, 1)), None)
+        scores = _scores(prepared, job)
+        debug = _debug(prepared, prepared.plan, job) if prepared.request.return_debug else None
+        return self._result(prepared, job, scores, debug)
+
+    def prepare_prefix(self, query: str | Int32Array) -> Int32Array:
+        """The tokens that requests with this query share. Raises RequestError where no request could have it."""
+        if not self.scheduler.options.prefix_cache:
+            message = "prefixes are not kept between requests here (the prefix cache is off)"
+            raise InvalidValueError(message, code="prefix_cache_disabled")
+        prefix_ids = build_prefix(query, self.tokenizer, self.config.delimiter_token_id)
+        _check_prefix(prefix_ids, self.backend)
+        return prefix_ids
+
+    def submit_prefix(
+        self,
+        prefix_ids: Int32Array,
+        *,
+        ttl_seconds: float,
+        deadline: float | None = None,
+        on_change: OnChange | None = None,
+    ) -> Job:
+        """Compute the prefix and keep it for so long. Raises QueueFullError."""
+        job = Job(prefix_ids, None, deadline=deadline, on_change=on_change, pin_seconds=ttl_seconds)
+        self.scheduler.submit(job)
+        return job
+
+    def finish_prefix(self, job: Job) -> PinnedPrefix:
+        """What a prefix job that is done has kept. Raises what went wrong."""
+        if job.error is not None:
+            raise job.error
+        assert job.pinned is not None, "a prefix job that is done has pinned it"
+        return job.pinned
+
+    def release_prefix(self, prefix_id: str) -> bool:
+        """False where there is none of this id."""
+        return self.scheduler.release_pin(prefix_id)
+
+    def pinned_prefixes(self) -> list[PinnedPrefix]:
+        return self.scheduler.pins.listed()
 
     def close(self) -> None:
-        """Give the device's memory back, after the request that is running; a second call does nothing."""
-        with self._device_lock:
-            if not self._is_closed:
-                self._is_closed = True
-                self.backend.close()
+        """Give the device's memory back, after what has been started; a second call does nothing."""
+        self.scheduler.close()
 
     def _check(self, request: ScoreRequest) -> ScoreRequest:
-        check_model(request, (self.config.model_name,))
+        check_model(request, (self.config.model_name, *self.config.served_names))
         check_item_count(request, self.config.max_items_per_request)
         return check_vocabulary(request, self.backend.config.vocab_size)
 
@@ -112,17 +209,14 @@ class ScoringEngine:
         return plan
 
     def _result(
-        self,
-        request: ScoreRequest,
-        prompt: Prompt,
-        item_errors: dict[int, RequestError],
-        good: Int64Array,
-        scores: NDArray[np.float64],
-        debug: dict[str, object] | None,
+        self, prepared: PreparedRequest, job: Job, scores: NDArray[np.float64], debug: dict[str, object] | None
     ) -> ScoreResult:
-        rows: list[list[float] | None] = [None] * request.num_items
-        for index, row in zip(good.tolist(), scores.tolist(), strict=True):
-            rows[index] = row
+        request, prompt, item_errors = prepared.request, prepared.prompt, prepared.item_errors
+        rows: list[list[float] | None] = scores.tolist()
+        if item_errors:
+            rows = [None] * request.num_items
+            for index, row in zip(prepared.good.tolist(), scores.tolist(), strict=True):
+                rows[index] = row
         names = request.labels or tuple(" ".join(map(str, ids)) for ids in prompt.label_ids)
         return ScoreResult(
             scores=rows,
@@ -130,11 +224,23 @@ class ScoringEngine:
             labels=names,
             score_mode=request.score_mode,
             model=self.config.model_name,
-            usage=Usage(prompt.prompt_tokens),
+            usage=Usage(prompt.prompt_tokens, job.cached_tokens),
             truncated=prompt.truncated,
             item_errors=tuple(ItemError.from_error(i, item_errors[i]) for i in sorted(item_errors)),
             debug=debug,
         )
+
+
+def _check_prefix(prefix_ids: Int32Array, backend: Backend) -> None:
+    """Raises where it is longer than the model, or than what can be kept."""
+    longest = min(backend.config.max_context_len, backend.info.max_prefix_len)
+    if len(prefix_ids) > longest:
+        message = f"query must have at most {longest} tokens, got {len(prefix_ids)}"
+        raise InvalidValueError(message, code="context_too_long", param="query")
+    beyond = prefix_ids[prefix_ids >= backend.config.vocab_size]
+    if len(beyond):
+        place = Place("query", "query")
+        raise vocabulary_error(int(beyond[0]), place, f"of token ids below {backend.config.vocab_size}")
 
 
 def _check_delimiter_id(delimiter: int | None, vocab_size: int) -> None:
@@ -144,32 +250,30 @@ def _check_delimiter_id(delimiter: int | None, vocab_size: int) -> None:
     raise InvalidValueError(message, code="invalid_delimiter_token_id", param="delimiter_token_id")
 
 
-def _scores(request: ScoreRequest, labels: LabelRows, output: PlanOutput) -> NDArray[np.float64]:
+def _scores(prepared: PreparedRequest, job: Job) -> NDArray[np.float64]:
+    request = prepared.request
     if request.label_scoring == "single":
-        return scores_from_logits(request.score_mode, output.label_logits, output.log_normalizers)
-    assert output.log_normalizers is not None, "sequence labels are summed log-probabilities"
-    logprobs = labels.logprobs(output.label_logits, output.log_normalizers)
+        return scores_from_logits(request.score_mode, job.label_logits, job.log_normalizers)
+    assert job.log_normalizers is not None, "sequence labels are summed log-probabilities"
+    logprobs = prepared.labels.logprobs(job.label_logits, job.log_normalizers)
     return scores_from_logprobs(request.score_mode, logprobs)
 
 
-def _debug(plan: ScorePlan, output: PlanOutput, spans: dict[str, float], total: float) -> dict[str, object]:
+def _debug(prepared: PreparedRequest, plan: ScorePlan, job: Job) -> dict[str, object]:
     """What `return_debug` shows; times in milliseconds, which add up to the request's."""
-    spans = {**spans, "prefill": output.prefill_seconds, "extend": output.extend_seconds}
-    spans["host"] = total - sum(spans.values())
-    batches = [
-        {
-            **asdict(batch),
-            "segments": batch.stop - batch.first,
-            "fill": round(batch.num_tokens / batch.bucket, 4),
-        }
-        for batch in plan.batches
-    ]
+    spans = {
+        "tokenize": prepared.tokenize_seconds,
+        "queue": job.queue_seconds,
+        "prefill": job.prefill_seconds,
+        "extend": job.extend_seconds,
+    }
+    spans["host"] = perf_counter() - prepared.begin - sum(spans.values())
     return {
         "algorithm": plan.algorithm,
         "reason": plan.reason,
         "mask": plan.mask,
-        "chunks": sum(len(batch.row_starts) - 1 for batch in plan.batches),
-        "batches": batches,
-        "cached_tokens": 0,
+        "chunks": len(plan.rows) or len(job.batches),
+        "batches": [{**asdict(batch), "fill": batch.fill} for batch in job.batches],
+        "cached_tokens": job.cached_tokens,
         "milliseconds": {name: round(1000 * seconds, 3) for name, seconds in spans.items()},
     }

@@ -1,100 +1,194 @@
-"""From a planned batch to the arrays of a forward: tokens, positions, who sees whom, what is read where."""
+"""From what a step takes of its requests to the arrays of a forward: tokens, positions, who sees whom, what is read.
+
+prefill   blocks of prefixes, each reading those before it
+extend    tails alone, behind blocks that are kept
+rows      prefixes and tails of the algorithms that compute both in one forward
+"""
 
 from __future__ import annotations
 
-from itertools import pairwise
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
-from itemwise.backends.base import ForwardBatch, Layout, PrefixState
+from itemwise.backends.base import PREFIX_BLOCK, ForwardBatch, Layout, Prefix, PrefixBlock
 from itemwise.contract.ragged import Int32Array, Int64Array, ranges, starts_from_lens
 from itemwise.plan.algorithms import ScorePlan
-from itemwise.plan.batches import PlannedBatch
+from itemwise.plan.batches import Row
 from itemwise.plan.label_rows import Segments
 
+Integer = TypeVar("Integer", np.int32, np.int64)
 
-def prefill_batch(prefix_ids: Int32Array) -> ForwardBatch:
-    """The prefix alone: nothing is scored, its keys and values are kept."""
-    edges = np.array([0, len(prefix_ids)], np.int64)
+_NO_LABELS = np.zeros((0, 0), np.int32)
+_NO_TOKENS = np.zeros(0, np.int64)
+
+
+@dataclass(frozen=True)
+class BlockRun:
+    """Blocks first..stop of a prefix, behind those that are kept."""
+
+    prefix_ids: Int32Array  # all of them
+    stop: int
+    kept: tuple[PrefixBlock, ...]
+
+    @property
+    def token_ids(self) -> Int32Array:
+        return self.prefix_ids[len(self.kept) * PREFIX_BLOCK : self.stop * PREFIX_BLOCK]
+
+
+@dataclass(frozen=True)
+class TailRun:
+    """Tails of the segments first..stop, which read one of the forward's prefixes."""
+
+    segments: Segments
+    first: int
+    stop: int
+    prefix: int  # number of it; -1: none
+
+    @property
+    def num_tokens(self) -> int:
+        starts = self.segments.tails.starts
+        return int(starts[self.stop] - starts[self.first])
+
+
+@dataclass(frozen=True)
+class RowRun:
+    """Rows first..stop of a plan."""
+
+    plan: ScorePlan
+    first: int
+    stop: int
+
+    @property
+    def rows(self) -> Sequence[Row]:
+        return self.plan.rows[self.first : self.stop]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(row.num_tokens for row in self.rows)
+
+
+def prefill_batch(runs: Sequence[BlockRun]) -> ForwardBatch:
+    """Nothing is scored; the keys and values of every block are kept."""
+    lens: list[int] = []
+    reads: list[int] = []
+    index: list[int] = []
+    prefixes: list[Prefix] = []
+    for run in runs:
+        first, num_tokens = len(run.kept), len(run.token_ids)
+        prefixes.append(Prefix(run.kept, segment=len(lens)))
+        blocks = range(run.stop - first)
+        lens += [min(PREFIX_BLOCK, num_tokens - PREFIX_BLOCK * block) for block in blocks]
+        reads += [PREFIX_BLOCK * (first + block) for block in blocks]
+        index += [len(prefixes) - 1 if first + block else -1 for block in blocks]
+    starts = starts_from_lens(np.array(lens, np.int64))
+    prefix_lens = np.array(reads, np.int64)
     return ForwardBatch(
-        layout=Layout.CAUSAL,
-        token_ids=prefix_ids,
-        positions=np.arange(len(prefix_ids), dtype=np.int32),
-        segment_starts=edges,
-        prefix_index=np.array([-1]),
-        prefix_lens=np.array([0]),
-        prefixes=(),
-        row_starts=edges,
-        score_tokens=np.zeros(0, np.int64),
-        label_ids=np.zeros((0, 0), np.int32),
-        keep_segments=(0,),
+        layout=Layout.EXTEND,
+        token_ids=_concatenate([run.token_ids for run in runs]),
+        positions=_positions(prefix_lens, np.array(lens, np.int64)),
+        segment_starts=starts,
+        prefix_index=np.array(index, np.int64),
+        prefix_lens=prefix_lens,
+        prefixes=tuple(prefixes),
+        row_starts=starts[[0, -1]],
+        score_tokens=_NO_TOKENS,
+        label_ids=_NO_LABELS,
+        keep_segments=tuple(range(len(lens))),
     )
 
 
-def extend_batch(plan: ScorePlan, batch: PlannedBatch, prefix: PrefixState | None, *, normalize: bool) -> ForwardBatch:
-    """Tails only; those that read a prefix read the cached one."""
-    segments = plan.segments
-    lens = segments.tails.lens[batch.first : batch.stop]
-    prefix_lens = segments.prefix_lens[batch.first : batch.stop]
-    first_token, last_token = segments.tails.starts[[batch.first, batch.stop]]
+def extend_batch(runs: Sequence[TailRun], *, normalize: bool) -> ForwardBatch:
+    """Tails only. The prefixes themselves are put in when the forward starts: they may be in the making."""
+    lens = _concatenate([run.segments.tails.lens[run.first : run.stop] for run in runs])
+    prefix_lens = _concatenate([run.segments.prefix_lens[run.first : run.stop] for run in runs])
+    numbers = np.repeat([run.prefix for run in runs], [run.stop - run.first for run in runs])
     starts = starts_from_lens(lens)
+    edges = [(run.segments.tails.starts[run.first], run.segments.tails.starts[run.stop]) for run in runs]
+    score_tokens, offset = [], 0
+    for run, (first_token, last_token) in zip(runs, edges, strict=True):
+        score_tokens.append(_score_offsets(run.segments, run.first, run.stop) + (offset - first_token))
+        offset += last_token - first_token
     return ForwardBatch(
         layout=Layout.EXTEND,
-        token_ids=segments.tails.flat[first_token:last_token],
+        token_ids=_concatenate(
+            [run.segments.tails.flat[begin:end] for run, (begin, end) in zip(runs, edges, strict=True)]
+        ),
         positions=_positions(prefix_lens, lens),
         segment_starts=starts,
-        prefix_index=np.where(prefix_lens > 0, 0, -1),
+        prefix_index=np.where(prefix_lens > 0, numbers, -1),
         prefix_lens=prefix_lens,
-        prefixes=() if prefix is None else (prefix,),
+        prefixes=(),
         row_starts=starts[[0, -1]],
-        score_tokens=_score_offsets(segments, batch) - first_token,
-        label_ids=_label_ids(segments, batch),
+        score_tokens=_concatenate(score_tokens),
+        label_ids=_join_labels([_label_ids(run.segments, run.first, run.stop) for run in runs]),
         need_normalizers=normalize,
     )
 
 
-def rows_batch(plan: ScorePlan, batch: PlannedBatch, *, normalize: bool) -> ForwardBatch:
-    """Rows of the prefix and one (serial) or several (packed) tails, each reading its own row's prefix."""
-    segments = plan.segments
-    prefix_len = len(segments.prefix_ids)
-    if not prefix_len:  # nothing is shared: rows of tails are what `extend` computes
-        return extend_batch(plan, batch, None, normalize=normalize)
-    row_edges = np.array(batch.row_starts) - batch.first  # in segments of this batch
-    num_rows = len(row_edges) - 1
-    row_of = np.repeat(np.arange(num_rows), np.diff(row_edges))
-    tail_prefix_lens = segments.prefix_lens[batch.first : batch.stop]
-    # A prefix segment is put before each row's first tail.
-    lens = np.insert(segments.tails.lens[batch.first : batch.stop], row_edges[:-1], prefix_len)
-    prefix_lens = np.insert(tail_prefix_lens, row_edges[:-1], 0)
-    prefix_segments = row_edges[:-1] + np.arange(num_rows)
-    prefix_index = np.insert(np.where(tail_prefix_lens > 0, row_of, -1), row_edges[:-1], -1)
-    starts = starts_from_lens(lens)
-    # A tail's tokens come to stand behind the prefixes of its own row and of the rows before.
-    shift = (row_of + 1) * prefix_len - segments.tails.starts[batch.first]
-    score_shift = np.repeat(shift, np.diff(segments.rows_of_segment)[batch.first : batch.stop])
+def rows_batch(runs: Sequence[RowRun], *, normalize: bool) -> ForwardBatch:
+    """Rows of a prefix, cut into blocks, and one (serial) or several (packed) tails, which read their row's prefix.
+
+    All runs are of one layout and one mask.
+    """
+    plan = runs[0].plan
+    parts = [_row_segments(run.plan.segments, row) for run in runs for row in run.rows]
+    row_lens = np.array([row.num_tokens for run in runs for row in run.rows], np.int64)
+    row_starts = starts_from_lens(row_lens)
+    segments_before = starts_from_lens(np.array([len(part.lens) for part in parts], np.int64))
+    lens = _concatenate([part.lens for part in parts])
+    prefix_lens = _concatenate([part.prefix_lens for part in parts])
+    row_of = np.repeat(np.arange(len(parts)), np.diff(segments_before))
     return ForwardBatch(
         layout=Layout.CAUSAL if plan.algorithm == "serial" else Layout.PACKED,
-        token_ids=_row_tokens(segments, batch),
+        token_ids=_concatenate([part.token_ids for part in parts]),
         positions=_positions(prefix_lens, lens),
-        segment_starts=starts,
-        prefix_index=prefix_index,
+        segment_starts=starts_from_lens(lens),
+        prefix_index=np.where(prefix_lens > 0, row_of, -1),
         prefix_lens=prefix_lens,
-        prefixes=tuple(int(number) for number in prefix_segments),
-        row_starts=np.append(starts[prefix_segments], starts[-1]),
-        score_tokens=_score_offsets(segments, batch) + score_shift,
-        label_ids=_label_ids(segments, batch),
+        prefixes=tuple(Prefix(segment=int(segment)) for segment in segments_before[:-1]),
+        row_starts=row_starts,
+        score_tokens=_concatenate(
+            [part.score_offsets + start for part, start in zip(parts, row_starts[:-1], strict=True)]
+        ),
+        label_ids=_join_labels(
+            [_label_ids(run.plan.segments, row.first, row.stop) for run in runs for row in run.rows]
+        ),
         need_normalizers=normalize,
         mask=plan.mask or "segment",
     )
 
 
-def _row_tokens(segments: Segments, batch: PlannedBatch) -> Int32Array:
+@dataclass(frozen=True)
+class _RowSegments:
+    """One row's segments: the blocks of its prefix, then its tails."""
+
+    lens: Int64Array
+    prefix_lens: Int64Array
+    token_ids: Int32Array
+    score_offsets: Int64Array  # from the row's start
+
+
+def _row_segments(segments: Segments, row: Row) -> _RowSegments:
+    prefix_len = len(segments.prefix_ids)
+    block_starts = np.arange(0, prefix_len, PREFIX_BLOCK)
+    block_lens = np.minimum(PREFIX_BLOCK, prefix_len - block_starts)
     tails = segments.tails
-    edges = [int(tails.starts[segment]) for segment in batch.row_starts]
-    pieces: list[Int32Array] = []
-    for start, stop in pairwise(edges):
-        pieces += [segments.prefix_ids, tails.flat[start:stop]]
-    return np.concatenate(pieces)
+    first_token, last_token = tails.starts[row.first], tails.starts[row.stop]
+    return _RowSegments(
+        lens=np.concatenate([block_lens, tails.lens[row.first : row.stop]]),
+        prefix_lens=np.concatenate([block_starts, segments.prefix_lens[row.first : row.stop]]),
+        token_ids=np.concatenate([segments.prefix_ids, tails.flat[first_token:last_token]]),
+        score_offsets=_score_offsets(segments, row.first, row.stop) + (prefix_len - first_token),
+    )
+
+
+def _concatenate(pieces: list[NDArray[Integer]]) -> NDArray[Integer]:
+    """One of them as it is: most forwards are of one request."""
+    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
 
 def _positions(prefix_lens: Int64Array, lens: Int64Array) -> Int32Array:
@@ -102,13 +196,28 @@ def _positions(prefix_lens: Int64Array, lens: Int64Array) -> Int32Array:
     return ranges(prefix_lens, lens).astype(np.int32)
 
 
-def _score_offsets(segments: Segments, batch: PlannedBatch) -> Int64Array:
+def _score_offsets(segments: Segments, first: int, stop: int) -> Int64Array:
     rows = segments.rows_of_segment
-    return segments.score_offsets[rows[batch.first] : rows[batch.stop]]
+    return segments.score_offsets[rows[first] : rows[stop]]
 
 
-def _label_ids(segments: Segments, batch: PlannedBatch) -> Int32Array:
+def _label_ids(segments: Segments, first: int, stop: int) -> Int32Array:
     """[R, L]: the request's pattern of targets, which repeats with every item."""
-    rows = np.arange(segments.rows_of_segment[batch.first], segments.rows_of_segment[batch.stop])
-    label_ids: Int32Array = segments.label_ids[rows % len(segments.label_ids)]
+    begin, end = segments.rows_of_segment[first], segments.rows_of_segment[stop]
+    if len(segments.label_ids) == 1:
+        return np.broadcast_to(segments.label_ids, (end - begin, segments.label_ids.shape[1]))
+    label_ids: Int32Array = segments.label_ids[np.arange(begin, end) % len(segments.label_ids)]
     return label_ids
+
+
+def _join_labels(parts: list[Int32Array]) -> Int32Array:
+    """Requests with fewer labels read some of theirs again."""
+    if len(parts) == 1:
+        return np.ascontiguousarray(parts[0])
+    width = max(part.shape[1] for part in parts)
+    return np.concatenate([_widened(part, width) for part in parts])
+
+
+def _widened(labels: Int32Array, width: int) -> Int32Array:
+    missing = width - labels.shape[1]
+    return np.pad(labels, ((0, 0), (0, missing)), mode="edge") if missing else labels

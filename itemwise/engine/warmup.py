@@ -19,14 +19,15 @@ def warm_up(engine: ScoringEngine, on_program: OnProgram | None = None) -> int:
     """Compile all programs of the engine's backend, and score a little. How many programs there were, which is known
     before the first is compiled."""
     begin = perf_counter()
-    with engine.exclusive_device():
-        programs = engine.backend.programs(max_dense_row_len=max_dense_row_len(engine.planner.options))
-        log.info("warm-up: %d programs to compile", len(programs))
-        for number, program in enumerate(programs):
-            if on_program is not None:
-                on_program(number, len(programs), program.title)
-            program.prepare()
-        _score_a_little(engine)
+    scheduler = engine.scheduler
+    longest_dense = max_dense_row_len(engine.planner.options)
+    programs = scheduler.call(lambda: engine.backend.programs(max_dense_row_len=longest_dense))
+    log.info("warm-up: %d programs to compile", len(programs))
+    for number, program in enumerate(programs):
+        if on_program is not None:
+            on_program(number, len(programs), program.title)
+        scheduler.call(program.prepare)
+    _score_a_little(engine)
     log.info("warm-up: ready after %.1f s", perf_counter() - begin)
     return len(programs)
 

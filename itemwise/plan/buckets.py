@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass
+from functools import lru_cache
+
+from itemwise.backends.base import BackendInfo
 
 
 @dataclass(frozen=True)
@@ -16,9 +19,17 @@ class Buckets:
         assert self.sizes and all(a < b for a, b in zip(self.sizes, self.sizes[1:], strict=False)), self.sizes
 
     @classmethod
+    @lru_cache(maxsize=16)
     def multiples(cls, step: int, largest: int) -> Buckets:
         """step, 2 step, ... up to the first that is at least `largest`."""
         return cls(tuple(range(step, largest + step, step)))
+
+    @classmethod
+    def of(cls, backend: BackendInfo) -> Buckets:
+        """Those that the backend pads its forwards to."""
+        if backend.token_buckets:
+            return cls(backend.token_buckets)
+        return cls.multiples(backend.token_multiple, backend.token_budget)
 
     @property
     def largest(self) -> int:

@@ -5,9 +5,11 @@ Figures are static per kind of device until a warm-up measures them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from itemwise.contract.ragged import Int64Array
 from itemwise.models.config import ModelConfig
 
 
@@ -46,22 +48,31 @@ def estimate_seconds(config: ModelConfig, work: Work, figures: DeviceFigures) ->
     return (linear + attention) / figures.flops_per_second + work.num_forwards * figures.seconds_per_forward
 
 
-def packed_work(prefix_len: int, tail_lens: Sequence[int], num_rows: int, token_budget: int, multiple: int) -> Work:
+@dataclass(frozen=True)
+class TailSums:
+    """What the estimates need to know of the tails."""
+
+    num_tails: int
+    num_tokens: int
+    num_pairs: int  # of tokens of one tail, half of the square
+
+    @classmethod
+    def of(cls, tail_lens: Int64Array) -> TailSums:
+        return cls(len(tail_lens), int(tail_lens.sum()), int(np.dot(tail_lens, tail_lens)) // 2)
+
+
+def packed_work(prefix_len: int, tails: TailSums, num_rows: int, token_budget: int, multiple: int) -> Work:
     """Rows of the prefix and some tails each; `serial` is the case of one row per tail."""
-    tokens = sum(tail_lens) + prefix_len * num_rows
-    pairs = num_rows * prefix_len**2 // 2 + prefix_len * sum(tail_lens) + _own_pairs(tail_lens)
+    tokens = tails.num_tokens + prefix_len * num_rows
+    pairs = num_rows * prefix_len**2 // 2 + prefix_len * tails.num_tokens + tails.num_pairs
     return Work(_padded(tokens, multiple), pairs, -(-tokens // token_budget))
 
 
-def extend_work(prefix_len: int, tail_lens: Sequence[int], token_budget: int, multiple: int) -> Work:
+def extend_work(prefix_len: int, tails: TailSums, token_budget: int, multiple: int) -> Work:
     """The prefix in a forward of its own, then the tails."""
-    tokens = _padded(prefix_len, multiple) + _padded(sum(tail_lens), multiple)
-    pairs = prefix_len**2 // 2 + prefix_len * sum(tail_lens) + _own_pairs(tail_lens)
-    return Work(tokens, pairs, bool(prefix_len) + -(-sum(tail_lens) // token_budget))
-
-
-def _own_pairs(tail_lens: Sequence[int]) -> int:
-    return sum(length * length // 2 for length in tail_lens)
+    tokens = _padded(prefix_len, multiple) + _padded(tails.num_tokens, multiple)
+    pairs = prefix_len**2 // 2 + prefix_len * tails.num_tokens + tails.num_pairs
+    return Work(tokens, pairs, bool(prefix_len) + -(-tails.num_tokens // token_budget))
 
 
 def _padded(num_tokens: int, multiple: int) -> int:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,7 +51,8 @@ class LabelRows:
         return np.stack([np.ascontiguousarray(part).sum(1) for part in parts], 1)
 
 
-def plan_labels(labels: Sequence[Ids]) -> LabelRows:
+@lru_cache(maxsize=1024)  # a service is asked for few different sets of labels
+def plan_labels(labels: tuple[Ids, ...]) -> LabelRows:
     """Find the stems and the rows."""
     stems = _distinct_stems(labels)
     first_rows = starts_from_lens(np.array([len(stem) + 1 for stem in stems], np.int64))
@@ -90,8 +92,11 @@ class Segments:
 def lay_out_segments(split: SplitItems, labels: LabelRows) -> Segments:
     """Put every stem behind every item."""
     num_items, num_stems = len(split.tails), len(labels.stems)
+    if labels.stems == ((),):  # labels of one token: one segment per item, read after its last token
+        tails, rows = split.tails, np.arange(num_items + 1)
+        return Segments(split.prefix_ids, split.prefix_lens, tails, tails.starts[1:] - 1, rows, labels.targets)
     stem_lens = np.array([len(stem) for stem in labels.stems], np.int64)
-    tails = split.tails if num_stems == 1 and not stem_lens[0] else _append_stems(split.tails, labels.stems)
+    tails = _append_stems(split.tails, labels.stems)
     rows_per_segment = np.tile(stem_lens + 1, num_items)
     score_offsets = ranges(tails.starts[1:] - rows_per_segment, rows_per_segment)
     return Segments(

@@ -48,6 +48,8 @@ def _split_tails(prompt: Prompt) -> SplitItems:
     """Rows that stand behind the prefix. An empty one takes the prefix's last token back."""
     rows, prefix_ids = prompt.sequences, prompt.prefix_ids
     is_empty = rows.lens == 0
+    if not is_empty.any():
+        return SplitItems(prefix_ids, np.full(len(rows), len(prefix_ids)), rows)
     shared = len(prefix_ids) - is_empty.astype(np.int64)
     flat = np.insert(rows.flat, rows.starts[:-1][is_empty], prefix_ids[-1])
     return SplitItems(prefix_ids, shared, Ragged(flat, starts_from_lens(np.maximum(rows.lens, 1))))

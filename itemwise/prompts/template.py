@@ -63,9 +63,7 @@ def build_prompt(request: ScoreRequest, tokenizer: TextTokenizer | None, delimit
     Raises RequestError where the tokens are at fault, TokenizerError where there is text and no tokenizer.
     """
     parts = _tokenize(request, tokenizer)
-    if not len(parts.query):
-        message = "query must hold at least one token, got a text that has none"
-        raise InvalidValueError(message, code="empty_query", param="query")
+    _check_query(parts.query, delimiter)
     item_errors = dict(request.item_errors)
     if delimiter is not None:
         _check_delimiter(request, parts, delimiter, item_errors)
@@ -85,6 +83,25 @@ def build_prompt(request: ScoreRequest, tokenizer: TextTokenizer | None, delimit
         truncated=truncated,
         item_errors=item_errors,
     )
+
+
+def build_prefix(query: str | Int32Array, tokenizer: TextTokenizer | None, delimiter: int | None) -> Int32Array:
+    """What the items of any request with this query have in common (but for `item_first`). Raises as `build_prompt`."""
+    leading = _NOTHING
+    if isinstance(query, str):
+        tokenizer = _require(tokenizer)
+        query, leading = tokenizer.encode(query), tokenizer.leading_ids
+    _check_query(query, delimiter)
+    between = _NOTHING if delimiter is None else np.asarray([delimiter], np.int32)
+    return np.concatenate([leading, query, between])
+
+
+def _check_query(query: Int32Array, delimiter: int | None) -> None:
+    if not len(query):
+        message = "query must hold at least one token, got a text that has none"
+        raise InvalidValueError(message, code="empty_query", param="query")
+    if delimiter is not None and np.any(query == delimiter):
+        raise _collision("query", int(np.flatnonzero(query == delimiter)[0]), delimiter, None)
 
 
 def _tokenize(request: ScoreRequest, tokenizer: TextTokenizer | None) -> _Parts:
@@ -167,8 +184,6 @@ def _label_ids(request: ScoreRequest, tokenizer: TextTokenizer | None) -> tuple[
 def _check_delimiter(
     request: ScoreRequest, parts: _Parts, delimiter: int, item_errors: dict[int, RequestError]
 ) -> None:
-    if np.any(parts.query == delimiter):
-        raise _collision("query", int(np.flatnonzero(parts.query == delimiter)[0]), delimiter, None)
     for hit in np.flatnonzero(parts.items.flat == delimiter):
         item = int(np.searchsorted(parts.items.starts, hit, side="right")) - 1
         error = _collision(f"items[{item}]", int(hit - parts.items.starts[item]), delimiter, item)

@@ -16,6 +16,11 @@ from itemwise.contract.errors import RequestError
         (errors.InvalidValueError, 400, "invalid_value_error"),
         (errors.VocabularyError, 422, "invalid_value_error"),
         (errors.ModelNotFoundError, 404, "model_error"),
+        (errors.NotFoundError, 404, "invalid_request_error"),
+        (errors.MethodNotAllowedError, 405, "invalid_request_error"),
+        (errors.AuthenticationError, 401, "authentication_error"),
+        (errors.RequestTooLargeError, 413, "invalid_request_error"),
+        (errors.UnavailableError, 503, "server_error"),
     ],
 )
 def test_every_request_error_has_its_status_and_type(cls: type[RequestError], status: int, type_: str) -> None:
@@ -24,7 +29,37 @@ def test_every_request_error_has_its_status_and_type(cls: type[RequestError], st
     assert isinstance(error, RequestError)
 
 
-def test_the_body_holds_the_message_twice_for_clients_that_read_only_detail() -> None:
+@pytest.mark.parametrize(
+    ("error", "status", "type_", "code"),
+    [
+        (errors.QueueFullError("too many", retry_after=7), 429, "rate_limit_error", "queue_full"),
+        (errors.DeadlineExceededError("too late"), 504, "server_error", "deadline_exceeded"),
+        (errors.CancelledError(), 499, "server_error", "cancelled"),
+        (errors.InternalError("see the log"), 500, "server_error", "internal_error"),
+    ],
+)
+def test_errors_of_the_service_have_codes_of_their_own(
+    error: errors.ServiceError, status: int, type_: str, code: str
+) -> None:
+    assert (error.status, error.type, error.code, error.param) == (status, type_, code, None)
+    body = error.to_body()["error"]
+    assert body == {"message": str(error), "type": type_, "param": None, "code": code}
+    assert str(error)
+
+
+def test_a_full_queue_says_when_to_come_again() -> None:
+    assert errors.QueueFullError("too many", retry_after=7).retry_after == 7
+
+
+def test_what_may_help_to_send_again_can_be_caught_apart_from_what_cannot() -> None:
+    """A request at fault stays at fault."""
+    service = {errors.QueueFullError, errors.DeadlineExceededError, errors.UnavailableError, errors.InternalError}
+    assert all(issubclass(cls, errors.ServiceError) for cls in (*service, errors.CancelledError))
+    at_fault = (errors.InvalidValueError, errors.NotFoundError, errors.AuthenticationError, errors.RequestTooLargeError)
+    assert not any(issubclass(cls, errors.ServiceError) for cls in at_fault)
+
+
+def test_the_body_repeats_the_message_for_clients_that_read_only_detail_or_message() -> None:
     error = errors.InvalidValueError("items must not be empty, got []", code="empty_items", param="items")
     assert error.to_body() == {
         "error": {
@@ -34,6 +69,7 @@ def test_the_body_holds_the_message_twice_for_clients_that_read_only_detail() ->
             "code": "empty_items",
         },
         "detail": "items must not be empty, got []",
+        "message": "items must not be empty, got []",
     }
 
 

@@ -1,23 +1,26 @@
-"""A request's walk through the engine: errors before any work, reports, debug, threads. (`test_exactness.py`
-has the scores themselves.)"""
+"""A request's walk through the engine: errors before any work, reports, debug. (`test_exactness.py` has the scores
+themselves, `test_scheduler.py` many requests at a time.)"""
 
 from __future__ import annotations
 
 import logging
 import sys
-import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from typing import Any, ClassVar
 
 import pytest
 
-from itemwise.backends.base import Backend, ForwardBatch, ForwardOutput
+from itemwise.backends.base import ForwardBatch
 from itemwise.backends.fake import FakeBackend
 from itemwise.contract.errors import BackendError, RequestError
 from itemwise.contract.parse import parse_score_request
 from itemwise.contract.result import ScoreResult, Truncation
 from itemwise.engine.engine import EngineConfig, ScoringEngine
-from itemwise.plan.options import DENSE_MAX_ROW_LEN, PlanOptions
+from itemwise.engine.scheduler import Scheduler
+from itemwise.plan.options import DENSE_MAX_ROW_LEN
+from tests.engine.live import GatedBackend, Ticket, body_of, engine_on
 from tests.prompts.merging_tokenizer import merging_tokenizer
 
 QUERY = [11, 12, 13]
@@ -27,17 +30,9 @@ ITEMS = [[1], [2, 3], []]
 class Setup:
     """An engine on a fake backend, and the two together."""
 
-    def __init__(
-        self,
-        backend: Backend | None = None,
-        *,
-        delimiter: int | None = None,
-        max_items: int = 100,
-        **plan: Any,
-    ) -> None:
+    def __init__(self, backend: FakeBackend | None = None, **options: Any) -> None:
         self.backend = FakeBackend(vocab_size=100, max_context_len=12) if backend is None else backend
-        config = EngineConfig("fake", delimiter, max_items, PlanOptions(**plan))
-        self.engine = ScoringEngine(config, self.backend, merging_tokenizer())
+        self.engine = engine_on(self.backend, tokenizer=merging_tokenizer(), **{"max_items": 100, **options})
 
     def score(self, **fields: Any) -> ScoreResult:
         body = {"query": QUERY, "items": ITEMS, "label_token_ids": [3, 5], "apply_softmax": True, **fields}
@@ -45,8 +40,23 @@ class Setup:
 
     @property
     def forwards(self) -> list[ForwardBatch]:
-        assert isinstance(self.backend, FakeBackend)
         return self.backend.forwards
+
+
+SetupOf = Callable[..., Setup]
+
+
+@pytest.fixture
+def setup_of() -> Iterator[SetupOf]:
+    """Makes them, and closes them in the end."""
+    with ExitStack() as made:
+
+        def make(backend: FakeBackend | None = None, **options: Any) -> Setup:
+            setup = Setup(backend, **options)
+            made.callback(setup.engine.close)
+            return setup
+
+        yield make
 
 
 class TestRefusals:
@@ -113,8 +123,10 @@ class TestRefusals:
             ),
         ],
     )
-    def test_a_request_at_fault(self, fields: dict[str, Any], code: str, status: int, type_: str, message: str) -> None:
-        setup = Setup()
+    def test_a_request_at_fault(
+        self, setup_of: SetupOf, fields: dict[str, Any], code: str, status: int, type_: str, message: str
+    ) -> None:
+        setup = setup_of()
         with pytest.raises(RequestError) as caught:
             setup.score(**fields)
         error = caught.value
@@ -122,23 +134,23 @@ class TestRefusals:
         assert message in error.message
         assert setup.forwards == []
 
-    def test_the_tokens_of_a_label_count_for_the_context(self) -> None:
+    def test_the_tokens_of_a_label_count_for_the_context(self, setup_of: SetupOf) -> None:
         labels = {"label_token_ids": [[5], [6, 7, 8]], "label_scoring": "sequence"}
-        setup = Setup()
+        setup = setup_of()
         setup.score(items=[[2] * 7], **labels)
         with pytest.raises(RequestError, match=r"items\[0\].*prefix 3 \+ item 8 tokens \+ label 2"):
             setup.score(items=[[2] * 8], **labels)
 
-    def test_a_delimiter_in_an_item(self) -> None:
-        setup = Setup(delimiter=0)
+    def test_a_delimiter_in_an_item(self, setup_of: SetupOf) -> None:
+        setup = setup_of(delimiter=0)
         with pytest.raises(RequestError, match=r"items\[1\] must not hold the delimiter token 0") as caught:
             setup.score(items=[[1], [2, 0]])
         assert caught.value.code == "delimiter_collision"
         assert setup.forwards == []
 
-    def test_a_dense_mask_beyond_its_bound(self) -> None:
+    def test_a_dense_mask_beyond_its_bound(self, setup_of: SetupOf) -> None:
         backend = FakeBackend(max_context_len=10**6)
-        setup = Setup(backend, mask="dense", chunk_size=0, token_budget=10**6)
+        setup = setup_of(backend, mask="dense", chunk_size=0, token_budget=10**6)
         with pytest.raises(RequestError) as caught:
             setup.score(items=[[1] * (DENSE_MAX_ROW_LEN - 2)], algorithm="packed")
         assert caught.value.code == "dense_mask_too_large"
@@ -146,15 +158,15 @@ class TestRefusals:
         assert setup.forwards == []
 
     @pytest.mark.parametrize("delimiter", [-1, 100])
-    def test_a_delimiter_that_the_model_does_not_have(self, delimiter: int) -> None:
+    def test_a_delimiter_that_the_model_does_not_have(self, setup_of: SetupOf, delimiter: int) -> None:
         with pytest.raises(RequestError, match=f"must be a token id from 0 to 99, got {delimiter}") as caught:
-            Setup(delimiter=delimiter)
+            setup_of(delimiter=delimiter)
         assert caught.value.code == "invalid_delimiter_token_id"
 
 
 class TestReports:
-    def test_bad_items_have_no_score_and_the_others_are_scored_as_if_alone(self) -> None:
-        setup = Setup(delimiter=7)
+    def test_bad_items_have_no_score_and_the_others_are_scored_as_if_alone(self, setup_of: SetupOf) -> None:
+        setup = setup_of(delimiter=7)
         items = [[1], [2, 7], [3] * 10, [4, 999], [], [-1]]
         result = setup.score(items=items, on_item_error="report")
         assert [(error.index, error.code) for error in result.item_errors] == [
@@ -167,46 +179,65 @@ class TestReports:
         good = setup.score(items=[[1], []]).scores
         assert result.scores == [good[0], None, None, None, good[1], None]
 
-    def test_where_no_item_is_left_nothing_runs(self) -> None:
-        setup = Setup()
+    def test_where_no_item_is_left_nothing_runs(self, setup_of: SetupOf) -> None:
+        setup = setup_of()
         result = setup.score(items=[[1] * 10, [-1]], on_item_error="report", return_debug=True)
         assert result.scores == [None, None]
         assert [error.code for error in result.item_errors] == ["context_too_long", "negative_token_id"]
         assert (setup.forwards, result.debug) == ([], None)
 
-    def test_truncation_is_reported_and_usage_counts_what_was_sent(self) -> None:
-        result = Setup().score(items=[[1] * 20, [2]], max_tokens_per_item=4)
+    def test_truncation_is_reported_and_usage_counts_what_was_sent(self, setup_of: SetupOf) -> None:
+        result = setup_of().score(items=[[1] * 20, [2]], max_tokens_per_item=4)
         assert result.truncated == (Truncation(0, 20, 4),)
         assert result.usage.prompt_tokens == 3 + 20 + 1
 
 
 class TestResult:
-    def test_it_carries_what_the_caller_needs_to_read_it(self) -> None:
-        result = Setup().score(label_token_ids=[[3], [5, 6]], label_scoring="sequence")
+    def test_it_carries_what_the_caller_needs_to_read_it(self, setup_of: SetupOf) -> None:
+        result = setup_of().score(label_token_ids=[[3], [5, 6]], label_scoring="sequence")
         assert (result.model, result.score_mode, result.labels) == ("fake", "softmax", ("3", "5 6"))
         assert (result.usage.prompt_tokens, result.usage.cached_tokens) == (3 + 3, 0)
         assert [item.index for item in result.ranked()] == sorted(range(3), key=lambda i: -(result.scores[i] or [0])[0])
         assert result.debug is None
 
-    def test_text_labels_keep_their_names(self) -> None:
-        result = Setup().score(query="x", items=["a"], labels=["ab", "c"], label_token_ids=None)
+    def test_text_labels_keep_their_names(self, setup_of: SetupOf) -> None:
+        result = setup_of().score(query="x", items=["a"], labels=["ab", "c"], label_token_ids=None)
         assert result.labels == ("ab", "c")
 
-    def test_the_served_name_and_default_are_both_the_model(self) -> None:
-        setup = Setup()
+    def test_the_served_name_and_default_are_both_the_model(self, setup_of: SetupOf) -> None:
+        setup = setup_of()
         assert setup.score(model="fake").scores == setup.score(model="default").scores == setup.score().scores
 
-    def test_progress_counts_segments(self) -> None:
-        told: list[tuple[int, int]] = []
-        engine = Setup(chunk_size=2).engine
-        body = {"query": QUERY, "items": ITEMS, "label_token_ids": [3], "algorithm": "prefill_extend"}
-        engine.score(parse_score_request(body), lambda done, total: told.append((done, total)))
+    def test_progress_is_told_after_every_step(self, setup_of: SetupOf) -> None:
+        backend, told = GatedBackend(), []
+        engine = setup_of(backend, chunk_size=2).engine
+
+        def on_progress(done: int, total: int) -> None:
+            told.append((done, total))
+            backend.let_pass()
+
+        backend.let_pass(2)  # the prefill, and the first items
+        engine.score(parse_score_request(body_of(QUERY, ITEMS, algorithm="prefill_extend")), on_progress)
         assert told == [(2, 3), (3, 3)]
+
+    def test_a_second_request_finds_its_prefix(self, setup_of: SetupOf) -> None:
+        setup = setup_of(FakeBackend(vocab_size=100))
+        query = list(range(90)) * 3
+        first, second = (setup.score(query=query, return_debug=True) for _ in range(2))
+        assert (first.usage.cached_tokens, second.usage.cached_tokens) == (0, 270)
+        assert (second.debug or {})["cached_tokens"] == 270
+        assert first.scores == second.scores
+
+    def test_a_name_that_the_model_is_served_by_is_the_model(self) -> None:
+        with closing(Scheduler(FakeBackend(vocab_size=100))) as scheduler:
+            engine = ScoringEngine(EngineConfig("fake", served_names=("other",)), scheduler, None)
+            result = engine.score(parse_score_request({**body_of(QUERY, ITEMS), "model": "other"}))
+        assert result.model == "fake"
 
 
 class TestDebug:
-    def test_it_says_what_was_done_and_why(self) -> None:
-        result = Setup(chunk_size=2).score(algorithm="packed", return_debug=True)
+    def test_it_says_what_was_done_and_why(self, setup_of: SetupOf) -> None:
+        result = setup_of(chunk_size=2).score(algorithm="packed", return_debug=True)
         assert result.debug is not None
         debug = dict(result.debug)
         milliseconds = debug.pop("milliseconds")
@@ -215,75 +246,78 @@ class TestDebug:
             "reason": "asked for by the request",
             "mask": "segment",
             "chunks": 2,
-            "batches": [{"row_starts": (0, 2, 3), "num_tokens": 10, "bucket": 10, "segments": 3, "fill": 1.0}],
+            "batches": [{"segments": 3, "num_tokens": 10, "forward_tokens": 10, "bucket": 10, "fill": 1.0}],
             "cached_tokens": 0,
         }
         assert isinstance(milliseconds, dict)
         assert set(milliseconds) == {"tokenize", "queue", "prefill", "extend", "host"}
         assert all(value >= 0 for value in milliseconds.values())
 
-    def test_prefill_extend_has_no_mask_and_counts_its_forwards(self) -> None:
-        debug = Setup(chunk_size=1).score(algorithm="prefill_extend", return_debug=True).debug
+    def test_prefill_extend_has_no_mask_and_counts_its_forwards(self, setup_of: SetupOf) -> None:
+        debug = setup_of(chunk_size=1).score(algorithm="prefill_extend", return_debug=True).debug
         assert debug is not None
         assert (debug["mask"], debug["chunks"]) == (None, 3)
 
-    def test_auto_says_its_reason(self) -> None:
-        debug = Setup().score(return_debug=True).debug
+    def test_auto_says_its_reason(self, setup_of: SetupOf) -> None:
+        debug = setup_of().score(return_debug=True).debug
         assert debug is not None
         assert "static estimate for 3 prefix tokens and 3 segments" in str(debug["reason"])
 
-    def test_time_spent_waiting_for_another_request_is_queued_time(self) -> None:
-        """A request is held inside its forward until the other one has long been waiting for the device."""
-        backend = HeldBackend()
-        setup = Setup(backend)
-        with ThreadPoolExecutor(2) as pool:
-            first = pool.submit(setup.score, return_debug=True)
-            assert backend.entered.wait(10)
-            second = pool.submit(setup.score, return_debug=True)
-            assert not backend.entered_again.wait(0.2)  # time to queue, while it may not enter
-            backend.release.set()
-            queued = [(future.result().debug or {})["milliseconds"]["queue"] for future in (first, second)]  # type: ignore[index]
-        assert queued[1] > queued[0]
+    def test_time_spent_waiting_for_another_request_is_queued_time(
+        self, setup_of: SetupOf, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A request is held inside its forward for five seconds after the other one has come."""
+        now = [1000.0]
+        for module in ("job", "scheduler"):
+            monkeypatch.setattr(f"itemwise.engine.{module}.monotonic", lambda: now[0])
+        backend = GatedBackend()
+        engine = setup_of(backend).engine
+        first = Ticket(engine, body_of(QUERY, ITEMS, return_debug=True))
+        backend.next_forward()
+        second = Ticket(engine, body_of(QUERY, ITEMS, return_debug=True))
+        now[0] += 5.0
+        backend.open()
+        queued = [(ticket.result().debug or {})["milliseconds"]["queue"] for ticket in (first, second)]  # type: ignore[index]
+        assert queued == [0.0, 5000.0]
 
-
-class HeldBackend(Backend):
-    """Its first forward goes on only when it is released."""
-
-    def __init__(self) -> None:
-        self._inner = FakeBackend(vocab_size=100, max_context_len=12)
-        self.config, self.info = self._inner.config, self._inner.info
-        self.entered, self.entered_again, self.release = (threading.Event() for _ in range(3))
-
-    def forward(self, batch: ForwardBatch) -> ForwardOutput:
-        if self.entered.is_set():
-            self.entered_again.set()
-        self.entered.set()
-        assert self.release.wait(10)
-        return self._inner.forward(batch)
+    def test_a_forward_that_was_shared_is_told_apart_from_ones_own_part(self, setup_of: SetupOf) -> None:
+        backend = GatedBackend()
+        engine = setup_of(backend).engine
+        first = Ticket(engine, body_of(QUERY, ITEMS, algorithm="packed"))
+        backend.next_forward()
+        others = [Ticket(engine, body_of(QUERY, ITEMS, algorithm="packed", return_debug=True)) for _ in range(2)]
+        backend.open()
+        first.wait()
+        for ticket in others:
+            assert (ticket.result().debug or {})["batches"] == [
+                {"segments": 3, "num_tokens": 7, "forward_tokens": 14, "bucket": 14, "fill": 1.0}
+            ]
 
 
 class TestLog:
-    def test_the_choice_and_a_mask_that_was_not_expected(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_the_choice_and_a_mask_that_was_not_expected(
+        self, setup_of: SetupOf, caplog: pytest.LogCaptureFixture
+    ) -> None:
         caplog.set_level(logging.DEBUG, "itemwise")
-        Setup(segment_fallback_threshold=2).score(algorithm="packed")
+        setup_of(segment_fallback_threshold=2).score(algorithm="packed")
         assert "packed: asked for by the request" in caplog.messages
         assert "packed with mask dense: a row of 7 tokens is above the segment threshold of 2" in caplog.messages
 
-    def test_a_mask_without_effect(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_a_mask_without_effect(self, setup_of: SetupOf, caplog: pytest.LogCaptureFixture) -> None:
         caplog.set_level(logging.INFO, "itemwise")
-        Setup(mask="dense").score(algorithm="prefill_extend")
+        setup_of(mask="dense").score(algorithm="prefill_extend")
         assert caplog.messages == ["prefill_extend with mask None: the mask option dense has no effect here"]
 
 
 class TestAuto:
-    def test_where_paths_are_not_bit_equal_the_number_of_items_does_not_move_it(self) -> None:
-        setup = Setup(FakeBackend(vocab_size=100, bit_equal=False), token_budget=50)
+    def test_where_paths_are_not_bit_equal_the_number_of_items_does_not_move_it(self, setup_of: SetupOf) -> None:
+        setup = setup_of(FakeBackend(vocab_size=100, bit_equal=False), token_budget=50)
         requests: list[list[list[int]]] = [[[1]], [[]], [[1] * 40] * 90]
         chosen = {(setup.score(items=items, return_debug=True).debug or {})["algorithm"] for items in requests}
         assert len(chosen) == 1
 
-    def test_where_they_are_it_does(self) -> None:
-        setup = Setup(FakeBackend(vocab_size=100), token_budget=50)
+    def test_where_they_are_it_does(self, setup_of: SetupOf) -> None:
+        setup = setup_of(FakeBackend(vocab_size=100), token_budget=50)
         query = [1] * 40
         chosen = [
             (setup.score(query=query, items=items, return_debug=True).debug or {})["algorithm"]
@@ -292,37 +326,18 @@ class TestAuto:
         assert chosen == ["packed", "prefill_extend"]
 
 
-class ClosableBackend(Backend):
-    """Counts how often it is closed, and fails where two forwards overlap."""
-
-    def __init__(self) -> None:
-        self._inner = FakeBackend(vocab_size=100, max_context_len=12)
-        self.config, self.info = self._inner.config, self._inner.info
-        self.num_closed = 0
-        self._busy = threading.Lock()
-
-    def forward(self, batch: ForwardBatch) -> ForwardOutput:
-        assert self._busy.acquire(blocking=False), "two forwards at once"
-        output = self._inner.forward(batch)
-        self._busy.release()
-        return output
-
-    def close(self) -> None:
-        self.num_closed += 1
-
-
 class TestLife:
-    def test_a_closed_engine_says_so(self) -> None:
-        backend = ClosableBackend()
-        setup = Setup(backend)
+    def test_a_closed_engine_says_so(self, setup_of: SetupOf) -> None:
+        backend = GatedBackend(is_open=True)
+        setup = setup_of(backend)
         setup.engine.close()
         setup.engine.close()
         assert backend.num_closed == 1
         with pytest.raises(BackendError, match="this scorer is closed"):
             setup.score()
 
-    def test_threads_take_turns_and_get_what_they_get_alone(self) -> None:
-        setup = Setup(ClosableBackend())
+    def test_threads_take_turns_and_get_what_they_get_alone(self, setup_of: SetupOf) -> None:
+        setup = setup_of(GatedBackend(is_open=True))
         queries = [[number, number + 1] for number in range(40)]
         alone = [setup.score(query=query).scores for query in queries]
         interval = sys.getswitchinterval()
@@ -334,8 +349,8 @@ class TestLife:
             sys.setswitchinterval(interval)
         assert together == alone
 
-    def test_an_engine_that_failed_goes_on(self) -> None:
-        setup = Setup()
+    def test_an_engine_that_failed_goes_on(self, setup_of: SetupOf) -> None:
+        setup = setup_of()
         with pytest.raises(RequestError):
             setup.score(items=[[1] * 50])
         assert len(setup.score().scores) == 3
@@ -347,21 +362,23 @@ class TestChunksAndProgressCountItems:
     FIELDS: ClassVar[dict[str, Any]] = {"label_token_ids": [[3, 4], [5, 6]], "label_scoring": "sequence"}
 
     @pytest.mark.parametrize(("algorithm", "first_forward"), [("prefill_extend", 1), ("packed", 0), ("serial", 0)])
-    def test_a_chunk_is_so_many_items(self, algorithm: str, first_forward: int) -> None:
-        setup = Setup(chunk_size=2, token_budget=20 if algorithm == "packed" else 100)
+    def test_a_chunk_is_so_many_items(self, setup_of: SetupOf, algorithm: str, first_forward: int) -> None:
+        setup = setup_of(chunk_size=2, token_budget=20 if algorithm == "packed" else 100)
         setup.score(items=[[1], [2], [3], [4]], algorithm=algorithm, **self.FIELDS)
         scored = [len(set(batch.score_tokens)) for batch in setup.forwards[first_forward:]]
         assert scored == [2 * 2 * 2, 2 * 2 * 2]  # items x stems x rows
 
-    def test_progress_is_told_in_items(self) -> None:
-        setup, told = Setup(chunk_size=2), []
+    def test_progress_is_told_in_items(self, setup_of: SetupOf) -> None:
+        setup, told = setup_of(chunk_size=2), []
         body = {"query": QUERY, "items": [[1], [2], [3]], "algorithm": "prefill_extend", **self.FIELDS}
         setup.engine.score(parse_score_request(body), lambda done, total: told.append((done, total)))
-        assert told == [(2, 3), (3, 3)]
+        assert set(told) <= {(2, 3), (3, 3)}
+        assert told[-1] == (3, 3)
 
-    def test_a_progress_callback_may_score(self) -> None:
-        setup, inner = Setup(chunk_size=1), []
+    def test_a_progress_callback_may_score(self, setup_of: SetupOf) -> None:
+        setup, inner = setup_of(chunk_size=1), []
         body = {"query": QUERY, "items": [[1], [2]], "label_token_ids": [3]}
         request = parse_score_request({**body, "algorithm": "prefill_extend"})
         outer = setup.engine.score(request, lambda done, total: inner.append(setup.engine.score(request).scores))
-        assert inner == [outer.scores, outer.scores]
+        assert 1 <= len(inner) <= 2
+        assert all(scores == outer.scores for scores in inner)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,13 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from itemwise.backends.base import ForwardBatch, Layout
+from itemwise.backends.base import PREFIX_BLOCK, ForwardBatch, Layout
 from itemwise.backends.fake import FakeBackend
 from itemwise.contract.errors import RequestError
 from itemwise.contract.parse import parse_score_request
 from itemwise.contract.result import ScoreResult
-from itemwise.engine.engine import EngineConfig, ScoringEngine
-from itemwise.plan.options import PlanOptions
+from tests.engine.live import engine_on
 from tests.engine.naive import Limits, expect
 from tests.prompts.merging_tokenizer import VOCABULARY, merging_tokenizer
 
@@ -39,8 +39,11 @@ texts = st.text("abcx", max_size=6)
 def bodies(draw: st.DrawFn) -> dict[str, Any]:
     """A request: text or ids, labels of one token or of many, everything optional there or not."""
     pieces = draw(st.sampled_from([id_rows, texts]))
+    query: Any = draw(pieces.filter(bool))
+    if draw(st.booleans()):  # of several blocks
+        query = query * draw(st.integers(128 // len(query), 400 // len(query)))
     body: dict[str, Any] = {
-        "query": draw(pieces.filter(bool)),
+        "query": query,
         "items": draw(st.lists(pieces, min_size=1, max_size=8)),
         "label_scoring": draw(st.sampled_from(["single", "sequence"])),
         "item_first": draw(st.booleans()),
@@ -65,6 +68,9 @@ class Ways:
     token_budget: int | None
     mask: str
     bit_equal: bool
+    step_tokens: int
+    prefix_cache: bool
+    chunked_prefill_size: int | None
 
 
 all_ways = st.builds(
@@ -74,26 +80,32 @@ all_ways = st.builds(
     token_budget=st.none() | st.integers(1, 40),
     mask=st.sampled_from(["auto", "segment", "dense"]),
     bit_equal=st.booleans(),
+    step_tokens=st.sampled_from([2048, 600, 150, 7, 1]),
+    prefix_cache=st.booleans(),
+    chunked_prefill_size=st.sampled_from([None, 1, 300]),
 )
 all_limits = st.builds(
     Limits,
     vocab_size=st.just(VOCAB_SIZE),
-    max_context_len=st.sampled_from([9, 14, 4096]),
+    max_context_len=st.sampled_from([9, 14, 300, 4096]),
     delimiter=st.none() | token_ids,
     bos=st.booleans(),
 )
 
 
 def run(body: dict[str, Any], limits: Limits, ways: Ways) -> tuple[ScoreResult, list[ForwardBatch]]:
-    backend = FakeBackend(VOCAB_SIZE, limits.max_context_len, bit_equal=ways.bit_equal)
-    plan = PlanOptions(mask=ways.mask, chunk_size=ways.chunk_size, token_budget=ways.token_budget)  # type: ignore[arg-type]
-    config = EngineConfig("fake", limits.delimiter, plan=plan)
-    engine = ScoringEngine(config, backend, merging_tokenizer(bos=limits.bos))
-    result = engine.score(parse_score_request({**body, "algorithm": ways.algorithm}))
+    backend = FakeBackend(VOCAB_SIZE, limits.max_context_len, bit_equal=ways.bit_equal, step_tokens=ways.step_tokens)
+    plan: dict[str, Any] = {"mask": ways.mask, "chunk_size": ways.chunk_size, "token_budget": ways.token_budget}
+    scheduler = {"prefix_cache": ways.prefix_cache, "chunked_prefill_size": ways.chunked_prefill_size}
+    tokenizer = merging_tokenizer(bos=limits.bos)
+    with closing(
+        engine_on(backend, delimiter=limits.delimiter, tokenizer=tokenizer, scheduler=scheduler, **plan)
+    ) as engine:
+        result = engine.score(parse_score_request({**body, "algorithm": ways.algorithm}))
     return result, backend.forwards
 
 
-@settings(max_examples=700, deadline=None)
+@settings(max_examples=500, deadline=None)
 @given(body=bodies(), limits=all_limits, ways=all_ways)
 def test_every_way_gives_exactly_what_the_plain_contexts_give(body: dict[str, Any], limits: Limits, ways: Ways) -> None:
     expected = expect(body, limits)
@@ -110,7 +122,8 @@ def test_every_way_gives_exactly_what_the_plain_contexts_give(body: dict[str, An
     assert result.usage.prompt_tokens == expected.prompt_tokens
     for batch in forwards:
         check_positions(batch)
-        check_budget(batch, ways.token_budget)
+        check_blocks(batch)
+        check_budget(batch, ways)
 
 
 def check_positions(batch: ForwardBatch) -> None:
@@ -120,11 +133,29 @@ def check_positions(batch: ForwardBatch) -> None:
     assert np.array_equal(batch.positions, np.concatenate(expected))
 
 
-def check_budget(batch: ForwardBatch, token_budget: int | None) -> None:
-    """Nothing above the budget but what cannot be cut: a prefill, or one segment with its prefix."""
-    num_tails = len(batch.prefix_lens) - sum(isinstance(prefix, int) for prefix in batch.prefixes)
-    if token_budget is not None and not batch.keep_segments and num_tails > 1:
-        assert batch.num_tokens <= token_budget
+def check_blocks(batch: ForwardBatch) -> None:
+    """A prefix is always cut into blocks, wherever it is computed: none is longer, and only its last is shorter."""
+    lens = np.diff(batch.segment_starts)
+    for segment in prefix_segments(batch):
+        assert batch.prefix_lens[segment] % PREFIX_BLOCK == 0
+        assert lens[segment] <= PREFIX_BLOCK
+
+
+def prefix_segments(batch: ForwardBatch) -> list[int]:
+    """The blocks of prefixes of a forward; the others are tails, and each of them is scored."""
+    scored = set(np.searchsorted(batch.segment_starts, batch.score_tokens, side="right") - 1)
+    return [segment for segment in range(len(batch.prefix_lens)) if segment not in scored]
+
+
+def check_budget(batch: ForwardBatch, ways: Ways) -> None:
+    """Nothing above the budget or the step but what cannot be cut: one block, or one segment with its prefix."""
+    num_blocks = len(prefix_segments(batch))
+    if batch.keep_segments:
+        assert num_blocks == 1 or batch.num_tokens <= min(ways.step_tokens, ways.chunked_prefill_size or 10**9)
+    elif len(batch.prefix_lens) - num_blocks > 1:
+        is_packed_row = batch.layout is Layout.PACKED and len(batch.row_starts) == 2
+        assert batch.num_tokens <= (ways.token_budget or 10**9)
+        assert batch.num_tokens <= ways.step_tokens or is_packed_row
 
 
 @settings(max_examples=100, deadline=None)
@@ -140,12 +171,15 @@ def test_an_item_alone_gets_what_it_gets_among_others(body: dict[str, Any], ways
 def test_the_property_meets_every_layout() -> None:
     """The strategies above are worth something only if they reach what they are meant to reach."""
     seen: set[tuple[Layout, bool]] = set()
+    num_kept: set[int] = set()
 
     @settings(max_examples=200, deadline=None, derandomize=True, database=None)
     @given(body=bodies(), ways=all_ways)
     def look(body: dict[str, Any], ways: Ways) -> None:
         _, forwards = run(body, Limits(VOCAB_SIZE, 4096, None, bos=False), ways)
         seen.update((batch.layout, bool((np.diff(batch.prefix_lens) != 0).any())) for batch in forwards)
+        num_kept.update(len(batch.keep_segments) for batch in forwards)
 
     look()
     assert {(layout, True) for layout in Layout} <= seen
+    assert {0, 1, 2, 3} <= num_kept, "prefixes of several blocks, too"

@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from itemwise.backends.base import ForwardBatch, Layout
-from itemwise.backends.fake import FakePrefix
-from itemwise.contract.ragged import Ragged
-from itemwise.engine.forward_batches import extend_batch, prefill_batch, rows_batch
+from itemwise.backends.base import PREFIX_BLOCK, ForwardBatch, Layout, Prefix
+from itemwise.backends.fake import FakeBlock
+from itemwise.contract.ragged import Int32Array, Ragged
+from itemwise.engine.forward_batches import BlockRun, RowRun, TailRun, extend_batch, prefill_batch, rows_batch
 from itemwise.plan.algorithms import ScorePlan
 from itemwise.plan.label_rows import lay_out_segments, plan_labels
 from itemwise.plan.shared_prefix import SplitItems
@@ -18,95 +21,191 @@ from tests.plan.planning import planner_of
 PREFIX = np.array([7, 8, 9], np.int32)
 ITEMS = [[10, 11], [9], [30, 31, 32]]  # the second is empty: it takes the last prefix token back
 SHARED = [3, 2, 3]
+ONE_LABEL = ((50,),)
 
 
-def plan_of(algorithm: str, labels: list[tuple[int, ...]], *, prefix: bool = True, **options: Any) -> ScorePlan:
-    prefix_ids, shared = (PREFIX, SHARED) if prefix else (PREFIX[:0], [0, 0, 0])
-    split = SplitItems(prefix_ids, np.array(shared, np.int64), Ragged.from_rows(ITEMS))
+def plan_of(
+    algorithm: str, labels: tuple[tuple[int, ...], ...] = ONE_LABEL, *, prefix_ids: Int32Array = PREFIX, **options: Any
+) -> ScorePlan:
+    shared = np.array(SHARED, np.int64) + len(prefix_ids) - 3 if len(prefix_ids) else np.zeros(3, np.int64)
+    split = SplitItems(prefix_ids, shared, Ragged.from_rows(ITEMS))
     return planner_of(**options).plan(lay_out_segments(split, plan_labels(labels)), algorithm)
+
+
+def all_rows(plan: ScorePlan) -> RowRun:
+    return RowRun(plan, 0, len(plan.rows))
 
 
 def listed(batch: ForwardBatch, *names: str) -> list[list[int]]:
     return [getattr(batch, name).tolist() for name in names]
 
 
-def test_a_prefill_scores_nothing_and_keeps_its_only_segment() -> None:
-    batch = prefill_batch(PREFIX)
-    assert batch.layout is Layout.CAUSAL
-    assert listed(batch, "token_ids", "positions", "segment_starts", "row_starts") == [
-        [7, 8, 9],
-        [0, 1, 2],
-        [0, 3],
-        [0, 3],
-    ]
-    assert listed(batch, "prefix_index", "prefix_lens", "score_tokens") == [[-1], [0], []]
-    assert (batch.keep_segments, batch.need_normalizers, batch.num_tokens) == ((0,), False, 3)
+def kept(num_blocks: int, first_token: int = 0) -> tuple[FakeBlock, ...]:
+    """Whole blocks of ascending tokens."""
+    ids = np.arange(first_token, first_token + num_blocks * PREFIX_BLOCK, dtype=np.int32)
+    return tuple(FakeBlock(PREFIX_BLOCK, ids[i * PREFIX_BLOCK : (i + 1) * PREFIX_BLOCK]) for i in range(num_blocks))
 
 
-def test_packed_is_a_prefix_and_its_items_row_after_row() -> None:
-    plan = plan_of("packed", [(50,)], chunk_size=2)
-    (planned,) = plan.batches
-    batch = rows_batch(plan, planned, normalize=True)
-    assert (batch.layout, batch.mask, batch.need_normalizers) == (Layout.PACKED, "segment", True)
-    assert batch.token_ids.tolist() == [7, 8, 9, 10, 11, 9, 7, 8, 9, 30, 31, 32]
-    assert batch.positions.tolist() == [0, 1, 2, 3, 4, 2, 0, 1, 2, 3, 4, 5]
-    assert listed(batch, "segment_starts", "row_starts") == [[0, 3, 5, 6, 9, 12], [0, 6, 12]]
-    assert listed(batch, "prefix_index", "prefix_lens") == [[-1, 0, 0, -1, 1], [0, 3, 2, 0, 3]]
-    assert batch.prefixes == (0, 3)
-    assert listed(batch, "score_tokens", "label_ids") == [[4, 5, 11], [[50]] * 3]
-
-
-def test_serial_is_a_copy_of_the_prefix_for_every_item() -> None:
-    plan = plan_of("serial", [(50,)])
-    (planned,) = plan.batches
-    batch = rows_batch(plan, planned, normalize=False)
-    assert batch.layout is Layout.CAUSAL
-    assert batch.token_ids.tolist() == [7, 8, 9, 10, 11, 7, 8, 9, 9, 7, 8, 9, 30, 31, 32]
-    assert listed(batch, "row_starts", "score_tokens") == [[0, 5, 9, 15], [4, 8, 14]]
-    assert batch.prefixes == (0, 2, 4)
-
-
-def test_extend_is_tails_that_read_a_cached_prefix() -> None:
-    plan = plan_of("prefill_extend", [(50,)], chunk_size=2)
-    first, second = plan.batches
-    prefix = FakePrefix(3, PREFIX)
-    batch = extend_batch(plan, second, prefix, normalize=False)
-    assert batch.layout is Layout.EXTEND
-    assert listed(batch, "token_ids", "positions", "segment_starts") == [[30, 31, 32], [3, 4, 5], [0, 3]]
-    assert listed(batch, "prefix_index", "prefix_lens", "score_tokens") == [[0], [3], [2]]
-    assert batch.prefixes == (prefix,)
-    assert extend_batch(plan, first, prefix, normalize=False).positions.tolist() == [3, 4, 2]
-
-
-def test_without_a_prefix_every_algorithm_has_tails_alone() -> None:
-    for algorithm in ("serial", "packed"):
-        plan = plan_of(algorithm, [(50,)], prefix=False)
-        (planned,) = plan.batches
-        batch = rows_batch(plan, planned, normalize=False)
+class TestPrefill:
+    def test_a_short_prefix_is_one_block_that_is_kept_and_not_scored(self) -> None:
+        batch = prefill_batch([BlockRun(PREFIX, 1, ())])
         assert batch.layout is Layout.EXTEND
+        assert listed(batch, "token_ids", "positions", "segment_starts", "row_starts") == [
+            [7, 8, 9],
+            [0, 1, 2],
+            [0, 3],
+            [0, 3],
+        ]
+        assert listed(batch, "prefix_index", "prefix_lens", "score_tokens") == [[-1], [0], []]
+        assert (batch.keep_segments, batch.need_normalizers, batch.num_tokens) == ((0,), False, 3)
+
+    def test_a_long_one_is_blocks_of_which_each_reads_those_before_it(self) -> None:
+        ids = np.arange(300, dtype=np.int32)
+        batch = prefill_batch([BlockRun(ids, 3, ())])
+        assert batch.token_ids.tolist() == batch.positions.tolist() == list(range(300))
+        assert listed(batch, "segment_starts", "prefix_index", "prefix_lens") == [
+            [0, 128, 256, 300],
+            [-1, 0, 0],
+            [0, 128, 256],
+        ]
+        assert batch.prefixes == (Prefix(segment=0),)
+        assert batch.keep_segments == (0, 1, 2)
+
+    def test_it_goes_on_behind_kept_blocks_and_may_stop_before_the_end(self) -> None:
+        ids, before = np.arange(600, dtype=np.int32), kept(2)
+        batch = prefill_batch([BlockRun(ids, 4, before)])
+        assert batch.token_ids.tolist() == batch.positions.tolist() == list(range(256, 512))
+        assert listed(batch, "segment_starts", "prefix_index", "prefix_lens") == [[0, 128, 256], [0, 0], [256, 384]]
+        assert batch.prefixes == (Prefix(before, segment=0),)
+
+    def test_several_prefixes_are_computed_side_by_side(self) -> None:
+        before = kept(1)
+        batch = prefill_batch([BlockRun(np.arange(200, dtype=np.int32), 2, ()), BlockRun(PREFIX, 1, ())])
+        assert batch.prefixes == (Prefix(segment=0), Prefix(segment=2))
+        assert listed(batch, "segment_starts", "prefix_index", "prefix_lens") == [
+            [0, 128, 200, 203],
+            [-1, 0, -1],
+            [0, 128, 0],
+        ]
+        batch = prefill_batch([BlockRun(PREFIX, 1, ()), BlockRun(np.arange(150, dtype=np.int32), 2, before)])
+        assert batch.prefixes == (Prefix(segment=0), Prefix(before, segment=1))
+        assert listed(batch, "token_ids", "prefix_index", "prefix_lens") == [
+            [7, 8, 9, *range(128, 150)],
+            [-1, 1],
+            [0, 128],
+        ]
+
+
+class TestRows:
+    def test_packed_is_a_prefix_and_its_items_row_after_row(self) -> None:
+        batch = rows_batch([all_rows(plan_of("packed", chunk_size=2))], normalize=True)
+        assert (batch.layout, batch.mask, batch.need_normalizers) == (Layout.PACKED, "segment", True)
+        assert batch.token_ids.tolist() == [7, 8, 9, 10, 11, 9, 7, 8, 9, 30, 31, 32]
+        assert batch.positions.tolist() == [0, 1, 2, 3, 4, 2, 0, 1, 2, 3, 4, 5]
+        assert listed(batch, "segment_starts", "row_starts") == [[0, 3, 5, 6, 9, 12], [0, 6, 12]]
+        assert listed(batch, "prefix_index", "prefix_lens") == [[-1, 0, 0, -1, 1], [0, 3, 2, 0, 3]]
+        assert batch.prefixes == (Prefix(segment=0), Prefix(segment=3))
+        assert listed(batch, "score_tokens", "label_ids") == [[4, 5, 11], [[50]] * 3]
+        assert batch.keep_segments == ()
+
+    def test_serial_is_a_copy_of_the_prefix_for_every_item(self) -> None:
+        batch = rows_batch([all_rows(plan_of("serial"))], normalize=False)
+        assert batch.layout is Layout.CAUSAL
+        assert batch.token_ids.tolist() == [7, 8, 9, 10, 11, 7, 8, 9, 9, 7, 8, 9, 30, 31, 32]
+        assert listed(batch, "row_starts", "score_tokens") == [[0, 5, 9, 15], [4, 8, 14]]
+        assert batch.prefixes == (Prefix(segment=0), Prefix(segment=2), Prefix(segment=4))
+
+    def test_the_prefix_of_a_row_is_cut_into_blocks_as_everywhere(self) -> None:
+        """So that its numbers are those of a prefix that is kept."""
+        plan = plan_of("packed", prefix_ids=np.arange(300, dtype=np.int32))
+        batch = rows_batch([all_rows(plan)], normalize=False)
+        assert listed(batch, "segment_starts", "prefix_index", "prefix_lens") == [
+            [0, 128, 256, 300, 302, 303, 306],
+            [-1, 0, 0, 0, 0, 0],
+            [0, 128, 256, 300, 299, 300],
+        ]
+        assert batch.prefixes == (Prefix(segment=0),)
+
+    def test_some_rows_of_a_request_stand_beside_those_of_another(self) -> None:
+        first, second = plan_of("serial"), plan_of("serial", ((60,), (61,)), prefix_ids=PREFIX[1:])
+        batch = rows_batch([RowRun(first, 1, 3), RowRun(second, 0, 1)], normalize=False)
+        assert batch.token_ids.tolist() == [7, 8, 9, 9, 7, 8, 9, 30, 31, 32, 8, 9, 10, 11]
+        assert listed(batch, "row_starts", "score_tokens") == [[0, 4, 10, 14], [3, 9, 13]]
+        assert batch.label_ids.tolist() == [[50, 50], [50, 50], [60, 61]]
+        assert batch.prefixes == (Prefix(segment=0), Prefix(segment=2), Prefix(segment=4))
+        assert listed(batch, "prefix_index", "prefix_lens") == [[-1, 0, -1, 1, -1, 2], [0, 2, 0, 3, 0, 2]]
+
+    def test_the_mask_of_the_plan_is_handed_on(self) -> None:
+        assert rows_batch([all_rows(plan_of("packed", mask="dense"))], normalize=False).mask == "dense"
+
+    def test_labels_of_many_tokens_are_read_along_their_stems(self) -> None:
+        """Stems 51 and 52: a row may end between the stems of one item, and the pattern of labels goes on."""
+        plan = plan_of("packed", ((50,), (51, 60), (52, 61)), chunk_size=3, token_budget=12)
+        batches = [rows_batch([RowRun(plan, row, row + 1)], normalize=True) for row in range(len(plan.rows))]
+        assert [batch.token_ids.tolist() for batch in batches] == [
+            [7, 8, 9, 10, 11, 51, 10, 11, 52, 9, 51],
+            [7, 8, 9, 9, 52, 30, 31, 32, 51],
+            [7, 8, 9, 30, 31, 32, 52],
+        ]
+        assert [batch.score_tokens.tolist() for batch in batches] == [[4, 5, 7, 8, 9, 10], [3, 4, 7, 8], [5, 6]]
+        after_51, after_52 = [[50, 51, 0], [0, 60, 0]], [[0, 0, 52], [0, 0, 61]]
+        assert [batch.label_ids.tolist() for batch in batches] == [
+            [*after_51, *after_52, *after_51],
+            [*after_52, *after_51],
+            after_52,
+        ]
+
+
+class TestExtend:
+    def test_tails_read_a_kept_prefix(self) -> None:
+        segments = plan_of("prefill_extend").segments
+        batch = extend_batch([TailRun(segments, 2, 3, 0)], normalize=False)
+        assert batch.layout is Layout.EXTEND
+        assert listed(batch, "token_ids", "positions", "segment_starts") == [[30, 31, 32], [3, 4, 5], [0, 3]]
+        assert listed(batch, "prefix_index", "prefix_lens", "score_tokens") == [[0], [3], [2]]
+        assert (batch.prefixes, batch.keep_segments) == ((), ())
+        assert extend_batch([TailRun(segments, 0, 2, 0)], normalize=False).positions.tolist() == [3, 4, 2]
+
+    def test_tails_of_several_requests_read_each_their_own(self) -> None:
+        first, second = plan_of("prefill_extend").segments, plan_of("prefill_extend", ((60,), (61,))).segments
+        without = plan_of("prefill_extend", prefix_ids=PREFIX[:0]).segments
+        runs = [TailRun(second, 1, 3, 1), TailRun(first, 0, 1, 0), TailRun(without, 1, 2, -1)]
+        batch = extend_batch(runs, normalize=True)
+        assert batch.token_ids.tolist() == [9, 30, 31, 32, 10, 11, 9]
+        assert batch.positions.tolist() == [2, 3, 4, 5, 3, 4, 0]
+        assert listed(batch, "prefix_index", "prefix_lens") == [[1, 1, 0, -1], [2, 3, 3, 0]]
+        assert listed(batch, "segment_starts", "score_tokens") == [[0, 1, 4, 6, 7], [0, 3, 5, 6]]
+        assert batch.label_ids.tolist() == [[60, 61], [60, 61], [50, 50], [50, 50]]
+        assert [run.num_tokens for run in runs] == [4, 2, 1]
+
+    @pytest.mark.parametrize("algorithm", ["serial", "packed", "prefill_extend"])
+    def test_without_a_prefix_every_algorithm_has_tails_alone(self, algorithm: str) -> None:
+        plan = plan_of(algorithm, prefix_ids=PREFIX[:0])
+        assert plan.rows == ()
+        batch = extend_batch([TailRun(plan.segments, 0, 3, -1)], normalize=False)
         assert listed(batch, "token_ids", "positions") == [[10, 11, 9, 30, 31, 32], [0, 1, 0, 0, 1, 2]]
         assert listed(batch, "prefix_index", "prefix_lens") == [[-1] * 3, [0] * 3]
-        assert batch.prefixes == ()
 
+    def test_a_tail_that_reads_nothing_of_its_prefix_has_none(self) -> None:
+        """A query of one token and an empty item, which computes that token again."""
+        split = SplitItems(PREFIX[:1], np.array([1, 0]), Ragged.from_rows([[4], [7]]))
+        segments = lay_out_segments(split, plan_labels(ONE_LABEL))
+        assert extend_batch([TailRun(segments, 0, 2, 0)], normalize=False).prefix_index.tolist() == [0, -1]
 
-def test_labels_of_many_tokens_are_read_along_their_stems() -> None:
-    """Stems 51 and 52: a batch may end between the stems of one item, and the pattern of labels goes on."""
-    plan = plan_of("packed", [(50,), (51, 60), (52, 61)], chunk_size=3, token_budget=12)
-    batches = [rows_batch(plan, planned, normalize=True) for planned in plan.batches]
-    assert [batch.token_ids.tolist() for batch in batches] == [
-        [7, 8, 9, 10, 11, 51, 10, 11, 52, 9, 51],
-        [7, 8, 9, 9, 52, 30, 31, 32, 51],
-        [7, 8, 9, 30, 31, 32, 52],
-    ]
-    assert [batch.score_tokens.tolist() for batch in batches] == [[4, 5, 7, 8, 9, 10], [3, 4, 7, 8], [5, 6]]
-    after_51, after_52 = [[50, 51, 0], [0, 60, 0]], [[0, 0, 52], [0, 0, 61]]
-    assert [batch.label_ids.tolist() for batch in batches] == [
-        [*after_51, *after_52, *after_51],
-        [*after_52, *after_51],
-        after_52,
-    ]
-
-
-def test_the_mask_of_the_plan_is_handed_on() -> None:
-    plan = plan_of("packed", [(50,)], mask="dense")
-    assert rows_batch(plan, plan.batches[0], normalize=False).mask == "dense"
+    @settings(max_examples=100, deadline=None)
+    @given(
+        cuts=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 2)), min_size=1, max_size=4),
+        labels=st.sampled_from([ONE_LABEL, ((50,), (51, 60), (52, 61)), ((1, 2, 3),)]),
+    )
+    def test_a_forward_of_many_runs_is_their_own_forwards_one_after_the_other(
+        self, cuts: list[tuple[int, int]], labels: tuple[tuple[int, ...], ...]
+    ) -> None:
+        segments = plan_of("prefill_extend", labels).segments
+        runs = [TailRun(segments, min(cut), max(cut) + 1, 0) for cut in cuts]
+        together = extend_batch(runs, normalize=False)
+        alone = [extend_batch([run], normalize=False) for run in runs]
+        for name in ("token_ids", "positions", "prefix_index", "prefix_lens", "label_ids"):
+            assert np.array_equal(getattr(together, name), np.concatenate([getattr(each, name) for each in alone]))
+        offsets = np.cumsum([0] + [each.num_tokens for each in alone])
+        scored = [each.score_tokens + offset for each, offset in zip(alone, offsets, strict=False)]
+        assert np.array_equal(together.score_tokens, np.concatenate(scored))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -21,7 +22,7 @@ def segments_of(prefix_len: int, tail_lens: Sequence[int], prefix_lens: Sequence
     shared = np.full(len(tail_lens), prefix_len) if prefix_lens is None else np.array(prefix_lens)
     tails = Ragged.from_rows([[1] * length for length in tail_lens])
     split = SplitItems(np.ones(prefix_len, np.int32), shared.astype(np.int64), tails)
-    return lay_out_segments(split, plan_labels([(1,)]))
+    return lay_out_segments(split, plan_labels(((1,),)))
 
 
 def planner_of(
@@ -31,7 +32,8 @@ def planner_of(
     kind: Literal["cpu", "gpu"] = "cpu",
     buckets: tuple[int, ...] = (),
     num_copies: int = 1,
-    max_prefix_len: int | None = None,
+    num_prefix_blocks: int | None = None,
+    keeps_prefixes: bool = False,
     **options: Any,
 ) -> Planner:
     backend = BackendInfo(
@@ -43,6 +45,8 @@ def planner_of(
         token_multiple=multiple,
         token_buckets=buckets,
         num_copies=num_copies,
-        max_prefix_len=max_prefix_len,
     )
-    return Planner(FakeBackend().config, backend, PlanOptions(**options).resolve(backend))
+    if num_prefix_blocks is not None:
+        backend = replace(backend, num_prefix_blocks=num_prefix_blocks)
+    resolved = PlanOptions(**options).resolve(backend)
+    return Planner(FakeBackend().config, backend, resolved, keeps_prefixes=keeps_prefixes)

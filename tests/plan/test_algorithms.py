@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from itemwise.backends.base import PREFIX_BLOCK
 from itemwise.contract.errors import RequestError
-from itemwise.plan.algorithms import ScorePlan
-from itemwise.plan.options import DENSE_MAX_ROW_LEN
+from itemwise.contract.ragged import Ragged
+from itemwise.plan.algorithms import ScorePlan, max_dense_row_len
+from itemwise.plan.label_rows import lay_out_segments, plan_labels
+from itemwise.plan.options import DENSE_MAX_ROW_LEN, PlanOptions
+from itemwise.plan.shared_prefix import SplitItems
 from tests.plan.planning import planner_of, segments_of
 
 ALGORITHMS = ("serial", "packed", "prefill_extend")
@@ -22,74 +26,85 @@ def plan(prefix_len: int, tail_lens: list[int], algorithm: str = "auto", **optio
     return planner_of(**options).plan(segments_of(prefix_len, tail_lens), algorithm)
 
 
-def rows_of(found: ScorePlan) -> list[int]:
-    return [len(batch.row_starts) - 1 for batch in found.batches]
+def segments_per_row(found: ScorePlan) -> list[int]:
+    return [row.stop - row.first for row in found.rows]
 
 
 class TestLayouts:
-    def test_packed_chunks_are_rows_side_by_side(self) -> None:
-        """Rows of 100 + 32 * 10 tokens, the last of 100 + 20 * 10: two fit a budget of 1,000."""
+    def test_packed_chunks_are_rows(self) -> None:
+        """Rows of 100 + 32 * 10 tokens, the last of 100 + 20 * 10."""
         found = plan(100, MANY, "packed", chunk_size=32, token_budget=1000)
-        assert rows_of(found) == [2] * 8
-        assert [batch.num_tokens for batch in found.batches] == [840] * 7 + [420 + 300]
+        assert segments_per_row(found) == [32] * 15 + [20]
+        assert [row.num_tokens for row in found.rows] == [420] * 15 + [300]
+        assert found.max_segments == 0, "the chunk is the row: a forward has as many rows as fit"
 
     def test_packed_without_a_chunk_size_fills_the_budget(self) -> None:
         found = plan(100, MANY, "packed", chunk_size=0, token_budget=1000)
-        assert rows_of(found) == [1] * 6
-        assert [batch.stop - batch.first for batch in found.batches] == [90] * 5 + [50]
+        assert segments_per_row(found) == [90] * 5 + [50]
 
     def test_packed_has_a_row_for_each_copy_of_the_model(self) -> None:
         """Copies share out whole rows; a chunk size goes before that."""
-        found = plan(100, MANY, "packed", num_copies=4)
-        assert [stop - first for batch in found.batches for first, stop in pairwise(batch.row_starts)] == [125] * 4
-        chunked = plan(100, MANY, "packed", num_copies=4, chunk_size=100)
-        assert sum(rows_of(chunked)) == 5
+        assert segments_per_row(plan(100, MANY, "packed", num_copies=4)) == [125] * 4
+        assert segments_per_row(plan(100, MANY, "packed", num_copies=4, chunk_size=100)) == [100] * 5
 
-    def test_serial_is_a_row_per_item(self) -> None:
+    def test_serial_is_a_row_per_item_and_the_chunk_size_bounds_a_forward(self) -> None:
         found = plan(100, MANY, "serial", chunk_size=32, token_budget=1000)
-        assert rows_of(found) == [9] * 55 + [5]
-
-    def test_the_chunk_size_bounds_a_serial_forward_too(self) -> None:
-        assert rows_of(plan(100, MANY, "serial", chunk_size=32)) == [32] * 15 + [20]
+        assert segments_per_row(found) == [1] * 500
+        assert {row.num_tokens for row in found.rows} == {110}
+        assert (found.max_segments, found.token_budget) == (32, 1000)
 
     def test_prefill_extend_has_tails_only(self) -> None:
         found = plan(100, MANY, "prefill_extend", token_budget=1000)
-        assert [batch.num_tokens for batch in found.batches] == [1000] * 5
+        assert (found.rows, found.max_segments, found.token_budget) == ((), 0, 1000)
         assert found.needs_prefill
-        chunked = plan(100, MANY, "prefill_extend", chunk_size=32, token_budget=1000)
-        assert [batch.stop - batch.first for batch in chunked.batches] == [32] * 15 + [20]
+        assert plan(100, MANY, "prefill_extend", chunk_size=32).max_segments == 32
 
-    def test_without_a_prefix_nothing_is_prefilled(self) -> None:
-        assert not plan(0, [3, 3], "prefill_extend").needs_prefill
+    @pytest.mark.parametrize("algorithm", ALGORITHMS)
+    def test_without_a_prefix_every_algorithm_has_tails_only(self, algorithm: str) -> None:
+        found = plan(0, [3, 3], algorithm, chunk_size=7)
+        assert (found.algorithm, found.rows, found.max_segments, found.needs_prefill) == (algorithm, (), 7, False)
+
+    def test_rows_bring_their_prefix_along(self) -> None:
         assert not plan(5, [3, 3], "packed").needs_prefill
 
-    def test_forwards_are_padded_to_the_multiple_of_the_device(self) -> None:
-        (batch,) = plan(100, [10, 20], "packed", multiple=256).batches
-        assert (batch.num_tokens, batch.bucket) == (130, 256)
+    @pytest.mark.parametrize(
+        ("algorithm", "prefix_len", "num_tokens"),
+        [
+            ("serial", 100, 2 * 100 + 30),
+            ("packed", 100, 130),
+            ("prefill_extend", 100, 130),
+            ("serial", 0, 30),
+            ("prefill_extend", 0, 30),
+        ],
+    )
+    def test_a_plan_knows_how_many_tokens_it_computes(self, algorithm: str, prefix_len: int, num_tokens: int) -> None:
+        assert plan(prefix_len, [10, 20], algorithm).num_tokens == num_tokens
 
-    def test_or_to_one_of_the_sizes_that_a_backend_has_programs_for(self) -> None:
-        found = plan(100, [10] * 80, "packed", chunk_size=40, token_budget=600, buckets=(256, 512, 1024))
-        assert [(batch.num_tokens, batch.bucket) for batch in found.batches] == [(500, 512), (500, 512)]
-        (batch,) = plan(100, [500], "packed", buckets=(256, 512, 1024)).batches
-        assert (batch.num_tokens, batch.bucket) == (600, 1024)
+    def test_the_chunk_size_counts_items_and_a_plan_counts_segments(self) -> None:
+        labels = plan_labels(((1, 2), (3, 4), (5,)))  # two stems: an item is two segments
+        split = SplitItems(np.ones(4, np.int32), np.full(6, 4), Ragged.from_rows([[1]] * 6))
+        planner = planner_of(chunk_size=2)
+        packed = planner.plan(lay_out_segments(split, labels), "packed")
+        assert segments_per_row(packed) == [4, 4, 4]
+        assert planner.plan(lay_out_segments(split, labels), "prefill_extend").max_segments == 4
 
     @settings(max_examples=300, deadline=None)
     @given(
-        algorithm=st.sampled_from(ALGORITHMS),
-        prefix_len=st.integers(0, 20),
+        algorithm=st.sampled_from(["serial", "packed"]),
+        prefix_len=st.integers(1, 20),
         tail_lens=st.lists(st.integers(1, 20), min_size=1, max_size=30),
         chunk_size=st.none() | st.integers(0, 6),
         token_budget=st.integers(1, 90),
-        multiple=st.sampled_from([1, 8]),
+        num_copies=st.sampled_from([1, 3]),
     )
-    def test_every_segment_once_in_order_within_budget_chunk_and_bucket(
+    def test_every_segment_once_in_order_within_budget_and_chunk(
         self,
         algorithm: str,
         prefix_len: int,
         tail_lens: list[int],
         chunk_size: int | None,
         token_budget: int,
-        multiple: int,
+        num_copies: int,
     ) -> None:
         found = plan(
             prefix_len,
@@ -97,23 +112,16 @@ class TestLayouts:
             algorithm,
             chunk_size=chunk_size,
             token_budget=token_budget,
-            multiple=multiple,
+            num_copies=num_copies,
         )
-        segments = [i for batch in found.batches for i in range(batch.first, batch.stop)]
-        assert segments == list(range(len(tail_lens)))
-        row_prefix = 0 if algorithm == "prefill_extend" else prefix_len
-        for batch in found.batches:
-            num_rows = len(batch.row_starts) - 1
-            num_segments = batch.stop - batch.first
-            assert batch.num_tokens == num_rows * row_prefix + sum(tail_lens[batch.first : batch.stop])
-            assert batch.num_tokens <= token_budget or num_segments == 1
-            assert 0 <= batch.bucket - batch.num_tokens < multiple
-            assert batch.bucket % multiple == 0
-            if algorithm == "serial":
-                assert num_rows == num_segments
-            bounded = [stop - first for first, stop in pairwise(batch.row_starts)]
-            bounded = bounded if algorithm == "packed" else [num_segments]
-            assert not chunk_size or max(bounded) <= chunk_size
+        assert [i for row in found.rows for i in range(row.first, row.stop)] == list(range(len(tail_lens)))
+        assert found.num_tokens == sum(row.num_tokens for row in found.rows)
+        for row in found.rows:
+            num_segments = row.stop - row.first
+            assert row.num_tokens == prefix_len + sum(tail_lens[row.first : row.stop])
+            assert row.num_tokens <= token_budget or num_segments == 1
+            assert not chunk_size or num_segments <= chunk_size
+            assert algorithm == "packed" or num_segments == 1
 
 
 class TestAuto:
@@ -165,6 +173,20 @@ class TestAuto:
         beside = planner.plan(segments_of(1, [1, 5], prefix_lens=[0, 1]))
         assert (alone.algorithm, alone.needs_prefill) == (beside.algorithm, beside.needs_prefill)
 
+    @pytest.mark.parametrize("bit_equal", [True, False])
+    def test_a_prefix_of_a_block_or_more_is_kept_where_prefixes_are(self, bit_equal: bool) -> None:
+        """However few items there are now: a later request may have the same prefix."""
+        options: dict[str, Any] = {"bit_equal": bit_equal, "token_budget": 1000}
+        kept = plan(PREFIX_BLOCK, [100], keeps_prefixes=True, **options)
+        assert (kept.algorithm, kept.reason) == ("prefill_extend", "the prefix is kept for later requests")
+        assert "static estimate" in plan(PREFIX_BLOCK - 1, [100], keeps_prefixes=True, **options).reason
+        assert "static estimate" in plan(PREFIX_BLOCK, [100], keeps_prefixes=False, **options).reason
+
+    def test_a_prefix_that_cannot_be_kept_is_estimated_like_any_other(self) -> None:
+        found = plan(3 * PREFIX_BLOCK, [100], keeps_prefixes=True, num_prefix_blocks=2)
+        assert found.algorithm == "packed"
+        assert "static estimate" in found.reason
+
     def test_the_query_may_move_it(self) -> None:
         chosen = {
             plan(prefix_len, [1], bit_equal=False, kind="gpu", token_budget=1000).algorithm for prefix_len in (1, 900)
@@ -177,28 +199,28 @@ class TestPrefixThatCannotBeKept:
 
     @pytest.mark.parametrize("algorithm", ["prefill_extend", "auto"])
     def test_packed_is_taken_and_the_reason_says_why(self, algorithm: str) -> None:
-        found = plan(901, [100] * 50, algorithm, token_budget=1001, max_prefix_len=900)
+        found = plan(897, [100] * 50, algorithm, token_budget=1001, num_prefix_blocks=7)
         assert (found.algorithm, found.is_fallback, found.needs_prefill) == ("packed", True, False)
-        assert found.reason == "the backend keeps prefixes of up to 900 tokens, and this one has 901"
+        assert found.reason == "the backend keeps prefixes of up to 896 tokens, and this one has 897"
 
     def test_also_where_the_engine_is_set_to_prefill_extend(self) -> None:
-        planner = planner_of(algorithm="prefill_extend", max_prefix_len=4)
-        assert planner.plan(segments_of(5, [3])).algorithm == "packed"
-        assert planner.plan(segments_of(4, [3])).algorithm == "prefill_extend"
+        planner = planner_of(algorithm="prefill_extend", num_prefix_blocks=1)
+        assert planner.plan(segments_of(129, [3])).algorithm == "packed"
+        assert planner.plan(segments_of(128, [3])).algorithm == "prefill_extend"
 
-    @pytest.mark.parametrize("max_prefix_len", [900, None])
-    def test_a_prefix_that_fits_is_kept(self, max_prefix_len: int | None) -> None:
-        found = plan(900, [100] * 50, token_budget=1000, max_prefix_len=max_prefix_len)
+    @pytest.mark.parametrize("num_prefix_blocks", [7, None])
+    def test_a_prefix_that_fits_is_kept(self, num_prefix_blocks: int | None) -> None:
+        found = plan(896, [100] * 50, token_budget=1000, num_prefix_blocks=num_prefix_blocks)
         assert (found.algorithm, found.is_fallback, found.needs_prefill) == ("prefill_extend", False, True)
 
     def test_a_dense_mask_is_not_for_rows_that_nobody_asked_for(self) -> None:
         prefix_len = DENSE_MAX_ROW_LEN
-        found = plan(prefix_len, [5], "prefill_extend", mask="dense", token_budget=40_000, max_prefix_len=900)
+        found = plan(prefix_len, [5], "prefill_extend", mask="dense", token_budget=40_000, num_prefix_blocks=7)
         assert (found.algorithm, found.mask, found.mask_note) == ("packed", "segment", None)
 
     @pytest.mark.parametrize("algorithm", ["serial", "packed"])
     def test_other_algorithms_keep_nothing(self, algorithm: str) -> None:
-        found = plan(901, [100] * 50, algorithm, max_prefix_len=900)
+        found = plan(897, [100] * 50, algorithm, num_prefix_blocks=7)
         assert (found.algorithm, found.reason) == (algorithm, "asked for by the request")
 
 
@@ -244,19 +266,35 @@ class TestMask:
     def test_dense_rows_are_kept_short_where_no_chunk_size_is_given(self, prefix_len: int, longest: int) -> None:
         """And never so long that dense would refuse what it had been left to cut."""
         found = plan(prefix_len, [1] * 20_000, "packed", mask="dense", token_budget=65_536)
-        row_lens = [prefix_len + stop - first for batch in found.batches for first, stop in pairwise(batch.row_starts)]
-        assert max(row_lens) == longest
+        assert max(row.num_tokens for row in found.rows) == longest
 
     @pytest.mark.parametrize("chunk_size", [0, 100_000])
     def test_a_dense_row_keeps_to_the_token_budget(self, chunk_size: int) -> None:
         found = plan(10, [1] * 20_000, "packed", mask="dense", chunk_size=chunk_size, token_budget=16_384)
-        assert max(batch.num_tokens for batch in found.batches) == 16_384
+        assert max(row.num_tokens for row in found.rows) == 16_384
+
+    def test_the_masks_of_a_forward_together_are_no_larger_than_one_may_be(self) -> None:
+        assert plan(10, [5], "packed", mask="dense", token_budget=40_000).token_budget == DENSE_MAX_ROW_LEN
+        assert plan(10, [5], "packed", mask="segment", token_budget=40_000).token_budget == 40_000
 
     @pytest.mark.parametrize("algorithm", ["serial", "prefill_extend"])
     def test_elsewhere_it_has_no_effect_and_the_note_says_so(self, algorithm: str) -> None:
         assert plan(10, [5], algorithm).mask_note is None
         found = plan(10, [5], algorithm, mask="dense")
         assert (found.mask, found.mask_note) == (None, "the mask option dense has no effect here")
+
+    @pytest.mark.parametrize(
+        ("options", "longest"),
+        [
+            ({}, 0),
+            ({"mask": "segment", "segment_fallback_threshold": 0}, 0),
+            ({"mask": "dense"}, DENSE_MAX_ROW_LEN),
+            ({"segment_fallback_threshold": DENSE_MAX_ROW_LEN}, 0),
+            ({"segment_fallback_threshold": DENSE_MAX_ROW_LEN - 1}, DENSE_MAX_ROW_LEN),
+        ],
+    )
+    def test_whether_any_row_can_be_dense_is_known_beforehand(self, options: dict[str, Any], longest: int) -> None:
+        assert max_dense_row_len(PlanOptions(**options)) == longest
 
     def test_items_without_a_prefix_need_none(self) -> None:
         found = plan(0, [DENSE_MAX_ROW_LEN + 1], "packed", mask="dense")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from itemwise.backends.base import BackendInfo
 from itemwise.plan.buckets import Buckets
 
 
@@ -31,3 +34,9 @@ def test_less_than_one_step_is_padding(step: int, largest: int, num_tokens: int)
 def test_sizes_ascend(sizes: tuple[int, ...]) -> None:
     with pytest.raises(AssertionError):
         Buckets(sizes)
+
+
+def test_a_backend_pads_to_its_programs_or_else_to_its_multiple() -> None:
+    info = BackendInfo("fake", "cpu", "cpu", "float32", True, token_multiple=256, token_budget=1000)
+    assert Buckets.of(info).sizes == (256, 512, 768, 1024)
+    assert Buckets.of(replace(info, token_buckets=(100, 300))).sizes == (100, 300)

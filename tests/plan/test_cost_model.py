@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from itemwise.backends.fake import FakeBackend
 from itemwise.plan.cost_model import (
     STATIC_FIGURES,
     DeviceFigures,
+    TailSums,
     Work,
     estimate_seconds,
     extend_work,
@@ -19,6 +21,10 @@ CONFIG = FakeBackend().config
 WEIGHTS = 4 * 64 + 3 * 128
 
 
+def tails(*lens: int) -> TailSums:
+    return TailSums.of(np.array(lens, np.int64))
+
+
 def test_seconds_are_operations_over_rate_plus_a_cost_per_forward() -> None:
     figures = DeviceFigures(flops_per_second=100.0, seconds_per_forward=5.0)
     seconds = estimate_seconds(CONFIG, Work(num_tokens=10, num_pairs=7, num_forwards=2), figures)
@@ -26,23 +32,23 @@ def test_seconds_are_operations_over_rate_plus_a_cost_per_forward() -> None:
 
 
 def test_packed_computes_the_prefix_once_per_row() -> None:
-    work = packed_work(100, [10, 20], num_rows=2, token_budget=115, multiple=1)
+    work = packed_work(100, tails(10, 20), num_rows=2, token_budget=115, multiple=1)
     own_pairs = 10 * 10 // 2 + 20 * 20 // 2
     assert work == Work(230, 2 * 100 * 100 // 2 + 100 * 30 + own_pairs, num_forwards=2)
 
 
 def test_extend_computes_the_prefix_once() -> None:
-    work = extend_work(100, [10, 20], token_budget=20, multiple=1)
+    work = extend_work(100, tails(10, 20), token_budget=20, multiple=1)
     assert work == Work(130, 100 * 100 // 2 + 100 * 30 + 50 + 200, num_forwards=1 + 2)
 
 
 def test_extend_without_a_prefix_has_no_prefill() -> None:
-    assert extend_work(0, [10, 20], token_budget=30, multiple=1).num_forwards == 1
+    assert extend_work(0, tails(10, 20), token_budget=30, multiple=1).num_forwards == 1
 
 
 def test_padding_counts() -> None:
-    assert packed_work(100, [10], 1, 1000, multiple=256).num_tokens == 256
-    assert extend_work(100, [10], 1000, multiple=256).num_tokens == 2 * 256
+    assert packed_work(100, tails(10), 1, 1000, multiple=256).num_tokens == 256
+    assert extend_work(100, tails(10), 1000, multiple=256).num_tokens == 2 * 256
 
 
 @pytest.mark.parametrize("kind", ["cpu", "gpu", "tpu"])

@@ -13,8 +13,8 @@ from itemwise.plan.shared_prefix import SplitItems
 
 A, X, Y, Z, Q = 11, 12, 13, 14, 15
 
-Labels = list[tuple[int, ...]]
-LABELS = st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=4).map(tuple), min_size=1, max_size=5)
+Labels = tuple[tuple[int, ...], ...]
+LABELS = st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=4).map(tuple), min_size=1, max_size=5).map(tuple)
 
 
 def split_of(*tails: list[int]) -> SplitItems:
@@ -23,7 +23,7 @@ def split_of(*tails: list[int]) -> SplitItems:
 
 
 def test_the_example_of_the_module() -> None:
-    labels = plan_labels([(A,), (X, Y, Z), (X, Q)])
+    labels = plan_labels(((A,), (X, Y, Z), (X, Q)))
     assert labels.stems == ((X, Y),)
     assert labels.targets.tolist() == [[A, X, X], [0, Y, Q], [0, Z, 0]]
     assert [rows.tolist() for rows in labels.readings] == [[0], [0, 1, 2], [0, 1]]
@@ -31,20 +31,20 @@ def test_the_example_of_the_module() -> None:
 
 
 def test_labels_of_one_token_need_no_stem() -> None:
-    labels = plan_labels([(A,), (X,), (A,)])
+    labels = plan_labels(((A,), (X,), (A,)))
     assert labels.stems == ((),)
     assert labels.targets.tolist() == [[A, X, A]]
     assert (labels.rows_per_item, labels.longest_stem) == (1, 0)
 
 
 def test_labels_that_begin_otherwise_have_stems_of_their_own() -> None:
-    labels = plan_labels([(X, Y, Z), (Q, A)])
+    labels = plan_labels(((X, Y, Z), (Q, A)))
     assert labels.stems == ((X, Y), (Q,))
     assert [rows.tolist() for rows in labels.readings] == [[0, 1, 2], [3, 4]]
 
 
 def test_every_item_is_followed_by_every_stem() -> None:
-    segments = lay_out_segments(split_of([5, 6], [7]), plan_labels([(X, Y, Z), (Q, A)]))
+    segments = lay_out_segments(split_of([5, 6], [7]), plan_labels(((X, Y, Z), (Q, A))))
     assert [tail.tolist() for tail in segments.tails] == [[5, 6, X, Y], [5, 6, Q], [7, X, Y], [7, Q]]
     assert segments.prefix_lens.tolist() == [4] * 4
     assert segments.rows_of_segment.tolist() == [0, 3, 5, 8, 10]
@@ -52,7 +52,7 @@ def test_every_item_is_followed_by_every_stem() -> None:
 
 def test_without_stems_the_tails_are_the_items() -> None:
     split = split_of([5, 6], [7])
-    segments = lay_out_segments(split, plan_labels([(A,)]))
+    segments = lay_out_segments(split, plan_labels(((A,),)))
     assert segments.tails is split.tails
     assert segments.score_offsets.tolist() == [1, 2]
 
@@ -93,14 +93,14 @@ class TestLogprobs:
         return logits.astype(np.float32), random.normal(size=shape[0]).astype(np.float32)
 
     def test_a_label_is_the_sum_over_its_tokens(self) -> None:
-        rows = plan_labels([(A,), (X, Y, Z), (X, Q)])
+        rows = plan_labels(((A,), (X, Y, Z), (X, Q)))
         logits, normalizers = self.values(rows, 2)
         logprobs = logits.astype(float) - normalizers[:, None]
         expected = [[logprobs[i, 0], logprobs[i : i + 3, 1].sum(), logprobs[i : i + 2, 2].sum()] for i in (0, 3)]
         assert np.allclose(rows.logprobs(logits, normalizers), expected, rtol=1e-12)
 
     def test_an_item_alone_gets_the_same_bits(self) -> None:
-        rows = plan_labels([tuple(range(1, 1 + length)) for length in (1, 8, 9, 40)])
+        rows = plan_labels(tuple(tuple(range(1, 1 + length)) for length in (1, 8, 9, 40)))
         logits, normalizers = self.values(rows, 20)
         together = rows.logprobs(logits, normalizers)
         for item in range(20):

@@ -11,7 +11,7 @@ from itemwise.contract.errors import RequestError, TokenizerError
 from itemwise.contract.parse import parse_score_request
 from itemwise.contract.ragged import Ragged
 from itemwise.contract.result import Truncation
-from itemwise.prompts.template import Prompt, build_prompt, surround
+from itemwise.prompts.template import Prompt, build_prefix, build_prompt, surround
 from tests.prompts.merging_tokenizer import merging_tokenizer
 
 
@@ -177,6 +177,46 @@ class TestLabels:
     def test_text_labels_go_with_ids_as_well(self) -> None:
         request = parse_score_request({"query": [1], "items": [[2]], "labels": ["ab"]})
         assert build_prompt(request, merging_tokenizer(), None).label_ids == ((5,),)
+
+
+class TestPrefixAlone:
+    """What can be computed before any item is known."""
+
+    @pytest.mark.parametrize("delimiter", [None, 8])
+    @pytest.mark.parametrize("bos", [False, True])
+    @pytest.mark.parametrize("query", ["xa", [4, 1]])
+    def test_it_is_the_prefix_of_any_request_with_this_query(
+        self, query: str | list[int], bos: bool, delimiter: int | None
+    ) -> None:
+        asked = query if isinstance(query, str) else np.array(query, np.int32)
+        prefix_ids = build_prefix(asked, merging_tokenizer(bos=bos), delimiter)
+        item: object = "b" if isinstance(query, str) else [2]
+        prompt = prompt_of(delimiter, bos=bos, query=query, items=[item])
+        assert prefix_ids.tolist() == prompt.prefix_ids.tolist()
+        assert prefix_ids.dtype == np.int32
+
+    def test_joint_items_share_it_up_to_where_they_merge(self) -> None:
+        assert build_prefix("xa", merging_tokenizer(bos=True), None).tolist() == [0, 4, 1]
+        assert prompt_of(bos=True, query="xa", items=["b"], tokenization="joint").prefix_ids.tolist() == [0, 4, 1]
+
+    @pytest.mark.parametrize("query", ["??", np.zeros(0, np.int32)])
+    def test_one_without_tokens_is_refused(self, query: object) -> None:
+        with pytest.raises(RequestError, match="query must hold at least one token") as caught:
+            build_prefix(query, merging_tokenizer(bos=True), None)  # type: ignore[arg-type]
+        assert (caught.value.code, caught.value.param) == ("empty_query", "query")
+
+    @pytest.mark.parametrize("query", ["xab", np.array([4, 5], np.int32)])
+    def test_one_with_the_delimiter_in_it_is_refused(self, query: object) -> None:
+        with pytest.raises(
+            RequestError, match="query must not hold the delimiter token 5, got it at token 1"
+        ) as caught:
+            build_prefix(query, merging_tokenizer(), 5)  # type: ignore[arg-type]
+        assert caught.value.code == "delimiter_collision"
+
+    def test_text_needs_a_tokenizer_and_ids_do_not(self) -> None:
+        assert build_prefix(np.array([4, 1], np.int32), None, None).tolist() == [4, 1]
+        with pytest.raises(TokenizerError, match="no tokenizer"):
+            build_prefix("xa", None, None)
 
 
 def test_a_query_without_tokens_is_empty() -> None:

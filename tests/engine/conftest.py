@@ -1,0 +1,15 @@
+"""No test of the engine leaves a scheduler behind."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def _no_scheduler_is_left() -> Iterator[None]:
+    yield
+    left = [thread for thread in threading.enumerate() if thread.name == "itemwise-scheduler"]
+    assert left == [], "close the engine"

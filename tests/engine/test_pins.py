@@ -1,0 +1,308 @@
+"""Prefixes that are computed before any request needs them, and kept until their time is over."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any
+
+import numpy as np
+import pytest
+
+from itemwise.backends.base import PREFIX_BLOCK, PrefixBlock
+from itemwise.contract.errors import (
+    BackendError,
+    CancelledError,
+    DeadlineExceededError,
+    InvalidValueError,
+    RequestError,
+)
+from itemwise.engine.engine import ScoringEngine
+from itemwise.engine.job import Job
+from itemwise.engine.pins import Pins
+from itemwise.engine.prefix_cache import PrefixCache, block_keys
+from tests.engine.live import SECONDS, VOCAB_SIZE, GatedBackend, Ticket, body_of, live_engine, pin
+
+QUERY = [k % 40 for k in range(300)]  # three blocks
+
+
+def small_backend(**options: Any) -> GatedBackend:
+    """Room for six blocks, of which the longest prefix has three, so that three can be pinned."""
+    fields = {"is_open": True, "num_prefix_blocks": 6, "max_context_len": 3 * PREFIX_BLOCK, **options}
+    return GatedBackend(**fields)
+
+
+def crowd_out(engine: ScoringEngine) -> None:
+    """Enough other prefixes that nothing stays which could go."""
+    for number in range(6):
+        Ticket(engine, body_of([41 + number] * 300, [[1]])).check()
+
+
+def cached_tokens(engine: ScoringEngine, query: list[int] = QUERY) -> int:
+    return Ticket(engine, body_of(query, [[1], [2, 3]])).check().usage.cached_tokens
+
+
+def submit_pin(engine: ScoringEngine, query: list[int], **fields: Any) -> Job:
+    return engine.submit_prefix(engine.prepare_prefix(np.array(query, np.int32)), **{"ttl_seconds": 1000.0, **fields})
+
+
+def refusal(engine: ScoringEngine, query: list[int]) -> RequestError:
+    with pytest.raises(RequestError) as caught:
+        pin(engine, query)
+    return caught.value
+
+
+class TestPin:
+    def test_a_later_request_finds_its_whole_prefix_and_has_the_same_scores(self) -> None:
+        backend = small_backend()
+        with live_engine(backend) as engine:
+            pinned = pin(engine, QUERY, ttl_seconds=60)
+            assert (pinned.num_tokens, pinned.cached_tokens, pinned.ttl_seconds) == (300, 0, 60)
+            assert pinned.num_bytes == 3 * backend.info.prefix_block_bytes
+            assert len(backend.forwards) == 1
+            assert cached_tokens(engine) == 300
+            assert len(backend.forwards) == 2, "tails only"
+
+    def test_it_stays_however_many_others_come(self) -> None:
+        with live_engine(small_backend()) as engine:
+            pin(engine, QUERY)
+            crowd_out(engine)
+            assert cached_tokens(engine) == 300
+
+    def test_a_prefix_that_is_not_pinned_does_not(self) -> None:
+        with live_engine(small_backend()) as engine:
+            assert cached_tokens(engine) == 0
+            crowd_out(engine)
+            assert cached_tokens(engine) == 0
+
+    def test_one_that_is_there_already_is_pinned_without_a_forward(self) -> None:
+        backend = small_backend()
+        with live_engine(backend) as engine:
+            assert cached_tokens(engine) == 0
+            before = len(backend.forwards)
+            assert pin(engine, QUERY).cached_tokens == 300
+            assert len(backend.forwards) == before
+            crowd_out(engine)
+            assert cached_tokens(engine) == 300
+            stats = engine.scheduler.stats()
+            assert (stats.prefix_queried_tokens, stats.prefix_hit_tokens) == (300 * 9, 600)
+
+    def test_one_that_a_request_is_just_computing_is_pinned_when_it_is_done(self) -> None:
+        backend = small_backend(is_open=False)
+        with live_engine(backend) as engine:
+            ticket = Ticket(engine, body_of(QUERY, [[1]] * 500))
+            backend.next_forward()
+            job = submit_pin(engine, QUERY)
+            backend.open()
+            ticket.check()
+            Ticket(engine, body_of([1], [[2]])).check()
+            assert job.is_done
+            assert engine.finish_prefix(job).cached_tokens == 300
+
+    def test_the_beginning_of_a_pinned_prefix_serves_others_too(self) -> None:
+        with live_engine(small_backend()) as engine:
+            pin(engine, QUERY[:PREFIX_BLOCK])
+            crowd_out(engine)
+            assert cached_tokens(engine) == PREFIX_BLOCK
+
+    def test_it_does_not_hold_up_requests(self) -> None:
+        backend = small_backend(is_open=False, step_tokens=512)
+        with live_engine(backend) as engine:
+            large = Ticket(engine, body_of([7], [[2, 3]] * 1000))
+            backend.next_forward()
+            job, small = submit_pin(engine, QUERY), Ticket(engine, body_of([5], [[2]]))
+            backend.open()
+            small.check()
+            large.check()
+            assert job.is_done
+            assert engine.finish_prefix(job).num_tokens == 300
+
+
+class TestEnd:
+    def test_it_can_be_released_by_its_id_once(self) -> None:
+        with live_engine(small_backend()) as engine:
+            pinned = pin(engine, QUERY)
+            assert engine.release_prefix(pinned.id)
+            assert not engine.release_prefix(pinned.id)
+            assert not engine.release_prefix("unknown")
+            crowd_out(engine)
+            assert engine.scheduler.stats().pinned_blocks == 0
+            assert cached_tokens(engine) == 0
+
+    def test_of_two_pins_on_one_prefix_each_holds_it(self) -> None:
+        with live_engine(small_backend(num_prefix_blocks=9)) as engine:
+            first, second = pin(engine, QUERY), pin(engine, QUERY)
+            assert first.id != second.id
+            engine.release_prefix(first.id)
+            for _ in range(2):
+                crowd_out(engine)
+            assert cached_tokens(engine) == 300
+            engine.release_prefix(second.id)
+            for _ in range(2):
+                crowd_out(engine)
+            assert cached_tokens(engine) == 0
+
+    def test_the_list_has_those_that_are_held(self) -> None:
+        with live_engine(small_backend()) as engine:
+            assert engine.pinned_prefixes() == []
+            first, second = pin(engine, [1, 2]), pin(engine, [3, 4])
+            assert engine.pinned_prefixes() == [first, second]
+            engine.release_prefix(first.id)
+            assert engine.pinned_prefixes() == [second], "at once, whatever the scheduler is at"
+
+    def test_it_ends_when_its_time_is_over(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        now = [1000.0]
+        monkeypatch.setattr("itemwise.engine.pins.monotonic", lambda: now[0])
+        with live_engine(small_backend()) as engine:
+            pin(engine, QUERY, ttl_seconds=60.0)
+            now[0] += 59.0
+            crowd_out(engine)
+            assert cached_tokens(engine) == 300
+            now[0] += 2.0
+            crowd_out(engine)
+            assert engine.pinned_prefixes() == []
+            assert cached_tokens(engine) == 0
+
+    def test_it_ends_also_where_no_request_comes(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        with live_engine(small_backend()) as engine:
+            pins, gone = engine.scheduler.pins, threading.Event()
+            expire = pins.expire
+
+            def watched() -> float | None:
+                had, left = pins.num_blocks, expire()
+                if had and not pins.num_blocks:
+                    gone.set()
+                return left
+
+            monkeypatch.setattr(pins, "expire", watched)
+            pin(engine, QUERY, ttl_seconds=0.01)
+            assert gone.wait(SECONDS)
+            assert (engine.pinned_prefixes(), engine.scheduler.stats().used_blocks) == ([], 0)
+
+    def test_the_closing_engine_lets_go_of_it(self) -> None:
+        with live_engine(small_backend()) as engine:
+            pin(engine, QUERY)
+            engine.close()
+            assert engine.pinned_prefixes() == []
+            with pytest.raises(BackendError, match="closed"):
+                submit_pin(engine, QUERY)
+
+    def test_a_failure_of_the_device_loses_it(self, caplog: pytest.LogCaptureFixture) -> None:
+        backend = small_backend()
+        mark = VOCAB_SIZE - 1
+        with live_engine(backend) as engine:
+            pinned = pin(engine, QUERY)
+            backend.fails = lambda batch: mark in batch.token_ids
+            with pytest.raises(RuntimeError, match="the device has failed"):
+                Ticket(engine, body_of([mark], [[1]])).result()
+            assert engine.pinned_prefixes() == []
+            assert not engine.release_prefix(pinned.id)
+            assert cached_tokens(engine) == 0
+            assert pin(engine, QUERY).cached_tokens == 300
+        assert caplog.messages == ["a forward pass failed"]
+
+
+class TestRefusals:
+    def test_room_for_the_longest_prefix_stays(self) -> None:
+        backend = small_backend()
+        with live_engine(backend) as engine:
+            pin(engine, [1])
+            pin(engine, [2])
+            error = refusal(engine, QUERY[:200])
+            assert (error.code, error.status, error.param) == ("prefix_cache_full", 400, "query")
+            assert error.message == (
+                "pinned prefixes may take at most 3 blocks, 2 are pinned and this prefix has 2; "
+                "release one, or give prefixes more memory (prefix_cache_bytes)"
+            )
+            assert len(backend.forwards) == 2, "it was not even computed"
+            pin(engine, [3])
+            assert cached_tokens(engine) == 0, "the longest prefix can still be had"
+
+    def test_where_two_come_at_once_for_the_last_room_one_gets_it(self) -> None:
+        backend = small_backend(is_open=False)
+        with live_engine(backend) as engine:
+            ticket = Ticket(engine, body_of([1], [[2]]))
+            backend.next_forward()
+            jobs = [submit_pin(engine, query) for query in (QUERY[:200], QUERY[50:250])]
+            backend.open()
+            ticket.check()
+            Ticket(engine, body_of([2], [[2]] * 100)).check()
+            assert engine.finish_prefix(jobs[0]).num_tokens == 200
+            with pytest.raises(InvalidValueError, match="2 are pinned and this prefix has 2"):
+                engine.finish_prefix(jobs[1])
+
+    def test_where_prefixes_are_not_kept_none_is_pinned(self) -> None:
+        with live_engine(GatedBackend(is_open=True), scheduler={"prefix_cache": False}) as engine:
+            assert refusal(engine, QUERY).code == "prefix_cache_disabled"
+            assert [cached_tokens(engine) for _ in range(2)] == [0, 0]
+
+    @pytest.mark.parametrize(
+        ("query", "code", "message"),
+        [
+            ([1] * 384, "context_too_long", "query must have at most 384 tokens, got 385"),
+            ([1, VOCAB_SIZE], "token_id_exceeds_vocab", f"below {VOCAB_SIZE}"),
+            ([], "empty_query", "at least one token"),
+            ([1, 48], "delimiter_collision", "query must not hold the delimiter token 48"),
+        ],
+    )
+    def test_a_prefix_that_no_request_could_have(self, query: list[int], code: str, message: str) -> None:
+        backend = small_backend()
+        with live_engine(backend, delimiter=48) as engine:
+            error = refusal(engine, query)
+        assert error.code == code
+        assert message in error.message
+        assert backend.forwards == []
+
+    def test_one_longer_than_all_that_can_be_kept(self) -> None:
+        with live_engine(GatedBackend(is_open=True, num_prefix_blocks=2)) as engine:
+            assert refusal(engine, [1] * 257).message == "query must have at most 256 tokens, got 257"
+
+    def test_the_delimiter_belongs_to_it(self) -> None:
+        with live_engine(small_backend(), delimiter=48) as engine:
+            assert pin(engine, QUERY[:200]).num_tokens == 201
+            assert Ticket(engine, body_of(QUERY[:200], [[1]])).result().usage.cached_tokens == 201
+
+    def test_one_that_is_given_up_pins_nothing(self) -> None:
+        backend = small_backend(is_open=False)
+        with live_engine(backend) as engine:
+            ticket = Ticket(engine, body_of([1], [[2]]))
+            backend.next_forward()
+            cancelled, late = submit_pin(engine, QUERY), submit_pin(engine, QUERY[:9], deadline=monotonic())
+            cancelled.cancel()
+            backend.open()
+            ticket.check()
+            Ticket(engine, body_of([2], [[2]])).check()
+            for job, error in ((cancelled, CancelledError), (late, DeadlineExceededError)):
+                with pytest.raises(error):
+                    engine.finish_prefix(job)
+            assert engine.pinned_prefixes() == []
+
+
+@dataclass(frozen=True, eq=False)
+class EndingBlock(PrefixBlock):
+    """Ends a pin while another one is being let go."""
+
+    pins: Pins
+    ended: list[str]
+
+    def release(self) -> None:
+        assert all(map(self.pins.end, self.ended))
+
+
+def test_a_pin_that_is_ended_while_another_expires_leaves_no_time_to_wait() -> None:
+    """`end` may come from any thread at any moment, and a wait of less than nothing is an error."""
+    cache = PrefixCache(9, keeps=False)
+    pins = Pins(cache, 1)
+    ended: list[str] = []
+    for query, ttl in (([1], 0.0), ([2], 1000.0)):
+        entries = cache.acquire(block_keys(np.array(query, np.int32)), None)
+        assert entries is not None
+        entries[0].block = EndingBlock(1, pins, ended) if not ttl else None
+        pinned = pins.add(entries, (1, 0), 1, ttl)
+        cache.release(entries, None)
+    ended.append(pinned.id)
+    assert pins.expire() == 0.0
+    ended.clear()
+    assert pins.expire() is None
+    assert cache.num_used == 0
