@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 PAGE = Path(__file__).parent / "cli.md"
-VERBS = ((), ("score",), ("models",))
+VERBS = ((), ("score",), ("serve",), ("models",))
 
 
 def render() -> str:

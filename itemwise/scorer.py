@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import logging
+import sys
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
-from itemwise.backends.base import BackendOptions, Warmup
-from itemwise.backends.load import load_backend
-from itemwise.contract.errors import TokenizerError
+from itemwise.backends.base import Warmup
 from itemwise.contract.parse import parse_score_request
 from itemwise.contract.request import Algorithm, LabelScoring, OnItemError, ScoreMode, Tokenization
 from itemwise.contract.result import ScoreResult
-from itemwise.engine.engine import EngineConfig, ScoringEngine
-from itemwise.engine.executor import OnProgress
-from itemwise.engine.warmup import OnProgram, warm_up
-from itemwise.models.checkpoint import Checkpoint, open_checkpoint
-from itemwise.plan.options import MaskOption, PlanOptions
-from itemwise.prompts.tokenizer import TextTokenizer
-
-log = logging.getLogger("itemwise")
+from itemwise.engine.engine import OnProgress
+from itemwise.engine.warmup import OnProgram
+from itemwise.loading import load_engine
+from itemwise.options import EngineOptions
+from itemwise.plan.options import MaskOption
 
 TextOrIds = str | Sequence[int]
 
@@ -29,7 +25,7 @@ class Scorer:
     """A model, loaded once. Use it as a context manager, or call `close()`.
 
     `model` is a folder in Hugging Face's layout, a `.gguf` file or a hub id; None is the embedded model,
-    SmolLM2-135M-Instruct.
+    SmolLM2-135M-Instruct. The other options are those of `itemwise.options.EngineOptions`, which explains each.
     """
 
     def __init__(
@@ -46,6 +42,8 @@ class Scorer:
         warmup: Warmup = "none",
         compilation_cache_dir: str | Path | None = None,
         prefix_cache_bytes: int | None = None,
+        prefix_cache: bool = True,
+        chunked_prefill_size: int | None = None,
         algorithm: Algorithm = "auto",
         mask: MaskOption = "auto",
         segment_fallback_threshold: int = 32_768,
@@ -55,31 +53,31 @@ class Scorer:
         max_items_per_request: int = 100_000,
         on_program: OnProgram | None = None,
     ) -> None:
-        plan = PlanOptions(
-            algorithm=algorithm,
-            mask=mask,
-            segment_fallback_threshold=segment_fallback_threshold,
-            chunk_size=chunk_size,
-            token_budget=token_budget,
-        )
-        options = BackendOptions(
+        options = EngineOptions(
+            model=model,
             backend=backend,
             device=device,
             dtype=dtype,
             tp_size=tp_size,
             dp_size=dp_size,
             batch_invariant=batch_invariant,
-            token_budget=token_budget,
             attention=attention,
-            prefix_cache_bytes=prefix_cache_bytes,
-            compilation_cache_dir=None if compilation_cache_dir is None else str(compilation_cache_dir),
             warmup=warmup,
+            compilation_cache_dir=compilation_cache_dir,
+            prefix_cache_bytes=prefix_cache_bytes,
+            prefix_cache=prefix_cache,
+            chunked_prefill_size=chunked_prefill_size,
+            max_queued_tokens=sys.maxsize,  # a queue's bound protects a server; a scorer's callers are its own
+            algorithm=algorithm,
+            mask=mask,
+            segment_fallback_threshold=segment_fallback_threshold,
+            chunk_size=chunk_size,
+            token_budget=token_budget,
+            delimiter_token_id=delimiter_token_id,
+            max_items_per_request=max_items_per_request,
         )
-        checkpoint = open_checkpoint(model)
-        config = EngineConfig(checkpoint.name, delimiter_token_id, max_items_per_request, plan)
-        self.engine = ScoringEngine(config, load_backend(checkpoint, options), _read_tokenizer(checkpoint))
-        if warmup != "none":
-            warm_up(self.engine, on_program)
+        self.engine = load_engine(options, on_program)
+        weakref.finalize(self, self.engine.close)  # a scorer that is forgotten must not keep its model
 
     def score(
         self,
@@ -120,7 +118,7 @@ class Scorer:
         return self.engine.score(parse_score_request(body), on_progress)
 
     def close(self) -> None:
-        """Give the device's memory back."""
+        """Give the device's memory back; a second call does nothing."""
         self.engine.close()
 
     def __enter__(self) -> Scorer:
@@ -130,12 +128,3 @@ class Scorer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _read_tokenizer(checkpoint: Checkpoint) -> TextTokenizer | None:
-    """None for a model without one: token ids can still be scored, and text gets an error that says so."""
-    try:
-        return TextTokenizer(checkpoint.read_tokenizer_files())
-    except TokenizerError as error:
-        log.info("only token ids can be scored: %s", error)
-        return None

@@ -1,124 +1,82 @@
-"""The options that shape the engine, for every verb that loads a model."""
+"""The options that shape the engine, for every verb that loads a model: fields of `EngineOptions`, explained.
+
+A switch has an empty metavar because it takes no value, and a choice names its values in its help: spelled out as the
+metavar they would leave the help no room.
+"""
 
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Annotated, get_args
-
-import typer
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal, get_args
 
 from itemwise.backends.base import Warmup
+from itemwise.cli.flags import Flag, Verb, with_flags
+from itemwise.options import EngineOptions
 from itemwise.plan.options import MaskOption
 
 if TYPE_CHECKING:
     from itemwise.engine.engine import ScoringEngine
     from itemwise.engine.warmup import OnProgram
 
-_option = partial(typer.Option, rich_help_panel="Model and engine")
+PANEL = "Model and engine"
+BackendName = Literal["auto", "jax", "torch"]
+DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 
-Model = Annotated[
-    str | None,
-    _option(
-        metavar="MODEL",
-        help="A folder, a .gguf file or a hub id like Qwen/Qwen3-0.6B; the embedded model when left out.",
+ENGINE_FLAGS = {
+    "model": Flag(
+        str | None,
+        "A folder, a .gguf file or a hub id like Qwen/Qwen3-0.6B; the embedded model when left out.",
+        "MODEL",
     ),
-]
-BackendName = Annotated[
-    str, _option(metavar="NAME", help="auto (JAX on TPUs and GPUs, PyTorch on CPUs), jax or torch.")
-]
-Device = Annotated[str, _option(metavar="NAME", help="auto, cpu, cuda, tpu, or one of many: cuda:1.")]
-Dtype = Annotated[str, _option(metavar="NAME", help="auto, float32, bfloat16 or float16.")]
-TpSize = Annotated[int, _option(min=1, metavar="N", help="Devices that share every layer (JAX).")]
-DpSize = Annotated[int, _option(min=1, metavar="N", help="Copies of the model, each on devices of its own (JAX).")]
-BatchInvariant = Annotated[
-    bool,
-    _option(
-        "--batch-invariant",
-        metavar="",
-        help="An item's bits do not depend on the size of its batch, on devices where that costs speed.",
+    "backend": Flag(BackendName, "auto (JAX on TPUs and GPUs, PyTorch on CPUs), jax or torch.", "NAME"),
+    "device": Flag(str, "auto, cpu, cuda, tpu, or one of many: cuda:1.", "NAME"),
+    "dtype": Flag(DtypeName, "auto, float32, bfloat16 or float16.", "NAME"),
+    "tp_size": Flag(int, "Devices that share every layer (JAX).", least=1),
+    "dp_size": Flag(int, "Copies of the model, each on devices of its own (JAX).", least=1),
+    "batch_invariant": Flag(
+        bool, "An item's bits do not depend on the size of its batch, on devices where that costs speed.", ""
     ),
-]
-Attention = Annotated[
-    str | None,
-    _option(
-        metavar="NAME", help="An attention implementation of JAX: pallas_gpu, xla or reference; the best that runs."
+    "attention": Flag(
+        str | None,
+        "An attention implementation of JAX: pallas_gpu, xla or reference; the best that runs.",
+        "NAME",
     ),
-]
-ChunkSize = Annotated[
-    int | None,
-    _option(
-        min=0,
-        metavar="N",
-        help="Most items in one packed row or one forward; 0: no bound; chosen for you when left out.",
+    "chunk_size": Flag(
+        int | None,
+        "Most items in one packed row or one forward; 0: no bound; chosen for you when left out.",
+        least=0,
     ),
-]
-Mask = Annotated[
-    MaskOption,
-    _option(metavar="NAME", help=f"How packed rows are masked: {', '.join(get_args(MaskOption))}."),
-]
-SegmentFallbackThreshold = Annotated[
-    int,
-    _option(
-        min=0, metavar="N", help="Mask auto: segment up to this many tokens in a packed row, then dense if it can."
+    "mask": Flag(MaskOption, f"How packed rows are masked: {', '.join(get_args(MaskOption))}.", "NAME"),
+    "segment_fallback_threshold": Flag(
+        int, "Mask auto: segment up to this many tokens in a packed row, then dense if it can.", least=0
     ),
-]
-TokenBudget = Annotated[
-    int | None,
-    _option(min=1, metavar="N", help="Most tokens in one forward; chosen for the device when left out."),
-]
-WarmupOption = Annotated[
-    Warmup,
-    _option(
-        metavar="NAME",
-        help="Compile all programs before scoring: full, fast (fewer, coarser sizes) or none "
+    "token_budget": Flag(int | None, "Most tokens in one forward; chosen for the device when left out.", least=1),
+    "delimiter_token_id": Flag(
+        int | None, "A token between the query and every item; none when left out.", "ID", least=0
+    ),
+    "warmup": Flag(
+        Warmup,
+        "Compile all programs before scoring: full, fast (fewer, coarser sizes) or none "
         "(each when it is needed). PyTorch has none to compile.",
+        "NAME",
     ),
-]
-CompilationCacheDir = Annotated[
-    str | None,
-    _option(metavar="DIR", help="Where compiled programs are kept; a cache folder of yours on TPUs and GPUs."),
-]
-PrefixCacheBytes = Annotated[
-    int | None,
-    _option(min=1, metavar="N", help="Memory for prefixes on each device (JAX); chosen when left out."),
-]
-DelimiterTokenId = Annotated[
-    int | None,
-    _option(min=0, metavar="ID", help="A token between the query and every item; none when left out."),
-]
+    "compilation_cache_dir": Flag(
+        str | None, "Where compiled programs are kept; a cache folder of yours on TPUs and GPUs.", "DIR"
+    ),
+    "prefix_cache_bytes": Flag(int | None, "Memory for prefixes on each device; chosen when left out.", least=1),
+}
 
 
-@dataclass(frozen=True)
-class EngineOptions:
-    """What was asked for, as `itemwise.Scorer` takes it."""
-
-    model: str | None = None
-    backend: str = "auto"
-    device: str = "auto"
-    dtype: str = "auto"
-    tp_size: int = 1
-    dp_size: int = 1
-    batch_invariant: bool = False
-    attention: str | None = None
-    chunk_size: int | None = None
-    mask: MaskOption = "auto"
-    segment_fallback_threshold: int = 32_768
-    token_budget: int | None = None
-    delimiter_token_id: int | None = None
-    warmup: Warmup = "none"
-    compilation_cache_dir: str | None = None
-    prefix_cache_bytes: int | None = None
+def with_engine_options(verb: Verb) -> Verb:
+    """Gives a verb the options above, as one argument `engine`."""
+    return with_flags("engine", EngineOptions, ENGINE_FLAGS, panel=PANEL)(verb)
 
 
 def open_engine(options: EngineOptions, on_program: OnProgram | None = None) -> ScoringEngine:
     """Load the model and warm it up. It is never closed: the process ends with its only request."""
-    from itemwise.scorer import Scorer
+    from itemwise.loading import load_engine
 
-    scorer = Scorer(
-        **vars(options),
-        on_program=on_program,
-        max_items_per_request=sys.maxsize,  # a limit protects a server from its clients; here there are none
-    )
-    return scorer.engine
+    # A limit protects a server from its clients; here there are none.
+    unlimited = replace(options, max_items_per_request=sys.maxsize, max_queued_tokens=sys.maxsize)
+    return load_engine(unlimited, on_program)

@@ -24,12 +24,15 @@ from itemwise.cli.failures import CommandError, report_failure
 from itemwise.cli.models import models
 from itemwise.cli.output import write_data
 from itemwise.cli.score import score
+from itemwise.cli.serve import serve
+from itemwise.cli.serve_options import first_spelling
 from itemwise.contract.errors import ItemwiseError
 
 INTERRUPTED = 130
 
 app = typer.Typer(name="itemwise", add_completion=False, pretty_exceptions_enable=False)
 app.command()(score)
+app.command(context_settings={"token_normalize_func": first_spelling})(serve)
 app.command()(models)
 
 

@@ -5,18 +5,19 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from itemwise.cli.output import on_terminal, open_console, say
 
 if TYPE_CHECKING:
-    from itemwise.engine.executor import OnProgress
+    from itemwise.engine.engine import OnProgress
     from itemwise.engine.warmup import OnProgram
 
 MANY_ITEMS = 200  # up to this many, a bar would only flicker
 
 
-def tell_loading(model: str | None, *, quiet: bool) -> None:
+def tell_loading(model: str | Path | None, *, quiet: bool) -> None:
     """Why nothing happens for a while. Nothing that moves: a download draws bars of its own below it."""
     if not quiet and on_terminal():
         say(f"loading {model or 'the embedded model'} ...", style="dim")

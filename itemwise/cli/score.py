@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from itemwise.cli import engine_options as engine_option
 from itemwise.cli import score_options as option
-from itemwise.cli.engine_options import EngineOptions, open_engine
+from itemwise.cli.engine_options import open_engine, with_engine_options
 from itemwise.cli.failures import MISUSED, CommandError
 from itemwise.cli.output import say, stdout_width, write_data
 from itemwise.cli.progress import item_progress, tell_loading, warmup_progress
 from itemwise.cli.read_inputs import check_sources, read_items, read_query
 from itemwise.cli.score_report import score_json, score_table, summary_line, tell_debug, tell_item_notes
+from itemwise.options import EngineOptions
 
 if TYPE_CHECKING:
     from itemwise.contract.request import ScoreRequest
@@ -30,6 +30,7 @@ class ShowOptions:
     quiet: bool
 
 
+@with_engine_options
 def score(
     query: option.Query = None,
     query_file: option.QueryFile = None,
@@ -51,22 +52,8 @@ def score(
     as_json: option.AsJson = False,
     debug: option.Debug = False,
     quiet: option.Quiet = False,
-    model: engine_option.Model = None,
-    backend: engine_option.BackendName = "auto",
-    device: engine_option.Device = "auto",
-    dtype: engine_option.Dtype = "auto",
-    tp_size: engine_option.TpSize = 1,
-    dp_size: engine_option.DpSize = 1,
-    batch_invariant: engine_option.BatchInvariant = False,
-    attention: engine_option.Attention = None,
-    chunk_size: engine_option.ChunkSize = None,
-    mask: engine_option.Mask = "auto",
-    segment_fallback_threshold: engine_option.SegmentFallbackThreshold = 32_768,
-    token_budget: engine_option.TokenBudget = None,
-    delimiter_token_id: engine_option.DelimiterTokenId = None,
-    warmup: engine_option.WarmupOption = "none",
-    compilation_cache_dir: engine_option.CompilationCacheDir = None,
-    prefix_cache_bytes: engine_option.PrefixCacheBytes = None,
+    *,
+    engine: EngineOptions,
 ) -> None:
     """Score items against a query: how likely is each label after query + item? Best first.
 
@@ -97,25 +84,7 @@ def score(
             "return_debug": True,  # the summary names the algorithm that was chosen
         }
     )
-    engine_choice = EngineOptions(
-        model=model,
-        backend=backend,
-        device=device,
-        dtype=dtype,
-        tp_size=tp_size,
-        dp_size=dp_size,
-        batch_invariant=batch_invariant,
-        attention=attention,
-        chunk_size=chunk_size,
-        mask=mask,
-        segment_fallback_threshold=segment_fallback_threshold,
-        token_budget=token_budget,
-        delimiter_token_id=delimiter_token_id,
-        warmup=warmup,
-        compilation_cache_dir=compilation_cache_dir,
-        prefix_cache_bytes=prefix_cache_bytes,
-    )
-    _answer(request, engine_choice, ShowOptions(top, as_json, debug, quiet))
+    _answer(request, engine, ShowOptions(top, as_json, debug, quiet))
 
 
 def _check_labels(labels: Sequence[str], label_token_ids: Sequence[int]) -> None:

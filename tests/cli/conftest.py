@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from itemwise.cli.engine_options import EngineOptions
 from itemwise.cli.main import main
 from itemwise.engine.engine import ScoringEngine
 from itemwise.engine.warmup import OnProgram
+from itemwise.options import EngineOptions
 from tests.cli.fake_program import fake_engine
 
 FAKE_PROGRAM = (sys.executable, "-m", "tests.cli.fake_program")

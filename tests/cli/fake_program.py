@@ -12,12 +12,12 @@ from pathlib import Path
 
 from itemwise.backends.fake import FakeBackend
 from itemwise.cli import score
-from itemwise.cli.engine_options import EngineOptions
 from itemwise.cli.main import main
-from itemwise.engine.engine import EngineConfig, ScoringEngine
+from itemwise.engine.engine import ScoringEngine
+from itemwise.engine.scheduler import Scheduler
 from itemwise.engine.warmup import OnProgram
 from itemwise.models.hf_folder import read_tokenizer_folder
-from itemwise.plan.options import PlanOptions
+from itemwise.options import EngineOptions
 from itemwise.prompts.tokenizer import TextTokenizer
 from tests.checkpoints import add_tokenizer
 
@@ -26,12 +26,11 @@ MAX_CONTEXT_LEN = 64
 
 def fake_engine(options: EngineOptions | None = None, on_program: OnProgram | None = None) -> ScoringEngine:
     options = options or EngineOptions()
-    plan = PlanOptions(chunk_size=options.chunk_size, mask=options.mask, token_budget=options.token_budget)
-    config = EngineConfig("fake-model", options.delimiter_token_id, plan=plan)
     with tempfile.TemporaryDirectory() as folder:
         tokenizer = TextTokenizer(read_tokenizer_folder(add_tokenizer(Path(folder))))
     logging.getLogger("itemwise").info("fake model loaded")
-    return ScoringEngine(config, FakeBackend(max_context_len=MAX_CONTEXT_LEN), tokenizer)
+    scheduler = Scheduler(FakeBackend(max_context_len=MAX_CONTEXT_LEN), options.scheduler_options())
+    return ScoringEngine(options.engine_config("fake-model"), scheduler, tokenizer)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,15 @@
 from __future__ import annotations
 
-import inspect
 import json
 import sys
 from typing import Any
 
 import pytest
 
-from itemwise import Scorer
-from itemwise.cli.engine_options import EngineOptions, open_engine
+from itemwise.cli.engine_options import open_engine
 from itemwise.engine.engine import ScoringEngine
 from itemwise.engine.warmup import OnProgram
+from itemwise.options import EngineOptions
 from tests.cli.conftest import REAL_PROGRAM, RunMain, run_process
 from tests.cli.sample_request import INPUT, ITEMS, QUERY, TOO_LONG, WITH_LABELS, expected_body
 
@@ -158,7 +157,7 @@ def test_a_mistake_in_the_request_does_not_wait_for_the_model(
 # The engine's options
 
 
-def test_engine_options_reach_the_scorer(monkeypatch: pytest.MonkeyPatch, run_main: RunMain) -> None:
+def test_engine_options_reach_the_engine(monkeypatch: pytest.MonkeyPatch, run_main: RunMain) -> None:
     asked: list[EngineOptions] = []
 
     def open_engine(options: EngineOptions, on_program: OnProgram | None) -> ScoringEngine:
@@ -166,39 +165,40 @@ def test_engine_options_reach_the_scorer(monkeypatch: pytest.MonkeyPatch, run_ma
         raise KeyboardInterrupt  # seen enough
 
     monkeypatch.setattr("itemwise.cli.score.open_engine", open_engine)
-    options = (
-        "--model m --backend b --device d --dtype t --tp-size 2 --dp-size 3 --batch-invariant --attention a "
+    args = (
+        "--model m --backend jax --device d --dtype float16 --tp-size 2 --dp-size 3 --batch-invariant --attention a "
         "--chunk-size 0 --mask dense --segment-fallback-threshold 4 --token-budget 5 --delimiter-token-id 6 "
         "--warmup fast --compilation-cache-dir c --prefix-cache-bytes 7"
     )
-    run_main("score", *WITH_LABELS, *options.split())
+    run_main("score", *WITH_LABELS, *args.split())
     run_main("score", *WITH_LABELS)
-    assert asked == [
-        EngineOptions("m", "b", "d", "t", 2, 3, True, "a", 0, "dense", 4, 5, 6, "fast", "c", 7),
-        EngineOptions(),
-    ]
+    options = EngineOptions(
+        model="m",
+        backend="jax",
+        device="d",
+        dtype="float16",
+        tp_size=2,
+        dp_size=3,
+        batch_invariant=True,
+        attention="a",
+        chunk_size=0,
+        mask="dense",
+        segment_fallback_threshold=4,
+        token_budget=5,
+        delimiter_token_id=6,
+        warmup="fast",
+        compilation_cache_dir="c",
+        prefix_cache_bytes=7,
+    )
+    assert asked == [options, EngineOptions()]
 
 
-def test_the_scorer_is_made_with_every_option(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: dict[str, Any] = {}
-    signature = inspect.signature(Scorer)
-
-    class RecordingScorer:
-        engine = None
-
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            made.update(signature.bind(*args, **kwargs).arguments)
-
-    monkeypatch.setattr("itemwise.scorer.Scorer", RecordingScorer)
-    options = EngineOptions("m", "b", "d", "t", 2, 3, True, "a", 0, "dense", 4, 5, 6, "fast", "c", 7)
-    assert all(value != getattr(EngineOptions(), name) for name, value in vars(options).items())
-    open_engine(options)
-    assert made == {**vars(options), "max_items_per_request": sys.maxsize, "on_program": None}
-
-
-def test_the_scorer_s_defaults_are_the_program_s() -> None:
-    parameters = inspect.signature(Scorer).parameters
-    assert {name: parameters[name].default for name in vars(EngineOptions())} == vars(EngineOptions())
+def test_one_request_of_one_s_own_has_no_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[EngineOptions] = []
+    monkeypatch.setattr("itemwise.loading.load_engine", lambda options, on_program: asked.append(options))
+    open_engine(EngineOptions("m", chunk_size=3))
+    unlimited = EngineOptions("m", chunk_size=3, max_items_per_request=sys.maxsize, max_queued_tokens=sys.maxsize)
+    assert asked == [unlimited]
 
 
 @pytest.mark.parametrize(

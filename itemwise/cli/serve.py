@@ -1,0 +1,111 @@
+"""`itemwise serve`: the HTTP server. `python -m itemwise.launch_server` is the same program."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from enum import Enum
+from functools import partial
+
+import typer
+
+from itemwise.cli.failures import CommandError
+from itemwise.cli.flags import with_flags
+from itemwise.cli.serve_options import (
+    DTYPE_SYNONYMS,
+    ENGINE_PANEL,
+    SERVE_ENGINE_FLAGS,
+    SERVER_FLAGS,
+    SERVER_PANEL,
+    TrustRemoteCode,
+)
+from itemwise.options import EngineOptions
+from itemwise.server.config import LogLevel, ServerOptions
+
+log = logging.getLogger("itemwise")
+
+# The names that `--attention-backend` passes on; any other is a peer's.
+OUR_ATTENTIONS = ("pallas_gpu", "xla", "reference")
+_SERVER_PACKAGES = ("starlette", "uvicorn", "uvloop", "httptools", "orjson", "prometheus_client")
+
+
+@with_flags("server", ServerOptions, SERVER_FLAGS, panel=SERVER_PANEL)
+@with_flags("engine", EngineOptions, SERVE_ENGINE_FLAGS, panel=ENGINE_PANEL, warmup="full")
+def serve(
+    context: typer.Context,
+    trust_remote_code: TrustRemoteCode = False,
+    *,
+    engine: EngineOptions,
+    server: ServerOptions,
+) -> None:
+    """Serve /v1/score over HTTP. The flags of SGLang's multi-item scoring servers work unchanged."""
+    server = replace(server, served_model_names=engine.served_names, log_level=_log_level(context, server.log_level))
+    run_server = _enter_server(server)
+    _tell_without_effect(engine, server, trust_remote_code)
+    engine = _settle_synonyms(engine)
+    from itemwise.loading import load_engine, resolved_config
+
+    run_server(server, partial(load_engine, engine, _log_program), partial(resolved_config, engine))
+
+
+def _enter_server(options: ServerOptions) -> Callable[..., None]:
+    """Imported late: it is heavy, and what it stands on may be missing. From here on the log is the server's."""
+    try:
+        from itemwise.server.launch import run_server
+        from itemwise.server.logs import set_up_logging
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in _SERVER_PACKAGES:
+            raise
+        hint = 'install what the server needs with: pip install "itemwise[server]"'
+        raise CommandError(f"{package} is not installed", hint=hint) from None
+    set_up_logging(options)
+    return run_server
+
+
+def _log_program(done: int, total: int, title: str) -> None:
+    """About ten lines, however many programs there are."""
+    if done and done % -(-total // 10) == 0:
+        log.info("warm-up: %d of %d programs compiled; next: %s", done, total, title)
+
+
+def _log_level(context: typer.Context, own: LogLevel) -> LogLevel:
+    """`itemwise --log-level debug serve` counts too, where the verb's own option is not given."""
+    program = context.parent
+    if program is None or _is_given(context.get_parameter_source("log_level")):
+        return own
+    level: LogLevel = program.params["log_level"]
+    return level if _is_given(program.get_parameter_source("log_level")) else own
+
+
+def _is_given(source: Enum | None) -> bool:
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _tell_without_effect(engine: EngineOptions, server: ServerOptions, trust_remote_code: bool) -> None:
+    """One line for each flag that is accepted and changes nothing here."""
+    if trust_remote_code:
+        log.warning("--trust-remote-code has no effect: no code from a checkpoint is ever run")
+    if engine.attention is not None and engine.attention not in OUR_ATTENTIONS:
+        ours = ", ".join(OUR_ATTENTIONS)
+        log.warning(
+            "--attention-backend %s has no effect: itemwise chooses its own attention (%s)", engine.attention, ours
+        )
+    later = {
+        "--profile": (server.profile, "rerank profiles"),
+        "--strict-model": (server.strict_model, "rerank profiles"),
+        "--reports-dir": (server.reports_dir, "the report viewer"),
+    }
+    for flag, (given, feature) in later.items():
+        if given:
+            log.warning("%s has no effect yet: this version is without %s", flag, feature)
+
+
+def _settle_synonyms(engine: EngineOptions) -> EngineOptions:
+    """In our own words, what other servers call otherwise."""
+    return replace(
+        engine,
+        dtype=DTYPE_SYNONYMS.get(engine.dtype, engine.dtype),
+        attention=engine.attention if engine.attention in OUR_ATTENTIONS else None,
+    )

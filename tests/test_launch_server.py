@@ -1,0 +1,335 @@
+"""`python -m itemwise.launch_server` and `itemwise serve`: from a command line to what the server is started with.
+
+Arguments are parsed by the real program; only the model and the server itself are left out.
+"""
+
+from __future__ import annotations
+
+import json
+import runpy
+import shlex
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from itemwise.backends.jax.attention.api import IMPLEMENTATIONS
+from itemwise.cli.main import main
+from itemwise.cli.serve import OUR_ATTENTIONS
+from itemwise.engine.warmup import OnProgram
+from itemwise.options import EngineOptions
+from itemwise.server.config import ServerOptions
+from tests.cli.conftest import run_process
+
+COMMANDS = (Path(__file__).parent / "fixtures" / "origin_launch_commands.txt").read_text(encoding="utf-8")
+NO_FA = "--attention-backend fa has no effect: itemwise chooses its own attention (pallas_gpu, xla, reference)"
+NO_REMOTE_CODE = "--trust-remote-code has no effect: no code from a checkpoint is ever run"
+
+DEFAULT_ENGINE = EngineOptions(warmup="full")
+QWEN = EngineOptions("Qwen/Qwen3-0.6B", tp_size=1, warmup="full")
+MULTI_ITEM = replace(QWEN, delimiter_token_id=151643, prefix_cache=False, chunked_prefill_size=-1)
+BFLOAT16 = replace(MULTI_ITEM, dtype="bfloat16", mask="auto", segment_fallback_threshold=32768)
+# What the commands of the file say, one by one: the engine, the port, and what is logged.
+MEANT: list[tuple[EngineOptions, int, list[str]]] = [
+    (replace(BFLOAT16, chunk_size=500), 30010, [NO_REMOTE_CODE, NO_FA]),
+    (replace(BFLOAT16, chunk_size=64), 30011, [NO_REMOTE_CODE, NO_FA]),
+    (MULTI_ITEM, 30020, [NO_REMOTE_CODE]),
+    (replace(BFLOAT16, chunk_size=2), 30010, [NO_REMOTE_CODE, NO_FA]),
+    (replace(QWEN, dtype="bfloat16"), 30011, [NO_REMOTE_CODE, NO_FA]),
+]
+
+# One use of every flag that the design names, and of the other spellings.
+ENGINE_FLAGS: list[tuple[str, dict[str, Any]]] = [
+    ("--model-path some/model", {"model": "some/model"}),
+    ("--model some/model", {"model": "some/model"}),
+    ("--dtype float16", {"dtype": "float16"}),
+    ("--dtype half", {"dtype": "float16"}),
+    ("--dtype float", {"dtype": "float32"}),
+    ("--tp-size 2", {"tp_size": 2}),
+    ("--dp-size 2", {"dp_size": 2}),
+    ("--multi-item-scoring-delimiter 0", {"delimiter_token_id": 0}),
+    ("--delimiter-token-id 5", {"delimiter_token_id": 5}),
+    ("--multi-item-scoring-chunk-size=2", {"chunk_size": 2}),
+    ("--chunk-size 0", {"chunk_size": 0}),
+    ("--multi-item-mask-impl dense", {"mask": "dense"}),
+    ("--mask segment", {"mask": "segment"}),
+    ("--multi-item-segment-fallback-threshold 9", {"segment_fallback_threshold": 9}),
+    ("--segment-fallback-threshold=8", {"segment_fallback_threshold": 8}),
+    ("--disable-radix-cache", {"prefix_cache": False}),
+    ("--chunked-prefill-size 4096", {"chunked_prefill_size": 4096}),
+    ("--attention-backend xla", {"attention": "xla"}),
+    ("--attention reference", {"attention": "reference"}),
+    ("--backend jax", {"backend": "jax"}),
+    ("--device cuda:1", {"device": "cuda:1"}),
+    ("--algorithm packed", {"algorithm": "packed"}),
+    ("--token-budget 77", {"token_budget": 77}),
+    ("--prefix-cache-bytes 1000", {"prefix_cache_bytes": 1000}),
+    ("--max-queued-tokens 12", {"max_queued_tokens": 12}),
+    ("--max-items-per-request 13", {"max_items_per_request": 13}),
+    ("--batch-invariant", {"batch_invariant": True}),
+    ("--warmup fast", {"warmup": "fast"}),
+    ("--compilation-cache-dir folder", {"compilation_cache_dir": "folder"}),
+]
+SERVER_FLAGS: list[tuple[str, dict[str, Any]]] = [
+    ("--host 0.0.0.0", {"host": "0.0.0.0"}),
+    ("--port 0", {"port": 0}),
+    ("--api-key secret", {"api_key": "secret"}),
+    ("--max-request-bytes 14", {"max_request_bytes": 14}),
+    ("--request-timeout 1.5", {"request_timeout": 1.5}),
+    ("--shutdown-grace 0", {"shutdown_grace": 0.0}),
+    ("--cors-origin https://a.org --cors-origin *", {"cors_origins": ("https://a.org", "*")}),
+    ("--log-level debug", {"log_level": "debug"}),
+    ("--log-json", {"log_json": True}),
+    ("--profile plain", {"profile": "plain"}),
+    ("--strict-model", {"strict_model": True}),
+    ("--reports-dir folder", {"reports_dir": "folder"}),
+]
+
+
+@dataclass(frozen=True)
+class Started:
+    """What the server would have been started with."""
+
+    engine: EngineOptions
+    server: ServerOptions
+
+
+Launch = Callable[..., Started]
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[Started]:
+    """Servers that were asked for, none of which runs."""
+    found: list[Started] = []
+
+    def run_server(options: ServerOptions, open_engine: Callable[..., Any], resolved_config: Any) -> None:
+        found.append(Started(open_engine(), options))
+
+    monkeypatch.delenv("ITEMWISE_API_KEY", raising=False)
+    monkeypatch.setattr("itemwise.server.launch.run_server", run_server)
+    monkeypatch.setattr("itemwise.loading.load_engine", lambda options, on_program: options)
+    monkeypatch.setattr("itemwise.server.logs.set_up_logging", lambda options: None)  # it would silence caplog
+    return found
+
+
+@pytest.fixture
+def launch(started: list[Started], monkeypatch: pytest.MonkeyPatch) -> Launch:
+    """Runs `python -m itemwise.launch_server` in this process."""
+
+    def run(*args: str) -> Started:
+        monkeypatch.setattr(sys, "argv", ["launch_server", *args])
+        with pytest.raises(SystemExit) as exited:
+            runpy.run_module("itemwise.launch_server", run_name="__main__")
+        assert exited.value.code == 0
+        return started.pop()
+
+    return run
+
+
+def parse_command(command: str) -> tuple[str, list[str]]:
+    """The module and its arguments, as a shell would read them: without `nohup` and what follows the `>`."""
+    words = shlex.split(command.replace("\\\n", " "))
+    begin, end = words.index("-m"), words.index(">")
+    return words[begin + 1], words[begin + 2 : end]
+
+
+class TestOriginCommands:
+    def test_there_are_as_many_as_expected(self) -> None:
+        modules = [parse_command(command)[0] for command in COMMANDS.split("\n\n")]
+        assert modules == [
+            "sgl_jax.launch_server",
+            "sgl_jax.launch_server",
+            "sglang.launch_server",
+            "sgl_jax.launch_server",
+            "sgl_jax.launch_server",
+        ]
+
+    @pytest.mark.parametrize(("command", "meant"), list(zip(COMMANDS.split("\n\n"), MEANT, strict=True)))
+    def test_a_command_means_here_what_it_says(
+        self,
+        launch: Launch,
+        caplog: pytest.LogCaptureFixture,
+        command: str,
+        meant: tuple[EngineOptions, int, list[str]],
+    ) -> None:
+        engine, port, logged = meant
+        _, args = parse_command(command)
+        assert launch(*args) == Started(engine, ServerOptions(host="0.0.0.0", port=port))
+        assert [record.getMessage() for record in caplog.records] == logged
+
+    def test_minus_one_is_no_bound_on_a_prefill(self) -> None:
+        assert MULTI_ITEM.scheduler_options().chunked_prefill_size is None
+        assert MULTI_ITEM.scheduler_options().prefix_cache is False
+
+
+class TestFlags:
+    def test_without_any_it_serves_the_embedded_model_on_this_machine_alone(self, launch: Launch) -> None:
+        assert launch() == Started(DEFAULT_ENGINE, ServerOptions(host="127.0.0.1", port=30_000))
+
+    @pytest.mark.parametrize(("args", "effect"), ENGINE_FLAGS)
+    def test_a_flag_of_the_engine(
+        self, launch: Launch, caplog: pytest.LogCaptureFixture, args: str, effect: dict[str, Any]
+    ) -> None:
+        assert launch(*args.split()) == Started(replace(DEFAULT_ENGINE, **effect), ServerOptions())
+        assert replace(DEFAULT_ENGINE, **effect) != DEFAULT_ENGINE
+        assert caplog.messages == []
+
+    @pytest.mark.parametrize(("args", "effect"), SERVER_FLAGS)
+    def test_a_flag_of_the_server(self, launch: Launch, args: str, effect: dict[str, Any]) -> None:
+        assert launch(*args.split()) == Started(DEFAULT_ENGINE, replace(ServerOptions(), **effect))
+        assert replace(ServerOptions(), **effect) != ServerOptions()
+
+    def test_served_names_reach_engine_and_server(self, launch: Launch) -> None:
+        found = launch("--served-model-name", "a", "--served-model-name", "b/c")
+        assert found.engine.served_names == found.server.served_model_names == ("a", "b/c")
+
+    def test_the_last_of_two_spellings_counts(self, launch: Launch) -> None:
+        assert launch("--mask", "dense", "--multi-item-mask-impl", "segment").engine.mask == "segment"
+        assert launch("--multi-item-mask-impl", "segment", "--mask", "dense").engine.mask == "dense"
+
+    def test_every_field_is_set_by_some_flag(self) -> None:
+        tested = {name for _, effect in [*ENGINE_FLAGS, *SERVER_FLAGS] for name in effect}
+        fields = vars(EngineOptions()).keys() | vars(ServerOptions()).keys()
+        assert fields - tested == {"served_names", "served_model_names"}
+
+    def test_warm_up_is_told_in_about_ten_lines(
+        self, monkeypatch: pytest.MonkeyPatch, launch: Launch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def load_engine(options: EngineOptions, on_program: OnProgram) -> EngineOptions:
+            for done in range(25):
+                on_program(done, 25, f"program {done}")
+            return options
+
+        monkeypatch.setattr("itemwise.loading.load_engine", load_engine)
+        caplog.set_level("INFO", "itemwise")
+        launch()
+        assert len(caplog.messages) == 8
+        assert caplog.messages[-1] == "warm-up: 24 of 25 programs compiled; next: program 24"
+
+    def test_log_level_may_stand_before_the_verb(self, started: list[Started]) -> None:
+        for args, level in [
+            (["--log-level", "error", "serve"], "error"),
+            (["--log-level", "error", "serve", "--log-level", "debug"], "debug"),
+            (["serve"], "info"),
+        ]:
+            with pytest.raises(SystemExit):
+                main(args)
+            assert started.pop().server.log_level == level
+
+
+class TestWithoutEffect:
+    @pytest.mark.parametrize("name", ["fa", "fa3", "flashinfer", "triton", "native", "torch_native"])
+    def test_attention_of_a_peer_is_left_to_us(
+        self, launch: Launch, caplog: pytest.LogCaptureFixture, name: str
+    ) -> None:
+        assert launch("--attention-backend", name).engine.attention is None
+        assert caplog.messages == [NO_FA.replace(" fa ", f" {name} ")]
+
+    def test_the_lines_are_in_the_format_of_the_server_s_log(self) -> None:
+        args = ("--log-json", "--trust-remote-code", "--model-path", "no such model", "--port", "0")
+        ran = run_process([sys.executable, "-m", "itemwise.launch_server", *args])
+        records = [json.loads(line) for line in ran.err.splitlines() if line.startswith("{")]
+        assert (records[0]["level"], records[0]["message"]) == ("WARNING", NO_REMOTE_CODE)
+        assert "error: no model at 'no such model'" in ran.err
+        assert (ran.status, ran.out) == (1, "")
+
+    def test_our_own_are_all_known(self) -> None:
+        assert OUR_ATTENTIONS == IMPLEMENTATIONS
+
+    @pytest.mark.parametrize(
+        ("args", "message"),
+        [
+            ("--profile plain", "--profile has no effect yet: this version is without rerank profiles"),
+            ("--strict-model", "--strict-model has no effect yet: this version is without rerank profiles"),
+            ("--reports-dir folder", "--reports-dir has no effect yet: this version is without the report viewer"),
+        ],
+    )
+    def test_what_comes_later_says_so(
+        self, launch: Launch, caplog: pytest.LogCaptureFixture, args: str, message: str
+    ) -> None:
+        launch(*args.split())
+        assert caplog.messages == [message]
+
+
+class TestErrors:
+    @pytest.mark.parametrize(
+        ("args", "error"),
+        [
+            ("--dtype int8", "Invalid value for '--dtype': Value error, 'int8' is not one of 'auto', 'float32'"),
+            ("--backend tensorflow", "Invalid value for '--backend'"),
+            ("--multi-item-mask-impl sparse", "Invalid value for '--multi-item-mask-impl'"),
+            ("--mask sparse", "Invalid value for '--multi-item-mask-impl'"),
+            ("--algorithm magic", "Invalid value for '--algorithm'"),
+            ("--warmup hot", "Invalid value for '--warmup'"),
+            ("--log-level loud", "Invalid value for '--log-level'"),
+            ("--port http", "Invalid value for '--port'"),
+            ("--tp-size 0", "Invalid value for '--tp-size'"),
+            ("--chunked-prefill-size -2", "Invalid value for '--chunked-prefill-size'"),
+            ("--max-running-requests 4", "No such option: --max-running-requests"),
+            ("--chunked-prefill-size 0", "chunked_prefill_size must be a whole number of at least 1 token, or -1"),
+            ("--port 65536", "port must be a whole number from 0 to 65535, got 65536"),
+            ("--cors-origin a.org", 'cors_origins must be "*" or origins like https://example.org'),
+            ("--request-timeout inf", "request_timeout must be a number of seconds of 0 or more"),
+        ],
+    )
+    def test_a_bad_value_is_one_line_and_a_hint(
+        self, started: list[Started], capsys: pytest.CaptureFixture[str], args: str, error: str
+    ) -> None:
+        with pytest.raises(SystemExit) as exited:
+            main(["serve", *args.split()])
+        first, *rest = capsys.readouterr().err.splitlines()
+        assert (exited.value.code, started) == (2, [])
+        assert first.startswith(f"error: {error}")
+        assert rest == ["hint: itemwise serve --help lists the options"]
+
+    @pytest.mark.parametrize("package", ["starlette", "uvicorn", "orjson"])
+    def test_without_the_packages_of_the_server_it_says_how_to_install_them(self, package: str) -> None:
+        without = f"import sys; sys.modules[{package!r}] = None; from itemwise.cli.main import main; main(sys.argv[1:])"
+        ran = run_process([sys.executable, "-c", without, "serve", "--port", "0", "--model", "no such model"])
+        assert ran.status == 1
+        assert ran.err.splitlines() == [
+            f"error: {package} is not installed",
+            'hint: install what the server needs with: pip install "itemwise[server]"',
+        ]
+
+
+class TestApiKey:
+    SECRET = "sesame-4711"
+
+    def test_it_may_come_from_the_environment(self, launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("ITEMWISE_API_KEY", self.SECRET)
+        assert launch().server.api_key == self.SECRET
+        assert launch("--api-key", "another").server.api_key == "another"
+
+    def test_an_empty_variable_is_none(self, launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("ITEMWISE_API_KEY", "")
+        assert launch().server.api_key is None
+
+    @pytest.mark.parametrize("key", ["", " ", f" {SECRET}"])
+    def test_an_empty_one_is_an_error_and_none_is_shown(
+        self, started: list[Started], capsys: pytest.CaptureFixture[str], key: str
+    ) -> None:
+        with pytest.raises(SystemExit) as exited:
+            main(["serve", "--api-key", key])
+        shown = capsys.readouterr().err
+        assert (exited.value.code, started) == (2, [])
+        assert shown.startswith("error: api_key must be one or more characters")
+        assert self.SECRET not in shown
+
+    def test_it_is_never_shown(
+        self,
+        launch: Launch,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        monkeypatch.setenv("ITEMWISE_API_KEY", self.SECRET)
+        caplog.set_level("DEBUG")
+        found = launch("--log-level", "debug", "--trust-remote-code")
+        with pytest.raises(SystemExit):
+            main(["serve", "--help"])
+        assert caplog.messages == [NO_REMOTE_CODE]
+        assert self.SECRET not in repr(found) + caplog.text + "".join(capsys.readouterr())
