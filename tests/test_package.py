@@ -35,6 +35,8 @@ ALLOWED = {
         "itemwise.plan",
         "itemwise.backends.base",
     ),
+    # The server is handed an engine; whoever launches it knows how that is made.
+    "itemwise.server": ("itemwise.contract", "itemwise.prompts", "itemwise.engine", "itemwise._version"),
 }
 FRAMEWORKS = {
     "torch": "itemwise.backends.torch",

@@ -1,0 +1,47 @@
+"""The ASGI application: gate -> router -> endpoint -> route. Made before the engine is there."""
+
+from __future__ import annotations
+
+from starlette.routing import Route, Router
+from starlette.types import Receive, Scope, Send
+
+from itemwise.contract.describe import quote
+from itemwise.contract.errors import NotFoundError
+from itemwise.server.call import Call
+from itemwise.server.endpoint import route
+from itemwise.server.gate import Gate
+from itemwise.server.routes.docs import docs, home, openapi
+from itemwise.server.routes.health import health, health_generate
+from itemwise.server.routes.info import metrics, models, server_info
+from itemwise.server.routes.prefix import list_prefixes, pin_prefix, release_prefix
+from itemwise.server.routes.score import score
+from itemwise.server.routes.tokenize import tokenize
+from itemwise.server.service import Service
+
+
+def make_app(service: Service) -> Gate:
+    """For any ASGI server. `service.open(engine)` makes it ready."""
+    return Gate(service, Router(_routes(service), redirect_slashes=False, default=_not_found))
+
+
+def _routes(service: Service) -> list[Route]:
+    """The busiest first: they are tried in this order."""
+    return [
+        route(service, "/v1/score", {"POST": score}),
+        route(service, "/health", {"GET": health}),
+        route(service, "/metrics", {"GET": metrics}, needs_engine=False),
+        route(service, "/tokenize", {"POST": tokenize}),
+        route(service, "/v1/prefix", {"GET": list_prefixes, "POST": pin_prefix}),
+        route(service, "/v1/prefix/{prefix_id}", {"DELETE": release_prefix}),
+        route(service, "/v1/models", {"GET": models}, needs_engine=False),
+        route(service, "/health_generate", {"GET": health_generate}),
+        route(service, "/server_info", {"GET": server_info}, needs_engine=False),
+        route(service, "/openapi.json", {"GET": openapi}, needs_engine=False),
+        route(service, "/docs", {"GET": docs}, needs_engine=False),
+        route(service, "/", {"GET": home}, needs_engine=False),
+    ]
+
+
+async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
+    path = Call.of(scope).path
+    raise NotFoundError(f"there is nothing at {quote(path)}; /docs lists all routes", code="not_found")

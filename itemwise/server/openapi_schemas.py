@@ -1,0 +1,289 @@
+"""The shapes of bodies, as JSON Schema: what is really taken, and what really comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from itemwise.contract.parse import ALGORITHMS, LABEL_SCORINGS, ON_ITEM_ERRORS, SCORE_MODES, TOKENIZATIONS
+from itemwise.contract.token_ids import MAX_TOKEN_ID
+from itemwise.server.openapi_errors import ERROR_TABLE
+from itemwise.server.routes.prefix import DEFAULT_TTL_SECONDS, MAX_TTL_SECONDS
+
+Schema = dict[str, Any]
+
+_TOKEN_ID: Schema = {"type": "integer", "minimum": 0, "maximum": MAX_TOKEN_ID}
+_IDS: Schema = {"type": "array", "items": _TOKEN_ID}
+_TEXTS: Schema = {"type": "array", "items": {"type": "string"}}
+_COUNT: Schema = {"type": "integer", "minimum": 0}
+
+
+def _optional(kind: str, text: str, default: object = None, **more: object) -> Schema:
+    """A field that may be absent, which null means too."""
+    return {"type": [kind, "null"], "default": default, "description": text, **more}
+
+
+def _choice(choices: Sequence[str], text: str, default: str | None) -> Schema:
+    return {"enum": [*choices, None], "default": default, "description": text}
+
+
+_MODEL = _optional("string", 'A served name; the served model when absent or "default".')
+
+SCORE_FIELDS: Schema = {
+    "query": {
+        "description": "What all items are scored against: text or token ids, at least one.",
+        "anyOf": [{"type": "string", "minLength": 1}, {**_IDS, "minItems": 1}],
+    },
+    "items": {
+        "description": "A list of texts, or a list of lists of token ids; one text is one item. An item may be empty.",
+        "anyOf": [
+            {"type": "string"},
+            {**_TEXTS, "minItems": 1},
+            {"type": "array", "items": _IDS, "minItems": 1},
+        ],
+    },
+    "labels": _optional(
+        "array",
+        "Labels as text; one of labels and label_token_ids.",
+        minItems=1,
+        items={"type": "string", "minLength": 1},
+    ),
+    "label_token_ids": _optional(
+        "array",
+        'Labels as token ids; a list of ids is one label where label_scoring is "sequence".',
+        minItems=1,
+        items={"anyOf": [_TOKEN_ID, {**_IDS, "minItems": 1}]},
+    ),
+    "apply_softmax": _optional("boolean", 'Score mode "softmax" when true, "prob" when false.', False),
+    "score_mode": _choice(SCORE_MODES, "What a score is; apply_softmax chooses where this is absent.", None),
+    "label_scoring": _choice(LABEL_SCORINGS, "A label is one token, or as many as it needs.", "single"),
+    "item_first": _optional("boolean", "The item stands before the query.", False),
+    "suffix": {
+        "description": "Stands after every item: text or token ids, like the query.",
+        "default": None,
+        "anyOf": [{"type": "string"}, _IDS, {"type": "null"}],
+    },
+    "tokenization": _choice(TOKENIZATIONS, "Query and item each on their own, or as one text.", "apart"),
+    "max_tokens_per_item": _optional("integer", "Longer items are cut at their end; absent: never.", minimum=1),
+    "algorithm": _choice(ALGORITHMS, "How it is computed; the scores are the same.", "auto"),
+    "on_item_error": _choice(
+        ON_ITEM_ERRORS,
+        "A bad item fails the request, or is reported in item_errors and has null for its scores.",
+        "fail",
+    ),
+    "return_debug": _optional("boolean", "Say in `debug` how it was computed.", False),
+    "model": _MODEL,
+}
+
+_SCORE_REQUEST: Schema = {
+    "type": "object",
+    "required": ["query", "items"],
+    "properties": SCORE_FIELDS,
+    "allOf": [
+        {
+            "anyOf": [
+                {
+                    "description": "Text throughout.",
+                    "properties": {
+                        "query": {"type": "string"},
+                        "items": {"anyOf": [{"type": "string"}, _TEXTS]},
+                        "suffix": {"type": ["string", "null"]},
+                    },
+                },
+                {
+                    "description": "Token ids throughout.",
+                    "properties": {
+                        "query": {"type": "array"},
+                        "items": {"type": "array", "items": {"type": "array"}},
+                        "suffix": {"type": ["array", "null"]},
+                    },
+                },
+            ]
+        },
+        {
+            "anyOf": [
+                {
+                    "required": ["labels"],
+                    "properties": {"labels": {"type": "array"}, "label_token_ids": {"type": "null"}},
+                },
+                {
+                    "required": ["label_token_ids"],
+                    "properties": {"labels": {"type": "null"}, "label_token_ids": {"type": "array"}},
+                },
+            ]
+        },
+    ],
+}
+
+
+def _object(properties: Schema, *optional: str, **more: object) -> Schema:
+    """An object that has all of these, but for the optional ones."""
+    required = [name for name in properties if name not in optional]
+    return {"type": "object", "required": required, "properties": properties, **more}
+
+
+_USAGE = _object(
+    {
+        "prompt_tokens": {**_COUNT, "description": "What was sent: the query once, plus all items."},
+        "total_tokens": _COUNT,
+        "completion_tokens": {"const": 0},
+        "prompt_tokens_details": _object(
+            {"cached_tokens": {**_COUNT, "description": "Prefix tokens that an earlier request had computed."}}
+        ),
+    }
+)
+
+_SCORE_RESPONSE = _object(
+    {
+        "object": {"const": "scoring"},
+        "model": {"type": "string"},
+        "scores": {
+            "description": "Rows in item order, columns in label order; null for an item in item_errors.",
+            "type": "array",
+            "items": {"type": ["array", "null"], "items": {"type": "number"}},
+        },
+        "usage": _USAGE,
+        "truncated": {
+            "description": "Items that max_tokens_per_item has cut.",
+            "type": "array",
+            "items": _object({"index": _COUNT, "original_tokens": _COUNT, "kept_tokens": _COUNT}),
+        },
+        "item_errors": {
+            "description": 'Items without scores, where on_item_error is "report".',
+            "type": "array",
+            "items": _object({"index": _COUNT, "code": {"type": "string"}, "message": {"type": "string"}}),
+        },
+        "debug": {"type": "object", "description": "Where return_debug was set."},
+    },
+    "truncated",
+    "item_errors",
+    "debug",
+)
+
+_PREFIX_REQUEST: Schema = {
+    "type": "object",
+    "required": ["query"],
+    "properties": {
+        "query": SCORE_FIELDS["query"],
+        "ttl_seconds": _optional(
+            "number",
+            "How long it is kept.",
+            DEFAULT_TTL_SECONDS,
+            exclusiveMinimum=0,
+            maximum=MAX_TTL_SECONDS,
+        ),
+        "model": _MODEL,
+    },
+}
+
+_PREFIX = _object(
+    {
+        "object": {"const": "prefix"},
+        "id": {"type": "string", "description": "For DELETE /v1/prefix/{prefix_id}."},
+        "model": {"type": "string"},
+        "tokens": {**_COUNT, "description": "Of the prefix, with BOS and delimiter."},
+        "cached_tokens": {**_COUNT, "description": "Of these, computed before."},
+        "bytes": {**_COUNT, "description": "Memory that it takes on each device."},
+        "ttl_seconds": {"type": "number"},
+    }
+)
+
+_TEXT_OR_TEXTS: list[Schema] = [{"type": "string"}, {**_TEXTS, "minItems": 1}, {"type": "null"}]
+
+_TOKENIZE_REQUEST: Schema = {
+    "type": "object",
+    "properties": {
+        "text": {"description": "One text, or many.", "anyOf": _TEXT_OR_TEXTS},
+        "prompt": {"description": "Another name for text; one of the two.", "anyOf": _TEXT_OR_TEXTS},
+        "add_special_tokens": _optional("boolean", "Put before each text what starts a prompt (BOS).", False),
+        "model": _MODEL,
+    },
+    "anyOf": [
+        {"required": ["text"], "properties": {"text": {"type": ["string", "array"]}, "prompt": {"type": "null"}}},
+        {"required": ["prompt"], "properties": {"text": {"type": "null"}, "prompt": {"type": ["string", "array"]}}},
+    ],
+}
+
+_TOKENIZE_RESPONSE = _object(
+    {
+        "model": {"type": "string"},
+        "tokens": {"anyOf": [_IDS, {"type": "array", "items": _IDS}]},
+        "count": {"anyOf": [_COUNT, {"type": "array", "items": _COUNT}]},
+        "max_model_len": _COUNT,
+    }
+)
+
+_MODEL_ENTRY = _object(
+    {
+        "id": {"type": "string"},
+        "object": {"const": "model"},
+        "created": {"type": "integer"},
+        "owned_by": {"const": "itemwise"},
+        "root": {"type": ["string", "null"]},
+        "max_model_len": {"type": ["integer", "null"], "description": "null while the model is loading."},
+    }
+)
+
+
+def _list_of(name: str) -> Schema:
+    entries = {"type": "array", "items": {"$ref": f"#/components/schemas/{name}"}}
+    return _object({"object": {"const": "list"}, "data": entries})
+
+
+_ERROR = _object(
+    {
+        "error": _object(
+            {
+                "message": {"type": "string", "description": "What was expected, what came, what to do."},
+                "type": {"enum": sorted({row.type for row in ERROR_TABLE})},
+                "param": {"type": ["string", "null"], "description": "The field at fault."},
+                "code": {"type": "string", "description": "One of those in the table of errors."},
+            }
+        ),
+        "detail": {"type": "string", "description": "The message again: some clients read only this."},
+        "message": {"type": "string", "description": "And again, for some others."},
+    }
+)
+
+SCHEMAS: Schema = {
+    "ScoreRequest": _SCORE_REQUEST,
+    "ScoreResponse": _SCORE_RESPONSE,
+    "PrefixRequest": _PREFIX_REQUEST,
+    "Prefix": _PREFIX,
+    "PrefixList": _list_of("Prefix"),
+    "PrefixReleased": _object({"object": {"const": "prefix"}, "id": {"type": "string"}, "deleted": {"const": True}}),
+    "TokenizeRequest": _TOKENIZE_REQUEST,
+    "TokenizeResponse": _TOKENIZE_RESPONSE,
+    "Model": _MODEL_ENTRY,
+    "ModelList": _list_of("Model"),
+    "Health": _object({"status": {"const": "ok"}}),
+    "HealthGenerate": _object({"status": {"const": "ok"}, "milliseconds": {"type": "number", "minimum": 0}}),
+    "ServerInfo": _object(
+        {
+            "status": {"enum": ["starting", "ready", "draining", "stopped"]},
+            "version": {"type": "string"},
+            "uptime_seconds": {"type": "number"},
+            "api_key_set": {"type": "boolean"},
+            "served_model_names": _TEXTS,
+            "configuration": {"type": "object", "description": "With every `auto` settled."},
+            "versions": {"type": "object"},
+            "memory": {
+                "type": "object",
+                "description": "Peak bytes of the host, and what the backend tells about its devices.",
+            },
+            "model": {"type": "object"},
+            "devices": {"type": "object"},
+            "buckets": {"type": "object"},
+            "prefix_cache": {"type": "object"},
+            "max_queued_tokens": _COUNT,
+            "stats": {"type": "object"},
+        },
+        "model",
+        "devices",
+        "buckets",
+        "prefix_cache",
+        "max_queued_tokens",
+        "stats",
+    ),
+    "Error": _ERROR,
+}

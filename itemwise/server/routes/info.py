@@ -1,0 +1,104 @@
+"""`/v1/models`, `/server_info` and `/metrics`: what is served here, how, and how it goes. They answer at any time."""
+
+from __future__ import annotations
+
+import platform
+import resource
+import sys
+import time
+from dataclasses import asdict
+
+from starlette.responses import Response
+
+from itemwise._version import __version__
+from itemwise.engine.engine import ScoringEngine
+from itemwise.server.call import Call
+from itemwise.server.replies import json_reply
+from itemwise.server.service import Service
+
+_METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_PACKAGES = ("numpy", "jax", "jaxlib", "torch", "tokenizers")  # whose versions are told where they are loaded
+
+
+async def models(service: Service, call: Call) -> Response:
+    """In the shape of OpenAI's list; one entry for every served name."""
+    engine = service.engine_if_open
+    names = service.names.public
+    shared = {
+        "object": "model",
+        "created": int(service.created),
+        "owned_by": "itemwise",
+        "root": None if engine is None else engine.config.model_name,
+        "max_model_len": None if engine is None else engine.backend.config.max_context_len,
+    }
+    return json_reply({"object": "list", "data": [{"id": name, **shared} for name in names]})
+
+
+async def metrics(service: Service, call: Call) -> Response:
+    """Prometheus' text format."""
+    return Response(service.metrics.render(), media_type=_METRICS_TYPE)
+
+
+async def server_info(service: Service, call: Call) -> Response:
+    """All that one needs to run the same again, and to see how it goes."""
+    engine = service.engine_if_open
+    info: dict[str, object] = {
+        "status": service.lifecycle.phase.value,
+        "version": __version__,
+        "uptime_seconds": round(time.time() - service.created, 3),
+        "api_key_set": service.options.api_key is not None,
+        "served_model_names": service.names.public,
+        "configuration": service.configuration,
+        "versions": _versions(),
+        "memory": {
+            "peak_host_bytes": _peak_host_bytes(),
+            "device": {} if engine is None else engine.backend.memory_stats(),
+        },
+    }
+    if engine is not None:
+        info.update(_describe_engine(engine))
+    return json_reply(info)
+
+
+def _describe_engine(engine: ScoringEngine) -> dict[str, object]:
+    backend, stats = engine.backend.info, engine.scheduler.stats()
+    return {
+        "model": {"name": engine.config.model_name, **asdict(engine.backend.config)},
+        "devices": {
+            "backend": backend.name,
+            "device": backend.device,
+            "kind": backend.device_kind,
+            "dtype": backend.dtype,
+            "copies": backend.num_copies,
+        },
+        "buckets": {
+            "token_buckets": backend.token_buckets,
+            "token_multiple": backend.token_multiple,
+            "token_budget": backend.token_budget,
+            "step_tokens": backend.step_tokens,
+        },
+        "prefix_cache": {
+            "enabled": engine.scheduler.options.prefix_cache,
+            "block_bytes": stats.block_bytes,
+            "blocks": stats.cached_blocks,
+            "used_blocks": stats.used_blocks,
+            "pinned_blocks": stats.pinned_blocks,
+            "capacity_blocks": stats.cache_capacity_blocks,
+            "queried_tokens": stats.prefix_queried_tokens,
+            "hit_tokens": stats.prefix_hit_tokens,
+        },
+        "max_queued_tokens": engine.scheduler.admission.max_tokens,
+        "stats": {**asdict(stats), "fill_ratio": stats.fill_ratio},
+    }
+
+
+def _versions() -> dict[str, str]:
+    """Of what is loaded; nothing is imported for it."""
+    loaded = {name: sys.modules[name] for name in _PACKAGES if name in sys.modules}
+    shown = {name: str(getattr(module, "__version__", "?")) for name, module in loaded.items()}
+    return {"itemwise": __version__, "python": platform.python_version(), **shown}
+
+
+def _peak_host_bytes() -> int:
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -1,0 +1,73 @@
+"""`/v1/prefix`: compute a query's keys and values now, and keep them for the requests to come."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from starlette.responses import Response
+
+from itemwise.contract.describe import quote
+from itemwise.contract.errors import NotFoundError
+from itemwise.contract.parse_inputs import parse_query
+from itemwise.contract.ragged import Int32Array
+from itemwise.engine.pins import PinnedPrefix
+from itemwise.server import fields
+from itemwise.server.body import decode_object, read_body
+from itemwise.server.call import Call
+from itemwise.server.jobs import run_job, within_deadline
+from itemwise.server.replies import json_reply
+from itemwise.server.scoring import blame_request
+from itemwise.server.service import Service
+
+DEFAULT_TTL_SECONDS = 300.0
+MAX_TTL_SECONDS = 86_400.0
+
+
+async def pin_prefix(service: Service, call: Call) -> Response:
+    """Keep a prefix for a while; `cached_tokens` of later requests show that it was."""
+    engine = service.engine
+    engine.scheduler.admission.check()
+
+    async def work(deadline: float | None) -> Response:
+        body = fields.present(decode_object(await read_body(call, service.options.max_request_bytes)))
+        name = service.names.answer_to(fields.model_name(body))
+        query = parse_query(fields.required(body, "query", "a string or a list of token ids"))
+        ttl = fields.seconds(body, "ttl_seconds", DEFAULT_TTL_SECONDS, MAX_TTL_SECONDS)
+        prefix_ids = await _prepare(service, query)
+        submit = partial(engine.submit_prefix, prefix_ids, ttl_seconds=ttl, deadline=deadline)
+        job = await run_job(call, lambda on_change: submit(on_change=on_change))
+        return json_reply(_describe(engine.finish_prefix(job), name))
+
+    return await within_deadline(call, service.options.request_timeout, work)
+
+
+async def _prepare(service: Service, query: str | Int32Array) -> Int32Array:
+    return await service.in_pool(partial(blame_request, partial(service.engine.prepare_prefix, query)))
+
+
+async def list_prefixes(service: Service, call: Call) -> Response:
+    """All that are kept now."""
+    name = service.names.answer_to(None)
+    pinned = service.engine.pinned_prefixes()
+    return json_reply({"object": "list", "data": [_describe(prefix, name) for prefix in pinned]})
+
+
+async def release_prefix(service: Service, call: Call) -> Response:
+    """Let one go before its time."""
+    prefix_id = call.path_params["prefix_id"]
+    if not service.engine.release_prefix(prefix_id):
+        message = f"no prefix is kept under the id {quote(prefix_id)}; GET /v1/prefix lists those that are"
+        raise NotFoundError(message, code="not_found", param="id")
+    return json_reply({"object": "prefix", "id": prefix_id, "deleted": True})
+
+
+def _describe(prefix: PinnedPrefix, name: str) -> dict[str, object]:
+    return {
+        "object": "prefix",
+        "id": prefix.id,
+        "model": name,
+        "tokens": prefix.num_tokens,
+        "cached_tokens": prefix.cached_tokens,
+        "bytes": prefix.num_bytes,
+        "ttl_seconds": prefix.ttl_seconds,
+    }

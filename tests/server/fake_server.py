@@ -1,0 +1,67 @@
+"""A real server process on the fake backend: `python -m tests.server.fake_server --port 0 --delay 0.05`.
+
+Its scores can be computed by hand (`fake_scores`), and a forward takes as long as it is told to.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+from itemwise.backends.fake import FakeBackend
+from itemwise.contract.errors import ItemwiseError, ModelLoadError
+from itemwise.engine.engine import EngineConfig, ScoringEngine
+from itemwise.engine.scheduler import Scheduler, SchedulerOptions
+from itemwise.server.config import ServerOptions
+from itemwise.server.launch import run_server
+from tests.prompts.merging_tokenizer import merging_tokenizer
+
+MODEL = "fake-model"
+
+
+def open_engine(args: argparse.Namespace) -> ScoringEngine:
+    time.sleep(args.load_seconds)
+    if args.fail:
+        raise ModelLoadError(args.fail)
+    backend = FakeBackend(
+        max_context_len=1 << 20,
+        num_prefix_blocks=1 << 14,
+        step_tokens=args.step_tokens,
+        seconds_per_forward=args.delay,
+    )
+    scheduler = Scheduler(backend, SchedulerOptions(max_queued_tokens=args.max_queued_tokens))
+    tokenizer = merging_tokenizer() if args.tokenizer else None
+    return ScoringEngine(EngineConfig(MODEL), scheduler, tokenizer)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--delay", type=float, default=0.0, help="seconds that a forward takes")
+    parser.add_argument("--load-seconds", type=float, default=0.0)
+    parser.add_argument("--fail", default="", help="what goes wrong when the model is loaded")
+    parser.add_argument("--step-tokens", type=int, default=2048)
+    parser.add_argument("--max-queued-tokens", type=int, default=None)
+    parser.add_argument("--shutdown-grace", type=float, default=30.0)
+    parser.add_argument("--max-request-bytes", type=int, default=1 << 26)
+    parser.add_argument("--api-key", default=None)
+    parser.add_argument("--tokenizer", action="store_true", help="take text, too")
+    parser.add_argument("--log-json", action="store_true")
+    args = parser.parse_args()
+    options = ServerOptions(
+        port=args.port,
+        shutdown_grace=args.shutdown_grace,
+        max_request_bytes=args.max_request_bytes,
+        api_key=args.api_key,
+        log_json=args.log_json,
+    )
+    try:
+        run_server(options, lambda: open_engine(args), lambda engine: {"model": engine.config.model_name})
+    except ItemwiseError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

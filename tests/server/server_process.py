@@ -1,0 +1,88 @@
+"""A real server on a real port: starts `tests.server.fake_server`, waits until it is ready, ends it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from queue import Empty, SimpleQueue
+
+SCHEMATHESIS = (
+    *(sys.executable, "-m", "schemathesis.cli", "run"),
+    "--checks=all",
+    # Ids beyond the vocabulary, or labels that are no token, are for the model to refuse, not for a schema.
+    "--exclude-checks=positive_data_acceptance",
+)
+_PATIENCE = 60  # seconds for anything that takes milliseconds on a quiet machine
+
+
+class ServerProcess:
+    """A running process, and what it has logged."""
+
+    def __init__(self, *options: str) -> None:
+        command = [sys.executable, "-m", "tests.server.fake_server", "--port=0", *options]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, encoding="utf-8")
+        self.log: list[str] = []
+        self._lines: SimpleQueue[str | None] = SimpleQueue()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        self.url = ""
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self._lines.put(line.rstrip("\n"))
+        self._lines.put(None)
+
+    def wait_for_line(self, pattern: str) -> re.Match[str]:
+        """The first line from here on that has it."""
+        while True:
+            try:
+                line = self._lines.get(timeout=_PATIENCE)
+            except Empty:
+                line = None
+            assert line is not None, f"no {pattern!r} in the log:\n" + "\n".join(self.log)
+            self.log.append(line)
+            found = re.search(pattern, line)
+            if found is not None:
+                return found
+
+    def wait_until_listening(self) -> None:
+        self.url = self.wait_for_line(r"listening on (http://\S+)")[1]
+
+    def wait_until_ready(self) -> None:
+        self.wait_until_listening()
+        self.wait_for_line(r"ready on http")
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def wait(self) -> int:
+        """Its exit status; after it the log is complete."""
+        status = self.process.wait(_PATIENCE)
+        self._reader.join(_PATIENCE)
+        while (line := self._lines.get()) is not None:
+            self.log.append(line)
+        return status
+
+
+@contextmanager
+def server_process(*options: str, wait: bool = True) -> Iterator[ServerProcess]:
+    server = ServerProcess(*options)
+    try:
+        if wait:
+            server.wait_until_ready()
+        yield server
+    finally:
+        server.process.kill()
+        server.process.wait(_PATIENCE)
+        server._reader.join(_PATIENCE)
+        if server.process.stderr is not None:
+            server.process.stderr.close()

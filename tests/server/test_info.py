@@ -1,0 +1,135 @@
+"""Models, server info, health and tokens."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from itemwise import __version__
+from itemwise.backends.fake import FakeBackend
+from itemwise.server.config import ServerOptions
+from itemwise.server.routes import health
+from tests.prompts.merging_tokenizer import BOS, merging_tokenizer
+from tests.server.app_client import IDS_REQUEST, MODEL, AppClient, HeldBackend, app_client, error_of
+
+
+@pytest.fixture(scope="module")
+def text_client() -> Iterator[AppClient]:
+    with app_client(tokenizer=merging_tokenizer(bos=True)) as made:
+        yield made
+
+
+class TestModels:
+    def test_one_entry_for_every_served_name(self) -> None:
+        with app_client(ServerOptions(served_model_names=("a", "b"))) as client:
+            answer = client.get("/v1/models").json()
+        assert answer["object"] == "list"
+        assert [entry["id"] for entry in answer["data"]] == ["a", "b"]
+        entry = answer["data"][0]
+        assert (entry["object"], entry["owned_by"], entry["root"]) == ("model", "itemwise", MODEL)
+        assert entry["max_model_len"] == 4096
+        assert isinstance(entry["created"], int)
+
+    def test_the_model_has_its_own_name_where_nobody_gave_another(self, client: AppClient) -> None:
+        assert [entry["id"] for entry in client.get("/v1/models").json()["data"]] == [MODEL]
+
+    def test_before_the_model_is_there_its_names_are(self) -> None:
+        with app_client(ServerOptions(served_model_names=("a",)), is_ready=False) as client:
+            (entry,) = client.get("/v1/models").json()["data"]
+        assert (entry["id"], entry["max_model_len"]) == ("a", None)
+
+
+class TestServerInfo:
+    def test_it_tells_what_one_needs_to_know(self, client: AppClient) -> None:
+        client.post("/v1/score", IDS_REQUEST)
+        info = client.get("/server_info").json()
+        assert info["status"] == "ready"
+        assert info["version"] == info["versions"]["itemwise"] == __version__
+        assert info["versions"]["numpy"] == np.__version__
+        assert info["versions"]["python"].startswith(f"{sys.version_info.major}.{sys.version_info.minor}.")
+        assert info["configuration"]["request_timeout"] == 600
+        assert info["devices"]["backend"] == "fake"
+        assert info["buckets"]["token_budget"] > 0
+        assert info["prefix_cache"]["capacity_blocks"] == 1024
+        assert info["memory"]["peak_host_bytes"] > 2**20
+        assert info["stats"]["items_scored"] >= 3
+        assert info["uptime_seconds"] >= 0
+
+    def test_a_backend_that_knows_its_memory_is_asked(self) -> None:
+        class Telling(FakeBackend):
+            def memory_stats(self) -> dict[str, int]:
+                return {"peak_bytes": 77}
+
+            @property
+            def num_compilations(self) -> int:
+                return 5
+
+        with app_client(backend=Telling()) as client:
+            assert client.get("/server_info").json()["memory"]["device"] == {"peak_bytes": 77}
+            assert "itemwise:compilations_total 5.0" in client.get("/metrics").text
+
+    def test_the_launcher_tells_the_configuration_and_the_key_is_dropped(self) -> None:
+        with app_client(is_ready=False) as client, app_client() as other:
+            client.service.open(other.engine, {"dtype": "float32", "api_key": "hush"})
+            info = client.get("/server_info")
+        assert info.json()["configuration"] == {"dtype": "float32"}
+        assert "hush" not in info.text
+
+
+class TestHealth:
+    def test_a_tiny_request_is_really_scored(self) -> None:
+        with app_client(delimiter_token_id=0) as client:
+            answer = client.get("/health_generate")
+            assert answer.status_code == 200
+            assert answer.json()["status"] == "ok"
+            assert answer.json()["milliseconds"] >= 0
+            assert client.engine.scheduler.stats().items_scored == 1
+
+    def test_a_device_that_hangs_is_noticed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(health, "GENERATE_SECONDS", 0.05)
+        backend = HeldBackend()
+        with app_client(backend=backend) as client:
+            assert error_of(client.get("/health_generate")) == (503, "server_error", "not_ready", None)
+            assert client.get("/health").status_code == 200
+
+
+class TestTokenize:
+    @pytest.mark.parametrize("field", ["text", "prompt"])
+    def test_one_text(self, text_client: AppClient, field: str) -> None:
+        answer = text_client.post("/tokenize", {field: "abcx"})
+        assert answer.json() == {"model": MODEL, "tokens": [7, 4], "count": 2, "max_model_len": 4096}
+
+    def test_many_texts(self, text_client: AppClient) -> None:
+        answer = text_client.post("/tokenize", {"text": ["ab", "", "xyz"]}).json()
+        assert (answer["tokens"], answer["count"]) == ([[5], [], [4, 8, 9]], [1, 0, 3])
+
+    def test_special_tokens_are_added_when_asked_for(self, text_client: AppClient) -> None:
+        answer = text_client.post("/tokenize", {"text": "ab", "add_special_tokens": True}).json()
+        assert answer["tokens"] == [BOS, 5]
+
+    @pytest.mark.parametrize(
+        ("body", "expected"),
+        [
+            ({}, (400, "missing_parameter_error", "missing_text", "text")),
+            ({"text": None}, (400, "missing_parameter_error", "missing_text", "text")),
+            ({"text": 5}, (400, "invalid_request_error", "invalid_text_type", "text")),
+            ({"text": ["a", 5]}, (400, "invalid_request_error", "invalid_text_type", "text")),
+            ({"text": "a", "prompt": "b"}, (400, "invalid_value_error", "conflicting_parameters", "text")),
+            ({"text": []}, (400, "invalid_value_error", "empty_text", "text")),
+            (
+                {"text": "a", "add_special_tokens": 1},
+                (400, "invalid_request_error", "invalid_add_special_tokens_type", "add_special_tokens"),
+            ),
+            ({"text": "a", "model": "other"}, (404, "model_error", "model_not_found", "model")),
+            ({"text": "a", "model": 5}, (400, "invalid_request_error", "invalid_model_type", "model")),
+        ],
+    )
+    def test_faults(self, text_client: AppClient, body: dict[str, Any], expected: tuple[object, ...]) -> None:
+        assert error_of(text_client.post("/tokenize", body)) == expected
+
+    def test_a_model_without_tokenizer_says_so(self, client: AppClient) -> None:
+        assert error_of(client.post("/tokenize", {"text": "a"}))[2] == "no_tokenizer"

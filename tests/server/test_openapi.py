@@ -1,0 +1,120 @@
+"""The OpenAPI document: it is valid, complete, and what it says is so."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+import pytest
+from starlette.routing import Router
+
+import itemwise
+from itemwise.server.app import make_app
+from itemwise.server.config import ServerOptions
+from itemwise.server.endpoint import Endpoint
+from itemwise.server.openapi import openapi_document
+from itemwise.server.openapi_errors import ERROR_TABLE
+from itemwise.server.service import Service
+from tests.server.app_client import AppClient, app_client
+from tests.server.server_process import SCHEMATHESIS, server_process
+from tests.server.word_tokenizer import word_tokenizer
+
+DOCUMENT = openapi_document()
+OPERATIONS = [(path, method) for path, methods in DOCUMENT["paths"].items() for method in methods]
+
+# What a command line or Python caller can get wrong, not a request; and what nobody receives.
+NOT_OVER_HTTP = {"invalid_delimiter_token_id", "cancelled"}
+
+
+def test_it_is_served(client: AppClient) -> None:
+    assert client.get("/openapi.json").json() == DOCUMENT
+
+
+def test_its_schemas_are_valid_and_its_references_lead_somewhere() -> None:
+    for name, schema in DOCUMENT["components"]["schemas"].items():
+        assert jsonschema_rs.meta.is_valid({"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}), name
+    references = set(re.findall(r"'\$ref': '([^']+)'", str(DOCUMENT)))
+    assert references == {f"#/components/schemas/{name}" for name in DOCUMENT["components"]["schemas"]}
+
+
+def test_it_names_every_route_and_method_and_no_other() -> None:
+    service = Service(ServerOptions())
+    router = make_app(service)._router
+    service.close()
+    assert isinstance(router, Router)
+    real = set()
+    for each in router.routes:
+        endpoint = each.endpoint  # type: ignore[attr-defined]
+        assert isinstance(endpoint, Endpoint)
+        real |= {(each.path, method.lower()) for method in endpoint._handlers if method != "HEAD"}  # type: ignore[attr-defined]
+    assert real == set(OPERATIONS)
+
+
+def test_operation_ids_are_unique() -> None:
+    ids = [DOCUMENT["paths"][path][method]["operationId"] for path, method in OPERATIONS]
+    assert len(set(ids)) == len(ids)
+
+
+def test_every_error_code_in_the_source_is_in_the_table_of_errors() -> None:
+    listed = {code for row in ERROR_TABLE for code in row.codes}
+    root = Path(itemwise.__file__).parent
+    rooms = [root / room for room in ("contract", "prompts", "plan", "engine", "server/routes")]
+    files = [*(path for room in rooms for path in room.rglob("*.py")), *(root / "server").glob("*.py")]
+    written = {code for path in files for code in re.findall(r'code="([a-z_]+)"', path.read_text("utf-8"))}
+    assert "queue_full" in written
+    assert written - listed <= NOT_OVER_HTTP
+    # The rest is put together from the field's name.
+    assert all(code.startswith(("invalid_", "missing_")) for code in listed - written)
+
+
+@pytest.mark.parametrize("has_key", [True, False])
+def test_a_key_is_mentioned_only_where_one_is_asked_for(has_key: bool) -> None:
+    document = openapi_document(has_key=has_key)
+    assert ("security" in document) == has_key
+    for path, method in OPERATIONS:
+        operation = document["paths"][path][method]
+        is_health = path in ("/health", "/health_generate")
+        assert ("401" in operation["responses"]) == (has_key and not is_health)
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        (path, name)
+        for path, methods in DOCUMENT["paths"].items()
+        for name in methods.get("post", {})
+        .get("requestBody", {})
+        .get("content", {})
+        .get("application/json", {})
+        .get("examples", ())
+    ],
+)
+def test_examples_work(path: str, name: str) -> None:
+    content: dict[str, Any] = DOCUMENT["paths"][path]["post"]["requestBody"]["content"]["application/json"]
+    body = content["examples"][name]["value"]
+    schema = {**content["schema"], "components": DOCUMENT["components"]}
+    assert jsonschema_rs.validator_for(schema).is_valid(body)
+    with app_client(tokenizer=word_tokenizer()) as client:
+        assert client.post(path, body).status_code == 200
+
+
+def test_the_server_does_what_the_document_says(tmp_path: Path) -> None:
+    """More than 1,000 requests, good and bad: no 5xx, no status, type or body that is not in the document."""
+    with server_process("--tokenizer") as server:
+        done = subprocess.run(
+            [*SCHEMATHESIS, f"{server.url}/openapi.json", "--max-examples=150", "--seed=7", "--continue-on-failure"],
+            cwd=tmp_path,
+            env={**os.environ, "NO_COLOR": "1"},
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+    assert done.returncode == 0, done.stdout
+    cases = re.search(r"(\d+) generated", done.stdout)
+    assert cases is not None, done.stdout
+    assert int(cases[1]) >= 1000

@@ -1,0 +1,130 @@
+"""More clients than there is room for, and clients that go: every request ends, nothing is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import httpx
+import pytest
+
+from tests.server.app_client import expected_logits
+from tests.server.server_process import ServerProcess, server_process
+
+PATIENCE = 60.0
+
+
+def make_request(seed: int, num_items: int = 10) -> tuple[dict[str, object], list[list[float]]]:
+    """A body, and its scores."""
+    rng = random.Random(seed)
+    query = [rng.randrange(512) for _ in range(20)]
+    items = [[rng.randrange(512) for _ in range(10)] for _ in range(num_items)]
+    body = {"query": query, "items": items, "label_token_ids": [3, 5], "score_mode": "logit"}
+    return body, expected_logits(query, items, [3, 5])
+
+
+def client_of(server: ServerProcess) -> httpx.AsyncClient:
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    return httpx.AsyncClient(base_url=server.url, timeout=PATIENCE, limits=limits)
+
+
+async def score(client: httpx.AsyncClient, seed: int, timeout: str | None = None) -> int:
+    """The status, once the answer was found to be right."""
+    body, scores = make_request(seed)
+    headers = {} if timeout is None else {"X-Request-Timeout": timeout}
+    response = await client.post("/v1/score", json=body, headers=headers)
+    if response.status_code == 200:
+        assert response.json()["scores"] == scores
+    if response.status_code == 429:
+        assert 1 <= int(response.headers["retry-after"]) <= 60
+    return response.status_code
+
+
+async def ask_for_health(client: httpx.AsyncClient, is_over: asyncio.Event) -> int:
+    """How often it was fine; anything else fails."""
+    asked = 0
+    while not is_over.is_set():
+        assert (await client.get("/health")).status_code == 200
+        asked += 1
+    return asked
+
+
+async def overload(server: ServerProcess) -> tuple[list[int], int]:
+    async with client_of(server) as client:
+        is_over = asyncio.Event()
+        health = asyncio.create_task(ask_for_health(client, is_over))
+        # Every tenth client has no patience.
+        timeouts = ["0.02" if seed % 10 == 0 else None for seed in range(200)]
+        statuses = await asyncio.gather(*(score(client, seed, timeout) for seed, timeout in enumerate(timeouts)))
+        is_over.set()
+        return statuses, await health
+
+
+def test_too_many_clients_get_right_answers_or_clear_refusals() -> None:
+    with server_process("--delay=0.02", "--step-tokens=512", "--max-queued-tokens=4000") as server:
+        statuses, num_health = asyncio.run(overload(server))
+        assert set(statuses) <= {200, 429, 504}
+        assert statuses.count(200) >= 10
+        assert statuses.count(429) >= 10
+        assert num_health >= 1
+        assert _leftovers(server) == (0, 0, 0)
+
+
+async def disconnect(server: ServerProcess, seed: int) -> None:
+    """Send a request, and go: before all of it is sent, or some time after."""
+    rng = random.Random(seed)
+    body = httpx.Request("POST", server.url, json=make_request(seed, num_items=40)[0]).content
+    head = b"POST /v1/score HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+    _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write((head + body)[: rng.choice([10, len(head) + 5, None])])
+    await writer.drain()
+    await asyncio.sleep(rng.uniform(0, 0.1))
+    writer.close()
+
+
+async def disconnect_and_score(server: ServerProcess) -> list[int]:
+    """100 clients that go, among ten that stay."""
+    async with client_of(server) as client:
+        staying = [score(client, seed) for seed in range(10)]
+        statuses = asyncio.gather(*staying)
+        await asyncio.gather(*(disconnect(server, seed) for seed in range(100)))
+        return list(await statuses)
+
+
+def test_clients_that_go_leave_nothing_behind() -> None:
+    with server_process("--delay=0.02", "--step-tokens=512") as server:
+        assert asyncio.run(disconnect_and_score(server)) == [200] * 10
+        assert _leftovers(server) == (0, 0, 0)
+        body, scores = make_request(1)
+        assert httpx.post(f"{server.url}/v1/score", json=body, timeout=PATIENCE).json()["scores"] == scores
+
+
+def _leftovers(server: ServerProcess) -> tuple[int, int, int]:
+    """Requests that run or wait, and blocks in use, as soon as all are 0; those that are left after a while else."""
+    left = (-1, -1, -1)
+    for _ in range(300):
+        info = httpx.get(f"{server.url}/server_info", timeout=PATIENCE).json()
+        stats = info["stats"]
+        left = (stats["running_requests"], stats["waiting_requests"], stats["used_blocks"] + stats["pinned_blocks"])
+        if not any(left):
+            break
+    return left
+
+
+@pytest.mark.parametrize("num_items", [20_000])
+def test_health_answers_while_a_large_request_is_taken_in(num_items: int) -> None:
+    """Parsing it, scoring it and writing its answer all happen beside the event loop."""
+
+    async def run(server: ServerProcess) -> tuple[httpx.Response, int]:
+        async with client_of(server) as client:
+            is_over = asyncio.Event()
+            health = asyncio.create_task(ask_for_health(client, is_over))
+            response = await client.post("/v1/score", json=body)
+            is_over.set()
+            return response, await health
+
+    body, scores = make_request(0, num_items)
+    with server_process("--max-queued-tokens=100000000") as server:
+        response, num_health = asyncio.run(run(server))
+    assert response.json()["scores"] == scores
+    assert num_health >= 5

@@ -1,0 +1,188 @@
+"""A real server process: how it starts, what it does with connections, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from tests.server.app_client import IDS_REQUEST, error_of, expected_logits
+from tests.server.server_process import ServerProcess, server_process
+
+SCORES = expected_logits([1, 2, 3], [[4, 5], [6], []], [7, 8])
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerProcess]:
+    """For tests that leave it as it was."""
+    with server_process("--max-request-bytes=2000") as running:
+        yield running
+
+
+def score(url: str) -> httpx.Response:
+    return httpx.post(f"{url}/v1/score", json=IDS_REQUEST, timeout=60)
+
+
+class TestStart:
+    def test_it_says_that_it_is_not_ready_while_the_model_loads(self) -> None:
+        with server_process("--load-seconds=1", wait=False) as starting:
+            starting.wait_until_listening()
+            assert error_of(httpx.get(f"{starting.url}/health", timeout=60))[2] == "not_ready"
+            assert httpx.get(f"{starting.url}/v1/models", timeout=60).status_code == 200
+            starting.wait_for_line("ready on")
+            assert httpx.get(f"{starting.url}/health", timeout=60).json() == {"status": "ok"}
+            assert score(starting.url).json()["scores"] == SCORES
+
+    def test_a_model_that_cannot_be_loaded_ends_it_with_one_line(self) -> None:
+        with server_process("--fail=no such folder", wait=False) as failing:
+            assert failing.wait() == 1
+        assert failing.log[-1] == "error: no such folder"
+        assert not any("Traceback" in line for line in failing.log)
+
+    def test_a_port_in_use_is_told_before_the_model_is_loaded(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            with server_process(f"--port={port}", "--load-seconds=60", wait=False) as second:
+                assert second.wait() == 1
+        assert second.log == [
+            f"error: cannot listen on 127.0.0.1 port {port}: Address already in use; choose another --port or --host"
+        ]
+
+    def test_a_signal_while_the_model_loads_ends_it(self) -> None:
+        with server_process("--load-seconds=60", wait=False) as starting:
+            starting.wait_until_listening()
+            httpx.get(f"{starting.url}/health", timeout=60)
+            starting.signal(signal.SIGTERM)
+            assert starting.wait() == 0
+
+    def test_the_log_can_be_read_by_machines(self) -> None:
+        with server_process("--log-json", wait=False) as running:
+            running.wait_for_line("ready on")
+            running.signal(signal.SIGTERM)
+            assert running.wait() == 0
+        records = [json.loads(line) for line in running.log]
+        (configuration,) = [record["configuration"] for record in records if record["message"] == "configuration"]
+        assert configuration["model"] == "fake-model"
+
+    def test_the_key_is_never_logged(self) -> None:
+        with server_process("--api-key=hush-hush") as running:
+            for headers in ({}, {"Authorization": "Bearer hush-hush"}, {"X-API-Key": "hush-hush!"}):
+                httpx.get(f"{running.url}/server_info?api_key=hush-hush", headers=headers, timeout=60)
+            running.signal(signal.SIGTERM)
+            assert running.wait() == 0
+        assert sum("route=" in line for line in running.log) == 3
+        assert not any("hush-hush" in line for line in running.log)
+
+
+class TestConnections:
+    def talk(self, server: ServerProcess, *parts: bytes) -> bytes:
+        """Everything that comes back until the server closes."""
+        with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+            for part in parts:
+                connection.sendall(part)
+            answer = b""
+            while chunk := connection.recv(65536):
+                answer += chunk
+        return answer
+
+    def test_what_is_no_http_gets_an_error_of_the_usual_shape(self, server: ServerProcess) -> None:
+        head, _, body = self.talk(server, b"hello there\r\n\r\n").partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 400 ")
+        assert b"x-request-id: " in head
+        assert json.loads(body)["error"]["code"] == "invalid_http"
+
+    def test_a_body_that_is_too_large_can_read_its_refusal(self, server: ServerProcess) -> None:
+        """All of it is sent before the answer is read: the connection must not be cut while it is."""
+        size = 20_000_000
+        head = b"POST /v1/score HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % size
+        answer = self.talk(server, head, b" " * size)
+        assert answer.startswith(b"HTTP/1.1 413 ")
+        assert b"connection: close" in answer
+        assert b"request_too_large" in answer
+
+    def test_so_can_one_that_does_not_say_how_large_it_is(self, server: ServerProcess) -> None:
+        head = b"POST /v1/score HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+        chunk = b"100000\r\n" + b" " * 0x100000 + b"\r\n"
+        answer = self.talk(server, head, *[chunk] * 10, b"0\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 413 ")
+
+    def test_nobody_is_asked_for_a_body_that_is_too_large(self, server: ServerProcess) -> None:
+        head = b"POST /v1/score HTTP/1.1\r\nHost: x\r\nContent-Length: 5000\r\nExpect: 100-continue\r\n\r\n"
+        with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
+            connection.sendall(head)
+            assert connection.recv(65536).startswith(b"HTTP/1.1 413 ")
+
+    def test_a_connection_serves_many_requests(self, server: ServerProcess) -> None:
+        with httpx.Client(timeout=60) as client:
+            for _ in range(5):
+                assert client.post(f"{server.url}/v1/score", json=IDS_REQUEST).json()["scores"] == SCORES
+                assert error_of(client.post(f"{server.url}/v1/score", content=b"no json"))[2] == "invalid_json"
+
+    def test_headers_give_nothing_away(self, server: ServerProcess) -> None:
+        assert "server" not in httpx.get(f"{server.url}/health", timeout=60).headers
+
+
+class TestStop:
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+    def test_an_idle_server_stops_at_once(self, number: int) -> None:
+        with server_process() as running:
+            score(running.url)
+            running.signal(number)
+            assert running.wait() == 0
+        assert running.log[-1].endswith("stopped")
+
+    def test_what_is_in_flight_is_answered_and_new_work_is_not_taken(self) -> None:
+        with server_process("--delay=0.7") as running, ThreadPoolExecutor(8) as threads:
+            answers = [threads.submit(score, running.url) for _ in range(8)]
+            _wait_for_requests(running.url, 8)
+            running.signal(signal.SIGTERM)
+            running.wait_for_line("SIGTERM: shutting down")
+            # The socket still listens, and says why there is no work.
+            late = score(running.url)
+            assert error_of(late) == (503, "server_error", "shutting_down", None)
+            assert late.headers["connection"] == "close"
+            assert error_of(httpx.get(f"{running.url}/health", timeout=60))[2] == "shutting_down"
+            assert [answer.result().json()["scores"] for answer in answers] == [SCORES] * 8
+            assert running.wait() == 0
+
+    def test_what_takes_longer_than_the_grace_period_is_told_so(self) -> None:
+        with server_process("--delay=1.5", "--shutdown-grace=0.2") as running, ThreadPoolExecutor(1) as threads:
+            answer = threads.submit(score, running.url)
+            _wait_for_requests(running.url)
+            running.signal(signal.SIGTERM)
+            assert error_of(answer.result()) == (503, "server_error", "shutting_down", None)
+            assert running.wait() == 0
+
+    def test_a_device_that_hangs_does_not_keep_it_alive(self) -> None:
+        with server_process("--delay=600", "--shutdown-grace=0.1") as running, ThreadPoolExecutor(1) as threads:
+            answer = threads.submit(score, running.url)
+            _wait_for_requests(running.url)
+            running.signal(signal.SIGTERM)
+            assert error_of(answer.result())[2] == "shutting_down"
+            assert running.wait() == 0
+        assert "exiting without it" in running.log[-1]
+
+    def test_a_second_signal_does_not_wait(self) -> None:
+        with server_process("--delay=30") as running, ThreadPoolExecutor(1) as threads:
+            answer = threads.submit(score, running.url)
+            _wait_for_requests(running.url)
+            running.signal(signal.SIGTERM)
+            running.wait_for_line("shutting down")
+            running.signal(signal.SIGINT)
+            assert running.wait() == 128 + signal.SIGINT
+            with pytest.raises(httpx.HTTPError):
+                answer.result()
+
+
+def _wait_for_requests(url: str, number: int = 1) -> None:
+    """Until the engine has so many, and the device at least one."""
+    for _ in range(600):
+        stats = httpx.get(f"{url}/server_info", timeout=60).json()["stats"]
+        if stats["running_requests"] and stats["running_requests"] + stats["waiting_requests"] == number:
+            return
+    pytest.fail(f"there are no {number} requests")
