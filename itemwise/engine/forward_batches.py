@@ -14,7 +14,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from itemwise.backends.base import PREFIX_BLOCK, ForwardBatch, Layout, Prefix, PrefixBlock
+from itemwise.backends.base import PREFIX_BLOCK, ForwardBatch, Layout, Prefix
 from itemwise.contract.ragged import Int32Array, Int64Array, ranges, starts_from_lens
 from itemwise.plan.algorithms import ScorePlan
 from itemwise.plan.batches import Row
@@ -31,12 +31,12 @@ class BlockRun:
     """Blocks first..stop of a prefix, behind those that are kept."""
 
     prefix_ids: Int32Array  # all of them
+    first: int
     stop: int
-    kept: tuple[PrefixBlock, ...]
 
     @property
     def token_ids(self) -> Int32Array:
-        return self.prefix_ids[len(self.kept) * PREFIX_BLOCK : self.stop * PREFIX_BLOCK]
+        return self.prefix_ids[self.first * PREFIX_BLOCK : self.stop * PREFIX_BLOCK]
 
 
 @dataclass(frozen=True)
@@ -72,14 +72,17 @@ class RowRun:
 
 
 def prefill_batch(runs: Sequence[BlockRun]) -> ForwardBatch:
-    """Nothing is scored; the keys and values of every block are kept."""
+    """Nothing is scored; the keys and values of every block are kept.
+
+    The blocks before them are put in when the forward starts: they may be in the making.
+    """
     lens: list[int] = []
     reads: list[int] = []
     index: list[int] = []
     prefixes: list[Prefix] = []
     for run in runs:
-        first, num_tokens = len(run.kept), len(run.token_ids)
-        prefixes.append(Prefix(run.kept, segment=len(lens)))
+        first, num_tokens = run.first, len(run.token_ids)
+        prefixes.append(Prefix(segment=len(lens)))
         blocks = range(run.stop - first)
         lens += [min(PREFIX_BLOCK, num_tokens - PREFIX_BLOCK * block) for block in blocks]
         reads += [PREFIX_BLOCK * (first + block) for block in blocks]

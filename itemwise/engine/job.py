@@ -124,7 +124,7 @@ class Job:
     def blocks_to_compute(self, max_tokens: int) -> tuple[int, int]:
         """first..stop of the blocks that this job may compute next, as many as fit; none where another job is at it."""
         entries = self.entries or []
-        first = next((i for i, entry in enumerate(entries) if not entry.is_ready), len(entries))
+        first = next((i for i, entry in enumerate(entries) if not entry.is_started), len(entries))
         stop = first
         num_tokens = 0
         while stop < len(entries) and entries[stop].owner in (self, None):
@@ -159,7 +159,7 @@ class Job:
     @property
     def has_prefix(self) -> bool:
         """Is every block of the prefix computed, or being?"""
-        return not self.keys or (self.entries is not None and all(entry.is_ready for entry in self.entries))
+        return not self.keys or (self.entries is not None and all(entry.is_started for entry in self.entries))
 
     def units_to_score(self, max_tokens: int, *, at_least_one: bool) -> tuple[int, int]:
         """first..stop of the segments (or rows, where the plan has them) that fit, in their order."""

@@ -39,13 +39,10 @@ class CacheEntry:
     """A place in the cache."""
 
     key: Key
-    block: PrefixBlock | None = None  # None: reserved
+    block: PrefixBlock | None = None  # None: nothing is there yet
     num_users: int = 0  # requests that read it, and pins
     owner: object | None = None  # who is to compute it
-
-    @property
-    def is_ready(self) -> bool:
-        return self.block is not None
+    is_started: bool = False  # has the device been told to? Then whatever it is told later may read the block
 
 
 class PrefixCache:
@@ -110,7 +107,7 @@ class PrefixCache:
 
     def _retire(self, entry: CacheEntry) -> None:
         """Nobody uses it any more."""
-        if self._found.get(entry.key) is entry and entry.is_ready:
+        if self._found.get(entry.key) is entry and entry.block is not None:
             self._idle[entry.key] = entry
             return
         if self._found.get(entry.key) is entry:

@@ -1,9 +1,9 @@
-"""The scheduler: one thread that owns the device, and runs steps filled from all live jobs.
+"""The scheduler: steps filled from all live jobs, for one thread that owns the device.
 
     receive    new jobs, cancellations, deadlines
     fill       the next step (`steps.py`), prepared while the device runs the one before
-    start      its forwards, one after the other
-    wait       for their logits, and hand them out
+    execute    its forwards, one after the other, on the device's own thread
+    deliver    their logits
 
 Others talk to it through one queue and the jobs' own `on_change`; nothing else crosses threads.
 """
@@ -13,13 +13,13 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Collection, Iterable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import TypeVar
 
-from itemwise.backends.base import PREFIX_BLOCK, Backend, RunningForward
+from itemwise.backends.base import PREFIX_BLOCK, Backend, ForwardOutput, RunningForward
 from itemwise.contract.errors import (
     BackendError,
     CancelledError,
@@ -85,6 +85,8 @@ class Scheduler:
         self._left_out: Job | None = None  # by the step that runs
         self._closing = threading.Event()
         self._door = threading.Lock()  # whoever is through it before `close` is answered
+        self._device = ThreadPoolExecutor(1, "itemwise-device")
+        self._device_ident = self._device.submit(threading.get_ident).result()
         self._thread = threading.Thread(target=self._run, name="itemwise-scheduler", daemon=True)
         self._thread.start()
 
@@ -104,8 +106,8 @@ class Scheduler:
             self._inbox.put(job)
 
     def call(self, function: Callable[[], Result]) -> Result:
-        """Run it on the scheduler's thread, between steps, with the device to itself; wait for it."""
-        if threading.current_thread() is self._thread:
+        """Run it on the device's thread, between steps, and wait for it."""
+        if threading.get_ident() == self._device_ident:
             return function()
         answer: Future[object] = Future()
         with self._door:
@@ -160,7 +162,8 @@ class Scheduler:
                 self._recover(list(self._live), error)
         self._receive()  # what came too late is refused
         self.pins.release_all()
-        self.backend.close()
+        self._device.submit(self.backend.close).result()
+        self._device.shutdown()
 
     def _receive(self) -> None:
         """Take in what has come; where there is nothing to do, wait for it."""
@@ -192,7 +195,7 @@ class Scheduler:
         if not call.answer.set_running_or_notify_cancel():
             return
         try:
-            call.answer.set_result(call.function())
+            call.answer.set_result(self._device.submit(call.function).result())
         except BaseException as error:  # it is the caller's
             call.answer.set_exception(error)
 
@@ -221,11 +224,14 @@ class Scheduler:
         begin = monotonic()
         jobs = step.jobs
         self._left_out = step.left_out
+        self._hand_over(step, begin)
+        execution = self._device.submit(self._execute, step)
         try:
-            running = [(forward, self._start(forward)) for forward in step.forwards]
-            self._prepared = self._fill()  # while the device runs
-            for forward, each in running:
-                output = each.wait()
+            try:
+                self._prepared = self._fill()  # while the device runs
+            finally:
+                outputs = execution.result()
+            for forward, output in zip(step.forwards, outputs, strict=True):
                 if not forward.is_prefill:
                     forward.hand_out(output)
         except Exception as error:
@@ -236,20 +242,26 @@ class Scheduler:
         self._count(step, monotonic() - begin)
         self._deliver(jobs)
 
+    def _hand_over(self, step: Step, now: float) -> None:
+        """From here on the jobs' next parts are those behind this step's."""
+        for forward in step.forwards:
+            forward.bucket = self._buckets.fit(forward.num_tokens)
+            forward.advance_jobs()
+            for job in forward.jobs:
+                self._begin(job, now)
+
+    def _execute(self, step: Step) -> list[ForwardOutput]:
+        """On the device's thread."""
+        running = [self._start(forward) for forward in step.forwards]
+        return [each.wait() for each in running]
+
     def _start(self, forward: StepForward) -> RunningForward:
-        """The forward is given to the device, and the jobs go on behind their parts of it."""
         begin = monotonic()
-        batch = forward.ready_batch()
-        running = self.backend.start(batch)
-        forward.bucket = self._buckets.fit(batch.num_tokens)
+        running = self.backend.start(forward.ready_batch())
         if forward.is_prefill:
             forward.keep(running.blocks)
-        else:
-            forward.advance_jobs(batch.num_tokens)
-        for job in forward.jobs:
-            self._begin(job, begin)
-        if forward.is_prefill and any(job.timed for job in forward.jobs):
-            self.backend.synchronize()
+            if any(job.timed for job in forward.jobs):
+                self.backend.synchronize()
         forward.start_seconds = monotonic() - begin
         return running
 

@@ -40,6 +40,11 @@ class Part:
     first: int
     stop: int
 
+    @property
+    def entries(self) -> list[CacheEntry]:
+        """The places of its blocks."""
+        return (self.job.entries or [])[self.first : self.stop]
+
 
 @dataclass
 class StepForward:
@@ -74,8 +79,7 @@ class StepForward:
     def assemble(self) -> None:
         """Make the arrays; all that can be done before the step starts."""
         if self.is_prefill:
-            runs = [BlockRun(part.job.prefix_ids, part.stop, part.job.kept_blocks(part.first)) for part in self.parts]
-            self.batch = prefill_batch(runs)
+            self.batch = prefill_batch([BlockRun(part.job.prefix_ids, part.first, part.stop) for part in self.parts])
             return
         normalize = any(part.job.normalize for part in self.parts)
         if self.kind == "rows":
@@ -92,26 +96,35 @@ class StepForward:
         self.batch = extend_batch(tails, normalize=normalize)
 
     def ready_batch(self) -> ForwardBatch:
-        """With the prefixes, which by now are kept."""
+        """With the blocks that are read, which by now are kept."""
         assert self.batch is not None, "assembled before it starts"
-        if self.kind != "extend":
+        if self.kind == "rows":
             return self.batch
-        return replace(self.batch, prefixes=tuple(Prefix(job.kept_blocks()) for job in self.prefix_jobs))
+        if self.is_prefill:
+            kept = [part.job.kept_blocks(part.first) for part in self.parts]
+            prefixes = [replace(prefix, blocks=each) for prefix, each in zip(self.batch.prefixes, kept, strict=True)]
+        else:
+            prefixes = [Prefix(job.kept_blocks()) for job in self.prefix_jobs]
+        return replace(self.batch, prefixes=tuple(prefixes))
 
     def keep(self, blocks: Iterable[PrefixBlock]) -> None:
         """The blocks of a prefill, each to its place."""
-        entries = (entry for part in self.parts for entry in (part.job.entries or [])[part.first : part.stop])
+        entries = (entry for part in self.parts for entry in part.entries)
         for entry, block in zip(entries, blocks, strict=True):
-            entry.block, entry.owner = block, None
-        for part in self.parts:  # what another job was to compute, and has left behind, is not saved after all
-            part.job.cached_tokens = min(part.job.cached_tokens, part.first * PREFIX_BLOCK)
+            entry.block = block
 
-    def advance_jobs(self, num_tokens: int) -> None:
-        """The jobs go on behind these parts; `num_tokens` of all of them."""
+    def advance_jobs(self) -> None:
+        """The jobs go on behind these parts."""
         for part in self.parts:
+            if self.is_prefill:
+                for entry in part.entries:
+                    entry.is_started, entry.owner = True, None
+                # What another job was to compute, and has left behind, is not saved after all.
+                part.job.cached_tokens = min(part.job.cached_tokens, part.first * PREFIX_BLOCK)
+                continue
             first, stop = part.job.segments_of(part.first, part.stop)
             own = part.job.unit_tokens(part.first, part.stop)
-            part.job.batches.append(BatchRecord(stop - first, own, num_tokens, self.bucket))
+            part.job.batches.append(BatchRecord(stop - first, own, self.num_tokens, self.bucket))
             part.job.advance(part.stop)
 
     def count(self, seconds: float) -> None:
@@ -230,7 +243,7 @@ class StepFiller:
         return self._add(self._prefill, Part(job, first, stop), job.block_tokens(first, stop))
 
     def _has_prefix(self, job: Job) -> bool:
-        return all(entry.is_ready or entry in self._in_the_making for entry in job.entries or ())
+        return all(entry.is_started or entry in self._in_the_making for entry in job.entries or ())
 
     def _take_units(self, job: Job, plan: ScorePlan, room: int, *, is_served: bool) -> None:
         """Tails, or rows, that fit. `is_served`: has the job got something in this step?

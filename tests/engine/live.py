@@ -86,7 +86,7 @@ class GatedBackend(FakeBackend):
             self._gate.notify_all()
 
     def until_waited_for(self, num_forwards: int) -> None:
-        """Return when so many have come to the gate, in all. The step after the one that is there has been prepared."""
+        """Return when so many have come to the gate, in all."""
         with self._gate:
             assert self._gate.wait_for(lambda: self._num_arrived >= num_forwards, SECONDS), "nobody comes to the gate"
 

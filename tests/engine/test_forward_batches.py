@@ -48,7 +48,7 @@ def kept(num_blocks: int, first_token: int = 0) -> tuple[FakeBlock, ...]:
 
 class TestPrefill:
     def test_a_short_prefix_is_one_block_that_is_kept_and_not_scored(self) -> None:
-        batch = prefill_batch([BlockRun(PREFIX, 1, ())])
+        batch = prefill_batch([BlockRun(PREFIX, 0, 1)])
         assert batch.layout is Layout.EXTEND
         assert listed(batch, "token_ids", "positions", "segment_starts", "row_starts") == [
             [7, 8, 9],
@@ -61,7 +61,7 @@ class TestPrefill:
 
     def test_a_long_one_is_blocks_of_which_each_reads_those_before_it(self) -> None:
         ids = np.arange(300, dtype=np.int32)
-        batch = prefill_batch([BlockRun(ids, 3, ())])
+        batch = prefill_batch([BlockRun(ids, 0, 3)])
         assert batch.token_ids.tolist() == batch.positions.tolist() == list(range(300))
         assert listed(batch, "segment_starts", "prefix_index", "prefix_lens") == [
             [0, 128, 256, 300],
@@ -72,23 +72,21 @@ class TestPrefill:
         assert batch.keep_segments == (0, 1, 2)
 
     def test_it_goes_on_behind_kept_blocks_and_may_stop_before_the_end(self) -> None:
-        ids, before = np.arange(600, dtype=np.int32), kept(2)
-        batch = prefill_batch([BlockRun(ids, 4, before)])
+        batch = prefill_batch([BlockRun(np.arange(600, dtype=np.int32), 2, 4)])
         assert batch.token_ids.tolist() == batch.positions.tolist() == list(range(256, 512))
         assert listed(batch, "segment_starts", "prefix_index", "prefix_lens") == [[0, 128, 256], [0, 0], [256, 384]]
-        assert batch.prefixes == (Prefix(before, segment=0),)
+        assert batch.prefixes == (Prefix(segment=0),), "the blocks before come when it starts"
 
     def test_several_prefixes_are_computed_side_by_side(self) -> None:
-        before = kept(1)
-        batch = prefill_batch([BlockRun(np.arange(200, dtype=np.int32), 2, ()), BlockRun(PREFIX, 1, ())])
+        batch = prefill_batch([BlockRun(np.arange(200, dtype=np.int32), 0, 2), BlockRun(PREFIX, 0, 1)])
         assert batch.prefixes == (Prefix(segment=0), Prefix(segment=2))
         assert listed(batch, "segment_starts", "prefix_index", "prefix_lens") == [
             [0, 128, 200, 203],
             [-1, 0, -1],
             [0, 128, 0],
         ]
-        batch = prefill_batch([BlockRun(PREFIX, 1, ()), BlockRun(np.arange(150, dtype=np.int32), 2, before)])
-        assert batch.prefixes == (Prefix(segment=0), Prefix(before, segment=1))
+        batch = prefill_batch([BlockRun(PREFIX, 0, 1), BlockRun(np.arange(150, dtype=np.int32), 1, 2)])
+        assert batch.prefixes == (Prefix(segment=0), Prefix(segment=1))
         assert listed(batch, "token_ids", "prefix_index", "prefix_lens") == [
             [7, 8, 9, *range(128, 150)],
             [-1, 1],

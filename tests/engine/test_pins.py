@@ -278,6 +278,19 @@ class TestRefusals:
                     engine.finish_prefix(job)
             assert engine.pinned_prefixes() == []
 
+    def test_one_that_is_given_up_in_its_last_step_pins_nothing_either(self) -> None:
+        """Nobody would be there to learn its id."""
+        backend = small_backend(is_open=False)
+        with live_engine(backend) as engine:
+            job = submit_pin(engine, QUERY)
+            backend.until_waited_for(1)
+            job.cancel()
+            backend.open()
+            assert cached_tokens(engine) == 300, "computed it is"
+            with pytest.raises(CancelledError):
+                engine.finish_prefix(job)
+            assert engine.pinned_prefixes() == []
+
 
 @dataclass(frozen=True, eq=False)
 class EndingBlock(PrefixBlock):

@@ -60,7 +60,7 @@ def num_found(cache: PrefixCache, *tokens: int) -> int:
     """How many blocks of this prefix are there to be read."""
     owner = object()
     entries = acquire(cache, keys_of(*tokens), owner)
-    ready = [entry.is_ready for entry in entries]
+    ready = [entry.block is not None for entry in entries]
     cache.release(entries, owner)
     assert ready == sorted(ready, reverse=True), "a block without the one before it"
     return sum(ready)
@@ -122,7 +122,7 @@ class TestReuse:
         compute(first)
         second = acquire(cache, keys_of(1), "second")
         assert second[0] is not first[0]
-        assert not second[0].is_ready
+        assert second[0].block is None
         cache.release(first, "first")
         assert is_released(first[0])
         cache.release(second, "second")
@@ -211,7 +211,7 @@ class TestOwners:
         cache = PrefixCache(2)
         leaving, staying = acquire(cache, keys_of(1), "leaving"), acquire(cache, keys_of(1), "staying")
         cache.release(leaving, "leaving")
-        assert (staying[0].owner, staying[0].is_ready, cache.num_used) == (None, False, 1)
+        assert (staying[0].owner, staying[0].block, cache.num_used) == (None, None, 1)
 
     def test_one_that_is_not_its_owner_leaves_it_to_the_owner(self) -> None:
         cache = PrefixCache(2)
@@ -282,9 +282,9 @@ def test_any_order_of_events_keeps_the_cache_in_order(seed: int, capacity: int, 
         assert cache.num_used == len(used)
         assert cache.num_used <= cache.num_blocks <= capacity
         assert all(entry.num_users == sum(each.count(entry) for _, each in users) for entry in used)
-        assert not any(is_released(entry) for entry in used if entry.is_ready), "released while in use"
+        assert not any(is_released(entry) for entry in used if entry.block is not None), "released while in use"
         held = sum(not block.is_released for block in blocks)
-        assert held == cache.num_blocks - sum(not entry.is_ready for entry in used), "a block that nobody gives back"
+        assert held == cache.num_blocks - sum(entry.block is None for entry in used), "a block that nobody gives back"
     for owner, entries in users:
         cache.release(entries, owner)
     assert cache.num_used == 0

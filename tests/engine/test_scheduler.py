@@ -19,8 +19,9 @@ from hypothesis import strategies as st
 from itemwise.backends.base import PREFIX_BLOCK, ForwardBatch
 from itemwise.contract.errors import BackendError, CancelledError, DeadlineExceededError, QueueFullError, RequestError
 from itemwise.contract.parse import parse_score_request
+from itemwise.engine.engine import ScoringEngine
 from itemwise.engine.scheduler import SchedulerOptions
-from itemwise.engine.steps import StepFiller
+from itemwise.engine.steps import Step, StepFiller
 from tests.engine.live import SECONDS, VOCAB_SIZE, GatedBackend, Ticket, body_of, live_engine
 
 ALGORITHMS = ("serial", "packed", "prefill_extend")
@@ -192,14 +193,21 @@ def test_ten_items_do_not_wait_for_five_thousand(algorithm: str, num_large: int)
     assert last <= min(steps // 4, 15)
 
 
+def next_prepared_step(engine: ScoringEngine) -> Step:
+    """The step that is filled while the device is busy with the one before."""
+    deadline = monotonic() + SECONDS
+    while engine.scheduler._prepared is None:
+        assert monotonic() < deadline, "nothing is prepared while the device runs"
+    return engine.scheduler._prepared
+
+
 def test_a_step_that_was_prepared_is_dropped_when_somebody_comes() -> None:
     backend = GatedBackend(step_tokens=100)
     with live_engine(backend) as engine:
         large = Ticket(engine, body_of([1], [[2, 3, 4, 5]] * 200, algorithm="prefill_extend"))
         backend.next_forward()  # the prefill
         backend.next_forward()
-        backend.until_waited_for(1)
-        assert engine.scheduler._prepared is not None, "filled while the device runs"
+        next_prepared_step(engine)
         small = Ticket(engine, body_of([1], [[MARK]], algorithm="prefill_extend"))
         backend.let_pass(2)
         batch = backend.next_forward()
@@ -214,9 +222,7 @@ def test_a_step_that_was_prepared_is_the_next_where_nobody_comes() -> None:
     backend = GatedBackend(step_tokens=100)
     with live_engine(backend) as engine:
         ticket = Ticket(engine, body_of([1], [[2, 3, 4, 5]] * 200, algorithm="prefill_extend"))
-        backend.until_waited_for(1)
-        prepared = engine.scheduler._prepared
-        assert prepared is not None
+        prepared = next_prepared_step(engine)
         for _ in range(2):
             backend.next_forward()
         backend.let_pass(2)
@@ -554,7 +560,7 @@ class TestCall:
             while engine.scheduler.stats().waiting_requests == 0:
                 assert not seen.done()
             backend.open()
-            assert seen.result(SECONDS) == ("itemwise-scheduler", 0, False)
+            assert seen.result(SECONDS) == ("itemwise-device_0", 0, False)
             ticket.check()
 
     def test_what_it_raises_is_the_callers(self) -> None:

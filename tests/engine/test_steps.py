@@ -68,13 +68,13 @@ class Room:
         self._left_out = step.left_out
         running = []
         for forward in step.forwards:
+            forward.advance_jobs()
+        for forward in step.forwards:
             batch = forward.ready_batch()
             assert batch.num_tokens == forward.num_tokens
             running.append(self.backend.start(batch))
             if forward.is_prefill:
                 forward.keep(running[-1].blocks)
-            else:
-                forward.advance_jobs(batch.num_tokens)
         for forward, each in zip(step.forwards, running, strict=True):
             forward.count(0.0)
             if not forward.is_prefill:
