@@ -2,7 +2,8 @@
 
 Measured: `POST /v1/score` with token ids over real sockets, driven by `wrk` (Debian package of that name) on another
 core; HTTP, JSON, checks, planning, scheduling and the fake backend's few array operations, no model. Both processes are
-pinned, the server to the first core that this process may use and wrk to the second. The last line is JSON.
+pinned, the server to the first core that this process may use and wrk to the second. Beside the rate stands what the
+server's process used of its core per request, which other programs disturb less. The last line is JSON.
 
     python -m benchmarks.host_cost [--seconds 10] [--connections 32] [--profile FILE]
 """
@@ -21,6 +22,7 @@ import time
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 from urllib.error import URLError
 from urllib.request import urlopen
 
@@ -105,12 +107,28 @@ def wait_until_ready(url: str, server: subprocess.Popen[bytes]) -> None:
     sys.exit("the server was not ready after a minute")
 
 
-def drive(url: str, geometry: Geometry, core: int, seconds: int, connections: int) -> dict[str, object]:
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def drive(url: str, server: int, geometry: Geometry, core: int, options: argparse.Namespace) -> dict[str, object]:
     """One run of wrk."""
+    before = cpu_seconds(server)
     with tempfile.NamedTemporaryFile("w", suffix=".lua") as script:
         script.write(lua_script(geometry))
         script.flush()
-        command = ["wrk", "-t1", f"-c{connections}", f"-d{seconds}s", "--latency", "-s", script.name, url]
+        command = [
+            "wrk",
+            "-t1",
+            f"-c{options.connections}",
+            f"-d{options.seconds}s",
+            "--latency",
+            "-s",
+            script.name,
+            url,
+        ]
         done = subprocess.run(
             command,
             capture_output=True,
@@ -118,15 +136,19 @@ def drive(url: str, geometry: Geometry, core: int, seconds: int, connections: in
             check=True,
             preexec_fn=lambda: os.sched_setaffinity(0, {core}),
         )
-    return {"geometry": geometry.title, "goal": geometry.goal, **read_wrk(done.stdout)}
+    found = read_wrk(done.stdout)
+    found["cpu_microseconds"] = round(1e6 * (cpu_seconds(server) - before) / found.pop("requests"))
+    return {"geometry": geometry.title, "goal": geometry.goal, **found}
 
 
-def read_wrk(text: str) -> dict[str, object]:
+def read_wrk(text: str) -> dict[str, Any]:
+    count = re.search(r"(\d+) requests in", text)
     rate = re.search(r"Requests/sec:\s+([\d.]+)", text)
     latencies = dict(re.findall(r"^\s+(50|99)%\s+(\S+)", text, re.MULTILINE))
     errors = re.search(r"Non-2xx or 3xx responses: (\d+)", text)
-    assert rate is not None, text
+    assert rate is not None and count is not None, text
     return {
+        "requests": int(count[1]),
         "requests_per_second": float(rate[1]),
         "p50": latencies.get("50"),
         "p99": latencies.get("99"),
@@ -160,13 +182,14 @@ def main() -> None:
         server = subprocess.Popen(arguments, stderr=log, preexec_fn=lambda: os.sched_setaffinity(0, cores[:1]))
         try:
             wait_until_ready(url, server)
-            runs = [drive(url, geometry, cores[1], options.seconds, options.connections) for geometry in GEOMETRIES]
+            runs = [drive(url, server.pid, geometry, cores[1], options) for geometry in GEOMETRIES]
         finally:
             server.terminate()
             server.wait()
     for run in runs:
         print(
             f"{run['geometry']}: {run['requests_per_second']} requests/s (goal {run['goal']}), "
+            f"{run['cpu_microseconds']} us of CPU each, "
             f"p50 {run['p50']}, p99 {run['p99']}, {run['errors']} errors"
         )
     print(

@@ -51,6 +51,19 @@ class Ragged:
         return Ragged(self.flat[ranges(self.starts[:-1][rows], lens)], starts)
 
 
+_NUMBERS = np.arange(1 << 14)
+_NUMBERS.setflags(write=False)
+
+
+def numbers(count: int) -> Int64Array:
+    """0, 1, ..., count - 1; not to be written to.
+
+    NumPy lets go of the interpreter lock to count, and whoever takes it may keep it for milliseconds: that is far more
+    than small requests cost, so these have been counted once.
+    """
+    return _NUMBERS[:count] if count <= len(_NUMBERS) else np.arange(count)
+
+
 def starts_from_lens(lens: Int64Array) -> Int64Array:
     """Lengths [n] to offsets [n + 1]."""
     starts = np.zeros(len(lens) + 1, np.int64)
@@ -62,4 +75,4 @@ def ranges(begins: Int64Array, lens: Int64Array) -> Int64Array:
     """The numbers begins[i], begins[i] + 1, ..., begins[i] + lens[i] - 1 for every i, one after the other."""
     total = int(lens.sum())
     row_starts = starts_from_lens(lens)[:-1]
-    return np.arange(total, dtype=np.int64) + np.repeat(begins - row_starts, lens)
+    return numbers(total) + np.repeat(begins - row_starts, lens)

@@ -55,6 +55,11 @@ class Admission:
             if computed and tokens:
                 self._measure(tokens)
 
+    def forget_rate(self) -> None:
+        """What has been measured so far was no traffic."""
+        with self._lock:
+            self._rate = 0.0
+
     def _measure(self, tokens: int) -> None:
         now = monotonic()
         seconds = max(now - self._last, 1e-6)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from itemwise.backends.base import Backend
 from itemwise.contract.errors import InvalidValueError, RequestError
-from itemwise.contract.ragged import Int32Array, Int64Array
+from itemwise.contract.ragged import Int32Array, Int64Array, numbers
 from itemwise.contract.request import ScoreRequest, check_item_count, check_model, check_vocabulary
 from itemwise.contract.result import ItemError, ScoreResult, Usage
 from itemwise.contract.score_modes import needs_normalizer, scores_from_logits, scores_from_logprobs
@@ -113,7 +113,7 @@ class ScoringEngine:
         tokenize_seconds = perf_counter() - begin
         labels = plan_labels(prompt.label_ids)
         item_errors = self._item_errors(request, prompt, labels)
-        good = np.arange(request.num_items)
+        good = numbers(request.num_items)
         if item_errors:
             good = np.array([i for i in range(request.num_items) if i not in item_errors], np.int64)
         plan = self._plan(request, prompt, labels, good) if len(good) else None

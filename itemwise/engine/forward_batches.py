@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from itemwise.backends.base import PREFIX_BLOCK, ForwardBatch, Layout, Prefix
-from itemwise.contract.ragged import Int32Array, Int64Array, ranges, starts_from_lens
+from itemwise.contract.ragged import Int32Array, Int64Array, numbers, ranges, starts_from_lens
 from itemwise.plan.algorithms import ScorePlan
 from itemwise.plan.batches import Row
 from itemwise.plan.label_rows import Segments
@@ -144,7 +144,7 @@ def rows_batch(runs: Sequence[RowRun], *, normalize: bool) -> ForwardBatch:
     segments_before = starts_from_lens(np.array([len(part.lens) for part in parts], np.int64))
     lens = _concatenate([part.lens for part in parts])
     prefix_lens = _concatenate([part.prefix_lens for part in parts])
-    row_of = np.repeat(np.arange(len(parts)), np.diff(segments_before))
+    row_of = np.repeat(numbers(len(parts)), np.diff(segments_before))
     return ForwardBatch(
         layout=Layout.CAUSAL if plan.algorithm == "serial" else Layout.PACKED,
         token_ids=_concatenate([part.token_ids for part in parts]),
@@ -177,7 +177,7 @@ class _RowSegments:
 
 def _row_segments(segments: Segments, row: Row) -> _RowSegments:
     prefix_len = len(segments.prefix_ids)
-    block_starts = np.arange(0, prefix_len, PREFIX_BLOCK)
+    block_starts = PREFIX_BLOCK * numbers(-(-prefix_len // PREFIX_BLOCK))
     block_lens = np.minimum(PREFIX_BLOCK, prefix_len - block_starts)
     tails = segments.tails
     first_token, last_token = tails.starts[row.first], tails.starts[row.stop]

@@ -80,6 +80,7 @@ class Scheduler:
         self._buckets = Buckets.of(info)
         self._counters = Counters()
         self._inbox: SimpleQueue[Job | _Call | None] = SimpleQueue()
+        self._num_submitted = self._num_received = 0  # jobs put into the inbox, and taken out
         self._live: dict[Job, None] = {}  # in the order in which they came
         self._prepared: Step | None = None
         self._left_out: Job | None = None  # by the step that runs
@@ -103,12 +104,14 @@ class Scheduler:
         with self._door:
             self._check_open()
             self.admission.admit(job.num_tokens)
+            self._num_submitted += 1
             self._inbox.put(job)
 
     def call(self, function: Callable[[], Result]) -> Result:
         """Run it on the device's thread, between steps, and wait for it."""
         if threading.get_ident() == self._device_ident:
             return function()
+        assert threading.current_thread() is not self._thread, "the scheduler would wait for itself"
         answer: Future[object] = Future()
         with self._door:
             self._check_open()
@@ -130,7 +133,7 @@ class Scheduler:
         running_tokens = sum(job.tokens_left for job in running)
         return EngineStats(
             running_requests=len(running),
-            waiting_requests=len(jobs) - len(running) + self._inbox.qsize(),
+            waiting_requests=len(jobs) - len(running) + self._num_submitted - self._num_received,
             running_tokens=running_tokens,
             waiting_tokens=max(0, self.admission.tokens - running_tokens),
             **vars(self._counters),
@@ -183,6 +186,7 @@ class Scheduler:
 
     def _take_in(self, job: Job) -> None:
         self._live[job] = None
+        self._num_received += 1
         self._prepared = None
         if job.pin_seconds is not None:
             try:

@@ -28,6 +28,7 @@ def warm_up(engine: ScoringEngine, on_program: OnProgram | None = None) -> int:
             on_program(number, len(programs), program.title)
         scheduler.call(program.prepare)
     _score_a_little(engine)
+    scheduler.admission.forget_rate()
     log.info("warm-up: ready after %.1f s", perf_counter() - begin)
     return len(programs)
 

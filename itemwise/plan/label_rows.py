@@ -20,7 +20,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from itemwise.contract.ragged import Int32Array, Int64Array, Ragged, ranges, starts_from_lens
+from itemwise.contract.ragged import Int32Array, Int64Array, Ragged, numbers, ranges, starts_from_lens
 from itemwise.plan.shared_prefix import SplitItems
 
 Ids = tuple[int, ...]
@@ -93,7 +93,7 @@ def lay_out_segments(split: SplitItems, labels: LabelRows) -> Segments:
     """Put every stem behind every item."""
     num_items, num_stems = len(split.tails), len(labels.stems)
     if labels.stems == ((),):  # labels of one token: one segment per item, read after its last token
-        tails, rows = split.tails, np.arange(num_items + 1)
+        tails, rows = split.tails, numbers(num_items + 1)
         return Segments(split.prefix_ids, split.prefix_lens, tails, tails.starts[1:] - 1, rows, labels.targets)
     stem_lens = np.array([len(stem) for stem in labels.stems], np.int64)
     tails = _append_stems(split.tails, labels.stems)

@@ -8,8 +8,8 @@ from itemwise.backends.base import Backend, Layout
 from itemwise.backends.fake import FakeBackend
 
 
-def test_a_backend_must_have_a_forward() -> None:
-    with pytest.raises(TypeError, match="forward"):
+def test_a_backend_must_have_a_start() -> None:
+    with pytest.raises(TypeError, match="start"):
         Backend()  # type: ignore[abstract]
 
 

@@ -1,4 +1,4 @@
-"""No test of the engine leaves a scheduler behind."""
+"""No test of the engine leaves a scheduler or its device's thread behind."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 
 @pytest.fixture(autouse=True)
-def _no_scheduler_is_left() -> Iterator[None]:
+def _no_thread_is_left() -> Iterator[None]:
     yield
-    left = [thread for thread in threading.enumerate() if thread.name == "itemwise-scheduler"]
+    left = [thread for thread in threading.enumerate() if thread.name.startswith("itemwise-")]
     assert left == [], "close the engine"

@@ -87,6 +87,16 @@ def test_the_wait_is_what_the_measured_rate_makes_of_the_excess(clock: Clock) ->
     assert refusal(admission, 21).retry_after == 1
 
 
+def test_a_rate_can_be_forgotten(clock: Clock) -> None:
+    admission = Admission(100)
+    admission.admit(100)
+    clock.now += 50.0
+    admission.done(1)
+    assert refusal(admission, 100).retry_after == 60
+    admission.forget_rate()
+    assert refusal(admission, 100).retry_after == 1
+
+
 def test_nobody_is_told_to_wait_for_more_than_a_minute(clock: Clock) -> None:
     admission = Admission(100)
     admission.admit(100)

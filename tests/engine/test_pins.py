@@ -109,7 +109,7 @@ class TestPin:
     def test_it_does_not_hold_up_requests(self) -> None:
         backend = small_backend(is_open=False, step_tokens=512)
         with live_engine(backend) as engine:
-            large = Ticket(engine, body_of([7], [[2, 3]] * 1000))
+            large = Ticket(engine, body_of([7], [[2, 3]] * 1000, algorithm="prefill_extend"))
             backend.next_forward()
             job, small = submit_pin(engine, QUERY), Ticket(engine, body_of([5], [[2]]))
             backend.open()

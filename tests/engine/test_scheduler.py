@@ -249,6 +249,7 @@ def test_one_that_is_cancelled_leaves_before_the_next_step_and_the_others_are_ri
         num_first = 1 + (algorithm == "prefill_extend")
         backend.let_pass(num_first)
         backend.until_waited_for(num_first + 1)
+        assert {cancelled.job, other.job} <= next_prepared_step(engine).jobs
         assert cancelled.job.started is not None
         cancelled.job.cancel()
         num_marked = sum(map(has(MARK), backend.forwards))
@@ -320,7 +321,7 @@ def test_a_deadline_ends_one_that_runs_between_two_steps(monkeypatch: pytest.Mon
     backend = GatedBackend(step_tokens=64)
     with live_engine(backend) as engine:
         late = Ticket(engine, body_of(query_of(9), [[MARK, 4]] * 1000, algorithm="prefill_extend"), deadline=1010.0)
-        backend.until_waited_for(1)
+        next_prepared_step(engine)
         other = Ticket(engine, body_of(query_of(9), [[3, 4]] * 50, algorithm="prefill_extend"))
         now[0] = 1011.0
         backend.open()

@@ -1,0 +1,73 @@
+"""The pages that people write: links lead somewhere, and what the code has is what the pages name."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from itemwise.cli.serve_options import SECOND_SPELLINGS, SERVE_ENGINE_FLAGS, SERVER_FLAGS
+from itemwise.options import EngineOptions
+from itemwise.server.config import ServerOptions
+from itemwise.server.openapi import OPERATIONS
+from itemwise.server.openapi_errors import ERROR_TABLE
+from tests.server.app_client import app_client
+
+ROOT = Path(__file__).parents[2]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+HTTP_API = (ROOT / "docs" / "http-api.md").read_text(encoding="utf-8")
+OPERATIONS_PAGE = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+
+_CODE = re.compile(r"```.*?```", re.DOTALL)
+_LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def anchors(page: Path) -> set[str]:
+    """Of its headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", _CODE.sub("", page.read_text(encoding="utf-8")), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_within_the_repository_lead_somewhere(page: Path) -> None:
+    for link in _LINK.findall(_CODE.sub("", page.read_text(encoding="utf-8"))):
+        if re.match(r"[a-z]+:", link):
+            continue
+        path, _, anchor = link.partition("#")
+        target = page.parent / path if path else page
+        assert target.exists(), f"{page.name} links to {link}"
+        assert not anchor or anchor in anchors(target), f"{page.name} links to {link}"
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
+
+
+def test_every_route_is_explained() -> None:
+    named = set(re.findall(r"`(GET|POST|DELETE) (/[^`\s]*)`", HTTP_API))
+    assert named == {(operation.method.upper(), operation.path) for operation in OPERATIONS}
+
+
+def test_every_error_is_in_the_table() -> None:
+    rows = re.findall(r"^\| (\d{3}) \| `(\w+)` \| ([^|]+) \|", HTTP_API, re.MULTILINE)
+    written = [(int(status), kind, tuple(re.findall(r"`(\w+)`", codes))) for status, kind, codes in rows]
+    assert written == [(row.status, row.type, row.codes) for row in ERROR_TABLE]
+
+
+def test_every_metric_is_in_the_table() -> None:
+    with app_client() as client:
+        shown = client.get("/metrics").text
+    families = set(re.findall(r"^# TYPE (\S+)", shown, re.MULTILINE))
+    names = {name for name in families if not name.endswith("_created")}
+    assert set(re.findall(r"`(itemwise:\w+)", HTTP_API.partition("## Headers")[0])) == names
+
+
+def test_every_flag_of_the_server_is_explained() -> None:
+    flags = {**SERVE_ENGINE_FLAGS, **SERVER_FLAGS}
+    names = {flag.name or f"--{field.replace('_', '-')}" for field, flag in flags.items()}
+    ours = {each.name for options in (EngineOptions, ServerOptions) for each in fields(options)}
+    assert flags.keys() <= ours
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", OPERATIONS_PAGE))
+    assert named >= names | SECOND_SPELLINGS.keys() | {"--trust-remote-code"}
