@@ -558,7 +558,7 @@ class TestCall:
                 return threading.current_thread().name, backend.num_running, ticket.job.is_done
 
             seen = pool.submit(engine.scheduler.call, look)
-            while engine.scheduler.stats().waiting_requests == 0:
+            while engine.scheduler._inbox.qsize() == 0:
                 assert not seen.done()
             backend.open()
             assert seen.result(SECONDS) == ("itemwise-device_0", 0, False)

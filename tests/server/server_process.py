@@ -1,12 +1,16 @@
-"""A real server on a real port: starts `tests.server.fake_server`, waits until it is ready, ends it."""
+"""A real server on a real port: starts it, waits until it is ready, ends it.
+
+`server_process` is `tests.server.fake_server`, whose model is a formula; `real_server` is `itemwise serve`.
+"""
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from queue import Empty, SimpleQueue
 
@@ -16,15 +20,18 @@ SCHEMATHESIS = (
     # Ids beyond the vocabulary, or labels that are no token, are for the model to refuse, not for a schema.
     "--exclude-checks=positive_data_acceptance",
 )
+FAKE_PROGRAM = ("tests.server.fake_server",)
+REAL_PROGRAM = ("itemwise", "serve", "--device=cpu")
 _PATIENCE = 60  # seconds for anything that takes milliseconds on a quiet machine
 
 
 class ServerProcess:
     """A running process, and what it has logged."""
 
-    def __init__(self, *options: str) -> None:
-        command = [sys.executable, "-m", "tests.server.fake_server", "--port=0", *options]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, encoding="utf-8")
+    def __init__(self, *options: str, program: Sequence[str] = FAKE_PROGRAM) -> None:
+        command = [sys.executable, "-m", *program, "--port=0", *options]
+        env = {**os.environ, "XLA_FLAGS": "", "ITEMWISE_API_KEY": ""}  # as a user's, not as this process has them
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, encoding="utf-8", env=env)
         self.log: list[str] = []
         self._lines: SimpleQueue[str | None] = SimpleQueue()
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -74,8 +81,8 @@ class ServerProcess:
 
 
 @contextmanager
-def server_process(*options: str, wait: bool = True) -> Iterator[ServerProcess]:
-    server = ServerProcess(*options)
+def server_process(*options: str, wait: bool = True, program: Sequence[str] = FAKE_PROGRAM) -> Iterator[ServerProcess]:
+    server = ServerProcess(*options, program=program)
     try:
         if wait:
             server.wait_until_ready()
@@ -86,3 +93,10 @@ def server_process(*options: str, wait: bool = True) -> Iterator[ServerProcess]:
         server._reader.join(_PATIENCE)
         if server.process.stderr is not None:
             server.process.stderr.close()
+
+
+@contextmanager
+def real_server(*options: str, wait: bool = True) -> Iterator[ServerProcess]:
+    """`python -m itemwise serve` with these options; a --port among them counts."""
+    with server_process(*options, wait=wait, program=REAL_PROGRAM) as server:
+        yield server
