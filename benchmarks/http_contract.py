@@ -2,10 +2,10 @@
 
 Measured, in one run on one machine: items per second of `ScoringEngine.score` in the server's own process before it
 opens, then of `POST /v1/score` from clients in another process over keep-alive connections (token ids, 2000 + 500 x 20,
-Qwen3-0.6B's shape, random weights, every query different and no prefix kept, unless `--cached`). Median seconds per
-request for one client; all items over the whole time for several. The last line is JSON.
+Qwen3-0.6B's shape, random weights; every query is new unless `--cached`). Median seconds per request for one client;
+all items over the whole time for several. The last line is JSON.
 
-    python -m benchmarks.http_contract [--backend jax] [--clients 8] [--rounds 20] [--cached]
+    python -m benchmarks.http_contract [--backend jax] [--clients 8] [--rounds 20] [--cached | --disable-radix-cache]
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from http.client import HTTPConnection
 from pathlib import Path
 from statistics import median
@@ -53,18 +54,20 @@ def serve(options: argparse.Namespace) -> None:
 
     def open_engine() -> ScoringEngine:
         backend = load_backend(random_checkpoint(), BackendOptions(options.backend, dtype=options.dtype))
-        scheduler = Scheduler(backend, SchedulerOptions(prefix_cache=options.cached))
+        scheduler = Scheduler(backend, SchedulerOptions(prefix_cache=not options.disable_radix_cache))
         engine = ScoringEngine(EngineConfig("random"), scheduler, None)
-        seconds = []
+        seconds, algorithm = [], None
         for seed in range(WARM_UP_ROUNDS + options.rounds):
             request = parse_score_request(make_body(options, seed))
             begin = perf_counter()
-            engine.score(request)
+            result = engine.score(replace(request, return_debug=seed == 0))
             seconds.append(perf_counter() - begin)
+            algorithm = algorithm or (result.debug or {})["algorithm"]
         found = {
             "seconds": median(seconds[WARM_UP_ROUNDS:]),
             "backend": backend.info.name,
             "device": backend.info.device,
+            "algorithm": algorithm,
         }
         Path(options.serve).write_text(json.dumps(found), encoding="utf-8")
         return engine
@@ -124,6 +127,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--backend", default="auto")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--cached", action="store_true", help="one query, and its prefix is kept")
+    parser.add_argument("--disable-radix-cache", action="store_true", help="keep no prefix")
     parser.add_argument("--clients", type=int, default=1)
     parser.add_argument("--query-tokens", type=int, default=2000)
     parser.add_argument("--items", type=int, default=500)
@@ -158,12 +162,13 @@ def main() -> None:
         "geometry": [options.query_tokens, options.items, options.item_tokens],
         "clients": options.clients,
         "cached": options.cached,
+        "algorithm": engine["algorithm"],
         "engine_items_per_second": round(through_engine, 1),
         "http_items_per_second": round(through_http, 1),
         "fraction": round(through_http / through_engine, 4),
     }
     print(
-        f"{engine['backend']} on {engine['device']}: engine {through_engine:.0f} items/s, "
+        f"{engine['backend']} on {engine['device']}, {engine['algorithm']}: engine {through_engine:.0f} items/s, "
         f"HTTP with {options.clients} clients {through_http:.0f} items/s, {100 * result['fraction']:.1f} %"
     )
     print(json.dumps(result))
