@@ -169,7 +169,7 @@ class Job:
             stop = self._rows_that_fit(max_tokens)
         else:
             starts = plan.segments.tails.starts
-            stop = int(np.searchsorted(starts, starts[first] + max_tokens, side="right")) - 1
+            stop = int(starts.searchsorted(starts[first] + max_tokens, "right")) - 1
             if plan.max_segments:
                 stop = min(stop, first + plan.max_segments)
         return first, max(stop, first + 1) if at_least_one else max(stop, first)

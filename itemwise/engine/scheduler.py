@@ -13,10 +13,10 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Collection, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from time import monotonic
+from time import monotonic, sleep
 from typing import TypeVar
 
 from itemwise.backends.base import PREFIX_BLOCK, Backend, ForwardOutput, RunningForward
@@ -38,6 +38,10 @@ from itemwise.plan.buckets import Buckets
 log = logging.getLogger("itemwise")
 
 Result = TypeVar("Result")
+
+# A step this short costs the host more than the device, as with tiny models and short requests. Then nothing is prepared
+# beside it, and requests are gathered for as long, so that more of them share a step.
+SHORT_STEP_SECONDS = 0.001
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,7 @@ class Scheduler:
         self._live: dict[Job, None] = {}  # in the order in which they came
         self._prepared: Step | None = None
         self._left_out: Job | None = None  # by the step that runs
+        self._was_short = False  # was the last step over at once?
         self._closing = threading.Event()
         self._door = threading.Lock()  # whoever is through it before `close` is answered
         self._device = ThreadPoolExecutor(1, "itemwise-device")
@@ -154,6 +159,9 @@ class Scheduler:
         while not (self._closing.is_set() and not self._live):
             try:
                 self._receive()
+                if self._was_short and self._live:  # then more of them in one step cost the host less
+                    sleep(SHORT_STEP_SECONDS)
+                    self._receive()
                 step = self._prepared or self._fill()
                 self._prepared = None
                 if step is not None:
@@ -231,10 +239,7 @@ class Scheduler:
         self._hand_over(step, begin)
         execution = self._device.submit(self._execute, step)
         try:
-            try:
-                self._prepared = self._fill()  # while the device runs
-            finally:
-                outputs = execution.result()
+            outputs = self._prepare_beside(execution)
             for forward, output in zip(step.forwards, outputs, strict=True):
                 if not forward.is_prefill:
                     forward.hand_out(output)
@@ -243,8 +248,20 @@ class Scheduler:
                 log.exception("a forward pass failed")
             self._recover(jobs, error)
             return
-        self._count(step, monotonic() - begin)
+        seconds = monotonic() - begin
+        self._was_short = seconds < SHORT_STEP_SECONDS
+        self._count(step, seconds)
         self._deliver(jobs)
+
+    def _prepare_beside(self, execution: Future[list[ForwardOutput]]) -> list[ForwardOutput]:
+        """Fill the next step while the device runs this one, unless it is over at once."""
+        done, _ = wait([execution], SHORT_STEP_SECONDS)
+        try:
+            if not done:
+                self._prepared = self._fill()
+        finally:
+            outputs = execution.result()
+        return outputs
 
     def _hand_over(self, step: Step, now: float) -> None:
         """From here on the jobs' next parts are those behind this step's."""

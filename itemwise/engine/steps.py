@@ -19,7 +19,7 @@ from itemwise.engine.prefix_cache import CacheEntry, PrefixCache
 from itemwise.plan.algorithms import ScorePlan
 
 SHARES = 4  # a job gets at most this part of a step while there are others
-MAX_LEFT_OUT = 32  # so many jobs that do not fit any more, and the step is taken for full
+MAX_LEFT_OUT = 8  # so many jobs that do not fit any more, and the step is taken for full
 MANY_LABELS = 16  # a request with more labels has forwards of its own, as every row of a forward reads them all
 
 
