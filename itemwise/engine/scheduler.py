@@ -39,8 +39,8 @@ log = logging.getLogger("itemwise")
 
 Result = TypeVar("Result")
 
-# A step this short costs the host more than the device, as with tiny models and short requests. Then nothing is prepared
-# beside it, and requests are gathered for as long, so that more of them share a step.
+# A step this short costs the host more than the device, as with tiny models and short requests. Then nothing is
+# prepared beside it, and requests are gathered for as long, so that more of them share a step.
 SHORT_STEP_SECONDS = 0.001
 
 

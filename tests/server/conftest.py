@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.server.app_client import AppClient, app_client
+from tests.server.server_process import ServerProcess, real_server
 
 
 @pytest.fixture(scope="module")
@@ -14,3 +16,10 @@ def client() -> Iterator[AppClient]:
     """A ready server on the fake backend, without tokenizer, key or limits of its own."""
     with app_client() as made:
         yield made
+
+
+@pytest.fixture(scope="session")
+def small_server(checkpoint_of: Callable[[str], Path]) -> Iterator[ServerProcess]:
+    """`itemwise serve` with a small model in float32, for tests that leave it as it was."""
+    with real_server(f"--model-path={checkpoint_of('qwen3')}", "--dtype=float32") as running:
+        yield running
