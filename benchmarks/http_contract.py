@@ -28,7 +28,7 @@ import numpy as np
 
 from benchmarks.random_checkpoint import QWEN3_06B, random_checkpoint
 from itemwise import __version__
-from itemwise.backends.base import BackendOptions
+from itemwise.backends.base import BackendOptions, Warmup
 
 WARM_UP_ROUNDS = 3
 
@@ -49,13 +49,19 @@ def serve(options: argparse.Namespace) -> None:
     from itemwise.contract.parse import parse_score_request
     from itemwise.engine.engine import EngineConfig, ScoringEngine
     from itemwise.engine.scheduler import Scheduler, SchedulerOptions
+    from itemwise.engine.warmup import warm_up
     from itemwise.server.config import ServerOptions
     from itemwise.server.launch import run_server
 
     def open_engine() -> ScoringEngine:
-        backend = load_backend(random_checkpoint(), BackendOptions(options.backend, dtype=options.dtype))
+        # Several clients make forwards of many sizes, which must not be compiled while they are measured.
+        warmup: Warmup = "fast" if options.clients > 1 else "none"
+        choice = BackendOptions(options.backend, dtype=options.dtype, warmup=warmup)
+        backend = load_backend(random_checkpoint(), choice)
         scheduler = Scheduler(backend, SchedulerOptions(prefix_cache=not options.disable_radix_cache))
         engine = ScoringEngine(EngineConfig("random"), scheduler, None)
+        if warmup != "none":
+            warm_up(engine)
         seconds, algorithm = [], None
         for seed in range(WARM_UP_ROUNDS + options.rounds):
             request = parse_score_request(make_body(options, seed))
