@@ -44,10 +44,8 @@ def resolved_config(options: EngineOptions, engine: ScoringEngine) -> dict[str, 
         "served_names": [engine.config.model_name, *engine.config.served_names],
         "model_name": engine.config.model_name,
     }
-    folder = options.compilation_cache_dir
     return {
         **asdict(options),
-        "compilation_cache_dir": None if folder is None else str(folder),
         **settled,
         **_of_backend(engine.backend),
         **_of_scheduler(engine.scheduler),
@@ -61,6 +59,8 @@ def _of_backend(backend: Backend) -> dict[str, object]:
         "device": info.device,
         "device_kind": info.device_kind,
         "dtype": info.dtype,
+        "attention": info.attention,
+        "compilation_cache_dir": info.compilation_cache_dir,
         "step_tokens": info.step_tokens,
         "token_multiple": info.token_multiple,
         "token_buckets": list(info.token_buckets),

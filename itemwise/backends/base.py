@@ -153,6 +153,8 @@ class BackendInfo:
     num_prefix_blocks: int = 1 << 20  # how many blocks of prefixes can be kept at a time
     prefix_block_bytes: int = 0  # what one of them takes on each device
     max_blocks_read: int | None = None  # by one forward, a block counted for every prefix that has it; None: any
+    attention: str = "none"  # the implementation that was chosen
+    compilation_cache_dir: str | None = None  # where compiled programs are kept, if they are
     step_tokens: int = 2048  # how many tokens one forward should have: enough to use the device well, soon done
 
     @property

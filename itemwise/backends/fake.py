@@ -59,6 +59,7 @@ class FakeBackend(Backend):
         bit_equal: bool = True,
         num_prefix_blocks: int = 1024,
         step_tokens: int = 2048,
+        max_blocks_read: int | None = None,
         seconds_per_forward: float = 0.0,
     ) -> None:
         self.config = ModelConfig(
@@ -88,6 +89,7 @@ class FakeBackend(Backend):
             token_budget=DEFAULT_TOKEN_BUDGETS[kind],
             num_prefix_blocks=num_prefix_blocks,
             prefix_block_bytes=4 * PREFIX_BLOCK,
+            max_blocks_read=max_blocks_read,
             step_tokens=step_tokens,
         )
         self.seconds_per_forward = seconds_per_forward
@@ -97,6 +99,9 @@ class FakeBackend(Backend):
         if len(self.forwards) >= 2 * _MAX_FORWARDS:
             del self.forwards[:_MAX_FORWARDS]
         self.forwards.append(batch)
+        num_listed = sum(len(prefix.blocks) for prefix in batch.prefixes) + len(batch.keep_segments)
+        most = self.info.max_blocks_read
+        assert most is None or num_listed <= most, f"a forward lists {num_listed} blocks, and may list {most}"
         blocks = tuple(self._keep(batch, segment) for segment in batch.keep_segments)
         return RunningForward(blocks, lambda: self._finish(batch, blocks))
 

@@ -70,6 +70,18 @@ def check_item_count(request: ScoreRequest, max_items: int) -> None:
         )
 
 
+def check_score_count(request: ScoreRequest, max_scores: int) -> None:
+    """Raises too_many_scores: every item gets a score for every label, and all of them are in memory at a time."""
+    num_scores = request.num_items * request.num_labels
+    if num_scores > max_scores:
+        raise InvalidValueError(
+            f"items x labels must be at most {max_scores} scores, got {request.num_items} x {request.num_labels}; "
+            "send several smaller requests",
+            code="too_many_scores",
+            param="items",
+        )
+
+
 def check_model(request: ScoreRequest, served_names: Collection[str]) -> None:
     """Raises model_not_found; no name and "default" mean whatever is served."""
     if request.model in (None, "default") or request.model in served_names:

@@ -17,9 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from itemwise.backends.base import Backend
-from itemwise.contract.errors import InvalidValueError, RequestError
+from itemwise.contract.errors import InternalError, InvalidValueError, RequestError
 from itemwise.contract.ragged import Int32Array, Int64Array, numbers
-from itemwise.contract.request import ScoreRequest, check_item_count, check_model, check_vocabulary
+from itemwise.contract.request import (
+    ScoreRequest,
+    check_item_count,
+    check_model,
+    check_score_count,
+    check_vocabulary,
+)
 from itemwise.contract.result import ItemError, ScoreResult, Usage
 from itemwise.contract.score_modes import needs_normalizer, scores_from_logits, scores_from_logprobs
 from itemwise.contract.token_ids import Place, vocabulary_error
@@ -37,6 +43,8 @@ from itemwise.prompts.tokenizer import TextTokenizer
 log = logging.getLogger("itemwise")
 
 OnProgress = Callable[[int, int], None]  # items done, items in all
+
+MAX_SCORES_PER_REQUEST = 10_000_000  # items x labels: about 200 MB of JSON
 
 _NO_IDS = np.zeros(0, np.int32)
 
@@ -146,6 +154,7 @@ class ScoringEngine:
         if prepared.plan is None:
             return self._result(prepared, job, np.zeros((0, 1)), None)
         scores = _scores(prepared, job)
+        _check_finite(scores, prepared.good)
         debug = _debug(prepared, prepared.plan, job) if prepared.request.return_debug else None
         return self._result(prepared, job, scores, debug)
 
@@ -192,6 +201,7 @@ class ScoringEngine:
     def _check(self, request: ScoreRequest) -> ScoreRequest:
         check_model(request, (self.config.model_name, *self.config.served_names))
         check_item_count(request, self.config.max_items_per_request)
+        check_score_count(request, MAX_SCORES_PER_REQUEST)
         return check_vocabulary(request, self.backend.config.vocab_size)
 
     def _item_errors(self, request: ScoreRequest, prompt: Prompt, labels: LabelRows) -> dict[int, RequestError]:
@@ -257,6 +267,13 @@ def _scores(prepared: PreparedRequest, job: Job) -> NDArray[np.float64]:
     assert job.log_normalizers is not None, "sequence labels are summed log-probabilities"
     logprobs = prepared.labels.logprobs(job.label_logits, job.log_normalizers)
     return scores_from_logprobs(request.score_mode, logprobs)
+
+
+def _check_finite(scores: NDArray[np.float64], items: Int64Array) -> None:
+    """JSON has no word for what is not a number, and it would sort anywhere."""
+    if not np.isfinite(scores).all():
+        item = int(items[np.flatnonzero(~np.isfinite(scores).all(1))[0]])
+        raise InternalError(f"items[{item}] got a score that is not a finite number: the model's arithmetic overflowed")
 
 
 def _debug(prepared: PreparedRequest, plan: ScorePlan, job: Job) -> dict[str, object]:

@@ -1,11 +1,13 @@
 """A job: one request on its way through the scheduler, from its submission to its last logit.
 
 It says what is left to compute, and takes in what comes back. Everything but `cancel()` and the outcome belongs to the
-scheduler's thread.
+scheduler's thread. The device's thread reads and fills the blocks of its prefix, and only while the scheduler waits for
+the step or fills the next one, which needs to know of a block no more than that it was started.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
@@ -18,6 +20,8 @@ from itemwise.contract.ragged import Int32Array
 from itemwise.engine.pins import PinnedPrefix
 from itemwise.engine.prefix_cache import CacheEntry, PrefixCache, block_keys
 from itemwise.plan.algorithms import ScorePlan
+
+log = logging.getLogger("itemwise")
 
 OnChange = Callable[[], None]
 
@@ -227,8 +231,13 @@ class Job:
     # The end
 
     def changed(self) -> None:
-        if self._on_change is not None:
+        """Tell whoever waits. A fault of theirs is not the scheduler's."""
+        if self._on_change is None:
+            return
+        try:
             self._on_change()
+        except Exception:
+            log.exception("a request's on_change failed")
 
     def finish(self, error: BaseException | None = None) -> None:
         self.error = error

@@ -33,12 +33,13 @@ class _Pin:
 class Pins:
     """For the scheduler's thread, but for `end` and `listed`.
 
-    Pins leave room for the longest prefix, so that no request waits for ever.
+    Pins leave room for the longest prefix, or half of the cache where that is smaller. A request that needs even that
+    makes them go (`give_up_one`).
     """
 
     def __init__(self, cache: PrefixCache, longest_prefix_blocks: int) -> None:
         self._cache = cache
-        self._max_blocks = max(0, cache.capacity - longest_prefix_blocks)
+        self._max_blocks = max(cache.capacity - longest_prefix_blocks, cache.capacity // 2)
         self._pins: dict[str, _Pin] = {}
         self._lock = threading.Lock()
 
@@ -86,6 +87,13 @@ class Pins:
         if not self._pins:
             return None
         return max(0.0, min(pin.expires for pin in self._pins.values()) - now)  # one may just have been ended
+
+    def give_up_one(self) -> bool:
+        """Release the oldest; False where there is none."""
+        with self._lock:
+            pin = self._pins.pop(next(iter(self._pins))) if self._pins else None
+        self._release([] if pin is None else [pin])
+        return pin is not None
 
     def release_all(self) -> None:
         with self._lock:

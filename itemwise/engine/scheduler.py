@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Collection, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from time import monotonic, sleep
@@ -28,6 +28,7 @@ from itemwise.contract.errors import (
     RequestError,
 )
 from itemwise.engine.admission import DEFAULT_MAX_QUEUED_TOKENS, Admission
+from itemwise.engine.device_thread import DeviceThread
 from itemwise.engine.job import Job
 from itemwise.engine.pins import Pins
 from itemwise.engine.prefix_cache import PrefixCache
@@ -85,14 +86,12 @@ class Scheduler:
         self._counters = Counters()
         self._inbox: SimpleQueue[Job | _Call | None] = SimpleQueue()
         self._num_submitted = self._num_received = 0  # jobs put into the inbox, and taken out
-        self._live: dict[Job, None] = {}  # in the order in which they came
+        self._live: dict[Job, None] = {}  # in the order of their turn: whoever was served goes to the end
         self._prepared: Step | None = None
-        self._left_out: Job | None = None  # by the step that runs
         self._was_short = False  # was the last step over at once?
         self._closing = threading.Event()
         self._door = threading.Lock()  # whoever is through it before `close` is answered
-        self._device = ThreadPoolExecutor(1, "itemwise-device")
-        self._device_ident = self._device.submit(threading.get_ident).result()
+        self._device = DeviceThread()
         self._thread = threading.Thread(target=self._run, name="itemwise-scheduler", daemon=True)
         self._thread.start()
 
@@ -114,7 +113,7 @@ class Scheduler:
 
     def call(self, function: Callable[[], Result]) -> Result:
         """Run it on the device's thread, between steps, and wait for it."""
-        if threading.get_ident() == self._device_ident:
+        if self._device.is_current:
             return function()
         assert threading.current_thread() is not self._thread, "the scheduler would wait for itself"
         answer: Future[object] = Future()
@@ -149,6 +148,10 @@ class Scheduler:
             block_bytes=self.backend.info.prefix_block_bytes,
         )
 
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
     def _check_open(self) -> None:
         if self._closing.is_set():
             raise BackendError("this scorer is closed, so its model is gone; make another one")
@@ -158,23 +161,36 @@ class Scheduler:
     def _run(self) -> None:
         while not (self._closing.is_set() and not self._live):
             try:
-                self._receive()
-                if self._was_short and self._live:  # then more of them in one step cost the host less
-                    sleep(SHORT_STEP_SECONDS)
-                    self._receive()
-                step = self._prepared or self._fill()
-                self._prepared = None
-                if step is not None:
-                    self._run_step(step)
-                else:
-                    self._deliver(())
+                self._turn()
             except Exception as error:  # a fault of ours: the requests that it may have hurt are told
                 log.exception("the scheduler failed")
                 self._recover(list(self._live), error)
         self._receive()  # what came too late is refused
         self.pins.release_all()
+        self.cache.forget()
         self._device.submit(self.backend.close).result()
-        self._device.shutdown()
+        self._device.stop()
+
+    def _turn(self) -> None:
+        """One step, if there is anything to do."""
+        self._receive()
+        if self._was_short and self._live:  # then more of them in one step cost the host less
+            sleep(SHORT_STEP_SECONDS)
+            self._receive()
+        step = self._prepared or self._fill()
+        self._prepared = None
+        if step is not None:
+            self._run_step(step)
+        elif self._live:
+            self._deliver(())
+            self._make_way()
+
+    def _make_way(self) -> None:
+        """Where all that is left waits for room that only pinned prefixes have, one of these goes before its time."""
+        if self._live and self._fill() is None:
+            if not self.pins.give_up_one():
+                raise RuntimeError("requests are waiting, and none of them can be served")
+            log.warning("a pinned prefix was released before its time, as a request needed its room")
 
     def _receive(self) -> None:
         """Take in what has come; where there is nothing to do, wait for it."""
@@ -230,12 +246,11 @@ class Scheduler:
         return None
 
     def _fill(self) -> Step | None:
-        return StepFiller(self._limits, self.cache).fill(self._live, self._left_out) if self._live else None
+        return StepFiller(self._limits, self.cache).fill(self._live) if self._live else None
 
     def _run_step(self, step: Step) -> None:
         begin = monotonic()
         jobs = step.jobs
-        self._left_out = step.left_out
         self._hand_over(step, begin)
         execution = self._device.submit(self._execute, step)
         try:
@@ -270,10 +285,15 @@ class Scheduler:
             forward.advance_jobs()
             for job in forward.jobs:
                 self._begin(job, now)
+        for job in step.jobs:
+            del self._live[job]
+            self._live[job] = None  # at the end
 
     def _execute(self, step: Step) -> list[ForwardOutput]:
         """On the device's thread."""
         running = [self._start(forward) for forward in step.forwards]
+        if all(forward.is_prefill for forward in step.forwards):
+            self.backend.synchronize()  # else nobody would wait for what is only kept
         return [each.wait() for each in running]
 
     def _start(self, forward: StepForward) -> RunningForward:

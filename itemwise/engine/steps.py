@@ -1,9 +1,9 @@
 """Filling a step: what the device is to do next, taken from all live jobs.
 
 A step is a few forwards that run one after the other: blocks of prefixes first, then tails (also those whose prefix is
-made in this very step), then rows of the algorithms that have rows. Jobs are served oldest first, and while there are
-several, each gets at most a share of the step, so that a large request does not make a small one wait for all of it.
-Whoever finds a step full, of many jobs or of one long row, is served first in the next.
+made in this very step), then rows of the algorithms that have rows. Whoever was not served for the longest time comes
+first, and while there are several jobs, each gets at most a share of the step. So a large request does not make a small
+one wait for all of it, nor many small ones a large one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from itemwise.engine.prefix_cache import CacheEntry, PrefixCache
 from itemwise.plan.algorithms import ScorePlan
 
 SHARES = 4  # a job gets at most this part of a step while there are others
-MAX_LEFT_OUT = 8  # so many jobs that do not fit any more, and the step is taken for full
+MAX_LEFT_OUT = 8  # so many jobs that could be served and do not fit, and the step is taken for full
 MANY_LABELS = 16  # a request with more labels has forwards of its own, as every row of a forward reads them all
 
 
@@ -29,7 +29,7 @@ class StepLimits:
 
     num_tokens: int
     max_prefill_tokens: int | None = None  # of one job; None: its share
-    max_blocks_read: int | None = None  # by the tails of one forward
+    max_blocks_read: int | None = None  # by one forward, a block counted for every prefix that has it
 
 
 @dataclass(frozen=True)
@@ -155,11 +155,11 @@ class Step:
 
     forwards: list[StepForward]
     num_tokens: int
-    left_out: Job | None = None  # the first that got no part of it, and could have had one with more room
 
     @property
-    def jobs(self) -> set[Job]:
-        return {part.job for forward in self.forwards for part in forward.parts}
+    def jobs(self) -> list[Job]:
+        """Each once, in the order in which they were served."""
+        return list(dict.fromkeys(part.job for forward in self.forwards for part in forward.parts))
 
 
 class StepFiller:
@@ -173,34 +173,28 @@ class StepFiller:
         self._in_the_making: set[CacheEntry] = set()
         self._num_tokens = 0
         self._is_room = True  # for further prefixes
-        self._left_out: Job | None = None  # the first that got nothing
 
-    def fill(self, jobs: Collection[Job], first: Job | None = None) -> Step | None:
-        """None where nothing can be done now. Jobs stay as they are, but for the places that their prefixes get.
+    def fill(self, jobs: Collection[Job]) -> Step | None:
+        """From jobs in the order of their turn. None where nothing can be done now.
 
-        `first`: whom the step before has left out, so that it is served before the others.
+        Jobs stay as they are, but for the places that their prefixes get.
         """
         busy = (job for job in jobs if not job.is_complete)
         is_alone = len(list(islice(busy, 2))) == 1
         share = self._limits.num_tokens if is_alone else max(1, self._limits.num_tokens // SHARES)
         num_left_out = 0
-        for job in _in_turn(jobs, first):
-            if job.is_complete:
-                continue
+        for job in jobs:
             if self._room_left <= 0 or num_left_out == MAX_LEFT_OUT:
-                self._left_out = self._left_out or job
                 break
-            before = self._num_tokens
-            if self._find_prefix(job):
+            if not job.is_complete and self._find_prefix(job):
+                before = self._num_tokens
                 self._serve(job, min(share, self._room_left))
-            if self._num_tokens == before:
-                num_left_out += 1
-                if self._left_out is None and self._could_be_served(job):
-                    self._left_out = job
+                # One that waits for a block that another job computes is not left out for want of room.
+                num_left_out += self._num_tokens == before and self._is_ready(job)
         forwards = [forward for forward in (self._prefill, *self._scored.values()) if forward.parts]
         for forward in forwards:
             forward.assemble()
-        return Step(forwards, self._num_tokens, self._left_out) if forwards else None
+        return Step(forwards, self._num_tokens) if forwards else None
 
     def _find_prefix(self, job: Job) -> bool:
         """Where one must wait for places, those behind it get none either, or it would wait for ever."""
@@ -214,10 +208,8 @@ class StepFiller:
         if job.plan is not None and not job.is_scored and self._has_prefix(job):
             self._take_units(job, job.plan, room - num_taken, is_served=num_taken > 0)
 
-    def _could_be_served(self, job: Job) -> bool:
-        """With more room; not where it waits for a block that another job computes."""
-        if job.entries is None and job.keys:
-            return True
+    def _is_ready(self, job: Job) -> bool:
+        """Could it be served, with more room?"""
         first, stop = job.blocks_to_compute(PREFIX_BLOCK)
         return first < stop or (not job.is_scored and self._has_prefix(job))
 
@@ -235,12 +227,18 @@ class StepFiller:
         if first == stop:
             first, stop = job.blocks_to_compute(self._room_left if self._num_tokens else PREFIX_BLOCK)
             stop = min(stop, first + 1)
-        if first == stop:
+        if first == stop or not self._can_read(self._prefill, stop):
             return 0
         for entry in (job.entries or [])[first:stop]:
             entry.owner = job  # also of what another job has left behind
             self._in_the_making.add(entry)
+        self._prefill.num_blocks_read += stop
         return self._add(self._prefill, Part(job, first, stop), job.block_tokens(first, stop))
+
+    def _can_read(self, forward: StepForward, num_blocks: int) -> bool:
+        """May the forward list so many blocks more?"""
+        most = self._limits.max_blocks_read
+        return most is None or not forward.parts or forward.num_blocks_read + num_blocks <= most
 
     def _has_prefix(self, job: Job) -> bool:
         return all(entry.is_started or entry in self._in_the_making for entry in job.entries or ())
@@ -252,11 +250,9 @@ class StepFiller:
         of its own.
         """
         forward = self._forward_for(job, plan)
-        number = forward.prefix_number(job)
-        is_new = number == len(forward.prefix_jobs)
+        is_new = forward.prefix_number(job) == len(forward.prefix_jobs)
         num_blocks = len(job.entries or ()) if is_new else 0
-        most_blocks = self._limits.max_blocks_read
-        if most_blocks is not None and forward.parts and forward.num_blocks_read + num_blocks > most_blocks:
+        if not self._can_read(forward, num_blocks):
             return
         budget = plan.token_budget - (forward.num_tokens if plan.mask == "dense" else 0)
         first, stop = job.units_to_score(min(room, budget), at_least_one=not self._num_tokens)
@@ -284,12 +280,3 @@ class StepFiller:
         forward.num_tokens += num_tokens
         self._num_tokens += num_tokens
         return num_tokens
-
-
-def _in_turn(jobs: Collection[Job], first: Job | None) -> Iterable[Job]:
-    """From `first` on, and then those before it."""
-    if first is None or first not in jobs:
-        return jobs
-    listed = list(jobs)
-    place = listed.index(first)
-    return listed[place:] + listed[:place]

@@ -21,6 +21,7 @@ from itemwise.plan.options import DENSE_MAX_ROW_LEN, PlanOptions
 
 # What `auto` assumes of a request where it may not look at the items.
 _NOMINAL_TAIL_LENS = np.full(64, 32, np.int64)
+_PREFIXES_PER_ROW = 4  # a packed row is at least so many times as long as its prefix, which is computed for each
 _DENSE_ROW_LEN = 2048  # a dense row costs its square: with no chunk size given, aim for rows of this length
 
 
@@ -140,10 +141,13 @@ class Planner:
         return fill_rows(tail_lens, prefix_len, chunk_size=chunk, max_row_len=self._packed_row_len(prefix_len))
 
     def _packed_row_len(self, prefix_len: int) -> int:
-        """The whole budget; but a dense row costs its square, so a short one unless a chunk size is given."""
+        """About a step of the scheduler, so that others wait no longer than that, unless the prefix is long.
+
+        A dense row costs its square, so it is short unless a chunk size is given.
+        """
         if self.options.mask == "dense" and self.options.chunk_size is None:
             return min(self.token_budget, DENSE_MAX_ROW_LEN, max(2 * prefix_len, _DENSE_ROW_LEN))
-        return self.token_budget
+        return min(self.token_budget, max(self.backend.step_tokens, _PREFIXES_PER_ROW * prefix_len))
 
     def _choose_mask(
         self, is_masked: bool, row_len: int, is_fallback: bool = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import re
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -17,7 +18,8 @@ from itemwise.engine.job import Job, OnChange
 from itemwise.server.call import Call
 
 _TIMEOUT_HEADER = "X-Request-Timeout"
-_LEAST_TIMEOUT = 0.001  # seconds; nothing is scored in less
+_NUMBER = re.compile(r"\s*[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]{1,3})?\s*")
+LEAST_TIMEOUT = 0.001  # seconds; nothing is scored in less
 
 
 async def run_job(call: Call, submit: Callable[[OnChange], Job]) -> Job:
@@ -92,11 +94,8 @@ def _allowed_seconds(call: Call, request_timeout: float) -> float | None:
     if sent is None:
         return request_timeout or None
     text = sent.decode("latin-1")
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not (math.isfinite(seconds) and seconds >= _LEAST_TIMEOUT):
-        message = f"{_TIMEOUT_HEADER} must be a number of seconds of at least {_LEAST_TIMEOUT}, got {quote(text)}"
+    seconds = float(text) if _NUMBER.fullmatch(text) else math.nan
+    if not (math.isfinite(seconds) and seconds >= LEAST_TIMEOUT):
+        message = f"{_TIMEOUT_HEADER} must be a number of seconds of at least {LEAST_TIMEOUT}, got {quote(text)}"
         raise InvalidValueError(message, code="invalid_request_timeout", param=_TIMEOUT_HEADER)
     return min(seconds, request_timeout) if request_timeout else seconds

@@ -66,8 +66,10 @@ class Metrics:
         """A request has its scores."""
         self._items.inc((geometry.items or 0) - num_item_errors)
         self._tokens.inc(geometry.prompt_tokens or 0)
-        if geometry.queue_seconds is not None:
-            self._queue_seconds.observe(geometry.queue_seconds)
+
+    def observe_queue(self, seconds: float) -> None:
+        """A request has waited for so long, whatever became of it."""
+        self._queue_seconds.observe(seconds)
 
     def render(self) -> bytes:
         """In Prometheus' text format."""

@@ -6,6 +6,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from itemwise._version import __version__
+from itemwise.server.jobs import LEAST_TIMEOUT
 from itemwise.server.openapi_errors import rows_of
 from itemwise.server.openapi_schemas import SCHEMAS
 
@@ -68,9 +69,10 @@ OPERATIONS = (
         "/tokenize",
         "Which tokens a text is.",
         "TokenizeResponse",
-        (400, 404, 413, *_WORKING),
+        (400, 404, 413, *_WORKING, 504),
         "TokenizeRequest",
         {"one text": {"text": "Is this about food?"}, "many": {"text": ["pizza", "tax law"]}},
+        has_timeout=True,
     ),
     Operation("get", "/v1/models", "The names under which the model is served.", "ModelList", (500,)),
     Operation("get", "/health", "200 when work is taken; 503 before and after.", "Health", _WORKING, is_open=True),
@@ -100,7 +102,7 @@ _TIMEOUT = {
     "required": False,
     "description": (
         "Seconds from arrival after which the answer is 504; the server's own limit stays where it is less. "
-        "A fraction of a second is taken too, and may well end so."
+        f"Fractions down to {LEAST_TIMEOUT} are taken too, and may well end so."
     ),
     "schema": {"type": "number", "minimum": 1},
 }

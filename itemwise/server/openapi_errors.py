@@ -86,6 +86,7 @@ ERROR_TABLE = (
     ),
     ErrorRow(400, _VALUE, ("delimiter_collision",), "The query or an item holds the delimiter that the server uses."),
     ErrorRow(400, _VALUE, ("too_many_items",), "More items than one request may have (--max-items-per-request)."),
+    ErrorRow(400, _VALUE, ("too_many_scores",), "More scores (items x labels) than one answer may have."),
     ErrorRow(400, _VALUE, ("context_too_long",), "The prefix and the longest item do not fit the model."),
     ErrorRow(400, _VALUE, ("dense_mask_too_large",), "A dense mask was asked for beyond its bound."),
     ErrorRow(

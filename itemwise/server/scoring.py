@@ -13,7 +13,7 @@ from itemwise.contract.errors import InvalidRequestError, TokenizerError
 from itemwise.contract.request import ScoreRequest
 from itemwise.contract.result import ScoreResult
 from itemwise.engine.engine import PreparedRequest
-from itemwise.engine.job import Job
+from itemwise.engine.job import Job, OnChange
 from itemwise.server.body import decode_object, read_body
 from itemwise.server.call import Call, Geometry
 from itemwise.server.jobs import run_job, within_deadline
@@ -22,7 +22,7 @@ from itemwise.server.service import Service
 
 # Below these bounds the host's work is shorter than handing it to another thread and back.
 _INLINE_BYTES = 64 * 1024
-_INLINE_ITEMS = 5_000
+_INLINE_SCORES = 10_000  # items x labels
 
 Prepared = TypeVar("Prepared")
 
@@ -86,19 +86,34 @@ def _note_geometry(service: Service, call: Call, prepared: PreparedRequest) -> N
 
 async def _run(service: Service, call: Call, prepared: PreparedRequest, deadline: float | None) -> Job:
     engine = service.engine
-    job = await run_job(call, lambda on_change: engine.submit(prepared, deadline=deadline, on_change=on_change))
+    job: Job | None = None
+
+    def submit(on_change: OnChange) -> Job:
+        nonlocal job
+        job = engine.submit(prepared, deadline=deadline, on_change=on_change)
+        return job
+
+    try:
+        return await run_job(call, submit)
+    finally:  # also of those that were given up, which have waited, too
+        if job is not None:
+            _note_job(service, call, job)
+
+
+def _note_job(service: Service, call: Call, job: Job) -> None:
+    service.metrics.observe_queue(job.queue_seconds)
     if call.geometry is not None:
         call.geometry.queue_seconds = job.queue_seconds
         call.geometry.device_seconds = job.device_seconds
         call.geometry.cached_tokens = job.cached_tokens
-    return job
 
 
 async def _finish(service: Service, call: Call, dialect: Dialect, prepared: PreparedRequest, job: Job) -> Response:
     def finish() -> bytes:
         return dialect.render(prepared.request, service.engine.finish(prepared, job))
 
-    body = finish() if prepared.num_items < _INLINE_ITEMS else await service.in_pool(finish)
+    num_scores = prepared.num_items * prepared.request.num_labels
+    body = finish() if num_scores < _INLINE_SCORES else await service.in_pool(finish)
     if call.geometry is not None:
         service.metrics.count_scores(call.geometry, len(prepared.item_errors))
     return JsonBytes(body)

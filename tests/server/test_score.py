@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
+from itemwise.backends.base import ForwardBatch, ForwardOutput, RunningForward
 from itemwise.backends.fake import FakeBackend
 from itemwise.server.config import ServerOptions
 from tests.prompts.merging_tokenizer import merging_tokenizer
@@ -184,7 +187,7 @@ class TestQueue:
 
 
 class TestDeadline:
-    @pytest.mark.parametrize("sent", ["0", "-1", "nan", "inf", "soon", "", "5e-324"])
+    @pytest.mark.parametrize("sent", ["0", "-1", "nan", "inf", "soon", "", "5e-324", "1_0"])
     def test_a_timeout_that_is_none_is_refused(self, client: AppClient, sent: str) -> None:
         response = client.post("/v1/score", IDS_REQUEST, headers={"X-Request-Timeout": sent})
         assert error_of(response) == (400, VALUE, "invalid_request_timeout", "X-Request-Timeout")
@@ -281,3 +284,33 @@ def test_small_id_requests_never_leave_the_event_loop(client: AppClient, monkeyp
 
 def test_vocabulary_of_the_fake_model() -> None:
     assert FakeBackend().config.vocab_size == 512  # the table of errors above counts on it
+
+
+class NaNBackend(FakeBackend):
+    """Its second score is not a number."""
+
+    def start(self, batch: ForwardBatch) -> RunningForward:
+        running = super().start(batch)
+
+        def wait() -> ForwardOutput:
+            output = running.wait()
+            output.label_logits[1:2] = np.nan
+            return output
+
+        return replace(running, wait=wait)
+
+
+def test_a_score_that_is_no_number_is_an_error_that_names_the_item() -> None:
+    """JSON would say null, which means something else."""
+    with app_client(backend=NaNBackend()) as client:
+        response = client.post("/v1/score", IDS_REQUEST)
+    assert error_of(response)[:3] == (500, "server_error", "internal_error")
+    assert "items[1] got a score that is not a finite number" in response.json()["message"]
+
+
+def test_one_that_is_given_up_has_waited_too() -> None:
+    backend = HeldBackend()
+    with app_client(ServerOptions(request_timeout=0.05), backend=backend) as client:
+        assert client.post("/v1/score", IDS_REQUEST).status_code == 504
+        backend.let_go.set()
+        assert "itemwise:queue_seconds_count 1.0" in client.get("/metrics").text

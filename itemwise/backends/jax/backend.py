@@ -65,7 +65,7 @@ class JaxBackend(Backend):
             start_distributed()
         self.config = checkpoint.config
         choice = DeviceChoice.resolve(options.device)
-        set_compilation_cache(options.compilation_cache_dir, choice.platform)
+        cache_dir = set_compilation_cache(options.compilation_cache_dir, choice.platform)
         dtype = resolve_dtype(options.dtype, choice.platform)
         mesh = make_mesh(choice.devices, options.dp_size, options.tp_size)
         self._dp_size = options.dp_size
@@ -86,6 +86,8 @@ class JaxBackend(Backend):
             num_prefix_blocks=self._runner.pool.num_pages,
             prefix_block_bytes=self._runner.pool.page_bytes,
             max_blocks_read=self._runner.programs.max_pool_blocks,
+            attention=self._attention.name,
+            compilation_cache_dir=None if cache_dir is None else str(cache_dir),
             step_tokens=options.token_budget or STEP_TOKENS[choice.platform],
         )
 

@@ -95,12 +95,9 @@ class PagePool:
                 f"and {len(self._free)} of {self.num_pages} are free; "
                 "give the prefixes more memory (prefix_cache_bytes), or choose the packed algorithm"
             )
-        give_back = partial(self._give_back, generation=self.generation)
+        # To this very list: after `_reset`, which may happen on another thread, a page of the old one is nobody's.
+        give_back = self._free.append
         return [JaxBlock(length, PageLease(self._free.pop(), give_back), self.generation) for length in lens]
-
-    def _give_back(self, page: int, generation: int) -> None:
-        if generation == self.generation:
-            self._free.append(page)
 
     def address(self, block: PrefixBlock) -> int:
         """Where it lies in each layer. Raises where the block was given back, or went down with an earlier pool."""

@@ -121,7 +121,7 @@ class TorchBackend(Backend):
             torch.cuda.empty_cache()
 
     def _attention(self, batch: ForwardBatch) -> Attention:
-        if self._is_cpu or self._dtype == torch.float32 or self.config.head_size % 8 or self.config.head_size > 256:
+        if not _has_flash(self.config, self._device, self._dtype):
             heads_per_kv = self.config.num_heads // self.config.num_kv_heads
             return TiledAttention(batch, self._device, heads_per_kv, self._workers)
         return VarlenAttention(batch, self._device, self._row_ops)
@@ -132,6 +132,12 @@ class TorchBackend(Backend):
 
     def _to_device(self, array: NDArray[np.int32] | NDArray[np.int64]) -> Tensor:
         return upload(array, self._device).long()
+
+
+def _has_flash(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> bool:
+    """Can PyTorch's flash attention take it?"""
+    is_half = device.type == "cuda" and dtype != torch.float32
+    return is_half and config.head_size % 8 == 0 and config.head_size <= 256
 
 
 def _make_info(
@@ -155,6 +161,7 @@ def _make_info(
         token_budget=budget,
         num_prefix_blocks=count_prefix_blocks(block_bytes, device, prefix_cache_bytes),
         prefix_block_bytes=block_bytes,
+        attention="varlen" if _has_flash(config, device, dtype) else "tiled",
         step_tokens=token_budget or (_cpu_step_tokens() if is_cpu else CUDA_STEP_TOKENS),
     )
 

@@ -20,6 +20,8 @@ GENERATE_SECONDS = 20.0
 
 async def health(service: Service, call: Call) -> Response:
     """200 from the end of the warm-up to the first signal; else the 503 that every working route answers with."""
+    if not service.engine.scheduler.is_alive:
+        raise UnavailableError("the scheduler has died, so nothing is scored; restart the server", code="not_ready")
     return json_reply({"status": "ok"})
 
 

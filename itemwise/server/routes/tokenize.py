@@ -12,12 +12,21 @@ from itemwise.prompts.tokenizer import TextTokenizer
 from itemwise.server import fields
 from itemwise.server.body import decode_object, read_body
 from itemwise.server.call import Call
+from itemwise.server.jobs import within_deadline
 from itemwise.server.replies import json_reply
 from itemwise.server.service import Service
 
 
 async def tokenize(service: Service, call: Call) -> Response:
     """The ids of one text, or of each of many."""
+
+    async def work(deadline: float | None) -> Response:
+        return await _tokenize(service, call)
+
+    return await within_deadline(call, service.options.request_timeout, work)
+
+
+async def _tokenize(service: Service, call: Call) -> Response:
     body = fields.present(decode_object(await read_body(call, service.options.max_request_bytes)))
     name = service.names.answer_to(fields.model_name(body))
     text = _text(body)
