@@ -141,3 +141,12 @@ def test_it_can_stand_for_both_kinds_of_device(bit_equal: bool, kind: str) -> No
 def test_its_room_for_prefixes_and_its_steps_can_be_chosen() -> None:
     info = FakeBackend(num_prefix_blocks=3, step_tokens=50).info
     assert (info.num_prefix_blocks, info.max_prefix_len, info.step_tokens) == (3, 3 * PREFIX_BLOCK, 50)
+
+
+def test_a_forward_lists_no_more_blocks_than_it_may() -> None:
+    """Those that its prefixes have, and those that it keeps."""
+    twice = replace(BATCH, prefixes=BATCH.prefixes * 2)
+    assert FakeBackend(max_blocks_read=2).info.max_blocks_read == 2
+    FakeBackend(max_blocks_read=2).forward(twice)
+    with pytest.raises(AssertionError, match="lists 3 blocks, and may list 2"):
+        FakeBackend(max_blocks_read=2).forward(replace(twice, keep_segments=(0,)))

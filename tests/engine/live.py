@@ -47,6 +47,8 @@ class GatedBackend(FakeBackend):
         self.num_running = 0
         self.made: list[WatchedBlock] = []
         self.num_closed = 0
+        self.num_synchronized = 0
+        self.fails_to_synchronize = False
         self.fails: Callable[[ForwardBatch], bool] = lambda batch: False  # while it is waited for
         self.fails_to_start: Callable[[ForwardBatch], bool] = lambda batch: False
         self._gate = threading.Condition()
@@ -68,8 +70,15 @@ class GatedBackend(FakeBackend):
         self.started.put(batch)
         return RunningForward(blocks, lambda: self._finish_at_the_gate(batch, running))
 
+    def synchronize(self) -> None:
+        self._check_thread()
+        self.num_synchronized += 1
+        if self.fails_to_synchronize:
+            raise RuntimeError("the device has failed")
+
     def close(self) -> None:
         self._check_thread()
+        assert self.num_blocks_held == 0, "blocks outlive their device"
         self.num_closed += 1
 
     @property
@@ -137,7 +146,7 @@ def engine_on(
 
 @contextmanager
 def live_engine(backend: GatedBackend, **options: Any) -> Iterator[ScoringEngine]:
-    """An engine that is closed at the end, and whose backend is left with nothing in use."""
+    """An engine that is closed at the end, and whose backend is left with nothing that is held."""
     engine = engine_on(backend, **options)
     try:
         yield engine
@@ -147,7 +156,7 @@ def live_engine(backend: GatedBackend, **options: Any) -> Iterator[ScoringEngine
     stats = engine.scheduler.stats()
     assert (stats.running_requests, stats.used_blocks, stats.pinned_blocks) == (0, 0, 0)
     assert engine.scheduler.admission.tokens == 0
-    assert backend.num_blocks_held == stats.cached_blocks
+    assert backend.num_blocks_held == stats.cached_blocks == 0
     assert backend.num_closed == 1
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
+from queue import SimpleQueue
 from time import monotonic
 from typing import Any
 
@@ -200,6 +201,81 @@ class TestEnd:
             assert not engine.release_prefix(pinned.id)
             assert cached_tokens(engine) == 0
             assert pin(engine, QUERY).cached_tokens == 300
+        assert caplog.messages == ["a forward pass failed"]
+
+
+class TestGivingWay:
+    """Six blocks, and a prefix may have as many. Half of them can be pinned, until a request needs them."""
+
+    def backend(self, **options: Any) -> GatedBackend:
+        return small_backend(max_context_len=6 * PREFIX_BLOCK, **options)
+
+    def test_where_the_longest_prefix_takes_all_half_can_be_pinned(self) -> None:
+        with live_engine(self.backend()) as engine:
+            pin(engine, QUERY)
+            assert "at most 3 blocks, 3 are pinned and this prefix has 1" in refusal(engine, [1]).message
+
+    def test_a_request_that_needs_the_room_of_a_pin_gets_it(self, caplog: pytest.LogCaptureFixture) -> None:
+        with live_engine(self.backend()) as engine:
+            pinned = pin(engine, QUERY)
+            assert cached_tokens(engine, [41] * 5 * PREFIX_BLOCK) == 0
+            assert engine.pinned_prefixes() == []
+            assert not engine.release_prefix(pinned.id)
+            assert cached_tokens(engine, [41] * 5 * PREFIX_BLOCK) == 5 * PREFIX_BLOCK
+            assert engine.scheduler.stats().pinned_blocks == 0
+            assert pin(engine, [1]).num_tokens == 1, "there is room for another"
+        assert caplog.messages == ["a pinned prefix was released before its time, as a request needed its room"]
+
+    def test_the_oldest_go_first_and_no_more_than_must(self) -> None:
+        with live_engine(self.backend()) as engine:
+            pinned = [pin(engine, [number]) for number in range(3)]
+            cached_tokens(engine, [41] * 5 * PREFIX_BLOCK)
+            assert engine.pinned_prefixes() == pinned[2:]
+            last = Ticket(engine, body_of([2], [[1]], algorithm="prefill_extend"))
+            assert last.check().usage.cached_tokens == 1
+
+    def test_one_that_reads_the_pinned_prefix_leaves_it(self) -> None:
+        with live_engine(self.backend()) as engine:
+            pinned = pin(engine, QUERY[: 2 * PREFIX_BLOCK])
+            assert cached_tokens(engine, [*QUERY, *QUERY]) == 2 * PREFIX_BLOCK
+            assert engine.pinned_prefixes() == [pinned]
+
+    def test_it_stays_where_another_request_makes_the_room(self) -> None:
+        backend = self.backend(is_open=False)
+        with live_engine(backend) as engine:
+            backend.let_pass()
+            pinned = pin(engine, [1])
+            holder = Ticket(engine, body_of(QUERY, [[1]] * 5000, algorithm="prefill_extend"))
+            for _ in range(2):
+                backend.next_forward()
+            waiting = Ticket(engine, body_of([41] * 300, [[2]], algorithm="prefill_extend"))
+            backend.open()
+            holder.check()
+            waiting.check()
+            assert engine.pinned_prefixes() == [pinned]
+
+
+class TestSynchronization:
+    """A forward that only keeps a prefix may run on when it is waited for."""
+
+    def test_the_prefix_is_there_before_the_pin_is_answered(self) -> None:
+        backend = small_backend()
+        with live_engine(backend) as engine:
+            answered: SimpleQueue[int] = SimpleQueue()
+            job = submit_pin(engine, QUERY, on_change=lambda: answered.put(backend.num_synchronized))
+            assert answered.get(timeout=SECONDS) == 1
+            assert job.is_done
+            cached_tokens(engine, [41] * 300)
+            assert backend.num_synchronized == 1, "whoever waits for logits waits for the prefix too"
+
+    def test_a_failure_that_shows_only_then_is_the_pins(self, caplog: pytest.LogCaptureFixture) -> None:
+        backend = small_backend()
+        with live_engine(backend) as engine:
+            backend.fails_to_synchronize = True
+            with pytest.raises(RuntimeError, match="the device has failed"):
+                pin(engine, QUERY)
+            assert engine.pinned_prefixes() == []
+            assert cached_tokens(engine) == 0
         assert caplog.messages == ["a forward pass failed"]
 
 

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -20,8 +21,9 @@ from itemwise.backends.base import PREFIX_BLOCK, ForwardBatch
 from itemwise.contract.errors import BackendError, CancelledError, DeadlineExceededError, QueueFullError, RequestError
 from itemwise.contract.parse import parse_score_request
 from itemwise.engine.engine import ScoringEngine
+from itemwise.engine.job import Job
 from itemwise.engine.scheduler import SchedulerOptions
-from itemwise.engine.steps import Step, StepFiller
+from itemwise.engine.steps import MAX_LEFT_OUT, Step, StepFiller
 from tests.engine.live import SECONDS, VOCAB_SIZE, GatedBackend, Ticket, body_of, live_engine
 
 ALGORITHMS = ("serial", "packed", "prefill_extend")
@@ -68,9 +70,11 @@ class Geometry:
     token_budget: int | None
 
     def backend(self) -> GatedBackend:
-        backend = GatedBackend(step_tokens=self.step_tokens, num_prefix_blocks=self.num_prefix_blocks)
-        backend.info = replace(backend.info, max_blocks_read=self.max_blocks_read)
-        return backend
+        return GatedBackend(
+            step_tokens=self.step_tokens,
+            num_prefix_blocks=self.num_prefix_blocks,
+            max_blocks_read=self.max_blocks_read,
+        )
 
     @property
     def options(self) -> dict[str, Any]:
@@ -82,7 +86,7 @@ geometries = st.builds(
     Geometry,
     step_tokens=st.sampled_from([8, 100, 300, 2048]),
     num_prefix_blocks=st.sampled_from([2, 4, 100]),
-    max_blocks_read=st.sampled_from([None, 1, 5]),
+    max_blocks_read=st.sampled_from([None, 3, 5]),  # at least those of the longest prefix
     prefix_cache=st.booleans(),
     chunked_prefill_size=st.sampled_from([None, 1, 256]),
     chunk_size=st.sampled_from([None, 0, 2]),
@@ -170,13 +174,115 @@ def test_requests_with_one_new_prefix_compute_it_once() -> None:
     assert num_prefills(backend) == 1
 
 
+class TestCrowds:
+    """More requests at once than a step looks at, all of which wait for something. They come while one runs."""
+
+    NUM_REQUESTS = 2 * MAX_LEFT_OUT + 4
+
+    def check_all(self, backend: GatedBackend, bodies: list[dict[str, Any]]) -> list[int]:
+        """Cached tokens of each."""
+        with live_engine(backend) as engine:
+            first = Ticket(engine, body_of([1], [[2]], algorithm="packed"))
+            backend.next_forward()
+            deadline = monotonic() + SECONDS / 2
+            tickets = [Ticket(engine, {**body, "algorithm": "prefill_extend"}, deadline=deadline) for body in bodies]
+            backend.open()
+            first.check()
+            return [ticket.check().usage.cached_tokens for ticket in tickets]
+
+    def test_all_with_one_new_prefix_that_is_longer_than_a_share(self) -> None:
+        backend = GatedBackend(step_tokens=512)
+        query = query_of(5 * PREFIX_BLOCK)
+        cached = self.check_all(backend, [body_of(query, [[n]]) for n in range(self.NUM_REQUESTS)])
+        assert cached == [0] + [len(query)] * (self.NUM_REQUESTS - 1)
+        assert len(backend.made) == 5
+
+    def test_all_with_a_prefix_of_their_own_and_room_for_two_of_them(self) -> None:
+        backend = GatedBackend(step_tokens=512, num_prefix_blocks=9)
+        queries = [[n, *query_of(4 * PREFIX_BLOCK - 1)] for n in range(self.NUM_REQUESTS)]
+        cached = self.check_all(backend, [body_of(query, [[k, 1, 2] for k in range(40)]) for query in queries])
+        assert cached == [0] * self.NUM_REQUESTS
+
+    def test_prefixes_with_a_common_beginning_in_no_more_blocks_than_a_forward_may_list(self) -> None:
+        """The backend counts them: a block for every prefix that has it."""
+        backend = GatedBackend(step_tokens=2048, num_prefix_blocks=24, max_blocks_read=48)
+        base = query_of(16 * PREFIX_BLOCK)
+        queries = [[*base, *query_of(100, n)] for n in range(self.NUM_REQUESTS)]
+        cached = self.check_all(backend, [body_of(query, [[1]]) for query in queries])
+        assert cached == [0] + [len(base)] * (self.NUM_REQUESTS - 1)
+
+
 # Fairness
+
+
+class Backlog:
+    """Small requests, so many at a time: each that ends is followed by another, until `limit` of them have come."""
+
+    def __init__(self, engine: ScoringEngine, body: dict[str, Any], size: int, limit: int) -> None:
+        self._engine = engine
+        self._prepared = engine.prepare(parse_score_request(body))
+        self._num_left = limit
+        self.jobs: list[Job] = []
+        for _ in range(size):
+            self._next()
+
+    def stop(self) -> None:
+        self._num_left = 0
+
+    def _next(self) -> None:
+        if self._num_left:
+            self._num_left -= 1
+            self.jobs.append(self._engine.submit(self._prepared, on_change=partial(self._changed, len(self.jobs))))
+
+    def _changed(self, number: int) -> None:
+        if self.jobs[number].is_done:
+            self._next()
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_large_request_ends_however_many_small_ones_keep_coming(algorithm: str) -> None:
+    """Of the 40 at a time a step holds about eight, so that it is everybody's turn after five steps or so."""
+    backend = GatedBackend(step_tokens=256)
+    fields = {"algorithm": algorithm}
+    with live_engine(backend, scheduler={"max_queued_tokens": 10**7}) as engine:
+        large = Ticket(engine, body_of([1], [[MARK, k % 40, 1, 2] for k in range(400)], **fields))
+        backend.next_forward()
+        backlog = Backlog(engine, body_of([1], [[k, 1, 2] for k in range(8)], **fields), size=40, limit=4000)
+        before = engine.scheduler.stats().steps
+        backend.open()
+        large.check()
+        num_steps = engine.scheduler.stats().steps - before
+        backlog.stop()
+    num_turns = len(large.job.batches)
+    assert num_turns <= 2 * 400 * 5 // 64, "at least half a share each"
+    assert num_steps <= 8 * num_turns
+    assert all(job.error is None or isinstance(job.error, BackendError) for job in backlog.jobs)
+
+
+@pytest.mark.parametrize("query_len", [20, 100])
+@pytest.mark.parametrize("num_large", [4, 5])
+def test_ten_items_wait_for_one_row_of_each_large_packed_request(num_large: int, query_len: int) -> None:
+    """The rows fill a step, and where the prefix is long they are longer."""
+    backend, seen = GatedBackend(step_tokens=256), Seen(lambda batch: MARK in batch.token_ids)
+    backend.fails = seen
+    with live_engine(backend, scheduler={"max_queued_tokens": 10**7}) as engine:
+        items = [[k % 40, 1, 2, 3] for k in range(1000)]
+        large = [Ticket(engine, body_of(query_of(query_len, n), items, algorithm="packed")) for n in range(num_large)]
+        backend.next_forward()
+        small = Ticket(engine, body_of(query_of(20), [[MARK, k] for k in range(10)], algorithm="packed"))
+        backend.open()
+        small.check()
+        for ticket in large:
+            ticket.wait()
+        row_lens = {row.num_tokens for ticket in large if ticket.job.plan for row in ticket.job.plan.rows[:-1]}
+    assert row_lens == {max(256, 4 * query_len)}
+    assert seen.what.index(True) <= 1 + num_large, "one runs when it comes, and then has its turn before it"
 
 
 @pytest.mark.parametrize("num_large", [1, 6])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_ten_items_do_not_wait_for_five_thousand(algorithm: str, num_large: int) -> None:
-    """Whatever the large ones are made of: rows of the packed ones are longer than a step."""
+    """Whatever the large ones are made of: rows of the packed ones fill a step."""
     backend, seen = GatedBackend(step_tokens=256), Seen(lambda batch: MARK in batch.token_ids)
     backend.fails = seen
     with live_engine(backend, token_budget=1000, scheduler={"max_queued_tokens": 10**7}) as engine:
@@ -249,7 +355,7 @@ def test_one_that_is_cancelled_leaves_before_the_next_step_and_the_others_are_ri
         num_first = 1 + (algorithm == "prefill_extend")
         backend.let_pass(num_first)
         backend.until_waited_for(num_first + 1)
-        assert {cancelled.job, other.job} <= next_prepared_step(engine).jobs
+        assert {cancelled.job, other.job} <= set(next_prepared_step(engine).jobs)
         assert cancelled.job.started is not None
         cancelled.job.cancel()
         num_marked = sum(map(has(MARK), backend.forwards))
@@ -461,6 +567,22 @@ class TestFailures:
             assert caplog.messages == ["the scheduler failed"]
             Ticket(engine, body_of([1], [[2]])).check()
 
+    def test_an_on_change_that_fails_hurts_nobody(self, caplog: pytest.LogCaptureFixture) -> None:
+        backend = GatedBackend(step_tokens=64)
+        with live_engine(backend) as engine, caplog.at_level(logging.ERROR, "itemwise"):
+            prepared = engine.prepare(parse_score_request(body_of([1], [[2, 3]] * 100, algorithm="prefill_extend")))
+            jobs = [engine.submit(prepared, on_change=lambda: 1 // 0) for _ in range(3)]  # type: ignore[arg-type]
+            backend.next_forward()
+            beside = Ticket(engine, body_of([1], [[4, 5]] * 100, algorithm="prefill_extend"))
+            backend.open()
+            beside.check()
+            Ticket(engine, body_of([1], [[2]])).check()
+            expected = Ticket(engine, body_of([1], [[2, 3]] * 100, algorithm="prefill_extend")).check()
+            while not all(job.is_done for job in jobs):
+                Ticket(engine, body_of([1], [[2]])).check()
+            assert [engine.finish(prepared, job).scores for job in jobs] == [expected.scores] * 3
+        assert set(caplog.messages) == {"a request's on_change failed"}
+
     @pytest.mark.parametrize("algorithm", ALGORITHMS)
     def test_failures_at_random_leave_nothing_wrong_behind(self, algorithm: str) -> None:
         backend = GatedBackend(is_open=True, step_tokens=150, num_prefix_blocks=6, max_context_len=600)
@@ -515,6 +637,15 @@ class TestClose:
                 engine.scheduler.call(lambda: None)
             assert not engine.release_prefix("unknown")
 
+    def test_no_block_is_held_afterwards(self) -> None:
+        """Not even by one who still holds the engine."""
+        backend = GatedBackend(is_open=True)
+        with live_engine(backend) as engine:
+            Ticket(engine, body_of(query_of(1000), [[2]], algorithm="prefill_extend")).check()
+            assert engine.scheduler.stats().cached_blocks == backend.num_blocks_held == 8
+            engine.close()
+            assert engine.scheduler.stats().cached_blocks == backend.num_blocks_held == 0
+
     def test_threads_that_come_while_it_closes_are_all_answered(self) -> None:
         backend = GatedBackend(is_open=True)
         with live_engine(backend) as engine, ThreadPoolExecutor(8) as pool:
@@ -561,7 +692,7 @@ class TestCall:
             while engine.scheduler._inbox.qsize() == 0:
                 assert not seen.done()
             backend.open()
-            assert seen.result(SECONDS) == ("itemwise-device_0", 0, False)
+            assert seen.result(SECONDS) == ("itemwise-device", 0, False)
             ticket.check()
 
     def test_what_it_raises_is_the_callers(self) -> None:

@@ -56,22 +56,27 @@ class Room:
         self.limits = StepLimits(num_tokens, **limits)
         self.cache = PrefixCache(num_blocks)
         self.backend = FakeBackend()
-        self._left_out: Job | None = None
+        self._order: dict[Job, None] = {}  # as the scheduler has it: whoever was served goes to the end
 
     def fill(self, *jobs: Job) -> Step | None:
-        return StepFiller(self.limits, self.cache).fill(jobs, self._left_out)
+        self._order.update(dict.fromkeys(jobs))
+        return StepFiller(self.limits, self.cache).fill([job for job in self._order if job in jobs])
 
     def run(self, *jobs: Job) -> Step:
         """The next step, filled and run as the scheduler does it."""
         step = self.fill(*jobs)
         assert step is not None, "there is something to do"
-        self._left_out = step.left_out
+        for job in step.jobs:
+            del self._order[job]
+            self._order[job] = None
         running = []
         for forward in step.forwards:
             forward.advance_jobs()
         for forward in step.forwards:
             batch = forward.ready_batch()
             assert batch.num_tokens == forward.num_tokens
+            num_listed = sum(len(prefix.blocks) for prefix in batch.prefixes) + len(batch.keep_segments)
+            assert num_listed == forward.num_blocks_read
             running.append(self.backend.start(batch))
             if forward.is_prefill:
                 forward.keep(running[-1].blocks)
@@ -164,6 +169,7 @@ class TestShares:
         assert [tokens_of(step, job) for job in big] == [SHARE] * 4 + [0] * 2
         step = room.run(*big, small)
         assert [tokens_of(step, job) for job in big] == [SHARE, STEP - 3 * SHARE - 100 - 4, 0, 0, SHARE, SHARE]
+        assert step.jobs == [*big[4:], small, big[0], big[1]]
         assert small.is_complete
 
     def test_everybody_moves_on_in_turn(self) -> None:
@@ -173,6 +179,31 @@ class TestShares:
             step = room.run(*jobs)
             done += [tokens_of(step, job) for job in jobs]
         assert set(done.tolist()) == {8 * SHARE}
+
+    @pytest.mark.parametrize("num_small", [STEP // 100, 40])
+    def test_a_large_one_goes_on_however_many_small_ones_keep_coming(self, num_small: int) -> None:
+        """A step holds ten of them, so it is everybody's turn after about a tenth as many steps."""
+        room, big = Room(), job_of(0, [8] * 320)
+        live = [big, *(job_of(0, [10] * 10) for _ in range(num_small))]
+        num_steps = 0
+        while not big.is_complete:
+            room.run(*live)
+            num_steps += 1
+            assert num_steps <= 2 * 10 * (num_small // 10 + 1), "ten shares, or what is left of a step instead of one"
+            live = [job for job in live if not job.is_complete]
+            live += [job_of(0, [10] * 10) for _ in range(num_small + 1 - len(live))]
+
+    @pytest.mark.parametrize("num_large", [4, 5, 9])
+    @pytest.mark.parametrize("row_len", [STEP // 2, STEP, 2 * STEP])
+    def test_a_small_one_waits_for_one_row_of_each_large_one(self, num_large: int, row_len: int) -> None:
+        room, small = Room(), job_of(0, [10] * 10)
+        large = [job_of(9, [row_len - 9] * 20, "packed", chunk_size=1) for _ in range(num_large)]
+        room.run(*large)
+        num_steps = 0
+        while not small.is_complete:
+            room.run(*large, small)
+            num_steps += 1
+            assert num_steps <= num_large + 1
 
 
 class TestLargeUnits:
@@ -195,7 +226,6 @@ class TestLargeUnits:
         small = job_of(0, [10] * 10)
         warm = job_of(prefix, [1])  # so that the prefix of the first is there
         room.run(warm)
-        room._left_out = None
         step = room.run(long, small)
         assert [part.job for forward in step.forwards for part in forward.parts] == [long]
         assert step.num_tokens == 3000 + extra
@@ -294,8 +324,20 @@ class TestPrefixes:
             for part in forward.parts
             if forward.is_prefill
         ]
-        assert prefills == [(waiting[0], 1)] + [(waiting[0], 2)] * (num_waiting > 1)  # block by block beside others
-        assert [job.cached_tokens for job in waiting] == [PREFIX_BLOCK] + [3 * PREFIX_BLOCK] * (num_waiting - 1)
+        if num_waiting == 1:
+            assert prefills == [(waiting[0], 1)]
+        else:
+            assert prefills == [(waiting[0], 1), (waiting[1], 2)], "block by block beside others, each in its turn"
+        assert [job.cached_tokens for job in waiting] == [n * PREFIX_BLOCK for n in range(1, 1 + num_waiting)]
+
+    @pytest.mark.parametrize("num_jobs", [2, 1 + 2 * MAX_LEFT_OUT, 5 * MAX_LEFT_OUT])
+    def test_however_many_wait_for_one_prefix_it_is_computed_and_they_end(self, num_jobs: int) -> None:
+        """Those that wait for it do not make a step full."""
+        room, prefix = Room(), prefix_of(5 * SHARE)
+        jobs = [job_of(prefix, [10, 11]) for _ in range(num_jobs)]
+        steps = room.finish(*jobs)
+        assert sum(forward.num_tokens for step in steps for forward in step.forwards if forward.is_prefill) == 5 * SHARE
+        assert len(steps) <= 5 + -(-num_jobs * 21 // STEP) + 1
 
     def test_a_prefix_alone_is_complete_when_it_is_computed(self) -> None:
         room, alone = Room(), Job(prefix_of(300), None)
@@ -320,11 +362,17 @@ class TestPlaces:
         room.run(holder)
         for _ in range(2):
             step = room.run(holder, waiting, behind)
-            assert step.jobs == {holder}, "there would be a place for the last one"
+            assert step.jobs == [holder], "there would be a place for the last one"
         while not holder.is_complete:
             room.run(holder, waiting, behind)
         holder.drop_prefix(room.cache)
-        assert room.run(waiting, behind).jobs == {waiting, behind}
+        assert room.run(waiting, behind).jobs == [waiting, behind]
+
+    def test_more_prefixes_than_there_are_places_for_all_end(self) -> None:
+        room = Room(num_blocks=9)
+        jobs = [job_of(4 * PREFIX_BLOCK, [10] * 30) for _ in range(3 * MAX_LEFT_OUT)]
+        room.finish(*jobs)
+        assert room.cache.num_used == 0
 
     def test_jobs_that_need_no_places_go_on(self) -> None:
         room = Room(num_blocks=4)
@@ -373,9 +421,20 @@ class TestForwards:
     def test_one_that_does_not_fit_the_blocks_read_is_first_in_the_next_step(self) -> None:
         room = Room(num_tokens=4096, max_blocks_read=5)
         older, younger = job_of(4 * PREFIX_BLOCK, [10] * 1000), job_of(4 * PREFIX_BLOCK, [10])
-        for blocks_of in (older, older, younger):  # the first step has computed the prefixes of both
-            assert forward_of(room.run(older, younger), "extend").jobs == [blocks_of]
+        for served in (older, younger):
+            step = room.run(older, younger)
+            assert [forward.jobs for forward in step.forwards] == [[served], [served]]
         assert younger.is_complete
+
+    def test_a_prefill_lists_no_more_blocks_than_it_may(self) -> None:
+        """Those it computes, and those before them that it reads, for each of its prefixes."""
+        room = Room(num_tokens=4096, max_blocks_read=9)
+        base = prefix_of(3 * PREFIX_BLOCK)
+        room.finish(job_of(base, [10]))
+        jobs = [job_of(np.concatenate([base, prefix_of(50, n)]), [10]) for n in range(5)]
+        steps = room.finish(*jobs)
+        assert [forward_of(step, "prefill").jobs for step in steps] == [jobs[:2], jobs[2:4], jobs[4:]]
+        assert [forward_of(step, "prefill").num_blocks_read for step in steps] == [8, 8, 4]
 
     def test_a_request_with_many_labels_has_a_forward_of_its_own(self) -> None:
         few = [job_of(0, [10], labels=tuple((k,) for k in range(1, 1 + MANY_LABELS))) for _ in range(2)]
@@ -467,21 +526,25 @@ class TestOneRequest:
             st.sampled_from([0, 5, 128, 200, 300]),
             st.lists(st.integers(1, 60), min_size=1, max_size=12),
             st.integers(0, 3),  # chunk size
+            st.sampled_from([0, 0, 1, 2]),  # which prefix of this length
         ),
         min_size=1,
-        max_size=6,
+        max_size=20,
     ),
     num_tokens=st.sampled_from([16, 100, 600]),
     token_budget=st.sampled_from([40, 400]),
     max_blocks_read=st.sampled_from([None, 1, 4]),
 )
 def test_any_jobs_in_any_room_end_with_the_right_logits_and_within_their_bounds(
-    requests: list[tuple[str, int, list[int], int]], num_tokens: int, token_budget: int, max_blocks_read: int | None
+    requests: list[tuple[str, int, list[int], int, int]],
+    num_tokens: int,
+    token_budget: int,
+    max_blocks_read: int | None,
 ) -> None:
     room = Room(num_tokens, num_blocks=4, max_blocks_read=max_blocks_read)
     jobs = [
-        job_of(prefix_of(prefix_len), tail_lens, algorithm, chunk_size=chunk_size, token_budget=token_budget)
-        for algorithm, prefix_len, tail_lens, chunk_size in requests
+        job_of(prefix_of(prefix_len, start), tail_lens, algorithm, chunk_size=chunk_size, token_budget=token_budget)
+        for algorithm, prefix_len, tail_lens, chunk_size, start in requests
     ]
     for step in room.finish(*jobs):
         assert step.num_tokens == sum(forward.num_tokens for forward in step.forwards)
@@ -491,7 +554,8 @@ def test_any_jobs_in_any_room_end_with_the_right_logits_and_within_their_bounds(
             for part in forward.parts:
                 if not forward.is_prefill and part.stop - part.first > 1:
                     assert part.job.unit_tokens(part.first, part.stop) <= token_budget
-            if max_blocks_read is not None and len(forward.prefix_jobs) > 1:
+            num_prefixes = len(forward.parts) if forward.is_prefill else len(forward.prefix_jobs)
+            if max_blocks_read is not None and num_prefixes > 1:
                 assert forward.num_blocks_read <= max_blocks_read
     assert room.cache.num_used == 0
     assert all(job.tokens_left == job.cached_tokens for job in jobs)

@@ -48,7 +48,7 @@ def test_programs_are_prepared_by_the_thread_that_owns_the_device() -> None:
     backend = CompilingBackend()
     with closing(engine_on(backend)) as engine:
         warm_up(engine)
-    assert backend.threads == {"itemwise-device_0"}
+    assert backend.threads == {"itemwise-device"}
 
 
 @pytest.mark.parametrize("delimiter", [None, 0, 1])

@@ -20,6 +20,7 @@ from tests.plan.planning import planner_of, segments_of
 
 ALGORITHMS = ("serial", "packed", "prefill_extend")
 MANY = [10] * 500
+LONG = 4100  # a prefix whose packed rows may be longer than a dense mask
 
 
 def plan(prefix_len: int, tail_lens: list[int], algorithm: str = "auto", **options: Any) -> ScorePlan:
@@ -41,6 +42,14 @@ class TestLayouts:
     def test_packed_without_a_chunk_size_fills_the_budget(self) -> None:
         found = plan(100, MANY, "packed", chunk_size=0, token_budget=1000)
         assert segments_per_row(found) == [90] * 5 + [50]
+
+    def test_a_packed_row_is_no_longer_than_a_step_unless_its_prefix_is_long(self) -> None:
+        """Others wait for it. A prefix is computed once for every row, so it may not be most of one."""
+        for prefix_len, row_len in ((100, 2048), (500, 2048), (1000, 4000), (5000, 16_384)):
+            found = plan(prefix_len, [1] * 30_000, "packed", mask="segment", token_budget=16_384)
+            assert max(row.num_tokens for row in found.rows) == row_len
+        found = plan(100, MANY, "packed", chunk_size=400, token_budget=16_384)
+        assert segments_per_row(found) == [194, 194, 112], "whatever the chunk size"
 
     def test_packed_has_a_row_for_each_copy_of_the_model(self) -> None:
         """Copies share out whole rows; a chunk size goes before that."""
@@ -233,8 +242,8 @@ class TestMask:
         assert above.mask_note == "a row of 20 tokens is above the segment threshold of 19"
 
     def test_auto_is_segment_again_where_dense_has_its_bound(self) -> None:
-        tail_lens = [DENSE_MAX_ROW_LEN - 10, 1]
-        found = plan(10, tail_lens, "packed", segment_fallback_threshold=20, token_budget=40_000)
+        tail_lens = [DENSE_MAX_ROW_LEN - LONG, 1]
+        found = plan(LONG, tail_lens, "packed", segment_fallback_threshold=20, token_budget=40_000)
         assert found.mask == "segment"
         assert found.mask_note is not None
         assert "above the segment threshold of 20, but too long for a dense mask (16384" in found.mask_note
@@ -248,15 +257,15 @@ class TestMask:
         assert (found.mask, found.mask_note) == ("segment", None)
 
     def test_dense_up_to_its_bound(self) -> None:
-        tail_lens = [DENSE_MAX_ROW_LEN - 11, 1]
-        found = plan(10, tail_lens, "packed", mask="dense", chunk_size=0, token_budget=40_000)
+        tail_lens = [DENSE_MAX_ROW_LEN - LONG - 1, 1]
+        found = plan(LONG, tail_lens, "packed", mask="dense", chunk_size=0, token_budget=40_000)
         assert (found.mask, found.mask_note) == ("dense", None)
 
     @pytest.mark.parametrize("chunk_size", [0, 2, None])
     def test_dense_refuses_above_its_bound_and_says_why(self, chunk_size: int | None) -> None:
-        tail_lens = [DENSE_MAX_ROW_LEN - 10, 1] if chunk_size is not None else [DENSE_MAX_ROW_LEN - 9]
+        tail_lens = [DENSE_MAX_ROW_LEN - LONG, 1] if chunk_size is not None else [DENSE_MAX_ROW_LEN + 1 - LONG]
         with pytest.raises(RequestError) as caught:
-            plan(10, tail_lens, "packed", mask="dense", chunk_size=chunk_size, token_budget=40_000)
+            plan(LONG, tail_lens, "packed", mask="dense", chunk_size=chunk_size, token_budget=40_000)
         error = caught.value
         assert (error.code, error.status, error.type) == ("dense_mask_too_large", 400, "invalid_value_error")
         assert error.message.startswith("a dense mask must cover at most 16384 packed tokens (256 MiB), ")
@@ -270,7 +279,7 @@ class TestMask:
 
     @pytest.mark.parametrize("chunk_size", [0, 100_000])
     def test_a_dense_row_keeps_to_the_token_budget(self, chunk_size: int) -> None:
-        found = plan(10, [1] * 20_000, "packed", mask="dense", chunk_size=chunk_size, token_budget=16_384)
+        found = plan(LONG, [1] * 20_000, "packed", mask="dense", chunk_size=chunk_size, token_budget=16_384)
         assert max(row.num_tokens for row in found.rows) == 16_384
 
     def test_the_masks_of_a_forward_together_are_no_larger_than_one_may_be(self) -> None:

@@ -106,6 +106,26 @@ class TestRecovery:
             pool.take([1])
         assert len({pool.address(block) for block in new}) == 5
 
+    def test_a_page_from_before_is_given_back_to_nobody_even_while_it_begins_again(
+        self, pool: PagePool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Another thread may drop a block at any moment, also between the new arrays and their new generation."""
+        (old,) = pool.take([KEY_BLOCK])
+        reset = pool._reset
+
+        def reset_and_drop() -> None:
+            generation, pool.generation = pool.generation, old.generation
+            reset()
+            old.release()
+            pool.generation = generation
+
+        monkeypatch.setattr(pool, "_reset", reset_and_drop)
+        self.lose(pool)
+        new = pool.take([KEY_BLOCK] * 5)
+        assert len(pages_of(new)) == 5
+        with pytest.raises(BackendError, match="0 of 5 are free"):
+            pool.take([1])
+
     def test_a_block_from_before_is_refused(self, pool: PagePool) -> None:
         (old,) = pool.take([1])
         assert pool.address(old) == old.address
