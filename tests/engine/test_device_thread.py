@@ -55,6 +55,7 @@ def test_what_fails_is_the_callers_and_the_next_runs(kind: type[BaseException]) 
 
 
 def test_it_ends_after_all_that_was_given_before() -> None:
+    before = set(threading.enumerate())
     device, begin = DeviceThread(), threading.Event()
     ran: list[int] = []
     device.submit(begin.wait, SECONDS)
@@ -63,7 +64,7 @@ def test_it_ends_after_all_that_was_given_before() -> None:
     begin.set()
     device.stop()
     assert ran == [0, 1, 2, 3, 4]
-    assert not any(thread.name == "itemwise-device" for thread in threading.enumerate())
+    assert set(threading.enumerate()) <= before
 
 
 def test_nothing_of_it_is_kept_while_it_waits_for_the_next() -> None:

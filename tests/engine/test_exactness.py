@@ -182,4 +182,5 @@ def test_the_property_meets_every_layout() -> None:
 
     look()
     assert {(layout, True) for layout in Layout} <= seen
-    assert {0, 1, 2, 3} <= num_kept, "prefixes of several blocks, too"
+    assert {0, 1} <= num_kept
+    assert max(num_kept) >= 3, "prefixes of several blocks, too"
