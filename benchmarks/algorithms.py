@@ -1,9 +1,9 @@
 """Serial, packed and prefill_extend on one model, interleaved: milliseconds and items per second of each.
 
 Measured: `ScoringEngine.score` from the request to the scores, median over the rounds after one warm-up round, ids in
-and softmax out. The last line is JSON. On a CPU compare figures of one run only.
+and softmax out, no prefix kept unless `--cached`. The last line is JSON. On a CPU compare figures of one run only.
 
-    python -m benchmarks.algorithms [--model M] [--query-tokens 200] [--items 50] [--item-tokens 20] [--dtype bfloat16]
+    python -m benchmarks.algorithms [--model M] [--query-tokens 200] [--items 50] [--item-tokens 20] [--cached]
 """
 
 from __future__ import annotations
@@ -40,12 +40,13 @@ def main() -> None:
     parser.add_argument("--model", help="folder, .gguf file or hub id; the embedded model when absent")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--cached", action="store_true", help="keep the prefix from one round to the next")
     parser.add_argument("--query-tokens", type=int, default=200)
     parser.add_argument("--items", type=int, default=50)
     parser.add_argument("--item-tokens", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
-    with Scorer(options.model, dtype=options.dtype, device=options.device) as scorer:
+    with Scorer(options.model, dtype=options.dtype, device=options.device, prefix_cache=options.cached) as scorer:
         info, name = scorer.engine.backend.info, scorer.engine.config.model_name
         print(
             f"{name} on {info.device}, {info.dtype}: {options.query_tokens} + {options.items} x {options.item_tokens}"
