@@ -57,7 +57,7 @@ def parse_score_request(body: object) -> ScoreRequest:
         algorithm=_choice(fields, "algorithm", ALGORITHMS, "auto"),
         return_debug=_flag(fields, "return_debug") or False,
         on_item_error=on_item_error,
-        model=_model(fields),
+        model=parse_model_name(fields),
         suffix=parse_suffix(fields, query),
         item_errors=item_errors,
     )
@@ -128,7 +128,8 @@ def _max_tokens_per_item(fields: Fields) -> int | None:
     raise InvalidValueError(message, code="invalid_max_tokens_per_item", param="max_tokens_per_item")
 
 
-def _model(fields: Fields) -> str | None:
+def parse_model_name(fields: Fields) -> str | None:
+    """None where it is absent. Raises invalid_model_type."""
     value = fields.get("model")
     if value is None or isinstance(value, str):
         return value

@@ -33,15 +33,6 @@ def flag(fields: Fields, name: str) -> bool:
     raise InvalidRequestError(message, code=f"invalid_{name}_type", param=name)
 
 
-def model_name(fields: Fields) -> str | None:
-    """Raises invalid_model_type."""
-    value = fields.get("model")
-    if value is None or isinstance(value, str):
-        return value
-    message = f"model must be a string, got {describe(value)}"
-    raise InvalidRequestError(message, code="invalid_model_type", param="model")
-
-
 def seconds(fields: Fields, name: str, default: float, most: float) -> float:
     """Above 0 and at most `most`. Raises invalid_NAME."""
     value = fields.get(name, default)

@@ -22,9 +22,7 @@ def json_reply(body: object, status: int = 200, headers: Mapping[str, str] | Non
     return JsonBytes(content, status, headers)
 
 
-def error_reply(error: RequestError, headers: Mapping[str, str] | None = None) -> Response:
+def error_reply(error: RequestError) -> Response:
     """The body of every error, and when to come again where that is known."""
-    headers = dict(headers or {})
-    if isinstance(error, QueueFullError):
-        headers["retry-after"] = str(error.retry_after)
+    headers = {"retry-after": str(error.retry_after)} if isinstance(error, QueueFullError) else None
     return json_reply(error.to_body(), error.status, headers)

@@ -8,6 +8,7 @@ from starlette.responses import Response
 
 from itemwise.contract.describe import quote
 from itemwise.contract.errors import NotFoundError
+from itemwise.contract.parse import parse_model_name
 from itemwise.contract.parse_inputs import parse_query
 from itemwise.contract.ragged import Int32Array
 from itemwise.engine.pins import PinnedPrefix
@@ -30,7 +31,7 @@ async def pin_prefix(service: Service, call: Call) -> Response:
 
     async def work(deadline: float | None) -> Response:
         body = fields.present(decode_object(await read_body(call, service.options.max_request_bytes)))
-        name = service.names.answer_to(fields.model_name(body))
+        name = service.names.answer_to(parse_model_name(body))
         query = parse_query(fields.required(body, "query", "a string or a list of token ids"))
         ttl = fields.seconds(body, "ttl_seconds", DEFAULT_TTL_SECONDS, MAX_TTL_SECONDS)
         prefix_ids = await _prepare(service, query)

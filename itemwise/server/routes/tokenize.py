@@ -8,6 +8,7 @@ from starlette.responses import Response
 
 from itemwise.contract.describe import describe
 from itemwise.contract.errors import InvalidRequestError, InvalidValueError
+from itemwise.contract.parse import parse_model_name
 from itemwise.prompts.tokenizer import TextTokenizer
 from itemwise.server import fields
 from itemwise.server.body import decode_object, read_body
@@ -28,7 +29,7 @@ async def tokenize(service: Service, call: Call) -> Response:
 
 async def _tokenize(service: Service, call: Call) -> Response:
     body = fields.present(decode_object(await read_body(call, service.options.max_request_bytes)))
-    name = service.names.answer_to(fields.model_name(body))
+    name = service.names.answer_to(parse_model_name(body))
     text = _text(body)
     texts = _texts(text)
     add_special_tokens = fields.flag(body, "add_special_tokens")
