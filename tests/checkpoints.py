@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from itemwise.models.families import GGUF_TENSOR_NAMES, HF_TENSOR_NAMES
 
-FAMILY_NAMES = ("qwen3", "qwen2", "llama", "llama3", "mistral")
+FAMILY_NAMES = ("qwen3", "qwen2", "llama", "llama3", "mistral", "gemma")
 
 _COMMON: dict[str, Any] = {
     "vocab_size": 512,
@@ -44,9 +44,18 @@ _PER_FAMILY: dict[str, dict[str, Any]] = {
     "llama": {"num_hidden_layers": 3, "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0}},
     "llama3": {"head_dim": 32, "tie_word_embeddings": False, "rope_parameters": LLAMA3_ROPE},
     "mistral": {"tie_word_embeddings": False, "sliding_window": None},
+    # Wide enough that GELU and its approximation give scores that differ by more than the bounds.
+    "gemma": {"head_dim": 32, "num_key_value_heads": 1, "initializer_range": 0.2},
 }
-_CLASSES = {"qwen3": "Qwen3", "qwen2": "Qwen2", "llama": "Llama", "llama3": "Llama", "mistral": "Mistral"}
-_GGUF_ARCHITECTURES = {"qwen3": "qwen3", "qwen2": "qwen2", "llama": "llama", "mistral": "llama"}
+_CLASSES = {
+    "qwen3": "Qwen3",
+    "qwen2": "Qwen2",
+    "llama": "Llama",
+    "llama3": "Llama",
+    "mistral": "Mistral",
+    "gemma": "Gemma",
+}
+_GGUF_ARCHITECTURES = {"qwen3": "qwen3", "qwen2": "qwen2", "llama": "llama", "mistral": "llama", "gemma": "gemma"}
 
 TRAINING_TEXT = (
     "The quick brown fox jumps over the lazy dog. Is this document relevant to the query? yes no Yes No\n"
@@ -71,13 +80,28 @@ def make_hf_checkpoint(folder: Path, family: str, *, sharded: bool = False, seed
     return folder
 
 
+def make_classifier(folder: Path, causal: Path, rows: NDArray[np.float32], **overrides: Any) -> Path:
+    """Turn a causal model into a classifier with these rows [classes, D] for its head, as rerankers are converted;
+    `overrides` are fields of its config."""
+    import torch
+    from transformers import AutoModelForSequenceClassification
+
+    with torch.random.fork_rng(devices=[]):
+        model = AutoModelForSequenceClassification.from_pretrained(causal, num_labels=len(rows), **overrides)
+    with torch.no_grad():
+        model.score.weight.copy_(torch.from_numpy(rows))
+    model.save_pretrained(folder)
+    return folder
+
+
 def _randomise_vectors(model: Any) -> None:
-    """Norms start at 1 and biases at 0: left there, one read from the wrong place would pass every test."""
+    """Norms start at 1 (Gemma's at 0) and biases at 0: left there, one read from the wrong place would pass every
+    test."""
     import torch
 
     for name, parameter in model.named_parameters():
         if parameter.ndim == 1:
-            centre = 1.0 if "norm" in name else 0.0
+            centre = 1.0 if "norm" in name and model.config.model_type != "gemma" else 0.0
             torch.nn.init.normal_(parameter, mean=centre, std=0.2)
 
 
@@ -124,7 +148,10 @@ def make_gguf(
         writer.add_key_value(key, value, gguf.GGUFValueType.get_type(value))
     for name, values in read_hf_tensors(hf_folder).items():
         if _gguf_name(name) not in without:
-            _add_tensor(writer, _gguf_name(name), _permuted_for_gguf(name, values, config), quant)
+            values = _permuted_for_gguf(name, values, config)
+            if config["model_type"] == "gemma" and name.endswith("norm.weight"):
+                values = values + 1  # as llama.cpp's converter does
+            _add_tensor(writer, _gguf_name(name), values, quant)
     if _rope(config).get("rope_type") == "llama3":
         writer.add_tensor("rope_freqs.weight", _llama3_frequency_factors(config))
     finish_gguf(writer)
@@ -166,7 +193,8 @@ def _add_model_metadata(writer: Any, config: dict[str, Any]) -> None:
     writer.add_head_count(config["num_attention_heads"])
     writer.add_head_count_kv(config["num_key_value_heads"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_rope_freq_base(_rope(config)["rope_theta"])
+    if writer.arch != "gemma":  # whose files leave it out
+        writer.add_rope_freq_base(_rope(config)["rope_theta"])
     writer.add_key_length(_head_size(config))
     writer.add_value_length(_head_size(config))
     if writer.arch == "llama":

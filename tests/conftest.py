@@ -38,6 +38,17 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "initializer_range": 0.05,
         },
     ),
+    # Gemma's other parts at such widths, and its heads: of 256, all on one KV head.
+    "medium-gemma": (
+        "gemma",
+        {
+            "hidden_size": 512,
+            "intermediate_size": 1024,
+            "num_attention_heads": 4,
+            "head_dim": 256,
+            "initializer_range": 0.04,
+        },
+    ),
     # Two layers of Qwen3-0.6B, for devices that choose their kernels by shape.
     "wide": (
         "qwen3",
@@ -50,7 +61,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "initializer_range": 0.04,
         },
     ),
-    # The heads of Qwen3-0.6B, Qwen2.5-1.5B and SmolLM2-135M, narrow; little else divides by the number of shards.
+    # The heads of Qwen3-0.6B, Qwen2.5-1.5B, SmolLM2-135M and Gemma 2B, narrow; little else divides by the number of
+    # shards.
     "heads-16-8": ("qwen3", {"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 8}),
     "heads-12-2": ("qwen2", {"num_attention_heads": 12, "num_key_value_heads": 2, "hidden_size": 96}),
     "heads-9-3": (
@@ -64,6 +76,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "num_hidden_layers": 2,
         },
     ),
+    "heads-8-1": ("gemma", {"num_attention_heads": 8, "head_dim": 16}),
     # Few sizes of programs, for warming all of them up.
     "short": (
         "qwen3",

@@ -66,6 +66,12 @@ MUTATIONS = (changed, lengthened, shortened, removed, reordered, joined_by_500)
 
 def is_slow(test: str, parameters: Mapping[str, Any]) -> bool:
     """JAX compiles a program for every size of batch and of dense mask: what few cases need is not for every day."""
+    if test == "test_gemma_items_do_not_move_a_bit":
+        if parameters["cpu"] == "torch":
+            return bool(parameters["path"] == "auto")
+        return (parameters["path"], parameters["dtype"]) != ("packed-segment", "bfloat16")
+    if test == "test_every_path_gives_gemma_the_same_bits":
+        return bool(parameters["cpu"] == "jax")
     if test == "test_text_items_are_isolated":
         return bool(parameters["cpu"] == "jax")
     if parameters.get("place") != "jax-cpu":
@@ -193,11 +199,30 @@ class TestAlgorithmsOnACpu:
         assert chosen == ["packed", "prefill_extend"]
 
 
+class TestGemma:
+    """Another activation, scaled embeddings, norms of float32, and wide heads that share one KV head."""
+
+    def test_gemma_items_do_not_move_a_bit(
+        self, scorer_of: Callable[..., Scorer], dtype: str, cpu: dict[str, Any], path: dict[str, Any]
+    ) -> None:
+        scorer = scorer_of("medium-gemma", dtype=dtype, **cpu, **path, token_budget=512)
+        base = scores(scorer, ITEMS)[list(WATCHED)]
+        for mutated in (reordered(lengthened(ITEMS)), removed(changed(ITEMS))):
+            places = watched_rows(mutated, [ITEMS[i] for i in WATCHED])
+            assert np.array_equal(scores(scorer, mutated)[places], base)
+
+    def test_every_path_gives_gemma_the_same_bits(
+        self, scorer_of: Callable[..., Scorer], dtype: str, cpu: dict[str, Any]
+    ) -> None:
+        found = [scores(scorer_of("medium-gemma", dtype=dtype, **cpu, **options), ITEMS) for options in PATHS.values()]
+        assert all(np.array_equal(each, found[0]) for each in found)
+
+
 @pytest.mark.gpu
 class TestDefaultsOnAGpu:
     """Without `batch_invariant`: promised within a bucket; PyTorch in bfloat16 was found to hold it across buckets."""
 
-    @pytest.mark.parametrize("model", ["medium", "wide"])
+    @pytest.mark.parametrize("model", ["medium", "wide", "medium-gemma"])
     @pytest.mark.parametrize(
         ("backend", "precision", "mutate"),
         [

@@ -230,9 +230,15 @@ class TestEmbeddedModel:
         assert_within_bfloat16(np.array(result.scores), expected_scores("softmax", embedded_logits, label_ids))
 
 
+@pytest.fixture(scope="module", params=["medium", "medium-gemma"])
+def medium(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
 @pytest.fixture(scope="module")
-def bfloat16_case(checkpoint_of: Callable[[str], Path]) -> Case:
-    return make_case(Reference.load(checkpoint_of("medium"), dtype=torch.bfloat16))
+def bfloat16_case(medium: str, checkpoint_of: Callable[[str], Path]) -> Case:
+    return make_case(Reference.load(checkpoint_of(medium), dtype=torch.bfloat16))
 
 
 class TestBfloat16:
@@ -240,9 +246,14 @@ class TestBfloat16:
 
     @pytest.mark.parametrize("algorithm", ALGORITHMS)
     def test_scores_are_close_to_transformers(
-        self, bfloat16_case: Case, scorer_of: Callable[..., Scorer], cpu: dict[str, Any], algorithm: Algorithm
+        self,
+        medium: str,
+        bfloat16_case: Case,
+        scorer_of: Callable[..., Scorer],
+        cpu: dict[str, Any],
+        algorithm: Algorithm,
     ) -> None:
-        found = scores_of(scorer_of("medium", dtype="bfloat16", **cpu), bfloat16_case, algorithm)
+        found = scores_of(scorer_of(medium, dtype="bfloat16", **cpu), bfloat16_case, algorithm)
         assert_within_bfloat16(found, expected_scores("softmax", bfloat16_case.logits, bfloat16_case.labels))
 
 
@@ -250,15 +261,16 @@ class TestBfloat16:
 class TestHalfPrecisionOnAGpu:
     """There the algorithms take different kernels; on a CPU they are equal bit for bit (`test_isolation.py`)."""
 
+    @pytest.mark.parametrize("model", ["medium", "medium-gemma"])
     @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
     @pytest.mark.parametrize("backend", ["torch", "jax"])
-    def test_algorithms_agree(self, scorer_of: Callable[..., Scorer], backend: str, dtype: str) -> None:
+    def test_algorithms_agree(self, scorer_of: Callable[..., Scorer], backend: str, dtype: str, model: str) -> None:
         random = np.random.default_rng(0)
         query = random.integers(0, SMALL_VOCABULARY, 700).tolist()
         items = [random.integers(0, SMALL_VOCABULARY, n).tolist() for n in (20, 1, 33, 150, 0, 64)]
         found = []
         for algorithm in ALGORITHMS:
-            scorer = scorer_of("medium", backend=backend, dtype=dtype, device="cuda")
+            scorer = scorer_of(model, backend=backend, dtype=dtype, device="cuda")
             result = scorer.score(query, items, label_token_ids=[3, 5], apply_softmax=True, algorithm=algorithm)
             found.append(np.array(result.scores))
         assert_within_bfloat16(np.stack(found), found[0])
@@ -286,10 +298,10 @@ class TestBackends:
         assert np.abs(found - expected).max() <= bound_of(mode)
 
     def test_bfloat16_agrees(
-        self, bfloat16_case: Case, scorer_of: Callable[..., Scorer], device: str, algorithm: Algorithm
+        self, medium: str, bfloat16_case: Case, scorer_of: Callable[..., Scorer], device: str, algorithm: Algorithm
     ) -> None:
         found, expected = (
-            scores_of(scorer_of("medium", backend=backend, device=device, dtype="bfloat16"), bfloat16_case, algorithm)
+            scores_of(scorer_of(medium, backend=backend, device=device, dtype="bfloat16"), bfloat16_case, algorithm)
             for backend in ("jax", "torch")
         )
         assert_within_bfloat16(found, expected)

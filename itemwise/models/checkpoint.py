@@ -47,6 +47,7 @@ class Checkpoint:
     config: ModelConfig
     tensors: Mapping[str, StoredTensor]
     read_tokenizer_files: Callable[[], TokenizerFiles]  # raises TokenizerError when there is none
+    names: tuple[str, ...] = ()  # all by which the model may be recognised (`names_of`), the one that was given first
 
 
 def open_checkpoint(model: str | Path | None = None) -> Checkpoint:
@@ -59,7 +60,7 @@ def open_checkpoint(model: str | Path | None = None) -> Checkpoint:
         raise ModelLoadError("the model must be a folder, a .gguf file or a hub id, got an empty name")
     path = Path(model).expanduser()
     if path.is_file():
-        return _open_file(path)
+        return _open_file(path, str(model))
     if path.is_dir():
         return _open_folder(path, str(model))
     if _looks_like_hub_id(str(model)):
@@ -76,12 +77,12 @@ def _looks_like_hub_id(name: str) -> bool:
     return bool(slash and owner and repo) and "/" not in repo and not name.startswith((".", "~"))
 
 
-def _open_file(path: Path) -> Checkpoint:
+def _open_file(path: Path, name: str) -> Checkpoint:
     if path.suffix != ".gguf":
         raise ModelLoadError(f"{path} is a file; expected a .gguf file, or the folder that holds config.json")
     from itemwise.models.gguf import open_gguf
 
-    return open_gguf(path)
+    return open_gguf(path, name)
 
 
 def _open_folder(path: Path, name: str) -> Checkpoint:
@@ -91,12 +92,29 @@ def _open_folder(path: Path, name: str) -> Checkpoint:
         return open_hf_folder(path, name)
     gguf_files = sorted(path.glob("*.gguf"))
     if len(gguf_files) == 1:
-        return _open_file(gguf_files[0])
+        return _open_file(gguf_files[0], name)
     if gguf_files:
         names = ", ".join(file.name for file in gguf_files)
         raise ModelLoadError(f"{path} holds {len(gguf_files)} GGUF files; name one: {names}")
     found = ", ".join(sorted(entry.name for entry in path.iterdir())[:8]) or "nothing"
     raise ModelLoadError(f"{path} is not a model folder: expected config.json or one .gguf file, found {found}")
+
+
+def names_of(given: str, path: Path, *said: object) -> tuple[str, ...]:
+    """The name that was given, the folder's or the file's own (less its suffix), the hub's where the path is in its
+    cache, and what the files themselves say, if it is text."""
+    place = path.absolute()
+    own_name = place.stem if place.suffix == ".gguf" else place.name
+    found = [given, own_name, _hub_name(place), *said]
+    return tuple(dict.fromkeys(name for name in found if isinstance(name, str) and name))
+
+
+def _hub_name(path: Path) -> str | None:
+    """`.../models--owner--name/snapshots/<revision>/...` to `owner/name`."""
+    for folder in path.parents:
+        if folder.name == "snapshots" and folder.parent.name.startswith("models--"):
+            return folder.parent.name.removeprefix("models--").replace("--", "/")
+    return None
 
 
 def check_layer_count(config: ModelConfig, stored: Iterable[str], layer_prefix: str) -> None:

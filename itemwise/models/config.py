@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from itemwise.contract.errors import ModelLoadError
+
+Activation = Literal["silu", "gelu_tanh"]
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,10 @@ class ModelConfig:
     qk_norm: bool  # Qwen3: RMS norm of each query and key head
     tied_head: bool  # the head is the embedding
     max_context_len: int
+    activation: Activation = "silu"  # of the MLP's gate
+    embedding_scale: float = 1.0  # embeddings are multiplied by this, rounded to their dtype: Gemma
+    float32_norms: bool = False  # norms' weights stay in float32 whatever the dtype: Gemma's are 1 + a small number
+    num_classes: int = 0  # rows of a classifier's head; 0: the head gives the logits of the vocabulary
 
     def __post_init__(self) -> None:
         for name in _SIZES:
@@ -93,6 +100,11 @@ class ModelConfig:
                 "the number of query heads must be a multiple of the KV heads, "
                 f"got {self.num_heads} and {self.num_kv_heads}"
             )
+
+    @property
+    def num_head_rows(self) -> int:
+        """The head gives so many logits: what label ids may name."""
+        return self.num_classes or self.vocab_size
 
     @property
     def num_parameters(self) -> int:
@@ -128,7 +140,7 @@ def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         "final_norm": (config.model_size,),
     }
     if not config.tied_head:
-        shapes["head"] = (config.vocab_size, config.model_size)
+        shapes["head"] = (config.num_head_rows, config.model_size)
     per_layer = layer_parameter_shapes(config)
     for layer in range(config.num_layers):
         shapes |= {f"layers.{layer}.{name}": shape for name, shape in per_layer.items()}

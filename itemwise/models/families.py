@@ -6,9 +6,11 @@ A family is data. Adding one means adding a row here and, if it has a part that 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from itemwise.contract.errors import ModelLoadError
+from itemwise.models.config import Activation
 
 
 @dataclass(frozen=True)
@@ -18,24 +20,64 @@ class Family:
     name: str
     title: str  # for people: `itemwise models`
     hf_architectures: tuple[str, ...]  # `architectures` in config.json
+    hf_classifiers: tuple[str, ...]  # `architectures` of a model with a few classes in place of the vocabulary
     gguf_architectures: tuple[str, ...]  # `general.architecture` in a GGUF file
     qkv_bias: bool = False
     qk_norm: bool = False
     gguf_permutes_qk: bool = False  # llama.cpp interleaves the rotary halves of the rows of Q and K
+    activation: Activation = "silu"
+    scales_embeddings: bool = False  # by the square root of the model size
+    # A norm multiplies by 1 + w: Hugging Face stores w, a GGUF file has the sum. It is kept in float32.
+    one_plus_norms: bool = False
+
+    def embedding_scale(self, model_size: int) -> float:
+        return math.sqrt(model_size) if self.scales_embeddings else 1.0
 
 
 FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (
-        Family("qwen3", "Qwen3", ("Qwen3ForCausalLM",), ("qwen3",), qk_norm=True),
-        Family("qwen2", "Qwen2, Qwen2.5", ("Qwen2ForCausalLM",), ("qwen2",), qkv_bias=True),
-        Family("llama", "Llama 2 and 3, SmolLM2", ("LlamaForCausalLM",), ("llama",), gguf_permutes_qk=True),
+        Family("qwen3", "Qwen3", ("Qwen3ForCausalLM",), ("Qwen3ForSequenceClassification",), ("qwen3",), qk_norm=True),
+        Family(
+            "qwen2",
+            "Qwen2, Qwen2.5",
+            ("Qwen2ForCausalLM",),
+            ("Qwen2ForSequenceClassification",),
+            ("qwen2",),
+            qkv_bias=True,
+        ),
+        Family(
+            "llama",
+            "Llama 2 and 3, SmolLM2",
+            ("LlamaForCausalLM",),
+            ("LlamaForSequenceClassification",),
+            ("llama",),
+            gguf_permutes_qk=True,
+        ),
         # GGUF calls it llama, so no GGUF file is of this family.
-        Family("mistral", "Mistral", ("MistralForCausalLM",), (), gguf_permutes_qk=True),
+        Family(
+            "mistral",
+            "Mistral",
+            ("MistralForCausalLM",),
+            ("MistralForSequenceClassification",),
+            (),
+            gguf_permutes_qk=True,
+        ),
+        Family(
+            "gemma",
+            "Gemma",  # the first: its successors have more norms, and cap their logits
+            ("GemmaForCausalLM",),
+            ("GemmaForSequenceClassification",),
+            ("gemma",),
+            activation="gelu_tanh",
+            scales_embeddings=True,
+            one_plus_norms=True,
+        ),
     )
 }
 
 # Hugging Face's tensor names, the same for every family so far.
+HF_CLASSIFIER_HEAD, HF_CLASSIFIER_BIAS = "score.weight", "score.bias"
 HF_TENSOR_NAMES: dict[str, str] = {
     "embedding": "model.embed_tokens.weight",
     "final_norm": "model.norm.weight",
@@ -89,9 +131,11 @@ def stored_name(canonical: str, names: dict[str, str], layer_prefix: str) -> str
 def family_of_hf(architectures: list[str]) -> Family:
     """The family of a Hugging Face config's `architectures`."""
     for family in FAMILIES.values():
-        if any(name in family.hf_architectures for name in architectures):
+        if any(name in family.hf_architectures + family.hf_classifiers for name in architectures):
             return family
-    known = ", ".join(name for family in FAMILIES.values() for name in family.hf_architectures)
+    names = [family.hf_architectures for family in FAMILIES.values()]
+    names += [family.hf_classifiers for family in FAMILIES.values()]
+    known = ", ".join(name for each in names for name in each)
     raise ModelLoadError(f"unsupported architecture {architectures or 'none given'}; supported: {known}")
 
 

@@ -25,6 +25,7 @@ from itemwise.models.checkpoint import (
     check_layer_count,
     check_nothing_left,
     check_tensors,
+    names_of,
 )
 from itemwise.models.config import ModelConfig, RopeConfig, parameter_shapes
 from itemwise.models.families import GGUF_TENSOR_NAMES, Family, family_of_gguf, stored_name
@@ -80,8 +81,8 @@ def _dequantised(raw: NDArray[np.uint8], quant_type: GGMLQuantizationType) -> ND
     return np.asarray(dequantize(wide, quant_type), np.float32)
 
 
-def open_gguf(path: Path) -> Checkpoint:
-    """Open the file; tensors are mapped and dequantised when they are read."""
+def open_gguf(path: Path, given_name: str = "") -> Checkpoint:
+    """Open the file, which the user called so; tensors are mapped and dequantised when they are read."""
     file = read_gguf_file(path)
     family = family_of_gguf(str(file.metadata.get("general.architecture")))
     _check_is_whole(file)
@@ -94,7 +95,9 @@ def open_gguf(path: Path) -> Checkpoint:
     check_nothing_left(config, stored, file_names, "blk")
     if family.gguf_permutes_qk:
         tensors = {key: _unpermuted(key, tensor, config) for key, tensor in tensors.items()}
-    return Checkpoint(path.stem, path, config, tensors, lambda: _tokenizer_files(file))
+    said = (file.metadata.get(key) for key in ("general.name", "general.basename"))
+    names = names_of(given_name, path, *said)
+    return Checkpoint(path.stem, path, config, tensors, lambda: _tokenizer_files(file), names)
 
 
 def _tokenizer_files(file: GgufFile) -> TokenizerFiles:
@@ -178,6 +181,9 @@ def _model_config(metadata: Mapping[str, Any], family: Family, stored: Mapping[s
         qk_norm=family.qk_norm,
         tied_head=GGUF_TENSOR_NAMES["head"] not in stored,
         max_context_len=values.integer("context_length"),
+        activation=family.activation,
+        embedding_scale=family.embedding_scale(values.integer("embedding_length")),
+        float32_norms=family.one_plus_norms,
     )
 
 

@@ -1,7 +1,7 @@
 """The tokenizer in a GGUF file's metadata: a vocabulary, its merges, and the name of a split rule.
 
 Two kinds: byte-level BPE (`gpt2`: Qwen, Llama 3, SmolLM2, Mistral Nemo) and SentencePiece (`llama`: Llama 2,
-Mistral). The rules follow each model's own tokenizer, and llama.cpp where the file is the only source.
+Mistral, Gemma). The rules follow each model's own tokenizer, and llama.cpp where the file is the only source.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers.models import BPE
 
@@ -18,6 +19,7 @@ from itemwise.models.gguf_file import GgufFile
 from itemwise.models.tokenizer_files import TokenizerFiles
 
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # values of `token_type` that the text is searched for
+_ROLES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 _SPACE = "▁"  # how SentencePiece writes a space
 
 _LLAMA3_SPLIT = (
@@ -61,6 +63,8 @@ def read_gguf_tokenizer(file: GgufFile) -> TokenizerFiles:
     builders: dict[str, Callable[[Mapping[str, Any]], tuple[Tokenizer, bool]]]
     builders = {"gpt2": _byte_level, "llama": _sentencepiece}
     metadata = _tokenizer_metadata(file.metadata)
+    if file.metadata.get("general.architecture") == "gemma":  # whose scores do not follow the order of its merges
+        metadata["scores"] = -np.arange(len(metadata.get("tokens", ())), dtype=np.float32)
     kind = metadata.get("model")
     if kind is None or "tokens" not in metadata:
         raise TokenizerError(f"{file.path} has no tokenizer, so text cannot be tokenized; send token ids instead")
@@ -76,7 +80,8 @@ def read_gguf_tokenizer(file: GgufFile) -> TokenizerFiles:
         raise TokenizerError(f"{file.path}: its tokenizer cannot be built: {error}") from None
     special_ids = _add_whole_tokens(tokenizer, metadata)
     leading_ids = _leading_ids(metadata, adds_bos)
-    return TokenizerFiles(tokenizer, leading_ids, file.metadata.get("tokenizer.chat_template"), special_ids)
+    template = file.metadata.get("tokenizer.chat_template")
+    return TokenizerFiles(tokenizer, leading_ids, template, special_ids, _special_tokens(metadata))
 
 
 def _tokenizer_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -158,6 +163,13 @@ def _add_whole_tokens(tokenizer: Tokenizer, metadata: Mapping[str, Any]) -> froz
     tokenizer.add_special_tokens([AddedToken(tokens[i], special=True, normalized=False) for i in sorted(special)])
     tokenizer.add_tokens([AddedToken(tokens[i], special=False, normalized=False) for i in plain])
     return frozenset(special)
+
+
+def _special_tokens(metadata: Mapping[str, Any]) -> dict[str, str]:
+    """The texts of the tokens that have a role, by Hugging Face's names for the roles."""
+    tokens: list[str] = metadata["tokens"]
+    ids = {role: metadata.get(f"{name}_token_id") for role, name in _ROLES.items()}
+    return {role: tokens[index] for role, index in ids.items() if isinstance(index, int) and 0 <= index < len(tokens)}
 
 
 def _leading_ids(metadata: Mapping[str, Any], adds_bos: bool) -> tuple[int, ...]:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from itemwise.contract.errors import ModelLoadError, TokenizerError
 from itemwise.models.checkpoint import (
@@ -14,27 +18,76 @@ from itemwise.models.checkpoint import (
     check_layer_count,
     check_nothing_left,
     check_tensors,
+    names_of,
 )
-from itemwise.models.config import Llama3Scaling, ModelConfig, RopeConfig, parameter_shapes
-from itemwise.models.families import HF_TENSOR_NAMES, Family, family_of_hf, stored_name
+from itemwise.models.config import Activation, Llama3Scaling, ModelConfig, RopeConfig, parameter_shapes
+from itemwise.models.families import (
+    HF_CLASSIFIER_BIAS,
+    HF_CLASSIFIER_HEAD,
+    HF_TENSOR_NAMES,
+    Family,
+    family_of_hf,
+    stored_name,
+)
 from itemwise.models.safetensors_file import open_safetensors
 from itemwise.models.tokenizer_files import TokenizerFiles
 
 _Q_BIAS = stored_name("layers.0.q_bias", HF_TENSOR_NAMES, "model.layers")
+_ACTIVATIONS: dict[Activation, str] = {"silu": "silu", "gelu_tanh": "gelu_pytorch_tanh"}  # by their names there
+_MOST_CLASSES = 2
+_ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")
+
+
+@dataclass(frozen=True)
+class OnePlusTensor(StoredTensor):
+    """What Gemma's norms multiply by: 1 + the stored weights, in float32 as it adds them itself."""
+
+    stored: StoredTensor
+
+    def read_rows(self, start: int, stop: int) -> NDArray[np.float32]:
+        rows = self.stored.read_rows(start, stop)
+        if self.stored.dtype == "bfloat16":  # as their bits, which are the upper half of a float32's
+            rows = (rows.astype(np.uint32) << 16).view(np.float32)
+        return np.float32(1.0) + rows.astype(np.float32)
 
 
 def open_hf_folder(path: Path, name: str) -> Checkpoint:
     """Open the folder; tensors are mapped, not read."""
     raw = _read_json(path / "config.json")
-    family = family_of_hf(raw.get("architectures") or [])
+    architectures = raw.get("architectures") or []
+    family = family_of_hf(architectures)
     stored = _open_weight_files(path)
-    config = _model_config(raw, family, stored)
+    is_classifier = not any(each in family.hf_architectures for each in architectures)
+    config = _model_config(raw, family, stored, _num_classes(stored) if is_classifier else 0)
     check_layer_count(config, stored, "model.layers")
-    file_names = {key: stored_name(key, HF_TENSOR_NAMES, "model.layers") for key in parameter_shapes(config)}
+    names = HF_TENSOR_NAMES | ({"head": HF_CLASSIFIER_HEAD} if is_classifier else {})
+    file_names = {key: stored_name(key, names, "model.layers") for key in parameter_shapes(config)}
     tensors = {key: stored[file_name] for key, file_name in file_names.items() if file_name in stored}
     check_tensors(config, tensors, file_names)
     check_nothing_left(config, stored, file_names, "model.layers")
-    return Checkpoint(name, path, config, tensors, lambda: read_tokenizer_folder(path))
+    if family.one_plus_norms:
+        tensors = {key: _one_plus(tensor) if key.endswith("_norm") else tensor for key, tensor in tensors.items()}
+    known_names = names_of(name, path, raw.get("_name_or_path"))
+    return Checkpoint(name, path, config, tensors, lambda: read_tokenizer_folder(path), known_names)
+
+
+def _one_plus(tensor: StoredTensor) -> StoredTensor:
+    return OnePlusTensor(tensor.shape, "float32", tensor)
+
+
+def _num_classes(stored: Mapping[str, StoredTensor]) -> int:
+    """Of a reranker that was turned into a classifier: one row is the score, two are `no` and `yes`."""
+    if HF_CLASSIFIER_HEAD not in stored:
+        raise ModelLoadError(f"the checkpoint lacks the tensor {HF_CLASSIFIER_HEAD!r}, the head of a classifier")
+    if HF_CLASSIFIER_BIAS in stored:
+        raise ModelLoadError(f"unsupported: the classifier has a bias, {HF_CLASSIFIER_BIAS!r}; expected one without")
+    shape = stored[HF_CLASSIFIER_HEAD].shape
+    if len(shape) != 2 or not 1 <= shape[0] <= _MOST_CLASSES:
+        raise ModelLoadError(
+            f"unsupported: a classifier whose {HF_CLASSIFIER_HEAD!r} has shape {list(shape)}; "
+            "expected a reranker's, with one row (the score) or two (no, yes)"
+        )
+    return shape[0]
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -72,9 +125,13 @@ def _other_formats(path: Path) -> str:
     return f" (it has {pickled[0]}; convert it to safetensors)" if pickled else ""
 
 
-def _model_config(raw: Mapping[str, Any], family: Family, stored: Mapping[str, StoredTensor]) -> ModelConfig:
-    if raw.get("hidden_act", "silu") != "silu":
-        raise ModelLoadError(f"unsupported activation {raw['hidden_act']!r}; supported: silu")
+def _model_config(
+    raw: Mapping[str, Any], family: Family, stored: Mapping[str, StoredTensor], num_classes: int
+) -> ModelConfig:
+    _check_activation(raw, family)
+    if raw.get("use_bidirectional_attention"):
+        raise ModelLoadError("unsupported: 'use_bidirectional_attention' is set; expected a causal model")
+    is_tied = bool(raw.get("tie_word_embeddings", HF_TENSOR_NAMES["head"] not in stored))
     try:
         num_heads = int(raw["num_attention_heads"])
         model_size = int(raw["hidden_size"])
@@ -91,13 +148,26 @@ def _model_config(raw: Mapping[str, Any], family: Family, stored: Mapping[str, S
             rope=_rope_config(raw),
             qkv_bias=family.qkv_bias or _Q_BIAS in stored,
             qk_norm=family.qk_norm,
-            tied_head=bool(raw.get("tie_word_embeddings", HF_TENSOR_NAMES["head"] not in stored)),
+            tied_head=is_tied and not num_classes,
             max_context_len=_max_context_len(raw, family),
+            activation=family.activation,
+            embedding_scale=family.embedding_scale(model_size),
+            float32_norms=family.one_plus_norms,
+            num_classes=num_classes,
         )
     except KeyError as error:
         raise ModelLoadError(f"config.json lacks {error}, which a {family.title} model needs") from None
     except (TypeError, ValueError) as error:  # null or words where a number should be
         raise ModelLoadError(f"config.json holds something that is not a number: {error}") from None
+
+
+def _check_activation(raw: Mapping[str, Any], family: Family) -> None:
+    """Gemma's first configs say `hidden_act: gelu` and mean its approximation; later ones have `hidden_activation`."""
+    expected = _ACTIVATIONS[family.activation]
+    says = raw.get("hidden_activation") or raw.get("hidden_act") or expected
+    is_legacy = family.activation == "gelu_tanh" and says == "gelu" and not raw.get("hidden_activation")
+    if says != expected and not is_legacy:
+        raise ModelLoadError(f"unsupported activation {says!r}; supported: {expected}")
 
 
 def _max_context_len(raw: Mapping[str, Any], family: Family) -> int:
@@ -134,7 +204,7 @@ def _llama3_scaling(parameters: Mapping[str, Any]) -> Llama3Scaling:
 
 
 def read_tokenizer_folder(path: Path) -> TokenizerFiles:
-    """tokenizer.json, and the chat template from wherever the folder keeps it."""
+    """tokenizer.json, and the chat template and special tokens from wherever the folder keeps them."""
     from tokenizers import Tokenizer
 
     file = path / "tokenizer.json"
@@ -146,7 +216,10 @@ def read_tokenizer_folder(path: Path) -> TokenizerFiles:
         raise TokenizerError(f"{file} cannot be read: {error}") from None
     added = tokenizer.get_added_tokens_decoder()
     special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
-    return TokenizerFiles(tokenizer, _leading_ids(tokenizer), _chat_template(path), special_ids)
+    config = _read_optional_json(path / "tokenizer_config.json")
+    return TokenizerFiles(
+        tokenizer, _leading_ids(tokenizer), _chat_template(path, config), special_ids, _special_tokens(path, config)
+    )
 
 
 def _leading_ids(tokenizer: Any) -> tuple[int, ...]:
@@ -159,9 +232,25 @@ def _leading_ids(tokenizer: Any) -> tuple[int, ...]:
     return ()
 
 
-def _chat_template(path: Path) -> str | None:
+def _chat_template(path: Path, config: Mapping[str, Any]) -> str | None:
     if (path / "chat_template.jinja").is_file():
         return (path / "chat_template.jinja").read_text(encoding="utf-8")
-    config_file = path / "tokenizer_config.json"
-    template = _read_json(config_file).get("chat_template") if config_file.is_file() else None
+    template = config.get("chat_template")
     return template if isinstance(template, str) else None
+
+
+def _special_tokens(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """The texts of the tokens that have a role: from tokenizer_config.json, and the older special_tokens_map.json."""
+    older = _read_optional_json(path / "special_tokens_map.json")
+    found = {role: _token_text(config.get(role)) or _token_text(older.get(role)) for role in _ROLES}
+    return {role: text for role, text in found.items() if text is not None}
+
+
+def _token_text(token: object) -> str | None:
+    """Of a token that is written as its text, or as an object that holds it."""
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) and text else None
+
+
+def _read_optional_json(path: Path) -> dict[str, Any]:
+    return _read_json(path) if path.is_file() else {}

@@ -12,6 +12,7 @@ _FILES = [
     "model*.safetensors",
     "model.safetensors.index.json",
     "tokenizer*.json",
+    "special_tokens_map.json",
     "chat_template.jinja",
 ]
 

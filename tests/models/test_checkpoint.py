@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from itemwise.contract.errors import ModelLoadError
 from itemwise.models.checkpoint import open_checkpoint
 from tests.checkpoints import make_gguf, make_hf_checkpoint
+from tests.models.hub_cache import add_to_cache
 
 # Opens the checkpoint, then reads it as a backend would, a few rows at a time, and watches the memory in use.
 READ_AND_MEASURE = """
@@ -50,8 +52,44 @@ def test_a_folder_with_one_gguf_file_is_that_file(gguf_files: dict[str, Path], t
 
 def test_a_folder_with_several_gguf_files_asks_for_one(gguf_files: dict[str, Path]) -> None:
     folder = gguf_files["llama"].parent
-    with pytest.raises(ModelLoadError, match=r"holds 5 GGUF files; name one: llama.gguf, llama3.gguf"):
+    with pytest.raises(ModelLoadError, match=r"holds 6 GGUF files; name one: gemma.gguf, llama.gguf"):
         open_checkpoint(folder)
+
+
+class TestNames:
+    """All by which a model may be recognised, in this order and each once."""
+
+    def test_a_folder_has_the_given_name_its_own_and_what_its_config_says(
+        self, hf_folders: dict[str, Path], tmp_path: Path
+    ) -> None:
+        folder = tmp_path / "my-reranker"
+        shutil.copytree(hf_folders["qwen3"], folder)
+        assert open_checkpoint(folder).names == (str(folder), "my-reranker")
+        config = json.loads((folder / "config.json").read_text())
+        for said, expected in (("Qwen/Qwen3-Reranker-0.6B", ("Qwen/Qwen3-Reranker-0.6B",)), ("", ()), (3, ())):
+            (folder / "config.json").write_text(json.dumps({**config, "_name_or_path": said}))
+            assert open_checkpoint(folder).names == (str(folder), "my-reranker", *expected)
+
+    def test_a_relative_path_has_the_name_of_the_folder_that_it_leads_to(
+        self, hf_folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(hf_folders["qwen3"])
+        assert open_checkpoint(".").names == (".", "qwen3")
+
+    def test_a_snapshot_in_the_hubs_cache_has_its_repositorys_name(
+        self, hf_folders: dict[str, Path], gguf_files: dict[str, Path], tmp_path: Path
+    ) -> None:
+        snapshot = add_to_cache(tmp_path, "Qwen/Qwen3-Reranker-0.6B", hf_folders["qwen3"])
+        assert open_checkpoint(snapshot).names == (str(snapshot), "a" * 40, "Qwen/Qwen3-Reranker-0.6B")
+        file = add_to_cache(tmp_path, "someone/gguf", gguf_files["gemma"]) / "gemma.gguf"
+        assert open_checkpoint(file).names == (str(file), "gemma", "someone/gguf", "tiny gemma")
+
+    def test_a_gguf_file_has_the_names_in_its_metadata(self, hf_folders: dict[str, Path], tmp_path: Path) -> None:
+        extra = {"general.name": "Qwen3 Reranker 0.6B", "general.basename": "Qwen3-Reranker"}
+        file = make_gguf(hf_folders["qwen3"], tmp_path / "reranker.Q8_0.gguf", extra=extra)
+        said = ("Qwen3 Reranker 0.6B", "Qwen3-Reranker")
+        assert open_checkpoint(file).names == (str(file), "reranker.Q8_0", *said)
+        assert open_checkpoint(tmp_path).names == (str(tmp_path), "reranker.Q8_0", *said), "as the folder was given"
 
 
 def test_without_a_name_it_is_the_embedded_model() -> None:

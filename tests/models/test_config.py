@@ -96,6 +96,12 @@ def test_optional_parameters_follow_the_config() -> None:
     assert shapes["head"] == (10, 4)
 
 
+def test_a_classifier_has_a_head_of_few_rows() -> None:
+    config = replace(CONFIG, num_classes=2, tied_head=False)
+    assert parameter_shapes(config)["head"] == (2, 4)
+    assert (config.num_head_rows, CONFIG.num_head_rows) == (2, 10)
+
+
 @pytest.mark.parametrize("family", FAMILY_NAMES)
 def test_num_parameters_counts_what_is_stored(family: str, hf_folders: dict[str, Path]) -> None:
     stored = sum(values.size for values in read_hf_tensors(hf_folders[family]).values())

@@ -24,24 +24,28 @@ from tests.models.test_config import CONFIG
         ("Qwen2ForCausalLM", "qwen2"),
         ("LlamaForCausalLM", "llama"),
         ("MistralForCausalLM", "mistral"),
+        ("GemmaForCausalLM", "gemma"),
+        ("Qwen3ForSequenceClassification", "qwen3"),
+        ("GemmaForSequenceClassification", "gemma"),
     ],
 )
 def test_hf_architectures_have_their_family(architecture: str, family: str) -> None:
     assert family_of_hf([architecture]) is FAMILIES[family]
 
 
-@pytest.mark.parametrize("architecture", ["qwen3", "qwen2", "llama"])
+@pytest.mark.parametrize("architecture", ["qwen3", "qwen2", "llama", "gemma"])
 def test_gguf_architectures_have_their_family(architecture: str) -> None:
     assert family_of_gguf(architecture).name == architecture
 
 
 def test_an_unsupported_hf_architecture_is_answered_with_the_supported_ones() -> None:
     with pytest.raises(ModelLoadError) as caught:
-        family_of_hf(["GemmaForCausalLM"])
+        family_of_hf(["Gemma2ForCausalLM"])
     message = str(caught.value)
-    assert "GemmaForCausalLM" in message
+    assert "Gemma2ForCausalLM" in message
     for family in FAMILIES.values():
         assert family.hf_architectures[0] in message
+        assert family.hf_classifiers[0] in message
 
 
 def test_a_config_without_architectures_says_so() -> None:
@@ -50,7 +54,9 @@ def test_a_config_without_architectures_says_so() -> None:
 
 
 def test_an_unsupported_gguf_architecture_is_answered_with_the_supported_ones() -> None:
-    with pytest.raises(ModelLoadError, match="unsupported GGUF architecture 'gemma3'; supported: qwen3, qwen2, llama"):
+    with pytest.raises(
+        ModelLoadError, match="unsupported GGUF architecture 'gemma3'; supported: qwen3, qwen2, llama, gemma"
+    ):
         family_of_gguf("gemma3")
 
 

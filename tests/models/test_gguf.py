@@ -76,7 +76,9 @@ def test_the_config_is_that_of_the_folder(
     assert got.family == ("llama" if family == "mistral" else expected.family)
     for field in ("vocab_size", "model_size", "mlp_size", "num_layers", "num_heads", "num_kv_heads"):
         assert getattr(got, field) == getattr(expected, field), field
-    for field in ("head_size", "qkv_bias", "qk_norm", "tied_head", "max_context_len"):
+    for field in ("head_size", "qkv_bias", "qk_norm", "tied_head", "max_context_len", "activation"):
+        assert getattr(got, field) == getattr(expected, field), field
+    for field in ("embedding_scale", "float32_norms", "num_classes"):
         assert getattr(got, field) == getattr(expected, field), field
     assert np.float32(got.norm_eps) == np.float32(expected.norm_eps)
     frequencies = got.rope.inverse_frequencies(got.head_size)
@@ -223,7 +225,7 @@ def test_a_file_cut_in_its_tensors_is_called_truncated(gguf_files: dict[str, Pat
 def test_an_unsupported_architecture_is_answered_with_the_supported_ones(tmp_path: Path) -> None:
     writer = gguf.GGUFWriter(tmp_path / "model.gguf", "gemma3")
     finish_gguf(writer)
-    with pytest.raises(ModelLoadError, match="'gemma3'; supported: qwen3, qwen2, llama"):
+    with pytest.raises(ModelLoadError, match="'gemma3'; supported: qwen3, qwen2, llama, gemma"):
         open_gguf(tmp_path / "model.gguf")
 
 

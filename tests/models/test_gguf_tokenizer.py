@@ -63,9 +63,9 @@ def tokens_of(files: TokenizerFiles, text: str) -> list[str]:
     return tokens
 
 
-def write_tokenizer(path: Path, metadata: Mapping[str, Any]) -> TokenizerFiles:
+def write_tokenizer(path: Path, metadata: Mapping[str, Any], architecture: str = "llama") -> TokenizerFiles:
     """A GGUF file with a tokenizer and nothing else, read back."""
-    writer = gguf.GGUFWriter(path, "llama")
+    writer = gguf.GGUFWriter(path, architecture)
     for key, value in metadata.items():
         writer.add_key_value(f"tokenizer.{key}", value, gguf.GGUFValueType.get_type(value))
     finish_gguf(writer)
@@ -255,6 +255,25 @@ def test_sentencepiece_agrees_with_transformers(tmp_path: Path) -> None:
             assert ids_of(files, text) == backend.encode(text, add_special_tokens=False).ids, text
 
 
+def test_gemma_joins_what_comes_first_in_its_vocabulary(tmp_path: Path) -> None:
+    """As transformers has it: the scores of Gemma's tokens are of no use."""
+    from transformers.integrations.gguf.gguf_tokenizer_mapping import convert_gguf_tokenizer
+
+    metadata = sentencepiece_metadata() | {"ggml.add_space_prefix": False}
+    metadata["ggml.tokens"] = ["<pad>", "<eos>", "<bos>", "<unk>", *metadata["ggml.tokens"][3:]]
+    metadata["ggml.token_type"] = [3, 3, 3, 2, *metadata["ggml.token_type"][3:]]
+    metadata["ggml.scores"] = [-1000.0] * len(metadata["ggml.tokens"])
+    roles = {"bos": 2, "eos": 1, "unknown": 3, "padding": 0}
+    metadata |= {f"ggml.{role}_token_id": index for role, index in roles.items()}
+    files = write_tokenizer(tmp_path / "model.gguf", metadata, "gemma")
+    described = {key.removeprefix("ggml."): value for key, value in metadata.items()} | {"tokenizer_type": "llama"}
+    backend, _ = convert_gguf_tokenizer("gemma", described)
+    for text in [*PLAIN_TEXTS, "the lazy dog. Is this document relevant?"]:
+        assert ids_of(files, text) == backend.encode(text, add_special_tokens=False).ids, text
+    assert len(ids_of(files, "the document")) < 8, "some tokens are joined"
+    assert files.leading_ids == (2,)
+
+
 def test_sentencepiece_puts_a_space_before_text_and_after_special_tokens(tmp_path: Path) -> None:
     files = write_tokenizer(tmp_path / "model.gguf", sentencepiece_metadata())
     assert ids_of(files, "the</s>the") == [*ids_of(files, "the"), 2, *ids_of(files, "the")]
@@ -266,6 +285,21 @@ def test_sentencepiece_without_the_space(tmp_path: Path) -> None:
     files = write_tokenizer(tmp_path / "model.gguf", metadata)
     assert not tokens_of(files, "the dog")[0].startswith("▁")
     assert files.tokenizer.decode(ids_of(files, "the dog")) == "the dog"
+
+
+def test_sentencepiece_finds_runs_of_spaces_that_are_tokens(tmp_path: Path) -> None:
+    """Gemma's are tokens of their own kind, whose text in the file has the spaces themselves."""
+    metadata = sentencepiece_metadata() | {"ggml.add_space_prefix": False}
+    first = len(metadata["ggml.tokens"])
+    metadata["ggml.tokens"] = [*metadata["ggml.tokens"], "  ", "   ", "<start_of_turn>"]
+    metadata["ggml.scores"] = [*metadata["ggml.scores"], -1000.0, -1000.0, -1000.0]
+    metadata["ggml.token_type"] = [*metadata["ggml.token_type"], 4, 4, 3]
+    files = write_tokenizer(tmp_path / "model.gguf", metadata)
+    text = "<start_of_turn>the   dog  the"
+    ids = ids_of(files, text)
+    the, dog = ids_of(files, "the"), ids_of(files, "dog")
+    assert ids == [first + 2, *the, first + 1, *dog, first, *the]
+    assert files.tokenizer.decode(ids, skip_special_tokens=False) == text
 
 
 def test_sentencepiece_spells_what_it_does_not_know_in_bytes(tmp_path: Path) -> None:
@@ -318,6 +352,22 @@ def test_bos_and_eos_are_special_where_the_file_has_no_types(tmp_path: Path) -> 
     metadata = byte_level_metadata(trained_byte_level(GPT2_SPLIT), "gpt-2")
     del metadata["ggml.token_type"]
     assert write_tokenizer(tmp_path / "model.gguf", metadata).special_ids == {1, 2}
+
+
+def test_special_tokens_have_their_texts(tmp_path: Path) -> None:
+    metadata = sentencepiece_metadata()
+    expected = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    assert write_tokenizer(tmp_path / "some.gguf", metadata).special_tokens == expected
+    metadata |= {"ggml.padding_token_id": 5}
+    files = write_tokenizer(tmp_path / "padding.gguf", metadata)
+    assert files.special_tokens == {**expected, "pad_token": metadata["ggml.tokens"][5]}
+
+
+def test_a_special_token_that_is_not_there_is_left_out(tmp_path: Path) -> None:
+    metadata = byte_level_metadata(trained_byte_level(GPT2_SPLIT), "gpt-2")
+    metadata |= {"ggml.padding_token_id": len(metadata["ggml.tokens"])}
+    files = write_tokenizer(tmp_path / "model.gguf", metadata)
+    assert files.special_tokens == {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
 
 
 def test_the_chat_template_is_read(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +15,20 @@ from itemwise.models.checkpoint import Checkpoint, open_checkpoint
 from itemwise.models.config import Llama3Scaling, RopeConfig
 from itemwise.models.families import HF_TENSOR_NAMES, stored_name
 from itemwise.models.hf_folder import open_hf_folder, read_tokenizer_folder
-from tests.checkpoints import FAMILY_NAMES, add_tokenizer, make_hf_checkpoint, read_hf_tensors
+from tests.checkpoints import FAMILY_NAMES, add_tokenizer, make_classifier, make_hf_checkpoint, read_hf_tensors
 
 Q = "model.layers.0.self_attn.q_proj.weight"
 
 
 def assert_holds(checkpoint: Checkpoint, folder: Path) -> None:
-    expected = read_hf_tensors(folder)
-    assert len(checkpoint.tensors) == len(expected)
+    stored = read_hf_tensors(folder)
+    assert len(checkpoint.tensors) == len(stored)
     for key, tensor in checkpoint.tensors.items():
         rows = tensor.read_rows(0, tensor.shape[0])
-        np.testing.assert_array_equal(rows, expected[stored_name(key, HF_TENSOR_NAMES, "model.layers")])
+        expected = stored[stored_name(key, HF_TENSOR_NAMES, "model.layers")]
+        if checkpoint.config.family == "gemma" and key.endswith("norm"):
+            expected = np.float32(1) + expected
+        np.testing.assert_array_equal(rows, expected)
 
 
 def edit_config(folder: Path, **changes: Any) -> Path:
@@ -69,6 +73,125 @@ def test_the_config_of_qwen3_says_what_sets_it_apart(hf_folders: dict[str, Path]
 def test_the_config_of_qwen2_has_biases(hf_folders: dict[str, Path]) -> None:
     config = open_checkpoint(hf_folders["qwen2"]).config
     assert (config.family, config.qk_norm, config.qkv_bias) == ("qwen2", False, True)
+
+
+def test_the_config_of_gemma_says_what_sets_it_apart(hf_folders: dict[str, Path]) -> None:
+    config = open_checkpoint(hf_folders["gemma"]).config
+    assert (config.family, config.activation, config.embedding_scale) == ("gemma", "gelu_tanh", 8.0)
+    assert (config.float32_norms, config.tied_head, config.num_classes) == (True, True, 0)
+    assert (config.num_heads, config.num_kv_heads, config.head_size, config.model_size) == (4, 1, 32, 64)
+    others = [open_checkpoint(hf_folders[family]).config for family in FAMILY_NAMES if family != "gemma"]
+    assert {(other.activation, other.embedding_scale, other.float32_norms) for other in others} == {
+        ("silu", 1.0, False)
+    }
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_gemmas_norms_are_one_more_than_is_stored(dtype: str, tmp_path: Path) -> None:
+    import torch
+    from safetensors.torch import load_file as load_torch
+    from safetensors.torch import save_file as save_torch
+
+    file = make_hf_checkpoint(tmp_path, "gemma") / "model.safetensors"
+    stored = {name: values.to(getattr(torch, dtype)) for name, values in load_torch(file).items()}
+    save_torch(stored, file)
+    tensor = open_checkpoint(tmp_path).tensors["layers.1.mlp_norm"]
+    expected = (1 + stored["model.layers.1.post_attention_layernorm.weight"].float()).numpy()
+    assert (tensor.dtype, tensor.shape) == ("float32", (64,))
+    np.testing.assert_array_equal(tensor.read_rows(5, 23), expected[5:23])
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"hidden_act": "gelu"},  # as the first releases have it, and mean the approximation
+        {"hidden_act": "gelu", "hidden_activation": None},
+        {"hidden_act": "gelu", "hidden_activation": "gelu_pytorch_tanh"},
+        {"hidden_act": ..., "hidden_activation": "gelu_pytorch_tanh"},
+        {"hidden_act": ...},
+    ],
+)
+def test_gemmas_activation_has_several_spellings(fields: dict[str, Any], tmp_path: Path) -> None:
+    folder = edit_config(make_hf_checkpoint(tmp_path, "gemma"), **fields)
+    assert open_checkpoint(folder).config.activation == "gelu_tanh"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"hidden_act": "silu"}, "unsupported activation 'silu'; supported: gelu_pytorch_tanh"),
+        ({"hidden_activation": "gelu"}, "unsupported activation 'gelu'; supported: gelu_pytorch_tanh"),
+        ({"use_bidirectional_attention": True}, "'use_bidirectional_attention' is set; expected a causal model"),
+        (
+            {"architectures": ["Gemma2ForCausalLM"]},
+            r"architecture \['Gemma2ForCausalLM'\]; supported: .*GemmaForCausal",
+        ),
+        (
+            {"architectures": ["Gemma3ForCausalLM"]},
+            r"architecture \['Gemma3ForCausalLM'\]; supported: .*GemmaForCausal",
+        ),
+    ],
+)
+def test_other_gemmas_are_refused(fields: dict[str, Any], message: str, tmp_path: Path) -> None:
+    folder = edit_config(make_hf_checkpoint(tmp_path, "gemma"), **fields)
+    with pytest.raises(ModelLoadError, match=message):
+        open_checkpoint(folder)
+
+
+class TestClassifiers:
+    """Rerankers that were converted for sequence classification, as transformers stores them."""
+
+    @pytest.fixture
+    def causal(self, hf_folders: dict[str, Path]) -> Path:
+        return hf_folders["qwen3"]
+
+    @staticmethod
+    def rows(count: int) -> Any:
+        return np.random.default_rng(count).standard_normal((count, 64), np.float32)
+
+    @pytest.mark.parametrize("family", FAMILY_NAMES)
+    def test_every_family_has_them(self, family: str, hf_folders: dict[str, Path], tmp_path: Path) -> None:
+        folder = make_classifier(tmp_path, hf_folders[family], self.rows(1))
+        checkpoint, causal = open_checkpoint(folder), open_checkpoint(hf_folders[family])
+        assert checkpoint.config == replace(causal.config, num_classes=1, tied_head=False)
+        assert checkpoint.config.num_head_rows == 1
+        assert causal.config.num_head_rows == causal.config.vocab_size == 512
+        for key, tensor in checkpoint.tensors.items():
+            expected = self.rows(1) if key == "head" else causal.tensors[key].read_rows(0, tensor.shape[0])
+            np.testing.assert_array_equal(tensor.read_rows(0, tensor.shape[0]), expected)
+
+    def test_the_stored_rows_say_how_many_classes_there_are(self, causal: Path, tmp_path: Path) -> None:
+        folder = make_classifier(tmp_path, causal, self.rows(2))
+        edit_config(folder, id2label=..., label2id=..., num_labels=...)
+        config = open_checkpoint(folder).config
+        assert (config.num_classes, config.num_parameters) == (2, open_checkpoint(causal).config.num_parameters + 128)
+        with pytest.raises(ModelLoadError, match=r"lacks the tensor 'score.weight', the head of a classifier"):
+            open_checkpoint(edit_tensors(folder, lambda tensors: tensors.pop("score.weight")))
+
+    @pytest.mark.parametrize("shape", [(3, 64), (64,), ()])
+    def test_other_heads_are_refused(self, causal: Path, tmp_path: Path, shape: tuple[int, ...]) -> None:
+        folder = make_classifier(tmp_path, causal, self.rows(1))
+        edit_tensors(folder, lambda tensors: tensors.update({"score.weight": np.ones(shape, np.float32)}))
+        with pytest.raises(ModelLoadError) as caught:
+            open_checkpoint(folder)
+        assert str(caught.value) == (
+            f"unsupported: a classifier whose 'score.weight' has shape {list(shape)}; "
+            "expected a reranker's, with one row (the score) or two (no, yes)"
+        )
+
+    def test_rows_of_another_size_are_named_with_both_shapes(self, causal: Path, tmp_path: Path) -> None:
+        folder = make_classifier(tmp_path, causal, self.rows(1))
+        edit_tensors(folder, lambda tensors: tensors.update({"score.weight": np.ones((1, 32), np.float32)}))
+        with pytest.raises(
+            ModelLoadError, match=r"'score.weight' has shape \[1, 32\], but the config asks for \[1, 64\]"
+        ):
+            open_checkpoint(folder)
+
+    def test_a_bias_is_refused(self, causal: Path, tmp_path: Path) -> None:
+        folder = make_classifier(tmp_path, causal, self.rows(1))
+        edit_tensors(folder, lambda tensors: tensors.update({"score.bias": np.ones(1, np.float32)}))
+        with pytest.raises(ModelLoadError, match=r"unsupported: the classifier has a bias, 'score.bias'; expected one"):
+            open_checkpoint(folder)
 
 
 def test_an_untied_head_is_a_tensor_of_its_own(hf_folders: dict[str, Path]) -> None:
@@ -267,6 +390,26 @@ def test_the_chat_template_is_found_in_both_places(tmp_path: Path) -> None:
     assert read_tokenizer_folder(tmp_path).chat_template == "old"
     (tmp_path / "chat_template.jinja").write_text("new")
     assert read_tokenizer_folder(tmp_path).chat_template == "new"
+
+
+def test_special_tokens_are_found_in_both_places(tmp_path: Path) -> None:
+    add_tokenizer(tmp_path)
+    assert read_tokenizer_folder(tmp_path).special_tokens == {}
+    older = {"bos_token": {"content": "<s>", "special": True}, "eos_token": "</s>", "pad_token": "<pad>"}
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps(older))
+    assert read_tokenizer_folder(tmp_path).special_tokens == {
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "pad_token": "<pad>",
+    }
+    newer = {"bos_token": None, "eos_token": {"content": "<|im_end|>"}, "unk_token": "?", "mask_token": "[MASK]"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(newer))
+    assert read_tokenizer_folder(tmp_path).special_tokens == {
+        "bos_token": "<s>",
+        "eos_token": "<|im_end|>",
+        "unk_token": "?",
+        "pad_token": "<pad>",
+    }
 
 
 def test_a_folder_without_a_tokenizer_still_opens(hf_folders: dict[str, Path]) -> None:

@@ -59,7 +59,7 @@ def test_only_what_we_read_is_downloaded(monkeypatch: pytest.MonkeyPatch, tmp_pa
         "tokenizer_config.json",
         "tokenizer.model",
     ]
-    repository += ["chat_template.jinja", "pytorch_model.bin", "original/model.safetensors"]
+    repository += ["special_tokens_map.json", "chat_template.jinja", "pytorch_model.bin", "original/model.safetensors"]
     wanted: list[str] = []
 
     def record(model_id: str, allow_patterns: list[str]) -> str:
@@ -74,6 +74,7 @@ def test_only_what_we_read_is_downloaded(monkeypatch: pytest.MonkeyPatch, tmp_pa
         "model.safetensors.index.json",
         "tokenizer.json",
         "tokenizer_config.json",
+        "special_tokens_map.json",
         "chat_template.jinja",
     ]
 

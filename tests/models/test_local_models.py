@@ -59,8 +59,8 @@ def test_every_gguf_file_of_a_repository_is_a_model(gguf_files: dict[str, Path],
     add_to_cache(tmp_path, "a/gguf", gguf_files["llama"].parent)
     models = cached(tmp_path)
     assert [model.name for model in models] == [f"a/gguf: {name}.gguf" for name in sorted(gguf_files)]
-    assert {model.family for model in models} == {"llama", "qwen2", "qwen3"}
-    assert models[0].size_bytes == gguf_files["llama"].stat().st_size
+    assert {model.family for model in models} == {"llama", "qwen2", "qwen3", "gemma"}
+    assert models[0].size_bytes == gguf_files["gemma"].stat().st_size
 
 
 def test_an_unsupported_model_is_listed_with_the_reason(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from itemwise.backends.jax.mesh import TENSOR
 from itemwise.backends.jax.pool import PoolArrays
 from itemwise.backends.jax.row_blocks import RowBlocks, as_bits, map_rows
 from itemwise.backends.jax.weights import LayerWeights, ModelWeights
-from itemwise.models.config import ModelConfig
+from itemwise.models.config import Activation, ModelConfig
 
 Inputs = ForwardInputs[jax.Array]
 
@@ -57,7 +57,7 @@ class Transformer:
         self, spec: ProgramSpec, weights: ModelWeights, pool: PoolArrays, inputs: Inputs, mask: jax.Array | None
     ) -> tuple[jax.Array | None, PoolArrays]:
         """Hidden states of the scored tokens after the final norm, [T, D] float32, and the pool."""
-        x = look_up(weights.embedding, inputs.token_ids, self.tp_size)
+        x = self._embed(weights, inputs.token_ids)
         rotation = self._rotation(inputs.positions)
         last = self.config.num_layers - 1
 
@@ -80,6 +80,11 @@ class Transformer:
             return None, keep(pool, last, self._project(_at(weights.layers, last), x, rotation, inputs))
         attended, pool = attend(last, x, pool)
         return self._score(weights, x, attended, inputs), pool
+
+    def _embed(self, weights: ModelWeights, token_ids: jax.Array) -> jax.Array:
+        x = look_up(weights.embedding, token_ids, self.tp_size)
+        scale = self.config.embedding_scale
+        return x if scale == 1.0 else x * jnp.asarray(scale, x.dtype)  # rounded to it, as transformers does
 
     def _rotation(self, positions: jax.Array) -> Rotation:
         frequencies = jnp.asarray(self.config.rope.inverse_frequencies(self.config.head_size))
@@ -127,7 +132,7 @@ class Transformer:
         x = x + self._sum_over_shards(attended, layer.o)
         gate_up = linear(rms_norm(x, layer.mlp_norm, self.config.norm_eps), layer.gate_up)
         gate, up = jnp.split(gate_up, 2, axis=-1)
-        activated = jax.nn.silu(gate.astype(jnp.float32)).astype(x.dtype) * up
+        activated = activate(gate, self.config.activation) * up
         return x + self._sum_over_shards(activated, layer.down)
 
     def _sum_over_shards(self, x: jax.Array, weight: jax.Array) -> jax.Array:
@@ -191,6 +196,12 @@ def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
     wide = x.astype(jnp.float32)
     wide = wide * lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
     return (wide * weight.astype(jnp.float32)).astype(x.dtype)
+
+
+def activate(x: jax.Array, activation: Activation) -> jax.Array:
+    """In float32, rounded to x's dtype."""
+    wide = x.astype(jnp.float32)
+    return (jax.nn.silu(wide) if activation == "silu" else jax.nn.gelu(wide, approximate=True)).astype(x.dtype)
 
 
 def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:

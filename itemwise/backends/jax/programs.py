@@ -95,7 +95,7 @@ class Programs:
             head.log_normalizers,
             score_rows=transformer.rows.score_rows,
             tp_size=transformer.tp_size,
-            vocab_size=transformer.config.vocab_size,
+            vocab_size=transformer.config.num_head_rows,
         )
 
         def normalizers(weights: jax.Array, hidden: jax.Array, num_blocks: jax.Array) -> jax.Array:

@@ -29,7 +29,8 @@ class ShardIndex:
     qkv: Int64Array  # rows of q, k and v, one after the other
     mlp: Int64Array  # rows of gate or up, columns of down
     gate_up: Int64Array  # rows of gate and up, one after the other
-    vocab: Int64Array  # rows of the embedding and of the head
+    vocab: Int64Array  # rows of the embedding
+    head: Int64Array  # rows of the head: as many, or a classifier's
 
     @classmethod
     def of(cls, config: ModelConfig, placement: HeadPlacement) -> ShardIndex:
@@ -43,6 +44,7 @@ class ShardIndex:
             mlp=mlp,
             gate_up=np.concatenate([mlp, _shifted(mlp, config.mlp_size)], axis=1),
             vocab=_split_evenly(config.vocab_size, tp),
+            head=_split_evenly(config.num_head_rows, tp),
         )
 
 

@@ -29,7 +29,7 @@ class LayerWeights(NamedTuple):
     `Kl` KV heads and `Gl` query heads for each of them per shard (see `placement`), `Fl` = F / tp, rounded up.
     """
 
-    attention_norm: jax.Array  # [Ly, D]
+    attention_norm: jax.Array  # [Ly, D]; norms may be in float32 whatever the rest is in
     qkv: jax.Array  # [Ly, tp (Kl Gl + 2 Kl) H, D]: of each shard its query heads [Kl, Gl], its keys, its values
     qkv_bias: jax.Array | None  # [Ly, tp (Kl Gl + 2 Kl) H]
     q_norm: jax.Array | None  # [Ly, H]
@@ -41,7 +41,10 @@ class LayerWeights(NamedTuple):
 
 
 class ModelWeights(NamedTuple):
-    """The whole model; `head` is `embedding` itself when they are tied. `Vp` is V, padded to a multiple of tp."""
+    """The whole model; `head` is `embedding` itself when they are tied. `Vp` is V, padded to a multiple of tp.
+
+    A classifier's head has its few rows in float32, padded to a multiple of tp just so.
+    """
 
     embedding: jax.Array  # [Vp, D]
     layers: LayerWeights
@@ -83,18 +86,24 @@ def load_weights(
     """
     config, tensors = checkpoint.config, checkpoint.tensors
     loader = WeightLoader(jnp.dtype(dtype), mesh, is_host_memory=is_host_memory)
+    wide = WeightLoader(jnp.dtype(jnp.float32), mesh, is_host_memory=is_host_memory)
+    norms, heads = wide if config.float32_norms else loader, wide if config.num_classes else loader
     index = ShardIndex.of(config, placement)
     embedding = loader.table(tensors["embedding"], index.vocab)
     return ModelWeights(
         embedding=embedding,
-        layers=_load_layers(loader, config, tensors, index),
-        final_norm=loader.vector(tensors["final_norm"]),
-        head=embedding if config.tied_head else loader.table(tensors["head"], index.vocab),
+        layers=_load_layers(loader, norms, config, tensors, index),
+        final_norm=norms.vector(tensors["final_norm"]),
+        head=embedding if config.tied_head else heads.table(tensors["head"], index.head),
     )
 
 
 def _load_layers(
-    loader: WeightLoader, config: ModelConfig, tensors: Mapping[str, StoredTensor], index: ShardIndex
+    loader: WeightLoader,
+    norms: WeightLoader,
+    config: ModelConfig,
+    tensors: Mapping[str, StoredTensor],
+    index: ShardIndex,
 ) -> LayerWeights:
     def each(name: str) -> list[StoredTensor]:
         return [tensors[f"layers.{layer}.{name}"] for layer in range(config.num_layers)]
@@ -103,13 +112,13 @@ def _load_layers(
         return list(zip(*(each(name) for name in names), strict=True))
 
     return LayerWeights(
-        attention_norm=loader.vectors(each("attention_norm")),
+        attention_norm=norms.vectors(each("attention_norm")),
         qkv=loader.split_rows(together("q", "k", "v"), index.qkv),
         qkv_bias=loader.split_vectors(together("q_bias", "k_bias", "v_bias"), index.qkv) if config.qkv_bias else None,
-        q_norm=loader.vectors(each("q_norm")) if config.qk_norm else None,
-        k_norm=loader.vectors(each("k_norm")) if config.qk_norm else None,
+        q_norm=norms.vectors(each("q_norm")) if config.qk_norm else None,
+        k_norm=norms.vectors(each("k_norm")) if config.qk_norm else None,
         o=loader.split_columns(each("o"), index.q),
-        mlp_norm=loader.vectors(each("mlp_norm")),
+        mlp_norm=norms.vectors(each("mlp_norm")),
         gate_up=loader.split_rows(together("gate", "up"), index.gate_up),
         down=loader.split_columns(each("down"), index.mlp),
     )

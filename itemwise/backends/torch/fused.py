@@ -13,6 +13,7 @@ Imported only where a CUDA device is used: nothing else needs Triton.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -22,12 +23,13 @@ import triton.language as tl
 from torch import Tensor
 
 from itemwise.backends.torch.row_ops import FlashPart, RowOps
-from itemwise.models.config import ModelConfig
+from itemwise.models.config import Activation, ModelConfig
 
 _HEAD_BLOCK = 16  # heads of one token that a program takes
 _LEAST_HALF_BLOCK = 8  # columns: with fewer, two threads would hold one number that one of them has overwritten
 _GATE_BLOCK = 1024  # columns of one row that a program takes
 _POINTER_ALIGNMENT = 16  # bytes
+_SQRT_2_OVER_PI: tl.constexpr = tl.constexpr(math.sqrt(2 / math.pi))
 
 
 def _jit(function: Callable[..., Any]) -> Any:
@@ -125,9 +127,10 @@ def _gate_kernel(
     gate_up: tl.tensor,  # [T, 2 * size]
     out: tl.tensor,  # [T, size]
     size: tl.constexpr,
+    is_silu: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
-    """Some columns of one row a program."""
+    """Some columns of one row a program. GELU's (1 + tanh(y)) / 2 is sigmoid(2 y)."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * block + tl.arange(0, block)
     inside = columns < size
@@ -135,7 +138,8 @@ def _gate_kernel(
     gate = tl.load(gate_at, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_at + size, mask=inside, other=0.0).to(tl.float32)
     dtype: tl.constexpr = out.dtype.element_ty
-    activated = (gate / (1.0 + tl.exp(-gate))).to(dtype).to(tl.float32)
+    exponent = gate if is_silu else 2.0 * _SQRT_2_OVER_PI * (gate + 0.044715 * gate * gate * gate)
+    activated = (gate / (1.0 + tl.exp(-exponent))).to(dtype).to(tl.float32)
     tl.store(out + row * size + columns, (activated * up).to(dtype), mask=inside)
 
 
@@ -192,12 +196,13 @@ class FusedRowOps(RowOps):
         def zeros(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=device)
 
-        ops, x, weight = cls(), zeros(1, config.model_size), zeros(config.model_size)
+        norm_dtype = torch.float32 if config.float32_norms else dtype
+        ops, x, weight = cls(), zeros(1, config.model_size), zeros(config.model_size, dtype=norm_dtype)
         ops.norm(x, weight, config.norm_eps)
         ops.add_norm(x, x, weight, config.norm_eps)
-        ops.gate(zeros(1, 2 * config.mlp_size))
+        ops.gate(zeros(1, 2 * config.mlp_size), config.activation)
         angles = zeros(1, 1, h // 2, dtype=torch.float32)
-        head_weight = zeros(n + kv, h) if config.qk_norm else None
+        head_weight = zeros(n + kv, h, dtype=norm_dtype) if config.qk_norm else None
         ops.turn_heads(zeros(1, n + 2 * kv, h), n + kv, head_weight, config.norm_eps, angles, angles)
         part = zeros(1, n, h), zeros(n, 1, dtype=torch.float32)
         ops.merge(part, part, zeros(1, dtype=torch.int32), 1).cpu()  # waits for all of them
@@ -235,12 +240,12 @@ class FusedRowOps(RowOps):
         )
         return qkv
 
-    def gate(self, gate_up: Tensor) -> Tensor:
+    def gate(self, gate_up: Tensor, activation: Activation) -> Tensor:
         gate_up = _aligned(gate_up)
         num_rows, size = len(gate_up), gate_up.shape[1] // 2
         out = gate_up.new_empty(num_rows, size)
         grid = (num_rows, triton.cdiv(size, _GATE_BLOCK))
-        _launch(_gate_kernel, grid, gate_up, out, size=size, block=_GATE_BLOCK)
+        _launch(_gate_kernel, grid, gate_up, out, size=size, is_silu=activation == "silu", block=_GATE_BLOCK)
         return out
 
     def merge(self, own: FlashPart, part: FlashPart, part_rows: Tensor, num_rows: int) -> Tensor:

@@ -59,6 +59,8 @@ class Transformer:
         self._workers = workers
         self._row_ops = row_ops
         device = weights.embedding.device
+        # Rounded to the embedding's dtype, as transformers does.
+        self._embedding_scale = torch.tensor(config.embedding_scale, dtype=weights.embedding.dtype, device=device)
         self._frequencies = torch.from_numpy(config.rope.inverse_frequencies(config.head_size)).to(device)
 
     def __call__(
@@ -70,7 +72,7 @@ class Transformer:
         score_tokens: Tensor,  # [R] tokens whose hidden states are wanted
         keep_tokens: Tensor | slice | None,  # tokens whose keys and values are wanted
     ) -> TransformerOutput:
-        x = self.weights.embedding[token_ids]
+        x = self._embed(token_ids)
         rotation = self._rotation(positions)
         kept = None if keep_tokens is None else self._room_for(keep_tokens)
         last = self.config.num_layers - 1
@@ -88,6 +90,10 @@ class Transformer:
         if len(score_tokens):
             hidden = self._by_blocks(self._final_norm, hidden, x)
         return TransformerOutput(hidden, kept)
+
+    def _embed(self, token_ids: Tensor) -> Tensor:
+        x = self.weights.embedding[token_ids]
+        return x if self.config.embedding_scale == 1.0 else x * self._embedding_scale
 
     def _room_for(self, tokens: Tensor | slice) -> Tensor:
         num_tokens = tokens.stop - tokens.start if isinstance(tokens, slice) else len(tokens)
@@ -135,7 +141,7 @@ class Transformer:
         def finish(block: Tensor, attended_block: Tensor) -> Tensor:
             projected = F.linear(attended_block.to(block.dtype), layer.o)
             block, normed = row_ops.add_norm(block, projected, layer.mlp_norm, self.config.norm_eps)
-            return block + F.linear(row_ops.gate(F.linear(normed, layer.gate_up)), layer.down)
+            return block + F.linear(row_ops.gate(F.linear(normed, layer.gate_up), self.config.activation), layer.down)
 
         return self._by_blocks(finish, torch.empty_like(x), x, attended)
 

@@ -17,7 +17,7 @@ import torch.nn.functional as F  # noqa: N812  # everybody's name for it
 from torch import Tensor
 
 from itemwise.backends.torch.softmax import NEG_INF, merge
-from itemwise.models.config import ModelConfig
+from itemwise.models.config import Activation, ModelConfig
 
 log = logging.getLogger("itemwise")
 
@@ -30,7 +30,7 @@ class RowOps(ABC):
 
     @abstractmethod
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """Root mean square norm: x [T, D], weight [D] to [T, D]."""
+        """Root mean square norm: x [T, D], weight [D] of its dtype or float32, to [T, D]."""
 
     @abstractmethod
     def add_norm(self, x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -55,8 +55,8 @@ class RowOps(ABC):
         """
 
     @abstractmethod
-    def gate(self, gate_up: Tensor) -> Tensor:
-        """silu(gate) * up: [T, 2 F] to [T, F]."""
+    def gate(self, gate_up: Tensor, activation: Activation) -> Tensor:
+        """activation(gate) * up: [T, 2 F] to [T, F]."""
 
     @abstractmethod
     def merge(self, own: FlashPart, part: FlashPart, part_rows: Tensor, num_rows: int) -> Tensor:
@@ -92,9 +92,9 @@ class PlainRowOps(RowOps):
         qkv[:, :num_turned] = rotate(qk, cos, sin)
         return qkv
 
-    def gate(self, gate_up: Tensor) -> Tensor:
+    def gate(self, gate_up: Tensor, activation: Activation) -> Tensor:
         gate, up = gate_up.chunk(2, -1)
-        return F.silu(gate) * up
+        return (F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")) * up
 
     def merge(self, own: FlashPart, part: FlashPart, part_rows: Tensor, num_rows: int) -> Tensor:
         rows = part_rows.clamp(min=0)  # where there is none any will do: the log-sum-exp takes it out

@@ -23,7 +23,7 @@ _COPY_BYTES = 8 << 20  # how much is read, and converted where it must be, at a 
 class LayerWeights:
     """One decoder layer. Matrices are [rows out, columns in]."""
 
-    attention_norm: Tensor  # [D]
+    attention_norm: Tensor  # [D]; norms may be in float32 whatever the rest is in
     qkv: Tensor  # [(N + 2 K) H, D]
     qkv_bias: Tensor | None  # [(N + 2 K) H]
     qk_norm: Tensor | None  # [N + K, H]: the query heads' weights, then the key heads'
@@ -40,22 +40,22 @@ class ModelWeights:
     embedding: Tensor  # [V, D]
     layers: tuple[LayerWeights, ...]
     final_norm: Tensor  # [D]
-    head: Tensor  # [V, D]
+    head: Tensor  # [V, D], or a classifier's few rows, in float32
 
 
 def load_weights(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> ModelWeights:
     """Read all weights; nothing of the checkpoint stays in memory."""
     tensors, config = checkpoint.tensors, checkpoint.config
 
-    def load(*names: str) -> Tensor:
-        return _load_stacked([tensors[name] for name in names], dtype, device)
+    def load(name: str, *, is_wide: bool = False) -> Tensor:
+        return _load_stacked([tensors[name]], torch.float32 if is_wide else dtype, device)
 
     embedding = load("embedding")
     return ModelWeights(
         embedding=embedding,
         layers=tuple(_load_layer(config, tensors, layer, dtype, device) for layer in range(config.num_layers)),
-        final_norm=load("final_norm"),
-        head=embedding if config.tied_head else load("head"),
+        final_norm=load("final_norm", is_wide=config.float32_norms),
+        head=embedding if config.tied_head else load("head", is_wide=config.num_classes > 0),
     )
 
 
@@ -65,13 +65,17 @@ def _load_layer(
     def load(*names: str) -> Tensor:
         return _load_stacked([tensors[f"layers.{layer}.{name}"] for name in names], dtype, device)
 
+    def load_norm(name: str) -> Tensor:
+        wide = torch.float32 if config.float32_norms else dtype
+        return _load_stacked([tensors[f"layers.{layer}.{name}"]], wide, device)
+
     return LayerWeights(
-        attention_norm=load("attention_norm"),
+        attention_norm=load_norm("attention_norm"),
         qkv=load("q", "k", "v"),
         qkv_bias=load("q_bias", "k_bias", "v_bias") if config.qkv_bias else None,
-        qk_norm=_per_head(config, load("q_norm"), load("k_norm")) if config.qk_norm else None,
+        qk_norm=_per_head(config, load_norm("q_norm"), load_norm("k_norm")) if config.qk_norm else None,
         o=load("o"),
-        mlp_norm=load("mlp_norm"),
+        mlp_norm=load_norm("mlp_norm"),
         gate_up=load("gate", "up"),
         down=load("down"),
     )

@@ -19,7 +19,7 @@ from itemwise.backends.jax.weights import LayerWeights, ModelWeights, load_weigh
 from itemwise.models.checkpoint import Checkpoint, open_checkpoint
 from itemwise.models.config import ModelConfig, parameter_shapes
 from itemwise.models.families import HF_TENSOR_NAMES, stored_name
-from tests.checkpoints import make_gguf, make_hf_checkpoint, read_hf_tensors
+from tests.checkpoints import make_classifier, make_gguf, make_hf_checkpoint, read_hf_tensors
 from tests.peak_memory import growth_of
 from tests.test_memory import write_sparse_checkpoint
 
@@ -37,8 +37,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2": ("qwen2", {}),  # biases
     "llama3": ("llama3", {}),  # a head of its own
     "odd": ("qwen3", ODD_SIZES),
+    "gemma": ("gemma", {}),  # norms that are stored less one
     "one_kv_head": ("llama", {"num_attention_heads": 8, "num_key_value_heads": 1}),
 }
+WIDE = ("gemma", "classifier")  # which keep something in float32
 
 Tensors = dict[str, NDArray[Any]]  # by canonical name
 
@@ -49,8 +51,13 @@ def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
 
     def get(case: str) -> Path:
         if case not in made:
-            family, overrides = CASES[case]
-            made[case] = make_hf_checkpoint(tmp_path_factory.mktemp("weights") / case, family, **overrides)
+            folder = tmp_path_factory.mktemp("weights") / case
+            if case == "classifier":
+                rows = np.random.default_rng(0).standard_normal((2, 64), np.float32)
+                made[case] = make_classifier(folder, get("qwen3"), rows)
+            else:
+                family, overrides = CASES[case]
+                made[case] = make_hf_checkpoint(folder, family, **overrides)
         return made[case]
 
     return get
@@ -64,7 +71,11 @@ def way(request: pytest.FixtureRequest) -> str:
 
 def read_tensors(folder: Path, config: ModelConfig) -> Tensors:
     stored = read_hf_tensors(folder)
-    return {name: stored[stored_name(name, HF_TENSOR_NAMES, "model.layers")] for name in parameter_shapes(config)}
+    names = HF_TENSOR_NAMES | ({"head": "score.weight"} if config.num_classes else {})
+    tensors = {name: stored[stored_name(name, names, "model.layers")] for name in parameter_shapes(config)}
+    if config.float32_norms:
+        return {name: 1 + values if name.endswith("norm") else values for name, values in tensors.items()}
+    return tensors
 
 
 def mesh_of(dp_size: int, tp_size: int) -> Mesh:
@@ -138,7 +149,7 @@ def assert_same(weights: ModelWeights, expected: ModelWeights, dtype: Any) -> No
 
 
 @pytest.mark.parametrize("tp_size", [1, 2, 4, 8])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [*CASES, "classifier"])
 def test_every_weight_is_where_it_belongs(folder_of: Callable[[str], Path], case: str, tp_size: int) -> None:
     checkpoint = open_checkpoint(folder_of(case))
     config = checkpoint.config
@@ -157,6 +168,17 @@ def test_writing_in_place_makes_the_same_weights(folder_of: Callable[[str], Path
     weights = load(checkpoint, "bfloat16", mesh_of(1, tp_size), "donated")
     assert_same(weights, expected, ml_dtypes.bfloat16)
     assert (weights.head is weights.embedding) == checkpoint.config.tied_head
+
+
+def test_what_a_model_wants_in_float32_stays_so(folder_of: Callable[[str], Path], way: str) -> None:
+    gemma, classifier = (load(open_checkpoint(folder_of(case)), "bfloat16", mesh_of(1, 4), way) for case in WIDE)
+    for weights in (gemma, classifier):
+        assert weights.embedding.dtype == weights.layers.qkv.dtype == ml_dtypes.bfloat16
+    norm = read_hf_tensors(folder_of("gemma"))["model.norm.weight"]
+    assert np.array_equal(gemma.final_norm, np.float32(1) + norm)
+    assert {each.dtype.name for each in (gemma.layers.attention_norm, gemma.layers.mlp_norm)} == {"float32"}
+    rows = read_hf_tensors(folder_of("classifier"))["score.weight"]
+    assert np.array_equal(classifier.head, np.concatenate([rows, np.zeros_like(rows)])), "two shards have one row each"
 
 
 def test_one_shard_holds_the_tensors_as_they_are(folder_of: Callable[[str], Path]) -> None:

@@ -114,7 +114,7 @@ class TestPrefixInSeveralForwards:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 class TestAlgorithmsOnACpu:
-    @pytest.mark.parametrize("model", ["medium", "heads-9-3", "heads-16-8"])
+    @pytest.mark.parametrize("model", ["medium", "heads-9-3", "heads-16-8", "heads-8-1"])
     def test_all_give_the_same_bits(self, checkpoint_of: Callable[[str], Path], model: str, dtype: str) -> None:
         backend = TorchBackend(open_checkpoint(checkpoint_of(model)), dtype=dtype, device="cpu")
         tails = [tail % 500 for tail in TAILS]  # the smallest vocabulary has 509
@@ -227,13 +227,16 @@ class TestStepTokens:
 
 
 class TestThreads:
-    def test_bits_do_not_depend_on_the_number_of_threads(self, checkpoint_of: Callable[[str], Path]) -> None:
+    @pytest.mark.parametrize("model", ["medium", "medium-gemma"])
+    def test_bits_do_not_depend_on_the_number_of_threads(
+        self, checkpoint_of: Callable[[str], Path], model: str
+    ) -> None:
         at_start = torch.get_num_threads()
         found = []
         try:
             for num_threads in (1, 2, 3):
                 torch.set_num_threads(num_threads)
-                backend = TorchBackend(open_checkpoint(checkpoint_of("medium")), dtype="bfloat16", device="cpu")
+                backend = TorchBackend(open_checkpoint(checkpoint_of(model)), dtype="bfloat16", device="cpu")
                 prefixes = prefill(backend, PREFIXES)
                 found.append(backend.forward(extend_batch(TAILS, READS, prefixes)))
                 assert torch.get_num_threads() == num_threads, "the caller's setting is left alone"

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import numpy as np
 import pytest
@@ -29,6 +29,7 @@ from itemwise.backends.torch.model import Transformer
 from itemwise.backends.torch.row_ops import PLAIN, RowOps, choose_row_ops
 from itemwise.backends.torch.weights import load_weights
 from itemwise.backends.torch.workers import Workers
+from itemwise.models.config import Activation, ModelConfig
 from tests.attention_cases import CASES, AttentionCase, check, make_batch
 from tests.backends.torch.batches import PREFIXES, READS, TAILS, extend_batch, prefill
 from tests.backends.torch.flash_on_a_cpu import flash_on_a_cpu
@@ -40,6 +41,7 @@ NUM_ROWS = 5 if INTERPRETED else 5000  # the interpreter runs a row in some mill
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 
+ACTIVATIONS = get_args(Activation)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 HALVES = (torch.bfloat16, torch.float16)
 # A rounding that falls the other way moves a result by one unit in its last place; after a rotation, by two.
@@ -49,6 +51,21 @@ EPS = 1e-6
 SMALL = replace(
     QWEN3_06B, vocab_size=300, model_size=72, mlp_size=200, num_layers=2, num_heads=6, num_kv_heads=2, head_size=24
 )
+# With the sizes of Gemma 2B, the layers of Qwen3-0.6B.
+GEMMA_2B = replace(
+    QWEN3_06B,
+    model_size=2048,
+    mlp_size=16_384,
+    num_heads=8,
+    num_kv_heads=1,
+    head_size=256,
+    qk_norm=False,
+    activation="gelu_tanh",
+    embedding_scale=2048**0.5,
+    float32_norms=True,
+)
+BIASED = replace(SMALL, qk_norm=False, qkv_bias=True)
+GEMMA = replace(SMALL, qk_norm=False, activation="gelu_tanh", embedding_scale=72**0.5, float32_norms=True)
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -96,6 +113,15 @@ class TestKernels:
         x, weight = draw(NUM_ROWS, size, dtype=dtype, scale=3), draw(size, dtype=dtype)
         assert_same(ops.norm(x, weight, EPS), PLAIN.norm(x, weight, EPS))
 
+    def test_norms_with_weights_of_float32(self, ops: RowOps, dtype: torch.dtype) -> None:
+        """Gemma's, whose last bits count: rounded to the rows' dtype they would give other results."""
+        x, weight = draw(NUM_ROWS, 2048, dtype=dtype), 1 + draw(2048, scale=0.01)
+        found, expected = (each.norm(x, weight, EPS) for each in (ops, PLAIN))
+        assert_same(found, expected)
+        assert dtype == torch.float32 or not torch.equal(found, ops.norm(x, weight.to(dtype), EPS))
+        for one, other in zip(ops.add_norm(x, x, weight, EPS), PLAIN.add_norm(x, x, weight, EPS), strict=True):
+            assert_same(one, other)
+
     @pytest.mark.parametrize("size", [1, 64, 576, 1000, 1023, 1024, 4096])
     def test_add_norm(self, ops: RowOps, dtype: torch.dtype, size: int) -> None:
         x, delta, weight = draw(NUM_ROWS, size, dtype=dtype), draw(size, dtype=dtype), draw(size, dtype=dtype)
@@ -122,12 +148,19 @@ class TestKernels:
     @pytest.mark.parametrize("size", [1, 96, 1000, 1024, 3072])
     def test_gate(self, ops: RowOps, dtype: torch.dtype, size: int) -> None:
         gate_up = draw(NUM_ROWS, 2 * size, dtype=dtype, scale=4)
-        assert_same(ops.gate(gate_up), PLAIN.gate(gate_up))
+        assert_same(ops.gate(gate_up, "silu"), PLAIN.gate(gate_up, "silu"))
+
+    @pytest.mark.parametrize("size", [1, 1000, 3072])
+    def test_gate_with_gelu(self, ops: RowOps, dtype: torch.dtype, size: int) -> None:
+        """Of numbers that are not far below 0, where PyTorch takes 1 from nearly 1."""
+        gate_up = draw(NUM_ROWS, 2 * size, dtype=dtype)
+        assert_same(ops.gate(gate_up, "gelu_tanh"), PLAIN.gate(gate_up, "gelu_tanh"))
 
     @pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # numpy's, in the interpreter
-    def test_gate_of_large_numbers(self, ops: RowOps, dtype: torch.dtype) -> None:
+    @pytest.mark.parametrize("activation", ACTIVATIONS)
+    def test_gate_of_large_numbers(self, ops: RowOps, dtype: torch.dtype, activation: Activation) -> None:
         gate_up = torch.tensor([[-200.0, -80.0, 0.0, 80.0, 200.0] + 5 * [1.0]]).to(DEVICE, dtype)
-        assert_same(ops.gate(gate_up), PLAIN.gate(gate_up))
+        assert_same(ops.gate(gate_up, activation), PLAIN.gate(gate_up, activation))
 
     @pytest.mark.parametrize(("num_heads", "head_size"), [(16, 128), (9, 64), (6, 96), (20, 256), (2, 24)])
     def test_merge(self, ops: RowOps, dtype: torch.dtype, num_heads: int, head_size: int) -> None:
@@ -178,11 +211,12 @@ class TestNeighbours:
         for rows in (*(slice(row, row + 1) for row in self.LONE), slice(3, None)):
             assert torch.equal(turn(rows), together[rows])
 
-    def test_gate(self, ops: RowOps, dtype: torch.dtype) -> None:
+    @pytest.mark.parametrize("activation", ACTIVATIONS)
+    def test_gate(self, ops: RowOps, dtype: torch.dtype, activation: Activation) -> None:
         gate_up = draw(NUM_ROWS, 2 * 1001, dtype=dtype)
-        together = ops.gate(gate_up)
+        together = ops.gate(gate_up, activation)
         for rows in (*(slice(row, row + 1) for row in self.LONE), slice(3, None)):
-            assert torch.equal(ops.gate(gate_up[rows]), together[rows])
+            assert torch.equal(ops.gate(gate_up[rows], activation), together[rows])
 
     def test_merge(self, ops: RowOps, dtype: torch.dtype) -> None:
         own, part = ((draw(NUM_ROWS, 9, 64, dtype=dtype), draw(9, NUM_ROWS, scale=each)) for each in (5, 6))
@@ -205,12 +239,12 @@ def test_attention_with_the_fused_merge(case: AttentionCase, ops: RowOps, monkey
 
 @compiled_or_interpreted
 @pytest.mark.parametrize("dtype", HALVES)
-@pytest.mark.parametrize("qk_norm", [True, False])
+@pytest.mark.parametrize("config", [SMALL, BIASED, GEMMA], ids=["qk_norm", "qkv_bias", "gemma"])
 @pytest.mark.parametrize("block_rows", [None, 7])
 def test_the_model_gives_what_it_gives_with_plain_operations(
-    ops: RowOps, dtype: torch.dtype, qk_norm: bool, block_rows: int | None
+    ops: RowOps, dtype: torch.dtype, config: ModelConfig, block_rows: int | None
 ) -> None:
-    config, device = replace(SMALL, qk_norm=qk_norm, qkv_bias=not qk_norm), torch.device(DEVICE)
+    device = torch.device(DEVICE)
     weights, workers = load_weights(random_checkpoint(config), dtype, device), Workers(None)
     case = AttentionCase("two segments", (7, 9), layout=Layout.CAUSAL)
     tokens = torch.arange(16, device=device)
@@ -226,9 +260,12 @@ def test_the_model_gives_what_it_gives_with_plain_operations(
 
 @pytest.mark.gpu
 class TestBackendOnAGpu:
+    @pytest.mark.parametrize("model", [QWEN3_06B, GEMMA_2B], ids=["qwen3", "gemma"])
     @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-    def test_scores_are_those_of_plain_operations(self, monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
-        config = replace(QWEN3_06B, num_layers=4, vocab_size=512)
+    def test_scores_are_those_of_plain_operations(
+        self, monkeypatch: pytest.MonkeyPatch, dtype: str, model: ModelConfig
+    ) -> None:
+        config = replace(model, num_layers=4, vocab_size=512)
 
         def logits() -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
             backend = TorchBackend(random_checkpoint(config), dtype=dtype, device="cuda")

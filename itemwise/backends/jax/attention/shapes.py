@@ -1,7 +1,7 @@
 """Attention as real requests ask for it: named shapes that tests and benchmarks share. Data only.
 
-All are items over cached prefixes, with the heads of Qwen3-0.6B. Where a shape is too large for a machine, `scaled`
-makes a smaller one of the same kind.
+All are items over cached prefixes, with the heads of Qwen3-0.6B unless they say otherwise. Where a shape is too large
+for a machine, `scaled` makes a smaller one of the same kind.
 """
 
 from __future__ import annotations
@@ -82,5 +82,6 @@ SHAPES: tuple[AttentionShape, ...] = (
     _requests("one_item", 1, 2000, 1, 20),
     # An item without tokens computes the prefix's last token again, over those before it.
     AttentionShape("empty_item", (2000,), (1,), (0,), (1999,)),
+    replace(_requests("gemma", 1, 2000, 500, 20), num_heads=8, num_kv_heads=1, head_size=256),  # Gemma 2B's heads
 )
 SHAPE_NAMED = {shape.name: shape for shape in SHAPES}

@@ -1,0 +1,125 @@
+"""Rerankers that were converted for sequence classification give what the causal model gives, on every backend."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from itemwise.backends.base import Backend, BackendOptions, ForwardBatch, Layout
+from itemwise.backends.load import load_backend
+from itemwise.backends.torch.weights import load_weights
+from itemwise.models.checkpoint import open_checkpoint
+from tests.backends.torch.batches import PREFIXES, TAILS, rows_batch
+from tests.checkpoints import make_classifier, read_hf_tensors
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+YES, NO = 30, 41
+PREFIX = PREFIXES[1]
+BOUND = 1e-5
+BACKENDS: dict[str, BackendOptions] = {
+    "torch": BackendOptions("torch", device="cpu", dtype="float32"),
+    "jax": BackendOptions("jax", device="cpu", dtype="float32", token_budget=512),
+    "jax-tp2": BackendOptions("jax", device="cpu", dtype="float32", token_budget=512, tp_size=2),
+}
+CONVERSIONS = {"torch": ("difference", "single", "rows"), "jax": ("rows",), "jax-tp2": ("difference",)}
+
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Backends:
+    """One backend with the causal model, and with conversions of it: each that JAX has to compile is one more."""
+
+    causal: Backend
+    converted: dict[str, Backend]
+
+    @property
+    def all(self) -> tuple[Backend, ...]:
+        return self.causal, *self.converted.values()
+
+
+@pytest.fixture(scope="module")
+def folders(checkpoint_of: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The causal model, and its three conversions."""
+    causal, base = checkpoint_of("qwen3"), tmp_path_factory.mktemp("classifiers")
+    head = read_hf_tensors(causal)["model.embed_tokens.weight"]  # which is tied
+    rows = {"difference": head[[YES]] - head[[NO]], "single": head[[YES]], "rows": head[[NO, YES]]}
+    return {"causal": causal} | {name: make_classifier(base / name, causal, each) for name, each in rows.items()}
+
+
+@pytest.fixture(scope="module", params=BACKENDS)
+def backends(request: pytest.FixtureRequest, folders: dict[str, Path]) -> Iterator[Backends]:
+    def load(name: str) -> Backend:
+        return load_backend(open_checkpoint(folders[name]), BACKENDS[request.param])
+
+    loaded = Backends(load("causal"), {name: load(name) for name in CONVERSIONS[request.param]})
+    yield loaded
+    for backend in loaded.all:
+        backend.close()
+
+
+def batch_of(*labels: int, need_normalizers: bool = False) -> ForwardBatch:
+    """One packed row, so that JAX has one program to compile."""
+    batch = rows_batch(PREFIX, [TAILS], Layout.PACKED)
+    label_ids = np.tile(np.array(labels, np.int32), (len(TAILS), 1))
+    return replace(batch, label_ids=label_ids, need_normalizers=need_normalizers)
+
+
+def logits_of(backend: Backend, *labels: int) -> Floats:
+    return backend.forward(batch_of(*labels)).label_logits
+
+
+def test_a_conversion_scores_as_the_causal_model(backends: Backends) -> None:
+    expected = logits_of(backends.causal, NO, YES)
+    assert np.ptp(expected[:, 1] - expected[:, 0]) > 1, "so that a mistake would show"
+    wanted = {"difference": expected[:, 1:] - expected[:, :1], "single": expected[:, 1:], "rows": expected}
+    for name, backend in backends.converted.items():
+        found = logits_of(backend, *range(backend.config.num_classes))
+        assert found.shape == wanted[name].shape
+        assert np.abs(found - wanted[name]).max() <= BOUND, name
+        last = backend.config.num_classes - 1
+        assert np.array_equal(logits_of(backend, last), found[:, -1:]), "a row by itself"
+
+
+def test_a_classifier_scores_as_transformers(backends: Backends, folders: dict[str, Path]) -> None:
+    from transformers import AutoModelForSequenceClassification
+
+    for name, backend in backends.converted.items():
+        model = AutoModelForSequenceClassification.from_pretrained(folders[name], dtype=torch.float32).eval()
+        found = logits_of(backend, *range(backend.config.num_classes))
+        for tail, logits in zip(TAILS, found, strict=True):
+            ids = torch.from_numpy(np.concatenate([PREFIX, tail])).long()
+            with torch.inference_mode():
+                assert np.abs(model(ids[None]).logits[0].numpy() - logits).max() <= BOUND
+
+
+def test_normalizers_are_those_of_the_classes(backends: Backends) -> None:
+    """Nobody asks a classifier for them, but they are compiled with the rest."""
+    for backend in backends.converted.values():
+        output = backend.forward(batch_of(*range(backend.config.num_classes), need_normalizers=True))
+        assert output.log_normalizers is not None
+        expected = np.logaddexp.reduce(output.label_logits, axis=1)
+        assert np.abs(output.log_normalizers - expected).max() <= BOUND
+
+
+def test_warm_up_runs_the_programs_of_a_head_of_few_rows(backends: Backends) -> None:
+    for backend in backends.converted.values():
+        programs = {each.title: each for each in backend.programs(max_dense_row_len=0)}
+        assert bool(programs) == (backend.info.name == "jax")
+        for kind in ("rows", "labels", "normalizers") if programs else ():
+            programs[f"{kind}, 512 tokens"].prepare()
+
+
+def test_the_rows_stay_in_float32(folders: dict[str, Path]) -> None:
+    """As they do in JAX: `jax/test_weights.py`."""
+    weights = load_weights(open_checkpoint(folders["difference"]), torch.bfloat16, torch.device("cpu"))
+    assert (weights.embedding.dtype, weights.embedding.shape) == (torch.bfloat16, (512, 64))
+    assert (weights.head.dtype, weights.head.shape) == (torch.float32, (1, 64))
+    assert np.array_equal(weights.head.numpy(), read_hf_tensors(folders["difference"])["score.weight"])
