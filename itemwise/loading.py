@@ -15,6 +15,9 @@ from itemwise.engine.warmup import OnProgram, warm_up
 from itemwise.models.checkpoint import Checkpoint, open_checkpoint
 from itemwise.models.embedded import embedded_model_path
 from itemwise.options import EngineOptions
+from itemwise.prompts.profile_choice import choose_profile
+from itemwise.prompts.profile_files import find_profile
+from itemwise.prompts.rerank import RerankPrompts
 from itemwise.prompts.tokenizer import TextTokenizer
 
 log = logging.getLogger("itemwise")
@@ -22,11 +25,16 @@ log = logging.getLogger("itemwise")
 
 def load_engine(options: EngineOptions, on_program: OnProgram | None = None) -> ScoringEngine:
     """Load the model, and warm it up where that is asked for. What fails half-way gives the device's memory back."""
+    profile = None if options.profile is None else find_profile(options.profile)  # before the wait for the model
     checkpoint = open_checkpoint(options.model)
+    tokenizer = read_tokenizer(checkpoint)
+    profiles = choose_profile(profile, checkpoint, tokenizer)
+    if profile is not None and profile.can_rerank and tokenizer is not None:
+        RerankPrompts(profile, tokenizer, checkpoint.config)  # raises where the two do not fit
     scheduler = Scheduler(load_backend(checkpoint, options.backend_options()), options.scheduler_options())
     with ExitStack() as on_failure:
         on_failure.callback(scheduler.close)  # and its backend
-        engine = ScoringEngine(options.engine_config(checkpoint.name), scheduler, read_tokenizer(checkpoint))
+        engine = ScoringEngine(options.engine_config(checkpoint.name, profiles), scheduler, tokenizer)
         if options.warmup != "none":
             warm_up(engine, on_program)
         on_failure.pop_all()
@@ -43,6 +51,8 @@ def resolved_config(options: EngineOptions, engine: ScoringEngine) -> dict[str, 
         "token_budget": engine.planner.options.token_budget,
         "served_names": [engine.config.model_name, *engine.config.served_names],
         "model_name": engine.config.model_name,
+        "profile": None if engine.config.profiles.default is None else engine.config.profiles.default.name,
+        "profile_reason": engine.config.profiles.reason,
     }
     return {
         **asdict(options),

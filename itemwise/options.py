@@ -20,6 +20,7 @@ from itemwise.plan.options import MaskOption, PlanOptions
 if TYPE_CHECKING:
     from itemwise.engine.engine import EngineConfig
     from itemwise.engine.scheduler import SchedulerOptions
+    from itemwise.prompts.profile_choice import ProfileChoice
 
 NO_BOUND = -1  # `chunked_prefill_size` as the origin's command lines spell None
 
@@ -49,6 +50,7 @@ class EngineOptions:
     token_budget: int | None = None  # most tokens in one forward; None: the device's default
     delimiter_token_id: int | None = None  # a token between the query and every item; None: nothing
     max_items_per_request: int = 100_000  # more are an error
+    profile: str | Path | None = None  # how documents become prompts: a name or a .toml file; None: by the model's name
     served_names: tuple[str, ...] = ()  # further names that requests may call the model by; the first is its own
 
     def __post_init__(self) -> None:
@@ -99,7 +101,7 @@ class EngineOptions:
             max_queued_tokens=self.max_queued_tokens,
         )
 
-    def engine_config(self, model_name: str) -> EngineConfig:
+    def engine_config(self, model_name: str, profiles: ProfileChoice) -> EngineConfig:
         """`model_name`: what the checkpoint calls itself, which the first served name takes the place of."""
         from itemwise.engine.engine import EngineConfig
 
@@ -110,6 +112,7 @@ class EngineOptions:
             max_items_per_request=self.max_items_per_request,
             plan=self.plan_options(),
             served_names=tuple(others),
+            profiles=profiles,
         )
 
     def _names(self, model_name: str) -> list[str]:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
 from itemwise.backends.base import Warmup
 from itemwise.contract.parse import parse_score_request
+from itemwise.contract.parse_rerank import parse_rerank_request
 from itemwise.contract.request import Algorithm, LabelScoring, OnItemError, ScoreMode, Tokenization
+from itemwise.contract.rerank import RerankResult, TruncationSide
 from itemwise.contract.result import ScoreResult
 from itemwise.engine.engine import OnProgress
+from itemwise.engine.reranker import Reranker
 from itemwise.engine.warmup import OnProgram
 from itemwise.loading import load_engine
 from itemwise.options import EngineOptions
@@ -51,6 +54,7 @@ class Scorer:
         token_budget: int | None = None,
         delimiter_token_id: int | None = None,
         max_items_per_request: int = 100_000,
+        profile: str | Path | None = None,
         on_program: OnProgram | None = None,
     ) -> None:
         options = EngineOptions(
@@ -75,8 +79,10 @@ class Scorer:
             token_budget=token_budget,
             delimiter_token_id=delimiter_token_id,
             max_items_per_request=max_items_per_request,
+            profile=profile,
         )
         self.engine = load_engine(options, on_program)
+        self.reranker = Reranker(self.engine)
         weakref.finalize(self, self.engine.close)  # a scorer that is forgotten must not keep its model
 
     def score(
@@ -116,6 +122,38 @@ class Scorer:
             "return_debug": return_debug,
         }
         return self.engine.score(parse_score_request(body), on_progress)
+
+    def rerank(
+        self,
+        query: str,
+        documents: Sequence[str] | Sequence[Mapping[str, str]],
+        *,
+        top_n: int | None = None,
+        profile: str | None = None,
+        instruction: str | None = None,
+        max_tokens_per_doc: int | None = None,
+        max_chunks_per_doc: int | None = None,
+        truncate: bool = True,
+        truncation_side: TruncationSide = "right",
+        algorithm: Algorithm = "auto",
+        return_debug: bool = False,
+        on_progress: OnProgress | None = None,
+    ) -> RerankResult:
+        """The documents best first, by the profile of the model or the one named. Same as `/v1/rerank`."""
+        body = {
+            "query": query,
+            "documents": documents,
+            "top_n": top_n,
+            "profile": profile,
+            "instruction": instruction,
+            "max_tokens_per_doc": max_tokens_per_doc,
+            "max_chunks_per_doc": max_chunks_per_doc,
+            "truncate": truncate,
+            "truncation_side": truncation_side,
+            "algorithm": algorithm,
+            "return_debug": return_debug,
+        }
+        return self.reranker.rerank(parse_rerank_request(body), on_progress)
 
     def close(self) -> None:
         """Give the device's memory back; a second call does nothing."""

@@ -25,6 +25,7 @@ from itemwise.loading import load_engine, resolved_config
 from itemwise.models.embedded import embedded_model_path
 from itemwise.options import EngineOptions
 from itemwise.plan.options import PlanOptions
+from itemwise.prompts.profile_choice import profile_of_any_model
 
 # A value for every option that is not its default.
 OTHERS: dict[str, Any] = {
@@ -87,7 +88,9 @@ def test_every_option_reaches_the_part_that_it_shapes() -> None:
         prefix_cache=False, chunked_prefill_size=5, max_queued_tokens=6
     )
     others = ("b", "own name", "some/model", "model")
-    assert options.engine_config("own name") == EngineConfig("a", 0, 9, plan, served_names=others)
+    profiles = profile_of_any_model("own name")
+    config = options.engine_config("own name", profiles)
+    assert config == EngineConfig("a", 0, 9, plan, served_names=others, profiles=profiles)
 
 
 def test_the_defaults_are_those_of_the_parts() -> None:
@@ -95,7 +98,7 @@ def test_the_defaults_are_those_of_the_parts() -> None:
     assert options.backend_options() == BackendOptions()
     assert options.plan_options() == PlanOptions()
     assert options.scheduler_options() == SchedulerOptions()
-    assert options.engine_config("m") == EngineConfig("m")
+    assert options.engine_config("m", profile_of_any_model()) == EngineConfig("m")
 
 
 def test_no_bound_on_a_prefill_is_spelled_in_two_ways() -> None:
@@ -116,7 +119,7 @@ def test_no_bound_on_a_prefill_is_spelled_in_two_ways() -> None:
 def test_a_model_goes_by_its_path_and_its_base_name_too(
     model: str | Path | None, served: tuple[str, ...], names: tuple[str, ...]
 ) -> None:
-    config = EngineOptions(model, served_names=served).engine_config("own")
+    config = EngineOptions(model, served_names=served).engine_config("own", profile_of_any_model())
     assert (config.model_name, config.served_names) == (names[0], names[1:])
 
 

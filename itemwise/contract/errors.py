@@ -19,6 +19,7 @@
     │       └── InternalError         anything unforeseen; the log has the rest                             500
     ├── ModelLoadError                a checkpoint cannot be used: folder, architecture, tensor, file
     ├── TokenizerError                a model has no tokenizer that we can read, and text was given
+    ├── ProfileError                  a reranker profile is not there, not legal, or not for this model
     └── BackendError                  a backend or device that was asked for is not there
 
 A message says what was expected, what came and, where that helps, what to do.
@@ -162,6 +163,10 @@ class ModelLoadError(ItemwiseError):
 
 class TokenizerError(ItemwiseError):
     """The model has no tokenizer that can be read, so only token ids can be scored."""
+
+
+class ProfileError(ItemwiseError):
+    """A reranker profile that does not exist, is not legal, or does not fit the model; the message names all of it."""
 
 
 class BackendError(ItemwiseError):

@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TypeVar, get_args
 
-import numpy as np
-
 from itemwise.contract.describe import describe
 from itemwise.contract.errors import InvalidRequestError, InvalidValueError, MissingParameterError
 from itemwise.contract.parse_inputs import parse_items, parse_labels, parse_query, parse_suffix
@@ -37,12 +35,12 @@ ON_ITEM_ERRORS: tuple[OnItemError, ...] = get_args(OnItemError)
 
 def parse_score_request(body: object) -> ScoreRequest:
     """Raises a `RequestError` for the first thing wrong: what is missing, query, items, labels, the rest."""
-    fields = _present_fields(body)
+    fields = present_fields(body)
     _require_fields(fields)
     query = parse_query(fields["query"])
-    on_item_error = _choice(fields, "on_item_error", ON_ITEM_ERRORS, "fail")
+    on_item_error = choice(fields, "on_item_error", ON_ITEM_ERRORS, "fail")
     items, item_errors = parse_items(fields["items"], isinstance(query, str), on_item_error)
-    label_scoring = _choice(fields, "label_scoring", LABEL_SCORINGS, "single")
+    label_scoring = choice(fields, "label_scoring", LABEL_SCORINGS, "single")
     labels, label_token_ids = parse_labels(fields, label_scoring)
     request = ScoreRequest(
         query=query,
@@ -51,11 +49,11 @@ def parse_score_request(body: object) -> ScoreRequest:
         label_token_ids=label_token_ids,
         score_mode=_score_mode(fields),
         label_scoring=label_scoring,
-        item_first=_flag(fields, "item_first") or False,
-        tokenization=_choice(fields, "tokenization", TOKENIZATIONS, "apart"),
-        max_tokens_per_item=_max_tokens_per_item(fields),
-        algorithm=_choice(fields, "algorithm", ALGORITHMS, "auto"),
-        return_debug=_flag(fields, "return_debug") or False,
+        item_first=flag(fields, "item_first") or False,
+        tokenization=choice(fields, "tokenization", TOKENIZATIONS, "apart"),
+        max_tokens_per_item=count(fields, "max_tokens_per_item"),
+        algorithm=choice(fields, "algorithm", ALGORITHMS, "auto"),
+        return_debug=flag(fields, "return_debug") or False,
         on_item_error=on_item_error,
         model=parse_model_name(fields),
         suffix=parse_suffix(fields, query),
@@ -66,7 +64,8 @@ def parse_score_request(body: object) -> ScoreRequest:
     return request
 
 
-def _present_fields(body: object) -> Fields:
+def present_fields(body: object) -> Fields:
+    """The fields that are there, NumPy's values as Python's. Raises invalid_json where there can be none."""
     if not isinstance(body, Mapping):
         message = f"the request must be a JSON object, got {describe(body)}"
         raise InvalidRequestError(message, code="invalid_json")
@@ -75,28 +74,31 @@ def _present_fields(body: object) -> Fields:
 
 def _require_fields(fields: Fields) -> None:
     if "query" not in fields:
-        raise _missing("query", "a string or a list of token ids")
+        raise missing("query", "a string or a list of token ids")
     if "items" not in fields:
-        raise _missing("items", "a list of strings or a list of lists of token ids")
+        raise missing("items", "a list of strings or a list of lists of token ids")
     if "labels" not in fields and "label_token_ids" not in fields:
-        raise _missing("label_token_ids", "a list of token ids (or labels, a list of strings)")
+        raise missing("label_token_ids", "a list of token ids (or labels, a list of strings)")
 
 
-def _missing(name: str, expected: str) -> MissingParameterError:
+def missing(name: str, expected: str) -> MissingParameterError:
+    """The error missing_NAME."""
     message = f"{name} is required: expected {expected}, got nothing"
     return MissingParameterError(message, code=f"missing_{name}", param=name)
 
 
-def _choice(fields: Fields, name: str, choices: Sequence[Choice], default: Choice) -> Choice:
+def choice(fields: Fields, name: str, choices: Sequence[Choice], default: Choice) -> Choice:
+    """One of the choices. Raises invalid_NAME."""
     value = fields.get(name, default)
-    for choice in choices:
-        if isinstance(value, str) and value == choice:
-            return choice
+    for each in choices:
+        if isinstance(value, str) and value == each:
+            return each
     message = f"{name} must be one of {', '.join(choices)}, got {describe(value)}"
     raise InvalidValueError(message, code=f"invalid_{name}", param=name)
 
 
-def _flag(fields: Fields, name: str) -> bool | None:
+def flag(fields: Fields, name: str) -> bool | None:
+    """None where it is absent. Raises invalid_NAME_type."""
     value = fields.get(name)
     if value is None or isinstance(value, bool):
         return value
@@ -106,9 +108,9 @@ def _flag(fields: Fields, name: str) -> bool | None:
 
 def _score_mode(fields: Fields) -> ScoreMode:
     """`score_mode` where it is given, else what `apply_softmax` says; the two must not contradict."""
-    apply_softmax = _flag(fields, "apply_softmax")
+    apply_softmax = flag(fields, "apply_softmax")
     implied: ScoreMode = "softmax" if apply_softmax else "prob"
-    mode = _choice(fields, "score_mode", SCORE_MODES, implied)
+    mode = choice(fields, "score_mode", SCORE_MODES, implied)
     if apply_softmax is not None and apply_softmax != (mode == "softmax"):
         message = (
             f'score_mode "{mode}" contradicts apply_softmax: expected {mode == "softmax"}, '
@@ -118,14 +120,13 @@ def _score_mode(fields: Fields) -> ScoreMode:
     return mode
 
 
-def _max_tokens_per_item(fields: Fields) -> int | None:
-    value = fields.get("max_tokens_per_item")
-    if value is None:
-        return None
-    if isinstance(value, (int, np.integer)) and not isinstance(value, bool) and value >= 1:
-        return int(value)
-    message = f"max_tokens_per_item must be an integer of 1 or more, got {describe(value)}"
-    raise InvalidValueError(message, code="invalid_max_tokens_per_item", param="max_tokens_per_item")
+def count(fields: Fields, name: str) -> int | None:
+    """An integer of 1 or more, None where it is absent. Raises invalid_NAME."""
+    value = fields.get(name)
+    if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
+        return value
+    message = f"{name} must be an integer of 1 or more, got {describe(value)}"
+    raise InvalidValueError(message, code=f"invalid_{name}", param=name)
 
 
 def parse_model_name(fields: Fields) -> str | None:

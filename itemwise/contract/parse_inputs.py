@@ -40,14 +40,15 @@ def parse_suffix(fields: Mapping[str, object], query: str | Int32Array) -> str |
 def _text_or_ids(value: object, name: str) -> str | Int32Array:
     place = Place(name, name)
     if isinstance(value, str):
-        return _checked_text(value, place)
+        return checked_text(value, place)
     if isinstance(value, (list, tuple)):
         return parse_ids(value, place)
     message = f"{name} must be a string or a list of token ids, got {describe(value)}"
     raise InvalidRequestError(message, code=f"invalid_{name}_type", param=name)
 
 
-def _checked_text(text: str, place: Place) -> str:
+def checked_text(text: str, place: Place) -> str:
+    """The text. Raises invalid_unicode."""
     error = _text_error(text, place)
     if error is not None:
         raise error
@@ -169,7 +170,7 @@ def _parse_text_labels(values: Sequence[object]) -> tuple[str, ...]:
             raise InvalidRequestError(message, code="invalid_labels_type", param="labels")
         if not value:
             raise _empty_label("labels", place.name, "character", value)
-        labels.append(_checked_text(value, place))
+        labels.append(checked_text(value, place))
     return tuple(labels)
 
 

@@ -59,14 +59,14 @@ class ScoreRequest:
         return len(self.labels or self.label_token_ids or ())
 
 
-def check_item_count(request: ScoreRequest, max_items: int) -> None:
-    """Raises too_many_items."""
-    if request.num_items > max_items:
+def check_item_count(num_items: int, max_items: int, field: str = "items") -> None:
+    """Raises too_many_items. `field`: what the request calls them."""
+    if num_items > max_items:
         raise InvalidValueError(
-            f"items must hold at most {max_items} items (max_items_per_request), got {request.num_items}; "
+            f"{field} must hold at most {max_items} items (max_items_per_request), got {num_items}; "
             "send several smaller requests",
             code="too_many_items",
-            param="items",
+            param=field,
         )
 
 

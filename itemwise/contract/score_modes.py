@@ -38,7 +38,7 @@ def scores_from_logits(
     if mode == "logit":
         return logits
     if mode == "sigmoid" and logits.shape[1] == 1:
-        return _sigmoid(logits)
+        return sigmoid(logits)
     return _relative(mode, logits)
 
 
@@ -72,7 +72,7 @@ def _relative(mode: ScoreMode, values: Float64Array) -> Float64Array:
     if values.shape[1] != 2:
         raise ValueError(f"score mode {mode} compares two labels, got {values.shape[1]}")
     difference = values[:, :1] - values[:, 1:]
-    return difference if mode == "logit_diff" else _sigmoid(difference)
+    return difference if mode == "logit_diff" else sigmoid(difference)
 
 
 def _softmax(values: Float64Array) -> Float64Array:
@@ -81,7 +81,7 @@ def _softmax(values: Float64Array) -> Float64Array:
     return powers / totals
 
 
-def _sigmoid(values: Float64Array) -> Float64Array:
+def sigmoid(values: Float64Array) -> Float64Array:
     """1 / (1 + exp(-x)), with only negative numbers given to exp, so that it cannot overflow."""
     small = np.exp(-np.abs(values))
     return np.where(values >= 0, 1.0, small) / (1.0 + small)

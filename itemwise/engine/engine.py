@@ -37,6 +37,7 @@ from itemwise.plan.label_rows import LabelRows, lay_out_segments, plan_labels
 from itemwise.plan.options import PlanOptions
 from itemwise.plan.shared_prefix import split_items
 from itemwise.prompts.limits import check_limits
+from itemwise.prompts.profile_choice import ProfileChoice, profile_of_any_model
 from itemwise.prompts.template import Prompt, build_prefix, build_prompt
 from itemwise.prompts.tokenizer import TextTokenizer
 
@@ -58,6 +59,7 @@ class EngineConfig:
     max_items_per_request: int = 100_000
     plan: PlanOptions = field(default_factory=PlanOptions)
     served_names: tuple[str, ...] = ()  # other names that a request may call the model by
+    profiles: ProfileChoice = field(default_factory=profile_of_any_model)  # how documents become prompts
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,6 +103,10 @@ class ScoringEngine:
     def score(self, request: ScoreRequest, on_progress: OnProgress | None = None) -> ScoreResult:
         """Score one request, and wait. Raises RequestError before any work where it cannot be scored."""
         prepared = self.prepare(request)
+        return self.finish(prepared, self.run(prepared, on_progress))
+
+    def run(self, prepared: PreparedRequest, on_progress: OnProgress | None = None) -> Job:
+        """Submit it, and wait until it is done."""
         changes: SimpleQueue[None] = SimpleQueue()
         job = self.submit(prepared, on_change=lambda: changes.put(None))
         try:
@@ -111,13 +117,19 @@ class ScoringEngine:
         except BaseException:
             job.cancel()
             raise
-        return self.finish(prepared, job)
+        return job
 
     def prepare(self, request: ScoreRequest) -> PreparedRequest:
         """Raises RequestError where the request cannot be scored, TokenizerError for text that no tokenizer reads."""
         begin = perf_counter()
+        self._check_head()
         request = self._check(request)
-        prompt = build_prompt(request, self.tokenizer, self.config.delimiter_token_id)
+        return self.prepare_prompt(
+            request, build_prompt(request, self.tokenizer, self.config.delimiter_token_id), begin
+        )
+
+    def prepare_prompt(self, request: ScoreRequest, prompt: Prompt, begin: float) -> PreparedRequest:
+        """The same for a prompt that was made elsewhere, since `begin` of time.perf_counter()."""
         tokenize_seconds = perf_counter() - begin
         labels = plan_labels(prompt.label_ids)
         item_errors = self._item_errors(request, prompt, labels)
@@ -128,10 +140,15 @@ class ScoringEngine:
         return PreparedRequest(request, prompt, labels, item_errors, good, plan, begin, tokenize_seconds)
 
     def submit(
-        self, prepared: PreparedRequest, *, deadline: float | None = None, on_change: OnChange | None = None
+        self,
+        prepared: PreparedRequest,
+        *,
+        deadline: float | None = None,
+        on_change: OnChange | None = None,
+        priority: int = 0,
     ) -> Job:
         """Queue it. `deadline`: of time.monotonic(). `on_change`: called by the scheduler's thread when items are done
-        or the job is. Raises QueueFullError."""
+        or the job is. `priority`: lower ones are served first. Raises QueueFullError."""
         plan, request = prepared.plan, prepared.request
         job = Job(
             plan.segments.prefix_ids if plan is not None and plan.needs_prefill else _NO_IDS,
@@ -140,6 +157,7 @@ class ScoringEngine:
             timed=request.return_debug,
             deadline=deadline,
             on_change=on_change,
+            priority=priority,
         )
         if plan is None:
             job.finish()
@@ -160,10 +178,13 @@ class ScoringEngine:
 
     def prepare_prefix(self, query: str | Int32Array) -> Int32Array:
         """The tokens that requests with this query share. Raises RequestError where no request could have it."""
+        return self.check_prefix(build_prefix(query, self.tokenizer, self.config.delimiter_token_id))
+
+    def check_prefix(self, prefix_ids: Int32Array) -> Int32Array:
+        """The same tokens. Raises RequestError where they cannot be kept."""
         if not self.scheduler.options.prefix_cache:
             message = "prefixes are not kept between requests here (the prefix cache is off)"
             raise InvalidValueError(message, code="prefix_cache_disabled")
-        prefix_ids = build_prefix(query, self.tokenizer, self.config.delimiter_token_id)
         _check_prefix(prefix_ids, self.backend)
         return prefix_ids
 
@@ -198,9 +219,18 @@ class ScoringEngine:
         """Give the device's memory back, after what has been started; a second call does nothing."""
         self.scheduler.close()
 
+    def _check_head(self) -> None:
+        """Raises where the model has no logits of tokens."""
+        if self.backend.config.num_classes:
+            message = (
+                "this model is a classifier, which has no logits of label tokens; expected a request to rerank, "
+                "got one to score"
+            )
+            raise InvalidValueError(message, code="no_label_logits")
+
     def _check(self, request: ScoreRequest) -> ScoreRequest:
         check_model(request, (self.config.model_name, *self.config.served_names))
-        check_item_count(request, self.config.max_items_per_request)
+        check_item_count(request.num_items, self.config.max_items_per_request)
         check_score_count(request, MAX_SCORES_PER_REQUEST)
         return check_vocabulary(request, self.backend.config.vocab_size)
 

@@ -53,6 +53,7 @@ class Job:
         deadline: float | None = None,  # of time.monotonic()
         pin_seconds: float | None = None,  # keep the prefix for so long
         on_change: OnChange | None = None,  # called by the scheduler's thread; must be quick
+        priority: int = 0,  # lower ones are served first
     ) -> None:
         self.prefix_ids = prefix_ids
         self.plan = plan
@@ -60,6 +61,7 @@ class Job:
         self.timed = timed
         self.deadline = deadline
         self.pin_seconds = pin_seconds
+        self.priority = priority
         self.keys = block_keys(prefix_ids)
         self._on_change = on_change
         self.num_tokens = plan.num_tokens if plan is not None else len(prefix_ids)

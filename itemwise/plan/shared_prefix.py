@@ -45,13 +45,16 @@ def _split_whole_rows(prompt: Prompt) -> SplitItems:
 
 
 def _split_tails(prompt: Prompt) -> SplitItems:
-    """Rows that stand behind the prefix. An empty one takes the prefix's last token back."""
+    """Rows that stand behind the prefix, or behind its first tokens. An empty one takes the last of these back."""
     rows, prefix_ids = prompt.sequences, prompt.prefix_ids
+    shared = prompt.shared_lens
+    if shared is None:
+        shared = np.full(len(rows), len(prefix_ids))
     is_empty = rows.lens == 0
     if not is_empty.any():
-        return SplitItems(prefix_ids, np.full(len(rows), len(prefix_ids)), rows)
-    shared = len(prefix_ids) - is_empty.astype(np.int64)
-    flat = np.insert(rows.flat, rows.starts[:-1][is_empty], prefix_ids[-1])
+        return SplitItems(prefix_ids, shared, rows)
+    shared = shared - is_empty
+    flat = np.insert(rows.flat, rows.starts[:-1][is_empty], prefix_ids[shared[is_empty]])
     return SplitItems(prefix_ids, shared, Ragged(flat, starts_from_lens(np.maximum(rows.lens, 1))))
 
 

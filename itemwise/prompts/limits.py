@@ -48,7 +48,8 @@ def _item_errors(prompt: Prompt, model: ModelConfig, label_tokens: int) -> Itera
     for position in np.flatnonzero(rows.flat >= model.vocab_size).tolist():
         item = int(np.searchsorted(rows.starts, position, side="right")) - 1
         token = int(rows.flat[position])
-        yield item, _unknown_token(f"items[{item}]", "items", token, model.vocab_size, item)
+        name = prompt.items_field
+        yield item, _unknown_token(f"{name}[{item}]", name, token, model.vocab_size, item)
 
 
 def _too_long(prompt: Prompt, item: int, max_context_len: int, label_tokens: int) -> InvalidValueError:

@@ -36,15 +36,28 @@ class Prompt:
     prompt_tokens: int  # what the caller sent: the query once and all items
     truncated: tuple[Truncation, ...] = ()
     item_errors: dict[int, RequestError] = field(default_factory=dict)
+    shared_lens: Int64Array | None = None  # [I]: how much of the prefix stands before each row; None: all of it
+    items_field: str = "items"  # what the request calls the items, for errors
 
     def take(self, items: Int64Array) -> Prompt:
         """The prompt of some items alone."""
-        is_all = len(items) == len(self.sequences)
-        return self if is_all else replace(self, sequences=self.sequences.take(items))
+        if len(items) == len(self.sequences):
+            return self
+        shared_lens = None if self.shared_lens is None else self.shared_lens[items]
+        return replace(self, sequences=self.sequences.take(items), shared_lens=shared_lens)
 
     def context_lens(self) -> Int64Array:
         """[I]: how many tokens the model sees for each item."""
-        return self.sequences.lens + (0 if self.joined else len(self.prefix_ids))
+        return self.sequences.lens + self._lens_before()
+
+    def context(self, item: int) -> Int32Array:
+        """All tokens that the model sees for one item."""
+        return np.concatenate([self.prefix_ids[: self._lens_before()[item]], self.sequences[item]])
+
+    def _lens_before(self) -> Int64Array:
+        if self.joined:
+            return np.zeros(len(self.sequences), np.int64)
+        return np.full(len(self.sequences), len(self.prefix_ids)) if self.shared_lens is None else self.shared_lens
 
 
 @dataclass(frozen=True)

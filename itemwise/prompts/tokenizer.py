@@ -9,6 +9,7 @@ import numpy as np
 from itemwise.contract.errors import InvalidValueError
 from itemwise.contract.ragged import Int32Array, Ragged
 from itemwise.models.tokenizer_files import TokenizerFiles
+from itemwise.prompts.token_borders import TokenBorders
 
 
 class TextTokenizer:
@@ -21,7 +22,9 @@ class TextTokenizer:
         self._tokenizer.no_padding()
         self.leading_ids = np.asarray(files.leading_ids, np.int32)
         self.chat_template = files.chat_template
+        self.special_tokens = files.special_tokens
         self.special_ids = files.special_ids
+        self._borders: TokenBorders | None = None
 
     def encode(self, text: str) -> Int32Array:
         return np.asarray(self._tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
@@ -29,6 +32,21 @@ class TextTokenizer:
     def encode_many(self, texts: Sequence[str]) -> Ragged:
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return Ragged.from_rows([encoding.ids for encoding in encodings])
+
+    def encode_behind(self, lead: str, texts: Sequence[str]) -> tuple[Int32Array, Ragged]:
+        """The tokens of `lead + text` for each text: those that are the lead's whatever follows, and each text's rest.
+
+        The first part depends on the lead alone, and is as long as is known without a look at the texts.
+        """
+        if self._borders is None:
+            self._borders = TokenBorders(self._tokenizer)
+        cut = self._borders.last_safe_cut(lead)
+        return self.encode(lead[:cut]), self.encode_many([lead[cut:] + text for text in texts])
+
+    def token_id(self, token: str) -> int | None:
+        """The id of one token of the vocabulary, None where it has none like this."""
+        token_id: int | None = self._tokenizer.token_to_id(token)
+        return token_id
 
     def decode_token(self, token_id: int) -> str:
         """One token as people read it."""

@@ -62,17 +62,19 @@ def test_the_defaults_are_those_of_the_http_route() -> None:
 
 
 def test_as_many_items_as_allowed_pass() -> None:
-    check_item_count(text_request(), 3)
+    check_item_count(3, 3)
 
 
-def test_one_item_too_many_is_refused() -> None:
+@pytest.mark.parametrize("field", ["items", "documents", "texts"])
+def test_one_item_too_many_is_refused(field: str) -> None:
     with pytest.raises(RequestError) as caught:
-        check_item_count(text_request(), 2)
+        check_item_count(3, 2) if field == "items" else check_item_count(3, 2, field)
     error = caught.value
     assert (error.code, error.status, error.type) == ("too_many_items", 400, "invalid_value_error")
+    assert error.message.startswith(f"{field} ")
     assert "at most 2" in error.message
     assert "got 3" in error.message
-    assert error.param == "items"
+    assert error.param == field
 
 
 @pytest.mark.parametrize("name", [None, "default", "qwen", "Qwen/Qwen3-0.6B"])

@@ -7,7 +7,7 @@ from typing import get_args
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from itemwise.contract.request import LabelScoring, ScoreMode
@@ -160,6 +160,7 @@ CASES = [(mode, "single") for mode in MODES] + [(mode, "sequence") for mode in M
 
 
 @pytest.mark.parametrize(("mode", "label_scoring"), CASES)
+@settings(deadline=None)
 @given(
     num_items=st.integers(1, 70),
     num_labels=st.integers(1, 40),

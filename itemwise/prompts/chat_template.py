@@ -1,0 +1,47 @@
+"""A checkpoint's own chat template, as the text that stands before and after a user's message."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import NoReturn
+
+from itemwise.contract.errors import TokenizerError
+
+_MESSAGE = "(the message)"  # stands for it; no template has these words
+
+
+def chat_frame(template: str, special_tokens: Mapping[str, str]) -> tuple[str, str]:
+    """What the template writes before and after the first message of a user, up to where the answer begins.
+
+    A template is a program, and it comes with the checkpoint: it runs in a sandbox that lets it write text and nothing
+    else. It is not told the date, which some would write into the prompt: scores must not change overnight.
+    Raises TokenizerError where it does not show the message exactly once.
+    """
+    from jinja2 import TemplateError
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
+    environment.globals["raise_exception"] = _refuse
+    try:
+        text = environment.from_string(template).render(
+            messages=[{"role": "user", "content": _MESSAGE}],
+            add_generation_prompt=True,
+            enable_thinking=False,  # the answer is to come at once
+            **special_tokens,
+        )
+    except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError) as error:
+        raise TokenizerError(f"the checkpoint's chat template fails: {error}") from None
+    before, *rest = text.split(_MESSAGE)
+    if len(rest) != 1:
+        raise TokenizerError(f"the checkpoint's chat template must show a message once, it does so {len(rest)} times")
+    return before, rest[0]
+
+
+def _refuse(message: str) -> NoReturn:
+    from jinja2 import TemplateError
+
+    raise TemplateError(message)

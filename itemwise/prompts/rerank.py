@@ -1,0 +1,254 @@
+"""From a rerank request to the token sequences that the model sees, by a profile.
+
+    opening                             | row                      | after
+    before, body but for the document   | lead {document}          | after
+    the same for all documents          | tokenized as one text    | the same for all, and never cut
+
+The shared prefix is the opening and as much of the lead as no document can change. A document's tokens are what
+comes after it, so a first word that merges with the lead's last space belongs to the document.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from itemwise.contract.describe import quote
+from itemwise.contract.errors import InvalidValueError, ProfileError, TokenizerError
+from itemwise.contract.ragged import Int32Array, Int64Array, Ragged, ranges, starts_from_lens
+from itemwise.contract.rerank import RerankRequest
+from itemwise.contract.result import Truncation
+from itemwise.models.config import ModelConfig
+from itemwise.prompts.chat_template import chat_frame
+from itemwise.prompts.profile import Piece, Profile
+from itemwise.prompts.template import Prompt, surround
+from itemwise.prompts.tokenizer import TextTokenizer
+
+_NOTHING = np.zeros(0, np.int32)
+_PROBE = "a"  # some document; what the lead's tokens have in common with and without it is the lead's own
+
+
+@dataclass(frozen=True)
+class RerankPrompt:
+    """Rows of documents. A document that was cut into chunks has several."""
+
+    prompt: Prompt
+    owners: Int64Array  # [rows]: whose row it is; ascending, every document at least once
+
+
+@dataclass(frozen=True)
+class _Frame:
+    """What a request's documents have in common."""
+
+    opening: Int32Array
+    opening_body_len: int  # of these, tokens of the body
+    lead: str
+    after: Int32Array
+
+
+class RerankPrompts:
+    """One profile on one model. Raises ProfileError where they do not belong together."""
+
+    def __init__(self, profile: Profile, tokenizer: TextTokenizer, model: ModelConfig) -> None:
+        if not profile.can_rerank:
+            raise ProfileError(
+                f"profile {quote(profile.name)} has no labels of its own, so it cannot rerank; "
+                "send such requests to /v1/score, or choose another profile"
+            )
+        self.profile = _framed(profile, tokenizer)
+        self._tokenizer = tokenizer
+        self._model = model
+        _check_special_tokens(profile, tokenizer)
+        self.label_ids = _label_ids(profile, tokenizer, model)
+
+    def prefix(self, query: str, instruction: str | None) -> Int32Array:
+        """What all documents of such a request have in common."""
+        frame = self._frame(query, instruction)
+        fixed, probed = self._tokenizer.encode_behind(frame.lead, ["", _PROBE])
+        return np.concatenate([frame.opening, fixed, _common(probed[0], probed[1])])
+
+    def prompt(self, request: RerankRequest) -> RerankPrompt:
+        """Raises RequestError where a document does not fit, and is not to be cut, or where the query does not."""
+        frame = self._frame(request.query, request.instruction)
+        fixed, rows = self._tokenizer.encode_behind(frame.lead, ["", _PROBE, *request.documents])
+        head = _common(rows[0], rows[1])
+        rows = rows.take(np.arange(2, len(rows)))
+        shared = _shared_lens(head, rows)
+        opening = np.concatenate([frame.opening, fixed])
+        room = self._row_room(frame, len(fixed)) - shared
+        self._check_room(request, opening, int(room.min()), len(frame.after))
+        documents = _Documents(rows, shared)
+        windows = documents.windows(request, room)
+        prompt = Prompt(
+            prefix_ids=np.concatenate([opening, head]),
+            sequences=surround(_NOTHING, windows.rows, frame.after),
+            joined=False,
+            label_ids=self.label_ids,
+            prompt_tokens=len(opening) + len(head) + int(documents.lens.sum()),
+            truncated=windows.truncated,
+            shared_lens=len(opening) + shared[windows.owners],
+            items_field=request.documents_field,
+        )
+        return RerankPrompt(prompt, windows.owners)
+
+    def _frame(self, query: str, instruction: str | None) -> _Frame:
+        profile = self.profile
+        if instruction is not None and not profile.takes_instruction:
+            message = f"profile {quote(profile.name)} takes no instruction, got {quote(instruction)}"
+            raise InvalidValueError(message, code="conflicting_parameters", param="instruction")
+        if instruction is None:
+            instruction = profile.instruction
+        values = {"query": query, "instruction": instruction or "", "document": ""}
+
+        def fill(piece: Piece) -> str:
+            return piece.template(instruction).format(**values)
+
+        def encode(pieces: tuple[Piece, ...]) -> Int32Array:
+            return np.concatenate([_NOTHING, *(self._tokenizer.encode(fill(piece)) for piece in pieces)])
+
+        *shared_body, document_piece = profile.body
+        bos = self._tokenizer.leading_ids if profile.add_bos else _NOTHING
+        body = encode(tuple(shared_body))
+        opening = np.concatenate([bos, encode(profile.before), body])
+        return _Frame(opening, len(body), fill(document_piece), encode(profile.after))
+
+    def _row_room(self, frame: _Frame, fixed_len: int) -> int:
+        """Tokens that a row may have, behind what was tokenized once."""
+        profile = self.profile
+        longest = min(self._model.max_context_len, profile.max_context_len or self._model.max_context_len)
+        room = longest - len(frame.opening) - len(frame.after)
+        if profile.max_body_len is not None:
+            room = min(room, profile.max_body_len - frame.opening_body_len)
+        return room - fixed_len
+
+    def _check_room(self, request: RerankRequest, opening: Int32Array, room: int, after_len: int) -> None:
+        if room < 1:
+            raise InvalidValueError(
+                f"query and instruction must leave room for a document, got {len(opening)} tokens before it and "
+                f"{after_len} after it, where profile {quote(self.profile.name)} and the model have room for "
+                f"{len(opening) + after_len + room - 1}; shorten the query",
+                code="context_too_long",
+                param="query",
+            )
+
+
+@dataclass(frozen=True)
+class _Windows:
+    """What is left of the documents."""
+
+    rows: Ragged
+    owners: Int64Array
+    truncated: tuple[Truncation, ...]
+
+
+class _Documents:
+    """The documents' own tokens: each row behind what it shares."""
+
+    def __init__(self, rows: Ragged, shared: Int64Array) -> None:
+        self._rows = rows
+        self._starts = rows.starts[:-1] + shared
+        self.lens: Int64Array = rows.lens - shared
+
+    def windows(self, request: RerankRequest, room: Int64Array) -> _Windows:
+        """At most `room` [I] tokens to a row, one row for each document unless it may be cut into several."""
+        max_chunks = request.max_chunks_per_doc or 1
+        most = max_chunks * room
+        kept = self.lens
+        if request.max_tokens_per_doc is not None:
+            kept = np.minimum(kept, request.max_tokens_per_doc)
+        if not request.truncate:
+            _refuse_long(request, kept, most)
+        kept = np.minimum(kept, most)
+        num_chunks = np.maximum(-(-kept // room), 1)
+        cut = np.flatnonzero(kept < self.lens)
+        truncated = tuple(Truncation(int(i), int(self.lens[i]), int(kept[i])) for i in cut)
+        first = self._starts + (self.lens - kept if request.truncation_side == "left" else 0)
+        owners = np.repeat(np.arange(len(kept)), num_chunks)
+        number = np.arange(len(owners)) - np.repeat(starts_from_lens(num_chunks)[:-1], num_chunks)
+        begin = number * room[owners]
+        lens = np.minimum(room[owners], kept[owners] - begin)
+        flat = self._rows.flat[ranges(first[owners] + begin, lens)]
+        return _Windows(Ragged(flat, starts_from_lens(lens)), owners, truncated)
+
+
+def _refuse_long(request: RerankRequest, lens: Int64Array, most: Int64Array) -> None:
+    too_long = np.flatnonzero(lens > most)
+    if len(too_long):
+        index = int(too_long[0])
+        name = request.documents_field
+        raise InvalidValueError(
+            f"{name}[{index}] must fit: expected at most {most[index]} tokens, got {lens[index]}; "
+            "shorten it, or let it be cut (truncate)",
+            code="context_too_long",
+            param=name,
+            item_index=index,
+        )
+
+
+def _common(one: Int32Array, other: Int32Array) -> Int32Array:
+    """The tokens that both begin with."""
+    compared = min(len(one), len(other))
+    differs = np.flatnonzero(one[:compared] != other[:compared])
+    return one[: int(differs[0]) if len(differs) else compared]
+
+
+def _shared_lens(head: Int32Array, rows: Ragged) -> Int64Array:
+    """[I]: how many of the head's tokens each row begins with."""
+    shared = np.zeros(len(rows), np.int64)
+    is_same = np.ones(len(rows), bool)
+    padded = np.append(rows.flat, np.int32(-1))
+    for position, token in enumerate(head.tolist()):
+        at = np.minimum(rows.starts[:-1] + position, rows.starts[1:])
+        is_same &= (rows.lens > position) & (padded[at] == token)
+        shared += is_same
+    return shared
+
+
+def _framed(profile: Profile, tokenizer: TextTokenizer) -> Profile:
+    """With the chat template's words around its pieces."""
+    if not profile.chat:
+        return profile
+    if tokenizer.chat_template is None:
+        raise ProfileError(f"profile {quote(profile.name)} needs a chat template, and this model has none")
+    try:
+        begin, end = map(_literal, chat_frame(tokenizer.chat_template, tokenizer.special_tokens))
+    except TokenizerError as error:
+        raise ProfileError(f"profile {quote(profile.name)} cannot be used: {error}") from None
+    pieces = [*profile.before, *profile.body]
+    first = pieces[0]
+    without = None if first.without_instruction is None else begin + first.without_instruction
+    pieces[0] = Piece(begin + first.text, without)
+    *after, last = profile.after or (Piece(""),)
+    without = None if last.without_instruction is None else last.without_instruction + end
+    after.append(Piece(last.text + end, without))
+    num_before = len(profile.before)
+    return replace(
+        profile,
+        before=tuple(pieces[:num_before]),
+        body=tuple(pieces[num_before:]),
+        after=tuple(after),
+    )
+
+
+def _literal(text: str) -> str:
+    return text.replace("{", "{{").replace("}", "}}")
+
+
+def _check_special_tokens(profile: Profile, tokenizer: TextTokenizer) -> None:
+    lacking = [token for token in profile.special_tokens if tokenizer.token_id(token) is None]
+    if lacking:
+        raise ProfileError(
+            f"profile {quote(profile.name)} needs the special tokens {', '.join(profile.special_tokens)}, "
+            f"and this model's tokenizer lacks {', '.join(lacking)}: it is for another model"
+        )
+
+
+def _label_ids(profile: Profile, tokenizer: TextTokenizer, model: ModelConfig) -> tuple[tuple[int, ...], ...]:
+    """Tokens of the vocabulary; for a classifier the rows of its head, the positive one first."""
+    if model.num_classes:
+        return tuple((row,) for row in reversed(range(model.num_classes)))
+    try:
+        return tuple((tokenizer.label_id(label, i),) for i, label in enumerate(profile.labels))
+    except InvalidValueError as error:
+        raise ProfileError(f"profile {quote(profile.name)} does not fit this model's tokenizer: {error}") from None

@@ -1,0 +1,90 @@
+"""Where a text can be cut without another token coming out, whatever follows it.
+
+A document is tokenized together with the words before it, as the recipes of rerankers have it: `<Document>: ` and
+`Paris` give ` Paris`. But the words before it hold the query, which may be long, and would be tokenized again for
+every document. Byte-level tokenizers first split a text by a regular expression, from left to right and without
+looking back, and then work within a part; so all but the last parts are what they are, whatever comes behind them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+_OPEN_PARTS = 3  # the last part may grow with what follows; two to spare
+
+
+class TokenBorders:
+    """What a tokenizer allows; the same for all texts."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._splits_locally = _splits_locally(tokenizer)
+        self._added = tuple(token.content for token in tokenizer.get_added_tokens_decoder().values())
+
+    def last_safe_cut(self, text: str) -> int:
+        """The largest place c that is known to be safe: for every x the tokens of text + x are those of text[:c]
+        and of text[c:] + x. 0 where nothing is known."""
+        if not self._splits_locally or self._is_changed(text):
+            return 0
+        parts = self._tokenizer.pre_tokenizer.pre_tokenize_str(text)
+        if len(parts) <= _OPEN_PARTS:
+            return 0
+        cut: int = parts[-_OPEN_PARTS][1][0]
+        is_safe = bool(text[cut:].strip()) and not any(self._straddles(token, text, cut) for token in self._added)
+        return cut if is_safe else 0
+
+    def _is_changed(self, text: str) -> bool:
+        normalizer = self._tokenizer.normalizer
+        return normalizer is not None and normalizer.normalize_str(text) != text
+
+    @staticmethod
+    def _straddles(token: str, text: str, cut: int) -> bool:
+        """Could the token begin before the cut and end behind it, in the text or in what follows?"""
+        first = max(0, cut - len(token) + 1)
+        return any(text.startswith(token, at) or token.startswith(text[at:]) for at in range(first, cut))
+
+
+def _splits_locally(tokenizer: Tokenizer) -> bool:
+    """True only for what is known: BPE behind splits by regular expressions, and no normalizer but NFC."""
+    if type(tokenizer.model).__name__ != "BPE" or tokenizer.pre_tokenizer is None:
+        return False
+    if tokenizer.normalizer is not None and _state(tokenizer.normalizer)["type"] != "NFC":
+        return False
+    steps = list(_steps(_state(tokenizer.pre_tokenizer)))
+    return all(map(_is_local, steps)) and any(map(_splits, steps))
+
+
+def _state(part: Any) -> dict[str, Any]:
+    state: dict[str, Any] = json.loads(part.__getstate__())
+    return state
+
+
+def _steps(state: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    inner: Iterable[Mapping[str, Any]] | None = state.get("pretokenizers")
+    if inner is None:
+        yield state
+        return
+    for each in inner:
+        yield from _steps(each)
+
+
+def _is_local(step: Mapping[str, Any]) -> bool:
+    if step["type"] == "ByteLevel":
+        return not bool(step["add_prefix_space"])
+    if step["type"] == "Split":
+        pattern: str | None = step["pattern"].get("Regex")
+        return pattern is not None and step["behavior"] == "Isolated" and not _looks_back(pattern)
+    return bool(step["type"] == "Digits")
+
+
+def _looks_back(pattern: str) -> bool:
+    return any(each in pattern.replace("[^", "[") for each in ("(?<", "^", r"\A", r"\b", r"\B", r"\G"))
+
+
+def _splits(step: Mapping[str, Any]) -> bool:
+    return step["type"] == "Split" or bool(step.get("use_regex"))
