@@ -12,8 +12,9 @@ from itemwise.server.endpoint import route
 from itemwise.server.gate import Gate
 from itemwise.server.routes.docs import docs, home, openapi
 from itemwise.server.routes.health import health, health_generate
-from itemwise.server.routes.info import metrics, models, server_info
+from itemwise.server.routes.info import metrics, models, server_info, tei_info
 from itemwise.server.routes.prefix import list_prefixes, pin_prefix, release_prefix
+from itemwise.server.routes.rerank import rerank, rerank_v1, rerank_v2
 from itemwise.server.routes.score import score
 from itemwise.server.routes.tokenize import tokenize
 from itemwise.server.service import Service
@@ -28,6 +29,9 @@ def _routes(service: Service) -> list[Route]:
     """The busiest first: they are tried in this order."""
     return [
         route(service, "/v1/score", {"POST": score}),
+        route(service, "/v1/rerank", {"POST": rerank_v1}),
+        route(service, "/v2/rerank", {"POST": rerank_v2}),
+        route(service, "/rerank", {"POST": rerank}),
         route(service, "/health", {"GET": health}),
         route(service, "/metrics", {"GET": metrics}, needs_engine=False),
         route(service, "/tokenize", {"POST": tokenize}),
@@ -35,6 +39,7 @@ def _routes(service: Service) -> list[Route]:
         route(service, "/v1/prefix/{prefix_id}", {"DELETE": release_prefix}),
         route(service, "/v1/models", {"GET": models}, needs_engine=False),
         route(service, "/health_generate", {"GET": health_generate}),
+        route(service, "/info", {"GET": tei_info}),
         route(service, "/server_info", {"GET": server_info}, needs_engine=False),
         route(service, "/openapi.json", {"GET": openapi}, needs_engine=False),
         route(service, "/docs", {"GET": docs}, needs_engine=False),

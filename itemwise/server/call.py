@@ -5,11 +5,12 @@ from __future__ import annotations
 import random
 import re
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from starlette.types import Message, Receive, Scope, Send
 
-from itemwise.contract.errors import CancelledError
+from itemwise.contract.errors import CancelledError, RequestError
 
 _SANE_ID = re.compile(rb"[\x20-\x7e]{1,128}")
 _KEY = "itemwise.call"  # where in the scope it stands
@@ -35,6 +36,7 @@ class Call:
         "_headers_to_add",
         "_send",
         "arrival",
+        "error_body",
         "geometry",
         "headers",
         "id",
@@ -52,6 +54,7 @@ class Call:
         self.id = _request_id(self.headers.get(b"x-request-id"))
         self.status: int | None = None  # None: no response has begun
         self.geometry: Geometry | None = None
+        self.error_body: Callable[[RequestError], object] = RequestError.to_body  # a dialect may have another one
         self.is_aborted = False  # the server's grace period is over
         self._send = send
         self._headers_to_add = [(b"x-request-id", self.id.encode())]

@@ -30,7 +30,6 @@ class ServerOptions:
     log_level: LogLevel = "info"
     reports_dir: str | None = None
     strict_model: bool = False  # rerank routes, too, take only the names that are served
-    profile: str | None = None  # how rerank routes make prompts; None: by the model's name
 
     def __post_init__(self) -> None:
         _check_integer("port", self.port, 0, 65_535)

@@ -76,7 +76,20 @@ def _request(document: Document, operation: Document) -> str:
     body = operation.get("requestBody")
     if body is None:
         return ""
-    return "<h3>Request</h3>" + _fields(_resolve(document, body["content"]["application/json"]["schema"]))
+    return "<h3>Request</h3>" + _shape(document, body["content"]["application/json"]["schema"], "application/json")
+
+
+def _shape(document: Document, schema: Document, media: str) -> str:
+    """A body: its fields, those of each of several shapes, those of a list's entries, or no more than its type."""
+    schema = _resolve(document, schema)
+    if "properties" in schema:
+        return _fields(schema)
+    if "anyOf" in schema:
+        shapes = (_shape(document, each, media) for each in schema["anyOf"])
+        return f"<p>{escape(schema['description'])}</p>" + "<p>or</p>".join(shapes)
+    if schema.get("type") == "array":
+        return f"<p>A list of these. {escape(schema['description'])}</p>" + _fields(schema["items"])
+    return f"<p><code>{escape(media)}</code></p>"
 
 
 def _fields(schema: Document) -> str:
@@ -126,8 +139,7 @@ def _curls(method: str, path: str, operation: Document, *, asks_for_key: bool) -
 def _responses(document: Document, operation: Document) -> str:
     answer = operation["responses"]["200"]["content"]
     media, content = next(iter(answer.items()))
-    schema = _resolve(document, content["schema"])
-    fields = _fields(schema) if "properties" in schema else f"<p><code>{escape(media)}</code></p>"
+    fields = _shape(document, content["schema"], media)
     failures = [
         (f"<code>{status}</code>", escape(response["description"]))
         for status, response in operation["responses"].items()
@@ -139,6 +151,7 @@ def _responses(document: Document, operation: Document) -> str:
 def _errors() -> str:
     error = {"message": "...", "type": "...", "param": "...", "code": "..."}
     body: dict[str, object] = {"error": error, "detail": "...", "message": "..."}
+    tei_body = {"error": "...", "error_type": "Validation"}
     rows = [
         (
             f"<code>{row.status}</code>",
@@ -149,7 +162,8 @@ def _errors() -> str:
         for row in ERROR_TABLE
     ]
     return (
-        f'<section id="errors"><h2>Errors</h2><p>The body, always:</p><pre>{escape(_json(body))}</pre>'
+        f'<section id="errors"><h2>Errors</h2><p>The body:</p><pre>{escape(_json(body))}</pre>'
+        f"<p>A request to /rerank with <code>texts</code> gets this one:</p><pre>{escape(_json(tei_body))}</pre>"
         f"{_table(('status', 'type', 'code', 'when'), rows)}</section>"
     )
 

@@ -24,6 +24,15 @@ def required(fields: Fields, name: str, expected: str) -> object:
     return fields[name]
 
 
+def text(fields: Fields, name: str) -> str | None:
+    """None where it is absent. Raises invalid_NAME_type."""
+    value = fields.get(name)
+    if value is None or isinstance(value, str):
+        return value
+    message = f"{name} must be a string, got {describe(value)}"
+    raise InvalidRequestError(message, code=f"invalid_{name}_type", param=name)
+
+
 def flag(fields: Fields, name: str) -> bool:
     """False where it is absent. Raises invalid_NAME_type."""
     value = fields.get(name, False)

@@ -101,7 +101,7 @@ class Gate:
         if isinstance(error, CancelledError):
             call.status = error.status  # nobody is there to receive it
             return
-        response = error_reply(error)
+        response = error_reply(error, call.error_body(error))
         if isinstance(error, RequestTooLargeError):
             await send_and_drain(call, response)
         else:

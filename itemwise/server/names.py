@@ -26,3 +26,8 @@ class ServedNames:
         served = ", ".join(map(quote, self.public))
         message = f'model must be one of {served} or "{_ANY}", got {quote(sent)}'
         raise ModelNotFoundError(message, code="model_not_found", param="model")
+
+    def answer_to_any(self, sent: str | None, *, strict: bool) -> str:
+        """For clients that must send some name, of whatever model they were made for: taken as the served one's,
+        unless `strict`."""
+        return self.answer_to(sent if strict or sent in self.all else None)

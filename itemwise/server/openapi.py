@@ -21,6 +21,11 @@ _TEXT_EXAMPLE = {
     "apply_softmax": True,
 }
 
+_RERANK_EXAMPLE: dict[str, object] = {
+    "query": "What is the capital of France?",
+    "documents": ["Berlin is in Germany.", "Paris is the capital of France."],
+}
+
 _WORKING = (500, 503)  # of every route that needs the engine
 
 
@@ -37,6 +42,7 @@ class Operation(NamedTuple):
     has_timeout: bool = False
     is_open: bool = False  # to those without a key
     leads_to: str | None = None  # another path
+    error: str = "Error"  # a schema's name
 
 
 OPERATIONS = (
@@ -52,12 +58,49 @@ OPERATIONS = (
     ),
     Operation(
         "post",
+        "/v1/rerank",
+        "Order documents by a query, as Cohere's first version and Jina do.",
+        "RerankResponse",
+        (400, 404, 413, 422, 429, *_WORKING, 504),
+        "RerankRequest",
+        {"documents": {**_RERANK_EXAMPLE, "top_n": 1, "return_documents": True}},
+        has_timeout=True,
+    ),
+    Operation(
+        "post",
+        "/v2/rerank",
+        "Order documents by a query, as Cohere's second version does.",
+        "RerankV2Response",
+        (400, 404, 413, 422, 429, *_WORKING, 504),
+        "RerankV2Request",
+        {"documents": {**_RERANK_EXAMPLE, "max_tokens_per_doc": 512}},
+        has_timeout=True,
+    ),
+    Operation(
+        "post",
+        "/rerank",
+        "Order documents by a query, as Text Embeddings Inference does; with `documents`, as /v1/rerank.",
+        "AnyRerankResponse",
+        (400, 404, 413, 422, 429, *_WORKING, 504),
+        "AnyRerankRequest",
+        {
+            "texts": {"query": _RERANK_EXAMPLE["query"], "texts": _RERANK_EXAMPLE["documents"], "return_text": True},
+            "documents": _RERANK_EXAMPLE,
+        },
+        has_timeout=True,
+        error="AnyError",
+    ),
+    Operation(
+        "post",
         "/v1/prefix",
         "Compute a query's keys and values now, and keep them for the requests to come.",
         "Prefix",
         (400, 404, 413, 422, 429, *_WORKING, 504),
         "PrefixRequest",
-        {"token ids": {"query": [1, 2, 3], "ttl_seconds": 60}},
+        {
+            "token ids": {"query": [1, 2, 3], "ttl_seconds": 60},
+            "for reranking": {"query": _RERANK_EXAMPLE["query"], "profile": "default"},
+        },
         has_timeout=True,
     ),
     Operation("get", "/v1/prefix", "List the prefixes that are kept.", "PrefixList", _WORKING),
@@ -84,6 +127,7 @@ OPERATIONS = (
         (429, *_WORKING),
         is_open=True,
     ),
+    Operation("get", "/info", "What is served, as Text Embeddings Inference tells it.", "TeiInfo", _WORKING),
     Operation("get", "/server_info", "Configuration, versions, devices, memory, figures.", "ServerInfo", (500,)),
     Operation("get", "/metrics", "Figures for Prometheus.", "text/plain", (500,)),
     Operation("get", "/openapi.json", "This document.", "application/json", (500,)),
@@ -157,7 +201,10 @@ def _operation(operation: Operation, has_key: bool) -> Document:
     described: Document = {
         "summary": operation.summary,
         "operationId": f"{operation.method}_{operation.path.strip('/').translate(_TO_NAME) or 'home'}",
-        "responses": {"200": _answer(operation), **{str(status): _error(status) for status in statuses}},
+        "responses": {
+            "200": _answer(operation),
+            **{str(status): _error(status, operation.error) for status in statuses},
+        },
     }
     if operation.leads_to is not None:
         described["responses"]["307"] = {
@@ -186,10 +233,10 @@ def _answer(operation: Operation) -> Document:
     return {"description": "Done.", "headers": {"X-Request-Id": _REQUEST_ID}, "content": {media: {"schema": schema}}}
 
 
-def _error(status: int) -> Document:
+def _error(status: int, schema: str) -> Document:
     codes = [code for row in rows_of(status) for code in row.codes]
     headers = {"X-Request-Id": _REQUEST_ID, **({"Retry-After": _RETRY_AFTER} if status == 429 else {})}
-    content = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+    content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{schema}"}}}
     return {"description": f"{_TITLES[status]} Codes: {', '.join(codes)}.", "headers": headers, "content": content}
 
 

@@ -2,77 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 from itemwise.contract.parse import ALGORITHMS, LABEL_SCORINGS, ON_ITEM_ERRORS, SCORE_MODES, TOKENIZATIONS
-from itemwise.contract.token_ids import MAX_TOKEN_ID
 from itemwise.server.openapi_errors import ERROR_TABLE
+from itemwise.server.openapi_parts import COUNT, IDS, MODEL, TEXTS, TOKEN_ID, Schema, choice, object_of, optional
+from itemwise.server.openapi_rerank import RERANK_SCHEMAS
 from itemwise.server.routes.prefix import DEFAULT_TTL_SECONDS, MAX_TTL_SECONDS
-
-Schema = dict[str, Any]
-
-_TOKEN_ID: Schema = {"type": "integer", "minimum": 0, "maximum": MAX_TOKEN_ID}
-_IDS: Schema = {"type": "array", "items": _TOKEN_ID}
-_TEXTS: Schema = {"type": "array", "items": {"type": "string"}}
-_COUNT: Schema = {"type": "integer", "minimum": 0}
-
-
-def _optional(kind: str, text: str, default: object = None, **more: object) -> Schema:
-    """A field that may be absent, which null means too."""
-    return {"type": [kind, "null"], "default": default, "description": text, **more}
-
-
-def _choice(choices: Sequence[str], text: str, default: str | None) -> Schema:
-    return {"enum": [*choices, None], "default": default, "description": text}
-
-
-_MODEL = _optional("string", 'A served name; the served model when absent or "default".')
 
 SCORE_FIELDS: Schema = {
     "query": {
         "description": "What all items are scored against: text or token ids, at least one.",
-        "anyOf": [{"type": "string", "minLength": 1}, {**_IDS, "minItems": 1}],
+        "anyOf": [{"type": "string", "minLength": 1}, {**IDS, "minItems": 1}],
     },
     "items": {
         "description": "A list of texts, or a list of lists of token ids; one text is one item. An item may be empty.",
         "anyOf": [
             {"type": "string"},
-            {**_TEXTS, "minItems": 1},
-            {"type": "array", "items": _IDS, "minItems": 1},
+            {**TEXTS, "minItems": 1},
+            {"type": "array", "items": IDS, "minItems": 1},
         ],
     },
-    "labels": _optional(
+    "labels": optional(
         "array",
         "Labels as text; one of labels and label_token_ids.",
         minItems=1,
         items={"type": "string", "minLength": 1},
     ),
-    "label_token_ids": _optional(
+    "label_token_ids": optional(
         "array",
         'Labels as token ids; a list of ids is one label where label_scoring is "sequence".',
         minItems=1,
-        items={"anyOf": [_TOKEN_ID, {**_IDS, "minItems": 1}]},
+        items={"anyOf": [TOKEN_ID, {**IDS, "minItems": 1}]},
     ),
-    "apply_softmax": _optional("boolean", 'Score mode "softmax" when true, "prob" when false.', False),
-    "score_mode": _choice(SCORE_MODES, "What a score is; apply_softmax chooses where this is absent.", None),
-    "label_scoring": _choice(LABEL_SCORINGS, "A label is one token, or as many as it needs.", "single"),
-    "item_first": _optional("boolean", "The item stands before the query.", False),
+    "apply_softmax": optional("boolean", 'Score mode "softmax" when true, "prob" when false.', False),
+    "score_mode": choice(SCORE_MODES, "What a score is; apply_softmax chooses where this is absent.", None),
+    "label_scoring": choice(LABEL_SCORINGS, "A label is one token, or as many as it needs.", "single"),
+    "item_first": optional("boolean", "The item stands before the query.", False),
     "suffix": {
         "description": "Stands after every item: text or token ids, like the query.",
         "default": None,
-        "anyOf": [{"type": "string"}, _IDS, {"type": "null"}],
+        "anyOf": [{"type": "string"}, IDS, {"type": "null"}],
     },
-    "tokenization": _choice(TOKENIZATIONS, "Query and item each on their own, or as one text.", "apart"),
-    "max_tokens_per_item": _optional("integer", "Longer items are cut at their end; absent: never.", minimum=1),
-    "algorithm": _choice(ALGORITHMS, "How it is computed; the scores are the same.", "auto"),
-    "on_item_error": _choice(
+    "tokenization": choice(TOKENIZATIONS, "Query and item each on their own, or as one text.", "apart"),
+    "max_tokens_per_item": optional("integer", "Longer items are cut at their end; absent: never.", minimum=1),
+    "algorithm": choice(ALGORITHMS, "How it is computed; the scores are the same.", "auto"),
+    "on_item_error": choice(
         ON_ITEM_ERRORS,
         "A bad item fails the request, or is reported in item_errors and has null for its scores.",
         "fail",
     ),
-    "return_debug": _optional("boolean", "Say in `debug` how it was computed.", False),
-    "model": _MODEL,
+    "return_debug": optional("boolean", "Say in `debug` how it was computed.", False),
+    "model": MODEL,
 }
 
 _SCORE_REQUEST: Schema = {
@@ -86,7 +65,7 @@ _SCORE_REQUEST: Schema = {
                     "description": "Text throughout.",
                     "properties": {
                         "query": {"type": "string"},
-                        "items": {"anyOf": [{"type": "string"}, _TEXTS]},
+                        "items": {"anyOf": [{"type": "string"}, TEXTS]},
                         "suffix": {"type": ["string", "null"]},
                     },
                 },
@@ -116,24 +95,18 @@ _SCORE_REQUEST: Schema = {
 }
 
 
-def _object(properties: Schema, *optional: str, **more: object) -> Schema:
-    """An object that has all of these, but for the optional ones."""
-    required = [name for name in properties if name not in optional]
-    return {"type": "object", "required": required, "properties": properties, **more}
-
-
-_USAGE = _object(
+USAGE = object_of(
     {
-        "prompt_tokens": {**_COUNT, "description": "What was sent: the query once, plus all items."},
-        "total_tokens": _COUNT,
+        "prompt_tokens": {**COUNT, "description": "What was sent: the query once, plus all items."},
+        "total_tokens": COUNT,
         "completion_tokens": {"const": 0},
-        "prompt_tokens_details": _object(
-            {"cached_tokens": {**_COUNT, "description": "Prefix tokens that an earlier request had computed."}}
+        "prompt_tokens_details": object_of(
+            {"cached_tokens": {**COUNT, "description": "Prefix tokens that an earlier request had computed."}}
         ),
     }
 )
 
-_SCORE_RESPONSE = _object(
+_SCORE_RESPONSE = object_of(
     {
         "object": {"const": "scoring"},
         "model": {"type": "string"},
@@ -142,16 +115,16 @@ _SCORE_RESPONSE = _object(
             "type": "array",
             "items": {"type": ["array", "null"], "items": {"type": "number"}},
         },
-        "usage": _USAGE,
+        "usage": USAGE,
         "truncated": {
             "description": "Items that max_tokens_per_item has cut.",
             "type": "array",
-            "items": _object({"index": _COUNT, "original_tokens": _COUNT, "kept_tokens": _COUNT}),
+            "items": object_of({"index": COUNT, "original_tokens": COUNT, "kept_tokens": COUNT}),
         },
         "item_errors": {
             "description": 'Items without scores, where on_item_error is "report".',
             "type": "array",
-            "items": _object({"index": _COUNT, "code": {"type": "string"}, "message": {"type": "string"}}),
+            "items": object_of({"index": COUNT, "code": {"type": "string"}, "message": {"type": "string"}}),
         },
         "debug": {"type": "object", "description": "Where return_debug was set."},
     },
@@ -165,38 +138,44 @@ _PREFIX_REQUEST: Schema = {
     "required": ["query"],
     "properties": {
         "query": SCORE_FIELDS["query"],
-        "ttl_seconds": _optional(
+        "ttl_seconds": optional(
             "number",
             "How long it is kept.",
             DEFAULT_TTL_SECONDS,
             exclusiveMinimum=0,
             maximum=MAX_TTL_SECONDS,
         ),
-        "model": _MODEL,
+        "profile": optional(
+            "string",
+            'Keep what rerank requests with this query share, by this profile ("default": the model\'s own); then the '
+            "query must be text. Absent: what requests to /v1/score share.",
+        ),
+        "instruction": optional("string", "Of the rerank requests; the profile's own when absent."),
+        "model": MODEL,
     },
 }
 
-_PREFIX = _object(
+_PREFIX = object_of(
     {
         "object": {"const": "prefix"},
         "id": {"type": "string", "description": "For DELETE /v1/prefix/{prefix_id}."},
         "model": {"type": "string"},
-        "tokens": {**_COUNT, "description": "Of the prefix, with BOS and delimiter."},
-        "cached_tokens": {**_COUNT, "description": "Of these, computed before."},
-        "bytes": {**_COUNT, "description": "Memory that it takes on each device."},
+        "tokens": {**COUNT, "description": "Of the prefix, with BOS and delimiter."},
+        "cached_tokens": {**COUNT, "description": "Of these, computed before."},
+        "bytes": {**COUNT, "description": "Memory that it takes on each device."},
         "ttl_seconds": {"type": "number"},
     }
 )
 
-_TEXT_OR_TEXTS: list[Schema] = [{"type": "string"}, {**_TEXTS, "minItems": 1}, {"type": "null"}]
+_TEXT_OR_TEXTS: list[Schema] = [{"type": "string"}, {**TEXTS, "minItems": 1}, {"type": "null"}]
 
 _TOKENIZE_REQUEST: Schema = {
     "type": "object",
     "properties": {
         "text": {"description": "One text, or many.", "anyOf": _TEXT_OR_TEXTS},
         "prompt": {"description": "Another name for text; one of the two.", "anyOf": _TEXT_OR_TEXTS},
-        "add_special_tokens": _optional("boolean", "Put before each text what starts a prompt (BOS).", False),
-        "model": _MODEL,
+        "add_special_tokens": optional("boolean", "Put before each text what starts a prompt (BOS).", False),
+        "model": MODEL,
     },
     "anyOf": [
         {"required": ["text"], "properties": {"text": {"type": ["string", "array"]}, "prompt": {"type": "null"}}},
@@ -204,16 +183,16 @@ _TOKENIZE_REQUEST: Schema = {
     ],
 }
 
-_TOKENIZE_RESPONSE = _object(
+_TOKENIZE_RESPONSE = object_of(
     {
         "model": {"type": "string"},
-        "tokens": {"anyOf": [_IDS, {"type": "array", "items": _IDS}]},
-        "count": {"anyOf": [_COUNT, {"type": "array", "items": _COUNT}]},
-        "max_model_len": _COUNT,
+        "tokens": {"anyOf": [IDS, {"type": "array", "items": IDS}]},
+        "count": {"anyOf": [COUNT, {"type": "array", "items": COUNT}]},
+        "max_model_len": COUNT,
     }
 )
 
-_MODEL_ENTRY = _object(
+_MODEL_ENTRY = object_of(
     {
         "id": {"type": "string"},
         "object": {"const": "model"},
@@ -227,12 +206,12 @@ _MODEL_ENTRY = _object(
 
 def _list_of(name: str) -> Schema:
     entries = {"type": "array", "items": {"$ref": f"#/components/schemas/{name}"}}
-    return _object({"object": {"const": "list"}, "data": entries})
+    return object_of({"object": {"const": "list"}, "data": entries})
 
 
-_ERROR = _object(
+_ERROR = object_of(
     {
-        "error": _object(
+        "error": object_of(
             {
                 "message": {"type": "string", "description": "What was expected, what came, what to do."},
                 "type": {"enum": sorted({row.type for row in ERROR_TABLE})},
@@ -251,20 +230,20 @@ SCHEMAS: Schema = {
     "PrefixRequest": _PREFIX_REQUEST,
     "Prefix": _PREFIX,
     "PrefixList": _list_of("Prefix"),
-    "PrefixReleased": _object({"object": {"const": "prefix"}, "id": {"type": "string"}, "deleted": {"const": True}}),
+    "PrefixReleased": object_of({"object": {"const": "prefix"}, "id": {"type": "string"}, "deleted": {"const": True}}),
     "TokenizeRequest": _TOKENIZE_REQUEST,
     "TokenizeResponse": _TOKENIZE_RESPONSE,
     "Model": _MODEL_ENTRY,
     "ModelList": _list_of("Model"),
-    "Health": _object({"status": {"const": "ok"}}),
-    "HealthGenerate": _object({"status": {"const": "ok"}, "milliseconds": {"type": "number", "minimum": 0}}),
-    "ServerInfo": _object(
+    "Health": object_of({"status": {"const": "ok"}}),
+    "HealthGenerate": object_of({"status": {"const": "ok"}, "milliseconds": {"type": "number", "minimum": 0}}),
+    "ServerInfo": object_of(
         {
             "status": {"enum": ["starting", "ready", "draining", "stopped"]},
             "version": {"type": "string"},
             "uptime_seconds": {"type": "number"},
             "api_key_set": {"type": "boolean"},
-            "served_model_names": _TEXTS,
+            "served_model_names": TEXTS,
             "configuration": {"type": "object", "description": "With every `auto` settled."},
             "versions": {"type": "object"},
             "memory": {
@@ -275,7 +254,7 @@ SCHEMAS: Schema = {
             "devices": {"type": "object"},
             "buckets": {"type": "object"},
             "prefix_cache": {"type": "object"},
-            "max_queued_tokens": _COUNT,
+            "max_queued_tokens": COUNT,
             "stats": {"type": "object"},
         },
         "model",
@@ -286,4 +265,5 @@ SCHEMAS: Schema = {
         "stats",
     ),
     "Error": _ERROR,
+    **RERANK_SCHEMAS,
 }

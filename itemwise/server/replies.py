@@ -22,7 +22,7 @@ def json_reply(body: object, status: int = 200, headers: Mapping[str, str] | Non
     return JsonBytes(content, status, headers)
 
 
-def error_reply(error: RequestError) -> Response:
-    """The body of every error, and when to come again where that is known."""
+def error_reply(error: RequestError, body: object) -> Response:
+    """The error in the words of the caller's dialect, and when to come again where that is known."""
     headers = {"retry-after": str(error.retry_after)} if isinstance(error, QueueFullError) else None
-    return json_reply(error.to_body(), error.status, headers)
+    return json_reply(body, error.status, headers)

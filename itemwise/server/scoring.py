@@ -10,8 +10,6 @@ from typing import TypeVar
 from starlette.responses import Response
 
 from itemwise.contract.errors import InvalidRequestError, TokenizerError
-from itemwise.contract.request import ScoreRequest
-from itemwise.contract.result import ScoreResult
 from itemwise.engine.engine import PreparedRequest
 from itemwise.engine.job import Job, OnChange
 from itemwise.server.body import decode_object, read_body
@@ -28,21 +26,34 @@ Prepared = TypeVar("Prepared")
 
 
 @dataclass(frozen=True)
-class Dialect:
-    """What a route's JSON means: its body as a request, and a result as its response's body."""
+class Ready:
+    """A request with all that the host has to do before it runs."""
 
-    parse: Callable[[dict[str, object]], ScoreRequest]
-    render: Callable[[ScoreRequest, ScoreResult], bytes]
+    scoring: PreparedRequest
+    render: Callable[[Job], bytes]  # the response's body, once it has run
+    priority: int = 0  # lower ones are served first
 
 
-async def answer_score(service: Service, call: Call, dialect: Dialect) -> Response:
+@dataclass(frozen=True)
+class Parsed:
+    """A request that is legal in itself."""
+
+    is_text: bool  # to be tokenized, which takes a while
+    prepare: Callable[[], Ready]
+
+
+Parser = Callable[[dict[str, object]], Parsed]  # what a route's JSON means; raises RequestError
+
+
+async def answer_score(service: Service, call: Call, parse: Parser, *, check_queue_first: bool = True) -> Response:
     """Score what the body asks for. Raises RequestError where that cannot be done."""
-    service.engine.scheduler.admission.check()  # before the body is even read
+    if check_queue_first:
+        service.engine.scheduler.admission.check()  # before the body is even read
 
     async def work(deadline: float | None) -> Response:
-        prepared = await _prepare(service, call, dialect)
-        job = await _run(service, call, prepared, deadline)
-        return await _finish(service, call, dialect, prepared, job)
+        ready = await _prepare(service, call, parse)
+        job = await _run(service, call, ready, deadline)
+        return await _finish(service, call, ready, job)
 
     return await within_deadline(call, service.options.request_timeout, work)
 
@@ -55,22 +66,22 @@ def blame_request(prepare: Callable[[], Prepared]) -> Prepared:
         raise InvalidRequestError(str(error), code="no_tokenizer") from None
 
 
-async def _prepare(service: Service, call: Call, dialect: Dialect) -> PreparedRequest:
+async def _prepare(service: Service, call: Call, parse: Parser) -> Ready:
     body = await read_body(call, service.options.max_request_bytes)
 
-    def decode() -> ScoreRequest:
-        return dialect.parse(decode_object(body))
+    def decode() -> Parsed:
+        return parse(decode_object(body))
 
-    def prepare(request: ScoreRequest) -> PreparedRequest:
-        return blame_request(partial(service.engine.prepare, request))
+    def prepare(parsed: Parsed) -> Ready:
+        return blame_request(parsed.prepare)
 
     if len(body) >= _INLINE_BYTES:
-        prepared = await service.in_pool(lambda: prepare(decode()))
+        ready = await service.in_pool(lambda: prepare(decode()))
     else:
-        request = decode()
-        prepared = await service.in_pool(partial(prepare, request)) if request.is_text else prepare(request)
-    _note_geometry(service, call, prepared)
-    return prepared
+        parsed = decode()
+        ready = await service.in_pool(partial(prepare, parsed)) if parsed.is_text else prepare(parsed)
+    _note_geometry(service, call, ready.scoring)
+    return ready
 
 
 def _note_geometry(service: Service, call: Call, prepared: PreparedRequest) -> None:
@@ -84,13 +95,13 @@ def _note_geometry(service: Service, call: Call, prepared: PreparedRequest) -> N
         service.metrics.count_algorithm(prepared.plan.algorithm)
 
 
-async def _run(service: Service, call: Call, prepared: PreparedRequest, deadline: float | None) -> Job:
+async def _run(service: Service, call: Call, ready: Ready, deadline: float | None) -> Job:
     engine = service.engine
     job: Job | None = None
 
     def submit(on_change: OnChange) -> Job:
         nonlocal job
-        job = engine.submit(prepared, deadline=deadline, on_change=on_change)
+        job = engine.submit(ready.scoring, deadline=deadline, on_change=on_change, priority=ready.priority)
         return job
 
     try:
@@ -108,12 +119,10 @@ def _note_job(service: Service, call: Call, job: Job) -> None:
         call.geometry.cached_tokens = job.cached_tokens
 
 
-async def _finish(service: Service, call: Call, dialect: Dialect, prepared: PreparedRequest, job: Job) -> Response:
-    def finish() -> bytes:
-        return dialect.render(prepared.request, service.engine.finish(prepared, job))
-
-    num_scores = prepared.num_items * prepared.request.num_labels
-    body = finish() if num_scores < _INLINE_SCORES else await service.in_pool(finish)
+async def _finish(service: Service, call: Call, ready: Ready, job: Job) -> Response:
+    scoring = ready.scoring
+    is_small = scoring.num_items * scoring.request.num_labels < _INLINE_SCORES
+    body = ready.render(job) if is_small else await service.in_pool(partial(ready.render, job))
     if call.geometry is not None:
-        service.metrics.count_scores(call.geometry, len(prepared.item_errors))
+        service.metrics.count_scores(call.geometry, len(scoring.item_errors))
     return JsonBytes(body)

@@ -9,12 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from itemwise.engine.engine import ScoringEngine
+from itemwise.engine.reranker import Reranker
 from itemwise.server.config import ServerOptions
 from itemwise.server.lifecycle import Lifecycle
 from itemwise.server.metrics import Metrics
 from itemwise.server.names import ServedNames
 
-_POOL_THREADS = 2  # one large request must not make all others of its kind wait
+POOL_THREADS = 2  # one large request must not make all others of its kind wait
 
 Result = TypeVar("Result")
 
@@ -30,7 +31,8 @@ class Service:
         self.configuration: Mapping[str, object] = options.describe()  # with every `auto` settled, once that is known
         self.created = time.time()
         self._engine: ScoringEngine | None = None
-        self._pool = ThreadPoolExecutor(_POOL_THREADS, thread_name_prefix="itemwise-http")
+        self._reranker: Reranker | None = None
+        self._pool = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="itemwise-http")
 
     def open(self, engine: ScoringEngine, configuration: Mapping[str, object] | None = None) -> None:
         """The engine is warm: from now on work is taken."""
@@ -39,7 +41,7 @@ class Service:
         self.names = ServedNames(public, (*config.served_names, config.model_name))
         if configuration is not None:
             self.configuration = {name: value for name, value in configuration.items() if name != "api_key"}
-        self._engine = engine
+        self._engine, self._reranker = engine, Reranker(engine)
         self.metrics.watch(engine)
         self.lifecycle.become_ready()
 
@@ -48,6 +50,12 @@ class Service:
         """Only for routes that need it, which are not asked before it is there."""
         assert self._engine is not None, "readiness is checked before a route is called"
         return self._engine
+
+    @property
+    def reranker(self) -> Reranker:
+        """The same engine, for documents."""
+        assert self._reranker is not None, "readiness is checked before a route is called"
+        return self._reranker
 
     @property
     def engine_if_open(self) -> ScoringEngine | None:

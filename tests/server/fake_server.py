@@ -16,6 +16,7 @@ from itemwise.engine.scheduler import Scheduler, SchedulerOptions
 from itemwise.server.config import ServerOptions
 from itemwise.server.launch import run_server
 from tests.prompts.merging_tokenizer import merging_tokenizer
+from tests.server.letters_profile import letters_choice
 
 MODEL = "fake-model"
 
@@ -32,7 +33,7 @@ def open_engine(args: argparse.Namespace) -> ScoringEngine:
     )
     scheduler = Scheduler(backend, SchedulerOptions(max_queued_tokens=args.max_queued_tokens))
     tokenizer = merging_tokenizer() if args.tokenizer else None
-    return ScoringEngine(EngineConfig(MODEL), scheduler, tokenizer)
+    return ScoringEngine(EngineConfig(MODEL, profiles=letters_choice()), scheduler, tokenizer)
 
 
 def main() -> None:

@@ -13,4 +13,5 @@ def word_tokenizer() -> TextTokenizer:
 
     tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="?"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    return TextTokenizer(TokenizerFiles(tokenizer, (), None, frozenset()))
+    chat_template = "{{ messages[0].content }}"
+    return TextTokenizer(TokenizerFiles(tokenizer, (), chat_template, frozenset()))

@@ -10,6 +10,7 @@ from starlette.responses import Response
 from itemwise.contract.errors import UnavailableError
 from itemwise.contract.parse import parse_score_request
 from itemwise.engine.engine import ScoringEngine
+from itemwise.prompts.template import build_prompt
 from itemwise.server.call import Call
 from itemwise.server.jobs import run_job
 from itemwise.server.replies import json_reply
@@ -39,7 +40,15 @@ async def health_generate(service: Service, call: Call) -> Response:
 
 async def _score_a_little(engine: ScoringEngine, call: Call) -> None:
     token = 1 if engine.config.delimiter_token_id == 0 else 0
-    body = {"query": [token], "items": [[token]], "label_token_ids": [token]}
-    prepared = engine.prepare(parse_score_request(body))
+    is_classifier = bool(engine.backend.config.num_classes)
+    body = {
+        "query": [token],
+        "items": [[token]],
+        "label_token_ids": [0 if is_classifier else token],  # a row of its head
+        "score_mode": "logit" if is_classifier else "prob",
+    }
+    request = parse_score_request(body)
+    prompt = build_prompt(request, None, engine.config.delimiter_token_id)
+    prepared = engine.prepare_prompt(request, prompt, time.perf_counter())
     job = await run_job(call, lambda on_change: engine.submit(prepared, on_change=on_change))
     engine.finish(prepared, job)

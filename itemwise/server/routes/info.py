@@ -14,7 +14,7 @@ from itemwise._version import __version__
 from itemwise.engine.engine import ScoringEngine
 from itemwise.server.call import Call
 from itemwise.server.replies import json_reply
-from itemwise.server.service import Service
+from itemwise.server.service import POOL_THREADS, Service
 
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _PACKAGES = ("numpy", "jax", "jaxlib", "torch", "tokenizers")  # whose versions are told where they are loaded
@@ -32,6 +32,31 @@ async def models(service: Service, call: Call) -> Response:
         "max_model_len": None if engine is None else engine.backend.config.max_context_len,
     }
     return json_reply({"object": "list", "data": [{"id": name, **shared} for name in names]})
+
+
+async def tei_info(service: Service, call: Call) -> Response:
+    """What clients of Text Embeddings Inference ask before their first request."""
+    engine = service.engine
+    backend = engine.backend
+    label = "LABEL_0"
+    return json_reply(
+        {
+            "model_id": service.names.public[0],
+            "model_sha": None,
+            "model_dtype": backend.info.dtype,
+            "model_type": {"reranker": {"id2label": {"0": label}, "label2id": {label: 0}}},
+            "max_concurrent_requests": engine.scheduler.admission.max_tokens,  # the bound is one of tokens
+            "max_input_length": backend.config.max_context_len,
+            "max_batch_tokens": backend.info.step_tokens,
+            "max_batch_requests": None,
+            "max_client_batch_size": engine.config.max_items_per_request,
+            "auto_truncate": False,
+            "tokenization_workers": POOL_THREADS,
+            "version": __version__,
+            "sha": None,
+            "docker_label": None,
+        }
+    )
 
 
 async def metrics(service: Service, call: Call) -> Response:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from starlette.responses import Response
 
-from itemwise.contract.describe import quote
-from itemwise.contract.errors import NotFoundError
+from itemwise.contract.describe import describe, quote
+from itemwise.contract.errors import InvalidRequestError, InvalidValueError, NotFoundError
 from itemwise.contract.parse import parse_model_name
 from itemwise.contract.parse_inputs import parse_query
 from itemwise.contract.ragged import Int32Array
@@ -22,6 +23,7 @@ from itemwise.server.service import Service
 
 DEFAULT_TTL_SECONDS = 300.0
 MAX_TTL_SECONDS = 86_400.0
+_PLAIN = "plain"  # the profile of /v1/score
 
 
 async def pin_prefix(service: Service, call: Call) -> Response:
@@ -34,7 +36,7 @@ async def pin_prefix(service: Service, call: Call) -> Response:
         name = service.names.answer_to(parse_model_name(body))
         query = parse_query(fields.required(body, "query", "a string or a list of token ids"))
         ttl = fields.seconds(body, "ttl_seconds", DEFAULT_TTL_SECONDS, MAX_TTL_SECONDS)
-        prefix_ids = await _prepare(service, query)
+        prefix_ids = await service.in_pool(partial(blame_request, _preparation(service, body, query)))
         submit = partial(engine.submit_prefix, prefix_ids, ttl_seconds=ttl, deadline=deadline)
         job = await run_job(call, lambda on_change: submit(on_change=on_change))
         return json_reply(_describe(engine.finish_prefix(job), name))
@@ -42,8 +44,18 @@ async def pin_prefix(service: Service, call: Call) -> Response:
     return await within_deadline(call, service.options.request_timeout, work)
 
 
-async def _prepare(service: Service, query: str | Int32Array) -> Int32Array:
-    return await service.in_pool(partial(blame_request, partial(service.engine.prepare_prefix, query)))
+def _preparation(service: Service, body: Mapping[str, object], query: str | Int32Array) -> Callable[[], Int32Array]:
+    """What makes the prefix of the requests to come: to score, or by a profile to rerank. Raises RequestError."""
+    profile, instruction = fields.text(body, "profile"), fields.text(body, "instruction")
+    if profile in (None, _PLAIN):
+        if instruction is not None:
+            message = f"instruction is for a profile's prompt: expected `profile` beside it, got {describe(profile)}"
+            raise InvalidValueError(message, code="conflicting_parameters", param="instruction")
+        return partial(service.engine.prepare_prefix, query)
+    if not isinstance(query, str):
+        message = "query must be a string where a profile makes the prompt, got token ids"
+        raise InvalidRequestError(message, code="invalid_query_type", param="query")
+    return partial(service.reranker.prepare_prefix, query, profile, instruction)
 
 
 async def list_prefixes(service: Service, call: Call) -> Response:

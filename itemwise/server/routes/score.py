@@ -6,22 +6,28 @@ import orjson
 from starlette.responses import Response
 
 from itemwise.contract.parse import parse_score_request
-from itemwise.contract.request import ScoreRequest
-from itemwise.contract.result import ScoreResult
+from itemwise.engine.job import Job
 from itemwise.server.call import Call
-from itemwise.server.scoring import Dialect, answer_score
+from itemwise.server.scoring import Parsed, Ready, answer_score
 from itemwise.server.service import Service
 
 
 async def score(service: Service, call: Call) -> Response:
     """Scores for every item, or one error."""
+    engine = service.engine
 
-    def parse(body: dict[str, object]) -> ScoreRequest:
+    def parse(body: dict[str, object]) -> Parsed:
         request = parse_score_request(body)
-        service.names.answer_to(request.model)
-        return request
+        model = service.names.answer_to(request.model)
 
-    def render(request: ScoreRequest, result: ScoreResult) -> bytes:
-        return orjson.dumps({**result.to_json(), "model": service.names.answer_to(request.model)})
+        def prepare() -> Ready:
+            prepared = engine.prepare(request)
 
-    return await answer_score(service, call, Dialect(parse, render))
+            def render(job: Job) -> bytes:
+                return orjson.dumps({**engine.finish(prepared, job).to_json(), "model": model})
+
+            return Ready(prepared, render)
+
+        return Parsed(request.is_text, prepare)
+
+    return await answer_score(service, call, parse)
