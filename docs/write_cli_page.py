@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 PAGE = Path(__file__).parent / "cli.md"
-VERBS = ((), ("score",), ("serve",), ("models",))
+VERBS = ((), ("score",), ("rerank",), ("serve",), ("models",), ("profiles",))
 
 
 def render() -> str:

@@ -72,6 +72,7 @@ ENGINE_FLAGS: list[tuple[str, dict[str, Any]]] = [
     ("--batch-invariant", {"batch_invariant": True}),
     ("--warmup fast", {"warmup": "fast"}),
     ("--compilation-cache-dir folder", {"compilation_cache_dir": "folder"}),
+    ("--profile mine.toml", {"profile": "mine.toml"}),
 ]
 SERVER_FLAGS: list[tuple[str, dict[str, Any]]] = [
     ("--host 0.0.0.0", {"host": "0.0.0.0"}),
@@ -83,7 +84,6 @@ SERVER_FLAGS: list[tuple[str, dict[str, Any]]] = [
     ("--cors-origin https://a.org --cors-origin *", {"cors_origins": ("https://a.org", "*")}),
     ("--log-level debug", {"log_level": "debug"}),
     ("--log-json", {"log_json": True}),
-    ("--profile plain", {"profile": "plain"}),
     ("--strict-model", {"strict_model": True}),
     ("--reports-dir folder", {"reports_dir": "folder"}),
 ]
@@ -242,8 +242,6 @@ class TestWithoutEffect:
     @pytest.mark.parametrize(
         ("args", "message"),
         [
-            ("--profile plain", "--profile has no effect yet: this version is without rerank profiles"),
-            ("--strict-model", "--strict-model has no effect yet: this version is without rerank profiles"),
             ("--reports-dir folder", "--reports-dir has no effect yet: this version is without the report viewer"),
         ],
     )

@@ -67,6 +67,14 @@ ENGINE_FLAGS = {
     "prefix_cache_bytes": Flag(int | None, "Memory for prefixes on each device; chosen when left out.", least=1),
 }
 
+# Of the verbs that rerank; for `score` it would mean nothing.
+PROFILE_FLAG = Flag(
+    str | None,
+    "How documents become prompts: a profile's name (`itemwise profiles` lists them) or a .toml file; "
+    "by the model's name when left out.",
+    "PROFILE",
+)
+
 
 def with_engine_options(verb: Verb) -> Verb:
     """Gives a verb the options above, as one argument `engine`."""

@@ -6,20 +6,29 @@ import typer
 
 from itemwise.cli.output import say
 from itemwise.cli.text_table import visible
-from itemwise.contract.errors import ItemwiseError, ModelLoadError, RequestError, TokenizerError
+from itemwise.contract.errors import ItemwiseError, ModelLoadError, ProfileError, RequestError, TokenizerError
 
 FAILED = 1
 MISUSED = 2
 
+_PROFILE_HINT = "`itemwise profiles` lists the profiles that come with itemwise and checks files of yours"
 # The contract's messages name the fields of a request; these name the options that set them.
 _HINTS_BY_CODE = {
     "context_too_long": "--max-tokens-per-item N cuts long items, --on-item-error report leaves them out",
     "delimiter_collision": "do without --delimiter-token-id; --on-item-error report leaves such items out",
     "dense_mask_too_large": "try --mask segment, a smaller --chunk-size, or --algorithm prefill_extend",
+    "empty_documents": "a documents file holds one document per line",
     "empty_items": "an items file holds one item per line",
+    "invalid_profile": _PROFILE_HINT,
     "label_not_single_token": 'most words are one token with a space before them, as in --label " yes"; '
     "--label-scoring sequence takes labels of any length",
     "wrong_label_count": "give --label once for each label",
+}
+# Those that depend on the field at fault, too.
+_HINTS_BY_FIELD = {
+    ("conflicting_parameters", "instruction"): "do without --instruction, or choose another --profile",
+    ("context_too_long", "documents"): "without --no-truncate it is cut; --max-chunks-per-doc N reads more of it",
+    ("context_too_long", "query"): "a shorter --query or --instruction leaves room",
 }
 _MODEL_HINT = "`itemwise models` lists the families that are supported and the models on this machine"
 _TOKENIZER_HINT = "the command line scores text; itemwise.Scorer in Python scores token ids too"
@@ -42,15 +51,22 @@ def report_failure(error: ItemwiseError | CommandError | typer.TyperException) -
         message, hint, status = str(error), _hint(error), FAILED
     else:
         message, hint, status = error.format_message(), _usage_hint(error), error.exit_code
-    say(f"error: {_one_line(message)}", style="red")
+    tell_error(message)
     if hint is not None:
         say(f"hint: {hint}")
     return status
 
 
+def tell_error(message: str) -> None:
+    """One line, however many the message has."""
+    say(f"error: {visible(' '.join(message.splitlines()))}", style="red")
+
+
 def _hint(error: ItemwiseError) -> str | None:
     if isinstance(error, RequestError):
-        return _HINTS_BY_CODE.get(error.code)
+        return _HINTS_BY_FIELD.get((error.code, error.param or ""), _HINTS_BY_CODE.get(error.code))
+    if isinstance(error, ProfileError):
+        return _PROFILE_HINT
     if isinstance(error, ModelLoadError):
         return _MODEL_HINT
     return _TOKENIZER_HINT if isinstance(error, TokenizerError) else None
@@ -60,7 +76,3 @@ def _usage_hint(error: typer.TyperException) -> str | None:
     # Typer's usage errors carry the command's context, but their class is not public.
     context: typer.Context | None = getattr(error, "ctx", None)
     return None if context is None else f"{context.command_path} --help lists the options"
-
-
-def _one_line(message: str) -> str:
-    return visible(" ".join(message.splitlines()))

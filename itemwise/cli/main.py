@@ -23,6 +23,8 @@ from itemwise._version import __version__
 from itemwise.cli.failures import CommandError, report_failure
 from itemwise.cli.models import models
 from itemwise.cli.output import write_data
+from itemwise.cli.profiles import profiles
+from itemwise.cli.rerank import rerank
 from itemwise.cli.score import score
 from itemwise.cli.serve import serve
 from itemwise.cli.serve_options import first_spelling
@@ -32,8 +34,10 @@ INTERRUPTED = 130
 
 app = typer.Typer(name="itemwise", add_completion=False, pretty_exceptions_enable=False)
 app.command()(score)
+app.command()(rerank)
 app.command(context_settings={"token_normalize_func": first_spelling})(serve)
 app.command()(models)
+app.command()(profiles)
 
 
 def _print_version(wanted: bool) -> None:

@@ -23,18 +23,24 @@ def check_sources(
     items: Sequence[str],
     items_file: str | None,
     items_format: ItemsFormat | None,
+    *,
+    noun: str = "item",
 ) -> None:
-    """Exactly one query, some items, and one reader of standard input. Raises before anything is read."""
+    """Exactly one query, some items, and one reader of standard input. Raises before anything is read.
+
+    `noun`: what the verb calls an item; its options are spelled with it.
+    """
+    one, file, file_format = f"--{noun}", f"--{noun}s-file", f"--{noun}s-format"
     if (query is None) == (query_file is None):
         got = "neither" if query is None else "both"
         raise CommandError(f"expected --query or --query-file, got {got}", status=MISUSED)
     if not items and items_file is None:
-        hint = "--item TEXT may be repeated; --items-file - reads standard input"
-        raise CommandError("expected --item or --items-file, got neither", hint=hint, status=MISUSED)
+        hint = f"{one} TEXT may be repeated; {file} - reads standard input"
+        raise CommandError(f"expected {one} or {file}, got neither", hint=hint, status=MISUSED)
     if items_file is None and items_format is not None:
-        raise CommandError("--items-format is for --items-file, which was not given", status=MISUSED)
+        raise CommandError(f"{file_format} is for {file}, which was not given", status=MISUSED)
     if query_file == items_file == STDIN:
-        raise CommandError("--query-file and --items-file cannot both read standard input", status=MISUSED)
+        raise CommandError(f"--query-file and {file} cannot both read standard input", status=MISUSED)
 
 
 def read_query(query: str | None, query_file: str | None) -> str:

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from time import perf_counter
 from typing import TYPE_CHECKING
 
+from itemwise.cli import common_options as common
 from itemwise.cli import score_options as option
-from itemwise.cli.engine_options import open_engine, with_engine_options
+from itemwise.cli.engine_options import with_engine_options
 from itemwise.cli.failures import MISUSED, CommandError
 from itemwise.cli.output import say, stdout_width, write_data
-from itemwise.cli.progress import item_progress, tell_loading, warmup_progress
 from itemwise.cli.read_inputs import check_sources, read_items, read_query
-from itemwise.cli.score_report import score_json, score_table, summary_line, tell_debug, tell_item_notes
+from itemwise.cli.report_notes import tell_debug
+from itemwise.cli.run_request import run_request
+from itemwise.cli.score_report import score_json, score_table, summary_line, tell_item_notes
 from itemwise.options import EngineOptions
 
 if TYPE_CHECKING:
     from itemwise.contract.request import ScoreRequest
+    from itemwise.contract.result import ScoreResult
+    from itemwise.engine.engine import OnProgress, ScoringEngine
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ class ShowOptions:
 @with_engine_options
 def score(
     query: option.Query = None,
-    query_file: option.QueryFile = None,
+    query_file: common.QueryFile = None,
     items: option.Items = None,
     items_file: option.ItemsFile = None,
     items_format: option.ItemsFormatOption = None,
@@ -46,12 +49,12 @@ def score(
     tokenization: option.TokenizationOption = "apart",
     item_first: option.ItemFirst = False,
     max_tokens_per_item: option.MaxTokensPerItem = None,
-    algorithm: option.AlgorithmOption = "auto",
+    algorithm: common.AlgorithmOption = "auto",
     on_item_error: option.OnItemErrorOption = "fail",
     top: option.Top = None,
     as_json: option.AsJson = False,
-    debug: option.Debug = False,
-    quiet: option.Quiet = False,
+    debug: common.Debug = False,
+    quiet: common.Quiet = False,
     *,
     engine: EngineOptions,
 ) -> None:
@@ -95,20 +98,17 @@ def _check_labels(labels: Sequence[str], label_token_ids: Sequence[int]) -> None
 
 
 def _answer(request: ScoreRequest, options: EngineOptions, show: ShowOptions) -> None:
-    begin = perf_counter()
-    tell_loading(options.model, quiet=show.quiet)
-    with warmup_progress(quiet=show.quiet) as on_program:
-        engine = open_engine(options, on_program)
-    loaded = perf_counter()
-    with item_progress(request.num_items, quiet=show.quiet) as on_progress:
-        result = engine.score(request, on_progress)
-    scored = perf_counter()
+    def run(engine: ScoringEngine, on_progress: OnProgress | None) -> ScoreResult:
+        return engine.score(request, on_progress)
+
+    finished = run_request(options, request.num_items, run, quiet=show.quiet)
+    result = finished.result
     if show.as_json:
         write_data(score_json(result if show.debug else replace(result, debug=None)))
     else:
         write_data(score_table(result, show.top, stdout_width()))
     tell_item_notes(result)
     if show.debug and not show.as_json:
-        tell_debug(result)
+        tell_debug(result.debug)
     if not show.quiet:
-        say(summary_line(result, engine.backend.info, loaded - begin, scored - loaded), style="dim")
+        say(summary_line(finished), style="dim")

@@ -39,7 +39,7 @@ def serve(
     engine: EngineOptions,
     server: ServerOptions,
 ) -> None:
-    """Serve /v1/score over HTTP. The flags of SGLang's multi-item scoring servers work unchanged."""
+    """Serve scoring and reranking over HTTP. The flags of SGLang's multi-item scoring servers work unchanged."""
     server = replace(server, served_model_names=engine.served_names, log_level=_log_level(context, server.log_level))
     run_server = _enter_server(server)
     _tell_without_effect(engine, server, trust_remote_code)
@@ -92,14 +92,8 @@ def _tell_without_effect(engine: EngineOptions, server: ServerOptions, trust_rem
         log.warning(
             "--attention-backend %s has no effect: itemwise chooses its own attention (%s)", engine.attention, ours
         )
-    later = {
-        "--profile": (server.profile, "rerank profiles"),
-        "--strict-model": (server.strict_model, "rerank profiles"),
-        "--reports-dir": (server.reports_dir, "the report viewer"),
-    }
-    for flag, (given, feature) in later.items():
-        if given:
-            log.warning("%s has no effect yet: this version is without %s", flag, feature)
+    if server.reports_dir:
+        log.warning("--reports-dir has no effect yet: this version is without the report viewer")
 
 
 def _settle_synonyms(engine: EngineOptions) -> EngineOptions:

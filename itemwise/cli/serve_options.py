@@ -10,7 +10,7 @@ from typing import Annotated, Literal, get_args
 
 import typer
 
-from itemwise.cli.engine_options import ENGINE_FLAGS
+from itemwise.cli.engine_options import ENGINE_FLAGS, PROFILE_FLAG
 from itemwise.cli.flags import Flag
 from itemwise.contract.request import Algorithm
 from itemwise.server.config import LogLevel
@@ -49,6 +49,7 @@ def _renamed(field: str, flag: Flag) -> Flag:
 SERVE_ENGINE_FLAGS = {
     **{field: _renamed(field, flag) for field, flag in ENGINE_FLAGS.items()},
     "dtype": replace(ENGINE_FLAGS["dtype"], kind=_DtypeName),
+    "profile": PROFILE_FLAG,
     "algorithm": Flag(
         Algorithm,
         f"How items share their prefix, where a request leaves it open: {', '.join(get_args(Algorithm))}.",
@@ -93,8 +94,7 @@ SERVER_FLAGS = {
         float, "Seconds from a request's arrival to its answer, then 504; 0: no limit.", "SECONDS", least=0
     ),
     "shutdown_grace": Flag(float, "Seconds that requests in flight get on shutdown.", "SECONDS", least=0),
-    "profile": Flag(str | None, "How rerank routes make prompts; without effect yet.", "NAME"),
-    "strict_model": Flag(bool, "Rerank routes, too, refuse requests for another model; without effect yet.", ""),
+    "strict_model": Flag(bool, "Rerank routes, too, refuse requests for a model that is not served.", ""),
     "reports_dir": Flag(str | None, "Where the reports lie that the viewer shows; without effect yet.", "DIR"),
     "log_level": Flag(LogLevel, f"How much to log on stderr: {', '.join(get_args(LogLevel))}.", "NAME"),
     "log_json": Flag(bool, "One JSON object per line of the log.", ""),

@@ -42,6 +42,21 @@ def visible(text: str) -> str:
     return "".join(_spelled_out(char) if unicodedata.category(char) in _UNSEEN else char for char in text)
 
 
+def start_of(text: str, width: int) -> str:
+    """More than a line can show, less than a whole document, to be a cell that may shrink."""
+    return visible(text[: 2 * width])
+
+
+def label_name(label: str) -> str:
+    """In quotes where its spaces would be lost on the reader."""
+    return visible(label if label == label.strip() and label else f'"{label}"')
+
+
+def probability(value: float) -> str:
+    """Four digits after the point, and those that are smaller by their exponent."""
+    return f"{value:.1e}" if 0 < value < 0.0001 else f"{value:.4f}"
+
+
 def _spelled_out(char: str) -> str:
     return char.encode("unicode_escape").decode()
 

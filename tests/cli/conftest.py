@@ -54,8 +54,21 @@ def run_main(
         return Ran(exited.value.code, *capsys.readouterr())
 
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr("itemwise.cli.score.open_engine", open_engine)
+    monkeypatch.setattr("itemwise.cli.run_request.open_engine", open_engine)
     return run
+
+
+@pytest.fixture
+def asked_engines(run_main: RunMain, monkeypatch: pytest.MonkeyPatch) -> list[EngineOptions]:
+    """What engines are asked for with by the program, which is stopped there."""
+    asked: list[EngineOptions] = []
+
+    def open_engine(options: EngineOptions, on_program: OnProgram | None) -> ScoringEngine:
+        asked.append(options)
+        raise KeyboardInterrupt  # seen enough
+
+    monkeypatch.setattr("itemwise.cli.run_request.open_engine", open_engine)
+    return asked
 
 
 def plain_environment(**extra: str) -> dict[str, str]:

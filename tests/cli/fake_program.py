@@ -11,17 +11,33 @@ import tempfile
 from pathlib import Path
 
 from itemwise.backends.fake import FakeBackend
-from itemwise.cli import score
+from itemwise.cli import run_request
 from itemwise.cli.main import main
 from itemwise.engine.engine import ScoringEngine
 from itemwise.engine.scheduler import Scheduler
 from itemwise.engine.warmup import OnProgram
 from itemwise.models.hf_folder import read_tokenizer_folder
 from itemwise.options import EngineOptions
+from itemwise.prompts.profile import parse_profile
+from itemwise.prompts.profile_choice import ProfileChoice
+from itemwise.prompts.profile_files import builtin_profiles, find_profile
 from itemwise.prompts.tokenizer import TextTokenizer
 from tests.checkpoints import add_tokenizer
 
 MAX_CONTEXT_LEN = 64
+
+# What the built-in profiles read is not in so small a vocabulary.
+FAKE_PROFILE = parse_profile(
+    {
+        "name": "fake-yes-no",
+        "relevance": "softmax",
+        "labels": ["y", "n"],
+        "instruction": "Is it relevant?",
+        "prompt": {"body": ["{instruction} {query}\n", "{document}"], "after": [" Answer:"]},
+    },
+    "the fake program's own",
+)
+NO_PROFILE = "no reranker profile is known for fake-model, so fake-yes-no was used"
 
 
 def fake_engine(options: EngineOptions | None = None, on_program: OnProgram | None = None) -> ScoringEngine:
@@ -30,9 +46,17 @@ def fake_engine(options: EngineOptions | None = None, on_program: OnProgram | No
         tokenizer = TextTokenizer(read_tokenizer_folder(add_tokenizer(Path(folder))))
     logging.getLogger("itemwise").info("fake model loaded")
     scheduler = Scheduler(FakeBackend(max_context_len=MAX_CONTEXT_LEN), options.scheduler_options())
-    return ScoringEngine(options.engine_config("fake-model"), scheduler, tokenizer)
+    return ScoringEngine(options.engine_config("fake-model", choose_profile(options)), scheduler, tokenizer)
+
+
+def choose_profile(options: EngineOptions) -> ProfileChoice:
+    """As for a real model that nothing is known of."""
+    if options.profile is None:
+        return ProfileChoice(FAKE_PROFILE, "none is known for the model", builtin_profiles(), NO_PROFILE)
+    asked = find_profile(options.profile)
+    return ProfileChoice(asked, "it was asked for", {**builtin_profiles(), asked.name: asked})
 
 
 if __name__ == "__main__":
-    setattr(score, "open_engine", fake_engine)  # noqa: B010
+    setattr(run_request, "open_engine", fake_engine)  # noqa: B010
     main()

@@ -34,7 +34,9 @@ print([name for name in heavy if name in sys.modules], file=sys.stderr)
 """
 
 
-@pytest.mark.parametrize("args", [("--help",), ("--version",), ("score", "--help"), ("serve", "--help")])
+@pytest.mark.parametrize(
+    "args", [("--help",), ("--version",), ("score", "--help"), ("rerank", "--help"), ("serve", "--help"), ("profiles",)]
+)
 def test_help_and_version_import_nothing_heavy(args: tuple[str, ...]) -> None:
     ran = run_process([sys.executable, "-c", HEAVY_MODULES_AFTER, *args])
     assert (ran.status, ran.err) == (0, "[]\n")
@@ -50,7 +52,7 @@ def test_without_a_verb_it_prints_its_help(run_main: RunMain) -> None:
     ran = run_main()
     assert (ran.status, ran.err) == (0, "")
     assert ran.out == run_main("--help").out
-    assert all(verb in ran.out for verb in ("score", "serve", "models"))
+    assert all(verb in ran.out for verb in ("score", "rerank", "serve", "models", "profiles"))
 
 
 @pytest.mark.parametrize(
@@ -60,6 +62,8 @@ def test_without_a_verb_it_prints_its_help(run_main: RunMain) -> None:
         (("score", "--itm", "x"), "error: No such option: --itm", "hint: itemwise score --help"),
         (("score", "--top", "0"), "error: Invalid value for '--top'", "hint: itemwise score --help"),
         (("score", "--dtype", "x"), "error: Invalid value for '--dtype'", "hint: itemwise score --help"),
+        (("score", "--profile", "x"), "error: No such option: --profile", "hint: itemwise score --help"),
+        (("rerank", "--top-n", "0"), "error: Invalid value for '--top-n'", "hint: itemwise rerank --help"),
         (("score", "--mask", "x"), "error: Invalid value for '--mask'", "hint: itemwise score --help"),
         (("--log-level", "loud", "score"), "error: Invalid value for '--log-level'", "hint: itemwise --help"),
     ],

@@ -2,15 +2,16 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from itemwise.cli.engine_options import open_engine
 from itemwise.engine.engine import ScoringEngine
-from itemwise.engine.warmup import OnProgram
 from itemwise.options import EngineOptions
 from tests.cli.conftest import REAL_PROGRAM, RunMain, run_process
+from tests.cli.engine_flags import ENGINE_ARGS, ENGINE_OPTIONS
 from tests.cli.sample_request import INPUT, ITEMS, QUERY, TOO_LONG, WITH_LABELS, expected_body
 
 # From options to the request
@@ -146,51 +147,19 @@ def test_an_argument_that_is_not_unicode_is_an_error(run_main: RunMain) -> None:
 
 
 def test_a_mistake_in_the_request_does_not_wait_for_the_model(
-    run_main: RunMain, monkeypatch: pytest.MonkeyPatch
+    run_main: RunMain, asked_engines: list[EngineOptions]
 ) -> None:
-    opened: list[EngineOptions] = []
-    monkeypatch.setattr("itemwise.cli.score.open_engine", opened.append)
     assert run_main("score", *WITH_LABELS, "--softmax", "--score-mode", "logit").status == 1
-    assert opened == []
+    assert asked_engines == []
 
 
 # The engine's options
 
 
-def test_engine_options_reach_the_engine(monkeypatch: pytest.MonkeyPatch, run_main: RunMain) -> None:
-    asked: list[EngineOptions] = []
-
-    def open_engine(options: EngineOptions, on_program: OnProgram | None) -> ScoringEngine:
-        asked.append(options)
-        raise KeyboardInterrupt  # seen enough
-
-    monkeypatch.setattr("itemwise.cli.score.open_engine", open_engine)
-    args = (
-        "--model m --backend jax --device d --dtype float16 --tp-size 2 --dp-size 3 --batch-invariant --attention a "
-        "--chunk-size 0 --mask dense --segment-fallback-threshold 4 --token-budget 5 --delimiter-token-id 6 "
-        "--warmup fast --compilation-cache-dir c --prefix-cache-bytes 7"
-    )
-    run_main("score", *WITH_LABELS, *args.split())
+def test_engine_options_reach_the_engine(asked_engines: list[EngineOptions], run_main: RunMain) -> None:
+    run_main("score", *WITH_LABELS, *ENGINE_ARGS.split(), "--delimiter-token-id", "6")
     run_main("score", *WITH_LABELS)
-    options = EngineOptions(
-        model="m",
-        backend="jax",
-        device="d",
-        dtype="float16",
-        tp_size=2,
-        dp_size=3,
-        batch_invariant=True,
-        attention="a",
-        chunk_size=0,
-        mask="dense",
-        segment_fallback_threshold=4,
-        token_budget=5,
-        delimiter_token_id=6,
-        warmup="fast",
-        compilation_cache_dir="c",
-        prefix_cache_bytes=7,
-    )
-    assert asked == [options, EngineOptions()]
+    assert asked_engines == [replace(ENGINE_OPTIONS, delimiter_token_id=6), EngineOptions()]
 
 
 def test_one_request_of_one_s_own_has_no_limits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,28 @@
+"""One use of every engine option that `score` and `rerank` share, as arguments and as what they mean."""
+
+from __future__ import annotations
+
+from itemwise.options import EngineOptions
+
+ENGINE_ARGS = (
+    "--model m --backend jax --device d --dtype float16 --tp-size 2 --dp-size 3 --batch-invariant --attention a "
+    "--chunk-size 0 --mask dense --segment-fallback-threshold 4 --token-budget 5 "
+    "--warmup fast --compilation-cache-dir c --prefix-cache-bytes 7"
+)
+ENGINE_OPTIONS = EngineOptions(
+    model="m",
+    backend="jax",
+    device="d",
+    dtype="float16",
+    tp_size=2,
+    dp_size=3,
+    batch_invariant=True,
+    attention="a",
+    chunk_size=0,
+    mask="dense",
+    segment_fallback_threshold=4,
+    token_budget=5,
+    warmup="fast",
+    compilation_cache_dir="c",
+    prefix_cache_bytes=7,
+)
