@@ -50,6 +50,7 @@ OTHERS: dict[str, Any] = {
     "token_budget": 8,
     "delimiter_token_id": 0,
     "max_items_per_request": 9,
+    "profile": "chat-yes-no",
     "served_names": ("a", "b"),
 }
 # A scorer takes what its caller sends, and has one model, whose name is its own.

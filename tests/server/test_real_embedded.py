@@ -22,6 +22,18 @@ EXAMPLE: dict[str, Any] = {
 }
 POSITIVE = [0.9469, 0.2267, 0.9990]
 
+# The example of docs/reranking.md, and its table.
+RERANK_EXAMPLE: dict[str, Any] = {
+    "query": "How long do I have to return something?",
+    "documents": [
+        "Goods can be returned within 30 days for a full refund.",
+        "We ship to 40 countries.",
+        "The office is open from nine to five.",
+        "A refund is paid back to the card that you have used.",
+    ],
+}
+RELEVANCE = {0: 0.4545, 3: 0.4328, 1: 0.3773, 2: 0.3368}
+
 
 @pytest.fixture(scope="module")
 def starting() -> Iterator[ServerProcess]:
@@ -49,6 +61,14 @@ def test_the_example_of_the_readme_works(server: ServerProcess) -> None:
     assert [row[0] for row in answer["scores"]] == pytest.approx(POSITIVE, abs=1e-3)
     assert [sum(row) for row in answer["scores"]] == pytest.approx([1] * 3)
     assert answer["model"] == embedded_model_path().stem
+
+
+def test_the_example_of_reranking_works(server: ServerProcess) -> None:
+    answer = fetch("POST", f"{server.url}/v1/rerank", json=RERANK_EXAMPLE).json()
+    ranked = {each["index"]: each["relevance_score"] for each in answer["results"]}
+    assert list(ranked) == list(RELEVANCE)
+    assert ranked == pytest.approx(RELEVANCE, abs=1e-3)
+    assert "no reranker profile is known" in answer["meta"]["warnings"][0]
 
 
 def test_it_is_healthy(server: ServerProcess) -> None:
