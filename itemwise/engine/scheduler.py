@@ -246,12 +246,7 @@ class Scheduler:
         return None
 
     def _fill(self) -> Step | None:
-        if not self._live:
-            return None
-        jobs: Collection[Job] = self._live
-        if any(job.priority for job in jobs):
-            jobs = sorted(jobs, key=lambda job: job.priority)  # among equals the turn decides
-        return StepFiller(self._limits, self.cache).fill(jobs)
+        return StepFiller(self._limits, self.cache).fill(self._live) if self._live else None
 
     def _run_step(self, step: Step) -> None:
         begin = monotonic()

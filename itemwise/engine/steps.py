@@ -3,12 +3,13 @@
 A step is a few forwards that run one after the other: blocks of prefixes first, then tails (also those whose prefix is
 made in this very step), then rows of the algorithms that have rows. Whoever was not served for the longest time comes
 first, and while there are several jobs, each gets at most a share of the step. So a large request does not make a small
-one wait for all of it, nor many small ones a large one.
+one wait for all of it, nor many small ones a large one. That is so among jobs of one priority; those of the next one get
+what is left.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
@@ -172,6 +173,7 @@ class StepFiller:
         self._scored: dict[object, StepForward] = {}
         self._in_the_making: set[CacheEntry] = set()
         self._num_tokens = 0
+        self._num_left_out = 0  # jobs that could be served with more room
         self._is_room = True  # for further prefixes
 
     def fill(self, jobs: Collection[Job]) -> Step | None:
@@ -179,22 +181,26 @@ class StepFiller:
 
         Jobs stay as they are, but for the places that their prefixes get.
         """
+        for priority in sorted({job.priority for job in jobs}):
+            self._fill_from([job for job in jobs if job.priority == priority])
+        forwards = [forward for forward in (self._prefill, *self._scored.values()) if forward.parts]
+        for forward in forwards:
+            forward.assemble()
+        return Step(forwards, self._num_tokens) if forwards else None
+
+    def _fill_from(self, jobs: Sequence[Job]) -> None:
+        """From jobs of one priority, what those before them have left."""
         busy = (job for job in jobs if not job.is_complete)
         is_alone = len(list(islice(busy, 2))) == 1
         share = self._limits.num_tokens if is_alone else max(1, self._limits.num_tokens // SHARES)
-        num_left_out = 0
         for job in jobs:
-            if self._room_left <= 0 or num_left_out == MAX_LEFT_OUT:
+            if self._room_left <= 0 or self._num_left_out == MAX_LEFT_OUT:
                 break
             if not job.is_complete and self._find_prefix(job):
                 before = self._num_tokens
                 self._serve(job, min(share, self._room_left))
                 # One that waits for a block that another job computes is not left out for want of room.
-                num_left_out += self._num_tokens == before and self._is_ready(job)
-        forwards = [forward for forward in (self._prefill, *self._scored.values()) if forward.parts]
-        for forward in forwards:
-            forward.assemble()
-        return Step(forwards, self._num_tokens) if forwards else None
+                self._num_left_out += self._num_tokens == before and self._is_ready(job)
 
     def _find_prefix(self, job: Job) -> bool:
         """Where one must wait for places, those behind it get none either, or it would wait for ever."""

@@ -167,12 +167,16 @@ def body_of(query: list[int], items: list[list[int]], **fields: Any) -> dict[str
 class Ticket:
     """A request that has been submitted."""
 
-    def __init__(self, engine: ScoringEngine, body: dict[str, Any], *, deadline: float | None = None) -> None:
+    def __init__(
+        self, engine: ScoringEngine, body: dict[str, Any], *, deadline: float | None = None, priority: int = 0
+    ) -> None:
         self.body = body
         self._engine = engine
         self._changes: SimpleQueue[None] = SimpleQueue()
         self._prepared = engine.prepare(parse_score_request(body))
-        self.job = engine.submit(self._prepared, deadline=deadline, on_change=lambda: self._changes.put(None))
+        self.job = engine.submit(
+            self._prepared, deadline=deadline, on_change=lambda: self._changes.put(None), priority=priority
+        )
 
     def wait(self) -> None:
         while not self.job.is_done:

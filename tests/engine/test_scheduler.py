@@ -299,6 +299,25 @@ def test_ten_items_do_not_wait_for_five_thousand(algorithm: str, num_large: int)
     assert last <= min(steps // 4, 15)
 
 
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_lower_priority_number_is_served_first(algorithm: str) -> None:
+    """Whatever came first; and what the urgent one leaves of a step, the others get."""
+    backend = GatedBackend(step_tokens=100)
+    with live_engine(backend) as engine:
+        first = Ticket(engine, body_of([1], [[2]], algorithm=algorithm))
+        backend.next_forward()  # it keeps the device while the others come
+        later = [Ticket(engine, body_of([2, 9 + n], [[3] * 9] * 40, algorithm=algorithm), priority=7) for n in range(4)]
+        urgent = Ticket(engine, body_of([4], [[MARK] * 9] * 40, algorithm=algorithm), priority=3)
+        backend.open()
+        for ticket in (first, urgent, *later):
+            ticket.check()
+    marks, others = ([int((batch.token_ids == token).sum()) for batch in backend.forwards] for token in (MARK, 3))
+    last = max(number for number, count in enumerate(marks) if count)
+    assert (sum(marks), sum(others)) == (360, 4 * 360)
+    assert sum(map(bool, marks)) <= 6, "all of a step is its own"
+    assert sum(others[: last + 1]) <= 100, "the others had no more than it left"
+
+
 def next_prepared_step(engine: ScoringEngine) -> Step:
     """The step that is filled while the device is busy with the one before."""
     deadline = monotonic() + SECONDS
