@@ -15,7 +15,7 @@ from itemwise.engine.warmup import OnProgram, warm_up
 from itemwise.models.checkpoint import Checkpoint, open_checkpoint
 from itemwise.models.embedded import embedded_model_path
 from itemwise.options import EngineOptions
-from itemwise.prompts.profile_choice import choose_profile
+from itemwise.prompts.profile_choice import choose_profile, fitting_profile
 from itemwise.prompts.profile_files import find_profile
 from itemwise.prompts.rerank import RerankPrompts
 from itemwise.prompts.tokenizer import TextTokenizer
@@ -30,7 +30,8 @@ def load_engine(options: EngineOptions, on_program: OnProgram | None = None) -> 
     tokenizer = read_tokenizer(checkpoint)
     profiles = choose_profile(profile, checkpoint, tokenizer)
     if profile is not None and profile.can_rerank and tokenizer is not None:
-        RerankPrompts(profile, tokenizer, checkpoint.config)  # raises where the two do not fit
+        fitting = fitting_profile(profile, profiles.by_name, tokenizer)
+        RerankPrompts(fitting, tokenizer, checkpoint.config)  # raises where the two do not fit
     scheduler = Scheduler(load_backend(checkpoint, options.backend_options()), options.scheduler_options())
     with ExitStack() as on_failure:
         on_failure.callback(scheduler.close)  # and its backend

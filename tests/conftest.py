@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from itemwise import Scorer
 from itemwise.engine.engine import ScoringEngine
@@ -23,6 +24,10 @@ from itemwise.models.embedded import embedded_model_path
 from itemwise.plan.options import PlanOptions
 from tests.checkpoints import add_tokenizer, make_hf_checkpoint
 from tests.reference import Reference
+
+# An example takes as long as the machine lets it; what is slow is shown by pytest's own list.
+settings.register_profile("itemwise", deadline=None)
+settings.load_profile("itemwise")
 
 # Models that are no plain member of their family: the family, and what differs.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import get_args
 
-from itemwise.contract.describe import describe
+from itemwise.contract.describe import describe, quote
 from itemwise.contract.errors import InvalidRequestError, InvalidValueError
 from itemwise.contract.parse import ALGORITHMS, Fields, choice, count, flag, missing, parse_model_name, present_fields
 from itemwise.contract.parse_inputs import checked_text
@@ -17,6 +17,7 @@ from itemwise.contract.rerank import RerankRequest, TruncationSide
 from itemwise.contract.token_ids import Place, plain
 
 TRUNCATION_SIDES: tuple[TruncationSide, ...] = get_args(TruncationSide)
+_SHOWN_KEYS = 5
 MAX_PRIORITY = 999  # as Cohere's API has it
 
 
@@ -82,7 +83,8 @@ def _document(entry: object, name: str, index: int) -> str:
     expected = 'a string, or an object whose "text" is one'
     got = describe(entry)
     if isinstance(entry, Mapping):
-        got = "an object with " + (", ".join(map(str, entry)) or "nothing in it")
+        keys = [quote(str(key)) for key in entry][:_SHOWN_KEYS]
+        got = "an object with " + (", ".join(keys) or "nothing in it") + (", ..." if len(entry) > len(keys) else "")
         if "text" in entry:
             got = f'an object whose "text" is {describe(text)}'
     message = f"{place.name} must be {expected}, got {got}"

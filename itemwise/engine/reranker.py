@@ -20,7 +20,7 @@ from itemwise.contract.rerank import RerankedDocument, RerankRequest, RerankResu
 from itemwise.engine.engine import OnProgress, PreparedRequest, ScoringEngine
 from itemwise.engine.job import Job
 from itemwise.prompts.profile import Profile
-from itemwise.prompts.profile_choice import DEFAULT, profile_of
+from itemwise.prompts.profile_choice import DEFAULT, fitting_profile, profile_of
 from itemwise.prompts.rerank import RerankPrompts
 
 
@@ -98,7 +98,7 @@ class Reranker:
         if tokenizer is None:
             raise TokenizerError("this model has no tokenizer, so documents cannot be read; send ids to /v1/score")
         try:
-            profile = profile_of(self._choice, name)
+            profile = fitting_profile(profile_of(self._choice, name), self._choice.by_name, tokenizer)
             if profile.name not in self._prompts:
                 self._prompts[profile.name] = RerankPrompts(profile, tokenizer, self._engine.backend.config)
         except ProfileError as error:

@@ -3,8 +3,8 @@
 A step is a few forwards that run one after the other: blocks of prefixes first, then tails (also those whose prefix is
 made in this very step), then rows of the algorithms that have rows. Whoever was not served for the longest time comes
 first, and while there are several jobs, each gets at most a share of the step. So a large request does not make a small
-one wait for all of it, nor many small ones a large one. That is so among jobs of one priority; those of the next one get
-what is left.
+one wait for all of it, nor many small ones a large one. That is so among jobs of one priority; others get what they
+leave.
 """
 
 from __future__ import annotations

@@ -236,6 +236,9 @@ def _chat_template(path: Path, config: Mapping[str, Any]) -> str | None:
     if (path / "chat_template.jinja").is_file():
         return (path / "chat_template.jinja").read_text(encoding="utf-8")
     template = config.get("chat_template")
+    if isinstance(template, list):  # several, by name
+        named = (each for each in template if isinstance(each, dict) and each.get("name") == "default")
+        template = next(named, {}).get("template")
     return template if isinstance(template, str) else None
 
 

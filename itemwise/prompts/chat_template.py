@@ -4,21 +4,31 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import NoReturn
 
 from itemwise.contract.errors import TokenizerError
 
 _MESSAGE = "(the message)"  # stands for it; no template has these words
+_BLANK = " \n\t "  # around it
 
 
-def chat_frame(template: str, special_tokens: Mapping[str, str]) -> tuple[str, str]:
+@dataclass(frozen=True)
+class ChatFrame:
+    """The text before and after a user's message, and whether blanks around the message are taken away."""
+
+    before: str
+    after: str
+    trims: bool
+
+
+def chat_frame(template: str, special_tokens: Mapping[str, str]) -> ChatFrame:
     """What the template writes before and after the first message of a user, up to where the answer begins.
 
     A template is a program, and it comes with the checkpoint: it runs in a sandbox that lets it write text and nothing
     else. It is not told the date, which some would write into the prompt: scores must not change overnight.
     Raises TokenizerError where it does not show the message exactly once.
     """
-    from jinja2 import TemplateError
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     environment = ImmutableSandboxedEnvironment(
@@ -28,17 +38,21 @@ def chat_frame(template: str, special_tokens: Mapping[str, str]) -> tuple[str, s
     environment.globals["raise_exception"] = _refuse
     try:
         text = environment.from_string(template).render(
-            messages=[{"role": "user", "content": _MESSAGE}],
+            messages=[{"role": "user", "content": _BLANK + _MESSAGE + _BLANK}],
             add_generation_prompt=True,
             enable_thinking=False,  # the answer is to come at once
+            tools=None,
+            documents=None,
             **special_tokens,
         )
-    except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError) as error:
-        raise TokenizerError(f"the checkpoint's chat template fails: {error}") from None
+    except Exception as error:  # it may do anything wrong that a program can
+        reason = str(error) or type(error).__name__
+        raise TokenizerError(f"the checkpoint's chat template fails: {reason}") from None
     before, *rest = text.split(_MESSAGE)
     if len(rest) != 1:
         raise TokenizerError(f"the checkpoint's chat template must show a message once, it does so {len(rest)} times")
-    return before, rest[0]
+    is_kept = before.endswith(_BLANK) and rest[0].startswith(_BLANK)
+    return ChatFrame(before.removesuffix(_BLANK), rest[0].removeprefix(_BLANK), trims=not is_kept)
 
 
 def _refuse(message: str) -> NoReturn:

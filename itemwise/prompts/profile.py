@@ -61,6 +61,7 @@ class Profile:
     instruction: str | None = None  # where the request has none
     max_context_len: int | None = None  # tokens; a document that would make it more is cut
     max_body_len: int | None = None  # the same, counted without `before` and `after`
+    max_query_len: int | None = None  # of the pieces of the body that have {query}; more is an error
     names: tuple[str, ...] = ()  # of checkpoints that want this profile: patterns as in file names, in lower case
     families: tuple[str, ...] = ()  # those that such a checkpoint may belong to; none: any
 
@@ -109,6 +110,7 @@ def _read(reader: _Reader) -> Profile:
         instruction=reader.text("instruction", None),
         max_context_len=prompt.integer("max_context_len"),
         max_body_len=prompt.integer("max_body_len"),
+        max_query_len=prompt.integer("max_query_len"),
         names=recognise.texts("names"),
         families=recognise.texts("families"),
     )
@@ -220,8 +222,11 @@ def _contradictions(profile: Profile) -> Iterable[str]:
     pieces = (*profile.before, *profile.body, *profile.after)
     texts = [text for piece in pieces for text in (piece.text, piece.without_instruction) if text is not None]
     used = [name for text in texts for name in placeholders(text)]
-    if "query" not in used:
-        yield "{query} stands nowhere; expected it in prompt.body"
+    for instruction in ("some", None):
+        if not any("query" in placeholders(piece.template(instruction)) for piece in pieces):
+            where = "with an instruction" if instruction else "without an instruction"
+            yield f"{{query}} stands nowhere in a prompt {where}; expected it in prompt.body"
+            break
     if used.count("document") != 1 or not profile.body or not profile.body[-1].text.endswith("{document}"):
         yield "{document} must stand once, at the very end of the last piece of prompt.body"
     if any("document" in placeholders(piece.without_instruction or "") for piece in pieces):
@@ -235,6 +240,10 @@ def _contradictions(profile: Profile) -> Iterable[str]:
         yield "instruction has no {instruction} to stand in"
     if profile.without_chat_template is not None and not profile.chat:
         yield "prompt.without_chat_template means something with prompt.chat = true only"
+    if profile.max_query_len is not None and "query" in placeholders(profile.body[-1].text if profile.body else ""):
+        yield "prompt.max_query_len: {query} must stand in a piece of its own, without {document}"
+    if profile.chat and not profile.after:
+        yield "prompt.after must hold something with prompt.chat = true: a message does not end in a document"
     if profile.chat and profile.add_bos:
         yield "prompt.add_bos: a chat template adds its own"
 

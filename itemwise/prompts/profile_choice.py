@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 import numpy as np
 from numpy.typing import NDArray
 
+from itemwise.contract.describe import quote
 from itemwise.contract.errors import ProfileError, TokenizerError
 from itemwise.models.checkpoint import Checkpoint, StoredTensor
 from itemwise.prompts.chat_template import chat_frame
@@ -38,7 +39,7 @@ def choose_profile(asked: Profile | None, checkpoint: Checkpoint, tokenizer: Tex
         return ProfileChoice(asked, "it was asked for", {**by_name, asked.name: asked})
     for name in checkpoint.names:
         for profile in builtin_profiles().values():
-            if _is_named(profile, name, checkpoint.config.family):
+            if _is_named(profile, _last_part(name), checkpoint.config.family):
                 return ProfileChoice(profile, f"the model is called {name}", by_name)
     if checkpoint.config.num_classes:
         return _by_head(checkpoint, tokenizer, by_name)
@@ -66,6 +67,11 @@ def _chat_failure(tokenizer: TextTokenizer) -> str | None:
     except TokenizerError as error:
         return str(error)
     return None
+
+
+def _last_part(name: str) -> str:
+    """Of a hub id or a path: a folder above may be called anything."""
+    return name.rstrip("/").rpartition("/")[2]
 
 
 def _is_named(profile: Profile, name: str, family: str) -> bool:
@@ -104,11 +110,21 @@ def _rows(tensor: StoredTensor, start: int, count: int | None) -> NDArray[np.flo
     return np.asarray(rows, np.float32)
 
 
+def fitting_profile(profile: Profile, by_name: Mapping[str, Profile], tokenizer: TextTokenizer) -> Profile:
+    """The same, or the one that it names for models without a chat template. Raises ProfileError."""
+    other = profile.without_chat_template
+    if not profile.chat or tokenizer.chat_template is not None or other is None:
+        return profile
+    if other not in by_name:
+        raise ProfileError(f"prompt.without_chat_template must be one of {', '.join(by_name)}, got {quote(other)}")
+    return by_name[other]
+
+
 def profile_of(choice: ProfileChoice, name: str | None) -> Profile:
     """The profile that a request means; no name and "default" are the model's own. Raises ProfileError."""
     if name not in (None, DEFAULT):
         if name not in choice.by_name:
-            raise ProfileError(f"profile must be one of {', '.join(choice.by_name)}, got {name!r}")
+            raise ProfileError(f"profile must be one of {', '.join(choice.by_name)}, got {quote(str(name))}")
         return choice.by_name[name]
     if choice.default is None:
         known = ", ".join(name for name, profile in choice.by_name.items() if profile.names)

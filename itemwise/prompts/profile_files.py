@@ -48,8 +48,8 @@ def read_profile(path: Path) -> Profile:
     """A user's file. Raises ProfileError."""
     try:
         content = path.expanduser().read_bytes()
-    except OSError as error:
-        raise ProfileError(f"{path} cannot be read: {error.strerror or error}") from None
+    except (OSError, RuntimeError) as error:  # no such file; no such home
+        raise ProfileError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     profile = _parse(content, str(path))
     if profile.name in builtin_profiles():
         raise ProfileError(f"{path}: name {quote(profile.name)} is that of a profile of ours; call it otherwise")

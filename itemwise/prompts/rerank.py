@@ -10,7 +10,8 @@ comes after it, so a first word that merges with the lead's last space belongs t
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -20,8 +21,8 @@ from itemwise.contract.ragged import Int32Array, Int64Array, Ragged, ranges, sta
 from itemwise.contract.rerank import RerankRequest
 from itemwise.contract.result import Truncation
 from itemwise.models.config import ModelConfig
-from itemwise.prompts.chat_template import chat_frame
-from itemwise.prompts.profile import Piece, Profile
+from itemwise.prompts.chat_template import ChatFrame, chat_frame
+from itemwise.prompts.profile import Piece, Profile, placeholders
 from itemwise.prompts.template import Prompt, surround
 from itemwise.prompts.tokenizer import TextTokenizer
 
@@ -56,7 +57,8 @@ class RerankPrompts:
                 f"profile {quote(profile.name)} has no labels of its own, so it cannot rerank; "
                 "send such requests to /v1/score, or choose another profile"
             )
-        self.profile = _framed(profile, tokenizer)
+        self.profile = profile
+        self._chat = _chat_frame_of(profile, tokenizer)
         self._tokenizer = tokenizer
         self._model = model
         _check_special_tokens(profile, tokenizer)
@@ -101,17 +103,34 @@ class RerankPrompts:
             instruction = profile.instruction
         values = {"query": query, "instruction": instruction or "", "document": ""}
 
-        def fill(piece: Piece) -> str:
-            return piece.template(instruction).format(**values)
+        def fill(pieces: Iterable[Piece]) -> list[str]:
+            return [piece.template(instruction).format(**values) for piece in pieces]
 
-        def encode(pieces: tuple[Piece, ...]) -> Int32Array:
-            return np.concatenate([_NOTHING, *(self._tokenizer.encode(fill(piece)) for piece in pieces)])
-
-        *shared_body, document_piece = profile.body
+        leading, after = fill((*profile.before, *profile.body)), fill(profile.after)
+        if self._chat is not None:
+            _put_around(self._chat, leading, after)
+        *opening_texts, lead = leading
+        parts = [self._tokenizer.encode(text) for text in opening_texts]
+        self._check_query([len(part) for part in parts[len(profile.before) :]])
         bos = self._tokenizer.leading_ids if profile.add_bos else _NOTHING
-        body = encode(tuple(shared_body))
-        opening = np.concatenate([bos, encode(profile.before), body])
-        return _Frame(opening, len(body), fill(document_piece), encode(profile.after))
+        return _Frame(
+            opening=np.concatenate([_NOTHING, bos, *parts]),
+            opening_body_len=sum(map(len, parts[len(profile.before) :])),
+            lead=lead,
+            after=np.concatenate([_NOTHING, *map(self._tokenizer.encode, after)]),
+        )
+
+    def _check_query(self, lens: Sequence[int]) -> None:
+        """`lens`: tokens of the body's pieces but for the last."""
+        most = self.profile.max_query_len
+        for piece, length in zip(self.profile.body, lens, strict=False):
+            if most is not None and length > most and "query" in placeholders(piece.text):
+                raise InvalidValueError(
+                    f"query must have at most {most} tokens with the words of profile {quote(self.profile.name)} "
+                    f"around it, got {length}; shorten it",
+                    code="context_too_long",
+                    param="query",
+                )
 
     def _row_room(self, frame: _Frame, fixed_len: int) -> int:
         """Tokens that a row may have, behind what was tokenized once."""
@@ -205,34 +224,23 @@ def _shared_lens(head: Int32Array, rows: Ragged) -> Int64Array:
     return shared
 
 
-def _framed(profile: Profile, tokenizer: TextTokenizer) -> Profile:
-    """With the chat template's words around its pieces."""
+def _chat_frame_of(profile: Profile, tokenizer: TextTokenizer) -> ChatFrame | None:
+    """None where the profile is no chat's."""
     if not profile.chat:
-        return profile
+        return None
     if tokenizer.chat_template is None:
         raise ProfileError(f"profile {quote(profile.name)} needs a chat template, and this model has none")
     try:
-        begin, end = map(_literal, chat_frame(tokenizer.chat_template, tokenizer.special_tokens))
+        return chat_frame(tokenizer.chat_template, tokenizer.special_tokens)
     except TokenizerError as error:
         raise ProfileError(f"profile {quote(profile.name)} cannot be used: {error}") from None
-    pieces = [*profile.before, *profile.body]
-    first = pieces[0]
-    without = None if first.without_instruction is None else begin + first.without_instruction
-    pieces[0] = Piece(begin + first.text, without)
-    *after, last = profile.after or (Piece(""),)
-    without = None if last.without_instruction is None else last.without_instruction + end
-    after.append(Piece(last.text + end, without))
-    num_before = len(profile.before)
-    return replace(
-        profile,
-        before=tuple(pieces[:num_before]),
-        body=tuple(pieces[num_before:]),
-        after=tuple(after),
-    )
 
 
-def _literal(text: str) -> str:
-    return text.replace("{", "{{").replace("}", "}}")
+def _put_around(chat: ChatFrame, leading: list[str], after: list[str]) -> None:
+    """The template's words around the message that the texts are together."""
+    if chat.trims:
+        leading[0], after[-1] = leading[0].lstrip(), after[-1].rstrip()
+    leading[0], after[-1] = chat.before + leading[0], after[-1] + chat.after
 
 
 def _check_special_tokens(profile: Profile, tokenizer: TextTokenizer) -> None:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 _OPEN_PARTS = 3  # the last part may grow with what follows; two to spare
+_MOST_TRIED = 8  # cuts
+_HARMLESS_LOOK_AHEAD = r"(?!\S)"  # at one character, where blanks end
 
 
 class TokenBorders:
@@ -28,15 +30,25 @@ class TokenBorders:
 
     def last_safe_cut(self, text: str) -> int:
         """The largest place c that is known to be safe: for every x the tokens of text + x are those of text[:c]
-        and of text[c:] + x. 0 where nothing is known."""
+        and of text[c:] + x. 0 where nothing is known.
+
+        Parts are found as if there were no added tokens, and blanks at the end of text[:c] do not see what stands
+        behind them; so the text's own tokens are compared, too."""
         if not self._splits_locally or self._is_changed(text):
             return 0
         parts = self._tokenizer.pre_tokenizer.pre_tokenize_str(text)
-        if len(parts) <= _OPEN_PARTS:
-            return 0
-        cut: int = parts[-_OPEN_PARTS][1][0]
-        is_safe = bool(text[cut:].strip()) and not any(self._straddles(token, text, cut) for token in self._added)
-        return cut if is_safe else 0
+        whole = self._ids(text)
+        for _, (cut, _) in reversed(parts[1 : 1 - _OPEN_PARTS][-_MOST_TRIED:]):
+            if self._is_safe(text, cut) and self._ids(text[:cut]) + self._ids(text[cut:]) == whole:
+                return int(cut)
+        return 0
+
+    def _is_safe(self, text: str, cut: int) -> bool:
+        return bool(text[cut:].strip()) and not any(self._straddles(token, text, cut) for token in self._added)
+
+    def _ids(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
 
     def _is_changed(self, text: str) -> bool:
         normalizer = self._tokenizer.normalizer
@@ -78,12 +90,13 @@ def _is_local(step: Mapping[str, Any]) -> bool:
         return not bool(step["add_prefix_space"])
     if step["type"] == "Split":
         pattern: str | None = step["pattern"].get("Regex")
-        return pattern is not None and step["behavior"] == "Isolated" and not _looks_back(pattern)
+        return pattern is not None and step["behavior"] == "Isolated" and not _looks_around(pattern)
     return bool(step["type"] == "Digits")
 
 
-def _looks_back(pattern: str) -> bool:
-    return any(each in pattern.replace("[^", "[") for each in ("(?<", "^", r"\A", r"\b", r"\B", r"\G"))
+def _looks_around(pattern: str) -> bool:
+    rest = pattern.replace("[^", "[").replace(_HARMLESS_LOOK_AHEAD, "")
+    return any(each in rest for each in ("(?<", "(?=", "(?!", "^", r"\A", r"\b", r"\B", r"\G"))
 
 
 def _splits(step: Mapping[str, Any]) -> bool:

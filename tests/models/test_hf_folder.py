@@ -388,6 +388,11 @@ def test_the_chat_template_is_found_in_both_places(tmp_path: Path) -> None:
     assert read_tokenizer_folder(tmp_path).chat_template is None
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "old"}))
     assert read_tokenizer_folder(tmp_path).chat_template == "old"
+    several = [{"name": "tools", "template": "other"}, {"name": "default", "template": "one"}]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": several}))
+    assert read_tokenizer_folder(tmp_path).chat_template == "one"
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": several[:1]}))
+    assert read_tokenizer_folder(tmp_path).chat_template is None
     (tmp_path / "chat_template.jinja").write_text("new")
     assert read_tokenizer_folder(tmp_path).chat_template == "new"
 

@@ -1,0 +1,247 @@
+"""Which profile goes with a checkpoint: the one asked for, by name, by head, or the one for any model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from itemwise.backends.fake import FakeBackend
+from itemwise.contract.errors import ProfileError
+from itemwise.models.checkpoint import Checkpoint, StoredTensor, names_of
+from itemwise.models.tokenizer_files import TokenizerFiles
+from itemwise.prompts.profile import parse_profile
+from itemwise.prompts.profile_choice import ProfileChoice, choose_profile, profile_of, profile_of_any_model
+from itemwise.prompts.profile_files import builtin_profile, builtin_profiles
+from itemwise.prompts.tokenizer import TextTokenizer
+from tests.prompts.reranker_tokenizers import VOCAB_SIZE, read_text_tokenizer
+
+SIZE = 32
+MINE = parse_profile(
+    {"name": "mine", "relevance": "logit", "labels": ["1"], "prompt": {"body": ["{query}", "{document}"]}}, "x"
+)
+
+
+@dataclass(frozen=True)
+class InMemory(StoredTensor):
+    values: NDArray[Any]
+
+    def read_rows(self, start: int, stop: int) -> NDArray[Any]:
+        return self.values[start:stop]
+
+
+def tensor(values: NDArray[Any], dtype: Any = "float32") -> InMemory:
+    return InMemory(values.shape, dtype, values)
+
+
+EMBEDDING: NDArray[np.float32] = np.random.default_rng(0).standard_normal((VOCAB_SIZE, SIZE)).astype(np.float32)
+
+
+def checkpoint(
+    *names: str, family: str = "qwen3", head: InMemory | None = None, embedding: InMemory | None = None
+) -> Checkpoint:
+    """One of these names; a classifier if it has a head."""
+    config = FakeBackend(VOCAB_SIZE).config
+    config = replace(config, family=family, num_classes=0 if head is None else head.shape[0])
+    tensors = {"embedding": embedding or tensor(EMBEDDING)} | ({} if head is None else {"head": head})
+
+    def no_files() -> TokenizerFiles:
+        raise AssertionError("the tokenizer has been read already")
+
+    return Checkpoint(names[0], Path("x"), config, tensors, no_files, names)
+
+
+def chosen(choice: ProfileChoice) -> str:
+    assert choice.default is not None
+    return choice.default.name
+
+
+@pytest.mark.parametrize(
+    ("name", "family", "profile"),
+    [
+        ("Qwen/Qwen3-Reranker-0.6B", "qwen3", "qwen3-reranker"),
+        ("/models/Qwen3-Reranker-8B-GPTQ", "qwen3", "qwen3-reranker"),
+        ("qwen3-reranker-4b-q8_0", "qwen3", "qwen3-reranker"),
+        ("tomaarsen/Qwen3-Reranker-0.6B-seq-cls", "qwen3", "qwen3-reranker"),
+        ("mixedbread-ai/mxbai-rerank-base-v2", "qwen2", "mxbai-rerank-v2"),
+        ("mixedbread-ai/mxbai-rerank-large-v2", "qwen2", "mxbai-rerank-v2"),
+        ("BAAI/bge-reranker-v2-gemma", "gemma", "bge-reranker-v2-gemma"),
+    ],
+)
+def test_a_reranker_is_known_by_its_name(name: str, family: str, profile: str) -> None:
+    choice = choose_profile(None, checkpoint(name, family=family), None)
+    assert chosen(choice) == profile
+    assert choice.warning is None
+    assert choice.reason == f"the model is called {name}"
+
+
+def test_a_folder_above_may_be_called_anything() -> None:
+    choice = choose_profile(None, checkpoint("/data/qwen3-reranker-eval/Qwen3-0.6B", family="qwen3"), None)
+    assert chosen(choice) == "chat-yes-no"
+
+
+def test_any_of_a_checkpoints_names_will_do() -> None:
+    choice = choose_profile(None, checkpoint("/models/final", "final", "Qwen/Qwen3-Reranker-4B"), None)
+    assert (chosen(choice), choice.reason) == ("qwen3-reranker", "the model is called Qwen/Qwen3-Reranker-4B")
+
+
+def test_a_snapshot_in_the_hubs_cache_is_known_by_the_models_name(tmp_path: Path) -> None:
+    snapshot = tmp_path / "hub" / "models--Qwen--Qwen3-Reranker-0.6B" / "snapshots" / ("a" * 40)
+    names = names_of(str(snapshot), snapshot)
+    assert names[-1] == "Qwen/Qwen3-Reranker-0.6B"
+    assert chosen(choose_profile(None, checkpoint(*names), None)) == "qwen3-reranker"
+
+
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [
+        ("Qwen/Qwen3-Reranker-0.6B", "llama"),
+        ("mixedbread-ai/mxbai-rerank-base-v2", "qwen3"),
+        ("BAAI/bge-reranker-v2-gemma", "qwen3"),
+        ("Qwen/Qwen3-0.6B", "qwen3"),
+        ("mixedbread-ai/mxbai-rerank-base-v1", "qwen2"),
+        ("BAAI/bge-reranker-v2-m3", "gemma"),
+    ],
+)
+def test_another_family_or_name_is_another_model(name: str, family: str) -> None:
+    choice = choose_profile(None, checkpoint(name, family=family), None)
+    assert chosen(choice) == "chat-yes-no"
+    assert choice.warning is not None
+    assert choice.warning.startswith(f"no reranker profile is known for {name}, so chat-yes-no was used; ")
+    assert choice.warning.endswith("for a model that was trained to rerank, name its own profile")
+
+
+def test_what_is_asked_for_is_taken_whatever_the_name() -> None:
+    choice = choose_profile(MINE, checkpoint("Qwen/Qwen3-Reranker-0.6B"), None)
+    assert (choice.default, choice.warning, choice.reason) == (MINE, None, "it was asked for")
+    assert set(choice.by_name) == {*builtin_profiles(), "mine"}
+
+
+def test_a_request_may_name_any_profile_of_ours_and_the_one_asked_for() -> None:
+    choice = choose_profile(MINE, checkpoint("x"), None)
+    assert profile_of(choice, None) is MINE
+    assert profile_of(choice, "default") is MINE
+    assert profile_of(choice, "mine") is MINE
+    assert profile_of(choice, "plain") is builtin_profile("plain")
+    with pytest.raises(ProfileError, match=r'profile must be one of bge-reranker-v2-gemma, .*, mine, got "yours"'):
+        profile_of(choice, "yours")
+
+
+def test_a_chat_model_is_asked_in_its_own_template(text_tokenizer: Callable[[str], TextTokenizer]) -> None:
+    choice = profile_of_any_model("my/model", text_tokenizer("qwen"))
+    assert chosen(choice) == "chat-yes-no"
+    assert choice.warning is not None
+    assert "for my/model, so chat-yes-no was used; for a model that" in choice.warning
+
+
+def test_a_model_without_a_chat_template_is_asked_plainly(text_tokenizer: Callable[[str], TextTokenizer]) -> None:
+    choice = choose_profile(None, checkpoint("my/model"), text_tokenizer("gpt2"))
+    assert chosen(choice) == "question-yes-no"
+    assert choice.warning is not None
+    assert "so question-yes-no was used (it has no chat template); " in choice.warning
+
+
+def test_a_chat_template_that_fails_is_as_good_as_none(tokenizer_folder: Callable[[str], Path], tmp_path: Path) -> None:
+    for file in tokenizer_folder("qwen").iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "chat_template.jinja").write_text("{{ raise_exception('ask me otherwise') }}")
+    choice = profile_of_any_model("my/model", read_text_tokenizer(tmp_path))
+    assert chosen(choice) == "question-yes-no"
+    assert choice.warning is not None
+    assert "(the checkpoint's chat template fails: ask me otherwise); " in choice.warning
+
+
+class TestHeads:
+    """Classifiers with a name that says nothing."""
+
+    @pytest.fixture
+    def tokenizer(self, text_tokenizer: Callable[[str], TextTokenizer]) -> TextTokenizer:
+        return text_tokenizer("qwen")
+
+    @staticmethod
+    def row(tokenizer: TextTokenizer, label: str) -> NDArray[np.float32]:
+        token_id = tokenizer.token_id(label)
+        assert token_id is not None
+        row: NDArray[np.float32] = EMBEDDING[token_id]
+        return row
+
+    @pytest.mark.parametrize(
+        ("family", "labels", "profile"),
+        [
+            ("qwen3", ("yes", "no"), "qwen3-reranker"),
+            ("qwen2", ("1", "0"), "mxbai-rerank-v2"),
+            ("gemma", ("Yes",), "bge-reranker-v2-gemma"),
+        ],
+    )
+    @pytest.mark.parametrize("scale", [1.0, 0.25])
+    def test_a_head_of_one_row_is_known(
+        self, family: str, labels: tuple[str, ...], profile: str, scale: float, tokenizer: TextTokenizer
+    ) -> None:
+        rows = [self.row(tokenizer, label) for label in labels]
+        head = tensor((rows[0] - rows[1] if len(rows) == 2 else rows[0])[None] * np.float32(scale))
+        choice = choose_profile(None, checkpoint("x", family=family, head=head), tokenizer)
+        assert (chosen(choice), choice.warning) == (profile, None)
+        assert choice.reason == "the model's head is made of its labels' rows"
+
+    def test_a_head_of_two_rows_is_no_and_yes(self, tokenizer: TextTokenizer) -> None:
+        head = tensor(np.stack([self.row(tokenizer, "no"), self.row(tokenizer, "yes")]))
+        assert chosen(choose_profile(None, checkpoint("x", head=head), tokenizer)) == "qwen3-reranker"
+
+    def test_rows_in_bfloat16_are_read_as_such(self, tokenizer: TextTokenizer) -> None:
+        def bits(values: NDArray[np.float32]) -> InMemory:
+            return tensor((values.view(np.uint32) >> 16).astype(np.uint16), "bfloat16")
+
+        row = self.row(tokenizer, "yes") - self.row(tokenizer, "no")
+        found = checkpoint("x", head=bits(row[None]), embedding=bits(EMBEDDING))
+        assert chosen(choose_profile(None, found, tokenizer)) == "qwen3-reranker"
+
+    @pytest.mark.parametrize("kind", ["turned round", "other words", "random", "zero", "rows the other way round"])
+    def test_another_head_is_not(self, kind: str, tokenizer: TextTokenizer) -> None:
+        yes, no = self.row(tokenizer, "yes"), self.row(tokenizer, "no")
+        rows = {
+            "turned round": (no - yes)[None],
+            "other words": (self.row(tokenizer, "the") - no)[None],
+            "random": np.random.default_rng(1).standard_normal((1, SIZE)).astype(np.float32),
+            "zero": np.zeros((1, SIZE), np.float32),
+            "rows the other way round": np.stack([yes, no]),
+        }
+        choice = choose_profile(None, checkpoint("x", head=tensor(rows[kind])), tokenizer)
+        assert (choice.default, choice.warning) == (None, None)
+
+    def test_the_family_must_fit_too(self, tokenizer: TextTokenizer) -> None:
+        head = tensor((self.row(tokenizer, "yes") - self.row(tokenizer, "no"))[None])
+        assert choose_profile(None, checkpoint("x", family="llama", head=head), tokenizer).default is None
+
+    def test_without_a_tokenizer_nothing_is_known(self, tokenizer: TextTokenizer) -> None:
+        head = tensor((self.row(tokenizer, "yes") - self.row(tokenizer, "no"))[None])
+        assert choose_profile(None, checkpoint("x", head=head), None).default is None
+
+    def test_labels_beyond_the_embedding_are_not_looked_up(self, tokenizer: TextTokenizer) -> None:
+        head = tensor((self.row(tokenizer, "yes") - self.row(tokenizer, "no"))[None])
+        found = checkpoint("x", head=head, embedding=tensor(EMBEDDING[:100]))
+        assert choose_profile(None, found, tokenizer).default is None
+
+    def test_an_unknown_classifier_wants_to_be_told(self, tokenizer: TextTokenizer) -> None:
+        choice = choose_profile(None, checkpoint("x", head=tensor(EMBEDDING[:1])), tokenizer)
+        with pytest.raises(ProfileError) as caught:
+            profile_of(choice, None)
+        assert str(caught.value) == (
+            "the model is a classifier that no profile is known for: say which one its prompts are to follow "
+            "(--profile); ours are bge-reranker-v2-gemma, mxbai-rerank-v2, qwen3-reranker"
+        )
+        assert profile_of(choice, "qwen3-reranker").name == "qwen3-reranker"
+
+    def test_a_classifier_with_a_name_is_known_by_it(self, tokenizer: TextTokenizer) -> None:
+        found = checkpoint("me/Qwen3-Reranker-mine", head=tensor(EMBEDDING[:1]))
+        assert chosen(choose_profile(None, found, tokenizer)) == "qwen3-reranker"
+
+
+def test_a_profile_of_ours_is_for_models_that_are_called_so() -> None:
+    """Those without a name are for any model."""
+    named = {name for name, profile in builtin_profiles().items() if profile.names}
+    assert named == {"bge-reranker-v2-gemma", "mxbai-rerank-v2", "qwen3-reranker"}
