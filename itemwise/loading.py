@@ -32,6 +32,8 @@ def load_engine(options: EngineOptions, on_program: OnProgram | None = None) -> 
     if profile is not None and profile.can_rerank and tokenizer is not None:
         fitting = fitting_profile(profile, profiles.by_name, tokenizer)
         RerankPrompts(fitting, tokenizer, checkpoint.config)  # raises where the two do not fit
+    elif profile is not None and not profile.can_rerank:
+        log.warning("profile %s has no labels of its own: requests to rerank will be refused", profile.name)
     scheduler = Scheduler(load_backend(checkpoint, options.backend_options()), options.scheduler_options())
     with ExitStack() as on_failure:
         on_failure.callback(scheduler.close)  # and its backend

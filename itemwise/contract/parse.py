@@ -30,6 +30,7 @@ SCORE_MODES: tuple[ScoreMode, ...] = get_args(ScoreMode)
 LABEL_SCORINGS: tuple[LabelScoring, ...] = get_args(LabelScoring)
 TOKENIZATIONS: tuple[Tokenization, ...] = get_args(Tokenization)
 ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)
+PLAIN = "plain"  # the profile of what is scored with labels of its own
 ON_ITEM_ERRORS: tuple[OnItemError, ...] = get_args(OnItemError)
 
 
@@ -37,6 +38,7 @@ def parse_score_request(body: object) -> ScoreRequest:
     """Raises a `RequestError` for the first thing wrong: what is missing, query, items, labels, the rest."""
     fields = present_fields(body)
     _require_fields(fields)
+    _check_profile(fields)
     query = parse_query(fields["query"])
     on_item_error = choice(fields, "on_item_error", ON_ITEM_ERRORS, "fail")
     items, item_errors = parse_items(fields["items"], isinstance(query, str), on_item_error)
@@ -79,6 +81,14 @@ def _require_fields(fields: Fields) -> None:
         raise missing("items", "a list of strings or a list of lists of token ids")
     if "labels" not in fields and "label_token_ids" not in fields:
         raise missing("label_token_ids", "a list of token ids (or labels, a list of strings)")
+
+
+def _check_profile(fields: Fields) -> None:
+    """A profile's prompt is made where documents are reranked; ignoring the field would give other scores."""
+    profile = fields.get("profile", PLAIN)
+    if profile != PLAIN:
+        message = f"profile must be {PLAIN} or absent where items are scored, got {describe(profile)}; rerank instead"
+        raise InvalidValueError(message, code="invalid_profile", param="profile")
 
 
 def missing(name: str, expected: str) -> MissingParameterError:

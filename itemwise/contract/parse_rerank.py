@@ -67,7 +67,7 @@ def _text(fields: Fields, name: str) -> str | None:
 
 def _documents(value: object, name: str) -> tuple[str, ...]:
     if not isinstance(value, (list, tuple)):
-        message = f"{name} must be a list of strings, got {describe(value)}"
+        message = f'{name} must be a list of strings, or of objects like {{"text": "..."}}, got {describe(value)}'
         raise InvalidRequestError(message, code=f"invalid_{name}_type", param=name)
     if len(value) == 0:
         message = f"{name} must hold at least one document, got {describe(value)}"

@@ -53,13 +53,12 @@ class Reranker:
         check_item_count(request.num_items, self._engine.config.max_items_per_request, request.documents_field)
         prompts = self._prompts_of(request.profile)
         made = prompts.prompt(request)
-        kind = prompts.profile.relevance
-        assert kind != "from_request", "such a profile makes no prompts"
+        self._check_rows(len(made.owners))
         scoring = ScoreRequest(
             query=made.prompt.prefix_ids,
             items=made.prompt.sequences,
             label_token_ids=made.prompt.label_ids,
-            score_mode=needed_score_mode(kind),
+            score_mode=needed_score_mode(prompts.profile.kind),
             algorithm=request.algorithm,
             return_debug=request.return_debug,
         )
@@ -68,30 +67,49 @@ class Reranker:
 
     def finish(self, prepared: PreparedRerank, job: Job) -> RerankResult:
         """The result of a job that is done. Raises what went wrong."""
-        request, kind = prepared.request, prepared.profile.relevance
-        assert kind != "from_request", "such a profile makes no prompts"
+        request = prepared.request
         scored = self._engine.finish(prepared.scoring, job)
         raw = _best_chunks(raw_scores(np.array(scored.scores, np.float64)), prepared.owners)
-        relevance = relevance_scores(kind, raw)
+        relevance = relevance_scores(prepared.profile.kind, raw)
         order = np.argsort(-raw, kind="stable")[: request.top_n]  # by what is not rounded to 1 yet
         results = [
             RerankedDocument(index, request.documents[index], float(relevance[index]), float(raw[index]))
             for index in order.tolist()
         ]
-        warning = self._choice.warning if request.profile in (None, DEFAULT) else None
         return RerankResult(
             results=results,
             model=scored.model,
             profile=prepared.profile.name,
             usage=scored.usage,
             truncated=scored.truncated,
-            warnings=() if warning is None else (warning,),
+            warnings=self._warnings(prepared),
             debug=scored.debug,
         )
 
     def prepare_prefix(self, query: str, profile: str | None, instruction: str | None) -> Int32Array:
         """The tokens that rerank requests with this query share. Raises RequestError."""
         return self._engine.check_prefix(self._prompts_of(profile).prefix(query, instruction))
+
+    def _check_rows(self, num_rows: int) -> None:
+        most = self._engine.config.max_items_per_request
+        if num_rows > most:
+            raise InvalidValueError(
+                f"documents and their chunks must be at most {most} (max_items_per_request), got {num_rows}; lower "
+                "max_chunks_per_doc, or send several smaller requests",
+                code="too_many_items",
+                param="max_chunks_per_doc",
+            )
+
+    def _warnings(self, prepared: PreparedRerank) -> tuple[str, ...]:
+        """What the scores may be wrong for."""
+        profile, family = prepared.profile, self._engine.backend.config.family
+        warnings = []
+        if prepared.request.profile in (None, DEFAULT) and self._choice.warning is not None:
+            warnings.append(self._choice.warning)
+        if profile.families and family not in profile.families:
+            known = " and ".join(profile.families)
+            warnings.append(f"profile {profile.name} is for {known} models, and this one is of the family {family}")
+        return tuple(warnings)
 
     def _prompts_of(self, name: str | None) -> RerankPrompts:
         tokenizer = self._engine.tokenizer

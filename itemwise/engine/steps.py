@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import groupby, islice
+from operator import attrgetter
 
 from itemwise.backends.base import PREFIX_BLOCK, ForwardBatch, ForwardOutput, Prefix, PrefixBlock
 from itemwise.engine.forward_batches import BlockRun, RowRun, TailRun, extend_batch, prefill_batch, rows_batch
@@ -181,8 +182,11 @@ class StepFiller:
 
         Jobs stay as they are, but for the places that their prefixes get.
         """
-        for priority in sorted({job.priority for job in jobs}):
-            self._fill_from([job for job in jobs if job.priority == priority])
+        in_order = sorted(jobs, key=attrgetter("priority"))  # among equals the turn decides
+        for _, of_one_priority in groupby(in_order, attrgetter("priority")):
+            self._fill_from(list(of_one_priority))
+            if self._room_left <= 0:
+                break
         forwards = [forward for forward in (self._prefill, *self._scored.values()) if forward.parts]
         for forward in forwards:
             forward.assemble()

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 from numpy.typing import NDArray
 
 from itemwise.contract.errors import ModelLoadError
@@ -36,6 +37,13 @@ class StoredTensor(ABC):
         """Rows start..stop along the first axis, [stop - start, ...]: float32 or float16 numbers, or, for
         `bfloat16`, which numpy does not have, their bits as uint16. May be a read-only view of the file,
         which stays mapped for as long as the array lives: copy it and let it go."""
+
+
+def as_float32(rows: NDArray[Any], dtype: StoredDtype) -> NDArray[np.float32]:
+    """What `read_rows` gives, as numbers."""
+    if dtype == "bfloat16":  # its bits are the upper half of a float32's
+        return (rows.astype(np.uint32) << 16).view(np.float32)
+    return np.asarray(rows, np.float32)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from itemwise.contract.errors import ModelLoadError, TokenizerError
 from itemwise.models.checkpoint import (
     Checkpoint,
     StoredTensor,
+    as_float32,
     check_layer_count,
     check_nothing_left,
     check_tensors,
@@ -45,10 +46,7 @@ class OnePlusTensor(StoredTensor):
     stored: StoredTensor
 
     def read_rows(self, start: int, stop: int) -> NDArray[np.float32]:
-        rows = self.stored.read_rows(start, stop)
-        if self.stored.dtype == "bfloat16":  # as their bits, which are the upper half of a float32's
-            rows = (rows.astype(np.uint32) << 16).view(np.float32)
-        return np.float32(1.0) + rows.astype(np.float32)
+        return np.float32(1.0) + as_float32(self.stored.read_rows(start, stop), self.stored.dtype)
 
 
 def open_hf_folder(path: Path, name: str) -> Checkpoint:

@@ -17,6 +17,7 @@ from typing import Literal, get_args
 
 from itemwise.contract.describe import describe
 from itemwise.contract.errors import ProfileError
+from itemwise.contract.relevance import RelevanceKind
 
 FORMAT = 1
 PLACEHOLDERS = ("query", "document", "instruction")
@@ -24,8 +25,8 @@ PLACEHOLDERS = ("query", "document", "instruction")
 # What makes the relevance of the labels' logits, the first label being the one that speaks for the document:
 # its part of the softmax over the labels; its logit; its logit minus the second's; its probability among all tokens.
 # `from_request`: nothing does, labels and score mode are the request's (`/v1/score` only).
-Relevance = Literal["softmax", "logit", "logit_diff", "prob", "from_request"]
-RELEVANCES: tuple[Relevance, ...] = get_args(Relevance)
+Relevance = RelevanceKind | Literal["from_request"]
+RELEVANCES: tuple[Relevance, ...] = (*get_args(RelevanceKind), "from_request")
 NUM_LABELS = {"softmax": (2, None), "logit": (1, 1), "logit_diff": (2, 2), "prob": (1, 1), "from_request": (0, 0)}
 
 
@@ -68,6 +69,12 @@ class Profile:
     @property
     def can_rerank(self) -> bool:
         return self.relevance != "from_request"
+
+    @property
+    def kind(self) -> RelevanceKind:
+        """Of a profile that can rerank."""
+        assert self.relevance != "from_request", "nobody reranks with such a profile"
+        return self.relevance
 
     @property
     def takes_instruction(self) -> bool:

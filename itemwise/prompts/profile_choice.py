@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 
 from itemwise.contract.describe import quote
 from itemwise.contract.errors import ProfileError, TokenizerError
-from itemwise.models.checkpoint import Checkpoint, StoredTensor
+from itemwise.models.checkpoint import Checkpoint, StoredTensor, as_float32
 from itemwise.prompts.chat_template import chat_frame
 from itemwise.prompts.profile import Profile
-from itemwise.prompts.profile_files import builtin_profile, builtin_profiles
+from itemwise.prompts.profile_files import RESERVED_NAME, builtin_profile, builtin_profiles
 from itemwise.prompts.tokenizer import TextTokenizer
 
 FOR_ANY_MODEL = "chat-yes-no"
-DEFAULT = "default"  # what a request may call the model's own
+DEFAULT = RESERVED_NAME
 _SAME_DIRECTION = 0.999  # cosine; rows are rounded to bfloat16, and a head that was trained further is another one
 
 
@@ -49,7 +49,7 @@ def choose_profile(asked: Profile | None, checkpoint: Checkpoint, tokenizer: Tex
 def profile_of_any_model(model: str = "this model", tokenizer: TextTokenizer | None = None) -> ProfileChoice:
     """For a model that nothing is known of: every answer says so."""
     profile, why = builtin_profile(FOR_ANY_MODEL), ""
-    failure = None if tokenizer is None else _chat_failure(tokenizer)
+    failure = None if tokenizer is None else chat_failure(tokenizer)
     if failure is not None and profile.without_chat_template is not None:
         profile, why = builtin_profile(profile.without_chat_template), f" ({failure})"
     warning = (
@@ -59,7 +59,8 @@ def profile_of_any_model(model: str = "this model", tokenizer: TextTokenizer | N
     return ProfileChoice(profile, "none is known for the model", dict(builtin_profiles()), warning)
 
 
-def _chat_failure(tokenizer: TextTokenizer) -> str | None:
+def chat_failure(tokenizer: TextTokenizer) -> str | None:
+    """Why it has no chat template that can be used; None where it has."""
     if tokenizer.chat_template is None:
         return "it has no chat template"
     try:
@@ -104,16 +105,13 @@ def _head_is_of(profile: Profile, checkpoint: Checkpoint, tokenizer: TextTokeniz
 
 def _rows(tensor: StoredTensor, start: int, count: int | None) -> NDArray[np.float32]:
     stop = tensor.shape[0] if count is None else start + count
-    rows = tensor.read_rows(start, stop)
-    if tensor.dtype == "bfloat16":  # the upper half of a float32's bits
-        return (rows.astype(np.uint32) << 16).view(np.float32)
-    return np.asarray(rows, np.float32)
+    return as_float32(tensor.read_rows(start, stop), tensor.dtype)
 
 
 def fitting_profile(profile: Profile, by_name: Mapping[str, Profile], tokenizer: TextTokenizer) -> Profile:
-    """The same, or the one that it names for models without a chat template. Raises ProfileError."""
+    """The same, or the one that it names for models without a chat template that works. Raises ProfileError."""
     other = profile.without_chat_template
-    if not profile.chat or tokenizer.chat_template is not None or other is None:
+    if not profile.chat or other is None or chat_failure(tokenizer) is None:
         return profile
     if other not in by_name:
         raise ProfileError(f"prompt.without_chat_template must be one of {', '.join(by_name)}, got {quote(other)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Iterator
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -12,6 +13,7 @@ from itemwise.contract.errors import ProfileError
 from itemwise.prompts.profile import Profile, parse_profile
 
 _SUFFIX = ".toml"
+RESERVED_NAME = "default"  # what a request may call the model's own
 _FOLDER = files("itemwise.prompts").joinpath("profiles")
 
 
@@ -51,9 +53,22 @@ def read_profile(path: Path) -> Profile:
     except (OSError, RuntimeError) as error:  # no such file; no such home
         raise ProfileError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     profile = _parse(content, str(path))
-    if profile.name in builtin_profiles():
-        raise ProfileError(f"{path}: name {quote(profile.name)} is that of a profile of ours; call it otherwise")
+    problems = list(_problems_of_users(profile))
+    if problems:
+        raise ProfileError(f"{path} is no profile: {'; '.join(problems)}")
     return profile
+
+
+def _problems_of_users(profile: Profile) -> Iterator[str]:
+    """What is legal in a file of ours alone."""
+    known = builtin_profiles()
+    if profile.name in known or profile.name == RESERVED_NAME:
+        yield f"name {quote(profile.name)} is taken; call it otherwise"
+    if not profile.can_rerank:
+        yield 'relevance "from_request" is that of plain; expected softmax, logit, logit_diff or prob'
+    other = profile.without_chat_template
+    if other is not None and other not in known:
+        yield f"prompt.without_chat_template must be one of {', '.join(known)}, got {quote(other)}"
 
 
 def _parse(content: bytes, origin: str) -> Profile:

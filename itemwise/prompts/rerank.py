@@ -55,7 +55,7 @@ class RerankPrompts:
         if not profile.can_rerank:
             raise ProfileError(
                 f"profile {quote(profile.name)} has no labels of its own, so it cannot rerank; "
-                "send such requests to /v1/score, or choose another profile"
+                "score with labels of your own (/v1/score, itemwise score), or choose another profile"
             )
         self.profile = profile
         self._chat = _chat_frame_of(profile, tokenizer)
@@ -78,9 +78,9 @@ class RerankPrompts:
         rows = rows.take(np.arange(2, len(rows)))
         shared = _shared_lens(head, rows)
         opening = np.concatenate([frame.opening, fixed])
-        room = self._row_room(frame, len(fixed)) - shared
-        self._check_room(request, opening, int(room.min()), len(frame.after))
         documents = _Documents(rows, shared)
+        room = self._row_room(frame, len(fixed)) - shared
+        self._check_room(len(opening) + len(head), len(frame.after), room, documents.lens)
         windows = documents.windows(request, room)
         prompt = Prompt(
             prefix_ids=np.concatenate([opening, head]),
@@ -141,12 +141,13 @@ class RerankPrompts:
             room = min(room, profile.max_body_len - frame.opening_body_len)
         return room - fixed_len
 
-    def _check_room(self, request: RerankRequest, opening: Int32Array, room: int, after_len: int) -> None:
-        if room < 1:
+    def _check_room(self, before: int, after: int, room: Int64Array, lens: Int64Array) -> None:
+        """At least one token of a document must fit, unless it has none."""
+        if (room < np.minimum(lens, 1)).any():
             raise InvalidValueError(
-                f"query and instruction must leave room for a document, got {len(opening)} tokens before it and "
-                f"{after_len} after it, where profile {quote(self.profile.name)} and the model have room for "
-                f"{len(opening) + after_len + room - 1}; shorten the query",
+                f"query and instruction must leave room for a document, got {before} tokens before it and {after} "
+                f"after it, where profile {quote(self.profile.name)} on this model has room for "
+                f"{before + after + int(room.min())} in all; shorten the query",
                 code="context_too_long",
                 param="query",
             )
@@ -171,11 +172,12 @@ class _Documents:
 
     def windows(self, request: RerankRequest, room: Int64Array) -> _Windows:
         """At most `room` [I] tokens to a row, one row for each document unless it may be cut into several."""
-        max_chunks = request.max_chunks_per_doc or 1
-        most = max_chunks * room
+        room = np.maximum(room, 1)  # where there is none, no document has a token
+        longest = int(self.lens.max())  # no more chunks than it has tokens: a product of large numbers would wrap
+        most = min(request.max_chunks_per_doc or 1, max(1, longest)) * room
         kept = self.lens
         if request.max_tokens_per_doc is not None:
-            kept = np.minimum(kept, request.max_tokens_per_doc)
+            kept = np.minimum(kept, min(request.max_tokens_per_doc, longest))
         if not request.truncate:
             _refuse_long(request, kept, most)
         kept = np.minimum(kept, most)
@@ -255,8 +257,19 @@ def _check_special_tokens(profile: Profile, tokenizer: TextTokenizer) -> None:
 def _label_ids(profile: Profile, tokenizer: TextTokenizer, model: ModelConfig) -> tuple[tuple[int, ...], ...]:
     """Tokens of the vocabulary; for a classifier the rows of its head, the positive one first."""
     if model.num_classes:
+        if profile.kind == "prob" or len(profile.labels) > 2:
+            raise ProfileError(
+                f"profile {quote(profile.name)} needs the logits of tokens, and this model is a classifier: expected "
+                "a profile with one or two labels and relevance softmax, logit or logit_diff"
+            )
         return tuple((row,) for row in reversed(range(model.num_classes)))
-    try:
-        return tuple((tokenizer.label_id(label, i),) for i, label in enumerate(profile.labels))
-    except InvalidValueError as error:
-        raise ProfileError(f"profile {quote(profile.name)} does not fit this model's tokenizer: {error}") from None
+    ids = [tokenizer.encode(label).tolist() for label in profile.labels]
+    wrong = [
+        f"{quote(label)} is {len(each)}" for label, each in zip(profile.labels, ids, strict=True) if len(each) != 1
+    ]
+    if wrong:
+        raise ProfileError(
+            f"profile {quote(profile.name)} needs labels that are one token each, and with this model's tokenizer "
+            f"{', '.join(wrong)}"
+        )
+    return tuple(map(tuple, ids))

@@ -9,7 +9,8 @@ looking back, and then work within a part; so all but the last parts are what th
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ class TokenBorders:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._splits_locally = _splits_locally(tokenizer)
-        self._added = tuple(token.content for token in tokenizer.get_added_tokens_decoder().values())
+        self._added = _AddedTokens([token.content for token in tokenizer.get_added_tokens_decoder().values()])
 
     def last_safe_cut(self, text: str) -> int:
         """The largest place c that is known to be safe: for every x the tokens of text + x are those of text[:c]
@@ -44,7 +45,7 @@ class TokenBorders:
         return 0
 
     def _is_safe(self, text: str, cut: int) -> bool:
-        return bool(text[cut:].strip()) and not any(self._straddles(token, text, cut) for token in self._added)
+        return bool(text[cut:].strip()) and not self._added.may_straddle(text, cut)
 
     def _ids(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
@@ -54,11 +55,25 @@ class TokenBorders:
         normalizer = self._tokenizer.normalizer
         return normalizer is not None and normalizer.normalize_str(text) != text
 
-    @staticmethod
-    def _straddles(token: str, text: str, cut: int) -> bool:
-        """Could the token begin before the cut and end behind it, in the text or in what follows?"""
-        first = max(0, cut - len(token) + 1)
-        return any(text.startswith(token, at) or token.startswith(text[at:]) for at in range(first, cut))
+
+class _AddedTokens:
+    """Tokens that are found in a text before it is split. Some tokenizers have a thousand, so they are not tried one
+    by one."""
+
+    def __init__(self, contents: Sequence[str]) -> None:
+        longest_first = sorted(filter(None, contents), key=len, reverse=True)
+        self._longest = len(longest_first[0]) if longest_first else 0
+        self._any = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+        self._beginnings = frozenset(token[:end] for token in longest_first for end in range(1, len(token)))
+
+    def may_straddle(self, text: str, cut: int) -> bool:
+        """Could one begin before the cut and end behind it, in the text or in what follows?"""
+        first = max(0, cut - self._longest + 1)
+        return any(self._ends_behind(text, at, cut) or text[at:] in self._beginnings for at in range(first, cut))
+
+    def _ends_behind(self, text: str, at: int, cut: int) -> bool:
+        found = None if self._any is None else self._any.match(text, at)
+        return found is not None and found.end() > cut
 
 
 def _splits_locally(tokenizer: Tokenizer) -> bool:

@@ -75,6 +75,7 @@ _TEI_REQUEST: Schema = {
         "truncation_direction": choice(("Right", "Left"), "Which end is cut off.", "Right"),
         "raw_scores": optional("boolean", "The score before it was brought to 0 .. 1.", False),
         "return_text": optional("boolean", "Send each text back with its score.", False),
+        "top_n": _TOP_N,
         **{name: _OURS[name] for name in ("profile", "instruction", "max_tokens_per_doc", "model")},
     },
 }

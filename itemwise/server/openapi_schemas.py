@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itemwise.contract.parse import ALGORITHMS, LABEL_SCORINGS, ON_ITEM_ERRORS, SCORE_MODES, TOKENIZATIONS
+from itemwise.contract.parse import ALGORITHMS, LABEL_SCORINGS, ON_ITEM_ERRORS, PLAIN, SCORE_MODES, TOKENIZATIONS
 from itemwise.server.openapi_errors import ERROR_TABLE
 from itemwise.server.openapi_parts import COUNT, IDS, MODEL, TEXTS, TOKEN_ID, Schema, choice, object_of, optional
 from itemwise.server.openapi_rerank import RERANK_SCHEMAS
@@ -51,6 +51,9 @@ SCORE_FIELDS: Schema = {
         "fail",
     ),
     "return_debug": optional("boolean", "Say in `debug` how it was computed.", False),
+    "profile": choice(
+        (PLAIN,), "No other profile scores with labels of the request's own; the rerank routes do.", None
+    ),
     "model": MODEL,
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,8 @@ POOL_THREADS = 2  # one large request must not make all others of its kind wait
 
 Result = TypeVar("Result")
 
+log = logging.getLogger("itemwise")
+
 
 class Service:
     """One server's options, engine, figures and helpers."""
@@ -32,6 +35,7 @@ class Service:
         self.created = time.time()
         self._engine: ScoringEngine | None = None
         self._reranker: Reranker | None = None
+        self._logged: set[str] = set()
         self._pool = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="itemwise-http")
 
     def open(self, engine: ScoringEngine, configuration: Mapping[str, object] | None = None) -> None:
@@ -60,6 +64,12 @@ class Service:
     @property
     def engine_if_open(self) -> ScoringEngine | None:
         return self._engine
+
+    def log_once(self, warning: str) -> None:
+        """For whoever runs the server, where every answer says the same."""
+        if warning not in self._logged:
+            self._logged.add(warning)
+            log.warning("%s", warning)
 
     async def in_pool(self, work: Callable[[], Result]) -> Result:
         """Run something long beside the event loop, so that others are answered meanwhile."""

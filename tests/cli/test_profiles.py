@@ -51,7 +51,7 @@ def test_a_built_in_one_is_shown_as_its_file(run_main: RunMain, name: str) -> No
 def test_a_copy_with_a_name_of_its_own_is_good(run_main: RunMain, tmp_path: Path) -> None:
     copy = run_main("profiles", "qwen3-reranker").out
     path = write_profile(tmp_path, copy)
-    assert 'name "qwen3-reranker" is that of a profile of ours' in run_main("profiles", path).err
+    assert 'name "qwen3-reranker" is taken; call it otherwise' in run_main("profiles", path).err
     path = write_profile(tmp_path, copy.replace('name = "qwen3-reranker"', 'name = "mine"'))
     ran = run_main("profiles", path)
     assert (ran.status, ran.out, ran.err) == (0, f"{path}: ok, profile mine\n", "")

@@ -198,3 +198,13 @@ def test_a_label_of_many_tokens_has_no_raw_logit(mode: str, labels: list[str]) -
 @pytest.mark.parametrize("mode", ["softmax", "prob", "logprob", "logit_diff", "sigmoid"])
 def test_the_other_modes_take_labels_of_many_tokens(mode: str) -> None:
     assert parse_score_request({**TEXT, "score_mode": mode, "label_scoring": "sequence"}).score_mode == mode
+
+
+def test_no_profile_but_plain_is_taken_where_items_are_scored() -> None:
+    body = {"query": "q", "items": ["a"], "labels": ["x"]}
+    for good in (None, "plain"):
+        assert parse_score_request({**body, "profile": good}).num_items == 1
+    for bad in ("qwen3-reranker", 5):
+        with pytest.raises(RequestError, match="profile must be plain or absent") as caught:
+            parse_score_request({**body, "profile": bad})
+        assert (caught.value.code, caught.value.param) == ("invalid_profile", "profile")

@@ -226,7 +226,10 @@ def test_a_request_may_name_a_profile_and_an_instruction(qwen: TextTokenizer) ->
         instructed = rerank(reranker, DOCUMENTS, profile="qwen3-reranker", instruction="Find it")
     assert (default.profile, default.warnings) == ("tiny", ("this model is not known",))
     assert called_so == default
-    assert (named.profile, named.warnings) == ("qwen3-reranker", ())
+    assert (named.profile, named.warnings) == (
+        "qwen3-reranker",
+        ("profile qwen3-reranker is for qwen3 models, and this one is of the family fake",),
+    )
     assert by_index(named) != by_index(default)
     assert by_index(named) != by_index(instructed)
 

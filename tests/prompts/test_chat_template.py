@@ -70,11 +70,15 @@ def test_the_frame_is_what_transformers_writes(template: str, special: dict[str,
     assert frame.before + "my words" + frame.after == text
 
 
-def test_the_date_is_not_given() -> None:
+def test_it_is_always_the_same_day() -> None:
     """Scores must not change overnight."""
     assert chat_frame(LLAMA_DATE, {}).before == "Today: 26 Jul 2024\n"
-    with pytest.raises(TokenizerError, match="'strftime_now' is undefined"):
-        chat_frame("{{ strftime_now('%Y') }}" + SHOW, {})
+    assert chat_frame("{{ strftime_now('%Y-%m-%d') }}" + SHOW, {}).before == "2024-07-26"
+
+
+def test_what_an_assistant_says_may_be_marked() -> None:
+    template = "<{% generation %}[" + SHOW + "]{% endgeneration %}>"
+    assert chat_frame(template, {}) == ChatFrame("<[", "]>", trims=False)
 
 
 @pytest.mark.parametrize("shown", [0, 2, 3])

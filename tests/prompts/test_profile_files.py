@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -111,4 +113,39 @@ def test_a_name_of_ours_is_taken(name: str, tmp_path: Path) -> None:
     path = write(tmp_path, MINE.replace("mine", name))
     with pytest.raises(ProfileError) as caught:
         read_profile(path)
-    assert str(caught.value) == f'{path}: name "{name}" is that of a profile of ours; call it otherwise'
+    assert str(caught.value) == f'{path} is no profile: name "{name}" is taken; call it otherwise'
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"name": "default"}, 'name "default" is taken'),
+        ({"relevance": "from_request", "labels": []}, 'relevance "from_request" is that of plain'),
+        (
+            {
+                "prompt": {
+                    "chat": True,
+                    "body": ["{query}", "{document}"],
+                    "after": ["?"],
+                    "without_chat_template": "no",
+                }
+            },
+            'prompt.without_chat_template must be one of bge-reranker-v2-gemma, .*, got "no"',
+        ),
+    ],
+)
+def test_what_only_our_own_files_may_say(change: dict[str, object], message: str, tmp_path: Path) -> None:
+    data = {**tomllib.loads(MINE), **change}
+    path = tmp_path / "mine.toml"
+    path.write_text(toml_text(data))
+    with pytest.raises(ProfileError, match=message):
+        read_profile(path)
+
+
+def toml_text(data: dict[str, object]) -> str:
+    """JSON's values are TOML's, but for objects."""
+    tables = {key: value for key, value in data.items() if isinstance(value, dict)}
+    lines = [f"{key} = {json.dumps(value)}" for key, value in data.items() if key not in tables]
+    for name, table in tables.items():
+        lines += [f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in table.items())]
+    return "\n".join(lines)

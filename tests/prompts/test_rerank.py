@@ -285,8 +285,18 @@ class TestFit:
         with pytest.raises(ProfileError, match=f"lacks {lacking.replace('|', '.')}: it is for another model"):
             RerankPrompts(builtin_profile(name), text_tokenizer(tokenizer), MODEL)
 
+    @pytest.mark.parametrize("num_classes", [1, 2])
+    def test_a_classifier_has_no_probabilities_and_no_third_label(self, num_classes: int, qwen: TextTokenizer) -> None:
+        model = replace(MODEL, num_classes=num_classes)
+        for profile in (
+            replace(TINY, relevance="prob", labels=("yes",)),
+            replace(TINY, relevance="softmax", labels=("yes", "no", "1")),
+        ):
+            with pytest.raises(ProfileError, match="this model is a classifier"):
+                RerankPrompts(profile, qwen, model)
+
     def test_labels_must_be_single_tokens(self, qwen: TextTokenizer) -> None:
-        with pytest.raises(ProfileError, match=r'"tiny" does not fit this model\'s tokenizer: labels\[1\] must be'):
+        with pytest.raises(ProfileError, match=r'"tiny" needs labels that are one token each, .* "nay" is 3'):
             RerankPrompts(replace(TINY, labels=("1", "nay")), qwen, MODEL)
 
     def test_a_chat_needs_a_chat_template(self, text_tokenizer: Callable[[str], TextTokenizer]) -> None:

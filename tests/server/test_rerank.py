@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from itemwise.backends.fake import FakeBackend, fake_logits
+from itemwise.prompts.profile_choice import ProfileChoice
+from itemwise.prompts.profile_files import builtin_profile, builtin_profiles
 from itemwise.server.config import ServerOptions
 from tests.prompts.merging_tokenizer import merging_tokenizer
 from tests.server.app_client import MODEL, AppClient, BrokenBackend, HeldBackend, app_client, error_of
@@ -137,6 +139,25 @@ class TestCohereV1:
             asked = client.post("/v1/rerank", {**REQUEST, "profile": "letters"}).json()
             assert "warnings" not in asked["meta"]
 
+    def test_warnings_are_headers_too_and_in_the_log_once(self, caplog: pytest.LogCaptureFixture) -> None:
+        with app_client(tokenizer=merging_tokenizer(), profiles=letters_choice("a guess")) as client:
+            body = {**TEXTS, "max_tokens_per_doc": 1}
+            answers = [client.post("/rerank", body), client.post("/v1/rerank", REQUEST)]
+        assert [answer.headers.get_list("x-itemwise-warning") for answer in answers] == [["a guess"]] * 2
+        assert [record.message for record in caplog.records].count("a guess") == 1
+
+    def test_a_cut_is_in_a_header_too(self, reranker: AppClient) -> None:
+        answer = reranker.post("/rerank", {"query": "z", "texts": ["xyxy"], "max_tokens_per_doc": 2})
+        assert "1 document(s)" in answer.headers["x-itemwise-warning"]
+
+    @pytest.mark.parametrize("name", ["max_tokens_per_doc", "max_chunks_per_doc", "top_n"])
+    @pytest.mark.parametrize("number", [2**31, 2**53, 2**60 // 1000, 2**63, 2**64 - 1])
+    def test_huge_numbers_mean_all(self, reranker: AppClient, name: str, number: int) -> None:
+        asked = {**REQUEST, "documents": [*DOCUMENTS[:3], "xy" * 3000]}
+        plain = ranking(reranker.post("/v1/rerank", {**asked, "max_chunks_per_doc": 50}))
+        found = ranking(reranker.post("/v1/rerank", {"max_chunks_per_doc": 50, **asked, name: number}))
+        assert found == plain
+
     def test_many_documents_in_many_bytes(self, reranker: AppClient) -> None:
         """They are parsed and answered on other threads than a few."""
         documents = ["xyz"[number % 3] * (number % 40) for number in range(12_000)]
@@ -255,7 +276,7 @@ def test_no_documents_at_all(reranker: AppClient, route: str) -> None:
     ("change", "message"),
     [
         ({"texts": []}, "texts must hold at least one document"),
-        ({"texts": 5}, "texts must be a list of strings, got 5"),
+        ({"texts": 5}, "texts must be a list of strings, or of objects like"),
         ({"query": None}, "query is required"),
         ({"truncate": "yes"}, "truncate must be true or false"),
         ({"raw_scores": 1}, "raw_scores must be true or false"),
@@ -283,6 +304,27 @@ def test_too_many_documents() -> None:
     with app_client(tokenizer=merging_tokenizer(), **options) as client:
         assert error_of(client.post("/v1/rerank", REQUEST)) == (400, VALUE, "too_many_items", "documents")
         assert tei_error_of(client.post("/rerank", TEXTS)) == (400, "Validation")
+
+
+def test_chunks_count_as_items() -> None:
+    options: dict[str, Any] = {"profiles": letters_choice(), "max_items_per_request": 3}
+    with app_client(backend=FakeBackend(max_context_len=8), tokenizer=merging_tokenizer(), **options) as client:
+        body = {"query": "z", "documents": ["x" * 12]}
+        assert client.post("/v1/rerank", {**body, "max_chunks_per_doc": 3}).status_code == 200
+        refused = client.post("/v1/rerank", {**body, "max_chunks_per_doc": 4})
+        assert error_of(refused) == (400, VALUE, "too_many_items", "max_chunks_per_doc")
+
+
+def test_a_document_of_nothing_fits_where_nothing_else_does() -> None:
+    with app_client(
+        backend=FakeBackend(max_context_len=8), tokenizer=merging_tokenizer(), profiles=letters_choice()
+    ) as client:
+        body = {"query": "zzzz", "documents": [""]}  # x, a, four of z, b, c
+        assert client.post("/v1/rerank", body).status_code == 200
+        refused = client.post("/v1/rerank", {**body, "documents": ["", "x"]})
+        assert error_of(refused) == (400, VALUE, "context_too_long", "query")
+        assert "got 7 tokens before it and 1 after it" in refused.json()["message"]
+        assert "has room for 8 in all" in refused.json()["message"]
 
 
 class TestModelName:
@@ -344,6 +386,17 @@ class TestPrefix:
     def test_plain_is_what_requests_to_score_share(self, reranker: AppClient) -> None:
         for body in ({"query": "zzz"}, {"query": "zzz", "profile": "plain"}):
             assert reranker.post("/v1/prefix", body).json()["tokens"] == 3
+
+    def test_any_model_name_will_do_with_a_profile(self, reranker: AppClient) -> None:
+        body = {"query": "z", "model": "any"}
+        assert reranker.post("/v1/prefix", {**body, "profile": "default"}).status_code == 200
+        assert reranker.post("/v1/prefix", body).status_code == 404
+
+    def test_a_server_that_only_scores(self) -> None:
+        choice = ProfileChoice(builtin_profile("plain"), "it was asked for", dict(builtin_profiles()))
+        with app_client(tokenizer=merging_tokenizer(), profiles=choice) as client:
+            assert client.post("/v1/prefix", {"query": "zzz", "profile": "default"}).json()["tokens"] == 3
+            assert error_of(client.post("/v1/rerank", REQUEST)) == (400, VALUE, "invalid_profile", "profile")
 
     @pytest.mark.parametrize(
         ("body", "expected"),

@@ -78,7 +78,7 @@ def _meta(version: str, body: Mapping[str, object], result: RerankResult) -> dic
         "profile": result.profile,
     }
     if result.warnings or result.truncated:
-        meta["warnings"] = [*result.warnings, *_truncation_warnings(result)]
+        meta["warnings"] = [*result.warnings, *truncation_warnings(result)]
     if result.truncated:
         meta["truncated"] = [asdict(each) for each in result.truncated]
     if result.debug:
@@ -86,6 +86,7 @@ def _meta(version: str, body: Mapping[str, object], result: RerankResult) -> dic
     return meta
 
 
-def _truncation_warnings(result: RerankResult) -> list[str]:
+def truncation_warnings(result: RerankResult) -> list[str]:
+    """One, where documents were cut."""
     num_cut = len(result.truncated)
     return [f"{num_cut} document(s) were longer than is read, and were cut: `truncated` says which"] if num_cut else []

@@ -11,7 +11,7 @@ from itemwise.contract.rerank import RerankRequest, RerankResult
 from itemwise.server.dialects.base import RerankDialect
 
 _DIRECTIONS = ("Right", "Left", "right", "left")
-_OURS = ("profile", "instruction", "model", "max_tokens_per_doc")
+_OURS = ("top_n", "profile", "instruction", "model", "max_tokens_per_doc")
 
 
 class Tei(RerankDialect):

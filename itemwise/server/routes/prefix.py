@@ -9,10 +9,11 @@ from starlette.responses import Response
 
 from itemwise.contract.describe import describe, quote
 from itemwise.contract.errors import InvalidRequestError, InvalidValueError, NotFoundError
-from itemwise.contract.parse import parse_model_name
+from itemwise.contract.parse import PLAIN, parse_model_name
 from itemwise.contract.parse_inputs import parse_query
 from itemwise.contract.ragged import Int32Array
 from itemwise.engine.pins import PinnedPrefix
+from itemwise.prompts.profile_choice import DEFAULT
 from itemwise.server import fields
 from itemwise.server.body import decode_object, read_body
 from itemwise.server.call import Call
@@ -23,7 +24,6 @@ from itemwise.server.service import Service
 
 DEFAULT_TTL_SECONDS = 300.0
 MAX_TTL_SECONDS = 86_400.0
-_PLAIN = "plain"  # the profile of /v1/score
 
 
 async def pin_prefix(service: Service, call: Call) -> Response:
@@ -33,7 +33,8 @@ async def pin_prefix(service: Service, call: Call) -> Response:
 
     async def work(deadline: float | None) -> Response:
         body = fields.present(decode_object(await read_body(call, service.options.max_request_bytes)))
-        name = service.names.answer_to(parse_model_name(body))
+        strict = service.options.strict_model or body.get("profile") is None  # as the routes that it is for
+        name = service.names.answer_to_any(parse_model_name(body), strict=strict)
         query = parse_query(fields.required(body, "query", "a string or a list of token ids"))
         ttl = fields.seconds(body, "ttl_seconds", DEFAULT_TTL_SECONDS, MAX_TTL_SECONDS)
         prefix_ids = await service.in_pool(partial(blame_request, _preparation(service, body, query)))
@@ -47,7 +48,10 @@ async def pin_prefix(service: Service, call: Call) -> Response:
 def _preparation(service: Service, body: Mapping[str, object], query: str | Int32Array) -> Callable[[], Int32Array]:
     """What makes the prefix of the requests to come: to score, or by a profile to rerank. Raises RequestError."""
     profile, instruction = fields.text(body, "profile"), fields.text(body, "instruction")
-    if profile in (None, _PLAIN):
+    own = service.engine.config.profiles.default
+    if profile == DEFAULT and own is not None and not own.can_rerank:
+        profile = own.name
+    if profile in (None, PLAIN):
         if instruction is not None:
             message = f"instruction is for a profile's prompt: expected `profile` beside it, got {describe(profile)}"
             raise InvalidValueError(message, code="conflicting_parameters", param="instruction")

@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping
 import orjson
 from starlette.responses import Response
 
+from itemwise.contract.rerank import RerankResult
 from itemwise.engine.job import Job
 from itemwise.server.call import Call
 from itemwise.server.dialects.base import RerankDialect
-from itemwise.server.dialects.cohere import CohereV1, CohereV2
+from itemwise.server.dialects.cohere import CohereV1, CohereV2, truncation_warnings
 from itemwise.server.dialects.tei import Tei, is_tei
 from itemwise.server.scoring import Parsed, Ready, answer_score
 from itemwise.server.service import Service
@@ -49,6 +50,7 @@ def _parser(service: Service, call: Call, choose: Callable[[Body], RerankDialect
 
             def render(job: Job) -> bytes:
                 result = service.reranker.finish(prepared, job)
+                _warn(service, call, result)
                 return orjson.dumps(dialect.render(body, result, model, call.id))
 
             return Ready(prepared.scoring, render, request.priority)
@@ -56,3 +58,11 @@ def _parser(service: Service, call: Call, choose: Callable[[Body], RerankDialect
         return Parsed(is_text=True, prepare=prepare)
 
     return parse
+
+
+def _warn(service: Service, call: Call, result: RerankResult) -> None:
+    """In headers, as a bare list has no place for it and some clients drop what they do not know; and in the log."""
+    for warning in result.warnings:
+        service.log_once(warning)
+    for warning in (*result.warnings, *truncation_warnings(result)):
+        call.add_header(b"x-itemwise-warning", warning.encode("ascii", "backslashreplace"))
