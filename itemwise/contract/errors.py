@@ -20,6 +20,7 @@
     ├── ModelLoadError                a checkpoint cannot be used: folder, architecture, tensor, file
     ├── TokenizerError                a model has no tokenizer that we can read, and text was given
     ├── ProfileError                  a reranker profile is not there, not legal, or not for this model
+    ├── ArtifactError                 a file of the harness cannot be read, written or understood
     └── BackendError                  a backend or device that was asked for is not there
 
 A message says what was expected, what came and, where that helps, what to do.
@@ -167,6 +168,10 @@ class TokenizerError(ItemwiseError):
 
 class ProfileError(ItemwiseError):
     """A reranker profile that does not exist, is not legal, or does not fit the model; the message names all of it."""
+
+
+class ArtifactError(ItemwiseError):
+    """A workload, a result or a report that cannot be read, written or understood; the message names the file."""
 
 
 class BackendError(ItemwiseError):

@@ -1,0 +1,68 @@
+"""The groups `bench` and `validate`: which function is which verb."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import typer
+
+from itemwise.cli.bench_ab import bench_ab
+from itemwise.cli.bench_check import bench_check
+from itemwise.cli.bench_compare import compare
+from itemwise.cli.bench_load import bench_load
+from itemwise.cli.bench_matrix import matrix
+from itemwise.cli.bench_schema import bench_schema
+from itemwise.cli.bench_workload import bench_workload
+from itemwise.cli.failures import CommandError
+from itemwise.cli.validate_combine import validate_combine
+from itemwise.cli.validate_endpoint import validate_endpoint
+from itemwise.cli.validate_gate import validate_gate
+from itemwise.cli.validate_models import validate_models
+from itemwise.cli.validate_self import validate_self
+
+_PACKAGES = ("httpx", "pydantic")
+
+bench = typer.Typer(help="Benchmarks of any /v1/score server; their artifacts, comparisons and reports.")
+validate = typer.Typer(help="Does a server keep items apart, and say what others say? Evaluated, combined, judged.")
+
+
+def _needing_the_extra(verb: Callable[..., None]) -> Callable[..., None]:
+    """What it stands on may be missing, which is one clear line."""
+
+    @wraps(verb)
+    def run(**given: Any) -> None:
+        try:
+            verb(**given)
+        except ModuleNotFoundError as error:
+            package = (error.name or "").partition(".")[0]
+            if package not in _PACKAGES:
+                raise
+            hint = 'install what the harness needs with: pip install "itemwise[harness]"'
+            raise CommandError(f"{package} is not installed", hint=hint) from None
+
+    return run
+
+
+_BENCH: dict[str, Callable[..., None]] = {
+    "workload": bench_workload,
+    "matrix": matrix,
+    "compare": compare,
+    "check": bench_check,
+    "schema": bench_schema,
+    "ab": bench_ab,
+    "load": bench_load,
+}
+_VALIDATE: dict[str, Callable[..., None]] = {
+    "endpoint": validate_endpoint,
+    "combine": validate_combine,
+    "gate": validate_gate,
+    "models": validate_models,
+    "self": validate_self,
+}
+
+for _name, _verb in _BENCH.items():
+    bench.command(_name)(_needing_the_extra(_verb))
+for _name, _verb in _VALIDATE.items():
+    validate.command(_name)(_needing_the_extra(_verb))

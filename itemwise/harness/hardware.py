@@ -1,0 +1,45 @@
+"""What a run was measured on: the server's machine in its own words, and the client's."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping
+from typing import Any
+
+
+def describe_hardware(
+    info: Mapping[str, Any], name: str | None = None, usd_per_hour: float | None = None
+) -> dict[str, Any]:
+    """`info`: what `/server_info` says, in our words or in SGLang's; `name` and the price are the caller's."""
+    told = {
+        "name": name,
+        "usd_per_hour": usd_per_hour,
+        **{key: server_fact(info, key) for key in ("backend", "device", "device_kind", "dtype")},
+        "versions": info.get("versions") or _only_version(info),
+        "memory": info.get("memory"),
+    }
+    return {**{key: value for key, value in told.items() if value is not None}, "client": _this_machine()}
+
+
+def server_fact(info: Mapping[str, Any], key: str) -> Any:
+    """One value wherever a server keeps it: in `devices`, in `configuration`, or flat; None where it does not say."""
+    devices, configuration = info.get("devices"), info.get("configuration")
+    short = key.removeprefix("device_")
+    for place, known_as in ((devices, short), (configuration, key), (info, key)):
+        if isinstance(place, Mapping) and place.get(known_as) is not None:
+            return place[known_as]
+    return None
+
+
+def _only_version(info: Mapping[str, Any]) -> dict[str, Any] | None:
+    return {"server": info["version"]} if "version" in info else None
+
+
+def _this_machine() -> dict[str, Any]:
+    return {
+        "platform": platform.platform(),
+        "machine": platform.machine(),
+        "cpu_count": os.cpu_count(),
+        "python": platform.python_version(),
+    }

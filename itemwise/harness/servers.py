@@ -1,0 +1,77 @@
+"""Servers of our own on this machine, for the programs that need some: started, waited for, and always stopped."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from itemwise.contract.errors import ItemwiseError
+
+_READY = re.compile(r"ready on (http://\S+)")
+_GRACE_SECONDS = 10.0
+
+
+class ServerStartError(ItemwiseError):
+    """A server that did not become ready; the message has the end of its log."""
+
+
+@dataclass(frozen=True)
+class RunningServer:
+    """One that answers."""
+
+    url: str
+    log: Path
+    process_id: int
+
+
+@contextmanager
+def local_server(flags: Sequence[str], log: Path, *, patience_sec: float = 600.0) -> Iterator[RunningServer]:
+    """`itemwise serve --port 0` with more flags, until the block is left. Raises ServerStartError."""
+    command = [sys.executable, "-m", "itemwise", "serve", "--host", "127.0.0.1", "--port", "0", *flags]
+    log.parent.mkdir(parents=True, exist_ok=True)
+    process: subprocess.Popen[bytes] | None = None
+    try:
+        with log.open("w", encoding="utf-8") as output:
+            # A session of its own: Ctrl-C is for us, and we tell the server.
+            process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+        url = _wait_until_ready(process, log, patience_sec)
+        yield RunningServer(url, log, process.pid)
+    finally:
+        if process is not None:
+            _stop(process)
+
+
+def _wait_until_ready(process: subprocess.Popen[bytes], log: Path, patience_sec: float) -> str:
+    until = time.monotonic() + patience_sec
+    while time.monotonic() < until:
+        found = _READY.search(log.read_text(encoding="utf-8", errors="replace"))
+        if found:
+            return found[1]
+        if process.poll() is not None:
+            raise ServerStartError(f"the server ended with status {process.returncode}: {_last_lines(log)}")
+        time.sleep(0.05)
+    raise ServerStartError(f"the server was not ready after {patience_sec:g} s: {_last_lines(log)}")
+
+
+def _last_lines(log: Path, count: int = 3) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return " / ".join(lines[-count:]) or f"{log} is empty"
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is not None:
+        return
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(_GRACE_SECONDS)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()

@@ -1,0 +1,229 @@
+"""`itemwise bench matrix` against real servers on a formula: options, files, streams, status, Ctrl-C and --resume."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from itemwise.harness.artifacts import ScoreMatrix
+from itemwise.harness.files import read_artifact
+from tests.cli.conftest import REAL_PROGRAM, Ran
+from tests.cli.itemwise_program import exit_status
+from tests.harness.matrix_samples import write_workload
+from tests.harness.wrong_server import wrong_server
+from tests.server.server_process import server_process
+
+KEY = "hush"
+Run = Callable[..., Ran]
+
+
+@pytest.fixture(scope="module")
+def good() -> Iterator[str]:
+    with server_process(f"--api-key={KEY}") as running:
+        yield running.url
+
+
+@pytest.fixture
+def run(tmp_path: Path, good: str, capsys: pytest.CaptureFixture[str]) -> Run:
+    """A quick sweep, and more options after its own."""
+    workload = write_workload(tmp_path / "workload.json")
+
+    def start(*more: str, url: str = good, sizes: str = "1,6", backend: str = "jax") -> Ran:
+        args = quick_args(url, workload, tmp_path / "matrix.json", sizes, backend)
+        return Ran(exit_status(*args, *more), *capsys.readouterr())
+
+    return start
+
+
+def quick_args(url: str, workload: Path, output: Path, sizes: str = "1,6", backend: str = "jax") -> list[str]:
+    return [
+        *("bench", "matrix"),
+        *("--base-url", url, "--workload-json", str(workload), "--output-json", str(output), "--api-key", KEY),
+        *("--backend-name", backend, "--client-chunk-sizes", sizes),
+        *("--warmup-runs", "0", "--timed-runs", "2", "--timed-runs-confirm", "0"),
+    ]
+
+
+def result(folder: Path) -> ScoreMatrix:
+    return read_artifact(folder / "matrix.json", ScoreMatrix)
+
+
+def last(ran: Ran) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(ran.out.splitlines()[-1])
+    return found
+
+
+def test_a_sweep_from_start_to_end(run: Run, tmp_path: Path, good: str) -> None:
+    ran = run("--timed-runs-confirm", "1", "--output-markdown", str(tmp_path / "matrix.md"), backend="pytorch")
+    assert ran.status == 0
+    made = result(tmp_path)
+    assert (made.backend, made.evaluation_view, made.complete) == ("pytorch", "portable", True)
+    assert [row.client_chunk_size for row in made.results] == [1, 6]
+    assert made.summary.confirm_chunk_sizes == [1, 6]
+    assert made.server_config["base_url"] == good
+    assert made.server_config["model"] == "fake-model"
+    assert (made.hardware["backend"], made.hardware["memory"]["peak_host_bytes"] > 0) == ("fake", True)
+    assert made.notes == []
+    assert KEY not in (tmp_path / "matrix.json").read_text()
+    assert (tmp_path / "matrix.md").read_text().startswith("# Score matrix: pytorch, portable view")
+
+
+def test_the_server_is_told_first_then_progress_then_the_table(run: Run, good: str) -> None:
+    ran = run()
+    lines = ran.err.splitlines()
+    assert lines[0].startswith(f'server {good}: {{"status": "ready"')
+    assert lines[1:3] == ["[1/2] sweep: chunk size 1", "[2/2] sweep: chunk size 6"]
+    assert lines[3:5] == ["sweep:", "chunk size  runs ok  items/s  p50 ms  p95 ms  failures"]
+    assert [line.split()[:2] for line in lines[5:]] == [["1", "2/2"], ["6", "2/2"]]
+
+
+def test_stdout_is_one_json_object(run: Run, tmp_path: Path) -> None:
+    ran = run()
+    assert ran.out.count("\n") == 1
+    told = last(ran)
+    assert told["output_json"] == str(tmp_path / "matrix.json")
+    assert (told["backend"], told["rows"], told["rows_not_ok"]) == ("jax", 2, [])
+    final = result(tmp_path).summary.final_recommendation
+    assert final is not None
+    assert told["final_recommendation"] == {
+        key: final[key] for key in ("client_chunk_size", "throughput_items_sec", "p95_total_e2e_ms")
+    }
+
+
+def test_the_runbooks_options_are_taken(run: Run, tmp_path: Path) -> None:
+    ran = run(
+        *("--evaluation-view", "best_native", "--timeout-sec", "180", "--request-id", "canonical_score_request_000"),
+        *("--server-config-note", "first", "--server-config-note", "second"),
+        *("--jax-server-chunk-size", "500", "--jax-mask-impl", "auto", "--jax-segment-fallback-threshold", "32768"),
+        *("--hardware", "v6e", "--usd-per-hour", "2.7"),
+    )
+    assert ran.status == 0
+    made = result(tmp_path)
+    assert made.evaluation_view == "best_native"
+    assert made.notes == ["first", "second"]
+    declared = {
+        "multi_item_scoring_chunk_size": 500,
+        "multi_item_mask_impl": "auto",
+        "multi_item_segment_fallback_threshold": 32768,
+    }
+    assert made.server_config["declared"] == declared
+    assert made.server_config.items() >= declared.items()
+    assert (made.hardware["name"], made.hardware["usd_per_hour"]) == ("v6e", 2.7)
+    row = made.results[0]
+    assert row.mean_total_e2e_ms is not None
+    assert row.usd_per_run == pytest.approx(row.mean_total_e2e_ms / 3_600_000 * 2.7)
+
+
+def test_a_failing_size_is_recorded_and_the_status_is_good(run: Run, tmp_path: Path, good: str) -> None:
+    with wrong_server(good, "oom", only_items=6) as url:
+        ran = run(url=url)
+    assert (ran.status, last(ran)["rows_not_ok"]) == (0, [6])
+    assert [row.status for row in result(tmp_path).results] == ["ok", "failed"]
+    assert "2xoom" in ran.err
+
+
+def test_where_nothing_works_the_status_is_1_and_the_rows_are_there(run: Run, tmp_path: Path, good: str) -> None:
+    with wrong_server(good, "short") as url:
+        ran = run(url=url)
+    assert (ran.status, last(ran)["final_recommendation"]) == (1, None)
+    assert [row.failure_reason_counts for row in result(tmp_path).results] == [{"bad_response": 2}] * 2
+
+
+def test_the_wrong_key_is_what_the_rows_say(run: Run, tmp_path: Path) -> None:
+    ran = run("--api-key", "other")
+    assert ran.status == 1
+    assert "HTTP 401" in (result(tmp_path).results[0].run_records[0].failure_detail or "")
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("--client-chunk-sizes", "1,0"), "error: --client-chunk-sizes must be 1 or more, got 0"),
+        (("--client-chunk-sizes", "one"), "error: --client-chunk-sizes must be integers like 1,2,4, got 'one'"),
+        (
+            ("--backend-name", "pytorch", "--jax-mask-impl", "auto"),
+            "error: --jax-mask-impl is for --backend-name jax, got pytorch",
+        ),
+        (("--timed-runs", "0"), "error: Invalid value for '--timed-runs'"),
+        (("--backend-name", "tpu"), "error: Invalid value for '--backend-name'"),
+    ],
+)
+def test_a_wrong_command_line_has_status_2_and_writes_nothing(
+    run: Run, tmp_path: Path, args: tuple[str, ...], words: str
+) -> None:
+    ran = run(*args)
+    assert (ran.status, ran.out) == (2, "")
+    assert words in ran.err
+    assert not (tmp_path / "matrix.json").exists()
+
+
+def test_sizes_that_are_given_twice_are_measured_once_in_the_order_given(run: Run, tmp_path: Path) -> None:
+    run(sizes="6,1,6")
+    assert [row.client_chunk_size for row in result(tmp_path).results] == [6, 1]
+
+
+def test_a_workload_that_is_none(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "workload.json").write_text("{}")
+    ran = run()
+    assert ran.status == 1
+    assert ran.err.startswith(f"error: {tmp_path / 'workload.json'} is no Workload: schema_version: Field required")
+
+
+def test_an_output_that_cannot_be_written_is_known_before_anything_is_measured(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    ran = run("--output-json", str(tmp_path / "file" / "matrix.json"))
+    assert ran.status == 1
+    assert "cannot be written" in ran.err
+    assert "sweep:" not in ran.err
+
+
+class TestResume:
+    def test_ctrl_c_leaves_the_finished_rows_and_resume_goes_on(self, run: Run, tmp_path: Path, good: str) -> None:
+        with wrong_server(good, "late", only_items=2, seconds=60) as url:
+            args = quick_args(url, tmp_path / "workload.json", tmp_path / "matrix.json", "1,2,6")
+            process = subprocess.Popen(
+                [*REAL_PROGRAM, *args], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+            )
+            assert process.stderr is not None
+            with process.stderr as lines:
+                next(line for line in lines if line.startswith("[2/3] sweep: chunk size 2"))
+                process.send_signal(signal.SIGINT)
+                rest = lines.read()
+            assert process.wait(30) == 130
+        assert "Traceback" not in rest
+        stopped = result(tmp_path)
+        assert ([row.client_chunk_size for row in stopped.results], stopped.complete) == ([1], False)
+
+        ran = run("--resume", sizes="1,2,6")
+        assert ran.status == 0
+        assert "[1/2] sweep: chunk size 2" in ran.err
+        resumed = result(tmp_path)
+        assert ([row.client_chunk_size for row in resumed.results], resumed.complete) == ([1, 2, 6], True)
+        assert resumed.results[0] == stopped.results[0]
+
+    def test_other_arguments_are_refused_and_the_file_stays(self, run: Run, tmp_path: Path) -> None:
+        run()
+        before = (tmp_path / "matrix.json").read_bytes()
+        ran = run("--resume", "--timed-runs", "3")
+        assert ran.status == 1
+        assert "cannot be resumed: argument timed_runs was 2 and is 3" in ran.err
+        assert (tmp_path / "matrix.json").read_bytes() == before
+
+    def test_a_finished_one_is_not_measured_again(self, run: Run, tmp_path: Path) -> None:
+        run()
+        before = result(tmp_path).results
+        ran = run("--resume")
+        assert (ran.status, result(tmp_path).results) == (0, before)
+        assert "sweep: chunk size" not in ran.err
+
+    def test_without_it_all_is_measured_again(self, run: Run, tmp_path: Path) -> None:
+        run()
+        before = result(tmp_path).results
+        run()
+        assert result(tmp_path).results != before

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from itemwise.harness.artifacts import EndpointEvaluation
+from itemwise.harness.files import read_artifact
+from tests.cli.conftest import Ran
+from tests.cli.validate_program import result_of, run_validate
+from tests.harness.wrong_server import wrong_server
+from tests.server.server_process import server_process
+
+SMALL = ["--item-counts", "1,2", "--timed-runs", "2", "--query-tokens", "8", "--item-tokens", "4"]
+
+
+@pytest.fixture(scope="module")
+def good() -> Iterator[str]:
+    with server_process("--api-key=secret") as running:
+        yield running.url
+
+
+def run(folder: Path, url: str, *args: str) -> Ran:
+    fixed = ["endpoint", "--url", url, "--model", "fake-model", "--output-json", str(folder / "out.json"), *SMALL]
+    return run_validate(*fixed, "--api-key", "secret", *args)
+
+
+@pytest.mark.parametrize("mode", ["multi", "serial"])
+def test_the_artifact_is_written_and_summed_up(tmp_path: Path, good: str, mode: str) -> None:
+    ran = run(tmp_path, f"{good}/v1/score", "--mode", mode)
+    assert ran.status == 0, ran.err
+    found = read_artifact(tmp_path / "out.json", EndpointEvaluation)
+    assert (found.mode, found.url, found.labels, found.delimiter) == (mode, f"{good}/v1/score", [510, 509], 511)
+    assert (found.semantic_alignment is None) == (mode == "multi")
+    assert found.server_config["model"]["vocab_size"] == 512
+    assert result_of(ran) == {
+        "output_json": str(tmp_path / "out.json"),
+        "mode": mode,
+        "model": "fake-model",
+        "labels": [510, 509],
+        "delimiter": 511,
+        "same_length_mutation_max_abs_diff": 0.0,
+        "changed_length_mutation_max_abs_diff": 0.0,
+        "p50_sec": {count: found.performance[count].p50_sec for count in ("1", "2")},
+    }
+
+
+def test_the_server_and_the_choice_of_tokens_are_told_first(tmp_path: Path, good: str) -> None:
+    first, *notes = run(tmp_path, good, "--mode", "multi").err.splitlines()
+    assert json.loads(first.removeprefix(f"server {good}: "))["status"] == "ready"
+    assert notes == [
+        "note: the vocabulary has 512 tokens: delimiter 511 instead of the default 151643",
+        "note: the vocabulary has 512 tokens: labels [510, 509] instead of the default [9454, 2753]",
+        "[1/3] validate multi endpoint: isolation",
+        "[2/3] validate multi endpoint: 1 items",
+        "[3/3] validate multi endpoint: 2 items",
+    ]
+
+
+def test_given_tokens_are_taken(tmp_path: Path, good: str) -> None:
+    ran = run(tmp_path, good, "--mode", "serial", "--labels", "1,2,3", "--delimiter", "7")
+    assert (result_of(ran)["labels"], result_of(ran)["delimiter"]) == ([1, 2, 3], 7)
+    assert "note:" not in ran.err
+
+
+@pytest.mark.parametrize("given", [("--labels", "3,512"), ("--delimiter", "512")])
+def test_given_tokens_that_the_model_lacks_are_an_error(tmp_path: Path, good: str, given: tuple[str, ...]) -> None:
+    ran = run(tmp_path, good, "--mode", "multi", *given)
+    assert (ran.status, ran.out) == (1, "")
+    assert "error: labels and delimiter must be from 0 to 511 for this server, got 512" in ran.err
+    assert not (tmp_path / "out.json").exists()
+
+
+def test_a_vocabulary_size_that_is_given_counts(tmp_path: Path, good: str) -> None:
+    run(tmp_path, good, "--mode", "multi", "--vocab-size", "100")
+    found = read_artifact(tmp_path / "out.json", EndpointEvaluation)
+    assert (found.delimiter, found.settings["vocab_size"]) == (99, 100)
+    assert max(token for item in found.isolation.item_ids for token in item) < 99
+
+
+def test_a_server_that_fails_is_one_line_and_no_artifact(tmp_path: Path, good: str) -> None:
+    with wrong_server(good, "short") as url:
+        ran = run(tmp_path, url, "--mode", "multi")
+    assert (ran.status, ran.out) == (1, "")
+    assert ran.err.splitlines()[-1] == "error: bad_response: expected 8 rows of scores, got 7 rows"
+    assert not (tmp_path / "out.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("args", "error"),
+    [
+        (("--mode", "both"), "Invalid value for '--mode'"),
+        (("--mode", "multi", "--item-counts", "1,x"), "error: --item-counts must be integers like 1,2,4, got '1,x'"),
+        (("--mode", "multi", "--item-counts", "0,1"), "error: --item-counts must be 1 or more each, got '0,1'"),
+        (("--mode", "multi", "--labels=-1,2"), "error: --labels must be 0 or more each, got '-1,2'"),
+        (("--mode", "multi", "--timed-runs", "0"), "Invalid value for '--timed-runs'"),
+    ],
+)
+def test_bad_arguments_are_a_usage_error(tmp_path: Path, args: tuple[str, ...], error: str) -> None:
+    ran = run(tmp_path, "http://127.0.0.1:9", *args)
+    assert (ran.status, ran.out) == (2, "")
+    assert error in ran.err

@@ -1,0 +1,22 @@
+"""One verb as a program of its own, with the statuses and the error lines of `itemwise`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import typer
+
+from itemwise.cli.failures import CommandError, report_failure
+from itemwise.contract.errors import ItemwiseError
+from tests.cli.conftest import Ran
+
+
+def run_verb(verb: Callable[..., None], capsys: pytest.CaptureFixture[str], *args: str) -> Ran:
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command()(verb)
+    try:
+        status: int | None = app([*args], prog_name="verb", standalone_mode=False)
+    except (ItemwiseError, CommandError, typer.TyperException) as error:
+        status = report_failure(error)
+    return Ran(status or 0, *capsys.readouterr())
