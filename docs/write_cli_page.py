@@ -8,7 +8,13 @@ import sys
 from pathlib import Path
 
 PAGE = Path(__file__).parent / "cli.md"
-VERBS = ((), ("score",), ("rerank",), ("serve",), ("models",), ("profiles",))
+BENCH = ("workload", "matrix", "compare", "report", "check", "schema", "ab", "load")
+VALIDATE = ("endpoint", "combine", "gate", "models", "self")
+VERBS = (
+    *((), ("score",), ("rerank",), ("serve",), ("models",), ("profiles",)),
+    *(("bench", verb) for verb in BENCH),
+    *(("validate", verb) for verb in VALIDATE),
+)
 
 
 def render() -> str:

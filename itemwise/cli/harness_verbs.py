@@ -13,6 +13,7 @@ from itemwise.cli.bench_check import bench_check
 from itemwise.cli.bench_compare import compare
 from itemwise.cli.bench_load import bench_load
 from itemwise.cli.bench_matrix import matrix
+from itemwise.cli.bench_report import report
 from itemwise.cli.bench_schema import bench_schema
 from itemwise.cli.bench_workload import bench_workload
 from itemwise.cli.failures import CommandError
@@ -49,6 +50,7 @@ _BENCH: dict[str, Callable[..., None]] = {
     "workload": bench_workload,
     "matrix": matrix,
     "compare": compare,
+    "report": report,
     "check": bench_check,
     "schema": bench_schema,
     "ab": bench_ab,

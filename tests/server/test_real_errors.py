@@ -196,6 +196,25 @@ CASES = [
         path="/v1/prefix",
     ),
     Case("prefix id", None, 404, BAD, "not_found", "id", method="DELETE", path="/v1/prefix/nobody"),
+    Case("documents", {"query": "a"}, 400, MISSING, "missing_documents", "documents", path="/v1/rerank"),
+    *(
+        Case(name, {"query": "a", "documents": ["b"], name: value}, 400, kind, code, name, path="/v1/rerank")
+        for name, value, kind, code in (
+            ("documents", [], VALUE, "empty_documents"),
+            ("documents", "b", BAD, "invalid_documents_type"),
+            ("profile", 5, BAD, "invalid_profile_type"),
+            ("profile", "nothing", VALUE, "invalid_profile"),
+            ("instruction", 5, BAD, "invalid_instruction_type"),
+            ("return_documents", 1, BAD, "invalid_return_documents_type"),
+            ("truncate", 1, BAD, "invalid_truncate_type"),
+            ("top_n", 0, VALUE, "invalid_top_n"),
+            ("max_tokens_per_doc", 0, VALUE, "invalid_max_tokens_per_doc"),
+            ("max_chunks_per_doc", 0, VALUE, "invalid_max_chunks_per_doc"),
+            ("priority", -1, VALUE, "invalid_priority"),
+            ("rank_fields", ["title"], VALUE, "invalid_rank_fields"),
+            ("truncation_side", "up", VALUE, "invalid_truncation_side"),
+        )
+    ),
 ]
 
 # What takes more than one request has a test of its own, here or where the file before `::` says.
@@ -208,6 +227,8 @@ SHOWN_BY_A_TEST = {
     # anything unforeseen: nothing makes a sound model fail, so it is a broken backend behind the same application
     (500, SERVER, "internal_error"): "test_score::test_a_failing_device_tells_the_caller_nothing",
     (400, BAD, "invalid_http"): "test_real_errors::test_what_is_no_http",
+    # the fake model's formula as a classifier's head
+    (400, VALUE, "no_label_logits"): "test_rerank::test_a_classifier_reranks_and_does_not_score",
 }
 # A JSON text cannot have it: the body is refused before anybody looks at its texts.
 ONLY_IN_PYTHON = {(400, VALUE, "invalid_unicode")}

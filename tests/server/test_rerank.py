@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -325,6 +326,16 @@ def test_a_document_of_nothing_fits_where_nothing_else_does() -> None:
         assert error_of(refused) == (400, VALUE, "context_too_long", "query")
         assert "got 7 tokens before it and 1 after it" in refused.json()["message"]
         assert "has room for 8 in all" in refused.json()["message"]
+
+
+def test_a_classifier_reranks_and_does_not_score() -> None:
+    backend = FakeBackend()
+    backend.config = replace(backend.config, num_classes=2)
+    with app_client(backend=backend, tokenizer=merging_tokenizer(), profiles=letters_choice()) as client:
+        assert client.post("/v1/rerank", REQUEST).status_code == 200
+        assert client.get("/health_generate").status_code == 200
+        refused = client.post("/v1/score", {"query": "z", "items": ["x"], "labels": ["y"]})
+        assert error_of(refused) == (400, VALUE, "no_label_logits", None)
 
 
 class TestModelName:
