@@ -16,7 +16,7 @@ from itemwise.server.openapi_errors import ERROR_TABLE
 from tests.server.app_client import app_client
 
 ROOT = Path(__file__).parents[2]
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 HTTP_API = (ROOT / "docs" / "http-api.md").read_text(encoding="utf-8")
 OPERATIONS_PAGE = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
 
