@@ -241,6 +241,7 @@ def _gate(options: SelfCheckOptions, name: str) -> tuple[str, ...]:
     return (
         *("validate", "gate", "--multi-vs-serial-json", options.file(f"{name}_multi_vs_serial.json")),
         *("--parity-json", options.file(f"{name}_parity.json"), "--min-speedup", str(options.min_speedup)),
+        *("--output-json", options.file(f"{name}_gate.json")),
     )
 
 
@@ -249,6 +250,7 @@ def _last_commands(options: SelfCheckOptions) -> Iterator[Command]:
     ab = (
         *("bench", "ab", "--compare", "algorithm", *own, *_geometry(options), "--dtype", options.dtype),
         *("--rounds", str(options.timed_runs), "--output-json", options.file("ab_algorithm.json")),
+        *(("--server-args", shlex.join(options.server_flags)) if options.server_flags else ()),
     )
     yield Command("algorithms side by side", ab)
     if len(options.backends) == 2:
@@ -263,7 +265,8 @@ def _last_commands(options: SelfCheckOptions) -> Iterator[Command]:
         report = (
             *("bench", "report", "--comparison-json", options.file("comparison.json")),
             *("--multi-vs-serial-json", options.file("jax_multi_vs_serial.json")),
-            *("--parity-json", options.file("jax_parity.json"), "--ab-json", options.file("ab_algorithm.json")),
+            *("--parity-json", options.file("jax_parity.json"), "--gate-json", options.file("jax_gate.json")),
+            *("--ab-json", options.file("ab_algorithm.json")),
             *("--output-report", options.file("report.md"), "--output-html", options.file("report.html")),
         )
         yield Command("report", report)

@@ -38,31 +38,21 @@ _CHUNKS = optional(
 )
 _PRIORITY = optional("integer", "Lower ones are served first.", 0, minimum=0, maximum=MAX_PRIORITY)
 
-_V1_REQUEST: Schema = {
-    "type": "object",
-    "required": ["query", "documents"],
-    "properties": {
-        "query": _QUERY,
-        "documents": _DOCUMENTS,
-        "top_n": _TOP_N,
-        "return_documents": optional("boolean", "Send each document back with its score.", False),
-        "max_chunks_per_doc": _CHUNKS,
-        "rank_fields": _RANK_FIELDS,
-        "priority": _PRIORITY,
-        **_OURS,
-    },
+_COHERE_FIELDS: Schema = {
+    "query": _QUERY,
+    "documents": _DOCUMENTS,
+    "top_n": _TOP_N,
+    "max_chunks_per_doc": _CHUNKS,
+    "rank_fields": _RANK_FIELDS,
+    "priority": _PRIORITY,
+    **_OURS,
 }
-_V2_REQUEST: Schema = {
-    "type": "object",
-    "required": ["query", "documents"],
+_V2_REQUEST: Schema = {"type": "object", "required": ["query", "documents"], "properties": _COHERE_FIELDS}
+_V1_REQUEST: Schema = {
+    **_V2_REQUEST,
     "properties": {
-        "query": _QUERY,
-        "documents": _DOCUMENTS,
-        "top_n": _TOP_N,
-        "priority": _PRIORITY,
-        "max_chunks_per_doc": _CHUNKS,
-        "rank_fields": _RANK_FIELDS,
-        **_OURS,
+        **_COHERE_FIELDS,
+        "return_documents": optional("boolean", "Send each document back with its score.", False),
     },
 }
 _TEI_REQUEST: Schema = {

@@ -40,6 +40,14 @@ def test_the_serial_baseline_is_clean_and_the_multi_item_server_has_the_workload
     assert all("--backend jax --dtype float32 --model-path some/model" in each for each in flags.values())
 
 
+def test_flags_for_servers_reach_every_one_of_them(tmp_path: Path) -> None:
+    options = SelfCheckOptions(tmp_path, server_flags=("--device=cpu", "--warmup=fast"))
+    found = list(phases(options, WORKLOAD))
+    assert all("--device=cpu" in phase.flags for phase in found if phase.server)
+    (ab,) = (command for command in found[-1].commands if command.arguments[1] == "ab")
+    assert ab.arguments[-2:] == ("--server-args", "--device=cpu --warmup=fast")
+
+
 def test_without_two_backends_there_is_nothing_to_compare(tmp_path: Path) -> None:
     last = phases_of(tmp_path, "torch")[-1]
     assert [command.arguments[:2] for command in last.commands] == [("bench", "ab"), ("bench", "check")]
