@@ -8,20 +8,20 @@ from typing import Any
 
 import typer
 
-from itemwise.cli.bench_ab import bench_ab
-from itemwise.cli.bench_check import bench_check
-from itemwise.cli.bench_compare import compare
-from itemwise.cli.bench_load import bench_load
-from itemwise.cli.bench_matrix import matrix
-from itemwise.cli.bench_report import report
-from itemwise.cli.bench_schema import bench_schema
-from itemwise.cli.bench_workload import bench_workload
+from itemwise.cli.bench.ab import bench_ab
+from itemwise.cli.bench.check import bench_check
+from itemwise.cli.bench.compare import compare
+from itemwise.cli.bench.load import bench_load
+from itemwise.cli.bench.matrix import matrix
+from itemwise.cli.bench.report import report
+from itemwise.cli.bench.schema import bench_schema
+from itemwise.cli.bench.workload import bench_workload
 from itemwise.cli.failures import CommandError
-from itemwise.cli.validate_combine import validate_combine
-from itemwise.cli.validate_endpoint import validate_endpoint
-from itemwise.cli.validate_gate import validate_gate
-from itemwise.cli.validate_models import validate_models
-from itemwise.cli.validate_self import validate_self
+from itemwise.cli.validate.combine import validate_combine
+from itemwise.cli.validate.endpoint import validate_endpoint
+from itemwise.cli.validate.gate import validate_gate
+from itemwise.cli.validate.models import validate_models
+from itemwise.cli.validate.self_check import validate_self
 
 _PACKAGES = ("httpx", "pydantic")
 

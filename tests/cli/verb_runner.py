@@ -15,6 +15,7 @@ from tests.cli.conftest import Ran
 def run_verb(verb: Callable[..., None], capsys: pytest.CaptureFixture[str], *args: str) -> Ran:
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
     app.command()(verb)
+    capsys.readouterr()  # what was said before is not the verb's
     try:
         status: int | None = app([*args], prog_name="verb", standalone_mode=False)
     except (ItemwiseError, CommandError, typer.TyperException) as error:

@@ -18,9 +18,9 @@ from itemwise.harness.artifacts import (
     WorkloadRequest,
 )
 from itemwise.harness.files import now_utc, read_artifact, write_artifact
-from itemwise.harness.matrix import SweepOptions
-from itemwise.harness.matrix_rows import make_row, summarise
-from itemwise.harness.matrix_start import choose_request, new_matrix
+from itemwise.harness.matrix.rows import make_row, summarise
+from itemwise.harness.matrix.start import choose_request, new_matrix
+from itemwise.harness.matrix.sweep import SweepOptions
 from itemwise.harness.workload import checksum_key, request_checksum
 
 NUM_ITEMS = 6

@@ -14,13 +14,13 @@ from itemwise.harness.artifacts import (
     Parity,
     Speedup,
 )
-from itemwise.harness.comparison import compare
-from itemwise.harness.comparison_inputs import read_inputs
-from itemwise.harness.comparison_rows import CompareOptions
+from itemwise.harness.comparison.compare import compare
+from itemwise.harness.comparison.inputs import read_inputs
+from itemwise.harness.comparison.rows import CompareOptions
 from itemwise.harness.files import write_artifact
-from itemwise.harness.matrix import SweepOptions
-from itemwise.harness.matrix_rows import make_row
-from itemwise.harness.report_inputs import ReportInputs, ReportPaths, read_report_inputs
+from itemwise.harness.matrix.rows import make_row
+from itemwise.harness.matrix.sweep import SweepOptions
+from itemwise.harness.report.inputs import ReportInputs, ReportPaths, read_report_inputs
 from tests.harness.matrix_samples import NUM_ITEMS, SCORES, bad_run, good_row, good_run, shifted, write_matrix
 
 SIZES = (1, 2, 6)

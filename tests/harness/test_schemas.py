@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from itemwise.contract.errors import ArtifactError
-from itemwise.harness.check import RULES
+from itemwise.harness.checks.check import RULES
 from itemwise.harness.schemas import DIALECT, KINDS, json_schema, kind_named, known_versions, recognise
 from tests.harness.checks.samples import SAMPLES, Document, edited
 

@@ -10,7 +10,7 @@ from typing import Any
 from itemwise.harness.artifacts import MatrixRow, RunRecord, ScoreMatrix, WorkloadShape
 from itemwise.harness.checks.findings import Findings
 from itemwise.harness.files import sha256_of
-from itemwise.harness.matrix_rows import make_row
+from itemwise.harness.matrix.rows import make_row
 from itemwise.harness.rules import confirm_sizes, select_winner
 from itemwise.harness.workload import request_checksum
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from itemwise.harness.check import FileReport, check_file
+from itemwise.harness.checks.check import FileReport, check_file
 
 Document = dict[str, Any]
 GONE = object()  # for `edited`: take the field away

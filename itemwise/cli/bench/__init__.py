@@ -1,0 +1,1 @@
+"""`itemwise bench`: benchmarks, their artifacts, comparisons and reports."""

@@ -1,0 +1,204 @@
+"""`itemwise bench ab`: variants on this machine against each other, with servers of its own."""
+
+from __future__ import annotations
+
+import shlex
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from itemwise.cli.bench import geometry_options as shape_option
+from itemwise.cli.engine_options import DtypeName
+from itemwise.cli.failures import FAILED, MISUSED, CommandError, tell_error
+from itemwise.cli.harness_common import ApiKey, OutputMarkdown, Timeout, last_line, step_progress, tell_server
+from itemwise.cli.output import say, stdout_width
+from itemwise.cli.text_table import Column, render_table
+
+if TYPE_CHECKING:
+    from itemwise.harness.ab.variants import Variant
+    from itemwise.harness.artifacts import AbResult
+
+CompareName = Literal["mask", "algorithm", "backend", "chunk-size"]
+AlgorithmName = Literal["auto", "packed", "prefill_extend", "serial"]
+MaskName = Literal["auto", "dense", "segment"]
+
+Model = Annotated[
+    str | None, typer.Option(metavar="MODEL", help="A folder, a .gguf file or a hub id; the embedded model.")
+]
+Compare = Annotated[
+    CompareName, typer.Option("--compare", metavar="NAME", help="mask, algorithm, backend or chunk-size.")
+]
+Variants = Annotated[
+    str | None,
+    typer.Option(metavar="A,B", help="Which of them, the baseline first: packed,serial, or chunk sizes: 8,32,0; all."),
+]
+Algorithm = Annotated[
+    AlgorithmName | None,
+    typer.Option(metavar="NAME", help="Of every request, where it is not compared; packed for masks, else auto."),
+]
+Mask = Annotated[
+    MaskName,
+    typer.Option(
+        "--mask",
+        "--multi-item-mask-impl",
+        envvar="MULTI_ITEM_MASK_IMPL",
+        metavar="NAME",
+        help="Of every server: auto, dense or segment; where masks are compared, the baseline.",
+    ),
+]
+Rounds = Annotated[
+    int,
+    typer.Option(
+        "--rounds",
+        "--timed-runs",
+        envvar="MULTI_ITEM_BENCH_TIMED_RUNS",
+        metavar="N",
+        min=1,
+        help="In each every variant runs, in another order.",
+    ),
+]
+RunsPerRound = Annotated[int, typer.Option(metavar="N", min=1, help="Of each variant; a round counts their median.")]
+WarmupRuns = Annotated[
+    int,
+    typer.Option(envvar="MULTI_ITEM_BENCH_WARMUP_RUNS", metavar="N", min=0, help="Of each variant, before the rounds."),
+]
+Cached = Annotated[
+    bool, typer.Option("--cached/--cold", help="One query, its prefix kept; or another query in every run.")
+]
+Dtype = Annotated[DtypeName, typer.Option(metavar="NAME", help="auto, float32, bfloat16 or float16.")]
+ServerArgs = Annotated[
+    str, typer.Option(metavar="FLAGS", help='More flags for every server: "--device cuda --warmup fast".')
+]
+MaxAbs = Annotated[
+    float, typer.Option("--correctness-threshold-max-abs", metavar="X", min=0, help="Of score differences.")
+]
+MeanAbs = Annotated[
+    float, typer.Option("--correctness-threshold-mean-abs", metavar="X", min=0, help="Of score differences.")
+]
+Output = Annotated[Path | None, typer.Option("--output-json", metavar="FILE", help="Where the artifact goes.")]
+LogDir = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Where the servers' logs stay; nowhere when left out.")
+]
+
+
+def bench_ab(
+    compare: Compare,
+    model: Model = None,
+    variants: Variants = None,
+    algorithm: Algorithm = None,
+    mask: Mask = "auto",
+    geometry: shape_option.GeometryPreset = "contract",
+    query_tokens: shape_option.QueryTokens = None,
+    num_items: shape_option.NumItems = None,
+    item_tokens: shape_option.ItemTokens = None,
+    label_token_ids: shape_option.LabelTokenIds = None,
+    rounds: Rounds = 10,
+    runs_per_round: RunsPerRound = 1,
+    warmup_runs: WarmupRuns = 1,
+    cached: Cached = True,
+    dtype: Dtype = "auto",
+    server_args: ServerArgs = "",
+    max_abs: MaxAbs = 0.02,
+    mean_abs: MeanAbs = 0.01,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Of tokens and of the order in a round.")] = 0,
+    timeout_sec: Timeout = 600.0,
+    api_key: ApiKey = None,
+    log_dir: LogDir = None,
+    output_json: Output = None,
+    output_markdown: OutputMarkdown = None,
+) -> None:
+    """Compare variants on this machine: starts their servers, runs them in turns, and says how sure the ratios are.
+
+    Exits with 1 where a variant fails, or its scores are not the baseline's: a wrong answer is never faster.
+    """
+    chosen = _choose(compare, variants, algorithm, mask)
+    flags = _server_flags(model, dtype, server_args)
+    shape = shape_option.shape_of(geometry, query_tokens, num_items, item_tokens)
+    from itemwise.harness.ab.report import notes_of
+    from itemwise.harness.ab.run import AbMeasurement, AbPlan, compare_contestants, start_contestants
+    from itemwise.harness.artifacts import AB_VERSION, AbResult, CorrectnessThresholds
+    from itemwise.harness.files import now_utc
+
+    plan = AbPlan(rounds, runs_per_round, warmup_runs, cached, seed)
+    thresholds = CorrectnessThresholds(max_abs_diff=max_abs, mean_abs_diff=mean_abs)
+    with ExitStack() as stack:
+        logs = log_dir or Path(stack.enter_context(TemporaryDirectory(prefix="itemwise-ab-")))
+        contestants = start_contestants(
+            stack, chosen, flags, logs, timeout_sec=timeout_sec, api_key=api_key, tell=lambda line: say(f"ab: {line}")
+        )
+        for client in {id(each.client): each.client for each in contestants}.values():
+            tell_server(client)
+        maker = shape_option.make_requests(
+            shape, contestants[0].server_config, labels=label_token_ids, vocab_size=None, distinct_queries=0, seed=seed
+        )
+        with step_progress(1 + rounds, "ab") as step:
+            AbMeasurement(contestants, maker, plan).run(step)
+    result = AbResult(
+        schema_version=AB_VERSION,
+        generated_at_utc=now_utc(),
+        model=model,
+        compare=compare,
+        geometry=maker.geometry,
+        cached=cached,
+        rounds=rounds,
+        runs_per_round=runs_per_round,
+        warmup_runs=warmup_runs,
+        seed=seed,
+        correctness_thresholds=thresholds,
+        variants=compare_contestants(contestants, maker.geometry.num_items, thresholds),
+        notes=notes_of(rounds),
+    )
+    _report(result, output_json, output_markdown)
+
+
+def _choose(
+    compare: CompareName, variants: str | None, algorithm: AlgorithmName | None, mask: MaskName
+) -> list[Variant]:
+    from itemwise.harness.ab.variants import ComparisonError, variants_of
+
+    if compare == "algorithm" and algorithm is not None:
+        raise CommandError("--algorithm is what is compared: choose with --variants", status=MISUSED)
+    names = None if variants is None else [name.strip() for name in variants.split(",")]
+    usual = "packed" if compare == "mask" else "auto"  # only packed rows have masks
+    try:
+        return variants_of(compare, names, algorithm=algorithm or usual, mask=mask)
+    except ComparisonError as error:
+        raise CommandError(str(error), status=MISUSED) from None
+
+
+def _server_flags(model: str | None, dtype: DtypeName, more: str) -> list[str]:
+    try:
+        given = shlex.split(more)
+    except ValueError as error:
+        raise CommandError(f"--server-args must be flags as in a shell: {error}", status=MISUSED) from None
+    return [*(() if model is None else ("--model-path", model)), "--dtype", dtype, *given]
+
+
+def _report(result: AbResult, output_json: Path | None, output_markdown: Path | None) -> None:
+    """A table for people, the artifact, the line for programs. Exits with a status where a variant is no good."""
+    from itemwise.harness.ab.report import HEADERS, cells_of, markdown_of, problems_of
+    from itemwise.harness.files import write_artifact, write_text
+
+    rows = [cells_of(variant) for variant in result.variants]
+    columns = [
+        Column(header, cells, align_right=header != "variant") for header, *cells in zip(HEADERS, *rows, strict=True)
+    ]
+    for line in render_table(columns, stdout_width()).splitlines():
+        say(line)
+    for note in result.notes:
+        say(f"note: {note}", style="yellow")
+    if output_json is not None:
+        write_artifact(output_json, result)
+    if output_markdown is not None:
+        write_text(output_markdown, markdown_of(result))
+    variants = [variant.model_dump(exclude={"server_config", "runs"}) for variant in result.variants]
+    paths = {"output_json": output_json, "output_markdown": output_markdown}
+    written = {name: None if path is None else str(path) for name, path in paths.items()}
+    last_line({**result.model_dump(exclude={"variants"}), "variants": variants, **written})
+    for problem in (problems := problems_of(result)):
+        tell_error(problem)
+    if problems:
+        raise typer.Exit(FAILED)

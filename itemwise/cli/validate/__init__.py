@@ -1,0 +1,1 @@
+"""`itemwise validate`: evaluations of a server, combined and judged."""

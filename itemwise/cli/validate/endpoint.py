@@ -1,0 +1,108 @@
+"""`itemwise validate endpoint`: one server's isolation and speed, for `itemwise validate combine` to go on with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from itemwise.cli.harness_common import ApiKey, OutputJson, Timeout, last_line, step_progress, tell_server
+from itemwise.cli.output import say
+from itemwise.cli.validate.options import (
+    DEFAULT_ITEM_COUNTS,
+    Delimiter,
+    ItemCounts,
+    Labels,
+    read_labels,
+    with_item_counts,
+    with_shape_options,
+)
+from itemwise.harness.validation.options import EvaluationShape
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from itemwise.harness.artifacts import EndpointEvaluation
+    from itemwise.harness.client import ScoreClient
+    from itemwise.harness.validation.inputs import TokenChoice
+
+ModeOption = Annotated[
+    Literal["multi", "serial"],
+    typer.Option("--mode", metavar="NAME", help="multi: one request holds all items; serial: one request per item."),
+]
+
+
+@with_shape_options
+def validate_endpoint(
+    mode: ModeOption,
+    url: Annotated[str, typer.Option(metavar="URL", help="The server's, with or without /v1/score.")],
+    model: Annotated[str, typer.Option(metavar="NAME", help="As the server calls it.")],
+    output_json: OutputJson,
+    labels: Labels = None,
+    delimiter: Delimiter = None,
+    item_counts: ItemCounts = DEFAULT_ITEM_COUNTS,
+    vocab_size: Annotated[
+        int | None, typer.Option(metavar="N", min=8, help="Of the model, where the server does not tell it.")
+    ] = None,
+    timeout_sec: Timeout = 180.0,
+    api_key: ApiKey = None,
+    *,
+    shape: EvaluationShape,
+) -> None:
+    """Evaluate one server: does an item's score depend on its neighbours, and how long do so many items take?"""
+    shape = with_item_counts(shape, item_counts)
+    asked = read_labels(labels)
+    from itemwise.harness.client import ScoreClient
+    from itemwise.harness.files import write_artifact
+    from itemwise.harness.validation.evaluation import Endpoint, evaluate, num_steps
+
+    with ScoreClient(url, timeout_sec=timeout_sec, api_key=api_key) as client:
+        info = tell_server(client)
+        choice = _choose_tokens(client, info, asked, delimiter, vocab_size)
+        if mode == "multi":
+            _tell_other_delimiter(info, choice.delimiter)
+        with step_progress(num_steps(mode, shape), f"validate {mode} endpoint") as on_step:
+            evaluation = evaluate(Endpoint(client, mode, model), choice, shape, on_step)
+    evaluation.server_config = info
+    write_artifact(output_json, evaluation)
+    last_line({"output_json": str(output_json), **_summary(evaluation)})
+
+
+def _choose_tokens(
+    client: ScoreClient,
+    info: Mapping[str, Any],
+    labels: Sequence[int] | None,
+    delimiter: int | None,
+    vocab_size: int | None,
+) -> TokenChoice:
+    from itemwise.harness.validation.inputs import settle_tokens, told_vocab_size
+
+    size = vocab_size or told_vocab_size(info, client.get_json("/v1/models"))
+    choice, notes = settle_tokens(labels, delimiter, size)
+    for note in notes:
+        say(f"note: {note}")
+    return choice
+
+
+def _tell_other_delimiter(info: Mapping[str, Any], delimiter: int) -> None:
+    """Our servers tell theirs; with another one the aligned scores cannot be equal, and nobody would see why."""
+    configuration = info.get("configuration")
+    if not isinstance(configuration, dict) or "delimiter_token_id" not in configuration:
+        return
+    own = configuration["delimiter_token_id"]
+    if own != delimiter:
+        said = "no delimiter" if own is None else f"delimiter {own}"
+        say(f"note: this server has {said}, so that the scores aligned with delimiter {delimiter} will differ")
+
+
+def _summary(evaluation: EndpointEvaluation) -> dict[str, Any]:
+    isolation = evaluation.isolation
+    return {
+        "mode": evaluation.mode,
+        "model": evaluation.model,
+        "labels": evaluation.labels,
+        "delimiter": evaluation.delimiter,
+        "same_length_mutation_max_abs_diff": isolation.same_length_mutation.max_abs_diff_unchanged,
+        "changed_length_mutation_max_abs_diff": isolation.changed_length_mutation.max_abs_diff_unchanged,
+        "p50_sec": {count: each.p50_sec for count, each in evaluation.performance.items()},
+    }

@@ -1,0 +1,1 @@
+"""A/B: variants on one machine, interleaved, with ratios and their intervals."""

@@ -1,0 +1,30 @@
+"""The self-check: every step, and how it ended."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from itemwise.harness.artifacts.base import Artifact
+
+SELF_CHECK_VERSION: Literal["score_self_check_v1"] = "score_self_check_v1"
+
+
+class SelfCheckStep(Artifact):
+    """One command, and how it ended."""
+
+    title: str
+    command: str
+    status: int  # of the process; 0: done
+    seconds: float
+    detail: str | None
+
+
+class SelfCheck(Artifact):
+    """`self_check.json`: everything above on this machine's own servers."""
+
+    schema_version: Literal["score_self_check_v1"]
+    generated_at_utc: str
+    model: str
+    backends: list[str]
+    steps: list[SelfCheckStep]
+    all_pass: bool

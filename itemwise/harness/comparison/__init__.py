@@ -1,0 +1,1 @@
+"""Comparison: two backends' matrices side by side, judged by the guardrail and the correctness gate."""

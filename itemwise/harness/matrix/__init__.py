@@ -1,0 +1,1 @@
+"""Matrix: a sweep over the client's chunk sizes, against one server."""

@@ -1,0 +1,59 @@
+"""The report of a comparison of two backends: which sections there are, in which order."""
+
+from __future__ import annotations
+
+from itemwise.harness.report.checks import correctness_gates, stability, unsteady
+from itemwise.harness.report.comparison import cards, native_table, passed, portable_table, verdict
+from itemwise.harness.report.document import Block, Bullets, Figure, Figures, Report, Section
+from itemwise.harness.report.extras import extra_sections, failed_gates
+from itemwise.harness.report.figures import p95_figure, throughput_figure
+from itemwise.harness.report.findings import better_and_worse
+from itemwise.harness.report.inputs import ReportInputs
+from itemwise.harness.report.run_figures import latency_figures
+from itemwise.harness.report.score_figures import item_figure, size_figure
+from itemwise.harness.report.setup import commands, setup
+
+TITLE = "JAX vs PyTorch: multi-item scoring"
+
+
+def make_report(inputs: ReportInputs, title_date: str) -> Report:
+    """Sections appear only for what is given."""
+    comparison = inputs.comparison
+    failed = failed_gates(inputs)
+    notes = (*comparison.notes, *inputs.notes)
+    sections = (
+        Section(
+            "Same client, side by side",
+            (*_figures(throughput_figure(comparison), p95_figure(comparison)), *portable_table(comparison)),
+        ),
+        Section("Each at its best", (*_figures(*latency_figures(inputs)), *native_table(comparison))),
+        Section("Where JAX is better and worse, and by how much", better_and_worse(comparison)),
+        Section(
+            "Do the scores agree?",
+            (*_figures(item_figure(inputs), size_figure(comparison)), *correctness_gates(comparison)),
+        ),
+        Section("Stability", stability(inputs)),
+        *extra_sections(inputs),
+        *((Section("Notes", (Bullets(notes),)),) if notes else ()),
+        Section("Set-up", setup(inputs)),
+        Section("Run it again", commands(inputs, title_date)),
+    )
+    return Report(
+        title=TITLE,
+        date=title_date,
+        passed=passed(comparison) and not failed,
+        verdict=_verdict(inputs, failed),
+        cards=cards(comparison),
+        sections=sections,
+    )
+
+
+def _verdict(inputs: ReportInputs, failed: list[str]) -> str:
+    gates = f"Validation gates FAILED: {', '.join(failed)}." if failed else ""
+    sentences = (verdict(inputs.comparison), gates, unsteady(inputs.distinct_matrices()))
+    return " ".join(filter(None, sentences))
+
+
+def _figures(*found: Figure | None) -> tuple[Block, ...]:
+    there = tuple(each for each in found if each is not None)
+    return (Figures(there),) if there else ()

@@ -1,0 +1,1 @@
+"""Validation: isolation, equivalence, parity and speed-ups of a server, and the gates that judge them."""

@@ -1,0 +1,90 @@
+"""`bench ab` from the command line, on a small model in float32: every variant gives the same scores."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import typer
+
+from itemwise.cli.bench.ab import bench_ab
+from itemwise.harness.artifacts import AbResult
+from itemwise.harness.files import read_artifact
+from tests.cli.conftest import Ran, RunMain
+
+SMALL = ("--query-tokens=150", "--num-items=6", "--item-tokens=5")
+PLACE = ("--dtype=float32", "--server-args=--device cpu --backend torch")
+Bench = Callable[..., Ran]
+
+
+@pytest.fixture
+def bench(run_main: RunMain, monkeypatch: pytest.MonkeyPatch) -> Bench:
+    app = typer.Typer()
+    app.command()(bench_ab)
+    monkeypatch.setattr("itemwise.cli.main.app", app)
+    monkeypatch.setenv("XLA_FLAGS", "")  # as a user's
+    return run_main
+
+
+def test_algorithms_on_one_server(bench: Bench, checkpoint_of: Callable[[str], Path], tmp_path: Path) -> None:
+    model, path, page = checkpoint_of("qwen3"), tmp_path / "ab.json", tmp_path / "ab.md"
+    command = ("--compare=algorithm", f"--model={model}", *SMALL, *PLACE, "--rounds=3", f"--log-dir={tmp_path}")
+    ran = bench(*command, f"--output-json={path}", f"--output-markdown={page}")
+    assert ran.status == 0, ran.err
+    result = read_artifact(path, AbResult)
+    assert [variant.name for variant in result.variants] == ["packed", "prefill_extend", "serial"]
+    assert [len(variant.runs) for variant in result.variants] == [3, 3, 3]
+    assert [variant.scores_agree for variant in result.variants] == [True] * 3
+    # Bits are equal here: what is configured says so.
+    assert result.variants[0].server_config["configuration"]["algorithms_bit_equal"] is True
+    assert [each.scores_vs_first and each.scores_vs_first.max_abs_diff for each in result.variants] == [0.0] * 3
+    assert [log.name for log in tmp_path.glob("*.log")] == ["server-0.log"]
+    assert "SIGTERM: shutting down" in (tmp_path / "server-0.log").read_text()
+    said = json.loads(ran.out.splitlines()[-1])
+    assert (said["compare"], said["rounds"], said["output_json"]) == ("algorithm", 3, str(path))
+    assert page.read_text().startswith("# algorithm: packed vs prefill_extend vs serial\n")
+    lines = ran.err.splitlines()
+    assert lines[0] == "ab: --multi-item-mask-impl auto"
+    assert lines[1].startswith("server http://127.0.0.1:")
+    assert [line.split()[0] for line in lines[-5:]] == ["variant", "packed", "prefill_extend", "serial", "note:"]
+    assert [line.split()[-1] for line in lines[-4:-1]] == ["agree"] * 3
+
+
+def test_masks_on_a_server_each_as_the_environment_says(
+    bench: Bench, checkpoint_of: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MULTI_ITEM_MASK_IMPL", "segment")
+    monkeypatch.setenv("MULTI_ITEM_BENCH_WARMUP_RUNS", "0")
+    monkeypatch.setenv("MULTI_ITEM_BENCH_TIMED_RUNS", "2")
+    path = tmp_path / "ab.json"
+    command = ("--compare=mask", f"--model={checkpoint_of('qwen3')}", *SMALL, *PLACE, "--cold", f"--output-json={path}")
+    ran = bench(*command)
+    assert ran.status == 0, ran.err
+    result = read_artifact(path, AbResult)
+    assert (result.rounds, result.warmup_runs, result.cached) == (2, 0, False)
+    segment, dense = result.variants
+    assert (segment.name, dense.name) == ("segment", "dense")
+    assert [each.server_config["configuration"]["mask"] for each in result.variants] == ["segment", "dense"]
+    assert segment.request_fields == dense.request_fields == {"algorithm": "packed"}
+    assert dense.scores_vs_first is not None and dense.scores_vs_first.max_abs_diff <= 1e-5
+    assert dense.scores_vs_first.num_compared == 6 * 2
+    assert dense.speed_vs_first is not None and dense.speed_vs_first.num_rounds == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--compare=algorithm", "--algorithm=packed"), "--algorithm is what is compared"),
+        (("--compare=mask", "--variants=dense"), "--variants must be two or more"),
+        (("--compare=chunk-size", "--variants=8,many"), "numbers like 8,32,0"),
+        (("--compare=mask", "--server-args='"), "--server-args must be flags as in a shell"),
+        (("--compare=everything",), "--compare"),
+        ((), "--compare"),
+    ],
+)
+def test_options_that_cannot_be_meant_are_misuse(bench: Bench, options: tuple[str, ...], message: str) -> None:
+    ran = bench(*options)
+    assert ran.status == 2
+    assert message in ran.err.splitlines()[0]

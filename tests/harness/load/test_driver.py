@@ -1,0 +1,136 @@
+"""The driver against real servers: send times that no answer moves, drops that are counted, failures by their code."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from itemwise.harness.load.arrivals import PhaseLength, Schedule
+from itemwise.harness.load.driver import LoadDriver, LoadTarget
+from itemwise.harness.load.stats import DROPPED, Call
+from tests.harness.load_samples import small_requests
+from tests.harness.wrong_server import Fault, wrong_server
+from tests.server.server_process import server_process
+
+TEN_AT_ONCE = Schedule((0.0,) * 10, 0.0)
+
+
+@pytest.fixture(scope="module")
+def quick() -> Iterator[str]:
+    with server_process("--api-key=secret") as server:
+        yield server.url
+
+
+@pytest.fixture(scope="module")
+def slow() -> Iterator[str]:
+    """No answer in less than 0.4 s; 350 tokens fit its queue."""
+    with server_process("--delay=0.4", "--max-queued-tokens=350") as server:
+        yield server.url
+
+
+def run_open(url: str, schedule: Schedule, query_tokens: int = 20, **target: Any) -> list[Call]:
+    async def run() -> list[Call]:
+        async with LoadDriver(LoadTarget(url, **target), small_requests(query_tokens=query_tokens)) as driver:
+            return await driver.run_open(schedule)
+
+    return asyncio.run(run())
+
+
+def run_closed(url: str, concurrency: int, length: PhaseLength, **target: Any) -> list[Call]:
+    async def run() -> list[Call]:
+        async with LoadDriver(LoadTarget(url, **target), small_requests()) as driver:
+            return await driver.run_closed(concurrency, length)
+
+    return asyncio.run(run())
+
+
+def test_a_slow_server_does_not_slow_the_schedule(slow: str) -> None:
+    """Ten arrivals in 90 ms, of 30 tokens each: all are sent before the first is answered."""
+    times = tuple(index / 100 for index in range(10))
+    calls = run_open(slow, Schedule(times, 0.1))
+    assert [call.intended for call in calls] == list(times)
+    assert [call.failure for call in calls] == [None] * 10
+    assert max(call.sent for call in calls) < min(call.done for call in calls)
+    assert all(call.sent >= call.intended for call in calls)
+    assert all(call.latency_ms == pytest.approx(call.service_ms + call.late_ms) for call in calls)
+
+
+def test_a_request_that_is_sent_late_is_charged_for_it(quick: str) -> None:
+    """It was due a second before the sender had time for it."""
+    (call,) = run_open(quick, Schedule((-1.0,), 0.0), api_key="secret")
+    assert call.failure is None
+    assert call.late_ms >= 1000
+    assert call.latency_ms == pytest.approx(call.service_ms + call.late_ms) and call.service_ms < call.late_ms
+
+
+def test_arrivals_over_the_bound_are_dropped_and_counted(quick: str) -> None:
+    calls = run_open(quick, TEN_AT_ONCE, max_in_flight=4, api_key="secret")
+    assert [call.failure for call in calls] == [None] * 4 + [DROPPED] * 6
+
+
+def test_room_is_made_by_answers(quick: str) -> None:
+    calls = run_open(quick, Schedule((0.0, 0.0, 0.6, 0.6), 0.6), max_in_flight=2, api_key="secret")
+    assert [call.failure for call in calls] == [None] * 4
+
+
+def test_a_full_queue_is_an_error_with_its_code(slow: str) -> None:
+    """One of 200 + 2 x 5 tokens fits, a second one does not."""
+    calls = run_open(slow, TEN_AT_ONCE, query_tokens=200)
+    assert sorted(str(call.failure) for call in calls) == ["None"] + ["queue_full"] * 9
+
+
+def test_patience_ends(slow: str) -> None:
+    (call,) = run_open(slow, Schedule((0.0,), 0.0), timeout_sec=0.1)
+    assert call.failure == "timeout"
+    assert call.service_ms >= 100
+
+
+def test_a_wrong_key_is_the_servers_own_error(quick: str) -> None:
+    assert [call.failure for call in run_open(quick, Schedule((0.0,), 0.0))] == ["invalid_api_key"]
+
+
+def test_nobody_there() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        calls = run_closed(f"http://127.0.0.1:{unused.getsockname()[1]}", 1, PhaseLength(requests=2))
+    assert [call.failure for call in calls] == ["http_error"] * 2
+
+
+@pytest.mark.parametrize(
+    ("fault", "failure"),
+    [
+        ("error", "internal_error"),
+        ("oom", "oom"),
+        ("garbage", "bad_json"),
+        ("short", "bad_response"),
+        ("nan", "bad_response"),
+    ],
+)
+def test_an_answer_that_is_none_is_counted_as_such(quick: str, fault: Fault, failure: str) -> None:
+    with wrong_server(quick, fault) as url:
+        assert [call.failure for call in run_closed(url, 1, PhaseLength(requests=1), api_key="secret")] == [failure]
+
+
+def test_a_closed_loop_sends_the_next_when_one_is_answered(quick: str) -> None:
+    calls = run_closed(quick, 1, PhaseLength(requests=5), api_key="secret")
+    assert [call.failure for call in calls] == [None] * 5
+    assert all(after.sent >= before.done for before, after in pairwise(calls))
+    assert all(call.intended == call.sent for call in calls)
+
+
+def test_a_closed_loop_has_so_many_in_flight(quick: str) -> None:
+    calls = run_closed(quick, 3, PhaseLength(requests=12), api_key="secret")
+    assert len(calls) == 12
+    in_flight = [sum(other.sent <= call.sent < other.done for other in calls) for call in calls]
+    assert max(in_flight) == 3
+
+
+def test_time_ends_a_closed_loop(quick: str) -> None:
+    calls = run_closed(quick, 1, PhaseLength(seconds=0.2), api_key="secret")
+    assert len(calls) >= 2
+    assert max(call.sent for call in calls) < 0.7  # it would go on for ever

@@ -1,0 +1,45 @@
+"""The search for a rate, against a border that is known."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from itemwise.harness.load.rate_search import find_rate
+
+
+def search(border: float, first: float) -> tuple[float | None, list[float]]:
+    """What is found, and what was tried on the way."""
+    tried: list[float] = []
+
+    async def is_met(rate: float) -> bool:
+        tried.append(rate)
+        return rate <= border
+
+    return asyncio.run(find_rate(is_met, first, precision=1.05)), tried
+
+
+@pytest.mark.parametrize("border", [37.0, 100.0, 119.9, 120.0, 1000.0])
+@pytest.mark.parametrize("first", [1.0, 120.0, 700.0])
+def test_the_border_is_found_from_below_and_from_above(border: float, first: float) -> None:
+    found, tried = search(border, first)
+    assert found is not None
+    assert border / 1.05 <= found <= border
+    assert len(tried) == len(set(tried)) <= 16
+
+
+def test_the_way_is_doubling_and_then_halving_the_gap() -> None:
+    """10 and 20 are met, 40 is not; then the geometric middle of 20 and 40, which is 28.3."""
+    _, tried = search(30.0, 10.0)
+    assert tried[:4] == pytest.approx([10.0, 20.0, 40.0, 28.284], abs=0.001)
+
+
+def test_a_bound_that_no_rate_meets() -> None:
+    found, tried = search(0.0, 64.0)
+    assert found is None
+    assert tried[-1] == 64.0 / 2**12
+
+
+def test_a_server_that_takes_everything_gives_the_highest_rate_tried() -> None:
+    assert search(float("inf"), 1.0)[0] == 2.0**12
