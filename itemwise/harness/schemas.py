@@ -113,12 +113,12 @@ def kind_named(name: str) -> ArtifactKind:
 def recognise(document: Mapping[str, Any], file_name: str) -> ArtifactKind | None:
     """None where it is nothing of ours. A version that we do not know is nothing of ours, whatever the fields."""
     version = document.get("schema_version")
+    by_name = next((kind for kind in KINDS if kind.file_name and fnmatch(file_name, kind.file_name)), None)
+    if version == artifacts.OPS_MATRIX_VERSION and by_name is not None:
+        return by_name  # "1.0" may stand in any file of an ops folder, and the name tells them apart
     if version is not None:
         return next((kind for kind in KINDS if kind.schema_version == version), None)
-    for kind in KINDS:
-        if kind.fields and kind.fields <= document.keys():
-            return kind
-    return next((kind for kind in KINDS if kind.file_name and fnmatch(file_name, kind.file_name)), None)
+    return next((kind for kind in KINDS if kind.fields and kind.fields <= document.keys()), by_name)
 
 
 def known_versions() -> list[str]:

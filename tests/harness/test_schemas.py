@@ -45,6 +45,14 @@ def test_an_unknown_version_is_not_taken_for_another_kind() -> None:
     assert recognise({**make(), "schema_version": "parity_v9"}, "any.json") is None
 
 
+def test_the_name_tells_the_files_of_an_ops_folder_apart() -> None:
+    metadata = {**SAMPLES["ops-run-metadata"][1](), "schema_version": "1.0"}
+    assert recognise(metadata, "run_metadata.json") == kind_named("ops-run-metadata")
+    assert recognise(SAMPLES["ops-matrix"][1](), "matrix_results.json") == kind_named("ops-matrix")
+    another = {**metadata, "schema_version": "score_matrix_v1"}
+    assert recognise(another, "run_metadata.json") == kind_named("score-matrix")
+
+
 def test_versions_are_those_of_the_contract() -> None:
     assert {"canonical_score_workload_v1", "score_matrix_v1", "1.0", "cross_backend_comparison_v1"} < {
         *known_versions()

@@ -65,7 +65,9 @@ def _targets(
         raise CommandError(
             "expected --workload, --matrix, --comparison, --all or files, got none", hint=hint, status=MISUSED
         )
-    _check_that_all_exist([*(path for paths in flags.values() for path in paths), *folders, *more])
+    files = [path for paths in flags.values() for path in paths]
+    _check_that_all_exist([*files, *folders, *more])
+    _check_that_none_is_a_folder(files)
     yield from ((path, kinds) for kinds, paths in flags.items() for path in paths)
     # Without a second flag there is no doubt which one the rest belongs to.
     given = [kinds for kinds, paths in flags.items() if paths]
@@ -85,6 +87,16 @@ def _check_that_all_exist(paths: Sequence[Path]) -> None:
             raise CommandError(f"no such file or folder: {visible(str(path))}", status=MISUSED)
         if path.is_dir() and next(json_files(path), None) is None:
             raise CommandError(f"{visible(str(path))} holds no .json file: expected artifacts", status=MISUSED)
+
+
+def _check_that_none_is_a_folder(files: Sequence[Path]) -> None:
+    for path in files:
+        if path.is_dir():
+            raise CommandError(
+                f"expected a file, got a folder: {visible(str(path))}",
+                hint="--all DIR checks every .json below a folder",
+                status=MISUSED,
+            )
 
 
 def _tell(report: FileReport, verbose: bool) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from itemwise.contract.errors import ArtifactError
 from itemwise.harness.checks import (
     comparison,
     evaluations,
@@ -25,6 +26,7 @@ from itemwise.harness.checks import (
     workload_file,
 )
 from itemwise.harness.checks.findings import Finding, Findings
+from itemwise.harness.checks.reading import parse_json
 from itemwise.harness.files import read_bytes
 from itemwise.harness.schemas import ArtifactKind, known_versions, recognise
 
@@ -66,11 +68,15 @@ def check_file(path: Path, expected_kinds: Sequence[str] = ()) -> FileReport:
 
     A JSON file that is nothing of ours is only odd where nothing is expected of it.
     """
-    content = read_bytes(path)
     found = Findings(path, {})
     kind: ArtifactKind | None = None
     try:
-        document = json.loads(content)
+        content = read_bytes(path)
+        document = parse_json(content)
+    except ArtifactError as error:
+        if not path.exists():
+            raise
+        found.fail("the file", "one that can be read", error)
     except ValueError as error:
         found.fail("the file", "JSON", error)
     else:
@@ -95,8 +101,16 @@ def _check_document(
         found.add_schema_errors(error)
         return kind
     if kind.name in RULES:
-        RULES[kind.name](artifact, found)
+        _apply(RULES[kind.name], artifact, found)
     return kind
+
+
+def _apply(rule: Callable[[Any, Findings], None], artifact: Any, found: Findings) -> None:
+    """What a rule does not expect makes this file invalid, and is no reason to leave the others unread."""
+    try:
+        rule(artifact, found)
+    except Exception as error:
+        found.fail("the file", "fields that can be checked", f"{type(error).__name__}: {error}")
 
 
 def _tell_unknown(document: object, found: Findings, expected_kinds: Sequence[str]) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from itemwise.harness.artifacts import Comparison, Correctness, PortableRow
+from itemwise.harness.checks.comparison_inputs import check_inputs
+from itemwise.harness.checks.comparison_winners import BACKENDS, check_native, check_portable
 from itemwise.harness.checks.findings import Findings
+from itemwise.harness.checks.reading import is_number
 
-_BACKENDS = ("jax", "pytorch")
 _VIEWS = ("portable", "best_native", "overall")
 _BOUNDS = ("max_abs_diff", "mean_abs_diff")
 
@@ -24,26 +25,39 @@ def check_comparison(comparison: Comparison, found: Findings) -> None:
             found.fail(f"{where}.client_chunk_size", "a size that no other row has", row.client_chunk_size)
         _check_row(row, where, found)
         _check_gate(row.correctness, f"{where}.correctness", bounds, found)
+    _check_gate(comparison.best_native_view.correctness, "best_native_view.correctness", bounds, found)
+    _check_pass(comparison, found)
     _check_best(comparison, found)
-    native = comparison.best_native_view
-    _check_winner("portable_view", comparison.portable_view.winner, comparison.portable_view.backend_best, found)
-    selected = {"jax": native.jax_selected, "pytorch": native.pytorch_selected}
-    _check_winner("best_native_view", native.winner, selected, found)
-    _check_gate(native.correctness, "best_native_view.correctness", bounds, found)
+    check_portable(comparison.portable_view, found)
+    check_native(comparison.best_native_view, comparison.portable_view.guardrail_ratio, found)
     for name in _VIEWS:
         if name not in comparison.recommendations:
             found.fail(f"recommendations.{name}", "the field", "nothing")
-    if not comparison.inputs:
-        found.warn("inputs", "the matrices that were compared", "nothing")
+    check_inputs(comparison, bounds, found)
 
 
 def _bounds(comparison: Comparison, found: Findings) -> dict[str, float]:
     """Empty where they are not there: then no gate can be held to them."""
     thresholds = comparison.correctness.get("thresholds")
-    if not isinstance(thresholds, Mapping) or not all(isinstance(thresholds.get(key), int | float) for key in _BOUNDS):
+    if not isinstance(thresholds, Mapping) or not all(_is_bound(thresholds.get(key)) for key in _BOUNDS):
         found.fail("correctness.thresholds", f"numbers for {' and '.join(_BOUNDS)}", thresholds)
         return {}
     return {key: float(thresholds[key]) for key in _BOUNDS}
+
+
+def _is_bound(value: object) -> bool:
+    return is_number(value) and value >= 0
+
+
+def _check_pass(comparison: Comparison, found: Findings) -> None:
+    """The verdict on all of it can be no better than one of its gates."""
+    if comparison.correctness.get("pass") is not True:
+        return
+    gates = {f"portable_view.rows[{index}]": row.correctness for index, row in enumerate(comparison.portable_view.rows)}
+    gates["best_native_view"] = comparison.best_native_view.correctness
+    failed = [where for where, gate in gates.items() if gate.max_abs_diff is not None and not gate.passed]
+    if failed:
+        found.fail("correctness.pass", f"false, as it is at {', '.join(failed)}", True)
 
 
 def _check_row(row: PortableRow, where: str, found: Findings) -> None:
@@ -72,25 +86,13 @@ def _check_gate(gate: Correctness, where: str, bounds: Mapping[str, float], foun
 
 
 def _check_best(comparison: Comparison, found: Findings) -> None:
+    """What is called the best is one of the rows."""
     view = comparison.portable_view
-    for name in _BACKENDS:
-        best: Any = view.backend_best.get(name)
-        if not isinstance(best, Mapping) or "client_chunk_size" not in best:
+    for name in BACKENDS:
+        best = view.backend_best.get(name)
+        if best is None or "client_chunk_size" not in best:
             continue  # no row was eligible
-        sides = {row.client_chunk_size: getattr(row, name) for row in view.rows}
-        if sides.get(best["client_chunk_size"]) is None:
-            expected = f"one of its chunk sizes, {[size for size, side in sides.items() if side is not None]}"
-            found.fail(f"portable_view.backend_best.{name}.client_chunk_size", expected, best["client_chunk_size"])
-
-
-def _check_winner(where: str, winner: Mapping[str, Any], best: Mapping[str, Any], found: Findings) -> None:
-    """A backend that wins has a row to win with, and it is this one."""
-    backend = winner.get("backend")
-    if backend not in _BACKENDS:
-        return  # neither, or both
-    row = best.get(backend)
-    if not isinstance(row, Mapping):
-        found.fail(f"{where}.winner.backend", "a backend that has a best row", backend)
-    elif "client_chunk_size" in winner and "client_chunk_size" in row:
-        got = winner["client_chunk_size"]
-        found.same(f"{where}.winner.client_chunk_size", row["client_chunk_size"], got, f"the best of {backend}")
+        sizes = [row.client_chunk_size for row in view.rows if getattr(row, name) is not None]
+        if best["client_chunk_size"] not in sizes:
+            where = f"portable_view.backend_best.{name}.client_chunk_size"
+            found.fail(where, f"one of its chunk sizes, {sizes}", best["client_chunk_size"])

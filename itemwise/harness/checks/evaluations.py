@@ -8,13 +8,16 @@ from itemwise.harness.artifacts import (
     CountPerformance,
     EndpointEvaluation,
     Isolation,
+    IsolationSummary,
     MultiVsSerial,
     Mutation,
     Parity,
     Scores,
+    Speedup,
 )
 from itemwise.harness.checks.findings import Findings
 from itemwise.harness.rules import MAX_ABS_DIFF, mean, percentile, score_differences
+from itemwise.harness.validation.evaluation import mutation_of
 
 # Where a parity artifact has the vectors behind a difference, it is computed again.
 _PARITY_VECTORS = {
@@ -28,13 +31,27 @@ _GATED_COUNT = "32"
 def check_endpoint(evaluation: EndpointEvaluation, found: Findings) -> None:
     """Isolation, alignment, times."""
     isolation, num_labels = evaluation.isolation, len(evaluation.labels)
-    _check_shape("isolation.base_scores", isolation.base_scores, len(isolation.item_ids), num_labels, found)
+    found.warn_of_few_labels("labels", evaluation.labels)
+    if not evaluation.labels:
+        found.fail("labels", "at least one id", "none")
+        return
+    if len(isolation.item_ids) < 2:
+        found.fail("isolation.item_ids", "at least two items: one is changed, others are not", len(isolation.item_ids))
+        return
+    base = isolation.base_scores
+    can_compare = _check_shape("isolation.base_scores", base, len(isolation.item_ids), num_labels, found)
     lengths = {"same_length_mutation": True, "changed_length_mutation": False}
     for name, is_same in lengths.items():
         mutation: Mutation = getattr(isolation, name)
-        if _check_mutation(f"isolation.{name}", mutation, isolation, num_labels, found):
-            _check_length(f"isolation.{name}", mutation, isolation, found, is_same=is_same)
+        where = f"isolation.{name}"
+        if _check_mutation(where, mutation, isolation, found):
+            _check_length(where, mutation, isolation, found, is_same=is_same)
+            is_whole = _check_shape(f"{where}.scores", mutation.scores, len(isolation.item_ids), num_labels, found)
+            if is_whole and can_compare:
+                _check_unchanged(where, mutation, base, found)
     _check_alignment(evaluation, found)
+    for count, why in evaluation.failures.items():
+        found.warn(f"failures.{count}", "times of so many items", why)
     for count, figures in evaluation.performance.items():
         _check_performance(count, figures, found)
 
@@ -48,18 +65,26 @@ def check_multi_vs_serial(combined: MultiVsSerial, found: Findings) -> None:
     for name, each in pairs.items():
         if not 0 <= each.mean_abs_diff <= each.max_abs_diff * (1 + 1e-9):
             found.fail(f"{name}.mean_abs_diff", f"from 0 to max_abs_diff, {each.max_abs_diff:.6g}", each.mean_abs_diff)
+    found.warn_of_few_labels("labels", combined.labels)
     for count, figures in combined.performance.items():
-        where = f"performance.{count}"
-        if figures.multi_p50_sec <= 0:
-            found.fail(f"{where}.multi_p50_sec", "more than 0", figures.multi_p50_sec)
-            continue
-        ratio = figures.serial_p50_sec / figures.multi_p50_sec
-        found.close(f"{where}.speedup_vs_serial_p50", ratio, figures.speedup_vs_serial_p50, "serial over multi")
+        _check_speedup(f"performance.{count}", figures, found)
     if _GATED_COUNT not in combined.performance:
         found.warn("performance", f"{_GATED_COUNT} items, which a gate is on", f"{list(combined.performance)}")
-    for name, value in combined.isolation.model_dump().items():
-        if name.endswith("_max_abs_diff") and value != 0.0:
+    for name in IsolationSummary.model_fields:
+        value = getattr(combined.isolation, name)
+        if value is not None and value < 0:
+            found.fail(f"isolation.{name}", "0 or more, as it is a difference", value)
+        elif name.endswith("_max_abs_diff") and value != 0.0:
             found.warn(f"isolation.{name}", "0.0", value)
+
+
+def _check_speedup(where: str, figures: Speedup, found: Findings) -> None:
+    for name in ("multi_p50_sec", "serial_p50_sec"):
+        if getattr(figures, name) <= 0:
+            found.fail(f"{where}.{name}", "more than 0", getattr(figures, name))
+            return
+    ratio = figures.serial_p50_sec / figures.multi_p50_sec
+    found.close(f"{where}.speedup_vs_serial_p50", ratio, figures.speedup_vs_serial_p50, "serial over multi")
 
 
 def check_parity(parity: Parity, found: Findings) -> None:
@@ -96,7 +121,7 @@ def _check_shape(where: str, scores: Scores, num_items: int, num_labels: int, fo
     return len(found.errors) == before
 
 
-def _check_mutation(where: str, mutation: Mutation, isolation: Isolation, num_labels: int, found: Findings) -> bool:
+def _check_mutation(where: str, mutation: Mutation, isolation: Isolation, found: Findings) -> bool:
     """Whether it can be read at all."""
     num_items = len(isolation.item_ids)
     if not 0 <= mutation.mutated_index < num_items:
@@ -107,24 +132,22 @@ def _check_mutation(where: str, mutation: Mutation, isolation: Isolation, num_la
         return False
     changed = [index for index, item in enumerate(mutation.mutated_item_ids) if item != isolation.item_ids[index]]
     found.same(f"{where}.mutated_item_ids, where they differ from item_ids", [mutation.mutated_index], changed)
-    is_whole = _check_shape(f"{where}.scores", mutation.scores, num_items, num_labels, found)
-    if is_whole and len(isolation.base_scores) == num_items:
-        _check_unchanged(where, mutation, isolation.base_scores, found)
     return True
 
 
 def _check_unchanged(where: str, mutation: Mutation, base: Scores, found: Findings) -> None:
-    diffs = mutation.unchanged_item_abs_diffs
-    if not diffs:
-        found.fail(f"{where}.unchanged_item_abs_diffs", "a difference for each unchanged item", "none")
+    by_scores = mutation_of(base, mutation.scores, mutation.mutated_index, mutation.mutated_item_ids)
+    diffs, expected = mutation.unchanged_item_abs_diffs, by_scores.unchanged_item_abs_diffs
+    if len(diffs) != len(expected):
+        wanted = f"a difference for each unchanged item, {len(expected)} of them"
+        found.fail(f"{where}.unchanged_item_abs_diffs", wanted, len(diffs))
         return
+    for index, (value, again) in enumerate(zip(diffs, expected, strict=True)):
+        found.close(f"{where}.unchanged_item_abs_diffs[{index}]", again, value, "by the scores")
     found.close(f"{where}.max_abs_diff_unchanged", max(diffs), mutation.max_abs_diff_unchanged, "of its differences")
     found.close(f"{where}.mean_abs_diff_unchanged", mean(diffs), mutation.mean_abs_diff_unchanged, "of its differences")
-    keep = [index for index in range(len(base)) if index != mutation.mutated_index]
-    by_scores = score_differences([mutation.scores[index] for index in keep], [base[index] for index in keep])
-    found.close(f"{where}.unchanged_item_abs_diffs, the largest", by_scores.max_abs_diff, max(diffs), "by the scores")
-    if by_scores.max_abs_diff > 0:
-        found.warn(f"{where}.max_abs_diff_unchanged", "0.0: items leave each other alone", by_scores.max_abs_diff)
+    if max(expected) > 0:
+        found.warn(f"{where}.max_abs_diff_unchanged", "0.0: items leave each other alone", max(expected))
 
 
 def _check_length(where: str, mutation: Mutation, isolation: Isolation, found: Findings, *, is_same: bool) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from itemwise.contract.describe import describe
+from itemwise.harness.checks.reading import is_number
 
 TOLERANCE = 1e-6  # relative, of figures that are computed again
 
@@ -49,12 +50,17 @@ class Findings:
         if got != expected:
             self.fail(where, f"{expected}{_because(why)}", got)
 
-    def close(self, where: str, expected: float | None, got: float | None, why: str = "") -> None:
+    def close(self, where: str, expected: float | None, got: object, why: str = "") -> None:
         """The same figure, but for the last digits of a computation in another order."""
-        if expected is None or got is None:
+        if expected is None or not is_number(got):
             self.same(where, expected, got, why)
-        elif not math.isclose(expected, got, rel_tol=TOLERANCE, abs_tol=1e-12):
+        elif not is_close(expected, got):
             self.fail(where, f"{expected:.10g}{_because(why)}", f"{got:.10g}")
+
+    def warn_of_few_labels(self, where: str, labels: Sequence[int]) -> None:
+        """Scores are a softmax over the labels, and over one label it is 1.0 whatever the model says."""
+        if len(set(labels)) < 2:
+            self.warn(where, "at least two different ids, as every score of one label is 1.0", list(labels))
 
     def add_schema_errors(self, error: ValidationError) -> None:
         """All of them, as pydantic found them."""
@@ -64,6 +70,13 @@ class Findings:
                 self.fail(where, "the field", "nothing")
             else:
                 self.fail(where or "the file", _expectation(each["msg"]), describe(each["input"]))
+
+
+def is_close(expected: float | None, got: object) -> bool:
+    """Equal but for the last digits; None is only equal to None."""
+    if expected is None or not is_number(got):
+        return expected is None and got is None
+    return math.isclose(expected, got, rel_tol=TOLERANCE, abs_tol=1e-12)
 
 
 def _because(why: str) -> str:

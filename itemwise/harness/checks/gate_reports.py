@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from itemwise.harness.artifacts import GateCheck, GateReport, ModelMatrix, ModelRow, SelfCheck
 from itemwise.harness.checks.findings import Findings
+from itemwise.harness.validation.gates import judge
+from itemwise.harness.validation.options import GateBounds
+
+# As every report has them, also where there was nothing to judge.
+_GATES = judge({}, {}, GateBounds()).checks
 
 
 def check_gate_report(report: GateReport, found: Findings, where: str = "") -> None:
@@ -11,9 +16,14 @@ def check_gate_report(report: GateReport, found: Findings, where: str = "") -> N
     for name, check in report.checks.items():
         expected, why = _is_within(check), f"{check.value} {check.comparison} {check.bound:g}"
         found.same(f"{where}checks.{name}.pass", expected, check.passed, why)
+        if name in _GATES:
+            found.same(f"{where}checks.{name}.comparison", _GATES[name].comparison, check.comparison, "of this gate")
         if not check.passed:
             found.warn(f"{where}checks.{name}.pass", "true", f"false: {check.detail}")
-    all_pass = all(check.passed for check in report.checks.values())
+    missing = [name for name in _GATES if name not in report.checks]
+    for name in missing:
+        found.fail(f"{where}checks.{name}", "the gate: a figure that is missing fails it", "nothing")
+    all_pass = not missing and all(check.passed for check in report.checks.values())
     found.same(f"{where}all_pass", all_pass, report.all_pass, "by its checks")
 
 
@@ -36,6 +46,8 @@ def check_self_check(verdict: SelfCheck, found: Findings) -> None:
     failed = [step.title for step in verdict.steps if step.status != 0]
     if verdict.all_pass and (failed or not verdict.steps):
         found.fail("all_pass", f"false, by its steps: {', '.join(failed) or 'there are none'}", True)
+    if not verdict.complete:
+        found.warn("complete", "all steps", False)
     for index, step in enumerate(verdict.steps):
         if step.status != 0:
             found.warn(f"steps[{index}].status", "0", f"{step.status}: {step.detail}")

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 from itemwise.harness.artifacts import OpsMatrix, OpsRow, OpsRunMetadata
 from itemwise.harness.checks.findings import Findings
+from itemwise.harness.checks.reading import is_file, parse_json
 
 
 def check_ops_matrix(matrix: OpsMatrix, found: Findings) -> None:
@@ -57,11 +56,11 @@ def _check_figures(row: OpsRow, where: str, found: Findings) -> None:
 
 def _check_chunk_file(row: OpsRow, where: str, found: Findings) -> None:
     file = found.path.parent / f"chunk_{row.chunk_size}.json"
-    if not file.is_file():
+    if not is_file(file):
         return
     try:
-        own = json.loads(file.read_bytes())
-    except ValueError:
+        own = parse_json(file.read_bytes())
+    except (ValueError, OSError):
         return  # it is checked on its own
     if isinstance(own, dict) and "throughput_items_per_sec" in own:
         got, expected = row.throughput_items_per_sec, own["throughput_items_per_sec"]

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from itemwise.harness.artifacts import MatrixRow, RunRecord, ScoreMatrix, WorkloadShape
+from itemwise.harness.artifacts import MatrixRow, RunRecord, ScoreMatrix, WorkloadRef, WorkloadShape
 from itemwise.harness.checks.findings import Findings
+from itemwise.harness.checks.matrix_summary import check_summary
+from itemwise.harness.checks.reading import find_file, is_number, parse_json
 from itemwise.harness.files import sha256_of
 from itemwise.harness.matrix.rows import make_row
-from itemwise.harness.rules import confirm_sizes, select_winner
 from itemwise.harness.workload import request_checksum
 
 _MOST_PENALTY = 2.0
@@ -24,30 +22,44 @@ _WORKLOAD_FIELDS = ("model", "query_tokens", "num_items", "item_tokens", "label_
 
 def check_score_matrix(matrix: ScoreMatrix, found: Findings) -> None:
     """Rows of both phases, the summary, the workload."""
+    usd_per_hour = _price(matrix, found)
     for part, rows in (("results", matrix.results), ("confirm_results", matrix.confirm_results)):
         sizes = [row.client_chunk_size for row in rows]
         for index, row in enumerate(rows):
             where = f"{part}[{index}]"
             if sizes.index(row.client_chunk_size) != index:
                 found.fail(f"{where}.client_chunk_size", "a size that no other row has", row.client_chunk_size)
-            _check_row(row, where, matrix.workload, found)
-    _check_summary(matrix, found)
+            _check_row(row, where, matrix.workload, usd_per_hour, found)
+    check_summary(matrix, found)
     _check_workload_ref(matrix, found)
     _warn_of_gaps(matrix, found)
 
 
-def _check_row(row: MatrixRow, where: str, shape: WorkloadShape, found: Findings) -> None:
+def _price(matrix: ScoreMatrix, found: Findings) -> float | None:
+    """None where it is not told; then costs are not judged."""
+    told = matrix.hardware.get("usd_per_hour")
+    if told is None:
+        return None
+    if not is_number(told) or told < 0:
+        found.fail("hardware.usd_per_hour", "a price, 0 or more", told)
+        return None
+    return told
+
+
+def _check_row(row: MatrixRow, where: str, shape: WorkloadShape, usd_per_hour: float | None, found: Findings) -> None:
     _check_scores(row, where, shape, found)
     if len(row.run_records) != row.timed_runs:
         found.same(f"{where}.run_records length", row.timed_runs, len(row.run_records), "timed_runs")
         return  # nothing can be computed from half of them
     for index, record in enumerate(row.run_records):
         _check_record(record, f"{where}.run_records[{index}]", row.num_chunks, found)
-    expected = make_row(row.client_chunk_size, shape.num_items, row.run_records, None)
+    expected = make_row(row.client_chunk_size, shape.num_items, row.run_records, None, usd_per_hour)
     for name in _COUNTS:
         found.same(f"{where}.{name}", getattr(expected, name), getattr(row, name), "by its records")
     for name in (*_FIGURES, *(_CALL_FIGURES if row.status == "ok" else ())):
         found.close(f"{where}.{name}", getattr(expected, name), getattr(row, name), "by its records")
+    if usd_per_hour is not None:
+        found.close(f"{where}.usd_per_run", expected.usd_per_run, row.usd_per_run, "by hardware.usd_per_hour")
     if row.usd_per_run and row.items_per_usd is not None:
         found.close(f"{where}.items_per_usd", shape.num_items / row.usd_per_run, row.items_per_usd, "by usd_per_run")
     _warn_of_row(row, where, found)
@@ -86,74 +98,40 @@ def _warn_of_row(row: MatrixRow, where: str, found: Findings) -> None:
         found.warn(f"{where}.first_run_penalty_ratio", expected, f"{row.first_run_penalty_ratio:.3g}")
 
 
-def _check_summary(matrix: ScoreMatrix, found: Findings) -> None:
-    summary, results, confirmed = matrix.summary, matrix.results, matrix.confirm_results
-    _check_choice("sweep_recommendation", summary.sweep_recommendation, results, matrix, found)
-    _check_choice("confirm_recommendation", summary.confirm_recommendation, confirmed, matrix, found)
-    final = summary.final_recommendation
-    choices = [_size(each) for each in (summary.confirm_recommendation, summary.sweep_recommendation) if each]
-    if final is not None and _size(final) not in choices:
-        found.fail(
-            "summary.final_recommendation.client_chunk_size", f"one of {choices}, recommended above", _size(final)
-        )
-    for row in confirmed:
-        if row.client_chunk_size not in summary.confirm_chunk_sizes:
-            expected = f"the sizes of confirm_results, {row.client_chunk_size} among them"
-            found.fail("summary.confirm_chunk_sizes", expected, summary.confirm_chunk_sizes)
-    by_rule = confirm_sizes(results, select_winner(results, summary.guardrail_ratio))
-    if summary.confirm_chunk_sizes not in ([], by_rule):
-        expected = f"{by_rule}: 1, the winner and its neighbours"
-        found.warn("summary.confirm_chunk_sizes", expected, summary.confirm_chunk_sizes)
-
-
-def _check_choice(
-    name: str, choice: dict[str, Any] | None, rows: Sequence[MatrixRow], matrix: ScoreMatrix, found: Findings
-) -> None:
-    winner = select_winner(rows, matrix.summary.guardrail_ratio)
-    expected = None if winner is None else winner.client_chunk_size
-    if choice is None:
-        if expected is not None:
-            found.warn(f"summary.{name}", f"chunk size {expected}, by its rows", None)
-        return
-    found.same(f"summary.{name}.client_chunk_size", expected, _size(choice), "by its rows")
-    for key in ("throughput_items_sec", "p95_total_e2e_ms"):
-        if winner is not None and key in choice and _size(choice) == expected:
-            found.close(f"summary.{name}.{key}", getattr(winner, key), choice[key], "of its row")
-
-
-def _size(choice: dict[str, Any]) -> Any:
-    return choice.get("client_chunk_size")
-
-
 def _check_workload_ref(matrix: ScoreMatrix, found: Findings) -> None:
     """The file is looked for where the matrix says, and beside the matrix."""
     ref = matrix.workload_ref
-    places = (Path(ref.path), found.path.parent / Path(ref.path).name)
-    file = next((place for place in places if place.is_file()), None)
+    file = find_file(ref.path, found.path)
     if file is None:
         found.warn("workload_ref.path", "the workload, to check the rest of workload_ref", f"no file {ref.path}")
         return
     try:
-        workload = json.loads(file.read_bytes())
+        workload = parse_json(file.read_bytes())
         named = {request["request_id"]: request for request in workload["requests"]}
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OSError):
         found.fail("workload_ref.path", "a workload", file)
         return
     if ref.request_id not in named:
         found.fail("workload_ref.request_id", f"one of {', '.join(named)} in {file}", ref.request_id)
         return
-    # Made again by the same arguments it has another date, and so other bytes, but the same requests.
-    request_sha256 = request_checksum(named[ref.request_id])
-    if sha256_of(file) != ref.sha256 and request_sha256 not in (ref.sha256, ref.request_sha256):
-        found.fail("workload_ref.sha256", f"{sha256_of(file)}, of {file}", ref.sha256)
+    _check_checksums(ref, file, request_checksum(named[ref.request_id]), found)
     for name in _WORKLOAD_FIELDS:
         found.same(f"workload.{name}", workload.get(name), getattr(matrix.workload, name), f"in {file}")
 
 
+def _check_checksums(ref: WorkloadRef, file: Path, of_request: str, found: Findings) -> None:
+    """The request decides: made again by the same arguments, a file has another date and the same requests."""
+    if ref.request_sha256 is not None:
+        found.same("workload_ref.request_sha256", of_request, ref.request_sha256, f"of {ref.request_id} in {file}")
+    of_file = sha256_of(file)
+    if ref.sha256 not in (of_file, of_request):  # the earlier system may mean either
+        tell = found.warn if ref.request_sha256 == of_request else found.fail
+        tell("workload_ref.sha256", f"{of_file}, of {file}", ref.sha256)
+
+
 def _warn_of_gaps(matrix: ScoreMatrix, found: Findings) -> None:
+    found.warn_of_few_labels("workload.label_token_ids", matrix.workload.label_token_ids)
     if not matrix.hardware:
         found.warn("hardware", "what it ran on, without which figures cannot be compared", "nothing")
     if not matrix.server_config:
         found.warn("server_config", "how the server was started", "nothing")
-    if not matrix.complete:
-        found.warn("complete", "all rows of the sweep; --resume goes on with it", False)

@@ -21,6 +21,7 @@ def check_workload(workload: Workload, found: Findings) -> None:
         _check_checksum(index, request.request_id, workload, found)
     for key in workload.checksums.keys() - {checksum_key(request_id) for request_id in ids}:
         found.warn(f"checksums.{key}", "the name of a request and _sha256", "no such request")
+    found.warn_of_few_labels("label_token_ids", workload.label_token_ids)
     named = (("delimiter_token_id", [workload.delimiter_token_id]), ("label_token_ids", workload.label_token_ids))
     for field, token_ids in named:
         _check_range(token_ids, field, workload.tokenizer.vocab_size, found)

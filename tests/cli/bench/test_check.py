@@ -110,6 +110,24 @@ def test_files_without_a_flag_or_with_several_are_what_they_are(run: Run) -> Non
     assert json.loads(run("--all", in_folders()[0], parity).out)["num_files"] == len(SAMPLES) + 1
 
 
+def test_a_file_that_nothing_can_be_made_of_hides_no_other(run: Run) -> None:
+    spoiled: dict[str, dict[str, object]] = {
+        "comparison.json": {"portable_view__backend_best__jax__client_chunk_size": [1]},
+        "jax_portable_matrix.json": {"summary__sweep_recommendation__throughput_items_sec": "fast"},
+        "serial_score_eval_results.json": {"isolation__base_scores__0": []},
+    }
+    kinds = {name: kind for kind, (name, _) in SAMPLES.items()}
+    for name, changes in spoiled.items():
+        spoil(in_folders(name)[0], kinds[name], **changes)
+    Path(in_folders("ab.json")[0]).write_text('{"rounds": NaN}')
+    Path(in_folders("load.json")[0]).write_text("[" * 100_000)
+    ran = run("--all", "reports", "--json")
+    report = json.loads(ran.out)
+    assert (ran.status, report["num_files"]) == (1, 2 * len(SAMPLES))
+    invalid = [Path(each["path"]).name for each in report["files"] if not each["valid"]]
+    assert invalid == sorted([*spoiled, "ab.json", "load.json"])
+
+
 def test_json_of_others_is_skipped_in_a_folder(run: Run) -> None:
     Path("reports/package.json").write_text('{"name": "theirs"}')
     ran = run("--all", "reports")
@@ -133,6 +151,8 @@ def test_a_file_that_was_cut_short_is_invalid(run: Run) -> None:
         (("--all", "absent/"), "error: no such file or folder: absent"),
         (("--all", "reports", "absent.json"), "error: no such file or folder: absent.json"),
         (("--all", "empty"), "error: empty holds no .json file: expected artifacts"),
+        (("--matrix", "reports"), "error: expected a file, got a folder: reports"),
+        (("--comparison", "reports/artifacts"), "error: expected a file, got a folder: reports/artifacts"),
         (("--matrx", "x.json"), "error: No such option: --matrx"),
     ],
 )

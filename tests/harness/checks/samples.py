@@ -203,9 +203,15 @@ def _gate(largest: float, average: float, passes: bool) -> Document:
     }
 
 
+def _quote(size: int, throughput: float, p95: float) -> Document:
+    figures = {"success_rate": 1.0, "throughput_items_sec": throughput, "p95_total_e2e_ms": p95}
+    return {"client_chunk_size": size, **figures}
+
+
 def comparison() -> Document:
-    """Chunk 1 is at both bounds, chunk 2 was measured by one backend alone."""
-    jax, pytorch = {"client_chunk_size": 1}, {"client_chunk_size": 1}
+    """Chunk 1 is at both bounds, chunk 2 was measured by one backend alone: JAX is twice as fast."""
+    jax, pytorch, alone = _quote(1, 40.0, 50.0), _quote(1, 20.0, 100.0), _quote(2, 80.0, 25.0)
+    deltas = {"throughput_items_sec": 20.0, "throughput_items_sec_pct": 100.0, "p95_total_e2e_ms": -50.0}
     nothing = {**_gate(0.0, 0.0, False), "max_abs_diff": None, "mean_abs_diff": None, "num_compared": 0}
     return {
         "schema_version": "cross_backend_comparison_v1",
@@ -213,17 +219,23 @@ def comparison() -> Document:
         "portable_view": {
             "guardrail_ratio": 1.25,
             "rows": [
-                {"client_chunk_size": 1, "jax": jax, "pytorch": pytorch, "correctness": _gate(0.02, 0.01, True)},
-                {"client_chunk_size": 2, "jax": {"client_chunk_size": 2}, "pytorch": None, "correctness": nothing},
+                {
+                    "client_chunk_size": 1,
+                    "jax": jax,
+                    "pytorch": pytorch,
+                    "correctness": _gate(0.02, 0.01, True),
+                    "deltas": deltas,
+                },
+                {"client_chunk_size": 2, "jax": alone, "pytorch": None, "correctness": nothing},
             ],
             "backend_best": {"jax": jax, "pytorch": pytorch},
-            "winner": {"backend": "jax"},
+            "winner": {"backend": "jax", "client_chunk_size": 1, "ratio": 2.0, "deltas": deltas},
         },
         "best_native_view": {
             "jax_selected": jax,
             "pytorch_selected": pytorch,
             "correctness": _gate(0.0, 0.0, True),
-            "winner": {"backend": "jax"},
+            "winner": {"backend": "jax", "client_chunk_size": 1, "ratio": 2.0},
         },
         "correctness": {"thresholds": {"max_abs_diff": 0.02, "mean_abs_diff": 0.01}},
         "recommendations": {"portable": "jax", "best_native": "jax", "overall": "jax"},
@@ -233,13 +245,13 @@ def comparison() -> Document:
 
 
 def endpoint_evaluation() -> Document:
-    """Three items of one label; the second is changed, and the third moves by 1/8 and by 1/4."""
+    """Three items; the second is changed, and the third moves by 1/8 and by 1/4."""
 
     def mutation(other: list[int], moved: float) -> Document:
         return {
             "mutated_index": 1,
             "mutated_item_ids": [[4], other, [6]],
-            "scores": [[0.5], [0.125], [0.5 + moved]],
+            "scores": [[0.5, 0.5], [0.125, 0.875], [0.5 + moved, 0.5 - moved]],
             "unchanged_item_abs_diffs": [0.0, moved],
             "max_abs_diff_unchanged": moved,
             "mean_abs_diff_unchanged": moved / 2,
@@ -249,12 +261,12 @@ def endpoint_evaluation() -> Document:
         "mode": "serial",
         "url": "http://127.0.0.1:30011/v1/score",
         "model": "tiny",
-        "labels": [2],
+        "labels": [2, 3],
         "delimiter": 1,
         "isolation": {
             "query_ids": [7, 8],
             "item_ids": [[4], [5], [6]],
-            "base_scores": [[0.5], [0.5], [0.5]],
+            "base_scores": [[0.5, 0.5], [0.5, 0.5], [0.5, 0.5]],
             "same_length_mutation": mutation([9], 0.125),
             "changed_length_mutation": mutation([9, 9], 0.25),
         },
@@ -269,7 +281,7 @@ def endpoint_evaluation() -> Document:
         },
         "semantic_alignment": {
             "query_plus_delimiter_ids": [7, 8, 1],
-            "base_scores_query_plus_delimiter": [[0.5], [0.25], [0.75]],
+            "base_scores_query_plus_delimiter": [[0.5, 0.5], [0.25, 0.75], [0.75, 0.25]],
         },
     }
 
@@ -301,9 +313,9 @@ def parity() -> Document:
 
 
 def gate_report() -> Document:
-    """Both at their bounds."""
+    """All at their bounds."""
 
-    def gate(field: str, value: float, comparison: str) -> Document:
+    def gate(field: str, value: float, comparison: str = "<=") -> Document:
         return {
             "field": field,
             "value": value,
@@ -314,8 +326,11 @@ def gate_report() -> Document:
         }
 
     checks = {
-        "delimiter_aligned_equiv_le_0p02": gate("equivalence", 0.02, "<="),
+        "same_length_isolation_zero": gate("same length", 0.0),
+        "changed_length_isolation_zero": gate("changed length", 0.0),
+        "delimiter_aligned_equiv_le_0p02": gate("equivalence", 0.02),
         "speedup_n32_ge_3x": gate("speedup", 3.0, ">="),
+        "jax_serial_vs_torch_serial_le_0p02": gate("parity", 0.02),
     }
     return {"checks": checks, "all_pass": True}
 

@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 
 from itemwise.contract.errors import ArtifactError
-from itemwise.harness.checks.check import check_file, json_files
+from itemwise.harness.checks.check import RULES, check_file, json_files
+from itemwise.harness.checks.findings import Findings
 from itemwise.harness.files import write_artifact
 from itemwise.harness.token_facts import token_facts
 from itemwise.harness.workload import WorkloadOptions, make_workload
-from tests.harness.checks.samples import SAMPLES, told, warned, write_all
+from tests.harness.checks.samples import GONE, SAMPLES, check, told, warned, write_all
 
 
 @pytest.mark.parametrize("kind", SAMPLES)
@@ -32,6 +33,46 @@ def test_what_is_no_json_is_invalid(tmp_path: Path, content: str) -> None:
     path.write_bytes(content.encode("utf-8", "surrogateescape"))
     (error,) = told(check_file(path))
     assert error.startswith("the file: expected JSON, got ")
+
+
+@pytest.mark.parametrize(
+    "content", ['{"hardware": {"usd_per_hour": NaN}}', '{"a": [-Infinity]}', "[" * 100_000, '{"a": ' * 100_000]
+)
+def test_what_only_python_reads_and_what_nothing_reads_is_no_json(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "matrix.json"
+    path.write_text(content)
+    (error,) = told(check_file(path))
+    assert error.startswith("the file: expected JSON, got ")
+
+
+def test_a_number_that_is_none_in_a_free_field_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "jax_portable_matrix.json"
+    path.write_text(json.dumps({**SAMPLES["score-matrix"][1](), "hardware": {"watts": float("nan")}}))
+    assert told(check_file(path)) == ["the file: expected JSON, got NaN, which is no number of JSON"]
+
+
+def test_what_a_rule_does_not_expect_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stumble(artifact: object, found: Findings) -> None:
+        found.fail("model", "a name", "none")
+        raise TypeError("unhashable type: 'list'")
+
+    monkeypatch.setitem(RULES, "parity", stumble)
+    report = check_file(write_all(tmp_path) / SAMPLES["parity"][0])
+    assert (report.kind, report.is_valid) == ("parity", False)
+    assert told(report) == [
+        "model: expected a name, got none",
+        "the file: expected fields that can be checked, got TypeError: unhashable type: 'list'",
+    ]
+
+
+def test_a_file_that_cannot_be_read_is_a_finding(tmp_path: Path) -> None:
+    (error,) = told(check_file(tmp_path))
+    assert error.startswith("the file: expected one that can be read, got ")
+
+
+@pytest.mark.parametrize(("kind", "field"), [("comparison", "generated_at_utc"), ("parity", "model")])
+def test_what_the_contract_does_not_list_need_not_be_there(tmp_path: Path, kind: str, field: str) -> None:
+    assert told(check(tmp_path, kind, **{field: GONE})) == []
 
 
 @pytest.mark.parametrize("content", ["[]", "5", '{"name": "someone else\'s"}'])

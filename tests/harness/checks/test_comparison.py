@@ -37,11 +37,11 @@ WHERE = "portable_view.rows[0].correctness"
         ),
         (
             {"portable_view__winner": {"backend": "jax", "client_chunk_size": 2}},
-            "portable_view.winner.client_chunk_size: expected 1 (the best of jax), got 2",
+            "portable_view.winner.client_chunk_size: expected 1 (by the rows), got 2",
         ),
         (
             {"best_native_view__pytorch_selected": None, "best_native_view__winner__backend": "pytorch"},
-            "best_native_view.winner.backend: expected a backend that has a best row, got pytorch",
+            "best_native_view.winner.backend: expected jax (by the rows), got pytorch",
         ),
         ({"correctness__thresholds": GONE}, "correctness.thresholds: expected numbers for max_abs_diff and mean_abs_"),
         ({"recommendations__overall": GONE}, "recommendations.overall: expected the field, got nothing"),
@@ -52,8 +52,10 @@ def test_what_does_not_follow_is_told_with_its_field(tmp_path: Path, changes: di
 
 
 def test_what_is_odd_is_a_warning(tmp_path: Path) -> None:
+    """JAX's scores are not PyTorch's, so JAX has no best row; the file says so, as it should."""
     failed = {f"{FIRST}__max_abs_diff": 0.5, f"{FIRST}__pass": False, f"{FIRST}__detail": "item 3"}
-    report = check(tmp_path, "comparison", inputs={}, **failed)
+    lost = {"portable_view__backend_best__jax": None, "portable_view__winner": {"backend": "pytorch", "ratio": None}}
+    report = check(tmp_path, "comparison", inputs={}, **failed, **lost)
     assert report.is_valid
     assert warned(report) == [
         f"{WHERE}.pass: expected true, got false: item 3",
@@ -64,7 +66,32 @@ def test_what_is_odd_is_a_warning(tmp_path: Path) -> None:
 
 def test_a_backend_without_an_eligible_row_has_no_best(tmp_path: Path) -> None:
     nothing = {
+        "portable_view__rows__0__jax__success_rate": 0.5,
+        "portable_view__rows__0__pytorch__p95_total_e2e_ms": None,
+        "portable_view__rows__0__deltas": None,
         "portable_view__backend_best": {"jax": None, "pytorch": None},
         "portable_view__winner": {"backend": None},
     }
     assert check(tmp_path, "comparison", **nothing).is_valid
+
+
+def test_what_another_tool_does_not_quote_is_not_judged(tmp_path: Path) -> None:
+    """Rows without figures, a winner without a ratio, no deltas, no date."""
+    rows = {f"portable_view__rows__0__{name}": {"client_chunk_size": 1} for name in ("jax", "pytorch")}
+    less = {
+        "portable_view__rows__0__deltas": GONE,
+        "portable_view__winner": {"backend": "pytorch"},
+        "best_native_view__jax_selected": {"client_chunk_size": 1},
+        "best_native_view__winner": {"backend": "pytorch"},
+        "generated_at_utc": GONE,
+    }
+    report = check(tmp_path, "comparison", **rows, **less)
+    assert told(report) == []
+
+
+def test_a_tie_may_go_by_another_name(tmp_path: Path) -> None:
+    same = {"throughput_items_sec": 40.0, "p95_total_e2e_ms": 50.0, "success_rate": 1.0, "client_chunk_size": 1}
+    changes = {"best_native_view__pytorch_selected": same, "best_native_view__winner": {"backend": "draw"}}
+    assert told(check(tmp_path, "comparison", **changes)) == []
+    claimed = check(tmp_path, "comparison", **{**changes, "best_native_view__winner": {"backend": "jax"}})
+    assert told(claimed) == ["best_native_view.winner.backend: expected tie (by the rows), got jax"]

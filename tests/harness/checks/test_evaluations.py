@@ -14,7 +14,7 @@ CHANGED = "isolation__changed_length_mutation"
     ("changes", "error"),
     [
         ({"isolation__base_scores": [[0.5], [0.5]]}, "isolation.base_scores length: expected 3 (item_ids), got 2"),
-        ({"isolation__base_scores__1": [0.5, 0.5]}, "isolation.base_scores[1] length: expected 1 (labels), got 2"),
+        ({"isolation__base_scores__1": [0.5]}, "isolation.base_scores[1] length: expected 2 (labels), got 1"),
         ({f"{SAME}__mutated_index": 3}, "same_length_mutation.mutated_index: expected from 0 to 2, got 3"),
         ({f"{SAME}__mutated_item_ids": [[4]]}, "mutated_item_ids length: expected 3 (item_ids), got 1"),
         (
@@ -40,9 +40,9 @@ CHANGED = "isolation__changed_length_mutation"
         ),
         (
             {f"{SAME}__unchanged_item_abs_diffs": [0.0, 0.0]},
-            "same_length_mutation.unchanged_item_abs_diffs, the largest: expected 0.125 (by the scores), got 0",
+            "same_length_mutation.unchanged_item_abs_diffs[1]: expected 0.125 (by the scores), got 0",
         ),
-        ({f"{SAME}__unchanged_item_abs_diffs": []}, "expected a difference for each unchanged item, got none"),
+        ({f"{SAME}__unchanged_item_abs_diffs": []}, "expected a difference for each unchanged item, 2 of them, got 0"),
         ({"semantic_alignment": None}, "semantic_alignment: expected the field, in serial mode, got nothing"),
         (
             {"semantic_alignment__query_plus_delimiter_ids": [7, 8]},
@@ -84,6 +84,12 @@ def test_items_that_do_not_leave_each_other_alone_are_odd_here(tmp_path: Path) -
         "isolation.same_length_mutation.max_abs_diff_unchanged",
         "isolation.changed_length_mutation.max_abs_diff_unchanged",
     ]
+
+
+def test_counts_that_failed_are_odd_here(tmp_path: Path) -> None:
+    report = check(tmp_path, "endpoint-evaluation", failures={"128": "timeout"})
+    assert report.is_valid
+    assert "failures.128: expected times of so many items, got timeout" in warned(report)
 
 
 def test_a_multi_item_server_needs_no_alignment(tmp_path: Path) -> None:

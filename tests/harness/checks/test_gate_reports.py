@@ -64,3 +64,4 @@ def test_a_self_check_passes_with_all_its_steps(tmp_path: Path) -> None:
     empty = check(tmp_path, "self-check", all_pass=True, steps=[])
     assert told(empty) == ["all_pass: expected false, by its steps: there are none, got True"]
     assert check(tmp_path, "self-check", all_pass=True, steps__1__status=0).is_valid
+    assert "complete: expected all steps, got False" in warned(check(tmp_path, "self-check", complete=False))
