@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 from collections.abc import Mapping
 from typing import Any
+
+_DEVICE = re.compile(r"(\d+ x )?(\w+)(?::\d+)?(?: \((.+)\))?")  # 2 x gpu (NVIDIA H200), cuda:0 (NVIDIA H200), cpu
+_THREADS = re.compile(r"\d+ threads?")
 
 
 def describe_hardware(
@@ -20,6 +24,23 @@ def describe_hardware(
         "memory": info.get("memory"),
     }
     return {**{key: value for key, value in told.items() if value is not None}, "client": _this_machine()}
+
+
+def hardware_name(hardware: Mapping[str, Any]) -> str | None:
+    """What two runs must share to be of the same hardware; None where nothing is known.
+
+    The caller's name counts. Else the device's, without what each backend adds in its own words: cpu (2 threads) is a
+    cpu as any other, and cuda:0 (NVIDIA H200) is the same as gpu (NVIDIA H200).
+    """
+    if hardware.get("name"):
+        return str(hardware["name"])
+    title = hardware.get("device") or hardware.get("device_kind")
+    found = _DEVICE.fullmatch(str(title)) if title else None
+    if found is None:
+        return None if title is None else str(title)
+    count, kind, inside = found.groups()
+    name = kind if inside is None or _THREADS.fullmatch(inside) else inside
+    return f"{count or ''}{name}"
 
 
 def server_fact(info: Mapping[str, Any], key: str) -> Any:

@@ -42,10 +42,11 @@ def write_comparison(
     jax: Sequence[MatrixRow] = JAX_ROWS,
     pytorch: Sequence[MatrixRow] = PYTORCH_ROWS,
     confirmed: Sequence[MatrixRow] = (),
+    pytorch_confirmed: Sequence[MatrixRow] = (),
 ) -> Path:
     """With its matrices beside it; `confirmed` are JAX's."""
     ours = _write(folder, "jax", jax, confirmed, {"name": "TPU <v6e>", "versions": {"jax": "0.10"}})
-    theirs = _write(folder, "pytorch", pytorch, (), {"name": "G4", "versions": {"torch": "2.8"}})
+    theirs = _write(folder, "pytorch", pytorch, pytorch_confirmed, {"name": "G4", "versions": {"torch": "2.8"}})
     path = folder / "comparison.json"
     write_artifact(path, compare(read_inputs(ours, theirs, None, None), CompareOptions()))
     return path

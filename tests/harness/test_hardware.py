@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 
-from itemwise.harness.hardware import describe_hardware
+import pytest
+
+from itemwise.harness.hardware import describe_hardware, hardware_name
 
 OURS = {
     "version": "0.1.0",
@@ -43,3 +45,24 @@ def test_one_that_tells_everything_flat() -> None:
 
 def test_of_one_that_tells_nothing_only_the_client_is_known() -> None:
     assert set(describe_hardware({})) == {"client"}
+
+
+@pytest.mark.parametrize(
+    ("hardware", "name"),
+    [
+        ({"device": "cpu", "device_kind": "cpu"}, "cpu"),
+        ({"device": "cpu (2 threads)", "device_kind": "cpu"}, "cpu"),
+        ({"device": "cpu (1 thread)"}, "cpu"),
+        ({"device": "cuda:0 (NVIDIA H200)"}, "NVIDIA H200"),
+        ({"device": "gpu (NVIDIA H200)"}, "NVIDIA H200"),
+        ({"device": "2 x gpu (NVIDIA H200)"}, "2 x NVIDIA H200"),
+        ({"device_kind": "tpu"}, "tpu"),
+        ({"device": "some box, of others"}, "some box, of others"),
+        ({"name": "G4", "device": "cpu"}, "G4"),
+        ({}, None),
+    ],
+)
+def test_the_same_hardware_has_one_name_in_the_words_of_either_backend(
+    hardware: dict[str, object], name: str | None
+) -> None:
+    assert hardware_name(hardware) == name

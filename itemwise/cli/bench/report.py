@@ -26,17 +26,26 @@ def report(
         str | None, typer.Option(metavar="YYYY-MM-DD", help="The date in its title; today when left out.")
     ] = None,
     multi_vs_serial_json: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Of `itemwise validate combine`: adds its gates.")
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="Of `itemwise validate combine`: adds its gates. May be repeated."),
     ] = None,
-    parity_json: Annotated[Path | None, typer.Option(metavar="FILE", help="Likewise.")] = None,
+    parity_json: Annotated[list[Path] | None, typer.Option(metavar="FILE", help="Likewise.")] = None,
     gate_json: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Of `itemwise validate gate`: its bounds, not the default ones.")
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE",
+            help="Of `itemwise validate gate`: its bounds, not the default ones. May be repeated; files are matched by "
+            "name, as jax_gate.json and jax_parity.json.",
+        ),
     ] = None,
     ab_json: Annotated[
         list[Path] | None, typer.Option(metavar="FILE", help="Of `itemwise bench ab`; may be repeated.")
     ] = None,
     load_json: Annotated[
         list[Path] | None, typer.Option(metavar="FILE", help="Of `itemwise bench load`; may be repeated.")
+    ] = None,
+    model_matrix_json: Annotated[
+        list[Path] | None, typer.Option(metavar="FILE", help="Of `itemwise validate models`; may be repeated.")
     ] = None,
 ) -> None:
     """Write the report of a comparison: who is faster, where, by how much, and whether the scores agree.
@@ -51,13 +60,14 @@ def report(
 
     paths = ReportPaths(
         comparison_json,
-        multi_vs_serial_json,
-        parity_json,
-        gate_json,
-        tuple(ab_json or ()),
-        tuple(load_json or ()),
-        output_report,
-        output_html,
+        multi_vs_serial=tuple(multi_vs_serial_json or ()),
+        parity=tuple(parity_json or ()),
+        gate=tuple(gate_json or ()),
+        ab=tuple(ab_json or ()),
+        load=tuple(load_json or ()),
+        model_matrix=tuple(model_matrix_json or ()),
+        output_report=output_report,
+        output_html=output_html,
     )
     inputs = read_report_inputs(paths)
     for note in inputs.notes:

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
 
-from itemwise.harness.artifacts import Comparison, Correctness, MatrixRow
+from itemwise.harness.artifacts import Comparison, Correctness, MatrixRow, PortableRow, QuotedRow
 from itemwise.harness.comparison.inputs import MatrixFile
-from itemwise.harness.report.comparison import P95, THROUGHPUT, judged_scores, passed, thresholds
+from itemwise.harness.report.agreement import Agreement, agreement, judged_scores, thresholds
+from itemwise.harness.report.comparison import P95
 from itemwise.harness.report.document import NONE, Block, Cell, Paragraph, table
 from itemwise.harness.report.inputs import BACKEND_NAMES, BACKENDS, VIEW_NAMES, ReportInputs
 from itemwise.harness.report.numbers import change_percent, difference, figure, percent, ratio, share
+from itemwise.harness.report.races import THROUGHPUT
 
 _STEADY_PERCENT = 10.0
+_GATE: Mapping[Agreement, str] = {
+    "agree": "The gate passed.",
+    "differ": "The gate FAILED.",
+    "not compared": "The gate is open: a view has no scores of both backends.",
+}
 
 
 def correctness_gates(comparison: Comparison) -> tuple[Block, ...]:
@@ -23,7 +29,7 @@ def correctness_gates(comparison: Comparison) -> tuple[Block, ...]:
     ]
     rows.append(_gate_cells("best native", comparison.best_native_view.correctness))
     words = (
-        f"The gate {'passed' if passed(comparison) else 'FAILED'}. PyTorch's scores are the reference; a score may be "
+        f"{_GATE[agreement(comparison)]} PyTorch's scores are the reference; a score may be "
         f"at most {largest} from it, and all of a row at most {mean} on average."
     )
     header = (
@@ -39,7 +45,7 @@ def correctness_gates(comparison: Comparison) -> tuple[Block, ...]:
 
 def _gate_cells(where: str, found: Correctness) -> list[Cell | str]:
     detail = NONE if found.status == "compared" else found.detail or NONE
-    gate = judged_scores(found.status, found.passed)
+    gate = judged_scores(found)
     return [
         where,
         difference(found.max_abs_diff),
@@ -52,9 +58,9 @@ def _gate_cells(where: str, found: Correctness) -> list[Cell | str]:
 
 def stability(inputs: ReportInputs) -> tuple[Block, ...]:
     """Which runs worked, what failed and why, first runs, and whether the confirm phase found the same."""
-    rows = inputs.comparison.portable_view.model_dump(by_alias=True)["rows"]
+    rows = inputs.comparison.portable_view.rows
     header = ("chunk size (items)", "JAX runs ok", "PyTorch runs ok", "JAX first run", "PyTorch first run")
-    steady = [[str(row["client_chunk_size"]), *_steady(row)] for row in rows]
+    steady = [[str(row.client_chunk_size), *_steady(row)] for row in rows]
     return (
         Paragraph("First run: the time of the first timed run over the mean of the others; 1.00x is no penalty."),
         *table("Runs of the portable sweep", header, steady),
@@ -63,12 +69,12 @@ def stability(inputs: ReportInputs) -> tuple[Block, ...]:
     )
 
 
-def _steady(row: Mapping[str, Any]) -> list[Cell | str]:
-    sides = [row[backend] or {} for backend in BACKENDS]
+def _steady(row: PortableRow) -> list[Cell | str]:
+    sides: list[QuotedRow] = [side or {} for side in (row.jax, row.pytorch)]
     return [*map(_success, sides), *(ratio(side.get("first_run_penalty_ratio")) for side in sides)]
 
 
-def _success(row: Mapping[str, Any]) -> Cell | str:
+def _success(row: QuotedRow) -> Cell | str:
     if "timed_runs" not in row:
         return NONE
     good, runs = row.get("successful_runs", 0), row["timed_runs"]

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-Tone = Literal["plain", "code", "good", "bad"]
+Tone = Literal["plain", "code", "good", "bad", "open"]
 NONE = "-"
 
 
 @dataclass(frozen=True)
 class Cell:
-    """`code` is shown letter by letter; `good` and `bad` are judgements."""
+    """`code` is shown letter by letter; `good` and `bad` are judgements, `open` is where none can be made."""
 
     text: str
     tone: Tone = "plain"
@@ -54,8 +54,9 @@ class Code:
 
 @dataclass(frozen=True)
 class Figure:
-    """`svg` has its own title and description; the caption says how to read it."""
+    """`svg` has its own title and description, which are not seen; the caption says how to read it."""
 
+    title: str
     svg: str
     caption: str
 
@@ -94,10 +95,15 @@ class Report:
 
     title: str
     date: str
-    passed: bool
-    verdict: str
+    passed: bool | None  # None: nothing failed, but the scores were not compared
+    statements: tuple[str, ...]  # what it comes to, each a sentence or two
     cards: tuple[Card, ...]
     sections: tuple[Section, ...]
+
+    @property
+    def verdict(self) -> str:
+        """In one paragraph."""
+        return " ".join(self.statements)
 
 
 def cell_of(value: Cell | str) -> Cell:

@@ -1,64 +1,51 @@
-"""Sections for what may be given beside the comparison: validation gates, variants, load."""
+"""Sections for what may be given beside the comparison: validation gates, variants, load, models."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 from itemwise.harness.ab.report import HEADERS, cells_of, problems_of
-from itemwise.harness.artifacts import AbResult, GateCheck, LoadResult, MultiVsSerial, Parity
+from itemwise.harness.artifacts import AbResult, LoadResult, ModelMatrix, MultiVsSerial, Parity
 from itemwise.harness.load.stats import figures_of
-from itemwise.harness.report.document import Block, Bullets, Cell, Paragraph, Section, judged, table
+from itemwise.harness.report.document import NONE, Block, Bullets, Cell, Paragraph, Section, judged, table
+from itemwise.harness.report.gates import gate_groups
 from itemwise.harness.report.inputs import ReportInputs
+from itemwise.harness.report.named import Named
 from itemwise.harness.report.numbers import difference, figure, ratio
-from itemwise.harness.validation.gates import judge
-from itemwise.harness.validation.options import GateBounds
+from itemwise.harness.validation.model_table import table_cells, table_headers
 
 
 def extra_sections(inputs: ReportInputs) -> tuple[Section, ...]:
     """Only those for which there is something."""
     sections = []
-    if inputs.gate or inputs.multi_vs_serial or inputs.parity:
-        sections.append(Section("Validation gates", _validation(inputs)))
-    sections += [Section(f"Variants: {_versus(result)}", _variants(result)) for result in inputs.ab]
-    sections += [Section(f"Under load: {_shape(result)}", _load(result)) for result in inputs.load]
+    gates = _validation(inputs)
+    if gates:
+        sections.append(Section("Validation gates", gates))
+    sections += [Section(f"Variants: {title}", _variants(each.content)) for title, each in _variant_titles(inputs.ab)]
+    if inputs.load:
+        sections.append(Section(_load_title(inputs.load), _load(inputs.load)))
+    sections += [Section("Models", _models(each.content)) for each in inputs.model_matrix]
     return tuple(sections)
 
 
-def gate_checks(inputs: ReportInputs) -> Mapping[str, GateCheck]:
-    """A judgement that is given counts; else the default bounds, for the figures whose file is given."""
-    if inputs.gate is not None:
-        return inputs.gate.checks
-    given = {"multi_vs_serial": inputs.multi_vs_serial, "parity": inputs.parity}
-    figures = {name: {} if each is None else each.model_dump() for name, each in given.items()}
-    checks = judge(figures["multi_vs_serial"], figures["parity"], GateBounds()).checks
-    return {name: check for name, check in checks.items() if given[check.field.partition(".")[0]] is not None}
-
-
-def failed_gates(inputs: ReportInputs) -> list[str]:
-    """Their names."""
-    return [name for name, check in gate_checks(inputs).items() if not check.passed]
-
-
 def _validation(inputs: ReportInputs) -> tuple[Block, ...]:
-    checks = gate_checks(inputs)
-    failed = len(failed_gates(inputs))
-    words = f"{failed} of {len(checks)} gates FAILED." if failed else f"All {len(checks)} gates passed."
-    rows: list[list[Cell | str]] = [
-        [
-            name,
-            figure(check.value) if check.comparison == ">=" else difference(check.value),
-            f"{check.comparison} {check.bound:g}",
-            judged(check.passed),
-        ]
-        for name, check in checks.items()
-    ]
-    blocks: tuple[Block, ...] = (Paragraph(words), *table("Gates", ("gate", "value", "bound", "result"), rows))
-    if inputs.multi_vs_serial is not None:
-        blocks += _speedups(inputs.multi_vs_serial)
-    return blocks if inputs.parity is None else blocks + _parity(inputs.parity)
+    groups = gate_groups(inputs)
+    every = [gate for group in groups for gate in group.gates]
+    failed = sum(not gate.passed for gate in every)
+    words = f"{failed} of {len(every)} gates FAILED." if failed else f"All {len(every)} gates passed."
+    blocks: list[Block] = [Paragraph(words)] if every else []
+    for group in groups:
+        rows = [(gate.name, gate.value, gate.bound, judged(gate.passed)) for gate in group.gates]
+        title = f"Gates: {group.name}" if group.name else "Gates"
+        blocks += table(title, ("gate", "value", "bound", "result"), rows)
+    for multi in inputs.multi_vs_serial:
+        blocks += _speedups(multi, several=len(inputs.multi_vs_serial) > 1)
+    for parity in inputs.parity:
+        blocks += _parity(parity, several=len(inputs.parity) > 1)
+    return tuple(blocks)
 
 
-def _speedups(found: MultiVsSerial) -> tuple[Block, ...]:
+def _speedups(found: Named[MultiVsSerial], *, several: bool) -> tuple[Block, ...]:
     rows = [
         [
             count,
@@ -66,26 +53,40 @@ def _speedups(found: MultiVsSerial) -> tuple[Block, ...]:
             figure(each.serial_p50_sec * 1000),
             ratio(each.speedup_vs_serial_p50),
         ]
-        for count, each in found.performance.items()
+        for count, each in found.content.performance.items()
     ]
     header = ("items", "multi-item p50 (ms)", "serial p50 (ms)", "speed-up")
-    return table(f"Multi-item against one by one, {found.model}", header, rows)
+    return table(f"Multi-item against one by one, {_of(found.content.model, found.name, several)}", header, rows)
 
 
-def _parity(found: Parity) -> tuple[Block, ...]:
+def _parity(found: Named[Parity], *, several: bool) -> tuple[Block, ...]:
+    """The fields are called after JAX, whatever the server was."""
+    who, content = found.name if several else "JAX", found.content
     rows = [
-        ["JAX serial against transformers", difference(found.max_abs_diff_jax_serial_vs_torch_serial)],
-        ["JAX multi-item against transformers", difference(found.max_abs_diff_jax_multi_vs_torch_serial)],
+        [f"{who} serial against transformers", difference(content.max_abs_diff_jax_serial_vs_torch_serial)],
+        [f"{who} multi-item against transformers", difference(content.max_abs_diff_jax_multi_vs_torch_serial)],
         [
-            "JAX multi-item against transformers on the same prompt",
-            difference(found.max_abs_diff_jax_multi_vs_torch_multi_semantic),
+            f"{who} multi-item against transformers on the same prompt",
+            difference(content.max_abs_diff_jax_multi_vs_torch_multi_semantic),
         ],
     ]
-    return table(f"Parity, {found.model}", ("scores", "max abs diff"), rows)
+    title = ", ".join(filter(None, ("Parity", _of(content.model, found.name, several))))
+    return table(title, ("scores", "max abs diff"), rows)
 
 
-def _versus(result: AbResult) -> str:
-    return " vs ".join(variant.name for variant in result.variants)
+def _of(model: str | None, name: str, several: bool) -> str:
+    """What a table is of; the name only where there are others."""
+    return ", ".join(filter(None, (model, name if several else None)))
+
+
+def _variant_titles(results: Sequence[Named[AbResult]]) -> list[tuple[str, Named[AbResult]]]:
+    """With the backend, or the file, where only that tells two of them apart."""
+    plain = [" vs ".join(variant.name for variant in each.content.variants) for each in results]
+    names = {each.name for each in results}
+    return [
+        (f"{title} ({each.name})" if plain.count(title) > 1 and len(names) > 1 else title, each)
+        for title, each in zip(plain, results, strict=True)
+    ]
 
 
 def _variants(result: AbResult) -> tuple[Block, ...]:
@@ -107,6 +108,10 @@ def _variants(result: AbResult) -> tuple[Block, ...]:
     )
 
 
+def _load_title(results: Sequence[Named[LoadResult]]) -> str:
+    return f"Under load: {_shape(results[0].content)}" if len(results) == 1 else "Under load"
+
+
 def _shape(result: LoadResult) -> str:
     """Which load it was."""
     if result.mode == "closed":
@@ -114,19 +119,53 @@ def _shape(result: LoadResult) -> str:
     return f"{figure(result.rate_qps)} requests/s"
 
 
-def _load(result: LoadResult) -> tuple[Block, ...]:
-    shape = result.geometry
-    arrivals = "Poisson arrivals" if result.mode == "open" else "each request waits for the answer before it"
-    words = (
-        f"{shape.query_tokens:,} query tokens, {shape.num_items:,} items of {shape.item_tokens:,} tokens; {arrivals}. "
-        "Latency counts from the intended send time."
-    )
-    rows = [list(row) for row in figures_of(result)]
-    return (
-        Paragraph(words),
-        *table("Measured", ("figure", "value"), rows, numeric=False),
-        *_bullets(result.notes),
-    )
+def _load(results: Sequence[Named[LoadResult]]) -> tuple[Block, ...]:
+    """Side by side, then each with all of its figures."""
+    header = ("server", "load", "answered/s", "items/s", "p50 (ms)", "p95 (ms)", "p99 (ms)", "goodput/s", "errors")
+    blocks: list[Block] = [
+        Paragraph(
+            "Open: requests arrive at random times at a rate. Closed: so many are in flight, each sent when one is "
+            "answered. Latency counts from the intended send time; goodput is what was answered within the p99 bound."
+        ),
+        *table("Load side by side", header, [_load_cells(each) for each in results]),
+    ]
+    for each in results:
+        shape = each.content.geometry
+        of = f"{each.name}, {_shape(each.content)}" if len(results) > 1 else "Measured"
+        size = f"{shape.query_tokens:,} query tokens, {shape.num_items:,} items of {shape.item_tokens:,} tokens"
+        blocks += table(f"{of}: {size}", ("figure", "value"), figures_of(each.content), numeric=False)
+        blocks += _bullets(each.content.notes)
+    return tuple(blocks)
+
+
+def _load_cells(found: Named[LoadResult]) -> list[Cell | str]:
+    result, phase = found.content, found.content.measured
+    spread = phase.latency
+    waits = [NONE] * 3 if spread is None else [figure(each) for each in (spread.p50_ms, spread.p95_ms, spread.p99_ms)]
+    errors = [f"{code} {count}" for code, count in phase.errors_by_code.items()]
+    errors += [f"dropped {phase.dropped}"] if phase.dropped else []
+    goodput = NONE if phase.goodput is None else figure(phase.goodput.requests_per_sec)
+    return [
+        found.name,
+        f"{result.mode}, {_shape(result)}",
+        figure(phase.qps_answered),
+        figure(phase.items_per_sec),
+        *waits,
+        goodput,
+        Cell(", ".join(errors), "bad") if errors else "none",
+    ]
+
+
+def _models(matrix: ModelMatrix) -> tuple[Block, ...]:
+    """The table of `validate models`, and why a model failed."""
+    rows: list[tuple[Cell | str, ...]] = [
+        (*cells, judged(row.status == "pass", bad=row.status.upper()))
+        for row, (*cells, _) in zip(matrix.rows, table_cells(matrix.rows), strict=True)
+    ]
+    reached = {row.model for row in matrix.rows}
+    reasons = [f"{row.model}: {row.status}: {row.reason}" for row in matrix.rows if row.reason]
+    reasons += [f"{model}: not run" for model in matrix.models if model not in reached]
+    return (*table("Models, each against its own bounds", table_headers(matrix.rows), rows), *_bullets(reasons))
 
 
 def _bullets(lines: list[str]) -> tuple[Block, ...]:

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from itemwise.harness.artifacts import BackendName, Comparison, PortableRow
-from itemwise.harness.report.comparison import P95, THROUGHPUT
+from itemwise.harness.report.comparison import P95
 from itemwise.harness.report.document import Figure
 from itemwise.harness.report.inputs import BACKEND_NAMES, BACKENDS
 from itemwise.harness.report.numbers import figure, milliseconds
+from itemwise.harness.report.races import THROUGHPUT
 from itemwise.harness.report.svg_plots import (
     Frame,
     Point,
@@ -74,7 +75,7 @@ def guardrail(comparison: Comparison, backend: BackendName) -> float | None:
     """The p95 up to which a row of this backend may win; None where none is eligible."""
     eligible = []
     for row in comparison.portable_view.rows:
-        side = (row.jax if backend == "jax" else row.pytorch) or {}
+        side: Mapping[str, Any] = (row.jax if backend == "jax" else row.pytorch) or {}
         counts = backend == "pytorch" or row.correctness.passed
         if counts and side.get("success_rate") == 1.0 and side.get(P95) is not None:
             eligible.append(side[P95])
@@ -93,7 +94,8 @@ def throughput_figure(comparison: Comparison) -> Figure:
     scale = Scale(0.0, high, _FRAME.bottom, _FRAME.top)
     ticks = [(tick, tick_label(tick)) for tick in linear_ticks(0.0, high)]
     body = y_axis(_FRAME, scale, ticks, "items per second") + _draw(series, scale, "items/s")
-    return Figure(picture(_FRAME, "throughput", title, _peaks(series), body), caption + _marks_in_words(series))
+    drawn = picture(_FRAME, "throughput", title, _peaks(series), body)
+    return Figure(title, drawn, caption + _marks_in_words(series))
 
 
 def p95_figure(comparison: Comparison) -> Figure:
@@ -101,13 +103,11 @@ def p95_figure(comparison: Comparison) -> Figure:
     series = {each: size_points(comparison.portable_view.rows, each, P95) for each in BACKENDS}
     values = _values(series)
     title = "p95 latency by chunk size"
-    caption = (
-        "Time for the whole workload, 95th percentile, log scale; lower is better. Dashed: the guardrail, "
-        f"{comparison.portable_view.guardrail_ratio:g} x the best p95 of the backend. A row above it cannot win."
-    )
+    caption = "Time for the whole workload, 95th percentile, log scale; lower is better."
     if not values:
         return _empty("p95", title, caption)
     rails = {each: guardrail(comparison, each) for each in BACKENDS}
+    caption += _rails_in_words(comparison, rails)
     known = [rail for rail in rails.values() if rail is not None]
     low = max(min([*values, *known]) * 0.7, _SHORTEST_MS)
     high = max(max([*values, *known]) * 1.4, low)
@@ -115,7 +115,16 @@ def p95_figure(comparison: Comparison) -> Figure:
     ticks = [(tick, tick_label(tick)) for tick in log_ticks(low, high)]
     body = y_axis(_FRAME, scale, ticks, "milliseconds (log scale)") + _draw_rails(scale, rails)
     body += _draw(series, scale, "ms")
-    return Figure(picture(_FRAME, "p95", title, _lowest(series, rails), body), caption + _marks_in_words(series))
+    drawn = picture(_FRAME, "p95", title, _lowest(series, rails), body)
+    return Figure(title, drawn, caption + _marks_in_words(series))
+
+
+def _rails_in_words(comparison: Comparison, rails: Mapping[BackendName, float | None]) -> str:
+    """Only of what is drawn."""
+    if all(rail is None for rail in rails.values()):
+        return ""
+    ratio = comparison.portable_view.guardrail_ratio
+    return f" Dashed: the guardrail, {ratio:g} x the best p95 of the backend. A row above it cannot win."
 
 
 def _draw_rails(scale: Scale, rails: Mapping[BackendName, float | None]) -> str:
@@ -171,7 +180,7 @@ def _values(series: Mapping[BackendName, Sequence[SizePoint]]) -> list[float]:
 
 def _empty(name: str, title: str, caption: str) -> Figure:
     words = "no chunk size worked"
-    return Figure(picture(_FRAME, name, title, f"Nothing to show: {words}.", nothing(_FRAME, words)), caption)
+    return Figure(title, picture(_FRAME, name, title, f"Nothing to show: {words}.", nothing(_FRAME, words)), caption)
 
 
 def _peaks(series: Mapping[BackendName, Sequence[SizePoint]]) -> str:
@@ -189,7 +198,8 @@ def _lowest(series: Mapping[BackendName, Sequence[SizePoint]], rails: Mapping[Ba
     for each, points in series.items():
         good = [(point.value, point.size) for point in points if point.value is not None]
         best = f"lowest at chunk size {min(good)[1]}, {milliseconds(min(good)[0])}" if good else "failed everywhere"
-        parts.append(f"{BACKEND_NAMES[each]}: {best}; guardrail {milliseconds(rails[each])}.")
+        rail = "" if rails[each] is None else f"; guardrail {milliseconds(rails[each])}"
+        parts.append(f"{BACKEND_NAMES[each]}: {best}{rail}.")
     return " ".join([*parts, "The table below has every value."])
 
 

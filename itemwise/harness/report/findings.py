@@ -6,13 +6,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from itemwise.harness.artifacts import Comparison
-from itemwise.harness.report.comparison import METRICS, THROUGHPUT, selected
+from itemwise.harness.artifacts import Comparison, Correctness, PortableRow
+from itemwise.harness.report.agreement import correctness_state
+from itemwise.harness.report.comparison import METRICS, selected
 from itemwise.harness.report.document import NONE, Block, Paragraph, table
 from itemwise.harness.report.inputs import BACKEND_NAMES, BACKENDS
 from itemwise.harness.report.numbers import change_percent, figure, percent
+from itemwise.harness.report.races import THROUGHPUT
 
 _EQUAL = 0.05  # percent
+_REMARKS = {"differ": "scores are not within bounds", "not compared": "scores were not compared"}
 
 
 @dataclass(frozen=True)
@@ -42,21 +45,22 @@ class Finding:
 
 def findings(comparison: Comparison) -> list[Finding]:
     """Every figure that both have, largest difference first."""
-    found = [each for row in comparison.portable_view.model_dump(by_alias=True)["rows"] for each in _of_row(row)]
+    found = [each for row in comparison.portable_view.rows for each in _of_row(row)]
     native = selected(comparison)
-    agree = comparison.best_native_view.correctness.passed
-    found += _pairs("best native", native["jax"], native["pytorch"], agree)
+    found += _pairs("best native", native["jax"], native["pytorch"], comparison.best_native_view.correctness)
     return sorted(found, key=lambda each: -abs(each.change))
 
 
-def _of_row(row: Mapping[str, Any]) -> Iterator[Finding]:
-    yield from _pairs(f"chunk size {row['client_chunk_size']}", row["jax"], row["pytorch"], row["correctness"]["pass"])
+def _of_row(row: PortableRow) -> Iterator[Finding]:
+    yield from _pairs(f"chunk size {row.client_chunk_size}", row.jax, row.pytorch, row.correctness)
 
 
-def _pairs(where: str, jax: Mapping[str, Any] | None, pytorch: Mapping[str, Any] | None, agree: bool) -> list[Finding]:
+def _pairs(
+    where: str, jax: Mapping[str, Any] | None, pytorch: Mapping[str, Any] | None, scores: Correctness
+) -> list[Finding]:
     """The remark says why a figure does not count, where it does not."""
     jax, pytorch = jax or {}, pytorch or {}
-    remarks = [] if agree else ["scores are not within bounds"]
+    remarks = [_REMARKS[state]] if (state := correctness_state(scores)) in _REMARKS else []
     for backend, row in zip(BACKENDS, (jax, pytorch), strict=True):
         if row and row.get("status", "ok") != "ok":
             remarks.append(f"some runs of {BACKEND_NAMES[backend]} failed")

@@ -20,6 +20,8 @@ from itemwise.harness.report.document import (
 )
 from itemwise.harness.report.style import STYLE
 
+_TONES = {True: "good", False: "bad", None: "open"}
+
 
 def report_html(report: Report) -> str:
     """The whole file."""
@@ -30,6 +32,7 @@ def report_html(report: Report) -> str:
     )
     sections = "\n".join(_section(name, section) for name, section in zip(names, report.sections, strict=True))
     title = escape(report.title)
+    statements = "".join(f"<p>{escape(each)}</p>" for each in report.statements)
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -45,7 +48,7 @@ def report_html(report: Report) -> str:
 <header>
 <h1>{title}</h1>
 <p class="date"><time datetime="{escape(report.date)}">{escape(report.date)}</time></p>
-<p class="verdict {"good" if report.passed else "bad"}">{escape(report.verdict)}</p>
+<div class="verdict {_TONES[report.passed]}">{statements}</div>
 <dl class="cards">{"".join(map(_card, report.cards))}</dl>
 <nav aria-label="Sections"><ul>{links}</ul></nav>
 </header>
@@ -85,7 +88,8 @@ def _block(block: Block) -> str:
 
 
 def _figure(figure: Figure) -> str:
-    return f"<figure>{figure.svg}<figcaption>{escape(figure.caption)}</figcaption></figure>"
+    title = f'<p class="figure-title" aria-hidden="true">{escape(figure.title)}</p>'  # the picture says it itself
+    return f"<figure>{title}{figure.svg}<figcaption>{escape(figure.caption)}</figcaption></figure>"
 
 
 def _table(table: Table) -> str:

@@ -18,6 +18,7 @@ from itemwise.harness.artifacts import (
     GateReport,
     LoadResult,
     MatrixRow,
+    ModelMatrix,
     MultiVsSerial,
     Parity,
     ScoreMatrix,
@@ -25,6 +26,7 @@ from itemwise.harness.artifacts import (
 )
 from itemwise.harness.comparison.inputs import MatrixFile
 from itemwise.harness.files import read_artifact, sha256_of
+from itemwise.harness.report.named import Named, backend_of_load, backend_of_variants, read_distinct, read_named
 
 BACKENDS: tuple[BackendName, ...] = ("jax", "pytorch")
 BACKEND_NAMES: Mapping[BackendName, str] = {"jax": "JAX", "pytorch": "PyTorch"}
@@ -36,11 +38,12 @@ class ReportPaths:
     """What the caller gives."""
 
     comparison: Path
-    multi_vs_serial: Path | None = None
-    parity: Path | None = None
-    gate: Path | None = None
+    multi_vs_serial: tuple[Path, ...] = ()
+    parity: tuple[Path, ...] = ()
+    gate: tuple[Path, ...] = ()
     ab: tuple[Path, ...] = ()
     load: tuple[Path, ...] = ()
+    model_matrix: tuple[Path, ...] = ()
     output_report: Path | None = None
     output_html: Path | None = None
 
@@ -53,11 +56,12 @@ class ReportInputs:
     comparison: Comparison
     matrices: Mapping[str, MatrixFile]
     workload: Workload | None = None
-    multi_vs_serial: MultiVsSerial | None = None
-    parity: Parity | None = None
-    gate: GateReport | None = None
-    ab: Sequence[AbResult] = ()
-    load: Sequence[LoadResult] = ()
+    multi_vs_serial: Sequence[Named[MultiVsSerial]] = ()
+    parity: Sequence[Named[Parity]] = ()
+    gate: Sequence[Named[GateReport]] = ()
+    ab: Sequence[Named[AbResult]] = ()
+    load: Sequence[Named[LoadResult]] = ()
+    model_matrix: Sequence[Named[ModelMatrix]] = ()
     notes: list[str] = field(default_factory=list)
 
     def matrix(self, backend: BackendName, view: EvaluationView) -> MatrixFile | None:
@@ -75,6 +79,11 @@ class ReportInputs:
         except ArtifactError:
             return None
 
+    def is_confirmed(self, backend: BackendName) -> bool:
+        """Is the row that is this backend's best one of the confirm phase?"""
+        file, row = self.matrix(backend, "best_native"), self.selected(backend)
+        return file is not None and any(each is row for each in file.matrix.confirm_results)
+
 
 def read_report_inputs(paths: ReportPaths) -> ReportInputs:
     """Raises ArtifactError for what the caller names; what only the comparison names may be missing."""
@@ -86,11 +95,12 @@ def read_report_inputs(paths: ReportPaths) -> ReportInputs:
         comparison=comparison,
         matrices=matrices,
         workload=_read_workload(matrices, paths.comparison.parent, notes),
-        multi_vs_serial=None if paths.multi_vs_serial is None else read_artifact(paths.multi_vs_serial, MultiVsSerial),
-        parity=None if paths.parity is None else read_artifact(paths.parity, Parity),
-        gate=None if paths.gate is None else read_artifact(paths.gate, GateReport),
-        ab=[read_artifact(path, AbResult) for path in paths.ab],
-        load=[read_artifact(path, LoadResult) for path in paths.load],
+        multi_vs_serial=read_distinct(paths.multi_vs_serial, MultiVsSerial),
+        parity=read_distinct(paths.parity, Parity),
+        gate=read_distinct(paths.gate, GateReport),
+        ab=read_named(paths.ab, AbResult, backend_of_variants),
+        load=read_named(paths.load, LoadResult, backend_of_load),
+        model_matrix=read_named(paths.model_matrix, ModelMatrix),
         notes=notes,
     )
 

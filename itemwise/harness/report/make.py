@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from itemwise.harness.report.agreement import agreement
 from itemwise.harness.report.checks import correctness_gates, stability, unsteady
-from itemwise.harness.report.comparison import cards, native_table, passed, portable_table, verdict
+from itemwise.harness.report.comparison import cards, native_table, portable_table, statements
 from itemwise.harness.report.document import Block, Bullets, Figure, Figures, Report, Section
-from itemwise.harness.report.extras import extra_sections, failed_gates
+from itemwise.harness.report.extras import extra_sections
 from itemwise.harness.report.figures import p95_figure, throughput_figure
 from itemwise.harness.report.findings import better_and_worse
+from itemwise.harness.report.gates import gate_failures, gates_card
 from itemwise.harness.report.inputs import ReportInputs
 from itemwise.harness.report.run_figures import latency_figures
 from itemwise.harness.report.score_figures import item_figure, size_figure
@@ -19,7 +21,6 @@ TITLE = "JAX vs PyTorch: multi-item scoring"
 def make_report(inputs: ReportInputs, title_date: str) -> Report:
     """Sections appear only for what is given."""
     comparison = inputs.comparison
-    failed = failed_gates(inputs)
     notes = (*comparison.notes, *inputs.notes)
     sections = (
         Section(
@@ -41,17 +42,24 @@ def make_report(inputs: ReportInputs, title_date: str) -> Report:
     return Report(
         title=TITLE,
         date=title_date,
-        passed=passed(comparison) and not failed,
-        verdict=_verdict(inputs, failed),
-        cards=cards(comparison),
+        passed=_passed(inputs),
+        statements=_statements(inputs),
+        cards=(*cards(inputs), *gates_card(inputs)),
         sections=sections,
     )
 
 
-def _verdict(inputs: ReportInputs, failed: list[str]) -> str:
-    gates = f"Validation gates FAILED: {', '.join(failed)}." if failed else ""
-    sentences = (verdict(inputs.comparison), gates, unsteady(inputs.distinct_matrices()))
-    return " ".join(filter(None, sentences))
+def _passed(inputs: ReportInputs) -> bool | None:
+    """None: nothing failed, but that the scores agree was not seen."""
+    state = agreement(inputs.comparison)
+    if state == "differ" or gate_failures(inputs):
+        return False
+    return True if state == "agree" else None
+
+
+def _statements(inputs: ReportInputs) -> tuple[str, ...]:
+    found = (*statements(inputs), *gate_failures(inputs), unsteady(inputs.distinct_matrices()))
+    return tuple(filter(None, found))
 
 
 def _figures(*found: Figure | None) -> tuple[Block, ...]:

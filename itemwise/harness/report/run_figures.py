@@ -38,15 +38,18 @@ def latency_figures(inputs: ReportInputs) -> tuple[Figure, ...]:
         return ()
     names = {each: f"chunks of {row.client_chunk_size}" for each, row in rows.items() if row is not None}
     words = _spread_in_words(lanes)
+    length, evenness = "How long single runs took", "How even the runs were"
     return (
         Figure(
-            picture(_LANES, "latency", "How long single runs took", words, _lanes(lanes, names, _MILLISECONDS)),
+            length,
+            picture(_LANES, "latency", length, words, _lanes(lanes, names, _MILLISECONDS)),
             "One mark per timed run, each backend at its best chunk size. Box: the middle half; bar: the median; "
             "dashed bar: p95. The axis does not begin at zero.",
         ),
         Figure(
-            picture(_LANES, "spread", "How even the runs were", words, _lanes(around_median(lanes), names, _PERCENT)),
-            "The same runs, in percent of their own median: how even they were.",
+            evenness,
+            picture(_LANES, "spread", evenness, words, _lanes(around_median(lanes), names, _PERCENT)),
+            "The same runs, in percent of their own median.",
         ),
     )
 

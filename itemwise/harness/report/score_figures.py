@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from itemwise.harness.artifacts import Comparison, PortableRow, Scores
-from itemwise.harness.report.comparison import thresholds
+from itemwise.harness.report.agreement import thresholds
 from itemwise.harness.report.document import Figure
 from itemwise.harness.report.figures import size_ticks
 from itemwise.harness.report.inputs import BACKENDS, ReportInputs
@@ -83,7 +83,8 @@ def item_figure(inputs: ReportInputs) -> Figure | None:
         f"{equal} are equal."
     )
     caption = f"One dot per item (its label that is furthest off), {pair.where}: the row that differs most. {words}"
-    return Figure(picture(_FRAME, "items", f"Score differences by item, {pair.where}", words, body), caption)
+    title = f"Score differences by item, {pair.where}"
+    return Figure(title, picture(_FRAME, "items", title, words, body), caption)
 
 
 def size_figure(comparison: Comparison) -> Figure | None:
@@ -110,8 +111,9 @@ def size_figure(comparison: Comparison) -> Figure | None:
         f"{len(rows)} chunk sizes: the largest difference is {difference(_of(worst, 'largest'))}, at chunk size "
         f"{worst.client_chunk_size}."
     )
-    svg = picture(_FRAME, "sizes", "Score differences by chunk size", words, "".join(parts) + legend(_SERIES))
-    return Figure(svg, "Largest and mean difference of all scores of a chunk size, each with its bound.")
+    title = "Score differences by chunk size"
+    svg = picture(_FRAME, "sizes", title, words, "".join(parts) + legend(_SERIES))
+    return Figure(title, svg, "Largest and mean difference of all scores of a chunk size, each with its bound.")
 
 
 def _of(row: PortableRow, css: str) -> float:

@@ -9,7 +9,7 @@ from typing import Any
 
 from itemwise.harness.artifacts import ScoreMatrix, Workload
 from itemwise.harness.comparison.inputs import MatrixFile
-from itemwise.harness.report.comparison import thresholds
+from itemwise.harness.report.agreement import thresholds
 from itemwise.harness.report.document import NONE, Block, Cell, Code, Paragraph, table
 from itemwise.harness.report.inputs import BACKEND_NAMES, VIEW_NAMES, ReportInputs
 from itemwise.harness.server_config import OWN_NAMES, lasting_config
@@ -150,15 +150,17 @@ def _compare_command(inputs: ReportInputs) -> str:
 
 def _report_command(inputs: ReportInputs, title_date: str) -> str:
     paths = inputs.paths
-    single = [
-        ("comparison-json", paths.comparison),
-        ("multi-vs-serial-json", paths.multi_vs_serial),
-        ("parity-json", paths.parity),
-        ("gate-json", paths.gate),
-    ]
-    repeated = [("ab-json", path) for path in paths.ab] + [("load-json", path) for path in paths.load]
+    given = {
+        "multi-vs-serial-json": paths.multi_vs_serial,
+        "parity-json": paths.parity,
+        "gate-json": paths.gate,
+        "ab-json": paths.ab,
+        "load-json": paths.load,
+        "model-matrix-json": paths.model_matrix,
+    }
+    repeated = [(option, path) for option, files in given.items() for path in files]
     outputs = [("title-date", title_date), ("output-report", paths.output_report), ("output-html", paths.output_html)]
-    return command("report", [*single, *repeated, *outputs])
+    return command("report", [("comparison-json", paths.comparison), *repeated, *outputs])
 
 
 def _commas(values: Sequence[int]) -> str:

@@ -8,11 +8,13 @@ STYLE = """\
   color-scheme: light dark;
   --page: #ffffff; --text: #1b1f24; --faint: #59636e; --rule: #d5dae0; --box: #f5f7f9;
   --jax: #0072b2; --pytorch: #c24e00; --good: #11683a; --bad: #b3261e; --bad-box: #fdeceb; --good-box: #eaf6ee;
+  --open: #7a5600; --open-box: #fff6df;
 }
 @media (prefers-color-scheme: dark) {
   :root {
     --page: #12161b; --text: #e6eaef; --faint: #a3adb8; --rule: #36404a; --box: #1b2128;
     --jax: #56b4e9; --pytorch: #f0a030; --good: #6fd08c; --bad: #ff8a80; --bad-box: #38201f; --good-box: #182a1f;
+    --open: #e8c46a; --open-box: #2e2817;
   }
 }
 * { box-sizing: border-box; }
@@ -28,15 +30,19 @@ a { color: var(--jax); }
 .date { color: var(--faint); margin: .25rem 0 1rem; }
 .verdict { font-size: 1.06rem; max-width: none; padding: .9rem 1.1rem; border-left: 5px solid var(--good);
   border-radius: 4px; background: var(--good-box); }
+.verdict p { margin: 0; max-width: none; }
+.verdict p + p { margin-top: .45rem; }
 .verdict.bad { border-left-color: var(--bad); background: var(--bad-box); }
+.verdict.open { border-left-color: var(--open); background: var(--open-box); }
 .cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(155px, 1fr)); gap: .75rem; margin: 1.1rem 0; }
 .card { padding: .7rem .9rem; border: 1px solid var(--rule); border-radius: 8px; background: var(--box); }
 .card dt { color: var(--faint); font-size: .9rem; }
 .card dd { margin: 0; }
 .card .value { font-size: 1.5rem; font-weight: 650; line-height: 1.35; }
-.card .detail { color: var(--faint); font-size: .9rem; line-height: 1.4; }
+.card .detail { color: var(--faint); font-size: .9rem; line-height: 1.4; white-space: pre-line; }
 .card.good .value, td.good { color: var(--good); }
 .card.bad .value, td.bad { color: var(--bad); }
+.card.open .value, td.open { color: var(--open); }
 td.good, td.bad { font-weight: 650; }
 nav ul { display: flex; flex-wrap: wrap; gap: .1rem 1.1rem; list-style: none; padding: 0; max-width: none; }
 nav a { display: inline-block; padding: .35rem 0; }
@@ -60,6 +66,7 @@ pre { overflow-x: auto; margin: 1rem 0; padding: .9rem 1rem; border: 1px solid v
 .figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 400px), 1fr)); gap: 1.25rem;
   margin: 1rem 0; }
 figure { margin: 0; max-width: 560px; }
+.figure-title { margin: 0 0 .35rem; font-weight: 600; font-size: 1rem; line-height: 1.35; max-width: none; }
 figcaption { color: var(--faint); font-size: .9rem; line-height: 1.45; margin-top: .25rem; }
 svg { display: block; width: 100%; height: auto; }
 svg text { fill: var(--text); font: 13px system-ui, -apple-system, "Segoe UI", Roboto, Arial, sans-serif; }
@@ -89,6 +96,7 @@ svg .dots { fill: none; stroke: var(--own); stroke-width: 5; stroke-linecap: rou
   :root {
     --page: #ffffff; --text: #000000; --faint: #444444; --rule: #bbbbbb; --box: #ffffff;
     --jax: #0072b2; --pytorch: #c24e00; --good: #11683a; --bad: #b3261e; --bad-box: #ffffff; --good-box: #ffffff;
+    --open: #7a5600; --open-box: #ffffff;
   }
   @page { margin: 14mm; }
   html { font-size: 10pt; }
@@ -96,14 +104,20 @@ svg .dots { fill: none; stroke: var(--own); stroke-width: 5; stroke-linecap: rou
   main { max-width: none; padding: 0; }
   nav { display: none; }
   h2 { break-after: avoid; margin-top: 1.5rem; }
-  figure, .card, .scroll, tr, .verdict { break-inside: avoid; }
+  figure, .card, tr, .verdict { break-inside: avoid; }
+  caption, thead, .figure-title { break-after: avoid; }
   thead { display: table-header-group; }
+  .cards { grid-template-columns: repeat(auto-fit, minmax(120px, 1fr)); }
+  .card .value { font-size: 1.25rem; }
   .figures { grid-template-columns: 1fr 1fr; }
   .scroll, pre { overflow: visible; border: 0; }
-  .scroll table { font-size: 8pt; }
-  th, td { padding: .2rem .35rem; }
+  .scroll table { font-size: 7.5pt; }
+  caption { padding: .3rem .35rem; }
+  caption span { position: static; max-width: none; }
+  th, td { padding: .2rem .3rem; }
   tbody th { position: static; }
-  .words td { min-width: 0; }
-  pre { white-space: pre-wrap; padding: 0; }
+  p, ul { max-width: none; }
+  .words td, .words tbody th { min-width: 0; }
+  pre { white-space: pre-wrap; padding: 0; font-size: 7.5pt; }
 }
 """

@@ -70,6 +70,19 @@ def test_what_else_is_given_adds_sections(run: Run, tmp_path: Path) -> None:
     assert "All 5 gates passed." in (tmp_path / "report.html").read_text()
 
 
+def test_what_is_given_more_than_once_is_all_there_and_a_failure_of_one_counts(run: Run, tmp_path: Path) -> None:
+    options: list[object] = []
+    for backend, speedup in (("jax", 4.0), ("pytorch", 2.0)):
+        path = tmp_path / f"{backend}_multi_vs_serial.json"
+        write_artifact(path, multi_vs_serial(speedup))
+        options += ["--multi-vs-serial-json", path]
+    told = run("--comparison-json", write_comparison(tmp_path), "--output-html", tmp_path / "report.html", *options)
+    assert told["pass"] is False
+    page = (tmp_path / "report.html").read_text()
+    assert "Validation gates FAILED: PyTorch speedup_n32_ge_3x." in page
+    assert "Gates: JAX" in page
+
+
 def test_a_missing_matrix_is_told_and_the_report_is_written(run: Run, tmp_path: Path) -> None:
     comparison = write_comparison(tmp_path)
     (tmp_path / "pytorch_matrix.json").unlink()

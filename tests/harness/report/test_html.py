@@ -114,12 +114,24 @@ def test_it_is_for_phones_and_printers_and_the_dark(page: Page) -> None:
     paper = STYLE.split("@media print")[1]
     assert "--page: #ffffff" in paper
     assert re.search(r"figure[^{]*\{ break-inside: avoid", paper)
+    # A long table begins where it stands and goes on over pages, instead of leaving the rest of one empty.
+    assert re.search(r"\.scroll[^{]*\{ break-inside: avoid", paper) is None
+
+
+def test_every_figure_has_a_title_that_is_seen(page: Page) -> None:
+    titles = [attributes for attributes in page.all("p") if attributes.get("class") == "figure-title"]
+    assert len(titles) == len(page.all("figure"))
+    assert "Throughput by chunk size" in page.words
 
 
 def test_everything_that_is_told_is_escaped() -> None:
     evil = '"><script>alert(1)</script>&'
-    blocks = (Paragraph(evil), Table(evil, (evil, evil), ((evil, evil),)), Figures((Figure("<svg></svg>", evil),)))
-    made = Page(report_html(Report(evil, evil, False, evil, (Card(evil, evil, evil),), (Section(evil, blocks),))))
+    blocks = (
+        Paragraph(evil),
+        Table(evil, (evil, evil), ((evil, evil),)),
+        Figures((Figure(evil, "<svg></svg>", evil),)),
+    )
+    made = Page(report_html(Report(evil, evil, False, (evil,), (Card(evil, evil, evil),), (Section(evil, blocks),))))
     assert made.all("script") == []
     assert made.words.count(evil) >= 10
 

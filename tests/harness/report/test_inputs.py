@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from itemwise.contract.errors import ArtifactError
-from itemwise.harness.artifacts import GateReport
+from itemwise.harness.artifacts import GateReport, Parity
 from itemwise.harness.files import read_artifact, write_artifact
-from itemwise.harness.report.extras import gate_checks
+from itemwise.harness.report.gates import validation_checks
 from itemwise.harness.report.inputs import ReportPaths, find_file, read_report_inputs
 from itemwise.harness.report.make import make_report
 from itemwise.harness.report.markdown import report_markdown
+from itemwise.harness.report.named import file_name, read_distinct
 from itemwise.harness.report.setup import flatten
 from itemwise.harness.validation.gates import judge
 from itemwise.harness.validation.options import GateBounds
@@ -100,8 +101,8 @@ def test_a_broken_matrix_is_a_note_but_a_broken_comparison_is_not(tmp_path: Path
 def test_gates_are_of_what_is_given(tmp_path: Path) -> None:
     multi = tmp_path / "multi_vs_serial.json"
     write_artifact(multi, multi_vs_serial())
-    paths = ReportPaths(write_comparison(tmp_path), multi_vs_serial=multi)
-    checks = gate_checks(read_report_inputs(paths))
+    paths = ReportPaths(write_comparison(tmp_path), multi_vs_serial=(multi,))
+    (checks,) = validation_checks(read_report_inputs(paths)).values()
     assert "jax_serial_vs_torch_serial_le_0p02" not in checks
     assert len(checks) == 4
     page = report_markdown(make_report(read_report_inputs(paths), "2026-02-11"))
@@ -114,7 +115,7 @@ def test_a_failed_gate_is_said(tmp_path: Path) -> None:
     multi, against = tmp_path / "multi.json", tmp_path / "parity.json"
     write_artifact(multi, multi_vs_serial(speedup=2.0))
     write_artifact(against, parity())
-    inputs = read_report_inputs(ReportPaths(write_comparison(tmp_path), multi, against))
+    inputs = read_report_inputs(ReportPaths(write_comparison(tmp_path), (multi,), (against,)))
     report = make_report(inputs, "2026-02-11")
     assert not report.passed
     assert report.verdict.endswith("Validation gates FAILED: speedup_n32_ge_3x.")
@@ -129,8 +130,95 @@ def test_a_judgement_that_is_given_counts(tmp_path: Path) -> None:
     gate = tmp_path / "gate.json"
     write_artifact(gate, judged)
     assert read_artifact(gate, GateReport).all_pass
-    inputs = read_report_inputs(ReportPaths(write_comparison(tmp_path), gate=gate))
+    inputs = read_report_inputs(ReportPaths(write_comparison(tmp_path), gate=(gate,)))
     assert "| speedup_n32_ge_3x | 2.00 | >= 1.5 | pass |" in report_markdown(make_report(inputs, "2026-02-11"))
+
+
+def test_every_backend_has_its_own_gates_and_one_that_fails_counts(tmp_path: Path) -> None:
+    for backend, speedup in (("jax", 4.0), ("pytorch", 2.0)):
+        write_artifact(tmp_path / f"{backend}_multi_vs_serial.json", multi_vs_serial(speedup))
+        write_artifact(tmp_path / f"{backend}_parity.json", parity())
+        figures = (multi_vs_serial(speedup).model_dump(), parity().model_dump())
+        write_artifact(tmp_path / f"{backend}_gate.json", judge(*figures, GateBounds()))
+    multi, against, gates = (
+        tuple(tmp_path / f"{backend}_{kind}.json" for backend in ("jax", "pytorch"))
+        for kind in ("multi_vs_serial", "parity", "gate")
+    )
+    paths = ReportPaths(write_comparison(tmp_path), multi, against, gates)
+    report = make_report(read_report_inputs(paths), "2026-02-11")
+    assert report.passed is False
+    assert report.verdict.endswith("Validation gates FAILED: PyTorch speedup_n32_ge_3x.")
+    assert (report.cards[-1].value, report.cards[-1].detail) == ("1 FAILED", "9 of 10 passed")
+    page = report_markdown(report)
+    jax, pytorch = page.split("Gates: JAX\n")[1].split("Gates: PyTorch\n")
+    assert "| speedup_n32_ge_3x | 4.00 | >= 3 | pass |" in jax.splitlines()
+    assert "| speedup_n32_ge_3x | 2.00 | >= 3 | **FAIL** |" in pytorch.splitlines()
+    assert "Multi-item against one by one, fake-model, PyTorch" in page.splitlines()
+    assert "| PyTorch serial against transformers | 0.0040 |" in page.splitlines()
+    assert page.count("--gate-json") == 2
+
+
+def test_a_file_without_a_judgement_of_its_name_has_the_default_bounds(tmp_path: Path) -> None:
+    judged = judge(multi_vs_serial().model_dump(), parity().model_dump(), GateBounds())
+    write_artifact(tmp_path / "jax_gate.json", judged)
+    for backend, speedup in (("jax", 4.0), ("torch", 2.0)):
+        write_artifact(tmp_path / f"{backend}_multi_vs_serial.json", multi_vs_serial(speedup))
+    multi = tuple(tmp_path / f"{backend}_multi_vs_serial.json" for backend in ("jax", "torch"))
+    paths = ReportPaths(write_comparison(tmp_path), multi, gate=(tmp_path / "jax_gate.json",))
+    checks = validation_checks(read_report_inputs(paths))
+    assert {name: len(each) for name, each in checks.items()} == {"JAX": 5, "PyTorch": 4}
+    assert not checks["PyTorch"]["speedup_n32_ge_3x"].passed
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("out/jax_gate.json", "JAX"),
+        ("out/torch-parity.json", "PyTorch"),
+        ("smollm/gate.json", "smollm"),
+        ("multi_vs_serial_eval_results_20260207.json", "20260207"),
+        ("night run gate.json", "night run"),
+    ],
+)
+def test_a_file_is_called_by_what_it_is_of(path: str, name: str) -> None:
+    assert file_name(Path(path)) == name
+
+
+def test_two_files_of_one_name_go_by_their_paths(tmp_path: Path) -> None:
+    paths = [tmp_path / folder / "jax_parity.json" for folder in ("one", "two")]
+    for path in paths:
+        write_artifact(path, parity())
+    assert [each.name for each in read_distinct(paths, Parity)] == [str(path) for path in paths]
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        (float("nan"), "should be a finite number"),
+        ("12", "should be a valid number"),
+        (-1.0, "greater than or equal to 0"),
+    ],
+)
+@pytest.mark.parametrize("view", ["portable", "best_native"])
+def test_a_figure_that_is_no_number_is_an_error(tmp_path: Path, view: str, value: object, problem: str) -> None:
+    path = write_comparison(tmp_path)
+    content = json.loads(path.read_text())
+    rows = {"portable": content["portable_view"]["rows"][0]["jax"], "best_native": content["best_native_view"]}
+    row = rows[view] if view == "portable" else rows[view]["jax_selected"]
+    row["throughput_items_sec"] = value
+    path.write_text(json.dumps(content))
+    with pytest.raises(ArtifactError, match=f"throughput_items_sec: .*{problem}"):
+        read_report_inputs(ReportPaths(path))
+
+
+def test_a_row_of_another_tool_may_have_fewer_figures_or_more(tmp_path: Path) -> None:
+    path = write_comparison(tmp_path)
+    content = json.loads(path.read_text())
+    content["portable_view"]["rows"][0]["jax"] = {"throughput_items_sec": 50, "colour": "blue"}
+    path.write_text(json.dumps(content))
+    inputs = read_report_inputs(ReportPaths(path))
+    assert inputs.comparison.portable_view.rows[0].jax == {"throughput_items_sec": 50, "colour": "blue"}
+    assert "| 1 | 50.0 | 100.0 | -50.0% | - | 60.0 |" in report_markdown(make_report(inputs, "2026-02-11"))
 
 
 def test_facts_are_flat_and_sizes_have_a_unit() -> None:

@@ -36,7 +36,7 @@ def test_it_begins_with_title_date_and_verdict(page: str) -> None:
     [
         "| 1 | 50.0 | 100.0 | -50.0% | 120.0 | 60.0 | +100.0% | 120.0 | 60.0 | +100.0% | 0.0010 | 0.0010 | pass |",
         "| 2 | 200.0 (1/2) | 150.0 | +33.3% | 30.0 | 40.0 | -25.0% | 30.0 | 40.0 | -25.0% | 0.0040 | 0.0040 | pass |",
-        "| 6 | 300.0 | **failed** | - | 20.0 | - | - | 20.0 | - | - | - | - | **missing** |",
+        "| 6 | 300.0 | **failed** | - | 20.0 | - | - | 20.0 | - | - | - | - | not compared |",
     ],
 )
 def test_the_portable_table_has_every_chunk_size(page: str, line: str) -> None:
@@ -84,7 +84,7 @@ def _first_cells(text: str) -> list[str]:
     "line",
     [
         "| chunk size 2 | 0.0040 | 0.0040 | 12 | pass | - |",
-        "| chunk size 6 | - | - | 0 | **missing** | no scores of pytorch |",
+        "| chunk size 6 | - | - | 0 | not compared | no scores of pytorch |",
         "| best native | 0 | 0 | 12 | pass | - |",
         "| row | max diff (at most 0.02) | mean diff (at most 0.01) | scores compared | gate | detail |",
     ],
@@ -171,9 +171,9 @@ def test_every_kind_of_block_is_written_but_figures() -> None:
         Bullets(("one", "two")),
         Code("a --b"),
         Table("Name", ("x", "y"), (("1", Cell("no", "bad")), ("2", Cell("p q", "code")))),
-        Figures((Figure("<svg></svg>", "seen"),)),
+        Figures((Figure("Name", "<svg></svg>", "seen"),)),
     )
-    report = Report("T", "2026-01-01", True, "V", (), (Section("S", blocks),))
+    report = Report("T", "2026-01-01", True, ("V",), (), (Section("S", blocks),))
     assert report_markdown(report) == (
         "# T (2026-01-01)\n\nV\n\n## S\n\n- one\n- two\n\n```bash\na --b\n```\n\n"
         "Name\n\n| x | y |\n| --- | ---: |\n| 1 | **no** |\n| 2 | `p q` |\n"
