@@ -38,6 +38,13 @@ ALLOWED = {
     # The server is handed an engine; whoever launches it knows how that is made.
     # It speaks HTTP to servers; of a model it needs the tokenizer.
     "itemwise.harness": ("itemwise.contract", "itemwise.models", "itemwise.prompts", "itemwise._version"),
+    "itemwise.ops": (
+        "itemwise.contract",
+        "itemwise.models",
+        "itemwise.prompts",
+        "itemwise.harness",
+        "itemwise._version",
+    ),
     "itemwise.server": ("itemwise.contract", "itemwise.prompts", "itemwise.engine", "itemwise._version"),
 }
 FRAMEWORKS = {

@@ -6,7 +6,14 @@ import typer
 
 from itemwise.cli.output import say
 from itemwise.cli.text_table import visible
-from itemwise.contract.errors import ItemwiseError, ModelLoadError, ProfileError, RequestError, TokenizerError
+from itemwise.contract.errors import (
+    ClientSettingError,
+    ItemwiseError,
+    ModelLoadError,
+    ProfileError,
+    RequestError,
+    TokenizerError,
+)
 
 FAILED = 1
 MISUSED = 2
@@ -48,7 +55,8 @@ def report_failure(error: ItemwiseError | CommandError | typer.TyperException) -
     if isinstance(error, CommandError):
         message, hint, status = str(error), error.hint, error.status
     elif isinstance(error, ItemwiseError):
-        message, hint, status = str(error), _hint(error), FAILED
+        message, hint = str(error), _hint(error)
+        status = MISUSED if isinstance(error, ClientSettingError) else FAILED
     else:
         message, hint, status = error.format_message(), _usage_hint(error), error.exit_code
     tell_error(message)

@@ -9,6 +9,7 @@ typer sees `query` and one option for each flag; `score` is called with the one 
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import wraps
@@ -20,6 +21,13 @@ from itemwise.cli.failures import MISUSED, CommandError
 from itemwise.contract.errors import ItemwiseError
 
 Verb = Callable[..., None]
+
+
+def finite(value: float | None) -> float | None:
+    """An option's callback: `nan` and `inf` are numbers to Python, and to nobody who measures."""
+    if value is not None and not math.isfinite(value):
+        raise typer.BadParameter(f"expected a finite number, got {value}")
+    return value
 
 
 @dataclass(frozen=True)
@@ -42,6 +50,7 @@ class Flag:
             min=self.least,
             metavar=self.metavar,
             envvar=self.environment_variable,
+            callback=finite if self.kind is float else None,
             help=self.help,
             rich_help_panel=panel,
         )

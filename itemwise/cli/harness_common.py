@@ -12,16 +12,44 @@ import typer
 
 from itemwise.cli.failures import MISUSED, CommandError
 from itemwise.cli.output import say, write_data
+from itemwise.harness.client_settings import check_api_key, check_timeout
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from itemwise.harness.client import ScoreClient
 
+
+def _checked_key(key: str | None) -> str | None:
+    """Before a verb starts servers or reads files for it."""
+    check_api_key(key)
+    return key
+
+
+def _checked_timeout(seconds: float) -> float:
+    check_timeout(seconds)
+    return seconds
+
+
 ApiKey = Annotated[
-    str | None, typer.Option(metavar="KEY", envvar="ITEMWISE_API_KEY", help="The server's key, where it asks for one.")
+    str | None,
+    typer.Option(
+        metavar="KEY",
+        envvar="ITEMWISE_API_KEY",
+        callback=_checked_key,
+        help="The server's key, where it asks for one.",
+    ),
 ]
-Timeout = Annotated[float, typer.Option("--timeout-sec", metavar="SECONDS", help="For one call.", min=0.001)]
+Timeout = Annotated[
+    float,
+    typer.Option(
+        "--timeout-sec",
+        metavar="SECONDS",
+        callback=_checked_timeout,
+        help="For one call, from its first byte to its answer's last.",
+        min=0.001,
+    ),
+]
 OutputJson = Annotated[Path, typer.Option("--output-json", metavar="FILE", help="Where the artifact goes.")]
 OutputMarkdown = Annotated[
     Path | None, typer.Option("--output-markdown", metavar="FILE", help="The same for people, as Markdown.")
@@ -35,7 +63,7 @@ def last_line(result: Mapping[str, Any]) -> None:
 
 def tell_server(client: ScoreClient) -> dict[str, Any]:
     """Say on stderr which server this is, in its own words; what it says is in the artifact, too."""
-    info = {name: value for name, value in client.server_info().items() if name != "api_key"}  # some tell even that
+    info = client.server_info()
     say(f"server {client.base_url}: {json.dumps(info)}" if info else f"server {client.base_url}: it tells nothing")
     return info
 

@@ -22,6 +22,7 @@ from itemwise.cli.validate.endpoint import validate_endpoint
 from itemwise.cli.validate.gate import validate_gate
 from itemwise.cli.validate.models import validate_models
 from itemwise.cli.validate.self_check import validate_self
+from itemwise.harness.termination import ended_by_signals
 
 _PACKAGES = ("httpx", "pydantic")
 
@@ -29,13 +30,14 @@ bench = typer.Typer(help="Benchmarks of any /v1/score server; their artifacts, c
 validate = typer.Typer(help="Does a server keep items apart, and say what others say? Evaluated, combined, judged.")
 
 
-def _needing_the_extra(verb: Callable[..., None]) -> Callable[..., None]:
-    """What it stands on may be missing, which is one clear line."""
+def as_verb(verb: Callable[..., None]) -> Callable[..., None]:
+    """What it stands on may be missing, which is one clear line; what it starts is stopped, whatever ends it."""
 
     @wraps(verb)
     def run(**given: Any) -> None:
         try:
-            verb(**given)
+            with ended_by_signals():
+                verb(**given)
         except ModuleNotFoundError as error:
             package = (error.name or "").partition(".")[0]
             if package not in _PACKAGES:
@@ -65,6 +67,6 @@ _VALIDATE: dict[str, Callable[..., None]] = {
 }
 
 for _name, _verb in _BENCH.items():
-    bench.command(_name)(_needing_the_extra(_verb))
+    bench.command(_name)(as_verb(_verb))
 for _name, _verb in _VALIDATE.items():
-    validate.command(_name)(_needing_the_extra(_verb))
+    validate.command(_name)(as_verb(_verb))

@@ -21,6 +21,7 @@
     ├── TokenizerError                a model has no tokenizer that we can read, and text was given
     ├── ProfileError                  a reranker profile is not there, not legal, or not for this model
     ├── ArtifactError                 a file of the harness cannot be read, written or understood
+    ├── ClientSettingError            an address, a key or a time limit that no client can work with
     └── BackendError                  a backend or device that was asked for is not there
 
 A message says what was expected, what came and, where that helps, what to do.
@@ -172,6 +173,10 @@ class ProfileError(ItemwiseError):
 
 class ArtifactError(ItemwiseError):
     """A workload, a result or a report that cannot be read, written or understood; the message names the file."""
+
+
+class ClientSettingError(ItemwiseError):
+    """A server's address, its key or a time limit is wrong before anything is sent; the message names it."""
 
 
 class BackendError(ItemwiseError):

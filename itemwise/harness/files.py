@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
+import stat
 import tempfile
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -24,12 +27,30 @@ def now_utc() -> str:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Atomically: whoever reads sees the old file or the new one. Raises ArtifactError."""
+    """Atomically: whoever reads sees the old file or the new one. Raises ArtifactError.
+
+    A link stays, and what it points to is replaced; a pipe or a device is written to as it is.
+    """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+        if _is_plain(path):
+            _replace(Path(os.path.realpath(path)), text)
+        else:
+            path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ArtifactError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def _is_plain(path: Path) -> bool:
+    """A file, or nothing yet. A folder is neither, and writing to it says so."""
+    try:
+        return stat.S_ISREG(path.stat().st_mode)
+    except FileNotFoundError:
+        return True
+
+
+def _replace(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)
@@ -37,16 +58,24 @@ def write_text(path: Path, text: str) -> None:
             os.fsync(file.fileno())
         Path(name).chmod(0o644)
         Path(name).replace(path)
-    except BaseException as error:
+    except BaseException:
         Path(name).unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise ArtifactError(f"{path} cannot be written: {error.strerror}") from None
         raise
 
 
 def write_artifact(path: Path, artifact: Artifact) -> None:
     """As JSON that people can read, too."""
-    write_text(path, json.dumps(artifact.model_dump(by_alias=True, exclude_none=False), indent=2) + "\n")
+    content = without_nan(artifact.model_dump(by_alias=True, exclude_none=False))
+    write_text(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
+
+
+def without_nan(value: Any) -> Any:
+    """A copy with None for every number that is not finite, which JSON does not have."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: without_nan(each) for key, each in value.items()}
+    return [without_nan(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def read_artifact(path: Path, kind: type[Kind]) -> Kind:

@@ -81,8 +81,12 @@ class RequestMaker:
         self._number_len = min(_NUMBER_TOKENS, geometry.query_tokens)
         self._queries = [self._tokens(geometry.query_tokens - self._number_len) for _ in range(_POOL)]
         self._items = [[self._tokens(geometry.item_tokens) for _ in range(geometry.num_items)] for _ in range(_POOL)]
-        self._query_json = ["".join(f",{token}" for token in query) + "]" for query in self._queries]
-        self._items_json = [json.dumps(items, separators=(",", ":")) for items in self._items]
+        self._query_json = [("".join(f",{token}" for token in query) + "]").encode() for query in self._queries]
+        labels = json.dumps(geometry.label_token_ids)
+        end = f',"label_token_ids":{labels},"apply_softmax":true}}'
+        self._rest_json = [
+            f',"items":{json.dumps(items, separators=(",", ":"))}{end}'.encode() for items in self._items
+        ]
 
     def _tokens(self, count: int) -> list[int]:
         return [self._ids[place] for place in self._rng.integers(len(self._ids), size=count)]
@@ -101,11 +105,8 @@ class RequestMaker:
     def body(self, number: int) -> bytes:
         """The same as JSON."""
         query_number = self._query_number(number)
-        head = ",".join(map(str, self._head(query_number)))
-        query = f"[{head}{self._query_json[query_number % _POOL]}"
-        labels = json.dumps(self.geometry.label_token_ids)
-        items = self._items_json[number % _POOL]
-        return f'{{"query":{query},"items":{items},"label_token_ids":{labels},"apply_softmax":true}}'.encode()
+        head = f'{{"query":[{",".join(map(str, self._head(query_number)))}'.encode()
+        return head + self._query_json[query_number % _POOL] + self._rest_json[number % _POOL]
 
     def _query_number(self, number: int) -> int:
         return number % self.geometry.distinct_queries if self.geometry.distinct_queries else number

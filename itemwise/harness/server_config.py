@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,16 +15,31 @@ OWN_NAMES = {
     "multi_item_segment_fallback_threshold": "segment_fallback_threshold",
 }
 _BACKENDS = {"torch": "pytorch", "pytorch": "pytorch", "jax": "jax"}
-# No configuration: what changes by itself, what says where rather than how, and what is nobody's business.
+# No configuration: what changes by itself, and what says where rather than how.
 _FIGURES = ("status", "uptime_seconds", "memory", "stats", "internal_states", "prefix_cache")
 _PLACES = ("host", "port", "nccl_port", "dist_init_addr", "random_seed")
-_SECRETS = ("api_key", "admin_api_key", "ssl_keyfile_password")
+# Nobody's business. Token ids and special tokens have names like those of passwords, so of tokens only some are meant.
+_SECRET_NAME = re.compile(r"api[_-]?key|passw(or)?d|passphrase|secret|credential", re.IGNORECASE)
+_SECRET_TOKEN = re.compile(r"^token$|(hf|hub|auth|access|api|bearer|refresh|session)[_-]?token$", re.IGNORECASE)
+# Words that every contradiction has and no other note.
+_BUT = ", but the server "
 
 
 def server_config(info: Mapping[str, Any], declared: Mapping[str, Any], base_url: str) -> dict[str, Any]:
     """Flat, as the server says it; `declared` stands beside it, and fills in what the server does not say."""
     reported = _reported(info)
     return {**declared, **reported, "declared": dict(declared), "base_url": base_url}
+
+
+def without_secrets(value: Any) -> Any:
+    """A copy of what a server tells, at any depth without what must not be printed or written, by its name."""
+    if isinstance(value, Mapping):
+        return {key: without_secrets(each) for key, each in value.items() if not _is_secret(str(key), each)}
+    return [without_secrets(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def _is_secret(name: str, value: object) -> bool:
+    return bool(_SECRET_NAME.search(name) or (isinstance(value, str) and _SECRET_TOKEN.search(name)))
 
 
 def lasting_config(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -40,13 +56,30 @@ def contradictions(
     for key, value in declared.items():
         known_as = next((name for name in (key, OWN_NAMES.get(key, key)) if name in reported), None)
         if known_as is not None and reported[known_as] != value:
-            found.append(f"declared {key} = {value}, but the server says {known_as} = {reported[known_as]}")
+            found.append(f"declared {key} = {value}{_BUT}says {known_as} = {reported[known_as]}")
     own_backend = server_fact(info, "backend")
-    if _BACKENDS.get(str(own_backend), backend) != backend:
-        found.append(f"declared backend = {backend}, but the server says backend = {own_backend}")
-    if served and model not in served:
-        found.append(f"the workload was made for {model}, but the server has {', '.join(served)}")
+    if is_other_backend(own_backend, backend):
+        found.append(f"declared backend = {backend}{_BUT}says backend = {own_backend}")
+    if served and model not in (*served, own_model_name(info)):
+        found.append(f"the workload was made for {model}{_BUT}has {', '.join(served)}")
     return found
+
+
+def is_contradiction(note: str) -> bool:
+    """Is it one of those sentences?"""
+    return _BUT in note
+
+
+def is_other_backend(told: object, backend: str) -> bool:
+    """Does the server name a backend that we know, and not this one?"""
+    return _BACKENDS.get(str(told), backend) != backend
+
+
+def own_model_name(info: Mapping[str, Any]) -> str | None:
+    """What our servers call the model that they have loaded, under whichever name they serve it."""
+    model = info.get("model")
+    name = model.get("name") if isinstance(model, Mapping) else None
+    return None if name is None else str(name)
 
 
 def served_names(models: Mapping[str, Any]) -> list[str]:
@@ -58,4 +91,4 @@ def served_names(models: Mapping[str, Any]) -> list[str]:
 def _reported(info: Mapping[str, Any]) -> dict[str, Any]:
     configuration = info.get("configuration")
     told = configuration if isinstance(configuration, Mapping) else info
-    return {key: value for key, value in told.items() if key not in (*_FIGURES, *_SECRETS)}
+    return {key: value for key, value in without_secrets(told).items() if key not in _FIGURES}

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,15 +33,34 @@ class RunningServer:
 
 
 @contextmanager
-def local_server(flags: Sequence[str], log: Path, *, patience_sec: float = 600.0) -> Iterator[RunningServer]:
-    """`itemwise serve --port 0` with more flags, until the block is left. Raises ServerStartError."""
-    command = [sys.executable, "-m", "itemwise", "serve", "--host", "127.0.0.1", "--port", "0", *flags]
+def local_server(
+    flags: Sequence[str],
+    log: Path,
+    *,
+    port: int = 0,
+    env: Mapping[str, str] | None = None,
+    on_start: Callable[[int], None] = lambda process_id: None,
+    patience_sec: float = 600.0,
+) -> Iterator[RunningServer]:
+    """`itemwise serve` with more flags and variables, until the block is left. Raises ServerStartError.
+
+    `on_start` hears the process's id at once, while it loads.
+    """
+    command = [sys.executable, "-m", "itemwise", "serve", "--host", "127.0.0.1", "--port", str(port), *flags]
     log.parent.mkdir(parents=True, exist_ok=True)
     process: subprocess.Popen[bytes] | None = None
     try:
         with log.open("w", encoding="utf-8") as output:
             # A session of its own: Ctrl-C is for us, and we tell the server.
-            process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **(env or {})},
+                start_new_session=True,
+            )
+            on_start(process.pid)
         url = _wait_until_ready(process, log, patience_sec)
         yield RunningServer(url, log, process.pid)
     finally:

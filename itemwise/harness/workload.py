@@ -17,12 +17,11 @@ from typing import Any
 
 from itemwise.contract.errors import ArtifactError
 from itemwise.harness.artifacts import WORKLOAD_VERSION, TokenizerFacts, Workload, WorkloadRequest
+from itemwise.harness.default_tokens import default_delimiter, default_labels
 from itemwise.harness.files import now_utc
 from itemwise.harness.token_facts import TokenFacts
 
 DEFAULT_MODEL = "Qwen/Qwen3-0.6B"
-DEFAULT_LABELS = (9454, 2753)
-DEFAULT_DELIMITER = 151643
 
 
 @dataclass(frozen=True)
@@ -110,33 +109,21 @@ def _describe_pool(pool: Sequence[int]) -> dict[str, Any]:
 
 
 def _labels(options: WorkloadOptions, facts: TokenFacts, notes: list[str]) -> tuple[int, ...]:
-    """The default pair is replaced together: half of it has no meaning."""
     if options.label_token_ids is not None:
         _check_ids("label_token_ids", options.label_token_ids, facts)
         return options.label_token_ids
-    if max(DEFAULT_LABELS) < facts.vocab_size:
-        return DEFAULT_LABELS
-    ordinary = [token_id for token_id in range(facts.num_tokens) if token_id not in facts.special_ids]
-    own = facts.answer_ids or tuple(ordinary[: len(DEFAULT_LABELS)])
-    which = "its tokens Yes and No" if facts.answer_ids else "its first ordinary tokens"
-    notes.append(_replaced(f"label_token_ids {list(DEFAULT_LABELS)}", list(own), which, facts))
-    return own
+    labels, note = default_labels(facts)
+    notes += [note] if note else []
+    return labels
 
 
 def _delimiter(options: WorkloadOptions, facts: TokenFacts, notes: list[str]) -> int:
     if options.delimiter_token_id is not None:
         _check_ids("delimiter_token_id", [options.delimiter_token_id], facts)
         return options.delimiter_token_id
-    if facts.vocab_size > DEFAULT_DELIMITER:
-        return DEFAULT_DELIMITER
-    if facts.eos_id is not None:
-        own, which = facts.eos_id, "its end of text"
-    elif facts.special_ids:
-        own, which = facts.special_ids[0], "its first special token"
-    else:
-        own, which = facts.vocab_size - 1, "its last id"
-    notes.append(_replaced(f"delimiter_token_id {DEFAULT_DELIMITER}", own, which, facts))
-    return own
+    delimiter, note = default_delimiter(facts)
+    notes += [note] if note else []
+    return delimiter
 
 
 def _check_ids(field: str, ids: Sequence[int], facts: TokenFacts) -> None:
@@ -145,7 +132,3 @@ def _check_ids(field: str, ids: Sequence[int], facts: TokenFacts) -> None:
         raise ArtifactError(
             f"{field}: expected ids from 0 to {facts.vocab_size - 1}, the vocabulary of {facts.model}, got {wrong[0]}"
         )
-
-
-def _replaced(default: str, own: object, which: str, facts: TokenFacts) -> str:
-    return f"the default {default} is not in the vocabulary of {facts.model} ({facts.vocab_size}): {own}, {which}"

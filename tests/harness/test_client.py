@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from itemwise.harness.client import CallError, ScoreClient
+from itemwise.contract.errors import ClientSettingError
+from itemwise.harness.client import CallError, ScoreClient, UnreachableError
 
 REQUEST = {"query": [1], "items": [[2], [3]], "label_token_ids": [4, 5]}
 GOOD = {"scores": [[0.25, 0.75], [1, 0]], "usage": {"total_tokens": 4}}
@@ -117,6 +118,30 @@ class TestFailures:
         assert (raised.value.reason, raised.value.code) == ("timeout", None)
         assert raised.value.seconds >= 0.1
 
+    def test_an_answer_that_comes_byte_by_byte_is_not_waited_for(self, little: LittleServer) -> None:
+        """Every byte is in time, and all of them are not."""
+        gone = threading.Event()
+
+        def reply(handler: BaseHTTPRequestHandler) -> tuple[int, str]:
+            handler.send_response(200)
+            handler.end_headers()
+            for byte in json.dumps(GOOD).encode():
+                if gone.wait(0.05):
+                    break
+                handler.wfile.write(bytes([byte]))
+            raise ConnectionAbortedError
+
+        little.reply = reply
+        with ScoreClient(little.url, timeout_sec=0.3) as client:
+            with pytest.raises(CallError, match=r"timeout: no whole answer within 0\.3 s") as raised:
+                client.score(REQUEST)
+            gone.set()
+        assert 0.3 <= raised.value.seconds < 0.8  # all of it would take 3
+
+    def test_a_large_answer_is_read_whole(self, little: LittleServer) -> None:
+        little.reply = always(200, {**GOOD, "padding": "x" * 5_000_000})
+        assert little.client.score(REQUEST).scores == GOOD["scores"]
+
     def test_nobody_there(self) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))  # and does not listen
@@ -178,6 +203,7 @@ class TestFailures:
             ({"scores": [[0.5, 0.5], None]}, r"in scores\[1\], got None"),
             ({"scores": [[float("nan"), 0.5], [0.5, 0.5]]}, r"in scores\[0\], got \[nan"),
             ({"scores": [[0.5, float("inf")], [0.5, 0.5]]}, r"in scores\[0\]"),
+            ({"scores": [[0.5, 10**400], [0.5, 0.5]]}, r"in scores\[0\], got \[0\.5, 10000"),
             ({"scores": [[0.5, True], [0.5, 0.5]]}, r"in scores\[0\]"),
             ({"scores": [[0.5, "0.5"], [0.5, 0.5]]}, r"in scores\[0\]"),
         ],
@@ -188,8 +214,22 @@ class TestFailures:
         with pytest.raises(CallError, match=words):
             raise error
 
+    @pytest.mark.parametrize("status", [200, 500])
+    def test_json_that_is_nested_too_deeply(self, little: LittleServer, status: int) -> None:
+        error = little.failure(always(status, "[" * 100_000 + "]" * 100_000))
+        assert error.reason == ("bad_json" if status == 200 else "http_error")
+
 
 class TestOtherRoutes:
+    def test_what_it_tells_has_no_secrets_and_no_numbers_that_json_has_not(self, little: LittleServer) -> None:
+        told = {"api_key": "hush", "rate": float("nan"), "deep": [{"hf_token": "hush", "most": float("inf")}]}
+        little.reply = always(200, told)
+        assert little.client.server_info() == {"rate": None, "deep": [{"most": None}]}
+
+    def test_one_that_is_nested_too_deeply_tells_nothing(self, little: LittleServer) -> None:
+        little.reply = always(200, '{"a": ' * 100_000 + "1" + "}" * 100_000)
+        assert little.client.server_info() == {}
+
     def test_the_second_name_of_the_server_info_is_tried(self, little: LittleServer) -> None:
         def reply(handler: BaseHTTPRequestHandler) -> tuple[int, str]:
             return (200, '{"model_path": "m"}') if handler.path == "/get_server_info" else (404, "{}")
@@ -201,3 +241,73 @@ class TestOtherRoutes:
     def test_a_server_without_it_tells_nothing(self, little: LittleServer, reply: Reply) -> None:
         little.reply = reply
         assert little.client.server_info() == {}
+
+
+class TestReach:
+    @pytest.mark.parametrize("status", [200, 401, 404, 503])
+    def test_any_answer_will_do(self, little: LittleServer, status: int) -> None:
+        little.reply = always(status, "{}")
+        little.client.check_reachable()
+
+    def test_a_server_that_is_silent_may_be_busy(self, little: LittleServer) -> None:
+        gone = threading.Event()
+
+        def reply(handler: BaseHTTPRequestHandler) -> tuple[int, str]:
+            gone.wait(30)
+            return 200, "{}"
+
+        little.reply = reply
+        with ScoreClient(little.url, timeout_sec=0.1) as client:
+            client.check_reachable()
+            gone.set()
+
+    def test_nobody_there(self) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))  # and does not listen
+            url = f"http://127.0.0.1:{free.getsockname()[1]}"
+            with ScoreClient(url) as client, pytest.raises(UnreachableError, match=f"^cannot reach {url}: .*refused"):
+                client.check_reachable()
+
+    def test_no_such_name(self) -> None:
+        client = ScoreClient("http://nowhere.invalid")
+        with client, pytest.raises(UnreachableError, match=r"^cannot reach http://nowhere\.invalid: "):
+            client.check_reachable()
+
+
+class TestSettings:
+    @pytest.mark.parametrize(
+        ("url", "words"),
+        [
+            ("127.0.0.1:31910", "expected an address like http://127.0.0.1:30000, got '127.0.0.1:31910'"),
+            ("localhost:80", "expected an address like"),
+            ("ftp://here", "expected an address like"),
+            ("http://", "expected an address like"),
+            ("", "expected an address like"),
+            ("http://127.0.0.1:notaport", "Invalid port: 'notaport'"),
+            ("http://127.0.0.1:99999", "expected a port from 1 to 65535, got 99999"),
+            ("http://here..there", "expected an address like"),
+            ("http://here?x=1", "scheme, host, port and path alone"),
+            ("http://me:hush@here", "scheme, host, port and path alone"),
+        ],
+    )
+    def test_an_address_that_is_none(self, url: str, words: str) -> None:
+        with pytest.raises(ClientSettingError) as raised:
+            ScoreClient(url)
+        assert words in str(raised.value)
+        assert "hush" not in str(raised.value)
+
+    @pytest.mark.parametrize("url", ["http://h", "https://h/", "http://[::1]:8000", "http://h:80/under/v1/score"])
+    def test_an_address_that_is_one(self, url: str) -> None:
+        with ScoreClient(url) as client:
+            assert client.url.endswith("/v1/score")
+
+    @pytest.mark.parametrize("seconds", [0.0, -1.0, float("inf"), float("nan"), 1e7])
+    def test_a_time_limit_that_is_none(self, seconds: float) -> None:
+        with pytest.raises(ClientSettingError, match="expected a time limit above 0"):
+            ScoreClient("http://here", timeout_sec=seconds)
+
+    @pytest.mark.parametrize("key", ["h\u00fbsh", "hu\nsh", "hush\x00"])
+    def test_a_key_that_no_header_takes_is_not_told(self, key: str) -> None:
+        with pytest.raises(ClientSettingError, match="printable ASCII") as raised:
+            ScoreClient("http://here", api_key=key)
+        assert key not in str(raised.value)

@@ -4,8 +4,10 @@ import hashlib
 import json
 import os
 import re
+import stat
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -123,6 +125,43 @@ def test_a_path_that_is_a_folder_is_one_clear_error(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="cannot be written: Is a directory"):
         write_text(tmp_path, "text")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_pipe_is_written_to_and_stays_one(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    read: list[str] = []
+    reader = threading.Thread(target=lambda: read.append(pipe.read_text()), daemon=True)
+    reader.start()
+    write_text(pipe, "text")
+    reader.join(10)
+    assert read == ["text"]
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    assert list(tmp_path.iterdir()) == [pipe]
+
+
+@pytest.mark.parametrize("before", ["old", None])
+def test_a_link_stays_and_what_it_points_to_is_replaced(tmp_path: Path, before: str | None) -> None:
+    target, link = tmp_path / "there" / "real.json", tmp_path / "link.json"
+    link.symlink_to(target)
+    if before is not None:
+        write_text(target, before)
+    write_text(link, "new")
+    assert link.is_symlink()
+    assert target.read_text() == link.read_text() == "new"
+
+
+def test_a_link_that_points_to_itself_is_one_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("link")
+    with pytest.raises(ArtifactError, match="cannot be written: Too many levels of symbolic links"):
+        write_text(tmp_path / "link", "text")
+
+
+def test_numbers_that_json_does_not_have_are_written_as_null(tmp_path: Path) -> None:
+    told = {"rate": float("nan"), "deep": [{"most": float("inf")}, 1.5]}
+    write_artifact(tmp_path / "parity.json", PARITY.model_copy(update={"vectors": told}))
+    written = json.loads((tmp_path / "parity.json").read_text(), parse_constant=pytest.fail)
+    assert written["vectors"] == {"rate": None, "deep": [{"most": None}, 1.5]}
 
 
 def test_a_file_that_is_not_there_is_one_clear_error(tmp_path: Path) -> None:

@@ -50,6 +50,8 @@ def test_a_drift_is_three_hundredths_on_every_score(good: str) -> None:
         ("garbage", "bad_json"),
         ("short", "bad_response"),
         ("nan", "bad_response"),
+        ("huge", "bad_response"),
+        ("deep", "bad_json"),
     ],
 )
 def test_a_fault_gives_the_reason_it_is_for(good: str, fault: Any, reason: str) -> None:
@@ -63,6 +65,11 @@ def test_a_late_answer_is_the_right_one_for_who_waits(good: str) -> None:
         assert ask(url) == ask(good)
         with pytest.raises(CallError, match="timeout"):
             ask(url, timeout_sec=0.05)
+
+
+def test_an_answer_that_trickles_is_the_right_one_for_who_waits(good: str) -> None:
+    with wrong_server(good, "trickle", seconds=0.01) as url:
+        assert ask(url) == ask(good)
 
 
 def test_only_requests_of_so_many_items_are_spoilt_and_only_so_often(good: str) -> None:

@@ -10,7 +10,10 @@
     garbage  200, and no JSON
     short    the last row of scores is missing
     nan      the first score is no number
+    huge     the first score is an integer that no float can be
+    deep     200, and JSON that is nested deeper than anybody reads
     late     the right answer, after `seconds`
+    trickle  the right answer in ten pieces, `seconds` apart
 
 `only_items` spoils requests of so many items only, which is one chunk size; `times` the first so many of these only.
 All other routes are the good server's own.
@@ -30,8 +33,9 @@ from typing import Any, Literal, get_args
 
 import httpx
 
-Fault = Literal["leak", "drift", "error", "oom", "garbage", "short", "nan", "late"]
+Fault = Literal["leak", "drift", "error", "oom", "garbage", "short", "nan", "huge", "deep", "late", "trickle"]
 DRIFT = 0.03
+PIECES = 10
 Reply = tuple[int, bytes]
 
 
@@ -63,7 +67,10 @@ class WrongServer:
         """The wrong answer, made of the right one."""
         if self.fault == "late":
             self.closing.wait(self.seconds)
+        if self.fault in ("late", "trickle"):
             return good
+        if self.fault == "deep":
+            return 200, b"[" * 100_000 + b"]" * 100_000
         if self.fault == "error":
             return 500, b'{"error": {"message": "made wrong on purpose", "code": "internal_error"}}'
         if self.fault == "oom":
@@ -79,6 +86,8 @@ class WrongServer:
             return scores[:-1]
         if self.fault == "nan":
             return [[float("nan"), *scores[0][1:]], *scores[1:]]
+        if self.fault == "huge":
+            return [[10**400, *scores[0][1:]], *scores[1:]]
         if self.fault == "drift":
             return [[score + DRIFT for score in row] for row in scores]
         return [[score + _leaked(items, index) for score in row] for index, row in enumerate(scores)]
@@ -102,20 +111,28 @@ class _Handler(BaseHTTPRequestHandler):
         content = self.rfile.read(int(self.headers.get("Content-Length", "0")))
         reply = self._ask(content)
         body = json.loads(content)
-        self._answer(self.wrong.spoil(body, reply) if self.wrong.takes(self.path, body) else reply)
+        if not self.wrong.takes(self.path, body):
+            self._answer(reply)
+            return
+        pieces = PIECES if self.wrong.fault == "trickle" else 1
+        self._answer(self.wrong.spoil(body, reply), pieces)
 
     def _ask(self, content: bytes | None) -> Reply:
         kept = {name: self.headers[name] for name in ("Authorization", "Content-Type") if name in self.headers}
         response = self.wrong.http.request(self.command, self.path, content=content, headers=kept)
         return response.status_code, response.content
 
-    def _answer(self, reply: Reply) -> None:
+    def _answer(self, reply: Reply, pieces: int = 1) -> None:
         with suppress(ConnectionError):  # whoever asked a late server has gone
             self.send_response(reply[0])
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(reply[1])))
             self.end_headers()
-            self.wfile.write(reply[1])
+            size = -(-len(reply[1]) // pieces)
+            for start in range(0, len(reply[1]), size or 1):
+                if start:
+                    self.wrong.closing.wait(self.wrong.seconds)
+                self.wfile.write(reply[1][start : start + size])
 
     def log_message(self, format: str, *args: Any) -> None:
         pass

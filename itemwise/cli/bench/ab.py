@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from itemwise.cli.bench import geometry_options as shape_option
 from itemwise.cli.engine_options import DtypeName
 from itemwise.cli.failures import FAILED, MISUSED, CommandError, tell_error
+from itemwise.cli.flags import finite
 from itemwise.cli.harness_common import ApiKey, OutputMarkdown, Timeout, last_line, step_progress, tell_server
 from itemwise.cli.output import say, stdout_width
 from itemwise.cli.text_table import Column, render_table
 
 if TYPE_CHECKING:
+    from itemwise.harness.ab.run import AbPlan, ServerSetup
     from itemwise.harness.ab.variants import Variant
     from itemwise.harness.artifacts import AbResult
+    from itemwise.harness.geometry import Preset, RequestMaker
 
 CompareName = Literal["mask", "algorithm", "backend", "chunk-size"]
 AlgorithmName = Literal["auto", "packed", "prefill_extend", "serial"]
@@ -73,10 +78,12 @@ ServerArgs = Annotated[
     str, typer.Option(metavar="FLAGS", help='More flags for every server: "--device cuda --warmup fast".')
 ]
 MaxAbs = Annotated[
-    float, typer.Option("--correctness-threshold-max-abs", metavar="X", min=0, help="Of score differences.")
+    float,
+    typer.Option("--correctness-threshold-max-abs", metavar="X", min=0, callback=finite, help="Of score differences."),
 ]
 MeanAbs = Annotated[
-    float, typer.Option("--correctness-threshold-mean-abs", metavar="X", min=0, help="Of score differences.")
+    float,
+    typer.Option("--correctness-threshold-mean-abs", metavar="X", min=0, callback=finite, help="Of score differences."),
 ]
 Output = Annotated[Path | None, typer.Option("--output-json", metavar="FILE", help="Where the artifact goes.")]
 LogDir = Annotated[
@@ -96,7 +103,7 @@ def bench_ab(
     item_tokens: shape_option.ItemTokens = None,
     label_token_ids: shape_option.LabelTokenIds = None,
     rounds: Rounds = 10,
-    runs_per_round: RunsPerRound = 1,
+    runs_per_round: RunsPerRound = 3,
     warmup_runs: WarmupRuns = 1,
     cached: Cached = True,
     dtype: Dtype = "auto",
@@ -115,43 +122,53 @@ def bench_ab(
     Exits with 1 where a variant fails, or its scores are not the baseline's: a wrong answer is never faster.
     """
     chosen = _choose(compare, variants, algorithm, mask)
-    flags = _server_flags(model, dtype, server_args)
     shape = shape_option.shape_of(geometry, query_tokens, num_items, item_tokens)
-    from itemwise.harness.ab.report import notes_of
-    from itemwise.harness.ab.run import AbMeasurement, AbPlan, compare_contestants, start_contestants
-    from itemwise.harness.artifacts import AB_VERSION, AbResult, CorrectnessThresholds
-    from itemwise.harness.files import now_utc
+    from itemwise.harness.ab.run import AbPlan, ServerSetup
 
-    plan = AbPlan(rounds, runs_per_round, warmup_runs, cached, seed)
-    thresholds = CorrectnessThresholds(max_abs_diff=max_abs, mean_abs_diff=mean_abs)
+    setup = ServerSetup(_server_flags(model, dtype, server_args), timeout_sec, api_key)
+    plan = AbPlan(compare, model, rounds, runs_per_round, warmup_runs, cached, seed, max_abs, mean_abs)
+    done = _measure(plan, chosen, setup, log_dir, _maker_of(shape, label_token_ids, seed))
+    _conclude(done, output_json, output_markdown)
+
+
+@dataclass(frozen=True)
+class _Done:
+    """All rounds, or those that were finished when it was interrupted."""
+
+    result: AbResult
+    interrupt: BaseException | None = None
+
+
+def _maker_of(shape: Preset, labels: str | None, seed: int) -> Callable[[Mapping[str, Any]], RequestMaker]:
+    """Requests for a server that tells its vocabulary."""
+    return lambda info: shape_option.make_requests(
+        shape, info, labels=labels, vocab_size=None, distinct_queries=0, seed=seed
+    )
+
+
+def _measure(
+    plan: AbPlan,
+    variants: Sequence[Variant],
+    setup: ServerSetup,
+    log_dir: Path | None,
+    maker_for: Callable[[Mapping[str, Any]], RequestMaker],
+) -> _Done:
+    from itemwise.harness.ab.run import AbMeasurement, start_contestants
+
     with ExitStack() as stack:
         logs = log_dir or Path(stack.enter_context(TemporaryDirectory(prefix="itemwise-ab-")))
-        contestants = start_contestants(
-            stack, chosen, flags, logs, timeout_sec=timeout_sec, api_key=api_key, tell=lambda line: say(f"ab: {line}")
-        )
+        contestants = start_contestants(stack, variants, setup, logs, lambda line: say(f"ab: {line}"))
         for client in {id(each.client): each.client for each in contestants}.values():
             tell_server(client)
-        maker = shape_option.make_requests(
-            shape, contestants[0].server_config, labels=label_token_ids, vocab_size=None, distinct_queries=0, seed=seed
-        )
-        with step_progress(1 + rounds, "ab") as step:
-            AbMeasurement(contestants, maker, plan).run(step)
-    result = AbResult(
-        schema_version=AB_VERSION,
-        generated_at_utc=now_utc(),
-        model=model,
-        compare=compare,
-        geometry=maker.geometry,
-        cached=cached,
-        rounds=rounds,
-        runs_per_round=runs_per_round,
-        warmup_runs=warmup_runs,
-        seed=seed,
-        correctness_thresholds=thresholds,
-        variants=compare_contestants(contestants, maker.geometry.num_items, thresholds),
-        notes=notes_of(rounds),
-    )
-    _report(result, output_json, output_markdown)
+        measurement = AbMeasurement(contestants, maker_for(contestants[0].server_config), plan)
+        try:
+            with step_progress(1 + plan.rounds, "ab") as step:
+                measurement.run(step)
+        except (KeyboardInterrupt, SystemExit) as interrupt:
+            if not measurement.finished_rounds:
+                raise
+            return _Done(measurement.result(), interrupt)
+        return _Done(measurement.result())
 
 
 def _choose(
@@ -177,9 +194,17 @@ def _server_flags(model: str | None, dtype: DtypeName, more: str) -> list[str]:
     return [*(() if model is None else ("--model-path", model)), "--dtype", dtype, *given]
 
 
+def _conclude(done: _Done, output_json: Path | None, output_markdown: Path | None) -> None:
+    """What was done is reported before an interrupt ends the program."""
+    _report(done.result, output_json, output_markdown)
+    if done.interrupt is not None:
+        raise done.interrupt
+    _judge(done.result)
+
+
 def _report(result: AbResult, output_json: Path | None, output_markdown: Path | None) -> None:
-    """A table for people, the artifact, the line for programs. Exits with a status where a variant is no good."""
-    from itemwise.harness.ab.report import HEADERS, cells_of, markdown_of, problems_of
+    """A table for people, the artifact, the line for programs."""
+    from itemwise.harness.ab.report import HEADERS, cells_of, markdown_of
     from itemwise.harness.files import write_artifact, write_text
 
     rows = [cells_of(variant) for variant in result.variants]
@@ -198,6 +223,12 @@ def _report(result: AbResult, output_json: Path | None, output_markdown: Path | 
     paths = {"output_json": output_json, "output_markdown": output_markdown}
     written = {name: None if path is None else str(path) for name, path in paths.items()}
     last_line({**result.model_dump(exclude={"variants"}), "variants": variants, **written})
+
+
+def _judge(result: AbResult) -> None:
+    """Exits with a status where a variant is no good."""
+    from itemwise.harness.ab.report import problems_of
+
     for problem in (problems := problems_of(result)):
         tell_error(problem)
     if problems:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from itemwise.cli.failures import FAILED
+from itemwise.cli.flags import finite
 from itemwise.cli.harness_common import OutputJson, OutputMarkdown, last_line
 from itemwise.cli.output import say, stdout_width
 from itemwise.cli.text_table import Column, render_table
@@ -27,13 +28,13 @@ def compare(
         Path | None, typer.Option(metavar="FILE", help="Likewise; the portable one when left out.")
     ] = None,
     correctness_threshold_max_abs: Annotated[
-        float, typer.Option(metavar="X", min=0.0, help="How far one score may be from PyTorch's.")
+        float, typer.Option(metavar="X", min=0.0, callback=finite, help="How far one score may be from PyTorch's.")
     ] = 0.02,
     correctness_threshold_mean_abs: Annotated[
-        float, typer.Option(metavar="X", min=0.0, help="How far all may be, on average.")
+        float, typer.Option(metavar="X", min=0.0, callback=finite, help="How far all may be, on average.")
     ] = 0.01,
     guardrail_ratio: Annotated[
-        float, typer.Option(metavar="X", min=1.0, help="How far above the best p95 a winner's may be.")
+        float, typer.Option(metavar="X", min=1.0, callback=finite, help="How far above the best p95 a winner's may be.")
     ] = 1.25,
     output_markdown: OutputMarkdown = None,
 ) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from itemwise.cli.failures import FAILED, MISUSED, CommandError
+from itemwise.cli.flags import finite
 from itemwise.cli.harness_common import (
     ApiKey,
     OutputJson,
@@ -48,6 +49,18 @@ class Output:
     json: Path
     markdown: Path | None
     resume: bool
+    overwrite: bool
+
+    def check(self) -> None:
+        """Hours of measuring are not to be lost by a command line that is given again. Raises CommandError."""
+        from itemwise.harness.matrix.start import rows_in
+
+        if self.resume and self.overwrite:
+            raise CommandError("--resume and --overwrite do not go together: give one of them", status=MISUSED)
+        held = None if self.resume or self.overwrite else rows_in(self.json)
+        if held is not None:
+            hint = "--resume goes on with it, --overwrite begins anew"
+            raise CommandError(f"{self.json} is there already and holds {held}", hint=hint, status=MISUSED)
 
     def save(self, matrix: ScoreMatrix) -> None:
         """Both files, after every row."""
@@ -85,19 +98,30 @@ def matrix(
     jax_mask_impl: Annotated[str | None, typer.Option(metavar="NAME", help="Likewise.")] = None,
     jax_segment_fallback_threshold: Annotated[int | None, typer.Option(metavar="N", help="Likewise.")] = None,
     hardware: Annotated[str | None, typer.Option(metavar="NAME", help="What people call the machine.")] = None,
-    usd_per_hour: Annotated[float | None, typer.Option(metavar="USD", min=0.0, help="What it costs.")] = None,
+    usd_per_hour: Annotated[
+        float | None, typer.Option(metavar="USD", min=0.0, callback=finite, help="What it costs.")
+    ] = None,
     request_id: Annotated[
         str | None, typer.Option(metavar="ID", help="Which request of the workload; the first when left out.")
     ] = None,
     output_markdown: OutputMarkdown = None,
     resume: Annotated[
-        bool, typer.Option("--resume", metavar="", help="Go on from the rows that the artifact has.")
+        bool,
+        typer.Option(
+            "--resume",
+            metavar="",
+            help="Go on from the rows that the artifact has; those with a run that failed are measured again.",
+        ),
+    ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", metavar="", help="Begin anew where the artifact has rows already.")
     ] = False,
     api_key: ApiKey = None,
 ) -> None:
     """Measure one workload against a server, in chunks of several sizes, and say which size is best.
 
-    A chunk size that fails is recorded, and the others are measured all the same. The status is 1 where none worked.
+    A chunk size that fails is recorded, and the others are measured all the same. The status is 1 where none worked
+    or no server can be reached.
     """
     from itemwise.harness.matrix.sweep import SweepOptions
 
@@ -116,7 +140,7 @@ def matrix(
     _measure(
         options,
         Target(base_url, api_key, workload_json, request_id, tuple(server_config_note or ())),
-        Output(output_json, output_markdown, resume),
+        Output(output_json, output_markdown, resume, overwrite),
     )
 
 
@@ -144,10 +168,12 @@ def _measure(options: SweepOptions, target: Target, output: Output) -> None:
     from itemwise.harness.matrix.start import choose_request, describe_server, new_matrix, resume_matrix
     from itemwise.harness.matrix.sweep import MatrixSweep
 
+    output.check()
     workload = read_artifact(target.workload_json, Workload)
     request = choose_request(workload, target.request_id)
     begun = new_matrix(target.workload_json, workload, request, options)
     with ScoreClient(target.base_url, timeout_sec=options.timeout_sec, api_key=target.api_key) as client:
+        client.check_reachable()
         model = describe_server(begun, options, client, tell_server(client))
         for note in begun.notes:
             say(f"note: {note}", style="yellow")
@@ -155,6 +181,9 @@ def _measure(options: SweepOptions, target: Target, output: Output) -> None:
         if output.resume:
             begun = resume_matrix(output.json, begun)
         sweep = MatrixSweep(client, request, begun, options, output.save, model)
+        failed = sweep.forget_failed() if output.resume else []
+        if failed:
+            say(f"measured again, as runs of it failed: {', '.join(failed)}")
         _run(sweep)
     _report(sweep.matrix, output.json)
 
@@ -180,6 +209,8 @@ def _report(done: ScoreMatrix, output_json: Path) -> None:
                 say(line)
     final = done.summary.final_recommendation
     rows = [*done.results, *done.confirm_results]
+    if any(row.status != "ok" for row in rows):
+        say("hint: the same command with --resume measures the rows that failed again, and no others")
     last_line(
         {
             "output_json": str(output_json),

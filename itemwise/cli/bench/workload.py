@@ -41,7 +41,7 @@ def bench_workload(
     from itemwise.harness.token_facts import token_facts
     from itemwise.harness.workload import WorkloadOptions, make_workload
 
-    labels = None if label_token_ids is None else tuple(integers(label_token_ids, "--label-token-ids"))
+    labels = None if label_token_ids is None else _labels(label_token_ids)
     options = WorkloadOptions(query_tokens, num_items, item_tokens, num_requests, seed, labels, delimiter_token_id)
     facts = token_facts(model)
     say(f"{facts.model}: vocabulary of {facts.vocab_size}; the token pool comes from {facts.source}")
@@ -49,8 +49,17 @@ def bench_workload(
         workload = make_workload(options, facts)
     except ArtifactError as error:  # the ids that were asked for are not the model's
         raise CommandError(str(error), status=MISUSED) from None
+    if len(workload.label_token_ids) == 1:
+        workload.notes.append("there is one label: with softmax over one label every score is 1.0")
     for note in workload.notes:
         say(f"warning: {note}", style="yellow")
     write_artifact(output, workload)
     say(f"{output}: {num_requests} x (query of {query_tokens} tokens, {num_items} items of {item_tokens})")
     last_line({"output": str(output), "model": workload.model, "checksums": workload.checksums})
+
+
+def _labels(text: str) -> tuple[int, ...]:
+    labels = tuple(integers(text, "--label-token-ids"))
+    if len(set(labels)) < len(labels):
+        raise CommandError(f"--label-token-ids must be different ids, got {text!r}", status=MISUSED)
+    return labels

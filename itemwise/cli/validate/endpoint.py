@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from itemwise.cli.failures import FAILED, tell_error
 from itemwise.cli.harness_common import ApiKey, OutputJson, Timeout, last_line, step_progress, tell_server
 from itemwise.cli.output import say
 from itemwise.cli.validate.options import (
@@ -20,11 +21,9 @@ from itemwise.cli.validate.options import (
 from itemwise.harness.validation.options import EvaluationShape
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from itemwise.harness.artifacts import EndpointEvaluation
-    from itemwise.harness.client import ScoreClient
-    from itemwise.harness.validation.inputs import TokenChoice
 
 ModeOption = Annotated[
     Literal["multi", "serial"],
@@ -55,10 +54,16 @@ def validate_endpoint(
     from itemwise.harness.client import ScoreClient
     from itemwise.harness.files import write_artifact
     from itemwise.harness.validation.evaluation import Endpoint, evaluate, num_steps
+    from itemwise.harness.validation.inputs import settle_tokens, told_vocab_size
 
     with ScoreClient(url, timeout_sec=timeout_sec, api_key=api_key) as client:
         info = tell_server(client)
-        choice = _choose_tokens(client, info, asked, delimiter, vocab_size)
+        if mode == "multi" and delimiter is None:
+            delimiter = _told_delimiter(info)
+        size = vocab_size or told_vocab_size(info, client.get_json("/v1/models"))
+        choice, notes = settle_tokens(asked, delimiter, size, model)
+        for note in notes:
+            say(f"note: {note}")
         if mode == "multi":
             _tell_other_delimiter(info, choice.delimiter)
         with step_progress(num_steps(mode, shape), f"validate {mode} endpoint") as on_step:
@@ -66,26 +71,21 @@ def validate_endpoint(
     evaluation.server_config = info
     write_artifact(output_json, evaluation)
     last_line({"output_json": str(output_json), **_summary(evaluation)})
+    for count, failure in evaluation.failures.items():
+        tell_error(f"{count} items: {failure}")
+    if evaluation.failures:
+        raise typer.Exit(FAILED)
 
 
-def _choose_tokens(
-    client: ScoreClient,
-    info: Mapping[str, Any],
-    labels: Sequence[int] | None,
-    delimiter: int | None,
-    vocab_size: int | None,
-) -> TokenChoice:
-    from itemwise.harness.validation.inputs import settle_tokens, told_vocab_size
-
-    size = vocab_size or told_vocab_size(info, client.get_json("/v1/models"))
-    choice, notes = settle_tokens(labels, delimiter, size)
-    for note in notes:
-        say(f"note: {note}")
-    return choice
+def _told_delimiter(info: Mapping[str, Any]) -> int | None:
+    """The server's own, where it has one and says so."""
+    configuration = info.get("configuration")
+    own = configuration.get("delimiter_token_id") if isinstance(configuration, dict) else None
+    return own if isinstance(own, int) else None
 
 
 def _tell_other_delimiter(info: Mapping[str, Any], delimiter: int) -> None:
-    """Our servers tell theirs; with another one the aligned scores cannot be equal, and nobody would see why."""
+    """With another one the aligned scores cannot be equal, and nobody would see why."""
     configuration = info.get("configuration")
     if not isinstance(configuration, dict) or "delimiter_token_id" not in configuration:
         return
@@ -104,5 +104,6 @@ def _summary(evaluation: EndpointEvaluation) -> dict[str, Any]:
         "delimiter": evaluation.delimiter,
         "same_length_mutation_max_abs_diff": isolation.same_length_mutation.max_abs_diff_unchanged,
         "changed_length_mutation_max_abs_diff": isolation.changed_length_mutation.max_abs_diff_unchanged,
+        "failures": evaluation.failures,
         "p50_sec": {count: each.p50_sec for count, each in evaluation.performance.items()},
     }

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,7 +25,9 @@ from itemwise.cli.validate.options import (
     Delimiter,
     ItemCounts,
     Labels,
+    ServerFlag,
     read_labels,
+    split_server_flags,
     with_gate_options,
     with_item_counts,
     with_shape_options,
@@ -54,10 +54,7 @@ def validate_models(
     labels: Labels = None,
     delimiter: Delimiter = None,
     item_counts: ItemCounts = DEFAULT_ITEM_COUNTS,
-    server_flag: Annotated[
-        list[str] | None,
-        typer.Option(metavar="FLAG", help='For every server, as in --server-flag="--dtype float32"; may be repeated.'),
-    ] = None,
+    server_flag: ServerFlag = None,
     timeout_sec: Timeout = 180.0,
     api_key: ApiKey = None,
     resume: Annotated[
@@ -78,7 +75,7 @@ def validate_models(
         bounds=bounds,
         labels=None if asked is None else tuple(asked),
         delimiter=delimiter,
-        server_flags=_split_flags(server_flag or ()),
+        server_flags=split_server_flags(server_flag),
         timeout_sec=timeout_sec,
         api_key=api_key,
         resume=resume,
@@ -102,13 +99,6 @@ def _names(models: str) -> list[str]:
     if not names:
         raise CommandError("--models must name at least one model, got none", status=MISUSED)
     return names
-
-
-def _split_flags(flags: Sequence[str]) -> tuple[str, ...]:
-    try:
-        return tuple(word for flag in flags for word in shlex.split(flag))
-    except ValueError as error:
-        raise CommandError(f"--server-flag cannot be split into words: {error}", status=MISUSED) from None
 
 
 def _check_reference() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated
@@ -69,4 +70,21 @@ def read_labels(text: str | None) -> Sequence[int] | None:
     labels = None if text is None else integers(text, "--labels")
     if labels is not None and min(labels) < 0:
         raise CommandError(f"--labels must be 0 or more each, got {text!r}", status=MISUSED)
+    if labels is not None and (len(labels) < 2 or len(set(labels)) < len(labels)):
+        # Of one label alone every probability is 1, and everything would be equal.
+        raise CommandError(f"--labels must be two or more, each once, got {text!r}", status=MISUSED)
     return labels
+
+
+ServerFlag = Annotated[
+    list[str] | None,
+    typer.Option(metavar="FLAG", help='For every server, as in --server-flag="--dtype float32"; may be repeated.'),
+]
+
+
+def split_server_flags(flags: Sequence[str] | None) -> tuple[str, ...]:
+    """As a shell would. Raises CommandError."""
+    try:
+        return tuple(word for flag in flags or () for word in shlex.split(flag))
+    except ValueError as error:
+        raise CommandError(f"--server-flag cannot be split into words: {error}", status=MISUSED) from None

@@ -11,9 +11,10 @@ from itemwise.cli.failures import FAILED, MISUSED, CommandError
 from itemwise.cli.harness_common import integers, last_line, step_progress
 from itemwise.cli.output import say, stdout_width
 from itemwise.cli.text_table import Column, render_table
+from itemwise.cli.validate.options import ServerFlag, split_server_flags
 
 if TYPE_CHECKING:
-    from itemwise.harness.artifacts import SelfCheck
+    from itemwise.harness.artifacts import SelfCheck, SelfCheckStep
 
 
 def validate_self(
@@ -31,16 +32,16 @@ def validate_self(
     min_speedup: Annotated[
         float, typer.Option(metavar="X", min=0, help="Of 32 items in one request over one by one.")
     ] = 3.0,
-    server_flag: Annotated[
-        list[str] | None, typer.Option(metavar="FLAG", help="For every server, as in --server-flag=--device=cpu.")
-    ] = None,
+    server_flag: ServerFlag = None,
 ) -> None:
     """Validate this installation: start servers, run everything on a small workload, judge it, write a report."""
     chosen = tuple(name.strip() for name in backends.split(",") if name.strip())
     if not chosen or not set(chosen) <= {"jax", "torch"}:
         raise CommandError(f"--backends must be jax, torch or both, got {backends!r}", status=MISUSED)
     sizes = integers(client_chunk_sizes, "--client-chunk-sizes")
-    from itemwise.harness.self_check import SelfCheckOptions, SelfCheckRun
+    from itemwise.harness.self_check.commands import num_steps
+    from itemwise.harness.self_check.options import SelfCheckOptions
+    from itemwise.harness.self_check.run import SelfCheckRun
 
     options = SelfCheckOptions(
         output_dir=output_dir,
@@ -53,10 +54,14 @@ def validate_self(
         client_chunk_sizes=tuple(sizes),
         timed_runs=timed_runs,
         min_speedup=min_speedup,
-        server_flags=tuple(server_flag or ()),
+        server_flags=split_server_flags(server_flag),
     )
-    with step_progress(options.steps, "validate self") as on_step:
-        verdict = SelfCheckRun(options, on_step)()
+    try:
+        with step_progress(num_steps(options), "validate self") as on_step:
+            verdict = SelfCheckRun(options, on_step)()
+    except BaseException:
+        say(f"cut short: {output_dir / 'self_check.json'} has the steps that were done")
+        raise
     _tell(verdict)
     last_line({"all_pass": verdict.all_pass, "output_dir": str(output_dir), "steps": len(verdict.steps)})
     if not verdict.all_pass:
@@ -64,10 +69,12 @@ def validate_self(
 
 
 def _tell(verdict: SelfCheck) -> None:
+    from itemwise.harness.self_check.run import SKIPPED
+
     steps = verdict.steps
     columns = [
         Column("step", [step.title for step in steps]),
-        Column("result", ["pass" if step.status == 0 else f"FAIL ({step.status})" for step in steps]),
+        Column("result", [_result(step) for step in steps]),
         Column("seconds", [f"{step.seconds:.1f}" for step in steps]),
     ]
     for line in render_table(columns, stdout_width()).splitlines():
@@ -75,5 +82,16 @@ def _tell(verdict: SelfCheck) -> None:
     for step in steps:
         if step.status != 0:
             say(f"{step.title}: {step.detail}", style="red")
-            say(f"  again: {step.command}")
+            if step.status != SKIPPED:
+                say(f"  again: {step.command}")
+            if step.status != SKIPPED and step.server is not None:
+                say(f"  server: {step.server}")
     say("all pass" if verdict.all_pass else "not all pass", style="bold")
+
+
+def _result(step: SelfCheckStep) -> str:
+    from itemwise.harness.self_check.run import SKIPPED
+
+    if step.status == 0:
+        return "pass"
+    return "not run" if step.status == SKIPPED else f"FAIL ({step.status})"

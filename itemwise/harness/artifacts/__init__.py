@@ -12,6 +12,7 @@ from itemwise.harness.artifacts.comparison import (
     Correctness,
     PortableRow,
     PortableView,
+    QuotedRow,
 )
 from itemwise.harness.artifacts.load import (
     LOAD_VERSION,
@@ -105,6 +106,7 @@ __all__ = [
     "Parity",
     "PortableRow",
     "PortableView",
+    "QuotedRow",
     "RateProbe",
     "RowStatus",
     "RunRecord",

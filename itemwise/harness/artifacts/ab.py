@@ -20,8 +20,8 @@ class ScoreDifferences(Artifact):
 
 
 class SpeedRatio(Artifact):
-    """The first variant's time over this one's, paired by round: 2.0 is twice as fast. The interval is None with
-    one round."""
+    """The first variant's time over this one's, paired by round: 2.0 is twice as fast. It is the ratio of their
+    `time_ms`; the interval is Student's, of the logarithms, and None with one round."""
 
     ratio: float
     low: float | None
@@ -47,9 +47,10 @@ class AbVariant(Artifact):
     server_config: dict[str, Any]
     status: Literal["ok", "failed"]
     failure: str | None
-    median_ms: float | None
+    time_ms: float | None = None  # the geometric mean of the rounds' medians; None in older files, too
+    median_ms: float | None  # of all runs, as the p95 is
     p95_ms: float | None
-    items_per_sec: float | None
+    items_per_sec: float | None  # by `time_ms`; in older files by the median
     speed_vs_first: SpeedRatio | None
     scores_vs_first: ScoreDifferences | None
     scores_agree: bool
@@ -65,10 +66,11 @@ class AbResult(Artifact):
     compare: str
     geometry: LoadGeometry
     cached: bool
-    rounds: int
+    rounds: int  # that were run to their end
     runs_per_round: int
     warmup_runs: int
     seed: int
     correctness_thresholds: CorrectnessThresholds
     variants: list[AbVariant]
+    cut_short: bool = False  # by an interrupt: the rounds that were finished
     notes: list[str]

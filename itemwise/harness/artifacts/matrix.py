@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from itemwise.harness.artifacts.base import Artifact, BackendName, EvaluationView, FailureReason, RowStatus, Scores
 
 MATRIX_VERSION: Literal["score_matrix_v1"] = "score_matrix_v1"
+Milliseconds = Annotated[float, Field(ge=0)]
 
 
 class RunRecord(Artifact):
@@ -16,8 +17,8 @@ class RunRecord(Artifact):
 
     run_index: int
     ok: bool
-    total_e2e_ms: float | None
-    call_latencies_ms: list[float]
+    total_e2e_ms: Milliseconds | None
+    call_latencies_ms: list[Milliseconds]
     failure_reason: FailureReason | None
     failure_detail: str | None
 
@@ -31,12 +32,12 @@ class MatrixRow(Artifact):
     successful_runs: int = Field(ge=0)
     success_rate: float = Field(ge=0, le=1)
     status: RowStatus
-    p50_total_e2e_ms: float | None
-    p95_total_e2e_ms: float | None
-    mean_total_e2e_ms: float | None
-    mean_chunk_call_ms: float | None
-    p95_chunk_call_ms: float | None
-    throughput_items_sec: float | None
+    p50_total_e2e_ms: Milliseconds | None
+    p95_total_e2e_ms: Milliseconds | None
+    mean_total_e2e_ms: Milliseconds | None
+    mean_chunk_call_ms: Milliseconds | None
+    p95_chunk_call_ms: Milliseconds | None
+    throughput_items_sec: float | None = Field(ge=0)
     first_run_penalty_ratio: float | None
     failure_reason_counts: dict[str, int]
     usd_per_run: float | None
@@ -59,7 +60,7 @@ class WorkloadShape(Artifact):
 
     model: str
     query_tokens: int
-    num_items: int
+    num_items: int = Field(ge=1)
     item_tokens: int
     label_token_ids: list[int]
 
@@ -67,14 +68,14 @@ class WorkloadShape(Artifact):
 class CorrectnessThresholds(Artifact):
     """How far scores may be from the reference."""
 
-    max_abs_diff: float
-    mean_abs_diff: float
+    max_abs_diff: float = Field(ge=0)
+    mean_abs_diff: float = Field(ge=0)
 
 
 class MatrixSummary(Artifact):
     """What the sweep recommends: rows without their records, or None where no row is eligible."""
 
-    guardrail_ratio: float
+    guardrail_ratio: float = Field(ge=1)  # below 1 not even the row with the best p95 would be within it
     sweep_recommendation: dict[str, Any] | None
     confirm_chunk_sizes: list[int]
     confirm_recommendation: dict[str, Any] | None

@@ -21,6 +21,9 @@ class OpsRow(Artifact):
     memory_peak_mb: float | None
     status: str
     error: str | None
+    # Of ours: what the figures are of, and the drawer of the failure.
+    latencies_ms: list[float] | None = None
+    failure_reason: str | None = None
 
 
 class OpsServerConfig(Artifact):
@@ -61,3 +64,7 @@ class OpsRunMetadata(Artifact):
     workload_ref: str | None = None
     server_config: dict[str, Any] | None = None
     chunk_sizes: list[int] | None = None
+    # Of ours: the whole of what was asked for, so that only the same sweep is gone on with.
+    spec: dict[str, Any] | None = None
+    started_at_utc: str | None = None
+    itemwise: str | None = None

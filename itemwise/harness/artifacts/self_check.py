@@ -14,9 +14,10 @@ class SelfCheckStep(Artifact):
 
     title: str
     command: str
-    status: int  # of the process; 0: done
+    status: int  # of the process; 0: done, 3: not run, as it lacked something
     seconds: float
     detail: str | None
+    server: str | None = None  # the command line of the server that it was about
 
 
 class SelfCheck(Artifact):
@@ -28,3 +29,4 @@ class SelfCheck(Artifact):
     backends: list[str]
     steps: list[SelfCheckStep]
     all_pass: bool
+    complete: bool = True  # False: steps are still to come, or it was cut short

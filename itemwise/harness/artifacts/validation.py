@@ -63,6 +63,7 @@ class EndpointEvaluation(Artifact):
     generated_at_utc: str | None = None
     settings: dict[str, Any] = Field(default_factory=dict)  # what the inputs and runs follow from
     server_config: dict[str, Any] = Field(default_factory=dict)  # as the server tells it
+    failures: dict[str, str] = Field(default_factory=dict)  # item counts that have no performance, and why
 
 
 class Equivalence(Artifact):
@@ -111,7 +112,7 @@ class MultiVsSerial(Artifact):
 class Parity(Artifact):
     """`validate combine`, the second half: against transformers on the same checkpoint."""
 
-    model: str
+    model: str | None = None
     max_abs_diff_jax_serial_vs_torch_serial: float
     max_abs_diff_jax_multi_vs_torch_serial: float
     max_abs_diff_jax_multi_vs_torch_multi_semantic: float

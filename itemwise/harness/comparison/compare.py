@@ -6,7 +6,7 @@ PyTorch counts as it is. Deltas are JAX's figures less PyTorch's.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from itemwise.harness.artifacts import (
     COMPARISON_VERSION,
@@ -15,6 +15,7 @@ from itemwise.harness.artifacts import (
     MatrixRow,
     PortableRow,
     PortableView,
+    QuotedRow,
 )
 from itemwise.harness.comparison.inputs import ComparisonInputs
 from itemwise.harness.comparison.rows import CompareOptions, correctness_of, deltas_of, winner_of
@@ -51,7 +52,7 @@ def _portable_view(inputs: ComparisonInputs, options: CompareOptions) -> Portabl
     return PortableView(
         guardrail_ratio=ratio,
         rows=rows,
-        backend_best={"jax": quoted(best_jax), "pytorch": quoted(best_pytorch)},
+        backend_best={"jax": _cited(best_jax), "pytorch": _cited(best_pytorch)},
         winner=winner_of(best_jax, best_pytorch, ratio),
     )
 
@@ -59,11 +60,15 @@ def _portable_view(inputs: ComparisonInputs, options: CompareOptions) -> Portabl
 def _portable_row(size: int, jax: MatrixRow | None, pytorch: MatrixRow | None, options: CompareOptions) -> PortableRow:
     return PortableRow(
         client_chunk_size=size,
-        jax=quoted(jax),
-        pytorch=quoted(pytorch),
+        jax=_cited(jax),
+        pytorch=_cited(pytorch),
         correctness=correctness_of(jax, pytorch, options),
         deltas=deltas_of(jax, pytorch),
     )
+
+
+def _cited(row: MatrixRow | None) -> QuotedRow | None:
+    return cast("QuotedRow | None", quoted(row))
 
 
 def _best_native_view(inputs: ComparisonInputs, options: CompareOptions) -> BestNativeView:
@@ -72,8 +77,8 @@ def _best_native_view(inputs: ComparisonInputs, options: CompareOptions) -> Best
     correctness = correctness_of(jax, pytorch, options)
     trusted = jax if correctness.passed else None
     return BestNativeView(
-        jax_selected=quoted(jax),
-        pytorch_selected=quoted(pytorch),
+        jax_selected=_cited(jax),
+        pytorch_selected=_cited(pytorch),
         correctness=correctness,
         deltas=deltas_of(jax, pytorch),
         winner=winner_of(trusted, pytorch, options.guardrail_ratio),

@@ -10,6 +10,8 @@ from typing import Any
 from itemwise.contract.errors import ArtifactError
 from itemwise.harness.artifacts import BackendName, EvaluationView, MatrixRow, ScoreMatrix
 from itemwise.harness.files import read_artifact, sha256_of
+from itemwise.harness.hardware import hardware_name
+from itemwise.harness.server_config import is_contradiction, is_other_backend
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +42,8 @@ class MatrixFile:
         summary = self.matrix.summary
         if summary.final_recommendation is None:
             return None
-        rows = self.matrix.confirm_results if summary.confirm_recommendation else self.matrix.results
+        is_confirmed = summary.final_recommendation == summary.confirm_recommendation
+        rows = self.matrix.confirm_results if is_confirmed else self.matrix.results
         size = summary.final_recommendation.get("client_chunk_size")
         for row in rows:
             if row.client_chunk_size == size:
@@ -80,6 +83,7 @@ def read_inputs(
     files = list(dict.fromkeys((jax, pytorch, jax_native, pytorch_native)))
     for file in files[1:]:
         _check_same_workload(jax, file)
+    notes.extend(note for file in files for note in _contradictions(file))
     notes.extend(_differences(files))
     return ComparisonInputs(jax, pytorch, jax_native, pytorch_native, tuple(notes))
 
@@ -108,6 +112,16 @@ def _check_same_workload(first: MatrixFile, other: MatrixFile) -> None:
         )
 
 
+def _contradictions(file: MatrixFile) -> list[str]:
+    """Where the server said something else than what it was called; a label alone proves nothing."""
+    matrix = file.matrix
+    found = [note for note in matrix.notes if is_contradiction(note)]
+    told = _fact(matrix, "backend")
+    if is_other_backend(told, matrix.backend) and not any("declared backend" in note for note in found):
+        found.append(f"called {matrix.backend}, but its server said backend = {told}")
+    return [f"{file.name}: {note}" for note in found]
+
+
 def _differences(files: list[MatrixFile]) -> list[str]:
     """One note for each fact that the files do not share."""
     notes = []
@@ -123,7 +137,7 @@ def _differences(files: list[MatrixFile]) -> list[str]:
 def _fact(matrix: ScoreMatrix, name: str) -> Any:
     hardware: Mapping[str, Any] = matrix.hardware
     if name == "hardware":
-        return hardware.get("name") or hardware.get("device") or hardware.get("device_kind")
+        return hardware_name(hardware)
     if name == "model":
         return matrix.server_config.get("model") or matrix.server_config.get("model_path")
     return hardware.get(name) or matrix.server_config.get(name)

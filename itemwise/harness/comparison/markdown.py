@@ -56,7 +56,8 @@ def _portable_cells(row: Mapping[str, Any]) -> list[str]:
 
 def _native_table(comparison: Comparison) -> str:
     view = comparison.best_native_view
-    jax, pytorch = view.jax_selected or {}, view.pytorch_selected or {}
+    jax: Mapping[str, Any] = view.jax_selected or {}
+    pytorch: Mapping[str, Any] = view.pytorch_selected or {}
     deltas = view.deltas or {}
     rows = [["chunk size", *(str(row.get("client_chunk_size", "-")) for row in (jax, pytorch)), "-"]]
     for title, figure in (

@@ -80,18 +80,21 @@ def winner_of(jax: MatrixRow | None, pytorch: MatrixRow | None, guardrail_ratio:
         return {"backend": None, "client_chunk_size": None, "ratio": None, "deltas": None}
     other = pytorch if best is jax else jax
     return {
-        "backend": "tie" if _same(jax, pytorch) else "jax" if best is jax else "pytorch",
+        "backend": "tie" if _same(best, other, guardrail_ratio) else "jax" if best is jax else "pytorch",
         "client_chunk_size": best.client_chunk_size,
         "ratio": _ratio(best, other),
         "deltas": deltas_of(jax, pytorch),
     }
 
 
-def _same(jax: MatrixRow | None, pytorch: MatrixRow | None) -> bool:
-    if jax is None or pytorch is None:
+def _same(best: MatrixRow, other: MatrixRow | None, guardrail_ratio: float) -> bool:
+    """Equally fast in chunks of one size, and either is within the guardrail of the other."""
+    if other is None or best.p95_total_e2e_ms is None or other.p95_total_e2e_ms is None:
         return False
-    mine = (jax.throughput_items_sec, jax.client_chunk_size)
-    return mine == (pytorch.throughput_items_sec, pytorch.client_chunk_size)
+    if other.p95_total_e2e_ms > guardrail_ratio * best.p95_total_e2e_ms:
+        return False
+    mine = (best.throughput_items_sec, best.client_chunk_size)
+    return mine == (other.throughput_items_sec, other.client_chunk_size)
 
 
 def _ratio(best: MatrixRow, other: MatrixRow | None) -> float | None:

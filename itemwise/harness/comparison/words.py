@@ -36,7 +36,10 @@ def _sentence(winner: Mapping[str, Any], rows: Mapping[str, Any], wrong: Correct
     if winner["ratio"] is None:
         why = f"it fails the correctness gate, {wrong.detail}" if wrong and other == "jax" else "no row of it counts"
         return f"{backend}: {_figures(rows[backend])}; {other} cannot be recommended, {why}."
-    but = "" if winner["ratio"] >= 1 else ", whose p95 is beyond the guardrail"
+    # The rule has only two reasons to choose one that is not faster: a smaller chunk, and the guardrail.
+    is_smaller = rows[backend]["client_chunk_size"] < rows[other]["client_chunk_size"]
+    is_better = winner["ratio"] > 1 or (winner["ratio"] == 1 and is_smaller)
+    but = "" if is_better else ", whose p95 is beyond the guardrail"
     return (
         f"{backend}: {_figures(rows[backend])}, {winner['ratio']:.2f}x the throughput of {other} "
         f"at {_figures(rows[other])}{but}."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from itemwise.harness.artifacts import MatrixRow, ScoreMatrix
+from itemwise.harness.artifacts import MatrixRow, MatrixSummary, ScoreMatrix
 
 _NONE = "-"
 
@@ -18,7 +18,7 @@ def matrix_markdown(matrix: ScoreMatrix) -> str:
         f"{shape.num_items} items of {shape.item_tokens} tokens after {shape.query_tokens} query tokens, "
         f"model `{shape.model}`, request `{matrix.workload_ref.request_id}`, {matrix.generated_at_utc}."
         + ("" if matrix.complete else " **The sweep is not finished.**"),
-        _recommendation(matrix.summary.final_recommendation),
+        _recommendation(matrix.summary),
         "## Sweep",
         _rows_table(matrix.results),
     ]
@@ -41,9 +41,11 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
-def _recommendation(row: Mapping[str, Any] | None) -> str:
+def _recommendation(summary: MatrixSummary) -> str:
+    row = summary.final_recommendation
     if row is None:
-        return "**No chunk size can be recommended: none worked in every run.**"
+        those = "none" if summary.sweep_recommendation is None else "of those measured again none"
+        return f"**No chunk size can be recommended: {those} worked in every run.**"
     return (
         f"**Recommended: chunk size {row['client_chunk_size']}**, {number(row['throughput_items_sec'])} items/s, "
         f"p95 {number(row['p95_total_e2e_ms'])} ms."

@@ -75,13 +75,19 @@ def quoted(row: MatrixRow | None) -> dict[str, Any] | None:
 
 
 def summarise(results: Sequence[MatrixRow], confirm_results: Sequence[MatrixRow], *, confirms: bool) -> MatrixSummary:
-    """`confirms`: whether there is a confirm phase at all. What it found counts for more than the sweep."""
+    """`confirms`: whether the confirm phase is due: it was asked for, and the sweep that it follows from is done.
+
+    What it found counts for more than the sweep once all of it is there, also where it found that nothing works.
+    """
     swept, confirmed = select_winner(results), select_winner(confirm_results)
+    measured_again = [row.client_chunk_size for row in confirm_results]
+    sizes = confirm_sizes(results, swept) if confirms else measured_again
+    is_confirmed = bool(sizes) and set(sizes) <= set(measured_again)
     return MatrixSummary(
         guardrail_ratio=GUARDRAIL_RATIO,
         sweep_recommendation=quoted(swept),
-        confirm_chunk_sizes=confirm_sizes(results, swept) if confirms else [],
+        confirm_chunk_sizes=sizes,
         confirm_recommendation=quoted(confirmed),
-        final_recommendation=quoted(confirmed or swept),
+        final_recommendation=quoted(confirmed if is_confirmed else swept),
         correctness_thresholds=CorrectnessThresholds(max_abs_diff=MAX_ABS_DIFF, mean_abs_diff=MEAN_ABS_DIFF),
     )

@@ -82,6 +82,18 @@ def describe_server(matrix: ScoreMatrix, options: SweepOptions, client: ScoreCli
     return wanted if wanted in served or not served else served[0]
 
 
+def rows_in(path: Path) -> str | None:
+    """What would be lost if this file were written anew, in words; None where nothing would."""
+    if not path.is_file() or path.stat().st_size == 0:
+        return None
+    try:
+        old = read_artifact(path, ScoreMatrix)
+    except ArtifactError:
+        return "something that is no score matrix"
+    count = len(old.results) + len(old.confirm_results)
+    return f"{count} rows of {old.backend}, measured until {old.generated_at_utc}" if count else None
+
+
 def resume_matrix(path: Path, fresh: ScoreMatrix) -> ScoreMatrix:
     """`fresh` with the rows of the file, or as it is where there is no file.
 

@@ -23,7 +23,7 @@ from itemwise.harness.artifacts import (
 from itemwise.harness.client import CallError, ScoreClient
 from itemwise.harness.files import now_utc
 from itemwise.harness.matrix.rows import make_row, num_chunks, summarise
-from itemwise.harness.rules import CONFIRM_RUNS
+from itemwise.harness.rules import CONFIRM_RUNS, Differences, confirm_sizes, score_differences, select_winner
 
 Tell = Callable[[str], None]
 
@@ -72,11 +72,21 @@ class MatrixSweep:
         """Of the confirm phase, which is known when the sweep is done."""
         return _missing(self.matrix.summary.confirm_chunk_sizes, self.matrix.confirm_results)
 
+    def forget_failed(self) -> list[str]:
+        """Rows with a run that failed become missing ones; which they are, in words. The confirm phase may change."""
+        matrix = self.matrix
+        told = [f"chunk size {row.client_chunk_size}" for row in matrix.results if row.status != "ok"]
+        told += [f"chunk size {row.client_chunk_size} again" for row in matrix.confirm_results if row.status != "ok"]
+        matrix.results = [row for row in matrix.results if row.status == "ok"]
+        matrix.confirm_results = [row for row in matrix.confirm_results if row.status == "ok"]
+        return told
+
     def sweep(self, tell: Tell) -> None:
         """`tell` hears of each chunk size as it begins."""
         for size in self.missing_sizes():
             tell(f"chunk size {size}")
             self.matrix.results.append(self._measure(size, self.options.timed_runs))
+            self.matrix.results.sort(key=_place_in(self.options.client_chunk_sizes))
             self.update()
 
     def confirm(self, tell: Tell) -> None:
@@ -84,12 +94,16 @@ class MatrixSweep:
         for size in self.missing_confirm_sizes():
             tell(f"chunk size {size} again")
             self.matrix.confirm_results.append(self._measure(size, self.options.timed_runs_confirm))
+            self.matrix.confirm_results.sort(key=_place_in(self.matrix.summary.confirm_chunk_sizes))
             self.update()
 
     def update(self) -> None:
         """The summary of what is there, and the file."""
         matrix = self.matrix
         confirms = self.options.timed_runs_confirm > 0 and not self.missing_sizes()
+        if confirms:  # a sweep that was gone on with may have another winner, with other neighbours
+            due = confirm_sizes(matrix.results, select_winner(matrix.results))
+            matrix.confirm_results = [row for row in matrix.confirm_results if row.client_chunk_size in due]
         matrix.summary = summarise(matrix.results, matrix.confirm_results, confirms=confirms)
         matrix.complete = not self.missing_sizes() and not self.missing_confirm_sizes()
         matrix.generated_at_utc = now_utc()
@@ -102,9 +116,22 @@ class MatrixSweep:
                 note = f"warm-up run {index} of chunk size {size} failed: {record.failure_reason}"
                 self.matrix.notes.append(f"{note}, {record.failure_detail}")
         measured = [self.run_once(size, index) for index in range(runs)]
-        reference = next((scores for record, scores in measured if record.ok), None)
         records = [record for record, _ in measured]
-        return make_row(size, len(self.request.items_token_ids), records, reference, self.options.usd_per_hour)
+        good = [scores for record, scores in measured if record.ok]
+        num_items = len(self.request.items_token_ids)
+        row = make_row(size, num_items, records, good[0] if good else None, self.options.usd_per_hour)
+        return self._with_drift(row, _drift(good))
+
+    def _with_drift(self, row: MatrixRow, drift: Differences | None) -> MatrixRow:
+        """One run's scores stand for all, which is worth a note where the others' are not the same."""
+        if drift is None:
+            return row
+        if not drift.within():
+            self.matrix.notes.append(
+                f"the scores of chunk size {row.client_chunk_size} differ from run to run: max abs diff "
+                f"{drift.max_abs_diff:.3g} and mean {drift.mean_abs_diff:.3g} from those of the first"
+            )
+        return row.model_copy(update={"max_abs_diff_between_runs": drift.max_abs_diff})
 
     def run_once(self, size: int, index: int) -> tuple[RunRecord, Scores]:
         """All chunks, or those before the one that failed."""
@@ -136,6 +163,16 @@ class MatrixSweep:
 def _missing(sizes: Sequence[int], rows: Sequence[MatrixRow]) -> list[int]:
     done = {row.client_chunk_size for row in rows}
     return [size for size in sizes if size not in done]
+
+
+def _place_in(sizes: Sequence[int]) -> Callable[[MatrixRow], int]:
+    return lambda row: sizes.index(row.client_chunk_size)
+
+
+def _drift(runs: Sequence[Scores]) -> Differences | None:
+    """Of the run whose scores are farthest from the first one's; None where there is no other."""
+    found = [score_differences(scores, runs[0]) for scores in runs[1:]]
+    return max(found, key=lambda each: each.max_abs_diff) if found else None
 
 
 def _good_run(index: int, latencies: list[float], total_ms: float) -> RunRecord:

@@ -25,7 +25,7 @@ from itemwise.harness.artifacts import (
     Scores,
     SemanticAlignment,
 )
-from itemwise.harness.client import ScoreClient
+from itemwise.harness.client import CallError, ScoreClient
 from itemwise.harness.files import now_utc
 from itemwise.harness.rules import mean, percentile
 from itemwise.harness.validation.inputs import LONGER_BY, MUTATED_INDEX, TokenChoice, TokenSource
@@ -68,7 +68,10 @@ def num_steps(mode: Mode, shape: EvaluationShape) -> int:
 
 
 def evaluate(endpoint: Endpoint, choice: TokenChoice, shape: EvaluationShape, on_step: OnStep) -> EndpointEvaluation:
-    """All of it. Raises CallError: a server that fails a call cannot be evaluated."""
+    """All of it. An item count that fails is in `failures`, as too many are too much for some servers.
+
+    Raises CallError where isolation cannot be looked at.
+    """
     source = TokenSource(choice, shape.seed)
     on_step("isolation")
     isolation = _isolation(endpoint, source, shape)
@@ -76,10 +79,13 @@ def evaluate(endpoint: Endpoint, choice: TokenChoice, shape: EvaluationShape, on
     if endpoint.mode == "serial":
         on_step("query + delimiter")
         alignment = _alignment(endpoint, source, isolation)
-    performance = {}
+    performance, failures = {}, {}
     for count in shape.item_counts:
         on_step(f"{count} items")
-        performance[str(count)] = _performance(endpoint, source, shape, count)
+        try:
+            performance[str(count)] = _performance(endpoint, source, shape, count)
+        except CallError as error:
+            failures[str(count)] = str(error)
     return EndpointEvaluation(
         mode=endpoint.mode,
         url=endpoint.client.url,
@@ -91,6 +97,7 @@ def evaluate(endpoint: Endpoint, choice: TokenChoice, shape: EvaluationShape, on
         semantic_alignment=alignment,
         generated_at_utc=now_utc(),
         settings=shape.settings(choice.vocab_size),
+        failures=failures,
     )
 
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from itemwise.contract.errors import ItemwiseError
+from itemwise.contract.errors import ItemwiseError, ModelLoadError
+from itemwise.harness.default_tokens import DEFAULT_DELIMITER, DEFAULT_LABELS, default_delimiter, default_labels
+from itemwise.harness.token_facts import TokenFacts, token_facts
 
-DEFAULT_LABELS = (9454, 2753)
-DEFAULT_DELIMITER = 151643
 NUM_ISOLATION_ITEMS = 8
 MUTATED_INDEX = 3  # with items before it and after it
 LONGER_BY = 7  # tokens, so that whatever comes after the item moves to an odd place
@@ -37,9 +37,9 @@ def told_vocab_size(server_info: Mapping[str, Any], model_list: Mapping[str, Any
 
 
 def settle_tokens(
-    labels: Sequence[int] | None, delimiter: int | None, vocab_size: int | None
+    labels: Sequence[int] | None, delimiter: int | None, vocab_size: int | None, model: str
 ) -> tuple[TokenChoice, list[str]]:
-    """Also what is to be said about it. None: the default, or another id where the vocabulary does not have it.
+    """Also what is to be said about it. None: the default, or the model's own where its vocabulary lacks that.
 
     Without a vocabulary size ids stay below the largest that is named, which must be in there anyway.
     Raises ItemwiseError for ids that were given and cannot be.
@@ -49,19 +49,30 @@ def settle_tokens(
         size = max(named) + 1
         told = [f"the server does not tell its vocabulary size: ids stay below {size} (--vocab-size says it)"]
         return TokenChoice(tuple(named[:-1]), named[-1], size), told
-    given = [*(labels or ()), *(() if delimiter is None else (delimiter,))]
-    _check_ids(given, vocab_size)
-    notes: list[str] = []
-    # From the end of the vocabulary, each id once.
-    free = (each for each in range(vocab_size - 1, -1, -1) if each not in given)
+    _check_ids([*(labels or ()), *(() if delimiter is None else (delimiter,))], vocab_size)
+    notes: list[str | None] = []
+    if labels is not None and delimiter is not None:
+        return TokenChoice(tuple(labels), delimiter, vocab_size), []
+    facts = _facts(model, vocab_size)
     if delimiter is None:
-        delimiter = DEFAULT_DELIMITER if vocab_size > DEFAULT_DELIMITER else next(free)
-        notes += _replaced("delimiter", DEFAULT_DELIMITER, delimiter, vocab_size)
+        delimiter, note = default_delimiter(facts, labels or ())
+        notes.append(note)
     if labels is None:
-        fits = vocab_size > max(DEFAULT_LABELS)
-        labels = DEFAULT_LABELS if fits else [next(free) for _ in DEFAULT_LABELS]
-        notes += _replaced("labels", list(DEFAULT_LABELS), list(labels), vocab_size)
-    return TokenChoice(tuple(labels), delimiter, vocab_size), notes
+        labels, note = default_labels(facts, (delimiter,))
+        notes.append(note)
+    return TokenChoice(tuple(labels), delimiter, vocab_size), [note for note in notes if note]
+
+
+def _facts(model: str, vocab_size: int) -> TokenFacts:
+    """The server's vocabulary counts; its tokenizer is asked only where a default would not fit into that."""
+    told = TokenFacts(model, "what the server tells", vocab_size, vocab_size, ())
+    if vocab_size > DEFAULT_DELIMITER:
+        return told
+    try:
+        own = token_facts(model)
+    except ModelLoadError:  # it is the server's, and need not be here
+        return told
+    return own if own.vocab_size == vocab_size else told
 
 
 def _check_ids(given: Sequence[int], vocab_size: int) -> None:
@@ -70,11 +81,6 @@ def _check_ids(given: Sequence[int], vocab_size: int) -> None:
     for each in given:
         if not 0 <= each < vocab_size:
             raise ItemwiseError(f"labels and delimiter must be from 0 to {vocab_size - 1} for this server, got {each}")
-
-
-def _replaced(what: str, default: object, own: object, vocab_size: int) -> list[str]:
-    same = default == own
-    return [] if same else [f"the vocabulary has {vocab_size} tokens: {what} {own} instead of the default {default}"]
 
 
 @dataclass(frozen=True)

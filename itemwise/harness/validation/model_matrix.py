@@ -91,7 +91,8 @@ class ModelRun:
             return kept
         self.watcher.step(f"{self.model}: {mode} server")
         flags = self._flags(mode, serial)
-        with local_server(flags, self.folder / f"{mode}_server.log") as server:
+        env = {} if self.plan.api_key is None else {"ITEMWISE_API_KEY": self.plan.api_key}
+        with local_server(flags, self.folder / f"{mode}_server.log", env=env) as server:
             found = self._evaluate(mode, server.url, serial)
         found.settings["server_flags"] = flags
         write_artifact(self._path(mode), found)
@@ -102,12 +103,14 @@ class ModelRun:
             info = self.watcher.introduce(client)
             if serial is None:
                 size = told_vocab_size(info, client.get_json("/v1/models"))
-                choice, notes = settle_tokens(self.plan.labels, self.plan.delimiter, size)
+                choice, notes = settle_tokens(self.plan.labels, self.plan.delimiter, size, self.model)
                 for note in notes:
                     self.watcher.note(note)
             else:
                 choice = _choice_of(serial)
             found = evaluate(Endpoint(client, mode, self.model), choice, self.plan.shape, lambda title: None)
+        for count, failure in found.failures.items():
+            self.watcher.note(f"{self.model}: {mode} server, {count} items: {failure}")
         found.server_config = info
         return found
 
@@ -119,10 +122,13 @@ class ModelRun:
     def _is_wanted(self, kept: EndpointEvaluation, mode: Mode, serial: EndpointEvaluation | None) -> bool:
         """Is it what this plan would make? For its tokens it is enough that the plan's rules lead to them."""
         size = kept.settings.get("vocab_size")
-        if not isinstance(size, int) or kept.mode != mode or kept.model != self.model:
+        if not isinstance(size, int) or kept.mode != mode or kept.model != self.model or kept.failures:
             return False
         plan = self.plan
-        choice = settle_tokens(plan.labels, plan.delimiter, size)[0] if serial is None else _choice_of(serial)
+        if serial is None:
+            choice, _ = settle_tokens(plan.labels, plan.delimiter, size, self.model)
+        else:
+            choice = _choice_of(serial)
         settings = {**plan.shape.settings(size), "server_flags": self._flags(mode, serial)}
         return kept.settings == settings and _choice_of(kept) == choice
 

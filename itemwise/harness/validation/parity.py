@@ -39,12 +39,14 @@ class TransformersReference:
     def load(cls, model: str) -> TransformersReference:
         """A folder, a .gguf file, a hub id, or `embedded`. Raises ReferenceMissingError, ModelLoadError."""
         transformers = import_transformers()
+        from safetensors import SafetensorError
+
         folder, gguf_file = _locate(model)
         more = {} if gguf_file is None else {"gguf_file": gguf_file}
         try:
             with redirect_stderr(StringIO()):  # progress bars, which are not ours
                 loaded = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="float32", **more)
-        except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
+        except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
             raise ModelLoadError(f"transformers cannot load {model!r}: {_first_line(error)}") from None
         return cls(str(folder / (gguf_file or "")), loaded.eval().requires_grad_(False))
 

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import httpx
 import pytest
 import typer
 
@@ -30,12 +35,20 @@ def bench(run_main: RunMain, monkeypatch: pytest.MonkeyPatch) -> Bench:
 
 def test_algorithms_on_one_server(bench: Bench, checkpoint_of: Callable[[str], Path], tmp_path: Path) -> None:
     model, path, page = checkpoint_of("qwen3"), tmp_path / "ab.json", tmp_path / "ab.md"
-    command = ("--compare=algorithm", f"--model={model}", *SMALL, *PLACE, "--rounds=3", f"--log-dir={tmp_path}")
+    command = (
+        "--compare=algorithm",
+        f"--model={model}",
+        *SMALL,
+        *PLACE,
+        "--rounds=3",
+        f"--log-dir={tmp_path}",
+        "--api-key=secret",
+    )
     ran = bench(*command, f"--output-json={path}", f"--output-markdown={page}")
     assert ran.status == 0, ran.err
     result = read_artifact(path, AbResult)
     assert [variant.name for variant in result.variants] == ["packed", "prefill_extend", "serial"]
-    assert [len(variant.runs) for variant in result.variants] == [3, 3, 3]
+    assert [len(variant.runs) for variant in result.variants] == [9, 9, 9]
     assert [variant.scores_agree for variant in result.variants] == [True] * 3
     # Bits are equal here: what is configured says so.
     assert result.variants[0].server_config["configuration"]["algorithms_bit_equal"] is True
@@ -78,8 +91,10 @@ def test_masks_on_a_server_each_as_the_environment_says(
     [
         (("--compare=algorithm", "--algorithm=packed"), "--algorithm is what is compared"),
         (("--compare=mask", "--variants=dense"), "--variants must be two or more"),
+        (("--compare=mask", "--variants=dense,segment", "--mask=segment"), "--mask is the baseline of masks"),
         (("--compare=chunk-size", "--variants=8,many"), "numbers like 8,32,0"),
         (("--compare=mask", "--server-args='"), "--server-args must be flags as in a shell"),
+        (("--compare=mask", "--correctness-threshold-max-abs=inf"), "expected a finite number, got inf"),
         (("--compare=everything",), "--compare"),
         ((), "--compare"),
     ],
@@ -88,3 +103,33 @@ def test_options_that_cannot_be_meant_are_misuse(bench: Bench, options: tuple[st
     ran = bench(*options)
     assert ran.status == 2
     assert message in ran.err.splitlines()[0]
+
+
+def test_an_interrupt_keeps_the_rounds_that_are_finished(tmp_path: Path, checkpoint_of: Callable[[str], Path]) -> None:
+    """Until then the server asks for the key that the client was given."""
+    path = tmp_path / "ab.json"
+    options = ("--compare=algorithm", "--variants=packed,serial", "--rounds=1000", "--api-key=secret")
+    command = [sys.executable, "-m", "itemwise", "bench", "ab", f"--model={checkpoint_of('qwen3')}", *SMALL, *PLACE]
+    process = subprocess.Popen(
+        [*command, *options, f"--output-json={path}"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "XLA_FLAGS": ""},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    assert process.stderr is not None
+    url = ""
+    for line in process.stderr:
+        url = line.split()[1].rstrip(":") if line.startswith("server ") else url
+        if "round 4," in line:
+            break
+    assert httpx.post(f"{url}/v1/score", json={}).status_code == 401
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    result = read_artifact(path, AbResult)
+    assert 3 <= result.rounds < 1000 and result.cut_short
+    assert result.notes[0] == f"cut short: {result.rounds} of 1000 rounds were finished"
+    assert [len(variant.runs) for variant in result.variants] == [3 * result.rounds] * 2
+    assert json.loads(out.splitlines()[-1])["cut_short"] is True

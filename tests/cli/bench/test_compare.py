@@ -128,12 +128,27 @@ class TestGoodServers:
         assert notes[1].startswith("the workload was made for fake-model, but the server has /")
         assert [note for note in read_artifact(pytorch, ScoreMatrix).notes if "backend" in note] == []
 
-    def test_a_guardrail_below_the_best_is_none(
+    def test_that_it_was_noted_is_in_the_comparison_too(
         self, jax: Path, pytorch: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        ran = run(capsys, jax, pytorch, "--guardrail-ratio", "0.5")
+        told = "jax portable (jax_good.json): declared backend = jax, but the server says backend = torch"
+        assert f"note: {told}" in run(capsys, jax, pytorch).err.splitlines()
+        assert told in result(jax).notes
+
+    @pytest.mark.parametrize(
+        ("option", "value"),
+        [
+            *(("--guardrail-ratio", value) for value in ("0.5", "inf", "nan")),
+            *(("--correctness-threshold-max-abs", value) for value in ("-1", "inf", "nan")),
+            ("--correctness-threshold-mean-abs", "nan"),
+        ],
+    )
+    def test_a_bound_that_is_none(
+        self, jax: Path, pytorch: Path, capsys: pytest.CaptureFixture[str], option: str, value: str
+    ) -> None:
+        ran = run(capsys, jax, pytorch, option, value)
         assert (ran.status, ran.out) == (2, "")
-        assert "Invalid value for '--guardrail-ratio'" in ran.err
+        assert f"Invalid value for '{option}'" in ran.err
 
 
 class TestWrongServers:

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import signal
+import socket
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +18,9 @@ import typer
 from itemwise.cli.bench.load import bench_load
 from itemwise.harness.artifacts import LoadResult
 from itemwise.harness.files import read_artifact
+from itemwise.harness.geometry import RequestMaker
 from tests.cli.conftest import Ran, RunMain
+from tests.harness.load.slow_server import slow_server
 from tests.server.server_process import real_server, server_process
 
 SMALL = ("--query-tokens=30", "--num-items=3", "--item-tokens=4")
@@ -60,7 +67,7 @@ def test_an_open_loop_gives_figures_and_an_artifact(bench: Bench, fake_url: str,
     names = [line.split("  ")[0] for line in lines[4:14]]
     assert names[:5] == ["sent", "answered", "items", "latency", "service latency"]
     assert "30 of 30 arrivals" in lines[4]
-    assert lines[13].endswith("within 60000 ms (100.0% of arrivals; p99 bound met)")
+    assert lines[13].endswith("within 60,000 ms (100.0% of arrivals; p99 bound met)")
 
 
 def test_errors_are_counted_by_code_and_nothing_answered_is_a_failure(bench: Bench, fake_url: str) -> None:
@@ -78,10 +85,10 @@ def test_errors_are_counted_by_code_and_nothing_answered_is_a_failure(bench: Ben
 
 def test_a_bound_that_no_rate_meets_is_a_failure(bench: Bench, fake_url: str) -> None:
     command = (f"--base-url={fake_url}", *SMALL, "--api-key=secret", "--num-requests=1", "--warmup-requests=0")
-    ran = bench(*command, "--rate=100000", "--p99-bound-ms=0.001", "--find-rate")
+    ran = bench(*command, "--rate=100000", "--p99-bound-ms=0.001", "--find-rate", "--min-arrivals=1")
     assert ran.status == 1
     assert "no rate met the bound, down to 24.4141 requests/s" in ran.err
-    assert len(last_object(ran)["rate_search"]) == 13
+    assert len(last_object(ran)["rate_search"]) == 2 * 13
 
 
 @pytest.mark.parametrize(
@@ -89,10 +96,14 @@ def test_a_bound_that_no_rate_meets_is_a_failure(bench: Bench, fake_url: str) ->
     [
         ((), "--mode open needs --rate"),
         (("--rate=1", "--concurrency=2"), "--concurrency is for --mode closed"),
-        (("--mode=closed", "--rate=1"), "--rate and --find-rate are for --mode open"),
-        (("--mode=closed", "--find-rate"), "--rate and --find-rate are for --mode open"),
+        (("--mode=closed", "--rate=1"), "--rate is for --mode open"),
+        (("--mode=closed", "--find-rate"), "--find-rate is for --mode open"),
+        (("--mode=closed", "--max-in-flight=8"), "--max-in-flight is for --mode open"),
         (("--rate=1", "--find-rate"), "--find-rate needs --p99-bound-ms"),
+        (("--rate=1", "--min-arrivals=3"), "--min-arrivals is for --find-rate"),
         (("--rate=0",), "--rate"),
+        (("--rate=inf",), "expected a finite number, got inf"),
+        (("--rate=1", "--duration-sec=nan"), "--duration-sec"),
         (("--geometry=large",), "--geometry"),
     ],
 )
@@ -100,6 +111,83 @@ def test_options_that_do_not_go_together_are_misuse(bench: Bench, options: tuple
     ran = bench("--base-url=http://127.0.0.1:9", *options)
     assert ran.status == 2
     assert message in ran.err.splitlines()[0]
+
+
+def test_nobody_there_is_said_before_anything_runs(bench: Bench) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{unused.getsockname()[1]}"
+        ran = bench(f"--base-url={url}", "--rate=1")
+    assert (ran.status, ran.out) == (1, "")
+    (line,) = ran.err.splitlines()
+    assert line.startswith(f"error: cannot reach {url}: ")
+
+
+def test_a_proxy_of_the_environment_is_not_asked(bench: Bench, fake_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    ran = bench(f"--base-url={fake_url}", *SMALL, "--api-key=secret", "--mode=closed", "--num-requests=2")
+    assert ran.status == 0, ran.err
+
+
+def test_a_client_that_is_the_limit_is_said_loudly(
+    bench: Bench, fake_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is busy for 60 ms whenever it has made a request sends late."""
+    make = RequestMaker.body
+
+    def make_slowly(self: RequestMaker, number: int) -> bytes:
+        time.sleep(0.06)
+        return make(self, number)
+
+    monkeypatch.setattr(RequestMaker, "body", make_slowly)
+    command = (f"--base-url={fake_url}", *SMALL, "--api-key=secret", "--warmup-requests=0", "--rate=100")
+    ran = bench(*command, "--num-requests=15")
+    measured = last_object(ran)["measured"]
+    assert measured["client_limited"] is True
+    assert measured["qps_sent"] < 17.5 < measured["qps_offered"]
+    assert "note: CLIENT LIMITED: this machine sent late" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("options", "probes"),
+    [
+        (("--rate=40", "--duration-sec=60"), 0),
+        (("--mode=closed", "--duration-sec=60"), 0),
+        (("--rate=10", "--find-rate", "--p99-bound-ms=60000", "--min-arrivals=20", "--num-requests=20"), 1),
+    ],
+)
+def test_an_interrupt_keeps_what_was_done(tmp_path: Path, options: tuple[str, ...], probes: int) -> None:
+    """The search is interrupted in its second probe, which takes a second; the others after a second, too."""
+    path = tmp_path / "load.json"
+    shape = ("--num-items=2", "--query-tokens=20", "--item-tokens=5", "--warmup-requests=0")
+    with slow_server(0.01) as url:
+        command = [sys.executable, "-m", "itemwise", "bench", "load", f"--base-url={url}", *shape, *options]
+        process = subprocess.Popen(
+            [*command, f"--output-json={path}"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        )
+        assert process.stderr is not None
+        begun = 0
+        for line in process.stderr:
+            begun += "load: trying" in line or "load: measuring" in line
+            if begun > probes:
+                break
+        if not probes:
+            time.sleep(1.0)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    result = read_artifact(path, LoadResult)
+    assert result.cut_short
+    assert result.notes[0].startswith("cut short")
+    assert "note: cut short" in err
+    assert json.loads(out.splitlines()[-1])["cut_short"] is True
+    assert result.measured.answered >= 10
+    assert bool(result.rate_search) == bool(probes)
 
 
 def test_labels_of_the_user_must_be_known_to_the_model(bench: Bench, fake_url: str) -> None:

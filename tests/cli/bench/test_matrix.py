@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -152,6 +153,13 @@ def test_the_wrong_key_is_what_the_rows_say(run: Run, tmp_path: Path) -> None:
         ),
         (("--timed-runs", "0"), "error: Invalid value for '--timed-runs'"),
         (("--backend-name", "tpu"), "error: Invalid value for '--backend-name'"),
+        (("--timeout-sec", "inf"), "error: expected a time limit above 0 and up to 1,000,000 seconds, got inf"),
+        (("--timeout-sec", "nan"), "error: Invalid value for '--timeout-sec'"),
+        (("--usd-per-hour", "inf"), "error: Invalid value for '--usd-per-hour': expected a finite number, got inf"),
+        (("--base-url", "http://127.0.0.1:notaport"), "error: expected an address like http://127.0.0.1:30000"),
+        (("--base-url", "127.0.0.1:31910"), "error: expected an address like http://127.0.0.1:30000"),
+        (("--api-key", "\u00e9"), "error: expected an API key of printable ASCII characters"),
+        (("--resume", "--overwrite"), "error: --resume and --overwrite do not go together"),
     ],
 )
 def test_a_wrong_command_line_has_status_2_and_writes_nothing(
@@ -222,8 +230,52 @@ class TestResume:
         assert (ran.status, result(tmp_path).results) == (0, before)
         assert "sweep: chunk size" not in ran.err
 
-    def test_without_it_all_is_measured_again(self, run: Run, tmp_path: Path) -> None:
+    def test_what_failed_is_measured_again_and_nothing_else(self, run: Run, tmp_path: Path, good: str) -> None:
+        with wrong_server(good, "error", only_items=2) as url:
+            ran = run(url=url, sizes="1,2,6")
+        assert (ran.status, last(ran)["rows_not_ok"]) == (0, [2])
+        assert "hint: the same command with --resume measures the rows that failed again" in ran.err
+        before = result(tmp_path)
+        assert before.complete
+
+        ran = run("--resume", sizes="1,2,6")
+        assert (ran.status, last(ran)["rows_not_ok"]) == (0, [])
+        assert "measured again, as runs of it failed: chunk size 2" in ran.err.splitlines()
+        assert [line for line in ran.err.splitlines() if line.startswith("[")] == ["[1/1] sweep: chunk size 2"]
+        after = result(tmp_path)
+        assert [(row.client_chunk_size, row.status) for row in after.results] == [(1, "ok"), (2, "ok"), (6, "ok")]
+        assert (after.results[0], after.results[2]) == (before.results[0], before.results[2])
+
+    def test_a_file_with_rows_is_refused_without_it(self, run: Run, tmp_path: Path) -> None:
+        run()
+        before = (tmp_path / "matrix.json").read_bytes()
+        ran = run()
+        assert (ran.status, ran.out) == (2, "")
+        error, hint = ran.err.splitlines()
+        assert error.startswith(f"error: {tmp_path / 'matrix.json'} is there already and holds 2 rows of jax, measured")
+        assert hint == "hint: --resume goes on with it, --overwrite begins anew"
+        assert (tmp_path / "matrix.json").read_bytes() == before
+
+    def test_a_file_of_another_kind_is_refused(self, run: Run, tmp_path: Path) -> None:
+        ran = run("--output-json", str(tmp_path / "workload.json"))
+        assert ran.status == 2
+        assert "workload.json is there already and holds something that is no score matrix" in ran.err
+
+    def test_with_overwrite_all_is_measured_again(self, run: Run, tmp_path: Path) -> None:
         run()
         before = result(tmp_path).results
-        run()
+        assert run("--overwrite").status == 0
         assert result(tmp_path).results != before
+
+    @pytest.mark.parametrize("option", ["--resume", "--overwrite"])
+    def test_where_nobody_is_there_the_file_stays(self, run: Run, tmp_path: Path, option: str) -> None:
+        run()
+        before = (tmp_path / "matrix.json").read_bytes()
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))  # and does not listen
+            url = f"http://127.0.0.1:{free.getsockname()[1]}"
+            ran = run(option, url=url)
+        assert (ran.status, ran.out) == (1, "")
+        assert ran.err.startswith(f"error: cannot reach {url}: ")
+        assert ran.err.count("\n") == 1
+        assert (tmp_path / "matrix.json").read_bytes() == before

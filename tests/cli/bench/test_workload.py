@@ -79,6 +79,7 @@ def test_a_default_that_the_model_does_not_have_is_replaced_and_told(run: Run, t
         (("--delimiter-token-id", "151643"), "delimiter_token_id: expected ids from 0 to 49151, the vocabulary of"),
         (("--label-token-ids", "9454,49152"), "label_token_ids: expected ids from 0 to 49151, the vocabulary of"),
         (("--label-token-ids", "yes,no"), "--label-token-ids must be integers like 1,2,4, got 'yes,no'"),
+        (("--label-token-ids", "5,5"), "--label-token-ids must be different ids, got '5,5'"),
         (("--num-items", "0"), "Invalid value for '--num-items'"),
     ],
 )
@@ -89,6 +90,14 @@ def test_what_was_given_and_cannot_be_is_a_usage_error(
     assert (ran.status, ran.out) == (2, "")
     assert f"error: {error}" in ran.err
     assert not (tmp_path / "w.json").exists()
+
+
+def test_one_label_alone_is_worth_a_note(run: Run, tmp_path: Path) -> None:
+    ran = run(*SMALL, "--label-token-ids", "5", "--output", str(tmp_path / "w.json"))
+    told = "there is one label: with softmax over one label every score is 1.0"
+    assert ran.status == 0
+    assert f"warning: {told}" in ran.err.splitlines()
+    assert read_artifact(tmp_path / "w.json", Workload).notes == [told]
 
 
 def test_a_model_of_which_nothing_is_known_is_one_clear_error(run: Run, tmp_path: Path) -> None:

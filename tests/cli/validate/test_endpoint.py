@@ -32,17 +32,18 @@ def test_the_artifact_is_written_and_summed_up(tmp_path: Path, good: str, mode: 
     ran = run(tmp_path, f"{good}/v1/score", "--mode", mode)
     assert ran.status == 0, ran.err
     found = read_artifact(tmp_path / "out.json", EndpointEvaluation)
-    assert (found.mode, found.url, found.labels, found.delimiter) == (mode, f"{good}/v1/score", [510, 509], 511)
+    assert (found.mode, found.url, found.labels, found.delimiter) == (mode, f"{good}/v1/score", [0, 1], 511)
     assert (found.semantic_alignment is None) == (mode == "multi")
     assert found.server_config["model"]["vocab_size"] == 512
     assert result_of(ran) == {
         "output_json": str(tmp_path / "out.json"),
         "mode": mode,
         "model": "fake-model",
-        "labels": [510, 509],
+        "labels": [0, 1],
         "delimiter": 511,
         "same_length_mutation_max_abs_diff": 0.0,
         "changed_length_mutation_max_abs_diff": 0.0,
+        "failures": {},
         "p50_sec": {count: found.performance[count].p50_sec for count in ("1", "2")},
     }
 
@@ -51,8 +52,9 @@ def test_the_server_and_the_choice_of_tokens_are_told_first(tmp_path: Path, good
     first, *notes = run(tmp_path, good, "--mode", "multi").err.splitlines()
     assert json.loads(first.removeprefix(f"server {good}: "))["status"] == "ready"
     assert notes == [
-        "note: the vocabulary has 512 tokens: delimiter 511 instead of the default 151643",
-        "note: the vocabulary has 512 tokens: labels [510, 509] instead of the default [9454, 2753]",
+        "note: the default delimiter_token_id 151643 is not in the vocabulary of fake-model (512): 511, its last id",
+        "note: the default label_token_ids [9454, 2753] is not in the vocabulary of fake-model (512): [0, 1], "
+        "its first ordinary tokens",
         "[1/3] validate multi endpoint: isolation",
         "[2/3] validate multi endpoint: 1 items",
         "[3/3] validate multi endpoint: 2 items",
@@ -88,9 +90,22 @@ def test_a_server_that_fails_is_one_line_and_no_artifact(tmp_path: Path, good: s
     assert not (tmp_path / "out.json").exists()
 
 
+def test_an_item_count_that_fails_is_told_and_the_rest_is_kept(tmp_path: Path, good: str) -> None:
+    with wrong_server(good, "oom", only_items=2) as url:
+        ran = run(tmp_path, url, "--mode", "multi", "--item-counts", "1,2,3")
+    assert ran.status == 1
+    failure = result_of(ran)["failures"]["2"]
+    assert failure.startswith("oom: HTTP 500")
+    assert ran.err.splitlines()[-1] == f"error: 2 items: {failure}"
+    found = read_artifact(tmp_path / "out.json", EndpointEvaluation)
+    assert (list(found.performance), found.failures) == (["1", "3"], {"2": failure})
+
+
 @pytest.mark.parametrize(
     ("args", "error"),
     [
+        (("--mode", "multi", "--labels=5"), "error: --labels must be two or more, each once, got '5'"),
+        (("--mode", "multi", "--labels=5,5"), "error: --labels must be two or more, each once, got '5,5'"),
         (("--mode", "both"), "Invalid value for '--mode'"),
         (("--mode", "multi", "--item-counts", "1,x"), "error: --item-counts must be integers like 1,2,4, got '1,x'"),
         (("--mode", "multi", "--item-counts", "0,1"), "error: --item-counts must be 1 or more each, got '0,1'"),

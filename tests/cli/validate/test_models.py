@@ -101,7 +101,7 @@ def test_every_model_has_artifacts_and_logs_of_its_own(first_run: Ran, folder: P
         serial, multi = (read_artifact(own / f"{mode}.json", EndpointEvaluation) for mode in ("serial", "multi"))
         assert serial.server_config["configuration"]["algorithm"] == "serial"
         assert serial.server_config["configuration"]["prefix_cache"] is False
-        assert multi.server_config["configuration"]["delimiter_token_id"] == multi.delimiter == 511
+        assert multi.server_config["configuration"]["delimiter_token_id"] == multi.delimiter == 0
         assert all(each.server_config["configuration"]["dtype"] == "float32" for each in (serial, multi))
         assert "ready on http" in (own / "multi_server.log").read_text()
 

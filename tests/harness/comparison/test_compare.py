@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from itemwise.contract.errors import ArtifactError
-from itemwise.harness.artifacts import BackendName, Comparison, EvaluationView, MatrixRow
+from itemwise.harness.artifacts import BackendName, Comparison, EvaluationView, MatrixRow, ScoreMatrix
 from itemwise.harness.comparison.compare import compare
 from itemwise.harness.comparison.inputs import read_inputs
 from itemwise.harness.comparison.rows import CompareOptions
@@ -53,7 +53,7 @@ class TestPortableView:
     def test_the_best_of_each_and_the_better_of_the_two(self, tmp_path: Path) -> None:
         """60 items/s against 50."""
         view = compared(tmp_path).portable_view
-        assert view.backend_best["jax"]["client_chunk_size"] == view.backend_best["pytorch"]["client_chunk_size"] == 6
+        assert [best and best["client_chunk_size"] for best in view.backend_best.values()] == [6, 6]
         assert (view.winner["backend"], view.winner["client_chunk_size"]) == ("jax", 6)
         assert view.winner["ratio"] == pytest.approx(1.2)
         assert view.winner["deltas"]["throughput_items_sec"] == pytest.approx(10.0)
@@ -89,6 +89,18 @@ class TestPortableView:
         assert comparison.portable_view.winner["backend"] == "tie"
         assert comparison.recommendations["portable"] == ("Either: both do 60.0 items/s in chunks of 6 (p95 100.0 ms).")
         assert comparison.recommendations["overall"] == "Either: they are equal in both views."
+
+    def test_equally_fast_is_no_tie_where_one_is_beyond_the_guardrail(self, tmp_path: Path) -> None:
+        jumpy = good_row(6, 100.0).model_copy(update={"p95_total_e2e_ms": 253.0})
+        for jax, pytorch, winner in ((JAX[2], jumpy, "jax"), (jumpy, JAX[2], "pytorch")):
+            comparison = compared(tmp_path, [jax], [pytorch])
+            assert comparison.portable_view.winner["backend"] == winner
+            assert comparison.recommendations["portable"].endswith(", whose p95 is beyond the guardrail.")
+        assert compared(tmp_path, [JAX[2]], [jumpy], guardrail_ratio=3.0).portable_view.winner["backend"] == "tie"
+
+    def test_equally_fast_in_smaller_chunks_is_better(self, tmp_path: Path) -> None:
+        comparison = compared(tmp_path, [good_row(2, 100.0)], [good_row(6, 100.0)], max_abs_diff=1.0)
+        assert "guardrail" not in comparison.recommendations["portable"]
 
 
 class TestCorrectness:
@@ -129,7 +141,9 @@ class TestCorrectness:
         """JAX's fastest is wrong, its second is not: 30 items/s, against PyTorch's 50."""
         comparison = compared(tmp_path, [JAX[0], JAX[1], good_row(6, 100.0, shifted(0.03))])
         view = comparison.portable_view
-        assert view.backend_best["jax"]["client_chunk_size"] == 2
+        best = view.backend_best["jax"]
+        assert best is not None
+        assert best["client_chunk_size"] == 2
         assert (view.winner["backend"], view.winner["ratio"]) == ("pytorch", pytest.approx(50 / 30))
         assert not comparison.correctness["pass"]
         detail = "max abs diff 0.03 (at most 0.02), mean 0.03 (at most 0.01)"
@@ -175,8 +189,8 @@ class TestBestNativeView:
         inputs = read_inputs(
             write(tmp_path, "jax", JAX),
             write(tmp_path, "pytorch", PYTORCH),
-            write(tmp_path, "jax", [JAX[1], good_row(6, 70.0)], "best_native", [good_row(6, 80.0)]),
-            write(tmp_path, "pytorch", [good_row(2, 90.0), PYTORCH[2]], "best_native", [good_row(2, 60.0)]),
+            write(tmp_path, "jax", [JAX[1], good_row(6, 70.0)], "best_native", [JAX[1], good_row(6, 80.0)]),
+            write(tmp_path, "pytorch", [good_row(2, 90.0), PYTORCH[2]], "best_native", [good_row(2, 60.0), PYTORCH[2]]),
         )
         comparison = compare(inputs, CompareOptions())
         view = comparison.best_native_view
@@ -194,6 +208,14 @@ class TestBestNativeView:
             "overall": "pytorch, by the best-native view; the portable view says jax.",
         }
         assert comparison.notes == []
+
+    def test_while_it_is_not_confirmed_the_sweeps_row_counts(self, tmp_path: Path) -> None:
+        """Of the sizes to confirm only 2 is there, which is not what is recommended yet."""
+        native = write(tmp_path, "jax", [JAX[1], good_row(6, 70.0)], "best_native", [good_row(2, 500.0)])
+        inputs = read_inputs(write(tmp_path, "jax", JAX), write(tmp_path, "pytorch", PYTORCH), native, None)
+        selected = compare(inputs, CompareOptions()).best_native_view.jax_selected
+        assert selected is not None
+        assert (selected["client_chunk_size"], selected["p95_total_e2e_ms"]) == (6, 70.0)
 
     def test_wrong_scores_cannot_win_here_either(self, tmp_path: Path) -> None:
         inputs = read_inputs(
@@ -264,6 +286,18 @@ class TestInputs:
             f"dtype differs: bfloat16 for {names[0]}, float32 for {names[1]}",
             f"hardware differs: v6e for {names[0]}, cuda for {names[1]}",
         )
+
+    def test_what_a_server_said_otherwise_than_it_is_called_is_a_note(self, tmp_path: Path) -> None:
+        jax = write(tmp_path, "jax", JAX, hardware={"backend": "torch"})
+        pytorch = write(tmp_path, "pytorch", PYTORCH, hardware={"backend": "torch"})
+        assert "jax portable (jax_portable.json): called jax, but its server said backend = torch" in (
+            read_inputs(jax, pytorch, None, None).notes
+        )
+        matrix = read_artifact(jax, ScoreMatrix)
+        said = "declared backend = jax, but the server says backend = torch"
+        write_artifact(jax, matrix.model_copy(update={"notes": [said, "JAX portable run"]}))
+        about = [note for note in read_inputs(jax, pytorch, None, None).notes if "(jax_portable.json):" in note]
+        assert about == [f"jax portable (jax_portable.json): {said}"]
 
     def test_an_unfinished_sweep_is_a_note(self, tmp_path: Path) -> None:
         jax, pytorch = write(tmp_path, "jax", JAX), write(tmp_path, "pytorch", PYTORCH)

@@ -15,7 +15,9 @@ OPTIONS = SweepOptions("jax", "portable", (1, 2, 6))
 
 def sample(folder: Path) -> ScoreMatrix:
     rows = [good_row(1, 600.0), bad_row(2), good_row(6, 100.0)]
-    path = write_matrix(folder / "m.json", OPTIONS, rows, [good_row(6, 120.0)], hardware={"device": "cpu"})
+    path = write_matrix(
+        folder / "m.json", OPTIONS, rows, [good_row(1, 600.0), good_row(6, 120.0)], hardware={"device": "cpu"}
+    )
     return read_artifact(path, ScoreMatrix)
 
 
@@ -46,3 +48,9 @@ def test_an_unfinished_one_without_any_good_row_says_so(tmp_path: Path) -> None:
 def test_numbers_and_cells() -> None:
     assert (number(None), number(1234.56), number(0.000123, 6)) == ("-", "1,234.6", "0.000123")
     assert table(("a", "b"), [["x|y", "1"]]) == "| a | b |\n| --- | ---: |\n| x\\|y | 1 |"
+
+
+def test_a_confirm_phase_that_failed_is_why_nothing_is_recommended(tmp_path: Path) -> None:
+    path = write_matrix(tmp_path / "m.json", OPTIONS, [good_row(6, 100.0)], [bad_row(6)])
+    text = matrix_markdown(read_artifact(path, ScoreMatrix))
+    assert "**No chunk size can be recommended: of those measured again none worked in every run.**" in text

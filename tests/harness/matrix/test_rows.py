@@ -100,10 +100,19 @@ class TestSummary:
         assert summary.confirm_recommendation == summary.final_recommendation == quoted(again[3])
         assert summary.sweep_recommendation == quoted(self.swept[2])
 
-    def test_a_confirm_phase_that_failed_leaves_the_sweeps(self) -> None:
-        summary = summarise(self.swept, [bad_row(1), bad_row(4)], confirms=True)
-        assert summary.confirm_recommendation is None
-        assert summary.final_recommendation == quoted(self.swept[2])
+    def test_while_rows_of_the_confirm_phase_are_missing_the_sweeps_stays(self) -> None:
+        for some in ([bad_row(1), bad_row(4)], [good_row(1, 600.0), good_row(2, 200.0)]):
+            summary = summarise(self.swept, some, confirms=True)
+            assert summary.final_recommendation == quoted(self.swept[2])
+
+    def test_a_confirm_phase_that_failed_leaves_nothing_to_recommend(self) -> None:
+        summary = summarise(self.swept, [bad_row(1), bad_row(2), bad_row(4), bad_row(6)], confirms=True)
+        assert summary.sweep_recommendation == quoted(self.swept[2])
+        assert (summary.confirm_recommendation, summary.final_recommendation) == (None, None)
+
+    def test_one_row_of_the_confirm_phase_that_failed_cannot_be_recommended(self) -> None:
+        again = [good_row(1, 600.0), good_row(2, 200.0), bad_row(4), good_row(6, 110.0)]
+        assert summarise(self.swept, again, confirms=True).final_recommendation == quoted(again[3])
 
     def test_without_a_confirm_phase_nothing_is_confirmed(self) -> None:
         assert summarise(self.swept, [], confirms=False).confirm_chunk_sizes == []

@@ -10,7 +10,7 @@ import pytest
 from itemwise.contract.errors import ArtifactError
 from itemwise.harness.artifacts import ScoreMatrix
 from itemwise.harness.files import sha256_of, write_artifact
-from itemwise.harness.matrix.start import choose_request, resume_matrix
+from itemwise.harness.matrix.start import choose_request, resume_matrix, rows_in
 from itemwise.harness.matrix.sweep import SweepOptions
 from itemwise.harness.workload import request_checksum
 from tests.harness.matrix_samples import begun_matrix, good_row, small_workload, write_workload
@@ -74,6 +74,19 @@ def test_a_new_matrix_says_what_it_is_of(workload: Path) -> None:
     assert matrix.arguments is not None
     assert matrix.arguments["client_chunk_sizes"] == [1, 2]
     assert matrix.notes == []
+
+
+class TestWhatIsThere:
+    def test_rows_are_counted(self, old: Path) -> None:
+        assert (rows_in(old) or "").startswith("1 rows of jax, measured until 20")
+
+    def test_nothing_would_be_lost(self, tmp_path: Path, workload: Path) -> None:
+        (tmp_path / "empty.json").touch()
+        write_artifact(tmp_path / "begun.json", begun_matrix(workload, OPTIONS))
+        assert [rows_in(tmp_path / name) for name in ("none.json", "empty.json", "begun.json")] == [None] * 3
+
+    def test_what_is_no_matrix_would_be(self, workload: Path) -> None:
+        assert rows_in(workload) == "something that is no score matrix"
 
 
 class TestResume:

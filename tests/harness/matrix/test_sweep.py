@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from itemwise.harness.artifacts import ScoreMatrix
+from itemwise.harness.artifacts import MatrixRow, ScoreMatrix
 from itemwise.harness.client import ScoreClient
 from itemwise.harness.matrix.sweep import MatrixSweep, SweepOptions
-from tests.harness.matrix_samples import NUM_ITEMS, begun_matrix, small_workload, write_workload
-from tests.harness.wrong_server import wrong_server
+from tests.harness.matrix_samples import NUM_ITEMS, bad_row, begun_matrix, good_row, small_workload, write_workload
+from tests.harness.wrong_server import Fault, wrong_server
 from tests.server.server_process import server_process
 
 SIZES = (1, 2, 4, 10)
@@ -140,6 +140,28 @@ class TestWrongServer:
         (note,) = matrix.notes
         assert note.startswith("warm-up run 0 of chunk size 6 failed: http_error, chunk 1 of 1: HTTP 500")
 
+    @pytest.mark.parametrize(("fault", "reason"), [("huge", "bad_response"), ("deep", "bad_json")])
+    def test_an_answer_that_python_cannot_hold_is_recorded(
+        self, good: str, workload: Path, fault: Fault, reason: str
+    ) -> None:
+        with wrong_server(good, fault, only_items=2) as url:
+            matrix, _ = run(url, workload, options((2, 6), warmup_runs=0, timed_runs=1))
+        assert [row.failure_reason_counts for row in matrix.results] == [{reason: 1}, {}]
+
+    def test_an_answer_that_trickles_is_left_behind(self, good: str, workload: Path) -> None:
+        """Ten pieces 0.4 s apart: each is in time, the answer would take 3.6 s."""
+        with wrong_server(good, "trickle", only_items=2, seconds=0.4) as url:
+            matrix, _ = run(url, workload, options((2, 6), warmup_runs=0, timed_runs=1, timeout_sec=1.0))
+        assert [row.failure_reason_counts for row in matrix.results] == [{"timeout": 1}, {}]
+
+    def test_scores_that_differ_from_run_to_run_are_noted(self, good: str, workload: Path) -> None:
+        with wrong_server(good, "drift", times=1) as url:
+            matrix, _ = run(url, workload, options((6,), warmup_runs=0, timed_runs=3, timed_runs_confirm=0))
+        assert matrix.notes == [
+            "the scores of chunk size 6 differ from run to run: max abs diff 0.03 and mean 0.03 from those of the first"
+        ]
+        assert matrix.results[0].model_dump()["max_abs_diff_between_runs"] == pytest.approx(0.03)
+
     def test_where_nothing_works_there_is_nothing_to_confirm(self, good: str, workload: Path) -> None:
         with wrong_server(good, "nan") as url:
             matrix, _ = run(url, workload, options((1, 6), warmup_runs=0, timed_runs=1))
@@ -158,6 +180,61 @@ def test_rows_that_are_there_are_not_measured_again(good: str, workload: Path) -
     assert told == ["chunk size 6"]
     assert [row.client_chunk_size for row in matrix.results] == [1, 6]
     assert matrix.results[0] is first
+
+
+class TestFailedRows:
+    how = options((1, 2, 4, 6), timed_runs=1, timed_runs_confirm=1, warmup_runs=0)
+
+    def begun(self, workload: Path, rows: list[MatrixRow], confirmed: list[MatrixRow]) -> ScoreMatrix:
+        begun = begun_matrix(workload, self.how)
+        begun.results, begun.confirm_results = rows, confirmed
+        return begun
+
+    def go_on(self, url: str, matrix: ScoreMatrix) -> tuple[list[str], list[str]]:
+        """What is said to be measured again, and what is measured."""
+        told: list[str] = []
+        with ScoreClient(url) as client:
+            sweep = MatrixSweep(client, small_workload().requests[0], matrix, self.how, lambda now: None)
+            forgotten = sweep.forget_failed()
+            sweep.update()
+            sweep.sweep(told.append)
+            sweep.confirm(told.append)
+        return forgotten, told
+
+    def test_a_row_of_the_sweep_is_measured_again_at_its_place(self, good: str, workload: Path) -> None:
+        """The fastest is 6, faster than any server, so its neighbour is 4."""
+        rows = [good_row(1, 600.0), good_row(2, 300.0), bad_row(4), good_row(6, 0.001)]
+        matrix = self.begun(workload, list(rows), [rows[0], rows[3]])
+        again = (["chunk size 4"], ["chunk size 4", "chunk size 4 again"])
+        assert self.go_on(good, matrix) == again
+        assert [(row.client_chunk_size, row.status) for row in matrix.results] == [(n, "ok") for n in (1, 2, 4, 6)]
+        assert matrix.results[0] is rows[0]
+        assert [row.client_chunk_size for row in matrix.confirm_results] == [1, 4, 6]
+        assert (matrix.confirm_results[0] is rows[0], matrix.complete) == (True, True)
+
+    def test_a_row_of_the_confirm_phase_is_measured_again(self, good: str, workload: Path) -> None:
+        rows = [good_row(1, 600.0), good_row(2, 300.0), good_row(4, 150.0), good_row(6, 100.0)]
+        matrix = self.begun(workload, rows, [rows[0], bad_row(4), rows[3]])
+        assert self.go_on(good, matrix) == (["chunk size 4 again"], ["chunk size 4 again"])
+        assert {row.status for row in matrix.confirm_results} == {"ok"}
+        assert matrix.summary.final_recommendation == matrix.summary.confirm_recommendation
+
+    def test_what_another_winner_has_no_use_for_is_not_kept(self, good: str, workload: Path) -> None:
+        """While 4 failed 2 was the winner's neighbour."""
+        rows = [good_row(1, 600.0), good_row(2, 300.0), bad_row(4), good_row(6, 0.001)]
+        matrix = self.begun(workload, list(rows), [rows[0], rows[1], rows[3]])
+        self.go_on(good, matrix)
+        assert [row.client_chunk_size for row in matrix.confirm_results] == [1, 4, 6]
+        assert matrix.summary.confirm_chunk_sizes == [1, 4, 6]
+
+    def test_until_the_sweep_is_done_what_was_confirmed_stays(self, good: str, workload: Path) -> None:
+        rows = [good_row(1, 600.0), good_row(2, 300.0), bad_row(4), good_row(6, 0.001)]
+        matrix = self.begun(workload, list(rows), [rows[0], rows[1], rows[3]])
+        with ScoreClient(good) as client:
+            sweep = MatrixSweep(client, small_workload().requests[0], matrix, self.how, lambda now: None)
+            sweep.forget_failed()
+            sweep.update()
+        assert (matrix.summary.confirm_chunk_sizes, matrix.complete) == ([1, 2, 6], False)
 
 
 def test_an_interrupted_sweep_has_saved_what_was_finished(good: str, workload: Path) -> None:

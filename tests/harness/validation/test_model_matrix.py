@@ -70,7 +70,7 @@ class TestWhatIsKept:
         """As it would have been made with the defaults, of a model of 512 tokens."""
         flags = run._flags("serial", None)
         settings = {**self.SHAPE.settings(512), "server_flags": flags}
-        return serial_evaluation(**{"labels": [510, 509], "delimiter": 511, "settings": settings, **more})  # type: ignore[arg-type]
+        return serial_evaluation(**{"labels": [0, 1], "delimiter": 511, "settings": settings, **more})  # type: ignore[arg-type]
 
     def test_the_same_plan_keeps_it(self, tmp_path: Path) -> None:
         run = self.run(tmp_path)
@@ -103,6 +103,6 @@ class TestWhatIsKept:
         run = self.run(tmp_path)
         serial = self.serial(run)
         settings = {**self.SHAPE.settings(512), "server_flags": run._flags("multi", serial)}
-        multi = multi_evaluation(MULTI_SCORES, labels=[510, 509], delimiter=511, settings=settings)
+        multi = multi_evaluation(MULTI_SCORES, labels=[0, 1], delimiter=511, settings=settings)
         assert run._is_wanted(multi, "multi", serial)
         assert not run._is_wanted(multi, "multi", serial.model_copy(update={"labels": [1, 2]}))
