@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from itemwise.harness.artifacts import AbResult, AbVariant, SpeedRatio
 
-HEADERS = ("variant", "median ms", "p95 ms", "items/s", "speed", "95 % interval", "max diff", "mean diff", "scores")
-_FEW_ROUNDS = 5  # of fewer a bootstrap knows too little
+HEADERS = ("variant", "time ms", "p95 ms", "items/s", "speed", "95 % interval", "max diff", "mean diff", "scores")
+_FEW_ROUNDS = 5
 
 
 def cells_of(variant: AbVariant) -> tuple[str, ...]:
@@ -15,7 +15,7 @@ def cells_of(variant: AbVariant) -> tuple[str, ...]:
     speed, scores = variant.speed_vs_first, variant.scores_vs_first
     return (
         variant.name,
-        _number(variant.median_ms),
+        _number(variant.median_ms if variant.time_ms is None else variant.time_ms),
         _number(variant.p95_ms),
         _number(variant.items_per_sec),
         "-" if speed is None else f"{speed.ratio:.3f}x",
@@ -27,7 +27,7 @@ def cells_of(variant: AbVariant) -> tuple[str, ...]:
 
 
 def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f}"
+    return "-" if value is None else f"{value:,.1f}"
 
 
 def _interval(speed: SpeedRatio | None) -> str:
@@ -40,9 +40,12 @@ def _verdict(variant: AbVariant) -> str:
     return "agree" if variant.scores_agree else "DIFFER"
 
 
-def notes_of(rounds: int) -> list[str]:
+def notes_of(rounds: int, planned: int) -> list[str]:
     """What a reader of the figures should know."""
-    return [f"the interval of {rounds} rounds is narrower than it should be"] if 1 < rounds < _FEW_ROUNDS else []
+    notes = [f"cut short: {rounds} of {planned} rounds were finished"] if rounds < planned else []
+    if 1 < rounds < _FEW_ROUNDS:
+        notes.append(f"{rounds} rounds make a wide interval: --rounds 10 or more narrow it")
+    return notes
 
 
 def problems_of(result: AbResult) -> list[str]:
@@ -80,7 +83,8 @@ def markdown_of(result: AbResult) -> str:
         _row("---" for _ in HEADERS),
         *(_row(cells_of(variant)) for variant in result.variants),
         "",
-        f"Speed is the time of {first.name} over the variant's, paired by round (geometric mean; bootstrap interval).",
+        "A time is the geometric mean of the rounds' medians; the p95 is of all runs. Speed is the time of "
+        f"{first.name} over the variant's; its interval is Student's, paired by round.",
         *(f"\nNote: {note}." for note in result.notes),
         *(f"\n**{problem}**" for problem in problems_of(result)),
     ]

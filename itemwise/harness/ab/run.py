@@ -2,33 +2,49 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from itemwise.harness.ab.intervals import speed_ratio
+from itemwise.harness.ab.intervals import geometric_mean, round_medians, speed_ratio
+from itemwise.harness.ab.report import notes_of
 from itemwise.harness.ab.variants import Variant, round_orders
-from itemwise.harness.artifacts import AbRun, AbVariant, CorrectnessThresholds, ScoreDifferences, Scores
+from itemwise.harness.artifacts import (
+    AB_VERSION,
+    AbResult,
+    AbRun,
+    AbVariant,
+    CorrectnessThresholds,
+    ScoreDifferences,
+    Scores,
+)
 from itemwise.harness.client import CallError, ScoreClient
+from itemwise.harness.files import now_utc
 from itemwise.harness.geometry import RequestMaker
-from itemwise.harness.rules import percentile, score_differences
+from itemwise.harness.rules import MAX_ABS_DIFF, MEAN_ABS_DIFF, percentile, score_differences
 from itemwise.harness.servers import local_server
 
 Tell = Callable[[str], None]
+_PREALLOCATE = "XLA_PYTHON_CLIENT_PREALLOCATE"
 _SHARED = 0  # the number of the request that all variants score
 
 
 @dataclass(frozen=True)
 class AbPlan:
-    """How often, and with which queries."""
+    """What is compared, how often, with which queries, and how far scores may differ."""
 
+    compare: str
+    model: str | None = None  # the embedded one
     rounds: int = 10
-    runs_per_round: int = 1
+    runs_per_round: int = 3
     warmup_runs: int = 1
     cached: bool = True  # every run the same request; else every run another query
     seed: int = 0
+    max_abs_diff: float = MAX_ABS_DIFF
+    mean_abs_diff: float = MEAN_ABS_DIFF
 
 
 @dataclass
@@ -42,21 +58,24 @@ class Contestant:
     scores: list[Scores] = field(default_factory=list)  # of the shared request, every time
     failure: str | None = None
 
-    def round_medians(self) -> list[float]:
-        """One time for every round, in order."""
-        indices = sorted({run.round_index for run in self.runs})
-        return [percentile([run.seconds for run in self.runs if run.round_index == index], 50) for index in indices]
+
+@dataclass(frozen=True)
+class ServerSetup:
+    """What all servers of a comparison have in common."""
+
+    flags: Sequence[str]
+    timeout_sec: float = 600.0
+    api_key: str | None = None  # they ask for it, and the client has it
+
+    def environment(self) -> dict[str, str]:
+        """They are alive at the same time: none of them may take most of an accelerator's memory beforehand, as JAX
+        does. Who has set that has decided it."""
+        preallocate = os.environ.get(_PREALLOCATE, "false")
+        return {_PREALLOCATE: preallocate, **({} if self.api_key is None else {"ITEMWISE_API_KEY": self.api_key})}
 
 
 def start_contestants(
-    stack: ExitStack,
-    variants: Sequence[Variant],
-    flags: Sequence[str],
-    log_dir: Path,
-    *,
-    timeout_sec: float,
-    api_key: str | None,
-    tell: Tell,
+    stack: ExitStack, variants: Sequence[Variant], setup: ServerSetup, log_dir: Path, tell: Tell
 ) -> list[Contestant]:
     """A server for each set of flags, all of them until the stack is closed. Raises ServerStartError."""
     clients: dict[tuple[str, ...], ScoreClient] = {}
@@ -64,9 +83,10 @@ def start_contestants(
         if variant.server_flags not in clients:
             tell(" ".join(variant.server_flags))
             log = log_dir / f"server-{len(clients)}.log"
-            server = stack.enter_context(local_server([*flags, *variant.server_flags], log))
-            client = stack.enter_context(ScoreClient(server.url, timeout_sec=timeout_sec, api_key=api_key))
-            clients[variant.server_flags] = client
+            flags = [*setup.flags, *variant.server_flags]
+            server = stack.enter_context(local_server(flags, log, env=setup.environment()))
+            client = ScoreClient(server.url, timeout_sec=setup.timeout_sec, api_key=setup.api_key)
+            clients[variant.server_flags] = stack.enter_context(client)
     return [
         Contestant(variant, clients[variant.server_flags], clients[variant.server_flags].server_info())
         for variant in variants
@@ -81,6 +101,7 @@ class AbMeasurement:
         self._maker = maker
         self._plan = plan
         self._next_number = _SHARED
+        self.finished_rounds = 0
 
     def run(self, tell: Tell) -> None:
         """`tell` hears when the warm-up and each round begin."""
@@ -94,6 +115,30 @@ class AbMeasurement:
             tell(f"round {index + 1}, {', '.join(names)}")
             for place, which in enumerate(order):
                 self._run_once(self._contestants[which], index, place)
+            self.finished_rounds += 1
+
+    def result(self) -> AbResult:
+        """Of the rounds that are finished; there must be one."""
+        plan, geometry = self._plan, self._maker.geometry
+        for contestant in self._contestants:  # a round that not all have run has nothing to compare
+            contestant.runs = [run for run in contestant.runs if run.round_index < self.finished_rounds]
+        thresholds = CorrectnessThresholds(max_abs_diff=plan.max_abs_diff, mean_abs_diff=plan.mean_abs_diff)
+        return AbResult(
+            schema_version=AB_VERSION,
+            generated_at_utc=now_utc(),
+            model=plan.model,
+            compare=plan.compare,
+            geometry=geometry,
+            cached=plan.cached,
+            rounds=self.finished_rounds,
+            runs_per_round=plan.runs_per_round,
+            warmup_runs=plan.warmup_runs,
+            seed=plan.seed,
+            correctness_thresholds=thresholds,
+            variants=compare_contestants(self._contestants, geometry.num_items, thresholds),
+            cut_short=self.finished_rounds < plan.rounds,
+            notes=notes_of(self.finished_rounds, plan.rounds),
+        )
 
     def _run_once(self, contestant: Contestant, round_index: int, place: int) -> None:
         for _ in range(self._plan.runs_per_round):
@@ -130,7 +175,7 @@ def compare_contestants(
 
 def _figures(own: Contestant, first: Contestant, num_items: int, thresholds: CorrectnessThresholds) -> AbVariant:
     seconds = [run.seconds for run in own.runs] if own.failure is None else []
-    median = percentile(seconds, 50) if seconds else None
+    time = geometric_mean(round_medians(own.runs)) if seconds else None
     comparable = bool(seconds) and first.failure is None
     differences = _differences(own, first)
     return AbVariant(
@@ -140,10 +185,11 @@ def _figures(own: Contestant, first: Contestant, num_items: int, thresholds: Cor
         server_config=own.server_config,
         status="ok" if own.failure is None else "failed",
         failure=own.failure,
-        median_ms=None if median is None else median * 1000,
+        time_ms=None if time is None else time * 1000,
+        median_ms=percentile(seconds, 50) * 1000 if seconds else None,
         p95_ms=percentile(seconds, 95) * 1000 if seconds else None,
-        items_per_sec=None if median is None else num_items / median,
-        speed_vs_first=speed_ratio(first.round_medians(), own.round_medians()) if comparable else None,
+        items_per_sec=None if time is None else num_items / time,
+        speed_vs_first=speed_ratio(round_medians(first.runs), round_medians(own.runs)) if comparable else None,
         scores_vs_first=differences,
         scores_agree=differences is not None
         and differences.max_abs_diff <= thresholds.max_abs_diff

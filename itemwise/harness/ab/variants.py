@@ -42,11 +42,13 @@ def variants_of(
 ) -> list[Variant]:
     """The first is what the others are compared with.
 
-    `algorithm` and `mask` are for the comparisons of something else; where masks are compared, `mask` comes first.
-    Raises ComparisonError.
+    `algorithm` and `mask` are for the comparisons of something else; where masks are compared, `mask` comes first,
+    unless it is auto. Raises ComparisonError.
     """
     ordered = list(names or VARIANT_NAMES[compare])
     _check_names(compare, ordered)
+    if compare == "mask" and names and mask not in ("auto", ordered[0]):
+        raise ComparisonError(f"--mask is the baseline of masks: expected {ordered[0]}, the first variant, got {mask}")
     if compare == "mask" and not names:
         ordered.sort(key=lambda name: name != mask)
     if compare == "algorithm":

@@ -1,11 +1,28 @@
-"""Searches the highest rate that a server takes within a bound: doubles or halves to find a border, then bisects it."""
+"""Searches the highest rate that a server takes within a bound: doubles or halves to find a border, then bisects it.
+
+A p99 of few arrivals says nothing, so a probe has at least 200, and goes on for as long as they take, two minutes at
+most. A miss may be chance: it counts only when it is missed again.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from math import sqrt
 
+from itemwise.harness.load.arrivals import PhaseLength
+
+MIN_ARRIVALS = 200
+MOST_SECONDS = 120.0  # that a probe is lengthened to
+TRIES = 2
 _MAX_STRIDES = 12  # doublings or halvings: a factor of 4096 either way
+
+
+def probe_length(rate_qps: float, length: PhaseLength, min_arrivals: int = MIN_ARRIVALS) -> PhaseLength:
+    """As asked for, or longer where that would be too few arrivals."""
+    limits = (length.seconds and rate_qps * length.seconds, length.requests)
+    if min(limit for limit in limits if limit is not None) >= min_arrivals:
+        return length
+    return PhaseLength(seconds=max(length.seconds or 0.0, MOST_SECONDS), requests=min_arrivals)
 
 
 async def find_rate(

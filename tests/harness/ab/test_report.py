@@ -18,9 +18,10 @@ def variant(name: str, **changes: Any) -> AbVariant:
         "server_config": {"devices": {"device": "cpu", "kind": "cpu", "dtype": "float32"}},
         "status": "ok",
         "failure": None,
-        "median_ms": 20.0,
-        "p95_ms": 30.0,
-        "items_per_sec": 500.0,
+        "time_ms": 2000.0,
+        "median_ms": 1900.0,
+        "p95_ms": 3000.0,
+        "items_per_sec": 5000.0,
         "speed_vs_first": {"ratio": 2.0, "low": 1.9, "high": 2.1, "confidence": 0.95, "num_rounds": 5},
         "scores_vs_first": {"max_abs_diff": 0.0, "mean_abs_diff": 0.0, "num_compared": 4},
         "scores_agree": True,
@@ -36,6 +37,7 @@ FAILED = variant(
     "broken",
     status="failed",
     failure="oom: too large",
+    time_ms=None,
     median_ms=None,
     p95_ms=None,
     items_per_sec=None,
@@ -71,9 +73,12 @@ def result(*variants: AbVariant) -> AbResult:
     [
         (
             variant("dense"),
-            ("dense", "20.0", "30.0", "500.0", "2.000x", "1.900 to 2.100", "0.00e+00", "0.00e+00", "agree"),
+            ("dense", "2,000.0", "3,000.0", "5,000.0", "2.000x", "1.900 to 2.100", "0.00e+00", "0.00e+00", "agree"),
         ),
-        (WRONG, ("wrong", "20.0", "30.0", "500.0", "2.000x", "1.900 to 2.100", "3.00e-02", "2.00e-02", "DIFFER")),
+        (
+            WRONG,
+            ("wrong", "2,000.0", "3,000.0", "5,000.0", "2.000x", "1.900 to 2.100", "3.00e-02", "2.00e-02", "DIFFER"),
+        ),
         (FAILED, ("broken", "-", "-", "-", "-", "-", "-", "-", "failed")),
     ],
 )
@@ -86,9 +91,14 @@ def test_one_round_has_no_interval() -> None:
     assert cells_of(variant("x", speed_vs_first=one))[4:6] == ("2.000x", "-")
 
 
-def test_few_rounds_are_noted() -> None:
-    assert notes_of(4) == ["the interval of 4 rounds is narrower than it should be"]
-    assert notes_of(5) == notes_of(1) == []  # one has no interval at all
+def test_what_is_shown_of_a_file_without_times_is_the_median_that_its_rates_are_by() -> None:
+    assert cells_of(variant("x", time_ms=None))[1] == "1,900.0"
+
+
+def test_few_rounds_and_unfinished_ones_are_noted() -> None:
+    assert notes_of(4, 4) == ["4 rounds make a wide interval: --rounds 10 or more narrow it"]
+    assert notes_of(5, 5) == notes_of(1, 1) == []  # one has no interval at all
+    assert notes_of(6, 10) == ["cut short: 6 of 10 rounds were finished"]
 
 
 def test_problems_are_named() -> None:

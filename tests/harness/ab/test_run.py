@@ -7,10 +7,10 @@ from contextlib import ExitStack
 
 import pytest
 
-from itemwise.harness.ab.run import AbMeasurement, AbPlan, Contestant, compare_contestants
+from itemwise.harness.ab.run import AbMeasurement, AbPlan, Contestant, ServerSetup, compare_contestants
 from itemwise.harness.ab.variants import Variant
 from itemwise.harness.artifacts import AbRun, CorrectnessThresholds
-from itemwise.harness.client import ScoreClient
+from itemwise.harness.client import Answer, ScoreClient
 from tests.harness.load_samples import small_requests
 from tests.harness.wrong_server import wrong_server
 from tests.server.real_requests import server_stats
@@ -44,7 +44,7 @@ def timed(name: str, rounds: list[list[float]], failure: str | None = None) -> C
 def test_runs_are_interleaved_in_rounds(server: ServerProcess, stack: ExitStack) -> None:
     both = [contestant(stack, name, server.url, name) for name in ("packed", "serial")]
     told: list[str] = []
-    AbMeasurement(both, small_requests(), AbPlan(rounds=4, runs_per_round=2, seed=1)).run(told.append)
+    AbMeasurement(both, small_requests(), AbPlan("algorithm", rounds=4, runs_per_round=2, seed=1)).run(told.append)
     for each in both:
         assert [run.round_index for run in each.runs] == [0, 0, 1, 1, 2, 2, 3, 3]
         assert sorted(run.place for run in each.runs) == [0] * 4 + [1] * 4
@@ -61,7 +61,9 @@ def test_cached_runs_share_a_query_and_cold_ones_do_not(
     own = contestant(stack, "own", server.url, "prefill_extend")
     before = server_stats(server)["prefix_hit_tokens"]
     maker = small_requests(seed=7 + cached, query_tokens=300)
-    AbMeasurement([own], maker, AbPlan(rounds=5, warmup_runs=2, cached=cached)).run(lambda title: None)
+    AbMeasurement([own], maker, AbPlan("mask", rounds=5, runs_per_round=1, warmup_runs=2, cached=cached)).run(
+        lambda title: None
+    )
     assert server_stats(server)["prefix_hit_tokens"] - before == hits
     assert len(own.scores) == num_shared
     assert len(own.runs) == 5
@@ -72,7 +74,7 @@ def test_a_wrong_answer_is_seen_and_a_failure_too(server: ServerProcess, stack: 
     failing = stack.enter_context(wrong_server(server.url, "oom"))
     urls = {"good": server.url, "wrong": drifting, "failing": failing}
     all_three = [contestant(stack, name, url) for name, url in urls.items()]
-    AbMeasurement(all_three, small_requests(), AbPlan(rounds=2)).run(lambda title: None)
+    AbMeasurement(all_three, small_requests(), AbPlan("mask", rounds=2, runs_per_round=1)).run(lambda title: None)
     good, wrong, failed = compare_contestants(all_three, 2, THRESHOLDS)
     assert (good.status, good.scores_agree) == ("ok", True)
     assert good.scores_vs_first is not None and good.scores_vs_first.max_abs_diff == 0.0
@@ -94,7 +96,7 @@ def test_one_that_fails_later_is_left_out_and_the_other_goes_on(server: ServerPr
             mortal.process.kill()
             mortal.process.wait()
 
-    AbMeasurement(both, small_requests(), AbPlan(rounds=3)).run(kill_in_time)
+    AbMeasurement(both, small_requests(), AbPlan("mask", rounds=3, runs_per_round=1)).run(kill_in_time)
     assert [len(each.runs) for each in both] == [3, 1]
     immortal, dead = compare_contestants(both, 2, THRESHOLDS)
     assert immortal.failure is None
@@ -103,17 +105,66 @@ def test_one_that_fails_later_is_left_out_and_the_other_goes_on(server: ServerPr
 
 
 def test_figures_by_hand() -> None:
-    """Rounds of (1, 3) and (4, 4) seconds against 1 s each: medians 2 and 4, so half and a quarter of the speed."""
+    """Rounds of (1, 3) and (4, 4) seconds against 1 s each: medians 2 and 4, so half and a quarter of the speed.
+
+    Time, items/s and ratio are all by the geometric mean of 2 and 4; the median and the p95 of all runs stay apart.
+    """
     first, other = timed("first", [[1.0, 1.0], [1.0, 1.0]]), timed("other", [[1.0, 3.0], [4.0, 4.0]])
     figures = compare_contestants([first, other], 10, THRESHOLDS)
-    assert (figures[0].median_ms, figures[0].items_per_sec) == (1000.0, 10.0)
+    assert (figures[0].time_ms, figures[0].median_ms, figures[0].items_per_sec) == (1000.0, 1000.0, 10.0)
     assert figures[0].speed_vs_first is not None and figures[0].speed_vs_first.ratio == 1.0
+    assert figures[1].time_ms == pytest.approx(8**0.5 * 1000)
     assert figures[1].median_ms == 3500.0
     assert figures[1].p95_ms == pytest.approx(4000.0)
-    assert figures[1].items_per_sec == pytest.approx(10 / 3.5)
+    assert figures[1].items_per_sec == pytest.approx(10 / 8**0.5)
     speed = figures[1].speed_vs_first
-    assert speed is not None
-    assert (speed.ratio, speed.low, speed.high) == pytest.approx((8**-0.5, 0.25, 0.5))
+    assert speed is not None and speed.low is not None and speed.high is not None
+    assert speed.ratio == pytest.approx(8**-0.5)
+    assert speed.low < 0.25 and speed.high > 0.5
+
+
+def test_the_columns_of_a_row_say_the_same(server: ServerProcess, stack: ExitStack) -> None:
+    both = [contestant(stack, name, server.url, name) for name in ("packed", "serial")]
+    measurement = AbMeasurement(both, small_requests(), AbPlan("algorithm", rounds=5))
+    measurement.run(lambda title: None)
+    first, other = measurement.result().variants
+    assert len(first.runs) == 5 * 3
+    assert first.items_per_sec and other.items_per_sec and first.time_ms and other.time_ms and other.speed_vs_first
+    assert other.speed_vs_first.ratio == pytest.approx(first.time_ms / other.time_ms, rel=1e-9)
+    assert other.speed_vs_first.ratio == pytest.approx(other.items_per_sec / first.items_per_sec, rel=1e-9)
+
+
+def test_an_interrupt_leaves_the_rounds_that_all_have_run(server: ServerProcess, stack: ExitStack) -> None:
+    """It comes in the third round, when one of two has run."""
+    both = [contestant(stack, name, server.url, name) for name in ("packed", "serial")]
+    measurement = AbMeasurement(both, small_requests(), AbPlan("algorithm", rounds=9, runs_per_round=2))
+
+    def interrupt_in_time(title: str) -> None:
+        if title.startswith("round 3"):
+            which = 0 if title.endswith(", packed") else 1  # who runs last
+            both[which].client.close()
+            both[which].client.score = interrupted  # type: ignore[method-assign]
+
+    def interrupted(request: object) -> Answer:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        measurement.run(interrupt_in_time)
+    assert measurement.finished_rounds == 2
+    result = measurement.result()
+    assert (result.rounds, result.cut_short) == (2, True)
+    assert result.notes[0] == "cut short: 2 of 9 rounds were finished"
+    assert [[run.round_index for run in each.runs] for each in result.variants] == [[0, 0, 1, 1]] * 2
+
+
+def test_servers_have_the_clients_key_and_leave_room_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XLA_PYTHON_CLIENT_PREALLOCATE", raising=False)
+    assert ServerSetup([]).environment() == {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", "true")
+    assert ServerSetup([], api_key="secret").environment() == {
+        "XLA_PYTHON_CLIENT_PREALLOCATE": "true",
+        "ITEMWISE_API_KEY": "secret",
+    }
 
 
 def test_without_a_baseline_there_are_no_ratios() -> None:

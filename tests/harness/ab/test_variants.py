@@ -19,10 +19,13 @@ def test_masks_have_a_server_each() -> None:
 
 def test_the_mask_given_is_the_baseline_of_masks() -> None:
     assert [variant.name for variant in variants_of("mask", None, mask="segment")] == ["segment", "dense"]
-    assert [variant.name for variant in variants_of("mask", ["dense", "segment"], mask="segment")] == [
-        "dense",
-        "segment",
-    ]
+    named = variants_of("mask", ["segment", "dense"], mask="segment")
+    assert [variant.name for variant in named] == ["segment", "dense"]
+
+
+def test_a_mask_that_is_not_the_first_variant_is_refused() -> None:
+    with pytest.raises(ComparisonError, match="--mask is the baseline of masks: expected dense, the first variant"):
+        variants_of("mask", ["dense", "segment"], mask="segment")
 
 
 def test_algorithms_share_a_server() -> None:

@@ -8,11 +8,13 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
+import httpx
 import pytest
 
-from itemwise.harness.load.arrivals import PhaseLength, Schedule
+from itemwise.harness.load.arrivals import PhaseLength, Schedule, poisson_schedule
 from itemwise.harness.load.driver import LoadDriver, LoadTarget
-from itemwise.harness.load.stats import DROPPED, Call
+from itemwise.harness.load.stats import DROPPED, Call, summarise
+from tests.harness.load.slow_server import slow_server
 from tests.harness.load_samples import small_requests
 from tests.harness.wrong_server import Fault, wrong_server
 from tests.server.server_process import server_process
@@ -128,6 +130,65 @@ def test_a_closed_loop_has_so_many_in_flight(quick: str) -> None:
     assert len(calls) == 12
     in_flight = [sum(other.sent <= call.sent < other.done for other in calls) for call in calls]
     assert max(in_flight) == 3
+
+
+def test_a_closed_loop_has_exactly_so_many_in_flight_all_the_time() -> None:
+    """As the server sees it, once the first are there: a new one comes as one is answered, and never two."""
+    with slow_server(0.05) as url:
+        calls = run_closed(url, 8, PhaseLength(requests=80))
+        stats = httpx.get(f"{url}/stats").json()
+    assert [call.failure for call in calls] == [None] * 80
+    assert len(stats["in_flight"]) == 80
+    assert max(stats["in_flight"]) == 8
+    assert sum(stats["in_flight"][8:]) / 72 > 6  # answers that come together leave some fewer for a moment
+    assert stats["connections"] == 8 + 1
+
+
+def test_hundreds_in_flight_cost_the_client_nothing() -> None:
+    """A server of 300 ms at 500 requests/s: 150 in flight, and the latency is the server's."""
+    schedule = poisson_schedule(500.0, PhaseLength(seconds=3.0), seed=0)
+    with slow_server(0.3) as url:
+        calls = run_open(url, schedule)
+        peak = max(httpx.get(f"{url}/stats").json()["in_flight"])
+    phase = summarise(calls, num_items=2, send_sec=3.0)
+    assert phase.answered == phase.arrivals > 1300
+    assert phase.latency is not None and phase.sender_late is not None
+    assert peak > 130
+    assert 300 <= phase.latency.p50_ms < 450
+    assert phase.latency.p99_ms < 900
+    assert phase.sender_late.p50_ms < 50
+
+
+def test_a_proxy_of_the_environment_is_not_asked(quick: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    assert run_closed(quick, 1, PhaseLength(requests=1), api_key="secret")[0].failure is None
+
+
+def test_a_closed_loop_pauses_where_nobody_answers() -> None:
+    """50, 100, 200 ms and so on: without that there would be thousands of calls in a second."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        calls = run_closed(f"http://127.0.0.1:{unused.getsockname()[1]}", 2, PhaseLength(seconds=1.0))
+    assert {call.failure for call in calls} == {"http_error"}
+    assert 4 <= len(calls) <= 2 * 6
+
+
+def test_a_server_that_dies_midway_is_not_stormed() -> None:
+    with server_process() as mortal:
+
+        async def run() -> list[Call]:
+            async with LoadDriver(LoadTarget(mortal.url), small_requests()) as driver:
+                task = asyncio.create_task(driver.run_closed(2, PhaseLength(seconds=1.5)))
+                while len(driver.finished) < 4:
+                    await asyncio.sleep(0.01)
+                mortal.process.kill()
+                return await task
+
+        calls = asyncio.run(run())
+    failed = [call for call in calls if call.failure is not None]
+    assert {call.failure for call in failed} == {"http_error"}
+    assert 2 <= len(failed) <= 2 * 8
 
 
 def test_time_ends_a_closed_loop(quick: str) -> None:

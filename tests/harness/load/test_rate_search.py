@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from itemwise.harness.load.rate_search import find_rate
+from itemwise.harness.load.arrivals import PhaseLength
+from itemwise.harness.load.rate_search import find_rate, probe_length
 
 
 def search(border: float, first: float) -> tuple[float | None, list[float]]:
@@ -43,3 +44,21 @@ def test_a_bound_that_no_rate_meets() -> None:
 
 def test_a_server_that_takes_everything_gives_the_highest_rate_tried() -> None:
     assert search(float("inf"), 1.0)[0] == 2.0**12
+
+
+@pytest.mark.parametrize(
+    ("rate", "asked", "found"),
+    [
+        (100.0, PhaseLength(seconds=6.0), PhaseLength(seconds=6.0)),  # 600 arrivals
+        (10.0, PhaseLength(seconds=6.0), PhaseLength(seconds=120.0, requests=200)),  # 60
+        (10.0, PhaseLength(seconds=600.0, requests=3), PhaseLength(seconds=600.0, requests=200)),
+        (1000.0, PhaseLength(requests=3), PhaseLength(seconds=120.0, requests=200)),
+        (1.0, PhaseLength(requests=500), PhaseLength(requests=500)),
+    ],
+)
+def test_a_probe_is_long_enough_for_a_p99(rate: float, asked: PhaseLength, found: PhaseLength) -> None:
+    assert probe_length(rate, asked) == found
+
+
+def test_how_many_arrivals_are_enough_may_be_said() -> None:
+    assert probe_length(1.0, PhaseLength(requests=3), min_arrivals=3) == PhaseLength(requests=3)
