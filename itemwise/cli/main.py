@@ -23,6 +23,7 @@ from itemwise._version import __version__
 from itemwise.cli.failures import CommandError, report_failure
 from itemwise.cli.harness_verbs import bench, validate
 from itemwise.cli.models import models
+from itemwise.cli.ops.verbs import ops
 from itemwise.cli.output import write_data
 from itemwise.cli.profiles import profiles
 from itemwise.cli.rerank import rerank
@@ -41,6 +42,7 @@ app.command()(models)
 app.command()(profiles)
 app.add_typer(bench, name="bench", no_args_is_help=True)
 app.add_typer(validate, name="validate", no_args_is_help=True)
+app.add_typer(ops, name="ops", no_args_is_help=True)
 
 
 def _print_version(wanted: bool) -> None:

@@ -1,0 +1,1 @@
+"""`itemwise ops`: benchmark runs on any machine one can reach."""

@@ -1,0 +1,1 @@
+"""What a target lacks, found before anything runs."""

@@ -1,0 +1,1 @@
+"""What runs on the target: the agent, and all it does there."""

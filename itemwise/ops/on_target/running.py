@@ -1,0 +1,132 @@
+"""Servers that a run has started, on record: so that what is left of a run that was killed is found by the next one.
+
+A record is a file in `~/.itemwise/servers`, written as soon as there is a process and removed when it is gone. A
+process is known by its id and its start time, as ids are used again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from itemwise.harness.files import now_utc, write_text
+
+_GRACE_SECONDS = 15.0
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process, now and for ever."""
+
+    process_id: int
+    started: str  # in the words of the system; another process with this id has another
+
+    @classmethod
+    def of(cls, process_id: int) -> Process | None:
+        """None where there is none."""
+        started = _start_of(process_id)
+        return None if started is None else cls(process_id, started)
+
+    @property
+    def is_running(self) -> bool:
+        return _start_of(self.process_id) == self.started
+
+    def stop(self) -> None:
+        """Asked first, then made to; its whole group, as a server may have children."""
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            if not self.is_running:
+                return
+            with suppress(ProcessLookupError):
+                os.killpg(self.process_id, number)
+            until = time.monotonic() + _GRACE_SECONDS
+            while self.is_running and time.monotonic() < until:
+                time.sleep(0.05)
+
+
+@dataclass(frozen=True)
+class RunningRecord:
+    """A server, and the agent that looks after it."""
+
+    server: Process
+    agent: Process
+    run: str  # the folder of its run
+    since: str
+
+
+def records_folder() -> Path:
+    """Of this user on this machine."""
+    return Path(os.environ.get("ITEMWISE_HOME", "~/.itemwise")).expanduser() / "servers"
+
+
+class ServerRecord:
+    """One record, for as long as its server may run."""
+
+    def __init__(self, run: str) -> None:
+        self._run = run
+        self._path: Path | None = None
+
+    def begin(self, process_id: int) -> None:
+        server, agent = Process.of(process_id), Process.of(os.getpid())
+        if server is None or agent is None:  # it is gone already
+            return
+        record = RunningRecord(server, agent, self._run, now_utc())
+        self._path = records_folder() / f"{process_id}.json"
+        write_text(self._path, json.dumps(asdict(record)) + "\n")
+
+    def end(self) -> None:
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+
+
+@contextmanager
+def on_record(run: str) -> Iterator[ServerRecord]:
+    """Call its `begin` with the server's process id."""
+    record = ServerRecord(run)
+    try:
+        yield record
+    finally:
+        record.end()
+
+
+def left_over() -> list[tuple[Path, RunningRecord]]:
+    """All records of servers that run; the others are removed."""
+    found = []
+    for path in sorted(records_folder().glob("*.json")):
+        record = _read(path)
+        if record is None or not record.server.is_running:
+            path.unlink(missing_ok=True)
+        else:
+            found.append((path, record))
+    return found
+
+
+def _read(path: Path) -> RunningRecord | None:
+    """None for what is no record: half written by a full disk, say."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        server, agent = Process(**content["server"]), Process(**content["agent"])
+        return RunningRecord(server, agent, str(content["run"]), str(content["since"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _start_of(process_id: int) -> str | None:
+    """None where there is no such process, or only what its parent has not yet asked about."""
+    if Path("/proc/self/stat").exists():
+        try:
+            fields = Path(f"/proc/{process_id}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+        except OSError:
+            return None
+        return None if fields[0] == "Z" else fields[19]
+    asked = subprocess.run(
+        ["ps", "-o", "state=,lstart=", "-p", str(process_id)], capture_output=True, text=True, check=False
+    )
+    state, _, started = asked.stdout.strip().partition(" ")
+    return None if not state or state.startswith("Z") else started.strip()

@@ -1,0 +1,82 @@
+"""What a run on a target does, as data: it travels there as one line of JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Self
+
+from itemwise.contract.errors import ArtifactError
+
+CHUNK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 500)
+SMOKE_CHUNK_SIZE = 32
+ARTIFACT_ROOT = "reports/artifacts"
+EMBEDDED = "embedded"
+
+
+class Spec:
+    """To a line and back."""
+
+    def to_line(self) -> str:
+        return json.dumps(asdict(self), separators=(",", ":"))  # type: ignore[call-overload]
+
+    @classmethod
+    def from_line(cls, line: str) -> Self:
+        """Raises ArtifactError where it is another version's."""
+        content: dict[str, Any] = json.loads(line)
+        known = {each.name for each in fields(cls)}  # type: ignore[arg-type]
+        if content.keys() != known:
+            other = ", ".join(sorted(content.keys() ^ known))
+            raise ArtifactError(f"the two sides are of different versions: {other} (itemwise ops install mends it)")
+        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in content.items()})
+
+
+@dataclass(frozen=True)
+class SweepSpec(Spec):
+    """A sweep over the server's chunk sizes."""
+
+    folder: str = ""  # on the target
+    chunk_sizes: tuple[int, ...] = CHUNK_SIZES
+    model: str = "Qwen/Qwen3-0.6B"
+    backend: str = "auto"
+    dtype: str = "auto"
+    algorithm: str = "packed"
+    mask: str = "dense"
+    segment_fallback_threshold: int = 0
+    query_tokens: int = 2000
+    num_items: int = 500
+    item_tokens: int = 20
+    warmup_runs: int = 1
+    timed_runs: int = 5
+    timeout_sec: float = 180.0
+    start_timeout_sec: float = 900.0
+    port: int = 0
+    hardware: str = ""
+    server_flags: tuple[str, ...] = ()
+
+    @property
+    def workload_ref(self) -> str:
+        return f"canonical-{self.query_tokens}-{self.num_items}-{self.item_tokens}"
+
+    def flags_of(self, chunk_size: int) -> list[str]:
+        """Of the server."""
+        return [
+            *(() if self.model == EMBEDDED else ("--model-path", self.model)),
+            *("--backend", self.backend, "--dtype", self.dtype, "--algorithm", self.algorithm),
+            *("--multi-item-mask-impl", self.mask),
+            *("--multi-item-segment-fallback-threshold", str(self.segment_fallback_threshold)),
+            *("--multi-item-scoring-chunk-size", str(chunk_size), "--disable-radix-cache"),
+            *self.server_flags,
+        ]
+
+
+@dataclass(frozen=True)
+class ClientMatrixSpec(Spec):
+    """One server, and a sweep over the client's chunk sizes against it."""
+
+    folder: str  # on the target; the workload is there
+    name: str  # of the matrix: jax_portable
+    server_flags: tuple[str, ...]
+    matrix_flags: tuple[str, ...]  # of `itemwise bench matrix`, but for addresses and files
+    start_timeout_sec: float = 900.0
+    port: int = 0

@@ -1,0 +1,188 @@
+"""This itemwise into a venv of its own: over ssh, then again, then by name. Nothing is fetched from the network."""
+
+from __future__ import annotations
+
+import subprocess
+import venv
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+
+from itemwise._version import __version__
+from itemwise.ops.doctor.bare import BareFacts
+from itemwise.ops.install.install import Installed, InstallPlan, _backend_extra, install_on
+from itemwise.ops.install.wheel import build_wheel, source_root
+from itemwise.ops.targets.base import TargetError
+from itemwise.ops.targets.gcloud import GcloudTpuTarget
+from itemwise.ops.targets.local import LocalTarget
+from itemwise.ops.targets.ssh import SshTarget
+from tests.ops.bare_machine import bare_path, fake_python
+from tests.ops.ssh_server import SshServer
+
+ROOT = Path(__file__).parents[3]
+OFFLINE = ("--no-deps", "--no-index", "--no-compile")
+
+
+@dataclass(frozen=True)
+class Fresh:
+    """An installation over ssh, and what was said while it was made."""
+
+    plan: InstallPlan
+    installed: Installed
+    lines: list[str]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built once, of the project."""
+    root = source_root()
+    assert root == ROOT
+    return build_wheel(root, tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def fresh(ssh: SshServer, wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fresh]:
+    plan = InstallPlan(venv=f"{tmp_path_factory.mktemp('install')}/a venv", pip_args=OFFLINE)
+    lines: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", ssh.environment["PATH"])
+        patch.setattr("itemwise.ops.install.install.build_wheel", lambda root, scratch: wheel)
+        target = SshTarget.parse(ssh.address.removeprefix("ssh://"))
+        yield Fresh(plan, install_on(target, plan, lines.append), lines)
+
+
+def in_venv(fresh: Fresh, question: str) -> str:
+    """Of the interpreter there alone: PYTHONPATH does not count."""
+    command = [fresh.installed.python, "-I", "-c", question]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def test_the_new_interpreter_runs_the_wheel(fresh: Fresh) -> None:
+    assert fresh.installed.version == __version__
+    assert fresh.installed.wheel == f"itemwise-{__version__}-py3-none-any.whl"
+    assert fresh.installed.extras == ("server", "harness", "torch")
+    file = in_venv(fresh, "import itemwise; print(itemwise.__file__)")
+    assert file == fresh.installed.file
+    assert Path(file).is_relative_to(fresh.plan.venv) and not Path(file).is_relative_to(ROOT)
+
+
+def test_the_wheel_has_its_data_files(fresh: Fresh) -> None:
+    package = Path(fresh.installed.file).parent
+    data = [
+        each.relative_to(ROOT / "itemwise") for kind in ("toml", "json") for each in ROOT.glob(f"itemwise/**/*.{kind}")
+    ]
+    assert Path("harness/known_models.toml") in data and Path("prompts/profiles/plain.toml") in data
+    assert all((package / each).read_bytes() == (ROOT / "itemwise" / each).read_bytes() for each in data)
+    assert (package / "py.typed").exists()
+
+
+def test_what_pip_says_is_passed_on(fresh: Fresh) -> None:
+    assert fresh.lines[0].startswith("making ")
+    assert f"Successfully installed itemwise-{__version__}" in fresh.lines
+
+
+def test_doing_it_again_brings_it_up_to_date(fresh: Fresh) -> None:
+    """Also where the version is the same, and the code is not."""
+    changed = Path(fresh.installed.file).parent / "contract" / "errors.py"
+    source = changed.read_text()
+    changed.write_text(source + "\nBROKEN = True\n")
+    own = Path(fresh.plan.venv, "lib", "kept.txt")
+    own.write_text("mine")
+    lines: list[str] = []
+    again = install_on(LocalTarget(), fresh.plan, lines.append)
+    assert lines[0].startswith(f"{fresh.plan.venv} is there: Python 3.")
+    assert again == fresh.installed
+    assert changed.read_text() == source and own.read_text() == "mine"
+    assert not list(Path(fresh.plan.venv, "wheels").iterdir())
+
+
+def test_without_a_source_it_comes_by_name(fresh: Fresh, wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    subprocess.run([fresh.installed.python, "-m", "pip", "uninstall", "-qy", "itemwise"], check=True)
+    monkeypatch.setattr("itemwise.ops.install.install.source_root", lambda: None)
+    lines: list[str] = []
+    with pytest.raises(TargetError, match=f"pip install failed.*itemwise.*=={__version__}"):
+        install_on(LocalTarget(), fresh.plan, lines.append)
+    assert f"itemwise was installed from a wheel here: the target gets itemwise {__version__} by name" in lines
+    plan = replace(fresh.plan, extras=("harness",), pip_args=(*OFFLINE, "--find-links", str(wheel.parent)))
+    named = install_on(LocalTarget(), plan, lines.append)
+    assert named == replace(fresh.installed, extras=("harness",), wheel=None)
+
+
+def test_a_build_leaves_the_source_as_it_was(tmp_path: Path) -> None:
+    """And takes in nothing that an earlier one has left."""
+    root = tmp_path / "project"
+    (root / "itemwise").mkdir(parents=True)
+    (root / "itemwise" / "__init__.py").write_text("")
+    (root / "itemwise" / "_version.py").write_text(f'__version__ = "{__version__}"\n')
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        (root / name).write_bytes((ROOT / name).read_bytes())
+    (root / "build" / "lib" / "itemwise").mkdir(parents=True)
+    (root / "build" / "lib" / "itemwise" / "stale.py").write_text("")
+    before = sorted(root.rglob("*"))
+    with ZipFile(build_wheel(root, tmp_path / "scratch")) as wheel:
+        assert {name for name in wheel.namelist() if name.startswith("itemwise/")} == {
+            "itemwise/__init__.py",
+            "itemwise/_version.py",
+        }
+    assert sorted(root.rglob("*")) == before
+
+
+def test_a_python_without_pip_cannot_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    venv.create(tmp_path / "venv", with_pip=False, symlinks=True)
+    monkeypatch.setattr("sys.executable", str(tmp_path / "venv" / "bin" / "python"))
+    with pytest.raises(TargetError, match=r"No module named pip .mend it with: .*python -m ensurepip"):
+        build_wheel(ROOT, tmp_path / "scratch")
+
+
+@pytest.mark.parametrize(
+    ("version", "has_venv", "words"),
+    [
+        (
+            "3.11.2",
+            False,
+            r"python3 \(Python 3.11.2\) comes without venv and ensurepip: sudo apt install python3.11-venv",
+        ),
+        ("3.8.10", True, "expected Python 3.11 to 3.13, got python3 is Python 3.8.10: install one there"),
+        ("", True, "expected Python 3.11 to 3.13, got no python3 that runs"),
+    ],
+)
+def test_a_machine_that_can_make_no_venv_says_why(
+    version: str, has_venv: bool, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs = {"python3": fake_python(version, has_venv=has_venv)} if version else {}
+    monkeypatch.setenv("PATH", bare_path(tmp_path / "bin", **programs))
+    with pytest.raises(TargetError, match=words):
+        install_on(LocalTarget(), InstallPlan(venv=str(tmp_path / "venv")), lambda line: None)
+    assert not (tmp_path / "venv").exists()
+
+
+def test_a_folder_that_is_something_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    with pytest.raises(TargetError, match="is there and is no virtual environment"):
+        install_on(LocalTarget(), InstallPlan(venv=str(tmp_path)), lambda line: None)
+    assert [each.name for each in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_a_venv_keeps_its_python(tmp_path: Path) -> None:
+    bin_folder = Path(bare_path(tmp_path / "venv" / "bin", python=fake_python("3.12.1")))
+    other = Path(bare_path(tmp_path / "other", python3=fake_python("3.13.0"))) / "python3"
+    plan = InstallPlan(python=str(other), venv=str(bin_folder.parent))
+    with pytest.raises(TargetError, match=r"has Python 3.12.1, expected Python 3.13.0: remove it, or choose another"):
+        install_on(LocalTarget(), plan, lambda line: None)
+
+
+def test_a_place_that_cannot_be_written_to_is_an_error() -> None:
+    with pytest.raises(TargetError, match="/proc/venv cannot be made"):
+        install_on(LocalTarget(), InstallPlan(venv="/proc/venv"), lambda line: None)
+
+
+def test_a_tpu_gets_jax_and_other_machines_pytorch() -> None:
+    tpu = GcloudTpuTarget("my-tpu", "project", "zone")
+    with_files = BareFacts(device_files=("/dev/accel0",))
+    assert _backend_extra(tpu, "auto", BareFacts()) == "jax-tpu"
+    assert _backend_extra(LocalTarget(), "auto", with_files) == "jax-tpu"
+    assert _backend_extra(LocalTarget(), "auto", BareFacts(gpus=("NVIDIA L4",))) == "torch"
+    assert _backend_extra(tpu, "jax", BareFacts()) == "jax"
