@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+from itemwise.harness.with_parent import command_with_parent, parent_environment
+
 _GRACE_SECONDS = 30.0  # for a command to stop the servers that it has started
 
 
-def run_logged(command: Sequence[str], log: Path) -> int:
-    """Its status; all it says goes to the log. Whatever ends us ends it, too."""
+def run_logged(arguments: Sequence[str], log: Path) -> int:
+    """The status of `itemwise ARGUMENTS`; all it says goes to the log. Whatever ends us ends it, too."""
+    command = command_with_parent(arguments)
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("w", encoding="utf-8") as output:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **parent_environment()},
+        )
         try:
             return process.wait()
         except BaseException:

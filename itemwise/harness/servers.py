@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from itemwise.contract.errors import ItemwiseError
+from itemwise.harness.termination import undisturbed
+from itemwise.harness.with_parent import command_with_parent, parent_environment
 
 _READY = re.compile(r"ready on (http://\S+)")
 _GRACE_SECONDS = 10.0
@@ -46,18 +47,19 @@ def local_server(
 
     `on_start` hears the process's id at once, while it loads.
     """
-    command = [sys.executable, "-m", "itemwise", "serve", "--host", "127.0.0.1", "--port", str(port), *flags]
+    command = command_with_parent(["serve", "--host", "127.0.0.1", "--port", str(port), *flags])
     log.parent.mkdir(parents=True, exist_ok=True)
     process: subprocess.Popen[bytes] | None = None
     try:
-        with log.open("w", encoding="utf-8") as output:
+        # A signal between the start and what remembers it would leave a server that nobody knows of.
+        with log.open("w", encoding="utf-8") as output, undisturbed():
             # A session of its own: Ctrl-C is for us, and we tell the server.
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **(env or {})},
+                env={**os.environ, **parent_environment(), **(env or {})},
                 start_new_session=True,
             )
             on_start(process.pid)
@@ -65,7 +67,8 @@ def local_server(
         yield RunningServer(url, log, process.pid)
     finally:
         if process is not None:
-            _stop(process)
+            with undisturbed():
+                _stop(process)
 
 
 def _wait_until_ready(process: subprocess.Popen[bytes], log: Path, patience_sec: float) -> str:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 _SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+_ALL = (*_SIGNALS, signal.SIGINT)
 
 
 @contextmanager
@@ -32,3 +33,26 @@ def ended_by_signals() -> Iterator[None]:
     finally:
         for each in watched:
             signal.signal(each, before[each])
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """What asks us to end waits until the block is left: for the few lines in which something would be lost.
+
+    A mask would do the same, but a child that is started in the block would inherit it.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = {each: signal.getsignal(each) for each in _ALL}
+    watched = [each for each, handler in before.items() if callable(handler) or handler is signal.SIG_DFL]
+    for each in watched:
+        signal.signal(each, lambda number, frame: came.append(number))
+    try:
+        yield
+    finally:
+        for each in watched:
+            signal.signal(each, before[each])
+        for number in came[:1]:
+            signal.raise_signal(number)

@@ -7,7 +7,6 @@ as they can. The verdict is written after every step.
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -84,7 +83,7 @@ class SelfCheckRun:
         arguments = self._arguments(command, "" if server is None else server.url)
         log = self._options.output_dir / "logs" / f"{command.title.replace(' ', '-').replace(':', '')}.log"
         begin = perf_counter()
-        status = run_logged([sys.executable, "-m", "itemwise", *arguments], log)
+        status = run_logged(arguments, log)
         detail = None if status == 0 else _last_words(log)
         line = shlex.join(["itemwise", *arguments])
         self._record(command.title, line, status, perf_counter() - begin, detail, server_line)

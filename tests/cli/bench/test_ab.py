@@ -116,7 +116,6 @@ def test_an_interrupt_keeps_the_rounds_that_are_finished(tmp_path: Path, checkpo
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "XLA_FLAGS": ""},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     assert process.stderr is not None
     url = ""
