@@ -23,7 +23,7 @@ class RemoteAgent:
     def call(self, verb: str, *arguments: str, on_line: OnLine | None = None) -> dict[str, Any]:
         """Its answer. Raises TargetError with its own words, ConnectionLostError."""
         command = [self.python, "-m", "itemwise.ops.on_target.agent", verb, *arguments]
-        done = self.target.run(command, on_line)
+        done = self.target.run(command, None if on_line is None else _without_errors(on_line), heartbeat=True)
         if done.status != 0:
             raise TargetError(f"{self.target.name}: {self._explained(done.words)}")
         try:
@@ -39,3 +39,13 @@ class RemoteAgent:
         if not no_python and "No module named" not in words:
             return words
         return f"{words} (itemwise ops install --target {self.target.name} puts itemwise there as {self.python})"
+
+
+def _without_errors(on_line: OnLine) -> OnLine:
+    """What ends a call is told once, by the exception."""
+
+    def hear(line: str) -> None:
+        if not line.startswith("error:"):
+            on_line(line)
+
+    return hear

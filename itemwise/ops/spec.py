@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Self
 
+from itemwise._version import __version__
 from itemwise.contract.errors import ArtifactError
 
 CHUNK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 500)
 SMOKE_CHUNK_SIZE = 32
 ARTIFACT_ROOT = "reports/artifacts"
 EMBEDDED = "embedded"
+HEARTBEAT_SECONDS = 5.0  # between two signs of life that an agent gets
+SILENCE_SECONDS = 60.0  # after which it takes whoever called for gone
 
 
 class Spec:
@@ -36,6 +39,7 @@ class SweepSpec(Spec):
     """A sweep over the server's chunk sizes."""
 
     folder: str = ""  # on the target
+    new_folder: bool = False  # the name was made up: where it is taken, another is
     chunk_sizes: tuple[int, ...] = CHUNK_SIZES
     model: str = "Qwen/Qwen3-0.6B"
     backend: str = "auto"
@@ -53,6 +57,17 @@ class SweepSpec(Spec):
     port: int = 0
     hardware: str = ""
     server_flags: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Raises ArtifactError."""
+        if not 0 <= self.port <= _MOST_PORT:
+            raise ArtifactError(f"the port must be 0 to {_MOST_PORT}, got {self.port}")
+
+    @property
+    def deciding(self) -> dict[str, Any]:
+        """As JSON has it, without what is of one call alone."""
+        content = {name: value for name, value in asdict(self).items() if name not in _OF_A_CALL}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in content.items()}
 
     @property
     def workload_ref(self) -> str:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import select
 import signal
 import sys
 import threading
@@ -29,7 +30,7 @@ from itemwise.ops import folders
 from itemwise.ops.on_target import left_servers, machine
 from itemwise.ops.on_target.chunk import begin_sweep, measure_chunk
 from itemwise.ops.on_target.client_matrix import run_client_matrix
-from itemwise.ops.spec import ClientMatrixSpec, SweepSpec
+from itemwise.ops.spec import SILENCE_SECONDS, ClientMatrixSpec, SweepSpec
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -68,9 +69,10 @@ def say(line: str) -> None:
 
 
 def _watch_lifeline() -> None:
-    """Nothing is ever sent: reading ends when the other side is gone."""
-    while os.read(0, 4096):
-        pass
+    """Reading ends when the other side is gone. One that has sent a sign of life is gone, too, when no more come."""
+    patience: float | None = None
+    while select.select([0], [], [], patience)[0] and os.read(0, 4096):
+        patience = SILENCE_SECONDS
     os.kill(os.getpid(), signal.SIGTERM)
 
 

@@ -16,9 +16,9 @@ def stop_left(say: Callable[[str], None], take_over: bool) -> dict[str, Any]:
         where = f"server {record.server.process_id} of {record.run}, started {record.since}"
         if record.agent.is_running and not take_over:
             raise TargetError(f"{where}, is still measured by process {record.agent.process_id}: --take-over ends it")
-        if record.agent.is_running:
-            record.agent.stop()
-        record.server.stop()
+        # The agent first, which stops its server; whatever is left of the two then goes.
+        if not (record.agent.stop() and record.server.stop()):
+            raise TargetError(f"{where}, cannot be stopped: process {record.agent.process_id} looks after it")
         path.unlink(missing_ok=True)
         say(f"stopped what an earlier run has left: {where}")
         stopped.append(record.server.process_id)

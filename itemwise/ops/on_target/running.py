@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -38,16 +39,22 @@ class Process:
     def is_running(self) -> bool:
         return _start_of(self.process_id) == self.started
 
-    def stop(self) -> None:
-        """Asked first, then made to; its whole group, as a server may have children."""
+    def stop(self) -> bool:
+        """Asked first, then made to; with its group where it leads one, as a server does. Is it gone?"""
         for number in (signal.SIGTERM, signal.SIGKILL):
-            if not self.is_running:
-                return
-            with suppress(ProcessLookupError):
-                os.killpg(self.process_id, number)
+            if self.is_running:
+                self._send(number)
             until = time.monotonic() + _GRACE_SECONDS
             while self.is_running and time.monotonic() < until:
                 time.sleep(0.05)
+        return not self.is_running
+
+    def _send(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError):
+            if os.getpgid(self.process_id) == self.process_id:
+                os.killpg(self.process_id, number)
+            else:
+                os.kill(self.process_id, number)
 
 
 @dataclass(frozen=True)
@@ -58,6 +65,17 @@ class RunningRecord:
     agent: Process
     run: str  # the folder of its run
     since: str
+    machine: str  # process ids of another one mean nothing here, though the home may be shared
+
+
+def this_machine() -> str:
+    """Since its last start, and with its own process ids: containers share a kernel and have others."""
+    known = [socket.gethostname()]
+    with suppress(OSError):
+        known.append(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip())
+    with suppress(OSError):
+        known.append(str(Path("/proc/self/ns/pid").readlink()))
+    return " ".join(known)
 
 
 def records_folder() -> Path:
@@ -71,17 +89,20 @@ class ServerRecord:
     def __init__(self, run: str) -> None:
         self._run = run
         self._path: Path | None = None
+        self._server: Process | None = None
 
     def begin(self, process_id: int) -> None:
         server, agent = Process.of(process_id), Process.of(os.getpid())
         if server is None or agent is None:  # it is gone already
             return
-        record = RunningRecord(server, agent, self._run, now_utc())
-        self._path = records_folder() / f"{process_id}.json"
+        self._server = server
+        record = RunningRecord(server, agent, self._run, now_utc(), this_machine())
+        self._path = records_folder() / f"{socket.gethostname()}-{process_id}.json"
         write_text(self._path, json.dumps(asdict(record)) + "\n")
 
     def end(self) -> None:
-        if self._path is not None:
+        """It stays where the server does, so that the next run finds that."""
+        if self._path is not None and not (self._server and self._server.is_running):
             self._path.unlink(missing_ok=True)
 
 
@@ -96,10 +117,12 @@ def on_record(run: str) -> Iterator[ServerRecord]:
 
 
 def left_over() -> list[tuple[Path, RunningRecord]]:
-    """All records of servers that run; the others are removed."""
+    """All records of servers that run on this machine; those of servers that do not are removed."""
     found = []
     for path in sorted(records_folder().glob("*.json")):
         record = _read(path)
+        if record is not None and record.machine != this_machine():
+            continue
         if record is None or not record.server.is_running:
             path.unlink(missing_ok=True)
         else:
@@ -112,7 +135,7 @@ def _read(path: Path) -> RunningRecord | None:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         server, agent = Process(**content["server"]), Process(**content["agent"])
-        return RunningRecord(server, agent, str(content["run"]), str(content["since"]))
+        return RunningRecord(server, agent, str(content["run"]), str(content["since"]), str(content["machine"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

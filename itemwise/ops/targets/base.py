@@ -6,6 +6,7 @@ Paths on a target are strings: `~` is its home, and it need not be a machine lik
 from __future__ import annotations
 
 import shlex
+import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,8 +42,19 @@ class Done:
     def words(self) -> str:
         """What to tell people of a command that failed."""
         lines = [line for line in self.complaints.strip().splitlines() if line.strip()]
-        told = [line for line in lines if line.startswith("error:")]
-        return " / ".join((told or lines)[-3:]) or f"it ended with status {self.status} and said nothing"
+        told = [line.removeprefix("error:").strip() for line in lines if line.startswith("error:")]
+        if told:
+            return " / ".join(told[-3:])
+        return (
+            f"{self._ending}; its last words: {' / '.join(lines[-2:])}" if lines else f"{self._ending} and said nothing"
+        )
+
+    @property
+    def _ending(self) -> str:
+        """A shell at the other end says 128 + N of a signal N."""
+        number = -self.status if self.status < 0 else self.status - 128
+        names = {each.value: each.name for each in signal.Signals}
+        return f"it was ended by {names[number]}" if number in names else f"it ended with status {self.status}"
 
 
 class Target(Protocol):
@@ -56,10 +68,11 @@ class Target(Protocol):
     def default_python(self) -> str:
         """The interpreter that has itemwise."""
 
-    def run(self, command: Sequence[str], on_line: OnLine | None = None) -> Done:
+    def run(self, command: Sequence[str], on_line: OnLine | None = None, *, heartbeat: bool = False) -> Done:
         """Runs it to its end; `on_line` hears every line of its stderr as it comes.
 
-        Its stdin stays open as long as we are there: a command that watches it knows when we are gone.
+        Its stdin stays open as long as we are there: a command that watches it knows when we are gone. With a heartbeat
+        it gets a byte now and then, for ways that break without a word.
         A word that begins with `~/` is of the target's home. Raises ConnectionLostError, TargetError.
         """
 

@@ -9,7 +9,6 @@ then run a second time. So every command carries a token that the VM writes down
 from __future__ import annotations
 
 import re
-import tempfile
 import uuid
 from abc import ABC
 from collections.abc import Sequence
@@ -19,7 +18,8 @@ from typing import ClassVar, Self, final
 
 from itemwise.ops.targets.base import ConnectionLostError, Done, OnLine, TargetError, shell_line
 from itemwise.ops.targets.processes import run_streamed
-from itemwise.ops.targets.transfer import put_in_place
+from itemwise.ops.targets.ssh import ssh_words
+from itemwise.ops.targets.streams import landing
 
 _ADDRESS = re.compile(r"(?:(?P<user>[A-Za-z_][\w.-]*)@)?(?P<instance>[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?)")
 _BROKEN = 255  # what ssh says of its own failures; gcloud hands it on
@@ -28,7 +28,8 @@ _BEGUN = 254  # what our line says of a command that began before
 _OPTIONS = ("-oBatchMode=yes", "-oServerAliveInterval=15", "-oServerAliveCountMax=4", "-oConnectTimeout=20")
 _GCLOUD_FAILED = "ERROR: (gcloud."
 _NO_SSH_YET = "Could not SSH into the instance"  # gcloud's word for a key that is not there yet; status 1
-_SSH_WORDS = re.compile(r"ssh: |Connection |client_loop: |kex_exchange|Timeout, |Host key |.*Permission denied")
+# What no shell at the other end reads as more than a name: the scp that gcloud runs may hand paths to one.
+_PLAIN_PATH = re.compile(r"[A-Za-z0-9._/~+=@%-]+")
 _KEPT_WORDS = 4  # lines of an error of gcloud's that say what it is
 
 
@@ -58,9 +59,9 @@ class GcloudTarget(ABC):
     def name(self) -> str:
         return f"{self.scheme}://{self._login}"
 
-    def run(self, command: Sequence[str], on_line: OnLine | None = None) -> Done:
+    def run(self, command: Sequence[str], on_line: OnLine | None = None, *, heartbeat: bool = False) -> Done:
         token = uuid.uuid4().hex
-        done = run_streamed(self.ssh_command(once(shell_line(command), token)), on_line)
+        done = run_streamed(self.ssh_command(once(shell_line(command), token)), on_line, heartbeat=heartbeat)
         if done.status == _BEGUN and token in done.complaints:
             raise ConnectionLostError(f"{self.name}: the connection was lost while a command ran")
         self._connected(done)
@@ -78,11 +79,9 @@ class GcloudTarget(ABC):
             raise TargetError(f"{self.name}: {destination} cannot be written: {moved.words}")
 
     def download(self, source: str, destination: Path) -> None:
-        parent = destination.absolute().parent
-        parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=parent, prefix=".download-") as folder:
-            self._scp(self._remote(source), folder)
-            put_in_place(Path(folder), destination)
+        place = self._remote(source)
+        with landing(destination) as folder:
+            self._scp(place, str(folder))
 
     def check_reachable(self) -> None:
         done = self.run(["true"])
@@ -113,6 +112,9 @@ class GcloudTarget(ABC):
         return f"{self.user}@{self.instance}" if self.user else self.instance
 
     def _remote(self, path: str) -> str:
+        if not _PLAIN_PATH.fullmatch(path):
+            expected = "letters, digits and ._/~+=@%- alone"
+            raise TargetError(f"{self.name}: a path to copy through gcloud must have {expected}, got {path!r}")
         return f"{self._login}:{path.removeprefix('~/')}"
 
     def _scp(self, source: str, destination: str) -> None:
@@ -123,7 +125,7 @@ class GcloudTarget(ABC):
     def _connected(self, done: Done) -> Done:
         told = gcloud_words(done)
         if done.status == _BROKEN or (done.status != 0 and told is not None and _NO_SSH_YET in told):
-            reason = _ssh_words(done) or told or done.words
+            reason = ssh_words(done) or told or done.words
             raise ConnectionLostError(f"{self.name} cannot be reached, or the connection was lost: {reason}")
         return done
 
@@ -158,9 +160,3 @@ def gcloud_words(done: Done) -> str | None:
     lines = [line.strip() for line in done.complaints.splitlines() if line.strip()]
     starts = [index for index, line in enumerate(lines) if line.startswith(_GCLOUD_FAILED)]
     return " ".join(lines[starts[-1] :][:_KEPT_WORDS]) if starts else None
-
-
-def _ssh_words(done: Done) -> str | None:
-    """The client's own line: around it gcloud says how often it tried, and what else one could."""
-    lines = [line for line in done.complaints.splitlines() if _SSH_WORDS.match(line)]
-    return lines[-1] if lines else None

@@ -17,8 +17,8 @@ class LocalTarget:
     name = "local"
     default_python = sys.executable
 
-    def run(self, command: Sequence[str], on_line: OnLine | None = None) -> Done:
-        return run_streamed([_expanded(word) for word in command], on_line)
+    def run(self, command: Sequence[str], on_line: OnLine | None = None, *, heartbeat: bool = False) -> Done:
+        return run_streamed([_expanded(word) for word in command], on_line, heartbeat=heartbeat)
 
     def upload(self, source: Path, destination: str) -> None:
         _copy(source, Path(_expanded(destination)))
