@@ -15,23 +15,37 @@ ARTIFACT_ROOT = "reports/artifacts"
 EMBEDDED = "embedded"
 HEARTBEAT_SECONDS = 5.0  # between two signs of life that an agent gets
 SILENCE_SECONDS = 60.0  # after which it takes whoever called for gone
+_MOST_PORT = 65535
+_OF_A_CALL = ("itemwise", "run", "take_over", "new_folder")
 
 
+@dataclass(frozen=True)
 class Spec:
-    """To a line and back."""
+    """To a line and back, and whose it is."""
+
+    itemwise: str = field(default=__version__, kw_only=True)  # of the side that asks
+    run: str = field(default="", kw_only=True)  # the token of the run, for the lock of the target
+    take_over: bool = field(default=False, kw_only=True)  # from another run that has the target
 
     def to_line(self) -> str:
-        return json.dumps(asdict(self), separators=(",", ":"))  # type: ignore[call-overload]
+        return json.dumps(asdict(self), separators=(",", ":"))
 
     @classmethod
     def from_line(cls, line: str) -> Self:
         """Raises ArtifactError where it is another version's."""
         content: dict[str, Any] = json.loads(line)
-        known = {each.name for each in fields(cls)}  # type: ignore[arg-type]
+        asks = content.get("itemwise")
+        if asks != __version__:
+            mend = "itemwise ops install --target TARGET mends it"
+            raise ArtifactError(f"expected itemwise {asks or 'of another version'}, got {__version__} here ({mend})")
+        known = {each.name for each in fields(cls)}
         if content.keys() != known:
             other = ", ".join(sorted(content.keys() ^ known))
             raise ArtifactError(f"the two sides are of different versions: {other} (itemwise ops install mends it)")
-        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in content.items()})
+        values: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in content.items()
+        }
+        return cls(**values)
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,18 @@ Ctrl-C) leaves the rows that are done, and a second call with the same folder go
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+import os
+import secrets
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 
 from itemwise.harness.artifacts import OpsRow
+from itemwise.ops.answers import row_of, told
 from itemwise.ops.remote_agent import RemoteAgent
 from itemwise.ops.spec import SweepSpec
+from itemwise.ops.targets.base import ConnectionLostError, TargetError
 
 
 @dataclass(frozen=True)
@@ -21,6 +26,7 @@ class Watcher:
 
     step: Callable[[str], None]
     line: Callable[[str], None]
+    begun: Callable[[str], None] = lambda folder: None  # from here on there is something to go on with
 
 
 @dataclass(frozen=True)
@@ -37,11 +43,36 @@ class SweepResult:
 
 def run_sweep(agent: RemoteAgent, spec: SweepSpec, watcher: Watcher, *, take_over: bool = False) -> SweepResult:
     """Raises TargetError where nothing more can be measured."""
+    who, spec = agent.target.name, replace(spec, run=new_token())
     agent.call("clean", *(("--take-over", "yes") if take_over else ()), on_line=watcher.line)
-    begun = agent.call("begin", "--spec", spec.to_line(), on_line=watcher.line)
-    kept = {row.chunk_size: row for row in map(OpsRow.model_validate, begun["kept"])}
-    rows = [_row(agent, spec, size, kept.get(size), watcher) for size in spec.chunk_sizes]
-    return SweepResult(str(begun["folder"]), rows)
+    with released_after(agent, spec.run):
+        first = replace(spec, take_over=take_over)
+        begun = agent.call("begin", "--spec", first.to_line(), on_line=watcher.line)
+        spec = replace(spec, folder=str(told(begun, "folder", who)), new_folder=False)
+        watcher.begun(spec.folder)
+        kept = {row.chunk_size: row for row in (row_of(each, who) for each in told(begun, "kept", who))}
+        rows = [_row(agent, spec, size, kept.get(size), watcher) for size in spec.chunk_sizes]
+    return SweepResult(spec.folder, rows)
+
+
+def new_token() -> str:
+    """Of a run, for the lock of its target: it says where the run is, and is never made twice."""
+    return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+
+
+@contextmanager
+def released_after(agent: RemoteAgent, token: str) -> Iterator[None]:
+    """The lock of the target, however the run ends. One that cannot be reached has noticed, and does it itself."""
+    is_lost = False
+    try:
+        yield
+    except ConnectionLostError:
+        is_lost = True
+        raise
+    finally:
+        if not is_lost:
+            with suppress(TargetError):
+                agent.call("release", "--token", token)
 
 
 def _row(agent: RemoteAgent, spec: SweepSpec, size: int, kept: OpsRow | None, watcher: Watcher) -> OpsRow:
@@ -49,5 +80,5 @@ def _row(agent: RemoteAgent, spec: SweepSpec, size: int, kept: OpsRow | None, wa
         watcher.step(f"chunk size {size} kept")
         return kept
     watcher.step(f"chunk size {size}")
-    answer: dict[str, Any] = agent.call("chunk", "--spec", spec.to_line(), "--size", str(size), on_line=watcher.line)
-    return OpsRow.model_validate(answer)
+    answer = agent.call("chunk", "--spec", spec.to_line(), "--size", str(size), on_line=watcher.line)
+    return row_of(answer, agent.target.name)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -12,11 +14,12 @@ import typer
 from itemwise.cli.failures import FAILED
 from itemwise.cli.harness_common import last_line
 from itemwise.cli.ops import compare_options as options
+from itemwise.cli.ops.checks import checked_dtype, checked_root, checked_server_flags
 from itemwise.cli.ops.compare_machines import Machines, with_machine_options
 from itemwise.cli.ops.options import ArtifactSubdir, TakeOver, open_target
 from itemwise.cli.output import say
 from itemwise.cli.text_table import visible
-from itemwise.cli.validate.options import ServerFlag, split_server_flags
+from itemwise.cli.validate.options import ServerFlag
 from itemwise.ops.compare.plan import ComparePlan
 from itemwise.ops.resources import ResourceOptions
 from itemwise.ops.spec import ARTIFACT_ROOT
@@ -60,13 +63,15 @@ def compare_backends(
     What is there already is kept: the same command goes on where it was cut short, and does nothing where all is done.
     The status is 1 where scores do not agree, or a matrix has no row that worked.
     """
+    checked_root(artifact_root)
+    checked_dtype(plan.dtype)
     plan = replace(
         plan,
         client_chunk_sizes=options.chunk_sizes(client_chunk_sizes),
         label_token_ids=options.labels(label_token_ids),
-        server_flags=split_server_flags(server_flag),
-        jax_server_flags=split_server_flags(jax_server_flag),
-        pytorch_server_flags=split_server_flags(pytorch_server_flag),
+        server_flags=checked_server_flags(server_flag),
+        jax_server_flags=checked_server_flags(jax_server_flag),
+        pytorch_server_flags=checked_server_flags(pytorch_server_flag),
     )
     sides = {
         **_side("jax", options.target_of(jax_target, "gcloud-tpu", "TPU_NAME"), jax_python, require_jax_accelerator),
@@ -76,14 +81,14 @@ def compare_backends(
     }
     own = Machines([side.agent.target for side in sides.values()], machines, create=create_resources, delete=teardown)
     run = _run_of(plan, sides, artifact_root, artifact_subdir, take_over=take_over)
-    with own.told_after_failure():
+    with own.told_after_failure(), _no_empty_folder(run.folder):
         missing = {step.backend for step in run.begin()}
         own.make([side for side in sides.values() if side.backend in missing])
         result = run()
         _tell(result)
         if not result.passed:
             raise typer.Exit(FAILED)
-    own.remove()
+    own.remove(run.used_targets)
 
 
 def _side(
@@ -99,16 +104,28 @@ def _run_of(
     plan: ComparePlan, sides: dict[BackendName, CompareSide], root: str, subdir: str | None, *, take_over: bool
 ) -> CompareRun:
     from itemwise.ops.compare.run import CompareRun
-    from itemwise.ops.folders import check_name, new_name
+    from itemwise.ops.folders import check_name, make_new, new_name
 
-    name = check_name(subdir) if subdir else new_name("jax-vs-pytorch-multi-item")
-    there = f"{root.rstrip('/')}/{name}"
-    here = Path(there).expanduser()
+    here = Path(root).expanduser() / check_name(subdir or new_name("jax-vs-pytorch-multi-item"))
+    if not subdir:
+        here = make_new(here)
+    name, there = here.name, f"{root.rstrip('/')}/{here.name}"
     say(f"{name}: {', '.join(f'{backend} on {side.agent.target.name}' for backend, side in sides.items())}")
     say(f"artifacts: {here}")
-    if subdir is None:
+    if not subdir:
         say(f"to go on after a failure, or to do it again: the same command with --artifact-subdir {name}")
     return CompareRun(plan, sides, here, there, _watcher(), take_over)
+
+
+@contextmanager
+def _no_empty_folder(folder: Path) -> Iterator[None]:
+    """Is left by a run that could not begin."""
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):  # there is something in it, or it was never made
+            folder.rmdir()
+        raise
 
 
 def _watcher() -> Watcher:

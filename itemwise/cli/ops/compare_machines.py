@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -52,6 +52,7 @@ class Machines:
         self._options = options
         self._create = create
         self._delete = delete
+        self._created: set[str] = set()
         if (create or delete) and not self._targets:
             asked = "--create-resources" if create else "--teardown"
             given = ", ".join(dict.fromkeys(target.name for target in targets))
@@ -66,6 +67,7 @@ class Machines:
             if describe(target) is None and not _agreed(create_command(target, self._options), "Create it?"):
                 raise CommandError(f"{target.name} is not there, and was not to be created")
             if ensure(target, self._options, _say):
+                self._created.add(target.name)
                 _install(target, here)
 
     @contextmanager
@@ -79,12 +81,18 @@ class Machines:
                     say(f"{target.name} is left as it is; to delete it: {shlex.join(delete_command(target))}")
             raise
 
-    def remove(self) -> None:
-        """After a run that ended well, where it is asked for. Raises TargetError."""
+    def remove(self, used: Collection[str]) -> None:
+        """After a run that ended well, where it is asked for. Raises TargetError.
+
+        `used`: where it measured. A machine of this name that it had nothing to do with is somebody's.
+        """
         if not self._delete:
             return
         for target in self._targets.values():
-            if _agreed(delete_command(target), "Delete it?"):
+            if target.name not in (*used, *self._created):
+                how = shlex.join(delete_command(target))
+                say(f"{target.name} is left as it is, as nothing was measured on it; to delete it: {how}")
+            elif _agreed(delete_command(target), "Delete it?"):
                 delete(target, _say)
             else:
                 say(f"{target.name} is left as it is")
@@ -108,7 +116,7 @@ def _agreed(command: Sequence[str], question: str) -> bool:
 
 
 def _somebody_is_there() -> bool:
-    return sys.stdin.isatty() and sys.stderr.isatty()
+    return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr))  # None: it was closed
 
 
 def _say(line: str) -> None:

@@ -10,7 +10,7 @@ import typer
 from itemwise.cli.engine_options import BackendName
 from itemwise.cli.failures import FAILED
 from itemwise.cli.harness_common import last_line
-from itemwise.cli.ops.options import ArtifactRoot, PythonOption, TargetOption, open_target
+from itemwise.cli.ops.options import ArtifactRoot, ProjectOption, PythonOption, TargetOption, ZoneOption, open_target
 from itemwise.cli.output import say, stdout_width
 from itemwise.cli.text_table import Column, render_table, visible
 from itemwise.ops.spec import ARTIFACT_ROOT
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
 
 def doctor(
-    target: TargetOption = "local",
+    target: TargetOption = None,
+    project: ProjectOption = None,
+    zone: ZoneOption = None,
     python: PythonOption = None,
     model: Annotated[
         str, typer.Option(metavar="MODEL", help="On the target: a folder, a .gguf file, a hub id, or embedded.")
@@ -38,7 +40,7 @@ def doctor(
     """Say what a target lacks before anything runs there: Python, itemwise, device, disk, port, model."""
     from itemwise.ops.doctor.diagnosis import Wanted, diagnose
 
-    opened = open_target(target)
+    opened = open_target(target, project, zone)
     wanted = Wanted(python, model, backend, require_accelerator, port, artifact_root, min_free_gb)
     say(f"target {opened.name}: asking {python or opened.default_python}")
     checks = diagnose(opened, wanted)

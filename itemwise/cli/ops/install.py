@@ -10,7 +10,7 @@ import typer
 
 from itemwise.cli.failures import MISUSED, CommandError
 from itemwise.cli.harness_common import last_line
-from itemwise.cli.ops.options import TargetOption, open_target
+from itemwise.cli.ops.options import ProjectOption, TargetOption, ZoneOption, open_target
 from itemwise.cli.output import say
 from itemwise.cli.text_table import visible
 from itemwise.ops.doctor.checkup import VENV
@@ -19,7 +19,9 @@ BackendExtra = Literal["auto", "torch", "jax", "jax-cuda", "jax-tpu"]
 
 
 def install(
-    target: TargetOption = "local",
+    target: TargetOption = None,
+    project: ProjectOption = None,
+    zone: ZoneOption = None,
     python: Annotated[
         str | None,
         typer.Option(metavar="PATH", help="What the venv is made with: Python 3.11 to 3.13; found when left out."),
@@ -43,8 +45,10 @@ def install(
     """Install this itemwise on a target: a wheel built here, a venv made there. Again: an upgrade in place."""
     from itemwise.ops.install.install import InstallPlan, install_on
 
+    if not venv.strip():
+        raise CommandError(f"--venv must be a folder on the target, got {venv!r}", status=MISUSED)
     plan = InstallPlan(python, venv, backend, _extras(extras), system_site_packages, _words(pip_args))
-    opened = open_target(target)
+    opened = open_target(target, project, zone)
     say(f"target {opened.name}: {plan.venv}")
     installed = install_on(opened, plan, lambda line: say(f"  {visible(line)}"))
     say(f"itemwise {installed.version} on {opened.name}: {installed.python}")

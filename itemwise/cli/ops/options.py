@@ -6,17 +6,28 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from itemwise.cli.failures import MISUSED, CommandError
+from itemwise.cli.output import say
+
 if TYPE_CHECKING:
     from itemwise.ops.targets.base import Target
 
 TargetOption = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--target",
         envvar="ITEMWISE_TARGET",
         metavar="TARGET",
-        help="local, ssh://user@host:port, gcloud-tpu://NAME or gcloud-gpu://NAME.",
+        help="local, ssh://user@host:port, gcloud-tpu://NAME or gcloud-gpu://NAME. "
+        "When left out: gcloud-tpu://$TPU_NAME where that is set, else local.",
     ),
+]
+ProjectOption = Annotated[
+    str | None, typer.Option("--project", metavar="NAME", help="Of a gcloud target; $PROJECT when left out.")
+]
+ZoneOption = Annotated[
+    str | None,
+    typer.Option("--zone", metavar="NAME", help="Of a gcloud target; $TPU_ZONE or $GPU_ZONE when left out."),
 ]
 PythonOption = Annotated[
     str | None,
@@ -41,8 +52,16 @@ TakeOver = Annotated[
 ]
 
 
-def open_target(text: str) -> Target:
-    """Raises TargetError."""
+def open_target(text: str | None, project: str | None = None, zone: str | None = None) -> Target:
+    """One that nobody has named, and is not this machine, is said. Raises TargetError, CommandError."""
+    from itemwise.ops.targets.choose import default_target
     from itemwise.ops.targets.choose import open_target as choose
 
-    return choose(text)
+    chosen = text or default_target()
+    for option, value in (("--project", project), ("--zone", zone)):
+        if value is not None and not chosen.startswith("gcloud-"):
+            expected = "gcloud-tpu:// and gcloud-gpu:// targets"
+            raise CommandError(f"{option} is for {expected}, got the target {chosen}", status=MISUSED)
+    if not text and chosen != "local":
+        say(f"TPU_NAME is set, and no --target given: the target is {chosen}")
+    return choose(chosen, project=project, zone=zone)

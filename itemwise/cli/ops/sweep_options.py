@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from itemwise.cli.engine_options import BackendName, DtypeName
 from itemwise.cli.failures import MISUSED, CommandError
 from itemwise.cli.flags import Flag, with_flags
 from itemwise.cli.harness_common import integers
+from itemwise.contract.request import Algorithm
 from itemwise.ops.spec import SweepSpec
+from itemwise.plan.options import MaskOption
 
 _FLAGS = {
     "model": Flag(str, "On the target: a folder, a .gguf file, a hub id, or embedded.", "MODEL"),
-    "backend": Flag(str, "Of the server: auto, jax or torch.", "NAME"),
-    "dtype": Flag(str, "Of the server: auto, float32, bfloat16 or float16.", "NAME"),
-    "algorithm": Flag(str, "Of the server; only packed rows have masks.", "NAME"),
+    "backend": Flag(BackendName, "Of the server: auto, jax or torch.", "NAME"),
+    "dtype": Flag(DtypeName, "Of the server: auto, float32, bfloat16 or float16.", "NAME"),
+    "algorithm": Flag(Algorithm, "Of the server; only packed rows have masks.", "NAME"),
     "mask": Flag(
-        str,
+        MaskOption,
         "Of the server: dense, segment or auto.",
         "NAME",
         name="--multi-item-mask-impl",

@@ -124,5 +124,6 @@ def _tell_unknown(document: object, found: Findings, expected_kinds: Sequence[st
 
 
 def json_files(folder: Path) -> Iterator[Path]:
-    """All of a folder and the folders in it, by name."""
-    yield from sorted(path for path in folder.rglob("*.json") if path.is_file())
+    """All of a folder and the folders in it, by name; what is hidden is some program's own."""
+    found = (path for path in folder.rglob("*.json") if path.is_file())
+    yield from sorted(path for path in found if not any(part[0] == "." for part in path.relative_to(folder).parts))

@@ -11,6 +11,7 @@ from typing import Any
 
 from itemwise._version import __version__
 from itemwise.harness.artifacts import BackendName
+from itemwise.ops.answers import told
 from itemwise.ops.compare.plan import PACKAGES
 from itemwise.ops.doctor.diagnosis import require_accelerator
 from itemwise.ops.remote_agent import RemoteAgent
@@ -41,9 +42,10 @@ def _ask(agent: RemoteAgent, folder: str, model: str, line: OnLine, *, take_over
     agent.target.check_reachable()
     agent.call("clean", *(("--take-over", "yes") if take_over else ()), on_line=line)
     facts = agent.call("facts", "--folder", folder, "--model", model, "--port", "0")
-    line(f"{name}: itemwise {facts['itemwise']}, {', '.join(facts['devices']) or 'no device'}")
-    if facts["model"] is not None:
-        line(f"{name}: {model}: {facts['model']}")
+    devices, words = told(facts, "devices", name), told(facts, "model", name)
+    line(f"{name}: itemwise {told(facts, 'itemwise', name)}, {', '.join(devices) or 'no device'}")
+    if words is not None:
+        line(f"{name}: {model}: {words}")
     return facts
 
 
@@ -51,11 +53,12 @@ def check_facts(side: CompareSide, facts: Mapping[str, Any]) -> None:
     """Raises TargetError."""
     name, package = side.agent.target.name, PACKAGES[side.backend]
     mend = f"itemwise ops install --target {name} mends it"
-    if facts["itemwise"] != __version__:
-        raise TargetError(f"{name}: expected itemwise {__version__} as here, got {facts['itemwise']} ({mend})")
-    if not facts["packages"].get(package):
+    version = told(facts, "itemwise", name)
+    if version != __version__:
+        raise TargetError(f"{name}: expected itemwise {__version__} as here, got {version} ({mend})")
+    if not told(facts, "packages", name).get(package):
         raise TargetError(f"{name}: {package} is not installed for {side.agent.python}: {side.backend} needs it")
-    if not facts["is_writable"]:
+    if not told(facts, "is_writable", name):
         raise TargetError(f"{name}: the folder for artifacts cannot be written")
     if side.accelerator is not None:
         try:

@@ -8,7 +8,8 @@ one row at most.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from itemwise.contract.errors import ArtifactError
@@ -20,10 +21,10 @@ from itemwise.ops.compare.files import COMPARISON, COMPARISON_FILES, REPORT_FILE
 from itemwise.ops.compare.plan import MATRIX_STEPS, ComparePlan, MatrixStep, matrix_spec
 from itemwise.ops.compare.preflight import CompareSide, check_sides
 from itemwise.ops.compare.state import CompareState
-from itemwise.ops.folders import CANONICAL_WORKLOAD
+from itemwise.ops.folders import CANONICAL_WORKLOAD, read_or_set_aside
 from itemwise.ops.on_target.client_matrix import found_matrix, is_done, request_sha256
 from itemwise.ops.spec import ClientMatrixSpec
-from itemwise.ops.sweep import Watcher
+from itemwise.ops.sweep import Watcher, new_token, released_after
 from itemwise.ops.targets.base import TargetError
 
 NUM_STEPS = 4 + len(MATRIX_STEPS)
@@ -56,23 +57,28 @@ class CompareRun:
     take_over: bool = False
     kept: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
+    _token: str = field(default_factory=new_token)
+    _locked: set[str] = field(default_factory=set)  # names of targets
 
     def begin(self) -> list[MatrixStep]:
         """The workload, and which matrices are missing. Raises ArtifactError where the folder is another run's."""
-        self._state = CompareState.open(self.folder, self.plan.arguments())
+        self._state = CompareState.open(self.folder, self.plan.arguments(), self.watcher.line)
         for backend, side in self.sides.items():
             self._state.check_target(backend, side.agent.target.name)
         path = self.folder / CANONICAL_WORKLOAD
-        self._workload = read_artifact(path, Workload) if path.exists() else self._new_workload()
+        there = read_or_set_aside(path, Workload, self.watcher.line)
+        self._workload = self._new_workload() if there is None else there
         self._missing = [step for step in MATRIX_STEPS if not self._is_here(step)]
-        self._keep_workload(path)  # not before: what is another run's stays as it is
+        self._check_workload(path)  # not before: what is another run's stays as it is
         return self._missing
 
     def __call__(self) -> CompareResult:
         """After `begin`. Raises TargetError, ConnectionLostError; what was done stays."""
         self._check_targets()
-        for step in MATRIX_STEPS:
-            self._measure(step)
+        self._write_workload()  # not before: a run that cannot begin leaves no folder
+        with ExitStack() as locks:
+            for step in MATRIX_STEPS:
+                self._measure(step, locks)
         self._compare()
         self._report()
         comparison = read_artifact(self.folder / COMPARISON, Comparison)
@@ -81,7 +87,7 @@ class CompareRun:
     def _new_workload(self) -> Workload:
         return make_workload(self.plan.workload_options, token_facts(self.plan.model))
 
-    def _keep_workload(self, path: Path) -> None:
+    def _check_workload(self, path: Path) -> None:
         if self._state.is_done("workload", (), (CANONICAL_WORKLOAD,)):
             self._keep("canonical workload")
             return
@@ -90,6 +96,9 @@ class CompareRun:
         self.watcher.step("canonical workload")
         for note in self._workload.notes:
             self.watcher.line(f"note: {note}")
+
+    def _write_workload(self) -> None:
+        path = self.folder / CANONICAL_WORKLOAD
         if not path.exists():
             write_artifact(path, self._workload)
         self._state.record("workload", (), (CANONICAL_WORKLOAD,))
@@ -103,15 +112,20 @@ class CompareRun:
         self.watcher.step(f"targets: {', '.join(dict.fromkeys(side.agent.target.name for side in sides))}")
         check_sides(sides, self.target_folder, self.plan.model, self.watcher.line, take_over=self.take_over)
 
-    def _measure(self, step: MatrixStep) -> None:
+    @property
+    def used_targets(self) -> set[str]:
+        """Where matrices of this comparison were measured, by this call or an earlier one."""
+        return set(self._state.targets.values())
+
+    def _measure(self, step: MatrixStep, locks: ExitStack) -> None:
         if step not in self._missing:
             self._keep(step.title)
         else:
             self.watcher.step(step.title)
-            self._measure_there(step)
+            self._measure_there(step, locks)
         self._state.record(step.name, (CANONICAL_WORKLOAD,), (step.file_name,))
 
-    def _measure_there(self, step: MatrixStep) -> None:
+    def _measure_there(self, step: MatrixStep, locks: ExitStack) -> None:
         agent = self.sides[step.backend].agent
         target, folder = agent.target, self.target_folder
         self._state.settle_target(step.backend, target.name)
@@ -119,12 +133,21 @@ class CompareRun:
         if made.status != 0:
             raise TargetError(f"{target.name}: {folder} cannot be made: {made.words}")
         target.upload(self.folder / CANONICAL_WORKLOAD, f"{folder}/{CANONICAL_WORKLOAD}")
-        agent.call("matrix", "--spec", self._spec(step).to_line(), on_line=self.watcher.line)
+        agent.call("matrix", "--spec", self._owned_spec(step, locks).to_line(), on_line=self.watcher.line)
         # The matrix comes last: where it is, the others are.
         logs = (f"logs/{step.name}_{what}.log" for what in ("server", "matrix"))
         for name in (*logs, step.markdown_name, step.file_name):
             target.download(f"{folder}/{name}", self.folder / name)
         self._judge(step)
+
+    def _owned_spec(self, step: MatrixStep, locks: ExitStack) -> ClientMatrixSpec:
+        """A target is taken over once: where somebody takes it from us later, that is for us to respect."""
+        agent = self.sides[step.backend].agent
+        is_first = agent.target.name not in self._locked
+        if is_first:
+            self._locked.add(agent.target.name)
+            locks.enter_context(released_after(agent, self._token))
+        return replace(self._spec(step), run=self._token, take_over=self.take_over and is_first)
 
     def _judge(self, step: MatrixStep) -> None:
         matrix = self._found(step)
@@ -161,7 +184,7 @@ class CompareRun:
 
     def _found(self, step: MatrixStep) -> ScoreMatrix | None:
         path = self.folder / step.file_name
-        return found_matrix(path, self._spec(step), request_sha256(self._workload))
+        return found_matrix(path, self._spec(step), request_sha256(self._workload), self.watcher.line)
 
     def _spec(self, step: MatrixStep) -> ClientMatrixSpec:
         return matrix_spec(self.plan, step, self._workload, self.target_folder)

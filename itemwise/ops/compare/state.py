@@ -1,4 +1,4 @@
-"""What a comparison of backends has done so far: `compare_backends.json` in its folder, written after every step.
+"""What a comparison of backends has done so far: `.compare_backends.json` in its folder, written after every step.
 
 A step is kept where its inputs and outputs are, byte for byte, those that it had. So whatever was changed, or half
 written, is made again, and nothing else.
@@ -7,7 +7,7 @@ written, is made again, and nothing else.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,9 @@ from typing import Any
 from itemwise._version import __version__
 from itemwise.contract.errors import ArtifactError
 from itemwise.harness.files import now_utc, read_bytes, sha256_of, write_text
+from itemwise.ops.folders import set_aside
 
-STATE_FILE = "compare_backends.json"
+STATE_FILE = ".compare_backends.json"
 
 
 @dataclass
@@ -31,12 +32,12 @@ class CompareState:
     itemwise: str = __version__
 
     @classmethod
-    def open(cls, folder: Path, arguments: Mapping[str, Any]) -> CompareState:
+    def open(cls, folder: Path, arguments: Mapping[str, Any], say: Callable[[str], None]) -> CompareState:
         """Of a new run, or of one with the same arguments. Writes nothing. Raises ArtifactError."""
         path = folder / STATE_FILE
-        if not path.exists():
+        kept = _read(path, folder, say) if path.exists() else None
+        if kept is None:
             return cls(folder, dict(arguments))
-        kept = _read(path, folder)
         _refuse_other(folder, kept.arguments, arguments)
         return kept
 
@@ -78,12 +79,14 @@ class CompareState:
         write_text(self.folder / STATE_FILE, json.dumps(content, indent=2) + "\n")
 
 
-def _read(path: Path, folder: Path) -> CompareState:
+def _read(path: Path, folder: Path, say: Callable[[str], None]) -> CompareState | None:
+    """None where it is half a file: each matrix says itself what it is of. Raises ArtifactError."""
+    content = read_bytes(path)
     try:
-        content = json.loads(read_bytes(path))
-        return CompareState(folder=folder, **content)
+        return CompareState(folder=folder, **json.loads(content))
     except (ValueError, TypeError) as error:
-        raise ArtifactError(f"{path} is not what a comparison of backends left there: {error}") from None
+        set_aside(path, f"{path} is not what a comparison of backends left there: {error}", say)
+        return None
 
 
 def _refuse_other(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:

@@ -26,6 +26,17 @@ _PIP = ("-I", "-m", "pip", "--disable-pip-version-check", "--no-input")
 _QUESTION = "import itemwise, json, sys; print(json.dumps([itemwise.__version__, itemwise.__file__, sys.prefix]))"
 # pip tells its progress on stdout, and targets pass on stderr.
 _TO_STDERR = ("sh", "-c", '"$@" 1>&2', "sh")
+# Status 0 where $1 is something, and no venv: a prefix with a Python in it would be the system's, or another's.
+_IS_ANOTHER_THING = """
+[ -e "$1" ] || exit 1
+[ -e "$1/pyvenv.cfg" ] && exit 1
+[ -d "$1" ] || exit 0
+for each in "$1"/* "$1"/.*; do
+  case $each in */.|*/..) continue;; esac
+  [ -e "$each" ] && exit 0
+done
+exit 1
+"""
 
 
 @dataclass(frozen=True)
@@ -90,13 +101,13 @@ def _wheel(scratch: Path, say: OnLine) -> Path | None:
 def _make_venv(target: Target, plan: InstallPlan, bare: BareFacts, say: OnLine) -> bool:
     """True where it is new. One that works is kept. Raises TargetError."""
     there = bare.interpreter(plan.venv_python)
+    if target.run(["sh", "-c", _IS_ANOTHER_THING, "sh", plan.venv]).status == 0:
+        raise TargetError(f"{target.name}: {plan.venv} is there and is no virtual environment: choose another --venv")
     if there is not None:
         _check_same(target, plan, there, bare)
         if not plan.system_site_packages and target.run([plan.venv_python, *_PIP, "--version"]).status == 0:
             say(f"{plan.venv} is there: {there.title}")
             return False
-    elif target.run(["sh", "-c", 'test -e "$1" && test ! -e "$1/pyvenv.cfg"', "sh", plan.venv]).status == 0:
-        raise TargetError(f"{target.name}: {plan.venv} is there and is no virtual environment: choose another --venv")
     base = _base(target, plan, bare)
     say(f"making {plan.venv} with {base.path}, {base.title}")
     flags = ("--system-site-packages",) if plan.system_site_packages else ()

@@ -5,6 +5,7 @@
     begin    makes the folder of a sweep, or goes on with it
     chunk    one chunk size: server, requests, row
     matrix   one server, and `itemwise bench matrix` against it
+    release  lets another run have this machine
     list     the runs that are here
 
 Lines for people go to stderr; the last line on stdout is one JSON object. stdin is the lifeline: when it closes,
@@ -27,7 +28,7 @@ from typing import Any
 from itemwise.contract.errors import ItemwiseError
 from itemwise.harness.termination import ended_by_signals
 from itemwise.ops import folders
-from itemwise.ops.on_target import left_servers, machine
+from itemwise.ops.on_target import left_servers, machine, run_lock
 from itemwise.ops.on_target.chunk import begin_sweep, measure_chunk
 from itemwise.ops.on_target.client_matrix import run_client_matrix
 from itemwise.ops.spec import SILENCE_SECONDS, ClientMatrixSpec, SweepSpec
@@ -91,6 +92,7 @@ _VERBS: dict[str, tuple[Callable[..., dict[str, Any]], dict[str, Callable[[str],
     "begin": (lambda spec: begin_sweep(SweepSpec.from_line(spec), say), {"--spec": str}),
     "chunk": (_chunk, {"--spec": str, "--size": int}),
     "matrix": (lambda spec: run_client_matrix(ClientMatrixSpec.from_line(spec), say), {"--spec": str}),
+    "release": (run_lock.release, {"--token": str}),
     "list": (lambda root: {"runs": folders.runs_in(Path(root).expanduser())}, {"--root": str}),
 }
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from itemwise.harness.servers import ServerStartError, local_server
 from itemwise.harness.token_facts import token_facts
 from itemwise.harness.workload import WorkloadOptions, make_workload
 from itemwise.ops import folders
-from itemwise.ops.on_target import machine
+from itemwise.ops.on_target import machine, run_lock
 from itemwise.ops.on_target.running import on_record
 from itemwise.ops.spec import SweepSpec
 
@@ -25,26 +25,59 @@ Say = Callable[[str], None]
 
 
 def begin_sweep(spec: SweepSpec, say: Say) -> dict[str, Any]:
-    """Makes the folder, or goes on with one of the same sweep. Raises ArtifactError."""
+    """Makes the folder, or goes on with one of the same sweep. Raises ArtifactError, TargetError."""
     folder = Path(spec.folder).expanduser()
-    path = folder / folders.METADATA
-    wanted = asdict(spec) | {"chunk_sizes": list(spec.chunk_sizes), "server_flags": list(spec.server_flags)}
-    if path.exists():
-        kept = read_artifact(path, OpsRunMetadata)
-        other = _differences(kept.spec, wanted)
-        if other:
-            raise ArtifactError(f"{folder} holds another sweep: {other}")
-        say(f"going on with {folder}")
-    else:
+    with run_lock.held(spec, str(folder)):
+        if not spec.new_folder and (folder / folders.METADATA).exists():
+            _go_on(spec, folder, say)
+        else:
+            folder = _begin_new(spec, folder, say)
+        if folders.rows_in(folder):  # a run that was killed may have left them without their sum
+            folders.write_results(folder, spec, *_ran_on(spec, {}, folder))
+        kept = [row for size in spec.chunk_sizes if (row := folders.kept_row(folder, size)) is not None]
+    return {"folder": str(folder), "kept": [row.model_dump() for row in kept]}
+
+
+def _go_on(spec: SweepSpec, folder: Path, say: Say) -> None:
+    metadata = read_artifact(folder / folders.METADATA, OpsRunMetadata)
+    other = _differences(metadata.spec, spec.deciding)
+    if other:
+        raise ArtifactError(f"{folder} holds another sweep: {other}")
+    say(f"going on with {folder}")
+    sizes = list(dict.fromkeys((*(metadata.chunk_sizes or ()), *spec.chunk_sizes)))
+    if sizes != metadata.chunk_sizes:
+        metadata.chunk_sizes = sizes
+        metadata.spec = {**(metadata.spec or {}), "chunk_sizes": sizes}
+        write_artifact(folder / folders.METADATA, metadata)
+    if folders.read_or_set_aside(folder / folders.WORKLOAD, Workload, say) is None:
+        _write_workload(spec, folder, say)
+
+
+def _begin_new(spec: SweepSpec, wanted: Path, say: Say) -> Path:
+    """The folder, which is not left behind where it cannot be used."""
+    machine.check_disk(wanted)
+    machine.check_port(spec.port)
+    is_made = spec.new_folder or not wanted.exists()
+    if not is_made and folders.rows_in(wanted):
+        raise ArtifactError(f"{wanted} holds rows, but no {folders.METADATA} that says of which sweep")
+    folder = folders.make_new(wanted) if spec.new_folder else wanted
+    try:
         folder.mkdir(parents=True, exist_ok=True)
-        options = WorkloadOptions(spec.query_tokens, spec.num_items, spec.item_tokens)
-        workload = make_workload(options, token_facts(spec.model))
-        for note in workload.notes:
-            say(f"note: {note}")
-        write_artifact(folder / folders.WORKLOAD, workload)
-        write_artifact(path, _metadata(spec, wanted))
-    rows = [row for size in spec.chunk_sizes if (row := folders.kept_row(folder, size)) is not None]
-    return {"folder": str(folder), "kept": [row.model_dump() for row in rows]}
+        _write_workload(spec, folder, say)
+        write_artifact(folder / folders.METADATA, _metadata(spec))
+    except BaseException:
+        if is_made:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return folder
+
+
+def _write_workload(spec: SweepSpec, folder: Path, say: Say) -> None:
+    options = WorkloadOptions(spec.query_tokens, spec.num_items, spec.item_tokens)
+    workload = make_workload(options, token_facts(spec.model))
+    for note in workload.notes:
+        say(f"note: {note}")
+    write_artifact(folder / folders.WORKLOAD, workload)
 
 
 def _differences(kept: Mapping[str, Any] | None, wanted: Mapping[str, Any]) -> str:
@@ -56,7 +89,7 @@ def _differences(kept: Mapping[str, Any] | None, wanted: Mapping[str, Any]) -> s
     return "; ".join(f"{key} is {kept.get(key)!r} there, {value!r} here" for key, value in other.items())
 
 
-def _metadata(spec: SweepSpec, wanted: Mapping[str, Any]) -> OpsRunMetadata:
+def _metadata(spec: SweepSpec) -> OpsRunMetadata:
     config = {
         "model": spec.model,
         "multi_item_mask_impl": spec.mask,
@@ -69,7 +102,7 @@ def _metadata(spec: SweepSpec, wanted: Mapping[str, Any]) -> OpsRunMetadata:
         workload_ref=spec.workload_ref,
         server_config=config,
         chunk_sizes=list(spec.chunk_sizes),
-        spec=dict(wanted),
+        spec=spec.deciding,
         started_at_utc=now_utc(),
         itemwise=__version__,
     )
@@ -78,6 +111,11 @@ def _metadata(spec: SweepSpec, wanted: Mapping[str, Any]) -> OpsRunMetadata:
 def measure_chunk(spec: SweepSpec, size: int, say: Say) -> OpsRow:
     """The row, which is written, too, as is the sum of all that are there. A failure is a row that says why."""
     folder = Path(spec.folder).expanduser()
+    with run_lock.held(spec, str(folder)):
+        return _measure_alone(spec, size, folder, say)
+
+
+def _measure_alone(spec: SweepSpec, size: int, folder: Path, say: Say) -> OpsRow:
     workload = read_artifact(folder / folders.WORKLOAD, Workload)
     machine.check_disk(folder)
     machine.check_port(spec.port)
@@ -102,6 +140,7 @@ def _measure(spec: SweepSpec, size: int, workload: Workload, folder: Path, tell:
                 spec.flags_of(size),
                 own_log,
                 port=spec.port,
+                env=machine.NO_KEY,
                 on_start=record.begin,
                 patience_sec=spec.start_timeout_sec,
             )

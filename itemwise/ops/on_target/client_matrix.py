@@ -6,9 +6,9 @@ that is complete is kept, one that is not is gone on with, and one of other flag
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -18,9 +18,10 @@ from itemwise.contract.errors import ArtifactError
 from itemwise.harness.artifacts import ScoreMatrix, Workload
 from itemwise.harness.files import read_artifact
 from itemwise.harness.servers import local_server
+from itemwise.harness.with_parent import command_with_parent, parent_environment
 from itemwise.harness.workload import checksum_key
 from itemwise.ops import folders
-from itemwise.ops.on_target import machine
+from itemwise.ops.on_target import machine, run_lock
 from itemwise.ops.on_target.running import on_record
 from itemwise.ops.spec import ClientMatrixSpec
 from itemwise.ops.targets.base import TargetError
@@ -34,9 +35,14 @@ _TRIES = 2  # a server that ends in mid-sweep is started once more: somebody els
 def run_client_matrix(spec: ClientMatrixSpec, say: Say) -> dict[str, Any]:
     """Goes on with the rows that an earlier try has left. Raises TargetError, ArtifactError."""
     folder = Path(spec.folder).expanduser()
+    with run_lock.held(spec, str(folder)):
+        return _run_alone(spec, folder, say)
+
+
+def _run_alone(spec: ClientMatrixSpec, folder: Path, say: Say) -> dict[str, Any]:
     output = folder / f"{spec.name}_matrix.json"
     request = request_sha256(read_artifact(folder / folders.CANONICAL_WORKLOAD, Workload))
-    there = found_matrix(output, spec, request)
+    there = found_matrix(output, spec, request, say)
     if there is not None and is_done(there):
         say(f"{spec.name}: it is there already")
         return _answer(output, there)
@@ -47,20 +53,20 @@ def run_client_matrix(spec: ClientMatrixSpec, say: Say) -> dict[str, Any]:
         if ended is None:
             break
         say(f"{spec.name}: {ended}{', it is started again' if attempt + 1 < _TRIES else ''}")
-    there = found_matrix(output, spec, request)
+    there = found_matrix(output, spec, request, say)
     if there is None or not there.complete:
         raise TargetError(f"{spec.name}: {_end_of(_log_of(folder, spec))}")
     return _answer(output, there)
 
 
-def found_matrix(path: Path, spec: ClientMatrixSpec, request: str) -> ScoreMatrix | None:
-    """What is there, finished or not; None where nothing is. Raises ArtifactError where it is another run's.
+def found_matrix(path: Path, spec: ClientMatrixSpec, request: str, say: Say) -> ScoreMatrix | None:
+    """What is there, finished or not; None where nothing is, or half a file. Raises ArtifactError for another run's.
 
     `request`: the checksum of the request that it must be of.
     """
-    if not path.exists():
+    matrix = folders.read_or_set_aside(path, ScoreMatrix, say)
+    if matrix is None:
         return None
-    matrix = read_artifact(path, ScoreMatrix)
     known = matrix.workload_ref.request_sha256
     if known != request:
         raise ArtifactError(f"{path} is of another workload: its request has sha256 {known}, expected {request}")
@@ -100,18 +106,19 @@ def _measure(spec: ClientMatrixSpec, folder: Path, output: Path, say: Say) -> st
             spec.server_flags,
             folder / "logs" / f"{spec.name}_server.log",
             port=spec.port,
+            env=machine.NO_KEY,
             on_start=record.begin,
             patience_sec=spec.start_timeout_sec,
         )
         with server as running:
             say(f"{spec.name}: ready on {running.url}")
-            command = [
-                *(sys.executable, "-m", "itemwise", "bench", "matrix", "--base-url", running.url, "--resume"),
+            arguments = [
+                *("bench", "matrix", "--base-url", running.url, "--resume"),
                 *("--workload-json", str(folder / folders.CANONICAL_WORKLOAD), *spec.matrix_flags),
                 *("--server-config-note", measured_by(spec)),
                 *("--output-json", str(output), "--output-markdown", str(output.with_suffix(".md"))),
             ]
-            _run_told(command, _log_of(folder, spec), say)
+            _run_told(arguments, _log_of(folder, spec), say)
             return machine.end_of(running.process_id)
 
 
@@ -119,12 +126,18 @@ def _log_of(folder: Path, spec: ClientMatrixSpec) -> Path:
     return folder / "logs" / f"{spec.name}_matrix.log"
 
 
-def _run_told(command: Sequence[str], log: Path, say: Say) -> int:
-    """Its status; all it says goes to the log, and what is for people is said, too. Whatever ends us ends it."""
+def _run_told(arguments: Sequence[str], log: Path, say: Say) -> int:
+    """The status of `itemwise ARGUMENTS`; all it says goes to the log, what is for people to them, too."""
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("a", encoding="utf-8") as output:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.PIPE, text=True, errors="replace"
+            command_with_parent(arguments),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            env={**os.environ, **parent_environment()},
         )
         assert process.stderr is not None
         try:

@@ -24,6 +24,9 @@ from itemwise.ops.targets.base import TargetError
 
 ModelState = Literal["here", "comes", "missing"]  # comes: the first server downloads it
 
+# For the servers of a run, which are for it alone: an empty key is none, whatever this machine's own is.
+NO_KEY = {"ITEMWISE_API_KEY": ""}
+
 _HUB_SECONDS = 15.0
 _LEAST_FREE_BYTES = 16_000_000
 _BACKENDS = {"torch": "pytorch"}  # what artifacts call them
@@ -31,8 +34,7 @@ _BACKENDS = {"torch": "pytorch"}  # what artifacts call them
 
 def facts(folder: str, model: str, port: int) -> dict[str, Any]:
     """For `ops doctor`, and for a run that asks before it begins."""
-    place = Path(folder).expanduser()
-    existing = next(each for each in (place, *place.absolute().parents) if each.exists())
+    existing = _existing(Path(folder).expanduser())
     found, problems = ask_backends()
     model_state, model_words = model_facts(model) if model else (None, None)
     return {
@@ -50,6 +52,11 @@ def facts(folder: str, model: str, port: int) -> dict[str, Any]:
         "model_state": model_state,
         "model": None if model_state == "here" else model_words,  # what there is to say of it
     }
+
+
+def _existing(place: Path) -> Path:
+    """It, or the nearest folder above it that is there."""
+    return next(each for each in (place, *place.absolute().parents) if each.exists())
 
 
 def ask_backends() -> tuple[list[str], dict[str, str]]:
@@ -152,14 +159,14 @@ def port_is_free(port: int) -> bool:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
-        except OSError:
+        except (OSError, OverflowError):  # overflow: it is no port at all
             return False
     return True
 
 
 def check_disk(folder: Path) -> None:
     """Raises TargetError: a server whose log cannot be written is not seen to be ready."""
-    free = shutil.disk_usage(folder).free
+    free = shutil.disk_usage(_existing(folder)).free
     if free < _LEAST_FREE_BYTES:
         expected = f"expected {_LEAST_FREE_BYTES / 1e6:g} MB or more"
         raise TargetError(f"no space left on device: {free / 1e6:.1f} MB are free in {folder}, {expected}")

@@ -13,6 +13,11 @@ from itemwise.ops.targets.ssh import SshTarget
 KINDS = "local, ssh://user@host:port, gcloud-tpu://NAME or gcloud-gpu://NAME"
 
 
+def default_target(environment: Mapping[str, str] = os.environ) -> str:
+    """Where none is given: the TPU VM that the environment names, else this machine."""
+    return f"gcloud-tpu://{environment['TPU_NAME']}" if environment.get("TPU_NAME") else "local"
+
+
 def open_target(
     text: str, environment: Mapping[str, str] = os.environ, *, project: str | None = None, zone: str | None = None
 ) -> Target:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from itemwise.ops.targets.base import Done, OnLine, TargetError
+from itemwise.ops.targets.base import Done, OnLine
 from itemwise.ops.targets.processes import run_streamed
+from itemwise.ops.targets.transfer import copy_whole
 
 
 class LocalTarget:
@@ -37,11 +37,4 @@ def _expanded(word: str) -> str:
 def _copy(source: Path, destination: Path) -> None:
     if destination.exists() and source.resolve() == destination.resolve():
         return
-    try:
-        destination.parent.mkdir(parents=True, exist_ok=True)
-        if source.is_dir():
-            shutil.copytree(source, destination, dirs_exist_ok=True)
-        else:
-            shutil.copyfile(source, destination)
-    except (OSError, shutil.Error) as error:
-        raise TargetError(f"{source} cannot be copied to {destination}: {error}") from None
+    copy_whole(source, destination)

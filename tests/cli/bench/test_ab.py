@@ -14,7 +14,8 @@ import httpx
 import pytest
 import typer
 
-from itemwise.cli.bench.ab import bench_ab
+from itemwise.cli.bench.ab import CompareName, _one_dtype, bench_ab
+from itemwise.cli.engine_options import DtypeName
 from itemwise.harness.artifacts import AbResult
 from itemwise.harness.files import read_artifact
 from tests.cli.conftest import Ran, RunMain
@@ -132,3 +133,14 @@ def test_an_interrupt_keeps_the_rounds_that_are_finished(tmp_path: Path, checkpo
     assert result.notes[0] == f"cut short: {result.rounds} of 1000 rounds were finished"
     assert [len(variant.runs) for variant in result.variants] == [3 * result.rounds] * 2
     assert json.loads(out.splitlines()[-1])["cut_short"] is True
+
+
+@pytest.mark.parametrize(
+    ("compare", "given", "used"),
+    [("backend", "auto", "float32"), ("backend", "bfloat16", "bfloat16"), ("algorithm", "auto", "auto")],
+)
+def test_backends_are_compared_in_one_dtype(
+    compare: CompareName, given: DtypeName, used: DtypeName, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _one_dtype(compare, given) == used
+    assert ("both backends in float32" in capsys.readouterr().err) == (given != used)

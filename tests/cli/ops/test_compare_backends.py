@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 import typer
 
+from itemwise.cli.ops import compare_machines
 from itemwise.cli.ops.compare_backends import compare_backends
 from itemwise.cli.ops.compare_options import chunk_sizes, labels, target_of
+from itemwise.ops.compare.state import CompareState
 from tests.cli.conftest import Ran
 from tests.cli.verb_runner import run_verb
 from tests.ops.compare_samples import small_plan, write_matrices
@@ -54,6 +56,11 @@ def measured(tmp_path: Path, checkpoint_of: Callable[[str], Path]) -> Callable[.
         return ["--model", str(model), "--artifact-root", str(tmp_path / "artifacts"), *FLAGS]
 
     return make
+
+
+def used(folder: Path, model: Path) -> None:
+    """As an earlier call leaves it that has measured on the machine."""
+    CompareState(folder, small_plan(model).arguments(), targets={"pytorch": "gcloud-gpu://vm"}).save()
 
 
 def run(capsys: pytest.CaptureFixture[str], *args: str) -> Ran:
@@ -115,12 +122,42 @@ def test_thresholds_are_the_callers(measured: Callable[..., list[str]], capsys: 
         (["--create-resources"], "--create-resources is for gcloud-tpu:// and gcloud-gpu:// targets, got local"),
         (["--teardown"], "--teardown is for gcloud-tpu:// and gcloud-gpu:// targets, got local"),
         (["--client-chunk-sizes", "0,1"], "--client-chunk-sizes must be 1 or more, got 0"),
+        (["--artifact-root", ""], "--artifact-root must be a folder, got nothing"),
+        (["--dtype", "float8"], "--dtype must be one of auto, float32, bfloat16, float16, got 'float8'"),
+        (["--jax-server-flag", "--api-key secret"], "--api-key cannot be a flag of the servers"),
         (["--label-token-ids", "5,5"], "--label-token-ids must be different ids, got '5,5'"),
     ],
 )
 def test_what_cannot_be_meant_is_status_2(flags: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     ran = run(capsys, *flags)
     assert (ran.status, words in ran.err) == (2, True), ran.err
+
+
+def test_half_files_are_kept_aside_and_made_again(
+    measured: Callable[..., list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags, folder = [*measured(), "--artifact-subdir", "run"], tmp_path / "artifacts" / "run"
+    assert run(capsys, *flags).status == 0
+    (folder / "canonical_workload.json").write_text("")
+    (folder / ".compare_backends.json").write_text('{"half":')
+    ran = run(capsys, *flags)
+    assert ran.status == 0, ran.err
+    assert "it is kept as canonical_workload.json.broken, and made again" in ran.err
+    assert (folder / ".compare_backends.json.broken").read_text() == '{"half":'
+
+
+def test_a_closed_stdin_is_nobody_to_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+    assert not compare_machines._somebody_is_there()
+
+
+def test_a_run_that_cannot_begin_leaves_no_folder(
+    gcloud: StandIn, tmp_path: Path, checkpoint_of: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    gcloud.answer("describe", {"status": 1, "complaints": DENIED})
+    where = ("--artifact-root", str(tmp_path / "artifacts"), "--model", str(checkpoint_of("qwen3")))
+    assert run(capsys, *where, "--create-resources", *GPU_TARGET).status == 1
+    assert not list((tmp_path / "artifacts").iterdir())
 
 
 def test_a_name_that_is_no_folder_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -139,17 +176,24 @@ def test_machines_are_named_as_the_runbook_names_them(monkeypatch: pytest.Monkey
     assert labels("9454,2753") == (9454, 2753)
 
 
-def test_nothing_is_created_where_nothing_is_left_to_measure_and_teardown_deletes(
+def test_nothing_is_created_where_nothing_is_left_to_measure_and_teardown_deletes_what_was_used(
     measured: Callable[..., list[str]],
     gcloud: StandIn,
+    tmp_path: Path,
+    checkpoint_of: Callable[[str], Path],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("CREATE_RESOURCES", "1")
     monkeypatch.setenv("TEARDOWN_AT_END", "1")
     monkeypatch.setenv("GPU_NAME", "vm")
-    ran = run(capsys, *measured(), "--artifact-subdir", "run")
+    flags = [*measured(), "--artifact-subdir", "run"]
+    ran = run(capsys, *flags)
     assert ran.status == 0, ran.err
+    assert gcloud.verbs() == []
+    assert "gcloud-gpu://vm is left as it is, as nothing was measured on it; to delete it: gcloud" in ran.err
+    used(tmp_path / "artifacts" / "run", checkpoint_of("qwen3"))
+    ran = run(capsys, *flags)
     assert gcloud.verbs() == ["delete"]
     assert "gcloud compute instances delete vm --zone=z --project=p --quiet" in ran.err
 
@@ -204,6 +248,8 @@ def test_on_a_terminal_it_is_asked_for(
     verbs: list[str],
     measured: Callable[..., list[str]],
     gcloud: StandIn,
+    tmp_path: Path,
+    checkpoint_of: Callable[[str], Path],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -215,7 +261,9 @@ def test_on_a_terminal_it_is_asked_for(
 
     monkeypatch.setattr("typer.confirm", confirm)
     monkeypatch.setattr("itemwise.cli.ops.compare_machines._somebody_is_there", lambda: True)
-    ran = run(capsys, *measured(), "--artifact-subdir", "run", "--teardown", *GPU_TARGET)
+    flags = measured()
+    used(tmp_path / "artifacts" / "run", checkpoint_of("qwen3"))
+    ran = run(capsys, *flags, "--artifact-subdir", "run", "--teardown", *GPU_TARGET)
     assert ran.status == 0
     assert asked == ["Delete it?"]
     assert gcloud.verbs() == verbs

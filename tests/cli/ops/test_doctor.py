@@ -7,7 +7,54 @@ import pytest
 from itemwise.cli.ops.doctor import doctor
 from itemwise.ops.doctor.diagnosis import Check, Wanted
 from itemwise.ops.targets.base import Target
+from itemwise.ops.targets.gcloud import GcloudGpuTarget, GcloudTpuTarget
+from itemwise.ops.targets.ssh import SshTarget
 from tests.cli.verb_runner import run_verb
+
+VARIABLES = ("ITEMWISE_TARGET", "PROJECT", "TPU_NAME", "TPU_ZONE", "GPU_NAME", "GPU_ZONE")
+
+
+@pytest.fixture(autouse=True)
+def own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Target]:
+    """Those that would be asked."""
+    targets: list[Target] = []
+
+    def diagnose(target: Target, wanted: Wanted) -> list[Check]:
+        targets.append(target)
+        return []
+
+    monkeypatch.setattr("itemwise.ops.doctor.diagnosis.diagnose", diagnose)
+    return targets
+
+
+def test_the_environment_names_the_machine_where_no_target_is_given(
+    asked: list[Target], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "TPU_NAME" not in run_verb(doctor, capsys).err
+    for name, value in {"PROJECT": "p", "TPU_NAME": "my-tpu", "TPU_ZONE": "z", "GPU_ZONE": "g"}.items():
+        monkeypatch.setenv(name, value)
+    ran = run_verb(doctor, capsys)
+    assert "TPU_NAME is set, and no --target given: the target is gcloud-tpu://my-tpu" in ran.err.splitlines()
+    assert "TPU_NAME" not in run_verb(doctor, capsys, "--target", "local").err
+    run_verb(doctor, capsys, "--project", "q", "--zone", "y")
+    run_verb(doctor, capsys, "--target", "gcloud-gpu://vm", "--project", "q")
+    monkeypatch.setenv("ITEMWISE_TARGET", "ssh://host")
+    assert "TPU_NAME" not in run_verb(doctor, capsys).err
+    assert asked == [
+        asked[0],
+        GcloudTpuTarget("my-tpu", "p", "z"),
+        asked[2],
+        GcloudTpuTarget("my-tpu", "q", "y"),
+        GcloudGpuTarget("vm", "q", "g"),
+        SshTarget("host"),
+    ]
+    assert [target.name for target in asked[0:3:2]] == ["local", "local"]
 
 
 def test_a_good_machine_is_ready(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,6 +103,10 @@ def test_what_is_lacking_is_the_exit_status(capsys: pytest.CaptureFixture[str]) 
         (("--target", "ftp://host"), 1, "a target must be local, ssh://"),
         (("--backend", "mlx"), 2, "'mlx'"),
         (("--port", "70000"), 2, "'--port'"),
+        (("--zone", "z"), 2, "--zone is for gcloud-tpu:// and gcloud-gpu:// targets, got the target local"),
+        (("--project", "p", "--target", "ssh://host"), 2, "--project is for gcloud-tpu://"),
+        (("--target", "gcloud-tpu://vm", "--project", "p"), 1, "gcloud-tpu://vm needs TPU_ZONE"),
+        (("--target", "ssh://me:secret@host"), 1, "takes no password"),
     ],
 )
 def test_wrong_usage_is_one_line(

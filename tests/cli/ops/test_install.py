@@ -12,6 +12,12 @@ from itemwise.ops.targets.base import OnLine, Target
 from tests.cli.verb_runner import run_verb
 
 
+@pytest.fixture(autouse=True)
+def own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ITEMWISE_TARGET", "TPU_NAME"):
+        monkeypatch.delenv(name, raising=False)
+
+
 @pytest.fixture
 def plans(monkeypatch: pytest.MonkeyPatch) -> list[InstallPlan]:
     """What would be installed: that it is, tests/ops shows."""
@@ -77,6 +83,8 @@ def test_every_extra_of_a_backend_can_be_chosen(
         (("--extras", " , "), "--extras must be names"),
         (("--pip-args", "--index-url 'x"), "--pip-args cannot be split into words"),
         (("--backend", "mlx"), "'mlx'"),
+        (("--venv", ""), "--venv must be a folder on the target, got ''"),
+        (("--venv", " "), "--venv must be a folder on the target, got ' '"),
     ],
 )
 def test_wrong_usage_is_one_line(

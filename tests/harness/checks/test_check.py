@@ -106,7 +106,7 @@ def test_a_file_that_is_not_there_is_no_finding(tmp_path: Path) -> None:
 
 
 def test_the_files_of_a_folder_are_found_below_it_by_name(tmp_path: Path) -> None:
-    for name in ("b.json", "a/c.json", "a/notes.md", "z.json.tmp"):
+    for name in ("b.json", "a/c.json", "a/notes.md", "z.json.tmp", ".hidden.json", ".hidden/d.json"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("{}")
     (tmp_path / "folder.json").mkdir()

@@ -149,7 +149,7 @@ def test_a_run_that_is_cut_goes_on_from_the_rows_on_the_target(story: Story) -> 
     ]
     assert any(line.endswith("pytorch_best_native: starting the server") for line in story.again.lines)
     now = times(story.here)
-    assert {name for name, time in story.files_between.items() if now[name] != time} == {"compare_backends.json"}
+    assert {name for name, time in story.files_between.items() if now[name] != time} == {".compare_backends.json"}
 
 
 def test_what_is_left_is_whole_and_says_who_won(story: Story) -> None:
@@ -157,7 +157,7 @@ def test_what_is_left_is_whole_and_says_who_won(story: Story) -> None:
     assert story.result.failed == ()
     names = {path.name for path in story.here.iterdir()}
     matrices = {f"{step.name}_matrix.{kind}" for step in MATRIX_STEPS for kind in ("json", "md")}
-    others = {"canonical_workload.json", "compare_backends.json", "comparison.json", "comparison.md", "logs"}
+    others = {"canonical_workload.json", ".compare_backends.json", "comparison.json", "comparison.md", "logs"}
     assert names == matrices | others | {"report.md", "report.html"}
     for path in story.here.glob("*.json"):
         assert check_file(path).errors == (), path
@@ -202,14 +202,24 @@ def test_other_arguments_into_the_same_folder_are_refused(story: Story) -> None:
 def test_matrices_of_another_run_are_refused_where_its_record_is_lost(story: Story, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(story.here, copy)
-    (copy / "compare_backends.json").unlink()
+    (copy / ".compare_backends.json").unlink()
     with pytest.raises(ArtifactError, match=r"jax_portable_matrix\.json is of another run"):
         run(replace(story.plan, timed_runs=2), untouched(), copy)
     for path in copy.glob("*_matrix.json"):
         path.unlink()
     with pytest.raises(ArtifactError, match="is of other requests"):
         run(replace(story.plan, query_tokens=5), untouched(), copy)
-    assert not (copy / "compare_backends.json").exists()
+    assert not (copy / ".compare_backends.json").exists()
+
+
+def test_half_a_matrix_is_kept_aside_and_measured_again(tmp_path: Path, checkpoint_of: Callable[[str], Path]) -> None:
+    plan, told = small_plan(checkpoint_of("qwen3")), Told()
+    write_matrices(tmp_path / "run", plan)
+    (tmp_path / "run" / "jax_portable_matrix.json").write_text('{"half":')
+    made = CompareRun(plan, untouched(), tmp_path / "run", "", told.watcher)
+    assert [step.name for step in made.begin()] == ["jax_portable"]
+    assert (tmp_path / "run" / "jax_portable_matrix.json.broken").read_text() == '{"half":'
+    assert "it is kept as jax_portable_matrix.json.broken, and made again" in told.lines[0]
 
 
 def test_an_accelerator_that_is_absent_ends_it_before_any_server(
@@ -218,7 +228,7 @@ def test_an_accelerator_that_is_absent_ends_it_before_any_server(
     where = sides() | {"pytorch": CompareSide("pytorch", LOCAL, "RTX PRO 6000")}
     with pytest.raises(TargetError, match=r"local, for pytorch: expected an accelerator 'RTX PRO 6000', got .*"):
         run(small_plan(checkpoint_of("qwen3")), where, tmp_path / "run")
-    assert {path.name for path in (tmp_path / "run").iterdir()} == {"canonical_workload.json", "compare_backends.json"}
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_matrix_in_which_nothing_worked_fails_the_run_and_is_measured_again(
@@ -244,7 +254,7 @@ def test_a_matrix_in_which_nothing_worked_fails_the_run_and_is_measured_again(
         result = run(plan, where, tmp_path / "run", told=told)
         assert result.failed == ("jax_portable",)
         assert not result.passed
-    assert asked == ["clean", "facts", "matrix"] * 2
+    assert asked == ["clean", "facts", "matrix", "release"] * 2
     assert "jax portable matrix: no chunk size worked; the same command measures it again" in told.lines
 
 

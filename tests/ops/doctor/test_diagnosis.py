@@ -121,7 +121,7 @@ def test_an_interpreter_that_has_nothing_says_what_is_missing(tmp_path: Path) ->
 
 def test_a_connection_that_is_lost_in_the_middle_is_told(tmp_path: Path) -> None:
     class Losing(LocalTarget):
-        def run(self, command: Any, on_line: Any = None) -> Done:
+        def run(self, command: Any, on_line: Any = None, *, heartbeat: bool = False) -> Done:
             if command[0] == PYTHON:
                 raise ConnectionLostError("the line went dead")
             return super().run(command, on_line)

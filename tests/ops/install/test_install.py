@@ -166,8 +166,36 @@ def test_a_folder_that_is_something_else_is_left_alone(tmp_path: Path) -> None:
     assert [each.name for each in tmp_path.iterdir()] == ["mine.txt"]
 
 
+def test_a_prefix_with_a_python_is_not_a_venv(tmp_path: Path) -> None:
+    """As /usr and /opt/tool are: pip would change what others use."""
+    prefix = Path(
+        bare_path(tmp_path / "prefix" / "bin", python=f"touch {tmp_path}/ran\n{fake_python('3.12.1')}")
+    ).parent
+    before = sorted(prefix.rglob("*"))
+    for place in (prefix, prefix / "bin" / "python"):
+        with pytest.raises(TargetError, match=r"is there and is no virtual environment|is not a folder"):
+            install_on(LocalTarget(), InstallPlan(venv=str(place), pip_args=OFFLINE), lambda line: None)
+    with pytest.raises(TargetError, match="/ is there and is no virtual environment"):
+        install_on(LocalTarget(), InstallPlan(venv="/", pip_args=OFFLINE), lambda line: None)
+    assert sorted(prefix.rglob("*")) == before
+
+
+def test_an_empty_folder_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes as far as making the venv; one with a hidden file in it is somebody's."""
+    monkeypatch.setenv("PATH", bare_path(tmp_path / "bin", python3=fake_python("3.12.1")))
+    (tmp_path / "venv").mkdir()
+    lines: list[str] = []
+    with pytest.raises(TargetError):
+        install_on(LocalTarget(), InstallPlan(venv=f"{tmp_path}/venv"), lines.append)
+    assert lines[0] == f"making {tmp_path}/venv with python3, Python 3.12.1"
+    (tmp_path / "venv" / ".hidden").write_text("mine")
+    with pytest.raises(TargetError, match="is there and is no virtual environment"):
+        install_on(LocalTarget(), InstallPlan(venv=f"{tmp_path}/venv"), lines.append)
+
+
 def test_a_venv_keeps_its_python(tmp_path: Path) -> None:
     bin_folder = Path(bare_path(tmp_path / "venv" / "bin", python=fake_python("3.12.1")))
+    (tmp_path / "venv" / "pyvenv.cfg").write_text("version = 3.12.1\n")
     other = Path(bare_path(tmp_path / "other", python3=fake_python("3.13.0"))) / "python3"
     plan = InstallPlan(python=str(other), venv=str(bin_folder.parent))
     with pytest.raises(TargetError, match=r"has Python 3.12.1, expected Python 3.13.0: remove it, or choose another"):

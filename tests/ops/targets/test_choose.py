@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from itemwise.ops.targets.base import TargetError
-from itemwise.ops.targets.choose import open_target
+from itemwise.ops.targets.choose import default_target, open_target
 from itemwise.ops.targets.gcloud import GcloudGpuTarget, GcloudTpuTarget
 from itemwise.ops.targets.local import LocalTarget
 from itemwise.ops.targets.ssh import SshTarget
@@ -38,6 +38,11 @@ def test_parameters_come_before_the_environment() -> None:
     target = open_target("gcloud-tpu://me@a", ENVIRONMENT, project="other", zone="europe-west4-a")
     assert target == GcloudTpuTarget("a", "other", "europe-west4-a", "me")
     assert target.name == "gcloud-tpu://me@a"
+
+
+def test_where_none_is_given_it_is_the_environments_tpu_or_this_machine() -> None:
+    assert default_target(ENVIRONMENT) == "gcloud-tpu://mi-tpu-v6e1"
+    assert default_target({**ENVIRONMENT, "TPU_NAME": ""}) == default_target({}) == "local"
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,21 @@ def test_what_is_not_there_cannot_be_fetched(gcloud: StandIn, tmp_path: Path) ->
     assert not (tmp_path / "here").exists()
 
 
+@pytest.mark.parametrize("path", ["~/a b", "$(touch PWNED)", "a;b", "a'b", "a:b", "a*", "a\nb"])
+def test_a_path_that_a_shell_could_read_otherwise_is_refused(path: str, gcloud: StandIn, tmp_path: Path) -> None:
+    with pytest.raises(TargetError, match="a path to copy through gcloud must have letters, digits and"):
+        TPU.download(path, tmp_path / "here" / "run")
+    with pytest.raises(TargetError, match="must have letters, digits and"):
+        TPU.upload(Path(__file__), f"{path}/file")
+    assert gcloud.calls == [] and not (tmp_path / "here").exists()
+
+
+def test_a_file_where_a_folder_should_be_is_one_error(gcloud: StandIn, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(TargetError, match=r"file/run cannot be written: .*(File exists|Not a directory)"):
+        TPU.download("~/run", tmp_path / "file" / "run")
+
+
 def test_status_255_is_a_lost_connection_in_the_words_of_ssh(gcloud: StandIn) -> None:
     gcloud.answer("ssh", {"status": 255, "complaints": REFUSED})
     with pytest.raises(ConnectionLostError, match=r"port 22: Connection refused$"):
