@@ -136,7 +136,7 @@ class TestFailures:
             with pytest.raises(CallError, match=r"timeout: no whole answer within 0\.3 s") as raised:
                 client.score(REQUEST)
             gone.set()
-        assert 0.3 <= raised.value.seconds < 0.8  # all of it would take 3
+        assert 0.3 <= raised.value.seconds < 2.5  # all of it would take 3
 
     def test_a_large_answer_is_read_whole(self, little: LittleServer) -> None:
         little.reply = always(200, {**GOOD, "padding": "x" * 5_000_000})

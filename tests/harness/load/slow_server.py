@@ -4,7 +4,8 @@
     with slow_server(0.3) as url: ...
 
 It scores two items with two labels. `/stats` has for each request how many were in flight, this one with them, and how
-many connections there were. The request with the number `hang` (from 0 on) takes `hang_seconds` more.
+many connections there were. The request with the number `hang` (from 0 on) takes `hang_seconds` more. With `together`
+requests wait until so many are there, and are then answered all at once.
 """
 
 from __future__ import annotations
@@ -29,9 +30,11 @@ class SlowServer:
     delay: float
     hang: int | None = None
     hang_seconds: float = 0.0
+    together: int = 1
     connections: int = 0
     in_flight: int = 0
     seen: list[int] = field(default_factory=list)
+    all_there: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
@@ -52,9 +55,17 @@ class SlowServer:
             return _INFO
         self.in_flight += 1
         self.seen.append(self.in_flight)
+        await self._wait_for_others()
         await asyncio.sleep(self.delay + (self.hang_seconds if self.hang == len(self.seen) - 1 else 0.0))
         self.in_flight -= 1
         return _ANSWER
+
+    async def _wait_for_others(self) -> None:
+        if len(self.seen) % self.together == 0:
+            self.all_there.set()
+            self.all_there = asyncio.Event()
+        else:
+            await self.all_there.wait()
 
 
 async def main(server: SlowServer) -> None:
@@ -64,9 +75,12 @@ async def main(server: SlowServer) -> None:
 
 
 @contextmanager
-def slow_server(delay: float, *, hang: int | None = None, hang_seconds: float = 0.0) -> Iterator[str]:
+def slow_server(
+    delay: float, *, hang: int | None = None, hang_seconds: float = 0.0, together: int = 1
+) -> Iterator[str]:
     """Its address, in a process of its own."""
-    options = [f"--delay={delay}", f"--hang-seconds={hang_seconds}", *([] if hang is None else [f"--hang={hang}"])]
+    options = [f"--delay={delay}", f"--hang-seconds={hang_seconds}", f"--together={together}"]
+    options += [] if hang is None else [f"--hang={hang}"]
     command = [sys.executable, "-m", "tests.harness.load.slow_server", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -81,4 +95,5 @@ if __name__ == "__main__":
     parser.add_argument("--delay", type=float, required=True)
     parser.add_argument("--hang", type=int)
     parser.add_argument("--hang-seconds", type=float, default=0.0)
+    parser.add_argument("--together", type=int, default=1)
     asyncio.run(main(SlowServer(**vars(parser.parse_args()))))
