@@ -6,6 +6,7 @@ import os
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from itemwise.harness.with_parent import command_with_parent, parent_environment
 
@@ -27,10 +28,15 @@ def run_logged(arguments: Sequence[str], log: Path) -> int:
         try:
             return process.wait()
         except BaseException:
-            process.terminate()
-            try:
-                process.wait(_GRACE_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            end_process(process)
             raise
+
+
+def end_process(process: subprocess.Popen[Any], grace_sec: float = _GRACE_SECONDS) -> None:
+    """Asked to, and made to where it does not listen in time."""
+    process.terminate()
+    try:
+        process.wait(grace_sec)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

@@ -17,6 +17,7 @@ from typing import Any
 from itemwise.contract.errors import ArtifactError
 from itemwise.harness.artifacts import ScoreMatrix, Workload
 from itemwise.harness.files import read_artifact
+from itemwise.harness.processes import end_process
 from itemwise.harness.servers import local_server
 from itemwise.harness.with_parent import command_with_parent, parent_environment
 from itemwise.harness.workload import checksum_key
@@ -28,7 +29,6 @@ from itemwise.ops.targets.base import TargetError
 
 Say = Callable[[str], None]
 _MEASURED_BY = "measured by: "
-_GRACE_SECONDS = 30.0
 _TRIES = 2  # a server that ends in mid-sweep is started once more: somebody else's memory may have been the reason
 
 
@@ -148,12 +148,7 @@ def _run_told(arguments: Sequence[str], log: Path, say: Say) -> int:
                     say(f"  {line.rstrip()}")
             return process.wait()
         except BaseException:
-            process.terminate()
-            try:
-                process.wait(_GRACE_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            end_process(process)
             raise
         finally:
             process.stderr.close()

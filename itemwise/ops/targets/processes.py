@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import IO
 
+from itemwise.harness.processes import end_process
 from itemwise.ops.spec import HEARTBEAT_SECONDS
 from itemwise.ops.targets.base import Done, OnLine, TargetError
 
@@ -86,9 +87,4 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     if process.stdin is not None:
         with suppress(OSError):
             process.stdin.close()
-    process.terminate()
-    try:
-        process.wait(_GRACE_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    end_process(process, _GRACE_SECONDS)
