@@ -29,7 +29,7 @@ from itemwise.backends.base import ForwardBatch, Layout, Prefix
 from itemwise.backends.jax.attention.api import IMPLEMENTATIONS, choose_implementation, extend_attention
 from itemwise.backends.jax.attention.base import AttentionImplementation, Source
 from itemwise.backends.jax.attention.shapes import SHAPE_NAMED, AttentionShape
-from itemwise.backends.jax.attention.tiles import KEY_BLOCK, DeviceTiles, Tiles, cut_tiles, tile_capacities
+from itemwise.backends.layout.tiles import KEY_BLOCK, DeviceTiles, Tiles, cut_tiles, tile_capacities
 from itemwise.contract.errors import BackendError
 from itemwise.contract.ragged import starts_from_lens
 

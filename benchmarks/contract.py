@@ -69,8 +69,8 @@ def measure_parts(engine: ScoringEngine, request: ScoreRequest, rounds: int) -> 
     return {name: round(median(each[name] for each in parts), 2) for name in parts[0]}
 
 
-def parse_options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_request_options(parser: argparse.ArgumentParser) -> None:
+    """What is run: the backend, the request, how often."""
     parser.add_argument("--backend", default="auto")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--algorithm", default="prefill_extend")
@@ -80,18 +80,25 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--items", type=int, default=500)
     parser.add_argument("--item-tokens", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=10)
+
+
+def make_engine(options: argparse.Namespace) -> ScoringEngine:
+    """Random weights; prefixes are kept with `--cached` only."""
+    choice = BackendOptions(options.backend, dtype=options.dtype, batch_invariant=options.batch_invariant)
+    scheduler = Scheduler(load_backend(random_checkpoint(), choice), SchedulerOptions(prefix_cache=options.cached))
+    return ScoringEngine(EngineConfig("random"), scheduler, None)
+
+
+def parse_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_request_options(parser)
     return parser.parse_args()
 
 
 def main() -> None:
     options = parse_options()
-    backend = load_backend(
-        random_checkpoint(),
-        BackendOptions(options.backend, dtype=options.dtype, batch_invariant=options.batch_invariant),
-    )
-    info = backend.info
-    scheduler = Scheduler(backend, SchedulerOptions(prefix_cache=options.cached))
-    engine, request = ScoringEngine(EngineConfig("random"), scheduler, None), make_request(options)
+    engine, request = make_engine(options), make_request(options)
+    info = engine.backend.info
     seconds = measure(engine, request, options.rounds)
     rate = floor_flops(QWEN3_06B, options.query_tokens, options.items, options.item_tokens) / seconds
     rows = min(options.items * options.item_tokens, 16_384)

@@ -27,8 +27,6 @@ from itemwise.backends.base import (
 from itemwise.backends.jax import buckets
 from itemwise.backends.jax.attention.api import choose_implementation
 from itemwise.backends.jax.attention.dense import make_mask
-from itemwise.backends.jax.attention.tiles import HostTiles, cut_tiles
-from itemwise.backends.jax.block_lists import batch_blocks, pool_blocks
 from itemwise.backends.jax.data_shards import split_batch
 from itemwise.backends.jax.devices import DeviceChoice, Platform, pool_tokens, resolve_dtype, set_compilation_cache
 from itemwise.backends.jax.inputs import ForwardInputs, ProgramSpec, host_inputs
@@ -41,6 +39,8 @@ from itemwise.backends.jax.row_blocks import RowBlocks
 from itemwise.backends.jax.runner import Floats, Runner
 from itemwise.backends.jax.warmup import list_programs
 from itemwise.backends.jax.weights import load_weights
+from itemwise.backends.layout.block_lists import batch_blocks, pool_blocks
+from itemwise.backends.layout.tiles import HostTiles, cut_tiles
 from itemwise.contract.ragged import Int32Array, Int64Array, ranges
 from itemwise.models.checkpoint import Checkpoint
 

@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.compilation_cache import compilation_cache
 
-from itemwise.backends.jax.attention.tiles import KEY_BLOCK
 from itemwise.backends.jax.mesh import set_jax_option
+from itemwise.backends.layout.tiles import KEY_BLOCK
 from itemwise.contract.errors import BackendError
 from itemwise.models.config import ModelConfig
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from itemwise.backends.base import ForwardBatch
 from itemwise.backends.jax.attention.dense import token_rows
-from itemwise.backends.jax.attention.tiles import HostTiles, Tiles, TileSizes, tile_capacities
+from itemwise.backends.layout.tiles import HostTiles, Tiles, TileSizes, tile_capacities
 from itemwise.contract.ragged import Int32Array, Int64Array, ranges
 
 Item = TypeVar("Item")

@@ -17,8 +17,8 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 
 from itemwise.backends.base import PrefixBlock
-from itemwise.backends.jax.attention.tiles import KEY_BLOCK
 from itemwise.backends.jax.mesh import TENSOR, P
+from itemwise.backends.layout.tiles import KEY_BLOCK
 from itemwise.contract.errors import BackendError
 
 POOL_SPEC = P(None, TENSOR)

@@ -17,12 +17,12 @@ from jax.sharding import Mesh, NamedSharding
 
 from itemwise.backends.jax import head
 from itemwise.backends.jax.attention import xla
-from itemwise.backends.jax.attention.tiles import TileSizes
 from itemwise.backends.jax.inputs import ForwardInputs, ProgramSpec, capacities, unpack
 from itemwise.backends.jax.mesh import DATA, P
 from itemwise.backends.jax.model import Transformer
 from itemwise.backends.jax.pool import POOL_SPEC, PoolArrays
 from itemwise.backends.jax.weights import ModelWeights, weight_specs
+from itemwise.backends.layout.tiles import TileSizes
 
 # XLA's own Triton products may split a sum between blocks, in a way that depends on the number of rows.
 COMPILER_OPTIONS: dict[str, dict[str, Any]] = {"gpu": {"xla_gpu_enable_triton_gemm": False}}

@@ -9,11 +9,11 @@ import jax
 import numpy as np
 
 from itemwise.backends.base import Program
-from itemwise.backends.jax.attention.tiles import Tiles
 from itemwise.backends.jax.buckets import dense_columns_up_to
 from itemwise.backends.jax.inputs import NOT_KEPT, ForwardInputs, ProgramSpec
 from itemwise.backends.jax.mesh import DATA
 from itemwise.backends.jax.runner import HeadInputs, Runner
+from itemwise.backends.layout.tiles import Tiles
 from itemwise.contract.ragged import Int32Array
 
 

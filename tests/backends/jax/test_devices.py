@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from itemwise.backends.jax.attention.tiles import KEY_BLOCK
 from itemwise.backends.jax.devices import DeviceChoice, pool_tokens, resolve_dtype, set_compilation_cache
+from itemwise.backends.layout.tiles import KEY_BLOCK
 from itemwise.contract.errors import BackendError
 from itemwise.models.checkpoint import open_checkpoint
 from itemwise.models.config import ModelConfig

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from itemwise import Scorer
-from itemwise.backends.jax.attention.tiles import KEY_BLOCK
 from itemwise.backends.jax.mesh import make_mesh
 from itemwise.backends.jax.pool import JaxBlock, PagePool, PoolArrays
+from itemwise.backends.layout.tiles import KEY_BLOCK
 from itemwise.contract.errors import BackendError
 
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from itemwise.backends.jax.attention.base import AttentionImplementation, Source
 from itemwise.backends.jax.attention.dense import DenseMask, dense_attention
-from itemwise.backends.jax.attention.tiles import DeviceTiles
+from itemwise.backends.layout.tiles import DeviceTiles
 from itemwise.contract.errors import BackendError
 
 # Best first; each is imported when it is looked at.

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from itemwise.backends.jax.attention.tiles import DeviceTiles, TileSizes
+from itemwise.backends.layout.tiles import DeviceTiles, TileSizes
 
 
 class Partial(NamedTuple):

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from itemwise.backends.base import ForwardBatch
 from itemwise.backends.jax.attention.base import Partial
-from itemwise.backends.jax.attention.tiles import DeviceTiles
 from itemwise.backends.jax.attention.xla import SIZES, XlaAttention, merge_block, with_room
+from itemwise.backends.layout.tiles import DeviceTiles
 from itemwise.contract.ragged import Int32Array
 
 BLOCK = SIZES.wide  # tokens on a side of the blocks in which the pairs outside all tiles are scored

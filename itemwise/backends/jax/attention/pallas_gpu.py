@@ -22,7 +22,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
 from itemwise.backends.jax.attention.base import AttentionImplementation, Partial, Source
-from itemwise.backends.jax.attention.tiles import KEY_BLOCK, NARROW, PREFIX, WIDE, DeviceTiles, TileSizes
+from itemwise.backends.layout.tiles import KEY_BLOCK, NARROW, PREFIX, WIDE, DeviceTiles, TileSizes
 
 MAX_PROGRAMS = 1056  # per KV head, 8 for each of an H200's multiprocessors; each takes every so-many-th tile
 TILE_ROWS = 128

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from itemwise.backends.jax.attention.base import AttentionImplementation, Partial, Source
-from itemwise.backends.jax.attention.tiles import KEY_BLOCK, DeviceTiles, TileSizes
 from itemwise.backends.jax.attention.xla import as_float32
+from itemwise.backends.layout.tiles import KEY_BLOCK, DeviceTiles, TileSizes
 
 
 class ReferenceAttention(AttentionImplementation):

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from itemwise.backends.jax.attention.base import AttentionImplementation, Partial, Source
-from itemwise.backends.jax.attention.tiles import KEY_BLOCK, NARROW, PREFIX, WIDE, DeviceTiles, TileSizes
+from itemwise.backends.layout.tiles import KEY_BLOCK, NARROW, PREFIX, WIDE, DeviceTiles, TileSizes
 
 SIZES = TileSizes(narrow=32, wide=128, prefix=64)
 NARROW_GROUP = 8  # narrow tiles that are computed together

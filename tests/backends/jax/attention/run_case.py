@@ -21,8 +21,8 @@ from itemwise.backends.jax.attention import api
 from itemwise.backends.jax.attention.base import AttentionImplementation, Source
 from itemwise.backends.jax.attention.dense import DenseMask, make_mask, token_rows
 from itemwise.backends.jax.attention.shapes import AttentionShape
-from itemwise.backends.jax.attention.tiles import KEY_BLOCK, HostTiles, Tiles, TileSizes, cut_tiles, tile_capacities
-from itemwise.backends.jax.block_lists import batch_blocks, pool_blocks
+from itemwise.backends.layout.block_lists import batch_blocks, pool_blocks
+from itemwise.backends.layout.tiles import KEY_BLOCK, HostTiles, Tiles, TileSizes, cut_tiles, tile_capacities
 from itemwise.contract.ragged import Int64Array
 from tests.attention_cases import HEAD_CASES, AttentionCase, AttentionInputs, Floats, Implementation
 

@@ -9,7 +9,7 @@ import pytest
 
 from itemwise.backends.jax.attention import api
 from itemwise.backends.jax.attention.base import Source
-from itemwise.backends.jax.attention.tiles import TileSizes, cut_tiles
+from itemwise.backends.layout.tiles import TileSizes, cut_tiles
 from itemwise.contract.errors import BackendError
 from tests.attention_cases import AttentionCase, expected_output, make_batch, make_inputs
 from tests.backends.jax.attention.run_case import Capacity, fill_up, with_nan

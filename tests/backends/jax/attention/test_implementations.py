@@ -15,8 +15,8 @@ from itemwise.backends.jax.attention.base import AttentionImplementation
 from itemwise.backends.jax.attention.pallas_gpu import PallasGpuAttention
 from itemwise.backends.jax.attention.reference import ReferenceAttention
 from itemwise.backends.jax.attention.shapes import SHAPES, AttentionShape
-from itemwise.backends.jax.attention.tiles import KEY_BLOCK, cut_tiles
 from itemwise.backends.jax.attention.xla import XlaAttention, as_float32
+from itemwise.backends.layout.tiles import KEY_BLOCK, cut_tiles
 from tests.attention_cases import (
     CASE_NAMED,
     CASES,

@@ -6,8 +6,8 @@ import pytest
 
 from itemwise.backends.jax.attention import api
 from itemwise.backends.jax.attention.base import Source
-from itemwise.backends.jax.attention.tiles import KEY_BLOCK, Tiles, tile_capacities
 from itemwise.backends.jax.attention.xla import XlaAttention
+from itemwise.backends.layout.tiles import KEY_BLOCK, Tiles, tile_capacities
 
 NUM_BLOCKS = 16
 QUICKLY: dict[str, str | bool] = {"xla_backend_optimization_level": "0"}  # needs as much memory

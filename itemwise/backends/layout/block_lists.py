@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from itemwise.backends.base import ForwardBatch, Prefix, PrefixBlock
-from itemwise.backends.jax.attention.tiles import KEY_BLOCK, read_lens
+from itemwise.backends.layout.tiles import KEY_BLOCK, read_lens
 from itemwise.contract.ragged import Int64Array
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from itemwise.backends.base import ForwardBatch
-from itemwise.backends.jax.attention.tiles import (
+from itemwise.backends.layout.tiles import (
     KEY_BLOCK,
     NARROW,
     PREFIX,

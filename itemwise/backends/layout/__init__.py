@@ -1,0 +1,1 @@
+"""How a batch is laid out for attention kernels: numpy only, shared by the backends."""
