@@ -27,7 +27,7 @@ import numpy as np
 from itemwise import __version__
 from itemwise.backends.base import ForwardBatch, Layout, Prefix
 from itemwise.backends.jax.attention.api import IMPLEMENTATIONS, choose_implementation, extend_attention
-from itemwise.backends.jax.attention.base import AttentionImplementation, Source
+from itemwise.backends.jax.attention.base import AttentionImplementation, Heads, Source
 from itemwise.backends.jax.attention.shapes import SHAPE_NAMED, AttentionShape
 from itemwise.backends.layout.tiles import KEY_BLOCK, DeviceTiles, Tiles, cut_tiles, tile_capacities
 from itemwise.contract.errors import BackendError
@@ -79,8 +79,9 @@ def make_call(
     q, k, v = (draw(num_tokens, heads) for heads in (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads))
     pool = Source(draw(pool_tokens, shape.num_kv_heads), draw(pool_tokens, shape.num_kv_heads), jnp.int32(0))
     tiles = make_tiles(shape, implementation, num_tokens)
+    heads = Heads.of(q, k, v)
     compiled = jax.jit(extend_attention, static_argnames="implementation")
-    return lambda: compiled(q, k, v, pool, tiles, implementation=implementation)
+    return lambda: compiled(heads, pool, tiles, implementation=implementation)
 
 
 def measure(call: Callable[[], jax.Array], rounds: int) -> float:

@@ -30,26 +30,40 @@ from itemwise.engine.engine import EngineConfig, ScoringEngine
 from itemwise.engine.scheduler import Scheduler, SchedulerOptions
 from itemwise.models.config import ModelConfig
 
+LABELS = (9454, 2753)
 
-def floor_flops(config: ModelConfig, query_tokens: int, items: int, item_tokens: int) -> float:
-    """What no algorithm can avoid: every token through the linear layers, the prefix seen by itself and the items."""
+
+def floor_flops(config: ModelConfig, query_tokens: int, items: int, item_tokens: int, *, cached: bool = False) -> float:
+    """What no algorithm can avoid: every token through the linear layers, the prefix seen by itself and the items.
+
+    Of a prefix that is kept only the items' part.
+    """
     heads = 2 * config.num_heads + 2 * config.num_kv_heads
     weights = config.model_size * (heads * config.head_size + 3 * config.mlp_size)
-    tokens = query_tokens + items * item_tokens
-    pairs = query_tokens**2 / 2 + items * item_tokens * (query_tokens + item_tokens / 2)
+    tokens, pairs = items * item_tokens, items * item_tokens * (query_tokens + item_tokens / 2)
+    if not cached:
+        tokens, pairs = tokens + query_tokens, pairs + query_tokens**2 / 2
     return config.num_layers * (2 * weights * tokens + 4 * config.num_heads * config.head_size * pairs)
 
 
-def make_request(options: argparse.Namespace) -> ScoreRequest:
-    random = np.random.default_rng(0)
+def random_request(
+    config: ModelConfig, query_tokens: int, items: int, item_tokens: int, *, seed: int = 0, algorithm: str = "auto"
+) -> ScoreRequest:
+    """Another seed is another query, and other items."""
+    random = np.random.default_rng(seed)
     body = {
-        "query": random.integers(0, QWEN3_06B.vocab_size, options.query_tokens),
-        "items": list(random.integers(0, QWEN3_06B.vocab_size, (options.items, options.item_tokens))),
-        "label_token_ids": [9454, 2753],
+        "query": random.integers(0, config.vocab_size, query_tokens),
+        "items": list(random.integers(0, config.vocab_size, (items, item_tokens))),
+        "label_token_ids": [label % config.vocab_size for label in LABELS],
         "apply_softmax": True,
-        "algorithm": options.algorithm,
+        "algorithm": algorithm,
     }
     return parse_score_request(body)
+
+
+def make_request(options: argparse.Namespace) -> ScoreRequest:
+    geometry = (options.query_tokens, options.items, options.item_tokens)
+    return random_request(QWEN3_06B, *geometry, algorithm=options.algorithm)
 
 
 def measure(engine: ScoringEngine, request: ScoreRequest, rounds: int) -> float:
@@ -100,7 +114,8 @@ def main() -> None:
     engine, request = make_engine(options), make_request(options)
     info = engine.backend.info
     seconds = measure(engine, request, options.rounds)
-    rate = floor_flops(QWEN3_06B, options.query_tokens, options.items, options.item_tokens) / seconds
+    geometry = (options.query_tokens, options.items, options.item_tokens)
+    rate = floor_flops(QWEN3_06B, *geometry, cached=options.cached) / seconds
     rows = min(options.items * options.item_tokens, 16_384)
     gemm = gemm_rate(QWEN3_06B, info.name, info.device_kind, rows, info.dtype)
     result = {
@@ -112,7 +127,7 @@ def main() -> None:
         "algorithm": options.algorithm,
         "batch_invariant": options.batch_invariant,
         "cached": options.cached,
-        "geometry": [options.query_tokens, options.items, options.item_tokens],
+        "geometry": geometry,
         "milliseconds": round(1000 * seconds, 2),
         "parts": measure_parts(engine, request, options.rounds),
         "items_per_second": round(options.items / seconds, 1),

@@ -10,6 +10,7 @@ and nothing else, so who else is in the batch cannot matter:
 
     prefill  [block 2][block 3] ...                      each block reads those before it, kept or in this forward
     extend   [item 0][item 1][item 2]  ...               blocks of prefixes were kept before; any number of prefixes
+    joined   [block 2][block 3][item 0][item 1] ...      both: the blocks are kept, and items may read them
     packed   [blocks of the prefix][item 0][item 1] ...  items of a row read the row's prefix
     causal   [blocks of the prefix][item 0]  ...         serial: each item with its own copy of the prefix
 
@@ -156,6 +157,9 @@ class BackendInfo:
     attention: str = "none"  # the implementation that was chosen
     compilation_cache_dir: str | None = None  # where compiled programs are kept, if they are
     step_tokens: int = 2048  # how many tokens one forward should have: enough to use the device well, soon done
+    # Shall one forward keep blocks of prefixes and score tails, which may read them, rather than two? That pays where a
+    # forward's launches take long, and where products of few rows do not use the device.
+    joins_prefill: bool = False
 
     @property
     def max_prefix_len(self) -> int:
@@ -165,10 +169,12 @@ class BackendInfo:
 
 @dataclass(frozen=True)
 class Program:
-    """Something that is compiled once."""
+    """Something that is compiled once. Both functions are for the thread that owns the device."""
 
     title: str
-    prepare: Callable[[], None]  # compile it, and run it once
+    # Do what comes before compiling. What it returns compiles the program, on any thread, beside others.
+    lower: Callable[[], Callable[[], None]]
+    prepare: Callable[[], object]  # run it once; it is compiled first where it was not
 
 
 class Backend(ABC):

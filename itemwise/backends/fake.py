@@ -60,6 +60,7 @@ class FakeBackend(Backend):
         num_prefix_blocks: int = 1024,
         step_tokens: int = 2048,
         max_blocks_read: int | None = None,
+        joins_prefill: bool = False,
         seconds_per_forward: float = 0.0,
     ) -> None:
         self.config = ModelConfig(
@@ -91,6 +92,7 @@ class FakeBackend(Backend):
             prefix_block_bytes=4 * PREFIX_BLOCK,
             max_blocks_read=max_blocks_read,
             step_tokens=step_tokens,
+            joins_prefill=joins_prefill,
         )
         self.seconds_per_forward = seconds_per_forward
         self.forwards: list[ForwardBatch] = []  # the newest _MAX_FORWARDS or so

@@ -2,6 +2,7 @@
 
 prefill   blocks of prefixes, each reading those before it
 extend    tails alone, behind blocks that are kept
+joined    both of these in one forward: the blocks, then the tails, which may read them
 rows      prefixes and tails of the algorithms that compute both in one forward
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TypeVar
 
 import numpy as np
@@ -35,8 +37,23 @@ class BlockRun:
     stop: int
 
     @property
+    def num_blocks(self) -> int:
+        return self.stop - self.first
+
+    @property
     def token_ids(self) -> Int32Array:
         return self.prefix_ids[self.first * PREFIX_BLOCK : self.stop * PREFIX_BLOCK]
+
+    @property
+    def lens(self) -> Int64Array:
+        lens = np.full(self.num_blocks, PREFIX_BLOCK)
+        lens[-1] = len(self.token_ids) - (self.num_blocks - 1) * PREFIX_BLOCK
+        return lens
+
+    @property
+    def prefix_lens(self) -> Int64Array:
+        """Each reads all blocks before it."""
+        return PREFIX_BLOCK * numbers(self.stop)[self.first :]
 
 
 @dataclass(frozen=True)
@@ -49,9 +66,22 @@ class TailRun:
     prefix: int  # number of it; -1: none
 
     @property
-    def num_tokens(self) -> int:
+    def edges(self) -> tuple[int, int]:
+        """Its first token, and the one behind its last, in the tails of its request."""
         starts = self.segments.tails.starts
-        return int(starts[self.stop] - starts[self.first])
+        return int(starts[self.first]), int(starts[self.stop])
+
+    @property
+    def token_ids(self) -> Int32Array:
+        return self.segments.tails.flat[slice(*self.edges)]
+
+    @property
+    def lens(self) -> Int64Array:
+        return self.segments.tails.lens[self.first : self.stop]
+
+    @property
+    def prefix_lens(self) -> Int64Array:
+        return self.segments.prefix_lens[self.first : self.stop]
 
 
 @dataclass(frozen=True)
@@ -72,64 +102,51 @@ class RowRun:
 
 
 def prefill_batch(runs: Sequence[BlockRun]) -> ForwardBatch:
-    """Nothing is scored; the keys and values of every block are kept.
-
-    The blocks before them are put in when the forward starts: they may be in the making.
-    """
-    lens: list[int] = []
-    reads: list[int] = []
-    index: list[int] = []
-    prefixes: list[Prefix] = []
-    for run in runs:
-        first, num_tokens = run.first, len(run.token_ids)
-        prefixes.append(Prefix(segment=len(lens)))
-        blocks = range(run.stop - first)
-        lens += [min(PREFIX_BLOCK, num_tokens - PREFIX_BLOCK * block) for block in blocks]
-        reads += [PREFIX_BLOCK * (first + block) for block in blocks]
-        index += [len(prefixes) - 1 if first + block else -1 for block in blocks]
-    starts = starts_from_lens(np.array(lens, np.int64))
-    prefix_lens = np.array(reads, np.int64)
-    return ForwardBatch(
-        layout=Layout.EXTEND,
-        token_ids=_concatenate([run.token_ids for run in runs]),
-        positions=_positions(prefix_lens, np.array(lens, np.int64)),
-        segment_starts=starts,
-        prefix_index=np.array(index, np.int64),
-        prefix_lens=prefix_lens,
-        prefixes=tuple(prefixes),
-        row_starts=starts[[0, -1]],
-        score_tokens=_NO_TOKENS,
-        label_ids=_NO_LABELS,
-        keep_segments=tuple(range(len(lens))),
-    )
+    """Nothing is scored; the keys and values of every block are kept."""
+    return joined_batch(runs, (), normalize=False)
 
 
 def extend_batch(runs: Sequence[TailRun], *, normalize: bool) -> ForwardBatch:
-    """Tails only. The prefixes themselves are put in when the forward starts: they may be in the making."""
-    lens = _concatenate([run.segments.tails.lens[run.first : run.stop] for run in runs])
-    prefix_lens = _concatenate([run.segments.prefix_lens[run.first : run.stop] for run in runs])
-    numbers = np.repeat([run.prefix for run in runs], [run.stop - run.first for run in runs])
+    """Tails only."""
+    return joined_batch((), runs, normalize=normalize)
+
+
+def joined_batch(blocks: Sequence[BlockRun], tails: Sequence[TailRun], *, normalize: bool) -> ForwardBatch:
+    """Blocks that are kept, then tails that are scored. The prefix of the first run of blocks has number 0, and so on:
+    tails that read those blocks read that prefix. The others have the numbers behind.
+
+    What is kept before, of any prefix, is put in when the forward starts: it may be in the making.
+    """
+    firsts = list(accumulate((run.num_blocks for run in blocks), initial=0))
+    lens = _concatenate([*(run.lens for run in blocks), *(run.lens for run in tails)])
+    prefix_lens = _concatenate([*(run.prefix_lens for run in blocks), *(run.prefix_lens for run in tails)])
+    prefix_numbers = [*range(len(blocks)), *(run.prefix for run in tails)]
+    num_segments = [*(run.num_blocks for run in blocks), *(run.stop - run.first for run in tails)]
     starts = starts_from_lens(lens)
-    edges = [(run.segments.tails.starts[run.first], run.segments.tails.starts[run.stop]) for run in runs]
-    score_tokens, offset = [], 0
-    for run, (first_token, last_token) in zip(runs, edges, strict=True):
-        score_tokens.append(_score_offsets(run.segments, run.first, run.stop) + (offset - first_token))
-        offset += last_token - first_token
     return ForwardBatch(
         layout=Layout.EXTEND,
-        token_ids=_concatenate(
-            [run.segments.tails.flat[begin:end] for run, (begin, end) in zip(runs, edges, strict=True)]
-        ),
+        token_ids=_concatenate([*(run.token_ids for run in blocks), *(run.token_ids for run in tails)]),
         positions=_positions(prefix_lens, lens),
         segment_starts=starts,
-        prefix_index=np.where(prefix_lens > 0, numbers, -1),
+        prefix_index=np.where(prefix_lens > 0, np.repeat(prefix_numbers, num_segments), -1),
         prefix_lens=prefix_lens,
-        prefixes=(),
+        prefixes=tuple(Prefix(segment=first) for first in firsts[:-1]),
         row_starts=starts[[0, -1]],
-        score_tokens=_concatenate(score_tokens),
-        label_ids=_join_labels([_label_ids(run.segments, run.first, run.stop) for run in runs]),
+        score_tokens=_score_tokens(tails, int(starts[firsts[-1]])),
+        label_ids=_join_labels([_label_ids(run.segments, run.first, run.stop) for run in tails]),
         need_normalizers=normalize,
+        keep_segments=tuple(range(firsts[-1])),
     )
+
+
+def _score_tokens(tails: Sequence[TailRun], offset: int) -> Int64Array:
+    """`offset`: where in the batch the first of them begins."""
+    found = [_NO_TOKENS]
+    for run in tails:
+        first_token, last_token = run.edges
+        found.append(_score_offsets(run.segments, run.first, run.stop) + (offset - first_token))
+        offset += last_token - first_token
+    return np.concatenate(found)
 
 
 def rows_batch(runs: Sequence[RowRun], *, normalize: bool) -> ForwardBatch:
@@ -215,6 +232,8 @@ def _label_ids(segments: Segments, first: int, stop: int) -> Int32Array:
 
 def _join_labels(parts: list[Int32Array]) -> Int32Array:
     """Requests with fewer labels read some of theirs again."""
+    if not parts:
+        return _NO_LABELS
     if len(parts) == 1:
         return np.ascontiguousarray(parts[0])
     width = max(part.shape[1] for part in parts)

@@ -28,10 +28,10 @@ OnChange = Callable[[], None]
 
 @dataclass(frozen=True)
 class BatchRecord:
-    """A forward that the request had a part in."""
+    """A forward that scored some of the request."""
 
     segments: int  # its own
-    num_tokens: int  # its own
+    num_tokens: int  # its own, but for blocks of its prefix that the same forward may keep
     forward_tokens: int  # all requests'
     bucket: int  # what the forward was padded to
 
@@ -49,7 +49,7 @@ class Job:
         plan: ScorePlan | None,  # None: the prefix is all
         *,
         normalize: bool = False,  # also the log-sum-exp over the vocabulary?
-        timed: bool = False,  # wait for the prefill, so that its seconds are its own?
+        timed: bool = False,  # a prefill by itself, that is waited for, so that its seconds are its own?
         deadline: float | None = None,  # of time.monotonic()
         pin_seconds: float | None = None,  # keep the prefix for so long
         on_change: OnChange | None = None,  # called by the scheduler's thread; must be quick

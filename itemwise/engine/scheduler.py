@@ -33,7 +33,8 @@ from itemwise.engine.job import Job
 from itemwise.engine.pins import Pins
 from itemwise.engine.prefix_cache import PrefixCache
 from itemwise.engine.stats import Counters, EngineStats
-from itemwise.engine.steps import Step, StepFiller, StepForward, StepLimits
+from itemwise.engine.step_forwards import Step, StepForward
+from itemwise.engine.steps import StepFiller, StepLimits
 from itemwise.plan.buckets import Buckets
 
 log = logging.getLogger("itemwise")
@@ -81,7 +82,9 @@ class Scheduler:
         self.cache = PrefixCache(info.num_prefix_blocks, keeps=options.prefix_cache)
         longest = min(-(-backend.config.max_context_len // PREFIX_BLOCK), info.num_prefix_blocks)
         self.pins = Pins(self.cache, longest)
-        self._limits = StepLimits(info.step_tokens, options.chunked_prefill_size, info.max_blocks_read)
+        self._limits = StepLimits(
+            info.step_tokens, options.chunked_prefill_size, info.max_blocks_read, info.joins_prefill
+        )
         self._buckets = Buckets.of(info)
         self._counters = Counters()
         self._inbox: SimpleQueue[Job | _Call | None] = SimpleQueue()
@@ -256,8 +259,7 @@ class Scheduler:
         try:
             outputs = self._prepare_beside(execution)
             for forward, output in zip(step.forwards, outputs, strict=True):
-                if not forward.is_prefill:
-                    forward.hand_out(output)
+                forward.hand_out(output)
         except Exception as error:
             if not all(job.is_cancelled for job in jobs):
                 log.exception("a forward pass failed")
@@ -299,10 +301,9 @@ class Scheduler:
     def _start(self, forward: StepForward) -> RunningForward:
         begin = monotonic()
         running = self.backend.start(forward.ready_batch())
-        if forward.is_prefill:
-            forward.keep(running.blocks)
-            if any(job.timed for job in forward.jobs):
-                self.backend.synchronize()
+        forward.keep(running.blocks)
+        if forward.is_prefill and any(job.timed for job in forward.jobs):
+            self.backend.synchronize()
         forward.start_seconds = monotonic() - begin
         return running
 
@@ -319,9 +320,7 @@ class Scheduler:
         counters.device_seconds += seconds
         counters.tokens_computed += step.num_tokens
         counters.tokens_padded += sum(forward.bucket for forward in step.forwards)
-        prefill_seconds = sum(forward.start_seconds for forward in step.forwards if forward.is_prefill)
-        for forward in step.forwards:
-            forward.count(prefill_seconds if forward.is_prefill else seconds - prefill_seconds)
+        step.count(seconds)
         self.admission.done(step.num_tokens)
 
     def _deliver(self, stepped: Collection[Job]) -> None:

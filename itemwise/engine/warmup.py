@@ -3,34 +3,61 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from time import perf_counter
 
+from itemwise.backends.base import Program
+from itemwise.contract.errors import BackendError
 from itemwise.contract.parse import parse_score_request
 from itemwise.engine.engine import ScoringEngine
+from itemwise.engine.scheduler import Scheduler
 from itemwise.plan.algorithms import max_dense_row_len
 
 log = logging.getLogger("itemwise")
 
-OnProgram = Callable[[int, int, str], None]  # programs done, programs in all, the next one's title
+MAX_COMPILERS = 16  # programs that are compiled at a time, where there are so many cores
+
+OnProgram = Callable[[int, int, str], None]  # programs compiled, programs in all, the next one's title
 
 
 def warm_up(engine: ScoringEngine, on_program: OnProgram | None = None) -> int:
     """Compile all programs of the engine's backend, and score a little. How many programs there were, which is known
-    before the first is compiled."""
+    before the first is compiled. Raises BackendError where one of them cannot be compiled."""
     begin = perf_counter()
     scheduler = engine.scheduler
     longest_dense = max_dense_row_len(engine.planner.options)
     programs = scheduler.call(lambda: engine.backend.programs(max_dense_row_len=longest_dense))
     log.info("warm-up: %d programs to compile", len(programs))
-    for number, program in enumerate(programs):
-        if on_program is not None:
-            on_program(number, len(programs), program.title)
+    _compile(scheduler, programs, on_program)
+    for program in programs:  # in their order, and after all of them: a compiler may time products on the device
         scheduler.call(program.prepare)
     _score_a_little(engine)
     scheduler.admission.forget_rate()
     log.info("warm-up: ready after %.1f s", perf_counter() - begin)
     return len(programs)
+
+
+def _compile(scheduler: Scheduler, programs: Sequence[Program], on_program: OnProgram | None) -> None:
+    """Side by side, begun in their order: processes that compile together may wait for each other's part of a program,
+    and the first that is not done is under way in all of them."""
+
+    def compile_one(program: Program) -> None:
+        scheduler.call(program.lower)()
+
+    compilers = ThreadPoolExecutor(min(os.cpu_count() or 1, MAX_COMPILERS), thread_name_prefix="itemwise-compile")
+    try:
+        compiling = [compilers.submit(compile_one, program) for program in programs]
+        for number, (program, done) in enumerate(zip(programs, compiling, strict=True)):
+            if on_program is not None:
+                on_program(number, len(programs), program.title)
+            try:
+                done.result()
+            except Exception as error:
+                raise BackendError(f"cannot compile the program {program.title!r}: {error}") from error
+    finally:
+        compilers.shutdown(cancel_futures=True)
 
 
 def _score_a_little(engine: ScoringEngine) -> None:

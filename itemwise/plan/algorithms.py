@@ -119,7 +119,7 @@ class Planner:
         budget, multiple = self.token_budget, self.backend.token_multiple
         tails = TailSums.of(tail_lens)
         work: dict[str, Work] = {
-            "prefill_extend": extend_work(prefix_len, tails, budget, multiple),
+            "prefill_extend": extend_work(prefix_len, tails, budget, multiple, joins=self.backend.joins_prefill),
             "packed": packed_work(prefix_len, tails, self._num_packed_rows(prefix_len, tails, chunk), budget, multiple),
             "serial": packed_work(prefix_len, tails, tails.num_tails, budget, multiple),
         }

@@ -68,8 +68,10 @@ def packed_work(prefix_len: int, tails: TailSums, num_rows: int, token_budget: i
     return Work(_padded(tokens, multiple), pairs, -(-tokens // token_budget))
 
 
-def extend_work(prefix_len: int, tails: TailSums, token_budget: int, multiple: int) -> Work:
-    """The prefix in a forward of its own, then the tails."""
+def extend_work(prefix_len: int, tails: TailSums, token_budget: int, multiple: int, *, joins: bool = False) -> Work:
+    """The prefix in a forward of its own, then the tails; with `joins` one behind the other, as in one row."""
+    if joins:
+        return packed_work(prefix_len, tails, 1, token_budget, multiple)
     tokens = _padded(prefix_len, multiple) + _padded(tails.num_tokens, multiple)
     pairs = prefix_len**2 // 2 + prefix_len * tails.num_tokens + tails.num_pairs
     return Work(tokens, pairs, bool(prefix_len) + -(-tails.num_tokens // token_budget))

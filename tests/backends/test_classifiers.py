@@ -113,8 +113,8 @@ def test_warm_up_runs_the_programs_of_a_head_of_few_rows(backends: Backends) -> 
     for backend in backends.converted.values():
         programs = {each.title: each for each in backend.programs(max_dense_row_len=0)}
         assert bool(programs) == (backend.info.name == "jax")
-        for kind in ("rows", "labels", "normalizers") if programs else ():
-            programs[f"{kind}, 512 tokens"].prepare()
+        for title in ("score, 512 tokens", "labels", "normalizers") if programs else ():
+            programs[title].prepare()
 
 
 def test_the_rows_stay_in_float32(folders: dict[str, Path]) -> None:

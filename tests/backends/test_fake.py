@@ -69,6 +69,21 @@ def test_a_prefix_may_begin_with_kept_blocks_and_go_on_in_the_forward() -> None:
     assert logits_of(batch) == [after(7, 8, 9, 1), after(7, 8, 9, 1, 2), after(7, 8, 9, 1, 2, 3)]
 
 
+def test_a_segment_may_be_kept_and_read_in_the_same_forward() -> None:
+    batch = replace(
+        BATCH,
+        positions=ids(2, 3, 4),
+        prefix_lens=np.array([2, 4]),
+        prefixes=(Prefix((FakeBlock(2, ids(7, 8)),), segment=0),),
+        score_tokens=np.array([2]),
+        label_ids=np.array([[5, 6]], np.int32),
+        keep_segments=(0,),
+    )
+    output = FakeBackend().forward(batch)
+    assert output.label_logits.tolist() == [after(7, 8, 1, 2, 3)]
+    assert [block.num_tokens for block in output.blocks] == [2]
+
+
 def test_segments_of_one_forward_may_read_different_prefixes() -> None:
     prefixes = (Prefix((FakeBlock(3, ids(7, 8, 9)),)), Prefix((FakeBlock(2, ids(4, 4)),)))
     batch = replace(BATCH, prefix_index=np.array([0, 1]), prefixes=prefixes)
@@ -139,8 +154,10 @@ def test_it_can_stand_for_both_kinds_of_device(bit_equal: bool, kind: str) -> No
 
 
 def test_its_room_for_prefixes_and_its_steps_can_be_chosen() -> None:
-    info = FakeBackend(num_prefix_blocks=3, step_tokens=50).info
+    info = FakeBackend(num_prefix_blocks=3, step_tokens=50, joins_prefill=True).info
     assert (info.num_prefix_blocks, info.max_prefix_len, info.step_tokens) == (3, 3 * PREFIX_BLOCK, 50)
+    assert info.joins_prefill
+    assert not FakeBackend().info.joins_prefill
 
 
 def test_a_forward_lists_no_more_blocks_than_it_may() -> None:

@@ -71,6 +71,7 @@ class Ways:
     step_tokens: int
     prefix_cache: bool
     chunked_prefill_size: int | None
+    joins_prefill: bool
 
 
 all_ways = st.builds(
@@ -83,6 +84,7 @@ all_ways = st.builds(
     step_tokens=st.sampled_from([2048, 600, 150, 7, 1]),
     prefix_cache=st.booleans(),
     chunked_prefill_size=st.sampled_from([None, 1, 300]),
+    joins_prefill=st.booleans(),
 )
 all_limits = st.builds(
     Limits,
@@ -94,7 +96,13 @@ all_limits = st.builds(
 
 
 def run(body: dict[str, Any], limits: Limits, ways: Ways) -> tuple[ScoreResult, list[ForwardBatch]]:
-    backend = FakeBackend(VOCAB_SIZE, limits.max_context_len, bit_equal=ways.bit_equal, step_tokens=ways.step_tokens)
+    backend = FakeBackend(
+        VOCAB_SIZE,
+        limits.max_context_len,
+        bit_equal=ways.bit_equal,
+        step_tokens=ways.step_tokens,
+        joins_prefill=ways.joins_prefill,
+    )
     plan: dict[str, Any] = {"mask": ways.mask, "chunk_size": ways.chunk_size, "token_budget": ways.token_budget}
     scheduler = {"prefix_cache": ways.prefix_cache, "chunked_prefill_size": ways.chunked_prefill_size}
     tokenizer = merging_tokenizer(bos=limits.bos)
@@ -151,7 +159,12 @@ def check_budget(batch: ForwardBatch, ways: Ways) -> None:
     """Nothing above the budget or the step but what cannot be cut: one block, or one segment with its prefix."""
     num_blocks = len(prefix_segments(batch))
     if batch.keep_segments:
-        assert num_blocks == 1 or batch.num_tokens <= min(ways.step_tokens, ways.chunked_prefill_size or 10**9)
+        num_block_tokens = batch.segment_starts[num_blocks]  # in a forward that keeps blocks they come first
+        assert num_blocks == 1 or num_block_tokens <= (ways.chunked_prefill_size or 10**9)
+        assert len(batch.prefix_lens) == 1 or batch.num_tokens <= ways.step_tokens
+        num_tail_tokens = batch.num_tokens - num_block_tokens
+        assert len(batch.prefix_lens) - num_blocks <= 1 or num_tail_tokens <= (ways.token_budget or 10**9)
+        assert ways.joins_prefill or not num_tail_tokens
     elif len(batch.prefix_lens) - num_blocks > 1:
         is_packed_row = batch.layout is Layout.PACKED and len(batch.row_starts) == 2
         assert batch.num_tokens <= (ways.token_budget or 10**9)
@@ -172,6 +185,7 @@ def test_the_property_meets_every_layout() -> None:
     """The strategies above are worth something only if they reach what they are meant to reach."""
     seen: set[tuple[Layout, bool]] = set()
     num_kept: set[int] = set()
+    num_joined: set[int] = set()
 
     @settings(max_examples=200, deadline=None, derandomize=True, database=None)
     @given(body=bodies(), ways=all_ways)
@@ -179,8 +193,10 @@ def test_the_property_meets_every_layout() -> None:
         _, forwards = run(body, Limits(VOCAB_SIZE, 4096, None, bos=False), ways)
         seen.update((batch.layout, bool((np.diff(batch.prefix_lens) != 0).any())) for batch in forwards)
         num_kept.update(len(batch.keep_segments) for batch in forwards)
+        num_joined.update(len(batch.keep_segments) for batch in forwards if len(batch.score_tokens))
 
     look()
     assert {(layout, True) for layout in Layout} <= seen
     assert {0, 1} <= num_kept
     assert max(num_kept) >= 3, "prefixes of several blocks, too"
+    assert max(num_joined) >= 1, "in one forward with tails, too"

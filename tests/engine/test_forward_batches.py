@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 from itemwise.backends.base import PREFIX_BLOCK, ForwardBatch, Layout, Prefix
 from itemwise.backends.fake import FakeBlock
 from itemwise.contract.ragged import Int32Array, Ragged
-from itemwise.engine.forward_batches import BlockRun, RowRun, TailRun, extend_batch, prefill_batch, rows_batch
+from itemwise.engine.forward_batches import (
+    BlockRun,
+    RowRun,
+    TailRun,
+    extend_batch,
+    joined_batch,
+    prefill_batch,
+    rows_batch,
+)
 from itemwise.plan.algorithms import ScorePlan
 from itemwise.plan.label_rows import lay_out_segments, plan_labels
 from itemwise.plan.shared_prefix import SplitItems
@@ -207,3 +215,42 @@ class TestExtend:
         offsets = np.cumsum([0] + [each.num_tokens for each in alone])
         scored = [each.score_tokens + offset for each, offset in zip(alone, offsets, strict=False)]
         assert np.array_equal(together.score_tokens, np.concatenate(scored))
+
+
+class TestJoined:
+    def test_blocks_come_first_and_tails_read_them_or_others(self) -> None:
+        """Two prefixes in the making, of which the second goes on behind kept blocks, and one that was kept before."""
+        segments = plan_of("prefill_extend").segments
+        blocks = [BlockRun(PREFIX, 0, 1), BlockRun(np.arange(150, dtype=np.int32), 1, 2)]
+        tails = [TailRun(segments, 0, 2, 0), TailRun(segments, 2, 3, 2)]
+        batch = joined_batch(blocks, tails, normalize=True)
+        assert (batch.layout, batch.need_normalizers) == (Layout.EXTEND, True)
+        assert batch.token_ids.tolist() == [7, 8, 9, *range(128, 150), 10, 11, 9, 30, 31, 32]
+        assert batch.positions.tolist() == [0, 1, 2, *range(128, 150), 3, 4, 2, 3, 4, 5]
+        assert listed(batch, "segment_starts", "row_starts") == [[0, 3, 25, 27, 28, 31], [0, 31]]
+        assert listed(batch, "prefix_index", "prefix_lens") == [[-1, 1, 0, 0, 2], [0, 128, 3, 2, 3]]
+        assert batch.prefixes == (Prefix(segment=0), Prefix(segment=1)), "the third comes when it starts"
+        assert batch.keep_segments == (0, 1)
+        assert listed(batch, "score_tokens", "label_ids") == [[26, 27, 30], [[50]] * 3]
+
+    @settings(max_examples=50)
+    @given(
+        lens=st.lists(st.integers(1, 400), min_size=1, max_size=4),
+        reads=st.lists(st.integers(-1, 5), min_size=1, max_size=4),
+        labels=st.sampled_from([ONE_LABEL, ((50,), (51, 60), (52, 61))]),
+    )
+    def test_it_is_the_two_forwards_one_behind_the_other(
+        self, lens: list[int], reads: list[int], labels: tuple[tuple[int, ...], ...]
+    ) -> None:
+        blocks = [BlockRun(np.arange(length, dtype=np.int32), 0, -(-length // PREFIX_BLOCK)) for length in lens]
+        tails = [TailRun(plan_of("prefill_extend", labels).segments, 0, 3, number) for number in reads]
+        joined = joined_batch(blocks, tails, normalize=False)
+        first, second = prefill_batch(blocks), extend_batch(tails, normalize=False)
+        for name in ("token_ids", "positions", "prefix_index", "prefix_lens"):
+            assert np.array_equal(getattr(joined, name), np.concatenate([getattr(first, name), getattr(second, name)]))
+        assert np.array_equal(
+            np.diff(joined.segment_starts), [*np.diff(first.segment_starts), *np.diff(second.segment_starts)]
+        )
+        assert np.array_equal(joined.token_ids[joined.score_tokens], second.token_ids[second.score_tokens])
+        assert np.array_equal(joined.label_ids, second.label_ids)
+        assert (joined.prefixes, joined.keep_segments) == (first.prefixes, first.keep_segments)

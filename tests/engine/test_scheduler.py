@@ -23,7 +23,8 @@ from itemwise.contract.parse import parse_score_request
 from itemwise.engine.engine import ScoringEngine
 from itemwise.engine.job import Job
 from itemwise.engine.scheduler import SchedulerOptions
-from itemwise.engine.steps import MAX_LEFT_OUT, Step, StepFiller
+from itemwise.engine.step_forwards import Step
+from itemwise.engine.steps import MAX_LEFT_OUT, StepFiller
 from tests.engine.live import SECONDS, VOCAB_SIZE, GatedBackend, Ticket, body_of, live_engine
 
 ALGORITHMS = ("serial", "packed", "prefill_extend")
@@ -68,12 +69,14 @@ class Geometry:
     chunked_prefill_size: int | None
     chunk_size: int | None
     token_budget: int | None
+    joins_prefill: bool
 
     def backend(self) -> GatedBackend:
         return GatedBackend(
             step_tokens=self.step_tokens,
             num_prefix_blocks=self.num_prefix_blocks,
             max_blocks_read=self.max_blocks_read,
+            joins_prefill=self.joins_prefill,
         )
 
     @property
@@ -91,6 +94,7 @@ geometries = st.builds(
     chunked_prefill_size=st.sampled_from([None, 1, 256]),
     chunk_size=st.sampled_from([None, 0, 2]),
     token_budget=st.sampled_from([None, 50, 400]),
+    joins_prefill=st.booleans(),
 )
 MODES = {1: ["logit", "prob", "sigmoid"], 2: ["softmax", "logprob", "sigmoid"], 3: ["softmax"], 18: ["softmax"]}
 tokens = st.integers(0, VOCAB_SIZE - 1)
@@ -132,8 +136,47 @@ def test_requests_together_get_exactly_what_they_get_alone(
             assert geometry.prefix_cache or not result.usage.cached_tokens
 
 
-def test_threads_that_score_at_the_same_time_get_what_they_get_alone() -> None:
-    backend = GatedBackend(is_open=True, step_tokens=200, num_prefix_blocks=8, max_context_len=900)
+def scores_of_those_that_stay(
+    bodies: list[dict[str, Any]], geometry: Geometry, leaving: set[int]
+) -> dict[int, list[list[float] | None]]:
+    """By number. All come while the first is running, and then some of them leave."""
+    backend = geometry.backend()
+    scores = {}
+    with live_engine(backend, **geometry.options) as engine:
+        tickets = [Ticket(engine, bodies[0])]
+        backend.next_forward()
+        tickets += [Ticket(engine, body) for body in bodies[1:]]
+        backend.let_pass(2)
+        for number in leaving & set(range(len(tickets))):
+            tickets[number].job.cancel()
+        backend.open()
+        for number, ticket in enumerate(tickets):
+            ticket.wait()
+            if not isinstance(ticket.job.error, CancelledError):  # some are done before they can leave
+                scores[number] = ticket.check().scores
+    assert set(scores) >= set(range(len(bodies))) - leaving
+    return scores
+
+
+@settings(max_examples=60)
+@given(
+    bodies=st.lists(requests(), min_size=2, max_size=7),
+    geometry=geometries,
+    leaving=st.sets(st.integers(0, 6), max_size=3),
+)
+def test_prefixes_and_tails_in_one_forward_give_what_they_give_in_two(
+    bodies: list[dict[str, Any]], geometry: Geometry, leaving: set[int]
+) -> None:
+    joined, apart = (
+        scores_of_those_that_stay(bodies, replace(geometry, joins_prefill=joins), leaving) for joins in (True, False)
+    )
+    for number in joined.keys() & apart.keys():
+        assert joined[number] == apart[number]
+
+
+@pytest.mark.parametrize("joins", [False, True])
+def test_threads_that_score_at_the_same_time_get_what_they_get_alone(joins: bool) -> None:
+    backend = GatedBackend(is_open=True, step_tokens=200, num_prefix_blocks=8, max_context_len=900, joins_prefill=joins)
     bodies = [
         body_of(query_of(100 + 30 * (n % 5)), [[n % 7, k] for k in range(n % 11 + 1)], algorithm=ALGORITHMS[n % 3])
         for n in range(60)
@@ -408,9 +451,10 @@ def test_cancelling_one_that_is_done_does_nothing() -> None:
         ticket.check()
 
 
-def test_who_computed_a_prefix_for_others_may_leave_in_the_middle_of_it() -> None:
+@pytest.mark.parametrize("joins", [False, True])
+def test_who_computed_a_prefix_for_others_may_leave_in_the_middle_of_it(joins: bool) -> None:
     """One of those that waited goes on where it stopped; nothing is computed twice."""
-    backend = GatedBackend(step_tokens=512)
+    backend = GatedBackend(step_tokens=512, joins_prefill=joins)
     query = query_of(5 * PREFIX_BLOCK)
     with live_engine(backend, scheduler={"chunked_prefill_size": PREFIX_BLOCK}) as engine:
         owner = Ticket(engine, body_of(query, [[1]]))
@@ -603,8 +647,11 @@ class TestFailures:
         assert set(caplog.messages) == {"a request's on_change failed"}
 
     @pytest.mark.parametrize("algorithm", ALGORITHMS)
-    def test_failures_at_random_leave_nothing_wrong_behind(self, algorithm: str) -> None:
-        backend = GatedBackend(is_open=True, step_tokens=150, num_prefix_blocks=6, max_context_len=600)
+    @pytest.mark.parametrize("joins", [False, True])
+    def test_failures_at_random_leave_nothing_wrong_behind(self, algorithm: str, joins: bool) -> None:
+        backend = GatedBackend(
+            is_open=True, step_tokens=150, num_prefix_blocks=6, max_context_len=600, joins_prefill=joins
+        )
         chance = np.random.default_rng(0)
         backend.fails = lambda batch: bool(chance.random() < 0.1)
         outcomes = []
@@ -769,8 +816,9 @@ class TestProgress:
 
 
 class TestStats:
-    def test_they_add_up(self) -> None:
-        backend = GatedBackend(is_open=True, step_tokens=200)
+    @pytest.mark.parametrize("joins", [False, True])
+    def test_they_add_up(self, joins: bool) -> None:
+        backend = GatedBackend(is_open=True, step_tokens=200, joins_prefill=joins)
         backend.info = replace(backend.info, token_multiple=64)
         with live_engine(backend) as engine:
             for algorithm in ALGORITHMS:

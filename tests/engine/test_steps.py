@@ -10,118 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from itemwise.backends.base import PREFIX_BLOCK, Layout
-from itemwise.backends.fake import FakeBackend, fake_logits
-from itemwise.contract.ragged import Int32Array, Ragged
+from itemwise.backends.fake import fake_logits
 from itemwise.engine.job import Job
-from itemwise.engine.prefix_cache import PrefixCache
-from itemwise.engine.steps import MANY_LABELS, MAX_LEFT_OUT, SHARES, Step, StepFiller, StepForward, StepLimits
-from itemwise.plan.label_rows import lay_out_segments, plan_labels
-from itemwise.plan.shared_prefix import SplitItems
-from tests.plan.planning import planner_of
-
-STEP = 1024
-SHARE = STEP // SHARES
-
-
-def prefix_of(num_tokens: int, start: int = 0) -> Int32Array:
-    return (np.arange(num_tokens, dtype=np.int32) + start) % 500
-
-
-def job_of(
-    prefix: Int32Array | int,
-    tail_lens: list[int],
-    algorithm: str = "prefill_extend",
-    *,
-    labels: tuple[tuple[int, ...], ...] = ((3,), (5,)),
-    normalize: bool = False,
-    **options: Any,
-) -> Job:
-    """Every item has its own tokens; a prefix of so many tokens is nobody else's."""
-    global _num_made
-    _num_made += 1
-    prefix_ids = prefix_of(prefix, 7 * _num_made) if isinstance(prefix, int) else prefix
-    tails = Ragged.from_rows([[(i + k) % 97 for k in range(length)] for i, length in enumerate(tail_lens)])
-    split = SplitItems(prefix_ids, np.full(len(tail_lens), len(prefix_ids)), tails)
-    plan = planner_of(**options).plan(lay_out_segments(split, plan_labels(labels)), algorithm)
-    return Job(prefix_ids if plan.needs_prefill else prefix_ids[:0], plan, normalize=normalize)
-
-
-_num_made = 0
-
-
-class Room:
-    """A cache, limits and a device, and steps filled and run one after the other."""
-
-    def __init__(self, num_tokens: int = STEP, *, num_blocks: int = 100, **limits: Any) -> None:
-        self.limits = StepLimits(num_tokens, **limits)
-        self.cache = PrefixCache(num_blocks)
-        self.backend = FakeBackend()
-        self._order: dict[Job, None] = {}  # as the scheduler has it: whoever was served goes to the end
-
-    def fill(self, *jobs: Job) -> Step | None:
-        self._order.update(dict.fromkeys(jobs))
-        return StepFiller(self.limits, self.cache).fill([job for job in self._order if job in jobs])
-
-    def run(self, *jobs: Job) -> Step:
-        """The next step, filled and run as the scheduler does it."""
-        step = self.fill(*jobs)
-        assert step is not None, "there is something to do"
-        for job in step.jobs:
-            del self._order[job]
-            self._order[job] = None
-        running = []
-        for forward in step.forwards:
-            forward.advance_jobs()
-        for forward in step.forwards:
-            batch = forward.ready_batch()
-            assert batch.num_tokens == forward.num_tokens
-            num_listed = sum(len(prefix.blocks) for prefix in batch.prefixes) + len(batch.keep_segments)
-            assert num_listed == forward.num_blocks_read
-            running.append(self.backend.start(batch))
-            if forward.is_prefill:
-                forward.keep(running[-1].blocks)
-        for forward, each in zip(step.forwards, running, strict=True):
-            forward.count(0.0)
-            if not forward.is_prefill:
-                forward.hand_out(each.wait())
-        return step
-
-    def finish(self, *jobs: Job) -> list[Step]:
-        """All steps until the last job is done; each job goes as soon as it is."""
-        live, steps = list(jobs), []
-        while live:
-            steps.append(self.run(*live))
-            for job in [job for job in live if job.is_complete]:
-                live.remove(job)
-                job.drop_prefix(self.cache)
-                check(job)
-        return steps
-
-
-def check(job: Job) -> None:
-    """All logits of a job that is done, against its plain contexts."""
-    assert job.plan is not None
-    segments, targets = job.plan.segments, job.plan.segments.label_ids[0]
-    for number, tail in enumerate(segments.tails):
-        context = np.concatenate([segments.prefix_ids[: segments.prefix_lens[number]], tail])
-        assert np.array_equal(job.label_logits[number], fake_logits(context, targets))
-
-
-def tokens_of(step: Step | None, job: Job) -> int:
-    """What the job has of the step."""
-    assert step is not None
-    return sum(
-        job.block_tokens(part.first, part.stop) if forward.is_prefill else job.unit_tokens(part.first, part.stop)
-        for forward in step.forwards
-        for part in forward.parts
-        if part.job is job
-    )
-
-
-def forward_of(step: Step | None, kind: str) -> StepForward:
-    assert step is not None
-    (found,) = [forward for forward in step.forwards if forward.kind == kind]
-    return found
+from itemwise.engine.steps import MANY_LABELS, MAX_LEFT_OUT
+from tests.engine.room import SHARE, STEP, Room, check, forward_of, job_of, kind_of, prefix_of, tokens_of
 
 
 class TestShares:
@@ -258,7 +150,7 @@ class TestPrefixes:
     def test_the_prefix_and_the_tails_of_a_request_run_in_one_step(self) -> None:
         job = job_of(300, [10] * 20)
         step = Room().run(job)
-        assert [forward.kind for forward in step.forwards] == ["prefill", "extend"]
+        assert [kind_of(forward) for forward in step.forwards] == ["prefill", "extend"]
         assert (step.num_tokens, job.is_complete, job.tokens_left) == (500, True, 0)
         check(job)
 
@@ -286,7 +178,7 @@ class TestPrefixes:
         room.finish(job_of(prefix_of(300), [10]))
         later = job_of(prefix_of(300), [12])
         (step,) = room.finish(later)
-        assert [forward.kind for forward in step.forwards] == ["extend"]
+        assert [kind_of(forward) for forward in step.forwards] == ["extend"]
         assert (later.cached_tokens, later.tokens_left) == (300, 300)
 
     def test_a_long_prefix_is_cut_where_the_step_ends(self) -> None:
@@ -321,8 +213,7 @@ class TestPrefixes:
             (part.job, part.first)
             for step in room.finish(*waiting)
             for forward in step.forwards
-            for part in forward.parts
-            if forward.is_prefill
+            for part in forward.block_parts
         ]
         if num_waiting == 1:
             assert prefills == [(waiting[0], 1)]
@@ -534,14 +425,16 @@ class TestOneRequest:
     num_tokens=st.sampled_from([16, 100, 600]),
     token_budget=st.sampled_from([40, 400]),
     max_blocks_read=st.sampled_from([None, 1, 4]),
+    joins_prefill=st.booleans(),
 )
 def test_any_jobs_in_any_room_end_with_the_right_logits_and_within_their_bounds(
     requests: list[tuple[str, int, list[int], int, int]],
     num_tokens: int,
     token_budget: int,
     max_blocks_read: int | None,
+    joins_prefill: bool,
 ) -> None:
-    room = Room(num_tokens, num_blocks=4, max_blocks_read=max_blocks_read)
+    room = Room(num_tokens, num_blocks=4, max_blocks_read=max_blocks_read, joins_prefill=joins_prefill)
     jobs = [
         job_of(prefix_of(prefix_len, start), tail_lens, algorithm, chunk_size=chunk_size, token_budget=token_budget)
         for algorithm, prefix_len, tail_lens, chunk_size, start in requests
@@ -551,11 +444,12 @@ def test_any_jobs_in_any_room_end_with_the_right_logits_and_within_their_bounds(
         num_units = sum(part.stop - part.first for forward in step.forwards for part in forward.parts)
         assert step.num_tokens <= num_tokens or num_units == 1
         for forward in step.forwards:
-            for part in forward.parts:
-                if not forward.is_prefill and part.stop - part.first > 1:
+            for part in forward.scored_parts:
+                if part.stop - part.first > 1:
                     assert part.job.unit_tokens(part.first, part.stop) <= token_budget
-            num_prefixes = len(forward.parts) if forward.is_prefill else len(forward.prefix_jobs)
-            if max_blocks_read is not None and num_prefixes > 1:
+            num_prefixes = len(forward.block_parts) + len(forward.prefix_jobs)
+            is_joined = kind_of(forward) == "joined"
+            if max_blocks_read is not None and (num_prefixes > 1 or is_joined):
                 assert forward.num_blocks_read <= max_blocks_read
     assert room.cache.num_used == 0
     assert all(job.tokens_left == job.cached_tokens for job in jobs)

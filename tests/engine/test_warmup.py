@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
 
@@ -14,41 +15,97 @@ from itemwise.contract.errors import BackendError
 from itemwise.engine.warmup import warm_up
 from tests.engine.live import engine_on
 
+TITLES = ("one", "two", "three")
+
 
 class CompilingBackend(FakeBackend):
-    """A fake that has two programs, and writes down when they are prepared."""
+    """A fake that has three programs, and writes down what happens to them, and on which threads."""
 
-    def __init__(self) -> None:
+    def __init__(self, compile_one: Callable[[str], None] = lambda title: None) -> None:
         super().__init__()
-        self.prepared: list[str] = []
-        self.threads: set[str] = set()
+        self.done: dict[str, list[str]] = {"lower": [], "compile": [], "prepare": []}
+        self.threads: dict[str, set[str]] = {step: set() for step in self.done}
+        self._compile_one = compile_one
 
     def programs(self, *, max_dense_row_len: int) -> Sequence[Program]:
-        return [Program(title, partial(self._prepare, title)) for title in ("one", "two")]
+        return [Program(title, partial(self._lower, title), partial(self._prepare, title)) for title in TITLES]
+
+    def _lower(self, title: str) -> Callable[[], None]:
+        self._write_down("lower", title)
+        return partial(self._compile, title)
+
+    def _compile(self, title: str) -> None:
+        self._compile_one(title)
+        self._write_down("compile", title)
 
     def _prepare(self, title: str) -> None:
-        self.threads.add(threading.current_thread().name)
-        self.prepared.append(title)
+        assert len(self.done["compile"]) == len(TITLES), "the device is busy while programs are compiled"
+        self._write_down("prepare", title)
+
+    def _write_down(self, step: str, title: str) -> None:
+        self.done[step].append(title)
+        self.threads[step].add(threading.current_thread().name.split("_")[0])
+
+
+@pytest.fixture
+def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
 
 
 def test_programs_are_counted_told_and_prepared_before_anything_is_scored(caplog: pytest.LogCaptureFixture) -> None:
     backend, told = CompilingBackend(), []
 
     def on_program(done: int, total: int, title: str) -> None:
-        told.append((done, total, title, len(backend.prepared), len(backend.forwards)))
+        told.append((done, total, title))
+        assert set(TITLES[:done]) <= set(backend.done["compile"])
+        assert not backend.forwards
 
     with caplog.at_level(logging.INFO, "itemwise"), closing(engine_on(backend)) as engine:
-        assert warm_up(engine, on_program) == 2
-    assert told == [(0, 2, "one", 0, 0), (1, 2, "two", 1, 0)]
-    assert "warm-up: 2 programs to compile" in caplog.messages
+        assert warm_up(engine, on_program) == 3
+    assert told == [(0, 3, "one"), (1, 3, "two"), (2, 3, "three")]
+    assert backend.done["prepare"] == [*TITLES], "in one order in all processes"
+    assert "warm-up: 3 programs to compile" in caplog.messages
     assert len(backend.forwards) == 4, "serial, packed, and both forwards of prefill_extend"
 
 
-def test_programs_are_prepared_by_the_thread_that_owns_the_device() -> None:
+def test_only_compiling_leaves_the_thread_that_owns_the_device() -> None:
     backend = CompilingBackend()
     with closing(engine_on(backend)) as engine:
         warm_up(engine)
-    assert backend.threads == {"itemwise-device"}
+    device = {"itemwise-device"}
+    assert backend.threads == {"lower": device, "compile": {"itemwise-compile"}, "prepare": device}
+
+
+@pytest.mark.usefixtures("two_cores")
+def test_programs_are_compiled_side_by_side() -> None:
+    both = threading.Barrier(2, timeout=60)
+
+    def compile_one(title: str) -> None:
+        if title != "three":
+            both.wait()
+
+    with closing(engine_on(CompilingBackend(compile_one))) as engine:
+        assert warm_up(engine) == 3
+
+
+@pytest.mark.usefixtures("two_cores")
+def test_a_program_that_cannot_be_compiled_is_named() -> None:
+    """The first of them, whichever failed first; nothing is run then."""
+    failed = threading.Event()
+
+    def compile_one(title: str) -> None:
+        if title == "one":
+            assert failed.wait(60)
+        else:
+            failed.set()
+        raise ValueError(f"no registers for {title}")
+
+    backend = CompilingBackend(compile_one)
+    with closing(engine_on(backend)) as engine:
+        with pytest.raises(BackendError, match=r"^cannot compile the program 'one': no registers for one$"):
+            warm_up(engine)
+        assert not backend.done["prepare"]
+        assert not backend.forwards
 
 
 @pytest.mark.parametrize("delimiter", [None, 0, 1])

@@ -34,6 +34,7 @@ def planner_of(
     num_copies: int = 1,
     num_prefix_blocks: int | None = None,
     keeps_prefixes: bool = False,
+    joins_prefill: bool = False,
     **options: Any,
 ) -> Planner:
     backend = BackendInfo(
@@ -45,6 +46,7 @@ def planner_of(
         token_multiple=multiple,
         token_buckets=buckets,
         num_copies=num_copies,
+        joins_prefill=joins_prefill,
     )
     if num_prefix_blocks is not None:
         backend = replace(backend, num_prefix_blocks=num_prefix_blocks)

@@ -157,6 +157,10 @@ class TestAuto:
         assert plan(900, [100], token_budget=1000).algorithm == "packed"
         assert plan(900, [100] * 50, token_budget=1000).algorithm == "prefill_extend"
 
+    def test_where_a_prefix_and_its_tails_are_one_forward_rows_save_none(self) -> None:
+        assert plan(900, [100], token_budget=1000, joins_prefill=True).algorithm == "prefill_extend"
+        assert plan(900, [100] * 50, token_budget=1000, joins_prefill=True).algorithm == "prefill_extend"
+
     @settings(max_examples=200, deadline=None)
     @given(
         prefix_len=st.integers(1, 40),

@@ -46,6 +46,16 @@ def test_extend_without_a_prefix_has_no_prefill() -> None:
     assert extend_work(0, tails(10, 20), token_budget=30, multiple=1).num_forwards == 1
 
 
+def test_a_prefix_that_is_joined_with_its_tails_has_no_forward_of_its_own() -> None:
+    apart = extend_work(100, tails(10, 20), token_budget=1000, multiple=256)
+    joined = extend_work(100, tails(10, 20), token_budget=1000, multiple=256, joins=True)
+    assert joined.num_pairs == apart.num_pairs
+    assert (apart.num_forwards, joined.num_forwards) == (2, 1)
+    assert (apart.num_tokens, joined.num_tokens) == (2 * 256, 256), "and is padded together with them"
+    assert extend_work(100, tails(10, 20), token_budget=65, multiple=1, joins=True).num_forwards == 2
+    assert extend_work(0, tails(10, 20), token_budget=30, multiple=1, joins=True).num_forwards == 1
+
+
 def test_padding_counts() -> None:
     assert packed_work(100, tails(10), 1, 1000, multiple=256).num_tokens == 256
     assert extend_work(100, tails(10), 1000, multiple=256).num_tokens == 2 * 256

@@ -25,7 +25,7 @@ from itemwise.backends.base import (
     RunningForward,
 )
 from itemwise.backends.jax import buckets
-from itemwise.backends.jax.attention.api import choose_implementation
+from itemwise.backends.jax.attention.api import choose_for_rows, choose_implementation
 from itemwise.backends.jax.attention.dense import make_mask
 from itemwise.backends.jax.data_shards import split_batch
 from itemwise.backends.jax.devices import DeviceChoice, Platform, pool_tokens, resolve_dtype, set_compilation_cache
@@ -34,14 +34,14 @@ from itemwise.backends.jax.mesh import make_mesh, start_distributed
 from itemwise.backends.jax.model import Transformer
 from itemwise.backends.jax.placement import HeadPlacement
 from itemwise.backends.jax.pool import JaxBlock, PagePool
-from itemwise.backends.jax.programs import Programs
+from itemwise.backends.jax.programs import Programs, shapes_of
 from itemwise.backends.jax.row_blocks import RowBlocks
-from itemwise.backends.jax.runner import Floats, Runner
+from itemwise.backends.jax.runner import Blocks, Floats, Runner
 from itemwise.backends.jax.warmup import list_programs
 from itemwise.backends.jax.weights import load_weights
 from itemwise.backends.layout.block_lists import batch_blocks, pool_blocks
 from itemwise.backends.layout.tiles import HostTiles, cut_tiles
-from itemwise.contract.ragged import Int32Array, Int64Array, ranges
+from itemwise.contract.ragged import Int32Array, Int64Array
 from itemwise.models.checkpoint import Checkpoint
 
 MAX_BLOCKS_PER_PAGE = 2  # prefixes of one forward may share pages, which are then listed more than once
@@ -51,9 +51,9 @@ STEP_TOKENS: dict[Platform, int] = {"cpu": 2048, "gpu": 16_384, "tpu": 16_384}
 class _Sent(NamedTuple):
     """What a forward found, on its way to the host."""
 
-    labels: tuple[jax.Array, ...]  # of its distinct labels, in blocks of them
-    normalizers: tuple[jax.Array, ...]  # one, or none
-    columns: NDArray[Any]  # [R, L]: which of the distinct labels are wanted
+    labels: Blocks  # of its distinct labels
+    normalizers: Blocks  # or none
+    columns: NDArray[Any]  # [R, L], or [1, L] for all rows alike: which of the distinct labels are wanted
     rows: list[Int64Array]  # per data shard: which of the score rows it answers
 
 
@@ -89,6 +89,7 @@ class JaxBackend(Backend):
             attention=self._attention.name,
             compilation_cache_dir=None if cache_dir is None else str(cache_dir),
             step_tokens=options.token_budget or STEP_TOKENS[choice.platform],
+            joins_prefill=choice.platform == "gpu" and options.dp_size == 1,
         )
 
     def _token_buckets(self, platform: Platform, budget: int, *, is_coarse: bool) -> tuple[int, ...]:
@@ -134,15 +135,15 @@ class JaxBackend(Backend):
         shards = [self._inputs(part, spec, blocks) for part, _ in parts]
         shape = (spec.num_tokens, spec.dense_columns)
         masks = [make_mask(part, shape) for part, _ in parts] if spec.dense_columns else []
-        distinct, columns = np.unique(batch.label_ids, return_inverse=True)
-        num_blocks = np.concatenate([shard.num_score_blocks for shard in shards])
-        head_inputs = self._runner.head_inputs(distinct, num_blocks)
-        hidden = self._runner.hidden(spec, shards, masks)
-        if hidden is None:
+        last = self._runner.trunk(spec, shards, masks)  # first: the rest is prepared while the devices are at it
+        if not len(batch.score_tokens):
             return None
+        distinct, columns = _distinct_labels(batch.label_ids)
+        head_inputs = self._runner.head_inputs([part.score_tokens for part, _ in parts], distinct)
+        hidden = self._runner.hidden(last, head_inputs)
         labels = self._runner.label_logits(hidden, head_inputs)
-        normalizers = self._runner.log_normalizers(hidden, head_inputs) if batch.need_normalizers else ()
-        return _Sent(labels, normalizers, columns.reshape(batch.label_ids.shape), [rows for _, rows in parts])
+        normalizers = self._runner.log_normalizers(hidden) if batch.need_normalizers else []
+        return _Sent(labels, normalizers, columns, [rows for _, rows in parts])
 
     def _wait(self, sent: _Sent, blocks: tuple[JaxBlock, ...]) -> ForwardOutput:
         try:
@@ -178,12 +179,11 @@ class JaxBackend(Backend):
 
     def _spec(self, batch: ForwardBatch, num_tokens: int) -> ProgramSpec:
         is_dense = batch.layout is Layout.PACKED and batch.mask == "dense"
-        longest_row = int(np.diff(batch.row_starts).max())
+        longest_row = int(np.diff(batch.row_starts).max()) if is_dense else 0
         return ProgramSpec(
             num_tokens=self._fit(num_tokens),
             reads="pool" if _reads_pool(batch) else "batch",
             keeps=bool(batch.keep_segments),
-            scores=len(batch.score_tokens) > 0,
             dense_columns=buckets.dense_columns(longest_row) if is_dense else 0,
         )
 
@@ -196,15 +196,15 @@ class JaxBackend(Backend):
         return sizes[bisect_left(sizes, num_tokens)]
 
     def _inputs(self, part: ForwardBatch, spec: ProgramSpec, blocks: Sequence[JaxBlock]) -> ForwardInputs[Int32Array]:
-        addresses = np.array([block.address for block in blocks], np.int64)
-        keep_slots = ranges(addresses, np.array([block.num_tokens for block in blocks], np.int64))
-        block_rows = self._rows.token_rows or spec.num_tokens, self._rows.score_rows
-        new_pages = dict(zip(part.keep_segments, addresses.tolist(), strict=True))
-        return host_inputs(part, spec, self._tiles(part, spec, new_pages), keep_slots, block_rows)
+        addresses = [block.address for block in blocks]
+        tiles = self._tiles(part, spec, dict(zip(part.keep_segments, addresses, strict=True)))
+        block_rows = self._rows.token_rows or spec.num_tokens
+        return host_inputs(part, spec, tiles, np.array(addresses, np.int64), block_rows)
 
     def _tiles(self, part: ForwardBatch, spec: ProgramSpec, new_pages: Mapping[int, int]) -> HostTiles:
         """`new_pages`: addresses of the pages of the segments that are kept."""
-        padding = spec.num_tokens - part.num_tokens if self._attention.needs_padding_tiles else 0
+        needs_tiles = self._runner.programs.attention(spec).needs_padding_tiles
+        padding = spec.num_tokens - part.num_tokens if needs_tiles else 0
         is_pool, pool = spec.reads == "pool", self._runner.pool
         lists = pool_blocks(part, new_pages, pool.address) if is_pool else batch_blocks(part)
         return cut_tiles(part, self._runner.programs.tile_sizes(spec), lists, padding)
@@ -213,7 +213,9 @@ class JaxBackend(Backend):
 def _row_blocks(platform: Platform, *, batch_invariant: bool) -> RowBlocks:
     if platform == "cpu":
         return RowBlocks(buckets.CPU_BLOCK_ROWS, score_rows=buckets.CPU_SCORE_ROWS)
-    return RowBlocks(buckets.INVARIANT_ROWS if batch_invariant else None, score_rows=buckets.ACCELERATOR_ROWS)
+    # So many are nearly as quick as half of them, and most forwards score no more.
+    score_rows = 2 * buckets.ACCELERATOR_ROWS
+    return RowBlocks(buckets.INVARIANT_ROWS if batch_invariant else None, score_rows=score_rows)
 
 
 def _make_runner(
@@ -227,9 +229,9 @@ def _make_runner(
     """Weights, pool and programs on the mesh."""
     config = checkpoint.config
     placement = HeadPlacement.plan(config.num_heads, config.num_kv_heads, options.tp_size)
-    attention = choose_implementation(
-        options.attention, platform=choice.kernel_platform, dtype=dtype, head_size=config.head_size
-    )
+    kind: Any = {"platform": choice.kernel_platform, "dtype": dtype, "head_size": config.head_size}
+    attention = choose_implementation(options.attention, **kind)
+    row_attention = choose_for_rows(attention, **kind)
     kv_heads, heads_per_kv = placement.kv_heads_per_shard, placement.heads_per_kv
     token_bytes = 2 * config.num_layers * kv_heads * config.head_size * dtype.itemsize
     num_tokens = pool_tokens(config, token_bytes, choice, options.prefix_cache_bytes)
@@ -237,10 +239,13 @@ def _make_runner(
     heads = (options.tp_size * kv_heads, config.head_size)
     stored = jnp.dtype(jnp.uint16) if choice.platform == "cpu" and dtype == jnp.bfloat16 else dtype
     pool = PagePool(mesh, num_layers=config.num_layers, num_tokens=num_tokens, heads=heads, dtype=stored)
-    transformer = Transformer(config, kv_heads, heads_per_kv, options.tp_size, rows, attention)
-    return Runner(
-        mesh, weights, pool, Programs(mesh, transformer, MAX_BLOCKS_PER_PAGE * pool.num_pages, choice.platform)
+    fuses_heads = choice.kernel_platform in ("gpu", "hopper") and dtype in (jnp.bfloat16, jnp.float16)
+    transformer = Transformer(
+        config, kv_heads, heads_per_kv, options.tp_size, rows, attention, row_attention, fuses_heads
     )
+    shapes = shapes_of(weights), shapes_of(pool.arrays)
+    programs = Programs(mesh, transformer, MAX_BLOCKS_PER_PAGE * pool.num_pages, choice.platform, *shapes)
+    return Runner(mesh, weights, pool, programs)
 
 
 def _reads_pool(batch: ForwardBatch) -> bool:
@@ -249,8 +254,18 @@ def _reads_pool(batch: ForwardBatch) -> bool:
     return bool(batch.keep_segments) or any(prefix.blocks for prefix in batch.prefixes)
 
 
+def _distinct_labels(label_ids: Int32Array) -> tuple[Int32Array, NDArray[Any]]:
+    """The labels of all rows [R, L], each once, and `_Sent.columns`."""
+    is_one_pattern = (label_ids == label_ids[:1]).all()  # as most requests have
+    patterns = label_ids[:1] if is_one_pattern else label_ids
+    distinct, columns = np.unique(patterns, return_inverse=True)
+    return distinct, columns.reshape(patterns.shape)
+
+
 def _in_order(found: Floats, rows: Sequence[Int64Array]) -> Floats:
     """[dp, T, ..] to the score rows of the batch, which each shard answers some of."""
+    if len(rows) == 1:  # one shard answers all
+        return found[0, : len(rows[0])]
     ordered = np.empty((sum(map(len, rows)), *found.shape[2:]), np.float32)
     for shard, places in zip(found, rows, strict=True):
         ordered[places] = shard[: len(places)]

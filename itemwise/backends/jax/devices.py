@@ -57,12 +57,14 @@ class DeviceChoice:
 
     @property
     def kernel_platform(self) -> str:
-        """As `attention.api` knows it: the GPU kernels need an NVIDIA GPU of the year 2020 or later (8.0)."""
+        """As `attention.api` knows it: the GPU kernels need an NVIDIA GPU of the year 2020 or later (8.0), and some of
+        them this one generation, Hopper (9.0)."""
         if self.platform != "gpu":
             return self.platform
         capability = str(getattr(self.devices[0], "compute_capability", ""))
-        is_known = capability.replace(".", "", 1).isdigit() and float(capability) >= 8.0
-        return "gpu" if is_known else "other gpu"
+        if not capability.replace(".", "", 1).isdigit() or float(capability) < 8.0:
+            return "other gpu"
+        return "hopper" if 9.0 <= float(capability) < 10.0 else "gpu"
 
     def title(self, num_devices: int) -> str:
         kind = self.devices[0].device_kind

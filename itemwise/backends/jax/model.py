@@ -15,31 +15,32 @@ import jax.numpy as jnp
 from jax import lax
 
 from itemwise.backends.jax.attention.api import extend_attention, packed_attention
-from itemwise.backends.jax.attention.base import AttentionImplementation, Source
+from itemwise.backends.jax.attention.base import AttentionImplementation, Heads, Source
 from itemwise.backends.jax.attention.dense import DenseMask
-from itemwise.backends.jax.inputs import NOT_KEPT, ForwardInputs, ProgramSpec
+from itemwise.backends.jax.inputs import ForwardInputs, ProgramSpec
 from itemwise.backends.jax.mesh import TENSOR
 from itemwise.backends.jax.pool import PoolArrays
-from itemwise.backends.jax.row_blocks import RowBlocks, as_bits, map_rows
+from itemwise.backends.jax.row_blocks import RowBlocks, as_bits
+from itemwise.backends.jax.turn_heads import (
+    NOT_KEPT,
+    HeadNorms,
+    Kept,
+    Rotation,
+    rms_norm,
+    turn,
+    turn_and_keep,
+)
 from itemwise.backends.jax.weights import LayerWeights, ModelWeights
 from itemwise.models.config import Activation, ModelConfig
 
 Inputs = ForwardInputs[jax.Array]
 
 
-class QKV(NamedTuple):
-    """Queries [T, N, H], keys and values [T, K, H]; queries and keys are rotated."""
+class LastLayer(NamedTuple):
+    """What is left of a trunk: the last layer's input [T, D], and what its attention gave [T, N H]."""
 
-    q: jax.Array
-    k: jax.Array
-    v: jax.Array
-
-
-class Rotation(NamedTuple):
-    """Cosines and sines of each token's position, [T, 1, H / 2], float32."""
-
-    cos: jax.Array
-    sin: jax.Array
+    x: jax.Array
+    attended: jax.Array
 
 
 @dataclass(frozen=True)
@@ -51,23 +52,25 @@ class Transformer:
     heads_per_kv: int
     tp_size: int
     rows: RowBlocks
-    attention: AttentionImplementation
+    attention: AttentionImplementation  # where prefixes are read in the pool
+    row_attention: AttentionImplementation  # where they are read in the batch
+    fuses_heads: bool  # norms, rotation and the write to the pool as one kernel?
 
     def __call__(
         self, spec: ProgramSpec, weights: ModelWeights, pool: PoolArrays, inputs: Inputs, mask: jax.Array | None
-    ) -> tuple[jax.Array | None, PoolArrays]:
-        """Hidden states of the scored tokens after the final norm, [T, D] float32, and the pool."""
+    ) -> tuple[LastLayer, PoolArrays]:
+        """All up to the last layer's attention, and the pool."""
         x = self._embed(weights, inputs.token_ids)
         rotation = self._rotation(inputs.positions)
         last = self.config.num_layers - 1
 
-        def keep(pool: PoolArrays, layer: Any, qkv: QKV) -> PoolArrays:
-            return _keep(pool, self.config.num_layers, layer, qkv, inputs.keep_slots)
-
         def attend(layer: Any, x: jax.Array, pool: PoolArrays) -> tuple[jax.Array, PoolArrays]:
-            qkv = self._project(_at(weights.layers, layer), x, rotation, inputs)
-            pool = keep(pool, layer, qkv) if spec.keeps else pool  # first: segments read what others keep here
-            return self._attend(spec, layer, qkv, pool, inputs, mask), pool
+            base = jnp.asarray(layer * (len(pool.keys) // self.config.num_layers), jnp.int32)
+            kept = Kept(pool, inputs.keep_slots, base) if spec.keeps else None
+            heads, filled = self._project(weights.layers, layer, x, rotation, inputs, kept)
+            pool = filled or pool  # first: segments read what others keep here
+            source = Source(pool.keys, pool.values, base) if spec.reads == "pool" else None
+            return self._attend(heads, source, inputs, mask), pool
 
         def body(carry: tuple[jax.Array, PoolArrays], layer: jax.Array) -> tuple[tuple[jax.Array, PoolArrays], None]:
             x, pool = carry
@@ -76,10 +79,8 @@ class Transformer:
             return (self.rows.over_tokens(finish, inputs.num_token_blocks[0], x, attended), pool), None
 
         (x, pool), _ = lax.scan(body, (x, pool), jnp.arange(last))
-        if not spec.scores:  # a prefill: the last layer's keys and values are all that is missing
-            return None, keep(pool, last, self._project(_at(weights.layers, last), x, rotation, inputs))
         attended, pool = attend(last, x, pool)
-        return self._score(weights, x, attended, inputs), pool
+        return LastLayer(x, attended), pool
 
     def _embed(self, weights: ModelWeights, token_ids: jax.Array) -> jax.Array:
         x = look_up(weights.embedding, token_ids, self.tp_size)
@@ -91,40 +92,38 @@ class Transformer:
         angles = positions.astype(jnp.float32)[:, None, None] * frequencies
         return Rotation(jnp.cos(angles), jnp.sin(angles))
 
-    def _project(self, layer: LayerWeights, x: jax.Array, rotation: Rotation, inputs: Inputs) -> QKV:
-        """Norm, Q K V, their norms and rotation."""
-        head_size, eps = self.config.head_size, self.config.norm_eps
-        num_heads = self.kv_heads * self.heads_per_kv
+    def _project(
+        self, layers: LayerWeights, layer: Any, x: jax.Array, rotation: Rotation, inputs: Inputs, kept: Kept | None
+    ) -> tuple[Heads, PoolArrays | None]:
+        """Norm, Q K V, their norms and rotation; and the pool, where something is kept."""
+        weights, eps, num_kv_heads = _at(layers, layer), self.config.norm_eps, self.kv_heads
 
-        def project(block: jax.Array, cos: jax.Array, sin: jax.Array) -> QKV:
-            normed = rms_norm(block, layer.attention_norm, eps)
-            qkv = linear(normed, layer.qkv, bias=layer.qkv_bias).reshape(len(block), -1, head_size)
-            q, k, v = jnp.split(qkv, [num_heads, num_heads + self.kv_heads], axis=1)
-            if layer.q_norm is not None and layer.k_norm is not None:
-                q, k = rms_norm(q, layer.q_norm, eps), rms_norm(k, layer.k_norm, eps)
-            return QKV(rotate(q, cos, sin), rotate(k, cos, sin), v)
+        def project(block: jax.Array) -> jax.Array:
+            normed = rms_norm(block, weights.attention_norm, eps)
+            return linear(normed, weights.qkv, bias=weights.qkv_bias).reshape(len(block), -1, self.config.head_size)
 
-        return self.rows.over_tokens(project, inputs.num_token_blocks[0], x, *rotation)
+        def project_and_turn(block: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
+            norms = weights.q_norm, weights.k_norm
+            return turn(project(block), num_kv_heads, norms, eps, Rotation(cos, sin))
 
-    def _attend(
-        self,
-        spec: ProgramSpec,
-        layer: Any,
-        qkv: QKV,
-        pool: PoolArrays,
-        inputs: Inputs,
-        mask: jax.Array | None,
-    ) -> jax.Array:
-        """[T, N H]."""
-        if spec.reads == "pool":
-            base = jnp.asarray(layer * (len(pool.keys) // self.config.num_layers), jnp.int32)
-            source = Source(pool.keys, pool.values, base)
-            out = extend_attention(qkv.q, qkv.k, qkv.v, source, inputs.tiles, self.attention)
+        num_blocks = inputs.num_token_blocks[0]
+        if self.fuses_heads:
+            qkv = self.rows.over_tokens(project, num_blocks, x)
+            norms, number = HeadNorms(layers.q_norm, layers.k_norm), jnp.asarray(layer, jnp.int32)
+            qkv, pool = turn_and_keep(qkv, num_kv_heads, norms, number, eps, rotation, kept)
+            return Heads(qkv, num_kv_heads), pool
+        heads = Heads(self.rows.over_tokens(project_and_turn, num_blocks, x, *rotation), num_kv_heads)
+        return heads, None if kept is None else _keep(kept, heads)
+
+    def _attend(self, heads: Heads, pool: Source | None, inputs: Inputs, mask: jax.Array | None) -> jax.Array:
+        """[T, N H]. `pool`: where prefixes are read; None: in the batch."""
+        if pool is not None:
+            out = extend_attention(heads, pool, inputs.tiles, self.attention)
         else:
             dense = None
             if mask is not None:
                 dense = DenseMask(mask, inputs.token_row, inputs.row_starts, inputs.num_rows[0])
-            out = packed_attention(qkv.q, qkv.k, qkv.v, inputs.tiles, self.attention, dense)
+            out = packed_attention(heads, inputs.tiles, self.row_attention, dense)
         return out.reshape(len(out), -1)
 
     def _finish(self, layer: LayerWeights, x: jax.Array, attended: jax.Array) -> jax.Array:
@@ -141,18 +140,12 @@ class Transformer:
             return linear(x, weight)
         return lax.psum(linear(x, weight, jnp.float32), TENSOR).astype(x.dtype)
 
-    def _score(self, weights: ModelWeights, x: jax.Array, attended: jax.Array, inputs: Inputs) -> jax.Array:
-        """The last layer's rest for the tokens that are scored, and for no others."""
+    def score(self, weights: ModelWeights, last: LastLayer, tokens: jax.Array) -> jax.Array:
+        """Hidden states of some tokens after the final norm, [S, D] float32: the last layer's rest is for the tokens
+        that are scored, and for no others."""
         layer = _at(weights.layers, self.config.num_layers - 1)
-
-        def finish(tokens: jax.Array) -> jax.Array:
-            last = self._finish(layer, x[tokens], attended[tokens])
-            return rms_norm(last, weights.final_norm, self.config.norm_eps).astype(jnp.float32)
-
-        score_tokens = inputs.score_tokens
-        num_blocks = inputs.num_score_blocks[0]
-        hidden: jax.Array = map_rows(finish, self.rows.score_rows, num_blocks, len(score_tokens), (score_tokens,))
-        return hidden
+        hidden = self._finish(layer, last.x[tokens], last.attended[tokens])
+        return rms_norm(hidden, weights.final_norm, self.config.norm_eps).astype(jnp.float32)
 
 
 def _at(layers: LayerWeights, layer: Any) -> LayerWeights:
@@ -160,15 +153,15 @@ def _at(layers: LayerWeights, layer: Any) -> LayerWeights:
     return jax.tree.map(lambda stacked: stacked[layer], layers)
 
 
-def _keep(pool: PoolArrays, num_layers: int, layer: Any, qkv: QKV, slots: jax.Array) -> PoolArrays:
+def _keep(kept: Kept, heads: Heads) -> PoolArrays:
     """Write the tokens that are kept to their places in the pool's layer; the others' writes fall off its end."""
-    size = len(pool.keys)
-    place = jnp.where(slots == NOT_KEPT, size, layer * (size // num_layers) + slots)
+    pool = kept.pool
+    place = jnp.where(kept.slots == NOT_KEPT, len(pool.keys), kept.base + kept.slots)
 
     def write(stored: jax.Array, new: jax.Array) -> jax.Array:
         return stored.at[place].set(as_bits(new) if stored.dtype == jnp.uint16 else new, mode="drop")
 
-    return PoolArrays(write(pool.keys, qkv.k), write(pool.values, qkv.v))
+    return PoolArrays(write(pool.keys, heads.k), write(pool.values, heads.v))
 
 
 def look_up(table: jax.Array, ids: jax.Array, tp_size: int) -> jax.Array:
@@ -191,20 +184,7 @@ def linear(x: jax.Array, weight: jax.Array, dtype: Any = None, *, bias: jax.Arra
     return (out + bias.astype(jnp.float32)).astype(dtype or x.dtype)
 
 
-def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
-    """Root mean square norm over the last axis, in float32."""
-    wide = x.astype(jnp.float32)
-    wide = wide * lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + eps)
-    return (wide * weight.astype(jnp.float32)).astype(x.dtype)
-
-
 def activate(x: jax.Array, activation: Activation) -> jax.Array:
     """In float32, rounded to x's dtype."""
     wide = x.astype(jnp.float32)
     return (jax.nn.silu(wide) if activation == "silu" else jax.nn.gelu(wide, approximate=True)).astype(x.dtype)
-
-
-def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-    """Rotary embedding of [T, heads, H]: the first half of each head pairs with the second half."""
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)

@@ -1,66 +1,131 @@
 """The compiled programs of a model: which there are, and how each is called.
 
-trunk         tokens to hidden states, one program per `ProgramSpec`
-labels        hidden states to the logits of LABEL_BLOCK labels, one per number of tokens
-normalizers   hidden states to log-sum-exps over the vocabulary, one per number of tokens
+trunk         tokens to the last layer's attention, one program per `ProgramSpec`
+score         some tokens of a trunk to hidden states, one program per number of tokens
+labels        hidden states to the logits of LABEL_BLOCK labels
+normalizers   hidden states to log-sum-exps over the vocabulary
+
+The last three always have a block of `RowBlocks.score_rows` rows; more tokens than that are several blocks.
+
+A program is traced and compiled from the shapes and shardings of its arguments, before there are any: tracing is
+Python's work, but compiling is not, so that many can be compiled at a time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property, partial
-from typing import Any
+from functools import partial
+from typing import Any, Literal, TypeVar
 
 import jax
-from jax.sharding import Mesh, NamedSharding
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.stages import Compiled, Lowered
 
 from itemwise.backends.jax import head
 from itemwise.backends.jax.attention import xla
+from itemwise.backends.jax.attention.base import AttentionImplementation
 from itemwise.backends.jax.inputs import ForwardInputs, ProgramSpec, capacities, unpack
-from itemwise.backends.jax.mesh import DATA, P
-from itemwise.backends.jax.model import Transformer
+from itemwise.backends.jax.mesh import DATA, TENSOR, P
+from itemwise.backends.jax.model import LastLayer, Transformer
 from itemwise.backends.jax.pool import POOL_SPEC, PoolArrays
 from itemwise.backends.jax.weights import ModelWeights, weight_specs
 from itemwise.backends.layout.tiles import TileSizes
+
+Tree = TypeVar("Tree")
 
 # XLA's own Triton products may split a sum between blocks, in a way that depends on the number of rows.
 COMPILER_OPTIONS: dict[str, dict[str, Any]] = {"gpu": {"xla_gpu_enable_triton_gemm": False}}
 
 HIDDEN_SPEC = P(DATA)
+LAST_SPECS: Any = LastLayer(P(DATA), P(DATA, TENSOR))  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class HeadSpec:
+    """A program behind the trunk, for a block of scored rows."""
+
+    kind: Literal["score", "labels", "normalizers"]
+    num_tokens: int | None = None  # `score`: of the trunk, in one data shard
+
+    @property
+    def title(self) -> str:
+        return self.kind if self.num_tokens is None else f"{self.kind}, {self.num_tokens} tokens"
+
+
+def shapes_of(arrays: Tree) -> Tree:
+    """What a program must know of its arguments: their shapes, dtypes, and where they are."""
+    shapes: Tree = jax.tree.map(
+        lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding), arrays
+    )
+    return shapes
 
 
 @dataclass(frozen=True, eq=False)
 class Programs:
-    """Makes programs and remembers them; jax compiles each when it is first called."""
+    """Makes programs and remembers them; one that was not compiled before is compiled when it is asked for."""
 
     mesh: Mesh
     transformer: Transformer
     max_pool_blocks: int
     platform: str
-    _trunks: dict[ProgramSpec, Callable[..., Any]] = field(default_factory=dict)
-    _heads: set[tuple[str, int]] = field(default_factory=set)  # kind and number of hidden states
+    weights: ModelWeights  # shapes, as the pool's
+    pool: PoolArrays
+    _compiled: dict[ProgramSpec | HeadSpec, Compiled] = field(default_factory=dict)
 
     @property
     def num_compiled(self) -> int:
-        return len(self._trunks) + len(self._heads)
+        return len(self._compiled)
 
     def tile_sizes(self, spec: ProgramSpec) -> TileSizes:
         """As the attention of these programs wants them; a dense mask is read by XLA, whatever the others have."""
         if spec.dense_columns:
             return xla.SIZES
-        return self.transformer.attention.tile_sizes(self.transformer.heads_per_kv)
+        return self.attention(spec).tile_sizes(self.transformer.heads_per_kv)
+
+    def attention(self, spec: ProgramSpec) -> AttentionImplementation:
+        """What computes it, unless its mask is dense."""
+        return self.transformer.attention if spec.reads == "pool" else self.transformer.row_attention
 
     def input_lens(self, spec: ProgramSpec) -> ForwardInputs[int]:
         return capacities(spec, self.tile_sizes(spec), self.max_pool_blocks)
 
-    def trunk(self, spec: ProgramSpec) -> Callable[..., tuple[jax.Array | None, PoolArrays]]:
+    def trunk(self, spec: ProgramSpec) -> Callable[..., tuple[LastLayer, PoolArrays]]:
         """weights, pool (which is consumed), packed inputs [dp, ..], dense mask or None."""
-        if spec not in self._trunks:
-            self._trunks[spec] = self._compile_trunk(spec)
-        return self._trunks[spec]
+        return self._get(spec)
 
-    def _compile_trunk(self, spec: ProgramSpec) -> Callable[..., Any]:
+    def score(self, num_tokens: int) -> Callable[..., jax.Array]:
+        """weights, what a trunk left [dp T, ..], tokens [dp, S] to hidden [dp S, D]."""
+        return self._get(HeadSpec("score", num_tokens))
+
+    @property
+    def labels(self) -> Callable[..., jax.Array]:
+        """head [V, D], hidden [dp S, D], label ids [LABEL_BLOCK] to [dp S, LABEL_BLOCK]."""
+        return self._get(HeadSpec("labels"))
+
+    @property
+    def normalizers(self) -> Callable[..., jax.Array]:
+        """head [V, D], hidden [dp S, D] to [dp S]."""
+        return self._get(HeadSpec("normalizers"))
+
+    def _get(self, spec: ProgramSpec | HeadSpec) -> Callable[..., Any]:
+        if spec not in self._compiled:
+            self.lower(spec)()
+        return self._compiled[spec]
+
+    def lower(self, spec: ProgramSpec | HeadSpec) -> Callable[[], None]:
+        """Trace a program. What comes back compiles it, on any thread; where that was done before, it does nothing."""
+        if spec in self._compiled:
+            return lambda: None
+        lowered = self.lower_trunk(spec) if isinstance(spec, ProgramSpec) else self._lower_behind(spec)
+
+        def finish() -> None:
+            self._compiled[spec] = lowered.compile()
+
+        return finish
+
+    def lower_trunk(self, spec: ProgramSpec) -> Lowered:
         lens = self.input_lens(spec)
 
         def trunk(weights: ModelWeights, pool: PoolArrays, packed: jax.Array, mask: jax.Array | None) -> Any:
@@ -68,46 +133,51 @@ class Programs:
 
         pool_specs: Any = PoolArrays(POOL_SPEC, POOL_SPEC)  # type: ignore[arg-type]
         in_specs = (weight_specs(self.transformer.config), pool_specs, P(DATA), P(DATA) if spec.dense_columns else None)
-        out_specs = (HIDDEN_SPEC if spec.scores else None, pool_specs)
-        return self._jit(trunk, in_specs, out_specs, donate=(1,))
+        num_shards = self.mesh.shape[DATA]
+        packed = self._shape((num_shards, sum(jax.tree.leaves(lens))), jnp.int32, P(DATA))
+        mask = None
+        if spec.dense_columns:
+            mask = self._shape((num_shards * spec.num_tokens, spec.dense_columns), jnp.bool_, P(DATA))
+        jitted = self._jit(trunk, in_specs, (LAST_SPECS, pool_specs), donate_argnums=(1,))
+        return jitted.lower(self.weights, self.pool, packed, mask)
 
-    def count_head(self, kind: str, hidden: jax.Array) -> None:
-        """A program of the head is run; jax compiles one for every number of hidden states."""
-        self._heads.add((kind, len(hidden)))
+    def _lower_behind(self, spec: HeadSpec) -> Lowered:
+        num_rows = self.mesh.shape[DATA] * self.transformer.rows.score_rows
+        hidden = self._shape((num_rows, self.transformer.config.model_size), jnp.float32, HIDDEN_SPEC)
+        if spec.num_tokens is not None:
+            return self._lower_score(spec.num_tokens)
+        if spec.kind == "labels":
+            function: Callable[..., jax.Array] = partial(head.label_logits, tp_size=self.transformer.tp_size)
+            return self._lower_head(function, hidden, self._shape((head.LABEL_BLOCK,), jnp.int32, P()))
+        sizes: Any = {"tp_size": self.transformer.tp_size, "vocab_size": self.transformer.config.num_head_rows}
+        return self._lower_head(partial(head.log_normalizers, **sizes), hidden)
 
-    @cached_property
-    def labels(self) -> Callable[..., jax.Array]:
-        """head [V, D], hidden [dp T, D], label ids [LABEL_BLOCK], score blocks [dp] to [dp T, LABEL_BLOCK]."""
-        transformer = self.transformer
-        function = partial(head.label_logits, score_rows=transformer.rows.score_rows, tp_size=transformer.tp_size)
+    def _lower_score(self, num_tokens: int) -> Lowered:
+        transformer, num_shards = self.transformer, self.mesh.shape[DATA]
 
-        def labels(weights: jax.Array, hidden: jax.Array, label_ids: jax.Array, num_blocks: jax.Array) -> jax.Array:
-            return function(weights, hidden, label_ids, num_blocks[0])
+        def score(weights: ModelWeights, last: LastLayer, tokens: jax.Array) -> jax.Array:
+            return transformer.score(weights, last, tokens[0])
 
-        specs = (weight_specs(transformer.config).head, HIDDEN_SPEC, P(), P(DATA))
-        return self._jit(labels, specs, HIDDEN_SPEC)
+        num_heads = transformer.tp_size * transformer.kv_heads * transformer.heads_per_kv
+        widths = transformer.config.model_size, num_heads * transformer.config.head_size
+        last = [
+            self._shape((num_shards * num_tokens, width), self.weights.embedding.dtype, spec)
+            for width, spec in zip(widths, LAST_SPECS, strict=True)
+        ]
+        tokens = self._shape((num_shards, transformer.rows.score_rows), jnp.int32, P(DATA))
+        jitted = self._jit(score, (weight_specs(transformer.config), LAST_SPECS, P(DATA)), HIDDEN_SPEC)
+        return jitted.lower(self.weights, LastLayer(*last), tokens)  # type: ignore[arg-type]
 
-    @cached_property
-    def normalizers(self) -> Callable[..., jax.Array]:
-        """head [V, D], hidden [dp T, D], score blocks [dp] to [dp T]."""
-        transformer = self.transformer
-        function = partial(
-            head.log_normalizers,
-            score_rows=transformer.rows.score_rows,
-            tp_size=transformer.tp_size,
-            vocab_size=transformer.config.num_head_rows,
-        )
+    def _lower_head(self, function: Callable[..., jax.Array], *arguments: Any) -> Lowered:
+        """Several processes have all of what comes back, each: any of them may fetch it, whenever that wants to."""
+        specs = (weight_specs(self.transformer.config).head, *(each.sharding.spec for each in arguments))
+        whole = NamedSharding(self.mesh, P())
+        jitted = self._jit(function, specs, HIDDEN_SPEC, out_shardings=None if whole.is_fully_addressable else whole)
+        return jitted.lower(self.weights.head, *arguments)
 
-        def normalizers(weights: jax.Array, hidden: jax.Array, num_blocks: jax.Array) -> jax.Array:
-            return function(weights, hidden, num_blocks[0])
+    def _shape(self, shape: tuple[int, ...], dtype: Any, spec: PartitionSpec) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(self.mesh, spec))
 
-        return self._jit(normalizers, (weight_specs(transformer.config).head, HIDDEN_SPEC, P(DATA)), HIDDEN_SPEC)
-
-    @cached_property
-    def whole(self) -> Callable[..., jax.Array]:
-        """An array that is split between processes, whole on every device of each."""
-        return jax.jit(lambda array: array, out_shardings=NamedSharding(self.mesh, P()))
-
-    def _jit(self, function: Callable[..., Any], in_specs: Any, out_specs: Any, donate: tuple[int, ...] = ()) -> Any:
+    def _jit(self, function: Callable[..., Any], in_specs: Any, out_specs: Any, **options: Any) -> Any:
         sharded = jax.shard_map(function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
-        return jax.jit(sharded, donate_argnums=donate, compiler_options=COMPILER_OPTIONS.get(self.platform))
+        return jax.jit(sharded, compiler_options=COMPILER_OPTIONS.get(self.platform), **options)

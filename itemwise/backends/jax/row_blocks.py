@@ -18,7 +18,8 @@ from jax import lax
 
 @dataclass(frozen=True)
 class RowBlocks:
-    """How token rows are cut, and how the few rows are whose scores are wanted."""
+    """How token rows are cut, and how the few rows are whose scores are wanted: a program each for one block of them,
+    which the host starts as often as there are blocks. It knows that number; a GPU's driver would wait for it."""
 
     token_rows: int | None  # None: all in one block
     score_rows: int

@@ -1,8 +1,8 @@
 """Starting programs and fetching what they found: host arrays in, host arrays out, the pool handed on from each to the
 next.
 
-`fetch` waits for the devices, and nothing else does but a GPU's driver: it starts the rounds of a loop one by one where
-their number is data, as that of the blocks of scored rows is.
+`fetch` waits for the devices, and nothing else does: no program has a loop whose rounds are data on a GPU, where the
+driver would wait for their number; blocks of scored rows are one program each time.
 """
 
 from __future__ import annotations
@@ -19,19 +19,23 @@ from numpy.typing import NDArray
 from itemwise.backends.jax.head import LABEL_BLOCK
 from itemwise.backends.jax.inputs import ForwardInputs, ProgramSpec, pack
 from itemwise.backends.jax.mesh import DATA, P, put_replicated, put_sharded
+from itemwise.backends.jax.model import LastLayer
 from itemwise.backends.jax.pool import PagePool
 from itemwise.backends.jax.programs import Programs
 from itemwise.backends.jax.weights import ModelWeights
-from itemwise.contract.ragged import Int32Array
+from itemwise.contract.ragged import Int32Array, Int64Array
 
 Floats = NDArray[np.float32]
+
+
+Blocks = Sequence[Sequence[jax.Array]]  # [dp S, ..] each, by block of scored rows, and then by block of labels
 
 
 class HeadInputs(NamedTuple):
     """On the devices."""
 
+    score_blocks: tuple[jax.Array, ...]  # [dp, S] tokens each
     label_blocks: tuple[jax.Array, ...]  # [LABEL_BLOCK] label ids each
-    num_blocks: jax.Array  # [dp]: how many blocks of scored rows are used
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,42 +47,54 @@ class Runner:
     pool: PagePool
     programs: Programs
 
-    def hidden(
+    def trunk(
         self, spec: ProgramSpec, shards: Sequence[ForwardInputs[Int32Array]], masks: Sequence[NDArray[np.bool_]]
-    ) -> jax.Array | None:
-        """[dp T, D] of the scored tokens, still on the devices; one of `shards` and `masks` (if any) per data shard."""
+    ) -> LastLayer:
+        """Still on the devices, [dp T, ..]; one of `shards` and `masks` (if any) per data shard."""
         packed = put_sharded(self.mesh, pack(shards, self.programs.input_lens(spec)), P(DATA))
         mask = put_sharded(self.mesh, np.concatenate(masks), P(DATA)) if masks else None
-        hidden, self.pool.arrays = self.programs.trunk(spec)(self.weights, self.pool.arrays, packed, mask)
-        return hidden
+        last, self.pool.arrays = self.programs.trunk(spec)(self.weights, self.pool.arrays, packed, mask)
+        return last
 
-    def head_inputs(self, label_ids: Int32Array, num_blocks: Int32Array) -> HeadInputs:
-        """What the head needs beside hidden states; sent before they are computed, so that nothing waits for it."""
-        blocks = [label_ids[start : start + LABEL_BLOCK] for start in range(0, len(label_ids), LABEL_BLOCK)]
-        padded = (np.pad(block, (0, LABEL_BLOCK - len(block))) for block in blocks)
+    def head_inputs(self, score_tokens: Sequence[Int64Array], label_ids: Int32Array) -> HeadInputs:
+        """What scores need beside a trunk, sent while that is computed.
+
+        `score_tokens`: of each data shard; what is missing to the same whole number of blocks is token 0.
+        """
+        size = self.programs.transformer.rows.score_rows
+        num_blocks = -(-max(map(len, score_tokens)) // size)
+        tokens = np.zeros((num_blocks, len(score_tokens), size), np.int32)
+        for number, shard in enumerate(score_tokens):
+            tokens[:, number].flat[: len(shard)] = shard
+        labels = [label_ids[start : start + LABEL_BLOCK] for start in range(0, len(label_ids), LABEL_BLOCK)]
+        padded = (np.pad(block, (0, LABEL_BLOCK - len(block))) for block in labels)
         return HeadInputs(
-            tuple(put_replicated(self.mesh, block) for block in padded), put_sharded(self.mesh, num_blocks, P(DATA))
+            tuple(put_sharded(self.mesh, block, P(DATA)) for block in tokens),
+            tuple(put_replicated(self.mesh, block) for block in padded),
         )
 
-    def label_logits(self, hidden: jax.Array, inputs: HeadInputs) -> tuple[jax.Array, ...]:
-        """[dp T, LABEL_BLOCK] of each block of labels, on their way to the host."""
+    def hidden(self, last: LastLayer, inputs: HeadInputs) -> list[jax.Array]:
+        """[dp S, D] of each block of scored rows, still on the devices."""
+        score = self.programs.score(len(last.x) // self.mesh.shape[DATA])
+        return [score(self.weights, last, tokens) for tokens in inputs.score_blocks]
+
+    def label_logits(self, hidden: Sequence[jax.Array], inputs: HeadInputs) -> Blocks:
+        """[dp S, LABEL_BLOCK] each, on their way to the host."""
         head, labels = self.weights.head, self.programs.labels
-        self.programs.count_head("labels", hidden)
-        return tuple(self._send(labels(head, hidden, ids, inputs.num_blocks)) for ids in inputs.label_blocks)
+        return [[_send(labels(head, rows, ids)) for ids in inputs.label_blocks] for rows in hidden]
 
-    def log_normalizers(self, hidden: jax.Array, inputs: HeadInputs) -> tuple[jax.Array, ...]:
-        """One of [dp T], on its way to the host."""
-        self.programs.count_head("normalizers", hidden)
-        return (self._send(self.programs.normalizers(self.weights.head, hidden, inputs.num_blocks)),)
+    def log_normalizers(self, hidden: Sequence[jax.Array]) -> Blocks:
+        """[dp S] each, on their way to the host."""
+        return [[_send(self.programs.normalizers(self.weights.head, rows))] for rows in hidden]
 
-    def _send(self, array: jax.Array) -> jax.Array:
-        """Begin to copy it to the host. What other processes have of it is asked for now, too: all of them start
-        forwards in one order, but who waits for which when is their own business."""
-        whole = array if array.is_fully_addressable else self.programs.whole(array)
-        whole.copy_to_host_async()
-        return whole
+    def fetch(self, blocks: Blocks) -> Floats:
+        """Wait for them: [dp, rows, ..], labels side by side along the last axis."""
+        num_shards = self.mesh.shape[DATA]
+        found = [np.concatenate([np.asarray(array) for array in row], axis=-1) for row in blocks]
+        return np.concatenate([each.reshape(num_shards, -1, *each.shape[1:]) for each in found], axis=1)
 
-    def fetch(self, arrays: Sequence[jax.Array]) -> Floats:
-        """Wait for them: [dp, T, ..], side by side along the last axis."""
-        found = [np.asarray(array) for array in arrays]
-        return np.concatenate([each.reshape(self.mesh.shape[DATA], -1, *each.shape[1:]) for each in found], axis=-1)
+
+def _send(array: jax.Array) -> jax.Array:
+    """Begin to copy it to the host."""
+    array.copy_to_host_async()
+    return array

@@ -30,9 +30,9 @@ def pool_blocks(
 
 def _longest_reads(batch: ForwardBatch) -> list[int]:
     """Per prefix: the most tokens that a segment reads of it."""
-    longest, lens = np.zeros(len(batch.prefixes), np.int64), read_lens(batch)
-    np.maximum.at(longest, batch.prefix_index[lens > 0], lens[lens > 0])
-    return longest.tolist()
+    longest = np.zeros(len(batch.prefixes) + 1, np.int64)  # the last one is nobody's: who reads none has index -1
+    np.maximum.at(longest, batch.prefix_index, read_lens(batch))
+    return longest[:-1].tolist()
 
 
 def _tokens(batch: ForwardBatch, prefix: Prefix, num_tokens: int) -> Int64Array:

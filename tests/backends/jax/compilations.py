@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -37,9 +38,11 @@ CACHE_OPTIONS = (
 def count_events() -> Iterator[Counter[str]]:
     """All of jax's events from here on, by name."""
     events: Counter[str] = Counter()
+    lock = threading.Lock()  # programs are compiled side by side
 
     def add(event: str, *details: Any, **more: Any) -> None:
-        events[event] += 1
+        with lock:
+            events[event] += 1
 
     jax.monitoring.register_event_listener(add)
     jax.monitoring.register_event_duration_secs_listener(add)

@@ -1,6 +1,6 @@
 """One of several processes that score together: each is given the same requests, and each has the whole answer.
 
-    python -m tests.backends.jax.scoring_process FOLDER DP_SIZE TP_SIZE OUT
+    python -m tests.backends.jax.scoring_process FOLDER DP_SIZE TP_SIZE WARMUP OUT
 
 The environment says who takes part (JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES, JAX_PROCESS_ID).
 """
@@ -28,6 +28,7 @@ def all_scores(folder: str, **options: Any) -> list[object]:
 
 
 if __name__ == "__main__":
-    folder, dp_size, tp_size, out = sys.argv[1:]
-    found = all_scores(folder, dp_size=int(dp_size), tp_size=int(tp_size), token_budget=512)
+    folder, dp_size, tp_size, warmup, out = sys.argv[1:]
+    sizes = {"dp_size": int(dp_size), "tp_size": int(tp_size), "token_budget": 512}
+    found = all_scores(folder, **sizes, warmup=warmup)
     Path(out).write_text(json.dumps(found))

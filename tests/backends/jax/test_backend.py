@@ -173,8 +173,10 @@ class TestRows:
     def test_a_dense_mask_has_tiles_as_xla_reads_them_whatever_attention_there_is(self, four_pages: JaxBackend) -> None:
         """The GPU kernels' are wider where every query head has a KV head of its own."""
         programs = four_pages._runner.programs
-        transformer = replace(programs.transformer, attention=PallasGpuAttention(), heads_per_kv=1)
-        rows = ProgramSpec(512, reads="batch", keeps=False, scores=True)
+        transformer = replace(
+            programs.transformer, attention=PallasGpuAttention(), row_attention=PallasGpuAttention(), heads_per_kv=1
+        )
+        rows = ProgramSpec(512, reads="batch", keeps=False)
         on_gpu = replace(programs, transformer=transformer)
         assert on_gpu.tile_sizes(rows.with_mask(512)) == XLA_SIZES != on_gpu.tile_sizes(rows)
 
@@ -334,13 +336,11 @@ def test_no_program_copies_the_pool(checkpoint_of: Callable[[str], Path], quick_
         num_bytes = num_pages * PREFIX_BLOCK * (2 * 2 * 2 * 32 * 4)
         options = BackendOptions(device="cpu", dtype="float32", prefix_cache_bytes=num_bytes)
         runner = JaxBackend(open_checkpoint(checkpoint_of("qwen3")), options)._runner
-        inputs = np.zeros((1, sum(jax.tree.leaves(runner.programs.input_lens(spec)))), np.int32)
-        lowered: Any = runner.programs.trunk(spec)
-        analysis = lowered.lower(runner.weights, runner.pool.arrays, inputs, None).compile().memory_analysis()
+        analysis: Any = runner.programs.lower_trunk(spec).compile().memory_analysis()
         return int(analysis.temp_size_in_bytes)
 
-    for scores in (False, True):
-        spec = ProgramSpec(512, reads="pool", keeps=True, scores=scores)
+    for keeps in (False, True):
+        spec = ProgramSpec(512, reads="pool", keeps=keeps)
         few, many = (scratch_bytes(num_pages, spec) for num_pages in (8, 512))
         one_array = 504 * PREFIX_BLOCK * 2 * 2 * 32 * 4  # of the pages more, keys or values
         assert many - few < one_array / 100

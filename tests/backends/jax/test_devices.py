@@ -89,7 +89,8 @@ class TestChoice:
     @pytest.mark.parametrize(
         ("chip", "platform"),
         [
-            (Chip("gpu", "NVIDIA H200"), "gpu"),
+            (Chip("gpu", "NVIDIA H200"), "hopper"),
+            (Chip("gpu", "NVIDIA A100", compute_capability="8.0"), "gpu"),
             (Chip("gpu", "NVIDIA B200", compute_capability="10.0"), "gpu"),
             (Chip("gpu", "Tesla V100", compute_capability="7.0"), "other gpu"),
             (Chip("gpu", "AMD MI300X", compute_capability="gfx942"), "other gpu"),

@@ -19,9 +19,9 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("dp_size", "tp_size"), [(1, 8), (2, 4)])
+@pytest.mark.parametrize(("dp_size", "tp_size", "warmup"), [(1, 8, "none"), (2, 4, "full")])
 def test_two_processes_score_as_one(
-    checkpoint_of: Callable[[str], Path], tmp_path: Path, dp_size: int, tp_size: int
+    checkpoint_of: Callable[[str], Path], tmp_path: Path, dp_size: int, tp_size: int, warmup: str
 ) -> None:
     folder = str(checkpoint_of("qwen3"))
     with socket.socket() as free:
@@ -34,7 +34,8 @@ def test_two_processes_score_as_one(
         "JAX_COORDINATOR_ADDRESS": address,
         "JAX_NUM_PROCESSES": "2",
     }
-    command = [sys.executable, "-m", "tests.backends.jax.scoring_process", folder, str(dp_size), str(tp_size)]
+    program = [sys.executable, "-m", "tests.backends.jax.scoring_process"]
+    command = [*program, folder, str(dp_size), str(tp_size), warmup]
     outs = [tmp_path / "0", tmp_path / "1"]
     processes = [
         subprocess.Popen([*command, str(out)], cwd=ROOT, env={**environment, "JAX_PROCESS_ID": str(number)})

@@ -12,13 +12,14 @@ from importlib import import_module
 import jax
 import jax.numpy as jnp
 
-from itemwise.backends.jax.attention.base import AttentionImplementation, Source
+from itemwise.backends.jax.attention.base import AttentionImplementation, Heads, Source
 from itemwise.backends.jax.attention.dense import DenseMask, dense_attention
 from itemwise.backends.layout.tiles import DeviceTiles
 from itemwise.contract.errors import BackendError
 
 # Best first; each is imported when it is looked at.
 _CLASSES = {
+    "hopper": "HopperAttention",
     "pallas_gpu": "PallasGpuAttention",
     "xla": "XlaAttention",
     "reference": "ReferenceAttention",
@@ -29,7 +30,7 @@ IMPLEMENTATIONS = tuple(_CLASSES)
 def choose_implementation(
     name: str | None = None, *, platform: str, dtype: jnp.dtype, head_size: int
 ) -> AttentionImplementation:
-    """The named implementation, or with None the best that runs on this platform (cpu, gpu, tpu)."""
+    """The named implementation, or with None the best that runs on this platform (cpu, gpu, hopper, tpu)."""
     if name is not None:
         found = _load(name)
         reason = found.why_not(platform, dtype, head_size)
@@ -38,6 +39,16 @@ def choose_implementation(
         return found
     candidates = (_load(each) for each in IMPLEMENTATIONS)
     return next(each for each in candidates if each.why_not(platform, dtype, head_size) is None)
+
+
+def choose_for_rows(
+    chosen: AttentionImplementation, *, platform: str, dtype: jnp.dtype, head_size: int
+) -> AttentionImplementation:
+    """What serves rows that hold their own prefixes: the chosen one if it can, else the best that does."""
+    if chosen.reads_batches:
+        return chosen
+    candidates = (_load(each) for each in IMPLEMENTATIONS)
+    return next(each for each in candidates if each.reads_batches and each.why_not(platform, dtype, head_size) is None)
 
 
 def _load(name: str) -> AttentionImplementation:
@@ -51,42 +62,31 @@ def _load(name: str) -> AttentionImplementation:
 Implementation = AttentionImplementation | str | None
 
 
-def _resolve(implementation: Implementation, q: jax.Array) -> AttentionImplementation:
+def _resolve(implementation: Implementation, qkv: jax.Array) -> AttentionImplementation:
     if isinstance(implementation, AttentionImplementation):
         return implementation
-    return choose_implementation(implementation, platform=jax.default_backend(), dtype=q.dtype, head_size=q.shape[-1])
+    return choose_implementation(
+        implementation, platform=jax.default_backend(), dtype=qkv.dtype, head_size=qkv.shape[-1]
+    )
 
 
 def packed_attention(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    tiles: DeviceTiles,
-    implementation: Implementation = None,
-    dense: DenseMask | None = None,
+    heads: Heads, tiles: DeviceTiles, implementation: Implementation = None, dense: DenseMask | None = None
 ) -> jax.Array:
-    """Rows of a prefix and one item (serial) or many: each item sees the row's prefix and itself. q [T, N, H], k and
-    v [T, K, H] to [T, N, H].
+    """Rows of a prefix and one item (serial) or many: each item sees the row's prefix and itself. To [T, N, H].
 
     With `dense` the mask is an array, which XLA alone reads, whatever the implementation.
     """
     if dense is not None:
-        return dense_attention(q, k, v, tiles, dense)
-    chosen = _resolve(implementation, q)
-    return chosen.with_prefix(q, chosen.batch_source(k, v), chosen.own(q, k, v, tiles), tiles)
+        return dense_attention(heads, tiles, dense)
+    return _resolve(implementation, heads.qkv).attend(heads, None, tiles)
 
 
 def extend_attention(
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    pool: Source,
-    tiles: DeviceTiles,
-    implementation: Implementation = None,
+    heads: Heads, pool: Source, tiles: DeviceTiles, implementation: Implementation = None
 ) -> jax.Array:
     """Items, or blocks of prefixes: each sees its prefix, whose keys and values are in the pool, and itself.
 
-    What a forward keeps must be in the pool before it is read here. q [T, N, H], k and v [T, K, H] to [T, N, H].
+    What a forward keeps must be in the pool before it is read here. To [T, N, H].
     """
-    chosen = _resolve(implementation, q)
-    return chosen.with_prefix(q, pool, chosen.own(q, k, v, tiles), tiles)
+    return _resolve(implementation, heads.qkv).attend(heads, pool, tiles)

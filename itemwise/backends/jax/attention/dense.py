@@ -17,7 +17,7 @@ from jax import lax
 from numpy.typing import NDArray
 
 from itemwise.backends.base import ForwardBatch
-from itemwise.backends.jax.attention.base import Partial
+from itemwise.backends.jax.attention.base import Heads, Partial
 from itemwise.backends.jax.attention.xla import SIZES, XlaAttention, merge_block, with_room
 from itemwise.backends.layout.tiles import DeviceTiles
 from itemwise.contract.ragged import Int32Array
@@ -62,9 +62,9 @@ def token_rows(batch: ForwardBatch) -> Int32Array:
     return np.repeat(batch.row_starts[:-1], np.diff(batch.row_starts)).astype(np.int32)
 
 
-def dense_attention(q: jax.Array, k: jax.Array, v: jax.Array, tiles: DeviceTiles, dense: DenseMask) -> jax.Array:
-    """Packed attention through the mask: q [T, N, H], k and v [T, K, H] to [T, N, H]."""
-    attention = XlaAttention(dense.visible)
+def dense_attention(heads: Heads, tiles: DeviceTiles, dense: DenseMask) -> jax.Array:
+    """Packed attention through the mask, to [T, N, H]."""
+    attention, (q, k, v) = XlaAttention(dense.visible), (heads.q, heads.k, heads.v)
     own = _attend_rest(q, k, v, tiles, dense, attention.own(q, k, v, tiles))
     return attention.with_prefix(q, attention.batch_source(k, v), own, tiles)
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from itemwise.backends.jax.attention.base import AttentionImplementation, Partial, Source
+from itemwise.backends.jax.attention.base import AttentionImplementation, Heads, Partial, Source
 from itemwise.backends.jax.attention.xla import as_float32
 from itemwise.backends.layout.tiles import KEY_BLOCK, DeviceTiles, TileSizes
 
@@ -28,10 +28,11 @@ class ReferenceAttention(AttentionImplementation):
     def tile_sizes(self, heads_per_kv: int) -> TileSizes:
         return TileSizes(narrow=32, wide=128, prefix=64)  # it reads none of them
 
-    def batch_source(self, k: jax.Array, v: jax.Array) -> Source:
-        return Source(k, v, jnp.int32(0))
+    def attend(self, heads: Heads, source: Source | None, tiles: DeviceTiles) -> jax.Array:
+        q, k, v = heads.q, heads.k, heads.v
+        return self._with_prefix(q, source or Source(k, v, jnp.int32(0)), self._own(q, k, v, tiles), tiles)
 
-    def own(self, q: jax.Array, k: jax.Array, v: jax.Array, tiles: DeviceTiles) -> Partial:
+    def _own(self, q: jax.Array, k: jax.Array, v: jax.Array, tiles: DeviceTiles) -> Partial:
         place = jnp.arange(len(q))
 
         def attend(token: jax.Array) -> Partial:
@@ -39,7 +40,7 @@ class ReferenceAttention(AttentionImplementation):
 
         return lax.map(attend, place)
 
-    def with_prefix(self, q: jax.Array, source: Source, own: Partial, tiles: DeviceTiles) -> jax.Array:
+    def _with_prefix(self, q: jax.Array, source: Source, own: Partial, tiles: DeviceTiles) -> jax.Array:
         blocks = jnp.arange(len(tiles.block_addresses))
         column = jnp.arange(KEY_BLOCK)
         place = (blocks[:, None] * KEY_BLOCK + column).reshape(-1)  # of a key in the prefix

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from itemwise.backends.jax.attention.base import AttentionImplementation, Partial, Source
+from itemwise.backends.jax.attention.base import AttentionImplementation, Heads, Partial, Source
 from itemwise.backends.layout.tiles import KEY_BLOCK, NARROW, PREFIX, WIDE, DeviceTiles, TileSizes
 
 SIZES = TileSizes(narrow=32, wide=128, prefix=64)
@@ -45,10 +45,16 @@ class XlaAttention(AttentionImplementation):
     def tile_sizes(self, heads_per_kv: int) -> TileSizes:
         return SIZES
 
+    def attend(self, heads: Heads, source: Source | None, tiles: DeviceTiles) -> jax.Array:
+        q, k, v = heads.q, heads.k, heads.v
+        return self.with_prefix(q, source or self.batch_source(k, v), self.own(q, k, v, tiles), tiles)
+
     def batch_source(self, k: jax.Array, v: jax.Array) -> Source:
+        """The batch's own keys and values [T, K, H] as a place where prefixes are read."""
         return Source(with_room(k, KEY_BLOCK), with_room(v, KEY_BLOCK), jnp.int32(0))
 
     def own(self, q: jax.Array, k: jax.Array, v: jax.Array, tiles: DeviceTiles) -> Partial:
+        """Every segment's tokens over themselves: q [T, N, H], k and v [T, K, H]."""
         # Room for a whole tile behind the last token, so that no slice is moved to fit.
         state = Partial(jnp.zeros((len(q) + SIZES.wide, *q.shape[1:]), jnp.float32), _no_sum(q, SIZES.wide))
         state = self._narrow(q, k, v, tiles, state)
@@ -96,6 +102,7 @@ class XlaAttention(AttentionImplementation):
         return lax.fori_loop(0, tiles.counts[WIDE], tile, state)
 
     def with_prefix(self, q: jax.Array, source: Source, own: Partial, tiles: DeviceTiles) -> jax.Array:
+        """The prefix part, merged with the own part: [T, N, H] in q's dtype."""
         num_tokens, dtype = len(q), q.dtype
         q, state = with_room(q, SIZES.prefix), Partial(*(with_room(each, SIZES.prefix) for each in own))
         offset, column = jnp.arange(SIZES.prefix), jnp.arange(KEY_BLOCK)

@@ -18,11 +18,19 @@ from jax.typing import DTypeLike
 
 from itemwise.backends.base import ForwardBatch, Layout
 from itemwise.backends.jax.attention import api
-from itemwise.backends.jax.attention.base import AttentionImplementation, Source
+from itemwise.backends.jax.attention.base import AttentionImplementation, Heads, Source
 from itemwise.backends.jax.attention.dense import DenseMask, make_mask, token_rows
 from itemwise.backends.jax.attention.shapes import AttentionShape
 from itemwise.backends.layout.block_lists import batch_blocks, pool_blocks
-from itemwise.backends.layout.tiles import KEY_BLOCK, HostTiles, Tiles, TileSizes, cut_tiles, tile_capacities
+from itemwise.backends.layout.tiles import (
+    KEY_BLOCK,
+    DeviceTiles,
+    HostTiles,
+    Tiles,
+    TileSizes,
+    cut_tiles,
+    tile_capacities,
+)
 from itemwise.contract.ragged import Int64Array
 from tests.attention_cases import HEAD_CASES, AttentionCase, AttentionInputs, Floats, Implementation
 
@@ -40,12 +48,35 @@ LAYOUT_CAPACITY = Capacity(448, 8)
 HEAD_CAPACITY = Capacity(160, 1, is_optimised=False)  # each of these cases has a program of its own
 MAX_ROWS = 8  # of a dense mask
 
-_extend = jax.jit(api.extend_attention, static_argnames="implementation")
+
+def _extend_attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    pool: Source,
+    tiles: DeviceTiles,
+    implementation: AttentionImplementation,
+) -> jax.Array:
+    return api.extend_attention(Heads.of(q, k, v), pool, tiles, implementation)
+
+
+def _packed_attention(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    tiles: DeviceTiles,
+    implementation: AttentionImplementation,
+    dense: DenseMask | None = None,
+) -> jax.Array:
+    return api.packed_attention(Heads.of(q, k, v), tiles, implementation, dense)
+
+
+_extend = jax.jit(_extend_attention, static_argnames="implementation")
 # For `xla` alone, which takes thrice as long to compile otherwise; the others run longer than that saves.
 _extend_unoptimised = jax.jit(
-    api.extend_attention, static_argnames="implementation", compiler_options={"xla_backend_optimization_level": 0}
+    _extend_attention, static_argnames="implementation", compiler_options={"xla_backend_optimization_level": 0}
 )
-packed_program = jax.jit(api.packed_attention, static_argnames="implementation")
+packed_program = jax.jit(_packed_attention, static_argnames="implementation")
 
 
 def capacity_of(case: AttentionCase) -> Capacity:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from itemwise.backends.jax.attention import api
-from itemwise.backends.jax.attention.base import Source
+from itemwise.backends.jax.attention.base import Heads, Source
 from itemwise.backends.layout.tiles import TileSizes, cut_tiles
 from itemwise.contract.errors import BackendError
 from tests.attention_cases import AttentionCase, expected_output, make_batch, make_inputs
@@ -23,6 +23,10 @@ class TestChoice:
         [
             ("gpu", BFLOAT16, 128, "pallas_gpu"),
             ("gpu", FLOAT16, 96, "pallas_gpu"),
+            ("hopper", BFLOAT16, 128, "hopper"),
+            ("hopper", FLOAT16, 64, "hopper"),
+            ("hopper", BFLOAT16, 256, "pallas_gpu"),
+            ("hopper", FLOAT32, 128, "xla"),
             ("gpu", FLOAT32, 128, "xla"),
             ("gpu", BFLOAT16, 512, "xla"),
             ("cpu", FLOAT32, 64, "xla"),
@@ -35,7 +39,7 @@ class TestChoice:
 
     @pytest.mark.parametrize("name", api.IMPLEMENTATIONS)
     def test_one_that_is_named(self, name: str) -> None:
-        assert api.choose_implementation(name, platform="gpu", dtype=BFLOAT16, head_size=128).name == name
+        assert api.choose_implementation(name, platform="hopper", dtype=BFLOAT16, head_size=128).name == name
 
     @pytest.mark.parametrize(
         ("platform", "dtype", "head_size", "reason"),
@@ -65,7 +69,7 @@ class TestFunctions:
         q, k, v = (jnp.asarray(with_nan(each, 20)) for each in (inputs.q, inputs.k, inputs.v))
         sizes = TileSizes(32, 128, 64)
         tiles = fill_up(cut_tiles(batch, sizes, []), sizes, Capacity(20, 1))
-        found = api.packed_attention(q, k, v, tiles, "reference")[: batch.num_tokens]
+        found = api.packed_attention(Heads.of(q, k, v), tiles, "reference")[: batch.num_tokens]
         assert np.abs(found - expected_output(batch, inputs)).max() <= 1e-5
 
     @pytest.mark.parametrize("implementation", [None, "xla", "reference"])
@@ -79,8 +83,8 @@ class TestFunctions:
         pool = Source(jnp.zeros((256, 1, 8), dtype), jnp.zeros((256, 1, 8), dtype), jnp.int32(0))
         with jax.default_device(jax.devices("cpu")[0]):
             for attend in (
-                partial(api.packed_attention, q, k, k),
-                partial(api.extend_attention, q, k, k, pool),
+                partial(api.packed_attention, Heads.of(q, k, k)),
+                partial(api.extend_attention, Heads.of(q, k, k), pool),
             ):
                 found = jax.eval_shape(partial(attend, implementation=implementation), tiles)
                 assert (found.shape, found.dtype) == (q.shape, dtype)

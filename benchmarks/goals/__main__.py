@@ -1,0 +1,124 @@
+"""`python -m benchmarks.goals`: one backend after the other, then the table."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import benchmarks.goals
+from benchmarks.goals.cases import CASES, FULL, TINY, Settings
+from benchmarks.goals.http_rows import HttpRows
+from benchmarks.goals.process import ServerFailedError, running
+from benchmarks.goals.table import backend_line, render
+from benchmarks.goals.targets import GOALS, Measured, judge, missed
+from itemwise import __version__
+from itemwise.harness.files import now_utc, write_text
+from itemwise.harness.termination import ended_by_signals
+
+
+def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.goals",
+        description=benchmarks.goals.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--backend", choices=("jax", "torch", "both"), default="both")
+    parser.add_argument("--only", action="append", choices=CASES, metavar="CASE", help="cold is measured in any case")
+    parser.add_argument(
+        "--rounds", type=int, help=f"timed rounds of a case (default {FULL.rounds}, tiny: {TINY.rounds})"
+    )
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write the JSON to this file, too")
+    parser.add_argument("--tiny", action="store_true", help="a tiny model and small requests: a test of this script")
+    options = parser.parse_args(arguments)
+    if options.rounds is not None and options.rounds < 1:
+        parser.error(f"--rounds must be at least 1, got {options.rounds}")
+    options.rounds = options.rounds or (TINY if options.tiny else FULL).rounds
+    return options
+
+
+def measure_backend(settings: Settings) -> tuple[list[Measured], dict[str, Any]]:
+    """All figures of a backend, and what was found beside them."""
+
+    def tell(words: str) -> None:
+        print(f"{settings.backend}: {words}", file=sys.stderr, flush=True)
+
+    with tempfile.TemporaryDirectory() as folder, running(settings, Path(folder)) as server:
+        found = server.found
+        rows = [Measured(**each) for each in found.pop("measured")]
+        begin = perf_counter()
+        if server.url is not None:
+            rows += HttpRows(server.url, settings, found, tell).measure()
+        found["seconds"]["http"] = round(perf_counter() - begin, 1)
+    return rows, found
+
+
+def commit() -> str | None:
+    """Of the working tree, which may have changes; None outside of one."""
+    try:
+        told = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return told.stdout.strip()
+
+
+def summarise(
+    options: argparse.Namespace, found: dict[str, list[Measured]], beside: dict[str, dict[str, Any]], seconds: float
+) -> dict[str, Any]:
+    """What goes into the file."""
+    gemm = {backend: each["gemm_flops"] for backend, each in beside.items() if backend in found}
+    rows = judge(found, gemm, () if options.tiny else GOALS)
+    return {
+        "itemwise": __version__,
+        "commit": commit(),
+        "date": now_utc(),
+        "tiny": options.tiny,
+        "rounds": options.rounds,
+        "seconds": round(seconds, 1),
+        "backends": beside,
+        "missed": missed(rows),
+        "rows": rows,
+    }
+
+
+def print_result(result: dict[str, Any]) -> None:
+    print(render(result["rows"]))
+    for backend, each in result["backends"].items():
+        if "device" in each:
+            print(backend_line(backend, each))
+        for case, error in each["errors"].items():
+            print(f"{backend}, {case} FAILED: {error}")
+    met = ", ".join(result["missed"]) or "none"
+    print("tiny: no goal is held to anything" if result["tiny"] else f"goals missed: {met}")
+    print(json.dumps(result))
+
+
+def main() -> None:
+    options = parse_options()
+    begin = perf_counter()
+    backends = ("jax", "torch") if options.backend == "both" else (options.backend,)
+    found: dict[str, list[Measured]] = {}
+    beside: dict[str, dict[str, Any]] = {}
+    result: dict[str, Any] = {}
+    with ended_by_signals():
+        for backend in backends:
+            settings = Settings(backend, tuple(options.only or CASES), options.rounds, options.tiny)
+            try:
+                found[backend], beside[backend] = measure_backend(settings)
+            except ServerFailedError as error:
+                beside[backend] = {"errors": {"server": str(error)}}
+            result = summarise(options, found, beside, perf_counter() - begin)
+            if options.output is not None:  # what there is, should the next one not end
+                write_text(options.output, f"{json.dumps(result)}\n")
+    print_result(result)
+    if any(each["errors"] for each in beside.values()):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

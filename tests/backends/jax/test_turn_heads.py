@@ -1,0 +1,58 @@
+"""Norms, rotation and the write to the pool: the kernel against the plain operations."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from itemwise.backends.jax.pool import PoolArrays
+from itemwise.backends.jax.turn_heads import NOT_KEPT, HeadNorms, Kept, Rotation, turn, turn_and_keep
+
+NUM_LAYERS, NUM_TOKENS, NUM_SLOTS, EPS = 3, 6, 16, 1e-6
+
+
+def draw(*shape: int, seed: int = 0) -> jax.Array:
+    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape, np.float32), jnp.bfloat16)
+
+
+def rotation(head_size: int) -> Rotation:
+    angles = jnp.arange(NUM_TOKENS, dtype=jnp.float32)[:, None, None] * jnp.linspace(1, 0.01, head_size // 2)
+    return Rotation(jnp.cos(angles), jnp.sin(angles))
+
+
+# Query heads, KV heads, head size: one block of heads, several, and sizes that are no power of two.
+HEADS = pytest.mark.parametrize("heads", [(4, 2, 64), (16, 8, 128), (9, 3, 96), (20, 20, 64)], ids=str)
+
+
+@HEADS
+@pytest.mark.parametrize("has_norm", [True, False], ids=["norm", "no norm"])
+@pytest.mark.parametrize("keeps", [True, False], ids=["kept", "not kept"])
+def test_the_kernel_does_what_the_plain_operations_do(
+    heads: tuple[int, int, int], *, has_norm: bool, keeps: bool
+) -> None:
+    num_heads, num_kv_heads, head_size = heads
+    qkv, layer = draw(NUM_TOKENS, num_heads + 2 * num_kv_heads, head_size), 1
+    q_norm, k_norm = (draw(NUM_LAYERS, head_size, seed=seed) if has_norm else None for seed in (1, 2))
+    pool = PoolArrays(*(draw(NUM_LAYERS * NUM_SLOTS, num_kv_heads, head_size, seed=seed) for seed in (3, 4)))
+    slots = np.array([NOT_KEPT, 3, 0, NOT_KEPT, 15, 7], np.int32)
+    kept = Kept(pool, jnp.asarray(slots), jnp.int32(layer * NUM_SLOTS)) if keeps else None
+    turned, filled = turn_and_keep(
+        qkv, num_kv_heads, HeadNorms(q_norm, k_norm), jnp.int32(layer), EPS, rotation(head_size), kept, interpret=True
+    )
+    norms = (None if q_norm is None else q_norm[layer], None if k_norm is None else k_norm[layer])
+    expected = np.asarray(turn(qkv, num_kv_heads, norms, EPS, rotation(head_size)), np.float32)
+    # The sum of squares may be added in another order: one rounding to bfloat16 apart, and one more by the rotation.
+    assert np.abs(np.asarray(turned, np.float32) - expected).max() <= 0.04
+    assert np.array_equal(turned[:, num_heads + num_kv_heads :], qkv[:, num_heads + num_kv_heads :])
+    if not keeps:
+        assert filled is None
+        return
+    assert filled is not None
+    places = layer * NUM_SLOTS + slots[slots != NOT_KEPT]
+    k, v = turned[:, num_heads : num_heads + num_kv_heads], turned[:, num_heads + num_kv_heads :]
+    for stored, before, new in zip(filled, pool, (k, v), strict=True):
+        assert np.array_equal(stored[places], new[slots != NOT_KEPT])
+        others = np.delete(np.arange(len(stored)), places)
+        assert np.array_equal(stored[others], before[others])

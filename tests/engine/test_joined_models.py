@@ -1,0 +1,73 @@
+"""Real models on a CPU: a forward that keeps blocks and scores tails gives the bits of two that do one each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from itemwise.backends.base import Backend, BackendOptions
+from itemwise.backends.load import load_backend
+from itemwise.engine.job import Job
+from itemwise.engine.steps import MANY_LABELS
+from itemwise.models.checkpoint import open_checkpoint
+from tests.engine.room import Room, job_of, kind_of, prefix_of
+
+MANY = tuple((k,) for k in range(1, 2 + MANY_LABELS))
+TAILS = [3, 1, 70, 128, 20]
+
+
+@pytest.fixture(
+    params=["torch-float32", "torch-bfloat16", "jax-float32", pytest.param("jax-bfloat16", marks=pytest.mark.slow)]
+)
+def backend(request: pytest.FixtureRequest, checkpoint_of: Callable[[str], Path]) -> Iterator[Backend]:
+    name, dtype = request.param.split("-")
+    options = BackendOptions(backend=name, device="cpu", dtype=dtype, token_budget=2048)
+    loaded = load_backend(open_checkpoint(checkpoint_of("medium")), options)
+    yield loaded
+    loaded.close()
+
+
+def make_jobs() -> list[Job]:
+    """Prefixes that some share, that begin alike, that end with a token alone; labels of all numbers."""
+    return [
+        job_of(prefix_of(400), TAILS, normalize=True),
+        job_of(prefix_of(400), TAILS[::-1]),
+        job_of(prefix_of(256), TAILS),
+        job_of(prefix_of(129, 50), TAILS, labels=((3, 7, 9), (5, 1))),
+        job_of(prefix_of(200, 90), TAILS, labels=MANY),
+        job_of(0, TAILS),
+    ]
+
+
+def run(backend: Backend, *, joins_prefill: bool, **limits: int) -> tuple[list[Job], list[str]]:
+    """The jobs, while one whose prefix was kept before goes on beside them; and the kinds of all forwards."""
+    room = Room(2048, backend=backend, joins_prefill=joins_prefill, **limits)
+    before = job_of(prefix_of(300, 7), [30] * 80)
+    steps = [room.run(before)]
+    jobs = [before, *make_jobs()]
+    steps += room.finish(*jobs)
+    room.cache.forget()
+    return jobs, [kind_of(forward) for step in steps for forward in step.forwards]
+
+
+def test_the_bits_are_those_of_separate_forwards(backend: Backend) -> None:
+    """Also where blocks go on behind those of earlier forwards."""
+    for max_prefill_tokens in (2048, 256):
+        apart, kinds_apart = run(backend, joins_prefill=False, max_prefill_tokens=max_prefill_tokens)
+        joined, kinds = run(backend, joins_prefill=True, max_prefill_tokens=max_prefill_tokens)
+        assert kinds.count("joined") >= 2
+        assert "joined" not in kinds_apart
+        assert len(kinds) < len(kinds_apart)
+        assert_same_bits(joined, apart)
+
+
+def assert_same_bits(joined: list[Job], apart: list[Job]) -> None:
+    for one, other in zip(joined, apart, strict=True):
+        assert one.label_logits.tobytes() == other.label_logits.tobytes()
+        assert np.isfinite(one.label_logits).all()
+        assert (one.log_normalizers is None) == (other.log_normalizers is None)
+        if one.log_normalizers is not None and other.log_normalizers is not None:
+            assert one.log_normalizers.tobytes() == other.log_normalizers.tobytes()
