@@ -100,9 +100,8 @@ def missing(name: str, expected: str) -> MissingParameterError:
 def choice(fields: Fields, name: str, choices: Sequence[Choice], default: Choice) -> Choice:
     """One of the choices. Raises invalid_NAME."""
     value = fields.get(name, default)
-    for each in choices:
-        if isinstance(value, str) and value == each:
-            return each
+    if isinstance(value, str) and value in choices:
+        return choices[choices.index(value)]
     message = f"{name} must be one of {', '.join(choices)}, got {describe(value)}"
     raise InvalidValueError(message, code=f"invalid_{name}", param=name)
 

@@ -11,7 +11,7 @@ from itemwise.contract.describe import describe
 from itemwise.contract.errors import InvalidRequestError, InvalidValueError, RequestError
 from itemwise.contract.ragged import Int32Array, Ragged
 from itemwise.contract.request import LabelScoring, OnItemError
-from itemwise.contract.token_ids import Place, id_error, ids_error, parse_ids, plain, try_id_rows
+from itemwise.contract.token_ids import Place, id_error, ids_error, parse_ids, plain_list, try_id_rows
 
 Labels = tuple[tuple[str, ...] | None, tuple[tuple[int, ...], ...] | None]  # labels, label_token_ids
 
@@ -105,7 +105,7 @@ def _item_rows(value: object) -> list[object]:
     if len(value) == 0:
         message = f"items must hold at least one item, got {describe(value)}"
         raise InvalidValueError(message, code="empty_items", param="items")
-    return [plain(row) for row in value]
+    return plain_list(value)
 
 
 def _try_texts(rows: Sequence[object]) -> tuple[str, ...] | None:
@@ -158,7 +158,7 @@ def _label_list(fields: Mapping[str, object], name: str, of_what: str) -> Sequen
         raise InvalidRequestError(message, code=f"invalid_{name}_type", param=name)
     if len(value) == 0:
         raise _empty_label(name, name, "label", value)
-    return [plain(entry) for entry in value]
+    return plain_list(value)
 
 
 def _parse_text_labels(values: Sequence[object]) -> tuple[str, ...]:

@@ -73,6 +73,5 @@ def starts_from_lens(lens: Int64Array) -> Int64Array:
 
 def ranges(begins: Int64Array, lens: Int64Array) -> Int64Array:
     """The numbers begins[i], begins[i] + 1, ..., begins[i] + lens[i] - 1 for every i, one after the other."""
-    total = int(lens.sum())
-    row_starts = starts_from_lens(lens)[:-1]
-    return numbers(total) + np.repeat(begins - row_starts, lens)
+    row_starts = starts_from_lens(lens)
+    return numbers(int(row_starts[-1])) + (begins - row_starts[:-1]).repeat(lens)

@@ -6,6 +6,7 @@ cost a few milliseconds. Only after that has failed does `ids_error` walk the id
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from itertools import chain
 from typing import NamedTuple
@@ -36,17 +37,25 @@ def plain(value: object) -> object:
     return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
 
 
+def plain_list(values: Sequence[object]) -> list[object]:
+    """The same of every value in a list, where most have nothing of NumPy's."""
+    if any(issubclass(kind, np.ndarray | np.generic) for kind in set(map(type, values))):
+        return [plain(value) for value in values]
+    return list(values)
+
+
 def try_ids(values: Sequence[object]) -> Int32Array | None:
     """The values as ids, or None when any of them is not a token id."""
-    if not all(_is_integer_type(kind) for kind in set(map(type, values))):
-        return None
     try:
-        ids = np.array(values, np.int64)
-    except OverflowError:
+        numbers = array("i", values)  # type: ignore[type-var]  # it refuses what is no integer of 32 bits
+    except (TypeError, OverflowError):
         return None
-    if ids.size and (ids.min() < 0 or ids.max() > MAX_TOKEN_ID):
+    ids = np.frombuffer(numbers, np.int32)
+    # Of what it takes for integers, only what looks like 0 or 1 may be something else: true and false.
+    doubtful = np.flatnonzero(ids <= 1)
+    if not all(_is_id(values[place]) for place in doubtful.tolist()):
         return None
-    return ids.astype(np.int32)
+    return ids
 
 
 def try_id_rows(rows: Sequence[object]) -> Ragged | None:

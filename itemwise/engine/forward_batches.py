@@ -46,9 +46,8 @@ class BlockRun:
 
     @property
     def lens(self) -> Int64Array:
-        lens = np.full(self.num_blocks, PREFIX_BLOCK)
-        lens[-1] = len(self.token_ids) - (self.num_blocks - 1) * PREFIX_BLOCK
-        return lens
+        num_whole = self.num_blocks - 1
+        return np.array([PREFIX_BLOCK] * num_whole + [len(self.token_ids) - num_whole * PREFIX_BLOCK])
 
     @property
     def prefix_lens(self) -> Int64Array:
@@ -70,6 +69,11 @@ class TailRun:
         """Its first token, and the one behind its last, in the tails of its request."""
         starts = self.segments.tails.starts
         return int(starts[self.first]), int(starts[self.stop])
+
+    @property
+    def num_tokens(self) -> int:
+        first_token, last_token = self.edges
+        return last_token - first_token
 
     @property
     def token_ids(self) -> Int32Array:
@@ -143,9 +147,8 @@ def _score_tokens(tails: Sequence[TailRun], offset: int) -> Int64Array:
     """`offset`: where in the batch the first of them begins."""
     found = [_NO_TOKENS]
     for run in tails:
-        first_token, last_token = run.edges
-        found.append(_score_offsets(run.segments, run.first, run.stop) + (offset - first_token))
-        offset += last_token - first_token
+        found.append(_score_offsets(run.segments, run.first, run.stop) + (offset - run.edges[0]))
+        offset += run.num_tokens
     return np.concatenate(found)
 
 
@@ -225,7 +228,7 @@ def _label_ids(segments: Segments, first: int, stop: int) -> Int32Array:
     """[R, L]: the request's pattern of targets, which repeats with every item."""
     begin, end = segments.rows_of_segment[first], segments.rows_of_segment[stop]
     if len(segments.label_ids) == 1:
-        return np.broadcast_to(segments.label_ids, (end - begin, segments.label_ids.shape[1]))
+        return segments.label_ids.repeat(end - begin, axis=0)
     label_ids: Int32Array = segments.label_ids[np.arange(begin, end) % len(segments.label_ids)]
     return label_ids
 
@@ -235,7 +238,7 @@ def _join_labels(parts: list[Int32Array]) -> Int32Array:
     if not parts:
         return _NO_LABELS
     if len(parts) == 1:
-        return np.ascontiguousarray(parts[0])
+        return parts[0]
     width = max(part.shape[1] for part in parts)
     return np.concatenate([_widened(part, width) for part in parts])
 

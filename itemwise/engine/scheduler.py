@@ -13,7 +13,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Collection, Iterable
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from time import monotonic, sleep
@@ -272,10 +273,10 @@ class Scheduler:
 
     def _prepare_beside(self, execution: Future[list[ForwardOutput]]) -> list[ForwardOutput]:
         """Fill the next step while the device runs this one, unless it is over at once."""
-        done, _ = wait([execution], SHORT_STEP_SECONDS)
+        with suppress(TimeoutError):  # whoever's: one of the forward itself is raised again below
+            return execution.result(SHORT_STEP_SECONDS)
         try:
-            if not done:
-                self._prepared = self._fill()
+            self._prepared = self._fill()
         finally:
             outputs = execution.result()
         return outputs

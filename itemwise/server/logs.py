@@ -30,6 +30,7 @@ _MAX_PATH = 200  # characters of a path that is no route
 
 def set_up_logging(options: ServerOptions) -> None:
     """Send all records to stderr in our format; other packages' from warnings up."""
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False  # our lines do not show them
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if options.log_json else TextFormatter())
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)

@@ -6,7 +6,7 @@ import logging
 import sys
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic
@@ -399,6 +399,29 @@ def test_a_step_that_was_prepared_is_the_next_where_nobody_comes() -> None:
         assert batch.token_ids is prepared.forwards[0].batch.token_ids
         backend.open()
         ticket.check()
+
+
+class EndsWhenGivenUp(Future[Any]):
+    """Is over in the very moment in which it has been waited for long enough."""
+
+    def __init__(self, end: Callable[[Future[Any]], None]) -> None:
+        super().__init__()
+        self._end = end
+
+    def result(self, timeout: float | None = None) -> Any:
+        if timeout is None:
+            return super().result()
+        self._end(self)
+        raise TimeoutError
+
+
+def test_a_step_may_end_when_it_is_no_longer_waited_for() -> None:
+    with live_engine(GatedBackend()) as engine:
+        assert engine.scheduler._prepare_beside(EndsWhenGivenUp(lambda step: step.set_result([]))) == []
+        with pytest.raises(TimeoutError, match="of the device"):
+            engine.scheduler._prepare_beside(
+                EndsWhenGivenUp(lambda step: step.set_exception(TimeoutError("of the device")))
+            )
 
 
 # Ends before the end

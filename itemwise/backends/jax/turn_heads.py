@@ -7,6 +7,7 @@ places.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -18,10 +19,20 @@ from jax.experimental.pallas import triton as plgpu
 
 from itemwise.backends.jax.pool import PoolArrays
 
-_HEAD_BLOCK, _NUM_WARPS = 16, 4  # heads of one token that a program takes, and its threads / 32
 NOT_KEPT = -1
 
 Ref = Any  # what Triton takes; Pallas has no public type for it
+
+
+@dataclass(frozen=True)
+class TurnTuning:
+    """What the kernel is compiled with."""
+
+    num_heads: int  # of one token that a program takes; a power of two
+    num_warps: int
+
+
+TUNING = TurnTuning(num_heads=32, num_warps=8)  # from an H200 (`benchmarks/tune_kernels.py`)
 
 
 class Rotation(NamedTuple):
@@ -110,9 +121,9 @@ def turn_and_keep(
     found = pl.pallas_call(
         kernel,
         out_shape=[jax.ShapeDtypeStruct(each.shape, each.dtype) for each in outputs],
-        grid=(num_tokens, pl.cdiv(num_turned, _HEAD_BLOCK)),
+        grid=(num_tokens, pl.cdiv(num_turned, TUNING.num_heads)),
         input_output_aliases={len(inputs) + number: number for number in range(len(outputs))},
-        compiler_params=plgpu.CompilerParams(num_warps=_NUM_WARPS, num_stages=1),
+        compiler_params=plgpu.CompilerParams(num_warps=TUNING.num_warps, num_stages=1),
         interpret=interpret,
         name="turn_heads",
     )(*inputs, *outputs)
@@ -132,7 +143,7 @@ def _kernel(*refs: Ref, num_heads: int, num_kv_heads: int, eps: float, has_norm:
     base = base_ref[0] if base_ref is not None else jnp.int32(0)
     num_turned = num_heads + num_kv_heads
 
-    tile = _HeadTile(out_refs[0], token, block * _HEAD_BLOCK, num_turned)
+    tile = _HeadTile(out_refs[0], token, block * TUNING.num_heads, num_turned)
     first, second = tile.load()
     if q_norm_ref is not None and k_norm_ref is not None:
         scales = tile.load_scales(q_norm_ref, k_norm_ref, layer_ref[0], num_heads)
@@ -146,7 +157,7 @@ def _kernel(*refs: Ref, num_heads: int, num_kv_heads: int, eps: float, has_norm:
     tile.store(out_refs[1], base + slot, num_heads, turned, is_wanted=is_key)
 
     def copy_values() -> None:
-        for first in range(num_turned, num_turned + num_kv_heads, _HEAD_BLOCK):
+        for first in range(num_turned, num_turned + num_kv_heads, TUNING.num_heads):
             tile = _HeadTile(out_refs[0], token, first, num_turned + num_kv_heads)
             tile.store(out_refs[2], base + slot, num_turned, tile.load(), is_wanted=tile.heads >= 0)
 
@@ -160,7 +171,7 @@ class _HeadTile:
         head_size = ref.shape[-1]
         self._half = head_size // 2
         self._ref, self._token = ref, token
-        self.heads = (first_head + jnp.arange(_HEAD_BLOCK))[:, None]
+        self.heads = (first_head + jnp.arange(TUNING.num_heads))[:, None]
         self._columns = jnp.arange(pl.next_power_of_2(self._half))[None, :]
         self._inside = (self.heads < stop_head) & (self._columns < self._half)
 

@@ -32,7 +32,8 @@ def _longest_reads(batch: ForwardBatch) -> list[int]:
     """Per prefix: the most tokens that a segment reads of it."""
     longest = np.zeros(len(batch.prefixes) + 1, np.int64)  # the last one is nobody's: who reads none has index -1
     np.maximum.at(longest, batch.prefix_index, read_lens(batch))
-    return longest[:-1].tolist()
+    found: list[int] = longest[:-1].tolist()
+    return found
 
 
 def _tokens(batch: ForwardBatch, prefix: Prefix, num_tokens: int) -> Int64Array:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
@@ -17,9 +18,13 @@ from itemwise.backends.base import (
     DeviceKind,
     ForwardBatch,
     ForwardOutput,
+    Layout,
+    PrefixBlock,
+    Program,
     RunningForward,
 )
 from itemwise.backends.torch.attention import Attention, TiledAttention
+from itemwise.backends.torch.cuda.choice import choose_paged_runner
 from itemwise.backends.torch.devices import (
     count_prefix_blocks,
     device_title,
@@ -64,18 +69,28 @@ class TorchBackend(Backend):
         self._device = resolve_device(device)
         self._dtype = resolve_dtype(dtype, self._device)
         self._is_cpu = self._device.type == "cpu"
-        self.info = _make_info(self.config, self._device, self._dtype, token_budget, prefix_cache_bytes)
         self._workers = Workers(torch.get_num_threads() if self._is_cpu else None)
         block_rows = CPU_BLOCK_ROWS if self._is_cpu else CUDA_INVARIANT_ROWS if batch_invariant else None
         weights = load_weights(checkpoint, self._dtype, self._device)
         self._row_ops = choose_row_ops(self.config, self._dtype, self._device)
         self._transformer = Transformer(self.config, weights, block_rows, self._workers, self._row_ops)
+        self.info = _make_info(self.config, self._device, self._dtype, token_budget, prefix_cache_bytes)
+        self._paged = choose_paged_runner(self._transformer, self._row_ops, self.info)
+        if self._paged is not None:
+            self.info = replace(
+                self.info,
+                token_buckets=self._paged.buckets,
+                max_blocks_read=self._paged.max_blocks_read,
+                attention="paged",
+            )
 
     def start(self, batch: ForwardBatch) -> RunningForward:
         """On a CPU all of it; on a GPU all is queued, the copies of the results to the host too."""
         return self._workers.drive(lambda: self._start(batch))
 
     def _start(self, batch: ForwardBatch) -> RunningForward:
+        if self._paged is not None and not _has_dense_mask(batch):
+            return self._running(batch, *self._paged.start(batch))
         output = self._transformer(
             token_ids=self._to_device(self._padded(batch.token_ids)),
             positions=self._to_device(self._padded(batch.positions)),
@@ -85,10 +100,14 @@ class TorchBackend(Backend):
             keep_tokens=token_index(kept_tokens(batch), self._device) if batch.keep_segments else None,
         )
         blocks = split_blocks(batch, output.keys_values)
-        if not len(batch.score_tokens):
+        return self._running(batch, blocks, output.hidden[: len(batch.score_tokens)])
+
+    def _running(self, batch: ForwardBatch, blocks: tuple[PrefixBlock, ...], hidden: Tensor | None) -> RunningForward:
+        """`hidden` [R, D] of the scored tokens."""
+        if hidden is None or not len(hidden):
             nothing = ForwardOutput(np.zeros(batch.label_ids.shape, np.float32), None, blocks)
             return RunningForward(blocks, lambda: nothing)
-        logits, normalizers = self._read_head(batch, output.hidden[: len(batch.score_tokens)])
+        logits, normalizers = self._read_head(batch, hidden)
         return RunningForward(
             blocks, lambda: ForwardOutput(logits.wait(), None if normalizers is None else normalizers.wait(), blocks)
         )
@@ -100,6 +119,14 @@ class TorchBackend(Backend):
         if not batch.need_normalizers:
             return logits, None
         return logits, Download(log_normalizers(hidden, head, self._workers))
+
+    def programs(self, *, max_dense_row_len: int) -> Sequence[Program]:
+        """Dense masks, which go another way, need none."""
+        return () if self._paged is None else self._paged.programs()
+
+    @property
+    def num_compilations(self) -> int:
+        return 0 if self._paged is None else self._paged.num_recorded
 
     def synchronize(self) -> None:
         if not self._is_cpu:
@@ -116,7 +143,7 @@ class TorchBackend(Backend):
 
     def close(self) -> None:
         self._workers.close()
-        del self._transformer
+        del self._transformer, self._paged
         if not self._is_cpu:
             torch.cuda.empty_cache()
 
@@ -132,6 +159,10 @@ class TorchBackend(Backend):
 
     def _to_device(self, array: NDArray[np.int32] | NDArray[np.int64]) -> Tensor:
         return upload(array, self._device).long()
+
+
+def _has_dense_mask(batch: ForwardBatch) -> bool:
+    return batch.layout is Layout.PACKED and batch.mask == "dense"
 
 
 def _has_flash(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> bool:
@@ -163,6 +194,7 @@ def _make_info(
         prefix_block_bytes=block_bytes,
         attention="varlen" if _has_flash(config, device, dtype) else "tiled",
         step_tokens=token_budget or (_cpu_step_tokens() if is_cpu else CUDA_STEP_TOKENS),
+        joins_prefill=kind == "gpu",
     )
 
 

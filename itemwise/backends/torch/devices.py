@@ -12,6 +12,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 _CPU_PREFIX_BYTES = 1 << 30
 _CUDA_PREFIX_SHARE = 0.2  # of the device's memory
+_CUDA_FREE_SHARE = 0.5  # of what is free beside the weights, where that is less
 
 
 def resolve_device(device: str) -> torch.device:
@@ -68,4 +69,5 @@ def count_prefix_blocks(block_bytes: int, device: torch.device, num_bytes: int |
 def _default_prefix_bytes(device: torch.device) -> int:
     if device.type == "cpu":
         return _CPU_PREFIX_BYTES
-    return int(_CUDA_PREFIX_SHARE * torch.cuda.get_device_properties(device).total_memory)
+    free, total = torch.cuda.mem_get_info(device)
+    return int(min(_CUDA_PREFIX_SHARE * total, _CUDA_FREE_SHARE * free))

@@ -25,25 +25,26 @@ from torch import Tensor
 from itemwise.backends.torch.row_ops import FlashPart, RowOps
 from itemwise.models.config import Activation, ModelConfig
 
-_HEAD_BLOCK = 16  # heads of one token that a program takes
-_LEAST_HALF_BLOCK = 8  # columns: with fewer, two threads would hold one number that one of them has overwritten
-_GATE_BLOCK = 1024  # columns of one row that a program takes
+HEAD_BLOCK = 16  # heads of one token that a program takes
+LEAST_HALF_BLOCK = 8  # columns: with fewer, two threads would hold one number that one of them has overwritten
+GATE_BLOCK = 1024  # columns of one row that a program takes
 _POINTER_ALIGNMENT = 16  # bytes
 _SQRT_2_OVER_PI: tl.constexpr = tl.constexpr(math.sqrt(2 / math.pi))
 
 
-def _jit(function: Callable[..., Any]) -> Any:
+def jit(function: Callable[..., Any]) -> Any:
     """`triton.jit`, with a type; numbers of rows do not choose the compiled kernel."""
-    return triton.jit(do_not_specialize=("num_own", "num_part"))(function)
+    return triton.jit(do_not_specialize=("num_own", "num_part", "num_turned_heads"))(function)
 
 
-@_jit
-def _normed(wide: tl.tensor, weight: tl.tensor, mean_square: tl.tensor, eps: tl.tensor) -> tl.tensor:
+@jit
+def apply_norm(wide: tl.tensor, weight: tl.tensor, mean_square: tl.tensor, eps: tl.tensor) -> tl.tensor:
+    """The rows, in float32, over their root mean square, times the weight."""
     return wide * tl.rsqrt(mean_square + eps) * weight.to(tl.float32)
 
 
-@_jit
-def _norm_kernel(
+@jit
+def norm_kernel(
     x: tl.tensor,  # [T, size]
     weight: tl.tensor,  # [size]
     out: tl.tensor,  # [T, size]
@@ -57,12 +58,12 @@ def _norm_kernel(
     inside = columns < size
     wide = tl.load(x + row + columns, mask=inside, other=0.0).to(tl.float32)
     scales = tl.load(weight + columns, mask=inside, other=0.0)
-    normed = _normed(wide, scales, tl.sum(wide * wide, 0) / size, eps)
+    normed = apply_norm(wide, scales, tl.sum(wide * wide, 0) / size, eps)
     tl.store(out + row + columns, normed.to(out.dtype.element_ty), mask=inside)
 
 
-@_jit
-def _add_norm_kernel(
+@jit
+def add_norm_kernel(
     x: tl.tensor,  # [T, size]
     delta: tl.tensor,  # [T, size]
     weight: tl.tensor,  # [size]
@@ -82,11 +83,11 @@ def _add_norm_kernel(
     tl.store(total + row + columns, rounded, mask=inside)
     wide = rounded.to(tl.float32)
     scales = tl.load(weight + columns, mask=inside, other=0.0)
-    normed = _normed(wide, scales, tl.sum(wide * wide, 0) / size, eps)
+    normed = apply_norm(wide, scales, tl.sum(wide * wide, 0) / size, eps)
     tl.store(out + row + columns, normed.to(out.dtype.element_ty), mask=inside)
 
 
-@_jit
+@jit
 def _turn_heads_kernel(
     qkv: tl.tensor,  # [T, row_size]: heads of 2 * half, overwritten
     weight: tl.tensor,  # [num_turned, 2 * half]; not read without a norm
@@ -114,16 +115,16 @@ def _turn_heads_kernel(
         mean_square = (tl.sum(first * first + second * second, 1) / (2 * half))[:, None]
         first_scales = tl.load(weight + places, mask=inside, other=0.0)
         second_scales = tl.load(weight + places + half, mask=inside, other=0.0)
-        first = _normed(first, first_scales, mean_square, eps).to(dtype).to(tl.float32)
-        second = _normed(second, second_scales, mean_square, eps).to(dtype).to(tl.float32)
+        first = apply_norm(first, first_scales, mean_square, eps).to(dtype).to(tl.float32)
+        second = apply_norm(second, second_scales, mean_square, eps).to(dtype).to(tl.float32)
     cosines = tl.load(cos + token * half + columns, mask=columns < half, other=0.0)
     sines = tl.load(sin + token * half + columns, mask=columns < half, other=0.0)
     tl.store(first_at, (first * cosines - second * sines).to(dtype), mask=inside)
     tl.store(first_at + half, (second * cosines + first * sines).to(dtype), mask=inside)
 
 
-@_jit
-def _gate_kernel(
+@jit
+def gate_kernel(
     gate_up: tl.tensor,  # [T, 2 * size]
     out: tl.tensor,  # [T, size]
     size: tl.constexpr,
@@ -143,7 +144,7 @@ def _gate_kernel(
     tl.store(out + row * size + columns, (activated * up).to(dtype), mask=inside)
 
 
-@_jit
+@jit
 def _merge_kernel(
     own: tl.tensor,  # [num_own, num_heads, head_size]
     own_lse: tl.tensor,  # [num_heads, num_own] float32
@@ -211,15 +212,15 @@ class FusedRowOps(RowOps):
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         x = _aligned(x)
         out = torch.empty_like(x)
-        sizes = _row_sizes(x.shape[1])
-        _launch(_norm_kernel, (len(x),), x, weight, out, eps, **sizes)
+        sizes = row_sizes(x.shape[1])
+        launch(norm_kernel, (len(x),), x, weight, out, eps, **sizes)
         return out
 
     def add_norm(self, x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         x, delta = _aligned(x), _aligned(delta)
         total, out = torch.empty_like(x), torch.empty_like(x)
-        sizes = _row_sizes(x.shape[1])
-        _launch(_add_norm_kernel, (len(x),), x, delta, weight, total, out, eps, **sizes)
+        sizes = row_sizes(x.shape[1])
+        launch(add_norm_kernel, (len(x),), x, delta, weight, total, out, eps, **sizes)
         return total, out
 
     def turn_heads(
@@ -227,16 +228,16 @@ class FusedRowOps(RowOps):
     ) -> Tensor:
         qkv, cos, sin = _aligned(qkv), _aligned(cos), _aligned(sin)
         num_tokens, num_heads, head_size = qkv.shape
-        _launch(
+        launch(
             _turn_heads_kernel,
-            (num_tokens, triton.cdiv(num_turned, _HEAD_BLOCK)),
+            (num_tokens, triton.cdiv(num_turned, HEAD_BLOCK)),
             *(qkv, qkv if weight is None else weight, cos, sin, eps),
             row_size=num_heads * head_size,
             num_turned=num_turned,
             half=head_size // 2,
             has_norm=weight is not None,
-            head_block=_HEAD_BLOCK,
-            half_block=max(triton.next_power_of_2(head_size // 2), _LEAST_HALF_BLOCK),
+            head_block=HEAD_BLOCK,
+            half_block=max(triton.next_power_of_2(head_size // 2), LEAST_HALF_BLOCK),
         )
         return qkv
 
@@ -244,21 +245,21 @@ class FusedRowOps(RowOps):
         gate_up = _aligned(gate_up)
         num_rows, size = len(gate_up), gate_up.shape[1] // 2
         out = gate_up.new_empty(num_rows, size)
-        grid = (num_rows, triton.cdiv(size, _GATE_BLOCK))
-        _launch(_gate_kernel, grid, gate_up, out, size=size, is_silu=activation == "silu", block=_GATE_BLOCK)
+        grid = (num_rows, triton.cdiv(size, GATE_BLOCK))
+        launch(gate_kernel, grid, gate_up, out, size=size, is_silu=activation == "silu", block=GATE_BLOCK)
         return out
 
     def merge(self, own: FlashPart, part: FlashPart, part_rows: Tensor, num_rows: int) -> Tensor:
         own_out, own_lse, part_out, part_lse = (_aligned(each) for each in (*own, *part))
         num_own, num_heads, head_size = own_out.shape
         out = own_out.new_empty(num_rows, num_heads, head_size)
-        _launch(
+        launch(
             _merge_kernel,
-            (num_rows, triton.cdiv(num_heads, _HEAD_BLOCK)),
+            (num_rows, triton.cdiv(num_heads, HEAD_BLOCK)),
             *(own_out, own_lse, part_out, part_lse, part_rows, out, num_own, len(part_out)),
             num_heads=num_heads,
             head_size=head_size,
-            head_block=_HEAD_BLOCK,
+            head_block=HEAD_BLOCK,
             size_block=triton.next_power_of_2(head_size),
         )
         return out
@@ -271,13 +272,13 @@ def _aligned(tensor: Tensor) -> Tensor:
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
-def _row_sizes(size: int) -> dict[str, int]:
+def row_sizes(size: int) -> dict[str, int]:
     """A row in one block, with eight of its columns to a thread where that gives 1 to 16 warps."""
     block = triton.next_power_of_2(size)
     return {"size": size, "block": block, "num_warps": min(max(block // 256, 1), 16)}
 
 
-def _launch(kernel: Any, grid: tuple[int, ...], tensor: Tensor, *arguments: Any, **sizes: Any) -> None:
+def launch(kernel: Any, grid: tuple[int, ...], tensor: Tensor, *arguments: Any, **sizes: Any) -> None:
     """On the tensor's device: Triton takes the current one, whatever its arguments."""
     with torch.cuda.device_of(tensor):  # type: ignore[no-untyped-call]
         kernel[grid](tensor, *arguments, **sizes)

@@ -61,7 +61,8 @@ class Transformer:
         device = weights.embedding.device
         # Rounded to the embedding's dtype, as transformers does.
         self._embedding_scale = torch.tensor(config.embedding_scale, dtype=weights.embedding.dtype, device=device)
-        self._frequencies = torch.from_numpy(config.rope.inverse_frequencies(config.head_size)).to(device)
+        # Radians per position, [H / 2] float32.
+        self.frequencies = torch.from_numpy(config.rope.inverse_frequencies(config.head_size)).to(device)
 
     def __call__(
         self,
@@ -83,13 +84,18 @@ class Transformer:
             if number == last and not len(score_tokens):
                 break  # a prefill: the last layer's keys and values were all that was missing
             attended = attention(q, k, v, None if prefixes is None else prefixes[number]).view(len(x), -1)
-            if number == last:  # only these tokens are read from here on
-                x, attended = x[score_tokens], attended[score_tokens]
-            x = self._finish(layer, x, attended)
-        hidden = torch.empty(len(score_tokens), self.config.model_size, dtype=torch.float32, device=x.device)
-        if len(score_tokens):
-            hidden = self._by_blocks(self._final_norm, hidden, x)
-        return TransformerOutput(hidden, kept)
+            if number < last:
+                x = self._finish(layer, x, attended)
+        if not len(score_tokens):
+            return TransformerOutput(x.new_empty(0, self.config.model_size, dtype=torch.float32), kept)
+        return TransformerOutput(self.finish_scored(x, attended, score_tokens), kept)
+
+    def finish_scored(self, x: Tensor, attended: Tensor, score_tokens: Tensor) -> Tensor:
+        """The rest of the last layer and the final norm, of these tokens alone: x [T, D] and attended [T, N H] to
+        [R, D] float32."""
+        x = self._finish(self.weights.layers[-1], x[score_tokens], attended[score_tokens])
+        hidden = torch.empty(x.shape, dtype=torch.float32, device=x.device)
+        return self._by_blocks(self._final_norm, hidden, x)
 
     def _embed(self, token_ids: Tensor) -> Tensor:
         x = self.weights.embedding[token_ids]
@@ -101,7 +107,7 @@ class Transformer:
         return self.weights.embedding.new_empty(shape)
 
     def _rotation(self, positions: Tensor) -> Rotation:
-        angles = positions.to(torch.float32)[:, None] * self._frequencies
+        angles = positions.to(torch.float32)[:, None] * self.frequencies
         return Rotation(angles.cos().unsqueeze(1), angles.sin().unsqueeze(1))
 
     def _final_norm(self, x: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +22,7 @@ from itemwise.contract.ragged import Int64Array, ranges
 from tests.attention_cases import AttentionCase, make_batch
 
 SIZES = (TileSizes(32, 128, 64), TileSizes(32, 64, 128), TileSizes(32, 16, 16), TileSizes(4, 3, 5))
+ALIGNED_SIZES = (TileSizes(32, 64, 64, 8), TileSizes(32, 64, 128, 8), TileSizes(4, 3, 12, 4), TileSizes(4, 3, 8, 8))
 
 
 @dataclass(frozen=True)
@@ -47,13 +49,13 @@ class Cut:
 
 
 @st.composite
-def cuts(draw: st.DrawFn) -> Cut:
+def cuts(draw: st.DrawFn, sizes: Sequence[TileSizes] = (*SIZES, *ALIGNED_SIZES)) -> Cut:
     prefix_lens = draw(st.lists(st.integers(1, 400), max_size=3))
     lens = draw(st.lists(st.integers(1, 40) | st.integers(1, 300), max_size=8))
     index = [draw(st.integers(-1, len(prefix_lens) - 1)) for _ in lens]
     reads = [draw(st.integers(0, prefix_lens[p])) if p >= 0 else 0 for p in index]
     case = AttentionCase("drawn", tuple(lens), tuple(index), tuple(reads), tuple(prefix_lens))
-    return Cut(case, draw(st.sampled_from(SIZES)), draw(st.integers(0, 100)))
+    return Cut(case, draw(st.sampled_from(sizes)), draw(st.integers(0, 100)))
 
 
 def own_tiles(tiles: HostTiles) -> set[tuple[int, int, int]]:
@@ -89,7 +91,7 @@ def test_own_tiles_are_counted_from_the_start_of_their_segment(cut: Cut) -> None
         assert lens[int(segment)] > sizes.narrow
 
 
-@given(cuts())
+@given(cuts(SIZES))
 def test_prefix_tiles_cover_every_token_that_reads_a_prefix_once(cut: Cut) -> None:
     tiles, batch = cut.tiles, cut.batch
     lens = np.diff(batch.segment_starts)
@@ -101,6 +103,59 @@ def test_prefix_tiles_cover_every_token_that_reads_a_prefix_once(cut: Cut) -> No
         assert 0 < width <= cut.sizes.prefix
         assert len(set(token_prefix[tokens])) == 1, "neighbours share a tile where they read the same prefix"
         assert set(token_reads[tokens]) == {tiles.prefix_read[number]}
+
+
+def prefix_tiles(tiles: HostTiles) -> list[tuple[int, int]]:
+    """Start and length of every tile of the prefix part."""
+    return list(zip(tiles.prefix_start.tolist(), tiles.prefix_len.tolist(), strict=True))
+
+
+@given(cuts(ALIGNED_SIZES))
+def test_aligned_prefix_tiles_cover_every_token_once(cut: Cut) -> None:
+    """Those that read nothing, and padding, too."""
+    covered = [token for start, width in prefix_tiles(cut.tiles) for token in range(start, start + width)]
+    assert covered == list(range(cut.batch.num_tokens + cut.padding))
+
+
+@given(cuts(ALIGNED_SIZES))
+def test_an_aligned_prefix_tile_lies_in_the_window_that_begins_at_the_multiple_before_it(cut: Cut) -> None:
+    alignment, width = cut.sizes.alignment, cut.sizes.prefix
+    for start, length in prefix_tiles(cut.tiles):
+        window = start // alignment * alignment
+        assert window <= start < start + length <= window + width
+
+
+@given(cuts(ALIGNED_SIZES))
+def test_the_tokens_of_an_aligned_prefix_tile_read_the_same(cut: Cut) -> None:
+    batch = cut.batch
+    token_reads = np.append(np.repeat(batch.prefix_lens, np.diff(batch.segment_starts)), [0] * cut.padding)
+    token_prefix = np.append(np.repeat(batch.prefix_index, np.diff(batch.segment_starts)), [-1] * cut.padding)
+    token_prefix[token_reads == 0] = -1  # of a prefix that is not read nothing matters
+    for start, length in prefix_tiles(cut.tiles):
+        tokens = slice(start, start + length)
+        assert len(set(zip(token_prefix[tokens], token_reads[tokens], strict=True))) == 1
+
+
+@given(cuts())
+def test_every_prefix_tile_finds_what_its_tokens_read(cut: Cut) -> None:
+    tiles, num_tokens = cut.tiles, cut.batch.num_tokens
+    for number, (start, length) in enumerate(prefix_tiles(tiles)):
+        tokens, num_read = slice(start, start + length), int(tiles.prefix_read[number])
+        real = min(length, max(0, num_tokens - start))
+        assert tiles.token_prefix_len[tokens].tolist() == [num_read] * real
+        if real < length:
+            assert num_read == 0, "padding reads nothing"
+        if num_read:
+            assert tiles.token_prefix_list[tokens].tolist() == [tiles.prefix_list[number]] * real
+
+
+def test_aligned_windows_are_counted_from_the_multiple_before_a_run() -> None:
+    """Two segments that read one prefix are one run of 110 tokens from token 5 on; seven of padding come behind it."""
+    case = AttentionCase("two runs", (5, 100, 10), (0, 1, 1), (50, 200, 200), (50, 200))
+    tiles = Cut(case, TileSizes(32, 64, 64, alignment=8), padding=7).tiles
+    assert prefix_tiles(tiles) == [(0, 5), (5, 59), (64, 51), (115, 7)]
+    assert tiles.prefix_read.tolist() == [50, 200, 200, 0]
+    assert tiles.prefix_list.tolist()[:3] == [0, 1, 1]
 
 
 @given(cuts())
@@ -143,7 +198,12 @@ def test_the_most_wide_tiles_that_tokens_can_make() -> None:
 def test_a_batch_without_segments() -> None:
     """As a copy of the model gets it when there are fewer rows than copies."""
     batch = make_batch(AttentionCase("nothing", (), cached_prefix_lens=(300,), row_starts=(0, 0)))
-    for padding, num_narrow in ((0, 0), (64, 2)):
-        tiles = cut_tiles(batch, SIZES[0], [np.arange(3) * KEY_BLOCK], padding)
-        assert tiles.counts.tolist() == [num_narrow, 0, 0]
+    for sizes, padding, counts in (
+        (SIZES[0], 0, [0, 0, 0]),
+        (SIZES[0], 64, [2, 0, 0]),
+        (ALIGNED_SIZES[0], 0, [0, 0, 0]),
+        (ALIGNED_SIZES[0], 65, [3, 0, 2]),
+    ):
+        tiles = cut_tiles(batch, sizes, [np.arange(3) * KEY_BLOCK], padding)
+        assert tiles.counts.tolist() == counts
         assert len(tiles.token_segment) == len(tiles.token_prefix_len) == len(tiles.token_prefix_list) == 0

@@ -1,13 +1,14 @@
 """The own part of attention on NVIDIA GPUs in half precision: every segment's tokens over themselves.
 
-A Triton kernel, once for the narrow tiles and once for the wide ones, which want more threads (both in one kernel took
-longer than two). It leaves each token's output and log-sum-exp, from which the prefix part goes on (`pallas_gpu.py`,
-`hopper_prefix.py`). Tiles are counted from their segment's start, so a row's arithmetic follows from its segment alone.
+A Triton kernel, once for the narrow tiles and once for the wide ones (both in one kernel took longer than two). It
+leaves each token's output and log-sum-exp, from which the prefix part goes on (`pallas_gpu.py`, `hopper_prefix.py`).
+Tiles are counted from their segment's start, so a row's arithmetic follows from its segment alone.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
@@ -23,8 +24,20 @@ from itemwise.backends.layout.tiles import NARROW, WIDE, DeviceTiles, TileSizes
 
 MAX_PROGRAMS = 1056  # per KV head, 8 for each of an H200's multiprocessors; each takes every so-many-th tile
 TILE_ROWS = 128
-NUM_WARPS = {NARROW: 4, WIDE: 8}
 LEAST_TOKENS = 16  # of a tile: as keys they are a side of a product
+
+
+@dataclass(frozen=True)
+class OwnTuning:
+    """What the kernel is compiled with, and its numbers do not depend on."""
+
+    num_warps: int
+    num_stages: int = 2
+
+
+# For narrow and for wide tiles, from an H200 (`benchmarks/tune_kernels.py`); heads of more than 128 need more threads.
+TUNING = {NARROW: OwnTuning(num_warps=4), WIDE: OwnTuning(num_warps=4)}
+LARGE_HEAD_TUNING = OwnTuning(num_warps=8)
 
 
 class OwnPart(NamedTuple):
@@ -60,7 +73,7 @@ def _own_tiles(
 ) -> OwnPart:
     """The tiles of one kind, written into what the other kind's have left."""
     num_tokens, _, head_size = heads.qkv.shape
-    num_warps = NUM_WARPS[kind] if head_size <= 128 else 8
+    tuning = TUNING[kind] if head_size <= 128 else LARGE_HEAD_TUNING
     inputs = [counts, *arrays, heads.qkv, *(found or ())]
     out, lse = pl.pallas_call(
         partial(_kernel, kind=kind, width=width, num_heads=heads.num_heads, num_kv_heads=heads.num_kv_heads),
@@ -70,7 +83,7 @@ def _own_tiles(
         ],
         grid=(min(MAX_PROGRAMS, len(arrays[0])), heads.num_kv_heads),
         input_output_aliases={} if found is None else {5: 0, 6: 1},
-        compiler_params=plgpu.CompilerParams(num_warps=num_warps, num_stages=2),
+        compiler_params=plgpu.CompilerParams(num_warps=tuning.num_warps, num_stages=tuning.num_stages),
         interpret=interpret,
         name="own_attention",
     )(*inputs)

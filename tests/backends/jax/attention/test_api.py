@@ -9,9 +9,11 @@ import pytest
 
 from itemwise.backends.jax.attention import api
 from itemwise.backends.jax.attention.base import Heads, Source
+from itemwise.backends.jax.attention.hopper import HopperAttention
 from itemwise.backends.layout.tiles import TileSizes, cut_tiles
 from itemwise.contract.errors import BackendError
 from tests.attention_cases import AttentionCase, expected_output, make_batch, make_inputs
+from tests.backends.jax.attention.interpreter import interpreter_parameters
 from tests.backends.jax.attention.run_case import Capacity, fill_up, with_nan
 
 FLOAT32, BFLOAT16, FLOAT16 = (jnp.dtype(name) for name in ("float32", "bfloat16", "float16"))
@@ -42,23 +44,73 @@ class TestChoice:
         assert api.choose_implementation(name, platform="hopper", dtype=BFLOAT16, head_size=128).name == name
 
     @pytest.mark.parametrize(
-        ("platform", "dtype", "head_size", "reason"),
+        ("name", "platform", "dtype", "head_size", "reason"),
         [
-            ("cpu", BFLOAT16, 128, "it needs an NVIDIA GPU of compute capability 8.0 or later, and this is: cpu"),
-            ("gpu", FLOAT32, 128, "it computes in bfloat16 or float16, and this is float32"),
-            ("gpu", BFLOAT16, 320, "it takes head sizes from 16 to 256, and this is 320"),
+            (
+                "pallas_gpu",
+                "cpu",
+                BFLOAT16,
+                128,
+                "it needs an NVIDIA GPU of compute capability 8.0 or later, and this is: cpu",
+            ),
+            ("pallas_gpu", "gpu", FLOAT32, 128, "it computes in bfloat16 or float16, and this is float32"),
+            ("pallas_gpu", "gpu", BFLOAT16, 320, "it takes head sizes from 16 to 256, and this is 320"),
+            ("hopper", "cpu", BFLOAT16, 128, "it needs an NVIDIA GPU of compute capability 9, and this is: cpu"),
+            ("hopper", "gpu", BFLOAT16, 128, "it needs an NVIDIA GPU of compute capability 9, and this is: gpu"),
+            ("hopper", "hopper", FLOAT32, 128, "it computes in bfloat16 or float16, and this is float32"),
+            ("hopper", "hopper", BFLOAT16, 256, "it takes head sizes of 64 and 128, and this is 256"),
+            ("hopper", "hopper", FLOAT16, 96, "it takes head sizes of 64 and 128, and this is 96"),
         ],
     )
     def test_one_that_is_named_and_cannot_run_says_why(
-        self, platform: str, dtype: jnp.dtype, head_size: int, reason: str
+        self, name: str, platform: str, dtype: jnp.dtype, head_size: int, reason: str
     ) -> None:
-        with pytest.raises(BackendError, match=f"attention 'pallas_gpu' cannot run here: {reason}"):
-            api.choose_implementation("pallas_gpu", platform=platform, dtype=dtype, head_size=head_size)
+        with pytest.raises(BackendError, match=f"attention '{name}' cannot run here: {reason}$"):
+            api.choose_implementation(name, platform=platform, dtype=dtype, head_size=head_size)
+
+    def test_without_absl_the_one_for_hopper_says_what_to_install_and_the_next_best_serves(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("itemwise.backends.jax.attention.hopper.find_spec", lambda _: None)
+        choose = partial(api.choose_implementation, platform="hopper", dtype=BFLOAT16, head_size=128)
+        with pytest.raises(BackendError, match=r"absl-py, which is not installed \(pip install absl-py\)"):
+            choose("hopper")
+        assert choose().name == "pallas_gpu"
 
     def test_a_name_that_nobody_has(self) -> None:
         known = ", ".join(api.IMPLEMENTATIONS)
         with pytest.raises(BackendError, match=f"unknown attention 'flash'; expected one of {known}"):
             api.choose_implementation("flash", platform="cpu", dtype=FLOAT32, head_size=64)
+
+
+class TestChoiceForRows:
+    @pytest.mark.parametrize(
+        ("name", "dtype", "head_size", "expected"),
+        [
+            ("hopper", BFLOAT16, 128, "pallas_gpu"),
+            ("hopper", FLOAT16, 64, "pallas_gpu"),
+            ("pallas_gpu", BFLOAT16, 128, "pallas_gpu"),
+            ("xla", BFLOAT16, 128, "xla"),
+            ("reference", FLOAT32, 128, "reference"),
+        ],
+    )
+    def test_one_that_reads_pages_only_leaves_them_to_the_best_that_reads_batches(
+        self, name: str, dtype: jnp.dtype, head_size: int, expected: str
+    ) -> None:
+        chosen = api.choose_implementation(name, platform="hopper", dtype=dtype, head_size=head_size)
+        found = api.choose_for_rows(chosen, platform="hopper", dtype=dtype, head_size=head_size)
+        assert found.name == expected
+        assert found.reads_batches
+
+    def test_one_that_reads_batches_serves_itself(self) -> None:
+        chosen = api.choose_implementation("xla", platform="cpu", dtype=FLOAT32, head_size=64)
+        assert api.choose_for_rows(chosen, platform="cpu", dtype=FLOAT32, head_size=64) is chosen
+
+    def test_where_no_kernel_runs_xla_reads_the_batches(self) -> None:
+        """As beside an interpreted kernel on a CPU."""
+        chosen = HopperAttention(interpret=interpreter_parameters())
+        assert chosen.why_not("cpu", BFLOAT16, 128) is None
+        assert api.choose_for_rows(chosen, platform="cpu", dtype=BFLOAT16, head_size=128).name == "xla"
 
 
 class TestFunctions:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -12,10 +14,12 @@ from jax.typing import DTypeLike
 
 from itemwise.backends.base import ForwardBatch, Layout, MaskImpl
 from itemwise.backends.jax.attention.base import AttentionImplementation
+from itemwise.backends.jax.attention.hopper import HopperAttention
 from itemwise.backends.jax.attention.pallas_gpu import PallasGpuAttention
 from itemwise.backends.jax.attention.reference import ReferenceAttention
 from itemwise.backends.jax.attention.shapes import SHAPES, AttentionShape
 from itemwise.backends.jax.attention.xla import XlaAttention, as_float32
+from itemwise.backends.jax.devices import DeviceChoice
 from itemwise.backends.layout.tiles import KEY_BLOCK, cut_tiles
 from tests.attention_cases import (
     CASE_NAMED,
@@ -24,12 +28,14 @@ from tests.attention_cases import (
     PADDING,
     AttentionCase,
     AttentionInputs,
+    Implementation,
     check,
     expected_output,
     make_batch,
     make_inputs,
     round_inputs,
 )
+from tests.backends.jax.attention.interpreter import compile_threads_once, has_races, interpreter_parameters
 from tests.backends.jax.attention.run_case import (
     LAYOUT_CAPACITY,
     Capacity,
@@ -47,6 +53,7 @@ from tests.backends.jax.attention.run_case import (
 # One object each, since programs are shared by object.
 XLA, REFERENCE = XlaAttention(), ReferenceAttention()
 INTERPRETED, COMPILED = PallasGpuAttention(interpret=True), PallasGpuAttention()
+HOPPER_INTERPRETED, HOPPER = HopperAttention(interpret=interpreter_parameters()), HopperAttention()
 
 FLOAT32_TOLERANCE = 2e-5
 # Outputs reach 4, where half a unit in the last place is 2**-7 or 2**-10; rounded once more between the two parts.
@@ -55,6 +62,57 @@ ROUNDED_TO = pytest.mark.parametrize("dtype", HALF_TOLERANCES, ids=lambda dtype:
 
 EACH_CASE = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 EACH_LAYOUT_CASE = pytest.mark.parametrize("case", LAYOUT_CASES, ids=lambda case: case.name)
+
+
+def takes_heads(head_size: int) -> bool:
+    """Does Hopper's kernel?"""
+    return HOPPER.why_not("hopper", jnp.dtype(jnp.bfloat16), head_size) is None
+
+
+# With an odd number of query heads for each KV head Hopper's tiles are of twice as many tokens.
+ODD_HEADS = replace(
+    CASE_NAMED["several prefixes"],
+    name="several prefixes, 3 query heads on 1 KV head of 128",
+    num_heads=3,
+    num_kv_heads=1,
+    head_size=128,
+)
+HOPPER_CASES = tuple(
+    case for case in (*CASES, ODD_HEADS) if case.layout is Layout.EXTEND and takes_heads(case.head_size)
+)
+EACH_HOPPER_CASE = pytest.mark.parametrize("case", HOPPER_CASES, ids=lambda case: case.name)
+# What the interpreter, which takes seconds for each case and more for each program, has time for every day.
+INTERPRETED_DAILY = (
+    ("several prefixes", jnp.bfloat16),
+    ("one prefix read at several lengths", jnp.bfloat16),
+    ("some read no prefix", jnp.bfloat16),
+    ("new blocks behind cached ones", jnp.bfloat16),
+    (ODD_HEADS.name, jnp.float16),
+)
+
+
+def is_slow(test: str, parameters: Mapping[str, Any]) -> bool:
+    if test == "test_hopper_kernel_interpreted":
+        return (parameters["case"].name, parameters["dtype"]) not in INTERPRETED_DAILY
+    if test == "test_a_neighbour_in_the_same_tile_or_window_that_is_not_finite_stays_by_itself":
+        return parameters["implementation"] is HOPPER_INTERPRETED and parameters["name"] != "interleaved prefixes"
+    return False
+
+
+def is_hopper() -> bool:
+    return DeviceChoice.resolve("gpu").kernel_platform == "hopper"
+
+
+# Asked when a test begins, not when it is collected.
+NEEDS_HOPPER = pytest.mark.skipif("not is_hopper()", reason="the GPU is not of compute capability 9")
+ON_HOPPER = (pytest.mark.gpu, NEEDS_HOPPER)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def interpreted_threads_are_compiled_once() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        compile_threads_once(patch)
+        yield
 
 
 class TestSuite:
@@ -76,6 +134,21 @@ class TestSuite:
     @EACH_CASE
     def test_gpu_kernels_on_a_gpu(self, case: AttentionCase, dtype: DTypeLike) -> None:
         run = runner(COMPILED, capacity_of(case), dtype, "gpu")
+        check(run, case, HALF_TOLERANCES[dtype], dtype=dtype)
+
+    @ROUNDED_TO
+    @EACH_HOPPER_CASE
+    def test_hopper_kernel_interpreted(self, case: AttentionCase, dtype: DTypeLike) -> None:
+        run = runner(HOPPER_INTERPRETED, capacity_of(case), dtype)
+        check(run, case, HALF_TOLERANCES[dtype], dtype=dtype)
+        assert not has_races()
+
+    @pytest.mark.gpu
+    @NEEDS_HOPPER
+    @ROUNDED_TO
+    @EACH_HOPPER_CASE
+    def test_hopper_kernel_on_a_gpu(self, case: AttentionCase, dtype: DTypeLike) -> None:
+        run = runner(HOPPER, capacity_of(case), dtype, "gpu")
         check(run, case, HALF_TOLERANCES[dtype], dtype=dtype)
 
     @pytest.mark.gpu
@@ -102,13 +175,22 @@ class TestNamedShapes:
 
     @pytest.mark.gpu
     @ROUNDED_TO
-    @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
-    def test_whole_on_a_gpu(self, shape: AttentionShape, dtype: DTypeLike) -> None:
+    @pytest.mark.parametrize(
+        ("implementation", "shape"),
+        [
+            *((COMPILED, shape) for shape in SHAPES),
+            *(pytest.param(HOPPER, shape, marks=NEEDS_HOPPER) for shape in SHAPES if takes_heads(shape.head_size)),
+        ],
+        ids=lambda each: each.name,
+    )
+    def test_whole_on_a_gpu(
+        self, implementation: AttentionImplementation, shape: AttentionShape, dtype: DTypeLike
+    ) -> None:
         case = case_of(shape)
         num_blocks = sum(-(-length // KEY_BLOCK) for length in shape.prefix_lens)
         capacity = Capacity(-(-(shape.num_tokens + PADDING) // 256) * 256, num_blocks)
         batch, inputs = make_batch(case), round_inputs(make_inputs(case), dtype)
-        found = runner(COMPILED, capacity, dtype, "gpu")(batch, inputs)[: batch.num_tokens]
+        found = runner(implementation, capacity, dtype, "gpu")(batch, inputs)[: batch.num_tokens]
         expected = runner(XLA, capacity, platform="gpu")(batch, inputs)[: batch.num_tokens]
         assert np.abs(found - expected).max() <= HALF_TOLERANCES[dtype]
 
@@ -194,6 +276,16 @@ SERIAL = AttentionCase(
 )
 
 
+def check_a_broken_neighbour(run: Implementation, case: AttentionCase, mask: MaskImpl = "segment") -> None:
+    """The second segment is not finite; all others have the bits that they had."""
+    batch, inputs = make_batch(case, mask), make_inputs(case)
+    before = run(batch, inputs)
+    broken = slice(int(batch.segment_starts[1]), int(batch.segment_starts[2]))
+    inputs.q[broken], inputs.k[broken], inputs.v[broken] = np.nan, np.nan, np.inf
+    others = np.r_[0 : broken.start, broken.stop : batch.num_tokens]
+    assert np.array_equal(run(batch, inputs)[others], before[others])
+
+
 class TestIsolation:
     """A segment's bits follow from its own tokens and its prefix."""
 
@@ -202,7 +294,9 @@ class TestIsolation:
         [
             pytest.param(XLA, "cpu", jnp.float32, id="xla"),
             pytest.param(INTERPRETED, "cpu", jnp.float32, id="interpreted"),
+            pytest.param(HOPPER_INTERPRETED, "cpu", jnp.bfloat16, id="hopper interpreted", marks=pytest.mark.slow),
             pytest.param(COMPILED, "gpu", jnp.bfloat16, id="pallas_gpu", marks=pytest.mark.gpu),
+            pytest.param(HOPPER, "gpu", jnp.bfloat16, id="hopper", marks=ON_HOPPER),
         ],
     )
     @pytest.mark.parametrize("name", ["ragged items over one prefix", "interleaved prefixes"])
@@ -217,10 +311,22 @@ class TestIsolation:
                 found = run(*behind(offset, case, inputs, segment))
                 assert np.array_equal(found[offset : offset + stop - start], together[start:stop]), (segment, offset)
 
-    def test_a_program_of_another_size_gives_the_same_bits(self) -> None:
+    @pytest.mark.parametrize(
+        ("implementation", "platform", "dtype"),
+        [
+            pytest.param(XLA, "cpu", jnp.float32, id="xla"),
+            pytest.param(HOPPER, "gpu", jnp.bfloat16, id="hopper", marks=ON_HOPPER),
+        ],
+    )
+    def test_a_program_of_another_size_gives_the_same_bits(
+        self, implementation: AttentionImplementation, platform: str, dtype: DTypeLike
+    ) -> None:
         case = CASE_NAMED["several prefixes"]
         batch, inputs = make_batch(case), make_inputs(case)
-        small, large = (runner(XLA, capacity)(batch, inputs) for capacity in (Capacity(200, 9), LAYOUT_CAPACITY))
+        small, large = (
+            runner(implementation, capacity, dtype, platform)(batch, inputs)
+            for capacity in (Capacity(200, 9), LAYOUT_CAPACITY)
+        )
         assert np.array_equal(small[: batch.num_tokens], large[: batch.num_tokens])
 
     @pytest.mark.parametrize("implementation", [XLA, INTERPRETED], ids=lambda each: each.name)
@@ -249,6 +355,23 @@ class TestIsolation:
         assert np.array_equal(run(make_batch(behind), last)[:22], row[128:150])
 
     @pytest.mark.parametrize(
+        ("implementation", "platform"),
+        [
+            pytest.param(HOPPER_INTERPRETED, "cpu", id="hopper interpreted", marks=pytest.mark.slow),
+            pytest.param(HOPPER, "gpu", id="hopper", marks=ON_HOPPER),
+        ],
+    )
+    def test_a_block_has_the_same_bits_behind_pages_of_this_batch_and_from_before(
+        self, implementation: AttentionImplementation, platform: str
+    ) -> None:
+        """For those that read pages only."""
+        prefix, run = draw_segment(150), runner(implementation, dtype=jnp.bfloat16, platform=platform)
+        together = AttentionCase("together", (128, 22), (0, 0), (0, 128), batch_prefixes=(0,))
+        behind = AttentionCase("behind", (22,), (0,), (128,), (128,))
+        last = AttentionInputs(prefix.q[128:], prefix.k[128:], prefix.v[128:], ((prefix.k[:128], prefix.v[:128]),))
+        assert np.array_equal(run(make_batch(behind), last)[:22], run(make_batch(together), prefix)[128:150])
+
+    @pytest.mark.parametrize(
         ("implementation", "mask"),
         [
             pytest.param(XLA, "segment", id="xla"),
@@ -259,20 +382,36 @@ class TestIsolation:
     def test_a_neighbour_that_is_not_finite_stays_by_itself(
         self, implementation: AttentionImplementation, mask: MaskImpl
     ) -> None:
-        run, case = runner(implementation), CASE_NAMED["packed rows"]
-        batch, inputs = make_batch(case, mask), make_inputs(case)
-        before = run(batch, inputs)
-        broken = slice(int(batch.segment_starts[1]), int(batch.segment_starts[2]))
-        inputs.q[broken], inputs.k[broken], inputs.v[broken] = np.nan, np.nan, np.inf
-        others = np.r_[0 : broken.start, broken.stop : batch.num_tokens]
-        assert np.array_equal(run(batch, inputs)[others], before[others])
+        check_a_broken_neighbour(runner(implementation), CASE_NAMED["packed rows"], mask)
+
+    @pytest.mark.parametrize("name", ["ragged items over one prefix", "interleaved prefixes"])
+    @pytest.mark.parametrize(
+        ("implementation", "platform"),
+        [
+            pytest.param(HOPPER_INTERPRETED, "cpu", id="hopper interpreted"),
+            pytest.param(HOPPER, "gpu", id="hopper", marks=ON_HOPPER),
+        ],
+    )
+    def test_a_neighbour_in_the_same_tile_or_window_that_is_not_finite_stays_by_itself(
+        self, implementation: AttentionImplementation, platform: str, name: str
+    ) -> None:
+        check_a_broken_neighbour(runner(implementation, dtype=jnp.bfloat16, platform=platform), CASE_NAMED[name])
 
 
 @pytest.mark.parametrize(
-    "implementation", [XlaAttention(), PallasGpuAttention(interpret=True)], ids=lambda each: each.name
+    ("implementation", "platform", "dtype"),
+    [
+        pytest.param(XLA, "cpu", jnp.float32, id="xla"),
+        pytest.param(INTERPRETED, "cpu", jnp.float32, id="interpreted"),
+        pytest.param(HOPPER_INTERPRETED, "cpu", jnp.bfloat16, id="hopper interpreted"),
+        pytest.param(HOPPER, "gpu", jnp.bfloat16, id="hopper", marks=ON_HOPPER),
+    ],
 )
-def test_a_prefix_token_that_is_not_finite_reaches_only_its_readers(implementation: AttentionImplementation) -> None:
-    run, case = runner(implementation), CASE_NAMED["one prefix read at several lengths"]
+def test_a_prefix_token_that_is_not_finite_reaches_only_its_readers(
+    implementation: AttentionImplementation, platform: str, dtype: DTypeLike
+) -> None:
+    run = runner(implementation, dtype=dtype, platform=platform)
+    case = CASE_NAMED["one prefix read at several lengths"]
     batch, inputs = make_batch(case), make_inputs(case)
     before = run(batch, inputs)
     inputs.cached[0][1][-1] = np.inf  # a value of the last prefix token

@@ -1,0 +1,61 @@
+"""Can the fast path run here? Imports Triton only where it is, and PyTorch's own way takes over where it does not
+work."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import torch
+
+from itemwise.backends.base import BackendInfo
+from itemwise.backends.torch.model import Transformer
+from itemwise.backends.torch.row_ops import PLAIN, RowOps
+from itemwise.models.config import ModelConfig
+
+if TYPE_CHECKING:
+    from itemwise.backends.torch.cuda.attention import PagedAttention
+    from itemwise.backends.torch.cuda.runner import PagedRunner
+
+log = logging.getLogger("itemwise")
+
+_MOST_HEADS_PER_KV = 64  # they are rows of one tile
+
+
+def choose_paged_runner(transformer: Transformer, row_ops: RowOps, info: BackendInfo) -> PagedRunner | None:
+    """For CUDA in half precision where Triton works (it made the row ops, too); else None."""
+    if row_ops is PLAIN or not has_paged_attention(transformer.config):
+        return None
+    try:
+        from itemwise.backends.torch.cuda.runner import PagedRunner
+
+        embedding = transformer.weights.embedding
+        attention = _choose_attention(transformer.config, embedding.dtype, embedding.device)
+        pages, budget = info.num_prefix_blocks, info.token_budget
+        runner = PagedRunner(transformer, attention, num_pages=pages, token_budget=budget)
+        runner.try_out()
+        return runner
+    except Exception as error:  # a kernel that does not fit this device, too little memory: PyTorch may still do it
+        log.warning("paged attention does not work here, so scoring is slower than it could be: %s", error)
+        return None
+
+
+def has_paged_attention(config: ModelConfig) -> bool:
+    """Rows of heads begin at multiples of 16 bytes, and a tile of them fits a multiprocessor."""
+    is_size = config.head_size % 8 == 0 and 16 <= config.head_size <= 256
+    return is_size and config.num_heads // config.num_kv_heads <= _MOST_HEADS_PER_KV
+
+
+def _choose_attention(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> PagedAttention:
+    """The best that works: Gluon, in which one kernel is written, is not the same in all versions of Triton."""
+    from itemwise.backends.torch.cuda.attention import PagedAttention, prefix_tunings
+
+    *better, last = prefix_tunings(config.head_size, device)
+    for tuning in better:
+        attention = PagedAttention.for_model(config, device, tuning)
+        try:
+            attention.try_out(dtype)
+            return attention
+        except Exception as error:
+            log.warning("a faster attention does not work here: %s", error)
+    return PagedAttention.for_model(config, device, last)

@@ -1,0 +1,38 @@
+"""Pallas' interpreter of Mosaic GPU kernels: it runs the threads of a kernel, their copies and barriers, on a CPU."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import pytest
+
+
+def interpreter_parameters() -> Any:
+    """What an implementation takes as `interpret`. What is read beyond the end of an array is NaN; threads that touch
+    the same memory with no barrier between them are noticed (`has_races`)."""
+    try:
+        parameters = import_module("jax.experimental.pallas.mosaic_gpu").InterpretGPUParams
+    except AttributeError:  # jax 0.10 has it, and does not show it
+        parameters = import_module("jax._src.pallas.mosaic_gpu.interpret.params").InterpretGPUParams
+    return parameters(out_of_bounds_reads="uninitialized", detect_races=True)
+
+
+def has_races() -> bool:
+    """Had the kernel that was interpreted last?"""
+    callbacks = import_module("jax._src.pallas.mosaic_gpu.interpret.gpu_callbacks")
+    return bool(callbacks.get_races().races_found)
+
+
+def compile_threads_once(patch: pytest.MonkeyPatch) -> None:
+    """Nearly all of the interpreter's time is the compiler's: at every call of a kernel it compiles each thread of each
+    block of threads, since it wraps one function anew for each. Here they share what was compiled for one of them."""
+    wrapped: dict[Any, Any] = {}
+
+    def jit(function: Any, **options: Any) -> Any:
+        return wrapped.setdefault(function.__code__, jax.jit(function, **options))
+
+    used = {name: getattr(jax, name) for name in dir(jax) if not name.startswith("_")}
+    patch.setattr("jax._src.pallas.mosaic.interpret.thread_map.jax", SimpleNamespace(**{**used, "jit": jit}))

@@ -1,0 +1,111 @@
+"""The GPU kernels as far as a machine without a GPU can take them: to what a GPU's compiler gets."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from benchmarks.random_checkpoint import QWEN3_06B
+from itemwise.backends.jax.attention import api
+from itemwise.backends.jax.attention.base import AttentionImplementation, Heads, Source
+from itemwise.backends.jax.attention.hopper import HopperAttention
+from itemwise.backends.jax.attention.pallas_gpu import PallasGpuAttention
+from itemwise.backends.jax.attention.shapes import SHAPE_NAMED
+from itemwise.backends.jax.inputs import ProgramSpec, capacities, unpack
+from itemwise.backends.jax.model import Transformer
+from itemwise.backends.jax.pool import PoolArrays
+from itemwise.backends.jax.row_blocks import RowBlocks
+from itemwise.backends.jax.weights import LayerWeights, ModelWeights
+from itemwise.backends.layout.tiles import KEY_BLOCK, Tiles, tile_capacities
+
+NUM_TOKENS = 10_240  # the contract's, padded
+CONFIG = replace(QWEN3_06B, num_layers=2)
+HOPPER, PALLAS_GPU = HopperAttention(), PallasGpuAttention()
+
+
+def halves(*shape: int) -> Any:
+    return jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+
+
+def integers(*shape: int) -> Any:
+    return jax.ShapeDtypeStruct(shape, jnp.int32)
+
+
+def kernels(traced: Any) -> Counter[str]:
+    """How many kernels of each technology the program has."""
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    return Counter(re.findall(r"custom_call @\S*?(triton|mosaic_gpu)", text))
+
+
+@pytest.mark.parametrize(
+    ("implementation", "expected"),
+    [
+        pytest.param(HOPPER, {"triton": 2, "mosaic_gpu": 1}, id="hopper"),
+        pytest.param(PALLAS_GPU, {"triton": 3}, id="pallas_gpu"),
+    ],
+)
+def test_attention_lowers_for_a_gpu(implementation: AttentionImplementation, expected: dict[str, int]) -> None:
+    """Narrow tiles, wide tiles, prefix."""
+    shape = SHAPE_NAMED["contract"]
+    num_blocks = -(-shape.prefix_lens[0] // KEY_BLOCK)
+    lens = tile_capacities(NUM_TOKENS, implementation.tile_sizes(shape.num_heads // shape.num_kv_heads), num_blocks)
+    heads = Heads(halves(NUM_TOKENS, shape.num_heads + 2 * shape.num_kv_heads, shape.head_size), shape.num_kv_heads)
+    kept = halves(num_blocks * KEY_BLOCK, shape.num_kv_heads, shape.head_size)
+    tiles = Tiles(*(integers(length) for length in lens))
+    attend = jax.jit(api.extend_attention, static_argnums=3)
+    assert kernels(attend.trace(heads, Source(kept, kept, integers()), tiles, implementation)) == expected
+
+
+def weights() -> ModelWeights:
+    layers, model, mlp, head = CONFIG.num_layers, CONFIG.model_size, CONFIG.mlp_size, CONFIG.head_size
+    embedding = halves(CONFIG.vocab_size, model)
+    return ModelWeights(
+        embedding,
+        LayerWeights(
+            attention_norm=halves(layers, model),
+            qkv=halves(layers, (CONFIG.num_heads + 2 * CONFIG.num_kv_heads) * head, model),
+            qkv_bias=None,
+            q_norm=halves(layers, head),
+            k_norm=halves(layers, head),
+            o=halves(layers, model, CONFIG.num_heads * head),
+            mlp_norm=halves(layers, model),
+            gate_up=halves(layers, 2 * mlp, model),
+            down=halves(layers, model, mlp),
+        ),
+        final_norm=halves(model),
+        head=embedding,
+    )
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        ProgramSpec(2048, "pool", keeps=True),
+        ProgramSpec(2048, "pool", keeps=False),
+        ProgramSpec(2048, "batch", keeps=False),
+    ],
+    ids=lambda spec: spec.title,
+)
+def test_a_whole_trunk_lowers_for_a_hopper_gpu(spec: ProgramSpec) -> None:
+    """Hopper's own kernel is where prefixes are in the pool. All kernels are there twice: in the loop over layers, and
+    in the last one; Triton's are one for the heads, two for the own part, and one for prefixes in the batch."""
+    heads_per_kv, num_pages = CONFIG.num_heads // CONFIG.num_kv_heads, 64
+    rows = RowBlocks(None, score_rows=256)
+    trunk = Transformer(CONFIG, CONFIG.num_kv_heads, heads_per_kv, 1, rows, HOPPER, PALLAS_GPU, fuses_heads=True)
+    attention = trunk.attention if spec.reads == "pool" else trunk.row_attention
+    lens = capacities(spec, attention.tile_sizes(heads_per_kv), max_pool_blocks=num_pages)
+    kept = halves(CONFIG.num_layers * num_pages * KEY_BLOCK, CONFIG.num_kv_heads, CONFIG.head_size)
+
+    @jax.jit
+    def program(weights: ModelWeights, pool: PoolArrays, packed: jax.Array) -> Any:
+        return trunk(spec, weights, pool, unpack(packed, lens), None)
+
+    packed = integers(sum([*lens[:-1], *lens.tiles]))
+    found = kernels(program.trace(weights(), PoolArrays(kept, kept), packed))
+    assert found == ({"triton": 6, "mosaic_gpu": 2} if spec.reads == "pool" else {"triton": 8})

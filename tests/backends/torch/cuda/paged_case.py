@@ -1,0 +1,94 @@
+"""An attention case through the paged kernels: prefixes in pages, everything around them poisoned with NaN."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from itemwise.backends.base import ForwardBatch
+from itemwise.backends.layout.block_lists import batch_blocks, pool_blocks
+from itemwise.backends.layout.tiles import KEY_BLOCK
+from itemwise.backends.torch.cuda.attention import KeySource, PagedAttention, PrefixTuning
+from itemwise.backends.torch.cuda.inputs import (
+    ForwardInputs,
+    ProgramSpec,
+    capacities,
+    flat,
+    host_inputs,
+    packing,
+    unpack,
+)
+from itemwise.contract.ragged import Int64Array
+from tests.attention_cases import AttentionInputs, Floats, Implementation
+
+MAX_BLOCKS = 64
+
+
+def paged(dtype: torch.dtype, device: str, prefix: PrefixTuning | None = None) -> Implementation:
+    def run(batch: ForwardBatch, inputs: AttentionInputs) -> Floats:
+        (num_tokens, num_heads, head_size), num_kv_heads = inputs.q.shape, inputs.k.shape[1]
+        attention = PagedAttention(
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            head_size=head_size,
+            device=torch.device(device),
+            prefix=prefix,
+        )
+
+        def move(values: NDArray[Any]) -> torch.Tensor:
+            return torch.from_numpy(values).to(device, dtype)
+
+        qkv = move(np.concatenate([inputs.q, inputs.k, inputs.v], 1))
+        reads_pool = any(prefix.blocks for prefix in batch.prefixes)
+        spec = ProgramSpec(num_tokens, "pool" if reads_pool else "batch", scores=False)
+        if reads_pool:
+            keys, values, lists = _pool(batch, inputs)
+            source = KeySource(move(keys), move(values))
+        else:
+            lists = batch_blocks(batch)
+            source = KeySource(qkv, qkv, num_heads, num_heads + num_kv_heads)
+        arrays = _on_device(attention, spec, batch, lists, device)
+        out = torch.zeros(num_tokens, num_heads, head_size, dtype=dtype, device=device)
+        lse = torch.full((num_tokens, num_heads), float("nan"), device=device)
+        attention(qkv, source, arrays.tiles, out, lse)
+        found: Floats = out.float().cpu().numpy()
+        return found
+
+    return run
+
+
+def _on_device(
+    attention: PagedAttention, spec: ProgramSpec, batch: ForwardBatch, lists: list[Int64Array], device: str
+) -> ForwardInputs[torch.Tensor]:
+    lens = capacities(spec, attention.tile_sizes, MAX_BLOCKS)
+    places = packing(lens)
+    packed = np.full(places.size, -1, np.int32)
+    places.pack(flat(host_inputs(batch, spec, attention.tile_sizes, lists, [])), packed)
+    return unpack(places, torch.from_numpy(packed).to(device))
+
+
+def _pool(batch: ForwardBatch, inputs: AttentionInputs) -> tuple[Floats, Floats, list[Int64Array]]:
+    """Keys, values and block lists: cached prefixes and those of the batch in pages that are not in order."""
+    pages = iter(np.random.default_rng(1).permutation(MAX_BLOCKS))
+    shape = (MAX_BLOCKS * KEY_BLOCK, *inputs.k.shape[1:])
+    keys, values = np.full(shape, np.nan, np.float32), np.full(shape, np.nan, np.float32)
+
+    def write(new_keys: Floats, new_values: Floats) -> int:
+        address = int(next(pages)) * KEY_BLOCK
+        keys[address : address + len(new_keys)] = new_keys
+        values[address : address + len(new_values)] = new_values
+        return address
+
+    addresses: dict[int, int] = {}  # by the block's identity
+    for prefix, cached in zip(batch.prefixes, inputs.cached, strict=True):
+        for number, block in enumerate(prefix.blocks):
+            rows = slice(number * KEY_BLOCK, number * KEY_BLOCK + block.num_tokens)
+            addresses[id(block)] = write(cached[0][rows], cached[1][rows])
+    new_pages = {}
+    for segment, (start, stop) in enumerate(zip(batch.segment_starts[:-1], batch.segment_starts[1:], strict=True)):
+        if stop - start <= KEY_BLOCK:
+            new_pages[segment] = write(inputs.k[start:stop], inputs.v[start:stop])
+    return keys, values, pool_blocks(batch, new_pages, lambda block: addresses[id(block)])

@@ -1,0 +1,281 @@
+"""The paged kernels and the runner around them: compiled on a GPU, and in Triton's interpreter where there is none.
+
+Triton decides when it is imported whether kernels are interpreted, so a run of this file with TRITON_INTERPRET=1 is a
+process of its own, which the one test that is not marked `gpu` starts; for the runner that takes minutes.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from benchmarks.random_checkpoint import QWEN3_06B, random_checkpoint
+from itemwise.backends.base import ForwardBatch, Layout
+from itemwise.backends.torch.backend import TorchBackend
+from itemwise.backends.torch.row_ops import PLAIN
+from itemwise.models.config import ModelConfig
+from tests.attention_cases import CASE_NAMED, CASES, AttentionCase, AttentionInputs, check, make_batch, make_inputs
+from tests.backends.torch import batches
+from tests.backends.torch.batches import Blocks, Segments, extend_batch, prefill, rows_batch
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cpu" if INTERPRETED else "cuda"
+# The interpreter cuts bfloat16 where a device rounds it.
+DTYPES = [torch.float16] if INTERPRETED else [torch.bfloat16, torch.float16]
+TOLERANCES = {torch.bfloat16: 0.03, torch.float16: 0.004}
+HOPPER = (9, 0)
+SMALL = replace(
+    QWEN3_06B, vocab_size=600, model_size=64, mlp_size=96, num_layers=2, num_heads=4, num_kv_heads=2, head_size=32,
+    max_context_len=1000,
+)  # fmt: skip
+BIASED = replace(SMALL, num_heads=6, qk_norm=False, qkv_bias=True)
+GEMMA = replace(SMALL, qk_norm=False, activation="gelu_tanh", embedding_scale=8.0, float32_norms=True, num_kv_heads=1)
+
+CONFIGS = {"qk_norm": SMALL, "qkv_bias": BIASED, "gemma": GEMMA, "wide heads": replace(SMALL, head_size=128)}
+PREFIXES, TAILS, READS = batches.PREFIXES, batches.TAILS, batches.READS
+if INTERPRETED:  # which runs a row in some milliseconds
+    CONFIGS = {"qk_norm": SMALL}
+    PREFIXES, TAILS, READS = [PREFIXES[0][:140], PREFIXES[1]], [TAILS[0], TAILS[1], TAILS[5]], [0, 1, 0]
+
+pytestmark = [
+    pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed"),
+    pytest.mark.filterwarnings("ignore:invalid value encountered"),  # NumPy's, in the interpreter: padding is garbage
+    pytest.mark.filterwarnings("ignore:overflow encountered"),
+]
+
+if INTERPRETED:
+    from tests.backends.torch.cuda.interpreter import allow_loops
+
+    allow_loops()
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+Floats = NDArray[np.float32]
+
+
+def compiled_or_interpreted(test: Function) -> Function:
+    return test if INTERPRETED else pytest.mark.gpu(test)
+
+
+@pytest.mark.skipif(INTERPRETED, reason="this is that run")
+@pytest.mark.parametrize("chosen", ["not TestRunner", pytest.param("TestRunner", marks=pytest.mark.slow)])
+def test_in_the_interpreter(chosen: str) -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not gpu", "-k", chosen, __file__]
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run(command, env=environment, cwd=Path(__file__).parents[4], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    assert " passed" in done.stdout
+
+
+def kernels() -> list[Any]:
+    """The prefix part for all devices, and that for Hopper."""
+    is_hopper = not INTERPRETED and torch.cuda.is_available() and torch.cuda.get_device_capability() == HOPPER
+    return [False, pytest.param(True, marks=pytest.mark.skipif(not is_hopper, reason="not a Hopper GPU"))]
+
+
+@compiled_or_interpreted
+@pytest.mark.parametrize("for_hopper", kernels(), ids=lambda each: "hopper" if each else "any")
+@pytest.mark.parametrize("dtype", DTYPES)
+class TestAttention:
+    @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+    def test_is_right(self, case: AttentionCase, dtype: torch.dtype, for_hopper: bool) -> None:
+        check(run(dtype, for_hopper, case.head_size), case, TOLERANCES[dtype], dtype=as_numpy(dtype))
+
+    @pytest.mark.parametrize("name", ["ragged items over one prefix", "several prefixes", "long items"])
+    def test_a_segment_alone_gives_the_bits_it_has_beside_others(
+        self, name: str, dtype: torch.dtype, for_hopper: bool
+    ) -> None:
+        case = CASE_NAMED[name]
+        attend, batch, inputs = run(dtype, for_hopper, case.head_size), make_batch(case), make_inputs(case)
+        together = attend(batch, inputs)
+        for segment, length in enumerate(case.segment_lens):
+            own = slice(int(batch.segment_starts[segment]), int(batch.segment_starts[segment + 1]))
+            index, read = case.prefix_index[segment], case.prefix_lens[segment]
+            lone = replace(
+                case,
+                segment_lens=(length,),
+                prefix_index=(0,),
+                prefix_lens=(read,),
+                cached_prefix_lens=(case.cached_prefix_lens[index],),
+            )
+            lone_inputs = AttentionInputs(inputs.q[own], inputs.k[own], inputs.v[own], (inputs.cached[index],))
+            assert np.array_equal(attend(make_batch(lone), lone_inputs), together[own])
+
+    def test_a_neighbour_that_is_not_finite_stays_by_itself(self, dtype: torch.dtype, for_hopper: bool) -> None:
+        case = CASE_NAMED["packed rows"]
+        attend, batch, inputs = run(dtype, for_hopper, case.head_size), make_batch(case), make_inputs(case)
+        base = attend(batch, inputs)
+        broken = slice(int(batch.segment_starts[1]), int(batch.segment_starts[2]))
+        inputs.k[broken], inputs.v[broken] = np.nan, np.inf
+        others = np.r_[0 : broken.start, broken.stop : batch.num_tokens]
+        assert np.array_equal(attend(batch, inputs)[others], base[others])
+
+
+def run(dtype: torch.dtype, for_hopper: bool, head_size: int) -> Callable[[ForwardBatch, AttentionInputs], Floats]:
+    from itemwise.backends.torch.cuda.attention import HOPPER_TUNING, prefix_tunings
+    from tests.backends.torch.cuda.paged_case import paged
+
+    (tuning,) = prefix_tunings(head_size, torch.device("cpu"))
+    if for_hopper:
+        if not 32 < head_size <= 128:
+            pytest.skip("a head size that Hopper's kernel does not take")
+        tuning = HOPPER_TUNING
+    return paged(dtype, DEVICE, prefix=tuning)
+
+
+def as_numpy(dtype: torch.dtype) -> Any:
+    return np.float16 if dtype == torch.float16 else np.float32
+
+
+@compiled_or_interpreted
+@pytest.mark.parametrize("has_norm", [True, False])
+@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_size"), [(16, 8, 128), (9, 3, 64), (4, 1, 24)])
+def test_turned_heads_are_kept_where_the_slots_say(
+    num_heads: int, num_kv_heads: int, head_size: int, has_norm: bool
+) -> None:
+    from itemwise.backends.torch.cuda.attention import KeySource
+    from itemwise.backends.torch.cuda.row_steps import turn_heads
+
+    def draw(*shape: int, dtype: torch.dtype = torch.float16) -> Tensor:
+        return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(DEVICE, dtype)
+
+    num_tokens, num_turned = 7, num_heads + num_kv_heads
+    qkv, angles = draw(num_tokens, num_turned + num_kv_heads, head_size), draw(7, head_size // 2, dtype=torch.float32)
+    weight = draw(num_turned, head_size) if has_norm else None
+    cos, sin = angles.cos(), angles.sin()
+    expected = PLAIN.turn_heads(qkv.clone(), num_turned, weight, 1e-6, cos[:, None], sin[:, None])
+    slots = torch.tensor([-1, 3, 0, -1, 9, 8, -1], dtype=torch.int32, device=DEVICE)
+    room = torch.full((10, num_kv_heads, head_size), 5.0, device=DEVICE).half()
+    pool = KeySource(room.clone(), room.clone())
+    turn_heads(qkv, weight, 1e-6, cos, sin, slots, pool)
+    torch.testing.assert_close(qkv, expected, rtol=2**-9, atol=2**-9)
+    kept = [1, 2, 4, 5]
+    assert torch.equal(pool.keys[slots[kept].long()], qkv[kept, num_heads:num_turned])
+    assert torch.equal(pool.values[slots[kept].long()], qkv[kept, num_turned:])
+    untouched = [1, 2, 4, 5, 6, 7]
+    assert (pool.keys[untouched] == 5).all()
+    assert (pool.values[untouched] == 5).all()
+
+
+def make_backend(config: ModelConfig, *, is_paged: bool = True) -> TorchBackend:
+    """Half precision; in the interpreter without graphs."""
+    from itemwise.backends.torch.cuda.attention import PagedAttention
+    from itemwise.backends.torch.cuda.runner import PagedRunner
+
+    backend = TorchBackend(
+        random_checkpoint(config), dtype="float16", device=DEVICE, token_budget=2048, prefix_cache_bytes=1 << 26
+    )
+    if not is_paged:
+        backend._paged = None
+    elif INTERPRETED:
+        attention = PagedAttention.for_model(config, torch.device(DEVICE))
+        backend._paged = PagedRunner(backend._transformer, attention, num_pages=40, token_budget=2048, records=False)
+    assert (backend._paged is not None) == is_paged
+    return backend
+
+
+def joined_batch(kept: Blocks = (), *, keeps: bool = True) -> ForwardBatch:
+    """The blocks of a prefix, and tails that read them in this very forward."""
+    segments = Segments()
+    number = segments.add_prefix(PREFIXES[0], kept)
+    blocks = tuple(range(len(segments.pieces)))
+    for tail in TAILS:
+        segments.add(tail, number, len(PREFIXES[0]), is_scored=True)
+    return replace(segments.batch(Layout.EXTEND), keep_segments=blocks if keeps else ())
+
+
+@compiled_or_interpreted
+class TestRunner:
+    @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+    def test_scores_are_those_of_the_other_way(self, config: ModelConfig) -> None:
+        def logits(backend: TorchBackend) -> Floats:
+            batches = [
+                extend_batch(TAILS, READS, prefill(backend, PREFIXES)),
+                rows_batch(PREFIXES[0], [TAILS[:2], TAILS[2:]], Layout.PACKED),
+                rows_batch(PREFIXES[0], [[tail] for tail in TAILS], Layout.CAUSAL),
+                rows_batch(PREFIXES[0], [TAILS], Layout.PACKED, "dense"),
+                joined_batch(),
+            ]
+            return np.stack([backend.forward(batch).label_logits for batch in batches])
+
+        found, expected = logits(make_backend(config)), logits(make_backend(config, is_paged=False))
+        assert np.abs(found - expected).max() <= 0.004 * np.abs(expected).max()
+
+    def test_blocks_of_this_forward_are_read_as_kept_ones_are(self) -> None:
+        backend = make_backend(SMALL)
+        joined = backend.forward(joined_batch())
+        kept = backend.forward(extend_batch(TAILS, [0] * len(TAILS), [joined.blocks]))
+        assert np.array_equal(joined.label_logits, kept.label_logits)
+        passing = backend.forward(joined_batch(joined.blocks[:1], keeps=False))
+        assert np.array_equal(passing.label_logits, kept.label_logits)
+
+    def test_pages_come_back(self) -> None:
+        backend = make_backend(SMALL)
+        assert backend._paged is not None
+        pages = backend._paged.pool._pages
+        at_start = pages.num_free
+        blocks = prefill(backend, PREFIXES)
+        num_kept = sum(map(len, blocks))
+        assert pages.num_free == at_start - num_kept
+        backend.forward(joined_batch(blocks[0][:1], keeps=False))
+        assert pages.num_free == at_start - num_kept, "pages for one forward alone"
+        blocks[0][1].release()
+        assert pages.num_free == at_start - num_kept + 1
+        del blocks
+        assert pages.num_free == at_start
+
+    def test_every_program_can_be_prepared(self) -> None:
+        backend = make_backend(SMALL)
+        assert backend._paged is not None
+        programs = backend.programs(max_dense_row_len=0)
+        titles = [program.title for program in programs]
+        assert len(set(titles)) == len(titles)
+        smallest = f"{backend._paged.buckets[0]} tokens"
+        assert titles[-3:] == [f"prefill, {smallest}", f"rows, {smallest}", f"extend, {smallest}"]
+        for program in programs[-3:]:
+            program.lower()()
+            program.prepare()
+        if not INTERPRETED:
+            assert backend.num_compilations == 3
+
+
+@pytest.mark.gpu
+class TestGraphs:
+    def test_forwards_in_flight_do_not_disturb_each_other(self) -> None:
+        backend = make_backend(SMALL)
+        prefixes = prefill(backend, PREFIXES)
+        orders = [np.random.default_rng(seed).permutation(6) for seed in range(8)]
+        batches = [extend_batch([TAILS[i] for i in order], [READS[i] for i in order], prefixes) for order in orders]
+        expected = backend.forward(extend_batch(TAILS, READS, prefixes)).label_logits
+        running = [backend.start(batch) for batch in batches]
+        for order, each in zip(orders, running, strict=True):
+            assert np.array_equal(each.wait().label_logits, expected[order])
+
+    def test_one_graph_serves_all_batches_of_its_size(self) -> None:
+        backend = make_backend(SMALL)
+        prefixes = prefill(backend, PREFIXES)
+        backend.forward(extend_batch(TAILS, READS, prefixes))
+        recorded = backend.num_compilations
+        for number in range(1, 6):
+            backend.forward(extend_batch(TAILS[:number], READS[:number], prefixes))
+        assert backend.num_compilations == recorded
+
+    def test_a_batch_beyond_the_largest_bucket_runs(self) -> None:
+        backend = make_backend(SMALL)
+        assert backend._paged is not None
+        tails = [TAILS[2]] * 16  # 2240 tokens
+        prefixes = prefill(backend, PREFIXES[1:2])
+        found = backend.forward(extend_batch(tails, [0] * 16, prefixes)).label_logits
+        alone = backend.forward(extend_batch(tails[:1], [0], prefixes)).label_logits
+        np.testing.assert_allclose(found, np.repeat(alone, 16, 0), rtol=0, atol=0.01)
