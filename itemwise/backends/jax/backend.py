@@ -40,6 +40,7 @@ from itemwise.backends.jax.runner import Blocks, Floats, Runner
 from itemwise.backends.jax.warmup import list_programs
 from itemwise.backends.jax.weights import load_weights
 from itemwise.backends.layout.block_lists import batch_blocks, pool_blocks
+from itemwise.backends.layout.buckets import token_buckets
 from itemwise.backends.layout.tiles import HostTiles, cut_tiles
 from itemwise.contract.ragged import Int32Array, Int64Array
 from itemwise.models.checkpoint import Checkpoint
@@ -99,12 +100,12 @@ class JaxBackend(Backend):
         """
         largest = max(budget, self.config.max_context_len + 1)
         if platform == "cpu":
-            return buckets.token_buckets(largest, smallest=buckets.CPU_SMALLEST, step=buckets.CPU_STEP)
+            return token_buckets(largest, smallest=buckets.CPU_SMALLEST, step=buckets.CPU_STEP)
         smallest = buckets.ACCELERATOR_ROWS
         if self._rows.token_rows is not None:
             # Two blocks at least: XLA would take a loop of one apart, and fuse its products with their neighbours.
             smallest = 2 * self._rows.token_rows
-        return buckets.token_buckets(largest, smallest=smallest, step=buckets.COARSE_STEP if is_coarse else None)
+        return token_buckets(largest, smallest=smallest, step=buckets.COARSE_STEP if is_coarse else None)
 
     def programs(self, *, max_dense_row_len: int) -> Sequence[Program]:
         return list_programs(self._runner, self.info.token_buckets, max_dense_row_len)
@@ -196,7 +197,7 @@ class JaxBackend(Backend):
         return sizes[bisect_left(sizes, num_tokens)]
 
     def _inputs(self, part: ForwardBatch, spec: ProgramSpec, blocks: Sequence[JaxBlock]) -> ForwardInputs[Int32Array]:
-        addresses = [block.address for block in blocks]
+        addresses = [block.lease.address for block in blocks]
         tiles = self._tiles(part, spec, dict(zip(part.keep_segments, addresses, strict=True)))
         block_rows = self._rows.token_rows or spec.num_tokens
         return host_inputs(part, spec, tiles, np.array(addresses, np.int64), block_rows)

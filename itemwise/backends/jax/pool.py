@@ -6,8 +6,7 @@ or how long they are. A block of a prefix is a page, and gives it back when it i
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -18,6 +17,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from itemwise.backends.base import PrefixBlock
 from itemwise.backends.jax.mesh import TENSOR, P
+from itemwise.backends.layout.pages import PageLease, Pages
 from itemwise.backends.layout.tiles import KEY_BLOCK
 from itemwise.contract.errors import BackendError
 
@@ -32,15 +32,6 @@ class PoolArrays(NamedTuple):
     values: jax.Array
 
 
-class PageLease:
-    """A page that is given back once: when it is released, or when nobody holds the lease any more."""
-
-    def __init__(self, page: int, give_back: Callable[[int], None]) -> None:
-        self.page = page
-        self.release = weakref.finalize(self, give_back, page)
-        self.release.atexit = False
-
-
 @dataclass(frozen=True)
 class JaxBlock(PrefixBlock):
     """A block of a prefix in the pool. Equal to none but itself, since no two hold one lease."""
@@ -50,11 +41,6 @@ class JaxBlock(PrefixBlock):
 
     def release(self) -> None:
         self.lease.release()
-
-    @property
-    def address(self) -> int:
-        """Its first token's place in every layer of the pool."""
-        return self.lease.page * KEY_BLOCK
 
 
 class PagePool:
@@ -76,7 +62,7 @@ class PagePool:
 
     def _reset(self) -> None:
         self.arrays: PoolArrays = self._make()
-        self._free = list(range(self.num_pages))[::-1]
+        self._pages = Pages(self.num_pages)  # what is given back of the old ones, on any thread, is nobody's
 
     def recover(self) -> None:
         """After a failure: where it took the arrays with it, begin again, without the prefixes that were here."""
@@ -88,25 +74,15 @@ class PagePool:
 
     def take(self, lens: Sequence[int]) -> list[JaxBlock]:
         """A page for each block of so many tokens; all of them or none."""
-        assert max(lens, default=0) <= KEY_BLOCK, "a block that is longer than a page"
-        if len(lens) > len(self._free):
-            raise BackendError(
-                f"blocks of prefixes with {sum(lens)} tokens need {len(lens)} pages of {KEY_BLOCK} tokens, "
-                f"and {len(self._free)} of {self.num_pages} are free; "
-                "give the prefixes more memory (prefix_cache_bytes), or choose the packed algorithm"
-            )
-        # To this very list: after `_reset`, which may happen on another thread, a page of the old one is nobody's.
-        give_back = self._free.append
-        return [JaxBlock(length, PageLease(self._free.pop(), give_back), self.generation) for length in lens]
+        leases = self._pages.take(lens)
+        return [JaxBlock(length, lease, self.generation) for length, lease in zip(lens, leases, strict=True)]
 
     def address(self, block: PrefixBlock) -> int:
         """Where it lies in each layer. Raises where the block was given back, or went down with an earlier pool."""
         assert isinstance(block, JaxBlock), "a block of another backend"
         if block.generation != self.generation:
             raise BackendError("this prefix was lost when a forward pass failed; compute it again")
-        if not block.lease.release.alive:
-            raise BackendError("this prefix was given back before it was read; compute it again")
-        return block.address
+        return block.lease.address
 
 
 def _zeros(shape: tuple[int, ...], dtype: jnp.dtype) -> PoolArrays:

@@ -66,11 +66,11 @@ class Runner:
         tokens = np.zeros((num_blocks, len(score_tokens), size), np.int32)
         for number, shard in enumerate(score_tokens):
             tokens[:, number].flat[: len(shard)] = shard
-        labels = [label_ids[start : start + LABEL_BLOCK] for start in range(0, len(label_ids), LABEL_BLOCK)]
-        padded = (np.pad(block, (0, LABEL_BLOCK - len(block))) for block in labels)
+        labels = np.zeros((-(-len(label_ids) // LABEL_BLOCK), LABEL_BLOCK), np.int32)
+        labels.flat[: len(label_ids)] = label_ids
         return HeadInputs(
             tuple(put_sharded(self.mesh, block, P(DATA)) for block in tokens),
-            tuple(put_replicated(self.mesh, block) for block in padded),
+            tuple(put_replicated(self.mesh, block) for block in labels),
         )
 
     def hidden(self, last: LastLayer, inputs: HeadInputs) -> list[jax.Array]:

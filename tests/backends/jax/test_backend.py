@@ -268,7 +268,7 @@ class TestPages:
         before = contents(four_pages, kept[:3])
         freed = kept[3]
         assert isinstance(freed, JaxBlock)
-        page = freed.address
+        page = freed.lease.address
         freed.release()
         freed.release()
         ((new,),) = keep(four_pages, OTHERS[2])

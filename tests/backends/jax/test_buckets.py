@@ -15,8 +15,8 @@ from itemwise.backends.jax.buckets import (
     INVARIANT_ROWS,
     dense_columns,
     dense_columns_up_to,
-    token_buckets,
 )
+from itemwise.backends.layout.buckets import token_buckets
 
 
 class TestTokenBuckets:

@@ -128,7 +128,7 @@ class TestRecovery:
 
     def test_a_block_from_before_is_refused(self, pool: PagePool) -> None:
         (old,) = pool.take([1])
-        assert pool.address(old) == old.address
+        assert pool.address(old) == old.lease.address
         self.lose(pool)
         with pytest.raises(BackendError, match="was lost when a forward pass failed; compute it again"):
             pool.address(old)
@@ -138,7 +138,7 @@ class TestRecovery:
         arrays: PoolArrays = pool.arrays
         pool.recover()
         assert pool.arrays is arrays
-        assert pool.address(block) == block.address
+        assert pool.address(block) == block.lease.address
 
 
 @pytest.fixture(scope="module")

@@ -52,7 +52,7 @@ class PagedRunner:
         )
         # One token more: an empty item behind a query that fills the context reads the prefix's last token twice.
         largest = max(token_budget, config.max_context_len + 1)
-        self.buckets = token_buckets(largest, transformer.block_rows or TOKEN_MULTIPLE)
+        self.buckets = token_buckets(largest, smallest=transformer.block_rows or TOKEN_MULTIPLE)
         self.max_blocks_read = MAX_BLOCKS_PER_PAGE * num_pages
         self._programs = Programs(trunk, self.buckets, self.max_blocks_read, records=records)
 
