@@ -1,7 +1,8 @@
 """Attention on NVIDIA's Hopper GPUs (H100, H200) in half precision: a kernel for each part.
 
 The own part is Triton's (`own_gpu.py`), the prefix part, which is nearly all of the work, a kernel of its own for this
-generation's asynchronous copies and matrix products (`hopper_prefix.py`).
+generation's asynchronous copies and matrix products (`hopper_prefix.py`). That one is imported where it is used: it
+needs absl-py, which jax itself does not ask for.
 """
 
 from __future__ import annotations
@@ -42,12 +43,13 @@ class HopperAttention(AttentionImplementation):
         return None
 
     def tile_sizes(self, heads_per_kv: int) -> TileSizes:
-        from itemwise.backends.jax.attention.hopper_prefix import ALIGNMENT, tile_tokens
+        from itemwise.backends.jax.attention.hopper_units import ALIGNMENT, tile_tokens
 
         return TileSizes(*own_tokens(heads_per_kv), tile_tokens(heads_per_kv), ALIGNMENT)
 
     def attend(self, heads: Heads, source: Source | None, tiles: DeviceTiles) -> jax.Array:
-        from itemwise.backends.jax.attention.hopper_prefix import NUM_BLOCKS, Inputs, Shape, prefix_attention
+        from itemwise.backends.jax.attention.hopper_prefix import NUM_BLOCKS, prefix_attention
+        from itemwise.backends.jax.attention.hopper_units import Inputs, Shape
 
         assert source is not None, "this one reads pages only"
         sizes = self.tile_sizes(heads.heads_per_kv)
