@@ -51,9 +51,9 @@ def try_ids(values: Sequence[object]) -> Int32Array | None:
     except (TypeError, OverflowError):
         return None
     ids = np.frombuffer(numbers, np.int32)
-    # Of what it takes for integers, only what looks like 0 or 1 may be something else: true and false.
+    # It takes true and false for integers, too: what looks like 1 or 0 may be one of them.
     doubtful = np.flatnonzero(ids <= 1)
-    if not all(_is_id(values[place]) for place in doubtful.tolist()):
+    if len(doubtful) and (ids.min() < 0 or bool in {type(values[place]) for place in doubtful.tolist()}):
         return None
     return ids
 

@@ -245,6 +245,7 @@ class Job:
         self.error = error
         self.is_done = True
         self.changed()
+        self._on_change = None  # whoever waits has the job, which need not have them any more: no circle is left behind
 
     @property
     def queue_seconds(self) -> float:

@@ -66,6 +66,10 @@ class Call:
         call: Call = scope[_KEY]
         return call
 
+    def leave_scope(self) -> None:
+        """It is over. The two hold each other, and would wait for the garbage collector with all that they hold."""
+        del self.scope[_KEY]
+
     @property
     def method(self) -> str:
         method: str = self.scope["method"]

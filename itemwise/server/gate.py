@@ -56,6 +56,7 @@ class Gate:
         finally:
             lifecycle.leave(call)
             self._report(call)
+            call.leave_scope()
 
     async def _answer(self, call: Call) -> None:
         """A response, whatever happens."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -794,6 +795,21 @@ class TestCall:
         with live_engine(GatedBackend(is_open=True)) as engine:
             scheduler = engine.scheduler
             assert scheduler.call(lambda: scheduler.call(lambda: 5)) == 5
+
+
+def test_a_job_that_is_done_lets_go_of_whoever_waited() -> None:
+    class Waiter:
+        job: Job | None = None
+
+        def notify(self) -> None:
+            assert self.job is not None and self.job.is_done
+
+    waiter = Waiter()
+    waiter.job = Job(np.arange(3, dtype=np.int32), None, on_change=waiter.notify)
+    waiter.job.finish()
+    is_there = weakref.ref(waiter)
+    del waiter
+    assert is_there() is None, "only the garbage collector would find them"
 
 
 class TestProgress:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 
 from itemwise.backends.base import ForwardBatch, ForwardOutput, RunningForward
 from itemwise.backends.fake import FakeBackend
+from itemwise.server.call import Call
 from itemwise.server.config import ServerOptions
 from tests.prompts.merging_tokenizer import merging_tokenizer
 from tests.server.app_client import (
@@ -272,6 +274,33 @@ def test_a_client_that_goes_while_it_sends_is_forgotten(client: AppClient) -> No
     asyncio.run(client.app(scope, receive, send))
     assert client.service.lifecycle.num_in_flight == 0
     assert 'itemwise:requests_total{route="/v1/score",status="499"}' in client.get("/metrics").text
+
+
+def test_an_answered_request_leaves_nothing_for_the_garbage_collector(client: AppClient) -> None:
+    """Where it did, its arrays would stay for a while, and the collector would have more to do."""
+    body = httpx.Request("POST", "http://server", json=IDS_REQUEST).content
+
+    async def ask() -> None:
+        messages = iter([{"type": "http.request", "body": body}])
+
+        async def receive() -> Any:
+            return next(messages, None) or await asyncio.Event().wait()
+
+        async def send(message: Any) -> None:
+            assert message.get("status", 200) == 200
+
+        await client.app(
+            {"type": "http", "method": "POST", "path": "/v1/score", "headers": [], "root_path": ""}, receive, send
+        )
+
+    asyncio.run(ask())
+    gc.collect()
+    gc.disable()
+    try:
+        asyncio.run(ask())
+        assert not any(type(each) is Call for each in gc.get_objects())
+    finally:
+        gc.enable()
 
 
 def test_small_id_requests_never_leave_the_event_loop(client: AppClient, monkeypatch: pytest.MonkeyPatch) -> None:

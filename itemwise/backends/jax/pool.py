@@ -64,6 +64,11 @@ class PagePool:
         self.arrays: PoolArrays = self._make()
         self._pages = Pages(self.num_pages)  # what is given back of the old ones, on any thread, is nobody's
 
+    @property
+    def num_free(self) -> int:
+        """Pages that nobody holds."""
+        return self._pages.num_free
+
     def recover(self) -> None:
         """After a failure: where it took the arrays with it, begin again, without the prefixes that were here."""
         try:

@@ -54,7 +54,7 @@ def all_pages_come_back(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if "backend" in request.fixturenames:
         pool = request.getfixturevalue("backend")._runner.pool
-        assert len(pool._free) == pool.num_pages
+        assert pool.num_free == pool.num_pages
 
 
 def keep(backend: JaxBackend, *prefixes: Int32Array) -> list[Blocks]:
