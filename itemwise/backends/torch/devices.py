@@ -11,6 +11,7 @@ from itemwise.models.config import ModelConfig
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 _CPU_PREFIX_BYTES = 1 << 30
+_MAX_PREFIX_TOKENS = 1 << 20  # by default: a small model need not fill a GPU with them
 _CUDA_PREFIX_SHARE = 0.2  # of the device's memory
 _CUDA_FREE_SHARE = 0.5  # of what is free beside the weights, where that is less
 
@@ -58,7 +59,7 @@ def prefix_block_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
 def count_prefix_blocks(block_bytes: int, device: torch.device, num_bytes: int | None) -> int:
     """How many blocks may be kept: what the bytes allow, by default a share of the device's memory."""
     if num_bytes is None:
-        return max(1, _default_prefix_bytes(device) // block_bytes)
+        return max(1, min(_default_prefix_bytes(device) // block_bytes, _MAX_PREFIX_TOKENS // PREFIX_BLOCK))
     if num_bytes < block_bytes:
         raise BackendError(
             f"prefix_cache_bytes must be at least {block_bytes} (one block of {PREFIX_BLOCK} tokens), got {num_bytes}"
