@@ -27,7 +27,8 @@ from itemwise.backends.jax.attention import own_gpu
 from itemwise.backends.jax.attention.base import Heads
 from itemwise.backends.jax.attention.own_gpu import OwnTuning
 from itemwise.backends.jax.pool import PoolArrays
-from itemwise.backends.jax.turn_heads import NOT_KEPT, HeadNorms, Kept, Rotation, TurnTuning, turn_and_keep
+from itemwise.backends.jax.turn_heads import HeadNorms, Kept, Rotation, TurnTuning, turn_and_keep
+from itemwise.backends.layout.pages import NOT_KEPT
 from itemwise.backends.layout.tiles import NARROW, WIDE, DeviceTiles, Tiles, TileSizes
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_SIZE, NUM_LAYERS, ITEM_TOKENS, BLOCK_TOKENS = 16, 8, 128, 28, 20, 128

@@ -172,8 +172,9 @@ class Program:
     """Something that is compiled once. Both functions are for the thread that owns the device."""
 
     title: str
-    # Do what comes before compiling. What it returns compiles the program, on any thread, beside others.
-    lower: Callable[[], Callable[[], None]]
+    # Do what comes before compiling. What it returns compiles the program, on any thread, beside others. None: to
+    # prepare it is all there is to do.
+    lower: Callable[[], Callable[[], None]] | None
     prepare: Callable[[], object]  # run it once; it is compiled first where it was not
 
 

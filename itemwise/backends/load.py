@@ -90,4 +90,5 @@ def _load_torch(checkpoint: Checkpoint, options: BackendOptions) -> Backend:
         batch_invariant=options.batch_invariant,
         token_budget=options.token_budget,
         prefix_cache_bytes=options.prefix_cache_bytes,
+        is_coarse=options.warmup == "fast",
     )

@@ -105,16 +105,6 @@ class RowRun:
         return sum(row.num_tokens for row in self.rows)
 
 
-def prefill_batch(runs: Sequence[BlockRun]) -> ForwardBatch:
-    """Nothing is scored; the keys and values of every block are kept."""
-    return joined_batch(runs, (), normalize=False)
-
-
-def extend_batch(runs: Sequence[TailRun], *, normalize: bool) -> ForwardBatch:
-    """Tails only."""
-    return joined_batch((), runs, normalize=normalize)
-
-
 def joined_batch(blocks: Sequence[BlockRun], tails: Sequence[TailRun], *, normalize: bool) -> ForwardBatch:
     """Blocks that are kept, then tails that are scored. The prefix of the first run of blocks has number 0, and so on:
     tails that read those blocks read that prefix. The others have the numbers behind.

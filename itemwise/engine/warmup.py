@@ -31,7 +31,10 @@ def warm_up(engine: ScoringEngine, on_program: OnProgram | None = None) -> int:
     programs = scheduler.call(lambda: engine.backend.programs(max_dense_row_len=longest_dense))
     log.info("warm-up: %d programs to compile", len(programs))
     _compile(scheduler, programs, on_program)
-    for program in programs:  # in their order, and after all of them: a compiler may time products on the device
+    # In their order, and after all of them: a compiler may time products on the device.
+    for number, program in enumerate(programs):
+        if on_program is not None and program.lower is None:
+            on_program(number, len(programs), program.title)
         scheduler.call(program.prepare)
     _score_a_little(engine)
     scheduler.admission.forget_rate()
@@ -44,13 +47,14 @@ def _compile(scheduler: Scheduler, programs: Sequence[Program], on_program: OnPr
     and the first that is not done is under way in all of them."""
 
     def compile_one(program: Program) -> None:
-        scheduler.call(program.lower)()
+        if program.lower is not None:
+            scheduler.call(program.lower)()
 
     compilers = ThreadPoolExecutor(min(os.cpu_count() or 1, MAX_COMPILERS), thread_name_prefix="itemwise-compile")
     try:
         compiling = [compilers.submit(compile_one, program) for program in programs]
         for number, (program, done) in enumerate(zip(programs, compiling, strict=True)):
-            if on_program is not None:
+            if on_program is not None and program.lower is not None:
                 on_program(number, len(programs), program.title)
             try:
                 done.result()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,7 @@ from itemwise.engine.forward_batches import (
     BlockRun,
     RowRun,
     TailRun,
-    extend_batch,
     joined_batch,
-    prefill_batch,
     rows_batch,
 )
 from itemwise.plan.algorithms import ScorePlan
@@ -42,6 +41,14 @@ def plan_of(
 
 def all_rows(plan: ScorePlan) -> RowRun:
     return RowRun(plan, 0, len(plan.rows))
+
+
+def prefill_batch(runs: Sequence[BlockRun]) -> ForwardBatch:
+    return joined_batch(runs, (), normalize=False)
+
+
+def extend_batch(runs: Sequence[TailRun], *, normalize: bool) -> ForwardBatch:
+    return joined_batch((), runs, normalize=normalize)
 
 
 def listed(batch: ForwardBatch, *names: str) -> list[list[int]]:

@@ -121,3 +121,23 @@ def test_a_closed_engine_is_not_warmed() -> None:
     engine.close()
     with pytest.raises(BackendError, match="closed"):
         warm_up(engine)
+
+
+class RecordingBackend(CompilingBackend):
+    """Its programs have nothing to be compiled apart from running them."""
+
+    def programs(self, *, max_dense_row_len: int) -> Sequence[Program]:
+        return [Program(title, None, partial(self._write_down, "prepare", title)) for title in TITLES]
+
+
+def test_programs_that_are_only_run_are_told_as_they_are() -> None:
+    backend, told = RecordingBackend(), []
+
+    def on_program(done: int, total: int, title: str) -> None:
+        told.append((done, total, title))
+        assert backend.done["prepare"] == [*TITLES[:done]]
+
+    with closing(engine_on(backend)) as engine:
+        assert warm_up(engine, on_program) == 3
+    assert told == [(0, 3, "one"), (1, 3, "two"), (2, 3, "three")]
+    assert backend.done == {"lower": [], "compile": [], "prepare": [*TITLES]}

@@ -25,8 +25,10 @@ from itemwise.backends.base import (
     RunningForward,
 )
 from itemwise.backends.jax import buckets
-from itemwise.backends.jax.attention.api import choose_for_rows, choose_implementation
+from itemwise.backends.jax.attention.api import choose_for_rows, choose_implementation, choose_working
+from itemwise.backends.jax.attention.base import AttentionImplementation
 from itemwise.backends.jax.attention.dense import make_mask
+from itemwise.backends.jax.attention.trial import try_attention
 from itemwise.backends.jax.data_shards import split_batch
 from itemwise.backends.jax.devices import DeviceChoice, Platform, pool_tokens, resolve_dtype, set_compilation_cache
 from itemwise.backends.jax.inputs import ForwardInputs, ProgramSpec, host_inputs
@@ -162,7 +164,11 @@ class JaxBackend(Backend):
         self._runner.pool.recover()
 
     def synchronize(self) -> None:
-        jax.block_until_ready(self._runner.pool.arrays)
+        try:
+            jax.block_until_ready(self._runner.pool.arrays)
+        except Exception:
+            self._runner.pool.recover()  # else the next forward, of others, would read what has failed
+            raise
 
     def memory_stats(self) -> Mapping[str, int]:
         found = [device.memory_stats() or {} for device in self._runner.mesh.local_devices]
@@ -200,7 +206,7 @@ class JaxBackend(Backend):
         addresses = [block.lease.address for block in blocks]
         tiles = self._tiles(part, spec, dict(zip(part.keep_segments, addresses, strict=True)))
         block_rows = self._rows.token_rows or spec.num_tokens
-        return host_inputs(part, spec, tiles, np.array(addresses, np.int64), block_rows)
+        return host_inputs(part, spec, tiles, addresses, block_rows)
 
     def _tiles(self, part: ForwardBatch, spec: ProgramSpec, new_pages: Mapping[int, int]) -> HostTiles:
         """`new_pages`: addresses of the pages of the segments that are kept."""
@@ -231,7 +237,8 @@ def _make_runner(
     config = checkpoint.config
     placement = HeadPlacement.plan(config.num_heads, config.num_kv_heads, options.tp_size)
     kind: Any = {"platform": choice.kernel_platform, "dtype": dtype, "head_size": config.head_size}
-    attention = choose_implementation(options.attention, **kind)
+    shard_heads = (placement.kv_heads_per_shard, placement.heads_per_kv, config.head_size)
+    attention = _choose_attention(options.attention, kind, shard_heads, mesh.local_devices[0])
     row_attention = choose_for_rows(attention, **kind)
     kv_heads, heads_per_kv = placement.kv_heads_per_shard, placement.heads_per_kv
     token_bytes = 2 * config.num_layers * kv_heads * config.head_size * dtype.itemsize
@@ -247,6 +254,20 @@ def _make_runner(
     shapes = shapes_of(weights), shapes_of(pool.arrays)
     programs = Programs(mesh, transformer, MAX_BLOCKS_PER_PAGE * pool.num_pages, choice.platform, *shapes)
     return Runner(mesh, weights, pool, programs)
+
+
+def _choose_attention(
+    name: str | None, kind: Any, heads: tuple[int, int, int], device: jax.Device
+) -> AttentionImplementation:
+    """The one that is named; else the best that works with these KV heads, query heads for each, and head size."""
+    if name is not None:
+        return choose_implementation(name, **kind)
+
+    def try_out(candidate: AttentionImplementation) -> None:
+        with jax.default_device(device):
+            try_attention(candidate, heads, kind["dtype"])
+
+    return choose_working(**kind, try_out=try_out)
 
 
 def _reads_pool(batch: ForwardBatch) -> bool:

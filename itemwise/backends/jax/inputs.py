@@ -9,19 +9,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import accumulate
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
 from itemwise.backends.base import ForwardBatch
 from itemwise.backends.jax.attention.dense import token_rows
-from itemwise.backends.jax.turn_heads import NOT_KEPT
+from itemwise.backends.layout.packing import Packing
+from itemwise.backends.layout.pages import keep_slots
 from itemwise.backends.layout.tiles import HostTiles, Tiles, TileSizes, tile_capacities
-from itemwise.contract.ragged import Int32Array, Int64Array, ranges
+from itemwise.contract.ragged import Int32Array
 
 Item = TypeVar("Item")
-_ALIGNMENT = 64  # every array begins at a multiple of so many numbers: GPU kernels want multiples of 256 bytes
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ def capacities(spec: ProgramSpec, sizes: TileSizes, max_pool_blocks: int) -> For
     """The lengths of all arrays of a program's input."""
     num_tokens = spec.num_tokens
     is_dense = spec.dense_columns > 0
-    lens = ForwardInputs(
+    return ForwardInputs(
         num_token_blocks=1,
         num_rows=1,
         token_ids=num_tokens,
@@ -72,11 +71,10 @@ def capacities(spec: ProgramSpec, sizes: TileSizes, max_pool_blocks: int) -> For
         # In the batch a prefix's blocks are of tokens of its own, so there are no more blocks than tokens.
         tiles=tile_capacities(num_tokens, sizes, max_pool_blocks if spec.reads == "pool" else num_tokens),
     )
-    return _unflat([-(-length // _ALIGNMENT) * _ALIGNMENT for length in _flat(lens)])
 
 
 def host_inputs(
-    batch: ForwardBatch, spec: ProgramSpec, tiles: HostTiles, new_pages: Int64Array, block_rows: int
+    batch: ForwardBatch, spec: ProgramSpec, tiles: HostTiles, new_pages: Sequence[int], block_rows: int
 ) -> ForwardInputs[Int32Array]:
     """The used parts of all arrays. `new_pages`: addresses for the segments that are kept; `block_rows`: of the blocks
     over tokens."""
@@ -87,43 +85,35 @@ def host_inputs(
         num_rows=np.array([len(batch.row_starts) - 1], np.int32),
         token_ids=batch.token_ids,
         positions=batch.positions,
-        keep_slots=_kept(batch, new_pages, spec.num_tokens) if spec.keeps else nothing,
+        keep_slots=keep_slots(batch, batch.keep_segments, new_pages, spec.num_tokens) if spec.keeps else nothing,
         token_row=token_rows(batch) if is_dense else nothing,
         row_starts=batch.row_starts.astype(np.int32) if is_dense else nothing,
         tiles=tiles,
     )
 
 
-def _kept(batch: ForwardBatch, new_pages: Int64Array, num_tokens: int) -> Int32Array:
-    """[T]: where each token's keys and values go."""
-    segments = np.asarray(batch.keep_segments)
-    starts = batch.segment_starts[segments]
-    lens = batch.segment_starts[segments + 1] - starts
-    tokens = ranges(starts, lens)
-    kept = np.full(num_tokens, NOT_KEPT, np.int32)
-    kept[tokens] = tokens + np.repeat(new_pages - starts, lens)
-    return kept
-
-
 def pack(shards: Sequence[ForwardInputs[Int32Array]], lens: ForwardInputs[int]) -> Int32Array:
     """[shards, all of it]; what is not used is zero."""
-    flat_lens = _flat(lens)
-    packed = np.zeros((len(shards), sum(flat_lens)), np.int32)
+    packing = _packing(lens)
+    packed = np.zeros((len(shards), packing.size), np.int32)
     for row, shard in zip(packed, shards, strict=True):
-        start = 0
-        for array, length in zip(_flat(shard), flat_lens, strict=True):
-            assert len(array) <= length, "a batch that is larger than its program"
-            row[start : start + len(array)] = array
-            start += length
+        packing.pack(_flat(shard), row)
     return packed
+
+
+def packed_size(lens: ForwardInputs[int]) -> int:
+    """Numbers in a row of `pack`."""
+    return _packing(lens).size
 
 
 def unpack(packed: Any, lens: ForwardInputs[int]) -> ForwardInputs[Any]:
     """One row of `pack`, on the device, to its arrays."""
-    flat_lens = _flat(lens)
-    ends = list(accumulate(flat_lens))
-    arrays = [packed[end - length : end] for end, length in zip(ends, flat_lens, strict=True)]
-    return _unflat(arrays)
+    return _unflat(_packing(lens).unpack(packed))
+
+
+@lru_cache  # as `capacities`
+def _packing(lens: ForwardInputs[int]) -> Packing:
+    return Packing(_flat(lens))
 
 
 def _flat(inputs: ForwardInputs[Item]) -> list[Item]:

@@ -22,7 +22,6 @@ from itemwise.backends.jax.mesh import TENSOR
 from itemwise.backends.jax.pool import PoolArrays
 from itemwise.backends.jax.row_blocks import RowBlocks, as_bits
 from itemwise.backends.jax.turn_heads import (
-    NOT_KEPT,
     HeadNorms,
     Kept,
     Rotation,
@@ -31,6 +30,7 @@ from itemwise.backends.jax.turn_heads import (
     turn_and_keep,
 )
 from itemwise.backends.jax.weights import LayerWeights, ModelWeights
+from itemwise.backends.layout.pages import NOT_KEPT
 from itemwise.models.config import Activation, ModelConfig
 
 Inputs = ForwardInputs[jax.Array]

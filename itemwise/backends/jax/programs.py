@@ -26,7 +26,7 @@ from jax.stages import Compiled, Lowered
 from itemwise.backends.jax import head
 from itemwise.backends.jax.attention import xla
 from itemwise.backends.jax.attention.base import AttentionImplementation
-from itemwise.backends.jax.inputs import ForwardInputs, ProgramSpec, capacities, unpack
+from itemwise.backends.jax.inputs import ForwardInputs, ProgramSpec, capacities, packed_size, unpack
 from itemwise.backends.jax.mesh import DATA, TENSOR, P
 from itemwise.backends.jax.model import LastLayer, Transformer
 from itemwise.backends.jax.pool import POOL_SPEC, PoolArrays
@@ -134,7 +134,7 @@ class Programs:
         pool_specs: Any = PoolArrays(POOL_SPEC, POOL_SPEC)  # type: ignore[arg-type]
         in_specs = (weight_specs(self.transformer.config), pool_specs, P(DATA), P(DATA) if spec.dense_columns else None)
         num_shards = self.mesh.shape[DATA]
-        packed = self._shape((num_shards, sum(jax.tree.leaves(lens))), jnp.int32, P(DATA))
+        packed = self._shape((num_shards, packed_size(lens)), jnp.int32, P(DATA))
         mask = None
         if spec.dense_columns:
             mask = self._shape((num_shards * spec.num_tokens, spec.dense_columns), jnp.bool_, P(DATA))

@@ -18,8 +18,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
 from itemwise.backends.jax.pool import PoolArrays
-
-NOT_KEPT = -1
+from itemwise.backends.layout.pages import NOT_KEPT
 
 Ref = Any  # what Triton takes; Pallas has no public type for it
 

@@ -15,7 +15,7 @@ from itemwise.backends.jax.mesh import DATA
 from itemwise.backends.jax.model import LastLayer
 from itemwise.backends.jax.programs import HeadSpec
 from itemwise.backends.jax.runner import Runner
-from itemwise.backends.jax.turn_heads import NOT_KEPT
+from itemwise.backends.layout.pages import NOT_KEPT
 from itemwise.backends.layout.tiles import Tiles
 from itemwise.contract.ragged import Int32Array
 

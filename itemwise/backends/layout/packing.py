@@ -12,7 +12,7 @@ from typing import Any
 
 from itemwise.contract.ragged import Int32Array
 
-ALIGNMENT = 32  # numbers: every array begins at a multiple of 128 bytes
+ALIGNMENT = 64  # numbers: every array begins at a multiple of 256 bytes, as kernels of jax want it
 
 
 class Packing:

@@ -1,4 +1,4 @@
-"""Which pages of a pool of keys and values are free: no arrays, so any backend can have its pool beside it.
+"""Which pages of a pool of keys and values are free, and what goes where: any backend can have its pool beside it.
 
 A page holds a block of a prefix, and is given back when nobody holds its lease any more.
 """
@@ -8,8 +8,25 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
+from itemwise.backends.base import ForwardBatch
 from itemwise.backends.layout.tiles import KEY_BLOCK
 from itemwise.contract.errors import BackendError
+from itemwise.contract.ragged import Int32Array, ranges
+
+NOT_KEPT = -1  # the slot of a token whose keys and values go to no page
+
+
+def keep_slots(batch: ForwardBatch, segments: Sequence[int], addresses: Sequence[int], num_tokens: int) -> Int32Array:
+    """[num_tokens]: where each token's keys and values go. Those of `segments` to `addresses`, others nowhere."""
+    slots = np.full(num_tokens, NOT_KEPT, np.int32)
+    chosen = np.asarray(segments, np.int64)
+    starts = batch.segment_starts[chosen]
+    lens = batch.segment_starts[chosen + 1] - starts
+    tokens = ranges(starts, lens)
+    slots[tokens] = tokens + np.repeat(np.asarray(addresses, np.int64) - starts, lens)
+    return slots
 
 
 class PageLease:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
@@ -43,6 +43,9 @@ from itemwise.backends.torch.workers import Workers
 from itemwise.models.checkpoint import Checkpoint
 from itemwise.models.config import ModelConfig
 
+if TYPE_CHECKING:
+    from itemwise.backends.torch.cuda.runner import PagedRunner
+
 CPU_BLOCK_ROWS = 128
 CUDA_TOKEN_MULTIPLE = 256  # from this many rows on cuBLAS adds in one order, whatever the number of rows
 CUDA_INVARIANT_ROWS = 2048  # rows of a block under `batch_invariant`
@@ -64,6 +67,7 @@ class TorchBackend(Backend):
         batch_invariant: bool = False,
         token_budget: int | None = None,
         prefix_cache_bytes: int | None = None,
+        is_coarse: bool = False,  # fewer sizes of forwards, on a GPU, so that there are fewer to prepare?
     ) -> None:
         self.config = checkpoint.config
         self._device = resolve_device(device)
@@ -75,7 +79,7 @@ class TorchBackend(Backend):
         self._row_ops = choose_row_ops(self.config, self._dtype, self._device)
         self._transformer = Transformer(self.config, weights, block_rows, self._workers, self._row_ops)
         self.info = _make_info(self.config, self._device, self._dtype, token_budget, prefix_cache_bytes)
-        self._paged = choose_paged_runner(self._transformer, self._row_ops, self.info)
+        self._paged = choose_paged_runner(self._transformer, self._row_ops, self.info, is_coarse=is_coarse)
         if self._paged is not None:
             self.info = replace(
                 self.info,
@@ -90,7 +94,7 @@ class TorchBackend(Backend):
 
     def _start(self, batch: ForwardBatch) -> RunningForward:
         if self._paged is not None and not _has_dense_mask(batch):
-            return self._running(batch, *self._paged.start(batch))
+            return self._run_paged(self._paged, batch)
         output = self._transformer(
             token_ids=self._to_device(self._padded(batch.token_ids)),
             positions=self._to_device(self._padded(batch.positions)),
@@ -101,6 +105,15 @@ class TorchBackend(Backend):
         )
         blocks = split_blocks(batch, output.keys_values)
         return self._running(batch, blocks, output.hidden[: len(batch.score_tokens)])
+
+    def _run_paged(self, paged: PagedRunner, batch: ForwardBatch) -> RunningForward:
+        blocks, hidden = paged.start(batch)
+        try:
+            return self._running(batch, blocks, hidden)
+        except BaseException:
+            for block in blocks:
+                block.release()
+            raise
 
     def _running(self, batch: ForwardBatch, blocks: tuple[PrefixBlock, ...], hidden: Tensor | None) -> RunningForward:
         """`hidden` [R, D] of the scored tokens."""
@@ -143,7 +156,8 @@ class TorchBackend(Backend):
 
     def close(self) -> None:
         self._workers.close()
-        del self._transformer, self._paged
+        del self._transformer
+        self._paged = None
         if not self._is_cpu:
             torch.cuda.empty_cache()
 

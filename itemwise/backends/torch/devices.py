@@ -59,7 +59,9 @@ def prefix_block_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
 def count_prefix_blocks(block_bytes: int, device: torch.device, num_bytes: int | None) -> int:
     """How many blocks may be kept: what the bytes allow, by default a share of the device's memory."""
     if num_bytes is None:
-        return max(1, min(_default_prefix_bytes(device) // block_bytes, _MAX_PREFIX_TOKENS // PREFIX_BLOCK))
+        num_blocks = _default_prefix_bytes(device) // block_bytes
+        most = num_blocks if device.type == "cpu" else _MAX_PREFIX_TOKENS // PREFIX_BLOCK  # a CPU's are made as needed
+        return max(1, min(num_blocks, most))
     if num_bytes < block_bytes:
         raise BackendError(
             f"prefix_cache_bytes must be at least {block_bytes} (one block of {PREFIX_BLOCK} tokens), got {num_bytes}"

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from itemwise.backends.jax.pool import PoolArrays
-from itemwise.backends.jax.turn_heads import NOT_KEPT, HeadNorms, Kept, Rotation, turn, turn_and_keep
+from itemwise.backends.jax.turn_heads import HeadNorms, Kept, Rotation, turn, turn_and_keep
+from itemwise.backends.layout.pages import NOT_KEPT
 
 NUM_LAYERS, NUM_TOKENS, NUM_SLOTS, EPS = 3, 6, 16, 1e-6
 

@@ -24,7 +24,7 @@ class TestPacking:
         assert found[0][3:].tolist() == [-1, -1], "what is not used stays as it was"
 
     def test_every_array_begins_at_an_aligned_place(self) -> None:
-        packing = Packing([1, 31, 32, 33])
+        packing = Packing([1, ALIGNMENT - 1, ALIGNMENT, ALIGNMENT + 1])
         assert packing.size == 5 * ALIGNMENT
         numbers = np.arange(packing.size)
         assert all(each[0] % ALIGNMENT == 0 for each in packing.unpack(numbers))

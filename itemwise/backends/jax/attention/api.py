@@ -7,7 +7,10 @@ one that cannot run here says why.
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from importlib import import_module
+from itertools import pairwise
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +28,9 @@ _CLASSES = {
     "reference": "ReferenceAttention",
 }
 IMPLEMENTATIONS = tuple(_CLASSES)
+YOUNG = ("hopper",)  # to be tried before they are used
+
+log = logging.getLogger("itemwise")
 
 
 def choose_implementation(
@@ -39,6 +45,24 @@ def choose_implementation(
         return found
     candidates = (_load(each) for each in IMPLEMENTATIONS)
     return next(each for each in candidates if each.why_not(platform, dtype, head_size) is None)
+
+
+def choose_working(
+    *, platform: str, dtype: jnp.dtype, head_size: int, try_out: Callable[[AttentionImplementation], None]
+) -> AttentionImplementation:
+    """The best that runs here, and does so when it is tried: jax's kernels for one generation of GPUs are young, and
+    another version of it may not compile what this one does. The last candidate is not tried."""
+    candidates = [each for each in map(_load, IMPLEMENTATIONS) if each.why_not(platform, dtype, head_size) is None]
+    for candidate, following in pairwise(candidates):
+        if candidate.name not in YOUNG:
+            return candidate
+        try:
+            try_out(candidate)
+            return candidate
+        except Exception as error:  # whatever jax and its compilers raise
+            first_line = str(error).partition("\n")[0]
+            log.warning("attention %r does not work here, %r is used: %s", candidate.name, following.name, first_line)
+    return candidates[-1]
 
 
 def choose_for_rows(

@@ -19,25 +19,34 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("itemwise")
 
-_MOST_HEADS_PER_KV = 64  # they are rows of one tile
+_MOST_HEADS_PER_KV = 16  # they are rows of one tile
+_LEAST_CAPABILITY = (9, 0)  # Hopper
 
 
-def choose_paged_runner(transformer: Transformer, row_ops: RowOps, info: BackendInfo) -> PagedRunner | None:
+def choose_paged_runner(
+    transformer: Transformer, row_ops: RowOps, info: BackendInfo, *, is_coarse: bool
+) -> PagedRunner | None:
     """For CUDA in half precision where Triton works (it made the row ops, too); else None."""
-    if row_ops is PLAIN or not has_paged_attention(transformer.config):
+    device = transformer.weights.embedding.device
+    if row_ops is PLAIN or not has_paged_attention(transformer.config) or not is_new_enough(device):
         return None
     try:
         from itemwise.backends.torch.cuda.runner import PagedRunner
 
-        embedding = transformer.weights.embedding
-        attention = _choose_attention(transformer.config, embedding.dtype, embedding.device)
-        pages, budget = info.num_prefix_blocks, info.token_budget
-        runner = PagedRunner(transformer, attention, num_pages=pages, token_budget=budget)
+        attention = _choose_attention(transformer.config, transformer.weights.embedding.dtype, device)
+        # More than a step is only in a forward of one row that is longer than that; it has memory of its own then.
+        pages, tokens = info.num_prefix_blocks, info.step_tokens
+        runner = PagedRunner(transformer, attention, num_pages=pages, max_tokens=tokens, is_coarse=is_coarse)
         runner.try_out()
         return runner
     except Exception as error:  # a kernel that does not fit this device, too little memory: PyTorch may still do it
         log.warning("paged attention does not work here, so scoring is slower than it could be: %s", error)
         return None
+
+
+def is_new_enough(device: torch.device) -> bool:
+    """Older ones have no engine that copies tiles: compiled for them, the prefix kernel spills nearly all registers."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= _LEAST_CAPABILITY
 
 
 def has_paged_attention(config: ModelConfig) -> bool:

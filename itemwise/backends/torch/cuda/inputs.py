@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
@@ -10,11 +10,11 @@ import numpy as np
 
 from itemwise.backends.base import ForwardBatch
 from itemwise.backends.layout.packing import Packing
+from itemwise.backends.layout.pages import keep_slots
 from itemwise.backends.layout.tiles import Tiles, TileSizes, cut_tiles, tile_capacities
-from itemwise.contract.ragged import Int32Array, Int64Array, ranges
+from itemwise.contract.ragged import Int32Array, Int64Array
 
 Item = TypeVar("Item")
-NOT_KEPT = -1
 
 
 @dataclass(frozen=True)
@@ -76,14 +76,14 @@ def host_inputs(
     spec: ProgramSpec,
     sizes: TileSizes,
     prefix_blocks: Sequence[Int64Array],
-    kept: Sequence[tuple[int, int]],
+    new_pages: Mapping[int, int],
 ) -> ForwardInputs[Int32Array]:
-    """The arrays. `prefix_blocks`: addresses of the blocks of every prefix; `kept`: segments and their addresses."""
+    """The arrays. `prefix_blocks`: addresses of the blocks of every prefix; `new_pages`: those for segments."""
     nothing = np.zeros(0, np.int32)
     return ForwardInputs(
         token_ids=_filled(batch.token_ids, spec.num_tokens),
         positions=_filled(batch.positions, spec.num_tokens),
-        keep_slots=_keep_slots(batch, spec.num_tokens, kept) if spec.reads == "pool" else nothing,
+        keep_slots=_keep_slots(batch, spec, new_pages),
         score_tokens=_filled(batch.score_tokens, spec.num_tokens) if spec.scores else nothing,
         tiles=_chosen(cut_tiles(batch, sizes, prefix_blocks)),
     )
@@ -101,14 +101,10 @@ def _filled(array: Int32Array | Int64Array, length: int) -> Int32Array:
     return filled
 
 
-def _keep_slots(batch: ForwardBatch, num_tokens: int, kept: Sequence[tuple[int, int]]) -> Int32Array:
-    """[T]: where each token's keys and values go."""
-    slots = np.full(num_tokens, NOT_KEPT, np.int32)
-    if kept:
-        segments, addresses = np.array(kept, np.int64).T
-        lens = np.diff(batch.segment_starts)[segments]
-        slots[ranges(batch.segment_starts[segments], lens)] = ranges(addresses, lens)
-    return slots
+def _keep_slots(batch: ForwardBatch, spec: ProgramSpec, new_pages: Mapping[int, int]) -> Int32Array:
+    if spec.reads != "pool":
+        return np.zeros(0, np.int32)
+    return keep_slots(batch, list(new_pages), list(new_pages.values()), spec.num_tokens)
 
 
 def flat(inputs: ForwardInputs[Item]) -> list[Item]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -73,8 +74,11 @@ class Programs:
             graph.capture_begin(pool=self._memory_pool, capture_error_mode="thread_local")
             try:
                 self._trunk(spec, inputs, buffers)
-            finally:
-                graph.capture_end()
+            except BaseException:
+                with suppress(Exception):  # it was ended by the failure, which is what is to be told
+                    graph.capture_end()
+                raise
+            graph.capture_end()
         return graph
 
     def _packing(self, spec: ProgramSpec) -> Packing:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from itemwise.backends.base import ForwardBatch, Program
+from itemwise.backends.base import ForwardBatch, PrefixBlock, Program
 from itemwise.backends.layout.block_lists import batch_blocks, pool_blocks
 from itemwise.backends.layout.buckets import token_buckets
 from itemwise.backends.layout.tiles import KEY_BLOCK, read_lens
@@ -22,6 +23,7 @@ from itemwise.backends.torch.model import Transformer
 from itemwise.contract.ragged import Int32Array
 
 MAX_BLOCKS_PER_PAGE = 2  # prefixes of one forward may share pages, which are then listed more than once
+COARSE_STEP = 4  # from one size of a forward to the next, where few are wanted
 TOKEN_MULTIPLE = 256  # from this many rows on cuBLAS adds in one order, whatever the number of rows
 
 
@@ -34,7 +36,8 @@ class PagedRunner:
         attention: PagedAttention,
         *,
         num_pages: int,
-        token_budget: int,
+        max_tokens: int,  # of a forward that is recorded, and has its memory from the beginning
+        is_coarse: bool = False,  # fewer sizes of forwards?
         records: bool = True,
     ) -> None:
         config, embedding = transformer.config, transformer.weights.embedding
@@ -50,9 +53,8 @@ class PagedRunner:
         trunk = Trunk(
             config, transformer.weights, attention, self.pool, transformer.block_rows, transformer.frequencies
         )
-        # One token more: an empty item behind a query that fills the context reads the prefix's last token twice.
-        largest = max(token_budget, config.max_context_len + 1)
-        self.buckets = token_buckets(largest, smallest=transformer.block_rows or TOKEN_MULTIPLE)
+        smallest = transformer.block_rows or TOKEN_MULTIPLE
+        self.buckets = token_buckets(max_tokens, smallest=smallest, step=COARSE_STEP if is_coarse else None)
         self.max_blocks_read = MAX_BLOCKS_PER_PAGE * num_pages
         self._programs = Programs(trunk, self.buckets, self.max_blocks_read, records=records)
 
@@ -61,16 +63,23 @@ class PagedRunner:
 
         Raises BackendError where the blocks do not fit.
         """
-        lens, passing = np.diff(batch.segment_starts), _passing_segments(batch)
-        blocks = self.pool.take([int(lens[segment]) for segment in (*batch.keep_segments, *passing)])
-        spec = self._spec(batch)
-        addresses = [self.pool.address(block) for block in blocks]
-        kept = list(zip((*batch.keep_segments, *passing), addresses, strict=True))
-        lists = pool_blocks(batch, dict(kept), self.pool.address) if spec.reads == "pool" else batch_blocks(batch)
-        inputs = host_inputs(batch, spec, self._attention.tile_sizes, lists, kept)
-        hidden = self._run(spec, inputs, len(batch.score_tokens))
+        lens, stored = np.diff(batch.segment_starts), (*batch.keep_segments, *_passing_segments(batch))
+        blocks = self.pool.take([int(lens[segment]) for segment in stored])
+        try:
+            hidden = self._send(batch, dict(zip(stored, map(self.pool.address, blocks), strict=True)))
+        except BaseException:
+            release(blocks)
+            raise
         # Pages for this forward alone go back now: whoever writes to them next comes later in the stream.
+        release(blocks[len(batch.keep_segments) :])
         return blocks[: len(batch.keep_segments)], hidden
+
+    def _send(self, batch: ForwardBatch, new_pages: Mapping[int, int]) -> Tensor | None:
+        """`new_pages`: addresses for the segments that go to the pool."""
+        spec = self._spec(batch)
+        lists = pool_blocks(batch, new_pages, self.pool.address) if spec.reads == "pool" else batch_blocks(batch)
+        inputs = host_inputs(batch, spec, self._attention.tile_sizes, lists, new_pages)
+        return self._run(spec, inputs, len(batch.score_tokens))
 
     def _run(self, spec: ProgramSpec, inputs: ForwardInputs[Int32Array], num_scored: int) -> Tensor | None:
         on_device, buffers = self._programs.run(spec, inputs)
@@ -89,7 +98,7 @@ class PagedRunner:
         the others."""
         kinds: tuple[tuple[Any, bool], ...] = (("pool", False), ("batch", True), ("pool", True))
         specs = [ProgramSpec(size, reads, scores) for size in self.buckets[::-1] for reads, scores in kinds]
-        return [Program(spec.title, lambda: _nothing, partial(self._prepare, spec)) for spec in specs]
+        return [Program(spec.title, None, partial(self._prepare, spec)) for spec in specs]
 
     @torch.inference_mode()
     def _prepare(self, spec: ProgramSpec) -> None:
@@ -107,8 +116,10 @@ class PagedRunner:
             program.prepare()
 
 
-def _nothing() -> None:
-    """There is nothing to compile on another thread."""
+def release(blocks: Iterable[PrefixBlock]) -> None:
+    """Give their pages back at once, whoever still holds them: an exception holds the frames that it came through."""
+    for block in blocks:
+        block.release()
 
 
 def _reads_pool(batch: ForwardBatch) -> bool:

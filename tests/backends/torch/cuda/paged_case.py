@@ -66,7 +66,7 @@ def _on_device(
     lens = capacities(spec, attention.tile_sizes, MAX_BLOCKS)
     places = packing(lens)
     packed = np.full(places.size, -1, np.int32)
-    places.pack(flat(host_inputs(batch, spec, attention.tile_sizes, lists, [])), packed)
+    places.pack(flat(host_inputs(batch, spec, attention.tile_sizes, lists, {})), packed)
     return unpack(places, torch.from_numpy(packed).to(device))
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from itemwise.backends.layout.block_lists import batch_blocks
+from itemwise.backends.layout.pages import NOT_KEPT
 from itemwise.backends.layout.tiles import NARROW, PREFIX, WIDE, TileSizes
 from itemwise.backends.torch.cuda.inputs import (
-    NOT_KEPT,
     ForwardInputs,
     ProgramSpec,
     TileArrays,
@@ -40,7 +40,7 @@ class TestRoundTrip:
     def test_every_array_arrives(self, case: AttentionCase) -> None:
         batch = make_batch(case)
         spec = ProgramSpec(-(-batch.num_tokens // 256) * 256, "batch", scores=False)
-        sent = host_inputs(batch, spec, SIZES, batch_blocks(batch), [])
+        sent = host_inputs(batch, spec, SIZES, batch_blocks(batch), {})
         found = round_trip(spec, sent)
         for name in TileArrays._fields:
             array = getattr(sent.tiles, name)
@@ -51,7 +51,7 @@ class TestRoundTrip:
         batch = make_batch(CASES[0])
         found = round_trip(
             ProgramSpec(512, "pool", scores=True),
-            host_inputs(batch, ProgramSpec(512, "pool", scores=True), SIZES, batch_blocks(batch), []),
+            host_inputs(batch, ProgramSpec(512, "pool", scores=True), SIZES, batch_blocks(batch), {}),
         )
         assert not found.token_ids[batch.num_tokens :].any()
         assert not found.positions[batch.num_tokens :].any()
@@ -64,7 +64,7 @@ class TestKeepSlots:
         batch = prefill_batch(PREFIXES[:1])  # 300 tokens: segments of 128, 128 and 44
         spec = ProgramSpec(512, "pool", scores=False)
         blocks = [np.array([640, 0, 128])]
-        slots = host_inputs(batch, spec, SIZES, blocks, [(0, 640), (2, 128)]).keep_slots
+        slots = host_inputs(batch, spec, SIZES, blocks, {0: 640, 2: 128}).keep_slots
         assert np.array_equal(slots[:128], np.arange(640, 768))
         assert (slots[128:256] == NOT_KEPT).all()
         assert np.array_equal(slots[256:300], np.arange(128, 172))
@@ -78,7 +78,7 @@ class TestCapacities:
         reads = tuple(range(1, len(lens) + 1))
         batch = make_batch(AttentionCase("many", lens, (0,) * len(lens), reads, (300,)))
         spec = ProgramSpec(256, "pool", scores=False)
-        tiles = host_inputs(batch, spec, SIZES, [np.arange(3) * 128], []).tiles
+        tiles = host_inputs(batch, spec, SIZES, [np.arange(3) * 128], {}).tiles
         room = capacities(spec, SIZES, 64).tiles
         for name in TileArrays._fields:
             assert len(getattr(tiles, name)) <= getattr(room, name), name

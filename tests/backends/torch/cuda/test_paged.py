@@ -180,7 +180,7 @@ def make_backend(config: ModelConfig, *, is_paged: bool = True) -> TorchBackend:
         backend._paged = None
     elif INTERPRETED:
         attention = PagedAttention.for_model(config, torch.device(DEVICE))
-        backend._paged = PagedRunner(backend._transformer, attention, num_pages=40, token_budget=2048, records=False)
+        backend._paged = PagedRunner(backend._transformer, attention, num_pages=40, max_tokens=2048, records=False)
     assert (backend._paged is not None) == is_paged
     return backend
 
@@ -235,6 +235,25 @@ class TestRunner:
         del blocks
         assert pages.num_free == at_start
 
+    @pytest.mark.parametrize("place", ["in the layers", "in the head"])
+    def test_pages_of_a_forward_that_fails_come_back_at_once(self, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Even while its exception, which holds the frames that it came through, is held itself."""
+        backend = make_backend(SMALL)
+        assert backend._paged is not None
+
+        def fail(*_: Any) -> None:
+            raise RuntimeError("out of memory")
+
+        if place == "in the layers":
+            monkeypatch.setattr(backend._paged._programs, "run", fail)
+        else:
+            monkeypatch.setattr(backend, "_read_head", fail)
+        pages = backend._paged.pool._pages
+        at_start = pages.num_free
+        with pytest.raises(RuntimeError, match="out of memory") as held:
+            backend.start(joined_batch())
+        assert pages.num_free == at_start, held
+
     def test_every_program_can_be_prepared(self) -> None:
         backend = make_backend(SMALL)
         assert backend._paged is not None
@@ -244,7 +263,7 @@ class TestRunner:
         smallest = f"{backend._paged.buckets[0]} tokens"
         assert titles[-3:] == [f"prefill, {smallest}", f"rows, {smallest}", f"extend, {smallest}"]
         for program in programs[-3:]:
-            program.lower()()
+            assert program.lower is None, "nothing is compiled beside others"
             program.prepare()
         if not INTERPRETED:
             assert backend.num_compilations == 3

@@ -1,0 +1,79 @@
+"""An implementation is tried before it is used, and one that does not work is passed over."""
+
+from __future__ import annotations
+
+import logging
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from itemwise.backends.jax.attention.api import choose_working
+from itemwise.backends.jax.attention.base import AttentionImplementation, Heads, Source
+from itemwise.backends.jax.attention.hopper import HopperAttention
+from itemwise.backends.jax.attention.pallas_gpu import PallasGpuAttention
+from itemwise.backends.jax.attention.trial import try_attention
+from itemwise.backends.jax.attention.xla import XlaAttention
+from itemwise.backends.layout.tiles import DeviceTiles, TileSizes
+from tests.backends.jax.attention.interpreter import interpreter_parameters
+
+BFLOAT16 = jnp.dtype(jnp.bfloat16)
+HEADS = (2, 2, 64)
+
+
+@pytest.mark.parametrize(
+    "implementation",
+    [XlaAttention(), PallasGpuAttention(interpret=True), HopperAttention(interpret=interpreter_parameters())],
+    ids=lambda each: each.name,
+)
+def test_those_that_work_pass(implementation: AttentionImplementation) -> None:
+    try_attention(implementation, HEADS, BFLOAT16)
+
+
+class ZeroAttention(AttentionImplementation):
+    """Wrong: it sees nothing."""
+
+    name = "zero"
+    needs_padding_tiles = False
+
+    def why_not(self, platform: str, dtype: jnp.dtype, head_size: int) -> str | None:
+        return None
+
+    def tile_sizes(self, heads_per_kv: int) -> TileSizes:
+        return TileSizes(32, 64, 64)
+
+    def attend(self, heads: Heads, source: Source | None, tiles: DeviceTiles) -> jax.Array:
+        return jnp.zeros_like(heads.q)
+
+
+def test_one_that_computes_something_else_does_not() -> None:
+    with pytest.raises(ArithmeticError, match="attention over equal values of 1 gave 0"):
+        try_attention(ZeroAttention(), HEADS, BFLOAT16)
+
+
+class TestChoice:
+    def choose(self, *broken: str) -> str:
+        def try_out(candidate: AttentionImplementation) -> None:
+            if candidate.name in broken:
+                raise RuntimeError("no such instruction\nand many lines more")
+
+        return choose_working(platform="hopper", dtype=BFLOAT16, head_size=128, try_out=try_out).name
+
+    def test_the_best_that_works(self) -> None:
+        assert self.choose() == "hopper"
+
+    def test_one_that_fails_is_passed_over_with_a_warning(self, caplog: pytest.LogCaptureFixture) -> None:
+        with caplog.at_level(logging.WARNING, "itemwise"):
+            assert self.choose("hopper") == "pallas_gpu"
+        assert "attention 'hopper' does not work here, 'pallas_gpu' is used: no such instruction" in caplog.text
+        assert "many lines" not in caplog.text
+
+    def test_those_that_are_not_young_are_not_tried(self) -> None:
+        assert self.choose("hopper", "pallas_gpu") == "pallas_gpu"
+
+    @pytest.mark.parametrize("platform", ["cpu", "tpu"])
+    def test_on_other_platforms_nothing_is_tried(self, platform: str) -> None:
+        def fail(candidate: AttentionImplementation) -> None:
+            raise AssertionError(candidate.name)
+
+        assert choose_working(platform=platform, dtype=BFLOAT16, head_size=128, try_out=fail).name == "xla"
