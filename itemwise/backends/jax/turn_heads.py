@@ -31,7 +31,7 @@ class TurnTuning:
     num_warps: int
 
 
-TUNING = TurnTuning(num_heads=32, num_warps=8)  # from an H200 (`benchmarks/tune_kernels.py`)
+TUNING = TurnTuning(num_heads=32, num_warps=8)  # from an H200 (`benchmarks/tune_jax_kernels.py`)
 
 
 class Rotation(NamedTuple):

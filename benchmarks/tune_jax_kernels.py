@@ -4,7 +4,7 @@ Measured: the device's own time of one call (median of `--rounds`, from the prof
 forward of the contract workload (12,288 tokens) and in a small one (512). The choices are data in the kernels' modules
 (`TUNING` in `own_gpu.py` and `turn_heads.py`); no number that they compute depends on them. The last line is JSON.
 
-    python -m benchmarks.tune_kernels [--rounds 20]
+    python -m benchmarks.tune_jax_kernels [--rounds 20]
 """
 
 from __future__ import annotations

@@ -1,0 +1,183 @@
+"""Which tiles, warps and stages PyTorch's CUDA attention is to have on this GPU: a sweep over its tunings.
+
+Measured: microseconds of one kernel, from replays of a CUDA graph that holds four of them, for the heads of Qwen3-0.6B,
+in the forward of a contract request (2000 + 500 x 20) and of a small one (300 + 10 x 20). The choices are data in
+`itemwise/backends/torch/cuda/attention.py` (`prefix_tunings`, `own_tunings`). The last line is JSON.
+
+    python -m benchmarks.tune_torch_kernels [--rounds 20]
+
+On a CPU with TRITON_INTERPRET=1 and `--tiny` it runs small shapes without a clock, as a test of itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from itemwise.backends.layout.tiles import KEY_BLOCK, NARROW, WIDE
+from itemwise.backends.torch.cuda.attention import (
+    HOPPER_TUNING,
+    KeySource,
+    OwnTuning,
+    PagedAttention,
+    PrefixTuning,
+    own_tunings,
+)
+from itemwise.backends.torch.cuda.inputs import ProgramSpec, capacities, flat, host_inputs, packing, unpack
+from itemwise.contract.ragged import Ragged
+from itemwise.engine.forward_batches import BlockRun, TailRun, joined_batch
+from itemwise.plan.label_rows import lay_out_segments, plan_labels
+from itemwise.plan.shared_prefix import SplitItems
+
+NUM_HEADS, NUM_KV_HEADS, HEAD_SIZE = 16, 8, 128
+KERNELS_IN_A_GRAPH = 4
+NARROW_TUNINGS = [OwnTuning(32, *choice) for choice in product((2, 4, 8), (1, 3), (3, 8))]
+WIDE_TUNINGS = [OwnTuning(64, *choice) for choice in product((4, 8), (1, 3), (2, 8))]
+PREFIX_TUNINGS = [
+    HOPPER_TUNING,
+    PrefixTuning(is_hopper=True, num_warps=4, num_keys=64, num_stages=3),
+    PrefixTuning(),
+    PrefixTuning(num_keys=64, num_stages=3),
+    PrefixTuning(num_keys=64, num_stages=3, num_warps=4, programs_per_sm=2),
+]
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """A request."""
+
+    name: str
+    query_tokens: int
+    items: int
+    item_tokens: int
+
+
+@dataclass(frozen=True)
+class Forward:
+    """One layer's attention, ready to run."""
+
+    qkv: Tensor
+    source: KeySource
+    tiles: Any
+    out: Tensor
+    lse: Tensor
+
+
+Run = Callable[[PagedAttention, Forward], None]
+
+
+def prepare(attention: PagedAttention, geometry: Geometry, device: torch.device) -> Forward:
+    """The request's prefix is computed and kept in the forward that scores its items."""
+    prefix, tails = np.zeros(geometry.query_tokens, np.int32), [[0] * geometry.item_tokens] * geometry.items
+    shared = np.full(geometry.items, geometry.query_tokens, np.int64)
+    segments = lay_out_segments(SplitItems(prefix, shared, Ragged.from_rows(tails)), plan_labels(((0,),)))
+    num_blocks = -(-geometry.query_tokens // KEY_BLOCK)
+    batch = joined_batch([BlockRun(prefix, 0, num_blocks)], [TailRun(segments, 0, geometry.items, 0)], normalize=False)
+    num_tokens = -(-batch.num_tokens // 256) * 256
+    spec = ProgramSpec(num_tokens, "pool", scores=False)
+    addresses = KEY_BLOCK * np.arange(num_blocks)
+    inputs = host_inputs(batch, spec, attention.tile_sizes, [addresses], dict(enumerate(addresses.tolist())))
+    places = packing(capacities(spec, attention.tile_sizes, num_blocks))
+    packed = np.zeros(places.size, np.int32)
+    places.pack(flat(inputs), packed)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, device=device).to(torch.bfloat16 if device.type == "cuda" else torch.float16)
+
+    pages = num_blocks * KEY_BLOCK
+    return Forward(
+        draw(num_tokens, NUM_HEADS + 2 * NUM_KV_HEADS, HEAD_SIZE),
+        KeySource(draw(pages, NUM_KV_HEADS, HEAD_SIZE), draw(pages, NUM_KV_HEADS, HEAD_SIZE)),
+        unpack(places, torch.from_numpy(packed).to(device)).tiles,
+        draw(num_tokens, NUM_HEADS, HEAD_SIZE),
+        torch.zeros(num_tokens, NUM_HEADS, device=device),
+    )
+
+
+def microseconds(run: Callable[[], None], rounds: int, device: torch.device) -> float:
+    """Of one run; on a CPU it is run and not timed."""
+    run()
+    if device.type != "cuda":
+        return 0.0
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(KERNELS_IN_A_GRAPH):
+            run()
+    graph.replay()
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    begin.record()
+    for _ in range(rounds):
+        graph.replay()
+    end.record()
+    torch.cuda.synchronize()
+    return 1000 * float(begin.elapsed_time(end)) / rounds / KERNELS_IN_A_GRAPH
+
+
+def kernels(
+    device: torch.device,
+) -> Iterator[tuple[str, Any, PagedAttention, Callable[[PagedAttention, Forward], None]]]:
+    """Kernel, tuning, attention with it, and how it is run."""
+
+    def make(**tunings: Any) -> PagedAttention:
+        sizes: dict[str, Any] = {"num_heads": NUM_HEADS, "num_kv_heads": NUM_KV_HEADS, "head_size": HEAD_SIZE}
+        return PagedAttention(**sizes, device=device, **tunings)
+
+    def own(kind: int) -> Run:
+        return lambda attention, on: attention.attend_own(kind, on.qkv, on.tiles, on.out, on.lse)
+
+    narrow, wide = own_tunings(HEAD_SIZE)
+    for tuning in NARROW_TUNINGS:
+        yield "own, narrow", tuning, make(own=(tuning, wide)), own(NARROW)
+    for tuning in WIDE_TUNINGS:
+        yield "own, wide", tuning, make(own=(narrow, tuning)), own(WIDE)
+    for each in PREFIX_TUNINGS:
+        if device.type == "cuda" or not each.is_hopper:
+            yield (
+                "prefix",
+                each,
+                make(prefix=each),
+                lambda attention, on: attention.attend_prefix(on.qkv, on.source, on.tiles, on.out, on.lse),
+            )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--tiny", action="store_true", help="a small shape, and one tuning of each kernel")
+    options = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    geometries = [Geometry("contract", 2000, 500, 20), Geometry("small", 300, 10, 20)]
+    if options.tiny:
+        geometries = [Geometry("tiny", 130, 2, 5)]
+    rows: list[dict[str, Any]] = []
+    tried: set[str] = set()
+    for kernel, tuning, attention, run in kernels(device):
+        if options.tiny and kernel in tried:
+            continue
+        tried.add(kernel)
+        row: dict[str, Any] = {"kernel": kernel, "tuning": str(tuning)}
+        try:
+            for geometry in geometries:
+                forward = prepare(attention, geometry, device)
+                timed = microseconds(partial(run, attention, forward), options.rounds, device)
+                row[geometry.name] = round(timed, 1)
+        except Exception as error:  # a tuning that does not fit this GPU
+            row["error"] = str(error).partition("\n")[0]
+        rows.append(row)
+        print(" ".join(str(value) for value in row.values()), flush=True)
+    name = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
+    print(json.dumps({"device": name, "torch": torch.__version__, "microseconds": rows}))
+
+
+if __name__ == "__main__":
+    main()
