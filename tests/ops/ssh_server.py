@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,8 +71,9 @@ class SshServer:
     def cut(self) -> None:
         """Every connection that there is, as when the network goes."""
         for session in psutil.Process(self.process_id).children(recursive=True):
-            if "sshd" in session.name():
-                session.send_signal(signal.SIGKILL)
+            with suppress(psutil.NoSuchProcess):  # one that has ended since it was listed
+                if "sshd" in session.name():
+                    session.send_signal(signal.SIGKILL)
 
 
 @contextmanager

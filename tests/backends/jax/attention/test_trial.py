@@ -23,8 +23,11 @@ HEADS = (2, 2, 64)
 
 @pytest.mark.parametrize(
     "implementation",
-    [XlaAttention(), PallasGpuAttention(interpret=True), HopperAttention(interpret=interpreter_parameters())],
-    ids=lambda each: each.name,
+    [
+        pytest.param(XlaAttention(), id="xla"),
+        pytest.param(PallasGpuAttention(interpret=True), id="pallas_gpu"),
+        pytest.param(HopperAttention(interpret=interpreter_parameters()), id="hopper", marks=pytest.mark.slow),
+    ],
 )
 def test_those_that_work_pass(implementation: AttentionImplementation) -> None:
     try_attention(implementation, HEADS, BFLOAT16)
