@@ -35,7 +35,7 @@ class OwnTuning:
     num_stages: int = 2
 
 
-# For narrow and for wide tiles, from an H200 (`benchmarks/tune_jax_kernels.py`); heads of more than 128 need more threads.
+# For narrow and for wide tiles, from an H200 (`benchmarks/tune_jax_kernels.py`); larger heads need more threads.
 TUNING = {NARROW: OwnTuning(num_warps=4), WIDE: OwnTuning(num_warps=4)}
 LARGE_HEAD_TUNING = OwnTuning(num_warps=8)
 
