@@ -308,10 +308,10 @@ class TestBackends:
 
 
 class Tampered(Backend):
-    """A backend with a mistake planted into its batches."""
+    """A backend with a mistake planted into its batches of items, which have no blocks of prefixes beside them."""
 
     def __init__(self, inner: Backend, tamper: Callable[[ForwardBatch], ForwardBatch]) -> None:
-        self.config, self.info = inner.config, inner.info
+        self.config, self.info = inner.config, replace(inner.info, joins_prefill=False)
         self._inner, self._tamper = inner, tamper
 
     def start(self, batch: ForwardBatch) -> RunningForward:

@@ -160,6 +160,9 @@ class BackendInfo:
     # Shall one forward keep blocks of prefixes and score tails, which may read them, rather than two? That pays where a
     # forward's launches take long, and where products of few rows do not use the device.
     joins_prefill: bool = False
+    # Does the device work by itself once a forward is started? Then the next step may be started before it is done, and
+    # another thread than the device's own may call `wait`.
+    runs_ahead: bool = False
 
     @property
     def max_prefix_len(self) -> int:

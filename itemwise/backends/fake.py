@@ -61,6 +61,7 @@ class FakeBackend(Backend):
         step_tokens: int = 2048,
         max_blocks_read: int | None = None,
         joins_prefill: bool = False,
+        runs_ahead: bool = False,
         seconds_per_forward: float = 0.0,
     ) -> None:
         self.config = ModelConfig(
@@ -93,6 +94,7 @@ class FakeBackend(Backend):
             max_blocks_read=max_blocks_read,
             step_tokens=step_tokens,
             joins_prefill=joins_prefill,
+            runs_ahead=runs_ahead,
         )
         self.seconds_per_forward = seconds_per_forward
         self.forwards: list[ForwardBatch] = []  # the newest _MAX_FORWARDS or so

@@ -19,9 +19,9 @@ Result = TypeVar("Result")
 class DeviceThread:
     """Starts at once, and ends after `stop`."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "itemwise-device") -> None:
         self._work: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="itemwise-device", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     @property

@@ -1,8 +1,8 @@
 """A job: one request on its way through the scheduler, from its submission to its last logit.
 
 It says what is left to compute, and takes in what comes back. Everything but `cancel()` and the outcome belongs to the
-scheduler's thread. The device's thread reads and fills the blocks of its prefix, and only while the scheduler waits for
-the step or fills the next one, which needs to know of a block no more than that it was started.
+scheduler's thread. The device's thread reads and fills the blocks of its prefix while a step is in flight; the
+scheduler, which fills the next one meanwhile, needs to know of a block no more than that it was started.
 """
 
 from __future__ import annotations
@@ -71,6 +71,7 @@ class Job:
         self.entries: list[CacheEntry] | None = None  # of all blocks of the prefix, once there was room for them
         self._next = 0  # segment, or row, that is to be started
         self._num_answered = 0  # segments
+        self.num_in_flight = 0  # steps with parts of it
         self.batches: list[BatchRecord] = []
         self.cached_tokens = 0
         self.submitted = monotonic()
@@ -163,6 +164,11 @@ class Job:
         return self.is_scored and self.has_prefix
 
     @property
+    def is_answered(self) -> bool:
+        """Has the device done everything?"""
+        return self.is_complete and not self.num_in_flight and all(entry.is_computed for entry in self.entries or ())
+
+    @property
     def has_prefix(self) -> bool:
         """Is every block of the prefix computed, or being?"""
         return not self.keys or (self.entries is not None and all(entry.is_started for entry in self.entries))
@@ -207,6 +213,11 @@ class Job:
     def advance(self, stop: int) -> None:
         """Segments, or rows, up to `stop` have been started."""
         self._next = stop
+
+    def go_back(self, first: int) -> None:
+        """Segments, or rows, from `first` on are to be started again; the last batch is of no account."""
+        self._next = first
+        self.batches.pop()
 
     def take_in(
         self, segments: tuple[int, int], logits: NDArray[np.float32], normalizers: NDArray[np.float32] | None

@@ -43,6 +43,7 @@ class CacheEntry:
     num_users: int = 0  # requests that read it, and pins
     owner: object | None = None  # who is to compute it
     is_started: bool = False  # has the device been told to? Then whatever it is told later may read the block
+    is_computed: bool = False  # has the device done it?
 
 
 class PrefixCache:

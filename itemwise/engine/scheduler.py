@@ -1,11 +1,12 @@
 """The scheduler: steps filled from all live jobs, for one thread that owns the device.
 
-    receive    new jobs, cancellations, deadlines
-    fill       the next step (`steps.py`), prepared while the device runs the one before
-    execute    its forwards, one after the other, on the device's own thread
-    deliver    their logits
+    receive    new jobs, cancellations, deadlines, and the news that a step is done
+    finish     what is done: its logits to the jobs, and their answers to those that wait
+    fill       the next step (`steps.py`), while the device runs the one before
+    launch     its forwards, one after the other, on the device's own thread (`steps_in_flight.py`)
 
-Others talk to it through one queue and the jobs' own `on_change`; nothing else crosses threads.
+Others talk to it through one queue and the jobs' own `on_change`; nothing else crosses threads. A job that has a part
+in a step that is in flight stays until that is done, whatever happens to it.
 """
 
 from __future__ import annotations
@@ -14,13 +15,12 @@ import logging
 import threading
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from time import monotonic, sleep
 from typing import TypeVar
 
-from itemwise.backends.base import PREFIX_BLOCK, Backend, ForwardOutput, RunningForward
+from itemwise.backends.base import PREFIX_BLOCK, Backend
 from itemwise.contract.errors import (
     BackendError,
     CancelledError,
@@ -29,13 +29,13 @@ from itemwise.contract.errors import (
     RequestError,
 )
 from itemwise.engine.admission import DEFAULT_MAX_QUEUED_TOKENS, Admission
-from itemwise.engine.device_thread import DeviceThread
 from itemwise.engine.job import Job
 from itemwise.engine.pins import Pins
 from itemwise.engine.prefix_cache import PrefixCache
 from itemwise.engine.stats import Counters, EngineStats
-from itemwise.engine.step_forwards import Step, StepForward
+from itemwise.engine.step_forwards import Step
 from itemwise.engine.steps import StepFiller, StepLimits
+from itemwise.engine.steps_in_flight import StepInFlight, StepsInFlight
 from itemwise.plan.buckets import Buckets
 
 log = logging.getLogger("itemwise")
@@ -91,11 +91,14 @@ class Scheduler:
         self._inbox: SimpleQueue[Job | _Call | None] = SimpleQueue()
         self._num_submitted = self._num_received = 0  # jobs put into the inbox, and taken out
         self._live: dict[Job, None] = {}  # in the order of their turn: whoever was served goes to the end
-        self._prepared: Step | None = None
+        self._calls: list[_Call] = []  # that wait until nothing is in flight
+        self._prepared: Step | None = None  # filled, and to be launched when the one before it is done
+        self._turns_beside = 0  # since a step was launched that none may be launched beside
+        self._patience: float | None = 0.0  # how long the next turn may wait for news; None: until there are any
         self._was_short = False  # was the last step over at once?
         self._closing = threading.Event()
         self._door = threading.Lock()  # whoever is through it before `close` is answered
-        self._device = DeviceThread()
+        self._in_flight = StepsInFlight(backend, wake=lambda: self._inbox.put(None))
         self._thread = threading.Thread(target=self._run, name="itemwise-scheduler", daemon=True)
         self._thread.start()
 
@@ -117,7 +120,7 @@ class Scheduler:
 
     def call(self, function: Callable[[], Result]) -> Result:
         """Run it on the device's thread, between steps, and wait for it."""
-        if self._device.is_current:
+        if self._in_flight.is_device_thread:
             return function()
         assert threading.current_thread() is not self._thread, "the scheduler would wait for itself"
         answer: Future[object] = Future()
@@ -169,25 +172,53 @@ class Scheduler:
             except Exception as error:  # a fault of ours: the requests that it may have hurt are told
                 log.exception("the scheduler failed")
                 self._recover(list(self._live), error)
-        self._receive()  # what came too late is refused
+                self._patience = 0.0
+        self._receive(0.0)
+        self._drop_the_hopeless()  # what came too late is refused
+        self._answer_calls()
         self.pins.release_all()
         self.cache.forget()
-        self._device.submit(self.backend.close).result()
-        self._device.stop()
+        self._in_flight.close()
 
     def _turn(self) -> None:
-        """One step, if there is anything to do."""
-        self._receive()
-        if self._was_short and self._live:  # then more of them in one step cost the host less
+        """Wait for news where there is nothing else to do; then what they ask for, and the next step."""
+        self._receive(self._patience)
+        while (done := self._in_flight.take_done()) is not None:
+            self._finish(done)
+        self._answer_calls()
+        if self._was_short and self._live and not self._in_flight:  # then more of them in one step cost the host less
             sleep(SHORT_STEP_SECONDS)
-            self._receive()
-        step = self._prepared or self._fill()
-        self._prepared = None
-        if step is not None:
-            self._run_step(step)
-        elif self._live:
-            self._deliver(())
-            self._make_way()
+            self._receive(0.0)
+        self._drop_the_hopeless()
+        self._patience = self._go_on()
+
+    def _go_on(self) -> float | None:
+        """Launch the next step, if there is anything to do and it is time; how long there is to wait for news then."""
+        if not self._live or self._calls:
+            return 0.0 if self._closing.is_set() and not self._live else None
+        seconds = self._in_flight.seconds_until_room(now := monotonic())
+        if seconds != 0.0:
+            return self._prepare_beside() if seconds is None else seconds
+        step, self._prepared = self._prepared or self._fill(), None
+        if step is not None and not (step.is_timed and self._in_flight):
+            self._launch(step, now)
+            return 0.0
+        if self._in_flight:
+            return None
+        self._deliver(())
+        self._make_way()
+        return 0.0
+
+    def _prepare_beside(self) -> float | None:
+        """Where there is one step at a time, fill the next while the device runs it, unless it is over at once."""
+        if self._in_flight.most > 1:
+            return None
+        self._turns_beside += 1
+        if self._turns_beside == 1:
+            return SHORT_STEP_SECONDS
+        if self._turns_beside == 2:
+            self._prepared = self._fill()
+        return None
 
     def _make_way(self) -> None:
         """Where all that is left waits for room that only pinned prefixes have, one of these goes before its time."""
@@ -196,21 +227,21 @@ class Scheduler:
                 raise RuntimeError("requests are waiting, and none of them can be served")
             log.warning("a pinned prefix was released before its time, as a request needed its room")
 
-    def _receive(self) -> None:
-        """Take in what has come; where there is nothing to do, wait for it."""
-        timeout = self.pins.expire()
-        is_idle = not self._live and not self._closing.is_set()
+    def _receive(self, patience: float | None) -> None:
+        """Take in what has come. Where nothing has, wait for it so long; None: until something comes."""
+        limits = (patience, self.pins.expire())
+        timeout = min((seconds for seconds in limits if seconds is not None), default=None)
+        is_first = True
         while True:
             try:
-                message = self._inbox.get(block=is_idle, timeout=timeout if is_idle else None)
+                message = self._inbox.get(block=is_first and timeout != 0.0, timeout=timeout)
             except Empty:
                 break
-            is_idle = False
+            is_first = False
             if isinstance(message, Job):
                 self._take_in(message)
             elif message is not None:
-                self._answer(message)
-        self._drop_the_hopeless()
+                self._calls.append(message)
 
     def _take_in(self, job: Job) -> None:
         self._live[job] = None
@@ -222,23 +253,27 @@ class Scheduler:
             except RequestError as error:
                 self._end(job, error)
 
-    def _answer(self, call: _Call) -> None:
-        self._prepared = None
-        if not call.answer.set_running_or_notify_cancel():
-            return
-        try:
-            call.answer.set_result(self._device.submit(call.function).result())
-        except BaseException as error:  # it is the caller's
-            call.answer.set_exception(error)
+    def _answer_calls(self) -> None:
+        """Those that wait, where nothing is in flight; until then no step is launched."""
+        while self._calls and not self._in_flight:
+            call = self._calls.pop(0)
+            self._prepared = None
+            if not call.answer.set_running_or_notify_cancel():
+                continue
+            try:
+                call.answer.set_result(self._in_flight.call(call.function))
+            except BaseException as error:  # it is the caller's
+                call.answer.set_exception(error)
 
     def _drop_the_hopeless(self) -> None:
-        """Jobs that nobody waits for any more."""
+        """Jobs that nobody waits for any more; those that are in flight, when they have come back."""
         now = monotonic()
         for job in list(self._live):
             error = self._reason_to_end(job, now)
             if error is not None:
                 self._prepared = None  # it may have a part in it
-                self._end(job, error)
+                if not job.num_in_flight:
+                    self._end(job, error)
 
     def _reason_to_end(self, job: Job, now: float) -> Exception | None:
         if job.is_cancelled:
@@ -250,63 +285,43 @@ class Scheduler:
         return None
 
     def _fill(self) -> Step | None:
-        return StepFiller(self._limits, self.cache).fill(self._live) if self._live else None
+        now = monotonic()
+        jobs = [job for job in self._live if not job.num_in_flight or self._reason_to_end(job, now) is None]
+        return StepFiller(self._limits, self.cache).fill(jobs) if jobs else None
 
-    def _run_step(self, step: Step) -> None:
-        begin = monotonic()
-        jobs = step.jobs
-        self._hand_over(step, begin)
-        execution = self._device.submit(self._execute, step)
-        try:
-            outputs = self._prepare_beside(execution)
-            for forward, output in zip(step.forwards, outputs, strict=True):
-                forward.hand_out(output)
-        except Exception as error:
-            if not all(job.is_cancelled for job in jobs):
-                log.exception("a forward pass failed")
-            self._recover(jobs, error)
-            return
-        seconds = monotonic() - begin
-        self._was_short = seconds < SHORT_STEP_SECONDS
-        self._count(step, seconds)
-        self._deliver(jobs)
-
-    def _prepare_beside(self, execution: Future[list[ForwardOutput]]) -> list[ForwardOutput]:
-        """Fill the next step while the device runs this one, unless it is over at once."""
-        with suppress(TimeoutError):  # whoever's: one of the forward itself is raised again below
-            return execution.result(SHORT_STEP_SECONDS)
-        try:
-            self._prepared = self._fill()
-        finally:
-            outputs = execution.result()
-        return outputs
-
-    def _hand_over(self, step: Step, now: float) -> None:
+    def _launch(self, step: Step, now: float) -> None:
         """From here on the jobs' next parts are those behind this step's."""
         for forward in step.forwards:
             forward.bucket = self._buckets.fit(forward.num_tokens)
             forward.advance_jobs()
-            for job in forward.jobs:
-                self._begin(job, now)
         for job in step.jobs:
+            self._begin(job, now)
+            job.num_in_flight += 1
             del self._live[job]
             self._live[job] = None  # at the end
+        self._turns_beside = 0
+        self._in_flight.launch(step, now)
 
-    def _execute(self, step: Step) -> list[ForwardOutput]:
-        """On the device's thread."""
-        running = [self._start(forward) for forward in step.forwards]
-        if all(forward.is_prefill for forward in step.forwards):
-            self.backend.synchronize()  # else nobody would wait for what is only kept
-        return [each.wait() for each in running]
-
-    def _start(self, forward: StepForward) -> RunningForward:
-        begin = monotonic()
-        running = self.backend.start(forward.ready_batch())
-        forward.keep(running.blocks)
-        if forward.is_prefill and any(job.timed for job in forward.jobs):
-            self.backend.synchronize()
-        forward.start_seconds = monotonic() - begin
-        return running
+    def _finish(self, done: StepInFlight) -> None:
+        step = done.step
+        for job in step.jobs:
+            job.num_in_flight -= 1
+        try:
+            for forward, output in zip(step.forwards, done.outputs.result(), strict=True):
+                forward.hand_out(output)
+        except Exception as error:
+            if not all(job.is_cancelled for job in step.jobs):
+                log.exception("a forward pass failed")
+            self._recover(step.jobs, error)
+            return
+        end = monotonic()
+        begin = self._in_flight.begin_of(done, end)
+        for job in step.jobs:
+            if job.started == done.launched:
+                job.started = begin  # it waited for the step before
+        self._was_short = end - begin < SHORT_STEP_SECONDS
+        self._count(step, end - begin)
+        self._deliver(set(step.jobs))
 
     def _begin(self, job: Job, now: float) -> None:
         if job.started is None:
@@ -328,7 +343,7 @@ class Scheduler:
         """End what is complete, in this step or without any (a prefix that others have computed); tell the others of
         this step that they went on."""
         for job in list(self._live):
-            if job.is_complete and not job.is_cancelled:
+            if job.is_answered and not job.is_cancelled:
                 self._begin(job, monotonic())
                 self._counters.items_scored += job.num_items_done
                 self._end(job)
@@ -353,8 +368,11 @@ class Scheduler:
         return None
 
     def _recover(self, failed: Iterable[Job], error: Exception) -> None:
-        """After a failure no kept prefix can be trusted: the others compute theirs again."""
+        """After a failure no kept prefix can be trusted: the others compute theirs again, and so much of the rest as
+        was in flight, since it may have read them."""
         self._prepared = None
+        for each in self._in_flight.drain():
+            each.step.take_back()
         for job in failed:
             if job in self._live:
                 self._end(job, error)

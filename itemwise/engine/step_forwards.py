@@ -143,8 +143,16 @@ class StepForward:
             part.job.batches.append(BatchRecord(stop - first, own, self.num_tokens, self.bucket))
             part.job.advance(part.stop)
 
+    def take_back(self) -> None:
+        """The jobs go on before these parts. Their prefixes are lost anyway."""
+        for part in self.scored_parts:
+            part.job.go_back(part.first)
+
     def hand_out(self, output: ForwardOutput) -> None:
         """Every job its rows of the answer."""
+        for part in self.block_parts:
+            for entry in part.entries:
+                entry.is_computed = True
         start = 0
         for part in self.scored_parts:
             segments = part.job.segments_of(part.first, part.stop)
@@ -165,6 +173,18 @@ class Step:
     def jobs(self) -> list[Job]:
         """Each once, in the order in which they were served."""
         return list(dict.fromkeys(part.job for forward in self.forwards for part in forward.parts))
+
+    @property
+    def is_timed(self) -> bool:
+        """Are the seconds of a part asked for? Then it runs by itself."""
+        return any(job.timed for job in self.jobs)
+
+    def take_back(self) -> None:
+        """It was launched, and what it answers is nobody's: the jobs are as they were before it."""
+        for forward in reversed(self.forwards):
+            forward.take_back()
+        for job in self.jobs:
+            job.num_in_flight -= 1
 
     def count(self, seconds: float) -> None:
         """It is done, after so many seconds.

@@ -7,7 +7,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic
@@ -71,6 +71,7 @@ class Geometry:
     chunk_size: int | None
     token_budget: int | None
     joins_prefill: bool
+    runs_ahead: bool
 
     def backend(self) -> GatedBackend:
         return GatedBackend(
@@ -78,6 +79,7 @@ class Geometry:
             num_prefix_blocks=self.num_prefix_blocks,
             max_blocks_read=self.max_blocks_read,
             joins_prefill=self.joins_prefill,
+            runs_ahead=self.runs_ahead,
         )
 
     @property
@@ -96,6 +98,7 @@ geometries = st.builds(
     chunk_size=st.sampled_from([None, 0, 2]),
     token_budget=st.sampled_from([None, 50, 400]),
     joins_prefill=st.booleans(),
+    runs_ahead=st.booleans(),
 )
 MODES = {1: ["logit", "prob", "sigmoid"], 2: ["softmax", "logprob", "sigmoid"], 3: ["softmax"], 18: ["softmax"]}
 tokens = st.integers(0, VOCAB_SIZE - 1)
@@ -402,29 +405,6 @@ def test_a_step_that_was_prepared_is_the_next_where_nobody_comes() -> None:
         ticket.check()
 
 
-class EndsWhenGivenUp(Future[Any]):
-    """Is over in the very moment in which it has been waited for long enough."""
-
-    def __init__(self, end: Callable[[Future[Any]], None]) -> None:
-        super().__init__()
-        self._end = end
-
-    def result(self, timeout: float | None = None) -> Any:
-        if timeout is None:
-            return super().result()
-        self._end(self)
-        raise TimeoutError
-
-
-def test_a_step_may_end_when_it_is_no_longer_waited_for() -> None:
-    with live_engine(GatedBackend()) as engine:
-        assert engine.scheduler._prepare_beside(EndsWhenGivenUp(lambda step: step.set_result([]))) == []
-        with pytest.raises(TimeoutError, match="of the device"):
-            engine.scheduler._prepare_beside(
-                EndsWhenGivenUp(lambda step: step.set_exception(TimeoutError("of the device")))
-            )
-
-
 # Ends before the end
 
 
@@ -477,7 +457,7 @@ def test_cancelling_one_that_is_done_does_nothing() -> None:
 
 @pytest.mark.parametrize("joins", [False, True])
 def test_who_computed_a_prefix_for_others_may_leave_in_the_middle_of_it(joins: bool) -> None:
-    """One of those that waited goes on where it stopped; nothing is computed twice."""
+    """Those that waited go on where it stopped; nothing is computed twice."""
     backend = GatedBackend(step_tokens=512, joins_prefill=joins)
     query = query_of(5 * PREFIX_BLOCK)
     with live_engine(backend, scheduler={"chunked_prefill_size": PREFIX_BLOCK}) as engine:
@@ -488,7 +468,9 @@ def test_who_computed_a_prefix_for_others_may_leave_in_the_middle_of_it(joins: b
         backend.open()
         with pytest.raises(CancelledError):
             owner.result()
-        assert [ticket.check().usage.cached_tokens for ticket in others] == [PREFIX_BLOCK, len(query), len(query)]
+        cached = [ticket.check().usage.cached_tokens for ticket in others]
+        assert cached[0] == PREFIX_BLOCK
+        assert min(cached[1:]) > PREFIX_BLOCK
     assert len(backend.made) == 5
 
 
@@ -672,10 +654,10 @@ class TestFailures:
 
     @pytest.mark.parametrize("algorithm", ALGORITHMS)
     @pytest.mark.parametrize("joins", [False, True])
-    def test_failures_at_random_leave_nothing_wrong_behind(self, algorithm: str, joins: bool) -> None:
-        backend = GatedBackend(
-            is_open=True, step_tokens=150, num_prefix_blocks=6, max_context_len=600, joins_prefill=joins
-        )
+    @pytest.mark.parametrize("runs_ahead", [False, True])
+    def test_failures_at_random_leave_nothing_wrong_behind(self, algorithm: str, joins: bool, runs_ahead: bool) -> None:
+        geometry = {"step_tokens": 150, "num_prefix_blocks": 6, "max_context_len": 600}
+        backend = GatedBackend(is_open=True, **geometry, joins_prefill=joins, runs_ahead=runs_ahead)
         chance = np.random.default_rng(0)
         backend.fails = lambda batch: bool(chance.random() < 0.1)
         outcomes = []
@@ -779,7 +761,7 @@ class TestCall:
                 return threading.current_thread().name, backend.num_running, ticket.job.is_done
 
             seen = pool.submit(engine.scheduler.call, look)
-            while engine.scheduler._inbox.qsize() == 0:
+            while not engine.scheduler._calls:
                 assert not seen.done()
             backend.open()
             assert seen.result(SECONDS) == ("itemwise-device", 0, False)

@@ -75,6 +75,7 @@ class JaxBackend(Backend):
         self._rows = _row_blocks(choice.platform, batch_invariant=options.batch_invariant)
         self._runner = _make_runner(checkpoint, options, choice, mesh, dtype, self._rows)
         self._attention = self._runner.programs.transformer.attention
+        self._has_failed = False  # since the pool was last known to be well
         budget = options.token_budget or DEFAULT_TOKEN_BUDGETS[choice.platform]
         self.info = BackendInfo(
             name="jax",
@@ -93,6 +94,7 @@ class JaxBackend(Backend):
             compilation_cache_dir=None if cache_dir is None else str(cache_dir),
             step_tokens=options.token_budget or STEP_TOKENS[choice.platform],
             joins_prefill=choice.platform == "gpu" and options.dp_size == 1,
+            runs_ahead=choice.platform != "cpu",
         )
 
     def _token_buckets(self, platform: Platform, budget: int, *, is_coarse: bool) -> tuple[int, ...]:
@@ -113,6 +115,8 @@ class JaxBackend(Backend):
         return list_programs(self._runner, self.info.token_buckets, max_dense_row_len)
 
     def start(self, batch: ForwardBatch) -> RunningForward:
+        if self._has_failed:
+            self._recover()
         parts = split_batch(batch, self._dp_size)
         spec = self._spec(batch, max(part.num_tokens for part, _ in parts))
         lens = np.diff(batch.segment_starts)
@@ -121,6 +125,7 @@ class JaxBackend(Backend):
             sent = self._send(batch, parts, spec, blocks)
         except BaseException:
             self._give_up(blocks)
+            self._recover()
             raise
         if sent is None:
             output = ForwardOutput(np.zeros(batch.label_ids.shape, np.float32), None, blocks)
@@ -158,16 +163,21 @@ class JaxBackend(Backend):
         return ForwardOutput(np.take_along_axis(logits, sent.columns, 1), normalizers, blocks)
 
     def _give_up(self, blocks: Sequence[JaxBlock]) -> None:
-        """After a failure: the blocks hold nothing that anybody should read."""
+        """After a failure: the blocks hold nothing that anybody should read, nor perhaps does the pool. On any thread,
+        so the pool itself is left to the next forward."""
         for block in blocks:
             block.release()
+        self._has_failed = True
+
+    def _recover(self) -> None:
+        self._has_failed = False
         self._runner.pool.recover()
 
     def synchronize(self) -> None:
         try:
             jax.block_until_ready(self._runner.pool.arrays)
         except Exception:
-            self._runner.pool.recover()  # else the next forward, of others, would read what has failed
+            self._recover()  # else the next forward, of others, would read what has failed
             raise
 
     def memory_stats(self) -> Mapping[str, int]:

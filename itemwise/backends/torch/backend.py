@@ -209,6 +209,7 @@ def _make_info(
         attention="varlen" if _has_flash(config, device, dtype) else "tiled",
         step_tokens=token_budget or (_cpu_step_tokens() if is_cpu else CUDA_STEP_TOKENS),
         joins_prefill=kind == "gpu",
+        runs_ahead=kind == "gpu",
     )
 
 

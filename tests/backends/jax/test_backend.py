@@ -165,7 +165,8 @@ class TestRows:
         (kept,) = keep(backend, PREFIX)
         found = backend.forward(rows_batch(PREFIX, rows, layout, mask))
         expected = backend.forward(extend_batch(TAILS, [kept]))
-        if mask == "dense" and backend.info.device_kind != "cpu":  # XLA adds in another order than the kernels
+        is_other_kernel = mask == "dense" or backend.info.attention == "hopper"  # which reads no rows
+        if is_other_kernel and backend.info.device_kind != "cpu":  # another order of additions
             assert np.abs(found.label_logits - expected.label_logits).max() <= 0.05
         else:
             assert_same_scores(found, expected)
