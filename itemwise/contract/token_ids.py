@@ -6,9 +6,10 @@ cost a few milliseconds. Only after that has failed does `ids_error` walk the id
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 from itertools import chain
+from struct import error as StructError  # noqa: N812  # a class, whatever its name
+from struct import pack
 from typing import NamedTuple
 
 import numpy as np
@@ -47,8 +48,8 @@ def plain_list(values: Sequence[object]) -> list[object]:
 def try_ids(values: Sequence[object]) -> Int32Array | None:
     """The values as ids, or None when any of them is not a token id."""
     try:
-        numbers = array("i", values)  # type: ignore[type-var]  # it refuses what is no integer of 32 bits
-    except (TypeError, OverflowError):
+        numbers = pack(f"{len(values)}i", *values)  # it refuses what is no integer of 32 bits
+    except (StructError, TypeError, OverflowError):
         return None
     ids = np.frombuffer(numbers, np.int32)
     # It takes true and false for integers, too: what looks like 1 or 0 may be one of them.

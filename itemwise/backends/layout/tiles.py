@@ -77,14 +77,20 @@ def tile_capacities(num_tokens: int, sizes: TileSizes, max_blocks: int) -> Tiles
 
 
 def cut_tiles(
-    batch: ForwardBatch, sizes: TileSizes, prefix_blocks: Sequence[Int64Array], padding: int = 0
+    batch: ForwardBatch,
+    sizes: TileSizes,
+    prefix_blocks: Sequence[Int64Array],
+    padding: int = 0,
+    *,
+    has_token_arrays: bool = True,
 ) -> HostTiles:
     """The used parts of all arrays. `prefix_blocks[p]` has the addresses of the blocks of the batch's prefix p.
 
-    `padding` tokens at the end become segments of their own, for implementations that need it.
+    `padding` tokens at the end become segments of their own, for implementations that need it. Those that read no
+    array with an entry for each token need not wait for them.
     """
     reads, lists = read_lens(batch), _lists(batch, prefix_blocks)
-    segment_lens = np.diff(batch.segment_starts)
+    segment_lens = np.diff(batch.segment_starts) * has_token_arrays
     token_segment, token_reads, token_lists = (
         values.astype(np.int32).repeat(segment_lens) for values in (batch.segment_starts[:-1], reads, lists)
     )

@@ -85,7 +85,7 @@ def host_inputs(
         positions=_filled(batch.positions, spec.num_tokens),
         keep_slots=_keep_slots(batch, spec, new_pages),
         score_tokens=_filled(batch.score_tokens, spec.num_tokens) if spec.scores else nothing,
-        tiles=_chosen(cut_tiles(batch, sizes, prefix_blocks)),
+        tiles=_chosen(cut_tiles(batch, sizes, prefix_blocks, has_token_arrays=False)),
     )
 
 

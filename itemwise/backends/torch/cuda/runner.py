@@ -24,6 +24,7 @@ from itemwise.contract.ragged import Int32Array
 
 MAX_BLOCKS_PER_PAGE = 2  # prefixes of one forward may share pages, which are then listed more than once
 COARSE_STEP = 4  # from one size of a forward to the next, where few are wanted
+STEPS_PER_DOUBLING = 32  # where not: a recording takes the host some 60 ms, so every 256 tokens up to 16,384 have one
 TOKEN_MULTIPLE = 256  # from this many rows on cuBLAS adds in one order, whatever the number of rows
 
 
@@ -54,7 +55,12 @@ class PagedRunner:
             config, transformer.weights, attention, self.pool, transformer.block_rows, transformer.frequencies
         )
         smallest = transformer.block_rows or TOKEN_MULTIPLE
-        self.buckets = token_buckets(max_tokens, smallest=smallest, step=COARSE_STEP if is_coarse else None)
+        self.buckets = token_buckets(
+            max_tokens,
+            smallest=smallest,
+            step=COARSE_STEP if is_coarse else None,
+            steps_per_doubling=STEPS_PER_DOUBLING,
+        )
         self.max_blocks_read = MAX_BLOCKS_PER_PAGE * num_pages
         self._programs = Programs(trunk, self.buckets, self.max_blocks_read, records=records)
 
