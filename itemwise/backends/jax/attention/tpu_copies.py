@@ -1,13 +1,14 @@
 """Copies of tokens between a TPU's HBM and its VMEM: any number of them, from any token on.
 
 Arrays are [tokens, heads, H]: a TPU's tiles lie in the last two axes, so a copy may begin at any token. Copies have
-fixed sizes, and counts are data, so a count is copied as the powers of two that it is the sum of.
+fixed sizes, and counts are data, so a count is copied in parts of PART_TOKENS, the largest first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -17,6 +18,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from itemwise.backends.layout.tiles import KEY_BLOCK
+
+PART_TOKENS = (128, 16, 1)
 
 Ref = Any  # of Pallas, which has no type to name
 
@@ -38,14 +41,16 @@ class TokenCopy:
         self._for_each_part(lambda copy: copy.wait())
 
     def _for_each_part(self, act: Callable[[Any], None]) -> None:
-        for bit in reversed(range(self.longest.bit_length())):
-            self._part(1 << bit, act)
+        done = jnp.int32(0)
+        for size in PART_TOKENS:
+            if size <= self.longest:
+                num_parts = lax.div(self.count - done, size)
+                lax.fori_loop(0, num_parts, partial(self._part, size, done, act), None)
+                done += num_parts * size
 
-    def _part(self, size: int, act: Callable[[Any], None]) -> None:
-        @pl.when((self.count & size) != 0)
-        def _() -> None:
-            offset = self.count - (self.count & (2 * size - 1))  # behind the larger parts
-            act(pltpu.make_async_copy(self.source(offset, size), self.target(offset, size), self.semaphore))
+    def _part(self, size: int, first: jax.Array, act: Callable[[Any], None], number: jax.Array, _: None) -> None:
+        offset = first + number * size
+        act(pltpu.make_async_copy(self.source(offset, size), self.target(offset, size), self.semaphore))
 
 
 def tokens_of(ref: Ref, first: jax.Array | int, heads: pl.Slice | None = None) -> Callable[[jax.Array, int], Ref]:
@@ -81,7 +86,7 @@ class KeyBlocks:
                 tokens_of(buffer.at[slot], 0),
                 self.semaphores.at[slot, place],
                 jnp.minimum(count, KEY_BLOCK),
-                KEY_BLOCK,
+                min(KEY_BLOCK, len(ref)),
             )
             for place, (ref, buffer) in enumerate(zip(self.refs, self.buffers, strict=True))
         ]

@@ -163,7 +163,7 @@ class Kernel:
             tokens_of(self.scratch.window.at[slot], self.shape.narrow - (start - first)),
             self.scratch.window_semaphores.at[slot],
             start + self.tiles.prefix_len[tile] - first,
-            self.shape.tile_tokens + self.shape.narrow,
+            min(self.shape.tile_tokens + self.shape.narrow, len(self.qkv)),
         )
 
     def _unpack_window(self, tile: jax.Array) -> None:
@@ -299,7 +299,7 @@ class Kernel:
             tokens_of(self.output, self.tiles.prefix_start[tile]),
             self.scratch.result_semaphores.at[slot],
             self.tiles.prefix_len[tile],
-            self.shape.tile_tokens,
+            min(self.shape.tile_tokens, len(self.output)),
         )
 
 
@@ -313,9 +313,7 @@ def _empty(q: jax.Array) -> State:
     return State(jnp.zeros(q.shape, jnp.float32), peak, jnp.zeros_like(peak))
 
 
-def _span(
-    starts: Ref, lens: Ref, count: jax.Array, first: jax.Array, stop: jax.Array
-) -> tuple[jax.Array, jax.Array]:
+def _span(starts: Ref, lens: Ref, count: jax.Array, first: jax.Array, stop: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Of own tiles from `first` on: behind the last one that begins before token `stop`, and the first that ends behind
     it, with which the next tile begins."""
 
