@@ -34,9 +34,10 @@ class Generation:
     vmem_bytes: int  # that the kernel may take
 
 
-# By jax's names of devices. A v5e multiplies 128 by 128 at a time, a v6e 256 by 256; both have 128 MiB of VMEM.
+# By jax's names of devices; both have 128 MiB of VMEM. Of the instructions that the compiler schedules for a key block
+# (8 KV heads of 128, 2 query heads each) 256 rows need 1.31 times as many for each row as 512 on a v5e, 1.27 on a v6e.
 GENERATIONS = {
-    "TPU v5 lite": Generation(tile_rows=256, vmem_bytes=96 << 20),
+    "TPU v5 lite": Generation(tile_rows=512, vmem_bytes=96 << 20),
     "TPU v6 lite": Generation(tile_rows=512, vmem_bytes=96 << 20),
 }
 DEFAULT_GENERATION = "TPU v6 lite"
@@ -99,8 +100,8 @@ class PallasTpuAttention(AttentionImplementation):
 
 def _metadata(tiles: DeviceTiles, base: jax.Array) -> TileRefs:
     """In the kernel these are refs."""
-    of_tiles = (getattr(tiles, field) for field in TileRefs._fields[:-1])
-    return TileRefs(*of_tiles, base.reshape(1))
+    of_tiles = [getattr(tiles, field) for field in TileRefs._fields[:-1]]
+    return TileRefs(*[*of_tiles, base.reshape(1)])
 
 
 def _scratch(shape: KernelShape, dtype: jnp.dtype, arrays: list[jax.Array]) -> list[Any]:

@@ -22,6 +22,7 @@ from itemwise.backends.layout.tiles import KEY_BLOCK
 PART_TOKENS = (128, 16, 1)
 
 Ref = Any  # of Pallas, which has no type to name
+Range = slice | pl.Slice  # of tokens or heads, what `pl.ds` gives
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class TokenCopy:
         act(pltpu.make_async_copy(self.source(offset, size), self.target(offset, size), self.semaphore))
 
 
-def tokens_of(ref: Ref, first: jax.Array | int, heads: pl.Slice | None = None) -> Callable[[jax.Array, int], Ref]:
+def tokens_of(ref: Ref, first: jax.Array | int, heads: Range | None = None) -> Callable[[jax.Array, int], Ref]:
     """Parts of a ref [tokens, heads, H] that begins at a token, of some of its heads or all."""
 
     def part(offset: jax.Array, size: int) -> Ref:
@@ -75,7 +76,7 @@ class KeyBlocks:
     semaphores: Ref  # [2, number of refs]
     first_key: int  # the first KV head's place in the first buffer
     first_value: int  # and in the last one
-    heads: pl.Slice | None = None
+    heads: Range | None = None
 
     def copies(self, number: jax.Array, address: jax.Array, count: jax.Array) -> list[TokenCopy]:
         """Those of block `number`, of which `count` tokens are needed."""
@@ -91,12 +92,14 @@ class KeyBlocks:
             for place, (ref, buffer) in enumerate(zip(self.refs, self.buffers, strict=True))
         ]
 
-    def unpack(self, number: jax.Array, count: jax.Array, keys: Ref, values: Ref) -> None:
-        """A block that has arrived to keys and values [K, KEY_BLOCK, H]; values behind `count` become zero."""
+    def unpack(self, number: jax.Array, count: jax.Array | None, keys: Ref, values: Ref) -> None:
+        """A block that has arrived to keys and values [K, KEY_BLOCK, H]; values behind `count`, if any, become zero."""
         slot, num_heads = lax.rem(number, 2), len(keys)
         of_keys = self.buffers[0].at[slot][:, self.first_key : self.first_key + num_heads]
         keys[...] = jnp.swapaxes(of_keys, 0, 1)
         of_values = self.buffers[-1].at[slot][:, self.first_value : self.first_value + num_heads]
-        token = lax.broadcasted_iota(jnp.int32, values.shape, 1)
         by_head = jnp.swapaxes(of_values, 0, 1)
-        values[...] = jnp.where(token < count, by_head, jnp.zeros_like(by_head))
+        if count is not None:
+            token = lax.broadcasted_iota(jnp.int32, values.shape, 1)
+            by_head = jnp.where(token < count, by_head, jnp.zeros_like(by_head))
+        values[...] = by_head

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -23,14 +24,16 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from itemwise.backends.jax.attention.tpu_copies import KeyBlocks, Ref, TokenCopy, tokens_of
+from itemwise.backends.jax.attention.tpu_copies import KeyBlocks, Range, Ref, TokenCopy, tokens_of
 from itemwise.backends.jax.attention.tpu_softmax import (
+    Block,
     State,
     States,
     TokenRows,
     accumulate,
     as_rows,
     kept_where,
+    row_tokens,
 )
 from itemwise.backends.layout.tiles import KEY_BLOCK, NARROW, PREFIX, WIDE
 
@@ -63,7 +66,7 @@ class KernelShape:
         return self.tile_tokens + 2 * self.narrow
 
     @property
-    def rows(self) -> pl.Slice:
+    def rows(self) -> Range:
         """The tile's tokens in the window."""
         return pl.ds(self.narrow, self.tile_tokens)
 
@@ -185,9 +188,8 @@ class Kernel:
         tile_start = self.tiles.prefix_start[tile]
         in_window = jnp.minimum(self.tiles.narrow_len[number], tile_start + self.tiles.prefix_len[tile] - start)
         tokens = pl.ds(start - tile_start + narrow, narrow)
-        query, key = (_token(group, narrow, narrow, axis) for axis in (0, 1))
-        seen = (key <= query) & (key < in_window)
-        is_real = query[:, :1] < in_window
+        key = lax.broadcasted_iota(jnp.int32, (group * narrow, narrow), 1)
+        seen = (key <= row_tokens(group, narrow, narrow)) & (key < in_window)
         heads, states, dtype = TokenRows(self.scratch.heads), self._states, self.qkv.dtype
 
         def attend(kv_head: jax.Array | int) -> None:
@@ -198,8 +200,11 @@ class Kernel:
             token = lax.broadcasted_iota(jnp.int32, values.shape, 0)
             values = jnp.where(token < in_window, values, 0.0).astype(dtype)
             before = states.load(kv_head * group, group, tokens)
-            found = accumulate(_empty(q), q, keys, values, seen)
+            found = accumulate(State.empty(*q.shape), Block(q, keys, values), seen)
             states.store(kv_head * group, group, tokens, kept_where(is_real, found, before))
+
+        def is_real(width: int) -> jax.Array:
+            return row_tokens(group, narrow, width) < in_window
 
         self._for_each_kv_head(attend)
 
@@ -211,9 +216,12 @@ class Kernel:
         is_last = (number + 1 == end) | (tiles.wide_segment[following] != segment)
         stop = tiles.wide_start[number] + tiles.wide_len[number]
         num_blocks = jnp.where(is_last, lax.div(tiles.wide_start[number] - segment, KEY_BLOCK) + 1, 0)
-        row, column = (_token(self.shape.heads_per_kv, self.shape.tile_tokens, KEY_BLOCK, axis) for axis in (0, 1))
-        token = tiles.prefix_start[tile] + row
-        is_here = (token[:, :1] >= segment) & (token[:, :1] < stop)
+
+        def token(width: int) -> jax.Array:
+            return tiles.prefix_start[tile] + row_tokens(self.shape.heads_per_kv, self.shape.tile_tokens, width)
+
+        def is_here(width: int) -> jax.Array:
+            return (token(width) >= segment) & (token(width) < stop)
 
         def start(block: jax.Array) -> None:
             first = segment + block * KEY_BLOCK
@@ -224,8 +232,8 @@ class Kernel:
             start(block + 1)
             first = segment + block * KEY_BLOCK
             self._arrive(self.segment_blocks, block, first, stop - first)
-            seen = first + column <= token
-            self._block(lambda old, *of_block: kept_where(is_here, accumulate(old, *of_block, seen), old))
+            seen = first + self._key <= token(KEY_BLOCK)
+            self._block(lambda old, new: kept_where(is_here, accumulate(old, new, seen, sees_some=False), old))
 
         start(jnp.int32(0))
         lax.fori_loop(0, num_blocks, attend, None)
@@ -233,15 +241,25 @@ class Kernel:
     def _prefix(self, tile: jax.Array) -> None:
         """All rows over the prefix's blocks, of which the first is under way."""
         num_read = self.tiles.prefix_read[tile]
-        column = _token(self.shape.heads_per_kv, self.shape.tile_tokens, KEY_BLOCK, 1)
+        num_whole = lax.div(num_read, KEY_BLOCK)
 
         def attend(block: jax.Array, _: None) -> None:
             self._start_prefix_block(tile, block + 1)
-            rest = num_read - block * KEY_BLOCK
-            self._arrive(self.prefix_blocks, block, self._address(tile, block), rest)
-            self._block(lambda old, *of_block: accumulate(old, *of_block, column < rest))
+            self._arrive(self.prefix_blocks, block, self._address(tile, block), None)
+            self._block(lambda old, new: accumulate(old, new, None))
 
-        lax.fori_loop(0, pl.cdiv(num_read, KEY_BLOCK), attend, None)
+        def attend_last(rest: jax.Array) -> None:
+            self._arrive(self.prefix_blocks, num_whole, self._address(tile, num_whole), rest)
+            self._block(lambda old, new: accumulate(old, new, self._key < rest))
+
+        lax.fori_loop(0, num_whole, attend, None)
+        rest = num_read - num_whole * KEY_BLOCK
+        pl.when(rest > 0)(partial(attend_last, rest))
+
+    @property
+    def _key(self) -> jax.Array:
+        """Of each of the tile's rows and keys [R, KEY_BLOCK] the key's place in its block."""
+        return lax.broadcasted_iota(jnp.int32, (self.shape.heads_per_kv * self.shape.tile_tokens, KEY_BLOCK), 1)
 
     def _start_prefix_block(self, tile: jax.Array, block: jax.Array) -> None:
         rest = self.tiles.prefix_read[tile] - block * KEY_BLOCK
@@ -255,19 +273,20 @@ class Kernel:
         address: jax.Array = self.tiles.block_addresses[self.tiles.prefix_list[tile] + block]
         return self.tiles.base[0] + address
 
-    def _arrive(self, blocks: KeyBlocks, block: jax.Array, address: jax.Array, count: jax.Array) -> None:
-        for copy in blocks.copies(block, address, count):
+    def _arrive(self, blocks: KeyBlocks, block: jax.Array, address: jax.Array, count: jax.Array | None) -> None:
+        """`count`: of the tokens that are needed; None: all."""
+        for copy in blocks.copies(block, address, jnp.int32(KEY_BLOCK) if count is None else count):
             copy.wait()
         blocks.unpack(block, count, self.scratch.keys, self.scratch.values)
 
-    def _block(self, step: Callable[[State, jax.Array, jax.Array, jax.Array], State]) -> None:
+    def _block(self, step: Callable[[State, Block], State]) -> None:
         """The keys and values that have arrived into all of the tile's rows."""
         group, states = self.shape.heads_per_kv, self._states
 
         def attend(kv_head: jax.Array | int) -> None:
             before = states.load(kv_head * group, group, self.shape.rows)
             q = as_rows(self.scratch.q[pl.ds(kv_head * group, group)])
-            after = step(before, q, self.scratch.keys[kv_head], self.scratch.values[kv_head])
+            after = step(before, Block(q, self.scratch.keys[kv_head], self.scratch.values[kv_head]))
             states.store(kv_head * group, group, self.shape.rows, after)
 
         self._for_each_kv_head(attend)
@@ -283,7 +302,7 @@ class Kernel:
         """The tile's rows, divided, by tokens again; the copy goes on while the next tile is computed."""
         self._wait_for_result(tile - 2)
         out = self._states.out.load(0, self.shape.num_heads, self.shape.rows)
-        total = self._states.total.load(0, self.shape.num_heads, self.shape.rows)[:, :, :1]
+        total = self._states.total.load(0, self.shape.num_heads, self.shape.rows).sum(axis=2, keepdims=True)
         self.scratch.result[lax.rem(tile, 2)] = jnp.swapaxes((out / total).astype(self.qkv.dtype), 0, 1)
         self._result_copy(tile).start()
 
@@ -301,16 +320,6 @@ class Kernel:
             self.tiles.prefix_len[tile],
             min(self.shape.tile_tokens, len(self.output)),
         )
-
-
-def _token(num_heads: int, num_tokens: int, num_keys: int, axis: int) -> jax.Array:
-    """Of each row [num_heads * num_tokens, num_keys] its token (axis 0), or its key (axis 1)."""
-    return lax.broadcasted_iota(jnp.int32, (num_heads, num_tokens, num_keys), 1 + axis).reshape(-1, num_keys)
-
-
-def _empty(q: jax.Array) -> State:
-    peak = jnp.full((len(q), 1), -jnp.inf, jnp.float32)
-    return State(jnp.zeros(q.shape, jnp.float32), peak, jnp.zeros_like(peak))
 
 
 def _span(starts: Ref, lens: Ref, count: jax.Array, first: jax.Array, stop: jax.Array) -> tuple[jax.Array, jax.Array]:
