@@ -36,7 +36,13 @@ from tests.attention_cases import (
     make_inputs,
     round_inputs,
 )
-from tests.backends.jax.attention.interpreter import compile_threads_once, has_races, interpreter_parameters
+from tests.backends.jax.attention.interpreter import (
+    compile_threads_once,
+    has_races,
+    interpreter_parameters,
+    tpu_has_races,
+    tpu_interpreter_parameters,
+)
 from tests.backends.jax.attention.run_case import (
     LAYOUT_CAPACITY,
     Capacity,
@@ -54,6 +60,7 @@ from tests.backends.jax.attention.run_case import (
 # One object each, since programs are shared by object.
 XLA, REFERENCE = XlaAttention(), ReferenceAttention()
 TPU_INTERPRETED = PallasTpuAttention(interpret=True)
+TPU_COPIES_INTERPRETED = PallasTpuAttention(interpret=tpu_interpreter_parameters())
 INTERPRETED, COMPILED = PallasGpuAttention(interpret=True), PallasGpuAttention()
 HOPPER_INTERPRETED, HOPPER = HopperAttention(interpret=interpreter_parameters()), HopperAttention()
 
@@ -96,7 +103,7 @@ INTERPRETED_DAILY = (
 def is_slow(test: str, parameters: Mapping[str, Any]) -> bool:
     if test == "test_tpu_kernel_interpreted":
         return parameters["case"] not in (*LAYOUT_CASES, CASE_NAMED["9 query heads on 3 KV heads of 96"])
-    if test == "test_tpu_kernel_interpreted_in_half_precision":
+    if test in ("test_tpu_kernel_interpreted_in_half_precision", "test_tpu_kernel_waits_for_its_copies"):
         return parameters["name"] != "several prefixes"
     if test == "test_hopper_kernel_interpreted":
         return (parameters["case"].name, parameters["dtype"]) not in INTERPRETED_DAILY
@@ -138,6 +145,11 @@ class TestSuite:
     @EACH_CASE
     def test_tpu_kernel_interpreted(self, case: AttentionCase) -> None:
         check(runner(TPU_INTERPRETED, capacity_of(case)), case, FLOAT32_TOLERANCE)
+
+    @pytest.mark.parametrize("name", ["several prefixes", "packed rows", "causal sequences of ragged lengths"])
+    def test_tpu_kernel_waits_for_its_copies(self, name: str) -> None:
+        check(runner(TPU_COPIES_INTERPRETED), CASE_NAMED[name], FLOAT32_TOLERANCE)
+        assert not tpu_has_races()
 
     @pytest.mark.parametrize("name", ["several prefixes", "packed rows", "12 query heads on 2 KV heads of 128"])
     def test_tpu_kernel_interpreted_in_half_precision(self, name: str) -> None:
