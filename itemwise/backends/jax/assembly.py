@@ -26,6 +26,7 @@ from itemwise.backends.jax.programs import Programs
 from itemwise.backends.jax.row_blocks import RowBlocks
 from itemwise.backends.jax.weights import weight_shapes
 from itemwise.backends.layout.buckets import token_buckets
+from itemwise.contract.errors import BackendError
 from itemwise.models.config import ModelConfig
 
 MAX_BLOCKS_PER_PAGE = 2  # prefixes of one forward may share pages, which are then listed more than once
@@ -148,6 +149,7 @@ def _info(
     compilation_cache_dir: str | None,
 ) -> BackendInfo:
     budget = options.token_budget or DEFAULT_TOKEN_BUDGETS[choice.platform]
+    _check_budget(budget, programs.transformer)
     rows = programs.transformer.rows
     return BackendInfo(
         name="jax",
@@ -167,6 +169,16 @@ def _info(
         step_tokens=options.token_budget or STEP_TOKENS[choice.platform],
         joins_prefill=choice.platform == "gpu" and options.dp_size == 1,
     )
+
+
+def _check_budget(budget: int, transformer: Transformer) -> None:
+    """A forward of more tokens than its attention takes has another attention, and other bits: it must be one row that
+    is too long by itself, whoever its neighbours are."""
+    for attention in (transformer.attention, transformer.row_attention):
+        if attention.max_tokens is not None and budget > attention.max_tokens:
+            raise BackendError(
+                f"token_budget must be at most {attention.max_tokens} with attention {attention.name!r}, got {budget}"
+            )
 
 
 def _token_buckets(

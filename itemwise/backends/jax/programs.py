@@ -76,7 +76,7 @@ class Programs:
 
     def attention(self, spec: ProgramSpec) -> AttentionImplementation:
         """What computes it, unless its mask is dense."""
-        return self.transformer.attention if spec.reads == "pool" else self.transformer.row_attention
+        return self.transformer.attention_for(spec)
 
     def input_lens(self, spec: ProgramSpec) -> ForwardInputs[int]:
         return capacities(spec, self.tile_sizes(spec), self.max_pool_blocks)
@@ -108,14 +108,18 @@ class Programs:
         """Trace a program. What comes back compiles it, on any thread; where that was done before, it does nothing."""
         if spec in self._compiled:
             return lambda: None
-        lowered = self.lower_trunk(spec) if isinstance(spec, ProgramSpec) else self._lower_behind(spec)
+        lowered = self.lowered(spec)
 
         def finish() -> None:
             self._compiled[spec] = lowered.compile()
 
         return finish
 
-    def lower_trunk(self, spec: ProgramSpec) -> Lowered:
+    def lowered(self, spec: ProgramSpec | HeadSpec) -> Lowered:
+        """A program, traced."""
+        return self._lower_trunk(spec) if isinstance(spec, ProgramSpec) else self._lower_behind(spec)
+
+    def _lower_trunk(self, spec: ProgramSpec) -> Lowered:
         lens = self.input_lens(spec)
 
         def trunk(weights: ModelWeights, pool: PoolArrays, packed: jax.Array, mask: jax.Array | None) -> Any:

@@ -23,6 +23,8 @@ from itemwise.backends.layout.tiles import KEY_BLOCK, DeviceTiles, TileSizes
 
 NARROW_TOKENS = 32
 LEAST_TILE_TOKENS, MOST_TILE_TOKENS = 32, 256
+# Of a program: metadata of its tiles are in SMEM, 24 to 28 bytes a token, and that has 1 MiB.
+MAX_TOKENS = 32_768
 HEAD_TILE = 16  # heads that a copy takes some of begin at a multiple of so many, in either dtype
 
 
@@ -49,6 +51,7 @@ class PallasTpuAttention(AttentionImplementation):
 
     name = "pallas_tpu"
     needs_padding_tiles = True
+    max_tokens = MAX_TOKENS
 
     def __init__(self, *, interpret: Any = False, device: str | None = None) -> None:
         self._interpret = interpret

@@ -1,0 +1,45 @@
+"""What the compiler wrote down of a program: collectives, VMEM of kernels, the shapes of arrays."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from math import prod
+from pathlib import Path
+
+COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+
+# jax can read a compiled program back, too, but only where it is of the very version of the compiler.
+DUMP_OPTIONS = {"xla_dump_hlo_as_text": True, "xla_dump_hlo_pass_re": ""}
+_DUMPED = "*.jit_*.after_codegen.txt"
+
+_COLLECTIVE = re.compile(rf" ({'|'.join(COLLECTIVES)})(?:-start)?\(")
+_KERNEL = re.compile(r'^.*custom_call_target="tpu_custom_call".*$', re.MULTILINE)
+_USED_VMEM = re.compile(r'"used_scoped_memory_configs":\[\{"memory_space":"1","offset":"\d+","size":"(\d+)"')
+_SHAPE = re.compile(r"\b(?:pred|[suf]\d+|bf16)\[([\d,]+)\]")
+
+
+def read_dump(folder: Path) -> str:
+    """The program as it was turned into instructions; nothing where the compiler wrote nothing."""
+    return "".join(file.read_text(encoding="utf-8", errors="replace") for file in sorted(folder.glob(_DUMPED)))
+
+
+def count_collectives(hlo: str) -> dict[str, int]:
+    """By kind, as they stand in the program: those of a loop count once."""
+    return dict(Counter(_COLLECTIVE.findall(hlo)))
+
+
+def kernel_vmem_bytes(hlo: str) -> int | None:
+    """What the largest of our kernels takes; None where there is none."""
+    sizes = [int(size) for line in _KERNEL.findall(hlo) for size in _USED_VMEM.findall(line)]
+    return max(sizes, default=None)
+
+
+def array_shapes(hlo: str) -> set[tuple[int, ...]]:
+    """Of everything that any instruction reads or writes."""
+    return {tuple(map(int, found.split(","))) for found in set(_SHAPE.findall(hlo))}
+
+
+def largest_array(hlo: str) -> int:
+    """Numbers in the largest of them."""
+    return max((prod(shape) for shape in array_shapes(hlo)), default=0)
