@@ -14,6 +14,7 @@ from itemwise.cli.aot.as_json import program_json, slice_json, versions
 from itemwise.cli.aot.cases import CASES, MODELS, TOPOLOGIES, Case
 from itemwise.cli.aot.matrix_file import MatrixFile, Row
 from itemwise.cli.aot.matrix_table import matrix_markdown, matrix_text
+from itemwise.cli.aot.programs import check_compiler
 from itemwise.cli.failures import FAILED, MISUSED, CommandError
 from itemwise.cli.harness_common import step_progress
 from itemwise.cli.output import write_data
@@ -37,6 +38,7 @@ def matrix(
     A program takes about 20 s. The same command again goes on where it was cut short. The status is 1 where a program
     fails for another reason than memory.
     """
+    check_compiler()
     file = MatrixFile.open(output_json)
     wanted = [
         (model, topology, case)

@@ -8,18 +8,22 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 import typer
 
 from itemwise.aot_options import AotOptions
+from itemwise.backends.jax.aot.environment import INSTALL_COMMAND, missing_packages
 from itemwise.cli.aot.as_json import run_json
 from itemwise.cli.aot.table import run_text
 from itemwise.cli.failures import FAILED, MISUSED, CommandError
 from itemwise.cli.flags import Flag, with_flags
 from itemwise.cli.output import write_data
 from itemwise.cli.progress import compile_progress
+from itemwise.contract.errors import RequestError
 from itemwise.contract.request import Algorithm
 from itemwise.plan.options import MaskOption
 
 if TYPE_CHECKING:
+    from itemwise.ahead_of_time import AotRun
     from itemwise.backends.jax.aot.report import ProgramReport
 
+_HINT = "itemwise aot --help lists the options"
 TpuDtype = Literal["bfloat16", "float32"]
 
 FLAGS = {
@@ -61,11 +65,11 @@ def aot(
     if context.invoked_subcommand is not None:
         return
     if not options.model:
-        hint = "itemwise aot --help lists the options"
-        raise CommandError("Missing option '--model'.", hint=hint, status=MISUSED)
-    from itemwise.ahead_of_time import find_largest_chunk, record
+        raise CommandError("Missing option '--model'.", hint=_HINT, status=MISUSED)
+    check_compiler()
+    from itemwise.ahead_of_time import find_largest_chunk
 
-    run = record(options)
+    run = _record(options)
     with compile_progress(quiet=quiet) as on_program:
         reports = run.compile(run.programs(), on_program)
         largest = find_largest_chunk(run, on_program) if largest_chunk else None
@@ -73,6 +77,24 @@ def aot(
     write_data(json.dumps(body) + "\n" if as_json else run_text(run, body))
     if not all_compile(reports):
         raise typer.Exit(FAILED)
+
+
+def _record(options: AotOptions) -> AotRun:
+    from itemwise.ahead_of_time import record
+
+    try:
+        return record(options)
+    except RequestError as error:  # whose own hint would name options of verbs that score
+        raise CommandError(str(error), hint=_HINT) from None
+
+
+def check_compiler() -> None:
+    """Raises CommandError where something has to be installed first."""
+    missing = missing_packages()
+    if missing:
+        names, are = " and ".join(missing), "are" if len(missing) > 1 else "is"
+        hint = f"install what compiles for TPUs with: {INSTALL_COMMAND}"
+        raise CommandError(f"{names} {are} not installed", hint=hint)
 
 
 def all_compile(reports: list[ProgramReport]) -> bool:

@@ -337,7 +337,7 @@ def test_no_program_copies_the_pool(checkpoint_of: Callable[[str], Path], quick_
         num_bytes = num_pages * PREFIX_BLOCK * (2 * 2 * 2 * 32 * 4)
         options = BackendOptions(device="cpu", dtype="float32", prefix_cache_bytes=num_bytes)
         runner = JaxBackend(open_checkpoint(checkpoint_of("qwen3")), options)._runner
-        analysis: Any = runner.programs.lower_trunk(spec).compile().memory_analysis()
+        analysis: Any = runner.programs.lowered(spec).compile().memory_analysis()
         return int(analysis.temp_size_in_bytes)
 
     for keeps in (False, True):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
-from typing import Literal
+from typing import Any, Literal
 
 from itemwise.backends.jax.aot import hlo
 from itemwise.backends.jax.inputs import ProgramSpec
@@ -55,7 +55,7 @@ def compile_program(programs: Programs, spec: ProgramSpec | HeadSpec) -> Compila
         except Exception as error:  # whatever jax and its compilers raise
             return Compilation(_outcome(str(error)), perf_counter() - begun, _reason(error))
         text = hlo.read_dump(Path(folder))
-    found = compiled.memory_analysis()
+    found: Any = compiled.memory_analysis()
     memory = Memory(
         arguments=found.argument_size_in_bytes,
         output=found.output_size_in_bytes - found.alias_size_in_bytes,

@@ -10,7 +10,7 @@ from pathlib import Path
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 
 # jax can read a compiled program back, too, but only where it is of the very version of the compiler.
-DUMP_OPTIONS = {"xla_dump_hlo_as_text": True, "xla_dump_hlo_pass_re": ""}
+DUMP_OPTIONS: dict[str, str | bool] = {"xla_dump_hlo_as_text": True, "xla_dump_hlo_pass_re": ""}
 _DUMPED = "*.jit_*.after_codegen.txt"
 
 _COLLECTIVE = re.compile(rf" ({'|'.join(COLLECTIVES)})(?:-start)?\(")

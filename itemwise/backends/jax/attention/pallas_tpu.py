@@ -16,7 +16,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from itemwise.backends.jax.attention.base import AttentionImplementation, Heads, Source
-from itemwise.backends.jax.attention.tpu_copies import KeyBlocks, Ref
+from itemwise.backends.jax.attention.tpu_copies import KeyBlocks, OneHeadPages, Ref
 from itemwise.backends.jax.attention.tpu_kernel import Kernel, KernelShape, Scratch, TileRefs
 from itemwise.backends.jax.attention.tpu_softmax import LANES
 from itemwise.backends.layout.tiles import KEY_BLOCK, DeviceTiles, TileSizes
@@ -80,7 +80,7 @@ class PallasTpuAttention(AttentionImplementation):
         num_tokens, _, head_size = heads.qkv.shape
         sizes = self.tile_sizes(heads.heads_per_kv)
         shape = KernelShape(sizes.prefix, sizes.narrow, heads.num_heads, heads.num_kv_heads, head_size)
-        pages = [] if source is None else [source.keys, source.values]
+        pages = [] if source is None else [_as_pages(array, shape) for array in (source.keys, source.values)]
         first_heads = None if source is None else (source.first_key, source.first_value)
         arrays = [heads.qkv, *pages]
         metadata = _metadata(tiles, jnp.int32(0) if source is None else source.base)
@@ -99,6 +99,11 @@ class PallasTpuAttention(AttentionImplementation):
             name="tile_attention",
         )(*metadata, *arrays)
         return out
+
+
+def _as_pages(array: jax.Array, shape: KernelShape) -> jax.Array:
+    """[A, K, H], or [pages, KEY_BLOCK, H] where there is one KV head: `OneHeadPages` says why."""
+    return array.reshape(-1, KEY_BLOCK, shape.head_size) if shape.num_kv_heads == 1 else array
 
 
 def _metadata(tiles: DeviceTiles, base: jax.Array) -> TileRefs:
@@ -127,7 +132,8 @@ def _scratch(shape: KernelShape, dtype: jnp.dtype, arrays: list[jax.Array]) -> l
     own = pltpu.VMEM((2, KEY_BLOCK, _segment_heads(shape)[1], h), dtype)
     if len(arrays) == 1:  # prefixes are in the batch, too
         return [*fixed, own, pltpu.SemaphoreType.DMA((2, 1)), own, pltpu.SemaphoreType.DMA((2, 1))]
-    pages = [pltpu.VMEM((2, KEY_BLOCK, *array.shape[1:]), array.dtype) for array in arrays[1:]]
+    page_shape = (KEY_BLOCK, h) if k == 1 else (KEY_BLOCK, *arrays[1].shape[1:])
+    pages = [pltpu.VMEM((2, *page_shape), array.dtype) for array in arrays[1:]]
     return [*fixed, own, pltpu.SemaphoreType.DMA((2, 1)), *pages, pltpu.SemaphoreType.DMA((2, 2))]
 
 
@@ -145,8 +151,11 @@ def _kernel(*refs: Ref, shape: KernelShape, first_heads: tuple[int, int] | None)
     qkv, pages, output = rest[0], rest[1 : 1 + num_pages], rest[1 + num_pages]
     scratch, own = rest[2 + num_pages :][: len(Scratch._fields)], rest[2 + num_pages + len(Scratch._fields) :]
     segment_blocks = _batch_blocks(qkv, own[0], own[1], shape)
+    prefix_blocks: KeyBlocks | OneHeadPages
     if first_heads is None:
         prefix_blocks = _batch_blocks(qkv, own[2], own[3], shape)
+    elif shape.num_kv_heads == 1:
+        prefix_blocks = OneHeadPages(pages, own[2:4], own[4])
     else:
         prefix_blocks = KeyBlocks(pages, own[2:4], own[4], *first_heads)
     Kernel(shape, tiles, qkv, output, Scratch(*scratch), segment_blocks, prefix_blocks).run()

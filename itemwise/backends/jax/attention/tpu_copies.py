@@ -103,3 +103,33 @@ class KeyBlocks:
             token = lax.broadcasted_iota(jnp.int32, values.shape, 1)
             by_head = jnp.where(token < count, by_head, jnp.zeros_like(by_head))
         values[...] = by_head
+
+
+@dataclass(frozen=True)
+class OneHeadPages:
+    """What `KeyBlocks` does, for pages of one KV head, whole ones at a time: [pages, KEY_BLOCK, H].
+
+    As [tokens, 1, H] a TPU would keep them with room for a second head, so the program would copy the whole pool.
+    """
+
+    refs: tuple[Ref, Ref]  # keys and values
+    buffers: tuple[Ref, Ref]  # [2, KEY_BLOCK, H] each
+    semaphores: Ref  # [2, 2]
+
+    def copies(self, number: jax.Array, address: jax.Array, count: jax.Array) -> list[Any]:
+        """Those of block `number`; what is behind `count` tokens comes along, and nobody reads it."""
+        slot, page = lax.rem(number, 2), lax.div(address, KEY_BLOCK)
+        return [
+            pltpu.make_async_copy(ref.at[page], buffer.at[slot], self.semaphores.at[slot, place])
+            for place, (ref, buffer) in enumerate(zip(self.refs, self.buffers, strict=True))
+        ]
+
+    def unpack(self, number: jax.Array, count: jax.Array | None, keys: Ref, values: Ref) -> None:
+        """As that of `KeyBlocks`."""
+        slot = lax.rem(number, 2)
+        keys[0] = self.buffers[0][slot]
+        found = self.buffers[1][slot]
+        if count is not None:
+            token = lax.broadcasted_iota(jnp.int32, found.shape, 0)
+            found = jnp.where(token < count, found, jnp.zeros_like(found))
+        values[0] = found

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from itemwise.backends.jax.attention.tpu_copies import KeyBlocks, Range, Ref, TokenCopy, tokens_of
+from itemwise.backends.jax.attention.tpu_copies import KeyBlocks, OneHeadPages, Range, Ref, TokenCopy, tokens_of
 from itemwise.backends.jax.attention.tpu_softmax import (
     Block,
     State,
@@ -121,7 +121,7 @@ class Kernel:
     output: Ref  # [T, N, H]
     scratch: Scratch
     segment_blocks: KeyBlocks
-    prefix_blocks: KeyBlocks
+    prefix_blocks: KeyBlocks | OneHeadPages
 
     def run(self) -> None:
         num_tiles = self.tiles.counts[PREFIX]
@@ -273,7 +273,9 @@ class Kernel:
         address: jax.Array = self.tiles.block_addresses[self.tiles.prefix_list[tile] + block]
         return self.tiles.base[0] + address
 
-    def _arrive(self, blocks: KeyBlocks, block: jax.Array, address: jax.Array, count: jax.Array | None) -> None:
+    def _arrive(
+        self, blocks: KeyBlocks | OneHeadPages, block: jax.Array, address: jax.Array, count: jax.Array | None
+    ) -> None:
         """`count`: of the tokens that are needed; None: all."""
         for copy in blocks.copies(block, address, jnp.int32(KEY_BLOCK) if count is None else count):
             copy.wait()

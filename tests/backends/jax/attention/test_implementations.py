@@ -146,7 +146,10 @@ class TestSuite:
     def test_tpu_kernel_interpreted(self, case: AttentionCase) -> None:
         check(runner(TPU_INTERPRETED, capacity_of(case)), case, FLOAT32_TOLERANCE)
 
-    @pytest.mark.parametrize("name", ["several prefixes", "packed rows", "causal sequences of ragged lengths"])
+    @pytest.mark.parametrize(
+        "name",
+        ["several prefixes", "packed rows", "causal sequences of ragged lengths", "8 query heads on 1 KV heads of 256"],
+    )
     def test_tpu_kernel_waits_for_its_copies(self, name: str) -> None:
         check(runner(TPU_COPIES_INTERPRETED), CASE_NAMED[name], FLOAT32_TOLERANCE)
         assert not tpu_has_races()
