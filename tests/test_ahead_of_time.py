@@ -61,9 +61,10 @@ def test_the_flops_of_the_contract_are_those_of_the_floor() -> None:
 
 
 def test_all_chips_share_the_layers_unless_told_otherwise() -> None:
+    choices: tuple[dict[str, Any], ...] = ({}, {"dp_size": 2}, {"tp_size": 2})
     shapes = [
         record(AotOptions(model="Qwen2.5-1.5B-Instruct", topology="v6e:2x4", items=8, **options)).backend.assembly.mesh
-        for options in ({}, {"dp_size": 2}, {"tp_size": 2})
+        for options in choices
     ]
     assert [dict(mesh.shape) for mesh in shapes] == [
         {"data": 1, "tensor": 8},

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,7 +42,7 @@ class MatrixFile:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             beside = self.path.with_name(f".{self.path.name}.tmp")
-            command = json.dumps(f"itemwise aot matrix --output-json {self.path}")
+            command = json.dumps(f"itemwise {shlex.join(sys.argv[1:])}")
             beside.write_text(f'{{"command": {command}, "rows": [\n{lines}\n]}}\n', encoding="utf-8")
             beside.replace(self.path)
         except OSError as error:

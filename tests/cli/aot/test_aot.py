@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from importlib import util
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +117,7 @@ def test_what_is_wrong_is_one_line(run_main: RunMain, options: tuple[str, ...], 
 def test_a_missing_compiler_is_named_with_the_command_that_installs_it(
     run_main: RunMain, monkeypatch: pytest.MonkeyPatch, verb: tuple[str, ...]
 ) -> None:
-    found = environment.find_spec("numpy")
+    found = util.find_spec("numpy")
     monkeypatch.setattr(environment, "find_spec", lambda name: None if name == "libtpu" else found)
     ran = run_main("aot", *verb)
     assert (ran.status, ran.out) == (1, "")
@@ -149,7 +150,8 @@ class TestMatrix:
     ) -> None:
         monkeypatch.setattr(matrix_module, "check_compiler", lambda: None)
         monkeypatch.setattr(matrix_module, "versions", lambda: {"jax": "1"})
-        output, made = tmp_path / "matrix.json", []
+        output = tmp_path / "matrix.json"
+        made: list[str] = []
 
         def make(model: str, topology: str, case: Any) -> dict[str, Any]:
             if len(made) == 2:
