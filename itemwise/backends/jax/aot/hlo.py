@@ -15,7 +15,8 @@ _DUMPED = "*.jit_*.after_codegen.txt"
 
 _COLLECTIVE = re.compile(rf" ({'|'.join(COLLECTIVES)})(?:-start)?\(")
 _KERNEL = re.compile(r'^.*custom_call_target="tpu_custom_call".*$', re.MULTILINE)
-_USED_VMEM = re.compile(r'"used_scoped_memory_configs":\[\{"memory_space":"1","offset":"\d+","size":"(\d+)"')
+_VMEM = r'scoped_memory_configs":\[\{"memory_space":"1","offset":"(\d+)","size":"(\d+)"'
+_GIVEN_VMEM, _USED_VMEM = re.compile(f'"{_VMEM}'), re.compile(f'"used_{_VMEM}')
 _SHAPE = re.compile(r"\b(?:pred|[suf]\d+|bf16)\[([\d,]+)\]")
 
 
@@ -31,8 +32,15 @@ def count_collectives(hlo: str) -> dict[str, int]:
 
 def kernel_vmem_bytes(hlo: str) -> int | None:
     """What the largest of our kernels takes; None where there is none."""
-    sizes = [int(size) for line in _KERNEL.findall(hlo) for size in _USED_VMEM.findall(line)]
-    return max(sizes, default=None)
+    sizes = [_kernel_vmem(line) for line in _KERNEL.findall(hlo)]
+    return max((size for size in sizes if size is not None), default=None)
+
+
+def _kernel_vmem(instruction: str) -> int | None:
+    """Of what a kernel is given it uses the first part. That is written down as the part's end: below its begin lie
+    arrays of others."""
+    given, used = _GIVEN_VMEM.search(instruction), _USED_VMEM.search(instruction)
+    return None if given is None or used is None else int(used[2]) - int(given[1])
 
 
 def array_shapes(hlo: str) -> set[tuple[int, ...]]:

@@ -10,7 +10,7 @@ HLO = """
   %done = f32[8] all-gather-done(%start)
   %psum.2 = f32[64]{0} all-reduce(%psum.1)
   %k = bf16[64,4,2] custom-call(%x), custom_call_target="tpu_custom_call", backend_config={"scoped_memory_configs":\
-[{"memory_space":"1","offset":"0","size":"900"}],"used_scoped_memory_configs":[{"memory_space":"1","offset":"0","size":"70"}]}
+[{"memory_space":"1","offset":"50","size":"900"}],"used_scoped_memory_configs":[{"memory_space":"1","offset":"0","size":"120"}]}
   %f = f32[] fusion(%x), backend_config={"used_scoped_memory_configs":[{"memory_space":"1","offset":"0","size":"800"}]}
 """
 
