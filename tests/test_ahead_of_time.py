@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,15 +11,10 @@ from itemwise.aot_options import AotOptions
 from itemwise.backends.jax.aot.environment import missing_packages
 from itemwise.contract.errors import BackendError, InvalidValueError
 
-pytestmark = pytest.mark.skipif(bool(missing_packages()), reason="libtpu, the compiler for TPUs, is not installed")
-
-
-@pytest.fixture(autouse=True)
-def _environment() -> Iterator[None]:
-    before = dict(os.environ)
-    yield
-    os.environ.clear()
-    os.environ.update(before)
+pytestmark = [
+    pytest.mark.skipif(bool(missing_packages()), reason="libtpu, the compiler for TPUs, is not installed"),
+    pytest.mark.usefixtures("restored_environment"),
+]
 
 
 def programs(**options: Any) -> dict[str, int]:

@@ -46,12 +46,12 @@ def matrix(
         for topology in _names(topologies, "--topologies")
         for case in CASES
     ]
-    missing = [each for each in wanted if not file.has(each[0], each[1], each[2].name)]
+    missing = [each for each in wanted if file.find(*each) is None]
     with step_progress(len(missing), "compiling", quiet=quiet) as tell:
         for model, topology, case in missing:
             tell(f"{model} on {topology}, {case.name}")
             file.add(_row(model, topology, case), versions())
-    rows = [row for row in file.rows if (row["model"], row["topology"]) in {(each[0], each[1]) for each in wanted}]
+    rows = [row for row in (file.find(*each) for each in wanted) if row is not None]
     if output_markdown is not None:
         output_markdown.write_text(matrix_markdown(rows), encoding="utf-8")
     write_data(matrix_text(rows))

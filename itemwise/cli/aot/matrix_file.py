@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from itemwise.cli.aot.cases import Case
 from itemwise.cli.failures import CommandError
 
 Row = dict[str, Any]
@@ -32,8 +33,10 @@ class MatrixFile:
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             raise CommandError(f"{path} must be what `itemwise aot matrix` wrote, or not there yet") from None
 
-    def has(self, model: str, topology: str, case: str) -> bool:
-        return any((row["model"], row["topology"], row["case"]) == (model, topology, case) for row in self.rows)
+    def find(self, model: str, topology: str, case: Case) -> Row | None:
+        """None where it is yet to be made."""
+        wanted = (model, topology, case.name)
+        return next((row for row in self.rows if (row["model"], row["topology"], row["case"]) == wanted), None)
 
     def add(self, row: Row, versions: dict[str, str]) -> None:
         """One row more, written at once. Raises CommandError where that cannot be."""

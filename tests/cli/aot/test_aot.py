@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterator
 from importlib import util
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from itemwise.cli.aot.matrix_file import MatrixFile
 from tests.cli.conftest import REAL_PROGRAM, RunMain, run_process
 
 needs_compiler = pytest.mark.skipif(bool(missing_packages()), reason="libtpu, the compiler for TPUs, is not installed")
+pytestmark = pytest.mark.usefixtures("restored_environment")
 CONFIG = {
     "architectures": ["Qwen2ForCausalLM"],
     "vocab_size": 500,
@@ -36,14 +35,6 @@ SMALL = ("--prefix-tokens", "130", "--items", "8", "--item-tokens", "5")
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     return tmp_path
-
-
-@pytest.fixture(autouse=True)
-def _environment() -> Iterator[None]:
-    before = dict(os.environ)
-    yield
-    os.environ.clear()
-    os.environ.update(before)
 
 
 @needs_compiler

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from math import prod
 from pathlib import Path
 
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
@@ -46,8 +45,3 @@ def _kernel_vmem(instruction: str) -> int | None:
 def array_shapes(hlo: str) -> set[tuple[int, ...]]:
     """Of everything that any instruction reads or writes."""
     return {tuple(map(int, found.split(","))) for found in set(_SHAPE.findall(hlo))}
-
-
-def largest_array(hlo: str) -> int:
-    """Numbers in the largest of them."""
-    return max((prod(shape) for shape in array_shapes(hlo)), default=0)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -22,17 +21,8 @@ POOL_BYTES = 1 << 20
 Describe = Callable[..., RecordingBackend]
 
 
-@pytest.fixture(autouse=True)
-def _environment() -> Iterator[None]:
-    """What is set for the compiler holds for these tests alone; jax is imported by now, and stays as it was."""
-    before = dict(os.environ)
-    yield
-    os.environ.clear()
-    os.environ.update(before)
-
-
 @pytest.fixture
-def describe() -> Describe:
+def describe(restored_environment: None) -> Describe:
     """A model on a slice of TPUs that is not there."""
     if missing_packages():
         pytest.skip("libtpu, the compiler for TPUs, is not installed")
