@@ -1,7 +1,7 @@
 """A request that nobody sent, to a model that is not there, on TPUs that are not there: which programs would it run?
 
 The engine plans it and cuts it into steps as it would any other; a backend that computes nothing remembers them. Their
-programs are then compiled for the slice. jax is imported here, so `prepare_compiler` comes first.
+programs are then compiled for the slice. jax is imported on the way, so `prepare_compiler` comes first.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from itemwise.aot_options import AotOptions
-from itemwise.backends.jax.aot.environment import prepare_compiler
 from itemwise.contract.ragged import Ragged
 from itemwise.contract.request import ScoreRequest
 from itemwise.engine.engine import ScoringEngine
@@ -65,6 +64,8 @@ class LargestChunk:
 
 def record(options: AotOptions) -> AotRun:
     """Plan the request. Raises BackendError where a compiler or a topology is missing, ModelLoadError, RequestError."""
+    from itemwise.backends.jax.aot.environment import prepare_compiler
+
     prepare_compiler()
     from itemwise.backends.jax.aot.recorder import RecordingBackend
     from itemwise.backends.jax.aot.topology import describe_slice

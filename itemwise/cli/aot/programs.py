@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 import typer
 
 from itemwise.aot_options import AotOptions
-from itemwise.backends.jax.aot.environment import INSTALL_COMMAND, missing_packages
 from itemwise.cli.aot.as_json import run_json
 from itemwise.cli.aot.table import run_text
 from itemwise.cli.failures import FAILED, MISUSED, CommandError
@@ -90,6 +89,8 @@ def _record(options: AotOptions) -> AotRun:
 
 def check_compiler() -> None:
     """Raises CommandError where something has to be installed first."""
+    from itemwise.backends.jax.aot.environment import INSTALL_COMMAND, missing_packages
+
     missing = missing_packages()
     if missing:
         names, are = " and ".join(missing), "are" if len(missing) > 1 else "is"
