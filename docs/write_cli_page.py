@@ -12,6 +12,7 @@ BENCH = ("workload", "matrix", "compare", "report", "check", "schema", "ab", "lo
 VALIDATE = ("endpoint", "combine", "gate", "models", "self")
 VERBS = (
     *((), ("score",), ("rerank",), ("serve",), ("models",), ("profiles",)),
+    *(("aot",), ("aot", "matrix")),
     *(("bench", verb) for verb in BENCH),
     *(("validate", verb) for verb in VALIDATE),
 )

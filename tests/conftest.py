@@ -107,6 +107,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker("slow")
 
 
+@pytest.fixture
+def restored_environment() -> Iterator[None]:
+    """Variables that a test sets for a compiler hold for that test alone."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
 @pytest.fixture(
     scope="module",
     params=[

@@ -25,7 +25,7 @@ from itemwise.server.config import ServerOptions
 from tests.cli.conftest import run_process
 
 COMMANDS = (Path(__file__).parent / "fixtures" / "origin_launch_commands.txt").read_text(encoding="utf-8")
-NO_FA = "--attention-backend fa has no effect: itemwise chooses its own attention (hopper, pallas_gpu, xla, reference)"
+NO_FA = f"--attention-backend fa has no effect: itemwise chooses its own attention ({', '.join(IMPLEMENTATIONS)})"
 NO_REMOTE_CODE = "--trust-remote-code has no effect: no code from a checkpoint is ever run"
 
 DEFAULT_ENGINE = EngineOptions(warmup="full")

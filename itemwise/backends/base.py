@@ -40,7 +40,7 @@ Warmup = Literal["full", "fast", "none"]
 PREFIX_BLOCK = 128  # tokens of a block of a prefix; its last block may have fewer
 
 # Most tokens in one forward, where the user leaves it open.
-DEFAULT_TOKEN_BUDGETS: dict[DeviceKind, int] = {"cpu": 16_384, "gpu": 65_536, "tpu": 65_536}
+DEFAULT_TOKEN_BUDGETS: dict[DeviceKind, int] = {"cpu": 16_384, "gpu": 65_536, "tpu": 32_768}
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ ENGINE_FLAGS = {
     ),
     "attention": Flag(
         str | None,
-        "An attention implementation of JAX: hopper, pallas_gpu, xla or reference; the best that runs.",
+        "An attention implementation of JAX: hopper, pallas_gpu, pallas_tpu, xla or reference; the best that runs.",
         "NAME",
     ),
     "chunk_size": Flag(

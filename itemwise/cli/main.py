@@ -20,6 +20,7 @@ from typing import Annotated, Literal
 import typer
 
 from itemwise._version import __version__
+from itemwise.cli.aot.verbs import aot
 from itemwise.cli.failures import CommandError, report_failure
 from itemwise.cli.harness_verbs import bench, validate
 from itemwise.cli.models import models
@@ -42,6 +43,7 @@ app.command()(models)
 app.command()(profiles)
 app.add_typer(bench, name="bench", no_args_is_help=True)
 app.add_typer(validate, name="validate", no_args_is_help=True)
+app.add_typer(aot, name="aot")
 app.add_typer(ops, name="ops", no_args_is_help=True)
 
 

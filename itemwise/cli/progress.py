@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +13,8 @@ from itemwise.cli.output import on_terminal, open_console, say
 if TYPE_CHECKING:
     from itemwise.engine.engine import OnProgress
     from itemwise.engine.warmup import OnProgram
+
+    OnCompile = Callable[[int, int, str], None]
 
 MANY_ITEMS = 200  # up to this many, a bar would only flicker
 
@@ -83,3 +85,22 @@ def warmup_progress(*, quiet: bool) -> Iterator[OnProgram | None]:
             progress.update(task, completed=done, total=total, description=title, visible=True)
 
         yield show
+
+
+@contextmanager
+def compile_progress(*, quiet: bool) -> Iterator[OnCompile]:
+    """A bar over programs that are compiled, as the callback that moves it; lines where nobody watches."""
+    if quiet:
+        yield lambda done, total, title: None
+        return
+    if not on_terminal():
+        yield lambda done, total, title: say(f"[{done + 1}/{total}] compiling {title}")
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("compiling"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(
+        *columns, TextColumn("{task.description}"), console=open_console(sys.stderr), transient=True
+    ) as progress:
+        task = progress.add_task("", total=None)
+        yield lambda done, total, title: progress.update(task, completed=done, total=total, description=title)

@@ -26,7 +26,7 @@ from itemwise.server.config import LogLevel, ServerOptions
 log = logging.getLogger("itemwise")
 
 # The names that `--attention-backend` passes on; any other is a peer's.
-OUR_ATTENTIONS = ("hopper", "pallas_gpu", "xla", "reference")
+OUR_ATTENTIONS = ("hopper", "pallas_gpu", "pallas_tpu", "xla", "reference")
 _SERVER_PACKAGES = ("starlette", "uvicorn", "uvloop", "httptools", "orjson", "prometheus_client")
 
 

@@ -69,6 +69,20 @@ def open_hf_folder(path: Path, name: str) -> Checkpoint:
     return Checkpoint(name, path, config, tensors, lambda: read_tokenizer_folder(path), known_names)
 
 
+def describe_hf_model(raw: Mapping[str, Any]) -> ModelConfig:
+    """What a config.json says of a model whose weights are not here."""
+    architectures = raw.get("architectures") or []
+    family = family_of_hf(architectures)
+    if not any(each in family.hf_architectures for each in architectures):
+        raise ModelLoadError("a classifier cannot be described without its weights, which have its number of classes")
+    return _model_config(raw, family, {}, 0)
+
+
+def describe_hf_folder(path: Path) -> ModelConfig:
+    """By its config.json alone."""
+    return describe_hf_model(_read_json(path / "config.json"))
+
+
 def _one_plus(tensor: StoredTensor) -> StoredTensor:
     return OnePlusTensor(tensor.shape, "float32", tensor)
 

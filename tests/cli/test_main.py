@@ -35,7 +35,16 @@ print([name for name in heavy if name in sys.modules], file=sys.stderr)
 
 
 @pytest.mark.parametrize(
-    "args", [("--help",), ("--version",), ("score", "--help"), ("rerank", "--help"), ("serve", "--help"), ("profiles",)]
+    "args",
+    [
+        ("--help",),
+        ("--version",),
+        ("score", "--help"),
+        ("rerank", "--help"),
+        ("serve", "--help"),
+        ("aot", "--help"),
+        ("profiles",),
+    ],
 )
 def test_help_and_version_import_nothing_heavy(args: tuple[str, ...]) -> None:
     ran = run_process([sys.executable, "-c", HEAVY_MODULES_AFTER, *args])

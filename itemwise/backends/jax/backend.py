@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -10,45 +9,35 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 from numpy.typing import NDArray
 
 from itemwise.backends.base import (
-    DEFAULT_TOKEN_BUDGETS,
     Backend,
-    BackendInfo,
     BackendOptions,
     ForwardBatch,
     ForwardOutput,
-    Layout,
     Program,
     RunningForward,
 )
-from itemwise.backends.jax import buckets
-from itemwise.backends.jax.attention.api import choose_for_rows, choose_implementation, choose_working
+from itemwise.backends.jax.assembly import Assembly, assemble, attention_kind
+from itemwise.backends.jax.attention.api import choose_implementation, choose_working
 from itemwise.backends.jax.attention.base import AttentionImplementation
 from itemwise.backends.jax.attention.dense import make_mask
 from itemwise.backends.jax.attention.trial import try_attention
 from itemwise.backends.jax.data_shards import split_batch
-from itemwise.backends.jax.devices import DeviceChoice, Platform, pool_tokens, resolve_dtype, set_compilation_cache
+from itemwise.backends.jax.devices import DeviceChoice, resolve_dtype, set_compilation_cache
 from itemwise.backends.jax.inputs import ForwardInputs, ProgramSpec, host_inputs
 from itemwise.backends.jax.mesh import make_mesh, start_distributed
-from itemwise.backends.jax.model import Transformer
 from itemwise.backends.jax.placement import HeadPlacement
 from itemwise.backends.jax.pool import JaxBlock, PagePool
-from itemwise.backends.jax.programs import Programs, shapes_of
-from itemwise.backends.jax.row_blocks import RowBlocks
 from itemwise.backends.jax.runner import Blocks, Floats, Runner
 from itemwise.backends.jax.warmup import list_programs
 from itemwise.backends.jax.weights import load_weights
 from itemwise.backends.layout.block_lists import batch_blocks, pool_blocks
-from itemwise.backends.layout.buckets import token_buckets
 from itemwise.backends.layout.tiles import HostTiles, cut_tiles
 from itemwise.contract.ragged import Int32Array, Int64Array
 from itemwise.models.checkpoint import Checkpoint
-
-MAX_BLOCKS_PER_PAGE = 2  # prefixes of one forward may share pages, which are then listed more than once
-STEP_TOKENS: dict[Platform, int] = {"cpu": 2048, "gpu": 16_384, "tpu": 16_384}
+from itemwise.models.config import ModelConfig
 
 
 class _Sent(NamedTuple):
@@ -66,50 +55,19 @@ class JaxBackend(Backend):
     def __init__(self, checkpoint: Checkpoint, options: BackendOptions) -> None:
         if options.tp_size * options.dp_size > 1:  # else processes that a launcher started are none of our business
             start_distributed()
-        self.config = checkpoint.config
+        self.config = config = checkpoint.config
         choice = DeviceChoice.resolve(options.device)
         cache_dir = set_compilation_cache(options.compilation_cache_dir, choice.platform)
         dtype = resolve_dtype(options.dtype, choice.platform)
         mesh = make_mesh(choice.devices, options.dp_size, options.tp_size)
-        self._dp_size = options.dp_size
-        self._rows = _row_blocks(choice.platform, batch_invariant=options.batch_invariant)
-        self._runner = _make_runner(checkpoint, options, choice, mesh, dtype, self._rows)
-        self._attention = self._runner.programs.transformer.attention
         self._has_failed = False  # since the pool was last known to be well
-        budget = options.token_budget or DEFAULT_TOKEN_BUDGETS[choice.platform]
-        self.info = BackendInfo(
-            name="jax",
-            device=choice.title(mesh.size),
-            device_kind=choice.platform,
-            dtype=str(dtype),
-            algorithms_bit_equal=choice.platform == "cpu",
-            token_multiple=buckets.CPU_BLOCK_ROWS if choice.platform == "cpu" else buckets.ACCELERATOR_ROWS,
-            token_budget=budget,
-            token_buckets=self._token_buckets(choice.platform, budget, is_coarse=options.warmup == "fast"),
-            num_copies=options.dp_size,
-            num_prefix_blocks=self._runner.pool.num_pages,
-            prefix_block_bytes=self._runner.pool.page_bytes,
-            max_blocks_read=self._runner.programs.max_pool_blocks,
-            attention=self._attention.name,
-            compilation_cache_dir=None if cache_dir is None else str(cache_dir),
-            step_tokens=options.token_budget or STEP_TOKENS[choice.platform],
-            joins_prefill=choice.platform == "gpu" and options.dp_size == 1,
-            runs_ahead=choice.platform != "cpu",
+        attention = _choose_attention(options, config, choice, dtype, mesh.local_devices[0])
+        self._assembly = assemble(
+            config, options, choice, mesh, dtype, attention, None if cache_dir is None else str(cache_dir)
         )
-
-    def _token_buckets(self, platform: Platform, budget: int, *, is_coarse: bool) -> tuple[int, ...]:
-        """A row that is longer than the budget runs alone, so the longest context must have a bucket, too.
-
-        One token more: an empty item behind a query that fills the context reads the prefix's last token twice.
-        """
-        largest = max(budget, self.config.max_context_len + 1)
-        if platform == "cpu":
-            return token_buckets(largest, smallest=buckets.CPU_SMALLEST, step=buckets.CPU_STEP)
-        smallest = buckets.ACCELERATOR_ROWS
-        if self._rows.token_rows is not None:
-            # Two blocks at least: XLA would take a loop of one apart, and fuse its products with their neighbours.
-            smallest = 2 * self._rows.token_rows
-        return token_buckets(largest, smallest=smallest, step=buckets.COARSE_STEP if is_coarse else None)
+        self._dp_size = options.dp_size
+        self._runner = _make_runner(checkpoint, self._assembly)
+        self.info = self._assembly.info
 
     def programs(self, *, max_dense_row_len: int) -> Sequence[Program]:
         return list_programs(self._runner, self.info.token_buckets, max_dense_row_len)
@@ -118,7 +76,7 @@ class JaxBackend(Backend):
         if self._has_failed:
             self._recover()
         parts = split_batch(batch, self._dp_size)
-        spec = self._spec(batch, max(part.num_tokens for part, _ in parts))
+        spec = self._assembly.spec(batch, max(part.num_tokens for part, _ in parts))
         lens = np.diff(batch.segment_starts)
         blocks = tuple(self._runner.pool.take([int(lens[segment]) for segment in batch.keep_segments]))
         try:
@@ -192,30 +150,12 @@ class JaxBackend(Backend):
         return self._runner.programs.num_compiled
 
     def close(self) -> None:
-        del self._runner, self._attention
-
-    def _spec(self, batch: ForwardBatch, num_tokens: int) -> ProgramSpec:
-        is_dense = batch.layout is Layout.PACKED and batch.mask == "dense"
-        longest_row = int(np.diff(batch.row_starts).max()) if is_dense else 0
-        return ProgramSpec(
-            num_tokens=self._fit(num_tokens),
-            reads="pool" if _reads_pool(batch) else "batch",
-            keeps=bool(batch.keep_segments),
-            dense_columns=buckets.dense_columns(longest_row) if is_dense else 0,
-        )
-
-    def _fit(self, num_tokens: int) -> int:
-        """The bucket; beyond the largest a multiple of the smallest, compiled when it is needed. Only a plan with a
-        larger budget than ours goes there, or items that were tokenized with a query as long as the context."""
-        sizes = self.info.token_buckets
-        if num_tokens > sizes[-1]:
-            return -(-num_tokens // sizes[0]) * sizes[0]
-        return sizes[bisect_left(sizes, num_tokens)]
+        del self._runner
 
     def _inputs(self, part: ForwardBatch, spec: ProgramSpec, blocks: Sequence[JaxBlock]) -> ForwardInputs[Int32Array]:
         addresses = [block.lease.address for block in blocks]
         tiles = self._tiles(part, spec, dict(zip(part.keep_segments, addresses, strict=True)))
-        block_rows = self._rows.token_rows or spec.num_tokens
+        block_rows = self._assembly.rows.token_rows or spec.num_tokens
         return host_inputs(part, spec, tiles, addresses, block_rows)
 
     def _tiles(self, part: ForwardBatch, spec: ProgramSpec, new_pages: Mapping[int, int]) -> HostTiles:
@@ -227,63 +167,27 @@ class JaxBackend(Backend):
         return cut_tiles(part, self._runner.programs.tile_sizes(spec), lists, padding)
 
 
-def _row_blocks(platform: Platform, *, batch_invariant: bool) -> RowBlocks:
-    if platform == "cpu":
-        return RowBlocks(buckets.CPU_BLOCK_ROWS, score_rows=buckets.CPU_SCORE_ROWS)
-    # So many are nearly as quick as half of them, and most forwards score no more.
-    score_rows = 2 * buckets.ACCELERATOR_ROWS
-    return RowBlocks(buckets.INVARIANT_ROWS if batch_invariant else None, score_rows=score_rows)
-
-
-def _make_runner(
-    checkpoint: Checkpoint,
-    options: BackendOptions,
-    choice: DeviceChoice,
-    mesh: Mesh,
-    dtype: jnp.dtype,
-    rows: RowBlocks,
-) -> Runner:
-    """Weights, pool and programs on the mesh."""
-    config = checkpoint.config
-    placement = HeadPlacement.plan(config.num_heads, config.num_kv_heads, options.tp_size)
-    kind: Any = {"platform": choice.kernel_platform, "dtype": dtype, "head_size": config.head_size}
-    shard_heads = (placement.kv_heads_per_shard, placement.heads_per_kv, config.head_size)
-    attention = _choose_attention(options.attention, kind, shard_heads, mesh.local_devices[0])
-    row_attention = choose_for_rows(attention, **kind)
-    kv_heads, heads_per_kv = placement.kv_heads_per_shard, placement.heads_per_kv
-    token_bytes = 2 * config.num_layers * kv_heads * config.head_size * dtype.itemsize
-    num_tokens = pool_tokens(config, token_bytes, choice, options.prefix_cache_bytes)
-    weights = load_weights(checkpoint, dtype, mesh, placement)
-    heads = (options.tp_size * kv_heads, config.head_size)
-    stored = jnp.dtype(jnp.uint16) if choice.platform == "cpu" and dtype == jnp.bfloat16 else dtype
-    pool = PagePool(mesh, num_layers=config.num_layers, num_tokens=num_tokens, heads=heads, dtype=stored)
-    fuses_heads = choice.kernel_platform in ("gpu", "hopper") and dtype in (jnp.bfloat16, jnp.float16)
-    transformer = Transformer(
-        config, kv_heads, heads_per_kv, options.tp_size, rows, attention, row_attention, fuses_heads
-    )
-    shapes = shapes_of(weights), shapes_of(pool.arrays)
-    programs = Programs(mesh, transformer, MAX_BLOCKS_PER_PAGE * pool.num_pages, choice.platform, *shapes)
-    return Runner(mesh, weights, pool, programs)
+def _make_runner(checkpoint: Checkpoint, assembly: Assembly) -> Runner:
+    """Weights and pool on the mesh."""
+    weights = load_weights(checkpoint, assembly.dtype, assembly.mesh, assembly.placement)
+    return Runner(assembly.mesh, weights, PagePool(assembly.mesh, assembly.pool), assembly.programs)
 
 
 def _choose_attention(
-    name: str | None, kind: Any, heads: tuple[int, int, int], device: jax.Device
+    options: BackendOptions, config: ModelConfig, choice: DeviceChoice, dtype: jnp.dtype, device: jax.Device
 ) -> AttentionImplementation:
-    """The one that is named; else the best that works with these KV heads, query heads for each, and head size."""
-    if name is not None:
-        return choose_implementation(name, **kind)
+    """The one that is named; else the best that works with the heads of one device."""
+    kind = attention_kind(config, choice, dtype)
+    if options.attention is not None:
+        return choose_implementation(options.attention, **kind)
+    placement = HeadPlacement.plan(config.num_heads, config.num_kv_heads, options.tp_size)
+    heads = placement.kv_heads_per_shard, placement.heads_per_kv, config.head_size
 
     def try_out(candidate: AttentionImplementation) -> None:
         with jax.default_device(device):
-            try_attention(candidate, heads, kind["dtype"])
+            try_attention(candidate, heads, dtype)
 
     return choose_working(**kind, try_out=try_out)
-
-
-def _reads_pool(batch: ForwardBatch) -> bool:
-    """What a forward keeps it writes to the pool before it attends, so that is where all of it is read. Rows that
-    happen to share no prefix need no program of their own."""
-    return bool(batch.keep_segments) or any(prefix.blocks for prefix in batch.prefixes)
 
 
 def _distinct_labels(label_ids: Int32Array) -> tuple[Int32Array, NDArray[Any]]:

@@ -39,6 +39,7 @@ class DeviceChoice:
 
     platform: Platform
     devices: tuple[jax.Device, ...]
+    memory_bytes: int | None = None  # of one of them; None: it is asked
 
     @classmethod
     def resolve(cls, device: str) -> DeviceChoice:
@@ -112,6 +113,8 @@ def _default_pool_tokens(config: ModelConfig, token_bytes: int, choice: DeviceCh
 
 
 def _share_of_memory(choice: DeviceChoice) -> int:
+    if choice.memory_bytes is not None:
+        return int(_POOL_SHARE * choice.memory_bytes)
     local = [device for device in choice.devices if device.process_index == jax.process_index()]
     stats = (local[0].memory_stats() if local else None) or {}
     return int(_POOL_SHARE * stats.get("bytes_limit", 16 << 30))

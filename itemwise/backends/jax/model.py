@@ -17,6 +17,7 @@ from jax import lax
 from itemwise.backends.jax.attention.api import extend_attention, packed_attention
 from itemwise.backends.jax.attention.base import AttentionImplementation, Heads, Source
 from itemwise.backends.jax.attention.dense import DenseMask
+from itemwise.backends.jax.attention.xla import XlaAttention
 from itemwise.backends.jax.inputs import ForwardInputs, ProgramSpec
 from itemwise.backends.jax.mesh import TENSOR
 from itemwise.backends.jax.pool import PoolArrays
@@ -34,6 +35,8 @@ from itemwise.backends.layout.pages import NOT_KEPT
 from itemwise.models.config import Activation, ModelConfig
 
 Inputs = ForwardInputs[jax.Array]
+
+_UNBOUNDED = XlaAttention()
 
 
 class LastLayer(NamedTuple):
@@ -70,7 +73,7 @@ class Transformer:
             heads, filled = self._project(weights.layers, layer, x, rotation, inputs, kept)
             pool = filled or pool  # first: segments read what others keep here
             source = Source(pool.keys, pool.values, base) if spec.reads == "pool" else None
-            return self._attend(heads, source, inputs, mask), pool
+            return self._attend(self.attention_for(spec), heads, source, inputs, mask), pool
 
         def body(carry: tuple[jax.Array, PoolArrays], layer: jax.Array) -> tuple[tuple[jax.Array, PoolArrays], None]:
             x, pool = carry
@@ -115,15 +118,27 @@ class Transformer:
         heads = Heads(self.rows.over_tokens(project_and_turn, num_blocks, x, *rotation), num_kv_heads)
         return heads, None if kept is None else _keep(kept, heads)
 
-    def _attend(self, heads: Heads, pool: Source | None, inputs: Inputs, mask: jax.Array | None) -> jax.Array:
+    def attention_for(self, spec: ProgramSpec) -> AttentionImplementation:
+        """What computes a program's attention, unless its mask is dense. XLA's takes any number of tokens."""
+        chosen = self.attention if spec.reads == "pool" else self.row_attention
+        return chosen if chosen.max_tokens is None or spec.num_tokens <= chosen.max_tokens else _UNBOUNDED
+
+    def _attend(
+        self,
+        attention: AttentionImplementation,
+        heads: Heads,
+        pool: Source | None,
+        inputs: Inputs,
+        mask: jax.Array | None,
+    ) -> jax.Array:
         """[T, N H]. `pool`: where prefixes are read; None: in the batch."""
         if pool is not None:
-            out = extend_attention(heads, pool, inputs.tiles, self.attention)
+            out = extend_attention(heads, pool, inputs.tiles, attention)
         else:
             dense = None
             if mask is not None:
                 dense = DenseMask(mask, inputs.token_row, inputs.row_starts, inputs.num_rows[0])
-            out = packed_attention(heads, inputs.tiles, self.row_attention, dense)
+            out = packed_attention(heads, inputs.tiles, attention, dense)
         return out.reshape(len(out), -1)
 
     def _finish(self, layer: LayerWeights, x: jax.Array, attended: jax.Array) -> jax.Array:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -33,6 +33,36 @@ class PoolArrays(NamedTuple):
 
 
 @dataclass(frozen=True)
+class PoolShape:
+    """How large it is."""
+
+    num_layers: int
+    num_pages: int
+    heads: tuple[int, int]  # KV heads of all shards, and the head size
+    dtype: jnp.dtype
+
+    @classmethod
+    def of(cls, *, num_layers: int, num_tokens: int, heads: tuple[int, int], dtype: jnp.dtype) -> PoolShape:
+        """Of whole pages, and at least one."""
+        return cls(num_layers, max(1, num_tokens // KEY_BLOCK), heads, dtype)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Of keys, and of values."""
+        return self.num_layers * self.num_pages * KEY_BLOCK, *self.heads
+
+    def page_bytes(self, tp_size: int) -> int:
+        """Keys and values of a page in every layer, on each device."""
+        local_heads = self.heads[0] // tp_size
+        return 2 * self.num_layers * KEY_BLOCK * local_heads * self.heads[1] * self.dtype.itemsize
+
+    def arrays(self, mesh: Mesh) -> PoolArrays:
+        """What a program must know of them: shapes, dtypes, and where they are."""
+        shape: Any = jax.ShapeDtypeStruct(self.shape, self.dtype, sharding=NamedSharding(mesh, POOL_SPEC))
+        return PoolArrays(shape, shape)
+
+
+@dataclass(frozen=True)
 class JaxBlock(PrefixBlock):
     """A block of a prefix in the pool. Equal to none but itself, since no two hold one lease."""
 
@@ -46,17 +76,9 @@ class JaxBlock(PrefixBlock):
 class PagePool:
     """The arrays, and which pages are free."""
 
-    def __init__(
-        self, mesh: Mesh, *, num_layers: int, num_tokens: int, heads: tuple[int, int], dtype: jnp.dtype
-    ) -> None:
-        """`heads`: KV heads of all shards, and the head size."""
-        self.num_pages = max(1, num_tokens // KEY_BLOCK)
-        self.tokens_per_layer = self.num_pages * KEY_BLOCK
-        shape = (num_layers * self.tokens_per_layer, *heads)
-        sharding = NamedSharding(mesh, POOL_SPEC)
-        self._make = jax.jit(partial(_zeros, shape, dtype), out_shardings=sharding)
-        local_heads = heads[0] // mesh.shape[TENSOR]
-        self.page_bytes = 2 * num_layers * KEY_BLOCK * local_heads * heads[1] * dtype.itemsize  # on each device
+    def __init__(self, mesh: Mesh, shape: PoolShape) -> None:
+        self.num_pages = shape.num_pages
+        self._make = jax.jit(partial(_zeros, shape.shape, shape.dtype), out_shardings=NamedSharding(mesh, POOL_SPEC))
         self.generation = 0
         self._reset()
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -32,8 +32,6 @@ from itemwise.backends.jax.model import LastLayer, Transformer
 from itemwise.backends.jax.pool import POOL_SPEC, PoolArrays
 from itemwise.backends.jax.weights import ModelWeights, weight_specs
 from itemwise.backends.layout.tiles import TileSizes
-
-Tree = TypeVar("Tree")
 
 # XLA's own Triton products may split a sum between blocks, in a way that depends on the number of rows.
 COMPILER_OPTIONS: dict[str, dict[str, Any]] = {"gpu": {"xla_gpu_enable_triton_gemm": False}}
@@ -52,14 +50,6 @@ class HeadSpec:
     @property
     def title(self) -> str:
         return self.kind if self.num_tokens is None else f"{self.kind}, {self.num_tokens} tokens"
-
-
-def shapes_of(arrays: Tree) -> Tree:
-    """What a program must know of its arguments: their shapes, dtypes, and where they are."""
-    shapes: Tree = jax.tree.map(
-        lambda array: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding), arrays
-    )
-    return shapes
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +76,7 @@ class Programs:
 
     def attention(self, spec: ProgramSpec) -> AttentionImplementation:
         """What computes it, unless its mask is dense."""
-        return self.transformer.attention if spec.reads == "pool" else self.transformer.row_attention
+        return self.transformer.attention_for(spec)
 
     def input_lens(self, spec: ProgramSpec) -> ForwardInputs[int]:
         return capacities(spec, self.tile_sizes(spec), self.max_pool_blocks)
@@ -118,14 +108,18 @@ class Programs:
         """Trace a program. What comes back compiles it, on any thread; where that was done before, it does nothing."""
         if spec in self._compiled:
             return lambda: None
-        lowered = self.lower_trunk(spec) if isinstance(spec, ProgramSpec) else self._lower_behind(spec)
+        lowered = self.lowered(spec)
 
         def finish() -> None:
             self._compiled[spec] = lowered.compile()
 
         return finish
 
-    def lower_trunk(self, spec: ProgramSpec) -> Lowered:
+    def lowered(self, spec: ProgramSpec | HeadSpec) -> Lowered:
+        """A program, traced."""
+        return self._lower_trunk(spec) if isinstance(spec, ProgramSpec) else self._lower_behind(spec)
+
+    def _lower_trunk(self, spec: ProgramSpec) -> Lowered:
         lens = self.input_lens(spec)
 
         def trunk(weights: ModelWeights, pool: PoolArrays, packed: jax.Array, mask: jax.Array | None) -> Any:

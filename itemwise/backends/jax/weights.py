@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 from jax.typing import DTypeLike
 
 from itemwise.backends.jax.mesh import TENSOR, P
@@ -70,6 +70,40 @@ def weight_specs(config: ModelConfig) -> ModelWeights:
         down=columns,
     )
     return ModelWeights(embedding=vocabulary, layers=layers, final_norm=whole, head=vocabulary)
+
+
+def weight_shapes(config: ModelConfig, dtype: DTypeLike, mesh: Mesh, placement: HeadPlacement) -> ModelWeights:
+    """What `load_weights` returns, without the numbers: shapes, dtypes, and where they are on the mesh."""
+    index = ShardIndex.of(config, placement)
+    norm = jnp.float32 if config.float32_norms else dtype
+    layers, model, head_size = config.num_layers, config.model_size, config.head_size
+    specs = weight_specs(config)
+
+    def shape(spec: Any, dtype: DTypeLike, *sizes: int) -> Any:
+        return jax.ShapeDtypeStruct(sizes, dtype, sharding=NamedSharding(mesh, spec))
+
+    def layer(name: str, dtype: DTypeLike, *sizes: int) -> Any:
+        spec = getattr(specs.layers, name)
+        return None if spec is None else shape(spec, dtype, layers, *sizes)
+
+    embedding = shape(specs.embedding, dtype, index.vocab.size, model)
+    head = shape(specs.head, jnp.float32 if config.num_classes else dtype, index.head.size, model)
+    return ModelWeights(
+        embedding=embedding,
+        layers=LayerWeights(
+            attention_norm=layer("attention_norm", norm, model),
+            qkv=layer("qkv", dtype, index.qkv.size, model),
+            qkv_bias=layer("qkv_bias", dtype, index.qkv.size),
+            q_norm=layer("q_norm", norm, head_size),
+            k_norm=layer("k_norm", norm, head_size),
+            o=layer("o", dtype, model, index.q.size),
+            mlp_norm=layer("mlp_norm", norm, model),
+            gate_up=layer("gate_up", dtype, index.gate_up.size, model),
+            down=layer("down", dtype, model, index.mlp.size),
+        ),
+        final_norm=shape(specs.final_norm, norm, model),
+        head=embedding if config.tied_head else head,
+    )
 
 
 def load_weights(

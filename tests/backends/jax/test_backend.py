@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from itemwise.backends.base import PREFIX_BLOCK, BackendOptions, ForwardBatch, ForwardOutput, Layout, MaskImpl, Prefix
+from itemwise.backends.jax.assembly import MAX_BLOCKS_PER_PAGE
 from itemwise.backends.jax.attention.pallas_gpu import PallasGpuAttention
 from itemwise.backends.jax.attention.xla import SIZES as XLA_SIZES
-from itemwise.backends.jax.backend import MAX_BLOCKS_PER_PAGE, JaxBackend
+from itemwise.backends.jax.backend import JaxBackend
 from itemwise.backends.jax.inputs import ProgramSpec
 from itemwise.backends.jax.pool import JaxBlock, PoolArrays
 from itemwise.backends.jax.runner import Runner
@@ -85,7 +86,7 @@ def contents(backend: JaxBackend, blocks: Blocks) -> list[Any]:
     pool = backend._runner.pool
     slots = np.concatenate([pool.address(block) + np.arange(block.num_tokens) for block in blocks])
     arrays = [np.asarray(array) for array in pool.arrays]
-    return [array.reshape(-1, pool.tokens_per_layer, *array.shape[1:])[:, slots] for array in arrays]
+    return [array.reshape(backend.config.num_layers, -1, *array.shape[1:])[:, slots] for array in arrays]
 
 
 def assert_same_contents(backend: JaxBackend, found: Blocks, expected: Blocks) -> None:
@@ -337,7 +338,7 @@ def test_no_program_copies_the_pool(checkpoint_of: Callable[[str], Path], quick_
         num_bytes = num_pages * PREFIX_BLOCK * (2 * 2 * 2 * 32 * 4)
         options = BackendOptions(device="cpu", dtype="float32", prefix_cache_bytes=num_bytes)
         runner = JaxBackend(open_checkpoint(checkpoint_of("qwen3")), options)._runner
-        analysis: Any = runner.programs.lower_trunk(spec).compile().memory_analysis()
+        analysis: Any = runner.programs.lowered(spec).compile().memory_analysis()
         return int(analysis.temp_size_in_bytes)
 
     for keeps in (False, True):

@@ -11,16 +11,17 @@ import pytest
 
 from itemwise import Scorer
 from itemwise.backends.jax.mesh import make_mesh
-from itemwise.backends.jax.pool import JaxBlock, PagePool, PoolArrays
+from itemwise.backends.jax.pool import JaxBlock, PagePool, PoolArrays, PoolShape
 from itemwise.backends.layout.tiles import KEY_BLOCK
 from itemwise.contract.errors import BackendError
+
+# Five pages of two layers, 2 heads of 4.
+SHAPE = PoolShape.of(num_layers=2, num_tokens=5 * KEY_BLOCK + 1, heads=(2, 4), dtype=jnp.dtype(jnp.float32))
 
 
 @pytest.fixture
 def pool() -> PagePool:
-    """Five pages of two layers, 2 heads of 4."""
-    mesh = make_mesh(jax.devices("cpu"), 1, 2)
-    return PagePool(mesh, num_layers=2, num_tokens=5 * KEY_BLOCK + 1, heads=(2, 4), dtype=jnp.dtype(jnp.float32))
+    return PagePool(make_mesh(jax.devices("cpu"), 1, 2), SHAPE)
 
 
 def pages_of(blocks: Sequence[JaxBlock]) -> set[int]:
@@ -29,16 +30,17 @@ def pages_of(blocks: Sequence[JaxBlock]) -> set[int]:
 
 class TestPages:
     def test_every_block_has_one_of_its_own(self, pool: PagePool) -> None:
-        assert (pool.num_pages, pool.tokens_per_layer) == (5, 5 * KEY_BLOCK)
+        assert (pool.num_pages, len(pool.arrays.keys)) == (5, 2 * 5 * KEY_BLOCK)
         blocks = pool.take([KEY_BLOCK, 1, 77])
         assert [block.num_tokens for block in blocks] == [KEY_BLOCK, 1, 77]
         assert len(pages_of(blocks)) == 3
         assert [pool.address(block) for block in blocks] == [block.lease.page * KEY_BLOCK for block in blocks]
 
     def test_it_knows_the_bytes_of_one_on_each_device(self, pool: PagePool) -> None:
-        assert pool.page_bytes == 2 * 2 * KEY_BLOCK * 1 * 4 * 4  # K and V, layers, tokens, heads, H, bytes
+        page_bytes = SHAPE.page_bytes(tp_size=2)
+        assert page_bytes == 2 * 2 * KEY_BLOCK * 1 * 4 * 4  # K and V, layers, tokens, heads, H, bytes
         on_each = [shard.data.nbytes for array in pool.arrays for shard in array.addressable_shards]
-        assert on_each == [5 * pool.page_bytes // 2] * 4  # of two arrays on two devices
+        assert on_each == [5 * page_bytes // 2] * 4  # of two arrays on two devices
 
     def test_no_block_takes_nothing(self, pool: PagePool) -> None:
         assert pool.take([]) == []
@@ -83,8 +85,8 @@ class TestPages:
 
     def test_even_a_pool_of_no_tokens_has_a_page(self) -> None:
         mesh = make_mesh(jax.devices("cpu"), 1, 1)
-        pool = PagePool(mesh, num_layers=1, num_tokens=0, heads=(1, 4), dtype=jnp.dtype(jnp.float32))
-        assert pool.num_pages == 1
+        shape = PoolShape.of(num_layers=1, num_tokens=0, heads=(1, 4), dtype=jnp.dtype(jnp.float32))
+        assert PagePool(mesh, shape).num_pages == 1
 
 
 class TestRecovery:

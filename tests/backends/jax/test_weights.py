@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from itemwise.backends.jax import weight_loader
 from itemwise.backends.jax.mesh import P, make_mesh, put_replicated
 from itemwise.backends.jax.placement import HeadPlacement
-from itemwise.backends.jax.weights import LayerWeights, ModelWeights, load_weights, weight_specs
+from itemwise.backends.jax.weights import LayerWeights, ModelWeights, load_weights, weight_shapes, weight_specs
 from itemwise.models.checkpoint import Checkpoint, open_checkpoint
 from itemwise.models.config import ModelConfig, parameter_shapes
 from itemwise.models.families import HF_TENSOR_NAMES, stored_name
@@ -86,6 +86,19 @@ def load(checkpoint: Checkpoint, dtype: str, mesh: Mesh, way: str = "host") -> M
     config = checkpoint.config
     placement = HeadPlacement.plan(config.num_heads, config.num_kv_heads, mesh.devices.shape[1])
     return load_weights(checkpoint, dtype, mesh, placement, is_host_memory=way == "host")
+
+
+@pytest.mark.parametrize("case", [*CASES, "classifier"])
+@pytest.mark.parametrize("tp_size", [1, 4])
+def test_the_shapes_are_known_without_the_weights(folder_of: Callable[[str], Path], case: str, tp_size: int) -> None:
+    checkpoint, mesh = open_checkpoint(folder_of(case)), mesh_of(2, tp_size)
+    config = checkpoint.config
+    placement = HeadPlacement.plan(config.num_heads, config.num_kv_heads, tp_size)
+    loaded = load(checkpoint, "bfloat16", mesh)
+    described = weight_shapes(config, "bfloat16", mesh, placement)
+    for expected, got in zip(jax.tree.leaves(loaded), jax.tree.leaves(described), strict=True):  # fields in order
+        assert (got.shape, got.dtype) == (expected.shape, expected.dtype)
+        assert got.sharding.is_equivalent_to(expected.sharding, expected.ndim)
 
 
 def heads_of(matrix: NDArray[Any], heads: Sequence[int], head_size: int) -> NDArray[Any]:

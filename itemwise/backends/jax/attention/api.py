@@ -24,11 +24,12 @@ from itemwise.contract.errors import BackendError
 _CLASSES = {
     "hopper": "HopperAttention",
     "pallas_gpu": "PallasGpuAttention",
+    "pallas_tpu": "PallasTpuAttention",
     "xla": "XlaAttention",
     "reference": "ReferenceAttention",
 }
 IMPLEMENTATIONS = tuple(_CLASSES)
-YOUNG = ("hopper",)  # to be tried before they are used
+YOUNG = ("hopper", "pallas_tpu")  # to be tried before they are used
 
 log = logging.getLogger("itemwise")
 
@@ -51,7 +52,7 @@ def choose_working(
     *, platform: str, dtype: jnp.dtype, head_size: int, try_out: Callable[[AttentionImplementation], None]
 ) -> AttentionImplementation:
     """The best that runs here, and does so when it is tried: jax's kernels for one generation of GPUs are young, and
-    another version of it may not compile what this one does. The last candidate is not tried."""
+    so is ours for TPUs; another version of jax may not compile what this one does. The last candidate is not tried."""
     candidates = [each for each in map(_load, IMPLEMENTATIONS) if each.why_not(platform, dtype, head_size) is None]
     for candidate, following in pairwise(candidates):
         if candidate.name not in YOUNG:

@@ -77,6 +77,7 @@ class AttentionImplementation(ABC):
     name: str
     # Does it leave tokens that no tile covers as they were in memory? Then padding needs tiles, too.
     needs_padding_tiles: bool
+    max_tokens: int | None = None  # of a program; None: any number
     reads_batches: bool = True  # can prefixes be read in the batch itself, where they begin at any token?
 
     @abstractmethod

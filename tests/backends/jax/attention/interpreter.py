@@ -1,4 +1,4 @@
-"""Pallas' interpreter of Mosaic GPU kernels: it runs the threads of a kernel, their copies and barriers, on a CPU."""
+"""Pallas' interpreters of Mosaic kernels: they run the threads of a kernel, their copies and barriers, on a CPU."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import pytest
+from jax.experimental.pallas import tpu as pltpu
 
 
 def interpreter_parameters() -> Any:
@@ -24,6 +25,18 @@ def has_races() -> bool:
     """Had the kernel that was interpreted last?"""
     callbacks = import_module("jax._src.pallas.mosaic_gpu.interpret.gpu_callbacks")
     return bool(callbacks.get_races().races_found)
+
+
+def tpu_interpreter_parameters() -> Any:
+    """The same for kernels of TPUs; a copy is made as late as it may be, when it is waited for."""
+    return pltpu.InterpretParams(
+        detect_races=True, dma_execution_mode="on_wait", out_of_bounds_reads="raise", uninitialized_memory="nan"
+    )
+
+
+def tpu_has_races() -> bool:
+    """Had the kernel that was interpreted last?"""
+    return bool(import_module("jax._src.pallas.mosaic.interpret.interpret_pallas_call").races.races_found)
 
 
 def compile_threads_once(patch: pytest.MonkeyPatch) -> None:

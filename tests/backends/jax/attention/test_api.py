@@ -33,7 +33,11 @@ class TestChoice:
             ("gpu", BFLOAT16, 512, "xla"),
             ("cpu", FLOAT32, 64, "xla"),
             ("cpu", BFLOAT16, 64, "xla"),
-            ("tpu", FLOAT32, 128, "xla"),
+            ("tpu", BFLOAT16, 128, "pallas_tpu"),
+            ("tpu", BFLOAT16, 64, "pallas_tpu"),
+            ("tpu", FLOAT32, 256, "pallas_tpu"),
+            ("tpu", BFLOAT16, 80, "xla"),
+            ("tpu", FLOAT16, 128, "xla"),
         ],
     )
     def test_the_best_that_runs(self, platform: str, dtype: jnp.dtype, head_size: int, expected: str) -> None:
@@ -41,7 +45,8 @@ class TestChoice:
 
     @pytest.mark.parametrize("name", api.IMPLEMENTATIONS)
     def test_one_that_is_named(self, name: str) -> None:
-        assert api.choose_implementation(name, platform="hopper", dtype=BFLOAT16, head_size=128).name == name
+        platform = "tpu" if name == "pallas_tpu" else "hopper"
+        assert api.choose_implementation(name, platform=platform, dtype=BFLOAT16, head_size=128).name == name
 
     @pytest.mark.parametrize(
         ("name", "platform", "dtype", "head_size", "reason"),
@@ -55,6 +60,9 @@ class TestChoice:
             ),
             ("pallas_gpu", "gpu", FLOAT32, 128, "it computes in bfloat16 or float16, and this is float32"),
             ("pallas_gpu", "gpu", BFLOAT16, 320, "it takes head sizes from 16 to 256, and this is 320"),
+            ("pallas_tpu", "cpu", BFLOAT16, 128, "it needs a TPU, and this is: cpu"),
+            ("pallas_tpu", "tpu", FLOAT16, 128, "it computes in bfloat16 or float32, and this is float16"),
+            ("pallas_tpu", "tpu", BFLOAT16, 80, "it takes head sizes of 32, 64, 96, 128 and 256, and this is 80"),
             ("hopper", "cpu", BFLOAT16, 128, "it needs an NVIDIA GPU of compute capability 9, and this is: cpu"),
             ("hopper", "gpu", BFLOAT16, 128, "it needs an NVIDIA GPU of compute capability 9, and this is: gpu"),
             ("hopper", "hopper", FLOAT32, 128, "it computes in bfloat16 or float16, and this is float32"),

@@ -16,6 +16,7 @@ from itemwise.backends.base import ForwardBatch, Layout, MaskImpl
 from itemwise.backends.jax.attention.base import AttentionImplementation
 from itemwise.backends.jax.attention.hopper import HopperAttention
 from itemwise.backends.jax.attention.pallas_gpu import PallasGpuAttention
+from itemwise.backends.jax.attention.pallas_tpu import PallasTpuAttention
 from itemwise.backends.jax.attention.reference import ReferenceAttention
 from itemwise.backends.jax.attention.shapes import SHAPES, AttentionShape
 from itemwise.backends.jax.attention.xla import XlaAttention, as_float32
@@ -35,7 +36,13 @@ from tests.attention_cases import (
     make_inputs,
     round_inputs,
 )
-from tests.backends.jax.attention.interpreter import compile_threads_once, has_races, interpreter_parameters
+from tests.backends.jax.attention.interpreter import (
+    compile_threads_once,
+    has_races,
+    interpreter_parameters,
+    tpu_has_races,
+    tpu_interpreter_parameters,
+)
 from tests.backends.jax.attention.run_case import (
     LAYOUT_CAPACITY,
     Capacity,
@@ -52,6 +59,8 @@ from tests.backends.jax.attention.run_case import (
 
 # One object each, since programs are shared by object.
 XLA, REFERENCE = XlaAttention(), ReferenceAttention()
+TPU_INTERPRETED = PallasTpuAttention(interpret=True)
+TPU_COPIES_INTERPRETED = PallasTpuAttention(interpret=tpu_interpreter_parameters())
 INTERPRETED, COMPILED = PallasGpuAttention(interpret=True), PallasGpuAttention()
 HOPPER_INTERPRETED, HOPPER = HopperAttention(interpret=interpreter_parameters()), HopperAttention()
 
@@ -92,6 +101,10 @@ INTERPRETED_DAILY = (
 
 
 def is_slow(test: str, parameters: Mapping[str, Any]) -> bool:
+    if test == "test_tpu_kernel_interpreted":
+        return parameters["case"] not in (*LAYOUT_CASES, CASE_NAMED["9 query heads on 3 KV heads of 96"])
+    if test in ("test_tpu_kernel_interpreted_in_half_precision", "test_tpu_kernel_waits_for_its_copies"):
+        return parameters["name"] != "several prefixes"
     if test == "test_hopper_kernel_interpreted":
         return (parameters["case"].name, parameters["dtype"]) not in INTERPRETED_DAILY
     if test == "test_a_neighbour_in_the_same_tile_or_window_that_is_not_finite_stays_by_itself":
@@ -128,6 +141,24 @@ class TestSuite:
     def test_gpu_kernels_interpreted_with_heads_that_fill_no_power_of_two(self) -> None:
         case = CASE_NAMED["9 query heads on 3 KV heads of 96"]
         check(runner(INTERPRETED, capacity_of(case)), case, FLOAT32_TOLERANCE)
+
+    @EACH_CASE
+    def test_tpu_kernel_interpreted(self, case: AttentionCase) -> None:
+        check(runner(TPU_INTERPRETED, capacity_of(case)), case, FLOAT32_TOLERANCE)
+
+    @pytest.mark.parametrize(
+        "name",
+        ["several prefixes", "packed rows", "causal sequences of ragged lengths", "8 query heads on 1 KV heads of 256"],
+    )
+    def test_tpu_kernel_waits_for_its_copies(self, name: str) -> None:
+        check(runner(TPU_COPIES_INTERPRETED), CASE_NAMED[name], FLOAT32_TOLERANCE)
+        assert not tpu_has_races()
+
+    @pytest.mark.parametrize("name", ["several prefixes", "packed rows", "12 query heads on 2 KV heads of 128"])
+    def test_tpu_kernel_interpreted_in_half_precision(self, name: str) -> None:
+        case = CASE_NAMED[name]
+        run = runner(TPU_INTERPRETED, capacity_of(case), jnp.bfloat16)
+        check(run, case, HALF_TOLERANCES[jnp.bfloat16], dtype=jnp.bfloat16)
 
     @pytest.mark.gpu
     @ROUNDED_TO
@@ -169,7 +200,9 @@ SMALL_CAPACITY = Capacity(256, 16, is_optimised=False)
 
 class TestNamedShapes:
     @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
-    @pytest.mark.parametrize("implementation", [XLA, REFERENCE, INTERPRETED], ids=lambda each: each.name)
+    @pytest.mark.parametrize(
+        "implementation", [XLA, REFERENCE, INTERPRETED, TPU_INTERPRETED], ids=lambda each: each.name
+    )
     def test_small_on_a_cpu(self, implementation: AttentionImplementation, shape: AttentionShape) -> None:
         check(runner(implementation, SMALL_CAPACITY), case_of(small(shape)), FLOAT32_TOLERANCE)
 
@@ -294,6 +327,7 @@ class TestIsolation:
         [
             pytest.param(XLA, "cpu", jnp.float32, id="xla"),
             pytest.param(INTERPRETED, "cpu", jnp.float32, id="interpreted"),
+            pytest.param(TPU_INTERPRETED, "cpu", jnp.float32, id="tpu interpreted"),
             pytest.param(HOPPER_INTERPRETED, "cpu", jnp.bfloat16, id="hopper interpreted", marks=pytest.mark.slow),
             pytest.param(COMPILED, "gpu", jnp.bfloat16, id="pallas_gpu", marks=pytest.mark.gpu),
             pytest.param(HOPPER, "gpu", jnp.bfloat16, id="hopper", marks=ON_HOPPER),
@@ -329,7 +363,7 @@ class TestIsolation:
         )
         assert np.array_equal(small[: batch.num_tokens], large[: batch.num_tokens])
 
-    @pytest.mark.parametrize("implementation", [XLA, INTERPRETED], ids=lambda each: each.name)
+    @pytest.mark.parametrize("implementation", [XLA, INTERPRETED, TPU_INTERPRETED], ids=lambda each: each.name)
     def test_all_layouts_give_the_same_bits(self, implementation: AttentionImplementation) -> None:
         prefix, first, second = (draw_segment(length) for length in (150, 20, 33))
         run = runner(implementation)
@@ -341,7 +375,7 @@ class TestIsolation:
         assert np.array_equal(rows[np.r_[150:170, 320:353]], items[:53])
         assert np.array_equal(rows[np.r_[:150, 170:320]], row[np.r_[:150, :150]])
 
-    @pytest.mark.parametrize("implementation", [XLA, INTERPRETED], ids=lambda each: each.name)
+    @pytest.mark.parametrize("implementation", [XLA, INTERPRETED, TPU_INTERPRETED], ids=lambda each: each.name)
     def test_a_block_has_the_same_bits_wherever_those_before_it_are(
         self, implementation: AttentionImplementation
     ) -> None:
@@ -377,6 +411,7 @@ class TestIsolation:
             pytest.param(XLA, "segment", id="xla"),
             pytest.param(XLA, "dense", id="dense"),
             pytest.param(INTERPRETED, "segment", id="interpreted"),
+            pytest.param(TPU_INTERPRETED, "segment", id="tpu interpreted"),
         ],
     )
     def test_a_neighbour_that_is_not_finite_stays_by_itself(
@@ -389,6 +424,7 @@ class TestIsolation:
         ("implementation", "platform"),
         [
             pytest.param(HOPPER_INTERPRETED, "cpu", id="hopper interpreted"),
+            pytest.param(TPU_INTERPRETED, "cpu", id="tpu interpreted"),
             pytest.param(HOPPER, "gpu", id="hopper", marks=ON_HOPPER),
         ],
     )

@@ -1,4 +1,4 @@
-"""The GPU kernels as far as a machine without a GPU can take them: to what a GPU's compiler gets."""
+"""The kernels as far as a machine without a GPU or a TPU can take them: to what its compiler gets."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from itemwise.backends.jax.attention import api
 from itemwise.backends.jax.attention.base import AttentionImplementation, Heads, Source
 from itemwise.backends.jax.attention.hopper import HopperAttention
 from itemwise.backends.jax.attention.pallas_gpu import PallasGpuAttention
+from itemwise.backends.jax.attention.pallas_tpu import PallasTpuAttention
 from itemwise.backends.jax.attention.shapes import SHAPE_NAMED
 from itemwise.backends.jax.inputs import ProgramSpec, capacities, unpack
 from itemwise.backends.jax.model import Transformer
@@ -27,6 +28,7 @@ from itemwise.backends.layout.tiles import KEY_BLOCK, Tiles, tile_capacities
 NUM_TOKENS = 10_240  # the contract's, padded
 CONFIG = replace(QWEN3_06B, num_layers=2)
 HOPPER, PALLAS_GPU = HopperAttention(), PallasGpuAttention()
+PALLAS_TPU = PallasTpuAttention()
 
 
 def halves(*shape: int) -> Any:
@@ -37,21 +39,22 @@ def integers(*shape: int) -> Any:
     return jax.ShapeDtypeStruct(shape, jnp.int32)
 
 
-def kernels(traced: Any) -> Counter[str]:
+def kernels(traced: Any, platform: str = "cuda") -> Counter[str]:
     """How many kernels of each technology the program has."""
-    text = traced.lower(lowering_platforms=("cuda",)).as_text()
-    return Counter(re.findall(r"custom_call @\S*?(triton|mosaic_gpu)", text))
+    text = traced.lower(lowering_platforms=(platform,)).as_text()
+    return Counter(re.findall(r"custom_call @\S*?(triton|mosaic_gpu|tpu)", text))
 
 
 @pytest.mark.parametrize(
-    ("implementation", "expected"),
+    ("implementation", "platform", "expected"),
     [
-        pytest.param(HOPPER, {"triton": 2, "mosaic_gpu": 1}, id="hopper"),
-        pytest.param(PALLAS_GPU, {"triton": 3}, id="pallas_gpu"),
+        pytest.param(HOPPER, "cuda", {"triton": 2, "mosaic_gpu": 1}, id="hopper"),
+        pytest.param(PALLAS_GPU, "cuda", {"triton": 3}, id="pallas_gpu"),
+        pytest.param(PALLAS_TPU, "tpu", {"tpu": 1}, id="pallas_tpu"),
     ],
 )
-def test_attention_lowers_for_a_gpu(implementation: AttentionImplementation, expected: dict[str, int]) -> None:
-    """Narrow tiles, wide tiles, prefix."""
+def test_attention_lowers(implementation: AttentionImplementation, platform: str, expected: dict[str, int]) -> None:
+    """On a GPU: narrow tiles, wide tiles, prefix. On a TPU all are one kernel."""
     shape = SHAPE_NAMED["contract"]
     num_blocks = -(-shape.prefix_lens[0] // KEY_BLOCK)
     lens = tile_capacities(NUM_TOKENS, implementation.tile_sizes(shape.num_heads // shape.num_kv_heads), num_blocks)
@@ -59,7 +62,8 @@ def test_attention_lowers_for_a_gpu(implementation: AttentionImplementation, exp
     kept = halves(num_blocks * KEY_BLOCK, shape.num_kv_heads, shape.head_size)
     tiles = Tiles(*(integers(length) for length in lens))
     attend = jax.jit(api.extend_attention, static_argnums=3)
-    assert kernels(attend.trace(heads, Source(kept, kept, integers()), tiles, implementation)) == expected
+    traced = attend.trace(heads, Source(kept, kept, integers()), tiles, implementation)
+    assert kernels(traced, platform) == expected
 
 
 def weights() -> ModelWeights:

@@ -12,6 +12,7 @@ from itemwise.backends.jax.attention.api import choose_working
 from itemwise.backends.jax.attention.base import AttentionImplementation, Heads, Source
 from itemwise.backends.jax.attention.hopper import HopperAttention
 from itemwise.backends.jax.attention.pallas_gpu import PallasGpuAttention
+from itemwise.backends.jax.attention.pallas_tpu import PallasTpuAttention
 from itemwise.backends.jax.attention.trial import try_attention
 from itemwise.backends.jax.attention.xla import XlaAttention
 from itemwise.backends.layout.tiles import DeviceTiles, TileSizes
@@ -26,6 +27,7 @@ HEADS = (2, 2, 64)
     [
         pytest.param(XlaAttention(), id="xla"),
         pytest.param(PallasGpuAttention(interpret=True), id="pallas_gpu"),
+        pytest.param(PallasTpuAttention(interpret=True), id="pallas_tpu"),
         pytest.param(HopperAttention(interpret=interpreter_parameters()), id="hopper", marks=pytest.mark.slow),
     ],
 )
@@ -55,12 +57,12 @@ def test_one_that_computes_something_else_does_not() -> None:
 
 
 class TestChoice:
-    def choose(self, *broken: str) -> str:
+    def choose(self, *broken: str, platform: str = "hopper") -> str:
         def try_out(candidate: AttentionImplementation) -> None:
             if candidate.name in broken:
                 raise RuntimeError("no such instruction\nand many lines more")
 
-        return choose_working(platform="hopper", dtype=BFLOAT16, head_size=128, try_out=try_out).name
+        return choose_working(platform=platform, dtype=BFLOAT16, head_size=128, try_out=try_out).name
 
     def test_the_best_that_works(self) -> None:
         assert self.choose() == "hopper"
@@ -74,9 +76,12 @@ class TestChoice:
     def test_those_that_are_not_young_are_not_tried(self) -> None:
         assert self.choose("hopper", "pallas_gpu") == "pallas_gpu"
 
-    @pytest.mark.parametrize("platform", ["cpu", "tpu"])
-    def test_on_other_platforms_nothing_is_tried(self, platform: str) -> None:
+    def test_on_a_tpu_the_kernel_is_tried_too(self) -> None:
+        assert self.choose(platform="tpu") == "pallas_tpu"
+        assert self.choose("pallas_tpu", platform="tpu") == "xla"
+
+    def test_on_a_cpu_nothing_is_tried(self) -> None:
         def fail(candidate: AttentionImplementation) -> None:
             raise AssertionError(candidate.name)
 
-        assert choose_working(platform=platform, dtype=BFLOAT16, head_size=128, try_out=fail).name == "xla"
+        assert choose_working(platform="cpu", dtype=BFLOAT16, head_size=128, try_out=fail).name == "xla"

@@ -1,0 +1,1 @@
+"""`itemwise aot`: programs compiled for TPUs that are not there."""
