@@ -28,14 +28,20 @@ from torch import Tensor
 from itemwise.backends.base import ForwardBatch, Layout
 from itemwise.backends.torch.dense_mask import DenseMask
 from itemwise.backends.torch.prefixes import KeysValues, Piece, PrefixPlaces, longest_reads, read_pieces
-from itemwise.backends.torch.softmax import NEG_INF, Partial, masked_softmax, merge
+from itemwise.backends.torch.softmax import NEG_INF, Partial, masked_softmax, merge, merge_into
 from itemwise.backends.torch.tiles import DiagonalTiles, FullRange, cut_diagonals, cut_full_ranges
-from itemwise.backends.torch.transfer import upload
+from itemwise.backends.torch.transfer import token_index, upload
 from itemwise.backends.torch.workers import Workers
 
-FULL_ROWS = 256  # query rows (heads of one KV head folded in) of one full-range product
+# Query rows (heads of one KV head folded in) of one full-range product: a multiple of FULL_ROWS. Larger products are
+# faster, as keys are rearranged in each; from 64 rows on a row's bits do not depend on their number.
+FULL_ROWS = 256
+MAX_FULL_ROWS = 1024
 KEY_BLOCK = 512  # keys that are scored at a time where no flash attention is at hand
 KEY_ALIGNMENT = 16
+
+# PyTorch's flash attention for CPUs; called by this name because it also returns the log-sum-exp.
+_FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 
 class Attention(ABC):
@@ -63,18 +69,22 @@ class TiledAttention(Attention):
         self._workers = workers
         full_ranges, diagonals = cut_full_ranges(batch), cut_diagonals(batch)
         self._prefixes = _pieces_to_read(batch, full_ranges)
-        tokens_per_block = max(1, FULL_ROWS // heads_per_kv)
         # A token's parts are merged in turn: first its earlier tiles, then its prefix. Within a phase it comes once.
         self._phases = [
-            _cut_queries([part for part in full_ranges if part.prefix is None], tokens_per_block, device),
-            _cut_queries([part for part in full_ranges if part.prefix is not None], tokens_per_block, device),
+            _cut_queries(parts, heads_per_kv, workers.num_threads, device)
+            for parts in (
+                [part for part in full_ranges if part.prefix is None],
+                [part for part in full_ranges if part.prefix is not None],
+            )
         ]
         self._diagonals = [_DiagonalGroup.on_device(tiles, device) for tiles in diagonals]
         self._dense: DenseMask | None = None
         if batch.layout is Layout.PACKED and batch.mask == "dense":
             self._dense = DenseMask(batch, diagonals, full_ranges, device)
             masks = self._dense.hidden_in_diagonals
-            self._diagonals = [replace(group, hidden=each) for group, each in zip(self._diagonals, masks, strict=True)]
+            self._diagonals = [
+                replace(group, hidden=each, is_causal=False) for group, each in zip(self._diagonals, masks, strict=True)
+            ]
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, kept: KeysValues | None) -> Tensor:
         out = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
@@ -112,7 +122,8 @@ class _DiagonalGroup:
 
     index: Tensor  # [g * W] tokens
     slots: Tensor  # [real tokens] places in `index`
-    hidden: Tensor  # [g, 1, W, W], True where a key comes after the query
+    hidden: Tensor  # [g, 1, W, W], True where a key may not be seen
+    is_causal: bool = True  # only where it comes after the query?
 
     @classmethod
     def on_device(cls, tiles: DiagonalTiles, device: torch.device) -> _DiagonalGroup:
@@ -123,7 +134,35 @@ class _DiagonalGroup:
 
 
 def _attend_diagonal(q: Tensor, k: Tensor, v: Tensor, group: _DiagonalGroup, total: Partial) -> None:
-    """The first part that any token gets: written to `total`, not merged. Query heads of one KV head become rows."""
+    """The first part that any token gets: written to `total`, not merged."""
+    attend = _flash_diagonal if q.device.type == "cpu" else _plain_diagonal
+    out, lse = attend(q, k, v, group)
+    tokens = group.index[group.slots]
+    total[0][tokens] = out[group.slots].float()
+    total[1][tokens] = lse[group.slots]
+
+
+def _flash_diagonal(q: Tensor, k: Tensor, v: Tensor, group: _DiagonalGroup) -> Partial:
+    """[g W, N, H] and [g W, N]. A KV head is repeated for each of its query heads; tokens stay where they are."""
+    (num_tiles, _, width, _), heads_per_kv = group.hidden.shape, q.shape[1] // k.shape[1]
+    queries, keys, values = (
+        each.view(num_tiles, width, *q.shape[1:]).transpose(1, 2)
+        for each in (
+            q[group.index],
+            k[group.index].repeat_interleave(heads_per_kv, 1),
+            v[group.index].repeat_interleave(heads_per_kv, 1),
+        )
+    )
+    if group.is_causal:
+        out, lse = _FLASH(queries, keys, values, 0.0, True)
+    else:
+        mask = torch.zeros(group.hidden.shape, dtype=q.dtype).masked_fill_(group.hidden, NEG_INF)
+        out, lse = _FLASH(queries, keys, values, 0.0, False, attn_mask=mask)
+    return out.transpose(1, 2).flatten(0, 1), lse.transpose(1, 2).flatten(0, 1)
+
+
+def _plain_diagonal(q: Tensor, k: Tensor, v: Tensor, group: _DiagonalGroup) -> Partial:
+    """[g W, N, H] and [g W, N]. Query heads of one KV head become rows."""
     (num_tiles, _, width, _), (_, num_kv_heads, head_size) = group.hidden.shape, k.shape
     heads_per_kv = q.shape[1] // num_kv_heads
     queries = q[group.index].float().view(num_tiles, width, num_kv_heads, heads_per_kv, head_size)
@@ -133,29 +172,38 @@ def _attend_diagonal(q: Tensor, k: Tensor, v: Tensor, group: _DiagonalGroup, tot
     out, lse = masked_softmax(queries, keys, values, group.hidden.repeat(1, 1, heads_per_kv, 1))
     out = out.view(num_tiles, num_kv_heads, heads_per_kv, width, head_size).permute(0, 3, 1, 2, 4)
     lse = lse.view(num_tiles, num_kv_heads, heads_per_kv, width).permute(0, 3, 1, 2)
-    tokens = group.index[group.slots]
-    total[0][tokens] = out.reshape(-1, *q.shape[1:])[group.slots]
-    total[1][tokens] = lse.reshape(-1, q.shape[1])[group.slots]
+    return out.reshape(-1, *q.shape[1:]), lse.reshape(-1, q.shape[1])
 
 
 def _cut_queries(
-    parts: Sequence[FullRange], tokens_per_block: int, device: torch.device
-) -> list[tuple[FullRange, Tensor]]:
-    """Every range with its query tokens in blocks that make one product each."""
-    return [(part, block) for part in parts for block in torch.split(upload(part.queries, device), tokens_per_block)]
+    parts: Sequence[FullRange], heads_per_kv: int, num_threads: int, device: torch.device
+) -> list[tuple[FullRange, Tensor | slice]]:
+    """Every range with its query tokens in blocks that make one product each: large ones, and one for each thread."""
+    cut = []
+    for part in parts:
+        rows = -(-len(part.queries) * heads_per_kv // num_threads)
+        rows = min(MAX_FULL_ROWS, -(-rows // FULL_ROWS) * FULL_ROWS)
+        step = max(1, rows // heads_per_kv)
+        starts = range(0, len(part.queries), step)
+        cut += [(part, token_index(part.queries[start : start + step], device)) for start in starts]
+    return cut
 
 
-def _attend_full(q: Tensor, keys: Tensor, values: Tensor, tokens: Tensor, total: Partial) -> None:
-    """One product of FULL_ROWS query rows, filled up where the tokens give fewer; merged into `total`."""
+def _attend_full(q: Tensor, keys: Tensor, values: Tensor, tokens: Tensor | slice, total: Partial) -> None:
+    """One product of a multiple of FULL_ROWS query rows, filled up where the tokens give fewer; merged into `total`."""
     num_kv_heads, head_size = keys.shape[1:]
-    queries = q[tokens].view(len(tokens), num_kv_heads, -1, head_size).transpose(0, 1)  # [K, tokens, G, H]
-    queries = queries.reshape(num_kv_heads, -1, head_size)
-    num_rows = queries.shape[1]
-    out, lse = full_attention(_filled_up(queries, max(FULL_ROWS, num_rows)), keys, values)
-    out = out[:, :num_rows].reshape(num_kv_heads, len(tokens), -1, head_size).transpose(0, 1)
-    lse = lse[:, :num_rows].reshape(num_kv_heads, len(tokens), -1).transpose(0, 1)
-    part = (out.reshape(len(tokens), -1, head_size).float(), lse.reshape(len(tokens), -1))
-    total[0][tokens], total[1][tokens] = merge((total[0][tokens], total[1][tokens]), part)
+    queries = q[tokens]
+    num_tokens, heads_per_kv = len(queries), q.shape[1] // num_kv_heads
+    num_rows = num_tokens * heads_per_kv
+    queries = queries.view(num_tokens, num_kv_heads, heads_per_kv, head_size).transpose(0, 1)
+    queries = queries.reshape(num_kv_heads, num_rows, head_size)
+    out, lse = full_attention(_filled_up(queries, -(-num_rows // FULL_ROWS) * FULL_ROWS), keys, values)
+    out = out[:, :num_rows].view(num_kv_heads, num_tokens, heads_per_kv, head_size).transpose(0, 1)
+    lse = lse[:, :num_rows].view(num_kv_heads, num_tokens, heads_per_kv).transpose(0, 1)
+    so_far = total[0][tokens], total[1][tokens]  # views where the tokens are a slice
+    merge_into(so_far, (out.float().reshape(so_far[0].shape), lse.reshape(so_far[1].shape)))
+    if not isinstance(tokens, slice):
+        total[0][tokens], total[1][tokens] = so_far
 
 
 def _filled_up(rows: Tensor, size: int) -> Tensor:
@@ -168,9 +216,7 @@ def full_attention(q: Tensor, keys: Tensor, values: Tensor) -> Partial:
     """No mask: q [K, R, H] over keys and values [S, K, H]; gives [K, R, H] and [K, R]."""
     k, v = keys.transpose(0, 1), values.transpose(0, 1)
     if q.device.type == "cpu":
-        # PyTorch's own flash attention; called by this name because it also returns the log-sum-exp.
-        flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-        out, lse = flash(q.contiguous().unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0))
+        out, lse = _FLASH(q.contiguous().unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0))
         return out[0], lse[0]
     return _softmax_over_key_blocks(q.float(), k.float(), v.float())
 

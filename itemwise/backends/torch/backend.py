@@ -35,6 +35,7 @@ from itemwise.backends.torch.devices import (
 from itemwise.backends.torch.head import label_logits, log_normalizers
 from itemwise.backends.torch.model import Transformer
 from itemwise.backends.torch.prefixes import gather_blocks, kept_tokens, split_blocks
+from itemwise.backends.torch.products import pack_weights
 from itemwise.backends.torch.row_ops import choose_row_ops
 from itemwise.backends.torch.transfer import Download, token_index, upload
 from itemwise.backends.torch.varlen import VarlenAttention
@@ -76,6 +77,8 @@ class TorchBackend(Backend):
         self._workers = Workers(torch.get_num_threads() if self._is_cpu else None)
         block_rows = CPU_BLOCK_ROWS if self._is_cpu else CUDA_INVARIANT_ROWS if batch_invariant else None
         weights = load_weights(checkpoint, self._dtype, self._device)
+        if block_rows is not None:
+            weights = pack_weights(weights, block_rows)
         self._row_ops = choose_row_ops(self.config, self._dtype, self._device)
         self._transformer = Transformer(self.config, weights, block_rows, self._workers, self._row_ops)
         self.info = _make_info(self.config, self._device, self._dtype, token_budget, prefix_cache_bytes)

@@ -46,7 +46,7 @@ def pairs_are_exact(weights: ModelWeights, num_rows: int) -> bool:
     random = torch.Generator().manual_seed(0)
     for weight in (getattr(weights.layers[0], name) for name in _MATRICES):
         x = torch.randn(2 * num_rows, weight.shape[1], generator=random).to(weights.embedding.dtype)
-        if not torch.equal(linear(x, weight), torch.cat([linear(half, weight) for half in x.split(num_rows)])):
+        if not torch.equal(linear(x, weight), torch.cat([linear(half, weight) for half in torch.split(x, num_rows)])):
             return False
     return True
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 RowBlock = tuple[int, int]  # its first row, and the one behind its last; that may be behind the last row there is
 
 
@@ -13,5 +15,6 @@ def cut_rows(num_rows: int, size: int, num_threads_for_pairs: int | None = None)
     num_blocks = -(-num_rows // size)
     threads = num_threads_for_pairs
     num_pairs = 0 if threads is None else num_blocks // (2 * threads) * threads
-    starts = [*range(0, 2 * num_pairs * size, 2 * size), *range(2 * num_pairs * size, num_blocks * size, size)]
-    return list(zip(starts, [*starts[1:], num_blocks * size], strict=True))
+    first_single, end = 2 * num_pairs * size, num_blocks * size
+    edges = [*range(0, first_single, 2 * size), *range(first_single, end, size), end]
+    return list(pairwise(edges))

@@ -13,13 +13,24 @@ NEG_INF = float("-inf")
 
 def merge(first: Partial, second: Partial) -> Partial:
     """Two partial softmaxes over disjoint keys to one. A part with log-sum-exp -inf leaves the other bit for bit."""
-    (out_a, lse_a), (out_b, lse_b) = first, second
+    share_a, share_b, lse = _shares(first[1], second[1])
+    return first[0] * share_a + second[0] * share_b, lse
+
+
+def merge_into(first: Partial, second: Partial) -> None:
+    """The same, with the result in place of the first; the second's output is used up."""
+    share_a, share_b, lse = _shares(first[1], second[1])
+    first[0].mul_(share_a).add_(second[0].mul_(share_b))
+    first[1].copy_(lse)
+
+
+def _shares(lse_a: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The weights [.., 1] of two parts, and the log-sum-exp of both."""
     peak = torch.maximum(lse_a, lse_b)
     peak = torch.where(peak == NEG_INF, torch.zeros_like(peak), peak)
     weight_a, weight_b = torch.exp(lse_a - peak), torch.exp(lse_b - peak)
     total = weight_a + weight_b
-    share_a, share_b = (weight_a / total).unsqueeze(-1), (weight_b / total).unsqueeze(-1)
-    return out_a * share_a + out_b * share_b, peak + torch.log(total)
+    return (weight_a / total).unsqueeze(-1), (weight_b / total).unsqueeze(-1), peak + torch.log(total)
 
 
 def masked_softmax(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor) -> Partial:

@@ -15,8 +15,8 @@ from itemwise.contract.ragged import Int64Array, ranges
 
 # Tokens of a diagonal tile, padded up to one of these. A block of a prefix is one tile, whether it is a segment of its
 # own or not.
-TILE_WIDTHS = (16, 32, 64, PREFIX_BLOCK)
-GROUP_TOKENS = 256  # tokens of one group of tiles: 16 tiles of 16, ..., 2 of 128; always full, so one shape per width
+TILE_WIDTHS = (16, 24, 32, 48, 64, 96, PREFIX_BLOCK)
+GROUP_TOKENS = 256  # at most, of one group of tiles: 16 tiles of 16, ..., 2 of 128; always full, so one shape per width
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ class Workers:
     """`num_threads` threads for the blocks of a forward pass and one that drives it; None: all on the caller's."""
 
     def __init__(self, num_threads: int | None) -> None:
+        self.num_threads = num_threads or 1
         self._is_abandoned = threading.Event()  # nobody waits for the pass that is running
         self._blocks: ThreadPoolExecutor | None = None
         self._driver: ThreadPoolExecutor | None = None

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from benchmarks.random_checkpoint import QWEN3_06B
-from itemwise.backends.torch.row_ops import PLAIN, choose_row_ops
+from itemwise.backends.torch.row_ops import PLAIN, CpuRowOps, choose_row_ops
 from itemwise.backends.torch.softmax import merge
 
 
@@ -31,8 +31,8 @@ class TestPlainMerge:
 
 class TestChoice:
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-    def test_a_cpu_takes_plain_operations(self, dtype: torch.dtype) -> None:
-        assert choose_row_ops(QWEN3_06B, dtype, torch.device("cpu")) is PLAIN
+    def test_a_cpu_takes_its_own(self, dtype: torch.dtype) -> None:
+        assert isinstance(choose_row_ops(QWEN3_06B, dtype, torch.device("cpu")), CpuRowOps)
 
     @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
     def test_where_triton_does_not_work_plain_operations_serve_and_the_log_says_so(
@@ -51,3 +51,29 @@ class TestChoice:
     def test_where_triton_is_missing_plain_operations_serve(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("itemwise.backends.torch.row_ops.find_spec", lambda _: None)
         assert choose_row_ops(QWEN3_06B, torch.bfloat16, torch.device("cuda")) is PLAIN
+
+
+class TestHeadsOnACpu:
+    @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-6), (torch.bfloat16, 2**-6)])
+    @pytest.mark.parametrize("has_norm", [True, False])
+    def test_they_are_those_of_plain_operations(self, dtype: torch.dtype, bound: float, has_norm: bool) -> None:
+        random = torch.Generator().manual_seed(1)
+        qkv = torch.randn(7, 8, 64, generator=random).to(dtype)
+        weight = 1 + 0.1 * torch.randn(6, 64, generator=random).to(dtype) if has_norm else None
+        angles = torch.randn(7, 1, 32, generator=random)
+        arguments = (6, weight, 1e-6, angles.cos(), angles.sin())
+        expected = PLAIN.turn_heads(qkv.clone(), *arguments)
+        found = CpuRowOps().turn_heads(qkv.clone(), *arguments)
+        assert torch.equal(found[:, 6:], qkv[:, 6:]), "values stay as they are"
+        assert (found.float() - expected.float()).abs().max() <= bound * expected.float().abs().max()
+
+    def test_a_row_has_its_bits_wherever_it_is(self) -> None:
+        random = torch.Generator().manual_seed(2)
+        qkv, weight = torch.randn(128, 8, 64, generator=random).bfloat16(), torch.ones(6, 64)
+        angles = torch.randn(128, 1, 32, generator=random)
+
+        def turned(order: torch.Tensor) -> torch.Tensor:
+            return CpuRowOps().turn_heads(qkv[order], 6, weight, 1e-6, angles[order].cos(), angles[order].sin())
+
+        order = torch.randperm(128, generator=random)
+        assert torch.equal(turned(order), turned(torch.arange(128))[order])

@@ -10,7 +10,7 @@ import torch
 
 from itemwise.backends.base import BackendInfo
 from itemwise.backends.torch.model import Transformer
-from itemwise.backends.torch.row_ops import PLAIN, RowOps
+from itemwise.backends.torch.row_ops import PlainRowOps, RowOps
 from itemwise.models.config import ModelConfig
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def choose_paged_runner(
 ) -> PagedRunner | None:
     """For CUDA in half precision where Triton works (it made the row ops, too); else None."""
     device = transformer.weights.embedding.device
-    if row_ops is PLAIN or not has_paged_attention(transformer.config) or not is_new_enough(device):
+    if isinstance(row_ops, PlainRowOps) or not has_paged_attention(transformer.config) or not is_new_enough(device):
         return None
     try:
         from itemwise.backends.torch.cuda.runner import PagedRunner
