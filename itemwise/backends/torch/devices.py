@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+
 import torch
 
 from itemwise.backends.base import PREFIX_BLOCK
 from itemwise.contract.errors import BackendError
 from itemwise.models.config import ModelConfig
+
+log = logging.getLogger("itemwise")
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -34,10 +38,12 @@ def resolve_device(device: str) -> torch.device:
 
 
 def resolve_dtype(dtype: str, device: torch.device) -> torch.dtype:
-    """`auto`: bfloat16 where matrix units take it, else float32."""
+    """`auto`: bfloat16 where matrix units take it, else float32, and the log says so."""
     if dtype == "auto":
-        fast = device.type == "cuda" or torch.cpu._is_avx512_bf16_supported()
-        return torch.bfloat16 if fast else torch.float32
+        if device.type == "cuda" or torch.cpu._is_avx512_bf16_supported():
+            return torch.bfloat16
+        log.info("this CPU has no units for bfloat16 (AMX or AVX512-BF16), so scoring is in float32")
+        return torch.float32
     if dtype not in DTYPES:
         raise BackendError(f"unknown dtype {dtype!r}; expected auto, {', '.join(DTYPES)}")
     return DTYPES[dtype]
