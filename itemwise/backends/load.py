@@ -94,5 +94,6 @@ def _load_torch(checkpoint: Checkpoint, options: BackendOptions) -> Backend:
         batch_invariant=options.batch_invariant,
         token_budget=options.token_budget,
         prefix_cache_bytes=options.prefix_cache_bytes,
+        weight_cache=options.weight_cache,
         is_coarse=options.warmup == "fast",
     )
