@@ -82,7 +82,7 @@ class TorchBackend(Backend):
             checkpoint = with_bfloat16_weights(checkpoint)
         weights = load_weights(checkpoint, self._dtype, self._device, self._workers)
         if block_rows is not None:
-            weights = pack_weights(weights, block_rows)
+            weights = pack_weights(weights, block_rows, self._workers)
         self._row_ops = choose_row_ops(self.config, self._dtype, self._device)
         self._transformer = Transformer(self.config, weights, block_rows, self._workers, self._row_ops)
         self.info = _make_info(self.config, self._device, self._dtype, token_budget, prefix_cache_bytes)
