@@ -39,6 +39,7 @@ class EngineOptions:
     attention: str | None = None  # the name of an implementation; None: the best that runs
     warmup: Warmup = "none"  # what is compiled before the first request
     compilation_cache_dir: str | Path | None = None  # JAX only; None: the user's cache folder, on accelerators
+    weight_cache: bool = True  # keep dequantised weights on disk, in the user's cache folder, for the next start
     prefix_cache_bytes: int | None = None  # for the keys and values of prefixes, on each device; None: chosen for it
     prefix_cache: bool = True  # keep prefixes between requests
     chunked_prefill_size: int | None = None  # most tokens of one request's prefix in a step; None, -1: no bound
@@ -54,7 +55,8 @@ class EngineOptions:
     served_names: tuple[str, ...] = ()  # further names that requests may call the model by; the first is its own
 
     def __post_init__(self) -> None:
-        _check(isinstance(self.prefix_cache, bool), "prefix_cache", self.prefix_cache)
+        for name in ("prefix_cache", "weight_cache"):
+            _check(isinstance(getattr(self, name), bool), name, getattr(self, name))
         for name, least in _LEAST.items():
             value = getattr(self, name)
             _check(value is None or _is_at_least(value, least), name, value)
@@ -78,6 +80,7 @@ class EngineOptions:
             attention=self.attention,
             prefix_cache_bytes=self.prefix_cache_bytes,
             compilation_cache_dir=None if folder is None else str(folder),
+            weight_cache=self.weight_cache,
             warmup=self.warmup,
         )
 
@@ -131,6 +134,7 @@ _LEAST = {
 }
 _EXPECTED = {
     "prefix_cache": "True or False",
+    "weight_cache": "True or False",
     "prefix_cache_bytes": "a whole number of at least 1 byte, or None",
     "chunked_prefill_size": "a whole number of at least 1 token, or -1 or None for no bound",
     "max_queued_tokens": "a whole number of at least 1 token, or None",

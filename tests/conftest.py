@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test reaches for the hub
+os.environ["ITEMWISE_WEIGHT_CACHE"] = "off"  # nothing is left in the user's folder; tests of it name one of their own
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # PyTorch and other processes share the GPU
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8".strip()

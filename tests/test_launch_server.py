@@ -66,6 +66,7 @@ ENGINE_FLAGS: list[tuple[str, dict[str, Any]]] = [
     ("--device cuda:1", {"device": "cuda:1"}),
     ("--algorithm packed", {"algorithm": "packed"}),
     ("--token-budget 77", {"token_budget": 77}),
+    ("--no-weight-cache", {"weight_cache": False}),
     ("--prefix-cache-bytes 1000", {"prefix_cache_bytes": 1000}),
     ("--max-queued-tokens 12", {"max_queued_tokens": 12}),
     ("--max-items-per-request 13", {"max_items_per_request": 13}),

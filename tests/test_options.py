@@ -39,6 +39,7 @@ OTHERS: dict[str, Any] = {
     "attention": "xla",
     "warmup": "fast",
     "compilation_cache_dir": Path("cache"),
+    "weight_cache": False,
     "prefix_cache_bytes": 4,
     "prefix_cache": False,
     "chunked_prefill_size": 5,
@@ -81,6 +82,7 @@ def test_every_option_reaches_the_part_that_it_shapes() -> None:
         attention="xla",
         prefix_cache_bytes=4,
         compilation_cache_dir="cache",
+        weight_cache=False,
         warmup="fast",
     )
     plan = PlanOptions(algorithm="packed", chunk_size=0, mask="dense", segment_fallback_threshold=7, token_budget=8)
@@ -128,6 +130,7 @@ def test_a_model_goes_by_its_path_and_its_base_name_too(
     ("options", "message"),
     [
         ({"prefix_cache": "no"}, "prefix_cache must be True or False, got 'no'"),
+        ({"weight_cache": "off"}, "weight_cache must be True or False, got 'off'"),
         ({"prefix_cache_bytes": 0}, "prefix_cache_bytes must be a whole number of at least 1 byte, or None, got 0"),
         ({"chunked_prefill_size": 0}, "chunked_prefill_size must be a whole number of at least 1 token, or -1"),
         ({"chunked_prefill_size": -2}, "chunked_prefill_size must be a whole number of at least 1 token, or -1"),

@@ -58,6 +58,7 @@ class BackendOptions:
     # Memory for the keys and values of prefixes, on each device; None: chosen for the device.
     prefix_cache_bytes: int | None = None
     compilation_cache_dir: str | None = None  # JAX only; None: the user's cache folder, on accelerators
+    weight_cache: bool = True  # keep the weights of quantised files on disk as bfloat16, where they are loaded as that
     warmup: Warmup = "none"  # `fast` has fewer, coarser sizes of programs, so that there are fewer to compile
 
     def __post_init__(self) -> None:

@@ -57,6 +57,10 @@ def choose_backend(options: BackendOptions) -> tuple[str, str]:
 
 def _jax_platform(device: str) -> str | None:
     """What JAX would run on: cpu, gpu or tpu; None where it cannot."""
+    from itemwise.backends.jax.plugins import may_have_accelerator
+
+    if device == "auto" and not may_have_accelerator():
+        return "cpu"
     try:
         from itemwise.backends.jax.devices import DeviceChoice
 
@@ -90,5 +94,6 @@ def _load_torch(checkpoint: Checkpoint, options: BackendOptions) -> Backend:
         batch_invariant=options.batch_invariant,
         token_budget=options.token_budget,
         prefix_cache_bytes=options.prefix_cache_bytes,
+        weight_cache=options.weight_cache,
         is_coarse=options.warmup == "fast",
     )

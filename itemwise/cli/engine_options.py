@@ -64,6 +64,13 @@ ENGINE_FLAGS = {
     "compilation_cache_dir": Flag(
         str | None, "Where compiled programs are kept; a cache folder of yours on TPUs and GPUs.", "DIR"
     ),
+    "weight_cache": Flag(
+        bool,
+        "Keep no dequantised weights of a .gguf file on disk for the next start.",
+        "",
+        name="--no-weight-cache",
+        turns_off=True,
+    ),
     "prefix_cache_bytes": Flag(int | None, "Memory for prefixes on each device; chosen when left out.", least=1),
 }
 

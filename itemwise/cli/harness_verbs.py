@@ -26,8 +26,8 @@ from itemwise.harness.termination import ended_by_signals
 
 _PACKAGES = ("httpx", "pydantic")
 
-bench = typer.Typer(help="Benchmarks of any /v1/score server; their artifacts, comparisons and reports.")
-validate = typer.Typer(help="Does a server keep items apart, and say what others say? Evaluated, combined, judged.")
+bench = typer.Typer()
+validate = typer.Typer()
 
 
 def as_verb(verb: Callable[..., None]) -> Callable[..., None]:

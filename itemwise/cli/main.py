@@ -11,6 +11,7 @@ Nothing heavy is imported before a verb runs, so that `--help` answers at once.
 
 from __future__ import annotations
 
+import gc
 import io
 import logging
 import sys
@@ -20,11 +21,9 @@ from typing import Annotated, Literal
 import typer
 
 from itemwise._version import __version__
-from itemwise.cli.aot.verbs import aot
 from itemwise.cli.failures import CommandError, report_failure
-from itemwise.cli.harness_verbs import bench, validate
+from itemwise.cli.late_groups import late_group
 from itemwise.cli.models import models
-from itemwise.cli.ops.verbs import ops
 from itemwise.cli.output import write_data
 from itemwise.cli.profiles import profiles
 from itemwise.cli.rerank import rerank
@@ -35,16 +34,33 @@ from itemwise.contract.errors import ItemwiseError
 
 INTERRUPTED = 130
 
+_GROUPS = {  # where each is, and what it is for
+    "bench": (
+        "itemwise.cli.harness_verbs",
+        "Benchmarks of any /v1/score server; their artifacts, comparisons and reports.",
+    ),
+    "validate": (
+        "itemwise.cli.harness_verbs",
+        "Does a server keep items apart, and say what others say? Evaluated, combined, judged.",
+    ),
+    "aot": (  # by itself a verb, too
+        "itemwise.cli.aot.verbs",
+        "Compile a request's programs for TPUs that are not there, and say what they need and cost.",
+    ),
+    "ops": (
+        "itemwise.cli.ops.verbs",
+        "Benchmark runs on this machine, over ssh, or on Google Cloud: start, measure, stop, fetch.",
+    ),
+}
+
 app = typer.Typer(name="itemwise", add_completion=False, pretty_exceptions_enable=False)
 app.command()(score)
 app.command()(rerank)
 app.command(context_settings={"token_normalize_func": first_spelling})(serve)
 app.command()(models)
 app.command()(profiles)
-app.add_typer(bench, name="bench", no_args_is_help=True)
-app.add_typer(validate, name="validate", no_args_is_help=True)
-app.add_typer(aot, name="aot")
-app.add_typer(ops, name="ops", no_args_is_help=True)
+for _name, (_module, _help) in _GROUPS.items():
+    app.add_typer(late_group(_module, _name, _help, no_args_is_help=_name != "aot"), name=_name)
 
 
 def _print_version(wanted: bool) -> None:
@@ -81,7 +97,9 @@ def main(args: Sequence[str] | None = None) -> None:
     # A terminal that cannot show a character of an item must not make the whole answer fail.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
-    sys.exit(_run(args))
+    status = _run(args)
+    gc.freeze()  # else Python searches all that PyTorch made for garbage, for half a second, when the process ends
+    sys.exit(status)
 
 
 def _run(args: Sequence[str] | None) -> int:

@@ -56,6 +56,7 @@ class Checkpoint:
     tensors: Mapping[str, StoredTensor]
     read_tokenizer_files: Callable[[], TokenizerFiles]  # raises TokenizerError when there is none
     names: tuple[str, ...] = ()  # all by which the model may be recognised (`names_of`), the one that was given first
+    quantised: frozenset[str] = frozenset()  # the matrices whose rows are dequantised, which takes time, when read
 
 
 def open_checkpoint(model: str | Path | None = None) -> Checkpoint:

@@ -97,7 +97,12 @@ def open_gguf(path: Path, given_name: str = "") -> Checkpoint:
         tensors = {key: _unpermuted(key, tensor, config) for key, tensor in tensors.items()}
     said = (file.metadata.get(key) for key in ("general.name", "general.basename"))
     names = names_of(given_name, path, *said)
-    return Checkpoint(path.stem, path, config, tensors, lambda: _tokenizer_files(file), names)
+    quantised = frozenset(key for key, tensor in tensors.items() if _is_quantised_matrix(tensor))
+    return Checkpoint(path.stem, path, config, tensors, lambda: _tokenizer_files(file), names, quantised)
+
+
+def _is_quantised_matrix(tensor: GgufTensor) -> bool:
+    return tensor.quant_type not in _PLAIN and len(tensor.shape) == 2
 
 
 def _tokenizer_files(file: GgufFile) -> TokenizerFiles:

@@ -54,6 +54,13 @@ def open_safetensors(path: Path) -> dict[str, StoredTensor]:
     return tensors
 
 
+def read_safetensors_metadata(path: Path) -> dict[str, str]:
+    """What whoever wrote the file says about it."""
+    header, _ = _read_header(path, path.stat().st_size)
+    metadata = header.get("__metadata__")
+    return metadata if isinstance(metadata, dict) else {}
+
+
 def _read_header(path: Path, size: int) -> tuple[dict[str, Any], int]:
     with path.open("rb") as handle:
         first = handle.read(8)

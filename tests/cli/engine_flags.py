@@ -7,7 +7,7 @@ from itemwise.options import EngineOptions
 ENGINE_ARGS = (
     "--model m --backend jax --device d --dtype float16 --tp-size 2 --dp-size 3 --batch-invariant --attention a "
     "--chunk-size 0 --mask dense --segment-fallback-threshold 4 --token-budget 5 "
-    "--warmup fast --compilation-cache-dir c --prefix-cache-bytes 7"
+    "--warmup fast --compilation-cache-dir c --no-weight-cache --prefix-cache-bytes 7"
 )
 ENGINE_OPTIONS = EngineOptions(
     model="m",
@@ -24,5 +24,6 @@ ENGINE_OPTIONS = EngineOptions(
     token_budget=5,
     warmup="fast",
     compilation_cache_dir="c",
+    weight_cache=False,
     prefix_cache_bytes=7,
 )

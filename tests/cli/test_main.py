@@ -29,8 +29,9 @@ try:
     main(sys.argv[1:])
 except SystemExit as exited:
     assert exited.code == 0
-heavy = ("torch", "jax", "tokenizers", "huggingface_hub", "gguf", "starlette", "uvicorn")
-print([name for name in heavy if name in sys.modules], file=sys.stderr)
+heavy = ("torch", "jax", "tokenizers", "huggingface_hub", "gguf", "starlette", "uvicorn", "transformers")
+others = ("httpx", "itemwise.cli.harness_verbs", "itemwise.cli.ops.verbs", "itemwise.ops")
+print([name for name in (*heavy, *others) if name in sys.modules], file=sys.stderr)
 """
 
 
@@ -49,6 +50,24 @@ print([name for name in heavy if name in sys.modules], file=sys.stderr)
 def test_help_and_version_import_nothing_heavy(args: tuple[str, ...]) -> None:
     ran = run_process([sys.executable, "-c", HEAVY_MODULES_AFTER, *args])
     assert (ran.status, ran.err) == (0, "[]\n")
+
+
+def test_scoring_imports_what_it_needs_and_no_more() -> None:
+    """Of two frameworks one, on a CPU without asking the other; nothing of the server, the harness or the hub.
+    (pydantic is there: typer reads values with it.)"""
+    command = (*SCORE, "--item", "x", "--device", "auto", "--quiet")
+    ran = run_process([sys.executable, "-c", HEAVY_MODULES_AFTER, *command], JAX_PLATFORMS="cpu")
+    assert (ran.status, ran.err) == (0, "['torch', 'tokenizers', 'gguf']\n")
+
+
+@pytest.mark.parametrize("group", ["bench", "validate", "aot", "ops"])
+def test_a_group_is_found_and_explained_when_it_is_called(run_main: RunMain, group: str) -> None:
+    ran = run_main(group, "--help")
+    assert ran.status == 0
+    purpose = next(line for line in run_main("--help").out.splitlines() if f" {group} " in line)
+    first_words = " ".join(purpose.split()[2:5])
+    assert first_words in " ".join(ran.out.split())
+    assert run_main(group, "nothing").status == 2
 
 
 @pytest.mark.parametrize("program", [(SCRIPT,), REAL_PROGRAM])

@@ -38,6 +38,7 @@ from itemwise.backends.layout.tiles import HostTiles, cut_tiles
 from itemwise.contract.ragged import Int32Array, Int64Array
 from itemwise.models.checkpoint import Checkpoint
 from itemwise.models.config import ModelConfig
+from itemwise.models.weight_cache import with_bfloat16_weights
 
 
 class _Sent(NamedTuple):
@@ -66,6 +67,8 @@ class JaxBackend(Backend):
             config, options, choice, mesh, dtype, attention, None if cache_dir is None else str(cache_dir)
         )
         self._dp_size = options.dp_size
+        if options.weight_cache and dtype == jnp.bfloat16:
+            checkpoint = with_bfloat16_weights(checkpoint)
         self._runner = _make_runner(checkpoint, self._assembly)
         self.info = self._assembly.info
 

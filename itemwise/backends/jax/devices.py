@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast
@@ -15,6 +14,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from itemwise.backends.jax.mesh import set_jax_option
 from itemwise.backends.layout.tiles import KEY_BLOCK
 from itemwise.contract.errors import BackendError
+from itemwise.models.cache_folder import user_cache_folder
 from itemwise.models.config import ModelConfig
 
 log = logging.getLogger("itemwise")
@@ -130,7 +130,7 @@ def set_compilation_cache(folder: str | None, platform: Platform) -> Path | None
     told: str | None = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
     if folder is None and (platform == "cpu" or told is not None):
         return None if told is None else Path(told)
-    path = Path(folder).expanduser() if folder is not None else _user_cache() / _CACHE_FOLDER
+    path = Path(folder).expanduser() if folder is not None else user_cache_folder() / _CACHE_FOLDER
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -146,7 +146,3 @@ def set_compilation_cache(folder: str | None, platform: Platform) -> Path | None
         set_jax_option("jax_persistent_cache_min_entry_size_bytes", -1)
         compilation_cache.reset_cache()  # it looks at its folder once
     return path
-
-
-def _user_cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")

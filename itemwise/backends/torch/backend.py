@@ -43,6 +43,7 @@ from itemwise.backends.torch.weights import load_weights
 from itemwise.backends.torch.workers import Workers
 from itemwise.models.checkpoint import Checkpoint
 from itemwise.models.config import ModelConfig
+from itemwise.models.weight_cache import with_bfloat16_weights
 
 if TYPE_CHECKING:
     from itemwise.backends.torch.cuda.runner import PagedRunner
@@ -68,6 +69,7 @@ class TorchBackend(Backend):
         batch_invariant: bool = False,
         token_budget: int | None = None,
         prefix_cache_bytes: int | None = None,
+        weight_cache: bool = True,
         is_coarse: bool = False,  # fewer sizes of forwards, on a GPU, so that there are fewer to prepare?
     ) -> None:
         self.config = checkpoint.config
@@ -76,9 +78,11 @@ class TorchBackend(Backend):
         self._is_cpu = self._device.type == "cpu"
         self._workers = Workers(torch.get_num_threads() if self._is_cpu else None)
         block_rows = CPU_BLOCK_ROWS if self._is_cpu else CUDA_INVARIANT_ROWS if batch_invariant else None
-        weights = load_weights(checkpoint, self._dtype, self._device)
+        if weight_cache and self._dtype == torch.bfloat16:
+            checkpoint = with_bfloat16_weights(checkpoint)
+        weights = load_weights(checkpoint, self._dtype, self._device, self._workers)
         if block_rows is not None:
-            weights = pack_weights(weights, block_rows)
+            weights = pack_weights(weights, block_rows, self._workers)
         self._row_ops = choose_row_ops(self.config, self._dtype, self._device)
         self._transformer = Transformer(self.config, weights, block_rows, self._workers, self._row_ops)
         self.info = _make_info(self.config, self._device, self._dtype, token_budget, prefix_cache_bytes)

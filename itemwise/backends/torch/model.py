@@ -60,7 +60,11 @@ class Transformer:
         self.block_rows = block_rows  # None: all rows in one block
         self._workers = workers
         self._row_ops = row_ops
-        self._joins_blocks = block_rows is not None and row_ops.is_for_cpu and pairs_are_exact(weights, block_rows)
+        self._joins_blocks = (
+            block_rows is not None
+            and row_ops.is_for_cpu
+            and workers.drive(lambda: pairs_are_exact(weights, block_rows))  # on one thread, as products are
+        )
         device = weights.embedding.device
         # Rounded to the embedding's dtype, as transformers does.
         self._embedding_scale = torch.tensor(config.embedding_scale, dtype=weights.embedding.dtype, device=device)

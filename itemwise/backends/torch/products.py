@@ -15,6 +15,7 @@ import torch.nn.functional as F  # noqa: N812  # everybody's name for it
 from torch import Tensor
 
 from itemwise.backends.torch.weights import LayerWeights, ModelWeights
+from itemwise.backends.torch.workers import Workers
 
 log = logging.getLogger("itemwise")
 
@@ -30,14 +31,17 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return F.linear(x, weight, bias)
 
 
-def pack_weights(weights: ModelWeights, num_rows: int) -> ModelWeights:
-    """For products of so many rows, layer by layer, so that no more than one is there twice. The same where it cannot
-    be done: another dtype or device than bfloat16 on a CPU, or a PyTorch without it."""
+def pack_weights(weights: ModelWeights, num_rows: int, workers: Workers) -> ModelWeights:
+    """For products of so many rows, layer by layer, so that no more than one for each thread is there twice. The same
+    where it cannot be done: another dtype or device than bfloat16 on a CPU, or a PyTorch without it."""
     if not can_pack(weights.embedding):
         return weights
     layers = list(weights.layers)
-    for number, layer in enumerate(layers):
-        layers[number] = _pack_layer(layer, num_rows)
+
+    def pack(number: int) -> None:
+        layers[number] = _pack_layer(layers[number], num_rows)
+
+    workers.run(pack, range(len(layers)))
     return replace(weights, layers=tuple(layers))
 
 

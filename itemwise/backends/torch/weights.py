@@ -1,22 +1,23 @@
 """Weights on the device: allocated once in their final place and dtype, then filled row by row from the checkpoint.
 
 Q, K and V are one matrix, gate and up another. No tensor exists twice, so loading needs the model's size and a few
-megabytes.
+megabytes for each thread. Matrices are filled by all threads when all are allocated; dequantising keeps them busy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from itemwise.backends.torch.workers import Workers
 from itemwise.models.checkpoint import Checkpoint, StoredTensor
 from itemwise.models.config import ModelConfig
 
-_COPY_BYTES = 8 << 20  # how much is read, and converted where it must be, at a time
+_COPY_BYTES = 4 << 20  # how much is read, and converted where it must be, at a time, by each thread
 
 
 @dataclass(frozen=True)
@@ -43,31 +44,66 @@ class ModelWeights:
     head: Tensor  # [V, D], or a classifier's few rows, in float32
 
 
-def load_weights(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> ModelWeights:
-    """Read all weights; nothing of the checkpoint stays in memory."""
-    tensors, config = checkpoint.tensors, checkpoint.config
+@dataclass(frozen=True)
+class _Piece:
+    """Rows of a stored tensor, and the rows of the weights that they become."""
 
-    def load(name: str, *, is_wide: bool = False) -> Tensor:
-        return _load_stacked([tensors[name]], torch.float32 if is_wide else dtype, device)
+    source: StoredTensor
+    start: int
+    stop: int
+    target: Tensor
 
-    embedding = load("embedding")
-    return ModelWeights(
+
+class _Loader:
+    """Allocates tensors; fills vectors at once, and matrices with `fill_matrices`."""
+
+    def __init__(self, tensors: Mapping[str, StoredTensor], device: torch.device) -> None:
+        self._tensors = tensors
+        self._device = device
+        self._of_matrices: list[_Piece] = []
+
+    def load(self, names: Sequence[str], dtype: torch.dtype) -> Tensor:
+        """Stored tensors stacked along their rows into one new tensor."""
+        parts = [self._tensors[name] for name in names]
+        num_rows = sum(part.shape[0] for part in parts)
+        target = torch.empty((num_rows, *parts[0].shape[1:]), dtype=dtype, device=self._device)
+        pieces = list(_cut(parts, target))
+        if target.dim() > 1:
+            self._of_matrices += pieces
+        else:
+            for piece in pieces:
+                _copy(piece)
+        return target
+
+    def fill_matrices(self, workers: Workers) -> None:
+        pieces, self._of_matrices = self._of_matrices, []
+        workers.run(_copy, pieces)
+
+
+def load_weights(
+    checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, workers: Workers | None = None
+) -> ModelWeights:
+    """Read all weights; nothing of the checkpoint stays in memory. Without workers this thread does it all."""
+    config, loader = checkpoint.config, _Loader(checkpoint.tensors, device)
+    norm_dtype = torch.float32 if config.float32_norms else dtype
+    embedding = loader.load(["embedding"], dtype)
+    head_dtype = torch.float32 if config.num_classes > 0 else dtype
+    weights = ModelWeights(
         embedding=embedding,
-        layers=tuple(_load_layer(config, tensors, layer, dtype, device) for layer in range(config.num_layers)),
-        final_norm=load("final_norm", is_wide=config.float32_norms),
-        head=embedding if config.tied_head else load("head", is_wide=config.num_classes > 0),
+        layers=tuple(_load_layer(config, loader, layer, dtype) for layer in range(config.num_layers)),
+        final_norm=loader.load(["final_norm"], norm_dtype),
+        head=embedding if config.tied_head else loader.load(["head"], head_dtype),
     )
+    loader.fill_matrices(workers or Workers(None))
+    return weights
 
 
-def _load_layer(
-    config: ModelConfig, tensors: Mapping[str, StoredTensor], layer: int, dtype: torch.dtype, device: torch.device
-) -> LayerWeights:
+def _load_layer(config: ModelConfig, loader: _Loader, layer: int, dtype: torch.dtype) -> LayerWeights:
     def load(*names: str) -> Tensor:
-        return _load_stacked([tensors[f"layers.{layer}.{name}"] for name in names], dtype, device)
+        return loader.load([f"layers.{layer}.{name}" for name in names], dtype)
 
     def load_norm(name: str) -> Tensor:
-        wide = torch.float32 if config.float32_norms else dtype
-        return _load_stacked([tensors[f"layers.{layer}.{name}"]], wide, device)
+        return loader.load([f"layers.{layer}.{name}"], torch.float32 if config.float32_norms else dtype)
 
     return LayerWeights(
         attention_norm=load_norm("attention_norm"),
@@ -85,22 +121,21 @@ def _per_head(config: ModelConfig, q_norm: Tensor, k_norm: Tensor) -> Tensor:
     return torch.cat([q_norm.expand(config.num_heads, -1), k_norm.expand(config.num_kv_heads, -1)])
 
 
-def _load_stacked(parts: list[StoredTensor], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Stored tensors stacked along their rows into one new tensor."""
-    num_rows = sum(part.shape[0] for part in parts)
-    target = torch.empty((num_rows, *parts[0].shape[1:]), dtype=dtype, device=device)
+def _cut(parts: Sequence[StoredTensor], target: Tensor) -> Iterator[_Piece]:
+    step = max(1, _COPY_BYTES // max(1, 4 * target[0].numel()))
     first_row = 0
     for part in parts:
-        _copy_rows(part, target[first_row : first_row + part.shape[0]])
+        for start in range(0, part.shape[0], step):
+            stop = min(start + step, part.shape[0])
+            yield _Piece(part, start, stop, target[first_row + start : first_row + stop])
         first_row += part.shape[0]
-    return target
 
 
-def _copy_rows(source: StoredTensor, target: Tensor) -> None:
-    row_bytes = max(1, 4 * target[0].numel())
-    step = max(1, _COPY_BYTES // row_bytes)
-    for start in range(0, source.shape[0], step):
-        stop = min(start + step, source.shape[0])
-        rows = np.array(source.read_rows(start, stop))  # a copy of a few megabytes: mapped views are read-only
-        tensor = torch.from_numpy(rows)
-        target[start:stop] = tensor.view(torch.bfloat16) if source.dtype == "bfloat16" else tensor
+def _copy(piece: _Piece) -> None:
+    rows = piece.source.read_rows(piece.start, piece.stop)
+    is_bfloat16 = piece.source.dtype == "bfloat16"
+    if is_bfloat16 and piece.target.dtype == torch.bfloat16 and piece.target.device.type == "cpu":
+        np.copyto(piece.target.view(torch.uint16).numpy(), rows)  # bits, from the mapped file to their place
+        return
+    tensor = torch.from_numpy(rows if rows.flags.writeable else np.array(rows))  # mapped views are read-only
+    piece.target.copy_(tensor.view(torch.bfloat16) if is_bfloat16 else tensor)

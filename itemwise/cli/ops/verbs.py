@@ -13,7 +13,7 @@ from itemwise.cli.ops.doctor import doctor
 from itemwise.cli.ops.install import install
 from itemwise.cli.ops.sweep import matrix, smoke
 
-ops = typer.Typer(help="Benchmark runs on this machine, over ssh, or on Google Cloud: start, measure, stop, fetch.")
+ops = typer.Typer()
 
 _VERBS: dict[str, Callable[..., None]] = {
     "doctor": doctor,

@@ -11,6 +11,7 @@ import torch.nn.functional as F  # noqa: N812  # everybody's name for it
 from itemwise.backends.torch import products
 from itemwise.backends.torch.products import can_pack, linear, pack_weights, pairs_are_exact
 from itemwise.backends.torch.weights import LayerWeights, ModelWeights
+from itemwise.backends.torch.workers import Workers
 
 NAMES = ("qkv", "o", "gate_up", "down")
 ROWS = 128
@@ -46,7 +47,7 @@ def weights_of(dtype: torch.dtype, size: int = 64) -> ModelWeights:
 @pytest.mark.parametrize("size", [64, 96, 576])
 def test_packed_products_have_the_bits_of_plain_ones(size: int) -> None:
     plain = weights_of(torch.bfloat16, size)
-    packed = pack_weights(plain, ROWS)
+    packed = pack_weights(plain, ROWS, Workers(2))
     for before, after in zip(plain.layers, packed.layers, strict=True):
         for name in NAMES:
             weight, tiles = getattr(before, name), getattr(after, name)
@@ -60,7 +61,7 @@ def test_packed_products_have_the_bits_of_plain_ones(size: int) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_other_dtypes_stay_as_they_are(dtype: torch.dtype) -> None:
     weights = weights_of(dtype)
-    assert pack_weights(weights, ROWS) is weights
+    assert pack_weights(weights, ROWS, Workers(None)) is weights
 
 
 @needs_packing
@@ -73,7 +74,7 @@ def test_a_pytorch_that_cannot_pack_says_so_and_goes_on(
     monkeypatch.setattr(products, "_pack", refuse)
     weights = weights_of(torch.bfloat16)
     with caplog.at_level(logging.WARNING, "itemwise"):
-        assert pack_weights(weights, ROWS) is weights
+        assert pack_weights(weights, ROWS, Workers(None)) is weights
     assert caplog.messages == [
         "PyTorch cannot pack weights here, so scoring is slower than it could be: no such operation"
     ]
@@ -83,7 +84,7 @@ def test_a_pytorch_that_cannot_pack_says_so_and_goes_on(
 def test_a_pytorch_that_packs_wrongly_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "_pack", lambda weight, num_rows: weight * 2)
     weights = weights_of(torch.bfloat16)
-    assert pack_weights(weights, ROWS) is weights
+    assert pack_weights(weights, ROWS, Workers(None)) is weights
 
 
 def test_two_blocks_are_joined_only_where_that_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
