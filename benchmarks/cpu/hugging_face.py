@@ -36,8 +36,12 @@ class HuggingFace(Contender):
         """Those that are tried."""
 
     @abstractmethod
-    def score(self, drawn: Drawn, num_items: int) -> torch.Tensor:
-        """Logits [I, L] of the labels after the first items."""
+    def read(self, query: torch.Tensor) -> Any:
+        """What is done once for all items."""
+
+    @abstractmethod
+    def last_logits(self, read: Any, items: torch.Tensor) -> torch.Tensor:
+        """Logits [I, 1, V] after each item of a batch."""
 
     @property
     def num_timed(self) -> int:
@@ -63,23 +67,27 @@ class HuggingFace(Contender):
         return self._time(seed, self.num_timed)
 
     def _rate(self, batch_size: int) -> float:
-        self._batch_size = batch_size
-        return self._time(SEARCH_SEED, max(batch_size, self._least_items())).rate
-
-    def _least_items(self) -> int:
-        """So many that what is done once for all items does not decide a search."""
-        return 1
+        """Of one batch; what is done once for all items is the same for every size."""
+        drawn = self._draw(SEARCH_SEED)
+        items = torch.from_numpy(drawn.items[:batch_size])
+        with torch.inference_mode():
+            read = self.read(torch.from_numpy(drawn.query))
+            begin = perf_counter()
+            self.last_logits(read, items)
+        return len(items) / (perf_counter() - begin)
 
     def _time(self, seed: int, num_items: int) -> Round:
-        drawn = draw(self._model.config.vocab_size, self._role.geometry, seed)
+        drawn, size = self._draw(seed), self._batch_size
+        items, labels = torch.from_numpy(drawn.items[:num_items]), list(drawn.labels)
         begin = perf_counter()
         with torch.inference_mode():
-            probabilities = self.score(drawn, num_items).float().softmax(-1)[:, 0]
+            read = self.read(torch.from_numpy(drawn.query))
+            found = [self.last_logits(read, items[at : at + size])[:, -1, labels] for at in range(0, num_items, size)]
+            probabilities = torch.cat(found).float().softmax(-1)[:, 0]
         return Round(num_items, perf_counter() - begin, probabilities.tolist())
 
-    def _batches(self, drawn: Drawn, num_items: int) -> Sequence[torch.Tensor]:
-        items = torch.from_numpy(drawn.items[:num_items])
-        return [items[start : start + self._batch_size] for start in range(0, num_items, self._batch_size)]
+    def _draw(self, seed: int) -> Drawn:
+        return draw(self._model.config.vocab_size, self._role.geometry, seed)
 
 
 class PrefixCache(HuggingFace):
@@ -89,20 +97,17 @@ class PrefixCache(HuggingFace):
     def batch_sizes(self) -> Sequence[int]:
         return self._role.scale.prefix_batches
 
-    def score(self, drawn: Drawn, num_items: int) -> torch.Tensor:
-        query = torch.from_numpy(drawn.query)[None]
-        cache = self._model(query, use_cache=True, logits_to_keep=1).past_key_values
-        kept = [(layer.keys, layer.values) for layer in cache.layers]
-        found = []
-        for batch in self._batches(drawn, num_items):
-            for layer, (keys, values) in zip(cache.layers, kept, strict=True):
-                layer.keys, layer.values = (each.expand(len(batch), -1, -1, -1) for each in (keys, values))
-            logits = self._model(batch, past_key_values=cache, logits_to_keep=1).logits
-            found.append(logits[:, -1, list(drawn.labels)])
-        return torch.cat(found)
+    def read(self, query: torch.Tensor) -> Any:
+        """The cache, and its keys and values in each layer."""
+        cache = self._model(query[None], use_cache=True, logits_to_keep=1).past_key_values
+        return cache, [(layer.keys, layer.values) for layer in cache.layers]
 
-    def _least_items(self) -> int:
-        return self.num_timed  # a round as it will be: the query's share is the same for every size
+    def last_logits(self, read: Any, items: torch.Tensor) -> torch.Tensor:
+        cache, kept = read
+        for layer, (keys, values) in zip(cache.layers, kept, strict=True):
+            layer.keys, layer.values = (each.expand(len(items), -1, -1, -1) for each in (keys, values))
+        logits: torch.Tensor = self._model(items, past_key_values=cache, logits_to_keep=1).logits
+        return logits
 
 
 class FullSequences(HuggingFace):
@@ -117,11 +122,10 @@ class FullSequences(HuggingFace):
         batches = max(1, self._role.scale.full_items // self._batch_size)
         return min(batches * self._batch_size, self._role.geometry[1])
 
-    def score(self, drawn: Drawn, num_items: int) -> torch.Tensor:
-        query = torch.from_numpy(drawn.query)
-        found = []
-        for batch in self._batches(drawn, num_items):
-            whole = torch.cat([query.expand(len(batch), -1), batch], dim=1)
-            logits = self._model(whole, use_cache=False, logits_to_keep=1).logits
-            found.append(logits[:, -1, list(drawn.labels)])
-        return torch.cat(found)
+    def read(self, query: torch.Tensor) -> Any:
+        return query
+
+    def last_logits(self, read: Any, items: torch.Tensor) -> torch.Tensor:
+        whole = torch.cat([read.expand(len(items), -1), items], dim=1)
+        logits: torch.Tensor = self._model(whole, use_cache=False, logits_to_keep=1).logits
+        return logits

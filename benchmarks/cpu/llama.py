@@ -2,8 +2,8 @@
 
 The query is computed once, as sequence 0. Its cells are then shared with, or copied to, as many sequences as a batch
 has, and each item is the end of one of them; a batch of one is the plain reuse of a prefix. What is tried, one after
-the other, each with the best of those before: how many sequences and whether they share one cache, flash attention, how
-many tokens are computed at a time, how many threads.
+the other, each with the best of those before: how many threads, how many sequences and whether they share one cache,
+flash attention, how many tokens are computed at a time.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from benchmarks.cpu.contender import Contender, Round, fastest
 from itemwise.models.embedded import embedded_model_path
 
 _QUERY = 0  # its sequence; items have those from 1
+_SEARCH_ITEMS = 10  # at least so many are timed in a search
 
 
 @dataclass(frozen=True)
@@ -64,8 +65,7 @@ class LlamaCpp(Contender):
         self.run(SEARCH_SEED)
         return {
             "versions": {"llama-cpp-python": llama_cpp.__version__},
-            "settings": {"file": self._file, "best": str(best)},
-            "features": {"built_for": _features()},
+            "settings": {"file": self._file, "best": str(best), "built_for": _features()},
             "items_per_second": tried,
         }
 
@@ -73,14 +73,14 @@ class LlamaCpp(Contender):
         return self._time(self._context, self._settings, seed)
 
     def _search(self) -> tuple[Settings, dict[str, float]]:
-        scale, cores = self._role.scale, os.cpu_count() or 1
-        best = Settings(scale.llama_batches[0], True, True, scale.llama_steps[-1], cores)
+        scale, cores = self._role.scale, int(os.environ.get("OMP_NUM_THREADS") or os.cpu_count() or 1)
+        best = Settings(scale.llama_batches[-1], True, True, scale.llama_steps[-1], cores)
         tried: dict[str, float] = {}
         groups: tuple[list[dict[str, Any]], ...] = (
+            [{"threads": threads} for threads in sorted({1, max(1, cores // 2), cores})],
             [{"sequences": count, "unified": one} for count in scale.llama_batches for one in (True, False)],
             [{"flash": True}, {"flash": False}],
             [{"step": step} for step in scale.llama_steps],
-            [{"threads": threads} for threads in sorted({1, max(1, cores // 2), cores})],
         )
         for changes in groups:
             settings = [replace(best, **change) for change in changes]
@@ -89,16 +89,25 @@ class LlamaCpp(Contender):
         return best, tried
 
     def _rate(self, settings: Settings) -> float:
+        """Of a few items, a batch at least; the query is the same for all settings."""
+        drawn = self._draw(SEARCH_SEED)
+        items = drawn.items[: max(_SEARCH_ITEMS, settings.sequences)]
         with _context(self._model, settings, self._role.geometry) as context:
-            self._time(context, settings, SEARCH_SEED)
-            return self._time(context, settings, SEARCH_SEED + 1).rate
+            _read(context, settings, drawn.query)
+            begin = perf_counter()
+            _score(context, settings, replace(drawn, items=items), self._vocab_size)
+            return len(items) / (perf_counter() - begin)
 
     def _time(self, context: Any, settings: Settings, seed: int) -> Round:
-        drawn = draw(self._vocab_size, self._role.geometry, seed)
+        drawn = self._draw(seed)
         begin = perf_counter()
+        _read(context, settings, drawn.query)
         logits = _score(context, settings, drawn, self._vocab_size)
         seconds = perf_counter() - begin
         return Round(len(drawn.items), seconds, (1 / (1 + np.exp(logits[:, 1] - logits[:, 0]))).tolist())
+
+    def _draw(self, seed: int) -> Drawn:
+        return draw(self._vocab_size, self._role.geometry, seed)
 
 
 def _new_context(model: Any, settings: Settings, geometry: tuple[int, int, int]) -> Any:
@@ -133,20 +142,24 @@ def _context(model: Any, settings: Settings, geometry: tuple[int, int, int]) -> 
         llama_cpp.llama_free(context)
 
 
-def _score(context: Any, settings: Settings, drawn: Drawn, vocab_size: int) -> NDArray[np.float32]:
-    """Logits [I, L] of the labels after each item."""
+def _read(context: Any, settings: Settings, query: NDArray[np.int64]) -> None:
+    """The query, for all sequences of a batch; nothing else is left."""
     memory = llama_cpp.llama_get_memory(context)
     llama_cpp.llama_memory_clear(memory, False)
-    _decode(context, [drawn.query], first=_QUERY, position=0, logits=False)
-    sequences = range(1, settings.sequences + 1)
-    for sequence in sequences:
+    _decode(context, [query], first=_QUERY, position=0, logits=False)
+    for sequence in range(1, settings.sequences + 1):
         llama_cpp.llama_memory_seq_cp(memory, _QUERY, sequence, -1, -1)
+
+
+def _score(context: Any, settings: Settings, drawn: Drawn, vocab_size: int) -> NDArray[np.float32]:
+    """Logits [I, L] of the labels after each item, behind the query that was read."""
+    memory = llama_cpp.llama_get_memory(context)
     found = []
     for start in range(0, len(drawn.items), settings.sequences):
         items = drawn.items[start : start + settings.sequences]
         last = _decode(context, list(items), first=1, position=len(drawn.query), logits=True)
         found += [_label_logits(context, index, drawn.labels, vocab_size) for index in last]
-        for sequence in sequences:  # back to the query
+        for sequence in range(1, len(items) + 1):  # back to the query
             llama_cpp.llama_memory_seq_rm(memory, sequence, len(drawn.query), -1)
     return np.array(found, dtype=np.float32)
 
@@ -182,4 +195,4 @@ def _label_logits(context: Any, index: int, labels: Sequence[int], vocab_size: i
 def _features() -> str:
     """The instructions that it was built for."""
     told: str = llama_cpp.llama_print_system_info().decode()
-    return told.strip()
+    return " ".join(part.split()[-3] for part in told.split("|") if part.strip().endswith("= 1"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 from benchmarks.cpu.contender import Round
@@ -31,8 +31,28 @@ GOALS = {
     "serve": Goal(4.0, at_most=True),
 }
 
-# Most that a probability may differ from ours. Of `llama`: it multiplies by activations of 8 bits.
-AGREEMENT = {"hf-prefix": 0.02, "hf-full": 0.02, "llama": 0.1}
+
+@dataclass(frozen=True)
+class Agreement:
+    """How far probabilities are from ours."""
+
+    mean: float
+    most: float
+
+    def is_within(self, bound: Agreement) -> bool:
+        return self.mean <= bound.mean and self.most <= bound.most
+
+    def __str__(self) -> str:
+        return f"{self.mean:.3f} in the mean and {self.most:.3f} at most"
+
+
+# What dtypes explain. llama.cpp multiplies by activations of 8 bits: with every setting it was 0.02 in the mean and at
+# most 0.05 from ours in float32, and up to 0.11 from ours in bfloat16. Another request's are 0.33 away in the mean.
+AGREEMENT = {
+    "hf-prefix": Agreement(0.01, 0.05),
+    "hf-full": Agreement(0.01, 0.05),
+    "llama": Agreement(0.05, 0.25),
+}
 
 
 def make_row(
@@ -63,14 +83,14 @@ def ratio_row(
     """Items per second over a rival's, round by round. Where the scores do not agree nothing is held to a goal."""
     ratios = [one.rate / other.rate for one, other in zip(ours, rival, strict=True)]
     differs, spread = disagreement(ours, rival), spread_of(ours)
-    agrees = differs <= AGREEMENT[name]
+    agrees = differs.is_within(AGREEMENT[name])
     note = f"{rate_title(ours)} against {rate_title(rival)} items/s"
     if not agrees:
-        note = f"DOES NOT AGREE: probabilities differ by up to {differs:.3f}, more than {AGREEMENT[name]}; {note}"
+        note = f"DOES NOT AGREE: probabilities differ by {differs}, allowed are {AGREEMENT[name]}; {note}"
     more = {
         "note": note,
         "agrees": agrees,
-        "disagreement": round(differs, 5),
+        "difference": {"mean": round(differs.mean, 5), "most": round(differs.most, 5)},
         "spread_of_probabilities": round(spread, 5),
         "items_per_second": {
             "ours": [round(each.rate, 3) for each in ours],
@@ -105,11 +125,13 @@ def rate_title(rounds: Sequence[Round]) -> str:
     return f"{median(each.rate for each in rounds):.1f}"
 
 
-def disagreement(ours: Sequence[Round], rival: Sequence[Round]) -> float:
-    """The largest difference of two probabilities; of a rival that has scored fewer items, of these."""
+def disagreement(ours: Sequence[Round], rival: Sequence[Round]) -> Agreement:
+    """Differences of two probabilities; of a rival that has scored fewer items, of these."""
     pairs = [pair for one, other in zip(ours, rival, strict=True) for pair in zip(one.scores, other.scores)]  # noqa: B905
     differences = [abs(one - other) for one, other in pairs]
-    return max(differences) if differences and all(map(isfinite, differences)) else inf
+    if not differences or not all(map(isfinite, differences)):
+        return Agreement(inf, inf)
+    return Agreement(mean(differences), max(differences))
 
 
 def spread_of(ours: Sequence[Round]) -> float:

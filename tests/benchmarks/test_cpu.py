@@ -17,7 +17,7 @@ from benchmarks.cpu.contender import Round, fastest
 from benchmarks.cpu.process import ContenderFailedError, running
 from benchmarks.cpu.run import LLAMA_MISSING, CpuRun, race
 from benchmarks.cpu.table import contender_line, render
-from benchmarks.cpu.targets import GOALS, disagreement, make_row, ratio_row, share_row
+from benchmarks.cpu.targets import AGREEMENT, GOALS, Agreement, disagreement, make_row, ratio_row, share_row
 from benchmarks.goals.cases import TINY
 from tests.checkpoints import make_hf_checkpoint
 
@@ -67,8 +67,16 @@ def test_there_is_a_goal_for_every_case_that_the_table_can_have() -> None:
 
 def test_a_rival_that_computes_something_else_is_no_rival() -> None:
     row = ratio_row("llama", "a request", rounds_of(90), rounds_of(1, scores=(0.25, 0.25)))
-    assert (row["met"], row["agrees"], row["disagreement"]) == (None, False, 0.5)
-    assert row["note"].startswith("DOES NOT AGREE: probabilities differ by up to 0.500, more than 0.1;")
+    assert (row["met"], row["agrees"], row["difference"]) == (None, False, {"mean": 0.25, "most": 0.5})
+    assert row["note"].startswith(
+        "DOES NOT AGREE: probabilities differ by 0.250 in the mean and 0.500 at most, allowed"
+    )
+
+
+def test_one_item_of_many_that_differs_is_enough() -> None:
+    ours, rival = (0.5,) * 100, (0.5,) * 99 + (0.9,)
+    row = ratio_row("llama", "", rounds_of(90, scores=ours), rounds_of(1, scores=rival))
+    assert (row["agrees"], row["difference"]["mean"]) == (False, 0.004)
 
 
 def test_probabilities_that_are_no_numbers_do_not_agree() -> None:
@@ -80,7 +88,8 @@ def test_a_rival_without_scores_does_not_agree() -> None:
 
 
 def test_a_rival_that_scores_fewer_items_is_compared_on_these() -> None:
-    assert disagreement(rounds_of(1, scores=(0.25, 0.75)), rounds_of(1, scores=(0.375,))) == 0.125
+    found = disagreement(rounds_of(1, scores=(0.25, 0.75)), rounds_of(1, scores=(0.375,)))
+    assert found == Agreement(0.125, 0.125)
 
 
 def test_a_share_of_the_gemm_rate_counts_operations() -> None:
@@ -126,8 +135,9 @@ def test_hugging_face_computes_what_we_do(name: str, tiny_model: str) -> None:
     told = rival.prepare()
     one, other = ours.run(seed=7), rival.run(seed=7)
     assert other.work == told["settings"]["timed_items"] == len(other.scores)
-    assert disagreement([one], [other]) < 0.02
-    assert disagreement([ours.run(seed=8)], [other]) > 0.02, "another request would have been noticed"
+    assert disagreement([one], [other]).is_within(AGREEMENT[name])
+    another = disagreement([ours.run(seed=8)], [other])
+    assert not another.is_within(AGREEMENT[name]), "another request would have been noticed"
 
 
 def test_matrix_products_are_counted_whole() -> None:
