@@ -150,6 +150,6 @@ class CpuRun:
                 contenders[name] = stack.enter_context(running(role, self._folder))
                 contenders[name].wait_until_loaded()
             for name, contender in contenders.items():
-                self._tell(f"{case}: preparing {name}")
+                self._tell(f"{case}: preparing {name}; it logs to {self._folder / name}.log")
                 self.contenders[f"{case}: {name}"] = contender.prepare()
             return race(contenders, self._rounds, lambda words: self._tell(f"{case}: {words}"))
