@@ -13,13 +13,13 @@ REPEATS = 8  # of all four products before the clock is read, so that launching 
 
 def gemm_rate(config: ModelConfig, backend: str, device_kind: str, rows: int, dtype: str = "bfloat16") -> float:
     """FLOP/s over this many rows, through the backend's framework; the median of ten after two."""
-    shapes = _shapes(config)
+    shapes = model_products(config)
     once = (_jax_products if backend == "jax" else _torch_products)(shapes, device_kind, rows, dtype)
     seconds = [_time(once) for _ in range(12)][2:]
     return REPEATS * sum(2 * rows * o * i for o, i in shapes) / median(seconds)
 
 
-def _shapes(config: ModelConfig) -> list[tuple[int, int]]:
+def model_products(config: ModelConfig) -> list[tuple[int, int]]:
     """[rows out, columns in] of QKV, O, gate-up and down."""
     d, f, h = config.model_size, config.mlp_size, config.head_size
     num_heads, num_kv_heads = config.num_heads, config.num_kv_heads

@@ -1,8 +1,9 @@
 """Random weights of Qwen3-0.6B's exact shape as a Hugging Face folder, for programs that want one on disk.
 
-    python -m benchmarks.random_folder /tmp/qwen3-0.6b-random
+    python -m benchmarks.random_folder [--tiny] /tmp/qwen3-0.6b-random
 
-It has no tokenizer: requests are token ids. Needs transformers and PyTorch; 1.2 GB in bfloat16.
+It has no tokenizer: requests are token ids. Needs transformers and PyTorch; 1.2 GB in bfloat16. `--tiny` writes the
+model of tests of benchmarks.
 """
 
 from __future__ import annotations
@@ -10,15 +11,16 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from benchmarks.goals.cases import TINY
 from benchmarks.random_checkpoint import QWEN3_06B
+from itemwise.models.config import ModelConfig
 
 
-def write_folder(folder: Path) -> None:
+def write_folder(folder: Path, shape: ModelConfig = QWEN3_06B) -> None:
     """The same weights every time on the same kind of device."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    shape = QWEN3_06B
     config = Qwen3Config(
         vocab_size=shape.vocab_size,
         hidden_size=shape.model_size,
@@ -31,6 +33,7 @@ def write_folder(folder: Path) -> None:
         rope_theta=shape.rope.theta,
         tie_word_embeddings=shape.tied_head,
         max_position_embeddings=shape.max_context_len,
+        initializer_range=0.02 * (QWEN3_06B.model_size / shape.model_size) ** 0.5,  # logits as wide in a smaller model
     )
     torch.manual_seed(0)
     torch.set_default_dtype(torch.bfloat16)
@@ -41,7 +44,9 @@ def write_folder(folder: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
-    write_folder(parser.parse_args().folder)
+    parser.add_argument("--tiny", action="store_true")
+    options = parser.parse_args()
+    write_folder(options.folder, TINY.model if options.tiny else QWEN3_06B)
 
 
 if __name__ == "__main__":

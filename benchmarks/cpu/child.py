@@ -1,0 +1,85 @@
+"""A contender's process: answers each line on stdin by a line on stdout, all of them JSON, until stdin ends.
+
+    python -m benchmarks.cpu.child ROLE-AS-JSON
+
+    {"do": "load"}                nothing, once the model is loaded
+    {"do": "prepare"}             what `Contender.prepare` returns
+    {"do": "round", "seed": 3}    the fields of a `Round`
+
+Whatever a library prints goes to stderr.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+from benchmarks.cpu.cases import Role
+from benchmarks.cpu.contender import Contender
+
+
+def _ours(role: Role) -> Contender:
+    from benchmarks.cpu.ours import Ours
+
+    return Ours(role)
+
+
+def _prefix_cache(role: Role) -> Contender:
+    from benchmarks.cpu.hugging_face import PrefixCache
+
+    return PrefixCache(role)
+
+
+def _full_sequences(role: Role) -> Contender:
+    from benchmarks.cpu.hugging_face import FullSequences
+
+    return FullSequences(role)
+
+
+def _llama_cpp(role: Role) -> Contender:
+    from benchmarks.cpu.llama import LlamaCpp
+
+    return LlamaCpp(role)
+
+
+def _products(role: Role) -> Contender:
+    from benchmarks.cpu.products import Products
+
+    return Products(role)
+
+
+# None imports what another one needs.
+CONTENDERS: dict[str, Callable[[Role], Contender]] = {
+    "ours": _ours,
+    "hf-prefix": _prefix_cache,
+    "hf-full": _full_sequences,
+    "llama": _llama_cpp,
+    "gemm": _products,
+}
+
+
+def answer(contender: Contender, question: dict[str, Any]) -> dict[str, Any]:
+    """To one line."""
+    if question["do"] == "load":
+        return {}
+    if question["do"] == "prepare":
+        return contender.prepare()
+    return asdict(contender.run(question["seed"]))
+
+
+def main() -> None:
+    told = json.loads(sys.argv[1])
+    role = Role(**{**told, "geometry": tuple(told["geometry"])})
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as answers:
+        os.dup2(2, 1)
+        contender = CONTENDERS[role.contender](role)
+        for line in sys.stdin:
+            print(json.dumps(answer(contender, json.loads(line))), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()

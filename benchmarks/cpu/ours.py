@@ -1,0 +1,54 @@
+"""Our PyTorch backend with its default settings, through `ScoringEngine.score`."""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from benchmarks.cpu.cases import SEARCH_SEED, Role, draw
+from benchmarks.cpu.contender import Contender, Round
+from itemwise import __version__
+from itemwise.contract.parse import parse_score_request
+from itemwise.loading import load_engine
+from itemwise.options import EngineOptions
+
+_WARM_UP_ROUNDS = 2
+
+
+class Ours(Contender):
+    """Every query is new, so no prefix is found again."""
+
+    def __init__(self, role: Role) -> None:
+        self._role = role
+        self._engine = load_engine(EngineOptions(model=role.model, backend="torch", device="cpu"))
+
+    def prepare(self) -> dict[str, Any]:
+        for number in range(_WARM_UP_ROUNDS):
+            self.run(SEARCH_SEED + number)
+        info = self._engine.backend.info
+        return {
+            "versions": {"itemwise": __version__, "torch": torch.__version__},
+            "settings": {
+                "device": info.device,
+                "dtype": info.dtype,
+                "attention": info.attention,
+                "threads": torch.get_num_threads(),
+            },
+        }
+
+    def run(self, seed: int) -> Round:
+        drawn = draw(self._engine.backend.config.vocab_size, self._role.geometry, seed)
+        request = parse_score_request(
+            {
+                "query": drawn.query,
+                "items": list(drawn.items),
+                "label_token_ids": list(drawn.labels),
+                "apply_softmax": True,
+            }
+        )
+        begin = perf_counter()
+        rows = self._engine.score(request).scores
+        seconds = perf_counter() - begin
+        return Round(len(drawn.items), seconds, [row[0] for row in rows if row is not None])
