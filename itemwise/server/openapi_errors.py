@@ -93,6 +93,7 @@ ERROR_TABLE = (
             "invalid_algorithm",
             "invalid_on_item_error",
             "invalid_max_tokens_per_item",
+            "invalid_debug_top_k",
             "invalid_ttl_seconds",
             "invalid_top_n",
             "invalid_max_tokens_per_doc",

@@ -51,6 +51,11 @@ SCORE_FIELDS: Schema = {
         "fail",
     ),
     "return_debug": optional("boolean", "Say in `debug` how it was computed.", False),
+    "debug_top_k": optional(
+        "integer",
+        "Beside return_debug, for a request of one item: its tokens, and so many of the most likely next ones.",
+        minimum=1,
+    ),
     "profile": choice(
         (PLAIN,), "No other profile scores with labels of the request's own; the rerank routes do.", None
     ),
