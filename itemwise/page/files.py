@@ -37,6 +37,12 @@ def page_files() -> dict[str, PageFile]:
     return found
 
 
+@cache
+def report_style() -> str:
+    """The style sheet that a report carries inside it, as one file that needs nothing else."""
+    return page_text("look.css") + page_text("report.css")
+
+
 def page_text(name: str) -> str:
     """One file's text."""
     return page_files()[name].content.decode()

@@ -29,6 +29,15 @@ _RERANK_EXAMPLE: dict[str, object] = {
 _WORKING = (500, 503)  # of every route that needs the engine
 
 
+_REPORT_NAME = {
+    "name": "name",
+    "in": "query",
+    "required": True,
+    "description": "As GET /reports/list has it.",
+    "schema": {"type": "string"},
+}
+
+
 class Operation(NamedTuple):
     """One method of one path. A media type or a schema's name says what a 200 holds."""
 
@@ -41,6 +50,7 @@ class Operation(NamedTuple):
     examples: dict[str, object] = {}  # noqa: RUF012  # read only
     has_timeout: bool = False
     is_open: bool = False  # to those without a key
+    parameters: tuple[Document, ...] = ()
     error: str = "Error"  # a schema's name
 
 
@@ -132,6 +142,14 @@ OPERATIONS = (
     Operation("get", "/openapi.json", "This document.", "application/json", (500,)),
     Operation("get", "/docs", "This document as a page.", "text/html", (500,)),
     Operation("get", "/", "The playground, for people.", "text/html", (500,), is_open=True),
+    Operation("get", "/reports", "The report viewer, for people.", "text/html", (500,), is_open=True),
+    Operation("get", "/reports/list", "The artifacts in the folder of reports.", "ReportList", (404, 500)),
+    Operation(
+        "get", "/reports/view", "One of them as a page.", "text/html", (400, 404, 500), parameters=(_REPORT_NAME,)
+    ),
+    Operation(
+        "post", "/reports/view", "An artifact that is sent, as a page.", "text/html", (400, 404, 413, 500), "Artifact"
+    ),
     Operation("get", "/page/{name}", "A file of the page.", "text/plain", (404, 500), is_open=True),
 )
 
@@ -216,7 +234,7 @@ def _operation(operation: Operation, has_key: bool) -> Document:
         },
     }
     in_path = [each for each in _IN_PATH if f"{{{each['name']}}}" in operation.path]
-    parameters = [*([_TIMEOUT] if operation.has_timeout else []), *in_path]
+    parameters = [*([_TIMEOUT] if operation.has_timeout else []), *in_path, *operation.parameters]
     if parameters:
         described["parameters"] = parameters
     if operation.request is not None:

@@ -243,6 +243,23 @@ SCHEMAS: Schema = {
     "TokenizeResponse": _TOKENIZE_RESPONSE,
     "Model": _MODEL_ENTRY,
     "ModelList": _list_of("Model"),
+    "Artifact": {"type": "object", "description": "A file that a program of the harness has written."},
+    "ReportList": object_of(
+        {
+            "has_folder": {"type": "boolean", "description": "Was the server started with --reports-dir?"},
+            "artifacts": {
+                "type": "array",
+                "items": object_of(
+                    {
+                        "name": {"type": "string"},
+                        "folder": {"type": "string"},
+                        "kind": {"type": "string"},
+                        "bytes": COUNT,
+                    }
+                ),
+            },
+        }
+    ),
     "Health": object_of({"status": {"const": "ok"}}),
     "HealthGenerate": object_of({"status": {"const": "ok"}, "milliseconds": {"type": "number", "minimum": 0}}),
     "ServerInfo": object_of(

@@ -20,7 +20,11 @@ def test_home_is_the_playground(client: AppClient) -> None:
 
 @pytest.mark.parametrize(
     ("name", "media_type"),
-    [("look.css", "text/css; charset=utf-8"), ("main.js", "text/javascript; charset=utf-8"), ("icon.svg", "image/svg+xml")],
+    [
+        ("look.css", "text/css; charset=utf-8"),
+        ("main.js", "text/javascript; charset=utf-8"),
+        ("icon.svg", "image/svg+xml"),
+    ],
 )
 def test_every_file_has_its_type_and_the_policy(client: AppClient, name: str, media_type: str) -> None:
     headers = client.get(f"/page/{name}").headers

@@ -5,6 +5,6 @@ The two backends have the blue and the orange that people with any colour vision
 
 from __future__ import annotations
 
-from itemwise.page.files import page_text
+from itemwise.page.files import report_style
 
-STYLE = page_text("look.css") + page_text("report.css")
+STYLE = report_style()

@@ -32,7 +32,10 @@ export function bar(part) {
 
 /** A table in a box that scrolls by itself. Cells are strings, numbers or nodes. */
 export function table(caption, header, rows) {
-  const head = element("tr", {}, ...header.map((name) => element("th", { scope: "col" }, name)));
+  const isNumber = (column) => rows.length > 0 && typeof rows[0][column] === "number";
+  const head = element("tr", {}, ...header.map((name, column) => (
+    name ? element("th", { scope: "col", class: isNumber(column) ? "number" : null }, name) : element("td")
+  )));
   const body = rows.map((row) => element("tr", {}, ...row.map((cell) => tableCell(cell))));
   const whole = element("table", {}, element("caption", {}, caption), element("thead", {}, head),
     element("tbody", {}, ...body));

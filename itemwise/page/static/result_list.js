@@ -36,6 +36,7 @@ export class ResultList {
     this.#chosen = chosen;
     this.#scale = barScale(answer);
     this.#window.style.height = `${rows.length * ROW_HEIGHT}px`;
+    this.#list.style.maxHeight = `${rows.length * ROW_HEIGHT + 2}px`; // few rows need no more room than they have
     this.#list.scrollTop = 0;
     this.#draw(true);
   }
