@@ -33,7 +33,7 @@ def fill_in(page: Page, items: list[str] = ITEMS, labels: str = LABELS, query: s
 
 def score(page: Page) -> None:
     page.get_by_role("button", name="Score", exact=True).click()
-    page.wait_for_function("!document.querySelector('#list').hasAttribute('aria-busy')")
+    page.wait_for_selector("#list:not([aria-busy])", state="attached")
 
 
 def rows(page: Page) -> list[str]:
@@ -107,12 +107,10 @@ class TestScoring:
             page.get_by_role("button", name="Rerank passages").click()
             page.wait_for_selector("[role=option]")
             assert page.locator("[role=option] .values").first.inner_text().startswith("relevance")
-            with page.expect_request("**/v1/rerank") as sent:
+            with page.expect_request(lambda request: '"profile":"chat-yes-no"' in (request.post_data or "")):
                 page.get_by_label("Profile", exact=True).select_option("chat-yes-no")
-            assert sent.value.post_data_json["profile"] == "chat-yes-no"
-            with page.expect_request("**/v1/rerank") as sent:
-                page.get_by_label("Instruction", exact=True).fill("Is it about rivers?")
-            assert sent.value.post_data_json["instruction"] == "Is it about rivers?"
+            with page.expect_request(lambda request: '"instruction":"Rivers?"' in (request.post_data or "")):
+                page.get_by_label("Instruction", exact=True).fill("Rivers?")
 
     def test_every_choice_reaches_the_server(self, open_page: OpenPage) -> None:
         with open_page() as visited:
@@ -173,9 +171,8 @@ class TestItems:
             page = visited.page
             page.get_by_label("Score as I type", exact=True).uncheck()
             drop(page, "#items", name, text)
-            page.wait_for_function("document.querySelector('#items').value !== ''")
+            page.wait_for_selector("#item-count:has-text('2 items')")
             assert lines(page) == expected
-            assert page.locator("#item-count").inner_text().startswith("2 items")
 
     def test_a_file_that_cannot_be_read_is_said_so_there(self, open_page: OpenPage) -> None:
         with open_page() as visited:
@@ -254,7 +251,7 @@ class TestPanels:
             page = visited.page
             fill_in(page)
             score(page)
-            page.wait_for_function("Number(document.querySelector('#live-items').textContent) > 0")
+            page.wait_for_selector("#live-items:text-matches('^[1-9]')")
             assert page.locator("#live-waiting").inner_text() == "0"
             assert page.locator("#live-hits").inner_text() != ""
 
