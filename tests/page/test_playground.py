@@ -122,7 +122,7 @@ class TestScoring:
             page.get_by_label("The item stands before the query", exact=True).check()
             with page.expect_request("**/v1/score") as sent:
                 score(page)
-            body: dict[str, Any] = sent.value.post_data_json
+            body: Any = sent.value.post_data_json
             assert (body["score_mode"], body["label_scoring"]) == ("logprob", "single")
             assert (body["algorithm"], body["item_first"]) == ("serial", True)
             assert (body["labels"], body["suffix"]) == ([" yes", " no"], "\nAnswer:")
