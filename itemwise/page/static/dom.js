@@ -70,17 +70,19 @@ export function download(name, type, text) {
   setTimeout(() => URL.revokeObjectURL(address), 1000);
 }
 
-/** Make a target take dropped files. */
-export function takeDrops(target, onFiles) {
-  const toggle = (on) => target.classList.toggle("dropping", on);
-  target.addEventListener("dragover", (event) => {
+/** Take files that are dropped anywhere on the page; `place` shows that they may be. Dragged text is left alone. */
+export function takeDrops(place, onFiles) {
+  const toggle = (on) => place.classList.toggle("dropping", on);
+  const hasFiles = (event) => [...event.dataTransfer.types].includes("Files");
+  document.addEventListener("dragover", (event) => {
+    if (!hasFiles(event)) return;
     event.preventDefault();
     toggle(true);
   });
-  target.addEventListener("dragleave", () => toggle(false));
-  target.addEventListener("drop", (event) => {
+  document.addEventListener("dragleave", () => toggle(false));
+  document.addEventListener("drop", (event) => {
     toggle(false);
-    if (!event.dataTransfer.files.length) return;
+    if (!hasFiles(event)) return;
     event.preventDefault();
     onFiles([...event.dataTransfer.files]);
   });

@@ -16,7 +16,9 @@ export function showIsolation(panel, answer, row, ask) {
   button.disabled = answer.rows.length < 2;
   button.addEventListener("click", () => ask((signal) => perturb(answer, row, outcome, signal)));
   const total = layout.segments / layout.segments_per_item;
-  const scaled = numItems < total ? ` The first ${numItems} of ${total.toLocaleString("en")} items are drawn.` : "";
+  const absent = row.index < numItems ? "" : "; this one is not among them";
+  const scaled = numItems < total
+    ? ` The first ${numItems} of ${total.toLocaleString("en")} items are drawn${absent}.` : "";
   panel.replaceChildren(
     element("p", {}, `Rows are tokens that look, columns are tokens that are seen: ${layoutWords(answer)}${scaled}`),
     picture, element("p", {}, button), outcome,

@@ -5,6 +5,7 @@ import { element, shortNumber, table } from "./dom.js";
 import { withFields } from "./request.js";
 
 const SPANS = ["tokenize", "queue", "prefill", "extend", "host"];
+const MAX_BATCHES = 50; // in the table
 const ALGORITHMS = ["prefill_extend", "packed", "serial"];
 
 /** Fill the panel. `ask`: runs something that may fail, with a signal. */
@@ -16,13 +17,15 @@ export function showHowItRan(panel, answer, ask) {
 }
 
 function described(debug, usage) {
-  const fill = table("Batches", ["segments", "tokens", "tokens of the forward", "padded to", "filled"],
-    debug.batches.slice(0, 50).map((batch) => (
+  const shown = debug.batches.slice(0, MAX_BATCHES);
+  const caption = shown.length < debug.batches.length ? `The first ${shown.length} batches` : "Batches";
+  const fill = table(caption, ["segments", "tokens", "tokens of the forward", "padded to", "filled"],
+    shown.map((batch) => (
       [batch.segments, batch.num_tokens, batch.forward_tokens, batch.bucket, `${(100 * batch.fill).toFixed(1)} %`])));
   return [
     element("p", {}, element("strong", {}, debug.algorithm), ` – ${debug.reason}.`),
     ...timeline(debug.milliseconds, total(debug.milliseconds)),
-    element("p", {}, `${debug.batches.length} batches; ${usage.prompt_tokens.toLocaleString("en")} tokens, of which `
+    element("p", {}, `${debug.batches.length} ${debug.batches.length === 1 ? "batch" : "batches"}; ${usage.prompt_tokens.toLocaleString("en")} tokens, of which `
       + `${debug.cached_tokens.toLocaleString("en")} of the prefix were found in the cache.`),
     fill,
   ];

@@ -30,13 +30,13 @@ function folders(artifacts) {
 }
 
 function entry({ name, kind }) {
-  const link = element("a", { href: `#${encodeURIComponent(name)}` }, name.split("/").pop());
+  const link = element("a", { href: `#name=${encodeURIComponent(name)}` }, name.split("/").pop());
   return element("li", {}, link, ` ${kind}`);
 }
 
 /** The artifact that the address names: a link to a report reproduces it. */
 function showNamed() {
-  const name = decodeURIComponent(location.hash.slice(1));
+  const name = new URLSearchParams(location.hash.slice(1)).get("name");
   if (name) show(name, () => getText(`/reports/view?name=${encodeURIComponent(name)}`));
 }
 
