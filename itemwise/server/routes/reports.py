@@ -11,6 +11,7 @@ from urllib.parse import parse_qs
 from starlette.responses import HTMLResponse, Response
 
 from itemwise.contract.errors import ArtifactError, InvalidValueError, NotFoundError
+from itemwise.contract.parse import missing
 from itemwise.page.files import report_style
 from itemwise.server.body import read_body
 from itemwise.server.call import Call
@@ -47,8 +48,7 @@ async def view_report(service: Service, call: Call) -> Response:
     """One of them."""
     name = _name(call)
     if name is None:
-        message = "name is required: expected an artifact that GET /reports/list names, got nothing"
-        raise InvalidValueError(message, code="missing_name", param="name")
+        raise missing("name", "an artifact that GET /reports/list has")
     source = _source(service)
     return await _page(service, lambda: source.page(name))
 
