@@ -2,6 +2,8 @@
 PYTHON ?= python3
 # One exact release, so that a CPU build is taken where one is offered; override with TORCH=torch for the newest.
 TORCH ?= torch==2.13.0
+# Looks at the page for faults of accessibility, in tests only.
+AXE ?= axe-core@4.14.0
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
@@ -10,10 +12,10 @@ TEST_PROCESSES ?= 2
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-all check format bench docs clean
+.PHONY: help demo serve test test-all check format bench docs screenshots clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if (3, 11) <= v[:2] <= (3, 13) else f"itemwise needs Python 3.11 to 3.13, got {v[0]}.{v[1]}; choose one with PYTHON=python3.12")'
@@ -29,6 +31,7 @@ $(VENV)/.ready: pyproject.toml | $(VENV)/bin/python
 # What the checks and tests need on top.
 $(VENV)/.ready-dev: $(VENV)/.ready
 	$(PIP) install --editable '.[torch,jax,server,harness,dev]'
+	@npm install --silent --no-audit --no-fund --prefix $(VENV)/npm '$(AXE)' || echo '$(AXE) cannot be had with npm: the tests of accessibility will be skipped'
 	@touch $@
 
 demo: $(VENV)/.ready ## score an example with the embedded model
@@ -58,6 +61,9 @@ bench: $(VENV)/.ready ## the algorithms on the embedded model, and bitwise isola
 
 docs: $(VENV)/.ready-dev ## write docs/cli.md from --help
 	$(BIN)/python docs/write_cli_page.py
+
+screenshots: $(VENV)/.ready-dev ## the pictures of the page in docs/page, with the system's Chromium
+	PYTHONPATH=. $(BIN)/python docs/take_screenshots.py
 
 clean: ## remove the environment and all caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info

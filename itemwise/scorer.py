@@ -104,6 +104,7 @@ class Scorer:
         algorithm: Algorithm = "auto",
         on_item_error: OnItemError = "fail",
         return_debug: bool = False,
+        debug_top_k: int | None = None,
         on_progress: OnProgress | None = None,
     ) -> ScoreResult:
         """The probability of the labels after each item. Same request, errors and engine as `/v1/score`."""
@@ -122,6 +123,7 @@ class Scorer:
             "algorithm": algorithm,
             "on_item_error": on_item_error,
             "return_debug": return_debug,
+            "debug_top_k": debug_top_k,
         }
         return self.engine.score(parse_score_request(body), on_progress)
 
@@ -139,6 +141,7 @@ class Scorer:
         truncation_side: TruncationSide = "right",
         algorithm: Algorithm = "auto",
         return_debug: bool = False,
+        debug_top_k: int | None = None,
         on_progress: OnProgress | None = None,
     ) -> RerankResult:
         """The documents best first, by the profile of the model or the one named. Same as `/v1/rerank`."""
@@ -154,6 +157,7 @@ class Scorer:
             "truncation_side": truncation_side,
             "algorithm": algorithm,
             "return_debug": return_debug,
+            "debug_top_k": debug_top_k,
         }
         return self.reranker.rerank(parse_rerank_request(body), on_progress)
 

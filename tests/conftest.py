@@ -24,6 +24,7 @@ from itemwise.engine.engine import ScoringEngine
 from itemwise.models.embedded import embedded_model_path
 from itemwise.plan.options import PlanOptions
 from tests.checkpoints import add_tokenizer, make_hf_checkpoint
+from tests.page.browser import why_no_browser
 from tests.reference import Reference
 
 # An example takes as long as the machine lets it; what is slow is shown by pytest's own list.
@@ -97,6 +98,13 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 PLAN_OPTIONS = [field.name for field in fields(PlanOptions)]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Nobody shall take a run without a browser for one that has tried the page."""
+    reason = why_no_browser()
+    if reason is not None:
+        terminalreporter.write_line(f"THE PAGE WAS NOT TESTED IN A BROWSER: {reason}", red=True, bold=True)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -36,8 +36,15 @@ ALLOWED = {
         "itemwise.backends.base",
     ),
     # The server is handed an engine; whoever launches it knows how that is made.
+    "itemwise.page": (),
     # It speaks HTTP to servers; of a model it needs the tokenizer.
-    "itemwise.harness": ("itemwise.contract", "itemwise.models", "itemwise.prompts", "itemwise._version"),
+    "itemwise.harness": (
+        "itemwise.contract",
+        "itemwise.models",
+        "itemwise.prompts",
+        "itemwise.page",
+        "itemwise._version",
+    ),
     "itemwise.ops": (
         "itemwise.contract",
         "itemwise.models",
@@ -45,7 +52,13 @@ ALLOWED = {
         "itemwise.harness",
         "itemwise._version",
     ),
-    "itemwise.server": ("itemwise.contract", "itemwise.prompts", "itemwise.engine", "itemwise._version"),
+    "itemwise.server": (
+        "itemwise.contract",
+        "itemwise.prompts",
+        "itemwise.engine",
+        "itemwise.page",
+        "itemwise._version",
+    ),
 }
 FRAMEWORKS = {
     "torch": "itemwise.backends.torch",

@@ -33,8 +33,10 @@ def tell_warning(message: str) -> None:
 
 
 def tell_debug(debug: Mapping[str, object] | None) -> None:
-    """The debug block, one line per key and per batch."""
+    """The debug block, one line per key and per batch; its layout is for pictures."""
     for key, value in (debug or {}).items():
+        if key == "layout":
+            continue
         if isinstance(value, list):
             for position, entry in enumerate(value):
                 say(f"{key}[{position}]: {json.dumps(entry)}")

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from enum import Enum
 from functools import partial
+from pathlib import Path
 
 import typer
 
@@ -22,6 +23,7 @@ from itemwise.cli.serve_options import (
 )
 from itemwise.options import EngineOptions
 from itemwise.server.config import LogLevel, ServerOptions
+from itemwise.server.reports import ReportSource
 
 log = logging.getLogger("itemwise")
 
@@ -42,11 +44,12 @@ def serve(
     """Serve scoring and reranking over HTTP. The flags of SGLang's multi-item scoring servers work unchanged."""
     server = replace(server, served_model_names=engine.served_names, log_level=_log_level(context, server.log_level))
     run_server = _enter_server(server)
-    _tell_without_effect(engine, server, trust_remote_code)
+    _tell_without_effect(engine, trust_remote_code)
     engine = _settle_synonyms(engine)
     from itemwise.loading import load_engine, resolved_config
 
-    run_server(server, partial(load_engine, engine, _log_program), partial(resolved_config, engine))
+    open_engine = partial(load_engine, engine, _log_program)
+    run_server(server, open_engine, partial(resolved_config, engine), _report_source(server))
 
 
 def _enter_server(options: ServerOptions) -> Callable[..., None]:
@@ -62,6 +65,20 @@ def _enter_server(options: ServerOptions) -> Callable[..., None]:
         raise CommandError(f"{package} is not installed", hint=hint) from None
     set_up_logging(options)
     return run_server
+
+
+def _report_source(options: ServerOptions) -> ReportSource | None:
+    """None where what the report viewer stands on is not installed."""
+    folder = None if options.reports_dir is None else Path(options.reports_dir)
+    if folder is not None and not folder.is_dir():
+        raise CommandError(f"--reports-dir must be a folder, got {str(folder)!r}")
+    try:
+        from itemwise.harness.report.viewer import ReportFolder
+    except ModuleNotFoundError as error:
+        if folder is not None:
+            log.warning('--reports-dir has no effect: %s is missing; pip install "itemwise[harness]"', error.name)
+        return None
+    return ReportFolder(folder)
 
 
 def _log_program(done: int, total: int, title: str) -> None:
@@ -83,7 +100,7 @@ def _is_given(source: Enum | None) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-def _tell_without_effect(engine: EngineOptions, server: ServerOptions, trust_remote_code: bool) -> None:
+def _tell_without_effect(engine: EngineOptions, trust_remote_code: bool) -> None:
     """One line for each flag that is accepted and changes nothing here."""
     if trust_remote_code:
         log.warning("--trust-remote-code has no effect: no code from a checkpoint is ever run")
@@ -92,8 +109,6 @@ def _tell_without_effect(engine: EngineOptions, server: ServerOptions, trust_rem
         log.warning(
             "--attention-backend %s has no effect: itemwise chooses its own attention (%s)", engine.attention, ours
         )
-    if server.reports_dir:
-        log.warning("--reports-dir has no effect yet: this version is without the report viewer")
 
 
 def _settle_synonyms(engine: EngineOptions) -> EngineOptions:

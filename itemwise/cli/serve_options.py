@@ -95,7 +95,7 @@ SERVER_FLAGS = {
     ),
     "shutdown_grace": Flag(float, "Seconds that requests in flight get on shutdown.", "SECONDS", least=0),
     "strict_model": Flag(bool, "Rerank routes, too, refuse requests for a model that is not served.", ""),
-    "reports_dir": Flag(str | None, "Where the reports lie that the viewer shows; without effect yet.", "DIR"),
+    "reports_dir": Flag(str | None, "A folder of artifacts of the harness, which /reports lists and shows.", "DIR"),
     "log_level": Flag(LogLevel, f"How much to log on stderr: {', '.join(get_args(LogLevel))}.", "NAME"),
     "log_json": Flag(bool, "One JSON object per line of the log.", ""),
 }

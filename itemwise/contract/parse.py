@@ -56,6 +56,7 @@ def parse_score_request(body: object) -> ScoreRequest:
         max_tokens_per_item=count(fields, "max_tokens_per_item"),
         algorithm=choice(fields, "algorithm", ALGORITHMS, "auto"),
         return_debug=flag(fields, "return_debug") or False,
+        debug_top_k=debug_top_k(fields),
         on_item_error=on_item_error,
         model=parse_model_name(fields),
         suffix=parse_suffix(fields, query),
@@ -136,6 +137,15 @@ def count(fields: Fields, name: str) -> int | None:
         return value
     message = f"{name} must be an integer of 1 or more, got {describe(value)}"
     raise InvalidValueError(message, code=f"invalid_{name}", param=name)
+
+
+def debug_top_k(fields: Fields) -> int | None:
+    """None where it is absent. Raises conflicting_parameters where there is no debug block to show it in."""
+    value = count(fields, "debug_top_k")
+    if value is not None and not flag(fields, "return_debug"):
+        message = f"debug_top_k is shown in the debug block: expected return_debug true beside it, got {value} alone"
+        raise InvalidValueError(message, code="conflicting_parameters", param="debug_top_k")
+    return value
 
 
 def parse_model_name(fields: Fields) -> str | None:

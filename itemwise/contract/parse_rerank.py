@@ -11,7 +11,17 @@ from typing import get_args
 
 from itemwise.contract.describe import describe, quote
 from itemwise.contract.errors import InvalidRequestError, InvalidValueError
-from itemwise.contract.parse import ALGORITHMS, Fields, choice, count, flag, missing, parse_model_name, present_fields
+from itemwise.contract.parse import (
+    ALGORITHMS,
+    Fields,
+    choice,
+    count,
+    debug_top_k,
+    flag,
+    missing,
+    parse_model_name,
+    present_fields,
+)
 from itemwise.contract.parse_inputs import checked_text
 from itemwise.contract.rerank import RerankRequest, TruncationSide
 from itemwise.contract.token_ids import Place, plain
@@ -42,6 +52,7 @@ def parse_rerank_request(body: object, *, documents_field: str = "documents") ->
         priority=_priority(fields),
         algorithm=choice(fields, "algorithm", ALGORITHMS, "auto"),
         return_debug=flag(fields, "return_debug") or False,
+        debug_top_k=debug_top_k(fields),
         model=parse_model_name(fields),
         documents_field=documents_field,
     )

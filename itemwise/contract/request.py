@@ -39,6 +39,7 @@ class ScoreRequest:
     max_tokens_per_item: int | None = None  # None: never truncate
     algorithm: Algorithm = "auto"
     return_debug: bool = False
+    debug_top_k: int | None = None  # also its only item's tokens, and so many of the most likely next ones
     on_item_error: OnItemError = "fail"
     model: str | None = None
     suffix: str | Int32Array | None = None  # stands after every item; text or ids like the query

@@ -32,6 +32,7 @@ class RerankRequest:
     priority: int = 0  # lower ones are served first
     algorithm: Algorithm = "auto"
     return_debug: bool = False
+    debug_top_k: int | None = None  # as in `request.py`
     model: str | None = None
     documents_field: str = "documents"  # what the caller's dialect calls them, for errors
 

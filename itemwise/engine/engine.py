@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from queue import SimpleQueue
 from time import perf_counter
 
@@ -29,11 +29,12 @@ from itemwise.contract.request import (
 from itemwise.contract.result import ItemError, ScoreResult, Usage
 from itemwise.contract.score_modes import needs_normalizer, scores_from_logits, scores_from_logprobs
 from itemwise.contract.token_ids import Place, vocabulary_error
+from itemwise.engine.debug import debug_block, inspected_item
 from itemwise.engine.job import Job, OnChange
 from itemwise.engine.pins import PinnedPrefix
 from itemwise.engine.scheduler import Scheduler
 from itemwise.plan.algorithms import Planner, ScorePlan
-from itemwise.plan.label_rows import LabelRows, lay_out_segments, plan_labels
+from itemwise.plan.label_rows import LabelRows, lay_out_segments, plan_labels, with_vocabulary
 from itemwise.plan.options import PlanOptions
 from itemwise.plan.shared_prefix import split_items
 from itemwise.prompts.limits import check_limits
@@ -131,6 +132,7 @@ class ScoringEngine:
     def prepare_prompt(self, request: ScoreRequest, prompt: Prompt, begin: float) -> PreparedRequest:
         """The same for a prompt that was made elsewhere, since `begin` of time.perf_counter()."""
         tokenize_seconds = perf_counter() - begin
+        _check_inspection(request)
         labels = plan_labels(prompt.label_ids)
         item_errors = self._item_errors(request, prompt, labels)
         good = numbers(request.num_items)
@@ -173,7 +175,7 @@ class ScoringEngine:
             return self._result(prepared, job, np.zeros((0, 1)), None)
         scores = _scores(prepared, job)
         _check_finite(scores, prepared.good)
-        debug = _debug(prepared, prepared.plan, job) if prepared.request.return_debug else None
+        debug = self._debug(prepared, prepared.plan, job) if prepared.request.return_debug else None
         return self._result(prepared, job, scores, debug)
 
     def prepare_prefix(self, query: str | Int32Array) -> Int32Array:
@@ -242,11 +244,27 @@ class ScoringEngine:
 
     def _plan(self, request: ScoreRequest, prompt: Prompt, labels: LabelRows, good: Int64Array) -> ScorePlan:
         split = split_items(prompt.take(good))
+        if request.debug_top_k is not None:
+            labels = with_vocabulary(labels, self._num_next_tokens)
         plan = self.planner.plan(lay_out_segments(split, labels), request.algorithm)
         log.log(logging.INFO if plan.is_fallback else logging.DEBUG, "%s: %s", plan.algorithm, plan.reason)
         if plan.mask_note:
             log.info("%s with mask %s: %s", plan.algorithm, plan.mask, plan.mask_note)
         return plan
+
+    @property
+    def _num_next_tokens(self) -> int:
+        """A classifier has none."""
+        config = self.backend.config
+        return 0 if config.num_classes else config.vocab_size
+
+    def _debug(self, prepared: PreparedRequest, plan: ScorePlan, job: Job) -> dict[str, object]:
+        block = debug_block(plan, job, begin=prepared.begin, tokenize_seconds=prepared.tokenize_seconds)
+        top_k = prepared.request.debug_top_k
+        if top_k is not None:
+            of_vocabulary = job.label_logits[0, prepared.labels.num_labels :]
+            block["item"] = inspected_item(plan, prepared.prompt, of_vocabulary, top_k, self.tokenizer)
+        return block
 
     def _result(
         self, prepared: PreparedRequest, job: Job, scores: NDArray[np.float64], debug: dict[str, object] | None
@@ -290,12 +308,19 @@ def _check_delimiter_id(delimiter: int | None, vocab_size: int) -> None:
     raise InvalidValueError(message, code="invalid_delimiter_token_id", param="delimiter_token_id")
 
 
+def _check_inspection(request: ScoreRequest) -> None:
+    """Raises where the tokens of an item are asked for, and there are several."""
+    if request.debug_top_k is not None and request.num_items != 1:
+        message = f"debug_top_k shows what the model saw of one item: expected 1 item, got {request.num_items}"
+        raise InvalidValueError(message, code="conflicting_parameters", param="debug_top_k")
+
+
 def _scores(prepared: PreparedRequest, job: Job) -> NDArray[np.float64]:
-    request = prepared.request
+    request, logits = prepared.request, job.label_logits[:, : prepared.labels.num_labels]
     if request.label_scoring == "single":
-        return scores_from_logits(request.score_mode, job.label_logits, job.log_normalizers)
+        return scores_from_logits(request.score_mode, logits, job.log_normalizers)
     assert job.log_normalizers is not None, "sequence labels are summed log-probabilities"
-    logprobs = prepared.labels.logprobs(job.label_logits, job.log_normalizers)
+    logprobs = prepared.labels.logprobs(logits, job.log_normalizers)
     return scores_from_logprobs(request.score_mode, logprobs)
 
 
@@ -304,23 +329,3 @@ def _check_finite(scores: NDArray[np.float64], items: Int64Array) -> None:
     if not np.isfinite(scores).all():
         item = int(items[np.flatnonzero(~np.isfinite(scores).all(1))[0]])
         raise InternalError(f"items[{item}] got a score that is not a finite number: the model's arithmetic overflowed")
-
-
-def _debug(prepared: PreparedRequest, plan: ScorePlan, job: Job) -> dict[str, object]:
-    """What `return_debug` shows; times in milliseconds, which add up to the request's."""
-    spans = {
-        "tokenize": prepared.tokenize_seconds,
-        "queue": job.queue_seconds,
-        "prefill": job.prefill_seconds,
-        "extend": job.extend_seconds,
-    }
-    spans["host"] = perf_counter() - prepared.begin - sum(spans.values())
-    return {
-        "algorithm": plan.algorithm,
-        "reason": plan.reason,
-        "mask": plan.mask,
-        "chunks": len(plan.rows) or len(job.batches),
-        "batches": [{**asdict(batch), "fill": batch.fill} for batch in job.batches],
-        "cached_tokens": job.cached_tokens,
-        "milliseconds": {name: round(1000 * seconds, 3) for name, seconds in spans.items()},
-    }

@@ -61,6 +61,7 @@ class Reranker:
             score_mode=needed_score_mode(prompts.profile.kind),
             algorithm=request.algorithm,
             return_debug=request.return_debug,
+            debug_top_k=request.debug_top_k,
         )
         prepared = self._engine.prepare_prompt(scoring, made.prompt, begin)
         return PreparedRerank(request, prompts.profile, prepared, made.owners)

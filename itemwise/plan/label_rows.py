@@ -14,7 +14,7 @@ token need none.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -37,6 +37,10 @@ class LabelRows:
     @property
     def rows_per_item(self) -> int:
         return len(self.targets)
+
+    @property
+    def num_labels(self) -> int:
+        return len(self.readings)
 
     @property
     def longest_stem(self) -> int:
@@ -64,6 +68,12 @@ def plan_labels(labels: tuple[Ids, ...]) -> LabelRows:
         targets[rows, column] = label
         readings.append(rows)
     return LabelRows(stems, targets, tuple(readings))
+
+
+def with_vocabulary(labels: LabelRows, vocab_size: int) -> LabelRows:
+    """The same rows, which behind their labels read every token of the vocabulary."""
+    whole = np.tile(np.arange(vocab_size, dtype=np.int32), (labels.rows_per_item, 1))
+    return replace(labels, targets=np.concatenate([labels.targets, whole], 1))
 
 
 def _distinct_stems(labels: Sequence[Ids]) -> tuple[Ids, ...]:

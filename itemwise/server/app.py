@@ -10,10 +10,12 @@ from itemwise.contract.errors import NotFoundError
 from itemwise.server.call import Call
 from itemwise.server.endpoint import route
 from itemwise.server.gate import Gate
-from itemwise.server.routes.docs import docs, home, openapi
+from itemwise.server.routes.docs import docs, openapi
 from itemwise.server.routes.health import health, health_generate
 from itemwise.server.routes.info import metrics, models, server_info, tei_info
+from itemwise.server.routes.page import home, page_file
 from itemwise.server.routes.prefix import list_prefixes, pin_prefix, release_prefix
+from itemwise.server.routes.reports import list_reports, reports, view_report, view_sent_report
 from itemwise.server.routes.rerank import rerank, rerank_v1, rerank_v2
 from itemwise.server.routes.score import score
 from itemwise.server.routes.tokenize import tokenize
@@ -44,6 +46,10 @@ def _routes(service: Service) -> list[Route]:
         route(service, "/openapi.json", {"GET": openapi}, needs_engine=False),
         route(service, "/docs", {"GET": docs}, needs_engine=False),
         route(service, "/", {"GET": home}, needs_engine=False),
+        route(service, "/reports", {"GET": reports}, needs_engine=False),
+        route(service, "/reports/list", {"GET": list_reports}, needs_engine=False),
+        route(service, "/reports/view", {"GET": view_report, "POST": view_sent_report}, needs_engine=False),
+        route(service, "/page/{name}", {"GET": page_file}, needs_engine=False),
     ]
 
 

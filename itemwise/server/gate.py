@@ -31,7 +31,9 @@ from itemwise.server.service import Service
 
 log = logging.getLogger("itemwise")
 
-_KEYLESS_PATHS = ("/health", "/health_generate")  # load balancers have no key
+# Load balancers have no key; and the page, which holds nothing but itself, asks for it.
+_KEYLESS_PATHS = ("/health", "/health_generate", "/", "/reports")
+_KEYLESS_FOLDER = "/page/"
 
 
 class Gate:
@@ -86,7 +88,7 @@ class Gate:
         await self._router(call.scope, call.receive, call.send)
 
     def _check_key(self, call: Call) -> None:
-        if self._key is None or call.path in _KEYLESS_PATHS:
+        if self._key is None or call.path in _KEYLESS_PATHS or call.path.startswith(_KEYLESS_FOLDER):
             return
         scheme, _, token = call.headers.get(b"authorization", b"").partition(b" ")
         sent = token.strip() if scheme.lower() == b"bearer" else call.headers.get(b"x-api-key", b"")

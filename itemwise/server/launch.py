@@ -27,6 +27,7 @@ from itemwise.server.app import make_app
 from itemwise.server.config import ServerOptions
 from itemwise.server.logs import log_configuration, set_up_logging
 from itemwise.server.protocol import Protocol
+from itemwise.server.reports import ReportSource
 from itemwise.server.service import Service
 
 log = logging.getLogger("itemwise")
@@ -41,12 +42,17 @@ _CLOSE_SECONDS = 2  # for connections that are still open after the drain
 _KEEP_ALIVE_SECONDS = 75  # longer than load balancers keep theirs, so that they close first
 
 
-def run_server(options: ServerOptions, open_engine: OpenEngine, resolved_config: ResolvedConfig) -> None:
+def run_server(
+    options: ServerOptions,
+    open_engine: OpenEngine,
+    resolved_config: ResolvedConfig,
+    reports: ReportSource | None = None,
+) -> None:
     """Serve until a signal. Raises ItemwiseError where the port is taken or the model cannot be loaded."""
     set_up_logging(options)
     listener = bind(options)
     log.info("listening on %s", address_of(listener, options.host))
-    _Launch(options, listener, open_engine, resolved_config).run()
+    _Launch(options, listener, open_engine, resolved_config, reports).run()
 
 
 def bind(options: ServerOptions) -> socket.socket:
@@ -89,12 +95,13 @@ class _Launch:
         listener: socket.socket,
         open_engine: OpenEngine,
         resolved_config: ResolvedConfig,
+        reports: ReportSource | None,
     ) -> None:
         self._options = options
         self._listener = listener
         self._open_engine = open_engine
         self._resolved_config = resolved_config
-        self._service = Service(options)
+        self._service = Service(options, reports)
         self._server = _Server(_uvicorn_config(self._service))
         self._loading = threading.Thread(target=self._load, name="itemwise-load", daemon=True)
         self._failure: ItemwiseError | None = None

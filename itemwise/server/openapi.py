@@ -29,6 +29,15 @@ _RERANK_EXAMPLE: dict[str, object] = {
 _WORKING = (500, 503)  # of every route that needs the engine
 
 
+_REPORT_NAME = {
+    "name": "name",
+    "in": "query",
+    "required": True,
+    "description": "As GET /reports/list has it.",
+    "schema": {"type": "string"},
+}
+
+
 class Operation(NamedTuple):
     """One method of one path. A media type or a schema's name says what a 200 holds."""
 
@@ -41,7 +50,7 @@ class Operation(NamedTuple):
     examples: dict[str, object] = {}  # noqa: RUF012  # read only
     has_timeout: bool = False
     is_open: bool = False  # to those without a key
-    leads_to: str | None = None  # another path
+    parameters: tuple[Document, ...] = ()
     error: str = "Error"  # a schema's name
 
 
@@ -132,7 +141,16 @@ OPERATIONS = (
     Operation("get", "/metrics", "Figures for Prometheus.", "text/plain", (500,)),
     Operation("get", "/openapi.json", "This document.", "application/json", (500,)),
     Operation("get", "/docs", "This document as a page.", "text/html", (500,)),
-    Operation("get", "/", "Leads to the documentation.", "text/html", (500,), leads_to="/docs"),
+    Operation("get", "/", "The playground, for people.", "text/html", (500,), is_open=True),
+    Operation("get", "/reports", "The report viewer, for people.", "text/html", (500,), is_open=True),
+    Operation("get", "/reports/list", "The artifacts in the folder of reports.", "ReportList", (404, 500)),
+    Operation(
+        "get", "/reports/view", "One of them as a page.", "text/html", (400, 404, 500), parameters=(_REPORT_NAME,)
+    ),
+    Operation(
+        "post", "/reports/view", "An artifact that is sent, as a page.", "text/html", (400, 404, 413, 500), "Artifact"
+    ),
+    Operation("get", "/page/{name}", "A file of the page.", "text/plain", (404, 500), is_open=True),
 )
 
 _REQUEST_ID = {
@@ -150,13 +168,22 @@ _TIMEOUT = {
     ),
     "schema": {"type": "number", "minimum": 1},
 }
-_PREFIX_ID = {
-    "name": "prefix_id",
-    "in": "path",
-    "required": True,
-    "description": "As POST /v1/prefix has given it.",
-    "schema": {"type": "string", "minLength": 1, "pattern": "^[^/]+$"},
-}
+
+
+def _path_parameter(name: str, description: str) -> Document:
+    return {
+        "name": name,
+        "in": "path",
+        "required": True,
+        "description": description,
+        "schema": {"type": "string", "minLength": 1, "pattern": "^[^/]+$"},
+    }
+
+
+_IN_PATH = (
+    _path_parameter("prefix_id", "As POST /v1/prefix has given it."),
+    _path_parameter("name", "As the page names it."),
+)
 _TITLES = {
     400: "The request is at fault.",
     401: "The API key is missing or wrong.",
@@ -206,12 +233,8 @@ def _operation(operation: Operation, has_key: bool) -> Document:
             **{str(status): _error(status, operation.error) for status in statuses},
         },
     }
-    if operation.leads_to is not None:
-        described["responses"]["307"] = {
-            "description": f"To {operation.leads_to}.",
-            "headers": {"X-Request-Id": _REQUEST_ID},
-        }
-    parameters = [*([_TIMEOUT] if operation.has_timeout else []), *([_PREFIX_ID] if "{" in operation.path else [])]
+    in_path = [each for each in _IN_PATH if f"{{{each['name']}}}" in operation.path]
+    parameters = [*([_TIMEOUT] if operation.has_timeout else []), *in_path, *operation.parameters]
     if parameters:
         described["parameters"] = parameters
     if operation.request is not None:

@@ -31,6 +31,11 @@ _OURS: Schema = {
     "truncate": optional("boolean", "false: a document that does not fit is an error.", True),
     "algorithm": choice(ALGORITHMS, "How it is computed; the scores are the same.", "auto"),
     "return_debug": optional("boolean", "Say in `meta.debug` how it was computed.", False),
+    "debug_top_k": optional(
+        "integer",
+        "Beside return_debug, for a request of one item: its tokens, and so many of the most likely next ones.",
+        minimum=1,
+    ),
     "model": _MODEL,
 }
 _CHUNKS = optional(

@@ -51,6 +51,11 @@ SCORE_FIELDS: Schema = {
         "fail",
     ),
     "return_debug": optional("boolean", "Say in `debug` how it was computed.", False),
+    "debug_top_k": optional(
+        "integer",
+        "Beside return_debug, for a request of one item: its tokens, and so many of the most likely next ones.",
+        minimum=1,
+    ),
     "profile": choice(
         (PLAIN,), "No other profile scores with labels of the request's own; the rerank routes do.", None
     ),
@@ -238,6 +243,23 @@ SCHEMAS: Schema = {
     "TokenizeResponse": _TOKENIZE_RESPONSE,
     "Model": _MODEL_ENTRY,
     "ModelList": _list_of("Model"),
+    "Artifact": {"type": "object", "description": "A file that a program of the harness has written."},
+    "ReportList": object_of(
+        {
+            "has_folder": {"type": "boolean", "description": "Was the server started with --reports-dir?"},
+            "artifacts": {
+                "type": "array",
+                "items": object_of(
+                    {
+                        "name": {"type": "string"},
+                        "folder": {"type": "string"},
+                        "kind": {"type": "string"},
+                        "bytes": COUNT,
+                    }
+                ),
+            },
+        }
+    ),
     "Health": object_of({"status": {"const": "ok"}}),
     "HealthGenerate": object_of({"status": {"const": "ok"}, "milliseconds": {"type": "number", "minimum": 0}}),
     "ServerInfo": object_of(

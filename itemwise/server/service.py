@@ -15,6 +15,7 @@ from itemwise.server.config import ServerOptions
 from itemwise.server.lifecycle import Lifecycle
 from itemwise.server.metrics import Metrics
 from itemwise.server.names import ServedNames
+from itemwise.server.reports import ReportSource
 
 POOL_THREADS = 2  # one large request must not make all others of its kind wait
 
@@ -26,8 +27,9 @@ log = logging.getLogger("itemwise")
 class Service:
     """One server's options, engine, figures and helpers."""
 
-    def __init__(self, options: ServerOptions) -> None:
+    def __init__(self, options: ServerOptions, reports: ReportSource | None = None) -> None:
         self.options = options
+        self.reports = reports
         self.lifecycle = Lifecycle()
         self.metrics = Metrics()
         self.names = ServedNames(options.served_model_names)

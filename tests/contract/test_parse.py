@@ -56,10 +56,17 @@ def test_every_option_reaches_the_request(name: str, value: object) -> None:
 def test_null_means_absent_for_every_optional_field() -> None:
     names = [
         *["label_token_ids", "apply_softmax", "score_mode", "label_scoring", "item_first", "tokenization"],
-        *["max_tokens_per_item", "algorithm", "return_debug", "on_item_error", "model", "suffix"],
+        *["max_tokens_per_item", "algorithm", "return_debug", "debug_top_k", "on_item_error", "model", "suffix"],
     ]
     request = parse_score_request({**TEXT, **dict.fromkeys(names)})
     assert (request.score_mode, request.model, request.item_first) == ("prob", None, False)
+
+
+def test_top_tokens_need_a_debug_block_to_be_shown_in() -> None:
+    assert parse_score_request({**TEXT, "return_debug": True, "debug_top_k": 3}).debug_top_k == 3
+    error = refusal({**TEXT, "debug_top_k": 3})
+    assert (error.code, error.param) == ("conflicting_parameters", "debug_top_k")
+    assert refusal({**TEXT, "return_debug": True, "debug_top_k": 0}).code == "invalid_debug_top_k"
 
 
 def test_unknown_fields_are_ignored() -> None:

@@ -38,6 +38,7 @@ def test_the_smallest_request_gets_the_defaults() -> None:
         priority=0,
         algorithm="auto",
         return_debug=False,
+        debug_top_k=None,
         model=None,
         documents_field="documents",
     )
@@ -71,7 +72,7 @@ def test_every_option_reaches_the_request(name: str, value: object) -> None:
 def test_null_means_absent_for_every_optional_field() -> None:
     names = [
         *["top_n", "profile", "instruction", "max_tokens_per_doc", "max_chunks_per_doc", "truncate"],
-        *["truncation_side", "priority", "algorithm", "return_debug", "model"],
+        *["truncation_side", "priority", "algorithm", "return_debug", "debug_top_k", "model"],
     ]
     assert parse_rerank_request({**LEAST, **dict.fromkeys(names)}) == parse_rerank_request(LEAST)
 

@@ -248,6 +248,14 @@ class TestDebug:
             "chunks": 2,
             "batches": [{"segments": 3, "num_tokens": 10, "forward_tokens": 10, "bucket": 10, "fill": 1.0}],
             "cached_tokens": 0,
+            "layout": {
+                "prefix_tokens": 3,
+                "segments": 3,
+                "segments_per_item": 1,
+                "prefix_lens": [3, 3, 2],
+                "tail_lens": [1, 2, 1],
+                "rows": [[0, 2], [2, 3]],
+            },
         }
         assert isinstance(milliseconds, dict)
         assert set(milliseconds) == {"tokenize", "queue", "prefill", "extend", "host"}

@@ -19,6 +19,7 @@ from itemwise.engine.scheduler import Scheduler, SchedulerOptions
 from itemwise.prompts.tokenizer import TextTokenizer
 from itemwise.server.app import make_app
 from itemwise.server.config import ServerOptions
+from itemwise.server.reports import ReportSource
 from itemwise.server.service import Service
 
 MODEL = "fake-model"
@@ -104,13 +105,14 @@ def app_client(
     is_ready: bool = True,
     max_queued_tokens: int | None = None,
     prefix_cache: bool = True,
+    reports: ReportSource | None = None,
     **config: Any,
 ) -> Iterator[AppClient]:
     scheduler = Scheduler(
         backend or FakeBackend(), SchedulerOptions(max_queued_tokens=max_queued_tokens, prefix_cache=prefix_cache)
     )
     engine = ScoringEngine(EngineConfig(MODEL, **config), scheduler, tokenizer)
-    service = Service(options or ServerOptions())
+    service = Service(options or ServerOptions(), reports)
     if is_ready:
         service.open(engine)
     try:

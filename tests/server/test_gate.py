@@ -16,7 +16,8 @@ from tests.server.app_client import IDS_REQUEST, AppClient, BrokenBackend, app_c
 KEY = "sesame-5f0c"
 WORK = [("POST", "/v1/score"), ("POST", "/v1/prefix"), ("GET", "/v1/prefix"), ("POST", "/tokenize")]
 WORK += [("DELETE", "/v1/prefix/x"), ("GET", "/health"), ("GET", "/health_generate")]
-ALWAYS = ["/metrics", "/server_info", "/docs", "/v1/models", "/openapi.json", "/"]
+ALWAYS_WITH_KEY = ["/metrics", "/server_info", "/docs", "/v1/models", "/openapi.json"]
+ALWAYS = [*ALWAYS_WITH_KEY, "/"]
 
 
 class TestRequestId:
@@ -61,10 +62,6 @@ class TestRouting:
         assert error_of(response) == (405, "invalid_request_error", "method_not_allowed", None)
         assert response.headers["allow"] == allowed
 
-    def test_home_leads_to_the_documentation(self, client: AppClient) -> None:
-        response = client.get("/")
-        assert (response.status_code, response.headers["location"]) == (307, "/docs")
-
     def test_what_can_be_got_can_be_asked_for_its_head(self, client: AppClient) -> None:
         assert client.request("HEAD", "/health").status_code == 200
 
@@ -106,7 +103,7 @@ class TestKey:
             {"Authorization": b"Bearer \xff\xfe"},
         ],
     )
-    @pytest.mark.parametrize("path", [*ALWAYS, "/v1/prefix", "/none"])
+    @pytest.mark.parametrize("path", [*ALWAYS_WITH_KEY, "/v1/prefix", "/none"])
     def test_without_it_nothing_is_told(self, guarded: AppClient, path: str, headers: dict[str, str]) -> None:
         response = guarded.get(path, headers=headers)
         assert error_of(response) == (401, "authentication_error", "invalid_api_key", None)
@@ -120,8 +117,8 @@ class TestKey:
         assert guarded.post("/v1/score", IDS_REQUEST, headers=headers).status_code == 200
         assert guarded.get("/metrics", headers=headers).status_code == 200
 
-    @pytest.mark.parametrize("path", ["/health", "/health_generate"])
-    def test_health_needs_none(self, guarded: AppClient, path: str) -> None:
+    @pytest.mark.parametrize("path", ["/health", "/health_generate", "/", "/page/look.css"])
+    def test_health_and_the_page_need_none(self, guarded: AppClient, path: str) -> None:
         assert guarded.get(path).status_code == 200
 
     def test_it_is_nowhere_to_be_seen(self, guarded: AppClient, caplog: pytest.LogCaptureFixture) -> None:

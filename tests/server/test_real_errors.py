@@ -195,6 +195,9 @@ CASES = [
         *("no prefix is kept", {"query": [1]}, 400, VALUE, "prefix_cache_disabled", None, "bare"),
         path="/v1/prefix",
     ),
+    Case("top k", ids(return_debug=True, debug_top_k=0), 400, VALUE, "invalid_debug_top_k", "debug_top_k"),
+    Case("report", None, 400, MISSING, "missing_name", "name", method="GET", path="/reports/view"),
+    Case("report", {}, 400, VALUE, "invalid_artifact", "name", path="/reports/view"),
     Case("prefix id", None, 404, BAD, "not_found", "id", method="DELETE", path="/v1/prefix/nobody"),
     Case("documents", {"query": "a"}, 400, MISSING, "missing_documents", "documents", path="/v1/rerank"),
     *(
@@ -219,6 +222,7 @@ CASES = [
 
 # What takes more than one request has a test of its own, here or where the file before `::` says.
 SHOWN_BY_A_TEST = {
+    (404, BAD, "no_report_viewer"): "test_reports::test_without_what_makes_reports_the_viewer_says_so",
     # queue full (by tokens)
     (429, "rate_limit_error", "queue_full"): "test_real_errors::test_a_full_queue_refuses",
     # shutting down / not warm yet

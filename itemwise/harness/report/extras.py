@@ -9,13 +9,13 @@ from itemwise.harness.artifacts import AbResult, LoadResult, ModelMatrix, MultiV
 from itemwise.harness.load.stats import figures_of
 from itemwise.harness.report.document import NONE, Block, Bullets, Cell, Paragraph, Section, judged, table
 from itemwise.harness.report.gates import gate_groups
-from itemwise.harness.report.inputs import ReportInputs
+from itemwise.harness.report.inputs import ExtraInputs
 from itemwise.harness.report.named import Named
 from itemwise.harness.report.numbers import difference, figure, ratio
 from itemwise.harness.validation.model_table import table_cells, table_headers
 
 
-def extra_sections(inputs: ReportInputs) -> tuple[Section, ...]:
+def extra_sections(inputs: ExtraInputs) -> tuple[Section, ...]:
     """Only those for which there is something."""
     sections = []
     gates = _validation(inputs)
@@ -28,7 +28,7 @@ def extra_sections(inputs: ReportInputs) -> tuple[Section, ...]:
     return tuple(sections)
 
 
-def _validation(inputs: ReportInputs) -> tuple[Block, ...]:
+def _validation(inputs: ExtraInputs) -> tuple[Block, ...]:
     groups = gate_groups(inputs)
     every = [gate for group in groups for gate in group.gates]
     failed = sum(not gate.passed for gate in every)

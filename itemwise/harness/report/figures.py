@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from itemwise.harness.artifacts import BackendName, Comparison, PortableRow
+from itemwise.harness.artifacts import BackendName, Comparison, MatrixRow, PortableRow
 from itemwise.harness.report.comparison import P95
 from itemwise.harness.report.document import Figure
 from itemwise.harness.report.inputs import BACKEND_NAMES, BACKENDS
@@ -48,6 +48,22 @@ class SizePoint:
     reasons: str
 
 
+Series = Mapping[BackendName, Sequence[SizePoint]]
+
+
+def matrix_points(rows: Iterable[MatrixRow], metric: str) -> list[SizePoint]:
+    """Of one backend's matrix, in the order of the sizes."""
+    return [
+        SizePoint(
+            row.client_chunk_size,
+            getattr(row, metric),
+            row.success_rate == 1.0,
+            ", ".join(f"{count} x {why}" for why, count in row.failure_reason_counts.items()),
+        )
+        for row in sorted(rows, key=lambda each: each.client_chunk_size)
+    ]
+
+
 def size_points(rows: Iterable[PortableRow], backend: BackendName, metric: str) -> list[SizePoint]:
     """In the order of the sizes; those that a backend was not asked for are left out."""
     points = []
@@ -83,8 +99,13 @@ def guardrail(comparison: Comparison, backend: BackendName) -> float | None:
 
 
 def throughput_figure(comparison: Comparison) -> Figure:
+    """Of both backends."""
+    rows = comparison.portable_view.rows
+    return throughput_of({each: size_points(rows, each, THROUGHPUT) for each in BACKENDS})
+
+
+def throughput_of(series: Series) -> Figure:
     """From zero, so that heights can be compared."""
-    series = {each: size_points(comparison.portable_view.rows, each, THROUGHPUT) for each in BACKENDS}
     values = _values(series)
     title = "Throughput by chunk size"
     caption = "Items scored per second, all runs of a chunk size; higher is better."
@@ -99,15 +120,20 @@ def throughput_figure(comparison: Comparison) -> Figure:
 
 
 def p95_figure(comparison: Comparison) -> Figure:
-    """On a log scale: one item at a time may take a hundred times as long as all at once."""
-    series = {each: size_points(comparison.portable_view.rows, each, P95) for each in BACKENDS}
+    """Of both backends."""
+    view = comparison.portable_view
+    series = {each: size_points(view.rows, each, P95) for each in BACKENDS}
+    return p95_of(series, {each: guardrail(comparison, each) for each in BACKENDS}, view.guardrail_ratio)
+
+
+def p95_of(series: Series, rails: Mapping[BackendName, float | None], ratio: float) -> Figure:
+    """On a log scale: one item at a time may take a hundred times as long as all at once. `ratio`: of the rails."""
     values = _values(series)
     title = "p95 latency by chunk size"
     caption = "Time for the whole workload, 95th percentile, log scale; lower is better."
     if not values:
         return _empty("p95", title, caption)
-    rails = {each: guardrail(comparison, each) for each in BACKENDS}
-    caption += _rails_in_words(comparison, rails)
+    caption += _rails_in_words(ratio, rails)
     known = [rail for rail in rails.values() if rail is not None]
     low = max(min([*values, *known]) * 0.7, _SHORTEST_MS)
     high = max(max([*values, *known]) * 1.4, low)
@@ -119,11 +145,10 @@ def p95_figure(comparison: Comparison) -> Figure:
     return Figure(title, drawn, caption + _marks_in_words(series))
 
 
-def _rails_in_words(comparison: Comparison, rails: Mapping[BackendName, float | None]) -> str:
+def _rails_in_words(ratio: float, rails: Mapping[BackendName, float | None]) -> str:
     """Only of what is drawn."""
     if all(rail is None for rail in rails.values()):
         return ""
-    ratio = comparison.portable_view.guardrail_ratio
     return f" Dashed: the guardrail, {ratio:g} x the best p95 of the backend. A row above it cannot win."
 
 
@@ -136,7 +161,7 @@ def _draw_rails(scale: Scale, rails: Mapping[BackendName, float | None]) -> str:
     )
 
 
-def _draw(series: Mapping[BackendName, Sequence[SizePoint]], scale: Scale, unit: str) -> str:
+def _draw(series: Series, scale: Scale, unit: str) -> str:
     sizes = sorted({point.size for points in series.values() for point in points})
     across = Scale(sizes[0], sizes[-1], _FRAME.left + _INSET, _FRAME.right - _INSET, log=True)
     parts = [x_axis(_FRAME, across, size_ticks(sizes, across), "items in one call (log2 scale)")]
@@ -174,7 +199,7 @@ def _at(across: Scale, scale: Scale, point: SizePoint) -> Point:
     return across(point.size), scale(point.value or 0.0)
 
 
-def _values(series: Mapping[BackendName, Sequence[SizePoint]]) -> list[float]:
+def _values(series: Series) -> list[float]:
     return [point.value for points in series.values() for point in points if point.value is not None]
 
 
@@ -183,7 +208,7 @@ def _empty(name: str, title: str, caption: str) -> Figure:
     return Figure(title, picture(_FRAME, name, title, f"Nothing to show: {words}.", nothing(_FRAME, words)), caption)
 
 
-def _peaks(series: Mapping[BackendName, Sequence[SizePoint]]) -> str:
+def _peaks(series: Series) -> str:
     """What one sees, in words."""
     parts = []
     for each, points in series.items():
@@ -193,7 +218,7 @@ def _peaks(series: Mapping[BackendName, Sequence[SizePoint]]) -> str:
     return " ".join([*parts, "The table below has every value."])
 
 
-def _lowest(series: Mapping[BackendName, Sequence[SizePoint]], rails: Mapping[BackendName, float | None]) -> str:
+def _lowest(series: Series, rails: Mapping[BackendName, float | None]) -> str:
     parts = []
     for each, points in series.items():
         good = [(point.value, point.size) for point in points if point.value is not None]
@@ -203,7 +228,7 @@ def _lowest(series: Mapping[BackendName, Sequence[SizePoint]], rails: Mapping[Ba
     return " ".join([*parts, "The table below has every value."])
 
 
-def _marks_in_words(series: Mapping[BackendName, Sequence[SizePoint]]) -> str:
+def _marks_in_words(series: Series) -> str:
     points = [point for each in series.values() for point in each]
     words = " Crosses: no run worked." if any(point.value is None for point in points) else ""
     partial = any(point.value is not None and not point.complete for point in points)

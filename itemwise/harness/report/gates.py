@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itemwise.harness.ab.report import problems_of
 from itemwise.harness.artifacts import AbResult, GateCheck, ModelMatrix, MultiVsSerial, Parity
 from itemwise.harness.report.document import NONE, Card
-from itemwise.harness.report.inputs import ReportInputs
+from itemwise.harness.report.inputs import ExtraInputs
 from itemwise.harness.report.named import Named
 from itemwise.harness.report.numbers import difference, figure
 from itemwise.harness.validation.gates import judge
@@ -35,7 +35,7 @@ class GateGroup:
     gates: tuple[Gate, ...]
 
 
-def gate_groups(inputs: ReportInputs) -> list[GateGroup]:
+def gate_groups(inputs: ExtraInputs) -> list[GateGroup]:
     """All of them, in the order of the sections."""
     groups = [GateGroup(name, tuple(_gates(checks))) for name, checks in validation_checks(inputs).items()]
     groups += [GateGroup(f"variants by {each.content.compare}", _variant_gates(each.content)) for each in inputs.ab]
@@ -43,7 +43,7 @@ def gate_groups(inputs: ReportInputs) -> list[GateGroup]:
     return [group for group in groups if group.gates]
 
 
-def validation_checks(inputs: ReportInputs) -> dict[str, dict[str, GateCheck]]:
+def validation_checks(inputs: ExtraInputs) -> dict[str, dict[str, GateCheck]]:
     """By source. A judgement that is given counts for the files of its name; others have the default bounds."""
     files: list[Named[MultiVsSerial] | Named[Parity]] = [*inputs.multi_vs_serial, *inputs.parity]
     if max(len(inputs.gate), len(inputs.multi_vs_serial), len(inputs.parity)) <= 1:
@@ -57,7 +57,7 @@ def validation_checks(inputs: ReportInputs) -> dict[str, dict[str, GateCheck]]:
 
 
 def _of_one_source(
-    inputs: ReportInputs, files: Sequence[Named[MultiVsSerial] | Named[Parity]]
+    inputs: ExtraInputs, files: Sequence[Named[MultiVsSerial] | Named[Parity]]
 ) -> dict[str, dict[str, GateCheck]]:
     """One file of each kind at most: they belong together, whatever they are called."""
     checks: dict[str, GateCheck] = {}
@@ -110,7 +110,7 @@ def _model_gates(matrix: ModelMatrix) -> tuple[Gate, ...]:
     )
 
 
-def gate_failures(inputs: ReportInputs) -> list[str]:
+def gate_failures(inputs: ExtraInputs) -> list[str]:
     """A sentence for each kind of gate of which some failed."""
     failed = [
         f"{source} {name}".strip()
@@ -129,7 +129,7 @@ def _variant_problems(result: AbResult) -> list[str]:
     return problems_of(result) or [f"not the {gate.name}" for gate in _variant_gates(result) if not gate.passed]
 
 
-def gates_card(inputs: ReportInputs) -> tuple[Card, ...]:
+def gates_card(inputs: ExtraInputs) -> tuple[Card, ...]:
     """Nothing where there are no gates."""
     gates = [gate for group in gate_groups(inputs) for gate in group.gates]
     if not gates:

@@ -48,20 +48,26 @@ class ReportPaths:
     output_html: Path | None = None
 
 
-@dataclass(frozen=True)
-class ReportInputs:
-    """The same, read. `matrices` has those that could be: by backend and view, `jax_portable` and so on."""
+@dataclass(frozen=True, kw_only=True)
+class ExtraInputs:
+    """What may be given beside a comparison, or shown without one."""
 
-    paths: ReportPaths
-    comparison: Comparison
-    matrices: Mapping[str, MatrixFile]
-    workload: Workload | None = None
     multi_vs_serial: Sequence[Named[MultiVsSerial]] = ()
     parity: Sequence[Named[Parity]] = ()
     gate: Sequence[Named[GateReport]] = ()
     ab: Sequence[Named[AbResult]] = ()
     load: Sequence[Named[LoadResult]] = ()
     model_matrix: Sequence[Named[ModelMatrix]] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportInputs(ExtraInputs):
+    """All of it, read. `matrices` has those that could be: by backend and view, `jax_portable` and so on."""
+
+    paths: ReportPaths
+    comparison: Comparison
+    matrices: Mapping[str, MatrixFile]
+    workload: Workload | None = None
     notes: list[str] = field(default_factory=list)
 
     def matrix(self, backend: BackendName, view: EvaluationView) -> MatrixFile | None:

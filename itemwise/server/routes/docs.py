@@ -1,19 +1,14 @@
-"""`/`, `/docs` and `/openapi.json`: the API for people and for programs. Nothing is loaded from anywhere else."""
+"""`/docs` and `/openapi.json`: the API for people and for programs. Nothing is loaded from anywhere else."""
 
 from __future__ import annotations
 
-from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.responses import HTMLResponse, Response
 
 from itemwise.server.call import Call
 from itemwise.server.docs_page import docs_page
 from itemwise.server.openapi import openapi_document
 from itemwise.server.replies import json_reply
 from itemwise.server.service import Service
-
-
-async def home(service: Service, call: Call) -> Response:
-    """To the documentation."""
-    return RedirectResponse("/docs", status_code=307)
 
 
 async def docs(service: Service, call: Call) -> Response:

@@ -112,9 +112,16 @@ def _describe_engine(engine: ScoringEngine) -> dict[str, object]:
             "queried_tokens": stats.prefix_queried_tokens,
             "hit_tokens": stats.prefix_hit_tokens,
         },
+        "profiles": {"default": _profile_name(engine), "names": sorted(engine.config.profiles.by_name)},
         "max_queued_tokens": engine.scheduler.admission.max_tokens,
         "stats": {**asdict(stats), "fill_ratio": stats.fill_ratio},
     }
+
+
+def _profile_name(engine: ScoringEngine) -> str | None:
+    """Of rerank requests that name none."""
+    default = engine.config.profiles.default
+    return None if default is None else default.name
 
 
 def _versions() -> dict[str, str]:

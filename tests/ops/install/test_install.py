@@ -74,6 +74,8 @@ def test_the_wheel_has_its_data_files(fresh: Fresh) -> None:
     data = [
         each.relative_to(ROOT / "itemwise") for kind in ("toml", "json") for each in ROOT.glob(f"itemwise/**/*.{kind}")
     ]
+    data += [each.relative_to(ROOT / "itemwise") for each in ROOT.glob("itemwise/page/static/*")]
+    assert Path("page/static/index.html") in data
     assert Path("harness/known_models.toml") in data and Path("prompts/profiles/plain.toml") in data
     assert all((package / each).read_bytes() == (ROOT / "itemwise" / each).read_bytes() for each in data)
     assert (package / "py.typed").exists()

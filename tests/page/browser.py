@@ -1,0 +1,91 @@
+"""Chromium on the page: opens it at a width and in a scheme, and remembers whatever must not happen there."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, ConsoleMessage, Page, Request
+
+Scheme = Literal["light", "dark"]
+CHROMIUM = shutil.which("chromium")
+PHONE, DESKTOP = (390, 844), (1400, 1000)
+_NPM_FOLDER = Path(__file__).parents[2] / ".venv" / "npm"
+AXE = Path(os.environ.get("ITEMWISE_AXE", _NPM_FOLDER / "node_modules" / "axe-core" / "axe.min.js"))
+
+
+def why_no_browser() -> str | None:
+    """Why the page cannot be tried here; None where it can."""
+    if CHROMIUM is None:
+        return "no chromium on the PATH"
+    if importlib.util.find_spec("playwright") is None:
+        return "the package playwright is not installed"
+    return None
+
+
+@contextmanager
+def open_browser() -> Iterator[Browser]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@dataclass
+class Visit:
+    """One page, and what went wrong on it."""
+
+    page: Page
+    origin: str
+    problems: list[str] = field(default_factory=list)
+    refused: set[int] = field(default_factory=set)  # statuses that the test provokes
+
+    def watch(self) -> None:
+        self.page.on("console", self._on_console)
+        self.page.on("pageerror", lambda error: self.problems.append(f"error: {error}"))
+        self.page.on("request", self._on_request)
+
+    def _on_console(self, message: ConsoleMessage) -> None:
+        is_provoked = any(f"status of {status}" in message.text for status in self.refused)
+        if message.type in ("error", "warning") and not is_provoked:
+            self.problems.append(f"console {message.type}: {message.text}")
+
+    def _on_request(self, request: Request) -> None:
+        if not request.url.startswith((self.origin, "blob:", "data:", "about:")):
+            self.problems.append(f"a request left the origin: {request.url}")
+
+    def serious_faults(self) -> list[str]:
+        """What axe-core calls serious or critical on the page as it is."""
+        self.page.evaluate(AXE.read_text(encoding="utf-8"))
+        found = self.page.evaluate("axe.run()")
+        return [
+            f"{each['id']}: {[node['html'][:200] for node in each['nodes']]}"
+            for each in found["violations"]
+            if each["impact"] in ("serious", "critical")
+        ]
+
+
+@contextmanager
+def visit(
+    browser: Browser, origin: str, path: str = "/", size: tuple[int, int] = DESKTOP, scheme: Scheme = "light"
+) -> Iterator[Visit]:
+    """The page of a server; in the end nothing may have gone wrong."""
+    context = browser.new_context(
+        viewport={"width": size[0], "height": size[1]}, color_scheme=scheme, accept_downloads=True
+    )
+    context.set_default_timeout(30_000)
+    made = Visit(context.new_page(), origin)
+    made.watch()
+    made.page.goto(origin + path)
+    yield made
+    context.close()
+    assert made.problems == []
