@@ -23,10 +23,15 @@ OpenPage = Callable[..., AbstractContextManager[Visit]]
 
 
 @pytest.fixture(scope="session")
-def browser() -> Iterator[Browser]:
+def needs_browser() -> None:
     reason = why_no_browser()
     if reason is not None:
         pytest.skip(f"THE PAGE IS NOT TESTED: {reason}")
+
+
+@pytest.fixture(scope="module")
+def browser(needs_browser: None) -> Iterator[Browser]:
+    """One for each file: while it is open there is a running event loop, which tests of other files would trip over."""
     with open_browser() as running:
         yield running
 
@@ -42,8 +47,8 @@ def reports_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def embedded_server(browser: Browser, reports_dir: Path) -> Iterator[str]:
-    """Its address. `browser`: without one no server is started."""
+def embedded_server(needs_browser: None, reports_dir: Path) -> Iterator[str]:
+    """Its address. Without a browser no server is started."""
     with real_server(f"--reports-dir={reports_dir}") as running:
         yield running.url
 

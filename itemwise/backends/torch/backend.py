@@ -80,9 +80,9 @@ class TorchBackend(Backend):
         block_rows = CPU_BLOCK_ROWS if self._is_cpu else CUDA_INVARIANT_ROWS if batch_invariant else None
         if weight_cache and self._dtype == torch.bfloat16:
             checkpoint = with_bfloat16_weights(checkpoint)
-        weights = load_weights(checkpoint, self._dtype, self._device, self._workers)
-        if block_rows is not None:
-            weights = pack_weights(weights, block_rows, self._workers)
+        weights = pack_weights(
+            load_weights(checkpoint, self._dtype, self._device, self._workers), CPU_BLOCK_ROWS, self._workers
+        )
         self._row_ops = choose_row_ops(self.config, self._dtype, self._device)
         self._transformer = Transformer(self.config, weights, block_rows, self._workers, self._row_ops)
         self.info = _make_info(self.config, self._device, self._dtype, token_budget, prefix_cache_bytes)

@@ -32,11 +32,13 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def pack_weights(weights: ModelWeights, num_rows: int, workers: Workers) -> ModelWeights:
-    """For products of so many rows, layer by layer, so that no more than one for each thread is there twice. The same
-    where it cannot be done: another dtype or device than bfloat16 on a CPU, or a PyTorch without it."""
+    """For products of so many rows, layer by layer, so that no more than one for each thread is there twice, if the
+    caller lets go of the plain ones. The same where it cannot be done: another dtype or device than bfloat16 on a CPU,
+    or a PyTorch without it."""
     if not can_pack(weights.embedding):
         return weights
     layers = list(weights.layers)
+    weights = replace(weights, layers=())
 
     def pack(number: int) -> None:
         layers[number] = _pack_layer(layers[number], num_rows)
