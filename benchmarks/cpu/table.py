@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from benchmarks.text_rows import aligned
+
 _HEADINGS = ("case", "median", "lowest - highest", "goal", "met", "")
 _LEFT = (0, 5)  # columns of words
 _MET = {True: "yes", False: "NO", None: "-"}
@@ -12,17 +14,7 @@ _MET = {True: "yes", False: "NO", None: "-"}
 
 def render(rows: Sequence[Mapping[str, Any]]) -> str:
     """One line for each, under headings; every column as wide as its widest cell."""
-    lines = [_HEADINGS, *(_cells(row) for row in rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(_HEADINGS))]
-    return "\n".join(_line(line, widths) for line in lines)
-
-
-def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    padded = [
-        cell.ljust(width) if column in _LEFT else cell.rjust(width)
-        for column, (cell, width) in enumerate(zip(cells, widths, strict=True))
-    ]
-    return "  ".join(padded).rstrip()
+    return aligned([_HEADINGS, *(_cells(row) for row in rows)], left=_LEFT)
 
 
 def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
