@@ -16,7 +16,7 @@ from benchmarks.goals.cases import Geometry
 from benchmarks.random_checkpoint import QWEN3_06B
 from itemwise.models.config import ModelConfig
 
-CASES = ("hf", "llama", "gemm", "score", "serve")
+CASES = ("hf", "llama", "gemm", "jax", "score", "serve")
 SEARCH_SEED = 1_000_000  # requests of searches and warm-ups: rounds have others
 
 
@@ -24,7 +24,7 @@ SEARCH_SEED = 1_000_000  # requests of searches and warm-ups: rounds have others
 class Scale:
     """A model, its requests, and what rivals may try."""
 
-    model: ModelConfig  # of `hf` and `gemm`; the other cases have the embedded one
+    model: ModelConfig  # of `hf`, `gemm` and `jax`; the other cases have the embedded one
     hf: Geometry
     llama: Geometry
     contract: Geometry
@@ -44,12 +44,12 @@ FULL = Scale(
     llama=Geometry(200, 50, 20),
     contract=Geometry(2000, 500, 20),
     prefix_batches=(8, 16, 32, 64),
-    full_batches=(1, 2, 4, 8),
-    full_items=8,
+    full_batches=(1, 2, 4, 8, 16),
+    full_items=16,
     llama_batches=(1, 5, 10, 25, 50),
     llama_steps=(256, 512, 1024),
     gemm_rows=(1024, 10_000),
-    gemm_repeats=2,
+    gemm_repeats=8,
     rounds=5,
 )
 

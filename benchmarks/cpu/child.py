@@ -28,6 +28,12 @@ def _ours(role: Role) -> Contender:
     return Ours(role)
 
 
+def _ours_on_jax(role: Role) -> Contender:
+    from benchmarks.cpu.ours import Ours
+
+    return Ours(role, "jax")
+
+
 def _prefix_cache(role: Role) -> Contender:
     from benchmarks.cpu.hugging_face import PrefixCache
 
@@ -52,6 +58,12 @@ def _products(role: Role) -> Contender:
     return Products(role)
 
 
+def _xla_products(role: Role) -> Contender:
+    from benchmarks.cpu.xla_products import XlaProducts
+
+    return XlaProducts(role)
+
+
 # None imports what another one needs.
 CONTENDERS: dict[str, Callable[[Role], Contender]] = {
     "ours": _ours,
@@ -59,6 +71,8 @@ CONTENDERS: dict[str, Callable[[Role], Contender]] = {
     "hf-full": _full_sequences,
     "llama": _llama_cpp,
     "gemm": _products,
+    "ours-jax": _ours_on_jax,
+    "gemm-jax": _xla_products,
 }
 
 

@@ -1,11 +1,11 @@
-"""Our PyTorch backend with its default settings, through `ScoringEngine.score`."""
+"""One of our backends with its default settings, through `ScoringEngine.score`."""
 
 from __future__ import annotations
 
+import os
+from importlib.metadata import version
 from time import perf_counter
 from typing import Any
-
-import torch
 
 from benchmarks.cpu.cases import SEARCH_SEED, Role, draw
 from benchmarks.cpu.contender import Contender, Round
@@ -20,21 +20,22 @@ _WARM_UP_ROUNDS = 2
 class Ours(Contender):
     """Every query is new, so no prefix is found again."""
 
-    def __init__(self, role: Role) -> None:
+    def __init__(self, role: Role, backend: str = "torch") -> None:
         self._role = role
-        self._engine = load_engine(EngineOptions(model=role.model, backend="torch", device="cpu"))
+        self._backend = backend
+        self._engine = load_engine(EngineOptions(model=role.model, backend=backend, device="cpu"))
 
     def prepare(self) -> dict[str, Any]:
         for number in range(_WARM_UP_ROUNDS):
             self.run(SEARCH_SEED + number)
         info = self._engine.backend.info
         return {
-            "versions": {"itemwise": __version__, "torch": torch.__version__},
+            "versions": {"itemwise": __version__, self._backend: version(self._backend)},
             "settings": {
                 "device": info.device,
                 "dtype": info.dtype,
                 "attention": info.attention,
-                "threads": torch.get_num_threads(),
+                "cores": os.cpu_count(),
             },
         }
 

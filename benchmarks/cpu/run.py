@@ -66,6 +66,7 @@ class CpuRun:
             "hf": self._hugging_face,
             "llama": self._llama,
             "gemm": self._gemm,
+            "jax": self._jax,
             "score": self._score,
             "serve": self._serve,
         }
@@ -120,6 +121,16 @@ class CpuRun:
         title = f"{geometry.title}, {self._model_title}: of the GEMM rate"
         flops = geometry.flops(self._scale.model) / geometry.items
         return [share_row("gemm", title, found["ours"], found["gemm"], flops, self._goals)]
+
+    def _jax(self) -> Rows:
+        if find_spec("jax") is None:
+            self.skipped["jax"] = "JAX is not installed: pip install --editable '.[jax]'"
+            return []
+        geometry = self._scale.hf
+        found = self._race("jax", ("ours-jax", "gemm-jax"), geometry, self._random_model)
+        title = f"{geometry.title}, {self._model_title}, JAX: of XLA's GEMM rate"
+        flops = geometry.flops(self._scale.model) / geometry.items
+        return [share_row("jax", title, found["ours-jax"], found["gemm-jax"], flops, self._goals)]
 
     def _score(self) -> Rows:
         values = self._repeat("score", startup.score_seconds)

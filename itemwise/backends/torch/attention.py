@@ -33,8 +33,9 @@ from itemwise.backends.torch.tiles import DiagonalTiles, FullRange, cut_diagonal
 from itemwise.backends.torch.transfer import token_index, upload
 from itemwise.backends.torch.workers import Workers
 
-# Query rows (heads of one KV head folded in) of one full-range product: a multiple of FULL_ROWS. Larger products are
-# faster, as keys are rearranged in each; from 64 rows on a row's bits do not depend on their number.
+# Query rows (heads of one KV head folded in) of one full-range product: on a CPU a multiple of FULL_ROWS. Larger
+# products are faster, as keys are rearranged in each; from 64 rows on a row's bits do not depend on their number there.
+# On a GPU they do, so that all products have FULL_ROWS.
 FULL_ROWS = 256
 MAX_FULL_ROWS = 1024
 KEY_BLOCK = 512  # keys that are scored at a time where no flash attention is at hand
@@ -63,11 +64,25 @@ class Attention(ABC):
 
 
 class TiledAttention(Attention):
-    """For CPUs, and for float32 on a GPU."""
+    """For CPUs, and for float32 on a GPU.
 
-    def __init__(self, batch: ForwardBatch, device: torch.device, heads_per_kv: int, workers: Workers) -> None:
+    `pads_tiles`: diagonal tiles get one of a few widths. Without, they are as wide as they have tokens and nothing is
+    copied where tiles of one width follow each other. In bfloat16 that is exact: a tile's bits depend on its width
+    alone. In float32 they may depend on where in memory it begins, so that tiles begin at multiples of 64 bytes.
+    """
+
+    def __init__(
+        self,
+        batch: ForwardBatch,
+        device: torch.device,
+        heads_per_kv: int,
+        workers: Workers,
+        *,
+        pads_tiles: bool = True,
+    ) -> None:
         self._workers = workers
-        full_ranges, diagonals = cut_full_ranges(batch), cut_diagonals(batch)
+        full_ranges, diagonals = cut_full_ranges(batch), cut_diagonals(batch, padded=pads_tiles)
+        self._num_tokens = len(batch.token_ids)
         self._prefixes = _pieces_to_read(batch, full_ranges)
         # A token's parts are merged in turn: first its earlier tiles, then its prefix. Within a phase it comes once.
         self._phases = [
@@ -87,7 +102,8 @@ class TiledAttention(Attention):
             ]
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, kept: KeysValues | None) -> Tensor:
-        out = torch.zeros(q.shape, dtype=torch.float32, device=q.device)
+        out = torch.empty(q.shape, dtype=torch.float32, device=q.device)
+        out[self._num_tokens :] = 0.0  # every other token has a diagonal tile, which is the first to be written
         lse = torch.full(q.shape[:2], NEG_INF, dtype=torch.float32, device=q.device)
         total = (out, lse)
         # Put together once, at the greatest length that is read; shorter ones are slices of it.
@@ -120,8 +136,9 @@ def _keys_of(part: FullRange, k: Tensor, v: Tensor, prefixes: Mapping[int, KeysV
 class _DiagonalGroup:
     """`DiagonalTiles` on the device, with the mask that is laid over each tile."""
 
-    index: Tensor  # [g * W] tokens
-    slots: Tensor  # [real tokens] places in `index`
+    index: Tensor | slice  # [g * W] tokens
+    slots: Tensor | None  # [real tokens] places in `index`; None: all are real
+    real: Tensor | slice  # [real tokens] themselves
     hidden: Tensor  # [g, 1, W, W], True where a key may not be seen
     is_causal: bool = True  # only where it comes after the query?
 
@@ -129,40 +146,43 @@ class _DiagonalGroup:
     def on_device(cls, tiles: DiagonalTiles, device: torch.device) -> _DiagonalGroup:
         num_tiles, width = tiles.tokens.shape
         later = torch.ones(width, width, dtype=torch.bool, device=device).triu(1)
-        index, slots = upload(tiles.tokens.reshape(-1), device), upload(tiles.slots, device)
-        return cls(index, slots, later.expand(num_tiles, 1, width, width))
+        tokens = tiles.tokens.reshape(-1)
+        index, is_padded = token_index(tokens, device), len(tiles.slots) < len(tokens)
+        slots = upload(tiles.slots, device) if is_padded else None
+        real = upload(tokens[tiles.slots], device) if is_padded else index
+        return cls(index, slots, real, later.expand(num_tiles, 1, width, width))
 
 
 def _attend_diagonal(q: Tensor, k: Tensor, v: Tensor, group: _DiagonalGroup, total: Partial) -> None:
     """The first part that any token gets: written to `total`, not merged."""
     attend = _flash_diagonal if q.device.type == "cpu" else _plain_diagonal
-    out, lse = attend(q, k, v, group)
-    tokens = group.index[group.slots]
-    total[0][tokens] = out[group.slots].float()
-    total[1][tokens] = lse[group.slots]
+    if isinstance(group.real, slice):
+        attend(q, k, v, group, (total[0][group.real], total[1][group.real]))
+        return
+    num_rows = group.hidden.shape[0] * group.hidden.shape[2]
+    part = tuple(torch.empty(num_rows, *each.shape[1:], dtype=each.dtype, device=each.device) for each in total)
+    attend(q, k, v, group, (part[0], part[1]))
+    for whole, rows in zip(total, part, strict=True):
+        whole[group.real] = rows if group.slots is None else rows[group.slots]
 
 
-def _flash_diagonal(q: Tensor, k: Tensor, v: Tensor, group: _DiagonalGroup) -> Partial:
-    """[g W, N, H] and [g W, N]. A KV head is repeated for each of its query heads; tokens stay where they are."""
-    (num_tiles, _, width, _), heads_per_kv = group.hidden.shape, q.shape[1] // k.shape[1]
-    queries, keys, values = (
-        each.view(num_tiles, width, *q.shape[1:]).transpose(1, 2)
-        for each in (
-            q[group.index],
-            k[group.index].repeat_interleave(heads_per_kv, 1),
-            v[group.index].repeat_interleave(heads_per_kv, 1),
-        )
-    )
-    if group.is_causal:
-        out, lse = _FLASH(queries, keys, values, 0.0, True)
-    else:
+def _flash_diagonal(q: Tensor, k: Tensor, v: Tensor, group: _DiagonalGroup, part: Partial) -> None:
+    """To [g W, N, H] and [g W, N]. The query heads of one KV head come one after the other: no key is repeated."""
+    (num_tiles, _, width, _), (num_kv_heads, head_size) = group.hidden.shape, k.shape[1:]
+    shape = num_tiles, width, num_kv_heads
+    queries = q[group.index].view(*shape, -1, head_size)
+    keys, values = (each[group.index].view(*shape, head_size).transpose(1, 2) for each in (k, v))
+    out, lse = part[0].view(*shape, -1, head_size), part[1].view(*shape, -1)
+    mask = None
+    if not group.is_causal:
         mask = torch.zeros(group.hidden.shape, dtype=q.dtype).masked_fill_(group.hidden, NEG_INF)
-        out, lse = _FLASH(queries, keys, values, 0.0, False, attn_mask=mask)
-    return out.transpose(1, 2).flatten(0, 1), lse.transpose(1, 2).flatten(0, 1)
+    for head in range(queries.shape[3]):
+        found = _FLASH(queries[:, :, :, head].transpose(1, 2), keys, values, 0.0, group.is_causal, attn_mask=mask)
+        out[:, :, :, head], lse[:, :, :, head] = (each.transpose(1, 2) for each in found)
 
 
-def _plain_diagonal(q: Tensor, k: Tensor, v: Tensor, group: _DiagonalGroup) -> Partial:
-    """[g W, N, H] and [g W, N]. Query heads of one KV head become rows."""
+def _plain_diagonal(q: Tensor, k: Tensor, v: Tensor, group: _DiagonalGroup, part: Partial) -> None:
+    """To [g W, N, H] and [g W, N]. Query heads of one KV head become rows."""
     (num_tiles, _, width, _), (_, num_kv_heads, head_size) = group.hidden.shape, k.shape
     heads_per_kv = q.shape[1] // num_kv_heads
     queries = q[group.index].float().view(num_tiles, width, num_kv_heads, heads_per_kv, head_size)
@@ -172,7 +192,8 @@ def _plain_diagonal(q: Tensor, k: Tensor, v: Tensor, group: _DiagonalGroup) -> P
     out, lse = masked_softmax(queries, keys, values, group.hidden.repeat(1, 1, heads_per_kv, 1))
     out = out.view(num_tiles, num_kv_heads, heads_per_kv, width, head_size).permute(0, 3, 1, 2, 4)
     lse = lse.view(num_tiles, num_kv_heads, heads_per_kv, width).permute(0, 3, 1, 2)
-    return out.reshape(-1, *q.shape[1:]), lse.reshape(-1, q.shape[1])
+    part[0].copy_(out.reshape(part[0].shape))
+    part[1].copy_(lse.reshape(part[1].shape))
 
 
 def _cut_queries(
@@ -181,8 +202,8 @@ def _cut_queries(
     """Every range with its query tokens in blocks that make one product each: large ones, and one for each thread."""
     cut = []
     for part in parts:
-        rows = -(-len(part.queries) * heads_per_kv // num_threads)
-        rows = min(MAX_FULL_ROWS, -(-rows // FULL_ROWS) * FULL_ROWS)
+        for_each = -(-len(part.queries) * heads_per_kv // num_threads)
+        rows = min(MAX_FULL_ROWS if device.type == "cpu" else FULL_ROWS, -(-for_each // FULL_ROWS) * FULL_ROWS)
         step = max(1, rows // heads_per_kv)
         starts = range(0, len(part.queries), step)
         cut += [(part, token_index(part.queries[start : start + step], device)) for start in starts]

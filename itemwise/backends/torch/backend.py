@@ -171,7 +171,8 @@ class TorchBackend(Backend):
     def _attention(self, batch: ForwardBatch) -> Attention:
         if not _has_flash(self.config, self._device, self._dtype):
             heads_per_kv = self.config.num_heads // self.config.num_kv_heads
-            return TiledAttention(batch, self._device, heads_per_kv, self._workers)
+            pads_tiles = not self._is_cpu or self._dtype != torch.bfloat16
+            return TiledAttention(batch, self._device, heads_per_kv, self._workers, pads_tiles=pads_tiles)
         return VarlenAttention(batch, self._device, self._row_ops)
 
     def _padded(self, array: NDArray[Integer]) -> NDArray[Integer]:
@@ -215,7 +216,7 @@ def _make_info(
         prefix_block_bytes=block_bytes,
         attention="varlen" if _has_flash(config, device, dtype) else "tiled",
         step_tokens=token_budget or (_cpu_step_tokens() if is_cpu else CUDA_STEP_TOKENS),
-        joins_prefill=kind == "gpu",
+        joins_prefill=True,
         runs_ahead=kind == "gpu",
     )
 

@@ -96,7 +96,7 @@ class PlainRowOps(RowOps):
 
     def gate(self, gate_up: Tensor, activation: Activation) -> Tensor:
         gate, up = gate_up.chunk(2, -1)
-        return (F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")) * up
+        return (F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")).mul_(up)
 
     def merge(self, own: FlashPart, part: FlashPart, part_rows: Tensor, num_rows: int) -> Tensor:
         rows = part_rows.clamp(min=0)  # where there is none any will do: the log-sum-exp takes it out
@@ -110,13 +110,22 @@ class CpuRowOps(PlainRowOps):
 
     is_for_cpu = True
 
+    def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        wide = x.to(torch.float32, copy=True)
+        norm_in_place(wide, weight, eps)
+        return wide.to(x.dtype)
+
+    def add_norm(self, x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        x = x + delta
+        return x, self.norm(x, weight, eps)
+
     def turn_heads(
         self, qkv: Tensor, num_turned: int, weight: Tensor | None, eps: float, cos: Tensor, sin: Tensor
     ) -> Tensor:
         heads, half = qkv[:, :num_turned], qkv.shape[-1] // 2
         wide = heads.to(torch.float32, copy=True)  # the heads themselves are overwritten
         if weight is not None:
-            norm_heads(wide, weight, eps)
+            norm_in_place(wide, weight, eps)
         first, second = wide[..., :half], wide[..., half:]
         heads[..., :half] = (first * cos).addcmul_(second, sin, value=-1)
         heads[..., half:] = (second * cos).addcmul_(first, sin)
@@ -148,10 +157,10 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return (wide * weight.float()).to(x.dtype)
 
 
-def norm_heads(heads: Tensor, weight: Tensor, eps: float) -> None:
-    """Root mean square norm of [T, heads, H] in float32, in place; weight [heads, H]."""
-    scale = torch.linalg.vector_norm(heads, dim=-1, keepdim=True).square_().div_(heads.shape[-1]).add_(eps).rsqrt_()
-    heads.mul_(scale).mul_(weight)
+def norm_in_place(x: Tensor, weight: Tensor, eps: float) -> None:
+    """Root mean square norm over the last axis of float32, with fewer passes over memory."""
+    scale = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+    x.mul_(scale).mul_(weight)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

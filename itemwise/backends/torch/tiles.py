@@ -13,17 +13,18 @@ import numpy as np
 from itemwise.backends.base import PREFIX_BLOCK, ForwardBatch
 from itemwise.contract.ragged import Int64Array, ranges
 
-# Tokens of a diagonal tile, padded up to one of these. A block of a prefix is one tile, whether it is a segment of its
-# own or not.
-TILE_WIDTHS = (16, 24, 32, 48, 64, 96, PREFIX_BLOCK)
-GROUP_TOKENS = 256  # at most, of one group of tiles: 16 tiles of 16, ..., 2 of 128; always full, so one shape per width
+# Tokens of a diagonal tile, padded up to one of these where tiles are padded. Multiples of 16: CUDA sums a row of any
+# other length in an order that depends on where in memory the row begins. A block of a prefix is one tile, whether it
+# is a segment of its own or not.
+TILE_WIDTHS = (16, 32, 48, 64, 96, PREFIX_BLOCK)
+GROUP_TOKENS = 256  # at most, of one group of tiles: 16 tiles of 16, ..., 2 of 128
 
 
 @dataclass(frozen=True)
 class DiagonalTiles:
     """Tiles of one width that are computed together: each token sees its own tile up to itself."""
 
-    tokens: Int64Array  # [g, W]; padding repeats the tile's last token
+    tokens: Int64Array  # [g, W]; padding, where there is any, repeats the tile's last token
     slots: Int64Array  # [real tokens]: where in the flattened [g * W] the real ones are
 
 
@@ -49,17 +50,22 @@ def _cut_segments(batch: ForwardBatch) -> tuple[Int64Array, Int64Array, Int64Arr
     return tile_start, tile_len, segment_start
 
 
-def cut_diagonals(batch: ForwardBatch) -> list[DiagonalTiles]:
-    """All diagonal tiles in groups of one shape per width."""
+def cut_diagonals(batch: ForwardBatch, *, padded: bool) -> list[DiagonalTiles]:
+    """All diagonal tiles, in groups of one width.
+
+    Padded: to one of TILE_WIDTHS, and groups are filled up with copies, so that there is one shape for each width.
+    Else a tile is as wide as it has tokens, and a group holds as many as there are.
+    """
     tile_start, tile_len, _ = _cut_segments(batch)
-    width_index = np.searchsorted(TILE_WIDTHS, tile_len)
+    tile_width = np.array(TILE_WIDTHS)[np.searchsorted(TILE_WIDTHS, tile_len)] if padded else tile_len
     groups: list[DiagonalTiles] = []
-    for index, width in enumerate(TILE_WIDTHS):
-        chosen = np.flatnonzero(width_index == index)
+    for width in np.unique(tile_width).tolist():
+        chosen = np.flatnonzero(tile_width == width)
         tiles_per_group = GROUP_TOKENS // width
         for first in range(0, len(chosen), tiles_per_group):
             group = chosen[first : first + tiles_per_group]
-            groups.append(_diagonal_group(tile_start[group], tile_len[group], width, tiles_per_group))
+            num_tiles = tiles_per_group if padded else len(group)
+            groups.append(_diagonal_group(tile_start[group], tile_len[group], width, num_tiles))
     return groups
 
 

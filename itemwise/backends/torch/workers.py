@@ -9,8 +9,9 @@ do not depend on the number of cores.
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from typing import TypeVar
 
 import torch
@@ -27,6 +28,7 @@ class Workers:
     def __init__(self, num_threads: int | None) -> None:
         self.num_threads = num_threads or 1
         self._is_abandoned = threading.Event()  # nobody waits for the pass that is running
+        self._driving: threading.Thread | None = None
         self._blocks: ThreadPoolExecutor | None = None
         self._driver: ThreadPoolExecutor | None = None
         if num_threads is not None:
@@ -45,28 +47,54 @@ class Workers:
             raise
 
     def _start(self, function: Callable[[], Result]) -> Result:
+        self._driving = threading.current_thread()
         self._is_abandoned.clear()  # here, on the driving thread, the pass before this one is over
         return _inferring(function)
 
     def run(self, function: Callable[[Task], None], tasks: Sequence[Task]) -> None:
-        """Call the function for every task. Returns when all are done; an exception of any is raised here."""
+        """Call the function for every task. Returns when all are done; an exception of any is raised here.
+
+        Each thread takes the next task when it is done with one: a hand-over costs as much as a small task.
+        """
         if self._blocks is None or len(tasks) == 1:
             for task in tasks:
                 function(task)
             return
+        waiting = deque(tasks)
+        drives = threading.current_thread() is self._driving  # it takes its share; others would split operations
+        num_others = min(self.num_threads, len(tasks)) - int(drives)
+        others = [self._blocks.submit(_inferring, lambda: self._work(function, waiting)) for _ in range(num_others)]
+        try:
+            if drives:
+                self._work(function, waiting)
+        finally:
+            _wait_for_all(others)
 
-        def apply(task: Task) -> None:
-            if self._is_abandoned.is_set():
-                raise CancelledError("the caller of this forward pass has gone")
-            _inferring(lambda: function(task))
-
-        for _ in self._blocks.map(apply, tasks):
-            pass
+    def _work(self, function: Callable[[Task], None], waiting: deque[Task]) -> None:
+        try:
+            while waiting:
+                if self._is_abandoned.is_set():
+                    raise CancelledError("the caller of this forward pass has gone")
+                try:
+                    task = waiting.popleft()
+                except IndexError:  # another thread has taken the last one
+                    return
+                function(task)
+        except BaseException:
+            waiting.clear()  # what is left is not needed any more
+            raise
 
     def close(self) -> None:
         for pool in (self._blocks, self._driver):
             if pool is not None:
                 pool.shutdown()
+
+
+def _wait_for_all(futures: Sequence[Future[None]]) -> None:
+    """Until none is running, whatever became of them; then raises what the first one that failed has raised."""
+    wait(futures)
+    for future in futures:
+        future.result()
 
 
 def _use_one_thread() -> None:

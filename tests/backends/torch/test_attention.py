@@ -41,6 +41,14 @@ def tiled(batch: ForwardBatch, device: torch.device, heads_per_kv: int) -> Atten
     return TiledAttention(batch, device, heads_per_kv, WORKERS)
 
 
+def unpadded(batch: ForwardBatch, device: torch.device, heads_per_kv: int) -> Attention:
+    return TiledAttention(batch, device, heads_per_kv, WORKERS, pads_tiles=False)
+
+
+# How tiles are cut on a CPU, for every dtype that they are cut so for.
+ON_A_CPU = [*((tiled, dtype) for dtype in TOLERANCES), (unpadded, torch.bfloat16)]
+
+
 def varlen_with(row_ops: RowOps, *, reads_in_place: bool = varlen.READS_IN_PLACE) -> AttentionClass:
     return lambda batch, device, _: VarlenAttention(batch, device, row_ops, reads_in_place=reads_in_place)
 
@@ -61,24 +69,42 @@ def implementation(attention: AttentionClass, dtype: torch.dtype, device: str = 
     return run
 
 
+def segments_of(lens: tuple[int, ...]) -> ForwardBatch:
+    """Sequences that see themselves alone."""
+    return make_batch(AttentionCase("sequences", lens, layout=Layout.CAUSAL))
+
+
 class TestTiledAttention:
-    @pytest.mark.parametrize("dtype", TOLERANCES)
+    @pytest.mark.parametrize(("attention", "dtype"), ON_A_CPU)
     @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-    def test_on_a_cpu(self, case: AttentionCase, dtype: torch.dtype) -> None:
-        check(implementation(tiled, dtype), case, TOLERANCES[dtype])
+    def test_on_a_cpu(self, case: AttentionCase, attention: AttentionClass, dtype: torch.dtype) -> None:
+        check(implementation(attention, dtype), case, TOLERANCES[dtype])
 
     @pytest.mark.gpu
     @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
     def test_float32_on_a_gpu(self, case: AttentionCase) -> None:
         check(implementation(tiled, torch.float32, "cuda"), case, TOLERANCES[torch.float32])
 
-    @pytest.mark.parametrize("dtype", TOLERANCES)
+    @pytest.mark.parametrize(("attention", "dtype"), ON_A_CPU)
     @pytest.mark.parametrize("case", PACKED, ids=lambda case: case.name)
-    def test_dense_mask_gives_the_same_bits(self, case: AttentionCase, dtype: torch.dtype) -> None:
-        run, inputs = implementation(tiled, dtype), make_inputs(case)
+    def test_dense_mask_gives_the_same_bits(
+        self, case: AttentionCase, attention: AttentionClass, dtype: torch.dtype
+    ) -> None:
+        run, inputs = implementation(attention, dtype), make_inputs(case)
         masks: tuple[MaskImpl, MaskImpl] = ("dense", "segment")
         dense, segment = (run(make_batch(case, mask), inputs) for mask in masks)
         assert np.array_equal(dense, segment)
+
+    @pytest.mark.parametrize("length", [1, 2, 15, 16, 17, 20, 31, 33, 64, 100, 128])
+    def test_an_unpadded_tile_has_the_same_bits_wherever_it_stands(self, length: int) -> None:
+        """Alone, first, or last of many, beside longer and shorter ones, in bfloat16."""
+        random = np.random.default_rng(length)
+        others = (3, length, length + 9 if length < 100 else 90, length, 1)
+        lens = (*others, length)
+        q, k, v = (torch.from_numpy(random.normal(size=(sum(lens), heads, 64))).bfloat16() for heads in (6, 2, 2))
+        among = unpadded(segments_of(lens), torch.device("cpu"), 3)(q, k, v, None)[-length:]
+        alone = unpadded(segments_of((length,)), torch.device("cpu"), 3)(q[-length:], k[-length:], v[-length:], None)
+        assert torch.equal(among, alone)
 
     def test_dense_mask_sees_what_the_tiles_leave_out(self) -> None:
         """The dense path scores every pair: a key that the array shows and no tile visits must count."""
