@@ -30,7 +30,13 @@ def take(browser: Browser, origin: str, name: str) -> None:
         if tab == "Isolation":
             page.get_by_role("button", name="Change another item").click()
             page.wait_for_selector("#moved")
-        page.screenshot(path=FOLDER / f"{name}.png", full_page=True)
+        page.wait_for_selector("#live-items:text-matches('^[0-9]')")
+        if (
+            size != PHONE
+        ):  # as high as what it shows; a phone shows what somebody with one sees, scrolled to the results
+            height = page.evaluate("document.documentElement.scrollHeight")
+            page.set_viewport_size({"width": size[0], "height": height})
+        page.screenshot(path=FOLDER / f"{name}.png", animations="disabled")
 
 
 def main() -> None:

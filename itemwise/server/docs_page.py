@@ -1,4 +1,4 @@
-"""The documentation page: the OpenAPI document as one HTML page that needs nothing else, not even a network."""
+"""The documentation page: the OpenAPI document as one HTML page without a script, in the look of the others."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 
 import orjson
 
-from itemwise.server.docs_style import STYLE
 from itemwise.server.openapi import Document, openapi_document
 from itemwise.server.openapi_errors import ERROR_TABLE
 
@@ -30,16 +29,32 @@ def docs_page(*, has_key: bool = False) -> str:
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(info['title'])} API</title><style>{STYLE}</style></head><body><main>"
-        f"<h1>{escape(info['title'])} <small>{escape(info['version'])}</small></h1>"
-        f"<p>{escape(info['summary'])}</p>{_intro(has_key)}"
-        f'<nav><ul>{links}<li><a href="#errors">Errors</a></li></ul></nav>'
+        '<meta name="color-scheme" content="light dark">'
+        f"<title>{escape(info['title'])} API</title>{_STYLE_SHEETS}</head><body>{_head(info)}"
+        f'<main class="docs"><div class="card"><p>{escape(info["summary"])}</p>{_intro(has_key)}'
+        f'<nav aria-label="Routes"><ul>{links}<li><a href="#errors">Errors</a></li></ul></nav></div>'
         f"{sections}{_errors()}</main></body></html>"
     )
 
 
+_STYLE_SHEETS = '<link rel="icon" href="/page/icon.svg">' + "".join(
+    f'<link rel="stylesheet" href="/page/{name}.css">' for name in ("look", "page", "docs")
+)
+
+
+def _head(info: Document) -> str:
+    """As index.html and reports.html have it."""
+    return (
+        '<header class="top"><div class="brand"><img src="/page/icon.svg" alt="" width="36" height="36">'
+        f'<h1>{escape(info["title"])}</h1><p class="faint">The HTTP API, version {escape(info["version"])}</p></div>'
+        '<nav aria-label="Pages"><ul><li><a href="/">Playground</a></li><li><a href="/reports">Reports</a></li>'
+        '<li><a href="/docs" aria-current="page">API</a></li></ul></nav></header>'
+    )
+
+
 def _intro(has_key: bool) -> str:
-    key = "<p>Every route but health asks for a key: <code>Authorization: Bearer KEY</code>.</p>" if has_key else ""
+    shown = "<p>Every route but health and the pages asks for a key: <code>Authorization: Bearer KEY</code>.</p>"
+    key = shown if has_key else ""
     return (
         f"{key}<p>Every response carries <code>X-Request-Id</code>. Fields that are not listed are ignored; "
         "<code>null</code> means absent. In the examples <code>$URL</code> stands for this server's address. "
@@ -49,7 +64,7 @@ def _intro(has_key: bool) -> str:
 
 def _section(document: Document, method: str, path: str, operation: Document) -> str:
     parts = [
-        f'<section id="{_anchor((method, path, operation))}"><h2>{_title(method, path)}</h2>',
+        f'<section class="card" id="{_anchor((method, path, operation))}"><h2>{_title(method, path)}</h2>',
         f"<p>{escape(operation['summary'])}</p>",
         _parameters(operation),
         _request(document, operation),
@@ -130,10 +145,10 @@ def _curls(method: str, path: str, operation: Document, *, asks_for_key: bool) -
     key = ' -H "Authorization: Bearer $KEY"' if asks_for_key else ""
     command = f"curl -s{'' if method == 'get' else f' -X {method.upper()}'} $URL{path}{key}"
     if not body:
-        yield f"<pre>{escape(command)}</pre>"
+        yield _code(command)
     for name, example in body.get("examples", {}).items():
         data = shlex.quote(_json(example["value"]))
-        yield f"<p class=example>Example: {escape(name)}</p><pre>{escape(f'{command} -d {data}')}</pre>"
+        yield f'<p class="example">Example: {escape(name)}</p>' + _code(f"{command} -d {data}")
 
 
 def _responses(document: Document, operation: Document) -> str:
@@ -162,17 +177,22 @@ def _errors() -> str:
         for row in ERROR_TABLE
     ]
     return (
-        f'<section id="errors"><h2>Errors</h2><p>The body:</p><pre>{escape(_json(body))}</pre>'
-        f"<p>A request to /rerank with <code>texts</code> gets this one:</p><pre>{escape(_json(tei_body))}</pre>"
+        f'<section class="card" id="errors"><h2>Errors</h2><p>The body:</p>{_code(_json(body))}'
+        f"<p>A request to /rerank with <code>texts</code> gets this one:</p>{_code(_json(tei_body))}"
         f"{_table(('status', 'type', 'code', 'when'), rows)}</section>"
     )
 
 
 def _table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     """Cells are HTML already."""
-    head = "".join(f"<th>{escape(each)}</th>" for each in heads)
+    head = "".join(f'<th scope="col">{escape(each)}</th>' if each else "<td></td>" for each in heads)
     body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    return f'<div class="scroll" tabindex="0"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _code(text: str) -> str:
+    """In a box that scrolls, with the keyboard too."""
+    return f'<pre tabindex="0">{escape(text)}</pre>'
 
 
 def _resolve(document: Document, schema: Document) -> Document:

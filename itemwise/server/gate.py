@@ -31,8 +31,8 @@ from itemwise.server.service import Service
 
 log = logging.getLogger("itemwise")
 
-# Load balancers have no key; and the page, which holds nothing but itself, asks for it.
-_KEYLESS_PATHS = ("/health", "/health_generate", "/", "/reports")
+# Load balancers have no key; and the pages, which hold nothing but themselves and what the API is like, ask for it.
+_KEYLESS_PATHS = ("/health", "/health_generate", "/", "/reports", "/docs", "/openapi.json")
 _KEYLESS_FOLDER = "/page/"
 
 

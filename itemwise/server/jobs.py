@@ -17,7 +17,7 @@ from itemwise.contract.errors import DeadlineExceededError, InvalidValueError
 from itemwise.engine.job import Job, OnChange
 from itemwise.server.call import Call
 
-_TIMEOUT_HEADER = "X-Request-Timeout"
+TIMEOUT_HEADER = "X-Request-Timeout"
 _NUMBER = re.compile(r"\s*[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]{1,3})?\s*")
 LEAST_TIMEOUT = 0.001  # seconds; nothing is scored in less
 
@@ -74,7 +74,7 @@ Work = Callable[[float | None], Awaitable[Response]]  # takes the deadline, in s
 
 async def within_deadline(call: Call, request_timeout: float, work: Work) -> Response:
     """The response, or DeadlineExceededError as soon as the time is up, whatever the request is waiting for."""
-    seconds = _allowed_seconds(call, request_timeout)
+    seconds = allowed_seconds(call.headers.get(TIMEOUT_HEADER.lower().encode()), request_timeout)
     if seconds is None:
         return await work(None)
     deadline = call.arrival + seconds
@@ -84,18 +84,21 @@ async def within_deadline(call: Call, request_timeout: float, work: Work) -> Res
     except TimeoutError:
         if not limit.expired():
             raise
-        message = f"the request must be done within {seconds:g} seconds of its arrival, and it is not"
-        raise DeadlineExceededError(message) from None
+        raise too_late(seconds) from None
 
 
-def _allowed_seconds(call: Call, request_timeout: float) -> float | None:
-    """What the server allows, or the caller where that is less; None: any time."""
-    sent = call.headers.get(_TIMEOUT_HEADER.lower().encode())
+def too_late(seconds: float) -> DeadlineExceededError:
+    """For a request that was allowed so long."""
+    return DeadlineExceededError(f"the request must be done within {seconds:g} seconds of its arrival, and it is not")
+
+
+def allowed_seconds(sent: bytes | None, request_timeout: float) -> float | None:
+    """What the server allows, or the caller's header where that is less; None: any time. Raises InvalidValueError."""
     if sent is None:
         return request_timeout or None
     text = sent.decode("latin-1")
     seconds = float(text) if _NUMBER.fullmatch(text) else math.nan
     if not (math.isfinite(seconds) and seconds >= LEAST_TIMEOUT):
-        message = f"{_TIMEOUT_HEADER} must be a number of seconds of at least {LEAST_TIMEOUT}, got {quote(text)}"
-        raise InvalidValueError(message, code="invalid_request_timeout", param=_TIMEOUT_HEADER)
+        message = f"{TIMEOUT_HEADER} must be a number of seconds of at least {LEAST_TIMEOUT}, got {quote(text)}"
+        raise InvalidValueError(message, code="invalid_request_timeout", param=TIMEOUT_HEADER)
     return min(seconds, request_timeout) if request_timeout else seconds

@@ -23,7 +23,8 @@ from itemwise.server.metrics import OTHER_ROUTE
 
 log = logging.getLogger("itemwise")
 
-_QUIET_ROUTES = ("/health", "/metrics")  # asked every few seconds by machines: at level debug
+# At level debug: what machines ask for every few seconds, and the page's files, twenty for each visit.
+_QUIET_ROUTES = ("/health", "/metrics", "/page/{name}")
 _PLAIN_WORD = re.compile(r"[!#-<>-~]+")  # printable ASCII without spaces, quotes and equals signs
 _MAX_PATH = 200  # characters of a path that is no route
 

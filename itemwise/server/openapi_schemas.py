@@ -255,6 +255,10 @@ SCHEMAS: Schema = {
                         "folder": {"type": "string"},
                         "kind": {"type": "string"},
                         "bytes": COUNT,
+                        "note": {
+                            "type": ["string", "null"],
+                            "description": "What it is for, where it is no report that can be shown.",
+                        },
                     }
                 ),
             },

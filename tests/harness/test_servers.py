@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import httpx
-import psutil  # type: ignore[import-untyped]
+import psutil
 import pytest
 
 from itemwise.harness.servers import ServerStartError, local_server

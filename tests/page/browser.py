@@ -63,6 +63,22 @@ class Visit:
         if not request.url.startswith((self.origin, "blob:", "data:", "about:")):
             self.problems.append(f"a request left the origin: {request.url}")
 
+    def is_in_sight(self, selector: str) -> bool:
+        """Does the whole of it stand where somebody looks, now or when the page has stopped to scroll?"""
+        whole = "([found]) => { if (found.isIntersecting) done(true); }"
+        return bool(
+            self.page.locator(selector).evaluate(
+                f"""(each) => new Promise((done) => {{
+                  new IntersectionObserver({whole}, {{threshold: 1}}).observe(each);
+                  setTimeout(() => done(false), 3000);
+                }})"""
+            )
+        )
+
+    def scrolls_sideways(self) -> bool:
+        """No page should."""
+        return bool(self.page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth"))
+
     def serious_faults(self) -> list[str]:
         """What axe-core calls serious or critical on the page as it is."""
         self.page.evaluate(AXE.read_text(encoding="utf-8"))

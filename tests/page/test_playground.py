@@ -1,82 +1,57 @@
-"""The playground in a browser, on a real server with the embedded model: everything that one can click."""
+"""The playground in a browser, on a real server with the embedded model: from the form to the ranked list."""
 
 from __future__ import annotations
 
 import csv
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.page.acts import ITEMS, LABELS, drop, fill_in, lines, paste, rows, score
 from tests.page.browser import DESKTOP, PHONE, Scheme, visit
 from tests.page.conftest import OpenPage
 from tests.server.server_process import real_server
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser
 
-ITEMS = ["a pizza with mushrooms", "the law of income taxes", "freshly baked bread"]
-LABELS = " yes\n no"
 KEY = "the-key-of-this-test"
-
-
-def fill_in(page: Page, items: list[str] = ITEMS, labels: str = LABELS, query: str = "Is this food? Text: ") -> None:
-    page.get_by_label("Score as I type", exact=True).uncheck()
-    page.get_by_label("Query", exact=True).fill(query)
-    page.get_by_label("Items", exact=True).fill("\n".join(items))
-    page.get_by_label("Labels", exact=True).fill(labels)
-    page.get_by_label("Text after every item", exact=True).fill("\nAnswer:")
-
-
-def score(page: Page) -> None:
-    page.get_by_role("button", name="Score", exact=True).click()
-    page.wait_for_selector("#list:not([aria-busy])", state="attached")
-
-
-def rows(page: Page) -> list[str]:
-    return page.locator("[role=option] .text").all_inner_texts()
-
-
-def paste(page: Page, text: str) -> None:
-    page.get_by_label("Items", exact=True).evaluate(
-        """(field, text) => {
-          const data = new DataTransfer();
-          data.setData("text/plain", text);
-          field.dispatchEvent(new ClipboardEvent("paste", {clipboardData: data, bubbles: true, cancelable: true}));
-        }""",
-        text,
-    )
-
-
-def drop(page: Page, selector: str, name: str, text: str) -> None:
-    page.locator(selector).evaluate(
-        """(target, {name, text}) => {
-          const data = new DataTransfer();
-          data.items.add(new File([text], name));
-          target.dispatchEvent(new DragEvent("drop", {dataTransfer: data, bubbles: true, cancelable: true}));
-        }""",
-        {"name": name, "text": text},
-    )
-
-
-def lines(page: Page) -> list[str]:
-    return page.get_by_label("Items", exact=True).input_value().split("\n")
 
 
 class TestScoring:
     @pytest.mark.parametrize("size", [PHONE, DESKTOP])
     @pytest.mark.parametrize("scheme", ["light", "dark"])
-    def test_a_click_on_an_example_scores_it(self, open_page: OpenPage, size: tuple[int, int], scheme: Scheme) -> None:
+    def test_an_example_and_all_that_is_told_about_it(
+        self, open_page: OpenPage, size: tuple[int, int], scheme: Scheme
+    ) -> None:
+        """From one click on, in every look; what each panel says is the other tests' matter."""
         with open_page(size=size, scheme=scheme) as visited:
             page = visited.page
+            assert page.locator("#nothing").is_visible()
+            assert page.get_by_role("button", name="CSV", exact=True).is_disabled()
             page.get_by_role("button", name="Is it food?").click()
             page.wait_for_selector("[role=option]")
+            assert visited.is_in_sight("#results-heading")
             assert len(rows(page)) == 5
             assert "yes" in page.locator("[role=option] .values").first.inner_text()
-            assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+            page.get_by_label("Filter", exact=True).fill("bread")
+            page.locator("[role=option]").click()
+            page.wait_for_selector(".chips li:text-is('·bread')")
+            assert not visited.scrolls_sideways()
+            page.get_by_role("tab", name="Isolation").click()
+            page.get_by_role("button", name="Change another item and score again").click()
+            assert "moved by exactly 0;" in page.locator("#moved").inner_text()
+            assert not visited.scrolls_sideways()
+            page.get_by_role("tab", name="How it ran").click()
+            page.get_by_role("button", name="Run all three algorithms").click()
+            page.wait_for_selector("text=Side by side")
+            assert not visited.scrolls_sideways()
+            page.get_by_role("tab", name="Copy").click()
+            page.get_by_role("button", name="Copy as Python").click()
+            assert "from urllib.request" in page.locator("#panel-copy pre").inner_text()
+            assert not visited.scrolls_sideways()
 
     def test_it_ranks_sorts_and_filters(self, open_page: OpenPage) -> None:
         with open_page() as visited:
@@ -91,6 +66,9 @@ class TestScoring:
             assert rows(page) == ITEMS
             page.get_by_label("Filter", exact=True).fill("BREAD")
             assert rows(page) == ["freshly baked bread"]
+            page.get_by_label("Filter", exact=True).fill("no such item")
+            assert page.locator("#no-match").is_visible()
+            assert not page.locator("#list").is_visible()
 
     def test_it_scores_while_one_types(self, open_page: OpenPage) -> None:
         with open_page() as visited:
@@ -100,6 +78,20 @@ class TestScoring:
             page.get_by_label("Labels", exact=True).fill(LABELS)
             page.wait_for_selector("[role=option]")
             assert rows(page) == ["bread"]
+
+    def test_what_is_asked_for_while_one_types_is_asked_once(self, open_page: OpenPage) -> None:
+        """The pause after the last key would else ask the same again, and its answer draw all panels anew."""
+        asked: list[Any] = []
+        with open_page() as visited:
+            page = visited.page
+            page.on("request", lambda request: asked.append(request.post_data_json) if request.post_data else None)
+            page.get_by_label("Query", exact=True).fill("Is this food? ")
+            page.get_by_label("Items", exact=True).fill("bread\nlaw")
+            page.get_by_label("Labels", exact=True).fill(LABELS)
+            page.keyboard.press("Control+Enter")
+            page.wait_for_selector("[role=option]")
+            page.wait_for_timeout(1000)  # twice the pause
+        assert [body["items"] for body in asked].count(["bread", "law"]) == 1
 
     def test_a_profile_reranks(self, open_page: OpenPage) -> None:
         with open_page() as visited:
@@ -181,81 +173,6 @@ class TestItems:
             assert "a.json cannot be read" in visited.page.locator("#items-error").inner_text()
 
 
-class TestPanels:
-    def test_what_the_model_saw(self, open_page: OpenPage) -> None:
-        with open_page() as visited:
-            page = visited.page
-            fill_in(page)
-            score(page)
-            page.wait_for_selector(".chips")
-            page.locator("[role=option]", has_text="income taxes").click()
-            page.wait_for_selector(".chips li:text-is('·taxes')")
-            prefix = page.locator(".chips .prefix").all_inner_texts()
-            assert "".join(prefix).replace("·", " ") == "Is this food? Text: "
-            assert page.locator(".chips .scored").count() == 1
-            assert page.locator("#panel-saw tbody tr").count() == 12
-            assert "exactly the scores that it has in the list" in page.locator("#panel-saw").inner_text()
-
-    @pytest.mark.parametrize("algorithm", ["serial", "packed", "prefill_extend"])
-    def test_isolation(self, open_page: OpenPage, algorithm: str) -> None:
-        with open_page() as visited:
-            page = visited.page
-            fill_in(page)
-            page.get_by_label("Algorithm", exact=True).select_option(algorithm)
-            score(page)
-            page.get_by_role("tab", name="Isolation").click()
-            assert page.locator(".picture .chosen-item").count() >= 1
-            assert page.locator(".picture path.prefix").count() == (3 if algorithm == "serial" else 1)
-            page.get_by_role("button", name="Change another item and score again").click()
-            assert "moved by exactly 0;" in page.locator("#moved").inner_text()
-            assert not page.locator("#moved").inner_text().endswith("by 0.")
-
-    def test_how_it_ran(self, open_page: OpenPage) -> None:
-        with open_page() as visited:
-            page = visited.page
-            fill_in(page)
-            score(page)
-            page.get_by_role("tab", name="How it ran").click()
-            panel = page.locator("#panel-ran")
-            for word in ("tokenize", "queue", "prefill", "extend", "host", "1 batch;", "found in the cache"):
-                assert word in panel.inner_text()
-            page.get_by_role("button", name="Run all three algorithms").click()
-            page.wait_for_selector("text=Side by side")
-            assert panel.locator("h3").all_inner_texts() == ["prefill_extend", "packed", "serial"]
-            differences = panel.locator("table").last.locator("tbody tr td:last-child").all_inner_texts()
-            assert differences == ["0", "0", "0"]
-
-    def test_the_request_is_copied_and_means_the_same_elsewhere(self, open_page: OpenPage) -> None:
-        quotes = ['it\'s "quoted"', "back\\slash"]
-        with open_page() as visited:
-            page = visited.page
-            page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-            fill_in(page, quotes)
-            page.get_by_label("Algorithm", exact=True).select_option("serial")
-            score(page)
-            page.get_by_role("tab", name="Copy").click()
-            copied = {}
-            for name in ("curl", "Python", "JSON"):
-                page.get_by_role("button", name=f"Copy as {name}").click()
-                page.wait_for_selector(f"text=Copied as {name}.")
-                copied[name] = page.evaluate("navigator.clipboard.readText()")
-            assert json.loads(copied["JSON"])["items"] == quotes
-            answers = [
-                subprocess.run(command, capture_output=True, text=True, check=True).stdout
-                for command in (["bash", "-c", copied["curl"]], [sys.executable, "-c", copied["Python"]])
-            ]
-            assert json.loads(answers[0])["scores"] == json.loads(answers[1])["scores"]
-
-    def test_the_live_strip_follows_the_server(self, open_page: OpenPage) -> None:
-        with open_page() as visited:
-            page = visited.page
-            fill_in(page)
-            score(page)
-            page.wait_for_selector("#live-items:text-matches('^[1-9]')")
-            assert page.locator("#live-waiting").inner_text() == "0"
-            assert page.locator("#live-hits").inner_text() != ""
-
-
 class TestStateAndErrors:
     def test_a_link_reproduces_the_page(self, open_page: OpenPage) -> None:
         with open_page() as visited:
@@ -272,6 +189,18 @@ class TestStateAndErrors:
             page.wait_for_selector("[role=option]")
             assert (rows(page), page.locator("[role=option] .values").all_inner_texts()) == before
             assert page.get_by_role("tab", name="How it ran").get_attribute("aria-selected") == "true"
+            assert page.get_by_label("Sort by", exact=True).input_value() == "order"
+
+    def test_a_server_that_is_not_ready_is_asked_again(self, open_page: OpenPage) -> None:
+        answers = [{"model": None, "status": "starting"}]
+        with open_page() as visited:
+            page = visited.page
+            page.route(
+                "**/server_info", lambda route: route.fulfill(json=answers.pop()) if answers else route.continue_()
+            )
+            page.reload()
+            page.wait_for_selector("text=The server is starting.")
+            page.wait_for_selector("#served:has-text('SmolLM2')")
 
     @pytest.mark.parametrize(
         ("change", "place"),
@@ -282,13 +211,15 @@ class TestStateAndErrors:
         ],
     )
     def test_an_error_stands_beside_its_field(self, open_page: OpenPage, change: tuple[str, str], place: str) -> None:
-        with open_page() as visited:
+        with open_page(size=PHONE) as visited:
             visited.refused = {400}
             page = visited.page
             fill_in(page)
             page.get_by_label(change[0], exact=True).fill(change[1])
             score(page)
             assert page.locator(f"#{place}").inner_text() != ""
+            assert visited.is_in_sight(f"#{place}")
+            assert page.locator("#status").inner_text() == "Not scored: the form says why."
             assert page.get_by_label(change[0], exact=True).get_attribute("aria-invalid") == "true"
 
     def test_a_mode_that_the_labels_do_not_fit_is_the_labels_fault(self, open_page: OpenPage) -> None:
@@ -317,33 +248,25 @@ class TestStateAndErrors:
         with real_server(f"--api-key={KEY}") as server, visit(browser, server.url) as visited:
             visited.refused = {401}
             page = visited.page
+            page.clock.install()
+            asked: list[str] = []
+            page.on("request", lambda request: asked.append(request.url) if request.url.endswith("/metrics") else None)
+            page.reload()
             page.wait_for_selector("text=This server asks for an API key.")
+            page.clock.run_for(5000)
+            assert len(asked) <= 2, "the strip goes on asking without a key"
+            page.clock.resume()
             fill_in(page)
             score(page)
             assert "API key" in page.locator("#key-error").inner_text()
             page.get_by_label("API key", exact=True).fill(KEY)
             page.get_by_label("API key", exact=True).press("Tab")
             page.wait_for_selector("[role=option]")
+            page.wait_for_selector("#live-running:text-matches('[0-9]')")
             kept = page.evaluate("[location.href, JSON.stringify(localStorage), JSON.stringify(sessionStorage)]")
             page.get_by_role("tab", name="Copy").click()
             assert not any(KEY in text for text in [*kept, page.content(), page.locator("#panel-copy").inner_text()])
             assert page.context.cookies() == []
-
-
-class TestKeyboard:
-    def test_the_list_and_the_tabs_are_walked_with_keys(self, open_page: OpenPage) -> None:
-        with open_page() as visited:
-            page = visited.page
-            fill_in(page)
-            page.get_by_label("Query", exact=True).press("Control+Enter")
-            page.wait_for_selector("[role=option]")
-            shown = rows(page)
-            page.locator("#list").focus()
-            page.keyboard.press("End")
-            assert page.locator("[aria-selected=true] .text").first.inner_text() == shown[-1]
-            page.keyboard.press("ArrowUp")
-            assert page.locator("[aria-selected=true] .text").first.inner_text() == shown[-2]
-            page.get_by_role("tab", name="What the model saw").focus()
-            page.keyboard.press("ArrowLeft")
-            assert page.get_by_role("tab", name="Copy").get_attribute("aria-selected") == "true"
-            assert page.locator("#panel-copy").is_visible()
+            page.get_by_role("link", name="API", exact=True).click()
+            page.wait_for_selector("h2:has-text('/v1/score')")
+            assert page.get_by_role("link", name="openapi.json", exact=True).is_visible()

@@ -6,33 +6,44 @@ from pathlib import Path
 
 import pytest
 
+from tests.page.acts import drop
+from tests.page.browser import DESKTOP, PHONE, Scheme
 from tests.page.conftest import OpenPage
-from tests.page.test_playground import drop
 
 
 @pytest.mark.parametrize(
-    ("name", "heading"),
+    ("name", "heading", "size", "scheme"),
     [
-        ("comparison.json", "JAX vs PyTorch: multi-item scoring"),
-        ("jax_matrix.json", "Score matrix: JAX, portable view"),
-        ("evaluation.json", "Evaluation of a multi endpoint"),
+        ("comparison.json", "JAX vs PyTorch: multi-item scoring", DESKTOP, "light"),
+        ("comparison.json", "JAX vs PyTorch: multi-item scoring", PHONE, "dark"),
+        ("jax_matrix.json", "Score matrix: JAX, portable view", PHONE, "light"),
+        ("evaluation.json", "Evaluation of a multi endpoint", DESKTOP, "dark"),
     ],
 )
-def test_what_lies_in_the_folder_is_shown_with_plots(open_page: OpenPage, name: str, heading: str) -> None:
-    with open_page(path="/reports") as visited:
+def test_what_lies_in_the_folder_is_shown_with_plots(
+    open_page: OpenPage, name: str, heading: str, size: tuple[int, int], scheme: Scheme
+) -> None:
+    with open_page(path="/reports", size=size, scheme=scheme) as visited:
+        assert visited.page.locator("#nothing").is_visible()
         visited.page.get_by_role("link", name=name).click()
         report = visited.page.frame_locator("#report")
         report.locator("h1", has_text=heading).wait_for()
         assert report.locator("figure svg").count() >= 1
         colour = report.locator(".verdict").evaluate("each => getComputedStyle(each).borderLeftWidth")
         assert colour == "5px", "the report's own style sheet was refused"
+        assert visited.is_in_sight("#report-heading")
+        assert not visited.scrolls_sideways()
+        assert visited.page.locator("#folders [aria-current]").inner_text().startswith(name)
         link = visited.page.url[len(visited.origin) :]
     with open_page(path=link) as visited:
         visited.page.frame_locator("#report").locator("h1", has_text=heading).wait_for()
 
 
-def test_a_dropped_file_is_shown(open_page: OpenPage, reports_dir: Path) -> None:
+def test_a_dropped_file_is_shown_and_a_part_of_one_says_what_it_is_for(open_page: OpenPage, reports_dir: Path) -> None:
     with open_page(path="/reports") as visited:
+        part = visited.page.locator("#folders .part", has_text="jax_matrix.workload.json")
+        assert "the requests that were sent" in part.inner_text()
+        assert part.get_by_role("link").count() == 0
         drop(visited.page, "#drop", "mine.json", (reports_dir / "run-1" / "jax_matrix.json").read_text())
         visited.page.frame_locator("#report").locator("h1", has_text="Score matrix").wait_for()
         assert visited.page.locator("#report-heading").inner_text() == "mine.json"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from html.parser import HTMLParser
 
+from itemwise.page.files import page_text
 from itemwise.server import docs_page as module
 from itemwise.server.docs_page import docs_page
 from itemwise.server.openapi import openapi_document
@@ -12,7 +13,7 @@ from itemwise.server.openapi_errors import ERROR_TABLE
 from itemwise.server.openapi_schemas import SCORE_FIELDS
 from tests.server.app_client import AppClient
 
-VOID = {"meta", "br"}
+VOID = {"meta", "br", "link", "img"}
 
 
 class Outline(HTMLParser):
@@ -56,12 +57,24 @@ def test_it_is_served_as_html(client: AppClient) -> None:
     assert response.text == docs_page()
 
 
-def test_it_needs_nothing_from_anywhere() -> None:
+def test_it_needs_nothing_but_the_pages_files(client: AppClient) -> None:
     page = docs_page()
     found = outline(page)
-    assert not {"script", "link", "img", "iframe"} & found.tags
-    assert all(link.startswith(("#", "/openapi.json")) for link in found.links)
+    assert not {"script", "style", "iframe"} & found.tags
     assert not re.search(r"https?://|url\(|@import", page)
+    paths = {link for link in found.links if not link.startswith("#")}
+    assert paths >= {"/page/look.css", "/page/docs.css", "/", "/reports", "/openapi.json"}
+    assert all(client.get(path).status_code == 200 for path in paths)
+    policy = client.get("/docs").headers["content-security-policy"]
+    assert "default-src 'none'" in policy and "unsafe" not in policy
+
+
+def test_its_head_leads_where_those_of_the_other_pages_lead() -> None:
+    top = re.compile(r'<li><a href="([^"]+)"(?: aria-current="page")?>([^<]+)</a></li>')
+    pages = [docs_page(), page_text("index.html"), page_text("reports.html")]
+    heads = [top.findall(page.partition("</header>")[0]) for page in pages]
+    assert len(heads[0]) == 3
+    assert heads[0] == heads[1] == heads[2]
 
 
 def test_links_within_it_lead_somewhere() -> None:
@@ -79,7 +92,7 @@ def test_every_route_field_and_error_is_on_it() -> None:
 
 def test_it_suits_phones_and_dark_rooms() -> None:
     assert '<meta name="viewport" content="width=device-width' in docs_page()
-    assert "prefers-color-scheme: dark" in docs_page()
+    assert '<meta name="color-scheme" content="light dark">' in docs_page()
 
 
 def test_the_key_is_explained_only_where_there_is_one() -> None:

@@ -16,8 +16,9 @@ from tests.server.app_client import IDS_REQUEST, AppClient, BrokenBackend, app_c
 KEY = "sesame-5f0c"
 WORK = [("POST", "/v1/score"), ("POST", "/v1/prefix"), ("GET", "/v1/prefix"), ("POST", "/tokenize")]
 WORK += [("DELETE", "/v1/prefix/x"), ("GET", "/health"), ("GET", "/health_generate")]
-ALWAYS_WITH_KEY = ["/metrics", "/server_info", "/docs", "/v1/models", "/openapi.json"]
-ALWAYS = [*ALWAYS_WITH_KEY, "/"]
+ALWAYS_WITH_KEY = ["/metrics", "/server_info", "/v1/models"]
+ALWAYS_OPEN = ["/", "/reports", "/page/look.css", "/docs", "/openapi.json"]
+ALWAYS = [*ALWAYS_WITH_KEY, "/", "/docs", "/openapi.json"]
 
 
 class TestRequestId:
@@ -117,8 +118,8 @@ class TestKey:
         assert guarded.post("/v1/score", IDS_REQUEST, headers=headers).status_code == 200
         assert guarded.get("/metrics", headers=headers).status_code == 200
 
-    @pytest.mark.parametrize("path", ["/health", "/health_generate", "/", "/page/look.css"])
-    def test_health_and_the_page_need_none(self, guarded: AppClient, path: str) -> None:
+    @pytest.mark.parametrize("path", ["/health", "/health_generate", *ALWAYS_OPEN])
+    def test_health_and_the_pages_need_none(self, guarded: AppClient, path: str) -> None:
         assert guarded.get(path).status_code == 200
 
     def test_it_is_nowhere_to_be_seen(self, guarded: AppClient, caplog: pytest.LogCaptureFixture) -> None:

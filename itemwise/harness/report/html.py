@@ -5,6 +5,7 @@ from __future__ import annotations
 from html import escape
 
 from itemwise.harness.report.document import (
+    NONE,
     Block,
     Bullets,
     Card,
@@ -39,7 +40,7 @@ def report_html(report: Report) -> str:
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
-<title>{title} ({escape(report.date)})</title>
+<title>{title}{"" if report.date == NONE else f" ({escape(report.date)})"}</title>
 <style>
 {STYLE}</style>
 </head>
@@ -47,7 +48,7 @@ def report_html(report: Report) -> str:
 <main>
 <header>
 <h1>{title}</h1>
-<p class="date"><time datetime="{escape(report.date)}">{escape(report.date)}</time></p>
+{_date(report.date)}
 <div class="verdict {_TONES[report.passed]}">{statements}</div>
 <dl class="cards">{"".join(map(_card, report.cards))}</dl>
 <nav aria-label="Sections"><ul>{links}</ul></nav>
@@ -57,6 +58,11 @@ def report_html(report: Report) -> str:
 </body>
 </html>
 """
+
+
+def _date(date: str) -> str:
+    """Some artifacts do not say it."""
+    return "" if date == NONE else f'<p class="date"><time datetime="{escape(date)}">{escape(date)}</time></p>'
 
 
 def _card(card: Card) -> str:

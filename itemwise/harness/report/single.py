@@ -15,8 +15,10 @@ from itemwise.harness.artifacts import (
     MatrixRow,
     ModelMatrix,
     MultiVsSerial,
+    OpsMatrix,
     Parity,
     ScoreMatrix,
+    SelfCheck,
 )
 from itemwise.harness.report.comparison import P95
 from itemwise.harness.report.document import NONE, Block, Bullets, Card, Figure, Figures, Report, Section, table
@@ -24,23 +26,13 @@ from itemwise.harness.report.extras import extra_sections
 from itemwise.harness.report.figures import matrix_points, p95_of, throughput_of
 from itemwise.harness.report.gates import gate_failures
 from itemwise.harness.report.inputs import BACKEND_NAMES, VIEW_NAMES, ExtraInputs, ReportInputs, ReportPaths
+from itemwise.harness.report.line_figure import line_figure
 from itemwise.harness.report.make import make_report
 from itemwise.harness.report.named import Named
 from itemwise.harness.report.numbers import difference, figure, milliseconds, ratio
+from itemwise.harness.report.ops_runs import ops_matrix_report, self_check_report
 from itemwise.harness.report.races import THROUGHPUT
-from itemwise.harness.report.svg_plots import (
-    Frame,
-    Scale,
-    linear_ticks,
-    marker,
-    picture,
-    polyline,
-    tick_label,
-    x_axis,
-    y_axis,
-)
 
-_FRAME = Frame()
 _ROW_HEADER = ("chunk size", "chunks", "runs ok", "items/s", "p50 (ms)", "p95 (ms)", "a call (ms)", "first run")
 
 
@@ -53,6 +45,10 @@ def report_of(artifact: Artifact, name: str) -> Report:
             return _evaluation_report(artifact)
         case Comparison():
             return _comparison_report(artifact, name)
+        case OpsMatrix():
+            return ops_matrix_report(artifact)
+        case SelfCheck():
+            return self_check_report(artifact)
         case _:
             return _extras_report(artifact, name)
 
@@ -169,19 +165,15 @@ def _evaluation_report(evaluation: EndpointEvaluation) -> Report:
 
 
 def _speed_figure(evaluation: EndpointEvaluation) -> Figure:
-    title, unit = "Throughput by number of items", "items per second (p50)"
-    points = sorted((int(count), each.items_per_sec_p50) for count, each in evaluation.performance.items())
-    high = max(value for _, value in points) * 1.05
-    across = Scale(points[0][0], points[-1][0], _FRAME.left + 12, _FRAME.right - 12, log=True)
-    up = Scale(0.0, high, _FRAME.bottom, _FRAME.top)
-    places = [(across(count), up(value)) for count, value in points]
-    body = y_axis(_FRAME, up, [(tick, tick_label(tick)) for tick in linear_ticks(0.0, high)], unit)
-    body += x_axis(_FRAME, across, [(count, str(count)) for count, _ in points], "items in a request (log scale)")
-    body += polyline(places, "jax")
-    for (count, value), place in zip(points, places, strict=True):
-        body += marker("circle", place, "jax", f"{count} items: {figure(value)} items/s")
-    words = ", ".join(f"{count} items: {figure(value)} items/s" for count, value in points)
-    return Figure(title, picture(_FRAME, "speed", title, words, body), "Higher is better.")
+    return line_figure(
+        "speed",
+        "Throughput by number of items",
+        {int(count): each.items_per_sec_p50 for count, each in evaluation.performance.items()},
+        across="items in a request",
+        up="items per second (p50)",
+        unit="items/s",
+        caption="Higher is better.",
+    )
 
 
 def _extras_report(artifact: Artifact, name: str) -> Report:

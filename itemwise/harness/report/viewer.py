@@ -2,44 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 from itemwise.contract.errors import ArtifactError
-from itemwise.harness.artifacts import (
-    AbResult,
-    Artifact,
-    Comparison,
-    EndpointEvaluation,
-    GateReport,
-    LoadResult,
-    ModelMatrix,
-    MultiVsSerial,
-    Parity,
-    ScoreMatrix,
-)
 from itemwise.harness.files import parse_artifact, read_bytes
 from itemwise.harness.report.html import report_html
 from itemwise.harness.report.inputs import ReportPaths, read_report_inputs
+from itemwise.harness.report.kinds import FileKind, kind_of, names_of_shown, read_top
 from itemwise.harness.report.make import make_report
+from itemwise.harness.report.plain import plain_report
 from itemwise.harness.report.single import date_of, report_of
 
 MAX_FILE_BYTES = 64 * 2**20
 _MAX_DEPTH = 3  # folders within the folder
-
-# By what their JSON has at its top: the words of a file's kind, its class, and the fields that tell it.
-_KINDS: tuple[tuple[str, type[Artifact], frozenset[str]], ...] = (
-    ("comparison", Comparison, frozenset({"portable_view", "best_native_view"})),
-    ("matrix", ScoreMatrix, frozenset({"evaluation_view", "results", "workload_ref"})),
-    ("evaluation", EndpointEvaluation, frozenset({"mode", "isolation", "performance", "url"})),
-    ("multi vs serial", MultiVsSerial, frozenset({"equivalence", "performance", "multi_url"})),
-    ("parity", Parity, frozenset({"max_abs_diff_jax_serial_vs_torch_serial"})),
-    ("gates", GateReport, frozenset({"checks", "all_pass"})),
-    ("variants", AbResult, frozenset({"variants", "rounds"})),
-    ("load", LoadResult, frozenset({"measured", "geometry"})),
-    ("models", ModelMatrix, frozenset({"models", "rows", "all_pass"})),
-)
 
 
 class ReportFolder:
@@ -47,12 +23,18 @@ class ReportFolder:
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = None if folder is None else folder.resolve()
-        self._kinds: dict[tuple[Path, int, int], str | None] = {}  # by path, time and size
+        self._kinds: dict[tuple[Path, int, int], FileKind | None] = {}  # by path, time and size
 
     def artifacts(self) -> list[dict[str, object]]:
-        """All that can be shown, by folder and name."""
+        """All that is known, by folder and name. What has a `note` is no report: the note says what it is for."""
         return [
-            {"name": name, "folder": str(Path(name).parent), "kind": kind, "bytes": path.stat().st_size}
+            {
+                "name": name,
+                "folder": str(Path(name).parent),
+                "kind": kind.name,
+                "bytes": path.stat().st_size,
+                "note": kind.note,
+            }
             for name, path, kind in self._found()
         ]
 
@@ -62,21 +44,24 @@ class ReportFolder:
         if name not in found:
             raise ArtifactError(f"{name} is no artifact in the folder of reports")
         path, kind = found[name]
-        if kind == "comparison":
+        if kind.name == "comparison":
             inputs = read_report_inputs(ReportPaths(path))
             return report_html(make_report(inputs, date_of(inputs.comparison)))
         return self.page_of(read_bytes(path), name)
 
     def page_of(self, content: bytes, name: str) -> str:
         """The report of an artifact that somebody sends; no other file is read. Raises ArtifactError."""
-        kind = _kind_of(content)
+        top = read_top(content)
+        kind = kind_of(top)
         if kind is None:
-            known = ", ".join(each for each, _, _ in _KINDS)
-            raise ArtifactError(f"{name} is none of the artifacts that can be shown: {known}")
-        form = next(form for each, form, _ in _KINDS if each == kind)
-        return report_html(report_of(parse_artifact(content, form, name), name))
+            raise ArtifactError(f"{name} is none of the artifacts that can be shown: {names_of_shown()}")
+        if kind.note is not None:
+            raise ArtifactError(f"{name} has no report of its own ({kind.name}): {kind.note}")
+        if kind.form is None:
+            return report_html(plain_report(top, name))
+        return report_html(report_of(parse_artifact(content, kind.form, name), name))
 
-    def _found(self) -> Iterator[tuple[str, Path, str]]:
+    def _found(self) -> Iterator[tuple[str, Path, FileKind]]:
         if self._folder is None:
             return
         for path in sorted(self._folder.rglob("*.json")):
@@ -86,20 +71,10 @@ class ReportFolder:
                 if kind is not None:
                     yield name.as_posix(), path, kind
 
-    def _kind(self, path: Path) -> str | None:
+    def _kind(self, path: Path) -> FileKind | None:
         """Read once, and again when it has changed."""
         status = path.stat()
         key = (path, status.st_mtime_ns, status.st_size)
         if key not in self._kinds:
-            self._kinds[key] = _kind_of(read_bytes(path)) if status.st_size <= MAX_FILE_BYTES else None
+            self._kinds[key] = kind_of(read_top(read_bytes(path))) if status.st_size <= MAX_FILE_BYTES else None
         return self._kinds[key]
-
-
-def _kind_of(content: bytes) -> str | None:
-    """None for what is no artifact of ours."""
-    try:
-        top = json.loads(content)
-    except (ValueError, RecursionError):
-        return None
-    keys = set(top) if isinstance(top, dict) else set()
-    return next((name for name, _, fields in _KINDS if fields <= keys), None)

@@ -1,10 +1,15 @@
 /** The server, over HTTP. The API key is held by this module, in memory, and nowhere else. */
 
 let apiKey = "";
+let keysGiven = 0;
 
 export function setKey(key) {
   apiKey = key.trim();
+  keysGiven += 1;
 }
+
+/** How many keys were typed so far: who was refused need not ask again before there is another one. */
+export const numKeys = () => keysGiven;
 
 /** An answer that is no 200: the API's own words, and the field that they speak of. */
 export class ApiError extends Error {

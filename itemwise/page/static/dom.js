@@ -47,6 +47,15 @@ function tableCell(cell) {
   return element("td", { class: isNumber ? "number" : null }, isNumber ? shortNumber(cell) : cell);
 }
 
+/** "1 item", "5,000 items". */
+export const counted = (number, noun) => `${number.toLocaleString("en")} ${noun}${number === 1 ? "" : "s"}`;
+
+/** Scroll to what is out of sight; what is in sight stays where it is. */
+export function bringIntoView(node) {
+  const { top, bottom } = node.getBoundingClientRect();
+  if (top < 0 || bottom > 0.8 * window.innerHeight) node.scrollIntoView({ block: "start" });
+}
+
 /** A number as people read it. */
 export function shortNumber(value) {
   if (Number.isInteger(value)) return value.toLocaleString("en");
@@ -57,10 +66,12 @@ export function shortNumber(value) {
 /** Runs `work` after nothing has called it for so long. */
 export function debounced(work, milliseconds) {
   let timer;
-  return () => {
-    clearTimeout(timer);
+  const soon = () => {
+    soon.cancel();
     timer = setTimeout(work, milliseconds);
   };
+  soon.cancel = () => clearTimeout(timer);
+  return soon;
 }
 
 /** Offer text as a file. */

@@ -7,7 +7,7 @@ export function clearErrors() {
   for (const control of document.querySelectorAll("[aria-invalid]")) control.removeAttribute("aria-invalid");
 }
 
-/** Show one, by the field that it names; one that names none of ours stands below the form. */
+/** Show one, by the field that it names; one that names none of ours stands below them. Returns where it stands. */
 export function showError(error) {
   clearErrors();
   const field = error.param && document.querySelector(`[data-param~="${CSS.escape(error.param)}"]`);
@@ -16,4 +16,5 @@ export function showError(error) {
   place.textContent = named + error.message;
   const control = field?.querySelector("textarea, input, select");
   control?.setAttribute("aria-invalid", "true");
+  return field ?? place;
 }

@@ -3,7 +3,7 @@ import { readAnswer } from "./answer.js";
 import { send } from "./api.js";
 import { element, table } from "./dom.js";
 import { layoutPicture } from "./layout_picture.js";
-import { itemsOf, withItems } from "./request.js";
+import { itemName, itemsOf, withItems } from "./request.js";
 
 const OTHER_TEXT = "Something else entirely, and of another length.";
 
@@ -14,15 +14,15 @@ export function showIsolation(panel, answer, row, ask) {
   const outcome = element("div", { role: "status" });
   const button = element("button", { type: "button", id: "perturb" }, "Change another item and score again");
   button.disabled = answer.rows.length < 2;
-  button.addEventListener("click", () => ask((signal) => perturb(answer, row, outcome, signal)));
+  button.addEventListener("click", () => ask(outcome, (signal) => perturb(answer, row, outcome, signal)));
   const total = layout.segments / layout.segments_per_item;
   const absent = row.index < numItems ? "" : "; this one is not among them";
   const scaled = numItems < total
     ? ` The first ${numItems} of ${total.toLocaleString("en")} items are drawn${absent}.` : "";
-  panel.replaceChildren(
+  const words = element("div", {},
     element("p", {}, `Rows are tokens that look, columns are tokens that are seen: ${layoutWords(answer)}${scaled}`),
-    picture, element("p", {}, button), outcome,
-  );
+    legend(layout, row.index < numItems), element("p", {}, button));
+  panel.replaceChildren(element("div", { class: "beside" }, picture, words), outcome);
   if (answer.rows.length < 2) outcome.append(element("p", { class: "faint" }, "This takes at least two items."));
 }
 
@@ -33,6 +33,16 @@ function layoutWords({ debug }) {
   if (algorithm === "serial") return `${algorithm} computes the prefix again for every item; ${shared}`;
   if (algorithm === "packed") return `${algorithm} puts items behind one prefix in a row; ${shared}`;
   return `${algorithm} computes the prefix once and keeps it; ${shared}`;
+}
+
+function legend(layout, isDrawn) {
+  const entries = [
+    ...(layout.prefix_tokens ? [["seen", "the shared prefix"]] : []),
+    ["own", "an item’s own tokens"],
+    ...(isDrawn ? [["this", "those of the chosen item"]] : []),
+  ];
+  return element("ul", { class: "legend" },
+    ...entries.map(([kind, words]) => element("li", {}, element("span", { class: `key ${kind}` }), words)));
 }
 
 async function perturb(answer, row, outcome, signal) {
@@ -49,14 +59,14 @@ function report(before, after, own, other) {
   const moved = (index) => difference(before.rows[index].values, after.rows[index].values);
   const isStill = moved(own) === 0;
   const rows = [own, other].flatMap((index) => before.columns.map((name, column) => [
-    index === own ? "this item" : `item ${other}, changed`,
+    index === own ? "this item" : `${itemName(before.request, other)}, changed`,
     name.trim(),
     exact(before.rows[index].values?.[column]),
     exact(after.rows[index].values?.[column]),
   ]));
   return [
     element("p", { class: `verdict-line ${isStill ? "good" : "bad"}`, id: "moved" },
-      `Item ${other} was replaced. This item's score moved by exactly ${moved(own)}; the changed one's by ${moved(other)}.`),
+      `${itemName(before.request, other)} was replaced. This item's score moved by exactly ${moved(own)}; the changed one's by ${moved(other)}.`),
     table("Scores before and after, to the last digit", ["item", "value", "before", "after"], rows),
   ];
 }

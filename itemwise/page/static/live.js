@@ -1,5 +1,5 @@
 /** The live strip: the server's own figures, each second, while somebody looks. */
-import { getText } from "./api.js";
+import { getText, numKeys } from "./api.js";
 import { byId, shortNumber } from "./dom.js";
 
 const EVERY_MS = 1000;
@@ -7,7 +7,9 @@ const EVERY_MS = 1000;
 /** Start; it goes on until the page is closed. */
 export function keepLive() {
   let before = null;
+  let refusedAt = -1; // the number of keys with which the server refused to answer
   async function look() {
+    if (refusedAt === numKeys()) return;
     if (document.visibilityState !== "visible") {
       before = null;
       return;
@@ -16,7 +18,8 @@ export function keepLive() {
       const now = { at: performance.now(), ...readMetrics(await getText("/metrics")) };
       show(now, before);
       before = now;
-    } catch {
+    } catch (error) {
+      if (error.status === 401) refusedAt = numKeys();
       before = null;
       show(null, null);
     }

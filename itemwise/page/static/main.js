@@ -2,7 +2,7 @@
 import { ApiError, getJson, send, setKey } from "./api.js";
 import { arranged, asCsv, asJsonFile, readAnswer } from "./answer.js";
 import { showCopies } from "./copies.js";
-import { byId, debounced, download, element, shortNumber } from "./dom.js";
+import { bringIntoView, byId, counted, debounced, download, element, shortNumber } from "./dom.js";
 import { clearErrors, showError } from "./errors.js";
 import { EXAMPLES } from "./examples.js";
 import { showIsolation } from "./isolation.js";
@@ -10,15 +10,23 @@ import { watchItemInput } from "./item_input.js";
 import { itemsOfLines } from "./items.js";
 import { keepLive } from "./live.js";
 import { showHowItRan } from "./ran.js";
-import { buildRequest, withFields } from "./request.js";
+import { buildRequest, itemName, withFields } from "./request.js";
 import { ResultList } from "./result_list.js";
 import { showWhatWasSeen } from "./saw.js";
 import { DEFAULTS, keepInAddress, readForm, stateFromHash, writeForm } from "./state.js";
 import { makeTabs } from "./tabs.js";
 
 const TYPING_PAUSE_MS = 500;
+const NOT_READY_MS = 1000; // until the server is asked again
 const MOST_ITEMS_AS_YOU_GO = 200; // more are scored on demand
 const VIEW_ONLY = ["sort", "filter", "asYouGo"]; // controls that do not change the request
+
+// What the panels will show, as long as there is nothing to be shown.
+const PROMISES = {
+  saw: "The tokens of an item as the model gets them, the position at which it is scored, and what the model expects next.",
+  isolation: "A picture of which tokens see which, and an experiment: change one item, and no other item's score moves.",
+  ran: "The algorithm and why it was chosen, the batches, and where the milliseconds went.",
+};
 
 const form = byId("form");
 let state = stateFromHash(location.hash);
@@ -45,7 +53,9 @@ const keep = () => keepInAddress(state);
 
 // The request
 
-async function score() {
+/** @param isAsked did somebody press something, who now waits for what comes? */
+async function score(isAsked = false) {
+  scoreSoon.cancel(); // else what is asked for now is asked again, and its answer wipes out what was done meanwhile
   running?.abort();
   const own = (running = new AbortController());
   const asked = request();
@@ -56,10 +66,13 @@ async function score() {
   try {
     const received = await send(withFields(asked, { return_debug: true }), own.signal);
     show(readAnswer(asked, received), performance.now() - begin);
+    if (isAsked) bringIntoView(byId("results-heading"));
   } catch (error) {
     if (own.signal.aborted) return;
-    report(error);
-    setStatus("Nothing came back.");
+    const place = report(error);
+    if (isAsked) bringIntoView(place);
+    setStatus(`Not scored: the form says why.${answer ? " These are the scores from before." : ""}`);
+    byId("list").classList.add("stale");
   } finally {
     if (running === own) {
       running = null;
@@ -68,20 +81,24 @@ async function score() {
   }
 }
 
-/** Run what a panel asks for; a newer question ends the older one. */
-async function ask(work) {
+/** Run what a panel asks for, and show in `place` where that fails; a newer question ends the older one. */
+async function ask(place, work) {
   asking?.abort();
   const own = (asking = new AbortController());
   try {
     await work(own.signal);
   } catch (error) {
-    if (!own.signal.aborted) report(error);
+    if (own.signal.aborted) return;
+    report(error);
+    place.removeAttribute("aria-busy");
+    place.replaceChildren(element("p", { class: "error" }, error.message));
   }
 }
 
 function report(error) {
   if (!(error instanceof ApiError)) error = new ApiError(0, { message: `the server cannot be reached: ${error.message}` });
-  showError(error);
+  if (error.param === "api_key") enableKey();
+  return showError(error);
 }
 
 // The answer
@@ -91,11 +108,14 @@ function show(received, milliseconds) {
   const { rows, usage, notes } = answer;
   const failed = rows.filter((row) => !row.values).length;
   setStatus([
-    `${rows.length.toLocaleString("en")} items in ${Math.round(milliseconds).toLocaleString("en")} ms`,
-    `${usage.prompt_tokens.toLocaleString("en")} tokens`,
+    `${counted(rows.length, "item")} in ${Math.round(milliseconds).toLocaleString("en")} ms`,
+    counted(usage.prompt_tokens, "token"),
     ...(failed ? [`${failed} without a score`] : []),
     ...notes,
   ].join(" · "));
+  for (const id of ["sort", "filter", "save-csv", "save-json"]) byId(id).disabled = false;
+  byId("nothing").hidden = true;
+  byId("list").classList.remove("stale");
   offerSorts();
   arrange();
 }
@@ -113,6 +133,8 @@ function offerSorts() {
 function arrange() {
   if (!answer) return;
   shownRows = arranged(answer, state.sort, state.filter);
+  byId("list").hidden = shownRows.length === 0;
+  byId("no-match").hidden = shownRows.length > 0;
   list.show(answer, shownRows, chosenRow()?.index ?? -1);
   showChosen();
   fillPanel();
@@ -134,8 +156,8 @@ function choose(row) {
 function showChosen() {
   const row = chosenRow();
   const values = row?.values?.map((value, column) => `${answer.columns[column].trim()} ${shortNumber(value)}`) ?? [];
-  byId("chosen").replaceChildren(...(row ? [element("strong", {}, `Item ${row.index}: `), row.text || "(empty)",
-    element("br"), values.join(", ")] : []));
+  const name = row && element("code", { class: "faint" }, itemName(answer.request, row.index));
+  byId("chosen").replaceChildren(...(row ? [name, ` ${row.text || "(empty)"}\n`, values.join(", ")] : []));
 }
 
 function fillPanel() {
@@ -146,8 +168,9 @@ function fillPanel() {
   }
   const row = chosenRow();
   if (!answer?.debug || !row?.values) {
-    panel.replaceChildren(element("p", { class: "faint" }, "Score something first."));
-  } else if (state.tab === "saw") ask((signal) => showWhatWasSeen(panel, answer, row, signal));
+    const words = answer ? "Choose an item that has a score." : PROMISES[state.tab];
+    panel.replaceChildren(element("p", { class: "faint" }, words));
+  } else if (state.tab === "saw") ask(panel, (signal) => showWhatWasSeen(panel, answer, row, signal));
   else if (state.tab === "isolation") showIsolation(panel, answer, row, ask);
   else showHowItRan(panel, answer, ask);
 }
@@ -171,28 +194,29 @@ function showForm() {
   const isRerank = state.task === "rerank";
   byId("labels-task").hidden = isRerank;
   byId("rerank-task").hidden = !isRerank;
+  byId("item-first-field").hidden = isRerank;
   const count = items().length;
   const onDemand = state.asYouGo && count > MOST_ITEMS_AS_YOU_GO ? ", scored on demand" : "";
   const tooLong = keep() ? "" : ", too long for a link";
-  byId("item-count").textContent = `${count.toLocaleString("en")} items${onDemand}${tooLong}`;
+  byId("item-count").textContent = counted(count, "item") + onDemand + tooLong;
 }
 
 function setStatus(text) {
   byId("status").textContent = text;
 }
 
-function take(newState) {
+function take(newState, isAsked = false) {
   state = newState;
   writeForm(form, state);
   showForm();
   showTab(state.tab);
-  if (isComplete()) score();
+  if (isComplete()) score(isAsked);
 }
 
 function offerExamples() {
   const buttons = EXAMPLES.map(({ name, state: own }) => element("button", {
     type: "button",
-    onclick: () => take({ ...DEFAULTS, asYouGo: state.asYouGo, tab: state.tab, ...own }),
+    onclick: () => take({ ...DEFAULTS, asYouGo: state.asYouGo, tab: state.tab, ...own }, true),
   }, name));
   byId("examples").replaceChildren("Try: ", ...buttons);
 }
@@ -214,13 +238,13 @@ async function askServer() {
   const { model, devices, status, profiles } = server;
   byId("served").textContent = model
     ? `${model.name} · ${devices.backend} on ${devices.device}, ${devices.dtype}` : `The server is ${status}.`;
+  if (!model) setTimeout(askServer, NOT_READY_MS);
   if (server.api_key_set) enableKey();
   if (profiles) offerProfiles(profiles);
 }
 
 function enableKey() {
-  byId("key").disabled = false;
-  byId("key").placeholder = "this server asks for one";
+  byId("key-field").hidden = false;
 }
 
 function offerProfiles(profiles) {
@@ -234,11 +258,15 @@ function offerProfiles(profiles) {
 form.addEventListener("input", onInput);
 form.addEventListener("submit", (event) => {
   event.preventDefault();
-  score();
+  score(true);
 });
 for (const name of ["sort", "filter"]) byId(name).addEventListener("input", onInput);
 form.addEventListener("keydown", (event) => {
-  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) score();
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) score(true);
+});
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault(); // what is behind the # is the state
+  byId("results-heading").focus();
 });
 byId("key").addEventListener("change", async (event) => {
   setKey(event.target.value);

@@ -1,7 +1,7 @@
 /** "How it ran": algorithm, reason, batches, and where the milliseconds went; all three algorithms on demand. */
 import { readAnswer } from "./answer.js";
 import { send } from "./api.js";
-import { element, shortNumber, table } from "./dom.js";
+import { counted, element, shortNumber, table } from "./dom.js";
 import { withFields } from "./request.js";
 
 const SPANS = ["tokenize", "queue", "prefill", "extend", "host"];
@@ -12,7 +12,7 @@ const ALGORITHMS = ["prefill_extend", "packed", "serial"];
 export function showHowItRan(panel, answer, ask) {
   const compared = element("div", { role: "status" });
   const button = element("button", { type: "button", id: "compare" }, "Run all three algorithms");
-  button.addEventListener("click", () => ask((signal) => compare(answer, compared, signal)));
+  button.addEventListener("click", () => ask(compared, (signal) => compare(answer, compared, signal)));
   panel.replaceChildren(...described(answer.debug, answer.usage), element("p", {}, button), compared);
 }
 
@@ -25,7 +25,7 @@ function described(debug, usage) {
   return [
     element("p", {}, element("strong", {}, debug.algorithm), ` – ${debug.reason}.`),
     ...timeline(debug.milliseconds, total(debug.milliseconds)),
-    element("p", {}, `${debug.batches.length} ${debug.batches.length === 1 ? "batch" : "batches"}; ${usage.prompt_tokens.toLocaleString("en")} tokens, of which `
+    element("p", {}, `${debug.batches.length} ${debug.batches.length === 1 ? "batch" : "batches"}; ${counted(usage.prompt_tokens, "token")}, of which `
       + `${debug.cached_tokens.toLocaleString("en")} of the prefix were found in the cache.`),
     fill,
   ];

@@ -45,6 +45,9 @@ export function withFields(request, fields) {
 
 export const itemsOf = (request) => request.body[itemsField(request)];
 
+/** An item in the API's own words. */
+export const itemName = (request, index) => `${itemsField(request)}[${index}]`;
+
 const itemsField = (request) => ("documents" in request.body ? "documents" : "items");
 
 /** As a shell takes it. */

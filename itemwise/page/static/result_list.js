@@ -89,7 +89,8 @@ export class ResultList {
       "aria-selected": row.index === this.#chosen ? "true" : "false",
     }, element("span", { class: "rank" }, String(row.rank)),
     element("span", { class: "text" }, row.text.slice(0, MAX_TEXT) || "(empty)"),
-    element("span", { class: "values" }, ...this.#values(row)));
+    element("span", { class: "values" }, ...this.#values(row)),
+    ...(row.values ? [bar(this.#scale(row.values[0]))] : []));
     node.style.top = `${position * ROW_HEIGHT}px`;
     return node;
   }
@@ -97,8 +98,9 @@ export class ResultList {
   #values(row) {
     if (!row.values) return [element("span", { class: "failed" }, row.error ?? "no score")];
     const shown = row.values.slice(0, MAX_COLUMNS).map((value, column) => (
-      element("span", {}, `${this.#answer.columns[column].trim()} ${shortNumber(value)}`)
+      element("span", {}, element("span", { class: "name" }, this.#answer.columns[column].trim()), " ",
+        element("span", { class: "figure" }, shortNumber(value)))
     ));
-    return [bar(this.#scale(row.values[0])), ...shown];
+    return shown;
   }
 }

@@ -1,7 +1,7 @@
 /** "What the model saw": the tokens of the chosen item, where it was scored, and what the model expects next. */
 import { send } from "./api.js";
 import { readAnswer } from "./answer.js";
-import { bar, element, shortNumber, table } from "./dom.js";
+import { bar, counted, element, shortNumber, table } from "./dom.js";
 import { withFields, withItems } from "./request.js";
 
 const TOP_TOKENS = 12;
@@ -9,10 +9,12 @@ const MAX_CHIPS = 600; // of a long prompt the middle is left out
 
 /** Ask about one row of an answer, alone; fill the panel. */
 export async function showWhatWasSeen(panel, answer, row, signal) {
-  panel.replaceChildren(element("p", { class: "faint" }, "Asking about this item…"));
+  panel.setAttribute("aria-busy", "true"); // what it shows stays until there is something else: nothing jumps
+  if (!panel.querySelector(".chips")) panel.replaceChildren(element("p", { class: "faint" }, "Asking about this item…"));
   const request = withFields(withItems(answer.request, [row.text]), { return_debug: true, debug_top_k: TOP_TOKENS });
   const alone = readAnswer(request, await send(request, signal));
   const seen = alone.debug.item;
+  panel.removeAttribute("aria-busy");
   panel.replaceChildren(
     legend(seen),
     element("ol", { class: "chips", "aria-label": "Tokens" }, ...chips(seen)),
@@ -25,7 +27,7 @@ export async function showWhatWasSeen(panel, answer, row, signal) {
 function legend(seen) {
   const own = seen.tokens.length - seen.prefix_tokens;
   return element("p", {}, element("span", { class: "key prefix" }),
-    `${seen.prefix_tokens} tokens that all items share, `, `${own} of this item’s own, `,
+    `${counted(seen.prefix_tokens, "token")} that all items share, `, `${own} of this item’s own, `,
     element("span", { class: "key scored" }), `scored after position ${seen.scored_position}.`);
 }
 
@@ -54,11 +56,16 @@ export function visible({ id, text }) {
 function topTable(top, labels) {
   if (!top.length) return element("p", {}, "This model is a classifier: it has no next tokens.");
   const rows = top.map((token) => {
-    const isLabel = labels.some((label) => token.text && label.startsWith(token.text));
-    const name = element("code", {}, visible(token));
-    return [name, isLabel ? "begins a label" : "", token.prob, bar(token.prob)];
+    const name = element("span", {}, element("code", {}, visible(token)), ...labelBadge(token.text, labels));
+    return [name, token.prob, bar(token.prob)];
   });
-  return table("By probability over the whole vocabulary", ["token", "", "probability", ""], rows);
+  return table("By probability over the whole vocabulary", ["token", "probability", ""], rows);
+}
+
+/** A space alone begins every label, and says nothing. */
+function labelBadge(text, labels) {
+  if (!text?.trim() || !labels.some((label) => label.startsWith(text))) return [];
+  return [element("span", { class: "badge" }, labels.includes(text) ? "label" : "begins a label")];
 }
 
 function sameScore(row, alone) {

@@ -53,7 +53,7 @@ export function keepInAddress(state) {
 export function readForm(form, state) {
   const read = { ...state };
   for (const control of form.elements) {
-    if (!(control.name in DEFAULTS)) continue;
+    if (!(control.name in DEFAULTS) || control.disabled) continue;
     if (control.type === "checkbox") read[control.name] = control.checked;
     else if (control.type !== "radio" || control.checked) read[control.name] = control.value;
   }

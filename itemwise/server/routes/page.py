@@ -22,7 +22,7 @@ CONTENT_SECURITY_POLICY = "; ".join(
         "frame-ancestors 'none'",
     )
 )
-_HEADERS = {
+PAGE_HEADERS = {
     "content-security-policy": CONTENT_SECURITY_POLICY,
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
@@ -45,7 +45,7 @@ def send_file(call: Call, name: str) -> Response:
     found = page_files().get(name)
     if found is None:
         raise NotFoundError(f"the page has no file {quote(name)}", code="not_found")
-    headers = {**_HEADERS, "etag": found.etag}
+    headers = {**PAGE_HEADERS, "etag": found.etag}
     if found.etag.encode() in call.headers.get(b"if-none-match", b""):
         return Response(status_code=304, headers=headers)
     return Response(found.content, headers=headers, media_type=found.media_type)
