@@ -58,6 +58,15 @@ class _Stub:
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection, until the client closes it."""
         self.served.append(over := asyncio.Event())
+        try:
+            await self._answer_all(reader, writer)
+        finally:  # of a run that is interrupted, too
+            writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
+        over.set()
+
+    async def _answer_all(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
@@ -66,10 +75,6 @@ class _Stub:
                 await self._wait_for_turn()
                 writer.write(self._answer)
                 await writer.drain()
-        writer.close()
-        with suppress(ConnectionError):
-            await writer.wait_closed()
-        over.set()
 
     async def _wait_for_turn(self) -> None:
         if self.held == self.num_held:

@@ -59,11 +59,12 @@ class LoadDriver:
         self.finished = []
         begin = perf_counter()
         tasks = []
-        for intended in schedule.times:
-            request = self._next_request()
-            await asyncio.sleep(max(0.0, begin + intended - perf_counter()))
-            tasks.append(asyncio.create_task(self._arrive(request, begin, intended)))
-        return await asyncio.gather(*tasks)
+        async with asyncio.TaskGroup() as in_flight:  # an interrupt ends them, too
+            for intended in schedule.times:
+                request = self._next_request()
+                await asyncio.sleep(max(0.0, begin + intended - perf_counter()))
+                tasks.append(in_flight.create_task(self._arrive(request, begin, intended)))
+        return [task.result() for task in tasks]
 
     async def run_closed(self, concurrency: int, length: PhaseLength) -> list[Call]:
         """`concurrency` requests in flight all the time; what is intended is what is done."""

@@ -118,6 +118,7 @@ class ConnectionPool:
         common = {"Host": parts.netloc, "Accept": "application/json", "Accept-Encoding": "identity", **headers}
         self._headers = "".join(f"{name}: {value}\r\n" for name, value in common.items())
         self._idle: list[_Connection] = []
+        self._is_closed = False
 
     def request(self, path: str, body: bytes) -> bytes:
         """A POST, ready to be sent."""
@@ -162,7 +163,7 @@ class ConnectionPool:
         except BaseException:  # a timeout, too: its answer would be taken for the next one's
             connection.close()
             raise
-        if connection.may_be_kept:
+        if connection.may_be_kept and not self._is_closed:
             connection.idle_since = perf_counter()
             self._idle.append(connection)
         else:
@@ -170,7 +171,8 @@ class ConnectionPool:
         return answer
 
     async def close(self) -> None:
-        """All that nobody uses; a moment for the event loop to let go of them."""
+        """All that nobody uses; those in use when they have answered. A moment for the event loop to let go of them."""
+        self._is_closed = True
         for connection in self._idle:
             connection.close()
         self._idle.clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 from collections.abc import Iterator
 from itertools import pairwise
@@ -161,6 +162,20 @@ def test_a_proxy_of_the_environment_is_not_asked(quick: str, monkeypatch: pytest
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     assert run_closed(quick, 1, PhaseLength(requests=1), api_key="secret")[0].failure is None
+
+
+def test_an_open_loop_that_is_cut_short_ends_what_is_in_flight(slow: str) -> None:
+    """Cut between two arrivals, which are answered after 0.4 s."""
+
+    async def run() -> tuple[set[asyncio.Task[Any]], int]:
+        async with LoadDriver(LoadTarget(slow), small_requests()) as driver:
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.2):
+                    await driver.run_open(Schedule((0.0, 0.0, 60.0), 60.0))
+            return asyncio.all_tasks() - {asyncio.current_task()}, len(driver.finished)
+
+    assert asyncio.run(run()) == (set(), 0)
+    gc.collect()  # a connection that was left open is told here, as a warning
 
 
 def test_a_closed_loop_pauses_where_nobody_answers() -> None:

@@ -222,6 +222,20 @@ def test_large_bodies_go_both_ways() -> None:
     assert all(request.endswith(large) for request in script.requests)
 
 
+def test_one_that_is_in_use_when_the_pool_closes_is_closed_when_it_has_answered() -> None:
+    script = Script(SIZED)
+
+    async def use(pool: ConnectionPool) -> None:
+        task = asyncio.create_task(send(pool))
+        await asyncio.sleep(0)
+        await pool.close()
+        assert (await task).body == b"body"
+        async with asyncio.timeout(5):
+            await script.ended[0].wait()
+
+    against(lambda: script, use)
+
+
 def test_nobody_there_is_a_failure() -> None:
     async def run() -> None:
         with pytest.raises(ExchangeError, match="Connect call failed"):
