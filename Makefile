@@ -30,7 +30,7 @@ $(VENV)/.ready: pyproject.toml | $(VENV)/bin/python
 
 # What the checks and tests need on top.
 $(VENV)/.ready-dev: $(VENV)/.ready
-	$(PIP) install --editable '.[torch,jax,server,harness,dev]'
+	$(PIP) install --editable '.[torch,jax,server,harness,cluster,dev]'
 	@npm install --silent --no-audit --no-fund --prefix $(VENV)/npm '$(AXE)' || echo '$(AXE) cannot be had with npm: the tests of accessibility will be skipped'
 	@touch $@
 

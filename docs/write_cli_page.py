@@ -11,7 +11,7 @@ PAGE = Path(__file__).parent / "cli.md"
 BENCH = ("workload", "matrix", "compare", "report", "check", "schema", "ab", "load")
 VALIDATE = ("endpoint", "combine", "gate", "models", "self")
 VERBS = (
-    *((), ("score",), ("rerank",), ("serve",), ("models",), ("profiles",)),
+    *((), ("score",), ("rerank",), ("batch",), ("serve",), ("models",), ("profiles",)),
     *(("aot",), ("aot", "matrix")),
     *(("bench", verb) for verb in BENCH),
     *(("validate", verb) for verb in VALIDATE),

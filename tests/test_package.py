@@ -52,6 +52,22 @@ ALLOWED = {
         "itemwise.harness",
         "itemwise._version",
     ),
+    "itemwise.batch": (
+        "itemwise.contract",
+        "itemwise.models",
+        "itemwise.engine",
+        "itemwise.loading",
+        "itemwise.options",
+        "itemwise._version",
+    ),
+    "itemwise.cluster": (
+        "itemwise.contract",
+        "itemwise.engine",
+        "itemwise.batch",
+        "itemwise.server",
+        "itemwise.loading",
+        "itemwise.options",
+    ),
     "itemwise.server": (
         "itemwise.contract",
         "itemwise.prompts",
@@ -65,6 +81,7 @@ FRAMEWORKS = {
     "triton": "itemwise.backends.torch",
     "jax": "itemwise.backends.jax",
     "jaxlib": "itemwise.backends.jax",
+    "ray": "itemwise.cluster",
 }
 
 
@@ -138,15 +155,34 @@ def test_a_framework_is_imported_in_its_backend_and_nowhere_else(framework: str,
 
 
 def test_backends_are_loaded_only_when_chosen() -> None:
-    """Nothing imports a framework's room while it is itself imported."""
+    """Nothing imports a framework's room while it is itself imported; of Ray's room what stands on Ray."""
     homes = set(FRAMEWORKS.values())
     strays = [
         str(each)
         for each in imports()
         for home in homes
         if each.at_import_time and is_within(each.imported, home) and not is_within(each.importer, home)
+        if home != FRAMEWORKS["ray"] or each.imported in standing_on("ray")
     ]
     assert strays == []
+
+
+@cache
+def standing_on(framework: str) -> frozenset[str]:
+    """The modules that cannot be imported without it."""
+    at_once = [each for each in imports() if each.at_import_time]
+    found: set[str] = set()
+    while (
+        new := {each.importer for each in at_once if is_within(each.imported, framework) or each.imported in found}
+        - found
+    ):
+        found |= new
+    return frozenset(found)
+
+
+def test_what_stands_on_ray_is_known() -> None:
+    assert "itemwise.cluster.serve_app" in standing_on("ray")
+    assert "itemwise.cluster.options" not in standing_on("ray")
 
 
 @pytest.mark.parametrize("room", ALLOWED)

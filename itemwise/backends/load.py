@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+import os
 from importlib.util import find_spec
 
 from itemwise.backends.base import Backend, BackendOptions
@@ -12,6 +14,8 @@ from itemwise.models.checkpoint import Checkpoint
 log = logging.getLogger("itemwise")
 
 BACKENDS = ("jax", "torch")
+FAKE = "fake"  # arithmetic instead of a model, to try and to measure everything around one
+FAKE_STEP_VARIABLE = "ITEMWISE_FAKE_STEP_SECONDS"  # in the environment: how long each of its forwards takes
 _TITLES = {"jax": "JAX", "torch": "PyTorch"}
 
 
@@ -19,15 +23,17 @@ def load_backend(checkpoint: Checkpoint, options: BackendOptions) -> Backend:
     """Load the weights onto the device. Raises BackendError where the choice cannot run here."""
     name, reason = choose_backend(options)
     log.info("backend %s: %s", name, reason)
-    backend = _load_jax(checkpoint, options) if name == "jax" else _load_torch(checkpoint, options)
+    backend = _LOADERS[name](checkpoint, options)
     log.info("backend %s on %s, %s", name, backend.info.device, backend.info.dtype)
     return backend
 
 
 def choose_backend(options: BackendOptions) -> tuple[str, str]:
     """The backend's name, and the reason for it: JAX on TPUs and GPUs, PyTorch on CPUs."""
+    if options.backend == FAKE:
+        return FAKE, "asked for"
     if options.backend not in ("auto", *BACKENDS):
-        raise BackendError(f"unknown backend {options.backend!r}; expected auto, {' or '.join(BACKENDS)}")
+        raise BackendError(f"unknown backend {options.backend!r}; expected auto, {', '.join(BACKENDS)} or {FAKE}")
     installed = [name for name in BACKENDS if find_spec(name) is not None]
     if options.backend != "auto":
         if options.backend not in installed:
@@ -97,3 +103,21 @@ def _load_torch(checkpoint: Checkpoint, options: BackendOptions) -> Backend:
         weight_cache=options.weight_cache,
         is_coarse=options.warmup == "fast",
     )
+
+
+def _load_fake(checkpoint: Checkpoint, options: BackendOptions) -> Backend:
+    """As large a vocabulary and context as the checkpoint's, none of its weights."""
+    from itemwise.backends.fake import FakeBackend
+
+    given = os.environ.get(FAKE_STEP_VARIABLE, "0")
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        raise BackendError(f"{FAKE_STEP_VARIABLE} must be a number of seconds of 0 or more, got {given!r}")
+    config = checkpoint.config
+    return FakeBackend(config.vocab_size, config.max_context_len, seconds_per_forward=seconds)
+
+
+_LOADERS = {"jax": _load_jax, "torch": _load_torch, FAKE: _load_fake}

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from itemwise.engine.warmup import OnProgram
 
 PANEL = "Model and engine"
-BackendName = Literal["auto", "jax", "torch"]
+BackendName = Literal["auto", "jax", "torch", "fake"]
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 
 ENGINE_FLAGS = {
@@ -29,7 +29,11 @@ ENGINE_FLAGS = {
         "A folder, a .gguf file or a hub id like Qwen/Qwen3-0.6B; the embedded model when left out.",
         "MODEL",
     ),
-    "backend": Flag(BackendName, "auto (JAX on TPUs and GPUs, PyTorch on CPUs), jax or torch.", "NAME"),
+    "backend": Flag(
+        BackendName,
+        "auto (JAX on TPUs and GPUs, PyTorch on CPUs), jax, torch, or fake (no model, for trials).",
+        "NAME",
+    ),
     "device": Flag(str, "auto, cpu, cuda, tpu, or one of many: cuda:1.", "NAME"),
     "dtype": Flag(DtypeName, "auto, float32, bfloat16 or float16.", "NAME"),
     "tp_size": Flag(int, "Devices that share every layer (JAX).", least=1),

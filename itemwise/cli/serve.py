@@ -42,10 +42,12 @@ def serve(
     server: ServerOptions,
 ) -> None:
     """Serve scoring and reranking over HTTP. The flags of SGLang's multi-item scoring servers work unchanged."""
-    server = replace(server, served_model_names=engine.served_names, log_level=_log_level(context, server.log_level))
+    server = replace(
+        server, served_model_names=engine.served_names, log_level=chosen_log_level(context, server.log_level)
+    )
     run_server = _enter_server(server)
-    _tell_without_effect(engine, trust_remote_code)
-    engine = _settle_synonyms(engine)
+    tell_without_effect(engine, trust_remote_code)
+    engine = settle_synonyms(engine)
     from itemwise.loading import load_engine, resolved_config
 
     open_engine = partial(load_engine, engine, _log_program)
@@ -87,10 +89,10 @@ def _log_program(done: int, total: int, title: str) -> None:
         log.info("warm-up: %d of %d programs compiled; next: %s", done, total, title)
 
 
-def _log_level(context: typer.Context, own: LogLevel) -> LogLevel:
+def chosen_log_level(context: typer.Context, own: LogLevel) -> LogLevel:
     """`itemwise --log-level debug serve` counts too, where the verb's own option is not given."""
-    program = context.parent
-    if program is None or _is_given(context.get_parameter_source("log_level")):
+    program = context.find_root()
+    if program is context or _is_given(context.get_parameter_source("log_level")):
         return own
     level: LogLevel = program.params["log_level"]
     return level if _is_given(program.get_parameter_source("log_level")) else own
@@ -100,7 +102,7 @@ def _is_given(source: Enum | None) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-def _tell_without_effect(engine: EngineOptions, trust_remote_code: bool) -> None:
+def tell_without_effect(engine: EngineOptions, trust_remote_code: bool) -> None:
     """One line for each flag that is accepted and changes nothing here."""
     if trust_remote_code:
         log.warning("--trust-remote-code has no effect: no code from a checkpoint is ever run")
@@ -111,7 +113,7 @@ def _tell_without_effect(engine: EngineOptions, trust_remote_code: bool) -> None
         )
 
 
-def _settle_synonyms(engine: EngineOptions) -> EngineOptions:
+def settle_synonyms(engine: EngineOptions) -> EngineOptions:
     """In our own words, what other servers call otherwise."""
     return replace(
         engine,

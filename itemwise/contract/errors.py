@@ -20,6 +20,7 @@
     ├── ModelLoadError                a checkpoint cannot be used: folder, architecture, tensor, file
     ├── TokenizerError                a model has no tokenizer that we can read, and text was given
     ├── ProfileError                  a reranker profile is not there, not legal, or not for this model
+    ├── BatchError                    a batch job cannot start, go on or be written: its files, its options
     ├── ArtifactError                 a file of the harness cannot be read, written or understood
     ├── ClientSettingError            an address, a key or a time limit that no client can work with
     └── BackendError                  a backend or device that was asked for is not there
@@ -169,6 +170,10 @@ class TokenizerError(ItemwiseError):
 
 class ProfileError(ItemwiseError):
     """A reranker profile that does not exist, is not legal, or does not fit the model; the message names all of it."""
+
+
+class BatchError(ItemwiseError):
+    """A batch job that cannot start, go on or be written; single rows that fail are no reason for it."""
 
 
 class ArtifactError(ItemwiseError):

@@ -109,7 +109,7 @@ class TestAskedFor:
     @pytest.mark.parametrize("installed", [[], BOTH])
     def test_there_is_none_of_this_name(self, machine: Callable[..., None], installed: Collection[str]) -> None:
         machine(installed)
-        with pytest.raises(BackendError, match="unknown backend 'tensorflow'; expected auto, jax or torch"):
+        with pytest.raises(BackendError, match="unknown backend 'tensorflow'; expected auto, jax, torch or fake"):
             choose_backend(BackendOptions(backend="tensorflow"))
 
     def test_pytorch_on_several_devices(self, checkpoint_of: Callable[[str], Path]) -> None:

@@ -30,7 +30,7 @@ try:
 except SystemExit as exited:
     assert exited.code == 0
 heavy = ("torch", "jax", "tokenizers", "huggingface_hub", "gguf", "starlette", "uvicorn", "transformers")
-others = ("httpx", "itemwise.cli.harness_verbs", "itemwise.cli.ops.verbs", "itemwise.ops")
+others = ("httpx", "ray", "pyarrow", "itemwise.cli.harness_verbs", "itemwise.cli.ops.verbs", "itemwise.ops")
 print([name for name in (*heavy, *others) if name in sys.modules], file=sys.stderr)
 """
 
@@ -42,6 +42,7 @@ print([name for name in (*heavy, *others) if name in sys.modules], file=sys.stde
         ("--version",),
         ("score", "--help"),
         ("rerank", "--help"),
+        ("batch", "--help"),
         ("serve", "--help"),
         ("aot", "--help"),
         ("profiles",),

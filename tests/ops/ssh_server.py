@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 
 SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
 MISSING = next((name for name in (SSHD, "ssh", "scp", "ssh-keygen") if shutil.which(name) is None), None)

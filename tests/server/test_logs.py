@@ -84,10 +84,13 @@ def test_odd_words_are_quoted(client: AppClient, text: list[str]) -> None:
     assert "route=other" in line
 
 
-def test_what_machines_ask_every_few_seconds_is_quiet(client: AppClient, text: list[str]) -> None:
+def test_what_machines_ask_every_few_seconds_and_the_pages_files_are_quiet(client: AppClient, text: list[str]) -> None:
     client.get("/health")
     client.get("/metrics")
+    client.get("/page/main.js")
     assert text == []
+    client.get("/")
+    assert len(text) == 1
 
 
 def test_neither_bodies_nor_query_strings_are_logged(client: AppClient, text: list[str]) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx
 import orjson
-import psutil  # type: ignore[import-untyped]
+import psutil
 import pytest
 
 from tests.server.app_client import error_of
@@ -51,16 +51,10 @@ def timed_ask(server: ServerProcess, body: Body) -> tuple[Answer, float]:
     return ask(server, body), monotonic() - begin
 
 
-@pytest.mark.parametrize(
-    ("prefix_len", "algorithm"),
-    [
-        (200, "prefill_extend"),
-        (40, "packed"),
-    ],
-)
+@pytest.mark.parametrize(("prefix_len", "algorithm"), [(200, "prefill_extend"), (40, "packed")])
 def test_a_small_request_does_not_wait_for_a_large_one(server: ServerProcess, prefix_len: int, algorithm: str) -> None:
-    """Whatever algorithm the large one gets by itself."""
-    large = {**plain_request(1, 5000, prefix_len=prefix_len, item_len=9), "return_debug": True}
+    """Whatever algorithm the large one has."""
+    large = {**plain_request(1, 5000, prefix_len=prefix_len, item_len=9), "return_debug": True, "algorithm": algorithm}
     small = plain_request(2, 10, prefix_len=prefix_len, item_len=9)
     alone = ask(server, small)["scores"]
     with ThreadPoolExecutor(1) as threads:

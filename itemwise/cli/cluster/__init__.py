@@ -1,0 +1,1 @@
+"""`itemwise cluster`: a Ray Serve application from the command line, or as a configuration file."""

@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from itemwise.backends.base import ForwardBatch, RunningForward
+from itemwise.batch import score_rows
+from itemwise.batch.answers import RowAnswer
+from itemwise.batch.requests import RowDefaults
+from itemwise.batch.rows import Row
+from itemwise.batch.score_rows import RowScorer
+from itemwise.contract.errors import BatchError, InvalidValueError
+from itemwise.contract.parse import parse_score_request
+from itemwise.contract.parse_rerank import parse_rerank_request
+from itemwise.engine.engine import PreparedRequest, ScoringEngine
+from itemwise.engine.reranker import Reranker
+from itemwise.options import EngineOptions
+from tests.batch.inputs import rows
+from tests.cli.fake_program import fake_engine
+
+LABELS = {"labels": ["y", "n"]}
+DEFAULTS = RowDefaults(LABELS)
+
+
+def answers_of(
+    engine: ScoringEngine, bodies: list[dict[str, Any]], defaults: RowDefaults = DEFAULTS
+) -> list[RowAnswer]:
+    return RowScorer(engine, defaults).score([Row(number + 1, body) for number, body in enumerate(bodies)])
+
+
+def test_every_row_has_the_scores_that_it_has_alone(engine: ScoringEngine) -> None:
+    answers = answers_of(engine, rows(150))
+    assert [answer.line for answer in answers] == list(range(1, 151))
+    for body, answer in zip(rows(150), answers, strict=True):
+        alone = engine.score(parse_score_request({**body, **LABELS}))
+        assert answer.to_json() == {"line": answer.line, "id": body["id"], "scores": alone.scores}
+
+
+def test_documents_are_reranked(engine: ScoringEngine) -> None:
+    body = {"query": "q", "documents": ["one", "two", "three"]}
+    (answer,) = answers_of(engine, [body])
+    alone = Reranker(engine).rerank(parse_rerank_request(body))
+    assert [each["index"] for each in answer.outcome["results"]] == [each.index for each in alone.results]
+    assert [each["raw_score"] for each in answer.outcome["results"]] == [each.raw_score for each in alone.results]
+    assert answer.warnings == alone.warnings
+    assert answer.num_items == 3
+
+
+def test_rows_that_fail_do_not_hurt_the_others(engine: ScoringEngine) -> None:
+    broken = InvalidValueError("no good", code="broken", param="query")
+    scorer = RowScorer(engine, DEFAULTS)
+    good = rows(1)[0]
+    read = [
+        Row(1, good),
+        Row(2, broken),
+        Row(3, {"id": "x", "query": 5, "items": ["a"]}),  # refused when it is parsed
+        Row(4, {"id": "y", "query": "q", "items": ["a" * 500]}),  # refused when it is prepared
+        Row(5, {**good, "id": ["not", "a", "key"]}),
+        Row(6, good),
+    ]
+    answers = scorer.score(read)
+    assert [answer.outcome.get("error", {}).get("code") for answer in answers] == [
+        *(None, "broken", "invalid_query_type", "context_too_long", "invalid_id", None)
+    ]
+    assert [answer.id for answer in answers] == [good["id"], None, "x", "y", None, good["id"]]
+    assert answers[0].outcome == answers[5].outcome
+    assert answers[1].to_json() == {
+        "line": 2,
+        "error": {"code": "broken", "message": "no good", "param": "query"},
+    }
+
+
+def test_items_that_fail_are_reported_where_that_is_asked_for(engine: ScoringEngine) -> None:
+    body = {"query": "q", "items": ["a", "a" * 500], "on_item_error": "report"}
+    (answer,) = answers_of(engine, [body])
+    assert answer.outcome["scores"][1] is None
+    assert [error["index"] for error in answer.outcome["item_errors"]] == [1]
+    assert answer.num_items == 1
+
+
+def test_items_that_were_cut_are_named(engine: ScoringEngine) -> None:
+    (answer,) = answers_of(engine, [{"query": "q", "items": ["abcdef ghi", "a"], "max_tokens_per_item": 1}])
+    assert answer.outcome["truncated"][0]["kept_tokens"] == 1
+
+
+def test_rows_of_one_query_are_submitted_next_to_each_other(
+    engine: ScoringEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+    submit = engine.submit
+
+    def spy(prepared: PreparedRequest, **how: Any) -> Any:
+        seen.append(str(prepared.request.query))
+        return submit(prepared, **how)
+
+    monkeypatch.setattr(engine, "submit", spy)
+    bodies = rows(40)
+    answers_of(engine, bodies)
+    assert len(seen) == 40
+    assert len(list(itertools.groupby(seen))) == len({body["query"] for body in bodies})
+
+
+def test_no_more_rows_than_allowed_are_in_flight(engine: ScoringEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(score_rows, "MAX_ROWS_IN_FLIGHT", 3)
+    running = most = 0
+    submit, finish = engine.submit, engine.finish
+
+    def count_submit(prepared: PreparedRequest, **how: Any) -> Any:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        return submit(prepared, **how)
+
+    def count_finish(*args: Any) -> Any:
+        nonlocal running
+        running -= 1
+        return finish(*args)
+
+    monkeypatch.setattr(engine, "submit", count_submit)
+    monkeypatch.setattr(engine, "finish", count_finish)
+    answers_of(engine, rows(20))
+    assert (running, most) == (0, 3)
+
+
+def test_a_queue_that_is_full_is_waited_for() -> None:
+    engine = fake_engine(EngineOptions(max_queued_tokens=30))
+    try:
+        answers = answers_of(engine, rows(60))
+    finally:
+        engine.close()
+    assert not any(answer.is_failure for answer in answers)
+
+
+def test_answers_are_told_as_they_come(engine: ScoringEngine) -> None:
+    told: list[int] = []
+    RowScorer(engine, DEFAULTS).score(
+        [Row(1, {"query": 5, "items": ["a"]}), Row(2, rows(1)[0])], lambda answer: told.append(answer.line)
+    )
+    assert sorted(told) == [1, 2]
+
+
+def test_an_engine_that_fails_ends_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = fake_engine()
+
+    def fail(batch: ForwardBatch) -> RunningForward:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(engine.backend, "start", fail)
+    try:
+        with pytest.raises(BatchError, match=r"the engine failed at the row of line .*: RuntimeError: out of memory"):
+            answers_of(engine, rows(3))
+    finally:
+        engine.close()

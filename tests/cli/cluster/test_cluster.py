@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import sys
+
+import pytest
+import yaml
+
+from itemwise.cluster.options import ClusterOptions, ScaleOptions
+from itemwise.options import EngineOptions
+from itemwise.server.config import ServerOptions
+from tests.cli.conftest import RunMain, run_process
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own
+
+ARGS = ("--model-path", "some/model", "--replicas", "2", "--max-replicas", "8", "--gpus-per-replica", "1")
+
+
+class TestConfig:
+    def test_it_is_what_the_options_say(self, run_main: RunMain) -> None:
+        pytest.importorskip("ray")
+        ran = run_main("cluster", "config", *ARGS, "--port", "8000", "--host", "0.0.0.0", "--warmup", "none")
+        found = yaml.safe_load(ran.out)
+        assert ran.status == 0
+        assert found["http_options"] == {"host": "0.0.0.0", "port": 8000}
+        (application,) = found["applications"]
+        assert application["import_path"] == "itemwise.cluster.serve_app:build_app"
+        assert ClusterOptions.from_json(application["args"]) == ClusterOptions(
+            EngineOptions(model="some/model"),
+            ServerOptions(host="0.0.0.0", port=8000),
+            ScaleOptions(replicas=2, max_replicas=8, gpus_per_replica=1.0),
+        )
+
+    def test_the_key_is_not_printed(self, run_main: RunMain) -> None:
+        pytest.importorskip("ray")
+        ran = run_main("cluster", "config", "--api-key", "secret")
+        assert "secret" not in ran.out + ran.err
+        assert "ITEMWISE_API_KEY" in ran.err
+
+    def test_what_cannot_be_is_refused(self, run_main: RunMain) -> None:
+        ran = run_main("cluster", "config", "--replicas", "4", "--max-replicas", "2")
+        assert ran.status == 2
+        assert "max_replicas must be at least replicas (4), got 2" in ran.err
+
+
+@pytest.mark.parametrize("verb", ["serve", "config"])
+def test_without_ray_it_is_one_clear_line(verb: str) -> None:
+    program = f"import sys; sys.modules['ray'] = None; from itemwise.cli.main import main; main(['cluster', '{verb}'])"
+    ran = run_process([sys.executable, "-c", program])
+    assert ran.status == 1
+    assert ran.err.splitlines()[0] == "error: ray is not installed"
+    assert 'pip install "itemwise[cluster]"' in ran.err
+
+
+def test_an_address_where_nobody_listens_is_told_at_once(run_main: RunMain) -> None:
+    pytest.importorskip("ray")
+    ran = run_main("cluster", "serve", "--address", "127.0.0.1:9")
+    assert ran.status == 1
+    assert "no Ray cluster answers at 127.0.0.1:9: Connection refused" in ran.err

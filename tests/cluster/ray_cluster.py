@@ -1,0 +1,131 @@
+"""A real Ray cluster of several nodes on this machine, the application on it, and load for both."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import psutil
+
+from itemwise.backends.load import FAKE_STEP_VARIABLE
+from itemwise.cluster.options import ClusterOptions, ScaleOptions
+from itemwise.options import EngineOptions
+from itemwise.server.config import ServerOptions
+
+NODES = 3
+_CPUS_PER_NODE = 4  # to Ray; they need not be there
+PATIENCE = 90.0  # seconds for what takes a few on a quiet machine
+
+
+@contextmanager
+def ray_nodes(step_seconds: float = 0.0) -> Iterator[None]:
+    """Several nodes, each with processes of its own; steps of the fake backend take so long."""
+    os.environ[FAKE_STEP_VARIABLE] = str(step_seconds)  # before the nodes start: their workers have it
+    os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    import ray
+    from ray.cluster_utils import Cluster
+
+    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": _CPUS_PER_NODE, "include_dashboard": False})
+    try:
+        for _ in range(NODES - 1):
+            nodes.add_node(num_cpus=_CPUS_PER_NODE)
+        ray.init(address=nodes.address, log_to_driver=False)
+        yield
+    finally:
+        from ray import serve
+
+        serve.shutdown()
+        ray.shutdown()
+        nodes.shutdown()
+        del os.environ[FAKE_STEP_VARIABLE]
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def options_of(port: int, *, engine: dict[str, Any] | None = None, **scale: Any) -> ClusterOptions:
+    """Fake engines unless others are asked for."""
+    return ClusterOptions(
+        EngineOptions(**{"backend": "fake", **(engine or {})}),
+        ServerOptions(port=port, shutdown_grace=10.0),
+        ScaleOptions(**{"replicas": 2, "cpus_per_replica": 0.5, **scale}),
+    )
+
+
+def replica_processes() -> list[psutil.Process]:
+    """Of the engines, on all nodes; they do not run on another cluster of this machine."""
+    own = psutil.Process().children(recursive=True)
+    title = "ray::ServeReplica:itemwise:replica"
+    return [process for process in own if title in " ".join(_command_line(process))]
+
+
+def _command_line(process: psutil.Process) -> list[str]:
+    try:
+        return list(process.cmdline())
+    except psutil.NoSuchProcess:
+        return []
+
+
+def kill(process: psutil.Process) -> None:
+    process.send_signal(signal.SIGKILL)
+
+
+def wait_until(is_so: Callable[[], bool], what: str) -> None:
+    end = time.monotonic() + PATIENCE
+    while not is_so():
+        assert time.monotonic() < end, f"{what}: not within {PATIENCE:g} s"
+        time.sleep(0.1)
+
+
+class Load:
+    """Clients that send requests one after the other, each of its own queries, and keep every answer."""
+
+    def __init__(self, url: str, num_clients: int = 4) -> None:
+        self.answers: list[tuple[dict[str, Any], int, Any]] = []  # body, status, what came back
+        self._url = url
+        self._stop = threading.Event()
+        self._threads = [threading.Thread(target=self._send, args=(number,)) for number in range(num_clients)]
+
+    def __enter__(self) -> Load:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(PATIENCE)
+
+    def wait_for(self, num_more: int) -> None:
+        target = len(self.answers) + num_more
+        wait_until(lambda: len(self.answers) >= target, f"{num_more} more answers")
+
+    def _send(self, client: int) -> None:
+        number = 0
+        with httpx.Client(base_url=self._url, timeout=PATIENCE) as http:
+            while not self._stop.is_set():
+                number += 1
+                body = score_body(query=client * 10 + number % 10, seed=number)
+                try:
+                    response = http.post("/v1/score", json=body)
+                    self.answers.append((body, response.status_code, response.json()))
+                except Exception as error:
+                    self.answers.append((body, 0, repr(error)))
+
+
+def score_body(query: int, seed: int = 0) -> dict[str, Any]:
+    """Another query for every number, other items for every seed."""
+    items = [[(7 * seed + 3 * item + position) % 500 for position in range(1 + item % 3)] for item in range(5)]
+    return {"query": [query, 5, 6, 7], "items": items, "label_token_ids": [3, 4], "score_mode": "logit"}

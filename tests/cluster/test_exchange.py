@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import orjson
+import pytest
+
+from itemwise.cluster.exchange import HttpRequest, HttpResponse, answer
+from itemwise.engine.engine import ScoringEngine
+from itemwise.loading import load_engine
+from itemwise.options import EngineOptions
+from itemwise.server.app import make_app
+from itemwise.server.config import ServerOptions
+from itemwise.server.service import Service
+
+BODY = {"query": [1, 2], "items": [[3], [4, 5]], "label_token_ids": [6, 7]}
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[ScoringEngine]:
+    engine = load_engine(EngineOptions(backend="fake"))
+    yield engine
+    engine.close()
+
+
+def ask(engine: ScoringEngine, request: HttpRequest, options: ServerOptions | None = None) -> HttpResponse:
+    async def run() -> HttpResponse:
+        service = Service(options or ServerOptions())
+        service.open(engine)
+        try:
+            return await answer(make_app(service), request)
+        finally:
+            service.close()
+
+    return asyncio.run(run())
+
+
+def test_an_answer_is_whole(engine: ScoringEngine) -> None:
+    response = ask(engine, HttpRequest("POST", "/v1/score", body=orjson.dumps(BODY)))
+    assert response.status == 200
+    assert len(orjson.loads(response.body)["scores"]) == 2
+    assert response.header(b"content-type") == b"application/json"
+    assert response.header(b"content-length") == str(len(response.body)).encode()
+
+
+def test_an_error_is_the_server_s_own(engine: ScoringEngine) -> None:
+    response = ask(engine, HttpRequest("POST", "/v1/score", body=b"{}"))
+    assert response.status == 400
+    assert orjson.loads(response.body)["error"]["param"] == "query"
+
+
+def test_a_body_that_is_too_large_is_refused(engine: ScoringEngine) -> None:
+    options = ServerOptions(max_request_bytes=10)
+    assert ask(engine, HttpRequest("POST", "/v1/score", body=b"x" * 11), options).status == 413
+
+
+def test_the_key_is_asked_for(engine: ScoringEngine) -> None:
+    options = ServerOptions(api_key="secret")
+    request = HttpRequest("POST", "/v1/score", body=orjson.dumps(BODY))
+    assert ask(engine, request, options).status == 401
+    keyed = HttpRequest("POST", "/v1/score", headers=((b"x-api-key", b"secret"),), body=request.body)
+    assert ask(engine, keyed, options).status == 200
+
+
+def test_a_client_that_goes_frees_its_place(engine: ScoringEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine.backend, "seconds_per_forward", 0.5)
+
+    async def leave() -> int:
+        service = Service(ServerOptions())
+        service.open(engine)
+        task = asyncio.create_task(answer(make_app(service), HttpRequest("POST", "/v1/score", body=orjson.dumps(BODY))))
+        await asyncio.sleep(0.1)
+        assert engine.scheduler.admission.tokens > 0
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.sleep(1.0)
+        service.close()
+        return engine.scheduler.admission.tokens
+
+    assert asyncio.run(leave()) == 0
