@@ -18,6 +18,8 @@ from itemwise.contract.errors import (
 FAILED = 1
 MISUSED = 2
 
+_NO_COMMAND = "expected one of these commands, got none"  # typer has shown its help, and has nothing more to say
+
 _PROFILE_HINT = "`itemwise profiles` lists the profiles that come with itemwise and checks files of yours"
 # The contract's messages name the fields of a request; these name the options that set them.
 _HINTS_BY_CODE = {
@@ -58,7 +60,7 @@ def report_failure(error: ItemwiseError | CommandError | typer.TyperException) -
         message, hint = str(error), _hint(error)
         status = MISUSED if isinstance(error, ClientSettingError) else FAILED
     else:
-        message, hint, status = error.format_message(), _usage_hint(error), error.exit_code
+        message, hint, status = error.format_message() or _NO_COMMAND, _usage_hint(error), error.exit_code
     tell_error(message)
     if hint is not None:
         say(f"hint: {hint}")

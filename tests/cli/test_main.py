@@ -61,7 +61,7 @@ def test_scoring_imports_what_it_needs_and_no_more() -> None:
     assert (ran.status, ran.err) == (0, "['torch', 'tokenizers', 'gguf']\n")
 
 
-@pytest.mark.parametrize("group", ["bench", "validate", "aot", "ops"])
+@pytest.mark.parametrize("group", ["bench", "validate", "aot", "ops", "cluster"])
 def test_a_group_is_found_and_explained_when_it_is_called(run_main: RunMain, group: str) -> None:
     ran = run_main(group, "--help")
     assert ran.status == 0
@@ -69,6 +69,13 @@ def test_a_group_is_found_and_explained_when_it_is_called(run_main: RunMain, gro
     first_words = " ".join(purpose.split()[2:5])
     assert first_words in " ".join(ran.out.split())
     assert run_main(group, "nothing").status == 2
+
+
+@pytest.mark.parametrize("group", ["bench", "validate", "ops", "cluster"])
+def test_a_group_without_a_verb_says_what_is_missing(run_main: RunMain, group: str) -> None:
+    ran = run_main(group)
+    assert (ran.status, ran.out.rstrip()) == (2, run_main(group, "--help").out.rstrip())
+    assert ran.err.startswith("error: expected one of these commands, got none\nhint: ")
 
 
 @pytest.mark.parametrize("program", [(SCRIPT,), REAL_PROGRAM])

@@ -9,23 +9,28 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import psutil
 
+from itemwise import Scorer
 from itemwise.backends.load import FAKE_STEP_VARIABLE
 from itemwise.cluster.options import ClusterOptions, ScaleOptions
 from itemwise.options import EngineOptions
 from itemwise.server.config import ServerOptions
 
+if TYPE_CHECKING:
+    from ray.cluster_utils import Cluster
+
 NODES = 3
+_OK = 200
 _CPUS_PER_NODE = 4  # to Ray; they need not be there
 PATIENCE = 90.0  # seconds for what takes a few on a quiet machine
 
 
 @contextmanager
-def ray_nodes(step_seconds: float = 0.0) -> Iterator[None]:
+def ray_nodes(step_seconds: float = 0.0) -> Iterator[Cluster]:
     """Several nodes, each with processes of its own; steps of the fake backend take so long."""
     os.environ[FAKE_STEP_VARIABLE] = str(step_seconds)  # before the nodes start: their workers have it
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
@@ -36,9 +41,9 @@ def ray_nodes(step_seconds: float = 0.0) -> Iterator[None]:
     nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": _CPUS_PER_NODE, "include_dashboard": False})
     try:
         for _ in range(NODES - 1):
-            nodes.add_node(num_cpus=_CPUS_PER_NODE)
+            add_node(nodes)
         ray.init(address=nodes.address, log_to_driver=False)
-        yield
+        yield nodes
     finally:
         from ray import serve
 
@@ -46,6 +51,10 @@ def ray_nodes(step_seconds: float = 0.0) -> Iterator[None]:
         ray.shutdown()
         nodes.shutdown()
         del os.environ[FAKE_STEP_VARIABLE]
+
+
+def add_node(nodes: Cluster) -> None:
+    nodes.add_node(num_cpus=_CPUS_PER_NODE)
 
 
 def free_port() -> int:
@@ -66,9 +75,35 @@ def options_of(port: int, *, engine: dict[str, Any] | None = None, **scale: Any)
 
 def replica_processes() -> list[psutil.Process]:
     """Of the engines, on all nodes; they do not run on another cluster of this machine."""
+    return _processes("replica")
+
+
+def front_processes() -> list[psutil.Process]:
+    return _processes("front")
+
+
+def _processes(deployment: str) -> list[psutil.Process]:
     own = psutil.Process().children(recursive=True)
-    title = "ray::ServeReplica:itemwise:replica"
+    title = f"ray::ServeReplica:itemwise:{deployment}"
     return [process for process in own if title in " ".join(_command_line(process))]
+
+
+def replica_process(name: str) -> psutil.Process:
+    """Of the engine that answers under this name."""
+    return psutil.Process(_actor(name)["Pid"])
+
+
+def node_of(name: str) -> str:
+    """The id of the node that the engine of this name runs on."""
+    return str(_actor(name)["Address"]["NodeID"])
+
+
+def _actor(replica: str) -> dict[str, Any]:
+    import ray
+
+    actor = ray.get_actor(f"SERVE_REPLICA::itemwise#replica#{replica}", namespace="serve")
+    found: dict[str, Any] = ray._private.state.actors(actor._actor_id.hex())
+    return found
 
 
 def _command_line(process: psutil.Process) -> list[str]:
@@ -90,13 +125,18 @@ def wait_until(is_so: Callable[[], bool], what: str) -> None:
 
 
 class Load:
-    """Clients that send requests one after the other, each of its own queries, and keep every answer."""
+    """Clients that send requests one after the other, each of its own queries, and keep every answer.
 
-    def __init__(self, url: str, num_clients: int = 4) -> None:
+    With `tries` a request that fails is sent again after a moment, as a load balancer does; its last answer counts.
+    """
+
+    def __init__(self, url: str, num_clients: int = 4, tries: int = 1) -> None:
         self.answers: list[tuple[dict[str, Any], int, Any]] = []  # body, status, what came back
+        self.num_failures = 0  # of all tries
         self._url = url
+        self._tries = tries
         self._stop = threading.Event()
-        self._threads = [threading.Thread(target=self._send, args=(number,)) for number in range(num_clients)]
+        self._threads = [threading.Thread(target=self._send_all, args=(number,)) for number in range(num_clients)]
 
     def __enter__(self) -> Load:
         for thread in self._threads:
@@ -112,17 +152,35 @@ class Load:
         target = len(self.answers) + num_more
         wait_until(lambda: len(self.answers) >= target, f"{num_more} more answers")
 
-    def _send(self, client: int) -> None:
+    def _send_all(self, client: int) -> None:
         number = 0
         with httpx.Client(base_url=self._url, timeout=PATIENCE) as http:
             while not self._stop.is_set():
                 number += 1
                 body = score_body(query=client * 10 + number % 10, seed=number)
-                try:
-                    response = http.post("/v1/score", json=body)
-                    self.answers.append((body, response.status_code, response.json()))
-                except Exception as error:
-                    self.answers.append((body, 0, repr(error)))
+                self.answers.append((body, *self._send(http, body)))
+
+    def _send(self, http: httpx.Client, body: dict[str, Any]) -> tuple[int, Any]:
+        for attempt in range(self._tries):
+            time.sleep(0.3 * attempt)
+            try:
+                response = http.post("/v1/score", json=body)
+                status, answer = response.status_code, response.json()
+            except Exception as error:
+                status, answer = 0, repr(error)
+            if status == _OK:
+                break
+            self.num_failures += 1
+        return status, answer
+
+
+def check_scores(load: Load) -> None:
+    """Every answer is a good one, and holds the scores of its own request."""
+    failed = [(status, answer) for _, status, answer in load.answers if status != _OK]
+    assert failed == []
+    with Scorer(backend="fake") as scorer:
+        for body, _, answer in load.answers:
+            assert answer["scores"] == scorer.score(**body).scores
 
 
 def score_body(query: int, seed: int = 0) -> dict[str, Any]:

@@ -1,8 +1,7 @@
-"""The application on a real Ray cluster: exactness, homes, a killed replica, another model, more replicas."""
+"""The application on a real Ray cluster: exactness, homes, another model, more replicas."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -18,8 +17,8 @@ from itemwise import Scorer
 from itemwise.cluster.options import ClusterOptions
 from tests.cluster.ray_cluster import (
     Load,
+    check_scores,
     free_port,
-    kill,
     options_of,
     ray_nodes,
     replica_processes,
@@ -84,15 +83,6 @@ def steady(answer: Any) -> Any:
     return [steady(each) for each in answer] if isinstance(answer, list) else answer
 
 
-def check_scores(load: Load) -> None:
-    """Every answer is a good one, and holds the scores of its own request."""
-    failed = [(status, answer) for _, status, answer in load.answers if status != 200]
-    assert failed == []
-    with Scorer(backend="fake") as scorer:
-        for body, _, answer in load.answers:
-            assert answer["scores"] == scorer.score(**body).scores
-
-
 def test_replicas_answer_exactly_what_one_server_answers(url: str) -> None:
     with real_server("--backend=fake") as server, httpx.Client(timeout=60) as http:
         for method, path, body in REQUESTS:
@@ -127,17 +117,6 @@ def test_metrics_are_those_of_all_replicas(url: str) -> None:
 def test_a_request_id_of_the_client_comes_back_once(url: str) -> None:
     response = httpx.post(url + "/v1/score", json=score_body(1), headers={"x-request-id": "mine"}, timeout=60)
     assert response.headers.get_list("x-request-id") == ["mine"]
-
-
-def test_a_killed_replica_costs_no_answer_and_no_score(url: str) -> None:
-    with Load(url) as load:
-        load.wait_for(20)
-        victim = replica_processes()[0]
-        kill(victim)
-        load.wait_for(40)
-        wait_until(lambda: len([each for each in replica_processes() if each.pid != victim.pid]) == 2, "another one")
-        load.wait_for(20)
-    check_scores(load)
 
 
 def test_another_model_comes_without_a_failed_request(port: int, url: str) -> None:
@@ -200,15 +179,3 @@ def test_the_key_is_asked_for_and_in_no_log(port: int, url: str) -> None:
     logs = [path for path in session.rglob("*") if path.is_file()]
     assert logs
     assert [path for path in logs if b"sesame-7391" in path.read_bytes()] == []
-
-
-def test_no_replica_at_all_is_told_in_time(port: int, url: str) -> None:
-    """The only one is killed: whoever cannot wait for the next is told so when the time is up."""
-    update(options_of(port, replicas=1))
-    wait_until(lambda: len(replica_processes()) == 1, "one replica")
-    kill(replica_processes()[0])
-    begin = time.monotonic()
-    response = httpx.post(url + "/v1/score", json=score_body(1), headers={"x-request-timeout": "0.5"}, timeout=60)
-    assert response.status_code in (200, 504)
-    assert time.monotonic() - begin < 4
-    update(options_of(port))
