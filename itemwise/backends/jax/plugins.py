@@ -8,9 +8,13 @@ import os
 import sys
 from importlib.metadata import entry_points
 from importlib.util import find_spec
+from pathlib import Path
 
 _PLUGINS = "jax_plugins"  # the package and the entry points by which jax finds them
-_TOLD_BY = ("JAX_PLATFORMS", "PJRT_NAMES_AND_LIBRARY_PATHS", "TPU_LIBRARY_PATH")
+_TOLD_BY = ("JAX_PLATFORMS", "PJRT_NAMES_AND_LIBRARY_PATHS", "TPU_LIBRARY_PATH", "JAX_FORCE_TPU_INIT")
+_PCI_VENDORS = "sys/bus/pci/devices/*/vendor"
+_GOOGLE = "0x1ae0"  # of TPUs, and of other devices of Google's machines
+_TPU_FILES = ("dev/accel*", "dev/vfio/[0-9]*")
 
 
 def may_have_accelerator() -> bool:
@@ -22,4 +26,14 @@ def may_have_accelerator() -> bool:
         return False
     if any(os.environ.get(variable) for variable in _TOLD_BY):
         return True
-    return any(find_spec(name) for name in (_PLUGINS, "libtpu")) or bool(entry_points(group=_PLUGINS))
+    if find_spec(_PLUGINS) or entry_points(group=_PLUGINS):
+        return True
+    return find_spec("libtpu") is not None and may_have_tpu()
+
+
+def may_have_tpu(root: Path = Path("/")) -> bool:
+    """False where no device on the machine can be one: libtpu, which compiles for TPUs anywhere, looks for one long and
+    loudly."""
+    if any(True for pattern in _TPU_FILES for _ in root.glob(pattern)):
+        return True
+    return any(vendor.read_text().strip() == _GOOGLE for vendor in root.glob(_PCI_VENDORS))

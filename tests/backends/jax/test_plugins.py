@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from itemwise.backends.jax import plugins
-from itemwise.backends.jax.plugins import may_have_accelerator
+from itemwise.backends.jax.plugins import may_have_accelerator, may_have_tpu
 from tests.cli.conftest import run_process
 
 
@@ -16,7 +17,7 @@ from tests.cli.conftest import run_process
 def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """A process that has not imported JAX, with these modules and entry points beside it."""
     monkeypatch.delitem(sys.modules, "jax", raising=False)
-    for variable in ("JAX_PLATFORMS", "PJRT_NAMES_AND_LIBRARY_PATHS", "TPU_LIBRARY_PATH"):
+    for variable in plugins._TOLD_BY:
         monkeypatch.delenv(variable, raising=False)
 
     def set_up(*modules: str, advertised: tuple[str, ...] = ()) -> None:
@@ -31,10 +32,36 @@ def test_not_without_a_plugin(machine: Callable[..., None]) -> None:
     assert not may_have_accelerator()
 
 
-@pytest.mark.parametrize("module", ["jax_plugins", "libtpu"])
-def test_with_a_module_of_a_plugin(machine: Callable[..., None], module: str) -> None:
-    machine(module)
+def test_with_a_module_of_a_plugin(machine: Callable[..., None]) -> None:
+    machine("jax_plugins")
     assert may_have_accelerator()
+
+
+@pytest.mark.parametrize("is_there", [False, True])
+def test_with_the_library_of_tpus_where_one_may_be(
+    machine: Callable[..., None], monkeypatch: pytest.MonkeyPatch, is_there: bool
+) -> None:
+    machine("libtpu")
+    monkeypatch.setattr(plugins, "may_have_tpu", lambda: is_there)
+    assert may_have_accelerator() == is_there
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("dev/accel0", "", True),
+        ("dev/vfio/3", "", True),
+        ("dev/vfio/vfio", "", False),  # of any machine that lends its devices to guests
+        ("sys/bus/pci/devices/0000:00:05.0/vendor", "0x1ae0\n", True),
+        ("sys/bus/pci/devices/0000:00:05.0/vendor", "0x10de\n", False),
+        ("dev/null", "", False),
+    ],
+)
+def test_a_tpu_is_a_device_of_the_machine(tmp_path: Path, name: str, text: str, expected: bool) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    assert may_have_tpu(tmp_path) == expected
 
 
 def test_with_an_advertised_plugin(machine: Callable[..., None]) -> None:
@@ -44,7 +71,12 @@ def test_with_an_advertised_plugin(machine: Callable[..., None]) -> None:
 
 @pytest.mark.parametrize(
     ("variable", "value"),
-    [("JAX_PLATFORMS", "proxy"), ("PJRT_NAMES_AND_LIBRARY_PATHS", "mine:/lib.so"), ("TPU_LIBRARY_PATH", "/libtpu.so")],
+    [
+        ("JAX_PLATFORMS", "proxy"),
+        ("PJRT_NAMES_AND_LIBRARY_PATHS", "mine:/lib.so"),
+        ("TPU_LIBRARY_PATH", "/libtpu.so"),
+        ("JAX_FORCE_TPU_INIT", "1"),
+    ],
 )
 def test_where_the_environment_names_one(
     machine: Callable[..., None], monkeypatch: pytest.MonkeyPatch, variable: str, value: str
