@@ -86,6 +86,8 @@ class TorchBackend(Backend):
         self._row_ops = choose_row_ops(self.config, self._dtype, self._device)
         self._transformer = Transformer(self.config, weights, block_rows, self._workers, self._row_ops)
         self.info = _make_info(self.config, self._device, self._dtype, token_budget, prefix_cache_bytes)
+        if self._is_cpu:
+            self.info = replace(self.info, token_multiple=self._transformer.smallest_block or CPU_BLOCK_ROWS)
         self._paged = choose_paged_runner(self._transformer, self._row_ops, self.info, is_coarse=is_coarse)
         if self._paged is not None:
             self.info = replace(

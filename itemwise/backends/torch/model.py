@@ -2,9 +2,9 @@
 
 Everything but attention works on one token at a time and runs over *blocks of rows*. On a CPU a block has one fixed
 number of rows, the last one padded, because matrix products give other bits for the same row when the number of rows
-changes; that is what makes an item's score exact, and it keeps a block's activations in cache. Two blocks go through
-as one, which is faster, where that was seen to give the same bits. Blocks are shared out between threads. On a GPU one
-block holds everything unless `batch_invariant` asks for fixed ones.
+changes; that is what makes an item's score exact, and it keeps a block's activations in cache. Blocks of twice and of
+half the size, which are faster where there are many and few rows, are used where they were seen to give the same bits.
+Blocks are shared out between threads. On a GPU one block holds everything unless `batch_invariant` asks for fixed ones.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from itemwise.backends.torch.attention import Attention
 from itemwise.backends.torch.prefixes import KeysValues
-from itemwise.backends.torch.products import linear, pairs_are_exact
+from itemwise.backends.torch.products import exact_row_counts, linear
 from itemwise.backends.torch.row_blocks import RowBlock, cut_rows
 from itemwise.backends.torch.row_ops import PLAIN, RowOps
 from itemwise.backends.torch.weights import LayerWeights, ModelWeights
@@ -60,16 +60,19 @@ class Transformer:
         self.block_rows = block_rows  # None: all rows in one block
         self._workers = workers
         self._row_ops = row_ops
-        self._joins_blocks = (
-            block_rows is not None
-            and row_ops.is_for_cpu
-            and workers.drive(lambda: pairs_are_exact(weights, block_rows))  # on one thread, as products are
-        )
+        self._block_sizes: tuple[int, ...] = () if block_rows is None else (block_rows,)  # largest first
+        if block_rows is not None and row_ops.is_for_cpu:  # tried on one thread, as products are
+            self._block_sizes = workers.drive(lambda: exact_row_counts(weights, block_rows))
         device = weights.embedding.device
         # Rounded to the embedding's dtype, as transformers does.
         self._embedding_scale = torch.tensor(config.embedding_scale, dtype=weights.embedding.dtype, device=device)
         # Radians per position, [H / 2] float32.
         self.frequencies = torch.from_numpy(config.rope.inverse_frequencies(config.head_size)).to(device)
+
+    @property
+    def smallest_block(self) -> int | None:
+        """Rows that a forward is best padded to a multiple of; None: any number."""
+        return self._block_sizes[-1] if self._block_sizes else None
 
     def __call__(
         self,
@@ -123,8 +126,8 @@ class Transformer:
     def _by_blocks(self, function: Callable[..., Tensor], out: Tensor, *inputs: Tensor) -> Tensor:
         """Apply a row-wise function block by block into `out`; a short last block is padded with copies of its first
         row."""
-        num_rows, size = len(out), self.block_rows
-        if size is None:
+        num_rows = len(out)
+        if not self._block_sizes:
             return function(*inputs)
 
         def apply(block: RowBlock) -> None:
@@ -132,7 +135,7 @@ class Transformer:
             blocks = [pad_rows(each[start:stop], stop - start) for each in inputs]
             out[start:stop] = function(*blocks)[: num_rows - start]
 
-        self._workers.run(apply, cut_rows(num_rows, size, self._workers.num_threads if self._joins_blocks else None))
+        self._workers.run(apply, cut_rows(num_rows, self._block_sizes, self._workers.num_threads))
         return out
 
     def _project(self, layer: LayerWeights, x: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:

@@ -2,7 +2,7 @@
 
 oneDNN wants weights in tiles of its own. Given plain ones it rearranges them in every product, which for a block of 128
 rows takes as long as a third of the product itself. Packed once, when the model is loaded, they take the place of the
-plain ones. The rows of a product stay one fixed number, so what is exact with plain weights is exact with packed ones.
+plain ones. Numbers of rows are tried with what is used, so what is exact with plain weights is exact with packed ones.
 """
 
 from __future__ import annotations
@@ -47,14 +47,16 @@ def pack_weights(weights: ModelWeights, num_rows: int, workers: Workers) -> Mode
     return replace(weights, layers=tuple(layers))
 
 
-def pairs_are_exact(weights: ModelWeights, num_rows: int) -> bool:
-    """Has a row the same bits in products of `num_rows` and of twice as many? By a trial with the first layer's."""
+def exact_row_counts(weights: ModelWeights, num_rows: int) -> tuple[int, ...]:
+    """`num_rows`, twice and half as many, largest first: those in whose products a row has the same bits as in products
+    of `num_rows`. By a trial with the first layer's weights."""
     random = torch.Generator().manual_seed(0)
+    counts = [2 * num_rows, num_rows, num_rows // 2]
     for weight in (getattr(weights.layers[0], name) for name in _MATRICES):
         x = torch.randn(2 * num_rows, weight.shape[1], generator=random).to(weights.embedding.dtype)
-        if not torch.equal(linear(x, weight), torch.cat([linear(half, weight) for half in torch.split(x, num_rows)])):
-            return False
-    return True
+        products = {count: torch.cat([linear(rows, weight) for rows in torch.split(x, count)]) for count in counts}
+        counts = [count for count in counts if torch.equal(products[count], products[num_rows])]
+    return tuple(counts)
 
 
 def can_pack(weight: Tensor) -> bool:

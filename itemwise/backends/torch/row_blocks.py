@@ -1,20 +1,26 @@
-"""Rows of a forward in blocks of one size, or two of them together, for so many threads."""
+"""Rows of a forward in blocks of a few sizes, for so many threads."""
 
 from __future__ import annotations
 
-from itertools import pairwise
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
 
 RowBlock = tuple[int, int]  # its first row, and the one behind its last; that may be behind the last row there is
 
 
-def cut_rows(num_rows: int, size: int, num_threads_for_pairs: int | None = None) -> list[RowBlock]:
-    """Blocks of `size` rows, the last one perhaps not full.
+def cut_rows(num_rows: int, sizes: Sequence[int], num_threads: int = 1) -> list[RowBlock]:
+    """Blocks of these sizes, each of which divides the one before it; the last block is perhaps not full.
 
-    With a number of threads: as many blocks of twice the size as give each thread as many, then the rest.
+    Every thread gets as many of the largest. What is left goes through at once, in the smallest blocks that are no more
+    than there are threads; what then is left for the last of them is cut as it fits.
     """
-    num_blocks = -(-num_rows // size)
-    threads = num_threads_for_pairs
-    num_pairs = 0 if threads is None else num_blocks // (2 * threads) * threads
-    first_single, end = 2 * num_pairs * size, num_blocks * size
-    edges = [*range(0, first_single, 2 * size), *range(first_single, end, size), end]
-    return list(pairwise(edges))
+    smallest = sizes[-1]
+    left = -(-num_rows // smallest) * smallest
+    num_largest = left // (sizes[0] * num_threads) * num_threads
+    left -= num_largest * sizes[0]
+    chosen = [sizes[0]] * num_largest
+    largest_left = min(size for size in sizes if -(-left // size) <= num_threads)
+    for size in (size for size in sizes if size <= largest_left):
+        chosen += [size] * (left // size)
+        left %= size
+    return list(pairwise(accumulate(chosen, initial=0)))

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  # everybody's name for it
 
 from itemwise.backends.torch import products
-from itemwise.backends.torch.products import can_pack, linear, pack_weights, pairs_are_exact
+from itemwise.backends.torch.products import can_pack, exact_row_counts, linear, pack_weights
 from itemwise.backends.torch.weights import LayerWeights, ModelWeights
 from itemwise.backends.torch.workers import Workers
 
@@ -87,13 +87,18 @@ def test_a_pytorch_that_packs_wrongly_is_not_used(monkeypatch: pytest.MonkeyPatc
     assert pack_weights(weights, ROWS, Workers(None)) is weights
 
 
-def test_two_blocks_are_joined_only_where_that_changes_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("most", "expected"),
+    [(ROWS // 2, (2 * ROWS, ROWS)), (ROWS, (ROWS, ROWS // 2)), (2 * ROWS, (2 * ROWS, ROWS, ROWS // 2))],
+)
+def test_rows_are_counted_otherwise_only_where_that_changes_no_bit(
+    monkeypatch: pytest.MonkeyPatch, most: int, expected: tuple[int, ...]
+) -> None:
+    """Where products of more rows than `most` have other bits than those of fewer."""
     weights = weights_of(torch.float32)
 
-    def by_number_of_rows(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        return F.linear(x, weight, bias) + 1e-3 * (len(x) > ROWS)
+    def by_number_of_rows(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return x[:, :1] * weight[0, 0] + 1e-3 * (len(x) > most)
 
     monkeypatch.setattr(products, "linear", by_number_of_rows)
-    assert not pairs_are_exact(weights, ROWS)
-    monkeypatch.setattr(products, "linear", lambda x, weight: x[:, :1] * weight[0, 0])
-    assert pairs_are_exact(weights, ROWS)
+    assert exact_row_counts(weights, ROWS) == expected
