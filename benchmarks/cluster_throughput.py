@@ -9,7 +9,9 @@ and `itemwise serve`, the same engine without Ray. Requests are token ids over H
 `lost` is the part of replicas x the server's rate that the cluster does not reach. CPU times are shares of one core, by
 process, over the measured phase. The last line is JSON.
 
-    python -m benchmarks.cluster_throughput [--seconds 10] [--output FILE] [--tiny]
+`--serve-variables` starts Ray with the variables of Serve that docs/scaling.md speaks of.
+
+    python -m benchmarks.cluster_throughput [--seconds 10] [--serve-variables] [--output FILE] [--tiny]
 """
 
 from __future__ import annotations
@@ -49,6 +51,15 @@ VOCABULARY = 40_000  # no more than the embedded model's, which the fake backend
 NODES = 2  # beside the head
 _NODE_CPUS = 4  # as Ray counts them; they are this machine's
 _SMALL_NODE = {"object_store_memory": 100 << 20, "include_dashboard": False}
+SERVE_VARIABLES = {  # fewer threads, less logging, and gRPC between Serve's processes, for bodies of up to 256 MiB
+    "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
+    "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
+    "RAY_SERVE_LOG_TO_STDERR": "0",
+    "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1000",
+    "RAY_SERVE_FREEZE_GC_ON_STARTUP": "1",
+    "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",
+    "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(256 << 20),
+}
 _ROLES = {"ServeReplica:itemwise:front": "front", "ServeReplica:itemwise:replica": "replica", "ProxyActor": "proxy"}
 
 
@@ -224,6 +235,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--only", choices=[case.name for case in CASES])
     parser.add_argument("--seconds", type=float, default=10.0, help="of each measured phase")
+    parser.add_argument("--serve-variables", action="store_true", help="with the variables of docs/scaling.md")
     parser.add_argument("--output", type=Path, metavar="FILE", help="write the JSON to this file, too")
     parser.add_argument("--tiny", action="store_true", help="short steps and two replicas: a test of this script")
     options = parser.parse_args(arguments)
@@ -240,6 +252,7 @@ def summarise(options: argparse.Namespace, rows: list[dict[str, Any]]) -> dict[s
         "machine": machine(),
         "versions": {"python": platform.python_version(), **{name: version(name) for name in ("ray", "uvicorn")}},
         "command": f"python -m benchmarks.cluster_throughput --seconds {options.seconds:g}",
+        "serve_variables": SERVE_VARIABLES if options.serve_variables else {},
         "tiny": options.tiny,
         "nodes": NODES + 1,
         "rows": rows,
@@ -261,6 +274,7 @@ def main() -> None:
     options = parse_options()
     cases = TINY_CASES if options.tiny else [case for case in CASES if options.only in (None, case.name)]
     rows: list[dict[str, Any]] = []
+    os.environ.update(SERVE_VARIABLES if options.serve_variables else {})  # before Ray is imported
     with ended_by_signals(), tempfile.TemporaryDirectory() as folder:
         for case in cases:
             for row in Measurement(case, options.seconds).rows(Path(folder)):

@@ -23,7 +23,7 @@ from starlette.responses import Response
 from itemwise.cluster.exchange import HttpRequest, HttpResponse
 from itemwise.cluster.metrics_text import merge_metrics
 from itemwise.cluster.request_key import RequestKey, key_of
-from itemwise.cluster.tickets import Ticket, known_replicas
+from itemwise.cluster.tickets import Ticket, known_replicas, ledger
 from itemwise.contract.errors import InternalError, InvalidValueError, RequestError, UnavailableError
 from itemwise.server.jobs import TIMEOUT_HEADER, allowed_seconds, too_late
 
@@ -111,7 +111,8 @@ class Front:
 
     async def _ask(self, request: HttpRequest, ticket: Ticket) -> HttpResponse:
         """A client that goes away cancels this, and that cancels the replica's work."""
-        response: HttpResponse = await self._replicas.answer.remote(request, ticket)
+        with ledger().open(ticket):
+            response: HttpResponse = await self._replicas.answer.remote(request, ticket)
         return response
 
     async def _health(self, request: HttpRequest) -> HttpResponse:

@@ -1,7 +1,7 @@
 """Ray Serve's request router for engine replicas: `routing.py` decides, from what this process sees and replicas say.
 
-One lives in every process that has a handle to the replicas, which are the fronts. It counts the tokens that it has
-sent to each replica and that have not come back; every second or so it hears from each how many it has in all. The
+One lives in every process that has a handle to the replicas, which are the fronts. It knows the tokens that its front
+has sent to each replica and that have not come back; every second or so it hears from each how many it has in all. The
 first is of this moment and sees one front, the second is old and sees all: `estimate_tokens` makes one of the two.
 
 Serve sends this class to every process by value, with a copy of all that is defined in this file: what must be the same
@@ -18,7 +18,7 @@ from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, R
 
 from itemwise.cluster.routing import ReplicaLoad, RoutingOptions, estimate_tokens, order_replicas
 from itemwise.cluster.scaling import QUEUED_TOKENS
-from itemwise.cluster.tickets import STEP_TOKENS, register_router, ticket_of
+from itemwise.cluster.tickets import STEP_TOKENS, ledger, register_router, ticket_of
 
 _UNKNOWN_STEP = 2048  # until a replica has told its own
 
@@ -29,8 +29,6 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
     def initialize_state(self, **options: Any) -> None:
         """With the `request_router_kwargs` of the deployment."""
         self._options = RoutingOptions(**options)
-        self._sent: dict[tuple[str, str], int] = {}  # tokens, by request and replica: it may be tried on several
-        self._sent_tokens: dict[str, int] = {}  # by replica
         register_router(self)
 
     async def choose_replicas(
@@ -43,31 +41,16 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
         ticket = ticket_of(pending_request)
         if ticket.only is not None:
             return [[by_name[ticket.only]]] if ticket.only in by_name else [candidate_replicas]  # any refuses it
-        loads = self._loads(by_name)
-        ordered = order_replicas(ticket.request.key, loads, self._options)
+        ledger().assign(ticket, None)  # asked again, it must not see its own tokens
+        ordered = order_replicas(ticket.request.key, self._loads(by_name), self._options)
         ordered.sort(key=lambda name: name in ticket.avoid)  # stable
+        if ordered:
+            ledger().assign(ticket, ordered[0])
         return [[by_name[name]] for name in ordered]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
-        """It is on its way."""
-        name, tokens = name_of(replica_id), ticket_of(pending_request).request.tokens
-        attempt = pending_request.metadata.internal_request_id, name
-        self._sent[attempt] = self._sent.get(attempt, 0) + tokens
-        self._sent_tokens[name] = self._sent_tokens.get(name, 0) + tokens
-
-    def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
-        """It has an answer, or its replica is gone."""
-        name = name_of(replica_id)
-        tokens = self._sent.pop((internal_request_id, name), 0)
-        if name in self._sent_tokens:
-            self._sent_tokens[name] -= tokens
-
-    def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        """Forget those that are no more."""
-        super().update_replicas(replicas)
-        names = {name_of(replica.replica_id) for replica in replicas}
-        for name in self._sent_tokens.keys() - names:
-            del self._sent_tokens[name]
+        """It may be another one than the first."""
+        ledger().assign(ticket_of(pending_request), name_of(replica_id))
 
     @property
     def replica_names(self) -> list[str]:
@@ -76,7 +59,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
     def _loads(self, replicas: Mapping[str, RunningReplica]) -> dict[str, ReplicaLoad]:
         said: dict[str, Mapping[str, Any]] = {name: each.routing_stats or {} for name, each in replicas.items()}
         queued = {name: int(stats.get(QUEUED_TOKENS, 0)) for name, stats in said.items()}
-        tokens = estimate_tokens(self._sent_tokens, queued)
+        tokens = estimate_tokens(ledger().tokens(), queued)
         return {
             name: ReplicaLoad(tokens[name], int(stats.get(STEP_TOKENS, _UNKNOWN_STEP))) for name, stats in said.items()
         }

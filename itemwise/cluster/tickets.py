@@ -1,14 +1,19 @@
-"""What the fronts and the routers in their processes share: a request's ticket, and who can be sent to."""
+"""What the fronts and the routers in their processes share: a request's ticket, what is sent, who can be sent to."""
 
 from __future__ import annotations
 
+import threading
 import weakref
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, Protocol
 
 from itemwise.cluster.request_key import RequestKey
 
 STEP_TOKENS = "step_tokens"  # what replicas call the size of their steps
+_numbers = count()
 
 
 @dataclass(frozen=True)
@@ -18,6 +23,59 @@ class Ticket:
     request: RequestKey
     only: str | None = None  # a replica's name: this one or none
     avoid: frozenset[str] = frozenset()  # replicas that have refused it: any other first
+    number: int = field(default_factory=lambda: next(_numbers), compare=False)  # of all tickets of this process
+
+
+class Ledger:
+    """Tokens that this process has sent to each replica and that have not come back.
+
+    The front opens a ticket before it sends the request and closes it when it has the answer; in between the router
+    says which replica it is for. (Serve's own hooks do not do: where its processes speak gRPC, a router hears that a
+    request was accepted when it has been answered.) They may run in two threads.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._replicas: dict[int, str | None] = {}  # by the number of each open ticket
+        self._tokens: dict[str, int] = {}  # by replica
+
+    @contextmanager
+    def open(self, ticket: Ticket) -> Iterator[None]:
+        with self._lock:
+            self._replicas[ticket.number] = None
+        try:
+            yield
+        finally:
+            self.assign(ticket, None)
+            with self._lock:
+                del self._replicas[ticket.number]
+
+    def assign(self, ticket: Ticket, replica: str | None) -> None:
+        """To this one, and no longer to another. A ticket that is not open is nobody's."""
+        tokens = ticket.request.tokens
+        with self._lock:
+            if ticket.number not in self._replicas:
+                return
+            before = self._replicas[ticket.number]
+            self._replicas[ticket.number] = replica
+            if before is not None:
+                self._tokens[before] -= tokens
+                if not self._tokens[before]:
+                    del self._tokens[before]
+            if replica is not None:
+                self._tokens[replica] = self._tokens.get(replica, 0) + tokens
+
+    def tokens(self) -> Mapping[str, int]:
+        with self._lock:
+            return dict(self._tokens)
+
+
+_ledger = Ledger()
+
+
+def ledger() -> Ledger:
+    """The one of this process."""
+    return _ledger
 
 
 class KnowsReplicas(Protocol):

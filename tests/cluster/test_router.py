@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,7 @@ pytest.importorskip("ray", reason="Ray is not installed")
 
 from itemwise.cluster.request_key import RequestKey
 from itemwise.cluster.router import PrefixRouter
-from itemwise.cluster.tickets import Ticket, known_replicas, register_router, ticket_of
+from itemwise.cluster.tickets import Ticket, known_replicas, ledger, register_router, ticket_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own
 
@@ -23,39 +24,65 @@ def router() -> PrefixRouter:
     return router
 
 
-def pending(request_id: str, tokens: int = 10) -> Any:
-    ticket = Ticket(RequestKey(b"key", tokens))
-    return SimpleNamespace(
-        args=("request", ticket), kwargs={}, metadata=SimpleNamespace(internal_request_id=request_id)
-    )
+def a_ticket(tokens: int = 10, key: bytes = b"key") -> Ticket:
+    return Ticket(RequestKey(key, tokens))
+
+
+def pending(ticket: Ticket) -> Any:
+    return SimpleNamespace(args=("request", ticket), kwargs={})
 
 
 def replica(name: str) -> Any:
-    return SimpleNamespace(unique_id=name)
+    return SimpleNamespace(replica_id=SimpleNamespace(unique_id=name), routing_stats={"step_tokens": 10})
 
 
-def test_tokens_count_until_they_come_back(router: PrefixRouter) -> None:
-    router.on_request_routed(pending("1", 10), replica("a"), None)
-    router.on_request_routed(pending("2", 5), replica("a"), None)
-    assert router._sent_tokens == {"a": 15}
-    router.on_request_completed(replica("a"), "1")
-    assert router._sent_tokens == {"a": 5}
+def choose(router: PrefixRouter, ticket: Ticket) -> list[str]:
+    ranks = asyncio.run(router.choose_replicas([replica("a"), replica("b")], pending(ticket)))
+    return [each.replica_id.unique_id for rank in ranks for each in rank]
 
 
-def test_attempts_on_two_replicas_are_told_apart_in_any_order(router: PrefixRouter) -> None:
-    """All attempts of one request have one id, and the end of the first may be heard of after the second began."""
-    router.on_request_routed(pending("1"), replica("a"), None)
-    router.on_request_routed(pending("1"), replica("b"), None)
-    router.on_request_completed(replica("a"), "1")
-    assert router._sent_tokens == {"a": 0, "b": 10}
-    router.on_request_completed(replica("b"), "1")
-    assert router._sent_tokens == {"a": 0, "b": 0}
-    assert router._sent == {}
+def test_tokens_count_from_the_choice_until_they_come_back(router: PrefixRouter) -> None:
+    first, second = a_ticket(10), a_ticket(5)
+    with ledger().open(first):
+        home = choose(router, first)[0]
+        with ledger().open(second):
+            choose(router, second)
+            assert ledger().tokens() == {home: 15}
+        assert ledger().tokens() == {home: 10}
+    assert ledger().tokens() == {}
+
+
+def test_a_home_with_more_than_its_patience_is_left_and_found_again(router: PrefixRouter) -> None:
+    ticket = a_ticket()
+    large = a_ticket(21)  # more than two steps of ten
+    with ledger().open(large):
+        home, other = choose(router, large)
+        assert choose(router, large) == [home, other]  # what it weighs itself is no reason
+        assert choose(router, ticket) == [other, home]
+    assert choose(router, ticket) == [home, other]
+
+
+def test_the_replica_that_took_it_counts(router: PrefixRouter) -> None:
+    ticket = a_ticket()
+    with ledger().open(ticket):
+        home, other = choose(router, ticket)
+        router.on_request_routed(pending(ticket), SimpleNamespace(unique_id=other), None)
+        assert ledger().tokens() == {other: 10}
+    router.on_request_routed(pending(ticket), SimpleNamespace(unique_id=home), None)  # too late to count
+    assert ledger().tokens() == {}
+
+
+def test_a_request_that_fails_comes_back_too(router: PrefixRouter) -> None:
+    ticket = a_ticket()
+    with pytest.raises(KeyError), ledger().open(ticket):
+        choose(router, ticket)
+        raise KeyError
+    assert ledger().tokens() == {}
 
 
 def test_what_serve_asks_on_its_own_behalf_has_no_key() -> None:
     assert ticket_of(None) == Ticket(RequestKey())
-    assert ticket_of(pending("1")).request.key == b"key"
+    assert ticket_of(pending(a_ticket())).request.key == b"key"
 
 
 def test_known_replicas_are_those_of_all_routers_of_the_process() -> None:
