@@ -2,7 +2,7 @@
 
 Workers read their parts and write the parts' objects themselves, so every worker must reach the input and the work
 folder: a shared file system or a URL. Only small records come back here. A part whose worker died is given to another
-one by Ray; since an object is there whole or not at all, a part that was done twice is there once.
+one by Ray, a few times; since an object is there whole or not at all, a part that was done twice is there once.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ from __future__ import annotations
 import logging
 import signal
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from inspect import signature
 from typing import Any
 
 from itemwise.batch.needs import needed
@@ -22,6 +24,10 @@ from itemwise.cluster.addresses import check_reachable
 from itemwise.cluster.workers import WorkerOptions
 from itemwise.contract.errors import BatchError, ItemwiseError
 from itemwise.engine.engine import ScoringEngine
+
+# How often Ray starts a worker again and gives a part to another one. A worker that dies of its model, or a part that
+# every worker dies of, must end the job; nodes that come and go must not.
+_DEATHS = {"max_restarts": 20, "max_task_retries": 5}
 
 OpenEngine = Callable[[], ScoringEngine]  # travels to the workers
 
@@ -75,6 +81,9 @@ def score_on_cluster(
         records = _dataset(ray, parts, task, open_engine, workers)
         for row in records.iter_rows():
             yield _record(row)
+    except ray.exceptions.RayActorError as error:
+        message = f"workers died again and again ({_first_sentence(error)}); their logs, on the cluster, say why"
+        raise BatchError(message) from error
     except ray.exceptions.RayError as error:
         raise BatchError(f"the cluster could not go on: {_last_line(error)}") from error
     finally:
@@ -111,16 +120,29 @@ def _dataset(ray: Any, parts: Sequence[Part], task: PartTask, open_engine: OpenE
     least, most = workers.pool(nodes, len(parts))
     rows = [asdict(part) for part in parts]
     resources = {"resources": dict(workers.resources)} if workers.resources else {}
-    return ray.data.from_items(rows, override_num_blocks=len(rows)).map(
-        PartWorker,
-        fn_constructor_args=(task, open_engine),
-        compute=ray.data.ActorPoolStrategy(min_size=least, max_size=most, max_tasks_in_flight_per_actor=2),
-        num_cpus=workers.cpus,
-        num_gpus=workers.num_gpus or None,
-        **resources,
-    )
+    dataset = ray.data.from_items(rows, override_num_blocks=len(rows))
+    with warnings.catch_warnings(action="ignore"):  # of what a later Ray will not take any more: `_bounds` asks it
+        return dataset.map(
+            PartWorker,
+            fn_constructor_args=(task, open_engine),
+            compute=ray.data.ActorPoolStrategy(min_size=least, max_size=most, max_tasks_in_flight_per_actor=2),
+            num_cpus=workers.cpus,
+            num_gpus=workers.num_gpus or None,
+            **_bounds(dataset.map),
+            **resources,
+        )
+
+
+def _bounds(ray_map: Callable[..., Any]) -> dict[str, Any]:
+    """Of deaths, where Ray Data has a way to say them; a Ray that has none tries without end."""
+    name = "ray_remote_args_fn"
+    return {name: lambda: dict(_DEATHS)} if name in signature(ray_map).parameters else {}
 
 
 def _last_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return lines[-1] if lines else type(error).__name__
+
+
+def _first_sentence(error: BaseException) -> str:
+    return _last_line(error).partition(". ")[0]

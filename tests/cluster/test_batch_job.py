@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from itemwise.backends.load import FAKE_STEP_VARIABLE
+from itemwise.batch.parts import Part
+from itemwise.cluster.workers import WorkerOptions
+from itemwise.contract.errors import BatchError
 from tests.batch.inputs import read_jsonl, rows, write_jsonl
 from tests.cli.conftest import REAL_PROGRAM, run_process
 from tests.cli.test_batch import BAD, FAKE, LABELS, wait_for_parts
@@ -136,6 +142,17 @@ def test_what_no_worker_can_do_is_one_clear_line(
     (line,) = [line for line in ran.err.splitlines(keepends=True) if line.startswith("error: ")]
     assert words in line
     assert "Traceback" not in ran.err + ran.out
+
+
+def test_workers_that_die_each_time_end_the_job(cluster_address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from itemwise.cluster import batch_job
+
+    monkeypatch.setattr(batch_job, "_DEATHS", {"max_restarts": 2, "max_task_retries": 1})
+    dies: Any = partial(os._exit, 1)  # as it would of a model that is too large
+    part = Part(index=0, file=0, start=0, stop=1, first_line=1, num_rows=1)
+    task: Any = None
+    with pytest.raises(BatchError, match="workers died again and again"):
+        list(batch_job.score_on_cluster([part], task, dies, WorkerOptions(cluster_address)))
 
 
 def test_no_cluster_at_an_address_is_one_clear_line(tmp_path: Path) -> None:
