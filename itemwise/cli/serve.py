@@ -7,12 +7,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from enum import Enum
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 import typer
 
 from itemwise.cli.failures import CommandError
 from itemwise.cli.flags import with_flags
+from itemwise.cli.late_reports import NEEDED_PACKAGES, LateReports
 from itemwise.cli.serve_options import (
     DTYPE_SYNONYMS,
     ENGINE_PANEL,
@@ -74,13 +76,12 @@ def _report_source(options: ServerOptions) -> ReportSource | None:
     folder = None if options.reports_dir is None else Path(options.reports_dir)
     if folder is not None and not folder.is_dir():
         raise CommandError(f"--reports-dir must be a folder, got {str(folder)!r}")
-    try:
-        from itemwise.harness.report.viewer import ReportFolder
-    except ModuleNotFoundError as error:
+    missing = next((package for package in NEEDED_PACKAGES if find_spec(package) is None), None)
+    if missing is not None:
         if folder is not None:
-            log.warning('--reports-dir has no effect: %s is missing; pip install "itemwise[harness]"', error.name)
+            log.warning('--reports-dir has no effect: %s is missing; pip install "itemwise[harness]"', missing)
         return None
-    return ReportFolder(folder)
+    return LateReports(folder)
 
 
 def _log_program(done: int, total: int, title: str) -> None:
