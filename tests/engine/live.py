@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from queue import SimpleQueue
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -18,12 +19,15 @@ from itemwise.contract.result import ScoreResult
 from itemwise.engine.engine import EngineConfig, ScoringEngine
 from itemwise.engine.pins import PinnedPrefix
 from itemwise.engine.scheduler import Scheduler, SchedulerOptions
+from itemwise.engine.step_forwards import Step
 from itemwise.plan.options import PlanOptions
 from itemwise.prompts.tokenizer import TextTokenizer
 from tests.engine.naive import Limits, expect
 
 SECONDS = 20  # until a test that waits for something that does not come gives up
 VOCAB_SIZE = 50
+ALGORITHMS = ("serial", "packed", "prefill_extend")
+MARK = VOCAB_SIZE - 1  # a token that only the request under test has
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,3 +209,35 @@ def pin(engine: ScoringEngine, query: list[int], *, ttl_seconds: float = 1000.0)
     while not job.is_done:
         changes.get(timeout=SECONDS)
     return engine.finish_prefix(job)
+
+
+def query_of(num_tokens: int, start: int = 0) -> list[int]:
+    return [(start + k) % 40 for k in range(num_tokens)]
+
+
+def has(token: int) -> Callable[[ForwardBatch], bool]:
+    return lambda batch: token in batch.token_ids
+
+
+def num_prefills(backend: GatedBackend, token: int | None = None) -> int:
+    return sum(bool(batch.keep_segments) and (token is None or has(token)(batch)) for batch in backend.forwards)
+
+
+class Seen:
+    """Looks at every forward that is waited for, and lets none fail."""
+
+    def __init__(self, look: Callable[[ForwardBatch], int]) -> None:
+        self.what: list[int] = []
+        self._look = look
+
+    def __call__(self, batch: ForwardBatch) -> bool:
+        self.what.append(self._look(batch))
+        return False
+
+
+def next_prepared_step(engine: ScoringEngine) -> Step:
+    """The step that is filled while the device is busy with the one before."""
+    deadline = monotonic() + SECONDS
+    while engine.scheduler._prepared is None:
+        assert monotonic() < deadline, "nothing is prepared while the device runs"
+    return engine.scheduler._prepared

@@ -1,5 +1,5 @@
 """A request's walk through the engine: errors before any work, reports, debug. (`test_exactness.py` has the scores
-themselves, `test_scheduler.py` many requests at a time.)"""
+themselves, `test_together.py` and its neighbours many requests at a time.)"""
 
 from __future__ import annotations
 
