@@ -251,12 +251,20 @@ def summarise(options: argparse.Namespace, rows: list[dict[str, Any]]) -> dict[s
         "date": now_utc(),
         "machine": machine(),
         "versions": {"python": platform.python_version(), **{name: version(name) for name in ("ray", "uvicorn")}},
-        "command": f"python -m benchmarks.cluster_throughput --seconds {options.seconds:g}",
+        "command": " ".join(
+            ["python -m benchmarks.cluster_throughput", f"--seconds {options.seconds:g}", *_flags(options)]
+        ),
         "serve_variables": SERVE_VARIABLES if options.serve_variables else {},
         "tiny": options.tiny,
         "nodes": NODES + 1,
         "rows": rows,
     }
+
+
+def _flags(options: argparse.Namespace) -> list[str]:
+    chosen = {"--serve-variables": options.serve_variables, "--tiny": options.tiny}
+    only = [f"--only {options.only}"] if options.only else []
+    return [*only, *(flag for flag, is_given in chosen.items() if is_given)]
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:

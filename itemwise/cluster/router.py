@@ -54,7 +54,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
 
     @property
     def replica_names(self) -> list[str]:
-        return [name_of(replica_id) for replica_id in self.curr_replicas]
+        return [name_of(replica_id) for replica_id in list(self.curr_replicas)]  # another thread may change it
 
     def _loads(self, replicas: Mapping[str, RunningReplica]) -> dict[str, ReplicaLoad]:
         said: dict[str, Mapping[str, Any]] = {name: each.routing_stats or {} for name, each in replicas.items()}

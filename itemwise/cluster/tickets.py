@@ -31,7 +31,8 @@ class Ledger:
 
     The front opens a ticket before it sends the request and closes it when it has the answer; in between the router
     says which replica it is for. (Serve's own hooks do not do: where its processes speak gRPC, a router hears that a
-    request was accepted when it has been answered.) They may run in two threads.
+    request was accepted when it has been answered, so one that the first choice had no room for counts there until
+    then.) They may run in two threads.
     """
 
     def __init__(self) -> None:
@@ -46,24 +47,24 @@ class Ledger:
         try:
             yield
         finally:
-            self.assign(ticket, None)
             with self._lock:
-                del self._replicas[ticket.number]
+                self._add(self._replicas.pop(ticket.number), -ticket.request.tokens)
 
     def assign(self, ticket: Ticket, replica: str | None) -> None:
         """To this one, and no longer to another. A ticket that is not open is nobody's."""
         tokens = ticket.request.tokens
         with self._lock:
-            if ticket.number not in self._replicas:
-                return
-            before = self._replicas[ticket.number]
-            self._replicas[ticket.number] = replica
-            if before is not None:
-                self._tokens[before] -= tokens
-                if not self._tokens[before]:
-                    del self._tokens[before]
-            if replica is not None:
-                self._tokens[replica] = self._tokens.get(replica, 0) + tokens
+            if ticket.number in self._replicas:
+                self._add(self._replicas[ticket.number], -tokens)
+                self._replicas[ticket.number] = replica
+                self._add(replica, tokens)
+
+    def _add(self, replica: str | None, tokens: int) -> None:
+        if replica is None:
+            return
+        self._tokens[replica] = self._tokens.get(replica, 0) + tokens
+        if not self._tokens[replica]:  # replicas come and go
+            del self._tokens[replica]
 
     def tokens(self) -> Mapping[str, int]:
         with self._lock:

@@ -55,14 +55,22 @@ def port(nodes: Cluster) -> int:
 @pytest.fixture
 def url(port: int) -> str:
     """With all of them again, whatever a test has done to them."""
+    url = f"http://127.0.0.1:{port}"
     wait_until(lambda: len(replica_processes()) == len(front_processes()) == 2, "two replicas and two fronts")
-    return f"http://127.0.0.1:{port}"
+    wait_until(lambda: num_answering(url) == 2, "both answer")
+    return url
 
 
 def update(port: int, **scale: Any) -> None:
     from itemwise.cluster.serve_app import deploy
 
     deploy(options_of(port, **{"fronts": 2, **scale}))
+
+
+def num_answering(url: str) -> int:
+    """Replicas that tell their metrics."""
+    lines = httpx.get(url + "/metrics", timeout=60).text.splitlines()
+    return sum(line.startswith("itemwise:requests_running{") for line in lines)
 
 
 def home_of(url: str, query: int) -> str:
@@ -91,14 +99,15 @@ def test_a_killed_replica_costs_no_answer_and_no_score(url: str) -> None:
 
 
 def test_a_request_that_its_replica_dies_with_is_answered_by_another(url: str) -> None:
-    """One of some 50 steps, which is the victim's beyond doubt when it is killed."""
-    body = {**score_body(1), "items": [[item % 500] * 500 for item in range(200)]}
+    """One of some 250 steps, which is the victim's beyond doubt when it is killed."""
+    body = {**score_body(1), "items": [[item % 500] * 500 for item in range(1000)]}
     home = home_of(url, 1)
+    victim = replica_process(home)
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(httpx.post, url + "/v1/score", json=body, timeout=PATIENCE)
         wait_until(lambda: is_running(url, home), "the request is computed")
         assert not answer.done()
-        kill(replica_process(home))
+        kill(victim)
         response = answer.result()
     assert response.status_code == 200
     assert response.headers["x-itemwise-replica"] != home
@@ -139,6 +148,6 @@ def test_no_replica_at_all_is_told_in_time(port: int, url: str) -> None:
     kill(replica_processes()[0])
     begin = time.monotonic()
     response = httpx.post(url + "/v1/score", json=score_body(1), headers={"x-request-timeout": "0.5"}, timeout=60)
-    assert response.status_code in (200, 504)
+    assert response.status_code in (200, 503, 504)
     assert time.monotonic() - begin < 4
     update(port)

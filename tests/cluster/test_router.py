@@ -21,6 +21,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own
 def router() -> PrefixRouter:
     router = PrefixRouter.__new__(PrefixRouter)  # Serve makes it, with much that counting does not need
     router.initialize_state(patience=2.0, share=1.25)
+    router._replicas = {}
     return router
 
 
@@ -77,6 +78,18 @@ def test_a_request_that_fails_comes_back_too(router: PrefixRouter) -> None:
     with pytest.raises(KeyError), ledger().open(ticket):
         choose(router, ticket)
         raise KeyError
+    assert ledger().tokens() == {}
+
+
+def test_a_request_that_weighs_nothing_is_nobodys_business(router: PrefixRouter) -> None:
+    """A look at the health of a replica, beside which its last request comes back."""
+    light, heavy = a_ticket(0), a_ticket(10)
+    with ledger().open(light):
+        choose(router, light)
+        with ledger().open(heavy):
+            choose(router, heavy)
+        assert ledger().tokens() == {}
+        choose(router, light)
     assert ledger().tokens() == {}
 
 

@@ -36,4 +36,7 @@ def may_have_tpu(root: Path = Path("/")) -> bool:
     loudly."""
     if any(True for pattern in _TPU_FILES for _ in root.glob(pattern)):
         return True
-    return any(vendor.read_text().strip() == _GOOGLE for vendor in root.glob(_PCI_VENDORS))
+    try:
+        return any(vendor.read_text().strip() == _GOOGLE for vendor in root.glob(_PCI_VENDORS))
+    except OSError:  # jax may know better
+        return True

@@ -51,10 +51,14 @@ def exact_row_counts(weights: ModelWeights, num_rows: int) -> tuple[int, ...]:
     """`num_rows`, twice and half as many, largest first: those in whose products a row has the same bits as in products
     of `num_rows`. By a trial with the first layer's weights."""
     random = torch.Generator().manual_seed(0)
-    counts = [2 * num_rows, num_rows, num_rows // 2]
-    for weight in (getattr(weights.layers[0], name) for name in _MATRICES):
+    counts = [2 * num_rows, num_rows, *([] if num_rows % 2 else [num_rows // 2])]
+    layer = weights.layers[0]
+    for name in _MATRICES:
+        weight, bias = getattr(layer, name), layer.qkv_bias if name == "qkv" else None
         x = torch.randn(2 * num_rows, weight.shape[1], generator=random).to(weights.embedding.dtype)
-        products = {count: torch.cat([linear(rows, weight) for rows in torch.split(x, count)]) for count in counts}
+        products = {
+            count: torch.cat([linear(each, weight, bias) for each in torch.split(x, count)]) for count in counts
+        }
         counts = [count for count in counts if torch.equal(products[count], products[num_rows])]
     return tuple(counts)
 

@@ -30,13 +30,15 @@ async def measure_client_overhead(maker: RequestMaker, in_flight: int = 1, calls
         target = LoadTarget(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
         async with LoadDriver(target, maker) as others, LoadDriver(target, maker) as driver:
             waiting = asyncio.create_task(others.run_open(Schedule((0.0,) * (in_flight - 1), 0.0)))
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_PATIENCE_SEC):
-                    await stub.all_held.wait()
-            stub.num_held = stub.held  # where it took fewer, those must do
-            await driver.run_closed(1, PhaseLength(requests=3))
-            done = await driver.run_closed(1, PhaseLength(requests=calls))
-            stub.release.set()
+            try:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_PATIENCE_SEC):
+                        await stub.all_held.wait()
+                stub.num_held = stub.held  # where it took fewer, those must do
+                await driver.run_closed(1, PhaseLength(requests=3))
+                done = await driver.run_closed(1, PhaseLength(requests=calls))
+            finally:  # of a run that is interrupted, too: the server ends when all have their answers
+                stub.release.set()
             await waiting
         await asyncio.gather(*(over.wait() for over in stub.served))
     return spread_of([call.service_ms for call in done if call.failure is None])

@@ -97,8 +97,12 @@ def test_rows_are_counted_otherwise_only_where_that_changes_no_bit(
     """Where products of more rows than `most` have other bits than those of fewer."""
     weights = weights_of(torch.float32)
 
-    def by_number_of_rows(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def by_number_of_rows(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         return x[:, :1] * weight[0, 0] + 1e-3 * (len(x) > most)
 
     monkeypatch.setattr(products, "linear", by_number_of_rows)
     assert exact_row_counts(weights, ROWS) == expected
+
+
+def test_an_odd_number_of_rows_has_no_half() -> None:
+    assert set(exact_row_counts(weights_of(torch.float32), 7)) <= {14, 7}
