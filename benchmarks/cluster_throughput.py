@@ -20,7 +20,6 @@ import argparse
 import json
 import os
 import platform
-import socket
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -35,6 +34,7 @@ import psutil
 
 from benchmarks.cpu.__main__ import machine
 from benchmarks.goals.__main__ import commit
+from benchmarks.ports import free_port
 from benchmarks.text_rows import aligned
 from itemwise import __version__
 from itemwise.backends.load import FAKE_STEP_VARIABLE
@@ -195,13 +195,6 @@ def deploy(shape: Shape, port: int) -> None:
     scale = ScaleOptions(replicas=shape.replicas, fronts=shape.fronts)
     server = ServerOptions(port=port, log_level="warning")
     deploy_application(ClusterOptions(EngineOptions(backend="fake"), server, scale))
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def cpu_seconds() -> Counter[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
 import time
@@ -13,6 +12,7 @@ from urllib.error import URLError
 from urllib.request import urlopen
 
 from benchmarks.cpu.process import ContenderFailedError, status_title
+from benchmarks.ports import free_port
 from itemwise.harness.processes import end_process
 
 SCORE = (
@@ -36,7 +36,7 @@ def score_seconds() -> float:
 
 def serve_seconds(folder: Path) -> float:
     """From the start of `itemwise serve` to a 200 of `/health`; its log is in `folder`. Raises ContenderFailedError."""
-    port = _free_port()
+    port = free_port()
     log_path = folder / "serve.log"
     command = [sys.executable, "-m", "itemwise", "serve", "--host", "127.0.0.1", "--port", str(port)]
     with log_path.open("w", encoding="utf-8") as log:
@@ -58,10 +58,3 @@ def _is_healthy(port: int) -> bool:
             return bool(answer.status == 200)
     except (URLError, OSError):  # not yet: nobody listens, or 503
         return False
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port

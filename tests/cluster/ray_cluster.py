@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -55,13 +54,6 @@ def ray_nodes(step_seconds: float = 0.0) -> Iterator[Cluster]:
 
 def add_node(nodes: Cluster) -> None:
     nodes.add_node(num_cpus=_CPUS_PER_NODE)
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def options_of(port: int, *, engine: dict[str, Any] | None = None, **scale: Any) -> ClusterOptions:

@@ -12,13 +12,13 @@ import pytest
 
 pytest.importorskip("ray", reason="Ray is not installed")
 
+from benchmarks.ports import free_port
 from itemwise import Scorer
 from tests.cluster.ray_cluster import (
     PATIENCE,
     Load,
     add_node,
     check_scores,
-    free_port,
     front_processes,
     kill,
     node_of,

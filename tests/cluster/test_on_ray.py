@@ -13,12 +13,12 @@ import pytest
 
 pytest.importorskip("ray", reason="Ray is not installed")
 
+from benchmarks.ports import free_port
 from itemwise import Scorer
 from itemwise.cluster.options import ClusterOptions
 from tests.cluster.ray_cluster import (
     Load,
     check_scores,
-    free_port,
     options_of,
     ray_nodes,
     replica_processes,
