@@ -72,6 +72,7 @@ def _of_backend(backend: Backend) -> dict[str, object]:
         "device": info.device,
         "device_kind": info.device_kind,
         "dtype": info.dtype,
+        "compute_dtype": info.compute_dtype or info.dtype,
         "attention": info.attention,
         "compilation_cache_dir": info.compilation_cache_dir,
         "step_tokens": info.step_tokens,

@@ -145,7 +145,7 @@ class BackendInfo:
     name: str  # "torch", "jax", "fake"
     device: str  # "cpu", "cuda:0 (NVIDIA H200)"
     device_kind: DeviceKind
-    dtype: str
+    dtype: str  # of the weights
     # Do serial, packed and prefill_extend give the same bits here? Then `auto` may look at the number of items.
     algorithms_bit_equal: bool
     token_multiple: int  # forwards are padded to a multiple of this many tokens
@@ -156,6 +156,7 @@ class BackendInfo:
     prefix_block_bytes: int = 0  # what one of them takes on each device
     max_blocks_read: int | None = None  # by one forward, a block counted for every prefix that has it; None: any
     attention: str = "none"  # the implementation that was chosen
+    compute_dtype: str | None = None  # of activations, GEMMs and the KV cache; None: that of the weights
     compilation_cache_dir: str | None = None  # where compiled programs are kept, if they are
     step_tokens: int = 2048  # how many tokens one forward should have: enough to use the device well, soon done
     # Shall one forward keep blocks of prefixes and score tails, which may read them, rather than two? That pays where a

@@ -33,11 +33,11 @@ from itemwise.backends.torch.tiles import DiagonalTiles, FullRange, cut_diagonal
 from itemwise.backends.torch.transfer import token_index, upload
 from itemwise.backends.torch.workers import Workers
 
-# Query rows (heads of one KV head folded in) of one full-range product: on a CPU a multiple of FULL_ROWS. Larger
-# products are faster, as keys are rearranged in each; from 64 rows on a row's bits do not depend on their number there.
-# On a GPU they do, so that all products have FULL_ROWS.
-FULL_ROWS = 256
-MAX_FULL_ROWS = 1024
+# Query rows (heads of one KV head folded in) of one full-range GEMM: on a CPU a multiple of CPU_FULL_ROWS. Larger
+# GEMMs are faster, as keys are reordered in each; from 64 rows on a row's bits do not depend on their number there.
+# On a GPU they do, so that all GEMMs have CUDA_FULL_ROWS.
+CPU_FULL_ROWS, CPU_MAX_FULL_ROWS = 64, 1024
+CUDA_FULL_ROWS = 256
 KEY_BLOCK = 512  # keys that are scored at a time where no flash attention is at hand
 KEY_ALIGNMENT = 16
 
@@ -81,7 +81,10 @@ class TiledAttention(Attention):
         pads_tiles: bool = True,
     ) -> None:
         self._workers = workers
-        full_ranges, diagonals = cut_full_ranges(batch), cut_diagonals(batch, padded=pads_tiles)
+        full_ranges, diagonals = (
+            cut_full_ranges(batch),
+            cut_diagonals(batch, padded=pads_tiles, filled=device.type != "cpu"),
+        )
         self._num_tokens = len(batch.token_ids)
         self._prefixes = _pieces_to_read(batch, full_ranges)
         # A token's parts are merged in turn: first its earlier tiles, then its prefix. Within a phase it comes once.
@@ -203,22 +206,28 @@ def _cut_queries(
     cut = []
     for part in parts:
         for_each = -(-len(part.queries) * heads_per_kv // num_threads)
-        rows = min(MAX_FULL_ROWS if device.type == "cpu" else FULL_ROWS, -(-for_each // FULL_ROWS) * FULL_ROWS)
-        step = max(1, rows // heads_per_kv)
+        multiple, most = _full_rows(device)
+        step = max(1, min(most, -(-for_each // multiple) * multiple) // heads_per_kv)
         starts = range(0, len(part.queries), step)
         cut += [(part, token_index(part.queries[start : start + step], device)) for start in starts]
     return cut
 
 
+def _full_rows(device: torch.device) -> tuple[int, int]:
+    """What the rows of a full-range GEMM are a multiple of, and how many there are at most."""
+    return (CPU_FULL_ROWS, CPU_MAX_FULL_ROWS) if device.type == "cpu" else (CUDA_FULL_ROWS, CUDA_FULL_ROWS)
+
+
 def _attend_full(q: Tensor, keys: Tensor, values: Tensor, tokens: Tensor | slice, total: Partial) -> None:
-    """One product of a multiple of FULL_ROWS query rows, filled up where the tokens give fewer; merged into `total`."""
+    """One GEMM of a multiple of `_full_rows` query rows, padded where the tokens give fewer; merged into `total`."""
     num_kv_heads, head_size = keys.shape[1:]
     queries = q[tokens]
     num_tokens, heads_per_kv = len(queries), q.shape[1] // num_kv_heads
     num_rows = num_tokens * heads_per_kv
     queries = queries.view(num_tokens, num_kv_heads, heads_per_kv, head_size).transpose(0, 1)
     queries = queries.reshape(num_kv_heads, num_rows, head_size)
-    out, lse = full_attention(_filled_up(queries, -(-num_rows // FULL_ROWS) * FULL_ROWS), keys, values)
+    multiple, _ = _full_rows(q.device)
+    out, lse = full_attention(_filled_up(queries, -(-num_rows // multiple) * multiple), keys, values)
     out = out[:, :num_rows].view(num_kv_heads, num_tokens, heads_per_kv, head_size).transpose(0, 1)
     lse = lse[:, :num_rows].view(num_kv_heads, num_tokens, heads_per_kv).transpose(0, 1)
     so_far = total[0][tokens], total[1][tokens]  # views where the tokens are a slice

@@ -28,7 +28,9 @@ from itemwise.backends.torch.cuda.choice import choose_paged_runner
 from itemwise.backends.torch.devices import (
     count_prefix_blocks,
     device_title,
+    dtype_name,
     prefix_block_bytes,
+    resolve_compute_dtype,
     resolve_device,
     resolve_dtype,
 )
@@ -74,18 +76,22 @@ class TorchBackend(Backend):
     ) -> None:
         self.config = checkpoint.config
         self._device = resolve_device(device)
-        self._dtype = resolve_dtype(dtype, self._device)
+        weight_dtype = resolve_dtype(dtype, self._device)
+        self._dtype = resolve_compute_dtype(weight_dtype, self._device)
         self._is_cpu = self._device.type == "cpu"
         self._workers = Workers(torch.get_num_threads() if self._is_cpu else None)
         block_rows = CPU_BLOCK_ROWS if self._is_cpu else CUDA_INVARIANT_ROWS if batch_invariant else None
-        if weight_cache and self._dtype == torch.bfloat16:
+        if weight_cache and weight_dtype == torch.bfloat16:
             checkpoint = with_bfloat16_weights(checkpoint)
         weights = pack_weights(
-            load_weights(checkpoint, self._dtype, self._device, self._workers), CPU_BLOCK_ROWS, self._workers
+            load_weights(checkpoint, weight_dtype, self._device, self._workers), CPU_BLOCK_ROWS, self._workers
         )
         self._row_ops = choose_row_ops(self.config, self._dtype, self._device)
-        self._transformer = Transformer(self.config, weights, block_rows, self._workers, self._row_ops)
-        self.info = _make_info(self.config, self._device, self._dtype, token_budget, prefix_cache_bytes)
+        self._transformer = Transformer(self.config, weights, block_rows, self._workers, self._row_ops, self._dtype)
+        self.info = replace(
+            _make_info(self.config, self._device, self._dtype, token_budget, prefix_cache_bytes),
+            dtype=dtype_name(weight_dtype),
+        )
         if self._is_cpu:
             self.info = replace(self.info, token_multiple=self._transformer.smallest_block or CPU_BLOCK_ROWS)
         self._paged = choose_paged_runner(self._transformer, self._row_ops, self.info, is_coarse=is_coarse)
@@ -210,7 +216,8 @@ def _make_info(
         name="torch",
         device=device_title(device),
         device_kind=kind,
-        dtype=str(dtype).removeprefix("torch."),
+        dtype=dtype_name(dtype),
+        compute_dtype=dtype_name(dtype),
         algorithms_bit_equal=is_cpu,
         token_multiple=CPU_BLOCK_ROWS if is_cpu else CUDA_TOKEN_MULTIPLE,
         token_budget=budget,

@@ -1,8 +1,9 @@
-"""Which device and dtype, and how much memory of it is for the blocks of prefixes."""
+"""Which device, which dtype for the weights and for the arithmetic, and how much memory is for the KV cache."""
 
 from __future__ import annotations
 
 import logging
+import platform
 
 import torch
 
@@ -38,15 +39,46 @@ def resolve_device(device: str) -> torch.device:
 
 
 def resolve_dtype(dtype: str, device: torch.device) -> torch.dtype:
-    """`auto`: bfloat16 where matrix units take it, else float32, and the log says so."""
+    """Of the weights. `auto`: bfloat16 where the device has units for it, else float32, and the log says so."""
     if dtype == "auto":
-        if device.type == "cuda" or torch.cpu._is_avx512_bf16_supported():
+        if device.type == "cuda" or torch.bfloat16 in native_cpu_dtypes():
             return torch.bfloat16
-        log.info("this CPU has no units for bfloat16 (AMX or AVX512-BF16), so scoring is in float32")
+        log.info("dtype float32: this CPU has no units for bfloat16 (AMX, AVX512-BF16 or ARM's BF16)")
         return torch.float32
     if dtype not in DTYPES:
         raise BackendError(f"unknown dtype {dtype!r}; expected auto, {', '.join(DTYPES)}")
     return DTYPES[dtype]
+
+
+def resolve_compute_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """Of activations, GEMMs and the KV cache: that of the weights, or float32 on a CPU that would emulate it."""
+    if device.type != "cpu" or dtype in native_cpu_dtypes():
+        return dtype
+    name = dtype_name(dtype)
+    log.info("this CPU has no units for %s: the weights are kept in %s and the arithmetic is in float32", name, name)
+    return torch.float32
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """As options write it."""
+    return str(dtype).removeprefix("torch.")
+
+
+def native_cpu_dtypes() -> frozenset[torch.dtype]:
+    """The dtypes that this CPU multiplies at full rate, with sums in float32.
+
+    Half-precision units of ARM (`asimdhp`) do not count for float16: GEMMs there sum in float16.
+    """
+    native = {torch.float32}
+    if not torch.backends.mkldnn.is_available():  # on macOS
+        return frozenset(native)
+    is_arm = platform.machine() in ("aarch64", "arm64")
+    # oneDNN's own answer counts emulation on AVX-512 as support.
+    if torch.ops.mkldnn._is_mkldnn_bf16_supported() if is_arm else torch.cpu._is_avx512_bf16_supported():
+        native.add(torch.bfloat16)
+    if not is_arm and torch.ops.mkldnn._is_mkldnn_fp16_supported():
+        native.add(torch.float16)
+    return frozenset(native)
 
 
 def device_title(device: torch.device) -> str:

@@ -2,8 +2,8 @@
 
 Everything but attention works on one token at a time and runs over *blocks of rows*. On a CPU a block has one fixed
 number of rows, the last one padded, because matrix products give other bits for the same row when the number of rows
-changes; that is what makes an item's score exact, and it keeps a block's activations in cache. Blocks of twice and of
-half the size, which are faster where there are many and few rows, are used where they were seen to give the same bits.
+changes; that is what makes an item's score exact, and it keeps a block's activations in cache. Blocks of twice the size
+and of its halves, which are faster where there are many and few rows, are used where a probe shows the same bits.
 Blocks are shared out between threads. On a GPU one block holds everything unless `batch_invariant` asks for fixed ones.
 """
 
@@ -20,7 +20,7 @@ from itemwise.backends.torch.prefixes import KeysValues
 from itemwise.backends.torch.products import exact_row_counts, linear
 from itemwise.backends.torch.row_blocks import RowBlock, cut_rows
 from itemwise.backends.torch.row_ops import PLAIN, RowOps
-from itemwise.backends.torch.weights import LayerWeights, ModelWeights
+from itemwise.backends.torch.weights import Float32Layers, LayerWeights, ModelWeights
 from itemwise.backends.torch.workers import Workers
 from itemwise.models.config import ModelConfig
 
@@ -54,15 +54,19 @@ class Transformer:
         block_rows: int | None,
         workers: Workers,
         row_ops: RowOps = PLAIN,
+        dtype: torch.dtype | None = None,  # of activations and KV cache: that of the weights, or float32
     ) -> None:
         self.config = config
         self.weights = weights
         self.block_rows = block_rows  # None: all rows in one block
         self._workers = workers
         self._row_ops = row_ops
+        self.dtype = dtype or weights.embedding.dtype
+        is_widened = self.dtype != weights.embedding.dtype
+        self._float32_layers = Float32Layers(weights.layers, workers) if is_widened else None
         self._block_sizes: tuple[int, ...] = () if block_rows is None else (block_rows,)  # largest first
-        if block_rows is not None and row_ops.is_for_cpu:  # tried on one thread, as products are
-            self._block_sizes = workers.drive(lambda: exact_row_counts(weights, block_rows))
+        if block_rows is not None and row_ops.is_for_cpu:  # probed on one thread, as GEMMs run
+            self._block_sizes = workers.drive(lambda: exact_row_counts(self._layer(0), block_rows, self.dtype))
         device = weights.embedding.device
         # Rounded to the embedding's dtype, as transformers does.
         self._embedding_scale = torch.tensor(config.embedding_scale, dtype=weights.embedding.dtype, device=device)
@@ -87,7 +91,8 @@ class Transformer:
         rotation = self._rotation(positions)
         kept = None if keep_tokens is None else self._room_for(keep_tokens)
         last = self.config.num_layers - 1
-        for number, layer in enumerate(self.weights.layers):
+        for number in range(self.config.num_layers):
+            layer = self._layer(number)
             q, k, v = self._project(layer, x, rotation)
             if kept is not None:
                 kept[number, 0], kept[number, 1] = k[keep_tokens], v[keep_tokens]
@@ -103,18 +108,22 @@ class Transformer:
     def finish_scored(self, x: Tensor, attended: Tensor, score_tokens: Tensor) -> Tensor:
         """The rest of the last layer and the final norm, of these tokens alone: x [T, D] and attended [T, N H] to
         [R, D] float32."""
-        x = self._finish(self.weights.layers[-1], x[score_tokens], attended[score_tokens])
+        x = self._finish(self._layer(self.config.num_layers - 1), x[score_tokens], attended[score_tokens])
         hidden = torch.empty(x.shape, dtype=torch.float32, device=x.device)
         return self._by_blocks(self._final_norm, hidden, x)
 
+    def _layer(self, number: int) -> LayerWeights:
+        layers = self._float32_layers
+        return self.weights.layers[number] if layers is None else layers.read(number)
+
     def _embed(self, token_ids: Tensor) -> Tensor:
-        x = self.weights.embedding[token_ids]
+        x = self.weights.embedding[token_ids].to(self.dtype)
         return x if self.config.embedding_scale == 1.0 else x * self._embedding_scale
 
     def _room_for(self, tokens: Tensor | slice) -> Tensor:
         num_tokens = tokens.stop - tokens.start if isinstance(tokens, slice) else len(tokens)
         shape = (self.config.num_layers, 2, num_tokens, self.config.num_kv_heads, self.config.head_size)
-        return self.weights.embedding.new_empty(shape)
+        return self.weights.embedding.new_empty(shape, dtype=self.dtype)
 
     def _rotation(self, positions: Tensor) -> Rotation:
         angles = positions.to(torch.float32)[:, None] * self.frequencies

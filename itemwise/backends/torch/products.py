@@ -1,8 +1,8 @@
-"""Matrix products with a layer's weights; on a CPU with bfloat16 units the weights lie as these units read them.
+"""GEMMs with a layer's weights; on a CPU the weights lie as oneDNN's kernels read them.
 
-oneDNN wants weights in tiles of its own. Given plain ones it rearranges them in every product, which for a block of 128
-rows takes as long as a third of the product itself. Packed once, when the model is loaded, they take the place of the
-plain ones. Numbers of rows are tried with what is used, so what is exact with plain weights is exact with packed ones.
+oneDNN wants weights in a layout of its own. Given plain ones it reorders them in every GEMM, which for a tile of 128
+rows takes as long as a third of the GEMM itself, and for one of 8 rows longer than that. Packed once, when the model is
+loaded, they take the place of the plain ones. The row counts of tiles are probed with the weights that are used.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ import torch
 import torch.nn.functional as F  # noqa: N812  # everybody's name for it
 from torch import Tensor
 
+from itemwise.backends.torch.devices import native_cpu_dtypes
 from itemwise.backends.torch.weights import LayerWeights, ModelWeights
 from itemwise.backends.torch.workers import Workers
 
 log = logging.getLogger("itemwise")
 
 _MATRICES = ("qkv", "o", "gate_up", "down")
-_TRIED = 64  # rows out and columns in of the product that packing is tried with
+_PROBED = 64  # rows out and columns in of the GEMM that packing is probed with
+_SMALLEST_TILE = 16  # rows; two of 8 on two threads each read all weights, and took longer than one of 16
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -32,9 +34,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def pack_weights(weights: ModelWeights, num_rows: int, workers: Workers) -> ModelWeights:
-    """For products of so many rows, layer by layer, so that no more than one for each thread is there twice, if the
-    caller lets go of the plain ones. The same where it cannot be done: another dtype or device than bfloat16 on a CPU,
-    or a PyTorch without it."""
+    """For GEMMs of so many rows, layer by layer, so that no more than one layer for each thread is there twice, if the
+    caller lets go of the plain ones. Unchanged where it cannot be done (`can_pack`)."""
     if not can_pack(weights.embedding):
         return weights
     layers = list(weights.layers)
@@ -47,30 +48,49 @@ def pack_weights(weights: ModelWeights, num_rows: int, workers: Workers) -> Mode
     return replace(weights, layers=tuple(layers))
 
 
-def exact_row_counts(weights: ModelWeights, num_rows: int) -> tuple[int, ...]:
-    """`num_rows`, twice and half as many, largest first: those in whose products a row has the same bits as in products
-    of `num_rows`. By a trial with the first layer's weights."""
+def exact_row_counts(layer: LayerWeights, num_rows: int, dtype: torch.dtype) -> tuple[int, ...]:
+    """The row counts of tiles, largest first: `num_rows`, twice as many, and its halves down to 16, of those the ones in
+    whose GEMMs a row has the same bits as in GEMMs of `num_rows`. Each divides the one before it.
+
+    By a probe with this layer's weights and activations of `dtype`.
+    """
     random = torch.Generator().manual_seed(0)
-    counts = [2 * num_rows, num_rows, *([] if num_rows % 2 else [num_rows // 2])]
-    layer = weights.layers[0]
+    counts = [2 * num_rows, num_rows, *_halves(num_rows)]
     for name in _MATRICES:
         weight, bias = getattr(layer, name), layer.qkv_bias if name == "qkv" else None
-        x = torch.randn(2 * num_rows, weight.shape[1], generator=random).to(weights.embedding.dtype)
-        products = {
-            count: torch.cat([linear(each, weight, bias) for each in torch.split(x, count)]) for count in counts
-        }
-        counts = [count for count in counts if torch.equal(products[count], products[num_rows])]
+        x = torch.randn(2 * num_rows, weight.shape[1], generator=random).to(dtype)
+        expected = _in_tiles(x, weight, bias, num_rows)
+        counts = [
+            count
+            for count in counts
+            if count == num_rows
+            or torch.equal(_in_tiles(x[: max(count, num_rows)], weight, bias, count), expected[: max(count, num_rows)])
+        ]
     return tuple(counts)
 
 
+def _halves(num_rows: int) -> list[int]:
+    """Of 128: 64, 32, 16."""
+    halves = []
+    while num_rows % 2 == 0 and num_rows // 2 >= _SMALLEST_TILE:
+        num_rows //= 2
+        halves.append(num_rows)
+    return halves
+
+
+def _in_tiles(x: Tensor, weight: Tensor, bias: Tensor | None, num_rows: int) -> Tensor:
+    return torch.cat([linear(tile, weight, bias) for tile in torch.split(x, num_rows)])
+
+
 def can_pack(weight: Tensor) -> bool:
-    """Bfloat16 on a CPU that has units for it, in a PyTorch that packs rightly."""
-    if weight.device.type != "cpu" or weight.dtype != torch.bfloat16 or not torch.cpu._is_avx512_bf16_supported():
+    """On a CPU, in float32 or bfloat16 where that is native, with a PyTorch that packs correctly."""
+    is_packable = weight.dtype in {torch.float32, torch.bfloat16} & native_cpu_dtypes()
+    if weight.device.type != "cpu" or not is_packable or not torch.backends.mkldnn.is_available():
         return False
     try:
-        x = torch.arange(_TRIED, dtype=torch.bfloat16).expand(_TRIED, _TRIED)
-        plain = torch.eye(_TRIED, dtype=torch.bfloat16)
-        return torch.equal(linear(x, _pack(plain, _TRIED)), x)
+        x = torch.arange(_PROBED, dtype=weight.dtype).expand(_PROBED, _PROBED)
+        plain = torch.eye(_PROBED, dtype=weight.dtype)
+        return torch.equal(linear(x, _pack(plain, _PROBED)), x)
     except (RuntimeError, AttributeError, NotImplementedError) as error:
         log.warning("PyTorch cannot pack weights here, so scoring is slower than it could be: %s", error)
         return False

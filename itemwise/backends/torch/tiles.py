@@ -50,11 +50,11 @@ def _cut_segments(batch: ForwardBatch) -> tuple[Int64Array, Int64Array, Int64Arr
     return tile_start, tile_len, segment_start
 
 
-def cut_diagonals(batch: ForwardBatch, *, padded: bool) -> list[DiagonalTiles]:
+def cut_diagonals(batch: ForwardBatch, *, padded: bool, filled: bool) -> list[DiagonalTiles]:
     """All diagonal tiles, in groups of one width.
 
-    Padded: to one of TILE_WIDTHS, and groups are filled up with copies, so that there is one shape for each width.
-    Else a tile is as wide as it has tokens, and a group holds as many as there are.
+    Padded: to one of TILE_WIDTHS; else a tile is as wide as it has tokens. Filled: groups are filled up with copies, so
+    that there is one shape for each width; else a group holds as many tiles as there are.
     """
     tile_start, tile_len, _ = _cut_segments(batch)
     tile_width = np.array(TILE_WIDTHS)[np.searchsorted(TILE_WIDTHS, tile_len)] if padded else tile_len
@@ -64,7 +64,7 @@ def cut_diagonals(batch: ForwardBatch, *, padded: bool) -> list[DiagonalTiles]:
         tiles_per_group = GROUP_TOKENS // width
         for first in range(0, len(chosen), tiles_per_group):
             group = chosen[first : first + tiles_per_group]
-            num_tiles = tiles_per_group if padded else len(group)
+            num_tiles = tiles_per_group if filled else len(group)
             groups.append(_diagonal_group(tile_start[group], tile_len[group], width, num_tiles))
     return groups
 

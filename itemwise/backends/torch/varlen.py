@@ -53,7 +53,9 @@ class VarlenAttention(Attention):
         self._readers = _Readers(batch, parts, device, reads_in_place=reads_in_place) if parts else None
         self._dense: DenseMask | None = None
         if batch.layout is Layout.PACKED and batch.mask == "dense":
-            self._dense = DenseMask(batch, cut_diagonals(batch, padded=True), cut_full_ranges(batch), device)
+            self._dense = DenseMask(
+                batch, cut_diagonals(batch, padded=True, filled=True), cut_full_ranges(batch), device
+            )
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, kept: KeysValues | None) -> Tensor:
         real, readers = slice(0, self._num_tokens), self._readers

@@ -7,7 +7,7 @@ megabytes for each thread. Matrices are filled by all threads when all are alloc
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -52,6 +52,39 @@ class _Piece:
     start: int
     stop: int
     target: Tensor
+
+
+class Float32Layers:
+    """One layer at a time in float32, in buffers that are used again: for weights in a dtype that the CPU emulates."""
+
+    def __init__(self, layers: Sequence[LayerWeights], workers: Workers) -> None:
+        self._layers = layers
+        self._workers = workers
+        self._buffers = {
+            name: torch.empty(tensor.shape, dtype=torch.float32) for name, tensor in _tensors_of(layers[0]).items()
+        }
+        self._held: int | None = None  # the layer that the buffers hold
+
+    def read(self, number: int) -> LayerWeights:
+        """Valid until another layer is read."""
+        layer = self._layers[number]
+        if self._held != number:
+            self._held = None
+            sources = _tensors_of(layer)
+            pairs = [
+                pair
+                for name, buffer in self._buffers.items()
+                for pair in zip(
+                    *(each.chunk(self._workers.num_threads) for each in (buffer, sources[name])), strict=True
+                )
+            ]
+            self._workers.run(lambda pair: pair[0].copy_(pair[1]), pairs)
+            self._held = number
+        return replace(layer, **self._buffers)
+
+
+def _tensors_of(layer: LayerWeights) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in vars(layer).items() if tensor is not None}
 
 
 class _Loader:

@@ -94,6 +94,7 @@ def _describe_engine(engine: ScoringEngine) -> dict[str, object]:
             "device": backend.device,
             "kind": backend.device_kind,
             "dtype": backend.dtype,
+            "compute_dtype": backend.compute_dtype or backend.dtype,
             "copies": backend.num_copies,
         },
         "buckets": {
