@@ -117,7 +117,7 @@ def main() -> None:
     geometry = (options.query_tokens, options.items, options.item_tokens)
     rate = floor_flops(QWEN3_06B, *geometry, cached=options.cached) / seconds
     rows = min(options.items * options.item_tokens, 16_384)
-    gemm = gemm_rate(QWEN3_06B, info.name, info.device_kind, rows, info.dtype)
+    gemm = gemm_rate(QWEN3_06B, info.name, info.device_kind, rows, info.compute_dtype or info.dtype)
     result = {
         "itemwise": __version__,
         info.name: version(info.name),

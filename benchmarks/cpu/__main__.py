@@ -20,6 +20,7 @@ from benchmarks.goals.__main__ import commit
 from itemwise import __version__
 from itemwise.harness.files import now_utc, write_text
 from itemwise.harness.termination import ended_by_signals
+from itemwise.host import cpu_features, cpu_name
 
 
 def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -46,14 +47,11 @@ def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:
 
 def machine() -> dict[str, Any]:
     """The processor, and how busy it is."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
-    facts = dict(line.split("\t: ", 1) for line in (each.replace("\t\t", "\t") for each in lines) if "\t: " in line)
-    flags = set(facts.get("flags", "").split())
     return {
-        "cpu": facts.get("model name", platform.processor()),
+        "cpu": cpu_name(),
+        "machine": platform.machine(),
         "cores": os.cpu_count(),
-        "bf16": sorted(flags & {"avx512_bf16", "amx_bf16"}),
+        "bf16": sorted(cpu_features() & {"avx512_bf16", "amx_bf16", "bf16"}),
         "load_average": round(os.getloadavg()[0], 2),
     }
 
@@ -86,7 +84,8 @@ def print_result(result: dict[str, Any]) -> None:
     for case, error in result["errors"].items():
         print(f"{case} FAILED: {error}")
     told = result["machine"]
-    print(f"{told['cpu']}, {told['cores']} cores, {', '.join(told['bf16']) or 'no bf16'}; load {told['load_average']}")
+    units = ", ".join(told["bf16"]) or "no bf16"
+    print(f"{told['cpu']}, {told['machine']}, {told['cores']} cores, {units}; load {told['load_average']}")
     met = ", ".join(result["missed"]) or "none"
     print("tiny: no goal is held to anything" if result["tiny"] else f"goals missed: {met}")
     print(json.dumps(result))

@@ -28,11 +28,10 @@ Tell = Callable[[str], None]
 
 
 def make_engine(settings: Settings, *, batch_invariant: bool = False) -> ScoringEngine:
-    """Random weights in bfloat16; prefixes are kept, as a server does."""
+    """Random weights in the backend's own dtype, bfloat16 on accelerators; prefixes are cached, as a server does."""
     scale = settings.scale
     options = BackendOptions(
         settings.backend,
-        dtype="bfloat16",
         batch_invariant=batch_invariant,
         token_budget=scale.token_budget,
         prefix_cache_bytes=SECOND_POOL_BYTES if batch_invariant and not settings.tiny else None,
@@ -81,7 +80,10 @@ class EngineRows:
         self._tell("matrix products")
         info, model = self._engine.backend.info, self._scale.model
         rows = self._scale.gemm_rows
-        return {name: gemm_rate(model, info.name, info.device_kind, rows[name], info.dtype) for name in rows}
+        return {
+            name: gemm_rate(model, info.name, info.device_kind, rows[name], info.compute_dtype or info.dtype)
+            for name in rows
+        }
 
     @cached_property
     def cold(self) -> Timing:

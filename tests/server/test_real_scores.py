@@ -275,9 +275,9 @@ class TestPrefix:
 
     def test_its_time_ends(self, server: ServerProcess) -> None:
         begin = monotonic()
-        self.pin(server, {"query": plain_request(22, 1, prefix_len=200)["query"], "ttl_seconds": 0.5})
+        self.pin(server, {"query": plain_request(22, 1, prefix_len=200)["query"], "ttl_seconds": 1.5})
         assert server_stats(server)["pinned_blocks"] == 2
         assert len(self.listed(server)) == 1
         assert leftovers(server) == (0, 0, 0)
-        assert 0.5 <= monotonic() - begin < 20
+        assert monotonic() - begin >= 1.5
         assert self.listed(server) == []

@@ -33,6 +33,11 @@ def resolve_device(device: str) -> torch.device:
         raise BackendError(f"device {device!r} was asked for, but PyTorch {torch.__version__} sees no CUDA device")
     if resolved.type == "cuda" and (resolved.index or 0) >= torch.cuda.device_count():
         raise BackendError(f"device {device!r} was asked for, but there are {torch.cuda.device_count()} CUDA devices")
+    if resolved.type == "mps":
+        raise BackendError(
+            f"device {device!r} is not supported: on Apple's GPU an item's bits have not been shown to be the same "
+            "alone and beside others; expected cpu, which runs on every Mac"
+        )
     if resolved.type not in ("cpu", "cuda"):
         raise BackendError(f"device {device!r} is not supported by the torch backend; expected cpu or cuda")
     return resolved
@@ -64,13 +69,18 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def has_onednn() -> bool:
+    """Not on macOS."""
+    return bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
+
+
 def native_cpu_dtypes() -> frozenset[torch.dtype]:
     """The dtypes that this CPU multiplies at full rate, with sums in float32.
 
     Half-precision units of ARM (`asimdhp`) do not count for float16: GEMMs there sum in float16.
     """
     native = {torch.float32}
-    if not torch.backends.mkldnn.is_available():  # on macOS
+    if not has_onednn():
         return frozenset(native)
     is_arm = platform.machine() in ("aarch64", "arm64")
     # oneDNN's own answer counts emulation on AVX-512 as support.

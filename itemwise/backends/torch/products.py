@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  # everybody's name for it
 from torch import Tensor
 
-from itemwise.backends.torch.devices import native_cpu_dtypes
+from itemwise.backends.torch.devices import has_onednn, native_cpu_dtypes
 from itemwise.backends.torch.weights import LayerWeights, ModelWeights
 from itemwise.backends.torch.workers import Workers
 
@@ -22,7 +22,7 @@ log = logging.getLogger("itemwise")
 
 _MATRICES = ("qkv", "o", "gate_up", "down")
 _PROBED = 64  # rows out and columns in of the GEMM that packing is probed with
-_SMALLEST_TILE = 16  # rows; two of 8 on two threads each read all weights, and took longer than one of 16
+_SMALLEST_TILE = 16  # rows: two tiles of 8 on two threads read all weights twice, and take longer than one of 16
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -49,10 +49,10 @@ def pack_weights(weights: ModelWeights, num_rows: int, workers: Workers) -> Mode
 
 
 def exact_row_counts(layer: LayerWeights, num_rows: int, dtype: torch.dtype) -> tuple[int, ...]:
-    """The row counts of tiles, largest first: `num_rows`, twice as many, and its halves down to 16, of those the ones in
-    whose GEMMs a row has the same bits as in GEMMs of `num_rows`. Each divides the one before it.
+    """The row counts of tiles, largest first; each divides the one before it.
 
-    By a probe with this layer's weights and activations of `dtype`.
+    Of `num_rows`, twice as many, and its halves down to 16: those in whose GEMMs a row has the same bits as in GEMMs of
+    `num_rows`. By a probe with this layer's weights and activations of `dtype`.
     """
     random = torch.Generator().manual_seed(0)
     counts = [2 * num_rows, num_rows, *_halves(num_rows)]
@@ -60,12 +60,7 @@ def exact_row_counts(layer: LayerWeights, num_rows: int, dtype: torch.dtype) -> 
         weight, bias = getattr(layer, name), layer.qkv_bias if name == "qkv" else None
         x = torch.randn(2 * num_rows, weight.shape[1], generator=random).to(dtype)
         expected = _in_tiles(x, weight, bias, num_rows)
-        counts = [
-            count
-            for count in counts
-            if count == num_rows
-            or torch.equal(_in_tiles(x[: max(count, num_rows)], weight, bias, count), expected[: max(count, num_rows)])
-        ]
+        counts = [count for count in counts if _has_bits(expected, x[: max(count, num_rows)], weight, bias, count)]
     return tuple(counts)
 
 
@@ -78,6 +73,10 @@ def _halves(num_rows: int) -> list[int]:
     return halves
 
 
+def _has_bits(expected: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, num_rows: int) -> bool:
+    return torch.equal(_in_tiles(x, weight, bias, num_rows), expected[: len(x)])
+
+
 def _in_tiles(x: Tensor, weight: Tensor, bias: Tensor | None, num_rows: int) -> Tensor:
     return torch.cat([linear(tile, weight, bias) for tile in torch.split(x, num_rows)])
 
@@ -85,7 +84,7 @@ def _in_tiles(x: Tensor, weight: Tensor, bias: Tensor | None, num_rows: int) -> 
 def can_pack(weight: Tensor) -> bool:
     """On a CPU, in float32 or bfloat16 where that is native, with a PyTorch that packs correctly."""
     is_packable = weight.dtype in {torch.float32, torch.bfloat16} & native_cpu_dtypes()
-    if weight.device.type != "cpu" or not is_packable or not torch.backends.mkldnn.is_available():
+    if weight.device.type != "cpu" or not is_packable or not has_onednn():
         return False
     try:
         x = torch.arange(_PROBED, dtype=weight.dtype).expand(_PROBED, _PROBED)

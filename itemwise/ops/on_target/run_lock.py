@@ -22,7 +22,8 @@ from typing import Any
 
 from itemwise.contract.errors import ArtifactError
 from itemwise.harness.files import now_utc, write_text
-from itemwise.ops.on_target.running import Process, records_folder, this_machine
+from itemwise.host import this_boot
+from itemwise.ops.on_target.running import Process, records_folder
 from itemwise.ops.spec import Spec
 from itemwise.ops.targets.base import TargetError
 
@@ -45,7 +46,7 @@ class Holder:
     def is_there(self) -> bool:
         """A clock that was set back must not hold a lock for ever."""
         is_seen = self.agent.is_running or abs(time.time() - self.seen) < LAPSE_SECONDS
-        return is_seen and self.machine == this_machine()
+        return is_seen and self.machine == this_boot()
 
     @property
     def words(self) -> str:
@@ -97,7 +98,7 @@ def _take_from(token: str, run: str, owner: str | None) -> Holder | None:
 def _write(token: str, run: str, since: str) -> None:
     agent = Process.of(os.getpid())
     assert agent is not None, "we run"
-    record = Holder(token, agent, run, since, time.time(), this_machine())
+    record = Holder(token, agent, run, since, time.time(), this_boot())
     write_text(lock_file(), json.dumps(asdict(record)) + "\n")
 
 

@@ -10,7 +10,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -18,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from itemwise.harness.files import now_utc, write_text
+from itemwise.host import process_start, this_boot
 
 _GRACE_SECONDS = 15.0
 
@@ -32,12 +32,12 @@ class Process:
     @classmethod
     def of(cls, process_id: int) -> Process | None:
         """None where there is none."""
-        started = _start_of(process_id)
+        started = process_start(process_id)
         return None if started is None else cls(process_id, started)
 
     @property
     def is_running(self) -> bool:
-        return _start_of(self.process_id) == self.started
+        return process_start(self.process_id) == self.started
 
     def stop(self) -> bool:
         """Asked first, then made to; with its group where it leads one, as a server does. Is it gone?"""
@@ -68,16 +68,6 @@ class RunningRecord:
     machine: str  # process ids of another one mean nothing here, though the home may be shared
 
 
-def this_machine() -> str:
-    """Since its last start, and with its own process ids: containers share a kernel and have others."""
-    known = [socket.gethostname()]
-    with suppress(OSError):
-        known.append(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip())
-    with suppress(OSError):
-        known.append(str(Path("/proc/self/ns/pid").readlink()))
-    return " ".join(known)
-
-
 def records_folder() -> Path:
     """Of this user on this machine."""
     return Path(os.environ.get("ITEMWISE_HOME", "~/.itemwise")).expanduser() / "servers"
@@ -96,7 +86,7 @@ class ServerRecord:
         if server is None or agent is None:  # it is gone already
             return
         self._server = server
-        record = RunningRecord(server, agent, self._run, now_utc(), this_machine())
+        record = RunningRecord(server, agent, self._run, now_utc(), this_boot())
         self._path = records_folder() / f"{socket.gethostname()}-{process_id}.json"
         write_text(self._path, json.dumps(asdict(record)) + "\n")
 
@@ -121,7 +111,7 @@ def left_over() -> list[tuple[Path, RunningRecord]]:
     found = []
     for path in sorted(records_folder().glob("*.json")):
         record = _read(path)
-        if record is not None and record.machine != this_machine():
+        if record is not None and record.machine != this_boot():
             continue
         if record is None or not record.server.is_running:
             path.unlink(missing_ok=True)
@@ -138,18 +128,3 @@ def _read(path: Path) -> RunningRecord | None:
         return RunningRecord(server, agent, str(content["run"]), str(content["since"]), str(content["machine"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def _start_of(process_id: int) -> str | None:
-    """None where there is no such process, or only what its parent has not yet asked about."""
-    if Path("/proc/self/stat").exists():
-        try:
-            fields = Path(f"/proc/{process_id}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-        except OSError:
-            return None
-        return None if fields[0] == "Z" else fields[19]
-    asked = subprocess.run(
-        ["ps", "-o", "state=,lstart=", "-p", str(process_id)], capture_output=True, text=True, check=False
-    )
-    state, _, started = asked.stdout.strip().partition(" ")
-    return None if not state or state.startswith("Z") else started.strip()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import resource
 import sys
 import time
 from dataclasses import asdict
@@ -12,6 +11,7 @@ from starlette.responses import Response
 
 from itemwise._version import __version__
 from itemwise.engine.engine import ScoringEngine
+from itemwise.host import peak_memory_bytes
 from itemwise.server.call import Call
 from itemwise.server.replies import json_reply
 from itemwise.server.service import POOL_THREADS, Service
@@ -76,7 +76,7 @@ async def server_info(service: Service, call: Call) -> Response:
         "configuration": service.configuration,
         "versions": _versions(),
         "memory": {
-            "peak_host_bytes": _peak_host_bytes(),
+            "peak_host_bytes": peak_memory_bytes(),
             "device": {} if engine is None else engine.backend.memory_stats(),
         },
     }
@@ -130,8 +130,3 @@ def _versions() -> dict[str, str]:
     loaded = {name: sys.modules[name] for name in _PACKAGES if name in sys.modules}
     shown = {name: str(getattr(module, "__version__", "?")) for name, module in loaded.items()}
     return {"itemwise": __version__, "python": platform.python_version(), **shown}
-
-
-def _peak_host_bytes() -> int:
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -1,4 +1,4 @@
-"""Packed weights: the products of plain ones to the bit, in the place of plain ones, and only where they can be."""
+"""Packed weights: the products of plain ones, in the place of plain ones, and only where they can be."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ import torch
 import torch.nn.functional as F  # noqa: N812  # everybody's name for it
 
 from itemwise.backends.torch import products
+from itemwise.backends.torch.devices import has_onednn
 from itemwise.backends.torch.products import can_pack, exact_row_counts, linear, pack_weights
 from itemwise.backends.torch.weights import LayerWeights, ModelWeights
 from itemwise.backends.torch.workers import Workers
 
 NAMES = ("qkv", "o", "gate_up", "down")
 ROWS = 128
-needs_packing = pytest.mark.skipif(
-    not can_pack(torch.zeros(1, dtype=torch.bfloat16)), reason="this CPU has no bfloat16 units"
-)
+PACKED = [dtype for dtype in (torch.float32, torch.bfloat16) if can_pack(torch.zeros(1, dtype=dtype))]
 
 
 def weights_of(dtype: torch.dtype, size: int = 64) -> ModelWeights:
@@ -43,28 +42,36 @@ def weights_of(dtype: torch.dtype, size: int = 64) -> ModelWeights:
     return ModelWeights(embedding, layers, torch.ones(size), embedding)
 
 
-@needs_packing
+@pytest.mark.skipif(not has_onednn(), reason="packing is oneDNN's")
+def test_float32_is_packed_everywhere() -> None:
+    assert torch.float32 in PACKED
+
+
+@pytest.mark.parametrize("dtype", PACKED)
 @pytest.mark.parametrize("size", [64, 96, 576])
-def test_packed_products_have_the_bits_of_plain_ones(size: int) -> None:
-    plain = weights_of(torch.bfloat16, size)
+def test_packed_weights_give_the_products_of_plain_ones(size: int, dtype: torch.dtype) -> None:
+    """In bfloat16 to the bit; in float32 another library multiplies plain ones, in another order."""
+    plain = weights_of(dtype, size)
     packed = pack_weights(plain, ROWS, Workers(2))
+    bound = 0.0 if dtype == torch.bfloat16 else 1e-5
     for before, after in zip(plain.layers, packed.layers, strict=True):
         for name in NAMES:
             weight, tiles = getattr(before, name), getattr(after, name)
             assert tiles.is_mkldnn
-            x, bias = torch.randn(ROWS, weight.shape[1]).bfloat16(), torch.randn(len(weight)).bfloat16()
-            assert torch.equal(linear(x, tiles), F.linear(x, weight))
-            assert torch.equal(linear(x, tiles, bias), F.linear(x, weight, bias))
+            x, bias = torch.randn(ROWS, weight.shape[1]).to(dtype), torch.randn(len(weight)).to(dtype)
+            scale = weight.shape[1] ** 0.5
+            assert (linear(x, tiles) - F.linear(x, weight)).abs().max() <= bound * scale
+            assert (linear(x, tiles, bias) - F.linear(x, weight, bias)).abs().max() <= bound * scale
     assert packed.embedding is plain.embedding
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_other_dtypes_stay_as_they_are(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_emulated_dtypes_stay_as_they_are(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    monkeypatch.setattr(products, "native_cpu_dtypes", lambda: frozenset({torch.float32}))
     weights = weights_of(dtype)
     assert pack_weights(weights, ROWS, Workers(None)) is weights
 
 
-@needs_packing
 def test_a_pytorch_that_cannot_pack_says_so_and_goes_on(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -72,7 +79,7 @@ def test_a_pytorch_that_cannot_pack_says_so_and_goes_on(
         raise RuntimeError("no such operation")
 
     monkeypatch.setattr(products, "_pack", refuse)
-    weights = weights_of(torch.bfloat16)
+    weights = weights_of(torch.float32)
     with caplog.at_level(logging.WARNING, "itemwise"):
         assert pack_weights(weights, ROWS, Workers(None)) is weights
     assert caplog.messages == [
@@ -80,29 +87,28 @@ def test_a_pytorch_that_cannot_pack_says_so_and_goes_on(
     ]
 
 
-@needs_packing
 def test_a_pytorch_that_packs_wrongly_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "_pack", lambda weight, num_rows: weight * 2)
-    weights = weights_of(torch.bfloat16)
+    weights = weights_of(torch.float32)
     assert pack_weights(weights, ROWS, Workers(None)) is weights
 
 
 @pytest.mark.parametrize(
-    ("most", "expected"),
-    [(ROWS // 2, (2 * ROWS, ROWS)), (ROWS, (ROWS, ROWS // 2)), (2 * ROWS, (2 * ROWS, ROWS, ROWS // 2))],
+    ("least", "most", "expected"),
+    [(1, 128, (128, 64, 32, 16)), (1, 256, (256, 128, 64, 32, 16)), (64, 256, (256, 128, 64)), (100, 200, (128,))],
 )
-def test_rows_are_counted_otherwise_only_where_that_changes_no_bit(
-    monkeypatch: pytest.MonkeyPatch, most: int, expected: tuple[int, ...]
+def test_tiles_have_other_row_counts_only_where_that_changes_no_bit(
+    monkeypatch: pytest.MonkeyPatch, least: int, most: int, expected: tuple[int, ...]
 ) -> None:
-    """Where products of more rows than `most` have other bits than those of fewer."""
+    """Where GEMMs of fewer rows than `least` and of more than `most` have other bits."""
     weights = weights_of(torch.float32)
 
     def by_number_of_rows(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        return x[:, :1] * weight[0, 0] + 1e-3 * (len(x) > most)
+        return x[:, :1] * weight[0, 0] + 1e-3 * (not least <= len(x) <= most)
 
     monkeypatch.setattr(products, "linear", by_number_of_rows)
-    assert exact_row_counts(weights, ROWS) == expected
+    assert exact_row_counts(weights.layers[0], ROWS, torch.float32) == expected
 
 
 def test_an_odd_number_of_rows_has_no_half() -> None:
-    assert set(exact_row_counts(weights_of(torch.float32), 7)) <= {14, 7}
+    assert set(exact_row_counts(weights_of(torch.float32).layers[0], 7, torch.float32)) <= {14, 7}

@@ -1,0 +1,109 @@
+"""The host: the same answers from /proc and, where there is none, from the portable ways."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from itemwise import host
+from itemwise.host import cpu_features, cpu_name, peak_memory_bytes, process_start, this_boot
+from tests.harness.test_servers import is_running, wait_for
+
+NEOVERSE = """processor\t: 0
+BogoMIPS\t: 243.75
+Features\t: fp asimd evtstrm aes asimdhp cpuid asimddp
+CPU implementer\t: 0x41
+CPU architecture: 8
+CPU part\t: 0xd0c
+"""
+XEON = "processor\t: 0\nmodel name\t: Intel(R) Xeon(R) Processor @ 2.50GHz\nflags\t\t: fpu amx_bf16 avx512_bf16\n"
+
+# A parent that starts a child, which ends with it; `{proc}` is where the child looks for /proc.
+PARENT = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", '''
+import os, signal
+from pathlib import Path
+from itemwise import host
+host.PROC = Path("{proc}")
+host.end_with_parent(os.getppid())
+print("watching", flush=True)
+signal.pause()
+'''], stdout=subprocess.PIPE, text=True)
+child.stdout.readline()
+print(child.pid, flush=True)
+child.wait()
+"""
+
+
+@pytest.fixture(params=["/proc", "portable"])
+def proc(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    path = Path("/proc") if request.param == "/proc" else tmp_path / "none"
+    monkeypatch.setattr(host, "PROC", path)
+    yield path
+
+
+def cpuinfo(monkeypatch: pytest.MonkeyPatch, folder: Path, text: str) -> None:
+    (folder / "cpuinfo").write_text(text, encoding="utf-8")
+    monkeypatch.setattr(host, "PROC", folder)
+
+
+def test_the_processor_has_a_name(proc: Path) -> None:
+    assert cpu_name()
+
+
+def test_a_xeon_is_named_by_its_kernel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    cpuinfo(monkeypatch, tmp_path, XEON)
+    assert cpu_name() == "Intel(R) Xeon(R) Processor @ 2.50GHz"
+    assert cpu_features() == {"fpu", "amx_bf16", "avx512_bf16"}
+
+
+@pytest.mark.parametrize("lscpu", ["Architecture: aarch64\nModel name:  Neoverse-N1\n", ""])
+def test_an_arm_processor_is_named_by_lscpu_or_by_its_numbers(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, lscpu: str
+) -> None:
+    cpuinfo(monkeypatch, tmp_path, NEOVERSE)
+    monkeypatch.setattr(host, "_output", lambda *command: lscpu if command == ("lscpu",) else "")
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    assert cpu_name() == ("Neoverse-N1" if lscpu else "aarch64 implementer 0x41 part 0xd0c")
+    assert {"asimdhp", "asimddp"} <= cpu_features()
+
+
+def test_a_program_that_is_not_there_says_nothing() -> None:
+    assert host._output("itemwise-has-no-such-program") == ""
+
+
+def test_a_process_is_known_by_its_start(proc: Path) -> None:
+    own = process_start(os.getpid())
+    assert own is not None and own == process_start(os.getpid())
+    with subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"]) as child:
+        assert process_start(child.pid) is not None
+        child.kill()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert process_start(child.pid) is None, "a zombie"
+    assert process_start(child.pid) is None
+
+
+def test_this_boot_is_one(proc: Path) -> None:
+    assert this_boot() == this_boot() != ""
+
+
+def test_memory_is_counted_in_bytes() -> None:
+    assert peak_memory_bytes() > 10 << 20
+
+
+@pytest.mark.parametrize("proc_path", ["/proc", "/nowhere"])
+def test_a_child_ends_with_its_parent(proc_path: str) -> None:
+    code = PARENT.replace("{proc}", proc_path)
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        assert is_running(child)
+        parent.send_signal(signal.SIGKILL)
+    wait_for(lambda: None if is_running(child) else 1)
