@@ -12,7 +12,7 @@ TEST_PROCESSES ?= 2
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-all check format bench docs screenshots clean
+.PHONY: help demo serve test test-all test-python check format bench docs screenshots clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,6 +50,11 @@ test: check ## every check and every test that runs anywhere in a few minutes
 
 test-all: check ## the slow tests too
 	$(PYTEST) -m 'not gpu'
+
+# pyenv shows a Python to others only where it is named.
+test-python: check ## types for Python 3.11 to 3.13, and the tests that need no PyTorch on those that are installed
+	for version in 3.11 3.12 3.13; do $(BIN)/mypy --python-version $$version || exit 1; done
+	PYENV_VERSION=$$(pyenv versions --bare 2>/dev/null | grep -E '^3\.1[123]\.' | paste -sd : -) $(BIN)/nox --envdir $(VENV)/nox
 
 format: $(VENV)/.ready-dev ## format and fix what can be fixed
 	$(BIN)/ruff format .

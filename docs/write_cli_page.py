@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
+from typer.testing import CliRunner
+
+from itemwise.cli.main import app
+
+TERMINAL = {"COLUMNS": "100", "TERM": "dumb", "NO_COLOR": "1"}
 PAGE = Path(__file__).parent / "cli.md"
 BENCH = ("workload", "matrix", "compare", "report", "check", "schema", "ab", "load")
 VALIDATE = ("endpoint", "combine", "gate", "models", "self")
@@ -28,9 +30,7 @@ def render() -> str:
 
 
 def _help(verb: tuple[str, ...]) -> str:
-    environment = {**os.environ, "COLUMNS": "100", "TERM": "dumb", "NO_COLOR": "1"}
-    command = [sys.executable, "-m", "itemwise", *verb, "--help"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    done = CliRunner().invoke(app, [*verb, "--help"], prog_name="itemwise", env=TERMINAL, catch_exceptions=False)
     return "\n".join(line.rstrip() for line in done.stdout.strip().splitlines())
 
 

@@ -1,8 +1,12 @@
-"""Fixtures that several rooms share: small checkpoints, their scorers and their references, made once per run."""
+"""Fixtures that several rooms share: small checkpoints, made once per run, their scorers and their references."""
 
 from __future__ import annotations
 
+import ast
+import ctypes
+import gc
 import os
+import sys
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test reaches for the hub
 os.environ["ITEMWISE_WEIGHT_CACHE"] = "off"  # nothing is left in the user's folder; tests of it name one of their own
@@ -13,8 +17,9 @@ os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_p
 from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import fields, replace
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
@@ -25,7 +30,11 @@ from itemwise.models.embedded import embedded_model_path
 from itemwise.plan.options import PlanOptions
 from tests.checkpoints import add_tokenizer, make_hf_checkpoint
 from tests.page.browser import why_no_browser
-from tests.reference import Reference
+
+if TYPE_CHECKING:
+    from tests.reference import Reference
+
+ROOT = Path(__file__).parents[1]
 
 # An example takes as long as the machine lets it; what is slow is shown by pytest's own list.
 settings.register_profile("itemwise", deadline=None)
@@ -107,6 +116,23 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"THE PAGE WAS NOT TESTED IN A BROWSER: {reason}", red=True, bold=True)
 
 
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Without PyTorch (`make test-python`) modules that import it, themselves or through a helper, are left out."""
+    if find_spec("torch") is None and collection_path.suffix == ".py" and _imports_torch(collection_path):
+        return True
+    return None
+
+
+def _imports_torch(path: Path) -> bool:
+    statements = ast.parse(path.read_text(encoding="utf-8")).body
+    names = [alias.name for each in statements if isinstance(each, ast.Import) for alias in each.names]
+    names += [str(each.module) for each in statements if isinstance(each, ast.ImportFrom)]
+    helpers = (ROOT / f"{name.replace('.', '/')}.py" for name in names if name.startswith(("tests.", "benchmarks.")))
+    return any(name.partition(".")[0] in ("torch", "transformers") for name in names) or any(
+        _imports_torch(helper) for helper in helpers if helper.exists()
+    )
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A module may say `is_slow(test, parameters)` of single cases, where a mark would reach too many."""
     for item in items:
@@ -137,6 +163,7 @@ def restored_environment() -> Iterator[None]:
 def place(request: pytest.FixtureRequest) -> dict[str, Any]:
     """Every backend on every device, as options of a scorer."""
     backend, device = request.param.split("-")
+    pytest.importorskip(backend)
     return {"backend": backend, "device": device}
 
 
@@ -161,6 +188,7 @@ def checkpoint_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], P
     made: dict[str, Path] = {}
 
     def get(family: str) -> Path:
+        pytest.importorskip("torch")  # transformers makes them with it
         if family not in made:
             folder = tmp_path_factory.mktemp("checkpoints") / family
             base, overrides = MODELS.get(family, (family, {}))
@@ -171,8 +199,24 @@ def checkpoint_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], P
     return get
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module", autouse=True)
+def returned_memory() -> Iterator[None]:
+    """What a module has loaded and compiled is given back, so that a worker stays below 3 GB."""
+    yield
+    gc.collect()
+    if "jax" in sys.modules:
+        import jax
+
+        jax.clear_caches()  # type: ignore[no-untyped-call]
+    if sys.platform == "linux":
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+@pytest.fixture(scope="module")
 def reference_of(checkpoint_of: Callable[[str], Path]) -> Callable[[str], Reference]:
+    pytest.importorskip("torch")
+    from tests.reference import Reference
+
     loaded: dict[str, Reference] = {}
 
     def get(family: str) -> Reference:
@@ -187,9 +231,9 @@ def reference_of(checkpoint_of: Callable[[str], Path]) -> Callable[[str], Refere
     return get
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def scorer_of(checkpoint_of: Callable[[str], Path]) -> Iterator[Callable[..., Scorer]]:
-    """A scorer by family and options, loaded once for the whole run; those that only plan differently share a backend.
+    """A scorer by family and options, loaded once for a module; those that only plan differently share a backend.
 
     So a program that JAX has compiled serves them all.
     """
@@ -213,5 +257,5 @@ def scorer_of(checkpoint_of: Callable[[str], Path]) -> Iterator[Callable[..., Sc
         return scorer
 
     yield get
-    for scorer in loaded.values():
-        scorer.close()
+    while loaded:
+        loaded.popitem()[1].close()

@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from benchmarks.random_checkpoint import QWEN3_06B, random_checkpoint
 from itemwise.backends.base import BackendOptions, Layout, PrefixBlock, RunningForward
 from itemwise.backends.load import load_backend
+from itemwise.backends.torch import attention, devices, model, products
 from itemwise.backends.torch.backend import TorchBackend
 from itemwise.backends.torch.prefixes import TorchBlock
 from itemwise.contract.errors import BackendError
@@ -134,6 +136,70 @@ class TestAlgorithmsOnACpu:
             found = backend.forward(batch)
             assert np.array_equal(found.label_logits, extended.label_logits)
             assert np.array_equal(found.log_normalizers, extended.log_normalizers)  # type: ignore[arg-type]  # asked for
+
+
+class TestOtherProcessors:
+    """What this processor has is switched off: units for half precision, row counts of tiles that are exact."""
+
+    @pytest.fixture
+    def no_units(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for module in (devices, products):
+            monkeypatch.setattr(module, "native_cpu_dtypes", lambda: frozenset({torch.float32}))
+
+    @pytest.fixture
+    def forwards_in_float32(self, monkeypatch: pytest.MonkeyPatch) -> list[torch.dtype]:
+        """The dtypes of every GEMM and attention from here on."""
+        seen: list[torch.dtype] = []
+
+        def watch(function: Callable[..., Any]) -> Callable[..., Any]:
+            def watched(first: torch.Tensor, *others: Any, **options: Any) -> Any:
+                seen.extend(each.dtype for each in (first, *others) if isinstance(each, torch.Tensor))
+                return function(first, *others, **options)
+
+            return watched
+
+        monkeypatch.setattr(model, "linear", watch(products.linear))
+        monkeypatch.setattr(attention, "_FLASH", watch(attention._FLASH))
+        return seen
+
+    def isolated(self, backend: TorchBackend) -> NDArray[np.float32]:
+        """The logits of TAILS, which are those of each alone."""
+        prefixes = prefill(backend, PREFIXES)
+        together = backend.forward(extend_batch(TAILS, READS, prefixes)).label_logits
+        for number, (tail, reads) in enumerate(zip(TAILS, READS, strict=True)):
+            alone = backend.forward(extend_batch([tail], [0], prefill(backend, [PREFIXES[reads]])))
+            assert np.array_equal(alone.label_logits[0], together[number])
+        return together
+
+    @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+    @pytest.mark.parametrize("family", ["medium", "qwen2", "gemma"])  # a bias, and norms in float32
+    @pytest.mark.usefixtures("no_units")
+    def test_an_emulated_dtype_is_that_of_the_weights_and_not_of_the_arithmetic(
+        self,
+        checkpoint_of: Callable[[str], Path],
+        forwards_in_float32: list[torch.dtype],
+        family: str,
+        dtype: str,
+    ) -> None:
+        checkpoint = open_checkpoint(checkpoint_of(family))
+        backend = TorchBackend(checkpoint, dtype=dtype, device="cpu")
+        assert (backend.info.dtype, backend.info.compute_dtype) == (dtype, "float32")
+        weights = backend._transformer.weights
+        assert {weights.embedding.dtype, weights.layers[-1].down.dtype} == {devices.DTYPES[dtype]}
+        logits = self.isolated(backend)
+        assert set(forwards_in_float32) == {torch.float32}
+        exact = self.isolated(TorchBackend(checkpoint, dtype="float32", device="cpu"))
+        error = np.abs(logits - exact).max() / np.abs(exact).max()
+        assert 0 < error < (0.03 if dtype == "bfloat16" else 0.003)
+
+    @pytest.mark.parametrize("row_counts", [(128,), (256, 128), (128, 16)])
+    def test_where_fewer_row_counts_are_exact_fewer_are_used(
+        self, checkpoint_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, row_counts: tuple[int, ...]
+    ) -> None:
+        monkeypatch.setattr(model, "exact_row_counts", lambda layer, num_rows, dtype: row_counts)
+        backend = TorchBackend(open_checkpoint(checkpoint_of("medium")), dtype="float32", device="cpu")
+        assert backend.info.token_multiple == row_counts[-1]
+        self.isolated(backend)
 
 
 class TestBlockMemory:

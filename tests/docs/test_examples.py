@@ -1,0 +1,120 @@
+"""Scores that README and docs print are those of the embedded model in float32, to the last digit that is printed.
+
+Every CPU agrees on these digits. In bfloat16, the default where the processor has units for it, some differ.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.server.real_requests import fetch
+from tests.server.server_process import ServerProcess, real_server
+
+ROOT = Path(__file__).parents[2]
+PAGES = ("README.md", "docs/quickstart.md", "docs/http-api.md", "docs/reranking.md")
+_BLOCK = re.compile(r"```(?:console|text)\n(.*?)```", re.DOTALL)
+_CURL = re.compile(r"\$ curl -s (?:\$URL|http://127\.0\.0\.1:30000)(/v1/(?:score|rerank)) -d '(.*?)'\n(.*)", re.DOTALL)
+_NUMBER = re.compile(r"\d+\.\d+")
+NOT_SHOWN = {"id"}  # of a request, another each time
+
+
+def blocks(page: str) -> list[str]:
+    return _BLOCK.findall((ROOT / page).read_text(encoding="utf-8"))
+
+
+def printed_requests() -> list[Any]:
+    """Route, body and printed answer of every request to score or rerank."""
+    found = [(page, _CURL.match(block)) for page in PAGES for block in blocks(page)]
+    return [
+        pytest.param(*match.groups(), id=f"{page}-{number}")
+        for number, (page, match) in enumerate(found)
+        if match is not None and not match[3].startswith('{"error"')
+    ]
+
+
+def assert_agrees(found: Any, printed: Any, path: str = "answer") -> None:
+    """`printed` has its numbers as they are written."""
+    if isinstance(printed, dict):
+        assert found.keys() == printed.keys(), path
+        for key in printed.keys() - NOT_SHOWN:
+            assert_agrees(found[key], printed[key], f"{path}.{key}")
+    elif isinstance(printed, list):
+        assert len(found) == len(printed), path
+        for number, (one, other) in enumerate(zip(found, printed, strict=True)):
+            assert_agrees(one, other, f"{path}[{number}]")
+    elif isinstance(printed, PrintedNumber):
+        assert abs(found - float(printed)) <= printed.half_of_last_digit, f"{path}: {found} is printed as {printed}"
+    else:
+        assert found == printed, path
+
+
+class PrintedNumber(str):
+    """A number with a decimal point, digit by digit."""
+
+    @property
+    def half_of_last_digit(self) -> float:
+        mantissa, _, exponent = self.lower().partition("e")
+        return 0.501 * 10.0 ** (int(exponent or 0) - len(mantissa.partition(".")[2]))
+
+
+def assert_prints(found: str, printed: str) -> None:
+    """The same text, and its numbers to the last digit that is printed."""
+    assert _NUMBER.sub("#", found).split() == _NUMBER.sub("#", printed).split()
+    for one, other in zip(_NUMBER.findall(found), _NUMBER.findall(printed), strict=True):
+        assert_agrees(float(one), PrintedNumber(other))
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ServerProcess]:
+    """Each example is its first request: none finds the prefix of another in the cache."""
+    with real_server("--dtype=float32", "--disable-radix-cache") as running:
+        yield running
+
+
+@pytest.mark.parametrize(("route", "body", "answer"), printed_requests())
+def test_requests_get_the_answers_that_are_printed(server: ServerProcess, route: str, body: str, answer: str) -> None:
+    one_line = re.sub(r"\n\s*", " ", answer) if '"warnings"' in answer else answer  # a long warning is broken, too
+    found = fetch("POST", f"{server.url}{route}", json=json.loads(body)).json()
+    assert_agrees(found, json.loads(one_line, parse_float=PrintedNumber))
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/quickstart.md"])
+def test_the_demo_prints_what_is_printed(page: str, demo: str) -> None:
+    (printed,) = (block for block in blocks(page) if block.startswith("1. "))
+    assert_prints(demo, printed)
+
+
+@pytest.fixture(scope="module")
+def demo() -> str:
+    return run([sys.executable, "example.py"], ROOT)
+
+
+@pytest.mark.parametrize(("page", "verb"), [("README.md", "score"), ("docs/reranking.md", "rerank")])
+def test_commands_print_what_is_printed(page: str, verb: str, tmp_path: Path) -> None:
+    (block,) = (block for block in blocks(page) if f"$ .venv/bin/itemwise {verb} " in block)
+    files, _, rest = block.partition(f"$ .venv/bin/itemwise {verb} ")
+    (tmp_path / "docs.txt").write_text(files.partition("\n")[2], encoding="utf-8")
+    lines = rest.replace("\\\n", " ").splitlines()
+    command = [sys.executable, "-m", "itemwise", verb, *shlex.split(lines[0])]
+    assert_prints(run(command, tmp_path), "\n".join(line for line in lines[1:] if not line.startswith("warning: ")))
+
+
+def run(command: list[str], folder: Path) -> str:
+    """What it prints to stdout."""
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout
+
+
+def test_numbers_are_held_to_the_digits_that_are_printed() -> None:
+    assert_prints("score 0.95104 of 3", "score 0.9510  of 3")
+    for printed in ("score 0.9511 of 3", "score 0.9509 of 3", "score 0.9510 of 4"):
+        with pytest.raises(AssertionError):
+            assert_prints("score 0.95104 of 3", printed)
