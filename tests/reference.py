@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+
+# transformers reads a GGUF file's header and builds gguf's table of tensor names again and again, which takes a minute.
+for _name in ("GGUFReader", "get_tensor_name_map"):
+    setattr(gguf, _name, cache(getattr(gguf, _name)))
 
 # How close float32 must come (design: How exact).
 PROBABILITY_BOUND = 1e-5  # softmax, prob, sigmoid

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,14 +16,14 @@ from tests.peak_memory import growth_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
-LARGE_CONFIG = {
+LARGE_CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "vocab_size": 32_000,
-    "hidden_size": 1536,
-    "intermediate_size": 6144,
-    "num_hidden_layers": 7,
-    "num_attention_heads": 12,
-    "num_key_value_heads": 12,
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
     "rms_norm_eps": 1e-5,
     "max_position_embeddings": 4096,
     "tie_word_embeddings": True,
@@ -31,10 +32,10 @@ ITEM_BYTES = {"F32": 4, "BF16": 2}
 
 
 def write_sparse_checkpoint(folder: Path, stored: str) -> Path:
-    """313 million weights, all zero, in a file with holes: large to read, nothing to write."""
+    """301 million weights, all zero, in a file with holes: large to read, nothing to write."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(LARGE_CONFIG))
-    d, f = 1536, 6144
+    d, f, num_layers = (LARGE_CONFIG[name] for name in ("hidden_size", "intermediate_size", "num_hidden_layers"))
     layer = {
         "input_layernorm.weight": [d],
         **{f"self_attn.{name}_proj.weight": [d, d] for name in "qkvo"},
@@ -43,7 +44,7 @@ def write_sparse_checkpoint(folder: Path, stored: str) -> Path:
         "mlp.down_proj.weight": [d, f],
     }
     shapes = {"model.embed_tokens.weight": [32_000, d], "model.norm.weight": [d]}
-    for number in range(7):
+    for number in range(num_layers):
         shapes |= {f"model.layers.{number}.{name}": shape for name, shape in layer.items()}
     header, offset = {}, 0
     for name, shape in shapes.items():
