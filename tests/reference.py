@@ -8,16 +8,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
-
-# transformers reads a GGUF file's header and builds gguf's table of tensor names again and again, which takes a minute.
-for _name in ("GGUFReader", "get_tensor_name_map"):
-    setattr(gguf, _name, cache(getattr(gguf, _name)))
 
 # How close float32 must come (design: How exact).
 PROBABILITY_BOUND = 1e-5  # softmax, prob, sigmoid
@@ -38,6 +33,8 @@ class Reference:
     def load(cls, folder: Path, gguf_file: str | None = None, dtype: torch.dtype = torch.float32) -> Reference:
         from transformers import AutoModelForCausalLM
 
+        if gguf_file is not None:
+            _parse_gguf_once()
         extra = {} if gguf_file is None else {"gguf_file": gguf_file}
         return cls(AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **extra).eval())
 
@@ -62,6 +59,15 @@ class Reference:
         rows = log_softmax(self.all_logits([*context, *label]))
         first = len(context) - 1
         return float(sum(rows[first + k, token] for k, token in enumerate(label)))
+
+
+@cache
+def _parse_gguf_once() -> None:
+    """transformers reads a file's header and builds gguf's table of tensor names again and again, for a minute."""
+    import gguf
+
+    for name in ("GGUFReader", "get_tensor_name_map"):
+        setattr(gguf, name, cache(getattr(gguf, name)))
 
 
 def log_softmax(logits: Floats) -> Floats:

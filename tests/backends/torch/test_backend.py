@@ -270,6 +270,7 @@ class TestStart:
         assert running.wait().blocks == running.blocks
 
     @pytest.mark.gpu
+    @pytest.mark.filterwarnings("ignore:Synchronization debug mode")  # is a prototype, says PyTorch 2.11
     @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
     def test_it_does_not_wait_for_a_gpu(self, checkpoint_of: Callable[[str], Path], dtype: str) -> None:
         backend = TorchBackend(open_checkpoint(checkpoint_of("medium")), dtype=dtype, device="cuda")
