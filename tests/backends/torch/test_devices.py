@@ -69,7 +69,7 @@ def test_what_has_units_is_computed_as_it_is(monkeypatch: pytest.MonkeyPatch, ca
 
 
 def test_half_precision_units_of_arm_are_not_used_for_float16(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their sums are in float16."""
+    """What they give has not been measured."""
     pretend(monkeypatch, ARM, bfloat16=True, float16=True)
     assert native_cpu_dtypes() == {torch.float32, torch.bfloat16}
 
