@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,11 @@ from tests.engine.room import Room, job_of, kind_of, prefix_of
 
 MANY = tuple((k,) for k in range(1, 2 + MANY_LABELS))
 TAILS = [3, 1, 70, 128, 20]
+
+
+def is_slow(test: str, parameters: Mapping[str, Any]) -> bool:
+    """Longer steps need programs of two sizes to be compiled."""
+    return str(parameters["backend"]).startswith("jax") and parameters["step_tokens"] > 512
 
 
 @pytest.fixture(
@@ -42,10 +48,10 @@ def make_jobs() -> list[Job]:
     ]
 
 
-def run(backend: Backend, *, joins_prefill: bool, **limits: int) -> tuple[list[Job], list[str]]:
+def run(backend: Backend, step_tokens: int, *, joins_prefill: bool, **limits: int) -> tuple[list[Job], list[str]]:
     """The jobs, while one whose prefix was kept before goes on beside them; and the kinds of all forwards."""
-    room = Room(2048, backend=backend, joins_prefill=joins_prefill, **limits)
-    before = job_of(prefix_of(300, 7), [30] * 80)
+    room = Room(step_tokens, backend=backend, joins_prefill=joins_prefill, **limits)
+    before = job_of(prefix_of(300, 7), [30] * (step_tokens // 25))
     steps = [room.run(before)]
     jobs = [before, *make_jobs()]
     steps += room.finish(*jobs)
@@ -53,11 +59,12 @@ def run(backend: Backend, *, joins_prefill: bool, **limits: int) -> tuple[list[J
     return jobs, [kind_of(forward) for step in steps for forward in step.forwards]
 
 
-def test_the_bits_are_those_of_separate_forwards(backend: Backend) -> None:
+@pytest.mark.parametrize("step_tokens", [512, 2048])
+def test_the_bits_are_those_of_separate_forwards(backend: Backend, step_tokens: int) -> None:
     """Also where blocks go on behind those of earlier forwards."""
-    for max_prefill_tokens in (2048, 256):
-        apart, kinds_apart = run(backend, joins_prefill=False, max_prefill_tokens=max_prefill_tokens)
-        joined, kinds = run(backend, joins_prefill=True, max_prefill_tokens=max_prefill_tokens)
+    for max_prefill_tokens in (step_tokens, 256):
+        apart, kinds_apart = run(backend, step_tokens, joins_prefill=False, max_prefill_tokens=max_prefill_tokens)
+        joined, kinds = run(backend, step_tokens, joins_prefill=True, max_prefill_tokens=max_prefill_tokens)
         assert kinds.count("joined") >= 2
         assert "joined" not in kinds_apart
         assert len(kinds) < len(kinds_apart)

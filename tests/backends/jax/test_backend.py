@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -17,7 +19,7 @@ from itemwise.backends.jax.attention.pallas_gpu import PallasGpuAttention
 from itemwise.backends.jax.attention.xla import SIZES as XLA_SIZES
 from itemwise.backends.jax.backend import JaxBackend
 from itemwise.backends.jax.inputs import ProgramSpec
-from itemwise.backends.jax.pool import JaxBlock, PoolArrays
+from itemwise.backends.jax.pool import JaxBlock, PoolArrays, PoolShape
 from itemwise.backends.jax.runner import Runner
 from itemwise.contract.errors import BackendError
 from itemwise.contract.ragged import Int32Array
@@ -34,10 +36,15 @@ from tests.backends.jax.batches import (
     segments_batch,
 )
 
-(PREFIX,) = draw_ids(1, 700)  # five blocks and 60 tokens
+(PREFIX,) = draw_ids(1, 580)  # four blocks and 68 tokens; serial rows of it fit the program of packed ones
 OTHERS = draw_ids(2, 300, 128, 1)
-LENS = (700, 700, 699, 640, 650, 0)  # how much each tail reads
+LENS = (580, 580, 579, 512, 530, 0)  # how much each tail reads
 TAILS = [Tail(ids, length) for ids, length in zip(draw_ids(3, 20, 1, 140, 33, 7, 12), LENS, strict=True)]
+
+
+def is_slow(test: str, parameters: Mapping[str, Any]) -> bool:
+    """A dense mask has a program of its own; float32 has it every day."""
+    return parameters.get("backend") == "cpu-bfloat16" and parameters.get("mask") == "dense"
 
 
 @pytest.fixture(
@@ -105,7 +112,7 @@ def assert_same_scores(found: ForwardOutput, expected: ForwardOutput) -> None:
 
 
 class TestKeptBlocks:
-    @pytest.mark.parametrize("stops", [(256,), (128, 512), (640,)], ids=str)
+    @pytest.mark.parametrize("stops", [(256,), (128, 384), (512,)], ids=str)
     def test_a_prefix_that_is_kept_in_steps_has_the_bits_of_one_forward(
         self, backend: JaxBackend, stops: tuple[int, ...]
     ) -> None:
@@ -144,7 +151,7 @@ class TestKeptBlocks:
         (whole,), (alone,) = keep(backend, PREFIX), keep(backend, fork)
         shared = whole[:3] + backend.forward(prefill_batch([fork], [whole[:3]])).blocks
         assert_same_contents(backend, shared, alone)
-        tails = [Tail(TAILS[0].ids, 700, 0), Tail(TAILS[0].ids, len(fork), 1)]
+        tails = [Tail(TAILS[0].ids, 580, 0), Tail(TAILS[0].ids, len(fork), 1)]
         assert_same_scores(
             backend.forward(extend_batch(tails, [whole, shared])), backend.forward(extend_batch(tails, [whole, alone]))
         )
@@ -201,13 +208,15 @@ def test_every_copy_of_the_model_keeps_what_any_may_read(
     """Two copies, each on two devices."""
     options = BackendOptions(device="cpu", dtype="float32", dp_size=2, tp_size=2)
     backend = JaxBackend(open_checkpoint(checkpoint_of("heads-12-2")), options)
-    (whole,), steps = keep(backend, PREFIX), keep_in_steps(backend, PREFIX, 256)
+    prefix = PREFIX[:140]  # so that all forwards are of one size
+    tails = [Tail(tail.ids, min(tail.prefix_len, 140)) for tail in TAILS]
+    (whole,), steps = keep(backend, prefix), keep_in_steps(backend, prefix, 128)
     assert_same_contents(backend, steps, whole)
-    found = backend.forward(extend_batch(TAILS, [steps]))
-    for number, tail in enumerate(TAILS):  # of which one of the copies gets nothing
+    found = backend.forward(extend_batch(tails, [steps]))
+    for number, tail in enumerate(tails):  # of which one of the copies gets nothing
         alone = backend.forward(extend_batch([tail], [whole]))
         assert np.array_equal(alone.label_logits[0], found.label_logits[number])
-    rows = rows_batch(PREFIX, [TAILS[:2], TAILS[2:5], TAILS[5:]], Layout.PACKED)
+    rows = rows_batch(prefix, [tails[:2], tails[2:5], tails[5:]], Layout.PACKED)
     assert_same_scores(backend.forward(rows), found)
 
 
@@ -236,7 +245,7 @@ class TestStart:
 
     def test_blocks_are_equal_to_none_but_themselves(self, backend: JaxBackend) -> None:
         (kept,) = keep(backend, PREFIX)
-        assert len(set(kept)) == len(kept) == 6
+        assert len(set(kept)) == len(kept) == 5
 
 
 def kept_and_scored(ids: Int32Array) -> ForwardBatch:
@@ -282,7 +291,7 @@ class TestPages:
         with pytest.raises(BackendError) as caught:
             four_pages.start(prefill_batch([PREFIX]))
         assert str(caught.value) == (
-            "blocks of prefixes with 700 tokens need 6 pages of 128 tokens, and 4 of 4 are free; "
+            "blocks of prefixes with 580 tokens need 5 pages of 128 tokens, and 4 of 4 are free; "
             "give the prefixes more memory (prefix_cache_bytes), or choose the packed algorithm"
         )
         assert len(keep(four_pages, PREFIX[:512])[0]) == 4
@@ -331,18 +340,15 @@ class TestFailure:
         assert len(keep(four_pages, PREFIX[:512])[0]) == 4
 
 
-def test_no_program_copies_the_pool(checkpoint_of: Callable[[str], Path], quick_compilation: None) -> None:
-    """Each writes what it keeps in place, and then reads it: scratch memory does not grow with the pages."""
-
-    def scratch_bytes(num_pages: int, spec: ProgramSpec) -> int:
-        num_bytes = num_pages * PREFIX_BLOCK * (2 * 2 * 2 * 32 * 4)
-        options = BackendOptions(device="cpu", dtype="float32", prefix_cache_bytes=num_bytes)
-        runner = JaxBackend(open_checkpoint(checkpoint_of("qwen3")), options)._runner
-        analysis: Any = runner.programs.lowered(spec).compile().memory_analysis()
-        return int(analysis.temp_size_in_bytes)
-
-    for keeps in (False, True):
-        spec = ProgramSpec(512, reads="pool", keeps=keeps)
-        few, many = (scratch_bytes(num_pages, spec) for num_pages in (8, 512))
-        one_array = 504 * PREFIX_BLOCK * 2 * 2 * 32 * 4  # of the pages more, keys or values
-        assert many - few < one_array / 100
+@pytest.mark.parametrize("keeps", [False, True])
+def test_no_program_copies_the_pool(four_pages: JaxBackend, keeps: bool) -> None:
+    """Each writes what it keeps in place, and then reads it: of a pool that is far larger than all else there is no
+    scratch memory for a hundredth."""
+    programs = four_pages._runner.programs
+    pool = PoolShape(num_layers=2, num_pages=1 << 16, heads=(2, 32), dtype=jnp.dtype(jnp.float32))
+    with_large_pool = replace(programs, pool=pool.arrays(programs.mesh), _compiled={})
+    compiled = with_large_pool.lowered(ProgramSpec(512, reads="pool", keeps=keeps)).compile()
+    analysis: Any = compiled.memory_analysis()
+    one_array = prod(pool.shape) * 4  # keys or values
+    assert analysis.argument_size_in_bytes > 2 * one_array
+    assert analysis.temp_size_in_bytes < one_array / 100

@@ -30,11 +30,19 @@ PATHS: dict[str, dict[str, Any]] = {
     "packed-dense": {"algorithm": "packed", "mask": "dense"},
     "prefill_extend": {"algorithm": "prefill_extend"},
 }
-# Where these are run every day: all but `serial` have programs of their own to compile.
+# What is run every day: each way to split the heads (evenly; KV heads repeated; heads padded; one KV head repeated) and
+# each path, on copies of the model, too. A path has programs of its own to compile, but for `serial`, which has those
+# of `packed-segment`.
 EVERYDAY = {
-    "serial": (("heads-9-3", "dp2-tp4"),),
-    "packed-dense": (("heads-9-3", "dp2-tp4"),),
-    "prefill_extend": (("heads-16-8", "tp8"), ("heads-12-2", "dp2-tp4"), ("heads-9-3", "tp2"), ("heads-8-1", "tp8")),
+    ("heads-16-8", "tp8", "packed-segment"),
+    ("heads-12-2", "dp2-tp4", "packed-segment"),
+    ("heads-12-2", "dp2-tp4", "prefill_extend"),
+    ("heads-9-3", "tp8", "packed-segment"),
+    ("heads-9-3", "dp2-tp4", "serial"),
+    ("heads-9-3", "dp2-tp4", "packed-segment"),
+    ("heads-9-3", "dp2-tp4", "packed-dense"),
+    ("heads-9-3", "tp2", "prefill_extend"),
+    ("heads-8-1", "tp8", "prefill_extend"),
 }
 LABELS = (3, 5, 300)
 MODES: tuple[ScoreMode, ...] = ("softmax", "logprob")
@@ -54,10 +62,7 @@ REQUESTS: dict[str, tuple[list[int], list[list[int]]]] = {
 def is_slow(test: str, parameters: Mapping[str, Any]) -> bool:
     if test != "test_scores_are_those_of_one_device":
         return False
-    model, mesh, path = (parameters[name] for name in ("model", "mesh", "path"))
-    if path in EVERYDAY:
-        return (model, mesh) not in EVERYDAY[path]
-    return mesh == "tp4" or model == "heads-8-1"  # dp2-tp4 splits a layer in the same way
+    return tuple(parameters[name] for name in ("model", "mesh", "path")) not in EVERYDAY
 
 
 def scores_of(scorer: Scorer, request: str, mode: ScoreMode) -> Floats:

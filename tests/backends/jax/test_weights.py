@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from tests.test_memory import write_sparse_checkpoint
 
 # Where nothing divides: heads, MLP and vocabulary are padded at every TP size above 1, at some by whole shards.
 ODD_SIZES: dict[str, Any] = {
-    "vocab_size": 509,
+    "vocab_size": 61,
     "intermediate_size": 83,
     "num_attention_heads": 9,
     "num_key_value_heads": 3,
@@ -41,8 +41,16 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "one_kv_head": ("llama", {"num_attention_heads": 8, "num_key_value_heads": 1}),
 }
 WIDE = ("gemma", "classifier")  # which keep something in float32
+# Models that are written in place every day, each shape by a program of its own: biases, and all that is padded.
+EVERYDAY_IN_PLACE = (("qwen2", 1), ("odd", 4))
 
 Tensors = dict[str, NDArray[Any]]  # by canonical name
+
+
+def is_slow(test: str, parameters: Mapping[str, Any]) -> bool:
+    if test != "test_writing_in_place_makes_the_same_weights":
+        return False
+    return (parameters["case"], parameters["tp_size"]) not in EVERYDAY_IN_PLACE
 
 
 @pytest.fixture(scope="module")
@@ -212,7 +220,7 @@ def test_pieces_of_any_size_make_the_same_weights(
     folder_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, piece_bytes: int, way: str
 ) -> None:
     checkpoint = open_checkpoint(folder_of("odd"))
-    whole = load(checkpoint, "float32", mesh_of(1, 2), way)
+    whole = load(checkpoint, "float32", mesh_of(1, 2), "host")
     monkeypatch.setattr(weight_loader, "PIECE_BYTES", piece_bytes)
     for pieced, expected in zip(
         jax.tree.leaves(load(checkpoint, "float32", mesh_of(1, 2), way)), jax.tree.leaves(whole), strict=True

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from itemwise.backends.base import DEFAULT_TOKEN_BUDGETS
 from itemwise.backends.jax.aot import environment
 from itemwise.backends.jax.aot.environment import missing_packages
 from itemwise.cli.aot import matrix as matrix_module
@@ -26,7 +27,7 @@ CONFIG = {
     "num_key_value_heads": 2,
     "rms_norm_eps": 1e-6,
     "tie_word_embeddings": True,
-    "max_position_embeddings": 1000,
+    "max_position_embeddings": 300,
 }
 SMALL = ("--prefix-tokens", "130", "--items", "8", "--item-tokens", "5")
 
@@ -67,8 +68,11 @@ def test_json_says_all_of_every_program(folder: Path) -> None:
 
 
 @needs_compiler
-def test_a_table_for_people_with_what_does_not_fit(folder: Path, run_main: RunMain) -> None:
+def test_a_table_for_people_with_what_does_not_fit(
+    folder: Path, run_main: RunMain, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A pool that is larger than the chip: every program that has it is reported, and no size of a chunk fits."""
+    monkeypatch.setitem(DEFAULT_TOKEN_BUDGETS, "tpu", 512)  # two sizes to search
     pool = str(40 << 30)
     ran = run_main("aot", "--model", str(folder), *SMALL, "--prefix-cache-bytes", pool, "--quiet")
     lines = ran.out.splitlines()
@@ -79,7 +83,7 @@ def test_a_table_for_people_with_what_does_not_fit(folder: Path, run_main: RunMa
     assert "out of memory" in rows["extend, 256 tokens"]
     assert "compiles" in rows["score, 256 tokens"]
     assert any(line.startswith("extend, 256 tokens: ") and "HBM" in line for line in lines)
-    assert any(line.startswith("largest chunk: none fits (found by compiling ") for line in lines)
+    assert any(line.startswith("largest chunk: none fits (found by compiling 2 ") for line in lines)
     assert lines[-1].startswith("estimate: ")
 
 

@@ -14,7 +14,7 @@ from itemwise.models.config import ModelConfig
 
 # Heads that no number of chips divides, with norms of heads, in three layers: a loop and the last.
 SMALL = replace(
-    QWEN3_06B, vocab_size=1000, model_size=256, mlp_size=640, num_layers=3, num_heads=9, num_kv_heads=3, head_size=64
+    QWEN3_06B, vocab_size=1000, model_size=256, mlp_size=384, num_layers=3, num_heads=9, num_kv_heads=3, head_size=64
 )
 POOL_BYTES = 1 << 20
 
