@@ -77,8 +77,8 @@ def has_onednn() -> bool:
 def native_cpu_dtypes() -> frozenset[torch.dtype]:
     """The dtypes that this CPU multiplies at full rate, with sums in float32.
 
-    ARM's half-precision units (`asimdhp`) do not count for float16: what they give has not been measured, and oneDNN does
-    not use them on a Neoverse-N1.
+    ARM's half-precision units (`asimdhp`) do not count for float16: what they give has not been measured, and oneDNN
+    does not use them on a Neoverse-N1.
     """
     native = {torch.float32}
     if not has_onednn():
