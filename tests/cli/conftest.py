@@ -79,6 +79,11 @@ def plain_environment(**extra: str) -> dict[str, str]:
     return {**kept, "TERM": "xterm-256color", **extra}
 
 
+def num_threads() -> str:
+    """Of PyTorch in this process: a CPU's bits depend on it."""
+    return str(sys.modules["torch"].get_num_threads()) if "torch" in sys.modules else "1"
+
+
 def run_process(command: Sequence[str], *, stdin: bytes = b"", **environment: str) -> Ran:
     done = subprocess.run(command, input=stdin, capture_output=True, env=plain_environment(**environment), timeout=120)
     return Ran(done.returncode, done.stdout.decode(), done.stderr.decode())

@@ -4,11 +4,13 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import itemwise
+from tests.checkpoints import make_gguf
 from tests.cli.conftest import (
     FAKE_PROGRAM,
     REAL_PROGRAM,
@@ -22,11 +24,19 @@ SCRIPT = str(Path(sys.executable).with_name("itemwise"))
 LOADED_MESSAGE = "INFO itemwise: fake model loaded"
 SCORE = ("score", "--query", "Is this a fox? ", "--label", "y", "--label", "n")
 
+# Every line of standard input is a command, and has a process of its own that has imported the program alone.
 HEAVY_MODULES_AFTER = """
-import sys
+import os, sys
 from itemwise.cli.main import main
+for line in sys.stdin:
+    child = os.fork()
+    if not child:
+        break
+    assert os.waitpid(child, 0)[1] == 0
+else:
+    sys.exit()
 try:
-    main(sys.argv[1:])
+    main(line.rstrip("\\n").split("\\t"))
 except SystemExit as exited:
     assert exited.code == 0
 heavy = ("torch", "jax", "tokenizers", "huggingface_hub", "gguf", "starlette", "uvicorn", "transformers")
@@ -35,30 +45,26 @@ print([name for name in (*heavy, *others) if name in sys.modules], file=sys.stde
 """
 
 
-@pytest.mark.parametrize(
-    "args",
-    [
-        ("--help",),
-        ("--version",),
-        ("score", "--help"),
-        ("rerank", "--help"),
-        ("batch", "--help"),
-        ("serve", "--help"),
-        ("aot", "--help"),
-        ("profiles",),
-    ],
-)
-def test_help_and_version_import_nothing_heavy(args: tuple[str, ...]) -> None:
-    ran = run_process([sys.executable, "-c", HEAVY_MODULES_AFTER, *args])
-    assert (ran.status, ran.err) == (0, "[]\n")
+def modules_after(*commands: tuple[str, ...], **environment: str) -> list[str]:
+    """What of the heavy modules each of them has imported, in words."""
+    lines = "".join("\t".join(each) + "\n" for each in commands)
+    ran = run_process([sys.executable, "-c", HEAVY_MODULES_AFTER], stdin=lines.encode(), **environment)
+    assert ran.status == 0, ran.err
+    return ran.err.splitlines()
 
 
-def test_scoring_imports_what_it_needs_and_no_more() -> None:
+def test_help_and_version_import_nothing_heavy() -> None:
+    of_verbs = [(verb, "--help") for verb in ("score", "rerank", "batch", "serve", "aot")]
+    commands = [("--help",), ("--version",), *of_verbs, ("profiles",)]
+    assert dict(zip(commands, modules_after(*commands), strict=True)) == dict.fromkeys(commands, "[]")
+
+
+def test_scoring_imports_what_it_needs_and_no_more(checkpoint_of: Callable[[str], Path], tmp_path: Path) -> None:
     """Of two frameworks one, on a CPU without asking the other; nothing of the server, the harness or the hub.
     (pydantic is there: typer reads values with it.)"""
-    command = (*SCORE, "--item", "x", "--device", "auto", "--quiet")
-    ran = run_process([sys.executable, "-c", HEAVY_MODULES_AFTER, *command], JAX_PLATFORMS="cpu")
-    assert (ran.status, ran.err) == (0, "['torch', 'tokenizers', 'gguf']\n")
+    model = make_gguf(checkpoint_of("llama"), tmp_path / "model.gguf")
+    command = (*SCORE, "--item", "x", "--device", "auto", "--quiet", "--model", str(model))
+    assert modules_after(command, JAX_PLATFORMS="cpu") == ["['torch', 'tokenizers', 'gguf']"]
 
 
 @pytest.mark.parametrize("group", ["bench", "validate", "aot", "ops", "cluster"])

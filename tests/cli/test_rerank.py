@@ -10,7 +10,7 @@ import pytest
 from itemwise.cli.engine_options import open_engine
 from itemwise.engine.engine import ScoringEngine
 from itemwise.options import EngineOptions
-from tests.cli.conftest import REAL_PROGRAM, RunMain, run_process
+from tests.cli.conftest import REAL_PROGRAM, RunMain, num_threads, run_process
 from tests.cli.engine_flags import ENGINE_ARGS, ENGINE_OPTIONS
 from tests.cli.fake_program import FAKE_PROFILE, NO_PROFILE
 from tests.cli.sample_request import TOO_LONG
@@ -214,12 +214,13 @@ def test_a_delimiter_is_the_profile_s_business(run_main: RunMain) -> None:
 # The real thing
 
 
-def test_the_embedded_model_reranks_out_of_the_box() -> None:
+def test_the_embedded_model_reranks_out_of_the_box(run_main: RunMain, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is faked. It knows its capitals, and nobody trained it to rerank."""
     documents = b"Bananas are rich in potassium.\nThe capital of France is Paris.\n"
-    command = [*REAL_PROGRAM, "rerank", "-q", "What is the capital of France?", "--documents-file", "-"]
-    table = run_process(command, stdin=documents, OMP_NUM_THREADS="1")
-    as_json = run_process([*command, "--json"], stdin=documents, OMP_NUM_THREADS="1")
+    command = ["rerank", "-q", "What is the capital of France?", "--documents-file", "-"]
+    monkeypatch.setattr("itemwise.cli.run_request.open_engine", open_engine)
+    as_json = run_main(*command, "--json", stdin=documents)
+    table = run_process([*REAL_PROGRAM, *command], stdin=documents, OMP_NUM_THREADS=num_threads())
     assert (table.status, as_json.status) == (0, 0), table.err + as_json.err
     body = json.loads(as_json.out)
     (best, relevance), (worst, low) = ranking(body)

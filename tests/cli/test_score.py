@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from itemwise import Scorer
 from itemwise.cli.engine_options import open_engine
 from itemwise.engine.engine import ScoringEngine
 from itemwise.options import EngineOptions
-from tests.cli.conftest import REAL_PROGRAM, RunMain, run_process
+from tests.cli.conftest import REAL_PROGRAM, RunMain, num_threads, run_process
 from tests.cli.engine_flags import ENGINE_ARGS, ENGINE_OPTIONS
 from tests.cli.sample_request import INPUT, ITEMS, QUERY, TOO_LONG, WITH_LABELS, expected_body
 
@@ -199,25 +200,16 @@ def test_a_delimiter_collision_is_reported_with_a_hint(run_main: RunMain, shared
 # The real thing
 
 
-DIRECT_ANSWER = """
-import json
-from itemwise import Scorer
-with Scorer(dtype="float32") as scorer:
-    how = {"labels": [" yes", " no"], "apply_softmax": True, "algorithm": "serial"}
-    result = scorer.score("Is this about food? ", ["pizza", "tax law"], **how)
-print(json.dumps(result.to_json()))
-"""
-
-
 def test_the_embedded_model_scores_standard_input() -> None:
     """Nothing is faked: bit for bit the answer of `Scorer`, on the stream where it belongs."""
-    # A CPU's bits depend on the number of threads; more than one would only get in the way of others.
-    direct = run_process([sys.executable, "-c", DIRECT_ANSWER], OMP_NUM_THREADS="1")
+    with Scorer(dtype="float32") as scorer:
+        asked: dict[str, Any] = {"labels": [" yes", " no"], "apply_softmax": True, "algorithm": "serial"}
+        direct = scorer.score("Is this about food? ", ["pizza", "tax law"], **asked)
     labels = ["--label", " yes", "--label", " no", "--softmax"]
     how = ["--dtype", "float32", "--algorithm", "serial", "--json"]
     command = [*REAL_PROGRAM, "score", "-q", "Is this about food? ", "--items-file", "-", *labels, *how]
-    ran = run_process(command, stdin=b"pizza\ntax law\n", OMP_NUM_THREADS="1")
-    assert (ran.status, direct.status) == (0, 0), ran.err
-    assert ran.out == direct.out
+    ran = run_process(command, stdin=b"pizza\ntax law\n", OMP_NUM_THREADS=num_threads())
+    assert ran.status == 0, ran.err
+    assert ran.out == json.dumps(direct.to_json()) + "\n"
     assert ran.err.startswith("SmolLM2-135M-Instruct")
     assert "float32, serial: 2 items" in ran.err

@@ -298,7 +298,7 @@ def logits_of(job: Job) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     return job.label_logits, np.zeros(0, np.float32) if job.log_normalizers is None else job.log_normalizers
 
 
-@settings(max_examples=200)
+@settings(max_examples=60)
 @given(requests=mixes, bounds=all_bounds)
 def test_jobs_that_come_and_go_get_the_same_logits_joined_and_apart(requests: list[Request], bounds: Bounds) -> None:
     """And in the same steps, which have as many forwards or fewer."""

@@ -409,7 +409,7 @@ class TestOneRequest:
         assert self.sizes(algorithm, 100_000, token_budget=900) == sizes
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=30)
 @given(
     requests=st.lists(
         st.tuples(

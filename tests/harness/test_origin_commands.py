@@ -8,18 +8,20 @@ server is at :30012. The model is a tiny Qwen3 with the full vocabulary, in a th
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, chdir, redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 import pytest
 
 from itemwise.harness.servers import local_server
 from tests.checkpoints import make_hf_checkpoint
+from tests.cli.conftest import Ran
+from tests.cli.itemwise_program import exit_status
 from tests.models.hub_cache import add_to_cache
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "origin_harness_commands.txt"
@@ -67,20 +69,33 @@ def commands() -> list[str]:
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Where the model is, for this process's children."""
+    """Where the model is, for this process and its children."""
     home = tmp_path_factory.mktemp("hf")
     source = make_hf_checkpoint(home / "source", "qwen3", vocab_size=151_936, max_position_embeddings=16_384)
     add_to_cache(home, MODEL, source)
-    before = os.environ.get("HF_HOME")
-    os.environ["HF_HOME"] = str(home)
-    yield home
-    if before is None:
-        del os.environ["HF_HOME"]
-    else:
-        os.environ["HF_HOME"] = before
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_HOME", str(home))
+        patch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(home / "hub"))
+        yield home
 
 
-def run_all(folder: Path, lines: list[str], backends: dict[int, str]) -> dict[str, subprocess.CompletedProcess[str]]:
+def run_here(arguments: list[str], folder: Path) -> Ran:
+    """In this process, which has imported PyTorch and transformers once for all of them."""
+    out, err = StringIO(), StringIO()
+    with chdir(folder), redirect_stdout(out), redirect_stderr(err):
+        status = exit_status(*arguments)
+    return Ran(status, out.getvalue(), err.getvalue())
+
+
+def run_apart(arguments: list[str], folder: Path) -> Ran:
+    command = [sys.executable, "-m", "itemwise", *arguments]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    return Ran(done.returncode, done.stdout, done.stderr)
+
+
+def run_all(
+    folder: Path, lines: list[str], backends: dict[int, str], run: Callable[[list[str], Path], Ran]
+) -> dict[str, Ran]:
     """One after the other, in one folder, with servers at other ports than those written."""
     done = {}
     with ExitStack() as stack:
@@ -91,16 +106,14 @@ def run_all(folder: Path, lines: list[str], backends: dict[int, str]) -> dict[st
         for line in lines:
             for port, url in urls.items():
                 line = line.replace(f"http://127.0.0.1:{port}", url)
-            arguments = shlex.split(line.replace("${TS}", "20260207"))
-            command = [sys.executable, "-m", "itemwise", *arguments]
-            done[line] = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+            done[line] = run(shlex.split(line.replace("${TS}", "20260207")), folder)
     return done
 
 
-def check(folder: Path, done: dict[str, subprocess.CompletedProcess[str]]) -> None:
-    for line, process in done.items():
-        assert process.returncode == 0, f"{line}\n{process.stderr}"
-        assert json.loads(process.stdout.splitlines()[-1]), line
+def check(folder: Path, done: dict[str, Ran]) -> None:
+    for line, ran in done.items():
+        assert ran.status == 0, f"{line}\n{ran.err}"
+        assert json.loads(ran.out.splitlines()[-1]), line
     report = (folder / "reports" / "jax-vs-pytorch-multi-item-comparison-2026-02-11.md").read_text(encoding="utf-8")
     assert "2026-02-11" in report
     parity = json.loads((folder / "docs/features/reports/jax_torch_parity_results_20260207.json").read_text())
@@ -122,10 +135,10 @@ def test_they_run_on_a_small_workload(tmp_path: Path, home: Path) -> None:
     for written, reduced in REDUCED.items():
         assert any(written in line for line in lines)
         lines = [line.replace(f"{written} ", f"{reduced} ") for line in lines]
-    check(tmp_path, run_all(tmp_path, lines, dict.fromkeys(SERVERS, "torch")))
+    check(tmp_path, run_all(tmp_path, lines, dict.fromkeys(SERVERS, "torch"), run_here))
 
 
 @pytest.mark.slow
 def test_they_run_as_they_are_written(tmp_path: Path, home: Path) -> None:
     backends = {port: "torch" if port == 30020 else "jax" for port in SERVERS}
-    check(tmp_path, run_all(tmp_path, commands(), backends))
+    check(tmp_path, run_all(tmp_path, commands(), backends, run_apart))

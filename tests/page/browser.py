@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, ConsoleMessage, Page, Request
+    from playwright.sync_api import Browser, ConsoleMessage, Error, Page, Request
 
 Scheme = Literal["light", "dark"]
 CHROMIUM = shutil.which("chromium")
@@ -49,10 +49,21 @@ class Visit:
     problems: list[str] = field(default_factory=list)
     refused: set[int] = field(default_factory=set)  # statuses that the test provokes
 
-    def watch(self) -> None:
+    @contextmanager
+    def watched(self, path: str) -> Iterator[Visit]:
+        """From the first request on; in the end nothing may have gone wrong."""
         self.page.on("console", self._on_console)
-        self.page.on("pageerror", lambda error: self.problems.append(f"error: {error}"))
+        self.page.on("pageerror", self._on_error)
         self.page.on("request", self._on_request)
+        self.page.goto(self.origin + path)
+        yield self
+        self.page.remove_listener("console", self._on_console)
+        self.page.remove_listener("pageerror", self._on_error)
+        self.page.remove_listener("request", self._on_request)
+        assert self.problems == []
+
+    def _on_error(self, error: Error) -> None:
+        self.problems.append(f"error: {error}")
 
     def _on_console(self, message: ConsoleMessage) -> None:
         is_provoked = any(f"status of {status}" in message.text for status in self.refused)
@@ -82,7 +93,7 @@ class Visit:
     def serious_faults(self) -> list[str]:
         """What axe-core calls serious or critical on the page as it is."""
         self.page.evaluate(AXE.read_text(encoding="utf-8"))
-        found = self.page.evaluate("axe.run()")
+        found = self.page.evaluate("axe.run({resultTypes: ['violations']})")
         return [
             f"{each['id']}: {[node['html'][:200] for node in each['nodes']]}"
             for each in found["violations"]
@@ -90,18 +101,44 @@ class Visit:
         ]
 
 
-@contextmanager
-def visit(
-    browser: Browser, origin: str, path: str = "/", size: tuple[int, int] = DESKTOP, scheme: Scheme = "light"
-) -> Iterator[Visit]:
-    """The page of a server; in the end nothing may have gone wrong."""
+def new_tab(browser: Browser, size: tuple[int, int] = DESKTOP, scheme: Scheme = "light") -> Page:
+    """One that shares nothing with others."""
     context = browser.new_context(
         viewport={"width": size[0], "height": size[1]}, color_scheme=scheme, accept_downloads=True
     )
     context.set_default_timeout(30_000)
-    made = Visit(context.new_page(), origin)
-    made.watch()
-    made.page.goto(origin + path)
-    yield made
-    context.close()
-    assert made.problems == []
+    return context.new_page()
+
+
+@contextmanager
+def visit(
+    browser: Browser, origin: str, path: str = "/", size: tuple[int, int] = DESKTOP, scheme: Scheme = "light"
+) -> Iterator[Visit]:
+    """The page of a server in a tab of its own; in the end nothing may have gone wrong."""
+    page = new_tab(browser, size, scheme)
+    with Visit(page, origin).watched(path) as made:
+        yield made
+        page.context.close()
+
+
+class Tab:
+    """One for many visits, each of which loads the page anew: to make a tab takes longer than all that follows.
+
+    For visits that leave clock, routes and listeners as they are.
+    """
+
+    def __init__(self, browser: Browser, origin: str) -> None:
+        self._browser = browser
+        self._origin = origin
+        self._page: Page | None = None
+
+    @contextmanager
+    def visit(self, path: str = "/", size: tuple[int, int] = DESKTOP, scheme: Scheme = "light") -> Iterator[Visit]:
+        """As `visit`."""
+        page, self._page = self._page or new_tab(self._browser), None  # one whose visit has failed is not used again
+        page.set_viewport_size({"width": size[0], "height": size[1]})
+        page.emulate_media(color_scheme=scheme)
+        with Visit(page, self._origin).watched(path) as made:
+            yield made
+        page.goto("about:blank")  # else a visit whose address differs in the hash would load nothing
+        self._page = page

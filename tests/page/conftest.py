@@ -1,10 +1,13 @@
-"""One browser and one server on the embedded model for all tests of the page."""
+"""One browser for each file, and one server for all tests of the page.
+
+Its scores are arithmetic, at once; the rest is real, the embedded model's tokenizer among it. `test_many_items.py`
+has the page on real models.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +16,7 @@ import pytest
 from itemwise.harness.files import write_artifact
 from tests.harness.evaluations import MULTI_SCORES, evaluation, took
 from tests.harness.report_samples import write_comparison
-from tests.page.browser import Visit, open_browser, visit, why_no_browser
+from tests.page.browser import Tab, Visit, open_browser, why_no_browser
 from tests.server.server_process import real_server
 
 if TYPE_CHECKING:
@@ -47,12 +50,13 @@ def reports_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def embedded_server(needs_browser: None, reports_dir: Path) -> Iterator[str]:
+def server(needs_browser: None, reports_dir: Path) -> Iterator[str]:
     """Its address. Without a browser no server is started."""
-    with real_server(f"--reports-dir={reports_dir}") as running:
+    with real_server("--backend=fake", f"--reports-dir={reports_dir}") as running:
         yield running.url
 
 
-@pytest.fixture
-def open_page(browser: Browser, embedded_server: str) -> OpenPage:
-    return partial(visit, browser, embedded_server)
+@pytest.fixture(scope="module")
+def open_page(browser: Browser, server: str) -> OpenPage:
+    """Opens the server's page, in the same tab again and again; `visit` is for tests that change the tab itself."""
+    return Tab(browser, server).visit

@@ -1,4 +1,4 @@
-"""5,000 items: the page is there again soon after the answer, and the document stays small."""
+"""The page on real models. 5,000 items: it is there again soon after the answer, and the document stays small."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.page.acts import fill_in, paste
+from tests.page.acts import fill_in, paste, score
 from tests.page.browser import visit
 from tests.server.server_process import real_server
 
@@ -66,8 +66,28 @@ def test_the_page_is_interactive_soon_after_the_answer(browser: Browser, small_s
 
 
 @pytest.mark.slow
-def test_it_is_with_the_embedded_model(browser: Browser, embedded_server: str) -> None:
-    try_many_items(browser, embedded_server)
+def test_it_is_with_the_embedded_model(browser: Browser) -> None:
+    with real_server() as server:
+        try_many_items(browser, server.url)
+
+
+def test_the_panels_hold_for_what_a_model_computes(browser: Browser, small_server: str) -> None:
+    with visit(browser, small_server) as visited:
+        page = visited.page
+        fill_in(page)
+        score(page)
+        page.get_by_role("tab", name="Isolation").click()
+        page.get_by_role("button", name="Change another item and score again").click()
+        page.wait_for_selector("#moved")
+        assert "moved by exactly 0;" in page.locator("#moved").inner_text()
+        assert not page.locator("#moved").inner_text().endswith("by 0.")
+        page.get_by_role("tab", name="How it ran").click()
+        page.get_by_role("button", name="Run all three algorithms").click()
+        page.wait_for_selector("text=Side by side")
+        panel = page.locator("#panel-ran")
+        assert panel.locator("h3").all_inner_texts() == ["prefill_extend", "packed", "serial"]
+        differences = panel.locator("table").last.locator("tbody tr td:last-child").all_inner_texts()
+        assert differences == ["0", "0", "0"]
 
 
 def try_many_items(browser: Browser, origin: str) -> None:

@@ -5,11 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.page.acts import fill_in, rows, score, tab_to
+from tests.page.browser import visit
 from tests.page.conftest import OpenPage
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 
 class TestPanels:
@@ -56,9 +61,9 @@ class TestPanels:
             differences = panel.locator("table").last.locator("tbody tr td:last-child").all_inner_texts()
             assert differences == ["0", "0", "0"]
 
-    def test_the_request_is_copied_and_means_the_same_elsewhere(self, open_page: OpenPage) -> None:
+    def test_the_request_is_copied_and_means_the_same_elsewhere(self, browser: Browser, server: str) -> None:
         quotes = ['it\'s "quoted"', "back\\slash"]
-        with open_page() as visited:
+        with visit(browser, server) as visited:
             page = visited.page
             page.context.grant_permissions(["clipboard-read", "clipboard-write"])
             fill_in(page, quotes)
@@ -86,8 +91,8 @@ class TestPanels:
             assert page.locator("#live-waiting").inner_text() == "0"
             assert page.locator("#live-hits").inner_text() != ""
 
-    def test_the_live_strip_asks_only_while_somebody_looks(self, open_page: OpenPage) -> None:
-        with open_page() as visited:
+    def test_the_live_strip_asks_only_while_somebody_looks(self, browser: Browser, server: str) -> None:
+        with visit(browser, server) as visited:
             page = visited.page
             page.clock.install()
             asked: list[str] = []
@@ -116,8 +121,8 @@ class TestPanels:
                 look("visible")
             assert asked_within_5_seconds() >= 4
 
-    def test_a_panel_says_where_its_question_failed(self, open_page: OpenPage) -> None:
-        with open_page() as visited:
+    def test_a_panel_says_where_its_question_failed(self, browser: Browser, server: str) -> None:
+        with visit(browser, server) as visited:
             visited.refused = {503}
             page = visited.page
             fill_in(page)

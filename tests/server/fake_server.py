@@ -1,6 +1,7 @@
 """A real server process on the fake backend: `python -m tests.server.fake_server --port 0 --delay 0.05`.
 
-Its scores can be computed by hand (`fake_scores`), and a forward takes as long as it is told to.
+Its scores can be computed by hand (`fake_scores`), and a forward takes as long as it is told to, in seconds
+or until a file is there.
 """
 
 from __future__ import annotations
@@ -8,7 +9,11 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
+from itemwise.backends.base import ForwardBatch, RunningForward
 from itemwise.backends.fake import FakeBackend
 from itemwise.contract.errors import ItemwiseError, ModelLoadError
 from itemwise.engine.engine import EngineConfig, ScoringEngine
@@ -21,11 +26,36 @@ from tests.server.letters_profile import letters_choice
 MODEL = "fake-model"
 
 
+def wait_for(path: Path | None) -> None:
+    """Until the file is there: how a test says when."""
+    while path is not None and not path.exists():
+        time.sleep(0.005)
+
+
+class HeldBackend(FakeBackend):
+    """No forward ends before the file is there."""
+
+    def __init__(self, until: Path | None, **options: Any) -> None:
+        super().__init__(**options)
+        self._until = until
+
+    def start(self, batch: ForwardBatch) -> RunningForward:
+        running = super().start(batch)
+
+        def wait() -> Any:
+            wait_for(self._until)
+            return running.wait()
+
+        return replace(running, wait=wait)
+
+
 def open_engine(args: argparse.Namespace) -> ScoringEngine:
     time.sleep(args.load_seconds)
+    wait_for(args.load_until)
     if args.fail:
         raise ModelLoadError(args.fail)
-    backend = FakeBackend(
+    backend = HeldBackend(
+        args.hold_until,
         max_context_len=1 << 20,
         num_prefix_blocks=1 << 14,
         step_tokens=args.step_tokens,
@@ -40,7 +70,9 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--delay", type=float, default=0.0, help="seconds that a forward takes")
+    parser.add_argument("--hold-until", type=Path, help="a file: no forward ends before it is there")
     parser.add_argument("--load-seconds", type=float, default=0.0)
+    parser.add_argument("--load-until", type=Path, help="a file: the model is not loaded before it is there")
     parser.add_argument("--fail", default="", help="what goes wrong when the model is loaded")
     parser.add_argument("--step-tokens", type=int, default=2048)
     parser.add_argument("--max-queued-tokens", type=int, default=None)

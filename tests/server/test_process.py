@@ -7,6 +7,8 @@ import signal
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from time import monotonic
 
 import httpx
 import pytest
@@ -29,11 +31,12 @@ def score(url: str) -> httpx.Response:
 
 
 class TestStart:
-    def test_it_says_that_it_is_not_ready_while_the_model_loads(self) -> None:
-        with server_process("--load-seconds=1", wait=False) as starting:
+    def test_it_says_that_it_is_not_ready_while_the_model_loads(self, tmp_path: Path) -> None:
+        with server_process(f"--load-until={tmp_path / 'there'}", wait=False) as starting:
             starting.wait_until_listening()
             assert error_of(httpx.get(f"{starting.url}/health", timeout=60))[2] == "not_ready"
             assert httpx.get(f"{starting.url}/v1/models", timeout=60).status_code == 200
+            (tmp_path / "there").touch()
             starting.wait_for_line("ready on")
             assert httpx.get(f"{starting.url}/health", timeout=60).json() == {"status": "ok"}
             assert score(starting.url).json()["scores"] == SCORES
@@ -136,8 +139,9 @@ class TestStop:
             assert running.wait() == 0
         assert running.log[-1].endswith("stopped")
 
-    def test_what_is_in_flight_is_answered_and_new_work_is_not_taken(self) -> None:
-        with server_process("--delay=0.7") as running, ThreadPoolExecutor(8) as threads:
+    def test_what_is_in_flight_is_answered_and_new_work_is_not_taken(self, tmp_path: Path) -> None:
+        held = f"--hold-until={tmp_path / 'let-go'}"
+        with server_process(held) as running, ThreadPoolExecutor(8) as threads:
             answers = [threads.submit(score, running.url) for _ in range(8)]
             _wait_for_requests(running.url, 8)
             running.signal(signal.SIGTERM)
@@ -147,15 +151,18 @@ class TestStop:
             assert error_of(late) == (503, "server_error", "shutting_down", None)
             assert late.headers["connection"] == "close"
             assert error_of(httpx.get(f"{running.url}/health", timeout=60))[2] == "shutting_down"
+            (tmp_path / "let-go").touch()
             assert [answer.result().json()["scores"] for answer in answers] == [SCORES] * 8
             assert running.wait() == 0
 
-    def test_what_takes_longer_than_the_grace_period_is_told_so(self) -> None:
-        with server_process("--delay=1.5", "--shutdown-grace=0.2") as running, ThreadPoolExecutor(1) as threads:
+    def test_what_takes_longer_than_the_grace_period_is_told_so(self, tmp_path: Path) -> None:
+        held = f"--hold-until={tmp_path / 'let-go'}"
+        with server_process(held, "--shutdown-grace=0.2") as running, ThreadPoolExecutor(1) as threads:
             answer = threads.submit(score, running.url)
             _wait_for_requests(running.url)
             running.signal(signal.SIGTERM)
             assert error_of(answer.result()) == (503, "server_error", "shutting_down", None)
+            (tmp_path / "let-go").touch()
             assert running.wait() == 0
 
     def test_a_device_that_hangs_does_not_keep_it_alive(self) -> None:
@@ -181,7 +188,8 @@ class TestStop:
 
 def _wait_for_requests(url: str, number: int = 1) -> None:
     """Until the engine has so many, and the device at least one."""
-    for _ in range(600):
+    until = monotonic() + 60
+    while monotonic() < until:
         stats = httpx.get(f"{url}/server_info", timeout=60).json()["stats"]
         if stats["running_requests"] and stats["running_requests"] + stats["waiting_requests"] == number:
             return

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import httpx
@@ -23,7 +22,8 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerProcess]:
-    with server_process(f"--api-key={KEY}", program=("itemwise", "serve")) as running:
+    """Its scores are arithmetic; texts become tokens as the embedded model has them."""
+    with server_process("--backend=fake", f"--api-key={KEY}", program=("itemwise", "serve")) as running:
         yield running
 
 
@@ -44,10 +44,10 @@ def expected(server: ServerProcess) -> list[tuple[int, float]]:
     return ranked
 
 
-@contextmanager
+@pytest.fixture(scope="module")
 def full_queue() -> Iterator[ServerProcess]:
-    """A server that is busy with one request and has no room for another."""
-    with server_process("--tokenizer", "--delay=5", "--max-queued-tokens=10", "--shutdown-grace=0") as server:
+    """A server that is busy with one request until it is killed, and has no room for another."""
+    with server_process("--tokenizer", "--delay=3600", "--max-queued-tokens=10") as server:
         busy = threading.Thread(target=_send_and_forget, args=(server,))
         busy.start()
         wait_for_requests(server, 1)
@@ -57,7 +57,7 @@ def full_queue() -> Iterator[ServerProcess]:
 
 def _send_and_forget(server: ServerProcess) -> None:
     try:
-        httpx.post(f"{server.url}/v1/rerank", json={"query": "a", "documents": ["b"] * 4}, timeout=60)
+        httpx.post(f"{server.url}/v1/rerank", json={"query": "a", "documents": ["b"] * 4}, timeout=None)
     except httpx.HTTPError:  # the server ends before it has answered
         return
 
@@ -123,15 +123,14 @@ class TestCohere:
             cohere.ClientV2("another", base_url=server.url).rerank(model="any", query=QUERY, documents=DOCUMENTS)
 
     @pytest.mark.parametrize("version", ["Client", "ClientV2"])
-    def test_a_full_queue_is_its_own_exception(self, version: str) -> None:
+    def test_a_full_queue_is_its_own_exception(self, full_queue: ServerProcess, version: str) -> None:
         import cohere
 
-        with full_queue() as server:
-            client = getattr(cohere, version)("any", base_url=server.url)
-            with pytest.raises(cohere.TooManyRequestsError) as caught:
-                client.rerank(model="any", query="a", documents=["b"], request_options={"max_retries": 0})
-            assert caught.value.body["error"]["code"] == "queue_full"
-            assert int((caught.value.headers or {})["retry-after"]) >= 1
+        client = getattr(cohere, version)("any", base_url=full_queue.url)
+        with pytest.raises(cohere.TooManyRequestsError) as caught:
+            client.rerank(model="any", query="a", documents=["b"], request_options={"max_retries": 0})
+        assert caught.value.body["error"]["code"] == "queue_full"
+        assert int((caught.value.headers or {})["retry-after"]) >= 1
 
 
 class TestLitellm:
@@ -179,13 +178,12 @@ class TestLitellm:
         with pytest.raises(litellm.exceptions.BadRequestError, match="query must hold at least one character"):
             litellm.rerank(model="hosted_vllm/any", **asked)
 
-    def test_a_full_queue_is_its_own_exception(self) -> None:
+    def test_a_full_queue_is_its_own_exception(self, full_queue: ServerProcess) -> None:
         import litellm
 
-        with full_queue() as server, pytest.raises(litellm.exceptions.RateLimitError, match="queue_full"):
-            litellm.rerank(
-                model="hosted_vllm/any", query="a", documents=["b"], api_base=server.url, api_key="any", max_retries=0
-            )
+        asked: dict[str, Any] = {"query": "a", "documents": ["b"], "api_base": full_queue.url, "api_key": "any"}
+        with pytest.raises(litellm.exceptions.RateLimitError, match="queue_full"):
+            litellm.rerank(model="hosted_vllm/any", max_retries=0, **asked)
 
 
 class TestOpenai:
@@ -215,11 +213,11 @@ class TestOpenai:
             "empty_items", "items", "invalid_value_error"
         )  # fmt: skip
 
-    def test_a_full_queue_is_its_own_exception(self) -> None:
+    def test_a_full_queue_is_its_own_exception(self, full_queue: ServerProcess) -> None:
         import openai
 
-        with full_queue() as server, pytest.raises(openai.RateLimitError) as caught:
-            client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0)
+        client = openai.OpenAI(base_url=f"{full_queue.url}/v1", api_key="any", max_retries=0)
+        with pytest.raises(openai.RateLimitError) as caught:
             client.post("/score", cast_to=dict[str, Any], body={"query": "a", "items": ["b"], "labels": ["y"]})
         assert caught.value.code == "queue_full"
 

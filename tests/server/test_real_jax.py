@@ -32,7 +32,7 @@ from tests.server.real_requests import (
 )
 from tests.server.server_process import ServerProcess, real_server
 
-BODIES = mixed_requests(seed=2, count=60)
+BODIES = mixed_requests(seed=2, count=30)
 # The second shares one block, and part of the next, with the first.
 WHOLE = {**plain_request(5, 6, prefix_len=300), "algorithm": "prefill_extend"}
 PARTLY = {**WHOLE, "query": WHOLE["query"][:200] + WHOLE["query"][:100]}

@@ -1,4 +1,4 @@
-"""`bench ab` from the command line, on a small model in float32: every variant gives the same scores."""
+"""`bench ab` from the command line: algorithms on a small model in float32, the rest on servers without a model."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from tests.cli.conftest import Ran, RunMain
 
 SMALL = ("--query-tokens=150", "--num-items=6", "--item-tokens=5")
 PLACE = ("--dtype=float32", "--server-args=--device cpu --backend torch")
+NO_MODEL = ("--dtype=float32", "--server-args=--device cpu --backend fake")
 Bench = Callable[..., Ran]
 
 
@@ -73,7 +74,14 @@ def test_masks_on_a_server_each_as_the_environment_says(
     monkeypatch.setenv("MULTI_ITEM_BENCH_WARMUP_RUNS", "0")
     monkeypatch.setenv("MULTI_ITEM_BENCH_TIMED_RUNS", "2")
     path = tmp_path / "ab.json"
-    command = ("--compare=mask", f"--model={checkpoint_of('qwen3')}", *SMALL, *PLACE, "--cold", f"--output-json={path}")
+    command = (
+        "--compare=mask",
+        f"--model={checkpoint_of('qwen3')}",
+        *SMALL,
+        *NO_MODEL,
+        "--cold",
+        f"--output-json={path}",
+    )
     ran = bench(*command)
     assert ran.status == 0, ran.err
     result = read_artifact(path, AbResult)
@@ -110,7 +118,7 @@ def test_an_interrupt_keeps_the_rounds_that_are_finished(tmp_path: Path, checkpo
     """Until then the server asks for the key that the client was given."""
     path = tmp_path / "ab.json"
     options = ("--compare=algorithm", "--variants=packed,serial", "--rounds=1000", "--api-key=secret")
-    command = [sys.executable, "-m", "itemwise", "bench", "ab", f"--model={checkpoint_of('qwen3')}", *SMALL, *PLACE]
+    command = [sys.executable, "-m", "itemwise", "bench", "ab", f"--model={checkpoint_of('qwen3')}", *SMALL, *NO_MODEL]
     process = subprocess.Popen(
         [*command, *options, f"--output-json={path}"],
         stdout=subprocess.PIPE,

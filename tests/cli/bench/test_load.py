@@ -1,4 +1,4 @@
-"""`bench load` from the command line: against the fake server, and against a real small one."""
+"""`bench load` from the command line: against the fake server, and against `itemwise serve`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from itemwise.harness.artifacts import LoadResult
 from itemwise.harness.files import read_artifact
 from itemwise.harness.geometry import RequestMaker
 from tests.cli.conftest import Ran, RunMain
-from tests.harness.load.slow_server import slow_server
+from tests.harness.load.slow_server import slow_server, wait_for_calls
 from tests.server.server_process import real_server, server_process
 
 SMALL = ("--query-tokens=30", "--num-items=3", "--item-tokens=4")
@@ -158,7 +158,7 @@ def test_a_client_that_is_the_limit_is_said_loudly(
     ],
 )
 def test_an_interrupt_keeps_what_was_done(tmp_path: Path, options: tuple[str, ...], probes: int) -> None:
-    """The search is interrupted in its second probe, which takes a second; the others after a second, too."""
+    """The search is interrupted in its second probe, which takes a second; the others after some requests."""
     path = tmp_path / "load.json"
     shape = ("--num-items=2", "--query-tokens=20", "--item-tokens=5", "--warmup-requests=0")
     with slow_server(0.01) as url:
@@ -176,7 +176,7 @@ def test_an_interrupt_keeps_what_was_done(tmp_path: Path, options: tuple[str, ..
             if begun > probes:
                 break
         if not probes:
-            time.sleep(1.0)
+            wait_for_calls(url, 30)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
@@ -196,7 +196,7 @@ def test_labels_of_the_user_must_be_known_to_the_model(bench: Bench, fake_url: s
 
 
 def test_a_real_server_under_the_small_geometry(bench: Bench, checkpoint_of: Callable[[str], Path]) -> None:
-    with real_server(f"--model-path={checkpoint_of('qwen3')}", "--dtype=float32") as server:
+    with real_server(f"--model-path={checkpoint_of('qwen3')}", "--backend=fake") as server:
         closed = bench(f"--base-url={server.url}", "--geometry=small", "--mode=closed", "--num-requests=10")
         ran = bench(f"--base-url={server.url}", "--geometry=small", "--num-requests=20", "--seed=1")
     assert (closed.status, ran.status) == (0, 0)

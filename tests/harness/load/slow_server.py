@@ -16,9 +16,11 @@ import json
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from urllib.request import urlopen
 
 _CONTENT_LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
 _ANSWER = json.dumps({"scores": [[0.5, 0.5], [0.5, 0.5]]}).encode()
@@ -88,6 +90,17 @@ def slow_server(
             yield f"http://127.0.0.1:{int(process.stdout.readline())}"
         finally:
             process.kill()
+
+
+def wait_for_calls(url: str, number: int) -> None:
+    """Until so many have come to it."""
+    until = time.monotonic() + 60
+    while True:
+        with urlopen(f"{url}/stats", timeout=60) as answer:
+            if len(json.load(answer)["in_flight"]) >= number:
+                return
+        assert time.monotonic() < until, f"there were no {number} calls"
+        time.sleep(0.02)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One server and the client's sweep against it, as the agent runs them: for real, with a small model."""
+"""One server and the client's sweep against it, as the agent runs them: for real, but for the scores."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def spec(tmp_path: Path, checkpoint_of: Callable[[str], Path]) -> ClientMatrixSp
     return ClientMatrixSpec(
         str(tmp_path),
         "pytorch_portable",
-        ("--backend=torch", "--device=cpu", "--dtype=float32", f"--model-path={model}"),
+        ("--backend=fake", "--device=cpu", "--dtype=float32", f"--model-path={model}"),
         (
             *("--backend-name", "pytorch", "--client-chunk-sizes", "4,1", "--warmup-runs", "0"),
             *("--timed-runs", "20", "--timed-runs-confirm", "0"),
