@@ -173,15 +173,11 @@ def quick_compilation() -> Iterator[None]:
 
     For tests of what programs compute; those of their bits take the code that users get.
     """
-    import jax
-
     from itemwise.backends.jax.programs import COMPILER_OPTIONS
+    from tests.backends.jax.quick_compiler import QUICKLY
 
-    options: dict[str, object] = {"xla_backend_optimization_level": 0}
-    if jax.__version_info__ < (0, 11):  # later ones have no such option
-        options["xla_cpu_use_fusion_emitters"] = False
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(COMPILER_OPTIONS, "cpu", options)
+        patch.setitem(COMPILER_OPTIONS, "cpu", QUICKLY)
         yield
 
 

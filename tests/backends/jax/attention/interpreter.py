@@ -7,8 +7,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
+
+from tests.backends.jax.quick_compiler import QUICKLY
 
 
 def interpreter_parameters() -> Any:
@@ -39,13 +42,19 @@ def tpu_has_races() -> bool:
     return bool(import_module("jax._src.pallas.mosaic.interpret.interpret_pallas_call").races.races_found)
 
 
-def compile_threads_once(patch: pytest.MonkeyPatch) -> None:
-    """Nearly all of the interpreter's time is the compiler's: at every call of a kernel it compiles each thread of each
-    block of threads, since it wraps one function anew for each. Here they share what was compiled for one of them."""
+def interpret_quickly(patch: pytest.MonkeyPatch) -> None:
+    """Nearly all of the interpreter's time is not the kernel's. At every call it compiles each thread of each block of
+    threads, since it wraps one function anew for each: here they share what was compiled for one of them. And every
+    step of a thread calls Python, with arguments that jax brings to a device before: here they stay what they are."""
     wrapped: dict[Any, Any] = {}
 
     def jit(function: Any, **options: Any) -> Any:
-        return wrapped.setdefault(function.__code__, jax.jit(function, **options))
+        return wrapped.setdefault(function.__code__, jax.jit(function, compiler_options=QUICKLY, **options))
+
+    def call(*arguments: Any, callback: Any, **_: Any) -> Any:
+        with jax.default_device(jax.devices("cpu")[0]):
+            return [np.asarray(each) for each in callback(*map(np.array, arguments))]
 
     used = {name: getattr(jax, name) for name in dir(jax) if not name.startswith("_")}
     patch.setattr("jax._src.pallas.mosaic.interpret.thread_map.jax", SimpleNamespace(**{**used, "jit": jit}))
+    patch.setattr("jax._src.callback.io_callback_impl", call)

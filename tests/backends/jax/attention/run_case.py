@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -33,11 +33,12 @@ from itemwise.backends.layout.tiles import (
 )
 from itemwise.contract.ragged import Int64Array
 from tests.attention_cases import HEAD_CASES, AttentionCase, AttentionInputs, Floats, Implementation
+from tests.backends.jax.quick_compiler import QUICKLY
 
 
 @dataclass(frozen=True)
 class Capacity:
-    """What a program has room for, and whether the compiler is to take its time over it."""
+    """What a program has room for, and whether enough cases share it for the compiler to take its time over it."""
 
     num_tokens: int
     num_blocks: int  # key blocks of all prefixes together
@@ -71,12 +72,36 @@ def _packed_attention(
     return api.packed_attention(Heads.of(q, k, v), tiles, implementation, dense)
 
 
-_extend = jax.jit(_extend_attention, static_argnames="implementation")
-# For `xla` alone, which takes thrice as long to compile otherwise; the others run longer than that saves.
-_extend_unoptimised = jax.jit(
-    _extend_attention, static_argnames="implementation", compiler_options={"xla_backend_optimization_level": 0}
-)
-packed_program = jax.jit(_packed_attention, static_argnames="implementation")
+class Programs(NamedTuple):
+    """Of both functions, compiled with the same effort."""
+
+    extend: Any
+    packed: Any
+
+
+def _programs(level: int | None) -> Programs:
+    """`level`: of a CPU's compiler; None is what users get."""
+    options = None if level is None else {**QUICKLY, "xla_backend_optimization_level": level}
+    return Programs(
+        *(
+            jax.jit(function, static_argnames="implementation", compiler_options=options)
+            for function in (_extend_attention, _packed_attention)
+        )
+    )
+
+
+# Level 0 takes a third of the time to compile, level 1 half of it, for code that is nearly as fast as any. The
+# arithmetic is the same.
+_AT_LEVEL_0, _AT_LEVEL_1, _OPTIMISED = _programs(0), _programs(1), _programs(None)
+packed_program = _OPTIMISED.packed
+
+
+def _programs_for(implementation: AttentionImplementation, capacity: Capacity, platform: str) -> Programs:
+    if platform != "cpu":
+        return _OPTIMISED
+    if not capacity.is_optimised and implementation.name != "reference":  # which runs long
+        return _AT_LEVEL_0
+    return _OPTIMISED if implementation.name == "xla" else _AT_LEVEL_1  # users get the bits of `xla`
 
 
 def capacity_of(case: AttentionCase) -> Capacity:
@@ -98,7 +123,7 @@ def runner(
 
     def run(batch: ForwardBatch, inputs: AttentionInputs) -> Floats:
         with on_device(platform):
-            return np.asarray(_run(implementation, batch, inputs, capacity, dtype).astype(jnp.float32))
+            return np.asarray(_run(implementation, batch, inputs, capacity, dtype, platform).astype(jnp.float32))
 
     return run
 
@@ -109,19 +134,19 @@ def _run(
     inputs: AttentionInputs,
     capacity: Capacity,
     dtype: DTypeLike,
+    platform: str,
 ) -> jax.Array:
     q, k, v = (jnp.asarray(with_nan(each, capacity.num_tokens), dtype) for each in (inputs.q, inputs.k, inputs.v))
     sizes = implementation.tile_sizes(q.shape[1] // k.shape[1])
     padding = len(q) - batch.num_tokens if implementation.needs_padding_tiles else 0
     blocks = prefix_blocks(batch, capacity)
     tiles = fill_up(cut_tiles(batch, sizes, blocks, padding), sizes, capacity)
+    programs = _programs_for(implementation, capacity, platform)
     if batch.layout is Layout.EXTEND:
         pool = make_pool(batch, inputs, blocks, capacity.num_blocks, dtype)
-        is_quick = not capacity.is_optimised and implementation.name == "xla" and jax.default_backend() == "cpu"
-        extend = _extend_unoptimised if is_quick else _extend
-        return extend(q, k, v, pool, tiles, implementation=implementation)
+        return programs.extend(q, k, v, pool, tiles, implementation=implementation)
     dense = make_dense(batch, len(q)) if batch.mask == "dense" else None
-    return packed_program(q, k, v, tiles, implementation=implementation, dense=dense)
+    return programs.packed(q, k, v, tiles, implementation=implementation, dense=dense)
 
 
 def with_nan(values: Floats, size: int) -> Floats:

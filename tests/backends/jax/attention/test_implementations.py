@@ -37,8 +37,8 @@ from tests.attention_cases import (
     round_inputs,
 )
 from tests.backends.jax.attention.interpreter import (
-    compile_threads_once,
     has_races,
+    interpret_quickly,
     interpreter_parameters,
     tpu_has_races,
     tpu_interpreter_parameters,
@@ -122,9 +122,9 @@ ON_HOPPER = (pytest.mark.gpu, NEEDS_HOPPER)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def interpreted_threads_are_compiled_once() -> Iterator[None]:
+def quick_interpreters() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        compile_threads_once(patch)
+        interpret_quickly(patch)
         yield
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ from itemwise.backends.jax.attention.trial import try_attention
 from itemwise.backends.jax.attention.xla import XlaAttention
 from itemwise.backends.layout.tiles import DeviceTiles, TileSizes
 from tests.backends.jax.attention.interpreter import interpreter_parameters
+from tests.backends.jax.quick_compiler import QUICKLY
 
 BFLOAT16 = jnp.dtype(jnp.bfloat16)
 HEADS = (2, 2, 64)
@@ -31,7 +33,8 @@ HEADS = (2, 2, 64)
         pytest.param(HopperAttention(interpret=interpreter_parameters()), id="hopper", marks=pytest.mark.slow),
     ],
 )
-def test_those_that_work_pass(implementation: AttentionImplementation) -> None:
+def test_those_that_work_pass(implementation: AttentionImplementation, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jax, "jit", partial(jax.jit, compiler_options=QUICKLY))
     try_attention(implementation, HEADS, BFLOAT16)
 
 

@@ -1,0 +1,10 @@
+"""What a CPU's compiler is told where programs take longer to compile than to run."""
+
+from __future__ import annotations
+
+import jax
+
+# A third of the time, to the same arithmetic in slower code.
+QUICKLY: dict[str, bool | int] = {"xla_backend_optimization_level": 0}
+if jax.__version_info__ < (0, 11):  # later compilers have no such option
+    QUICKLY["xla_cpu_use_fusion_emitters"] = False
