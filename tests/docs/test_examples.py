@@ -5,17 +5,20 @@ Every CPU agrees on these digits. In bfloat16, the default where the processor h
 
 from __future__ import annotations
 
+import io
 import json
 import re
+import runpy
 import shlex
-import subprocess
-import sys
 from collections.abc import Iterator
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from itemwise.cli.main import app
 from tests.server.real_requests import fetch
 from tests.server.server_process import ServerProcess, real_server
 
@@ -95,22 +98,21 @@ def test_the_demo_prints_what_is_printed(page: str, demo: str) -> None:
 
 @pytest.fixture(scope="module")
 def demo() -> str:
-    return run([sys.executable, "example.py"], ROOT)
+    with redirect_stdout(io.StringIO()) as output:
+        runpy.run_path(str(ROOT / "example.py"))
+    return output.getvalue()
 
 
 @pytest.mark.parametrize(("page", "verb"), [("README.md", "score"), ("docs/reranking.md", "rerank")])
-def test_commands_print_what_is_printed(page: str, verb: str, tmp_path: Path) -> None:
+def test_commands_print_what_is_printed(page: str, verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (block,) = (block for block in blocks(page) if f"$ .venv/bin/itemwise {verb} " in block)
     files, _, rest = block.partition(f"$ .venv/bin/itemwise {verb} ")
     (tmp_path / "docs.txt").write_text(files.partition("\n")[2], encoding="utf-8")
     lines = rest.replace("\\\n", " ").splitlines()
-    command = [sys.executable, "-m", "itemwise", verb, *shlex.split(lines[0])]
-    assert_prints(run(command, tmp_path), "\n".join(line for line in lines[1:] if not line.startswith("warning: ")))
-
-
-def run(command: list[str], folder: Path) -> str:
-    """What it prints to stdout."""
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout
+    monkeypatch.chdir(tmp_path)
+    ran = CliRunner().invoke(app, [verb, *shlex.split(lines[0])], catch_exceptions=False)
+    assert ran.exit_code == 0
+    assert_prints(ran.stdout, "\n".join(line for line in lines[1:] if not line.startswith("warning: ")))
 
 
 def test_numbers_are_held_to_the_digits_that_are_printed() -> None:

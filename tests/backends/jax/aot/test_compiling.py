@@ -96,7 +96,7 @@ def test_the_kernel_compiles_for_real_heads(
     assert compiled(describe, topology, replace(EXTEND, num_tokens=FEW_TOKENS), config=config).kernel_vmem_bytes
 
 
-@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(2, 1), (4, 2), (16, 8)])
+@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(2, 1), (4, 2), pytest.param(16, 8, marks=pytest.mark.slow)])
 def test_no_program_copies_the_pool(describe: Describe, num_heads: int, num_kv_heads: int) -> None:
     """Heads of a shard, as Qwen's models have them at one chip or many, lie in the pool as the kernel wants them."""
     config = replace(SMALL, num_layers=2, num_heads=num_heads, num_kv_heads=num_kv_heads, head_size=128)
