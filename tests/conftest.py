@@ -258,6 +258,8 @@ def scorer_of(checkpoint_of: Callable[[str], Path]) -> Iterator[Callable[..., Sc
         plan = {name: options.pop(name) for name in PLAN_OPTIONS if name in options}
         if options.get("device") == "cuda":  # which many scorers, of several processes, share
             options.setdefault("prefix_cache_bytes", 1 << 28)
+        elif options.get("backend") == "jax":  # which takes all of it at once
+            options.setdefault("prefix_cache_bytes", 1 << 26)
         scorer = copy(load(family, {"dtype": "float32", **options}))
         config = replace(scorer.engine.config, plan=PlanOptions(**plan))
         scorer.engine = ScoringEngine(config, scorer.engine.scheduler, scorer.engine.tokenizer)
