@@ -226,6 +226,7 @@ def reference_of(checkpoint_of: Callable[[str], Path]) -> Callable[[str], Refere
 
     def get(family: str) -> Reference:
         if family not in loaded:
+            loaded.pop("embedded", None)  # which is large
             if family == "embedded":
                 path = embedded_model_path()
                 loaded[family] = Reference.load(path.parent, gguf_file=path.name)

@@ -97,6 +97,64 @@ def assert_within_bfloat16(found: Floats, expected: Floats) -> None:
     assert difference.mean() <= 0.01
 
 
+TEXT_QUERY = "Decide whether the text is about food. Text: "
+TEXT_ITEMS = ("Fresh pasta with tomato sauce.", "The tax code of 1986.", "", "Grüße aus Köln 🙂", "pizza " * 40)
+TEXT_LABELS = (" yes", " no")
+
+
+@pytest.fixture(scope="module")
+def embedded_logits(reference_of: Callable[[str], Reference]) -> Floats:
+    from transformers import AutoTokenizer
+
+    path = embedded_model_path()
+    tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in (TEXT_QUERY, *TEXT_ITEMS)]
+    return reference_of("embedded").label_logits([[*ids[0], *item] for item in ids[1:]])
+
+
+@pytest.fixture(scope="module", params=["torch", "jax"])
+def cpu(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return {"backend": request.param, "device": "cpu"}
+
+
+class TestEmbeddedModel:
+    """Real weights, real tokenizer, text in. First, as transformers needs memory to read the file."""
+
+    @pytest.mark.parametrize("mode", MODES)
+    @pytest.mark.parametrize("algorithm", ALGORITHMS)
+    def test_scores_equal_transformers(
+        self,
+        scorer_of: Callable[..., Scorer],
+        cpu: dict[str, Any],
+        embedded_logits: Floats,
+        algorithm: Algorithm,
+        mode: ScoreMode,
+    ) -> None:
+        scorer = scorer_of("embedded", **cpu)
+        assert scorer.engine.tokenizer is not None
+        label_ids = [scorer.engine.tokenizer.label_id(label, i) for i, label in enumerate(TEXT_LABELS)]
+        result = scorer.score(TEXT_QUERY, TEXT_ITEMS, labels=TEXT_LABELS, score_mode=mode, algorithm=algorithm)
+        expected = expected_scores(mode, embedded_logits, label_ids)
+        assert np.abs(np.array(result.scores) - expected).max() <= bound_of(mode)
+
+    def test_tensors_are_those_of_transformers(self, reference_of: Callable[[str], Reference]) -> None:
+        """Here, where transformers has read the file: that takes long."""
+        expected, tensors = reference_of("embedded").model.state_dict(), open_checkpoint(None).tensors
+        assert len(tensors) == 272
+        for key, tensor in tensors.items():
+            values = expected[stored_name(key, HF_TENSOR_NAMES, "model.layers")].numpy()
+            np.testing.assert_array_equal(tensor.read_rows(0, tensor.shape[0]), values, err_msg=key)
+
+    def test_bfloat16_stays_within_its_bounds(
+        self, scorer_of: Callable[..., Scorer], cpu: dict[str, Any], embedded_logits: Floats
+    ) -> None:
+        scorer = scorer_of("embedded", dtype="bfloat16", **cpu)
+        assert scorer.engine.tokenizer is not None
+        label_ids = [scorer.engine.tokenizer.label_id(label, i) for i, label in enumerate(TEXT_LABELS)]
+        result = scorer.score(TEXT_QUERY, TEXT_ITEMS, labels=TEXT_LABELS, apply_softmax=True)
+        assert_within_bfloat16(np.array(result.scores), expected_scores("softmax", embedded_logits, label_ids))
+
+
 @pytest.fixture(scope="module", params=FAMILY_NAMES)
 def family(request: pytest.FixtureRequest) -> str:
     name: str = request.param
@@ -182,64 +240,6 @@ class TestFamilies:
             algorithm=algorithm,
         )
         assert np.abs(np.array(result.scores) - sequence_logprobs).max() <= bound_of("logprob")
-
-
-TEXT_QUERY = "Decide whether the text is about food. Text: "
-TEXT_ITEMS = ("Fresh pasta with tomato sauce.", "The tax code of 1986.", "", "Grüße aus Köln 🙂", "pizza " * 40)
-TEXT_LABELS = (" yes", " no")
-
-
-@pytest.fixture(scope="module")
-def embedded_logits(reference_of: Callable[[str], Reference]) -> Floats:
-    from transformers import AutoTokenizer
-
-    path = embedded_model_path()
-    tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-    ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in (TEXT_QUERY, *TEXT_ITEMS)]
-    return reference_of("embedded").label_logits([[*ids[0], *item] for item in ids[1:]])
-
-
-@pytest.fixture(scope="module", params=["torch", "jax"])
-def cpu(request: pytest.FixtureRequest) -> dict[str, Any]:
-    return {"backend": request.param, "device": "cpu"}
-
-
-class TestEmbeddedModel:
-    """Real weights, real tokenizer, text in."""
-
-    @pytest.mark.parametrize("mode", MODES)
-    @pytest.mark.parametrize("algorithm", ALGORITHMS)
-    def test_scores_equal_transformers(
-        self,
-        scorer_of: Callable[..., Scorer],
-        cpu: dict[str, Any],
-        embedded_logits: Floats,
-        algorithm: Algorithm,
-        mode: ScoreMode,
-    ) -> None:
-        scorer = scorer_of("embedded", **cpu)
-        assert scorer.engine.tokenizer is not None
-        label_ids = [scorer.engine.tokenizer.label_id(label, i) for i, label in enumerate(TEXT_LABELS)]
-        result = scorer.score(TEXT_QUERY, TEXT_ITEMS, labels=TEXT_LABELS, score_mode=mode, algorithm=algorithm)
-        expected = expected_scores(mode, embedded_logits, label_ids)
-        assert np.abs(np.array(result.scores) - expected).max() <= bound_of(mode)
-
-    def test_tensors_are_those_of_transformers(self, reference_of: Callable[[str], Reference]) -> None:
-        """Here, where transformers has read the file: that takes long."""
-        expected, tensors = reference_of("embedded").model.state_dict(), open_checkpoint(None).tensors
-        assert len(tensors) == 272
-        for key, tensor in tensors.items():
-            values = expected[stored_name(key, HF_TENSOR_NAMES, "model.layers")].numpy()
-            np.testing.assert_array_equal(tensor.read_rows(0, tensor.shape[0]), values, err_msg=key)
-
-    def test_bfloat16_stays_within_its_bounds(
-        self, scorer_of: Callable[..., Scorer], cpu: dict[str, Any], embedded_logits: Floats
-    ) -> None:
-        scorer = scorer_of("embedded", dtype="bfloat16", **cpu)
-        assert scorer.engine.tokenizer is not None
-        label_ids = [scorer.engine.tokenizer.label_id(label, i) for i, label in enumerate(TEXT_LABELS)]
-        result = scorer.score(TEXT_QUERY, TEXT_ITEMS, labels=TEXT_LABELS, apply_softmax=True)
-        assert_within_bfloat16(np.array(result.scores), expected_scores("softmax", embedded_logits, label_ids))
 
 
 @pytest.fixture(scope="module", params=["medium", "medium-gemma"])
