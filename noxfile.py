@@ -5,6 +5,7 @@ from __future__ import annotations
 import nox
 
 nox.options.error_on_missing_interpreters = False
+nox.options.default_venv_backend = "uv|virtualenv"  # pip takes minutes to resolve this
 
 
 @nox.session(python=["3.11", "3.12", "3.13"])

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from itemwise.models.families import GGUF_TENSOR_NAMES, HF_TENSOR_NAMES
@@ -66,6 +67,7 @@ TRAINING_TEXT = (
 
 def make_hf_checkpoint(folder: Path, family: str, *, sharded: bool = False, seed: int = 0, **overrides: Any) -> Path:
     """Write a random float32 model of the family to the folder; `overrides` are fields of its config."""
+    pytest.importorskip("torch")  # transformers makes them with it
     import torch
     import transformers
 

@@ -14,7 +14,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # PyTorch and other processes share the GPU
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8".strip()
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from copy import copy
 from dataclasses import fields, replace
 from importlib.util import find_spec
@@ -25,6 +25,7 @@ import pytest
 from hypothesis import settings
 
 from itemwise import Scorer
+from itemwise.contract.errors import BackendError
 from itemwise.engine.engine import ScoringEngine
 from itemwise.models.embedded import embedded_model_path
 from itemwise.plan.options import PlanOptions
@@ -123,6 +124,17 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     return None
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    """Without PyTorch a test that turns out to need it is skipped."""
+    report = yield
+    error = None if call.excinfo is None else call.excinfo.value
+    is_missing = isinstance(error, ImportError | BackendError) and "torch" in str(error).lower()
+    if is_missing and find_spec("torch") is None:
+        report.outcome, report.longrepr = "skipped", (str(item.path), None, f"needs PyTorch: {error}")
+    return report
+
+
 def _imports_torch(path: Path) -> bool:
     statements = ast.parse(path.read_text(encoding="utf-8")).body
     names = [alias.name for each in statements if isinstance(each, ast.Import) for alias in each.names]
@@ -187,7 +199,6 @@ def checkpoint_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], P
     made: dict[str, Path] = {}
 
     def get(family: str) -> Path:
-        pytest.importorskip("torch")  # transformers makes them with it
         if family not in made:
             folder = tmp_path_factory.mktemp("checkpoints") / family
             base, overrides = MODELS.get(family, (family, {}))
