@@ -13,6 +13,9 @@ PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 TEST_PROCESSES ?= 3
 PYTEST := OMP_NUM_THREADS=1 MALLOC_ARENA_MAX=2 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile
 
+# Tests start hundreds of processes: each would compile every module again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help demo serve test test-all test-python check format bench docs screenshots clean
 

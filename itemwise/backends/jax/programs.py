@@ -33,8 +33,12 @@ from itemwise.backends.jax.pool import POOL_SPEC, PoolArrays
 from itemwise.backends.jax.weights import ModelWeights, weight_specs
 from itemwise.backends.layout.tiles import TileSizes
 
-# XLA's own Triton products may split a sum between blocks, in a way that depends on the number of rows.
-COMPILER_OPTIONS: dict[str, dict[str, Any]] = {"gpu": {"xla_gpu_enable_triton_gemm": False}}
+COMPILER_OPTIONS: dict[str, dict[str, Any]] = {
+    # XLA's own Triton GEMMs may split a sum between tiles, in a way that depends on the number of rows.
+    "gpu": {"xla_gpu_enable_triton_gemm": False},
+    # Half the compile time of level 3, with the same scores at the same speed: the GEMMs are library calls.
+    "cpu": {"xla_backend_optimization_level": 1},
+}
 
 HIDDEN_SPEC = P(DATA)
 LAST_SPECS: Any = LastLayer(P(DATA), P(DATA, TENSOR))  # type: ignore[arg-type]
