@@ -23,7 +23,7 @@ help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(VENV)/bin/python:
-	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if (3, 11) <= v[:2] <= (3, 13) else f"itemwise needs Python 3.11 to 3.13, got {v[0]}.{v[1]}; choose one with PYTHON=python3.12")'
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if (3, 11) <= v[:2] <= (3, 13) else f"prefixwise needs Python 3.11 to 3.13, got {v[0]}.{v[1]}; choose one with PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
 
 # The package, its server, PyTorch and the embedded model.
@@ -43,7 +43,7 @@ demo: $(VENV)/.ready ## score an example with the embedded model
 	$(BIN)/python example.py
 
 serve: $(VENV)/.ready ## the HTTP server on the embedded model, at http://127.0.0.1:30000 (ARGS="--port 8080" for more)
-	$(BIN)/itemwise serve $(ARGS)
+	$(BIN)/prefixwise serve $(ARGS)
 
 check: $(VENV)/.ready-dev ## formatting, lint, strict types
 	$(BIN)/ruff format --check .

@@ -1,6 +1,6 @@
 """Text in, ranked items out: `python example.py` (or `make demo`), on the embedded model, with nothing downloaded."""
 
-from itemwise import Scorer
+from prefixwise import Scorer
 
 reviews = [
     "I loved every minute of it.",

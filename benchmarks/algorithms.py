@@ -16,7 +16,7 @@ from time import perf_counter
 
 import numpy as np
 
-from itemwise import Scorer, __version__
+from prefixwise import Scorer, __version__
 
 ALGORITHMS = ("serial", "packed", "prefill_extend")
 
@@ -55,7 +55,7 @@ def main() -> None:
     for algorithm, each in seconds.items():
         print(f"  {algorithm:<15} {1000 * each:9.1f} ms {options.items / each:9.1f} items/s")
     result = {
-        "itemwise": __version__,
+        "prefixwise": __version__,
         "machine": platform.machine(),
         "device": info.device,
         "dtype": info.dtype,

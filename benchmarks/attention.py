@@ -1,4 +1,4 @@
-"""The JAX attention implementations alone, on the named shapes of `itemwise/backends/jax/attention/shapes.py`.
+"""The JAX attention implementations alone, on the named shapes of `prefixwise/backends/jax/attention/shapes.py`.
 
 Measured: one layer's `extend_attention` (items over prefixes in the pool), compiled, from arrays on the device to its
 output there: median of `--rounds` after a warm-up. A round is as many calls in a row as fit into a tenth of a second,
@@ -24,14 +24,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from itemwise import __version__
-from itemwise.backends.base import ForwardBatch, Layout, Prefix
-from itemwise.backends.jax.attention.api import IMPLEMENTATIONS, choose_implementation, extend_attention
-from itemwise.backends.jax.attention.base import AttentionImplementation, Heads, Source
-from itemwise.backends.jax.attention.shapes import SHAPE_NAMED, AttentionShape
-from itemwise.backends.layout.tiles import KEY_BLOCK, DeviceTiles, Tiles, cut_tiles, tile_capacities
-from itemwise.contract.errors import BackendError
-from itemwise.contract.ragged import starts_from_lens
+from prefixwise import __version__
+from prefixwise.backends.base import ForwardBatch, Layout, Prefix
+from prefixwise.backends.jax.attention.api import IMPLEMENTATIONS, choose_implementation, extend_attention
+from prefixwise.backends.jax.attention.base import AttentionImplementation, Heads, Source
+from prefixwise.backends.jax.attention.shapes import SHAPE_NAMED, AttentionShape
+from prefixwise.backends.layout.tiles import KEY_BLOCK, DeviceTiles, Tiles, cut_tiles, tile_capacities
+from prefixwise.contract.errors import BackendError
+from prefixwise.contract.ragged import starts_from_lens
 
 TOKEN_MULTIPLE = 256  # as the backend pads its forwards
 MAX_CALLS, ROUND_SECONDS = 20, 0.1
@@ -144,7 +144,7 @@ def main() -> None:
             rows.append(row)
             print(f"{shape.name:<14} {chosen.name:<14} {row['milliseconds']:>10.3f} {row['tflops']:>8.3g}")
     result = {
-        "itemwise": __version__,
+        "prefixwise": __version__,
         "jax": jax.__version__,
         "device": jax.devices()[0].device_kind,
         "dtype": str(dtype),

@@ -25,15 +25,15 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one core, and before the token
 from benchmarks.cpu.__main__ import machine
 from benchmarks.goals.__main__ import commit
 from benchmarks.text_rows import aligned
-from itemwise import __version__
-from itemwise.cluster.exchange import HttpRequest
-from itemwise.cluster.request_key import key_of
-from itemwise.cluster.routing import ReplicaLoad, RoutingOptions, order_replicas
-from itemwise.harness.artifacts import LoadGeometry
-from itemwise.harness.files import now_utc
-from itemwise.harness.geometry import PRESETS, RequestMaker
-from itemwise.loading import read_tokenizer
-from itemwise.models.checkpoint import open_checkpoint
+from prefixwise import __version__
+from prefixwise.cluster.exchange import HttpRequest
+from prefixwise.cluster.request_key import key_of
+from prefixwise.cluster.routing import ReplicaLoad, RoutingOptions, order_replicas
+from prefixwise.harness.artifacts import LoadGeometry
+from prefixwise.harness.files import now_utc
+from prefixwise.harness.geometry import PRESETS, RequestMaker
+from prefixwise.loading import read_tokenizer
+from prefixwise.models.checkpoint import open_checkpoint
 
 VOCABULARY = 151_936  # of Qwen3
 REPLICAS = (4, 72, 1000)
@@ -98,7 +98,7 @@ def main() -> None:
         parser.error(f"--rounds must be 1 or more, got {options.rounds}")
     found = measure(options.rounds)
     print(aligned([[name.replace("_", " "), f"{value:,}"] for name, value in found.items()], left=(0,)))
-    about = {"itemwise": __version__, "commit": commit(), "date": now_utc(), "machine": machine()}
+    about = {"prefixwise": __version__, "commit": commit(), "date": now_utc(), "machine": machine()}
     print(json.dumps({**about, "rounds": options.rounds, **found}))
 
 

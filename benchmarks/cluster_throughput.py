@@ -1,7 +1,7 @@
 """What Ray costs: the cluster's items per second on this machine against those of one plain server, and who is busy.
 
 A real Ray cluster of several nodes here (`ray.cluster_utils`), the product's Serve application with the fake backend;
-and `itemwise serve`, the same engine without Ray. Requests are token ids over HTTP, so many in flight per replica.
+and `prefixwise serve`, the same engine without Ray. Requests are token ids over HTTP, so many in flight per replica.
 
     device   every forward takes 100 ms, and a request fills one: the device is the bound, and what is lost is Ray's
     host     forwards take no time and requests are small: the host is the bound, and CPU times say which process it is
@@ -36,16 +36,16 @@ from benchmarks.cpu.__main__ import machine
 from benchmarks.goals.__main__ import commit
 from benchmarks.ports import free_port
 from benchmarks.text_rows import aligned
-from itemwise import __version__
-from itemwise.backends.load import FAKE_STEP_VARIABLE
-from itemwise.harness.artifacts import LoadGeometry, LoadPhase
-from itemwise.harness.files import now_utc, write_text
-from itemwise.harness.geometry import RequestMaker
-from itemwise.harness.load.arrivals import PhaseLength
-from itemwise.harness.load.driver import LoadTarget
-from itemwise.harness.load.run import LoadPlan, LoadRun
-from itemwise.harness.servers import local_server
-from itemwise.harness.termination import ended_by_signals
+from prefixwise import __version__
+from prefixwise.backends.load import FAKE_STEP_VARIABLE
+from prefixwise.harness.artifacts import LoadGeometry, LoadPhase
+from prefixwise.harness.files import now_utc, write_text
+from prefixwise.harness.geometry import RequestMaker
+from prefixwise.harness.load.arrivals import PhaseLength
+from prefixwise.harness.load.driver import LoadTarget
+from prefixwise.harness.load.run import LoadPlan, LoadRun
+from prefixwise.harness.servers import local_server
+from prefixwise.harness.termination import ended_by_signals
 
 VOCABULARY = 40_000  # no more than the embedded model's, which the fake backend goes by
 NODES = 2  # beside the head
@@ -60,7 +60,7 @@ SERVE_VARIABLES = {  # fewer threads, less logging, and gRPC between Serve's pro
     "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",
     "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(256 << 20),
 }
-_ROLES = {"ServeReplica:itemwise:front": "front", "ServeReplica:itemwise:replica": "replica", "ProxyActor": "proxy"}
+_ROLES = {"ServeReplica:prefixwise:front": "front", "ServeReplica:prefixwise:replica": "replica", "ProxyActor": "proxy"}
 
 
 @dataclass(frozen=True)
@@ -187,10 +187,10 @@ def ray_cluster() -> Iterator[None]:
 
 def deploy(shape: Shape, port: int) -> None:
     """Start or update the application."""
-    from itemwise.cluster.options import ClusterOptions, ScaleOptions
-    from itemwise.cluster.serve_app import deploy as deploy_application
-    from itemwise.options import EngineOptions
-    from itemwise.server.config import ServerOptions
+    from prefixwise.cluster.options import ClusterOptions, ScaleOptions
+    from prefixwise.cluster.serve_app import deploy as deploy_application
+    from prefixwise.options import EngineOptions
+    from prefixwise.server.config import ServerOptions
 
     scale = ScaleOptions(replicas=shape.replicas, fronts=shape.fronts)
     server = ServerOptions(port=port, log_level="warning")
@@ -215,7 +215,7 @@ def role_of(command: Sequence[str]) -> str:
     named = next((role for name, role in _ROLES.items() if f"ray::{name}" in line), None)
     if named is not None:
         return named
-    if "itemwise" in line and " serve " in f"{line} ":
+    if "prefixwise" in line and " serve " in f"{line} ":
         return "server"
     return "rest of Ray"
 
@@ -239,7 +239,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 def summarise(options: argparse.Namespace, rows: list[dict[str, Any]]) -> dict[str, Any]:
     return {
-        "itemwise": __version__,
+        "prefixwise": __version__,
         "commit": commit(),
         "date": now_utc(),
         "machine": machine(),

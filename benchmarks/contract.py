@@ -21,14 +21,14 @@ import numpy as np
 
 from benchmarks.gemm_rate import gemm_rate
 from benchmarks.random_checkpoint import QWEN3_06B, random_checkpoint
-from itemwise import __version__
-from itemwise.backends.base import BackendOptions
-from itemwise.backends.load import load_backend
-from itemwise.contract.parse import parse_score_request
-from itemwise.contract.request import ScoreRequest
-from itemwise.engine.engine import EngineConfig, ScoringEngine
-from itemwise.engine.scheduler import Scheduler, SchedulerOptions
-from itemwise.models.config import ModelConfig
+from prefixwise import __version__
+from prefixwise.backends.base import BackendOptions
+from prefixwise.backends.load import load_backend
+from prefixwise.contract.parse import parse_score_request
+from prefixwise.contract.request import ScoreRequest
+from prefixwise.engine.engine import EngineConfig, ScoringEngine
+from prefixwise.engine.scheduler import Scheduler, SchedulerOptions
+from prefixwise.models.config import ModelConfig
 
 LABELS = (9454, 2753)
 
@@ -119,7 +119,7 @@ def main() -> None:
     rows = min(options.items * options.item_tokens, 16_384)
     gemm = gemm_rate(QWEN3_06B, info.name, info.device_kind, rows, info.compute_dtype or info.dtype)
     result = {
-        "itemwise": __version__,
+        "prefixwise": __version__,
         info.name: version(info.name),
         "backend": info.name,
         "device": info.device,

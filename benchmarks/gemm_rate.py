@@ -6,7 +6,7 @@ from collections.abc import Callable
 from statistics import median
 from time import perf_counter
 
-from itemwise.models.config import ModelConfig
+from prefixwise.models.config import ModelConfig
 
 REPEATS = 8  # of all four products before the clock is read, so that launching them does not count
 

@@ -28,7 +28,7 @@ from urllib.request import urlopen
 
 import numpy as np
 
-from itemwise import __version__
+from prefixwise import __version__
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,11 @@ VOCABULARY = 50_000
 
 def serve(port: int, profile: str | None) -> None:
     """The server, in a process of its own."""
-    from itemwise.backends.fake import FakeBackend
-    from itemwise.engine.engine import EngineConfig, ScoringEngine
-    from itemwise.engine.scheduler import Scheduler
-    from itemwise.server.config import ServerOptions
-    from itemwise.server.launch import run_server
+    from prefixwise.backends.fake import FakeBackend
+    from prefixwise.engine.engine import EngineConfig, ScoringEngine
+    from prefixwise.engine.scheduler import Scheduler
+    from prefixwise.server.config import ServerOptions
+    from prefixwise.server.launch import run_server
 
     def open_engine() -> ScoringEngine:
         return ScoringEngine(EngineConfig("fake"), Scheduler(FakeBackend(VOCABULARY)), None)
@@ -194,7 +194,7 @@ def main() -> None:
         )
     print(
         json.dumps(
-            {"itemwise": __version__, "uvicorn": version("uvicorn"), "connections": options.connections, "runs": runs}
+            {"prefixwise": __version__, "uvicorn": version("uvicorn"), "connections": options.connections, "runs": runs}
         )
     )
 

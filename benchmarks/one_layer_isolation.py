@@ -20,15 +20,15 @@ import numpy as np
 import torch
 
 from benchmarks.random_checkpoint import QWEN3_06B
-from itemwise.backends.base import PREFIX_BLOCK, ForwardBatch, Layout, Prefix
-from itemwise.backends.torch.attention import Attention, TiledAttention
-from itemwise.backends.torch.backend import CPU_BLOCK_ROWS, CUDA_TOKEN_MULTIPLE
-from itemwise.backends.torch.model import Transformer, pad_rows
-from itemwise.backends.torch.varlen import VarlenAttention
-from itemwise.backends.torch.weights import LayerWeights, ModelWeights
-from itemwise.backends.torch.workers import Workers
-from itemwise.contract.ragged import ranges, starts_from_lens
-from itemwise.models.config import ModelConfig
+from prefixwise.backends.base import PREFIX_BLOCK, ForwardBatch, Layout, Prefix
+from prefixwise.backends.torch.attention import Attention, TiledAttention
+from prefixwise.backends.torch.backend import CPU_BLOCK_ROWS, CUDA_TOKEN_MULTIPLE
+from prefixwise.backends.torch.model import Transformer, pad_rows
+from prefixwise.backends.torch.varlen import VarlenAttention
+from prefixwise.backends.torch.weights import LayerWeights, ModelWeights
+from prefixwise.backends.torch.workers import Workers
+from prefixwise.contract.ragged import ranges, starts_from_lens
+from prefixwise.models.config import ModelConfig
 
 WORKERS = Workers(None)
 SPLITS = (1, 100, 500, 2000)

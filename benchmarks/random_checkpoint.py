@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from itemwise.contract.errors import TokenizerError
-from itemwise.models.checkpoint import Checkpoint, StoredTensor
-from itemwise.models.config import ModelConfig, RopeConfig, parameter_shapes
-from itemwise.models.tokenizer_files import TokenizerFiles
+from prefixwise.contract.errors import TokenizerError
+from prefixwise.models.checkpoint import Checkpoint, StoredTensor
+from prefixwise.models.config import ModelConfig, RopeConfig, parameter_shapes
+from prefixwise.models.tokenizer_files import TokenizerFiles
 
 QWEN3_06B = ModelConfig(
     family="qwen3",

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmarks.goals.cases import TINY
 from benchmarks.random_checkpoint import QWEN3_06B
-from itemwise.models.config import ModelConfig
+from prefixwise.models.config import ModelConfig
 
 
 def write_folder(folder: Path, shape: ModelConfig = QWEN3_06B) -> None:

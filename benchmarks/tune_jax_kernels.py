@@ -22,14 +22,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.profile import jax_kernels
-from itemwise.backends.jax import turn_heads
-from itemwise.backends.jax.attention import own_gpu
-from itemwise.backends.jax.attention.base import Heads
-from itemwise.backends.jax.attention.own_gpu import OwnTuning
-from itemwise.backends.jax.pool import PoolArrays
-from itemwise.backends.jax.turn_heads import HeadNorms, Kept, Rotation, TurnTuning, turn_and_keep
-from itemwise.backends.layout.pages import NOT_KEPT
-from itemwise.backends.layout.tiles import NARROW, WIDE, DeviceTiles, Tiles, TileSizes
+from prefixwise.backends.jax import turn_heads
+from prefixwise.backends.jax.attention import own_gpu
+from prefixwise.backends.jax.attention.base import Heads
+from prefixwise.backends.jax.attention.own_gpu import OwnTuning
+from prefixwise.backends.jax.pool import PoolArrays
+from prefixwise.backends.jax.turn_heads import HeadNorms, Kept, Rotation, TurnTuning, turn_and_keep
+from prefixwise.backends.layout.pages import NOT_KEPT
+from prefixwise.backends.layout.tiles import NARROW, WIDE, DeviceTiles, Tiles, TileSizes
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_SIZE, NUM_LAYERS, ITEM_TOKENS, BLOCK_TOKENS = 16, 8, 128, 28, 20, 128
 NUM_TOKENS = (12_288, 512)

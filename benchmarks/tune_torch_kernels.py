@@ -2,7 +2,7 @@
 
 Measured: microseconds of one kernel, from replays of a CUDA graph that holds four of them, for the heads of Qwen3-0.6B,
 in the forward of a contract request (2000 + 500 x 20) and of a small one (300 + 10 x 20). The choices are data in
-`itemwise/backends/torch/cuda/attention.py` (`prefix_tunings`, `own_tunings`). The last line is JSON.
+`prefixwise/backends/torch/cuda/attention.py` (`prefix_tunings`, `own_tunings`). The last line is JSON.
 
     python -m benchmarks.tune_torch_kernels [--rounds 20]
 
@@ -23,8 +23,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from itemwise.backends.layout.tiles import KEY_BLOCK, NARROW, WIDE
-from itemwise.backends.torch.cuda.attention import (
+from prefixwise.backends.layout.tiles import KEY_BLOCK, NARROW, WIDE
+from prefixwise.backends.torch.cuda.attention import (
     HOPPER_TUNING,
     KeySource,
     OwnTuning,
@@ -32,11 +32,11 @@ from itemwise.backends.torch.cuda.attention import (
     PrefixTuning,
     own_tunings,
 )
-from itemwise.backends.torch.cuda.inputs import ProgramSpec, capacities, flat, host_inputs, packing, unpack
-from itemwise.contract.ragged import Ragged
-from itemwise.engine.forward_batches import BlockRun, TailRun, joined_batch
-from itemwise.plan.label_rows import lay_out_segments, plan_labels
-from itemwise.plan.shared_prefix import SplitItems
+from prefixwise.backends.torch.cuda.inputs import ProgramSpec, capacities, flat, host_inputs, packing, unpack
+from prefixwise.contract.ragged import Ragged
+from prefixwise.engine.forward_batches import BlockRun, TailRun, joined_batch
+from prefixwise.plan.label_rows import lay_out_segments, plan_labels
+from prefixwise.plan.shared_prefix import SplitItems
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_SIZE = 16, 8, 128
 KERNELS_IN_A_GRAPH = 4

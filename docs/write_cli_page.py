@@ -6,7 +6,7 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from itemwise.cli.main import app
+from prefixwise.cli.main import app
 
 TERMINAL = {"COLUMNS": "100", "TERM": "dumb", "NO_COLOR": "1"}
 PAGE = Path(__file__).parent / "cli.md"
@@ -24,13 +24,13 @@ def render() -> str:
     """The whole page."""
     parts = ["# Command line\n\nWritten by `make docs` from `--help`.\n"]
     for verb in VERBS:
-        name = " ".join(("itemwise", *verb))
+        name = " ".join(("prefixwise", *verb))
         parts.append(f"## `{name}`\n\n```text\n{_help(verb)}\n```\n")
     return "\n".join(parts)
 
 
 def _help(verb: tuple[str, ...]) -> str:
-    done = CliRunner().invoke(app, [*verb, "--help"], prog_name="itemwise", env=TERMINAL, catch_exceptions=False)
+    done = CliRunner().invoke(app, [*verb, "--help"], prog_name="prefixwise", env=TERMINAL, catch_exceptions=False)
     return "\n".join(line.rstrip() for line in done.stdout.strip().splitlines())
 
 

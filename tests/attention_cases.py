@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from itemwise.backends.base import PREFIX_BLOCK, ForwardBatch, Layout, MaskImpl, Prefix, PrefixBlock
-from itemwise.contract.ragged import starts_from_lens
+from prefixwise.backends.base import PREFIX_BLOCK, ForwardBatch, Layout, MaskImpl, Prefix, PrefixBlock
+from prefixwise.contract.ragged import starts_from_lens
 
 Floats = NDArray[np.float32]
 PADDING = 5  # tokens

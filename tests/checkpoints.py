@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from itemwise.models.families import GGUF_TENSOR_NAMES, HF_TENSOR_NAMES
+from prefixwise.models.families import GGUF_TENSOR_NAMES, HF_TENSOR_NAMES
 
 FAMILY_NAMES = ("qwen3", "qwen2", "llama", "llama3", "mistral", "gemma")
 

@@ -9,7 +9,7 @@ import os
 import sys
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test reaches for the hub
-os.environ["ITEMWISE_WEIGHT_CACHE"] = "off"  # nothing is left in the user's folder; tests of it name one of their own
+os.environ["PREFIXWISE_WEIGHT_CACHE"] = "off"  # nothing is left in the user's folder; tests of it name one of their own
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # PyTorch and other processes share the GPU
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8".strip()
@@ -24,11 +24,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import settings
 
-from itemwise import Scorer
-from itemwise.contract.errors import BackendError
-from itemwise.engine.engine import ScoringEngine
-from itemwise.models.embedded import embedded_model_path
-from itemwise.plan.options import PlanOptions
+from prefixwise import Scorer
+from prefixwise.contract.errors import BackendError
+from prefixwise.engine.engine import ScoringEngine
+from prefixwise.models.embedded import embedded_model_path
+from prefixwise.plan.options import PlanOptions
 from tests.checkpoints import add_tokenizer, make_hf_checkpoint
 from tests.page.browser import why_no_browser
 
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 
 # An example takes as long as the machine lets it; what is slow is shown by pytest's own list.
-settings.register_profile("itemwise", deadline=None)
-settings.load_profile("itemwise")
+settings.register_profile("prefixwise", deadline=None)
+settings.load_profile("prefixwise")
 
 # Models that are no plain member of their family: the family, and what differs.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -185,7 +185,7 @@ def quick_compilation() -> Iterator[None]:
 
     For tests of what programs compute; those of their bits take the code that users get.
     """
-    from itemwise.backends.jax.programs import COMPILER_OPTIONS
+    from prefixwise.backends.jax.programs import COMPILER_OPTIONS
     from tests.backends.jax.quick_compiler import QUICKLY
 
     with pytest.MonkeyPatch.context() as patch:
@@ -254,7 +254,7 @@ def scorer_of(checkpoint_of: Callable[[str], Path]) -> Iterator[Callable[..., Sc
 
     So a program that JAX has compiled serves them all.
     """
-    from itemwise.backends.jax.programs import COMPILER_OPTIONS
+    from prefixwise.backends.jax.programs import COMPILER_OPTIONS
 
     loaded: dict[tuple[object, ...], Scorer] = {}
 

@@ -58,8 +58,8 @@ def growth_of(*arguments: str) -> int:
 def _load(model: str, dtype: str) -> int:
     import gguf.quants  # noqa: F401  # imports belong to the baseline
 
-    from itemwise.backends.torch.backend import TorchBackend
-    from itemwise.models.checkpoint import open_checkpoint
+    from prefixwise.backends.torch.backend import TorchBackend
+    from prefixwise.models.checkpoint import open_checkpoint
 
     with watch_peak() as growth:
         backend = TorchBackend(open_checkpoint(None if model == "embedded" else model), dtype=dtype, device="cpu")
@@ -72,10 +72,10 @@ def _load_jax(model: str, dtype: str, tp_size: str, way: str) -> int:
     import gguf.quants  # noqa: F401  # imports belong to the baseline
     import jax
 
-    from itemwise.backends.jax.mesh import make_mesh
-    from itemwise.backends.jax.placement import HeadPlacement
-    from itemwise.backends.jax.weights import load_weights
-    from itemwise.models.checkpoint import open_checkpoint
+    from prefixwise.backends.jax.mesh import make_mesh
+    from prefixwise.backends.jax.placement import HeadPlacement
+    from prefixwise.backends.jax.weights import load_weights
+    from prefixwise.models.checkpoint import open_checkpoint
 
     checkpoint = open_checkpoint(None if model == "embedded" else model)
     placement = HeadPlacement.plan(checkpoint.config.num_heads, checkpoint.config.num_kv_heads, int(tp_size))
@@ -89,7 +89,7 @@ def _load_jax(model: str, dtype: str, tp_size: str, way: str) -> int:
 
 
 def _score(folder: str, algorithm: str, mask: str, num_items: str) -> int:
-    from itemwise import Scorer
+    from prefixwise import Scorer
 
     budget = 200 + 99 * int(num_items)
     scorer = Scorer(folder, device="cpu", dtype="float32", mask=mask, chunk_size=0, token_budget=budget)  # type: ignore[arg-type]

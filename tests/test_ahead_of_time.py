@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from itemwise.ahead_of_time import find_largest_chunk, record
-from itemwise.aot_options import AotOptions
-from itemwise.backends.jax.aot.environment import missing_packages
-from itemwise.contract.errors import BackendError, InvalidValueError
+from prefixwise.ahead_of_time import find_largest_chunk, record
+from prefixwise.aot_options import AotOptions
+from prefixwise.backends.jax.aot.environment import missing_packages
+from prefixwise.contract.errors import BackendError, InvalidValueError
 
 pytestmark = [
     pytest.mark.skipif(bool(missing_packages()), reason="libtpu, the compiler for TPUs, is not installed"),
@@ -82,10 +82,10 @@ def test_a_request_without_tokens(name: str) -> None:
     ("algorithm", "items"), [("prefill_extend", 41_216 // 20), ("packed", 39_216 // 20), ("serial", 41_216 // 2020)]
 )
 def test_the_largest_chunk_is_counted_in_items(monkeypatch: pytest.MonkeyPatch, algorithm: Any, items: int) -> None:
-    from itemwise.backends.jax.aot.compiling import Compilation
+    from prefixwise.backends.jax.aot.compiling import Compilation
 
     monkeypatch.setattr(
-        "itemwise.backends.jax.aot.largest.compile_program", lambda programs, spec: Compilation("compiles", 0.0)
+        "prefixwise.backends.jax.aot.largest.compile_program", lambda programs, spec: Compilation("compiles", 0.0)
     )
     run = record(AotOptions(model="Qwen3-0.6B", algorithm=algorithm, items=40))
     found = find_largest_chunk(run, lambda done, total, title: None)

@@ -7,12 +7,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
 
-from itemwise import host
-from itemwise.host import cpu_features, cpu_name, peak_memory_bytes, process_start, this_boot
+from prefixwise import host
+from prefixwise.host import cpu_features, cpu_name, install_command, peak_memory_bytes, process_start, this_boot
 from tests.harness.test_servers import is_running, wait_for
 
 NEOVERSE = """processor\t: 0
@@ -30,7 +31,7 @@ import subprocess, sys
 child = subprocess.Popen([sys.executable, "-c", '''
 import os, signal
 from pathlib import Path
-from itemwise import host
+from prefixwise import host
 host.PROC = Path("{proc}")
 host.end_with_parent(os.getppid())
 print("watching", flush=True)
@@ -76,7 +77,7 @@ def test_an_arm_processor_is_named_by_lscpu_or_by_its_numbers(
 
 
 def test_a_program_that_is_not_there_says_nothing() -> None:
-    assert host._output("itemwise-has-no-such-program") == ""
+    assert host._output("prefixwise-has-no-such-program") == ""
 
 
 def test_a_process_is_known_by_its_start(proc: Path) -> None:
@@ -107,3 +108,39 @@ def test_a_child_ends_with_its_parent(proc_path: str) -> None:
         assert is_running(child)
         parent.send_signal(signal.SIGKILL)
     wait_for(lambda: None if is_running(child) else 1)
+
+
+class TestInstallCommand:
+    REQUIREMENTS = (
+        "numpy>=1.26",
+        'starlette>=0.46; extra == "server"',
+        "uvloop>=0.21; sys_platform != \"win32\" and extra == 'server'",
+        'pyarrow>=17; extra == "batch"',
+        'prefixwise[batch]; extra == "cluster"',
+        'ray[data,serve]>=2.55; extra == "cluster"',
+    )
+
+    @pytest.mark.parametrize(
+        ("extra", "packages"),
+        [
+            ("server", """"starlette>=0.46" "uvloop>=0.21; sys_platform != 'win32'\""""),
+            ("cluster", '"pyarrow>=17" "ray[data,serve]>=2.55"'),
+        ],
+    )
+    def test_it_names_the_packages_of_an_extra(
+        self, monkeypatch: pytest.MonkeyPatch, extra: str, packages: str
+    ) -> None:
+        monkeypatch.setattr(host, "requires", lambda name: list(self.REQUIREMENTS))
+        assert install_command(extra) == f"pip install {packages}"
+
+    @pytest.mark.parametrize("extra", ["torch", "jax", "server", "harness", "batch", "cluster", "tpu-aot"])
+    def test_it_never_asks_an_index_for_us(self, extra: str) -> None:
+        command = install_command(extra)
+        assert command.startswith('pip install "') and "prefixwise" not in command
+
+    def test_a_checkout_that_is_not_installed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def requires(name: str) -> list[str]:
+            raise PackageNotFoundError(name)
+
+        monkeypatch.setattr(host, "requires", requires)
+        assert install_command("server") == 'pip install -e ".[server]", in the checkout'

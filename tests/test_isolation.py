@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from itemwise import Scorer
+from prefixwise import Scorer
 from tests.reference import Floats
 
 PATHS: dict[str, dict[str, Any]] = {

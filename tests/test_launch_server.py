@@ -1,4 +1,4 @@
-"""`python -m itemwise.launch_server` and `itemwise serve`: from a command line to what the server is started with.
+"""`python -m prefixwise.launch_server` and `prefixwise serve`: from a command line to what the server is started with.
 
 Arguments are parsed by the real program; only the model and the server itself are left out.
 """
@@ -16,16 +16,17 @@ from typing import Any
 
 import pytest
 
-from itemwise.backends.jax.attention.api import IMPLEMENTATIONS
-from itemwise.cli.main import main
-from itemwise.cli.serve import OUR_ATTENTIONS
-from itemwise.engine.warmup import OnProgram
-from itemwise.options import EngineOptions
-from itemwise.server.config import ServerOptions
+from prefixwise.backends.jax.attention.api import IMPLEMENTATIONS
+from prefixwise.cli.main import main
+from prefixwise.cli.serve import OUR_ATTENTIONS
+from prefixwise.engine.warmup import OnProgram
+from prefixwise.host import install_command
+from prefixwise.options import EngineOptions
+from prefixwise.server.config import ServerOptions
 from tests.cli.conftest import run_process
 
 COMMANDS = (Path(__file__).parent / "fixtures" / "origin_launch_commands.txt").read_text(encoding="utf-8")
-NO_FA = f"--attention-backend fa has no effect: itemwise chooses its own attention ({', '.join(IMPLEMENTATIONS)})"
+NO_FA = f"--attention-backend fa has no effect: prefixwise chooses its own attention ({', '.join(IMPLEMENTATIONS)})"
 NO_REMOTE_CODE = "--trust-remote-code has no effect: no code from a checkpoint is ever run"
 
 DEFAULT_ENGINE = EngineOptions(warmup="full")
@@ -93,7 +94,7 @@ SERVER_FLAGS: list[tuple[str, dict[str, Any]]] = [
 # The exit status of a process for each of the packages that are its arguments, in which that one cannot be imported.
 SERVE_WITHOUT_EACH = """
 import os, sys
-from itemwise.cli.main import main
+from prefixwise.cli.main import main
 for package in sys.argv[1:]:
     child = os.fork()
     if not child:
@@ -122,21 +123,21 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Started]:
     def run_server(options: ServerOptions, open_engine: Callable[..., Any], *others: Any) -> None:
         found.append(Started(open_engine(), options))
 
-    monkeypatch.delenv("ITEMWISE_API_KEY", raising=False)
-    monkeypatch.setattr("itemwise.server.launch.run_server", run_server)
-    monkeypatch.setattr("itemwise.loading.load_engine", lambda options, on_program: options)
-    monkeypatch.setattr("itemwise.server.logs.set_up_logging", lambda options: None)  # it would silence caplog
+    monkeypatch.delenv("PREFIXWISE_API_KEY", raising=False)
+    monkeypatch.setattr("prefixwise.server.launch.run_server", run_server)
+    monkeypatch.setattr("prefixwise.loading.load_engine", lambda options, on_program: options)
+    monkeypatch.setattr("prefixwise.server.logs.set_up_logging", lambda options: None)  # it would silence caplog
     return found
 
 
 @pytest.fixture
 def launch(started: list[Started], monkeypatch: pytest.MonkeyPatch) -> Launch:
-    """Runs `python -m itemwise.launch_server` in this process."""
+    """Runs `python -m prefixwise.launch_server` in this process."""
 
     def run(*args: str) -> Started:
         monkeypatch.setattr(sys, "argv", ["launch_server", *args])
         with pytest.raises(SystemExit) as exited:
-            runpy.run_module("itemwise.launch_server", run_name="__main__")
+            runpy.run_module("prefixwise.launch_server", run_name="__main__")
         assert exited.value.code == 0
         return started.pop()
 
@@ -217,8 +218,8 @@ class TestFlags:
                 on_program(done, 25, f"program {done}")
             return options
 
-        monkeypatch.setattr("itemwise.loading.load_engine", load_engine)
-        caplog.set_level("INFO", "itemwise")
+        monkeypatch.setattr("prefixwise.loading.load_engine", load_engine)
+        caplog.set_level("INFO", "prefixwise")
         launch()
         assert len(caplog.messages) == 8
         assert caplog.messages[-1] == "warm-up: 24 of 25 programs compiled; next: program 24"
@@ -244,7 +245,7 @@ class TestWithoutEffect:
 
     def test_the_lines_are_in_the_format_of_the_server_s_log(self) -> None:
         args = ("--log-json", "--trust-remote-code", "--model-path", "no such model", "--port", "0")
-        ran = run_process([sys.executable, "-m", "itemwise.launch_server", *args])
+        ran = run_process([sys.executable, "-m", "prefixwise.launch_server", *args])
         records = [json.loads(line) for line in ran.err.splitlines() if line.startswith("{")]
         assert (records[0]["level"], records[0]["message"]) == ("WARNING", NO_REMOTE_CODE)
         assert "error: no model at 'no such model'" in ran.err
@@ -283,14 +284,14 @@ class TestErrors:
         first, *rest = capsys.readouterr().err.splitlines()
         assert (exited.value.code, started) == (2, [])
         assert first.startswith(f"error: {error}")
-        assert rest == ["hint: itemwise serve --help lists the options"]
+        assert rest == ["hint: prefixwise serve --help lists the options"]
 
     def test_without_the_packages_of_the_server_it_says_how_to_install_them(self) -> None:
         packages = ("starlette", "uvicorn", "orjson")
         command = [sys.executable, "-c", SERVE_WITHOUT_EACH, *packages]
         ran = run_process(command)
         assert (ran.status, ran.out.split()) == (0, ["1"] * 3)
-        hint = 'hint: install what the server needs with: pip install "itemwise[server]"'
+        hint = f"hint: install what the server needs with: {install_command('server')}"
         lines = [line for package in packages for line in (f"error: {package} is not installed", hint)]
         assert ran.err.splitlines() == lines
 
@@ -299,12 +300,12 @@ class TestApiKey:
     SECRET = "sesame-4711"
 
     def test_it_may_come_from_the_environment(self, launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("ITEMWISE_API_KEY", self.SECRET)
+        monkeypatch.setenv("PREFIXWISE_API_KEY", self.SECRET)
         assert launch().server.api_key == self.SECRET
         assert launch("--api-key", "another").server.api_key == "another"
 
     def test_an_empty_variable_is_none(self, launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("ITEMWISE_API_KEY", "")
+        monkeypatch.setenv("PREFIXWISE_API_KEY", "")
         assert launch().server.api_key is None
 
     @pytest.mark.parametrize("key", ["", " ", f" {SECRET}"])
@@ -325,7 +326,7 @@ class TestApiKey:
         caplog: pytest.LogCaptureFixture,
         capsys: pytest.CaptureFixture[str],
     ) -> None:
-        monkeypatch.setenv("ITEMWISE_API_KEY", self.SECRET)
+        monkeypatch.setenv("PREFIXWISE_API_KEY", self.SECRET)
         caplog.set_level("DEBUG")
         found = launch("--log-level", "debug", "--trust-remote-code")
         with pytest.raises(SystemExit):

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from itemwise import ItemwiseError, Scorer
-from itemwise.models.checkpoint import open_checkpoint
+from prefixwise import PrefixwiseError, Scorer
+from prefixwise.models.checkpoint import open_checkpoint
 from tests.peak_memory import growth_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -85,7 +85,7 @@ class TestScoring:
 
     def test_dense_refuses_and_says_why(self, checkpoint_of: Callable[[str], Path]) -> None:
         scorer = Scorer(checkpoint_of("qwen3"), dtype="float32", mask="dense", chunk_size=0, token_budget=32_768)
-        with pytest.raises(ItemwiseError) as caught:
+        with pytest.raises(PrefixwiseError) as caught:
             scorer.score(list(range(200)), [[1] * 99] * self.NUM_ITEMS, label_token_ids=[3], algorithm="packed")
         assert "a dense mask must cover at most 16384 packed tokens" in str(caught.value)
         assert "got a row of" in str(caught.value)

@@ -13,19 +13,19 @@ from typing import Any
 
 import pytest
 
-from itemwise import Scorer
-from itemwise.backends.base import DEFAULT_TOKEN_BUDGETS, PREFIX_BLOCK, BackendOptions
-from itemwise.contract.errors import BackendError, InvalidValueError
-from itemwise.contract.parse import parse_score_request
-from itemwise.engine.admission import DEFAULT_MAX_QUEUED_TOKENS
-from itemwise.engine.engine import EngineConfig, ScoringEngine
-from itemwise.engine.scheduler import Scheduler, SchedulerOptions
-from itemwise.engine.warmup import OnProgram
-from itemwise.loading import load_engine, resolved_config
-from itemwise.models.embedded import embedded_model_path
-from itemwise.options import EngineOptions
-from itemwise.plan.options import PlanOptions
-from itemwise.prompts.profile_choice import profile_of_any_model
+from prefixwise import Scorer
+from prefixwise.backends.base import DEFAULT_TOKEN_BUDGETS, PREFIX_BLOCK, BackendOptions
+from prefixwise.contract.errors import BackendError, InvalidValueError
+from prefixwise.contract.parse import parse_score_request
+from prefixwise.engine.admission import DEFAULT_MAX_QUEUED_TOKENS
+from prefixwise.engine.engine import EngineConfig, ScoringEngine
+from prefixwise.engine.scheduler import Scheduler, SchedulerOptions
+from prefixwise.engine.warmup import OnProgram
+from prefixwise.loading import load_engine, resolved_config
+from prefixwise.models.embedded import embedded_model_path
+from prefixwise.options import EngineOptions
+from prefixwise.plan.options import PlanOptions
+from prefixwise.prompts.profile_choice import profile_of_any_model
 
 # A value for every option that is not its default.
 OTHERS: dict[str, Any] = {
@@ -171,7 +171,7 @@ class TestScorer:
             asked.append(options)
             raise KeyboardInterrupt  # seen enough
 
-        monkeypatch.setattr("itemwise.scorer.load_engine", load_engine)
+        monkeypatch.setattr("prefixwise.scorer.load_engine", load_engine)
         given = {name: value for name, value in OTHERS.items() if name not in NOT_OF_A_SCORER}
         with pytest.raises(KeyboardInterrupt):
             Scorer(**given)

@@ -1,4 +1,4 @@
-"""The package as a whole: who may import whom, and what `import itemwise` costs.
+"""The package as a whole: who may import whom, and what `import prefixwise` costs.
 
 Read from the source, so that an import inside a function counts as much as one at the top.
 """
@@ -16,76 +16,76 @@ from pathlib import Path
 
 import pytest
 
-import itemwise
+import prefixwise
 
-ROOT = Path(itemwise.__file__).parent
+ROOT = Path(prefixwise.__file__).parent
 
 # What the rooms of the data path may import of the package, beside themselves. Left of `engine` everything is
 # pure; the plan knows backends by their plain descriptions only.
 ALLOWED: dict[str, tuple[str, ...]] = {
-    "itemwise.host": (),
-    "itemwise.contract": (),
-    "itemwise.models": ("itemwise.contract",),
-    "itemwise.prompts": ("itemwise.contract", "itemwise.models"),
-    "itemwise.plan": ("itemwise.contract", "itemwise.models", "itemwise.prompts", "itemwise.backends.base"),
-    "itemwise.backends": ("itemwise.contract", "itemwise.models"),
-    "itemwise.engine": (
-        "itemwise.contract",
-        "itemwise.models",
-        "itemwise.prompts",
-        "itemwise.plan",
-        "itemwise.backends.base",
+    "prefixwise.host": (),
+    "prefixwise.contract": (),
+    "prefixwise.models": ("prefixwise.contract",),
+    "prefixwise.prompts": ("prefixwise.contract", "prefixwise.models"),
+    "prefixwise.plan": ("prefixwise.contract", "prefixwise.models", "prefixwise.prompts", "prefixwise.backends.base"),
+    "prefixwise.backends": ("prefixwise.contract", "prefixwise.models"),
+    "prefixwise.engine": (
+        "prefixwise.contract",
+        "prefixwise.models",
+        "prefixwise.prompts",
+        "prefixwise.plan",
+        "prefixwise.backends.base",
     ),
     # The server is handed an engine; whoever launches it knows how that is made.
-    "itemwise.page": (),
+    "prefixwise.page": (),
     # It speaks HTTP to servers; of a model it needs the tokenizer.
-    "itemwise.harness": (
-        "itemwise.contract",
-        "itemwise.models",
-        "itemwise.prompts",
-        "itemwise.page",
-        "itemwise.host",
-        "itemwise._version",
+    "prefixwise.harness": (
+        "prefixwise.contract",
+        "prefixwise.models",
+        "prefixwise.prompts",
+        "prefixwise.page",
+        "prefixwise.host",
+        "prefixwise._version",
     ),
-    "itemwise.ops": (
-        "itemwise.contract",
-        "itemwise.models",
-        "itemwise.prompts",
-        "itemwise.harness",
-        "itemwise.host",
-        "itemwise._version",
+    "prefixwise.ops": (
+        "prefixwise.contract",
+        "prefixwise.models",
+        "prefixwise.prompts",
+        "prefixwise.harness",
+        "prefixwise.host",
+        "prefixwise._version",
     ),
-    "itemwise.batch": (
-        "itemwise.contract",
-        "itemwise.models",
-        "itemwise.engine",
-        "itemwise.loading",
-        "itemwise.options",
-        "itemwise._version",
+    "prefixwise.batch": (
+        "prefixwise.contract",
+        "prefixwise.models",
+        "prefixwise.engine",
+        "prefixwise.loading",
+        "prefixwise.options",
+        "prefixwise._version",
     ),
-    "itemwise.cluster": (
-        "itemwise.contract",
-        "itemwise.engine",
-        "itemwise.batch",
-        "itemwise.server",
-        "itemwise.loading",
-        "itemwise.options",
+    "prefixwise.cluster": (
+        "prefixwise.contract",
+        "prefixwise.engine",
+        "prefixwise.batch",
+        "prefixwise.server",
+        "prefixwise.loading",
+        "prefixwise.options",
     ),
-    "itemwise.server": (
-        "itemwise.contract",
-        "itemwise.prompts",
-        "itemwise.engine",
-        "itemwise.page",
-        "itemwise.host",
-        "itemwise._version",
+    "prefixwise.server": (
+        "prefixwise.contract",
+        "prefixwise.prompts",
+        "prefixwise.engine",
+        "prefixwise.page",
+        "prefixwise.host",
+        "prefixwise._version",
     ),
 }
 FRAMEWORKS = {
-    "torch": "itemwise.backends.torch",
-    "triton": "itemwise.backends.torch",
-    "jax": "itemwise.backends.jax",
-    "jaxlib": "itemwise.backends.jax",
-    "ray": "itemwise.cluster",
+    "torch": "prefixwise.backends.torch",
+    "triton": "prefixwise.backends.torch",
+    "jax": "prefixwise.backends.jax",
+    "jaxlib": "prefixwise.backends.jax",
+    "ray": "prefixwise.cluster",
 }
 
 
@@ -145,9 +145,9 @@ def is_within(module: str, room: str) -> bool:
 def test_the_source_is_read_as_it_is() -> None:
     """The rules below mean something only if imports are found: three kinds that are surely there."""
     found = {(each.importer, each.imported, each.at_import_time) for each in imports()}
-    assert ("itemwise.backends.torch.backend", "torch", True) in found
-    assert ("itemwise.backends.load", "itemwise.backends.torch.backend", False) in found
-    assert ("itemwise", "itemwise.scorer", False) in found
+    assert ("prefixwise.backends.torch.backend", "torch", True) in found
+    assert ("prefixwise.backends.load", "prefixwise.backends.torch.backend", False) in found
+    assert ("prefixwise", "prefixwise.scorer", False) in found
 
 
 @pytest.mark.parametrize(("framework", "home"), FRAMEWORKS.items())
@@ -185,8 +185,8 @@ def standing_on(framework: str) -> frozenset[str]:
 
 
 def test_what_stands_on_ray_is_known() -> None:
-    assert "itemwise.cluster.serve_app" in standing_on("ray")
-    assert "itemwise.cluster.options" not in standing_on("ray")
+    assert "prefixwise.cluster.serve_app" in standing_on("ray")
+    assert "prefixwise.cluster.options" not in standing_on("ray")
 
 
 @pytest.mark.parametrize("room", ALLOWED)
@@ -197,7 +197,7 @@ def test_a_room_imports_only_what_stands_before_it(room: str) -> None:
         str(each)
         for each in imports()
         if is_within(each.importer, room)
-        and is_within(each.imported, "itemwise")
+        and is_within(each.imported, "prefixwise")
         and not any(is_within(each.imported, other) for other in allowed)
     ]
     assert strays == []
@@ -220,19 +220,19 @@ class TestImport:
         return done.stdout.strip()
 
     def test_it_imports_no_framework(self) -> None:
-        loaded = self.run("import sys, itemwise; print(*sys.modules)").split()
+        loaded = self.run("import sys, prefixwise; print(*sys.modules)").split()
         assert not {"torch", "jax", "transformers", "tokenizers", "numpy"} & set(loaded)
 
     def test_scorer_imports_no_framework_until_a_model_is_loaded(self) -> None:
-        loaded = self.run("import sys; from itemwise import Scorer, ScoreResult; print(*sys.modules)").split()
-        assert "itemwise.engine.engine" in loaded
+        loaded = self.run("import sys; from prefixwise import Scorer, ScoreResult; print(*sys.modules)").split()
+        assert "prefixwise.engine.engine" in loaded
         assert not {"torch", "jax", "transformers"} & set(loaded)
 
     def test_public_names_are_all_there(self) -> None:
-        assert sorted(itemwise.__all__) == ["ItemwiseError", "ScoreResult", "Scorer", "__version__"]
-        assert all(getattr(itemwise, name) is not None for name in itemwise.__all__)
-        assert itemwise.Scorer.__module__ == "itemwise.scorer"
+        assert sorted(prefixwise.__all__) == ["PrefixwiseError", "ScoreResult", "Scorer", "__version__"]
+        assert all(getattr(prefixwise, name) is not None for name in prefixwise.__all__)
+        assert prefixwise.Scorer.__module__ == "prefixwise.scorer"
 
     def test_other_names_are_not(self) -> None:
-        with pytest.raises(AttributeError, match="module 'itemwise' has no attribute 'scoer'"):
-            itemwise.scoer  # noqa: B018
+        with pytest.raises(AttributeError, match="module 'prefixwise' has no attribute 'scoer'"):
+            prefixwise.scoer  # noqa: B018

@@ -14,15 +14,15 @@ import numpy as np
 import pytest
 import torch
 
-from itemwise import Scorer
-from itemwise.backends.base import Backend, ForwardBatch, RunningForward
-from itemwise.contract.parse import parse_score_request
-from itemwise.contract.request import Algorithm, ScoreMode
-from itemwise.engine.engine import ScoringEngine
-from itemwise.engine.scheduler import Scheduler, SchedulerOptions
-from itemwise.models.checkpoint import open_checkpoint
-from itemwise.models.embedded import embedded_model_path
-from itemwise.models.families import HF_TENSOR_NAMES, stored_name
+from prefixwise import Scorer
+from prefixwise.backends.base import Backend, ForwardBatch, RunningForward
+from prefixwise.contract.parse import parse_score_request
+from prefixwise.contract.request import Algorithm, ScoreMode
+from prefixwise.engine.engine import ScoringEngine
+from prefixwise.engine.scheduler import Scheduler, SchedulerOptions
+from prefixwise.models.checkpoint import open_checkpoint
+from prefixwise.models.embedded import embedded_model_path
+from prefixwise.models.families import HF_TENSOR_NAMES, stored_name
 from tests.checkpoints import FAMILY_NAMES
 from tests.reference import PROBABILITY_BOUND, Floats, Reference, bound_of, expected_scores
 

@@ -18,9 +18,9 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from itemwise import Scorer
-from itemwise.contract.errors import ProfileError, RequestError
-from itemwise.contract.rerank import RerankResult
+from prefixwise import Scorer
+from prefixwise.contract.errors import ProfileError, RequestError
+from prefixwise.contract.rerank import RerankResult
 from tests.checkpoints import make_classifier, make_hf_checkpoint, read_hf_tensors
 from tests.prompts.golden import read_by_transformers
 from tests.prompts.recipes import RECIPES
@@ -189,7 +189,7 @@ def test_a_users_copy_with_another_limit_scores_as_the_recipe_with_that_limit(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     name, limit = LIMITS[profile]
-    ours = files("itemwise.prompts").joinpath("profiles", f"{profile}.toml").read_text()
+    ours = files("prefixwise.prompts").joinpath("profiles", f"{profile}.toml").read_text()
     copy = tmp_path_factory.mktemp("profiles") / "short.toml"
     copy.write_text(
         ours.replace(f'name = "{profile}"', 'name = "short"').replace(f"{name} = 8192", f"{name} = {limit}")

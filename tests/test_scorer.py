@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from itemwise import Scorer
-from itemwise.backends import load
-from itemwise.contract.errors import BackendError, ModelLoadError, RequestError, TokenizerError
-from itemwise.contract.request import Algorithm
-from itemwise.contract.result import Truncation
-from itemwise.models import embedded
+from prefixwise import Scorer
+from prefixwise.backends import load
+from prefixwise.contract.errors import BackendError, ModelLoadError, RequestError, TokenizerError
+from prefixwise.contract.request import Algorithm
+from prefixwise.contract.result import Truncation
+from prefixwise.models import embedded
 
 QUERY = "Is this about food? "
 TEXTS = ["a bowl of ramen", "quarterly earnings", ""]
@@ -203,7 +203,7 @@ class TestOptions:
 
     def test_no_pytorch(self, checkpoint_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(load, "find_spec", without("torch"))
-        with pytest.raises(BackendError, match=r'PyTorch is not installed.* pip install "itemwise\[torch\]"'):
+        with pytest.raises(BackendError, match=r'PyTorch is not installed.* pip install "torch>='):
             Scorer(checkpoint_of("llama"), backend="torch")
 
 

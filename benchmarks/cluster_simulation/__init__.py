@@ -1,10 +1,10 @@
-"""A cluster in simulated time: which policy keeps prefixes where they are found, and what that is worth.
+"""A cluster in simulated time: compares routing policies by the cache hits and the latency they give.
 
-The routing (`itemwise.cluster.routing`), every replica's cache (`itemwise.engine.prefix_cache`) and the autoscaler's
-arithmetic (`itemwise.cluster.scaling`) are the product's own; the device is a model of time (`device.py`), fitted to
-what one H200 was measured at. Requests of one shape come at random (Poisson), their queries by a Zipf law. Each front
-knows what it has sent and has not got back, and what the replicas said up to a second ago. The same seed gives the same
-figures, to the last digit.
+The routing (`prefixwise.cluster.routing`), every replica's KV cache (`prefixwise.engine.prefix_cache`) and the
+autoscaler's arithmetic (`prefixwise.cluster.scaling`) are the product's own. The device is a model of time
+(`device.py`), fitted to measurements on one H200. Requests of one shape arrive at random (Poisson), their
+queries follow a Zipf law. Each front knows the requests it has in flight and the replicas' state of up to a second ago.
+The same seed gives the same figures, to the last digit.
 
     python -m benchmarks.cluster_simulation [--only policies] [--output FILE]
 

@@ -15,8 +15,8 @@ from benchmarks.cluster_simulation.cases import CASES, FULL, TINY, Row, Scale
 from benchmarks.cluster_simulation.figures import P99_BOUND_SECONDS
 from benchmarks.goals.__main__ import commit
 from benchmarks.text_rows import aligned
-from itemwise import __version__
-from itemwise.harness.files import write_text
+from prefixwise import __version__
+from prefixwise.harness.files import write_text
 
 
 def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -68,7 +68,7 @@ def main() -> None:
         found[name] = CASES[name](scale)
         print(f"{name}: {CASES[name].__doc__}\n\n{table(found[name])}\n", flush=True)
     result = {
-        "itemwise": __version__,
+        "prefixwise": __version__,
         "commit": commit(),
         "tiny": options.tiny,
         "seed": options.seed,

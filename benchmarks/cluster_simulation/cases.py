@@ -9,10 +9,10 @@ from typing import Any
 
 from benchmarks.cluster_simulation.cluster import ESTIMATES, Cluster, Loss, Scaling, Setup
 from benchmarks.cluster_simulation.figures import P99_BOUND_SECONDS, figures_of, hit_rate, most_within_bound, simulate
-from benchmarks.cluster_simulation.policies import Policy, all_policies, itemwise
+from benchmarks.cluster_simulation.policies import Policy, all_policies, prefixwise
 from benchmarks.cluster_simulation.traffic import Traffic, route_key
-from itemwise.cluster.routing import RoutingOptions, rank_replicas
-from itemwise.harness.rules import percentile
+from prefixwise.cluster.routing import RoutingOptions, rank_replicas
+from prefixwise.harness.rules import percentile
 
 Row = dict[str, Any]
 
@@ -63,7 +63,7 @@ def policies(scale: Scale) -> list[Row]:
 def patience(scale: Scale) -> list[Row]:
     """The same, by when a home is left: after how many steps."""
     return [
-        {"traffic": title, "patience": steps, **_most(scale, traffic, partial(itemwise, RoutingOptions(steps)))}
+        {"traffic": title, "patience": steps, **_most(scale, traffic, partial(prefixwise, RoutingOptions(steps)))}
         for title, traffic in _both(scale)
         for steps in _PATIENCES
     ]
@@ -103,7 +103,7 @@ def fronts(scale: Scale) -> list[Row]:
             **simulate(
                 replace(scale.setup, fronts=number, estimate=estimate),
                 scale.contract,
-                itemwise(RoutingOptions()),
+                prefixwise(RoutingOptions()),
                 scale.seed,
             ).to_json(),
         }
@@ -118,7 +118,7 @@ def loss(scale: Scale) -> list[Row]:
     traffic = replace(scale.contract, seconds=seconds, requests_per_second=0.9 * scale.contract.requests_per_second)
     at, back_after = 0.3 * seconds, seconds / 3
     setup = replace(scale.setup, loss=Loss(at, back_after))
-    cluster = Cluster(setup, traffic, itemwise(RoutingOptions()), scale.seed).run()
+    cluster = Cluster(setup, traffic, prefixwise(RoutingOptions()), scale.seed).run()
     before = [f"replica-{number}" for number in range(setup.replicas)]
     without, after = before[1:], list(cluster.replicas)
     phases = (
@@ -168,7 +168,7 @@ def million(scale: Scale) -> list[Row]:
             seconds=min(15.0, scale.contract.seconds),
         )
         setup = replace(scale.setup, replicas=replicas, fronts=max(1, replicas // 8))
-        for name in ("itemwise", "random"):
+        for name in ("prefixwise", "random"):
             figures = simulate(setup, traffic, all_policies(scale.seed)[name], scale.seed)
             is_met = figures.p99_ms <= 1000 * P99_BOUND_SECONDS
             rows.append(
@@ -192,7 +192,7 @@ def autoscale(scale: Scale) -> list[Row]:
         seconds=4 * scale.contract.seconds,
         requests_per_second=0.75 * scale.contract.requests_per_second,
     )
-    cluster = Cluster(setup, traffic, itemwise(RoutingOptions()), scale.seed).run()
+    cluster = Cluster(setup, traffic, prefixwise(RoutingOptions()), scale.seed).run()
     last = cluster.requests[-len(cluster.requests) // 10 :]
     waits = [1000 * (request.done - request.arrived) for request in last]
     return [

@@ -13,8 +13,8 @@ from benchmarks.cluster_simulation.device import Device
 from benchmarks.cluster_simulation.policies import Policy
 from benchmarks.cluster_simulation.replica import Replica
 from benchmarks.cluster_simulation.traffic import QueryBlocks, Request, Traffic, make_requests, route_key
-from itemwise.cluster.routing import ReplicaLoad, estimate_tokens
-from itemwise.cluster.scaling import desired_replicas
+from prefixwise.cluster.routing import ReplicaLoad, estimate_tokens
+from prefixwise.cluster.scaling import desired_replicas
 
 SAY_SECONDS = 0.5  # between what a replica says of itself; it arrives at the fronts with the next one
 
@@ -31,7 +31,7 @@ def _own(sent: Mapping[str, int], said: Mapping[str, int]) -> dict[str, int]:
 
 
 # How a front makes one figure of what it sent and what replicas said: the product's way, and what it is held against.
-ESTIMATES: dict[str, Estimate] = {"itemwise": estimate_tokens, "greater": _greater, "own": _own}
+ESTIMATES: dict[str, Estimate] = {"prefixwise": estimate_tokens, "greater": _greater, "own": _own}
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Setup:
 
     replicas: int = 8
     fronts: int = 2
-    estimate: str = "itemwise"  # one of ESTIMATES
+    estimate: str = "prefixwise"  # one of ESTIMATES
     device: Device = field(default_factory=Device)
     loss: Loss | None = None
     scaling: Scaling | None = None
@@ -116,7 +116,7 @@ class Cluster:
         self._step(name)
 
     def _loads(self, sent: Mapping[str, int]) -> dict[str, ReplicaLoad]:
-        """As `itemwise.cluster.router` has them."""
+        """As `prefixwise.cluster.router` has them."""
         names = self._random.sample(list(self.replicas), len(self.replicas))
         tokens = self._estimate(sent, {name: self._said.get(name, 0) for name in names})
         return {name: ReplicaLoad(tokens[name], self.setup.device.step_tokens) for name in names}

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from itemwise.backends.base import PREFIX_BLOCK
+from prefixwise.backends.base import PREFIX_BLOCK
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from random import Random
 
-from itemwise.cluster.routing import ReplicaLoad, RoutingOptions, order_replicas, rank_replicas
+from prefixwise.cluster.routing import ReplicaLoad, RoutingOptions, order_replicas, rank_replicas
 
 # From a query's key and the loads that a front knows to a replica's name.
 Policy = Callable[[bytes, Mapping[str, ReplicaLoad]], str]
 
 
-def itemwise(options: RoutingOptions) -> Policy:
+def prefixwise(options: RoutingOptions) -> Policy:
     """The product's: home, unless that is overloaded."""
     return lambda key, loads: order_replicas(key, loads, options)[0]
 
@@ -35,7 +35,7 @@ def at_random(seed: int) -> Policy:
 def all_policies(seed: int, options: RoutingOptions | None = None) -> dict[str, Policy]:
     """Made anew for every run, so that no run depends on those before it."""
     return {
-        "itemwise": itemwise(options or RoutingOptions()),
+        "prefixwise": prefixwise(options or RoutingOptions()),
         "home": home,
         "least loaded": least_loaded,
         "random": at_random(seed),

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from benchmarks.cluster_simulation.device import Device
 from benchmarks.cluster_simulation.traffic import QueryBlocks, Request, Traffic
-from itemwise.backends.base import PREFIX_BLOCK, PrefixBlock
-from itemwise.engine.prefix_cache import CacheEntry, PrefixCache
+from prefixwise.backends.base import PREFIX_BLOCK, PrefixBlock
+from prefixwise.engine.prefix_cache import CacheEntry, PrefixCache
 
 
 @dataclass(frozen=True, eq=False)

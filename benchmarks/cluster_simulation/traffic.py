@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from itemwise.engine.prefix_cache import Key, block_keys
+from prefixwise.engine.prefix_cache import Key, block_keys
 
 
 @dataclass(frozen=True)

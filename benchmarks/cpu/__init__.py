@@ -14,8 +14,8 @@ machine should have nothing else to do. Cases:
     gemm    the contract workload, 2000 + 500 x 20, Qwen3-0.6B's shape: floating-point operations by the floor's count
             (`benchmarks.contract.floor_flops`) per second, over those of the model's own four matrix products, through
             the fastest of torch's linear layers
-    score   seconds of a whole `itemwise score` on the embedded model, whose file was read before
-    serve   seconds from the start of `itemwise serve` on the embedded model to the first 200 of `/health`
+    score   seconds of a whole `prefixwise score` on the embedded model, whose file was read before
+    serve   seconds from the start of `prefixwise serve` on the embedded model to the first 200 of `/health`
 
 Rivals must find our probabilities of the labels, within a bound that covers the dtype; where one does not, its row says
 so and is held to nothing. The last line is JSON; the exit status is 1 where something could not be measured or does not

@@ -17,10 +17,10 @@ from benchmarks.cpu.cases import CASES, FULL, TINY
 from benchmarks.cpu.run import CpuRun, Rows
 from benchmarks.cpu.table import contender_line, render
 from benchmarks.goals.__main__ import commit
-from itemwise import __version__
-from itemwise.harness.files import now_utc, write_text
-from itemwise.harness.termination import ended_by_signals
-from itemwise.host import cpu_features, cpu_name
+from prefixwise import __version__
+from prefixwise.harness.files import now_utc, write_text
+from prefixwise.harness.termination import ended_by_signals
+from prefixwise.host import cpu_features, cpu_name
 
 
 def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -59,7 +59,7 @@ def machine() -> dict[str, Any]:
 def summarise(options: argparse.Namespace, run: CpuRun, rows: Rows, seconds: float) -> dict[str, Any]:
     """What goes into the file."""
     return {
-        "itemwise": __version__,
+        "prefixwise": __version__,
         "commit": commit(),
         "date": now_utc(),
         "python": platform.python_version(),

@@ -14,7 +14,7 @@ from benchmarks.contract import LABELS
 from benchmarks.goals.cases import TINY as TINY_GOALS
 from benchmarks.goals.cases import Geometry
 from benchmarks.random_checkpoint import QWEN3_06B
-from itemwise.models.config import ModelConfig
+from prefixwise.models.config import ModelConfig
 
 CASES = ("hf", "llama", "gemm", "jax", "score", "serve")
 SEARCH_SEED = 1_000_000  # requests of searches and warm-ups: rounds have others

@@ -15,7 +15,7 @@ import transformers
 
 from benchmarks.cpu.cases import SEARCH_SEED, Drawn, Role, draw
 from benchmarks.cpu.contender import Contender, Round, fastest
-from itemwise.backends.torch.devices import resolve_dtype
+from prefixwise.backends.torch.devices import resolve_dtype
 
 _ATTENTION = "sdpa"
 

@@ -9,10 +9,10 @@ from typing import Any
 
 from benchmarks.cpu.cases import SEARCH_SEED, Role, draw
 from benchmarks.cpu.contender import Contender, Round
-from itemwise import __version__
-from itemwise.contract.parse import parse_score_request
-from itemwise.loading import load_engine
-from itemwise.options import EngineOptions
+from prefixwise import __version__
+from prefixwise.contract.parse import parse_score_request
+from prefixwise.loading import load_engine
+from prefixwise.options import EngineOptions
 
 _WARM_UP_ROUNDS = 2
 
@@ -30,7 +30,7 @@ class Ours(Contender):
             self.run(SEARCH_SEED + number)
         info = self._engine.backend.info
         return {
-            "versions": {"itemwise": __version__, self._backend: version(self._backend)},
+            "versions": {"prefixwise": __version__, self._backend: version(self._backend)},
             "settings": {
                 "device": info.device,
                 "dtype": info.dtype,

@@ -12,7 +12,7 @@ import torch
 from benchmarks.cpu.cases import Role
 from benchmarks.cpu.contender import Contender, Round
 from benchmarks.gemm_rate import model_products
-from itemwise.backends.torch.devices import resolve_dtype
+from prefixwise.backends.torch.devices import resolve_dtype
 
 Product = Callable[[torch.Tensor], torch.Tensor]
 

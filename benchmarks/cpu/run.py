@@ -134,11 +134,11 @@ class CpuRun:
 
     def _score(self) -> Rows:
         values = self._repeat("score", startup.score_seconds)
-        return [make_row("score", "`itemwise score`, embedded model, whole process", values, "s", self._goals)]
+        return [make_row("score", "`prefixwise score`, embedded model, whole process", values, "s", self._goals)]
 
     def _serve(self) -> Rows:
         values = self._repeat("serve", lambda: startup.serve_seconds(self._folder))
-        return [make_row("serve", "`itemwise serve`, embedded model, until /health is 200", values, "s", self._goals)]
+        return [make_row("serve", "`prefixwise serve`, embedded model, until /health is 200", values, "s", self._goals)]
 
     @property
     def _model_title(self) -> str:

@@ -13,7 +13,7 @@ from urllib.request import urlopen
 
 from benchmarks.cpu.process import ContenderFailedError, status_title
 from benchmarks.ports import free_port
-from itemwise.harness.processes import end_process
+from prefixwise.harness.processes import end_process
 
 SCORE = (
     *("score", "--query", "Query: how do I keep basil alive?\nDocument: ", "--suffix", "\nRelevant:"),
@@ -25,20 +25,22 @@ _PATIENCE_SECONDS = 120.0
 
 
 def score_seconds() -> float:
-    """From the start of `itemwise score` to its end. Raises ContenderFailedError."""
+    """From the start of `prefixwise score` to its end. Raises ContenderFailedError."""
     begin = perf_counter()
-    done = subprocess.run([sys.executable, "-m", "itemwise", *SCORE], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-m", "prefixwise", *SCORE], capture_output=True, text=True, check=False)
     seconds = perf_counter() - begin
     if done.returncode != 0 or len(json.loads(done.stdout)["scores"]) != 3:
-        raise ContenderFailedError(f"itemwise score ended with {status_title(done.returncode)}: {done.stderr.strip()}")
+        raise ContenderFailedError(
+            f"prefixwise score ended with {status_title(done.returncode)}: {done.stderr.strip()}"
+        )
     return seconds
 
 
 def serve_seconds(folder: Path) -> float:
-    """From the start of `itemwise serve` to a 200 of `/health`; its log is in `folder`. Raises ContenderFailedError."""
+    """From the start of `prefixwise serve` to `/health` 200; its log is in `folder`. Raises ContenderFailedError."""
     port = free_port()
     log_path = folder / "serve.log"
-    command = [sys.executable, "-m", "itemwise", "serve", "--host", "127.0.0.1", "--port", str(port)]
+    command = [sys.executable, "-m", "prefixwise", "serve", "--host", "127.0.0.1", "--port", str(port)]
     with log_path.open("w", encoding="utf-8") as log:
         begin = perf_counter()
         server = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)

@@ -12,7 +12,7 @@ Measured, for each backend in a server process of its own, with random weights o
     http8      the same with 8 requests in flight: all items / all seconds
     small      300 + 10 x 20 through HTTP, one at a time: median milliseconds
     poisson    300 + 10 x 20, open loop, every query new: the highest rate whose p99 is within 50 ms, by the search of
-               `itemwise bench load`; its fill is that of a run at this rate
+               `prefixwise bench load`; its fill is that of a run at this rate
 
 TFLOP/s are by the floor's count (`benchmarks.contract.floor_flops`), beside the rate that the model's own matrix
 products reach in the same process. `cold` has a goal for each backend, `cached` for JAX; fill and `many` are held to

@@ -17,9 +17,9 @@ from benchmarks.goals.http_rows import HttpRows
 from benchmarks.goals.process import ServerFailedError, running
 from benchmarks.goals.table import backend_line, render
 from benchmarks.goals.targets import GOALS, Measured, judge, missed
-from itemwise import __version__
-from itemwise.harness.files import now_utc, write_text
-from itemwise.harness.termination import ended_by_signals
+from prefixwise import __version__
+from prefixwise.harness.files import now_utc, write_text
+from prefixwise.harness.termination import ended_by_signals
 
 
 def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -74,7 +74,7 @@ def summarise(
     gemm = {backend: each["gemm_flops"] for backend, each in beside.items() if backend in found}
     rows = judge(found, gemm, () if options.tiny else GOALS)
     return {
-        "itemwise": __version__,
+        "prefixwise": __version__,
         "commit": commit(),
         "date": now_utc(),
         "tiny": options.tiny,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from benchmarks.contract import floor_flops
 from benchmarks.random_checkpoint import QWEN3_06B
-from itemwise.models.config import ModelConfig, RopeConfig
+from prefixwise.models.config import ModelConfig, RopeConfig
 
 ENGINE_CASES = ("cold", "cached", "many", "long", "invariant")
 HTTP_CASES = ("http", "http8", "small", "poisson")

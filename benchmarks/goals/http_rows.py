@@ -1,4 +1,4 @@
-"""What is measured through HTTP, from this process: the client and the rate search of `itemwise bench load`.
+"""What is measured through HTTP, from this process: the client and the rate search of `prefixwise bench load`.
 
 Bodies are token ids, put together from JSON that was made before; no two requests have the same query.
 """
@@ -13,12 +13,12 @@ from urllib.request import urlopen
 
 from benchmarks.goals.cases import BOUND_MS, WARM_UP_ROUNDS, Geometry, Settings
 from benchmarks.goals.targets import Measured, attempt
-from itemwise.harness.artifacts import LoadGeometry, LoadPhase, LoadResult
-from itemwise.harness.geometry import RequestMaker, choose_labels
-from itemwise.harness.load.arrivals import PhaseLength
-from itemwise.harness.load.driver import LoadTarget
-from itemwise.harness.load.rate_search import probe_length
-from itemwise.harness.load.run import LoadPlan, LoadRun
+from prefixwise.harness.artifacts import LoadGeometry, LoadPhase, LoadResult
+from prefixwise.harness.geometry import RequestMaker, choose_labels
+from prefixwise.harness.load.arrivals import PhaseLength
+from prefixwise.harness.load.driver import LoadTarget
+from prefixwise.harness.load.rate_search import probe_length
+from prefixwise.harness.load.run import LoadPlan, LoadRun
 
 CLIENTS = 8
 _ROUNDS_EACH = 2  # times --rounds requests of each client

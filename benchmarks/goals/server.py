@@ -17,10 +17,10 @@ from time import perf_counter
 
 from benchmarks.goals.cases import Settings
 from benchmarks.goals.engine_rows import EngineRows, make_engine
-from itemwise.engine.engine import ScoringEngine
-from itemwise.engine.warmup import warm_up
-from itemwise.server.config import ServerOptions
-from itemwise.server.launch import run_server
+from prefixwise.engine.engine import ScoringEngine
+from prefixwise.engine.warmup import warm_up
+from prefixwise.server.config import ServerOptions
+from prefixwise.server.launch import run_server
 
 
 def open_engine(settings: Settings, result: Path) -> ScoringEngine:

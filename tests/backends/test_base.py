@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from itemwise.backends.base import Backend, Layout
-from itemwise.backends.fake import FakeBackend
+from prefixwise.backends.base import Backend, Layout
+from prefixwise.backends.fake import FakeBackend
 
 
 def test_a_backend_must_have_a_start() -> None:

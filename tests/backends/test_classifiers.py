@@ -11,10 +11,10 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from itemwise.backends.base import Backend, BackendOptions, ForwardBatch, Layout
-from itemwise.backends.load import load_backend
-from itemwise.backends.torch.weights import load_weights
-from itemwise.models.checkpoint import open_checkpoint
+from prefixwise.backends.base import Backend, BackendOptions, ForwardBatch, Layout
+from prefixwise.backends.load import load_backend
+from prefixwise.backends.torch.weights import load_weights
+from prefixwise.models.checkpoint import open_checkpoint
 from tests.backends.torch.batches import PREFIXES, TAILS, rows_batch
 from tests.checkpoints import make_classifier, read_hf_tensors
 

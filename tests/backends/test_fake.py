@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from itemwise.backends.base import PREFIX_BLOCK, ForwardBatch, Layout, Prefix, PrefixBlock
-from itemwise.backends.fake import FakeBackend, FakeBlock, fake_logits
-from itemwise.contract.ragged import Int32Array
+from prefixwise.backends.base import PREFIX_BLOCK, ForwardBatch, Layout, Prefix, PrefixBlock
+from prefixwise.backends.fake import FakeBackend, FakeBlock, fake_logits
+from prefixwise.contract.ragged import Int32Array
 
 
 def ids(*values: int) -> Int32Array:

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from itemwise.backends import load
-from itemwise.backends.base import BackendOptions
-from itemwise.backends.load import choose_backend, load_backend
-from itemwise.contract.errors import BackendError
-from itemwise.models.checkpoint import open_checkpoint
+from prefixwise.backends import load
+from prefixwise.backends.base import BackendOptions
+from prefixwise.backends.load import choose_backend, load_backend
+from prefixwise.contract.errors import BackendError
+from prefixwise.host import install_command
+from prefixwise.models.checkpoint import open_checkpoint
 
 BOTH = ("jax", "torch")
 
@@ -66,8 +67,8 @@ class TestAuto:
         machine([])
         with pytest.raises(BackendError) as caught:
             choose_backend(BackendOptions())
-        assert 'pip install "itemwise[torch]"' in str(caught.value)
-        assert 'pip install "itemwise[jax]"' in str(caught.value)
+        assert 'pip install "torch>=' in str(caught.value)
+        assert 'pip install "jax>=' in str(caught.value)
 
 
 class TestJaxPlatform:
@@ -81,7 +82,7 @@ class TestJaxPlatform:
     def test_a_device_that_jax_does_not_see_is_left_to_pytorch(
         self, caplog: pytest.LogCaptureFixture, device: str
     ) -> None:
-        with caplog.at_level(logging.INFO, "itemwise"):
+        with caplog.at_level(logging.INFO, "prefixwise"):
             assert choose_backend(BackendOptions(device=device)) == ("torch", f"JAX has no device '{device}'")
         assert "JAX cannot be used: " in caplog.text
 
@@ -104,7 +105,7 @@ class TestAskedFor:
         machine([other for other in BOTH if other != name])
         with pytest.raises(BackendError) as caught:
             choose_backend(BackendOptions(backend=name))
-        assert str(caught.value) == f'{title} is not installed; install it with: pip install "itemwise[{name}]"'
+        assert str(caught.value) == f"{title} is not installed; install it with: {install_command(name)}"
 
     @pytest.mark.parametrize("installed", [[], BOTH])
     def test_there_is_none_of_this_name(self, machine: Callable[..., None], installed: Collection[str]) -> None:
@@ -134,11 +135,11 @@ def test_the_choice_and_its_reason_are_logged(
     name: str,
     reason: str,
 ) -> None:
-    with caplog.at_level(logging.INFO, "itemwise"):
+    with caplog.at_level(logging.INFO, "prefixwise"):
         backend = load_backend(open_checkpoint(checkpoint_of("qwen3")), options)
     backend.close()
     assert backend.info.name == name
     # Between the two, PyTorch says which dtype it takes on a CPU without bfloat16 units.
-    chosen, *_, placed = (record.getMessage() for record in caplog.records if record.name == "itemwise")
+    chosen, *_, placed = (record.getMessage() for record in caplog.records if record.name == "prefixwise")
     assert chosen == f"backend {name}: {reason}"
     assert placed == f"backend {name} on {backend.info.device}, {backend.info.dtype}"

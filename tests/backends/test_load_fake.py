@@ -7,10 +7,10 @@ import time
 import numpy as np
 import pytest
 
-from itemwise import Scorer
-from itemwise.backends.fake import fake_logits
-from itemwise.backends.load import FAKE_STEP_VARIABLE
-from itemwise.contract.errors import BackendError
+from prefixwise import Scorer
+from prefixwise.backends.fake import fake_logits
+from prefixwise.backends.load import FAKE_STEP_VARIABLE
+from prefixwise.contract.errors import BackendError
 
 
 def test_its_scores_can_be_computed_by_hand() -> None:
@@ -32,5 +32,7 @@ def test_a_step_takes_as_long_as_the_environment_says(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("given", ["-1", "nan", "soon"])
 def test_an_impossible_time_is_refused(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(FAKE_STEP_VARIABLE, given)
-    with pytest.raises(BackendError, match=f"ITEMWISE_FAKE_STEP_SECONDS must be a number of seconds .* got '{given}'"):
+    with pytest.raises(
+        BackendError, match=f"PREFIXWISE_FAKE_STEP_SECONDS must be a number of seconds .* got '{given}'"
+    ):
         Scorer(backend="fake")

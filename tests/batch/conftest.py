@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from itemwise.engine.engine import ScoringEngine
+from prefixwise.engine.engine import ScoringEngine
 from tests.cli.fake_program import fake_engine
 
 

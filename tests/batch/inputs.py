@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from itemwise.batch.formats import input_format
-from itemwise.batch.parts import InputFile
-from itemwise.batch.storage import find_files
+from prefixwise.batch.formats import input_format
+from prefixwise.batch.parts import InputFile
+from prefixwise.batch.storage import find_files
 
 
 def row(number: int, *, num_queries: int = 7, **fields: Any) -> dict[str, Any]:

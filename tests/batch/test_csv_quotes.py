@@ -10,13 +10,13 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from itemwise.batch import records as records_module
-from itemwise.batch.csv_cells import parse_record
-from itemwise.batch.cut import cut
-from itemwise.batch.parts import PartLimits
-from itemwise.batch.records import records
-from itemwise.batch.rows import Row
-from itemwise.contract.errors import BatchError, RequestError
+from prefixwise.batch import records as records_module
+from prefixwise.batch.csv_cells import parse_record
+from prefixwise.batch.cut import cut
+from prefixwise.batch.parts import PartLimits
+from prefixwise.batch.records import records
+from prefixwise.batch.rows import Row
+from prefixwise.contract.errors import BatchError, RequestError
 from tests.batch.inputs import found
 from tests.batch.test_cut_and_read import read_all
 

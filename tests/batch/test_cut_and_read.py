@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from itemwise.batch import records as records_module
-from itemwise.batch import rows as rows_module
-from itemwise.batch.cut import cut
-from itemwise.batch.parts import PartLimits
-from itemwise.batch.records import records
-from itemwise.batch.rows import Row, RowReader
-from itemwise.contract.errors import BatchError, RequestError
+from prefixwise.batch import records as records_module
+from prefixwise.batch import rows as rows_module
+from prefixwise.batch.cut import cut
+from prefixwise.batch.parts import PartLimits
+from prefixwise.batch.records import records
+from prefixwise.batch.rows import Row, RowReader
+from prefixwise.contract.errors import BatchError, RequestError
 from tests.batch.inputs import found, rows, write_jsonl
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from itemwise.batch.cut import cut
-from itemwise.batch.parts import PartLimits
-from itemwise.batch.rows import RowReader
-from itemwise.contract.errors import BatchError
+from prefixwise.batch.cut import cut
+from prefixwise.batch.parts import PartLimits
+from prefixwise.batch.rows import RowReader
+from prefixwise.contract.errors import BatchError
 from tests.batch.inputs import found, rows, write_jsonl
 
 

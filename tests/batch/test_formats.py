@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from itemwise.batch.formats import FileFormat, input_format, output_format
-from itemwise.contract.errors import BatchError
+from prefixwise.batch.formats import FileFormat, input_format, output_format
+from prefixwise.contract.errors import BatchError
 
 
 @pytest.mark.parametrize(

@@ -12,15 +12,15 @@ from uuid import uuid4
 
 import pytest
 
-from itemwise.batch.job import BatchJob, BeginOptions, Finished, begin
-from itemwise.batch.job_files import JobFiles
-from itemwise.batch.merge import Totals
-from itemwise.batch.parts import PartLimits, PartRecord
-from itemwise.batch.requests import RowDefaults
-from itemwise.batch.score_parts import PartScorer, PartTask
-from itemwise.batch.storage import read_bytes, write_whole
-from itemwise.contract.errors import BatchError
-from itemwise.engine.engine import ScoringEngine
+from prefixwise.batch.job import BatchJob, BeginOptions, Finished, begin
+from prefixwise.batch.job_files import JobFiles
+from prefixwise.batch.merge import Totals
+from prefixwise.batch.parts import PartLimits, PartRecord
+from prefixwise.batch.requests import RowDefaults
+from prefixwise.batch.score_parts import PartScorer, PartTask
+from prefixwise.batch.storage import read_bytes, write_whole
+from prefixwise.contract.errors import BatchError
+from prefixwise.engine.engine import ScoringEngine
 from tests.batch.inputs import read_jsonl, rows, write_jsonl
 
 OPTIONS = {"model": "m", "labels": ["y"]}

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from itemwise.batch.job_options import job_options
-from itemwise.batch.requests import RowDefaults
-from itemwise.options import EngineOptions
+from prefixwise.batch.job_options import job_options
+from prefixwise.batch.requests import RowDefaults
+from prefixwise.options import EngineOptions
 
 
 def test_what_decides_about_scores_is_there() -> None:
@@ -50,5 +50,5 @@ def test_a_profile_that_was_edited_is_another(tmp_path: Path) -> None:
 def test_another_embedded_model_is_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = job_options(EngineOptions(), RowDefaults())
     (tmp_path / "other.gguf").write_text("x")
-    monkeypatch.setattr("itemwise.batch.job_options.embedded_model_path", lambda: tmp_path / "other.gguf")
+    monkeypatch.setattr("prefixwise.batch.job_options.embedded_model_path", lambda: tmp_path / "other.gguf")
     assert job_options(EngineOptions(), RowDefaults()) != before

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from itemwise.batch import merge as merge_module
-from itemwise.batch.job import begin
-from itemwise.batch.job_files import JobFiles
-from itemwise.contract.errors import BatchError
-from itemwise.engine.engine import ScoringEngine
+from prefixwise.batch import merge as merge_module
+from prefixwise.batch.job import begin
+from prefixwise.batch.job_files import JobFiles
+from prefixwise.contract.errors import BatchError
+from prefixwise.engine.engine import ScoringEngine
 from tests.batch.inputs import read_jsonl, rows, write_jsonl
 from tests.batch.test_job import FRESH, OPTIONS, RESUME, run, score, started
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from itemwise.batch.cut import cut
-from itemwise.batch.parts import PartLimits
-from itemwise.batch.rows import Row, RowReader
-from itemwise.contract.errors import BatchError
+from prefixwise.batch.cut import cut
+from prefixwise.batch.parts import PartLimits
+from prefixwise.batch.rows import Row, RowReader
+from prefixwise.contract.errors import BatchError
 from tests.batch.inputs import found, rows
 
 pyarrow = pytest.importorskip("pyarrow")

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from itemwise.batch.requests import RowDefaults, parse_row, query_key, row_id
-from itemwise.contract.errors import RequestError
-from itemwise.contract.request import ScoreRequest
-from itemwise.contract.rerank import RerankRequest
+from prefixwise.batch.requests import RowDefaults, parse_row, query_key, row_id
+from prefixwise.contract.errors import RequestError
+from prefixwise.contract.request import ScoreRequest
+from prefixwise.contract.rerank import RerankRequest
 
 DEFAULTS = RowDefaults(
     {"labels": [" yes"], "apply_softmax": True, "suffix": "!"}, {"top_n": 2, "instruction": "Is it?"}

@@ -5,18 +5,18 @@ from typing import Any
 
 import pytest
 
-from itemwise.backends.base import ForwardBatch, RunningForward
-from itemwise.batch import score_rows
-from itemwise.batch.answers import RowAnswer
-from itemwise.batch.requests import RowDefaults
-from itemwise.batch.rows import Row
-from itemwise.batch.score_rows import RowScorer
-from itemwise.contract.errors import BatchError, InvalidValueError
-from itemwise.contract.parse import parse_score_request
-from itemwise.contract.parse_rerank import parse_rerank_request
-from itemwise.engine.engine import PreparedRequest, ScoringEngine
-from itemwise.engine.reranker import Reranker
-from itemwise.options import EngineOptions
+from prefixwise.backends.base import ForwardBatch, RunningForward
+from prefixwise.batch import score_rows
+from prefixwise.batch.answers import RowAnswer
+from prefixwise.batch.requests import RowDefaults
+from prefixwise.batch.rows import Row
+from prefixwise.batch.score_rows import RowScorer
+from prefixwise.contract.errors import BatchError, InvalidValueError
+from prefixwise.contract.parse import parse_score_request
+from prefixwise.contract.parse_rerank import parse_rerank_request
+from prefixwise.engine.engine import PreparedRequest, ScoringEngine
+from prefixwise.engine.reranker import Reranker
+from prefixwise.options import EngineOptions
 from tests.batch.inputs import rows
 from tests.cli.fake_program import fake_engine
 

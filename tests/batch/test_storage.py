@@ -6,8 +6,8 @@ from uuid import uuid4
 
 import pytest
 
-from itemwise.batch import storage
-from itemwise.contract.errors import BatchError
+from prefixwise.batch import storage
+from prefixwise.contract.errors import BatchError
 
 
 @pytest.fixture(params=["local", "remote"])

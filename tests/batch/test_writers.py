@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from itemwise.batch.writers import COLUMNS, CsvWriter, JsonlWriter, open_writer
+from prefixwise.batch.writers import COLUMNS, CsvWriter, JsonlWriter, open_writer
 
 THIRD = 1 / 3
 ROWS: list[dict[str, Any]] = [

@@ -14,10 +14,10 @@ from benchmarks.cluster_simulation.cases import CASES, TINY, moved_share
 from benchmarks.cluster_simulation.cluster import Cluster, Loss, Scaling, Setup
 from benchmarks.cluster_simulation.device import Device
 from benchmarks.cluster_simulation.figures import most_within_bound, simulate
-from benchmarks.cluster_simulation.policies import all_policies, home, itemwise
+from benchmarks.cluster_simulation.policies import all_policies, home, prefixwise
 from benchmarks.cluster_simulation.replica import Replica
 from benchmarks.cluster_simulation.traffic import QueryBlocks, Request, Traffic, make_requests
-from itemwise.cluster.routing import RoutingOptions, rank_replicas
+from prefixwise.cluster.routing import RoutingOptions, rank_replicas
 
 ROOT = Path(__file__).parents[2]
 SETUP = Setup(replicas=4)
@@ -26,7 +26,7 @@ HOT = replace(TRAFFIC, skew=1.6)  # one query is more than one replica takes
 
 
 def run(setup: Setup, traffic: Traffic) -> Cluster:
-    return Cluster(setup, traffic, itemwise(RoutingOptions())).run()
+    return Cluster(setup, traffic, prefixwise(RoutingOptions())).run()
 
 
 def test_a_step_takes_what_was_measured() -> None:
@@ -78,12 +78,12 @@ def test_the_same_seed_gives_the_same_figures() -> None:
 
 def test_the_products_routing_finds_more_than_chance() -> None:
     found = {name: simulate(SETUP, TRAFFIC, policy).hit_rate for name, policy in all_policies(0).items()}
-    assert found["itemwise"] > found["random"] + 0.1
-    assert found["itemwise"] > found["least loaded"] + 0.1
+    assert found["prefixwise"] > found["random"] + 0.1
+    assert found["prefixwise"] > found["least loaded"] + 0.1
 
 
 def test_a_home_that_is_too_hot_is_left() -> None:
-    spilled, stayed = (simulate(SETUP, HOT, policy) for policy in (itemwise(RoutingOptions()), home))
+    spilled, stayed = (simulate(SETUP, HOT, policy) for policy in (prefixwise(RoutingOptions()), home))
     assert spilled.p99_ms < 500 < stayed.p99_ms
     assert spilled.load_spread < 1.6 < stayed.load_spread
 
@@ -91,9 +91,11 @@ def test_a_home_that_is_too_hot_is_left() -> None:
 def test_fronts_that_believe_old_figures_of_single_replicas_make_requests_wait() -> None:
     ours, greater = (
         simulate(
-            Setup(fronts=8, estimate=estimate), Traffic(requests_per_second=200, seconds=8), itemwise(RoutingOptions())
+            Setup(fronts=8, estimate=estimate),
+            Traffic(requests_per_second=200, seconds=8),
+            prefixwise(RoutingOptions()),
         )
-        for estimate in ("itemwise", "greater")
+        for estimate in ("prefixwise", "greater")
     )
     assert ours.p99_ms < 0.7 * greater.p99_ms
 

@@ -17,10 +17,10 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize(
     ("command", "expected"),
     [
-        (["ray::ServeReplica:itemwise:front"], "front"),
-        (["ray::ServeReplica:itemwise:replica.answer"], "replica"),
+        (["ray::ServeReplica:prefixwise:front"], "front"),
+        (["ray::ServeReplica:prefixwise:replica.answer"], "replica"),
         (["ray::ProxyActor"], "proxy"),
-        (["python", "-m", "itemwise", "serve", "--port", "0"], "server"),
+        (["python", "-m", "prefixwise", "serve", "--port", "0"], "server"),
         (["/lib/ray/raylet", "--node=x"], "rest of Ray"),
     ],
 )

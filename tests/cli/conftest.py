@@ -10,14 +10,14 @@ from dataclasses import dataclass
 
 import pytest
 
-from itemwise.cli.main import main
-from itemwise.engine.engine import ScoringEngine
-from itemwise.engine.warmup import OnProgram
-from itemwise.options import EngineOptions
+from prefixwise.cli.main import main
+from prefixwise.engine.engine import ScoringEngine
+from prefixwise.engine.warmup import OnProgram
+from prefixwise.options import EngineOptions
 from tests.cli.fake_program import fake_engine
 
 FAKE_PROGRAM = (sys.executable, "-m", "tests.cli.fake_program")
-REAL_PROGRAM = (sys.executable, "-m", "itemwise")
+REAL_PROGRAM = (sys.executable, "-m", "prefixwise")
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def run_main(
         return Ran(exited.value.code, *capsys.readouterr())
 
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr("itemwise.cli.run_request.open_engine", open_engine)
+    monkeypatch.setattr("prefixwise.cli.run_request.open_engine", open_engine)
     return run
 
 
@@ -68,7 +68,7 @@ def asked_engines(run_main: RunMain, monkeypatch: pytest.MonkeyPatch) -> list[En
         asked.append(options)
         raise KeyboardInterrupt  # seen enough
 
-    monkeypatch.setattr("itemwise.cli.run_request.open_engine", open_engine)
+    monkeypatch.setattr("prefixwise.cli.run_request.open_engine", open_engine)
     return asked
 
 

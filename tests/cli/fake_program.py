@@ -10,18 +10,18 @@ import logging
 import tempfile
 from pathlib import Path
 
-from itemwise.backends.fake import FakeBackend
-from itemwise.cli import run_request
-from itemwise.cli.main import main
-from itemwise.engine.engine import ScoringEngine
-from itemwise.engine.scheduler import Scheduler
-from itemwise.engine.warmup import OnProgram
-from itemwise.models.hf_folder import read_tokenizer_folder
-from itemwise.options import EngineOptions
-from itemwise.prompts.profile import parse_profile
-from itemwise.prompts.profile_choice import ProfileChoice
-from itemwise.prompts.profile_files import builtin_profiles, find_profile
-from itemwise.prompts.tokenizer import TextTokenizer
+from prefixwise.backends.fake import FakeBackend
+from prefixwise.cli import run_request
+from prefixwise.cli.main import main
+from prefixwise.engine.engine import ScoringEngine
+from prefixwise.engine.scheduler import Scheduler
+from prefixwise.engine.warmup import OnProgram
+from prefixwise.models.hf_folder import read_tokenizer_folder
+from prefixwise.options import EngineOptions
+from prefixwise.prompts.profile import parse_profile
+from prefixwise.prompts.profile_choice import ProfileChoice
+from prefixwise.prompts.profile_files import builtin_profiles, find_profile
+from prefixwise.prompts.tokenizer import TextTokenizer
 from tests.checkpoints import add_tokenizer
 
 MAX_CONTEXT_LEN = 64
@@ -44,7 +44,7 @@ def fake_engine(options: EngineOptions | None = None, on_program: OnProgram | No
     options = options or EngineOptions()
     with tempfile.TemporaryDirectory() as folder:
         tokenizer = TextTokenizer(read_tokenizer_folder(add_tokenizer(Path(folder))))
-    logging.getLogger("itemwise").info("fake model loaded")
+    logging.getLogger("prefixwise").info("fake model loaded")
     scheduler = Scheduler(FakeBackend(max_context_len=MAX_CONTEXT_LEN), options.scheduler_options())
     return ScoringEngine(options.engine_config("fake-model", choose_profile(options)), scheduler, tokenizer)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from itemwise.contract.parse import parse_score_request
-from itemwise.engine.engine import ScoringEngine
+from prefixwise.contract.parse import parse_score_request
+from prefixwise.engine.engine import ScoringEngine
 from tests.cli.fake_program import MAX_CONTEXT_LEN
 
 QUERY = "Is this document relevant? "

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from itemwise.contract.parse_rerank import parse_rerank_request
-from itemwise.contract.rerank import RerankResult
-from itemwise.engine.engine import ScoringEngine
-from itemwise.engine.reranker import Reranker
+from prefixwise.contract.parse_rerank import parse_rerank_request
+from prefixwise.contract.rerank import RerankResult
+from prefixwise.engine.engine import ScoringEngine
+from prefixwise.engine.reranker import Reranker
 
 QUERY = "fox?"
 DOCUMENTS = ["The quick brown fox", "the lazy dog", "naïve café"]

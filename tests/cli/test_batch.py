@@ -1,4 +1,4 @@
-"""`itemwise batch` as people call it, on the fake model."""
+"""`prefixwise batch` as people call it, on the fake model."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from itemwise.backends.load import FAKE_STEP_VARIABLE
-from itemwise.engine.engine import ScoringEngine
-from itemwise.engine.warmup import OnProgram
-from itemwise.options import EngineOptions
+from prefixwise.backends.load import FAKE_STEP_VARIABLE
+from prefixwise.engine.engine import ScoringEngine
+from prefixwise.engine.warmup import OnProgram
+from prefixwise.host import install_command
+from prefixwise.options import EngineOptions
 from tests.batch.inputs import read_jsonl, rows, write_jsonl
 from tests.cli.conftest import REAL_PROGRAM, RunMain, plain_environment, run_on_terminal, run_process
 from tests.cli.fake_program import fake_engine
@@ -34,7 +35,7 @@ def _fake_engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     def open_engine(options: EngineOptions, on_program: OnProgram | None = None) -> ScoringEngine:
         return fake_engine(options)
 
-    monkeypatch.setattr("itemwise.batch.engine.open_engine", open_engine)
+    monkeypatch.setattr("prefixwise.batch.engine.open_engine", open_engine)
 
 
 @pytest.fixture
@@ -146,7 +147,7 @@ def test_without_ray_a_cluster_is_one_clear_line(
     monkeypatch.setitem(sys.modules, "ray", None)
     ran = run_main(*arguments, "--cluster", "auto")
     assert ran.status == 1
-    assert 'error: ray is not installed; install it with: pip install "itemwise[cluster]"\n' in ran.err
+    assert f"error: ray is not installed; install it with: {install_command('cluster')}\n" in ran.err
 
 
 @pytest.mark.parametrize("name", ["in.parquet", "out.parquet"])
@@ -160,7 +161,7 @@ def test_without_pyarrow_parquet_is_one_clear_line(
     target = tmp_path / ("out.parquet" if name == "out.parquet" else "out.jsonl")
     ran = run_main("batch", "--input", str(source), "--output", str(target), *LABELS)
     assert ran.status == 1
-    assert 'error: pyarrow is not installed; install it with: pip install "itemwise[batch]"\n' in ran.err
+    assert f"error: pyarrow is not installed; install it with: {install_command('batch')}\n" in ran.err
     assert not list(tmp_path.glob("out*"))  # told before anything is scored
 
 
@@ -183,7 +184,7 @@ def test_an_interrupt_at_any_stage_says_how_to_go_on(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(f"itemwise.batch.job.{stage}", interrupt)
+        patch.setattr(f"prefixwise.batch.job.{stage}", interrupt)
         ran = run_main(*arguments)
     assert (ran.status, words in ran.err) == (130, True), ran.err
     assert run_main(*arguments, *again).status == 0

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from itemwise.cli import batch_progress
-from itemwise.cli.batch_progress import BatchProgress, duration, reading, shown
+from prefixwise.cli import batch_progress
+from prefixwise.cli.batch_progress import BatchProgress, duration, reading, shown
 
 
 @pytest.fixture

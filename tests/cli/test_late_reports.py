@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from itemwise.cli import serve
-from itemwise.cli.failures import CommandError
-from itemwise.cli.late_reports import LateReports
-from itemwise.contract.errors import ArtifactError
-from itemwise.harness.report.viewer import ReportFolder
-from itemwise.server.config import ServerOptions
+from prefixwise.cli import serve
+from prefixwise.cli.failures import CommandError
+from prefixwise.cli.late_reports import LateReports
+from prefixwise.contract.errors import ArtifactError
+from prefixwise.harness.report.viewer import ReportFolder
+from prefixwise.host import install_command
+from prefixwise.server.config import ServerOptions
 from tests.cli.conftest import run_process
 
 
@@ -39,8 +40,8 @@ def test_it_shows_what_the_viewer_shows(tmp_path: Path) -> None:
 
 def test_nothing_is_imported_before_somebody_asks() -> None:
     code = (
-        "import sys; from itemwise.cli.late_reports import LateReports; reports = LateReports(None); "
-        "name = 'itemwise.harness.report.viewer'; print(name in sys.modules); reports.artifacts(); "
+        "import sys; from prefixwise.cli.late_reports import LateReports; reports = LateReports(None); "
+        "name = 'prefixwise.harness.report.viewer'; print(name in sys.modules); reports.artifacts(); "
         "print(name in sys.modules)"
     )
     assert run_process([sys.executable, "-c", code]).out.split() == ["False", "True"]
@@ -50,9 +51,9 @@ def test_where_it_cannot_be_imported_the_server_goes_on_without(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(serve, "find_spec", lambda package: None)
-    with caplog.at_level(logging.WARNING, "itemwise"):
+    with caplog.at_level(logging.WARNING, "prefixwise"):
         assert serve._report_source(ServerOptions(reports_dir=str(tmp_path))) is None
-    assert caplog.messages == ['--reports-dir has no effect: pydantic is missing; pip install "itemwise[harness]"']
+    assert caplog.messages == [f"--reports-dir has no effect: pydantic is missing; {install_command('harness')}"]
 
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:

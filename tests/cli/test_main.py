@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-import itemwise
+import prefixwise
 from tests.checkpoints import make_gguf
 from tests.cli.conftest import (
     FAKE_PROGRAM,
@@ -20,14 +20,14 @@ from tests.cli.conftest import (
     run_process,
 )
 
-SCRIPT = str(Path(sys.executable).with_name("itemwise"))
-LOADED_MESSAGE = "INFO itemwise: fake model loaded"
+SCRIPT = str(Path(sys.executable).with_name("prefixwise"))
+LOADED_MESSAGE = "INFO prefixwise: fake model loaded"
 SCORE = ("score", "--query", "Is this a fox? ", "--label", "y", "--label", "n")
 
 # Every line of standard input is a command, and has a process of its own that has imported the program alone.
 HEAVY_MODULES_AFTER = """
 import os, sys
-from itemwise.cli.main import main
+from prefixwise.cli.main import main
 for line in sys.stdin:
     child = os.fork()
     if not child:
@@ -40,7 +40,7 @@ try:
 except SystemExit as exited:
     assert exited.code == 0
 heavy = ("torch", "jax", "tokenizers", "huggingface_hub", "gguf", "starlette", "uvicorn", "transformers")
-others = ("httpx", "ray", "pyarrow", "itemwise.cli.harness_verbs", "itemwise.cli.ops.verbs", "itemwise.ops")
+others = ("httpx", "ray", "pyarrow", "prefixwise.cli.harness_verbs", "prefixwise.cli.ops.verbs", "prefixwise.ops")
 print([name for name in (*heavy, *others) if name in sys.modules], file=sys.stderr)
 """
 
@@ -87,7 +87,7 @@ def test_a_group_without_a_verb_says_what_is_missing(run_main: RunMain, group: s
 @pytest.mark.parametrize("program", [(SCRIPT,), REAL_PROGRAM])
 def test_the_script_and_the_module_are_the_same_program(program: tuple[str, ...]) -> None:
     ran = run_process([*program, "--version"])
-    assert (ran.status, ran.out, ran.err) == (0, f"itemwise {itemwise.__version__}\n", "")
+    assert (ran.status, ran.out, ran.err) == (0, f"prefixwise {prefixwise.__version__}\n", "")
 
 
 def test_without_a_verb_it_prints_its_help(run_main: RunMain) -> None:
@@ -100,14 +100,14 @@ def test_without_a_verb_it_prints_its_help(run_main: RunMain) -> None:
 @pytest.mark.parametrize(
     ("args", "error", "hint"),
     [
-        (("scor",), "error: No such command 'scor'. Did you mean 'score'?", "hint: itemwise --help"),
-        (("score", "--itm", "x"), "error: No such option: --itm", "hint: itemwise score --help"),
-        (("score", "--top", "0"), "error: Invalid value for '--top'", "hint: itemwise score --help"),
-        (("score", "--dtype", "x"), "error: Invalid value for '--dtype'", "hint: itemwise score --help"),
-        (("score", "--profile", "x"), "error: No such option: --profile", "hint: itemwise score --help"),
-        (("rerank", "--top-n", "0"), "error: Invalid value for '--top-n'", "hint: itemwise rerank --help"),
-        (("score", "--mask", "x"), "error: Invalid value for '--mask'", "hint: itemwise score --help"),
-        (("--log-level", "loud", "score"), "error: Invalid value for '--log-level'", "hint: itemwise --help"),
+        (("scor",), "error: No such command 'scor'. Did you mean 'score'?", "hint: prefixwise --help"),
+        (("score", "--itm", "x"), "error: No such option: --itm", "hint: prefixwise score --help"),
+        (("score", "--top", "0"), "error: Invalid value for '--top'", "hint: prefixwise score --help"),
+        (("score", "--dtype", "x"), "error: Invalid value for '--dtype'", "hint: prefixwise score --help"),
+        (("score", "--profile", "x"), "error: No such option: --profile", "hint: prefixwise score --help"),
+        (("rerank", "--top-n", "0"), "error: Invalid value for '--top-n'", "hint: prefixwise rerank --help"),
+        (("score", "--mask", "x"), "error: Invalid value for '--mask'", "hint: prefixwise score --help"),
+        (("--log-level", "loud", "score"), "error: Invalid value for '--log-level'", "hint: prefixwise --help"),
     ],
 )
 def test_a_usage_error_is_two_lines_and_status_2(
@@ -125,7 +125,7 @@ def test_a_failure_is_two_lines_on_stderr_and_status_1() -> None:
     first, second = ran.err.splitlines()
     assert (ran.status, ran.out) == (1, "")
     assert first.startswith("error: no model at 'no such model': expected a folder")
-    assert second.startswith("hint: `itemwise models` lists")
+    assert second.startswith("hint: `prefixwise models` lists")
 
 
 def test_a_failure_stays_on_one_line_however_long(run_main: RunMain) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from itemwise.prompts.profile import parse_profile
-from itemwise.prompts.profile_files import builtin_profiles
+from prefixwise.prompts.profile import parse_profile
+from prefixwise.prompts.profile_files import builtin_profiles
 from tests.cli.conftest import RunMain
 from tests.cli.sample_rerank import PROFILE_FILE, write_profile
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from itemwise.engine.engine import ScoringEngine
+from prefixwise.engine.engine import ScoringEngine
 from tests.cli.conftest import RunMain
 from tests.cli.sample_request import QUERY, expected_body
 

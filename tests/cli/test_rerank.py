@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from itemwise.cli.engine_options import open_engine
-from itemwise.engine.engine import ScoringEngine
-from itemwise.options import EngineOptions
+from prefixwise.cli.engine_options import open_engine
+from prefixwise.engine.engine import ScoringEngine
+from prefixwise.options import EngineOptions
 from tests.cli.conftest import REAL_PROGRAM, RunMain, num_threads, run_process
 from tests.cli.engine_flags import ENGINE_ARGS, ENGINE_OPTIONS
 from tests.cli.fake_program import FAKE_PROFILE, NO_PROFILE
@@ -133,9 +133,9 @@ def test_options_that_do_not_go_together_are_a_usage_error(
         (("-d", TOO_LONG, "--no-truncate"), "documents[3] must fit: expected at most", "without --no-truncate"),
         (("-q", TOO_LONG), "query and instruction must leave room", "a shorter --query"),
         (("--instruction", TOO_LONG), "query and instruction must leave room", "--instruction"),
-        (("--profile", "qwen3-reranker"), 'profile "qwen3-reranker" needs the special tokens', "`itemwise profiles`"),
-        (("--profile", "qwen"), 'no profile is called "qwen"; expected bge-', "`itemwise profiles`"),
-        (("--profile", "no/such.toml"), "no/such.toml cannot be read: No such file", "`itemwise profiles`"),
+        (("--profile", "qwen3-reranker"), 'profile "qwen3-reranker" needs the special tokens', "`prefixwise profiles`"),
+        (("--profile", "qwen"), 'no profile is called "qwen"; expected bge-', "`prefixwise profiles`"),
+        (("--profile", "no/such.toml"), "no/such.toml cannot be read: No such file", "`prefixwise profiles`"),
     ],
 )
 def test_a_request_that_cannot_be_scored_gets_a_hint_in_options(
@@ -168,13 +168,13 @@ def test_a_mistake_in_the_request_does_not_wait_for_the_model(
 def test_a_mistake_in_a_profile_does_not_wait_for_the_model(
     run_main: RunMain, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("itemwise.cli.run_request.open_engine", open_engine)
+    monkeypatch.setattr("prefixwise.cli.run_request.open_engine", open_engine)
     path = write_profile(tmp_path, PROFILE_FILE.replace("logit", "log it").replace("labels", "label"))
     ran = run_main("rerank", *WITH_DOCUMENTS, "--profile", path, "--model", "no such model")
     first, second = ran.err.splitlines()
     assert first.startswith(f"error: {path} is no profile: relevance must be one of softmax, ")
     assert "; label is unknown; expected " in first
-    assert second.startswith("hint: `itemwise profiles` lists")
+    assert second.startswith("hint: `prefixwise profiles` lists")
     assert (ran.status, ran.out) == (1, "")
 
 
@@ -218,7 +218,7 @@ def test_the_embedded_model_reranks_out_of_the_box(run_main: RunMain, monkeypatc
     """Nothing is faked. It knows its capitals, and nobody trained it to rerank."""
     documents = b"Bananas are rich in potassium.\nThe capital of France is Paris.\n"
     command = ["rerank", "-q", "What is the capital of France?", "--documents-file", "-"]
-    monkeypatch.setattr("itemwise.cli.run_request.open_engine", open_engine)
+    monkeypatch.setattr("prefixwise.cli.run_request.open_engine", open_engine)
     as_json = run_main(*command, "--json", stdin=documents)
     table = run_process([*REAL_PROGRAM, *command], stdin=documents, OMP_NUM_THREADS=num_threads())
     assert (table.status, as_json.status) == (0, 0), table.err + as_json.err

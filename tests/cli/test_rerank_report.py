@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from itemwise.cli.rerank_report import rerank_json, rerank_table
-from itemwise.contract.rerank import RerankedDocument, RerankResult
-from itemwise.contract.result import Truncation, Usage
+from prefixwise.cli.rerank_report import rerank_json, rerank_table
+from prefixwise.contract.rerank import RerankedDocument, RerankResult
+from prefixwise.contract.result import Truncation, Usage
 from tests.cli.conftest import FAKE_PROGRAM, RunMain, run_on_terminal
 from tests.cli.fake_program import NO_PROFILE
 from tests.cli.sample_rerank import QUERY, WITH_DOCUMENTS

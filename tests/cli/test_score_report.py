@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from itemwise.cli.score_report import score_table
-from itemwise.contract.result import ScoreResult, Usage
+from prefixwise.cli.score_report import score_table
+from prefixwise.contract.result import ScoreResult, Usage
 from tests.cli.conftest import FAKE_PROGRAM, RunMain, run_on_terminal, run_process
 from tests.cli.sample_request import QUERY, TOO_LONG, WITH_LABELS
 

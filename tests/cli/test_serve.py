@@ -10,4 +10,4 @@ def test_a_profile_that_is_not_there_is_an_error_with_a_hint_before_the_model_is
     error, hint = ran.err.splitlines()[-2:]
     assert (ran.status, ran.out) == (1, "")
     assert error.startswith('error: no profile is called "nobody"; expected bge-')
-    assert hint.startswith("hint: `itemwise profiles` lists")
+    assert hint.startswith("hint: `prefixwise profiles` lists")

@@ -1,4 +1,4 @@
-"""`itemwise validate`, run in this process, with what it says caught."""
+"""`prefixwise validate`, run in this process, with what it says caught."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from itemwise.cli.main import main
+from prefixwise.cli.main import main
 from tests.cli.conftest import Ran
 
 

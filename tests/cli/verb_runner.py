@@ -1,4 +1,4 @@
-"""One verb as a program of its own, with the statuses and the error lines of `itemwise`."""
+"""One verb as a program of its own, with the statuses and the error lines of `prefixwise`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 import typer
 
-from itemwise.cli.failures import CommandError, report_failure
-from itemwise.contract.errors import ItemwiseError
+from prefixwise.cli.failures import CommandError, report_failure
+from prefixwise.contract.errors import PrefixwiseError
 from tests.cli.conftest import Ran
 
 
@@ -18,6 +18,6 @@ def run_verb(verb: Callable[..., None], capsys: pytest.CaptureFixture[str], *arg
     capsys.readouterr()  # what was said before is not the verb's
     try:
         status: int | None = app([*args], prog_name="verb", standalone_mode=False)
-    except (ItemwiseError, CommandError, typer.TyperException) as error:
+    except (PrefixwiseError, CommandError, typer.TyperException) as error:
         status = report_failure(error)
     return Ran(status or 0, *capsys.readouterr())

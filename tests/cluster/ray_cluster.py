@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import psutil
 
-from itemwise import Scorer
-from itemwise.backends.load import FAKE_STEP_VARIABLE
-from itemwise.cluster.options import ClusterOptions, ScaleOptions
-from itemwise.options import EngineOptions
-from itemwise.server.config import ServerOptions
+from prefixwise import Scorer
+from prefixwise.backends.load import FAKE_STEP_VARIABLE
+from prefixwise.cluster.options import ClusterOptions, ScaleOptions
+from prefixwise.options import EngineOptions
+from prefixwise.server.config import ServerOptions
 
 if TYPE_CHECKING:
     from ray.cluster_utils import Cluster
@@ -76,7 +76,7 @@ def front_processes() -> list[psutil.Process]:
 
 def _processes(deployment: str) -> list[psutil.Process]:
     own = psutil.Process().children(recursive=True)
-    title = f"ray::ServeReplica:itemwise:{deployment}"
+    title = f"ray::ServeReplica:prefixwise:{deployment}"
     return [process for process in own if title in " ".join(_command_line(process))]
 
 
@@ -93,7 +93,7 @@ def node_of(name: str) -> str:
 def _actor(replica: str) -> dict[str, Any]:
     import ray
 
-    actor = ray.get_actor(f"SERVE_REPLICA::itemwise#replica#{replica}", namespace="serve")
+    actor = ray.get_actor(f"SERVE_REPLICA::prefixwise#replica#{replica}", namespace="serve")
     found: dict[str, Any] = ray._private.state.actors(actor._actor_id.hex())
     return found
 

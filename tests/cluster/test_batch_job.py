@@ -14,10 +14,10 @@ from typing import Any
 import psutil
 import pytest
 
-from itemwise.backends.load import FAKE_STEP_VARIABLE
-from itemwise.batch.parts import Part
-from itemwise.cluster.workers import WorkerOptions
-from itemwise.contract.errors import BatchError
+from prefixwise.backends.load import FAKE_STEP_VARIABLE
+from prefixwise.batch.parts import Part
+from prefixwise.cluster.workers import WorkerOptions
+from prefixwise.contract.errors import BatchError
 from tests.batch.inputs import read_jsonl, rows, write_jsonl
 from tests.cli.conftest import REAL_PROGRAM, run_process
 from tests.cli.test_batch import BAD, FAKE, LABELS, wait_for_parts
@@ -145,7 +145,7 @@ def test_what_no_worker_can_do_is_one_clear_line(
 
 
 def test_workers_that_die_each_time_end_the_job(cluster_address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from itemwise.cluster import batch_job
+    from prefixwise.cluster import batch_job
 
     monkeypatch.setattr(batch_job, "_DEATHS", {"max_restarts": 2, "max_task_retries": 1})
     dies: Any = partial(os._exit, 1)  # as it would of a model that is too large

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("ray", reason="Ray is not installed")
 
 from benchmarks.ports import free_port
-from itemwise import Scorer
+from prefixwise import Scorer
 from tests.cluster.ray_cluster import (
     PATIENCE,
     Load,
@@ -61,7 +61,7 @@ def url(port: int) -> str:
 
 
 def update(port: int, **scale: Any) -> None:
-    from itemwise.cluster.serve_app import deploy
+    from prefixwise.cluster.serve_app import deploy
 
     deploy(options_of(port, **{"fronts": 2, **scale}))
 
@@ -69,20 +69,20 @@ def update(port: int, **scale: Any) -> None:
 def num_answering(url: str) -> int:
     """Replicas that tell their metrics."""
     lines = httpx.get(url + "/metrics", timeout=60).text.splitlines()
-    return sum(line.startswith("itemwise:requests_running{") for line in lines)
+    return sum(line.startswith("prefixwise:requests_running{") for line in lines)
 
 
 def home_of(url: str, query: int) -> str:
     """The name of the replica that this query belongs to."""
     response = httpx.post(url + "/v1/score", json=score_body(query), timeout=60)
-    name: str = response.headers["x-itemwise-replica"]
+    name: str = response.headers["x-prefixwise-replica"]
     return name
 
 
 def is_running(url: str, replica: str) -> bool:
     """Does this replica compute a request?"""
     lines = httpx.get(url + "/metrics", timeout=60).text.splitlines()
-    mine = [line for line in lines if line.startswith(f'itemwise:requests_running{{replica="{replica}"')]
+    mine = [line for line in lines if line.startswith(f'prefixwise:requests_running{{replica="{replica}"')]
     return any(float(line.split()[-1]) > 0 for line in mine)
 
 
@@ -109,7 +109,7 @@ def test_a_request_that_its_replica_dies_with_is_answered_by_another(url: str) -
         kill(victim)
         response = answer.result()
     assert response.status_code == 200
-    assert response.headers["x-itemwise-replica"] != home
+    assert response.headers["x-prefixwise-replica"] != home
     with Scorer(backend="fake") as scorer:
         assert response.json()["scores"] == scorer.score(**body).scores
 

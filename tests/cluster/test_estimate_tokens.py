@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itemwise.cluster.routing import ReplicaLoad, RoutingOptions, estimate_tokens, order_replicas
+from prefixwise.cluster.routing import ReplicaLoad, RoutingOptions, estimate_tokens, order_replicas
 
 
 def test_a_front_that_is_alone_knows_what_it_sent() -> None:

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 import orjson
 import pytest
 
-from itemwise.cluster.exchange import HttpRequest, HttpResponse, answer
-from itemwise.engine.engine import ScoringEngine
-from itemwise.loading import load_engine
-from itemwise.options import EngineOptions
-from itemwise.server.app import make_app
-from itemwise.server.config import ServerOptions
-from itemwise.server.service import Service
+from prefixwise.cluster.exchange import HttpRequest, HttpResponse, answer
+from prefixwise.engine.engine import ScoringEngine
+from prefixwise.loading import load_engine
+from prefixwise.options import EngineOptions
+from prefixwise.server.app import make_app
+from prefixwise.server.config import ServerOptions
+from prefixwise.server.service import Service
 
 BODY = {"query": [1, 2], "items": [[3], [4, 5]], "label_token_ids": [6, 7]}
 

@@ -16,10 +16,10 @@ from ray.exceptions import ActorDiedError, ObjectLostError
 from starlette.requests import Request
 from starlette.responses import Response
 
-from itemwise.cluster import front as front_module
-from itemwise.cluster.exchange import REPLICA_HEADER, HttpRequest, HttpResponse
-from itemwise.cluster.front import MAX_ATTEMPTS, Front
-from itemwise.cluster.tickets import Ticket
+from prefixwise.cluster import front as front_module
+from prefixwise.cluster.exchange import REPLICA_HEADER, HttpRequest, HttpResponse
+from prefixwise.cluster.front import MAX_ATTEMPTS, Front
+from prefixwise.cluster.tickets import Ticket
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own
 

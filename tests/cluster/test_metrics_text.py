@@ -2,8 +2,8 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from itemwise.cluster.metrics_text import merge_metrics
-from itemwise.server.metrics import Metrics
+from prefixwise.cluster.metrics_text import merge_metrics
+from prefixwise.server.metrics import Metrics
 
 
 def page(requests: int) -> str:
@@ -18,8 +18,8 @@ def test_every_sample_says_whose_it_is_and_none_is_lost() -> None:
     families = {family.name: family for family in text_string_to_metric_families(merged)}
     samples = [
         (sample.labels["replica"], sample.value)
-        for sample in families["itemwise:requests"].samples
-        if sample.name == "itemwise:requests_total"
+        for sample in families["prefixwise:requests"].samples
+        if sample.name == "prefixwise:requests_total"
     ]
     assert samples == [("a", 2.0), ("b", 3.0)]
 

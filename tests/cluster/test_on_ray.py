@@ -14,8 +14,8 @@ import pytest
 pytest.importorskip("ray", reason="Ray is not installed")
 
 from benchmarks.ports import free_port
-from itemwise import Scorer
-from itemwise.cluster.options import ClusterOptions
+from prefixwise import Scorer
+from prefixwise.cluster.options import ClusterOptions
 from tests.cluster.ray_cluster import (
     Load,
     check_scores,
@@ -56,7 +56,7 @@ def nodes() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def port(nodes: None) -> int:
     """The application with two fake engines."""
-    from itemwise.cluster.serve_app import deploy
+    from prefixwise.cluster.serve_app import deploy
 
     port = free_port()
     deploy(options_of(port))
@@ -71,7 +71,7 @@ def url(port: int) -> str:
 
 
 def update(options: ClusterOptions) -> None:
-    from itemwise.cluster.serve_app import deploy
+    from prefixwise.cluster.serve_app import deploy
 
     deploy(options)
 
@@ -100,7 +100,7 @@ def test_the_same_query_lands_on_the_same_replica(url: str) -> None:
         for seed in range(3):
             for query in range(10):
                 response = http.post("/v1/score", json=score_body(query, seed))
-                homes.setdefault(query, set()).add(response.headers["x-itemwise-replica"])
+                homes.setdefault(query, set()).add(response.headers["x-prefixwise-replica"])
     assert all(len(replicas) == 1 for replicas in homes.values())
     assert len(set.union(*homes.values())) == 2
 
@@ -110,7 +110,7 @@ def test_metrics_are_those_of_all_replicas(url: str) -> None:
         for query in range(10):
             http.post("/v1/score", json=score_body(query)).raise_for_status()
         page = http.get("/metrics").text
-    counted = [line for line in page.splitlines() if line.startswith("itemwise:items_scored_total{")]
+    counted = [line for line in page.splitlines() if line.startswith("prefixwise:items_scored_total{")]
     assert len({line.split('replica="')[1].split('"')[0] for line in counted}) == 2
 
 
@@ -141,7 +141,7 @@ def test_a_full_replica_s_requests_go_to_another(port: int, url: str) -> None:
         answers = list(pool.map(lambda _: httpx.post(url + "/v1/score", json=body, timeout=60), range(10)))
     update(options_of(port))
     good = [answer for answer in answers if answer.status_code == 200]
-    assert len({answer.headers["x-itemwise-replica"] for answer in good}) == 2
+    assert len({answer.headers["x-prefixwise-replica"] for answer in good}) == 2
     refused = [answer for answer in answers if answer.status_code != 200]
     assert {answer.status_code for answer in refused} <= {429}
     assert all(int(answer.headers["retry-after"]) > 0 for answer in refused)

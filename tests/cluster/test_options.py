@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from itemwise.cluster.options import API_KEY_VARIABLE, ClusterOptions, ScaleOptions, Secret
-from itemwise.contract.errors import InvalidValueError, ItemwiseError
-from itemwise.options import EngineOptions
-from itemwise.server.config import ServerOptions
+from prefixwise.cluster.options import API_KEY_VARIABLE, ClusterOptions, ScaleOptions, Secret
+from prefixwise.contract.errors import InvalidValueError, PrefixwiseError
+from prefixwise.options import EngineOptions
+from prefixwise.server.config import ServerOptions
 
 CHOSEN = ClusterOptions(
     EngineOptions(model="some/model", dtype="bfloat16", served_names=("a", "b"), prefix_cache=False),
@@ -54,5 +54,5 @@ def test_what_cannot_be_meant_is_refused(args: dict[str, Any], said: str) -> Non
 
 
 def test_an_engine_that_cannot_be_is_refused() -> None:
-    with pytest.raises(ItemwiseError, match="max_items_per_request must be"):
+    with pytest.raises(PrefixwiseError, match="max_items_per_request must be"):
         ClusterOptions.from_json({"engine": {"max_items_per_request": 0}})

@@ -5,8 +5,8 @@ from typing import Any
 import orjson
 import pytest
 
-from itemwise.cluster.exchange import HttpRequest
-from itemwise.cluster.request_key import RequestKey, key_of
+from prefixwise.cluster.exchange import HttpRequest
+from prefixwise.cluster.request_key import RequestKey, key_of
 
 SCORE = {"query": "which?", "items": ["a", "b"], "labels": ["yes"]}
 

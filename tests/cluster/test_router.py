@@ -10,9 +10,9 @@ import pytest
 
 pytest.importorskip("ray", reason="Ray is not installed")
 
-from itemwise.cluster.request_key import RequestKey
-from itemwise.cluster.router import PrefixRouter
-from itemwise.cluster.tickets import Ticket, known_replicas, ledger, register_router, ticket_of
+from prefixwise.cluster.request_key import RequestKey
+from prefixwise.cluster.router import PrefixRouter
+from prefixwise.cluster.tickets import Ticket, known_replicas, ledger, register_router, ticket_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own
 

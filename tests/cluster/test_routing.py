@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from itemwise.cluster.routing import (
+from prefixwise.cluster.routing import (
     ReplicaLoad,
     RoutingOptions,
     order_replicas,

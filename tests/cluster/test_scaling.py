@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from itemwise.cluster.scaling import QUEUED_TOKENS, QueuedTokensPolicy, desired_replicas
+from prefixwise.cluster.scaling import QUEUED_TOKENS, QueuedTokensPolicy, desired_replicas
 
 
 @pytest.mark.parametrize(("queued", "replicas"), [(0, 1), (1, 1), (100, 1), (101, 2), (1000, 10)])

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from itemwise.cluster.workers import WorkerOptions, parse_count, parse_resources
-from itemwise.contract.errors import BatchError
+from prefixwise.cluster.workers import WorkerOptions, parse_count, parse_resources
+from prefixwise.contract.errors import BatchError
 
 
 @pytest.mark.parametrize(("text", "count"), [(None, (None, None)), ("4", (4, 4)), ("1:8", (1, 8))])

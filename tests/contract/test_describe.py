@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from itemwise.contract.describe import describe, quote
+from prefixwise.contract.describe import describe, quote
 
 
 @pytest.mark.parametrize(

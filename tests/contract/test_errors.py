@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from itemwise.contract import errors
-from itemwise.contract.errors import RequestError
+from prefixwise.contract import errors
+from prefixwise.contract.errors import RequestError
 
 
 @pytest.mark.parametrize(
@@ -82,4 +82,4 @@ def test_an_error_knows_its_item_and_prints_its_message() -> None:
     "cls", [errors.RequestError, errors.ModelLoadError, errors.TokenizerError, errors.BackendError]
 )
 def test_the_root_catches_every_error(cls: type[Exception]) -> None:
-    assert issubclass(cls, errors.ItemwiseError)
+    assert issubclass(cls, errors.PrefixwiseError)

@@ -8,8 +8,8 @@ from types import MappingProxyType
 import numpy as np
 import pytest
 
-from itemwise.contract.errors import RequestError
-from itemwise.contract.parse import parse_score_request
+from prefixwise.contract.errors import RequestError
+from prefixwise.contract.parse import parse_score_request
 
 TEXT: Mapping[str, object] = MappingProxyType({"query": "q", "items": ["a", "b"], "labels": ["yes", "no"]})
 INVALID_REQUEST = "invalid_request_error"

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from itemwise.contract import token_ids
-from itemwise.contract.errors import RequestError
-from itemwise.contract.parse import parse_score_request
-from itemwise.contract.ragged import Ragged
-from itemwise.contract.request import ScoreRequest
+from prefixwise.contract import token_ids
+from prefixwise.contract.errors import RequestError
+from prefixwise.contract.parse import parse_score_request
+from prefixwise.contract.ragged import Ragged
+from prefixwise.contract.request import ScoreRequest
 
 INVALID_REQUEST = "invalid_request_error"
 INVALID_VALUE = "invalid_value_error"

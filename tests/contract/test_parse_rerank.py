@@ -8,9 +8,9 @@ from types import MappingProxyType
 import numpy as np
 import pytest
 
-from itemwise.contract.errors import RequestError
-from itemwise.contract.parse_rerank import MAX_PRIORITY, parse_rerank_request
-from itemwise.contract.rerank import RerankRequest
+from prefixwise.contract.errors import RequestError
+from prefixwise.contract.parse_rerank import MAX_PRIORITY, parse_rerank_request
+from prefixwise.contract.rerank import RerankRequest
 
 LEAST: Mapping[str, object] = MappingProxyType({"query": "q", "documents": ["a", "b"]})
 INVALID_REQUEST = "invalid_request_error"

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from itemwise.contract.ragged import Ragged, ranges, starts_from_lens
+from prefixwise.contract.ragged import Ragged, ranges, starts_from_lens
 
 token_rows = st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=6), max_size=8)
 

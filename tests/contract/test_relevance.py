@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from itemwise.contract.relevance import RelevanceKind, needed_score_mode, raw_scores, relevance_scores
+from prefixwise.contract.relevance import RelevanceKind, needed_score_mode, raw_scores, relevance_scores
 
 LOGITS = st.floats(-80, 80)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from itemwise.contract.errors import ModelNotFoundError, RequestError
-from itemwise.contract.ragged import Int32Array, Ragged
-from itemwise.contract.request import (
+from prefixwise.contract.errors import ModelNotFoundError, RequestError
+from prefixwise.contract.ragged import Int32Array, Ragged
+from prefixwise.contract.request import (
     OnItemError,
     ScoreRequest,
     check_item_count,

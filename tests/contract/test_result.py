@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from itemwise.contract.errors import InvalidValueError
-from itemwise.contract.ragged import Ragged
-from itemwise.contract.result import ItemError, RankedItem, ScoreResult, Truncation, Usage
+from prefixwise.contract.errors import InvalidValueError
+from prefixwise.contract.ragged import Ragged
+from prefixwise.contract.result import ItemError, RankedItem, ScoreResult, Truncation, Usage
 
 
 def result(

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from itemwise.contract.request import LabelScoring, ScoreMode
-from itemwise.contract.score_modes import (
+from prefixwise.contract.request import LabelScoring, ScoreMode
+from prefixwise.contract.score_modes import (
     Float32Array,
     Float64Array,
     needs_normalizer,

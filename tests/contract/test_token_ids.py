@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from itemwise.contract.errors import RequestError
-from itemwise.contract.token_ids import (
+from prefixwise.contract.errors import RequestError
+from prefixwise.contract.token_ids import (
     MAX_TOKEN_ID,
     Place,
     ids_error,

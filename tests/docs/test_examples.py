@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from itemwise.cli.main import app
+from prefixwise.cli.main import app
 from tests.server.real_requests import fetch
 from tests.server.server_process import ServerProcess, real_server
 
@@ -105,8 +105,8 @@ def demo() -> str:
 
 @pytest.mark.parametrize(("page", "verb"), [("README.md", "score"), ("docs/reranking.md", "rerank")])
 def test_commands_print_what_is_printed(page: str, verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (block,) = (block for block in blocks(page) if f"$ .venv/bin/itemwise {verb} " in block)
-    files, _, rest = block.partition(f"$ .venv/bin/itemwise {verb} ")
+    (block,) = (block for block in blocks(page) if f"$ .venv/bin/prefixwise {verb} " in block)
+    files, _, rest = block.partition(f"$ .venv/bin/prefixwise {verb} ")
     (tmp_path / "docs.txt").write_text(files.partition("\n")[2], encoding="utf-8")
     lines = rest.replace("\\\n", " ").splitlines()
     monkeypatch.chdir(tmp_path)

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from itemwise.cli.serve_options import SECOND_SPELLINGS, SERVE_ENGINE_FLAGS, SERVER_FLAGS
-from itemwise.options import EngineOptions
-from itemwise.server.config import ServerOptions
-from itemwise.server.openapi import OPERATIONS
-from itemwise.server.openapi_errors import ERROR_TABLE
+from prefixwise.cli.serve_options import SECOND_SPELLINGS, SERVE_ENGINE_FLAGS, SERVER_FLAGS
+from prefixwise.options import EngineOptions
+from prefixwise.server.config import ServerOptions
+from prefixwise.server.openapi import OPERATIONS
+from prefixwise.server.openapi_errors import ERROR_TABLE
 from tests.server.app_client import app_client
 
 ROOT = Path(__file__).parents[2]
@@ -61,7 +61,7 @@ def test_every_metric_is_in_the_table() -> None:
         shown = client.get("/metrics").text
     families = set(re.findall(r"^# TYPE (\S+)", shown, re.MULTILINE))
     names = {name for name in families if not name.endswith("_created")}
-    assert set(re.findall(r"`(itemwise:\w+)", HTTP_API.partition("## Headers")[0])) == names
+    assert set(re.findall(r"`(prefixwise:\w+)", HTTP_API.partition("## Headers")[0])) == names
 
 
 def test_every_flag_of_the_server_is_explained() -> None:

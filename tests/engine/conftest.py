@@ -12,5 +12,7 @@ import pytest
 def _no_thread_is_left() -> Iterator[None]:
     before = set(threading.enumerate())  # scorers that tests of other rooms share stay for the whole run
     yield
-    left = [thread for thread in threading.enumerate() if thread.name.startswith("itemwise-") and thread not in before]
+    left = [
+        thread for thread in threading.enumerate() if thread.name.startswith("prefixwise-") and thread not in before
+    ]
     assert left == [], "close the engine"

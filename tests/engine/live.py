@@ -12,16 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from itemwise.backends.base import Backend, ForwardBatch, ForwardOutput, PrefixBlock, RunningForward
-from itemwise.backends.fake import FakeBackend, FakeBlock
-from itemwise.contract.parse import parse_score_request
-from itemwise.contract.result import ScoreResult
-from itemwise.engine.engine import EngineConfig, ScoringEngine
-from itemwise.engine.pins import PinnedPrefix
-from itemwise.engine.scheduler import Scheduler, SchedulerOptions
-from itemwise.engine.step_forwards import Step
-from itemwise.plan.options import PlanOptions
-from itemwise.prompts.tokenizer import TextTokenizer
+from prefixwise.backends.base import Backend, ForwardBatch, ForwardOutput, PrefixBlock, RunningForward
+from prefixwise.backends.fake import FakeBackend, FakeBlock
+from prefixwise.contract.parse import parse_score_request
+from prefixwise.contract.result import ScoreResult
+from prefixwise.engine.engine import EngineConfig, ScoringEngine
+from prefixwise.engine.pins import PinnedPrefix
+from prefixwise.engine.scheduler import Scheduler, SchedulerOptions
+from prefixwise.engine.step_forwards import Step
+from prefixwise.plan.options import PlanOptions
+from prefixwise.prompts.tokenizer import TextTokenizer
 from tests.engine.naive import Limits, expect
 
 SECONDS = 20  # until a test that waits for something that does not come gives up

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from itemwise.backends.fake import fake_logits
-from itemwise.contract.score_modes import scores_from_logits, scores_from_logprobs
+from prefixwise.backends.fake import fake_logits
+from prefixwise.contract.score_modes import scores_from_logits, scores_from_logprobs
 from tests.prompts.merging_tokenizer import BOS, merging_tokenizer, token_texts
 
 TOKENIZER = merging_tokenizer()

@@ -6,15 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from itemwise.backends.base import Backend
-from itemwise.backends.fake import FakeBackend, fake_logits
-from itemwise.contract.ragged import Int32Array, Ragged
-from itemwise.engine.job import Job
-from itemwise.engine.prefix_cache import PrefixCache
-from itemwise.engine.step_forwards import Step, StepForward
-from itemwise.engine.steps import SHARES, StepFiller, StepLimits
-from itemwise.plan.label_rows import lay_out_segments, plan_labels
-from itemwise.plan.shared_prefix import SplitItems
+from prefixwise.backends.base import Backend
+from prefixwise.backends.fake import FakeBackend, fake_logits
+from prefixwise.contract.ragged import Int32Array, Ragged
+from prefixwise.engine.job import Job
+from prefixwise.engine.prefix_cache import PrefixCache
+from prefixwise.engine.step_forwards import Step, StepForward
+from prefixwise.engine.steps import SHARES, StepFiller, StepLimits
+from prefixwise.plan.label_rows import lay_out_segments, plan_labels
+from prefixwise.plan.shared_prefix import SplitItems
 from tests.plan.planning import planner_of
 
 STEP = 1024

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from itemwise.contract.errors import QueueFullError
-from itemwise.engine.admission import Admission
+from prefixwise.contract.errors import QueueFullError
+from prefixwise.engine.admission import Admission
 
 
 class Clock:
@@ -21,7 +21,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("itemwise.engine.admission.monotonic", clock)
+    monkeypatch.setattr("prefixwise.engine.admission.monotonic", clock)
     return clock
 
 

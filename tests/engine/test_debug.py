@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from itemwise.backends.fake import FakeBackend, fake_logits
-from itemwise.contract.errors import RequestError
-from itemwise.contract.parse import parse_score_request
-from itemwise.contract.result import ScoreResult
-from itemwise.engine.engine import ScoringEngine
+from prefixwise.backends.fake import FakeBackend, fake_logits
+from prefixwise.contract.errors import RequestError
+from prefixwise.contract.parse import parse_score_request
+from prefixwise.contract.result import ScoreResult
+from prefixwise.engine.engine import ScoringEngine
 from tests.engine.live import engine_on
 
 VOCAB_SIZE = 100

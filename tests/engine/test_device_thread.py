@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from itemwise.engine.device_thread import DeviceThread
+from prefixwise.engine.device_thread import DeviceThread
 from tests.engine.live import SECONDS
 
 
@@ -28,7 +28,7 @@ def test_all_runs_in_order_on_one_thread_of_its_own() -> None:
     with device_thread() as device:
         for number in range(100):
             device.submit(lambda number: ran.append((number, threading.current_thread().name)), number)
-    assert ran == [(number, "itemwise-device") for number in range(100)]
+    assert ran == [(number, "prefixwise-device") for number in range(100)]
 
 
 def test_arguments_go_in_and_the_answer_comes_back() -> None:

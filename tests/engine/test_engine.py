@@ -12,14 +12,14 @@ from typing import Any, ClassVar
 
 import pytest
 
-from itemwise.backends.base import ForwardBatch
-from itemwise.backends.fake import FakeBackend
-from itemwise.contract.errors import BackendError, RequestError
-from itemwise.contract.parse import parse_score_request
-from itemwise.contract.result import ScoreResult, Truncation
-from itemwise.engine.engine import EngineConfig, ScoringEngine
-from itemwise.engine.scheduler import Scheduler
-from itemwise.plan.options import DENSE_MAX_ROW_LEN
+from prefixwise.backends.base import ForwardBatch
+from prefixwise.backends.fake import FakeBackend
+from prefixwise.contract.errors import BackendError, RequestError
+from prefixwise.contract.parse import parse_score_request
+from prefixwise.contract.result import ScoreResult, Truncation
+from prefixwise.engine.engine import EngineConfig, ScoringEngine
+from prefixwise.engine.scheduler import Scheduler
+from prefixwise.plan.options import DENSE_MAX_ROW_LEN
 from tests.engine.live import GatedBackend, Ticket, body_of, engine_on
 from tests.prompts.merging_tokenizer import merging_tokenizer
 
@@ -277,7 +277,7 @@ class TestDebug:
         """A request is held inside its forward for five seconds after the other one has come."""
         now = [1000.0]
         for module in ("job", "scheduler"):
-            monkeypatch.setattr(f"itemwise.engine.{module}.monotonic", lambda: now[0])
+            monkeypatch.setattr(f"prefixwise.engine.{module}.monotonic", lambda: now[0])
         backend = GatedBackend()
         engine = setup_of(backend).engine
         first = Ticket(engine, body_of(QUERY, ITEMS, return_debug=True))
@@ -306,13 +306,13 @@ class TestLog:
     def test_the_choice_and_a_mask_that_was_not_expected(
         self, setup_of: SetupOf, caplog: pytest.LogCaptureFixture
     ) -> None:
-        caplog.set_level(logging.DEBUG, "itemwise")
+        caplog.set_level(logging.DEBUG, "prefixwise")
         setup_of(segment_fallback_threshold=2).score(algorithm="packed")
         assert "packed: asked for by the request" in caplog.messages
         assert "packed with mask dense: a row of 7 tokens is above the segment threshold of 2" in caplog.messages
 
     def test_a_mask_without_effect(self, setup_of: SetupOf, caplog: pytest.LogCaptureFixture) -> None:
-        caplog.set_level(logging.INFO, "itemwise")
+        caplog.set_level(logging.INFO, "prefixwise")
         setup_of(mask="dense").score(algorithm="prefill_extend")
         assert caplog.messages == ["prefill_extend with mask None: the mask option dense has no effect here"]
 

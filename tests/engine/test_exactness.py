@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from itemwise.backends.base import PREFIX_BLOCK, ForwardBatch, Layout
-from itemwise.backends.fake import FakeBackend
-from itemwise.contract.errors import RequestError
-from itemwise.contract.parse import parse_score_request
-from itemwise.contract.result import ScoreResult
+from prefixwise.backends.base import PREFIX_BLOCK, ForwardBatch, Layout
+from prefixwise.backends.fake import FakeBackend
+from prefixwise.contract.errors import RequestError
+from prefixwise.contract.parse import parse_score_request
+from prefixwise.contract.result import ScoreResult
 from tests.engine.live import engine_on
 from tests.engine.naive import Limits, expect
 from tests.prompts.merging_tokenizer import VOCABULARY, merging_tokenizer

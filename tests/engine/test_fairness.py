@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from itemwise.contract.errors import BackendError
-from itemwise.contract.parse import parse_score_request
-from itemwise.engine.engine import ScoringEngine
-from itemwise.engine.job import Job
+from prefixwise.contract.errors import BackendError
+from prefixwise.contract.parse import parse_score_request
+from prefixwise.engine.engine import ScoringEngine
+from prefixwise.engine.job import Job
 from tests.engine.live import (
     ALGORITHMS,
     MARK,

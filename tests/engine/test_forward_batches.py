@@ -10,19 +10,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from itemwise.backends.base import PREFIX_BLOCK, ForwardBatch, Layout, Prefix
-from itemwise.backends.fake import FakeBlock
-from itemwise.contract.ragged import Int32Array, Ragged
-from itemwise.engine.forward_batches import (
+from prefixwise.backends.base import PREFIX_BLOCK, ForwardBatch, Layout, Prefix
+from prefixwise.backends.fake import FakeBlock
+from prefixwise.contract.ragged import Int32Array, Ragged
+from prefixwise.engine.forward_batches import (
     BlockRun,
     RowRun,
     TailRun,
     joined_batch,
     rows_batch,
 )
-from itemwise.plan.algorithms import ScorePlan
-from itemwise.plan.label_rows import lay_out_segments, plan_labels
-from itemwise.plan.shared_prefix import SplitItems
+from prefixwise.plan.algorithms import ScorePlan
+from prefixwise.plan.label_rows import lay_out_segments, plan_labels
+from prefixwise.plan.shared_prefix import SplitItems
 from tests.plan.planning import planner_of
 
 PREFIX = np.array([7, 8, 9], np.int32)

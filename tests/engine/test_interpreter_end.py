@@ -8,10 +8,10 @@ from textwrap import dedent
 
 PRELUDE = """
 import threading
-from itemwise.backends.fake import FakeBackend
-from itemwise.contract.parse import parse_score_request
-from itemwise.engine.engine import EngineConfig, ScoringEngine
-from itemwise.engine.scheduler import Scheduler
+from prefixwise.backends.fake import FakeBackend
+from prefixwise.contract.parse import parse_score_request
+from prefixwise.engine.engine import EngineConfig, ScoringEngine
+from prefixwise.engine.scheduler import Scheduler
 
 engine = ScoringEngine(EngineConfig("fake"), Scheduler(FakeBackend(seconds_per_forward=0.01)), None)
 request = parse_score_request({"query": [1, 2, 3], "items": [[5, 6]], "label_token_ids": [7]})
@@ -48,9 +48,9 @@ def test_so_does_one_that_forgets_its_scorer() -> None:
     """Which closes its engine when the interpreter ends."""
     program = """
     from unittest.mock import patch
-    from itemwise import Scorer
+    from prefixwise import Scorer
 
-    with patch("itemwise.scorer.load_engine", return_value=engine):
+    with patch("prefixwise.scorer.load_engine", return_value=engine):
         scorer = Scorer()
     print(len(scorer.score([1, 2], [[3]], label_token_ids=[5]).scores))
     """

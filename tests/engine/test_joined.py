@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from itemwise.backends.base import PREFIX_BLOCK, ForwardBatch, Prefix
-from itemwise.contract.errors import CancelledError
-from itemwise.engine.job import Job
-from itemwise.engine.step_forwards import Part, Step, StepForward
-from itemwise.engine.steps import MANY_LABELS
+from prefixwise.backends.base import PREFIX_BLOCK, ForwardBatch, Prefix
+from prefixwise.contract.errors import CancelledError
+from prefixwise.engine.job import Job
+from prefixwise.engine.step_forwards import Part, Step, StepForward
+from prefixwise.engine.steps import MANY_LABELS
 from tests.engine.live import GatedBackend, Ticket, body_of, live_engine
 from tests.engine.room import Room, check, job_of, kind_of, prefix_of
 

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from itemwise.backends.base import Backend, BackendOptions
-from itemwise.backends.load import load_backend
-from itemwise.engine.job import Job
-from itemwise.engine.steps import MANY_LABELS
-from itemwise.models.checkpoint import open_checkpoint
+from prefixwise.backends.base import Backend, BackendOptions
+from prefixwise.backends.load import load_backend
+from prefixwise.engine.job import Job
+from prefixwise.engine.steps import MANY_LABELS
+from prefixwise.models.checkpoint import open_checkpoint
 from tests.engine.room import Room, job_of, kind_of, prefix_of
 
 MANY = tuple((k,) for k in range(1, 2 + MANY_LABELS))

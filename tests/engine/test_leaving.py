@@ -6,9 +6,9 @@ from time import monotonic
 
 import pytest
 
-from itemwise.backends.base import PREFIX_BLOCK
-from itemwise.contract.errors import CancelledError, DeadlineExceededError, QueueFullError, RequestError
-from itemwise.engine.scheduler import SchedulerOptions
+from prefixwise.backends.base import PREFIX_BLOCK
+from prefixwise.contract.errors import CancelledError, DeadlineExceededError, QueueFullError, RequestError
+from prefixwise.engine.scheduler import SchedulerOptions
 from tests.engine.live import (
     ALGORITHMS,
     MARK,
@@ -106,7 +106,7 @@ def test_a_deadline_ends_one_that_waits() -> None:
 def test_a_deadline_ends_one_that_runs_between_two_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
     for module in ("job", "scheduler"):
-        monkeypatch.setattr(f"itemwise.engine.{module}.monotonic", lambda: now[0])
+        monkeypatch.setattr(f"prefixwise.engine.{module}.monotonic", lambda: now[0])
     backend = GatedBackend(step_tokens=64)
     with live_engine(backend) as engine:
         late = Ticket(engine, body_of(query_of(9), [[MARK, 4]] * 1000, algorithm="prefill_extend"), deadline=1010.0)

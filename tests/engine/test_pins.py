@@ -11,18 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from itemwise.backends.base import PREFIX_BLOCK, PrefixBlock
-from itemwise.contract.errors import (
+from prefixwise.backends.base import PREFIX_BLOCK, PrefixBlock
+from prefixwise.contract.errors import (
     BackendError,
     CancelledError,
     DeadlineExceededError,
     InvalidValueError,
     RequestError,
 )
-from itemwise.engine.engine import ScoringEngine
-from itemwise.engine.job import Job
-from itemwise.engine.pins import Pins
-from itemwise.engine.prefix_cache import PrefixCache, block_keys
+from prefixwise.engine.engine import ScoringEngine
+from prefixwise.engine.job import Job
+from prefixwise.engine.pins import Pins
+from prefixwise.engine.prefix_cache import PrefixCache, block_keys
 from tests.engine.live import SECONDS, VOCAB_SIZE, GatedBackend, Ticket, body_of, live_engine, pin
 
 QUERY = [k % 40 for k in range(300)]  # three blocks
@@ -154,7 +154,7 @@ class TestEnd:
 
     def test_it_ends_when_its_time_is_over(self, monkeypatch: pytest.MonkeyPatch) -> None:
         now = [1000.0]
-        monkeypatch.setattr("itemwise.engine.pins.monotonic", lambda: now[0])
+        monkeypatch.setattr("prefixwise.engine.pins.monotonic", lambda: now[0])
         with live_engine(small_backend()) as engine:
             pin(engine, QUERY, ttl_seconds=60.0)
             now[0] += 59.0

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from itemwise.backends.base import PREFIX_BLOCK, PrefixBlock
-from itemwise.engine.prefix_cache import CacheEntry, PrefixCache, block_keys
+from prefixwise.backends.base import PREFIX_BLOCK, PrefixBlock
+from prefixwise.engine.prefix_cache import CacheEntry, PrefixCache, block_keys
 
 
 @dataclass(frozen=True, eq=False)

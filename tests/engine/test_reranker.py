@@ -12,20 +12,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from itemwise.backends.fake import FakeBackend, fake_logits
-from itemwise.contract.errors import RequestError, TokenizerError
-from itemwise.contract.parse import ALGORITHMS, parse_score_request
-from itemwise.contract.parse_rerank import parse_rerank_request
-from itemwise.contract.request import Algorithm
-from itemwise.contract.rerank import RerankResult
-from itemwise.contract.result import Truncation
-from itemwise.engine.engine import EngineConfig, ScoringEngine
-from itemwise.engine.reranker import Reranker
-from itemwise.engine.scheduler import Scheduler, SchedulerOptions
-from itemwise.prompts.profile import Piece, Profile
-from itemwise.prompts.profile_choice import ProfileChoice
-from itemwise.prompts.profile_files import builtin_profile, builtin_profiles
-from itemwise.prompts.tokenizer import TextTokenizer
+from prefixwise.backends.fake import FakeBackend, fake_logits
+from prefixwise.contract.errors import RequestError, TokenizerError
+from prefixwise.contract.parse import ALGORITHMS, parse_score_request
+from prefixwise.contract.parse_rerank import parse_rerank_request
+from prefixwise.contract.request import Algorithm
+from prefixwise.contract.rerank import RerankResult
+from prefixwise.contract.result import Truncation
+from prefixwise.engine.engine import EngineConfig, ScoringEngine
+from prefixwise.engine.reranker import Reranker
+from prefixwise.engine.scheduler import Scheduler, SchedulerOptions
+from prefixwise.prompts.profile import Piece, Profile
+from prefixwise.prompts.profile_choice import ProfileChoice
+from prefixwise.prompts.profile_files import builtin_profile, builtin_profiles
+from prefixwise.prompts.tokenizer import TextTokenizer
 from tests.engine.live import engine_on
 from tests.prompts.reranker_tokenizers import MAKERS, VOCAB_SIZE, read_text_tokenizer
 

@@ -11,11 +11,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from itemwise.backends.base import PREFIX_BLOCK
-from itemwise.contract.errors import BackendError
-from itemwise.contract.parse import parse_score_request
-from itemwise.engine.job import Job
-from itemwise.engine.steps import StepFiller
+from prefixwise.backends.base import PREFIX_BLOCK
+from prefixwise.contract.errors import BackendError
+from prefixwise.contract.parse import parse_score_request
+from prefixwise.engine.job import Job
+from prefixwise.engine.steps import StepFiller
 from tests.engine.live import (
     ALGORITHMS,
     MARK,
@@ -49,7 +49,7 @@ class TestFailures:
             backend.fails = has(MARK)
         else:
             backend.fails_to_start = has(MARK)
-        with live_engine(backend) as engine, caplog.at_level(logging.ERROR, "itemwise"):
+        with live_engine(backend) as engine, caplog.at_level(logging.ERROR, "prefixwise"):
             running = Ticket(engine, self.LONG)
             while running.job.num_items_done == 0:
                 backend.next_forward()
@@ -126,7 +126,7 @@ class TestFailures:
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         backend = GatedBackend(is_open=True)
-        with live_engine(backend) as engine, caplog.at_level(logging.ERROR, "itemwise"):
+        with live_engine(backend) as engine, caplog.at_level(logging.ERROR, "prefixwise"):
             with monkeypatch.context() as patch:
                 patch.setattr(StepFiller, "fill", lambda *_: 1 // 0)
                 with pytest.raises(ZeroDivisionError):
@@ -136,7 +136,7 @@ class TestFailures:
 
     def test_an_on_change_that_fails_hurts_nobody(self, caplog: pytest.LogCaptureFixture) -> None:
         backend = GatedBackend(step_tokens=64)
-        with live_engine(backend) as engine, caplog.at_level(logging.ERROR, "itemwise"):
+        with live_engine(backend) as engine, caplog.at_level(logging.ERROR, "prefixwise"):
             prepared = engine.prepare(parse_score_request(body_of([1], [[2, 3]] * 100, algorithm="prefill_extend")))
             jobs = [engine.submit(prepared, on_change=lambda: 1 // 0) for _ in range(3)]  # type: ignore[arg-type]
             backend.next_forward()
@@ -262,7 +262,7 @@ class TestCall:
             while not engine.scheduler._calls:
                 assert not seen.done()
             backend.open()
-            assert seen.result(SECONDS) == ("itemwise-device", 0, False)
+            assert seen.result(SECONDS) == ("prefixwise-device", 0, False)
             ticket.check()
 
     def test_what_it_raises_is_the_callers(self) -> None:

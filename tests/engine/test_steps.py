@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from itemwise.backends.base import PREFIX_BLOCK, Layout
-from itemwise.backends.fake import fake_logits
-from itemwise.engine.job import Job
-from itemwise.engine.steps import MANY_LABELS, MAX_LEFT_OUT
+from prefixwise.backends.base import PREFIX_BLOCK, Layout
+from prefixwise.backends.fake import fake_logits
+from prefixwise.engine.job import Job
+from prefixwise.engine.steps import MANY_LABELS, MAX_LEFT_OUT
 from tests.engine.room import SHARE, STEP, Room, check, forward_of, job_of, kind_of, prefix_of, tokens_of
 
 

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from itemwise.backends.base import PREFIX_BLOCK, ForwardBatch
-from itemwise.backends.fake import FakeBackend
-from itemwise.contract.errors import CancelledError, DeadlineExceededError
-from itemwise.engine.engine import ScoringEngine
-from itemwise.engine.step_forwards import Step
-from itemwise.engine.steps_in_flight import SLOWER_WEIGHT, START_AHEAD_SECONDS, StepsInFlight
+from prefixwise.backends.base import PREFIX_BLOCK, ForwardBatch
+from prefixwise.backends.fake import FakeBackend
+from prefixwise.contract.errors import CancelledError, DeadlineExceededError
+from prefixwise.engine.engine import ScoringEngine
+from prefixwise.engine.step_forwards import Step
+from prefixwise.engine.steps_in_flight import SLOWER_WEIGHT, START_AHEAD_SECONDS, StepsInFlight
 from tests.engine.live import SECONDS, VOCAB_SIZE, GatedBackend, Ticket, body_of, live_engine, pin
 
 MARK = VOCAB_SIZE - 1
@@ -103,7 +103,7 @@ class TestLaunch:
             assert_no_forward_starts(backend)
             assert not seen.done()
             backend.open()
-            assert seen.result(SECONDS) == ("itemwise-device", 0)
+            assert seen.result(SECONDS) == ("prefixwise-device", 0)
             assert not ticket.job.error
             ticket.check()
 

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from itemwise.backends.base import PREFIX_BLOCK
-from itemwise.contract.errors import CancelledError
-from itemwise.engine.steps import MAX_LEFT_OUT
+from prefixwise.backends.base import PREFIX_BLOCK
+from prefixwise.contract.errors import CancelledError
+from prefixwise.engine.steps import MAX_LEFT_OUT
 from tests.engine.live import (
     ALGORITHMS,
     SECONDS,

@@ -9,10 +9,10 @@ from functools import partial
 
 import pytest
 
-from itemwise.backends.base import Program
-from itemwise.backends.fake import FakeBackend
-from itemwise.contract.errors import BackendError
-from itemwise.engine.warmup import warm_up
+from prefixwise.backends.base import Program
+from prefixwise.backends.fake import FakeBackend
+from prefixwise.contract.errors import BackendError
+from prefixwise.engine.warmup import warm_up
 from tests.engine.live import engine_on
 
 TITLES = ("one", "two", "three")
@@ -60,7 +60,7 @@ def test_programs_are_counted_told_and_prepared_before_anything_is_scored(caplog
         assert set(TITLES[:done]) <= set(backend.done["compile"])
         assert not backend.forwards
 
-    with caplog.at_level(logging.INFO, "itemwise"), closing(engine_on(backend)) as engine:
+    with caplog.at_level(logging.INFO, "prefixwise"), closing(engine_on(backend)) as engine:
         assert warm_up(engine, on_program) == 3
     assert told == [(0, 3, "one"), (1, 3, "two"), (2, 3, "three")]
     assert backend.done["prepare"] == [*TITLES], "in one order in all processes"
@@ -72,8 +72,8 @@ def test_only_compiling_leaves_the_thread_that_owns_the_device() -> None:
     backend = CompilingBackend()
     with closing(engine_on(backend)) as engine:
         warm_up(engine)
-    device = {"itemwise-device"}
-    assert backend.threads == {"lower": device, "compile": {"itemwise-compile"}, "prepare": device}
+    device = {"prefixwise-device"}
+    assert backend.threads == {"lower": device, "compile": {"prefixwise-compile"}, "prepare": device}
 
 
 @pytest.mark.usefixtures("two_cores")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from itemwise.harness.artifacts import (
+from prefixwise.harness.artifacts import (
     CountPerformance,
     EndpointEvaluation,
     Isolation,

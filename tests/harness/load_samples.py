@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from itemwise.harness.artifacts import LoadGeometry
-from itemwise.harness.geometry import RequestMaker
+from prefixwise.harness.artifacts import LoadGeometry
+from prefixwise.harness.geometry import RequestMaker
 
 
 def small_requests(seed: int = 0, **changes: Any) -> RequestMaker:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from itemwise.harness.artifacts import (
+from prefixwise.harness.artifacts import (
     WORKLOAD_VERSION,
     FailureReason,
     MatrixRow,
@@ -17,11 +17,11 @@ from itemwise.harness.artifacts import (
     Workload,
     WorkloadRequest,
 )
-from itemwise.harness.files import now_utc, read_artifact, write_artifact
-from itemwise.harness.matrix.rows import make_row, summarise
-from itemwise.harness.matrix.start import choose_request, new_matrix
-from itemwise.harness.matrix.sweep import SweepOptions
-from itemwise.harness.workload import checksum_key, request_checksum
+from prefixwise.harness.files import now_utc, read_artifact, write_artifact
+from prefixwise.harness.matrix.rows import make_row, summarise
+from prefixwise.harness.matrix.start import choose_request, new_matrix
+from prefixwise.harness.matrix.sweep import SweepOptions
+from prefixwise.harness.workload import checksum_key, request_checksum
 
 NUM_ITEMS = 6
 SCORES: Scores = [[0.5, 0.5]] * NUM_ITEMS

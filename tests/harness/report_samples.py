@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from itemwise.harness.artifacts import (
+from prefixwise.harness.artifacts import (
     BackendName,
     Equivalence,
     IsolationSummary,
@@ -14,13 +14,13 @@ from itemwise.harness.artifacts import (
     Parity,
     Speedup,
 )
-from itemwise.harness.comparison.compare import compare
-from itemwise.harness.comparison.inputs import read_inputs
-from itemwise.harness.comparison.rows import CompareOptions
-from itemwise.harness.files import write_artifact
-from itemwise.harness.matrix.rows import make_row
-from itemwise.harness.matrix.sweep import SweepOptions
-from itemwise.harness.report.inputs import ReportInputs, ReportPaths, read_report_inputs
+from prefixwise.harness.comparison.compare import compare
+from prefixwise.harness.comparison.inputs import read_inputs
+from prefixwise.harness.comparison.rows import CompareOptions
+from prefixwise.harness.files import write_artifact
+from prefixwise.harness.matrix.rows import make_row
+from prefixwise.harness.matrix.sweep import SweepOptions
+from prefixwise.harness.report.inputs import ReportInputs, ReportPaths, read_report_inputs
 from tests.harness.matrix_samples import NUM_ITEMS, SCORES, bad_run, good_row, good_run, shifted, write_matrix
 
 SIZES = (1, 2, 6)

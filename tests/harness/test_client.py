@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from itemwise.contract.errors import ClientSettingError
-from itemwise.harness.client import CallError, ScoreClient, UnreachableError
+from prefixwise.contract.errors import ClientSettingError
+from prefixwise.harness.client import CallError, ScoreClient, UnreachableError
 
 REQUEST = {"query": [1], "items": [[2], [3]], "label_token_ids": [4, 5]}
 GOOD = {"scores": [[0.25, 0.75], [1, 0]], "usage": {"total_tokens": 4}}

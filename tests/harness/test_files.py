@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from itemwise.contract.errors import ArtifactError
-from itemwise.harness.artifacts import Correctness, Parity
-from itemwise.harness.files import (
+from prefixwise.contract.errors import ArtifactError
+from prefixwise.harness.artifacts import Correctness, Parity
+from prefixwise.harness.files import (
     now_utc,
     parse_artifact,
     read_artifact,
@@ -35,7 +35,7 @@ PARITY = Parity(
 DIE_WHILE_WRITING = """
 import os, signal, sys
 from pathlib import Path
-from itemwise.harness.files import write_text
+from prefixwise.harness.files import write_text
 
 os.fsync = lambda file: os.kill(os.getpid(), signal.SIGKILL)
 write_text(Path(sys.argv[1]), "new")

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from itemwise.harness.artifacts import LoadGeometry
-from itemwise.harness.geometry import (
+from prefixwise.harness.artifacts import LoadGeometry
+from prefixwise.harness.geometry import (
     PRESETS,
     GeometryError,
     Preset,

@@ -6,11 +6,11 @@ import os
 
 import pytest
 
-from itemwise.harness.hardware import describe_hardware, hardware_name
+from prefixwise.harness.hardware import describe_hardware, hardware_name
 
 OURS = {
     "version": "0.1.0",
-    "versions": {"itemwise": "0.1.0", "torch": "2.8"},
+    "versions": {"prefixwise": "0.1.0", "torch": "2.8"},
     "memory": {"peak_host_bytes": 77},
     "configuration": {"device": "cpu (1 thread)", "dtype": "float32"},
     "devices": {"backend": "torch", "device": "cpu (1 thread)", "kind": "cpu", "dtype": "float32"},
@@ -27,7 +27,7 @@ def test_our_server() -> None:
         "device": "cpu (1 thread)",
         "device_kind": "cpu",
         "dtype": "float32",
-        "versions": {"itemwise": "0.1.0", "torch": "2.8"},
+        "versions": {"prefixwise": "0.1.0", "torch": "2.8"},
         "memory": {"peak_host_bytes": 77},
     }
     assert client["cpu_count"] == os.cpu_count()

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from itemwise.harness.known_models import known_models
-from itemwise.models.checkpoint import open_checkpoint
+from prefixwise.harness.known_models import known_models
+from prefixwise.models.checkpoint import open_checkpoint
 
 
 def test_the_contracts_models_are_known() -> None:

@@ -18,10 +18,10 @@ from pathlib import Path
 
 import pytest
 
-from itemwise.harness.servers import local_server
+from prefixwise.harness.servers import local_server
 from tests.checkpoints import make_hf_checkpoint
 from tests.cli.conftest import Ran
-from tests.cli.itemwise_program import exit_status
+from tests.cli.prefixwise_program import exit_status
 from tests.models.hub_cache import add_to_cache
 
 FIXTURE = Path(__file__).parents[1] / "fixtures" / "origin_harness_commands.txt"
@@ -88,7 +88,7 @@ def run_here(arguments: list[str], folder: Path) -> Ran:
 
 
 def run_apart(arguments: list[str], folder: Path) -> Ran:
-    command = [sys.executable, "-m", "itemwise", *arguments]
+    command = [sys.executable, "-m", "prefixwise", *arguments]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     return Ran(done.returncode, done.stdout, done.stderr)
 

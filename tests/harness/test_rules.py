@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from itemwise.harness.artifacts import MatrixRow, Scores
-from itemwise.harness.rules import (
+from prefixwise.harness.artifacts import MatrixRow, Scores
+from prefixwise.harness.rules import (
     Differences,
     confirm_sizes,
     first_run_penalty,

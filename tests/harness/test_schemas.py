@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from itemwise.contract.errors import ArtifactError
-from itemwise.harness.checks.check import RULES
-from itemwise.harness.schemas import DIALECT, KINDS, json_schema, kind_named, known_versions, recognise
+from prefixwise.contract.errors import ArtifactError
+from prefixwise.harness.checks.check import RULES
+from prefixwise.harness.schemas import DIALECT, KINDS, json_schema, kind_named, known_versions, recognise
 from tests.harness.checks.samples import SAMPLES, Document, edited
 
 NAMES = [kind.name for kind in KINDS]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from itemwise.harness.server_config import (
+from prefixwise.harness.server_config import (
     contradictions,
     is_contradiction,
     lasting_config,

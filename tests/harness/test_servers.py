@@ -15,13 +15,13 @@ import httpx
 import psutil
 import pytest
 
-from itemwise.harness.servers import ServerStartError, local_server
+from prefixwise.harness.servers import ServerStartError, local_server
 
 PATIENCE = 60.0
 WAITER = """
 import signal, sys
 from pathlib import Path
-from itemwise.harness.servers import local_server
+from prefixwise.harness.servers import local_server
 with local_server(sys.argv[2:], Path(sys.argv[1])) as server:
     print(server.process_id, flush=True)
     signal.pause()

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from itemwise.harness.termination import ended_by_signals, undisturbed
+from prefixwise.harness.termination import ended_by_signals, undisturbed
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])

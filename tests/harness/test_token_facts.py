@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from itemwise.contract.errors import ModelLoadError
-from itemwise.harness.token_facts import TokenFacts, token_facts
+from prefixwise.contract.errors import ModelLoadError
+from prefixwise.harness.token_facts import TokenFacts, token_facts
 from tests.models.hub_cache import add_to_cache
 
 EMBEDDED_FACTS = TokenFacts(

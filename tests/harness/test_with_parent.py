@@ -7,12 +7,12 @@ import signal
 import subprocess
 import sys
 
-from itemwise.harness.with_parent import PARENT_VARIABLE, command_with_parent, parent_environment
+from prefixwise.harness.with_parent import PARENT_VARIABLE, command_with_parent, parent_environment
 from tests.harness.test_servers import is_running, wait_for
 
 PARENT = """
 import os, subprocess, sys
-from itemwise.harness.with_parent import command_with_parent, parent_environment
+from prefixwise.harness.with_parent import command_with_parent, parent_environment
 child = subprocess.Popen(
     command_with_parent(["serve", "--port=0", f"--model-path={sys.argv[1]}", "--log-level=info"]),
     stdin=subprocess.DEVNULL,
@@ -32,9 +32,9 @@ def run(*arguments: str, environment: dict[str, str]) -> subprocess.CompletedPro
     return subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
 
 
-def test_it_is_itemwise() -> None:
+def test_it_is_prefixwise() -> None:
     ran = run("--version", environment=parent_environment())
-    assert (ran.returncode, ran.stdout.split()[0]) == (0, "itemwise")
+    assert (ran.returncode, ran.stdout.split()[0]) == (0, "prefixwise")
 
 
 def test_a_parent_that_is_gone_already_is_noticed() -> None:

@@ -6,10 +6,10 @@ from itertools import chain
 
 import pytest
 
-from itemwise.contract.errors import ArtifactError
-from itemwise.harness.artifacts import Workload
-from itemwise.harness.token_facts import TokenFacts, token_facts
-from itemwise.harness.workload import WorkloadOptions, checksum_key, make_workload, request_checksum, token_pool
+from prefixwise.contract.errors import ArtifactError
+from prefixwise.harness.artifacts import Workload
+from prefixwise.harness.token_facts import TokenFacts, token_facts
+from prefixwise.harness.workload import WorkloadOptions, checksum_key, make_workload, request_checksum, token_pool
 
 # By another program, in another language, from the rule in the module's docstring.
 CONTRACT_SHA256 = "2ce1f40deff33c00aae53453d788cc81265ba28491ff77172d24ae155dc8760a"
@@ -38,7 +38,7 @@ def test_the_defaults_are_the_contract_workload() -> None:
 
 def test_a_token_is_what_its_place_hashes_to() -> None:
     (request,) = make_workload(replace(SMALL, seed=9), TINY).requests
-    digest = hashlib.sha256(b"itemwise:9:0:item:2:3").hexdigest()
+    digest = hashlib.sha256(b"prefixwise:9:0:item:2:3").hexdigest()
     pool = [1, 3, 4, 5, 6, 7]  # neither 0, which is special, nor 2, the delimiter, nor 8 and 9
     assert request.items_token_ids[2][3] == pool[int(digest[:16], 16) % 6]
 

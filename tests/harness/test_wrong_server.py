@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from itemwise.harness.client import CallError, ScoreClient
+from prefixwise.harness.client import CallError, ScoreClient
 from tests.harness.wrong_server import wrong_server
 from tests.server.server_process import server_process
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from itemwise.contract.errors import ModelLoadError
-from itemwise.models.checkpoint import open_checkpoint
+from prefixwise.contract.errors import ModelLoadError
+from prefixwise.models.checkpoint import open_checkpoint
 from tests.checkpoints import make_gguf, make_hf_checkpoint
 from tests.models.hub_cache import add_to_cache
 
@@ -18,7 +18,7 @@ from tests.models.hub_cache import add_to_cache
 READ_AND_MEASURE = """
 import json, sys
 import psutil
-from itemwise.models.checkpoint import open_checkpoint
+from prefixwise.models.checkpoint import open_checkpoint
 
 process = psutil.Process()
 checkpoint = open_checkpoint(sys.argv[1])

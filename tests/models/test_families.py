@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from itemwise.contract.errors import ModelLoadError
-from itemwise.models.config import layer_parameter_shapes
-from itemwise.models.families import (
+from prefixwise.contract.errors import ModelLoadError
+from prefixwise.models.config import layer_parameter_shapes
+from prefixwise.models.families import (
     FAMILIES,
     GGUF_TENSOR_NAMES,
     HF_TENSOR_NAMES,

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from itemwise.contract.errors import ModelLoadError
-from itemwise.models.checkpoint import Checkpoint, StoredTensor, open_checkpoint
-from itemwise.models.config import RopeConfig
-from itemwise.models.families import GGUF_TENSOR_NAMES, stored_name
-from itemwise.models.gguf import open_gguf
+from prefixwise.contract.errors import ModelLoadError
+from prefixwise.models.checkpoint import Checkpoint, StoredTensor, open_checkpoint
+from prefixwise.models.config import RopeConfig
+from prefixwise.models.families import GGUF_TENSOR_NAMES, stored_name
+from prefixwise.models.gguf import open_gguf
 from tests.checkpoints import FAMILY_NAMES, finish_gguf, make_gguf, make_hf_checkpoint
 
 QUANTISED = [
@@ -179,13 +179,13 @@ def test_the_embedded_config_is_that_of_smollm2(embedded: Checkpoint) -> None:
 
 
 def test_no_weight_is_read_when_a_file_is_opened(embedded_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("itemwise.models.gguf.map_rows", None)
+    monkeypatch.setattr("prefixwise.models.gguf.map_rows", None)
     assert len(open_gguf(embedded_path).tensors) > 200
 
 
 def test_gguf_is_imported_only_for_a_gguf_file(hf_folders: dict[str, Path], gguf_files: dict[str, Path]) -> None:
     code = (
-        "import sys; from itemwise.models.checkpoint import open_checkpoint; "
+        "import sys; from prefixwise.models.checkpoint import open_checkpoint; "
         "open_checkpoint(sys.argv[1]); print('gguf' in sys.modules); "
         "open_checkpoint(sys.argv[2]); print('gguf' in sys.modules)"
     )

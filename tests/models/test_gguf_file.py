@@ -7,8 +7,8 @@ import gguf
 import numpy as np
 import pytest
 
-from itemwise.contract.errors import ModelLoadError
-from itemwise.models.gguf_file import read_gguf_file
+from prefixwise.contract.errors import ModelLoadError
+from prefixwise.models.gguf_file import read_gguf_file
 from tests.checkpoints import finish_gguf
 
 WORDS = ["", "a", "naïve", "你好", "🙂", "Ġthe"]

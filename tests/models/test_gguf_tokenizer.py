@@ -10,12 +10,12 @@ import gguf
 import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from itemwise.contract.errors import TokenizerError
-from itemwise.models.checkpoint import Checkpoint, open_checkpoint
-from itemwise.models.gguf_file import read_gguf_file
-from itemwise.models.gguf_tokenizer import read_gguf_tokenizer
-from itemwise.models.hf_folder import read_tokenizer_folder
-from itemwise.models.tokenizer_files import TokenizerFiles
+from prefixwise.contract.errors import TokenizerError
+from prefixwise.models.checkpoint import Checkpoint, open_checkpoint
+from prefixwise.models.gguf_file import read_gguf_file
+from prefixwise.models.gguf_tokenizer import read_gguf_tokenizer
+from prefixwise.models.hf_folder import read_tokenizer_folder
+from prefixwise.models.tokenizer_files import TokenizerFiles
 from tests.checkpoints import TRAINING_TEXT, add_tokenizer, finish_gguf, make_gguf, make_hf_checkpoint
 
 TEXTS = [

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from itemwise.contract.errors import ModelLoadError, TokenizerError
-from itemwise.models.checkpoint import Checkpoint, open_checkpoint
-from itemwise.models.config import Llama3Scaling, RopeConfig
-from itemwise.models.families import HF_TENSOR_NAMES, stored_name
-from itemwise.models.hf_folder import open_hf_folder, read_tokenizer_folder
+from prefixwise.contract.errors import ModelLoadError, TokenizerError
+from prefixwise.models.checkpoint import Checkpoint, open_checkpoint
+from prefixwise.models.config import Llama3Scaling, RopeConfig
+from prefixwise.models.families import HF_TENSOR_NAMES, stored_name
+from prefixwise.models.hf_folder import open_hf_folder, read_tokenizer_folder
 from tests.checkpoints import FAMILY_NAMES, add_tokenizer, make_classifier, make_hf_checkpoint, read_hf_tensors
 
 Q = "model.layers.0.self_attn.q_proj.weight"

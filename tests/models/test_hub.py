@@ -6,14 +6,14 @@ from typing import Any
 import huggingface_hub
 import pytest
 
-from itemwise.contract.errors import ModelLoadError
-from itemwise.models.hub import download
+from prefixwise.contract.errors import ModelLoadError
+from prefixwise.models.hub import download
 from tests.models.hub_cache import add_to_cache, run_with_cache
 
 OPEN = """
 import sys
-from itemwise.contract.errors import ModelLoadError
-from itemwise.models.checkpoint import open_checkpoint
+from prefixwise.contract.errors import ModelLoadError
+from prefixwise.models.checkpoint import open_checkpoint
 
 try:
     checkpoint = open_checkpoint(sys.argv[1])

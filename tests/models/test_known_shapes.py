@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from benchmarks.random_checkpoint import QWEN3_06B
-from itemwise.contract.errors import ModelLoadError
-from itemwise.models.checkpoint import open_checkpoint
-from itemwise.models.embedded import embedded_model_path
-from itemwise.models.known_shapes import describe_model, known_shapes
+from prefixwise.contract.errors import ModelLoadError
+from prefixwise.models.checkpoint import open_checkpoint
+from prefixwise.models.embedded import embedded_model_path
+from prefixwise.models.known_shapes import describe_model, known_shapes
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from itemwise.models import embedded
-from itemwise.models.embedded import embedded_model_path
-from itemwise.models.local_models import LocalModel, find_local_models
+from prefixwise.models import embedded
+from prefixwise.models.embedded import embedded_model_path
+from prefixwise.models.local_models import LocalModel, find_local_models
 from tests.models.hub_cache import add_to_cache, run_with_cache
 
 LIST = """
-from itemwise.models.local_models import find_local_models
+from prefixwise.models.local_models import find_local_models
 for model in find_local_models():
     print(model.name, model.family)
 """

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from itemwise.models.mapped_rows import map_rows
+from prefixwise.models.mapped_rows import map_rows
 
 VALUES = np.arange(30, dtype=np.float32).reshape(10, 3)
 

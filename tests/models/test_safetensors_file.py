@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from itemwise.contract.errors import ModelLoadError
-from itemwise.models.safetensors_file import open_safetensors
+from prefixwise.contract.errors import ModelLoadError
+from prefixwise.models.safetensors_file import open_safetensors
 
 
 @pytest.fixture

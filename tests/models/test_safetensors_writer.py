@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from itemwise.models.safetensors_writer import bfloat16_bits, write_bfloat16_safetensors
+from prefixwise.models.safetensors_writer import bfloat16_bits, write_bfloat16_safetensors
 
 
 def test_numbers_are_rounded_as_pytorch_rounds_them() -> None:

@@ -14,10 +14,10 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from itemwise import Scorer
-from itemwise.models.cache_folder import WEIGHT_CACHE_VARIABLE, weight_cache_folder
-from itemwise.models.checkpoint import open_checkpoint
-from itemwise.models.weight_cache import with_bfloat16_weights
+from prefixwise import Scorer
+from prefixwise.models.cache_folder import WEIGHT_CACHE_VARIABLE, weight_cache_folder
+from prefixwise.models.checkpoint import open_checkpoint
+from prefixwise.models.weight_cache import with_bfloat16_weights
 from tests.checkpoints import make_gguf, make_hf_checkpoint
 
 SHAPE: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 256, "vocab_size": 40, "num_hidden_layers": 2}
@@ -42,7 +42,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(autouse=True)
 def heard(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.WARNING, "itemwise")
+    caplog.set_level(logging.WARNING, "prefixwise")
 
 
 def only_file(folder: Path) -> Path:
@@ -110,7 +110,7 @@ def test_the_first_use_says_what_it_wrote_and_how_to_turn_it_off(
     with_bfloat16_weights(open_checkpoint(model))
     (said,) = caplog.messages
     assert said.startswith(f"wrote 1 MB to {only_file(folder)}, ")
-    assert said.endswith("turn off with --no-weight-cache or ITEMWISE_WEIGHT_CACHE=off")
+    assert said.endswith("turn off with --no-weight-cache or PREFIXWISE_WEIGHT_CACHE=off")
 
 
 def test_others_can_read_it_too(model: Path, folder: Path) -> None:
@@ -168,7 +168,7 @@ def test_a_write_that_fails_leaves_nothing(
     def fail(_: int) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr("itemwise.models.safetensors_writer.os.fsync", fail)
+    monkeypatch.setattr("prefixwise.models.safetensors_writer.os.fsync", fail)
     checkpoint = open_checkpoint(model)
     assert with_bfloat16_weights(checkpoint) is checkpoint
     assert caplog.messages == ["dequantised weights are not kept: disk full"]
@@ -181,7 +181,7 @@ def test_it_does_not_take_the_last_of_a_disk(
     class Usage:
         free = 2 << 20
 
-    monkeypatch.setattr("itemwise.models.weight_cache.shutil.disk_usage", lambda _: Usage)
+    monkeypatch.setattr("prefixwise.models.weight_cache.shutil.disk_usage", lambda _: Usage)
     checkpoint = open_checkpoint(model)
     assert with_bfloat16_weights(checkpoint) is checkpoint
     assert caplog.messages == [f"dequantised weights are not kept: 1 MB are needed in {folder}, where 2 MB are free"]
@@ -189,8 +189,8 @@ def test_it_does_not_take_the_last_of_a_disk(
 
 def test_processes_that_start_at_once_all_have_it_whole(model: Path, folder: Path) -> None:
     code = (
-        "import sys, hashlib; from itemwise.models.checkpoint import open_checkpoint; "
-        "from itemwise.models.weight_cache import with_bfloat16_weights; sys.stdin.read(1); "
+        "import sys, hashlib; from prefixwise.models.checkpoint import open_checkpoint; "
+        "from prefixwise.models.weight_cache import with_bfloat16_weights; sys.stdin.read(1); "
         "tensors = with_bfloat16_weights(open_checkpoint(sys.argv[1])).tensors; "
         "read = [tensors[name].read_rows(0, tensors[name].shape[0]).tobytes() for name in sorted(tensors)]; "
         "print(tensors['embedding'].dtype, hashlib.sha256(b''.join(read)).hexdigest())"
@@ -229,9 +229,9 @@ class TestFolder:
     def test_it_is_in_the_users_cache(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(WEIGHT_CACHE_VARIABLE)
         monkeypatch.setenv("XDG_CACHE_HOME", "/some/cache")
-        assert weight_cache_folder() == Path("/some/cache/itemwise/weights")
+        assert weight_cache_folder() == Path("/some/cache/prefixwise/weights")
         monkeypatch.delenv("XDG_CACHE_HOME")
-        assert weight_cache_folder() == Path.home() / ".cache/itemwise/weights"
+        assert weight_cache_folder() == Path.home() / ".cache/prefixwise/weights"
 
     def test_the_environment_names_another_or_none(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(WEIGHT_CACHE_VARIABLE, "~/weights")

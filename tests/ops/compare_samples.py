@@ -5,21 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from itemwise._version import __version__
-from itemwise.harness.artifacts import Workload
-from itemwise.harness.files import read_artifact, write_artifact
-from itemwise.harness.matrix.rows import summarise
-from itemwise.harness.matrix.sweep import SweepOptions
-from itemwise.harness.token_facts import token_facts
-from itemwise.harness.workload import make_workload
-from itemwise.ops.compare.plan import MATRIX_STEPS, ComparePlan, matrix_spec
-from itemwise.ops.folders import CANONICAL_WORKLOAD
-from itemwise.ops.on_target.client_matrix import measured_by
+from prefixwise._version import __version__
+from prefixwise.harness.artifacts import Workload
+from prefixwise.harness.files import read_artifact, write_artifact
+from prefixwise.harness.matrix.rows import summarise
+from prefixwise.harness.matrix.sweep import SweepOptions
+from prefixwise.harness.token_facts import token_facts
+from prefixwise.harness.workload import make_workload
+from prefixwise.ops.compare.plan import MATRIX_STEPS, ComparePlan, matrix_spec
+from prefixwise.ops.folders import CANONICAL_WORKLOAD
+from prefixwise.ops.on_target.client_matrix import measured_by
 from tests.harness.matrix_samples import bad_row, begun_matrix, good_row, shifted
 
 # What an agent tells of its machine.
 FACTS: dict[str, Any] = {
-    "itemwise": __version__,
+    "prefixwise": __version__,
     "packages": {"jax": True, "torch": True},
     "devices": ["jax: NVIDIA H200", "torch: cpu"],
     "is_writable": True,

@@ -29,4 +29,4 @@ def our_ssh(ssh: SshServer, monkeypatch: pytest.MonkeyPatch) -> SshServer:
 @pytest.fixture(autouse=True)
 def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Records of servers are not the user's."""
-    monkeypatch.setenv("ITEMWISE_HOME", str(tmp_path / "itemwise_home"))
+    monkeypatch.setenv("PREFIXWISE_HOME", str(tmp_path / "prefixwise_home"))

@@ -34,7 +34,7 @@ PasswordAuthentication no
 PermitRootLogin yes
 PermitUserEnvironment no
 Subsystem sftp internal-sftp
-SetEnv PYTHONPATH={root} HF_HUB_OFFLINE=1 ITEMWISE_HOME={folder}/itemwise_home OMP_NUM_THREADS=1
+SetEnv PYTHONPATH={root} HF_HUB_OFFLINE=1 PREFIXWISE_HOME={folder}/prefixwise_home OMP_NUM_THREADS=1
 """
 _CLIENT = """
 Host *
@@ -59,9 +59,9 @@ class SshServer:
         return f"ssh://{getpass.getuser()}@127.0.0.1:{self.port}"
 
     @property
-    def itemwise_home(self) -> Path:
+    def prefixwise_home(self) -> Path:
         """Where records of servers are, on the other side."""
-        return self.folder / "itemwise_home"
+        return self.folder / "prefixwise_home"
 
     @property
     def environment(self) -> dict[str, str]:

@@ -9,12 +9,12 @@ from typing import Any, cast
 
 import pytest
 
-from itemwise.contract.errors import ArtifactError
-from itemwise.ops.answers import row_of
-from itemwise.ops.collect import collect, list_runs
-from itemwise.ops.remote_agent import RemoteAgent
-from itemwise.ops.targets.base import TargetError
-from itemwise.ops.targets.local import LocalTarget
+from prefixwise.contract.errors import ArtifactError
+from prefixwise.ops.answers import row_of
+from prefixwise.ops.collect import collect, list_runs
+from prefixwise.ops.remote_agent import RemoteAgent
+from prefixwise.ops.targets.base import TargetError
+from prefixwise.ops.targets.local import LocalTarget
 
 LOCAL = RemoteAgent.on(LocalTarget())
 
@@ -94,7 +94,7 @@ def test_answers_of_another_version_are_told_as_such() -> None:
             return {"folders": []}
 
     with pytest.raises(
-        TargetError, match=r"local: expected runs in the agent's answer, got folders \(itemwise ops inst"
+        TargetError, match=r"local: expected runs in the agent's answer, got folders \(prefixwise ops inst"
     ):
         list_runs(cast(RemoteAgent, Old()), "runs")
     with pytest.raises(TargetError, match="local: expected a row, got another answer: chunk_size"):

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from itemwise.ops import resources
-from itemwise.ops.resources import Resource, ResourceOptions
-from itemwise.ops.targets.base import TargetError
-from itemwise.ops.targets.gcloud import GcloudGpuTarget, GcloudTpuTarget
-from itemwise.ops.targets.local import LocalTarget
+from prefixwise.ops import resources
+from prefixwise.ops.resources import Resource, ResourceOptions
+from prefixwise.ops.targets.base import TargetError
+from prefixwise.ops.targets.gcloud import GcloudGpuTarget, GcloudTpuTarget
+from prefixwise.ops.targets.local import LocalTarget
 from tests.ops.gcloud_stand_in import DENIED, GPU_MISSING, NO_QUOTA, REFUSED, TPU_MISSING, StandIn, stand_in
 
 TPU = GcloudTpuTarget("vm", "p", "z")

@@ -21,18 +21,18 @@ from pathlib import Path
 import psutil
 import pytest
 
-from itemwise.contract.errors import ArtifactError
-from itemwise.harness.artifacts import OpsMatrix, OpsRow
-from itemwise.harness.checks.check import check_file
-from itemwise.harness.files import read_artifact
-from itemwise.ops.collect import collect, list_runs
-from itemwise.ops.on_target.running import records_folder
-from itemwise.ops.remote_agent import RemoteAgent
-from itemwise.ops.spec import SweepSpec
-from itemwise.ops.sweep import SweepResult, Watcher, run_sweep
-from itemwise.ops.targets.base import ConnectionLostError, TargetError
-from itemwise.ops.targets.local import LocalTarget
-from itemwise.ops.targets.ssh import SshTarget
+from prefixwise.contract.errors import ArtifactError
+from prefixwise.harness.artifacts import OpsMatrix, OpsRow
+from prefixwise.harness.checks.check import check_file
+from prefixwise.harness.files import read_artifact
+from prefixwise.ops.collect import collect, list_runs
+from prefixwise.ops.on_target.running import records_folder
+from prefixwise.ops.remote_agent import RemoteAgent
+from prefixwise.ops.spec import SweepSpec
+from prefixwise.ops.sweep import SweepResult, Watcher, run_sweep
+from prefixwise.ops.targets.base import ConnectionLostError, TargetError
+from prefixwise.ops.targets.local import LocalTarget
+from prefixwise.ops.targets.ssh import SshTarget
 from tests.ops.ssh_server import PYTHON, SshServer
 
 ENDLESS = 1_000_000  # runs: something else ends it
@@ -128,7 +128,7 @@ def test_a_second_sweep_goes_on_from_the_rows_that_are_good(spec: SweepSpec) -> 
 
 
 def test_a_key_of_the_machine_is_not_asked_of_the_run(spec: SweepSpec, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ITEMWISE_API_KEY", "secret")
+    monkeypatch.setenv("PREFIXWISE_API_KEY", "secret")
     (row,) = sweep(LOCAL, replace(spec, chunk_sizes=(2,))).rows
     assert (row.status, row.error) == ("ok", None)
 
@@ -228,7 +228,7 @@ def test_whatever_ends_the_run_here_ends_the_server_there(
     spec: SweepSpec, number: signal.Signals, tmp_path: Path
 ) -> None:
     flags = [f"--model={spec.model}", "--backend=fake", "--query-tokens=8", "--num-items=2", "--item-tokens=2"]
-    command = [sys.executable, "-m", "itemwise", "ops", "smoke", *flags, f"--timed-runs={ENDLESS}"]
+    command = [sys.executable, "-m", "prefixwise", "ops", "smoke", *flags, f"--timed-runs={ENDLESS}"]
     command.append(f"--artifact-root={tmp_path}")
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
         assert run.stderr is not None

@@ -18,7 +18,7 @@ Scheme = Literal["light", "dark"]
 CHROMIUM = shutil.which("chromium")
 PHONE, DESKTOP = (390, 844), (1400, 1000)
 _NPM_FOLDER = Path(__file__).parents[2] / ".venv" / "npm"
-AXE = Path(os.environ.get("ITEMWISE_AXE", _NPM_FOLDER / "node_modules" / "axe-core" / "axe.min.js"))
+AXE = Path(os.environ.get("PREFIXWISE_AXE", _NPM_FOLDER / "node_modules" / "axe-core" / "axe.min.js"))
 
 
 def why_no_browser() -> str | None:

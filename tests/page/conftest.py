@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from itemwise.harness.files import write_artifact
+from prefixwise.harness.files import write_artifact
 from tests.harness.evaluations import MULTI_SCORES, evaluation, took
 from tests.harness.report_samples import write_comparison
 from tests.page.browser import Tab, Visit, open_browser, why_no_browser

@@ -251,7 +251,7 @@ class TestStateAndErrors:
             page.wait_for_selector(".chips")
             for tab in ("Isolation", "How it ran", "Copy"):
                 page.get_by_role("tab", name=tab).click()
-            assert page.title() == "itemwise playground"
+            assert page.title() == "prefixwise playground"
             assert page.locator("main img, main script").count() == 0
 
     def test_the_key_is_asked_for_and_stays_in_memory(self, browser: Browser) -> None:

@@ -57,7 +57,7 @@ def test_a_script_in_an_artifact_stays_text(open_page: OpenPage, reports_dir: Pa
         report = visited.page.frame_locator("#report")
         report.locator("text=top.document.title").first.wait_for()
         assert report.locator("script").count() == 0
-        assert visited.page.title() == "itemwise reports"
+        assert visited.page.title() == "prefixwise reports"
 
 
 def test_another_file_is_refused_in_words(open_page: OpenPage) -> None:

@@ -8,13 +8,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from itemwise.backends.base import BackendInfo
-from itemwise.backends.fake import FakeBackend
-from itemwise.contract.ragged import Ragged
-from itemwise.plan.algorithms import Planner
-from itemwise.plan.label_rows import Segments, lay_out_segments, plan_labels
-from itemwise.plan.options import PlanOptions
-from itemwise.plan.shared_prefix import SplitItems
+from prefixwise.backends.base import BackendInfo
+from prefixwise.backends.fake import FakeBackend
+from prefixwise.contract.ragged import Ragged
+from prefixwise.plan.algorithms import Planner
+from prefixwise.plan.label_rows import Segments, lay_out_segments, plan_labels
+from prefixwise.plan.options import PlanOptions
+from prefixwise.plan.shared_prefix import SplitItems
 
 
 def segments_of(prefix_len: int, tail_lens: Sequence[int], prefix_lens: Sequence[int] | None = None) -> Segments:

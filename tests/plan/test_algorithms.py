@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from itemwise.backends.base import PREFIX_BLOCK
-from itemwise.contract.errors import RequestError
-from itemwise.contract.ragged import Ragged
-from itemwise.plan.algorithms import ScorePlan, max_dense_row_len
-from itemwise.plan.label_rows import lay_out_segments, plan_labels
-from itemwise.plan.options import DENSE_MAX_ROW_LEN, PlanOptions
-from itemwise.plan.shared_prefix import SplitItems
+from prefixwise.backends.base import PREFIX_BLOCK
+from prefixwise.contract.errors import RequestError
+from prefixwise.contract.ragged import Ragged
+from prefixwise.plan.algorithms import ScorePlan, max_dense_row_len
+from prefixwise.plan.label_rows import lay_out_segments, plan_labels
+from prefixwise.plan.options import DENSE_MAX_ROW_LEN, PlanOptions
+from prefixwise.plan.shared_prefix import SplitItems
 from tests.plan.planning import planner_of, segments_of
 
 ALGORITHMS = ("serial", "packed", "prefill_extend")

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from itemwise.plan.batches import Row, fill_rows
+from prefixwise.plan.batches import Row, fill_rows
 
 TAIL_LENS = st.lists(st.integers(1, 20), min_size=1, max_size=30)
 

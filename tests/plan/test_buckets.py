@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from itemwise.backends.base import BackendInfo
-from itemwise.plan.buckets import Buckets
+from prefixwise.backends.base import BackendInfo
+from prefixwise.plan.buckets import Buckets
 
 
 def test_multiples_reach_the_largest_that_is_asked_for() -> None:

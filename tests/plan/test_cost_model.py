@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from itemwise.backends.fake import FakeBackend
-from itemwise.plan.cost_model import (
+from prefixwise.backends.fake import FakeBackend
+from prefixwise.plan.cost_model import (
     STATIC_FIGURES,
     DeviceFigures,
     TailSums,

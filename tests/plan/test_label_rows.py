@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from itemwise.contract.ragged import Ragged
-from itemwise.plan.label_rows import LabelRows, lay_out_segments, plan_labels
-from itemwise.plan.shared_prefix import SplitItems
+from prefixwise.contract.ragged import Ragged
+from prefixwise.plan.label_rows import LabelRows, lay_out_segments, plan_labels
+from prefixwise.plan.shared_prefix import SplitItems
 
 A, X, Y, Z, Q = 11, 12, 13, 14, 15
 

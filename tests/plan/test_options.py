@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 import pytest
 
-from itemwise.backends.base import BackendInfo
-from itemwise.contract.errors import RequestError
-from itemwise.plan.options import PlanOptions
+from prefixwise.backends.base import BackendInfo
+from prefixwise.contract.errors import RequestError
+from prefixwise.plan.options import PlanOptions
 
 
 def info(kind: Literal["cpu", "gpu", "tpu"]) -> BackendInfo:

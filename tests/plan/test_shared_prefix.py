@@ -8,9 +8,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from itemwise.contract.ragged import Int32Array, Ragged
-from itemwise.plan.shared_prefix import SplitItems, common_prefix_len, split_items
-from itemwise.prompts.template import Prompt
+from prefixwise.contract.ragged import Int32Array, Ragged
+from prefixwise.plan.shared_prefix import SplitItems, common_prefix_len, split_items
+from prefixwise.prompts.template import Prompt
 
 Rows = list[list[int]]
 

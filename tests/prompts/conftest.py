@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from itemwise.prompts.tokenizer import TextTokenizer
+from prefixwise.prompts.tokenizer import TextTokenizer
 from tests.prompts.reranker_tokenizers import MAKERS, read_text_tokenizer
 
 

@@ -1,4 +1,4 @@
-"""Golden token ids: for each profile a fixture of prompts, made by the official recipes and never by itemwise.
+"""Golden token ids: for each profile a fixture of prompts, made by the official recipes and never by prefixwise.
 
     .venv/bin/python -m tests.prompts.golden      writes tests/fixtures/profiles/*.json again
 
@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from itemwise.prompts.profile import Profile
-from itemwise.prompts.profile_files import builtin_profile
+from prefixwise.prompts.profile import Profile
+from prefixwise.prompts.profile_files import builtin_profile
 from tests.prompts.recipes import RECIPES
 from tests.prompts.reranker_tokenizers import MAKERS
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from itemwise.models.tokenizer_files import TokenizerFiles
-from itemwise.prompts.tokenizer import TextTokenizer
+from prefixwise.models.tokenizer_files import TokenizerFiles
+from prefixwise.prompts.tokenizer import TextTokenizer
 
 # Letters are tokens, `ab`, `bc` and `abc` are merged; any other character has no token at all.
 VOCABULARY = {"<s>": 0, "a": 1, "b": 2, "c": 3, "x": 4, "ab": 5, "bc": 6, "abc": 7, "y": 8, "z": 9}

@@ -7,8 +7,8 @@
     question-yes-no         the profile's text, after the tokenizer's BOS
     plain                   query and document, after the tokenizer's BOS
 
-Nothing of itemwise is used here. Where the originals pad a batch, we ask one sequence at a time. transformers 5 has no
-`prepare_for_model` any more: `only_second` is done by hand.
+Nothing of prefixwise is used here. Where the originals pad a batch, we ask one sequence at a time. transformers 5
+has no `prepare_for_model` any more: `only_second` is done by hand.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Tokenizers like those of rerankers and chat models, small, and the same on every machine.
 
 They are put together merge by merge, not trained, so that the token ids in the fixtures depend on nothing but this
-file. Each is a folder that transformers and itemwise both read.
+file. Each is a folder that transformers and prefixwise both read.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from tokenizers import (
     processors,
 )
 
-from itemwise.models.hf_folder import read_tokenizer_folder
-from itemwise.prompts.tokenizer import TextTokenizer
+from prefixwise.models.hf_folder import read_tokenizer_folder
+from prefixwise.prompts.tokenizer import TextTokenizer
 
 # Qwen2's and Qwen3's, to the letter.
 QWEN_SPLIT = (

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from itemwise.contract.errors import TokenizerError
-from itemwise.prompts.chat_template import ChatFrame, chat_frame
+from prefixwise.contract.errors import TokenizerError
+from prefixwise.prompts.chat_template import ChatFrame, chat_frame
 from tests.prompts.reranker_tokenizers import CHATML, GEMMA_CHAT
 
 SHOW = "{{ messages[0].content }}"

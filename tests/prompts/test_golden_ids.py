@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from itemwise.backends.fake import FakeBackend
-from itemwise.contract.request import ScoreRequest
-from itemwise.contract.rerank import RerankRequest
-from itemwise.prompts.profile_files import builtin_profiles
-from itemwise.prompts.rerank import RerankPrompts
-from itemwise.prompts.template import Prompt, build_prompt
-from itemwise.prompts.tokenizer import TextTokenizer
+from prefixwise.backends.fake import FakeBackend
+from prefixwise.contract.request import ScoreRequest
+from prefixwise.contract.rerank import RerankRequest
+from prefixwise.prompts.profile_files import builtin_profiles
+from prefixwise.prompts.rerank import RerankPrompts
+from prefixwise.prompts.template import Prompt, build_prompt
+from prefixwise.prompts.tokenizer import TextTokenizer
 from tests.prompts.golden import (
     SETTINGS,
     Case,

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from itemwise.backends.fake import FakeBackend
-from itemwise.contract.errors import RequestError
-from itemwise.contract.parse import parse_score_request
-from itemwise.prompts.limits import check_limits
-from itemwise.prompts.template import build_prompt
+from prefixwise.backends.fake import FakeBackend
+from prefixwise.contract.errors import RequestError
+from prefixwise.contract.parse import parse_score_request
+from prefixwise.prompts.limits import check_limits
+from prefixwise.prompts.template import build_prompt
 from tests.prompts.merging_tokenizer import merging_tokenizer
 
 MODEL = FakeBackend(vocab_size=10, max_context_len=8).config

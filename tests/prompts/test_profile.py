@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from itemwise.contract.errors import ProfileError
-from itemwise.prompts.profile import NUM_LABELS, RELEVANCES, Piece, Profile, parse_profile, placeholders
+from prefixwise.contract.errors import ProfileError
+from prefixwise.prompts.profile import NUM_LABELS, RELEVANCES, Piece, Profile, parse_profile, placeholders
 
 LEGAL: dict[str, Any] = {
     "format": 1,

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from itemwise.backends.fake import FakeBackend
-from itemwise.contract.errors import ProfileError
-from itemwise.models.checkpoint import Checkpoint, StoredTensor, names_of
-from itemwise.models.tokenizer_files import TokenizerFiles
-from itemwise.prompts.profile import parse_profile
-from itemwise.prompts.profile_choice import ProfileChoice, choose_profile, profile_of, profile_of_any_model
-from itemwise.prompts.profile_files import builtin_profile, builtin_profiles
-from itemwise.prompts.tokenizer import TextTokenizer
+from prefixwise.backends.fake import FakeBackend
+from prefixwise.contract.errors import ProfileError
+from prefixwise.models.checkpoint import Checkpoint, StoredTensor, names_of
+from prefixwise.models.tokenizer_files import TokenizerFiles
+from prefixwise.prompts.profile import parse_profile
+from prefixwise.prompts.profile_choice import ProfileChoice, choose_profile, profile_of, profile_of_any_model
+from prefixwise.prompts.profile_files import builtin_profile, builtin_profiles
+from prefixwise.prompts.tokenizer import TextTokenizer
 from tests.prompts.reranker_tokenizers import VOCAB_SIZE, read_text_tokenizer
 
 SIZE = 32

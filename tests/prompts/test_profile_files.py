@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from itemwise.contract.errors import ProfileError
-from itemwise.prompts.profile_files import builtin_profile, builtin_profiles, find_profile, read_profile
+from prefixwise.contract.errors import ProfileError
+from prefixwise.prompts.profile_files import builtin_profile, builtin_profiles, find_profile, read_profile
 
 MINE = """
 name = "mine"

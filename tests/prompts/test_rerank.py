@@ -14,14 +14,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from itemwise.backends.fake import FakeBackend
-from itemwise.contract.errors import ProfileError, RequestError
-from itemwise.contract.rerank import RerankRequest
-from itemwise.contract.result import Truncation
-from itemwise.prompts.profile import Piece, Profile
-from itemwise.prompts.profile_files import builtin_profile
-from itemwise.prompts.rerank import RerankPrompt, RerankPrompts
-from itemwise.prompts.tokenizer import TextTokenizer
+from prefixwise.backends.fake import FakeBackend
+from prefixwise.contract.errors import ProfileError, RequestError
+from prefixwise.contract.rerank import RerankRequest
+from prefixwise.contract.result import Truncation
+from prefixwise.prompts.profile import Piece, Profile
+from prefixwise.prompts.profile_files import builtin_profile
+from prefixwise.prompts.rerank import RerankPrompt, RerankPrompts
+from prefixwise.prompts.tokenizer import TextTokenizer
 from tests.prompts.golden import QUERY, SETTINGS, Case, profile_of_case, read_by_transformers
 from tests.prompts.recipes import RECIPES
 from tests.prompts.reranker_tokenizers import VOCAB_SIZE, read_text_tokenizer

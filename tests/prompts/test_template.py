@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from itemwise.contract.errors import RequestError, TokenizerError
-from itemwise.contract.parse import parse_score_request
-from itemwise.contract.ragged import Ragged
-from itemwise.contract.result import Truncation
-from itemwise.prompts.template import Prompt, build_prefix, build_prompt, surround
+from prefixwise.contract.errors import RequestError, TokenizerError
+from prefixwise.contract.parse import parse_score_request
+from prefixwise.contract.ragged import Ragged
+from prefixwise.contract.result import Truncation
+from prefixwise.prompts.template import Prompt, build_prefix, build_prompt, surround
 from tests.prompts.merging_tokenizer import merging_tokenizer
 
 

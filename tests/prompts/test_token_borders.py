@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
-from itemwise.prompts.token_borders import TokenBorders
-from itemwise.prompts.tokenizer import TextTokenizer
+from prefixwise.prompts.token_borders import TokenBorders
+from prefixwise.prompts.tokenizer import TextTokenizer
 from tests.prompts.reranker_tokenizers import QWEN_SPLIT
 
 SPLITTING = ("qwen", "gpt2", "smollm")

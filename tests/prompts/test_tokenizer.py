@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from itemwise.contract.errors import RequestError
-from itemwise.models.tokenizer_files import TokenizerFiles
-from itemwise.prompts.tokenizer import TextTokenizer
+from prefixwise.contract.errors import RequestError
+from prefixwise.models.tokenizer_files import TokenizerFiles
+from prefixwise.prompts.tokenizer import TextTokenizer
 from tests.checkpoints import add_tokenizer
 from tests.prompts.merging_tokenizer import merging_tokenizer
 

@@ -12,15 +12,15 @@ from typing import Any
 import httpx
 import numpy as np
 
-from itemwise.backends.base import ForwardBatch, RunningForward
-from itemwise.backends.fake import FakeBackend, fake_logits
-from itemwise.engine.engine import EngineConfig, ScoringEngine
-from itemwise.engine.scheduler import Scheduler, SchedulerOptions
-from itemwise.prompts.tokenizer import TextTokenizer
-from itemwise.server.app import make_app
-from itemwise.server.config import ServerOptions
-from itemwise.server.reports import ReportSource
-from itemwise.server.service import Service
+from prefixwise.backends.base import ForwardBatch, RunningForward
+from prefixwise.backends.fake import FakeBackend, fake_logits
+from prefixwise.engine.engine import EngineConfig, ScoringEngine
+from prefixwise.engine.scheduler import Scheduler, SchedulerOptions
+from prefixwise.prompts.tokenizer import TextTokenizer
+from prefixwise.server.app import make_app
+from prefixwise.server.config import ServerOptions
+from prefixwise.server.reports import ReportSource
+from prefixwise.server.service import Service
 
 MODEL = "fake-model"
 IDS_REQUEST: dict[str, Any] = {

@@ -20,6 +20,6 @@ def client() -> Iterator[AppClient]:
 
 @pytest.fixture(scope="session")
 def small_server(checkpoint_of: Callable[[str], Path]) -> Iterator[ServerProcess]:
-    """`itemwise serve` with a small model in float32, for tests that leave it as it was."""
+    """`prefixwise serve` with a small model in float32, for tests that leave it as it was."""
     with real_server(f"--model-path={checkpoint_of('qwen3')}", "--dtype=float32") as running:
         yield running

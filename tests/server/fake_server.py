@@ -13,13 +13,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from itemwise.backends.base import ForwardBatch, RunningForward
-from itemwise.backends.fake import FakeBackend
-from itemwise.contract.errors import ItemwiseError, ModelLoadError
-from itemwise.engine.engine import EngineConfig, ScoringEngine
-from itemwise.engine.scheduler import Scheduler, SchedulerOptions
-from itemwise.server.config import ServerOptions
-from itemwise.server.launch import run_server
+from prefixwise.backends.base import ForwardBatch, RunningForward
+from prefixwise.backends.fake import FakeBackend
+from prefixwise.contract.errors import ModelLoadError, PrefixwiseError
+from prefixwise.engine.engine import EngineConfig, ScoringEngine
+from prefixwise.engine.scheduler import Scheduler, SchedulerOptions
+from prefixwise.server.config import ServerOptions
+from prefixwise.server.launch import run_server
 from tests.prompts.merging_tokenizer import merging_tokenizer
 from tests.server.letters_profile import letters_choice
 
@@ -91,7 +91,7 @@ def main() -> None:
     )
     try:
         run_server(options, lambda: open_engine(args), lambda engine: {"model": engine.config.model_name})
-    except ItemwiseError as error:
+    except PrefixwiseError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
 

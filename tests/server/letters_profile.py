@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from itemwise.prompts.profile import Profile, parse_profile
-from itemwise.prompts.profile_choice import ProfileChoice
-from itemwise.prompts.profile_files import builtin_profiles
+from prefixwise.prompts.profile import Profile, parse_profile
+from prefixwise.prompts.profile_choice import ProfileChoice
+from prefixwise.prompts.profile_files import builtin_profiles
 
 LETTERS: Profile = parse_profile(
     {

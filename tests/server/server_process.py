@@ -1,6 +1,6 @@
 """A real server on a real port: starts it, waits until it is ready, ends it.
 
-`server_process` is `tests.server.fake_server`, whose model is a formula; `real_server` is `itemwise serve`.
+`server_process` is `tests.server.fake_server`, whose model is a formula; `real_server` is `prefixwise serve`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SCHEMATHESIS = (
     "--exclude-checks=positive_data_acceptance",
 )
 FAKE_PROGRAM = ("tests.server.fake_server",)
-REAL_PROGRAM = ("itemwise", "serve", "--device=cpu")
+REAL_PROGRAM = ("prefixwise", "serve", "--device=cpu")
 _PATIENCE = 60  # seconds for anything that takes milliseconds on a quiet machine
 
 
@@ -30,7 +30,7 @@ class ServerProcess:
 
     def __init__(self, *options: str, program: Sequence[str] = FAKE_PROGRAM) -> None:
         command = [sys.executable, "-m", *program, "--port=0", *options]
-        env = {**os.environ, "XLA_FLAGS": "", "ITEMWISE_API_KEY": ""}  # as a user's, not as this process has them
+        env = {**os.environ, "XLA_FLAGS": "", "PREFIXWISE_API_KEY": ""}  # as a user's, not as this process has them
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, encoding="utf-8", env=env)
         self.log: list[str] = []
         self._lines: SimpleQueue[str | None] = SimpleQueue()
@@ -97,6 +97,6 @@ def server_process(*options: str, wait: bool = True, program: Sequence[str] = FA
 
 @contextmanager
 def real_server(*options: str, wait: bool = True) -> Iterator[ServerProcess]:
-    """`python -m itemwise serve` with these options; a --port among them counts."""
+    """`python -m prefixwise serve` with these options; a --port among them counts."""
     with server_process(*options, wait=wait, program=REAL_PROGRAM) as server:
         yield server

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from itemwise.server.config import ServerOptions
+from prefixwise.server.config import ServerOptions
 from tests.server.app_client import AppClient, app_client, error_of
 
 TOO_LARGE = (413, "invalid_request_error", "request_too_large", None)

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from itemwise.contract.errors import InvalidValueError
-from itemwise.server.config import ServerOptions
+from prefixwise.contract.errors import InvalidValueError
+from prefixwise.server.config import ServerOptions
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from itemwise.server.config import ServerOptions
-from itemwise.server.lifecycle import Phase
-from itemwise.server.routes import health
+from prefixwise.server.config import ServerOptions
+from prefixwise.server.lifecycle import Phase
+from prefixwise.server.routes import health
 from tests.server.app_client import IDS_REQUEST, AppClient, BrokenBackend, app_client, error_of
 
 KEY = "sesame-5f0c"

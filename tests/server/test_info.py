@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from itemwise import __version__
-from itemwise.backends.fake import FakeBackend
-from itemwise.server.config import ServerOptions
-from itemwise.server.routes import health
+from prefixwise import __version__
+from prefixwise.backends.fake import FakeBackend
+from prefixwise.server.config import ServerOptions
+from prefixwise.server.routes import health
 from tests.prompts.merging_tokenizer import BOS, merging_tokenizer
 from tests.server.app_client import IDS_REQUEST, MODEL, AppClient, HeldBackend, app_client, error_of
 
@@ -30,7 +30,7 @@ class TestModels:
         assert answer["object"] == "list"
         assert [entry["id"] for entry in answer["data"]] == ["a", "b"]
         entry = answer["data"][0]
-        assert (entry["object"], entry["owned_by"], entry["root"]) == ("model", "itemwise", MODEL)
+        assert (entry["object"], entry["owned_by"], entry["root"]) == ("model", "prefixwise", MODEL)
         assert entry["max_model_len"] == 4096
         assert isinstance(entry["created"], int)
 
@@ -48,7 +48,7 @@ class TestServerInfo:
         client.post("/v1/score", IDS_REQUEST)
         info = client.get("/server_info").json()
         assert info["status"] == "ready"
-        assert info["version"] == info["versions"]["itemwise"] == __version__
+        assert info["version"] == info["versions"]["prefixwise"] == __version__
         assert info["versions"]["numpy"] == np.__version__
         assert info["versions"]["python"].startswith(f"{sys.version_info.major}.{sys.version_info.minor}.")
         assert info["configuration"]["request_timeout"] == 600
@@ -70,7 +70,7 @@ class TestServerInfo:
 
         with app_client(backend=Telling()) as client:
             assert client.get("/server_info").json()["memory"]["device"] == {"peak_bytes": 77}
-            assert "itemwise:compilations_total 5.0" in client.get("/metrics").text
+            assert "prefixwise:compilations_total 5.0" in client.get("/metrics").text
 
     def test_the_launcher_tells_the_configuration_and_the_key_is_dropped(self) -> None:
         with app_client(is_ready=False) as client, app_client() as other:

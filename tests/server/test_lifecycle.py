@@ -7,8 +7,8 @@ import asyncio
 import httpx
 import pytest
 
-from itemwise.contract.errors import UnavailableError
-from itemwise.server.lifecycle import Lifecycle, Phase
+from prefixwise.contract.errors import UnavailableError
+from prefixwise.server.lifecycle import Lifecycle, Phase
 from tests.server.app_client import IDS_REQUEST, AppClient, HeldBackend, app_client, error_of
 
 

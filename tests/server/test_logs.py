@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from itemwise.server.logs import JsonFormatter, TextFormatter, fields_of, log_configuration
+from prefixwise.server.logs import JsonFormatter, TextFormatter, fields_of, log_configuration
 from tests.server.app_client import IDS_REQUEST, AppClient
 
 TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
@@ -29,7 +29,7 @@ class Lines(logging.Handler):
 
 def _listen(formatter: logging.Formatter) -> Iterator[list[str]]:
     handler = Lines(formatter)
-    log = logging.getLogger("itemwise")
+    log = logging.getLogger("prefixwise")
     level = log.level
     log.addHandler(handler)
     log.setLevel(logging.INFO)
@@ -52,7 +52,7 @@ def test_a_request_is_one_line(client: AppClient, text: list[str]) -> None:
     client.post("/v1/score", IDS_REQUEST, headers={"X-Request-Id": "r-1"})
     (line,) = text
     assert re.fullmatch(
-        rf"{TIME} INFO itemwise: request id=r-1 method=POST route=/v1/score status=200 items=3 prompt_tokens=6 "
+        rf"{TIME} INFO prefixwise: request id=r-1 method=POST route=/v1/score status=200 items=3 prompt_tokens=6 "
         r"labels=2 algorithm=\w+ cached_tokens=0 queue_ms=[\d.]+ device_ms=[\d.]+ total_ms=[\d.]+",
         line,
     ), line
@@ -66,7 +66,7 @@ def test_a_request_is_one_object(client: AppClient, objects: list[str]) -> None:
     assert shown.pop("total_ms") >= 0
     assert shown == {
         "level": "INFO",
-        "logger": "itemwise",
+        "logger": "prefixwise",
         "message": "request",
         "id": 'say "hi" = 1',
         "method": "POST",
@@ -116,8 +116,8 @@ def test_a_traceback_stays_in_its_record(text: list[str], objects: list[str]) ->
     try:
         raise ValueError("odd")
     except ValueError:
-        logging.getLogger("itemwise").exception("failed", extra=fields_of(id="r-2"))
-    assert text[0].splitlines()[0].endswith("ERROR itemwise: failed id=r-2")
+        logging.getLogger("prefixwise").exception("failed", extra=fields_of(id="r-2"))
+    assert text[0].splitlines()[0].endswith("ERROR prefixwise: failed id=r-2")
     assert text[0].endswith("ValueError: odd")
     shown = json.loads(objects[0])
     assert shown["id"] == "r-2"

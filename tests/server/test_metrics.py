@@ -32,7 +32,7 @@ def figures(client: AppClient) -> dict[tuple[str, tuple[tuple[str, str], ...]], 
 
 def test_every_figure_that_operators_were_promised_is_there(fresh: AppClient) -> None:
     fresh.post("/v1/score", IDS_REQUEST)
-    names = {name.removeprefix("itemwise:") for name, _ in figures(fresh)}
+    names = {name.removeprefix("prefixwise:") for name, _ in figures(fresh)}
     assert names >= {
         "requests_total",
         "request_seconds_bucket",
@@ -58,14 +58,14 @@ def test_requests_items_and_tokens_are_counted(fresh: AppClient) -> None:
     fresh.post("/v1/score", {**IDS_REQUEST, "items": [[1], [-1]], "on_item_error": "report"})
     fresh.post("/v1/score", {**IDS_REQUEST, "query": []})
     found = figures(fresh)
-    assert found["itemwise:requests_total", SCORE] == 4
-    assert found["itemwise:requests_total", (("route", "/v1/score"), ("status", "400"))] == 1
-    assert found["itemwise:request_seconds_count", (("route", "/v1/score"),)] == 5
-    assert found["itemwise:queue_seconds_count", ()] == 4
-    assert found["itemwise:items_scored_total", ()] == 3 * 3 + 1
-    assert found["itemwise:tokens_scored_total", ()] == 3 * 6 + 4
-    assert found["itemwise:device_seconds_total", ()] > 0
-    chosen = {labels: value for (name, labels), value in found.items() if name == "itemwise:algorithm_chosen_total"}
+    assert found["prefixwise:requests_total", SCORE] == 4
+    assert found["prefixwise:requests_total", (("route", "/v1/score"), ("status", "400"))] == 1
+    assert found["prefixwise:request_seconds_count", (("route", "/v1/score"),)] == 5
+    assert found["prefixwise:queue_seconds_count", ()] == 4
+    assert found["prefixwise:items_scored_total", ()] == 3 * 3 + 1
+    assert found["prefixwise:tokens_scored_total", ()] == 3 * 6 + 4
+    assert found["prefixwise:device_seconds_total", ()] > 0
+    chosen = {labels: value for (name, labels), value in found.items() if name == "prefixwise:algorithm_chosen_total"}
     assert sum(chosen.values()) == 4
 
 
@@ -73,7 +73,7 @@ def test_strangers_cannot_make_up_labels(fresh: AppClient) -> None:
     for number in range(5):
         fresh.get(f"/wp-admin/{number}")
     fresh.request("DELETE", "/v1/prefix/made-up")
-    routes = {dict(labels)["route"] for name, labels in figures(fresh) if name == "itemwise:requests_total"}
+    routes = {dict(labels)["route"] for name, labels in figures(fresh) if name == "prefixwise:requests_total"}
     assert routes == {"other", "/v1/prefix/{prefix_id}"}
 
 
@@ -81,9 +81,9 @@ def test_the_prefix_cache_is_counted_in_tokens(fresh: AppClient) -> None:
     body = {**IDS_REQUEST, "query": [1] * 300, "algorithm": "prefill_extend"}
     answers = [fresh.post("/v1/score", body).json() for _ in range(2)]
     found = figures(fresh)
-    assert found["itemwise:prefix_cache_queried_tokens_total", ()] == 600
+    assert found["prefixwise:prefix_cache_queried_tokens_total", ()] == 600
     cached = answers[1]["usage"]["prompt_tokens_details"]["cached_tokens"]
-    assert found["itemwise:prefix_cache_hit_tokens_total", ()] == cached > 0
+    assert found["prefixwise:prefix_cache_hit_tokens_total", ()] == cached > 0
 
 
 def test_what_runs_and_waits_is_shown() -> None:
@@ -99,13 +99,13 @@ def test_what_runs_and_waits_is_shown() -> None:
 
     with app_client(backend=backend) as client:
         during = asyncio.run(look())
-        assert during["itemwise:requests_running", ()] == 1
-        assert during["itemwise:tokens_running", ()] > 0
+        assert during["prefixwise:requests_running", ()] == 1
+        assert during["prefixwise:tokens_running", ()] > 0
         after = figures(client)
-        assert (after["itemwise:requests_running", ()], after["itemwise:tokens_running", ()]) == (0, 0)
+        assert (after["prefixwise:requests_running", ()], after["prefixwise:tokens_running", ()]) == (0, 0)
 
 
 def test_several_servers_in_one_process_count_for_themselves(fresh: AppClient) -> None:
     fresh.post("/v1/score", IDS_REQUEST)
     with app_client() as other:
-        assert ("itemwise:requests_total", SCORE) not in figures(other)
+        assert ("prefixwise:requests_total", SCORE) not in figures(other)

@@ -12,13 +12,13 @@ import jsonschema_rs
 import pytest
 from starlette.routing import Router
 
-import itemwise
-from itemwise.server.app import make_app
-from itemwise.server.config import ServerOptions
-from itemwise.server.endpoint import Endpoint
-from itemwise.server.openapi import openapi_document
-from itemwise.server.openapi_errors import ERROR_TABLE
-from itemwise.server.service import Service
+import prefixwise
+from prefixwise.server.app import make_app
+from prefixwise.server.config import ServerOptions
+from prefixwise.server.endpoint import Endpoint
+from prefixwise.server.openapi import openapi_document
+from prefixwise.server.openapi_errors import ERROR_TABLE
+from prefixwise.server.service import Service
 from tests.server.app_client import AppClient, app_client
 from tests.server.server_process import SCHEMATHESIS, server_process
 from tests.server.word_tokenizer import word_tokenizer
@@ -61,7 +61,7 @@ def test_operation_ids_are_unique() -> None:
 
 def test_every_error_code_in_the_source_is_in_the_table_of_errors() -> None:
     listed = {code for row in ERROR_TABLE for code in row.codes}
-    root = Path(itemwise.__file__).parent
+    root = Path(prefixwise.__file__).parent
     rooms = [root / room for room in ("contract", "prompts", "plan", "engine", "server/routes", "server/dialects")]
     files = [*(path for room in rooms for path in room.rglob("*.py")), *(root / "server").glob("*.py")]
     written = {code for path in files for code in re.findall(r'code="([a-z_]+)"', path.read_text("utf-8"))}

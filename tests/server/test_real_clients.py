@@ -23,7 +23,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerProcess]:
     """Its scores are arithmetic; texts become tokens as the embedded model has them."""
-    with server_process("--backend=fake", f"--api-key={KEY}", program=("itemwise", "serve")) as running:
+    with server_process("--backend=fake", f"--api-key={KEY}", program=("prefixwise", "serve")) as running:
         yield running
 
 

@@ -1,6 +1,6 @@
 """Requests that are computed together, from prefixes that are kept, partly kept or not: each gets its lone bits.
 
-`itemwise serve` on PyTorch; `test_real_jax.py` has the same on JAX.
+`prefixwise serve` on PyTorch; `test_real_jax.py` has the same on JAX.
 """
 
 from __future__ import annotations

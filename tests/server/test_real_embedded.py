@@ -1,4 +1,4 @@
-"""`itemwise serve` without any option but a port: a newcomer's first server, with the embedded model."""
+"""`prefixwise serve` without any option but a port: a newcomer's first server, with the embedded model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from itemwise.models.embedded import embedded_model_path
+from prefixwise.models.embedded import embedded_model_path
 from tests.server.app_client import error_of
 from tests.server.real_requests import fetch
 from tests.server.server_process import ServerProcess, server_process
@@ -36,7 +36,7 @@ RELEVANCE = {1: 0.4984, 2: 0.4755, 3: 0.4453, 0: 0.3946}
 
 @pytest.fixture(scope="module")
 def starting() -> Iterator[ServerProcess]:
-    with server_process(program=("itemwise", "serve"), wait=False) as server:
+    with server_process(program=("prefixwise", "serve"), wait=False) as server:
         server.wait_until_listening()
         yield server
 

@@ -1,4 +1,4 @@
-"""Every error that the API has, from `itemwise serve` with a real model on a real port: a row for each way to it.
+"""Every error that the API has, from `prefixwise serve` with a real model on a real port: a row for each way to it.
 
 `when` is the row of the design's table of errors; rows without one there say what the field is.
 """
@@ -17,7 +17,7 @@ import httpx
 import orjson
 import pytest
 
-from itemwise.server.openapi_errors import ERROR_TABLE
+from prefixwise.server.openapi_errors import ERROR_TABLE
 from tests.checkpoints import make_hf_checkpoint
 from tests.server.app_client import error_of
 from tests.server.real_requests import PATIENCE, fetch, leftovers, plain_request, wait_for_requests

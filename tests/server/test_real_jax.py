@@ -1,4 +1,4 @@
-"""`itemwise serve` on JAX: compiled programs outlive the process, and requests together get their lone bits.
+"""`prefixwise serve` on JAX: compiled programs outlive the process, and requests together get their lone bits.
 
 One story, since compiling takes seconds: a server that keeps no prefix compiles everything and answers one by one;
 it is killed in the middle of work; a server that keeps prefixes starts in its place and answers all at once.

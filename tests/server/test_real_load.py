@@ -1,4 +1,4 @@
-"""`itemwise serve` under load on a real model: fairness, too many clients, clients that go, and a shutdown."""
+"""`prefixwise serve` under load on a real model: fairness, too many clients, clients that go, and a shutdown."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def test_clients_that_hang_up_leave_nothing_behind(server: ServerProcess) -> Non
 def num_gone(server: ServerProcess) -> int:
     """How many requests to score the server has found without a client."""
     text = fetch("GET", f"{server.url}/metrics").text
-    found = re.search(r'^itemwise:requests_total\{route="/v1/score",status="499"\} (\S+)', text, re.MULTILINE)
+    found = re.search(r'^prefixwise:requests_total\{route="/v1/score",status="499"\} (\S+)', text, re.MULTILINE)
     return 0 if found is None else int(float(found[1]))
 
 

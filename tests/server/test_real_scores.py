@@ -1,4 +1,4 @@
-"""What `itemwise serve` answers with a real model: held against transformers, and against the library bit for bit."""
+"""What `prefixwise serve` answers with a real model: held against transformers, and against the library bit for bit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from itemwise import Scorer
+from prefixwise import Scorer
 from tests.reference import LOGIT_BOUND, Reference, bound_of, expected_scores
 from tests.server.app_client import error_of
 from tests.server.real_requests import (

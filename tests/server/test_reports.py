@@ -9,10 +9,10 @@ from hashlib import sha256
 
 import pytest
 
-from itemwise.contract.errors import ArtifactError
-from itemwise.harness.report.document import Report
-from itemwise.harness.report.html import report_html
-from itemwise.server.config import ServerOptions
+from prefixwise.contract.errors import ArtifactError
+from prefixwise.harness.report.document import Report
+from prefixwise.harness.report.html import report_html
+from prefixwise.server.config import ServerOptions
 from tests.server.app_client import AppClient, app_client
 
 PAGE = report_html(Report("A title", "2026-02-11", True, ("Fine.",), (), ()))

@@ -10,10 +10,10 @@ import httpx
 import numpy as np
 import pytest
 
-from itemwise.backends.fake import FakeBackend, fake_logits
-from itemwise.prompts.profile_choice import ProfileChoice
-from itemwise.prompts.profile_files import builtin_profile, builtin_profiles
-from itemwise.server.config import ServerOptions
+from prefixwise.backends.fake import FakeBackend, fake_logits
+from prefixwise.prompts.profile_choice import ProfileChoice
+from prefixwise.prompts.profile_files import builtin_profile, builtin_profiles
+from prefixwise.server.config import ServerOptions
 from tests.prompts.merging_tokenizer import merging_tokenizer
 from tests.server.app_client import MODEL, AppClient, BrokenBackend, HeldBackend, app_client, error_of
 from tests.server.letters_profile import letters_choice
@@ -144,12 +144,12 @@ class TestCohereV1:
         with app_client(tokenizer=merging_tokenizer(), profiles=letters_choice("a guess")) as client:
             body = {**TEXTS, "max_tokens_per_doc": 1}
             answers = [client.post("/rerank", body), client.post("/v1/rerank", REQUEST)]
-        assert [answer.headers.get_list("x-itemwise-warning") for answer in answers] == [["a guess"]] * 2
+        assert [answer.headers.get_list("x-prefixwise-warning") for answer in answers] == [["a guess"]] * 2
         assert [record.message for record in caplog.records].count("a guess") == 1
 
     def test_a_cut_is_in_a_header_too(self, reranker: AppClient) -> None:
         answer = reranker.post("/rerank", {"query": "z", "texts": ["xyxy"], "max_tokens_per_doc": 2})
-        assert "1 document(s)" in answer.headers["x-itemwise-warning"]
+        assert "1 document(s)" in answer.headers["x-prefixwise-warning"]
 
     @pytest.mark.parametrize("name", ["max_tokens_per_doc", "max_chunks_per_doc", "top_n"])
     @pytest.mark.parametrize("number", [2**31, 2**53, 2**60 // 1000, 2**63, 2**64 - 1])

@@ -12,10 +12,10 @@ import httpx
 import numpy as np
 import pytest
 
-from itemwise.backends.base import ForwardBatch, ForwardOutput, RunningForward
-from itemwise.backends.fake import FakeBackend
-from itemwise.server.call import Call
-from itemwise.server.config import ServerOptions
+from prefixwise.backends.base import ForwardBatch, ForwardOutput, RunningForward
+from prefixwise.backends.fake import FakeBackend
+from prefixwise.server.call import Call
+from prefixwise.server.config import ServerOptions
 from tests.prompts.merging_tokenizer import merging_tokenizer
 from tests.server.app_client import (
     IDS_REQUEST,
@@ -273,7 +273,7 @@ def test_a_client_that_goes_while_it_sends_is_forgotten(client: AppClient) -> No
     scope = {"type": "http", "method": "POST", "path": "/v1/score", "headers": [], "root_path": ""}
     asyncio.run(client.app(scope, receive, send))
     assert client.service.lifecycle.num_in_flight == 0
-    assert 'itemwise:requests_total{route="/v1/score",status="499"}' in client.get("/metrics").text
+    assert 'prefixwise:requests_total{route="/v1/score",status="499"}' in client.get("/metrics").text
 
 
 def test_an_answered_request_leaves_nothing_for_the_garbage_collector(client: AppClient) -> None:
@@ -342,4 +342,4 @@ def test_one_that_is_given_up_has_waited_too() -> None:
     with app_client(ServerOptions(request_timeout=0.05), backend=backend) as client:
         assert client.post("/v1/score", IDS_REQUEST).status_code == 504
         backend.let_go.set()
-        assert "itemwise:queue_seconds_count 1.0" in client.get("/metrics").text
+        assert "prefixwise:queue_seconds_count 1.0" in client.get("/metrics").text

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from itemwise.models.tokenizer_files import TokenizerFiles
-from itemwise.prompts.tokenizer import TextTokenizer
+from prefixwise.models.tokenizer_files import TokenizerFiles
+from prefixwise.prompts.tokenizer import TextTokenizer
 
 WORDS = ("?", "Is", "this", "about", "food", "pizza", "tax", "law", "yes", "no")
 

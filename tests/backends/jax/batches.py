@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from itemwise.backends.base import PREFIX_BLOCK, ForwardBatch, Layout, MaskImpl, Prefix, PrefixBlock
-from itemwise.contract.ragged import Int32Array, ranges, starts_from_lens
+from prefixwise.backends.base import PREFIX_BLOCK, ForwardBatch, Layout, MaskImpl, Prefix, PrefixBlock
+from prefixwise.contract.ragged import Int32Array, ranges, starts_from_lens
 
 LABELS = (3, 5, 300)
 Blocks = tuple[PrefixBlock, ...]

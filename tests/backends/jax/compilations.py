@@ -19,8 +19,8 @@ from typing import Any
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
-from itemwise import Scorer
-from itemwise.backends.jax.mesh import set_jax_option
+from prefixwise import Scorer
+from prefixwise.backends.jax.mesh import set_jax_option
 
 COMPILED = "/jax/core/compile/backend_compile_duration"  # or found on disk
 FOUND = "/jax/compilation_cache/cache_hits"

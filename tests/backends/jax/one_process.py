@@ -16,10 +16,10 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
-from itemwise.backends.jax.mesh import P, make_mesh, put_replicated, start_distributed
-from itemwise.backends.jax.placement import HeadPlacement
-from itemwise.backends.jax.weights import load_weights
-from itemwise.models.checkpoint import open_checkpoint
+from prefixwise.backends.jax.mesh import P, make_mesh, put_replicated, start_distributed
+from prefixwise.backends.jax.placement import HeadPlacement
+from prefixwise.backends.jax.weights import load_weights
+from prefixwise.models.checkpoint import open_checkpoint
 
 
 def main(folder: str, tp_size: str, out: str, *processes: str) -> None:

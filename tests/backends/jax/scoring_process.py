@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from itemwise import Scorer
+from prefixwise import Scorer
 
 QUERY = [5, 6, 7, 8, 9] * 30
 ITEMS = [[i, i + 1, i + 2][: i % 4] for i in range(11)]

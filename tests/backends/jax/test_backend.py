@@ -13,17 +13,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from itemwise.backends.base import PREFIX_BLOCK, BackendOptions, ForwardBatch, ForwardOutput, Layout, MaskImpl, Prefix
-from itemwise.backends.jax.assembly import MAX_BLOCKS_PER_PAGE
-from itemwise.backends.jax.attention.pallas_gpu import PallasGpuAttention
-from itemwise.backends.jax.attention.xla import SIZES as XLA_SIZES
-from itemwise.backends.jax.backend import JaxBackend
-from itemwise.backends.jax.inputs import ProgramSpec
-from itemwise.backends.jax.pool import JaxBlock, PoolArrays, PoolShape
-from itemwise.backends.jax.runner import Runner
-from itemwise.contract.errors import BackendError
-from itemwise.contract.ragged import Int32Array
-from itemwise.models.checkpoint import open_checkpoint
+from prefixwise.backends.base import PREFIX_BLOCK, BackendOptions, ForwardBatch, ForwardOutput, Layout, MaskImpl, Prefix
+from prefixwise.backends.jax.assembly import MAX_BLOCKS_PER_PAGE
+from prefixwise.backends.jax.attention.pallas_gpu import PallasGpuAttention
+from prefixwise.backends.jax.attention.xla import SIZES as XLA_SIZES
+from prefixwise.backends.jax.backend import JaxBackend
+from prefixwise.backends.jax.inputs import ProgramSpec
+from prefixwise.backends.jax.pool import JaxBlock, PoolArrays, PoolShape
+from prefixwise.backends.jax.runner import Runner
+from prefixwise.contract.errors import BackendError
+from prefixwise.contract.ragged import Int32Array
+from prefixwise.models.checkpoint import open_checkpoint
 from tests.backends.jax.batches import (
     Blocks,
     Segment,

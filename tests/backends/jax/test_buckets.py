@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from itemwise.backends.jax.buckets import (
+from prefixwise.backends.jax.buckets import (
     ACCELERATOR_ROWS,
     COARSE_STEP,
     CPU_BLOCK_ROWS,
@@ -16,7 +16,7 @@ from itemwise.backends.jax.buckets import (
     dense_columns,
     dense_columns_up_to,
 )
-from itemwise.backends.layout.buckets import token_buckets
+from prefixwise.backends.layout.buckets import token_buckets
 
 
 class TestTokenBuckets:

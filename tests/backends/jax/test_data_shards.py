@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from itemwise.backends.base import ForwardBatch, Layout
-from itemwise.backends.jax.data_shards import split_batch
-from itemwise.backends.jax.pool import JaxBlock
-from itemwise.backends.layout.pages import PageLease
-from itemwise.contract.ragged import Int64Array
+from prefixwise.backends.base import ForwardBatch, Layout
+from prefixwise.backends.jax.data_shards import split_batch
+from prefixwise.backends.jax.pool import JaxBlock
+from prefixwise.backends.layout.pages import PageLease
+from prefixwise.contract.ragged import Int64Array
 from tests.backends.jax.batches import Tail, draw_ids, extend_batch, prefill_batch, rows_batch
 
 Parts = list[tuple[ForwardBatch, Int64Array]]

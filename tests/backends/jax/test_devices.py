@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from itemwise.backends.jax.devices import DeviceChoice, pool_tokens, resolve_dtype, set_compilation_cache
-from itemwise.backends.layout.tiles import KEY_BLOCK
-from itemwise.contract.errors import BackendError
-from itemwise.models.checkpoint import open_checkpoint
-from itemwise.models.config import ModelConfig
+from prefixwise.backends.jax.devices import DeviceChoice, pool_tokens, resolve_dtype, set_compilation_cache
+from prefixwise.backends.layout.tiles import KEY_BLOCK
+from prefixwise.contract.errors import BackendError
+from prefixwise.models.checkpoint import open_checkpoint
+from prefixwise.models.config import ModelConfig
 from tests.backends.jax.compilations import cache_folder, own_cache
 
 
@@ -190,12 +190,12 @@ class TestCompilationCacheFolder:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
         with own_cache():
             set_compilation_cache(None, platform)
-            assert cache_folder() == str(tmp_path / "itemwise" / "compiled")
+            assert cache_folder() == str(tmp_path / "prefixwise" / "compiled")
         monkeypatch.delenv("XDG_CACHE_HOME")
         monkeypatch.setenv("HOME", str(tmp_path / "home"))
         with own_cache():
             set_compilation_cache(None, platform)
-            assert cache_folder() == str(tmp_path / "home" / ".cache" / "itemwise" / "compiled")
+            assert cache_folder() == str(tmp_path / "home" / ".cache" / "prefixwise" / "compiled")
 
     def test_a_folder_that_jax_was_told_by_others_stays(self, tmp_path: Path) -> None:
         with own_cache():

@@ -12,11 +12,11 @@ import jax
 import numpy as np
 import pytest
 
-from itemwise.backends.jax.mesh import DATA, TENSOR, P, make_mesh, put_replicated, put_sharded, start_distributed
-from itemwise.backends.jax.placement import HeadPlacement
-from itemwise.backends.jax.weights import load_weights
-from itemwise.contract.errors import BackendError
-from itemwise.models.checkpoint import open_checkpoint
+from prefixwise.backends.jax.mesh import DATA, TENSOR, P, make_mesh, put_replicated, put_sharded, start_distributed
+from prefixwise.backends.jax.placement import HeadPlacement
+from prefixwise.backends.jax.weights import load_weights
+from prefixwise.contract.errors import BackendError
+from prefixwise.models.checkpoint import open_checkpoint
 
 ROOT = Path(__file__).parents[3]
 

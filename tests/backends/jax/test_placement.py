@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from itemwise.backends.jax.placement import HeadPlacement
+from prefixwise.backends.jax.placement import HeadPlacement
 
 NAMED = [  # query heads, KV heads, shards -> KV slots of a shard, query heads of a slot
     (16, 8, 8, 1, 2),  # Qwen3-0.6B

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from itemwise.backends.jax import plugins
-from itemwise.backends.jax.plugins import may_have_accelerator, may_have_tpu
+from prefixwise.backends.jax import plugins
+from prefixwise.backends.jax.plugins import may_have_accelerator, may_have_tpu
 from tests.cli.conftest import run_process
 
 
@@ -100,8 +100,8 @@ def test_a_process_that_has_jax_asks_it(machine: Callable[..., None], monkeypatc
 
 def test_the_choice_of_pytorch_on_a_cpu_imports_no_framework() -> None:
     code = (
-        "import os, sys; os.environ['JAX_PLATFORMS'] = 'cpu'; from itemwise.backends.base import BackendOptions; "
-        "from itemwise.backends.load import choose_backend; print(choose_backend(BackendOptions())[0], "
+        "import os, sys; os.environ['JAX_PLATFORMS'] = 'cpu'; from prefixwise.backends.base import BackendOptions; "
+        "from prefixwise.backends.load import choose_backend; print(choose_backend(BackendOptions())[0], "
         "*(name for name in ('jax', 'torch') if name in sys.modules))"
     )
     ran = run_process([sys.executable, "-c", code])

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from itemwise import Scorer
-from itemwise.backends.jax.mesh import make_mesh
-from itemwise.backends.jax.pool import JaxBlock, PagePool, PoolArrays, PoolShape
-from itemwise.backends.layout.tiles import KEY_BLOCK
-from itemwise.contract.errors import BackendError
+from prefixwise import Scorer
+from prefixwise.backends.jax.mesh import make_mesh
+from prefixwise.backends.jax.pool import JaxBlock, PagePool, PoolArrays, PoolShape
+from prefixwise.backends.layout.tiles import KEY_BLOCK
+from prefixwise.contract.errors import BackendError
 
 # Five pages of two layers, 2 heads of 4.
 SHAPE = PoolShape.of(num_layers=2, num_tokens=5 * KEY_BLOCK + 1, heads=(2, 4), dtype=jnp.dtype(jnp.float32))

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from itemwise import Scorer
-from itemwise.contract.errors import BackendError
-from itemwise.contract.request import ScoreMode
+from prefixwise import Scorer
+from prefixwise.contract.errors import BackendError
+from prefixwise.contract.request import ScoreMode
 from tests.reference import PROBABILITY_BOUND, Floats
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")

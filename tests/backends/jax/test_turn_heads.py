@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from itemwise.backends.jax.pool import PoolArrays
-from itemwise.backends.jax.turn_heads import HeadNorms, Kept, Rotation, turn, turn_and_keep
-from itemwise.backends.layout.pages import NOT_KEPT
+from prefixwise.backends.jax.pool import PoolArrays
+from prefixwise.backends.jax.turn_heads import HeadNorms, Kept, Rotation, turn, turn_and_keep
+from prefixwise.backends.layout.pages import NOT_KEPT
 from tests.backends.jax.quick_compiler import QUICKLY
 
 NUM_LAYERS, NUM_TOKENS, NUM_SLOTS, EPS = 3, 6, 16, 1e-6

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from itemwise import Scorer
-from itemwise.backends.base import BackendOptions, Program, Warmup
-from itemwise.backends.jax.backend import JaxBackend
-from itemwise.contract.errors import BackendError
-from itemwise.engine.warmup import warm_up
-from itemwise.models.checkpoint import open_checkpoint
-from itemwise.plan.algorithms import max_dense_row_len
+from prefixwise import Scorer
+from prefixwise.backends.base import BackendOptions, Program, Warmup
+from prefixwise.backends.jax.backend import JaxBackend
+from prefixwise.contract.errors import BackendError
+from prefixwise.engine.warmup import warm_up
+from prefixwise.models.checkpoint import open_checkpoint
+from prefixwise.plan.algorithms import max_dense_row_len
 from tests.backends.jax.compilations import COMPILED, count_events, own_cache, score_a_little
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")

@@ -4,8 +4,8 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from itemwise.backends.base import PREFIX_BLOCK, Layout, Prefix, PrefixBlock
-from itemwise.backends.layout.block_lists import batch_blocks, pool_blocks
+from prefixwise.backends.base import PREFIX_BLOCK, Layout, Prefix, PrefixBlock
+from prefixwise.backends.layout.block_lists import batch_blocks, pool_blocks
 from tests.backends.jax.batches import Blocks, Tail, draw_ids, extend_batch, prefill_batch, rows_batch
 
 

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from itemwise.backends.layout.buckets import token_buckets
+from prefixwise.backends.layout.buckets import token_buckets
 
 
 class TestTokenBuckets:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from itemwise.backends.layout.packing import ALIGNMENT, Packing
+from prefixwise.backends.layout.packing import ALIGNMENT, Packing
 
 
 class TestPacking:

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from itemwise.backends.layout.pages import Pages
-from itemwise.contract.errors import BackendError
+from prefixwise.backends.layout.pages import Pages
+from prefixwise.contract.errors import BackendError
 
 
 class TestPages:

@@ -7,8 +7,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from itemwise.backends.base import ForwardBatch
-from itemwise.backends.layout.tiles import (
+from prefixwise.backends.base import ForwardBatch
+from prefixwise.backends.layout.tiles import (
     KEY_BLOCK,
     NARROW,
     PREFIX,
@@ -18,7 +18,7 @@ from itemwise.backends.layout.tiles import (
     cut_tiles,
     tile_capacities,
 )
-from itemwise.contract.ragged import Int64Array, ranges
+from prefixwise.contract.ragged import Int64Array, ranges
 from tests.attention_cases import AttentionCase, make_batch
 
 SIZES = (TileSizes(32, 128, 64), TileSizes(32, 64, 128), TileSizes(32, 16, 16), TileSizes(4, 3, 5))

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from itemwise.backends.base import PREFIX_BLOCK, Backend, ForwardBatch, Layout, MaskImpl, Prefix, PrefixBlock
-from itemwise.contract.ragged import Int32Array, ranges, starts_from_lens
+from prefixwise.backends.base import PREFIX_BLOCK, Backend, ForwardBatch, Layout, MaskImpl, Prefix, PrefixBlock
+from prefixwise.contract.ragged import Int32Array, ranges, starts_from_lens
 
 RANDOM = np.random.default_rng(5)
 PREFIXES = [RANDOM.integers(0, 512, length).astype(np.int32) for length in (300, 40, 1)]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from itemwise.backends.torch.row_ops import FlashPart
-from itemwise.backends.torch.softmax import masked_softmax
-from itemwise.backends.torch.varlen import Lengths
+from prefixwise.backends.torch.row_ops import FlashPart
+from prefixwise.backends.torch.softmax import masked_softmax
+from prefixwise.backends.torch.varlen import Lengths
 
 
 def flash_on_a_cpu(q: Tensor, k: Tensor, v: Tensor, q_lens: Lengths, k_lens: Lengths, *, causal: bool) -> FlashPart:

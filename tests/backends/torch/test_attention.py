@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from itemwise.backends.base import ForwardBatch, Layout, MaskImpl
-from itemwise.backends.torch import varlen
-from itemwise.backends.torch.attention import Attention, TiledAttention
-from itemwise.backends.torch.prefixes import KeysValues
-from itemwise.backends.torch.row_ops import PLAIN, RowOps
-from itemwise.backends.torch.softmax import NEG_INF, masked_softmax, merge
-from itemwise.backends.torch.varlen import VarlenAttention
-from itemwise.backends.torch.workers import Workers
+from prefixwise.backends.base import ForwardBatch, Layout, MaskImpl
+from prefixwise.backends.torch import varlen
+from prefixwise.backends.torch.attention import Attention, TiledAttention
+from prefixwise.backends.torch.prefixes import KeysValues
+from prefixwise.backends.torch.row_ops import PLAIN, RowOps
+from prefixwise.backends.torch.softmax import NEG_INF, masked_softmax, merge
+from prefixwise.backends.torch.varlen import VarlenAttention
+from prefixwise.backends.torch.workers import Workers
 from tests.attention_cases import (
     CASE_NAMED,
     CASES,
@@ -108,7 +108,7 @@ class TestTiledAttention:
 
     def test_dense_mask_sees_what_the_tiles_leave_out(self) -> None:
         """The dense path scores every pair: a key that the array shows and no tile visits must count."""
-        from itemwise.backends.torch.dense_mask import DenseMask
+        from prefixwise.backends.torch.dense_mask import DenseMask
 
         batch, inputs = make_batch(PACKED[0], "dense"), make_inputs(PACKED[0])
         q, k, v = (torch.from_numpy(each) for each in (inputs.q, inputs.k, inputs.v))
@@ -134,7 +134,7 @@ def varlen_run(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr(varlen, "flash", flash_on_a_cpu)
     row_ops: RowOps = PLAIN
     if ops == "fused":
-        from itemwise.backends.torch.fused import FusedRowOps
+        from prefixwise.backends.torch.fused import FusedRowOps
 
         row_ops = FusedRowOps()
 

@@ -14,16 +14,16 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.random_checkpoint import QWEN3_06B, random_checkpoint
-from itemwise.backends.base import BackendOptions, Layout, PrefixBlock, RunningForward
-from itemwise.backends.load import load_backend
-from itemwise.backends.torch import attention, devices, model, products
-from itemwise.backends.torch.backend import TorchBackend
-from itemwise.backends.torch.prefixes import TorchBlock
-from itemwise.contract.errors import BackendError
-from itemwise.contract.parse import parse_score_request
-from itemwise.engine.engine import EngineConfig, ScoringEngine
-from itemwise.engine.scheduler import Scheduler
-from itemwise.models.checkpoint import open_checkpoint
+from prefixwise.backends.base import BackendOptions, Layout, PrefixBlock, RunningForward
+from prefixwise.backends.load import load_backend
+from prefixwise.backends.torch import attention, devices, model, products
+from prefixwise.backends.torch.backend import TorchBackend
+from prefixwise.backends.torch.prefixes import TorchBlock
+from prefixwise.contract.errors import BackendError
+from prefixwise.contract.parse import parse_score_request
+from prefixwise.engine.engine import EngineConfig, ScoringEngine
+from prefixwise.engine.scheduler import Scheduler
+from prefixwise.models.checkpoint import open_checkpoint
 from tests.backends.torch.batches import (
     PREFIXES,
     READS,
@@ -243,7 +243,7 @@ class TestBlockMemory:
 
     def test_the_options_reach_it(self, checkpoint_of: Callable[[str], Path], caplog: pytest.LogCaptureFixture) -> None:
         options = BackendOptions("torch", device="cpu", prefix_cache_bytes=1 << 24, token_budget=1000)
-        with caplog.at_level(logging.WARNING, "itemwise"):
+        with caplog.at_level(logging.WARNING, "prefixwise"):
             info = load_backend(open_checkpoint(checkpoint_of("qwen3")), options).info
         assert (info.num_prefix_blocks, info.token_budget) == ((1 << 24) // info.prefix_block_bytes, 1000)
         assert not caplog.messages

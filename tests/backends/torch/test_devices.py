@@ -7,14 +7,14 @@ import logging
 import pytest
 import torch
 
-from itemwise.backends.torch.devices import (
+from prefixwise.backends.torch.devices import (
     DTYPES,
     native_cpu_dtypes,
     resolve_compute_dtype,
     resolve_device,
     resolve_dtype,
 )
-from itemwise.contract.errors import BackendError
+from prefixwise.contract.errors import BackendError
 
 CPU = torch.device("cpu")
 X86, ARM = "x86_64", "aarch64"
@@ -35,7 +35,7 @@ def test_a_cpu_without_bfloat16_units_takes_float32_and_says_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, machine: str, has_units: bool
 ) -> None:
     pretend(monkeypatch, machine, bfloat16=has_units)
-    with caplog.at_level(logging.INFO, "itemwise"):
+    with caplog.at_level(logging.INFO, "prefixwise"):
         assert resolve_dtype("auto", CPU) == (torch.bfloat16 if has_units else torch.float32)
     said = ["dtype float32: this CPU has no units for bfloat16 (AMX, AVX512-BF16 or ARM's BF16)"]
     assert caplog.messages == ([] if has_units else said)
@@ -52,7 +52,7 @@ def test_what_a_cpu_would_emulate_is_computed_in_float32(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, machine: str, dtype: torch.dtype
 ) -> None:
     pretend(monkeypatch, machine, bfloat16=False)
-    with caplog.at_level(logging.INFO, "itemwise"):
+    with caplog.at_level(logging.INFO, "prefixwise"):
         assert resolve_compute_dtype(dtype, CPU) == torch.float32
     name = str(dtype).removeprefix("torch.")
     assert caplog.messages == [
@@ -62,7 +62,7 @@ def test_what_a_cpu_would_emulate_is_computed_in_float32(
 
 def test_what_has_units_is_computed_as_it_is(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     pretend(monkeypatch, X86, bfloat16=True, float16=True)
-    with caplog.at_level(logging.INFO, "itemwise"):
+    with caplog.at_level(logging.INFO, "prefixwise"):
         assert [resolve_compute_dtype(dtype, CPU) for dtype in DTYPES.values()] == list(DTYPES.values())
         assert resolve_compute_dtype(torch.float16, torch.device("cuda")) == torch.float16
     assert caplog.messages == []

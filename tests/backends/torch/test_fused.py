@@ -21,15 +21,15 @@ import torch
 from torch import Tensor
 
 from benchmarks.random_checkpoint import QWEN3_06B, random_checkpoint
-from itemwise.backends.base import Layout
-from itemwise.backends.torch import varlen
-from itemwise.backends.torch.attention import TiledAttention
-from itemwise.backends.torch.backend import TorchBackend
-from itemwise.backends.torch.model import Transformer
-from itemwise.backends.torch.row_ops import PLAIN, RowOps, choose_row_ops
-from itemwise.backends.torch.weights import load_weights
-from itemwise.backends.torch.workers import Workers
-from itemwise.models.config import Activation, ModelConfig
+from prefixwise.backends.base import Layout
+from prefixwise.backends.torch import varlen
+from prefixwise.backends.torch.attention import TiledAttention
+from prefixwise.backends.torch.backend import TorchBackend
+from prefixwise.backends.torch.model import Transformer
+from prefixwise.backends.torch.row_ops import PLAIN, RowOps, choose_row_ops
+from prefixwise.backends.torch.weights import load_weights
+from prefixwise.backends.torch.workers import Workers
+from prefixwise.models.config import Activation, ModelConfig
 from tests.attention_cases import CASES, AttentionCase, check, make_batch
 from tests.backends.torch.batches import PREFIXES, READS, TAILS, extend_batch, prefill
 from tests.backends.torch.flash_on_a_cpu import flash_on_a_cpu
@@ -91,7 +91,7 @@ def test_the_kernels_in_the_interpreter() -> None:
 
 @pytest.fixture(scope="module")
 def ops() -> RowOps:
-    from itemwise.backends.torch.fused import FusedRowOps
+    from prefixwise.backends.torch.fused import FusedRowOps
 
     return FusedRowOps()
 
@@ -278,7 +278,7 @@ class TestBackendOnAGpu:
             return backend.forward(extend_batch(TAILS, READS, prefill(backend, PREFIXES))).label_logits
 
         fused = logits()
-        monkeypatch.setattr("itemwise.backends.torch.backend.choose_row_ops", lambda *_: PLAIN)
+        monkeypatch.setattr("prefixwise.backends.torch.backend.choose_row_ops", lambda *_: PLAIN)
         plain = logits()
         assert np.abs(fused - plain).max() <= (0.03 if dtype == "bfloat16" else 0.004) * np.abs(plain).max()
 

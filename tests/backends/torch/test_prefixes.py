@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import torch
 
-from itemwise.backends.base import ForwardBatch, Prefix
-from itemwise.backends.torch.prefixes import (
+from prefixwise.backends.base import ForwardBatch, Prefix
+from prefixwise.backends.torch.prefixes import (
     OverlappingRanges,
     Piece,
     PrefixPlaces,

@@ -8,11 +8,11 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812  # everybody's name for it
 
-from itemwise.backends.torch import products
-from itemwise.backends.torch.devices import has_onednn
-from itemwise.backends.torch.products import can_pack, exact_row_counts, linear, pack_weights
-from itemwise.backends.torch.weights import LayerWeights, ModelWeights
-from itemwise.backends.torch.workers import Workers
+from prefixwise.backends.torch import products
+from prefixwise.backends.torch.devices import has_onednn
+from prefixwise.backends.torch.products import can_pack, exact_row_counts, linear, pack_weights
+from prefixwise.backends.torch.weights import LayerWeights, ModelWeights
+from prefixwise.backends.torch.workers import Workers
 
 NAMES = ("qkv", "o", "gate_up", "down")
 ROWS = 128
@@ -83,7 +83,7 @@ def test_a_pytorch_that_cannot_pack_says_so_and_goes_on(
 
     monkeypatch.setattr(products, "_pack", refuse)
     weights = weights_of(torch.float32)
-    with caplog.at_level(logging.WARNING, "itemwise"):
+    with caplog.at_level(logging.WARNING, "prefixwise"):
         assert pack_weights(weights, ROWS, Workers(None)) is weights
     assert caplog.messages == [
         "PyTorch cannot pack weights here, so scoring is slower than it could be: no such operation"

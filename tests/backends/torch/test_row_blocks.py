@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from itemwise.backends.torch.row_blocks import cut_rows
+from prefixwise.backends.torch.row_blocks import cut_rows
 
 SIZES = st.sampled_from([(1,), (7,), (128,), (256, 128), (128, 64), (256, 128, 64)])
 

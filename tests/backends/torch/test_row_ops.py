@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from benchmarks.random_checkpoint import QWEN3_06B
-from itemwise.backends.torch.row_ops import PLAIN, CpuRowOps, choose_row_ops
-from itemwise.backends.torch.softmax import merge
+from prefixwise.backends.torch.row_ops import PLAIN, CpuRowOps, choose_row_ops
+from prefixwise.backends.torch.softmax import merge
 
 
 class TestPlainMerge:
@@ -38,18 +38,18 @@ class TestChoice:
     def test_where_triton_does_not_work_plain_operations_serve_and_the_log_says_so(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        from itemwise.backends.torch.fused import FusedRowOps
+        from prefixwise.backends.torch.fused import FusedRowOps
 
         def fail(*_: object) -> None:
             raise RuntimeError("no C compiler")
 
         monkeypatch.setattr(FusedRowOps, "for_model", fail)
-        with caplog.at_level(logging.WARNING, "itemwise"):
+        with caplog.at_level(logging.WARNING, "prefixwise"):
             assert choose_row_ops(QWEN3_06B, torch.bfloat16, torch.device("cuda")) is PLAIN
         assert caplog.messages == ["Triton does not work here, so scoring is slower than it could be: no C compiler"]
 
     def test_where_triton_is_missing_plain_operations_serve(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("itemwise.backends.torch.row_ops.find_spec", lambda _: None)
+        monkeypatch.setattr("prefixwise.backends.torch.row_ops.find_spec", lambda _: None)
         assert choose_row_ops(QWEN3_06B, torch.bfloat16, torch.device("cuda")) is PLAIN
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from itemwise.backends.torch.workers import Workers
+from prefixwise.backends.torch.workers import Workers
 
 
 @pytest.fixture(params=[None, 1, 3])

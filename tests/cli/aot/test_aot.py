@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from itemwise.backends.base import DEFAULT_TOKEN_BUDGETS
-from itemwise.backends.jax.aot import environment
-from itemwise.backends.jax.aot.environment import missing_packages
-from itemwise.cli.aot import matrix as matrix_module
-from itemwise.cli.aot.cases import CASES, MODELS, TOPOLOGIES
-from itemwise.cli.aot.matrix_file import MatrixFile
+from prefixwise.backends.base import DEFAULT_TOKEN_BUDGETS
+from prefixwise.backends.jax.aot import environment
+from prefixwise.backends.jax.aot.environment import missing_packages
+from prefixwise.cli.aot import matrix as matrix_module
+from prefixwise.cli.aot.cases import CASES, MODELS, TOPOLOGIES
+from prefixwise.cli.aot.matrix_file import MatrixFile
+from prefixwise.host import install_command
 from tests.cli.conftest import REAL_PROGRAM, RunMain, run_process
 
 needs_compiler = pytest.mark.skipif(bool(missing_packages()), reason="libtpu, the compiler for TPUs, is not installed")
@@ -64,7 +65,7 @@ def test_json_says_all_of_every_program(folder: Path) -> None:
         assert 0 < program["estimated_seconds"] < 0.001
     assert 2 * extend["flops"] < prefill["flops"] < 4 * extend["flops"], "130 tokens and 40"
     assert body["estimate"]["note"].startswith("an estimate")
-    assert body["versions"].keys() == {"itemwise", "jax", "jaxlib", "libtpu"}
+    assert body["versions"].keys() == {"prefixwise", "jax", "jaxlib", "libtpu"}
 
 
 @needs_compiler
@@ -97,7 +98,7 @@ def test_a_table_for_people_with_what_does_not_fit(
         (("--model", "Qwen3-0.6B", "--attention", "hopper"), 1, "error: attention 'hopper' cannot run here"),
         (("--model", "Qwen3-0.6B", "--items", "0"), 2, "--items"),
         (("--model", "Qwen3-0.6B", "--dtype", "int8"), 2, "--dtype"),
-        (("--model", "Qwen3-0.6B", "--prefix-tokens", "99999"), 1, "hint: itemwise aot --help lists the options"),
+        (("--model", "Qwen3-0.6B", "--prefix-tokens", "99999"), 1, "hint: prefixwise aot --help lists the options"),
         ((), 2, "error: Missing option '--model'."),
     ],
 )
@@ -118,7 +119,7 @@ def test_a_missing_compiler_is_named_with_the_command_that_installs_it(
     assert (ran.status, ran.out) == (1, "")
     assert ran.err.splitlines() == [
         "error: libtpu is not installed",
-        'hint: install what compiles for TPUs with: pip install "itemwise[tpu-aot]"',
+        f"hint: install what compiles for TPUs with: {install_command('tpu-aot')}",
     ]
 
 
@@ -187,5 +188,5 @@ class TestMatrix:
         file.write_text(content)
         ran = run_main("aot", "matrix", "--output-json", str(file))
         assert ran.status == 1
-        assert "must be what `itemwise aot matrix` wrote, or not there yet" in ran.err
+        assert "must be what `prefixwise aot matrix` wrote, or not there yet" in ran.err
         assert file.read_text() == content

@@ -14,10 +14,10 @@ import httpx
 import pytest
 import typer
 
-from itemwise.cli.bench.ab import CompareName, _one_dtype, bench_ab
-from itemwise.cli.engine_options import DtypeName
-from itemwise.harness.artifacts import AbResult
-from itemwise.harness.files import read_artifact
+from prefixwise.cli.bench.ab import CompareName, _one_dtype, bench_ab
+from prefixwise.cli.engine_options import DtypeName
+from prefixwise.harness.artifacts import AbResult
+from prefixwise.harness.files import read_artifact
 from tests.cli.conftest import Ran, RunMain
 
 SMALL = ("--query-tokens=150", "--num-items=6", "--item-tokens=5")
@@ -30,7 +30,7 @@ Bench = Callable[..., Ran]
 def bench(run_main: RunMain, monkeypatch: pytest.MonkeyPatch) -> Bench:
     app = typer.Typer()
     app.command()(bench_ab)
-    monkeypatch.setattr("itemwise.cli.main.app", app)
+    monkeypatch.setattr("prefixwise.cli.main.app", app)
     monkeypatch.setenv("XLA_FLAGS", "")  # as a user's
     return run_main
 
@@ -111,7 +111,16 @@ def test_an_interrupt_keeps_the_rounds_that_are_finished(tmp_path: Path, checkpo
     """Until then the server asks for the key that the client was given."""
     path = tmp_path / "ab.json"
     options = ("--compare=algorithm", "--variants=packed,serial", "--rounds=1000", "--api-key=secret")
-    command = [sys.executable, "-m", "itemwise", "bench", "ab", f"--model={checkpoint_of('qwen3')}", *SMALL, *NO_MODEL]
+    command = [
+        sys.executable,
+        "-m",
+        "prefixwise",
+        "bench",
+        "ab",
+        f"--model={checkpoint_of('qwen3')}",
+        *SMALL,
+        *NO_MODEL,
+    ]
     process = subprocess.Popen(
         [*command, *options, f"--output-json={path}"],
         stdout=subprocess.PIPE,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from itemwise.cli.bench.check import bench_check
+from prefixwise.cli.bench.check import bench_check
 from tests.cli.conftest import Ran
 from tests.cli.verb_runner import run_verb
 from tests.harness.checks.samples import SAMPLES, edited, write_all

@@ -1,6 +1,6 @@
-"""`itemwise bench compare`, from real servers to the verdict.
+"""`prefixwise bench compare`, from real servers to the verdict.
 
-One `itemwise serve` on a small model is both backends: what stands between it and JAX's client is right, or wrong.
+One `prefixwise serve` on a small model is both backends: what stands between it and JAX's client is right, or wrong.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from itemwise.cli.bench.compare import compare
-from itemwise.harness.artifacts import Comparison, ScoreMatrix
-from itemwise.harness.comparison.rows import CompareOptions
-from itemwise.harness.files import read_artifact
+from prefixwise.cli.bench.compare import compare
+from prefixwise.harness.artifacts import Comparison, ScoreMatrix
+from prefixwise.harness.comparison.rows import CompareOptions
+from prefixwise.harness.files import read_artifact
 from tests.cli.conftest import Ran
-from tests.cli.itemwise_program import exit_status
+from tests.cli.prefixwise_program import exit_status
 from tests.harness.matrix_samples import write_workload
 from tests.harness.wrong_server import Fault, wrong_server
 from tests.server.server_process import real_server

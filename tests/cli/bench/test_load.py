@@ -1,4 +1,4 @@
-"""`bench load` from the command line: against the fake server, and against `itemwise serve`."""
+"""`bench load` from the command line: against the fake server, and against `prefixwise serve`."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 import typer
 
-from itemwise.cli.bench.load import bench_load
-from itemwise.harness.artifacts import LoadResult
-from itemwise.harness.files import read_artifact
-from itemwise.harness.geometry import RequestMaker
+from prefixwise.cli.bench.load import bench_load
+from prefixwise.harness.artifacts import LoadResult
+from prefixwise.harness.files import read_artifact
+from prefixwise.harness.geometry import RequestMaker
 from tests.cli.conftest import Ran, RunMain
 from tests.harness.load.slow_server import slow_server, wait_for_calls
 from tests.server.server_process import real_server, server_process
@@ -37,7 +37,7 @@ def fake_url() -> Iterator[str]:
 def bench(run_main: RunMain, monkeypatch: pytest.MonkeyPatch) -> Bench:
     app = typer.Typer()
     app.command()(bench_load)
-    monkeypatch.setattr("itemwise.cli.main.app", app)
+    monkeypatch.setattr("prefixwise.cli.main.app", app)
     return run_main
 
 
@@ -162,7 +162,7 @@ def test_an_interrupt_keeps_what_was_done(tmp_path: Path, options: tuple[str, ..
     path = tmp_path / "load.json"
     shape = ("--num-items=2", "--query-tokens=20", "--item-tokens=5", "--warmup-requests=0")
     with slow_server(0.01) as url:
-        command = [sys.executable, "-m", "itemwise", "bench", "load", f"--base-url={url}", *shape, *options]
+        command = [sys.executable, "-m", "prefixwise", "bench", "load", f"--base-url={url}", *shape, *options]
         process = subprocess.Popen(
             [*command, f"--output-json={path}"],
             stdout=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""`itemwise bench matrix` against real servers on a formula: options, files, streams, status, Ctrl-C and --resume."""
+"""`prefixwise bench matrix` against real servers on a formula: options, files, streams, status, Ctrl-C and --resume."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from itemwise.harness.artifacts import ScoreMatrix
-from itemwise.harness.files import read_artifact
+from prefixwise.harness.artifacts import ScoreMatrix
+from prefixwise.harness.files import read_artifact
 from tests.cli.conftest import REAL_PROGRAM, Ran
-from tests.cli.itemwise_program import exit_status
+from tests.cli.prefixwise_program import exit_status
 from tests.harness.matrix_samples import write_workload
 from tests.harness.wrong_server import wrong_server
 from tests.server.server_process import server_process

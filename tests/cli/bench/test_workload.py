@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from itemwise.cli.bench.workload import bench_workload
-from itemwise.harness.artifacts import Workload
-from itemwise.harness.checks.check import check_file
-from itemwise.harness.files import read_artifact
+from prefixwise.cli.bench.workload import bench_workload
+from prefixwise.harness.artifacts import Workload
+from prefixwise.harness.checks.check import check_file
+from prefixwise.harness.files import read_artifact
 from tests.cli.conftest import Ran
 from tests.cli.verb_runner import run_verb
 
@@ -105,7 +105,7 @@ def test_a_model_of_which_nothing_is_known_is_one_clear_error(run: Run, tmp_path
     error, hint = ran.err.splitlines()
     assert ran.status == 1
     assert error.startswith("error: 'someone/absent' is not on this machine, and nothing is known of its tokenizer")
-    assert hint.startswith("hint: `itemwise models` lists")
+    assert hint.startswith("hint: `prefixwise models` lists")
 
 
 def test_requests_and_seed(run: Run, tmp_path: Path) -> None:

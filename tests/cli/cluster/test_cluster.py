@@ -5,9 +5,10 @@ import sys
 import pytest
 import yaml
 
-from itemwise.cluster.options import ClusterOptions, ScaleOptions
-from itemwise.options import EngineOptions
-from itemwise.server.config import ServerOptions
+from prefixwise.cluster.options import ClusterOptions, ScaleOptions
+from prefixwise.host import install_command
+from prefixwise.options import EngineOptions
+from prefixwise.server.config import ServerOptions
 from tests.cli.conftest import RunMain, run_process
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own
@@ -23,7 +24,7 @@ class TestConfig:
         assert ran.status == 0
         assert found["http_options"] == {"host": "0.0.0.0", "port": 8000}
         (application,) = found["applications"]
-        assert application["import_path"] == "itemwise.cluster.serve_app:build_app"
+        assert application["import_path"] == "prefixwise.cluster.serve_app:build_app"
         assert ClusterOptions.from_json(application["args"]) == ClusterOptions(
             EngineOptions(model="some/model"),
             ServerOptions(host="0.0.0.0", port=8000),
@@ -34,7 +35,7 @@ class TestConfig:
         pytest.importorskip("ray")
         ran = run_main("cluster", "config", "--api-key", "secret")
         assert "secret" not in ran.out + ran.err
-        assert "ITEMWISE_API_KEY" in ran.err
+        assert "PREFIXWISE_API_KEY" in ran.err
 
     def test_what_cannot_be_is_refused(self, run_main: RunMain) -> None:
         ran = run_main("cluster", "config", "--replicas", "4", "--max-replicas", "2")
@@ -44,11 +45,13 @@ class TestConfig:
 
 @pytest.mark.parametrize("verb", ["serve", "config"])
 def test_without_ray_it_is_one_clear_line(verb: str) -> None:
-    program = f"import sys; sys.modules['ray'] = None; from itemwise.cli.main import main; main(['cluster', '{verb}'])"
+    program = (
+        f"import sys; sys.modules['ray'] = None; from prefixwise.cli.main import main; main(['cluster', '{verb}'])"
+    )
     ran = run_process([sys.executable, "-c", program])
     assert ran.status == 1
     assert ran.err.splitlines()[0] == "error: ray is not installed"
-    assert 'pip install "itemwise[cluster]"' in ran.err
+    assert install_command("cluster") in ran.err
 
 
 def test_an_address_where_nobody_listens_is_told_at_once(run_main: RunMain) -> None:

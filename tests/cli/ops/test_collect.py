@@ -1,4 +1,4 @@
-"""`itemwise ops collect` on this machine: what there is, one run, all of them. Over ssh: test_sweep.py."""
+"""`prefixwise ops collect` on this machine: what there is, one run, all of them. Over ssh: test_sweep.py."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from itemwise.cli.ops.collect import collect
+from prefixwise.cli.ops.collect import collect
 from tests.cli.conftest import Ran
 from tests.cli.verb_runner import run_verb
 from tests.ops.gcloud_stand_in import REFUSED, stand_in
 
-VARIABLES = ("ITEMWISE_TARGET", "PROJECT", "TPU_NAME", "TPU_ZONE", "GPU_NAME", "GPU_ZONE", "ARTIFACT_SUBDIR")
+VARIABLES = ("PREFIXWISE_TARGET", "PROJECT", "TPU_NAME", "TPU_ZONE", "GPU_NAME", "GPU_ZONE", "ARTIFACT_SUBDIR")
 
 
 @pytest.fixture(autouse=True)
 def own_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("ITEMWISE_HOME", str(tmp_path / "itemwise_home"))
+    monkeypatch.setenv("PREFIXWISE_HOME", str(tmp_path / "prefixwise_home"))
 
 
 @pytest.fixture

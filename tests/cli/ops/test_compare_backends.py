@@ -1,4 +1,4 @@
-"""`itemwise ops compare-backends` as a command line: what it takes, what it says, and its status.
+"""`prefixwise ops compare-backends` as a command line: what it takes, what it says, and its status.
 
 The matrices are there already, so nothing is measured: tests/ops/test_compare_backends.py does that.
 """
@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 import typer
 
-from itemwise.cli.ops import compare_machines
-from itemwise.cli.ops.compare_backends import compare_backends
-from itemwise.cli.ops.compare_options import chunk_sizes, labels, target_of
-from itemwise.ops.compare.state import CompareState
+from prefixwise.cli.ops import compare_machines
+from prefixwise.cli.ops.compare_backends import compare_backends
+from prefixwise.cli.ops.compare_options import chunk_sizes, labels, target_of
+from prefixwise.ops.compare.state import CompareState
 from tests.cli.conftest import Ran
 from tests.cli.verb_runner import run_verb
 from tests.ops.compare_samples import small_plan, write_matrices
@@ -36,7 +36,7 @@ READY = {"output": json.dumps({"machineType": "zones/z/machineTypes/g4-standard-
 def own_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (*VARIABLES, "CREATE_RESOURCES", "TEARDOWN_AT_END"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("ITEMWISE_HOME", str(tmp_path / "itemwise_home"))
+    monkeypatch.setenv("PREFIXWISE_HOME", str(tmp_path / "prefixwise_home"))
 
 
 @pytest.fixture
@@ -207,7 +207,7 @@ def test_after_a_failure_nothing_is_deleted_but_how_to_is_said(
     assert "gcloud-gpu://vm is left as it is; to delete it: gcloud compute instances delete vm" in ran.err
 
 
-def test_a_machine_is_made_with_its_command_shown_first_and_gets_itemwise(
+def test_a_machine_is_made_with_its_command_shown_first_and_gets_prefixwise(
     measured: Callable[..., list[str]],
     gcloud: StandIn,
     monkeypatch: pytest.MonkeyPatch,
@@ -219,7 +219,7 @@ def test_a_machine_is_made_with_its_command_shown_first_and_gets_itemwise(
         installed.append((target.name, plan.extras))
         raise typer.Exit(1)  # seen enough
 
-    monkeypatch.setattr("itemwise.ops.install.install.install_on", install_on)
+    monkeypatch.setattr("prefixwise.ops.install.install.install_on", install_on)
     missing = {"status": 1, "complaints": GPU_MISSING}
     gcloud.answer("describe", missing, missing, READY)
     flags = [*measured(failed="pytorch_portable"), "--artifact-subdir", "run", "--create-resources", *GPU_TARGET]
@@ -260,7 +260,7 @@ def test_on_a_terminal_it_is_asked_for(
         return answer
 
     monkeypatch.setattr("typer.confirm", confirm)
-    monkeypatch.setattr("itemwise.cli.ops.compare_machines._somebody_is_there", lambda: True)
+    monkeypatch.setattr("prefixwise.cli.ops.compare_machines._somebody_is_there", lambda: True)
     flags = measured()
     used(tmp_path / "artifacts" / "run", checkpoint_of("qwen3"))
     ran = run(capsys, *flags, "--artifact-subdir", "run", "--teardown", *GPU_TARGET)

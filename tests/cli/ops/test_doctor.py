@@ -4,14 +4,14 @@ import json
 
 import pytest
 
-from itemwise.cli.ops.doctor import doctor
-from itemwise.ops.doctor.diagnosis import Check, Wanted
-from itemwise.ops.targets.base import Target
-from itemwise.ops.targets.gcloud import GcloudGpuTarget, GcloudTpuTarget
-from itemwise.ops.targets.ssh import SshTarget
+from prefixwise.cli.ops.doctor import doctor
+from prefixwise.ops.doctor.diagnosis import Check, Wanted
+from prefixwise.ops.targets.base import Target
+from prefixwise.ops.targets.gcloud import GcloudGpuTarget, GcloudTpuTarget
+from prefixwise.ops.targets.ssh import SshTarget
 from tests.cli.verb_runner import run_verb
 
-VARIABLES = ("ITEMWISE_TARGET", "PROJECT", "TPU_NAME", "TPU_ZONE", "GPU_NAME", "GPU_ZONE")
+VARIABLES = ("PREFIXWISE_TARGET", "PROJECT", "TPU_NAME", "TPU_ZONE", "GPU_NAME", "GPU_ZONE")
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +29,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Target]:
         targets.append(target)
         return []
 
-    monkeypatch.setattr("itemwise.ops.doctor.diagnosis.diagnose", diagnose)
+    monkeypatch.setattr("prefixwise.ops.doctor.diagnosis.diagnose", diagnose)
     return targets
 
 
@@ -44,7 +44,7 @@ def test_the_environment_names_the_machine_where_no_target_is_given(
     assert "TPU_NAME" not in run_verb(doctor, capsys, "--target", "local").err
     run_verb(doctor, capsys, "--project", "q", "--zone", "y")
     run_verb(doctor, capsys, "--target", "gcloud-gpu://vm", "--project", "q")
-    monkeypatch.setenv("ITEMWISE_TARGET", "ssh://host")
+    monkeypatch.setenv("PREFIXWISE_TARGET", "ssh://host")
     assert "TPU_NAME" not in run_verb(doctor, capsys).err
     assert asked == [
         asked[0],
@@ -65,7 +65,7 @@ def test_a_good_machine_is_ready(capsys: pytest.CaptureFixture[str], monkeypatch
         asked.append((target.name, wanted))
         return [Check("reachable", "ok", "it runs commands"), Check("disk", "unknown")]
 
-    monkeypatch.setattr("itemwise.ops.doctor.diagnosis.diagnose", diagnose)
+    monkeypatch.setattr("prefixwise.ops.doctor.diagnosis.diagnose", diagnose)
     flags = ("--model", "embedded", "--artifact-root", "runs", "--min-free-gb", "0.5", "--port", "30010")
     ran = run_verb(doctor, capsys, "--target", "ssh://me@host", "--backend", "jax", *flags)
     assert ran.status == 0, ran.err
@@ -81,7 +81,7 @@ def test_a_good_machine_is_ready(capsys: pytest.CaptureFixture[str], monkeypatch
         ],
     }
     first, header, *rows = ran.err.splitlines()
-    assert first == "target ssh://me@host: asking ~/.itemwise/venv/bin/python"
+    assert first == "target ssh://me@host: asking ~/.prefixwise/venv/bin/python"
     assert header.split() == ["check", "state", "found", "what", "to", "do"]
     assert [row.split()[:2] for row in rows] == [["reachable", "ok"], ["disk", "unknown"]]
 
@@ -90,11 +90,11 @@ def test_what_is_lacking_is_the_exit_status(capsys: pytest.CaptureFixture[str]) 
     ran = run_verb(doctor, capsys, "--python", "/nonexistent", "--require-accelerator", "H100", "--min-free-gb", "0")
     answer = json.loads(ran.out)
     assert ran.status == 1
-    assert not answer["ready"] and answer["lacks"] == ["itemwise"]
+    assert not answer["ready"] and answer["lacks"] == ["prefixwise"]
     assert answer["unknown"] == ["packages", "backend", "device", "accelerator"]
-    (row,) = [line for line in ran.err.splitlines() if line.startswith("itemwise")]
+    (row,) = [line for line in ran.err.splitlines() if line.startswith("prefixwise")]
     assert row.split()[1] == "lacks"
-    assert row.endswith("itemwise ops install --target local, then --python ~/.itemwise/venv/bin/python")
+    assert row.endswith("prefixwise ops install --target local, then --python ~/.prefixwise/venv/bin/python")
 
 
 @pytest.mark.parametrize(

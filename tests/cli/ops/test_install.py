@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from itemwise._version import __version__
-from itemwise.cli.ops.install import install
-from itemwise.ops.install.install import BACKEND_EXTRAS, Installed, InstallPlan
-from itemwise.ops.targets.base import OnLine, Target
+from prefixwise._version import __version__
+from prefixwise.cli.ops.install import install
+from prefixwise.ops.install.install import BACKEND_EXTRAS, Installed, InstallPlan
+from prefixwise.ops.targets.base import OnLine, Target
 from tests.cli.verb_runner import run_verb
 
 
 @pytest.fixture(autouse=True)
 def own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("ITEMWISE_TARGET", "TPU_NAME"):
+    for name in ("PREFIXWISE_TARGET", "TPU_NAME"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -25,10 +25,10 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> list[InstallPlan]:
 
     def install_on(target: Target, plan: InstallPlan, say: OnLine) -> Installed:
         asked.append(plan)
-        say("Successfully installed itemwise")
-        return Installed(__version__, "/root/v/bin/python", "/root/v/itemwise/__init__.py", ("server",), "a.whl")
+        say("Successfully installed prefixwise")
+        return Installed(__version__, "/root/v/bin/python", "/root/v/prefixwise/__init__.py", ("server",), "a.whl")
 
-    monkeypatch.setattr("itemwise.ops.install.install.install_on", install_on)
+    monkeypatch.setattr("prefixwise.ops.install.install.install_on", install_on)
     return asked
 
 
@@ -37,15 +37,15 @@ def test_it_says_where_the_interpreter_is(plans: list[InstallPlan], capsys: pyte
     assert ran.status == 0
     assert ran.err.splitlines() == [
         "target local: ~/v",
-        "  Successfully installed itemwise",
-        f"itemwise {__version__} on local: /root/v/bin/python",
+        "  Successfully installed prefixwise",
+        f"prefixwise {__version__} on local: /root/v/bin/python",
         "use it with: --target local --python /root/v/bin/python",
     ]
     assert json.loads(ran.out) == {
         "target": "local",
         "version": __version__,
         "python": "/root/v/bin/python",
-        "file": "/root/v/itemwise/__init__.py",
+        "file": "/root/v/prefixwise/__init__.py",
         "extras": ["server"],
         "wheel": "a.whl",
     }

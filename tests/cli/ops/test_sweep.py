@@ -1,4 +1,4 @@
-"""`itemwise ops smoke` and `itemwise ops matrix` as programs: what they print, leave, and their status."""
+"""`prefixwise ops smoke` and `prefixwise ops matrix` as programs: what they print, leave, and their status."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from pathlib import Path
 
 import pytest
 
-from itemwise.cli.ops.collect import collect
-from itemwise.cli.ops.sweep import matrix, smoke
+from prefixwise.cli.ops.collect import collect
+from prefixwise.cli.ops.sweep import matrix, smoke
 from tests.cli.conftest import REAL_PROGRAM, Ran
-from tests.cli.itemwise_program import exit_status
+from tests.cli.prefixwise_program import exit_status
 from tests.cli.verb_runner import run_verb
 from tests.ops.gcloud_stand_in import REFUSED, stand_in
 from tests.ops.ssh_server import MISSING, SshServer, ssh_server
 
 WORKLOAD = ("--query-tokens=8", "--num-items=4", "--item-tokens=2", "--warmup-runs=0", "--timed-runs=1")
 SERVER = ("--backend=torch", "--dtype=float32", "--server-flag=--device=cpu")
-VARIABLES = ("ITEMWISE_TARGET", "PROJECT", "TPU_NAME", "TPU_ZONE", "GPU_NAME", "GPU_ZONE", "ARTIFACT_SUBDIR")
+VARIABLES = ("PREFIXWISE_TARGET", "PROJECT", "TPU_NAME", "TPU_ZONE", "GPU_NAME", "GPU_ZONE", "ARTIFACT_SUBDIR")
 
 
 @pytest.fixture(autouse=True)
 def own_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("ITEMWISE_HOME", str(tmp_path / "itemwise_home"))
+    monkeypatch.setenv("PREFIXWISE_HOME", str(tmp_path / "prefixwise_home"))
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,10 @@ class Sweep:
 
 def run(environment: dict[str, str], home: Path, *args: str) -> Ran:
     """As people do."""
-    own = {**{name: value for name, value in environment.items() if name not in VARIABLES}, "ITEMWISE_HOME": str(home)}
+    own = {
+        **{name: value for name, value in environment.items() if name not in VARIABLES},
+        "PREFIXWISE_HOME": str(home),
+    }
     ran = subprocess.run([*REAL_PROGRAM, *args], capture_output=True, text=True, env=own, check=False)
     return Ran(ran.returncode, ran.stdout, ran.stderr)
 
@@ -101,7 +104,7 @@ def test_the_line_that_fetches_it_does(
 ) -> None:
     (line,) = [line for line in swept.ran.err.splitlines() if line.startswith("fetch them with: ")]
     words = shlex.split(line.removeprefix("fetch them with: "))
-    assert words[:3] == ["itemwise", "ops", "collect"]
+    assert words[:3] == ["prefixwise", "ops", "collect"]
     here = tmp_path / "here"
     monkeypatch.setenv("PATH", server.environment["PATH"])
     ran = run_verb(collect, capsys, *words[3:], "--destination", str(here))

@@ -1,11 +1,11 @@
-"""What `itemwise ops smoke` and `matrix` refuse before anything runs, and what they say of what stays."""
+"""What `prefixwise ops smoke` and `matrix` refuse before anything runs, and what they say of what stays."""
 
 from __future__ import annotations
 
 import pytest
 
-from itemwise.cli.ops.collect import collect
-from itemwise.cli.ops.sweep import _collect_command, _told_how_to_go_on, matrix, smoke
+from prefixwise.cli.ops.collect import collect
+from prefixwise.cli.ops.sweep import _collect_command, _told_how_to_go_on, matrix, smoke
 from tests.cli.verb_runner import run_verb
 
 
@@ -46,7 +46,7 @@ def test_a_name_from_the_environment_gives_way(
 
 
 def test_the_way_to_fetch_a_run_has_all_that_was_given() -> None:
-    plain = "itemwise ops collect one --target ssh://host"
+    plain = "prefixwise ops collect one --target ssh://host"
     assert _collect_command("one", "ssh://host", None, "reports/artifacts") == plain
     assert (
         _collect_command("one", "ssh://host", "my python", "/r") == f"{plain} --python 'my python' --artifact-root /r"

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from itemwise.harness.artifacts import MultiVsSerial, Parity
-from itemwise.harness.files import read_artifact, write_artifact
+from prefixwise.harness.artifacts import MultiVsSerial, Parity
+from prefixwise.harness.files import read_artifact, write_artifact
 from tests.cli.conftest import Ran
 from tests.cli.validate_program import result_of, run_validate
 from tests.harness.evaluations import multi_evaluation, serial_evaluation

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from itemwise.harness.artifacts import EndpointEvaluation
-from itemwise.harness.files import read_artifact
+from prefixwise.harness.artifacts import EndpointEvaluation
+from prefixwise.harness.files import read_artifact
 from tests.cli.conftest import Ran
 from tests.cli.validate_program import result_of, run_validate
 from tests.harness.wrong_server import wrong_server

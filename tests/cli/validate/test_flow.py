@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from itemwise.harness.artifacts import EndpointEvaluation, MultiVsSerial, Parity
-from itemwise.harness.files import read_artifact
+from prefixwise.harness.artifacts import EndpointEvaluation, MultiVsSerial, Parity
+from prefixwise.harness.files import read_artifact
 from tests.cli.validate_program import result_of, run_validate
 from tests.harness.wrong_server import Fault, wrong_server
 from tests.server.server_process import ServerProcess, real_server

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from itemwise.harness.artifacts import GateReport
-from itemwise.harness.files import read_artifact
+from prefixwise.harness.artifacts import GateReport
+from prefixwise.harness.files import read_artifact
 from tests.cli.conftest import Ran
 from tests.cli.validate_program import result_of, run_validate
 from tests.harness.validation.test_gates import CHECKS, MULTI_VS_SERIAL, PARITY

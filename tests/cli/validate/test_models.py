@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from itemwise.harness.artifacts import Artifact, EndpointEvaluation, GateReport, ModelMatrix, MultiVsSerial, Parity
-from itemwise.harness.client import ScoreClient
-from itemwise.harness.files import read_artifact
-from itemwise.harness.validation.model_matrix import folder_name
+from prefixwise.harness.artifacts import Artifact, EndpointEvaluation, GateReport, ModelMatrix, MultiVsSerial, Parity
+from prefixwise.harness.client import ScoreClient
+from prefixwise.harness.files import read_artifact
+from prefixwise.harness.validation.model_matrix import folder_name
 from tests.cli.conftest import Ran
 from tests.cli.validate_program import result_of, run_validate
 
@@ -155,7 +155,7 @@ def test_interrupted_it_leaves_the_rows_that_are_done_and_no_server(
         met.append(client.server_info()["status"])
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("itemwise.cli.validate.models.tell_server", interrupt)
+    monkeypatch.setattr("prefixwise.cli.validate.models.tell_server", interrupt)
     ran = run(folder, models[0], checkpoint_of("llama"), more=("--resume",))
     assert (ran.status, ran.out) == (130, "")
     matrix = read_artifact(folder / "matrix.json", ModelMatrix)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from itemwise.harness.ab.intervals import geometric_mean, round_medians, speed_ratio, student_quantile
-from itemwise.harness.artifacts import AbRun
+from prefixwise.harness.ab.intervals import geometric_mean, round_medians, speed_ratio, student_quantile
+from prefixwise.harness.artifacts import AbRun
 
 
 def test_the_ratio_is_the_geometric_mean_over_rounds() -> None:

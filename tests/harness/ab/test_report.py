@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from itemwise.harness.ab.report import cells_of, markdown_of, notes_of, problems_of
-from itemwise.harness.artifacts import AbResult, AbVariant
+from prefixwise.harness.ab.report import cells_of, markdown_of, notes_of, problems_of
+from prefixwise.harness.artifacts import AbResult, AbVariant
 
 
 def variant(name: str, **changes: Any) -> AbVariant:

@@ -7,10 +7,10 @@ from contextlib import ExitStack
 
 import pytest
 
-from itemwise.harness.ab.run import AbMeasurement, AbPlan, Contestant, ServerSetup, compare_contestants
-from itemwise.harness.ab.variants import Variant
-from itemwise.harness.artifacts import AbRun, CorrectnessThresholds
-from itemwise.harness.client import Answer, ScoreClient
+from prefixwise.harness.ab.run import AbMeasurement, AbPlan, Contestant, ServerSetup, compare_contestants
+from prefixwise.harness.ab.variants import Variant
+from prefixwise.harness.artifacts import AbRun, CorrectnessThresholds
+from prefixwise.harness.client import Answer, ScoreClient
 from tests.harness.load_samples import small_requests
 from tests.harness.wrong_server import wrong_server
 from tests.server.real_requests import server_stats
@@ -163,7 +163,7 @@ def test_servers_have_the_clients_key_and_leave_room_for_each_other(monkeypatch:
     monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", "true")
     assert ServerSetup([], api_key="secret").environment() == {
         "XLA_PYTHON_CLIENT_PREALLOCATE": "true",
-        "ITEMWISE_API_KEY": "secret",
+        "PREFIXWISE_API_KEY": "secret",
     }
 
 

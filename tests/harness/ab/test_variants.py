@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from itemwise.harness.ab.variants import Comparison, ComparisonError, Variant, round_orders, variants_of
+from prefixwise.harness.ab.variants import Comparison, ComparisonError, Variant, round_orders, variants_of
 
 
 def test_masks_have_a_server_each() -> None:

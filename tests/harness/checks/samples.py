@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from itemwise.harness.checks.check import FileReport, check_file
+from prefixwise.harness.checks.check import FileReport, check_file
 
 Document = dict[str, Any]
 GONE = object()  # for `edited`: take the field away
@@ -437,7 +437,7 @@ def ab() -> Document:
 
 
 def self_check() -> Document:
-    done = {"title": "workload", "command": "itemwise bench workload", "status": 0, "seconds": 0.5, "detail": None}
+    done = {"title": "workload", "command": "prefixwise bench workload", "status": 0, "seconds": 0.5, "detail": None}
     return {
         "schema_version": "score_self_check_v1",
         "generated_at_utc": "2026-02-11T12:00:00Z",

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from itemwise.contract.errors import ArtifactError
-from itemwise.harness.checks.check import RULES, check_file, json_files
-from itemwise.harness.checks.findings import Findings
-from itemwise.harness.files import write_artifact
-from itemwise.harness.token_facts import token_facts
-from itemwise.harness.workload import WorkloadOptions, make_workload
+from prefixwise.contract.errors import ArtifactError
+from prefixwise.harness.checks.check import RULES, check_file, json_files
+from prefixwise.harness.checks.findings import Findings
+from prefixwise.harness.files import write_artifact
+from prefixwise.harness.token_facts import token_facts
+from prefixwise.harness.workload import WorkloadOptions, make_workload
 from tests.harness.checks.samples import GONE, SAMPLES, check, told, warned, write_all
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from itemwise.harness.checks.check import check_file
+from prefixwise.harness.checks.check import check_file
 from tests.harness.checks.samples import GONE, Document, check, edited, gate_report, score_matrix, told, warned
 from tests.harness.report_samples import write_comparison
 

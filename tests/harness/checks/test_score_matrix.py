@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from itemwise.harness.files import sha256_of
+from prefixwise.harness.files import sha256_of
 from tests.harness.checks.samples import GONE, WORKLOAD_NAME, check, score_matrix, told, warned
 
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from itemwise.contract.errors import ArtifactError
-from itemwise.harness.artifacts import BackendName, Comparison, EvaluationView, MatrixRow, ScoreMatrix
-from itemwise.harness.comparison.compare import compare
-from itemwise.harness.comparison.inputs import read_inputs
-from itemwise.harness.comparison.rows import CompareOptions
-from itemwise.harness.files import read_artifact, sha256_of, write_artifact
-from itemwise.harness.matrix.sweep import SweepOptions
+from prefixwise.contract.errors import ArtifactError
+from prefixwise.harness.artifacts import BackendName, Comparison, EvaluationView, MatrixRow, ScoreMatrix
+from prefixwise.harness.comparison.compare import compare
+from prefixwise.harness.comparison.inputs import read_inputs
+from prefixwise.harness.comparison.rows import CompareOptions
+from prefixwise.harness.files import read_artifact, sha256_of, write_artifact
+from prefixwise.harness.matrix.sweep import SweepOptions
 from tests.harness.matrix_samples import SCORES, bad_row, good_row, shifted, write_matrix
 
 Rows = Sequence[MatrixRow]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from itemwise.harness.comparison.markdown import comparison_markdown
+from prefixwise.harness.comparison.markdown import comparison_markdown
 from tests.harness.comparison.test_compare import JAX, PYTORCH, compared
 from tests.harness.matrix_samples import bad_row, good_row, shifted
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from itemwise.harness.load.arrivals import PhaseLength, poisson_schedule
+from prefixwise.harness.load.arrivals import PhaseLength, poisson_schedule
 
 
 def gaps(times: tuple[float, ...]) -> list[float]:

@@ -12,9 +12,9 @@ from typing import Any
 import httpx
 import pytest
 
-from itemwise.harness.load.arrivals import PhaseLength, Schedule, poisson_schedule
-from itemwise.harness.load.driver import LoadDriver, LoadTarget
-from itemwise.harness.load.stats import DROPPED, Call, summarise
+from prefixwise.harness.load.arrivals import PhaseLength, Schedule, poisson_schedule
+from prefixwise.harness.load.driver import LoadDriver, LoadTarget
+from prefixwise.harness.load.stats import DROPPED, Call, summarise
 from tests.harness.load.slow_server import slow_server
 from tests.harness.load_samples import small_requests
 from tests.harness.wrong_server import Fault, wrong_server

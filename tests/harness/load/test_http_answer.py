@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from itemwise.harness.load.http_answer import AnswerReader, BadAnswerError
+from prefixwise.harness.load.http_answer import AnswerReader, BadAnswerError
 
 SIZED = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\ncontent-length:  4\r\n\r\nbody"
 CHUNKED = (

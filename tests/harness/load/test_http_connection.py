@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from itemwise.harness.load import http_connection
-from itemwise.harness.load.http_connection import ConnectionPool, ExchangeError, HttpAnswer
+from prefixwise.harness.load import http_connection
+from prefixwise.harness.load.http_connection import ConnectionPool, ExchangeError, HttpAnswer
 
 SIZED = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nbody"
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nbo\r\n2\r\ndy\r\n0\r\n\r\n"

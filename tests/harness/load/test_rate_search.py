@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from itemwise.harness.load.arrivals import PhaseLength
-from itemwise.harness.load.rate_search import find_rate, probe_length
+from prefixwise.harness.load.arrivals import PhaseLength
+from prefixwise.harness.load.rate_search import find_rate, probe_length
 
 
 def search(border: float, first: float) -> tuple[float | None, list[float]]:

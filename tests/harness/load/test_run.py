@@ -14,13 +14,13 @@ from typing import Any
 import httpx
 import pytest
 
-from itemwise.harness.artifacts import LoadResult
-from itemwise.harness.geometry import RequestMaker
-from itemwise.harness.load.arrivals import PhaseLength
-from itemwise.harness.load.client_overhead import measure_client_overhead
-from itemwise.harness.load.driver import LoadTarget
-from itemwise.harness.load.run import LoadPlan, LoadRun, _Measured
-from itemwise.harness.load.stats import Call, summarise
+from prefixwise.harness.artifacts import LoadResult
+from prefixwise.harness.geometry import RequestMaker
+from prefixwise.harness.load.arrivals import PhaseLength
+from prefixwise.harness.load.client_overhead import measure_client_overhead
+from prefixwise.harness.load.driver import LoadTarget
+from prefixwise.harness.load.run import LoadPlan, LoadRun, _Measured
+from prefixwise.harness.load.stats import Call, summarise
 from tests.harness.load.slow_server import slow_server, wait_for_calls
 from tests.harness.load_samples import small_requests
 from tests.server.server_process import ServerProcess, server_process

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from itemwise.harness.artifacts import LOAD_VERSION, LoadResult
-from itemwise.harness.load.stats import DROPPED, Call, figures_of, notes_of, spread_of, summarise
+from prefixwise.harness.artifacts import LOAD_VERSION, LoadResult
+from prefixwise.harness.load.stats import DROPPED, Call, figures_of, notes_of, spread_of, summarise
 from tests.harness.load_samples import small_requests
 
 # Two requests a second for two seconds. The second was sent late, the third failed, the fourth was dropped.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from itemwise.harness.artifacts import ScoreMatrix
-from itemwise.harness.files import read_artifact
-from itemwise.harness.matrix.markdown import matrix_markdown, number, table
-from itemwise.harness.matrix.sweep import SweepOptions
+from prefixwise.harness.artifacts import ScoreMatrix
+from prefixwise.harness.files import read_artifact
+from prefixwise.harness.matrix.markdown import matrix_markdown, number, table
+from prefixwise.harness.matrix.sweep import SweepOptions
 from tests.harness.matrix_samples import bad_row, good_row, write_matrix
 
 OPTIONS = SweepOptions("jax", "portable", (1, 2, 6))

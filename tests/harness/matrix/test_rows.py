@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from itemwise.harness.matrix.rows import make_row, num_chunks, quoted, summarise
+from prefixwise.harness.matrix.rows import make_row, num_chunks, quoted, summarise
 from tests.harness.matrix_samples import SCORES, bad_row, bad_run, good_row, good_run
 
 

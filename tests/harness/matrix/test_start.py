@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from itemwise.contract.errors import ArtifactError
-from itemwise.harness.artifacts import ScoreMatrix
-from itemwise.harness.files import sha256_of, write_artifact
-from itemwise.harness.matrix.start import choose_request, resume_matrix, rows_in
-from itemwise.harness.matrix.sweep import SweepOptions
-from itemwise.harness.workload import request_checksum
+from prefixwise.contract.errors import ArtifactError
+from prefixwise.harness.artifacts import ScoreMatrix
+from prefixwise.harness.files import sha256_of, write_artifact
+from prefixwise.harness.matrix.start import choose_request, resume_matrix, rows_in
+from prefixwise.harness.matrix.sweep import SweepOptions
+from prefixwise.harness.workload import request_checksum
 from tests.harness.matrix_samples import begun_matrix, good_row, small_workload, write_workload
 
 OPTIONS = SweepOptions("jax", "portable", (1, 2), declared={"multi_item_mask_impl": "auto"})

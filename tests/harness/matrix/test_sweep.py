@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from itemwise.harness.artifacts import MatrixRow, ScoreMatrix
-from itemwise.harness.client import ScoreClient
-from itemwise.harness.matrix.sweep import MatrixSweep, SweepOptions
+from prefixwise.harness.artifacts import MatrixRow, ScoreMatrix
+from prefixwise.harness.client import ScoreClient
+from prefixwise.harness.matrix.sweep import MatrixSweep, SweepOptions
 from tests.harness.matrix_samples import NUM_ITEMS, bad_row, begun_matrix, good_row, small_workload, write_workload
 from tests.harness.wrong_server import Fault, wrong_server
 from tests.server.server_process import server_process

@@ -2,15 +2,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from itemwise.harness.artifacts import Comparison
-from itemwise.harness.files import read_artifact
-from itemwise.harness.report.agreement import agreement, thresholds
-from itemwise.harness.report.document import Report
-from itemwise.harness.report.figures import p95_figure
-from itemwise.harness.report.html import report_html
-from itemwise.harness.report.inputs import ReportPaths, read_report_inputs
-from itemwise.harness.report.make import make_report
-from itemwise.harness.report.markdown import report_markdown
+from prefixwise.harness.artifacts import Comparison
+from prefixwise.harness.files import read_artifact
+from prefixwise.harness.report.agreement import agreement, thresholds
+from prefixwise.harness.report.document import Report
+from prefixwise.harness.report.figures import p95_figure
+from prefixwise.harness.report.html import report_html
+from prefixwise.harness.report.inputs import ReportPaths, read_report_inputs
+from prefixwise.harness.report.make import make_report
+from prefixwise.harness.report.markdown import report_markdown
 from tests.harness.matrix_samples import bad_row, good_row
 from tests.harness.report_samples import SIZES, agreeing_rows, write_comparison
 

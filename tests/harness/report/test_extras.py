@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from itemwise.harness.artifacts import (
+from prefixwise.harness.artifacts import (
     AB_VERSION,
     LOAD_VERSION,
     MODEL_MATRIX_VERSION,
@@ -17,11 +17,11 @@ from itemwise.harness.artifacts import (
     SpeedRatio,
     Spread,
 )
-from itemwise.harness.files import write_artifact
-from itemwise.harness.load.stats import Call, summarise
-from itemwise.harness.report.inputs import ReportPaths, read_report_inputs
-from itemwise.harness.report.make import make_report
-from itemwise.harness.report.markdown import report_markdown
+from prefixwise.harness.files import write_artifact
+from prefixwise.harness.load.stats import Call, summarise
+from prefixwise.harness.report.inputs import ReportPaths, read_report_inputs
+from prefixwise.harness.report.make import make_report
+from prefixwise.harness.report.markdown import report_markdown
 from tests.harness.report_samples import write_comparison
 
 GEOMETRY = LoadGeometry(

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from itemwise.harness.artifacts import Comparison
-from itemwise.harness.report.figures import (
+from prefixwise.harness.artifacts import Comparison
+from prefixwise.harness.report.figures import (
     SizePoint,
     guardrail,
     p95_figure,
@@ -15,10 +15,10 @@ from itemwise.harness.report.figures import (
     throughput_figure,
     unbroken,
 )
-from itemwise.harness.report.inputs import ReportInputs, ReportPaths, read_report_inputs
-from itemwise.harness.report.run_figures import around_median, latency_figures
-from itemwise.harness.report.score_figures import furthest_row, item_figure, size_figure
-from itemwise.harness.report.svg_plots import Scale
+from prefixwise.harness.report.inputs import ReportInputs, ReportPaths, read_report_inputs
+from prefixwise.harness.report.run_figures import around_median, latency_figures
+from prefixwise.harness.report.score_figures import furthest_row, item_figure, size_figure
+from prefixwise.harness.report.svg_plots import Scale
 from tests.harness.matrix_samples import bad_row, good_row, shifted
 from tests.harness.report_samples import SIZES, agreeing_rows, sample_inputs, write_comparison
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from itemwise.harness.report.document import Card, Figure, Figures, Paragraph, Report, Section, Table
-from itemwise.harness.report.html import report_html
-from itemwise.harness.report.make import make_report
-from itemwise.harness.report.style import STYLE
+from prefixwise.harness.report.document import Card, Figure, Figures, Paragraph, Report, Section, Table
+from prefixwise.harness.report.html import report_html
+from prefixwise.harness.report.make import make_report
+from prefixwise.harness.report.style import STYLE
 from tests.harness.report_samples import sample_inputs
 
 _VOID = {"meta", "br", "hr", "img", "input", "link"}

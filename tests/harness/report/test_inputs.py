@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from itemwise.contract.errors import ArtifactError
-from itemwise.harness.artifacts import GateReport, Parity
-from itemwise.harness.files import read_artifact, write_artifact
-from itemwise.harness.report.gates import validation_checks
-from itemwise.harness.report.inputs import ReportPaths, find_file, read_report_inputs
-from itemwise.harness.report.make import make_report
-from itemwise.harness.report.markdown import report_markdown
-from itemwise.harness.report.named import file_name, read_distinct
-from itemwise.harness.report.setup import flatten
-from itemwise.harness.validation.gates import judge
-from itemwise.harness.validation.options import GateBounds
+from prefixwise.contract.errors import ArtifactError
+from prefixwise.harness.artifacts import GateReport, Parity
+from prefixwise.harness.files import read_artifact, write_artifact
+from prefixwise.harness.report.gates import validation_checks
+from prefixwise.harness.report.inputs import ReportPaths, find_file, read_report_inputs
+from prefixwise.harness.report.make import make_report
+from prefixwise.harness.report.markdown import report_markdown
+from prefixwise.harness.report.named import file_name, read_distinct
+from prefixwise.harness.report.setup import flatten
+from prefixwise.harness.validation.gates import judge
+from prefixwise.harness.validation.options import GateBounds
 from tests.harness.report_samples import multi_vs_serial, parity, write_comparison
 
 

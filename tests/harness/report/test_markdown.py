@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from itemwise.harness.report.document import Bullets, Cell, Code, Figure, Figures, Report, Section, Table
-from itemwise.harness.report.inputs import ReportPaths, read_report_inputs
-from itemwise.harness.report.make import make_report
-from itemwise.harness.report.markdown import code_span, escaped, report_markdown
+from prefixwise.harness.report.document import Bullets, Cell, Code, Figure, Figures, Report, Section, Table
+from prefixwise.harness.report.inputs import ReportPaths, read_report_inputs
+from prefixwise.harness.report.make import make_report
+from prefixwise.harness.report.markdown import code_span, escaped, report_markdown
 from tests.harness.matrix_samples import good_row
 from tests.harness.report_samples import agreeing_rows, sample_inputs, write_comparison
 
@@ -116,7 +116,7 @@ def test_the_set_up_has_hardware_versions_and_the_checksum(page: str) -> None:
 def test_the_commands_can_be_run_again(page: str) -> None:
     commands = page.split("```bash\n")[1].split("```")[0].replace(" \\\n  ", " ").split("\n\n")
     assert [command.split()[:3] for command in commands] == [
-        ["itemwise", "bench", verb] for verb in ("workload", "matrix", "matrix", "compare", "report")
+        ["prefixwise", "bench", verb] for verb in ("workload", "matrix", "matrix", "compare", "report")
     ]
     assert "--client-chunk-sizes 1,2,6 --warmup-runs 1 --timed-runs 2" in commands[1]
     assert "--hardware 'jax machine'" in commands[1]

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from itemwise.harness.report.numbers import change_percent, difference, figure, milliseconds, percent, ratio, share
+from prefixwise.harness.report.numbers import change_percent, difference, figure, milliseconds, percent, ratio, share
 
 
 @pytest.mark.parametrize(

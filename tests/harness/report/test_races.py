@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from itemwise.harness.report.document import Report
-from itemwise.harness.report.inputs import ReportPaths, read_report_inputs
-from itemwise.harness.report.make import make_report
+from prefixwise.harness.report.document import Report
+from prefixwise.harness.report.inputs import ReportPaths, read_report_inputs
+from prefixwise.harness.report.make import make_report
 from tests.harness.matrix_samples import good_row
 from tests.harness.report_samples import agreeing_rows, write_comparison
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from itemwise.harness.report.svg_plots import (
+from prefixwise.harness.report.svg_plots import (
     Frame,
     Scale,
     dots,

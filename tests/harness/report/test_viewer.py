@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from itemwise.contract.errors import ArtifactError
-from itemwise.harness.artifacts import (
+from prefixwise.contract.errors import ArtifactError
+from prefixwise.harness.artifacts import (
     MODEL_MATRIX_VERSION,
     OPS_MATRIX_VERSION,
     SELF_CHECK_VERSION,
@@ -23,9 +23,9 @@ from itemwise.harness.artifacts import (
     SelfCheck,
     SelfCheckStep,
 )
-from itemwise.harness.files import write_artifact
-from itemwise.harness.report.single import report_of
-from itemwise.harness.report.viewer import ReportFolder
+from prefixwise.harness.files import write_artifact
+from prefixwise.harness.report.single import report_of
+from prefixwise.harness.report.viewer import ReportFolder
 from tests.harness.evaluations import MULTI_SCORES, evaluation, took
 from tests.harness.report.test_extras import ab_result, load_result
 from tests.harness.report_samples import multi_vs_serial, parity, write_comparison
@@ -77,7 +77,7 @@ def self_check(*statuses: int, complete: bool = True) -> SelfCheck:
         model="a-model",
         backends=["torch"],
         steps=[
-            SelfCheckStep(title=f"step {number}", command="itemwise bench", status=status, seconds=1.5, detail=None)
+            SelfCheckStep(title=f"step {number}", command="prefixwise bench", status=status, seconds=1.5, detail=None)
             for number, status in enumerate(statuses)
         ],
         all_pass=all(status in (0, 3) for status in statuses),

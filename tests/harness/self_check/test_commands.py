@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from itemwise.harness.self_check.commands import Command, ModelTokens, Phase, num_steps, phases, workload_command
-from itemwise.harness.self_check.options import SelfCheckOptions
+from prefixwise.harness.self_check.commands import Command, ModelTokens, Phase, num_steps, phases, workload_command
+from prefixwise.harness.self_check.options import SelfCheckOptions
 
 TOKENS = ModelTokens((3, 4), 7)
 

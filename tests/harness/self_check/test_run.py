@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from itemwise.harness.artifacts import SelfCheck
-from itemwise.harness.files import read_artifact
-from itemwise.harness.self_check.commands import num_steps
-from itemwise.harness.self_check.options import SelfCheckOptions
-from itemwise.harness.self_check.run import SKIPPED, SelfCheckRun
-from itemwise.harness.servers import RunningServer, local_server
+from prefixwise.harness.artifacts import SelfCheck
+from prefixwise.harness.files import read_artifact
+from prefixwise.harness.self_check.commands import num_steps
+from prefixwise.harness.self_check.options import SelfCheckOptions
+from prefixwise.harness.self_check.run import SKIPPED, SelfCheckRun
+from prefixwise.harness.servers import RunningServer, local_server
 from tests.harness.test_servers import PATIENCE, child_with, is_running
 from tests.harness.wrong_server import wrong_server
 
@@ -85,7 +85,7 @@ def test_a_server_that_leaks_fails_the_gate_and_nothing_else_hides_it(small: Sel
 def test_whatever_ends_it_ends_its_servers_and_leaves_the_steps_that_are_done(
     small: SelfCheckOptions, number: signal.Signals
 ) -> None:
-    command = [sys.executable, "-m", "itemwise", "validate", "self", "--backends=torch", f"--model={small.model}"]
+    command = [sys.executable, "-m", "prefixwise", "validate", "self", "--backends=torch", f"--model={small.model}"]
     with subprocess.Popen([*command, f"--output-dir={small.output_dir}"], stderr=subprocess.DEVNULL) as process:
         server = child_with(process.pid, "serve")
         process.send_signal(number)
@@ -101,7 +101,7 @@ def test_a_command_that_is_ended_stops_the_servers_that_it_has_started(
     small: SelfCheckOptions, number: signal.Signals
 ) -> None:
     """As `validate self` ends its commands, and a batch system ends us."""
-    command = [sys.executable, "-m", "itemwise", "bench", "ab", "--compare=mask", f"--model={small.model}"]
+    command = [sys.executable, "-m", "prefixwise", "bench", "ab", "--compare=mask", f"--model={small.model}"]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         server = child_with(process.pid, "serve")
         process.send_signal(number)

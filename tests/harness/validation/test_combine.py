@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from itemwise.contract.errors import ArtifactError
-from itemwise.harness.validation.combine import combine
+from prefixwise.contract.errors import ArtifactError
+from prefixwise.harness.validation.combine import combine
 from tests.harness.evaluations import DELIMITER, isolation, multi_evaluation, serial_evaluation, took
 
 SERIAL = [[0.5, 0.5], [0.5, 0.5]]  # against [[0.5, 0.5], [0.25, 0.75]]: 0, 0, 0.25, 0.25

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pytest
 
-from itemwise.backends.fake import fake_logits
-from itemwise.harness.artifacts import EndpointEvaluation
-from itemwise.harness.client import CallError, ScoreClient
-from itemwise.harness.validation.evaluation import Endpoint, Mode, evaluate, mutation_of, num_steps, performance_of
-from itemwise.harness.validation.inputs import TokenChoice
-from itemwise.harness.validation.options import EvaluationShape
+from prefixwise.backends.fake import fake_logits
+from prefixwise.harness.artifacts import EndpointEvaluation
+from prefixwise.harness.client import CallError, ScoreClient
+from prefixwise.harness.validation.evaluation import Endpoint, Mode, evaluate, mutation_of, num_steps, performance_of
+from prefixwise.harness.validation.inputs import TokenChoice
+from prefixwise.harness.validation.options import EvaluationShape
 from tests.harness.wrong_server import wrong_server
 from tests.server.server_process import server_process
 

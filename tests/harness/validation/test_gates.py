@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from itemwise.contract.errors import ArtifactError
-from itemwise.harness.validation.gates import failed_checks, judge, read_figures
-from itemwise.harness.validation.options import GateBounds
+from prefixwise.contract.errors import ArtifactError
+from prefixwise.harness.validation.gates import failed_checks, judge, read_figures
+from prefixwise.harness.validation.options import GateBounds
 
 # Every figure at its bound.
 MULTI_VS_SERIAL: dict[str, Any] = {

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from itemwise.contract.errors import ItemwiseError
-from itemwise.harness.token_facts import token_facts
-from itemwise.harness.validation.inputs import TokenChoice, TokenSource, settle_tokens, told_vocab_size
-from itemwise.harness.workload import WorkloadOptions, make_workload
+from prefixwise.contract.errors import PrefixwiseError
+from prefixwise.harness.token_facts import token_facts
+from prefixwise.harness.validation.inputs import TokenChoice, TokenSource, settle_tokens, told_vocab_size
+from prefixwise.harness.workload import WorkloadOptions, make_workload
 
 SMALL = TokenSource(TokenChoice((0, 1), delimiter=5, vocab_size=10), seed=0)
 
@@ -65,12 +65,12 @@ def test_what_replaces_a_default_is_not_what_was_given() -> None:
 
 @pytest.mark.parametrize(("labels", "delimiter"), [([3, 512], None), (None, 512), ([-1], 3)])
 def test_a_given_id_that_the_vocabulary_lacks_is_an_error(labels: list[int] | None, delimiter: int | None) -> None:
-    with pytest.raises(ItemwiseError, match="must be from 0 to 511 for this server, got"):
+    with pytest.raises(PrefixwiseError, match="must be from 0 to 511 for this server, got"):
         settle(labels, delimiter, 512)
 
 
 def test_a_vocabulary_must_have_some_tokens() -> None:
-    with pytest.raises(ItemwiseError, match="at least 8 tokens is needed, got 7"):
+    with pytest.raises(PrefixwiseError, match="at least 8 tokens is needed, got 7"):
         settle(None, None, 7)
 
 

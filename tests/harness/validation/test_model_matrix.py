@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from itemwise.harness.artifacts import EndpointEvaluation, Parity
-from itemwise.harness.validation.combine import combine
-from itemwise.harness.validation.gates import judge
-from itemwise.harness.validation.model_matrix import MatrixPlan, ModelRun, Watcher, folder_name, multi_flags, row_of
-from itemwise.harness.validation.options import EvaluationShape, GateBounds
+from prefixwise.harness.artifacts import EndpointEvaluation, Parity
+from prefixwise.harness.validation.combine import combine
+from prefixwise.harness.validation.gates import judge
+from prefixwise.harness.validation.model_matrix import MatrixPlan, ModelRun, Watcher, folder_name, multi_flags, row_of
+from prefixwise.harness.validation.options import EvaluationShape, GateBounds
 from tests.harness.evaluations import MULTI_SCORES, multi_evaluation, serial_evaluation
 
 PARITY = Parity(

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from itemwise.harness.artifacts import MODEL_MATRIX_VERSION, ModelMatrix, ModelRow
-from itemwise.harness.validation.model_table import render_markdown, table_cells, table_headers
+from prefixwise.harness.artifacts import MODEL_MATRIX_VERSION, ModelMatrix, ModelRow
+from prefixwise.harness.validation.model_table import render_markdown, table_cells, table_headers
 
 MEASURED = ModelRow(
     model="Qwen/Qwen3-0.6B",

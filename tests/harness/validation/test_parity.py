@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from itemwise.contract.errors import ArtifactError, ModelLoadError
-from itemwise.harness.artifacts import Scores
-from itemwise.harness.validation.parity import ReferenceMissingError, TransformersReference, compare_with_reference
+from prefixwise.contract.errors import ArtifactError, ModelLoadError
+from prefixwise.harness.artifacts import Scores
+from prefixwise.harness.validation.parity import ReferenceMissingError, TransformersReference, compare_with_reference
 from tests.checkpoints import make_gguf
 from tests.harness.evaluations import DELIMITER, ITEMS, LABELS, QUERY, multi_evaluation, serial_evaluation
 from tests.reference import Reference, expected_scores

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from itemwise.ops.compare.plan import MATRIX_STEPS, ComparePlan, MatrixStep, matrix_flags, server_flags
+from prefixwise.ops.compare.plan import MATRIX_STEPS, ComparePlan, MatrixStep, matrix_flags, server_flags
 
 
 def test_the_flags_are_the_runbooks() -> None:

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from itemwise._version import __version__
-from itemwise.ops.compare.preflight import CompareSide, check_facts
-from itemwise.ops.remote_agent import RemoteAgent
-from itemwise.ops.targets.base import TargetError
-from itemwise.ops.targets.local import LocalTarget
+from prefixwise._version import __version__
+from prefixwise.ops.compare.preflight import CompareSide, check_facts
+from prefixwise.ops.remote_agent import RemoteAgent
+from prefixwise.ops.targets.base import TargetError
+from prefixwise.ops.targets.local import LocalTarget
 from tests.ops.compare_samples import FACTS
 
 LOCAL = RemoteAgent.on(LocalTarget())
@@ -17,7 +17,10 @@ LOCAL = RemoteAgent.on(LocalTarget())
 @pytest.mark.parametrize(
     ("facts", "words"),
     [
-        ({"itemwise": "0.0.1"}, f"local: expected itemwise {__version__} as here, got 0.0.1 .itemwise ops install"),
+        (
+            {"prefixwise": "0.0.1"},
+            f"local: expected prefixwise {__version__} as here, got 0.0.1 .prefixwise ops install",
+        ),
         ({"packages": {"jax": True}}, "local: torch is not installed for .*: pytorch needs it"),
         ({"is_writable": False}, "local: the folder for artifacts cannot be written"),
         ({}, "local, for pytorch: expected an accelerator 'H200'"),  # JAX sees one, PyTorch does not

@@ -10,18 +10,18 @@ from typing import Any, cast
 
 import pytest
 
-from itemwise.contract.errors import ArtifactError
-from itemwise.harness.artifacts import BackendName, ScoreMatrix
-from itemwise.harness.checks.check import check_file
-from itemwise.harness.files import read_artifact
-from itemwise.ops.compare.plan import MATRIX_STEPS, ComparePlan
-from itemwise.ops.compare.preflight import CompareSide
-from itemwise.ops.compare.run import CompareResult, CompareRun
-from itemwise.ops.remote_agent import RemoteAgent
-from itemwise.ops.sweep import Watcher
-from itemwise.ops.targets.base import ConnectionLostError, TargetError
-from itemwise.ops.targets.local import LocalTarget
-from itemwise.ops.targets.ssh import SshTarget
+from prefixwise.contract.errors import ArtifactError
+from prefixwise.harness.artifacts import BackendName, ScoreMatrix
+from prefixwise.harness.checks.check import check_file
+from prefixwise.harness.files import read_artifact
+from prefixwise.ops.compare.plan import MATRIX_STEPS, ComparePlan
+from prefixwise.ops.compare.preflight import CompareSide
+from prefixwise.ops.compare.run import CompareResult, CompareRun
+from prefixwise.ops.remote_agent import RemoteAgent
+from prefixwise.ops.sweep import Watcher
+from prefixwise.ops.targets.base import ConnectionLostError, TargetError
+from prefixwise.ops.targets.local import LocalTarget
+from prefixwise.ops.targets.ssh import SshTarget
 from tests.ops.compare_samples import FACTS, small_plan, write_matrices
 from tests.ops.ssh_server import PYTHON, SshServer
 from tests.ops.test_sweep import wait_until
@@ -115,11 +115,11 @@ def story(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", ssh.environment["PATH"])
-        patch.setenv("ITEMWISE_HOME", str(folder / "itemwise_home"))
+        patch.setenv("PREFIXWISE_HOME", str(folder / "prefixwise_home"))
         cut, again = Told(also=cut_in_second_row), Told()
         with pytest.raises(ConnectionLostError):
             run(plan, where, here, there, cut)
-        wait_until(lambda: not list((ssh.itemwise_home / "servers").glob("*.json")))  # it is noticed there, too
+        wait_until(lambda: not list((ssh.prefixwise_home / "servers").glob("*.json")))  # it is noticed there, too
         left, between = read_artifact(there / "pytorch_portable_matrix.json", ScoreMatrix), times(here)
         result = run(plan, where, here, there, again)
         yield Story(plan, where, here, there, cut, again, left, between, result)

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from itemwise.ops.doctor.bare import OLDEST, TOO_NEW, BareFacts, Interpreter, ask_bare, read_bare
-from itemwise.ops.targets.base import TargetError
-from itemwise.ops.targets.local import LocalTarget
-from itemwise.ops.targets.ssh import SshTarget
+from prefixwise.ops.doctor.bare import OLDEST, TOO_NEW, BareFacts, Interpreter, ask_bare, read_bare
+from prefixwise.ops.targets.base import TargetError
+from prefixwise.ops.targets.local import LocalTarget
+from prefixwise.ops.targets.ssh import SshTarget
 from tests.ops.bare_machine import bare_path, fake_python
 from tests.ops.ssh_server import PYTHON, SshServer
 
@@ -24,7 +24,7 @@ def test_a_machine_without_python_is_told_of(tmp_path: Path, monkeypatch: pytest
     assert found.interpreters == () and found.base() is None
     assert found.place == str(tmp_path) and found.complaint == ""
     assert found.free_bytes is not None and found.free_bytes > 0
-    assert not list(tmp_path.glob(".itemwise*"))  # what was tried is gone
+    assert not list(tmp_path.glob(".prefixwise*"))  # what was tried is gone
 
 
 def test_interpreters_and_gpus_are_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

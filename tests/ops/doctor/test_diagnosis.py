@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from itemwise._version import __version__
-from itemwise.ops.doctor.bare import BareFacts, Interpreter
-from itemwise.ops.doctor.checkup import BACKENDS, PACKAGES, VENV_PYTHON, Findings, Inside, all_checks
-from itemwise.ops.doctor.diagnosis import Check, Wanted, diagnose, require_accelerator
-from itemwise.ops.targets.base import ConnectionLostError, Done, Target, TargetError
-from itemwise.ops.targets.local import LocalTarget
-from itemwise.ops.targets.ssh import SshTarget
+from prefixwise._version import __version__
+from prefixwise.ops.doctor.bare import BareFacts, Interpreter
+from prefixwise.ops.doctor.checkup import BACKENDS, PACKAGES, VENV_PYTHON, Findings, Inside, all_checks
+from prefixwise.ops.doctor.diagnosis import Check, Wanted, diagnose, require_accelerator
+from prefixwise.ops.targets.base import ConnectionLostError, Done, Target, TargetError
+from prefixwise.ops.targets.local import LocalTarget
+from prefixwise.ops.targets.ssh import SshTarget
 from tests.ops.bare_machine import bare_path, fake_python
 from tests.ops.ssh_server import PYTHON, SshServer
 
@@ -47,7 +47,7 @@ def test_a_good_target_lacks_nothing(our_ssh: SshServer, tmp_path: Path) -> None
     wanted = Wanted(PYTHON, "embedded", artifact_root=str(tmp_path / "artifacts"), min_free_gb=0.001)
     checks = found(over_ssh(our_ssh), wanted)
     assert set(states(checks).values()) == {"ok"}, checks
-    assert checks["itemwise"].found.startswith(f"{__version__} in ")
+    assert checks["prefixwise"].found.startswith(f"{__version__} in ")
     assert "jax: " in checks["device"].found and "torch: " in checks["device"].found
     assert not any(check.remedy for check in checks.values())
     assert not (tmp_path / "artifacts").exists()
@@ -71,16 +71,16 @@ def test_what_a_run_cannot_have_is_lacking_and_the_rest_is_not(our_ssh: SshServe
 
 
 @pytest.mark.parametrize("place", ["local", "ssh"])
-def test_without_itemwise_later_checks_are_unknown(place: str, request: pytest.FixtureRequest) -> None:
+def test_without_prefixwise_later_checks_are_unknown(place: str, request: pytest.FixtureRequest) -> None:
     target: Target = LocalTarget() if place == "local" else over_ssh(request.getfixturevalue("our_ssh"))
     wanted = Wanted("/nonexistent", "embedded", accelerator="cpu", port=9, min_free_gb=0.001)
     checks = found(target, wanted)
-    assert [name for name, state in states(checks).items() if state == "lacks"] == ["itemwise"]
+    assert [name for name, state in states(checks).items() if state == "lacks"] == ["prefixwise"]
     later = ("packages", "backend", "device", "accelerator", "port", "model")
     assert all(checks[name].state == "unknown" for name in later)
     assert checks["python"].state == checks["disk"].state == "ok"  # plain sh tells of them
-    assert f"itemwise ops install --target {target.name}" in checks["itemwise"].remedy
-    assert f"--python {VENV_PYTHON}" in checks["itemwise"].remedy  # as another was asked for
+    assert f"prefixwise ops install --target {target.name}" in checks["prefixwise"].remedy
+    assert f"--python {VENV_PYTHON}" in checks["prefixwise"].remedy  # as another was asked for
 
 
 def test_a_host_that_does_not_answer_leaves_all_unknown(our_ssh: SshServer) -> None:
@@ -104,7 +104,7 @@ def test_a_python_that_is_too_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert checks["python"].state == "lacks"
     assert checks["python"].found == "python3 is Python 3.8.10, expected 3.11 to 3.13"
     assert "apt install python3.11 python3.11-venv" in checks["python"].remedy
-    assert checks["itemwise"].state == "lacks" and checks["packages"].state == "unknown"
+    assert checks["prefixwise"].state == "lacks" and checks["packages"].state == "unknown"
 
 
 def test_an_interpreter_that_has_nothing_says_what_is_missing(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_an_interpreter_that_has_nothing_says_what_is_missing(tmp_path: Path) ->
     bare.write_text(f'#!/bin/sh\nPYTHONPATH= exec {PYTHON} -S "$@"\n')
     bare.chmod(0o755)
     checks = found(LocalTarget(), Wanted(str(bare)))
-    # The working folder is the project's: itemwise is found, and none of what it stands on.
+    # The working folder is the project's: prefixwise is found, and none of what it stands on.
     assert checks["packages"].state == "lacks" and checks["backend"].state == "lacks"
     assert checks["packages"].remedy == f"{bare} -m pip install {' '.join(PACKAGES)}"
     assert checks["device"].state == "unknown"
@@ -128,7 +128,7 @@ def test_a_connection_that_is_lost_in_the_middle_is_told(tmp_path: Path) -> None
 
     checks = found(Losing(), Wanted(PYTHON))
     assert checks["reachable"].state == "lacks" and checks["reachable"].found == "the line went dead"
-    assert "ok" not in {checks[name].state for name in ("itemwise", "packages", "backend", "device")}
+    assert "ok" not in {checks[name].state for name in ("prefixwise", "packages", "backend", "device")}
 
 
 def test_packages_are_those_of_the_project() -> None:
@@ -143,7 +143,7 @@ def good(**changes: Any) -> Findings:
     own = Interpreter(VENV_PYTHON, (3, 11), "Python 3.11.7", True)
     base = Interpreter("python3", (3, 12), "Python 3.12.3", True)
     bare = BareFacts("Linux x86_64", "/home/me", 10**12, "", (own, base))
-    inside = Inside(__version__, "/x/itemwise/__init__.py", frozenset((*PACKAGES, *BACKENDS)))
+    inside = Inside(__version__, "/x/prefixwise/__init__.py", frozenset((*PACKAGES, *BACKENDS)))
     return replace(Findings("ssh://me@host", VENV_PYTHON, bare=bare, inside=inside, facts=CPU_FACTS), **changes)
 
 
@@ -161,20 +161,20 @@ def without(*names: str) -> Inside:
     return Inside(__version__, "/x", frozenset((*PACKAGES, *BACKENDS)) - set(names))
 
 
-INSTALL = "itemwise ops install --target ssh://me@host"
+INSTALL = "prefixwise ops install --target ssh://me@host"
 
 
 @pytest.mark.parametrize(
     ("name", "make", "words", "remedy"),
     [
         (
-            "itemwise",
+            "prefixwise",
             lambda: good(inside=Inside("0.0.9", "/x", frozenset())),
             f"0.0.9 there, {__version__} here",
             INSTALL,
         ),
         (
-            "itemwise",
+            "prefixwise",
             lambda: good(inside_problem="status 9", facts=None),
             "its agent does not answer: status 9",
             INSTALL,
@@ -235,7 +235,7 @@ def test_the_install_command_names_the_python_that_can() -> None:
     newer = Interpreter("python3", (3, 14), "Python 3.14.0", True)
     fitting = Interpreter("python3.12", (3, 12), "Python 3.12.3", True)
     findings = good(bare=bare_of(interpreters=(newer, fitting)), inside=None)
-    assert check_of(findings, "itemwise").remedy == f"{INSTALL} --python python3.12"
+    assert check_of(findings, "prefixwise").remedy == f"{INSTALL} --python python3.12"
 
 
 def test_a_model_that_will_come_is_no_lack() -> None:

@@ -1,24 +1,26 @@
-"""This itemwise into a venv of its own: over ssh, then again, then by name. Nothing is fetched from the network."""
+"""This prefixwise into a venv of its own: over ssh, again, and from its installed files. No network is used."""
 
 from __future__ import annotations
 
 import subprocess
 import venv
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from importlib.metadata import PathDistribution
 from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
 
-from itemwise._version import __version__
-from itemwise.ops.doctor.bare import BareFacts
-from itemwise.ops.install.install import Installed, InstallPlan, _backend_extra, install_on
-from itemwise.ops.install.wheel import build_wheel, source_root
-from itemwise.ops.targets.base import TargetError
-from itemwise.ops.targets.gcloud import GcloudTpuTarget
-from itemwise.ops.targets.local import LocalTarget
-from itemwise.ops.targets.ssh import SshTarget
+from prefixwise._version import __version__
+from prefixwise.ops.doctor.bare import BareFacts
+from prefixwise.ops.install import wheel as wheels
+from prefixwise.ops.install.install import Installed, InstallPlan, _backend_extra, install_on
+from prefixwise.ops.install.wheel import build_wheel, pack_installed, source_root
+from prefixwise.ops.targets.base import TargetError
+from prefixwise.ops.targets.gcloud import GcloudTpuTarget
+from prefixwise.ops.targets.local import LocalTarget
+from prefixwise.ops.targets.ssh import SshTarget
 from tests.ops.bare_machine import bare_path, fake_python
 from tests.ops.ssh_server import SshServer
 
@@ -49,7 +51,7 @@ def fresh(ssh: SshServer, wheel: Path, tmp_path_factory: pytest.TempPathFactory)
     lines: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", ssh.environment["PATH"])
-        patch.setattr("itemwise.ops.install.install.build_wheel", lambda root, scratch: wheel)
+        patch.setattr("prefixwise.ops.install.install.build_wheel", lambda root, scratch: wheel)
         target = SshTarget.parse(ssh.address.removeprefix("ssh://"))
         yield Fresh(plan, install_on(target, plan, lines.append), lines)
 
@@ -62,9 +64,9 @@ def in_venv(fresh: Fresh, question: str) -> str:
 
 def test_the_new_interpreter_runs_the_wheel(fresh: Fresh) -> None:
     assert fresh.installed.version == __version__
-    assert fresh.installed.wheel == f"itemwise-{__version__}-py3-none-any.whl"
+    assert fresh.installed.wheel == f"prefixwise-{__version__}-py3-none-any.whl"
     assert fresh.installed.extras == ("server", "harness", "torch")
-    file = in_venv(fresh, "import itemwise; print(itemwise.__file__)")
+    file = in_venv(fresh, "import prefixwise; print(prefixwise.__file__)")
     assert file == fresh.installed.file
     assert Path(file).is_relative_to(fresh.plan.venv) and not Path(file).is_relative_to(ROOT)
 
@@ -72,18 +74,20 @@ def test_the_new_interpreter_runs_the_wheel(fresh: Fresh) -> None:
 def test_the_wheel_has_its_data_files(fresh: Fresh) -> None:
     package = Path(fresh.installed.file).parent
     data = [
-        each.relative_to(ROOT / "itemwise") for kind in ("toml", "json") for each in ROOT.glob(f"itemwise/**/*.{kind}")
+        each.relative_to(ROOT / "prefixwise")
+        for kind in ("toml", "json")
+        for each in ROOT.glob(f"prefixwise/**/*.{kind}")
     ]
-    data += [each.relative_to(ROOT / "itemwise") for each in ROOT.glob("itemwise/page/static/*")]
+    data += [each.relative_to(ROOT / "prefixwise") for each in ROOT.glob("prefixwise/page/static/*")]
     assert Path("page/static/index.html") in data
     assert Path("harness/known_models.toml") in data and Path("prompts/profiles/plain.toml") in data
-    assert all((package / each).read_bytes() == (ROOT / "itemwise" / each).read_bytes() for each in data)
+    assert all((package / each).read_bytes() == (ROOT / "prefixwise" / each).read_bytes() for each in data)
     assert (package / "py.typed").exists()
 
 
 def test_what_pip_says_is_passed_on(fresh: Fresh) -> None:
     assert fresh.lines[0].startswith("making ")
-    assert f"Successfully installed itemwise-{__version__}" in fresh.lines
+    assert f"Successfully installed prefixwise-{__version__}" in fresh.lines
 
 
 def test_doing_it_again_brings_it_up_to_date(fresh: Fresh) -> None:
@@ -101,33 +105,54 @@ def test_doing_it_again_brings_it_up_to_date(fresh: Fresh) -> None:
     assert not list(Path(fresh.plan.venv, "wheels").iterdir())
 
 
-def test_without_a_source_it_comes_by_name(fresh: Fresh, wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    subprocess.run([fresh.installed.python, "-m", "pip", "uninstall", "-qy", "itemwise"], check=True)
-    monkeypatch.setattr("itemwise.ops.install.install.source_root", lambda: None)
+def test_without_a_source_the_installed_files_are_the_wheel(
+    wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As an installer leaves them, with notes of its own. No index is asked."""
+    site = tmp_path / "site"
+    with ZipFile(wheel) as built:
+        built.extractall(site)
+        names = built.namelist()
+    (info,) = site.glob("prefixwise-*.dist-info")
+    record = info / "RECORD"
+    added = ("prefixwise/__pycache__/scorer.pyc,,", f"{info.name}/INSTALLER,,", "../../bin/prefixwise,,")
+    record.write_text("\n".join([record.read_text().strip(), *added]) + "\n")
+    monkeypatch.setattr(wheels, "distribution", lambda name: PathDistribution(info))
+    monkeypatch.setattr("prefixwise.ops.install.install.source_root", lambda: None)
     lines: list[str] = []
-    with pytest.raises(TargetError, match=f"pip install failed.*itemwise.*=={__version__}"):
-        install_on(LocalTarget(), fresh.plan, lines.append)
-    assert f"itemwise was installed from a wheel here: the target gets itemwise {__version__} by name" in lines
-    plan = replace(fresh.plan, extras=("harness",), pip_args=(*OFFLINE, "--find-links", str(wheel.parent)))
-    named = install_on(LocalTarget(), plan, lines.append)
-    assert named == replace(fresh.installed, extras=("harness",), wheel=None)
+    plan = InstallPlan(venv=str(tmp_path / "venv"), extras=("harness",), pip_args=OFFLINE)
+    installed = install_on(LocalTarget(), plan, lines.append)
+    assert f"packing the wheel of the installed prefixwise {__version__}" in lines
+    assert (installed.version, installed.wheel) == (__version__, wheel.name)
+    root = Path(installed.file).parents[1]
+    sources = [name for name in names if name.startswith("prefixwise/")]
+    assert all((root / name).read_bytes() == (site / name).read_bytes() for name in sources)
+
+
+def test_an_installation_without_a_list_of_its_files_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "METADATA").write_text(f"Name: prefixwise\nVersion: {__version__}\n")
+    monkeypatch.setattr(wheels, "distribution", lambda name: PathDistribution(tmp_path))
+    with pytest.raises(TargetError, match="does not list its files"):
+        pack_installed(tmp_path / "wheel")
 
 
 def test_a_build_leaves_the_source_as_it_was(tmp_path: Path) -> None:
     """And takes in nothing that an earlier one has left."""
     root = tmp_path / "project"
-    (root / "itemwise").mkdir(parents=True)
-    (root / "itemwise" / "__init__.py").write_text("")
-    (root / "itemwise" / "_version.py").write_text(f'__version__ = "{__version__}"\n')
+    (root / "prefixwise").mkdir(parents=True)
+    (root / "prefixwise" / "__init__.py").write_text("")
+    (root / "prefixwise" / "_version.py").write_text(f'__version__ = "{__version__}"\n')
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         (root / name).write_bytes((ROOT / name).read_bytes())
-    (root / "build" / "lib" / "itemwise").mkdir(parents=True)
-    (root / "build" / "lib" / "itemwise" / "stale.py").write_text("")
+    (root / "build" / "lib" / "prefixwise").mkdir(parents=True)
+    (root / "build" / "lib" / "prefixwise" / "stale.py").write_text("")
     before = sorted(root.rglob("*"))
     with ZipFile(build_wheel(root, tmp_path / "scratch")) as wheel:
-        assert {name for name in wheel.namelist() if name.startswith("itemwise/")} == {
-            "itemwise/__init__.py",
-            "itemwise/_version.py",
+        assert {name for name in wheel.namelist() if name.startswith("prefixwise/")} == {
+            "prefixwise/__init__.py",
+            "prefixwise/_version.py",
         }
     assert sorted(root.rglob("*")) == before
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from itemwise.contract.errors import ArtifactError
-from itemwise.ops import folders
-from itemwise.ops.on_target.chunk import begin_sweep
-from itemwise.ops.spec import SweepSpec
-from itemwise.ops.targets.base import TargetError
+from prefixwise.contract.errors import ArtifactError
+from prefixwise.ops import folders
+from prefixwise.ops.on_target.chunk import begin_sweep
+from prefixwise.ops.spec import SweepSpec
+from prefixwise.ops.targets.base import TargetError
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def test_half_a_workload_is_made_again(spec: SweepSpec) -> None:
 
 
 def test_what_cannot_begin_leaves_no_folder(spec: SweepSpec, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("itemwise.ops.on_target.machine.port_is_free", lambda port: False)
+    monkeypatch.setattr("prefixwise.ops.on_target.machine.port_is_free", lambda port: False)
     with pytest.raises(TargetError, match="port 9 is taken"):
         begin_sweep(replace(spec, port=9), say)
     assert not Path(spec.folder).exists()

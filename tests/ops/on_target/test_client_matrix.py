@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from itemwise.contract.errors import ArtifactError
-from itemwise.harness.artifacts import ScoreMatrix
-from itemwise.harness.files import read_artifact, write_artifact
-from itemwise.harness.servers import ServerStartError
-from itemwise.harness.token_facts import token_facts
-from itemwise.harness.workload import WorkloadOptions, make_workload
-from itemwise.ops.folders import CANONICAL_WORKLOAD
-from itemwise.ops.on_target.client_matrix import is_done, run_client_matrix
-from itemwise.ops.on_target.running import left_over, records_folder
-from itemwise.ops.spec import ClientMatrixSpec
+from prefixwise.contract.errors import ArtifactError
+from prefixwise.harness.artifacts import ScoreMatrix
+from prefixwise.harness.files import read_artifact, write_artifact
+from prefixwise.harness.servers import ServerStartError
+from prefixwise.harness.token_facts import token_facts
+from prefixwise.harness.workload import WorkloadOptions, make_workload
+from prefixwise.ops.folders import CANONICAL_WORKLOAD
+from prefixwise.ops.on_target.client_matrix import is_done, run_client_matrix
+from prefixwise.ops.on_target.running import left_over, records_folder
+from prefixwise.ops.spec import ClientMatrixSpec
 from tests.ops.compare_samples import small_plan, write_matrices
 
 

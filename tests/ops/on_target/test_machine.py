@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from itemwise.ops.on_target import machine
-from itemwise.ops.targets.base import TargetError
+from prefixwise.ops.on_target import machine
+from prefixwise.ops.targets.base import TargetError
 
 
 def test_a_taken_port_is_an_error() -> None:

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from itemwise.contract.errors import ArtifactError
-from itemwise.ops.on_target import run_lock
-from itemwise.ops.remote_agent import RemoteAgent
-from itemwise.ops.spec import ClientMatrixSpec, SweepSpec
-from itemwise.ops.targets.base import TargetError
-from itemwise.ops.targets.local import LocalTarget
+from prefixwise.contract.errors import ArtifactError
+from prefixwise.ops.on_target import run_lock
+from prefixwise.ops.remote_agent import RemoteAgent
+from prefixwise.ops.spec import ClientMatrixSpec, SweepSpec
+from prefixwise.ops.targets.base import TargetError
+from prefixwise.ops.targets.local import LocalTarget
 
 NOBODY = {"process_id": 1 << 22, "started": "never"}
 
@@ -23,7 +23,7 @@ NOBODY = {"process_id": 1 << 22, "started": "never"}
 @pytest.fixture
 def other_agent() -> Iterator[subprocess.Popen[bytes]]:
     """A process that has the lock for the run `theirs`."""
-    script = "from itemwise.ops.on_target import run_lock; run_lock.take('theirs', '/runs/theirs'); print(flush=True)"
+    script = "from prefixwise.ops.on_target import run_lock; run_lock.take('theirs', '/runs/theirs'); print(flush=True)"
     command = [sys.executable, "-c", f"{script}; import time; time.sleep(600)"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as process:
         assert process.stdout is not None
@@ -111,6 +111,6 @@ def test_a_call_of_another_run_is_refused_before_it_makes_a_folder(
 
 
 def test_a_spec_of_another_version_names_the_way_to_mend_it() -> None:
-    line = SweepSpec(itemwise="0.0.1").to_line()
-    with pytest.raises(ArtifactError, match=r"expected itemwise 0.0.1, got .* here \(itemwise ops install"):
+    line = SweepSpec(prefixwise="0.0.1").to_line()
+    with pytest.raises(ArtifactError, match=r"expected prefixwise 0.0.1, got .* here \(prefixwise ops install"):
         SweepSpec.from_line(line)

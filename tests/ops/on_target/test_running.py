@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from itemwise.ops.on_target.left_servers import stop_left
-from itemwise.ops.on_target.running import Process, ServerRecord, left_over, on_record, records_folder
-from itemwise.ops.targets.base import TargetError
+from prefixwise.ops.on_target.left_servers import stop_left
+from prefixwise.ops.on_target.running import Process, ServerRecord, left_over, on_record, records_folder
+from prefixwise.ops.targets.base import TargetError
 
 SLEEPER = [sys.executable, "-c", "import time; print(flush=True); time.sleep(600)"]
 DEAF = "import signal, time; signal.signal(15, signal.SIG_IGN); print(flush=True); time.sleep(600)"
@@ -102,7 +102,7 @@ def test_half_a_record_is_removed(content: str) -> None:
 
 
 def test_one_that_does_not_listen_is_made_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("itemwise.ops.on_target.running._GRACE_SECONDS", 0.2)
+    monkeypatch.setattr("prefixwise.ops.on_target.running._GRACE_SECONDS", 0.2)
     with subprocess.Popen([sys.executable, "-c", DEAF], stdout=subprocess.PIPE, start_new_session=True) as process:
         assert process.stdout is not None
         process.stdout.readline()

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from itemwise.ops.targets.base import TargetError
-from itemwise.ops.targets.choose import default_target, open_target
-from itemwise.ops.targets.gcloud import GcloudGpuTarget, GcloudTpuTarget
-from itemwise.ops.targets.local import LocalTarget
-from itemwise.ops.targets.ssh import SshTarget
+from prefixwise.ops.targets.base import TargetError
+from prefixwise.ops.targets.choose import default_target, open_target
+from prefixwise.ops.targets.gcloud import GcloudGpuTarget, GcloudTpuTarget
+from prefixwise.ops.targets.local import LocalTarget
+from prefixwise.ops.targets.ssh import SshTarget
 
 ENVIRONMENT = {
     "PROJECT": "my-project",

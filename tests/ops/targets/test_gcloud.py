@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from itemwise.ops.resources import ResourceOptions, create_command, delete_command, describe_command
-from itemwise.ops.targets.base import ConnectionLostError, TargetError
-from itemwise.ops.targets.gcloud import GcloudGpuTarget, GcloudTarget, GcloudTpuTarget
+from prefixwise.ops.resources import ResourceOptions, create_command, delete_command, describe_command
+from prefixwise.ops.targets.base import ConnectionLostError, TargetError
+from prefixwise.ops.targets.gcloud import GcloudGpuTarget, GcloudTarget, GcloudTpuTarget
 from tests.ops.gcloud_stand_in import DENIED, NO_KEY_YET, REFUSED, TPU_MISSING, StandIn, stand_in
 
 TPU = GcloudTpuTarget("vm", "p", "z")
@@ -134,7 +134,7 @@ def test_a_command_that_gcloud_repeats_after_a_cut_runs_once(gcloud: StandIn) ->
 
 
 def test_a_command_runs_where_its_token_cannot_be_written(gcloud: StandIn) -> None:
-    (gcloud.home / ".itemwise").write_text("a file is in the way")
+    (gcloud.home / ".prefixwise").write_text("a file is in the way")
     done = TPU.run(["echo", "ran"])
     assert (done.output, done.complaints) == ("ran\n", "")
 
@@ -148,7 +148,7 @@ def test_a_vm_without_gcloud_here_is_told(tmp_path: Path, monkeypatch: pytest.Mo
 def test_the_command_hears_when_we_are_gone(gcloud: StandIn) -> None:
     command = ["sh", "-c", "echo ready >&2; cat; touch ~/gone"]
     program = f"""
-from itemwise.ops.targets.gcloud import GcloudTpuTarget
+from prefixwise.ops.targets.gcloud import GcloudTpuTarget
 GcloudTpuTarget("vm", "p", "z").run({command!r}, lambda line: print(line, flush=True))
 """
     caller = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)

@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from itemwise.ops.targets import processes
-from itemwise.ops.targets.base import Done, TargetError
-from itemwise.ops.targets.processes import run_streamed
+from prefixwise.ops.targets import processes
+from prefixwise.ops.targets.base import Done, TargetError
+from prefixwise.ops.targets.processes import run_streamed
 
 
 def python(code: str) -> list[str]:

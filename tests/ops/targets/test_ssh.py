@@ -8,8 +8,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from itemwise.ops.targets.base import ConnectionLostError, TargetError
-from itemwise.ops.targets.ssh import SshTarget
+from prefixwise.ops.targets.base import ConnectionLostError, TargetError
+from prefixwise.ops.targets.ssh import SshTarget
 from tests.ops.ssh_server import SshServer
 
 NAMES = ["plain", "a b 'c' \"d\"", "$(touch PWNED)", "`touch PWNED`;touch PWNED", "a:b", "-rf", "*", "line\nbreak"]
@@ -54,7 +54,7 @@ def test_a_file_comes_back_to_exactly_its_place(target: SshTarget, tmp_path: Pat
 
 def test_a_home_is_the_targets(target: SshTarget) -> None:
     """Both ways, also of what stands right in it."""
-    (entry,) = target.run(["sh", "-c", 'cd && mktemp -d "$PWD/.itemwise test-XXXXXX"']).output.splitlines()
+    (entry,) = target.run(["sh", "-c", 'cd && mktemp -d "$PWD/.prefixwise test-XXXXXX"']).output.splitlines()
     try:
         assert Path(entry).parent == Path.home()
         target.upload(Path(__file__), f"~/{Path(entry).name}/up")

@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.random_checkpoint import QWEN3_06B
-from itemwise.backends.base import BackendOptions
-from itemwise.backends.jax.aot.environment import missing_packages, prepare_compiler
-from itemwise.backends.jax.aot.recorder import RecordingBackend
-from itemwise.backends.jax.attention.base import AttentionImplementation
-from itemwise.models.config import ModelConfig
+from prefixwise.backends.base import BackendOptions
+from prefixwise.backends.jax.aot.environment import missing_packages, prepare_compiler
+from prefixwise.backends.jax.aot.recorder import RecordingBackend
+from prefixwise.backends.jax.attention.base import AttentionImplementation
+from prefixwise.models.config import ModelConfig
 
 # Heads that no number of chips divides, with norms of heads, in three layers: a loop and the last.
 SMALL = replace(
@@ -35,7 +35,7 @@ def describe(restored_environment: None) -> Describe:
         prefix_cache_bytes: int | None = POOL_BYTES,
     ) -> RecordingBackend:
         prepare_compiler()
-        from itemwise.backends.jax.aot.topology import describe_slice
+        from prefixwise.backends.jax.aot.topology import describe_slice
 
         found = describe_slice(topology)
         options = BackendOptions(tp_size=found.num_chips, prefix_cache_bytes=prefix_cache_bytes)

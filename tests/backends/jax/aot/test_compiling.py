@@ -14,13 +14,13 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from benchmarks.random_checkpoint import QWEN3_06B
-from itemwise.backends.jax.aot.compiling import Compilation, compile_program
-from itemwise.backends.jax.aot.hlo import array_shapes
-from itemwise.backends.jax.attention.base import AttentionImplementation, Heads, Source
-from itemwise.backends.jax.attention.pallas_tpu import MAX_TOKENS
-from itemwise.backends.jax.inputs import ProgramSpec
-from itemwise.backends.jax.programs import HeadSpec
-from itemwise.backends.layout.tiles import KEY_BLOCK, DeviceTiles, TileSizes
+from prefixwise.backends.jax.aot.compiling import Compilation, compile_program
+from prefixwise.backends.jax.aot.hlo import array_shapes
+from prefixwise.backends.jax.attention.base import AttentionImplementation, Heads, Source
+from prefixwise.backends.jax.attention.pallas_tpu import MAX_TOKENS
+from prefixwise.backends.jax.inputs import ProgramSpec
+from prefixwise.backends.jax.programs import HeadSpec
+from prefixwise.backends.layout.tiles import KEY_BLOCK, DeviceTiles, TileSizes
 from tests.backends.jax.aot.conftest import SMALL, Describe
 
 NUM_TOKENS = 1024  # the square of which no array of the small model has, however it is split

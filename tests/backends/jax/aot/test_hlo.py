@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from itemwise.backends.jax.aot.hlo import array_shapes, count_collectives, kernel_vmem_bytes, read_dump
+from prefixwise.backends.jax.aot.hlo import array_shapes, count_collectives, kernel_vmem_bytes, read_dump
 
 HLO = """
   %psum.1 = bf16[64,8]{1,0:T(8,128)} all-reduce(%a), replica_groups={{0,1}}

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from itemwise.backends.jax.aot.compiling import Compilation
-from itemwise.backends.jax.aot.largest import LargestProgram, largest_program, sized
-from itemwise.backends.jax.inputs import ProgramSpec
+from prefixwise.backends.jax.aot.compiling import Compilation
+from prefixwise.backends.jax.aot.largest import LargestProgram, largest_program, sized
+from prefixwise.backends.jax.inputs import ProgramSpec
 
 SIZES = (256, 512, 1024, 2048, 4096, 8192)
 EXTEND = ProgramSpec(512, "pool", keeps=False)
@@ -21,7 +21,7 @@ def test_the_largest_that_fits_is_found(monkeypatch: pytest.MonkeyPatch, most: i
         fits = spec.num_tokens <= most
         return Compilation("compiles" if fits else "out of memory", 0.0, None if fits else f"{spec.num_tokens} tokens")
 
-    monkeypatch.setattr("itemwise.backends.jax.aot.largest.compile_program", compile_program)
+    monkeypatch.setattr("prefixwise.backends.jax.aot.largest.compile_program", compile_program)
     told: list[int] = []
     found = largest_program(None, EXTEND, SIZES, told.append)  # type: ignore[arg-type]
     fitting = [size for size in SIZES if size <= most]

@@ -5,10 +5,10 @@ from importlib import util
 
 import pytest
 
-from itemwise.backends.jax.aot import environment
-from itemwise.backends.jax.aot.chips import CHIPS
-from itemwise.backends.jax.aot.environment import missing_packages, prepare_compiler
-from itemwise.contract.errors import BackendError
+from prefixwise.backends.jax.aot import environment
+from prefixwise.backends.jax.aot.chips import CHIPS
+from prefixwise.backends.jax.aot.environment import missing_packages, prepare_compiler
+from prefixwise.contract.errors import BackendError
 from tests.backends.jax.aot.conftest import Describe
 
 
@@ -52,5 +52,5 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, package: str)
     found = util.find_spec("numpy")
     monkeypatch.setattr(environment, "find_spec", lambda name: None if name == package else found)
     assert missing_packages() == [package]
-    with pytest.raises(BackendError, match=rf"needs {package}; install it with: pip install .*tpu-aot"):
+    with pytest.raises(BackendError, match=rf"needs {package}; install it with: pip install .*jax.tpu"):
         prepare_compiler()

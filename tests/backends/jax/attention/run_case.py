@@ -16,13 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from itemwise.backends.base import ForwardBatch, Layout
-from itemwise.backends.jax.attention import api
-from itemwise.backends.jax.attention.base import AttentionImplementation, Heads, Source
-from itemwise.backends.jax.attention.dense import DenseMask, make_mask, token_rows
-from itemwise.backends.jax.attention.shapes import AttentionShape
-from itemwise.backends.layout.block_lists import batch_blocks, pool_blocks
-from itemwise.backends.layout.tiles import (
+from prefixwise.backends.base import ForwardBatch, Layout
+from prefixwise.backends.jax.attention import api
+from prefixwise.backends.jax.attention.base import AttentionImplementation, Heads, Source
+from prefixwise.backends.jax.attention.dense import DenseMask, make_mask, token_rows
+from prefixwise.backends.jax.attention.shapes import AttentionShape
+from prefixwise.backends.layout.block_lists import batch_blocks, pool_blocks
+from prefixwise.backends.layout.tiles import (
     KEY_BLOCK,
     DeviceTiles,
     HostTiles,
@@ -31,7 +31,7 @@ from itemwise.backends.layout.tiles import (
     cut_tiles,
     tile_capacities,
 )
-from itemwise.contract.ragged import Int64Array
+from prefixwise.contract.ragged import Int64Array
 from tests.attention_cases import HEAD_CASES, AttentionCase, AttentionInputs, Floats, Implementation
 from tests.backends.jax.quick_compiler import QUICKLY
 

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from itemwise.backends.jax.attention import api
-from itemwise.backends.jax.attention.base import Heads, Source
-from itemwise.backends.jax.attention.hopper import HopperAttention
-from itemwise.backends.layout.tiles import TileSizes, cut_tiles
-from itemwise.contract.errors import BackendError
+from prefixwise.backends.jax.attention import api
+from prefixwise.backends.jax.attention.base import Heads, Source
+from prefixwise.backends.jax.attention.hopper import HopperAttention
+from prefixwise.backends.layout.tiles import TileSizes, cut_tiles
+from prefixwise.contract.errors import BackendError
 from tests.attention_cases import AttentionCase, expected_output, make_batch, make_inputs
 from tests.backends.jax.attention.interpreter import interpreter_parameters
 from tests.backends.jax.attention.run_case import Capacity, fill_up, with_nan
@@ -79,7 +79,7 @@ class TestChoice:
     def test_without_absl_the_one_for_hopper_says_what_to_install_and_the_next_best_serves(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("itemwise.backends.jax.attention.hopper.find_spec", lambda _: None)
+        monkeypatch.setattr("prefixwise.backends.jax.attention.hopper.find_spec", lambda _: None)
         choose = partial(api.choose_implementation, platform="hopper", dtype=BFLOAT16, head_size=128)
         with pytest.raises(BackendError, match=r"absl-py, which is not installed \(pip install absl-py\)"):
             choose("hopper")

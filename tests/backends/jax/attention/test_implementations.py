@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 from jax.typing import DTypeLike
 
-from itemwise.backends.base import ForwardBatch, Layout, MaskImpl
-from itemwise.backends.jax.attention.base import AttentionImplementation
-from itemwise.backends.jax.attention.hopper import HopperAttention
-from itemwise.backends.jax.attention.pallas_gpu import PallasGpuAttention
-from itemwise.backends.jax.attention.pallas_tpu import PallasTpuAttention
-from itemwise.backends.jax.attention.reference import ReferenceAttention
-from itemwise.backends.jax.attention.shapes import SHAPES, AttentionShape
-from itemwise.backends.jax.attention.xla import XlaAttention, as_float32
-from itemwise.backends.jax.devices import DeviceChoice
-from itemwise.backends.layout.tiles import KEY_BLOCK, cut_tiles
+from prefixwise.backends.base import ForwardBatch, Layout, MaskImpl
+from prefixwise.backends.jax.attention.base import AttentionImplementation
+from prefixwise.backends.jax.attention.hopper import HopperAttention
+from prefixwise.backends.jax.attention.pallas_gpu import PallasGpuAttention
+from prefixwise.backends.jax.attention.pallas_tpu import PallasTpuAttention
+from prefixwise.backends.jax.attention.reference import ReferenceAttention
+from prefixwise.backends.jax.attention.shapes import SHAPES, AttentionShape
+from prefixwise.backends.jax.attention.xla import XlaAttention, as_float32
+from prefixwise.backends.jax.devices import DeviceChoice
+from prefixwise.backends.layout.tiles import KEY_BLOCK, cut_tiles
 from tests.attention_cases import (
     CASE_NAMED,
     CASES,

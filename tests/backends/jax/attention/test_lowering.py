@@ -12,18 +12,18 @@ import jax.numpy as jnp
 import pytest
 
 from benchmarks.random_checkpoint import QWEN3_06B
-from itemwise.backends.jax.attention import api
-from itemwise.backends.jax.attention.base import AttentionImplementation, Heads, Source
-from itemwise.backends.jax.attention.hopper import HopperAttention
-from itemwise.backends.jax.attention.pallas_gpu import PallasGpuAttention
-from itemwise.backends.jax.attention.pallas_tpu import PallasTpuAttention
-from itemwise.backends.jax.attention.shapes import SHAPE_NAMED
-from itemwise.backends.jax.inputs import ProgramSpec, capacities, unpack
-from itemwise.backends.jax.model import Transformer
-from itemwise.backends.jax.pool import PoolArrays
-from itemwise.backends.jax.row_blocks import RowBlocks
-from itemwise.backends.jax.weights import LayerWeights, ModelWeights
-from itemwise.backends.layout.tiles import KEY_BLOCK, Tiles, tile_capacities
+from prefixwise.backends.jax.attention import api
+from prefixwise.backends.jax.attention.base import AttentionImplementation, Heads, Source
+from prefixwise.backends.jax.attention.hopper import HopperAttention
+from prefixwise.backends.jax.attention.pallas_gpu import PallasGpuAttention
+from prefixwise.backends.jax.attention.pallas_tpu import PallasTpuAttention
+from prefixwise.backends.jax.attention.shapes import SHAPE_NAMED
+from prefixwise.backends.jax.inputs import ProgramSpec, capacities, unpack
+from prefixwise.backends.jax.model import Transformer
+from prefixwise.backends.jax.pool import PoolArrays
+from prefixwise.backends.jax.row_blocks import RowBlocks
+from prefixwise.backends.jax.weights import LayerWeights, ModelWeights
+from prefixwise.backends.layout.tiles import KEY_BLOCK, Tiles, tile_capacities
 
 NUM_TOKENS = 10_240  # the contract's, padded
 CONFIG = replace(QWEN3_06B, num_layers=2)

@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from itemwise.backends.jax.attention import api
-from itemwise.backends.jax.attention.base import Heads, Source
-from itemwise.backends.jax.attention.xla import XlaAttention
-from itemwise.backends.layout.tiles import KEY_BLOCK, Tiles, tile_capacities
+from prefixwise.backends.jax.attention import api
+from prefixwise.backends.jax.attention.base import Heads, Source
+from prefixwise.backends.jax.attention.xla import XlaAttention
+from prefixwise.backends.layout.tiles import KEY_BLOCK, Tiles, tile_capacities
 
 NUM_BLOCKS = 16
 QUICKLY: dict[str, str | bool] = {"xla_backend_optimization_level": "0"}  # needs as much memory

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from itemwise.backends.jax.attention.shapes import SHAPE_NAMED, SHAPES, AttentionShape
+from prefixwise.backends.jax.attention.shapes import SHAPE_NAMED, SHAPES, AttentionShape
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)

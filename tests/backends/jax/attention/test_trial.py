@@ -9,14 +9,14 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from itemwise.backends.jax.attention.api import choose_working
-from itemwise.backends.jax.attention.base import AttentionImplementation, Heads, Source
-from itemwise.backends.jax.attention.hopper import HopperAttention
-from itemwise.backends.jax.attention.pallas_gpu import PallasGpuAttention
-from itemwise.backends.jax.attention.pallas_tpu import PallasTpuAttention
-from itemwise.backends.jax.attention.trial import try_attention
-from itemwise.backends.jax.attention.xla import XlaAttention
-from itemwise.backends.layout.tiles import DeviceTiles, TileSizes
+from prefixwise.backends.jax.attention.api import choose_working
+from prefixwise.backends.jax.attention.base import AttentionImplementation, Heads, Source
+from prefixwise.backends.jax.attention.hopper import HopperAttention
+from prefixwise.backends.jax.attention.pallas_gpu import PallasGpuAttention
+from prefixwise.backends.jax.attention.pallas_tpu import PallasTpuAttention
+from prefixwise.backends.jax.attention.trial import try_attention
+from prefixwise.backends.jax.attention.xla import XlaAttention
+from prefixwise.backends.layout.tiles import DeviceTiles, TileSizes
 from tests.backends.jax.attention.interpreter import interpreter_parameters
 from tests.backends.jax.quick_compiler import QUICKLY
 
@@ -71,7 +71,7 @@ class TestChoice:
         assert self.choose() == "hopper"
 
     def test_one_that_fails_is_passed_over_with_a_warning(self, caplog: pytest.LogCaptureFixture) -> None:
-        with caplog.at_level(logging.WARNING, "itemwise"):
+        with caplog.at_level(logging.WARNING, "prefixwise"):
             assert self.choose("hopper") == "pallas_gpu"
         assert "attention 'hopper' does not work here, 'pallas_gpu' is used: no such instruction" in caplog.text
         assert "many lines" not in caplog.text

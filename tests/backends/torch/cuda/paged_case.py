@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from itemwise.backends.base import ForwardBatch
-from itemwise.backends.layout.block_lists import batch_blocks, pool_blocks
-from itemwise.backends.layout.tiles import KEY_BLOCK
-from itemwise.backends.torch.cuda.attention import KeySource, PagedAttention, PrefixTuning
-from itemwise.backends.torch.cuda.inputs import (
+from prefixwise.backends.base import ForwardBatch
+from prefixwise.backends.layout.block_lists import batch_blocks, pool_blocks
+from prefixwise.backends.layout.tiles import KEY_BLOCK
+from prefixwise.backends.torch.cuda.attention import KeySource, PagedAttention, PrefixTuning
+from prefixwise.backends.torch.cuda.inputs import (
     ForwardInputs,
     ProgramSpec,
     capacities,
@@ -21,7 +21,7 @@ from itemwise.backends.torch.cuda.inputs import (
     packing,
     unpack,
 )
-from itemwise.contract.ragged import Int64Array
+from prefixwise.contract.ragged import Int64Array
 from tests.attention_cases import AttentionInputs, Floats, Implementation
 
 MAX_BLOCKS = 64

@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from itemwise.backends.layout.block_lists import batch_blocks
-from itemwise.backends.layout.pages import NOT_KEPT
-from itemwise.backends.layout.tiles import NARROW, PREFIX, WIDE, TileSizes
-from itemwise.backends.torch.cuda.inputs import (
+from prefixwise.backends.layout.block_lists import batch_blocks
+from prefixwise.backends.layout.pages import NOT_KEPT
+from prefixwise.backends.layout.tiles import NARROW, PREFIX, WIDE, TileSizes
+from prefixwise.backends.torch.cuda.inputs import (
     ForwardInputs,
     ProgramSpec,
     TileArrays,
@@ -18,7 +18,7 @@ from itemwise.backends.torch.cuda.inputs import (
     packing,
     unpack,
 )
-from itemwise.contract.ragged import Int32Array
+from prefixwise.contract.ragged import Int32Array
 from tests.attention_cases import CASES, AttentionCase, make_batch
 from tests.backends.torch.batches import PREFIXES, prefill_batch
 

@@ -22,10 +22,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.random_checkpoint import QWEN3_06B, random_checkpoint
-from itemwise.backends.base import ForwardBatch, Layout
-from itemwise.backends.torch.backend import TorchBackend
-from itemwise.backends.torch.row_ops import PLAIN
-from itemwise.models.config import ModelConfig
+from prefixwise.backends.base import ForwardBatch, Layout
+from prefixwise.backends.torch.backend import TorchBackend
+from prefixwise.backends.torch.row_ops import PLAIN
+from prefixwise.models.config import ModelConfig
 from tests.attention_cases import CASE_NAMED, CASES, AttentionCase, AttentionInputs, check, make_batch, make_inputs
 from tests.backends.torch import batches
 from tests.backends.torch.batches import Blocks, Segments, extend_batch, prefill, rows_batch
@@ -123,7 +123,7 @@ class TestAttention:
 
 
 def run(dtype: torch.dtype, for_hopper: bool, head_size: int) -> Callable[[ForwardBatch, AttentionInputs], Floats]:
-    from itemwise.backends.torch.cuda.attention import HOPPER_TUNING, prefix_tunings
+    from prefixwise.backends.torch.cuda.attention import HOPPER_TUNING, prefix_tunings
     from tests.backends.torch.cuda.paged_case import paged
 
     (tuning,) = prefix_tunings(head_size, torch.device("cpu"))
@@ -144,8 +144,8 @@ def as_numpy(dtype: torch.dtype) -> Any:
 def test_turned_heads_are_kept_where_the_slots_say(
     num_heads: int, num_kv_heads: int, head_size: int, has_norm: bool
 ) -> None:
-    from itemwise.backends.torch.cuda.attention import KeySource
-    from itemwise.backends.torch.cuda.row_steps import turn_heads
+    from prefixwise.backends.torch.cuda.attention import KeySource
+    from prefixwise.backends.torch.cuda.row_steps import turn_heads
 
     def draw(*shape: int, dtype: torch.dtype = torch.float16) -> Tensor:
         return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(DEVICE, dtype)
@@ -170,8 +170,8 @@ def test_turned_heads_are_kept_where_the_slots_say(
 
 def make_backend(config: ModelConfig, *, is_paged: bool = True) -> TorchBackend:
     """Half precision; in the interpreter without graphs."""
-    from itemwise.backends.torch.cuda.attention import PagedAttention
-    from itemwise.backends.torch.cuda.runner import PagedRunner
+    from prefixwise.backends.torch.cuda.attention import PagedAttention
+    from prefixwise.backends.torch.cuda.runner import PagedRunner
 
     backend = TorchBackend(
         random_checkpoint(config), dtype="float16", device=DEVICE, token_budget=2048, prefix_cache_bytes=1 << 26

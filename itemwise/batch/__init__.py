@@ -1,1 +1,0 @@
-"""Many rows from files to scores in files, with bounded memory: what `itemwise batch` runs, on one machine or many."""

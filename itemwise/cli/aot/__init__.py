@@ -1,1 +1,0 @@
-"""`itemwise aot`: programs compiled for TPUs that are not there."""

@@ -1,1 +1,0 @@
-"""`itemwise bench`: benchmarks, their artifacts, comparisons and reports."""

@@ -1,1 +1,0 @@
-"""`itemwise cluster`: a Ray Serve application from the command line, or as a configuration file."""

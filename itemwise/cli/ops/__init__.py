@@ -1,1 +1,0 @@
-"""`itemwise ops`: benchmark runs on any machine one can reach."""

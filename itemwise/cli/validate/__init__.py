@@ -1,1 +1,0 @@
-"""`itemwise validate`: evaluations of a server, combined and judged."""

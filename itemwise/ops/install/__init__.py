@@ -1,1 +1,0 @@
-"""This itemwise, put onto a target: a wheel built here, a venv there."""

@@ -1,0 +1,167 @@
+"""A backend whose arithmetic you can do by hand, for tests of everything around it.
+
+After the context c_0, c_1, ..., c_{n-1} the logit of token v is
+
+    (v * (1 * c_0 + 2 * c_1 + ... + n * c_{n-1}) mod 97) / 10
+
+so it depends on every token of the context, on their order and on nothing else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from time import sleep
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prefixwise.backends.base import (
+    DEFAULT_TOKEN_BUDGETS,
+    PREFIX_BLOCK,
+    Backend,
+    BackendInfo,
+    ForwardBatch,
+    ForwardOutput,
+    Prefix,
+    PrefixBlock,
+    RunningForward,
+)
+from prefixwise.contract.ragged import Int32Array, Int64Array
+from prefixwise.models.config import ModelConfig, RopeConfig
+
+_MODULUS = 97
+_MAX_FORWARDS = 1000  # that are remembered
+
+
+@dataclass(frozen=True, eq=False)
+class FakeBlock(PrefixBlock):
+    """A block of a prefix that remembers its tokens."""
+
+    token_ids: Int32Array
+
+
+def fake_logits(context: Int32Array, token_ids: Int32Array) -> NDArray[np.float32]:
+    """The logits of `token_ids` after `context`."""
+    weighted = int((np.arange(1, len(context) + 1) * context.astype(np.int64)).sum())
+    return ((token_ids.astype(np.int64) * weighted) % _MODULUS / 10).astype(np.float32)
+
+
+class FakeBackend(Backend):
+    """Scores at once, or after a given time, and remembers its forwards."""
+
+    def __init__(
+        self,
+        vocab_size: int = 512,
+        max_context_len: int = 4096,
+        *,
+        bit_equal: bool = True,
+        num_prefix_blocks: int = 1024,
+        step_tokens: int = 2048,
+        max_blocks_read: int | None = None,
+        joins_prefill: bool = False,
+        runs_ahead: bool = False,
+        seconds_per_forward: float = 0.0,
+    ) -> None:
+        self.config = ModelConfig(
+            family="fake",
+            vocab_size=vocab_size,
+            model_size=8,
+            mlp_size=16,
+            num_layers=1,
+            num_heads=1,
+            num_kv_heads=1,
+            head_size=8,
+            norm_eps=1e-6,
+            rope=RopeConfig(10_000.0),
+            qkv_bias=False,
+            qk_norm=False,
+            tied_head=True,
+            max_context_len=max_context_len,
+        )
+        kind: Literal["cpu", "gpu"] = "cpu" if bit_equal else "gpu"
+        self.info = BackendInfo(
+            "fake",
+            "cpu",
+            kind,
+            "float32",
+            bit_equal,
+            token_multiple=1,
+            token_budget=DEFAULT_TOKEN_BUDGETS[kind],
+            num_prefix_blocks=num_prefix_blocks,
+            prefix_block_bytes=4 * PREFIX_BLOCK,
+            max_blocks_read=max_blocks_read,
+            step_tokens=step_tokens,
+            joins_prefill=joins_prefill,
+            runs_ahead=runs_ahead,
+        )
+        self.seconds_per_forward = seconds_per_forward
+        self.forwards: list[ForwardBatch] = []  # the newest _MAX_FORWARDS or so
+
+    def start(self, batch: ForwardBatch) -> RunningForward:
+        if len(self.forwards) >= 2 * _MAX_FORWARDS:
+            del self.forwards[:_MAX_FORWARDS]
+        self.forwards.append(batch)
+        num_listed = sum(len(prefix.blocks) for prefix in batch.prefixes) + len(batch.keep_segments)
+        most = self.info.max_blocks_read
+        assert most is None or num_listed <= most, f"a forward lists {num_listed} blocks, and may list {most}"
+        blocks = tuple(self._keep(batch, segment) for segment in batch.keep_segments)
+        return RunningForward(blocks, lambda: self._finish(batch, blocks))
+
+    def _finish(self, batch: ForwardBatch, blocks: tuple[PrefixBlock, ...]) -> ForwardOutput:
+        if self.seconds_per_forward:
+            sleep(self.seconds_per_forward)
+        weights = self._context_weights(batch) % _MODULUS
+        logits = (batch.label_ids * weights[:, None] % _MODULUS / 10).astype(np.float32)
+        normalizers = self._log_normalizers[weights] if batch.need_normalizers else None
+        return ForwardOutput(logits, normalizers, blocks)
+
+    @cached_property
+    def _log_normalizers(self) -> NDArray[np.float32]:
+        """[97]: all that a context can do to the logits is in its weight, modulo 97."""
+        logits = np.outer(np.arange(_MODULUS), np.arange(self.config.vocab_size)) % _MODULUS / 10
+        sums: NDArray[np.float64] = np.exp(logits.astype(np.float32).astype(np.float64)).sum(1)
+        return np.log(sums).astype(np.float32)
+
+    @staticmethod
+    def _keep(batch: ForwardBatch, segment: int) -> FakeBlock:
+        ids = batch.token_ids[batch.segment_starts[segment] : batch.segment_starts[segment + 1]].copy()
+        assert len(ids) <= PREFIX_BLOCK, "a kept segment is one block"
+        return FakeBlock(len(ids), ids)
+
+    def _context_weights(self, batch: ForwardBatch) -> Int64Array:
+        """[R]: 1 c_0 + 2 c_1 + ... of all that each scored token sees, itself last."""
+        tokens = batch.score_tokens
+        segments = np.searchsorted(batch.segment_starts, tokens, side="right") - 1
+        sums = _sums(batch.token_ids, batch.positions.astype(np.int64) + 1)
+        own = sums[tokens + 1] - sums[batch.segment_starts[segments]]
+        return own + self._prefix_weights(batch)[segments]
+
+    def _prefix_weights(self, batch: ForwardBatch) -> Int64Array:
+        """[segments]: the part of the weight that a segment's prefix gives."""
+        weights = np.zeros(len(batch.prefix_lens), np.int64)
+        for number, prefix in enumerate(batch.prefixes):
+            readers = np.flatnonzero((batch.prefix_index == number) & (batch.prefix_lens > 0))
+            if len(readers):
+                ids = _prefix_ids(batch, prefix)
+                weights[readers] = _sums(ids, np.arange(1, len(ids) + 1))[batch.prefix_lens[readers]]
+        return weights
+
+
+def _sums(ids: Int32Array, factors: Int64Array) -> Int64Array:
+    """[n + 1]: the weighted sum of the first 0, 1, ..., n ids."""
+    sums = np.zeros(len(ids) + 1, np.int64)
+    np.cumsum(ids * factors, out=sums[1:])
+    return sums
+
+
+def _prefix_ids(batch: ForwardBatch, prefix: Prefix) -> Int32Array:
+    """Kept tokens, and those of the batch that follow."""
+    pieces = [np.zeros(0, np.int32)]
+    for block in prefix.blocks:
+        assert isinstance(block, FakeBlock), "a block of another backend"
+        pieces.append(block.token_ids)
+    if prefix.segment is not None:
+        pieces.append(batch.token_ids[batch.segment_starts[prefix.segment] :])
+    return np.concatenate(pieces)

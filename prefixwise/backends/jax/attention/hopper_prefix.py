@@ -1,0 +1,131 @@
+"""The prefix part of attention on Hopper GPUs (H100, H200): one Mosaic GPU kernel, after FlashAttention-3.
+
+A block of threads is three warpgroups. One copies keys and values from the pages of the pool into shared memory, two
+blocks ahead; the other two compute, each on 64 rows, and take turns: while one multiplies, the other is at its softmax.
+Blocks of threads stay and take every so-many-th *unit* of work, so that the next unit's queries are under way while
+this one's rows are written:
+
+    unit = tile of tokens that read the same tokens of one prefix x one query head, or two of one KV head
+
+Every key block is a page, copied by one instruction, as are the queries of a tile: copies begin at multiples of eight
+tokens, so a tile may have rows at its edges that are another's, which are computed and not written. The own part
+(`own_gpu.py`) was computed before; it is merged at a unit's end by the log-sum-exps. A row's arithmetic follows from
+its query and its prefix alone: key blocks are counted from the prefix's start, and no sum is split.
+
+Keys of a last, partly filled block are masked, and its values are set to zero in shared memory: what lies there may be
+anybody's, NaN included.
+
+In the kernel: `R` = 64 rows of a warpgroup, `C` = KEY_BLOCK keys of a block.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from prefixwise.backends.jax.attention.hopper_units import (
+    NUM_COMPUTE,
+    NUM_SLOTS,
+    ROWS,
+    Barriers,
+    Buffers,
+    Inputs,
+    Ref,
+    Shape,
+    for_each_unit,
+)
+from prefixwise.backends.jax.attention.hopper_workers import ComputeWorker, CopyWorker
+from prefixwise.backends.layout.tiles import KEY_BLOCK
+
+NUM_BLOCKS = 132  # of threads: one for each multiprocessor of an H100 or H200
+COMPUTE_REGISTERS, COPY_REGISTERS = 232, 40
+
+
+def prefix_attention(inputs: Inputs, shape: Shape, interpret: Any = None) -> jax.Array:
+    """[T, N, H]: both parts, merged. `inputs` are arrays; every token must be in a tile."""
+    q, own = inputs.q, inputs.own
+    buffers = _buffers(q.dtype, shape)
+
+    def entry(*refs: Ref) -> None:
+        *in_refs, out = refs
+        pl.run_scoped(
+            lambda b, s: _kernel(Inputs(*in_refs), out, Buffers(*b), Barriers(*s), shape),
+            tuple(buffers),
+            tuple(_barriers()),
+            collective_axes="wg",
+        )
+
+    out: jax.Array = plgpu.kernel(
+        entry,
+        out_type=jax.ShapeDtypeStruct(own.shape, own.dtype),
+        grid=(shape.num_blocks,),
+        grid_names=("block",),
+        num_threads=NUM_COMPUTE + 1,
+        thread_name="wg",
+        compiler_params=_compiler_params(),
+        **({} if interpret is None else {"interpret": interpret}),
+    )(*inputs)
+    return out
+
+
+def _compiler_params() -> plgpu.CompilerParams:
+    """Nothing here is summed across warps, so hardly any of the shared memory need be kept for that."""
+    return plgpu.CompilerParams(
+        approx_math=True, reduction_scratch_bytes=512, lowering_semantics=plgpu.LoweringSemantics.Lane
+    )
+
+
+def _buffers(dtype: Any, shape: Shape) -> Buffers:
+    swizzled = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
+    rows = (NUM_COMPUTE, ROWS, shape.head_size)
+    keys = (NUM_SLOTS, KEY_BLOCK, shape.head_size)
+    return Buffers(
+        q=plgpu.SMEM(rows, dtype, transforms=swizzled),
+        out=plgpu.SMEM(rows, dtype, transforms=swizzled),
+        rows=plgpu.SMEM(rows, dtype),
+        lse=plgpu.SMEM(rows[:2], jnp.float32),
+        k=plgpu.SMEM(keys, dtype, transforms=swizzled),
+        v=plgpu.SMEM(keys, dtype, transforms=swizzled),
+    )
+
+
+def _barriers() -> Barriers:
+    both = partial(plgpu.Barrier, num_arrivals=NUM_COMPUTE)
+    return Barriers(
+        q=plgpu.Barrier(num_barriers=NUM_COMPUTE),
+        own=plgpu.Barrier(num_arrivals=2, num_barriers=NUM_COMPUTE),  # two copies
+        k=plgpu.Barrier(num_barriers=NUM_SLOTS),
+        v=plgpu.Barrier(num_barriers=NUM_SLOTS),
+        q_free=both(),
+        out_free=both(),
+        k_free=both(num_barriers=NUM_SLOTS),
+        v_free=both(num_barriers=NUM_SLOTS),
+        turn=both(),
+        cleaned=plgpu.Barrier(num_barriers=NUM_SLOTS),
+    )
+
+
+def _kernel(inputs: Inputs, out: Ref, buffers: Buffers, barriers: Barriers, shape: Shape) -> None:
+    group = lax.axis_index("wg")
+
+    @pl.when(group < NUM_COMPUTE)
+    def _compute() -> None:
+        plgpu.set_max_registers(COMPUTE_REGISTERS, action="increase")
+        worker = ComputeWorker(inputs, out, buffers, barriers, shape, group)
+        pl.when(group == 1)(worker.take_turns)  # half a step behind the other
+        worker.end_turn()
+        for_each_unit(inputs, shape, worker.compute)
+        worker.wait_for_turn()
+        pl.when(group == 0)(worker.take_turns)
+
+    @pl.when(group == NUM_COMPUTE)
+    def _copy() -> None:
+        plgpu.set_max_registers(COPY_REGISTERS, action="decrease")
+        worker = CopyWorker(inputs, buffers, barriers, shape)
+        worker.wait_for_the_last(*for_each_unit(inputs, shape, worker.load))

@@ -1,0 +1,263 @@
+"""What each warpgroup of the Hopper kernel does: one copies, two compute. See `hopper_prefix.py`.
+
+`R` = ROWS rows of a warpgroup, `C` = KEY_BLOCK keys of a block.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from prefixwise.backends.jax.attention.hopper_units import (
+    NUM_COMPUTE,
+    NUM_SLOTS,
+    ROWS,
+    Barriers,
+    Buffers,
+    Inputs,
+    Ref,
+    Shape,
+    Unit,
+    place_of,
+    slot_of,
+)
+from prefixwise.backends.layout.tiles import KEY_BLOCK
+
+LOG2_E = math.log2(math.e)
+
+_Accumulator: Any = plgpu.ACC  # type: ignore[attr-defined]  # public, by a way that type checkers do not see
+State = tuple[jax.Array, jax.Array, jax.Array]  # output [R, H], peak [R] and total [R], of an online softmax, base 2
+
+
+@dataclass(frozen=True)
+class CopyWorker:
+    """The warpgroup that fills shared memory."""
+
+    inputs: Inputs
+    buffers: Buffers
+    barriers: Barriers
+    shape: Shape
+
+    def load(self, unit: Unit, number: jax.Array, step: jax.Array) -> None:
+        inputs, buffers, barriers = self.inputs, self.buffers, self.barriers
+        pl.when(number > 0)(lambda: plgpu.barrier_wait(barriers.q_free))
+        for group in range(NUM_COMPUTE):
+            token, head = place_of(unit, group, self.shape)
+            source = inputs.q.at[pl.ds(token, ROWS), head]
+            plgpu.copy_gmem_to_smem(source, buffers.q.at[group], barriers.q.at[group])
+
+        def one(index: jax.Array, nothing: None) -> None:
+            self._load_keys(unit, index, step + index)
+            return nothing
+
+        lax.fori_loop(0, unit.num_steps, one, None)
+        self._load_own(unit, number)
+
+    def _load_keys(self, unit: Unit, index: jax.Array, step: jax.Array) -> None:
+        inputs, buffers, barriers, shape = self.inputs, self.buffers, self.barriers, self.shape
+        slot, kv_head = slot_of(step), lax.div(unit.head, jnp.int32(shape.heads_per_kv))
+        block = pl.ds(inputs.base[0] + inputs.addresses[unit.first_address + index], KEY_BLOCK)
+        is_used = step >= NUM_SLOTS
+        pl.when(is_used)(lambda: plgpu.barrier_wait(barriers.k_free.at[slot]))
+        keys = inputs.k.at[block, shape.first_key + kv_head]
+        plgpu.copy_gmem_to_smem(keys, buffers.k.at[slot], barriers.k.at[slot])
+        pl.when(is_used)(lambda: plgpu.barrier_wait(barriers.v_free.at[slot]))
+        values = inputs.v.at[block, shape.first_value + kv_head]
+        plgpu.copy_gmem_to_smem(values, buffers.v.at[slot], barriers.v.at[slot])
+
+    def _load_own(self, unit: Unit, number: jax.Array) -> None:
+        inputs, buffers, barriers = self.inputs, self.buffers, self.barriers
+        pl.when(number > 0)(lambda: plgpu.barrier_wait(barriers.out_free))
+        for group in range(NUM_COMPUTE):
+            token, head = place_of(unit, group, self.shape)
+            tokens = pl.ds(token, ROWS)
+            barrier = barriers.own.at[group]
+            plgpu.copy_gmem_to_smem(inputs.own.at[tokens, head], buffers.out.at[group], barrier)
+            plgpu.copy_gmem_to_smem(inputs.own_lse.at[head, tokens], buffers.lse.at[group], barrier)
+
+    def wait_for_the_last(self, num_units: jax.Array, num_steps: jax.Array) -> None:
+        """Every barrier is left as it was found: with nothing that was not waited for."""
+        barriers = self.barriers
+        for free in (barriers.q_free, barriers.out_free):
+            pl.when(num_units > 0)(partial(plgpu.barrier_wait, free))
+        for slot in range(NUM_SLOTS):
+            for free in (barriers.k_free, barriers.v_free):
+                pl.when(num_steps > slot)(partial(plgpu.barrier_wait, free.at[slot]))
+
+
+@dataclass(frozen=True)
+class ComputeWorker:
+    """A warpgroup that computes."""
+
+    inputs: Inputs
+    out: Ref
+    buffers: Buffers
+    barriers: Barriers
+    shape: Shape
+    group: jax.Array
+
+    def take_turns(self) -> None:
+        self.end_turn()
+        self.wait_for_turn()
+
+    def end_turn(self) -> None:
+        """Leave the tensor cores to the other one."""
+        plgpu.barrier_arrive(self.barriers.turn)
+
+    def wait_for_turn(self) -> None:
+        plgpu.barrier_wait(self.barriers.turn)
+
+    def compute(self, unit: Unit, number: jax.Array, step: jax.Array) -> None:
+        del number
+        num_steps, num_whole = unit.num_steps, lax.div(unit.num_read, jnp.int32(KEY_BLOCK))
+        plgpu.barrier_wait(self.barriers.q.at[self.group])
+        pl.when(num_steps > 0)(lambda: plgpu.barrier_wait(self.barriers.k.at[slot_of(step)]))
+        whole = partial(self._step, unit=unit, first_step=step, is_whole=True)
+        partly = partial(self._step, unit=unit, first_step=step, is_whole=False)
+        state = lax.fori_loop(0, num_whole, whole, self._empty_state())
+        state = lax.fori_loop(num_whole, num_steps, partly, state)
+        # Before the rows are merged and written: the other one goes on meanwhile.
+        pl.when(num_steps > 0)(self.end_turn)
+        pl.when(num_steps == 0)(lambda: plgpu.barrier_arrive(self.barriers.q_free))
+        plgpu.barrier_wait(self.barriers.own.at[self.group])
+        self._store(unit, self._merged(state))
+        plgpu.barrier_arrive(self.barriers.out_free)
+
+    def _empty_state(self) -> State:
+        rows, wide = plgpu.Layout.WGMMA.reduce(1), plgpu.Layout.WGMMA
+        out = jnp.zeros((ROWS, self.shape.head_size), jnp.float32)
+        peak, total = jnp.full(ROWS, -jnp.inf, jnp.float32), jnp.zeros(ROWS, jnp.float32)
+        return self._laid_out(out, wide), self._laid_out(peak, rows), self._laid_out(total, rows)
+
+    def _laid_out(self, array: jax.Array, layout: Any) -> jax.Array:
+        return array if self.shape.is_interpreted else plgpu.layout_cast(array, layout)
+
+    def _step(self, index: jax.Array, state: State, *, unit: Unit, first_step: jax.Array, is_whole: bool) -> State:
+        """One key block into the online softmax. Every row sees at least its first key."""
+        out, peak, total = state
+        barriers, slot = self.barriers, slot_of(first_step + index)
+        count = unit.num_read - index * KEY_BLOCK
+        if not is_whole:
+            self._clean_values(slot, count)
+        scores = self._scores(slot, is_first=index == 0)
+        plgpu.barrier_arrive(barriers.k_free.at[slot])
+        # As soon as they were read for the last time: the next unit's are on their way while this one ends.
+        pl.when(index + 1 == unit.num_steps)(lambda: plgpu.barrier_arrive(barriers.q_free))
+        if not is_whole:
+            column = self._laid_out(lax.broadcasted_iota(jnp.int32, scores.shape, 1), plgpu.Layout.WGMMA)
+            scores = jnp.where(column < count, scores, -jnp.inf)
+        factor = LOG2_E / math.sqrt(self.shape.head_size)
+        new_peak = jnp.maximum(peak, scores.max(axis=1) * factor)
+        shrink = jnp.exp2(peak - new_peak)
+        weights = jnp.exp2(scores * factor - lax.broadcast_in_dim(new_peak, scores.shape, [0]))
+        out = out * lax.broadcast_in_dim(shrink, out.shape, [0])
+        total = total * shrink + weights.sum(axis=1)
+        rounded = weights.astype(self.buffers.v.dtype)
+        out, total, new_peak, rounded = lax.optimization_barrier((out, total, new_peak, rounded))
+        self.end_turn()  # done with the softmax
+        if is_whole:
+            plgpu.barrier_wait(barriers.v.at[slot])
+        self.wait_for_turn()  # until the tensor cores are free
+        if not is_whole:
+            pl.when(self.group == 1)(lambda: plgpu.barrier_wait(barriers.cleaned.at[slot]))
+
+        def wait_for_next() -> None:
+            following = barriers.k.at[slot_of(first_step + index + 1)]
+            pl.when(index + 1 < unit.num_steps)(lambda: plgpu.barrier_wait(following))
+
+        out = self._add_values(out, rounded, slot, wait_for_next)
+        plgpu.barrier_arrive(barriers.v_free.at[slot])
+        return out, new_peak, total
+
+    def _scores(self, slot: jax.Array, *, is_first: jax.Array) -> jax.Array:
+        """[R, C] float32. The turn before a unit's first step was ended with the unit before it."""
+        q, keys = self.buffers.q.at[self.group], self.buffers.k.at[slot]
+        if self.shape.is_interpreted:
+            scores = jnp.dot(q[...], keys[...].T, preferred_element_type=jnp.float32)
+            pl.when(jnp.logical_not(is_first))(self.end_turn)
+            self.wait_for_turn()
+            return scores
+
+        def multiply(scores: Ref) -> jax.Array:
+            plgpu.wgmma(scores, q, keys.transpose((1, 0)))
+            pl.when(jnp.logical_not(is_first))(self.end_turn)
+            self.wait_for_turn()
+            found: jax.Array = scores[...]
+            return found
+
+        found: jax.Array = pl.run_scoped(multiply, _Accumulator((ROWS, KEY_BLOCK), jnp.float32))
+        return found
+
+    def _add_values(self, out: jax.Array, weights: jax.Array, slot: jax.Array, meanwhile: Callable[[], None]) -> Any:
+        """out [R, H] + weights [R, C] times the values of a slot."""
+        values = self.buffers.v.at[slot]
+        if self.shape.is_interpreted:
+            meanwhile()
+            return out + jnp.dot(weights, values[...], preferred_element_type=jnp.float32)
+
+        def multiply(total: Ref) -> None:
+            plgpu.wgmma(total, weights, values)
+            meanwhile()
+
+        return pl.run_state(multiply)(_Accumulator.init(out))
+
+    def _clean_values(self, slot: jax.Array, count: jax.Array) -> None:
+        """Zeros for the values beyond `count`; the first warpgroup does it for both."""
+        plgpu.barrier_wait(self.barriers.v.at[slot])
+
+        @pl.when(self.group == 0)
+        def _clean() -> None:
+            for first in range(0, KEY_BLOCK, ROWS):
+                values = self.buffers.v.at[slot, pl.ds(first, ROWS)]
+                found = self._laid_out(values[...], plgpu.Layout.WGMMA)
+                row = self._laid_out(lax.broadcasted_iota(jnp.int32, found.shape, 0), plgpu.Layout.WGMMA)
+                values[...] = jnp.where(first + row < count, found, jnp.zeros_like(found))
+            plgpu.commit_smem()
+            plgpu.barrier_arrive(self.barriers.cleaned.at[slot])
+
+    def _merged(self, state: State) -> jax.Array:
+        """[R, H]: the prefix part with the own part, in the dtype of the queries."""
+        out, peak, total = state
+        own = self._laid_out(self.buffers.out.at[self.group][...], plgpu.Layout.WGMMA).astype(jnp.float32)
+        lse = self._laid_out(self.buffers.lse.at[self.group][...], plgpu.Layout.WGMMA.reduce(1))
+        highest = jnp.maximum(peak, lse)
+        weight, own_weight = jnp.exp2(peak - highest), jnp.exp2(lse - highest)
+        share = 1 / (total * weight + own_weight)
+        prefix_share = lax.broadcast_in_dim(weight * share, out.shape, [0])
+        own_share = lax.broadcast_in_dim(own_weight * share, out.shape, [0])
+        return (out * prefix_share + own * own_share).astype(self.out.dtype)
+
+    def _store(self, unit: Unit, rows: jax.Array) -> None:
+        """A whole tile by one copy; of another one each row, since those beside it are another tile's."""
+        token, head = place_of(unit, self.group, self.shape)
+        first, stop = jnp.maximum(unit.start - token, 0), jnp.minimum(unit.start + unit.length - token, ROWS)
+        is_whole = (first == 0) & (stop == ROWS)
+        buffer, by_row = self.buffers.out.at[self.group], self.buffers.rows.at[self.group]
+
+        @pl.when(is_whole)
+        def _whole() -> None:
+            buffer[...] = rows
+            plgpu.commit_smem()
+            plgpu.copy_smem_to_gmem(buffer, self.out.at[pl.ds(token, ROWS), head])
+
+        @pl.when(jnp.logical_not(is_whole))
+        def _partly() -> None:
+            by_row[...] = rows
+            plgpu.commit_smem()
+
+            def store(row: jax.Array, nothing: None) -> None:
+                plgpu.copy_smem_to_gmem(by_row.at[row], self.out.at[token + row, head])
+                return nothing
+
+            lax.fori_loop(first, stop, store, None)
+
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)

@@ -1,0 +1,73 @@
+"""Attention as one would write it on a blackboard: for every token, one softmax over all that it sees.
+
+Slow, and its memory grows with the square of the tokens. It is what the other implementations are read against.
+"""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from prefixwise.backends.jax.attention.base import AttentionImplementation, Heads, Partial, Source
+from prefixwise.backends.jax.attention.xla import as_float32
+from prefixwise.backends.layout.tiles import KEY_BLOCK, DeviceTiles, TileSizes
+
+
+class ReferenceAttention(AttentionImplementation):
+    """Token by token, in float32."""
+
+    name = "reference"
+    needs_padding_tiles = False
+
+    def why_not(self, platform: str, dtype: jnp.dtype, head_size: int) -> str | None:
+        return None
+
+    def tile_sizes(self, heads_per_kv: int) -> TileSizes:
+        return TileSizes(narrow=32, wide=128, prefix=64)  # it reads none of them
+
+    def attend(self, heads: Heads, source: Source | None, tiles: DeviceTiles) -> jax.Array:
+        q, k, v = heads.q, heads.k, heads.v
+        return self._with_prefix(q, source or Source(k, v, jnp.int32(0)), self._own(q, k, v, tiles), tiles)
+
+    def _own(self, q: jax.Array, k: jax.Array, v: jax.Array, tiles: DeviceTiles) -> Partial:
+        place = jnp.arange(len(q))
+
+        def attend(token: jax.Array) -> Partial:
+            return _attend(q[token], k, v, (place >= tiles.token_segment[token]) & (place <= token))
+
+        return lax.map(attend, place)
+
+    def _with_prefix(self, q: jax.Array, source: Source, own: Partial, tiles: DeviceTiles) -> jax.Array:
+        blocks = jnp.arange(len(tiles.block_addresses))
+        column = jnp.arange(KEY_BLOCK)
+        place = (blocks[:, None] * KEY_BLOCK + column).reshape(-1)  # of a key in the prefix
+
+        def attend(token: jax.Array) -> jax.Array:
+            addresses = jnp.take(tiles.block_addresses, tiles.token_prefix_list[token] + blocks, mode="clip")
+            keys = (source.base + addresses[:, None] + column).reshape(-1)
+            keys = jnp.minimum(keys, len(source.keys) - 1)
+            part = _attend(q[token], source.keys[keys], source.values[keys], place < tiles.token_prefix_len[token])
+            return _merge(Partial(own.out[token], own.lse[token]), part)
+
+        return lax.map(attend, jnp.arange(len(q))).astype(q.dtype)
+
+
+def _attend(q: jax.Array, k: jax.Array, v: jax.Array, seen: jax.Array) -> Partial:
+    """One token: q [N, H] over those of k and v [C, K, H] that are seen [C]."""
+    num_heads, head_size = q.shape
+    queries = q.astype(jnp.float32).reshape(k.shape[1], -1, head_size)  # [K, G, H]
+    values = jnp.where(seen[:, None, None], as_float32(v), 0.0)  # 0 x NaN is NaN
+    scores = jnp.einsum("kgh,ckh->kgc", queries, as_float32(k), precision=lax.Precision.HIGHEST)
+    scores = jnp.where(seen, scores / math.sqrt(head_size), -jnp.inf)
+    lse = jax.nn.logsumexp(scores, axis=-1)
+    weights = jnp.exp(scores - jnp.where(lse == -jnp.inf, 0.0, lse)[..., None])
+    out = jnp.einsum("kgc,ckh->kgh", weights, values, precision=lax.Precision.HIGHEST)
+    return Partial(out.reshape(q.shape), lse.reshape(num_heads))
+
+
+def _merge(first: Partial, second: Partial) -> jax.Array:
+    share = jax.nn.sigmoid(first.lse - second.lse)[:, None]
+    return first.out * share + second.out * (1 - share)

@@ -1,0 +1,271 @@
+"""Attention in plain XLA: runs anywhere, memory linear in tokens. The default on a CPU.
+
+Loops run over tiles and key blocks, as many as the batch has; their counts are data, so a program serves every batch
+that fits it. Every product has one fixed shape, and a masked key adds exactly nothing, so a token's bits follow from
+its segment and its prefix. All arithmetic is float32.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from prefixwise.backends.jax.attention.base import AttentionImplementation, Heads, Partial, Source
+from prefixwise.backends.layout.tiles import KEY_BLOCK, NARROW, PREFIX, WIDE, DeviceTiles, TileSizes
+
+SIZES = TileSizes(narrow=32, wide=128, prefix=64)
+NARROW_GROUP = 8  # narrow tiles that are computed together
+
+State = tuple[jax.Array, jax.Array, jax.Array]  # of R rows per KV head: output [K, R, H], peak [K, R], total [K, R]
+
+
+class Visible(Protocol):
+    """Which keys a token may see, where the answer is not plain from the tile."""
+
+    def __call__(self, query: jax.Array, key: jax.Array) -> jax.Array:
+        """Tokens of the batch, [.., Q] and [.., C], to [.., Q, C] booleans."""
+
+
+class XlaAttention(AttentionImplementation):
+    """See the module. `visible` lays a mask over every tile (`dense.py`)."""
+
+    name = "xla"
+    needs_padding_tiles = False
+
+    def __init__(self, visible: Visible | None = None) -> None:
+        self._visible = visible
+
+    def why_not(self, platform: str, dtype: jnp.dtype, head_size: int) -> str | None:
+        return None
+
+    def tile_sizes(self, heads_per_kv: int) -> TileSizes:
+        return SIZES
+
+    def attend(self, heads: Heads, source: Source | None, tiles: DeviceTiles) -> jax.Array:
+        q, k, v = heads.q, heads.k, heads.v
+        return self.with_prefix(q, source or self.batch_source(k, v), self.own(q, k, v, tiles), tiles)
+
+    def batch_source(self, k: jax.Array, v: jax.Array) -> Source:
+        """The batch's own keys and values [T, K, H] as a place where prefixes are read."""
+        return Source(with_room(k, KEY_BLOCK), with_room(v, KEY_BLOCK), jnp.int32(0))
+
+    def own(self, q: jax.Array, k: jax.Array, v: jax.Array, tiles: DeviceTiles) -> Partial:
+        """Every segment's tokens over themselves: q [T, N, H], k and v [T, K, H]."""
+        # Room for a whole tile behind the last token, so that no slice is moved to fit.
+        state = Partial(jnp.zeros((len(q) + SIZES.wide, *q.shape[1:]), jnp.float32), _no_sum(q, SIZES.wide))
+        state = self._narrow(q, k, v, tiles, state)
+        wide_q, wide_k, wide_v = (with_room(each, SIZES.wide) for each in (q, k, v))
+        state = self._wide(wide_q, wide_k, wide_v, tiles, state)
+        return Partial(state.out[: len(q)], state.lse[: len(q)])
+
+    def _narrow(self, q: jax.Array, k: jax.Array, v: jax.Array, tiles: DeviceTiles, state: Partial) -> Partial:
+        """Segments of one tile each, several at a time."""
+        column = jnp.arange(SIZES.narrow)
+
+        def group(number: jax.Array, state: Partial) -> Partial:
+            first = number * NARROW_GROUP
+            start = lax.dynamic_slice(tiles.narrow_start, (first,), (NARROW_GROUP,))
+            is_real = column < lax.dynamic_slice(tiles.narrow_len, (first,), (NARROW_GROUP,))[:, None]
+            tokens = jnp.minimum(start[:, None] + column, len(q) - 1)
+            seen = jnp.broadcast_to(column[:, None] >= column, (NARROW_GROUP, SIZES.narrow, SIZES.narrow))
+            if self._visible is not None:
+                seen = seen & self._visible(tokens, tokens)
+            found = jax.vmap(_attend_narrow)(q[tokens], k[tokens], v[tokens], is_real, seen)
+            place = jnp.where(is_real, tokens, len(state.out))  # out of range: dropped
+            return Partial(*(total.at[place].set(part, mode="drop") for total, part in zip(state, found, strict=True)))
+
+        return lax.fori_loop(0, -(-tiles.counts[NARROW] // NARROW_GROUP), group, state)
+
+    def _wide(self, q: jax.Array, k: jax.Array, v: jax.Array, tiles: DeviceTiles, state: Partial) -> Partial:
+        """Pieces of longer segments, one at a time, over the segment's blocks up to the piece itself."""
+        offset = jnp.arange(SIZES.wide)
+
+        def tile(number: jax.Array, state: Partial) -> Partial:
+            start, length, segment = (each[number] for each in (tiles.wide_start, tiles.wide_len, tiles.wide_segment))
+            queries, tokens = _rows(q, start, SIZES.wide, k.shape[1]), start + offset
+
+            def block(j: jax.Array, softmax: State) -> State:
+                keys = segment + j * SIZES.wide + offset
+                seen = tokens[:, None] >= keys
+                if self._visible is not None:
+                    seen = seen & self._visible(tokens, keys)
+                is_real = keys < start + length
+                return _step(softmax, queries, k, v, keys[0], seen, is_real)
+
+            softmax = lax.fori_loop(0, (start - segment) // SIZES.wide + 1, block, _empty(queries))
+            return _store(state, softmax, start, offset < length)
+
+        return lax.fori_loop(0, tiles.counts[WIDE], tile, state)
+
+    def with_prefix(self, q: jax.Array, source: Source, own: Partial, tiles: DeviceTiles) -> jax.Array:
+        """The prefix part, merged with the own part: [T, N, H] in q's dtype."""
+        num_tokens, dtype = len(q), q.dtype
+        q, state = with_room(q, SIZES.prefix), Partial(*(with_room(each, SIZES.prefix) for each in own))
+        offset, column = jnp.arange(SIZES.prefix), jnp.arange(KEY_BLOCK)
+
+        def tile(number: jax.Array, state: Partial) -> Partial:
+            start, num_read = tiles.prefix_start[number], tiles.prefix_read[number]
+            queries = _rows(q, start, SIZES.prefix, source.keys.shape[1])
+
+            def block(j: jax.Array, softmax: State) -> State:
+                address = tiles.block_addresses[tiles.token_prefix_list[start] + j]
+                is_read = j * KEY_BLOCK + column < num_read
+                seen = jnp.broadcast_to(is_read, (SIZES.prefix, KEY_BLOCK))
+                if self._visible is not None:
+                    seen = seen & self._visible(start + offset, address + column)
+                return _step(softmax, queries, source.keys, source.values, source.base + address, seen, is_read)
+
+            begun = _resume(state, start, source.keys.shape[1])
+            softmax = lax.fori_loop(0, -(-num_read // KEY_BLOCK), block, begun)
+            return _store(state, softmax, start, offset < tiles.prefix_len[number])
+
+        state = lax.fori_loop(0, tiles.counts[PREFIX], tile, state)
+        return state.out[:num_tokens].astype(dtype)
+
+
+def _no_sum(q: jax.Array, room: int) -> jax.Array:
+    return jnp.full((len(q) + room, q.shape[1]), -jnp.inf, jnp.float32)
+
+
+def with_room(array: jax.Array, room: int) -> jax.Array:
+    """`room` more rows of zeros at the end."""
+    return jnp.pad(array, ((0, room), *[(0, 0)] * (array.ndim - 1)))
+
+
+def _rows(q: jax.Array, start: jax.Array, width: int, num_kv_heads: int) -> jax.Array:
+    """Tokens of q [T, N, H] to rows per KV head: [K, width * G, H] float32, scaled."""
+    head_size = q.shape[-1]
+    taken = lax.dynamic_slice(q, (start, 0, 0), (width, *q.shape[1:])).astype(jnp.float32)
+    return _by_kv_head(taken / math.sqrt(head_size), num_kv_heads)
+
+
+def _by_kv_head(tokens: jax.Array, num_kv_heads: int) -> jax.Array:
+    """[W, N, ..] to [K, W * G, ..]: the query heads of one KV head become rows."""
+    width, num_heads, *rest = tokens.shape
+    split = tokens.reshape(width, num_kv_heads, num_heads // num_kv_heads, *rest)
+    return jnp.moveaxis(split, 1, 0).reshape(num_kv_heads, -1, *rest)
+
+
+def _by_token(rows: jax.Array, width: int) -> jax.Array:
+    """[K, W * G, ..] back to [W, N, ..]."""
+    num_kv_heads, _, *rest = rows.shape
+    split = rows.reshape(num_kv_heads, width, -1, *rest)
+    return jnp.moveaxis(split, 0, 1).reshape(width, -1, *rest)
+
+
+def _empty(rows: jax.Array) -> State:
+    peak = jnp.full(rows.shape[:2], -jnp.inf, jnp.float32)
+    return jnp.zeros_like(rows), peak, jnp.zeros_like(peak)
+
+
+def _resume(state: Partial, start: jax.Array, num_kv_heads: int) -> State:
+    """The own part of a tile's tokens, as the state of a softmax that goes on."""
+    out = lax.dynamic_slice(state.out, (start, 0, 0), (SIZES.prefix, *state.out.shape[1:]))
+    peak = _by_kv_head(lax.dynamic_slice(state.lse, (start, 0), (SIZES.prefix, state.lse.shape[1])), num_kv_heads)
+    return _by_kv_head(out.astype(jnp.float32), num_kv_heads), peak, jnp.ones_like(peak)
+
+
+def _step(
+    softmax: State,
+    queries: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    first: jax.Array,
+    seen: jax.Array,
+    is_real: jax.Array,
+) -> State:
+    """One block of keys, first.. of k and v [A, K, H], into the online softmax.
+
+    `seen` [W, C] is for the tile's tokens; keys that are not `is_real` [C] may hold anything, NaN included.
+    """
+    shape = (len(is_real), *k.shape[1:])
+    keys, values = (as_float32(lax.dynamic_slice(each, (first, 0, 0), shape)) for each in (k, v))
+    values = jnp.where(is_real[:, None, None], values, 0.0)
+    seen = jnp.repeat(seen, queries.shape[1] // len(seen), axis=0)
+    return accumulate(softmax, queries, keys, values, seen)
+
+
+def as_float32(array: jax.Array) -> jax.Array:
+    """Of any dtype; the pool of a CPU keeps bfloat16 as the integers of its bits."""
+    if array.dtype == jnp.uint16:
+        array = lax.bitcast_convert_type(array, jnp.bfloat16)
+    return array.astype(jnp.float32)
+
+
+def accumulate(softmax: State, queries: jax.Array, keys: jax.Array, values: jax.Array, seen: jax.Array) -> State:
+    """queries [K, R, H] over keys and values [C, K, H] with `seen` [R, C]."""
+    out, peak, total = softmax
+    scores = jnp.einsum("krh,ckh->krc", queries, keys, precision=lax.Precision.HIGHEST)
+    scores = jnp.where(seen, scores, -jnp.inf)  # not added: a hidden score may be NaN
+    new_peak = jnp.maximum(peak, scores.max(-1))
+    finite_peak = jnp.where(new_peak == -jnp.inf, 0.0, new_peak)
+    weights, shrink = jnp.exp(scores - finite_peak[..., None]), jnp.exp(peak - finite_peak)
+    gained = jnp.einsum("krc,ckh->krh", weights, values, precision=lax.Precision.HIGHEST)
+    return out * shrink[..., None] + gained, new_peak, total * shrink + weights.sum(-1)
+
+
+def _finish(softmax: State, width: int) -> Partial:
+    out, peak, total = softmax
+    is_empty = total == 0
+    divided = out / jnp.where(is_empty, 1.0, total)[..., None]
+    lse = jnp.where(is_empty, -jnp.inf, peak + jnp.log(jnp.where(is_empty, 1.0, total)))
+    return Partial(_by_token(divided, width), _by_token(lse, width))
+
+
+def _attend_narrow(q: jax.Array, k: jax.Array, v: jax.Array, is_real: jax.Array, seen: jax.Array) -> Partial:
+    """One whole segment: q [W, N, H], k and v [W, K, H]."""
+    queries = _by_kv_head(q.astype(jnp.float32) / math.sqrt(q.shape[-1]), k.shape[1])
+    values = jnp.where(is_real[:, None, None], v.astype(jnp.float32), 0.0)
+    seen = jnp.repeat(seen, q.shape[1] // k.shape[1], axis=0)
+    return _finish(accumulate(_empty(queries), queries, k.astype(jnp.float32), values, seen), len(q))
+
+
+def _store(state: Partial, softmax: State, start: jax.Array, is_real: jax.Array) -> Partial:
+    """Write a tile's finished rows to `state`, those of real tokens only."""
+    return _write(state, _finish(softmax, len(is_real)), start, is_real)
+
+
+def _write(state: Partial, found: Partial, start: jax.Array, is_real: jax.Array) -> Partial:
+    def write(total: jax.Array, part: jax.Array) -> jax.Array:
+        before = lax.dynamic_slice_in_dim(total, start, len(part))
+        kept = is_real.reshape(-1, *[1] * (part.ndim - 1))
+        return lax.dynamic_update_slice_in_dim(total, jnp.where(kept, part, before), start, 0)
+
+    return Partial(write(state.out, found.out), write(state.lse, found.lse))
+
+
+def merge_block(
+    state: Partial,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    query: jax.Array,
+    key: jax.Array,
+    seen: jax.Array,
+    *,
+    is_query: jax.Array,
+    is_key: jax.Array,
+) -> Partial:
+    """One block of queries over one block of keys, both tokens of the batch, added to what `state` has."""
+    queries = _rows(q, query[0], len(query), k.shape[1])
+    softmax = _step(_empty(queries), queries, k, v, key[0], seen, is_key)
+    found = _finish(softmax, len(query))
+    before = Partial(*(lax.dynamic_slice_in_dim(each, query[0], len(query)) for each in state))
+    merged = _merge(before, found)
+    return _write(state, merged, query[0], is_query)
+
+
+def _merge(first: Partial, second: Partial) -> Partial:
+    """Two softmaxes over disjoint keys to one; one that saw nothing leaves the other bit for bit."""
+    peak = jnp.maximum(first.lse, second.lse)
+    peak = jnp.where(peak == -jnp.inf, 0.0, peak)
+    weights = [jnp.exp(each.lse - peak) for each in (first, second)]
+    total = weights[0] + weights[1]
+    is_alone = second.lse == -jnp.inf
+    out = (first.out * weights[0][..., None] + second.out * weights[1][..., None]) / total[..., None]
+    lse = jnp.where(is_alone, first.lse, peak + jnp.log(total))
+    return Partial(jnp.where(is_alone[..., None], first.out, out), lse)

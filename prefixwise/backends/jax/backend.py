@@ -1,0 +1,211 @@
+"""`JaxBackend`: a checkpoint on TPUs, GPUs or CPUs, one or many, ready to run forwards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from prefixwise.backends.base import (
+    Backend,
+    BackendOptions,
+    ForwardBatch,
+    ForwardOutput,
+    Program,
+    RunningForward,
+)
+from prefixwise.backends.jax.assembly import Assembly, assemble, attention_kind
+from prefixwise.backends.jax.attention.api import choose_implementation, choose_working
+from prefixwise.backends.jax.attention.base import AttentionImplementation
+from prefixwise.backends.jax.attention.dense import make_mask
+from prefixwise.backends.jax.attention.trial import try_attention
+from prefixwise.backends.jax.data_shards import split_batch
+from prefixwise.backends.jax.devices import DeviceChoice, resolve_dtype, set_compilation_cache
+from prefixwise.backends.jax.inputs import ForwardInputs, ProgramSpec, host_inputs
+from prefixwise.backends.jax.mesh import make_mesh, start_distributed
+from prefixwise.backends.jax.placement import HeadPlacement
+from prefixwise.backends.jax.pool import JaxBlock, PagePool
+from prefixwise.backends.jax.runner import Blocks, Floats, Runner
+from prefixwise.backends.jax.warmup import list_programs
+from prefixwise.backends.jax.weights import load_weights
+from prefixwise.backends.layout.block_lists import batch_blocks, pool_blocks
+from prefixwise.backends.layout.tiles import HostTiles, cut_tiles
+from prefixwise.contract.ragged import Int32Array, Int64Array
+from prefixwise.models.checkpoint import Checkpoint
+from prefixwise.models.config import ModelConfig
+from prefixwise.models.weight_cache import with_bfloat16_weights
+
+
+class _Sent(NamedTuple):
+    """What a forward found, on its way to the host."""
+
+    labels: Blocks  # of its distinct labels
+    normalizers: Blocks  # or none
+    columns: NDArray[Any]  # [R, L], or [1, L] for all rows alike: which of the distinct labels are wanted
+    rows: list[Int64Array]  # per data shard: which of the score rows it answers
+
+
+class JaxBackend(Backend):
+    """Loads the weights when it is made; `start` is the rest."""
+
+    def __init__(self, checkpoint: Checkpoint, options: BackendOptions) -> None:
+        if options.tp_size * options.dp_size > 1:  # else processes that a launcher started are none of our business
+            start_distributed()
+        self.config = config = checkpoint.config
+        choice = DeviceChoice.resolve(options.device)
+        cache_dir = set_compilation_cache(options.compilation_cache_dir, choice.platform)
+        dtype = resolve_dtype(options.dtype, choice.platform)
+        mesh = make_mesh(choice.devices, options.dp_size, options.tp_size)
+        self._has_failed = False  # since the pool was last known to be well
+        attention = _choose_attention(options, config, choice, dtype, mesh.local_devices[0])
+        self._assembly = assemble(
+            config, options, choice, mesh, dtype, attention, None if cache_dir is None else str(cache_dir)
+        )
+        self._dp_size = options.dp_size
+        if options.weight_cache and dtype == jnp.bfloat16:
+            checkpoint = with_bfloat16_weights(checkpoint)
+        self._runner = _make_runner(checkpoint, self._assembly)
+        self.info = self._assembly.info
+
+    def programs(self, *, max_dense_row_len: int) -> Sequence[Program]:
+        return list_programs(self._runner, self.info.token_buckets, max_dense_row_len)
+
+    def start(self, batch: ForwardBatch) -> RunningForward:
+        if self._has_failed:
+            self._recover()
+        parts = split_batch(batch, self._dp_size)
+        spec = self._assembly.spec(batch, max(part.num_tokens for part, _ in parts))
+        lens = np.diff(batch.segment_starts)
+        blocks = tuple(self._runner.pool.take([int(lens[segment]) for segment in batch.keep_segments]))
+        try:
+            sent = self._send(batch, parts, spec, blocks)
+        except BaseException:
+            self._give_up(blocks)
+            self._recover()
+            raise
+        if sent is None:
+            output = ForwardOutput(np.zeros(batch.label_ids.shape, np.float32), None, blocks)
+            return RunningForward(blocks, lambda: output)
+        return RunningForward(blocks, partial(self._wait, sent, blocks))
+
+    def _send(
+        self,
+        batch: ForwardBatch,
+        parts: Sequence[tuple[ForwardBatch, Int64Array]],
+        spec: ProgramSpec,
+        blocks: Sequence[JaxBlock],
+    ) -> _Sent | None:
+        """Hand the device all that it has to do; None where nothing comes back."""
+        shards = [self._inputs(part, spec, blocks) for part, _ in parts]
+        shape = (spec.num_tokens, spec.dense_columns)
+        masks = [make_mask(part, shape) for part, _ in parts] if spec.dense_columns else []
+        last = self._runner.trunk(spec, shards, masks)  # first: the rest is prepared while the devices are at it
+        if not len(batch.score_tokens):
+            return None
+        distinct, columns = _distinct_labels(batch.label_ids)
+        head_inputs = self._runner.head_inputs([part.score_tokens for part, _ in parts], distinct)
+        hidden = self._runner.hidden(last, head_inputs)
+        labels = self._runner.label_logits(hidden, head_inputs)
+        normalizers = self._runner.log_normalizers(hidden) if batch.need_normalizers else []
+        return _Sent(labels, normalizers, columns, [rows for _, rows in parts])
+
+    def _wait(self, sent: _Sent, blocks: tuple[JaxBlock, ...]) -> ForwardOutput:
+        try:
+            logits = _in_order(self._runner.fetch(sent.labels), sent.rows)
+            normalizers = _in_order(self._runner.fetch(sent.normalizers), sent.rows) if sent.normalizers else None
+        except BaseException:
+            self._give_up(blocks)
+            raise
+        return ForwardOutput(np.take_along_axis(logits, sent.columns, 1), normalizers, blocks)
+
+    def _give_up(self, blocks: Sequence[JaxBlock]) -> None:
+        """After a failure: the blocks hold nothing that anybody should read, nor perhaps does the pool. On any thread,
+        so the pool itself is left to the next forward."""
+        for block in blocks:
+            block.release()
+        self._has_failed = True
+
+    def _recover(self) -> None:
+        self._has_failed = False
+        self._runner.pool.recover()
+
+    def synchronize(self) -> None:
+        try:
+            jax.block_until_ready(self._runner.pool.arrays)
+        except Exception:
+            self._recover()  # else the next forward, of others, would read what has failed
+            raise
+
+    def memory_stats(self) -> Mapping[str, int]:
+        found = [device.memory_stats() or {} for device in self._runner.mesh.local_devices]
+        names = {"bytes_in_use": "bytes_in_use", "peak_bytes_in_use": "peak_bytes", "bytes_limit": "bytes_limit"}
+        return {
+            name: sum(each[key] for each in found) for key, name in names.items() if all(key in each for each in found)
+        }
+
+    @property
+    def num_compilations(self) -> int:
+        return self._runner.programs.num_compiled
+
+    def close(self) -> None:
+        del self._runner
+
+    def _inputs(self, part: ForwardBatch, spec: ProgramSpec, blocks: Sequence[JaxBlock]) -> ForwardInputs[Int32Array]:
+        addresses = [block.lease.address for block in blocks]
+        tiles = self._tiles(part, spec, dict(zip(part.keep_segments, addresses, strict=True)))
+        block_rows = self._assembly.rows.token_rows or spec.num_tokens
+        return host_inputs(part, spec, tiles, addresses, block_rows)
+
+    def _tiles(self, part: ForwardBatch, spec: ProgramSpec, new_pages: Mapping[int, int]) -> HostTiles:
+        """`new_pages`: addresses of the pages of the segments that are kept."""
+        needs_tiles = self._runner.programs.attention(spec).needs_padding_tiles
+        padding = spec.num_tokens - part.num_tokens if needs_tiles else 0
+        is_pool, pool = spec.reads == "pool", self._runner.pool
+        lists = pool_blocks(part, new_pages, pool.address) if is_pool else batch_blocks(part)
+        return cut_tiles(part, self._runner.programs.tile_sizes(spec), lists, padding)
+
+
+def _make_runner(checkpoint: Checkpoint, assembly: Assembly) -> Runner:
+    """Weights and pool on the mesh."""
+    weights = load_weights(checkpoint, assembly.dtype, assembly.mesh, assembly.placement)
+    return Runner(assembly.mesh, weights, PagePool(assembly.mesh, assembly.pool), assembly.programs)
+
+
+def _choose_attention(
+    options: BackendOptions, config: ModelConfig, choice: DeviceChoice, dtype: jnp.dtype, device: jax.Device
+) -> AttentionImplementation:
+    """The one that is named; else the best that works with the heads of one device."""
+    kind = attention_kind(config, choice, dtype)
+    if options.attention is not None:
+        return choose_implementation(options.attention, **kind)
+    placement = HeadPlacement.plan(config.num_heads, config.num_kv_heads, options.tp_size)
+    heads = placement.kv_heads_per_shard, placement.heads_per_kv, config.head_size
+
+    def try_out(candidate: AttentionImplementation) -> None:
+        with jax.default_device(device):
+            try_attention(candidate, heads, dtype)
+
+    return choose_working(**kind, try_out=try_out)
+
+
+def _distinct_labels(label_ids: Int32Array) -> tuple[Int32Array, NDArray[Any]]:
+    """The labels of all rows [R, L], each once, and `_Sent.columns`."""
+    is_one_pattern = (label_ids == label_ids[:1]).all()  # as most requests have
+    patterns = label_ids[:1] if is_one_pattern else label_ids
+    distinct, columns = np.unique(patterns, return_inverse=True)
+    return distinct, columns.reshape(patterns.shape)
+
+
+def _in_order(found: Floats, rows: Sequence[Int64Array]) -> Floats:
+    """[dp, T, ..] to the score rows of the batch, which each shard answers some of."""
+    if len(rows) == 1:  # one shard answers all
+        return found[0, : len(rows[0])]
+    ordered = np.empty((sum(map(len, rows)), *found.shape[2:]), np.float32)
+    for shard, places in zip(found, rows, strict=True):
+        ordered[places] = shard[: len(places)]
+    return ordered

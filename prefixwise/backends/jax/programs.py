@@ -1,0 +1,181 @@
+"""The compiled programs of a model: which there are, and how each is called.
+
+trunk         tokens to the last layer's attention, one program per `ProgramSpec`
+score         some tokens of a trunk to hidden states, one program per number of tokens
+labels        hidden states to the logits of LABEL_BLOCK labels
+normalizers   hidden states to log-sum-exps over the vocabulary
+
+The last three always have a block of `RowBlocks.score_rows` rows; more tokens than that are several blocks.
+
+A program is traced and compiled from the shapes and shardings of its arguments, before there are any: tracing is
+Python's work, but compiling is not, so that many can be compiled at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.stages import Compiled, Lowered
+
+from prefixwise.backends.jax import head
+from prefixwise.backends.jax.attention import xla
+from prefixwise.backends.jax.attention.base import AttentionImplementation
+from prefixwise.backends.jax.inputs import ForwardInputs, ProgramSpec, capacities, packed_size, unpack
+from prefixwise.backends.jax.mesh import DATA, TENSOR, P
+from prefixwise.backends.jax.model import LastLayer, Transformer
+from prefixwise.backends.jax.pool import POOL_SPEC, PoolArrays
+from prefixwise.backends.jax.weights import ModelWeights, weight_specs
+from prefixwise.backends.layout.tiles import TileSizes
+
+COMPILER_OPTIONS: dict[str, dict[str, Any]] = {
+    # XLA's own Triton GEMMs may split a sum between tiles, in a way that depends on the number of rows.
+    "gpu": {"xla_gpu_enable_triton_gemm": False},
+    # Half the compile time of level 3, with the same scores at the same speed: the GEMMs are library calls.
+    "cpu": {"xla_backend_optimization_level": 1},
+}
+
+HIDDEN_SPEC = P(DATA)
+LAST_SPECS: Any = LastLayer(P(DATA), P(DATA, TENSOR))  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class HeadSpec:
+    """A program behind the trunk, for a block of scored rows."""
+
+    kind: Literal["score", "labels", "normalizers"]
+    num_tokens: int | None = None  # `score`: of the trunk, in one data shard
+
+    @property
+    def title(self) -> str:
+        return self.kind if self.num_tokens is None else f"{self.kind}, {self.num_tokens} tokens"
+
+
+@dataclass(frozen=True, eq=False)
+class Programs:
+    """Makes programs and remembers them; one that was not compiled before is compiled when it is asked for."""
+
+    mesh: Mesh
+    transformer: Transformer
+    max_pool_blocks: int
+    platform: str
+    weights: ModelWeights  # shapes, as the pool's
+    pool: PoolArrays
+    _compiled: dict[ProgramSpec | HeadSpec, Compiled] = field(default_factory=dict)
+
+    @property
+    def num_compiled(self) -> int:
+        return len(self._compiled)
+
+    def tile_sizes(self, spec: ProgramSpec) -> TileSizes:
+        """As the attention of these programs wants them; a dense mask is read by XLA, whatever the others have."""
+        if spec.dense_columns:
+            return xla.SIZES
+        return self.attention(spec).tile_sizes(self.transformer.heads_per_kv)
+
+    def attention(self, spec: ProgramSpec) -> AttentionImplementation:
+        """What computes it, unless its mask is dense."""
+        return self.transformer.attention_for(spec)
+
+    def input_lens(self, spec: ProgramSpec) -> ForwardInputs[int]:
+        return capacities(spec, self.tile_sizes(spec), self.max_pool_blocks)
+
+    def trunk(self, spec: ProgramSpec) -> Callable[..., tuple[LastLayer, PoolArrays]]:
+        """weights, pool (which is consumed), packed inputs [dp, ..], dense mask or None."""
+        return self._get(spec)
+
+    def score(self, num_tokens: int) -> Callable[..., jax.Array]:
+        """weights, what a trunk left [dp T, ..], tokens [dp, S] to hidden [dp S, D]."""
+        return self._get(HeadSpec("score", num_tokens))
+
+    @property
+    def labels(self) -> Callable[..., jax.Array]:
+        """head [V, D], hidden [dp S, D], label ids [LABEL_BLOCK] to [dp S, LABEL_BLOCK]."""
+        return self._get(HeadSpec("labels"))
+
+    @property
+    def normalizers(self) -> Callable[..., jax.Array]:
+        """head [V, D], hidden [dp S, D] to [dp S]."""
+        return self._get(HeadSpec("normalizers"))
+
+    def _get(self, spec: ProgramSpec | HeadSpec) -> Callable[..., Any]:
+        if spec not in self._compiled:
+            self.lower(spec)()
+        return self._compiled[spec]
+
+    def lower(self, spec: ProgramSpec | HeadSpec) -> Callable[[], None]:
+        """Trace a program. What comes back compiles it, on any thread; where that was done before, it does nothing."""
+        if spec in self._compiled:
+            return lambda: None
+        lowered = self.lowered(spec)
+
+        def finish() -> None:
+            self._compiled[spec] = lowered.compile()
+
+        return finish
+
+    def lowered(self, spec: ProgramSpec | HeadSpec) -> Lowered:
+        """A program, traced."""
+        return self._lower_trunk(spec) if isinstance(spec, ProgramSpec) else self._lower_behind(spec)
+
+    def _lower_trunk(self, spec: ProgramSpec) -> Lowered:
+        lens = self.input_lens(spec)
+
+        def trunk(weights: ModelWeights, pool: PoolArrays, packed: jax.Array, mask: jax.Array | None) -> Any:
+            return self.transformer(spec, weights, pool, unpack(packed[0], lens), mask)
+
+        pool_specs: Any = PoolArrays(POOL_SPEC, POOL_SPEC)  # type: ignore[arg-type]
+        in_specs = (weight_specs(self.transformer.config), pool_specs, P(DATA), P(DATA) if spec.dense_columns else None)
+        num_shards = self.mesh.shape[DATA]
+        packed = self._shape((num_shards, packed_size(lens)), jnp.int32, P(DATA))
+        mask = None
+        if spec.dense_columns:
+            mask = self._shape((num_shards * spec.num_tokens, spec.dense_columns), jnp.bool_, P(DATA))
+        jitted = self._jit(trunk, in_specs, (LAST_SPECS, pool_specs), donate_argnums=(1,))
+        return jitted.lower(self.weights, self.pool, packed, mask)
+
+    def _lower_behind(self, spec: HeadSpec) -> Lowered:
+        num_rows = self.mesh.shape[DATA] * self.transformer.rows.score_rows
+        hidden = self._shape((num_rows, self.transformer.config.model_size), jnp.float32, HIDDEN_SPEC)
+        if spec.num_tokens is not None:
+            return self._lower_score(spec.num_tokens)
+        if spec.kind == "labels":
+            function: Callable[..., jax.Array] = partial(head.label_logits, tp_size=self.transformer.tp_size)
+            return self._lower_head(function, hidden, self._shape((head.LABEL_BLOCK,), jnp.int32, P()))
+        sizes: Any = {"tp_size": self.transformer.tp_size, "vocab_size": self.transformer.config.num_head_rows}
+        return self._lower_head(partial(head.log_normalizers, **sizes), hidden)
+
+    def _lower_score(self, num_tokens: int) -> Lowered:
+        transformer, num_shards = self.transformer, self.mesh.shape[DATA]
+
+        def score(weights: ModelWeights, last: LastLayer, tokens: jax.Array) -> jax.Array:
+            return transformer.score(weights, last, tokens[0])
+
+        num_heads = transformer.tp_size * transformer.kv_heads * transformer.heads_per_kv
+        widths = transformer.config.model_size, num_heads * transformer.config.head_size
+        last = [
+            self._shape((num_shards * num_tokens, width), self.weights.embedding.dtype, spec)
+            for width, spec in zip(widths, LAST_SPECS, strict=True)
+        ]
+        tokens = self._shape((num_shards, transformer.rows.score_rows), jnp.int32, P(DATA))
+        jitted = self._jit(score, (weight_specs(transformer.config), LAST_SPECS, P(DATA)), HIDDEN_SPEC)
+        return jitted.lower(self.weights, LastLayer(*last), tokens)  # type: ignore[arg-type]
+
+    def _lower_head(self, function: Callable[..., jax.Array], *arguments: Any) -> Lowered:
+        """Several processes have all of what comes back, each: any of them may fetch it, whenever that wants to."""
+        specs = (weight_specs(self.transformer.config).head, *(each.sharding.spec for each in arguments))
+        whole = NamedSharding(self.mesh, P())
+        jitted = self._jit(function, specs, HIDDEN_SPEC, out_shardings=None if whole.is_fully_addressable else whole)
+        return jitted.lower(self.weights.head, *arguments)
+
+    def _shape(self, shape: tuple[int, ...], dtype: Any, spec: PartitionSpec) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(self.mesh, spec))
+
+    def _jit(self, function: Callable[..., Any], in_specs: Any, out_specs: Any, **options: Any) -> Any:
+        sharded = jax.shard_map(function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+        return jax.jit(sharded, compiler_options=COMPILER_OPTIONS.get(self.platform), **options)

@@ -1,0 +1,158 @@
+"""Weights on the mesh: allocated once in their final place and dtype, then filled piece by piece from the checkpoint.
+
+Layers are stacked along a leading axis, so that one compiled layer runs over all of them. Along the `tensor` axis
+every shard holds a block of the same shape, padded with zeros; a shard's Q, K and V are one matrix, its gate and up
+another. How they get there is `weight_loader`'s business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding
+from jax.typing import DTypeLike
+
+from prefixwise.backends.jax.mesh import TENSOR, P
+from prefixwise.backends.jax.placement import HeadPlacement
+from prefixwise.backends.jax.shard_rows import ShardIndex
+from prefixwise.backends.jax.weight_loader import WeightLoader
+from prefixwise.models.checkpoint import Checkpoint, StoredTensor
+from prefixwise.models.config import ModelConfig
+
+
+class LayerWeights(NamedTuple):
+    """The decoder layers, `Ly` of them. Matrices are [rows out, columns in].
+
+    `Kl` KV heads and `Gl` query heads for each of them per shard (see `placement`), `Fl` = F / tp, rounded up.
+    """
+
+    attention_norm: jax.Array  # [Ly, D]; norms may be in float32 whatever the rest is in
+    qkv: jax.Array  # [Ly, tp (Kl Gl + 2 Kl) H, D]: of each shard its query heads [Kl, Gl], its keys, its values
+    qkv_bias: jax.Array | None  # [Ly, tp (Kl Gl + 2 Kl) H]
+    q_norm: jax.Array | None  # [Ly, H]
+    k_norm: jax.Array | None  # [Ly, H]
+    o: jax.Array  # [Ly, D, tp Kl Gl H]
+    mlp_norm: jax.Array  # [Ly, D]
+    gate_up: jax.Array  # [Ly, tp 2 Fl, D]: of each shard its gate rows, then its up rows
+    down: jax.Array  # [Ly, D, tp Fl]
+
+
+class ModelWeights(NamedTuple):
+    """The whole model; `head` is `embedding` itself when they are tied. `Vp` is V, padded to a multiple of tp.
+
+    A classifier's head has its few rows in float32, padded to a multiple of tp just so.
+    """
+
+    embedding: jax.Array  # [Vp, D]
+    layers: LayerWeights
+    final_norm: jax.Array  # [D]
+    head: jax.Array  # [Vp, D]
+
+
+def weight_specs(config: ModelConfig) -> ModelWeights:
+    """The same tree with a PartitionSpec for every array: how the weights lie on the mesh."""
+    whole: Any = P()
+    rows: Any = P(None, TENSOR)
+    columns: Any = P(None, None, TENSOR)
+    vocabulary: Any = P(TENSOR)
+    layers = LayerWeights(
+        attention_norm=whole,
+        qkv=rows,
+        qkv_bias=rows if config.qkv_bias else None,
+        q_norm=whole if config.qk_norm else None,
+        k_norm=whole if config.qk_norm else None,
+        o=columns,
+        mlp_norm=whole,
+        gate_up=rows,
+        down=columns,
+    )
+    return ModelWeights(embedding=vocabulary, layers=layers, final_norm=whole, head=vocabulary)
+
+
+def weight_shapes(config: ModelConfig, dtype: DTypeLike, mesh: Mesh, placement: HeadPlacement) -> ModelWeights:
+    """What `load_weights` returns, without the numbers: shapes, dtypes, and where they are on the mesh."""
+    index = ShardIndex.of(config, placement)
+    norm = jnp.float32 if config.float32_norms else dtype
+    layers, model, head_size = config.num_layers, config.model_size, config.head_size
+    specs = weight_specs(config)
+
+    def shape(spec: Any, dtype: DTypeLike, *sizes: int) -> Any:
+        return jax.ShapeDtypeStruct(sizes, dtype, sharding=NamedSharding(mesh, spec))
+
+    def layer(name: str, dtype: DTypeLike, *sizes: int) -> Any:
+        spec = getattr(specs.layers, name)
+        return None if spec is None else shape(spec, dtype, layers, *sizes)
+
+    embedding = shape(specs.embedding, dtype, index.vocab.size, model)
+    head = shape(specs.head, jnp.float32 if config.num_classes else dtype, index.head.size, model)
+    return ModelWeights(
+        embedding=embedding,
+        layers=LayerWeights(
+            attention_norm=layer("attention_norm", norm, model),
+            qkv=layer("qkv", dtype, index.qkv.size, model),
+            qkv_bias=layer("qkv_bias", dtype, index.qkv.size),
+            q_norm=layer("q_norm", norm, head_size),
+            k_norm=layer("k_norm", norm, head_size),
+            o=layer("o", dtype, model, index.q.size),
+            mlp_norm=layer("mlp_norm", norm, model),
+            gate_up=layer("gate_up", dtype, index.gate_up.size, model),
+            down=layer("down", dtype, model, index.mlp.size),
+        ),
+        final_norm=shape(specs.final_norm, norm, model),
+        head=embedding if config.tied_head else head,
+    )
+
+
+def load_weights(
+    checkpoint: Checkpoint,
+    dtype: DTypeLike,
+    mesh: Mesh,
+    placement: HeadPlacement,
+    *,
+    is_host_memory: bool | None = None,
+) -> ModelWeights:
+    """Read all weights; nothing of the checkpoint stays in memory. Each process reads what its devices hold.
+
+    `is_host_memory`: may the arrays live in memory of this process? None asks the devices, and CPUs say yes.
+    """
+    config, tensors = checkpoint.config, checkpoint.tensors
+    loader = WeightLoader(jnp.dtype(dtype), mesh, is_host_memory=is_host_memory)
+    wide = WeightLoader(jnp.dtype(jnp.float32), mesh, is_host_memory=is_host_memory)
+    norms, heads = wide if config.float32_norms else loader, wide if config.num_classes else loader
+    index = ShardIndex.of(config, placement)
+    embedding = loader.table(tensors["embedding"], index.vocab)
+    return ModelWeights(
+        embedding=embedding,
+        layers=_load_layers(loader, norms, config, tensors, index),
+        final_norm=norms.vector(tensors["final_norm"]),
+        head=embedding if config.tied_head else heads.table(tensors["head"], index.head),
+    )
+
+
+def _load_layers(
+    loader: WeightLoader,
+    norms: WeightLoader,
+    config: ModelConfig,
+    tensors: Mapping[str, StoredTensor],
+    index: ShardIndex,
+) -> LayerWeights:
+    def each(name: str) -> list[StoredTensor]:
+        return [tensors[f"layers.{layer}.{name}"] for layer in range(config.num_layers)]
+
+    def together(*names: str) -> list[tuple[StoredTensor, ...]]:
+        return list(zip(*(each(name) for name in names), strict=True))
+
+    return LayerWeights(
+        attention_norm=norms.vectors(each("attention_norm")),
+        qkv=loader.split_rows(together("q", "k", "v"), index.qkv),
+        qkv_bias=loader.split_vectors(together("q_bias", "k_bias", "v_bias"), index.qkv) if config.qkv_bias else None,
+        q_norm=norms.vectors(each("q_norm")) if config.qk_norm else None,
+        k_norm=norms.vectors(each("k_norm")) if config.qk_norm else None,
+        o=loader.split_columns(each("o"), index.q),
+        mlp_norm=norms.vectors(each("mlp_norm")),
+        gate_up=loader.split_rows(together("gate", "up"), index.gate_up),
+        down=loader.split_columns(each("down"), index.mlp),
+    )

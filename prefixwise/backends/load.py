@@ -1,0 +1,123 @@
+"""Choosing and loading a backend. Frameworks are imported here, when one is chosen, and not before."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from importlib.util import find_spec
+
+from prefixwise.backends.base import Backend, BackendOptions
+from prefixwise.contract.errors import BackendError
+from prefixwise.host import install_command
+from prefixwise.models.checkpoint import Checkpoint
+
+log = logging.getLogger("prefixwise")
+
+BACKENDS = ("jax", "torch")
+FAKE = "fake"  # arithmetic instead of a model, to try and to measure everything around one
+FAKE_STEP_VARIABLE = "PREFIXWISE_FAKE_STEP_SECONDS"  # in the environment: how long each of its forwards takes
+_TITLES = {"jax": "JAX", "torch": "PyTorch"}
+
+
+def load_backend(checkpoint: Checkpoint, options: BackendOptions) -> Backend:
+    """Load the weights onto the device. Raises BackendError where the choice cannot run here."""
+    name, reason = choose_backend(options)
+    log.info("backend %s: %s", name, reason)
+    backend = _LOADERS[name](checkpoint, options)
+    log.info("backend %s on %s, %s", name, backend.info.device, backend.info.dtype)
+    return backend
+
+
+def choose_backend(options: BackendOptions) -> tuple[str, str]:
+    """The backend's name, and the reason for it: JAX on TPUs and GPUs, PyTorch on CPUs."""
+    if options.backend == FAKE:
+        return FAKE, "asked for"
+    if options.backend not in ("auto", *BACKENDS):
+        raise BackendError(f"unknown backend {options.backend!r}; expected auto, {', '.join(BACKENDS)} or {FAKE}")
+    installed = [name for name in BACKENDS if find_spec(name) is not None]
+    if options.backend != "auto":
+        if options.backend not in installed:
+            raise BackendError(
+                f"{_TITLES[options.backend]} is not installed; install it with: {install_command(options.backend)}"
+            )
+        return options.backend, "asked for"
+    if not installed:
+        raise BackendError(
+            f"neither JAX nor PyTorch is installed; install one with: {install_command('torch')} "
+            f"or {install_command('jax')}"
+        )
+    if len(installed) == 1:
+        return installed[0], f"{_TITLES[installed[0]]} is installed, and the other is not"
+    if options.tp_size * options.dp_size > 1:
+        return "jax", "several devices are asked for, and PyTorch runs on one"
+    if options.device.partition(":")[0] == "cpu":
+        return "torch", "PyTorch is faster on a CPU"
+    platform = _jax_platform(options.device)
+    if platform == "cpu":
+        return "torch", "JAX sees a CPU only, and PyTorch is faster there"
+    if platform is None:
+        return "torch", f"JAX has no device {options.device!r}"
+    return "jax", f"JAX sees a {platform.upper()}"
+
+
+def _jax_platform(device: str) -> str | None:
+    """What JAX would run on: cpu, gpu or tpu; None where it cannot."""
+    from prefixwise.backends.jax.plugins import may_have_accelerator
+
+    if device == "auto" and not may_have_accelerator():
+        return "cpu"
+    try:
+        from prefixwise.backends.jax.devices import DeviceChoice
+
+        return DeviceChoice.resolve(device).platform
+    except (BackendError, ImportError) as error:
+        log.info("JAX cannot be used: %s", error)
+        return None
+
+
+def _load_jax(checkpoint: Checkpoint, options: BackendOptions) -> Backend:
+    from prefixwise.backends.jax.backend import JaxBackend
+
+    return JaxBackend(checkpoint, options)
+
+
+def _load_torch(checkpoint: Checkpoint, options: BackendOptions) -> Backend:
+    if options.tp_size != 1 or options.dp_size != 1:
+        raise BackendError(
+            "the torch backend runs on one device: expected tp_size=1 and dp_size=1, "
+            f"got tp_size={options.tp_size} and dp_size={options.dp_size}; several devices need backend jax"
+        )
+    for name in ("attention", "compilation_cache_dir"):
+        if getattr(options, name) is not None:
+            log.warning("%s has no effect on the torch backend", name)
+    from prefixwise.backends.torch.backend import TorchBackend
+
+    return TorchBackend(
+        checkpoint,
+        dtype=options.dtype,
+        device=options.device,
+        batch_invariant=options.batch_invariant,
+        token_budget=options.token_budget,
+        prefix_cache_bytes=options.prefix_cache_bytes,
+        weight_cache=options.weight_cache,
+        is_coarse=options.warmup == "fast",
+    )
+
+
+def _load_fake(checkpoint: Checkpoint, options: BackendOptions) -> Backend:
+    """As large a vocabulary and context as the checkpoint's, none of its weights."""
+    from prefixwise.backends.fake import FakeBackend
+
+    given = os.environ.get(FAKE_STEP_VARIABLE, "0")
+    try:
+        seconds = float(given)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        raise BackendError(f"{FAKE_STEP_VARIABLE} must be a number of seconds of 0 or more, got {given!r}")
+    config = checkpoint.config
+    return FakeBackend(config.vocab_size, config.max_context_len, seconds_per_forward=seconds)
+
+
+_LOADERS = {"jax": _load_jax, "torch": _load_torch, FAKE: _load_fake}

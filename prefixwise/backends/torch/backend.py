@@ -1,0 +1,234 @@
+"""`TorchBackend`: a checkpoint on a CPU or a CUDA device, ready to run forwards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from prefixwise.backends.base import (
+    DEFAULT_TOKEN_BUDGETS,
+    Backend,
+    BackendInfo,
+    DeviceKind,
+    ForwardBatch,
+    ForwardOutput,
+    Layout,
+    PrefixBlock,
+    Program,
+    RunningForward,
+)
+from prefixwise.backends.torch.attention import Attention, TiledAttention
+from prefixwise.backends.torch.cuda.choice import choose_paged_runner
+from prefixwise.backends.torch.devices import (
+    count_prefix_blocks,
+    device_title,
+    dtype_name,
+    prefix_block_bytes,
+    resolve_compute_dtype,
+    resolve_device,
+    resolve_dtype,
+)
+from prefixwise.backends.torch.head import label_logits, log_normalizers
+from prefixwise.backends.torch.model import Transformer
+from prefixwise.backends.torch.prefixes import gather_blocks, kept_tokens, split_blocks
+from prefixwise.backends.torch.products import pack_weights
+from prefixwise.backends.torch.row_ops import choose_row_ops
+from prefixwise.backends.torch.transfer import Download, token_index, upload
+from prefixwise.backends.torch.varlen import VarlenAttention
+from prefixwise.backends.torch.weights import load_weights
+from prefixwise.backends.torch.workers import Workers
+from prefixwise.models.checkpoint import Checkpoint
+from prefixwise.models.config import ModelConfig
+from prefixwise.models.weight_cache import with_bfloat16_weights
+
+if TYPE_CHECKING:
+    from prefixwise.backends.torch.cuda.runner import PagedRunner
+
+CPU_BLOCK_ROWS = 128
+CUDA_TOKEN_MULTIPLE = 256  # from this many rows on cuBLAS adds in one order, whatever the number of rows
+CUDA_INVARIANT_ROWS = 2048  # rows of a block under `batch_invariant`
+CUDA_STEP_TOKENS = 16_384
+CPU_LEAST_STEP_TOKENS, CPU_STEP_TOKENS_PER_THREAD = 2048, 256
+
+Integer = TypeVar("Integer", np.int32, np.int64)
+
+
+class TorchBackend(Backend):
+    """Loads the weights when it is made; `start` is the rest."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        *,
+        dtype: str = "auto",
+        device: str = "auto",
+        batch_invariant: bool = False,
+        token_budget: int | None = None,
+        prefix_cache_bytes: int | None = None,
+        weight_cache: bool = True,
+        is_coarse: bool = False,  # fewer sizes of forwards, on a GPU, so that there are fewer to prepare?
+    ) -> None:
+        self.config = checkpoint.config
+        self._device = resolve_device(device)
+        weight_dtype = resolve_dtype(dtype, self._device)
+        self._dtype = resolve_compute_dtype(weight_dtype, self._device)
+        self._is_cpu = self._device.type == "cpu"
+        self._workers = Workers(torch.get_num_threads() if self._is_cpu else None)
+        block_rows = CPU_BLOCK_ROWS if self._is_cpu else CUDA_INVARIANT_ROWS if batch_invariant else None
+        if weight_cache and weight_dtype == torch.bfloat16:
+            checkpoint = with_bfloat16_weights(checkpoint)
+        weights = pack_weights(
+            load_weights(checkpoint, weight_dtype, self._device, self._workers), CPU_BLOCK_ROWS, self._workers
+        )
+        self._row_ops = choose_row_ops(self.config, self._dtype, self._device)
+        self._transformer = Transformer(self.config, weights, block_rows, self._workers, self._row_ops, self._dtype)
+        self.info = replace(
+            _make_info(self.config, self._device, self._dtype, token_budget, prefix_cache_bytes),
+            dtype=dtype_name(weight_dtype),
+        )
+        if self._is_cpu:
+            self.info = replace(self.info, token_multiple=self._transformer.smallest_block or CPU_BLOCK_ROWS)
+        self._paged = choose_paged_runner(self._transformer, self._row_ops, self.info, is_coarse=is_coarse)
+        if self._paged is not None:
+            self.info = replace(
+                self.info,
+                token_buckets=self._paged.buckets,
+                max_blocks_read=self._paged.max_blocks_read,
+                attention="paged",
+            )
+
+    def start(self, batch: ForwardBatch) -> RunningForward:
+        """On a CPU all of it; on a GPU all is queued, the copies of the results to the host too."""
+        return self._workers.drive(lambda: self._start(batch))
+
+    def _start(self, batch: ForwardBatch) -> RunningForward:
+        if self._paged is not None and not _has_dense_mask(batch):
+            return self._run_paged(self._paged, batch)
+        output = self._transformer(
+            token_ids=self._to_device(self._padded(batch.token_ids)),
+            positions=self._to_device(self._padded(batch.positions)),
+            attention=self._attention(batch),
+            prefixes=gather_blocks(batch.prefixes),
+            score_tokens=self._to_device(self._padded(batch.score_tokens)),  # rows of the last layer's products too
+            keep_tokens=token_index(kept_tokens(batch), self._device) if batch.keep_segments else None,
+        )
+        blocks = split_blocks(batch, output.keys_values)
+        return self._running(batch, blocks, output.hidden[: len(batch.score_tokens)])
+
+    def _run_paged(self, paged: PagedRunner, batch: ForwardBatch) -> RunningForward:
+        blocks, hidden = paged.start(batch)
+        try:
+            return self._running(batch, blocks, hidden)
+        except BaseException:
+            for block in blocks:
+                block.release()
+            raise
+
+    def _running(self, batch: ForwardBatch, blocks: tuple[PrefixBlock, ...], hidden: Tensor | None) -> RunningForward:
+        """`hidden` [R, D] of the scored tokens."""
+        if hidden is None or not len(hidden):
+            nothing = ForwardOutput(np.zeros(batch.label_ids.shape, np.float32), None, blocks)
+            return RunningForward(blocks, lambda: nothing)
+        logits, normalizers = self._read_head(batch, hidden)
+        return RunningForward(
+            blocks, lambda: ForwardOutput(logits.wait(), None if normalizers is None else normalizers.wait(), blocks)
+        )
+
+    def _read_head(self, batch: ForwardBatch, hidden: Tensor) -> tuple[Download, Download | None]:
+        """The label logits and, where they are wanted, the normalizers, on their way to the host."""
+        head = self._transformer.weights.head
+        logits = Download(label_logits(hidden, head, batch.label_ids))
+        if not batch.need_normalizers:
+            return logits, None
+        return logits, Download(log_normalizers(hidden, head, self._workers))
+
+    def programs(self, *, max_dense_row_len: int) -> Sequence[Program]:
+        """Dense masks, which go another way, need none."""
+        return () if self._paged is None else self._paged.programs()
+
+    @property
+    def num_compilations(self) -> int:
+        return 0 if self._paged is None else self._paged.num_recorded
+
+    def synchronize(self) -> None:
+        if not self._is_cpu:
+            torch.cuda.synchronize(self._device)
+
+    def memory_stats(self) -> Mapping[str, int]:
+        if self._is_cpu:
+            return {}
+        return {
+            "bytes_in_use": torch.cuda.memory_allocated(self._device),
+            "peak_bytes": torch.cuda.max_memory_allocated(self._device),
+            "bytes_limit": torch.cuda.get_device_properties(self._device).total_memory,
+        }
+
+    def close(self) -> None:
+        self._workers.close()
+        del self._transformer
+        self._paged = None
+        if not self._is_cpu:
+            torch.cuda.empty_cache()
+
+    def _attention(self, batch: ForwardBatch) -> Attention:
+        if not _has_flash(self.config, self._device, self._dtype):
+            heads_per_kv = self.config.num_heads // self.config.num_kv_heads
+            pads_tiles = not self._is_cpu or self._dtype != torch.bfloat16
+            return TiledAttention(batch, self._device, heads_per_kv, self._workers, pads_tiles=pads_tiles)
+        return VarlenAttention(batch, self._device, self._row_ops)
+
+    def _padded(self, array: NDArray[Integer]) -> NDArray[Integer]:
+        """With zeros up to a multiple of the tokens that a forward is padded to."""
+        return np.pad(array, (0, -len(array) % self.info.token_multiple))
+
+    def _to_device(self, array: NDArray[np.int32] | NDArray[np.int64]) -> Tensor:
+        return upload(array, self._device).long()
+
+
+def _has_dense_mask(batch: ForwardBatch) -> bool:
+    return batch.layout is Layout.PACKED and batch.mask == "dense"
+
+
+def _has_flash(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> bool:
+    """Can PyTorch's flash attention take it?"""
+    is_half = device.type == "cuda" and dtype != torch.float32
+    return is_half and config.head_size % 8 == 0 and config.head_size <= 256
+
+
+def _make_info(
+    config: ModelConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    token_budget: int | None,
+    prefix_cache_bytes: int | None,
+) -> BackendInfo:
+    is_cpu = device.type == "cpu"
+    kind: DeviceKind = "cpu" if is_cpu else "gpu"
+    budget = token_budget or DEFAULT_TOKEN_BUDGETS[kind]
+    block_bytes = prefix_block_bytes(config, dtype)
+    return BackendInfo(
+        name="torch",
+        device=device_title(device),
+        device_kind=kind,
+        dtype=dtype_name(dtype),
+        compute_dtype=dtype_name(dtype),
+        algorithms_bit_equal=is_cpu,
+        token_multiple=CPU_BLOCK_ROWS if is_cpu else CUDA_TOKEN_MULTIPLE,
+        token_budget=budget,
+        num_prefix_blocks=count_prefix_blocks(block_bytes, device, prefix_cache_bytes),
+        prefix_block_bytes=block_bytes,
+        attention="varlen" if _has_flash(config, device, dtype) else "tiled",
+        step_tokens=token_budget or (_cpu_step_tokens() if is_cpu else CUDA_STEP_TOKENS),
+        joins_prefill=True,
+        runs_ahead=kind == "gpu",
+    )
+
+
+def _cpu_step_tokens() -> int:
+    return max(CPU_LEAST_STEP_TOKENS, CPU_STEP_TOKENS_PER_THREAD * torch.get_num_threads())

@@ -1,0 +1,196 @@
+"""Launching the attention kernels: which tiles and blocks a model gets, and one call per layer.
+
+How fast a kernel is depends on its tiles, warps and stages, and nothing else does: `PrefixTuning` and `OwnTuning` are
+data, so that a sweep can choose. A model has one of each for all its forwards, whatever they hold.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from prefixwise.backends.layout.tiles import KEY_BLOCK, NARROW, PREFIX, WIDE, TileSizes
+from prefixwise.backends.torch.cuda.attention_kernels import own_kernel, prefix_kernel
+from prefixwise.backends.torch.cuda.inputs import TileArrays
+from prefixwise.backends.torch.fused import launch
+from prefixwise.models.config import ModelConfig
+
+LOG2_E = math.log2(math.e)
+MOST_OWN_ROWS = 128  # tokens x query heads of one KV head, unless these are too few tokens:
+LEAST_OWN_TOKENS = 16  # of a tile of the own part: as keys they are a side of a product
+CPU_PROGRAMS = 2  # in Triton's interpreter
+HOPPER = (9, 0)  # compute capability
+
+
+@dataclass(frozen=True)
+class PrefixTuning:
+    """Of the prefix part."""
+
+    is_hopper: bool = False  # the kernel for Hopper, or the one for all
+    num_rows: int = 128  # tokens x query heads of one KV head
+    num_keys: int = 128  # of a block; divides KEY_BLOCK
+    num_stages: int = 2  # blocks under way
+    num_warps: int = 8
+    programs_per_sm: int = 1
+
+
+@dataclass(frozen=True)
+class OwnTuning:
+    """Of the narrow tiles of the own part, or of the wide ones."""
+
+    width: int  # tokens, at most
+    num_warps: int
+    num_stages: int = 3  # tiles, or blocks of keys, under way
+    programs_per_sm: int = 8
+
+
+HOPPER_TUNING = PrefixTuning(is_hopper=True, num_warps=4)
+
+
+def prefix_tunings(head_size: int, device: torch.device) -> list[PrefixTuning]:
+    """Best first. Queries, output, and the keys and values under way have to fit a multiprocessor."""
+    is_hopper = device.type == "cuda" and torch.cuda.get_device_capability(device) == HOPPER
+    for_hopper = [HOPPER_TUNING] if is_hopper and 32 < head_size <= 128 else []
+    return [*for_hopper, PrefixTuning(num_keys=32) if head_size > 128 else PrefixTuning()]
+
+
+def own_tunings(head_size: int) -> tuple[OwnTuning, OwnTuning]:
+    """Of narrow tiles and of wide ones."""
+    return OwnTuning(32, num_warps=4 if head_size <= 128 else 8), OwnTuning(64, num_warps=8)
+
+
+@dataclass(frozen=True)
+class KeySource:
+    """Where the key blocks of prefixes lie: rows of heads. In the pool, or among the queries of the batch."""
+
+    keys: Tensor  # [A, heads, H]
+    values: Tensor  # [A, heads, H]
+    first_key_head: int = 0
+    first_value_head: int = 0
+
+
+class PagedAttention:
+    """Sizes and tuning of a model; holds nothing of a request."""
+
+    def __init__(
+        self,
+        *,
+        num_heads: int,
+        num_kv_heads: int,
+        head_size: int,
+        device: torch.device,
+        prefix: PrefixTuning | None = None,
+        own: tuple[OwnTuning, OwnTuning] | None = None,
+    ) -> None:
+        self._prefix, self._own = prefix or prefix_tunings(head_size, device)[0], own or own_tunings(head_size)
+        self._device = device
+        self._num_kv_heads, self._group, self._head_size = num_kv_heads, num_heads // num_kv_heads, head_size
+        self._group_block = triton.next_power_of_2(self._group)
+        self._num_multiprocessors = CPU_PROGRAMS
+        if device.type == "cuda":
+            self._num_multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
+        self._sizes: dict[str, Any] = {
+            "scale": LOG2_E / math.sqrt(head_size),
+            "num_kv_heads": num_kv_heads,
+            "group": self._group,
+            "group_block": self._group_block,
+            "head_size": head_size,
+            "head_block": max(16, triton.next_power_of_2(head_size)),
+        }
+
+    @classmethod
+    def for_model(cls, config: ModelConfig, device: torch.device, prefix: PrefixTuning | None = None) -> PagedAttention:
+        return cls(
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_size=config.head_size,
+            device=device,
+            prefix=prefix,
+        )
+
+    def try_out(self, dtype: torch.dtype) -> None:
+        """Run the prefix part without a tile: what cannot be compiled fails here."""
+        k, h, device = self._num_kv_heads, self._head_size, self._device
+        num_heads = k * self._group
+        qkv = torch.zeros(KEY_BLOCK, num_heads + 2 * k, h, dtype=dtype, device=device)
+        source = KeySource(qkv, qkv, num_heads, num_heads + k)
+        none = torch.zeros(16, dtype=torch.int32, device=device)
+        lse = torch.zeros(KEY_BLOCK, num_heads, device=device)
+        self.attend_prefix(qkv, source, TileArrays(*[none] * len(TileArrays._fields)), qkv[:, :num_heads].clone(), lse)
+        lse.cpu()  # waits for it
+
+    @property
+    def tile_sizes(self) -> TileSizes:
+        most = max(LEAST_OWN_TOKENS, MOST_OWN_ROWS // self._group_block)
+        narrow, wide = (min(tuning.width, most) for tuning in self._own)
+        return TileSizes(narrow, wide, prefix=max(1, self._prefix.num_rows // self._group_block))
+
+    def __call__(self, qkv: Tensor, source: KeySource, tiles: TileArrays[Tensor], out: Tensor, lse: Tensor) -> None:
+        """Both parts: qkv [T, N + 2 K, H], queries and keys rotated, to out [T, N, H]; lse [T, N] is scratch.
+
+        Tokens that are in no tile, padding that is, keep what was in `out`.
+        """
+        self.attend_own(NARROW, qkv, tiles, out, lse)
+        self.attend_own(WIDE, qkv, tiles, out, lse)
+        self.attend_prefix(qkv, source, tiles, out, lse)
+
+    def attend_own(self, kind: int, qkv: Tensor, tiles: TileArrays[Tensor], out: Tensor, lse: Tensor) -> None:
+        """The narrow tiles, or the wide ones: sets `out` and `lse` of their tokens."""
+        is_wide, sizes, tuning = kind == WIDE, self.tile_sizes, self._own[kind]
+        arrays = (tiles.narrow_start, tiles.narrow_len, tiles.narrow_start)
+        if is_wide:
+            arrays = (tiles.wide_start, tiles.wide_len, tiles.wide_segment)
+        launch(
+            own_kernel,
+            (self._num_programs(len(arrays[0]), tuning.programs_per_sm),),
+            tiles.counts,
+            *arrays,
+            qkv,
+            out,
+            lse,
+            kind=kind,
+            is_wide=is_wide,
+            width=sizes.wide if is_wide else sizes.narrow,
+            num_warps=tuning.num_warps,
+            num_stages=tuning.num_stages,
+            **self._sizes,
+        )
+
+    def attend_prefix(
+        self, qkv: Tensor, source: KeySource, tiles: TileArrays[Tensor], out: Tensor, lse: Tensor
+    ) -> None:
+        """Goes on from what the own part has left for the tokens that read a prefix."""
+        tuning = self._prefix
+        kernel, descriptor, sizes = prefix_kernel, TensorDescriptor.from_tensor, {"num_keys": tuning.num_keys}
+        sizes["num_stages"] = tuning.num_stages
+        if tuning.is_hopper:
+            from prefixwise.backends.torch.cuda.hopper import describe, hopper_prefix_kernel
+
+            kernel, descriptor, sizes = hopper_prefix_kernel, describe, {"num_buffers": tuning.num_stages}
+        block = [tuning.num_keys, self._sizes["head_block"]]
+        keys, values = (descriptor(each.flatten(1), block) for each in (source.keys, source.values))
+        launch(
+            kernel,
+            (self._num_programs(len(tiles.prefix_start), tuning.programs_per_sm),),
+            tiles.counts,
+            *(tiles.prefix_start, tiles.prefix_len, tiles.prefix_read, tiles.prefix_list, tiles.block_addresses),
+            *(qkv, keys, values, out, lse),
+            first_key_head=source.first_key_head,
+            first_value_head=source.first_value_head,
+            kind=PREFIX,
+            width=self.tile_sizes.prefix,
+            page_size=KEY_BLOCK,
+            num_warps=tuning.num_warps,
+            **sizes,
+            **self._sizes,
+        )
+
+    def _num_programs(self, most_tiles: int, per_sm: int) -> int:
+        """Enough for all multiprocessors, and no more than there can be tiles in heads."""
+        return max(1, min(per_sm * self._num_multiprocessors, most_tiles * self._num_kv_heads))

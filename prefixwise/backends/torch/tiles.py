@@ -1,0 +1,106 @@
+"""Cutting a batch into attention tiles: numpy only, once per forward pass, before any layer runs.
+
+A tile's place and width follow from its own segment alone: tiles are counted from the segment's start, and the last
+tile's width is chosen from the tokens that are left. So a segment's tiles are the same whoever is beside it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from prefixwise.backends.base import PREFIX_BLOCK, ForwardBatch
+from prefixwise.contract.ragged import Int64Array, ranges
+
+# Tokens of a diagonal tile, padded up to one of these where tiles are padded. Multiples of 16: CUDA sums a row of any
+# other length in an order that depends on where in memory the row begins. A block of a prefix is one tile, whether it
+# is a segment of its own or not.
+TILE_WIDTHS = (16, 32, 48, 64, 96, PREFIX_BLOCK)
+GROUP_TOKENS = 256  # at most, of one group of tiles: 16 tiles of 16, ..., 2 of 128
+
+
+@dataclass(frozen=True)
+class DiagonalTiles:
+    """Tiles of one width that are computed together: each token sees its own tile up to itself."""
+
+    tokens: Int64Array  # [g, W]; padding, where there is any, repeats the tile's last token
+    slots: Int64Array  # [real tokens]: where in the flattened [g * W] the real ones are
+
+
+@dataclass(frozen=True)
+class FullRange:
+    """Query tokens and a range of keys that all of them see whole."""
+
+    queries: Int64Array  # [rows]
+    prefix: int | None  # which of the batch's prefixes; None: start..stop are tokens of the batch
+    start: int
+    stop: int
+
+
+def _cut_segments(batch: ForwardBatch) -> tuple[Int64Array, Int64Array, Int64Array]:
+    """Every tile's first token, its number of tokens, and the first token of its segment."""
+    starts, lens = batch.segment_starts[:-1], np.diff(batch.segment_starts)
+    widest = TILE_WIDTHS[-1]
+    tiles_per_segment = -(-lens // widest)
+    number = ranges(np.zeros_like(starts), tiles_per_segment)  # 0, 1, ... within the segment
+    segment_start = np.repeat(starts, tiles_per_segment)
+    tile_start = segment_start + number * widest
+    tile_len = np.minimum(np.repeat(lens, tiles_per_segment) - number * widest, widest)
+    return tile_start, tile_len, segment_start
+
+
+def cut_diagonals(batch: ForwardBatch, *, padded: bool, filled: bool) -> list[DiagonalTiles]:
+    """All diagonal tiles, in groups of one width.
+
+    Padded: to one of TILE_WIDTHS; else a tile is as wide as it has tokens. Filled: groups are filled up with copies, so
+    that there is one shape for each width; else a group holds as many tiles as there are.
+    """
+    tile_start, tile_len, _ = _cut_segments(batch)
+    tile_width = np.array(TILE_WIDTHS)[np.searchsorted(TILE_WIDTHS, tile_len)] if padded else tile_len
+    groups: list[DiagonalTiles] = []
+    for width in np.unique(tile_width).tolist():
+        chosen = np.flatnonzero(tile_width == width)
+        tiles_per_group = GROUP_TOKENS // width
+        for first in range(0, len(chosen), tiles_per_group):
+            group = chosen[first : first + tiles_per_group]
+            num_tiles = tiles_per_group if filled else len(group)
+            groups.append(_diagonal_group(tile_start[group], tile_len[group], width, num_tiles))
+    return groups
+
+
+def _diagonal_group(starts: Int64Array, lens: Int64Array, width: int, num_tiles: int) -> DiagonalTiles:
+    offsets = np.arange(width)
+    is_real = offsets < lens[:, None]
+    tokens = starts[:, None] + np.minimum(offsets, lens[:, None] - 1)
+    missing = np.repeat(tokens[:1], num_tiles - len(tokens), axis=0)  # computed and thrown away
+    return DiagonalTiles(np.concatenate([tokens, missing]), np.flatnonzero(is_real))
+
+
+def cut_full_ranges(batch: ForwardBatch) -> list[FullRange]:
+    """For every token: its segment's earlier tiles, then its prefix."""
+    return [*_earlier_tiles(batch), *prefix_ranges(batch)]
+
+
+def _earlier_tiles(batch: ForwardBatch) -> list[FullRange]:
+    tile_start, tile_len, segment_start = _cut_segments(batch)
+    later = np.flatnonzero(tile_start > segment_start)
+    return [
+        FullRange(
+            np.arange(tile_start[i], tile_start[i] + tile_len[i]), None, int(segment_start[i]), int(tile_start[i])
+        )
+        for i in later
+    ]
+
+
+def prefix_ranges(batch: ForwardBatch) -> list[FullRange]:
+    """One range per prefix and length that is read, none of them empty: all its tokens go through one product."""
+    starts, lens = batch.segment_starts[:-1], np.diff(batch.segment_starts)
+    readers = np.flatnonzero((batch.prefix_index >= 0) & (batch.prefix_lens > 0))
+    pairs = np.stack([batch.prefix_index[readers], batch.prefix_lens[readers]], 1)
+    found, which = np.unique(pairs, axis=0, return_inverse=True)
+    parts = []
+    for number, (prefix, length) in enumerate(found):
+        segments = readers[which.reshape(-1) == number]
+        parts.append(FullRange(ranges(starts[segments], lens[segments]), int(prefix), 0, int(length)))
+    return parts

@@ -1,0 +1,174 @@
+"""Weights on the device: allocated once in their final place and dtype, then filled row by row from the checkpoint.
+
+Q, K and V are one matrix, gate and up another. No tensor exists twice, so loading needs the model's size and a few
+megabytes for each thread. Matrices are filled by all threads when all are allocated; dequantising keeps them busy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from prefixwise.backends.torch.workers import Workers
+from prefixwise.models.checkpoint import Checkpoint, StoredTensor
+from prefixwise.models.config import ModelConfig
+
+_COPY_BYTES = 4 << 20  # how much is read, and converted where it must be, at a time, by each thread
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """One decoder layer. Matrices are [rows out, columns in]."""
+
+    attention_norm: Tensor  # [D]; norms may be in float32 whatever the rest is in
+    qkv: Tensor  # [(N + 2 K) H, D]
+    qkv_bias: Tensor | None  # [(N + 2 K) H]
+    qk_norm: Tensor | None  # [N + K, H]: the query heads' weights, then the key heads'
+    o: Tensor  # [D, N H]
+    mlp_norm: Tensor  # [D]
+    gate_up: Tensor  # [2 F, D]
+    down: Tensor  # [D, F]
+
+
+@dataclass(frozen=True)
+class ModelWeights:
+    """The whole model; `head` is `embedding` itself when they are tied."""
+
+    embedding: Tensor  # [V, D]
+    layers: tuple[LayerWeights, ...]
+    final_norm: Tensor  # [D]
+    head: Tensor  # [V, D], or a classifier's few rows, in float32
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Rows of a stored tensor, and the rows of the weights that they become."""
+
+    source: StoredTensor
+    start: int
+    stop: int
+    target: Tensor
+
+
+class Float32Layers:
+    """One layer at a time in float32, in buffers that are used again: for weights in a dtype that the CPU emulates."""
+
+    def __init__(self, layers: Sequence[LayerWeights], workers: Workers) -> None:
+        self._layers = layers
+        self._workers = workers
+        self._buffers = {
+            name: torch.empty(tensor.shape, dtype=torch.float32) for name, tensor in _tensors_of(layers[0]).items()
+        }
+        self._held: int | None = None  # the layer that the buffers hold
+
+    def read(self, number: int) -> LayerWeights:
+        """Valid until another layer is read."""
+        layer = self._layers[number]
+        if self._held != number:
+            self._held = None
+            sources = _tensors_of(layer)
+            pairs = [
+                pair
+                for name, buffer in self._buffers.items()
+                for pair in zip(
+                    *(each.chunk(self._workers.num_threads) for each in (buffer, sources[name])), strict=True
+                )
+            ]
+            self._workers.run(lambda pair: pair[0].copy_(pair[1]), pairs)
+            self._held = number
+        return replace(layer, **self._buffers)
+
+
+def _tensors_of(layer: LayerWeights) -> dict[str, Tensor]:
+    return {name: tensor for name, tensor in vars(layer).items() if tensor is not None}
+
+
+class _Loader:
+    """Allocates tensors; fills vectors at once, and matrices with `fill_matrices`."""
+
+    def __init__(self, tensors: Mapping[str, StoredTensor], device: torch.device) -> None:
+        self._tensors = tensors
+        self._device = device
+        self._of_matrices: list[_Piece] = []
+
+    def load(self, names: Sequence[str], dtype: torch.dtype) -> Tensor:
+        """Stored tensors stacked along their rows into one new tensor."""
+        parts = [self._tensors[name] for name in names]
+        num_rows = sum(part.shape[0] for part in parts)
+        target = torch.empty((num_rows, *parts[0].shape[1:]), dtype=dtype, device=self._device)
+        pieces = list(_cut(parts, target))
+        if target.dim() > 1:
+            self._of_matrices += pieces
+        else:
+            for piece in pieces:
+                _copy(piece)
+        return target
+
+    def fill_matrices(self, workers: Workers) -> None:
+        pieces, self._of_matrices = self._of_matrices, []
+        workers.run(_copy, pieces)
+
+
+def load_weights(
+    checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, workers: Workers | None = None
+) -> ModelWeights:
+    """Read all weights; nothing of the checkpoint stays in memory. Without workers this thread does it all."""
+    config, loader = checkpoint.config, _Loader(checkpoint.tensors, device)
+    norm_dtype = torch.float32 if config.float32_norms else dtype
+    embedding = loader.load(["embedding"], dtype)
+    head_dtype = torch.float32 if config.num_classes > 0 else dtype
+    weights = ModelWeights(
+        embedding=embedding,
+        layers=tuple(_load_layer(config, loader, layer, dtype) for layer in range(config.num_layers)),
+        final_norm=loader.load(["final_norm"], norm_dtype),
+        head=embedding if config.tied_head else loader.load(["head"], head_dtype),
+    )
+    loader.fill_matrices(workers or Workers(None))
+    return weights
+
+
+def _load_layer(config: ModelConfig, loader: _Loader, layer: int, dtype: torch.dtype) -> LayerWeights:
+    def load(*names: str) -> Tensor:
+        return loader.load([f"layers.{layer}.{name}" for name in names], dtype)
+
+    def load_norm(name: str) -> Tensor:
+        return loader.load([f"layers.{layer}.{name}"], torch.float32 if config.float32_norms else dtype)
+
+    return LayerWeights(
+        attention_norm=load_norm("attention_norm"),
+        qkv=load("q", "k", "v"),
+        qkv_bias=load("q_bias", "k_bias", "v_bias") if config.qkv_bias else None,
+        qk_norm=_per_head(config, load_norm("q_norm"), load_norm("k_norm")) if config.qk_norm else None,
+        o=load("o"),
+        mlp_norm=load_norm("mlp_norm"),
+        gate_up=load("gate", "up"),
+        down=load("down"),
+    )
+
+
+def _per_head(config: ModelConfig, q_norm: Tensor, k_norm: Tensor) -> Tensor:
+    return torch.cat([q_norm.expand(config.num_heads, -1), k_norm.expand(config.num_kv_heads, -1)])
+
+
+def _cut(parts: Sequence[StoredTensor], target: Tensor) -> Iterator[_Piece]:
+    step = max(1, _COPY_BYTES // max(1, 4 * target[0].numel()))
+    first_row = 0
+    for part in parts:
+        for start in range(0, part.shape[0], step):
+            stop = min(start + step, part.shape[0])
+            yield _Piece(part, start, stop, target[first_row + start : first_row + stop])
+        first_row += part.shape[0]
+
+
+def _copy(piece: _Piece) -> None:
+    rows = piece.source.read_rows(piece.start, piece.stop)
+    is_bfloat16 = piece.source.dtype == "bfloat16"
+    if is_bfloat16 and piece.target.dtype == torch.bfloat16 and piece.target.device.type == "cpu":
+        np.copyto(piece.target.view(torch.uint16).numpy(), rows)  # bits, from the mapped file to their place
+        return
+    tensor = torch.from_numpy(rows if rows.flags.writeable else np.array(rows))  # mapped views are read-only
+    piece.target.copy_(tensor.view(torch.bfloat16) if is_bfloat16 else tensor)

@@ -1,0 +1,1 @@
+"""`prefixwise aot`: programs compiled for TPUs that are not there."""

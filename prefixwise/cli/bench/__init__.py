@@ -1,0 +1,1 @@
+"""`prefixwise bench`: benchmarks, their artifacts, comparisons and reports."""

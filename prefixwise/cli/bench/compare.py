@@ -1,0 +1,98 @@
+"""`prefixwise bench compare`: two backends side by side, from the score matrices of both."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from prefixwise.cli.failures import FAILED
+from prefixwise.cli.flags import finite
+from prefixwise.cli.harness_common import OutputJson, OutputMarkdown, last_line
+from prefixwise.cli.output import say, stdout_width
+from prefixwise.cli.text_table import Column, render_table
+
+if TYPE_CHECKING:
+    from prefixwise.harness.artifacts import Comparison
+
+
+def compare(
+    jax_portable_json: Annotated[Path, typer.Option(metavar="FILE", help="What `prefixwise bench matrix` wrote.")],
+    pytorch_portable_json: Annotated[Path, typer.Option(metavar="FILE", help="Likewise: the reference.")],
+    output_json: OutputJson,
+    jax_best_native_json: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Likewise; the portable one when left out.")
+    ] = None,
+    pytorch_best_native_json: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Likewise; the portable one when left out.")
+    ] = None,
+    correctness_threshold_max_abs: Annotated[
+        float, typer.Option(metavar="X", min=0.0, callback=finite, help="How far one score may be from PyTorch's.")
+    ] = 0.02,
+    correctness_threshold_mean_abs: Annotated[
+        float, typer.Option(metavar="X", min=0.0, callback=finite, help="How far all may be, on average.")
+    ] = 0.01,
+    guardrail_ratio: Annotated[
+        float, typer.Option(metavar="X", min=1.0, callback=finite, help="How far above the best p95 a winner's may be.")
+    ] = 1.25,
+    output_markdown: OutputMarkdown = None,
+) -> None:
+    """Compare JAX with PyTorch on the same workload: speed at each chunk size, at its best, and whether scores agree.
+
+    The status is 1 where scores do not agree; the artifact is written all the same.
+    """
+    from prefixwise.harness.comparison.compare import compare as compare_inputs
+    from prefixwise.harness.comparison.inputs import read_inputs
+    from prefixwise.harness.comparison.markdown import comparison_markdown
+    from prefixwise.harness.comparison.rows import CompareOptions
+    from prefixwise.harness.files import write_artifact, write_text
+
+    inputs = read_inputs(jax_portable_json, pytorch_portable_json, jax_best_native_json, pytorch_best_native_json)
+    options = CompareOptions(correctness_threshold_max_abs, correctness_threshold_mean_abs, guardrail_ratio)
+    comparison = compare_inputs(inputs, options)
+    write_artifact(output_json, comparison)
+    if output_markdown is not None:
+        write_text(output_markdown, comparison_markdown(comparison))
+    _report(comparison, output_json)
+
+
+def _report(comparison: Comparison, output_json: Path) -> None:
+    for line in _table(comparison).splitlines():
+        say(line)
+    for note in comparison.notes:
+        say(f"note: {note}", style="yellow")
+    for view, words in comparison.recommendations.items():
+        say(f"{view}: {words}")
+    passed = comparison.correctness["pass"]
+    last_line(
+        {
+            "output_json": str(output_json),
+            "pass": passed,
+            "portable_winner": comparison.portable_view.winner["backend"],
+            "best_native_winner": comparison.best_native_view.winner["backend"],
+            "recommendations": comparison.recommendations,
+        }
+    )
+    if not passed:
+        say("the correctness gate failed", style="red")
+        raise typer.Exit(FAILED)
+
+
+def _table(comparison: Comparison) -> str:
+    from prefixwise.harness.comparison.markdown import percent, scientific, verdict
+    from prefixwise.harness.matrix.markdown import number
+
+    rows = comparison.portable_view.model_dump(by_alias=True)["rows"]
+    columns = [Column("chunk size", [str(row["client_chunk_size"]) for row in rows], align_right=True)]
+    for title, figure in (("items/s", "throughput_items_sec"), ("p95 ms", "p95_total_e2e_ms")):
+        for backend in ("jax", "pytorch"):
+            cells = [number((row[backend] or {}).get(figure)) for row in rows]
+            columns.append(Column(f"{backend} {title}", cells, align_right=True))
+        cells = [percent((row["deltas"] or {}).get(f"{figure}_pct")) for row in rows]
+        columns.append(Column("delta", cells, align_right=True))
+    columns.append(
+        Column("max diff", [scientific(row["correctness"]["max_abs_diff"]) for row in rows], align_right=True)
+    )
+    columns.append(Column("correct", [verdict(row["correctness"]) for row in rows]))
+    return render_table(columns, stdout_width())

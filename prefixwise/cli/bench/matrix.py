@@ -1,0 +1,240 @@
+"""`prefixwise bench matrix`: how fast a server scores one workload, in chunks of which size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from prefixwise.cli.failures import FAILED, MISUSED, CommandError
+from prefixwise.cli.flags import finite
+from prefixwise.cli.harness_common import (
+    ApiKey,
+    OutputJson,
+    OutputMarkdown,
+    Timeout,
+    integers,
+    last_line,
+    step_progress,
+    tell_server,
+)
+from prefixwise.cli.output import say, stdout_width
+from prefixwise.cli.text_table import Column, render_table
+
+if TYPE_CHECKING:
+    from prefixwise.harness.artifacts import MatrixRow, ScoreMatrix
+    from prefixwise.harness.matrix.sweep import MatrixSweep, SweepOptions
+
+JAX_FLAGS = ("--jax-server-chunk-size", "--jax-mask-impl", "--jax-segment-fallback-threshold")
+
+
+@dataclass(frozen=True)
+class Target:
+    """Whom to ask, and what."""
+
+    base_url: str
+    api_key: str | None
+    workload_json: Path
+    request_id: str | None
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where it goes."""
+
+    json: Path
+    markdown: Path | None
+    resume: bool
+    overwrite: bool
+
+    def check(self) -> None:
+        """Hours of measuring are not to be lost by a command line that is given again. Raises CommandError."""
+        from prefixwise.harness.matrix.start import rows_in
+
+        if self.resume and self.overwrite:
+            raise CommandError("--resume and --overwrite do not go together: give one of them", status=MISUSED)
+        held = None if self.resume or self.overwrite else rows_in(self.json)
+        if held is not None:
+            hint = "--resume goes on with it, --overwrite begins anew"
+            raise CommandError(f"{self.json} is there already and holds {held}", hint=hint, status=MISUSED)
+
+    def save(self, matrix: ScoreMatrix) -> None:
+        """Both files, after every row."""
+        from prefixwise.harness.files import write_artifact, write_text
+        from prefixwise.harness.matrix.markdown import matrix_markdown
+
+        write_artifact(self.json, matrix)
+        if self.markdown is not None:
+            write_text(self.markdown, matrix_markdown(matrix))
+
+
+def matrix(
+    base_url: Annotated[str, typer.Option(metavar="URL", help="The server: any that speaks /v1/score.")],
+    workload_json: Annotated[Path, typer.Option(metavar="FILE", help="What `prefixwise bench workload` wrote.")],
+    backend_name: Annotated[Literal["jax", "pytorch"], typer.Option(help="What the server runs on.")],
+    output_json: OutputJson,
+    evaluation_view: Annotated[
+        Literal["portable", "best_native"], typer.Option(help="The server as all have it, or with its best settings.")
+    ] = "portable",
+    client_chunk_sizes: Annotated[
+        str, typer.Option(metavar="N,N,...", help="Items in one call.")
+    ] = "1,2,4,8,16,32,64,128,256,500",
+    warmup_runs: Annotated[int, typer.Option(metavar="N", min=0, help="Before each chunk size, not counted.")] = 1,
+    timed_runs: Annotated[int, typer.Option(metavar="N", min=1, help="Of each chunk size.")] = 5,
+    timed_runs_confirm: Annotated[
+        int, typer.Option(metavar="N", min=0, help="Of the best ones and their neighbours, again; 0: not again.")
+    ] = 7,
+    timeout_sec: Timeout = 180.0,
+    server_config_note: Annotated[
+        list[str] | None, typer.Option(metavar="TEXT", help="For the notes; may be repeated.")
+    ] = None,
+    jax_server_chunk_size: Annotated[
+        int | None, typer.Option(metavar="N", help="How the server was started, if it does not say so itself.")
+    ] = None,
+    jax_mask_impl: Annotated[str | None, typer.Option(metavar="NAME", help="Likewise.")] = None,
+    jax_segment_fallback_threshold: Annotated[int | None, typer.Option(metavar="N", help="Likewise.")] = None,
+    hardware: Annotated[str | None, typer.Option(metavar="NAME", help="What people call the machine.")] = None,
+    usd_per_hour: Annotated[
+        float | None, typer.Option(metavar="USD", min=0.0, callback=finite, help="What it costs.")
+    ] = None,
+    request_id: Annotated[
+        str | None, typer.Option(metavar="ID", help="Which request of the workload; the first when left out.")
+    ] = None,
+    output_markdown: OutputMarkdown = None,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            metavar="",
+            help="Go on from the rows that the artifact has; those with a run that failed are measured again.",
+        ),
+    ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", metavar="", help="Begin anew where the artifact has rows already.")
+    ] = False,
+    api_key: ApiKey = None,
+) -> None:
+    """Measure one workload against a server, in chunks of several sizes, and say which size is best.
+
+    A chunk size that fails is recorded, and the others are measured all the same. The status is 1 where none worked
+    or no server can be reached.
+    """
+    from prefixwise.harness.matrix.sweep import SweepOptions
+
+    options = SweepOptions(
+        backend_name,
+        evaluation_view,
+        _chunk_sizes(client_chunk_sizes),
+        warmup_runs,
+        timed_runs,
+        timed_runs_confirm,
+        timeout_sec,
+        hardware,
+        usd_per_hour,
+        _declared(backend_name, (jax_server_chunk_size, jax_mask_impl, jax_segment_fallback_threshold)),
+    )
+    _measure(
+        options,
+        Target(base_url, api_key, workload_json, request_id, tuple(server_config_note or ())),
+        Output(output_json, output_markdown, resume, overwrite),
+    )
+
+
+def _declared(backend: str, values: tuple[int | None, str | None, int | None]) -> dict[str, Any]:
+    """In the words of the server's own flags."""
+    from prefixwise.harness.server_config import OWN_NAMES
+
+    for flag, value in zip(JAX_FLAGS, values, strict=True):
+        if value is not None and backend != "jax":
+            raise CommandError(f"{flag} is for --backend-name jax, got {backend}", status=MISUSED)
+    return {name: value for name, value in zip(OWN_NAMES, values, strict=True) if value is not None}
+
+
+def _chunk_sizes(text: str) -> tuple[int, ...]:
+    sizes = tuple(dict.fromkeys(integers(text, "--client-chunk-sizes")))
+    if min(sizes) < 1:
+        raise CommandError(f"--client-chunk-sizes must be 1 or more, got {min(sizes)}", status=MISUSED)
+    return sizes
+
+
+def _measure(options: SweepOptions, target: Target, output: Output) -> None:
+    from prefixwise.harness.artifacts import Workload
+    from prefixwise.harness.client import ScoreClient
+    from prefixwise.harness.files import read_artifact
+    from prefixwise.harness.matrix.start import choose_request, describe_server, new_matrix, resume_matrix
+    from prefixwise.harness.matrix.sweep import MatrixSweep
+
+    output.check()
+    workload = read_artifact(target.workload_json, Workload)
+    request = choose_request(workload, target.request_id)
+    begun = new_matrix(target.workload_json, workload, request, options)
+    with ScoreClient(target.base_url, timeout_sec=options.timeout_sec, api_key=target.api_key) as client:
+        client.check_reachable()
+        model = describe_server(begun, options, client, tell_server(client))
+        for note in begun.notes:
+            say(f"note: {note}", style="yellow")
+        begun.notes.extend(target.notes)
+        if output.resume:
+            begun = resume_matrix(output.json, begun)
+        sweep = MatrixSweep(client, request, begun, options, output.save, model)
+        failed = sweep.forget_failed() if output.resume else []
+        if failed:
+            say(f"measured again, as runs of it failed: {', '.join(failed)}")
+        _run(sweep)
+    _report(sweep.matrix, output.json)
+
+
+def _run(sweep: MatrixSweep) -> None:
+    sweep.update()  # whether the file can be written is known before hours of measuring
+    with step_progress(len(sweep.missing_sizes()), "sweep") as tell:
+        sweep.sweep(tell)
+    with step_progress(len(sweep.missing_confirm_sizes()), "confirm") as tell:
+        sweep.confirm(tell)
+    memory = sweep.client.server_info().get("memory")
+    if memory is not None:  # its peak is known only now
+        sweep.matrix.hardware["memory"] = memory
+        sweep.update()
+
+
+def _report(done: ScoreMatrix, output_json: Path) -> None:
+    """The tables, the last line, and the status."""
+    for title, rows in (("sweep", done.results), ("confirmed", done.confirm_results)):
+        if rows:
+            say(f"{title}:")
+            for line in _table(rows).splitlines():
+                say(line)
+    final = done.summary.final_recommendation
+    rows = [*done.results, *done.confirm_results]
+    if any(row.status != "ok" for row in rows):
+        say("hint: the same command with --resume measures the rows that failed again, and no others")
+    last_line(
+        {
+            "output_json": str(output_json),
+            "backend": done.backend,
+            "evaluation_view": done.evaluation_view,
+            "rows": len(done.results),
+            "rows_not_ok": [row.client_chunk_size for row in done.results if row.status != "ok"],
+            "final_recommendation": final
+            and {key: final[key] for key in ("client_chunk_size", "throughput_items_sec", "p95_total_e2e_ms")},
+        }
+    )
+    if not any(row.status == "ok" for row in rows):
+        raise typer.Exit(FAILED)
+
+
+def _table(rows: Sequence[MatrixRow]) -> str:
+    from prefixwise.harness.matrix.markdown import number
+
+    columns = [
+        Column("chunk size", [str(row.client_chunk_size) for row in rows], align_right=True),
+        Column("runs ok", [f"{row.successful_runs}/{row.timed_runs}" for row in rows], align_right=True),
+        Column("items/s", [number(row.throughput_items_sec) for row in rows], align_right=True),
+        Column("p50 ms", [number(row.p50_total_e2e_ms) for row in rows], align_right=True),
+        Column("p95 ms", [number(row.p95_total_e2e_ms) for row in rows], align_right=True),
+        Column("failures", [" ".join(f"{n}x{why}" for why, n in row.failure_reason_counts.items()) for row in rows]),
+    ]
+    return render_table(columns, stdout_width())

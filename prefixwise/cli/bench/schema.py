@@ -1,0 +1,30 @@
+"""`prefixwise bench schema`: the JSON Schema of an artifact, for tools that read or write one."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from prefixwise.cli.failures import MISUSED, CommandError
+from prefixwise.cli.harness_common import last_line
+from prefixwise.cli.output import say
+
+Name = Annotated[str | None, typer.Argument(metavar="NAME", help="Of an artifact; all names when left out.")]
+
+
+def bench_schema(name: Name = None) -> None:
+    """Print the JSON Schema (2020-12) of an artifact, or list the artifacts."""
+    from prefixwise.contract.errors import ArtifactError
+    from prefixwise.harness.schemas import KINDS, json_schema, kind_named
+
+    if name is None:
+        for kind in KINDS:
+            say(f"{kind.name:20} {kind.title}")
+        last_line({"schemas": [kind.name for kind in KINDS]})
+        return
+    try:
+        found = kind_named(name)
+    except ArtifactError as error:
+        raise CommandError(str(error), status=MISUSED) from None
+    last_line(json_schema(found))

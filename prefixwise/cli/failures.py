@@ -1,0 +1,88 @@
+"""Failures as people read them: an `error:` line, a `hint:` line where there is something to do, a status."""
+
+from __future__ import annotations
+
+import typer
+
+from prefixwise.cli.output import say
+from prefixwise.cli.text_table import visible
+from prefixwise.contract.errors import (
+    ClientSettingError,
+    ModelLoadError,
+    PrefixwiseError,
+    ProfileError,
+    RequestError,
+    TokenizerError,
+)
+
+FAILED = 1
+MISUSED = 2
+
+_NO_COMMAND = "expected one of these commands, got none"  # typer has shown its help, and has nothing more to say
+
+_PROFILE_HINT = "`prefixwise profiles` lists the profiles that come with prefixwise and checks files of yours"
+# The contract's messages name the fields of a request; these name the options that set them.
+_HINTS_BY_CODE = {
+    "context_too_long": "--max-tokens-per-item N cuts long items, --on-item-error report leaves them out",
+    "delimiter_collision": "do without --delimiter-token-id; --on-item-error report leaves such items out",
+    "dense_mask_too_large": "try --mask segment, a smaller --chunk-size, or --algorithm prefill_extend",
+    "empty_documents": "a documents file holds one document per line",
+    "empty_items": "an items file holds one item per line",
+    "invalid_profile": _PROFILE_HINT,
+    "label_not_single_token": 'most words are one token with a space before them, as in --label " yes"; '
+    "--label-scoring sequence takes labels of any length",
+    "wrong_label_count": "give --label once for each label",
+}
+# Those that depend on the field at fault, too.
+_HINTS_BY_FIELD = {
+    ("conflicting_parameters", "instruction"): "do without --instruction, or choose another --profile",
+    ("context_too_long", "documents"): "without --no-truncate it is cut; --max-chunks-per-doc N reads more of it",
+    ("context_too_long", "query"): "a shorter --query or --instruction leaves room",
+}
+_MODEL_HINT = "`prefixwise models` lists the families that are supported and the models on this machine"
+_TOKENIZER_HINT = "the command line scores text; prefixwise.Scorer in Python scores token ids too"
+
+
+class CommandError(Exception):
+    """What only a command line can get wrong: options that do not go together, an unreadable file."""
+
+    def __init__(self, message: str, *, hint: str | None = None, status: int = FAILED) -> None:
+        super().__init__(message)
+        self.hint = hint
+        self.status = status
+
+
+def report_failure(error: PrefixwiseError | CommandError | typer.TyperException) -> int:
+    """Say what went wrong, and give the exit status."""
+    if isinstance(error, CommandError):
+        message, hint, status = str(error), error.hint, error.status
+    elif isinstance(error, PrefixwiseError):
+        message, hint = str(error), _hint(error)
+        status = MISUSED if isinstance(error, ClientSettingError) else FAILED
+    else:
+        message, hint, status = error.format_message() or _NO_COMMAND, _usage_hint(error), error.exit_code
+    tell_error(message)
+    if hint is not None:
+        say(f"hint: {hint}")
+    return status
+
+
+def tell_error(message: str) -> None:
+    """One line, however many the message has."""
+    say(f"error: {visible(' '.join(message.splitlines()))}", style="red")
+
+
+def _hint(error: PrefixwiseError) -> str | None:
+    if isinstance(error, RequestError):
+        return _HINTS_BY_FIELD.get((error.code, error.param or ""), _HINTS_BY_CODE.get(error.code))
+    if isinstance(error, ProfileError):
+        return _PROFILE_HINT
+    if isinstance(error, ModelLoadError):
+        return _MODEL_HINT
+    return _TOKENIZER_HINT if isinstance(error, TokenizerError) else None
+
+
+def _usage_hint(error: typer.TyperException) -> str | None:
+    # Typer's usage errors carry the command's context, but their class is not public.
+    context: typer.Context | None = getattr(error, "ctx", None)
+    return None if context is None else f"{context.command_path} --help lists the options"

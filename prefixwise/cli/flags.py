@@ -1,0 +1,99 @@
+"""Fields of a dataclass of options as options of a verb, so that no verb lists them again.
+
+    @with_flags("engine", EngineOptions, ENGINE_FLAGS)
+    def score(query: ..., *, engine: EngineOptions) -> None: ...
+
+typer sees `query` and one option for each flag; `score` is called with the one object that they make.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from functools import wraps
+from typing import Annotated, Any
+
+import typer
+
+from prefixwise.cli.failures import MISUSED, CommandError
+from prefixwise.contract.errors import PrefixwiseError
+
+Verb = Callable[..., None]
+
+
+def finite(value: float | None) -> float | None:
+    """An option's callback: `nan` and `inf` are numbers to Python, and to nobody who measures."""
+    if value is not None and not math.isfinite(value):
+        raise typer.BadParameter(f"expected a finite number, got {value}")
+    return value
+
+
+@dataclass(frozen=True)
+class Flag:
+    """How one field is spelled, read and explained. Its default is the field's."""
+
+    kind: Any  # the type that typer reads; of one value, where it is repeatable
+    help: str
+    metavar: str = "N"  # empty for a switch, which takes no value
+    least: int | float | None = None
+    name: str | None = None  # None: the field's own, as in --field-name
+    environment_variable: str | None = None
+    repeatable: bool = False  # the field is a tuple
+    turns_off: bool = False  # a switch that makes the field False
+
+    def parameter(self, field: str, default: object, panel: str) -> inspect.Parameter:
+        """What typer is to see."""
+        option = typer.Option(
+            self.name or f"--{field.replace('_', '-')}",
+            min=self.least,
+            metavar=self.metavar,
+            envvar=self.environment_variable,
+            callback=finite if self.kind is float else None,
+            help=self.help,
+            rich_help_panel=panel,
+        )
+        kind = list[self.kind] | None if self.repeatable else self.kind  # type: ignore[name-defined]
+        return inspect.Parameter(
+            field,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None if self.repeatable else False if self.turns_off else default,
+            annotation=Annotated[kind, option],
+        )
+
+    def field_value(self, given: Any) -> Any:
+        """From what typer read."""
+        if self.repeatable:
+            return tuple(given or ())
+        return not given if self.turns_off else given
+
+
+def with_flags(
+    parameter: str, options: type, flags: Mapping[str, Flag], *, panel: str, **defaults: object
+) -> Callable[[Verb], Verb]:
+    """Makes a verb's `parameter` of `flags`, which name fields of the dataclass `options`.
+
+    `defaults` are the verb's own, where they are not the dataclass's.
+    """
+    of_dataclass = {field.name: field.default for field in fields(options)}
+    added = [flag.parameter(name, {**of_dataclass, **defaults}[name], panel) for name, flag in flags.items()]
+
+    def extend(verb: Verb) -> Verb:
+        @wraps(verb)
+        def run(**given: Any) -> None:
+            values = {name: flag.field_value(given.pop(name)) for name, flag in flags.items()}
+            try:
+                made = options(**values)
+            except PrefixwiseError as error:  # what typer cannot know: a value that it read and nobody takes
+                hint = f"prefixwise {verb.__name__} --help lists the options"
+                raise CommandError(str(error), hint=hint, status=MISUSED) from None
+            verb(**given, **{parameter: made})
+
+        signature = inspect.signature(verb, eval_str=True)
+        own = [each for each in signature.parameters.values() if each.name != parameter]
+        run.__signature__ = signature.replace(parameters=[*own, *added])  # type: ignore[attr-defined]
+        run.__annotations__ = {each.name: each.annotation for each in [*own, *added]}
+        return run
+
+    return extend

@@ -1,0 +1,73 @@
+"""The groups `bench` and `validate`: which function is which verb."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import typer
+
+from prefixwise.cli.bench.ab import bench_ab
+from prefixwise.cli.bench.check import bench_check
+from prefixwise.cli.bench.compare import compare
+from prefixwise.cli.bench.load import bench_load
+from prefixwise.cli.bench.matrix import matrix
+from prefixwise.cli.bench.report import report
+from prefixwise.cli.bench.schema import bench_schema
+from prefixwise.cli.bench.workload import bench_workload
+from prefixwise.cli.failures import CommandError
+from prefixwise.cli.validate.combine import validate_combine
+from prefixwise.cli.validate.endpoint import validate_endpoint
+from prefixwise.cli.validate.gate import validate_gate
+from prefixwise.cli.validate.models import validate_models
+from prefixwise.cli.validate.self_check import validate_self
+from prefixwise.harness.termination import ended_by_signals
+from prefixwise.host import install_command
+
+_PACKAGES = ("httpx", "pydantic")
+
+bench = typer.Typer()
+validate = typer.Typer()
+
+
+def as_verb(verb: Callable[..., None]) -> Callable[..., None]:
+    """What it stands on may be missing, which is one clear line; what it starts is stopped, whatever ends it."""
+
+    @wraps(verb)
+    def run(**given: Any) -> None:
+        try:
+            with ended_by_signals():
+                verb(**given)
+        except ModuleNotFoundError as error:
+            package = (error.name or "").partition(".")[0]
+            if package not in _PACKAGES:
+                raise
+            hint = f"install what the harness needs with: {install_command('harness')}"
+            raise CommandError(f"{package} is not installed", hint=hint) from None
+
+    return run
+
+
+_BENCH: dict[str, Callable[..., None]] = {
+    "workload": bench_workload,
+    "matrix": matrix,
+    "compare": compare,
+    "report": report,
+    "check": bench_check,
+    "schema": bench_schema,
+    "ab": bench_ab,
+    "load": bench_load,
+}
+_VALIDATE: dict[str, Callable[..., None]] = {
+    "endpoint": validate_endpoint,
+    "combine": validate_combine,
+    "gate": validate_gate,
+    "models": validate_models,
+    "self": validate_self,
+}
+
+for _name, _verb in _BENCH.items():
+    bench.command(_name)(as_verb(_verb))
+for _name, _verb in _VALIDATE.items():
+    validate.command(_name)(as_verb(_verb))

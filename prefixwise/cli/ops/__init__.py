@@ -1,0 +1,1 @@
+"""`prefixwise ops`: benchmark runs on any machine one can reach."""

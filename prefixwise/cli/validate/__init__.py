@@ -1,0 +1,1 @@
+"""`prefixwise validate`: evaluations of a server, combined and judged."""

@@ -1,0 +1,109 @@
+"""`prefixwise validate endpoint`: one server's isolation and speed, for `prefixwise validate combine` to go on with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from prefixwise.cli.failures import FAILED, tell_error
+from prefixwise.cli.harness_common import ApiKey, OutputJson, Timeout, last_line, step_progress, tell_server
+from prefixwise.cli.output import say
+from prefixwise.cli.validate.options import (
+    DEFAULT_ITEM_COUNTS,
+    Delimiter,
+    ItemCounts,
+    Labels,
+    read_labels,
+    with_item_counts,
+    with_shape_options,
+)
+from prefixwise.harness.validation.options import EvaluationShape
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from prefixwise.harness.artifacts import EndpointEvaluation
+
+ModeOption = Annotated[
+    Literal["multi", "serial"],
+    typer.Option("--mode", metavar="NAME", help="multi: one request holds all items; serial: one request per item."),
+]
+
+
+@with_shape_options
+def validate_endpoint(
+    mode: ModeOption,
+    url: Annotated[str, typer.Option(metavar="URL", help="The server's, with or without /v1/score.")],
+    model: Annotated[str, typer.Option(metavar="NAME", help="As the server calls it.")],
+    output_json: OutputJson,
+    labels: Labels = None,
+    delimiter: Delimiter = None,
+    item_counts: ItemCounts = DEFAULT_ITEM_COUNTS,
+    vocab_size: Annotated[
+        int | None, typer.Option(metavar="N", min=8, help="Of the model, where the server does not tell it.")
+    ] = None,
+    timeout_sec: Timeout = 180.0,
+    api_key: ApiKey = None,
+    *,
+    shape: EvaluationShape,
+) -> None:
+    """Evaluate one server: does an item's score depend on its neighbours, and how long do so many items take?"""
+    shape = with_item_counts(shape, item_counts)
+    asked = read_labels(labels)
+    from prefixwise.harness.client import ScoreClient
+    from prefixwise.harness.files import write_artifact
+    from prefixwise.harness.validation.evaluation import Endpoint, evaluate, num_steps
+    from prefixwise.harness.validation.inputs import settle_tokens, told_vocab_size
+
+    with ScoreClient(url, timeout_sec=timeout_sec, api_key=api_key) as client:
+        info = tell_server(client)
+        if mode == "multi" and delimiter is None:
+            delimiter = _told_delimiter(info)
+        size = vocab_size or told_vocab_size(info, client.get_json("/v1/models"))
+        choice, notes = settle_tokens(asked, delimiter, size, model)
+        for note in notes:
+            say(f"note: {note}")
+        if mode == "multi":
+            _tell_other_delimiter(info, choice.delimiter)
+        with step_progress(num_steps(mode, shape), f"validate {mode} endpoint") as on_step:
+            evaluation = evaluate(Endpoint(client, mode, model), choice, shape, on_step)
+    evaluation.server_config = info
+    write_artifact(output_json, evaluation)
+    last_line({"output_json": str(output_json), **_summary(evaluation)})
+    for count, failure in evaluation.failures.items():
+        tell_error(f"{count} items: {failure}")
+    if evaluation.failures:
+        raise typer.Exit(FAILED)
+
+
+def _told_delimiter(info: Mapping[str, Any]) -> int | None:
+    """The server's own, where it has one and says so."""
+    configuration = info.get("configuration")
+    own = configuration.get("delimiter_token_id") if isinstance(configuration, dict) else None
+    return own if isinstance(own, int) else None
+
+
+def _tell_other_delimiter(info: Mapping[str, Any], delimiter: int) -> None:
+    """With another one the aligned scores cannot be equal, and nobody would see why."""
+    configuration = info.get("configuration")
+    if not isinstance(configuration, dict) or "delimiter_token_id" not in configuration:
+        return
+    own = configuration["delimiter_token_id"]
+    if own != delimiter:
+        said = "no delimiter" if own is None else f"delimiter {own}"
+        say(f"note: this server has {said}, so that the scores aligned with delimiter {delimiter} will differ")
+
+
+def _summary(evaluation: EndpointEvaluation) -> dict[str, Any]:
+    isolation = evaluation.isolation
+    return {
+        "mode": evaluation.mode,
+        "model": evaluation.model,
+        "labels": evaluation.labels,
+        "delimiter": evaluation.delimiter,
+        "same_length_mutation_max_abs_diff": isolation.same_length_mutation.max_abs_diff_unchanged,
+        "changed_length_mutation_max_abs_diff": isolation.changed_length_mutation.max_abs_diff_unchanged,
+        "failures": evaluation.failures,
+        "p50_sec": {count: each.p50_sec for count, each in evaluation.performance.items()},
+    }

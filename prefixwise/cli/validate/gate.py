@@ -1,0 +1,59 @@
+"""`prefixwise validate gate`: what `validate combine` wrote, against the bounds. Exits with 1 where a gate fails."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from prefixwise.cli.failures import FAILED
+from prefixwise.cli.harness_common import last_line
+from prefixwise.cli.output import say, stdout_width
+from prefixwise.cli.text_table import Column, render_table, visible
+from prefixwise.cli.validate.options import with_gate_options
+from prefixwise.harness.validation.options import GateBounds
+
+if TYPE_CHECKING:
+    from prefixwise.harness.artifacts import GateReport
+
+
+@with_gate_options
+def validate_gate(
+    multi_vs_serial_json: Annotated[Path, typer.Option(metavar="FILE", help="The first half of `validate combine`.")],
+    parity_json: Annotated[Path, typer.Option(metavar="FILE", help="The second half.")],
+    output_json: Annotated[Path | None, typer.Option(metavar="FILE", help="Where the judgement is kept.")] = None,
+    *,
+    bounds: GateBounds,
+) -> None:
+    """Judge a validation: isolation, equivalence, speed-up and parity, each against its bound."""
+    from prefixwise.harness.files import write_artifact
+    from prefixwise.harness.validation.gates import judge, read_figures
+
+    report = judge(read_figures(multi_vs_serial_json), read_figures(parity_json), bounds)
+    if output_json is not None:
+        write_artifact(output_json, report)
+    tell_gates(report)
+    last_line(report.model_dump(by_alias=True))
+    if not report.all_pass:
+        raise typer.Exit(FAILED)
+
+
+def tell_gates(report: GateReport) -> None:
+    """The table on stderr; what a failed gate has to say stands below."""
+    checks = report.checks
+    columns = [
+        Column("gate", list(checks)),
+        Column("value", [_shown(check.value) for check in checks.values()], align_right=True),
+        Column("bound", [f"{check.comparison} {check.bound:g}" for check in checks.values()], align_right=True),
+        Column("result", ["pass" if check.passed else "FAIL" for check in checks.values()]),
+    ]
+    for line in render_table(columns, stdout_width()).splitlines():
+        say(line)
+    for name, check in checks.items():
+        if check.detail is not None:
+            say(visible(f"{name}: {check.detail}"), style="red")
+
+
+def _shown(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"

@@ -1,0 +1,149 @@
+"""`prefixwise validate models`: the whole validation for a list of models, as one table and one JSON."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from prefixwise.cli.failures import FAILED, MISUSED, CommandError
+from prefixwise.cli.harness_common import (
+    ApiKey,
+    OutputJson,
+    OutputMarkdown,
+    Timeout,
+    last_line,
+    step_progress,
+    tell_server,
+)
+from prefixwise.cli.output import say, stdout_width
+from prefixwise.cli.text_table import Column, render_table, visible
+from prefixwise.cli.validate.combine import INSTALL_HINT
+from prefixwise.cli.validate.options import (
+    DEFAULT_ITEM_COUNTS,
+    Delimiter,
+    ItemCounts,
+    Labels,
+    ServerFlag,
+    read_labels,
+    split_server_flags,
+    with_gate_options,
+    with_item_counts,
+    with_shape_options,
+)
+from prefixwise.harness.validation.options import EvaluationShape, GateBounds
+
+if TYPE_CHECKING:
+    from prefixwise.harness.artifacts import ModelMatrix
+    from prefixwise.harness.validation.model_matrix import MatrixPlan
+
+
+@with_gate_options
+@with_shape_options
+def validate_models(
+    models: Annotated[
+        str, typer.Option(metavar="LIST", help="Folders, .gguf files, hub ids, embedded; with commas between them.")
+    ],
+    output_json: OutputJson,
+    output_markdown: OutputMarkdown = None,
+    output_dir: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Where each model's artifacts go; a folder beside --output-json."),
+    ] = None,
+    labels: Labels = None,
+    delimiter: Delimiter = None,
+    item_counts: ItemCounts = DEFAULT_ITEM_COUNTS,
+    server_flag: ServerFlag = None,
+    timeout_sec: Timeout = 180.0,
+    api_key: ApiKey = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", metavar="", help="Keep the valid artifacts that are there already.")
+    ] = False,
+    *,
+    shape: EvaluationShape,
+    bounds: GateBounds,
+) -> None:
+    """Validate models, one after the other: a serial and a multi-item server each, evaluated, compared and judged."""
+    names = _names(models)
+    shape, asked = with_item_counts(shape, item_counts), read_labels(labels)
+    from prefixwise.harness.validation.model_matrix import MatrixPlan
+
+    plan = MatrixPlan(
+        output_dir=output_dir or output_json.with_suffix(""),
+        shape=shape,
+        bounds=bounds,
+        labels=None if asked is None else tuple(asked),
+        delimiter=delimiter,
+        server_flags=split_server_flags(server_flag),
+        timeout_sec=timeout_sec,
+        api_key=api_key,
+        resume=resume,
+    )
+    _check_reference()
+    matrix = _run(names, plan, output_json, output_markdown)
+    _tell(matrix)
+    last_line(
+        {
+            "output_json": str(output_json),
+            "rows": [{"model": row.model, "status": row.status, "reason": row.reason} for row in matrix.rows],
+            "all_pass": matrix.all_pass,
+        }
+    )
+    if not matrix.all_pass:
+        raise typer.Exit(FAILED)
+
+
+def _names(models: str) -> list[str]:
+    names = list(dict.fromkeys(name.strip() for name in models.split(",") if name.strip()))
+    if not names:
+        raise CommandError("--models must name at least one model, got none", status=MISUSED)
+    return names
+
+
+def _check_reference() -> None:
+    """Before the first server is started: a missing package should not cost the wait."""
+    from prefixwise.harness.validation.parity import ReferenceMissingError, import_transformers
+
+    try:
+        import_transformers()
+    except ReferenceMissingError as error:
+        raise CommandError(str(error), hint=INSTALL_HINT) from None
+
+
+def _run(names: list[str], plan: MatrixPlan, output_json: Path, output_markdown: Path | None) -> ModelMatrix:
+    """Written after every model, so that whatever ends it leaves the rows that are done."""
+    from prefixwise.harness.artifacts import MODEL_MATRIX_VERSION, ModelMatrix
+    from prefixwise.harness.files import now_utc, write_artifact, write_text
+    from prefixwise.harness.validation.model_matrix import STEPS_PER_MODEL, ModelRun, Watcher
+    from prefixwise.harness.validation.model_table import render_markdown
+
+    matrix = ModelMatrix(
+        schema_version=MODEL_MATRIX_VERSION, generated_at_utc=now_utc(), models=names, rows=[], all_pass=False
+    )
+    with step_progress(STEPS_PER_MODEL * len(names), "validate models") as step:
+        watcher = Watcher(step, tell_server, lambda note: say(f"note: {note}"))
+        for name in names:
+            matrix.rows.append(ModelRun(name, plan, watcher).row())
+            matrix.all_pass = len(matrix.rows) == len(names) and all(row.status == "pass" for row in matrix.rows)
+            write_artifact(output_json, matrix)
+            if output_markdown is not None:
+                write_text(output_markdown, render_markdown(matrix))
+    return matrix
+
+
+def _tell(matrix: ModelMatrix) -> None:
+    from prefixwise.harness.validation.model_table import table_cells, table_headers
+
+    headers = table_headers(matrix.rows)
+    by_column = zip(*table_cells(matrix.rows), strict=True)
+    last = len(headers) - 1
+    columns = [
+        Column(header, [visible(cell) for cell in cells], align_right=0 < place < last)
+        for place, (header, cells) in enumerate(zip(headers, by_column, strict=True))
+    ]
+    for line in render_table(columns, stdout_width()).splitlines():
+        say(line)
+    for row in matrix.rows:
+        if row.reason is not None:
+            say(visible(f"{row.model}: {row.status}: {row.reason}"), style="red")

@@ -1,0 +1,117 @@
+"""The Ray Serve application: `build_app` for a Serve configuration, `deploy` for the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ray import serve
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
+
+from prefixwise.cluster.front import Front
+from prefixwise.cluster.options import ClusterOptions, ScaleOptions, Secret
+from prefixwise.cluster.replica import EngineReplica
+
+APP_NAME = "prefixwise"
+REPLICAS = "replica"  # the deployments' names, as Serve's dashboard shows them
+FRONTS = "front"
+
+_ROUTER = "prefixwise.cluster.router.PrefixRouter"
+_POLICY = "prefixwise.cluster.scaling:QueuedTokensPolicy"
+_STATS_SECONDS = 0.5  # between what replicas tell the routers
+_REPORT_SECONDS = 1.0  # between what replicas tell the autoscaler
+_LOOK_BACK_SECONDS = 5.0  # over which waiting tokens are averaged
+_UPSCALE_SECONDS = 10.0  # that too many tokens wait before replicas are added: they take a while to load
+_DOWNSCALE_SECONDS = 300.0  # that few wait before one is removed, with all that it has cached
+_HEALTH_SECONDS = 5.0
+_FRONT_CPUS = 0  # it waits most of the time, and must find a place on a machine that replicas fill
+
+
+def build_app(args: Mapping[str, Any]) -> serve.Application:
+    """From a configuration's `args`, which `ClusterOptions` explains. Raises PrefixwiseError where they cannot be."""
+    return make_app(ClusterOptions.from_json(args))
+
+
+def make_app(options: ClusterOptions, api_key: str | None = None) -> serve.Application:
+    """Replicas without a key take that of their own environment, if there is one."""
+    scale, server = options.scale, options.server
+    replicas = serve.deployment(EngineReplica).options(
+        name=REPLICAS,
+        ray_actor_options=_resources(scale),
+        max_ongoing_requests=scale.max_ongoing_requests,
+        request_router_config=RequestRouterConfig(
+            request_router_class=_ROUTER,
+            request_router_kwargs={"patience": scale.patience, "share": scale.share},
+            request_routing_stats_period_s=_STATS_SECONDS,
+        ),
+        health_check_period_s=_HEALTH_SECONDS,
+        graceful_shutdown_timeout_s=server.shutdown_grace,
+        **_count(scale),
+    )
+    fronts = serve.deployment(Front).options(
+        name=FRONTS,
+        num_replicas=scale.fronts,
+        ray_actor_options={"num_cpus": _FRONT_CPUS},
+        max_ongoing_requests=scale.max_ongoing_requests * (scale.max_replicas or scale.replicas),
+        health_check_period_s=_HEALTH_SECONDS,
+        graceful_shutdown_timeout_s=max(server.shutdown_grace, server.request_timeout),  # nobody else has its requests
+    )
+    return fronts.bind(
+        replicas.bind(options.to_json(), Secret(api_key)), server.max_request_bytes, server.request_timeout
+    )
+
+
+def _resources(scale: ScaleOptions) -> dict[str, Any]:
+    chips = {"resources": {"TPU": scale.tpu_chips_per_replica}} if scale.tpu_chips_per_replica else {}
+    return {"num_cpus": scale.cpus_per_replica, "num_gpus": scale.gpus_per_replica, **chips}
+
+
+def _count(scale: ScaleOptions) -> dict[str, Any]:
+    if not scale.scales:
+        return {"num_replicas": scale.replicas}
+    return {
+        "autoscaling_config": AutoscalingConfig(
+            min_replicas=scale.replicas,
+            max_replicas=scale.max_replicas,
+            metrics_interval_s=_REPORT_SECONDS,
+            look_back_period_s=_LOOK_BACK_SECONDS,
+            upscale_delay_s=_UPSCALE_SECONDS,
+            downscale_delay_s=_DOWNSCALE_SECONDS,
+            policy=AutoscalingPolicy(
+                policy_function=_POLICY, policy_kwargs={"target_queued_tokens": scale.target_queued_tokens}
+            ),
+        )
+    }
+
+
+def deploy(options: ClusterOptions) -> None:
+    """Start Serve where it does not run, and start or update the application. Returns when all of it is ready."""
+    server = options.server
+    serve.start(proxy_location="EveryNode", http_options={"host": server.host, "port": server.port})
+    serve.run(make_app(options, server.api_key), name=APP_NAME, route_prefix="/")
+
+
+def is_deployed() -> bool:
+    """Does the application run on this cluster, in whatever state?"""
+    return APP_NAME in serve.status().applications
+
+
+def remove() -> None:
+    """End the application; what is in flight is answered first."""
+    serve.delete(APP_NAME)
+
+
+def serve_configuration(options: ClusterOptions) -> dict[str, Any]:
+    """For `serve deploy`, and for a RayService of KubeRay."""
+    return {
+        "proxy_location": "EveryNode",
+        "http_options": {"host": options.server.host, "port": options.server.port},
+        "applications": [
+            {
+                "name": APP_NAME,
+                "route_prefix": "/",
+                "import_path": f"{__name__}:build_app",
+                "args": options.to_json(),
+            }
+        ],
+    }

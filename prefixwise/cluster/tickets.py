@@ -1,0 +1,105 @@
+"""What the fronts and the routers in their processes share: a request's ticket, what is sent, who can be sent to."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, Protocol
+
+from prefixwise.cluster.request_key import RequestKey
+
+STEP_TOKENS = "step_tokens"  # what replicas call the size of their steps
+_numbers = count()
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """What a request says to the router."""
+
+    request: RequestKey
+    only: str | None = None  # a replica's name: this one or none
+    avoid: frozenset[str] = frozenset()  # replicas that have refused it: any other first
+    number: int = field(default_factory=lambda: next(_numbers), compare=False)  # of all tickets of this process
+
+
+class Ledger:
+    """Tokens that this process has sent to each replica and that have not come back.
+
+    The front opens a ticket before it sends the request and closes it when it has the answer; in between the router
+    says which replica it is for. (Serve's own hooks do not do: where its processes speak gRPC, a router hears that a
+    request was accepted when it has been answered, so one that the first choice had no room for counts there until
+    then.) They may run in two threads.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._replicas: dict[int, str | None] = {}  # by the number of each open ticket
+        self._tokens: dict[str, int] = {}  # by replica
+
+    @contextmanager
+    def open(self, ticket: Ticket) -> Iterator[None]:
+        with self._lock:
+            self._replicas[ticket.number] = None
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._add(self._replicas.pop(ticket.number), -ticket.request.tokens)
+
+    def assign(self, ticket: Ticket, replica: str | None) -> None:
+        """To this one, and no longer to another. A ticket that is not open is nobody's."""
+        tokens = ticket.request.tokens
+        with self._lock:
+            if ticket.number in self._replicas:
+                self._add(self._replicas[ticket.number], -tokens)
+                self._replicas[ticket.number] = replica
+                self._add(replica, tokens)
+
+    def _add(self, replica: str | None, tokens: int) -> None:
+        if replica is None:
+            return
+        self._tokens[replica] = self._tokens.get(replica, 0) + tokens
+        if not self._tokens[replica]:  # replicas come and go
+            del self._tokens[replica]
+
+    def tokens(self) -> Mapping[str, int]:
+        with self._lock:
+            return dict(self._tokens)
+
+
+_ledger = Ledger()
+
+
+def ledger() -> Ledger:
+    """The one of this process."""
+    return _ledger
+
+
+class KnowsReplicas(Protocol):
+    """A router."""
+
+    @property
+    def replica_names(self) -> list[str]: ...
+
+
+_routers: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def register_router(router: KnowsReplicas) -> None:
+    """Of this process."""
+    _routers.add(router)
+
+
+def known_replicas() -> list[str]:
+    """The names of all replicas that this process may send to."""
+    return sorted({name for router in list(_routers) for name in router.replica_names})
+
+
+def ticket_of(pending_request: Any) -> Ticket:
+    """The one that `front.py` puts beside every request; none where Serve asks on its own behalf."""
+    values = () if pending_request is None else (*pending_request.args, *pending_request.kwargs.values())
+    return next((value for value in values if isinstance(value, Ticket)), Ticket(RequestKey()))

@@ -1,0 +1,109 @@
+"""What a caller gets back: the last object on the data path, the same for Python and for HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from prefixwise.contract.errors import RequestError
+from prefixwise.contract.ragged import Ragged
+from prefixwise.contract.request import ScoreMode
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Tokens as the caller counts them: the prefix once, plus all items."""
+
+    prompt_tokens: int
+    cached_tokens: int = 0  # of these, prefix tokens that an earlier request had already computed
+
+    @property
+    def completion_tokens(self) -> int:
+        return 0  # scoring generates nothing
+
+    @property
+    def total_tokens(self) -> int:
+        return self.prompt_tokens + self.completion_tokens
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "total_tokens": self.total_tokens,
+            "completion_tokens": self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+        }
+
+
+@dataclass(frozen=True)
+class ItemError:
+    """Why one item has no score, where the request asked for a report and not for failure."""
+
+    index: int
+    code: str
+    message: str
+
+    @classmethod
+    def from_error(cls, index: int, error: RequestError) -> ItemError:
+        return cls(index, error.code, error.message)
+
+
+@dataclass(frozen=True)
+class Truncation:
+    """One item that `max_tokens_per_item` cut short."""
+
+    index: int
+    original_tokens: int
+    kept_tokens: int
+
+
+@dataclass(frozen=True)
+class RankedItem:
+    """One item in `ScoreResult.ranked()`."""
+
+    index: int  # where it stood in the request
+    item: str | list[int]
+    score: float  # the first column: what it was ranked by
+    scores: list[float]
+
+
+@dataclass(frozen=True, eq=False)  # eq: items may be arrays, which have no single truth value
+class ScoreResult:
+    """The scores of one request. Rows stand in item order, columns in label order."""
+
+    scores: list[list[float] | None]  # None where the item is in item_errors
+    items: Sequence[str] | Sequence[list[int]] | Ragged  # as they came
+    labels: tuple[str, ...]  # names for display
+    score_mode: ScoreMode
+    model: str
+    usage: Usage
+    truncated: tuple[Truncation, ...] = ()
+    item_errors: tuple[ItemError, ...] = ()
+    debug: Mapping[str, object] | None = None
+
+    def ranked(self) -> list[RankedItem]:
+        """Items best first by their first score, ties in item order; items without a score are left out."""
+        scored = [(index, row) for index, row in enumerate(self.scores) if row is not None]
+        scored.sort(key=lambda pair: -pair[1][0])  # the sort is stable, which keeps ties in item order
+        return [RankedItem(index, self._item(index), row[0], row) for index, row in scored]
+
+    def to_json(self) -> dict[str, object]:
+        """The body of a `/v1/score` response; the last three keys only when they hold something."""
+        body: dict[str, object] = {
+            "object": "scoring",
+            "model": self.model,
+            "scores": self.scores,
+            "usage": self.usage.to_json(),
+        }
+        if self.truncated:
+            body["truncated"] = [asdict(truncation) for truncation in self.truncated]
+        if self.item_errors:
+            body["item_errors"] = [asdict(error) for error in self.item_errors]
+        if self.debug:
+            body["debug"] = dict(self.debug)
+        return body
+
+    def _item(self, index: int) -> str | list[int]:
+        if isinstance(self.items, Ragged):
+            ids: list[int] = self.items[index].tolist()
+            return ids
+        return self.items[index]

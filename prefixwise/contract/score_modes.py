@@ -1,0 +1,87 @@
+"""From label logits to scores: the last arithmetic on the data path, on the host and in float64.
+
+    single-token labels     logits [I, L] (and log-normalizers [I])  -> scores_from_logits
+    labels of many tokens   log-probabilities [I, L]                 -> scores_from_logprobs
+
+A row's scores must not depend, bit for bit, on the rows beside it. NumPy adds up in another order along
+another memory layout, so both functions first copy their input to C order, where a row is summed by itself.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from prefixwise.contract.request import LabelScoring, ScoreMode
+
+Float32Array = NDArray[np.float32]
+Float64Array = NDArray[np.float64]
+
+
+def needs_normalizer(mode: ScoreMode, label_scoring: LabelScoring) -> bool:
+    """Whether the mode needs the log of the sum of exp over the whole vocabulary: every row of the head."""
+    return label_scoring == "sequence" or mode in ("prob", "logprob")
+
+
+def scores_from_logits(
+    mode: ScoreMode, label_logits: Float32Array, log_normalizers: Float32Array | None
+) -> Float64Array:
+    """Scores [I, C] of one-token labels; C is 1 for logit_diff and sigmoid, else L.
+
+    `label_logits` is [I, L]. `log_normalizers` [I] may be None unless `needs_normalizer`, else ValueError.
+    """
+    logits = _by_row(label_logits)
+    if mode in ("prob", "logprob"):
+        if log_normalizers is None:
+            raise ValueError(f"score mode {mode} needs log_normalizers, got None")
+        return _absolute(mode, logits - _by_row(log_normalizers)[:, None])
+    if mode == "logit":
+        return logits
+    if mode == "sigmoid" and logits.shape[1] == 1:
+        return sigmoid(logits)
+    return _relative(mode, logits)
+
+
+def scores_from_logprobs(mode: ScoreMode, label_logprobs: Float64Array) -> Float64Array:
+    """Scores [I, C] of labels of many tokens, from the sums [I, L] of their tokens' log-probabilities.
+
+    ValueError for the modes that need a raw logit: logit, and sigmoid of one label.
+    """
+    logprobs = _by_row(label_logprobs)
+    if mode == "logit" or (mode == "sigmoid" and logprobs.shape[1] == 1):
+        raise ValueError(f"score mode {mode} needs a raw logit, and a label of many tokens has none")
+    if mode in ("prob", "logprob"):
+        return _absolute(mode, logprobs)
+    return _relative(mode, logprobs)
+
+
+def _by_row(values: ArrayLike) -> Float64Array:
+    return np.array(values, np.float64, order="C")
+
+
+def _absolute(mode: ScoreMode, logprobs: Float64Array) -> Float64Array:
+    # A float32 normalizer may round to just below a near-certain label's logit; no probability exceeds 1.
+    logprobs = np.minimum(logprobs, 0.0)
+    return np.exp(logprobs) if mode == "prob" else logprobs
+
+
+def _relative(mode: ScoreMode, values: Float64Array) -> Float64Array:
+    """The modes that compare labels with each other, where logits and log-probabilities do alike."""
+    if mode == "softmax":
+        return _softmax(values)
+    if values.shape[1] != 2:
+        raise ValueError(f"score mode {mode} compares two labels, got {values.shape[1]}")
+    difference = values[:, :1] - values[:, 1:]
+    return difference if mode == "logit_diff" else sigmoid(difference)
+
+
+def _softmax(values: Float64Array) -> Float64Array:
+    powers: Float64Array = np.exp(values - values.max(axis=1, keepdims=True))
+    totals: Float64Array = powers.sum(axis=1, keepdims=True)
+    return powers / totals
+
+
+def sigmoid(values: Float64Array) -> Float64Array:
+    """1 / (1 + exp(-x)), with only negative numbers given to exp, so that it cannot overflow."""
+    small = np.exp(-np.abs(values))
+    return np.where(values >= 0, 1.0, small) / (1.0 + small)

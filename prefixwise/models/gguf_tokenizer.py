@@ -1,0 +1,177 @@
+"""The tokenizer in a GGUF file's metadata: a vocabulary, its merges, and the name of a split rule.
+
+Two kinds: byte-level BPE (`gpt2`: Qwen, Llama 3, SmolLM2, Mistral Nemo) and SentencePiece (`llama`: Llama 2,
+Mistral, Gemma). The rules follow each model's own tokenizer, and llama.cpp where the file is the only source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
+from tokenizers.models import BPE
+
+from prefixwise.contract.errors import TokenizerError
+from prefixwise.models.gguf_file import GgufFile
+from prefixwise.models.tokenizer_files import TokenizerFiles
+
+_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # values of `token_type` that the text is searched for
+_ROLES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+_SPACE = "▁"  # how SentencePiece writes a space
+
+_LLAMA3_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_QWEN2_SPLIT = _LLAMA3_SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")
+_TEKKEN_SPLIT = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+@dataclass(frozen=True)
+class _SplitRule:
+    """How text is cut before the merges, and what else goes with that choice."""
+
+    pattern: str | None = None  # None: GPT-2's
+    single_digits: bool = False
+    nfc: bool = False
+    ignore_merges: bool = False  # a piece that is a token needs no merges
+    adds_bos: bool = False  # where the file does not say
+
+
+_LLAMA3 = _SplitRule(_LLAMA3_SPLIT, ignore_merges=True, adds_bos=True)
+_SPLIT_RULES: dict[str, _SplitRule] = {  # by `tokenizer.ggml.pre`
+    "default": _SplitRule(),
+    "gpt-2": _SplitRule(),
+    "llama-bpe": _LLAMA3,
+    "llama-v3": _LLAMA3,
+    "llama3": _LLAMA3,
+    "qwen2": _SplitRule(_QWEN2_SPLIT, nfc=True),
+    "smollm": _SplitRule(single_digits=True),
+    "tekken": _SplitRule(_TEKKEN_SPLIT, ignore_merges=True, adds_bos=True),
+}
+
+
+def read_gguf_tokenizer(file: GgufFile) -> TokenizerFiles:
+    """Build the tokenizer of the file; raises TokenizerError when there is none, or none that we know."""
+    builders: dict[str, Callable[[Mapping[str, Any]], tuple[Tokenizer, bool]]]
+    builders = {"gpt2": _byte_level, "llama": _sentencepiece}
+    metadata = _tokenizer_metadata(file.metadata)
+    if file.metadata.get("general.architecture") == "gemma":  # whose scores do not follow the order of its merges
+        metadata["scores"] = -np.arange(len(metadata.get("tokens", ())), dtype=np.float32)
+    kind = metadata.get("model")
+    if kind is None or "tokens" not in metadata:
+        raise TokenizerError(f"{file.path} has no tokenizer, so text cannot be tokenized; send token ids instead")
+    if kind not in builders:
+        raise TokenizerError(f"{file.path}: unsupported tokenizer {kind!r}; supported: {', '.join(builders)}")
+    try:
+        tokenizer, adds_bos = builders[kind](metadata)
+    except TokenizerError:
+        raise
+    except KeyError as error:
+        raise TokenizerError(f"{file.path}: its tokenizer lacks {error}, which {kind!r} needs") from None
+    except Exception as error:  # the tokenizers library raises bare Exception for every fault of a vocabulary
+        raise TokenizerError(f"{file.path}: its tokenizer cannot be built: {error}") from None
+    special_ids = _add_whole_tokens(tokenizer, metadata)
+    leading_ids = _leading_ids(metadata, adds_bos)
+    template = file.metadata.get("tokenizer.chat_template")
+    return TokenizerFiles(tokenizer, leading_ids, template, special_ids, _special_tokens(metadata))
+
+
+def _tokenizer_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    prefix = "tokenizer.ggml."
+    return {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
+
+
+def _byte_level(metadata: Mapping[str, Any]) -> tuple[Tokenizer, bool]:
+    rule = _split_rule(metadata.get("pre", "default"))
+    merges = [_merge_pair(merge) for merge in metadata["merges"]]
+    tokenizer = Tokenizer(BPE(_vocabulary(metadata["tokens"]), merges, ignore_merges=rule.ignore_merges))
+    if rule.nfc:
+        tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = _pre_tokenizer(rule)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer, rule.adds_bos
+
+
+def _split_rule(name: str) -> _SplitRule:
+    if name not in _SPLIT_RULES:
+        raise TokenizerError(f"unsupported pre-tokenizer {name!r}; supported: {', '.join(_SPLIT_RULES)}")
+    return _SPLIT_RULES[name]
+
+
+def _pre_tokenizer(rule: _SplitRule) -> pre_tokenizers.PreTokenizer:
+    steps: list[pre_tokenizers.PreTokenizer] = []
+    if rule.single_digits:
+        steps.append(pre_tokenizers.Digits(individual_digits=True))
+    if rule.pattern is not None:
+        steps.append(pre_tokenizers.Split(Regex(rule.pattern), behavior="isolated"))
+    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=rule.pattern is None))
+    return pre_tokenizers.Sequence(steps)
+
+
+def _merge_pair(merge: str) -> tuple[str, str]:
+    """`Ġ t` to its two halves; the first character is never the separator."""
+    space = merge.index(" ", 1)
+    return merge[:space], merge[space + 1 :]
+
+
+def _sentencepiece(metadata: Mapping[str, Any]) -> tuple[Tokenizer, bool]:
+    tokens: list[str] = metadata["tokens"]
+    unknown = tokens[metadata.get("unknown_token_id", 0)]
+    merges = _merges_from_scores(tokens, metadata["scores"].tolist())
+    tokenizer = Tokenizer(BPE(_vocabulary(tokens), merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
+    add_prefix = bool(metadata.get("add_space_prefix", True))
+    prefix = [normalizers.Prepend(_SPACE)] if add_prefix else []
+    tokenizer.normalizer = normalizers.Sequence([*prefix, normalizers.Replace(" ", _SPACE)])
+    strip = [decoders.Strip(" ", 1, 0)] if add_prefix else []
+    steps = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
+    tokenizer.decoder = decoders.Sequence(steps)
+    return tokenizer, True
+
+
+def _vocabulary(tokens: Sequence[str]) -> dict[str, int]:
+    return {token: index for index, token in enumerate(tokens)}
+
+
+def _merges_from_scores(tokens: Sequence[str], scores: Sequence[float]) -> list[tuple[str, str]]:
+    """SentencePiece joins the neighbours whose union scores best: every cut of a token in two is a merge,
+    best tokens first. Among the cuts of one token, longer left parts come first, as Hugging Face has it."""
+    known = set(tokens)
+    cuts = [
+        (-score, -cut, -len(token), index, token[:cut], token[cut:])
+        for index, (token, score) in enumerate(zip(tokens, scores, strict=True))
+        for cut in range(1, len(token))
+        if token[:cut] in known and token[cut:] in known
+    ]
+    return [(left, right) for *_, left, right in sorted(cuts)]
+
+
+def _add_whole_tokens(tokenizer: Tokenizer, metadata: Mapping[str, Any]) -> frozenset[int]:
+    """Add the tokens that are found in text as they stand, before any merge; returns the special ids."""
+    tokens: list[str] = metadata["tokens"]
+    types = metadata.get("token_type", ())
+    special = {index for index, kind in enumerate(types) if kind in (_CONTROL, _UNKNOWN)}
+    special |= {metadata[key] for key in ("bos_token_id", "eos_token_id") if key in metadata}
+    plain = [index for index, kind in enumerate(types) if kind == _USER_DEFINED and index not in special]
+    tokenizer.add_special_tokens([AddedToken(tokens[i], special=True, normalized=False) for i in sorted(special)])
+    tokenizer.add_tokens([AddedToken(tokens[i], special=False, normalized=False) for i in plain])
+    return frozenset(special)
+
+
+def _special_tokens(metadata: Mapping[str, Any]) -> dict[str, str]:
+    """The texts of the tokens that have a role, by Hugging Face's names for the roles."""
+    tokens: list[str] = metadata["tokens"]
+    ids = {role: metadata.get(f"{name}_token_id") for role, name in _ROLES.items()}
+    return {role: tokens[index] for role, index in ids.items() if isinstance(index, int) and 0 <= index < len(tokens)}
+
+
+def _leading_ids(metadata: Mapping[str, Any], adds_bos: bool) -> tuple[int, ...]:
+    wanted = metadata.get("add_bos_token", adds_bos) and "bos_token_id" in metadata
+    return (metadata["bos_token_id"],) if wanted else ()

@@ -1,0 +1,271 @@
+"""A model folder in Hugging Face's layout: config.json, one or several safetensors files, tokenizer.json."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prefixwise.contract.errors import ModelLoadError, TokenizerError
+from prefixwise.models.checkpoint import (
+    Checkpoint,
+    StoredTensor,
+    as_float32,
+    check_layer_count,
+    check_nothing_left,
+    check_tensors,
+    names_of,
+)
+from prefixwise.models.config import Activation, Llama3Scaling, ModelConfig, RopeConfig, parameter_shapes
+from prefixwise.models.families import (
+    HF_CLASSIFIER_BIAS,
+    HF_CLASSIFIER_HEAD,
+    HF_TENSOR_NAMES,
+    Family,
+    family_of_hf,
+    stored_name,
+)
+from prefixwise.models.safetensors_file import open_safetensors
+from prefixwise.models.tokenizer_files import TokenizerFiles
+
+_Q_BIAS = stored_name("layers.0.q_bias", HF_TENSOR_NAMES, "model.layers")
+_ACTIVATIONS: dict[Activation, str] = {"silu": "silu", "gelu_tanh": "gelu_pytorch_tanh"}  # by their names there
+_MOST_CLASSES = 2
+_ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")
+
+
+@dataclass(frozen=True)
+class OnePlusTensor(StoredTensor):
+    """What Gemma's norms multiply by: 1 + the stored weights, in float32 as it adds them itself."""
+
+    stored: StoredTensor
+
+    def read_rows(self, start: int, stop: int) -> NDArray[np.float32]:
+        return np.float32(1.0) + as_float32(self.stored.read_rows(start, stop), self.stored.dtype)
+
+
+def open_hf_folder(path: Path, name: str) -> Checkpoint:
+    """Open the folder; tensors are mapped, not read."""
+    raw = _read_json(path / "config.json")
+    architectures = raw.get("architectures") or []
+    family = family_of_hf(architectures)
+    stored = _open_weight_files(path)
+    is_classifier = not any(each in family.hf_architectures for each in architectures)
+    config = _model_config(raw, family, stored, _num_classes(stored) if is_classifier else 0)
+    check_layer_count(config, stored, "model.layers")
+    names = HF_TENSOR_NAMES | ({"head": HF_CLASSIFIER_HEAD} if is_classifier else {})
+    file_names = {key: stored_name(key, names, "model.layers") for key in parameter_shapes(config)}
+    tensors = {key: stored[file_name] for key, file_name in file_names.items() if file_name in stored}
+    check_tensors(config, tensors, file_names)
+    check_nothing_left(config, stored, file_names, "model.layers")
+    if family.one_plus_norms:
+        tensors = {key: _one_plus(tensor) if key.endswith("_norm") else tensor for key, tensor in tensors.items()}
+    known_names = names_of(name, path, raw.get("_name_or_path"))
+    return Checkpoint(name, path, config, tensors, lambda: read_tokenizer_folder(path), known_names)
+
+
+def describe_hf_model(raw: Mapping[str, Any]) -> ModelConfig:
+    """What a config.json says of a model whose weights are not here."""
+    architectures = raw.get("architectures") or []
+    family = family_of_hf(architectures)
+    if not any(each in family.hf_architectures for each in architectures):
+        raise ModelLoadError("a classifier cannot be described without its weights, which have its number of classes")
+    return _model_config(raw, family, {}, 0)
+
+
+def describe_hf_folder(path: Path) -> ModelConfig:
+    """By its config.json alone."""
+    return describe_hf_model(_read_json(path / "config.json"))
+
+
+def _one_plus(tensor: StoredTensor) -> StoredTensor:
+    return OnePlusTensor(tensor.shape, "float32", tensor)
+
+
+def _num_classes(stored: Mapping[str, StoredTensor]) -> int:
+    """Of a reranker that was turned into a classifier: one row is the score, two are `no` and `yes`."""
+    if HF_CLASSIFIER_HEAD not in stored:
+        raise ModelLoadError(f"the checkpoint lacks the tensor {HF_CLASSIFIER_HEAD!r}, the head of a classifier")
+    if HF_CLASSIFIER_BIAS in stored:
+        raise ModelLoadError(f"unsupported: the classifier has a bias, {HF_CLASSIFIER_BIAS!r}; expected one without")
+    shape = stored[HF_CLASSIFIER_HEAD].shape
+    if len(shape) != 2 or not 1 <= shape[0] <= _MOST_CLASSES:
+        raise ModelLoadError(
+            f"unsupported: a classifier whose {HF_CLASSIFIER_HEAD!r} has shape {list(shape)}; "
+            "expected a reranker's, with one row (the score) or two (no, yes)"
+        )
+    return shape[0]
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelLoadError(f"{path} is not JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise ModelLoadError(f"{path}: expected a JSON object, got {type(content).__name__}")
+    return content
+
+
+def _open_weight_files(path: Path) -> dict[str, StoredTensor]:
+    tensors: dict[str, StoredTensor] = {}
+    for file in _weight_file_names(path):
+        if not (path / file).is_file():
+            raise ModelLoadError(f"{path} lacks the weight file {file}{_other_formats(path)}")
+        tensors |= open_safetensors(path / file)
+    return tensors
+
+
+def _weight_file_names(path: Path) -> list[str]:
+    index = path / "model.safetensors.index.json"
+    if not index.is_file():
+        return ["model.safetensors"]
+    weight_map = _read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
+        raise ModelLoadError(f"{index} lacks 'weight_map', which says which file holds which tensor")
+    return sorted(set(weight_map.values()))
+
+
+def _other_formats(path: Path) -> str:
+    """A hint for folders that hold their weights in a format that can run code when it is opened."""
+    pickled = sorted(entry.name for entry in path.glob("*.bin"))
+    return f" (it has {pickled[0]}; convert it to safetensors)" if pickled else ""
+
+
+def _model_config(
+    raw: Mapping[str, Any], family: Family, stored: Mapping[str, StoredTensor], num_classes: int
+) -> ModelConfig:
+    _check_activation(raw, family)
+    if raw.get("use_bidirectional_attention"):
+        raise ModelLoadError("unsupported: 'use_bidirectional_attention' is set; expected a causal model")
+    is_tied = bool(raw.get("tie_word_embeddings", HF_TENSOR_NAMES["head"] not in stored))
+    try:
+        num_heads = int(raw["num_attention_heads"])
+        model_size = int(raw["hidden_size"])
+        return ModelConfig(
+            family=family.name,
+            vocab_size=int(raw["vocab_size"]),
+            model_size=model_size,
+            mlp_size=int(raw["intermediate_size"]),
+            num_layers=int(raw["num_hidden_layers"]),
+            num_heads=num_heads,
+            num_kv_heads=int(raw.get("num_key_value_heads") or num_heads),
+            head_size=int(raw.get("head_dim") or model_size // max(1, num_heads)),
+            norm_eps=float(raw["rms_norm_eps"]),
+            rope=_rope_config(raw),
+            qkv_bias=family.qkv_bias or _Q_BIAS in stored,
+            qk_norm=family.qk_norm,
+            tied_head=is_tied and not num_classes,
+            max_context_len=_max_context_len(raw, family),
+            activation=family.activation,
+            embedding_scale=family.embedding_scale(model_size),
+            float32_norms=family.one_plus_norms,
+            num_classes=num_classes,
+        )
+    except KeyError as error:
+        raise ModelLoadError(f"config.json lacks {error}, which a {family.title} model needs") from None
+    except (TypeError, ValueError) as error:  # null or words where a number should be
+        raise ModelLoadError(f"config.json holds something that is not a number: {error}") from None
+
+
+def _check_activation(raw: Mapping[str, Any], family: Family) -> None:
+    """Gemma's first configs say `hidden_act: gelu` and mean its approximation; later ones have `hidden_activation`."""
+    expected = _ACTIVATIONS[family.activation]
+    says = raw.get("hidden_activation") or raw.get("hidden_act") or expected
+    is_legacy = family.activation == "gelu_tanh" and says == "gelu" and not raw.get("hidden_activation")
+    if says != expected and not is_legacy:
+        raise ModelLoadError(f"unsupported activation {says!r}; supported: {expected}")
+
+
+def _max_context_len(raw: Mapping[str, Any], family: Family) -> int:
+    """Sliding windows are not implemented: within one window they change nothing, so that is the limit."""
+    positions = int(raw["max_position_embeddings"])
+    is_used = raw.get("use_sliding_window", family.name == "mistral")  # Qwen has a switch, Mistral has none
+    window = raw.get("sliding_window") if is_used else None
+    return min(positions, int(window)) if window else positions
+
+
+def _rope_config(raw: Mapping[str, Any]) -> RopeConfig:
+    """Reads both spellings: `rope_theta` + `rope_scaling`, and `rope_parameters` of transformers 5."""
+    parameters = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    if not isinstance(parameters, Mapping):
+        raise ModelLoadError(f"config.json: rope_parameters must be an object, got {parameters!r}")
+    theta = float(parameters.get("rope_theta") or raw.get("rope_theta") or 10_000.0)
+    kind = parameters.get("rope_type") or parameters.get("type") or "default"
+    if kind == "default":
+        return RopeConfig(theta)
+    if kind == "linear":
+        return RopeConfig(theta, linear_factor=float(parameters["factor"]))
+    if kind == "llama3":
+        return RopeConfig(theta, llama3=_llama3_scaling(parameters))
+    raise ModelLoadError(f"unsupported rope scaling {kind!r}; supported: default, linear, llama3")
+
+
+def _llama3_scaling(parameters: Mapping[str, Any]) -> Llama3Scaling:
+    return Llama3Scaling(
+        factor=float(parameters["factor"]),
+        low_freq_factor=float(parameters["low_freq_factor"]),
+        high_freq_factor=float(parameters["high_freq_factor"]),
+        original_context_len=int(parameters["original_max_position_embeddings"]),
+    )
+
+
+def read_tokenizer_folder(path: Path) -> TokenizerFiles:
+    """tokenizer.json, and the chat template and special tokens from wherever the folder keeps them."""
+    from tokenizers import Tokenizer
+
+    file = path / "tokenizer.json"
+    if not file.is_file():
+        raise TokenizerError(f"{path} has no tokenizer.json, so text cannot be tokenized; send token ids instead")
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises bare Exception for every fault of the file
+        raise TokenizerError(f"{file} cannot be read: {error}") from None
+    added = tokenizer.get_added_tokens_decoder()
+    special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+    config = _read_optional_json(path / "tokenizer_config.json")
+    return TokenizerFiles(
+        tokenizer, _leading_ids(tokenizer), _chat_template(path, config), special_ids, _special_tokens(path, config)
+    )
+
+
+def _leading_ids(tokenizer: Any) -> tuple[int, ...]:
+    """What the post-processor puts before a text: `<s>` for Llama, nothing for Qwen."""
+    bare: list[int] = tokenizer.encode("a", add_special_tokens=False).ids
+    full: list[int] = tokenizer.encode("a", add_special_tokens=True).ids
+    for start in range(len(full) - len(bare) + 1):
+        if full[start : start + len(bare)] == bare:
+            return tuple(full[:start])
+    return ()
+
+
+def _chat_template(path: Path, config: Mapping[str, Any]) -> str | None:
+    if (path / "chat_template.jinja").is_file():
+        return (path / "chat_template.jinja").read_text(encoding="utf-8")
+    template = config.get("chat_template")
+    if isinstance(template, list):  # several, by name
+        named = (each for each in template if isinstance(each, dict) and each.get("name") == "default")
+        template = next(named, {}).get("template")
+    return template if isinstance(template, str) else None
+
+
+def _special_tokens(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """The texts of the tokens that have a role: from tokenizer_config.json, and the older special_tokens_map.json."""
+    older = _read_optional_json(path / "special_tokens_map.json")
+    found = {role: _token_text(config.get(role)) or _token_text(older.get(role)) for role in _ROLES}
+    return {role: text for role, text in found.items() if text is not None}
+
+
+def _token_text(token: object) -> str | None:
+    """Of a token that is written as its text, or as an object that holds it."""
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) and text else None
+
+
+def _read_optional_json(path: Path) -> dict[str, Any]:
+    return _read_json(path) if path.is_file() else {}

@@ -1,0 +1,54 @@
+/** The live strip: the server's own figures, each second, while somebody looks. */
+import { getText, numKeys } from "./api.js";
+import { byId, shortNumber } from "./dom.js";
+
+const EVERY_MS = 1000;
+
+/** Start; it goes on until the page is closed. */
+export function keepLive() {
+  let before = null;
+  let refusedAt = -1; // the number of keys with which the server refused to answer
+  async function look() {
+    if (refusedAt === numKeys()) return;
+    if (document.visibilityState !== "visible") {
+      before = null;
+      return;
+    }
+    try {
+      const now = { at: performance.now(), ...readMetrics(await getText("/metrics")) };
+      show(now, before);
+      before = now;
+    } catch (error) {
+      if (error.status === 401) refusedAt = numKeys();
+      before = null;
+      show(null, null);
+    }
+  }
+  look();
+  setInterval(look, EVERY_MS);
+  document.addEventListener("visibilitychange", look);
+}
+
+/** The figures by name, of Prometheus' text format; those with labels are left out. */
+export function readMetrics(text) {
+  const found = {};
+  for (const line of text.split("\n")) {
+    const match = /^prefixwise:(\w+) ([-+.\deE]+)$/.exec(line);
+    if (match) found[match[1]] = Number(match[2]);
+  }
+  return found;
+}
+
+function show(now, before) {
+  const put = (id, value) => {
+    byId(id).textContent = value === null || !Number.isFinite(value) ? "–" : shortNumber(value);
+  };
+  const seconds = now && before ? (now.at - before.at) / 1000 : 0;
+  const rate = seconds ? (now.items_scored_total - before.items_scored_total) / seconds : null;
+  put("live-items", rate === null ? null : Math.round(rate));
+  put("live-running", now?.requests_running ?? null);
+  put("live-waiting", now?.requests_waiting ?? null);
+  const queried = now?.prefix_cache_queried_tokens_total;
+  byId("live-hits").textContent = queried
+    ? `${Math.round((100 * now.prefix_cache_hit_tokens_total) / queried)} %` : "–";
+}

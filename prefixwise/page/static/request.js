@@ -1,0 +1,93 @@
+/** From the state to a request, and the request in the words of other programs. */
+
+/** `{path, body}` of what the form asks for. */
+export function buildRequest(state, items) {
+  return state.task === "rerank" ? rerankRequest(state, items) : scoreRequest(state, items);
+}
+
+function scoreRequest(state, items) {
+  const body = {
+    query: state.query,
+    items,
+    labels: labelsOf(state),
+    score_mode: state.scoreMode,
+    label_scoring: state.labelScoring,
+  };
+  if (state.itemFirst) body.item_first = true;
+  if (state.suffix) body.suffix = state.suffix;
+  if (state.algorithm !== "auto") body.algorithm = state.algorithm;
+  return { path: "/v1/score", body };
+}
+
+function rerankRequest(state, items) {
+  const body = { query: state.query, documents: items };
+  if (state.profile) body.profile = state.profile;
+  if (state.instruction) body.instruction = state.instruction;
+  if (state.algorithm !== "auto") body.algorithm = state.algorithm;
+  return { path: "/v1/rerank", body };
+}
+
+/** The labels, with the spaces before them. */
+export function labelsOf(state) {
+  return state.labels.split("\n").filter((line) => line.trim() !== "");
+}
+
+/** The same request with other items. */
+export function withItems(request, items) {
+  const name = itemsField(request);
+  return { ...request, body: { ...request.body, [name]: items } };
+}
+
+/** The same request with more fields. */
+export function withFields(request, fields) {
+  return { ...request, body: { ...request.body, ...fields } };
+}
+
+export const itemsOf = (request) => request.body[itemsField(request)];
+
+/** An item in the API's own words. */
+export const itemName = (request, index) => `${itemsField(request)}[${index}]`;
+
+const itemsField = (request) => ("documents" in request.body ? "documents" : "items");
+
+/** As a shell takes it. */
+export function asCurl(request, origin, needsKey) {
+  const key = needsKey ? ' \\\n  -H "Authorization: Bearer $PREFIXWISE_API_KEY"' : "";
+  const data = JSON.stringify(request.body, null, 1).replaceAll("'", "'\\''");
+  return `curl -s ${origin}${request.path}${key} \\\n  -H 'Content-Type: application/json' \\\n  -d '${data}'`;
+}
+
+/** A program that needs nothing but Python. */
+export function asPython(request, origin, needsKey) {
+  const key = needsKey ? `\n    "Authorization": "Bearer " + os.environ["PREFIXWISE_API_KEY"],` : "";
+  return `import json
+${needsKey ? "import os\n" : ""}from urllib.request import Request, urlopen
+
+body = ${pythonLiteral(request.body, 0)}
+headers = {
+    "Content-Type": "application/json",${key}
+}
+request = Request("${origin}${request.path}", json.dumps(body).encode(), headers)
+with urlopen(request) as response:
+    print(json.dumps(json.load(response), indent=2))
+`;
+}
+
+/** The body alone. */
+export const asJson = (request) => JSON.stringify(request.body, null, 2);
+
+function pythonLiteral(value, depth) {
+  const pad = "    ".repeat(depth + 1);
+  const close = `\n${"    ".repeat(depth)}`;
+  if (value === true) return "True";
+  if (value === false) return "False";
+  if (value === null) return "None";
+  if (Array.isArray(value)) {
+    return `[${value.map((each) => `\n${pad}${pythonLiteral(each, depth + 1)},`).join("")}${value.length ? close : ""}]`;
+  }
+  if (typeof value === "object") {
+    const entries = Object.entries(value).map(([name, each]) => `\n${pad}"${name}": ${pythonLiteral(each, depth + 1)},`);
+    return `{${entries.join("")}${close}}`;
+  }
+  return JSON.stringify(value);
+}

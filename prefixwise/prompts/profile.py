@@ -1,0 +1,265 @@
+"""A reranker profile: how a query and a document become tokens, which labels are read, what makes the relevance.
+
+A profile is data, a TOML file (`profiles/` holds those that come with the package). This module is its format, and
+the validator that says what is wrong with one.
+
+    before   pieces of fixed text                      each piece is tokenized on its own,
+    body     pieces; the last one ends in {document}   and the ids are joined
+    after    pieces that follow every document, and are never cut
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from string import Formatter
+from typing import Literal, get_args
+
+from prefixwise.contract.describe import describe
+from prefixwise.contract.errors import ProfileError
+from prefixwise.contract.relevance import RelevanceKind
+
+FORMAT = 1
+PLACEHOLDERS = ("query", "document", "instruction")
+
+# What makes the relevance of the labels' logits, the first label being the one that speaks for the document:
+# its part of the softmax over the labels; its logit; its logit minus the second's; its probability among all tokens.
+# `from_request`: nothing does, labels and score mode are the request's (`/v1/score` only).
+Relevance = RelevanceKind | Literal["from_request"]
+RELEVANCES: tuple[Relevance, ...] = (*get_args(RelevanceKind), "from_request")
+NUM_LABELS = {"softmax": (2, None), "logit": (1, 1), "logit_diff": (2, 2), "prob": (1, 1), "from_request": (0, 0)}
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Text that is tokenized on its own, with placeholders in braces (and braces doubled, as in `str.format`)."""
+
+    text: str
+    without_instruction: str | None = None  # what stands here where there is none; None: the same text
+
+    def template(self, instruction: str | None) -> str:
+        """The text to be filled in."""
+        if instruction or self.without_instruction is None:
+            return self.text
+        return self.without_instruction
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One profile, legal in itself. Whether a tokenizer has its labels is known when the two meet."""
+
+    name: str
+    description: str
+    relevance: Relevance
+    labels: tuple[str, ...]  # one token each, the positive one first
+    before: tuple[Piece, ...]
+    body: tuple[Piece, ...]
+    after: tuple[Piece, ...]
+    special_tokens: tuple[str, ...] = ()  # that its pieces spell out; a tokenizer without them is another model's
+    add_bos: bool = False  # begin with what the tokenizer begins a prompt with
+    chat: bool = False  # all pieces together are a user's message in the checkpoint's own chat template
+    without_chat_template: str | None = None  # the profile to use where there is no such template
+    instruction: str | None = None  # where the request has none
+    max_context_len: int | None = None  # tokens; a document that would make it more is cut
+    max_body_len: int | None = None  # the same, counted without `before` and `after`
+    max_query_len: int | None = None  # of the pieces of the body that have {query}; more is an error
+    names: tuple[str, ...] = ()  # of checkpoints that want this profile: patterns as in file names, in lower case
+    families: tuple[str, ...] = ()  # those that such a checkpoint may belong to; none: any
+
+    @property
+    def can_rerank(self) -> bool:
+        return self.relevance != "from_request"
+
+    @property
+    def kind(self) -> RelevanceKind:
+        """Of a profile that can rerank."""
+        assert self.relevance != "from_request", "nobody reranks with such a profile"
+        return self.relevance
+
+    @property
+    def takes_instruction(self) -> bool:
+        pieces = (*self.before, *self.body, *self.after)
+        return any("instruction" in placeholders(piece.text) for piece in pieces)
+
+
+def placeholders(template: str) -> list[str]:
+    """The names in braces, in their order. Raises ValueError for braces that do not match."""
+    return [name for _, name, _, _ in Formatter().parse(template) if name is not None]
+
+
+def parse_profile(data: Mapping[str, object], origin: str) -> Profile:
+    """`origin` says where it came from. Raises ProfileError, which names all that is wrong."""
+    reader = _Reader(data)
+    profile = _read(reader)
+    problems = [*reader.problems, *reader.unread(), *(_contradictions(profile) if not reader.problems else ())]
+    if problems:
+        raise ProfileError(f"{origin} is no profile: {'; '.join(problems)}")
+    return profile
+
+
+def _read(reader: _Reader) -> Profile:
+    prompt, recognise = reader.table("prompt"), reader.table("recognise")
+    version = reader.integer("format")
+    if version not in (None, FORMAT):
+        reader.problems.append(f"format must be {FORMAT}, got {version}")
+    profile = Profile(
+        name=reader.text("name") or "",
+        description=reader.text("description", "") or "",
+        relevance=reader.one_of("relevance", RELEVANCES),
+        labels=reader.texts("labels"),
+        before=prompt.pieces("before"),
+        body=prompt.pieces("body"),
+        after=prompt.pieces("after"),
+        special_tokens=prompt.texts("special_tokens"),
+        add_bos=prompt.boolean("add_bos"),
+        chat=prompt.boolean("chat"),
+        without_chat_template=prompt.text("without_chat_template", None),
+        instruction=reader.text("instruction", None),
+        max_context_len=prompt.integer("max_context_len"),
+        max_body_len=prompt.integer("max_body_len"),
+        max_query_len=prompt.integer("max_query_len"),
+        names=recognise.texts("names"),
+        families=recognise.texts("families"),
+    )
+    for table in (prompt, recognise):
+        reader.problems += [*table.problems, *table.unread()]
+    return profile
+
+
+class _Reader:
+    """A table of the file, and what was found wrong with it. Missing and wrong values are read as something legal."""
+
+    def __init__(self, data: Mapping[str, object], path: str = "") -> None:
+        self._data = data
+        self._path = path
+        self._read: set[str] = set()
+        self.problems: list[str] = []
+
+    def unread(self) -> list[str]:
+        """Keys that mean nothing, which is most likely a slip of the pen."""
+        known = ", ".join(sorted(self._read))
+        return [f"{self._path}{key} is unknown; expected {known}" for key in self._data if key not in self._read]
+
+    def table(self, key: str) -> _Reader:
+        value = self._get(key, {}, lambda value: isinstance(value, Mapping), "a table")
+        return _Reader(value, f"{self._path}{key}.")  # type: ignore[arg-type]
+
+    def text(self, key: str, *default: str | None) -> str | None:
+        """Required unless there is a default."""
+        if key not in self._data and not default:
+            self._read.add(key)
+            self.problems.append(f"{self._path}{key} is missing; expected a string")
+            return None
+        otherwise = default[0] if default else None
+        return self._get(key, otherwise, _is_text, "a string that is not empty")  # type: ignore[return-value]
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        def is_good(value: object) -> bool:
+            return isinstance(value, list) and all(map(_is_text, value))
+
+        return tuple(self._get(key, [], is_good, "a list of strings, none of them empty"))  # type: ignore[arg-type]
+
+    def integer(self, key: str) -> int | None:
+        def is_good(value: object) -> bool:
+            return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+        return self._get(key, None, is_good, "an integer of 1 or more")  # type: ignore[return-value]
+
+    def boolean(self, key: str) -> bool:
+        return bool(self._get(key, False, lambda value: isinstance(value, bool), "true or false"))
+
+    def one_of(self, key: str, choices: tuple[Relevance, ...]) -> Relevance:
+        expected = f"one of {', '.join(choices)}"
+        if key not in self._data:
+            self.problems.append(f"{self._path}{key} is missing; expected {expected}")
+
+        def is_good(value: object) -> bool:
+            return isinstance(value, str) and value in choices
+
+        return self._get(key, choices[0], is_good, expected)  # type: ignore[return-value]
+
+    def pieces(self, key: str) -> tuple[Piece, ...]:
+        values = self._get(key, [], lambda value: isinstance(value, list), "a list of pieces")
+        assert isinstance(values, list), "checked, or the default"
+        return tuple(self._piece(value, f"{self._path}{key}[{i}]") for i, value in enumerate(values))
+
+    def _get(self, key: str, default: object, is_good: Callable[[object], bool], expected: str) -> object:
+        self._read.add(key)
+        if key not in self._data:
+            return default
+        value = self._data[key]
+        if is_good(value):
+            return value
+        self.problems.append(f"{self._path}{key} must be {expected}, got {describe(value)}")
+        return default
+
+    def _piece(self, value: object, path: str) -> Piece:
+        if isinstance(value, str):
+            value = {"text": value}
+        if not isinstance(value, Mapping):
+            self.problems.append(f"{path} must be a string or a table with text, got {describe(value)}")
+            return Piece("")
+        table = _Reader(value, f"{path}.")
+        piece = Piece(table.text("text") or "", table.text("without_instruction", None))
+        for text in (piece.text, piece.without_instruction or ""):
+            table.problems += _template_problems(text, path)
+        self.problems += [*table.problems, *table.unread()]
+        return piece
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
+def _template_problems(text: str, path: str) -> Iterable[str]:
+    expected = ", ".join(f"{{{name}}}" for name in PLACEHOLDERS)
+    try:
+        fields = list(Formatter().parse(text))
+    except ValueError as error:
+        yield f"{path}: {error}; a brace that is meant as one is written twice"
+        return
+    for _, name, spec, conversion in fields:
+        if name is not None and (name not in PLACEHOLDERS or spec or conversion):
+            shown = f"{{{name}{'!' + conversion if conversion else ''}{':' + spec if spec else ''}}}"
+            yield f"{path}: unknown placeholder {shown}; expected {expected}, or braces written twice"
+
+
+def _contradictions(profile: Profile) -> Iterable[str]:
+    yield from _label_problems(profile)
+    pieces = (*profile.before, *profile.body, *profile.after)
+    texts = [text for piece in pieces for text in (piece.text, piece.without_instruction) if text is not None]
+    used = [name for text in texts for name in placeholders(text)]
+    for instruction in ("some", None):
+        if not any("query" in placeholders(piece.template(instruction)) for piece in pieces):
+            where = "with an instruction" if instruction else "without an instruction"
+            yield f"{{query}} stands nowhere in a prompt {where}; expected it in prompt.body"
+            break
+    if used.count("document") != 1 or not profile.body or not profile.body[-1].text.endswith("{document}"):
+        yield "{document} must stand once, at the very end of the last piece of prompt.body"
+    if any("document" in placeholders(piece.without_instruction or "") for piece in pieces):
+        yield "{document} cannot stand in without_instruction"
+    if any("query" in placeholders(piece.text) for piece in profile.before):
+        yield "prompt.before is fixed text: {query} must stand in prompt.body"
+    for token in profile.special_tokens:
+        if not any(token in text for text in texts):
+            yield f"prompt.special_tokens: {token} stands in no piece"
+    if profile.instruction is not None and not profile.takes_instruction:
+        yield "instruction has no {instruction} to stand in"
+    if profile.without_chat_template is not None and not profile.chat:
+        yield "prompt.without_chat_template means something with prompt.chat = true only"
+    if profile.max_query_len is not None and "query" in placeholders(profile.body[-1].text if profile.body else ""):
+        yield "prompt.max_query_len: {query} must stand in a piece of its own, without {document}"
+    if profile.chat and not profile.after:
+        yield "prompt.after must hold something with prompt.chat = true: a message does not end in a document"
+    if profile.chat and profile.add_bos:
+        yield "prompt.add_bos: a chat template adds its own"
+
+
+def _label_problems(profile: Profile) -> Iterable[str]:
+    least, most = NUM_LABELS[profile.relevance]
+    num_labels = len(profile.labels)
+    if num_labels < least or (most is not None and num_labels > most):
+        expected = f"{least} or more" if most is None else str(least)
+        yield f'labels: relevance "{profile.relevance}" takes {expected}, got {num_labels}'
+    if len(set(profile.labels)) < num_labels:
+        yield f"labels must differ, got {', '.join(profile.labels)}"

@@ -1,0 +1,75 @@
+"""What a server is started with, beside its engine. Made by the command line, read everywhere in this room."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, fields
+from typing import Literal, get_args
+
+from prefixwise.contract.describe import describe
+from prefixwise.contract.errors import InvalidValueError
+
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+DEFAULT_MAX_REQUEST_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """Where to listen, whom to let in, how much to take. Raises InvalidValueError for what cannot be meant."""
+
+    host: str = "127.0.0.1"
+    port: int = 30_000  # 0: any that is free
+    served_model_names: tuple[str, ...] = ()  # the first is the one that responses carry; none: the model's own name
+    api_key: str | None = field(default=None, repr=False)  # never shown, never logged
+    cors_origins: tuple[str, ...] = ()  # "*": any
+    max_request_bytes: int = DEFAULT_MAX_REQUEST_BYTES
+    request_timeout: float = 600.0  # seconds from arrival to answer; 0: no limit
+    shutdown_grace: float = 30.0  # seconds that requests in flight get after a signal
+    log_json: bool = False
+    log_level: LogLevel = "info"
+    reports_dir: str | None = None
+    strict_model: bool = False  # rerank routes, too, take only the names that are served
+
+    def __post_init__(self) -> None:
+        _check_integer("port", self.port, 0, 65_535)
+        _check_integer("max_request_bytes", self.max_request_bytes, 1, 2**62)
+        _check_seconds("request_timeout", self.request_timeout)
+        _check_seconds("shutdown_grace", self.shutdown_grace)
+        _require(bool(self.host), "host", "a host name or address", self.host)
+        _require(self.log_level in get_args(LogLevel), "log_level", f"one of {_list(LogLevel)}", self.log_level)
+        for name in self.served_model_names:
+            _require(bool(name.strip()), "served_model_names", "names that are not empty", name)
+        for origin in self.cors_origins:
+            is_origin = origin == "*" or origin.startswith(("http://", "https://"))
+            _require(is_origin, "cors_origins", '"*" or origins like https://example.org', origin)
+        # The key itself must not be in the message.
+        if self.api_key is not None and (not self.api_key or self.api_key != self.api_key.strip()):
+            message = "api_key must be one or more characters without spaces around them, got another one"
+            raise InvalidValueError(message, code="invalid_api_key", param="api_key")
+
+    def describe(self) -> dict[str, object]:
+        """Everything but the key, of which only whether there is one: for logs and `/server_info`."""
+        shown = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "api_key"}
+        return {**shown, "api_key_set": self.api_key is not None}
+
+
+def _check_integer(name: str, value: object, low: int, high: int) -> None:
+    is_good = isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+    _require(is_good, name, f"a whole number from {low} to {high}", value)
+
+
+def _check_seconds(name: str, value: object) -> None:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    is_good = isinstance(value, (int, float)) and is_number and math.isfinite(value) and value >= 0
+    _require(is_good, name, "a number of seconds of 0 or more", value)
+
+
+def _require(is_good: bool, name: str, expected: str, value: object) -> None:
+    if not is_good:
+        message = f"{name} must be {expected}, got {describe(value)}"
+        raise InvalidValueError(message, code=f"invalid_{name}", param=name)
+
+
+def _list(choices: object) -> str:
+    return ", ".join(get_args(choices))

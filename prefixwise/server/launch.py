@@ -1,0 +1,210 @@
+"""From options to a running server: bind, answer 503 while the model loads, serve, drain, exit.
+
+bind        first of all, so that a port in use is known before minutes are spent on a model
+load        in a thread, while `/health` says not_ready
+serve       until a signal
+drain       what is in flight ends, new work gets 503; a second signal exits at once
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+import uvicorn
+import uvloop
+
+from prefixwise.contract.errors import BackendError, PrefixwiseError
+from prefixwise.engine.engine import ScoringEngine
+from prefixwise.server.app import make_app
+from prefixwise.server.config import ServerOptions
+from prefixwise.server.logs import log_configuration, set_up_logging
+from prefixwise.server.protocol import Protocol
+from prefixwise.server.reports import ReportSource
+from prefixwise.server.service import Service
+
+log = logging.getLogger("prefixwise")
+
+OpenEngine = Callable[[], ScoringEngine]
+ResolvedConfig = Callable[[ScoringEngine], Mapping[str, object]]
+
+_BACKLOG = 2048
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_ENGINE_SECONDS = 5.0  # for a forward that is still running then
+_CLOSE_SECONDS = 2  # for connections that are still open after the drain
+_KEEP_ALIVE_SECONDS = 75  # longer than load balancers keep theirs, so that they close first
+
+
+def run_server(
+    options: ServerOptions,
+    open_engine: OpenEngine,
+    resolved_config: ResolvedConfig,
+    reports: ReportSource | None = None,
+) -> None:
+    """Serve until a signal. Raises PrefixwiseError where the port is taken or the model cannot be loaded."""
+    set_up_logging(options)
+    listener = bind(options)
+    log.info("listening on %s", address_of(listener, options.host))
+    _Launch(options, listener, open_engine, resolved_config, reports).run()
+
+
+def bind(options: ServerOptions) -> socket.socket:
+    """A socket that listens already: who connects now waits until somebody answers."""
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((options.host, options.port))
+        listener.listen(_BACKLOG)
+    except (OSError, UnicodeError) as error:
+        listener.close()
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        message = f"cannot listen on {options.host} port {options.port}: {reason}; choose another --port or --host"
+        raise BackendError(message) from None
+    listener.setblocking(False)
+    return listener
+
+
+def address_of(listener: socket.socket, host: str) -> str:
+    """As people type it."""
+    port = listener.getsockname()[1]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to us: uvicorn raises them again after its shutdown, which would be the exit status."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class _Launch:
+    """One run of a server, from the first answer to the last."""
+
+    def __init__(
+        self,
+        options: ServerOptions,
+        listener: socket.socket,
+        open_engine: OpenEngine,
+        resolved_config: ResolvedConfig,
+        reports: ReportSource | None,
+    ) -> None:
+        self._options = options
+        self._listener = listener
+        self._open_engine = open_engine
+        self._resolved_config = resolved_config
+        self._service = Service(options, reports)
+        self._server = _Server(_uvicorn_config(self._service))
+        self._loading = threading.Thread(target=self._load, name="prefixwise-load", daemon=True)
+        self._failure: PrefixwiseError | None = None
+        self._draining: asyncio.Task[None] | None = None
+
+    def run(self) -> None:
+        """Returns after a drain. Raises what made the model fail to load."""
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(self._serve())
+        self._service.close()
+        if self._failure is not None:
+            raise self._failure
+        if self._loading.is_alive():
+            exit_at_once(0)  # nothing can stop a model that is loading, and nobody waits for it
+        self._close_engine()
+        log.info("stopped")
+
+    def _close_engine(self) -> None:
+        """A device that hangs must not keep the process alive."""
+        engine = self._service.engine_if_open
+        if engine is None:
+            return
+        closing = threading.Thread(target=engine.close, name="prefixwise-close", daemon=True)
+        closing.start()
+        closing.join(_ENGINE_SECONDS)
+        if closing.is_alive():
+            log.warning("the device is still busy after %g s: exiting without it", _ENGINE_SECONDS)
+            exit_at_once(0)
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        for number in _SIGNALS:
+            self._loop.add_signal_handler(number, self._on_signal, number)
+        self._loading.start()
+        await self._server.serve(sockets=[self._listener])
+
+    # On the loading thread
+
+    def _load(self) -> None:
+        try:
+            engine = self._open_engine()
+            configuration = self._resolved_config(engine)
+        except PrefixwiseError as error:
+            self._from_thread(self._on_failure, error)
+        except BaseException as error:
+            log.exception("loading the model failed")
+            self._from_thread(self._on_failure, BackendError(f"the model cannot be loaded: {error!r}"))
+        else:
+            _spare_the_collector()
+            self._from_thread(self._on_loaded, engine, configuration)
+
+    def _from_thread(self, function: Callable[..., None], *arguments: object) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(function, *arguments)
+
+    # On the event loop
+
+    def _on_loaded(self, engine: ScoringEngine, configuration: Mapping[str, object]) -> None:
+        self._service.open(engine, {**self._options.describe(), **configuration})
+        log_configuration(self._service.configuration, as_json=self._options.log_json)
+        log.info("ready on %s", address_of(self._listener, self._options.host))
+
+    def _on_failure(self, error: PrefixwiseError) -> None:
+        self._failure = error
+        self._server.should_exit = True
+
+    def _on_signal(self, number: int) -> None:
+        if self._draining is not None:
+            log.warning("%s again: exiting at once", signal.Signals(number).name)
+            exit_at_once(128 + number)
+        in_flight = self._service.lifecycle.num_in_flight
+        log.info("%s: shutting down, %d requests in flight", signal.Signals(number).name, in_flight)
+        self._draining = self._loop.create_task(self._drain())
+
+    async def _drain(self) -> None:
+        await self._service.lifecycle.drain(self._options.shutdown_grace)
+        self._server.should_exit = True
+
+
+def _spare_the_collector() -> None:
+    """What is there now stays: it need not be looked at again. And requests leave few circles behind."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 50)
+
+
+def _uvicorn_config(service: Service) -> uvicorn.Config:
+    return uvicorn.Config(
+        make_app(service),
+        http=Protocol,
+        ws="none",
+        lifespan="off",
+        interface="asgi3",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=_CLOSE_SECONDS,
+    )
+
+
+def exit_at_once(status: int) -> None:
+    """Without waiting for any thread."""
+    logging.shutdown()
+    os._exit(status)

@@ -1,0 +1,149 @@
+"""What the server writes on stderr: one line per record, for people or, with `--log-json`, for machines.
+
+    2026-11-15T07:00:00.123Z INFO prefixwise: request id=5f0c... method=POST route=/v1/score status=200 items=10 ...
+    {"time": "2026-11-15T07:00:00.123Z", "level": "INFO", "logger": "prefixwise", "message": "request", "id": ...}
+
+A record may carry `fields`, a dict: words after the message, or keys of the object.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+import time
+from collections.abc import Mapping
+from functools import lru_cache
+
+import orjson
+
+from prefixwise.server.call import Call
+from prefixwise.server.config import ServerOptions
+from prefixwise.server.metrics import OTHER_ROUTE
+
+log = logging.getLogger("prefixwise")
+
+# At level debug: what machines ask for every few seconds, and the page's files, twenty for each visit.
+_QUIET_ROUTES = ("/health", "/metrics", "/page/{name}")
+_PLAIN_WORD = re.compile(r"[!#-<>-~]+")  # printable ASCII without spaces, quotes and equals signs
+_MAX_PATH = 200  # characters of a path that is no route
+
+
+def set_up_logging(options: ServerOptions) -> None:
+    """Send all records to stderr in our format; other packages' from warnings up."""
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False  # our lines do not show them
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter() if options.log_json else TextFormatter())
+    logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
+    logging.captureWarnings(True)
+    log.setLevel(options.log_level.upper())
+
+
+def fields_of(**fields: object) -> dict[str, object]:
+    """For `extra=` of a log call; what is None is left out."""
+    return {"fields": {name: value for name, value in fields.items() if value is not None}}
+
+
+def log_configuration(configuration: Mapping[str, object], *, as_json: bool) -> None:
+    """The resolved configuration, once, as one record: any run can be repeated from its log."""
+    if as_json:
+        log.info("configuration", extra=fields_of(configuration=dict(configuration)))
+        return
+    width = max(map(len, configuration), default=0)
+    lines = (f"\n  {name:<{width}}  {_show(value)}" for name, value in configuration.items())
+    log.info("configuration:%s", "".join(lines))
+
+
+def log_request(call: Call, route: str, status: int, seconds: float) -> None:
+    """One line when a request is over. Never bodies, keys or query strings."""
+    level = logging.DEBUG if route in _QUIET_ROUTES else logging.INFO
+    if not log.isEnabledFor(level):
+        return
+    fields: dict[str, object] = {"id": call.id, "method": call.method, "route": route, "status": status}
+    if route == OTHER_ROUTE:
+        fields["path"] = call.path[:_MAX_PATH]
+    geometry = call.geometry
+    if geometry is not None:
+        fields["items"] = geometry.items
+        fields["prompt_tokens"] = geometry.prompt_tokens
+        fields["labels"] = geometry.labels
+        fields["algorithm"] = geometry.algorithm
+        fields["cached_tokens"] = geometry.cached_tokens
+        fields["queue_ms"] = _milliseconds(geometry.queue_seconds)
+        fields["device_ms"] = _milliseconds(geometry.device_seconds)
+    fields["total_ms"] = _milliseconds(seconds)
+    extra = fields_of(**fields)
+    log.handle(
+        log.makeRecord(log.name, level, __file__, 0, "request", (), None, extra=extra)
+    )  # spares finding the line
+
+
+class TextFormatter(logging.Formatter):
+    """For people."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        text = f"{_time(record.created)} {record.levelname} {record.name}: {record.getMessage()}"
+        words = [f" {name}={_word(value)}" for name, value in _fields(record).items()]
+        return "".join([text, *words, _trace(self, record, "\n")])
+
+
+class JsonFormatter(logging.Formatter):
+    """For machines: one object per line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        shown: dict[str, object] = {
+            "time": _time(record.created),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+            **_fields(record),
+        }
+        trace = _trace(self, record, "")
+        if trace:
+            shown["exception"] = trace
+        return orjson.dumps(_utf8(shown), default=str, option=orjson.OPT_NON_STR_KEYS).decode()
+
+
+def _time(created: float) -> str:
+    seconds = int(created)
+    return f"{_second(seconds)}.{int(1000 * (created - seconds)):03d}Z"
+
+
+@lru_cache(maxsize=4)
+def _second(seconds: int) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
+
+
+def _fields(record: logging.LogRecord) -> dict[str, object]:
+    fields: dict[str, object] = record.__dict__.get("fields", {})
+    return fields
+
+
+def _trace(formatter: logging.Formatter, record: logging.LogRecord, before: str) -> str:
+    return before + formatter.formatException(record.exc_info) if record.exc_info else ""
+
+
+def _word(value: object) -> str:
+    """As it is where that is one word, else in quotes with everything odd spelled out."""
+    if not isinstance(value, str):
+        return str(value)
+    return value if value.isalnum() or _PLAIN_WORD.fullmatch(value) else orjson.dumps(_utf8(value)).decode()
+
+
+def _utf8(value: object) -> object:
+    """Strings that UTF-8 can carry: a path may hold anything."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {name: _utf8(entry) for name, entry in value.items()}
+    return value
+
+
+def _show(value: object) -> str:
+    if isinstance(value, tuple | list):
+        return ", ".join(map(str, value)) or "none"
+    return "none" if value is None else str(value)
+
+
+def _milliseconds(seconds: float | None) -> float | None:
+    return None if seconds is None else round(1000 * seconds, 2)

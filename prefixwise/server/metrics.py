@@ -1,0 +1,110 @@
+"""Figures for Prometheus. The gate counts requests, `scoring.py` counts what they held, the engine counts itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from prefixwise.server.call import Geometry
+
+if TYPE_CHECKING:
+    from prefixwise.engine.engine import ScoringEngine
+
+PREFIX = "prefixwise:"
+OTHER_ROUTE = "other"  # whatever is no route of ours, so that strangers cannot make up labels
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+
+
+class Metrics:
+    """One server's figures, in a registry of its own."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(PREFIX + name, text, labels, registry=self._registry)
+
+        def histogram(name: str, text: str, *labels: str) -> Histogram:
+            return Histogram(PREFIX + name, text, labels, registry=self._registry, buckets=_SECONDS)
+
+        self._requests = counter("requests_total", "Requests by route and status.", "route", "status")
+        self._request_seconds = histogram("request_seconds", "From a request's arrival to its answer.", "route")
+        self._queue_seconds = histogram("queue_seconds", "From a request's submission to its first forward.")
+        self._items = counter("items_scored_total", "Items that have got their scores.")
+        self._tokens = counter("tokens_scored_total", "Tokens of scored requests: the query once, and all items.")
+        self._algorithms = counter("algorithm_chosen_total", "Requests by the algorithm that runs them.", "algorithm")
+        # Looking a label up in prometheus_client costs as much as counting.
+        self._of_request: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
+        self._of_algorithm: dict[str, Counter] = {}
+
+    def watch(self, engine: ScoringEngine) -> None:
+        """From now on its figures, too, are shown."""
+        self._registry.register(EngineCollector(engine))
+
+    def count_request(self, route: str, status: int, seconds: float) -> None:
+        """A request has been answered, or its client has gone (499)."""
+        found = self._of_request.get((route, status))
+        if found is None:
+            found = (self._requests.labels(route, str(status)), self._request_seconds.labels(route))
+            self._of_request[route, status] = found
+        found[0].inc()
+        found[1].observe(seconds)
+
+    def count_algorithm(self, algorithm: str) -> None:
+        """A request has been planned."""
+        found = self._of_algorithm.get(algorithm)
+        if found is None:
+            found = self._of_algorithm[algorithm] = self._algorithms.labels(algorithm)
+        found.inc()
+
+    def count_scores(self, geometry: Geometry, num_item_errors: int) -> None:
+        """A request has its scores."""
+        self._items.inc((geometry.items or 0) - num_item_errors)
+        self._tokens.inc(geometry.prompt_tokens or 0)
+
+    def observe_queue(self, seconds: float) -> None:
+        """A request has waited for so long, whatever became of it."""
+        self._queue_seconds.observe(seconds)
+
+    def render(self) -> bytes:
+        """In Prometheus' text format."""
+        return generate_latest(self._registry)
+
+
+class EngineCollector(Collector):
+    """Reads the engine's own counters when somebody asks."""
+
+    def __init__(self, engine: ScoringEngine) -> None:
+        self._engine = engine
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing, so that registering it reads nothing."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        """One family per figure."""
+        stats = self._engine.scheduler.stats()
+
+        def gauge(name: str, text: str, value: float) -> Metric:
+            return GaugeMetricFamily(PREFIX + name, text, value)
+
+        def counter(name: str, text: str, value: float) -> Metric:
+            return CounterMetricFamily(PREFIX + name, text, value)
+
+        yield gauge("requests_running", "Requests of which some part has been started.", stats.running_requests)
+        yield gauge("requests_waiting", "Requests of which nothing has been started.", stats.waiting_requests)
+        yield gauge("tokens_running", "Tokens still to be computed of running requests.", stats.running_tokens)
+        yield gauge("tokens_waiting", "Tokens of waiting requests.", stats.waiting_tokens)
+        yield gauge("batch_fill_ratio", "Tokens computed, as a part of those with padding.", stats.fill_ratio)
+        yield counter("device_seconds", "Seconds that forwards took.", stats.device_seconds)
+        yield counter("prefix_cache_queried_tokens", "Prefix tokens looked for.", stats.prefix_queried_tokens)
+        yield counter("prefix_cache_hit_tokens", "Prefix tokens found.", stats.prefix_hit_tokens)
+        yield counter("compilations", "Programs compiled.", self._engine.backend.num_compilations)
+        yield gauge("prefix_cache_blocks", "Blocks of prefixes that are kept.", stats.cached_blocks)
+        yield gauge("prefix_cache_pinned_blocks", "Of these, pinned.", stats.pinned_blocks)
+        yield gauge("prefix_cache_capacity_blocks", "Blocks that can be kept.", stats.cache_capacity_blocks)
