@@ -25,13 +25,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from prefixwise import __version__
-from prefixwise.backends.base import ForwardBatch, Layout, Prefix
 from prefixwise.backends.jax.attention.api import IMPLEMENTATIONS, choose_implementation, extend_attention
 from prefixwise.backends.jax.attention.base import AttentionImplementation, Heads, Source
 from prefixwise.backends.jax.attention.shapes import SHAPE_NAMED, AttentionShape
-from prefixwise.backends.layout.tiles import KEY_BLOCK, DeviceTiles, Tiles, cut_tiles, tile_capacities
 from prefixwise.contract.errors import BackendError
 from prefixwise.contract.ragged import starts_from_lens
+from prefixwise.forward.batch import ForwardBatch, Layout, Prefix
+from prefixwise.forward.tiles import KEY_TILE, DeviceTiles, Tiles, cut_tiles, tile_capacities
 
 TOKEN_MULTIPLE = 256  # as the backend pads its forwards
 MAX_CALLS, ROUND_SECONDS = 20, 0.1
@@ -55,9 +55,9 @@ def make_batch(shape: AttentionShape) -> ForwardBatch:
 
 def make_tiles(shape: AttentionShape, implementation: AttentionImplementation, num_tokens: int) -> DeviceTiles:
     """As a forward of this many tokens has them, padding included; prefixes lie one after the other in the pool."""
-    num_pages = np.array([-(-length // KEY_BLOCK) for length in shape.prefix_lens], np.int64)
-    edges = KEY_BLOCK * starts_from_lens(num_pages)
-    blocks = [np.arange(start, stop, KEY_BLOCK) for start, stop in pairwise(edges)]
+    num_pages = np.array([-(-length // KEY_TILE) for length in shape.prefix_lens], np.int64)
+    edges = KEY_TILE * starts_from_lens(num_pages)
+    blocks = [np.arange(start, stop, KEY_TILE) for start, stop in pairwise(edges)]
     sizes = implementation.tile_sizes(shape.num_heads // shape.num_kv_heads)
     padding = num_tokens - shape.num_tokens if implementation.needs_padding_tiles else 0
     tiles = cut_tiles(make_batch(shape), sizes, blocks, padding)
@@ -70,7 +70,7 @@ def make_call(
 ) -> Callable[[], jax.Array]:
     """One layer's attention over random numbers, ready to run."""
     num_tokens = -(-shape.num_tokens // TOKEN_MULTIPLE) * TOKEN_MULTIPLE
-    pool_tokens = KEY_BLOCK * sum(-(-length // KEY_BLOCK) for length in shape.prefix_lens)
+    pool_tokens = KEY_TILE * sum(-(-length // KEY_TILE) for length in shape.prefix_lens)
     keys = iter(jax.random.split(jax.random.key(0), 5))
 
     def draw(tokens: int, heads: int) -> jax.Array:

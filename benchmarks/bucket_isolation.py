@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.random_checkpoint import QWEN3_06B, random_checkpoint
-from prefixwise.backends.base import BackendOptions
 from prefixwise.backends.load import load_backend
 from prefixwise.contract.parse import parse_score_request
 from prefixwise.engine.engine import EngineConfig, ScoringEngine
 from prefixwise.engine.scheduler import Scheduler
+from prefixwise.forward.backend import BackendOptions
 
 NARROW = replace(QWEN3_06B, num_layers=3, vocab_size=20_000)
 WIDE = replace(NARROW, model_size=4096, mlp_size=12_288, num_heads=32)

@@ -38,14 +38,14 @@ from benchmarks.ports import free_port
 from benchmarks.text_rows import aligned
 from prefixwise import __version__
 from prefixwise.backends.load import FAKE_STEP_VARIABLE
-from prefixwise.harness.artifacts import LoadGeometry, LoadPhase
-from prefixwise.harness.files import now_utc, write_text
-from prefixwise.harness.geometry import RequestMaker
-from prefixwise.harness.load.arrivals import PhaseLength
-from prefixwise.harness.load.driver import LoadTarget
-from prefixwise.harness.load.run import LoadPlan, LoadRun
-from prefixwise.harness.servers import local_server
-from prefixwise.harness.termination import ended_by_signals
+from prefixwise.bench.artifacts import LoadGeometry, LoadPhase
+from prefixwise.bench.files import now_utc, write_text
+from prefixwise.bench.geometry import RequestMaker
+from prefixwise.bench.load.arrivals import PhaseLength
+from prefixwise.bench.load.driver import LoadTarget
+from prefixwise.bench.load.run import LoadPlan, LoadRun
+from prefixwise.bench.servers import local_server
+from prefixwise.bench.termination import ended_by_signals
 
 VOCABULARY = 40_000  # no more than the embedded model's, which the fake backend goes by
 NODES = 2  # beside the head
@@ -189,7 +189,7 @@ def deploy(shape: Shape, port: int) -> None:
     """Start or update the application."""
     from prefixwise.cluster.options import ClusterOptions, ScaleOptions
     from prefixwise.cluster.serve_app import deploy as deploy_application
-    from prefixwise.options import EngineOptions
+    from prefixwise.launch.options import EngineOptions
     from prefixwise.server.config import ServerOptions
 
     scale = ScaleOptions(replicas=shape.replicas, fronts=shape.fronts)

@@ -22,12 +22,12 @@ import numpy as np
 from benchmarks.gemm_rate import gemm_rate
 from benchmarks.random_checkpoint import QWEN3_06B, random_checkpoint
 from prefixwise import __version__
-from prefixwise.backends.base import BackendOptions
 from prefixwise.backends.load import load_backend
 from prefixwise.contract.parse import parse_score_request
 from prefixwise.contract.request import ScoreRequest
 from prefixwise.engine.engine import EngineConfig, ScoringEngine
 from prefixwise.engine.scheduler import Scheduler, SchedulerOptions
+from prefixwise.forward.backend import BackendOptions
 from prefixwise.models.config import ModelConfig
 
 LABELS = (9454, 2753)

@@ -20,7 +20,6 @@ import numpy as np
 import torch
 
 from benchmarks.random_checkpoint import QWEN3_06B
-from prefixwise.backends.base import PREFIX_BLOCK, ForwardBatch, Layout, Prefix
 from prefixwise.backends.torch.attention import Attention, TiledAttention
 from prefixwise.backends.torch.backend import CPU_BLOCK_ROWS, CUDA_TOKEN_MULTIPLE
 from prefixwise.backends.torch.model import Transformer, pad_rows
@@ -28,6 +27,7 @@ from prefixwise.backends.torch.varlen import VarlenAttention
 from prefixwise.backends.torch.weights import LayerWeights, ModelWeights
 from prefixwise.backends.torch.workers import Workers
 from prefixwise.contract.ragged import ranges, starts_from_lens
+from prefixwise.forward.batch import KV_BLOCK_SIZE, ForwardBatch, Layout, Prefix
 from prefixwise.models.config import ModelConfig
 
 WORKERS = Workers(None)
@@ -63,8 +63,8 @@ def random_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device
 
 def packed_batch(prefix_len: int, item_lens: list[int], seeds: list[int]) -> ForwardBatch:
     """One packed row; item i's tokens follow from seeds[i] alone."""
-    block_starts = range(0, prefix_len, PREFIX_BLOCK)
-    lens = np.array([*(min(PREFIX_BLOCK, prefix_len - start) for start in block_starts), *item_lens], np.int64)
+    block_starts = range(0, prefix_len, KV_BLOCK_SIZE)
+    lens = np.array([*(min(KV_BLOCK_SIZE, prefix_len - start) for start in block_starts), *item_lens], np.int64)
     prefix_lens = np.array([*block_starts, *(prefix_len for _ in item_lens)], np.int64)
     runs = zip([0, *seeds], [prefix_len, *item_lens], strict=True)
     pieces = [np.random.default_rng(seed).integers(0, 1024, length) for seed, length in runs]

@@ -2,7 +2,7 @@
 
 Measured: microseconds of one kernel, from replays of a CUDA graph that holds four of them, for the heads of Qwen3-0.6B,
 in the forward of a contract request (2000 + 500 x 20) and of a small one (300 + 10 x 20). The choices are data in
-`prefixwise/backends/torch/cuda/attention.py` (`prefix_tunings`, `own_tunings`). The last line is JSON.
+`prefixwise/backends/torch/cuda/attention.py` (`prefix_tunings`, `self_attention_tunings`). The last line is JSON.
 
     python -m benchmarks.tune_torch_kernels [--rounds 20]
 
@@ -23,25 +23,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from prefixwise.backends.layout.tiles import KEY_BLOCK, NARROW, WIDE
 from prefixwise.backends.torch.cuda.attention import (
     HOPPER_TUNING,
     KeySource,
-    OwnTuning,
     PagedAttention,
     PrefixTuning,
-    own_tunings,
+    SelfAttentionTuning,
+    self_attention_tunings,
 )
 from prefixwise.backends.torch.cuda.inputs import ProgramSpec, capacities, flat, host_inputs, packing, unpack
 from prefixwise.contract.ragged import Ragged
 from prefixwise.engine.forward_batches import BlockRun, TailRun, joined_batch
+from prefixwise.forward.tiles import KEY_TILE, NARROW, WIDE
 from prefixwise.plan.label_rows import lay_out_segments, plan_labels
 from prefixwise.plan.shared_prefix import SplitItems
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_SIZE = 16, 8, 128
 KERNELS_IN_A_GRAPH = 4
-NARROW_TUNINGS = [OwnTuning(32, *choice) for choice in product((2, 4, 8), (1, 3), (3, 8))]
-WIDE_TUNINGS = [OwnTuning(64, *choice) for choice in product((4, 8), (1, 3), (2, 8))]
+NARROW_TUNINGS = [SelfAttentionTuning(32, *choice) for choice in product((2, 4, 8), (1, 3), (3, 8))]
+WIDE_TUNINGS = [SelfAttentionTuning(64, *choice) for choice in product((4, 8), (1, 3), (2, 8))]
 PREFIX_TUNINGS = [
     HOPPER_TUNING,
     PrefixTuning(is_hopper=True, num_warps=4, num_keys=64, num_stages=3),
@@ -80,11 +80,11 @@ def prepare(attention: PagedAttention, geometry: Geometry, device: torch.device)
     prefix, tails = np.zeros(geometry.query_tokens, np.int32), [[0] * geometry.item_tokens] * geometry.items
     shared = np.full(geometry.items, geometry.query_tokens, np.int64)
     segments = lay_out_segments(SplitItems(prefix, shared, Ragged.from_rows(tails)), plan_labels(((0,),)))
-    num_blocks = -(-geometry.query_tokens // KEY_BLOCK)
+    num_blocks = -(-geometry.query_tokens // KEY_TILE)
     batch = joined_batch([BlockRun(prefix, 0, num_blocks)], [TailRun(segments, 0, geometry.items, 0)], normalize=False)
     num_tokens = -(-batch.num_tokens // 256) * 256
     spec = ProgramSpec(num_tokens, "pool", scores=False)
-    addresses = KEY_BLOCK * np.arange(num_blocks)
+    addresses = KEY_TILE * np.arange(num_blocks)
     inputs = host_inputs(batch, spec, attention.tile_sizes, [addresses], dict(enumerate(addresses.tolist())))
     places = packing(capacities(spec, attention.tile_sizes, num_blocks))
     packed = np.zeros(places.size, np.int32)
@@ -93,7 +93,7 @@ def prepare(attention: PagedAttention, geometry: Geometry, device: torch.device)
     def draw(*shape: int) -> Tensor:
         return torch.randn(shape, device=device).to(torch.bfloat16 if device.type == "cuda" else torch.float16)
 
-    pages = num_blocks * KEY_BLOCK
+    pages = num_blocks * KEY_TILE
     return Forward(
         draw(num_tokens, NUM_HEADS + 2 * NUM_KV_HEADS, HEAD_SIZE),
         KeySource(draw(pages, NUM_KV_HEADS, HEAD_SIZE), draw(pages, NUM_KV_HEADS, HEAD_SIZE)),
@@ -133,9 +133,9 @@ def kernels(
         return PagedAttention(**sizes, device=device, **tunings)
 
     def own(kind: int) -> Run:
-        return lambda attention, on: attention.attend_own(kind, on.qkv, on.tiles, on.out, on.lse)
+        return lambda attention, on: attention.attend_self(kind, on.qkv, on.tiles, on.out, on.lse)
 
-    narrow, wide = own_tunings(HEAD_SIZE)
+    narrow, wide = self_attention_tunings(HEAD_SIZE)
     for tuning in NARROW_TUNINGS:
         yield "own, narrow", tuning, make(own=(tuning, wide)), own(NARROW)
     for tuning in WIDE_TUNINGS:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tests.page.browser import DESKTOP, PHONE, Scheme, open_browser, visit
 from tests.server.server_process import real_server
+from tests.web.browser import DESKTOP, PHONE, Scheme, open_browser, visit
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from prefixwise.backends.base import Warmup
 from prefixwise.contract.parse import parse_score_request
 from prefixwise.contract.parse_rerank import parse_rerank_request
 from prefixwise.contract.request import Algorithm, LabelScoring, OnItemError, ScoreMode, Tokenization
@@ -17,8 +16,9 @@ from prefixwise.contract.result import ScoreResult
 from prefixwise.engine.engine import OnProgress
 from prefixwise.engine.reranker import Reranker
 from prefixwise.engine.warmup import OnProgram
-from prefixwise.loading import load_engine
-from prefixwise.options import EngineOptions
+from prefixwise.forward.backend import Warmup
+from prefixwise.launch.loading import load_engine
+from prefixwise.launch.options import EngineOptions
 from prefixwise.plan.options import MaskOption
 
 TextOrIds = str | Sequence[int]
@@ -28,7 +28,7 @@ class Scorer:
     """A model, loaded once. Use it as a context manager, or call `close()`.
 
     `model` is a folder in Hugging Face's layout, a `.gguf` file or a hub id; None is the embedded model,
-    SmolLM2-135M-Instruct. The other options are those of `prefixwise.options.EngineOptions`, which explains each.
+    SmolLM2-135M-Instruct. `prefixwise.launch.options.EngineOptions` explains the other options.
     """
 
     def __init__(

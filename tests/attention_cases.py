@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from prefixwise.backends.base import PREFIX_BLOCK, ForwardBatch, Layout, MaskImpl, Prefix, PrefixBlock
 from prefixwise.contract.ragged import starts_from_lens
+from prefixwise.forward.batch import KV_BLOCK_SIZE, ForwardBatch, KVBlock, Layout, MaskImpl, Prefix
 
 Floats = NDArray[np.float32]
 PADDING = 5  # tokens
 
 
 @dataclass(frozen=True)
-class HostBlock(PrefixBlock):
+class HostBlock(KVBlock):
     """A block of a cached prefix whose keys and values the case holds itself."""
 
 
@@ -171,8 +171,8 @@ def _prefixes(case: AttentionCase) -> tuple[Prefix, ...]:
     return tuple(Prefix(_blocks(length), segment) for length, segment in zip(lens, segments, strict=True))
 
 
-def _blocks(length: int) -> tuple[PrefixBlock, ...]:
-    return tuple(HostBlock(min(PREFIX_BLOCK, length - start)) for start in range(0, length, PREFIX_BLOCK))
+def _blocks(length: int) -> tuple[KVBlock, ...]:
+    return tuple(HostBlock(min(KV_BLOCK_SIZE, length - start)) for start in range(0, length, KV_BLOCK_SIZE))
 
 
 def make_inputs(case: AttentionCase) -> AttentionInputs:

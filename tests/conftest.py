@@ -30,7 +30,7 @@ from prefixwise.engine.engine import ScoringEngine
 from prefixwise.models.embedded import embedded_model_path
 from prefixwise.plan.options import PlanOptions
 from tests.checkpoints import add_tokenizer, make_hf_checkpoint
-from tests.page.browser import why_no_browser
+from tests.web.browser import why_no_browser
 
 if TYPE_CHECKING:
     from tests.reference import Reference

@@ -14,7 +14,7 @@ import pytest
 
 from prefixwise import host
 from prefixwise.host import cpu_features, cpu_name, install_command, peak_memory_bytes, process_start, this_boot
-from tests.harness.test_servers import is_running, wait_for
+from tests.bench.test_servers import is_running, wait_for
 
 NEOVERSE = """processor\t: 0
 BogoMIPS\t: 243.75

@@ -21,7 +21,7 @@ from prefixwise.cli.main import main
 from prefixwise.cli.serve import OUR_ATTENTIONS
 from prefixwise.engine.warmup import OnProgram
 from prefixwise.host import install_command
-from prefixwise.options import EngineOptions
+from prefixwise.launch.options import EngineOptions
 from prefixwise.server.config import ServerOptions
 from tests.cli.conftest import run_process
 
@@ -125,7 +125,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Started]:
 
     monkeypatch.delenv("PREFIXWISE_API_KEY", raising=False)
     monkeypatch.setattr("prefixwise.server.launch.run_server", run_server)
-    monkeypatch.setattr("prefixwise.loading.load_engine", lambda options, on_program: options)
+    monkeypatch.setattr("prefixwise.launch.loading.load_engine", lambda options, on_program: options)
     monkeypatch.setattr("prefixwise.server.logs.set_up_logging", lambda options: None)  # it would silence caplog
     return found
 
@@ -218,7 +218,7 @@ class TestFlags:
                 on_program(done, 25, f"program {done}")
             return options
 
-        monkeypatch.setattr("prefixwise.loading.load_engine", load_engine)
+        monkeypatch.setattr("prefixwise.launch.loading.load_engine", load_engine)
         caplog.set_level("INFO", "prefixwise")
         launch()
         assert len(caplog.messages) == 8

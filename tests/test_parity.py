@@ -15,11 +15,12 @@ import pytest
 import torch
 
 from prefixwise import Scorer
-from prefixwise.backends.base import Backend, ForwardBatch, RunningForward
 from prefixwise.contract.parse import parse_score_request
 from prefixwise.contract.request import Algorithm, ScoreMode
 from prefixwise.engine.engine import ScoringEngine
 from prefixwise.engine.scheduler import Scheduler, SchedulerOptions
+from prefixwise.forward.backend import Backend
+from prefixwise.forward.batch import ForwardBatch, RunningForward
 from prefixwise.models.checkpoint import open_checkpoint
 from prefixwise.models.embedded import embedded_model_path
 from prefixwise.models.families import HF_TENSOR_NAMES, stored_name

@@ -16,7 +16,7 @@ from benchmarks.cluster_simulation.figures import P99_BOUND_SECONDS
 from benchmarks.goals.__main__ import commit
 from benchmarks.text_rows import aligned
 from prefixwise import __version__
-from prefixwise.harness.files import write_text
+from prefixwise.bench.files import write_text
 
 
 def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:

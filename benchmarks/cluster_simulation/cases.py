@@ -11,8 +11,8 @@ from benchmarks.cluster_simulation.cluster import ESTIMATES, Cluster, Loss, Scal
 from benchmarks.cluster_simulation.figures import P99_BOUND_SECONDS, figures_of, hit_rate, most_within_bound, simulate
 from benchmarks.cluster_simulation.policies import Policy, all_policies, prefixwise
 from benchmarks.cluster_simulation.traffic import Traffic, route_key
+from prefixwise.bench.rules import percentile
 from prefixwise.cluster.routing import RoutingOptions, rank_replicas
-from prefixwise.harness.rules import percentile
 
 Row = dict[str, Any]
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from prefixwise.backends.base import PREFIX_BLOCK
+from prefixwise.forward.batch import KV_BLOCK_SIZE
 
 
 @dataclass(frozen=True)
@@ -31,4 +31,4 @@ class Device:
 
     @property
     def cache_blocks(self) -> int:
-        return self.cache_tokens // PREFIX_BLOCK
+        return self.cache_tokens // KV_BLOCK_SIZE

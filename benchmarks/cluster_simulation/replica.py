@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 from benchmarks.cluster_simulation.device import Device
 from benchmarks.cluster_simulation.traffic import QueryBlocks, Request, Traffic
-from prefixwise.backends.base import PREFIX_BLOCK, PrefixBlock
 from prefixwise.engine.prefix_cache import CacheEntry, PrefixCache
+from prefixwise.forward.batch import KV_BLOCK_SIZE, KVBlock
 
 
 @dataclass(frozen=True, eq=False)
-class KeptBlock(PrefixBlock):
+class KeptBlock(KVBlock):
     """Keys and values that are nowhere."""
 
-    num_tokens: int = PREFIX_BLOCK
+    num_tokens: int = KV_BLOCK_SIZE
 
 
 @dataclass(eq=False)
@@ -97,7 +97,7 @@ class Replica:
         if work.entries is None:
             return False
         num_new = sum(entry.owner is work for entry in work.entries)
-        found = work.prefix_tokens - min(num_new * PREFIX_BLOCK, work.prefix_tokens)
+        found = work.prefix_tokens - min(num_new * KV_BLOCK_SIZE, work.prefix_tokens)
         work.prefix_tokens -= found
         work.request.hit_tokens = found
         self.queued_tokens -= found

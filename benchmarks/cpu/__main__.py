@@ -18,8 +18,8 @@ from benchmarks.cpu.run import CpuRun, Rows
 from benchmarks.cpu.table import contender_line, render
 from benchmarks.goals.__main__ import commit
 from prefixwise import __version__
-from prefixwise.harness.files import now_utc, write_text
-from prefixwise.harness.termination import ended_by_signals
+from prefixwise.bench.files import now_utc, write_text
+from prefixwise.bench.termination import ended_by_signals
 from prefixwise.host import cpu_features, cpu_name
 
 

@@ -11,8 +11,8 @@ from benchmarks.cpu.cases import SEARCH_SEED, Role, draw
 from benchmarks.cpu.contender import Contender, Round
 from prefixwise import __version__
 from prefixwise.contract.parse import parse_score_request
-from prefixwise.loading import load_engine
-from prefixwise.options import EngineOptions
+from prefixwise.launch.loading import load_engine
+from prefixwise.launch.options import EngineOptions
 
 _WARM_UP_ROUNDS = 2
 

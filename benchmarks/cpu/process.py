@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.cpu.cases import Role
 from benchmarks.cpu.contender import Round
-from prefixwise.harness.processes import end_process
+from prefixwise.bench.processes import end_process
 
 _LOG_LINES = 8  # of a process that failed
 

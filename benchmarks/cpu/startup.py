@@ -13,7 +13,7 @@ from urllib.request import urlopen
 
 from benchmarks.cpu.process import ContenderFailedError, status_title
 from benchmarks.ports import free_port
-from prefixwise.harness.processes import end_process
+from prefixwise.bench.processes import end_process
 
 SCORE = (
     *("score", "--query", "Query: how do I keep basil alive?\nDocument: ", "--suffix", "\nRelevant:"),

@@ -13,10 +13,10 @@ from benchmarks.gemm_rate import gemm_rate
 from benchmarks.goals.cases import WARM_UP_ROUNDS, Geometry, Settings
 from benchmarks.goals.targets import Measured, attempt
 from benchmarks.random_checkpoint import random_checkpoint
-from prefixwise.backends.base import BackendOptions
 from prefixwise.backends.load import load_backend
 from prefixwise.engine.engine import EngineConfig, ScoringEngine
 from prefixwise.engine.scheduler import Scheduler
+from prefixwise.forward.backend import BackendOptions
 
 MEMORY_ROUNDS = 2
 MEMORY_SLACK_BYTES = 64 << 20  # allocators hand out whole pieces

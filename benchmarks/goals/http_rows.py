@@ -13,12 +13,12 @@ from urllib.request import urlopen
 
 from benchmarks.goals.cases import BOUND_MS, WARM_UP_ROUNDS, Geometry, Settings
 from benchmarks.goals.targets import Measured, attempt
-from prefixwise.harness.artifacts import LoadGeometry, LoadPhase, LoadResult
-from prefixwise.harness.geometry import RequestMaker, choose_labels
-from prefixwise.harness.load.arrivals import PhaseLength
-from prefixwise.harness.load.driver import LoadTarget
-from prefixwise.harness.load.rate_search import probe_length
-from prefixwise.harness.load.run import LoadPlan, LoadRun
+from prefixwise.bench.artifacts import LoadGeometry, LoadPhase, LoadResult
+from prefixwise.bench.geometry import RequestMaker, choose_labels
+from prefixwise.bench.load.arrivals import PhaseLength
+from prefixwise.bench.load.driver import LoadTarget
+from prefixwise.bench.load.rate_search import probe_length
+from prefixwise.bench.load.run import LoadPlan, LoadRun
 
 CLIENTS = 8
 _ROUNDS_EACH = 2  # times --rounds requests of each client

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.goals.cases import Settings
-from prefixwise.harness.processes import end_process
+from prefixwise.bench.processes import end_process
 
 _READY = re.compile(r"ready on (http://\S+)")
 _LOG_LINES = 15  # of a server that failed

@@ -17,18 +17,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from prefixwise.backends.base import (
-    DEFAULT_TOKEN_BUDGETS,
-    PREFIX_BLOCK,
-    Backend,
-    BackendInfo,
-    ForwardBatch,
-    ForwardOutput,
-    Prefix,
-    PrefixBlock,
-    RunningForward,
-)
 from prefixwise.contract.ragged import Int32Array, Int64Array
+from prefixwise.forward.backend import DEFAULT_TOKEN_BUDGETS, Backend, BackendInfo
+from prefixwise.forward.batch import KV_BLOCK_SIZE, ForwardBatch, ForwardOutput, KVBlock, Prefix, RunningForward
 from prefixwise.models.config import ModelConfig, RopeConfig
 
 _MODULUS = 97
@@ -36,7 +27,7 @@ _MAX_FORWARDS = 1000  # that are remembered
 
 
 @dataclass(frozen=True, eq=False)
-class FakeBlock(PrefixBlock):
+class FakeBlock(KVBlock):
     """A block of a prefix that remembers its tokens."""
 
     token_ids: Int32Array
@@ -57,11 +48,11 @@ class FakeBackend(Backend):
         max_context_len: int = 4096,
         *,
         bit_equal: bool = True,
-        num_prefix_blocks: int = 1024,
+        num_kv_blocks: int = 1024,
         step_tokens: int = 2048,
-        max_blocks_read: int | None = None,
+        max_kv_blocks_read: int | None = None,
         joins_prefill: bool = False,
-        runs_ahead: bool = False,
+        async_scheduling: bool = False,
         seconds_per_forward: float = 0.0,
     ) -> None:
         self.config = ModelConfig(
@@ -89,12 +80,12 @@ class FakeBackend(Backend):
             bit_equal,
             token_multiple=1,
             token_budget=DEFAULT_TOKEN_BUDGETS[kind],
-            num_prefix_blocks=num_prefix_blocks,
-            prefix_block_bytes=4 * PREFIX_BLOCK,
-            max_blocks_read=max_blocks_read,
+            num_kv_blocks=num_kv_blocks,
+            kv_block_bytes=4 * KV_BLOCK_SIZE,
+            max_kv_blocks_read=max_kv_blocks_read,
             step_tokens=step_tokens,
             joins_prefill=joins_prefill,
-            runs_ahead=runs_ahead,
+            async_scheduling=async_scheduling,
         )
         self.seconds_per_forward = seconds_per_forward
         self.forwards: list[ForwardBatch] = []  # the newest _MAX_FORWARDS or so
@@ -103,18 +94,18 @@ class FakeBackend(Backend):
         if len(self.forwards) >= 2 * _MAX_FORWARDS:
             del self.forwards[:_MAX_FORWARDS]
         self.forwards.append(batch)
-        num_listed = sum(len(prefix.blocks) for prefix in batch.prefixes) + len(batch.keep_segments)
-        most = self.info.max_blocks_read
+        num_listed = sum(len(prefix.blocks) for prefix in batch.prefixes) + len(batch.cache_segments)
+        most = self.info.max_kv_blocks_read
         assert most is None or num_listed <= most, f"a forward lists {num_listed} blocks, and may list {most}"
-        blocks = tuple(self._keep(batch, segment) for segment in batch.keep_segments)
+        blocks = tuple(self._keep(batch, segment) for segment in batch.cache_segments)
         return RunningForward(blocks, lambda: self._finish(batch, blocks))
 
-    def _finish(self, batch: ForwardBatch, blocks: tuple[PrefixBlock, ...]) -> ForwardOutput:
+    def _finish(self, batch: ForwardBatch, blocks: tuple[KVBlock, ...]) -> ForwardOutput:
         if self.seconds_per_forward:
             sleep(self.seconds_per_forward)
         weights = self._context_weights(batch) % _MODULUS
         logits = (batch.label_ids * weights[:, None] % _MODULUS / 10).astype(np.float32)
-        normalizers = self._log_normalizers[weights] if batch.need_normalizers else None
+        normalizers = self._log_normalizers[weights] if batch.need_logsumexp else None
         return ForwardOutput(logits, normalizers, blocks)
 
     @cached_property
@@ -127,7 +118,7 @@ class FakeBackend(Backend):
     @staticmethod
     def _keep(batch: ForwardBatch, segment: int) -> FakeBlock:
         ids = batch.token_ids[batch.segment_starts[segment] : batch.segment_starts[segment + 1]].copy()
-        assert len(ids) <= PREFIX_BLOCK, "a kept segment is one block"
+        assert len(ids) <= KV_BLOCK_SIZE, "a kept segment is one block"
         return FakeBlock(len(ids), ids)
 
     def _context_weights(self, batch: ForwardBatch) -> Int64Array:

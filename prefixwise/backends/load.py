@@ -7,8 +7,8 @@ import math
 import os
 from importlib.util import find_spec
 
-from prefixwise.backends.base import Backend, BackendOptions
 from prefixwise.contract.errors import BackendError
+from prefixwise.forward.backend import Backend, BackendOptions
 from prefixwise.host import install_command
 from prefixwise.models.checkpoint import Checkpoint
 

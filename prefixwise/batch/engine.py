@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from prefixwise.engine.engine import ScoringEngine
 from prefixwise.engine.warmup import OnProgram
-from prefixwise.loading import load_engine
-from prefixwise.options import EngineOptions
+from prefixwise.launch.loading import load_engine
+from prefixwise.launch.options import EngineOptions
 
 
 def open_engine(options: EngineOptions, on_program: OnProgram | None = None) -> ScoringEngine:

@@ -9,8 +9,8 @@ from pathlib import Path
 from prefixwise._version import __version__
 from prefixwise.batch.requests import RowDefaults
 from prefixwise.contract.errors import ModelLoadError
+from prefixwise.launch.options import EngineOptions
 from prefixwise.models.embedded import embedded_model_path
-from prefixwise.options import EngineOptions
 
 # These decide about speed and memory, and not about scores.
 _OF_NO_MATTER = frozenset(

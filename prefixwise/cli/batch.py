@@ -12,7 +12,7 @@ from prefixwise.cli.batch_run import RunOptions, run_batch
 from prefixwise.cli.engine_options import PANEL
 from prefixwise.cli.failures import MISUSED, CommandError
 from prefixwise.cli.flags import with_flags
-from prefixwise.options import EngineOptions
+from prefixwise.launch.options import EngineOptions
 
 if TYPE_CHECKING:
     from prefixwise.batch.requests import RowDefaults

@@ -15,7 +15,7 @@ from prefixwise.cli.failures import FAILED, CommandError, tell_error
 from prefixwise.cli.output import say
 from prefixwise.cli.progress import tell_loading, warmup_progress
 from prefixwise.cli.report_notes import tell_warning
-from prefixwise.options import EngineOptions
+from prefixwise.launch.options import EngineOptions
 
 if TYPE_CHECKING:
     from prefixwise.batch.answers import RowAnswer
@@ -44,7 +44,7 @@ def run_batch(files: JobFiles, how: BeginOptions, defaults: RowDefaults, run: Ru
     """From the input to the output. Raises `typer.Exit` where no row could be scored."""
     from prefixwise.batch.job import Finished, begin
     from prefixwise.batch.job_options import job_options
-    from prefixwise.harness.termination import ended_by_signals
+    from prefixwise.bench.termination import ended_by_signals
 
     with ended_by_signals():
         with _telling_on_signals("stopped before this run scored a row; the same command begins it again"):

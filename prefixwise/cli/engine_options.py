@@ -10,9 +10,9 @@ import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, get_args
 
-from prefixwise.backends.base import Warmup
 from prefixwise.cli.flags import Flag, Verb, with_flags
-from prefixwise.options import EngineOptions
+from prefixwise.forward.backend import Warmup
+from prefixwise.launch.options import EngineOptions
 from prefixwise.plan.options import MaskOption
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def with_engine_options(verb: Verb) -> Verb:
 
 def open_engine(options: EngineOptions, on_program: OnProgram | None = None) -> ScoringEngine:
     """Load the model and warm it up. It is never closed: the process ends with its only request."""
-    from prefixwise.loading import load_engine
+    from prefixwise.launch.loading import load_engine
 
     # A limit protects a server from its clients; here there are none.
     unlimited = replace(options, max_items_per_request=sys.maxsize, max_queued_tokens=sys.maxsize)

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from prefixwise.bench.client_settings import check_api_key, check_timeout
 from prefixwise.cli.failures import MISUSED, CommandError
 from prefixwise.cli.output import say, write_data
-from prefixwise.harness.client_settings import check_api_key, check_timeout
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from prefixwise.harness.client import ScoreClient
+    from prefixwise.bench.client import ScoreClient
 
 
 def _checked_key(key: str | None) -> str | None:

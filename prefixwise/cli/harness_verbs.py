@@ -8,6 +8,7 @@ from typing import Any
 
 import typer
 
+from prefixwise.bench.termination import ended_by_signals
 from prefixwise.cli.bench.ab import bench_ab
 from prefixwise.cli.bench.check import bench_check
 from prefixwise.cli.bench.compare import compare
@@ -22,7 +23,6 @@ from prefixwise.cli.validate.endpoint import validate_endpoint
 from prefixwise.cli.validate.gate import validate_gate
 from prefixwise.cli.validate.models import validate_models
 from prefixwise.cli.validate.self_check import validate_self
-from prefixwise.harness.termination import ended_by_signals
 from prefixwise.host import install_command
 
 _PACKAGES = ("httpx", "pydantic")

@@ -19,7 +19,7 @@ class LateReports:
 
     @cached_property
     def _source(self) -> ReportSource:
-        from prefixwise.harness.report.viewer import ReportFolder
+        from prefixwise.bench.report.viewer import ReportFolder
 
         return ReportFolder(self._folder)
 

@@ -13,7 +13,7 @@ from prefixwise.cli.read_inputs import check_sources, read_items, read_query
 from prefixwise.cli.report_notes import tell_debug
 from prefixwise.cli.rerank_report import rerank_json, rerank_table, summary_line, tell_notes
 from prefixwise.cli.run_request import Finished, run_request
-from prefixwise.options import EngineOptions
+from prefixwise.launch.options import EngineOptions
 
 if TYPE_CHECKING:
     from prefixwise.contract.rerank import RerankRequest, RerankResult

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from prefixwise.cli.engine_options import open_engine
 from prefixwise.cli.progress import item_progress, tell_loading, warmup_progress
-from prefixwise.options import EngineOptions
+from prefixwise.launch.options import EngineOptions
 
 if TYPE_CHECKING:
-    from prefixwise.backends.base import BackendInfo
     from prefixwise.engine.engine import OnProgress, ScoringEngine
+    from prefixwise.forward.backend import BackendInfo
 
 Result_co = TypeVar("Result_co", covariant=True)
 

@@ -15,7 +15,7 @@ from prefixwise.cli.read_inputs import check_sources, read_items, read_query
 from prefixwise.cli.report_notes import tell_debug
 from prefixwise.cli.run_request import run_request
 from prefixwise.cli.score_report import score_json, score_table, summary_line, tell_item_notes
-from prefixwise.options import EngineOptions
+from prefixwise.launch.options import EngineOptions
 
 if TYPE_CHECKING:
     from prefixwise.contract.request import ScoreRequest

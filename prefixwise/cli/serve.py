@@ -24,7 +24,7 @@ from prefixwise.cli.serve_options import (
     TrustRemoteCode,
 )
 from prefixwise.host import install_command
-from prefixwise.options import EngineOptions
+from prefixwise.launch.options import EngineOptions
 from prefixwise.server.config import LogLevel, ServerOptions
 from prefixwise.server.reports import ReportSource
 
@@ -51,7 +51,7 @@ def serve(
     run_server = _enter_server(server)
     tell_without_effect(engine, trust_remote_code)
     engine = settle_synonyms(engine)
-    from prefixwise.loading import load_engine, resolved_config
+    from prefixwise.launch.loading import load_engine, resolved_config
 
     open_engine = partial(load_engine, engine, _log_program)
     run_server(server, open_engine, partial(resolved_config, engine), _report_source(server))

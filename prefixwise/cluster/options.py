@@ -14,7 +14,7 @@ from typing import Any
 from prefixwise.cluster.routing import RoutingOptions
 from prefixwise.contract.describe import describe
 from prefixwise.contract.errors import InvalidValueError
-from prefixwise.options import EngineOptions
+from prefixwise.launch.options import EngineOptions
 from prefixwise.server.config import ServerOptions
 
 API_KEY_VARIABLE = "PREFIXWISE_API_KEY"  # on every replica: a key is in no file that is printed

@@ -13,7 +13,7 @@ from prefixwise.cluster.exchange import REPLICA_HEADER, HttpRequest, HttpRespons
 from prefixwise.cluster.options import ClusterOptions, Secret
 from prefixwise.cluster.scaling import QUEUED_TOKENS
 from prefixwise.cluster.tickets import STEP_TOKENS, Ticket
-from prefixwise.loading import load_engine, resolved_config
+from prefixwise.launch.loading import load_engine, resolved_config
 from prefixwise.server.app import make_app
 from prefixwise.server.logs import set_up_logging
 from prefixwise.server.service import Service

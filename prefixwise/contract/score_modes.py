@@ -18,23 +18,21 @@ Float32Array = NDArray[np.float32]
 Float64Array = NDArray[np.float64]
 
 
-def needs_normalizer(mode: ScoreMode, label_scoring: LabelScoring) -> bool:
+def needs_logsumexp(mode: ScoreMode, label_scoring: LabelScoring) -> bool:
     """Whether the mode needs the log of the sum of exp over the whole vocabulary: every row of the head."""
     return label_scoring == "sequence" or mode in ("prob", "logprob")
 
 
-def scores_from_logits(
-    mode: ScoreMode, label_logits: Float32Array, log_normalizers: Float32Array | None
-) -> Float64Array:
+def scores_from_logits(mode: ScoreMode, label_logits: Float32Array, logsumexp: Float32Array | None) -> Float64Array:
     """Scores [I, C] of one-token labels; C is 1 for logit_diff and sigmoid, else L.
 
-    `label_logits` is [I, L]. `log_normalizers` [I] may be None unless `needs_normalizer`, else ValueError.
+    `label_logits` is [I, L]. `logsumexp` [I] may be None unless `needs_logsumexp`, else ValueError.
     """
     logits = _by_row(label_logits)
     if mode in ("prob", "logprob"):
-        if log_normalizers is None:
-            raise ValueError(f"score mode {mode} needs log_normalizers, got None")
-        return _absolute(mode, logits - _by_row(log_normalizers)[:, None])
+        if logsumexp is None:
+            raise ValueError(f"score mode {mode} needs logsumexp, got None")
+        return _absolute(mode, logits - _by_row(logsumexp)[:, None])
     if mode == "logit":
         return logits
     if mode == "sigmoid" and logits.shape[1] == 1:

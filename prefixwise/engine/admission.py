@@ -6,8 +6,8 @@ import math
 import threading
 from time import monotonic
 
-from prefixwise.backends.base import DeviceKind
 from prefixwise.contract.errors import QueueFullError
+from prefixwise.forward.backend import DeviceKind
 
 # Where the user leaves it open: about as many tokens as a device computes in a few minutes.
 DEFAULT_MAX_QUEUED_TOKENS: dict[DeviceKind, int] = {"cpu": 1 << 18, "gpu": 1 << 23, "tpu": 1 << 23}

@@ -16,7 +16,6 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
-from prefixwise.backends.base import Backend
 from prefixwise.contract.errors import InternalError, InvalidValueError, RequestError
 from prefixwise.contract.ragged import Int32Array, Int64Array, numbers
 from prefixwise.contract.request import (
@@ -27,12 +26,13 @@ from prefixwise.contract.request import (
     check_vocabulary,
 )
 from prefixwise.contract.result import ItemError, ScoreResult, Usage
-from prefixwise.contract.score_modes import needs_normalizer, scores_from_logits, scores_from_logprobs
+from prefixwise.contract.score_modes import needs_logsumexp, scores_from_logits, scores_from_logprobs
 from prefixwise.contract.token_ids import Place, vocabulary_error
 from prefixwise.engine.debug import debug_block, inspected_item
 from prefixwise.engine.job import Job, OnChange
 from prefixwise.engine.pins import PinnedPrefix
 from prefixwise.engine.scheduler import Scheduler
+from prefixwise.forward.backend import Backend
 from prefixwise.plan.algorithms import Planner, ScorePlan
 from prefixwise.plan.label_rows import LabelRows, lay_out_segments, plan_labels, with_vocabulary
 from prefixwise.plan.options import PlanOptions
@@ -155,7 +155,7 @@ class ScoringEngine:
         job = Job(
             plan.segments.prefix_ids if plan is not None and plan.needs_prefill else _NO_IDS,
             plan,
-            normalize=needs_normalizer(request.score_mode, request.label_scoring),
+            normalize=needs_logsumexp(request.score_mode, request.label_scoring),
             timed=request.return_debug,
             deadline=deadline,
             on_change=on_change,
@@ -318,9 +318,9 @@ def _check_inspection(request: ScoreRequest) -> None:
 def _scores(prepared: PreparedRequest, job: Job) -> NDArray[np.float64]:
     request, logits = prepared.request, job.label_logits[:, : prepared.labels.num_labels]
     if request.label_scoring == "single":
-        return scores_from_logits(request.score_mode, logits, job.log_normalizers)
-    assert job.log_normalizers is not None, "sequence labels are summed log-probabilities"
-    logprobs = prepared.labels.logprobs(logits, job.log_normalizers)
+        return scores_from_logits(request.score_mode, logits, job.logsumexp)
+    assert job.logsumexp is not None, "sequence labels are summed log-probabilities"
+    logprobs = prepared.labels.logprobs(logits, job.logsumexp)
     return scores_from_logprobs(request.score_mode, logprobs)
 
 

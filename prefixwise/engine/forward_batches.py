@@ -16,8 +16,8 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from prefixwise.backends.base import PREFIX_BLOCK, ForwardBatch, Layout, Prefix
 from prefixwise.contract.ragged import Int32Array, Int64Array, numbers, ranges, starts_from_lens
+from prefixwise.forward.batch import KV_BLOCK_SIZE, ForwardBatch, Layout, Prefix
 from prefixwise.plan.algorithms import ScorePlan
 from prefixwise.plan.batches import Row
 from prefixwise.plan.label_rows import Segments
@@ -42,17 +42,17 @@ class BlockRun:
 
     @property
     def token_ids(self) -> Int32Array:
-        return self.prefix_ids[self.first * PREFIX_BLOCK : self.stop * PREFIX_BLOCK]
+        return self.prefix_ids[self.first * KV_BLOCK_SIZE : self.stop * KV_BLOCK_SIZE]
 
     @property
     def lens(self) -> Int64Array:
         num_whole = self.num_blocks - 1
-        return np.array([PREFIX_BLOCK] * num_whole + [len(self.token_ids) - num_whole * PREFIX_BLOCK])
+        return np.array([KV_BLOCK_SIZE] * num_whole + [len(self.token_ids) - num_whole * KV_BLOCK_SIZE])
 
     @property
     def prefix_lens(self) -> Int64Array:
         """Each reads all blocks before it."""
-        return PREFIX_BLOCK * numbers(self.stop)[self.first :]
+        return KV_BLOCK_SIZE * numbers(self.stop)[self.first :]
 
 
 @dataclass(frozen=True)
@@ -128,8 +128,8 @@ def joined_batch(blocks: Sequence[BlockRun], tails: Sequence[TailRun], *, normal
         row_starts=starts[[0, -1]],
         score_tokens=_score_tokens(tails, int(starts[firsts[-1]])),
         label_ids=_join_labels([_label_ids(run.segments, run.first, run.stop) for run in tails]),
-        need_normalizers=normalize,
-        keep_segments=tuple(range(firsts[-1])),
+        need_logsumexp=normalize,
+        cache_segments=tuple(range(firsts[-1])),
     )
 
 
@@ -170,7 +170,7 @@ def rows_batch(runs: Sequence[RowRun], *, normalize: bool) -> ForwardBatch:
         label_ids=_join_labels(
             [_label_ids(run.plan.segments, row.first, row.stop) for run in runs for row in run.rows]
         ),
-        need_normalizers=normalize,
+        need_logsumexp=normalize,
         mask=plan.mask or "segment",
     )
 
@@ -187,8 +187,8 @@ class _RowSegments:
 
 def _row_segments(segments: Segments, row: Row) -> _RowSegments:
     prefix_len = len(segments.prefix_ids)
-    block_starts = PREFIX_BLOCK * numbers(-(-prefix_len // PREFIX_BLOCK))
-    block_lens = np.minimum(PREFIX_BLOCK, prefix_len - block_starts)
+    block_starts = KV_BLOCK_SIZE * numbers(-(-prefix_len // KV_BLOCK_SIZE))
+    block_lens = np.minimum(KV_BLOCK_SIZE, prefix_len - block_starts)
     tails = segments.tails
     first_token, last_token = tails.starts[row.first], tails.starts[row.stop]
     return _RowSegments(

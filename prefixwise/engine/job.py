@@ -15,10 +15,10 @@ from time import monotonic
 import numpy as np
 from numpy.typing import NDArray
 
-from prefixwise.backends.base import PREFIX_BLOCK, PrefixBlock
 from prefixwise.contract.ragged import Int32Array
 from prefixwise.engine.pins import PinnedPrefix
 from prefixwise.engine.prefix_cache import CacheEntry, PrefixCache, block_keys
+from prefixwise.forward.batch import KV_BLOCK_SIZE, KVBlock
 from prefixwise.plan.algorithms import ScorePlan
 
 log = logging.getLogger("prefixwise")
@@ -83,7 +83,7 @@ class Job:
         self.is_done = False
         self.error: BaseException | None = None
         self.pinned: PinnedPrefix | None = None
-        self.label_logits, self.log_normalizers = self._make_room()
+        self.label_logits, self.logsumexp = self._make_room()
 
     def _make_room(self) -> tuple[NDArray[np.float32], NDArray[np.float32] | None]:
         if self.plan is None:
@@ -107,7 +107,7 @@ class Job:
         if self.entries is None:
             return False
         num_found = next((i for i, entry in enumerate(self.entries) if entry.owner is self), len(self.entries))
-        self.cached_tokens = min(num_found * PREFIX_BLOCK, len(self.prefix_ids))
+        self.cached_tokens = min(num_found * KV_BLOCK_SIZE, len(self.prefix_ids))
         return True
 
     def drop_prefix(self, cache: PrefixCache) -> None:
@@ -142,9 +142,9 @@ class Job:
         return first, stop
 
     def block_tokens(self, first: int, stop: int) -> int:
-        return min(stop * PREFIX_BLOCK, len(self.prefix_ids)) - first * PREFIX_BLOCK
+        return min(stop * KV_BLOCK_SIZE, len(self.prefix_ids)) - first * KV_BLOCK_SIZE
 
-    def kept_blocks(self, stop: int | None = None) -> tuple[PrefixBlock, ...]:
+    def kept_blocks(self, stop: int | None = None) -> tuple[KVBlock, ...]:
         blocks = [entry.block for entry in (self.entries or [])[:stop]]
         assert None not in blocks, "a block is read before it is computed"
         return tuple(block for block in blocks if block is not None)
@@ -228,8 +228,8 @@ class Job:
         begin, end = rows[segments[0]], rows[segments[1]]
         self.label_logits[begin:end] = logits[:, : self.label_logits.shape[1]]
         self._num_answered = segments[1]
-        if self.log_normalizers is not None and normalizers is not None:
-            self.log_normalizers[begin:end] = normalizers
+        if self.logsumexp is not None and normalizers is not None:
+            self.logsumexp[begin:end] = normalizers
 
     def num_score_rows(self, segments: tuple[int, int]) -> int:
         assert self.plan is not None

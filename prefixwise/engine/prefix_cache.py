@@ -1,4 +1,4 @@
-"""Keys and values of prefixes, kept between requests in blocks of PREFIX_BLOCK tokens.
+"""Keys and values of prefixes, kept between requests in blocks of KV_BLOCK_SIZE tokens.
 
 A block's key is a hash of its tokens and of the key before it, so a key stands for all tokens from the prefix's start,
 and a prefix is found by walking its keys. A place is taken for every block that a request reads:
@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from prefixwise.backends.base import PREFIX_BLOCK, PrefixBlock
 from prefixwise.contract.ragged import Int32Array
+from prefixwise.forward.batch import KV_BLOCK_SIZE, KVBlock
 
 Key = bytes
 
@@ -27,7 +27,7 @@ def block_keys(prefix_ids: Int32Array) -> tuple[Key, ...]:
     """One key per block; the last block may be short, and its key says so by what it hashes."""
     keys, before = [], b""
     data = prefix_ids.tobytes()
-    size = PREFIX_BLOCK * prefix_ids.itemsize
+    size = KV_BLOCK_SIZE * prefix_ids.itemsize
     for start in range(0, len(data), size):
         before = blake2b(before + data[start : start + size], digest_size=16).digest()
         keys.append(before)
@@ -39,7 +39,7 @@ class CacheEntry:
     """A place in the cache."""
 
     key: Key
-    block: PrefixBlock | None = None  # None: nothing is there yet
+    block: KVBlock | None = None  # None: nothing is there yet
     num_users: int = 0  # requests that read it, and pins
     owner: object | None = None  # who is to compute it
     is_started: bool = False  # has the device been told to? Then whatever it is told later may read the block

@@ -20,7 +20,6 @@ from queue import Empty, SimpleQueue
 from time import monotonic, sleep
 from typing import TypeVar
 
-from prefixwise.backends.base import PREFIX_BLOCK, Backend
 from prefixwise.contract.errors import (
     BackendError,
     CancelledError,
@@ -36,7 +35,9 @@ from prefixwise.engine.stats import Counters, EngineStats
 from prefixwise.engine.step_forwards import Step
 from prefixwise.engine.steps import StepFiller, StepLimits
 from prefixwise.engine.steps_in_flight import StepInFlight, StepsInFlight
-from prefixwise.plan.buckets import Buckets
+from prefixwise.forward.backend import Backend
+from prefixwise.forward.batch import KV_BLOCK_SIZE
+from prefixwise.forward.buckets import Buckets
 
 log = logging.getLogger("prefixwise")
 
@@ -80,11 +81,11 @@ class Scheduler:
         self.backend = backend
         self.options = options
         self.admission = Admission(options.max_queued_tokens or DEFAULT_MAX_QUEUED_TOKENS[info.device_kind])
-        self.cache = PrefixCache(info.num_prefix_blocks, keeps=options.prefix_cache)
-        longest = min(-(-backend.config.max_context_len // PREFIX_BLOCK), info.num_prefix_blocks)
+        self.cache = PrefixCache(info.num_kv_blocks, keeps=options.prefix_cache)
+        longest = min(-(-backend.config.max_context_len // KV_BLOCK_SIZE), info.num_kv_blocks)
         self.pins = Pins(self.cache, longest)
         self._limits = StepLimits(
-            info.step_tokens, options.chunked_prefill_size, info.max_blocks_read, info.joins_prefill
+            info.step_tokens, options.chunked_prefill_size, info.max_kv_blocks_read, info.joins_prefill
         )
         self._buckets = Buckets.of(info)
         self._counters = Counters()
@@ -152,7 +153,7 @@ class Scheduler:
             used_blocks=self.cache.num_used,
             pinned_blocks=self.pins.num_blocks,
             cache_capacity_blocks=self.cache.capacity,
-            block_bytes=self.backend.info.prefix_block_bytes,
+            block_bytes=self.backend.info.kv_block_bytes,
         )
 
     @property
@@ -362,7 +363,7 @@ class Scheduler:
     def _pin(self, job: Job, seconds: float) -> RequestError | None:
         tokens = (len(job.prefix_ids), job.cached_tokens)
         try:
-            job.pinned = self.pins.add(job.entries or (), tokens, self.backend.info.prefix_block_bytes, seconds)
+            job.pinned = self.pins.add(job.entries or (), tokens, self.backend.info.kv_block_bytes, seconds)
         except RequestError as error:
             return error
         return None

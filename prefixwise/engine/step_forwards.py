@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from prefixwise.backends.base import PREFIX_BLOCK, ForwardBatch, ForwardOutput, Prefix, PrefixBlock
 from prefixwise.engine.forward_batches import BlockRun, RowRun, TailRun, joined_batch, rows_batch
 from prefixwise.engine.job import BatchRecord, Job
 from prefixwise.engine.prefix_cache import CacheEntry
+from prefixwise.forward.batch import KV_BLOCK_SIZE, ForwardBatch, ForwardOutput, KVBlock, Prefix
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class StepForward:
         whole = [Prefix(job.kept_blocks()) for job in self.prefix_jobs]
         return replace(self.batch, prefixes=(*going_on, *whole))
 
-    def keep(self, blocks: Iterable[PrefixBlock]) -> None:
+    def keep(self, blocks: Iterable[KVBlock]) -> None:
         """The blocks that it computes, each to its place."""
         entries = (entry for part in self.block_parts for entry in part.entries)
         for entry, block in zip(entries, blocks, strict=True):
@@ -136,7 +136,7 @@ class StepForward:
             for entry in part.entries:
                 entry.is_started, entry.owner = True, None
             # What another job was to compute, and has left behind, is not saved after all.
-            part.job.cached_tokens = min(part.job.cached_tokens, part.first * PREFIX_BLOCK)
+            part.job.cached_tokens = min(part.job.cached_tokens, part.first * KV_BLOCK_SIZE)
         for part in self.scored_parts:
             first, stop = part.job.segments_of(part.first, part.stop)
             own = part.job.unit_tokens(part.first, part.stop)
@@ -157,7 +157,7 @@ class StepForward:
         for part in self.scored_parts:
             segments = part.job.segments_of(part.first, part.stop)
             stop = start + part.job.num_score_rows(segments)
-            normalizers = None if output.log_normalizers is None else output.log_normalizers[start:stop]
+            normalizers = None if output.logsumexp is None else output.logsumexp[start:stop]
             part.job.take_in(segments, output.label_logits[start:stop], normalizers)
             start = stop
 

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from itertools import groupby, islice
 from operator import attrgetter
 
-from prefixwise.backends.base import PREFIX_BLOCK
 from prefixwise.engine.job import Job
 from prefixwise.engine.prefix_cache import CacheEntry, PrefixCache
 from prefixwise.engine.step_forwards import Part, Step, StepForward
+from prefixwise.forward.batch import KV_BLOCK_SIZE
 from prefixwise.plan.algorithms import ScorePlan
 
 SHARES = 4  # a job gets at most this part of a step while there are others
@@ -34,7 +34,7 @@ class StepLimits:
 
     num_tokens: int
     max_prefill_tokens: int | None = None  # of one job; None: its share
-    max_blocks_read: int | None = None  # by one forward, a block counted for every prefix that has it
+    max_kv_blocks_read: int | None = None  # by one forward, a block counted for every prefix that has it
     joins_prefill: bool = False  # may blocks of prefixes and tails be one forward?
 
 
@@ -74,7 +74,7 @@ class StepFiller:
             return apart
         if any(part.job.timed for part in self._prefill.block_parts):  # the seconds of its prefill are asked for
             return apart
-        joined, most = tails.behind(self._prefill), self._limits.max_blocks_read
+        joined, most = tails.behind(self._prefill), self._limits.max_kv_blocks_read
         if most is not None and joined.num_blocks_read > most:
             return apart
         return [joined, *(forward for forward in apart if forward is not self._prefill and forward is not tails)]
@@ -107,7 +107,7 @@ class StepFiller:
 
     def _is_ready(self, job: Job) -> bool:
         """Could it be served, with more room?"""
-        first, stop = job.blocks_to_compute(PREFIX_BLOCK)
+        first, stop = job.blocks_to_compute(KV_BLOCK_SIZE)
         return first < stop or (not job.is_scored and self._has_prefix(job))
 
     @property
@@ -122,7 +122,7 @@ class StepFiller:
         most = min(room, self._limits.max_prefill_tokens or room)
         first, stop = job.blocks_to_compute(most)
         if first == stop:
-            first, stop = job.blocks_to_compute(self._room_left if self._num_tokens else PREFIX_BLOCK)
+            first, stop = job.blocks_to_compute(self._room_left if self._num_tokens else KV_BLOCK_SIZE)
             stop = min(stop, first + 1)
         if first == stop or not self._can_read(self._prefill, stop):
             return 0
@@ -135,7 +135,7 @@ class StepFiller:
 
     def _can_read(self, forward: StepForward, num_blocks: int) -> bool:
         """May the forward list so many blocks more?"""
-        most = self._limits.max_blocks_read
+        most = self._limits.max_kv_blocks_read
         return most is None or forward.is_empty or forward.num_blocks_read + num_blocks <= most
 
     def _has_prefix(self, job: Job) -> bool:

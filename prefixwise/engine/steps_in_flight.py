@@ -1,6 +1,6 @@
 """Steps on their way through the device: started in order, answered in order.
 
-Where the device works by itself once a step is started (`BackendInfo.runs_ahead`), the next is given to it a little
+Where the device works by itself once a step is started (`BackendInfo.async_scheduling`), the next is given to it a little
 before it is done, so that it need not wait for the host; a second thread waits for the answers meanwhile. Not earlier:
 whoever comes in between has a part in the step that is not yet started. Elsewhere there is one at a time.
 """
@@ -13,9 +13,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from time import monotonic
 
-from prefixwise.backends.base import Backend, ForwardOutput, RunningForward
 from prefixwise.engine.device_thread import DeviceThread
 from prefixwise.engine.step_forwards import Step, StepForward
+from prefixwise.forward.backend import Backend
+from prefixwise.forward.batch import ForwardOutput, RunningForward
 
 # So long before the device is done the next step is begun. To fill and to start one takes the host 5 to 10 ms while
 # other threads are at work: with 8 requests of 12,000 tokens in flight an H200 was idle 3 % of the time with 6 ms, and
@@ -37,7 +38,7 @@ class StepsInFlight:
     """For the scheduler's thread. `wake` is called by another one whenever a step is done."""
 
     def __init__(self, backend: Backend, wake: Callable[[], None]) -> None:
-        self.most = 2 if backend.info.runs_ahead else 1
+        self.most = 2 if backend.info.async_scheduling else 1
         self._backend = backend
         self._wake = wake
         self._device = DeviceThread()

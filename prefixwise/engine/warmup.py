@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from time import perf_counter
 
-from prefixwise.backends.base import Program
 from prefixwise.contract.errors import BackendError
 from prefixwise.contract.parse import parse_score_request
 from prefixwise.engine.engine import ScoringEngine
 from prefixwise.engine.scheduler import Scheduler
+from prefixwise.forward.backend import Program
 from prefixwise.plan.algorithms import max_dense_row_len
 
 log = logging.getLogger("prefixwise")

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from prefixwise.backends.base import PREFIX_BLOCK, BackendInfo, MaskImpl
 from prefixwise.contract.errors import InvalidValueError
 from prefixwise.contract.ragged import Int64Array
+from prefixwise.forward.backend import BackendInfo
+from prefixwise.forward.batch import KV_BLOCK_SIZE, MaskImpl
 from prefixwise.models.config import ModelConfig
 from prefixwise.plan.batches import Row, fill_rows
 from prefixwise.plan.cost_model import STATIC_FIGURES, TailSums, Work, estimate_seconds, extend_work, packed_work
@@ -104,7 +105,7 @@ class Planner:
         prefix_len = len(segments.prefix_ids)
         if not prefix_len:
             return "prefill_extend", "the items share no prefix, so there is nothing to compute twice"
-        if self.keeps_prefixes and PREFIX_BLOCK <= prefix_len <= self.backend.max_prefix_len:
+        if self.keeps_prefixes and KV_BLOCK_SIZE <= prefix_len <= self.backend.max_prefix_len:
             return "prefill_extend", "the prefix is kept for later requests"
         may_look = self.backend.algorithms_bit_equal
         seen = segments.tails.lens if may_look else _NOMINAL_TAIL_LENS

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from prefixwise.backends.base import BackendInfo
 from prefixwise.contract.errors import InvalidValueError
+from prefixwise.forward.backend import BackendInfo
 
 MaskOption = Literal["auto", "dense", "segment"]
 

@@ -11,9 +11,10 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from prefixwise.backends.base import Backend, BackendOptions, ForwardBatch, Layout
 from prefixwise.backends.load import load_backend
 from prefixwise.backends.torch.weights import load_weights
+from prefixwise.forward.backend import Backend, BackendOptions
+from prefixwise.forward.batch import ForwardBatch, Layout
 from prefixwise.models.checkpoint import open_checkpoint
 from tests.backends.torch.batches import PREFIXES, TAILS, rows_batch
 from tests.checkpoints import make_classifier, read_hf_tensors
@@ -65,11 +66,11 @@ def backends(request: pytest.FixtureRequest, folders: dict[str, Path]) -> Iterat
         backend.close()
 
 
-def batch_of(*labels: int, need_normalizers: bool = False) -> ForwardBatch:
+def batch_of(*labels: int, need_logsumexp: bool = False) -> ForwardBatch:
     """One packed row, so that JAX has one program to compile."""
     batch = rows_batch(PREFIX, [TAILS], Layout.PACKED)
     label_ids = np.tile(np.array(labels, np.int32), (len(TAILS), 1))
-    return replace(batch, label_ids=label_ids, need_normalizers=need_normalizers)
+    return replace(batch, label_ids=label_ids, need_logsumexp=need_logsumexp)
 
 
 def logits_of(backend: Backend, *labels: int) -> Floats:
@@ -103,10 +104,10 @@ def test_a_classifier_scores_as_transformers(backends: Backends, folders: dict[s
 def test_normalizers_are_those_of_the_classes(backends: Backends) -> None:
     """Nobody asks a classifier for them, but they are compiled with the rest."""
     for backend in backends.converted.values():
-        output = backend.forward(batch_of(*range(backend.config.num_classes), need_normalizers=True))
-        assert output.log_normalizers is not None
+        output = backend.forward(batch_of(*range(backend.config.num_classes), need_logsumexp=True))
+        assert output.logsumexp is not None
         expected = np.logaddexp.reduce(output.label_logits, axis=1)
-        assert np.abs(output.log_normalizers - expected).max() <= BOUND
+        assert np.abs(output.logsumexp - expected).max() <= BOUND
 
 
 def test_warm_up_runs_the_programs_of_a_head_of_few_rows(backends: Backends) -> None:

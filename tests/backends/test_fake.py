@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from prefixwise.backends.base import PREFIX_BLOCK, ForwardBatch, Layout, Prefix, PrefixBlock
 from prefixwise.backends.fake import FakeBackend, FakeBlock, fake_logits
 from prefixwise.contract.ragged import Int32Array
+from prefixwise.forward.batch import KV_BLOCK_SIZE, ForwardBatch, KVBlock, Layout, Prefix
 
 
 def ids(*values: int) -> Int32Array:
@@ -77,7 +77,7 @@ def test_a_segment_may_be_kept_and_read_in_the_same_forward() -> None:
         prefixes=(Prefix((FakeBlock(2, ids(7, 8)),), segment=0),),
         score_tokens=np.array([2]),
         label_ids=np.array([[5, 6]], np.int32),
-        keep_segments=(0,),
+        cache_segments=(0,),
     )
     output = FakeBackend().forward(batch)
     assert output.label_logits.tolist() == [after(7, 8, 1, 2, 3)]
@@ -97,15 +97,15 @@ def test_labels_may_differ_from_row_to_row() -> None:
 
 def test_normalizers_are_over_the_whole_vocabulary_and_only_when_asked_for() -> None:
     backend = FakeBackend(vocab_size=20)
-    output = backend.forward(replace(BATCH, need_normalizers=True))
+    output = backend.forward(replace(BATCH, need_logsumexp=True))
     every = fake_logits(ids(7, 8, 3), np.arange(20, dtype=np.int32)).astype(float)
-    assert output.log_normalizers is not None
-    assert output.log_normalizers[2] == pytest.approx(np.log(np.exp(every).sum()))
-    assert backend.forward(BATCH).log_normalizers is None
+    assert output.logsumexp is not None
+    assert output.logsumexp[2] == pytest.approx(np.log(np.exp(every).sum()))
+    assert backend.forward(BATCH).logsumexp is None
 
 
 def test_segments_are_kept_when_asked_for() -> None:
-    running = FakeBackend().start(replace(BATCH, keep_segments=(1, 0)))
+    running = FakeBackend().start(replace(BATCH, cache_segments=(1, 0)))
     kept = [block for block in running.blocks if isinstance(block, FakeBlock)]
     assert [block.token_ids.tolist() for block in kept] == [[3], [1, 2]]
     assert [block.num_tokens for block in kept] == [1, 2]
@@ -115,9 +115,9 @@ def test_segments_are_kept_when_asked_for() -> None:
 def test_a_segment_longer_than_a_block_is_not_one() -> None:
     too_long = replace(
         BATCH,
-        token_ids=np.zeros(PREFIX_BLOCK + 2, np.int32),
-        segment_starts=np.array([0, PREFIX_BLOCK + 1, PREFIX_BLOCK + 2]),
-        keep_segments=(0,),
+        token_ids=np.zeros(KV_BLOCK_SIZE + 2, np.int32),
+        segment_starts=np.array([0, KV_BLOCK_SIZE + 1, KV_BLOCK_SIZE + 2]),
+        cache_segments=(0,),
     )
     with pytest.raises(AssertionError, match="one block"):
         FakeBackend().start(too_long)
@@ -132,7 +132,7 @@ def test_it_remembers_its_forwards_but_not_for_ever() -> None:
     backend = FakeBackend()
     backend.forward(BATCH)
     assert backend.forwards == [BATCH]
-    newest = replace(BATCH, need_normalizers=True)
+    newest = replace(BATCH, need_logsumexp=True)
     for _ in range(5000):
         backend.start(newest)
     assert len(backend.forwards) <= 2000
@@ -140,7 +140,7 @@ def test_it_remembers_its_forwards_but_not_for_ever() -> None:
 
 
 def test_a_block_of_another_backend_is_refused() -> None:
-    class OtherBlock(PrefixBlock):
+    class OtherBlock(KVBlock):
         pass
 
     with pytest.raises(AssertionError, match="another backend"):
@@ -154,8 +154,8 @@ def test_it_can_stand_for_both_kinds_of_device(bit_equal: bool, kind: str) -> No
 
 
 def test_its_room_for_prefixes_and_its_steps_can_be_chosen() -> None:
-    info = FakeBackend(num_prefix_blocks=3, step_tokens=50, joins_prefill=True).info
-    assert (info.num_prefix_blocks, info.max_prefix_len, info.step_tokens) == (3, 3 * PREFIX_BLOCK, 50)
+    info = FakeBackend(num_kv_blocks=3, step_tokens=50, joins_prefill=True).info
+    assert (info.num_kv_blocks, info.max_prefix_len, info.step_tokens) == (3, 3 * KV_BLOCK_SIZE, 50)
     assert info.joins_prefill
     assert not FakeBackend().info.joins_prefill
 
@@ -163,7 +163,7 @@ def test_its_room_for_prefixes_and_its_steps_can_be_chosen() -> None:
 def test_a_forward_lists_no_more_blocks_than_it_may() -> None:
     """Those that its prefixes have, and those that it keeps."""
     twice = replace(BATCH, prefixes=BATCH.prefixes * 2)
-    assert FakeBackend(max_blocks_read=2).info.max_blocks_read == 2
-    FakeBackend(max_blocks_read=2).forward(twice)
+    assert FakeBackend(max_kv_blocks_read=2).info.max_kv_blocks_read == 2
+    FakeBackend(max_kv_blocks_read=2).forward(twice)
     with pytest.raises(AssertionError, match="lists 3 blocks, and may list 2"):
-        FakeBackend(max_blocks_read=2).forward(replace(twice, keep_segments=(0,)))
+        FakeBackend(max_kv_blocks_read=2).forward(replace(twice, cache_segments=(0,)))

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from prefixwise.backends import load
-from prefixwise.backends.base import BackendOptions
 from prefixwise.backends.load import choose_backend, load_backend
 from prefixwise.contract.errors import BackendError
+from prefixwise.forward.backend import BackendOptions
 from prefixwise.host import install_command
 from prefixwise.models.checkpoint import open_checkpoint
 

@@ -8,7 +8,7 @@ import pytest
 
 from prefixwise.batch.job_options import job_options
 from prefixwise.batch.requests import RowDefaults
-from prefixwise.options import EngineOptions
+from prefixwise.launch.options import EngineOptions
 
 
 def test_what_decides_about_scores_is_there() -> None:

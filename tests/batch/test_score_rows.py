@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from prefixwise.backends.base import ForwardBatch, RunningForward
 from prefixwise.batch import score_rows
 from prefixwise.batch.answers import RowAnswer
 from prefixwise.batch.requests import RowDefaults
@@ -16,7 +15,8 @@ from prefixwise.contract.parse import parse_score_request
 from prefixwise.contract.parse_rerank import parse_rerank_request
 from prefixwise.engine.engine import PreparedRequest, ScoringEngine
 from prefixwise.engine.reranker import Reranker
-from prefixwise.options import EngineOptions
+from prefixwise.forward.batch import ForwardBatch, RunningForward
+from prefixwise.launch.options import EngineOptions
 from tests.batch.inputs import rows
 from tests.cli.fake_program import fake_engine
 

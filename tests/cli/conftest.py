@@ -13,7 +13,7 @@ import pytest
 from prefixwise.cli.main import main
 from prefixwise.engine.engine import ScoringEngine
 from prefixwise.engine.warmup import OnProgram
-from prefixwise.options import EngineOptions
+from prefixwise.launch.options import EngineOptions
 from tests.cli.fake_program import fake_engine
 
 FAKE_PROGRAM = (sys.executable, "-m", "tests.cli.fake_program")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from prefixwise.options import EngineOptions
+from prefixwise.launch.options import EngineOptions
 
 ENGINE_ARGS = (
     "--model m --backend jax --device d --dtype float16 --tp-size 2 --dp-size 3 --batch-invariant --attention a "

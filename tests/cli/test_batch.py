@@ -17,7 +17,7 @@ from prefixwise.backends.load import FAKE_STEP_VARIABLE
 from prefixwise.engine.engine import ScoringEngine
 from prefixwise.engine.warmup import OnProgram
 from prefixwise.host import install_command
-from prefixwise.options import EngineOptions
+from prefixwise.launch.options import EngineOptions
 from tests.batch.inputs import read_jsonl, rows, write_jsonl
 from tests.cli.conftest import REAL_PROGRAM, RunMain, plain_environment, run_on_terminal, run_process
 from tests.cli.fake_program import fake_engine

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from prefixwise.bench.report.viewer import ReportFolder
 from prefixwise.cli import serve
 from prefixwise.cli.failures import CommandError
 from prefixwise.cli.late_reports import LateReports
 from prefixwise.contract.errors import ArtifactError
-from prefixwise.harness.report.viewer import ReportFolder
 from prefixwise.host import install_command
 from prefixwise.server.config import ServerOptions
 from tests.cli.conftest import run_process
@@ -41,7 +41,7 @@ def test_it_shows_what_the_viewer_shows(tmp_path: Path) -> None:
 def test_nothing_is_imported_before_somebody_asks() -> None:
     code = (
         "import sys; from prefixwise.cli.late_reports import LateReports; reports = LateReports(None); "
-        "name = 'prefixwise.harness.report.viewer'; print(name in sys.modules); reports.artifacts(); "
+        "name = 'prefixwise.bench.report.viewer'; print(name in sys.modules); reports.artifacts(); "
         "print(name in sys.modules)"
     )
     assert run_process([sys.executable, "-c", code]).out.split() == ["False", "True"]

@@ -9,7 +9,7 @@ import pytest
 
 from prefixwise.cli.engine_options import open_engine
 from prefixwise.engine.engine import ScoringEngine
-from prefixwise.options import EngineOptions
+from prefixwise.launch.options import EngineOptions
 from tests.cli.conftest import REAL_PROGRAM, RunMain, num_threads, run_process
 from tests.cli.engine_flags import ENGINE_ARGS, ENGINE_OPTIONS
 from tests.cli.fake_program import FAKE_PROFILE, NO_PROFILE

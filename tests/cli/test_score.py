@@ -10,7 +10,7 @@ import pytest
 from prefixwise import Scorer
 from prefixwise.cli.engine_options import open_engine
 from prefixwise.engine.engine import ScoringEngine
-from prefixwise.options import EngineOptions
+from prefixwise.launch.options import EngineOptions
 from tests.cli.conftest import REAL_PROGRAM, RunMain, num_threads, run_process
 from tests.cli.engine_flags import ENGINE_ARGS, ENGINE_OPTIONS
 from tests.cli.sample_request import INPUT, ITEMS, QUERY, TOO_LONG, WITH_LABELS, expected_body
@@ -165,7 +165,7 @@ def test_engine_options_reach_the_engine(asked_engines: list[EngineOptions], run
 
 def test_one_request_of_one_s_own_has_no_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[EngineOptions] = []
-    monkeypatch.setattr("prefixwise.loading.load_engine", lambda options, on_program: asked.append(options))
+    monkeypatch.setattr("prefixwise.launch.loading.load_engine", lambda options, on_program: asked.append(options))
     open_engine(EngineOptions("m", chunk_size=3))
     unlimited = EngineOptions("m", chunk_size=3, max_items_per_request=sys.maxsize, max_queued_tokens=sys.maxsize)
     assert asked == [unlimited]

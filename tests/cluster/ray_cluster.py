@@ -16,7 +16,7 @@ import psutil
 from prefixwise import Scorer
 from prefixwise.backends.load import FAKE_STEP_VARIABLE
 from prefixwise.cluster.options import ClusterOptions, ScaleOptions
-from prefixwise.options import EngineOptions
+from prefixwise.launch.options import EngineOptions
 from prefixwise.server.config import ServerOptions
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ import pytest
 
 from prefixwise.cluster.exchange import HttpRequest, HttpResponse, answer
 from prefixwise.engine.engine import ScoringEngine
-from prefixwise.loading import load_engine
-from prefixwise.options import EngineOptions
+from prefixwise.launch.loading import load_engine
+from prefixwise.launch.options import EngineOptions
 from prefixwise.server.app import make_app
 from prefixwise.server.config import ServerOptions
 from prefixwise.server.service import Service

@@ -7,7 +7,7 @@ import pytest
 
 from prefixwise.cluster.options import API_KEY_VARIABLE, ClusterOptions, ScaleOptions, Secret
 from prefixwise.contract.errors import InvalidValueError, PrefixwiseError
-from prefixwise.options import EngineOptions
+from prefixwise.launch.options import EngineOptions
 from prefixwise.server.config import ServerOptions
 
 CHOSEN = ClusterOptions(

@@ -14,7 +14,7 @@ from prefixwise.contract.request import LabelScoring, ScoreMode
 from prefixwise.contract.score_modes import (
     Float32Array,
     Float64Array,
-    needs_normalizer,
+    needs_logsumexp,
     scores_from_logits,
     scores_from_logprobs,
 )
@@ -125,15 +125,15 @@ def test_a_normalizer_rounded_below_its_logit_gives_no_probability_above_one() -
 @pytest.mark.parametrize("label_scoring", get_args(LabelScoring))
 def test_the_whole_vocabulary_is_needed_only_for_probabilities(mode: ScoreMode, label_scoring: LabelScoring) -> None:
     expected = label_scoring == "sequence" or mode in {"prob", "logprob"}
-    assert needs_normalizer(mode, label_scoring) == expected
+    assert needs_logsumexp(mode, label_scoring) == expected
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_missing_normalizer_is_noticed_exactly_where_one_is_needed(mode: ScoreMode) -> None:
-    if not needs_normalizer(mode, "single"):
+    if not needs_logsumexp(mode, "single"):
         assert scores_from_logits(mode, floats([[1, 2]]), None).shape[0] == 1
         return
-    with pytest.raises(ValueError, match=f"{mode} needs log_normalizers"):
+    with pytest.raises(ValueError, match=f"{mode} needs logsumexp"):
         scores_from_logits(mode, floats([[1, 2]]), None)
 
 

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from prefixwise.backends.base import Backend, ForwardBatch, ForwardOutput, PrefixBlock, RunningForward
 from prefixwise.backends.fake import FakeBackend, FakeBlock
 from prefixwise.contract.parse import parse_score_request
 from prefixwise.contract.result import ScoreResult
@@ -20,6 +19,8 @@ from prefixwise.engine.engine import EngineConfig, ScoringEngine
 from prefixwise.engine.pins import PinnedPrefix
 from prefixwise.engine.scheduler import Scheduler, SchedulerOptions
 from prefixwise.engine.step_forwards import Step
+from prefixwise.forward.backend import Backend
+from prefixwise.forward.batch import ForwardBatch, ForwardOutput, KVBlock, RunningForward
 from prefixwise.plan.options import PlanOptions
 from prefixwise.prompts.tokenizer import TextTokenizer
 from tests.engine.naive import Limits, expect
@@ -69,7 +70,7 @@ class GatedBackend(FakeBackend):
         assert not any(block.released.is_set() for block in read if isinstance(block, WatchedBlock)), "read too late"
         running = super().start(batch)
         blocks = tuple(self._watch(block) for block in running.blocks)
-        assert self.num_blocks_held <= self.info.num_prefix_blocks, "more blocks than there is room for"
+        assert self.num_blocks_held <= self.info.num_kv_blocks, "more blocks than there is room for"
         self.num_running += 1
         self.started.put(batch)
         return RunningForward(blocks, lambda: self._finish_at_the_gate(batch, running))
@@ -112,13 +113,13 @@ class GatedBackend(FakeBackend):
         self._thread = self._thread or threading.current_thread()
         assert threading.current_thread() is self._thread, "a device belongs to one thread"
 
-    def _watch(self, block: PrefixBlock) -> WatchedBlock:
+    def _watch(self, block: KVBlock) -> WatchedBlock:
         assert isinstance(block, FakeBlock)
         self.made.append(WatchedBlock(block.num_tokens, block.token_ids))
         return self.made[-1]
 
     def _finish_at_the_gate(self, batch: ForwardBatch, running: RunningForward) -> ForwardOutput:
-        if not self.info.runs_ahead:
+        if not self.info.async_scheduling:
             self._check_thread()
         with self._gate:
             self._num_arrived += 1
@@ -220,7 +221,7 @@ def has(token: int) -> Callable[[ForwardBatch], bool]:
 
 
 def num_prefills(backend: GatedBackend, token: int | None = None) -> int:
-    return sum(bool(batch.keep_segments) and (token is None or has(token)(batch)) for batch in backend.forwards)
+    return sum(bool(batch.cache_segments) and (token is None or has(token)(batch)) for batch in backend.forwards)
 
 
 class Seen:

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from prefixwise.backends.base import Backend
 from prefixwise.backends.fake import FakeBackend, fake_logits
 from prefixwise.contract.ragged import Int32Array, Ragged
 from prefixwise.engine.job import Job
 from prefixwise.engine.prefix_cache import PrefixCache
 from prefixwise.engine.step_forwards import Step, StepForward
 from prefixwise.engine.steps import SHARES, StepFiller, StepLimits
+from prefixwise.forward.backend import Backend
 from prefixwise.plan.label_rows import lay_out_segments, plan_labels
 from prefixwise.plan.shared_prefix import SplitItems
 from tests.plan.planning import planner_of
@@ -76,7 +76,7 @@ class Room:
         for forward in step.forwards:
             batch = forward.ready_batch()
             assert batch.num_tokens == forward.num_tokens
-            num_listed = sum(len(prefix.blocks) for prefix in batch.prefixes) + len(batch.keep_segments)
+            num_listed = sum(len(prefix.blocks) for prefix in batch.prefixes) + len(batch.cache_segments)
             assert num_listed == forward.num_blocks_read
             running.append(self.backend.start(batch))
             forward.keep(running[-1].blocks)

@@ -12,13 +12,13 @@ from typing import Any, ClassVar
 
 import pytest
 
-from prefixwise.backends.base import ForwardBatch
 from prefixwise.backends.fake import FakeBackend
 from prefixwise.contract.errors import BackendError, RequestError
 from prefixwise.contract.parse import parse_score_request
 from prefixwise.contract.result import ScoreResult, Truncation
 from prefixwise.engine.engine import EngineConfig, ScoringEngine
 from prefixwise.engine.scheduler import Scheduler
+from prefixwise.forward.batch import ForwardBatch
 from prefixwise.plan.options import DENSE_MAX_ROW_LEN
 from tests.engine.live import GatedBackend, Ticket, body_of, engine_on
 from tests.prompts.merging_tokenizer import merging_tokenizer

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prefixwise.backends.base import PREFIX_BLOCK, ForwardBatch, Layout
 from prefixwise.backends.fake import FakeBackend
 from prefixwise.contract.errors import RequestError
 from prefixwise.contract.parse import parse_score_request
 from prefixwise.contract.result import ScoreResult
+from prefixwise.forward.batch import KV_BLOCK_SIZE, ForwardBatch, Layout
 from tests.engine.live import engine_on
 from tests.engine.naive import Limits, expect
 from tests.prompts.merging_tokenizer import VOCABULARY, merging_tokenizer
@@ -145,8 +145,8 @@ def check_blocks(batch: ForwardBatch) -> None:
     """A prefix is always cut into blocks, wherever it is computed: none is longer, and only its last is shorter."""
     lens = np.diff(batch.segment_starts)
     for segment in prefix_segments(batch):
-        assert batch.prefix_lens[segment] % PREFIX_BLOCK == 0
-        assert lens[segment] <= PREFIX_BLOCK
+        assert batch.prefix_lens[segment] % KV_BLOCK_SIZE == 0
+        assert lens[segment] <= KV_BLOCK_SIZE
 
 
 def prefix_segments(batch: ForwardBatch) -> list[int]:
@@ -158,7 +158,7 @@ def prefix_segments(batch: ForwardBatch) -> list[int]:
 def check_budget(batch: ForwardBatch, ways: Ways) -> None:
     """Nothing above the budget or the step but what cannot be cut: one block, or one segment with its prefix."""
     num_blocks = len(prefix_segments(batch))
-    if batch.keep_segments:
+    if batch.cache_segments:
         num_block_tokens = batch.segment_starts[num_blocks]  # in a forward that keeps blocks they come first
         assert num_blocks == 1 or num_block_tokens <= (ways.chunked_prefill_size or 10**9)
         assert len(batch.prefix_lens) == 1 or batch.num_tokens <= ways.step_tokens
@@ -192,8 +192,8 @@ def test_the_property_meets_every_layout() -> None:
     def look(body: dict[str, Any], ways: Ways) -> None:
         _, forwards = run(body, Limits(VOCAB_SIZE, 4096, None, bos=False), ways)
         seen.update((batch.layout, bool((np.diff(batch.prefix_lens) != 0).any())) for batch in forwards)
-        num_kept.update(len(batch.keep_segments) for batch in forwards)
-        num_joined.update(len(batch.keep_segments) for batch in forwards if len(batch.score_tokens))
+        num_kept.update(len(batch.cache_segments) for batch in forwards)
+        num_joined.update(len(batch.cache_segments) for batch in forwards if len(batch.score_tokens))
 
     look()
     assert {(layout, True) for layout in Layout} <= seen

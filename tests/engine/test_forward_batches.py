@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prefixwise.backends.base import PREFIX_BLOCK, ForwardBatch, Layout, Prefix
 from prefixwise.backends.fake import FakeBlock
 from prefixwise.contract.ragged import Int32Array, Ragged
 from prefixwise.engine.forward_batches import (
@@ -20,6 +19,7 @@ from prefixwise.engine.forward_batches import (
     joined_batch,
     rows_batch,
 )
+from prefixwise.forward.batch import KV_BLOCK_SIZE, ForwardBatch, Layout, Prefix
 from prefixwise.plan.algorithms import ScorePlan
 from prefixwise.plan.label_rows import lay_out_segments, plan_labels
 from prefixwise.plan.shared_prefix import SplitItems
@@ -57,8 +57,8 @@ def listed(batch: ForwardBatch, *names: str) -> list[list[int]]:
 
 def kept(num_blocks: int, first_token: int = 0) -> tuple[FakeBlock, ...]:
     """Whole blocks of ascending tokens."""
-    ids = np.arange(first_token, first_token + num_blocks * PREFIX_BLOCK, dtype=np.int32)
-    return tuple(FakeBlock(PREFIX_BLOCK, ids[i * PREFIX_BLOCK : (i + 1) * PREFIX_BLOCK]) for i in range(num_blocks))
+    ids = np.arange(first_token, first_token + num_blocks * KV_BLOCK_SIZE, dtype=np.int32)
+    return tuple(FakeBlock(KV_BLOCK_SIZE, ids[i * KV_BLOCK_SIZE : (i + 1) * KV_BLOCK_SIZE]) for i in range(num_blocks))
 
 
 class TestPrefill:
@@ -72,7 +72,7 @@ class TestPrefill:
             [0, 3],
         ]
         assert listed(batch, "prefix_index", "prefix_lens", "score_tokens") == [[-1], [0], []]
-        assert (batch.keep_segments, batch.need_normalizers, batch.num_tokens) == ((0,), False, 3)
+        assert (batch.cache_segments, batch.need_logsumexp, batch.num_tokens) == ((0,), False, 3)
 
     def test_a_long_one_is_blocks_of_which_each_reads_those_before_it(self) -> None:
         ids = np.arange(300, dtype=np.int32)
@@ -84,7 +84,7 @@ class TestPrefill:
             [0, 128, 256],
         ]
         assert batch.prefixes == (Prefix(segment=0),)
-        assert batch.keep_segments == (0, 1, 2)
+        assert batch.cache_segments == (0, 1, 2)
 
     def test_it_goes_on_behind_kept_blocks_and_may_stop_before_the_end(self) -> None:
         batch = prefill_batch([BlockRun(np.arange(600, dtype=np.int32), 2, 4)])
@@ -112,14 +112,14 @@ class TestPrefill:
 class TestRows:
     def test_packed_is_a_prefix_and_its_items_row_after_row(self) -> None:
         batch = rows_batch([all_rows(plan_of("packed", chunk_size=2))], normalize=True)
-        assert (batch.layout, batch.mask, batch.need_normalizers) == (Layout.PACKED, "segment", True)
+        assert (batch.layout, batch.mask, batch.need_logsumexp) == (Layout.PACKED, "segment", True)
         assert batch.token_ids.tolist() == [7, 8, 9, 10, 11, 9, 7, 8, 9, 30, 31, 32]
         assert batch.positions.tolist() == [0, 1, 2, 3, 4, 2, 0, 1, 2, 3, 4, 5]
         assert listed(batch, "segment_starts", "row_starts") == [[0, 3, 5, 6, 9, 12], [0, 6, 12]]
         assert listed(batch, "prefix_index", "prefix_lens") == [[-1, 0, 0, -1, 1], [0, 3, 2, 0, 3]]
         assert batch.prefixes == (Prefix(segment=0), Prefix(segment=3))
         assert listed(batch, "score_tokens", "label_ids") == [[4, 5, 11], [[50]] * 3]
-        assert batch.keep_segments == ()
+        assert batch.cache_segments == ()
 
     def test_serial_is_a_copy_of_the_prefix_for_every_item(self) -> None:
         batch = rows_batch([all_rows(plan_of("serial"))], normalize=False)
@@ -176,7 +176,7 @@ class TestExtend:
         assert batch.layout is Layout.EXTEND
         assert listed(batch, "token_ids", "positions", "segment_starts") == [[30, 31, 32], [3, 4, 5], [0, 3]]
         assert listed(batch, "prefix_index", "prefix_lens", "score_tokens") == [[0], [3], [2]]
-        assert (batch.prefixes, batch.keep_segments) == ((), ())
+        assert (batch.prefixes, batch.cache_segments) == ((), ())
         assert extend_batch([TailRun(segments, 0, 2, 0)], normalize=False).positions.tolist() == [3, 4, 2]
 
     def test_tails_of_several_requests_read_each_their_own(self) -> None:
@@ -231,13 +231,13 @@ class TestJoined:
         blocks = [BlockRun(PREFIX, 0, 1), BlockRun(np.arange(150, dtype=np.int32), 1, 2)]
         tails = [TailRun(segments, 0, 2, 0), TailRun(segments, 2, 3, 2)]
         batch = joined_batch(blocks, tails, normalize=True)
-        assert (batch.layout, batch.need_normalizers) == (Layout.EXTEND, True)
+        assert (batch.layout, batch.need_logsumexp) == (Layout.EXTEND, True)
         assert batch.token_ids.tolist() == [7, 8, 9, *range(128, 150), 10, 11, 9, 30, 31, 32]
         assert batch.positions.tolist() == [0, 1, 2, *range(128, 150), 3, 4, 2, 3, 4, 5]
         assert listed(batch, "segment_starts", "row_starts") == [[0, 3, 25, 27, 28, 31], [0, 31]]
         assert listed(batch, "prefix_index", "prefix_lens") == [[-1, 1, 0, 0, 2], [0, 128, 3, 2, 3]]
         assert batch.prefixes == (Prefix(segment=0), Prefix(segment=1)), "the third comes when it starts"
-        assert batch.keep_segments == (0, 1)
+        assert batch.cache_segments == (0, 1)
         assert listed(batch, "score_tokens", "label_ids") == [[26, 27, 30], [[50]] * 3]
 
     @settings(max_examples=50)
@@ -249,7 +249,7 @@ class TestJoined:
     def test_it_is_the_two_forwards_one_behind_the_other(
         self, lens: list[int], reads: list[int], labels: tuple[tuple[int, ...], ...]
     ) -> None:
-        blocks = [BlockRun(np.arange(length, dtype=np.int32), 0, -(-length // PREFIX_BLOCK)) for length in lens]
+        blocks = [BlockRun(np.arange(length, dtype=np.int32), 0, -(-length // KV_BLOCK_SIZE)) for length in lens]
         tails = [TailRun(plan_of("prefill_extend", labels).segments, 0, 3, number) for number in reads]
         joined = joined_batch(blocks, tails, normalize=False)
         first, second = prefill_batch(blocks), extend_batch(tails, normalize=False)
@@ -260,4 +260,4 @@ class TestJoined:
         )
         assert np.array_equal(joined.token_ids[joined.score_tokens], second.token_ids[second.score_tokens])
         assert np.array_equal(joined.label_ids, second.label_ids)
-        assert (joined.prefixes, joined.keep_segments) == (first.prefixes, first.keep_segments)
+        assert (joined.prefixes, joined.cache_segments) == (first.prefixes, first.cache_segments)

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from prefixwise.backends.base import PREFIX_BLOCK, ForwardBatch, Prefix
 from prefixwise.contract.errors import CancelledError
 from prefixwise.engine.job import Job
 from prefixwise.engine.step_forwards import Part, Step, StepForward
 from prefixwise.engine.steps import MANY_LABELS
+from prefixwise.forward.batch import KV_BLOCK_SIZE, ForwardBatch, Prefix
 from tests.engine.live import GatedBackend, Ticket, body_of, live_engine
 from tests.engine.room import Room, check, job_of, kind_of, prefix_of
 
@@ -47,7 +47,7 @@ class TestOneForward:
         assert batch.segment_starts.tolist() == [0, 128, 256, 300, 310, 330]
         assert batch.prefix_index.tolist() == [-1, 0, 0, 0, 0]
         assert batch.prefix_lens.tolist() == [0, 128, 256, 300, 300]
-        assert (batch.prefixes, batch.keep_segments) == ((Prefix(segment=0),), (0, 1, 2))
+        assert (batch.prefixes, batch.cache_segments) == ((Prefix(segment=0),), (0, 1, 2))
         assert batch.score_tokens.tolist() == [309, 329]
         assert batch.positions.tolist() == [*range(300), *range(300, 310), *range(300, 320)]
         assert (job.is_complete, job.tokens_left) == (True, 0)
@@ -88,7 +88,7 @@ class TestOneForward:
 
     def test_one_whose_prefix_ends_before_that_which_another_computes(self) -> None:
         room = joining()
-        long, short = job_of(prefix_of(400), [10]), job_of(prefix_of(2 * PREFIX_BLOCK), [11])
+        long, short = job_of(prefix_of(400), [10]), job_of(prefix_of(2 * KV_BLOCK_SIZE), [11])
         (forward,) = room.run(long, short).forwards
         assert [part.job for part in forward.block_parts] == [long]
         assert batch_of(forward).prefix_index.tolist() == [-1, 0, 0, 0, 0, 0]
@@ -98,16 +98,16 @@ class TestOneForward:
 
     def test_an_item_that_reads_a_token_less_than_the_prefix(self) -> None:
         """An empty one computes the prefix's last token again; the last block may be that token alone."""
-        for num_tokens in (1, 2, PREFIX_BLOCK, PREFIX_BLOCK + 1, 300):
+        for num_tokens in (1, 2, KV_BLOCK_SIZE, KV_BLOCK_SIZE + 1, 300):
             backend = GatedBackend(is_open=True, joins_prefill=True)
             query = [k % 40 for k in range(num_tokens)]
             with live_engine(backend) as engine:
                 Ticket(engine, body_of(query, [[], [1, 2], []], algorithm="prefill_extend")).check()
             (batch,) = backend.forwards
-            assert batch.keep_segments == tuple(range(-(-num_tokens // PREFIX_BLOCK)))
+            assert batch.cache_segments == tuple(range(-(-num_tokens // KV_BLOCK_SIZE)))
 
     def test_blocks_are_counted_once_for_every_prefix_that_has_them(self) -> None:
-        room = joining(max_blocks_read=6)
+        room = joining(max_kv_blocks_read=6)
         warm = job_of(prefix_of(300), [10] * 500)
         room.run(warm)
         (forward,) = room.run(warm, job_of(300, [10])).forwards
@@ -125,7 +125,7 @@ class TestApart:
         assert kinds(room.run(job_of(prefix_of(384), [10]))) == ["extend"]
 
     def test_where_together_they_read_more_blocks_than_a_forward_may(self) -> None:
-        room = joining(max_blocks_read=5)
+        room = joining(max_kv_blocks_read=5)
         warm, cold = job_of(300, [10] * 500), job_of(300, [10])
         room.run(warm)
         step = room.run(warm, cold)
@@ -196,7 +196,7 @@ class TestSeconds:
         backend = GatedBackend(is_open=True, joins_prefill=True, seconds_per_forward=0.001)
         with live_engine(backend) as engine:
             debug = Ticket(engine, body_of(QUERY, [[1], [2]], return_debug=True)).check().debug or {}
-            assert [len(batch.keep_segments) for batch in backend.forwards] == [3, 0]
+            assert [len(batch.cache_segments) for batch in backend.forwards] == [3, 0]
             assert backend.num_synchronized == 1
             plain = Ticket(engine, body_of([*QUERY, 1], [[1], [2]]))
             plain.check()
@@ -234,7 +234,7 @@ class Bounds:
     num_tokens: int
     num_blocks: int
     max_prefill_tokens: int | None
-    max_blocks_read: int | None
+    max_kv_blocks_read: int | None
 
     def room(self, *, joins_prefill: bool) -> Room:
         return Room(**vars(self), joins_prefill=joins_prefill)
@@ -259,7 +259,7 @@ all_bounds = st.builds(
     num_tokens=st.sampled_from([64, 300, 1000, 4096, 4096]),
     num_blocks=st.sampled_from([4, 10, 100]),
     max_prefill_tokens=st.sampled_from([None, None, 1, 256]),
-    max_blocks_read=st.sampled_from([None, None, 4, 8]),
+    max_kv_blocks_read=st.sampled_from([None, None, 4, 8]),
 )
 
 
@@ -295,7 +295,7 @@ def run_all(room: Room, requests: list[Request]) -> tuple[list[Job | None], list
 
 
 def logits_of(job: Job) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    return job.label_logits, np.zeros(0, np.float32) if job.log_normalizers is None else job.log_normalizers
+    return job.label_logits, np.zeros(0, np.float32) if job.logsumexp is None else job.logsumexp
 
 
 @settings(max_examples=60)
@@ -311,7 +311,7 @@ def test_jobs_that_come_and_go_get_the_same_logits_joined_and_apart(requests: li
     assert not any("joined" in kinds(step) for step in apart_steps)
     for step in joined_steps:
         has_many = any(forward.batch and forward.batch.label_ids.shape[1] > MANY_LABELS for forward in step.forwards)
-        if bounds.max_blocks_read is None and not has_many:
+        if bounds.max_kv_blocks_read is None and not has_many:
             assert not {"prefill", "extend"} <= set(kinds(step))
 
 
@@ -339,7 +339,7 @@ def what_is_read(forward: StepForward) -> Iterator[str]:
     batch, blocks = batch_of(forward), forward.block_parts
     if {part.job for part in blocks} - {part.job for part in forward.scored_parts}:
         yield "blocks alone"
-    segment = len(batch.keep_segments)
+    segment = len(batch.cache_segments)
     for part in forward.scored_parts:
         number = int(batch.prefix_index[segment])
         if number >= len(blocks):
@@ -349,7 +349,7 @@ def what_is_read(forward: StepForward) -> Iterator[str]:
                 yield "behind kept blocks"
             if blocks[number].job is not part.job:
                 yield "computed by another"
-            if batch.prefix_lens[segment] <= PREFIX_BLOCK * (blocks[number].stop - 1):
+            if batch.prefix_lens[segment] <= KV_BLOCK_SIZE * (blocks[number].stop - 1):
                 yield "not to its end"
         segment += part.stop - part.first
 
@@ -363,7 +363,7 @@ class TestEnds:
         failing = [True]
 
         def fails(batch: ForwardBatch) -> bool:
-            return failing[0] and bool(batch.keep_segments) and len(batch.score_tokens) > 0
+            return failing[0] and bool(batch.cache_segments) and len(batch.score_tokens) > 0
 
         if is_waited_for:
             backend.fails = fails
@@ -412,7 +412,7 @@ class TestEnds:
             backend.next_forward()
             pair = [Ticket(engine, body_of(QUERY, [[n]], algorithm="prefill_extend")) for n in range(2)]
             backend.let_pass()
-            assert len(backend.next_forward().keep_segments) == 3
+            assert len(backend.next_forward().cache_segments) == 3
             pair[leaves].job.cancel()
             backend.open()
             with pytest.raises(CancelledError):

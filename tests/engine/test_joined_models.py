@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prefixwise.backends.base import Backend, BackendOptions
 from prefixwise.backends.load import load_backend
 from prefixwise.engine.job import Job
 from prefixwise.engine.steps import MANY_LABELS
+from prefixwise.forward.backend import Backend, BackendOptions
 from prefixwise.models.checkpoint import open_checkpoint
 from tests.engine.room import Room, job_of, kind_of, prefix_of
 
@@ -75,6 +75,6 @@ def assert_same_bits(joined: list[Job], apart: list[Job]) -> None:
     for one, other in zip(joined, apart, strict=True):
         assert one.label_logits.tobytes() == other.label_logits.tobytes()
         assert np.isfinite(one.label_logits).all()
-        assert (one.log_normalizers is None) == (other.log_normalizers is None)
-        if one.log_normalizers is not None and other.log_normalizers is not None:
-            assert one.log_normalizers.tobytes() == other.log_normalizers.tobytes()
+        assert (one.logsumexp is None) == (other.logsumexp is None)
+        if one.logsumexp is not None and other.logsumexp is not None:
+            assert one.logsumexp.tobytes() == other.logsumexp.tobytes()

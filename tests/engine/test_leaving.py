@@ -6,9 +6,9 @@ from time import monotonic
 
 import pytest
 
-from prefixwise.backends.base import PREFIX_BLOCK
 from prefixwise.contract.errors import CancelledError, DeadlineExceededError, QueueFullError, RequestError
 from prefixwise.engine.scheduler import SchedulerOptions
+from prefixwise.forward.batch import KV_BLOCK_SIZE
 from tests.engine.live import (
     ALGORITHMS,
     MARK,
@@ -73,8 +73,8 @@ def test_cancelling_one_that_is_done_does_nothing() -> None:
 def test_who_computed_a_prefix_for_others_may_leave_in_the_middle_of_it(joins: bool) -> None:
     """Those that waited go on where it stopped; nothing is computed twice."""
     backend = GatedBackend(step_tokens=512, joins_prefill=joins)
-    query = query_of(5 * PREFIX_BLOCK)
-    with live_engine(backend, scheduler={"chunked_prefill_size": PREFIX_BLOCK}) as engine:
+    query = query_of(5 * KV_BLOCK_SIZE)
+    with live_engine(backend, scheduler={"chunked_prefill_size": KV_BLOCK_SIZE}) as engine:
         owner = Ticket(engine, body_of(query, [[1]]))
         backend.next_forward()
         others = [Ticket(engine, body_of(query, [[n]])) for n in range(3)]
@@ -83,8 +83,8 @@ def test_who_computed_a_prefix_for_others_may_leave_in_the_middle_of_it(joins: b
         with pytest.raises(CancelledError):
             owner.result()
         cached = [ticket.check().usage.cached_tokens for ticket in others]
-        assert cached[0] == PREFIX_BLOCK
-        assert min(cached[1:]) > PREFIX_BLOCK
+        assert cached[0] == KV_BLOCK_SIZE
+        assert min(cached[1:]) > KV_BLOCK_SIZE
     assert len(backend.made) == 5
 
 

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prefixwise.backends.base import PREFIX_BLOCK, PrefixBlock
 from prefixwise.contract.errors import (
     BackendError,
     CancelledError,
@@ -23,6 +22,7 @@ from prefixwise.engine.engine import ScoringEngine
 from prefixwise.engine.job import Job
 from prefixwise.engine.pins import Pins
 from prefixwise.engine.prefix_cache import PrefixCache, block_keys
+from prefixwise.forward.batch import KV_BLOCK_SIZE, KVBlock
 from tests.engine.live import SECONDS, VOCAB_SIZE, GatedBackend, Ticket, body_of, live_engine, pin
 
 QUERY = [k % 40 for k in range(300)]  # three blocks
@@ -30,7 +30,7 @@ QUERY = [k % 40 for k in range(300)]  # three blocks
 
 def small_backend(**options: Any) -> GatedBackend:
     """Room for six blocks, of which the longest prefix has three, so that three can be pinned."""
-    fields = {"is_open": True, "num_prefix_blocks": 6, "max_context_len": 3 * PREFIX_BLOCK, **options}
+    fields = {"is_open": True, "num_kv_blocks": 6, "max_context_len": 3 * KV_BLOCK_SIZE, **options}
     return GatedBackend(**fields)
 
 
@@ -60,7 +60,7 @@ class TestPin:
         with live_engine(backend) as engine:
             pinned = pin(engine, QUERY, ttl_seconds=60)
             assert (pinned.num_tokens, pinned.cached_tokens, pinned.ttl_seconds) == (300, 0, 60)
-            assert pinned.num_bytes == 3 * backend.info.prefix_block_bytes
+            assert pinned.num_bytes == 3 * backend.info.kv_block_bytes
             assert len(backend.forwards) == 1
             assert cached_tokens(engine) == 300
             assert len(backend.forwards) == 2, "tails only"
@@ -103,9 +103,9 @@ class TestPin:
 
     def test_the_beginning_of_a_pinned_prefix_serves_others_too(self) -> None:
         with live_engine(small_backend()) as engine:
-            pin(engine, QUERY[:PREFIX_BLOCK])
+            pin(engine, QUERY[:KV_BLOCK_SIZE])
             crowd_out(engine)
-            assert cached_tokens(engine) == PREFIX_BLOCK
+            assert cached_tokens(engine) == KV_BLOCK_SIZE
 
     def test_it_does_not_hold_up_requests(self) -> None:
         backend = small_backend(is_open=False, step_tokens=512)
@@ -132,7 +132,7 @@ class TestEnd:
             assert cached_tokens(engine) == 0
 
     def test_of_two_pins_on_one_prefix_each_holds_it(self) -> None:
-        with live_engine(small_backend(num_prefix_blocks=9)) as engine:
+        with live_engine(small_backend(num_kv_blocks=9)) as engine:
             first, second = pin(engine, QUERY), pin(engine, QUERY)
             assert first.id != second.id
             engine.release_prefix(first.id)
@@ -208,7 +208,7 @@ class TestGivingWay:
     """Six blocks, and a prefix may have as many. Half of them can be pinned, until a request needs them."""
 
     def backend(self, **options: Any) -> GatedBackend:
-        return small_backend(max_context_len=6 * PREFIX_BLOCK, **options)
+        return small_backend(max_context_len=6 * KV_BLOCK_SIZE, **options)
 
     def test_where_the_longest_prefix_takes_all_half_can_be_pinned(self) -> None:
         with live_engine(self.backend()) as engine:
@@ -218,10 +218,10 @@ class TestGivingWay:
     def test_a_request_that_needs_the_room_of_a_pin_gets_it(self, caplog: pytest.LogCaptureFixture) -> None:
         with live_engine(self.backend()) as engine:
             pinned = pin(engine, QUERY)
-            assert cached_tokens(engine, [41] * 5 * PREFIX_BLOCK) == 0
+            assert cached_tokens(engine, [41] * 5 * KV_BLOCK_SIZE) == 0
             assert engine.pinned_prefixes() == []
             assert not engine.release_prefix(pinned.id)
-            assert cached_tokens(engine, [41] * 5 * PREFIX_BLOCK) == 5 * PREFIX_BLOCK
+            assert cached_tokens(engine, [41] * 5 * KV_BLOCK_SIZE) == 5 * KV_BLOCK_SIZE
             assert engine.scheduler.stats().pinned_blocks == 0
             assert pin(engine, [1]).num_tokens == 1, "there is room for another"
         assert caplog.messages == ["a pinned prefix was released before its time, as a request needed its room"]
@@ -229,15 +229,15 @@ class TestGivingWay:
     def test_the_oldest_go_first_and_no_more_than_must(self) -> None:
         with live_engine(self.backend()) as engine:
             pinned = [pin(engine, [number]) for number in range(3)]
-            cached_tokens(engine, [41] * 5 * PREFIX_BLOCK)
+            cached_tokens(engine, [41] * 5 * KV_BLOCK_SIZE)
             assert engine.pinned_prefixes() == pinned[2:]
             last = Ticket(engine, body_of([2], [[1]], algorithm="prefill_extend"))
             assert last.check().usage.cached_tokens == 1
 
     def test_one_that_reads_the_pinned_prefix_leaves_it(self) -> None:
         with live_engine(self.backend()) as engine:
-            pinned = pin(engine, QUERY[: 2 * PREFIX_BLOCK])
-            assert cached_tokens(engine, [*QUERY, *QUERY]) == 2 * PREFIX_BLOCK
+            pinned = pin(engine, QUERY[: 2 * KV_BLOCK_SIZE])
+            assert cached_tokens(engine, [*QUERY, *QUERY]) == 2 * KV_BLOCK_SIZE
             assert engine.pinned_prefixes() == [pinned]
 
     def test_it_stays_where_another_request_makes_the_room(self) -> None:
@@ -331,7 +331,7 @@ class TestRefusals:
         assert backend.forwards == []
 
     def test_one_longer_than_all_that_can_be_kept(self) -> None:
-        with live_engine(GatedBackend(is_open=True, num_prefix_blocks=2)) as engine:
+        with live_engine(GatedBackend(is_open=True, num_kv_blocks=2)) as engine:
             assert refusal(engine, [1] * 257).message == "query must have at most 256 tokens, got 257"
 
     def test_the_delimiter_belongs_to_it(self) -> None:
@@ -369,7 +369,7 @@ class TestRefusals:
 
 
 @dataclass(frozen=True, eq=False)
-class EndingBlock(PrefixBlock):
+class EndingBlock(KVBlock):
     """Ends a pin while another one is being let go."""
 
     pins: Pins

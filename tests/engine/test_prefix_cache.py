@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prefixwise.backends.base import PREFIX_BLOCK, PrefixBlock
 from prefixwise.engine.prefix_cache import CacheEntry, PrefixCache, block_keys
+from prefixwise.forward.batch import KV_BLOCK_SIZE, KVBlock
 
 
 @dataclass(frozen=True, eq=False)
-class CountedBlock(PrefixBlock):
+class CountedBlock(KVBlock):
     """How often it was released."""
 
     releases: list[None] = field(default_factory=list)
@@ -31,7 +31,7 @@ class CountedBlock(PrefixBlock):
 
 def keys_of(*tokens: int) -> tuple[bytes, ...]:
     """One block for each of these tokens."""
-    return block_keys(np.repeat(np.array(tokens, np.int32), PREFIX_BLOCK))
+    return block_keys(np.repeat(np.array(tokens, np.int32), KV_BLOCK_SIZE))
 
 
 def acquire(cache: PrefixCache, keys: tuple[bytes, ...], owner: object) -> list[CacheEntry]:
@@ -44,7 +44,7 @@ def compute(entries: list[CacheEntry]) -> None:
     """What a prefill does."""
     for entry in entries:
         if entry.block is None:
-            entry.block, entry.owner = CountedBlock(PREFIX_BLOCK), None
+            entry.block, entry.owner = CountedBlock(KV_BLOCK_SIZE), None
 
 
 def visit(cache: PrefixCache, *tokens: int) -> list[CacheEntry]:
@@ -78,23 +78,23 @@ class TestKeys:
         assert long[2] != short[2]
 
     def test_an_early_token_changes_all_later_keys(self) -> None:
-        ids = np.arange(3 * PREFIX_BLOCK, dtype=np.int32)
+        ids = np.arange(3 * KV_BLOCK_SIZE, dtype=np.int32)
         changed = ids.copy()
-        changed[PREFIX_BLOCK - 1] += 1
+        changed[KV_BLOCK_SIZE - 1] += 1
         assert not set(block_keys(ids)) & set(block_keys(changed))
 
     def test_the_same_tokens_at_another_place_have_another_key(self) -> None:
         assert len(set(keys_of(1, 1, 1))) == 3
 
     def test_a_short_last_block_is_not_the_longer_one_that_begins_with_it(self) -> None:
-        ids = np.zeros(2 * PREFIX_BLOCK, np.int32)
-        whole, short = block_keys(ids), block_keys(ids[: PREFIX_BLOCK + 7])
+        ids = np.zeros(2 * KV_BLOCK_SIZE, np.int32)
+        whole, short = block_keys(ids), block_keys(ids[: KV_BLOCK_SIZE + 7])
         assert len(whole) == len(short) == 2
         assert whole[0] == short[0]
         assert whole[1] != short[1]
 
     @pytest.mark.parametrize(
-        ("num_tokens", "num_keys"), [(0, 0), (1, 1), (PREFIX_BLOCK, 1), (PREFIX_BLOCK + 1, 2), (3 * PREFIX_BLOCK, 3)]
+        ("num_tokens", "num_keys"), [(0, 0), (1, 1), (KV_BLOCK_SIZE, 1), (KV_BLOCK_SIZE + 1, 2), (3 * KV_BLOCK_SIZE, 3)]
     )
     def test_there_is_one_for_every_block(self, num_tokens: int, num_keys: int) -> None:
         assert len(block_keys(np.zeros(num_tokens, np.int32))) == num_keys
@@ -271,7 +271,7 @@ def test_any_order_of_events_keeps_the_cache_in_order(seed: int, capacity: int, 
                     if entry.block is None:
                         if entry.owner not in (owner, None):
                             break
-                        blocks.append(CountedBlock(PREFIX_BLOCK))
+                        blocks.append(CountedBlock(KV_BLOCK_SIZE))
                         entry.block, entry.owner = blocks[-1], None
             elif event == "share":
                 cache.share(entries)

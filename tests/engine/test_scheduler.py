@@ -11,11 +11,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from prefixwise.backends.base import PREFIX_BLOCK
 from prefixwise.contract.errors import BackendError
 from prefixwise.contract.parse import parse_score_request
 from prefixwise.engine.job import Job
 from prefixwise.engine.steps import StepFiller
+from prefixwise.forward.batch import KV_BLOCK_SIZE
 from tests.engine.live import (
     ALGORITHMS,
     MARK,
@@ -101,7 +101,7 @@ class TestFailures:
         query = [*query_of(200), MARK]
         with live_engine(backend) as engine:
             failing = [True]
-            backend.fails = lambda batch: failing[0] and bool(batch.keep_segments)
+            backend.fails = lambda batch: failing[0] and bool(batch.cache_segments)
             first = Ticket(engine, body_of(query, [[1]]))
             backend.open()
             with pytest.raises(RuntimeError):
@@ -111,8 +111,8 @@ class TestFailures:
 
     def test_one_that_waited_for_a_prefix_that_failed_computes_it_itself(self) -> None:
         backend = GatedBackend(step_tokens=512)
-        query = query_of(4 * PREFIX_BLOCK)
-        with live_engine(backend, scheduler={"chunked_prefill_size": PREFIX_BLOCK}) as engine:
+        query = query_of(4 * KV_BLOCK_SIZE)
+        with live_engine(backend, scheduler={"chunked_prefill_size": KV_BLOCK_SIZE}) as engine:
             backend.fails = lambda batch: len(backend.forwards) == 1
             failing = Ticket(engine, body_of(query, [[1]]))
             backend.next_forward()
@@ -152,10 +152,12 @@ class TestFailures:
 
     @pytest.mark.parametrize("algorithm", ALGORITHMS)
     @pytest.mark.parametrize("joins", [False, True])
-    @pytest.mark.parametrize("runs_ahead", [False, True])
-    def test_failures_at_random_leave_nothing_wrong_behind(self, algorithm: str, joins: bool, runs_ahead: bool) -> None:
-        geometry = {"step_tokens": 150, "num_prefix_blocks": 6, "max_context_len": 600}
-        backend = GatedBackend(is_open=True, **geometry, joins_prefill=joins, runs_ahead=runs_ahead)
+    @pytest.mark.parametrize("async_scheduling", [False, True])
+    def test_failures_at_random_leave_nothing_wrong_behind(
+        self, algorithm: str, joins: bool, async_scheduling: bool
+    ) -> None:
+        geometry = {"step_tokens": 150, "num_kv_blocks": 6, "max_context_len": 600}
+        backend = GatedBackend(is_open=True, **geometry, joins_prefill=joins, async_scheduling=async_scheduling)
         chance = np.random.default_rng(0)
         backend.fails = lambda batch: bool(chance.random() < 0.1)
         outcomes = []

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prefixwise.backends.base import PREFIX_BLOCK, Layout
 from prefixwise.backends.fake import fake_logits
 from prefixwise.engine.job import Job
 from prefixwise.engine.steps import MANY_LABELS, MAX_LEFT_OUT
+from prefixwise.forward.batch import KV_BLOCK_SIZE, Layout
 from tests.engine.room import SHARE, STEP, Room, check, forward_of, job_of, kind_of, prefix_of, tokens_of
 
 
@@ -139,11 +139,11 @@ class TestLargeUnits:
     def test_a_block_larger_than_the_step_is_computed_all_the_same(self) -> None:
         room, job = Room(num_tokens=50), job_of(300, [10])
         steps = room.finish(job)
-        assert [step.num_tokens for step in steps] == [PREFIX_BLOCK, PREFIX_BLOCK, 44, 10]
+        assert [step.num_tokens for step in steps] == [KV_BLOCK_SIZE, KV_BLOCK_SIZE, 44, 10]
 
     def test_a_block_larger_than_the_share_does_not_wait_for_the_older(self) -> None:
-        room, big, small = Room(num_tokens=200), job_of(0, [10] * 5000), job_of(PREFIX_BLOCK, [10])
-        assert tokens_of(room.run(big, small), small) == PREFIX_BLOCK
+        room, big, small = Room(num_tokens=200), job_of(0, [10] * 5000), job_of(KV_BLOCK_SIZE, [10])
+        assert tokens_of(room.run(big, small), small) == KV_BLOCK_SIZE
 
 
 class TestPrefixes:
@@ -202,12 +202,12 @@ class TestPrefixes:
     @pytest.mark.parametrize("num_waiting", [1, 3])
     def test_a_block_whose_owner_has_left_is_computed_by_one_that_waits_for_it(self, num_waiting: int) -> None:
         """And by one only, however many do."""
-        room = Room(num_tokens=4 * PREFIX_BLOCK)
-        prefix = prefix_of(3 * PREFIX_BLOCK)
+        room = Room(num_tokens=4 * KV_BLOCK_SIZE)
+        prefix = prefix_of(3 * KV_BLOCK_SIZE)
         owner = job_of(prefix, [10])
         waiting = [job_of(prefix, [10]) for _ in range(num_waiting)]
         step = room.run(owner, *waiting)
-        assert tokens_of(step, owner) == PREFIX_BLOCK
+        assert tokens_of(step, owner) == KV_BLOCK_SIZE
         owner.drop_prefix(room.cache)
         prefills = [
             (part.job, part.first)
@@ -219,7 +219,7 @@ class TestPrefixes:
             assert prefills == [(waiting[0], 1)]
         else:
             assert prefills == [(waiting[0], 1), (waiting[1], 2)], "block by block beside others, each in its turn"
-        assert [job.cached_tokens for job in waiting] == [n * PREFIX_BLOCK for n in range(1, 1 + num_waiting)]
+        assert [job.cached_tokens for job in waiting] == [n * KV_BLOCK_SIZE for n in range(1, 1 + num_waiting)]
 
     @pytest.mark.parametrize("num_jobs", [2, 1 + 2 * MAX_LEFT_OUT, 5 * MAX_LEFT_OUT])
     def test_however_many_wait_for_one_prefix_it_is_computed_and_they_end(self, num_jobs: int) -> None:
@@ -261,7 +261,7 @@ class TestPlaces:
 
     def test_more_prefixes_than_there_are_places_for_all_end(self) -> None:
         room = Room(num_blocks=9)
-        jobs = [job_of(4 * PREFIX_BLOCK, [10] * 30) for _ in range(3 * MAX_LEFT_OUT)]
+        jobs = [job_of(4 * KV_BLOCK_SIZE, [10] * 30) for _ in range(3 * MAX_LEFT_OUT)]
         room.finish(*jobs)
         assert room.cache.num_used == 0
 
@@ -292,26 +292,26 @@ class TestForwards:
             check(job)
 
     def test_a_forward_reads_no_more_blocks_than_it_may(self) -> None:
-        room = Room(num_tokens=4096, max_blocks_read=5)
-        jobs = [job_of(2 * PREFIX_BLOCK, [10]) for _ in range(4)]
+        room = Room(num_tokens=4096, max_kv_blocks_read=5)
+        jobs = [job_of(2 * KV_BLOCK_SIZE, [10]) for _ in range(4)]
         steps = [room.run(*jobs), room.run(*jobs)]
         assert [forward_of(step, "extend").jobs for step in steps] == [jobs[:2], jobs[2:]]
         assert [forward_of(step, "extend").num_blocks_read for step in steps] == [4, 4]
 
     def test_a_prefix_that_several_read_counts_once(self) -> None:
-        room = Room(num_tokens=4096, max_blocks_read=5)
-        jobs = [job_of(prefix_of(4 * PREFIX_BLOCK), [10]) for _ in range(3)]
+        room = Room(num_tokens=4096, max_kv_blocks_read=5)
+        jobs = [job_of(prefix_of(4 * KV_BLOCK_SIZE), [10]) for _ in range(3)]
         assert forward_of(room.run(*jobs), "extend").jobs == jobs
 
     def test_one_that_reads_more_than_a_forward_may_is_alone_in_it(self) -> None:
-        room = Room(num_tokens=4096, max_blocks_read=5)
-        long, short = job_of(7 * PREFIX_BLOCK, [10]), job_of(PREFIX_BLOCK, [10])
+        room = Room(num_tokens=4096, max_kv_blocks_read=5)
+        long, short = job_of(7 * KV_BLOCK_SIZE, [10]), job_of(KV_BLOCK_SIZE, [10])
         assert forward_of(room.run(long, short), "extend").jobs == [long]
         assert forward_of(room.run(long, short), "extend").jobs == [short]
 
     def test_one_that_does_not_fit_the_blocks_read_is_first_in_the_next_step(self) -> None:
-        room = Room(num_tokens=4096, max_blocks_read=5)
-        older, younger = job_of(4 * PREFIX_BLOCK, [10] * 1000), job_of(4 * PREFIX_BLOCK, [10])
+        room = Room(num_tokens=4096, max_kv_blocks_read=5)
+        older, younger = job_of(4 * KV_BLOCK_SIZE, [10] * 1000), job_of(4 * KV_BLOCK_SIZE, [10])
         for served in (older, younger):
             step = room.run(older, younger)
             assert [forward.jobs for forward in step.forwards] == [[served], [served]]
@@ -319,8 +319,8 @@ class TestForwards:
 
     def test_a_prefill_lists_no_more_blocks_than_it_may(self) -> None:
         """Those it computes, and those before them that it reads, for each of its prefixes."""
-        room = Room(num_tokens=4096, max_blocks_read=9)
-        base = prefix_of(3 * PREFIX_BLOCK)
+        room = Room(num_tokens=4096, max_kv_blocks_read=9)
+        base = prefix_of(3 * KV_BLOCK_SIZE)
         room.finish(job_of(base, [10]))
         jobs = [job_of(np.concatenate([base, prefix_of(50, n)]), [10]) for n in range(5)]
         steps = room.finish(*jobs)
@@ -348,11 +348,11 @@ class TestForwards:
         plain, normalized = job_of(0, [4]), job_of(0, [5], normalize=True)
         (forward,) = Room().run(plain, normalized).forwards
         assert forward.batch is not None
-        assert forward.batch.need_normalizers
-        assert plain.log_normalizers is None
+        assert forward.batch.need_logsumexp
+        assert plain.logsumexp is None
         context = np.arange(5, dtype=np.int32)
         every = fake_logits(context, np.arange(512, dtype=np.int32)).astype(np.float64)
-        assert normalized.log_normalizers == pytest.approx([np.log(np.exp(every).sum())])
+        assert normalized.logsumexp == pytest.approx([np.log(np.exp(every).sum())])
 
     def test_rows_of_one_layout_share_a_forward_and_others_do_not(self) -> None:
         jobs = [job_of(9, [5], algorithm) for algorithm in ("serial", "packed", "serial", "packed")]
@@ -424,17 +424,17 @@ class TestOneRequest:
     ),
     num_tokens=st.sampled_from([16, 100, 600]),
     token_budget=st.sampled_from([40, 400]),
-    max_blocks_read=st.sampled_from([None, 1, 4]),
+    max_kv_blocks_read=st.sampled_from([None, 1, 4]),
     joins_prefill=st.booleans(),
 )
 def test_any_jobs_in_any_room_end_with_the_right_logits_and_within_their_bounds(
     requests: list[tuple[str, int, list[int], int, int]],
     num_tokens: int,
     token_budget: int,
-    max_blocks_read: int | None,
+    max_kv_blocks_read: int | None,
     joins_prefill: bool,
 ) -> None:
-    room = Room(num_tokens, num_blocks=4, max_blocks_read=max_blocks_read, joins_prefill=joins_prefill)
+    room = Room(num_tokens, num_blocks=4, max_kv_blocks_read=max_kv_blocks_read, joins_prefill=joins_prefill)
     jobs = [
         job_of(prefix_of(prefix_len, start), tail_lens, algorithm, chunk_size=chunk_size, token_budget=token_budget)
         for algorithm, prefix_len, tail_lens, chunk_size, start in requests
@@ -449,7 +449,7 @@ def test_any_jobs_in_any_room_end_with_the_right_logits_and_within_their_bounds(
                     assert part.job.unit_tokens(part.first, part.stop) <= token_budget
             num_prefixes = len(forward.block_parts) + len(forward.prefix_jobs)
             is_joined = kind_of(forward) == "joined"
-            if max_blocks_read is not None and (num_prefixes > 1 or is_joined):
-                assert forward.num_blocks_read <= max_blocks_read
+            if max_kv_blocks_read is not None and (num_prefixes > 1 or is_joined):
+                assert forward.num_blocks_read <= max_kv_blocks_read
     assert room.cache.num_used == 0
     assert all(job.tokens_left == job.cached_tokens for job in jobs)

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prefixwise.backends.base import PREFIX_BLOCK, ForwardBatch
 from prefixwise.backends.fake import FakeBackend
 from prefixwise.contract.errors import CancelledError, DeadlineExceededError
 from prefixwise.engine.engine import ScoringEngine
 from prefixwise.engine.step_forwards import Step
 from prefixwise.engine.steps_in_flight import SLOWER_WEIGHT, START_AHEAD_SECONDS, StepsInFlight
+from prefixwise.forward.batch import KV_BLOCK_SIZE, ForwardBatch
 from tests.engine.live import SECONDS, VOCAB_SIZE, GatedBackend, Ticket, body_of, live_engine, pin
 
 MARK = VOCAB_SIZE - 1
@@ -31,7 +31,7 @@ def has(token: int) -> Callable[[ForwardBatch], bool]:
 
 @contextmanager
 def engine_of(**options: Any) -> Iterator[tuple[GatedBackend, ScoringEngine]]:
-    backend = GatedBackend(**{"step_tokens": 100, "runs_ahead": True, **options})
+    backend = GatedBackend(**{"step_tokens": 100, "async_scheduling": True, **options})
     with live_engine(backend) as engine:
         yield backend, engine
 
@@ -62,7 +62,7 @@ class TestLaunch:
             ticket.check()
 
     def test_one_at_a_time_where_the_device_does_not_run_ahead(self) -> None:
-        with engine_of(runs_ahead=False) as (backend, engine):
+        with engine_of(async_scheduling=False) as (backend, engine):
             ticket = Ticket(engine, body_of([1], [[2, 3, 4, 5]] * 200, **ROWS))
             backend.next_forward()
             assert_no_forward_starts(backend)
@@ -151,7 +151,7 @@ class TestEnds:
             Ticket(engine, body_of([1], [[2]], **ROWS)).check()
 
     def test_a_prefix_that_another_computes_is_not_pinned_before_it_is_there(self) -> None:
-        query = [k % 40 for k in range(PREFIX_BLOCK)]
+        query = [k % 40 for k in range(KV_BLOCK_SIZE)]
         with engine_of(step_tokens=1000, joins_prefill=True) as (backend, engine), ThreadPoolExecutor(1) as pool:
             first = Ticket(engine, body_of(query, [[MARK]], algorithm="prefill_extend"))
             backend.next_forward()
@@ -160,7 +160,7 @@ class TestEnds:
             sleep(0.02)
             assert not pinned.done()
             backend.open()
-            assert pinned.result(SECONDS).cached_tokens == PREFIX_BLOCK
+            assert pinned.result(SECONDS).cached_tokens == KV_BLOCK_SIZE
             first.check()
 
 
@@ -208,7 +208,7 @@ class TestFailures:
             good.check()
 
     def test_tails_go_back_and_compute_their_prefix_again(self) -> None:
-        query = [k % 40 for k in range(2 * PREFIX_BLOCK)]
+        query = [k % 40 for k in range(2 * KV_BLOCK_SIZE)]
         body = body_of(query, [[k % 40, 1, 2, 3] for k in range(150)], algorithm="prefill_extend")
         with engine_of(step_tokens=400, joins_prefill=True) as (backend, engine):
             backend.fails = has(MARK)
@@ -250,7 +250,7 @@ class TestTimes:
 class TestWhenToStart:
     @pytest.fixture
     def steps(self) -> Iterator[StepsInFlight]:
-        steps = StepsInFlight(FakeBackend(runs_ahead=True), wake=lambda: None)
+        steps = StepsInFlight(FakeBackend(async_scheduling=True), wake=lambda: None)
         yield steps
         steps.close()
 

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prefixwise.backends.base import PREFIX_BLOCK
 from prefixwise.contract.errors import CancelledError
 from prefixwise.engine.steps import MAX_LEFT_OUT
+from prefixwise.forward.batch import KV_BLOCK_SIZE
 from tests.engine.live import (
     ALGORITHMS,
     SECONDS,
@@ -33,22 +33,22 @@ class Geometry:
     """How the device is cut; none of it may show."""
 
     step_tokens: int
-    num_prefix_blocks: int
-    max_blocks_read: int | None
+    num_kv_blocks: int
+    max_kv_blocks_read: int | None
     prefix_cache: bool
     chunked_prefill_size: int | None
     chunk_size: int | None
     token_budget: int | None
     joins_prefill: bool
-    runs_ahead: bool
+    async_scheduling: bool
 
     def backend(self) -> GatedBackend:
         return GatedBackend(
             step_tokens=self.step_tokens,
-            num_prefix_blocks=self.num_prefix_blocks,
-            max_blocks_read=self.max_blocks_read,
+            num_kv_blocks=self.num_kv_blocks,
+            max_kv_blocks_read=self.max_kv_blocks_read,
             joins_prefill=self.joins_prefill,
-            runs_ahead=self.runs_ahead,
+            async_scheduling=self.async_scheduling,
         )
 
     @property
@@ -60,14 +60,14 @@ class Geometry:
 geometries = st.builds(
     Geometry,
     step_tokens=st.sampled_from([8, 100, 300, 2048]),
-    num_prefix_blocks=st.sampled_from([2, 4, 100]),
-    max_blocks_read=st.sampled_from([None, 3, 5]),  # at least those of the longest prefix
+    num_kv_blocks=st.sampled_from([2, 4, 100]),
+    max_kv_blocks_read=st.sampled_from([None, 3, 5]),  # at least those of the longest prefix
     prefix_cache=st.booleans(),
     chunked_prefill_size=st.sampled_from([None, 1, 256]),
     chunk_size=st.sampled_from([None, 0, 2]),
     token_budget=st.sampled_from([None, 50, 400]),
     joins_prefill=st.booleans(),
-    runs_ahead=st.booleans(),
+    async_scheduling=st.booleans(),
 )
 MODES = {1: ["logit", "prob", "sigmoid"], 2: ["softmax", "logprob", "sigmoid"], 3: ["softmax"], 18: ["softmax"]}
 tokens = st.integers(0, VOCAB_SIZE - 1)
@@ -149,7 +149,7 @@ def test_prefixes_and_tails_in_one_forward_give_what_they_give_in_two(
 
 @pytest.mark.parametrize("joins", [False, True])
 def test_threads_that_score_at_the_same_time_get_what_they_get_alone(joins: bool) -> None:
-    backend = GatedBackend(is_open=True, step_tokens=200, num_prefix_blocks=8, max_context_len=900, joins_prefill=joins)
+    backend = GatedBackend(is_open=True, step_tokens=200, num_kv_blocks=8, max_context_len=900, joins_prefill=joins)
     bodies = [
         body_of(query_of(100 + 30 * (n % 5)), [[n % 7, k] for k in range(n % 11 + 1)], algorithm=ALGORITHMS[n % 3])
         for n in range(60)
@@ -208,21 +208,21 @@ class TestCrowds:
 
     def test_all_with_one_new_prefix_that_is_longer_than_a_share(self) -> None:
         backend = GatedBackend(step_tokens=512)
-        query = query_of(5 * PREFIX_BLOCK)
+        query = query_of(5 * KV_BLOCK_SIZE)
         cached = self.check_all(backend, [body_of(query, [[n]]) for n in range(self.NUM_REQUESTS)])
         assert cached == [0] + [len(query)] * (self.NUM_REQUESTS - 1)
         assert len(backend.made) == 5
 
     def test_all_with_a_prefix_of_their_own_and_room_for_two_of_them(self) -> None:
-        backend = GatedBackend(step_tokens=512, num_prefix_blocks=9)
-        queries = [[n, *query_of(4 * PREFIX_BLOCK - 1)] for n in range(self.NUM_REQUESTS)]
+        backend = GatedBackend(step_tokens=512, num_kv_blocks=9)
+        queries = [[n, *query_of(4 * KV_BLOCK_SIZE - 1)] for n in range(self.NUM_REQUESTS)]
         cached = self.check_all(backend, [body_of(query, [[k, 1, 2] for k in range(40)]) for query in queries])
         assert cached == [0] * self.NUM_REQUESTS
 
     def test_prefixes_with_a_common_beginning_in_no_more_blocks_than_a_forward_may_list(self) -> None:
         """The backend counts them: a block for every prefix that has it."""
-        backend = GatedBackend(step_tokens=2048, num_prefix_blocks=24, max_blocks_read=48)
-        base = query_of(16 * PREFIX_BLOCK)
+        backend = GatedBackend(step_tokens=2048, num_kv_blocks=24, max_kv_blocks_read=48)
+        base = query_of(16 * KV_BLOCK_SIZE)
         queries = [[*base, *query_of(100, n)] for n in range(self.NUM_REQUESTS)]
         cached = self.check_all(backend, [body_of(query, [[1]]) for query in queries])
         assert cached == [0] + [len(base)] * (self.NUM_REQUESTS - 1)

@@ -9,10 +9,10 @@ from functools import partial
 
 import pytest
 
-from prefixwise.backends.base import Program
 from prefixwise.backends.fake import FakeBackend
 from prefixwise.contract.errors import BackendError
 from prefixwise.engine.warmup import warm_up
+from prefixwise.forward.backend import Program
 from tests.engine.live import engine_on
 
 TITLES = ("one", "two", "three")

@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from prefixwise.backends.base import BackendInfo
 from prefixwise.backends.fake import FakeBackend
 from prefixwise.contract.ragged import Ragged
+from prefixwise.forward.backend import BackendInfo
 from prefixwise.plan.algorithms import Planner
 from prefixwise.plan.label_rows import Segments, lay_out_segments, plan_labels
 from prefixwise.plan.options import PlanOptions
@@ -32,7 +32,7 @@ def planner_of(
     kind: Literal["cpu", "gpu"] = "cpu",
     buckets: tuple[int, ...] = (),
     num_copies: int = 1,
-    num_prefix_blocks: int | None = None,
+    num_kv_blocks: int | None = None,
     keeps_prefixes: bool = False,
     joins_prefill: bool = False,
     **options: Any,
@@ -48,7 +48,7 @@ def planner_of(
         num_copies=num_copies,
         joins_prefill=joins_prefill,
     )
-    if num_prefix_blocks is not None:
-        backend = replace(backend, num_prefix_blocks=num_prefix_blocks)
+    if num_kv_blocks is not None:
+        backend = replace(backend, num_kv_blocks=num_kv_blocks)
     resolved = PlanOptions(**options).resolve(backend)
     return Planner(FakeBackend().config, backend, resolved, keeps_prefixes=keeps_prefixes)

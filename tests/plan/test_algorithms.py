@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prefixwise.backends.base import PREFIX_BLOCK
 from prefixwise.contract.errors import RequestError
 from prefixwise.contract.ragged import Ragged
+from prefixwise.forward.batch import KV_BLOCK_SIZE
 from prefixwise.plan.algorithms import ScorePlan, max_dense_row_len
 from prefixwise.plan.label_rows import lay_out_segments, plan_labels
 from prefixwise.plan.options import DENSE_MAX_ROW_LEN, PlanOptions
@@ -190,13 +190,13 @@ class TestAuto:
     def test_a_prefix_of_a_block_or_more_is_kept_where_prefixes_are(self, bit_equal: bool) -> None:
         """However few items there are now: a later request may have the same prefix."""
         options: dict[str, Any] = {"bit_equal": bit_equal, "token_budget": 1000}
-        kept = plan(PREFIX_BLOCK, [100], keeps_prefixes=True, **options)
+        kept = plan(KV_BLOCK_SIZE, [100], keeps_prefixes=True, **options)
         assert (kept.algorithm, kept.reason) == ("prefill_extend", "the prefix is kept for later requests")
-        assert "static estimate" in plan(PREFIX_BLOCK - 1, [100], keeps_prefixes=True, **options).reason
-        assert "static estimate" in plan(PREFIX_BLOCK, [100], keeps_prefixes=False, **options).reason
+        assert "static estimate" in plan(KV_BLOCK_SIZE - 1, [100], keeps_prefixes=True, **options).reason
+        assert "static estimate" in plan(KV_BLOCK_SIZE, [100], keeps_prefixes=False, **options).reason
 
     def test_a_prefix_that_cannot_be_kept_is_estimated_like_any_other(self) -> None:
-        found = plan(3 * PREFIX_BLOCK, [100], keeps_prefixes=True, num_prefix_blocks=2)
+        found = plan(3 * KV_BLOCK_SIZE, [100], keeps_prefixes=True, num_kv_blocks=2)
         assert found.algorithm == "packed"
         assert "static estimate" in found.reason
 
@@ -212,28 +212,28 @@ class TestPrefixThatCannotBeKept:
 
     @pytest.mark.parametrize("algorithm", ["prefill_extend", "auto"])
     def test_packed_is_taken_and_the_reason_says_why(self, algorithm: str) -> None:
-        found = plan(897, [100] * 50, algorithm, token_budget=1001, num_prefix_blocks=7)
+        found = plan(897, [100] * 50, algorithm, token_budget=1001, num_kv_blocks=7)
         assert (found.algorithm, found.is_fallback, found.needs_prefill) == ("packed", True, False)
         assert found.reason == "the backend keeps prefixes of up to 896 tokens, and this one has 897"
 
     def test_also_where_the_engine_is_set_to_prefill_extend(self) -> None:
-        planner = planner_of(algorithm="prefill_extend", num_prefix_blocks=1)
+        planner = planner_of(algorithm="prefill_extend", num_kv_blocks=1)
         assert planner.plan(segments_of(129, [3])).algorithm == "packed"
         assert planner.plan(segments_of(128, [3])).algorithm == "prefill_extend"
 
-    @pytest.mark.parametrize("num_prefix_blocks", [7, None])
-    def test_a_prefix_that_fits_is_kept(self, num_prefix_blocks: int | None) -> None:
-        found = plan(896, [100] * 50, token_budget=1000, num_prefix_blocks=num_prefix_blocks)
+    @pytest.mark.parametrize("num_kv_blocks", [7, None])
+    def test_a_prefix_that_fits_is_kept(self, num_kv_blocks: int | None) -> None:
+        found = plan(896, [100] * 50, token_budget=1000, num_kv_blocks=num_kv_blocks)
         assert (found.algorithm, found.is_fallback, found.needs_prefill) == ("prefill_extend", False, True)
 
     def test_a_dense_mask_is_not_for_rows_that_nobody_asked_for(self) -> None:
         prefix_len = DENSE_MAX_ROW_LEN
-        found = plan(prefix_len, [5], "prefill_extend", mask="dense", token_budget=40_000, num_prefix_blocks=7)
+        found = plan(prefix_len, [5], "prefill_extend", mask="dense", token_budget=40_000, num_kv_blocks=7)
         assert (found.algorithm, found.mask, found.mask_note) == ("packed", "segment", None)
 
     @pytest.mark.parametrize("algorithm", ["serial", "packed"])
     def test_other_algorithms_keep_nothing(self, algorithm: str) -> None:
-        found = plan(897, [100] * 50, algorithm, num_prefix_blocks=7)
+        found = plan(897, [100] * 50, algorithm, num_kv_blocks=7)
         assert (found.algorithm, found.reason) == (algorithm, "asked for by the request")
 
 

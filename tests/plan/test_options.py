@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 import pytest
 
-from prefixwise.backends.base import BackendInfo
 from prefixwise.contract.errors import RequestError
+from prefixwise.forward.backend import BackendInfo
 from prefixwise.plan.options import PlanOptions
 
 

@@ -12,10 +12,10 @@ from typing import Any
 import httpx
 import numpy as np
 
-from prefixwise.backends.base import ForwardBatch, RunningForward
 from prefixwise.backends.fake import FakeBackend, fake_logits
 from prefixwise.engine.engine import EngineConfig, ScoringEngine
 from prefixwise.engine.scheduler import Scheduler, SchedulerOptions
+from prefixwise.forward.batch import ForwardBatch, RunningForward
 from prefixwise.prompts.tokenizer import TextTokenizer
 from prefixwise.server.app import make_app
 from prefixwise.server.config import ServerOptions

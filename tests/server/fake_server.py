@@ -13,11 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from prefixwise.backends.base import ForwardBatch, RunningForward
 from prefixwise.backends.fake import FakeBackend
 from prefixwise.contract.errors import ModelLoadError, PrefixwiseError
 from prefixwise.engine.engine import EngineConfig, ScoringEngine
 from prefixwise.engine.scheduler import Scheduler, SchedulerOptions
+from prefixwise.forward.batch import ForwardBatch, RunningForward
 from prefixwise.server.config import ServerOptions
 from prefixwise.server.launch import run_server
 from tests.prompts.merging_tokenizer import merging_tokenizer
@@ -57,7 +57,7 @@ def open_engine(args: argparse.Namespace) -> ScoringEngine:
     backend = HeldBackend(
         args.hold_until,
         max_context_len=1 << 20,
-        num_prefix_blocks=1 << 14,
+        num_kv_blocks=1 << 14,
         step_tokens=args.step_tokens,
         seconds_per_forward=args.delay,
     )

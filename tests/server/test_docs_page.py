@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from html.parser import HTMLParser
 
-from prefixwise.page.files import page_text
 from prefixwise.server import docs_page as module
 from prefixwise.server.docs_page import docs_page
 from prefixwise.server.openapi import openapi_document
 from prefixwise.server.openapi_errors import ERROR_TABLE
 from prefixwise.server.openapi_schemas import SCORE_FIELDS
+from prefixwise.web.files import page_text
 from tests.server.app_client import AppClient
 
 VOID = {"meta", "br", "link", "img"}

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from prefixwise.page.files import page_files
+from prefixwise.web.files import page_files
 from tests.server.app_client import AppClient
 
 MODULE_IMPORT = re.compile(r'(?:from|import)\s+"([^"]+)"')

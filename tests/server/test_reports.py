@@ -9,9 +9,9 @@ from hashlib import sha256
 
 import pytest
 
+from prefixwise.bench.report.document import Report
+from prefixwise.bench.report.html import report_html
 from prefixwise.contract.errors import ArtifactError
-from prefixwise.harness.report.document import Report
-from prefixwise.harness.report.html import report_html
 from prefixwise.server.config import ServerOptions
 from tests.server.app_client import AppClient, app_client
 

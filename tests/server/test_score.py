@@ -12,8 +12,8 @@ import httpx
 import numpy as np
 import pytest
 
-from prefixwise.backends.base import ForwardBatch, ForwardOutput, RunningForward
 from prefixwise.backends.fake import FakeBackend
+from prefixwise.forward.batch import ForwardBatch, ForwardOutput, RunningForward
 from prefixwise.server.call import Call
 from prefixwise.server.config import ServerOptions
 from tests.prompts.merging_tokenizer import merging_tokenizer

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from dataclasses import dataclass
 from typing import TypedDict
 
@@ -13,20 +12,21 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from prefixwise.backends.base import DEFAULT_TOKEN_BUDGETS, BackendInfo, BackendOptions, ForwardBatch, Layout
 from prefixwise.backends.jax import buckets
 from prefixwise.backends.jax.attention.api import choose_for_rows
 from prefixwise.backends.jax.attention.base import AttentionImplementation
 from prefixwise.backends.jax.devices import DeviceChoice, Platform, pool_tokens
 from prefixwise.backends.jax.inputs import ProgramSpec
+from prefixwise.backends.jax.kv_cache import KVCacheShape
 from prefixwise.backends.jax.model import Transformer
 from prefixwise.backends.jax.placement import HeadPlacement
-from prefixwise.backends.jax.pool import PoolShape
 from prefixwise.backends.jax.programs import Programs
 from prefixwise.backends.jax.row_blocks import RowBlocks
 from prefixwise.backends.jax.weights import weight_shapes
-from prefixwise.backends.layout.buckets import token_buckets
 from prefixwise.contract.errors import BackendError
+from prefixwise.forward.backend import DEFAULT_TOKEN_BUDGETS, BackendInfo, BackendOptions
+from prefixwise.forward.batch import ForwardBatch, Layout
+from prefixwise.forward.buckets import Buckets, token_buckets
 from prefixwise.models.config import ModelConfig
 
 MAX_BLOCKS_PER_PAGE = 2  # prefixes of one forward may share pages, which are then listed more than once
@@ -49,7 +49,7 @@ class Assembly:
     mesh: Mesh
     dtype: jnp.dtype
     placement: HeadPlacement
-    pool: PoolShape
+    pool: KVCacheShape
     programs: Programs
     info: BackendInfo
 
@@ -62,19 +62,11 @@ class Assembly:
         is_dense = batch.layout is Layout.PACKED and batch.mask == "dense"
         longest_row = int(np.diff(batch.row_starts).max()) if is_dense else 0
         return ProgramSpec(
-            num_tokens=self._fit(num_tokens),
+            num_tokens=Buckets.of(self.info).fit(num_tokens),
             reads="pool" if _reads_pool(batch) else "batch",
-            keeps=bool(batch.keep_segments),
+            keeps=bool(batch.cache_segments),
             dense_columns=buckets.dense_columns(longest_row) if is_dense else 0,
         )
-
-    def _fit(self, num_tokens: int) -> int:
-        """The bucket; beyond the largest a multiple of the smallest, compiled when it is needed. Only a plan with a
-        larger budget than ours goes there, or items that were tokenized with a query as long as the context."""
-        sizes = self.info.token_buckets
-        if num_tokens > sizes[-1]:
-            return -(-num_tokens // sizes[0]) * sizes[0]
-        return sizes[bisect_left(sizes, num_tokens)]
 
 
 def assemble(
@@ -130,9 +122,9 @@ def _transformer(
 
 def _pool_shape(
     config: ModelConfig, options: BackendOptions, choice: DeviceChoice, dtype: jnp.dtype, placement: HeadPlacement
-) -> PoolShape:
+) -> KVCacheShape:
     token_bytes = 2 * config.num_layers * placement.kv_heads_per_shard * config.head_size * dtype.itemsize
-    return PoolShape.of(
+    return KVCacheShape.of(
         num_layers=config.num_layers,
         num_tokens=pool_tokens(config, token_bytes, choice, options.prefix_cache_bytes),
         heads=(options.tp_size * placement.kv_heads_per_shard, config.head_size),
@@ -145,7 +137,7 @@ def _info(
     options: BackendOptions,
     choice: DeviceChoice,
     programs: Programs,
-    pool: PoolShape,
+    pool: KVCacheShape,
     compilation_cache_dir: str | None,
 ) -> BackendInfo:
     budget = options.token_budget or DEFAULT_TOKEN_BUDGETS[choice.platform]
@@ -161,14 +153,14 @@ def _info(
         token_budget=budget,
         token_buckets=_token_buckets(config, choice.platform, budget, rows, is_coarse=options.warmup == "fast"),
         num_copies=options.dp_size,
-        num_prefix_blocks=pool.num_pages,
-        prefix_block_bytes=pool.page_bytes(options.tp_size),
-        max_blocks_read=programs.max_pool_blocks,
+        num_kv_blocks=pool.num_pages,
+        kv_block_bytes=pool.page_bytes(options.tp_size),
+        max_kv_blocks_read=programs.max_pool_blocks,
         attention=programs.transformer.attention.name,
         compilation_cache_dir=compilation_cache_dir,
         step_tokens=options.token_budget or STEP_TOKENS[choice.platform],
         joins_prefill=choice.platform == "gpu" and options.dp_size == 1,
-        runs_ahead=choice.platform != "cpu",
+        async_scheduling=choice.platform != "cpu",
     )
 
 
@@ -210,4 +202,4 @@ def _row_blocks(platform: Platform, *, batch_invariant: bool) -> RowBlocks:
 def _reads_pool(batch: ForwardBatch) -> bool:
     """What a forward keeps it writes to the pool before it attends, so that is where all of it is read. Rows that
     happen to share no prefix need no program of their own."""
-    return bool(batch.keep_segments) or any(prefix.blocks for prefix in batch.prefixes)
+    return bool(batch.cache_segments) or any(prefix.blocks for prefix in batch.prefixes)

@@ -11,31 +11,25 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from prefixwise.backends.base import (
-    Backend,
-    BackendOptions,
-    ForwardBatch,
-    ForwardOutput,
-    Program,
-    RunningForward,
-)
 from prefixwise.backends.jax.assembly import Assembly, assemble, attention_kind
 from prefixwise.backends.jax.attention.api import choose_implementation, choose_working
 from prefixwise.backends.jax.attention.base import AttentionImplementation
 from prefixwise.backends.jax.attention.dense import make_mask
-from prefixwise.backends.jax.attention.trial import try_attention
+from prefixwise.backends.jax.attention.probe import try_attention
 from prefixwise.backends.jax.data_shards import split_batch
 from prefixwise.backends.jax.devices import DeviceChoice, resolve_dtype, set_compilation_cache
 from prefixwise.backends.jax.inputs import ForwardInputs, ProgramSpec, host_inputs
+from prefixwise.backends.jax.kv_cache import JaxBlock, KVCache
 from prefixwise.backends.jax.mesh import make_mesh, start_distributed
 from prefixwise.backends.jax.placement import HeadPlacement
-from prefixwise.backends.jax.pool import JaxBlock, PagePool
 from prefixwise.backends.jax.runner import Blocks, Floats, Runner
 from prefixwise.backends.jax.warmup import list_programs
 from prefixwise.backends.jax.weights import load_weights
-from prefixwise.backends.layout.block_lists import batch_blocks, pool_blocks
-from prefixwise.backends.layout.tiles import HostTiles, cut_tiles
 from prefixwise.contract.ragged import Int32Array, Int64Array
+from prefixwise.forward.backend import Backend, BackendOptions, Program
+from prefixwise.forward.batch import ForwardBatch, ForwardOutput, RunningForward
+from prefixwise.forward.kv_pages import batch_tiles, page_table
+from prefixwise.forward.tiles import HostTiles, cut_tiles
 from prefixwise.models.checkpoint import Checkpoint
 from prefixwise.models.config import ModelConfig
 from prefixwise.models.weight_cache import with_bfloat16_weights
@@ -81,7 +75,7 @@ class JaxBackend(Backend):
         parts = split_batch(batch, self._dp_size)
         spec = self._assembly.spec(batch, max(part.num_tokens for part, _ in parts))
         lens = np.diff(batch.segment_starts)
-        blocks = tuple(self._runner.pool.take([int(lens[segment]) for segment in batch.keep_segments]))
+        blocks = tuple(self._runner.pool.take([int(lens[segment]) for segment in batch.cache_segments]))
         try:
             sent = self._send(batch, parts, spec, blocks)
         except BaseException:
@@ -111,7 +105,7 @@ class JaxBackend(Backend):
         head_inputs = self._runner.head_inputs([part.score_tokens for part, _ in parts], distinct)
         hidden = self._runner.hidden(last, head_inputs)
         labels = self._runner.label_logits(hidden, head_inputs)
-        normalizers = self._runner.log_normalizers(hidden) if batch.need_normalizers else []
+        normalizers = self._runner.logsumexp(hidden) if batch.need_logsumexp else []
         return _Sent(labels, normalizers, columns, [rows for _, rows in parts])
 
     def _wait(self, sent: _Sent, blocks: tuple[JaxBlock, ...]) -> ForwardOutput:
@@ -157,7 +151,7 @@ class JaxBackend(Backend):
 
     def _inputs(self, part: ForwardBatch, spec: ProgramSpec, blocks: Sequence[JaxBlock]) -> ForwardInputs[Int32Array]:
         addresses = [block.lease.address for block in blocks]
-        tiles = self._tiles(part, spec, dict(zip(part.keep_segments, addresses, strict=True)))
+        tiles = self._tiles(part, spec, dict(zip(part.cache_segments, addresses, strict=True)))
         block_rows = self._assembly.rows.token_rows or spec.num_tokens
         return host_inputs(part, spec, tiles, addresses, block_rows)
 
@@ -166,14 +160,14 @@ class JaxBackend(Backend):
         needs_tiles = self._runner.programs.attention(spec).needs_padding_tiles
         padding = spec.num_tokens - part.num_tokens if needs_tiles else 0
         is_pool, pool = spec.reads == "pool", self._runner.pool
-        lists = pool_blocks(part, new_pages, pool.address) if is_pool else batch_blocks(part)
+        lists = page_table(part, new_pages, pool.address) if is_pool else batch_tiles(part)
         return cut_tiles(part, self._runner.programs.tile_sizes(spec), lists, padding)
 
 
 def _make_runner(checkpoint: Checkpoint, assembly: Assembly) -> Runner:
     """Weights and pool on the mesh."""
     weights = load_weights(checkpoint, assembly.dtype, assembly.mesh, assembly.placement)
-    return Runner(assembly.mesh, weights, PagePool(assembly.mesh, assembly.pool), assembly.programs)
+    return Runner(assembly.mesh, weights, KVCache(assembly.mesh, assembly.pool), assembly.programs)
 
 
 def _choose_attention(
@@ -186,11 +180,11 @@ def _choose_attention(
     placement = HeadPlacement.plan(config.num_heads, config.num_kv_heads, options.tp_size)
     heads = placement.kv_heads_per_shard, placement.heads_per_kv, config.head_size
 
-    def try_out(candidate: AttentionImplementation) -> None:
+    def probe_attention(candidate: AttentionImplementation) -> None:
         with jax.default_device(device):
             try_attention(candidate, heads, dtype)
 
-    return choose_working(**kind, try_out=try_out)
+    return choose_working(**kind, probe_attention=probe_attention)
 
 
 def _distinct_labels(label_ids: Int32Array) -> tuple[Int32Array, NDArray[Any]]:

@@ -7,8 +7,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from prefixwise.backends.base import ForwardBatch, Layout, Prefix
 from prefixwise.contract.ragged import Int64Array
+from prefixwise.forward.batch import ForwardBatch, Layout, Prefix
 
 
 def split_batch(batch: ForwardBatch, num_shards: int) -> list[tuple[ForwardBatch, Int64Array]]:
@@ -20,7 +20,7 @@ def split_batch(batch: ForwardBatch, num_shards: int) -> list[tuple[ForwardBatch
     all_rows = np.arange(len(batch.score_tokens))
     if num_shards == 1:
         return [(batch, all_rows)]
-    if batch.keep_segments:
+    if batch.cache_segments:
         return [(batch, all_rows), *[(batch, all_rows[:0])] * (num_shards - 1)]
     edges = batch.segment_starts if batch.layout is Layout.EXTEND else batch.row_starts
     targets = np.arange(num_shards + 1) * batch.num_tokens / num_shards

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from jax.experimental.compilation_cache import compilation_cache
 
 from prefixwise.backends.jax.mesh import set_jax_option
-from prefixwise.backends.layout.tiles import KEY_BLOCK
 from prefixwise.contract.errors import BackendError
+from prefixwise.forward.tiles import KEY_TILE
 from prefixwise.models.cache_folder import user_cache_folder
 from prefixwise.models.config import ModelConfig
 
@@ -94,11 +94,11 @@ def pool_tokens(config: ModelConfig, token_bytes: int, choice: DeviceChoice, num
     `token_bytes`: of one token's keys and values in all layers, on one device.
     """
     if num_bytes is None:
-        return max(KEY_BLOCK, _default_pool_tokens(config, token_bytes, choice))
-    tokens = num_bytes // token_bytes // KEY_BLOCK * KEY_BLOCK
-    if tokens < KEY_BLOCK:
+        return max(KEY_TILE, _default_pool_tokens(config, token_bytes, choice))
+    tokens = num_bytes // token_bytes // KEY_TILE * KEY_TILE
+    if tokens < KEY_TILE:
         raise BackendError(
-            f"prefix_cache_bytes must be at least {KEY_BLOCK * token_bytes} (one page of {KEY_BLOCK} tokens), "
+            f"prefix_cache_bytes must be at least {KEY_TILE * token_bytes} (one page of {KEY_TILE} tokens), "
             f"got {num_bytes}"
         )
     return tokens
@@ -107,7 +107,7 @@ def pool_tokens(config: ModelConfig, token_bytes: int, choice: DeviceChoice, num
 def _default_pool_tokens(config: ModelConfig, token_bytes: int, choice: DeviceChoice) -> int:
     if choice.platform != "cpu":
         return min(_MAX_POOL_TOKENS, _share_of_memory(choice) // token_bytes)
-    longest = -(-config.max_context_len // KEY_BLOCK) * KEY_BLOCK
+    longest = -(-config.max_context_len // KEY_TILE) * KEY_TILE
     one_context = min(longest, _CPU_CONTEXT_BYTES // token_bytes)
     return min(_CPU_CONTEXTS * longest, max(_CPU_POOL_BYTES // token_bytes, one_context))
 

@@ -22,7 +22,7 @@ def label_logits(head: jax.Array, hidden: jax.Array, label_ids: jax.Array, *, tp
     return linear(hidden, look_up(head, label_ids, tp_size).astype(jnp.float32))
 
 
-def log_normalizers(head: jax.Array, hidden: jax.Array, *, tp_size: int, vocab_size: int) -> jax.Array:
+def logsumexp(head: jax.Array, hidden: jax.Array, *, tp_size: int, vocab_size: int) -> jax.Array:
     """The log-sum-exp of all logits: hidden [S, D] float32, head [V, D] to [S] float32."""
     local_size = len(head)
     block_size = min(VOCAB_BLOCK, local_size)

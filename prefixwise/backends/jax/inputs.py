@@ -13,12 +13,12 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
-from prefixwise.backends.base import ForwardBatch
 from prefixwise.backends.jax.attention.dense import token_rows
-from prefixwise.backends.layout.packing import Packing
-from prefixwise.backends.layout.pages import keep_slots
-from prefixwise.backends.layout.tiles import HostTiles, Tiles, TileSizes, tile_capacities
 from prefixwise.contract.ragged import Int32Array
+from prefixwise.forward.batch import ForwardBatch
+from prefixwise.forward.kv_pages import cache_slots
+from prefixwise.forward.packing import Packing
+from prefixwise.forward.tiles import HostTiles, Tiles, TileSizes, tile_capacities
 
 Item = TypeVar("Item")
 
@@ -49,7 +49,7 @@ class ForwardInputs(NamedTuple, Generic[Item]):
     num_rows: Item  # [1], of a dense mask
     token_ids: Item  # [T]
     positions: Item  # [T]
-    keep_slots: Item  # [T]: place in the pool, NOT_KEPT for most
+    cache_slots: Item  # [T]: place in the pool, NOT_CACHED for most
     token_row: Item  # [T]: first token of the row, of a dense mask
     row_starts: Item  # [T + 1]
     tiles: Tiles[Item]
@@ -65,7 +65,7 @@ def capacities(spec: ProgramSpec, sizes: TileSizes, max_pool_blocks: int) -> For
         num_rows=1,
         token_ids=num_tokens,
         positions=num_tokens,
-        keep_slots=num_tokens * spec.keeps,
+        cache_slots=num_tokens * spec.keeps,
         token_row=num_tokens * is_dense,
         row_starts=(num_tokens + 1) * is_dense,
         # In the batch a prefix's blocks are of tokens of its own, so there are no more blocks than tokens.
@@ -85,7 +85,7 @@ def host_inputs(
         num_rows=np.array([len(batch.row_starts) - 1], np.int32),
         token_ids=batch.token_ids,
         positions=batch.positions,
-        keep_slots=keep_slots(batch, batch.keep_segments, new_pages, spec.num_tokens) if spec.keeps else nothing,
+        cache_slots=cache_slots(batch, batch.cache_segments, new_pages, spec.num_tokens) if spec.keeps else nothing,
         token_row=token_rows(batch) if is_dense else nothing,
         row_starts=batch.row_starts.astype(np.int32) if is_dense else nothing,
         tiles=tiles,

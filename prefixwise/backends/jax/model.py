@@ -19,19 +19,19 @@ from prefixwise.backends.jax.attention.base import AttentionImplementation, Head
 from prefixwise.backends.jax.attention.dense import DenseMask
 from prefixwise.backends.jax.attention.xla import XlaAttention
 from prefixwise.backends.jax.inputs import ForwardInputs, ProgramSpec
+from prefixwise.backends.jax.kv_cache import KVCacheArrays
 from prefixwise.backends.jax.mesh import TENSOR
-from prefixwise.backends.jax.pool import PoolArrays
-from prefixwise.backends.jax.row_blocks import RowBlocks, as_bits
-from prefixwise.backends.jax.turn_heads import (
+from prefixwise.backends.jax.qk_norm_rope import (
     HeadNorms,
     Kept,
-    Rotation,
+    RopeTable,
+    qk_norm_rope_and_cache,
     rms_norm,
     turn,
-    turn_and_keep,
 )
+from prefixwise.backends.jax.row_blocks import RowBlocks, as_bits
 from prefixwise.backends.jax.weights import LayerWeights, ModelWeights
-from prefixwise.backends.layout.pages import NOT_KEPT
+from prefixwise.forward.kv_pages import NOT_CACHED
 from prefixwise.models.config import Activation, ModelConfig
 
 Inputs = ForwardInputs[jax.Array]
@@ -60,22 +60,24 @@ class Transformer:
     fuses_heads: bool  # norms, rotation and the write to the pool as one kernel?
 
     def __call__(
-        self, spec: ProgramSpec, weights: ModelWeights, pool: PoolArrays, inputs: Inputs, mask: jax.Array | None
-    ) -> tuple[LastLayer, PoolArrays]:
+        self, spec: ProgramSpec, weights: ModelWeights, pool: KVCacheArrays, inputs: Inputs, mask: jax.Array | None
+    ) -> tuple[LastLayer, KVCacheArrays]:
         """All up to the last layer's attention, and the pool."""
         x = self._embed(weights, inputs.token_ids)
         rotation = self._rotation(inputs.positions)
         last = self.config.num_layers - 1
 
-        def attend(layer: Any, x: jax.Array, pool: PoolArrays) -> tuple[jax.Array, PoolArrays]:
+        def attend(layer: Any, x: jax.Array, pool: KVCacheArrays) -> tuple[jax.Array, KVCacheArrays]:
             base = jnp.asarray(layer * (len(pool.keys) // self.config.num_layers), jnp.int32)
-            kept = Kept(pool, inputs.keep_slots, base) if spec.keeps else None
+            kept = Kept(pool, inputs.cache_slots, base) if spec.keeps else None
             heads, filled = self._project(weights.layers, layer, x, rotation, inputs, kept)
             pool = filled or pool  # first: segments read what others keep here
             source = Source(pool.keys, pool.values, base) if spec.reads == "pool" else None
             return self._attend(self.attention_for(spec), heads, source, inputs, mask), pool
 
-        def body(carry: tuple[jax.Array, PoolArrays], layer: jax.Array) -> tuple[tuple[jax.Array, PoolArrays], None]:
+        def body(
+            carry: tuple[jax.Array, KVCacheArrays], layer: jax.Array
+        ) -> tuple[tuple[jax.Array, KVCacheArrays], None]:
             x, pool = carry
             attended, pool = attend(layer, x, pool)
             finish = partial(self._finish, _at(weights.layers, layer))
@@ -90,14 +92,14 @@ class Transformer:
         scale = self.config.embedding_scale
         return x if scale == 1.0 else x * jnp.asarray(scale, x.dtype)  # rounded to it, as transformers does
 
-    def _rotation(self, positions: jax.Array) -> Rotation:
+    def _rotation(self, positions: jax.Array) -> RopeTable:
         frequencies = jnp.asarray(self.config.rope.inverse_frequencies(self.config.head_size))
         angles = positions.astype(jnp.float32)[:, None, None] * frequencies
-        return Rotation(jnp.cos(angles), jnp.sin(angles))
+        return RopeTable(jnp.cos(angles), jnp.sin(angles))
 
     def _project(
-        self, layers: LayerWeights, layer: Any, x: jax.Array, rotation: Rotation, inputs: Inputs, kept: Kept | None
-    ) -> tuple[Heads, PoolArrays | None]:
+        self, layers: LayerWeights, layer: Any, x: jax.Array, rotation: RopeTable, inputs: Inputs, kept: Kept | None
+    ) -> tuple[Heads, KVCacheArrays | None]:
         """Norm, Q K V, their norms and rotation; and the pool, where something is kept."""
         weights, eps, num_kv_heads = _at(layers, layer), self.config.norm_eps, self.kv_heads
 
@@ -105,17 +107,17 @@ class Transformer:
             normed = rms_norm(block, weights.attention_norm, eps)
             return linear(normed, weights.qkv, bias=weights.qkv_bias).reshape(len(block), -1, self.config.head_size)
 
-        def project_and_turn(block: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
+        def project_and_rope(block: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
             norms = weights.q_norm, weights.k_norm
-            return turn(project(block), num_kv_heads, norms, eps, Rotation(cos, sin))
+            return turn(project(block), num_kv_heads, norms, eps, RopeTable(cos, sin))
 
         num_blocks = inputs.num_token_blocks[0]
         if self.fuses_heads:
             qkv = self.rows.over_tokens(project, num_blocks, x)
             norms, number = HeadNorms(layers.q_norm, layers.k_norm), jnp.asarray(layer, jnp.int32)
-            qkv, pool = turn_and_keep(qkv, num_kv_heads, norms, number, eps, rotation, kept)
+            qkv, pool = qk_norm_rope_and_cache(qkv, num_kv_heads, norms, number, eps, rotation, kept)
             return Heads(qkv, num_kv_heads), pool
-        heads = Heads(self.rows.over_tokens(project_and_turn, num_blocks, x, *rotation), num_kv_heads)
+        heads = Heads(self.rows.over_tokens(project_and_rope, num_blocks, x, *rotation), num_kv_heads)
         return heads, None if kept is None else _keep(kept, heads)
 
     def attention_for(self, spec: ProgramSpec) -> AttentionImplementation:
@@ -168,15 +170,15 @@ def _at(layers: LayerWeights, layer: Any) -> LayerWeights:
     return jax.tree.map(lambda stacked: stacked[layer], layers)
 
 
-def _keep(kept: Kept, heads: Heads) -> PoolArrays:
+def _keep(kept: Kept, heads: Heads) -> KVCacheArrays:
     """Write the tokens that are kept to their places in the pool's layer; the others' writes fall off its end."""
     pool = kept.pool
-    place = jnp.where(kept.slots == NOT_KEPT, len(pool.keys), kept.base + kept.slots)
+    place = jnp.where(kept.slots == NOT_CACHED, len(pool.keys), kept.base + kept.slots)
 
     def write(stored: jax.Array, new: jax.Array) -> jax.Array:
         return stored.at[place].set(as_bits(new) if stored.dtype == jnp.uint16 else new, mode="drop")
 
-    return PoolArrays(write(pool.keys, heads.k), write(pool.values, heads.v))
+    return KVCacheArrays(write(pool.keys, heads.k), write(pool.values, heads.v))
 
 
 def look_up(table: jax.Array, ids: jax.Array, tp_size: int) -> jax.Array:

@@ -27,11 +27,11 @@ from prefixwise.backends.jax import head
 from prefixwise.backends.jax.attention import xla
 from prefixwise.backends.jax.attention.base import AttentionImplementation
 from prefixwise.backends.jax.inputs import ForwardInputs, ProgramSpec, capacities, packed_size, unpack
+from prefixwise.backends.jax.kv_cache import POOL_SPEC, KVCacheArrays
 from prefixwise.backends.jax.mesh import DATA, TENSOR, P
 from prefixwise.backends.jax.model import LastLayer, Transformer
-from prefixwise.backends.jax.pool import POOL_SPEC, PoolArrays
 from prefixwise.backends.jax.weights import ModelWeights, weight_specs
-from prefixwise.backends.layout.tiles import TileSizes
+from prefixwise.forward.tiles import TileSizes
 
 COMPILER_OPTIONS: dict[str, dict[str, Any]] = {
     # XLA's own Triton GEMMs may split a sum between tiles, in a way that depends on the number of rows.
@@ -65,7 +65,7 @@ class Programs:
     max_pool_blocks: int
     platform: str
     weights: ModelWeights  # shapes, as the pool's
-    pool: PoolArrays
+    pool: KVCacheArrays
     _compiled: dict[ProgramSpec | HeadSpec, Compiled] = field(default_factory=dict)
 
     @property
@@ -85,7 +85,7 @@ class Programs:
     def input_lens(self, spec: ProgramSpec) -> ForwardInputs[int]:
         return capacities(spec, self.tile_sizes(spec), self.max_pool_blocks)
 
-    def trunk(self, spec: ProgramSpec) -> Callable[..., tuple[LastLayer, PoolArrays]]:
+    def trunk(self, spec: ProgramSpec) -> Callable[..., tuple[LastLayer, KVCacheArrays]]:
         """weights, pool (which is consumed), packed inputs [dp, ..], dense mask or None."""
         return self._get(spec)
 
@@ -126,10 +126,10 @@ class Programs:
     def _lower_trunk(self, spec: ProgramSpec) -> Lowered:
         lens = self.input_lens(spec)
 
-        def trunk(weights: ModelWeights, pool: PoolArrays, packed: jax.Array, mask: jax.Array | None) -> Any:
+        def trunk(weights: ModelWeights, pool: KVCacheArrays, packed: jax.Array, mask: jax.Array | None) -> Any:
             return self.transformer(spec, weights, pool, unpack(packed[0], lens), mask)
 
-        pool_specs: Any = PoolArrays(POOL_SPEC, POOL_SPEC)  # type: ignore[arg-type]
+        pool_specs: Any = KVCacheArrays(POOL_SPEC, POOL_SPEC)  # type: ignore[arg-type]
         in_specs = (weight_specs(self.transformer.config), pool_specs, P(DATA), P(DATA) if spec.dense_columns else None)
         num_shards = self.mesh.shape[DATA]
         packed = self._shape((num_shards, packed_size(lens)), jnp.int32, P(DATA))
@@ -148,7 +148,7 @@ class Programs:
             function: Callable[..., jax.Array] = partial(head.label_logits, tp_size=self.transformer.tp_size)
             return self._lower_head(function, hidden, self._shape((head.LABEL_BLOCK,), jnp.int32, P()))
         sizes: Any = {"tp_size": self.transformer.tp_size, "vocab_size": self.transformer.config.num_head_rows}
-        return self._lower_head(partial(head.log_normalizers, **sizes), hidden)
+        return self._lower_head(partial(head.logsumexp, **sizes), hidden)
 
     def _lower_score(self, num_tokens: int) -> Lowered:
         transformer, num_shards = self.transformer, self.mesh.shape[DATA]

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from prefixwise.backends.jax.head import LABEL_BLOCK
 from prefixwise.backends.jax.inputs import ForwardInputs, ProgramSpec, pack
+from prefixwise.backends.jax.kv_cache import KVCache
 from prefixwise.backends.jax.mesh import DATA, P, put_replicated, put_sharded
 from prefixwise.backends.jax.model import LastLayer
-from prefixwise.backends.jax.pool import PagePool
 from prefixwise.backends.jax.programs import Programs
 from prefixwise.backends.jax.weights import ModelWeights
 from prefixwise.contract.ragged import Int32Array, Int64Array
@@ -44,7 +44,7 @@ class Runner:
 
     mesh: Mesh
     weights: ModelWeights
-    pool: PagePool
+    pool: KVCache
     programs: Programs
 
     def trunk(
@@ -83,7 +83,7 @@ class Runner:
         head, labels = self.weights.head, self.programs.labels
         return [[_send(labels(head, rows, ids)) for ids in inputs.label_blocks] for rows in hidden]
 
-    def log_normalizers(self, hidden: Sequence[jax.Array]) -> Blocks:
+    def logsumexp(self, hidden: Sequence[jax.Array]) -> Blocks:
         """[dp S] each, on their way to the host."""
         return [[_send(self.programs.normalizers(self.weights.head, rows))] for rows in hidden]
 

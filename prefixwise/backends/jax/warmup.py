@@ -8,16 +8,16 @@ from functools import partial
 import jax
 import numpy as np
 
-from prefixwise.backends.base import Program
 from prefixwise.backends.jax.buckets import dense_columns_up_to
 from prefixwise.backends.jax.inputs import ForwardInputs, ProgramSpec
 from prefixwise.backends.jax.mesh import DATA
 from prefixwise.backends.jax.model import LastLayer
 from prefixwise.backends.jax.programs import HeadSpec
 from prefixwise.backends.jax.runner import Runner
-from prefixwise.backends.layout.pages import NOT_KEPT
-from prefixwise.backends.layout.tiles import Tiles
 from prefixwise.contract.ragged import Int32Array
+from prefixwise.forward.backend import Program
+from prefixwise.forward.kv_pages import NOT_CACHED
+from prefixwise.forward.tiles import Tiles
 
 
 def list_programs(runner: Runner, buckets: Sequence[int], max_dense_row_len: int) -> list[Program]:
@@ -71,7 +71,7 @@ class _Preparation:
         self._runner.fetch(self._runner.label_logits(self.score(spec), self._inputs))
 
     def normalizers(self, spec: ProgramSpec) -> None:
-        self._runner.fetch(self._runner.log_normalizers(self.score(spec)))
+        self._runner.fetch(self._runner.logsumexp(self.score(spec)))
 
 
 def _one_token(spec: ProgramSpec) -> ForwardInputs[Int32Array]:
@@ -83,7 +83,7 @@ def _one_token(spec: ProgramSpec) -> ForwardInputs[Int32Array]:
         num_rows=zero,
         token_ids=zero,
         positions=zero,
-        keep_slots=np.full(spec.num_tokens * spec.keeps, NOT_KEPT, np.int32),
+        cache_slots=np.full(spec.num_tokens * spec.keeps, NOT_CACHED, np.int32),
         token_row=nothing,
         row_starts=nothing,
         tiles=tiles._replace(counts=np.array([1, 0, 0], np.int32), narrow_start=zero, narrow_len=one),

@@ -25,20 +25,20 @@ import torch
 import torch.nn.functional as F  # noqa: N812  # everybody's name for it
 from torch import Tensor
 
-from prefixwise.backends.base import ForwardBatch, Layout
 from prefixwise.backends.torch.dense_mask import DenseMask
 from prefixwise.backends.torch.prefixes import KeysValues, Piece, PrefixPlaces, longest_reads, read_pieces
 from prefixwise.backends.torch.softmax import NEG_INF, Partial, masked_softmax, merge, merge_into
 from prefixwise.backends.torch.tiles import DiagonalTiles, FullRange, cut_diagonals, cut_full_ranges
 from prefixwise.backends.torch.transfer import token_index, upload
 from prefixwise.backends.torch.workers import Workers
+from prefixwise.forward.batch import ForwardBatch, Layout
 
 # Query rows (heads of one KV head folded in) of one full-range GEMM: on a CPU a multiple of CPU_FULL_ROWS. Larger
 # GEMMs are faster, as keys are reordered in each; from 64 rows on a row's bits do not depend on their number there.
 # On a GPU they do, so that all GEMMs have CUDA_FULL_ROWS.
 CPU_FULL_ROWS, CPU_MAX_FULL_ROWS = 64, 1024
 CUDA_FULL_ROWS = 256
-KEY_BLOCK = 512  # keys that are scored at a time where no flash attention is at hand
+KEY_TILE = 512  # keys that are scored at a time where no flash attention is at hand
 KEY_ALIGNMENT = 16
 
 # PyTorch's flash attention for CPUs; called by this name because it also returns the log-sum-exp.
@@ -258,8 +258,8 @@ def _softmax_over_key_blocks(q: Tensor, k: Tensor, v: Tensor) -> Partial:
     that depends on the address where the row begins, that is, on its place among the others.
     """
     total: Partial | None = None
-    for start in range(0, k.shape[1], KEY_BLOCK):
-        keys, values = k[:, start : start + KEY_BLOCK], v[:, start : start + KEY_BLOCK]
+    for start in range(0, k.shape[1], KEY_TILE):
+        keys, values = k[:, start : start + KEY_TILE], v[:, start : start + KEY_TILE]
         missing = -keys.shape[1] % KEY_ALIGNMENT
         hidden = torch.arange(keys.shape[1] + missing, device=k.device) >= keys.shape[1]
         keys, values = (F.pad(each, (0, 0, 0, missing))[None] for each in (keys, values))

@@ -11,38 +11,28 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from prefixwise.backends.base import (
-    DEFAULT_TOKEN_BUDGETS,
-    Backend,
-    BackendInfo,
-    DeviceKind,
-    ForwardBatch,
-    ForwardOutput,
-    Layout,
-    PrefixBlock,
-    Program,
-    RunningForward,
-)
 from prefixwise.backends.torch.attention import Attention, TiledAttention
 from prefixwise.backends.torch.cuda.choice import choose_paged_runner
 from prefixwise.backends.torch.devices import (
     count_prefix_blocks,
     device_title,
     dtype_name,
-    prefix_block_bytes,
+    kv_block_bytes,
     resolve_compute_dtype,
     resolve_device,
     resolve_dtype,
 )
-from prefixwise.backends.torch.head import label_logits, log_normalizers
+from prefixwise.backends.torch.elementwise import choose_elementwise_ops
+from prefixwise.backends.torch.head import label_logits, logsumexp
+from prefixwise.backends.torch.linear import pack_weights
 from prefixwise.backends.torch.model import Transformer
 from prefixwise.backends.torch.prefixes import gather_blocks, kept_tokens, split_blocks
-from prefixwise.backends.torch.products import pack_weights
-from prefixwise.backends.torch.row_ops import choose_row_ops
 from prefixwise.backends.torch.transfer import Download, token_index, upload
 from prefixwise.backends.torch.varlen import VarlenAttention
 from prefixwise.backends.torch.weights import load_weights
 from prefixwise.backends.torch.workers import Workers
+from prefixwise.forward.backend import DEFAULT_TOKEN_BUDGETS, Backend, BackendInfo, DeviceKind, Program
+from prefixwise.forward.batch import ForwardBatch, ForwardOutput, KVBlock, Layout, RunningForward
 from prefixwise.models.checkpoint import Checkpoint
 from prefixwise.models.config import ModelConfig
 from prefixwise.models.weight_cache import with_bfloat16_weights
@@ -86,7 +76,7 @@ class TorchBackend(Backend):
         weights = pack_weights(
             load_weights(checkpoint, weight_dtype, self._device, self._workers), CPU_BLOCK_ROWS, self._workers
         )
-        self._row_ops = choose_row_ops(self.config, self._dtype, self._device)
+        self._row_ops = choose_elementwise_ops(self.config, self._dtype, self._device)
         self._transformer = Transformer(self.config, weights, block_rows, self._workers, self._row_ops, self._dtype)
         self.info = replace(
             _make_info(self.config, self._device, self._dtype, token_budget, prefix_cache_bytes),
@@ -99,7 +89,7 @@ class TorchBackend(Backend):
             self.info = replace(
                 self.info,
                 token_buckets=self._paged.buckets,
-                max_blocks_read=self._paged.max_blocks_read,
+                max_kv_blocks_read=self._paged.max_kv_blocks_read,
                 attention="paged",
             )
 
@@ -116,7 +106,7 @@ class TorchBackend(Backend):
             attention=self._attention(batch),
             prefixes=gather_blocks(batch.prefixes),
             score_tokens=self._to_device(self._padded(batch.score_tokens)),  # rows of the last layer's products too
-            keep_tokens=token_index(kept_tokens(batch), self._device) if batch.keep_segments else None,
+            keep_tokens=token_index(kept_tokens(batch), self._device) if batch.cache_segments else None,
         )
         blocks = split_blocks(batch, output.keys_values)
         return self._running(batch, blocks, output.hidden[: len(batch.score_tokens)])
@@ -130,7 +120,7 @@ class TorchBackend(Backend):
                 block.release()
             raise
 
-    def _running(self, batch: ForwardBatch, blocks: tuple[PrefixBlock, ...], hidden: Tensor | None) -> RunningForward:
+    def _running(self, batch: ForwardBatch, blocks: tuple[KVBlock, ...], hidden: Tensor | None) -> RunningForward:
         """`hidden` [R, D] of the scored tokens."""
         if hidden is None or not len(hidden):
             nothing = ForwardOutput(np.zeros(batch.label_ids.shape, np.float32), None, blocks)
@@ -144,9 +134,9 @@ class TorchBackend(Backend):
         """The label logits and, where they are wanted, the normalizers, on their way to the host."""
         head = self._transformer.weights.head
         logits = Download(label_logits(hidden, head, batch.label_ids))
-        if not batch.need_normalizers:
+        if not batch.need_logsumexp:
             return logits, None
-        return logits, Download(log_normalizers(hidden, head, self._workers))
+        return logits, Download(logsumexp(hidden, head, self._workers))
 
     def programs(self, *, max_dense_row_len: int) -> Sequence[Program]:
         """Dense masks, which go another way, need none."""
@@ -154,7 +144,7 @@ class TorchBackend(Backend):
 
     @property
     def num_compilations(self) -> int:
-        return 0 if self._paged is None else self._paged.num_recorded
+        return 0 if self._paged is None else self._paged.num_captured
 
     def synchronize(self) -> None:
         if not self._is_cpu:
@@ -211,7 +201,7 @@ def _make_info(
     is_cpu = device.type == "cpu"
     kind: DeviceKind = "cpu" if is_cpu else "gpu"
     budget = token_budget or DEFAULT_TOKEN_BUDGETS[kind]
-    block_bytes = prefix_block_bytes(config, dtype)
+    block_bytes = kv_block_bytes(config, dtype)
     return BackendInfo(
         name="torch",
         device=device_title(device),
@@ -221,12 +211,12 @@ def _make_info(
         algorithms_bit_equal=is_cpu,
         token_multiple=CPU_BLOCK_ROWS if is_cpu else CUDA_TOKEN_MULTIPLE,
         token_budget=budget,
-        num_prefix_blocks=count_prefix_blocks(block_bytes, device, prefix_cache_bytes),
-        prefix_block_bytes=block_bytes,
+        num_kv_blocks=count_prefix_blocks(block_bytes, device, prefix_cache_bytes),
+        kv_block_bytes=block_bytes,
         attention="varlen" if _has_flash(config, device, dtype) else "tiled",
         step_tokens=token_budget or (_cpu_step_tokens() if is_cpu else CUDA_STEP_TOKENS),
         joins_prefill=True,
-        runs_ahead=kind == "gpu",
+        async_scheduling=kind == "gpu",
     )
 
 

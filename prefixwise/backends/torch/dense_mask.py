@@ -15,10 +15,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from prefixwise.backends.base import ForwardBatch
 from prefixwise.backends.torch.softmax import Partial, masked_softmax, merge
 from prefixwise.backends.torch.tiles import DiagonalTiles, FullRange
 from prefixwise.backends.torch.transfer import upload
+from prefixwise.forward.batch import ForwardBatch
 
 BLOCK = 512  # tokens on a side of the blocks in which the pairs outside all tiles are scored
 

@@ -7,8 +7,8 @@ import platform
 
 import torch
 
-from prefixwise.backends.base import PREFIX_BLOCK
 from prefixwise.contract.errors import BackendError
+from prefixwise.forward.batch import KV_BLOCK_SIZE
 from prefixwise.models.config import ModelConfig
 
 log = logging.getLogger("prefixwise")
@@ -100,20 +100,20 @@ def device_title(device: torch.device) -> str:
     return f"{device} ({torch.cuda.get_device_name(device)})"
 
 
-def prefix_block_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
-    """Keys and values of PREFIX_BLOCK tokens in every layer."""
-    return 2 * config.num_layers * PREFIX_BLOCK * config.num_kv_heads * config.head_size * dtype.itemsize
+def kv_block_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
+    """Keys and values of KV_BLOCK_SIZE tokens in every layer."""
+    return 2 * config.num_layers * KV_BLOCK_SIZE * config.num_kv_heads * config.head_size * dtype.itemsize
 
 
 def count_prefix_blocks(block_bytes: int, device: torch.device, num_bytes: int | None) -> int:
     """How many blocks may be kept: what the bytes allow, by default a share of the device's memory."""
     if num_bytes is None:
         num_blocks = _default_prefix_bytes(device) // block_bytes
-        most = num_blocks if device.type == "cpu" else _MAX_PREFIX_TOKENS // PREFIX_BLOCK  # a CPU's are made as needed
+        most = num_blocks if device.type == "cpu" else _MAX_PREFIX_TOKENS // KV_BLOCK_SIZE  # a CPU's are made as needed
         return max(1, min(num_blocks, most))
     if num_bytes < block_bytes:
         raise BackendError(
-            f"prefix_cache_bytes must be at least {block_bytes} (one block of {PREFIX_BLOCK} tokens), got {num_bytes}"
+            f"prefix_cache_bytes must be at least {block_bytes} (one block of {KV_BLOCK_SIZE} tokens), got {num_bytes}"
         )
     return num_bytes // block_bytes
 

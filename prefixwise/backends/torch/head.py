@@ -30,7 +30,7 @@ def label_logits(hidden: Tensor, head: Tensor, label_ids: Int32Array) -> Tensor:
     return torch.cat(blocks, 1).gather(1, column_of)
 
 
-def log_normalizers(hidden: Tensor, head: Tensor, workers: Workers) -> Tensor:
+def logsumexp(hidden: Tensor, head: Tensor, workers: Workers) -> Tensor:
     """The log-sum-exp of all logits: hidden [R, D] float32, head [V, D] to [R] float32."""
     padded = _padded_to_multiple(hidden, ROW_BLOCK)
     vocab_starts = range(0, len(head), VOCAB_BLOCK)

@@ -16,24 +16,24 @@ import torch
 from torch import Tensor
 
 from prefixwise.backends.torch.attention import Attention
+from prefixwise.backends.torch.elementwise import PLAIN, ElementwiseOps
+from prefixwise.backends.torch.linear import exact_row_counts, linear
 from prefixwise.backends.torch.prefixes import KeysValues
-from prefixwise.backends.torch.products import exact_row_counts, linear
 from prefixwise.backends.torch.row_blocks import RowBlock, cut_rows
-from prefixwise.backends.torch.row_ops import PLAIN, RowOps
 from prefixwise.backends.torch.weights import Float32Layers, LayerWeights, ModelWeights
 from prefixwise.backends.torch.workers import Workers
 from prefixwise.models.config import ModelConfig
 
 
 @dataclass(frozen=True)
-class Rotation:
+class RopeTable:
     """Cosines and sines of each token's position, [T, 1, H / 2], float32."""
 
     cos: Tensor
     sin: Tensor
 
-    def rows(self, start: int, stop: int) -> Rotation:
-        return Rotation(self.cos[start:stop], self.sin[start:stop])
+    def rows(self, start: int, stop: int) -> RopeTable:
+        return RopeTable(self.cos[start:stop], self.sin[start:stop])
 
 
 @dataclass(frozen=True)
@@ -53,19 +53,19 @@ class Transformer:
         weights: ModelWeights,
         block_rows: int | None,
         workers: Workers,
-        row_ops: RowOps = PLAIN,
+        elementwise_ops: ElementwiseOps = PLAIN,
         dtype: torch.dtype | None = None,  # of activations and KV cache: that of the weights, or float32
     ) -> None:
         self.config = config
         self.weights = weights
         self.block_rows = block_rows  # None: all rows in one block
         self._workers = workers
-        self._row_ops = row_ops
+        self._row_ops = elementwise_ops
         self.dtype = dtype or weights.embedding.dtype
         is_widened = self.dtype != weights.embedding.dtype
         self._float32_layers = Float32Layers(weights.layers, workers) if is_widened else None
         self._block_sizes: tuple[int, ...] = () if block_rows is None else (block_rows,)  # largest first
-        if block_rows is not None and row_ops.is_for_cpu:  # probed on one thread, as GEMMs run
+        if block_rows is not None and elementwise_ops.is_for_cpu:  # probed on one thread, as GEMMs run
             self._block_sizes = workers.drive(lambda: exact_row_counts(self._layer(0), block_rows, self.dtype))
         device = weights.embedding.device
         # Rounded to the embedding's dtype, as transformers does.
@@ -125,9 +125,9 @@ class Transformer:
         shape = (self.config.num_layers, 2, num_tokens, self.config.num_kv_heads, self.config.head_size)
         return self.weights.embedding.new_empty(shape, dtype=self.dtype)
 
-    def _rotation(self, positions: Tensor) -> Rotation:
+    def _rotation(self, positions: Tensor) -> RopeTable:
         angles = positions.to(torch.float32)[:, None] * self.frequencies
-        return Rotation(angles.cos().unsqueeze(1), angles.sin().unsqueeze(1))
+        return RopeTable(angles.cos().unsqueeze(1), angles.sin().unsqueeze(1))
 
     def _final_norm(self, x: Tensor) -> Tensor:
         return self._row_ops.norm(x, self.weights.final_norm, self.config.norm_eps).float()
@@ -147,27 +147,29 @@ class Transformer:
         self._workers.run(apply, cut_rows(num_rows, self._block_sizes, self._workers.num_threads))
         return out
 
-    def _project(self, layer: LayerWeights, x: Tensor, rotation: Rotation) -> tuple[Tensor, Tensor, Tensor]:
+    def _project(self, layer: LayerWeights, x: Tensor, rotation: RopeTable) -> tuple[Tensor, Tensor, Tensor]:
         """Norm, Q K V, their norms and rotation: q [T, N, H], k and v [T, K, H]."""
-        config, row_ops = self.config, self._row_ops
+        config, elementwise_ops = self.config, self._row_ops
         n, kv, h = config.num_heads, config.num_kv_heads, config.head_size
 
         def project(block: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-            normed = row_ops.norm(block, layer.attention_norm, config.norm_eps)
+            normed = elementwise_ops.norm(block, layer.attention_norm, config.norm_eps)
             qkv = linear(normed, layer.qkv, layer.qkv_bias).view(len(block), n + 2 * kv, h)
-            return row_ops.turn_heads(qkv, n + kv, layer.qk_norm, config.norm_eps, cos, sin)
+            return elementwise_ops.qk_norm_rope(qkv, n + kv, layer.qk_norm, config.norm_eps, cos, sin)
 
         qkv = self._by_blocks(project, x.new_empty(len(x), n + 2 * kv, h), x, rotation.cos, rotation.sin)
         return qkv[:, :n], qkv[:, n : n + kv], qkv[:, n + kv :]
 
     def _finish(self, layer: LayerWeights, x: Tensor, attended: Tensor) -> Tensor:
         """Output projection, residual, MLP, residual."""
-        row_ops = self._row_ops
+        elementwise_ops = self._row_ops
 
         def finish(block: Tensor, attended_block: Tensor) -> Tensor:
             projected = linear(attended_block.to(block.dtype), layer.o)
-            block, normed = row_ops.add_norm(block, projected, layer.mlp_norm, self.config.norm_eps)
-            return block + linear(row_ops.gate(linear(normed, layer.gate_up), self.config.activation), layer.down)
+            block, normed = elementwise_ops.add_norm(block, projected, layer.mlp_norm, self.config.norm_eps)
+            return block + linear(
+                elementwise_ops.gate(linear(normed, layer.gate_up), self.config.activation), layer.down
+            )
 
         return self._by_blocks(finish, torch.empty_like(x), x, attended)
 

@@ -15,14 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from prefixwise.backends.base import ForwardBatch, Prefix, PrefixBlock
 from prefixwise.contract.ragged import Int64Array, ranges
+from prefixwise.forward.batch import ForwardBatch, KVBlock, Prefix
 
 KeysValues = tuple[Tensor, Tensor]  # each [S, K, H]
 
 
 @dataclass(frozen=True, eq=False)
-class TorchBlock(PrefixBlock):
+class TorchBlock(KVBlock):
     """A block's keys and values in every layer."""
 
     keys_values: Tensor  # [layers, 2, tokens, K, H], alone in its memory
@@ -43,14 +43,14 @@ def gather_blocks(prefixes: Sequence[Prefix]) -> list[KeysValues] | None:
     return list(zip(parts[0::2], parts[1::2], strict=True))
 
 
-def _keys_values(block: PrefixBlock) -> Tensor:
+def _keys_values(block: KVBlock) -> Tensor:
     assert isinstance(block, TorchBlock), "a block of another backend"
     return block.keys_values
 
 
 def kept_tokens(batch: ForwardBatch) -> Int64Array:
     """The tokens of all segments that are kept, in their order."""
-    segments = np.asarray(batch.keep_segments, np.int64)
+    segments = np.asarray(batch.cache_segments, np.int64)
     return ranges(batch.segment_starts[segments], np.diff(batch.segment_starts)[segments])
 
 
@@ -58,7 +58,7 @@ def split_blocks(batch: ForwardBatch, keys_values: Tensor | None) -> tuple[Torch
     """[layers, 2, kept tokens, K, H] to a block per kept segment, each a copy unless it is the only one."""
     if keys_values is None:
         return ()
-    lens = [int(batch.segment_starts[s + 1] - batch.segment_starts[s]) for s in batch.keep_segments]
+    lens = [int(batch.segment_starts[s + 1] - batch.segment_starts[s]) for s in batch.cache_segments]
     if len(lens) == 1:
         return (TorchBlock(lens[0], keys_values),)
     parts = torch.split(keys_values, lens, 2)

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from prefixwise.backends.base import PREFIX_BLOCK, ForwardBatch
 from prefixwise.contract.ragged import Int64Array, ranges
+from prefixwise.forward.batch import KV_BLOCK_SIZE, ForwardBatch
 
 # Tokens of a diagonal tile, padded up to one of these where tiles are padded. Multiples of 16: CUDA sums a row of any
 # other length in an order that depends on where in memory the row begins. A block of a prefix is one tile, whether it
 # is a segment of its own or not.
-TILE_WIDTHS = (16, 32, 48, 64, 96, PREFIX_BLOCK)
+TILE_WIDTHS = (16, 32, 48, 64, 96, KV_BLOCK_SIZE)
 GROUP_TOKENS = 256  # at most, of one group of tiles: 16 tiles of 16, ..., 2 of 128
 
 

@@ -3,7 +3,7 @@
 One call takes every segment's own tokens (causal), one takes every query over its prefix (no mask, one "sequence" per
 prefix and length). The kernel walks each sequence in tiles of its own, from the sequence's start, and never splits the
 keys of one query between blocks, so a row's bits do not depend on its neighbours. Queries, keys and values are read
-where the projection left them; outputs stay in half precision, and the merge is one of the `RowOps`.
+where the projection left them; outputs stay in half precision, and the merge is one of the `ElementwiseOps`.
 
 A prefix whose blocks are in the batch is read at as many lengths as it has blocks. Either every range is copied to a
 place of its own, or all are read in one array that holds each prefix once (READS_IN_PLACE).
@@ -20,14 +20,14 @@ import torch
 import torch.nn.functional as F  # noqa: N812  # everybody's name for it
 from torch import Tensor
 
-from prefixwise.backends.base import ForwardBatch, Layout
 from prefixwise.backends.torch.attention import Attention
 from prefixwise.backends.torch.dense_mask import DenseMask
+from prefixwise.backends.torch.elementwise import PLAIN, ElementwiseOps, FlashPart, pad_with_zeros
 from prefixwise.backends.torch.prefixes import KeysValues, OverlappingRanges, PrefixPlaces, join_pieces, read_pieces
-from prefixwise.backends.torch.row_ops import PLAIN, FlashPart, RowOps, pad_with_zeros
 from prefixwise.backends.torch.softmax import NEG_INF
 from prefixwise.backends.torch.tiles import FullRange, cut_diagonals, cut_full_ranges, prefix_ranges
 from prefixwise.backends.torch.transfer import token_index, upload
+from prefixwise.forward.batch import ForwardBatch, Layout
 
 # With one query row per sequence the kernel would take another path (heads folded, keys split), with other bits.
 _LEAST_MAX_LEN = 128
@@ -42,11 +42,11 @@ class VarlenAttention(Attention):
         self,
         batch: ForwardBatch,
         device: torch.device,
-        row_ops: RowOps = PLAIN,
+        elementwise_ops: ElementwiseOps = PLAIN,
         *,
         reads_in_place: bool = READS_IN_PLACE,
     ) -> None:
-        self._row_ops = row_ops
+        self._row_ops = elementwise_ops
         self._num_tokens = batch.num_tokens
         self._own = Lengths.consecutive([int(n) for n in batch.segment_starts], device)
         parts = prefix_ranges(batch)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from prefixwise._version import __version__
 
 if TYPE_CHECKING:
-    from prefixwise.ahead_of_time import AotRun, LargestChunk
+    from prefixwise.aot.ahead_of_time import AotRun, LargestChunk
     from prefixwise.backends.jax.aot.report import ProgramReport
 
 
@@ -40,7 +40,7 @@ def slice_json(run: AotRun) -> dict[str, Any]:
         "dtype": info.dtype,
         "data": mesh.shape["data"],
         "tensor": mesh.shape["tensor"],
-        "prefix_pool_bytes": info.num_prefix_blocks * info.prefix_block_bytes,
+        "prefix_pool_bytes": info.num_kv_blocks * info.kv_block_bytes,
     }
 
 

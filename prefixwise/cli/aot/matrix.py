@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prefixwise.aot_options import AotOptions
+from prefixwise.aot.options import AotOptions
 from prefixwise.cli.aot.as_json import program_json, slice_json, versions
 from prefixwise.cli.aot.cases import CASES, MODELS, TOPOLOGIES, Case
 from prefixwise.cli.aot.matrix_file import MatrixFile, Row
@@ -20,7 +20,7 @@ from prefixwise.cli.harness_common import step_progress
 from prefixwise.cli.output import write_data
 
 if TYPE_CHECKING:
-    from prefixwise.ahead_of_time import AotRun
+    from prefixwise.aot.ahead_of_time import AotRun
     from prefixwise.backends.jax.aot.report import NeededProgram
 
 
@@ -67,7 +67,7 @@ def _names(text: str, option: str) -> Sequence[str]:
 
 
 def _row(model: str, topology: str, case: Case) -> Row:
-    from prefixwise.ahead_of_time import record
+    from prefixwise.aot.ahead_of_time import record
 
     run = record(AotOptions(model=model, topology=topology, **case.options))
     report = run.compile([_largest(run, case)], lambda done, total, title: None)[0]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import typer
 
-from prefixwise.aot_options import AotOptions
+from prefixwise.aot.options import AotOptions
 from prefixwise.cli.aot.as_json import run_json
 from prefixwise.cli.aot.table import run_text
 from prefixwise.cli.failures import FAILED, MISUSED, CommandError
@@ -20,7 +20,7 @@ from prefixwise.host import install_command
 from prefixwise.plan.options import MaskOption
 
 if TYPE_CHECKING:
-    from prefixwise.ahead_of_time import AotRun
+    from prefixwise.aot.ahead_of_time import AotRun
     from prefixwise.backends.jax.aot.report import ProgramReport
 
 _HINT = "prefixwise aot --help lists the options"
@@ -67,7 +67,7 @@ def aot(
     if not options.model:
         raise CommandError("Missing option '--model'.", hint=_HINT, status=MISUSED)
     check_compiler()
-    from prefixwise.ahead_of_time import find_largest_chunk
+    from prefixwise.aot.ahead_of_time import find_largest_chunk
 
     run = _record(options)
     with compile_progress(quiet=quiet) as on_program:
@@ -80,7 +80,7 @@ def aot(
 
 
 def _record(options: AotOptions) -> AotRun:
-    from prefixwise.ahead_of_time import record
+    from prefixwise.aot.ahead_of_time import record
 
     try:
         return record(options)

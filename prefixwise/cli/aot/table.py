@@ -9,7 +9,7 @@ from prefixwise.cli.output import stdout_width, styled
 from prefixwise.cli.text_table import Column, render_table, visible
 
 if TYPE_CHECKING:
-    from prefixwise.ahead_of_time import AotRun
+    from prefixwise.aot.ahead_of_time import AotRun
 
 
 def run_text(run: AotRun, body: dict[str, Any]) -> str:

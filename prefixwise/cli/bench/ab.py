@@ -21,10 +21,10 @@ from prefixwise.cli.output import say, stdout_width
 from prefixwise.cli.text_table import Column, render_table
 
 if TYPE_CHECKING:
-    from prefixwise.harness.ab.run import AbPlan, ServerSetup
-    from prefixwise.harness.ab.variants import Variant
-    from prefixwise.harness.artifacts import AbResult
-    from prefixwise.harness.geometry import Preset, RequestMaker
+    from prefixwise.bench.ab.run import AbPlan, ServerSetup
+    from prefixwise.bench.ab.variants import Variant
+    from prefixwise.bench.artifacts import AbResult
+    from prefixwise.bench.geometry import Preset, RequestMaker
 
 CompareName = Literal["mask", "algorithm", "backend", "chunk-size"]
 AlgorithmName = Literal["auto", "packed", "prefill_extend", "serial"]
@@ -125,7 +125,7 @@ def bench_ab(
     """
     chosen = _choose(compare, variants, algorithm, mask)
     shape = shape_option.shape_of(geometry, query_tokens, num_items, item_tokens)
-    from prefixwise.harness.ab.run import AbPlan, ServerSetup
+    from prefixwise.bench.ab.run import AbPlan, ServerSetup
 
     setup = ServerSetup(_server_flags(model, _one_dtype(compare, dtype), server_args), timeout_sec, api_key)
     plan = AbPlan(compare, model, rounds, runs_per_round, warmup_runs, cached, seed, max_abs, mean_abs)
@@ -155,7 +155,7 @@ def _measure(
     log_dir: Path | None,
     maker_for: Callable[[Mapping[str, Any]], RequestMaker],
 ) -> _Done:
-    from prefixwise.harness.ab.run import AbMeasurement, start_contestants
+    from prefixwise.bench.ab.run import AbMeasurement, start_contestants
 
     with ExitStack() as stack:
         logs = log_dir or Path(stack.enter_context(TemporaryDirectory(prefix="prefixwise-ab-")))
@@ -176,7 +176,7 @@ def _measure(
 def _choose(
     compare: CompareName, variants: str | None, algorithm: AlgorithmName | None, mask: MaskName
 ) -> list[Variant]:
-    from prefixwise.harness.ab.variants import ComparisonError, variants_of
+    from prefixwise.bench.ab.variants import ComparisonError, variants_of
 
     if compare == "algorithm" and algorithm is not None:
         raise CommandError("--algorithm is what is compared: choose with --variants", status=MISUSED)
@@ -214,8 +214,8 @@ def _conclude(done: _Done, output_json: Path | None, output_markdown: Path | Non
 
 def _report(result: AbResult, output_json: Path | None, output_markdown: Path | None) -> None:
     """A table for people, the artifact, the line for programs."""
-    from prefixwise.harness.ab.report import HEADERS, cells_of, markdown_of
-    from prefixwise.harness.files import write_artifact, write_text
+    from prefixwise.bench.ab.report import HEADERS, cells_of, markdown_of
+    from prefixwise.bench.files import write_artifact, write_text
 
     rows = [cells_of(variant) for variant in result.variants]
     columns = [
@@ -237,7 +237,7 @@ def _report(result: AbResult, output_json: Path | None, output_markdown: Path | 
 
 def _judge(result: AbResult) -> None:
     """Exits with a status where a variant is no good."""
-    from prefixwise.harness.ab.report import problems_of
+    from prefixwise.bench.ab.report import problems_of
 
     for problem in (problems := problems_of(result)):
         tell_error(problem)

@@ -14,8 +14,8 @@ from prefixwise.cli.output import say
 from prefixwise.cli.text_table import visible
 
 if TYPE_CHECKING:
-    from prefixwise.harness.checks.check import FileReport
-    from prefixwise.harness.checks.findings import Finding
+    from prefixwise.bench.checks.check import FileReport
+    from prefixwise.bench.checks.findings import Finding
 
 # What a flag says about a file.
 WORKLOAD_KINDS = ("workload",)
@@ -40,7 +40,7 @@ def bench_check(
     as_json: Annotated[bool, typer.Option("--json", help="All findings in the JSON, and no lines for people.")] = False,
 ) -> None:
     """Check artifacts: their fields, and that their figures follow from each other. Status 1 where one is invalid."""
-    from prefixwise.harness.checks.check import check_file
+    from prefixwise.bench.checks.check import check_file
 
     flags = {WORKLOAD_KINDS: workload or [], MATRIX_KINDS: matrix or [], COMPARISON_KINDS: comparison or []}
     targets = list(_targets(flags, everything or [], more or []))
@@ -58,7 +58,7 @@ def _targets(
     flags: dict[tuple[str, ...], list[Path]], folders: Sequence[Path], more: Sequence[Path]
 ) -> Iterator[Target]:
     """Files and what each is taken for. Raises CommandError for what is not there, before anything is checked."""
-    from prefixwise.harness.checks.check import json_files
+    from prefixwise.bench.checks.check import json_files
 
     if not any(flags.values()) and not folders and not more:
         hint = "for example: prefixwise bench check --all reports/artifacts -v"
@@ -80,7 +80,7 @@ def _targets(
 
 
 def _check_that_all_exist(paths: Sequence[Path]) -> None:
-    from prefixwise.harness.checks.check import json_files
+    from prefixwise.bench.checks.check import json_files
 
     for path in paths:
         if not path.exists():

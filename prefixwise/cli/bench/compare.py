@@ -14,7 +14,7 @@ from prefixwise.cli.output import say, stdout_width
 from prefixwise.cli.text_table import Column, render_table
 
 if TYPE_CHECKING:
-    from prefixwise.harness.artifacts import Comparison
+    from prefixwise.bench.artifacts import Comparison
 
 
 def compare(
@@ -42,11 +42,11 @@ def compare(
 
     The status is 1 where scores do not agree; the artifact is written all the same.
     """
-    from prefixwise.harness.comparison.compare import compare as compare_inputs
-    from prefixwise.harness.comparison.inputs import read_inputs
-    from prefixwise.harness.comparison.markdown import comparison_markdown
-    from prefixwise.harness.comparison.rows import CompareOptions
-    from prefixwise.harness.files import write_artifact, write_text
+    from prefixwise.bench.comparison.compare import compare as compare_inputs
+    from prefixwise.bench.comparison.inputs import read_inputs
+    from prefixwise.bench.comparison.markdown import comparison_markdown
+    from prefixwise.bench.comparison.rows import CompareOptions
+    from prefixwise.bench.files import write_artifact, write_text
 
     inputs = read_inputs(jax_portable_json, pytorch_portable_json, jax_best_native_json, pytorch_best_native_json)
     options = CompareOptions(correctness_threshold_max_abs, correctness_threshold_mean_abs, guardrail_ratio)
@@ -80,8 +80,8 @@ def _report(comparison: Comparison, output_json: Path) -> None:
 
 
 def _table(comparison: Comparison) -> str:
-    from prefixwise.harness.comparison.markdown import percent, scientific, verdict
-    from prefixwise.harness.matrix.markdown import number
+    from prefixwise.bench.comparison.markdown import percent, scientific, verdict
+    from prefixwise.bench.matrix.markdown import number
 
     rows = comparison.portable_view.model_dump(by_alias=True)["rows"]
     columns = [Column("chunk size", [str(row["client_chunk_size"]) for row in rows], align_right=True)]

@@ -12,7 +12,7 @@ from prefixwise.cli.harness_common import integers
 from prefixwise.cli.output import say
 
 if TYPE_CHECKING:
-    from prefixwise.harness.geometry import Preset, RequestMaker
+    from prefixwise.bench.geometry import Preset, RequestMaker
 
 GeometryName = Literal["contract", "small"]
 
@@ -37,7 +37,7 @@ def shape_of(name: GeometryName, query_tokens: int | None, num_items: int | None
     """The geometry of this name, with what was given instead."""
     from dataclasses import replace
 
-    from prefixwise.harness.geometry import PRESETS
+    from prefixwise.bench.geometry import PRESETS
 
     given = {"query_tokens": query_tokens, "num_items": num_items, "item_tokens": item_tokens}
     return replace(PRESETS[name], **{field: value for field, value in given.items() if value is not None})
@@ -53,8 +53,8 @@ def make_requests(
     seed: int,
 ) -> RequestMaker:
     """For this server. Raises CommandError where it does not tell its vocabulary and nobody else does."""
-    from prefixwise.harness.artifacts import LoadGeometry
-    from prefixwise.harness.geometry import (
+    from prefixwise.bench.artifacts import LoadGeometry
+    from prefixwise.bench.geometry import (
         DEFAULT_LABELS,
         GeometryError,
         RequestMaker,

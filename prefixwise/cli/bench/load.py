@@ -16,11 +16,11 @@ from prefixwise.cli.harness_common import ApiKey, Timeout, last_line, step_progr
 from prefixwise.cli.output import say
 
 if TYPE_CHECKING:
-    from prefixwise.harness.artifacts import LoadResult
-    from prefixwise.harness.geometry import Preset, RequestMaker
-    from prefixwise.harness.load.arrivals import PhaseLength
-    from prefixwise.harness.load.driver import LoadTarget
-    from prefixwise.harness.load.run import LoadPlan
+    from prefixwise.bench.artifacts import LoadResult
+    from prefixwise.bench.geometry import Preset, RequestMaker
+    from prefixwise.bench.load.arrivals import PhaseLength
+    from prefixwise.bench.load.driver import LoadTarget
+    from prefixwise.bench.load.run import LoadPlan
 
 Mode = Literal["open", "closed"]
 _USUAL_SECONDS = 30.0
@@ -156,7 +156,7 @@ def _plan(
     min_arrivals: int | None,
     seed: int,
 ) -> LoadPlan:
-    from prefixwise.harness.load.run import LoadPlan
+    from prefixwise.bench.load.run import LoadPlan
 
     _check_search(search, bound_ms, min_arrivals)
     if mode == "open" and rate is None:
@@ -175,13 +175,13 @@ def _plan(
 
 
 def _length(seconds: float | None, requests: int | None) -> PhaseLength:
-    from prefixwise.harness.load.arrivals import PhaseLength
+    from prefixwise.bench.load.arrivals import PhaseLength
 
     return PhaseLength(_USUAL_SECONDS if seconds is None and requests is None else seconds, requests)
 
 
 def _warmup(seconds: float | None, requests: int | None) -> PhaseLength | None:
-    from prefixwise.harness.load.arrivals import PhaseLength
+    from prefixwise.bench.load.arrivals import PhaseLength
 
     if seconds is None and requests is None:
         return PhaseLength(requests=10)
@@ -192,8 +192,8 @@ def _server(
     base_url: str, timeout_sec: float, max_in_flight: int | None, api_key: str | None
 ) -> tuple[dict[str, Any], LoadTarget]:
     """What it tells of itself, and how it is sent to. Raises UnreachableError where nobody is there."""
-    from prefixwise.harness.client import ScoreClient
-    from prefixwise.harness.load.driver import LoadTarget
+    from prefixwise.bench.client import ScoreClient
+    from prefixwise.bench.load.driver import LoadTarget
 
     with ScoreClient(base_url, timeout_sec=timeout_sec, api_key=api_key) as client:
         client.check_reachable()
@@ -205,8 +205,8 @@ def _run(
     target: LoadTarget, maker: RequestMaker, plan: LoadPlan, info: dict[str, Any], output_json: Path | None
 ) -> None:
     """To the end, or until it is interrupted: then what was done is reported before the program ends."""
-    from prefixwise.harness.files import write_artifact
-    from prefixwise.harness.load.run import LoadRun
+    from prefixwise.bench.files import write_artifact
+    from prefixwise.bench.load.run import LoadRun
 
     def keep(result: LoadResult) -> None:
         if output_json is not None:
@@ -235,8 +235,8 @@ def _steps(plan: LoadPlan) -> AbstractContextManager[Callable[[str], None]]:
 
 def _report(result: LoadResult, output_json: Path | None) -> None:
     """Figures for people, the artifact, the line for programs."""
-    from prefixwise.harness.files import write_artifact
-    from prefixwise.harness.load.stats import figures_of
+    from prefixwise.bench.files import write_artifact
+    from prefixwise.bench.load.stats import figures_of
 
     for name, value in figures_of(result):
         say(f"{name:<16} {value}")

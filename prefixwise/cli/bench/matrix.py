@@ -25,8 +25,8 @@ from prefixwise.cli.output import say, stdout_width
 from prefixwise.cli.text_table import Column, render_table
 
 if TYPE_CHECKING:
-    from prefixwise.harness.artifacts import MatrixRow, ScoreMatrix
-    from prefixwise.harness.matrix.sweep import MatrixSweep, SweepOptions
+    from prefixwise.bench.artifacts import MatrixRow, ScoreMatrix
+    from prefixwise.bench.matrix.sweep import MatrixSweep, SweepOptions
 
 JAX_FLAGS = ("--jax-server-chunk-size", "--jax-mask-impl", "--jax-segment-fallback-threshold")
 
@@ -53,7 +53,7 @@ class Output:
 
     def check(self) -> None:
         """Hours of measuring are not to be lost by a command line that is given again. Raises CommandError."""
-        from prefixwise.harness.matrix.start import rows_in
+        from prefixwise.bench.matrix.start import rows_in
 
         if self.resume and self.overwrite:
             raise CommandError("--resume and --overwrite do not go together: give one of them", status=MISUSED)
@@ -64,8 +64,8 @@ class Output:
 
     def save(self, matrix: ScoreMatrix) -> None:
         """Both files, after every row."""
-        from prefixwise.harness.files import write_artifact, write_text
-        from prefixwise.harness.matrix.markdown import matrix_markdown
+        from prefixwise.bench.files import write_artifact, write_text
+        from prefixwise.bench.matrix.markdown import matrix_markdown
 
         write_artifact(self.json, matrix)
         if self.markdown is not None:
@@ -123,7 +123,7 @@ def matrix(
     A chunk size that fails is recorded, and the others are measured all the same. The status is 1 where none worked
     or no server can be reached.
     """
-    from prefixwise.harness.matrix.sweep import SweepOptions
+    from prefixwise.bench.matrix.sweep import SweepOptions
 
     options = SweepOptions(
         backend_name,
@@ -146,7 +146,7 @@ def matrix(
 
 def _declared(backend: str, values: tuple[int | None, str | None, int | None]) -> dict[str, Any]:
     """In the words of the server's own flags."""
-    from prefixwise.harness.server_config import OWN_NAMES
+    from prefixwise.bench.server_config import OWN_NAMES
 
     for flag, value in zip(JAX_FLAGS, values, strict=True):
         if value is not None and backend != "jax":
@@ -162,11 +162,11 @@ def _chunk_sizes(text: str) -> tuple[int, ...]:
 
 
 def _measure(options: SweepOptions, target: Target, output: Output) -> None:
-    from prefixwise.harness.artifacts import Workload
-    from prefixwise.harness.client import ScoreClient
-    from prefixwise.harness.files import read_artifact
-    from prefixwise.harness.matrix.start import choose_request, describe_server, new_matrix, resume_matrix
-    from prefixwise.harness.matrix.sweep import MatrixSweep
+    from prefixwise.bench.artifacts import Workload
+    from prefixwise.bench.client import ScoreClient
+    from prefixwise.bench.files import read_artifact
+    from prefixwise.bench.matrix.start import choose_request, describe_server, new_matrix, resume_matrix
+    from prefixwise.bench.matrix.sweep import MatrixSweep
 
     output.check()
     workload = read_artifact(target.workload_json, Workload)
@@ -227,7 +227,7 @@ def _report(done: ScoreMatrix, output_json: Path) -> None:
 
 
 def _table(rows: Sequence[MatrixRow]) -> str:
-    from prefixwise.harness.matrix.markdown import number
+    from prefixwise.bench.matrix.markdown import number
 
     columns = [
         Column("chunk size", [str(row.client_chunk_size) for row in rows], align_right=True),

@@ -13,7 +13,7 @@ from prefixwise.cli.harness_common import last_line
 from prefixwise.cli.output import say
 
 if TYPE_CHECKING:
-    from prefixwise.harness.report.document import Report
+    from prefixwise.bench.report.document import Report
 
 
 def report(
@@ -55,8 +55,8 @@ def report(
     if output_report is None and output_html is None:
         raise CommandError("expected --output-report or --output-html or both, got neither", status=MISUSED)
     when = _title_date(title_date)
-    from prefixwise.harness.report.inputs import ReportPaths, read_report_inputs
-    from prefixwise.harness.report.make import make_report
+    from prefixwise.bench.report.inputs import ReportPaths, read_report_inputs
+    from prefixwise.bench.report.make import make_report
 
     paths = ReportPaths(
         comparison_json,
@@ -97,9 +97,9 @@ def _title_date(text: str | None) -> str:
 
 
 def _write(made: Report, markdown: Path | None, html: Path | None) -> None:
-    from prefixwise.harness.files import write_text
-    from prefixwise.harness.report.html import report_html
-    from prefixwise.harness.report.markdown import report_markdown
+    from prefixwise.bench.files import write_text
+    from prefixwise.bench.report.html import report_html
+    from prefixwise.bench.report.markdown import report_markdown
 
     if markdown is not None:
         write_text(markdown, report_markdown(made))

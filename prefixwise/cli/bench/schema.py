@@ -15,8 +15,8 @@ Name = Annotated[str | None, typer.Argument(metavar="NAME", help="Of an artifact
 
 def bench_schema(name: Name = None) -> None:
     """Print the JSON Schema (2020-12) of an artifact, or list the artifacts."""
+    from prefixwise.bench.schemas import KINDS, json_schema, kind_named
     from prefixwise.contract.errors import ArtifactError
-    from prefixwise.harness.schemas import KINDS, json_schema, kind_named
 
     if name is None:
         for kind in KINDS:

@@ -36,10 +36,10 @@ def bench_workload(
     seed: Annotated[int, typer.Option(help="Another seed, other tokens.")] = 0,
 ) -> None:
     """Write a workload of random tokens: the same arguments give the same requests and checksums everywhere."""
+    from prefixwise.bench.files import write_artifact
+    from prefixwise.bench.token_facts import token_facts
+    from prefixwise.bench.workload import WorkloadOptions, make_workload
     from prefixwise.contract.errors import ArtifactError
-    from prefixwise.harness.files import write_artifact
-    from prefixwise.harness.token_facts import token_facts
-    from prefixwise.harness.workload import WorkloadOptions, make_workload
 
     labels = None if label_token_ids is None else _labels(label_token_ids)
     options = WorkloadOptions(query_tokens, num_items, item_tokens, num_requests, seed, labels, delimiter_token_id)

@@ -7,7 +7,7 @@ import typer
 from prefixwise.cli.cluster.options import cluster_options, needing_ray
 from prefixwise.cli.output import say, write_data
 from prefixwise.cluster.options import API_KEY_VARIABLE, ScaleOptions
-from prefixwise.options import EngineOptions
+from prefixwise.launch.options import EngineOptions
 from prefixwise.server.config import ServerOptions
 
 

@@ -14,7 +14,7 @@ from prefixwise.cli.serve import chosen_log_level, settle_synonyms, tell_without
 from prefixwise.cli.serve_options import SERVER_FLAGS
 from prefixwise.cluster.options import ClusterOptions, ScaleOptions
 from prefixwise.host import install_command
-from prefixwise.options import EngineOptions
+from prefixwise.launch.options import EngineOptions
 from prefixwise.server.config import ServerOptions
 
 CLUSTER_PANEL = "Cluster"

@@ -13,7 +13,7 @@ from prefixwise.cli.failures import CommandError
 from prefixwise.cli.output import say
 from prefixwise.cluster.addresses import check_reachable
 from prefixwise.cluster.options import ClusterOptions, ScaleOptions
-from prefixwise.options import EngineOptions
+from prefixwise.launch.options import EngineOptions
 from prefixwise.server.config import ServerOptions
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)

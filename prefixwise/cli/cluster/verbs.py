@@ -13,7 +13,7 @@ from prefixwise.cli.cluster.serve import serve
 from prefixwise.cli.flags import with_flags
 from prefixwise.cli.serve_options import ENGINE_PANEL, SERVE_ENGINE_FLAGS, SERVER_PANEL, first_spelling
 from prefixwise.cluster.options import ScaleOptions
-from prefixwise.options import EngineOptions
+from prefixwise.launch.options import EngineOptions
 from prefixwise.server.config import ServerOptions
 
 cluster = typer.Typer()

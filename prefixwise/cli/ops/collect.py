@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from prefixwise.bench.remote.spec import ARTIFACT_ROOT
 from prefixwise.cli.failures import MISUSED, CommandError
 from prefixwise.cli.harness_common import last_line, step_progress
 from prefixwise.cli.ops.checks import checked_root
 from prefixwise.cli.ops.options import ArtifactRoot, ProjectOption, PythonOption, TargetOption, ZoneOption, open_target
 from prefixwise.cli.output import say, stdout_width
 from prefixwise.cli.text_table import Column, render_table
-from prefixwise.ops.spec import ARTIFACT_ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from prefixwise.ops.collect import RunFolder
+    from prefixwise.bench.remote.collect import RunFolder
 
 
 def collect(
@@ -44,9 +44,9 @@ def collect(
     """Fetch the artifacts of runs from a target: one by its name, or all."""
     _check_one(context, name, only_list=only_list, everything=everything)
     checked_root(artifact_root)
-    from prefixwise.ops.collect import collect as fetch
-    from prefixwise.ops.collect import list_runs
-    from prefixwise.ops.remote_agent import RemoteAgent
+    from prefixwise.bench.remote.collect import collect as fetch
+    from prefixwise.bench.remote.collect import list_runs
+    from prefixwise.bench.remote.remote_agent import RemoteAgent
 
     agent = RemoteAgent.on(open_target(target, project, zone), python)
     agent.target.check_reachable()

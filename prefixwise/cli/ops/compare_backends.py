@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from prefixwise.bench.remote.compare.plan import ComparePlan
+from prefixwise.bench.remote.resources import ResourceOptions
+from prefixwise.bench.remote.spec import ARTIFACT_ROOT
 from prefixwise.cli.failures import FAILED
 from prefixwise.cli.harness_common import last_line
 from prefixwise.cli.ops import compare_options as options
@@ -20,15 +23,12 @@ from prefixwise.cli.ops.options import ArtifactSubdir, TakeOver, open_target
 from prefixwise.cli.output import say
 from prefixwise.cli.text_table import visible
 from prefixwise.cli.validate.options import ServerFlag
-from prefixwise.ops.compare.plan import ComparePlan
-from prefixwise.ops.resources import ResourceOptions
-from prefixwise.ops.spec import ARTIFACT_ROOT
 
 if TYPE_CHECKING:
-    from prefixwise.harness.artifacts import BackendName
-    from prefixwise.ops.compare.preflight import CompareSide
-    from prefixwise.ops.compare.run import CompareResult, CompareRun
-    from prefixwise.ops.sweep import Watcher
+    from prefixwise.bench.artifacts import BackendName
+    from prefixwise.bench.remote.compare.preflight import CompareSide
+    from prefixwise.bench.remote.compare.run import CompareResult, CompareRun
+    from prefixwise.bench.remote.sweep import Watcher
 
 _Python = Annotated[
     str | None,
@@ -95,8 +95,8 @@ def compare_backends(
 def _side(
     backend: BackendName, target: str, python: str | None, accelerator: str | None
 ) -> dict[BackendName, CompareSide]:
-    from prefixwise.ops.compare.preflight import CompareSide
-    from prefixwise.ops.remote_agent import RemoteAgent
+    from prefixwise.bench.remote.compare.preflight import CompareSide
+    from prefixwise.bench.remote.remote_agent import RemoteAgent
 
     return {backend: CompareSide(backend, RemoteAgent.on(open_target(target), python), accelerator)}
 
@@ -104,8 +104,8 @@ def _side(
 def _run_of(
     plan: ComparePlan, sides: dict[BackendName, CompareSide], root: str, subdir: str | None, *, take_over: bool
 ) -> CompareRun:
-    from prefixwise.ops.compare.run import CompareRun
-    from prefixwise.ops.folders import check_name, make_new, new_name
+    from prefixwise.bench.remote.compare.run import CompareRun
+    from prefixwise.bench.remote.folders import check_name, make_new, new_name
 
     here = Path(root).expanduser() / check_name(subdir or new_name("jax-vs-pytorch-multi-item"))
     if not subdir:
@@ -130,8 +130,8 @@ def _no_empty_folder(folder: Path) -> Iterator[None]:
 
 
 def _watcher() -> Watcher:
-    from prefixwise.ops.compare.run import NUM_STEPS
-    from prefixwise.ops.sweep import Watcher
+    from prefixwise.bench.remote.compare.run import NUM_STEPS
+    from prefixwise.bench.remote.sweep import Watcher
 
     number = count(1)
     return Watcher(lambda title: say(f"[{next(number)}/{NUM_STEPS}] {title}"), lambda line: say(f"  {visible(line)}"))
@@ -139,7 +139,7 @@ def _watcher() -> Watcher:
 
 def _tell(result: CompareResult) -> None:
     """For people, then for programs."""
-    from prefixwise.ops.compare.files import COMPARISON, REPORT_HTML, REPORT_MARKDOWN
+    from prefixwise.bench.remote.compare.files import COMPARISON, REPORT_HTML, REPORT_MARKDOWN
 
     comparison = result.comparison
     for view, words in comparison.recommendations.items():

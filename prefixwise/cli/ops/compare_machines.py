@@ -13,10 +13,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from prefixwise.cli.failures import MISUSED, CommandError
-from prefixwise.cli.flags import Flag, with_flags
-from prefixwise.cli.output import say
-from prefixwise.ops.resources import (
+from prefixwise.bench.remote.resources import (
     ResourceOptions,
     create_command,
     delete,
@@ -24,11 +21,14 @@ from prefixwise.ops.resources import (
     describe,
     ensure,
 )
-from prefixwise.ops.targets.gcloud import GcloudTarget, GcloudTpuTarget
+from prefixwise.bench.remote.targets.gcloud import GcloudTarget, GcloudTpuTarget
+from prefixwise.cli.failures import MISUSED, CommandError
+from prefixwise.cli.flags import Flag, with_flags
+from prefixwise.cli.output import say
 
 if TYPE_CHECKING:
-    from prefixwise.ops.compare.preflight import CompareSide
-    from prefixwise.ops.targets.base import Target
+    from prefixwise.bench.remote.compare.preflight import CompareSide
+    from prefixwise.bench.remote.targets.base import Target
 
 _FLAGS = {
     "accelerator_type": Flag(str, "Of a TPU VM.", "NAME"),
@@ -100,7 +100,7 @@ class Machines:
 
 def _install(target: GcloudTarget, sides: Sequence[CompareSide]) -> None:
     """A machine that was made a moment ago has nothing of ours."""
-    from prefixwise.ops.install.install import COMMON_EXTRAS, InstallPlan, install_on
+    from prefixwise.bench.remote.install.install import COMMON_EXTRAS, InstallPlan, install_on
 
     jax = "jax-tpu" if isinstance(target, GcloudTpuTarget) else "jax-cuda"
     own = [jax if side.backend == "jax" else "torch" for side in sides]

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
+from prefixwise.bench.remote.compare.plan import ComparePlan
 from prefixwise.cli.failures import MISUSED, CommandError
 from prefixwise.cli.flags import Flag, with_flags
 from prefixwise.cli.harness_common import integers
-from prefixwise.ops.compare.plan import ComparePlan
 
 _FLAGS = {
     "model": Flag(str, "On both targets: a folder, a .gguf file, a hub id, or embedded.", "MODEL"),

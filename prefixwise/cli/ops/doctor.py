@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from prefixwise.bench.remote.spec import ARTIFACT_ROOT
 from prefixwise.cli.engine_options import BackendName
 from prefixwise.cli.failures import FAILED
 from prefixwise.cli.harness_common import last_line
 from prefixwise.cli.ops.options import ArtifactRoot, ProjectOption, PythonOption, TargetOption, ZoneOption, open_target
 from prefixwise.cli.output import say, stdout_width
 from prefixwise.cli.text_table import Column, render_table, visible
-from prefixwise.ops.spec import ARTIFACT_ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from prefixwise.ops.doctor.checkup import Check
+    from prefixwise.bench.remote.doctor.checkup import Check
 
 
 def doctor(
@@ -38,7 +38,7 @@ def doctor(
     min_free_gb: Annotated[float, typer.Option(metavar="X", min=0, help="Where the folders of runs are.")] = 5.0,
 ) -> None:
     """Say what a target lacks before anything runs there: Python, prefixwise, device, disk, port, model."""
-    from prefixwise.ops.doctor.diagnosis import Wanted, diagnose
+    from prefixwise.bench.remote.doctor.diagnosis import Wanted, diagnose
 
     opened = open_target(target, project, zone)
     wanted = Wanted(python, model, backend, require_accelerator, port, artifact_root, min_free_gb)

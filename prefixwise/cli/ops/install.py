@@ -8,12 +8,12 @@ from typing import Annotated, Literal
 
 import typer
 
+from prefixwise.bench.remote.doctor.checkup import VENV
 from prefixwise.cli.failures import MISUSED, CommandError
 from prefixwise.cli.harness_common import last_line
 from prefixwise.cli.ops.options import ProjectOption, TargetOption, ZoneOption, open_target
 from prefixwise.cli.output import say
 from prefixwise.cli.text_table import visible
-from prefixwise.ops.doctor.checkup import VENV
 
 BackendExtra = Literal["auto", "torch", "jax", "jax-cuda", "jax-tpu"]
 
@@ -43,7 +43,7 @@ def install(
     ] = "",
 ) -> None:
     """Install this prefixwise on a target: a wheel built here, a venv made there. Again: an upgrade in place."""
-    from prefixwise.ops.install.install import InstallPlan, install_on
+    from prefixwise.bench.remote.install.install import InstallPlan, install_on
 
     if not venv.strip():
         raise CommandError(f"--venv must be a folder on the target, got {venv!r}", status=MISUSED)

@@ -10,7 +10,7 @@ from prefixwise.cli.failures import MISUSED, CommandError
 from prefixwise.cli.output import say
 
 if TYPE_CHECKING:
-    from prefixwise.ops.targets.base import Target
+    from prefixwise.bench.remote.targets.base import Target
 
 TargetOption = Annotated[
     str | None,
@@ -54,8 +54,8 @@ TakeOver = Annotated[
 
 def open_target(text: str | None, project: str | None = None, zone: str | None = None) -> Target:
     """One that nobody has named, and is not this machine, is said. Raises TargetError, CommandError."""
-    from prefixwise.ops.targets.choose import default_target
-    from prefixwise.ops.targets.choose import open_target as choose
+    from prefixwise.bench.remote.targets.choose import default_target
+    from prefixwise.bench.remote.targets.choose import open_target as choose
 
     chosen = text or default_target()
     for option, value in (("--project", project), ("--zone", zone)):

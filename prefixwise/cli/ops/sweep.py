@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from prefixwise.bench.remote.spec import ARTIFACT_ROOT, CHUNK_SIZES, SMOKE_CHUNK_SIZE, SweepSpec
 from prefixwise.cli.failures import FAILED
 from prefixwise.cli.harness_common import last_line, step_progress
 from prefixwise.cli.ops.checks import checked_root, checked_server_flags
@@ -27,11 +28,10 @@ from prefixwise.cli.ops.sweep_options import chunk_sizes_of, with_sweep_options
 from prefixwise.cli.output import say, stdout_width
 from prefixwise.cli.text_table import Column, render_table, visible
 from prefixwise.cli.validate.options import ServerFlag
-from prefixwise.ops.spec import ARTIFACT_ROOT, CHUNK_SIZES, SMOKE_CHUNK_SIZE, SweepSpec
 
 if TYPE_CHECKING:
-    from prefixwise.harness.artifacts import OpsRow
-    from prefixwise.ops.targets.base import Target
+    from prefixwise.bench.artifacts import OpsRow
+    from prefixwise.bench.remote.targets.base import Target
 
 _ALL_SIZES = ",".join(map(str, CHUNK_SIZES))
 
@@ -80,9 +80,9 @@ def matrix(
 def _run(
     spec: SweepSpec, kind: str, opened: Target, python: str | None, root: str, subdir: str | None, *, take_over: bool
 ) -> None:
-    from prefixwise.ops.folders import check_name, new_name
-    from prefixwise.ops.remote_agent import RemoteAgent
-    from prefixwise.ops.sweep import Watcher, run_sweep
+    from prefixwise.bench.remote.folders import check_name, new_name
+    from prefixwise.bench.remote.remote_agent import RemoteAgent
+    from prefixwise.bench.remote.sweep import Watcher, run_sweep
 
     checked_root(root)
     name = check_name(subdir or new_name(f"{spec.mask}-{kind}"))

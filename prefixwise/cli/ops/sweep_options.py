@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from prefixwise.bench.remote.spec import SweepSpec
 from prefixwise.cli.engine_options import BackendName, DtypeName
 from prefixwise.cli.failures import MISUSED, CommandError
 from prefixwise.cli.flags import Flag, with_flags
 from prefixwise.cli.harness_common import integers
 from prefixwise.contract.request import Algorithm
-from prefixwise.ops.spec import SweepSpec
 from prefixwise.plan.options import MaskOption
 
 _FLAGS = {

@@ -13,7 +13,7 @@ from prefixwise.cli.output import say
 from prefixwise.contract.errors import ModelLoadError
 
 if TYPE_CHECKING:
-    from prefixwise.harness.artifacts import EndpointEvaluation, MultiVsSerial, Parity
+    from prefixwise.bench.artifacts import EndpointEvaluation, MultiVsSerial, Parity
 
 INSTALL_HINT = "pip install transformers torch; for GGUF files accelerate and gguf, too"
 
@@ -29,9 +29,9 @@ def validate_combine(
     ] = None,
 ) -> None:
     """Compare a multi-item server with a serial one, and both with Hugging Face transformers on the same checkpoint."""
-    from prefixwise.harness.artifacts import EndpointEvaluation
-    from prefixwise.harness.files import read_artifact, write_artifact
-    from prefixwise.harness.validation.combine import combine
+    from prefixwise.bench.artifacts import EndpointEvaluation
+    from prefixwise.bench.files import read_artifact, write_artifact
+    from prefixwise.bench.validation.combine import combine
 
     multi = read_artifact(multi_json, EndpointEvaluation)
     serial = read_artifact(serial_json, EndpointEvaluation)
@@ -56,7 +56,7 @@ def validate_combine(
 
 
 def _parity(multi: EndpointEvaluation, serial: EndpointEvaluation, model: str, *, is_named: bool) -> Parity:
-    from prefixwise.harness.validation.parity import (
+    from prefixwise.bench.validation.parity import (
         ReferenceMissingError,
         TransformersReference,
         compare_with_reference,

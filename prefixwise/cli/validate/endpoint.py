@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from prefixwise.bench.validation.options import EvaluationShape
 from prefixwise.cli.failures import FAILED, tell_error
 from prefixwise.cli.harness_common import ApiKey, OutputJson, Timeout, last_line, step_progress, tell_server
 from prefixwise.cli.output import say
@@ -18,12 +19,11 @@ from prefixwise.cli.validate.options import (
     with_item_counts,
     with_shape_options,
 )
-from prefixwise.harness.validation.options import EvaluationShape
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from prefixwise.harness.artifacts import EndpointEvaluation
+    from prefixwise.bench.artifacts import EndpointEvaluation
 
 ModeOption = Annotated[
     Literal["multi", "serial"],
@@ -51,10 +51,10 @@ def validate_endpoint(
     """Evaluate one server: does an item's score depend on its neighbours, and how long do so many items take?"""
     shape = with_item_counts(shape, item_counts)
     asked = read_labels(labels)
-    from prefixwise.harness.client import ScoreClient
-    from prefixwise.harness.files import write_artifact
-    from prefixwise.harness.validation.evaluation import Endpoint, evaluate, num_steps
-    from prefixwise.harness.validation.inputs import settle_tokens, told_vocab_size
+    from prefixwise.bench.client import ScoreClient
+    from prefixwise.bench.files import write_artifact
+    from prefixwise.bench.validation.evaluation import Endpoint, evaluate, num_steps
+    from prefixwise.bench.validation.inputs import settle_tokens, told_vocab_size
 
     with ScoreClient(url, timeout_sec=timeout_sec, api_key=api_key) as client:
         info = tell_server(client)

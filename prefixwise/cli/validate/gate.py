@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from prefixwise.bench.validation.options import GateBounds
 from prefixwise.cli.failures import FAILED
 from prefixwise.cli.harness_common import last_line
 from prefixwise.cli.output import say, stdout_width
 from prefixwise.cli.text_table import Column, render_table, visible
 from prefixwise.cli.validate.options import with_gate_options
-from prefixwise.harness.validation.options import GateBounds
 
 if TYPE_CHECKING:
-    from prefixwise.harness.artifacts import GateReport
+    from prefixwise.bench.artifacts import GateReport
 
 
 @with_gate_options
@@ -27,8 +27,8 @@ def validate_gate(
     bounds: GateBounds,
 ) -> None:
     """Judge a validation: isolation, equivalence, speed-up and parity, each against its bound."""
-    from prefixwise.harness.files import write_artifact
-    from prefixwise.harness.validation.gates import judge, read_figures
+    from prefixwise.bench.files import write_artifact
+    from prefixwise.bench.validation.gates import judge, read_figures
 
     report = judge(read_figures(multi_vs_serial_json), read_figures(parity_json), bounds)
     if output_json is not None:

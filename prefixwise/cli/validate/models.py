@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from prefixwise.bench.validation.options import EvaluationShape, GateBounds
 from prefixwise.cli.failures import FAILED, MISUSED, CommandError
 from prefixwise.cli.harness_common import (
     ApiKey,
@@ -32,11 +33,10 @@ from prefixwise.cli.validate.options import (
     with_item_counts,
     with_shape_options,
 )
-from prefixwise.harness.validation.options import EvaluationShape, GateBounds
 
 if TYPE_CHECKING:
-    from prefixwise.harness.artifacts import ModelMatrix
-    from prefixwise.harness.validation.model_matrix import MatrixPlan
+    from prefixwise.bench.artifacts import ModelMatrix
+    from prefixwise.bench.validation.model_matrix import MatrixPlan
 
 
 @with_gate_options
@@ -67,7 +67,7 @@ def validate_models(
     """Validate models, one after the other: a serial and a multi-item server each, evaluated, compared and judged."""
     names = _names(models)
     shape, asked = with_item_counts(shape, item_counts), read_labels(labels)
-    from prefixwise.harness.validation.model_matrix import MatrixPlan
+    from prefixwise.bench.validation.model_matrix import MatrixPlan
 
     plan = MatrixPlan(
         output_dir=output_dir or output_json.with_suffix(""),
@@ -103,7 +103,7 @@ def _names(models: str) -> list[str]:
 
 def _check_reference() -> None:
     """Before the first server is started: a missing package should not cost the wait."""
-    from prefixwise.harness.validation.parity import ReferenceMissingError, import_transformers
+    from prefixwise.bench.validation.parity import ReferenceMissingError, import_transformers
 
     try:
         import_transformers()
@@ -113,10 +113,10 @@ def _check_reference() -> None:
 
 def _run(names: list[str], plan: MatrixPlan, output_json: Path, output_markdown: Path | None) -> ModelMatrix:
     """Written after every model, so that whatever ends it leaves the rows that are done."""
-    from prefixwise.harness.artifacts import MODEL_MATRIX_VERSION, ModelMatrix
-    from prefixwise.harness.files import now_utc, write_artifact, write_text
-    from prefixwise.harness.validation.model_matrix import STEPS_PER_MODEL, ModelRun, Watcher
-    from prefixwise.harness.validation.model_table import render_markdown
+    from prefixwise.bench.artifacts import MODEL_MATRIX_VERSION, ModelMatrix
+    from prefixwise.bench.files import now_utc, write_artifact, write_text
+    from prefixwise.bench.validation.model_matrix import STEPS_PER_MODEL, ModelRun, Watcher
+    from prefixwise.bench.validation.model_table import render_markdown
 
     matrix = ModelMatrix(
         schema_version=MODEL_MATRIX_VERSION, generated_at_utc=now_utc(), models=names, rows=[], all_pass=False
@@ -133,7 +133,7 @@ def _run(names: list[str], plan: MatrixPlan, output_json: Path, output_markdown:
 
 
 def _tell(matrix: ModelMatrix) -> None:
-    from prefixwise.harness.validation.model_table import table_cells, table_headers
+    from prefixwise.bench.validation.model_table import table_cells, table_headers
 
     headers = table_headers(matrix.rows)
     by_column = zip(*table_cells(matrix.rows), strict=True)

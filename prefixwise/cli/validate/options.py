@@ -9,10 +9,10 @@ from typing import Annotated
 
 import typer
 
+from prefixwise.bench.validation.options import ITEM_COUNTS, EvaluationShape, GateBounds
 from prefixwise.cli.failures import MISUSED, CommandError
 from prefixwise.cli.flags import Flag, Verb, with_flags
 from prefixwise.cli.harness_common import integers
-from prefixwise.harness.validation.options import ITEM_COUNTS, EvaluationShape, GateBounds
 
 DEFAULT_ITEM_COUNTS = ",".join(map(str, ITEM_COUNTS))
 

@@ -14,7 +14,7 @@ from prefixwise.cli.text_table import Column, render_table
 from prefixwise.cli.validate.options import ServerFlag, split_server_flags
 
 if TYPE_CHECKING:
-    from prefixwise.harness.artifacts import SelfCheck, SelfCheckStep
+    from prefixwise.bench.artifacts import SelfCheck, SelfCheckStep
 
 
 def validate_self(
@@ -39,9 +39,9 @@ def validate_self(
     if not chosen or not set(chosen) <= {"jax", "torch"}:
         raise CommandError(f"--backends must be jax, torch or both, got {backends!r}", status=MISUSED)
     sizes = integers(client_chunk_sizes, "--client-chunk-sizes")
-    from prefixwise.harness.self_check.commands import num_steps
-    from prefixwise.harness.self_check.options import SelfCheckOptions
-    from prefixwise.harness.self_check.run import SelfCheckRun
+    from prefixwise.bench.self_check.commands import num_steps
+    from prefixwise.bench.self_check.options import SelfCheckOptions
+    from prefixwise.bench.self_check.run import SelfCheckRun
 
     options = SelfCheckOptions(
         output_dir=output_dir,
@@ -69,7 +69,7 @@ def validate_self(
 
 
 def _tell(verdict: SelfCheck) -> None:
-    from prefixwise.harness.self_check.run import SKIPPED
+    from prefixwise.bench.self_check.run import SKIPPED
 
     steps = verdict.steps
     columns = [
@@ -90,7 +90,7 @@ def _tell(verdict: SelfCheck) -> None:
 
 
 def _result(step: SelfCheckStep) -> str:
-    from prefixwise.harness.self_check.run import SKIPPED
+    from prefixwise.bench.self_check.run import SKIPPED
 
     if step.status == 0:
         return "pass"

@@ -6,9 +6,9 @@ from starlette.responses import Response
 
 from prefixwise.contract.describe import quote
 from prefixwise.contract.errors import NotFoundError
-from prefixwise.page.files import page_files
 from prefixwise.server.call import Call
 from prefixwise.server.service import Service
+from prefixwise.web.files import page_files
 
 CONTENT_SECURITY_POLICY = "; ".join(
     (

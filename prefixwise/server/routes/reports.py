@@ -13,13 +13,13 @@ from starlette.responses import HTMLResponse, Response
 from prefixwise.contract.errors import ArtifactError, InvalidValueError, NotFoundError
 from prefixwise.contract.parse import missing
 from prefixwise.host import install_command
-from prefixwise.page.files import report_style
 from prefixwise.server.body import read_body
 from prefixwise.server.call import Call
 from prefixwise.server.replies import json_reply
 from prefixwise.server.reports import ReportSource
 from prefixwise.server.routes.page import CONTENT_SECURITY_POLICY, send_file
 from prefixwise.server.service import Service
+from prefixwise.web.files import report_style
 
 _DROPPED = "the file"
 

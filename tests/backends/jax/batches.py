@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from prefixwise.backends.base import PREFIX_BLOCK, ForwardBatch, Layout, MaskImpl, Prefix, PrefixBlock
 from prefixwise.contract.ragged import Int32Array, ranges, starts_from_lens
+from prefixwise.forward.batch import KV_BLOCK_SIZE, ForwardBatch, KVBlock, Layout, MaskImpl, Prefix
 
 LABELS = (3, 5, 300)
-Blocks = tuple[PrefixBlock, ...]
+Blocks = tuple[KVBlock, ...]
 
 
 @dataclass(frozen=True)
@@ -62,16 +62,16 @@ def segments_batch(
         row_starts=starts[[0, -1] if row_starts is None else list(row_starts)],
         score_tokens=starts[1:][list(scored)] - 1,
         label_ids=np.tile(np.array(LABELS, np.int32), (len(scored), 1)),
-        need_normalizers=len(scored) > 0,
-        keep_segments=tuple(kept),
+        need_logsumexp=len(scored) > 0,
+        cache_segments=tuple(kept),
         mask=mask,
     )
 
 
 def cut_blocks(ids: Int32Array, prefix: int, num_kept: int = 0) -> list[Segment]:
     """The blocks of a prefix behind those that are kept; each reads all before it."""
-    starts = range(num_kept * PREFIX_BLOCK, len(ids), PREFIX_BLOCK)
-    return [Segment(ids[start : start + PREFIX_BLOCK], prefix, start) for start in starts]
+    starts = range(num_kept * KV_BLOCK_SIZE, len(ids), KV_BLOCK_SIZE)
+    return [Segment(ids[start : start + KV_BLOCK_SIZE], prefix, start) for start in starts]
 
 
 def prefill_batch(prefix_ids: Sequence[Int32Array], kept: Sequence[Blocks] | None = None) -> ForwardBatch:

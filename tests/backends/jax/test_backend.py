@@ -13,16 +13,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from prefixwise.backends.base import PREFIX_BLOCK, BackendOptions, ForwardBatch, ForwardOutput, Layout, MaskImpl, Prefix
 from prefixwise.backends.jax.assembly import MAX_BLOCKS_PER_PAGE
 from prefixwise.backends.jax.attention.pallas_gpu import PallasGpuAttention
 from prefixwise.backends.jax.attention.xla import SIZES as XLA_SIZES
 from prefixwise.backends.jax.backend import JaxBackend
 from prefixwise.backends.jax.inputs import ProgramSpec
-from prefixwise.backends.jax.pool import JaxBlock, PoolArrays, PoolShape
+from prefixwise.backends.jax.kv_cache import JaxBlock, KVCacheArrays, KVCacheShape
 from prefixwise.backends.jax.runner import Runner
 from prefixwise.contract.errors import BackendError
 from prefixwise.contract.ragged import Int32Array
+from prefixwise.forward.backend import BackendOptions
+from prefixwise.forward.batch import KV_BLOCK_SIZE, ForwardBatch, ForwardOutput, Layout, MaskImpl, Prefix
 from prefixwise.models.checkpoint import open_checkpoint
 from tests.backends.jax.batches import (
     Blocks,
@@ -74,7 +75,7 @@ def keep(backend: JaxBackend, *prefixes: Int32Array) -> list[Blocks]:
 def share_out(blocks: Blocks, prefixes: tuple[Int32Array, ...]) -> list[Blocks]:
     found, rest = [], blocks
     for ids in prefixes:
-        count = -(-len(ids) // PREFIX_BLOCK)
+        count = -(-len(ids) // KV_BLOCK_SIZE)
         found.append(rest[:count])
         rest = rest[count:]
     assert not rest
@@ -105,11 +106,11 @@ def assert_same_contents(backend: JaxBackend, found: Blocks, expected: Blocks) -
 
 
 def assert_same_scores(found: ForwardOutput, expected: ForwardOutput) -> None:
-    assert found.log_normalizers is not None
-    assert expected.log_normalizers is not None
+    assert found.logsumexp is not None
+    assert expected.logsumexp is not None
     assert np.isfinite(expected.label_logits).all()
     assert np.array_equal(found.label_logits, expected.label_logits)
-    assert np.array_equal(found.log_normalizers, expected.log_normalizers)
+    assert np.array_equal(found.logsumexp, expected.logsumexp)
 
 
 class TestKeptBlocks:
@@ -242,7 +243,7 @@ class TestStart:
         running = backend.start(prefill_batch([PREFIX]))
         output = running.wait()
         assert output.blocks == running.blocks
-        assert (output.label_logits.shape, output.log_normalizers) == ((0, 3), None)
+        assert (output.label_logits.shape, output.logsumexp) == ((0, 3), None)
 
     def test_blocks_are_equal_to_none_but_themselves(self, backend: JaxBackend) -> None:
         (kept,) = keep(backend, PREFIX)
@@ -257,16 +258,16 @@ def kept_and_scored(ids: Int32Array) -> ForwardBatch:
 @pytest.fixture(scope="module")
 def four_pages(checkpoint_of: Callable[[str], Path], quick_compilation: None) -> JaxBackend:
     """Room for 4 x 128 tokens of 2 layers, 2 KV heads of 32, float32."""
-    options = BackendOptions(device="cpu", prefix_cache_bytes=4 * PREFIX_BLOCK * (2 * 2 * 2 * 32 * 4))
+    options = BackendOptions(device="cpu", prefix_cache_bytes=4 * KV_BLOCK_SIZE * (2 * 2 * 2 * 32 * 4))
     return JaxBackend(open_checkpoint(checkpoint_of("qwen3")), options)
 
 
 class TestPages:
     def test_what_the_planner_may_know(self, four_pages: JaxBackend) -> None:
         info = four_pages.info
-        assert (info.num_prefix_blocks, info.max_prefix_len) == (4, 4 * PREFIX_BLOCK)
-        assert info.prefix_block_bytes == PREFIX_BLOCK * 2 * 2 * 2 * 32 * 4
-        assert info.max_blocks_read == MAX_BLOCKS_PER_PAGE * 4
+        assert (info.num_kv_blocks, info.max_prefix_len) == (4, 4 * KV_BLOCK_SIZE)
+        assert info.kv_block_bytes == KV_BLOCK_SIZE * 2 * 2 * 2 * 32 * 4
+        assert info.max_kv_blocks_read == MAX_BLOCKS_PER_PAGE * 4
         assert info.step_tokens == 2048
 
     def test_a_step_is_no_larger_than_the_budget(self, checkpoint_of: Callable[[str], Path]) -> None:
@@ -314,7 +315,7 @@ class TestFailure:
         kept[3].release()
         runner = four_pages._runner
 
-        def fail(weights: object, pool: PoolArrays, *inputs: object) -> Any:
+        def fail(weights: object, pool: KVCacheArrays, *inputs: object) -> Any:
             jax.tree.map(lambda array: array.delete(), pool)
             raise RuntimeError("out of memory")
 
@@ -346,7 +347,7 @@ def test_no_program_copies_the_pool(four_pages: JaxBackend, keeps: bool) -> None
     """Each writes what it keeps in place, and then reads it: of a pool that is far larger than all else there is no
     scratch memory for a hundredth."""
     programs = four_pages._runner.programs
-    pool = PoolShape(num_layers=2, num_pages=1 << 16, heads=(2, 32), dtype=jnp.dtype(jnp.float32))
+    pool = KVCacheShape(num_layers=2, num_pages=1 << 16, heads=(2, 32), dtype=jnp.dtype(jnp.float32))
     with_large_pool = replace(programs, pool=pool.arrays(programs.mesh), _compiled={})
     compiled = with_large_pool.lowered(ProgramSpec(512, reads="pool", keeps=keeps)).compile()
     analysis: Any = compiled.memory_analysis()

@@ -16,7 +16,7 @@ from prefixwise.backends.jax.buckets import (
     dense_columns,
     dense_columns_up_to,
 )
-from prefixwise.backends.layout.buckets import token_buckets
+from prefixwise.forward.buckets import token_buckets
 
 
 class TestTokenBuckets:

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prefixwise.backends.base import ForwardBatch, Layout
 from prefixwise.backends.jax.data_shards import split_batch
-from prefixwise.backends.jax.pool import JaxBlock
-from prefixwise.backends.layout.pages import PageLease
+from prefixwise.backends.jax.kv_cache import JaxBlock
 from prefixwise.contract.ragged import Int64Array
+from prefixwise.forward.batch import ForwardBatch, Layout
+from prefixwise.forward.kv_pages import PageLease
 from tests.backends.jax.batches import Tail, draw_ids, extend_batch, prefill_batch, rows_batch
 
 Parts = list[tuple[ForwardBatch, Int64Array]]
@@ -68,7 +68,7 @@ class TestSplitBatch:
         for part, rows in parts:
             assert np.array_equal(part.token_ids[part.score_tokens], batch.token_ids[batch.score_tokens[rows]])
             assert np.array_equal(part.label_ids, batch.label_ids[rows])
-            assert (part.layout, part.mask, part.need_normalizers) == (batch.layout, batch.mask, True)
+            assert (part.layout, part.mask, part.need_logsumexp) == (batch.layout, batch.mask, True)
 
     @settings(max_examples=200, deadline=None)
     @given(batch=BATCHES, num_shards=st.integers(1, 8))
@@ -118,7 +118,7 @@ class TestSplitBatch:
         assert [part is batch for part, _ in parts] == [True] * 3
 
     def test_of_what_is_kept_and_scored_the_first_copy_answers(self) -> None:
-        batch = replace(batch_of("packed", [3, 4]), keep_segments=(0,))
+        batch = replace(batch_of("packed", [3, 4]), cache_segments=(0,))
         parts = split_batch(batch, 3)
         assert [part is batch for part, _ in parts] == [True] * 3
         assert [rows.tolist() for _, rows in parts] == [[0, 1], [], []]

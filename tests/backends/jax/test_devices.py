@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import pytest
 
 from prefixwise.backends.jax.devices import DeviceChoice, pool_tokens, resolve_dtype, set_compilation_cache
-from prefixwise.backends.layout.tiles import KEY_BLOCK
 from prefixwise.contract.errors import BackendError
+from prefixwise.forward.tiles import KEY_TILE
 from prefixwise.models.checkpoint import open_checkpoint
 from prefixwise.models.config import ModelConfig
 from tests.backends.jax.compilations import cache_folder, own_cache
@@ -151,7 +151,7 @@ class TestPoolTokens:
         assert self.tokens(config, choice_of(Chip("tpu", "large", 1_000_000_000))) == 200_000
 
     def test_a_page_at_least_and_a_million_tokens_at_most(self, config: ModelConfig) -> None:
-        assert self.tokens(config, choice_of(Chip("gpu", "tiny", 1000))) == KEY_BLOCK
+        assert self.tokens(config, choice_of(Chip("gpu", "tiny", 1000))) == KEY_TILE
         assert self.tokens(config, choice_of(Chip("gpu", "H200", 140 << 30))) == 1 << 20
 
     def test_of_several_processes_each_asks_a_device_of_its_own(self, config: ModelConfig) -> None:
@@ -161,12 +161,12 @@ class TestPoolTokens:
     def test_a_device_that_does_not_tell_its_memory(self, config: ModelConfig) -> None:
         assert pool_tokens(config, 10_000, choice_of(Chip("tpu", "silent")), None) == int(0.2 * (16 << 30)) // 10_000
 
-    @pytest.mark.parametrize("num_bytes", [KEY_BLOCK * 1000, KEY_BLOCK * 1000 * 2 - 1, KEY_BLOCK * 1000 * 100])
+    @pytest.mark.parametrize("num_bytes", [KEY_TILE * 1000, KEY_TILE * 1000 * 2 - 1, KEY_TILE * 1000 * 100])
     def test_whole_pages_of_the_bytes_that_are_given(self, config: ModelConfig, num_bytes: int) -> None:
-        pages = num_bytes // (KEY_BLOCK * self.TOKEN_BYTES)
-        assert self.tokens(config, DeviceChoice.resolve("cpu"), num_bytes) == pages * KEY_BLOCK
+        pages = num_bytes // (KEY_TILE * self.TOKEN_BYTES)
+        assert self.tokens(config, DeviceChoice.resolve("cpu"), num_bytes) == pages * KEY_TILE
 
-    @pytest.mark.parametrize("num_bytes", [0, KEY_BLOCK * 1000 - 1])
+    @pytest.mark.parametrize("num_bytes", [0, KEY_TILE * 1000 - 1])
     def test_less_than_a_page(self, config: ModelConfig, num_bytes: int) -> None:
         with pytest.raises(BackendError, match=rf"at least 128000 \(one page of 128 tokens\), got {num_bytes}"):
             self.tokens(config, DeviceChoice.resolve("cpu"), num_bytes)

@@ -100,7 +100,7 @@ def test_a_process_that_has_jax_asks_it(machine: Callable[..., None], monkeypatc
 
 def test_the_choice_of_pytorch_on_a_cpu_imports_no_framework() -> None:
     code = (
-        "import os, sys; os.environ['JAX_PLATFORMS'] = 'cpu'; from prefixwise.backends.base import BackendOptions; "
+        "import os, sys; os.environ['JAX_PLATFORMS'] = 'cpu'; from prefixwise.forward.backend import BackendOptions; "
         "from prefixwise.backends.load import choose_backend; print(choose_backend(BackendOptions())[0], "
         "*(name for name in ('jax', 'torch') if name in sys.modules))"
     )

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from prefixwise import Scorer
-from prefixwise.backends.base import BackendOptions, Program, Warmup
 from prefixwise.backends.jax.backend import JaxBackend
 from prefixwise.contract.errors import BackendError
 from prefixwise.engine.warmup import warm_up
+from prefixwise.forward.backend import BackendOptions, Program, Warmup
 from prefixwise.models.checkpoint import open_checkpoint
 from prefixwise.plan.algorithms import max_dense_row_len
 from tests.backends.jax.compilations import COMPILED, count_events, own_cache, score_a_little

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from prefixwise.backends.base import PREFIX_BLOCK, Backend, ForwardBatch, Layout, MaskImpl, Prefix, PrefixBlock
 from prefixwise.contract.ragged import Int32Array, ranges, starts_from_lens
+from prefixwise.forward.backend import Backend
+from prefixwise.forward.batch import KV_BLOCK_SIZE, ForwardBatch, KVBlock, Layout, MaskImpl, Prefix
 
 RANDOM = np.random.default_rng(5)
 PREFIXES = [RANDOM.integers(0, 512, length).astype(np.int32) for length in (300, 40, 1)]
@@ -15,12 +16,12 @@ TAILS = [RANDOM.integers(0, 512, length).astype(np.int32) for length in (20, 3, 
 READS = [0, 1, 0, 2, 1, 1]  # which prefix each tail reads
 LABELS = np.array([[3, 5, 300]], np.int32)
 
-Blocks = tuple[PrefixBlock, ...]
+Blocks = tuple[KVBlock, ...]
 
 
 def cut_blocks(tokens: Int32Array, start: int = 0) -> list[Int32Array]:
-    """From `start` on, a multiple of PREFIX_BLOCK."""
-    return [tokens[first : first + PREFIX_BLOCK] for first in range(start, len(tokens), PREFIX_BLOCK)]
+    """From `start` on, a multiple of KV_BLOCK_SIZE."""
+    return [tokens[first : first + KV_BLOCK_SIZE] for first in range(start, len(tokens), KV_BLOCK_SIZE)]
 
 
 def prefix_len(blocks: Blocks) -> int:
@@ -69,8 +70,8 @@ class Segments:
             row_starts=starts[[*self.rows, len(lens)]] if self.rows else starts,
             score_tokens=starts[1:][self.scored] - 1,
             label_ids=np.repeat(LABELS, len(self.scored), 0),
-            need_normalizers=bool(self.scored),
-            keep_segments=tuple(range(len(lens))) if keep else (),
+            need_logsumexp=bool(self.scored),
+            cache_segments=tuple(range(len(lens))) if keep else (),
             mask=mask,
         )
 

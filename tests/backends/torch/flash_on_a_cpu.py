@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from prefixwise.backends.torch.row_ops import FlashPart
+from prefixwise.backends.torch.elementwise import FlashPart
 from prefixwise.backends.torch.softmax import masked_softmax
 from prefixwise.backends.torch.varlen import Lengths
 

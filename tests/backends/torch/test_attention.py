@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from prefixwise.backends.base import ForwardBatch, Layout, MaskImpl
 from prefixwise.backends.torch import varlen
 from prefixwise.backends.torch.attention import Attention, TiledAttention
+from prefixwise.backends.torch.elementwise import PLAIN, ElementwiseOps
 from prefixwise.backends.torch.prefixes import KeysValues
-from prefixwise.backends.torch.row_ops import PLAIN, RowOps
 from prefixwise.backends.torch.softmax import NEG_INF, masked_softmax, merge
 from prefixwise.backends.torch.varlen import VarlenAttention
 from prefixwise.backends.torch.workers import Workers
+from prefixwise.forward.batch import ForwardBatch, Layout, MaskImpl
 from tests.attention_cases import (
     CASE_NAMED,
     CASES,
@@ -49,8 +49,8 @@ def unpadded(batch: ForwardBatch, device: torch.device, heads_per_kv: int) -> At
 ON_A_CPU = [*((tiled, dtype) for dtype in TOLERANCES), (unpadded, torch.bfloat16)]
 
 
-def varlen_with(row_ops: RowOps, *, reads_in_place: bool = varlen.READS_IN_PLACE) -> AttentionClass:
-    return lambda batch, device, _: VarlenAttention(batch, device, row_ops, reads_in_place=reads_in_place)
+def varlen_with(elementwise_ops: ElementwiseOps, *, reads_in_place: bool = varlen.READS_IN_PLACE) -> AttentionClass:
+    return lambda batch, device, _: VarlenAttention(batch, device, elementwise_ops, reads_in_place=reads_in_place)
 
 
 def implementation(attention: AttentionClass, dtype: torch.dtype, device: str = "cpu") -> Implementation:
@@ -132,14 +132,14 @@ def varlen_run(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     device, ops = request.param.split("-")
     if device == "cpu":
         monkeypatch.setattr(varlen, "flash", flash_on_a_cpu)
-    row_ops: RowOps = PLAIN
+    elementwise_ops: ElementwiseOps = PLAIN
     if ops == "fused":
-        from prefixwise.backends.torch.fused import FusedRowOps
+        from prefixwise.backends.torch.fused_elementwise import FusedElementwiseOps
 
-        row_ops = FusedRowOps()
+        elementwise_ops = FusedElementwiseOps()
 
     def run(dtype: torch.dtype, *, reads_in_place: bool = varlen.READS_IN_PLACE) -> Implementation:
-        return implementation(varlen_with(row_ops, reads_in_place=reads_in_place), dtype, device)
+        return implementation(varlen_with(elementwise_ops, reads_in_place=reads_in_place), dtype, device)
 
     return run
 

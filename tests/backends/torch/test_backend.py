@@ -14,15 +14,17 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.random_checkpoint import QWEN3_06B, random_checkpoint
-from prefixwise.backends.base import BackendOptions, Layout, PrefixBlock, RunningForward
 from prefixwise.backends.load import load_backend
-from prefixwise.backends.torch import attention, devices, model, products
+from prefixwise.backends.torch import attention, devices, model
+from prefixwise.backends.torch import linear as products
 from prefixwise.backends.torch.backend import TorchBackend
 from prefixwise.backends.torch.prefixes import TorchBlock
 from prefixwise.contract.errors import BackendError
 from prefixwise.contract.parse import parse_score_request
 from prefixwise.engine.engine import EngineConfig, ScoringEngine
 from prefixwise.engine.scheduler import Scheduler
+from prefixwise.forward.backend import BackendOptions
+from prefixwise.forward.batch import KVBlock, Layout, RunningForward
 from prefixwise.models.checkpoint import open_checkpoint
 from tests.backends.torch.batches import (
     PREFIXES,
@@ -55,9 +57,9 @@ class TestSeveralPrefixes:
         for number, (tail, reads) in enumerate(zip(TAILS, READS, strict=True)):
             alone = backend.forward(extend_batch([tail], [0], prefill(backend, [PREFIXES[reads]])))
             assert np.array_equal(alone.label_logits[0], together.label_logits[number])
-            assert alone.log_normalizers is not None
-            assert together.log_normalizers is not None
-            assert alone.log_normalizers[0] == together.log_normalizers[number]
+            assert alone.logsumexp is not None
+            assert together.logsumexp is not None
+            assert alone.logsumexp[0] == together.logsumexp[number]
 
     def test_labels_of_another_request_move_no_bit(self, backend: TorchBackend) -> None:
         prefixes = prefill(backend, PREFIXES)
@@ -79,7 +81,7 @@ def assert_same_blocks(backend: TorchBackend, found: Blocks, expected: Blocks) -
         assert torch.equal(contents(backend, block), contents(backend, other))
 
 
-def contents(backend: TorchBackend, block: PrefixBlock) -> torch.Tensor:
+def contents(backend: TorchBackend, block: KVBlock) -> torch.Tensor:
     """[layers, 2, tokens, K, H]."""
     if backend._paged is not None:
         return backend._paged.pool.contents(block)
@@ -135,7 +137,7 @@ class TestAlgorithmsOnACpu:
         for batch in others:
             found = backend.forward(batch)
             assert np.array_equal(found.label_logits, extended.label_logits)
-            assert np.array_equal(found.log_normalizers, extended.log_normalizers)  # type: ignore[arg-type]  # asked for
+            assert np.array_equal(found.logsumexp, extended.logsumexp)  # type: ignore[arg-type]  # asked for
 
 
 class TestOtherProcessors:
@@ -227,13 +229,13 @@ class TestBlockMemory:
     def test_a_block_has_the_size_that_the_backend_says(self, backend: TorchBackend) -> None:
         block = prefill(backend, PREFIXES)[0][0]
         assert isinstance(block, TorchBlock)
-        assert block.keys_values.nbytes == backend.info.prefix_block_bytes
+        assert block.keys_values.nbytes == backend.info.kv_block_bytes
 
     def test_the_bytes_that_are_given_are_the_blocks_that_fit(self, checkpoint_of: Callable[[str], Path]) -> None:
         checkpoint = open_checkpoint(checkpoint_of("qwen3"))
-        block_bytes = TorchBackend(checkpoint, device="cpu", dtype="float32").info.prefix_block_bytes
+        block_bytes = TorchBackend(checkpoint, device="cpu", dtype="float32").info.kv_block_bytes
         given = TorchBackend(checkpoint, device="cpu", dtype="float32", prefix_cache_bytes=4 * block_bytes - 1)
-        assert given.info.num_prefix_blocks == 3
+        assert given.info.num_kv_blocks == 3
         assert given.info.max_prefix_len == 384
         with pytest.raises(BackendError) as caught:
             TorchBackend(checkpoint, device="cpu", dtype="float32", prefix_cache_bytes=block_bytes - 1)
@@ -245,19 +247,19 @@ class TestBlockMemory:
         options = BackendOptions("torch", device="cpu", prefix_cache_bytes=1 << 24, token_budget=1000)
         with caplog.at_level(logging.WARNING, "prefixwise"):
             info = load_backend(open_checkpoint(checkpoint_of("qwen3")), options).info
-        assert (info.num_prefix_blocks, info.token_budget) == ((1 << 24) // info.prefix_block_bytes, 1000)
+        assert (info.num_kv_blocks, info.token_budget) == ((1 << 24) // info.kv_block_bytes, 1000)
         assert not caplog.messages
 
     def test_by_default_a_cpu_keeps_a_gibibyte(self, checkpoint_of: Callable[[str], Path]) -> None:
         info = TorchBackend(open_checkpoint(checkpoint_of("qwen3")), device="cpu").info
-        assert info.num_prefix_blocks == (1 << 30) // info.prefix_block_bytes
+        assert info.num_kv_blocks == (1 << 30) // info.kv_block_bytes
 
 
 class TestLastLayer:
     def test_a_prefill_alone_computes_no_logits(self, backend: TorchBackend) -> None:
         output = backend.forward(prefill_batch(PREFIXES))
         assert output.label_logits.shape == (0, 3)
-        assert output.log_normalizers is None
+        assert output.logsumexp is None
 
 
 class TestStart:
@@ -322,9 +324,9 @@ class TestThreads:
             torch.set_num_threads(at_start)
         for other in found[1:]:
             assert np.array_equal(other.label_logits, found[0].label_logits)
-            assert other.log_normalizers is not None
-            assert found[0].log_normalizers is not None
-            assert np.array_equal(other.log_normalizers, found[0].log_normalizers)
+            assert other.logsumexp is not None
+            assert found[0].logsumexp is not None
+            assert np.array_equal(other.logsumexp, found[0].logsumexp)
 
 
 class TestNeighbourThatIsNotFinite:

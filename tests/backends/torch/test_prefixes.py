@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import torch
 
-from prefixwise.backends.base import ForwardBatch, Prefix
 from prefixwise.backends.torch.prefixes import (
     OverlappingRanges,
     Piece,
@@ -12,6 +11,7 @@ from prefixwise.backends.torch.prefixes import (
     join_pieces,
     read_pieces,
 )
+from prefixwise.forward.batch import ForwardBatch, Prefix
 from tests.attention_cases import CASE_NAMED, make_batch
 from tests.backends.torch.batches import PREFIXES, prefill_batch
 

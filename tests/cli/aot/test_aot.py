@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from prefixwise.backends.base import DEFAULT_TOKEN_BUDGETS
 from prefixwise.backends.jax.aot import environment
 from prefixwise.backends.jax.aot.environment import missing_packages
 from prefixwise.cli.aot import matrix as matrix_module
 from prefixwise.cli.aot.cases import CASES, MODELS, TOPOLOGIES
 from prefixwise.cli.aot.matrix_file import MatrixFile
+from prefixwise.forward.backend import DEFAULT_TOKEN_BUDGETS
 from prefixwise.host import install_command
 from tests.cli.conftest import REAL_PROGRAM, RunMain, run_process
 

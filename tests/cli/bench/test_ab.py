@@ -14,10 +14,10 @@ import httpx
 import pytest
 import typer
 
+from prefixwise.bench.artifacts import AbResult
+from prefixwise.bench.files import read_artifact
 from prefixwise.cli.bench.ab import CompareName, _one_dtype, bench_ab
 from prefixwise.cli.engine_options import DtypeName
-from prefixwise.harness.artifacts import AbResult
-from prefixwise.harness.files import read_artifact
 from tests.cli.conftest import Ran, RunMain
 
 SMALL = ("--query-tokens=150", "--num-items=6", "--item-tokens=5")

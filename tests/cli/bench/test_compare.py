@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
+from prefixwise.bench.artifacts import Comparison, ScoreMatrix
+from prefixwise.bench.comparison.rows import CompareOptions
+from prefixwise.bench.files import read_artifact
 from prefixwise.cli.bench.compare import compare
-from prefixwise.harness.artifacts import Comparison, ScoreMatrix
-from prefixwise.harness.comparison.rows import CompareOptions
-from prefixwise.harness.files import read_artifact
+from tests.bench.matrix_samples import write_workload
+from tests.bench.wrong_server import Fault, wrong_server
 from tests.cli.conftest import Ran
 from tests.cli.prefixwise_program import exit_status
-from tests.harness.matrix_samples import write_workload
-from tests.harness.wrong_server import Fault, wrong_server
 from tests.server.server_process import real_server
 
 SIZES = [1, 2, 6]

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 import typer
 
+from prefixwise.bench.artifacts import LoadResult
+from prefixwise.bench.files import read_artifact
+from prefixwise.bench.geometry import RequestMaker
 from prefixwise.cli.bench.load import bench_load
-from prefixwise.harness.artifacts import LoadResult
-from prefixwise.harness.files import read_artifact
-from prefixwise.harness.geometry import RequestMaker
+from tests.bench.load.slow_server import slow_server, wait_for_calls
 from tests.cli.conftest import Ran, RunMain
-from tests.harness.load.slow_server import slow_server, wait_for_calls
 from tests.server.server_process import real_server, server_process
 
 SMALL = ("--query-tokens=30", "--num-items=3", "--item-tokens=4")

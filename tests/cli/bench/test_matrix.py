@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from prefixwise.harness.artifacts import ScoreMatrix
-from prefixwise.harness.files import read_artifact
+from prefixwise.bench.artifacts import ScoreMatrix
+from prefixwise.bench.files import read_artifact
+from tests.bench.matrix_samples import write_workload
+from tests.bench.wrong_server import wrong_server
 from tests.cli.conftest import REAL_PROGRAM, Ran
 from tests.cli.prefixwise_program import exit_status
-from tests.harness.matrix_samples import write_workload
-from tests.harness.wrong_server import wrong_server
 from tests.server.server_process import server_process
 
 KEY = "hush"

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import typer
 
+from prefixwise.bench.files import write_artifact
 from prefixwise.cli.bench.report import report
 from prefixwise.cli.failures import CommandError
 from prefixwise.contract.errors import ArtifactError
-from prefixwise.harness.files import write_artifact
-from tests.harness.report_samples import multi_vs_serial, parity, write_comparison
+from tests.bench.report_samples import multi_vs_serial, parity, write_comparison
 
 Run = Callable[..., dict[str, object]]
 

@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
+from prefixwise.bench.schemas import KINDS, json_schema
 from prefixwise.cli.bench.schema import bench_schema
-from prefixwise.harness.schemas import KINDS, json_schema
 from tests.cli.conftest import Ran
 from tests.cli.verb_runner import run_verb
 

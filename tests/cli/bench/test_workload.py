@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from prefixwise.bench.artifacts import Workload
+from prefixwise.bench.checks.check import check_file
+from prefixwise.bench.files import read_artifact
 from prefixwise.cli.bench.workload import bench_workload
-from prefixwise.harness.artifacts import Workload
-from prefixwise.harness.checks.check import check_file
-from prefixwise.harness.files import read_artifact
 from tests.cli.conftest import Ran
 from tests.cli.verb_runner import run_verb
 

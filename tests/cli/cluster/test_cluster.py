@@ -7,7 +7,7 @@ import yaml
 
 from prefixwise.cluster.options import ClusterOptions, ScaleOptions
 from prefixwise.host import install_command
-from prefixwise.options import EngineOptions
+from prefixwise.launch.options import EngineOptions
 from prefixwise.server.config import ServerOptions
 from tests.cli.conftest import RunMain, run_process
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from prefixwise.cli.ops.collect import collect
+from tests.bench.remote.gcloud_stand_in import REFUSED, stand_in
 from tests.cli.conftest import Ran
 from tests.cli.verb_runner import run_verb
-from tests.ops.gcloud_stand_in import REFUSED, stand_in
 
 VARIABLES = ("PREFIXWISE_TARGET", "PROJECT", "TPU_NAME", "TPU_ZONE", "GPU_NAME", "GPU_ZONE", "ARTIFACT_SUBDIR")
 

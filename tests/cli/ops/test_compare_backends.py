@@ -1,6 +1,6 @@
 """`prefixwise ops compare-backends` as a command line: what it takes, what it says, and its status.
 
-The matrices are there already, so nothing is measured: tests/ops/test_compare_backends.py does that.
+The matrices are there already, so nothing is measured: tests/bench/remote/test_compare_backends.py does that.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 import typer
 
+from prefixwise.bench.remote.compare.state import CompareState
 from prefixwise.cli.ops import compare_machines
 from prefixwise.cli.ops.compare_backends import compare_backends
 from prefixwise.cli.ops.compare_options import chunk_sizes, labels, target_of
-from prefixwise.ops.compare.state import CompareState
+from tests.bench.remote.compare_samples import small_plan, write_matrices
+from tests.bench.remote.gcloud_stand_in import DENIED, GPU_MISSING, StandIn, stand_in
 from tests.cli.conftest import Ran
 from tests.cli.verb_runner import run_verb
-from tests.ops.compare_samples import small_plan, write_matrices
-from tests.ops.gcloud_stand_in import DENIED, GPU_MISSING, StandIn, stand_in
 
 FLAGS = (
     *("--dtype", "float32", "--query-tokens", "24", "--num-items", "6", "--item-tokens", "3"),
@@ -219,7 +219,7 @@ def test_a_machine_is_made_with_its_command_shown_first_and_gets_prefixwise(
         installed.append((target.name, plan.extras))
         raise typer.Exit(1)  # seen enough
 
-    monkeypatch.setattr("prefixwise.ops.install.install.install_on", install_on)
+    monkeypatch.setattr("prefixwise.bench.remote.install.install.install_on", install_on)
     missing = {"status": 1, "complaints": GPU_MISSING}
     gcloud.answer("describe", missing, missing, READY)
     flags = [*measured(failed="pytorch_portable"), "--artifact-subdir", "run", "--create-resources", *GPU_TARGET]

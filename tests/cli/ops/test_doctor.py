@@ -4,11 +4,11 @@ import json
 
 import pytest
 
+from prefixwise.bench.remote.doctor.diagnosis import Check, Wanted
+from prefixwise.bench.remote.targets.base import Target
+from prefixwise.bench.remote.targets.gcloud import GcloudGpuTarget, GcloudTpuTarget
+from prefixwise.bench.remote.targets.ssh import SshTarget
 from prefixwise.cli.ops.doctor import doctor
-from prefixwise.ops.doctor.diagnosis import Check, Wanted
-from prefixwise.ops.targets.base import Target
-from prefixwise.ops.targets.gcloud import GcloudGpuTarget, GcloudTpuTarget
-from prefixwise.ops.targets.ssh import SshTarget
 from tests.cli.verb_runner import run_verb
 
 VARIABLES = ("PREFIXWISE_TARGET", "PROJECT", "TPU_NAME", "TPU_ZONE", "GPU_NAME", "GPU_ZONE")
@@ -29,7 +29,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Target]:
         targets.append(target)
         return []
 
-    monkeypatch.setattr("prefixwise.ops.doctor.diagnosis.diagnose", diagnose)
+    monkeypatch.setattr("prefixwise.bench.remote.doctor.diagnosis.diagnose", diagnose)
     return targets
 
 
@@ -58,14 +58,14 @@ def test_the_environment_names_the_machine_where_no_target_is_given(
 
 
 def test_a_good_machine_is_ready(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """That it is found to be good, tests/ops shows."""
+    """That it is found to be good, tests/bench/remote shows."""
     asked: list[tuple[str, Wanted]] = []
 
     def diagnose(target: Target, wanted: Wanted) -> list[Check]:
         asked.append((target.name, wanted))
         return [Check("reachable", "ok", "it runs commands"), Check("disk", "unknown")]
 
-    monkeypatch.setattr("prefixwise.ops.doctor.diagnosis.diagnose", diagnose)
+    monkeypatch.setattr("prefixwise.bench.remote.doctor.diagnosis.diagnose", diagnose)
     flags = ("--model", "embedded", "--artifact-root", "runs", "--min-free-gb", "0.5", "--port", "30010")
     ran = run_verb(doctor, capsys, "--target", "ssh://me@host", "--backend", "jax", *flags)
     assert ran.status == 0, ran.err

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from prefixwise._version import __version__
+from prefixwise.bench.remote.install.install import BACKEND_EXTRAS, Installed, InstallPlan
+from prefixwise.bench.remote.targets.base import OnLine, Target
 from prefixwise.cli.ops.install import install
-from prefixwise.ops.install.install import BACKEND_EXTRAS, Installed, InstallPlan
-from prefixwise.ops.targets.base import OnLine, Target
 from tests.cli.verb_runner import run_verb
 
 
@@ -20,7 +20,7 @@ def own_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def plans(monkeypatch: pytest.MonkeyPatch) -> list[InstallPlan]:
-    """What would be installed: that it is, tests/ops shows."""
+    """What would be installed: that it is, tests/bench/remote shows."""
     asked: list[InstallPlan] = []
 
     def install_on(target: Target, plan: InstallPlan, say: OnLine) -> Installed:
@@ -28,7 +28,7 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> list[InstallPlan]:
         say("Successfully installed prefixwise")
         return Installed(__version__, "/root/v/bin/python", "/root/v/prefixwise/__init__.py", ("server",), "a.whl")
 
-    monkeypatch.setattr("prefixwise.ops.install.install.install_on", install_on)
+    monkeypatch.setattr("prefixwise.bench.remote.install.install.install_on", install_on)
     return asked
 
 

@@ -14,11 +14,11 @@ import pytest
 
 from prefixwise.cli.ops.collect import collect
 from prefixwise.cli.ops.sweep import matrix, smoke
+from tests.bench.remote.gcloud_stand_in import REFUSED, stand_in
+from tests.bench.remote.ssh_server import MISSING, SshServer, ssh_server
 from tests.cli.conftest import REAL_PROGRAM, Ran
 from tests.cli.prefixwise_program import exit_status
 from tests.cli.verb_runner import run_verb
-from tests.ops.gcloud_stand_in import REFUSED, stand_in
-from tests.ops.ssh_server import MISSING, SshServer, ssh_server
 
 WORKLOAD = ("--query-tokens=8", "--num-items=4", "--item-tokens=2", "--warmup-runs=0", "--timed-runs=1")
 SERVER = ("--backend=torch", "--dtype=float32", "--server-flag=--device=cpu")

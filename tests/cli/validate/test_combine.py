@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from prefixwise.harness.artifacts import MultiVsSerial, Parity
-from prefixwise.harness.files import read_artifact, write_artifact
+from prefixwise.bench.artifacts import MultiVsSerial, Parity
+from prefixwise.bench.files import read_artifact, write_artifact
+from tests.bench.evaluations import multi_evaluation, serial_evaluation
 from tests.cli.conftest import Ran
 from tests.cli.validate_program import result_of, run_validate
-from tests.harness.evaluations import multi_evaluation, serial_evaluation
 
 ALIGNED = [[0.5, 0.5], [0.375, 0.625]]  # against multi's [[0.5, 0.5], [0.25, 0.75]]
 

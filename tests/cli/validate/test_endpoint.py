@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from prefixwise.harness.artifacts import EndpointEvaluation
-from prefixwise.harness.files import read_artifact
+from prefixwise.bench.artifacts import EndpointEvaluation
+from prefixwise.bench.files import read_artifact
+from tests.bench.wrong_server import wrong_server
 from tests.cli.conftest import Ran
 from tests.cli.validate_program import result_of, run_validate
-from tests.harness.wrong_server import wrong_server
 from tests.server.server_process import server_process
 
 SMALL = ["--item-counts", "1,2", "--timed-runs", "2", "--query-tokens", "8", "--item-tokens", "4"]

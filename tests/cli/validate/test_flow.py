@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from prefixwise.harness.artifacts import EndpointEvaluation, MultiVsSerial, Parity
-from prefixwise.harness.files import read_artifact
+from prefixwise.bench.artifacts import EndpointEvaluation, MultiVsSerial, Parity
+from prefixwise.bench.files import read_artifact
+from tests.bench.wrong_server import Fault, wrong_server
 from tests.cli.validate_program import result_of, run_validate
-from tests.harness.wrong_server import Fault, wrong_server
 from tests.server.server_process import ServerProcess, real_server
 
 SMALL = ["--item-counts", "1,8", "--timed-runs", "2", "--query-tokens", "48", "--item-tokens", "6"]

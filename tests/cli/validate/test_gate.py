@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from prefixwise.harness.artifacts import GateReport
-from prefixwise.harness.files import read_artifact
+from prefixwise.bench.artifacts import GateReport
+from prefixwise.bench.files import read_artifact
+from tests.bench.validation.test_gates import CHECKS, MULTI_VS_SERIAL, PARITY
 from tests.cli.conftest import Ran
 from tests.cli.validate_program import result_of, run_validate
-from tests.harness.validation.test_gates import CHECKS, MULTI_VS_SERIAL, PARITY
 
 
 @pytest.fixture(autouse=True)

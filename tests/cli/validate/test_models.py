@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from prefixwise.harness.artifacts import Artifact, EndpointEvaluation, GateReport, ModelMatrix, MultiVsSerial, Parity
-from prefixwise.harness.client import ScoreClient
-from prefixwise.harness.files import read_artifact
-from prefixwise.harness.validation.model_matrix import folder_name
+from prefixwise.bench.artifacts import Artifact, EndpointEvaluation, GateReport, ModelMatrix, MultiVsSerial, Parity
+from prefixwise.bench.client import ScoreClient
+from prefixwise.bench.files import read_artifact
+from prefixwise.bench.validation.model_matrix import folder_name
 from tests.cli.conftest import Ran
 from tests.cli.validate_program import result_of, run_validate
 

@@ -4,14 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from prefixwise.backends.base import (
-    Backend,
-    BackendOptions,
-    ForwardBatch,
-    ForwardOutput,
-    PrefixBlock,
-    RunningForward,
-)
 from prefixwise.backends.jax.aot.topology import Slice
 from prefixwise.backends.jax.assembly import Assembly, assemble, attention_kind
 from prefixwise.backends.jax.attention.api import choose_implementation
@@ -21,10 +13,12 @@ from prefixwise.backends.jax.data_shards import split_batch
 from prefixwise.backends.jax.devices import resolve_dtype
 from prefixwise.backends.jax.inputs import ProgramSpec
 from prefixwise.backends.jax.mesh import make_mesh
+from prefixwise.forward.backend import Backend, BackendOptions
+from prefixwise.forward.batch import ForwardBatch, ForwardOutput, KVBlock, RunningForward
 from prefixwise.models.config import ModelConfig
 
 
-class RecordedBlock(PrefixBlock):
+class RecordedBlock(KVBlock):
     """Its length is all that there is."""
 
 
@@ -68,7 +62,7 @@ class RecordingBackend(Backend):
     def start(self, batch: ForwardBatch) -> RunningForward:
         self.forwards.append(batch)
         lens = np.diff(batch.segment_starts)
-        blocks = tuple(RecordedBlock(int(lens[segment])) for segment in batch.keep_segments)
-        normalizers = np.zeros(len(batch.score_tokens), np.float32) if batch.need_normalizers else None
+        blocks = tuple(RecordedBlock(int(lens[segment])) for segment in batch.cache_segments)
+        normalizers = np.zeros(len(batch.score_tokens), np.float32) if batch.need_logsumexp else None
         output = ForwardOutput(np.zeros(batch.label_ids.shape, np.float32), normalizers, blocks)
         return RunningForward(blocks, lambda: output)

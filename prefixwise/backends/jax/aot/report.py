@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from prefixwise.backends.base import ForwardBatch
 from prefixwise.backends.jax.aot.chips import Chip
 from prefixwise.backends.jax.aot.compiling import Compilation, compile_program
 from prefixwise.backends.jax.aot.recorder import RecordingBackend
 from prefixwise.backends.jax.aot.work import Work, labels_work, normalizers_work, score_work, trunk_work
 from prefixwise.backends.jax.inputs import ProgramSpec
 from prefixwise.backends.jax.programs import HeadSpec
+from prefixwise.forward.batch import ForwardBatch
 
 OnProgram = Callable[[int, int, str], None]  # done, in all, what comes next
 
@@ -65,7 +65,7 @@ def _behind(backend: RecordingBackend, batch: ForwardBatch, spec: ProgramSpec) -
     runs = backend.num_score_blocks(batch)
     yield NeededProgram(HeadSpec("score", spec.num_tokens), runs, score_work(config, rows, itemsize))
     yield NeededProgram(HeadSpec("labels"), runs, labels_work(config, rows, itemsize))
-    if batch.need_normalizers:
+    if batch.need_logsumexp:
         yield NeededProgram(HeadSpec("normalizers"), runs, normalizers_work(config, rows, itemsize))
 
 

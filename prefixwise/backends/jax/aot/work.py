@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from prefixwise.backends.base import ForwardBatch
 from prefixwise.backends.jax.head import LABEL_BLOCK
 from prefixwise.backends.jax.inputs import ProgramSpec
-from prefixwise.backends.layout.tiles import read_lens
+from prefixwise.forward.batch import ForwardBatch
+from prefixwise.forward.tiles import read_lens
 from prefixwise.models.config import ModelConfig, layer_parameter_shapes
 
 _PROJECTIONS = ("q", "k", "v")

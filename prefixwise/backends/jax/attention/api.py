@@ -17,8 +17,8 @@ import jax.numpy as jnp
 
 from prefixwise.backends.jax.attention.base import AttentionImplementation, Heads, Source
 from prefixwise.backends.jax.attention.dense import DenseMask, dense_attention
-from prefixwise.backends.layout.tiles import DeviceTiles
 from prefixwise.contract.errors import BackendError
+from prefixwise.forward.tiles import DeviceTiles
 
 # Best first; each is imported when it is looked at.
 _CLASSES = {
@@ -49,7 +49,7 @@ def choose_implementation(
 
 
 def choose_working(
-    *, platform: str, dtype: jnp.dtype, head_size: int, try_out: Callable[[AttentionImplementation], None]
+    *, platform: str, dtype: jnp.dtype, head_size: int, probe_attention: Callable[[AttentionImplementation], None]
 ) -> AttentionImplementation:
     """The best that runs here, and does so when it is tried: jax's kernels for one generation of GPUs are young, and
     so is ours for TPUs; another version of jax may not compile what this one does. The last candidate is not tried."""
@@ -58,7 +58,7 @@ def choose_working(
         if candidate.name not in YOUNG:
             return candidate
         try:
-            try_out(candidate)
+            probe_attention(candidate)
             return candidate
         except Exception as error:  # whatever jax and its compilers raise
             first_line = str(error).partition("\n")[0]

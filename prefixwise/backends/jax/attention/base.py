@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from prefixwise.backends.layout.tiles import DeviceTiles, TileSizes
+from prefixwise.forward.tiles import DeviceTiles, TileSizes
 
 
 class Partial(NamedTuple):

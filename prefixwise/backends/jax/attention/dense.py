@@ -16,11 +16,11 @@ import numpy as np
 from jax import lax
 from numpy.typing import NDArray
 
-from prefixwise.backends.base import ForwardBatch
 from prefixwise.backends.jax.attention.base import Heads, Partial
 from prefixwise.backends.jax.attention.xla import SIZES, XlaAttention, merge_block, with_room
-from prefixwise.backends.layout.tiles import DeviceTiles
 from prefixwise.contract.ragged import Int32Array
+from prefixwise.forward.batch import ForwardBatch
+from prefixwise.forward.tiles import DeviceTiles
 
 BLOCK = SIZES.wide  # tokens on a side of the blocks in which the pairs outside all tiles are scored
 
@@ -81,7 +81,7 @@ def _attend_rest(
     def unvisited(query: jax.Array, key: jax.Array) -> jax.Array:
         token, column = jnp.minimum(query, num_tokens - 1)[:, None], key[None, :]
         in_own = (column >= tiles.token_segment[token]) & (column <= token)
-        prefix = tiles.block_addresses[tiles.token_prefix_list[token]]
+        prefix = tiles.key_tile_addresses[tiles.token_prefix_list[token]]
         in_prefix = (column >= prefix) & (column < prefix + tiles.token_prefix_len[token])
         return dense.visible(query, key) & ~in_own & ~in_prefix
 

@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 
 from prefixwise.backends.jax.attention.base import AttentionImplementation, Heads, Source
-from prefixwise.backends.jax.attention.own_gpu import own_attention, own_tokens
-from prefixwise.backends.layout.tiles import DeviceTiles, TileSizes
+from prefixwise.backends.jax.attention.own_gpu import own_tokens, self_attention
+from prefixwise.forward.tiles import DeviceTiles, TileSizes
 
 _HEAD_SIZES = (64, 128)  # 256 does not fit shared memory
 _INTERPRETED_BLOCKS = 2  # of threads
@@ -53,14 +53,14 @@ class HopperAttention(AttentionImplementation):
 
         assert source is not None, "this one reads pages only"
         sizes = self.tile_sizes(heads.heads_per_kv)
-        own = own_attention(heads, tiles, sizes, interpret=self._interpret is not None)
+        own = self_attention(heads, tiles, sizes, interpret=self._interpret is not None)
         inputs = Inputs(
             counts=tiles.counts,
             starts=tiles.prefix_start,
             lens=tiles.prefix_len,
             reads=tiles.prefix_read,
             lists=tiles.prefix_list,
-            addresses=tiles.block_addresses,
+            addresses=tiles.key_tile_addresses,
             base=source.base.reshape(1),
             q=heads.qkv,
             k=source.keys,

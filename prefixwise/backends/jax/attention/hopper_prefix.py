@@ -15,7 +15,7 @@ its query and its prefix alone: key blocks are counted from the prefix's start, 
 Keys of a last, partly filled block are masked, and its values are set to zero in shared memory: what lies there may be
 anybody's, NaN included.
 
-In the kernel: `R` = 64 rows of a warpgroup, `C` = KEY_BLOCK keys of a block.
+In the kernel: `R` = 64 rows of a warpgroup, `C` = KEY_TILE keys of a block.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from prefixwise.backends.jax.attention.hopper_units import (
     for_each_unit,
 )
 from prefixwise.backends.jax.attention.hopper_workers import ComputeWorker, CopyWorker
-from prefixwise.backends.layout.tiles import KEY_BLOCK
+from prefixwise.forward.tiles import KEY_TILE
 
 NUM_BLOCKS = 132  # of threads: one for each multiprocessor of an H100 or H200
 COMPUTE_REGISTERS, COPY_REGISTERS = 232, 40
@@ -84,7 +84,7 @@ def _compiler_params() -> plgpu.CompilerParams:
 def _buffers(dtype: Any, shape: Shape) -> Buffers:
     swizzled = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
     rows = (NUM_COMPUTE, ROWS, shape.head_size)
-    keys = (NUM_SLOTS, KEY_BLOCK, shape.head_size)
+    keys = (NUM_SLOTS, KEY_TILE, shape.head_size)
     return Buffers(
         q=plgpu.SMEM(rows, dtype, transforms=swizzled),
         out=plgpu.SMEM(rows, dtype, transforms=swizzled),

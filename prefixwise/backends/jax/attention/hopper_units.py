@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from prefixwise.backends.layout.tiles import KEY_BLOCK, PREFIX
+from prefixwise.forward.tiles import KEY_TILE, PREFIX
 
 ROWS = 64  # of a warpgroup: a side of its products
 ALIGNMENT = 8  # tokens: copies begin at a multiple of so many
@@ -97,7 +97,7 @@ class Unit(NamedTuple):
 
     @property
     def num_steps(self) -> jax.Array:
-        return lax.div(self.num_read + (KEY_BLOCK - 1), jnp.int32(KEY_BLOCK))
+        return lax.div(self.num_read + (KEY_TILE - 1), jnp.int32(KEY_TILE))
 
 
 def for_each_unit(

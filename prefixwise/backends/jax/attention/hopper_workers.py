@@ -1,6 +1,6 @@
 """What each warpgroup of the Hopper kernel does: one copies, two compute. See `hopper_prefix.py`.
 
-`R` = ROWS rows of a warpgroup, `C` = KEY_BLOCK keys of a block.
+`R` = ROWS rows of a warpgroup, `C` = KEY_TILE keys of a block.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from prefixwise.backends.jax.attention.hopper_units import (
     place_of,
     slot_of,
 )
-from prefixwise.backends.layout.tiles import KEY_BLOCK
+from prefixwise.forward.tiles import KEY_TILE
 
 LOG2_E = math.log2(math.e)
 
@@ -65,7 +65,7 @@ class CopyWorker:
     def _load_keys(self, unit: Unit, index: jax.Array, step: jax.Array) -> None:
         inputs, buffers, barriers, shape = self.inputs, self.buffers, self.barriers, self.shape
         slot, kv_head = slot_of(step), lax.div(unit.head, jnp.int32(shape.heads_per_kv))
-        block = pl.ds(inputs.base[0] + inputs.addresses[unit.first_address + index], KEY_BLOCK)
+        block = pl.ds(inputs.base[0] + inputs.addresses[unit.first_address + index], KEY_TILE)
         is_used = step >= NUM_SLOTS
         pl.when(is_used)(lambda: plgpu.barrier_wait(barriers.k_free.at[slot]))
         keys = inputs.k.at[block, shape.first_key + kv_head]
@@ -118,7 +118,7 @@ class ComputeWorker:
 
     def compute(self, unit: Unit, number: jax.Array, step: jax.Array) -> None:
         del number
-        num_steps, num_whole = unit.num_steps, lax.div(unit.num_read, jnp.int32(KEY_BLOCK))
+        num_steps, num_whole = unit.num_steps, lax.div(unit.num_read, jnp.int32(KEY_TILE))
         plgpu.barrier_wait(self.barriers.q.at[self.group])
         pl.when(num_steps > 0)(lambda: plgpu.barrier_wait(self.barriers.k.at[slot_of(step)]))
         whole = partial(self._step, unit=unit, first_step=step, is_whole=True)
@@ -145,7 +145,7 @@ class ComputeWorker:
         """One key block into the online softmax. Every row sees at least its first key."""
         out, peak, total = state
         barriers, slot = self.barriers, slot_of(first_step + index)
-        count = unit.num_read - index * KEY_BLOCK
+        count = unit.num_read - index * KEY_TILE
         if not is_whole:
             self._clean_values(slot, count)
         scores = self._scores(slot, is_first=index == 0)
@@ -194,7 +194,7 @@ class ComputeWorker:
             found: jax.Array = scores[...]
             return found
 
-        found: jax.Array = pl.run_scoped(multiply, _Accumulator((ROWS, KEY_BLOCK), jnp.float32))
+        found: jax.Array = pl.run_scoped(multiply, _Accumulator((ROWS, KEY_TILE), jnp.float32))
         return found
 
     def _add_values(self, out: jax.Array, weights: jax.Array, slot: jax.Array, meanwhile: Callable[[], None]) -> Any:
@@ -216,7 +216,7 @@ class ComputeWorker:
 
         @pl.when(self.group == 0)
         def _clean() -> None:
-            for first in range(0, KEY_BLOCK, ROWS):
+            for first in range(0, KEY_TILE, ROWS):
                 values = self.buffers.v.at[slot, pl.ds(first, ROWS)]
                 found = self._laid_out(values[...], plgpu.Layout.WGMMA)
                 row = self._laid_out(lax.broadcasted_iota(jnp.int32, found.shape, 0), plgpu.Layout.WGMMA)

@@ -20,7 +20,7 @@ from jax.experimental.pallas import triton as plgpu
 
 from prefixwise.backends.jax.attention.base import Heads
 from prefixwise.backends.jax.attention.triton_rows import Ref, Rows, State, for_each_tile, load_keys, online_step
-from prefixwise.backends.layout.tiles import NARROW, WIDE, DeviceTiles, TileSizes
+from prefixwise.forward.tiles import NARROW, WIDE, DeviceTiles, TileSizes
 
 MAX_PROGRAMS = 1056  # per KV head, 8 for each of an H200's multiprocessors; each takes every so-many-th tile
 TILE_ROWS = 128
@@ -28,7 +28,7 @@ LEAST_TOKENS = 16  # of a tile: as keys they are a side of a product
 
 
 @dataclass(frozen=True)
-class OwnTuning:
+class SelfAttentionTuning:
     """What the kernel is compiled with, and its numbers do not depend on."""
 
     num_warps: int
@@ -36,11 +36,11 @@ class OwnTuning:
 
 
 # For narrow and for wide tiles, from an H200 (`benchmarks/tune_jax_kernels.py`); larger heads need more threads.
-TUNING = {NARROW: OwnTuning(num_warps=4), WIDE: OwnTuning(num_warps=4)}
-LARGE_HEAD_TUNING = OwnTuning(num_warps=8)
+TUNING = {NARROW: SelfAttentionTuning(num_warps=4), WIDE: SelfAttentionTuning(num_warps=4)}
+LARGE_HEAD_TUNING = SelfAttentionTuning(num_warps=8)
 
 
-class OwnPart(NamedTuple):
+class SelfAttention(NamedTuple):
     """A softmax over a segment's own keys: its output, and the log-sum-exp of its scores to merge it by."""
 
     out: jax.Array  # [T, N, H]
@@ -53,7 +53,7 @@ def own_tokens(heads_per_kv: int) -> tuple[int, int]:
     return min(32, tokens), min(64, tokens)
 
 
-def own_attention(heads: Heads, tiles: DeviceTiles, sizes: TileSizes, *, interpret: bool) -> OwnPart:
+def self_attention(heads: Heads, tiles: DeviceTiles, sizes: TileSizes, *, interpret: bool) -> SelfAttention:
     """Every token must be in a tile."""
     narrow = (tiles.narrow_start, tiles.narrow_len, tiles.narrow_start)
     found = _own_tiles(NARROW, sizes.narrow, narrow, heads, tiles.counts, None, interpret=interpret)
@@ -67,10 +67,10 @@ def _own_tiles(
     arrays: tuple[jax.Array, ...],
     heads: Heads,
     counts: jax.Array,
-    found: OwnPart | None,
+    found: SelfAttention | None,
     *,
     interpret: bool,
-) -> OwnPart:
+) -> SelfAttention:
     """The tiles of one kind, written into what the other kind's have left."""
     num_tokens, _, head_size = heads.qkv.shape
     tuning = TUNING[kind] if head_size <= 128 else LARGE_HEAD_TUNING
@@ -85,9 +85,9 @@ def _own_tiles(
         input_output_aliases={} if found is None else {5: 0, 6: 1},
         compiler_params=plgpu.CompilerParams(num_warps=tuning.num_warps, num_stages=tuning.num_stages),
         interpret=interpret,
-        name="own_attention",
+        name="self_attention",
     )(*inputs)
-    return OwnPart(out, lse)
+    return SelfAttention(out, lse)
 
 
 def _kernel(

@@ -22,12 +22,12 @@ from prefixwise.backends.jax.attention.own_gpu import (
     LEAST_TOKENS,
     MAX_PROGRAMS,
     TILE_ROWS,
-    OwnPart,
-    own_attention,
+    SelfAttention,
     own_tokens,
+    self_attention,
 )
 from prefixwise.backends.jax.attention.triton_rows import Ref, Rows, State, for_each_tile, load_keys, online_step
-from prefixwise.backends.layout.tiles import KEY_BLOCK, PREFIX, DeviceTiles, TileSizes
+from prefixwise.forward.tiles import KEY_TILE, PREFIX, DeviceTiles, TileSizes
 
 
 class PallasGpuAttention(AttentionImplementation):
@@ -54,10 +54,12 @@ class PallasGpuAttention(AttentionImplementation):
 
     def attend(self, heads: Heads, source: Source | None, tiles: DeviceTiles) -> jax.Array:
         sizes = self.tile_sizes(heads.heads_per_kv)
-        own = own_attention(heads, tiles, sizes, interpret=self._interpret)
+        own = self_attention(heads, tiles, sizes, interpret=self._interpret)
         return self._with_prefix(heads, source or heads.as_source(), own, tiles, sizes.prefix)
 
-    def _with_prefix(self, heads: Heads, source: Source, own: OwnPart, tiles: DeviceTiles, width: int) -> jax.Array:
+    def _with_prefix(
+        self, heads: Heads, source: Source, own: SelfAttention, tiles: DeviceTiles, width: int
+    ) -> jax.Array:
         # Queries and the keys and values under way have to fit a multiprocessor's shared memory.
         num_keys, num_warps, num_stages = (64, 4, 3) if heads.qkv.shape[-1] <= 128 else (32, 8, 2)
         inputs = [
@@ -66,7 +68,7 @@ class PallasGpuAttention(AttentionImplementation):
             tiles.prefix_len,
             tiles.prefix_read,
             tiles.token_prefix_list,
-            tiles.block_addresses,
+            tiles.key_tile_addresses,
             source.base.reshape(1),
             heads.qkv,
             source.keys,
@@ -114,7 +116,7 @@ def _prefix_kernel(
     first_heads: tuple[int, int],
 ) -> None:
     head_size, kv_head = q_ref.shape[-1], pl.program_id(1)
-    scale, blocks_per_address = 1 / math.sqrt(head_size), KEY_BLOCK // num_keys
+    scale, blocks_per_address = 1 / math.sqrt(head_size), KEY_TILE // num_keys
 
     def attend(tile: jax.Array) -> None:
         start, num_read = starts_ref[tile], read_ref[tile]

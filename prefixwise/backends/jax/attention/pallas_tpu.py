@@ -19,7 +19,7 @@ from prefixwise.backends.jax.attention.base import AttentionImplementation, Head
 from prefixwise.backends.jax.attention.tpu_copies import KeyBlocks, OneHeadPages, Ref
 from prefixwise.backends.jax.attention.tpu_kernel import Kernel, KernelShape, Scratch, TileRefs
 from prefixwise.backends.jax.attention.tpu_softmax import LANES
-from prefixwise.backends.layout.tiles import KEY_BLOCK, DeviceTiles, TileSizes
+from prefixwise.forward.tiles import KEY_TILE, DeviceTiles, TileSizes
 
 NARROW_TOKENS = 32
 LEAST_TILE_TOKENS, MOST_TILE_TOKENS = 32, 256
@@ -69,7 +69,7 @@ class PallasTpuAttention(AttentionImplementation):
     def tile_sizes(self, heads_per_kv: int) -> TileSizes:
         tokens = self._generation.tile_rows // pl.next_power_of_2(heads_per_kv)
         tokens = min(MOST_TILE_TOKENS, max(LEAST_TILE_TOKENS, tokens))
-        return TileSizes(NARROW_TOKENS, wide=KEY_BLOCK, prefix=tokens, alignment=1)  # every token is in a tile
+        return TileSizes(NARROW_TOKENS, wide=KEY_TILE, prefix=tokens, alignment=1)  # every token is in a tile
 
     @property
     def _generation(self) -> Generation:
@@ -102,8 +102,8 @@ class PallasTpuAttention(AttentionImplementation):
 
 
 def _as_pages(array: jax.Array, shape: KernelShape) -> jax.Array:
-    """[A, K, H], or [pages, KEY_BLOCK, H] where there is one KV head: `OneHeadPages` says why."""
-    return array.reshape(-1, KEY_BLOCK, shape.head_size) if shape.num_kv_heads == 1 else array
+    """[A, K, H], or [pages, KEY_TILE, H] where there is one KV head: `OneHeadPages` says why."""
+    return array.reshape(-1, KEY_TILE, shape.head_size) if shape.num_kv_heads == 1 else array
 
 
 def _metadata(tiles: DeviceTiles, base: jax.Array) -> TileRefs:
@@ -120,8 +120,8 @@ def _scratch(shape: KernelShape, dtype: jnp.dtype, arrays: list[jax.Array]) -> l
         window=pltpu.VMEM((2, window, n + 2 * k, h), dtype),
         heads=pltpu.VMEM((part[0], n + 2 * k, window, part[1]), jnp.float32),
         q=pltpu.VMEM((n, shape.tile_tokens, h), dtype),
-        keys=pltpu.VMEM((k, KEY_BLOCK, h), dtype),
-        values=pltpu.VMEM((k, KEY_BLOCK, h), dtype),
+        keys=pltpu.VMEM((k, KEY_TILE, h), dtype),
+        values=pltpu.VMEM((k, KEY_TILE, h), dtype),
         out=pltpu.VMEM((part[0], n, window, part[1]), jnp.float32),
         peak=pltpu.VMEM((1, n, window, LANES), jnp.float32),
         total=pltpu.VMEM((1, n, window, LANES), jnp.float32),
@@ -129,10 +129,10 @@ def _scratch(shape: KernelShape, dtype: jnp.dtype, arrays: list[jax.Array]) -> l
         window_semaphores=pltpu.SemaphoreType.DMA((2,)),
         result_semaphores=pltpu.SemaphoreType.DMA((2,)),
     )
-    own = pltpu.VMEM((2, KEY_BLOCK, _segment_heads(shape)[1], h), dtype)
+    own = pltpu.VMEM((2, KEY_TILE, _segment_heads(shape)[1], h), dtype)
     if len(arrays) == 1:  # prefixes are in the batch, too
         return [*fixed, own, pltpu.SemaphoreType.DMA((2, 1)), own, pltpu.SemaphoreType.DMA((2, 1))]
-    page_shape = (KEY_BLOCK, h) if k == 1 else (KEY_BLOCK, *arrays[1].shape[1:])
+    page_shape = (KEY_TILE, h) if k == 1 else (KEY_TILE, *arrays[1].shape[1:])
     pages = [pltpu.VMEM((2, *page_shape), array.dtype) for array in arrays[1:]]
     return [*fixed, own, pltpu.SemaphoreType.DMA((2, 1)), *pages, pltpu.SemaphoreType.DMA((2, 2))]
 

@@ -13,7 +13,7 @@ from jax import lax
 
 from prefixwise.backends.jax.attention.base import AttentionImplementation, Heads, Partial, Source
 from prefixwise.backends.jax.attention.xla import as_float32
-from prefixwise.backends.layout.tiles import KEY_BLOCK, DeviceTiles, TileSizes
+from prefixwise.forward.tiles import KEY_TILE, DeviceTiles, TileSizes
 
 
 class ReferenceAttention(AttentionImplementation):
@@ -41,12 +41,12 @@ class ReferenceAttention(AttentionImplementation):
         return lax.map(attend, place)
 
     def _with_prefix(self, q: jax.Array, source: Source, own: Partial, tiles: DeviceTiles) -> jax.Array:
-        blocks = jnp.arange(len(tiles.block_addresses))
-        column = jnp.arange(KEY_BLOCK)
-        place = (blocks[:, None] * KEY_BLOCK + column).reshape(-1)  # of a key in the prefix
+        blocks = jnp.arange(len(tiles.key_tile_addresses))
+        column = jnp.arange(KEY_TILE)
+        place = (blocks[:, None] * KEY_TILE + column).reshape(-1)  # of a key in the prefix
 
         def attend(token: jax.Array) -> jax.Array:
-            addresses = jnp.take(tiles.block_addresses, tiles.token_prefix_list[token] + blocks, mode="clip")
+            addresses = jnp.take(tiles.key_tile_addresses, tiles.token_prefix_list[token] + blocks, mode="clip")
             keys = (source.base + addresses[:, None] + column).reshape(-1)
             keys = jnp.minimum(keys, len(source.keys) - 1)
             part = _attend(q[token], source.keys[keys], source.values[keys], place < tiles.token_prefix_len[token])

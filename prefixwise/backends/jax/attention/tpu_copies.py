@@ -17,7 +17,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from prefixwise.backends.layout.tiles import KEY_BLOCK
+from prefixwise.forward.tiles import KEY_TILE
 
 PART_TOKENS = (128, 16, 1)
 
@@ -72,7 +72,7 @@ class KeyBlocks:
     """
 
     refs: tuple[Ref, ...]  # [A, heads, H] each
-    buffers: tuple[Ref, ...]  # [2, KEY_BLOCK, heads, H] each
+    buffers: tuple[Ref, ...]  # [2, KEY_TILE, heads, H] each
     semaphores: Ref  # [2, number of refs]
     first_key: int  # the first KV head's place in the first buffer
     first_value: int  # and in the last one
@@ -86,14 +86,14 @@ class KeyBlocks:
                 tokens_of(ref, address, self.heads),
                 tokens_of(buffer.at[slot], 0),
                 self.semaphores.at[slot, place],
-                jnp.minimum(count, KEY_BLOCK),
-                min(KEY_BLOCK, len(ref)),
+                jnp.minimum(count, KEY_TILE),
+                min(KEY_TILE, len(ref)),
             )
             for place, (ref, buffer) in enumerate(zip(self.refs, self.buffers, strict=True))
         ]
 
     def unpack(self, number: jax.Array, count: jax.Array | None, keys: Ref, values: Ref) -> None:
-        """A block that has arrived to keys and values [K, KEY_BLOCK, H]; values behind `count`, if any, become zero."""
+        """A block that has arrived to keys and values [K, KEY_TILE, H]; values behind `count`, if any, become zero."""
         slot, num_heads = lax.rem(number, 2), len(keys)
         of_keys = self.buffers[0].at[slot][:, self.first_key : self.first_key + num_heads]
         keys[...] = jnp.swapaxes(of_keys, 0, 1)
@@ -107,18 +107,18 @@ class KeyBlocks:
 
 @dataclass(frozen=True)
 class OneHeadPages:
-    """What `KeyBlocks` does, for pages of one KV head, whole ones at a time: [pages, KEY_BLOCK, H].
+    """What `KeyBlocks` does, for pages of one KV head, whole ones at a time: [pages, KEY_TILE, H].
 
     As [tokens, 1, H] a TPU would keep them with room for a second head, so the program would copy the whole pool.
     """
 
     refs: tuple[Ref, Ref]  # keys and values
-    buffers: tuple[Ref, Ref]  # [2, KEY_BLOCK, H] each
+    buffers: tuple[Ref, Ref]  # [2, KEY_TILE, H] each
     semaphores: Ref  # [2, 2]
 
     def copies(self, number: jax.Array, address: jax.Array, count: jax.Array) -> list[Any]:
         """Those of block `number`; what is behind `count` tokens comes along, and nobody reads it."""
-        slot, page = lax.rem(number, 2), lax.div(address, KEY_BLOCK)
+        slot, page = lax.rem(number, 2), lax.div(address, KEY_TILE)
         return [
             pltpu.make_async_copy(ref.at[page], buffer.at[slot], self.semaphores.at[slot, place])
             for place, (ref, buffer) in enumerate(zip(self.refs, self.buffers, strict=True))

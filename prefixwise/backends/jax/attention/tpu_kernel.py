@@ -5,7 +5,7 @@ A tile is up to `tile_tokens` neighbours that read the same tokens of one prefix
     window     queries, keys and values of its tokens come to VMEM while the tile before is computed, with those tokens
                before it that belong to its first segment, if that is a narrow one
     narrow     segments of at most `narrow` tokens over themselves, inside the window
-    wide       longer segments: the tile's rows over the segment's blocks of KEY_BLOCK tokens up to themselves
+    wide       longer segments: the tile's rows over the segment's blocks of KEY_TILE tokens up to themselves
     prefix     all rows over the prefix's key blocks, which are copied from their pages
 
 A row's arithmetic follows from its segment and its prefix: keys are counted from the start of either, rows know nothing
@@ -35,7 +35,7 @@ from prefixwise.backends.jax.attention.tpu_softmax import (
     kept_where,
     row_tokens,
 )
-from prefixwise.backends.layout.tiles import KEY_BLOCK, NARROW, PREFIX, WIDE
+from prefixwise.forward.tiles import KEY_TILE, NARROW, PREFIX, WIDE
 
 UNROLLED_HEADS = 8  # KV heads; with more of them they are a loop
 INT32_MAX = 2**31 - 1
@@ -84,7 +84,7 @@ class TileRefs(NamedTuple):
     prefix_len: Ref  # [T]
     prefix_read: Ref  # [T]
     prefix_list: Ref  # [T]
-    block_addresses: Ref  # [blocks]
+    key_tile_addresses: Ref  # [blocks]
     base: Ref  # [1]
 
 
@@ -94,8 +94,8 @@ class Scratch(NamedTuple):
     window: Ref  # [2, W, N + 2 K, H] of the inputs' dtype
     heads: Ref  # [parts, N + 2 K, W, P] float32
     q: Ref  # [N, tile_tokens, H] of the inputs' dtype
-    keys: Ref  # [K, KEY_BLOCK, H] of the inputs' dtype
-    values: Ref  # [K, KEY_BLOCK, H] of the inputs' dtype
+    keys: Ref  # [K, KEY_TILE, H] of the inputs' dtype
+    values: Ref  # [K, KEY_TILE, H] of the inputs' dtype
     out: Ref  # [parts, N, W, P] float32
     peak: Ref  # [1, N, W, 128] float32
     total: Ref  # [1, N, W, 128] float32
@@ -215,7 +215,7 @@ class Kernel:
         following = jnp.minimum(number + 1, len(tiles.wide_segment) - 1)
         is_last = (number + 1 == end) | (tiles.wide_segment[following] != segment)
         stop = tiles.wide_start[number] + tiles.wide_len[number]
-        num_blocks = jnp.where(is_last, lax.div(tiles.wide_start[number] - segment, KEY_BLOCK) + 1, 0)
+        num_blocks = jnp.where(is_last, lax.div(tiles.wide_start[number] - segment, KEY_TILE) + 1, 0)
 
         def token(width: int) -> jax.Array:
             return tiles.prefix_start[tile] + row_tokens(self.shape.heads_per_kv, self.shape.tile_tokens, width)
@@ -224,15 +224,15 @@ class Kernel:
             return (token(width) >= segment) & (token(width) < stop)
 
         def start(block: jax.Array) -> None:
-            first = segment + block * KEY_BLOCK
+            first = segment + block * KEY_TILE
             for copy in self.segment_blocks.copies(block, first, stop - first):
                 pl.when(block < num_blocks)(copy.start)
 
         def attend(block: jax.Array, _: None) -> None:
             start(block + 1)
-            first = segment + block * KEY_BLOCK
+            first = segment + block * KEY_TILE
             self._arrive(self.segment_blocks, block, first, stop - first)
-            seen = first + self._key <= token(KEY_BLOCK)
+            seen = first + self._key <= token(KEY_TILE)
             self._block(lambda old, new: kept_where(is_here, accumulate(old, new, seen, sees_some=False), old))
 
         start(jnp.int32(0))
@@ -241,7 +241,7 @@ class Kernel:
     def _prefix(self, tile: jax.Array) -> None:
         """All rows over the prefix's blocks, of which the first is under way."""
         num_read = self.tiles.prefix_read[tile]
-        num_whole = lax.div(num_read, KEY_BLOCK)
+        num_whole = lax.div(num_read, KEY_TILE)
 
         def attend(block: jax.Array, _: None) -> None:
             self._start_prefix_block(tile, block + 1)
@@ -253,16 +253,16 @@ class Kernel:
             self._block(lambda old, new: accumulate(old, new, self._key < rest))
 
         lax.fori_loop(0, num_whole, attend, None)
-        rest = num_read - num_whole * KEY_BLOCK
+        rest = num_read - num_whole * KEY_TILE
         pl.when(rest > 0)(partial(attend_last, rest))
 
     @property
     def _key(self) -> jax.Array:
-        """Of each of the tile's rows and keys [R, KEY_BLOCK] the key's place in its block."""
-        return lax.broadcasted_iota(jnp.int32, (self.shape.heads_per_kv * self.shape.tile_tokens, KEY_BLOCK), 1)
+        """Of each of the tile's rows and keys [R, KEY_TILE] the key's place in its block."""
+        return lax.broadcasted_iota(jnp.int32, (self.shape.heads_per_kv * self.shape.tile_tokens, KEY_TILE), 1)
 
     def _start_prefix_block(self, tile: jax.Array, block: jax.Array) -> None:
-        rest = self.tiles.prefix_read[tile] - block * KEY_BLOCK
+        rest = self.tiles.prefix_read[tile] - block * KEY_TILE
 
         @pl.when(rest > 0)
         def _() -> None:
@@ -270,14 +270,14 @@ class Kernel:
                 copy.start()
 
     def _address(self, tile: jax.Array, block: jax.Array) -> jax.Array:
-        address: jax.Array = self.tiles.block_addresses[self.tiles.prefix_list[tile] + block]
+        address: jax.Array = self.tiles.key_tile_addresses[self.tiles.prefix_list[tile] + block]
         return self.tiles.base[0] + address
 
     def _arrive(
         self, blocks: KeyBlocks | OneHeadPages, block: jax.Array, address: jax.Array, count: jax.Array | None
     ) -> None:
         """`count`: of the tokens that are needed; None: all."""
-        for copy in blocks.copies(block, address, jnp.int32(KEY_BLOCK) if count is None else count):
+        for copy in blocks.copies(block, address, jnp.int32(KEY_TILE) if count is None else count):
             copy.wait()
         blocks.unpack(block, count, self.scratch.keys, self.scratch.values)
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from prefixwise.backends.jax.attention.base import AttentionImplementation, Heads, Partial, Source
-from prefixwise.backends.layout.tiles import KEY_BLOCK, NARROW, PREFIX, WIDE, DeviceTiles, TileSizes
+from prefixwise.forward.tiles import KEY_TILE, NARROW, PREFIX, WIDE, DeviceTiles, TileSizes
 
 SIZES = TileSizes(narrow=32, wide=128, prefix=64)
 NARROW_GROUP = 8  # narrow tiles that are computed together
@@ -51,7 +51,7 @@ class XlaAttention(AttentionImplementation):
 
     def batch_source(self, k: jax.Array, v: jax.Array) -> Source:
         """The batch's own keys and values [T, K, H] as a place where prefixes are read."""
-        return Source(with_room(k, KEY_BLOCK), with_room(v, KEY_BLOCK), jnp.int32(0))
+        return Source(with_room(k, KEY_TILE), with_room(v, KEY_TILE), jnp.int32(0))
 
     def own(self, q: jax.Array, k: jax.Array, v: jax.Array, tiles: DeviceTiles) -> Partial:
         """Every segment's tokens over themselves: q [T, N, H], k and v [T, K, H]."""
@@ -105,22 +105,22 @@ class XlaAttention(AttentionImplementation):
         """The prefix part, merged with the own part: [T, N, H] in q's dtype."""
         num_tokens, dtype = len(q), q.dtype
         q, state = with_room(q, SIZES.prefix), Partial(*(with_room(each, SIZES.prefix) for each in own))
-        offset, column = jnp.arange(SIZES.prefix), jnp.arange(KEY_BLOCK)
+        offset, column = jnp.arange(SIZES.prefix), jnp.arange(KEY_TILE)
 
         def tile(number: jax.Array, state: Partial) -> Partial:
             start, num_read = tiles.prefix_start[number], tiles.prefix_read[number]
             queries = _rows(q, start, SIZES.prefix, source.keys.shape[1])
 
             def block(j: jax.Array, softmax: State) -> State:
-                address = tiles.block_addresses[tiles.token_prefix_list[start] + j]
-                is_read = j * KEY_BLOCK + column < num_read
-                seen = jnp.broadcast_to(is_read, (SIZES.prefix, KEY_BLOCK))
+                address = tiles.key_tile_addresses[tiles.token_prefix_list[start] + j]
+                is_read = j * KEY_TILE + column < num_read
+                seen = jnp.broadcast_to(is_read, (SIZES.prefix, KEY_TILE))
                 if self._visible is not None:
                     seen = seen & self._visible(start + offset, address + column)
                 return _step(softmax, queries, source.keys, source.values, source.base + address, seen, is_read)
 
             begun = _resume(state, start, source.keys.shape[1])
-            softmax = lax.fori_loop(0, -(-num_read // KEY_BLOCK), block, begun)
+            softmax = lax.fori_loop(0, -(-num_read // KEY_TILE), block, begun)
             return _store(state, softmax, start, offset < tiles.prefix_len[number])
 
         state = lax.fori_loop(0, tiles.counts[PREFIX], tile, state)

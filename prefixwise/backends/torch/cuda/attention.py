@@ -1,6 +1,6 @@
 """Launching the attention kernels: which tiles and blocks a model gets, and one call per layer.
 
-How fast a kernel is depends on its tiles, warps and stages, and nothing else does: `PrefixTuning` and `OwnTuning` are
+How fast a kernel is depends on its tiles, warps and stages, and nothing else does: `PrefixTuning` and `SelfAttentionTuning` are
 data, so that a sweep can choose. A model has one of each for all its forwards, whatever they hold.
 """
 
@@ -15,10 +15,10 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from prefixwise.backends.layout.tiles import KEY_BLOCK, NARROW, PREFIX, WIDE, TileSizes
-from prefixwise.backends.torch.cuda.attention_kernels import own_kernel, prefix_kernel
+from prefixwise.backends.torch.cuda.attention_kernels import prefix_kernel, self_attention_kernel
 from prefixwise.backends.torch.cuda.inputs import TileArrays
-from prefixwise.backends.torch.fused import launch
+from prefixwise.backends.torch.fused_elementwise import launch
+from prefixwise.forward.tiles import KEY_TILE, NARROW, PREFIX, WIDE, TileSizes
 from prefixwise.models.config import ModelConfig
 
 LOG2_E = math.log2(math.e)
@@ -34,14 +34,14 @@ class PrefixTuning:
 
     is_hopper: bool = False  # the kernel for Hopper, or the one for all
     num_rows: int = 128  # tokens x query heads of one KV head
-    num_keys: int = 128  # of a block; divides KEY_BLOCK
+    num_keys: int = 128  # of a block; divides KEY_TILE
     num_stages: int = 2  # blocks under way
     num_warps: int = 8
     programs_per_sm: int = 1
 
 
 @dataclass(frozen=True)
-class OwnTuning:
+class SelfAttentionTuning:
     """Of the narrow tiles of the own part, or of the wide ones."""
 
     width: int  # tokens, at most
@@ -60,9 +60,9 @@ def prefix_tunings(head_size: int, device: torch.device) -> list[PrefixTuning]:
     return [*for_hopper, PrefixTuning(num_keys=32) if head_size > 128 else PrefixTuning()]
 
 
-def own_tunings(head_size: int) -> tuple[OwnTuning, OwnTuning]:
+def self_attention_tunings(head_size: int) -> tuple[SelfAttentionTuning, SelfAttentionTuning]:
     """Of narrow tiles and of wide ones."""
-    return OwnTuning(32, num_warps=4 if head_size <= 128 else 8), OwnTuning(64, num_warps=8)
+    return SelfAttentionTuning(32, num_warps=4 if head_size <= 128 else 8), SelfAttentionTuning(64, num_warps=8)
 
 
 @dataclass(frozen=True)
@@ -86,9 +86,12 @@ class PagedAttention:
         head_size: int,
         device: torch.device,
         prefix: PrefixTuning | None = None,
-        own: tuple[OwnTuning, OwnTuning] | None = None,
+        own: tuple[SelfAttentionTuning, SelfAttentionTuning] | None = None,
     ) -> None:
-        self._prefix, self._own = prefix or prefix_tunings(head_size, device)[0], own or own_tunings(head_size)
+        self._prefix, self._own = (
+            prefix or prefix_tunings(head_size, device)[0],
+            own or self_attention_tunings(head_size),
+        )
         self._device = device
         self._num_kv_heads, self._group, self._head_size = num_kv_heads, num_heads // num_kv_heads, head_size
         self._group_block = triton.next_power_of_2(self._group)
@@ -114,14 +117,14 @@ class PagedAttention:
             prefix=prefix,
         )
 
-    def try_out(self, dtype: torch.dtype) -> None:
+    def probe(self, dtype: torch.dtype) -> None:
         """Run the prefix part without a tile: what cannot be compiled fails here."""
         k, h, device = self._num_kv_heads, self._head_size, self._device
         num_heads = k * self._group
-        qkv = torch.zeros(KEY_BLOCK, num_heads + 2 * k, h, dtype=dtype, device=device)
+        qkv = torch.zeros(KEY_TILE, num_heads + 2 * k, h, dtype=dtype, device=device)
         source = KeySource(qkv, qkv, num_heads, num_heads + k)
         none = torch.zeros(16, dtype=torch.int32, device=device)
-        lse = torch.zeros(KEY_BLOCK, num_heads, device=device)
+        lse = torch.zeros(KEY_TILE, num_heads, device=device)
         self.attend_prefix(qkv, source, TileArrays(*[none] * len(TileArrays._fields)), qkv[:, :num_heads].clone(), lse)
         lse.cpu()  # waits for it
 
@@ -136,18 +139,18 @@ class PagedAttention:
 
         Tokens that are in no tile, padding that is, keep what was in `out`.
         """
-        self.attend_own(NARROW, qkv, tiles, out, lse)
-        self.attend_own(WIDE, qkv, tiles, out, lse)
+        self.attend_self(NARROW, qkv, tiles, out, lse)
+        self.attend_self(WIDE, qkv, tiles, out, lse)
         self.attend_prefix(qkv, source, tiles, out, lse)
 
-    def attend_own(self, kind: int, qkv: Tensor, tiles: TileArrays[Tensor], out: Tensor, lse: Tensor) -> None:
+    def attend_self(self, kind: int, qkv: Tensor, tiles: TileArrays[Tensor], out: Tensor, lse: Tensor) -> None:
         """The narrow tiles, or the wide ones: sets `out` and `lse` of their tokens."""
         is_wide, sizes, tuning = kind == WIDE, self.tile_sizes, self._own[kind]
         arrays = (tiles.narrow_start, tiles.narrow_len, tiles.narrow_start)
         if is_wide:
             arrays = (tiles.wide_start, tiles.wide_len, tiles.wide_segment)
         launch(
-            own_kernel,
+            self_attention_kernel,
             (self._num_programs(len(arrays[0]), tuning.programs_per_sm),),
             tiles.counts,
             *arrays,
@@ -179,13 +182,13 @@ class PagedAttention:
             kernel,
             (self._num_programs(len(tiles.prefix_start), tuning.programs_per_sm),),
             tiles.counts,
-            *(tiles.prefix_start, tiles.prefix_len, tiles.prefix_read, tiles.prefix_list, tiles.block_addresses),
+            *(tiles.prefix_start, tiles.prefix_len, tiles.prefix_read, tiles.prefix_list, tiles.key_tile_addresses),
             *(qkv, keys, values, out, lse),
             first_key_head=source.first_key_head,
             first_value_head=source.first_value_head,
             kind=PREFIX,
             width=self.tile_sizes.prefix,
-            page_size=KEY_BLOCK,
+            page_size=KEY_TILE,
             num_warps=tuning.num_warps,
             **sizes,
             **self._sizes,

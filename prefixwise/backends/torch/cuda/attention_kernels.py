@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from prefixwise.backends.torch.fused import jit
+from prefixwise.backends.torch.fused_elementwise import jit
 
 
 @jit
@@ -41,7 +41,7 @@ def _step(
 
 
 @jit
-def own_kernel(
+def self_attention_kernel(
     counts: tl.tensor,  # [3] int32: tiles of each kind
     starts: tl.tensor,  # [tiles] int32: first token
     lens: tl.tensor,  # [tiles] int32: tokens

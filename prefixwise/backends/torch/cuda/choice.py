@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from prefixwise.backends.base import BackendInfo
+from prefixwise.backends.torch.elementwise import ElementwiseOps, PlainElementwiseOps
 from prefixwise.backends.torch.model import Transformer
-from prefixwise.backends.torch.row_ops import PlainRowOps, RowOps
+from prefixwise.forward.backend import BackendInfo
 from prefixwise.models.config import ModelConfig
 
 if TYPE_CHECKING:
@@ -24,20 +24,24 @@ _LEAST_CAPABILITY = (9, 0)  # Hopper
 
 
 def choose_paged_runner(
-    transformer: Transformer, row_ops: RowOps, info: BackendInfo, *, is_coarse: bool
+    transformer: Transformer, elementwise_ops: ElementwiseOps, info: BackendInfo, *, is_coarse: bool
 ) -> PagedRunner | None:
     """For CUDA in half precision where Triton works (it made the row ops, too); else None."""
     device = transformer.weights.embedding.device
-    if isinstance(row_ops, PlainRowOps) or not has_paged_attention(transformer.config) or not is_new_enough(device):
+    if (
+        isinstance(elementwise_ops, PlainElementwiseOps)
+        or not has_paged_attention(transformer.config)
+        or not is_new_enough(device)
+    ):
         return None
     try:
         from prefixwise.backends.torch.cuda.runner import PagedRunner
 
         attention = _choose_attention(transformer.config, transformer.weights.embedding.dtype, device)
         # More than a step is only in a forward of one row that is longer than that; it has memory of its own then.
-        pages, tokens = info.num_prefix_blocks, info.step_tokens
+        pages, tokens = info.num_kv_blocks, info.step_tokens
         runner = PagedRunner(transformer, attention, num_pages=pages, max_tokens=tokens, is_coarse=is_coarse)
-        runner.try_out()
+        runner.probe()
         return runner
     except Exception as error:  # a kernel that does not fit this device, too little memory: PyTorch may still do it
         log.warning("paged attention does not work here, so scoring is slower than it could be: %s", error)
@@ -63,7 +67,7 @@ def _choose_attention(config: ModelConfig, dtype: torch.dtype, device: torch.dev
     for tuning in better:
         attention = PagedAttention.for_model(config, device, tuning)
         try:
-            attention.try_out(dtype)
+            attention.probe(dtype)
             return attention
         except Exception as error:
             log.warning("a faster attention does not work here: %s", error)

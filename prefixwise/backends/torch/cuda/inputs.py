@@ -8,11 +8,11 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
-from prefixwise.backends.base import ForwardBatch
-from prefixwise.backends.layout.packing import Packing
-from prefixwise.backends.layout.pages import keep_slots
-from prefixwise.backends.layout.tiles import Tiles, TileSizes, cut_tiles, tile_capacities
 from prefixwise.contract.ragged import Int32Array, Int64Array
+from prefixwise.forward.batch import ForwardBatch
+from prefixwise.forward.kv_pages import cache_slots
+from prefixwise.forward.packing import Packing
+from prefixwise.forward.tiles import Tiles, TileSizes, cut_tiles, tile_capacities
 
 Item = TypeVar("Item")
 
@@ -43,8 +43,8 @@ class TileArrays(NamedTuple, Generic[Item]):
     prefix_start: Item
     prefix_len: Item
     prefix_read: Item
-    prefix_list: Item  # where in `block_addresses` the blocks of the tile's prefix begin
-    block_addresses: Item
+    prefix_list: Item  # where in `key_tile_addresses` the blocks of the tile's prefix begin
+    key_tile_addresses: Item
 
 
 class ForwardInputs(NamedTuple, Generic[Item]):
@@ -52,7 +52,7 @@ class ForwardInputs(NamedTuple, Generic[Item]):
 
     token_ids: Item  # [T]
     positions: Item  # [T]
-    keep_slots: Item  # [T]: place in the pool, NOT_KEPT for most
+    cache_slots: Item  # [T]: place in the pool, NOT_CACHED for most
     score_tokens: Item  # [T]
     tiles: TileArrays[Item]
 
@@ -65,7 +65,7 @@ def capacities(spec: ProgramSpec, sizes: TileSizes, max_pool_blocks: int) -> For
     return ForwardInputs(
         token_ids=num_tokens,
         positions=num_tokens,
-        keep_slots=num_tokens * is_pool,
+        cache_slots=num_tokens * is_pool,
         score_tokens=num_tokens * spec.scores,
         tiles=_chosen(of_tiles),
     )
@@ -83,7 +83,7 @@ def host_inputs(
     return ForwardInputs(
         token_ids=_filled(batch.token_ids, spec.num_tokens),
         positions=_filled(batch.positions, spec.num_tokens),
-        keep_slots=_keep_slots(batch, spec, new_pages),
+        cache_slots=_keep_slots(batch, spec, new_pages),
         score_tokens=_filled(batch.score_tokens, spec.num_tokens) if spec.scores else nothing,
         tiles=_chosen(cut_tiles(batch, sizes, prefix_blocks, has_token_arrays=False)),
     )
@@ -104,7 +104,7 @@ def _filled(array: Int32Array | Int64Array, length: int) -> Int32Array:
 def _keep_slots(batch: ForwardBatch, spec: ProgramSpec, new_pages: Mapping[int, int]) -> Int32Array:
     if spec.reads != "pool":
         return np.zeros(0, np.int32)
-    return keep_slots(batch, list(new_pages), list(new_pages.values()), spec.num_tokens)
+    return cache_slots(batch, list(new_pages), list(new_pages.values()), spec.num_tokens)
 
 
 def flat(inputs: ForwardInputs[Item]) -> list[Item]:

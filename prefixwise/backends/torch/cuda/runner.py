@@ -10,17 +10,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from prefixwise.backends.base import ForwardBatch, PrefixBlock, Program
-from prefixwise.backends.layout.block_lists import batch_blocks, pool_blocks
-from prefixwise.backends.layout.buckets import token_buckets
-from prefixwise.backends.layout.tiles import KEY_BLOCK, read_lens
 from prefixwise.backends.torch.cuda.attention import PagedAttention
 from prefixwise.backends.torch.cuda.inputs import ForwardInputs, ProgramSpec, TileArrays, host_inputs
-from prefixwise.backends.torch.cuda.pool import PagedBlock, PagePool
+from prefixwise.backends.torch.cuda.kv_cache import KVCache, PagedBlock
 from prefixwise.backends.torch.cuda.programs import Programs
 from prefixwise.backends.torch.cuda.trunk import Trunk
 from prefixwise.backends.torch.model import Transformer
 from prefixwise.contract.ragged import Int32Array
+from prefixwise.forward.backend import Program
+from prefixwise.forward.batch import ForwardBatch, KVBlock
+from prefixwise.forward.buckets import token_buckets
+from prefixwise.forward.kv_pages import batch_tiles, page_table
+from prefixwise.forward.tiles import KEY_TILE, read_lens
 
 MAX_BLOCKS_PER_PAGE = 2  # prefixes of one forward may share pages, which are then listed more than once
 COARSE_STEP = 4  # from one size of a forward to the next, where few are wanted
@@ -43,7 +44,7 @@ class PagedRunner:
     ) -> None:
         config, embedding = transformer.config, transformer.weights.embedding
         self._transformer, self._attention = transformer, attention
-        self.pool = PagePool(
+        self.pool = KVCache(
             num_layers=config.num_layers,
             num_pages=num_pages,
             num_kv_heads=config.num_kv_heads,
@@ -61,15 +62,15 @@ class PagedRunner:
             step=COARSE_STEP if is_coarse else None,
             steps_per_doubling=STEPS_PER_DOUBLING,
         )
-        self.max_blocks_read = MAX_BLOCKS_PER_PAGE * num_pages
-        self._programs = Programs(trunk, self.buckets, self.max_blocks_read, records=records)
+        self.max_kv_blocks_read = MAX_BLOCKS_PER_PAGE * num_pages
+        self._programs = Programs(trunk, self.buckets, self.max_kv_blocks_read, records=records)
 
     def start(self, batch: ForwardBatch) -> tuple[tuple[PagedBlock, ...], Tensor | None]:
         """Queue a forward: the blocks that it keeps, and the hidden states [R, D] of its scored tokens, if any.
 
         Raises BackendError where the blocks do not fit.
         """
-        lens, stored = np.diff(batch.segment_starts), (*batch.keep_segments, *_passing_segments(batch))
+        lens, stored = np.diff(batch.segment_starts), (*batch.cache_segments, *_passing_segments(batch))
         blocks = self.pool.take([int(lens[segment]) for segment in stored])
         try:
             hidden = self._send(batch, dict(zip(stored, map(self.pool.address, blocks), strict=True)))
@@ -77,13 +78,13 @@ class PagedRunner:
             release(blocks)
             raise
         # Pages for this forward alone go back now: whoever writes to them next comes later in the stream.
-        release(blocks[len(batch.keep_segments) :])
-        return blocks[: len(batch.keep_segments)], hidden
+        release(blocks[len(batch.cache_segments) :])
+        return blocks[: len(batch.cache_segments)], hidden
 
     def _send(self, batch: ForwardBatch, new_pages: Mapping[int, int]) -> Tensor | None:
         """`new_pages`: addresses for the segments that go to the pool."""
         spec = self._spec(batch)
-        lists = pool_blocks(batch, new_pages, self.pool.address) if spec.reads == "pool" else batch_blocks(batch)
+        lists = page_table(batch, new_pages, self.pool.address) if spec.reads == "pool" else batch_tiles(batch)
         inputs = host_inputs(batch, spec, self._attention.tile_sizes, lists, new_pages)
         return self._run(spec, inputs, len(batch.score_tokens))
 
@@ -113,23 +114,23 @@ class PagedRunner:
             torch.cuda.synchronize(self.pool.keys.device)
 
     @property
-    def num_recorded(self) -> int:
-        return self._programs.num_recorded
+    def num_captured(self) -> int:
+        return self._programs.num_captured
 
-    def try_out(self) -> None:
+    def probe(self) -> None:
         """Run the smallest program of each kind: what cannot work fails here, not in a request."""
         for program in self.programs()[-3:]:
             program.prepare()
 
 
-def release(blocks: Iterable[PrefixBlock]) -> None:
+def release(blocks: Iterable[KVBlock]) -> None:
     """Give their pages back at once, whoever still holds them: an exception holds the frames that it came through."""
     for block in blocks:
         block.release()
 
 
 def _reads_pool(batch: ForwardBatch) -> bool:
-    return bool(batch.keep_segments) or any(prefix.blocks for prefix in batch.prefixes)
+    return bool(batch.cache_segments) or any(prefix.blocks for prefix in batch.prefixes)
 
 
 def _passing_segments(batch: ForwardBatch) -> list[int]:
@@ -141,9 +142,9 @@ def _passing_segments(batch: ForwardBatch) -> list[int]:
     found: list[int] = []
     for prefix, length in zip(batch.prefixes, longest.tolist(), strict=True):
         if prefix.segment is not None:
-            num_new = -(-length // KEY_BLOCK) - len(prefix.blocks)
+            num_new = -(-length // KEY_TILE) - len(prefix.blocks)
             found += range(prefix.segment, prefix.segment + max(0, num_new))
-    return sorted(set(found) - set(batch.keep_segments))
+    return sorted(set(found) - set(batch.cache_segments))
 
 
 def _one_token(spec: ProgramSpec) -> ForwardInputs[Int32Array]:
@@ -154,7 +155,7 @@ def _one_token(spec: ProgramSpec) -> ForwardInputs[Int32Array]:
     return ForwardInputs(
         token_ids=zeros,
         positions=zeros,
-        keep_slots=zeros - 1 if spec.reads == "pool" else nothing,
+        cache_slots=zeros - 1 if spec.reads == "pool" else nothing,
         score_tokens=zeros if spec.scores else nothing,
         tiles=tiles._replace(counts=np.array([1, 0, 0], np.int32), narrow_start=zero, narrow_len=one),
     )

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from prefixwise.backends.torch.cuda.attention import KeySource, PagedAttention
+from prefixwise.backends.torch.cuda.fused_elementwise import add_norm, gate, linear, norm, qk_norm_rope
 from prefixwise.backends.torch.cuda.inputs import ForwardInputs, ProgramSpec
-from prefixwise.backends.torch.cuda.pool import PagePool
-from prefixwise.backends.torch.cuda.row_steps import add_norm, gate, linear, norm, turn_heads
+from prefixwise.backends.torch.cuda.kv_cache import KVCache
 from prefixwise.backends.torch.cuda.workspace import Buffers
 from prefixwise.backends.torch.weights import LayerWeights, ModelWeights
 from prefixwise.models.config import ModelConfig
@@ -27,7 +27,7 @@ class Trunk:
     config: ModelConfig
     weights: ModelWeights
     attention: PagedAttention
-    pool: PagePool
+    pool: KVCache
     block_rows: int | None  # rows of a product; None: all
     frequencies: Tensor  # [H / 2] float32, radians per position
 
@@ -62,8 +62,8 @@ class Trunk:
         """Q K V, their norms and rotation, and to the pool what is kept; gives the place where prefixes are read."""
         n, k, pool = self.config.num_heads, self.config.num_kv_heads, self.pool.layer(number)
         linear(buffers.normed, layer.qkv, layer.qkv_bias, buffers.qkv.flatten(1), self.block_rows)
-        slots = inputs.keep_slots if spec.reads == "pool" else None
-        turn_heads(buffers.qkv, layer.qk_norm, self.config.norm_eps, buffers.cos, buffers.sin, slots, pool)
+        slots = inputs.cache_slots if spec.reads == "pool" else None
+        qk_norm_rope(buffers.qkv, layer.qk_norm, self.config.norm_eps, buffers.cos, buffers.sin, slots, pool)
         return pool if spec.reads == "pool" else KeySource(buffers.qkv, buffers.qkv, n, n + k)
 
     def _finish(self, layer: LayerWeights, buffers: Buffers) -> None:

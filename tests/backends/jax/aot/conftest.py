@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.random_checkpoint import QWEN3_06B
-from prefixwise.backends.base import BackendOptions
 from prefixwise.backends.jax.aot.environment import missing_packages, prepare_compiler
 from prefixwise.backends.jax.aot.recorder import RecordingBackend
 from prefixwise.backends.jax.attention.base import AttentionImplementation
+from prefixwise.forward.backend import BackendOptions
 from prefixwise.models.config import ModelConfig
 
 # Heads that no number of chips divides, with norms of heads, in three layers: a loop and the last.

@@ -20,7 +20,7 @@ from prefixwise.backends.jax.attention.base import AttentionImplementation, Head
 from prefixwise.backends.jax.attention.pallas_tpu import MAX_TOKENS
 from prefixwise.backends.jax.inputs import ProgramSpec
 from prefixwise.backends.jax.programs import HeadSpec
-from prefixwise.backends.layout.tiles import KEY_BLOCK, DeviceTiles, TileSizes
+from prefixwise.forward.tiles import KEY_TILE, DeviceTiles, TileSizes
 from tests.backends.jax.aot.conftest import SMALL, Describe
 
 NUM_TOKENS = 1024  # the square of which no array of the small model has, however it is split
@@ -137,19 +137,19 @@ class GatheringAttention(AttentionImplementation):
         return None
 
     def tile_sizes(self, heads_per_kv: int) -> TileSizes:
-        return TileSizes(32, wide=KEY_BLOCK, prefix=KEY_BLOCK)
+        return TileSizes(32, wide=KEY_TILE, prefix=KEY_TILE)
 
     def attend(self, heads: Heads, source: Source | None, tiles: DeviceTiles) -> jax.Array:
         def kernel(rows: Any, queries: Any, out: Any) -> None:
             out[...] = queries[...][rows[...], :]
 
         flat = heads.q.reshape(len(heads.q), -1)
-        rows, queries = tiles.token_segment[:KEY_BLOCK], flat[:KEY_BLOCK]
+        rows, queries = tiles.token_segment[:KEY_TILE], flat[:KEY_TILE]
         vmem = pl.BlockSpec(memory_space=pltpu.VMEM)
         gathered = pl.pallas_call(
             kernel, out_shape=jax.ShapeDtypeStruct(queries.shape, queries.dtype), in_specs=[vmem, vmem], out_specs=vmem
         )(rows, queries)
-        return flat.at[:KEY_BLOCK].set(gathered).reshape(heads.q.shape)
+        return flat.at[:KEY_TILE].set(gathered).reshape(heads.q.shape)
 
 
 def test_a_kernel_with_a_row_gather_is_caught(describe: Describe) -> None:

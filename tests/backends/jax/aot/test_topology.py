@@ -37,7 +37,7 @@ def test_a_slice_has_the_chips_of_its_grid(describe: Describe, topology: str, nu
 
 def test_a_fifth_of_the_memory_is_for_prefixes(describe: Describe) -> None:
     info = describe("v5e:1x1", prefix_cache_bytes=None).info
-    assert info.num_prefix_blocks * info.prefix_block_bytes <= 0.2 * (16 << 30)
+    assert info.num_kv_blocks * info.kv_block_bytes <= 0.2 * (16 << 30)
     assert info.attention == "pallas_tpu"
 
 

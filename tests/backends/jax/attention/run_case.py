@@ -16,14 +16,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from prefixwise.backends.base import ForwardBatch, Layout
 from prefixwise.backends.jax.attention import api
 from prefixwise.backends.jax.attention.base import AttentionImplementation, Heads, Source
 from prefixwise.backends.jax.attention.dense import DenseMask, make_mask, token_rows
 from prefixwise.backends.jax.attention.shapes import AttentionShape
-from prefixwise.backends.layout.block_lists import batch_blocks, pool_blocks
-from prefixwise.backends.layout.tiles import (
-    KEY_BLOCK,
+from prefixwise.contract.ragged import Int64Array
+from prefixwise.forward.batch import ForwardBatch, Layout
+from prefixwise.forward.kv_pages import batch_tiles, page_table
+from prefixwise.forward.tiles import (
+    KEY_TILE,
     DeviceTiles,
     HostTiles,
     Tiles,
@@ -31,7 +32,6 @@ from prefixwise.backends.layout.tiles import (
     cut_tiles,
     tile_capacities,
 )
-from prefixwise.contract.ragged import Int64Array
 from tests.attention_cases import HEAD_CASES, AttentionCase, AttentionInputs, Floats, Implementation
 from tests.backends.jax.quick_compiler import QUICKLY
 
@@ -157,32 +157,32 @@ def with_nan(values: Floats, size: int) -> Floats:
 def prefix_blocks(batch: ForwardBatch, capacity: Capacity) -> list[Int64Array]:
     """Addresses of the key blocks of each prefix: tokens of the batch, or pages of the pool in any order."""
     if batch.layout is not Layout.EXTEND:
-        return batch_blocks(batch)
-    pages = iter((KEY_BLOCK * np.random.default_rng(batch.num_tokens).permutation(capacity.num_blocks)).tolist())
+        return batch_tiles(batch)
+    pages = iter((KEY_TILE * np.random.default_rng(batch.num_tokens).permutation(capacity.num_blocks)).tolist())
     of_block = {id(block): next(pages) for prefix in batch.prefixes for block in prefix.blocks}  # equal ones differ
     of_segment = {segment: next(pages) for segment in kept_segments(batch)}
-    return pool_blocks(batch, of_segment, lambda block: of_block[id(block)])
+    return page_table(batch, of_segment, lambda block: of_block[id(block)])
 
 
 def kept_segments(batch: ForwardBatch) -> list[int]:
     """Those that a forward with this batch would keep: a prefix goes on with them, and they are a block at most."""
     first = [prefix.segment for prefix in batch.prefixes if prefix.segment is not None]
     lens = np.diff(batch.segment_starts)
-    return [segment for segment in range(min(first, default=len(lens)), len(lens)) if lens[segment] == KEY_BLOCK]
+    return [segment for segment in range(min(first, default=len(lens)), len(lens)) if lens[segment] == KEY_TILE]
 
 
 def make_pool(
     batch: ForwardBatch, inputs: AttentionInputs, blocks: Sequence[Int64Array], num_pages: int, dtype: DTypeLike
 ) -> Source:
     """All prefixes in their pages, behind a layer of the pool that is not ours, and before pages of nobody."""
-    shape = ((1 + num_pages + 1) * KEY_BLOCK, *inputs.k.shape[1:])
+    shape = ((1 + num_pages + 1) * KEY_TILE, *inputs.k.shape[1:])
     pools = [np.full(shape, np.nan, np.float32) for _ in range(2)]
     for number, addresses in enumerate(blocks):
-        slots = (KEY_BLOCK + addresses[:, None] + np.arange(KEY_BLOCK)).reshape(-1)
+        slots = (KEY_TILE + addresses[:, None] + np.arange(KEY_TILE)).reshape(-1)
         for pool, values in zip(pools, whole_prefix(batch, inputs, number), strict=True):
             count = min(len(slots), len(values))
             pool[slots[:count]] = values[:count]
-    return Source(jnp.asarray(pools[0], dtype), jnp.asarray(pools[1], dtype), jnp.int32(KEY_BLOCK))
+    return Source(jnp.asarray(pools[0], dtype), jnp.asarray(pools[1], dtype), jnp.int32(KEY_TILE))
 
 
 def whole_prefix(batch: ForwardBatch, inputs: AttentionInputs, number: int) -> tuple[Floats, Floats]:

@@ -10,8 +10,8 @@ import pytest
 from prefixwise.backends.jax.attention import api
 from prefixwise.backends.jax.attention.base import Heads, Source
 from prefixwise.backends.jax.attention.hopper import HopperAttention
-from prefixwise.backends.layout.tiles import TileSizes, cut_tiles
 from prefixwise.contract.errors import BackendError
+from prefixwise.forward.tiles import TileSizes, cut_tiles
 from tests.attention_cases import AttentionCase, expected_output, make_batch, make_inputs
 from tests.backends.jax.attention.interpreter import interpreter_parameters
 from tests.backends.jax.attention.run_case import Capacity, fill_up, with_nan

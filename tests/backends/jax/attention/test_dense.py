@@ -7,9 +7,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from prefixwise.backends.base import Layout
 from prefixwise.backends.jax.attention.dense import make_mask, token_rows
 from prefixwise.backends.jax.data_shards import split_batch
+from prefixwise.forward.batch import Layout
 from tests.backends.jax.batches import Tail, draw_ids, rows_batch
 
 PREFIX_LEN = 150  # a block, and 22 tokens

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from jax.typing import DTypeLike
 
-from prefixwise.backends.base import ForwardBatch, Layout, MaskImpl
 from prefixwise.backends.jax.attention.base import AttentionImplementation
 from prefixwise.backends.jax.attention.hopper import HopperAttention
 from prefixwise.backends.jax.attention.pallas_gpu import PallasGpuAttention
@@ -21,7 +20,8 @@ from prefixwise.backends.jax.attention.reference import ReferenceAttention
 from prefixwise.backends.jax.attention.shapes import SHAPES, AttentionShape
 from prefixwise.backends.jax.attention.xla import XlaAttention, as_float32
 from prefixwise.backends.jax.devices import DeviceChoice
-from prefixwise.backends.layout.tiles import KEY_BLOCK, cut_tiles
+from prefixwise.forward.batch import ForwardBatch, Layout, MaskImpl
+from prefixwise.forward.tiles import KEY_TILE, cut_tiles
 from tests.attention_cases import (
     CASE_NAMED,
     CASES,
@@ -220,7 +220,7 @@ class TestNamedShapes:
         self, implementation: AttentionImplementation, shape: AttentionShape, dtype: DTypeLike
     ) -> None:
         case = case_of(shape)
-        num_blocks = sum(-(-length // KEY_BLOCK) for length in shape.prefix_lens)
+        num_blocks = sum(-(-length // KEY_TILE) for length in shape.prefix_lens)
         capacity = Capacity(-(-(shape.num_tokens + PADDING) // 256) * 256, num_blocks)
         batch, inputs = make_batch(case), round_inputs(make_inputs(case), dtype)
         found = runner(implementation, capacity, dtype, "gpu")(batch, inputs)[: batch.num_tokens]

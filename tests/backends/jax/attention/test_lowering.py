@@ -19,11 +19,11 @@ from prefixwise.backends.jax.attention.pallas_gpu import PallasGpuAttention
 from prefixwise.backends.jax.attention.pallas_tpu import PallasTpuAttention
 from prefixwise.backends.jax.attention.shapes import SHAPE_NAMED
 from prefixwise.backends.jax.inputs import ProgramSpec, capacities, unpack
+from prefixwise.backends.jax.kv_cache import KVCacheArrays
 from prefixwise.backends.jax.model import Transformer
-from prefixwise.backends.jax.pool import PoolArrays
 from prefixwise.backends.jax.row_blocks import RowBlocks
 from prefixwise.backends.jax.weights import LayerWeights, ModelWeights
-from prefixwise.backends.layout.tiles import KEY_BLOCK, Tiles, tile_capacities
+from prefixwise.forward.tiles import KEY_TILE, Tiles, tile_capacities
 
 NUM_TOKENS = 10_240  # the contract's, padded
 CONFIG = replace(QWEN3_06B, num_layers=2)
@@ -56,10 +56,10 @@ def kernels(traced: Any, platform: str = "cuda") -> Counter[str]:
 def test_attention_lowers(implementation: AttentionImplementation, platform: str, expected: dict[str, int]) -> None:
     """On a GPU: narrow tiles, wide tiles, prefix. On a TPU all are one kernel."""
     shape = SHAPE_NAMED["contract"]
-    num_blocks = -(-shape.prefix_lens[0] // KEY_BLOCK)
+    num_blocks = -(-shape.prefix_lens[0] // KEY_TILE)
     lens = tile_capacities(NUM_TOKENS, implementation.tile_sizes(shape.num_heads // shape.num_kv_heads), num_blocks)
     heads = Heads(halves(NUM_TOKENS, shape.num_heads + 2 * shape.num_kv_heads, shape.head_size), shape.num_kv_heads)
-    kept = halves(num_blocks * KEY_BLOCK, shape.num_kv_heads, shape.head_size)
+    kept = halves(num_blocks * KEY_TILE, shape.num_kv_heads, shape.head_size)
     tiles = Tiles(*(integers(length) for length in lens))
     attend = jax.jit(api.extend_attention, static_argnums=3)
     traced = attend.trace(heads, Source(kept, kept, integers()), tiles, implementation)
@@ -104,12 +104,12 @@ def test_a_whole_trunk_lowers_for_a_hopper_gpu(spec: ProgramSpec) -> None:
     trunk = Transformer(CONFIG, CONFIG.num_kv_heads, heads_per_kv, 1, rows, HOPPER, PALLAS_GPU, fuses_heads=True)
     attention = trunk.attention if spec.reads == "pool" else trunk.row_attention
     lens = capacities(spec, attention.tile_sizes(heads_per_kv), max_pool_blocks=num_pages)
-    kept = halves(CONFIG.num_layers * num_pages * KEY_BLOCK, CONFIG.num_kv_heads, CONFIG.head_size)
+    kept = halves(CONFIG.num_layers * num_pages * KEY_TILE, CONFIG.num_kv_heads, CONFIG.head_size)
 
     @jax.jit
-    def program(weights: ModelWeights, pool: PoolArrays, packed: jax.Array) -> Any:
+    def program(weights: ModelWeights, pool: KVCacheArrays, packed: jax.Array) -> Any:
         return trunk(spec, weights, pool, unpack(packed, lens), None)
 
     packed = integers(sum([*lens[:-1], *lens.tiles]))
-    found = kernels(program.trace(weights(), PoolArrays(kept, kept), packed))
+    found = kernels(program.trace(weights(), KVCacheArrays(kept, kept), packed))
     assert found == ({"triton": 6, "mosaic_gpu": 2} if spec.reads == "pool" else {"triton": 8})

@@ -7,7 +7,7 @@ import pytest
 from prefixwise.backends.jax.attention import api
 from prefixwise.backends.jax.attention.base import Heads, Source
 from prefixwise.backends.jax.attention.xla import XlaAttention
-from prefixwise.backends.layout.tiles import KEY_BLOCK, Tiles, tile_capacities
+from prefixwise.forward.tiles import KEY_TILE, Tiles, tile_capacities
 
 NUM_BLOCKS = 16
 QUICKLY: dict[str, str | bool] = {"xla_backend_optimization_level": "0"}  # needs as much memory
@@ -24,7 +24,7 @@ def integers(*shape: int) -> jax.ShapeDtypeStruct:
 
 def scratch_bytes(num_tokens: int) -> int:
     """What the compiled program allocates beside its inputs and its output."""
-    qkv, kept = floats(num_tokens, 4, 64), floats(NUM_BLOCKS * KEY_BLOCK, 1, 64)
+    qkv, kept = floats(num_tokens, 4, 64), floats(NUM_BLOCKS * KEY_TILE, 1, 64)
     lens = tile_capacities(num_tokens, XLA.tile_sizes(2), NUM_BLOCKS)
     tiles = Tiles(*(integers(length) for length in lens))
     pool = Source(kept, kept, integers())  # type: ignore[arg-type]

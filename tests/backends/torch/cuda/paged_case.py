@@ -8,9 +8,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from prefixwise.backends.base import ForwardBatch
-from prefixwise.backends.layout.block_lists import batch_blocks, pool_blocks
-from prefixwise.backends.layout.tiles import KEY_BLOCK
 from prefixwise.backends.torch.cuda.attention import KeySource, PagedAttention, PrefixTuning
 from prefixwise.backends.torch.cuda.inputs import (
     ForwardInputs,
@@ -22,6 +19,9 @@ from prefixwise.backends.torch.cuda.inputs import (
     unpack,
 )
 from prefixwise.contract.ragged import Int64Array
+from prefixwise.forward.batch import ForwardBatch
+from prefixwise.forward.kv_pages import batch_tiles, page_table
+from prefixwise.forward.tiles import KEY_TILE
 from tests.attention_cases import AttentionInputs, Floats, Implementation
 
 MAX_BLOCKS = 64
@@ -48,7 +48,7 @@ def paged(dtype: torch.dtype, device: str, prefix: PrefixTuning | None = None) -
             keys, values, lists = _pool(batch, inputs)
             source = KeySource(move(keys), move(values))
         else:
-            lists = batch_blocks(batch)
+            lists = batch_tiles(batch)
             source = KeySource(qkv, qkv, num_heads, num_heads + num_kv_heads)
         arrays = _on_device(attention, spec, batch, lists, device)
         out = torch.zeros(num_tokens, num_heads, head_size, dtype=dtype, device=device)
@@ -73,11 +73,11 @@ def _on_device(
 def _pool(batch: ForwardBatch, inputs: AttentionInputs) -> tuple[Floats, Floats, list[Int64Array]]:
     """Keys, values and block lists: cached prefixes and those of the batch in pages that are not in order."""
     pages = iter(np.random.default_rng(1).permutation(MAX_BLOCKS))
-    shape = (MAX_BLOCKS * KEY_BLOCK, *inputs.k.shape[1:])
+    shape = (MAX_BLOCKS * KEY_TILE, *inputs.k.shape[1:])
     keys, values = np.full(shape, np.nan, np.float32), np.full(shape, np.nan, np.float32)
 
     def write(new_keys: Floats, new_values: Floats) -> int:
-        address = int(next(pages)) * KEY_BLOCK
+        address = int(next(pages)) * KEY_TILE
         keys[address : address + len(new_keys)] = new_keys
         values[address : address + len(new_values)] = new_values
         return address
@@ -85,10 +85,10 @@ def _pool(batch: ForwardBatch, inputs: AttentionInputs) -> tuple[Floats, Floats,
     addresses: dict[int, int] = {}  # by the block's identity
     for prefix, cached in zip(batch.prefixes, inputs.cached, strict=True):
         for number, block in enumerate(prefix.blocks):
-            rows = slice(number * KEY_BLOCK, number * KEY_BLOCK + block.num_tokens)
+            rows = slice(number * KEY_TILE, number * KEY_TILE + block.num_tokens)
             addresses[id(block)] = write(cached[0][rows], cached[1][rows])
     new_pages = {}
     for segment, (start, stop) in enumerate(zip(batch.segment_starts[:-1], batch.segment_starts[1:], strict=True)):
-        if stop - start <= KEY_BLOCK:
+        if stop - start <= KEY_TILE:
             new_pages[segment] = write(inputs.k[start:stop], inputs.v[start:stop])
-    return keys, values, pool_blocks(batch, new_pages, lambda block: addresses[id(block)])
+    return keys, values, page_table(batch, new_pages, lambda block: addresses[id(block)])

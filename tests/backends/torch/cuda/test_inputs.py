@@ -5,9 +5,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from prefixwise.backends.layout.block_lists import batch_blocks
-from prefixwise.backends.layout.pages import NOT_KEPT
-from prefixwise.backends.layout.tiles import NARROW, PREFIX, WIDE, TileSizes
 from prefixwise.backends.torch.cuda.inputs import (
     ForwardInputs,
     ProgramSpec,
@@ -19,6 +16,8 @@ from prefixwise.backends.torch.cuda.inputs import (
     unpack,
 )
 from prefixwise.contract.ragged import Int32Array
+from prefixwise.forward.kv_pages import NOT_CACHED, batch_tiles
+from prefixwise.forward.tiles import NARROW, PREFIX, WIDE, TileSizes
 from tests.attention_cases import CASES, AttentionCase, make_batch
 from tests.backends.torch.batches import PREFIXES, prefill_batch
 
@@ -40,7 +39,7 @@ class TestRoundTrip:
     def test_every_array_arrives(self, case: AttentionCase) -> None:
         batch = make_batch(case)
         spec = ProgramSpec(-(-batch.num_tokens // 256) * 256, "batch", scores=False)
-        sent = host_inputs(batch, spec, SIZES, batch_blocks(batch), {})
+        sent = host_inputs(batch, spec, SIZES, batch_tiles(batch), {})
         found = round_trip(spec, sent)
         for name in TileArrays._fields:
             array = getattr(sent.tiles, name)
@@ -51,11 +50,11 @@ class TestRoundTrip:
         batch = make_batch(CASES[0])
         found = round_trip(
             ProgramSpec(512, "pool", scores=True),
-            host_inputs(batch, ProgramSpec(512, "pool", scores=True), SIZES, batch_blocks(batch), {}),
+            host_inputs(batch, ProgramSpec(512, "pool", scores=True), SIZES, batch_tiles(batch), {}),
         )
         assert not found.token_ids[batch.num_tokens :].any()
         assert not found.positions[batch.num_tokens :].any()
-        assert (found.keep_slots == NOT_KEPT).all()
+        assert (found.cache_slots == NOT_CACHED).all()
         assert not found.score_tokens.any()
 
 
@@ -64,11 +63,11 @@ class TestKeepSlots:
         batch = prefill_batch(PREFIXES[:1])  # 300 tokens: segments of 128, 128 and 44
         spec = ProgramSpec(512, "pool", scores=False)
         blocks = [np.array([640, 0, 128])]
-        slots = host_inputs(batch, spec, SIZES, blocks, {0: 640, 2: 128}).keep_slots
+        slots = host_inputs(batch, spec, SIZES, blocks, {0: 640, 2: 128}).cache_slots
         assert np.array_equal(slots[:128], np.arange(640, 768))
-        assert (slots[128:256] == NOT_KEPT).all()
+        assert (slots[128:256] == NOT_CACHED).all()
         assert np.array_equal(slots[256:300], np.arange(128, 172))
-        assert (slots[300:] == NOT_KEPT).all()
+        assert (slots[300:] == NOT_CACHED).all()
 
 
 class TestCapacities:

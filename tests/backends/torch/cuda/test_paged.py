@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.random_checkpoint import QWEN3_06B, random_checkpoint
-from prefixwise.backends.base import ForwardBatch, Layout
 from prefixwise.backends.torch.backend import TorchBackend
-from prefixwise.backends.torch.row_ops import PLAIN
+from prefixwise.backends.torch.elementwise import PLAIN
+from prefixwise.forward.batch import ForwardBatch, Layout
 from prefixwise.models.config import ModelConfig
 from tests.attention_cases import CASE_NAMED, CASES, AttentionCase, AttentionInputs, check, make_batch, make_inputs
 from tests.backends.torch import batches
@@ -145,7 +145,7 @@ def test_turned_heads_are_kept_where_the_slots_say(
     num_heads: int, num_kv_heads: int, head_size: int, has_norm: bool
 ) -> None:
     from prefixwise.backends.torch.cuda.attention import KeySource
-    from prefixwise.backends.torch.cuda.row_steps import turn_heads
+    from prefixwise.backends.torch.cuda.fused_elementwise import qk_norm_rope
 
     def draw(*shape: int, dtype: torch.dtype = torch.float16) -> Tensor:
         return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(DEVICE, dtype)
@@ -154,11 +154,11 @@ def test_turned_heads_are_kept_where_the_slots_say(
     qkv, angles = draw(num_tokens, num_turned + num_kv_heads, head_size), draw(7, head_size // 2, dtype=torch.float32)
     weight = draw(num_turned, head_size) if has_norm else None
     cos, sin = angles.cos(), angles.sin()
-    expected = PLAIN.turn_heads(qkv.clone(), num_turned, weight, 1e-6, cos[:, None], sin[:, None])
+    expected = PLAIN.qk_norm_rope(qkv.clone(), num_turned, weight, 1e-6, cos[:, None], sin[:, None])
     slots = torch.tensor([-1, 3, 0, -1, 9, 8, -1], dtype=torch.int32, device=DEVICE)
     room = torch.full((10, num_kv_heads, head_size), 5.0, device=DEVICE).half()
     pool = KeySource(room.clone(), room.clone())
-    turn_heads(qkv, weight, 1e-6, cos, sin, slots, pool)
+    qk_norm_rope(qkv, weight, 1e-6, cos, sin, slots, pool)
     torch.testing.assert_close(qkv, expected, rtol=2**-9, atol=2**-9)
     kept = [1, 2, 4, 5]
     assert torch.equal(pool.keys[slots[kept].long()], qkv[kept, num_heads:num_turned])
@@ -192,7 +192,7 @@ def joined_batch(kept: Blocks = (), *, keeps: bool = True) -> ForwardBatch:
     blocks = tuple(range(len(segments.pieces)))
     for tail in TAILS:
         segments.add(tail, number, len(PREFIXES[0]), is_scored=True)
-    return replace(segments.batch(Layout.EXTEND), keep_segments=blocks if keeps else ())
+    return replace(segments.batch(Layout.EXTEND), cache_segments=blocks if keeps else ())
 
 
 @compiled_or_interpreted

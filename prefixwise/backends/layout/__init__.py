@@ -1,1 +1,0 @@
-"""How a batch is laid out for attention kernels: numpy only, shared by the backends."""

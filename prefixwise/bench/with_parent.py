@@ -1,0 +1,30 @@
+"""`python -m prefixwise.bench.with_parent ARGUMENTS`: `prefixwise ARGUMENTS` that ends when whoever started it ends.
+
+For children that must not be left over, however their parent ends: they get SIGTERM.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+from collections.abc import Sequence
+
+from prefixwise.host import end_with_parent
+
+PARENT_VARIABLE = "PREFIXWISE_PARENT_PROCESS"
+
+
+def command_with_parent(arguments: Sequence[str]) -> list[str]:
+    """Of `prefixwise ARGUMENTS`, to be started by this process with `parent_environment`."""
+    return [sys.executable, "-m", "prefixwise.bench.with_parent", *arguments]
+
+
+def parent_environment() -> dict[str, str]:
+    """What tells the child who we are."""
+    return {PARENT_VARIABLE: str(os.getpid())}
+
+
+if __name__ == "__main__":
+    end_with_parent(int(os.environ.pop(PARENT_VARIABLE, os.getppid())))
+    runpy.run_module("prefixwise", run_name="__main__", alter_sys=True)

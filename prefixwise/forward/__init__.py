@@ -1,0 +1,1 @@
+"""What engine and backends agree on: batches, the backend interface, buckets, pages, tiles."""

@@ -1,0 +1,104 @@
+"""One forward pass as arrays on the host: what the engine hands to a backend, and what comes back.
+
+Every algorithm is the same forward with another **attention layout**. A batch is a flat run of tokens, cut into
+*segments*. A segment is a KV block of a prefix, or the tokens of an item. Its tokens attend to
+
+    the first `prefix_lens[i]` tokens of its prefix   (none, cached KV blocks, tokens of this forward, or both)
+    its own tokens up to themselves                   (causal)
+
+and to nothing else, so the other segments of a batch cannot matter:
+
+    prefill  [block 2][block 3] ...                      each block reads those before it, cached or in this forward
+    extend   [item 0][item 1][item 2]  ...               the prefixes' KV blocks are cached; any number of prefixes
+    joined   [block 2][block 3][item 0][item 1] ...      both: the blocks are cached, and items may read them
+    packed   [blocks of the prefix][item 0][item 1] ...  items of a sequence read the sequence's prefix
+    causal   [blocks of the prefix][item 0]  ...         serial: each item with its own copy of the prefix
+
+Positions continue from the prefix's length, whichever item it is. A prefix is always cut into KV blocks of
+KV_BLOCK_SIZE tokens, so that its numbers do not depend on how many of them were cached by earlier requests.
+"""
+
+from __future__ import annotations
+
+from abc import ABC
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prefixwise.contract.ragged import Int32Array, Int64Array
+
+MaskImpl = Literal["dense", "segment"]
+
+KV_BLOCK_SIZE = 128  # tokens of a KV block; the last one of a prefix may have fewer
+
+
+class Layout(StrEnum):
+    """How the segments of a forward relate to each other."""
+
+    CAUSAL = "causal"
+    PACKED = "packed"
+    EXTEND = "extend"
+
+
+@dataclass(frozen=True, eq=False)  # each is itself: they hold arrays
+class KVBlock(ABC):
+    """Keys and values of up to KV_BLOCK_SIZE tokens of a prefix in every layer, held by the backend that made them."""
+
+    num_tokens: int
+
+    def release(self) -> None:  # noqa: B027  # most need not: their memory goes with the last reference
+        """Give its memory back now; it must not be read again. Called twice, it does nothing."""
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """What segments read: kept blocks from its start, then tokens of this batch, or either alone."""
+
+    blocks: tuple[KVBlock, ...] = ()  # all of KV_BLOCK_SIZE tokens, the last one perhaps of fewer
+    # It goes on with the tokens of this segment and of those behind it, as far as a reader's length says. Behind kept
+    # blocks these segments are whole blocks that the forward keeps.
+    segment: int | None = None
+
+
+@dataclass(frozen=True)
+class ForwardBatch:
+    """One forward pass: the tokens, who sees whom, and which logits are wanted. Arrays are numpy, on the host."""
+
+    layout: Layout
+    token_ids: Int32Array  # [T]
+    positions: Int32Array  # [T]
+    segment_starts: Int64Array  # [segments + 1]: segment i is tokens segment_starts[i]..segment_starts[i + 1]
+    prefix_index: Int64Array  # [segments]: which of `prefixes` it reads, -1 for none
+    prefix_lens: Int64Array  # [segments]: how many tokens of it
+    prefixes: tuple[Prefix, ...]
+    row_starts: Int64Array  # [rows + 1]: tokens of each sequence of the causal and packed layouts
+    score_tokens: Int64Array  # [R]: tokens after which logits are wanted
+    label_ids: Int32Array  # [R, L]: at which vocabulary entries
+    need_logsumexp: bool = False  # also the log-sum-exp over the whole vocabulary?
+    cache_segments: tuple[int, ...] = ()  # segments of at most KV_BLOCK_SIZE tokens, to be kept as a KVBlock each
+    mask: MaskImpl = "segment"  # packed layout only
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+
+@dataclass(frozen=True)
+class ForwardOutput:
+    """What comes back to the host, and the blocks that stay on the device."""
+
+    label_logits: NDArray[np.float32]  # [R, L]
+    logsumexp: NDArray[np.float32] | None  # [R]
+    blocks: tuple[KVBlock, ...]  # one per `cache_segments`
+
+
+@dataclass(frozen=True)
+class RunningForward:
+    """A forward that the device may still be busy with."""
+
+    blocks: tuple[KVBlock, ...]  # one per `cache_segments`; forwards that are started after this one may read them
+    wait: Callable[[], ForwardOutput]  # for the logits, where there are any; raises what went wrong on the device

@@ -1,0 +1,180 @@
+"""Cutting a batch into attention tiles: numpy only, once per forward pass, before any layer runs.
+
+Attention has two parts, and each is cut so that a token's numbers depend on its own segment and prefix alone:
+
+    own      a segment's tokens over themselves. Tiles are counted from the segment's start. A short segment is one
+             `narrow` tile; a longer one is cut into `wide` tiles, whose keys are the blocks of the segment before
+             and up to the tile.
+    prefix   tokens over the prefix that they read. Each row of a product is on its own here, so neighbours that read
+             the same tokens of one prefix share a tile, whichever segment they are of. Keys come in blocks of
+             KEY_TILE tokens, counted from the prefix's start; a list of addresses says where each block lies
+             (`block_lists.py`).
+
+All arrays have a fixed capacity that follows from the padded number of tokens, and counters say how much is used, so
+one compiled program serves every batch of that many tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import numpy as np
+
+from prefixwise.contract.ragged import Int32Array, Int64Array, numbers, ranges, starts_from_lens
+from prefixwise.forward.batch import KV_BLOCK_SIZE, ForwardBatch
+
+KEY_TILE = KV_BLOCK_SIZE  # prefix tokens of a key block; also a page of the pool
+
+
+@dataclass(frozen=True)
+class TileSizes:
+    """Tokens of a tile, as an implementation wants them."""
+
+    narrow: int  # own part: segments up to this length
+    wide: int  # own part: pieces of longer segments
+    prefix: int  # prefix part
+    # Prefix part, for kernels that copy the tokens of a tile at once: each tile lies in a window of `prefix` tokens
+    # that begins at a multiple of so many, and every token is in one, also one that reads no prefix, and padding.
+    # 0: tiles begin where the tokens do that read a prefix, and hold no others.
+    alignment: int = 0
+
+
+Item = TypeVar("Item")
+
+
+class Tiles(NamedTuple, Generic[Item]):
+    """Arrays of int32; of each kind the first `counts[kind]` entries are used. (Or a tuple of their lengths.)"""
+
+    counts: Item  # [3]: narrow, wide, prefix
+    narrow_start: Item  # first token of the tile, which is its segment's
+    narrow_len: Item  # tokens
+    wide_start: Item
+    wide_len: Item
+    wide_segment: Item  # first token of the segment
+    prefix_start: Item
+    prefix_len: Item
+    prefix_read: Item  # how many prefix tokens each token of the tile reads
+    prefix_list: Item  # where in `key_tile_addresses` the blocks of that prefix begin
+    token_segment: Item  # [T]: first token of the segment
+    token_prefix_len: Item  # [T]: how many prefix tokens it reads
+    token_prefix_list: Item  # [T]: where in `key_tile_addresses` the blocks of its prefix begin
+    key_tile_addresses: Item  # first token of each key block
+
+
+HostTiles = Tiles[Int32Array]
+DeviceTiles = Tiles[Any]  # jax arrays; this module knows nothing of them
+NARROW, WIDE, PREFIX = 0, 1, 2  # places in `counts`
+
+
+def tile_capacities(num_tokens: int, sizes: TileSizes, max_blocks: int) -> Tiles[int]:
+    """The lengths of all arrays for a batch that is padded to this many tokens and reads so many key blocks."""
+    # A wide segment has more than `narrow` tokens, and at most one tile that is not full.
+    max_wide = num_tokens // sizes.wide + num_tokens // (sizes.narrow + 1) + 1
+    lens = [3, *[num_tokens] * 2, *[max_wide] * 3, *[num_tokens] * 4, *[num_tokens] * 3, max_blocks]
+    return Tiles(*lens)
+
+
+def cut_tiles(
+    batch: ForwardBatch,
+    sizes: TileSizes,
+    prefix_blocks: Sequence[Int64Array],
+    padding: int = 0,
+    *,
+    has_token_arrays: bool = True,
+) -> HostTiles:
+    """The used parts of all arrays. `prefix_blocks[p]` has the addresses of the blocks of the batch's prefix p.
+
+    `padding` tokens at the end become segments of their own, for implementations that need it. Those that read no
+    array with an entry for each token need not wait for them.
+    """
+    reads, lists = read_lens(batch), _lists(batch, prefix_blocks)
+    segment_lens = np.diff(batch.segment_starts) * has_token_arrays
+    token_segment, token_reads, token_lists = (
+        values.astype(np.int32).repeat(segment_lens) for values in (batch.segment_starts[:-1], reads, lists)
+    )
+    reads, lists = np.append(reads, 0), np.append(lists, 0)  # the padding behind the last segment reads nothing
+    starts, stops = _padded_segments(batch, padding, sizes.narrow)
+    lens = stops - starts
+    is_narrow = lens <= sizes.narrow
+    is_wide = ~is_narrow
+    narrow_start, wide_segment = starts[is_narrow], starts[is_wide]
+    wide_start, wide_len, wide_number = _cut(wide_segment, stops[is_wide], sizes.wide)
+    prefix_start, prefix_len, prefix_segment = _prefix_tiles(batch, reads, sizes, padding)
+    arrays = (
+        np.array([len(narrow_start), len(wide_start), len(prefix_start)]),
+        narrow_start,
+        lens[is_narrow],
+        wide_start,
+        wide_len,
+        wide_segment[wide_number],
+        prefix_start,
+        prefix_len,
+        reads[prefix_segment],
+        lists[prefix_segment],
+        token_segment,
+        token_reads,
+        token_lists,
+        np.concatenate([np.zeros(0, np.int64), *prefix_blocks]),
+    )
+    return Tiles(*(array.astype(np.int32, copy=False) for array in arrays))
+
+
+def read_lens(batch: ForwardBatch) -> Int64Array:
+    """How many prefix tokens each segment reads."""
+    return np.where(batch.prefix_index >= 0, batch.prefix_lens, 0)
+
+
+def _lists(batch: ForwardBatch, prefix_blocks: Sequence[Int64Array]) -> Int64Array:
+    """Per segment: where the blocks of its prefix begin, one prefix's behind the other's."""
+    starts = starts_from_lens(np.array([len(blocks) for blocks in prefix_blocks], np.int64))
+    return starts[np.maximum(batch.prefix_index, 0)]
+
+
+def _padded_segments(batch: ForwardBatch, padding: int, longest: int) -> tuple[Int64Array, Int64Array]:
+    """First token of the segments and of the pieces of the padding, and the token behind their last one."""
+    end = batch.num_tokens + padding
+    extra = np.arange(batch.num_tokens, end, longest, dtype=np.int64)
+    edges = np.concatenate([batch.segment_starts[:-1], extra, [end]])
+    return edges[:-1], edges[1:]
+
+
+def _cut(
+    starts: Int64Array, stops: Int64Array, width: int, alignment: int = 1
+) -> tuple[Int64Array, Int64Array, Int64Array]:
+    """Ranges of tokens into tiles: each tile's start and length, and the number of its range.
+
+    Tiles lie in windows of `width`, of which a range's first begins at a multiple of `alignment`.
+    """
+    first_windows = starts - starts % alignment
+    num_tiles = -(-(stops - first_windows) // width)
+    number = numbers(len(starts)).repeat(num_tiles)
+    windows = ranges(np.zeros_like(starts), num_tiles) * width + first_windows[number]
+    tile_starts = np.maximum(windows, starts[number])
+    return tile_starts, np.minimum(windows + width, stops[number]) - tile_starts, number
+
+
+def _prefix_tiles(
+    batch: ForwardBatch, reads: Int64Array, sizes: TileSizes, padding: int
+) -> tuple[Int64Array, Int64Array, Int64Array]:
+    """Starts and lengths, and a segment that reads what the tile's tokens do. `reads` has one entry more, for the
+    padding."""
+    firsts = _first_of_runs(batch.prefix_index, reads[:-1])
+    if padding:
+        firsts = np.append(firsts, len(reads) - 1)
+    starts = batch.segment_starts[firsts]
+    stops = np.append(starts, batch.num_tokens + padding)[1:]
+    if not sizes.alignment:
+        is_needed = reads[firsts] > 0
+        firsts, starts, stops = firsts[is_needed], starts[is_needed], stops[is_needed]
+    tile_starts, lens, number = _cut(starts, stops, sizes.prefix, sizes.alignment or 1)
+    return tile_starts, lens, firsts[number]
+
+
+def _first_of_runs(prefix_index: Int64Array, reads: Int64Array) -> Int64Array:
+    """The first segment of each run of neighbours that read the same tokens of one prefix, or none."""
+    prefix = np.where(reads > 0, prefix_index, -1)
+    is_first = np.ones(len(reads), bool)
+    is_first[1:] = (prefix[1:] != prefix[:-1]) | (reads[1:] != reads[:-1])
+    return np.flatnonzero(is_first)

@@ -1,0 +1,1 @@
+"""From options to a running engine: options, loading, warm-up."""

@@ -1,0 +1,159 @@
+"""Everything that shapes an engine, in one place: what `Scorer`, `prefixwise score` and the server let people choose.
+
+EngineOptions -> backend_options()     which backend, where, how exact
+              -> plan_options()        how requests are cut into forwards
+              -> scheduler_options()   what is kept between requests, how much may wait
+              -> engine_config()       what holds for every request
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from prefixwise.contract.errors import InvalidValueError
+from prefixwise.contract.request import Algorithm
+from prefixwise.forward.backend import BackendOptions, Warmup
+from prefixwise.plan.options import MaskOption, PlanOptions
+
+if TYPE_CHECKING:
+    from prefixwise.engine.engine import EngineConfig
+    from prefixwise.engine.scheduler import SchedulerOptions
+    from prefixwise.prompts.profile_choice import ProfileChoice
+
+NO_BOUND = -1  # `chunked_prefill_size` as the origin's command lines spell None
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """What was asked for. Illegal values are errors at once, before a model is looked for."""
+
+    model: str | Path | None = None  # a folder, a .gguf file or a hub id; None: the embedded model
+    backend: str = "auto"  # auto, jax, torch
+    device: str = "auto"  # auto, cpu, cuda, gpu, tpu, or one of them with a number: cuda:1
+    dtype: str = "auto"  # auto, float32, bfloat16, float16
+    tp_size: int = 1  # devices that share every layer
+    dp_size: int = 1  # copies of the model
+    batch_invariant: bool = False  # the same bits at every size of batch, on devices where that costs speed
+    attention: str | None = None  # the name of an implementation; None: the best that runs
+    warmup: Warmup = "none"  # what is compiled before the first request
+    compilation_cache_dir: str | Path | None = None  # JAX only; None: the user's cache folder, on accelerators
+    weight_cache: bool = True  # keep dequantised weights on disk, in the user's cache folder, for the next start
+    prefix_cache_bytes: int | None = None  # for the keys and values of prefixes, on each device; None: chosen for it
+    prefix_cache: bool = True  # keep prefixes between requests
+    chunked_prefill_size: int | None = None  # most tokens of one request's prefix in a step; None, -1: no bound
+    max_queued_tokens: int | None = None  # most tokens that may wait; None: chosen for the device
+    algorithm: Algorithm = "auto"  # what `auto` in a request means
+    mask: MaskOption = "auto"  # of packed rows
+    segment_fallback_threshold: int = 32_768  # mask `auto`: segment up to this packed length
+    chunk_size: int | None = None  # most items in one packed row or one forward; 0: no bound; None: from the geometry
+    token_budget: int | None = None  # most tokens in one forward; None: the device's default
+    delimiter_token_id: int | None = None  # a token between the query and every item; None: nothing
+    max_items_per_request: int = 100_000  # more are an error
+    profile: str | Path | None = None  # how documents become prompts: a name or a .toml file; None: by the model's name
+    served_names: tuple[str, ...] = ()  # further names that requests may call the model by; the first is its own
+
+    def __post_init__(self) -> None:
+        for name in ("prefix_cache", "weight_cache"):
+            _check(isinstance(getattr(self, name), bool), name, getattr(self, name))
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            _check(value is None or _is_at_least(value, least), name, value)
+        _check(self.chunked_prefill_size != 0, "chunked_prefill_size", 0)
+        _check(self.max_items_per_request is not None, "max_items_per_request", None)
+        _check(_are_names(self.served_names), "served_names", self.served_names)
+        self.backend_options()
+        self.plan_options()
+
+    def backend_options(self) -> BackendOptions:
+        """Raises BackendError for what no backend takes."""
+        folder = self.compilation_cache_dir
+        return BackendOptions(
+            backend=self.backend,
+            device=self.device,
+            dtype=self.dtype,
+            tp_size=self.tp_size,
+            dp_size=self.dp_size,
+            batch_invariant=self.batch_invariant,
+            token_budget=self.token_budget,
+            attention=self.attention,
+            prefix_cache_bytes=self.prefix_cache_bytes,
+            compilation_cache_dir=None if folder is None else str(folder),
+            weight_cache=self.weight_cache,
+            warmup=self.warmup,
+        )
+
+    def plan_options(self) -> PlanOptions:
+        """Raises InvalidValueError for what no plan takes."""
+        return PlanOptions(
+            algorithm=self.algorithm,
+            mask=self.mask,
+            segment_fallback_threshold=self.segment_fallback_threshold,
+            chunk_size=self.chunk_size,
+            token_budget=self.token_budget,
+        )
+
+    def scheduler_options(self) -> SchedulerOptions:
+        from prefixwise.engine.scheduler import SchedulerOptions
+
+        size = self.chunked_prefill_size
+        return SchedulerOptions(
+            prefix_cache=self.prefix_cache,
+            chunked_prefill_size=None if size == NO_BOUND else size,
+            max_queued_tokens=self.max_queued_tokens,
+        )
+
+    def engine_config(self, model_name: str, profiles: ProfileChoice) -> EngineConfig:
+        """`model_name`: what the checkpoint calls itself, which the first served name takes the place of."""
+        from prefixwise.engine.engine import EngineConfig
+
+        name, *others = self._names(model_name)
+        return EngineConfig(
+            model_name=name,
+            delimiter_token_id=self.delimiter_token_id,
+            max_items_per_request=self.max_items_per_request,
+            plan=self.plan_options(),
+            served_names=tuple(others),
+            profiles=profiles,
+        )
+
+    def _names(self, model_name: str) -> list[str]:
+        """All that requests may call the model by: the served names, its own, the path as given, its base name."""
+        path = () if self.model is None else (str(self.model), Path(self.model).name)
+        names = (*self.served_names, model_name, *path)
+        return list(dict.fromkeys(name for name in names if name))
+
+
+_LEAST = {
+    "prefix_cache_bytes": 1,
+    "chunked_prefill_size": NO_BOUND,
+    "max_queued_tokens": 1,
+    "delimiter_token_id": 0,
+    "max_items_per_request": 1,
+}
+_EXPECTED = {
+    "prefix_cache": "True or False",
+    "weight_cache": "True or False",
+    "prefix_cache_bytes": "a whole number of at least 1 byte, or None",
+    "chunked_prefill_size": "a whole number of at least 1 token, or -1 or None for no bound",
+    "max_queued_tokens": "a whole number of at least 1 token, or None",
+    "delimiter_token_id": "a token id of 0 or more, or None",
+    "max_items_per_request": "a whole number of at least 1 item",
+    "served_names": "a tuple of names, none of them empty",
+}
+
+
+def _is_at_least(value: object, least: int) -> bool:
+    """Callers without a type checker send strings and floats, too."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _are_names(value: object) -> bool:
+    return isinstance(value, tuple) and all(isinstance(name, str) and name.strip() for name in value)
+
+
+def _check(is_legal: bool, name: str, got: object) -> None:
+    if not is_legal:
+        message = f"{name} must be {_EXPECTED[name]}, got {got!r}"
+        raise InvalidValueError(message, code=f"invalid_{name}", param=name)

@@ -1,0 +1,13 @@
+"""Small requests for load tests: the fake server's vocabulary has 512 ids."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prefixwise.bench.artifacts import LoadGeometry
+from prefixwise.bench.geometry import RequestMaker
+
+
+def small_requests(seed: int = 0, **changes: Any) -> RequestMaker:
+    shape = {"query_tokens": 20, "num_items": 2, "item_tokens": 5, "vocab_size": 512, "distinct_queries": 0}
+    return RequestMaker(LoadGeometry(**{**shape, "label_token_ids": [3, 5], **changes}), seed)
