@@ -1,9 +1,9 @@
 """The JAX attention implementations alone, on the named shapes of `prefixwise/backends/jax/attention/shapes.py`.
 
-Measured: one layer's `extend_attention` (items over prefixes in the pool), compiled, from arrays on the device to its
-output there: median of `--rounds` after a warm-up. A round is as many calls in a row as fit into a tenth of a second,
-at most 20, so that launching one hides behind the one before. TFLOP/s count two products for every query and key that
-see each other, nothing else. Shapes are whole on an accelerator; on a CPU they have a tenth of the tokens, items and
+Measured: one layer's `extend_attention` (items over prefixes in the KV cache), compiled, from arrays on the device to
+its output there: median of `--rounds` after a warm-up. A round is as many calls in a row as fit into a tenth of a
+second, at most 20, so that a launch overlaps the call before it. TFLOP/s count two GEMMs over all pairs of a query and
+a visible key, nothing else. Shapes are whole on an accelerator; on a CPU they have a tenth of the tokens, items and
 prefix, unless `--scale` says otherwise. `reference` is not made for speed and is timed only where it is named. The last
 line is JSON.
 
@@ -47,14 +47,14 @@ def make_batch(shape: AttentionShape) -> ForwardBatch:
         prefix_index=np.array(shape.prefix_index),
         prefix_lens=np.array(shape.read_lens),
         prefixes=(Prefix(),) * len(shape.prefix_lens),  # `make_tiles` says where their blocks are
-        row_starts=starts[[0, -1]],
+        sequence_starts=starts[[0, -1]],
         score_tokens=np.zeros(0, np.int64),
         label_ids=np.zeros((0, 0), np.int32),
     )
 
 
 def make_tiles(shape: AttentionShape, implementation: AttentionImplementation, num_tokens: int) -> DeviceTiles:
-    """As a forward of this many tokens has them, padding included; prefixes lie one after the other in the pool."""
+    """As a forward of this many tokens has them, padding included; prefixes lie one after the other in the KV cache."""
     num_pages = np.array([-(-length // KEY_TILE) for length in shape.prefix_lens], np.int64)
     edges = KEY_TILE * starts_from_lens(num_pages)
     blocks = [np.arange(start, stop, KEY_TILE) for start, stop in pairwise(edges)]
@@ -70,18 +70,20 @@ def make_call(
 ) -> Callable[[], jax.Array]:
     """One layer's attention over random numbers, ready to run."""
     num_tokens = -(-shape.num_tokens // TOKEN_MULTIPLE) * TOKEN_MULTIPLE
-    pool_tokens = KEY_TILE * sum(-(-length // KEY_TILE) for length in shape.prefix_lens)
+    kv_cache_tokens = KEY_TILE * sum(-(-length // KEY_TILE) for length in shape.prefix_lens)
     keys = iter(jax.random.split(jax.random.key(0), 5))
 
     def draw(tokens: int, heads: int) -> jax.Array:
         return jax.random.normal(next(keys), (tokens, heads, shape.head_size), jnp.float32).astype(dtype)
 
     q, k, v = (draw(num_tokens, heads) for heads in (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads))
-    pool = Source(draw(pool_tokens, shape.num_kv_heads), draw(pool_tokens, shape.num_kv_heads), jnp.int32(0))
+    kv_cache = Source(
+        draw(kv_cache_tokens, shape.num_kv_heads), draw(kv_cache_tokens, shape.num_kv_heads), jnp.int32(0)
+    )
     tiles = make_tiles(shape, implementation, num_tokens)
     heads = Heads.of(q, k, v)
     compiled = jax.jit(extend_attention, static_argnames="implementation")
-    return lambda: compiled(heads, pool, tiles, implementation=implementation)
+    return lambda: compiled(heads, kv_cache, tiles, implementation=implementation)
 
 
 def measure(call: Callable[[], jax.Array], rounds: int) -> float:

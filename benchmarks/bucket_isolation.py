@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from benchmarks.random_checkpoint import QWEN3_06B, random_checkpoint
 from prefixwise.backends.load import load_backend
 from prefixwise.contract.parse import parse_score_request
-from prefixwise.engine.engine import EngineConfig, ScoringEngine
+from prefixwise.engine.engine import ScoringEngine
+from prefixwise.engine.prepare import EngineConfig
 from prefixwise.engine.scheduler import Scheduler
 from prefixwise.forward.backend import BackendOptions
 

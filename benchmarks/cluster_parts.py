@@ -26,14 +26,13 @@ from benchmarks.cpu.__main__ import machine
 from benchmarks.goals.__main__ import commit
 from benchmarks.text_rows import aligned
 from prefixwise import __version__
-from prefixwise.bench.artifacts import LoadGeometry
 from prefixwise.bench.files import now_utc
 from prefixwise.bench.geometry import PRESETS, RequestMaker
+from prefixwise.bench.kinds.load import LoadGeometry
 from prefixwise.cluster.exchange import HttpRequest
-from prefixwise.cluster.request_key import key_of
-from prefixwise.cluster.routing import ReplicaLoad, RoutingOptions, order_replicas
+from prefixwise.cluster.routing import ReplicaLoad, RoutingOptions, key_of, order_replicas
 from prefixwise.launch.loading import read_tokenizer
-from prefixwise.models.checkpoint import open_checkpoint
+from prefixwise.models.sources import open_checkpoint
 
 VOCABULARY = 151_936  # of Qwen3
 REPLICAS = (4, 72, 1000)

@@ -38,14 +38,12 @@ from benchmarks.ports import free_port
 from benchmarks.text_rows import aligned
 from prefixwise import __version__
 from prefixwise.backends.load import FAKE_STEP_VARIABLE
-from prefixwise.bench.artifacts import LoadGeometry, LoadPhase
 from prefixwise.bench.files import now_utc, write_text
 from prefixwise.bench.geometry import RequestMaker
-from prefixwise.bench.load.arrivals import PhaseLength
-from prefixwise.bench.load.driver import LoadTarget
-from prefixwise.bench.load.run import LoadPlan, LoadRun
-from prefixwise.bench.servers import local_server
-from prefixwise.bench.termination import ended_by_signals
+from prefixwise.bench.kinds.load import LoadGeometry, LoadPhase
+from prefixwise.bench.processes import ended_by_signals, local_server
+from prefixwise.bench.run.load import LoadPlan, LoadRun
+from prefixwise.bench.run.load_driver import LoadTarget, PhaseLength
 
 VOCABULARY = 40_000  # no more than the embedded model's, which the fake backend goes by
 NODES = 2  # beside the head

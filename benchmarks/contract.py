@@ -25,7 +25,8 @@ from prefixwise import __version__
 from prefixwise.backends.load import load_backend
 from prefixwise.contract.parse import parse_score_request
 from prefixwise.contract.request import ScoreRequest
-from prefixwise.engine.engine import EngineConfig, ScoringEngine
+from prefixwise.engine.engine import ScoringEngine
+from prefixwise.engine.prepare import EngineConfig
 from prefixwise.engine.scheduler import Scheduler, SchedulerOptions
 from prefixwise.forward.backend import BackendOptions
 from prefixwise.models.config import ModelConfig

@@ -52,7 +52,8 @@ VOCABULARY = 50_000
 def serve(port: int, profile: str | None) -> None:
     """The server, in a process of its own."""
     from prefixwise.backends.fake import FakeBackend
-    from prefixwise.engine.engine import EngineConfig, ScoringEngine
+    from prefixwise.engine.engine import ScoringEngine
+    from prefixwise.engine.prepare import EngineConfig
     from prefixwise.engine.scheduler import Scheduler
     from prefixwise.server.config import ServerOptions
     from prefixwise.server.launch import run_server

@@ -2,9 +2,9 @@
 
 Measured: the largest difference of an item's hidden state between itself alone and itself in a batch, over prefix
 lengths (splits), item lengths and chunk sizes, for a layer of Qwen3-0.6B's shape with random weights. Once with the row
-blocks of `backends/torch/model.py` held to one size, once with one block of whatever size the batch has. The first
-column must be 0.0 on a CPU; the second shows what it would be without. On a CUDA device the first column is the default
-there (one block, padded to a multiple of 256 rows), which promises 0.0 only within a bucket. The last line is JSON.
+tiles of `backends/torch/model.py` held to one size, once with one tile of the size of the batch. The first column must
+be 0.0 on a CPU; the second shows what it would be without fixed tiles. On a CUDA device the first column is the default
+there (one tile, padded to a multiple of 256 rows), which promises 0.0 only within a bucket. The last line is JSON.
 
     python -m benchmarks.one_layer_isolation [--device cuda] [--wide]
 """
@@ -21,8 +21,9 @@ import torch
 
 from benchmarks.random_checkpoint import QWEN3_06B
 from prefixwise.backends.torch.attention import Attention, TiledAttention
-from prefixwise.backends.torch.backend import CPU_BLOCK_ROWS, CUDA_TOKEN_MULTIPLE
-from prefixwise.backends.torch.model import Transformer, pad_rows
+from prefixwise.backends.torch.backend import CPU_TILE_ROWS, CUDA_TOKEN_MULTIPLE
+from prefixwise.backends.torch.linear import pad_rows
+from prefixwise.backends.torch.model import Transformer
 from prefixwise.backends.torch.varlen import VarlenAttention
 from prefixwise.backends.torch.weights import LayerWeights, ModelWeights
 from prefixwise.backends.torch.workers import Workers
@@ -62,7 +63,7 @@ def random_weights(config: ModelConfig, dtype: torch.dtype, device: torch.device
 
 
 def packed_batch(prefix_len: int, item_lens: list[int], seeds: list[int]) -> ForwardBatch:
-    """One packed row; item i's tokens follow from seeds[i] alone."""
+    """One packed sequence; item i's tokens follow from seeds[i] alone."""
     block_starts = range(0, prefix_len, KV_BLOCK_SIZE)
     lens = np.array([*(min(KV_BLOCK_SIZE, prefix_len - start) for start in block_starts), *item_lens], np.int64)
     prefix_lens = np.array([*block_starts, *(prefix_len for _ in item_lens)], np.int64)
@@ -77,7 +78,7 @@ def packed_batch(prefix_len: int, item_lens: list[int], seeds: list[int]) -> For
         prefix_index=np.where(prefix_lens > 0, 0, -1),
         prefix_lens=prefix_lens,
         prefixes=(Prefix(segment=0),),
-        row_starts=starts[[0, -1]],
+        sequence_starts=starts[[0, -1]],
         score_tokens=starts[len(block_starts) + 1 :] - 1,
         label_ids=np.zeros((len(item_lens), 1), np.int32),
     )
@@ -119,12 +120,12 @@ def main() -> None:
     parser.add_argument("--wide", action="store_true", help="a layer of an 8-billion-parameter model's widths")
     options = parser.parse_args()
     device, config = torch.device(options.device), WIDE_CONFIG if options.wide else CONFIG
-    block, multiple = (CPU_BLOCK_ROWS, 1) if device.type == "cpu" else (None, CUDA_TOKEN_MULTIPLE)
+    tile_rows, multiple = (CPU_TILE_ROWS, 1) if device.type == "cpu" else (None, CUDA_TOKEN_MULTIPLE)
     rows: list[dict[str, Any]] = []
     print(f"{'dtype':<9} {'prefix':>6} {'item':>5} {'held':>10} {'not held':>10}")
     for dtype in (torch.float32, torch.bfloat16):
         weights = random_weights(config, dtype, device)
-        held, loose = Transformer(config, weights, block, WORKERS), Transformer(config, weights, None, WORKERS)
+        held, loose = Transformer(config, weights, tile_rows, WORKERS), Transformer(config, weights, None, WORKERS)
         for split in SPLITS:
             for item_len in ITEM_LENS:
                 exact = largest_difference(held, split, item_len, multiple)

@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prefixwise.contract.errors import TokenizerError
-from prefixwise.models.checkpoint import Checkpoint, StoredTensor
+from prefixwise.models.checkpoint import Checkpoint, StoredTensor, TokenizerFiles
 from prefixwise.models.config import ModelConfig, RopeConfig, parameter_shapes
-from prefixwise.models.tokenizer_files import TokenizerFiles
 
 QWEN3_06B = ModelConfig(
     family="qwen3",

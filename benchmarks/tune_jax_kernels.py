@@ -2,7 +2,7 @@
 
 Measured: the device's own time of one call (median of `--rounds`, from the profiler), for the heads of Qwen3-0.6B, in a
 forward of the contract workload (12,288 tokens) and in a small one (512). The choices are data in the kernels' modules
-(`TUNING` in `own_gpu.py` and `qk_norm_rope.py`); no number that they compute depends on them. The last line is JSON.
+(`TUNING` in `gpu_self_attention.py` and `qk_norm_rope.py`); the results do not depend on them. The last line is JSON.
 
     python -m benchmarks.tune_jax_kernels [--rounds 20]
 """
@@ -23,11 +23,17 @@ import numpy as np
 
 from benchmarks.profile import jax_kernels
 from prefixwise.backends.jax import qk_norm_rope as qk_norm_rope
-from prefixwise.backends.jax.attention import own_gpu
+from prefixwise.backends.jax.attention import gpu_self_attention
 from prefixwise.backends.jax.attention.base import Heads
-from prefixwise.backends.jax.attention.own_gpu import SelfAttentionTuning
+from prefixwise.backends.jax.attention.gpu_self_attention import SelfAttentionTuning
 from prefixwise.backends.jax.kv_cache import KVCacheArrays
-from prefixwise.backends.jax.qk_norm_rope import HeadNorms, Kept, QkNormRopeTuning, RopeTable, qk_norm_rope_and_cache
+from prefixwise.backends.jax.qk_norm_rope import (
+    CacheWrite,
+    HeadNorms,
+    QkNormRopeTuning,
+    RopeTable,
+    qk_norm_rope_and_cache,
+)
 from prefixwise.forward.kv_pages import NOT_CACHED
 from prefixwise.forward.tiles import NARROW, WIDE, DeviceTiles, Tiles, TileSizes
 
@@ -81,11 +87,11 @@ def make_tiles(num_tokens: int, sizes: TileSizes) -> DeviceTiles:
 
 
 def sweep_own(num_tokens: int, rounds: int) -> dict[str, float]:
-    sizes = TileSizes(*own_gpu.own_tokens(NUM_HEADS // NUM_KV_HEADS), prefix=64)
+    sizes = TileSizes(*gpu_self_attention.self_tile_tokens(NUM_HEADS // NUM_KV_HEADS), prefix=64)
     heads, tiles, found = Heads(draw_qkv(num_tokens), NUM_KV_HEADS), make_tiles(num_tokens, sizes), {}
     for narrow, wide in product((2, 4, 8), repeat=2):
-        own_gpu.TUNING.update({NARROW: SelfAttentionTuning(narrow), WIDE: SelfAttentionTuning(wide)})
-        attend = jax.jit(lambda heads, tiles: own_gpu.self_attention(heads, tiles, sizes, interpret=False))
+        gpu_self_attention.TUNING.update({NARROW: SelfAttentionTuning(narrow), WIDE: SelfAttentionTuning(wide)})
+        attend = jax.jit(lambda heads, tiles: gpu_self_attention.self_attention(heads, tiles, sizes, interpret=False))
         found[f"{narrow} and {wide} warps"] = kernel_microseconds("own", partial(attend, heads, tiles), rounds)
     return found
 
@@ -94,20 +100,20 @@ def sweep_turn(num_tokens: int, rounds: int) -> dict[str, float]:
     qkv, found = draw_qkv(num_tokens), {}
     angles = jnp.zeros((num_tokens, 1, HEAD_SIZE // 2), jnp.float32)
     weights = jnp.ones((NUM_LAYERS, HEAD_SIZE), jnp.bfloat16)
-    pool = KVCacheArrays(*(jnp.zeros((num_tokens, NUM_KV_HEADS, HEAD_SIZE), jnp.bfloat16) for _ in range(2)))
+    kv_cache = KVCacheArrays(*(jnp.zeros((num_tokens, NUM_KV_HEADS, HEAD_SIZE), jnp.bfloat16) for _ in range(2)))
     tokens = jnp.arange(num_tokens, dtype=jnp.int32)
     slots = jnp.where(tokens < num_tokens // 6, tokens, NOT_CACHED)
 
-    def turn(qkv: jax.Array, pool: KVCacheArrays) -> Any:
-        kept = Kept(pool, slots, jnp.int32(0))
-        norms, rotation = HeadNorms(weights, weights), RopeTable(angles, angles)
-        return qk_norm_rope_and_cache(qkv, NUM_KV_HEADS, norms, jnp.int32(0), 1e-6, rotation, kept)
+    def turn(qkv: jax.Array, kv_cache: KVCacheArrays) -> Any:
+        kept = CacheWrite(kv_cache, slots, jnp.int32(0))
+        norms, rope = HeadNorms(weights, weights), RopeTable(angles, angles)
+        return qk_norm_rope_and_cache(qkv, NUM_KV_HEADS, norms, jnp.int32(0), 1e-6, rope, kept)
 
     for num_heads, num_warps in product((8, 16, 32), (1, 2, 4, 8)):
         qk_norm_rope.TUNING = QkNormRopeTuning(num_heads, num_warps)
-        compiled = jax.jit(lambda qkv, pool: turn(qkv, pool))  # anew: the choice is no argument
+        compiled = jax.jit(lambda qkv, kv_cache: turn(qkv, kv_cache))  # anew: the choice is no argument
         found[f"{num_heads} heads, {num_warps} warps"] = kernel_microseconds(
-            "qk_norm_rope", partial(compiled, qkv, pool), rounds
+            "qk_norm_rope", partial(compiled, qkv, kv_cache), rounds
         )
     return found
 

@@ -25,18 +25,17 @@ from torch import Tensor
 
 from prefixwise.backends.torch.cuda.attention import (
     HOPPER_TUNING,
-    KeySource,
     PagedAttention,
     PrefixTuning,
     SelfAttentionTuning,
     self_attention_tunings,
 )
 from prefixwise.backends.torch.cuda.inputs import ProgramSpec, capacities, flat, host_inputs, packing, unpack
+from prefixwise.backends.torch.cuda.kv_cache import KeySource
 from prefixwise.contract.ragged import Ragged
-from prefixwise.engine.forward_batches import BlockRun, TailRun, joined_batch
+from prefixwise.engine.forward_batches import BlockRun, ItemRun, joined_batch
 from prefixwise.forward.tiles import KEY_TILE, NARROW, WIDE
-from prefixwise.plan.label_rows import lay_out_segments, plan_labels
-from prefixwise.plan.shared_prefix import SplitItems
+from prefixwise.plan.segments import SplitItems, lay_out_segments, plan_labels
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_SIZE = 16, 8, 128
 KERNELS_IN_A_GRAPH = 4
@@ -76,19 +75,20 @@ Run = Callable[[PagedAttention, Forward], None]
 
 
 def prepare(attention: PagedAttention, geometry: Geometry, device: torch.device) -> Forward:
-    """The request's prefix is computed and kept in the forward that scores its items."""
+    """The request's prefix is computed and cached in the forward that scores its items."""
     prefix, tails = np.zeros(geometry.query_tokens, np.int32), [[0] * geometry.item_tokens] * geometry.items
     shared = np.full(geometry.items, geometry.query_tokens, np.int64)
-    segments = lay_out_segments(SplitItems(prefix, shared, Ragged.from_rows(tails)), plan_labels(((0,),)))
+    segments = lay_out_segments(SplitItems(prefix, shared, Ragged.from_sequences(tails)), plan_labels(((0,),)))
     num_blocks = -(-geometry.query_tokens // KEY_TILE)
-    batch = joined_batch([BlockRun(prefix, 0, num_blocks)], [TailRun(segments, 0, geometry.items, 0)], normalize=False)
+    items = ItemRun(segments, 0, geometry.items, 0)
+    batch = joined_batch([BlockRun(prefix, 0, num_blocks)], [items], need_logsumexp=False)
     num_tokens = -(-batch.num_tokens // 256) * 256
-    spec = ProgramSpec(num_tokens, "pool", scores=False)
+    spec = ProgramSpec(num_tokens, "cache", scores=False)
     addresses = KEY_TILE * np.arange(num_blocks)
     inputs = host_inputs(batch, spec, attention.tile_sizes, [addresses], dict(enumerate(addresses.tolist())))
-    places = packing(capacities(spec, attention.tile_sizes, num_blocks))
-    packed = np.zeros(places.size, np.int32)
-    places.pack(flat(inputs), packed)
+    layout = packing(capacities(spec, attention.tile_sizes, num_blocks))
+    packed = np.zeros(layout.size, np.int32)
+    layout.pack(flat(inputs), packed)
 
     def draw(*shape: int) -> Tensor:
         return torch.randn(shape, device=device).to(torch.bfloat16 if device.type == "cuda" else torch.float16)
@@ -97,7 +97,7 @@ def prepare(attention: PagedAttention, geometry: Geometry, device: torch.device)
     return Forward(
         draw(num_tokens, NUM_HEADS + 2 * NUM_KV_HEADS, HEAD_SIZE),
         KeySource(draw(pages, NUM_KV_HEADS, HEAD_SIZE), draw(pages, NUM_KV_HEADS, HEAD_SIZE)),
-        unpack(places, torch.from_numpy(packed).to(device)).tiles,
+        unpack(layout, torch.from_numpy(packed).to(device)).tiles,
         draw(num_tokens, NUM_HEADS, HEAD_SIZE),
         torch.zeros(num_tokens, NUM_HEADS, device=device),
     )
@@ -132,14 +132,14 @@ def kernels(
         sizes: dict[str, Any] = {"num_heads": NUM_HEADS, "num_kv_heads": NUM_KV_HEADS, "head_size": HEAD_SIZE}
         return PagedAttention(**sizes, device=device, **tunings)
 
-    def own(kind: int) -> Run:
+    def self_attention(kind: int) -> Run:
         return lambda attention, on: attention.attend_self(kind, on.qkv, on.tiles, on.out, on.lse)
 
     narrow, wide = self_attention_tunings(HEAD_SIZE)
     for tuning in NARROW_TUNINGS:
-        yield "own, narrow", tuning, make(own=(tuning, wide)), own(NARROW)
+        yield "self-attention, narrow", tuning, make(self_attention=(tuning, wide)), self_attention(NARROW)
     for tuning in WIDE_TUNINGS:
-        yield "own, wide", tuning, make(own=(narrow, tuning)), own(WIDE)
+        yield "self-attention, wide", tuning, make(self_attention=(narrow, tuning)), self_attention(WIDE)
     for each in PREFIX_TUNINGS:
         if device.type == "cuda" or not each.is_hopper:
             yield (
@@ -160,11 +160,11 @@ def main() -> None:
     if options.tiny:
         geometries = [Geometry("tiny", 130, 2, 5)]
     rows: list[dict[str, Any]] = []
-    tried: set[str] = set()
+    probed: set[str] = set()
     for kernel, tuning, attention, run in kernels(device):
-        if options.tiny and kernel in tried:
+        if options.tiny and kernel in probed:
             continue
-        tried.add(kernel)
+        probed.add(kernel)
         row: dict[str, Any] = {"kernel": kernel, "tuning": str(tuning)}
         try:
             for geometry in geometries:

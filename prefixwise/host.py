@@ -1,7 +1,6 @@
-"""What differs between hosts: processes, memory, the processor, and which packages to install.
+"""What differs between hosts: processes, memory, the processor, which packages to install; and files of this host.
 
-Linux is asked through /proc. Elsewhere (macOS) there is a portable way for each; Windows is not supported, other than
-through WSL.
+Linux provides these facts in /proc; macOS has a portable way for each. Windows is supported through WSL only.
 """
 
 from __future__ import annotations
@@ -16,23 +15,25 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
+from uuid import uuid4
 
-PROC = Path("/proc")  # a test points it at a folder that is not there, to try the portable ways
+PROC = Path("/proc")  # tests set a missing folder, to use the portable ways
 _PR_SET_PDEATHSIG = 1
 _POLL_SECONDS = 0.5
 
 
 def install_command(extra: str) -> str:
-    """The command that installs what an extra of ours needs.
+    """The command that installs the packages of one of our extras.
 
-    It names the packages of the extra, never ours: an index may know another project by that name, or none.
+    It names the packages of the extra, never ours: an index may have another project by that name, or none.
     """
     try:
         listed = requires("prefixwise") or []
-    except PackageNotFoundError:  # it runs from a checkout
+    except PackageNotFoundError:  # run from a checkout
         return f'pip install -e ".[{extra}]", in the checkout'
     return " ".join(["pip install", *(f'"{requirement}"' for requirement in _requirements(listed, extra))])
 
@@ -53,7 +54,7 @@ def _requirements(listed: list[str], extra: str) -> list[str]:
 
 
 def cpu_name() -> str:
-    """The processor as its vendor calls it; never empty."""
+    """The processor's name as its vendor gives it; never empty."""
     facts = _cpu_facts()
     name = facts.get("model name") or _last_word_of("lscpu", "Model name:")
     if not name and sys.platform == "darwin":
@@ -64,13 +65,13 @@ def cpu_name() -> str:
 
 
 def cpu_features() -> frozenset[str]:
-    """The kernel's names of the instructions that the processor has; none where it does not list them."""
+    """The kernel's names of the processor's instruction sets; empty if it lists none."""
     facts = _cpu_facts()
     return frozenset((facts.get("flags") or facts.get("Features") or "").split())
 
 
 def _cpu_facts() -> dict[str, str]:
-    """Of the last core in /proc/cpuinfo; on a machine with cores of two kinds, the other kind is left out."""
+    """The facts of the last core in /proc/cpuinfo; on a machine with two kinds of cores, of one kind only."""
     try:
         lines = (PROC / "cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -85,7 +86,7 @@ def _last_word_of(program: str, label: str) -> str:
 
 
 def _output(*command: str) -> str:
-    """What a program prints; nothing where it is not there or fails."""
+    """The output of a program; empty if it is missing or fails."""
     environment = {**os.environ, "LC_ALL": "C"}
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout.strip()
@@ -94,13 +95,13 @@ def _output(*command: str) -> str:
 
 
 def peak_memory_bytes() -> int:
-    """The most that this process has held at a time."""
+    """The peak resident memory of this process."""
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def this_boot() -> str:
-    """The host since its last start, and its process ids: containers share a kernel and have ids of their own."""
+    """Identifies the host since its last start, and its process id namespace: containers share a kernel."""
     known = [socket.gethostname()]
     if PROC.exists():
         with suppress(OSError):
@@ -113,9 +114,9 @@ def this_boot() -> str:
 
 
 def process_start(process_id: int) -> str | None:
-    """When a process began, in the host's words: a later one with the same id has another.
+    """When a process began, as the host reports it: a later process with the same id has another value.
 
-    None where there is no such process, or only a zombie.
+    None if there is no such process, or only a zombie.
     """
     if (PROC / "self/stat").exists():
         try:
@@ -128,8 +129,10 @@ def process_start(process_id: int) -> str | None:
 
 
 def end_with_parent(parent: int) -> None:
-    """Send this process SIGTERM when its parent ends, however that is: by the kernel on Linux, else by a thread that
-    looks. A parent that has ended already ends us at once."""
+    """Send this process SIGTERM when its parent ends: by the kernel on Linux, else by a thread that polls.
+
+    Exits at once if the parent has ended already.
+    """
     if not (PROC.exists() and _ask_kernel_for_signal()):
         threading.Thread(target=_watch_parent, args=(parent,), daemon=True, name="watch-parent").start()
     if os.getppid() != parent:
@@ -147,3 +150,29 @@ def _watch_parent(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(_POLL_SECONDS)
     os.kill(os.getpid(), signal.SIGTERM)
+
+
+def user_cache_folder() -> Path:
+    """The folder for files that this user's programs can make again."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+
+
+@contextmanager
+def replacing(path: Path, folder: Path | None = None) -> Iterator[Path]:
+    """Write a file so that readers see all of it or nothing.
+
+    The block writes and closes the temporary file NAME.1f0c2b9a.tmp, whose path it gets. On success the file is flushed
+    to disk and renamed to `path`; after an error it is removed. The temporary file is beside `path`, or in `folder`,
+    which must be on the same file system. Missing folders are made. Raises OSError.
+    """
+    temporary = (folder or path.parent) / f"{path.name}.{uuid4().hex[:8]}.tmp"
+    for parent in (path.parent, temporary.parent):
+        parent.mkdir(parents=True, exist_ok=True)
+    try:
+        yield temporary
+        with temporary.open("rb+") as file:
+            os.fsync(file.fileno())  # else a power cut could leave the name without the bytes
+        temporary.replace(path)
+    finally:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)

@@ -7,21 +7,18 @@ import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Unpack
 
-from prefixwise.contract.parse import parse_score_request
-from prefixwise.contract.parse_rerank import parse_rerank_request
-from prefixwise.contract.request import Algorithm, LabelScoring, OnItemError, ScoreMode, Tokenization
-from prefixwise.contract.rerank import RerankResult, TruncationSide
-from prefixwise.contract.result import ScoreResult
+from prefixwise.contract.fields import with_fields
+from prefixwise.contract.parse import parse_rerank_request, parse_score_request
+from prefixwise.contract.request import SCORE_FIELDS, Algorithm, RerankOptions, ScoreOptions, TextOrIds, rerank_fields
+from prefixwise.contract.result import RerankResult, ScoreResult
 from prefixwise.engine.engine import OnProgress
 from prefixwise.engine.reranker import Reranker
-from prefixwise.engine.warmup import OnProgram
 from prefixwise.forward.backend import Warmup
-from prefixwise.launch.loading import load_engine
+from prefixwise.launch.loading import OnProgram, load_engine
 from prefixwise.launch.options import EngineOptions
-from prefixwise.plan.options import MaskOption
-
-TextOrIds = str | Sequence[int]
+from prefixwise.plan.algorithms import MaskOption
 
 
 class Scorer:
@@ -73,7 +70,7 @@ class Scorer:
             prefix_cache_bytes=prefix_cache_bytes,
             prefix_cache=prefix_cache,
             chunked_prefill_size=chunked_prefill_size,
-            max_queued_tokens=sys.maxsize,  # a queue's bound protects a server; a scorer's callers are its own
+            max_queued_tokens=sys.maxsize,  # a bound of the queue protects servers, not a process from itself
             algorithm=algorithm,
             mask=mask,
             segment_fallback_threshold=segment_fallback_threshold,
@@ -85,80 +82,37 @@ class Scorer:
         )
         self.engine = load_engine(options, on_program)
         self.reranker = Reranker(self.engine)
-        weakref.finalize(self, self.engine.close)  # a scorer that is forgotten must not keep its model
+        weakref.finalize(self, self.engine.close)  # frees the model of a scorer that nobody closed
 
+    @with_fields(SCORE_FIELDS, ScoreOptions)
     def score(
         self,
         query: TextOrIds,
         items: str | Sequence[str] | Sequence[Sequence[int]],
         *,
-        labels: Sequence[str] | None = None,
-        label_token_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
-        apply_softmax: bool | None = None,
-        item_first: bool = False,
-        score_mode: ScoreMode | None = None,
-        label_scoring: LabelScoring = "single",
-        tokenization: Tokenization = "apart",
-        suffix: TextOrIds | None = None,
-        max_tokens_per_item: int | None = None,
-        algorithm: Algorithm = "auto",
-        on_item_error: OnItemError = "fail",
-        return_debug: bool = False,
-        debug_top_k: int | None = None,
         on_progress: OnProgress | None = None,
+        **options: Unpack[ScoreOptions],
     ) -> ScoreResult:
-        """The probability of the labels after each item. Same request, errors and engine as `/v1/score`."""
-        body = {
-            "query": query,
-            "items": items,
-            "labels": labels,
-            "label_token_ids": label_token_ids,
-            "apply_softmax": apply_softmax,
-            "item_first": item_first,
-            "score_mode": score_mode,
-            "label_scoring": label_scoring,
-            "tokenization": tokenization,
-            "suffix": suffix,
-            "max_tokens_per_item": max_tokens_per_item,
-            "algorithm": algorithm,
-            "on_item_error": on_item_error,
-            "return_debug": return_debug,
-            "debug_top_k": debug_top_k,
-        }
-        return self.engine.score(parse_score_request(body), on_progress)
+        """Score the labels after each item. Same request, errors and engine as `/v1/score`.
 
+        `on_progress` is called with the number of scored items, and with the number of all items.
+        """
+        return self.engine.score(parse_score_request({"query": query, "items": items, **options}), on_progress)
+
+    @with_fields(rerank_fields("native"), RerankOptions)
     def rerank(
         self,
         query: str,
         documents: Sequence[str] | Sequence[Mapping[str, str]],
         *,
-        top_n: int | None = None,
-        profile: str | None = None,
-        instruction: str | None = None,
-        max_tokens_per_doc: int | None = None,
-        max_chunks_per_doc: int | None = None,
-        truncate: bool = True,
-        truncation_side: TruncationSide = "right",
-        algorithm: Algorithm = "auto",
-        return_debug: bool = False,
-        debug_top_k: int | None = None,
         on_progress: OnProgress | None = None,
+        **options: Unpack[RerankOptions],
     ) -> RerankResult:
-        """The documents best first, by the profile of the model or the one named. Same as `/v1/rerank`."""
-        body = {
-            "query": query,
-            "documents": documents,
-            "top_n": top_n,
-            "profile": profile,
-            "instruction": instruction,
-            "max_tokens_per_doc": max_tokens_per_doc,
-            "max_chunks_per_doc": max_chunks_per_doc,
-            "truncate": truncate,
-            "truncation_side": truncation_side,
-            "algorithm": algorithm,
-            "return_debug": return_debug,
-            "debug_top_k": debug_top_k,
-        }
+        """Order documents by their relevance to the query, best first. Same request and errors as `/v1/rerank`.
+
+        `on_progress` is called with the number of scored documents, and with the number of all documents.
+        """
+        body = {"query": query, "documents": documents, **options}
         return self.reranker.rerank(parse_rerank_request(body), on_progress)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The one suite that every attention faces, whatever its backend: cases, inputs, and the answer in plain float64.
+"""The suite that every attention implementation of every backend faces: cases, inputs, and the answer in float64.
 
 An implementation under test is a function from a batch and its inputs to the output [T, N, H]; `check` does the rest.
 Padding tokens at the end of the batch are poisoned with NaN, which must not reach any real token.
@@ -23,7 +23,7 @@ PADDING = 5  # tokens
 
 @dataclass(frozen=True)
 class HostBlock(KVBlock):
-    """A block of a cached prefix whose keys and values the case holds itself."""
+    """A KV block of a cached prefix; the case holds its keys and values."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class AttentionCase:
     prefix_index: tuple[int, ...] = ()  # per segment, -1 for none; empty: none reads any
     prefix_lens: tuple[int, ...] = ()
     cached_prefix_lens: tuple[int, ...] = ()  # lengths of cached prefixes
-    # Segments of this batch with which prefixes begin or, where there are cached ones too, with which each goes on.
+    # Segments of this batch with which prefixes begin or, after cached blocks, continue.
     batch_prefixes: tuple[int, ...] = ()
-    row_starts: tuple[int, ...] = ()  # in segments; packed only
+    sequence_starts: tuple[int, ...] = ()  # in segments; packed only
     num_heads: int = 4
     num_kv_heads: int = 2
     head_size: int = 64
@@ -45,7 +45,7 @@ class AttentionCase:
     seed: int = field(default=0, compare=False)
 
 
-# What is seen by whom; all with the same heads, so that an implementation that compiles does so once.
+# Layouts; all with the same heads, so that an implementation that compiles does so once.
 LAYOUT_CASES: tuple[AttentionCase, ...] = (
     AttentionCase("one causal sequence", (300,), layout=Layout.CAUSAL),
     AttentionCase("causal sequences of ragged lengths", (1, 17, 32, 33, 257, 2), layout=Layout.CAUSAL),
@@ -54,7 +54,7 @@ LAYOUT_CASES: tuple[AttentionCase, ...] = (
     AttentionCase("ragged items over one prefix", (20, 1, 33, 16, 65, 128, 32), (0,) * 7, (200,) * 7, (200,)),
     AttentionCase("long items", (257, 113), (0, 0), (40, 40), (40,)),
     AttentionCase("a prefix of one token", (5, 6), (0, 0), (1, 1), (1,)),
-    AttentionCase("a prefix of whole key blocks", (20, 3), (0, 0), (512, 512), (512,)),
+    AttentionCase("a prefix of whole key tiles", (20, 3), (0, 0), (512, 512), (512,)),
     AttentionCase("a long prefix of an odd length", (20, 129, 3), (0, 0, 0), (997, 997, 996), (997,)),
     AttentionCase("several prefixes", (20, 3, 140, 8, 1), (0, 1, 0, 2, 1), (600, 31, 600, 5, 31), (600, 31, 5)),
     AttentionCase(
@@ -64,43 +64,43 @@ LAYOUT_CASES: tuple[AttentionCase, ...] = (
     AttentionCase("an empty prefix", (20, 5, 140)),
     AttentionCase("some read no prefix", (20, 9, 20, 6), (0, -1, 0, 0), (30, 0, 30, 0), (30,)),
     AttentionCase(
-        "serial rows",
+        "serial sequences",
         (150, 20, 40, 1, 130, 33),
         (-1, 0, -1, 1, -1, 2),
         (0, 150, 0, 40, 0, 129),
         batch_prefixes=(0, 2, 4),
-        row_starts=(0, 2, 4, 6),
+        sequence_starts=(0, 2, 4, 6),
         layout=Layout.CAUSAL,
     ),
     AttentionCase(
-        "packed rows",
+        "packed sequences",
         (150, 20, 7, 33, 31, 5, 129),
         (-1, 0, 0, 0, -1, 1, 1),
         (0, 150, 150, 149, 0, 31, 31),
         batch_prefixes=(0, 4),
-        row_starts=(0, 4, 7),
+        sequence_starts=(0, 4, 7),
         layout=Layout.PACKED,
     ),
     AttentionCase(
-        "one packed row of many items",
+        "one packed sequence of many items",
         (260, *(10,) * 11),
         (-1, *(0,) * 11),
         (0, *(260,) * 11),
         batch_prefixes=(0,),
-        row_starts=(0, 12),
+        sequence_starts=(0, 12),
         layout=Layout.PACKED,
     ),
     AttentionCase(
-        "packed rows whose prefixes are blocks",
+        "packed sequences whose prefixes are KV blocks",
         (128, 44, 20, 7, 128, 5),
         (-1, 0, 0, 0, -1, 1),
         (0, 128, 172, 171, 0, 128),
         batch_prefixes=(0, 4),
-        row_starts=(0, 4, 6),
+        sequence_starts=(0, 4, 6),
         layout=Layout.PACKED,
     ),
     AttentionCase(
-        "new blocks behind cached ones",
+        "new KV blocks after cached ones",
         (128, 20, 128, 128, 30),
         (0, 0, -1, 1, 1),
         (256, 384, 0, 128, 256),
@@ -157,7 +157,7 @@ def make_batch(case: AttentionCase, mask: MaskImpl = "segment") -> ForwardBatch:
         prefix_index=np.array(case.prefix_index or (-1,) * num_segments, np.int64),
         prefix_lens=np.array(case.prefix_lens or (0,) * num_segments, np.int64),
         prefixes=_prefixes(case),
-        row_starts=starts[list(case.row_starts or (0, num_segments))],
+        sequence_starts=starts[list(case.sequence_starts or (0, num_segments))],
         score_tokens=np.zeros(0, np.int64),
         label_ids=np.zeros((0, 0), np.int32),
         mask=mask,
@@ -220,10 +220,10 @@ def _prefix_of(batch: ForwardBatch, inputs: AttentionInputs, segment: int) -> tu
     if index < 0:
         return inputs.k[:0], inputs.v[:0]
     cached_k, cached_v = inputs.cached[index] if inputs.cached else (inputs.k[:0], inputs.v[:0])
-    goes_on = batch.prefixes[index].segment
-    if goes_on is None:
+    continues_at = batch.prefixes[index].segment
+    if continues_at is None:
         return cached_k[:length], cached_v[:length]
-    start = int(batch.segment_starts[goes_on])
+    start = int(batch.segment_starts[continues_at])
     new = slice(start, start + max(0, length - len(cached_k)))
     return np.concatenate([cached_k[:length], inputs.k[new]]), np.concatenate([cached_v[:length], inputs.v[new]])
 

@@ -27,8 +27,7 @@ from hypothesis import settings
 from prefixwise import Scorer
 from prefixwise.contract.errors import BackendError
 from prefixwise.engine.engine import ScoringEngine
-from prefixwise.models.embedded import embedded_model_path
-from prefixwise.plan.options import PlanOptions
+from prefixwise.plan.algorithms import PlanOptions
 from tests.checkpoints import add_tokenizer, make_hf_checkpoint
 from tests.web.browser import why_no_browser
 
@@ -237,12 +236,7 @@ def reference_of(checkpoint_of: Callable[[str], Path]) -> Callable[[str], Refere
 
     def get(family: str) -> Reference:
         if family not in loaded:
-            loaded.pop("embedded", None)  # which is large
-            if family == "embedded":
-                path = embedded_model_path()
-                loaded[family] = Reference.load(path.parent, gguf_file=path.name)
-            else:
-                loaded[family] = Reference.load(checkpoint_of(family))
+            loaded[family] = Reference.load(checkpoint_of(family))
         return loaded[family]
 
     return get
@@ -271,7 +265,8 @@ def scorer_of(checkpoint_of: Callable[[str], Path]) -> Iterator[Callable[..., Sc
         if options.get("device") == "cuda":  # which many scorers, of several processes, share
             options.setdefault("prefix_cache_bytes", 1 << 28)
         elif options.get("backend") == "jax":  # which takes all of it at once
-            options.setdefault("prefix_cache_bytes", 1 << 26)
+            num_devices = options.get("tp_size", 1) * options.get("dp_size", 1)
+            options.setdefault("prefix_cache_bytes", (1 << 26) // num_devices)
         scorer = copy(load(family, {"dtype": "float32", **options}))
         config = replace(scorer.engine.config, plan=PlanOptions(**plan))
         scorer.engine = ScoringEngine(config, scorer.engine.scheduler, scorer.engine.tokenizer)

@@ -59,7 +59,7 @@ def _load(model: str, dtype: str) -> int:
     import gguf.quants  # noqa: F401  # imports belong to the baseline
 
     from prefixwise.backends.torch.backend import TorchBackend
-    from prefixwise.models.checkpoint import open_checkpoint
+    from prefixwise.models.sources import open_checkpoint
 
     with watch_peak() as growth:
         backend = TorchBackend(open_checkpoint(None if model == "embedded" else model), dtype=dtype, device="cpu")
@@ -75,7 +75,7 @@ def _load_jax(model: str, dtype: str, tp_size: str, way: str) -> int:
     from prefixwise.backends.jax.mesh import make_mesh
     from prefixwise.backends.jax.placement import HeadPlacement
     from prefixwise.backends.jax.weights import load_weights
-    from prefixwise.models.checkpoint import open_checkpoint
+    from prefixwise.models.sources import open_checkpoint
 
     checkpoint = open_checkpoint(None if model == "embedded" else model)
     placement = HeadPlacement.plan(checkpoint.config.num_heads, checkpoint.config.num_kv_heads, int(tp_size))

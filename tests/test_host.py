@@ -13,8 +13,16 @@ from pathlib import Path
 import pytest
 
 from prefixwise import host
-from prefixwise.host import cpu_features, cpu_name, install_command, peak_memory_bytes, process_start, this_boot
-from tests.bench.test_servers import is_running, wait_for
+from prefixwise.host import (
+    cpu_features,
+    cpu_name,
+    install_command,
+    peak_memory_bytes,
+    process_start,
+    replacing,
+    this_boot,
+)
+from tests.bench.test_processes import is_running, wait_for
 
 NEOVERSE = """processor\t: 0
 BogoMIPS\t: 243.75
@@ -108,6 +116,33 @@ def test_a_child_ends_with_its_parent(proc_path: str) -> None:
         assert is_running(child)
         parent.send_signal(signal.SIGKILL)
     wait_for(lambda: None if is_running(child) else 1)
+
+
+class TestReplacing:
+    def test_a_file_has_its_name_only_when_it_is_complete(self, tmp_path: Path) -> None:
+        path = tmp_path / "new" / "file"
+        with replacing(path) as temporary:
+            temporary.write_text("content", encoding="utf-8")
+            assert temporary.parent == path.parent
+            assert not path.exists()
+        assert path.read_text(encoding="utf-8") == "content"
+        assert list(path.parent.iterdir()) == [path]
+
+    def test_a_failure_leaves_the_old_file_and_nothing_else(self, tmp_path: Path) -> None:
+        path = tmp_path / "file"
+        path.write_text("old", encoding="utf-8")
+        with pytest.raises(KeyboardInterrupt), replacing(path) as temporary:
+            temporary.write_text("new", encoding="utf-8")
+            raise KeyboardInterrupt
+        assert path.read_text(encoding="utf-8") == "old"
+        assert list(tmp_path.iterdir()) == [path]
+
+    def test_the_temporary_file_may_be_in_another_folder(self, tmp_path: Path) -> None:
+        with replacing(tmp_path / "file", tmp_path / "work") as temporary:
+            temporary.write_bytes(b"x")
+            assert temporary.parent == tmp_path / "work"
+        assert (tmp_path / "file").read_bytes() == b"x"
+        assert list((tmp_path / "work").iterdir()) == []
 
 
 class TestInstallCommand:

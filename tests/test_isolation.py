@@ -1,7 +1,7 @@
 """An item's score does not change by one bit, whatever happens to the items beside it.
 
 Run for every algorithm, `auto` included, and both masks, in float32 and bfloat16, on every backend, on a model whose
-widths are large enough that careless matrix products give other bits at other row counts.
+widths are large enough that careless GEMMs give other bits at other row counts.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def base(scorer: Scorer) -> Floats:
     return scores(scorer, ITEMS)
 
 
-def watched_rows(items: Items, wanted: Sequence[list[int]]) -> list[int]:
+def watched_indices(items: Items, wanted: Sequence[list[int]]) -> list[int]:
     return [items.index(item) for item in wanted]
 
 
@@ -144,7 +144,7 @@ class TestIsolation:
         if mutate is joined_by_many and path in (PATHS["serial"], PATHS["packed-dense"]):
             mutate = joined_by_fewer
         mutated = mutate(ITEMS)
-        assert np.array_equal(scores(scorer, mutated)[watched_rows(mutated, watched)], base[list(WATCHED)])
+        assert np.array_equal(scores(scorer, mutated)[watched_indices(mutated, watched)], base[list(WATCHED)])
 
     def test_an_item_alone_equals_itself_among_others(self, scorer: Scorer, base: Floats) -> None:
         alone = np.concatenate([scores(scorer, [item]) for item in ITEMS])
@@ -221,8 +221,8 @@ class TestGemma:
         scorer = scorer_of("medium-gemma", dtype=dtype, **{**cpu, **path, "token_budget": 512})
         base = scores(scorer, ITEMS)[list(WATCHED)]
         for mutated in (reordered(lengthened(ITEMS)), removed(changed(ITEMS))):
-            places = watched_rows(mutated, [ITEMS[i] for i in WATCHED])
-            assert np.array_equal(scores(scorer, mutated)[places], base)
+            indices = watched_indices(mutated, [ITEMS[i] for i in WATCHED])
+            assert np.array_equal(scores(scorer, mutated)[indices], base)
 
     def test_every_path_gives_gemma_the_same_bits(
         self, scorer_of: Callable[..., Scorer], dtype: str, cpu: dict[str, Any]
@@ -257,7 +257,7 @@ class TestDefaultsOnAGpu:
         mutated = mutate(ITEMS)
         scores(scorer, ITEMS)  # the prefix is cached from here on; a forward that holds it too is in another bucket
         base = scores(scorer, ITEMS)[list(WATCHED)]
-        assert np.array_equal(scores(scorer, mutated)[watched_rows(mutated, [ITEMS[i] for i in WATCHED])], base)
+        assert np.array_equal(scores(scorer, mutated)[watched_indices(mutated, [ITEMS[i] for i in WATCHED])], base)
 
 
 class TestEmbeddedModel:

@@ -19,8 +19,8 @@ import pytest
 from prefixwise.backends.jax.attention.api import IMPLEMENTATIONS
 from prefixwise.cli.main import main
 from prefixwise.cli.serve import OUR_ATTENTIONS
-from prefixwise.engine.warmup import OnProgram
 from prefixwise.host import install_command
+from prefixwise.launch.loading import OnProgram
 from prefixwise.launch.options import EngineOptions
 from prefixwise.server.config import ServerOptions
 from tests.cli.conftest import run_process

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from prefixwise import PrefixwiseError, Scorer
-from prefixwise.models.checkpoint import open_checkpoint
+from prefixwise.models.sources import open_checkpoint
 from tests.peak_memory import growth_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
@@ -88,4 +88,4 @@ class TestScoring:
         with pytest.raises(PrefixwiseError) as caught:
             scorer.score(list(range(200)), [[1] * 99] * self.NUM_ITEMS, label_token_ids=[3], algorithm="packed")
         assert "a dense mask must cover at most 16384 packed tokens" in str(caught.value)
-        assert "got a row of" in str(caught.value)
+        assert "got a sequence of" in str(caught.value)

@@ -6,6 +6,7 @@ Read from the source, so that an import inside a function counts as much as one 
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,65 +21,33 @@ import prefixwise
 
 ROOT = Path(prefixwise.__file__).parent
 
-# What the rooms of the data path may import of the package, beside themselves. Left of `engine` everything is
-# pure; the plan knows backends by their plain descriptions only.
+# What each room may import of the package, beside itself. Left of `engine` everything is pure.
+# docs/architecture.md shows the same table.
+ANY = "any"
 ALLOWED: dict[str, tuple[str, ...]] = {
-    "prefixwise.host": (),
-    "prefixwise.contract": (),
-    "prefixwise.models": ("prefixwise.contract",),
-    "prefixwise.prompts": ("prefixwise.contract", "prefixwise.models"),
-    "prefixwise.plan": ("prefixwise.contract", "prefixwise.models", "prefixwise.prompts", "prefixwise.forward.backend"),
-    "prefixwise.backends": ("prefixwise.contract", "prefixwise.models"),
-    "prefixwise.engine": (
-        "prefixwise.contract",
-        "prefixwise.models",
-        "prefixwise.prompts",
-        "prefixwise.plan",
-        "prefixwise.forward.backend",
-    ),
-    # The server is handed an engine; whoever launches it knows how that is made.
-    "prefixwise.web": (),
+    "_version": (),
+    "host": (),
+    "web": (),
+    "contract": (),
+    "models": ("contract", "host"),
+    "prompts": ("contract", "models"),
+    "forward": ("contract", "models"),
+    "plan": ("contract", "models", "prompts", "forward"),
+    "engine": ("contract", "models", "prompts", "forward", "plan"),
+    "backends": ("contract", "models", "forward", "host"),
+    "launch": ("contract", "models", "prompts", "forward", "plan", "engine", "backends"),
+    "scorer": ("contract", "models", "prompts", "forward", "plan", "engine", "launch"),
+    "aot": ("contract", "models", "prompts", "forward", "plan", "engine", "backends", "launch", "host"),
+    # The server is handed an engine, and does not know how one is made.
+    "server": ("contract", "prompts", "engine", "web", "host", "_version"),
     # It speaks HTTP to servers; of a model it needs the tokenizer.
-    "prefixwise.bench": (
-        "prefixwise.contract",
-        "prefixwise.models",
-        "prefixwise.prompts",
-        "prefixwise.web",
-        "prefixwise.host",
-        "prefixwise._version",
-    ),
-    "prefixwise.bench.remote": (
-        "prefixwise.contract",
-        "prefixwise.models",
-        "prefixwise.prompts",
-        "prefixwise.bench",
-        "prefixwise.host",
-        "prefixwise._version",
-    ),
-    "prefixwise.batch": (
-        "prefixwise.contract",
-        "prefixwise.models",
-        "prefixwise.engine",
-        "prefixwise.launch.loading",
-        "prefixwise.launch.options",
-        "prefixwise._version",
-    ),
-    "prefixwise.cluster": (
-        "prefixwise.contract",
-        "prefixwise.engine",
-        "prefixwise.batch",
-        "prefixwise.server",
-        "prefixwise.launch.loading",
-        "prefixwise.launch.options",
-    ),
-    "prefixwise.server": (
-        "prefixwise.contract",
-        "prefixwise.prompts",
-        "prefixwise.engine",
-        "prefixwise.web",
-        "prefixwise.host",
-        "prefixwise._version",
-    ),
+    "bench": ("contract", "models", "prompts", "web", "host", "_version"),
+    "bench.remote": ("contract", "models", "prompts", "bench", "host", "_version"),
+    "batch": ("contract", "models", "engine", "launch", "host", "_version"),
+    "cluster": ("contract", "engine", "batch", "server", "launch", "host"),
+    "cli": (ANY,),
+    "launch_server": ("cli",),
+    "__main__": ("cli",),
 }
 FRAMEWORKS = {
     "torch": "prefixwise.backends.torch",
@@ -97,6 +66,7 @@ class Import:
     imported: str
     line: int
     at_import_time: bool
+    for_types: bool = False  # below `if TYPE_CHECKING`
 
     def __str__(self) -> str:
         return f"{self.importer}:{self.line} imports {self.imported}"
@@ -116,15 +86,15 @@ def imports() -> tuple[Import, ...]:
     return tuple(found)
 
 
-def _imports_of(module: str, node: ast.AST, *, at_import_time: bool) -> Iterator[Import]:
+def _imports_of(module: str, node: ast.AST, *, at_import_time: bool, for_types: bool = False) -> Iterator[Import]:
     for child in ast.iter_child_nodes(node):
         is_deferred = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
         is_for_types = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)
         if isinstance(child, ast.Import | ast.ImportFrom):
             for name in _names(module, child):
-                yield Import(module, name, child.lineno, at_import_time)
+                yield Import(module, name, child.lineno, at_import_time, for_types)
         runs_now = at_import_time and not is_deferred and not is_for_types
-        yield from _imports_of(module, child, at_import_time=runs_now)
+        yield from _imports_of(module, child, at_import_time=runs_now, for_types=for_types or is_for_types)
 
 
 def _names(module: str, node: ast.Import | ast.ImportFrom) -> Iterator[str]:
@@ -191,25 +161,42 @@ def test_what_stands_on_ray_is_known() -> None:
 
 @pytest.mark.parametrize("room", ALLOWED)
 def test_a_room_imports_only_what_stands_before_it(room: str) -> None:
-    assert any(is_within(each.importer, room) for each in imports()), f"{room} is gone"
-    allowed = (room, *ALLOWED[room])
+    path = f"prefixwise.{room}"
+    assert any(is_within(module, path) for module in modules()), f"{room} is gone"
+    allowed = (path, *(f"prefixwise.{other}" for other in ALLOWED[room]))
+    inner = [f"prefixwise.{other}" for other in ALLOWED if other.startswith(f"{room}.")]  # has a row of its own
     strays = [
         str(each)
         for each in imports()
-        if is_within(each.importer, room)
-        and is_within(each.imported, "prefixwise")
-        and not any(is_within(each.imported, other) for other in allowed)
+        if is_within(each.importer, path) and not any(is_within(each.importer, other) for other in inner)
+        if is_within(each.imported, "prefixwise") and ANY not in ALLOWED[room]
+        if not any(is_within(each.imported, other) for other in allowed)
+        or any(is_within(each.imported, other) for other in inner)
     ]
     assert strays == []
 
 
+def test_every_room_has_a_row() -> None:
+    rooms = {module.split(".")[1] for module in modules() if module != "prefixwise"}
+    assert rooms == {room for room in ALLOWED if "." not in room}
+
+
+def test_the_rows_are_those_of_the_architecture() -> None:
+    page = (ROOT.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
+    table = page.partition("| room | may import, beside itself |")[2].partition("\n\n")[0]
+    rows = [line.strip("| ").split(" | ") for line in table.splitlines()[2:]]
+    shown = {name.strip("`").replace("/", "."): tuple(re.findall(r"`([\w/]+)`", others)) for name, others in rows}
+    assert shown == {room: () if ANY in others else others for room, others in ALLOWED.items()}
+
+
 def test_no_module_imports_itself_in_a_circle() -> None:
-    graph = {
-        module: {each.imported for each in imports() if each.importer == module and each.at_import_time}
-        for module in modules()
-    }
+    """Imports inside functions count; those for the type checker alone do not."""
+    graph: dict[str, set[str]] = {module: set() for module in modules()}
+    for each in imports():
+        if each.imported in graph and not each.for_types and each.imported != each.importer:
+            graph[each.importer].add(each.imported)
     try:
-        TopologicalSorter({module: seen & graph.keys() for module, seen in graph.items()}).prepare()
+        TopologicalSorter(graph).prepare()
     except CycleError as error:
         pytest.fail(" -> ".join(error.args[1]))
 

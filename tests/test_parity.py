@@ -21,9 +21,6 @@ from prefixwise.engine.engine import ScoringEngine
 from prefixwise.engine.scheduler import Scheduler, SchedulerOptions
 from prefixwise.forward.backend import Backend
 from prefixwise.forward.batch import ForwardBatch, RunningForward
-from prefixwise.models.checkpoint import open_checkpoint
-from prefixwise.models.embedded import embedded_model_path
-from prefixwise.models.families import HF_TENSOR_NAMES, stored_name
 from tests.checkpoints import FAMILY_NAMES
 from tests.reference import PROBABILITY_BOUND, Floats, Reference, bound_of, expected_scores
 
@@ -36,7 +33,7 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 
 def is_slow(test: str, parameters: Mapping[str, Any]) -> bool:
-    """JAX every day: all families and algorithms, with and without normalizers, one family with the dense mask.
+    """JAX every day: all families and algorithms, with and without logsumexp, one family with the dense mask.
 
     Elsewhere one algorithm stands for all: on a CPU they are equal bit for bit (`test_isolation.py`).
     """
@@ -46,10 +43,6 @@ def is_slow(test: str, parameters: Mapping[str, Any]) -> bool:
             return algorithm != "auto"
         is_masked = parameters.get("mask") == "dense" and parameters["family"] != "qwen3"
         return mode not in ("softmax", "logprob", None) or is_masked or test == "test_one_label_sigmoid"
-    if parameters.get("cpu") == "jax":
-        return mode not in ("logprob", None) or algorithm != "packed"
-    if test == "test_scores_equal_transformers" and parameters.get("cpu") == "torch":  # modes are of the same logits
-        return algorithm != "auto" and mode != "logprob"
     if parameters.get("device") == "cpu":
         return algorithm != "packed"
     return False
@@ -96,64 +89,6 @@ def assert_within_bfloat16(found: Floats, expected: Floats) -> None:
     difference = np.abs(found - expected)
     assert difference.max() <= 0.02
     assert difference.mean() <= 0.01
-
-
-TEXT_QUERY = "Decide whether the text is about food. Text: "
-TEXT_ITEMS = ("Fresh pasta with tomato sauce.", "The tax code of 1986.", "", "Grüße aus Köln 🙂", "pizza " * 40)
-TEXT_LABELS = (" yes", " no")
-
-
-@pytest.fixture(scope="module")
-def embedded_logits(reference_of: Callable[[str], Reference]) -> Floats:
-    from transformers import AutoTokenizer
-
-    path = embedded_model_path()
-    tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-    ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in (TEXT_QUERY, *TEXT_ITEMS)]
-    return reference_of("embedded").label_logits([[*ids[0], *item] for item in ids[1:]])
-
-
-@pytest.fixture(scope="module", params=["torch", "jax"])
-def cpu(request: pytest.FixtureRequest) -> dict[str, Any]:
-    return {"backend": request.param, "device": "cpu"}
-
-
-class TestEmbeddedModel:
-    """Real weights, real tokenizer, text in. First, as transformers needs memory to read the file."""
-
-    @pytest.mark.parametrize("mode", MODES)
-    @pytest.mark.parametrize("algorithm", ALGORITHMS)
-    def test_scores_equal_transformers(
-        self,
-        scorer_of: Callable[..., Scorer],
-        cpu: dict[str, Any],
-        embedded_logits: Floats,
-        algorithm: Algorithm,
-        mode: ScoreMode,
-    ) -> None:
-        scorer = scorer_of("embedded", **cpu)
-        assert scorer.engine.tokenizer is not None
-        label_ids = [scorer.engine.tokenizer.label_id(label, i) for i, label in enumerate(TEXT_LABELS)]
-        result = scorer.score(TEXT_QUERY, TEXT_ITEMS, labels=TEXT_LABELS, score_mode=mode, algorithm=algorithm)
-        expected = expected_scores(mode, embedded_logits, label_ids)
-        assert np.abs(np.array(result.scores) - expected).max() <= bound_of(mode)
-
-    def test_tensors_are_those_of_transformers(self, reference_of: Callable[[str], Reference]) -> None:
-        """Here, where transformers has read the file: that takes long."""
-        expected, tensors = reference_of("embedded").model.state_dict(), open_checkpoint(None).tensors
-        assert len(tensors) == 272
-        for key, tensor in tensors.items():
-            values = expected[stored_name(key, HF_TENSOR_NAMES, "model.layers")].numpy()
-            np.testing.assert_array_equal(tensor.read_rows(0, tensor.shape[0]), values, err_msg=key)
-
-    def test_bfloat16_stays_within_its_bounds(
-        self, scorer_of: Callable[..., Scorer], cpu: dict[str, Any], embedded_logits: Floats
-    ) -> None:
-        scorer = scorer_of("embedded", dtype="bfloat16", **cpu)
-        assert scorer.engine.tokenizer is not None
-        label_ids = [scorer.engine.tokenizer.label_id(label, i) for i, label in enumerate(TEXT_LABELS)]
-        result = scorer.score(TEXT_QUERY, TEXT_ITEMS, labels=TEXT_LABELS, apply_softmax=True)
-        assert_within_bfloat16(np.array(result.scores), expected_scores("softmax", embedded_logits, label_ids))
 
 
 @pytest.fixture(scope="module", params=FAMILY_NAMES)

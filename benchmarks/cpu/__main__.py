@@ -19,7 +19,7 @@ from benchmarks.cpu.table import contender_line, render
 from benchmarks.goals.__main__ import commit
 from prefixwise import __version__
 from prefixwise.bench.files import now_utc, write_text
-from prefixwise.bench.termination import ended_by_signals
+from prefixwise.bench.processes import ended_by_signals
 from prefixwise.host import cpu_features, cpu_name
 
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from benchmarks.cpu.cases import SEARCH_SEED, Drawn, Role, draw
 from benchmarks.cpu.contender import Contender, Round, fastest
-from prefixwise.models.embedded import embedded_model_path
+from prefixwise.models.sources import embedded_model_path
 
 _QUERY = 0  # its sequence; items have those from 1
 _SEARCH_ITEMS = 10  # at least so many are timed in a search

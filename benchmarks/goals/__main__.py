@@ -19,7 +19,7 @@ from benchmarks.goals.table import backend_line, render
 from benchmarks.goals.targets import GOALS, Measured, judge, missed
 from prefixwise import __version__
 from prefixwise.bench.files import now_utc, write_text
-from prefixwise.bench.termination import ended_by_signals
+from prefixwise.bench.processes import ended_by_signals
 
 
 def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:

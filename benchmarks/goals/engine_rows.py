@@ -14,7 +14,8 @@ from benchmarks.goals.cases import WARM_UP_ROUNDS, Geometry, Settings
 from benchmarks.goals.targets import Measured, attempt
 from benchmarks.random_checkpoint import random_checkpoint
 from prefixwise.backends.load import load_backend
-from prefixwise.engine.engine import EngineConfig, ScoringEngine
+from prefixwise.engine.engine import ScoringEngine
+from prefixwise.engine.prepare import EngineConfig
 from prefixwise.engine.scheduler import Scheduler
 from prefixwise.forward.backend import BackendOptions
 

@@ -13,12 +13,10 @@ from urllib.request import urlopen
 
 from benchmarks.goals.cases import BOUND_MS, WARM_UP_ROUNDS, Geometry, Settings
 from benchmarks.goals.targets import Measured, attempt
-from prefixwise.bench.artifacts import LoadGeometry, LoadPhase, LoadResult
 from prefixwise.bench.geometry import RequestMaker, choose_labels
-from prefixwise.bench.load.arrivals import PhaseLength
-from prefixwise.bench.load.driver import LoadTarget
-from prefixwise.bench.load.rate_search import probe_length
-from prefixwise.bench.load.run import LoadPlan, LoadRun
+from prefixwise.bench.kinds.load import LoadGeometry, LoadPhase, LoadResult
+from prefixwise.bench.run.load import LoadPlan, LoadRun, probe_length
+from prefixwise.bench.run.load_driver import LoadTarget, PhaseLength
 
 CLIENTS = 8
 _ROUNDS_EACH = 2  # times --rounds requests of each client

@@ -18,7 +18,7 @@ from time import perf_counter
 from benchmarks.goals.cases import Settings
 from benchmarks.goals.engine_rows import EngineRows, make_engine
 from prefixwise.engine.engine import ScoringEngine
-from prefixwise.engine.warmup import warm_up
+from prefixwise.launch.loading import warm_up
 from prefixwise.server.config import ServerOptions
 from prefixwise.server.launch import run_server
 

@@ -4,7 +4,7 @@ After the context c_0, c_1, ..., c_{n-1} the logit of token v is
 
     (v * (1 * c_0 + 2 * c_1 + ... + n * c_{n-1}) mod 97) / 10
 
-so it depends on every token of the context, on their order and on nothing else.
+so it depends on every token of the context and on their order, and on nothing else.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from prefixwise.forward.batch import KV_BLOCK_SIZE, ForwardBatch, ForwardOutput,
 from prefixwise.models.config import ModelConfig, RopeConfig
 
 _MODULUS = 97
-_MAX_FORWARDS = 1000  # that are remembered
+_MAX_FORWARDS = 1000  # recorded in `forwards`
 
 
 @dataclass(frozen=True, eq=False)
 class FakeBlock(KVBlock):
-    """A block of a prefix that remembers its tokens."""
+    """A KV block that holds its tokens."""
 
     token_ids: Int32Array
 
@@ -40,7 +40,7 @@ def fake_logits(context: Int32Array, token_ids: Int32Array) -> NDArray[np.float3
 
 
 class FakeBackend(Backend):
-    """Scores at once, or after a given time, and remembers its forwards."""
+    """Scores at once, or after a given time, and records its forwards."""
 
     def __init__(
         self,
@@ -88,16 +88,16 @@ class FakeBackend(Backend):
             async_scheduling=async_scheduling,
         )
         self.seconds_per_forward = seconds_per_forward
-        self.forwards: list[ForwardBatch] = []  # the newest _MAX_FORWARDS or so
+        self.forwards: list[ForwardBatch] = []  # at least the newest _MAX_FORWARDS
 
     def start(self, batch: ForwardBatch) -> RunningForward:
         if len(self.forwards) >= 2 * _MAX_FORWARDS:
             del self.forwards[:_MAX_FORWARDS]
         self.forwards.append(batch)
         num_listed = sum(len(prefix.blocks) for prefix in batch.prefixes) + len(batch.cache_segments)
-        most = self.info.max_kv_blocks_read
-        assert most is None or num_listed <= most, f"a forward lists {num_listed} blocks, and may list {most}"
-        blocks = tuple(self._keep(batch, segment) for segment in batch.cache_segments)
+        limit = self.info.max_kv_blocks_read
+        assert limit is None or num_listed <= limit, f"a forward lists {num_listed} KV blocks, and may list {limit}"
+        blocks = tuple(self._cache(batch, segment) for segment in batch.cache_segments)
         return RunningForward(blocks, lambda: self._finish(batch, blocks))
 
     def _finish(self, batch: ForwardBatch, blocks: tuple[KVBlock, ...]) -> ForwardOutput:
@@ -105,32 +105,32 @@ class FakeBackend(Backend):
             sleep(self.seconds_per_forward)
         weights = self._context_weights(batch) % _MODULUS
         logits = (batch.label_ids * weights[:, None] % _MODULUS / 10).astype(np.float32)
-        normalizers = self._log_normalizers[weights] if batch.need_logsumexp else None
-        return ForwardOutput(logits, normalizers, blocks)
+        lse = self._logsumexp[weights] if batch.need_logsumexp else None
+        return ForwardOutput(logits, lse, blocks)
 
     @cached_property
-    def _log_normalizers(self) -> NDArray[np.float32]:
-        """[97]: all that a context can do to the logits is in its weight, modulo 97."""
+    def _logsumexp(self) -> NDArray[np.float32]:
+        """[97]: by the weight of the context modulo 97, on which all logits depend."""
         logits = np.outer(np.arange(_MODULUS), np.arange(self.config.vocab_size)) % _MODULUS / 10
         sums: NDArray[np.float64] = np.exp(logits.astype(np.float32).astype(np.float64)).sum(1)
         return np.log(sums).astype(np.float32)
 
     @staticmethod
-    def _keep(batch: ForwardBatch, segment: int) -> FakeBlock:
+    def _cache(batch: ForwardBatch, segment: int) -> FakeBlock:
         ids = batch.token_ids[batch.segment_starts[segment] : batch.segment_starts[segment + 1]].copy()
-        assert len(ids) <= KV_BLOCK_SIZE, "a kept segment is one block"
+        assert len(ids) <= KV_BLOCK_SIZE, "a cached segment is one KV block"
         return FakeBlock(len(ids), ids)
 
     def _context_weights(self, batch: ForwardBatch) -> Int64Array:
-        """[R]: 1 c_0 + 2 c_1 + ... of all that each scored token sees, itself last."""
+        """[R]: 1 c_0 + 2 c_1 + ... over the context of each scored token, itself last."""
         tokens = batch.score_tokens
         segments = np.searchsorted(batch.segment_starts, tokens, side="right") - 1
         sums = _sums(batch.token_ids, batch.positions.astype(np.int64) + 1)
-        own = sums[tokens + 1] - sums[batch.segment_starts[segments]]
-        return own + self._prefix_weights(batch)[segments]
+        self_weights = sums[tokens + 1] - sums[batch.segment_starts[segments]]
+        return self_weights + self._prefix_weights(batch)[segments]
 
     def _prefix_weights(self, batch: ForwardBatch) -> Int64Array:
-        """[segments]: the part of the weight that a segment's prefix gives."""
+        """[segments]: the part of the weight that comes from a segment's prefix."""
         weights = np.zeros(len(batch.prefix_lens), np.int64)
         for number, prefix in enumerate(batch.prefixes):
             readers = np.flatnonzero((batch.prefix_index == number) & (batch.prefix_lens > 0))
@@ -148,7 +148,7 @@ def _sums(ids: Int32Array, factors: Int64Array) -> Int64Array:
 
 
 def _prefix_ids(batch: ForwardBatch, prefix: Prefix) -> Int32Array:
-    """Kept tokens, and those of the batch that follow."""
+    """The cached tokens of a prefix, and the tokens of the batch that follow."""
     pieces = [np.zeros(0, np.int32)]
     for block in prefix.blocks:
         assert isinstance(block, FakeBlock), "a block of another backend"

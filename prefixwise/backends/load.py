@@ -1,4 +1,4 @@
-"""Choosing and loading a backend. Frameworks are imported here, when one is chosen, and not before."""
+"""Choosing and loading a backend. A framework is imported here, once its backend is chosen."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from prefixwise.models.checkpoint import Checkpoint
 log = logging.getLogger("prefixwise")
 
 BACKENDS = ("jax", "torch")
-FAKE = "fake"  # arithmetic instead of a model, to try and to measure everything around one
-FAKE_STEP_VARIABLE = "PREFIXWISE_FAKE_STEP_SECONDS"  # in the environment: how long each of its forwards takes
+FAKE = "fake"  # arithmetic instead of a model, to test and measure everything around the model
+FAKE_STEP_VARIABLE = "PREFIXWISE_FAKE_STEP_SECONDS"  # environment variable: how long each of its forwards takes
 _TITLES = {"jax": "JAX", "torch": "PyTorch"}
 
 
@@ -62,7 +62,7 @@ def choose_backend(options: BackendOptions) -> tuple[str, str]:
 
 
 def _jax_platform(device: str) -> str | None:
-    """What JAX would run on: cpu, gpu or tpu; None where it cannot."""
+    """The platform that JAX would use: cpu, gpu or tpu; None where it cannot run."""
     from prefixwise.backends.jax.plugins import may_have_accelerator
 
     if device == "auto" and not may_have_accelerator():
@@ -106,7 +106,7 @@ def _load_torch(checkpoint: Checkpoint, options: BackendOptions) -> Backend:
 
 
 def _load_fake(checkpoint: Checkpoint, options: BackendOptions) -> Backend:
-    """As large a vocabulary and context as the checkpoint's, none of its weights."""
+    """With the vocabulary size and context length of the checkpoint, without its weights."""
     from prefixwise.backends.fake import FakeBackend
 
     given = os.environ.get(FAKE_STEP_VARIABLE, "0")

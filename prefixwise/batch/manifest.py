@@ -1,4 +1,4 @@
-"""What a job is: its input as it was found, its options, and the parts that it was cut into. As JSON, to resume by."""
+"""The manifest of a job: its input files, the options that decide its scores, and its parts. Resuming compares it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, astuple, dataclass
 from functools import cached_property
 from hashlib import sha256
+from pathlib import Path
 
+from prefixwise._version import __version__
 from prefixwise.batch.parts import InputFile, Part
-from prefixwise.contract.errors import BatchError
+from prefixwise.batch.requests import RowDefaults
+from prefixwise.contract.errors import BatchError, ModelLoadError
+from prefixwise.launch.options import EngineOptions
+from prefixwise.models.sources import embedded_model_path
 
 _FORMAT = 1
 _KEY_LETTERS = 12
@@ -17,7 +22,7 @@ _KEY_LETTERS = 12
 
 @dataclass(frozen=True)
 class Manifest:
-    """All that decides about the output."""
+    """Everything that decides the output."""
 
     files: tuple[InputFile, ...]
     options: Mapping[str, object]  # plain JSON
@@ -29,7 +34,7 @@ class Manifest:
 
     @cached_property
     def key(self) -> str:
-        """Short, and another for every other job."""
+        """A short hash; other jobs have another."""
         return sha256(self.to_json()).hexdigest()[:_KEY_LETTERS]
 
     def to_json(self) -> bytes:
@@ -43,7 +48,7 @@ class Manifest:
 
     @classmethod
     def from_json(cls, content: bytes, url: str) -> Manifest:
-        """Raises BatchError for what is no manifest, or another version's."""
+        """Raises BatchError for other content, or another version's manifest."""
         try:
             fields = json.loads(content)
             if fields["format"] != _FORMAT:
@@ -54,11 +59,11 @@ class Manifest:
                 parts=tuple(Part(index, *numbers) for index, numbers in enumerate(fields["parts"])),
             )
         except (ValueError, TypeError, KeyError) as error:
-            raise BatchError(f"{url}: it does not describe a job: {error!r}; use --overwrite") from None
+            raise BatchError(f"{url} does not describe a job: {error!r}; use --overwrite") from None
 
 
 def check_same_job(known: Manifest, asked: Manifest) -> None:
-    """Raises BatchError, which names what differs, where going on would mix two jobs."""
+    """Raises BatchError, which names the differences, where resuming would mix two jobs."""
     differences = [*_option_differences(known, asked), *_file_differences(known, asked)]
     if differences:
         shown = "; ".join(differences[:5]) + ("; ..." if len(differences) > 5 else "")
@@ -77,3 +82,60 @@ def _file_differences(known: Manifest, asked: Manifest) -> list[str]:
     new = [f"{url} is new in the input" for url in now if url not in before]
     changed = [f"{url} has changed" for url in before if url in now and before[url] != now[url]]
     return [*gone, *new, *changed]
+
+
+# These change speed and memory, and no scores.
+_NOT_IN_SCORES = frozenset(
+    (
+        *("warmup", "compilation_cache_dir", "weight_cache", "prefix_cache_bytes", "prefix_cache"),
+        *("max_queued_tokens", "max_items_per_request"),
+    )
+)
+
+
+def job_options(engine: EngineOptions, defaults: RowDefaults) -> dict[str, object]:
+    """Everything that decides a job's scores, as plain JSON, under the names of the command line's options."""
+    of_engine = {name: _plain(value) for name, value in asdict(engine).items() if name not in _NOT_IN_SCORES}
+    return {
+        "prefixwise": __version__,
+        **of_engine,
+        "model_files": _model_files(engine.model),
+        "profile_content": _profile_content(engine.profile),
+        "score_defaults": dict(defaults.score),
+        "rerank_defaults": dict(defaults.rerank),
+        "id_field": defaults.id_field,
+    }
+
+
+def _plain(value: object) -> object:
+    return str(value) if isinstance(value, Path) else value
+
+
+def _model_files(model: str | Path | None) -> list[list[object]]:
+    """Name, size and time of change of a local model's files; none for a hub id."""
+    if model is None:
+        return _embedded_file()
+    if not Path(model).exists():
+        return []
+    path = Path(model)
+    files = [path] if path.is_file() else sorted(each for each in path.iterdir() if each.is_file())
+    return [[each.name, each.stat().st_size, each.stat().st_mtime_ns] for each in files]
+
+
+def _embedded_file() -> list[list[object]]:
+    """Without its time of change: installing the same package again changes nothing."""
+    try:
+        path = embedded_model_path()
+    except ModelLoadError:  # loading reports it
+        return []
+    return [[path.name, path.stat().st_size]]
+
+
+def _profile_content(profile: str | Path | None) -> str | None:
+    """A hash of a user's own file; built-in profiles belong to prefixwise's version."""
+    if profile is None:
+        return None
+    try:
+        return sha256(Path(profile).expanduser().read_bytes()).hexdigest()
+    except (OSError, RuntimeError):  # a built-in profile, or an unknown one, which loading reports
+        return None

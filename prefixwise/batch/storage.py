@@ -1,7 +1,7 @@
-"""Files wherever they are: a path on this machine or any URL that fsspec knows.
+"""Files on this machine or behind any URL that fsspec knows.
 
-What is written is there whole or not at all: on this machine it gets its name when it is complete, elsewhere a small
-object is put at once and a large file is moved to its name.
+A file that we write is complete or absent: on this machine it gets its name when it is complete; elsewhere a small file
+is put at once and a large one is moved to its name.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ import gzip
 import io
 import json
 import os
-from collections.abc import Iterator
+import sys
+import zlib
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import IO, Any, cast
 from uuid import uuid4
 
-from prefixwise.batch.clear_errors import clear_errors
-from prefixwise.batch.formats import is_compressed
-from prefixwise.batch.glob_match import matches
-from prefixwise.batch.needs import needed
 from prefixwise.contract.errors import BatchError
+from prefixwise.host import install_command, replacing
 
 _BUFFER_BYTES = 1 << 20
 _WILDCARDS = "*?["
-# What stores say of an object that changes with its content; some of them also tell when it was read last.
+# Fields of a store's description that change with the content. (Other fields may change with every read.)
 _VERSION_FIELDS = (
     "ETag",
     "etag",
@@ -44,18 +44,18 @@ class FoundFile:
     """An input file as it is now."""
 
     url: str
-    name: str  # within the folder that was asked for; of a single file its base name
+    name: str  # relative to the given folder; a single file has its base name
     size: int
     version: str  # changes when its content does
 
 
 def find_files(url: str) -> list[FoundFile]:
-    """The file, or the files of a folder or a pattern in the order of their names. Raises BatchError for none.
+    """The file, or the files of a folder or a pattern, sorted by name. Raises BatchError where there are none.
 
-    Names that begin with a dot or an underscore are not data, as elsewhere.
+    Names that begin with a dot or an underscore are not data, as in other tools.
     """
     system, path = _system(url)
-    with clear_errors(url):
+    with file_errors(url):
         if any(each in path for each in _WILDCARDS) and not system.exists(path):
             paths, root = system.glob(path), path[: min(path.find(each) % (len(path) + 1) for each in _WILDCARDS)]
             root = root.rpartition("/")[0]
@@ -73,87 +73,88 @@ def find_files(url: str) -> list[FoundFile]:
 
 
 def find_file(url: str) -> FoundFile:
-    """One file as it is now, whatever was known of it. Raises BatchError."""
+    """One file as it is now, past any cache of the file system. Raises BatchError."""
     system, path = _system(url)
-    with clear_errors(url):
+    with file_errors(url):
         system.invalidate_cache()
     return _found(system, url, path, path.rpartition("/")[2])
 
 
-def is_several(url: str) -> bool:
-    """A folder or a pattern, whose files need names."""
+def has_many_files(url: str) -> bool:
+    """Whether the URL is a folder or a pattern, so that rows must name their file."""
     system, path = _system(url)
-    with clear_errors(url):
+    with file_errors(url):
         return not system.isfile(path)
 
 
+def is_gzip(name: str) -> bool:
+    """By its suffix."""
+    return name.lower().endswith(".gz")
+
+
 def open_file(url: str) -> IO[bytes]:
-    """For reading, with `seek`; what is in gzip is unpacked on the way. Raises BatchError."""
+    """Open for reading, with `seek`; gzip is unpacked on the way. Raises BatchError."""
     system, path = _system(url)
-    with clear_errors(url):
+    with file_errors(url):
         file = system.open(path, "rb")
-    if is_compressed(url):
+    if is_gzip(url):
         return cast("IO[bytes]", gzip.GzipFile(fileobj=file))
     return cast("IO[bytes]", io.BufferedReader(file, _BUFFER_BYTES) if not _is_local(system) else file)
 
 
 def exists(url: str) -> bool:
-    """A file or a folder. Raises BatchError."""
+    """Whether there is such a file or folder. Raises BatchError."""
     system, path = _system(url)
-    with clear_errors(url):
+    with file_errors(url):
         return bool(system.exists(path))
 
 
 def read_bytes(url: str) -> bytes:
     """All of a small file. Raises BatchError."""
     system, path = _system(url)
-    with clear_errors(url):
+    with file_errors(url):
         return cast(bytes, system.cat_file(path))
 
 
-def write_whole(url: str, content: bytes, within: str | None = None) -> None:
-    """A small file, at once; `within` as in `writing`. Raises BatchError."""
+def write_file(url: str, content: bytes, within: str | None = None) -> None:
+    """Write a small file; `within` as in `writing`. Raises BatchError."""
     system, path = _system(url)
     if _is_local(system):
         with writing(url, within) as file:
             file.write(content)
         return
-    with clear_errors(url):
+    with file_errors(url):
         system.pipe_file(path, content)
 
 
 @contextmanager
 def writing(url: str, within: str | None = None) -> Iterator[IO[bytes]]:
-    """A file of any size, which has its name when the block is left without an error. Raises BatchError.
+    """Write a file of any size, which gets its name when the block ends without an error. Raises BatchError.
 
-    `within`: the folder on the same file system in which it is until then; beside its name when left out.
+    `within`: the folder on the same file system that holds it until then; the folder of `url` when left out.
     """
     system, path = _system(url)
-    until_then = path if within is None else f"{_system(within)[1]}/{path.rpartition('/')[2]}"
-    temporary = f"{until_then}.{uuid4().hex[:8]}.tmp"
-    with clear_errors(url):
-        if _is_local(system):
-            for each in (path, temporary):
-                Path(each).parent.mkdir(parents=True, exist_ok=True)
-        file = system.open(temporary, "wb")
+    folder = path.rpartition("/")[0] if within is None else _system(within)[1]
+    if _is_local(system):
+        with file_errors(url), replacing(Path(path), Path(folder)) as temporary, temporary.open("wb") as file:
+            yield file
+        return
+    remote = f"{folder}/{path.rpartition('/')[2]}.{uuid4().hex[:8]}.tmp"
     try:
-        with clear_errors(url):
-            with file:
+        with file_errors(url):
+            with system.open(remote, "wb") as file:
                 yield file
-                file.flush()
-                if _is_local(system):
-                    os.fsync(file.fileno())
-            _rename(system, temporary, path)
+            system.mv(remote, path)
     except BaseException:
         with suppress(OSError):
-            system.rm_file(temporary)
+            system.rm_file(remote)
         raise
 
 
 def list_names(folder: str) -> list[str]:
-    """Base names of the files in it; none where there is no such folder. Raises BatchError."""
+    """Base names of the files in the folder; none where it does not exist. Raises BatchError."""
     system, path = _system(folder)
-    with clear_errors(folder):
+    with file_errors(folder):
         system.invalidate_cache()
         if not system.isdir(path):
             return []
@@ -161,9 +162,9 @@ def list_names(folder: str) -> list[str]:
 
 
 def remove_files(folder: str, names: list[str]) -> None:
-    """And the folder, where nothing else is in it. Raises BatchError."""
+    """Remove the files, and the folder if it is empty then. Raises BatchError."""
     system, path = _system(folder)
-    with clear_errors(folder):
+    with file_errors(folder):
         for name in names:
             system.rm_file(f"{path}/{name}")
     if not list_names(folder):
@@ -172,32 +173,32 @@ def remove_files(folder: str, names: list[str]) -> None:
 
 
 def remove_file(url: str) -> None:
-    """Nothing where it is not there. Raises BatchError."""
+    """Remove the file if it exists. Raises BatchError."""
     system, path = _system(url)
-    with clear_errors(url), suppress(FileNotFoundError):
+    with file_errors(url), suppress(FileNotFoundError):
         system.rm_file(path)
 
 
 def is_within(url: str, source: str) -> bool:
-    """Is the file among those that `find_files(source)` would find, or would it be?"""
+    """Whether `find_files(source)` finds the file, or would find it once it exists."""
     spellings = [(spell(url), spell(source)) for spell in (absolute, resolved)]
-    return any(f"{path}/".startswith(f"{root.rstrip('/')}/") or matches(path, root) for path, root in spellings)
+    return any(f"{path}/".startswith(f"{root.rstrip('/')}/") or _matches(path, root) for path, root in spellings)
 
 
 def absolute(url: str) -> str:
-    """The same file from any folder, so that other processes find it."""
+    """The URL as an absolute path, valid in other processes."""
     system, path = _system(url)
     return path if _is_local(system) else _url_of(system, path)
 
 
 def resolved(url: str) -> str:
-    """The same for all spellings of a path on this machine: links and `..` are followed."""
+    """Equal for all spellings of a path on this machine: links and `..` are followed."""
     system, path = _system(url)
     return os.path.realpath(path) if _is_local(system) else absolute(url)
 
 
 def _system(url: str) -> tuple[Any, str]:
-    """The file system and the path in it. Raises BatchError where what reads it is not installed."""
+    """The file system and the path in it. Raises BatchError where its package is not installed."""
     with needed("fsspec"):
         from fsspec.core import url_to_fs
 
@@ -217,23 +218,62 @@ def _url_of(system: Any, path: str) -> str:
 
 
 def _found(system: Any, url: str, path: str, name: str) -> FoundFile:
-    with clear_errors(url):
+    with file_errors(url):
         info = system.info(path)
         version = str(Path(path).stat().st_mtime_ns) if _is_local(system) else _version(system, path, info)
     return FoundFile(absolute(url), name, int(info["size"]), version)
 
 
 def _version(system: Any, path: str, info: dict[str, Any]) -> str:
-    told = {name: str(info[name]) for name in _VERSION_FIELDS if info.get(name) is not None}
-    return json.dumps(told) if told else str(system.ukey(path))
+    fields = {name: str(info[name]) for name in _VERSION_FIELDS if info.get(name) is not None}
+    return json.dumps(fields) if fields else str(system.ukey(path))
 
 
 def _is_hidden(name: str) -> bool:
     return any(part.startswith((".", "_")) for part in name.split("/"))
 
 
-def _rename(system: Any, old: str, new: str) -> None:
-    if _is_local(system):
-        Path(old).replace(new)
-    else:
-        system.mv(old, new)
+@contextmanager
+def file_errors(url: str) -> Iterator[None]:
+    """Turn errors of the disk, gzip and Parquet within the block into one line that names the file: BatchError."""
+    try:
+        yield
+    except _failures() as error:
+        message = " ".join(str(getattr(error, "strerror", None) or error).split())
+        raise BatchError(f"{url}: {message or type(error).__name__}") from None
+
+
+def _failures() -> tuple[type[Exception], ...]:
+    """With Arrow's errors if it is imported."""
+    pyarrow = sys.modules.get("pyarrow")
+    of_arrow = () if pyarrow is None else (pyarrow.ArrowException,)
+    return (OSError, EOFError, zlib.error, UnicodeDecodeError, *of_arrow)
+
+
+def _matches(path: str, pattern: str) -> bool:
+    """Whether the glob pattern finds the path: `*`, `?` and `[` stay within a name, `**` is any number of folders."""
+    return _match(path.split("/"), pattern.split("/"))
+
+
+def _match(names: Sequence[str], patterns: Sequence[str]) -> bool:
+    if not patterns:
+        return not names
+    first, rest = patterns[0], patterns[1:]
+    if first == "**":
+        return any(_match(names[skipped:], rest) for skipped in range(len(names) + 1))
+    return bool(names) and fnmatchcase(names[0], first) and _match(names[1:], rest)
+
+
+_EXTRAS = {"pyarrow": "batch", "fsspec": "batch", "ray": "cluster"}
+
+
+@contextmanager
+def needed(package: str) -> Iterator[None]:
+    """For the block that imports an optional package: its absence is a BatchError with the install command."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != package:
+            raise
+        command = install_command(_EXTRAS[package])
+        raise BatchError(f"{package} is not installed; install it with: {command}") from None

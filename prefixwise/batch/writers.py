@@ -1,6 +1,6 @@
-"""Rows of the output in one of three formats, some at a time: numbers to the last bit, whatever the format.
+"""Writers of the output's three formats. Every format keeps numbers to the last bit.
 
-JSONL has what a row has. CSV and Parquet have the same columns in every job; lists are JSON in CSV.
+JSONL has the fields that a row has. CSV and Parquet have the same columns in every job; lists are JSON in CSV.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 from prefixwise.batch.formats import FileFormat
-from prefixwise.batch.needs import needed
+from prefixwise.batch.storage import needed
 
 OutputRow = Mapping[str, Any]
 
@@ -23,16 +23,16 @@ COLUMNS = ("file", "line", "id", "scores", "results", "truncated", "item_errors"
 
 
 class RowWriter(ABC):
-    """Writes to a file that is open, and leaves it open. As a context it finishes or, after a failure, lets go."""
+    """Writes to an open file and leaves it open. As a context it finishes, or gives up after a failure."""
 
     @abstractmethod
     def write(self, rows: Sequence[OutputRow]) -> None: ...
 
-    def finish(self) -> None:  # noqa: B027  # most formats have no end of their own
+    def finish(self) -> None:  # noqa: B027  # most formats have no footer
         """After the last row."""
 
     def abandon(self) -> None:  # noqa: B027  # the same
-        """After a failure, which stays the one that is told."""
+        """After a failure, which stays the reported one."""
 
     def __enter__(self) -> Self:
         return self
@@ -45,7 +45,7 @@ class RowWriter(ABC):
 
 
 def checked_format(file_format: FileFormat) -> FileFormat:
-    """The same. Raises BatchError where the package that writes it is missing."""
+    """The format itself. Raises BatchError where the package that writes it is missing."""
     if file_format == "parquet":
         with needed("pyarrow"):
             import pyarrow  # noqa: F401
@@ -53,7 +53,7 @@ def checked_format(file_format: FileFormat) -> FileFormat:
 
 
 def open_writer(file_format: FileFormat, file: IO[bytes], *, with_file: bool) -> RowWriter:
-    """`with_file`: rows say which file of the input they are of. Raises BatchError where a package is missing."""
+    """`with_file`: rows name their input file. Raises BatchError where a package is missing."""
     columns = COLUMNS if with_file else COLUMNS[1:]
     if file_format == "jsonl":
         return JsonlWriter(file)
@@ -88,14 +88,14 @@ class CsvWriter(RowWriter):
 
 
 def as_text(value: object) -> str:
-    """Text as it is, nothing as nothing, all else as JSON."""
+    """Text unchanged, None as empty text, other values as JSON."""
     if value is None:
         return ""
     return value if isinstance(value, str) else json.dumps(value, allow_nan=False)
 
 
 class ParquetWriter(RowWriter):
-    """A row group for each call; ids are text, for one column has one type."""
+    """One row group per call. Ids are text, because a column has one type."""
 
     def __init__(self, file: IO[bytes], columns: Sequence[str]) -> None:
         with needed("pyarrow"):
@@ -114,7 +114,7 @@ class ParquetWriter(RowWriter):
         try:
             self._writer.close()
         finally:
-            self._writer.is_open = False  # else it tries again when it is collected, with its file closed
+            self._writer.is_open = False  # else the garbage collector closes it again, when its file is closed
 
     def abandon(self) -> None:
         with suppress(Exception):
@@ -122,7 +122,7 @@ class ParquetWriter(RowWriter):
 
 
 def _texts(row: OutputRow) -> dict[str, str]:
-    """Where a row has them; lone surrogates are spelled out as in CSV, for UTF-8 cannot carry them."""
+    """The row's text fields. Lone surrogates are escaped as in CSV, because UTF-8 cannot encode them."""
     named = {name: as_text(row[name]) for name in ("file", "id") if row.get(name) is not None}
     return {name: text.encode("utf-8", "backslashreplace").decode() for name, text in named.items()}
 

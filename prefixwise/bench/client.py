@@ -1,4 +1,4 @@
-"""`ScoreClient`: one server's `/v1/score` over HTTP, timed, with every failure put into one of five drawers.
+"""`ScoreClient`: one server's `/v1/score` over HTTP, timed, every failure of one of five failure kinds.
 
 A time limit is for the whole of a call: an answer that comes byte by byte is not waited for any longer than one that
 does not come.
@@ -17,10 +17,10 @@ from typing import Any
 
 import httpx
 
-from prefixwise.bench.artifacts import FailureReason, Scores
-from prefixwise.bench.client_settings import check_api_key, check_timeout
 from prefixwise.bench.files import without_nan
-from prefixwise.bench.server_config import without_secrets
+from prefixwise.bench.kinds.base import FailureReason, Scores
+from prefixwise.bench.options import check_api_key, check_timeout
+from prefixwise.bench.server_facts import without_secrets
 from prefixwise.contract.errors import ClientSettingError, PrefixwiseError
 
 SCORE_PATH = "/v1/score"
@@ -80,7 +80,7 @@ class ScoreClient:
         return Answer(checked_scores(body, request, seconds), seconds, body)
 
     def get_json(self, path: str) -> dict[str, Any]:
-        """Of another route, without secrets; empty where the server has none like it."""
+        """The JSON of another route, without secrets; empty where the server has no such route."""
         try:
             response, _ = self._call("GET", path)
             found = without_secrets(without_nan(response.json())) if response.status_code == 200 else {}
@@ -97,7 +97,7 @@ class ScoreClient:
         except (httpx.ReadTimeout, httpx.WriteTimeout):
             pass
         except httpx.HTTPError as error:
-            raise UnreachableError(f"cannot reach {self.base_url}: {_words(error)}") from None
+            raise UnreachableError(f"cannot reach {self.base_url}: {_phrase(error)}") from None
 
     def _call(self, method: str, path: str, content: bytes | None = None) -> tuple[httpx.Response, float]:
         """The whole answer, and how long it took. Raises CallError."""
@@ -108,9 +108,9 @@ class ScoreClient:
                 body = self._read(response, begin)
             seconds = perf_counter() - begin
         except httpx.TimeoutException as error:
-            raise CallError("timeout", _words(error), seconds=perf_counter() - begin) from None
+            raise CallError("timeout", _phrase(error), seconds=perf_counter() - begin) from None
         except httpx.HTTPError as error:
-            raise CallError("http_error", _words(error), seconds=perf_counter() - begin) from None
+            raise CallError("http_error", _phrase(error), seconds=perf_counter() - begin) from None
         return httpx.Response(response.status_code, content=body), seconds
 
     def _read(self, response: httpx.Response, begin: float) -> bytes:
@@ -124,7 +124,7 @@ class ScoreClient:
         return b"".join(parts)
 
     def server_info(self) -> dict[str, Any]:
-        """As the server tells it: ours and SGLang's have two names for it."""
+        """The server's configuration, by our route or by SGLang's."""
         return self.get_json("/server_info") or self.get_json("/get_server_info")
 
     def close(self) -> None:
@@ -154,7 +154,7 @@ def check_url(url: str) -> None:
         raise ClientSettingError("expected an address of scheme, host, port and path alone, got more behind or before")
 
 
-def _words(error: Exception) -> str:
+def _phrase(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 

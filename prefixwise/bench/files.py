@@ -7,7 +7,6 @@ import json
 import math
 import os
 import stat
-import tempfile
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,19 +14,20 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from prefixwise.bench.artifacts import Artifact
+from prefixwise.bench.kinds.base import Artifact
 from prefixwise.contract.errors import ArtifactError
+from prefixwise.host import replacing
 
 Kind = TypeVar("Kind", bound=Artifact)
 
 
 def now_utc() -> str:
-    """As artifacts spell it: 2026-02-11T12:00:00Z."""
+    """The time in the format of artifacts: 2026-02-11T12:00:00Z."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def write_text(path: Path, text: str) -> None:
-    """Atomically: whoever reads sees the old file or the new one. Raises ArtifactError.
+    """Write atomically: a reader sees the old file or the new one. Raises ArtifactError.
 
     A link stays, and what it points to is replaced; a pipe or a device is written to as it is.
     """
@@ -41,7 +41,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def _is_plain(path: Path) -> bool:
-    """A file, or nothing yet. A folder is neither, and writing to it says so."""
+    """True for a file and for a path that does not exist yet; False for a folder or a device."""
     try:
         return stat.S_ISREG(path.stat().st_mode)
     except FileNotFoundError:
@@ -49,22 +49,13 @@ def _is_plain(path: Path) -> bool:
 
 
 def _replace(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).chmod(0o644)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.chmod(0o644)
 
 
 def write_artifact(path: Path, artifact: Artifact) -> None:
-    """As JSON that people can read, too."""
+    """Write an artifact as indented JSON."""
     content = without_nan(artifact.model_dump(by_alias=True, exclude_none=False))
     write_text(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
 
@@ -79,7 +70,7 @@ def without_nan(value: Any) -> Any:
 
 
 def read_artifact(path: Path, kind: type[Kind]) -> Kind:
-    """Raises ArtifactError, which names the first fields at fault."""
+    """Read and validate an artifact. Raises ArtifactError, which names the first invalid fields."""
     return parse_artifact(read_bytes(path), kind, str(path))
 
 
@@ -91,16 +82,16 @@ def read_bytes(path: Path) -> bytes:
         raise ArtifactError(f"{path} cannot be read: {error.strerror}") from None
 
 
-def parse_artifact(content: bytes, kind: type[Kind], origin: str) -> Kind:
+def parse_artifact(content: bytes, kind: type[Kind], source: str) -> Kind:
     """Raises ArtifactError."""
     try:
         return kind.model_validate_json(content)
     except ValidationError as error:
-        raise ArtifactError(f"{origin} is no {kind.__name__}: {'; '.join(problems_of(error)[:5])}") from None
+        raise ArtifactError(f"{source} is no {kind.__name__}: {'; '.join(problems_of(error)[:5])}") from None
 
 
 def problems_of(error: ValidationError) -> list[str]:
-    """One line for each: where, what was expected, what came."""
+    """One line per error: the field, the expected value, the actual one."""
     lines = []
     for each in error.errors():
         where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in each["loc"]).lstrip(".")
@@ -109,5 +100,5 @@ def problems_of(error: ValidationError) -> list[str]:
 
 
 def sha256_of(path: Path) -> str:
-    """Of the file's bytes."""
+    """The SHA-256 of the file's bytes."""
     return hashlib.sha256(read_bytes(path)).hexdigest()

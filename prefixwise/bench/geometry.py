@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from prefixwise.bench.artifacts import LoadGeometry
+from prefixwise.bench.kinds.load import LoadGeometry
 from prefixwise.contract.errors import PrefixwiseError
 
 DEFAULT_LABELS = (9454, 2753)
@@ -36,7 +36,7 @@ PRESETS = {"contract": Preset(2000, 500, 20), "small": Preset(300, 10, 20, rate_
 
 
 def vocab_size_of(server_info: Mapping[str, Any]) -> int | None:
-    """As the server tells it, None where it does not."""
+    """The vocabulary size that the server reports, or None."""
     for place in (server_info.get("model"), server_info.get("configuration"), server_info):
         found = place.get("vocab_size") if isinstance(place, Mapping) else None
         if isinstance(found, int):
@@ -45,7 +45,7 @@ def vocab_size_of(server_info: Mapping[str, Any]) -> int | None:
 
 
 def delimiter_of(server_info: Mapping[str, Any]) -> int | None:
-    """The token that no item may have: ours and SGLang's have two names for it."""
+    """The delimiter, which no item may contain; our server and SGLang report it under different names."""
     for place, name in (
         (server_info.get("configuration"), "delimiter_token_id"),
         (server_info, "multi_item_scoring_delimiter"),
@@ -57,7 +57,7 @@ def delimiter_of(server_info: Mapping[str, Any]) -> int | None:
 
 
 def choose_labels(given: Sequence[int] | None, vocab_size: int) -> list[int]:
-    """Those given, which must be in the vocabulary; else the default ones, or others where it has no such ids."""
+    """The given labels, which must be in the vocabulary; else the defaults, or 0 and 1 in a small vocabulary."""
     if given is None:
         return list(DEFAULT_LABELS if max(DEFAULT_LABELS) < vocab_size else _SMALL_VOCABULARY_LABELS)
     if not given or not all(0 <= label < vocab_size for label in given):
@@ -92,7 +92,7 @@ class RequestMaker:
         return [self._ids[place] for place in self._rng.integers(len(self._ids), size=count)]
 
     def request(self, number: int, **fields: Any) -> dict[str, Any]:
-        """As an object; `fields` are added."""
+        """The request as an object, with `fields` added."""
         query_number = self._query_number(number)
         return {
             "query": self._head(query_number) + self._queries[query_number % _POOL],
@@ -112,7 +112,7 @@ class RequestMaker:
         return number % self.geometry.distinct_queries if self.geometry.distinct_queries else number
 
     def _head(self, query_number: int) -> list[int]:
-        """The number, one token for each digit, the last digit first: prefixes part at their first token."""
+        """The number, one token per digit, last digit first: prefixes differ in their first token."""
         digits = []
         for _ in range(self._number_len):
             query_number, digit = divmod(query_number, len(self._ids))

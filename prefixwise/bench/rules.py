@@ -1,31 +1,29 @@
-"""The rules of the harness, each a pure function: percentiles, rows, selection, gates.
+"""Statistics of the measurements, each a pure function.
 
 percentile        interpolates linearly between the two nearest values
-throughput        items / mean total time
-first-run penalty the first timed run over the mean of the others
-eligible          success rate 1.0, and p95 and throughput exist (in a comparison its correctness gate passes, too)
-guardrail         p95 within 1.25 x the best eligible p95
-winner            highest throughput within the guardrail; on a tie the smaller chunk
-confirm           chunk 1, the winner, and its two neighbours among the sizes that worked
+first-run penalty the first timed run over the mean of the rest
 correctness       max abs diff <= 0.02 and mean abs diff <= 0.01 against the reference
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from prefixwise.bench.artifacts import MatrixRow, Scores
+from prefixwise.bench.kinds.base import Scores
 
 GUARDRAIL_RATIO = 1.25
+
+
 MAX_ABS_DIFF = 0.02
+
+
 MEAN_ABS_DIFF = 0.01
-CONFIRM_RUNS = 7
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Of at least one value; `percent` from 0 to 100."""
+    """The percentile of at least one value; `percent` from 0 to 100."""
     if not values:
         raise ValueError("a percentile needs at least one value, got none")
     if not 0 <= percent <= 100:
@@ -38,47 +36,18 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 
 def mean(values: Sequence[float]) -> float:
-    """Of at least one value."""
+    """The mean of at least one value."""
     if not values:
         raise ValueError("a mean needs at least one value, got none")
     return math.fsum(values) / len(values)
 
 
 def first_run_penalty(total_ms: Sequence[float]) -> float | None:
-    """None where there is no other run, or the others took no time."""
+    """The first run over the mean of the rest; None where there is no other run."""
     if len(total_ms) < 2:
         return None
     others = mean(total_ms[1:])
     return total_ms[0] / others if others > 0 else None
-
-
-def is_eligible(row: MatrixRow) -> bool:
-    """May it be recommended?"""
-    return row.success_rate == 1.0 and row.p95_total_e2e_ms is not None and row.throughput_items_sec is not None
-
-
-def select_winner(
-    rows: Iterable[MatrixRow],
-    guardrail_ratio: float = GUARDRAIL_RATIO,
-    is_correct: Callable[[MatrixRow], bool] | None = None,
-) -> MatrixRow | None:
-    """The row to recommend, None where none is eligible. `is_correct`: the gate of a comparison."""
-    eligible = [row for row in rows if is_eligible(row) and (is_correct is None or is_correct(row))]
-    if not eligible:
-        return None
-    limit = guardrail_ratio * min(row.p95_total_e2e_ms or 0.0 for row in eligible)
-    within = [row for row in eligible if (row.p95_total_e2e_ms or 0.0) <= limit]
-    return min(within, key=lambda row: (-(row.throughput_items_sec or 0.0), row.client_chunk_size))
-
-
-def confirm_sizes(rows: Sequence[MatrixRow], winner: MatrixRow | None) -> list[int]:
-    """What to measure again, ascending; nothing where there is no winner."""
-    if winner is None:
-        return []
-    worked = sorted({row.client_chunk_size for row in rows if row.success_rate == 1.0})
-    place = worked.index(winner.client_chunk_size)
-    neighbours = worked[max(0, place - 1) : place + 2]
-    return sorted({*neighbours, *(size for size in worked if size == 1)})
 
 
 @dataclass(frozen=True)

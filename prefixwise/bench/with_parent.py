@@ -1,4 +1,4 @@
-"""`python -m prefixwise.bench.with_parent ARGUMENTS`: `prefixwise ARGUMENTS` that ends when whoever started it ends.
+"""`python -m prefixwise.bench.with_parent ARGUMENTS`: `prefixwise ARGUMENTS`, ended with its parent process.
 
 For children that must not be left over, however their parent ends: they get SIGTERM.
 """
@@ -16,12 +16,12 @@ PARENT_VARIABLE = "PREFIXWISE_PARENT_PROCESS"
 
 
 def command_with_parent(arguments: Sequence[str]) -> list[str]:
-    """Of `prefixwise ARGUMENTS`, to be started by this process with `parent_environment`."""
+    """The command of `prefixwise ARGUMENTS`, to be started with `parent_environment`."""
     return [sys.executable, "-m", "prefixwise.bench.with_parent", *arguments]
 
 
 def parent_environment() -> dict[str, str]:
-    """What tells the child who we are."""
+    """The environment variable with our process id, for the child."""
     return {PARENT_VARIABLE: str(os.getpid())}
 
 

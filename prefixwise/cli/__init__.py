@@ -1,1 +1,1 @@
-"""The command line: one file per verb. Data goes to stdout, everything said about it to stderr."""
+"""The command line: one file per verb. Data goes to stdout, messages to stderr."""

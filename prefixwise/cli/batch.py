@@ -3,91 +3,130 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
 
-from prefixwise.cli import batch_options as batch_option
-from prefixwise.cli import common_options as common
-from prefixwise.cli import rerank_options, score_options
+import typer
+
+from prefixwise.batch.formats import FORMATS, FileFormat
+from prefixwise.cli import request_options as option
 from prefixwise.cli.batch_run import RunOptions, run_batch
-from prefixwise.cli.engine_options import PANEL
+from prefixwise.cli.engine_options import ENGINE_FLAGS, PANEL, PROFILE_FLAG
 from prefixwise.cli.failures import MISUSED, CommandError
 from prefixwise.cli.flags import with_flags
+from prefixwise.cli.request_options import input_option, output_option
+from prefixwise.contract.request import SCORE_FIELDS, rerank_fields
 from prefixwise.launch.options import EngineOptions
 
 if TYPE_CHECKING:
     from prefixwise.batch.requests import RowDefaults
-    from prefixwise.cluster.workers import WorkerOptions
+    from prefixwise.cluster.batch_job import WorkerOptions
+
+job_option = partial(typer.Option, rich_help_panel="Job")
+cluster_option = partial(typer.Option, rich_help_panel="Cluster")
+
+BATCH_ENGINE_FLAGS = {"model": ENGINE_FLAGS["model"], "profile": PROFILE_FLAG, **ENGINE_FLAGS}
+
+_FORMATS = ", ".join(FORMATS)
+Input = Annotated[
+    str,
+    input_option(
+        "--input",
+        metavar="PATH",
+        help="Rows of query and items, or query and documents: a file, a folder, a pattern, or a URL of any of them.",
+    ),
+]
+InputFormat = Annotated[
+    FileFormat | None,
+    input_option("--input-format", metavar="NAME", help=f"{_FORMATS}; default: by the names of the files."),
+]
+IdField = Annotated[
+    str, input_option(metavar="NAME", help="The field that identifies a row; it is copied to the output.")
+]
+
+Output = Annotated[
+    str, output_option("--output", metavar="PATH", help="One row of scores for every row that could be scored.")
+]
+OutputFormat = Annotated[
+    FileFormat | None,
+    output_option("--output-format", metavar="NAME", help=f"{_FORMATS}; default: by the output's name."),
+]
+Errors = Annotated[
+    str | None,
+    output_option(metavar="PATH", help="Failed rows: file, line, reason. Default: OUTPUT.errors.jsonl."),
+]
+
+Resume = Annotated[
+    bool, job_option("--resume", metavar="", help="Resume an interrupted job; completed parts are not scored again.")
+]
+Overwrite = Annotated[
+    bool, job_option("--overwrite", metavar="", help="Start over: remove this output and the rest of its job.")
+]
+PartRows = Annotated[
+    int, job_option(min=1, metavar="N", help="Maximum rows of a part, the unit that is read, scored and stored.")
+]
+MaxFailures = Annotated[
+    int | None,
+    job_option(min=0, metavar="N", help="Stop when more rows than this have failed; default: never."),
+]
+
+Cluster = Annotated[
+    str | None,
+    cluster_option(metavar="ADDRESS", help="Score on this Ray cluster; auto: this machine's."),
+]
+Workers = Annotated[
+    str | None,
+    cluster_option(metavar="N or MIN:MAX", help="Workers, each with an engine; default: as many as fit."),
+]
+WorkerCpus = Annotated[
+    float | None,
+    cluster_option(min=0, metavar="N", help="CPU cores that a worker reserves; default: 1, or 0 with GPUs."),
+]
+WorkerGpus = Annotated[float, cluster_option(min=0, metavar="N", help="GPUs that a worker reserves.")]
+WorkerResources = Annotated[
+    list[str] | None,
+    cluster_option(
+        "--worker-resource",
+        metavar="NAME=N",
+        help="Another resource that a worker reserves, as in TPU=4; may be repeated.",
+    ),
+]
 
 
-@with_flags("engine", EngineOptions, batch_option.BATCH_ENGINE_FLAGS, panel=PANEL)
+@with_flags("engine", EngineOptions, BATCH_ENGINE_FLAGS, panel=PANEL)
+@option.with_request_fields(score=SCORE_FIELDS, rerank=rerank_fields("native"))
 def batch(
-    input_path: batch_option.Input,
-    output: batch_option.Output,
-    input_format: batch_option.InputFormat = None,
-    id_field: batch_option.IdField = "id",
-    output_format: batch_option.OutputFormat = None,
-    errors: batch_option.Errors = None,
-    resume: batch_option.Resume = False,
-    overwrite: batch_option.Overwrite = False,
-    part_rows: batch_option.PartRows = 1024,
-    max_failures: batch_option.MaxFailures = None,
-    cluster: batch_option.Cluster = None,
-    workers: batch_option.Workers = None,
-    worker_cpus: batch_option.WorkerCpus = None,
-    worker_gpus: batch_option.WorkerGpus = 0,
-    worker_resources: batch_option.WorkerResources = None,
-    labels: score_options.Labels = None,
-    label_token_ids: score_options.LabelTokenIds = None,
-    suffix: score_options.Suffix = None,
-    softmax: score_options.Softmax = False,
-    score_mode: score_options.ScoreModeOption = None,
-    label_scoring: score_options.LabelScoringOption = "single",
-    tokenization: score_options.TokenizationOption = "apart",
-    item_first: score_options.ItemFirst = False,
-    max_tokens_per_item: score_options.MaxTokensPerItem = None,
-    on_item_error: score_options.OnItemErrorOption = "fail",
-    instruction: rerank_options.Instruction = None,
-    max_tokens_per_doc: rerank_options.MaxTokensPerDoc = None,
-    max_chunks_per_doc: rerank_options.MaxChunksPerDoc = None,
-    no_truncate: rerank_options.NoTruncate = False,
-    top_n: rerank_options.TopN = None,
-    algorithm: common.AlgorithmOption = "auto",
-    quiet: common.Quiet = False,
+    input_path: Input,
+    output: Output,
+    input_format: InputFormat = None,
+    id_field: IdField = "id",
+    output_format: OutputFormat = None,
+    errors: Errors = None,
+    resume: Resume = False,
+    overwrite: Overwrite = False,
+    part_rows: PartRows = 1024,
+    max_failures: MaxFailures = None,
+    cluster: Cluster = None,
+    workers: Workers = None,
+    worker_cpus: WorkerCpus = None,
+    worker_gpus: WorkerGpus = 0,
+    worker_resources: WorkerResources = None,
     *,
+    score: Mapping[str, object],
+    rerank: Mapping[str, object],
+    quiet: option.Quiet = False,
     engine: EngineOptions,
 ) -> None:
     """Score the rows of files: each row is a body of /v1/score, or of /v1/rerank where it has documents.
 
-    The options under Scoring, and labels, hold for rows that do not have those fields themselves.
+    The options under Scoring, and labels, are defaults for rows that do not have those fields.
     """
-    from prefixwise.batch.job import BeginOptions
-    from prefixwise.batch.job_files import JobFiles
+    from prefixwise.batch.job import BeginOptions, JobFiles
     from prefixwise.batch.parts import PartLimits
     from prefixwise.batch.requests import RowDefaults
 
     if resume and overwrite:
         raise CommandError("--resume and --overwrite exclude each other", status=MISUSED)
-    score = {
-        "labels": labels or None,
-        "label_token_ids": label_token_ids or None,
-        "suffix": suffix,
-        "apply_softmax": softmax or None,
-        "score_mode": score_mode,
-        "label_scoring": label_scoring,
-        "tokenization": tokenization,
-        "item_first": item_first,
-        "max_tokens_per_item": max_tokens_per_item,
-        "on_item_error": on_item_error,
-        "algorithm": algorithm,
-    }
-    rerank = {
-        "instruction": instruction,
-        "max_tokens_per_doc": max_tokens_per_doc,
-        "max_chunks_per_doc": max_chunks_per_doc,
-        "truncate": not no_truncate,
-        "top_n": top_n,
-        "algorithm": algorithm,
-    }
     defaults = RowDefaults(_given(score), _given(rerank), id_field)
     _check_defaults(defaults)
     run = RunOptions(
@@ -102,7 +141,7 @@ def _given(fields: Mapping[str, object]) -> dict[str, object]:
 
 
 def _check_defaults(defaults: RowDefaults) -> None:
-    """What no row can be scored with is told before anything is read."""
+    """Raise RequestError for defaults that no row can be scored with, before anything is read."""
     from prefixwise.batch.requests import parse_row
 
     labels = {} if {"labels", "label_token_ids"} & set(defaults.score) else {"labels": ["y", "n"]}
@@ -117,6 +156,6 @@ def _workers(
         if count is not None or resources or gpus or cpus is not None:
             raise CommandError("--workers and --worker-... are for a cluster: expected --cluster, too", status=MISUSED)
         return None
-    from prefixwise.cluster.workers import WorkerOptions, parse_count, parse_resources
+    from prefixwise.cluster.batch_job import WorkerOptions, parse_count, parse_resources
 
     return WorkerOptions(cluster, *parse_count(count), cpus, gpus, parse_resources(resources))

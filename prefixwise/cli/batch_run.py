@@ -1,4 +1,4 @@
-"""A batch job as a person at a terminal sees it run: loading, progress, warnings, the last line, the exit status."""
+"""Runs a batch job for `prefixwise batch`: loading, progress, warnings, the last line, the exit status."""
 
 from __future__ import annotations
 
@@ -10,29 +10,31 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from prefixwise.cli.batch_progress import BatchProgress, reading, shown
-from prefixwise.cli.failures import FAILED, CommandError, tell_error
+from prefixwise.cli.failures import FAILED, CommandError, print_error, print_warning
 from prefixwise.cli.output import say
-from prefixwise.cli.progress import tell_loading, warmup_progress
-from prefixwise.cli.report_notes import tell_warning
+from prefixwise.cli.progress import (
+    BatchProgress,
+    print_loading,
+    reading_progress,
+    show_progress,
+    warmup_progress,
+)
 from prefixwise.launch.options import EngineOptions
 
 if TYPE_CHECKING:
-    from prefixwise.batch.answers import RowAnswer
-    from prefixwise.batch.job import BatchJob, BeginOptions
-    from prefixwise.batch.job_files import JobFiles
-    from prefixwise.batch.merge import Totals
+    from prefixwise.batch.job import BatchJob, BeginOptions, JobFiles, Totals
     from prefixwise.batch.parts import PartRecord
     from prefixwise.batch.requests import RowDefaults
-    from prefixwise.batch.score_parts import PartTask
-    from prefixwise.cluster.workers import WorkerOptions
+    from prefixwise.batch.work_folder import RowResult
+    from prefixwise.batch.worker import PartTask
+    from prefixwise.cluster.batch_job import WorkerOptions
 
     Records = Iterator[PartRecord]
 
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How a job runs, which changes nothing about its output."""
+    """How a job runs; none of this changes its output."""
 
     engine: EngineOptions
     workers: WorkerOptions | None  # None: this process
@@ -41,45 +43,45 @@ class RunOptions:
 
 
 def run_batch(files: JobFiles, how: BeginOptions, defaults: RowDefaults, run: RunOptions) -> None:
-    """From the input to the output. Raises `typer.Exit` where no row could be scored."""
+    """Run the job from input to output. Raises `typer.Exit` if no row could be scored."""
     from prefixwise.batch.job import Finished, begin
-    from prefixwise.batch.job_options import job_options
-    from prefixwise.bench.termination import ended_by_signals
+    from prefixwise.batch.manifest import job_options
+    from prefixwise.bench.processes import ended_by_signals
 
     with ended_by_signals():
-        with _telling_on_signals("stopped before this run scored a row; the same command begins it again"):
-            job = begin(files, job_options(run.engine, defaults), how, reading(quiet=run.quiet))
+        with _message_on_signals("stopped before this run scored a row; run the same command to start again"):
+            job = begin(files, job_options(run.engine, defaults), how, reading_progress(quiet=run.quiet))
         if isinstance(job, Finished):
-            _tell_end(job.totals, f"{files.output} is finished already", run)
+            _print_end(job.totals, f"{files.output} is already finished", run)
             return
-        with _telling_how_to_go_on(job.folder.url):
+        with _resume_hint_on_failure(job.folder.url):
             _score(job, defaults, run)
             totals = job.finish()
-    _tell_end(totals, f"{files.output} is written", run)
+    _print_end(totals, f"{files.output} is written", run)
 
 
 @contextmanager
-def _telling_on_signals(words: str) -> Iterator[None]:
+def _message_on_signals(message: str) -> Iterator[None]:
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
-        say(words)
+        say(message)
         raise
 
 
 @contextmanager
-def _telling_how_to_go_on(folder: str) -> Iterator[None]:
-    """Whatever stops the block: a signal, a device, too many failures."""
+def _resume_hint_on_failure(folder: str) -> Iterator[None]:
+    """Print how to resume if the block fails: on a signal, a device error, too many failed rows."""
     try:
         yield
     except BaseException:
-        say(f"stopped: parts that were complete are kept in {folder}; the same command with --resume goes on")
+        say(f"stopped: completed parts are in {folder}; run the same command with --resume to continue")
         raise
 
 
 def _score(job: BatchJob, defaults: RowDefaults, run: RunOptions) -> None:
-    """All parts that are missing."""
-    from prefixwise.batch.score_parts import PartTask
+    """Score all missing parts."""
+    from prefixwise.batch.worker import PartTask
 
     task = PartTask(job.manifest.files, defaults, job.parts)
     failures = sum(record.num_failures for record in job.done)
@@ -88,20 +90,20 @@ def _score(job: BatchJob, defaults: RowDefaults, run: RunOptions) -> None:
     if not job.missing:
         return
     if not run.quiet and job.done:
-        say(f"going on: {progress.done:,} of {progress.num_rows:,} rows are done")
+        say(f"resuming: {progress.done:,} of {progress.num_rows:,} rows are done")
     records = _on_cluster(job, task, run, progress) if run.workers else _here(job, task, run, progress)
-    with shown(progress, quiet=run.quiet):
+    with show_progress(progress, quiet=run.quiet):
         _consume(records, failures, run.max_failures)
 
 
 def _consume(records: Records, failures: int, most: int | None) -> None:
-    """Raises CommandError where too many rows have failed."""
-    told: set[str] = set()
+    """Raises CommandError if too many rows have failed."""
+    printed: set[str] = set()
     for record in records:
         for warning in record.warnings:
-            if warning not in told:
-                told.add(warning)
-                tell_warning(warning)
+            if warning not in printed:
+                printed.add(warning)
+                print_warning(warning)
         failures += record.num_failures
         _check_failures(failures, most)
 
@@ -112,36 +114,36 @@ def _check_failures(failures: int, most: int | None) -> None:
 
 
 def _here(job: BatchJob, task: PartTask, run: RunOptions, progress: BatchProgress) -> Records:
-    from prefixwise.batch import engine
-    from prefixwise.batch.run_local import score_locally
+    from prefixwise.batch import worker
+    from prefixwise.batch.worker import score_locally
 
-    tell_loading(run.engine.model, quiet=run.quiet)
+    print_loading(run.engine.model, quiet=run.quiet)
     with warmup_progress(quiet=run.quiet) as on_program:
-        opened = engine.open_engine(run.engine, on_program)
+        opened = worker.open_engine(run.engine, on_program)
 
-    def count(answer: RowAnswer) -> None:
+    def count(answer: RowResult) -> None:
         progress.add(1, answer.num_items, int(answer.is_failure))
 
     return score_locally(job.missing, task, opened, count)
 
 
 def _on_cluster(job: BatchJob, task: PartTask, run: RunOptions, progress: BatchProgress) -> Records:
-    from prefixwise.batch import engine
+    from prefixwise.batch import worker
     from prefixwise.cluster.batch_job import score_on_cluster
 
     assert run.workers is not None
-    open_engine = partial(engine.open_engine, run.engine)
+    open_engine = partial(worker.open_engine, run.engine)
     for record in score_on_cluster(job.missing, task, open_engine, run.workers):
         progress.add(record.num_rows, record.num_items, record.num_failures)
         yield record
 
 
-def _tell_end(totals: Totals, what: str, run: RunOptions) -> None:
-    """Every row may have failed, which is a failure of the job; that some did is told and no more."""
+def _print_end(totals: Totals, what: str, run: RunOptions) -> None:
+    """Print the totals. The job fails only if every row has failed."""
     if not run.quiet:
         say(
             f"{what}: {totals.rows:,} rows, {totals.items:,} items scored, {totals.failures:,} rows failed", style="dim"
         )
     if totals.rows and totals.failures == totals.rows:
-        tell_error(f"none of the {totals.rows:,} rows could be scored; the error file says why")
+        print_error(f"none of the {totals.rows:,} rows could be scored; the error file says why")
         raise typer.Exit(FAILED)

@@ -1,7 +1,7 @@
-"""The options that shape the engine, for every verb that loads a model: fields of `EngineOptions`, explained.
+"""The engine's options, for every verb that loads a model: fields of `EngineOptions`.
 
-A switch has an empty metavar because it takes no value, and a choice names its values in its help: spelled out as the
-metavar they would leave the help no room.
+A switch has an empty metavar because it takes no value. A choice lists its values in its help text: as a metavar they
+would leave no room for the help.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Literal, get_args
 from prefixwise.cli.flags import Flag, Verb, with_flags
 from prefixwise.forward.backend import Warmup
 from prefixwise.launch.options import EngineOptions
-from prefixwise.plan.options import MaskOption
+from prefixwise.plan.algorithms import MaskOption
 
 if TYPE_CHECKING:
     from prefixwise.engine.engine import ScoringEngine
-    from prefixwise.engine.warmup import OnProgram
+    from prefixwise.launch.loading import OnProgram
 
 PANEL = "Model and engine"
 BackendName = Literal["auto", "jax", "torch", "fake"]
@@ -26,76 +26,76 @@ DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 ENGINE_FLAGS = {
     "model": Flag(
         str | None,
-        "A folder, a .gguf file or a hub id like Qwen/Qwen3-0.6B; the embedded model when left out.",
+        "A folder, a .gguf file or a hub id like Qwen/Qwen3-0.6B; default: the embedded model.",
         "MODEL",
     ),
     "backend": Flag(
         BackendName,
-        "auto (JAX on TPUs and GPUs, PyTorch on CPUs), jax, torch, or fake (no model, for trials).",
+        "auto (JAX on TPUs and GPUs, PyTorch on CPUs), jax, torch, or fake (no model, for tests).",
         "NAME",
     ),
-    "device": Flag(str, "auto, cpu, cuda, tpu, or one of many: cuda:1.", "NAME"),
+    "device": Flag(str, "auto, cpu, cuda, tpu, or one device: cuda:1.", "NAME"),
     "dtype": Flag(DtypeName, "auto, float32, bfloat16 or float16.", "NAME"),
-    "tp_size": Flag(int, "Devices that share every layer (JAX).", least=1),
-    "dp_size": Flag(int, "Copies of the model, each on devices of its own (JAX).", least=1),
+    "tp_size": Flag(int, "Tensor parallelism: devices that share every layer (JAX).", least=1),
+    "dp_size": Flag(int, "Data parallelism: copies of the model, each on its own devices (JAX).", least=1),
     "batch_invariant": Flag(
-        bool, "An item's bits do not depend on the size of its batch, on devices where that costs speed.", ""
+        bool, "Make an item's bits independent of its batch size on devices where that costs speed.", ""
     ),
     "attention": Flag(
         str | None,
-        "An attention implementation of JAX: hopper, pallas_gpu, pallas_tpu, xla or reference; the best that runs.",
+        "JAX's attention: hopper, pallas_gpu, pallas_tpu, xla or reference; default: the fastest that runs.",
         "NAME",
     ),
     "chunk_size": Flag(
         int | None,
-        "Most items in one packed row or one forward; 0: no bound; chosen for you when left out.",
+        "Maximum items in one packed sequence or one forward; 0: no limit; default: chosen automatically.",
         least=0,
     ),
-    "mask": Flag(MaskOption, f"How packed rows are masked: {', '.join(get_args(MaskOption))}.", "NAME"),
+    "mask": Flag(MaskOption, f"The mask of packed sequences: {', '.join(get_args(MaskOption))}.", "NAME"),
     "segment_fallback_threshold": Flag(
-        int, "Mask auto: segment up to this many tokens in a packed row, then dense if it can.", least=0
+        int, "With mask auto: segment up to this many tokens in a packed sequence, then dense if it fits.", least=0
     ),
-    "token_budget": Flag(int | None, "Most tokens in one forward; chosen for the device when left out.", least=1),
-    "delimiter_token_id": Flag(
-        int | None, "A token between the query and every item; none when left out.", "ID", least=0
-    ),
+    "token_budget": Flag(int | None, "Maximum tokens in one forward; default: chosen for the device.", least=1),
+    "delimiter_token_id": Flag(int | None, "A token between the query and every item; default: none.", "ID", least=0),
     "warmup": Flag(
         Warmup,
-        "Compile all programs before scoring: full, fast (fewer, coarser sizes) or none "
-        "(each when it is needed). PyTorch has none to compile.",
+        "Compile programs before scoring: full (all), fast (fewer, coarser sizes) or none "
+        "(on first use). PyTorch compiles none.",
         "NAME",
     ),
     "compilation_cache_dir": Flag(
-        str | None, "Where compiled programs are kept; a cache folder of yours on TPUs and GPUs.", "DIR"
+        str | None, "The folder of the compilation cache; default: in the user's cache folder, on TPUs and GPUs.", "DIR"
     ),
     "weight_cache": Flag(
         bool,
-        "Keep no dequantised weights of a .gguf file on disk for the next start.",
+        "Do not cache the dequantized weights of a .gguf file on disk for the next start.",
         "",
         name="--no-weight-cache",
         turns_off=True,
     ),
-    "prefix_cache_bytes": Flag(int | None, "Memory for prefixes on each device; chosen when left out.", least=1),
+    "prefix_cache_bytes": Flag(
+        int | None, "Memory of the KV cache on each device; default: chosen automatically.", least=1
+    ),
 }
 
-# Of the verbs that rerank; for `score` it would mean nothing.
+# For the verbs that rerank; `score` has no profile.
 PROFILE_FLAG = Flag(
     str | None,
     "How documents become prompts: a profile's name (`prefixwise profiles` lists them) or a .toml file; "
-    "by the model's name when left out.",
+    "default: by the model's name.",
     "PROFILE",
 )
 
 
 def with_engine_options(verb: Verb) -> Verb:
-    """Gives a verb the options above, as one argument `engine`."""
+    """Give a verb the options above as one argument `engine`."""
     return with_flags("engine", EngineOptions, ENGINE_FLAGS, panel=PANEL)(verb)
 
 
 def open_engine(options: EngineOptions, on_program: OnProgram | None = None) -> ScoringEngine:
-    """Load the model and warm it up. It is never closed: the process ends with its only request."""
+    """Load the model and warm it up."""
     from prefixwise.launch.loading import load_engine
 
-    # A limit protects a server from its clients; here there are none.
+    # The limits protect a server from its clients; a command has none.
     unlimited = replace(options, max_items_per_request=sys.maxsize, max_queued_tokens=sys.maxsize)
     return load_engine(unlimited, on_program)

@@ -1,11 +1,10 @@
-"""Failures as people read them: an `error:` line, a `hint:` line where there is something to do, a status."""
+"""Errors on stderr: an `error:` line, a `hint:` line if there is a remedy, and an exit status."""
 
 from __future__ import annotations
 
 import typer
 
-from prefixwise.cli.output import say
-from prefixwise.cli.text_table import visible
+from prefixwise.cli.output import say, visible
 from prefixwise.contract.errors import (
     ClientSettingError,
     ModelLoadError,
@@ -18,33 +17,36 @@ from prefixwise.contract.errors import (
 FAILED = 1
 MISUSED = 2
 
-_NO_COMMAND = "expected one of these commands, got none"  # typer has shown its help, and has nothing more to say
+_NO_COMMAND = "expected one of these commands, got none"  # typer has printed its help and gives no message
 
-_PROFILE_HINT = "`prefixwise profiles` lists the profiles that come with prefixwise and checks files of yours"
+_PROFILE_HINT = "`prefixwise profiles` lists the built-in profiles and checks your profile files"
 # The contract's messages name the fields of a request; these name the options that set them.
 _HINTS_BY_CODE = {
-    "context_too_long": "--max-tokens-per-item N cuts long items, --on-item-error report leaves them out",
-    "delimiter_collision": "do without --delimiter-token-id; --on-item-error report leaves such items out",
+    "context_too_long": "--max-tokens-per-item N truncates long items, --on-item-error report skips them",
+    "delimiter_collision": "omit --delimiter-token-id; --on-item-error report skips such items",
     "dense_mask_too_large": "try --mask segment, a smaller --chunk-size, or --algorithm prefill_extend",
     "empty_documents": "a documents file holds one document per line",
     "empty_items": "an items file holds one item per line",
     "invalid_profile": _PROFILE_HINT,
-    "label_not_single_token": 'most words are one token with a space before them, as in --label " yes"; '
-    "--label-scoring sequence takes labels of any length",
+    "label_not_single_token": 'most words are one token when a space precedes them, as in --label " yes"; '
+    "--label-scoring sequence accepts labels of any length",
     "wrong_label_count": "give --label once for each label",
 }
-# Those that depend on the field at fault, too.
+# Hints that depend on the field as well.
 _HINTS_BY_FIELD = {
-    ("conflicting_parameters", "instruction"): "do without --instruction, or choose another --profile",
-    ("context_too_long", "documents"): "without --no-truncate it is cut; --max-chunks-per-doc N reads more of it",
-    ("context_too_long", "query"): "a shorter --query or --instruction leaves room",
+    ("conflicting_parameters", "instruction"): "omit --instruction, or choose another --profile",
+    (
+        "context_too_long",
+        "documents",
+    ): "omit --no-truncate to truncate it; --max-chunks-per-doc N scores more of it",
+    ("context_too_long", "query"): "use a shorter --query or --instruction",
 }
-_MODEL_HINT = "`prefixwise models` lists the families that are supported and the models on this machine"
+_MODEL_HINT = "`prefixwise models` lists the supported families and the models on this machine"
 _TOKENIZER_HINT = "the command line scores text; prefixwise.Scorer in Python scores token ids too"
 
 
 class CommandError(Exception):
-    """What only a command line can get wrong: options that do not go together, an unreadable file."""
+    """An error of the command line alone: options that exclude each other, an unreadable file."""
 
     def __init__(self, message: str, *, hint: str | None = None, status: int = FAILED) -> None:
         super().__init__(message)
@@ -53,7 +55,7 @@ class CommandError(Exception):
 
 
 def report_failure(error: PrefixwiseError | CommandError | typer.TyperException) -> int:
-    """Say what went wrong, and give the exit status."""
+    """Print the error and its hint; return the exit status."""
     if isinstance(error, CommandError):
         message, hint, status = str(error), error.hint, error.status
     elif isinstance(error, PrefixwiseError):
@@ -61,15 +63,20 @@ def report_failure(error: PrefixwiseError | CommandError | typer.TyperException)
         status = MISUSED if isinstance(error, ClientSettingError) else FAILED
     else:
         message, hint, status = error.format_message() or _NO_COMMAND, _usage_hint(error), error.exit_code
-    tell_error(message)
+    print_error(message)
     if hint is not None:
         say(f"hint: {hint}")
     return status
 
 
-def tell_error(message: str) -> None:
-    """One line, however many the message has."""
+def print_error(message: str) -> None:
+    """One line, even if the message has several."""
     say(f"error: {visible(' '.join(message.splitlines()))}", style="red")
+
+
+def print_warning(message: str) -> None:
+    """One line, even if the message has several."""
+    say(f"warning: {visible(message)}", style="yellow")
 
 
 def _hint(error: PrefixwiseError) -> str | None:

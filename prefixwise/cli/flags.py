@@ -1,9 +1,9 @@
-"""Fields of a dataclass of options as options of a verb, so that no verb lists them again.
+"""Command-line options from the fields of an options dataclass.
 
     @with_flags("engine", EngineOptions, ENGINE_FLAGS)
     def score(query: ..., *, engine: EngineOptions) -> None: ...
 
-typer sees `query` and one option for each flag; `score` is called with the one object that they make.
+typer sees `query` and one option for each flag; `score` is called with one `EngineOptions`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Verb = Callable[..., None]
 
 
 def finite(value: float | None) -> float | None:
-    """An option's callback: `nan` and `inf` are numbers to Python, and to nobody who measures."""
+    """An option's callback that rejects `nan` and `inf`."""
     if value is not None and not math.isfinite(value):
         raise typer.BadParameter(f"expected a finite number, got {value}")
     return value
@@ -32,19 +32,19 @@ def finite(value: float | None) -> float | None:
 
 @dataclass(frozen=True)
 class Flag:
-    """How one field is spelled, read and explained. Its default is the field's."""
+    """One field as an option: its name, type and help text. The default is the field's."""
 
-    kind: Any  # the type that typer reads; of one value, where it is repeatable
+    kind: Any  # the type for typer; of one value if repeatable
     help: str
     metavar: str = "N"  # empty for a switch, which takes no value
     least: int | float | None = None
-    name: str | None = None  # None: the field's own, as in --field-name
+    name: str | None = None  # None: --field-name
     environment_variable: str | None = None
     repeatable: bool = False  # the field is a tuple
-    turns_off: bool = False  # a switch that makes the field False
+    turns_off: bool = False  # the switch sets the field to False
 
     def parameter(self, field: str, default: object, panel: str) -> inspect.Parameter:
-        """What typer is to see."""
+        """The parameter for typer."""
         option = typer.Option(
             self.name or f"--{field.replace('_', '-')}",
             min=self.least,
@@ -63,7 +63,7 @@ class Flag:
         )
 
     def field_value(self, given: Any) -> Any:
-        """From what typer read."""
+        """The field's value, from the value that typer has parsed."""
         if self.repeatable:
             return tuple(given or ())
         return not given if self.turns_off else given
@@ -72,9 +72,9 @@ class Flag:
 def with_flags(
     parameter: str, options: type, flags: Mapping[str, Flag], *, panel: str, **defaults: object
 ) -> Callable[[Verb], Verb]:
-    """Makes a verb's `parameter` of `flags`, which name fields of the dataclass `options`.
+    """Build a verb's `parameter`, an instance of the dataclass `options`, from options of the command line.
 
-    `defaults` are the verb's own, where they are not the dataclass's.
+    `flags` maps field names to options; `defaults` replaces the dataclass's defaults for this verb.
     """
     of_dataclass = {field.name: field.default for field in fields(options)}
     added = [flag.parameter(name, {**of_dataclass, **defaults}[name], panel) for name, flag in flags.items()]
@@ -85,7 +85,7 @@ def with_flags(
             values = {name: flag.field_value(given.pop(name)) for name, flag in flags.items()}
             try:
                 made = options(**values)
-            except PrefixwiseError as error:  # what typer cannot know: a value that it read and nobody takes
+            except PrefixwiseError as error:  # a value that typer accepts and the dataclass refuses
                 hint = f"prefixwise {verb.__name__} --help lists the options"
                 raise CommandError(str(error), hint=hint, status=MISUSED) from None
             verb(**given, **{parameter: made})

@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from prefixwise.bench.termination import ended_by_signals
+from prefixwise.bench.processes import ended_by_signals
 from prefixwise.cli.bench.ab import bench_ab
 from prefixwise.cli.bench.check import bench_check
 from prefixwise.cli.bench.compare import compare

@@ -1,12 +1,12 @@
-"""The program `prefixwise`: its verbs, its global options, and what its exit status means.
+"""The program `prefixwise`: its verbs, its global options, and its exit statuses.
 
-    0    done
-    1    it cannot be done: a request, a model, a device or a file is at fault
+    0    success
+    1    failure: a request, a model, a device or a file is at fault
     2    the command line itself is wrong
     130  interrupted from the keyboard
-    141  whoever read the output stopped reading
+    141  the reader of the output has closed the pipe
 
-Nothing heavy is imported before a verb runs, so that `--help` answers at once.
+No verb imports anything heavy before it runs, and a group is imported when it is entered, so `--help` is fast.
 """
 
 from __future__ import annotations
@@ -16,48 +16,63 @@ import io
 import logging
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from importlib import import_module
+from typing import Annotated, Any, Literal
 
 import typer
+from typer.core import TyperGroup
+from typer.main import get_group
 
 from prefixwise._version import __version__
 from prefixwise.cli.batch import batch
 from prefixwise.cli.failures import CommandError, report_failure
-from prefixwise.cli.late_groups import late_group
 from prefixwise.cli.models import models
 from prefixwise.cli.output import write_data
 from prefixwise.cli.profiles import profiles
 from prefixwise.cli.rerank import rerank
 from prefixwise.cli.score import score
-from prefixwise.cli.serve import serve
-from prefixwise.cli.serve_options import first_spelling
+from prefixwise.cli.serve import first_spelling, serve
 from prefixwise.contract.errors import PrefixwiseError
 
 INTERRUPTED = 130
-_OBJECTS_PER_COLLECTION = 100_000  # imports make so many that stay: searching them for garbage costs 0.3 s of a start
+_OBJECTS_PER_COLLECTION = 100_000  # imported objects are permanent: collecting garbage among them costs 0.3 s at start
 
-_GROUPS = {  # where each is, and what it is for
+_GROUPS = {  # module and help text
     "bench": (
         "prefixwise.cli.harness_verbs",
         "Benchmarks of any /v1/score server; their artifacts, comparisons and reports.",
     ),
     "validate": (
         "prefixwise.cli.harness_verbs",
-        "Does a server keep items apart, and say what others say? Evaluated, combined, judged.",
+        "Check that a server isolates items and agrees with a reference: evaluate, combine, gate.",
     ),
     "aot": (  # by itself a verb, too
-        "prefixwise.cli.aot.verbs",
-        "Compile a request's programs for TPUs that are not there, and say what they need and cost.",
+        "prefixwise.cli.aot",
+        "Compile a request's programs for TPUs that are not attached, and report what they need and cost.",
     ),
     "cluster": (
-        "prefixwise.cli.cluster.verbs",
+        "prefixwise.cli.cluster",
         "Serve on a Ray cluster: many replicas behind one address, or their configuration as YAML.",
     ),
     "ops": (
         "prefixwise.cli.ops.verbs",
-        "Benchmark runs on this machine, over ssh, or on Google Cloud: start, measure, stop, fetch.",
+        "Run benchmarks on this machine, over ssh, or on Google Cloud: start, measure, stop, fetch.",
     ),
 }
+
+
+def late_group(module: str, name: str, help_text: str, *, no_args_is_help: bool) -> typer.Typer:
+    """A placeholder for the `typer.Typer` called `name` in `module`, which is imported when the group is entered."""
+
+    class LateGroup(TyperGroup):
+        def make_context(self, *args: Any, **kwargs: Any) -> Any:
+            group = get_group(getattr(import_module(module), name))
+            group.help = group.help or self.help
+            group.no_args_is_help = self.no_args_is_help
+            return group.make_context(*args, **kwargs)
+
+    return typer.Typer(cls=LateGroup, help=help_text, no_args_is_help=no_args_is_help)
+
 
 app = typer.Typer(name="prefixwise", add_completion=False, pretty_exceptions_enable=False)
 app.command()(score)
@@ -101,18 +116,18 @@ def start(
 
 def main(args: Sequence[str] | None = None) -> None:
     """Run the program and exit with its status; `args` are `sys.argv[1:]` unless given."""
-    # A terminal that cannot show a character of an item must not make the whole answer fail.
+    # A terminal that cannot show a character of an item must not fail the request.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     gc.set_threshold(_OBJECTS_PER_COLLECTION)
     status = _run(args)
-    gc.freeze()  # else Python searches all that PyTorch made for garbage, for half a second, when the process ends
+    gc.freeze()  # otherwise the exit takes half a second longer, to collect garbage among PyTorch's objects
     sys.exit(status)
 
 
 def _run(args: Sequence[str] | None) -> int:
     try:
-        # Typer gives back the code of a `typer.Exit`, and None from a verb that ran to its end.
+        # Typer returns the code of a `typer.Exit`, and None for a verb that has run to its end.
         status: int | None = app(args, prog_name="prefixwise", standalone_mode=False)
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED

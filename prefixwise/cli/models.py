@@ -1,4 +1,4 @@
-"""`prefixwise models`: the families that we can read, and the models that are on this machine already."""
+"""`prefixwise models`: the supported families, and the models on this machine."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from prefixwise.cli.output import stdout_width, styled, write_data
-from prefixwise.cli.text_table import Column, render_table, visible
+from prefixwise.cli.output import Column, render_table, stdout_width, styled, visible, write_data
 
 if TYPE_CHECKING:
     from prefixwise.models.families import Family
-    from prefixwise.models.local_models import LocalModel
+    from prefixwise.models.sources import LocalModel
 
 
 def models(
@@ -21,7 +20,7 @@ def models(
 ) -> None:
     """List the supported families, and the models found in the local caches."""
     from prefixwise.models.families import FAMILIES
-    from prefixwise.models.local_models import find_local_models
+    from prefixwise.models.sources import find_local_models
 
     families = list(FAMILIES.values())
     found = find_local_models()
@@ -70,7 +69,7 @@ def _family_table(families: list[Family]) -> str:
 
 
 def _model_table(found: list[LocalModel]) -> str:
-    """Paths are there to be copied, so they are never cut; a note stands below its model."""
+    """Paths are never cut, so that they can be copied; a note is printed below its model."""
     columns = [
         Column("model", [visible(model.name) for model in found]),
         Column("family", [model.family or "-" for model in found]),

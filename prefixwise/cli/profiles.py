@@ -1,4 +1,4 @@
-"""`prefixwise profiles`: the reranker profiles that come with the package, and whether a file of yours is one."""
+"""`prefixwise profiles`: lists the built-in reranker profiles, prints one, or checks profile files."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from prefixwise.cli.failures import FAILED, MISUSED, CommandError, tell_error
-from prefixwise.cli.output import stdout_width, write_data
-from prefixwise.cli.text_table import Column, label_name, render_table, visible
+from prefixwise.cli.failures import FAILED, MISUSED, CommandError, print_error
+from prefixwise.cli.output import Column, label_name, render_table, stdout_width, visible, write_data
 from prefixwise.contract.errors import ProfileError
 
 if TYPE_CHECKING:
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
 Targets = Annotated[
     list[str] | None,
-    typer.Argument(metavar="NAME|FILE", help="A profile to show, or .toml files to check; all when left out."),
+    typer.Argument(metavar="NAME|FILE", help="A profile to print, or .toml files to check; default: list all."),
 ]
 
 
@@ -26,11 +25,11 @@ def profiles(
     targets: Targets = None,
     as_json: Annotated[bool, typer.Option("--json", metavar="", help="The list as one line of JSON.")] = False,
 ) -> None:
-    """List the reranker profiles that come with the package, show the file of one, or check files of yours.
+    """List the built-in reranker profiles, print the file of one, or check your own files.
 
     To write a profile start from a copy: prefixwise profiles qwen3-reranker > mine.toml
     """
-    from prefixwise.prompts.profile_files import builtin_profile_text, builtin_profiles
+    from prefixwise.prompts.profile_choice import builtin_profile_text, builtin_profiles
 
     builtin = builtin_profiles()
     if as_json and targets:
@@ -47,22 +46,22 @@ def profiles(
 
 
 def _check_files(names: Sequence[str]) -> None:
-    """A line for each: good ones on stdout, bad ones on stderr. Exits with a status where any is bad.
+    """Print a line for each: valid ones on stdout, invalid ones on stderr. Raises `typer.Exit` if any is invalid.
 
-    By the rule of --profile, so that what is ok here is ok there.
+    A file that passes here is accepted by --profile.
     """
-    from prefixwise.prompts.profile_files import find_profile
+    from prefixwise.prompts.profile_choice import find_profile
 
-    all_good = True
+    all_valid = True
     for name in names:
         try:
             profile = find_profile(name)
         except ProfileError as error:
-            tell_error(str(error))
-            all_good = False
+            print_error(str(error))
+            all_valid = False
         else:
             write_data(f"{visible(name)}: ok, profile {visible(profile.name)}\n")
-    if not all_good:
+    if not all_valid:
         raise typer.Exit(FAILED)
 
 
@@ -82,7 +81,7 @@ def _profile_json(profile: Profile) -> dict[str, object]:
 
 
 def _table(found: Sequence[Profile]) -> str:
-    """What a profile is for stands below it: beside it, it would have no room."""
+    """The description is printed below its profile; beside it there is no room."""
     columns = [
         Column("profile", [profile.name for profile in found]),
         Column("relevance", [profile.relevance for profile in found]),

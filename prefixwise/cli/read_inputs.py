@@ -1,4 +1,4 @@
-"""Query and items from files and standard input, to the very text that the model will see."""
+"""Reads query and items from files and standard input, as exactly the text that the model gets."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from prefixwise.cli.failures import MISUSED, CommandError
-from prefixwise.contract.describe import describe, quote
+from prefixwise.contract.errors import describe, quote
 
 ItemsFormat = Literal["lines", "jsonl"]
 
@@ -26,9 +26,9 @@ def check_sources(
     *,
     noun: str = "item",
 ) -> None:
-    """Exactly one query, some items, and one reader of standard input. Raises before anything is read.
+    """Check that there is exactly one query, at least one item, and one reader of standard input. Raises CommandError.
 
-    `noun`: what the verb calls an item; its options are spelled with it.
+    `noun`: the verb's word for an item, and the stem of its options.
     """
     one, file, file_format = f"--{noun}", f"--{noun}s-file", f"--{noun}s-format"
     if (query is None) == (query_file is None):
@@ -44,11 +44,11 @@ def check_sources(
 
 
 def read_query(query: str | None, query_file: str | None) -> str:
-    """The query from the one place that was named."""
+    """The query from the command line or its file."""
     if query_file is None:
-        assert query is not None, "check_sources has seen one of the two"
+        assert query is not None, "check_sources ensures one of the two"
         return query
-    # Editors end a file with a line end that nobody means as a part of the query.
+    # Editors end a file with a newline, which is not part of the query.
     return _read_text(query_file).removesuffix("\n").removesuffix("\r")
 
 
@@ -68,7 +68,7 @@ def _format_of(file: str) -> ItemsFormat:
 
 
 def _read_lines(file: str) -> list[str]:
-    """Lines end at a line feed alone, so that an item may hold Unicode's other separators."""
+    """Lines end at a line feed only, so an item may contain Unicode's other separators."""
     lines = [line.removesuffix("\r") for line in _read_text(file).split("\n")]
     while lines and not lines[-1].strip():
         lines.pop()
@@ -87,7 +87,7 @@ def _jsonl_item(line: str, place: str) -> str:
 
 
 def _read_text(file: str) -> str:
-    """All of the file as UTF-8; a byte-order mark at its start is not text."""
+    """The file as UTF-8, without a byte-order mark."""
     try:
         content = sys.stdin.buffer.read() if file == STDIN else Path(file).read_bytes()
     except OSError as error:

@@ -2,80 +2,136 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from prefixwise.cli import common_options as common
-from prefixwise.cli import rerank_options as option
+from prefixwise.cli import request_options as option
 from prefixwise.cli.engine_options import PANEL
+from prefixwise.cli.failures import print_warning
 from prefixwise.cli.flags import with_flags
-from prefixwise.cli.output import say, stdout_width, write_data
+from prefixwise.cli.output import Column, probability, render_table, say, start_of, stdout_width, write_data
 from prefixwise.cli.read_inputs import check_sources, read_items, read_query
-from prefixwise.cli.report_notes import tell_debug
-from prefixwise.cli.rerank_report import rerank_json, rerank_table, summary_line, tell_notes
-from prefixwise.cli.run_request import Finished, run_request
+from prefixwise.cli.run_request import (
+    Finished,
+    load_time,
+    print_debug,
+    print_truncated,
+    run_request,
+    run_summary,
+    size_and_time,
+)
+from prefixwise.contract.request import rerank_fields
 from prefixwise.launch.options import EngineOptions
 
 if TYPE_CHECKING:
-    from prefixwise.contract.rerank import RerankRequest, RerankResult
+    from prefixwise.contract.request import RerankRequest
+    from prefixwise.contract.result import RerankedDocument, RerankResult
     from prefixwise.engine.engine import OnProgress, ScoringEngine
 
 
 @with_flags("engine", EngineOptions, option.RERANK_ENGINE_FLAGS, panel=PANEL)
+@option.with_request_fields(fields=rerank_fields("native"))
 def rerank(
-    query: option.Query = None,
-    query_file: common.QueryFile = None,
+    query: option.RerankQuery = None,
+    query_file: option.QueryFile = None,
     documents: option.Documents = None,
     documents_file: option.DocumentsFile = None,
     documents_format: option.DocumentsFormat = None,
-    instruction: option.Instruction = None,
-    max_tokens_per_doc: option.MaxTokensPerDoc = None,
-    max_chunks_per_doc: option.MaxChunksPerDoc = None,
-    no_truncate: option.NoTruncate = False,
-    algorithm: common.AlgorithmOption = "auto",
-    top_n: option.TopN = None,
-    as_json: option.AsJson = False,
-    debug: common.Debug = False,
-    quiet: common.Quiet = False,
     *,
+    fields: Mapping[str, object],
+    as_json: option.RerankAsJson = False,
+    debug: option.Debug = False,
+    quiet: option.Quiet = False,
     engine: EngineOptions,
 ) -> None:
     """Order documents by how relevant they are to a query. Best first.
 
-    The prompt is the one that the model was trained with: its profile (`prefixwise profiles` lists them).
+    The prompt is the one that the model was trained with, its profile (`prefixwise profiles` lists them).
     """
     check_sources(query, query_file, documents or (), documents_file, documents_format, noun="document")
-    # The request is judged before the model is loaded: a mistake should not cost the wait.
-    from prefixwise.contract.parse_rerank import parse_rerank_request
+    # The request is checked before the model is loaded, so a mistake is reported at once.
+    from prefixwise.contract.parse import parse_rerank_request
 
     request = parse_rerank_request(
         {
             "query": read_query(query, query_file),
             "documents": read_items(documents or (), documents_file, documents_format),
-            "top_n": top_n,
-            "instruction": instruction,
-            "max_tokens_per_doc": max_tokens_per_doc,
-            "max_chunks_per_doc": max_chunks_per_doc,
-            "truncate": not no_truncate,
-            "algorithm": algorithm,
-            "return_debug": True,  # the summary names the algorithm that was chosen
+            **fields,
+            "return_debug": True,  # the summary names the chosen algorithm
         }
     )
-    finished = _answer(request, engine, quiet=quiet)
+    finished = _run(request, engine, quiet=quiet)
     if as_json:
         write_data(rerank_json(finished.result, with_debug=debug))
     else:
         write_data(rerank_table(finished.result, stdout_width()))
-    tell_notes(finished)
+    print_notes(finished)
     if debug and not as_json:
-        tell_debug(finished.result.debug)
+        print_debug(finished.result.debug)
     if not quiet:
         say(summary_line(finished), style="dim")
 
 
-def _answer(request: RerankRequest, options: EngineOptions, *, quiet: bool) -> Finished[RerankResult]:
+def _run(request: RerankRequest, options: EngineOptions, *, quiet: bool) -> Finished[RerankResult]:
     def run(engine: ScoringEngine, on_progress: OnProgress | None) -> RerankResult:
         from prefixwise.engine.reranker import Reranker
 
         return Reranker(engine).rerank(request, on_progress)
 
     return run_request(options, request.num_items, run, quiet=quiet)
+
+
+def rerank_json(result: RerankResult, *, with_debug: bool) -> str:
+    """One line; the keys truncated, warnings and debug only if they are not empty."""
+    body: dict[str, object] = {
+        "model": result.model,
+        "profile": result.profile,
+        "results": [_document_json(document) for document in result.results],
+        "usage": result.usage.to_json(),
+    }
+    if result.truncated:
+        body["truncated"] = [asdict(truncation) for truncation in result.truncated]
+    if result.warnings:
+        body["warnings"] = list(result.warnings)
+    if with_debug and result.debug:
+        body["debug"] = dict(result.debug)
+    return json.dumps(body) + "\n"
+
+
+def _document_json(document: RerankedDocument) -> dict[str, object]:
+    return {
+        "index": document.index,
+        "relevance_score": document.relevance_score,
+        "raw_score": document.raw_score,
+        "document": {"text": document.document},
+    }
+
+
+def rerank_table(result: RerankResult, width: int) -> str:
+    """The documents, best first, their text cut to the width."""
+    documents = result.results
+    columns = [
+        Column("rank", [str(rank) for rank in range(1, len(documents) + 1)], align_right=True),
+        Column("relevance", [probability(each.relevance_score) for each in documents], align_right=True),
+        Column("index", [str(each.index) for each in documents], align_right=True),
+        Column("document", [start_of(each.document, width) for each in documents], may_shrink=True),
+    ]
+    return render_table(columns, width)
+
+
+def print_notes(finished: Finished[RerankResult]) -> None:
+    """Print the warnings, and which documents were truncated."""
+    result = finished.result
+    for warning in result.warnings:
+        print_warning(warning)
+    print_truncated(result.truncated, finished.num_items, "document")
+
+
+def summary_line(finished: Finished[RerankResult]) -> str:
+    """Model, device, algorithm, profile, and times."""
+    result = finished.result
+    ran = f"{run_summary(result.model, finished, result.debug)}, profile {result.profile}"
+    speed = f"{finished.num_items / finished.run_seconds:,.1f} documents/s"
+    return f"{ran}: {size_and_time(finished, 'document', result.usage)}, {speed} {load_time(finished)}"

@@ -1,36 +1,154 @@
-"""`prefixwise serve`: the HTTP server. `python -m prefixwise.launch_server` is the same program."""
+"""`prefixwise serve`: the HTTP server. `python -m prefixwise.launch_server` is the same program.
+
+The engine's options have SGLang's names; the names of `prefixwise score` are accepted too (SECOND_SPELLINGS).
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
-from functools import partial
+from functools import cached_property, partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Annotated, Literal, get_args
 
 import typer
 
+from prefixwise.cli.engine_options import ENGINE_FLAGS, PROFILE_FLAG
 from prefixwise.cli.failures import CommandError
-from prefixwise.cli.flags import with_flags
-from prefixwise.cli.late_reports import NEEDED_PACKAGES, LateReports
-from prefixwise.cli.serve_options import (
-    DTYPE_SYNONYMS,
-    ENGINE_PANEL,
-    SERVE_ENGINE_FLAGS,
-    SERVER_FLAGS,
-    SERVER_PANEL,
-    TrustRemoteCode,
-)
+from prefixwise.cli.flags import Flag, with_flags
+from prefixwise.contract.request import Algorithm
 from prefixwise.host import install_command
 from prefixwise.launch.options import EngineOptions
-from prefixwise.server.config import LogLevel, ServerOptions
-from prefixwise.server.reports import ReportSource
+from prefixwise.server.config import LogLevel, ReportSource, ServerOptions
+
+ENGINE_PANEL = "Model and engine"
+SERVER_PANEL = "Server"
+
+# SGLang's name for a field, as its runbooks use it.
+_SGLANG_NAMES = {
+    "model": "--model-path",
+    "attention": "--attention-backend",
+    "chunk_size": "--multi-item-scoring-chunk-size",
+    "mask": "--multi-item-mask-impl",
+    "segment_fallback_threshold": "--multi-item-segment-fallback-threshold",
+    "delimiter_token_id": "--multi-item-scoring-delimiter",
+}
+SECOND_SPELLINGS = {f"--{field.replace('_', '-')}": name for field, name in _SGLANG_NAMES.items()}
+
+# Names that other servers have for these types.
+DTYPE_SYNONYMS = {"half": "float16", "float": "float32"}
+_DtypeName = Literal["auto", "float32", "bfloat16", "float16", "half", "float"]
+
+
+def first_spelling(token: str) -> str:
+    """The option's first name, without dashes, for one given by its second name; any other token unchanged."""
+    return SECOND_SPELLINGS.get(f"--{token}", f"--{token}").removeprefix("--")
+
+
+def _renamed(field: str, flag: Flag) -> Flag:
+    name = _SGLANG_NAMES.get(field)
+    if name is None:
+        return flag
+    return replace(flag, name=name, help=f"{flag.help} Also --{field.replace('_', '-')}.")
+
+
+SERVE_ENGINE_FLAGS = {
+    **{field: _renamed(field, flag) for field, flag in ENGINE_FLAGS.items()},
+    "dtype": replace(ENGINE_FLAGS["dtype"], kind=_DtypeName),
+    "profile": PROFILE_FLAG,
+    "algorithm": Flag(
+        Algorithm,
+        f"The algorithm of requests that do not name one: {', '.join(get_args(Algorithm))}.",
+        "NAME",
+    ),
+    "prefix_cache": Flag(
+        bool, "Do not cache prefixes between requests.", "", name="--disable-radix-cache", turns_off=True
+    ),
+    "chunked_prefill_size": Flag(
+        int | None, "Maximum tokens of one request's prefix in one step; -1: no separate limit.", least=-1
+    ),
+    "max_queued_tokens": Flag(
+        int | None, "Maximum queued tokens; requests beyond are refused (429). Default: chosen for the device.", least=1
+    ),
+    "max_items_per_request": Flag(int, "Maximum items of one request.", least=1),
+    "served_names": Flag(
+        str,
+        "A name of the model in requests; may be repeated. Responses use the first. "
+        "The path as given and its base name are accepted too.",
+        "NAME",
+        name="--served-model-name",
+        repeatable=True,
+    ),
+}
+
+SERVER_FLAGS = {
+    "host": Flag(str, "The address to listen on; 0.0.0.0: all of this machine.", "ADDRESS"),
+    "port": Flag(int, "The port to listen on; 0: any free one.", least=0),
+    "api_key": Flag(
+        str | None,
+        "The bearer token that requests must carry; default: none.",
+        "KEY",
+        environment_variable="PREFIXWISE_API_KEY",
+    ),
+    "cors_origins": Flag(
+        str,
+        "A web origin that may send requests, or *; may be repeated.",
+        "ORIGIN",
+        name="--cors-origin",
+        repeatable=True,
+    ),
+    "max_request_bytes": Flag(int, "Maximum size of a request body.", least=1),
+    "request_timeout": Flag(
+        float, "Seconds from a request's arrival to its response, then 504; 0: no limit.", "SECONDS", least=0
+    ),
+    "shutdown_grace": Flag(float, "Seconds for in-flight requests to finish on shutdown.", "SECONDS", least=0),
+    "strict_model": Flag(bool, "Refuse rerank requests for a model that is not served, too.", ""),
+    "reports_dir": Flag(str | None, "A folder of benchmark artifacts, which /reports lists and shows.", "DIR"),
+    "log_level": Flag(LogLevel, f"How much to log on stderr: {', '.join(get_args(LogLevel))}.", "NAME"),
+    "log_json": Flag(bool, "One JSON object per line of the log.", ""),
+}
+
+TrustRemoteCode = Annotated[
+    bool,
+    typer.Option(
+        "--trust-remote-code",
+        metavar="",
+        help="Accepted without effect: no code of a checkpoint is ever run.",
+        rich_help_panel=ENGINE_PANEL,
+    ),
+]
+
+NEEDED_PACKAGES = ("pydantic",)  # of the extra `harness`
+
+
+class LateReports:
+    """A `ReportSource` of this folder, or only of uploaded files if None. The viewer is imported on first use."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+
+    @cached_property
+    def _source(self) -> ReportSource:
+        from prefixwise.bench.run.report import ReportFolder
+
+        return ReportFolder(self._folder)
+
+    def artifacts(self) -> Sequence[Mapping[str, object]]:
+        return self._source.artifacts()
+
+    def page(self, name: str) -> str:
+        return self._source.page(name)
+
+    def page_of(self, content: bytes, name: str) -> str:
+        return self._source.page_of(content, name)
+
 
 log = logging.getLogger("prefixwise")
 
-# The names that `--attention-backend` passes on; any other is a peer's.
+# Values of `--attention-backend` that are ours; any other is another server's and ignored.
 OUR_ATTENTIONS = ("hopper", "pallas_gpu", "pallas_tpu", "xla", "reference")
 _SERVER_PACKAGES = ("starlette", "uvicorn", "uvloop", "httptools", "orjson", "prometheus_client")
 
@@ -49,8 +167,8 @@ def serve(
         server, served_model_names=engine.served_names, log_level=chosen_log_level(context, server.log_level)
     )
     run_server = _enter_server(server)
-    tell_without_effect(engine, trust_remote_code)
-    engine = settle_synonyms(engine)
+    warn_without_effect(engine, trust_remote_code)
+    engine = normalize_synonyms(engine)
     from prefixwise.launch.loading import load_engine, resolved_config
 
     open_engine = partial(load_engine, engine, _log_program)
@@ -58,7 +176,7 @@ def serve(
 
 
 def _enter_server(options: ServerOptions) -> Callable[..., None]:
-    """Imported late: it is heavy, and what it stands on may be missing. From here on the log is the server's."""
+    """Import the server late: it is heavy, and its packages may be missing. Sets up the server's log."""
     try:
         from prefixwise.server.launch import run_server
         from prefixwise.server.logs import set_up_logging
@@ -73,7 +191,7 @@ def _enter_server(options: ServerOptions) -> Callable[..., None]:
 
 
 def _report_source(options: ServerOptions) -> ReportSource | None:
-    """None where what the report viewer stands on is not installed."""
+    """None if the packages of the report viewer are not installed."""
     folder = None if options.reports_dir is None else Path(options.reports_dir)
     if folder is not None and not folder.is_dir():
         raise CommandError(f"--reports-dir must be a folder, got {str(folder)!r}")
@@ -86,13 +204,13 @@ def _report_source(options: ServerOptions) -> ReportSource | None:
 
 
 def _log_program(done: int, total: int, title: str) -> None:
-    """About ten lines, however many programs there are."""
+    """Log about ten lines for any number of programs."""
     if done and done % -(-total // 10) == 0:
         log.info("warm-up: %d of %d programs compiled; next: %s", done, total, title)
 
 
 def chosen_log_level(context: typer.Context, own: LogLevel) -> LogLevel:
-    """`prefixwise --log-level debug serve` counts too, where the verb's own option is not given."""
+    """The verb's own log level, or that of `prefixwise --log-level debug serve` if only that is given."""
     program = context.find_root()
     if program is context or _is_given(context.get_parameter_source("log_level")):
         return own
@@ -104,10 +222,10 @@ def _is_given(source: Enum | None) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-def tell_without_effect(engine: EngineOptions, trust_remote_code: bool) -> None:
-    """One line for each flag that is accepted and changes nothing here."""
+def warn_without_effect(engine: EngineOptions, trust_remote_code: bool) -> None:
+    """Log a warning for each flag that is accepted without effect."""
     if trust_remote_code:
-        log.warning("--trust-remote-code has no effect: no code from a checkpoint is ever run")
+        log.warning("--trust-remote-code has no effect: no code of a checkpoint is ever run")
     if engine.attention is not None and engine.attention not in OUR_ATTENTIONS:
         ours = ", ".join(OUR_ATTENTIONS)
         log.warning(
@@ -115,8 +233,8 @@ def tell_without_effect(engine: EngineOptions, trust_remote_code: bool) -> None:
         )
 
 
-def settle_synonyms(engine: EngineOptions) -> EngineOptions:
-    """In our own words, what other servers call otherwise."""
+def normalize_synonyms(engine: EngineOptions) -> EngineOptions:
+    """Replace other servers' names of dtypes and attention implementations by ours."""
     return replace(
         engine,
         dtype=DTYPE_SYNONYMS.get(engine.dtype, engine.dtype),

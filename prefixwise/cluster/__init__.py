@@ -1,7 +1,7 @@
 """Beyond one machine: a Ray Serve application for traffic, Ray Data for bulk. Ray itself is an extra.
 
-    HTTP -> front (which query is it?) -> router (which replica has it?) -> replica (one server's whole app)
+    HTTP -> front (reads the query) -> router (picks the replica that has it cached) -> replica (the whole server app)
 
-What needs no Ray is pure and stands in files of its own: `routing`, `request_key`, `exchange`, `metrics_text`,
-`scaling`, `workers`. `benchmarks.cluster_simulation` runs them without a cluster.
+`routing`, `exchange`, `tickets` and `options` need no Ray. `benchmarks.cluster_simulation` runs the routing without a
+cluster.
 """

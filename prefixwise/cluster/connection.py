@@ -1,22 +1,36 @@
-"""To a Ray cluster that runs, or to a new one on this machine that ends with this process."""
+"""Connections to a Ray cluster: to one that runs, or to a new one on this machine that ends with this process."""
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import ray
-
-from prefixwise.cluster.addresses import check_reachable
 from prefixwise.contract.errors import BackendError
 
 LOCAL = "local"
 AUTO = "auto"
+CONNECT_SECONDS = 10.0
+
+
+def check_reachable(address: str) -> None:
+    """Raises ConnectionError where nothing listens at the address; Ray itself would retry for minutes. Ray resolves
+    names such as `auto`, so they pass."""
+    host, colon, port = address.rpartition(":")
+    if not colon or not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host.rpartition("/")[2].strip("[]"), int(port)), CONNECT_SECONDS).close()
+    except OSError as error:
+        raise ConnectionError(error.strerror or str(error)) from None
 
 
 @contextmanager
 def connected(address: str) -> Iterator[bool]:
-    """Whether it is a new one: `local` asks for that, and `auto` where none runs here. Raises BackendError."""
+    """Connect for the block; yields whether the cluster is new: for `local`, and for `auto` where none runs here.
+    Raises BackendError."""
+    import ray
+
     is_new = address == LOCAL or not _joins(address)
     if is_new:
         ray.init(address=LOCAL)
@@ -27,7 +41,9 @@ def connected(address: str) -> Iterator[bool]:
 
 
 def _joins(address: str) -> bool:
-    """Did a cluster answer there? For `auto` none need be."""
+    """Whether a cluster answered at the address; for `auto` none need run."""
+    import ray
+
     try:
         check_reachable(address)
         ray.init(address=address)

@@ -1,24 +1,27 @@
-"""An HTTP request as a value, and the one server's application as a function from it to a response.
+"""HTTP requests and responses as values, and the server's application as a function from one to the other.
 
-A front reads a request from Ray Serve's proxy, sends it to a replica as it is, and the replica puts it through the same
-ASGI application that `prefixwise serve` runs. So every route, error and header is that of one server, by construction.
+A front reads a request from Ray Serve's proxy and sends it unchanged to a replica. The replica puts it through the ASGI
+application that `prefixwise serve` runs, so every route, error and header is that of a single server. `merge_metrics`
+joins the metrics pages of all replicas.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from starlette.types import ASGIApp, Message, Scope
 
 Headers = tuple[tuple[bytes, bytes], ...]
 
-REPLICA_HEADER = b"x-prefixwise-replica"  # on every answer: who gave it
+REPLICA_HEADER = b"x-prefixwise-replica"  # on every response: the replica that made it
 
 
 @dataclass(frozen=True)
 class HttpRequest:
-    """All that a server needs of a request."""
+    """A request, as far as the server reads it."""
 
     method: str
     path: str
@@ -31,13 +34,13 @@ class HttpRequest:
         return _value(self.headers, name)
 
     def with_header(self, name: bytes, value: bytes) -> HttpRequest:
-        """In place of any of that name."""
+        """Replaces headers of the same name."""
         return replace(self, headers=_with(self.headers, name, value))
 
 
 @dataclass(frozen=True)
 class HttpResponse:
-    """All that a client gets."""
+    """A response, as the client gets it."""
 
     status: int
     headers: Headers
@@ -47,16 +50,16 @@ class HttpResponse:
         return _value(self.headers, name)
 
     def with_header(self, name: bytes, value: bytes) -> HttpResponse:
-        """In place of any of that name."""
+        """Replaces headers of the same name."""
         return replace(self, headers=_with(self.headers, name, value))
 
     @property
     def replica(self) -> str:
-        """Whose it is; empty where it is a front's own."""
+        """The replica that made it; empty for a front's own response."""
         return (self.header(REPLICA_HEADER) or b"").decode()
 
     def with_body(self, body: bytes) -> HttpResponse:
-        """The same answer with another body, which is no single replica's."""
+        """The same response with another body, and without a replica's name."""
         headers = tuple((key, value) for key, value in self.headers if key != REPLICA_HEADER)
         return HttpResponse(self.status, _with(headers, b"content-length", str(len(body)).encode()), body)
 
@@ -70,7 +73,7 @@ def _with(headers: Headers, name: bytes, value: bytes) -> Headers:
 
 
 async def answer(app: ASGIApp, request: HttpRequest) -> HttpResponse:
-    """Put the request through the application. To cancel it is what a client that goes away is to a server."""
+    """Put the request through the application. Cancelling is like a client that disconnects."""
     exchange = _Exchange(request)
     try:
         await app(_scope(request), exchange.receive, exchange.send)
@@ -100,13 +103,13 @@ class _Exchange:
     """The two functions that an application is called with."""
 
     def __init__(self, request: HttpRequest) -> None:
-        self.gone = asyncio.Event()  # the client has its answer, or has left
+        self.gone = asyncio.Event()  # the client has its response, or has disconnected
         self._body: bytes | None = request.body
         self._start: Message | None = None
         self._parts: list[bytes] = []
 
     async def receive(self) -> Message:
-        """The whole body at once. Once an answer has begun, whoever waits for more of it waits in vain."""
+        """The whole body at once; then `http.disconnect`, which waits for the client unless a response has begun."""
         if self._body is not None:
             body, self._body = self._body, None
             return {"type": "http.request", "body": body, "more_body": False}
@@ -123,6 +126,38 @@ class _Exchange:
                 self.gone.set()
 
     def response(self) -> HttpResponse:
-        assert self._start is not None, "the gate answers whatever happens"
+        assert self._start is not None, "the middleware always responds"
         headers = tuple((bytes(name), bytes(value)) for name, value in self._start["headers"])
         return HttpResponse(self._start["status"], headers, b"".join(self._parts))
+
+
+_SAMPLE = re.compile(r"(?P<name>[a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(?P<labels>.*)\})? (?P<rest>.+)")
+_LABEL = "replica"
+
+
+def merge_metrics(pages: Mapping[str, str]) -> str:
+    """One Prometheus page from a page per replica; every sample gets a label with its replica. Families are in the
+    order of the first page, each with one HELP and TYPE."""
+    families: dict[str, list[str]] = {}
+    heads: dict[str, list[str]] = {}
+    for replica, page in pages.items():
+        family = ""
+        for line in page.splitlines():
+            if line.startswith("# "):
+                family = line.split(" ", 3)[2]
+                head = heads.setdefault(family, [])
+                if line not in head:
+                    head.append(line)
+            elif line:
+                families.setdefault(family, []).append(_labelled(line, replica))
+    lines = [line for family in heads for line in (*heads[family], *families.get(family, ()))]
+    return "\n".join(lines) + "\n"
+
+
+def _labelled(sample: str, replica: str) -> str:
+    found = _SAMPLE.fullmatch(sample)
+    if found is None:
+        return sample
+    own = f'{_LABEL}="{replica}"'
+    labels = f"{own},{found['labels']}" if found["labels"] else own
+    return f"{found['name']}{{{labels}}} {found['rest']}"

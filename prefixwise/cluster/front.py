@@ -1,8 +1,8 @@
-"""The front: takes HTTP from Ray Serve's proxies, and gets every request answered by a replica.
+"""The front: receives HTTP from Ray Serve's proxies and has every request answered by a replica.
 
-It loads no model. It reads the query to know the request's home, tries again elsewhere when a replica dies with the
-request or is full, and puts the answers of all replicas together where one client asks them all (`/metrics`).
-To try again is safe: a score is the same wherever and however often it is computed.
+It loads no model. It reads the query to find the request's home, retries elsewhere when a replica dies with the request
+or its queue is full, and merges the responses of all replicas for routes such as `/metrics`. Retries are safe: a score
+is the same wherever and however often it is computed.
 """
 
 from __future__ import annotations
@@ -20,29 +20,28 @@ from ray.util.metrics import Counter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from prefixwise.cluster.exchange import HttpRequest, HttpResponse
-from prefixwise.cluster.metrics_text import merge_metrics
-from prefixwise.cluster.request_key import RequestKey, key_of
+from prefixwise.cluster.exchange import HttpRequest, HttpResponse, merge_metrics
+from prefixwise.cluster.routing import RequestKey, key_of
 from prefixwise.cluster.tickets import Ticket, known_replicas, ledger
 from prefixwise.contract.errors import InternalError, InvalidValueError, RequestError, UnavailableError
-from prefixwise.server.jobs import TIMEOUT_HEADER, allowed_seconds, too_late
+from prefixwise.server.scoring import TIMEOUT_HEADER, allowed_seconds, deadline_error
 
 log = logging.getLogger("prefixwise")
 
-MAX_ATTEMPTS = 4  # replicas that one request is tried on
-_PAUSE_SECONDS = 0.1  # after each that was gone, longer each time
-_HEALTH_SECONDS = 5.0  # for a replica to say that it is well
-_MORE_SECONDS = 1.0  # than a request is allowed, so that it is its replica that says that the time is up
+MAX_ATTEMPTS = 4  # replicas per request
+_PAUSE_SECONDS = 0.1  # after a dead replica, longer each time
+_HEALTH_SECONDS = 5.0  # for a replica to report its health
+_GRACE_SECONDS = 1.0  # beyond a request's timeout, so that its replica is the one that reports it
 _QUEUE_FULL = 429
 _OK = 200
 _NOT_FOUND = 404
-_REQUEST_ID_HEADER = b"x-request-id"  # Serve has it from the client or makes it, and puts it on the answer itself
+_REQUEST_ID_HEADER = b"x-request-id"  # Serve reads or makes it, and adds it to the response itself
 _TIMEOUT_HEADER = TIMEOUT_HEADER.lower().encode()
-_GONE = (RayActorError, ObjectLostError, RayServeException)  # a replica, its answer, or all of them for the moment
+_GONE = (RayActorError, ObjectLostError, RayServeException)  # a replica, its response, or all replicas for the moment
 
 
 class Front:
-    """Serve's ingress. Any number of them may run: they share nothing."""
+    """Serve's ingress. Any number may run: they share nothing."""
 
     def __init__(self, replicas: DeploymentHandle, max_request_bytes: int, request_timeout: float) -> None:
         self._replicas = replicas
@@ -60,22 +59,22 @@ class Front:
         return response
 
     async def _answer_in_time(self, request: HttpRequest) -> HttpResponse:
-        """Whatever happens, an answer."""
+        """A response in any case."""
         seconds = self._allowed_seconds(request)
         end = None if seconds is None else time.monotonic() + seconds
         try:
-            async with asyncio.timeout(None if seconds is None else seconds + _MORE_SECONDS):
+            async with asyncio.timeout(None if seconds is None else seconds + _GRACE_SECONDS):
                 return await self._answer(request, end)
         except TimeoutError:
-            return _refusal(too_late(seconds or 0.0))
+            return _refusal(deadline_error(seconds or 0.0))
         except Exception:
             log.exception("a request failed")
-            return _refusal(InternalError("something went wrong; the log of the fronts says what"))
+            return _refusal(InternalError("an internal error occurred; the log of the fronts has the details"))
 
     def _allowed_seconds(self, request: HttpRequest) -> float | None:
         try:
             return allowed_seconds(request.header(_TIMEOUT_HEADER), self._request_timeout)
-        except InvalidValueError:  # which a replica refuses
+        except InvalidValueError:  # the replica reports it
             return self._request_timeout or None
 
     async def _answer(self, request: HttpRequest, end: float | None) -> HttpResponse:
@@ -90,7 +89,7 @@ class Front:
         return await self._send(request, key_of(request), end)
 
     async def _send(self, request: HttpRequest, key: RequestKey, end: float | None = None) -> HttpResponse:
-        """The first answer that is not "full", or the last one. `end`: of time.monotonic(), when it must be there."""
+        """The first response other than "queue full", or the last one. `end`: the deadline, by time.monotonic()."""
         avoid: frozenset[str] = frozenset()
         for attempt in range(1, MAX_ATTEMPTS + 1):
             if attempt > 1 and end is not None:
@@ -110,20 +109,20 @@ class Front:
         return _refusal(UnavailableError(message, code="replicas_gone"))
 
     async def _ask(self, request: HttpRequest, ticket: Ticket) -> HttpResponse:
-        """A client that goes away cancels this, and that cancels the replica's work."""
+        """A client that disconnects cancels this, and so the replica's work."""
         with ledger().open(ticket):
             response: HttpResponse = await self._replicas.answer.remote(request, ticket)
         return response
 
     async def _health(self, request: HttpRequest) -> HttpResponse:
-        """Of any replica: there is one that answers, or there is not."""
+        """Healthy if any replica answers."""
         try:
             async with asyncio.timeout(_HEALTH_SECONDS):
                 return await self._send(request, RequestKey())
         except TimeoutError:
             return _refusal(_not_ready())
 
-    # What one client asks all replicas
+    # Routes that ask all replicas
 
     async def _metrics(self, request: HttpRequest) -> HttpResponse:
         pages: dict[str, str] = {}
@@ -135,23 +134,23 @@ class Front:
         return like.with_body(merge_metrics(pages).encode()) if pages else _refusal(_not_ready())
 
     async def _prefixes(self, request: HttpRequest) -> HttpResponse:
-        kept: list[object] = []
+        prefixes: list[object] = []
         async for response in self._ask_all(request):
             if response.status != _OK:
                 return response
-            kept += [{**prefix, "replica": response.replica} for prefix in orjson.loads(response.body)["data"]]
+            prefixes += [{**prefix, "replica": response.replica} for prefix in orjson.loads(response.body)["data"]]
             like = response
-        return like.with_body(orjson.dumps({"object": "list", "data": kept}))
+        return like.with_body(orjson.dumps({"object": "list", "data": prefixes}))
 
     async def _release(self, request: HttpRequest) -> HttpResponse:
-        """From whichever has it."""
+        """Release the prefix on the replica that has it."""
         async for response in self._ask_all(request):
             if response.status != _NOT_FOUND:
                 return response
         return response
 
     async def _ask_all(self, request: HttpRequest) -> AsyncIterator[HttpResponse]:
-        """One after the other: Serve tells the calls of one request apart by nothing but their order."""
+        """One after another: Serve distinguishes the calls of one request by their order alone."""
         first = await self._send(request, RequestKey())
         yield first
         for other in known_replicas():
@@ -162,12 +161,12 @@ class Front:
             except _GONE as error:
                 log.warning("replica %s did not answer: %s", other, type(error).__name__)
                 continue
-            if response.replica == other:  # else it has gone in the meantime
+            if response.replica == other:  # else it is gone by now
                 yield response
 
 
 async def _read(http: Request, max_bytes: int) -> HttpRequest:
-    """One byte more than is allowed is enough for the replica to refuse it."""
+    """Reads at most one byte more than allowed, which is enough for the replica to refuse the request."""
     parts: list[bytes] = []
     size = 0
     async for part in http.stream():
@@ -182,7 +181,7 @@ async def _read(http: Request, max_bytes: int) -> HttpRequest:
 
 
 def _with_seconds_left(request: HttpRequest, end: float) -> HttpRequest:
-    """For another replica, which counts from its own arrival."""
+    """The remaining timeout for another replica, which counts from the arrival there."""
     left = max(0.001, end - time.monotonic())
     return request.with_header(_TIMEOUT_HEADER, f"{left:.3f}".encode())
 
@@ -192,6 +191,6 @@ def _not_ready() -> UnavailableError:
 
 
 def _refusal(error: RequestError) -> HttpResponse:
-    """In the shape of all errors."""
+    """The error as a response, in the form of all errors."""
     body = orjson.dumps(error.to_body())
     return HttpResponse(error.status, ((b"content-type", b"application/json"),), b"").with_body(body)

@@ -1,6 +1,6 @@
-"""What a cluster is started with, beside what every engine and server is: how many, on what, how shared out.
+"""The options of a cluster: those of every engine and server, and the number and resources of replicas.
 
-As plain JSON it is the `args` of the Serve application, in a YAML file or out of the command line.
+As plain JSON they are the `args` of the Serve application, from a YAML file or from the command line.
 """
 
 from __future__ import annotations
@@ -12,29 +12,26 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any
 
 from prefixwise.cluster.routing import RoutingOptions
-from prefixwise.contract.describe import describe
-from prefixwise.contract.errors import InvalidValueError
+from prefixwise.contract.errors import InvalidValueError, describe
 from prefixwise.launch.options import EngineOptions
 from prefixwise.server.config import ServerOptions
 
-API_KEY_VARIABLE = "PREFIXWISE_API_KEY"  # on every replica: a key is in no file that is printed
+API_KEY_VARIABLE = "PREFIXWISE_API_KEY"  # on every replica, so that no configuration file holds the key
 
 
 @dataclass(frozen=True)
 class ScaleOptions:
-    """How many replicas, and what each gets. Raises InvalidValueError for what cannot be meant."""
+    """How many replicas, and what each reserves. Raises InvalidValueError."""
 
-    replicas: int = 1  # always so many, unless `max_replicas` is more
-    max_replicas: int | None = None  # more than `replicas`: as many as waiting tokens need, between the two
-    target_queued_tokens: int = 100_000  # waiting or running on each, which the number of replicas is chosen for
-    fronts: int = 1  # processes that take HTTP requests and send them to replicas
+    replicas: int = 1  # the number, or the least where `max_replicas` is more
+    max_replicas: int | None = None  # more than `replicas`: the number follows the queued tokens
+    target_queued_tokens: int = 100_000  # waiting or running per replica, which autoscaling aims for
+    fronts: int = 1  # processes that receive HTTP requests and send them to replicas
     gpus_per_replica: float = 0.0
     tpu_chips_per_replica: int = 0
     cpus_per_replica: float = 1.0
-    max_ongoing_requests: int = 1000  # on one replica; its queue is bounded in tokens besides
-    patience: float = (
-        RoutingOptions.patience
-    )  # steps of a replica that a request waits for its home before it goes elsewhere
+    max_ongoing_requests: int = 1000  # on one replica; its queue also has a bound in tokens
+    patience: float = RoutingOptions.patience  # steps that a request waits for its home before it goes elsewhere
     share: float = RoutingOptions.share  # of the average load, which a home may carry before requests go elsewhere
 
     def __post_init__(self) -> None:
@@ -67,13 +64,13 @@ _WHOLE = ("replicas", "max_replicas", "target_queued_tokens", "fronts", "tpu_chi
 
 
 def _check_number(name: str, value: object, least: float) -> None:
-    is_good = (
+    is_valid = (
         isinstance(value, (int, float))
         and not isinstance(value, bool)
         and (isinstance(value, int) or name not in _WHOLE)
         and least <= value < math.inf
     )
-    if not is_good:
+    if not is_valid:
         kind = "a whole number" if name in _WHOLE else "a number"
         message = f"{name} must be {kind} of at least {least:g}, got {describe(value)}"
         raise InvalidValueError(message, code=f"invalid_{name}", param=name)
@@ -81,7 +78,7 @@ def _check_number(name: str, value: object, least: float) -> None:
 
 @dataclass(frozen=True)
 class Secret:
-    """A key on its way to a replica: neither Ray's logs nor its dashboard show what it is."""
+    """A key on its way to a replica, hidden from Ray's logs and dashboard."""
 
     value: str | None
 
@@ -91,32 +88,32 @@ class Secret:
 
 @dataclass(frozen=True)
 class ClusterOptions:
-    """All three, and back from JSON."""
+    """All options of a cluster, to and from JSON."""
 
     engine: EngineOptions = field(default_factory=EngineOptions)
     server: ServerOptions = field(default_factory=ServerOptions)
     scale: ScaleOptions = field(default_factory=ScaleOptions)
 
     def to_json(self) -> dict[str, Any]:
-        """What is not as it would be anyway. Without the key."""
+        """The options that differ from their defaults, without the key."""
         parts = {"engine": self.engine, "server": replace(self.server, api_key=None), "scale": self.scale}
-        return {name: chosen for name, part in parts.items() if (chosen := _chosen(part))}
+        return {name: changed for name, part in parts.items() if (changed := _changed(part))}
 
     @classmethod
     def from_json(cls, args: Mapping[str, Any]) -> ClusterOptions:
-        """Raises InvalidValueError for names that there are not, and PrefixwiseError for values that cannot be."""
+        """Raises InvalidValueError for unknown names, PrefixwiseError for invalid values."""
         kinds = {"engine": EngineOptions, "server": ServerOptions, "scale": ScaleOptions}
         _check_names("args", args, kinds)
         return cls(**{name: _made(kinds[name], name, part) for name, part in args.items()})
 
     def with_key(self, sent: str | None) -> ClusterOptions:
-        """On a replica: the one that it was sent, or that of its own environment; there may be none."""
+        """On a replica: the key that it was sent, or the one of its environment, or none."""
         key = sent or os.environ.get(API_KEY_VARIABLE) or None
         return replace(self, server=replace(self.server, api_key=key))
 
 
-def _chosen(options: Any) -> dict[str, Any]:
-    """The fields that differ from their defaults, as JSON has them."""
+def _changed(options: Any) -> dict[str, Any]:
+    """The fields that differ from their defaults, as JSON values."""
     values = {
         each.name: getattr(options, each.name)
         for each in fields(options)

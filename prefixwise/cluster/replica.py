@@ -1,4 +1,4 @@
-"""A replica: an engine, and the whole application of one server around it. It listens to no port."""
+"""A replica: an engine and the whole server application around it, without a port."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ray import serve
 
 from prefixwise.cluster.exchange import REPLICA_HEADER, HttpRequest, HttpResponse, answer
 from prefixwise.cluster.options import ClusterOptions, Secret
-from prefixwise.cluster.scaling import QUEUED_TOKENS
+from prefixwise.cluster.routing import QUEUED_TOKENS
 from prefixwise.cluster.tickets import STEP_TOKENS, Ticket
 from prefixwise.launch.loading import load_engine, resolved_config
 from prefixwise.server.app import make_app
@@ -24,7 +24,7 @@ _MISDIRECTED = 421
 
 
 class EngineReplica:
-    """Loaded and warm before Serve sends it anything."""
+    """Serve sends requests once the engine is loaded and warm."""
 
     async def __init__(self, options: Mapping[str, Any], api_key: Secret) -> None:  # type: ignore[misc]  # Serve awaits it
         chosen = ClusterOptions.from_json(options).with_key(api_key.value)
@@ -38,30 +38,30 @@ class EngineReplica:
         log.info("replica %s is ready", self._name)
 
     async def answer(self, request: HttpRequest, ticket: Ticket) -> HttpResponse:
-        """What one server would answer, and who it was. What is for another replica is not even looked at."""
+        """The response of a single server, with the replica's name. A request for another replica is refused unread."""
         if ticket.only not in (None, self._name):
             return HttpResponse(_MISDIRECTED, (), b"").with_header(REPLICA_HEADER, self._name.encode())
         response = await answer(self._app, request)
         return response.with_header(REPLICA_HEADER, self._name.encode())
 
     def record_routing_stats(self) -> dict[str, int]:
-        """For the routers."""
+        """Serve's hook: sent to the routers."""
         return {
             QUEUED_TOKENS: self._engine.scheduler.admission.tokens,
             STEP_TOKENS: self._engine.backend.info.step_tokens,
         }
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """For the autoscaler."""
+        """Serve's hook: sent to the autoscaler."""
         return {QUEUED_TOKENS: float(self._engine.scheduler.admission.tokens)}
 
     def check_health(self) -> None:
-        """Raises where nothing is scored any more: Serve then starts another replica in its place."""
+        """Raises where the scheduler has died: Serve then replaces the replica."""
         if not self._engine.scheduler.is_alive:
             raise RuntimeError("the scheduler has died")
 
     def __del__(self) -> None:
-        """Serve is done with it, and nothing is in flight."""
+        """Serve deletes the replica when nothing is in flight."""
         engine = getattr(self, "_engine", None)
         if engine is not None:
             engine.close()

@@ -17,23 +17,23 @@ REPLICAS = "replica"  # the deployments' names, as Serve's dashboard shows them
 FRONTS = "front"
 
 _ROUTER = "prefixwise.cluster.router.PrefixRouter"
-_POLICY = "prefixwise.cluster.scaling:QueuedTokensPolicy"
-_STATS_SECONDS = 0.5  # between what replicas tell the routers
-_REPORT_SECONDS = 1.0  # between what replicas tell the autoscaler
-_LOOK_BACK_SECONDS = 5.0  # over which waiting tokens are averaged
-_UPSCALE_SECONDS = 10.0  # that too many tokens wait before replicas are added: they take a while to load
-_DOWNSCALE_SECONDS = 300.0  # that few wait before one is removed, with all that it has cached
+_POLICY = "prefixwise.cluster.routing:QueuedTokensPolicy"
+_STATS_SECONDS = 0.5  # between a replica's reports to the routers
+_REPORT_SECONDS = 1.0  # between a replica's reports to the autoscaler
+_LOOK_BACK_SECONDS = 5.0  # over which queued tokens are averaged
+_UPSCALE_SECONDS = 10.0  # of too many queued tokens before replicas are added: loading takes a while
+_DOWNSCALE_SECONDS = 300.0  # of few queued tokens before a replica is removed, with its KV cache
 _HEALTH_SECONDS = 5.0
-_FRONT_CPUS = 0  # it waits most of the time, and must find a place on a machine that replicas fill
+_FRONT_CPUS = 0  # a front mostly waits, and must fit on a machine that replicas fill
 
 
 def build_app(args: Mapping[str, Any]) -> serve.Application:
-    """From a configuration's `args`, which `ClusterOptions` explains. Raises PrefixwiseError where they cannot be."""
+    """From a configuration's `args`, which are those of `ClusterOptions`. Raises PrefixwiseError."""
     return make_app(ClusterOptions.from_json(args))
 
 
 def make_app(options: ClusterOptions, api_key: str | None = None) -> serve.Application:
-    """Replicas without a key take that of their own environment, if there is one."""
+    """Without a key, replicas use the key of their own environment, if there is one."""
     scale, server = options.scale, options.server
     replicas = serve.deployment(EngineReplica).options(
         name=REPLICAS,
@@ -54,7 +54,7 @@ def make_app(options: ClusterOptions, api_key: str | None = None) -> serve.Appli
         ray_actor_options={"num_cpus": _FRONT_CPUS},
         max_ongoing_requests=scale.max_ongoing_requests * (scale.max_replicas or scale.replicas),
         health_check_period_s=_HEALTH_SECONDS,
-        graceful_shutdown_timeout_s=max(server.shutdown_grace, server.request_timeout),  # nobody else has its requests
+        graceful_shutdown_timeout_s=max(server.shutdown_grace, server.request_timeout),  # only it has its requests
     )
     return fronts.bind(
         replicas.bind(options.to_json(), Secret(api_key)), server.max_request_bytes, server.request_timeout
@@ -85,24 +85,24 @@ def _count(scale: ScaleOptions) -> dict[str, Any]:
 
 
 def deploy(options: ClusterOptions) -> None:
-    """Start Serve where it does not run, and start or update the application. Returns when all of it is ready."""
+    """Start Serve where it does not run, and start or update the application. Returns when the application is ready."""
     server = options.server
     serve.start(proxy_location="EveryNode", http_options={"host": server.host, "port": server.port})
     serve.run(make_app(options, server.api_key), name=APP_NAME, route_prefix="/")
 
 
 def is_deployed() -> bool:
-    """Does the application run on this cluster, in whatever state?"""
+    """Whether this cluster has the application, in any state."""
     return APP_NAME in serve.status().applications
 
 
 def remove() -> None:
-    """End the application; what is in flight is answered first."""
+    """End the application; requests in flight are answered first."""
     serve.delete(APP_NAME)
 
 
 def serve_configuration(options: ClusterOptions) -> dict[str, Any]:
-    """For `serve deploy`, and for a RayService of KubeRay."""
+    """The configuration for `serve deploy` and for a RayService of KubeRay."""
     return {
         "proxy_location": "EveryNode",
         "http_options": {"host": options.server.host, "port": options.server.port},

@@ -1,4 +1,4 @@
-"""What the fronts and the routers in their processes share: a request's ticket, what is sent, who can be sent to."""
+"""State that a front and the routers of its process share: tickets of requests, tokens in flight, known replicas."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Protocol
 
-from prefixwise.cluster.request_key import RequestKey
+from prefixwise.cluster.routing import RequestKey
 
-STEP_TOKENS = "step_tokens"  # what replicas call the size of their steps
+STEP_TOKENS = "step_tokens"  # the key of a replica's report: tokens that one step computes
 _numbers = count()
 
 
 @dataclass(frozen=True)
 class Ticket:
-    """What a request says to the router."""
+    """A request, as the router sees it."""
 
     request: RequestKey
-    only: str | None = None  # a replica's name: this one or none
-    avoid: frozenset[str] = frozenset()  # replicas that have refused it: any other first
+    only: str | None = None  # the only replica that may answer
+    avoid: frozenset[str] = frozenset()  # replicas that have refused it: tried last
     number: int = field(default_factory=lambda: next(_numbers), compare=False)  # of all tickets of this process
 
 
 class Ledger:
-    """Tokens that this process has sent to each replica and that have not come back.
+    """Tokens that this process has in flight on each replica.
 
-    The front opens a ticket before it sends the request and closes it when it has the answer; in between the router
-    says which replica it is for. (Serve's own hooks do not do: where its processes speak gRPC, a router hears that a
-    request was accepted when it has been answered, so one that the first choice had no room for counts there until
-    then.) They may run in two threads.
+    The front opens a ticket before it sends the request and closes it when it has the response; in between the router
+    assigns it to a replica. (Serve's own hooks do not suffice: over gRPC a router learns that a request was accepted
+    only once it is answered, so a request that the first choice had no room for would count there until then.) Front
+    and router may run in two threads.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class Ledger:
                 self._add(self._replicas.pop(ticket.number), -ticket.request.tokens)
 
     def assign(self, ticket: Ticket, replica: str | None) -> None:
-        """To this one, and no longer to another. A ticket that is not open is nobody's."""
+        """Move the ticket to this replica, or to none. Closed tickets are ignored."""
         tokens = ticket.request.tokens
         with self._lock:
             if ticket.number in self._replicas:
@@ -75,7 +75,7 @@ _ledger = Ledger()
 
 
 def ledger() -> Ledger:
-    """The one of this process."""
+    """The ledger of this process."""
     return _ledger
 
 
@@ -90,7 +90,7 @@ _routers: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def register_router(router: KnowsReplicas) -> None:
-    """Of this process."""
+    """Register a router of this process."""
     _routers.add(router)
 
 
@@ -100,6 +100,6 @@ def known_replicas() -> list[str]:
 
 
 def ticket_of(pending_request: Any) -> Ticket:
-    """The one that `front.py` puts beside every request; none where Serve asks on its own behalf."""
+    """The ticket that `front.py` sends with every request; an empty one for Serve's own calls."""
     values = () if pending_request is None else (*pending_request.args, *pending_request.kwargs.values())
     return next((value for value in values if isinstance(value, Ticket)), Ticket(RequestKey()))

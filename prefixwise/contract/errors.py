@@ -1,44 +1,48 @@
-"""Every error that prefixwise raises on purpose, with its HTTP status, type and code.
+"""The errors that prefixwise raises, each with its HTTP status, type and code.
 
     PrefixwiseError                     catch this to catch all of them
     ├── RequestError                  a request gets no scores: carries status, type, code, param, item_index
     │   ├── InvalidRequestError       the shape is wrong: a type, a mix, something that is not JSON          400
-    │   ├── MissingParameterError     something that must be there is not                                   400
+    │   ├── MissingParameterError     a required field is absent                                            400
     │   ├── InvalidValueError         the shape is right, the value is not                                  400
     │   ├── VocabularyError           a token id that the model does not have                               422
     │   ├── ModelNotFoundError        the request names a model that is not served                          404
-    │   ├── NotFoundError             there is nothing under this path, or this id                          404
-    │   ├── MethodNotAllowedError     there is, but not for this method                                     405
+    │   ├── NotFoundError             nothing exists under this path or id                                  404
+    │   ├── MethodNotAllowedError     the path exists, but not for this method                              405
     │   ├── AuthenticationError       the API key is missing or wrong                                       401
-    │   ├── RequestTooLargeError      the body has more bytes than are taken                                413
-    │   └── ServiceError              the request may be fine, and is not scored; sending it again may help
+    │   ├── RequestTooLargeError      the body is larger than the server accepts                            413
+    │   └── ServiceError              the request may be valid, and is not scored; a retry may help
     │       ├── QueueFullError        too many tokens are waiting: carries retry_after                      429
-    │       ├── DeadlineExceededError its time was up before it was done                                    504
+    │       ├── DeadlineExceededError the request took too long                                             504
     │       ├── UnavailableError      the server is starting or shutting down                               503
-    │       ├── CancelledError        its caller has gone                                                   499
-    │       └── InternalError         anything unforeseen; the log has the rest                             500
+    │       ├── CancelledError        the client has gone                                                   499
+    │       └── InternalError         an unexpected failure; the log has the details                        500
     ├── ModelLoadError                a checkpoint cannot be used: folder, architecture, tensor, file
-    ├── TokenizerError                a model has no tokenizer that we can read, and text was given
-    ├── ProfileError                  a reranker profile is not there, not legal, or not for this model
-    ├── BatchError                    a batch job cannot start, go on or be written: its files, its options
+    ├── TokenizerError                a model has no readable tokenizer, and text was given
+    ├── ProfileError                  a reranker profile does not exist, is not valid, or does not fit the model
+    ├── BatchError                    a batch job cannot start, continue or be written: its files, its options
     ├── ArtifactError                 a file of the harness cannot be read, written or understood
-    ├── ClientSettingError            an address, a key or a time limit that no client can work with
-    └── BackendError                  a backend or device that was asked for is not there
+    ├── ClientSettingError            a wrong address, key or time limit of a client
+    └── BackendError                  a backend or device is not available
 
-A message says what was expected, what came and, where that helps, what to do.
+A message says what was expected, what it got and, if that helps, what to do.
 """
 
 from __future__ import annotations
 
+import json
+import reprlib
 from typing import ClassVar
+
+_MAX_SHOWN = 60  # characters of a value in a message
 
 
 class PrefixwiseError(Exception):
-    """The root. Catch it to turn any error of this package into one line for a person."""
+    """The root. Catch it to show any error of this package as one line."""
 
 
 class RequestError(PrefixwiseError):
-    """A request that gets no scores. Catch it to answer a caller; `to_body()` is the HTTP answer."""
+    """A request that gets no scores. Catch it to respond to the caller; `to_body()` is the HTTP body."""
 
     status: ClassVar[int] = 400
     type: ClassVar[str] = "invalid_request_error"
@@ -47,11 +51,11 @@ class RequestError(PrefixwiseError):
         super().__init__(message)
         self.message = message
         self.code = code
-        self.param = param  # the request field at fault
-        self.item_index = item_index  # set when one item is at fault and the others may be fine
+        self.param = param  # the wrong request field
+        self.item_index = item_index  # set if one item is wrong and other items may be valid
 
     def to_body(self) -> dict[str, object]:
-        """The body that every surface answers with (`detail`, `message`: some rerank clients read only those)."""
+        """The body of the HTTP response. (Some rerank clients only read `detail` or `message`.)"""
         error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
         return {"error": error, "detail": self.message, "message": self.message}
 
@@ -105,13 +109,13 @@ class AuthenticationError(RequestError):
 
 
 class RequestTooLargeError(RequestError):
-    """A body that is larger than the server takes."""
+    """The body is larger than the server accepts."""
 
     status = 413
 
 
 class ServiceError(RequestError):
-    """The request may be fine, and gets no scores all the same. Catch it to try again later."""
+    """The request may be valid, and gets no scores. Catch it to retry later."""
 
     type = "server_error"
 
@@ -128,7 +132,7 @@ class QueueFullError(ServiceError):
 
 
 class DeadlineExceededError(ServiceError):
-    """The request's time was up before its last item was scored."""
+    """The request took longer than its deadline."""
 
     status = 504
 
@@ -137,22 +141,22 @@ class DeadlineExceededError(ServiceError):
 
 
 class UnavailableError(ServiceError):
-    """The server is not ready yet, or shutting down."""
+    """The server is starting or shutting down."""
 
     status = 503
 
 
 class CancelledError(ServiceError):
-    """Whoever sent the request does not wait for it any more."""
+    """The client does not wait for the request any more."""
 
-    status = 499  # as proxies log a client that closed its connection; nobody receives it
+    status = 499  # as proxies log a client that closed its connection
 
     def __init__(self) -> None:
         super().__init__("the request was cancelled before it was done", code="cancelled")
 
 
 class InternalError(ServiceError):
-    """A failure that nobody foresaw; the message says no more than that, the log says the rest."""
+    """An unexpected failure; the log has the details."""
 
     status = 500
 
@@ -161,28 +165,54 @@ class InternalError(ServiceError):
 
 
 class ModelLoadError(PrefixwiseError):
-    """A checkpoint that cannot be used; the message names the file or tensor."""
+    """A checkpoint cannot be used; the message names the file or tensor."""
 
 
 class TokenizerError(PrefixwiseError):
-    """The model has no tokenizer that can be read, so only token ids can be scored."""
+    """The model has no readable tokenizer, so it can only score token ids."""
 
 
 class ProfileError(PrefixwiseError):
-    """A reranker profile that does not exist, is not legal, or does not fit the model; the message names all of it."""
+    """A reranker profile does not exist, is not valid, or does not fit the model; the message lists all problems."""
 
 
 class BatchError(PrefixwiseError):
-    """A batch job that cannot start, go on or be written; single rows that fail are no reason for it."""
+    """A batch job cannot start, continue or be written. Single rows that fail do not raise it."""
 
 
 class ArtifactError(PrefixwiseError):
-    """A workload, a result or a report that cannot be read, written or understood; the message names the file."""
+    """A workload, result or report cannot be read, written or understood; the message names the file."""
 
 
 class ClientSettingError(PrefixwiseError):
-    """A server's address, its key or a time limit is wrong before anything is sent; the message names it."""
+    """A server address, key or time limit is wrong; the message names it."""
 
 
 class BackendError(PrefixwiseError):
-    """A backend, device or dtype that was asked for cannot run here."""
+    """A backend, device or dtype is not available on this machine."""
+
+
+# Values in messages
+
+
+def describe(value: object) -> str:
+    """The beginning of the value, and its type: `"x" (str)`, `[1, 2, 3, ...] (list)`."""
+    return f"{_brief(value)} ({type(value).__name__})"
+
+
+def quote(text: str) -> str:
+    """The beginning of the text in double quotes; lone surrogates, which UTF-8 cannot encode, are escaped."""
+    return json.dumps(_cut(text), ensure_ascii=False).encode("utf-8", "backslashreplace").decode()
+
+
+def _brief(value: object) -> str:
+    if isinstance(value, str):
+        return quote(value)
+    try:
+        return _cut(" ".join(reprlib.repr(value).split()))
+    except ValueError:  # Python refuses to print integers of more than 4,300 digits
+        return "a number of thousands of digits"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "..."

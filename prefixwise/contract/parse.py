@@ -1,126 +1,102 @@
-"""From a decoded JSON object, or the keyword arguments of a Python call, to a `ScoreRequest`.
+"""From a decoded JSON object, or the keyword arguments of a Python call, to a `ScoreRequest` or `RerankRequest`.
 
-The very first step of the data path: nothing behind it has to doubt a type, a range or a combination again.
-A field that is None counts as absent; unknown fields are ignored. What depends on the model (vocabulary,
-limits, names) is checked in `request.py`.
+The first step of the data path: later code relies on every type, range and combination. A field that is None counts as
+absent; unknown fields are ignored. `checks.py` checks what depends on the model; `prompts/rerank.py` checks what
+depends on the profile.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TypeVar, get_args
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, get_args
 
-from prefixwise.contract.describe import describe
-from prefixwise.contract.errors import InvalidRequestError, InvalidValueError, MissingParameterError
-from prefixwise.contract.parse_inputs import parse_items, parse_labels, parse_query, parse_suffix
+from prefixwise.contract.errors import InvalidValueError, describe
+from prefixwise.contract.fields import Body, Field, Structured, choice, flag, missing, present_fields
+from prefixwise.contract.inputs import parse_items, parse_labels, parse_query, parse_suffix
 from prefixwise.contract.request import (
-    Algorithm,
-    LabelScoring,
-    OnItemError,
+    PLAIN,
+    SCORE_FIELDS,
+    Dialect,
+    RerankRequest,
     ScoreMode,
     ScoreRequest,
-    Tokenization,
+    rerank_fields,
 )
-from prefixwise.contract.token_ids import plain
 
-Fields = Mapping[str, object]
-Choice = TypeVar("Choice", bound=str)
-
-SCORE_MODES: tuple[ScoreMode, ...] = get_args(ScoreMode)
-LABEL_SCORINGS: tuple[LabelScoring, ...] = get_args(LabelScoring)
-TOKENIZATIONS: tuple[Tokenization, ...] = get_args(Tokenization)
-ALGORITHMS: tuple[Algorithm, ...] = get_args(Algorithm)
-PLAIN = "plain"  # the profile of what is scored with labels of its own
-ON_ITEM_ERRORS: tuple[OnItemError, ...] = get_args(OnItemError)
+_SCORE_MODES: tuple[ScoreMode, ...] = get_args(ScoreMode)
+_SCORE_ROWS = {row.name: row for row in SCORE_FIELDS}
+# The fields of a score request that are read by themselves.
+_SINGLE_ROWS = [row for row in SCORE_FIELDS if row.attribute is not None and not isinstance(row.kind, Structured)]
 
 
 def parse_score_request(body: object) -> ScoreRequest:
-    """Raises a `RequestError` for the first thing wrong: what is missing, query, items, labels, the rest."""
+    """Raises a `RequestError` for the first thing wrong: missing fields, query, items, labels, other fields."""
     fields = present_fields(body)
-    _require_fields(fields)
+    _require(fields, SCORE_FIELDS)
+    if "labels" not in fields and "label_token_ids" not in fields:
+        raise missing("label_token_ids", "a list of token ids (or labels, a list of strings)")
     _check_profile(fields)
     query = parse_query(fields["query"])
-    on_item_error = choice(fields, "on_item_error", ON_ITEM_ERRORS, "fail")
-    items, item_errors = parse_items(fields["items"], isinstance(query, str), on_item_error)
-    label_scoring = choice(fields, "label_scoring", LABEL_SCORINGS, "single")
-    labels, label_token_ids = parse_labels(fields, label_scoring)
-    request = ScoreRequest(
-        query=query,
-        items=items,
-        labels=labels,
-        label_token_ids=label_token_ids,
-        score_mode=_score_mode(fields),
-        label_scoring=label_scoring,
-        item_first=flag(fields, "item_first") or False,
-        tokenization=choice(fields, "tokenization", TOKENIZATIONS, "apart"),
-        max_tokens_per_item=count(fields, "max_tokens_per_item"),
-        algorithm=choice(fields, "algorithm", ALGORITHMS, "auto"),
-        return_debug=flag(fields, "return_debug") or False,
-        debug_top_k=debug_top_k(fields),
-        on_item_error=on_item_error,
-        model=parse_model_name(fields),
-        suffix=parse_suffix(fields, query),
-        item_errors=item_errors,
-    )
+    is_reported = _SCORE_ROWS["on_item_error"].read(fields) == "report"
+    items, item_errors = parse_items(fields["items"], isinstance(query, str), is_reported)
+    is_sequence = _SCORE_ROWS["label_scoring"].read(fields) == "sequence"
+    labels, label_token_ids = parse_labels(fields, is_sequence=is_sequence)
+    score_mode = _score_mode(fields)
+    values: dict[str, Any] = {row.name: row.read(fields) for row in _SINGLE_ROWS}
+    _check_debug_top_k(values)
+    values |= {
+        "query": query,
+        "items": items,
+        "labels": labels,
+        "label_token_ids": label_token_ids,
+        "score_mode": score_mode,
+        "suffix": parse_suffix(fields, query),
+        "item_errors": item_errors,
+    }
+    request = ScoreRequest(**values)
     _check_label_count(request)
     _check_sequence_mode(request)
     return request
 
 
-def present_fields(body: object) -> Fields:
-    """The fields that are there, NumPy's values as Python's. Raises invalid_json where there can be none."""
-    if not isinstance(body, Mapping):
-        message = f"the request must be a JSON object, got {describe(body)}"
-        raise InvalidRequestError(message, code="invalid_json")
-    return {name: plain(value) for name, value in body.items() if value is not None}
+def parse_rerank_request(body: object, dialect: Dialect = "native") -> RerankRequest:
+    """Raises a `RequestError` for the first thing wrong. Reads the fields that the dialect has."""
+    fields = present_fields(body)
+    rows = _dialect_rows(dialect)
+    for row in rows:
+        if row.attribute is None:
+            row.read(fields)  # the dialect uses the value when it renders the result
+    _require(fields, rows)
+    values: dict[str, Any] = {row.attribute or row.name: row.read(fields) for row in rows if row.attribute is not None}
+    _check_debug_top_k(values)
+    values["truncation_side"] = values["truncation_side"].lower()
+    documents_field = next(row.name for row in rows if "documents" in (row.attribute, row.name))
+    return RerankRequest(**values, documents_field=documents_field)
 
 
-def _require_fields(fields: Fields) -> None:
-    if "query" not in fields:
-        raise missing("query", "a string or a list of token ids")
-    if "items" not in fields:
-        raise missing("items", "a list of strings or a list of lists of token ids")
-    if "labels" not in fields and "label_token_ids" not in fields:
-        raise missing("label_token_ids", "a list of token ids (or labels, a list of strings)")
+_dialect_rows = cache(rerank_fields)
 
 
-def _check_profile(fields: Fields) -> None:
-    """A profile's prompt is made where documents are reranked; ignoring the field would give other scores."""
+def _require(fields: Body, rows: tuple[Field, ...]) -> None:
+    for row in rows:
+        if row.is_required and row.name not in fields:
+            raise missing(row.name, row.kind.expected())
+
+
+def _check_profile(fields: Body) -> None:
+    """Profiles make prompts of rerank requests. If the field were ignored here, the scores would be wrong."""
     profile = fields.get("profile", PLAIN)
     if profile != PLAIN:
         message = f"profile must be {PLAIN} or absent where items are scored, got {describe(profile)}; rerank instead"
         raise InvalidValueError(message, code="invalid_profile", param="profile")
 
 
-def missing(name: str, expected: str) -> MissingParameterError:
-    """The error missing_NAME."""
-    message = f"{name} is required: expected {expected}, got nothing"
-    return MissingParameterError(message, code=f"missing_{name}", param=name)
-
-
-def choice(fields: Fields, name: str, choices: Sequence[Choice], default: Choice) -> Choice:
-    """One of the choices. Raises invalid_NAME."""
-    value = fields.get(name, default)
-    if isinstance(value, str) and value in choices:
-        return choices[choices.index(value)]
-    message = f"{name} must be one of {', '.join(choices)}, got {describe(value)}"
-    raise InvalidValueError(message, code=f"invalid_{name}", param=name)
-
-
-def flag(fields: Fields, name: str) -> bool | None:
-    """None where it is absent. Raises invalid_NAME_type."""
-    value = fields.get(name)
-    if value is None or isinstance(value, bool):
-        return value
-    message = f"{name} must be true or false, got {describe(value)}"
-    raise InvalidRequestError(message, code=f"invalid_{name}_type", param=name)
-
-
-def _score_mode(fields: Fields) -> ScoreMode:
-    """`score_mode` where it is given, else what `apply_softmax` says; the two must not contradict."""
+def _score_mode(fields: Body) -> ScoreMode:
+    """`score_mode` if given, else by `apply_softmax`; the two must not contradict each other."""
     apply_softmax = flag(fields, "apply_softmax")
     implied: ScoreMode = "softmax" if apply_softmax else "prob"
-    mode = choice(fields, "score_mode", SCORE_MODES, implied)
+    mode = choice(fields, "score_mode", _SCORE_MODES, implied)
     if apply_softmax is not None and apply_softmax != (mode == "softmax"):
         message = (
             f'score_mode "{mode}" contradicts apply_softmax: expected {mode == "softmax"}, '
@@ -130,31 +106,11 @@ def _score_mode(fields: Fields) -> ScoreMode:
     return mode
 
 
-def count(fields: Fields, name: str) -> int | None:
-    """An integer of 1 or more, None where it is absent. Raises invalid_NAME."""
-    value = fields.get(name)
-    if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
-        return value
-    message = f"{name} must be an integer of 1 or more, got {describe(value)}"
-    raise InvalidValueError(message, code=f"invalid_{name}", param=name)
-
-
-def debug_top_k(fields: Fields) -> int | None:
-    """None where it is absent. Raises conflicting_parameters where there is no debug block to show it in."""
-    value = count(fields, "debug_top_k")
-    if value is not None and not flag(fields, "return_debug"):
+def _check_debug_top_k(values: Mapping[str, object]) -> None:
+    value = values.get("debug_top_k")
+    if value is not None and not values["return_debug"]:
         message = f"debug_top_k is shown in the debug block: expected return_debug true beside it, got {value} alone"
         raise InvalidValueError(message, code="conflicting_parameters", param="debug_top_k")
-    return value
-
-
-def parse_model_name(fields: Fields) -> str | None:
-    """None where it is absent. Raises invalid_model_type."""
-    value = fields.get("model")
-    if value is None or isinstance(value, str):
-        return value
-    message = f"model must be a string, got {describe(value)}"
-    raise InvalidRequestError(message, code="invalid_model_type", param="model")
 
 
 def _check_label_count(request: ScoreRequest) -> None:
@@ -168,7 +124,7 @@ def _check_label_count(request: ScoreRequest) -> None:
 
 
 def _check_sequence_mode(request: ScoreRequest) -> None:
-    """A label of many tokens has a log-probability but no logit, so the modes that need one make no sense."""
+    """A label of many tokens has a log-probability but no logit."""
     mode, num_labels = request.score_mode, request.num_labels
     needs_logit = mode == "logit" or (mode == "sigmoid" and num_labels == 1)
     if request.label_scoring == "sequence" and needs_logit:

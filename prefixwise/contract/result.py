@@ -1,4 +1,4 @@
-"""What a caller gets back: the last object on the data path, the same for Python and for HTTP."""
+"""The results of score and rerank requests, the same for Python and HTTP: the end of the data path."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from prefixwise.contract.request import ScoreMode
 
 @dataclass(frozen=True)
 class Usage:
-    """Tokens as the caller counts them: the prefix once, plus all items."""
+    """The tokens of a request: the prefix once, plus all items."""
 
     prompt_tokens: int
-    cached_tokens: int = 0  # of these, prefix tokens that an earlier request had already computed
+    cached_tokens: int = 0  # of these, prefix tokens that were in the KV cache
 
     @property
     def completion_tokens(self) -> int:
@@ -36,7 +36,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class ItemError:
-    """Why one item has no score, where the request asked for a report and not for failure."""
+    """Why an item has no score, if on_item_error is "report"."""
 
     index: int
     code: str
@@ -49,7 +49,7 @@ class ItemError:
 
 @dataclass(frozen=True)
 class Truncation:
-    """One item that `max_tokens_per_item` cut short."""
+    """An item or document that was cut."""
 
     index: int
     original_tokens: int
@@ -60,18 +60,18 @@ class Truncation:
 class RankedItem:
     """One item in `ScoreResult.ranked()`."""
 
-    index: int  # where it stood in the request
+    index: int  # in the request
     item: str | list[int]
-    score: float  # the first column: what it was ranked by
+    score: float  # the first column, which ranks the items
     scores: list[float]
 
 
 @dataclass(frozen=True, eq=False)  # eq: items may be arrays, which have no single truth value
 class ScoreResult:
-    """The scores of one request. Rows stand in item order, columns in label order."""
+    """The scores of one request. Rows are in item order, columns in label order."""
 
     scores: list[list[float] | None]  # None where the item is in item_errors
-    items: Sequence[str] | Sequence[list[int]] | Ragged  # as they came
+    items: Sequence[str] | Sequence[list[int]] | Ragged  # as in the request
     labels: tuple[str, ...]  # names for display
     score_mode: ScoreMode
     model: str
@@ -81,13 +81,13 @@ class ScoreResult:
     debug: Mapping[str, object] | None = None
 
     def ranked(self) -> list[RankedItem]:
-        """Items best first by their first score, ties in item order; items without a score are left out."""
+        """The items with scores, best first by their first score, ties in item order."""
         scored = [(index, row) for index, row in enumerate(self.scores) if row is not None]
-        scored.sort(key=lambda pair: -pair[1][0])  # the sort is stable, which keeps ties in item order
+        scored.sort(key=lambda pair: -pair[1][0])  # a stable sort, so ties stay in item order
         return [RankedItem(index, self._item(index), row[0], row) for index, row in scored]
 
     def to_json(self) -> dict[str, object]:
-        """The body of a `/v1/score` response; the last three keys only when they hold something."""
+        """The body of a `/v1/score` response; the last three keys only if they are not empty."""
         body: dict[str, object] = {
             "object": "scoring",
             "model": self.model,
@@ -107,3 +107,26 @@ class ScoreResult:
             ids: list[int] = self.items[index].tolist()
             return ids
         return self.items[index]
+
+
+@dataclass(frozen=True)
+class RerankedDocument:
+    """A document and its relevance."""
+
+    index: int  # in the request
+    document: str
+    relevance_score: float  # from 0 to 1
+    raw_score: float  # before the mapping to 0 .. 1: for most profiles a difference of logits
+
+
+@dataclass(frozen=True)
+class RerankResult:
+    """The documents, best first, ties in the order of the request."""
+
+    results: list[RerankedDocument]
+    model: str
+    profile: str
+    usage: Usage
+    truncated: tuple[Truncation, ...] = ()
+    warnings: tuple[str, ...] = ()
+    debug: Mapping[str, object] | None = None

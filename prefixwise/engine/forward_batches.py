@@ -1,9 +1,9 @@
-"""From what a step takes of its requests to the arrays of a forward: tokens, positions, who sees whom, what is read.
+"""From the parts of a step to the arrays of a forward: tokens, positions, attention layout, scored tokens.
 
-prefill   blocks of prefixes, each reading those before it
-extend    tails alone, behind blocks that are kept
-joined    both of these in one forward: the blocks, then the tails, which may read them
-rows      prefixes and tails of the algorithms that compute both in one forward
+prefill     KV blocks of prefixes; each block attends to those before it
+extend      item tokens, which attend to cached blocks
+joined      both in one forward: the blocks, then the items, which may attend to them
+sequences   prefix and items in one sequence, for serial and packed
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 
 from prefixwise.contract.ragged import Int32Array, Int64Array, numbers, ranges, starts_from_lens
 from prefixwise.forward.batch import KV_BLOCK_SIZE, ForwardBatch, Layout, Prefix
-from prefixwise.plan.algorithms import ScorePlan
-from prefixwise.plan.batches import Row
-from prefixwise.plan.label_rows import Segments
+from prefixwise.plan.algorithms import PackedSequence, ScorePlan
+from prefixwise.plan.segments import Segments
 
 Integer = TypeVar("Integer", np.int32, np.int64)
 
@@ -30,9 +29,9 @@ _NO_TOKENS = np.zeros(0, np.int64)
 
 @dataclass(frozen=True)
 class BlockRun:
-    """Blocks first..stop of a prefix, behind those that are kept."""
+    """Blocks first..stop of a prefix, after its cached blocks."""
 
-    prefix_ids: Int32Array  # all of them
+    prefix_ids: Int32Array  # of the whole prefix
     first: int
     stop: int
 
@@ -46,42 +45,42 @@ class BlockRun:
 
     @property
     def lens(self) -> Int64Array:
-        num_whole = self.num_blocks - 1
-        return np.array([KV_BLOCK_SIZE] * num_whole + [len(self.token_ids) - num_whole * KV_BLOCK_SIZE])
+        num_full = self.num_blocks - 1
+        return np.array([KV_BLOCK_SIZE] * num_full + [len(self.token_ids) - num_full * KV_BLOCK_SIZE])
 
     @property
     def prefix_lens(self) -> Int64Array:
-        """Each reads all blocks before it."""
+        """Each block attends to all blocks before it."""
         return KV_BLOCK_SIZE * numbers(self.stop)[self.first :]
 
 
 @dataclass(frozen=True)
-class TailRun:
-    """Tails of the segments first..stop, which read one of the forward's prefixes."""
+class ItemRun:
+    """The item tokens of segments first..stop, which attend to one of the forward's prefixes."""
 
     segments: Segments
     first: int
     stop: int
-    prefix: int  # number of it; -1: none
+    prefix: int  # its index; -1: no prefix
 
     @property
-    def edges(self) -> tuple[int, int]:
-        """Its first token, and the one behind its last, in the tails of its request."""
-        starts = self.segments.tails.starts
+    def token_range(self) -> tuple[int, int]:
+        """Where its tokens begin and end in the item tokens of its request."""
+        starts = self.segments.tokens.starts
         return int(starts[self.first]), int(starts[self.stop])
 
     @property
     def num_tokens(self) -> int:
-        first_token, last_token = self.edges
-        return last_token - first_token
+        begin, end = self.token_range
+        return end - begin
 
     @property
     def token_ids(self) -> Int32Array:
-        return self.segments.tails.flat[slice(*self.edges)]
+        return self.segments.tokens.flat[slice(*self.token_range)]
 
     @property
     def lens(self) -> Int64Array:
-        return self.segments.tails.lens[self.first : self.stop]
+        return self.segments.tokens.lens[self.first : self.stop]
 
     @property
     def prefix_lens(self) -> Int64Array:
@@ -89,123 +88,124 @@ class TailRun:
 
 
 @dataclass(frozen=True)
-class RowRun:
-    """Rows first..stop of a plan."""
+class SequenceRun:
+    """Sequences first..stop of a plan."""
 
     plan: ScorePlan
     first: int
     stop: int
 
     @property
-    def rows(self) -> Sequence[Row]:
-        return self.plan.rows[self.first : self.stop]
+    def sequences(self) -> Sequence[PackedSequence]:
+        return self.plan.sequences[self.first : self.stop]
 
     @property
     def num_tokens(self) -> int:
-        return sum(row.num_tokens for row in self.rows)
+        return sum(sequence.num_tokens for sequence in self.sequences)
 
 
-def joined_batch(blocks: Sequence[BlockRun], tails: Sequence[TailRun], *, normalize: bool) -> ForwardBatch:
-    """Blocks that are kept, then tails that are scored. The prefix of the first run of blocks has number 0, and so on:
-    tails that read those blocks read that prefix. The others have the numbers behind.
+def joined_batch(blocks: Sequence[BlockRun], items: Sequence[ItemRun], *, need_logsumexp: bool) -> ForwardBatch:
+    """Blocks to be cached, then items to be scored; either may be missing.
 
-    What is kept before, of any prefix, is put in when the forward starts: it may be in the making.
+    The prefix of the first run of blocks has index 0, that of the second 1, and so on. Items that attend to those
+    blocks have that index. Prefixes that are wholly cached have the indices after them. The cached blocks are added
+    when the forward starts (`StepForward.batch_with_prefixes`), as the device may still compute them.
     """
     firsts = list(accumulate((run.num_blocks for run in blocks), initial=0))
-    lens = _concatenate([*(run.lens for run in blocks), *(run.lens for run in tails)])
-    prefix_lens = _concatenate([*(run.prefix_lens for run in blocks), *(run.prefix_lens for run in tails)])
-    prefix_numbers = [*range(len(blocks)), *(run.prefix for run in tails)]
-    num_segments = [*(run.num_blocks for run in blocks), *(run.stop - run.first for run in tails)]
+    lens = _concatenate([*(run.lens for run in blocks), *(run.lens for run in items)])
+    prefix_lens = _concatenate([*(run.prefix_lens for run in blocks), *(run.prefix_lens for run in items)])
+    prefix_indices = [*range(len(blocks)), *(run.prefix for run in items)]
+    num_segments = [*(run.num_blocks for run in blocks), *(run.stop - run.first for run in items)]
     starts = starts_from_lens(lens)
     return ForwardBatch(
         layout=Layout.EXTEND,
-        token_ids=_concatenate([*(run.token_ids for run in blocks), *(run.token_ids for run in tails)]),
+        token_ids=_concatenate([*(run.token_ids for run in blocks), *(run.token_ids for run in items)]),
         positions=_positions(prefix_lens, lens),
         segment_starts=starts,
-        prefix_index=np.where(prefix_lens > 0, np.repeat(prefix_numbers, num_segments), -1),
+        prefix_index=np.where(prefix_lens > 0, np.repeat(prefix_indices, num_segments), -1),
         prefix_lens=prefix_lens,
         prefixes=tuple(Prefix(segment=first) for first in firsts[:-1]),
-        row_starts=starts[[0, -1]],
-        score_tokens=_score_tokens(tails, int(starts[firsts[-1]])),
-        label_ids=_join_labels([_label_ids(run.segments, run.first, run.stop) for run in tails]),
-        need_logsumexp=normalize,
+        sequence_starts=starts[[0, -1]],
+        score_tokens=_score_tokens(items, int(starts[firsts[-1]])),
+        label_ids=_join_labels([_label_ids(run.segments, run.first, run.stop) for run in items]),
+        need_logsumexp=need_logsumexp,
         cache_segments=tuple(range(firsts[-1])),
     )
 
 
-def _score_tokens(tails: Sequence[TailRun], offset: int) -> Int64Array:
-    """`offset`: where in the batch the first of them begins."""
+def _score_tokens(items: Sequence[ItemRun], offset: int) -> Int64Array:
+    """`offset`: where in the batch the first item begins."""
     found = [_NO_TOKENS]
-    for run in tails:
-        found.append(_score_offsets(run.segments, run.first, run.stop) + (offset - run.edges[0]))
+    for run in items:
+        found.append(_score_offsets(run.segments, run.first, run.stop) + (offset - run.token_range[0]))
         offset += run.num_tokens
     return np.concatenate(found)
 
 
-def rows_batch(runs: Sequence[RowRun], *, normalize: bool) -> ForwardBatch:
-    """Rows of a prefix, cut into blocks, and one (serial) or several (packed) tails, which read their row's prefix.
+def sequences_batch(runs: Sequence[SequenceRun], *, need_logsumexp: bool) -> ForwardBatch:
+    """Sequences of a prefix, cut into blocks, and the items behind it: one (serial) or several (packed).
 
-    All runs are of one layout and one mask.
+    All runs have one layout and one mask.
     """
     plan = runs[0].plan
-    parts = [_row_segments(run.plan.segments, row) for run in runs for row in run.rows]
-    row_lens = np.array([row.num_tokens for run in runs for row in run.rows], np.int64)
-    row_starts = starts_from_lens(row_lens)
+    parts = [_sequence_segments(run.plan.segments, sequence) for run in runs for sequence in run.sequences]
+    sequence_lens = np.array([sequence.num_tokens for run in runs for sequence in run.sequences], np.int64)
+    sequence_starts = starts_from_lens(sequence_lens)
     segments_before = starts_from_lens(np.array([len(part.lens) for part in parts], np.int64))
     lens = _concatenate([part.lens for part in parts])
     prefix_lens = _concatenate([part.prefix_lens for part in parts])
-    row_of = np.repeat(numbers(len(parts)), np.diff(segments_before))
+    sequence_of = np.repeat(numbers(len(parts)), np.diff(segments_before))
     return ForwardBatch(
         layout=Layout.CAUSAL if plan.algorithm == "serial" else Layout.PACKED,
         token_ids=_concatenate([part.token_ids for part in parts]),
         positions=_positions(prefix_lens, lens),
         segment_starts=starts_from_lens(lens),
-        prefix_index=np.where(prefix_lens > 0, row_of, -1),
+        prefix_index=np.where(prefix_lens > 0, sequence_of, -1),
         prefix_lens=prefix_lens,
         prefixes=tuple(Prefix(segment=int(segment)) for segment in segments_before[:-1]),
-        row_starts=row_starts,
+        sequence_starts=sequence_starts,
         score_tokens=_concatenate(
-            [part.score_offsets + start for part, start in zip(parts, row_starts[:-1], strict=True)]
+            [part.score_offsets + start for part, start in zip(parts, sequence_starts[:-1], strict=True)]
         ),
         label_ids=_join_labels(
-            [_label_ids(run.plan.segments, row.first, row.stop) for run in runs for row in run.rows]
+            [_label_ids(run.plan.segments, sequence.first, sequence.stop) for run in runs for sequence in run.sequences]
         ),
-        need_logsumexp=normalize,
+        need_logsumexp=need_logsumexp,
         mask=plan.mask or "segment",
     )
 
 
 @dataclass(frozen=True)
-class _RowSegments:
-    """One row's segments: the blocks of its prefix, then its tails."""
+class _SequenceSegments:
+    """The segments of one sequence: the blocks of its prefix, then its items."""
 
     lens: Int64Array
     prefix_lens: Int64Array
     token_ids: Int32Array
-    score_offsets: Int64Array  # from the row's start
+    score_offsets: Int64Array  # from the sequence's start
 
 
-def _row_segments(segments: Segments, row: Row) -> _RowSegments:
+def _sequence_segments(segments: Segments, sequence: PackedSequence) -> _SequenceSegments:
     prefix_len = len(segments.prefix_ids)
     block_starts = KV_BLOCK_SIZE * numbers(-(-prefix_len // KV_BLOCK_SIZE))
     block_lens = np.minimum(KV_BLOCK_SIZE, prefix_len - block_starts)
-    tails = segments.tails
-    first_token, last_token = tails.starts[row.first], tails.starts[row.stop]
-    return _RowSegments(
-        lens=np.concatenate([block_lens, tails.lens[row.first : row.stop]]),
-        prefix_lens=np.concatenate([block_starts, segments.prefix_lens[row.first : row.stop]]),
-        token_ids=np.concatenate([segments.prefix_ids, tails.flat[first_token:last_token]]),
-        score_offsets=_score_offsets(segments, row.first, row.stop) + (prefix_len - first_token),
+    items, first, stop = segments.tokens, sequence.first, sequence.stop
+    begin, end = items.starts[first], items.starts[stop]
+    return _SequenceSegments(
+        lens=np.concatenate([block_lens, items.lens[first:stop]]),
+        prefix_lens=np.concatenate([block_starts, segments.prefix_lens[first:stop]]),
+        token_ids=np.concatenate([segments.prefix_ids, items.flat[begin:end]]),
+        score_offsets=_score_offsets(segments, first, stop) + (prefix_len - begin),
     )
 
 
 def _concatenate(pieces: list[NDArray[Integer]]) -> NDArray[Integer]:
-    """One of them as it is: most forwards are of one request."""
+    """Without a copy if there is one piece, as in most forwards."""
     return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
 
 def _positions(prefix_lens: Int64Array, lens: Int64Array) -> Int32Array:
-    """A segment's positions continue from the part of the prefix that it reads."""
+    """A segment's positions continue from the part of the prefix that it attends to."""
     return ranges(prefix_lens, lens).astype(np.int32)
 
 
@@ -215,7 +215,7 @@ def _score_offsets(segments: Segments, first: int, stop: int) -> Int64Array:
 
 
 def _label_ids(segments: Segments, first: int, stop: int) -> Int32Array:
-    """[R, L]: the request's pattern of targets, which repeats with every item."""
+    """[R, L]: the request's label ids, which repeat with every item."""
     begin, end = segments.rows_of_segment[first], segments.rows_of_segment[stop]
     if len(segments.label_ids) == 1:
         return segments.label_ids.repeat(end - begin, axis=0)
@@ -224,7 +224,7 @@ def _label_ids(segments: Segments, first: int, stop: int) -> Int32Array:
 
 
 def _join_labels(parts: list[Int32Array]) -> Int32Array:
-    """Requests with fewer labels read some of theirs again."""
+    """One width for all: a request with fewer labels repeats its last one."""
     if not parts:
         return _NO_LABELS
     if len(parts) == 1:

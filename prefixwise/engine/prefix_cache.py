@@ -1,22 +1,26 @@
-"""Keys and values of prefixes, kept between requests in blocks of KV_BLOCK_SIZE tokens.
+"""The KV cache of prefixes: KV blocks of KV_BLOCK_SIZE tokens that stay on the device between requests.
 
-A block's key is a hash of its tokens and of the key before it, so a key stands for all tokens from the prefix's start,
-and a prefix is found by walking its keys. A place is taken for every block that a request reads:
+A block's key is a hash of its tokens and of the key before it. So a key stands for all tokens from the prefix's start,
+and a lookup walks the keys of a prefix. Every block that a request reads has an entry in one of these states:
 
-    reserved   somebody is to compute it                    never evicted
+    reserved   some request will compute it                 never evicted
     in use     some request reads it, or it is pinned       never evicted
-    idle       nobody does; the one idle longest goes first when room is needed
+    idle       no request uses it                           evicted, the least recently used first
 
-All methods belong to the scheduler's thread; the figures may be read from any.
+All methods belong to the scheduler's thread unless they say otherwise. Any thread may read the counts.
 """
 
 from __future__ import annotations
 
+import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
+from time import monotonic
+from uuid import uuid4
 
+from prefixwise.contract.errors import InvalidValueError
 from prefixwise.contract.ragged import Int32Array
 from prefixwise.forward.batch import KV_BLOCK_SIZE, KVBlock
 
@@ -24,7 +28,7 @@ Key = bytes
 
 
 def block_keys(prefix_ids: Int32Array) -> tuple[Key, ...]:
-    """One key per block; the last block may be short, and its key says so by what it hashes."""
+    """One key per block. The last block may be short; its key then hashes fewer tokens."""
     keys, before = [], b""
     data = prefix_ids.tobytes()
     size = KV_BLOCK_SIZE * prefix_ids.itemsize
@@ -36,24 +40,24 @@ def block_keys(prefix_ids: Int32Array) -> tuple[Key, ...]:
 
 @dataclass(eq=False)
 class CacheEntry:
-    """A place in the cache."""
+    """The cache's entry for one KV block."""
 
     key: Key
-    block: KVBlock | None = None  # None: nothing is there yet
+    block: KVBlock | None = None  # None: not launched yet
     num_users: int = 0  # requests that read it, and pins
-    owner: object | None = None  # who is to compute it
-    is_started: bool = False  # has the device been told to? Then whatever it is told later may read the block
-    is_computed: bool = False  # has the device done it?
+    owner: object | None = None  # the request that will compute it
+    is_launched: bool = False  # the device has been given it, so forwards started later may read it
+    is_computed: bool = False  # the device has computed it
 
 
 class PrefixCache:
-    """`capacity` blocks. With `keeps` off a block goes as soon as its last user has gone, and nobody finds it."""
+    """A cache of `capacity` blocks. With `reuse` off, no lookup finds a block, and its last user frees it."""
 
-    def __init__(self, capacity: int, *, keeps: bool = True) -> None:
+    def __init__(self, capacity: int, *, reuse: bool = True) -> None:
         self.capacity = capacity
-        self.keeps = keeps
-        self._found: dict[Key, CacheEntry] = {}
-        self._idle: OrderedDict[Key, CacheEntry] = OrderedDict()  # the one that is to go first comes first
+        self.reuse = reuse
+        self._by_key: dict[Key, CacheEntry] = {}
+        self._idle: OrderedDict[Key, CacheEntry] = OrderedDict()  # the next one to evict first
         self._num_used = 0  # entries with users
 
     @property
@@ -66,25 +70,25 @@ class PrefixCache:
         return self._num_used
 
     def acquire(self, keys: Sequence[Key], owner: object) -> list[CacheEntry] | None:
-        """An entry for every block, found or reserved for the owner; None, and nothing taken, where there is no room.
+        """An entry for every block, found or reserved for the owner. None, and nothing changed, if there is no room.
 
-        The caller gives them back with `release`.
+        The caller gives the entries back with `release`.
         """
-        found = [self._found.get(key) if self.keeps else None for key in keys]
+        found = [self._by_key.get(key) if self.reuse else None for key in keys]
         num_new = sum(entry is None for entry in found)
-        num_woken = sum(entry is not None and not entry.num_users for entry in found)
-        if num_new > self.capacity - self._num_used - num_woken:
+        num_idle = sum(entry is not None and not entry.num_users for entry in found)
+        if num_new > self.capacity - self._num_used - num_idle:
             return None
-        entries = [self._take(key, entry, owner) for key, entry in zip(keys, found, strict=True)]
+        entries = [self._use(key, entry, owner) for key, entry in zip(keys, found, strict=True)]
         while self.num_blocks > self.capacity:
             self._evict()
         return entries
 
-    def _take(self, key: Key, entry: CacheEntry | None, owner: object) -> CacheEntry:
+    def _use(self, key: Key, entry: CacheEntry | None, owner: object) -> CacheEntry:
         if entry is None:
             entry = CacheEntry(key, owner=owner)
-            if self.keeps:
-                self._found[key] = entry
+            if self.reuse:
+                self._by_key[key] = entry
         if not entry.num_users:
             self._idle.pop(key, None)
             self._num_used += 1
@@ -92,12 +96,12 @@ class PrefixCache:
         return entry
 
     def share(self, entries: Sequence[CacheEntry]) -> None:
-        """One more user for entries that have users."""
+        """Add a user to entries that have users."""
         for entry in entries:
             entry.num_users += 1
 
     def release(self, entries: Sequence[CacheEntry], owner: object) -> None:
-        """The last block first, so that a prefix loses its end before its beginning."""
+        """Remove a user, the last block first, so that a prefix loses its end before its beginning."""
         for entry in reversed(entries):
             if entry.owner is owner:
                 entry.owner = None
@@ -107,26 +111,125 @@ class PrefixCache:
                 self._retire(entry)
 
     def _retire(self, entry: CacheEntry) -> None:
-        """Nobody uses it any more."""
-        if self._found.get(entry.key) is entry and entry.block is not None:
+        """The entry has lost its last user."""
+        if self._by_key.get(entry.key) is entry and entry.block is not None:
             self._idle[entry.key] = entry
             return
-        if self._found.get(entry.key) is entry:
-            del self._found[entry.key]  # it was never computed
+        if self._by_key.get(entry.key) is entry:
+            del self._by_key[entry.key]  # it was never computed
         if entry.block is not None:
             entry.block.release()
 
     def _evict(self) -> None:
         key, entry = self._idle.popitem(last=False)
-        del self._found[key]
-        assert entry.block is not None, "what is idle has been computed"
+        del self._by_key[key]
+        assert entry.block is not None, "an idle entry has a block"
         entry.block.release()
 
-    def forget(self) -> None:
-        """After a failure of the device: nothing that is here can be trusted. Entries in use are still to be released,
-        and nobody finds them again."""
-        self._found.clear()
+    def clear(self) -> None:
+        """After a device failure: drop every block, as none can be trusted. Entries in use are released by their users,
+        and no lookup finds them again."""
+        self._by_key.clear()
         for entry in self._idle.values():
             if entry.block is not None:
                 entry.block.release()
         self._idle.clear()
+
+
+@dataclass(frozen=True)
+class PinnedPrefix:
+    """A pinned prefix, as reported to the caller."""
+
+    id: str
+    num_tokens: int
+    cached_tokens: int  # of these, cache hits
+    num_bytes: int
+    ttl_seconds: float
+
+
+@dataclass(frozen=True)
+class _Pin:
+    prefix: PinnedPrefix
+    entries: tuple[CacheEntry, ...]
+    expires: float  # a value of time.monotonic(); 0.0: the caller has released it
+
+
+class Pins:
+    """Prefixes that stay in the KV cache until they expire or the caller releases them.
+
+    Pins leave room for the longest prefix, or half of the cache if that is less. If a request needs more, the scheduler
+    evicts pins (`evict_oldest`).
+    """
+
+    def __init__(self, cache: PrefixCache, longest_prefix_blocks: int) -> None:
+        self._cache = cache
+        self._max_blocks = max(cache.capacity - longest_prefix_blocks, cache.capacity // 2)
+        self._pins: dict[str, _Pin] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def num_blocks(self) -> int:
+        """Pinned blocks. A block counts once for every pin on it."""
+        return sum(len(pin.entries) for pin in list(self._pins.values()))
+
+    def check_room(self, num_blocks: int) -> None:
+        """Raises InvalidValueError (`prefix_cache_full`)."""
+        if self.num_blocks + num_blocks > self._max_blocks:
+            raise InvalidValueError(
+                f"pinned prefixes may take at most {self._max_blocks} blocks, {self.num_blocks} are pinned and this "
+                f"prefix has {num_blocks}; release one, or give prefixes more memory (prefix_cache_bytes)",
+                code="prefix_cache_full",
+                param="query",
+            )
+
+    def add(self, entries: Sequence[CacheEntry], tokens: tuple[int, int], block_bytes: int, ttl: float) -> PinnedPrefix:
+        """Pin these entries for `ttl` seconds. `tokens`: of the prefix, and those of them that were cache hits."""
+        self.check_room(len(entries))
+        self._cache.share(entries)
+        prefix = PinnedPrefix(uuid4().hex, tokens[0], tokens[1], len(entries) * block_bytes, ttl)
+        with self._lock:
+            self._pins[prefix.id] = _Pin(prefix, tuple(entries), monotonic() + ttl)
+        return prefix
+
+    def unpin(self, prefix_id: str) -> bool:
+        """Let the pin expire now. False if no pin has this id. Any thread may call this."""
+        with self._lock:
+            pin = self._pins.get(prefix_id)
+            if pin is None or not pin.expires:
+                return False
+            self._pins[prefix_id] = replace(pin, expires=0.0)
+            return True
+
+    def release_expired(self) -> float | None:
+        """Release the pins that have expired. Returns the seconds until the next one expires; None: there is none."""
+        if not self._pins:
+            return None
+        now = monotonic()
+        with self._lock:
+            expired = [self._pins.pop(pin.prefix.id) for pin in list(self._pins.values()) if pin.expires <= now]
+        self._release(expired)
+        if not self._pins:
+            return None
+        return max(0.0, min(pin.expires for pin in self._pins.values()) - now)  # one may just have been unpinned
+
+    def evict_oldest(self) -> bool:
+        """Release the oldest pin. False if there is none."""
+        with self._lock:
+            pin = self._pins.pop(next(iter(self._pins))) if self._pins else None
+        self._release([] if pin is None else [pin])
+        return pin is not None
+
+    def release_all(self) -> None:
+        with self._lock:
+            pins = list(self._pins.values())
+            self._pins.clear()
+        self._release(pins)
+
+    def _release(self, pins: Sequence[_Pin]) -> None:
+        for pin in pins:
+            self._cache.release(pin.entries, pin)
+
+    def listed(self) -> list[PinnedPrefix]:
+        """All pinned prefixes. Any thread may call this."""
+        with self._lock:
+            return [pin.prefix for pin in self._pins.values() if pin.expires]

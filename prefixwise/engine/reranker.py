@@ -1,6 +1,6 @@
-"""`Reranker`: a rerank request's walk, which is a scoring request's with a profile before it and an order behind it.
+"""`Reranker`: a rerank request is a scoring request with a profile's prompt before it and a sort after it.
 
-prepare   on the caller's thread: the profile makes the prompt
+prepare   on the caller's thread: the profile builds the prompts
 finish    on the caller's thread: logits to relevance, documents best first
 """
 
@@ -12,13 +12,15 @@ from time import perf_counter
 import numpy as np
 from numpy.typing import NDArray
 
+from prefixwise.contract.checks import check_item_count
 from prefixwise.contract.errors import InvalidValueError, ProfileError, TokenizerError
 from prefixwise.contract.ragged import Int32Array, Int64Array, starts_from_lens
-from prefixwise.contract.relevance import needed_score_mode, raw_scores, relevance_scores
-from prefixwise.contract.request import ScoreRequest, check_item_count
-from prefixwise.contract.rerank import RerankedDocument, RerankRequest, RerankResult
-from prefixwise.engine.engine import OnProgress, PreparedRequest, ScoringEngine
-from prefixwise.engine.job import Job
+from prefixwise.contract.request import RerankRequest, ScoreRequest
+from prefixwise.contract.result import RerankedDocument, RerankResult
+from prefixwise.contract.scores import needed_score_mode, raw_scores, relevance_scores
+from prefixwise.engine.engine import OnProgress, ScoringEngine
+from prefixwise.engine.prepare import PreparedRequest
+from prefixwise.engine.request_state import RequestState
 from prefixwise.prompts.profile import Profile
 from prefixwise.prompts.profile_choice import DEFAULT, fitting_profile, profile_of
 from prefixwise.prompts.rerank import RerankPrompts
@@ -26,16 +28,16 @@ from prefixwise.prompts.rerank import RerankPrompts
 
 @dataclass(frozen=True, eq=False)
 class PreparedRerank:
-    """A rerank request with all that the host has to do before it runs."""
+    """A rerank request and its scoring request, prepared."""
 
     request: RerankRequest
     profile: Profile
     scoring: PreparedRequest  # its items are documents, or chunks of them
-    owners: Int64Array  # [items]: which document
+    owners: Int64Array  # [items]: index of the document
 
 
 class Reranker:
-    """Orders documents with an engine, by the profile that goes with its model or the one that a request names."""
+    """Sorts documents by relevance, with the profile of the model or the one that a request names."""
 
     def __init__(self, engine: ScoringEngine) -> None:
         self._engine = engine
@@ -43,17 +45,17 @@ class Reranker:
         self._prompts: dict[str, RerankPrompts] = {}
 
     def rerank(self, request: RerankRequest, on_progress: OnProgress | None = None) -> RerankResult:
-        """Rerank, and wait. Raises RequestError before any work where that cannot be done."""
+        """Rerank and wait. Raises RequestError, before any device work, if the request cannot be scored."""
         prepared = self.prepare(request)
         return self.finish(prepared, self._engine.run(prepared.scoring, on_progress))
 
     def prepare(self, request: RerankRequest) -> PreparedRerank:
-        """Raises RequestError where the request cannot be scored, TokenizerError where no tokenizer is there."""
+        """Raises RequestError if the request cannot be scored, TokenizerError if the model has no tokenizer."""
         begin = perf_counter()
         check_item_count(request.num_items, self._engine.config.max_items_per_request, request.documents_field)
         prompts = self._prompts_of(request.profile)
         made = prompts.prompt(request)
-        self._check_rows(len(made.owners))
+        self._check_num_chunks(len(made.owners))
         scoring = ScoreRequest(
             query=made.prompt.prefix_ids,
             items=made.prompt.sequences,
@@ -66,13 +68,13 @@ class Reranker:
         prepared = self._engine.prepare_prompt(scoring, made.prompt, begin)
         return PreparedRerank(request, prompts.profile, prepared, made.owners)
 
-    def finish(self, prepared: PreparedRerank, job: Job) -> RerankResult:
-        """The result of a job that is done. Raises what went wrong."""
+    def finish(self, prepared: PreparedRerank, state: RequestState) -> RerankResult:
+        """The result of a request that is done. Raises the error that ended it."""
         request = prepared.request
-        scored = self._engine.finish(prepared.scoring, job)
+        scored = self._engine.finish(prepared.scoring, state)
         raw = _best_chunks(raw_scores(np.array(scored.scores, np.float64)), prepared.owners)
         relevance = relevance_scores(prepared.profile.kind, raw)
-        order = np.argsort(-raw, kind="stable")[: request.top_n]  # by what is not rounded to 1 yet
+        order = np.argsort(-raw, kind="stable")[: request.top_n]  # raw scores: relevance may be rounded to 1
         results = [
             RerankedDocument(index, request.documents[index], float(relevance[index]), float(raw[index]))
             for index in order.tolist()
@@ -91,18 +93,18 @@ class Reranker:
         """The tokens that rerank requests with this query share. Raises RequestError."""
         return self._engine.check_prefix(self._prompts_of(profile).prefix(query, instruction))
 
-    def _check_rows(self, num_rows: int) -> None:
-        most = self._engine.config.max_items_per_request
-        if num_rows > most:
+    def _check_num_chunks(self, num_chunks: int) -> None:
+        max_items = self._engine.config.max_items_per_request
+        if num_chunks > max_items:
             raise InvalidValueError(
-                f"documents and their chunks must be at most {most} (max_items_per_request), got {num_rows}; lower "
-                "max_chunks_per_doc, or send several smaller requests",
+                f"documents and their chunks must be at most {max_items} (max_items_per_request), got {num_chunks}; "
+                "lower max_chunks_per_doc, or send several smaller requests",
                 code="too_many_items",
                 param="max_chunks_per_doc",
             )
 
     def _warnings(self, prepared: PreparedRerank) -> tuple[str, ...]:
-        """What the scores may be wrong for."""
+        """Reasons why the scores may be poor."""
         profile, family = prepared.profile, self._engine.backend.config.family
         warnings = []
         if prepared.request.profile in (None, DEFAULT) and self._choice.warning is not None:

@@ -1,12 +1,12 @@
-"""The scheduler: steps filled from all live jobs, for one thread that owns the device.
+"""The scheduler: one thread that fills steps from all live requests, launches them, and delivers their outputs.
 
-    receive    new jobs, cancellations, deadlines, and the news that a step is done
-    finish     what is done: its logits to the jobs, and their answers to those that wait
-    fill       the next step (`steps.py`), while the device runs the one before
-    launch     its forwards, one after the other, on the device's own thread (`steps_in_flight.py`)
+    receive    new requests, cancellations, deadlines, and the news that a step is done
+    deliver    the outputs of a step to its requests, and the results of finished requests to their callers
+    fill       the next step (`step_filler.py`), while the device runs the one before
+    launch     its forwards, one after the other, on the device thread (`in_flight.py`)
 
-Others talk to it through one queue and the jobs' own `on_change`; nothing else crosses threads. A job that has a part
-in a step that is in flight stays until that is done, whatever happens to it.
+Other threads reach it through one queue, and hear from it through `on_change` of their requests; nothing else crosses
+threads. A request with a part in an in-flight step stays until that step is done, also if it is cancelled or expires.
 """
 
 from __future__ import annotations
@@ -28,13 +28,12 @@ from prefixwise.contract.errors import (
     RequestError,
 )
 from prefixwise.engine.admission import DEFAULT_MAX_QUEUED_TOKENS, Admission
-from prefixwise.engine.job import Job
-from prefixwise.engine.pins import Pins
-from prefixwise.engine.prefix_cache import PrefixCache
+from prefixwise.engine.in_flight import InFlightStep, InFlightSteps
+from prefixwise.engine.prefix_cache import Pins, PrefixCache
+from prefixwise.engine.request_state import RequestState
 from prefixwise.engine.stats import Counters, EngineStats
-from prefixwise.engine.step_forwards import Step
-from prefixwise.engine.steps import StepFiller, StepLimits
-from prefixwise.engine.steps_in_flight import StepInFlight, StepsInFlight
+from prefixwise.engine.step import Step
+from prefixwise.engine.step_filler import StepFiller, StepLimits
 from prefixwise.forward.backend import Backend
 from prefixwise.forward.batch import KV_BLOCK_SIZE
 from prefixwise.forward.buckets import Buckets
@@ -43,16 +42,16 @@ log = logging.getLogger("prefixwise")
 
 Result = TypeVar("Result")
 
-# A step this short costs the host more than the device, as with tiny models and short requests. Then nothing is
-# prepared beside it, and requests are gathered for as long, so that more of them share a step.
+# A step shorter than this costs the host more than the device, as with tiny models and short requests. The scheduler
+# then fills no step ahead, and waits this long for more requests, so that more of them share a step.
 SHORT_STEP_SECONDS = 0.001
 
 
 @dataclass(frozen=True)
 class SchedulerOptions:
-    """What holds for all requests."""
+    """The scheduler's settings, the same for all requests."""
 
-    prefix_cache: bool = True  # keep prefixes from one request to the next
+    prefix_cache: bool = True  # cache prefixes between requests
     chunked_prefill_size: int | None = None  # most tokens of one request's prefix in one step; None: its share
     max_queued_tokens: int | None = None  # waiting and running; None: chosen for the device
 
@@ -66,14 +65,14 @@ class SchedulerOptions:
 
 @dataclass(frozen=True)
 class _Call:
-    """Something to be run between steps."""
+    """A function to run on the device thread between steps."""
 
     function: Callable[[], object]
     answer: Future[object]
 
 
 class Scheduler:
-    """Takes jobs from any thread. Close it to give the device's memory back."""
+    """Takes requests from any thread. `close` frees the device's memory."""
 
     def __init__(self, backend: Backend, options: SchedulerOptions | None = None) -> None:
         options = options or SchedulerOptions()
@@ -81,7 +80,7 @@ class Scheduler:
         self.backend = backend
         self.options = options
         self.admission = Admission(options.max_queued_tokens or DEFAULT_MAX_QUEUED_TOKENS[info.device_kind])
-        self.cache = PrefixCache(info.num_kv_blocks, keeps=options.prefix_cache)
+        self.cache = PrefixCache(info.num_kv_blocks, reuse=options.prefix_cache)
         longest = min(-(-backend.config.max_context_len // KV_BLOCK_SIZE), info.num_kv_blocks)
         self.pins = Pins(self.cache, longest)
         self._limits = StepLimits(
@@ -89,63 +88,63 @@ class Scheduler:
         )
         self._buckets = Buckets.of(info)
         self._counters = Counters()
-        self._inbox: SimpleQueue[Job | _Call | None] = SimpleQueue()
-        self._num_submitted = self._num_received = 0  # jobs put into the inbox, and taken out
-        self._live: dict[Job, None] = {}  # in the order of their turn: whoever was served goes to the end
-        self._calls: list[_Call] = []  # that wait until nothing is in flight
-        self._prepared: Step | None = None  # filled, and to be launched when the one before it is done
-        self._turns_beside = 0  # since a step was launched that none may be launched beside
-        self._patience: float | None = 0.0  # how long the next turn may wait for news; None: until there are any
-        self._was_short = False  # was the last step over at once?
+        self._inbox: SimpleQueue[RequestState | _Call | None] = SimpleQueue()  # None: wake up
+        self._num_submitted = self._num_received = 0  # requests put into the inbox, and taken out
+        self._live: dict[RequestState, None] = {}  # the longest unserved first
+        self._calls: list[_Call] = []  # they wait until nothing is in flight
+        self._next_step: Step | None = None  # filled ahead, launched when the step before it is done
+        self._polls_in_flight = 0  # iterations since the launch, where one step is in flight at a time
+        self._poll_timeout: float | None = 0.0  # how long the next iteration may wait for messages; None: no bound
+        self._was_short = False  # the last step was shorter than SHORT_STEP_SECONDS
         self._closing = threading.Event()
-        self._door = threading.Lock()  # whoever is through it before `close` is answered
-        self._in_flight = StepsInFlight(backend, wake=lambda: self._inbox.put(None))
+        self._submit_lock = threading.Lock()  # what is submitted before `close` is answered
+        self._in_flight = InFlightSteps(backend, wake=lambda: self._inbox.put(None))
         self._thread = threading.Thread(target=self._run, name="prefixwise-scheduler", daemon=True)
         self._thread.start()
 
     # For any thread
 
-    def release_pin(self, prefix_id: str) -> bool:
-        """False where there is none of this id. Its blocks may go before the next step."""
-        is_known = self.pins.end(prefix_id)
-        self._inbox.put(None)
-        return is_known
-
-    def submit(self, job: Job) -> None:
+    def submit(self, request: RequestState) -> None:
         """Raises QueueFullError, and BackendError after `close`."""
-        with self._door:
+        with self._submit_lock:
             self._check_open()
-            self.admission.admit(job.num_tokens)
+            self.admission.admit(request.task.num_tokens)
             self._num_submitted += 1
-            self._inbox.put(job)
+            self._inbox.put(request)
 
     def call(self, function: Callable[[], Result]) -> Result:
-        """Run it on the device's thread, between steps, and wait for it."""
+        """Run the function on the device thread, between steps, and wait for it."""
         if self._in_flight.is_device_thread:
             return function()
         assert threading.current_thread() is not self._thread, "the scheduler would wait for itself"
         answer: Future[object] = Future()
-        with self._door:
+        with self._submit_lock:
             self._check_open()
             self._inbox.put(_Call(function, answer))
         return answer.result()  # type: ignore[return-value]  # what the function returned
 
+    def release_pin(self, prefix_id: str) -> bool:
+        """Unpin a prefix; its blocks may be evicted before the next step. False if no pinned prefix has this id."""
+        is_known = self.pins.unpin(prefix_id)
+        self._inbox.put(None)
+        return is_known
+
     def close(self) -> None:
-        """Let what has been started end, refuse the rest, give the device's memory back. A second call waits too."""
-        with self._door:
+        """Finish what was started, refuse the rest, free the device's memory. A second call waits for the first."""
+        with self._submit_lock:
             self._closing.set()
             self._inbox.put(None)
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
     def stats(self) -> EngineStats:
-        """As good as a moment's, since nothing is locked."""
-        jobs = list(self._live)
-        running = [job for job in jobs if job.started is not None]
-        running_tokens = sum(job.tokens_left for job in running)
+        """A snapshot. It takes no lock, so its values may be of slightly different moments."""
+        requests = list(self._live)
+        running = [request for request in requests if request.started is not None]
+        running_tokens = sum(request.tokens_left for request in running)
         return EngineStats(
             running_requests=len(running),
-            waiting_requests=len(jobs) - len(running) + self._num_submitted - self._num_received,
+            waiting_requests=len(requests) - len(running) + self._num_submitted - self._num_received,
             running_tokens=running_tokens,
             waiting_tokens=max(0, self.admission.tokens - running_tokens),
             **vars(self._counters),
@@ -164,73 +163,40 @@ class Scheduler:
         if self._closing.is_set():
             raise BackendError("this scorer is closed, so its model is gone; make another one")
 
-    # The scheduler's own thread
+    # The scheduler's thread
 
     def _run(self) -> None:
         while not (self._closing.is_set() and not self._live):
             try:
-                self._turn()
-            except Exception as error:  # a fault of ours: the requests that it may have hurt are told
+                self._iterate()
+            except Exception as error:  # a bug of the scheduler: end the live requests with it, and go on
                 log.exception("the scheduler failed")
                 self._recover(list(self._live), error)
-                self._patience = 0.0
+                self._poll_timeout = 0.0
         self._receive(0.0)
-        self._drop_the_hopeless()  # what came too late is refused
-        self._answer_calls()
+        self._drop_expired()  # also what was submitted too late
+        self._run_calls()
         self.pins.release_all()
-        self.cache.forget()
+        self.cache.clear()
         self._in_flight.close()
 
-    def _turn(self) -> None:
-        """Wait for news where there is nothing else to do; then what they ask for, and the next step."""
-        self._receive(self._patience)
-        while (done := self._in_flight.take_done()) is not None:
+    def _iterate(self) -> None:
+        """Receive messages, deliver finished steps, launch the next one."""
+        self._receive(self._poll_timeout)
+        while (done := self._in_flight.pop_done()) is not None:
             self._finish(done)
-        self._answer_calls()
-        if self._was_short and self._live and not self._in_flight:  # then more of them in one step cost the host less
+        self._run_calls()
+        if self._was_short and self._live and not self._in_flight:  # more requests in one step cost the host less
             sleep(SHORT_STEP_SECONDS)
             self._receive(0.0)
-        self._drop_the_hopeless()
-        self._patience = self._go_on()
+        self._drop_expired()
+        self._poll_timeout = self._launch_next()
 
-    def _go_on(self) -> float | None:
-        """Launch the next step, if there is anything to do and it is time; how long there is to wait for news then."""
-        if not self._live or self._calls:
-            return 0.0 if self._closing.is_set() and not self._live else None
-        seconds = self._in_flight.seconds_until_room(now := monotonic())
-        if seconds != 0.0:
-            return self._prepare_beside() if seconds is None else seconds
-        step, self._prepared = self._prepared or self._fill(), None
-        if step is not None and not (step.is_timed and self._in_flight):
-            self._launch(step, now)
-            return 0.0
-        if self._in_flight:
-            return None
-        self._deliver(())
-        self._make_way()
-        return 0.0
+    # Receive
 
-    def _prepare_beside(self) -> float | None:
-        """Where there is one step at a time, fill the next while the device runs it, unless it is over at once."""
-        if self._in_flight.most > 1:
-            return None
-        self._turns_beside += 1
-        if self._turns_beside == 1:
-            return SHORT_STEP_SECONDS
-        if self._turns_beside == 2:
-            self._prepared = self._fill()
-        return None
-
-    def _make_way(self) -> None:
-        """Where all that is left waits for room that only pinned prefixes have, one of these goes before its time."""
-        if self._live and self._fill() is None:
-            if not self.pins.give_up_one():
-                raise RuntimeError("requests are waiting, and none of them can be served")
-            log.warning("a pinned prefix was released before its time, as a request needed its room")
-
-    def _receive(self, patience: float | None) -> None:
-        """Take in what has come. Where nothing has, wait for it so long; None: until something comes."""
-        limits = (patience, self.pins.expire())
+    def _receive(self, poll_timeout: float | None) -> None:
+        """Take all messages from the inbox. If it is empty, wait up to `poll_timeout` seconds; None: no bound."""
+        limits = (poll_timeout, self.pins.release_expired())
         timeout = min((seconds for seconds in limits if seconds is not None), default=None)
         is_first = True
         while True:
@@ -239,96 +205,137 @@ class Scheduler:
             except Empty:
                 break
             is_first = False
-            if isinstance(message, Job):
-                self._take_in(message)
+            if isinstance(message, RequestState):
+                self._add(message)
             elif message is not None:
                 self._calls.append(message)
 
-    def _take_in(self, job: Job) -> None:
-        self._live[job] = None
+    def _add(self, request: RequestState) -> None:
+        self._live[request] = None
         self._num_received += 1
-        self._prepared = None
-        if job.pin_seconds is not None:
+        self._next_step = None
+        if request.task.pin_seconds is not None:
             try:
-                self.pins.check_room(len(job.keys))
+                self.pins.check_room(len(request.keys))
             except RequestError as error:
-                self._end(job, error)
+                self._end(request, error)
 
-    def _answer_calls(self) -> None:
-        """Those that wait, where nothing is in flight; until then no step is launched."""
+    def _run_calls(self) -> None:
+        """Run the waiting calls if nothing is in flight. Until then no step is launched."""
         while self._calls and not self._in_flight:
             call = self._calls.pop(0)
-            self._prepared = None
+            self._next_step = None
             if not call.answer.set_running_or_notify_cancel():
                 continue
             try:
                 call.answer.set_result(self._in_flight.call(call.function))
-            except BaseException as error:  # it is the caller's
+            except BaseException as error:  # raised in the caller
                 call.answer.set_exception(error)
 
-    def _drop_the_hopeless(self) -> None:
-        """Jobs that nobody waits for any more; those that are in flight, when they have come back."""
+    def _drop_expired(self) -> None:
+        """End requests that are cancelled or past their deadline; those in flight, when their step is done."""
         now = monotonic()
-        for job in list(self._live):
-            error = self._reason_to_end(job, now)
+        for request in list(self._live):
+            error = self._end_reason(request, now)
             if error is not None:
-                self._prepared = None  # it may have a part in it
-                if not job.num_in_flight:
-                    self._end(job, error)
+                self._next_step = None  # it may hold a part of the request
+                if not request.num_in_flight:
+                    self._end(request, error)
 
-    def _reason_to_end(self, job: Job, now: float) -> Exception | None:
-        if job.is_cancelled:
+    def _end_reason(self, request: RequestState, now: float) -> Exception | None:
+        if request.is_cancelled:
             return CancelledError()
-        if job.deadline is not None and now >= job.deadline:
-            return DeadlineExceededError(f"the request was not done after {now - job.submitted:.3g} s; its time is up")
-        if self._closing.is_set() and job.started is None:
+        deadline = request.task.deadline
+        if deadline is not None and now >= deadline:
+            waited = now - request.submitted
+            return DeadlineExceededError(f"the request was not done after {waited:.3g} s; its deadline has passed")
+        if self._closing.is_set() and request.started is None:
             return BackendError("this scorer was closed before the request's turn came")
+        return None
+
+    # Fill and launch
+
+    def _launch_next(self) -> float | None:
+        """Launch the next step if there is one and it is time. Returns the next poll timeout."""
+        if not self._live or self._calls:
+            return 0.0 if self._closing.is_set() and not self._live else None
+        seconds = self._in_flight.seconds_until_launch(now := monotonic())
+        if seconds != 0.0:
+            return self._fill_ahead() if seconds is None else seconds
+        step, self._next_step = self._next_step or self._fill(), None
+        if step is not None and not (step.is_timed and self._in_flight):
+            self._launch(step, now)
+            return 0.0
+        if self._in_flight:
+            return None
+        self._deliver(())
+        self._evict_pin_if_stuck()
+        return 0.0
+
+    def _fill_ahead(self) -> float | None:
+        """With one step in flight at a time, fill the next one meanwhile, unless the running one is short."""
+        if self._in_flight.max_steps > 1:
+            return None
+        self._polls_in_flight += 1
+        if self._polls_in_flight == 1:
+            return SHORT_STEP_SECONDS
+        if self._polls_in_flight == 2:
+            self._next_step = self._fill()
         return None
 
     def _fill(self) -> Step | None:
         now = monotonic()
-        jobs = [job for job in self._live if not job.num_in_flight or self._reason_to_end(job, now) is None]
-        return StepFiller(self._limits, self.cache).fill(jobs) if jobs else None
+        live = [request for request in self._live if not request.num_in_flight or not self._end_reason(request, now)]
+        return StepFiller(self._limits, self.cache).fill(live) if live else None
+
+    def _evict_pin_if_stuck(self) -> None:
+        """If all live requests wait for KV blocks that are pinned, evict a pinned prefix before it expires."""
+        if self._live and self._fill() is None:
+            if not self.pins.evict_oldest():
+                raise RuntimeError("requests are waiting, and none of them can be served")
+            log.warning("a pinned prefix was evicted before it expired, as a request needed its KV blocks")
 
     def _launch(self, step: Step, now: float) -> None:
-        """From here on the jobs' next parts are those behind this step's."""
         for forward in step.forwards:
             forward.bucket = self._buckets.fit(forward.num_tokens)
-            forward.advance_jobs()
-        for job in step.jobs:
-            self._begin(job, now)
-            job.num_in_flight += 1
-            del self._live[job]
-            self._live[job] = None  # at the end
-        self._turns_beside = 0
+            forward.advance_requests()
+        for request in step.requests:
+            self._start(request, now)
+            request.num_in_flight += 1
+            del self._live[request]
+            self._live[request] = None  # at the end
+        self._polls_in_flight = 0
         self._in_flight.launch(step, now)
 
-    def _finish(self, done: StepInFlight) -> None:
+    def _start(self, request: RequestState, now: float) -> None:
+        if request.started is None:
+            request.started = now
+            self._counters.prefix_queried_tokens += len(request.task.prefix_ids)
+            self._counters.prefix_hit_tokens += request.cached_tokens
+
+    # Deliver
+
+    def _finish(self, done: InFlightStep) -> None:
+        """Deliver the outputs of a step that is done, or recover from its failure."""
         step = done.step
-        for job in step.jobs:
-            job.num_in_flight -= 1
+        for request in step.requests:
+            request.num_in_flight -= 1
         try:
             for forward, output in zip(step.forwards, done.outputs.result(), strict=True):
-                forward.hand_out(output)
+                forward.deliver(output)
         except Exception as error:
-            if not all(job.is_cancelled for job in step.jobs):
+            if not all(request.is_cancelled for request in step.requests):
                 log.exception("a forward pass failed")
-            self._recover(step.jobs, error)
+            self._recover(step.requests, error)
             return
         end = monotonic()
-        begin = self._in_flight.begin_of(done, end)
-        for job in step.jobs:
-            if job.started == done.launched:
-                job.started = begin  # it waited for the step before
+        begin = self._in_flight.record_end(done, end)
+        for request in step.requests:
+            if request.started == done.launched:
+                request.started = begin  # it waited for the step before
         self._was_short = end - begin < SHORT_STEP_SECONDS
         self._count(step, end - begin)
-        self._deliver(set(step.jobs))
-
-    def _begin(self, job: Job, now: float) -> None:
-        if job.started is None:
-            job.started = now
-            self._counters.prefix_queried_tokens += len(job.prefix_ids)
-            self._counters.prefix_hit_tokens += job.cached_tokens
+        self._deliver(set(step.requests))
 
     def _count(self, step: Step, seconds: float) -> None:
         counters = self._counters
@@ -338,46 +345,46 @@ class Scheduler:
         counters.tokens_computed += step.num_tokens
         counters.tokens_padded += sum(forward.bucket for forward in step.forwards)
         step.count(seconds)
-        self.admission.done(step.num_tokens)
+        self.admission.release(step.num_tokens)
 
-    def _deliver(self, stepped: Collection[Job]) -> None:
-        """End what is complete, in this step or without any (a prefix that others have computed); tell the others of
-        this step that they went on."""
-        for job in list(self._live):
-            if job.is_answered and not job.is_cancelled:
-                self._begin(job, monotonic())
-                self._counters.items_scored += job.num_items_done
-                self._end(job)
-            elif job in stepped:
-                job.changed()
+    def _deliver(self, in_step: Collection[RequestState]) -> None:
+        """End the requests that are computed, by this step or, if other requests computed their prefix, without one.
+        Notify the other requests of this step of their progress."""
+        for request in list(self._live):
+            if request.is_computed and not request.is_cancelled:
+                self._start(request, monotonic())
+                self._counters.items_scored += request.num_items_done
+                self._end(request)
+            elif request in in_step:
+                request.notify()
 
-    def _end(self, job: Job, error: BaseException | None = None) -> None:
-        """The job leaves, with its answer or an error."""
-        del self._live[job]
-        if error is None and job.pin_seconds is not None:
-            error = self._pin(job, job.pin_seconds)
-        job.drop_prefix(self.cache)
-        self.admission.done(job.tokens_left, computed=False)
-        job.finish(error)
+    def _end(self, request: RequestState, error: BaseException | None = None) -> None:
+        """Remove the request and give its caller the result or the error."""
+        del self._live[request]
+        if error is None and request.task.pin_seconds is not None:
+            error = self._pin(request, request.task.pin_seconds)
+        request.release_prefix(self.cache)
+        self.admission.release(request.tokens_left, computed=False)
+        request.finish(error)
 
-    def _pin(self, job: Job, seconds: float) -> RequestError | None:
-        tokens = (len(job.prefix_ids), job.cached_tokens)
+    def _pin(self, request: RequestState, seconds: float) -> RequestError | None:
+        tokens = (len(request.task.prefix_ids), request.cached_tokens)
         try:
-            job.pinned = self.pins.add(job.entries or (), tokens, self.backend.info.kv_block_bytes, seconds)
+            request.pinned = self.pins.add(request.entries or (), tokens, self.backend.info.kv_block_bytes, seconds)
         except RequestError as error:
             return error
         return None
 
-    def _recover(self, failed: Iterable[Job], error: Exception) -> None:
-        """After a failure no kept prefix can be trusted: the others compute theirs again, and so much of the rest as
-        was in flight, since it may have read them."""
-        self._prepared = None
+    def _recover(self, failed: Iterable[RequestState], error: Exception) -> None:
+        """After a failure no cached block can be trusted. The failed requests end with the error. The other requests
+        compute their prefixes again, and the units that were in flight, which may have read such blocks."""
+        self._next_step = None
         for each in self._in_flight.drain():
-            each.step.take_back()
-        for job in failed:
-            if job in self._live:
-                self._end(job, error)
-        for job in self._live:
-            self.admission.done(-job.lose_prefix(self.cache), computed=False)  # they are to be computed again
+            each.step.roll_back()
+        for request in failed:
+            if request in self._live:
+                self._end(request, error)
+        for request in self._live:
+            self.admission.release(-request.invalidate_prefix(self.cache), computed=False)
         self.pins.release_all()
-        self.cache.forget()
+        self.cache.clear()

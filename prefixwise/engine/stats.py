@@ -7,22 +7,22 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class EngineStats:
-    """A moment's figures; counters run from the start."""
+    """A snapshot of the engine's metrics. Counters run from the start."""
 
-    running_requests: int  # some part of them has been started
+    running_requests: int  # with a part launched
     waiting_requests: int
     running_tokens: int  # still to be computed
     waiting_tokens: int
     steps: int
     forwards: int
-    device_seconds: float  # that the scheduler spent on forwards
+    device_seconds: float  # that the device spent on steps
     tokens_computed: int
-    tokens_padded: int  # the same with the padding of every forward
+    tokens_padded: int  # the same, with the padding of every forward
     items_scored: int
-    prefix_queried_tokens: int  # tokens of prefixes that were looked for in the cache
-    prefix_hit_tokens: int  # and found
+    prefix_queried_tokens: int  # prefix tokens looked up in the KV cache
+    prefix_hit_tokens: int  # of these, cache hits
     cached_blocks: int
-    used_blocks: int  # of these, in use or pinned
+    used_blocks: int  # of these, reserved, in use or pinned
     pinned_blocks: int
     cache_capacity_blocks: int
     block_bytes: int
@@ -34,7 +34,7 @@ class EngineStats:
 
 @dataclass
 class Counters:
-    """What only grows; written by the scheduler's thread alone."""
+    """Counters that only grow. Only the scheduler's thread writes them."""
 
     steps: int = 0
     forwards: int = 0

@@ -1,4 +1,4 @@
-"""The backend interface: a model on a device that runs forwards, and what the engine may know about it."""
+"""The backend interface: a model on a device that runs forwards, and the facts about it that the engine uses."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from prefixwise.models.config import ModelConfig
 DeviceKind = Literal["cpu", "gpu", "tpu"]
 Warmup = Literal["full", "fast", "none"]
 
-# Most tokens in one forward, where the user leaves it open.
+# Most tokens in one forward, unless the user sets it.
 DEFAULT_TOKEN_BUDGETS: dict[DeviceKind, int] = {"cpu": 16_384, "gpu": 65_536, "tpu": 32_768}
 
 
 @dataclass(frozen=True)
 class BackendOptions:
-    """Which backend, where, how exact, and what it prepares before the first request."""
+    """Which backend, on which device, how exact, and how it warms up."""
 
     backend: str = "auto"  # auto, jax, torch
     device: str = "auto"  # auto, cpu, cuda, gpu, tpu, or one of them with a number: cuda:1
@@ -29,12 +29,12 @@ class BackendOptions:
     dp_size: int = 1  # copies of the model
     batch_invariant: bool = False
     token_budget: int | None = None  # most tokens in one forward; None: the device's default
-    attention: str | None = None  # the name of an implementation; None: the best that runs
-    # Memory for the keys and values of prefixes, on each device; None: chosen for the device.
+    attention: str | None = None  # the name of an implementation; None: the fastest that runs
+    # Memory for the KV cache, on each device; None: chosen for the device.
     prefix_cache_bytes: int | None = None
     compilation_cache_dir: str | None = None  # JAX only; None: the user's cache folder, on accelerators
-    weight_cache: bool = True  # keep the weights of quantised files on disk as bfloat16, where they are loaded as that
-    warmup: Warmup = "none"  # `fast` has fewer, coarser sizes of programs, so that there are fewer to compile
+    weight_cache: bool = True  # cache the weights of quantised files on disk as bfloat16, where they are loaded as that
+    warmup: Warmup = "none"  # `fast` compiles fewer programs, with coarser buckets
 
     def __post_init__(self) -> None:
         for name in ("tp_size", "dp_size"):
@@ -47,47 +47,47 @@ class BackendOptions:
 
 @dataclass(frozen=True)
 class BackendInfo:
-    """What the planner may know about a backend."""
+    """The facts about a backend that planner and engine use."""
 
     name: str  # "torch", "jax", "fake"
     device: str  # "cpu", "cuda:0 (NVIDIA H200)"
     device_kind: DeviceKind
     dtype: str  # of the weights
-    # Do serial, packed and prefill_extend give the same bits here? Then `auto` may look at the number of items.
+    # Do serial, packed and prefill_extend give the same bits here? Then `auto` may depend on the number of items.
     algorithms_bit_equal: bool
     token_multiple: int  # forwards are padded to a multiple of this many tokens
     token_budget: int = DEFAULT_TOKEN_BUDGETS["cpu"]  # most tokens in one forward
-    token_buckets: tuple[int, ...] = ()  # or to one of these sizes, where only they were compiled
-    num_copies: int = 1  # of the model, which share out the items of an extend forward, and the rows of the others
-    num_kv_blocks: int = 1 << 20  # how many blocks of prefixes can be kept at a time
-    kv_block_bytes: int = 0  # what one of them takes on each device
-    max_kv_blocks_read: int | None = None  # by one forward, a block counted for every prefix that has it; None: any
+    token_buckets: tuple[int, ...] = ()  # or to one of these sizes, where only these are compiled
+    num_copies: int = 1  # of the model, which split the items of an extend forward, and the sequences of other layouts
+    num_kv_blocks: int = 1 << 20  # that fit in the KV cache
+    kv_block_bytes: int = 0  # of one KV block, on each device
+    max_kv_blocks_read: int | None = None  # by one forward, a block counted once per prefix that has it; None: any
     attention: str = "none"  # the implementation that was chosen
     compute_dtype: str | None = None  # of activations, GEMMs and the KV cache; None: that of the weights
-    compilation_cache_dir: str | None = None  # where compiled programs are kept, if they are
-    step_tokens: int = 2048  # how many tokens one forward should have: enough to use the device well, soon done
-    # Shall one forward keep blocks of prefixes and score tails, which may read them, rather than two? That pays where a
-    # forward's launches take long, and where products of few rows do not use the device.
+    compilation_cache_dir: str | None = None  # of compiled programs; None: they are not cached
+    step_tokens: int = 2048  # that one forward should have: enough to use the device well, few enough to finish soon
+    # Should one forward both cache KV blocks and score items, which may read them? That is faster where launching a
+    # forward takes long, and where GEMMs of few rows do not fill the device.
     joins_prefill: bool = False
-    # Does the device work by itself once a forward is started? Then the next step may be started before it is done, and
-    # another thread than the device's own may call `wait`.
+    # Does the device run on its own once a forward is started? Then the next step may start before the forward is done,
+    # and another thread than the engine's may call `wait`.
     async_scheduling: bool = False
 
     @property
     def max_prefix_len(self) -> int:
-        """The longest prefix that can be kept between forwards."""
+        """The longest prefix that fits in the KV cache."""
         return self.num_kv_blocks * KV_BLOCK_SIZE
 
 
 @dataclass(frozen=True)
 class Program:
-    """Something that is compiled once. Both functions are for the thread that owns the device."""
+    """Something that is compiled once. The thread that owns the device calls both functions."""
 
     title: str
-    # Do what comes before compiling. What it returns compiles the program, on any thread, beside others. None: to
-    # prepare it is all there is to do.
+    # Trace and lower the program. The function that it returns compiles the program, on any thread, in parallel with
+    # other programs. None: `prepare` does everything.
     lower: Callable[[], Callable[[], None]] | None
-    prepare: Callable[[], object]  # run it once; it is compiled first where it was not
+    prepare: Callable[[], object]  # run it once; compiles it first where needed
 
 
 class Backend(ABC):
@@ -98,28 +98,28 @@ class Backend(ABC):
 
     @abstractmethod
     def start(self, batch: ForwardBatch) -> RunningForward:
-        """Begin one forward pass; on an accelerator it goes on while the host prepares the next.
+        """Start one forward pass; an accelerator runs it while the host prepares the next.
 
-        A segment's numbers depend on its own tokens and on those of its prefix that it reads, bit for bit.
-        Forwards run in the order in which they are started. Raises BackendError where blocks to be kept do not fit.
+        A segment's numbers depend on its own tokens and on the prefix tokens that it reads, bit for bit. Forwards run
+        in the order in which they are started. Raises BackendError where the KV blocks to cache do not fit.
         """
 
     def forward(self, batch: ForwardBatch) -> ForwardOutput:
         """Run one forward pass, and wait for it."""
         return self.start(batch).wait()
 
-    def programs(self, *, max_dense_row_len: int) -> Sequence[Program]:
-        """All that any forward can need; none for a backend that compiles nothing.
+    def programs(self, *, max_dense_len: int) -> Sequence[Program]:
+        """Every program that a forward can need; none for a backend that compiles nothing.
 
-        `max_dense_row_len`: the longest row of a packed forward with a dense mask; 0 where there are none.
+        `max_dense_len`: the longest packed sequence with a dense mask; 0 where there are none.
         """
         return ()
 
-    def synchronize(self) -> None:  # noqa: B027  # a backend whose forwards return when they are done need not say so
-        """Return when the device has done all that it was given. A forward that only keeps prefixes may run on."""
+    def synchronize(self) -> None:  # noqa: B027  # optional: not needed where forwards return when they are done
+        """Wait until the device is idle. A prefill without scored tokens may still run when `wait` returns."""
 
     def memory_stats(self) -> Mapping[str, int]:
-        """Bytes on its devices by name, `peak_bytes` among them where that is known; nothing on a CPU."""
+        """Bytes on its devices by name, with `peak_bytes` where that is known; empty on a CPU."""
         return {}
 
     @property
@@ -127,5 +127,5 @@ class Backend(ABC):
         """Programs compiled so far."""
         return 0
 
-    def close(self) -> None:  # noqa: B027  # a backend that holds nothing need not say so
-        """Give the device's memory back."""
+    def close(self) -> None:  # noqa: B027  # optional: not needed where nothing is held
+        """Free the device's memory."""

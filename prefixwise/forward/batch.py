@@ -1,4 +1,4 @@
-"""One forward pass as arrays on the host: what the engine hands to a backend, and what comes back.
+"""One forward pass as arrays on the host: what the engine passes to a backend, and what the backend returns.
 
 Every algorithm is the same forward with another **attention layout**. A batch is a flat run of tokens, cut into
 *segments*. A segment is a KV block of a prefix, or the tokens of an item. Its tokens attend to
@@ -6,7 +6,7 @@ Every algorithm is the same forward with another **attention layout**. A batch i
     the first `prefix_lens[i]` tokens of its prefix   (none, cached KV blocks, tokens of this forward, or both)
     its own tokens up to themselves                   (causal)
 
-and to nothing else, so the other segments of a batch cannot matter:
+and to nothing else, so other segments of a batch cannot change its numbers:
 
     prefill  [block 2][block 3] ...                      each block reads those before it, cached or in this forward
     extend   [item 0][item 1][item 2]  ...               the prefixes' KV blocks are cached; any number of prefixes
@@ -37,36 +37,36 @@ KV_BLOCK_SIZE = 128  # tokens of a KV block; the last one of a prefix may have f
 
 
 class Layout(StrEnum):
-    """How the segments of a forward relate to each other."""
+    """Where the segments of a forward find their prefixes."""
 
     CAUSAL = "causal"
     PACKED = "packed"
     EXTEND = "extend"
 
 
-@dataclass(frozen=True, eq=False)  # each is itself: they hold arrays
+@dataclass(frozen=True, eq=False)  # compared by identity: they hold arrays
 class KVBlock(ABC):
     """Keys and values of up to KV_BLOCK_SIZE tokens of a prefix in every layer, held by the backend that made them."""
 
     num_tokens: int
 
-    def release(self) -> None:  # noqa: B027  # most need not: their memory goes with the last reference
-        """Give its memory back now; it must not be read again. Called twice, it does nothing."""
+    def release(self) -> None:  # noqa: B027  # optional: most free their memory with the last reference
+        """Free its memory now; it must not be read again. A second call does nothing."""
 
 
 @dataclass(frozen=True)
 class Prefix:
-    """What segments read: kept blocks from its start, then tokens of this batch, or either alone."""
+    """What segments read: cached KV blocks from its start, then tokens of this batch, or either alone."""
 
-    blocks: tuple[KVBlock, ...] = ()  # all of KV_BLOCK_SIZE tokens, the last one perhaps of fewer
-    # It goes on with the tokens of this segment and of those behind it, as far as a reader's length says. Behind kept
-    # blocks these segments are whole blocks that the forward keeps.
+    blocks: tuple[KVBlock, ...] = ()  # each of KV_BLOCK_SIZE tokens; the last one may have fewer
+    # The prefix continues with the tokens of this segment and of those after it, up to the length that a segment reads.
+    # After cached blocks these segments are whole KV blocks, which the forward caches.
     segment: int | None = None
 
 
 @dataclass(frozen=True)
 class ForwardBatch:
-    """One forward pass: the tokens, who sees whom, and which logits are wanted. Arrays are numpy, on the host."""
+    """One forward pass: the tokens, what each of them sees, and which logits to compute. Arrays are numpy."""
 
     layout: Layout
     token_ids: Int32Array  # [T]
@@ -75,11 +75,11 @@ class ForwardBatch:
     prefix_index: Int64Array  # [segments]: which of `prefixes` it reads, -1 for none
     prefix_lens: Int64Array  # [segments]: how many tokens of it
     prefixes: tuple[Prefix, ...]
-    row_starts: Int64Array  # [rows + 1]: tokens of each sequence of the causal and packed layouts
-    score_tokens: Int64Array  # [R]: tokens after which logits are wanted
-    label_ids: Int32Array  # [R, L]: at which vocabulary entries
+    sequence_starts: Int64Array  # [sequences + 1]: token offsets of the sequences of causal and packed layouts
+    score_tokens: Int64Array  # [R]: logits are computed after these tokens
+    label_ids: Int32Array  # [R, L]: for these vocabulary entries
     need_logsumexp: bool = False  # also the log-sum-exp over the whole vocabulary?
-    cache_segments: tuple[int, ...] = ()  # segments of at most KV_BLOCK_SIZE tokens, to be kept as a KVBlock each
+    cache_segments: tuple[int, ...] = ()  # segments of at most KV_BLOCK_SIZE tokens, each cached as a KVBlock
     mask: MaskImpl = "segment"  # packed layout only
 
     @property
@@ -89,7 +89,7 @@ class ForwardBatch:
 
 @dataclass(frozen=True)
 class ForwardOutput:
-    """What comes back to the host, and the blocks that stay on the device."""
+    """The results on the host, and the KV blocks that stay on the device."""
 
     label_logits: NDArray[np.float32]  # [R, L]
     logsumexp: NDArray[np.float32] | None  # [R]
@@ -98,7 +98,7 @@ class ForwardOutput:
 
 @dataclass(frozen=True)
 class RunningForward:
-    """A forward that the device may still be busy with."""
+    """A forward that the device may still be computing."""
 
-    blocks: tuple[KVBlock, ...]  # one per `cache_segments`; forwards that are started after this one may read them
-    wait: Callable[[], ForwardOutput]  # for the logits, where there are any; raises what went wrong on the device
+    blocks: tuple[KVBlock, ...]  # one per `cache_segments`; forwards that start after this one may read them
+    wait: Callable[[], ForwardOutput]  # for the logits, where there are any; raises an error of the device

@@ -1,4 +1,4 @@
-"""Token counts that forwards are padded to, so that a device sees few shapes: the lists, and the choice from one."""
+"""Buckets: token counts that forwards are padded to, so that a device sees few shapes, and the choice of one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Buckets:
 
     @classmethod
     def of(cls, backend: BackendInfo) -> Buckets:
-        """Those that the backend pads its forwards to."""
+        """The buckets that the backend pads its forwards to."""
         if backend.token_buckets:
             return cls(backend.token_buckets)
         return cls.multiples(backend.token_multiple, backend.token_budget)
@@ -49,8 +49,8 @@ def token_buckets(
 ) -> tuple[int, ...]:
     """Ascending multiples of `smallest`; the last holds `largest` tokens.
 
-    Each is `step` times the one before; with None, there are so many from one power of two to the next, as far as
-    multiples allow.
+    Each is `step` times the one before. Without `step`, there are `steps_per_doubling` of them from one power of two to
+    the next, as far as multiples allow.
     """
     last = -(-largest // smallest) * smallest
     if step is not None:
@@ -61,6 +61,6 @@ def token_buckets(
 
 
 def _next_fine(steps_per_doubling: int, size: int, smallest: int) -> int:
-    """A part of the power of two below the size further, in whole multiples."""
+    """The size plus a fraction of the power of two below it, in whole multiples of the smallest."""
     octave = 1 << (size.bit_length() - 1)
     return size + max(smallest, octave // steps_per_doubling // smallest * smallest)

@@ -2,22 +2,22 @@
 
 Attention has two parts, and each is cut so that a token's numbers depend on its own segment and prefix alone:
 
-    own      a segment's tokens over themselves. Tiles are counted from the segment's start. A short segment is one
-             `narrow` tile; a longer one is cut into `wide` tiles, whose keys are the blocks of the segment before
-             and up to the tile.
-    prefix   tokens over the prefix that they read. Each row of a product is on its own here, so neighbours that read
-             the same tokens of one prefix share a tile, whichever segment they are of. Keys come in blocks of
-             KEY_TILE tokens, counted from the prefix's start; a list of addresses says where each block lies
-             (`block_lists.py`).
+    self     self-attention within a segment. Tiles are counted from the segment's start. A short segment is one
+             `narrow` tile; a longer one is cut into `wide` tiles. The keys of a wide tile are its own tokens and the
+             earlier tiles of the segment.
+    prefix   tokens over the prefix that they read. Rows of a GEMM are independent here, so consecutive tokens that read
+             the same tokens of one prefix share a tile, also across segments. Keys come in tiles of KEY_TILE tokens,
+             counted from the prefix's start; a list of addresses says where each key tile lies (`kv_pages.py`).
 
 All arrays have a fixed capacity that follows from the padded number of tokens, and counters say how much is used, so
-one compiled program serves every batch of that many tokens.
+one compiled program serves every batch of that many tokens. They travel to the device in one buffer (`Packing`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -25,19 +25,20 @@ import numpy as np
 from prefixwise.contract.ragged import Int32Array, Int64Array, numbers, ranges, starts_from_lens
 from prefixwise.forward.batch import KV_BLOCK_SIZE, ForwardBatch
 
-KEY_TILE = KV_BLOCK_SIZE  # prefix tokens of a key block; also a page of the pool
+KEY_TILE = KV_BLOCK_SIZE  # prefix tokens of a key tile: one KV block, and one page of the KV cache
+ALIGNMENT = 64  # numbers: every packed array begins at a multiple of 256 bytes, as JAX's kernels need it
 
 
 @dataclass(frozen=True)
 class TileSizes:
-    """Tokens of a tile, as an implementation wants them."""
+    """Tokens of a tile, as an attention implementation chooses them."""
 
-    narrow: int  # own part: segments up to this length
-    wide: int  # own part: pieces of longer segments
-    prefix: int  # prefix part
-    # Prefix part, for kernels that copy the tokens of a tile at once: each tile lies in a window of `prefix` tokens
-    # that begins at a multiple of so many, and every token is in one, also one that reads no prefix, and padding.
-    # 0: tiles begin where the tokens do that read a prefix, and hold no others.
+    narrow: int  # self-attention: segments up to this length
+    wide: int  # self-attention: tiles of longer segments
+    prefix: int  # prefix attention
+    # Prefix attention, for kernels that copy the tokens of a tile at once: each tile lies in a window of `prefix`
+    # tokens that begins at a multiple of `alignment`, and every token is in a tile, also padding and tokens that read
+    # no prefix. 0: tiles hold only tokens that read a prefix, and begin at the first of them.
     alignment: int = 0
 
 
@@ -56,45 +57,45 @@ class Tiles(NamedTuple, Generic[Item]):
     prefix_start: Item
     prefix_len: Item
     prefix_read: Item  # how many prefix tokens each token of the tile reads
-    prefix_list: Item  # where in `key_tile_addresses` the blocks of that prefix begin
+    prefix_list: Item  # where in `key_tile_addresses` the key tiles of that prefix begin
     token_segment: Item  # [T]: first token of the segment
     token_prefix_len: Item  # [T]: how many prefix tokens it reads
-    token_prefix_list: Item  # [T]: where in `key_tile_addresses` the blocks of its prefix begin
-    key_tile_addresses: Item  # first token of each key block
+    token_prefix_list: Item  # [T]: where in `key_tile_addresses` the key tiles of its prefix begin
+    key_tile_addresses: Item  # the page table: first token of each key tile
 
 
 HostTiles = Tiles[Int32Array]
-DeviceTiles = Tiles[Any]  # jax arrays; this module knows nothing of them
-NARROW, WIDE, PREFIX = 0, 1, 2  # places in `counts`
+DeviceTiles = Tiles[Any]  # jax arrays; this module does not import jax
+NARROW, WIDE, PREFIX = 0, 1, 2  # indices in `counts`
 
 
-def tile_capacities(num_tokens: int, sizes: TileSizes, max_blocks: int) -> Tiles[int]:
-    """The lengths of all arrays for a batch that is padded to this many tokens and reads so many key blocks."""
+def tile_capacities(num_tokens: int, sizes: TileSizes, max_key_tiles: int) -> Tiles[int]:
+    """The lengths of all arrays for a batch that is padded to this many tokens and reads so many key tiles."""
     # A wide segment has more than `narrow` tokens, and at most one tile that is not full.
     max_wide = num_tokens // sizes.wide + num_tokens // (sizes.narrow + 1) + 1
-    lens = [3, *[num_tokens] * 2, *[max_wide] * 3, *[num_tokens] * 4, *[num_tokens] * 3, max_blocks]
+    lens = [3, *[num_tokens] * 2, *[max_wide] * 3, *[num_tokens] * 4, *[num_tokens] * 3, max_key_tiles]
     return Tiles(*lens)
 
 
 def cut_tiles(
     batch: ForwardBatch,
     sizes: TileSizes,
-    prefix_blocks: Sequence[Int64Array],
+    prefix_addresses: Sequence[Int64Array],
     padding: int = 0,
     *,
     has_token_arrays: bool = True,
 ) -> HostTiles:
-    """The used parts of all arrays. `prefix_blocks[p]` has the addresses of the blocks of the batch's prefix p.
+    """The used parts of all arrays. `prefix_addresses[p]` has the addresses of the key tiles of the batch's prefix p.
 
-    `padding` tokens at the end become segments of their own, for implementations that need it. Those that read no
-    array with an entry for each token need not wait for them.
+    `padding` tokens at the end become segments of their own, for implementations that need it. Without
+    `has_token_arrays`, the arrays with an entry per token are empty, for implementations that do not read them.
     """
-    reads, lists = read_lens(batch), _lists(batch, prefix_blocks)
+    reads, lists = read_lens(batch), _lists(batch, prefix_addresses)
     segment_lens = np.diff(batch.segment_starts) * has_token_arrays
     token_segment, token_reads, token_lists = (
         values.astype(np.int32).repeat(segment_lens) for values in (batch.segment_starts[:-1], reads, lists)
     )
-    reads, lists = np.append(reads, 0), np.append(lists, 0)  # the padding behind the last segment reads nothing
+    reads, lists = np.append(reads, 0), np.append(lists, 0)  # the padding after the last segment reads nothing
     starts, stops = _padded_segments(batch, padding, sizes.narrow)
     lens = stops - starts
     is_narrow = lens <= sizes.narrow
@@ -116,7 +117,7 @@ def cut_tiles(
         token_segment,
         token_reads,
         token_lists,
-        np.concatenate([np.zeros(0, np.int64), *prefix_blocks]),
+        np.concatenate([np.zeros(0, np.int64), *prefix_addresses]),
     )
     return Tiles(*(array.astype(np.int32, copy=False) for array in arrays))
 
@@ -126,14 +127,14 @@ def read_lens(batch: ForwardBatch) -> Int64Array:
     return np.where(batch.prefix_index >= 0, batch.prefix_lens, 0)
 
 
-def _lists(batch: ForwardBatch, prefix_blocks: Sequence[Int64Array]) -> Int64Array:
-    """Per segment: where the blocks of its prefix begin, one prefix's behind the other's."""
-    starts = starts_from_lens(np.array([len(blocks) for blocks in prefix_blocks], np.int64))
+def _lists(batch: ForwardBatch, prefix_addresses: Sequence[Int64Array]) -> Int64Array:
+    """Per segment: where the key tiles of its prefix begin in the concatenated addresses."""
+    starts = starts_from_lens(np.array([len(addresses) for addresses in prefix_addresses], np.int64))
     return starts[np.maximum(batch.prefix_index, 0)]
 
 
 def _padded_segments(batch: ForwardBatch, padding: int, longest: int) -> tuple[Int64Array, Int64Array]:
-    """First token of the segments and of the pieces of the padding, and the token behind their last one."""
+    """First token of the segments and of the pieces of the padding, and the token after their last one."""
     end = batch.num_tokens + padding
     extra = np.arange(batch.num_tokens, end, longest, dtype=np.int64)
     edges = np.concatenate([batch.segment_starts[:-1], extra, [end]])
@@ -143,9 +144,9 @@ def _padded_segments(batch: ForwardBatch, padding: int, longest: int) -> tuple[I
 def _cut(
     starts: Int64Array, stops: Int64Array, width: int, alignment: int = 1
 ) -> tuple[Int64Array, Int64Array, Int64Array]:
-    """Ranges of tokens into tiles: each tile's start and length, and the number of its range.
+    """Cut ranges of tokens into tiles: each tile's start and length, and the number of its range.
 
-    Tiles lie in windows of `width`, of which a range's first begins at a multiple of `alignment`.
+    Tiles lie in windows of `width` tokens; the first window of a range begins at a multiple of `alignment`.
     """
     first_windows = starts - starts % alignment
     num_tiles = -(-(stops - first_windows) // width)
@@ -158,8 +159,8 @@ def _cut(
 def _prefix_tiles(
     batch: ForwardBatch, reads: Int64Array, sizes: TileSizes, padding: int
 ) -> tuple[Int64Array, Int64Array, Int64Array]:
-    """Starts and lengths, and a segment that reads what the tile's tokens do. `reads` has one entry more, for the
-    padding."""
+    """Starts and lengths, and a segment that reads the same prefix tokens as the tile. The last entry of `reads` is for
+    the padding."""
     firsts = _first_of_runs(batch.prefix_index, reads[:-1])
     if padding:
         firsts = np.append(firsts, len(reads) - 1)
@@ -173,8 +174,32 @@ def _prefix_tiles(
 
 
 def _first_of_runs(prefix_index: Int64Array, reads: Int64Array) -> Int64Array:
-    """The first segment of each run of neighbours that read the same tokens of one prefix, or none."""
+    """The first segment of each run of consecutive segments that read the same tokens of one prefix, or no prefix."""
     prefix = np.where(reads > 0, prefix_index, -1)
     is_first = np.ones(len(reads), bool)
     is_first[1:] = (prefix[1:] != prefix[:-1]) | (reads[1:] != reads[:-1])
     return np.flatnonzero(is_first)
+
+
+class Packing:
+    """Many small int32 arrays in one buffer, at offsets that follow from their capacities.
+
+    A transfer to a device takes as long for 4 bytes as for 400 kilobytes, so all integers of a forward travel as one
+    array, and the device slices it.
+    """
+
+    def __init__(self, capacities: Sequence[int]) -> None:
+        self._capacities = tuple(capacities)
+        sizes = [-(-capacity // ALIGNMENT) * ALIGNMENT for capacity in capacities]
+        *self._starts, self.size = accumulate(sizes, initial=0)
+
+    def pack(self, arrays: Sequence[Int32Array], target: Int32Array) -> None:
+        """Write the arrays at their offsets. Entries after the end of an array are not changed."""
+        for array, start, capacity in zip(arrays, self._starts, self._capacities, strict=True):
+            assert len(array) <= capacity, "a batch is larger than its program"
+            target[start : start + len(array)] = array
+
+    def unpack(self, packed: Any) -> list[Any]:
+        """The arrays, each of its capacity, as slices of the buffer (numpy, torch or jax)."""
+        slices = zip(self._starts, self._capacities, strict=True)
+        return [packed[start : start + capacity] for start, capacity in slices]

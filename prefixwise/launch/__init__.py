@@ -1,1 +1,1 @@
-"""From options to a running engine: options, loading, warm-up."""
+"""From a command line to a running engine: options, loading, warm-up."""

@@ -1,43 +1,52 @@
-"""From options to an engine that is ready: checkpoint, backend, scheduler, tokenizer, warm-up."""
+"""From options to a running engine: load checkpoint, tokenizer and backend, start the scheduler, warm up."""
 
 from __future__ import annotations
 
 import logging
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict
+from time import perf_counter
 
 from prefixwise.backends.load import load_backend
-from prefixwise.contract.errors import TokenizerError
+from prefixwise.contract.errors import BackendError, TokenizerError
+from prefixwise.contract.parse import parse_score_request
 from prefixwise.engine.engine import ScoringEngine
 from prefixwise.engine.scheduler import Scheduler
-from prefixwise.engine.warmup import OnProgram, warm_up
-from prefixwise.forward.backend import Backend
+from prefixwise.forward.backend import Backend, Program
 from prefixwise.forward.batch import KV_BLOCK_SIZE
 from prefixwise.launch.options import EngineOptions
-from prefixwise.models.checkpoint import Checkpoint, open_checkpoint
-from prefixwise.models.embedded import embedded_model_path
-from prefixwise.prompts.profile_choice import choose_profile, fitting_profile
-from prefixwise.prompts.profile_files import find_profile
+from prefixwise.models.checkpoint import Checkpoint
+from prefixwise.models.sources import embedded_model_path, open_checkpoint
+from prefixwise.plan.algorithms import max_dense_len
+from prefixwise.prompts.profile_choice import choose_profile, find_profile, fitting_profile
 from prefixwise.prompts.rerank import RerankPrompts
 from prefixwise.prompts.tokenizer import TextTokenizer
 
 log = logging.getLogger("prefixwise")
 
+MAX_COMPILERS = 16  # programs compiled at a time, if there are as many cores
+
+OnProgram = Callable[[int, int, str], None]  # programs compiled, programs in all, the next one's title
+
 
 def load_engine(options: EngineOptions, on_program: OnProgram | None = None) -> ScoringEngine:
-    """Load the model, and warm it up where that is asked for. What fails half-way gives the device's memory back."""
-    profile = None if options.profile is None else find_profile(options.profile)  # before the wait for the model
+    """Load the model and, if the options say so, warm it up. A failure on the way frees the device's memory."""
+    # First, so that an unknown profile is an error before the model is loaded.
+    profile = None if options.profile is None else find_profile(options.profile)
     checkpoint = open_checkpoint(options.model)
     tokenizer = read_tokenizer(checkpoint)
     profiles = choose_profile(profile, checkpoint, tokenizer)
     if profile is not None and profile.can_rerank and tokenizer is not None:
         fitting = fitting_profile(profile, profiles.by_name, tokenizer)
-        RerankPrompts(fitting, tokenizer, checkpoint.config)  # raises where the two do not fit
+        RerankPrompts(fitting, tokenizer, checkpoint.config)  # raises if profile and tokenizer do not fit
     elif profile is not None and not profile.can_rerank:
         log.warning("profile %s has no labels of its own: requests to rerank will be refused", profile.name)
     scheduler = Scheduler(load_backend(checkpoint, options.backend_options()), options.scheduler_options())
     with ExitStack() as on_failure:
-        on_failure.callback(scheduler.close)  # and its backend
+        on_failure.callback(scheduler.close)  # also closes the backend
         engine = ScoringEngine(options.engine_config(checkpoint.name, profiles), scheduler, tokenizer)
         if options.warmup != "none":
             warm_up(engine, on_program)
@@ -46,11 +55,11 @@ def load_engine(options: EngineOptions, on_program: OnProgram | None = None) -> 
 
 
 def resolved_config(options: EngineOptions, engine: ScoringEngine) -> dict[str, object]:
-    """The options with every `auto` settled, and the sizes that follow from them, as plain JSON.
+    """The options with every `auto` resolved, and the sizes that follow from them, as plain JSON.
 
-    A run can be repeated from it: it is printed at start, and `/server_info` shows it.
+    It is printed at start and shown by `/server_info`, so that a run can be reproduced.
     """
-    settled = {
+    resolved = {
         "model": str(embedded_model_path() if options.model is None else options.model),
         "token_budget": engine.planner.options.token_budget,
         "served_names": [engine.config.model_name, *engine.config.served_names],
@@ -60,7 +69,7 @@ def resolved_config(options: EngineOptions, engine: ScoringEngine) -> dict[str, 
     }
     return {
         **asdict(options),
-        **settled,
+        **resolved,
         **_of_backend(engine.backend),
         **_of_scheduler(engine.scheduler),
     }
@@ -98,9 +107,61 @@ def _of_scheduler(scheduler: Scheduler) -> dict[str, object]:
 
 
 def read_tokenizer(checkpoint: Checkpoint) -> TextTokenizer | None:
-    """None for a model without one: token ids can still be scored, and text gets an error that says so."""
+    """None for a model without a tokenizer: it scores token ids, and a request with text gets an error."""
     try:
         return TextTokenizer(checkpoint.read_tokenizer_files())
     except TokenizerError as error:
         log.info("only token ids can be scored: %s", error)
         return None
+
+
+def warm_up(engine: ScoringEngine, on_program: OnProgram | None = None) -> int:
+    """Compile all programs of the engine's backend before the first request, and run one small request.
+
+    Returns how many programs there are. Raises BackendError if one of them cannot be compiled.
+    """
+    begin = perf_counter()
+    scheduler = engine.scheduler
+    longest_dense = max_dense_len(engine.planner.options)
+    programs = scheduler.call(lambda: engine.backend.programs(max_dense_len=longest_dense))
+    log.info("warm-up: %d programs to compile", len(programs))
+    _compile(scheduler, programs, on_program)
+    # In order, and after all are compiled: a compiler may time GEMMs on the device.
+    for number, program in enumerate(programs):
+        if on_program is not None and program.lower is None:
+            on_program(number, len(programs), program.title)
+        scheduler.call(program.prepare)
+    _score_one_item(engine)
+    scheduler.admission.reset_rate()
+    log.info("warm-up: ready after %.1f s", perf_counter() - begin)
+    return len(programs)
+
+
+def _compile(scheduler: Scheduler, programs: Sequence[Program], on_program: OnProgram | None) -> None:
+    """Compile in parallel, begun in order. Processes that compile together may wait for each other's part of a program,
+    so all of them must work on the first one that is not done."""
+
+    def compile_one(program: Program) -> None:
+        if program.lower is not None:
+            scheduler.call(program.lower)()
+
+    compilers = ThreadPoolExecutor(min(os.cpu_count() or 1, MAX_COMPILERS), thread_name_prefix="prefixwise-compile")
+    try:
+        compiling = [compilers.submit(compile_one, program) for program in programs]
+        for number, (program, done) in enumerate(zip(programs, compiling, strict=True)):
+            if on_program is not None and program.lower is not None:
+                on_program(number, len(programs), program.title)
+            try:
+                done.result()
+            except Exception as error:
+                raise BackendError(f"cannot compile the program {program.title!r}: {error}") from error
+    finally:
+        compilers.shutdown(cancel_futures=True)
+
+
+def _score_one_item(engine: ScoringEngine) -> None:
+    """The first request is slow on the host, too."""
+    token = 1 if engine.config.delimiter_token_id == 0 else 0
+    for algorithm in ("serial", "packed", "prefill_extend"):
+        body = {"query": [token], "items": [[token]], "label_token_ids": [0], "score_mode": "prob"}
+        engine.score(parse_score_request({**body, "algorithm": algorithm}))

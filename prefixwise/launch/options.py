@@ -1,9 +1,9 @@
-"""Everything that shapes an engine, in one place: what `Scorer`, `prefixwise score` and the server let people choose.
+"""All options of an engine in one place, for `Scorer`, the command line and the server.
 
-EngineOptions -> backend_options()     which backend, where, how exact
-              -> plan_options()        how requests are cut into forwards
-              -> scheduler_options()   what is kept between requests, how much may wait
-              -> engine_config()       what holds for every request
+EngineOptions -> backend_options()     backend, device, dtype
+              -> plan_options()        how requests are split into forwards
+              -> scheduler_options()   KV cache between requests, queue
+              -> engine_config()       names, limits and profile of all requests
 """
 
 from __future__ import annotations
@@ -15,41 +15,41 @@ from typing import TYPE_CHECKING
 from prefixwise.contract.errors import InvalidValueError
 from prefixwise.contract.request import Algorithm
 from prefixwise.forward.backend import BackendOptions, Warmup
-from prefixwise.plan.options import MaskOption, PlanOptions
+from prefixwise.plan.algorithms import MaskOption, PlanOptions
 
 if TYPE_CHECKING:
-    from prefixwise.engine.engine import EngineConfig
+    from prefixwise.engine.prepare import EngineConfig
     from prefixwise.engine.scheduler import SchedulerOptions
     from prefixwise.prompts.profile_choice import ProfileChoice
 
-NO_BOUND = -1  # `chunked_prefill_size` as the origin's command lines spell None
+NO_BOUND = -1  # `chunked_prefill_size` as SGLang's command lines spell None
 
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """What was asked for. Illegal values are errors at once, before a model is looked for."""
+    """The options as given. An illegal value is an error at once, before a model is loaded."""
 
     model: str | Path | None = None  # a folder, a .gguf file or a hub id; None: the embedded model
     backend: str = "auto"  # auto, jax, torch
     device: str = "auto"  # auto, cpu, cuda, gpu, tpu, or one of them with a number: cuda:1
     dtype: str = "auto"  # auto, float32, bfloat16, float16
-    tp_size: int = 1  # devices that share every layer
-    dp_size: int = 1  # copies of the model
-    batch_invariant: bool = False  # the same bits at every size of batch, on devices where that costs speed
+    tp_size: int = 1  # tensor parallelism: devices that share every layer
+    dp_size: int = 1  # data parallelism: copies of the model
+    batch_invariant: bool = False  # the same bits at every batch size, on devices where that costs speed
     attention: str | None = None  # the name of an implementation; None: the best that runs
-    warmup: Warmup = "none"  # what is compiled before the first request
+    warmup: Warmup = "none"  # which programs are compiled before the first request
     compilation_cache_dir: str | Path | None = None  # JAX only; None: the user's cache folder, on accelerators
-    weight_cache: bool = True  # keep dequantised weights on disk, in the user's cache folder, for the next start
-    prefix_cache_bytes: int | None = None  # for the keys and values of prefixes, on each device; None: chosen for it
-    prefix_cache: bool = True  # keep prefixes between requests
+    weight_cache: bool = True  # cache dequantised weights on disk, in the user's cache folder, for the next start
+    prefix_cache_bytes: int | None = None  # KV cache on each device; None: chosen for the device
+    prefix_cache: bool = True  # cache prefixes between requests
     chunked_prefill_size: int | None = None  # most tokens of one request's prefix in a step; None, -1: no bound
-    max_queued_tokens: int | None = None  # most tokens that may wait; None: chosen for the device
+    max_queued_tokens: int | None = None  # most tokens waiting and running; None: chosen for the device
     algorithm: Algorithm = "auto"  # what `auto` in a request means
-    mask: MaskOption = "auto"  # of packed rows
+    mask: MaskOption = "auto"  # of packed sequences
     segment_fallback_threshold: int = 32_768  # mask `auto`: segment up to this packed length
-    chunk_size: int | None = None  # most items in one packed row or one forward; 0: no bound; None: from the geometry
+    chunk_size: int | None = None  # most items in a packed sequence or a forward; 0: no bound; None: from the geometry
     token_budget: int | None = None  # most tokens in one forward; None: the device's default
-    delimiter_token_id: int | None = None  # a token between the query and every item; None: nothing
+    delimiter_token_id: int | None = None  # a token between the query and every item; None: no token
     max_items_per_request: int = 100_000  # more are an error
     profile: str | Path | None = None  # how documents become prompts: a name or a .toml file; None: by the model's name
     served_names: tuple[str, ...] = ()  # further names that requests may call the model by; the first is its own
@@ -67,7 +67,7 @@ class EngineOptions:
         self.plan_options()
 
     def backend_options(self) -> BackendOptions:
-        """Raises BackendError for what no backend takes."""
+        """Raises BackendError for a value that no backend takes."""
         folder = self.compilation_cache_dir
         return BackendOptions(
             backend=self.backend,
@@ -85,7 +85,7 @@ class EngineOptions:
         )
 
     def plan_options(self) -> PlanOptions:
-        """Raises InvalidValueError for what no plan takes."""
+        """Raises InvalidValueError for a value that no plan takes."""
         return PlanOptions(
             algorithm=self.algorithm,
             mask=self.mask,
@@ -105,8 +105,8 @@ class EngineOptions:
         )
 
     def engine_config(self, model_name: str, profiles: ProfileChoice) -> EngineConfig:
-        """`model_name`: what the checkpoint calls itself, which the first served name takes the place of."""
-        from prefixwise.engine.engine import EngineConfig
+        """`model_name`: the checkpoint's own name. The first served name, if there is one, replaces it."""
+        from prefixwise.engine.prepare import EngineConfig
 
         name, *others = self._names(model_name)
         return EngineConfig(
@@ -119,7 +119,7 @@ class EngineOptions:
         )
 
     def _names(self, model_name: str) -> list[str]:
-        """All that requests may call the model by: the served names, its own, the path as given, its base name."""
+        """All names of the model that requests may use: the served names, its own, the path as given, its base name."""
         path = () if self.model is None else (str(self.model), Path(self.model).name)
         names = (*self.served_names, model_name, *path)
         return list(dict.fromkeys(name for name in names if name))
@@ -145,7 +145,7 @@ _EXPECTED = {
 
 
 def _is_at_least(value: object, least: int) -> bool:
-    """Callers without a type checker send strings and floats, too."""
+    """Callers without a type checker may pass strings and floats."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 

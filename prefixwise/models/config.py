@@ -1,6 +1,6 @@
 """The description of a decoder: sizes, rotary embedding, which optional parts it has.
 
-Written by the checkpoint readers, read by every backend: nothing below `backends/` looks at a config file.
+The checkpoint readers write it and every backend reads it: nothing below `backends/` looks at a config file.
 Dimension letters, here and everywhere: T tokens, S prefix tokens, I items, N query heads, K KV heads, G query
 heads per KV head, H head size, D model size, F MLP size, V vocabulary, L labels.
 """
@@ -36,7 +36,7 @@ class RopeConfig:
     theta: float
     linear_factor: float = 1.0
     llama3: Llama3Scaling | None = None
-    frequency_factors: tuple[float, ...] | None = None  # GGUF keeps Llama 3's scaling as divisors, [H / 2]
+    frequency_factors: tuple[float, ...] | None = None  # GGUF stores Llama 3's scaling as divisors, [H / 2]
 
     def inverse_frequencies(self, head_size: int) -> NDArray[np.float32]:
         """Radians per position, [H / 2], rounded to float32 where Hugging Face transformers rounds: a bit of
@@ -103,7 +103,7 @@ class ModelConfig:
 
     @property
     def num_head_rows(self) -> int:
-        """The head gives so many logits: what label ids may name."""
+        """The number of logits, and so the bound of label ids."""
         return self.num_classes or self.vocab_size
 
     @property

@@ -1,4 +1,4 @@
-"""The model families: which checkpoints we can read, and what sets each family apart.
+"""The model families: which checkpoints we can read, and how the families differ.
 
 A family is data. Adding one means adding a row here and, if it has a part that no other has, a field in
 `ModelConfig` that both backends honour.
@@ -15,10 +15,10 @@ from prefixwise.models.config import Activation
 
 @dataclass(frozen=True)
 class Family:
-    """One line of the table."""
+    """One row of the table."""
 
     name: str
-    title: str  # for people: `prefixwise models`
+    title: str  # shown by `prefixwise models`
     hf_architectures: tuple[str, ...]  # `architectures` in config.json
     hf_classifiers: tuple[str, ...]  # `architectures` of a model with a few classes in place of the vocabulary
     gguf_architectures: tuple[str, ...]  # `general.architecture` in a GGUF file
@@ -27,7 +27,7 @@ class Family:
     gguf_permutes_qk: bool = False  # llama.cpp interleaves the rotary halves of the rows of Q and K
     activation: Activation = "silu"
     scales_embeddings: bool = False  # by the square root of the model size
-    # A norm multiplies by 1 + w: Hugging Face stores w, a GGUF file has the sum. It is kept in float32.
+    # A norm multiplies by 1 + w: Hugging Face stores w, a GGUF file has the sum. The weights stay in float32.
     one_plus_norms: bool = False
 
     def embedding_scale(self, model_size: int) -> float:

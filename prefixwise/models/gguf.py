@@ -1,6 +1,6 @@
-"""A GGUF file as a checkpoint: its metadata becomes a `ModelConfig`, its blocks become rows of float32.
+"""A GGUF file as a checkpoint: its metadata becomes a `ModelConfig`, its quantisation blocks become rows of float32.
 
-Loaded only when a GGUF file is opened, and so is the gguf package, which knows how to dequantise.
+Imported only when a GGUF file is opened, with the gguf package, which dequantises.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from prefixwise.models.checkpoint import (
     Checkpoint,
     StoredDtype,
     StoredTensor,
+    TokenizerFiles,
     check_layer_count,
-    check_nothing_left,
+    check_no_unused_tensors,
     check_tensors,
+    map_rows,
     names_of,
 )
 from prefixwise.models.config import ModelConfig, RopeConfig, parameter_shapes
 from prefixwise.models.families import GGUF_TENSOR_NAMES, Family, family_of_gguf, stored_name
 from prefixwise.models.gguf_file import GgufFile, TensorEntry, read_gguf_file
-from prefixwise.models.mapped_rows import map_rows
-from prefixwise.models.tokenizer_files import TokenizerFiles
 
 # Types whose bytes are numbers already: numpy's name and ours. The others become float32.
 _PLAIN: dict[GGMLQuantizationType, tuple[type[np.generic], StoredDtype]] = {
@@ -45,7 +45,7 @@ _ROPE_FACTORS = "rope_freqs.weight"  # Llama 3's rope scaling, the one tensor th
 
 @dataclass(frozen=True)
 class GgufTensor(StoredTensor):
-    """Rows of blocks; a row is dequantised when it is asked for."""
+    """Rows of quantisation blocks; they are dequantised on every read."""
 
     path: Path
     offset: int  # of the first byte in the file
@@ -71,8 +71,8 @@ class GgufTensor(StoredTensor):
 
 
 def _dequantised(raw: NDArray[np.uint8], quant_type: GGMLQuantizationType) -> NDArray[np.float32]:
-    """float32 of whole rows. gguf works on sixteen rows at a time; narrow rows go in side by side, which
-    halves the time (blocks do not know of each other, so it changes no bit)."""
+    """Whole rows as float32. gguf works on sixteen rows at a time. Narrow rows go in side by side, which halves the
+    time; quantisation blocks are independent, so no bit changes."""
     num_rows, row_bytes = raw.shape
     if num_rows == 0:
         return np.empty(0, np.float32)
@@ -82,7 +82,7 @@ def _dequantised(raw: NDArray[np.uint8], quant_type: GGMLQuantizationType) -> ND
 
 
 def open_gguf(path: Path, given_name: str = "") -> Checkpoint:
-    """Open the file, which the user called so; tensors are mapped and dequantised when they are read."""
+    """Open the file, which the user named `given_name`; tensors are mapped and dequantised on every read."""
     file = read_gguf_file(path)
     family = family_of_gguf(str(file.metadata.get("general.architecture")))
     _check_is_whole(file)
@@ -92,11 +92,11 @@ def open_gguf(path: Path, given_name: str = "") -> Checkpoint:
     file_names = {key: stored_name(key, GGUF_TENSOR_NAMES, "blk") for key in parameter_shapes(config)}
     tensors = {key: stored[name] for key, name in file_names.items() if name in stored}
     check_tensors(config, tensors, file_names)
-    check_nothing_left(config, stored, file_names, "blk")
+    check_no_unused_tensors(config, stored, file_names, "blk")
     if family.gguf_permutes_qk:
         tensors = {key: _unpermuted(key, tensor, config) for key, tensor in tensors.items()}
-    said = (file.metadata.get(key) for key in ("general.name", "general.basename"))
-    names = names_of(given_name, path, *said)
+    stated = (file.metadata.get(key) for key in ("general.name", "general.basename"))
+    names = names_of(given_name, path, *stated)
     quantised = frozenset(key for key, tensor in tensors.items() if _is_quantised_matrix(tensor))
     return Checkpoint(path.stem, path, config, tensors, lambda: _tokenizer_files(file), names, quantised)
 
@@ -106,7 +106,7 @@ def _is_quantised_matrix(tensor: GgufTensor) -> bool:
 
 
 def _tokenizer_files(file: GgufFile) -> TokenizerFiles:
-    from prefixwise.models.gguf_tokenizer import read_gguf_tokenizer  # only for who scores text
+    from prefixwise.models.gguf_tokenizer import read_gguf_tokenizer  # token ids need no tokenizer
 
     return read_gguf_tokenizer(file)
 
@@ -152,7 +152,7 @@ def _quant_type(file: GgufFile, entry: TensorEntry) -> GGMLQuantizationType:
 
 @cache
 def _can_read(quant_type: GGMLQuantizationType) -> bool:
-    """Asks the gguf package with one block of zeros: it has no list of what it can dequantise."""
+    """Whether the gguf package can dequantise the type: it has no list, so it gets one block of zeros."""
     try:
         dequantize(np.zeros((1, GGML_QUANT_SIZES[quant_type][1]), np.uint8), quant_type)
     except NotImplementedError:
@@ -224,7 +224,7 @@ class _Metadata:
         return self.integer("attention.key_length", self.integer("embedding_length") // num_heads)
 
     def refuse_unsupported(self) -> None:
-        """Variants that share an architecture's name and would compute something else."""
+        """Raise for variants that share an architecture's name but compute something else."""
         if self.integer("expert_count", 0):
             raise ModelLoadError("unsupported: a mixture of experts; expected a dense model")
         head_size = self.head_size()

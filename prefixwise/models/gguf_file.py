@@ -1,7 +1,7 @@
-"""The container of GGUF: magic, counts, metadata, a table of tensors, their bytes. What they mean: `gguf`.
+"""The GGUF container: magic, counts, metadata, a table of tensors, their bytes. `gguf.py` interprets them.
 
-Read directly rather than by `gguf.GGUFReader`, which builds a small array per string and so needs 3 s where
-this needs 0.05 s for SmolLM2's vocabulary, and which answers a file cut short with whatever numpy says.
+We do not use `gguf.GGUFReader`: it builds a small array per string and takes 3 s for SmolLM2's vocabulary, where this
+takes 0.05 s, and a truncated file ends in an error of numpy.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _DEFAULT_ALIGNMENT = 32
 _LENGTH = struct.Struct("<Q")  # before every string
-_STRING, _ARRAY = 8, 9  # type ids of metadata values; the others are numbers, as numpy names them:
+_STRING, _ARRAY = 8, 9  # type ids of metadata values; all other ids are numbers, by numpy's names:
 _SCALARS: dict[int, str] = {
     0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 7: "?",
     10: "<u8", 11: "<i8", 12: "<f8",
@@ -30,7 +30,7 @@ _SCALARS: dict[int, str] = {
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """A line of the table of tensors."""
+    """A row of the table of tensors."""
 
     name: str
     shape: tuple[int, ...]  # rows first, as numpy has it; the file counts the other way
@@ -48,12 +48,12 @@ class GgufFile:
     tensors: Mapping[str, TensorEntry]
 
 
-class _CutShortError(Exception):
-    """The header goes on where the file does not."""
+class _TruncatedError(Exception):
+    """The file ends within its header."""
 
 
 def read_gguf_file(path: Path) -> GgufFile:
-    """Read the header; no tensor is touched."""
+    """Read the header only. Raises ModelLoadError."""
     size = path.stat().st_size
     with path.open("rb") as handle:
         magic = handle.read(len(_MAGIC))
@@ -65,7 +65,7 @@ def read_gguf_file(path: Path) -> GgufFile:
 
 
 def _read_header(path: Path, cursor: _Cursor) -> tuple[dict[str, Any], dict[str, TensorEntry]]:
-    """The steps in the file's order, so that an error can say how far the file went."""
+    """Read the parts in the file's order, so that an error can name the one that fails."""
     step = "its header"
     try:
         _check_version(path, cursor.number("<u4"))
@@ -74,9 +74,9 @@ def _read_header(path: Path, cursor: _Cursor) -> tuple[dict[str, Any], dict[str,
         metadata = dict(cursor.key_and_value() for _ in range(num_values))
         step = "its table of tensors"
         entries = [cursor.tensor_entry() for _ in range(num_tensors)]
-    except _CutShortError:
+    except _TruncatedError:
         raise ModelLoadError(f"{path} is truncated: {step} goes on past its {cursor.size} bytes") from None
-    except ValueError as error:  # bytes that are no UTF-8, a type id that is none
+    except ValueError as error:  # invalid UTF-8, or an unknown type id
         raise ModelLoadError(f"{path} is damaged: {step} cannot be read ({error})") from None
     return metadata, _with_absolute_offsets(path, entries, cursor.position, metadata)
 
@@ -98,7 +98,7 @@ def _with_absolute_offsets(
 
 
 class _Cursor:
-    """Walks through the header; every step raises `_CutShortError` where the file ends too early."""
+    """Walks through the header; every step raises `_TruncatedError` where the file ends too early."""
 
     def __init__(self, data: mmap.mmap, position: int) -> None:
         self.data = data
@@ -135,8 +135,8 @@ class _Cursor:
     def _numbers(self, dtype: str, count: int) -> np.ndarray[tuple[int], np.dtype[Any]]:
         end = self.position + count * np.dtype(dtype).itemsize
         if end > self.size:
-            raise _CutShortError
-        raw = self.data[self.position : end]  # a copy, so that nothing holds on to the mapping
+            raise _TruncatedError
+        raw = self.data[self.position : end]  # a copy, so that the mapping can be closed
         self.position = end
         return np.frombuffer(raw, dtype)
 
@@ -149,7 +149,7 @@ class _Cursor:
             start = position + 8
             position = start + length_at(data, position)[0] if start <= size else start
             if position > size:
-                raise _CutShortError
+                raise _TruncatedError
             strings.append(data[start:position].decode())
         self.position = position
         return strings

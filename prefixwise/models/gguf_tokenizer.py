@@ -15,10 +15,10 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_
 from tokenizers.models import BPE
 
 from prefixwise.contract.errors import TokenizerError
+from prefixwise.models.checkpoint import TokenizerFiles
 from prefixwise.models.gguf_file import GgufFile
-from prefixwise.models.tokenizer_files import TokenizerFiles
 
-_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # values of `token_type` that the text is searched for
+_UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # values of `token_type`: tokens that text may contain as a whole
 _ROLES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 _SPACE = "▁"  # how SentencePiece writes a space
 
@@ -36,7 +36,7 @@ _TEKKEN_SPLIT = (
 
 @dataclass(frozen=True)
 class _SplitRule:
-    """How text is cut before the merges, and what else goes with that choice."""
+    """How text is split before the merges, and the settings that belong to that rule."""
 
     pattern: str | None = None  # None: GPT-2's
     single_digits: bool = False
@@ -59,11 +59,11 @@ _SPLIT_RULES: dict[str, _SplitRule] = {  # by `tokenizer.ggml.pre`
 
 
 def read_gguf_tokenizer(file: GgufFile) -> TokenizerFiles:
-    """Build the tokenizer of the file; raises TokenizerError when there is none, or none that we know."""
+    """Build the tokenizer of the file. Raises TokenizerError where it has none, or one that we do not know."""
     builders: dict[str, Callable[[Mapping[str, Any]], tuple[Tokenizer, bool]]]
     builders = {"gpt2": _byte_level, "llama": _sentencepiece}
     metadata = _tokenizer_metadata(file.metadata)
-    if file.metadata.get("general.architecture") == "gemma":  # whose scores do not follow the order of its merges
+    if file.metadata.get("general.architecture") == "gemma":  # its scores do not follow the order of its merges
         metadata["scores"] = -np.arange(len(metadata.get("tokens", ())), dtype=np.float32)
     kind = metadata.get("model")
     if kind is None or "tokens" not in metadata:
@@ -142,7 +142,7 @@ def _vocabulary(tokens: Sequence[str]) -> dict[str, int]:
 
 def _merges_from_scores(tokens: Sequence[str], scores: Sequence[float]) -> list[tuple[str, str]]:
     """SentencePiece joins the neighbours whose union scores best: every cut of a token in two is a merge,
-    best tokens first. Among the cuts of one token, longer left parts come first, as Hugging Face has it."""
+    best tokens first. Among the cuts of one token, longer left parts come first, as in Hugging Face's code."""
     known = set(tokens)
     cuts = [
         (-score, -cut, -len(token), index, token[:cut], token[cut:])
@@ -154,7 +154,7 @@ def _merges_from_scores(tokens: Sequence[str], scores: Sequence[float]) -> list[
 
 
 def _add_whole_tokens(tokenizer: Tokenizer, metadata: Mapping[str, Any]) -> frozenset[int]:
-    """Add the tokens that are found in text as they stand, before any merge; returns the special ids."""
+    """Add the tokens that text may contain as a whole, before any merge; returns the special ids."""
     tokens: list[str] = metadata["tokens"]
     types = metadata.get("token_type", ())
     special = {index for index, kind in enumerate(types) if kind in (_CONTROL, _UNKNOWN)}

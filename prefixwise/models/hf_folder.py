@@ -15,9 +15,10 @@ from prefixwise.contract.errors import ModelLoadError, TokenizerError
 from prefixwise.models.checkpoint import (
     Checkpoint,
     StoredTensor,
+    TokenizerFiles,
     as_float32,
     check_layer_count,
-    check_nothing_left,
+    check_no_unused_tensors,
     check_tensors,
     names_of,
 )
@@ -30,18 +31,17 @@ from prefixwise.models.families import (
     family_of_hf,
     stored_name,
 )
-from prefixwise.models.safetensors_file import open_safetensors
-from prefixwise.models.tokenizer_files import TokenizerFiles
+from prefixwise.models.safetensors import open_safetensors
 
 _Q_BIAS = stored_name("layers.0.q_bias", HF_TENSOR_NAMES, "model.layers")
 _ACTIVATIONS: dict[Activation, str] = {"silu": "silu", "gelu_tanh": "gelu_pytorch_tanh"}  # by their names there
-_MOST_CLASSES = 2
+_MAX_CLASSES = 2
 _ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
 @dataclass(frozen=True)
 class OnePlusTensor(StoredTensor):
-    """What Gemma's norms multiply by: 1 + the stored weights, in float32 as it adds them itself."""
+    """The factors of Gemma's norms: 1 + the stored weights, added in float32 as Gemma does."""
 
     stored: StoredTensor
 
@@ -62,7 +62,7 @@ def open_hf_folder(path: Path, name: str) -> Checkpoint:
     file_names = {key: stored_name(key, names, "model.layers") for key in parameter_shapes(config)}
     tensors = {key: stored[file_name] for key, file_name in file_names.items() if file_name in stored}
     check_tensors(config, tensors, file_names)
-    check_nothing_left(config, stored, file_names, "model.layers")
+    check_no_unused_tensors(config, stored, file_names, "model.layers")
     if family.one_plus_norms:
         tensors = {key: _one_plus(tensor) if key.endswith("_norm") else tensor for key, tensor in tensors.items()}
     known_names = names_of(name, path, raw.get("_name_or_path"))
@@ -70,16 +70,16 @@ def open_hf_folder(path: Path, name: str) -> Checkpoint:
 
 
 def describe_hf_model(raw: Mapping[str, Any]) -> ModelConfig:
-    """What a config.json says of a model whose weights are not here."""
+    """Describe a model by its config.json alone, without weights. Raises ModelLoadError for a classifier."""
     architectures = raw.get("architectures") or []
     family = family_of_hf(architectures)
     if not any(each in family.hf_architectures for each in architectures):
-        raise ModelLoadError("a classifier cannot be described without its weights, which have its number of classes")
+        raise ModelLoadError("a classifier cannot be described without its weights: they hold its number of classes")
     return _model_config(raw, family, {}, 0)
 
 
 def describe_hf_folder(path: Path) -> ModelConfig:
-    """By its config.json alone."""
+    """Describe the model of a folder by its config.json."""
     return describe_hf_model(_read_json(path / "config.json"))
 
 
@@ -88,13 +88,13 @@ def _one_plus(tensor: StoredTensor) -> StoredTensor:
 
 
 def _num_classes(stored: Mapping[str, StoredTensor]) -> int:
-    """Of a reranker that was turned into a classifier: one row is the score, two are `no` and `yes`."""
+    """Rows of a classifier's head, as some rerankers have it: one row is the score, two are `no` and `yes`."""
     if HF_CLASSIFIER_HEAD not in stored:
         raise ModelLoadError(f"the checkpoint lacks the tensor {HF_CLASSIFIER_HEAD!r}, the head of a classifier")
     if HF_CLASSIFIER_BIAS in stored:
         raise ModelLoadError(f"unsupported: the classifier has a bias, {HF_CLASSIFIER_BIAS!r}; expected one without")
     shape = stored[HF_CLASSIFIER_HEAD].shape
-    if len(shape) != 2 or not 1 <= shape[0] <= _MOST_CLASSES:
+    if len(shape) != 2 or not 1 <= shape[0] <= _MAX_CLASSES:
         raise ModelLoadError(
             f"unsupported: a classifier whose {HF_CLASSIFIER_HEAD!r} has shape {list(shape)}; "
             "expected a reranker's, with one row (the score) or two (no, yes)"
@@ -132,7 +132,7 @@ def _weight_file_names(path: Path) -> list[str]:
 
 
 def _other_formats(path: Path) -> str:
-    """A hint for folders that hold their weights in a format that can run code when it is opened."""
+    """A hint for folders with pickled weights, which can run code when they are opened."""
     pickled = sorted(entry.name for entry in path.glob("*.bin"))
     return f" (it has {pickled[0]}; convert it to safetensors)" if pickled else ""
 
@@ -169,21 +169,22 @@ def _model_config(
         )
     except KeyError as error:
         raise ModelLoadError(f"config.json lacks {error}, which a {family.title} model needs") from None
-    except (TypeError, ValueError) as error:  # null or words where a number should be
-        raise ModelLoadError(f"config.json holds something that is not a number: {error}") from None
+    except (TypeError, ValueError) as error:  # null or text where a number should be
+        raise ModelLoadError(f"config.json has a value that is not a number: {error}") from None
 
 
 def _check_activation(raw: Mapping[str, Any], family: Family) -> None:
-    """Gemma's first configs say `hidden_act: gelu` and mean its approximation; later ones have `hidden_activation`."""
+    """Raise for another activation. Gemma's first configs have `hidden_act: gelu` and mean the tanh approximation;
+    later configs have `hidden_activation`."""
     expected = _ACTIVATIONS[family.activation]
-    says = raw.get("hidden_activation") or raw.get("hidden_act") or expected
-    is_legacy = family.activation == "gelu_tanh" and says == "gelu" and not raw.get("hidden_activation")
-    if says != expected and not is_legacy:
-        raise ModelLoadError(f"unsupported activation {says!r}; supported: {expected}")
+    stated = raw.get("hidden_activation") or raw.get("hidden_act") or expected
+    is_legacy = family.activation == "gelu_tanh" and stated == "gelu" and not raw.get("hidden_activation")
+    if stated != expected and not is_legacy:
+        raise ModelLoadError(f"unsupported activation {stated!r}; supported: {expected}")
 
 
 def _max_context_len(raw: Mapping[str, Any], family: Family) -> int:
-    """Sliding windows are not implemented: within one window they change nothing, so that is the limit."""
+    """Sliding windows are not implemented. They change nothing within one window, so the window is the limit."""
     positions = int(raw["max_position_embeddings"])
     is_used = raw.get("use_sliding_window", family.name == "mistral")  # Qwen has a switch, Mistral has none
     window = raw.get("sliding_window") if is_used else None
@@ -216,7 +217,7 @@ def _llama3_scaling(parameters: Mapping[str, Any]) -> Llama3Scaling:
 
 
 def read_tokenizer_folder(path: Path) -> TokenizerFiles:
-    """tokenizer.json, and the chat template and special tokens from wherever the folder keeps them."""
+    """Read tokenizer.json, the chat template and the special tokens. Raises TokenizerError."""
     from tokenizers import Tokenizer
 
     file = path / "tokenizer.json"
@@ -235,7 +236,7 @@ def read_tokenizer_folder(path: Path) -> TokenizerFiles:
 
 
 def _leading_ids(tokenizer: Any) -> tuple[int, ...]:
-    """What the post-processor puts before a text: `<s>` for Llama, nothing for Qwen."""
+    """The ids that the post-processor puts before a text: `<s>` for Llama, none for Qwen."""
     bare: list[int] = tokenizer.encode("a", add_special_tokens=False).ids
     full: list[int] = tokenizer.encode("a", add_special_tokens=True).ids
     for start in range(len(full) - len(bare) + 1):

@@ -1,16 +1,17 @@
-"""Dequantised weights, kept on disk: a quantised checkpoint's matrices in bfloat16, made on first use.
+"""The weight cache: a quantised checkpoint's matrices in bfloat16 on disk, made on first use.
 
-Dequantising takes longer than all else in a start. So it is done once, by all cores, into a safetensors file that
-later starts map. The file holds exactly the bits that a backend would round the dequantised numbers to.
+Dequantising takes longer than the rest of a start. So all cores do it once, into a safetensors file that later starts
+map. The file holds exactly the bits that a backend would round the dequantised numbers to.
 
-A file has the identity of its source in its name and in its header. It is written beside its place and renamed when it
-is whole and on disk, so whoever reads sees all of it or nothing, however many processes start at once. One that cannot
-be used, for whatever reason, is made again; and where nothing can be written, weights are dequantised as they are read.
+A file has the identity of its source in its name and in its header. It gets its name when it is complete and on disk,
+so readers see all of it or nothing, however many processes start at once. A damaged or foreign file is made again.
+Where nothing can be written, weights are dequantised on every read.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -18,24 +19,30 @@ from hashlib import sha256
 from pathlib import Path
 
 from prefixwise.contract.errors import ModelLoadError
-from prefixwise.models.cache_folder import OFF, WEIGHT_CACHE_VARIABLE, weight_cache_folder
+from prefixwise.host import user_cache_folder
 from prefixwise.models.checkpoint import Checkpoint, StoredTensor
-from prefixwise.models.safetensors_file import open_safetensors, read_safetensors_metadata
-from prefixwise.models.safetensors_writer import bfloat16_file_bytes, write_bfloat16_safetensors
+from prefixwise.models.safetensors import (
+    bfloat16_file_bytes,
+    open_safetensors,
+    read_safetensors_metadata,
+    write_bfloat16_safetensors,
+)
 
 log = logging.getLogger("prefixwise")
 
+WEIGHT_CACHE_VARIABLE = "PREFIXWISE_WEIGHT_CACHE"
+OFF = "off"
 _FORMAT = "1"  # goes up when the same source would give other bytes
 _LEAST_FREE_SHARE = 0.5  # of the disk's free space that is left to others
 
 
 @dataclass(frozen=True)
 class _Entry:
-    """The file of one checkpoint, whether it is there or not."""
+    """The file of one checkpoint; it may not exist yet."""
 
     path: Path
     metadata: dict[str, str]  # in its header
-    sources: Mapping[str, StoredTensor]  # by canonical name: what is dequantised into it
+    sources: Mapping[str, StoredTensor]  # by canonical name: the quantised tensors
 
     @classmethod
     def of(cls, checkpoint: Checkpoint, folder: Path) -> _Entry:
@@ -52,7 +59,7 @@ class _Entry:
         return cls(folder / f"{source.stem}-{digest}.safetensors", metadata, sources)
 
     def read(self) -> dict[str, StoredTensor] | None:
-        """The mapped tensors; None where the file is missing, damaged or another's."""
+        """The mapped tensors; None where the file is missing, damaged or of another source."""
         try:
             if read_safetensors_metadata(self.path) != self.metadata:
                 return None
@@ -64,14 +71,14 @@ class _Entry:
         return tensors if found == expected else None
 
     def write(self) -> None:
-        """Raises OSError where that cannot be done."""
+        """Dequantise into the file. Raises OSError where the disk is too full or cannot be written."""
         num_bytes = bfloat16_file_bytes(self.sources)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(self.path.parent).free
         if num_bytes > (1 - _LEAST_FREE_SHARE) * free:
             raise OSError(f"{num_bytes >> 20} MB are needed in {self.path.parent}, where {free >> 20} MB are free")
         write_bfloat16_safetensors(self.path, self.sources, self.metadata)
-        # Said as loudly as a warning, because it is said once: a disk has become fuller.
+        # A warning, because it uses disk space; it is logged once per model.
         log.warning(
             "wrote %d MB to %s, so that the next start is quicker; turn off with --no-weight-cache or %s=%s",
             *(num_bytes >> 20, self.path, WEIGHT_CACHE_VARIABLE, OFF),
@@ -79,8 +86,11 @@ class _Entry:
 
 
 def with_bfloat16_weights(checkpoint: Checkpoint) -> Checkpoint:
-    """The checkpoint with its quantised tensors in bfloat16, from the cache, which is filled where it has to be; as it
-    is where there is nothing to gain or nothing can be kept. For who loads it in bfloat16 anyhow."""
+    """The checkpoint with its quantised tensors in bfloat16 from the cache, which is filled on first use.
+
+    Returns the checkpoint unchanged where nothing is quantised, the cache is off, or it cannot be written. Only for
+    backends that compute in bfloat16.
+    """
     folder = weight_cache_folder()
     if folder is None or not checkpoint.quantised:
         return checkpoint
@@ -91,8 +101,16 @@ def with_bfloat16_weights(checkpoint: Checkpoint) -> Checkpoint:
             entry.write()
             tensors = entry.read()
     except OSError as error:
-        log.warning("dequantised weights are not kept: %s", error)
+        log.warning("dequantised weights are not cached: %s", error)
         return checkpoint
-    if tensors is None:  # somebody changes the folder under our hands
+    if tensors is None:  # another process changed the folder meanwhile
         return checkpoint
     return replace(checkpoint, tensors={**checkpoint.tensors, **tensors}, quantised=frozenset())
+
+
+def weight_cache_folder() -> Path | None:
+    """The cache's folder; None where the environment turns the cache off."""
+    setting = os.environ.get(WEIGHT_CACHE_VARIABLE)
+    if setting == OFF:
+        return None
+    return Path(setting).expanduser() if setting else user_cache_folder() / "prefixwise" / "weights"

@@ -1,6 +1,6 @@
-"""How long an algorithm would take, roughly: enough to choose between them, never to promise anything.
+"""A rough estimate of the time that an algorithm takes, to choose between algorithms.
 
-Figures are static per kind of device until a warm-up measures them.
+The figures of each kind of device are static.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from prefixwise.models.config import ModelConfig
 
 @dataclass(frozen=True)
 class DeviceFigures:
-    """What a kind of device does, in the units of `estimate_seconds`."""
+    """The speed of a kind of device."""
 
-    flops_per_second: float  # large matrix products in half precision
+    flops_per_second: float  # large GEMMs in half precision
     seconds_per_forward: float  # launches, Python, padding of the smallest batch
 
 
@@ -31,7 +31,7 @@ STATIC_FIGURES: dict[str, DeviceFigures] = {
 
 @dataclass(frozen=True)
 class Work:
-    """What an algorithm computes: tokens through the linear layers, query-key pairs, forwards."""
+    """The work of an algorithm: tokens through the linear layers, query-key pairs, forwards."""
 
     num_tokens: int
     num_pairs: int
@@ -49,32 +49,34 @@ def estimate_seconds(config: ModelConfig, work: Work, figures: DeviceFigures) ->
 
 
 @dataclass(frozen=True)
-class TailSums:
-    """What the estimates need to know of the tails."""
+class SegmentSums:
+    """The sums over a request's segments that the estimates need."""
 
-    num_tails: int
+    num_segments: int
     num_tokens: int
-    num_pairs: int  # of tokens of one tail, half of the square
+    num_pairs: int  # query-key pairs within segments: half of the squares
 
     @classmethod
-    def of(cls, tail_lens: Int64Array) -> TailSums:
-        return cls(len(tail_lens), int(tail_lens.sum()), int(np.dot(tail_lens, tail_lens)) // 2)
+    def of(cls, segment_lens: Int64Array) -> SegmentSums:
+        return cls(len(segment_lens), int(segment_lens.sum()), int(np.dot(segment_lens, segment_lens)) // 2)
 
 
-def packed_work(prefix_len: int, tails: TailSums, num_rows: int, token_budget: int, multiple: int) -> Work:
-    """Rows of the prefix and some tails each; `serial` is the case of one row per tail."""
-    tokens = tails.num_tokens + prefix_len * num_rows
-    pairs = num_rows * prefix_len**2 // 2 + prefix_len * tails.num_tokens + tails.num_pairs
+def packed_work(prefix_len: int, segments: SegmentSums, num_sequences: int, token_budget: int, multiple: int) -> Work:
+    """Sequences of the prefix and some segments each; `serial` has one sequence per segment."""
+    tokens = segments.num_tokens + prefix_len * num_sequences
+    pairs = num_sequences * prefix_len**2 // 2 + prefix_len * segments.num_tokens + segments.num_pairs
     return Work(_padded(tokens, multiple), pairs, -(-tokens // token_budget))
 
 
-def extend_work(prefix_len: int, tails: TailSums, token_budget: int, multiple: int, *, joins: bool = False) -> Work:
-    """The prefix in a forward of its own, then the tails; with `joins` one behind the other, as in one row."""
+def extend_work(
+    prefix_len: int, segments: SegmentSums, token_budget: int, multiple: int, *, joins: bool = False
+) -> Work:
+    """The prefix in a forward of its own, then the item tokens; with `joins` both in one sequence."""
     if joins:
-        return packed_work(prefix_len, tails, 1, token_budget, multiple)
-    tokens = _padded(prefix_len, multiple) + _padded(tails.num_tokens, multiple)
-    pairs = prefix_len**2 // 2 + prefix_len * tails.num_tokens + tails.num_pairs
-    return Work(tokens, pairs, bool(prefix_len) + -(-tails.num_tokens // token_budget))
+        return packed_work(prefix_len, segments, 1, token_budget, multiple)
+    tokens = _padded(prefix_len, multiple) + _padded(segments.num_tokens, multiple)
+    pairs = prefix_len**2 // 2 + prefix_len * segments.num_tokens + segments.num_pairs
+    return Work(tokens, pairs, bool(prefix_len) + -(-segments.num_tokens // token_budget))
 
 
 def _padded(num_tokens: int, multiple: int) -> int:

@@ -1,7 +1,6 @@
-"""A reranker profile: how a query and a document become tokens, which labels are read, what makes the relevance.
+"""A reranker profile: how a query and a document become tokens, which labels are read, and how they give the relevance.
 
-A profile is data, a TOML file (`profiles/` holds those that come with the package). This module is its format, and
-the validator that says what is wrong with one.
+A profile is a TOML file (`profiles/` holds those of the package). This module has its format and its validator.
 
     before   pieces of fixed text                      each piece is tokenized on its own,
     body     pieces; the last one ends in {document}   and the ids are joined
@@ -15,16 +14,15 @@ from dataclasses import dataclass
 from string import Formatter
 from typing import Literal, get_args
 
-from prefixwise.contract.describe import describe
-from prefixwise.contract.errors import ProfileError
-from prefixwise.contract.relevance import RelevanceKind
+from prefixwise.contract.errors import ProfileError, describe
+from prefixwise.contract.scores import RelevanceKind
 
 FORMAT = 1
 PLACEHOLDERS = ("query", "document", "instruction")
 
-# What makes the relevance of the labels' logits, the first label being the one that speaks for the document:
-# its part of the softmax over the labels; its logit; its logit minus the second's; its probability among all tokens.
-# `from_request`: nothing does, labels and score mode are the request's (`/v1/score` only).
+# How the logits of the labels give the relevance. The first label is the positive one: its share of the softmax over
+# the labels; its logit; its logit minus that of the second label; its probability among all tokens.
+# `from_request`: labels and score mode come from the request (`/v1/score` only).
 Relevance = RelevanceKind | Literal["from_request"]
 RELEVANCES: tuple[Relevance, ...] = (*get_args(RelevanceKind), "from_request")
 NUM_LABELS = {"softmax": (2, None), "logit": (1, 1), "logit_diff": (2, 2), "prob": (1, 1), "from_request": (0, 0)}
@@ -35,10 +33,10 @@ class Piece:
     """Text that is tokenized on its own, with placeholders in braces (and braces doubled, as in `str.format`)."""
 
     text: str
-    without_instruction: str | None = None  # what stands here where there is none; None: the same text
+    without_instruction: str | None = None  # the text if there is no instruction; None: the same text
 
     def template(self, instruction: str | None) -> str:
-        """The text to be filled in."""
+        """The text with its placeholders."""
         if instruction or self.without_instruction is None:
             return self.text
         return self.without_instruction
@@ -46,7 +44,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Profile:
-    """One profile, legal in itself. Whether a tokenizer has its labels is known when the two meet."""
+    """One profile, valid in itself. `RerankPrompts` checks that it fits a tokenizer."""
 
     name: str
     description: str
@@ -55,16 +53,16 @@ class Profile:
     before: tuple[Piece, ...]
     body: tuple[Piece, ...]
     after: tuple[Piece, ...]
-    special_tokens: tuple[str, ...] = ()  # that its pieces spell out; a tokenizer without them is another model's
-    add_bos: bool = False  # begin with what the tokenizer begins a prompt with
-    chat: bool = False  # all pieces together are a user's message in the checkpoint's own chat template
-    without_chat_template: str | None = None  # the profile to use where there is no such template
-    instruction: str | None = None  # where the request has none
-    max_context_len: int | None = None  # tokens; a document that would make it more is cut
+    special_tokens: tuple[str, ...] = ()  # in its pieces; it does not fit tokenizers without them
+    add_bos: bool = False  # begin with the tokenizer's leading ids (BOS)
+    chat: bool = False  # all pieces together are a user's message in the checkpoint's chat template
+    without_chat_template: str | None = None  # the profile to use if there is no such template
+    instruction: str | None = None  # if the request has none
+    max_context_len: int | None = None  # tokens; a longer document is cut
     max_body_len: int | None = None  # the same, counted without `before` and `after`
     max_query_len: int | None = None  # of the pieces of the body that have {query}; more is an error
-    names: tuple[str, ...] = ()  # of checkpoints that want this profile: patterns as in file names, in lower case
-    families: tuple[str, ...] = ()  # those that such a checkpoint may belong to; none: any
+    names: tuple[str, ...] = ()  # of checkpoints for this profile: patterns like those of file names, in lower case
+    families: tuple[str, ...] = ()  # model families of such checkpoints; (): any
 
     @property
     def can_rerank(self) -> bool:
@@ -72,8 +70,8 @@ class Profile:
 
     @property
     def kind(self) -> RelevanceKind:
-        """Of a profile that can rerank."""
-        assert self.relevance != "from_request", "nobody reranks with such a profile"
+        """The relevance of a profile that can rerank."""
+        assert self.relevance != "from_request", "such a profile cannot rerank"
         return self.relevance
 
     @property
@@ -83,17 +81,17 @@ class Profile:
 
 
 def placeholders(template: str) -> list[str]:
-    """The names in braces, in their order. Raises ValueError for braces that do not match."""
+    """The names in braces, in order. Raises ValueError if braces do not match."""
     return [name for _, name, _, _ in Formatter().parse(template) if name is not None]
 
 
 def parse_profile(data: Mapping[str, object], origin: str) -> Profile:
-    """`origin` says where it came from. Raises ProfileError, which names all that is wrong."""
+    """Raises ProfileError, which lists all problems. `origin`: the file, for the message."""
     reader = _Reader(data)
     profile = _read(reader)
     problems = [*reader.problems, *reader.unread(), *(_contradictions(profile) if not reader.problems else ())]
     if problems:
-        raise ProfileError(f"{origin} is no profile: {'; '.join(problems)}")
+        raise ProfileError(f"{origin} is not a profile: {'; '.join(problems)}")
     return profile
 
 
@@ -127,7 +125,7 @@ def _read(reader: _Reader) -> Profile:
 
 
 class _Reader:
-    """A table of the file, and what was found wrong with it. Missing and wrong values are read as something legal."""
+    """A table of the file, and its problems. Missing and wrong values are replaced by legal ones."""
 
     def __init__(self, data: Mapping[str, object], path: str = "") -> None:
         self._data = data
@@ -136,7 +134,7 @@ class _Reader:
         self.problems: list[str] = []
 
     def unread(self) -> list[str]:
-        """Keys that mean nothing, which is most likely a slip of the pen."""
+        """Problems: unknown keys, which are probably typos."""
         known = ", ".join(sorted(self._read))
         return [f"{self._path}{key} is unknown; expected {known}" for key in self._data if key not in self._read]
 
@@ -145,7 +143,7 @@ class _Reader:
         return _Reader(value, f"{self._path}{key}.")  # type: ignore[arg-type]
 
     def text(self, key: str, *default: str | None) -> str | None:
-        """Required unless there is a default."""
+        """Required if there is no default."""
         if key not in self._data and not default:
             self._read.add(key)
             self.problems.append(f"{self._path}{key} is missing; expected a string")
@@ -216,12 +214,12 @@ def _template_problems(text: str, path: str) -> Iterable[str]:
     try:
         fields = list(Formatter().parse(text))
     except ValueError as error:
-        yield f"{path}: {error}; a brace that is meant as one is written twice"
+        yield f"{path}: {error}; write a literal brace twice"
         return
     for _, name, spec, conversion in fields:
         if name is not None and (name not in PLACEHOLDERS or spec or conversion):
             shown = f"{{{name}{'!' + conversion if conversion else ''}{':' + spec if spec else ''}}}"
-            yield f"{path}: unknown placeholder {shown}; expected {expected}, or braces written twice"
+            yield f"{path}: unknown placeholder {shown}; expected {expected}, or literal braces written twice"
 
 
 def _contradictions(profile: Profile) -> Iterable[str]:
@@ -232,25 +230,25 @@ def _contradictions(profile: Profile) -> Iterable[str]:
     for instruction in ("some", None):
         if not any("query" in placeholders(piece.template(instruction)) for piece in pieces):
             where = "with an instruction" if instruction else "without an instruction"
-            yield f"{{query}} stands nowhere in a prompt {where}; expected it in prompt.body"
+            yield f"{{query}} is nowhere in a prompt {where}; expected it in prompt.body"
             break
     if used.count("document") != 1 or not profile.body or not profile.body[-1].text.endswith("{document}"):
-        yield "{document} must stand once, at the very end of the last piece of prompt.body"
+        yield "{document} must occur once, at the very end of the last piece of prompt.body"
     if any("document" in placeholders(piece.without_instruction or "") for piece in pieces):
-        yield "{document} cannot stand in without_instruction"
+        yield "{document} cannot be in without_instruction"
     if any("query" in placeholders(piece.text) for piece in profile.before):
-        yield "prompt.before is fixed text: {query} must stand in prompt.body"
+        yield "prompt.before is fixed text: {query} must be in prompt.body"
     for token in profile.special_tokens:
         if not any(token in text for text in texts):
-            yield f"prompt.special_tokens: {token} stands in no piece"
+            yield f"prompt.special_tokens: {token} is in no piece"
     if profile.instruction is not None and not profile.takes_instruction:
-        yield "instruction has no {instruction} to stand in"
+        yield "instruction needs a piece with {instruction}"
     if profile.without_chat_template is not None and not profile.chat:
-        yield "prompt.without_chat_template means something with prompt.chat = true only"
+        yield "prompt.without_chat_template is only for prompt.chat = true"
     if profile.max_query_len is not None and "query" in placeholders(profile.body[-1].text if profile.body else ""):
-        yield "prompt.max_query_len: {query} must stand in a piece of its own, without {document}"
+        yield "prompt.max_query_len: {query} must be in a piece of its own, without {document}"
     if profile.chat and not profile.after:
-        yield "prompt.after must hold something with prompt.chat = true: a message does not end in a document"
+        yield "prompt.after must not be empty with prompt.chat = true: a message does not end with a document"
     if profile.chat and profile.add_bos:
         yield "prompt.add_bos: a chat template adds its own"
 

@@ -1,42 +1,118 @@
-"""Which profile goes with a checkpoint: by its name, by its head, or none but the one for any model."""
+"""Profiles by name, by file and by checkpoint: those of the package, those of users, and the one that fits a model."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import tomllib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from prefixwise.contract.describe import quote
-from prefixwise.contract.errors import ProfileError, TokenizerError
+from prefixwise.contract.errors import ProfileError, TokenizerError, quote
 from prefixwise.models.checkpoint import Checkpoint, StoredTensor, as_float32
-from prefixwise.prompts.chat_template import chat_frame
-from prefixwise.prompts.profile import Profile
-from prefixwise.prompts.profile_files import RESERVED_NAME, builtin_profile, builtin_profiles
-from prefixwise.prompts.tokenizer import TextTokenizer
+from prefixwise.prompts.profile import Profile, parse_profile
+from prefixwise.prompts.tokenizer import TextTokenizer, chat_frame
+
+# Files
+
+
+_SUFFIX = ".toml"
+RESERVED_NAME = "default"  # requests may use it for the model's own profile
+_FOLDER = files("prefixwise.prompts").joinpath("profiles")
+
+
+@cache
+def builtin_profiles() -> dict[str, Profile]:
+    """The profiles of the package, by name, which is also the name of the file."""
+    names = sorted(entry.name for entry in _FOLDER.iterdir() if entry.name.endswith(_SUFFIX))
+    profiles = [_parse(_FOLDER.joinpath(name).read_bytes(), name) for name in names]
+    return {profile.name: profile for profile in profiles}
+
+
+def builtin_profile_text(name: str) -> str:
+    """The text of the file, as a start for a new profile. Raises ProfileError."""
+    return _FOLDER.joinpath(builtin_profile(name).name + _SUFFIX).read_text(encoding="utf-8")
+
+
+def builtin_profile(name: str) -> Profile:
+    """Raises ProfileError, which lists the names."""
+    profiles = builtin_profiles()
+    if name not in profiles:
+        known = ", ".join(profiles)
+        raise ProfileError(f"no profile is called {quote(name)}; expected {known}, or a path that ends in {_SUFFIX}")
+    return profiles[name]
+
+
+def find_profile(name_or_path: str | Path) -> Profile:
+    """A profile of the package by name, or a file by path. Raises ProfileError."""
+    text = str(name_or_path)
+    is_path = isinstance(name_or_path, Path) or text.endswith(_SUFFIX) or "/" in text
+    return read_profile(Path(text)) if is_path else builtin_profile(text)
+
+
+def read_profile(path: Path) -> Profile:
+    """A user's file. Raises ProfileError."""
+    try:
+        content = path.expanduser().read_bytes()
+    except (OSError, RuntimeError) as error:  # no such file, or no home folder
+        raise ProfileError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    profile = _parse(content, str(path))
+    problems = list(_problems_of_users(profile))
+    if problems:
+        raise ProfileError(f"{path} is not a profile: {'; '.join(problems)}")
+    return profile
+
+
+def _problems_of_users(profile: Profile) -> Iterator[str]:
+    """What only profiles of the package may do."""
+    known = builtin_profiles()
+    if profile.name in known or profile.name == RESERVED_NAME:
+        yield f"name {quote(profile.name)} is taken; choose another name"
+    if not profile.can_rerank:
+        yield 'relevance "from_request" is that of plain; expected softmax, logit, logit_diff or prob'
+    other = profile.without_chat_template
+    if other is not None and other not in known:
+        yield f"prompt.without_chat_template must be one of {', '.join(known)}, got {quote(other)}"
+
+
+def _parse(content: bytes, origin: str) -> Profile:
+    try:
+        data = tomllib.loads(content.decode())
+    except UnicodeDecodeError as error:
+        raise ProfileError(f"{origin} is not UTF-8: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ProfileError(f"{origin} is not TOML: {error}") from None
+    return parse_profile(data, origin)
+
+
+# Choice
+
 
 FOR_ANY_MODEL = "chat-yes-no"
 DEFAULT = RESERVED_NAME
-_SAME_DIRECTION = 0.999  # cosine; rows are rounded to bfloat16, and a head that was trained further is another one
+_SAME_DIRECTION = 0.999  # cosine; rows are rounded to bfloat16, and further training changes a head more than that
 
 
 @dataclass(frozen=True)
 class ProfileChoice:
-    """The profile of requests that name none, and those that they may name."""
+    """The profile of requests that name none, and the profiles that requests may name."""
 
-    default: Profile | None  # None: a classifier that no profile is known for
+    default: Profile | None  # None: a classifier without a known profile
     reason: str  # for people
     by_name: Mapping[str, Profile]
-    warning: str | None = None  # what every answer must say
+    warning: str | None = None  # part of every response
 
 
 def choose_profile(asked: Profile | None, checkpoint: Checkpoint, tokenizer: TextTokenizer | None) -> ProfileChoice:
-    """The one that was asked for, or the one that the checkpoint wants."""
+    """The profile that the user asks for, or the one that fits the checkpoint."""
     by_name = dict(builtin_profiles())
     if asked is not None:
-        return ProfileChoice(asked, "it was asked for", {**by_name, asked.name: asked})
+        return ProfileChoice(asked, "asked for", {**by_name, asked.name: asked})
     for name in checkpoint.names:
         for profile in builtin_profiles().values():
             if _is_named(profile, _last_part(name), checkpoint.config.family):
@@ -47,7 +123,7 @@ def choose_profile(asked: Profile | None, checkpoint: Checkpoint, tokenizer: Tex
 
 
 def profile_of_any_model(model: str = "this model", tokenizer: TextTokenizer | None = None) -> ProfileChoice:
-    """For a model that nothing is known of: every answer says so."""
+    """The profile of models without a known profile: every response has a warning."""
     profile, why = builtin_profile(FOR_ANY_MODEL), ""
     failure = None if tokenizer is None else chat_failure(tokenizer)
     if failure is not None and profile.without_chat_template is not None:
@@ -60,7 +136,7 @@ def profile_of_any_model(model: str = "this model", tokenizer: TextTokenizer | N
 
 
 def chat_failure(tokenizer: TextTokenizer) -> str | None:
-    """Why it has no chat template that can be used; None where it has."""
+    """Why the tokenizer has no usable chat template; None if it has one."""
     if tokenizer.chat_template is None:
         return "it has no chat template"
     try:
@@ -71,7 +147,7 @@ def chat_failure(tokenizer: TextTokenizer) -> str | None:
 
 
 def _last_part(name: str) -> str:
-    """Of a hub id or a path: a folder above may be called anything."""
+    """The last part of a hub id or a path; folders above may have any name."""
     return name.rstrip("/").rpartition("/")[2]
 
 
@@ -81,7 +157,7 @@ def _is_named(profile: Profile, name: str, family: str) -> bool:
 
 
 def _by_head(checkpoint: Checkpoint, tokenizer: TextTokenizer | None, by_name: Mapping[str, Profile]) -> ProfileChoice:
-    """A classifier whose head was made from the rows of a profile's labels."""
+    """Finds the profile of a classifier whose head was made from the rows of the profile's labels."""
     candidates = [profile for profile in by_name.values() if profile.names and tokenizer is not None]
     for profile in candidates:
         is_family = not profile.families or checkpoint.config.family in profile.families
@@ -91,7 +167,7 @@ def _by_head(checkpoint: Checkpoint, tokenizer: TextTokenizer | None, by_name: M
 
 
 def _head_is_of(profile: Profile, checkpoint: Checkpoint, tokenizer: TextTokenizer) -> bool:
-    """Compared with the embedding: models with a tied head have its rows there."""
+    """Compares with the embedding, which has the label rows of models with a tied head."""
     ids = [tokenizer.token_id(label) for label in profile.labels]
     embedding, head = checkpoint.tensors["embedding"], _rows(checkpoint.tensors["head"], 0, None)
     if any(label_id is None or label_id >= embedding.shape[0] for label_id in ids):
@@ -109,7 +185,7 @@ def _rows(tensor: StoredTensor, start: int, count: int | None) -> NDArray[np.flo
 
 
 def fitting_profile(profile: Profile, by_name: Mapping[str, Profile], tokenizer: TextTokenizer) -> Profile:
-    """The same, or the one that it names for models without a chat template that works. Raises ProfileError."""
+    """The profile, or the one that it names for models without a usable chat template. Raises ProfileError."""
     other = profile.without_chat_template
     if not profile.chat or other is None or chat_failure(tokenizer) is None:
         return profile
@@ -119,12 +195,12 @@ def fitting_profile(profile: Profile, by_name: Mapping[str, Profile], tokenizer:
 
 
 def profile_of(choice: ProfileChoice, name: str | None) -> Profile:
-    """The profile that a request means; no name and "default" are the model's own. Raises ProfileError."""
+    """The profile of a request. No name and "default" mean the model's own. Raises ProfileError."""
     if name not in (None, DEFAULT):
         if name not in choice.by_name:
             raise ProfileError(f"profile must be one of {', '.join(choice.by_name)}, got {quote(str(name))}")
         return choice.by_name[name]
     if choice.default is None:
         known = ", ".join(name for name, profile in choice.by_name.items() if profile.names)
-        raise ProfileError(f"{choice.reason}: say which one its prompts are to follow (--profile); ours are {known}")
+        raise ProfileError(f"{choice.reason}: choose one with --profile; known profiles are {known}")
     return choice.default

@@ -1,11 +1,11 @@
 """From a rerank request to the token sequences that the model sees, by a profile.
 
-    opening                             | row                      | after
-    before, body but for the document   | lead {document}          | after
-    the same for all documents          | tokenized as one text    | the same for all, and never cut
+    opening                              | lead {document}          | after
+    before, body except for the document | tokenized as one text    | never cut
+    the same for all documents           |                          | the same for all documents
 
-The shared prefix is the opening and as much of the lead as no document can change. A document's tokens are what
-comes after it, so a first word that merges with the lead's last space belongs to the document.
+The shared prefix is the opening and those tokens of the lead that no document can change. The document's tokens are the
+ones after the prefix: a first word that merges with the last space of the lead belongs to the document.
 """
 
 from __future__ import annotations
@@ -15,32 +15,30 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from prefixwise.contract.describe import quote
-from prefixwise.contract.errors import InvalidValueError, ProfileError, TokenizerError
+from prefixwise.contract.errors import InvalidValueError, ProfileError, TokenizerError, quote
 from prefixwise.contract.ragged import Int32Array, Int64Array, Ragged, ranges, starts_from_lens
-from prefixwise.contract.rerank import RerankRequest
+from prefixwise.contract.request import RerankRequest
 from prefixwise.contract.result import Truncation
 from prefixwise.models.config import ModelConfig
-from prefixwise.prompts.chat_template import ChatFrame, chat_frame
 from prefixwise.prompts.profile import Piece, Profile, placeholders
 from prefixwise.prompts.template import Prompt, surround
-from prefixwise.prompts.tokenizer import TextTokenizer
+from prefixwise.prompts.tokenizer import ChatFrame, TextTokenizer, chat_frame
 
 _NOTHING = np.zeros(0, np.int32)
-_PROBE = "a"  # some document; what the lead's tokens have in common with and without it is the lead's own
+_PROBE = "a"  # a document; the tokens of the lead with and without it show which ones do not depend on it
 
 
 @dataclass(frozen=True)
 class RerankPrompt:
-    """Rows of documents. A document that was cut into chunks has several."""
+    """The sequences of the documents. A document that is cut into chunks has several sequences."""
 
     prompt: Prompt
-    owners: Int64Array  # [rows]: whose row it is; ascending, every document at least once
+    owners: Int64Array  # [sequences]: the document of each; ascending, every document at least once
 
 
 @dataclass(frozen=True)
 class _Frame:
-    """What a request's documents have in common."""
+    """The parts of the prompt that a request's documents share."""
 
     opening: Int32Array
     opening_body_len: int  # of these, tokens of the body
@@ -49,7 +47,7 @@ class _Frame:
 
 
 class RerankPrompts:
-    """One profile on one model. Raises ProfileError where they do not belong together."""
+    """One profile on one model. Raises ProfileError if the profile does not fit the model."""
 
     def __init__(self, profile: Profile, tokenizer: TextTokenizer, model: ModelConfig) -> None:
         if not profile.can_rerank:
@@ -65,26 +63,26 @@ class RerankPrompts:
         self.label_ids = _label_ids(profile, tokenizer, model)
 
     def prefix(self, query: str, instruction: str | None) -> Int32Array:
-        """What all documents of such a request have in common."""
+        """The prefix of all requests with this query and instruction."""
         frame = self._frame(query, instruction)
-        fixed, probed = self._tokenizer.encode_behind(frame.lead, ["", _PROBE])
+        fixed, probed = self._tokenizer.encode_after(frame.lead, ["", _PROBE])
         return np.concatenate([frame.opening, fixed, _common(probed[0], probed[1])])
 
     def prompt(self, request: RerankRequest) -> RerankPrompt:
-        """Raises RequestError where a document does not fit, and is not to be cut, or where the query does not."""
+        """Raises RequestError if the query does not fit, or if a document does not and must not be cut."""
         frame = self._frame(request.query, request.instruction)
-        fixed, rows = self._tokenizer.encode_behind(frame.lead, ["", _PROBE, *request.documents])
-        head = _common(rows[0], rows[1])
-        rows = rows.take(np.arange(2, len(rows)))
-        shared = _shared_lens(head, rows)
+        fixed, sequences = self._tokenizer.encode_after(frame.lead, ["", _PROBE, *request.documents])
+        head = _common(sequences[0], sequences[1])
+        sequences = sequences.take(np.arange(2, len(sequences)))
+        shared = _shared_lens(head, sequences)
         opening = np.concatenate([frame.opening, fixed])
-        documents = _Documents(rows, shared)
-        room = self._row_room(frame, len(fixed)) - shared
+        documents = _Documents(sequences, shared)
+        room = self._room(frame, len(fixed)) - shared
         self._check_room(len(opening) + len(head), len(frame.after), room, documents.lens)
         windows = documents.windows(request, room)
         prompt = Prompt(
             prefix_ids=np.concatenate([opening, head]),
-            sequences=surround(_NOTHING, windows.rows, frame.after),
+            sequences=surround(_NOTHING, windows.sequences, frame.after),
             joined=False,
             label_ids=self.label_ids,
             prompt_tokens=len(opening) + len(head) + int(documents.lens.sum()),
@@ -121,19 +119,19 @@ class RerankPrompts:
         )
 
     def _check_query(self, lens: Sequence[int]) -> None:
-        """`lens`: tokens of the body's pieces but for the last."""
+        """`lens`: the tokens of each piece of the body except the last."""
         most = self.profile.max_query_len
         for piece, length in zip(self.profile.body, lens, strict=False):
             if most is not None and length > most and "query" in placeholders(piece.text):
                 raise InvalidValueError(
-                    f"query must have at most {most} tokens with the words of profile {quote(self.profile.name)} "
+                    f"query must have at most {most} tokens with the text of profile {quote(self.profile.name)} "
                     f"around it, got {length}; shorten it",
                     code="context_too_long",
                     param="query",
                 )
 
-    def _row_room(self, frame: _Frame, fixed_len: int) -> int:
-        """Tokens that a row may have, behind what was tokenized once."""
+    def _room(self, frame: _Frame, fixed_len: int) -> int:
+        """How many tokens a sequence may have after the fixed ones."""
         profile = self.profile
         longest = min(self._model.max_context_len, profile.max_context_len or self._model.max_context_len)
         room = longest - len(frame.opening) - len(frame.after)
@@ -155,24 +153,24 @@ class RerankPrompts:
 
 @dataclass(frozen=True)
 class _Windows:
-    """What is left of the documents."""
+    """The documents after they are cut."""
 
-    rows: Ragged
+    sequences: Ragged
     owners: Int64Array
     truncated: tuple[Truncation, ...]
 
 
 class _Documents:
-    """The documents' own tokens: each row behind what it shares."""
+    """The tokens of each document, after the tokens that it shares."""
 
-    def __init__(self, rows: Ragged, shared: Int64Array) -> None:
-        self._rows = rows
-        self._starts = rows.starts[:-1] + shared
-        self.lens: Int64Array = rows.lens - shared
+    def __init__(self, sequences: Ragged, shared: Int64Array) -> None:
+        self._sequences = sequences
+        self._starts = sequences.starts[:-1] + shared
+        self.lens: Int64Array = sequences.lens - shared
 
     def windows(self, request: RerankRequest, room: Int64Array) -> _Windows:
-        """At most `room` [I] tokens to a row, one row for each document unless it may be cut into several."""
-        room = np.maximum(room, 1)  # where there is none, no document has a token
+        """Cuts each document to at most `room` [I] tokens, or into chunks of that size if the request allows it."""
+        room = np.maximum(room, 1)  # if there is none, no document has a token
         longest = int(self.lens.max())  # no more chunks than it has tokens: a product of large numbers would wrap
         most = min(request.max_chunks_per_doc or 1, max(1, longest)) * room
         kept = self.lens
@@ -189,7 +187,7 @@ class _Documents:
         number = np.arange(len(owners)) - np.repeat(starts_from_lens(num_chunks)[:-1], num_chunks)
         begin = number * room[owners]
         lens = np.minimum(room[owners], kept[owners] - begin)
-        flat = self._rows.flat[ranges(first[owners] + begin, lens)]
+        flat = self._sequences.flat[ranges(first[owners] + begin, lens)]
         return _Windows(Ragged(flat, starts_from_lens(lens)), owners, truncated)
 
 
@@ -208,26 +206,26 @@ def _refuse_long(request: RerankRequest, lens: Int64Array, most: Int64Array) -> 
 
 
 def _common(one: Int32Array, other: Int32Array) -> Int32Array:
-    """The tokens that both begin with."""
+    """The common prefix of both."""
     compared = min(len(one), len(other))
     differs = np.flatnonzero(one[:compared] != other[:compared])
     return one[: int(differs[0]) if len(differs) else compared]
 
 
-def _shared_lens(head: Int32Array, rows: Ragged) -> Int64Array:
-    """[I]: how many of the head's tokens each row begins with."""
-    shared = np.zeros(len(rows), np.int64)
-    is_same = np.ones(len(rows), bool)
-    padded = np.append(rows.flat, np.int32(-1))
+def _shared_lens(head: Int32Array, sequences: Ragged) -> Int64Array:
+    """[I]: how many of the head's tokens each sequence begins with."""
+    shared = np.zeros(len(sequences), np.int64)
+    is_same = np.ones(len(sequences), bool)
+    padded = np.append(sequences.flat, np.int32(-1))
     for position, token in enumerate(head.tolist()):
-        at = np.minimum(rows.starts[:-1] + position, rows.starts[1:])
-        is_same &= (rows.lens > position) & (padded[at] == token)
+        at = np.minimum(sequences.starts[:-1] + position, sequences.starts[1:])
+        is_same &= (sequences.lens > position) & (padded[at] == token)
         shared += is_same
     return shared
 
 
 def _chat_frame_of(profile: Profile, tokenizer: TextTokenizer) -> ChatFrame | None:
-    """None where the profile is no chat's."""
+    """None if the profile does not use the chat template."""
     if not profile.chat:
         return None
     if tokenizer.chat_template is None:
@@ -239,7 +237,7 @@ def _chat_frame_of(profile: Profile, tokenizer: TextTokenizer) -> ChatFrame | No
 
 
 def _put_around(chat: ChatFrame, leading: list[str], after: list[str]) -> None:
-    """The template's words around the message that the texts are together."""
+    """Puts the text of the template around the message, which all texts together are."""
     if chat.trims:
         leading[0], after[-1] = leading[0].lstrip(), after[-1].rstrip()
     leading[0], after[-1] = chat.before + leading[0], after[-1] + chat.after
@@ -255,7 +253,7 @@ def _check_special_tokens(profile: Profile, tokenizer: TextTokenizer) -> None:
 
 
 def _label_ids(profile: Profile, tokenizer: TextTokenizer, model: ModelConfig) -> tuple[tuple[int, ...], ...]:
-    """Tokens of the vocabulary; for a classifier the rows of its head, the positive one first."""
+    """Token ids; for a classifier the rows of its head, the positive one first."""
     if model.num_classes:
         if profile.kind == "prob" or len(profile.labels) > 2:
             raise ProfileError(

@@ -1,25 +1,26 @@
-"""From a request to the token sequences that the model sees.
+"""From a score request to the token sequences that the model sees, and the check that they fit the model.
 
-    apart       [BOS] query [delimiter] | item | suffix      each | is a border between separate tokenizations
-    joint       [BOS] query + item | suffix                  one text, as a plain prompt would be
-    item_first  [BOS] item | [delimiter] query | suffix      nothing is shared; in joint, item + query is one
+    separate    [BOS] query [delimiter] | item | suffix      the texts between | are tokenized separately
+    joint       [BOS] query + item | suffix                  query and item are tokenized as one text
+    item_first  [BOS] item | [delimiter] query | suffix      nothing is shared; with joint, item + query is one text
 
-The prefix is what the request's items have in common by construction: the part before the first `|` of
-`apart`, and in `joint` the query's own tokens, of which an item may share a little less
-(`plan/shared_prefix.py` finds out). A delimiter is a border of its own, and ids have no text to join: with
-either of them `joint` is the same as `apart`.
+The prefix is the part that all items share: with `separate` everything before the first `|`, with `joint` the query's
+tokens, of which an item may share a few less (`plan/segments.py` finds how many). With a delimiter or with token ids,
+`joint` is the same as `separate`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from prefixwise.contract.errors import InvalidValueError, RequestError, TokenizerError
+from prefixwise.contract.errors import InvalidValueError, RequestError, TokenizerError, VocabularyError
 from prefixwise.contract.ragged import Int32Array, Int64Array, Ragged, ranges, starts_from_lens
 from prefixwise.contract.request import ScoreRequest
 from prefixwise.contract.result import Truncation
+from prefixwise.models.config import ModelConfig
 from prefixwise.prompts.tokenizer import TextTokenizer
 
 _NOTHING = np.zeros(0, np.int32)
@@ -27,20 +28,20 @@ _NOTHING = np.zeros(0, np.int32)
 
 @dataclass(frozen=True)
 class Prompt:
-    """Token ids of a request. Row i of `sequences` is item i; unless `joined` the prefix stands before it."""
+    """The token ids of a request. `sequences[i]` is item i; unless `joined`, the prefix comes before it."""
 
     prefix_ids: Int32Array
     sequences: Ragged
-    joined: bool  # rows are whole sequences, which may begin with the prefix's tokens or not
+    joined: bool  # the sequences are whole; they may begin with tokens of the prefix
     label_ids: tuple[tuple[int, ...], ...]  # one tuple of token ids per label
-    prompt_tokens: int  # what the caller sent: the query once and all items
+    prompt_tokens: int  # that the caller sent: the query once and all items
     truncated: tuple[Truncation, ...] = ()
     item_errors: dict[int, RequestError] = field(default_factory=dict)
-    shared_lens: Int64Array | None = None  # [I]: how much of the prefix stands before each row; None: all of it
-    items_field: str = "items"  # what the request calls the items, for errors
+    shared_lens: Int64Array | None = None  # [I]: how many prefix tokens come before each item; None: all of them
+    items_field: str = "items"  # the request's name for the items, for errors
 
     def take(self, items: Int64Array) -> Prompt:
-        """The prompt of some items alone."""
+        """The prompt of these items only."""
         if len(items) == len(self.sequences):
             return self
         shared_lens = None if self.shared_lens is None else self.shared_lens[items]
@@ -62,7 +63,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class _Parts:
-    """The request's pieces as ids, before they are put together."""
+    """The parts of a request as token ids."""
 
     query: Int32Array
     items: Ragged
@@ -71,9 +72,9 @@ class _Parts:
 
 
 def build_prompt(request: ScoreRequest, tokenizer: TextTokenizer | None, delimiter: int | None) -> Prompt:
-    """Tokenize and arrange.
+    """Tokenizes the request and arranges the tokens.
 
-    Raises RequestError where the tokens are at fault, TokenizerError where there is text and no tokenizer.
+    Raises RequestError if the tokens are not legal, TokenizerError if there is text and no tokenizer.
     """
     parts = _tokenize(request, tokenizer)
     _check_query(parts.query, delimiter)
@@ -86,7 +87,7 @@ def build_prompt(request: ScoreRequest, tokenizer: TextTokenizer | None, delimit
     if request.tokenization == "joint" and request.is_text and delimiter is None:
         prefix_ids, sequences, joined = _arrange_joint(request, _require(tokenizer), parts, truncated)
     else:
-        prefix_ids, sequences, joined = _arrange_apart(request, parts, delimiter)
+        prefix_ids, sequences, joined = _arrange_separate(request, parts, delimiter)
     return Prompt(
         prefix_ids=prefix_ids,
         sequences=sequences,
@@ -99,7 +100,7 @@ def build_prompt(request: ScoreRequest, tokenizer: TextTokenizer | None, delimit
 
 
 def build_prefix(query: str | Int32Array, tokenizer: TextTokenizer | None, delimiter: int | None) -> Int32Array:
-    """What the items of any request with this query have in common (but for `item_first`). Raises as `build_prompt`."""
+    """The prefix of all requests with this query (except `item_first`). Raises like `build_prompt`."""
     leading = _NOTHING
     if isinstance(query, str):
         tokenizer = _require(tokenizer)
@@ -127,7 +128,7 @@ def _tokenize(request: ScoreRequest, tokenizer: TextTokenizer | None) -> _Parts:
         return _Parts(tokenizer.encode(request.query), items, suffix_ids, tokenizer.leading_ids)
     assert isinstance(request.items, Ragged), "an id query comes with id items"
     assert not isinstance(suffix, str), "an id query comes with an id suffix"
-    return _Parts(request.query, request.items, suffix, _NOTHING)  # ids are used as they are: no BOS
+    return _Parts(request.query, request.items, suffix, _NOTHING)  # token ids are used as they are, without BOS
 
 
 def _require(tokenizer: TextTokenizer | None) -> TextTokenizer:
@@ -137,7 +138,7 @@ def _require(tokenizer: TextTokenizer | None) -> TextTokenizer:
 
 
 def _truncate(items: Ragged, max_tokens: int | None) -> tuple[Ragged, tuple[Truncation, ...]]:
-    """Cut the ends of long items, and say which."""
+    """Cuts the ends of long items, and lists them."""
     if max_tokens is None:
         return items, ()
     cut = np.flatnonzero(items.lens > max_tokens)
@@ -146,8 +147,8 @@ def _truncate(items: Ragged, max_tokens: int | None) -> tuple[Ragged, tuple[Trun
     return Ragged(items.flat[ranges(items.starts[:-1], kept_lens)], starts_from_lens(kept_lens)), report
 
 
-def _arrange_apart(request: ScoreRequest, parts: _Parts, delimiter: int | None) -> tuple[Int32Array, Ragged, bool]:
-    """Prefix, rows, and whether the rows are whole sequences."""
+def _arrange_separate(request: ScoreRequest, parts: _Parts, delimiter: int | None) -> tuple[Int32Array, Ragged, bool]:
+    """Prefix, sequences, and whether the sequences are whole."""
     between = _NOTHING if delimiter is None else np.asarray([delimiter], np.int32)
     if request.item_first:
         after = np.concatenate([between, parts.query, parts.suffix])
@@ -159,26 +160,26 @@ def _arrange_apart(request: ScoreRequest, parts: _Parts, delimiter: int | None) 
 def _arrange_joint(
     request: ScoreRequest, tokenizer: TextTokenizer, parts: _Parts, truncated: tuple[Truncation, ...]
 ) -> tuple[Int32Array, Ragged, bool]:
-    """The same. An item to be truncated is cut first, at its own tokens."""
+    """The same. Items that are too long are cut first, at their own tokens."""
     assert isinstance(request.query, str), "ids have no text to join"
     assert isinstance(request.items, tuple), "a text query comes with text items"
     items = list(request.items)
     for cut in truncated:
         items[cut.index] = tokenizer.cut(items[cut.index], cut.kept_tokens)
     query, item_first = request.query, request.item_first
-    rows = tokenizer.encode_many([item + query if item_first else query + item for item in items])
+    whole = tokenizer.encode_many([item + query if item_first else query + item for item in items])
     prefix = _NOTHING if item_first else np.concatenate([parts.leading, parts.query])
-    return prefix, surround(parts.leading, rows, parts.suffix), True
+    return prefix, surround(parts.leading, whole, parts.suffix), True
 
 
-def surround(before: Int32Array, rows: Ragged, after: Int32Array) -> Ragged:
-    """Every row with the same ids put before and after it."""
+def surround(before: Int32Array, sequences: Ragged, after: Int32Array) -> Ragged:
+    """Every sequence with the same ids before and after it."""
     if not len(before) and not len(after):
-        return rows
-    lens = rows.lens + (len(before) + len(after))
+        return sequences
+    lens = sequences.lens + (len(before) + len(after))
     starts = starts_from_lens(lens)
     flat = np.empty(int(starts[-1]), np.int32)
-    flat[ranges(starts[:-1] + len(before), rows.lens)] = rows.flat
+    flat[ranges(starts[:-1] + len(before), sequences.lens)] = sequences.flat
     flat[starts[:-1, None] + np.arange(len(before))] = before
     flat[starts[1:, None] - len(after) + np.arange(len(after))] = after
     return Ragged(flat, starts)
@@ -187,7 +188,7 @@ def surround(before: Int32Array, rows: Ragged, after: Int32Array) -> Ragged:
 def _label_ids(request: ScoreRequest, tokenizer: TextTokenizer | None) -> tuple[tuple[int, ...], ...]:
     if request.label_token_ids is not None:
         return request.label_token_ids
-    assert request.labels is not None, "a request has labels in one form or the other"
+    assert request.labels is not None, "a request has labels as text or as token ids"
     tokenizer = _require(tokenizer)
     if request.label_scoring == "single":
         return tuple((tokenizer.label_id(label, i),) for i, label in enumerate(request.labels))
@@ -210,5 +211,70 @@ def _collision(where: str, position: int, delimiter: int, item: int | None) -> R
         f"{where} must not hold the delimiter token {delimiter}, got it at token {position}",
         code="delimiter_collision",
         param=where.partition("[")[0],
+        item_index=item,
+    )
+
+
+# Limits of the model
+
+
+def check_limits(prompt: Prompt, model: ModelConfig, *, label_tokens: int, report: bool) -> dict[int, RequestError]:
+    """The errors of items that are too long or have unknown tokens. Raises the first one unless `report`.
+
+    The contract has checked the ids that a caller sent; a tokenizer may still have tokens that the model lacks.
+    `label_tokens`: how many tokens of a label the model sees too (all except the last of the longest label).
+    """
+    _check_common_tokens(prompt, model.vocab_size)
+    errors: dict[int, RequestError] = {}
+    for item, error in _item_errors(prompt, model, label_tokens):
+        if item in prompt.item_errors or item in errors:
+            continue
+        if not report:
+            raise error
+        errors[item] = error
+    return errors
+
+
+def _check_common_tokens(prompt: Prompt, vocab_size: int) -> None:
+    unknown = prompt.prefix_ids[prompt.prefix_ids >= vocab_size]
+    if len(unknown):
+        raise _unknown_token("query", "query", int(unknown[0]), vocab_size, None)
+    for number, label in enumerate(prompt.label_ids):
+        if max(label) >= vocab_size:
+            raise _unknown_token(f"labels[{number}]", "labels", max(label), vocab_size, None)
+
+
+def _item_errors(prompt: Prompt, model: ModelConfig, label_tokens: int) -> Iterator[tuple[int, RequestError]]:
+    needed = prompt.context_lens() + label_tokens
+    for item in np.flatnonzero(needed > model.max_context_len).tolist():
+        yield item, _too_long(prompt, item, model.max_context_len, label_tokens)
+    sequences = prompt.sequences
+    for position in np.flatnonzero(sequences.flat >= model.vocab_size).tolist():
+        item = int(np.searchsorted(sequences.starts, position, side="right")) - 1
+        token = int(sequences.flat[position])
+        name = prompt.items_field
+        yield item, _unknown_token(f"{name}[{item}]", name, token, model.vocab_size, item)
+
+
+def _too_long(prompt: Prompt, item: int, max_context_len: int, label_tokens: int) -> InvalidValueError:
+    own = int(prompt.sequences.lens[item])
+    parts = f"{own} tokens" if prompt.joined else f"prefix {len(prompt.prefix_ids)} + item {own} tokens"
+    labels = f" + label {label_tokens}" if label_tokens else ""
+    no_item_fits = len(prompt.prefix_ids) + label_tokens > max_context_len
+    advice = "shorten the query" if no_item_fits else "shorten it or set max_tokens_per_item"
+    return InvalidValueError(
+        f"items[{item}] must fit the model's {max_context_len} tokens, got {parts}{labels}; {advice}",
+        code="context_too_long",
+        param="items",
+        item_index=item,
+    )
+
+
+def _unknown_token(where: str, param: str, token: int, vocab_size: int, item: int | None) -> VocabularyError:
+    return VocabularyError(
+        f"{where} must hold tokens below {vocab_size}, the model's vocabulary size, "
+        f"got a text that its tokenizer gives token {token}",
+        code="token_id_exceeds_vocab",
+        param=param,
         item_index=item,
     )

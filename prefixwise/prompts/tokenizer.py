@@ -1,15 +1,25 @@
-"""Text to token ids, the same way for every algorithm and backend."""
+"""From text to token ids: a model's tokenizer, the places where a text can be cut, and its chat template."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 
-from prefixwise.contract.errors import InvalidValueError
+from prefixwise.contract.errors import InvalidValueError, TokenizerError
 from prefixwise.contract.ragged import Int32Array, Ragged
-from prefixwise.models.tokenizer_files import TokenizerFiles
-from prefixwise.prompts.token_borders import TokenBorders
+from prefixwise.models.checkpoint import TokenizerFiles
+
+if TYPE_CHECKING:
+    from jinja2.ext import Extension
+    from jinja2.nodes import Node
+    from jinja2.parser import Parser
+    from tokenizers import Tokenizer
 
 
 class TextTokenizer:
@@ -17,7 +27,7 @@ class TextTokenizer:
 
     def __init__(self, files: TokenizerFiles) -> None:
         self._tokenizer = files.tokenizer
-        # A tokenizer.json may ask for both, as it was trained: they would cut and lengthen texts in silence.
+        # A tokenizer.json may switch on both, as in training: they would change texts without a warning.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self.leading_ids = np.asarray(files.leading_ids, np.int32)
@@ -31,12 +41,12 @@ class TextTokenizer:
 
     def encode_many(self, texts: Sequence[str]) -> Ragged:
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-        return Ragged.from_rows([encoding.ids for encoding in encodings])
+        return Ragged.from_sequences([encoding.ids for encoding in encodings])
 
-    def encode_behind(self, lead: str, texts: Sequence[str]) -> tuple[Int32Array, Ragged]:
-        """The tokens of `lead + text` for each text: those that are the lead's whatever follows, and each text's rest.
+    def encode_after(self, lead: str, texts: Sequence[str]) -> tuple[Int32Array, Ragged]:
+        """The tokens of `lead + text` for each text: first the tokens that all of them share, then the rest of each.
 
-        The first part depends on the lead alone, and is as long as is known without a look at the texts.
+        The shared tokens depend on the lead alone: they are its tokens up to the last safe cut.
         """
         if self._borders is None:
             self._borders = TokenBorders(self._tokenizer)
@@ -44,25 +54,25 @@ class TextTokenizer:
         return self.encode(lead[:cut]), self.encode_many([lead[cut:] + text for text in texts])
 
     def token_id(self, token: str) -> int | None:
-        """The id of one token of the vocabulary, None where it has none like this."""
+        """The id of a token of the vocabulary, None if there is no such token."""
         token_id: int | None = self._tokenizer.token_to_id(token)
         return token_id
 
     def decode_token(self, token_id: int) -> str:
-        """One token as people read it."""
+        """One token as text."""
         text: str = self._tokenizer.decode([token_id], skip_special_tokens=False)
         return text
 
     def cut(self, text: str, max_tokens: int) -> str:
-        """The text's first `max_tokens` tokens, as text, without a last character that is cut in two."""
+        """The text of the first `max_tokens` tokens, without a last character that is cut in two."""
         offsets = self._tokenizer.encode(text, add_special_tokens=False).offsets
         if len(offsets) <= max_tokens:
             return text
-        # Every token of a character spans it: the first one left out may begin before the last one kept.
+        # All tokens of a character span it: the first token that is cut may begin before the end of the last one.
         return text[: min(offsets[max_tokens - 1][1], offsets[max_tokens][0])]
 
     def label_id(self, label: str, position: int) -> int:
-        """The single token that a label string is, or an error that shows its tokens."""
+        """The token id of a label that is one token. Raises InvalidValueError, which shows its tokens."""
         ids = self.encode(label)
         if len(ids) == 1:
             return int(ids[0])
@@ -75,9 +85,188 @@ class TextTokenizer:
         )
 
     def label_sequence(self, label: str, position: int) -> tuple[int, ...]:
-        """All tokens of a label string; at least one."""
+        """All tokens of a label. Raises InvalidValueError if it has none."""
         ids = self.encode(label)
         if not len(ids):
             message = f"labels[{position}] must hold at least one token, got {label!r} which has none"
             raise InvalidValueError(message, code="empty_label_token_ids", param="labels")
         return tuple(int(i) for i in ids)
+
+
+# Where a text can be cut
+#
+# A document is tokenized together with the text before it, as rerankers are trained: `<Document>: ` and `Paris` give
+# ` Paris`. The text before it holds the query, which may be long, and would be tokenized again for every document.
+# Byte-level tokenizers first split a text by a regular expression, from left to right and without looking back, and
+# then work within each part. So all parts except the last ones do not depend on the text that follows.
+
+_OPEN_PARTS = 3  # the last part may grow with the text that follows; two more to be safe
+_MOST_TRIED = 8  # cuts
+_HARMLESS_LOOK_AHEAD = r"(?!\S)"  # looks at one character, at the end of blanks
+
+
+class TokenBorders:
+    """Finds places where a text can be cut so that its tokens stay the same, whatever text follows it."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._splits_locally = _splits_locally(tokenizer)
+        self._added = _AddedTokens([token.content for token in tokenizer.get_added_tokens_decoder().values()])
+
+    def last_safe_cut(self, text: str) -> int:
+        """The largest position c that is known to be safe: for every x the tokens of text + x are those of text[:c]
+        and of text[c:] + x. 0 if none is known.
+
+        The parts do not show added tokens, and blanks at the end of text[:c] do not see the text after them, so the
+        tokens of the text itself are compared too."""
+        if not self._splits_locally or self._is_changed(text):
+            return 0
+        parts = self._tokenizer.pre_tokenizer.pre_tokenize_str(text)
+        whole = self._ids(text)
+        for _, (cut, _) in reversed(parts[1 : 1 - _OPEN_PARTS][-_MOST_TRIED:]):
+            if self._is_safe(text, cut) and self._ids(text[:cut]) + self._ids(text[cut:]) == whole:
+                return int(cut)
+        return 0
+
+    def _is_safe(self, text: str, cut: int) -> bool:
+        return bool(text[cut:].strip()) and not self._added.may_straddle(text, cut)
+
+    def _ids(self, text: str) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def _is_changed(self, text: str) -> bool:
+        normalizer = self._tokenizer.normalizer
+        return normalizer is not None and normalizer.normalize_str(text) != text
+
+
+class _AddedTokens:
+    """Tokens that a tokenizer finds before it splits a text. There may be a thousand, so one regular expression finds
+    all of them."""
+
+    def __init__(self, contents: Sequence[str]) -> None:
+        longest_first = sorted(filter(None, contents), key=len, reverse=True)
+        self._longest = len(longest_first[0]) if longest_first else 0
+        self._any = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+        self._beginnings = frozenset(token[:end] for token in longest_first for end in range(1, len(token)))
+
+    def may_straddle(self, text: str, cut: int) -> bool:
+        """Whether an added token could begin before the cut and end after it, here or in the text that follows."""
+        first = max(0, cut - self._longest + 1)
+        return any(self._ends_behind(text, at, cut) or text[at:] in self._beginnings for at in range(first, cut))
+
+    def _ends_behind(self, text: str, at: int, cut: int) -> bool:
+        found = None if self._any is None else self._any.match(text, at)
+        return found is not None and found.end() > cut
+
+
+def _splits_locally(tokenizer: Tokenizer) -> bool:
+    """True for known kinds: BPE after splits by regular expressions, and no normalizer except NFC."""
+    if type(tokenizer.model).__name__ != "BPE" or tokenizer.pre_tokenizer is None:
+        return False
+    if tokenizer.normalizer is not None and _state(tokenizer.normalizer)["type"] != "NFC":
+        return False
+    steps = list(_steps(_state(tokenizer.pre_tokenizer)))
+    return all(map(_is_local, steps)) and any(map(_splits, steps))
+
+
+def _state(part: Any) -> dict[str, Any]:
+    state: dict[str, Any] = json.loads(part.__getstate__())
+    return state
+
+
+def _steps(state: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    inner: Iterable[Mapping[str, Any]] | None = state.get("pretokenizers")
+    if inner is None:
+        yield state
+        return
+    for each in inner:
+        yield from _steps(each)
+
+
+def _is_local(step: Mapping[str, Any]) -> bool:
+    if step["type"] == "ByteLevel":
+        return not bool(step["add_prefix_space"])
+    if step["type"] == "Split":
+        pattern: str | None = step["pattern"].get("Regex")
+        return pattern is not None and step["behavior"] == "Isolated" and not _looks_around(pattern)
+    return bool(step["type"] == "Digits")
+
+
+def _looks_around(pattern: str) -> bool:
+    rest = pattern.replace("[^", "[").replace(_HARMLESS_LOOK_AHEAD, "")
+    return any(each in rest for each in ("(?<", "(?=", "(?!", "^", r"\A", r"\b", r"\B", r"\G"))
+
+
+def _splits(step: Mapping[str, Any]) -> bool:
+    return step["type"] == "Split" or bool(step.get("use_regex"))
+
+
+# Chat templates
+
+_MESSAGE = "(the message)"  # a placeholder that occurs in no template
+_BLANK = " \n\t "  # around the placeholder, to see whether the template strips blanks
+_TODAY = date(2024, 7, 26)  # the date that Llama 3's template writes by default
+
+
+@dataclass(frozen=True)
+class ChatFrame:
+    """The text before and after a user's message, and whether the template strips blanks around the message."""
+
+    before: str
+    after: str
+    trims: bool
+
+
+def chat_frame(template: str, special_tokens: Mapping[str, str]) -> ChatFrame:
+    """The text that the template writes before and after the first message of a user, up to the answer.
+
+    A template is a program that comes with the checkpoint: it runs in a sandbox, where it can only write text. Its date
+    is fixed, since some templates write the date into the prompt, and scores must not change with the date.
+    Raises TokenizerError if it does not show the message exactly once.
+    """
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _generation_tag()]
+    )
+    environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
+    environment.globals["raise_exception"] = _refuse
+    environment.globals["strftime_now"] = _TODAY.strftime
+    try:
+        text = environment.from_string(template).render(
+            messages=[{"role": "user", "content": _BLANK + _MESSAGE + _BLANK}],
+            add_generation_prompt=True,
+            enable_thinking=False,  # the answer follows at once
+            tools=None,
+            documents=None,
+            **special_tokens,
+        )
+    except Exception as error:  # a template may fail in any way
+        reason = str(error) or type(error).__name__
+        raise TokenizerError(f"the checkpoint's chat template fails: {reason}") from None
+    before, *rest = text.split(_MESSAGE)
+    if len(rest) != 1:
+        raise TokenizerError(f"the checkpoint's chat template must show a message once, got {len(rest)} times")
+    has_blanks = before.endswith(_BLANK) and rest[0].startswith(_BLANK)
+    return ChatFrame(before.removesuffix(_BLANK), rest[0].removeprefix(_BLANK), trims=not has_blanks)
+
+
+def _generation_tag() -> type[Extension]:
+    """`{% generation %}`, which marks answers of the assistant in templates; it has no effect here."""
+    from jinja2.ext import Extension
+
+    class GenerationTag(Extension):
+        tags = {"generation"}  # noqa: RUF012  # jinja2 expects it like this
+
+        def parse(self, parser: Parser) -> list[Node]:
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+    return GenerationTag
+
+
+def _refuse(message: str) -> NoReturn:
+    from jinja2 import TemplateError
+
+    raise TemplateError(message)

@@ -1,1 +1,1 @@
-"""The HTTP server: requests come in here, walk the data path through `engine`, and leave as JSON."""
+"""The HTTP server: middleware, routes and dialects around one engine. `scoring.py` is the path of a scoring request."""

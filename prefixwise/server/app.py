@@ -1,58 +1,103 @@
-"""The ASGI application: gate -> router -> endpoint -> route. Made before the engine is there."""
+"""The ASGI application: middleware -> router -> handler. It runs before the engine is there, and answers 503."""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import NamedTuple
+
+from starlette.responses import Response
 from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
-from prefixwise.contract.describe import quote
-from prefixwise.contract.errors import NotFoundError
-from prefixwise.server.call import Call
-from prefixwise.server.endpoint import route
-from prefixwise.server.gate import Gate
-from prefixwise.server.routes.docs import docs, openapi
-from prefixwise.server.routes.health import health, health_generate
-from prefixwise.server.routes.info import metrics, models, server_info, tei_info
-from prefixwise.server.routes.page import home, page_file
-from prefixwise.server.routes.prefix import list_prefixes, pin_prefix, release_prefix
-from prefixwise.server.routes.reports import list_reports, reports, view_report, view_sent_report
-from prefixwise.server.routes.rerank import rerank, rerank_v1, rerank_v2
-from prefixwise.server.routes.score import score
-from prefixwise.server.routes.tokenize import tokenize
+from prefixwise.contract.errors import MethodNotAllowedError, NotFoundError, quote
+from prefixwise.server.context import RequestContext
+from prefixwise.server.dialects.cohere import CohereV1, CohereV2
+from prefixwise.server.dialects.score import Score
+from prefixwise.server.dialects.tei import Tei
+from prefixwise.server.middleware import Middleware
+from prefixwise.server.routes.info import health, health_generate, metrics, models, server_info, tei_info
+from prefixwise.server.routes.pages import (
+    docs,
+    home,
+    list_reports,
+    openapi,
+    page_file,
+    reports,
+    view_report,
+    view_sent_report,
+)
+from prefixwise.server.routes.tokens import list_prefixes, pin_prefix, release_prefix, tokenize
+from prefixwise.server.scoring import score
 from prefixwise.server.service import Service
 
-
-def make_app(service: Service) -> Gate:
-    """For any ASGI server. `service.open(engine)` makes it ready."""
-    return Gate(service, Router(_routes(service), redirect_slashes=False, default=_not_found))
+Handler = Callable[[Service, RequestContext], Awaitable[Response]]
 
 
-def _routes(service: Service) -> list[Route]:
-    """The busiest first: they are tried in this order."""
-    return [
-        route(service, "/v1/score", {"POST": score}),
-        route(service, "/v1/rerank", {"POST": rerank_v1}),
-        route(service, "/v2/rerank", {"POST": rerank_v2}),
-        route(service, "/rerank", {"POST": rerank}),
-        route(service, "/health", {"GET": health}),
-        route(service, "/metrics", {"GET": metrics}, needs_engine=False),
-        route(service, "/tokenize", {"POST": tokenize}),
-        route(service, "/v1/prefix", {"GET": list_prefixes, "POST": pin_prefix}),
-        route(service, "/v1/prefix/{prefix_id}", {"DELETE": release_prefix}),
-        route(service, "/v1/models", {"GET": models}, needs_engine=False),
-        route(service, "/health_generate", {"GET": health_generate}),
-        route(service, "/info", {"GET": tei_info}),
-        route(service, "/server_info", {"GET": server_info}, needs_engine=False),
-        route(service, "/openapi.json", {"GET": openapi}, needs_engine=False),
-        route(service, "/docs", {"GET": docs}, needs_engine=False),
-        route(service, "/", {"GET": home}, needs_engine=False),
-        route(service, "/reports", {"GET": reports}, needs_engine=False),
-        route(service, "/reports/list", {"GET": list_reports}, needs_engine=False),
-        route(service, "/reports/view", {"GET": view_report, "POST": view_sent_report}, needs_engine=False),
-        route(service, "/page/{name}", {"GET": page_file}, needs_engine=False),
-    ]
+class PathHandlers(NamedTuple):
+    """One path, and its handler for each method."""
+
+    path: str
+    handlers: Mapping[str, Handler]
+    needs_engine: bool = True  # 503 until the engine is warm, and while the server stops
+
+
+# The router tries them in this order: the busiest first.
+ROUTES = (
+    PathHandlers("/v1/score", {"POST": partial(score, dialects=(Score(),))}),
+    PathHandlers("/v1/rerank", {"POST": partial(score, dialects=(CohereV1(),))}),
+    PathHandlers("/v2/rerank", {"POST": partial(score, dialects=(CohereV2(),))}),
+    PathHandlers("/rerank", {"POST": partial(score, dialects=(Tei(), CohereV1()))}),
+    PathHandlers("/health", {"GET": health}),
+    PathHandlers("/metrics", {"GET": metrics}, needs_engine=False),
+    PathHandlers("/tokenize", {"POST": tokenize}),
+    PathHandlers("/v1/prefix", {"GET": list_prefixes, "POST": pin_prefix}),
+    PathHandlers("/v1/prefix/{prefix_id}", {"DELETE": release_prefix}),
+    PathHandlers("/v1/models", {"GET": models}, needs_engine=False),
+    PathHandlers("/health_generate", {"GET": health_generate}),
+    PathHandlers("/info", {"GET": tei_info}),
+    PathHandlers("/server_info", {"GET": server_info}, needs_engine=False),
+    PathHandlers("/openapi.json", {"GET": openapi}, needs_engine=False),
+    PathHandlers("/docs", {"GET": docs}, needs_engine=False),
+    PathHandlers("/", {"GET": home}, needs_engine=False),
+    PathHandlers("/reports", {"GET": reports}, needs_engine=False),
+    PathHandlers("/reports/list", {"GET": list_reports}, needs_engine=False),
+    PathHandlers("/reports/view", {"GET": view_report, "POST": view_sent_report}, needs_engine=False),
+    PathHandlers("/page/{name}", {"GET": page_file}, needs_engine=False),
+)
+
+
+def make_app(service: Service) -> Middleware:
+    """The application, for any ASGI server. `service.open(engine)` makes it ready."""
+    # Each path gets all methods, so that the 405 is ours.
+    routes = [Route(each.path, _Endpoint(service, each)) for each in ROUTES]
+    return Middleware(service, Router(routes, redirect_slashes=False, default=_not_found))
+
+
+class _Endpoint:
+    """The ASGI application of one path."""
+
+    def __init__(self, service: Service, route: PathHandlers) -> None:
+        self._service = service
+        self._handlers = dict(route.handlers)
+        if "GET" in route.handlers:
+            self._handlers["HEAD"] = route.handlers["GET"]
+        self._needs_engine = route.needs_engine
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        context = RequestContext.of(scope)
+        handler = self._handlers.get(context.method)
+        if handler is None:
+            allowed = ", ".join(self._handlers)
+            context.add_header(b"allow", allowed.encode())
+            message = f"{context.path} takes {allowed}, got {context.method}"
+            raise MethodNotAllowedError(message, code="method_not_allowed")
+        if self._needs_engine:
+            self._service.lifecycle.check_ready()
+        response = await handler(self._service, context)
+        await response(scope, receive, send)
 
 
 async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
-    path = Call.of(scope).path
+    path = RequestContext.of(scope).path
     raise NotFoundError(f"there is nothing at {quote(path)}; /docs lists all routes", code="not_found")

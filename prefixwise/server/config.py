@@ -1,13 +1,13 @@
-"""What a server is started with, beside its engine. Made by the command line, read everywhere in this room."""
+"""The options of a server, beside those of its engine. The command line makes them."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Literal, get_args
+from typing import Literal, Protocol, get_args
 
-from prefixwise.contract.describe import describe
-from prefixwise.contract.errors import InvalidValueError
+from prefixwise.contract.errors import InvalidValueError, describe
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -16,20 +16,20 @@ DEFAULT_MAX_REQUEST_BYTES = 64 * 2**20
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """Where to listen, whom to let in, how much to take. Raises InvalidValueError for what cannot be meant."""
+    """Address, access and limits. Raises InvalidValueError for a value out of range."""
 
     host: str = "127.0.0.1"
-    port: int = 30_000  # 0: any that is free
-    served_model_names: tuple[str, ...] = ()  # the first is the one that responses carry; none: the model's own name
+    port: int = 30_000  # 0: any free port
+    served_model_names: tuple[str, ...] = ()  # responses carry the first; none: the model's own name
     api_key: str | None = field(default=None, repr=False)  # never shown, never logged
     cors_origins: tuple[str, ...] = ()  # "*": any
     max_request_bytes: int = DEFAULT_MAX_REQUEST_BYTES
     request_timeout: float = 600.0  # seconds from arrival to answer; 0: no limit
-    shutdown_grace: float = 30.0  # seconds that requests in flight get after a signal
+    shutdown_grace: float = 30.0  # seconds for requests in flight after a signal
     log_json: bool = False
     log_level: LogLevel = "info"
     reports_dir: str | None = None
-    strict_model: bool = False  # rerank routes, too, take only the names that are served
+    strict_model: bool = False  # rerank routes refuse unknown model names, too
 
     def __post_init__(self) -> None:
         _check_integer("port", self.port, 0, 65_535)
@@ -49,9 +49,22 @@ class ServerOptions:
             raise InvalidValueError(message, code="invalid_api_key", param="api_key")
 
     def describe(self) -> dict[str, object]:
-        """Everything but the key, of which only whether there is one: for logs and `/server_info`."""
+        """All options for logs and `/server_info`; of the key only whether one is set."""
         shown = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "api_key"}
         return {**shown, "api_key_set": self.api_key is not None}
+
+
+class ReportSource(Protocol):
+    """Artifacts of the benchmarks as HTML. The launcher of the server provides it. Its methods raise ArtifactError."""
+
+    def artifacts(self) -> Sequence[Mapping[str, object]]:
+        """All artifacts that `page` can show."""
+
+    def page(self, name: str) -> str:
+        """The report of one of them."""
+
+    def page_of(self, content: bytes, name: str) -> str:
+        """The report of an artifact that the client sends."""
 
 
 def _check_integer(name: str, value: object, low: int, high: int) -> None:

@@ -1,9 +1,9 @@
 """From options to a running server: bind, answer 503 while the model loads, serve, drain, exit.
 
-bind        first of all, so that a port in use is known before minutes are spent on a model
-load        in a thread, while `/health` says not_ready
+bind        first, so that a port in use fails before minutes are spent on a model
+load        on a thread, while `/health` answers not_ready
 serve       until a signal
-drain       what is in flight ends, new work gets 503; a second signal exits at once
+drain       requests in flight finish, new work gets 503; a second signal exits at once
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
+import orjson
 import uvicorn
 import uvloop
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from prefixwise.contract.errors import BackendError, PrefixwiseError
+from prefixwise.contract.errors import BackendError, InvalidRequestError, PrefixwiseError
 from prefixwise.engine.engine import ScoringEngine
 from prefixwise.server.app import make_app
-from prefixwise.server.config import ServerOptions
+from prefixwise.server.config import ReportSource, ServerOptions
+from prefixwise.server.context import new_request_id
 from prefixwise.server.logs import log_configuration, set_up_logging
-from prefixwise.server.protocol import Protocol
-from prefixwise.server.reports import ReportSource
 from prefixwise.server.service import Service
 
 log = logging.getLogger("prefixwise")
@@ -37,9 +38,9 @@ ResolvedConfig = Callable[[ScoringEngine], Mapping[str, object]]
 
 _BACKLOG = 2048
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
-_ENGINE_SECONDS = 5.0  # for a forward that is still running then
+_ENGINE_SECONDS = 5.0  # for a forward pass that is still running then
 _CLOSE_SECONDS = 2  # for connections that are still open after the drain
-_KEEP_ALIVE_SECONDS = 75  # longer than load balancers keep theirs, so that they close first
+_KEEP_ALIVE_SECONDS = 75  # longer than load balancers keep idle connections, so that they close first
 
 
 def run_server(
@@ -56,7 +57,7 @@ def run_server(
 
 
 def bind(options: ServerOptions) -> socket.socket:
-    """A socket that listens already: who connects now waits until somebody answers."""
+    """A socket that listens already: clients that connect now wait until the server answers."""
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -73,13 +74,27 @@ def bind(options: ServerOptions) -> socket.socket:
 
 
 def address_of(listener: socket.socket, host: str) -> str:
-    """As people type it."""
+    """The URL."""
     port = listener.getsockname()[1]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+class _HttpProtocol(HttpToolsProtocol):
+    """uvicorn's HTTP parser, with our error body for bytes that are not HTTP. No middleware sees such a request."""
+
+    def send_400_response(self, msg: str) -> None:
+        error = InvalidRequestError("the request must be valid HTTP/1.1, got something else", code="invalid_http")
+        body = orjson.dumps(error.to_body())
+        head = (
+            "HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\n"
+            f"x-request-id: {new_request_id()}\r\ncontent-length: {len(body)}\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+        self.transport.close()
+
+
 class _Server(uvicorn.Server):
-    """Leaves signals to us: uvicorn raises them again after its shutdown, which would be the exit status."""
+    """Leaves signals to us: uvicorn raises them again after its shutdown, which would change the exit status."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -87,7 +102,7 @@ class _Server(uvicorn.Server):
 
 
 class _Launch:
-    """One run of a server, from the first answer to the last."""
+    """One run of a server, from the first response to the last."""
 
     def __init__(
         self,
@@ -108,19 +123,19 @@ class _Launch:
         self._draining: asyncio.Task[None] | None = None
 
     def run(self) -> None:
-        """Returns after a drain. Raises what made the model fail to load."""
+        """Return after a drain. Raises the error of a model that cannot be loaded."""
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(self._serve())
         self._service.close()
         if self._failure is not None:
             raise self._failure
         if self._loading.is_alive():
-            exit_at_once(0)  # nothing can stop a model that is loading, and nobody waits for it
+            exit_at_once(0)  # a model that is loading cannot be stopped
         self._close_engine()
         log.info("stopped")
 
     def _close_engine(self) -> None:
-        """A device that hangs must not keep the process alive."""
+        """Close the engine, but exit without it if the device hangs."""
         engine = self._service.engine_if_open
         if engine is None:
             return
@@ -150,7 +165,7 @@ class _Launch:
             log.exception("loading the model failed")
             self._from_thread(self._on_failure, BackendError(f"the model cannot be loaded: {error!r}"))
         else:
-            _spare_the_collector()
+            _relax_garbage_collection()
             self._from_thread(self._on_loaded, engine, configuration)
 
     def _from_thread(self, function: Callable[..., None], *arguments: object) -> None:
@@ -181,8 +196,8 @@ class _Launch:
         self._server.should_exit = True
 
 
-def _spare_the_collector() -> None:
-    """What is there now stays: it need not be looked at again. And requests leave few circles behind."""
+def _relax_garbage_collection() -> None:
+    """Exclude the loaded model from garbage collection, and collect less often: requests leave few reference cycles."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 20, 50)
@@ -191,7 +206,7 @@ def _spare_the_collector() -> None:
 def _uvicorn_config(service: Service) -> uvicorn.Config:
     return uvicorn.Config(
         make_app(service),
-        http=Protocol,
+        http=_HttpProtocol,
         ws="none",
         lifespan="off",
         interface="asgi3",
@@ -205,6 +220,6 @@ def _uvicorn_config(service: Service) -> uvicorn.Config:
 
 
 def exit_at_once(status: int) -> None:
-    """Without waiting for any thread."""
+    """Exit without waiting for threads."""
     logging.shutdown()
     os._exit(status)

@@ -1,9 +1,9 @@
-"""What the server writes on stderr: one line per record, for people or, with `--log-json`, for machines.
+"""The server's log on stderr: one line per record, as text or, with `--log-json`, as JSON.
 
     2026-11-15T07:00:00.123Z INFO prefixwise: request id=5f0c... method=POST route=/v1/score status=200 items=10 ...
     {"time": "2026-11-15T07:00:00.123Z", "level": "INFO", "logger": "prefixwise", "message": "request", "id": ...}
 
-A record may carry `fields`, a dict: words after the message, or keys of the object.
+A record may carry `fields`, a dict: `name=value` after the message, or keys of the object.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from functools import lru_cache
 
 import orjson
 
-from prefixwise.server.call import Call
 from prefixwise.server.config import ServerOptions
+from prefixwise.server.context import RequestContext
 from prefixwise.server.metrics import OTHER_ROUTE
 
 log = logging.getLogger("prefixwise")
 
-# At level debug: what machines ask for every few seconds, and the page's files, twenty for each visit.
+# Logged at level debug: machines ask for them every few seconds, and a visit of a page loads twenty files.
 _QUIET_ROUTES = ("/health", "/metrics", "/page/{name}")
 _PLAIN_WORD = re.compile(r"[!#-<>-~]+")  # printable ASCII without spaces, quotes and equals signs
-_MAX_PATH = 200  # characters of a path that is no route
+_MAX_PATH = 200  # characters of a path that matches no route
 
 
 def set_up_logging(options: ServerOptions) -> None:
-    """Send all records to stderr in our format; other packages' from warnings up."""
+    """Send all records to stderr in our format; those of other packages from level warning up."""
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False  # our lines do not show them
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if options.log_json else TextFormatter())
@@ -40,12 +40,12 @@ def set_up_logging(options: ServerOptions) -> None:
 
 
 def fields_of(**fields: object) -> dict[str, object]:
-    """For `extra=` of a log call; what is None is left out."""
+    """For `extra=` of a log call, without the fields that are None."""
     return {"fields": {name: value for name, value in fields.items() if value is not None}}
 
 
 def log_configuration(configuration: Mapping[str, object], *, as_json: bool) -> None:
-    """The resolved configuration, once, as one record: any run can be repeated from its log."""
+    """Log the resolved configuration as one record, so that a run can be repeated from its log."""
     if as_json:
         log.info("configuration", extra=fields_of(configuration=dict(configuration)))
         return
@@ -54,41 +54,41 @@ def log_configuration(configuration: Mapping[str, object], *, as_json: bool) -> 
     log.info("configuration:%s", "".join(lines))
 
 
-def log_request(call: Call, route: str, status: int, seconds: float) -> None:
-    """One line when a request is over. Never bodies, keys or query strings."""
+def log_request(context: RequestContext, route: str, status: int, seconds: float) -> None:
+    """Log one line at the end of a request, never with bodies, keys or query strings."""
     level = logging.DEBUG if route in _QUIET_ROUTES else logging.INFO
     if not log.isEnabledFor(level):
         return
-    fields: dict[str, object] = {"id": call.id, "method": call.method, "route": route, "status": status}
+    fields: dict[str, object] = {"id": context.id, "method": context.method, "route": route, "status": status}
     if route == OTHER_ROUTE:
-        fields["path"] = call.path[:_MAX_PATH]
-    geometry = call.geometry
-    if geometry is not None:
-        fields["items"] = geometry.items
-        fields["prompt_tokens"] = geometry.prompt_tokens
-        fields["labels"] = geometry.labels
-        fields["algorithm"] = geometry.algorithm
-        fields["cached_tokens"] = geometry.cached_tokens
-        fields["queue_ms"] = _milliseconds(geometry.queue_seconds)
-        fields["device_ms"] = _milliseconds(geometry.device_seconds)
+        fields["path"] = context.path[:_MAX_PATH]
+    stats = context.stats
+    if stats is not None:
+        fields["items"] = stats.items
+        fields["prompt_tokens"] = stats.prompt_tokens
+        fields["labels"] = stats.labels
+        fields["algorithm"] = stats.algorithm
+        fields["cached_tokens"] = stats.cached_tokens
+        fields["queue_ms"] = _milliseconds(stats.queue_seconds)
+        fields["device_ms"] = _milliseconds(stats.device_seconds)
     fields["total_ms"] = _milliseconds(seconds)
     extra = fields_of(**fields)
     log.handle(
         log.makeRecord(log.name, level, __file__, 0, "request", (), None, extra=extra)
-    )  # spares finding the line
+    )  # `log.log` would look for the caller's line
 
 
 class TextFormatter(logging.Formatter):
-    """For people."""
+    """Text, for people."""
 
     def format(self, record: logging.LogRecord) -> str:
         text = f"{_time(record.created)} {record.levelname} {record.name}: {record.getMessage()}"
-        words = [f" {name}={_word(value)}" for name, value in _fields(record).items()]
-        return "".join([text, *words, _trace(self, record, "\n")])
+        pairs = [f" {name}={_word(value)}" for name, value in _fields(record).items()]
+        return "".join([text, *pairs, _trace(self, record, "\n")])
 
 
 class JsonFormatter(logging.Formatter):
-    """For machines: one object per line."""
+    """One JSON object per line, for machines."""
 
     def format(self, record: logging.LogRecord) -> str:
         shown: dict[str, object] = {
@@ -124,14 +124,14 @@ def _trace(formatter: logging.Formatter, record: logging.LogRecord, before: str)
 
 
 def _word(value: object) -> str:
-    """As it is where that is one word, else in quotes with everything odd spelled out."""
+    """The value itself if it is one plain word, else a JSON string."""
     if not isinstance(value, str):
         return str(value)
     return value if value.isalnum() or _PLAIN_WORD.fullmatch(value) else orjson.dumps(_utf8(value)).decode()
 
 
 def _utf8(value: object) -> object:
-    """Strings that UTF-8 can carry: a path may hold anything."""
+    """The value with strings that UTF-8 can encode: a path may hold lone surrogates."""
     if isinstance(value, str):
         return value.encode("utf-8", "backslashreplace").decode()
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Figures for Prometheus. The gate counts requests, `scoring.py` counts what they held, the engine counts itself."""
+"""Metrics for Prometheus: of requests (the middleware), of scores (`scoring.py`) and of the engine."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from prefixwise.server.call import Geometry
+from prefixwise.server.context import RequestStats
 
 if TYPE_CHECKING:
     from prefixwise.engine.engine import ScoringEngine
 
 PREFIX = "prefixwise:"
-OTHER_ROUTE = "other"  # whatever is no route of ours, so that strangers cannot make up labels
+OTHER_ROUTE = "other"  # the label of all unknown paths, so that clients cannot create labels
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
 
 class Metrics:
-    """One server's figures, in a registry of its own."""
+    """One server's metrics, in their own registry."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -34,8 +34,8 @@ class Metrics:
 
         self._requests = counter("requests_total", "Requests by route and status.", "route", "status")
         self._request_seconds = histogram("request_seconds", "From a request's arrival to its answer.", "route")
-        self._queue_seconds = histogram("queue_seconds", "From a request's submission to its first forward.")
-        self._items = counter("items_scored_total", "Items that have got their scores.")
+        self._queue_seconds = histogram("queue_seconds", "From a request's submission to its first forward pass.")
+        self._items = counter("items_scored_total", "Items that were scored.")
         self._tokens = counter("tokens_scored_total", "Tokens of scored requests: the query once, and all items.")
         self._algorithms = counter("algorithm_chosen_total", "Requests by the algorithm that runs them.", "algorithm")
         # Looking a label up in prometheus_client costs as much as counting.
@@ -43,11 +43,11 @@ class Metrics:
         self._of_algorithm: dict[str, Counter] = {}
 
     def watch(self, engine: ScoringEngine) -> None:
-        """From now on its figures, too, are shown."""
+        """Show the engine's metrics, too."""
         self._registry.register(EngineCollector(engine))
 
     def count_request(self, route: str, status: int, seconds: float) -> None:
-        """A request has been answered, or its client has gone (499)."""
+        """Count a request that was answered, or whose client has disconnected (499)."""
         found = self._of_request.get((route, status))
         if found is None:
             found = (self._requests.labels(route, str(status)), self._request_seconds.labels(route))
@@ -56,28 +56,28 @@ class Metrics:
         found[1].observe(seconds)
 
     def count_algorithm(self, algorithm: str) -> None:
-        """A request has been planned."""
+        """Count a request that was planned."""
         found = self._of_algorithm.get(algorithm)
         if found is None:
             found = self._of_algorithm[algorithm] = self._algorithms.labels(algorithm)
         found.inc()
 
-    def count_scores(self, geometry: Geometry, num_item_errors: int) -> None:
-        """A request has its scores."""
-        self._items.inc((geometry.items or 0) - num_item_errors)
-        self._tokens.inc(geometry.prompt_tokens or 0)
+    def count_scores(self, stats: RequestStats, num_item_errors: int) -> None:
+        """Count the items and tokens of a request that was scored."""
+        self._items.inc((stats.items or 0) - num_item_errors)
+        self._tokens.inc(stats.prompt_tokens or 0)
 
     def observe_queue(self, seconds: float) -> None:
-        """A request has waited for so long, whatever became of it."""
+        """Record how long a request has waited, also if it failed."""
         self._queue_seconds.observe(seconds)
 
     def render(self) -> bytes:
-        """In Prometheus' text format."""
+        """All metrics in Prometheus' text format."""
         return generate_latest(self._registry)
 
 
 class EngineCollector(Collector):
-    """Reads the engine's own counters when somebody asks."""
+    """Reads the engine's counters at each scrape."""
 
     def __init__(self, engine: ScoringEngine) -> None:
         self._engine = engine
@@ -87,7 +87,7 @@ class EngineCollector(Collector):
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        """One family per figure."""
+        """One metric family per counter."""
         stats = self._engine.scheduler.stats()
 
         def gauge(name: str, text: str, value: float) -> Metric:
@@ -96,15 +96,15 @@ class EngineCollector(Collector):
         def counter(name: str, text: str, value: float) -> Metric:
             return CounterMetricFamily(PREFIX + name, text, value)
 
-        yield gauge("requests_running", "Requests of which some part has been started.", stats.running_requests)
-        yield gauge("requests_waiting", "Requests of which nothing has been started.", stats.waiting_requests)
-        yield gauge("tokens_running", "Tokens still to be computed of running requests.", stats.running_tokens)
+        yield gauge("requests_running", "Requests that the engine has started.", stats.running_requests)
+        yield gauge("requests_waiting", "Requests that the engine has not started.", stats.waiting_requests)
+        yield gauge("tokens_running", "Tokens of running requests still to be computed.", stats.running_tokens)
         yield gauge("tokens_waiting", "Tokens of waiting requests.", stats.waiting_tokens)
-        yield gauge("batch_fill_ratio", "Tokens computed, as a part of those with padding.", stats.fill_ratio)
-        yield counter("device_seconds", "Seconds that forwards took.", stats.device_seconds)
-        yield counter("prefix_cache_queried_tokens", "Prefix tokens looked for.", stats.prefix_queried_tokens)
-        yield counter("prefix_cache_hit_tokens", "Prefix tokens found.", stats.prefix_hit_tokens)
+        yield gauge("batch_fill_ratio", "Tokens computed, as a fraction of tokens with padding.", stats.fill_ratio)
+        yield counter("device_seconds", "Seconds of forward passes.", stats.device_seconds)
+        yield counter("prefix_cache_queried_tokens", "Prefix tokens looked up.", stats.prefix_queried_tokens)
+        yield counter("prefix_cache_hit_tokens", "Prefix tokens found cached.", stats.prefix_hit_tokens)
         yield counter("compilations", "Programs compiled.", self._engine.backend.num_compilations)
-        yield gauge("prefix_cache_blocks", "Blocks of prefixes that are kept.", stats.cached_blocks)
-        yield gauge("prefix_cache_pinned_blocks", "Of these, pinned.", stats.pinned_blocks)
-        yield gauge("prefix_cache_capacity_blocks", "Blocks that can be kept.", stats.cache_capacity_blocks)
+        yield gauge("prefix_cache_blocks", "Cached KV blocks.", stats.cached_blocks)
+        yield gauge("prefix_cache_pinned_blocks", "Pinned KV blocks.", stats.pinned_blocks)
+        yield gauge("prefix_cache_capacity_blocks", "KV blocks that fit into the cache.", stats.cache_capacity_blocks)

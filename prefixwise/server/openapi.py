@@ -1,4 +1,4 @@
-"""The API as an OpenAPI 3.1 document, made from data: every route, every status that it can answer with."""
+"""The API as an OpenAPI 3.1 document: every route, and every status of its responses."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from prefixwise._version import __version__
-from prefixwise.server.jobs import LEAST_TIMEOUT
 from prefixwise.server.openapi_errors import rows_of
 from prefixwise.server.openapi_schemas import SCHEMAS
+from prefixwise.server.scoring import LEAST_TIMEOUT
 
 Document = dict[str, Any]
 
@@ -26,20 +26,20 @@ _RERANK_EXAMPLE: dict[str, object] = {
     "documents": ["Berlin is in Germany.", "Paris is the capital of France."],
 }
 
-_WORKING = (500, 503)  # of every route that needs the engine
+_WORKING = (500, 503)  # of all routes that need the engine
 
 
 _REPORT_NAME = {
     "name": "name",
     "in": "query",
     "required": True,
-    "description": "As GET /reports/list has it.",
+    "description": "A name from GET /reports/list.",
     "schema": {"type": "string"},
 }
 
 
 class Operation(NamedTuple):
-    """One method of one path. A media type or a schema's name says what a 200 holds."""
+    """One method of one path. `answer` is the media type or the schema of a response with status 200."""
 
     method: str
     path: str
@@ -49,7 +49,7 @@ class Operation(NamedTuple):
     request: str | None = None  # a schema's name
     examples: dict[str, object] = {}  # noqa: RUF012  # read only
     has_timeout: bool = False
-    is_open: bool = False  # to those without a key
+    is_open: bool = False  # without an API key
     parameters: tuple[Document, ...] = ()
     error: str = "Error"  # a schema's name
 
@@ -68,7 +68,7 @@ OPERATIONS = (
     Operation(
         "post",
         "/v1/rerank",
-        "Order documents by a query, as Cohere's first version and Jina do.",
+        "Order documents by a query, like Cohere (version 1) and Jina.",
         "RerankResponse",
         (400, 404, 413, 422, 429, *_WORKING, 504),
         "RerankRequest",
@@ -78,7 +78,7 @@ OPERATIONS = (
     Operation(
         "post",
         "/v2/rerank",
-        "Order documents by a query, as Cohere's second version does.",
+        "Order documents by a query, like Cohere (version 2).",
         "RerankV2Response",
         (400, 404, 413, 422, 429, *_WORKING, 504),
         "RerankV2Request",
@@ -88,7 +88,7 @@ OPERATIONS = (
     Operation(
         "post",
         "/rerank",
-        "Order documents by a query, as Text Embeddings Inference does; with `documents`, as /v1/rerank.",
+        "Order documents by a query, like Text Embeddings Inference; with `documents`, like /v1/rerank.",
         "AnyRerankResponse",
         (400, 404, 413, 422, 429, *_WORKING, 504),
         "AnyRerankRequest",
@@ -102,7 +102,7 @@ OPERATIONS = (
     Operation(
         "post",
         "/v1/prefix",
-        "Compute a query's keys and values now, and keep them for the requests to come.",
+        "Compute a query's KV blocks now and pin them in the KV cache for later requests.",
         "Prefix",
         (400, 404, 413, 422, 429, *_WORKING, 504),
         "PrefixRequest",
@@ -112,14 +112,12 @@ OPERATIONS = (
         },
         has_timeout=True,
     ),
-    Operation("get", "/v1/prefix", "List the prefixes that are kept.", "PrefixList", _WORKING),
-    Operation(
-        "delete", "/v1/prefix/{prefix_id}", "Let a prefix go before its time.", "PrefixReleased", (404, *_WORKING)
-    ),
+    Operation("get", "/v1/prefix", "List the pinned prefixes.", "PrefixList", _WORKING),
+    Operation("delete", "/v1/prefix/{prefix_id}", "Release a pinned prefix.", "PrefixReleased", (404, *_WORKING)),
     Operation(
         "post",
         "/tokenize",
-        "Which tokens a text is.",
+        "Tokenize texts.",
         "TokenizeResponse",
         (400, 404, 413, *_WORKING, 504),
         "TokenizeRequest",
@@ -127,44 +125,49 @@ OPERATIONS = (
         has_timeout=True,
     ),
     Operation("get", "/v1/models", "The names under which the model is served.", "ModelList", (500,)),
-    Operation("get", "/health", "200 when work is taken; 503 before and after.", "Health", _WORKING, is_open=True),
+    Operation("get", "/health", "200 if the server accepts requests, else 503.", "Health", _WORKING, is_open=True),
     Operation(
         "get",
         "/health_generate",
-        "Score one tiny request, and say how long it took.",
+        "Score one tiny request and report the time.",
         "HealthGenerate",
         (429, *_WORKING),
         is_open=True,
     ),
-    Operation("get", "/info", "What is served, as Text Embeddings Inference tells it.", "TeiInfo", _WORKING),
-    Operation("get", "/server_info", "Configuration, versions, devices, memory, figures.", "ServerInfo", (500,)),
-    Operation("get", "/metrics", "Figures for Prometheus.", "text/plain", (500,)),
+    Operation("get", "/info", "The served model, like Text Embeddings Inference.", "TeiInfo", _WORKING),
+    Operation("get", "/server_info", "Configuration, versions, devices, memory, statistics.", "ServerInfo", (500,)),
+    Operation("get", "/metrics", "Metrics for Prometheus.", "text/plain", (500,)),
     Operation("get", "/openapi.json", "This document.", "application/json", (500,), is_open=True),
-    Operation("get", "/docs", "This document as a page.", "text/html", (500,), is_open=True),
-    Operation("get", "/", "The playground, for people.", "text/html", (500,), is_open=True),
-    Operation("get", "/reports", "The report viewer, for people.", "text/html", (500,), is_open=True),
+    Operation("get", "/docs", "This document as a page.", "text/html", (404, 500), is_open=True),
+    Operation("get", "/", "The playground.", "text/html", (500,), is_open=True),
+    Operation("get", "/reports", "The report viewer.", "text/html", (500,), is_open=True),
     Operation("get", "/reports/list", "The artifacts in the folder of reports.", "ReportList", (404, 500)),
     Operation(
-        "get", "/reports/view", "One of them as a page.", "text/html", (400, 404, 500), parameters=(_REPORT_NAME,)
+        "get", "/reports/view", "An artifact as a page.", "text/html", (400, 404, 500), parameters=(_REPORT_NAME,)
     ),
     Operation(
-        "post", "/reports/view", "An artifact that is sent, as a page.", "text/html", (400, 404, 413, 500), "Artifact"
+        "post",
+        "/reports/view",
+        "The artifact of the request body as a page.",
+        "text/html",
+        (400, 404, 413, 500),
+        "Artifact",
     ),
     Operation("get", "/page/{name}", "A file of the page.", "text/plain", (404, 500), is_open=True),
 )
 
 _REQUEST_ID = {
-    "description": "The caller's where it sent a printable one of at most 128 characters, else a new one.",
+    "description": "The caller's, if it is printable and has at most 128 characters, else a new one.",
     "schema": {"type": "string"},
 }
-_RETRY_AFTER = {"description": "Seconds after which to come again.", "schema": {"type": "integer", "minimum": 1}}
+_RETRY_AFTER = {"description": "Seconds to wait before a retry.", "schema": {"type": "integer", "minimum": 1}}
 _TIMEOUT = {
     "name": "X-Request-Timeout",
     "in": "header",
     "required": False,
     "description": (
-        "Seconds from arrival after which the answer is 504; the server's own limit stays where it is less. "
-        f"Fractions down to {LEAST_TIMEOUT} are taken too, and may well end so."
+        "Seconds from arrival until the server responds with 504; the server's own limit holds if it is smaller. "
+        f"Fractions down to {LEAST_TIMEOUT} are accepted too, and will often end in 504."
     ),
     "schema": {"type": "number", "minimum": 1},
 }
@@ -181,25 +184,25 @@ def _path_parameter(name: str, description: str) -> Document:
 
 
 _IN_PATH = (
-    _path_parameter("prefix_id", "As POST /v1/prefix has given it."),
-    _path_parameter("name", "As the page names it."),
+    _path_parameter("prefix_id", "From the response of POST /v1/prefix."),
+    _path_parameter("name", "The name of the file."),
 )
 _TITLES = {
-    400: "The request is at fault.",
+    400: "The request is not valid.",
     401: "The API key is missing or wrong.",
-    404: "Not here.",
+    404: "Not found.",
     413: "The body is too large.",
-    422: "A token id that the model does not have.",
-    429: "Too much is waiting.",
-    500: "Something unforeseen.",
-    503: "Warming up, or shutting down.",
-    504: "The time is up.",
+    422: "The model does not have a token id of the request.",
+    429: "The queue is full.",
+    500: "An unexpected error.",
+    503: "The server is starting or shutting down.",
+    504: "The deadline has passed.",
 }
 
 
 @cache
 def openapi_document(*, has_key: bool = False) -> Document:
-    """`has_key`: a key is asked for. To be read only: it is made once."""
+    """`has_key`: the server needs an API key. The document is cached; do not change it."""
     paths: Document = {}
     for operation in OPERATIONS:
         paths.setdefault(operation.path, {})[operation.method] = _operation(operation, has_key)
@@ -253,7 +256,7 @@ def _answer(operation: Operation) -> Document:
     schema = {} if is_media_type else {"$ref": f"#/components/schemas/{operation.answer}"}
     if media.startswith("text/"):
         schema = {"type": "string"}
-    return {"description": "Done.", "headers": {"X-Request-Id": _REQUEST_ID}, "content": {media: {"schema": schema}}}
+    return {"description": "Success.", "headers": {"X-Request-Id": _REQUEST_ID}, "content": {media: {"schema": schema}}}
 
 
 def _error(status: int, schema: str) -> Document:

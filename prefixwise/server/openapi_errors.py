@@ -1,12 +1,14 @@
-"""The error table of the API, as data: for the OpenAPI document, the documentation page and the tests."""
+"""The table of errors: for the OpenAPI document, the documentation and the tests."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+from prefixwise.contract.request import SCORE_FIELDS, rerank_fields
+
 
 class ErrorRow(NamedTuple):
-    """One way in which a request can fail."""
+    """Errors with the same status, type and cause."""
 
     status: int
     type: str
@@ -19,8 +21,16 @@ _VALUE = "invalid_value_error"
 _MISSING = "missing_parameter_error"
 _SERVER = "server_error"
 
+
+def _field_codes(*, is_type: bool) -> list[str]:
+    """The codes of wrong types, or of wrong values, of the request fields. (TEI's errors have no code.)"""
+    rows = (*SCORE_FIELDS, *rerank_fields("cohere_v1"))
+    codes = dict.fromkeys(row.kind.error_code(row.name) for row in rows)
+    return [code for code in codes if code.endswith("_type") == is_type and code != "invalid_profile"]
+
+
 ERROR_TABLE = (
-    ErrorRow(400, _BAD, ("invalid_http",), "What came is no HTTP/1.1."),
+    ErrorRow(400, _BAD, ("invalid_http",), "The request is not valid HTTP/1.1."),
     ErrorRow(400, _BAD, ("invalid_json",), "The body is not a JSON object in UTF-8."),
     ErrorRow(
         400,
@@ -33,7 +43,7 @@ ERROR_TABLE = (
             "missing_name",
             "missing_documents",
         ),
-        "A field that must be there is not, or is null.",
+        "A required field is absent or null.",
     ),
     ErrorRow(
         400,
@@ -45,72 +55,47 @@ ERROR_TABLE = (
             "empty_text",
             "empty_documents",
         ),
-        "A field that must hold something is empty, or a text has no token.",
+        "A field is empty that must not be, or a text has no token.",
     ),
     ErrorRow(
         400,
         _BAD,
         (
-            "invalid_query_type",
-            "invalid_items_type",
-            "invalid_label_token_ids_type",
-            "invalid_labels_type",
-            "invalid_suffix_type",
+            *_field_codes(is_type=True),
             "invalid_text_type",
-            "invalid_model_type",
-            "invalid_apply_softmax_type",
-            "invalid_item_first_type",
-            "invalid_return_debug_type",
             "invalid_add_special_tokens_type",
-            "invalid_documents_type",
-            "invalid_profile_type",
-            "invalid_instruction_type",
-            "invalid_return_documents_type",
-            "invalid_truncate_type",
         ),
-        "A field is of another type than it must be.",
+        "A field has a wrong type.",
     ),
-    ErrorRow(400, _BAD, ("mixed_input_types",), "Text and token ids in one request: all is text, or all is ids."),
-    ErrorRow(400, _BAD, ("invalid_token_id_type",), "A token id is not an integer; a bool is not one."),
-    ErrorRow(400, _BAD, ("no_tokenizer",), "The model has no tokenizer, and text came; send token ids."),
+    ErrorRow(400, _BAD, ("mixed_input_types",), "A request mixes text and token ids; send either text or ids."),
+    ErrorRow(400, _BAD, ("invalid_token_id_type",), "A token id is not an integer; true and false are not integers."),
+    ErrorRow(400, _BAD, ("no_tokenizer",), "The request holds text and the model has no tokenizer; send token ids."),
     ErrorRow(
         400,
         _VALUE,
         ("invalid_profile",),
-        "There is no such profile, it cannot rerank, or it is for another model; the message says which.",
+        "The profile does not exist, cannot rerank, or is for another model; the message says which.",
     ),
     ErrorRow(
-        400, _VALUE, ("no_label_logits",), "The model is a classifier, which reranks and has no logits of label tokens."
+        400, _VALUE, ("no_label_logits",), "The model is a classifier: it reranks, and has no logits of label tokens."
     ),
     ErrorRow(400, _VALUE, ("negative_token_id",), "A token id is below 0."),
-    ErrorRow(400, _VALUE, ("invalid_unicode",), "A text has a lone surrogate, which no tokenizer can read."),
+    ErrorRow(400, _VALUE, ("invalid_unicode",), "A text holds a lone surrogate, which no tokenizer can read."),
     ErrorRow(
         400,
         _VALUE,
         (
-            "invalid_score_mode",
-            "invalid_label_scoring",
-            "invalid_tokenization",
-            "invalid_algorithm",
-            "invalid_on_item_error",
-            "invalid_max_tokens_per_item",
-            "invalid_debug_top_k",
+            *_field_codes(is_type=False),
             "invalid_ttl_seconds",
-            "invalid_top_n",
-            "invalid_max_tokens_per_doc",
-            "invalid_max_chunks_per_doc",
-            "invalid_priority",
-            "invalid_rank_fields",
-            "invalid_truncation_side",
             "invalid_request_timeout",
         ),
-        "A value that the field does not have, or a number out of its range.",
+        "An unknown value, or a number out of range.",
     ),
     ErrorRow(
         400,
         _VALUE,
         ("conflicting_parameters", "wrong_label_count"),
-        "Parameters that contradict each other, or another number of labels than the score mode takes.",
+        "Parameters contradict each other, or the score mode does not take this number of labels.",
     ),
     ErrorRow(
         400,
@@ -118,32 +103,32 @@ ERROR_TABLE = (
         ("label_not_single_token",),
         'A label is not exactly one token; label_scoring "sequence" takes labels of any length.',
     ),
-    ErrorRow(400, _VALUE, ("delimiter_collision",), "The query or an item holds the delimiter that the server uses."),
+    ErrorRow(400, _VALUE, ("delimiter_collision",), "The query or an item holds the server's delimiter token."),
     ErrorRow(400, _VALUE, ("too_many_items",), "More items than one request may have (--max-items-per-request)."),
     ErrorRow(400, _VALUE, ("too_many_scores",), "More scores (items x labels) than one answer may have."),
     ErrorRow(400, _VALUE, ("context_too_long",), "The prefix and the longest item do not fit the model."),
-    ErrorRow(400, _VALUE, ("dense_mask_too_large",), "A dense mask was asked for beyond its bound."),
+    ErrorRow(400, _VALUE, ("dense_mask_too_large",), "The dense mask would be larger than its bound."),
     ErrorRow(
         400,
         _VALUE,
         ("prefix_cache_full", "prefix_cache_disabled"),
-        "No prefix can be pinned: too many are, or none is kept here.",
+        "The prefix cannot be pinned: the KV cache is full of pinned prefixes, or disabled.",
     ),
     ErrorRow(401, "authentication_error", ("invalid_api_key",), "The API key is missing or wrong."),
-    ErrorRow(400, _VALUE, ("invalid_artifact",), "No report can be made of it: the message says why."),
-    ErrorRow(404, _BAD, ("not_found",), "There is nothing under this path or id."),
-    ErrorRow(404, _BAD, ("no_report_viewer",), "The server is without what reports are made with."),
+    ErrorRow(400, _VALUE, ("invalid_artifact",), "The artifact cannot be shown as a report; the message says why."),
+    ErrorRow(404, _BAD, ("not_found",), "Nothing exists under this path or id."),
+    ErrorRow(404, _BAD, ("no_report_viewer",), "The packages that render reports are not installed on the server."),
     ErrorRow(404, "model_error", ("model_not_found",), "The model is not served here."),
     ErrorRow(405, _BAD, ("method_not_allowed",), "The path does not take this method; Allow lists those it takes."),
     ErrorRow(413, _BAD, ("request_too_large",), "The body is larger than --max-request-bytes."),
     ErrorRow(422, _VALUE, ("token_id_exceeds_vocab",), "A token id that the model does not have."),
-    ErrorRow(429, "rate_limit_error", ("queue_full",), "Too many tokens are waiting; Retry-After says when to come."),
-    ErrorRow(500, _SERVER, ("internal_error",), "Something unforeseen; the log has it under the request's id."),
-    ErrorRow(503, _SERVER, ("not_ready", "shutting_down"), "The model is warming up, or the server is stopping."),
-    ErrorRow(504, _SERVER, ("deadline_exceeded",), "Not done within --request-timeout or X-Request-Timeout."),
+    ErrorRow(429, "rate_limit_error", ("queue_full",), "Too many tokens are waiting; Retry-After says when to retry."),
+    ErrorRow(500, _SERVER, ("internal_error",), "An unexpected error; the log has it under the request id."),
+    ErrorRow(503, _SERVER, ("not_ready", "shutting_down"), "The model is warming up, or the server is shutting down."),
+    ErrorRow(504, _SERVER, ("deadline_exceeded",), "It took longer than --request-timeout or X-Request-Timeout."),
 )
 
 
 def rows_of(status: int) -> list[ErrorRow]:
-    """All ways to this status."""
+    """The errors with this status."""
     return [row for row in ERROR_TABLE if row.status == status]

@@ -1,71 +1,33 @@
-"""The shapes of bodies, as JSON Schema: what is really taken, and what really comes back."""
+"""The bodies of requests and responses as JSON Schema. Request fields come from the tables of `contract/request.py`."""
 
 from __future__ import annotations
 
-from prefixwise.contract.parse import ALGORITHMS, LABEL_SCORINGS, ON_ITEM_ERRORS, PLAIN, SCORE_MODES, TOKENIZATIONS
+from prefixwise.contract.fields import Schema, properties
+from prefixwise.contract.request import IDS, SCORE_FIELDS, TEXTS, Dialect, rerank_fields
 from prefixwise.server.openapi_errors import ERROR_TABLE
-from prefixwise.server.openapi_parts import COUNT, IDS, MODEL, TEXTS, TOKEN_ID, Schema, choice, object_of, optional
-from prefixwise.server.openapi_rerank import RERANK_SCHEMAS
-from prefixwise.server.routes.prefix import DEFAULT_TTL_SECONDS, MAX_TTL_SECONDS
+from prefixwise.server.routes.tokens import DEFAULT_TTL_SECONDS, MAX_TTL_SECONDS
 
-SCORE_FIELDS: Schema = {
-    "query": {
-        "description": "What all items are scored against: text or token ids, at least one.",
-        "anyOf": [{"type": "string", "minLength": 1}, {**IDS, "minItems": 1}],
-    },
-    "items": {
-        "description": "A list of texts, or a list of lists of token ids; one text is one item. An item may be empty.",
-        "anyOf": [
-            {"type": "string"},
-            {**TEXTS, "minItems": 1},
-            {"type": "array", "items": IDS, "minItems": 1},
-        ],
-    },
-    "labels": optional(
-        "array",
-        "Labels as text; one of labels and label_token_ids.",
-        minItems=1,
-        items={"type": "string", "minLength": 1},
-    ),
-    "label_token_ids": optional(
-        "array",
-        'Labels as token ids; a list of ids is one label where label_scoring is "sequence".',
-        minItems=1,
-        items={"anyOf": [TOKEN_ID, {**IDS, "minItems": 1}]},
-    ),
-    "apply_softmax": optional("boolean", 'Score mode "softmax" when true, "prob" when false.', False),
-    "score_mode": choice(SCORE_MODES, "What a score is; apply_softmax chooses where this is absent.", None),
-    "label_scoring": choice(LABEL_SCORINGS, "A label is one token, or as many as it needs.", "single"),
-    "item_first": optional("boolean", "The item stands before the query.", False),
-    "suffix": {
-        "description": "Stands after every item: text or token ids, like the query.",
-        "default": None,
-        "anyOf": [{"type": "string"}, IDS, {"type": "null"}],
-    },
-    "tokenization": choice(TOKENIZATIONS, "Query and item each on their own, or as one text.", "apart"),
-    "max_tokens_per_item": optional("integer", "Longer items are cut at their end; absent: never.", minimum=1),
-    "algorithm": choice(ALGORITHMS, "How it is computed; the scores are the same.", "auto"),
-    "on_item_error": choice(
-        ON_ITEM_ERRORS,
-        "A bad item fails the request, or is reported in item_errors and has null for its scores.",
-        "fail",
-    ),
-    "return_debug": optional("boolean", "Say in `debug` how it was computed.", False),
-    "debug_top_k": optional(
-        "integer",
-        "Beside return_debug, for a request of one item: its tokens, and so many of the most likely next ones.",
-        minimum=1,
-    ),
-    "profile": choice(
-        (PLAIN,), "No other profile scores with labels of the request's own; the rerank routes do.", None
-    ),
-    "model": MODEL,
-}
+COUNT: Schema = {"type": "integer", "minimum": 0}
+_SCORE_PROPERTIES = properties(SCORE_FIELDS)
+
+
+def optional(kind: str, text: str, default: object = None, **more: object) -> Schema:
+    """A field that may be absent or null."""
+    return {"type": [kind, "null"], "default": default, "description": text, **more}
+
+
+def object_of(properties: Schema, *optional: str, **more: object) -> Schema:
+    """An object that has all of these properties except the optional ones."""
+    required = [name for name in properties if name not in optional]
+    return {"type": "object", "required": required, "properties": properties, **more}
+
+
+# Scores
 
 _SCORE_REQUEST: Schema = {
     "type": "object",
     "required": ["query", "items"],
-    "properties": SCORE_FIELDS,
+    "properties": _SCORE_PROPERTIES,
     "allOf": [
         {
             "anyOf": [
@@ -105,11 +67,11 @@ _SCORE_REQUEST: Schema = {
 
 USAGE = object_of(
     {
-        "prompt_tokens": {**COUNT, "description": "What was sent: the query once, plus all items."},
+        "prompt_tokens": {**COUNT, "description": "The query once, plus all items."},
         "total_tokens": COUNT,
         "completion_tokens": {"const": 0},
         "prompt_tokens_details": object_of(
-            {"cached_tokens": {**COUNT, "description": "Prefix tokens that an earlier request had computed."}}
+            {"cached_tokens": {**COUNT, "description": "Prefix tokens that were in the KV cache."}}
         ),
     }
 )
@@ -125,16 +87,16 @@ _SCORE_RESPONSE = object_of(
         },
         "usage": USAGE,
         "truncated": {
-            "description": "Items that max_tokens_per_item has cut.",
+            "description": "Items that were cut to max_tokens_per_item.",
             "type": "array",
             "items": object_of({"index": COUNT, "original_tokens": COUNT, "kept_tokens": COUNT}),
         },
         "item_errors": {
-            "description": 'Items without scores, where on_item_error is "report".',
+            "description": 'Items without scores, if on_item_error is "report".',
             "type": "array",
             "items": object_of({"index": COUNT, "code": {"type": "string"}, "message": {"type": "string"}}),
         },
-        "debug": {"type": "object", "description": "Where return_debug was set."},
+        "debug": {"type": "object", "description": "Present if return_debug is set."},
     },
     "truncated",
     "item_errors",
@@ -145,32 +107,32 @@ _PREFIX_REQUEST: Schema = {
     "type": "object",
     "required": ["query"],
     "properties": {
-        "query": SCORE_FIELDS["query"],
+        "query": _SCORE_PROPERTIES["query"],
         "ttl_seconds": optional(
             "number",
-            "How long it is kept.",
+            "How long the prefix stays pinned.",
             DEFAULT_TTL_SECONDS,
             exclusiveMinimum=0,
             maximum=MAX_TTL_SECONDS,
         ),
         "profile": optional(
             "string",
-            'Keep what rerank requests with this query share, by this profile ("default": the model\'s own); then the '
-            "query must be text. Absent: what requests to /v1/score share.",
+            'Pin the prefix of rerank requests with this profile ("default": the model\'s own); the query must be '
+            "text. If absent, pin the prefix of requests to /v1/score.",
         ),
-        "instruction": optional("string", "Of the rerank requests; the profile's own when absent."),
-        "model": MODEL,
+        "instruction": optional("string", "The instruction of the rerank requests; if absent, the profile's own."),
+        "model": _SCORE_PROPERTIES["model"],
     },
 }
 
 _PREFIX = object_of(
     {
         "object": {"const": "prefix"},
-        "id": {"type": "string", "description": "For DELETE /v1/prefix/{prefix_id}."},
+        "id": {"type": "string", "description": "The prefix_id of DELETE /v1/prefix/{prefix_id}."},
         "model": {"type": "string"},
-        "tokens": {**COUNT, "description": "Of the prefix, with BOS and delimiter."},
-        "cached_tokens": {**COUNT, "description": "Of these, computed before."},
-        "bytes": {**COUNT, "description": "Memory that it takes on each device."},
+        "tokens": {**COUNT, "description": "Tokens of the prefix, with BOS and delimiter."},
+        "cached_tokens": {**COUNT, "description": "Of these, tokens that were in the KV cache."},
+        "bytes": {**COUNT, "description": "Memory on each device."},
         "ttl_seconds": {"type": "number"},
     }
 )
@@ -180,10 +142,10 @@ _TEXT_OR_TEXTS: list[Schema] = [{"type": "string"}, {**TEXTS, "minItems": 1}, {"
 _TOKENIZE_REQUEST: Schema = {
     "type": "object",
     "properties": {
-        "text": {"description": "One text, or many.", "anyOf": _TEXT_OR_TEXTS},
-        "prompt": {"description": "Another name for text; one of the two.", "anyOf": _TEXT_OR_TEXTS},
-        "add_special_tokens": optional("boolean", "Put before each text what starts a prompt (BOS).", False),
-        "model": MODEL,
+        "text": {"description": "One text, or a list of texts.", "anyOf": _TEXT_OR_TEXTS},
+        "prompt": {"description": "Another name for text; give one of the two.", "anyOf": _TEXT_OR_TEXTS},
+        "add_special_tokens": optional("boolean", "Put the tokens that start a prompt (BOS) before each text.", False),
+        "model": _SCORE_PROPERTIES["model"],
     },
     "anyOf": [
         {"required": ["text"], "properties": {"text": {"type": ["string", "array"]}, "prompt": {"type": "null"}}},
@@ -207,7 +169,7 @@ _MODEL_ENTRY = object_of(
         "created": {"type": "integer"},
         "owned_by": {"const": "prefixwise"},
         "root": {"type": ["string", "null"]},
-        "max_model_len": {"type": ["integer", "null"], "description": "null while the model is loading."},
+        "max_model_len": {"type": ["integer", "null"], "description": "null while the model loads."},
     }
 )
 
@@ -221,16 +183,112 @@ _ERROR = object_of(
     {
         "error": object_of(
             {
-                "message": {"type": "string", "description": "What was expected, what came, what to do."},
+                "message": {"type": "string", "description": "What was expected, what the request had, what to do."},
                 "type": {"enum": sorted({row.type for row in ERROR_TABLE})},
-                "param": {"type": ["string", "null"], "description": "The field at fault."},
-                "code": {"type": "string", "description": "One of those in the table of errors."},
+                "param": {"type": ["string", "null"], "description": "The wrong field."},
+                "code": {"type": "string", "description": "A code from the table of errors."},
             }
         ),
-        "detail": {"type": "string", "description": "The message again: some clients read only this."},
-        "message": {"type": "string", "description": "And again, for some others."},
+        "detail": {"type": "string", "description": "The message again, for clients that only read this."},
+        "message": {"type": "string", "description": "The message again, for clients that only read this."},
     }
 )
+
+# Rerank requests and responses
+
+
+def _rerank_request(dialect: Dialect) -> Schema:
+    rows = rerank_fields(dialect)
+    required = [row.name for row in rows if row.is_required]
+    return {"type": "object", "required": required, "properties": properties(rows)}
+
+
+_RELEVANCE: Schema = {"type": "number", "minimum": 0, "maximum": 1}
+_META = object_of(
+    {
+        "api_version": object_of({"version": {"type": "string"}}),
+        "billed_units": object_of({"search_units": COUNT}),
+        "tokens": object_of({"input_tokens": COUNT, "output_tokens": {"const": 0}}),
+        "cached_tokens": {**COUNT, "description": "Prefix tokens that were in the KV cache."},
+        "profile": {"type": "string", "description": "The profile that made the prompt."},
+        "warnings": {
+            "type": "array",
+            "items": {"type": "string"},
+            "description": "The model has no known profile, or documents were cut.",
+        },
+        "truncated": {
+            "type": "array",
+            "items": object_of({"index": COUNT, "original_tokens": COUNT, "kept_tokens": COUNT}),
+            "description": "Documents that were cut.",
+        },
+        "debug": {"type": "object", "description": "Present if return_debug is set."},
+    },
+    "warnings",
+    "truncated",
+    "debug",
+)
+_RESULT: Schema = {"index": {**COUNT, "description": "The index in the request."}, "relevance_score": _RELEVANCE}
+_V1_RESPONSE = object_of(
+    {
+        "id": {"type": "string"},
+        "object": {"const": "list"},
+        "model": {"type": "string"},
+        "results": {
+            "type": "array",
+            "description": "Best first.",
+            "items": object_of({**_RESULT, "document": object_of({"text": {"type": "string"}})}, "document"),
+        },
+        "usage": object_of(
+            {
+                "prompt_tokens": COUNT,
+                "total_tokens": COUNT,
+                "prompt_tokens_details": object_of({"cached_tokens": COUNT}),
+            }
+        ),
+        "meta": _META,
+    }
+)
+_V2_RESPONSE = object_of(
+    {
+        "id": {"type": "string"},
+        "results": {"type": "array", "description": "Best first.", "items": object_of(_RESULT)},
+        "meta": _META,
+    }
+)
+_TEI_RESPONSE: Schema = {
+    "type": "array",
+    "description": "Best first.",
+    "items": object_of({"index": COUNT, "score": {"type": "number"}, "text": {"type": "string"}}, "text"),
+}
+_TEI_ERROR = object_of(
+    {
+        "error": {"type": "string"},
+        "error_type": {"enum": ["Validation", "Tokenizer", "Overloaded", "Unhealthy", "Backend"]},
+    }
+)
+_TEI_INFO = object_of(
+    {
+        "model_id": {"type": "string"},
+        "model_sha": {"type": "null"},
+        "model_dtype": {"type": "string"},
+        "model_type": object_of({"reranker": {"type": "object"}}),
+        "max_concurrent_requests": COUNT,
+        "max_input_length": COUNT,
+        "max_batch_tokens": COUNT,
+        "max_batch_requests": {"type": "null"},
+        "max_client_batch_size": COUNT,
+        "auto_truncate": {"const": False},
+        "tokenization_workers": COUNT,
+        "version": {"type": "string"},
+        "sha": {"type": "null"},
+        "docker_label": {"type": "null"},
+    }
+)
+
+
+def _either(one: str, other: str, text: str) -> Schema:
+    return {"description": text, "anyOf": [{"$ref": f"#/components/schemas/{name}"} for name in (one, other)]}
+
 
 SCHEMAS: Schema = {
     "ScoreRequest": _SCORE_REQUEST,
@@ -243,10 +301,10 @@ SCHEMAS: Schema = {
     "TokenizeResponse": _TOKENIZE_RESPONSE,
     "Model": _MODEL_ENTRY,
     "ModelList": _list_of("Model"),
-    "Artifact": {"type": "object", "description": "A file that a program of the harness has written."},
+    "Artifact": {"type": "object", "description": "A JSON file of a benchmark or validation run."},
     "ReportList": object_of(
         {
-            "has_folder": {"type": "boolean", "description": "Was the server started with --reports-dir?"},
+            "has_folder": {"type": "boolean", "description": "Whether the server was started with --reports-dir."},
             "artifacts": {
                 "type": "array",
                 "items": object_of(
@@ -257,7 +315,7 @@ SCHEMAS: Schema = {
                         "bytes": COUNT,
                         "note": {
                             "type": ["string", "null"],
-                            "description": "What it is for, where it is no report that can be shown.",
+                            "description": "What the file is, if it cannot be shown as a report.",
                         },
                     }
                 ),
@@ -273,11 +331,11 @@ SCHEMAS: Schema = {
             "uptime_seconds": {"type": "number"},
             "api_key_set": {"type": "boolean"},
             "served_model_names": TEXTS,
-            "configuration": {"type": "object", "description": "With every `auto` settled."},
+            "configuration": {"type": "object", "description": "The configuration, every `auto` resolved."},
             "versions": {"type": "object"},
             "memory": {
                 "type": "object",
-                "description": "Peak bytes of the host, and what the backend tells about its devices.",
+                "description": "Peak bytes of the host, and the memory of the devices as the backend reports it.",
             },
             "model": {"type": "object"},
             "devices": {"type": "object"},
@@ -294,5 +352,15 @@ SCHEMAS: Schema = {
         "stats",
     ),
     "Error": _ERROR,
-    **RERANK_SCHEMAS,
+    "RerankRequest": _rerank_request("cohere_v1"),
+    "RerankResponse": _V1_RESPONSE,
+    "RerankV2Request": _rerank_request("cohere_v2"),
+    "RerankV2Response": _V2_RESPONSE,
+    "TeiRerankRequest": _rerank_request("tei"),
+    "TeiRerankResponse": _TEI_RESPONSE,
+    "TeiError": _TEI_ERROR,
+    "TeiInfo": _TEI_INFO,
+    "AnyRerankRequest": _either("TeiRerankRequest", "RerankRequest", "With `texts`, or with `documents`."),
+    "AnyRerankResponse": _either("TeiRerankResponse", "RerankResponse", "In the dialect of the request."),
+    "AnyError": _either("TeiError", "Error", "In the dialect of the request; the second one without a readable body."),
 }

@@ -1,31 +1,136 @@
-"""`Service`: what all routes share. The engine comes into it when it is warm; before that only its absence is known."""
+"""`Service`: the state that all handlers share. The engine arrives when it is warm; until then the phase is starting.
+
+`Lifecycle` is the server's phase and the requests in flight. `ServedNames` are the names of the model.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from enum import StrEnum
 from typing import TypeVar
 
+from prefixwise.contract.errors import ModelNotFoundError, UnavailableError, quote
 from prefixwise.engine.engine import ScoringEngine
 from prefixwise.engine.reranker import Reranker
-from prefixwise.server.config import ServerOptions
-from prefixwise.server.lifecycle import Lifecycle
+from prefixwise.server.config import ReportSource, ServerOptions
+from prefixwise.server.context import RequestContext
 from prefixwise.server.metrics import Metrics
-from prefixwise.server.names import ServedNames
-from prefixwise.server.reports import ReportSource
 
-POOL_THREADS = 2  # one large request must not make all others of its kind wait
+POOL_THREADS = 2  # so that one large request does not block the next
+_ABORT_SECONDS = 5.0  # for answering the requests that the grace period has cut off
+_ANY_NAME = "default"  # in a request: the served model
 
 Result = TypeVar("Result")
 
 log = logging.getLogger("prefixwise")
 
 
+class Phase(StrEnum):
+    """The phases of a server, in their order."""
+
+    STARTING = "starting"  # the model is loading or warming up
+    READY = "ready"
+    DRAINING = "draining"  # after a signal: requests in flight finish, new ones get 503
+    STOPPED = "stopped"
+
+
+class Lifecycle:
+    """The phase of one server, and its requests in flight. Runs on the event loop; `launch.py` changes the phase."""
+
+    def __init__(self) -> None:
+        self.phase = Phase.STARTING
+        self._in_flight: dict[RequestContext, asyncio.Task[object]] = {}
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def is_stopping(self) -> bool:
+        return self.phase in (Phase.DRAINING, Phase.STOPPED)
+
+    @property
+    def num_in_flight(self) -> int:
+        return len(self._in_flight)
+
+    def check_ready(self) -> None:
+        """Raises UnavailableError unless the server takes work."""
+        if self.phase is Phase.READY:
+            return
+        if self.phase is Phase.STARTING:
+            message = "the model is still loading or warming up, so nothing can be scored yet; try again soon"
+            raise UnavailableError(message, code="not_ready")
+        raise shutting_down()
+
+    def enter(self, context: RequestContext) -> None:
+        """A request has arrived, in the current task."""
+        task = asyncio.current_task()
+        assert task is not None, "a request is answered in a task"
+        self._in_flight[context] = task
+        self._idle.clear()
+
+    def leave(self, context: RequestContext) -> None:
+        """The request is answered, or its client has disconnected."""
+        del self._in_flight[context]
+        if not self._in_flight:
+            self._idle.set()
+
+    def become_ready(self) -> None:
+        """The engine is warm. Does nothing if the server is already stopping."""
+        if self.phase is Phase.STARTING:
+            self.phase = Phase.READY
+
+    async def drain(self, grace_seconds: float) -> None:
+        """Take no more work, let requests in flight finish, and cancel the rest after `grace_seconds`."""
+        self.phase = Phase.DRAINING
+        if not await self._becomes_idle(grace_seconds):
+            for context, task in list(self._in_flight.items()):
+                context.is_aborted = True
+                task.cancel()
+            await self._becomes_idle(_ABORT_SECONDS)
+        self.phase = Phase.STOPPED
+
+    async def _becomes_idle(self, seconds: float) -> bool:
+        try:
+            await asyncio.wait_for(self._idle.wait(), seconds)
+        except TimeoutError:
+            return False
+        return True
+
+
+def shutting_down() -> UnavailableError:
+    """The error of a request that arrives, or is still running, when the server stops."""
+    message = "the server is shutting down; send the request to another one, or again later"
+    return UnavailableError(message, code="shutting_down")
+
+
+class ServedNames:
+    """`/v1/models` lists the `public` names, and the first one stands in responses. Requests may use `others` too."""
+
+    def __init__(self, public: Iterable[str], others: Iterable[str] = ()) -> None:
+        self.public = tuple(dict.fromkeys(public))
+        self.all = tuple(dict.fromkeys((*self.public, *others)))
+
+    def answer_to(self, sent: str | None) -> str:
+        """The name for the response: the one that was sent, or the first. Raises model_not_found."""
+        if sent in self.all and sent is not None:
+            return sent
+        if sent is None or sent == _ANY_NAME:
+            return self.public[0]
+        served = ", ".join(map(quote, self.public))
+        message = f'model must be one of {served} or "{_ANY_NAME}", got {quote(sent)}'
+        raise ModelNotFoundError(message, code="model_not_found", param="model")
+
+    def answer_to_any(self, sent: str | None, *, strict: bool) -> str:
+        """As `answer_to`, for clients that always send some model's name: unless `strict`, an unknown name means the
+        served model."""
+        return self.answer_to(sent if strict or sent in self.all else None)
+
+
 class Service:
-    """One server's options, engine, figures and helpers."""
+    """One server's options, engine, metrics and thread pool."""
 
     def __init__(self, options: ServerOptions, reports: ReportSource | None = None) -> None:
         self.options = options
@@ -33,7 +138,7 @@ class Service:
         self.lifecycle = Lifecycle()
         self.metrics = Metrics()
         self.names = ServedNames(options.served_model_names)
-        self.configuration: Mapping[str, object] = options.describe()  # with every `auto` settled, once that is known
+        self.configuration: Mapping[str, object] = options.describe()  # `open` replaces it by the resolved one
         self.created = time.time()
         self._engine: ScoringEngine | None = None
         self._reranker: Reranker | None = None
@@ -41,7 +146,7 @@ class Service:
         self._pool = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="prefixwise-http")
 
     def open(self, engine: ScoringEngine, configuration: Mapping[str, object] | None = None) -> None:
-        """The engine is warm: from now on work is taken."""
+        """The engine is warm: take work from now on."""
         config = engine.config
         public = self.options.served_model_names or (config.model_name,)
         self.names = ServedNames(public, (*config.served_names, config.model_name))
@@ -53,14 +158,14 @@ class Service:
 
     @property
     def engine(self) -> ScoringEngine:
-        """Only for routes that need it, which are not asked before it is there."""
-        assert self._engine is not None, "readiness is checked before a route is called"
+        """Only for handlers that need the engine: the router answers 503 for them before it is open."""
+        assert self._engine is not None, "readiness is checked before a handler is called"
         return self._engine
 
     @property
     def reranker(self) -> Reranker:
         """The same engine, for documents."""
-        assert self._reranker is not None, "readiness is checked before a route is called"
+        assert self._reranker is not None, "readiness is checked before a handler is called"
         return self._reranker
 
     @property
@@ -68,15 +173,15 @@ class Service:
         return self._engine
 
     def log_once(self, warning: str) -> None:
-        """For whoever runs the server, where every answer says the same."""
+        """Log a warning that many responses repeat, the first time only."""
         if warning not in self._logged:
             self._logged.add(warning)
             log.warning("%s", warning)
 
     async def in_pool(self, work: Callable[[], Result]) -> Result:
-        """Run something long beside the event loop, so that others are answered meanwhile."""
+        """Run long work on the thread pool, so that the event loop can answer other requests meanwhile."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
     def close(self) -> None:
-        """Let the helper threads go. The engine is closed by whoever opened it."""
+        """Stop the thread pool. The engine stays open: its owner closes it."""
         self._pool.shutdown(wait=False, cancel_futures=True)

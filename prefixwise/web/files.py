@@ -1,4 +1,4 @@
-"""The page's files, which the server sends and reports take their look from."""
+"""The files of the web page, for the server, and the style sheet of reports."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MEDIA_TYPES = {
 
 @dataclass(frozen=True)
 class PageFile:
-    """A file with all that its response says about it."""
+    """A file with its media type and ETag."""
 
     content: bytes
     media_type: str
@@ -26,23 +26,30 @@ class PageFile:
 
 @cache
 def page_files() -> dict[str, PageFile]:
-    """All of them by name, read once."""
+    """All files by name, read once."""
     folder = files("prefixwise.web").joinpath("static")
     found: dict[str, PageFile] = {}
     for entry in sorted(folder.iterdir(), key=lambda each: each.name):
-        media_type = _MEDIA_TYPES.get(entry.name[entry.name.rfind(".") :])
-        if media_type is not None:
-            content = entry.read_bytes()
-            found[entry.name] = PageFile(content, media_type, f'"{sha256(content).hexdigest()[:32]}"')
+        if _suffix(entry.name) in _MEDIA_TYPES:
+            found[entry.name] = page_file_of(entry.name, entry.read_bytes())
     return found
+
+
+def page_file_of(name: str, content: bytes) -> PageFile:
+    """A file with this name and content."""
+    return PageFile(content, _MEDIA_TYPES[_suffix(name)], f'"{sha256(content).hexdigest()[:32]}"')
+
+
+def _suffix(name: str) -> str:
+    return name[name.rfind(".") :]
 
 
 @cache
 def report_style() -> str:
-    """The style sheet that a report carries inside it, as one file that needs nothing else."""
+    """The style sheet that is embedded in a report."""
     return page_text("look.css") + page_text("report.css")
 
 
 def page_text(name: str) -> str:
-    """One file's text."""
+    """The text of one file."""
     return page_files()[name].content.decode()

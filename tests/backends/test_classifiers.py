@@ -15,8 +15,8 @@ from prefixwise.backends.load import load_backend
 from prefixwise.backends.torch.weights import load_weights
 from prefixwise.forward.backend import Backend, BackendOptions
 from prefixwise.forward.batch import ForwardBatch, Layout
-from prefixwise.models.checkpoint import open_checkpoint
-from tests.backends.torch.batches import PREFIXES, TAILS, rows_batch
+from prefixwise.models.sources import open_checkpoint
+from tests.backends.torch.batches import ITEMS, PREFIXES, sequences_batch
 from tests.checkpoints import make_classifier, read_hf_tensors
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -67,9 +67,9 @@ def backends(request: pytest.FixtureRequest, folders: dict[str, Path]) -> Iterat
 
 
 def batch_of(*labels: int, need_logsumexp: bool = False) -> ForwardBatch:
-    """One packed row, so that JAX has one program to compile."""
-    batch = rows_batch(PREFIX, [TAILS], Layout.PACKED)
-    label_ids = np.tile(np.array(labels, np.int32), (len(TAILS), 1))
+    """One packed sequence, so that JAX has one program to compile."""
+    batch = sequences_batch(PREFIX, [ITEMS], Layout.PACKED)
+    label_ids = np.tile(np.array(labels, np.int32), (len(ITEMS), 1))
     return replace(batch, label_ids=label_ids, need_logsumexp=need_logsumexp)
 
 
@@ -95,14 +95,14 @@ def test_a_classifier_scores_as_transformers(backends: Backends, folders: dict[s
     for name, backend in backends.converted.items():
         model = AutoModelForSequenceClassification.from_pretrained(folders[name], dtype=torch.float32).eval()
         found = logits_of(backend, *range(backend.config.num_classes))
-        for tail, logits in zip(TAILS, found, strict=True):
-            ids = torch.from_numpy(np.concatenate([PREFIX, tail])).long()
+        for item, logits in zip(ITEMS, found, strict=True):
+            ids = torch.from_numpy(np.concatenate([PREFIX, item])).long()
             with torch.inference_mode():
                 assert np.abs(model(ids[None]).logits[0].numpy() - logits).max() <= BOUND
 
 
 def test_normalizers_are_those_of_the_classes(backends: Backends) -> None:
-    """Nobody asks a classifier for them, but they are compiled with the rest."""
+    """No request asks a classifier for them, but they are compiled with the rest."""
     for backend in backends.converted.values():
         output = backend.forward(batch_of(*range(backend.config.num_classes), need_logsumexp=True))
         assert output.logsumexp is not None
@@ -112,7 +112,7 @@ def test_normalizers_are_those_of_the_classes(backends: Backends) -> None:
 
 def test_warm_up_runs_the_programs_of_a_head_of_few_rows(backends: Backends) -> None:
     for backend in backends.converted.values():
-        programs = {each.title: each for each in backend.programs(max_dense_row_len=0)}
+        programs = {each.title: each for each in backend.programs(max_dense_len=0)}
         assert bool(programs) == (backend.info.name == "jax")
         for title in ("score, 512 tokens", "labels", "normalizers") if programs else ():
             programs[title].prepare()

@@ -16,7 +16,7 @@ def ids(*values: int) -> Int32Array:
     return np.array(values, np.int32)
 
 
-# Two segments, 1 2 and 3; both read the first two tokens of the kept prefix 7 8 9.
+# Two segments, 1 2 and 3; both read the first two tokens of the cached prefix 7 8 9.
 BATCH = ForwardBatch(
     layout=Layout.EXTEND,
     token_ids=ids(1, 2, 3),
@@ -25,7 +25,7 @@ BATCH = ForwardBatch(
     prefix_index=np.array([0, 0]),
     prefix_lens=np.array([2, 2]),
     prefixes=(Prefix((FakeBlock(3, ids(7, 8, 9)),)),),
-    row_starts=np.array([0, 3]),
+    sequence_starts=np.array([0, 3]),
     score_tokens=np.array([0, 1, 2]),
     label_ids=np.array([[5, 6]] * 3, np.int32),
 )
@@ -62,14 +62,14 @@ def test_a_prefix_may_be_a_segment_of_the_same_forward() -> None:
     assert logits_of(batch) == [after(1), after(1, 2), after(1, 2, 3)]
 
 
-def test_a_prefix_may_begin_with_kept_blocks_and_go_on_in_the_forward() -> None:
-    """Two kept blocks, then the first segment; the second segment reads all of it."""
-    kept = (FakeBlock(2, ids(7, 8)), FakeBlock(1, ids(9)))
-    batch = replace(BATCH, positions=ids(3, 4, 5), prefix_lens=np.array([3, 5]), prefixes=(Prefix(kept, segment=0),))
+def test_a_prefix_may_begin_with_cached_blocks_and_continue_in_the_forward() -> None:
+    """Two cached blocks, then the first segment; the second segment reads all of it."""
+    cached = (FakeBlock(2, ids(7, 8)), FakeBlock(1, ids(9)))
+    batch = replace(BATCH, positions=ids(3, 4, 5), prefix_lens=np.array([3, 5]), prefixes=(Prefix(cached, segment=0),))
     assert logits_of(batch) == [after(7, 8, 9, 1), after(7, 8, 9, 1, 2), after(7, 8, 9, 1, 2, 3)]
 
 
-def test_a_segment_may_be_kept_and_read_in_the_same_forward() -> None:
+def test_a_segment_may_be_cached_and_read_in_the_same_forward() -> None:
     batch = replace(
         BATCH,
         positions=ids(2, 3, 4),
@@ -104,11 +104,11 @@ def test_normalizers_are_over_the_whole_vocabulary_and_only_when_asked_for() -> 
     assert backend.forward(BATCH).logsumexp is None
 
 
-def test_segments_are_kept_when_asked_for() -> None:
+def test_segments_are_cached_when_asked_for() -> None:
     running = FakeBackend().start(replace(BATCH, cache_segments=(1, 0)))
-    kept = [block for block in running.blocks if isinstance(block, FakeBlock)]
-    assert [block.token_ids.tolist() for block in kept] == [[3], [1, 2]]
-    assert [block.num_tokens for block in kept] == [1, 2]
+    cached = [block for block in running.blocks if isinstance(block, FakeBlock)]
+    assert [block.token_ids.tolist() for block in cached] == [[3], [1, 2]]
+    assert [block.num_tokens for block in cached] == [1, 2]
     assert running.wait().blocks == running.blocks
 
 
@@ -119,7 +119,7 @@ def test_a_segment_longer_than_a_block_is_not_one() -> None:
         segment_starts=np.array([0, KV_BLOCK_SIZE + 1, KV_BLOCK_SIZE + 2]),
         cache_segments=(0,),
     )
-    with pytest.raises(AssertionError, match="one block"):
+    with pytest.raises(AssertionError, match="one KV block"):
         FakeBackend().start(too_long)
 
 
@@ -165,5 +165,5 @@ def test_a_forward_lists_no_more_blocks_than_it_may() -> None:
     twice = replace(BATCH, prefixes=BATCH.prefixes * 2)
     assert FakeBackend(max_kv_blocks_read=2).info.max_kv_blocks_read == 2
     FakeBackend(max_kv_blocks_read=2).forward(twice)
-    with pytest.raises(AssertionError, match="lists 3 blocks, and may list 2"):
+    with pytest.raises(AssertionError, match="lists 3 KV blocks, and may list 2"):
         FakeBackend(max_kv_blocks_read=2).forward(replace(twice, cache_segments=(0,)))

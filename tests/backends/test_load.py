@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from prefixwise import Scorer
 from prefixwise.backends import load
-from prefixwise.backends.load import choose_backend, load_backend
+from prefixwise.backends.fake import fake_logits
+from prefixwise.backends.load import FAKE_STEP_VARIABLE, choose_backend, load_backend
 from prefixwise.contract.errors import BackendError
 from prefixwise.forward.backend import BackendOptions
 from prefixwise.host import install_command
-from prefixwise.models.checkpoint import open_checkpoint
+from prefixwise.models.sources import open_checkpoint
 
 BOTH = ("jax", "torch")
 
@@ -72,7 +76,11 @@ class TestAuto:
 
 
 class TestJaxPlatform:
-    """What JAX itself says."""
+    """What JAX itself says, beside PyTorch."""
+
+    @pytest.fixture(autouse=True)
+    def both(self) -> None:
+        pytest.importorskip("torch")
 
     @pytest.mark.parametrize("device", ["cpu", "cpu:3"])
     def test_a_cpu(self, device: str) -> None:
@@ -143,3 +151,29 @@ def test_the_choice_and_its_reason_are_logged(
     chosen, *_, placed = (record.getMessage() for record in caplog.records if record.name == "prefixwise")
     assert chosen == f"backend {name}: {reason}"
     assert placed == f"backend {name} on {backend.info.device}, {backend.info.dtype}"
+
+
+class TestFake:
+    """`--backend fake`: a whole engine around arithmetic, to test everything but the model."""
+
+    def test_its_scores_can_be_computed_by_hand(self) -> None:
+        with Scorer(backend="fake") as scorer:
+            result = scorer.score([5, 6, 7], [[8, 9], [10]], label_token_ids=[11, 12], score_mode="logit")
+        for item, scores in zip(([8, 9], [10]), result.scores, strict=True):
+            expected = fake_logits(np.array([5, 6, 7, *item], np.int32), np.array([11, 12], np.int32))
+            assert scores == pytest.approx(expected.tolist())
+
+    def test_a_step_takes_as_long_as_the_environment_says(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv(FAKE_STEP_VARIABLE, "0.2")
+        with Scorer(backend="fake") as scorer:
+            begin = time.perf_counter()
+            scorer.score([5], [[8]], label_token_ids=[11])
+            assert time.perf_counter() - begin >= 0.2
+
+    @pytest.mark.parametrize("given", ["-1", "nan", "soon"])
+    def test_an_impossible_time_is_refused(self, given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv(FAKE_STEP_VARIABLE, given)
+        with pytest.raises(
+            BackendError, match=f"PREFIXWISE_FAKE_STEP_SECONDS must be a number of seconds .* got '{given}'"
+        ):
+            Scorer(backend="fake")

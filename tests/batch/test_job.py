@@ -12,13 +12,11 @@ from uuid import uuid4
 
 import pytest
 
-from prefixwise.batch.job import BatchJob, BeginOptions, Finished, begin
-from prefixwise.batch.job_files import JobFiles
-from prefixwise.batch.merge import Totals
+from prefixwise.batch.job import BatchJob, BeginOptions, Finished, JobFiles, Totals, begin
 from prefixwise.batch.parts import PartLimits, PartRecord
 from prefixwise.batch.requests import RowDefaults
-from prefixwise.batch.score_parts import PartScorer, PartTask
-from prefixwise.batch.storage import read_bytes, write_whole
+from prefixwise.batch.storage import read_bytes, write_file
+from prefixwise.batch.worker import PartScorer, PartTask
 from prefixwise.contract.errors import BatchError
 from prefixwise.engine.engine import ScoringEngine
 from tests.batch.inputs import read_jsonl, rows, write_jsonl
@@ -129,14 +127,14 @@ def test_to_resume_what_never_began_is_to_begin(files: JobFiles) -> None:
 @pytest.mark.parametrize("suffix", ["", ".errors.jsonl"])
 def test_what_is_there_is_not_written_over(files: JobFiles, suffix: str) -> None:
     Path(files.output + suffix).write_text("mine")
-    with pytest.raises(BatchError, match=f"{suffix} is there already; --resume .* --overwrite"):
+    with pytest.raises(BatchError, match=f"{suffix} exists already; --resume .* --overwrite"):
         begin(files, OPTIONS, FRESH)
     assert Path(files.output + suffix).read_text() == "mine"
 
 
 def test_a_job_that_is_not_finished_is_not_written_over(files: JobFiles) -> None:
     started(files)
-    with pytest.raises(BatchError, match=r"out\.jsonl\.parts is there already"):
+    with pytest.raises(BatchError, match=r"out\.jsonl\.parts exists already"):
         begin(files, OPTIONS, FRESH)
 
 
@@ -154,7 +152,7 @@ def test_overwrite_begins_anew_and_leaves_what_is_not_ours(files: JobFiles, engi
 
 def test_an_output_of_unknown_origin_is_not_taken_for_finished(files: JobFiles) -> None:
     Path(files.output).write_text("mine")
-    with pytest.raises(BatchError, match=r"no .*out\.jsonl\.job\.json that says what it is of"):
+    with pytest.raises(BatchError, match=r"exists without .*out\.jsonl\.job\.json"):
         begin(files, OPTIONS, RESUME)
 
 
@@ -230,7 +228,7 @@ def test_an_empty_input_gives_an_empty_output(tmp_path: Path, engine: ScoringEng
 def test_a_job_at_urls_is_the_same_job(files: JobFiles, engine: ScoringEngine) -> None:
     run(files, engine)
     root = f"memory://{uuid4().hex}"
-    write_whole(f"{root}/in.jsonl", Path(files.input).read_bytes())
+    write_file(f"{root}/in.jsonl", Path(files.input).read_bytes())
     remote = JobFiles(f"{root}/in.jsonl", f"{root}/out.jsonl")
     list(islice(score(started(remote), engine), 2))
     again = started(remote, RESUME)

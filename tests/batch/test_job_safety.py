@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from prefixwise.batch import merge as merge_module
-from prefixwise.batch.job import begin
-from prefixwise.batch.job_files import JobFiles
+from prefixwise.batch import job as job_module
+from prefixwise.batch.job import JobFiles, begin
 from prefixwise.contract.errors import BatchError
 from prefixwise.engine.engine import ScoringEngine
 from tests.batch.inputs import read_jsonl, rows, write_jsonl
@@ -114,7 +113,7 @@ def test_what_was_half_written_by_a_merge_goes_with_the_work_folder(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(merge_module, "_whole_part", look)
+        patch.setattr(job_module, "_complete_part", look)
         job.finish()
     assert seen == before  # so `kill -9` would have left nothing beside the output
     (tmp_path / "out.jsonl.parts/out.jsonl.0123abcd.tmp").write_text("half")

@@ -6,8 +6,7 @@ import pytest
 
 from prefixwise.batch.requests import RowDefaults, parse_row, query_key, row_id
 from prefixwise.contract.errors import RequestError
-from prefixwise.contract.request import ScoreRequest
-from prefixwise.contract.rerank import RerankRequest
+from prefixwise.contract.request import RerankRequest, ScoreRequest
 
 DEFAULTS = RowDefaults(
     {"labels": [" yes"], "apply_softmax": True, "suffix": "!"}, {"top_n": 2, "instruction": "Is it?"}

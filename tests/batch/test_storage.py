@@ -17,7 +17,7 @@ def root(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 
 def put(url: str, content: bytes = b"x") -> str:
-    storage.write_whole(url, content)
+    storage.write_file(url, content)
     return url
 
 
@@ -31,7 +31,7 @@ def test_files_of_a_folder_are_found_in_order_and_without_what_is_no_data(root: 
     assert names(root) == ["a.csv", "b.jsonl", "deep/c.jsonl"]
     assert names(f"{root}/*.jsonl") == ["b.jsonl"]
     assert names(f"{root}/b.jsonl") == ["b.jsonl"]
-    assert [storage.is_several(url) for url in (root, f"{root}/*.jsonl", f"{root}/b.jsonl")] == [True, True, False]
+    assert [storage.has_many_files(url) for url in (root, f"{root}/*.jsonl", f"{root}/b.jsonl")] == [True, True, False]
 
 
 def test_what_was_found_can_be_opened(root: str) -> None:
@@ -99,7 +99,7 @@ def test_a_url_that_nothing_installed_reads_is_one_clear_line(url: str, monkeypa
 def test_what_cannot_be_written_says_so(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(BatchError, match=r"Not a directory|File exists"):
-        storage.write_whole(f"{tmp_path}/file/a.jsonl", b"x")
+        storage.write_file(f"{tmp_path}/file/a.jsonl", b"x")
 
 
 @pytest.mark.parametrize(

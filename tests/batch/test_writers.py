@@ -62,7 +62,7 @@ def test_parquet_without_rows_is_still_parquet(tmp_path: Path) -> None:
     assert parquet.read_table(tmp_path / "a.parquet").column_names == list(COLUMNS[1:])
 
 
-def test_the_failure_that_is_told_is_the_first(tmp_path: Path) -> None:
+def test_the_reported_failure_is_the_first(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow.parquet")
     file = (tmp_path / "a.parquet").open("wb")
     with pytest.raises(KeyError, match="the cause"), open_writer("parquet", file, with_file=False) as writer:

@@ -1,15 +1,15 @@
-"""Evaluations with figures that are easy to work with: two items, two labels, one changed item."""
+"""Evaluations with metrics that are easy to work with: two items, two labels, one changed item."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from prefixwise.bench.artifacts import (
+from prefixwise.bench.kinds.base import Scores
+from prefixwise.bench.kinds.evaluation import (
     CountPerformance,
     EndpointEvaluation,
     Isolation,
     Mutation,
-    Scores,
     SemanticAlignment,
 )
 

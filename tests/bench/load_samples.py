@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from prefixwise.bench.artifacts import LoadGeometry
 from prefixwise.bench.geometry import RequestMaker
+from prefixwise.bench.kinds.load import LoadGeometry
 
 
 def small_requests(seed: int = 0, **changes: Any) -> RequestMaker:

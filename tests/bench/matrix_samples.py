@@ -1,4 +1,4 @@
-"""Workloads, rows and matrices to work with: small, and with figures one can check in one's head."""
+"""Workloads, rows and matrices to work with: small, and with metrics one can check in one's head."""
 
 from __future__ import annotations
 
@@ -6,22 +6,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from prefixwise.bench.artifacts import (
+from prefixwise.bench.files import now_utc, read_artifact, write_artifact
+from prefixwise.bench.kinds.base import FailureReason, Scores
+from prefixwise.bench.kinds.score_matrix import MatrixRow, RunRecord, ScoreMatrix, make_row, summarise
+from prefixwise.bench.kinds.workload import (
     WORKLOAD_VERSION,
-    FailureReason,
-    MatrixRow,
-    RunRecord,
-    ScoreMatrix,
-    Scores,
     TokenizerFacts,
     Workload,
     WorkloadRequest,
+    checksum_key,
+    request_checksum,
 )
-from prefixwise.bench.files import now_utc, read_artifact, write_artifact
-from prefixwise.bench.matrix.rows import make_row, summarise
-from prefixwise.bench.matrix.start import choose_request, new_matrix
-from prefixwise.bench.matrix.sweep import SweepOptions
-from prefixwise.bench.workload import checksum_key, request_checksum
+from prefixwise.bench.run.matrix import SweepOptions, choose_request, new_matrix
 
 NUM_ITEMS = 6
 SCORES: Scores = [[0.5, 0.5]] * NUM_ITEMS

@@ -1,26 +1,19 @@
-"""A comparison to report on, with figures one can check in one's head: six items, three chunk sizes."""
+"""A comparison to report on, with metrics one can check in one's head: six items, three chunk sizes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from prefixwise.bench.artifacts import (
-    BackendName,
-    Equivalence,
-    IsolationSummary,
-    MatrixRow,
-    MultiVsSerial,
-    Parity,
-    Speedup,
-)
-from prefixwise.bench.comparison.compare import compare
-from prefixwise.bench.comparison.inputs import read_inputs
-from prefixwise.bench.comparison.rows import CompareOptions
 from prefixwise.bench.files import write_artifact
-from prefixwise.bench.matrix.rows import make_row
-from prefixwise.bench.matrix.sweep import SweepOptions
-from prefixwise.bench.report.inputs import ReportInputs, ReportPaths, read_report_inputs
+from prefixwise.bench.kinds.base import BackendName
+from prefixwise.bench.kinds.comparison.inputs import ReportInputs, ReportPaths, read_report_inputs
+from prefixwise.bench.kinds.comparison.rules import CompareOptions
+from prefixwise.bench.kinds.multi_vs_serial import Equivalence, IsolationSummary, MultiVsSerial, Speedup
+from prefixwise.bench.kinds.parity import Parity
+from prefixwise.bench.kinds.score_matrix import MatrixRow, make_row
+from prefixwise.bench.run.comparison import compare, read_inputs
+from prefixwise.bench.run.matrix import SweepOptions
 from tests.bench.matrix_samples import NUM_ITEMS, SCORES, bad_run, good_row, good_run, shifted, write_matrix
 
 SIZES = (1, 2, 6)

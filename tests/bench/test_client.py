@@ -170,15 +170,15 @@ class TestFailures:
         assert (error.reason, error.code) == ("http_error", str(status))
 
     @pytest.mark.parametrize(
-        "words",
+        "phrase",
         [
             "CUDA out of memory. Tried to allocate 2.00 GiB",
             "RESOURCE_EXHAUSTED: Attempting to reserve 4.2G",
             "worker killed: OOM",
         ],
     )
-    def test_a_server_error_that_speaks_of_memory(self, little: LittleServer, words: str) -> None:
-        assert little.failure(always(500, {"error": {"message": words}})).reason == "oom"
+    def test_a_server_error_that_speaks_of_memory(self, little: LittleServer, phrase: str) -> None:
+        assert little.failure(always(500, {"error": {"message": phrase}})).reason == "oom"
 
     def test_memory_is_no_matter_where_the_word_only_contains_it(self, little: LittleServer) -> None:
         assert little.failure(always(500, "a room with a view, and BOOM")).reason == "http_error"
@@ -192,7 +192,7 @@ class TestFailures:
         assert len(little.failure(always(500, "x" * 10_000)).detail) < 400
 
     @pytest.mark.parametrize(
-        ("body", "words"),
+        ("body", "phrase"),
         [
             ([1, 2], "expected an object"),
             ({}, "expected 2 rows of scores, got NoneType"),
@@ -208,10 +208,10 @@ class TestFailures:
             ({"scores": [[0.5, "0.5"], [0.5, 0.5]]}, r"in scores\[0\]"),
         ],
     )
-    def test_json_that_is_no_answer(self, little: LittleServer, body: Any, words: str) -> None:
+    def test_json_that_is_no_answer(self, little: LittleServer, body: Any, phrase: str) -> None:
         error = little.failure(always(200, body))
         assert error.reason == "bad_response"
-        with pytest.raises(CallError, match=words):
+        with pytest.raises(CallError, match=phrase):
             raise error
 
     @pytest.mark.parametrize("status", [200, 500])
@@ -222,8 +222,8 @@ class TestFailures:
 
 class TestOtherRoutes:
     def test_what_it_tells_has_no_secrets_and_no_numbers_that_json_has_not(self, little: LittleServer) -> None:
-        told = {"api_key": "hush", "rate": float("nan"), "deep": [{"hf_token": "hush", "most": float("inf")}]}
-        little.reply = always(200, told)
+        reported = {"api_key": "hush", "rate": float("nan"), "deep": [{"hf_token": "hush", "most": float("inf")}]}
+        little.reply = always(200, reported)
         assert little.client.server_info() == {"rate": None, "deep": [{"most": None}]}
 
     def test_one_that_is_nested_too_deeply_tells_nothing(self, little: LittleServer) -> None:
@@ -276,7 +276,7 @@ class TestReach:
 
 class TestSettings:
     @pytest.mark.parametrize(
-        ("url", "words"),
+        ("url", "phrase"),
         [
             ("127.0.0.1:31910", "expected an address like http://127.0.0.1:30000, got '127.0.0.1:31910'"),
             ("localhost:80", "expected an address like"),
@@ -290,10 +290,10 @@ class TestSettings:
             ("http://me:hush@here", "scheme, host, port and path alone"),
         ],
     )
-    def test_an_address_that_is_none(self, url: str, words: str) -> None:
+    def test_an_address_that_is_none(self, url: str, phrase: str) -> None:
         with pytest.raises(ClientSettingError) as raised:
             ScoreClient(url)
-        assert words in str(raised.value)
+        assert phrase in str(raised.value)
         assert "hush" not in str(raised.value)
 
     @pytest.mark.parametrize("url", ["http://h", "https://h/", "http://[::1]:8000", "http://h:80/under/v1/score"])

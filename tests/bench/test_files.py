@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from prefixwise.bench.artifacts import Correctness, Parity
 from prefixwise.bench.files import (
     now_utc,
     parse_artifact,
@@ -22,6 +21,8 @@ from prefixwise.bench.files import (
     write_artifact,
     write_text,
 )
+from prefixwise.bench.kinds.comparison.model import Correctness
+from prefixwise.bench.kinds.parity import Parity
 from prefixwise.contract.errors import ArtifactError
 
 PARITY = Parity(
@@ -158,8 +159,8 @@ def test_a_link_that_points_to_itself_is_one_clear_error(tmp_path: Path) -> None
 
 
 def test_numbers_that_json_does_not_have_are_written_as_null(tmp_path: Path) -> None:
-    told = {"rate": float("nan"), "deep": [{"most": float("inf")}, 1.5]}
-    write_artifact(tmp_path / "parity.json", PARITY.model_copy(update={"vectors": told}))
+    reported = {"rate": float("nan"), "deep": [{"most": float("inf")}, 1.5]}
+    write_artifact(tmp_path / "parity.json", PARITY.model_copy(update={"vectors": reported}))
     written = json.loads((tmp_path / "parity.json").read_text(), parse_constant=pytest.fail)
     assert written["vectors"] == {"rate": None, "deep": [{"most": None}, 1.5]}
 

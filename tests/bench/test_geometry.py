@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from prefixwise.bench.artifacts import LoadGeometry
 from prefixwise.bench.geometry import (
     PRESETS,
     GeometryError,
@@ -17,6 +16,7 @@ from prefixwise.bench.geometry import (
     delimiter_of,
     vocab_size_of,
 )
+from prefixwise.bench.kinds.load import LoadGeometry
 
 
 def maker(seed: int = 0, delimiter: int | None = None, **changes: Any) -> RequestMaker:

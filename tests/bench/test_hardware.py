@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from prefixwise.bench.hardware import describe_hardware, hardware_name
+from prefixwise.bench.server_facts import describe_hardware, hardware_name
 
 OURS = {
     "version": "0.1.0",
@@ -18,9 +18,9 @@ OURS = {
 
 
 def test_our_server() -> None:
-    told = describe_hardware(OURS, "laptop", 0.5)
-    client = told.pop("client")
-    assert told == {
+    reported = describe_hardware(OURS, "laptop", 0.5)
+    client = reported.pop("client")
+    assert reported == {
         "name": "laptop",
         "usd_per_hour": 0.5,
         "backend": "torch",
@@ -35,8 +35,8 @@ def test_our_server() -> None:
 
 
 def test_one_that_tells_everything_flat() -> None:
-    told = describe_hardware({"version": "0.5.2", "device": "cuda", "dtype": "bfloat16"})
-    assert {key: told[key] for key in told if key != "client"} == {
+    reported = describe_hardware({"version": "0.5.2", "device": "cuda", "dtype": "bfloat16"})
+    assert {key: reported[key] for key in reported if key != "client"} == {
         "device": "cuda",
         "dtype": "bfloat16",
         "versions": {"server": "0.5.2"},

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from prefixwise.bench.servers import local_server
+from prefixwise.bench.processes import local_server
 from tests.checkpoints import make_hf_checkpoint
 from tests.cli.conftest import Ran
 from tests.cli.prefixwise_program import exit_status
@@ -58,7 +58,7 @@ SHARED = f"--model-path {MODEL} --dtype float32 --tp-size 1 --device cpu"
 
 
 def commands() -> list[str]:
-    """In our words: one line each."""
+    """In our phrase: one line each."""
     found = []
     for block in FIXTURE.read_text(encoding="utf-8").strip().split("\n\n"):
         line = " ".join(block.replace("\\\n", " ").split())

@@ -4,17 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
-from prefixwise.bench.artifacts import MatrixRow, Scores
-from prefixwise.bench.rules import (
-    Differences,
-    confirm_sizes,
-    first_run_penalty,
-    is_eligible,
-    mean,
-    percentile,
-    score_differences,
-    select_winner,
-)
+from prefixwise.bench.kinds.base import Scores
+from prefixwise.bench.kinds.score_matrix import MatrixRow, confirm_sizes, is_eligible, select_winner
+from prefixwise.bench.rules import Differences, first_run_penalty, mean, percentile, score_differences
 
 
 def row(size: int, throughput: float | None, p95: float | None = 100.0, success_rate: float = 1.0) -> MatrixRow:
@@ -131,7 +123,7 @@ def test_without_an_eligible_row_there_is_no_winner() -> None:
 
 
 def test_a_row_that_failed_a_run_cannot_win_and_does_not_set_the_guardrail() -> None:
-    # Were 40 ms the best p95, the guardrail would be at 50 ms and neither of the others within it.
+    # Were 40 ms the best p95, the guardrail would be at 50 ms and neither of the rest within it.
     assert winner_of(row(1, 10.0, 100.0), row(2, 20.0, 120.0), row(4, 99.0, 40.0, 0.75)) == 2
 
 

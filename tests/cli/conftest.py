@@ -12,7 +12,7 @@ import pytest
 
 from prefixwise.cli.main import main
 from prefixwise.engine.engine import ScoringEngine
-from prefixwise.engine.warmup import OnProgram
+from prefixwise.launch.loading import OnProgram
 from prefixwise.launch.options import EngineOptions
 from tests.cli.fake_program import fake_engine
 

@@ -15,12 +15,11 @@ from prefixwise.cli import run_request
 from prefixwise.cli.main import main
 from prefixwise.engine.engine import ScoringEngine
 from prefixwise.engine.scheduler import Scheduler
-from prefixwise.engine.warmup import OnProgram
+from prefixwise.launch.loading import OnProgram
 from prefixwise.launch.options import EngineOptions
 from prefixwise.models.hf_folder import read_tokenizer_folder
 from prefixwise.prompts.profile import parse_profile
-from prefixwise.prompts.profile_choice import ProfileChoice
-from prefixwise.prompts.profile_files import builtin_profiles, find_profile
+from prefixwise.prompts.profile_choice import ProfileChoice, builtin_profiles, find_profile
 from prefixwise.prompts.tokenizer import TextTokenizer
 from tests.checkpoints import add_tokenizer
 

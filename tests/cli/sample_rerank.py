@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from prefixwise.contract.parse_rerank import parse_rerank_request
-from prefixwise.contract.rerank import RerankResult
+from prefixwise.contract.parse import parse_rerank_request
+from prefixwise.contract.result import RerankResult
 from prefixwise.engine.engine import ScoringEngine
 from prefixwise.engine.reranker import Reranker
 

@@ -15,8 +15,8 @@ import pytest
 
 from prefixwise.backends.load import FAKE_STEP_VARIABLE
 from prefixwise.engine.engine import ScoringEngine
-from prefixwise.engine.warmup import OnProgram
 from prefixwise.host import install_command
+from prefixwise.launch.loading import OnProgram
 from prefixwise.launch.options import EngineOptions
 from tests.batch.inputs import read_jsonl, rows, write_jsonl
 from tests.cli.conftest import REAL_PROGRAM, RunMain, plain_environment, run_on_terminal, run_process
@@ -35,7 +35,7 @@ def _fake_engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     def open_engine(options: EngineOptions, on_program: OnProgram | None = None) -> ScoringEngine:
         return fake_engine(options)
 
-    monkeypatch.setattr("prefixwise.batch.engine.open_engine", open_engine)
+    monkeypatch.setattr("prefixwise.batch.worker.open_engine", open_engine)
 
 
 @pytest.fixture
@@ -52,12 +52,14 @@ def test_it_scores_and_says_how_much(run_main: RunMain, arguments: tuple[str, ..
     assert [row["id"] for row in read_jsonl(tmp_path / "out.jsonl.errors.jsonl")] == ["bad"]
 
 
-def test_a_finished_job_is_told_and_not_repeated(run_main: RunMain, arguments: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_finished_job_is_reported_and_not_repeated(
+    run_main: RunMain, arguments: tuple[str, ...], tmp_path: Path
+) -> None:
     run_main(*arguments)
     before = (tmp_path / "out.jsonl").stat().st_mtime_ns
     assert run_main(*arguments).status == 1
     ran = run_main(*arguments, "--resume")
-    assert (ran.status, "out.jsonl is finished already: 11 rows" in ran.err) == (0, True)
+    assert (ran.status, "out.jsonl is already finished: 11 rows" in ran.err) == (0, True)
     assert (tmp_path / "out.jsonl").stat().st_mtime_ns == before
 
 
@@ -108,13 +110,13 @@ def test_a_job_of_failures_alone_has_failed(run_main: RunMain, tmp_path: Path) -
     assert "error: none of the 2 rows could be scored; the error file says why" in ran.err
 
 
-def test_too_many_failures_stop_the_job_which_can_go_on(
+def test_too_many_failures_stop_the_job_which_can_be_resumed(
     run_main: RunMain, arguments: tuple[str, ...], tmp_path: Path
 ) -> None:
     ran = run_main(*arguments, "--max-failures", "0")
     assert ran.status == 1
     assert "expected at most 0 rows to fail (--max-failures), got 1" in ran.err
-    assert "the same command with --resume goes on" in ran.err
+    assert "run the same command with --resume to continue" in ran.err
     assert run_main(*arguments, "--max-failures", "0", "--resume").status == 1
     assert not (tmp_path / "out.jsonl").exists()
     assert run_main(*arguments, "--max-failures", "1", "--resume").status == 0
@@ -168,11 +170,11 @@ def test_without_pyarrow_parquet_is_one_clear_line(
 @pytest.mark.parametrize(
     ("stage", "words", "again"),
     [
-        ("cut", "stopped before this run scored a row; the same command begins it again\n", ()),
-        ("merge", "the same command with --resume goes on\n", ("--resume",)),
+        ("split_files", "stopped before this run scored a row; run the same command to start again\n", ()),
+        ("merge", "run the same command with --resume to continue\n", ("--resume",)),
     ],
 )
-def test_an_interrupt_at_any_stage_says_how_to_go_on(
+def test_an_interrupt_at_any_stage_says_how_to_resume(
     run_main: RunMain,
     arguments: tuple[str, ...],
     monkeypatch: pytest.MonkeyPatch,
@@ -214,7 +216,7 @@ class TestProcesses:
         assert (ran.status, ran.out, ran.err) == (0, "", "")
 
     @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-    def test_a_signal_stops_it_and_it_goes_on(
+    def test_a_signal_stops_it_and_it_can_be_resumed(
         self, run_main: RunMain, tmp_path: Path, number: signal.Signals, status: int
     ) -> None:
         """Of 200 parts, each of which takes two forwards, that is in 40 seconds."""
@@ -225,11 +227,11 @@ class TestProcesses:
         process.send_signal(number)
         _, said = process.communicate(timeout=60)
         assert process.returncode == status
-        assert b"the same command with --resume goes on" in said
+        assert b"run the same command with --resume to continue" in said
         num_kept = len(list((tmp_path / "out.jsonl.parts").glob("part-*.jsonl")))
         assert 2 <= num_kept < 200
         ran = run_main("batch", *files, *FAKE, "--resume")
-        assert f"going on: {2 * num_kept} of 400 rows are done" in ran.err
+        assert f"resuming: {2 * num_kept} of 400 rows are done" in ran.err
         whole = tmp_path / "whole.jsonl"
         assert run_main("batch", "--input", str(path), "--output", str(whole), *FAKE).status == 0
         assert (tmp_path / "out.jsonl").read_bytes() == whole.read_bytes()

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from prefixwise.models.families import FAMILIES
-from prefixwise.models.local_models import LocalModel
+from prefixwise.models.sources import LocalModel
 from tests.cli.conftest import REAL_PROGRAM, RunMain, run_process
 
 FOUND = [
@@ -19,7 +19,7 @@ FOUND = [
 
 @pytest.fixture(autouse=True)
 def found_models(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("prefixwise.models.local_models.find_local_models", lambda: FOUND)
+    monkeypatch.setattr("prefixwise.models.sources.find_local_models", lambda: FOUND)
 
 
 def test_families_are_listed_with_their_formats(run_main: RunMain) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from prefixwise.prompts.profile import parse_profile
-from prefixwise.prompts.profile_files import builtin_profiles
+from prefixwise.prompts.profile_choice import builtin_profiles
 from tests.cli.conftest import RunMain
 from tests.cli.sample_rerank import PROFILE_FILE, write_profile
 
@@ -51,7 +51,7 @@ def test_a_built_in_one_is_shown_as_its_file(run_main: RunMain, name: str) -> No
 def test_a_copy_with_a_name_of_its_own_is_good(run_main: RunMain, tmp_path: Path) -> None:
     copy = run_main("profiles", "qwen3-reranker").out
     path = write_profile(tmp_path, copy)
-    assert 'name "qwen3-reranker" is taken; call it otherwise' in run_main("profiles", path).err
+    assert 'name "qwen3-reranker" is taken; choose another name' in run_main("profiles", path).err
     path = write_profile(tmp_path, copy.replace('name = "qwen3-reranker"', 'name = "mine"'))
     ran = run_main("profiles", path)
     assert (ran.status, ran.out, ran.err) == (0, f"{path}: ok, profile mine\n", "")
@@ -65,7 +65,7 @@ def test_each_file_is_judged_and_one_bad_one_fails(run_main: RunMain, tmp_path: 
     ran = run_main("profiles", str(bad), missing, good)
     assert (ran.status, ran.out) == (1, f"{good}: ok, profile mine\n")
     first, second = ran.err.splitlines()
-    assert first.startswith(f"error: {bad} is no profile: prompt.body[1]: unknown placeholder {{documents}}")
+    assert first.startswith(f"error: {bad} is not a profile: prompt.body[1]: unknown placeholder {{documents}}")
     assert second == f"error: {missing} cannot be read: No such file or directory"
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from prefixwise.backends.load import FAKE_STEP_VARIABLE
 from prefixwise.batch.parts import Part
-from prefixwise.cluster.workers import WorkerOptions
+from prefixwise.cluster.batch_job import WorkerOptions
 from prefixwise.contract.errors import BatchError
 from tests.batch.inputs import read_jsonl, rows, write_jsonl
 from tests.cli.conftest import REAL_PROGRAM, run_process
@@ -85,7 +85,7 @@ def test_a_job_of_which_workers_and_the_driver_are_killed(tmp_path: Path, cluste
 
     ran = run_process(on_cluster)
     assert ran.status == 0, ran.err
-    assert "going on: " in ran.err
+    assert "resuming: " in ran.err
     assert run_process([*REAL_PROGRAM, "batch", "--input", str(path), "--output", str(whole), *FAKE]).status == 0
     for suffix in ("", ".errors.jsonl"):
         assert Path(f"{output}{suffix}").read_bytes() == Path(f"{whole}{suffix}").read_bytes()
@@ -122,13 +122,13 @@ def test_a_signal_stops_it_as_in_one_process(
     driver.send_signal(number)
     _, said = driver.communicate(timeout=60)
     assert driver.returncode == status, said[-3000:]
-    assert said.endswith("the same command with --resume goes on\n")
+    assert said.endswith("run the same command with --resume to continue\n")
 
 
 @pytest.mark.parametrize(
     ("extra", "words"),
     [
-        (("--model", "/no/such/model"), "error: a worker could not go on: no model at '/no/such/model'"),
+        (("--model", "/no/such/model"), "error: a worker failed: no model at '/no/such/model'"),
         (("--worker-gpus", "1"), "error: a worker needs 1 GPU, and no node has that: they have 1 CPU\n"),
     ],
 )

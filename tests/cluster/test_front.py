@@ -54,7 +54,7 @@ class Handle:
 def two_replicas(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(front_module, "known_replicas", lambda: ["a", "b"])
     monkeypatch.setattr(front_module, "_PAUSE_SECONDS", 0.001)
-    monkeypatch.setattr(front_module, "_MORE_SECONDS", 0.0)
+    monkeypatch.setattr(front_module, "_GRACE_SECONDS", 0.0)
 
 
 def ask(

@@ -10,8 +10,8 @@ import pytest
 
 pytest.importorskip("ray", reason="Ray is not installed")
 
-from prefixwise.cluster.request_key import RequestKey
 from prefixwise.cluster.router import PrefixRouter
+from prefixwise.cluster.routing import RequestKey
 from prefixwise.cluster.tickets import Ticket, known_replicas, ledger, register_router, ticket_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own

@@ -1,12 +1,24 @@
+"""What one front can know of the replicas' loads."""
+
 from __future__ import annotations
 
 from collections import Counter
+from types import SimpleNamespace
+from typing import Any
 
+import orjson
 import pytest
 
+from prefixwise.cluster.exchange import HttpRequest
 from prefixwise.cluster.routing import (
+    QUEUED_TOKENS,
+    QueuedTokensPolicy,
     ReplicaLoad,
+    RequestKey,
     RoutingOptions,
+    desired_replicas,
+    estimate_tokens,
+    key_of,
     order_replicas,
     overloaded_replicas,
     rank_replicas,
@@ -81,3 +93,91 @@ class TestOrder:
 def test_options_that_cannot_be_meant_are_refused(name: str, value: float) -> None:
     with pytest.raises(ValueError, match=f"{name} must be"):
         RoutingOptions(**{name: value})
+
+
+def test_a_front_that_is_alone_knows_what_it_sent() -> None:
+    assert estimate_tokens({"a": 300, "b": 100}, {"a": 0, "b": 250}) == {"a": 300, "b": 100}
+
+
+def test_one_of_several_fronts_sees_its_part_of_the_whole() -> None:
+    assert estimate_tokens({"a": 300, "b": 100}, {"a": 1000, "b": 600, "c": 0}) == {"a": 1200, "b": 400, "c": 0}
+
+
+def test_what_was_said_moves_no_load_from_one_replica_to_another() -> None:
+    one, other = (estimate_tokens({"a": 50, "b": 50}, said) for said in ({"a": 900, "b": 100}, {"a": 100, "b": 900}))
+    assert one == other == {"a": 500, "b": 500}
+
+
+def test_a_front_that_waits_for_nobody_takes_all_for_idle() -> None:
+    assert estimate_tokens({}, {"a": 1000, "b": 0}) == {"a": 0, "b": 0}
+
+
+def test_replicas_that_are_no_more_are_not_counted() -> None:
+    assert estimate_tokens({"gone": 500, "a": 100}, {"a": 200}) == {"a": 200}
+
+
+def test_of_replicas_that_are_equally_idle_the_first_is_taken() -> None:
+    loads = {name: ReplicaLoad(0, 2048) for name in ("b", "a")}
+    assert order_replicas(None, loads, RoutingOptions()) == ["b", "a"]
+
+
+SCORE = {"query": "which?", "items": ["a", "b"], "labels": ["yes"]}
+
+
+def key(body: Any, path: str = "/v1/score", method: str = "POST") -> RequestKey:
+    raw = body if isinstance(body, bytes) else orjson.dumps(body)
+    return key_of(HttpRequest(method, path, body=raw))
+
+
+def test_requests_of_one_query_have_one_key() -> None:
+    assert key(SCORE).key is not None
+    assert key(SCORE).key == key({**SCORE, "items": ["c"], "labels": ["no"], "score_mode": "logit"}).key
+
+
+@pytest.mark.parametrize(
+    "other", [{"query": "who?"}, {"query": [1, 2]}, {"instruction": "be strict"}, {"profile": "chat-yes-no"}]
+)
+def test_what_makes_another_prefix_makes_another_key(other: dict[str, Any]) -> None:
+    assert key(SCORE).key != key({**SCORE, **other}).key
+
+
+def test_a_prefix_that_is_pinned_has_the_key_of_its_requests() -> None:
+    assert key({"query": "which?", "ttl_seconds": 5}, "/v1/prefix").key == key(SCORE).key
+
+
+@pytest.mark.parametrize("path", ["/v1/rerank", "/v2/rerank", "/rerank"])
+def test_rerank_requests_have_keys(path: str) -> None:
+    assert key({"query": "which?", "documents": ["a"]}, path).key is not None
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"{", b"[1]", b"null", {"items": ["a"]}, {"query": None}, {**SCORE, "item_first": True}]
+)
+def test_what_shares_no_prefix_or_is_no_request_may_go_anywhere(body: Any) -> None:
+    assert key(body).key is None
+
+
+def test_other_routes_may_go_anywhere() -> None:
+    assert key(SCORE, "/tokenize") == key(SCORE, method="GET") == RequestKey()
+
+
+def test_tokens_are_about_right() -> None:
+    text = key({**SCORE, "items": ["word " * 100] * 20})
+    ids = key({"query": [12345] * 100, "items": [[12345] * 20] * 100, "label_token_ids": [1]})
+    assert 1500 < text.tokens < 3500  # 2,000 words of one token each
+    assert 1500 < ids.tokens < 3500  # 2,100 ids
+
+
+@pytest.mark.parametrize(("queued", "replicas"), [(0, 1), (1, 1), (100, 1), (101, 2), (1000, 10)])
+def test_each_has_at_most_the_target_waiting(queued: float, replicas: int) -> None:
+    assert desired_replicas(queued, 100) == replicas
+
+
+@pytest.mark.parametrize("metrics", [None, {}, {"other": {"a": 1e9}}])
+def test_replicas_that_have_said_nothing_have_nothing_waiting(metrics: object) -> None:
+    assert QueuedTokensPolicy(100)(SimpleNamespace(aggregated_metrics=metrics)) == (1, {})
+
+
+def test_the_sum_over_replicas_counts() -> None:
+    context = SimpleNamespace(aggregated_metrics={QUEUED_TOKENS: {"a": 150.0, "b": 160.0}})
+    assert QueuedTokensPolicy(100)(context) == (4, {})

@@ -17,7 +17,7 @@ def as_lists(rows: Ragged) -> list[list[int]]:
 
 
 def test_rows_lie_one_after_the_other() -> None:
-    rows = Ragged.from_rows([[5, 6], [], [7]])
+    rows = Ragged.from_sequences([[5, 6], [], [7]])
     assert rows.flat.tolist() == [5, 6, 7]
     assert rows.starts.tolist() == [0, 2, 2, 3]
     assert rows.lens.tolist() == [2, 0, 1]
@@ -26,29 +26,29 @@ def test_rows_lie_one_after_the_other() -> None:
 
 
 def test_rows_of_arrays_are_the_same_as_rows_of_lists() -> None:
-    rows = Ragged.from_rows([np.array([5, 6], np.int32), np.array([], np.int32)])
+    rows = Ragged.from_sequences([np.array([5, 6], np.int32), np.array([], np.int32)])
     assert as_lists(rows) == [[5, 6], []]
 
 
 def test_no_rows_is_legal() -> None:
-    rows = Ragged.from_rows([])
+    rows = Ragged.from_sequences([])
     assert (len(rows), as_lists(rows), rows.flat.tolist()) == (0, [], [])
 
 
 def test_a_row_past_the_end_is_an_index_error() -> None:
     with pytest.raises(IndexError):
-        Ragged.from_rows([[1], [2]])[2]
+        Ragged.from_sequences([[1], [2]])[2]
 
 
 @given(token_rows)
 def test_what_goes_in_comes_out(rows: list[list[int]]) -> None:
-    assert as_lists(Ragged.from_rows(rows)) == rows
+    assert as_lists(Ragged.from_sequences(rows)) == rows
 
 
 @given(token_rows.filter(bool), st.data())
 def test_take_gives_the_rows_asked_for_in_that_order(rows: list[list[int]], data: st.DataObject) -> None:
     wanted = data.draw(st.lists(st.integers(0, len(rows) - 1)))
-    taken = Ragged.from_rows(rows).take(np.array(wanted, np.int64))
+    taken = Ragged.from_sequences(rows).take(np.array(wanted, np.int64))
     assert as_lists(taken) == [rows[row] for row in wanted]
 
 

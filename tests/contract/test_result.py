@@ -94,7 +94,7 @@ def test_items_without_a_score_are_not_ranked() -> None:
 
 
 def test_id_items_are_ranked_as_lists() -> None:
-    ranked = result([[0.1], [0.9]], items=Ragged.from_rows([[1, 2], [3]])).ranked()
+    ranked = result([[0.1], [0.9]], items=Ragged.from_sequences([[1, 2], [3]])).ranked()
     assert [item.item for item in ranked] == [[3], [1, 2]]
     assert json.dumps(ranked[0].item) == "[3]"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from prefixwise.cli.serve_options import SECOND_SPELLINGS, SERVE_ENGINE_FLAGS, SERVER_FLAGS
+from prefixwise.cli.serve import SECOND_SPELLINGS, SERVE_ENGINE_FLAGS, SERVER_FLAGS
 from prefixwise.launch.options import EngineOptions
 from prefixwise.server.config import ServerOptions
 from prefixwise.server.openapi import OPERATIONS

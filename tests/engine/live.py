@@ -15,13 +15,14 @@ import numpy as np
 from prefixwise.backends.fake import FakeBackend, FakeBlock
 from prefixwise.contract.parse import parse_score_request
 from prefixwise.contract.result import ScoreResult
-from prefixwise.engine.engine import EngineConfig, ScoringEngine
-from prefixwise.engine.pins import PinnedPrefix
+from prefixwise.engine.engine import ScoringEngine
+from prefixwise.engine.prefix_cache import PinnedPrefix
+from prefixwise.engine.prepare import EngineConfig
 from prefixwise.engine.scheduler import Scheduler, SchedulerOptions
-from prefixwise.engine.step_forwards import Step
+from prefixwise.engine.step import Step
 from prefixwise.forward.backend import Backend
 from prefixwise.forward.batch import ForwardBatch, ForwardOutput, KVBlock, RunningForward
-from prefixwise.plan.options import PlanOptions
+from prefixwise.plan.algorithms import PlanOptions
 from prefixwise.prompts.tokenizer import TextTokenizer
 from tests.engine.naive import Limits, expect
 
@@ -44,7 +45,7 @@ class WatchedBlock(FakeBlock):
 
 class GatedBackend(FakeBackend):
     """Forwards wait at a gate. Holds its users to what a device asks of them: no more blocks than there is room for,
-    none read after its release, all from one thread, but for waiting where the device runs ahead."""
+    none read after its release, all from one thread, but for waiting with async scheduling."""
 
     def __init__(self, *, is_open: bool = False, **options: Any) -> None:
         super().__init__(**{"vocab_size": VOCAB_SIZE, **options})
@@ -180,18 +181,18 @@ class Ticket:
         self._engine = engine
         self._changes: SimpleQueue[None] = SimpleQueue()
         self._prepared = engine.prepare(parse_score_request(body))
-        self.job = engine.submit(
+        self.state = engine.submit(
             self._prepared, deadline=deadline, on_change=lambda: self._changes.put(None), priority=priority
         )
 
     def wait(self) -> None:
-        while not self.job.is_done:
+        while not self.state.is_done:
             self._changes.get(timeout=SECONDS)
 
     def result(self) -> ScoreResult:
         """Raises what went wrong."""
         self.wait()
-        return self._engine.finish(self._prepared, self.job)
+        return self._engine.finish(self._prepared, self.state)
 
     def check(self) -> ScoreResult:
         """The scores are exactly those of the plain contexts."""
@@ -206,10 +207,10 @@ def pin(engine: ScoringEngine, query: list[int], *, ttl_seconds: float = 1000.0)
     """Pin a prefix, and wait until it is done. Raises what went wrong."""
     changes: SimpleQueue[None] = SimpleQueue()
     prefix_ids = engine.prepare_prefix(np.array(query, np.int32))
-    job = engine.submit_prefix(prefix_ids, ttl_seconds=ttl_seconds, on_change=lambda: changes.put(None))
-    while not job.is_done:
+    state = engine.submit_prefix(prefix_ids, ttl_seconds=ttl_seconds, on_change=lambda: changes.put(None))
+    while not state.is_done:
         changes.get(timeout=SECONDS)
-    return engine.finish_prefix(job)
+    return engine.finish_prefix(state)
 
 
 def query_of(num_tokens: int, start: int = 0) -> list[int]:
@@ -239,6 +240,6 @@ class Seen:
 def next_prepared_step(engine: ScoringEngine) -> Step:
     """The step that is filled while the device is busy with the one before."""
     deadline = monotonic() + SECONDS
-    while engine.scheduler._prepared is None:
+    while engine.scheduler._next_step is None:
         assert monotonic() < deadline, "nothing is prepared while the device runs"
-    return engine.scheduler._prepared
+    return engine.scheduler._next_step

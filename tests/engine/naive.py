@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from prefixwise.backends.fake import fake_logits
-from prefixwise.contract.score_modes import scores_from_logits, scores_from_logprobs
+from prefixwise.contract.scores import scores_from_logits, scores_from_logprobs
 from tests.prompts.merging_tokenizer import BOS, merging_tokenizer, token_texts
 
 TOKENIZER = merging_tokenizer()

@@ -1,4 +1,4 @@
-"""How many tokens may wait, and what those are told who must come again."""
+"""Admission: how many tokens may wait, and when a refused client may retry."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_requests_are_taken_up_to_the_bound() -> None:
     assert admission.is_full
     error = refusal(admission, 1)
     assert error.message == (
-        "at most 100 tokens may wait (max_queued_tokens), 100 are waiting and this request has 1; come again later"
+        "at most 100 tokens may wait (max_queued_tokens), 100 are waiting and this request has 1; retry later"
     )
     assert (error.status, error.code) == (429, "queue_full")
     assert admission.tokens == 100, "a refused request takes no room"
@@ -48,7 +48,7 @@ def test_a_request_larger_than_the_bound_is_taken_where_nothing_waits() -> None:
     admission = Admission(100)
     admission.admit(1000)
     refusal(admission, 1)
-    admission.done(1000)
+    admission.release(1000)
     admission.admit(1)
     refusal(admission, 1000)
 
@@ -58,21 +58,21 @@ def test_it_can_be_asked_before_a_request_is_read() -> None:
     admission.admit(99)
     admission.check()
     admission.admit(1)
-    with pytest.raises(QueueFullError, match="100 are waiting; come again later"):
+    with pytest.raises(QueueFullError, match="100 are waiting; retry later"):
         admission.check()
 
 
 def test_tokens_leave_when_they_are_computed_or_given_up() -> None:
     admission = Admission(100)
     admission.admit(100)
-    admission.done(30)
-    admission.done(50, computed=False)
+    admission.release(30)
+    admission.release(50, computed=False)
     assert (admission.tokens, admission.is_full) == (20, False)
-    admission.done(20)
+    admission.release(20)
     assert admission.tokens == 0
 
 
-def test_before_anything_was_measured_one_second_is_told() -> None:
+def test_before_anything_was_measured_one_second_is_suggested() -> None:
     admission = Admission(100)
     admission.admit(100)
     assert refusal(admission, 100).retry_after == 1
@@ -82,7 +82,7 @@ def test_the_wait_is_what_the_measured_rate_makes_of_the_excess(clock: Clock) ->
     admission = Admission(100)
     admission.admit(100)
     clock.now += 2.0
-    admission.done(20)  # 10 tokens a second
+    admission.release(20)  # 10 tokens a second
     assert refusal(admission, 75).retry_after == -(-(80 + 75 - 100) // 10) == 6
     assert refusal(admission, 21).retry_after == 1
 
@@ -91,17 +91,17 @@ def test_a_rate_can_be_forgotten(clock: Clock) -> None:
     admission = Admission(100)
     admission.admit(100)
     clock.now += 50.0
-    admission.done(1)
+    admission.release(1)
     assert refusal(admission, 100).retry_after == 60
-    admission.forget_rate()
+    admission.reset_rate()
     assert refusal(admission, 100).retry_after == 1
 
 
-def test_nobody_is_told_to_wait_for_more_than_a_minute(clock: Clock) -> None:
+def test_no_client_is_asked_to_wait_for_more_than_a_minute(clock: Clock) -> None:
     admission = Admission(100)
     admission.admit(100)
     clock.now += 10.0
-    admission.done(1)
+    admission.release(1)
     assert refusal(admission, 100).retry_after == 60
 
 
@@ -110,7 +110,7 @@ def test_idle_time_does_not_lower_the_rate(clock: Clock) -> None:
     for _ in range(5):
         admission.admit(100)
         clock.now += 1.0
-        admission.done(100)
+        admission.release(100)
         clock.now += 10_000.0
     admission.admit(100)
     assert refusal(admission, 250).retry_after == 3
@@ -120,9 +120,9 @@ def test_tokens_that_were_given_up_say_nothing_of_the_rate(clock: Clock) -> None
     admission = Admission(100)
     admission.admit(200)
     clock.now += 1.0
-    admission.done(10)
+    admission.release(10)
     clock.now += 1.0
-    admission.done(90, computed=False)
+    admission.release(90, computed=False)
     assert refusal(admission, 50).retry_after == 5
 
 
@@ -130,12 +130,12 @@ def test_the_rate_follows_what_is_measured_now(clock: Clock) -> None:
     admission = Admission(100)
     admission.admit(100_000)
     clock.now += 1.0
-    admission.done(1000)
+    admission.release(1000)
     for _ in range(10):
         clock.now += 10.0
-        admission.done(100)
+        admission.release(100)
     left = admission.tokens
     wait = refusal(admission, 400).retry_after
     assert wait == 60
-    admission.done(left - 100, computed=False)
+    admission.release(left - 100, computed=False)
     assert 25 <= refusal(admission, 300).retry_after <= 30, "10 tokens a second, and no longer 1,000"

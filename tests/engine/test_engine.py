@@ -16,10 +16,11 @@ from prefixwise.backends.fake import FakeBackend
 from prefixwise.contract.errors import BackendError, RequestError
 from prefixwise.contract.parse import parse_score_request
 from prefixwise.contract.result import ScoreResult, Truncation
-from prefixwise.engine.engine import EngineConfig, ScoringEngine
+from prefixwise.engine.engine import ScoringEngine
+from prefixwise.engine.prepare import EngineConfig
 from prefixwise.engine.scheduler import Scheduler
 from prefixwise.forward.batch import ForwardBatch
-from prefixwise.plan.options import DENSE_MAX_ROW_LEN
+from prefixwise.plan.algorithms import DENSE_MAX_SEQUENCE_LEN
 from tests.engine.live import GatedBackend, Ticket, body_of, engine_on
 from tests.prompts.merging_tokenizer import merging_tokenizer
 
@@ -152,9 +153,9 @@ class TestRefusals:
         backend = FakeBackend(max_context_len=10**6)
         setup = setup_of(backend, mask="dense", chunk_size=0, token_budget=10**6)
         with pytest.raises(RequestError) as caught:
-            setup.score(items=[[1] * (DENSE_MAX_ROW_LEN - 2)], algorithm="packed")
+            setup.score(items=[[1] * (DENSE_MAX_SEQUENCE_LEN - 2)], algorithm="packed")
         assert caught.value.code == "dense_mask_too_large"
-        assert f"got a row of {DENSE_MAX_ROW_LEN + 1}" in caught.value.message
+        assert f"got a sequence of {DENSE_MAX_SEQUENCE_LEN + 1}" in caught.value.message
         assert setup.forwards == []
 
     @pytest.mark.parametrize("delimiter", [-1, 100])
@@ -208,17 +209,17 @@ class TestResult:
         setup = setup_of()
         assert setup.score(model="fake").scores == setup.score(model="default").scores == setup.score().scores
 
-    def test_progress_is_told_after_every_step(self, setup_of: SetupOf) -> None:
-        backend, told = GatedBackend(), []
+    def test_progress_is_reported_after_every_step(self, setup_of: SetupOf) -> None:
+        backend, reported = GatedBackend(), []
         engine = setup_of(backend, chunk_size=2).engine
 
         def on_progress(done: int, total: int) -> None:
-            told.append((done, total))
+            reported.append((done, total))
             backend.let_pass()
 
         backend.let_pass(2)  # the prefill, and the first items
         engine.score(parse_score_request(body_of(QUERY, ITEMS, algorithm="prefill_extend")), on_progress)
-        assert told == [(2, 3), (3, 3)]
+        assert reported == [(2, 3), (3, 3)]
 
     def test_a_second_request_finds_its_prefix(self, setup_of: SetupOf) -> None:
         setup = setup_of(FakeBackend(vocab_size=100))
@@ -276,7 +277,7 @@ class TestDebug:
     ) -> None:
         """A request is held inside its forward for five seconds after the other one has come."""
         now = [1000.0]
-        for module in ("job", "scheduler"):
+        for module in ("request_state", "scheduler"):
             monkeypatch.setattr(f"prefixwise.engine.{module}.monotonic", lambda: now[0])
         backend = GatedBackend()
         engine = setup_of(backend).engine
@@ -288,7 +289,7 @@ class TestDebug:
         queued = [(ticket.result().debug or {})["milliseconds"]["queue"] for ticket in (first, second)]  # type: ignore[index]
         assert queued == [0.0, 5000.0]
 
-    def test_a_forward_that_was_shared_is_told_apart_from_ones_own_part(self, setup_of: SetupOf) -> None:
+    def test_a_forward_that_was_shared_is_reported_separately_from_ones_own_part(self, setup_of: SetupOf) -> None:
         backend = GatedBackend()
         engine = setup_of(backend).engine
         first = Ticket(engine, body_of(QUERY, ITEMS, algorithm="packed"))
@@ -309,7 +310,7 @@ class TestLog:
         caplog.set_level(logging.DEBUG, "prefixwise")
         setup_of(segment_fallback_threshold=2).score(algorithm="packed")
         assert "packed: asked for by the request" in caplog.messages
-        assert "packed with mask dense: a row of 7 tokens is above the segment threshold of 2" in caplog.messages
+        assert "packed with mask dense: a sequence of 7 tokens is above the segment threshold of 2" in caplog.messages
 
     def test_a_mask_without_effect(self, setup_of: SetupOf, caplog: pytest.LogCaptureFixture) -> None:
         caplog.set_level(logging.INFO, "prefixwise")
@@ -376,12 +377,12 @@ class TestChunksAndProgressCountItems:
         scored = [len(set(batch.score_tokens)) for batch in setup.forwards[first_forward:]]
         assert scored == [2 * 2 * 2, 2 * 2 * 2]  # items x stems x rows
 
-    def test_progress_is_told_in_items(self, setup_of: SetupOf) -> None:
-        setup, told = setup_of(chunk_size=2), []
+    def test_progress_is_reported_in_items(self, setup_of: SetupOf) -> None:
+        setup, reported = setup_of(chunk_size=2), []
         body = {"query": QUERY, "items": [[1], [2], [3]], "algorithm": "prefill_extend", **self.FIELDS}
-        setup.engine.score(parse_score_request(body), lambda done, total: told.append((done, total)))
-        assert set(told) <= {(2, 3), (3, 3)}
-        assert told[-1] == (3, 3)
+        setup.engine.score(parse_score_request(body), lambda done, total: reported.append((done, total)))
+        assert set(reported) <= {(2, 3), (3, 3)}
+        assert reported[-1] == (3, 3)
 
     def test_a_progress_callback_may_score(self, setup_of: SetupOf) -> None:
         setup, inner = setup_of(chunk_size=1), []

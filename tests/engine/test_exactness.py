@@ -47,7 +47,7 @@ def bodies(draw: st.DrawFn) -> dict[str, Any]:
         "items": draw(st.lists(pieces, min_size=1, max_size=8)),
         "label_scoring": draw(st.sampled_from(["single", "sequence"])),
         "item_first": draw(st.booleans()),
-        "tokenization": draw(st.sampled_from(["apart", "joint"])),
+        "tokenization": draw(st.sampled_from(["separate", "joint"])),
         "max_tokens_per_item": draw(st.none() | st.integers(1, 4)),
         "suffix": draw(st.none() | pieces),
         "on_item_error": draw(st.sampled_from(["fail", "report"])),
@@ -150,7 +150,7 @@ def check_blocks(batch: ForwardBatch) -> None:
 
 
 def prefix_segments(batch: ForwardBatch) -> list[int]:
-    """The blocks of prefixes of a forward; the others are tails, and each of them is scored."""
+    """The blocks of prefixes of a forward; its other segments are items, and each of them is scored."""
     scored = set(np.searchsorted(batch.segment_starts, batch.score_tokens, side="right") - 1)
     return [segment for segment in range(len(batch.prefix_lens)) if segment not in scored]
 
@@ -166,7 +166,7 @@ def check_budget(batch: ForwardBatch, ways: Ways) -> None:
         assert len(batch.prefix_lens) - num_blocks <= 1 or num_tail_tokens <= (ways.token_budget or 10**9)
         assert ways.joins_prefill or not num_tail_tokens
     elif len(batch.prefix_lens) - num_blocks > 1:
-        is_packed_row = batch.layout is Layout.PACKED and len(batch.row_starts) == 2
+        is_packed_row = batch.layout is Layout.PACKED and len(batch.sequence_starts) == 2
         assert batch.num_tokens <= (ways.token_budget or 10**9)
         assert batch.num_tokens <= ways.step_tokens or is_packed_row
 
@@ -199,4 +199,4 @@ def test_the_property_meets_every_layout() -> None:
     assert {(layout, True) for layout in Layout} <= seen
     assert {0, 1} <= num_kept
     assert max(num_kept) >= 3, "prefixes of several blocks, too"
-    assert max(num_joined) >= 1, "in one forward with tails, too"
+    assert max(num_joined) >= 1, "in one forward with items, too"

@@ -10,7 +10,7 @@ import pytest
 from prefixwise.contract.errors import BackendError
 from prefixwise.contract.parse import parse_score_request
 from prefixwise.engine.engine import ScoringEngine
-from prefixwise.engine.job import Job
+from prefixwise.engine.request_state import RequestState
 from tests.engine.live import (
     ALGORITHMS,
     MARK,
@@ -31,7 +31,7 @@ class Backlog:
         self._engine = engine
         self._prepared = engine.prepare(parse_score_request(body))
         self._num_left = limit
-        self.jobs: list[Job] = []
+        self.states: list[RequestState] = []
         for _ in range(size):
             self._next()
 
@@ -41,10 +41,10 @@ class Backlog:
     def _next(self) -> None:
         if self._num_left:
             self._num_left -= 1
-            self.jobs.append(self._engine.submit(self._prepared, on_change=partial(self._changed, len(self.jobs))))
+            self.states.append(self._engine.submit(self._prepared, on_change=partial(self._changed, len(self.states))))
 
     def _changed(self, number: int) -> None:
-        if self.jobs[number].is_done:
+        if self.states[number].is_done:
             self._next()
 
 
@@ -62,15 +62,15 @@ def test_a_large_request_ends_however_many_small_ones_keep_coming(algorithm: str
         large.check()
         num_steps = engine.scheduler.stats().steps - before
         backlog.stop()
-    num_turns = len(large.job.batches)
+    num_turns = len(large.state.batches)
     assert num_turns <= 2 * 400 * 5 // 64, "at least half a share each"
     assert num_steps <= 8 * num_turns
-    assert all(job.error is None or isinstance(job.error, BackendError) for job in backlog.jobs)
+    assert all(state.error is None or isinstance(state.error, BackendError) for state in backlog.states)
 
 
 @pytest.mark.parametrize("query_len", [20, 100])
 @pytest.mark.parametrize("num_large", [4, 5])
-def test_ten_items_wait_for_one_row_of_each_large_packed_request(num_large: int, query_len: int) -> None:
+def test_ten_items_wait_for_one_sequence_of_each_large_packed_request(num_large: int, query_len: int) -> None:
     """The rows fill a step, and where the prefix is long they are longer."""
     backend, seen = GatedBackend(step_tokens=256), Seen(lambda batch: MARK in batch.token_ids)
     backend.fails = seen
@@ -83,7 +83,12 @@ def test_ten_items_wait_for_one_row_of_each_large_packed_request(num_large: int,
         small.check()
         for ticket in large:
             ticket.wait()
-        row_lens = {row.num_tokens for ticket in large if ticket.job.plan for row in ticket.job.plan.rows[:-1]}
+        row_lens = {
+            row.num_tokens
+            for ticket in large
+            if ticket.state.task.plan
+            for row in ticket.state.task.plan.sequences[:-1]
+        }
     assert row_lens == {max(256, 4 * query_len)}
     assert seen.what.index(True) <= 1 + num_large, "one runs when it comes, and then has its turn before it"
 

@@ -10,7 +10,8 @@ PRELUDE = """
 import threading
 from prefixwise.backends.fake import FakeBackend
 from prefixwise.contract.parse import parse_score_request
-from prefixwise.engine.engine import EngineConfig, ScoringEngine
+from prefixwise.engine.engine import ScoringEngine
+from prefixwise.engine.prepare import EngineConfig
 from prefixwise.engine.scheduler import Scheduler
 
 engine = ScoringEngine(EngineConfig("fake"), Scheduler(FakeBackend(seconds_per_forward=0.01)), None)
@@ -60,8 +61,8 @@ def test_so_does_one_that_forgets_its_scorer() -> None:
 def test_or_ends_in_the_middle_of_a_request() -> None:
     program = """
     many = parse_score_request({"query": [1], "items": [[5, 6]] * 50_000, "label_token_ids": [7]})
-    job = engine.submit(engine.prepare(many))
-    while job.started is None:
+    request = engine.submit(engine.prepare(many))
+    while request.started is None:
         pass
     """
     assert run(program) == ("", "")

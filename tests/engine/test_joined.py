@@ -1,4 +1,4 @@
-"""Blocks of prefixes and tails that read them, in one forward: which are joined, and that nothing else shows it."""
+"""Blocks of prefixes and items that read them, in one forward: which are joined, and that nothing else shows it."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from prefixwise.contract.errors import CancelledError
-from prefixwise.engine.job import Job
-from prefixwise.engine.step_forwards import Part, Step, StepForward
-from prefixwise.engine.steps import MANY_LABELS
+from prefixwise.engine.request_state import RequestState
+from prefixwise.engine.step import Part, Step, StepForward
+from prefixwise.engine.step_filler import MANY_LABELS
 from prefixwise.forward.batch import KV_BLOCK_SIZE, ForwardBatch, Prefix
 from tests.engine.live import GatedBackend, Ticket, body_of, live_engine
-from tests.engine.room import Room, check, job_of, kind_of, prefix_of
+from tests.engine.step_runner import StepRunner, check, kind_of, prefix_of, state_of
 
 QUERY = [k % 40 for k in range(300)]
 MANY = tuple((k,) for k in range(1, 2 + MANY_LABELS))
 
 
-def joining(num_tokens: int = 4096, **limits: Any) -> Room:
-    return Room(num_tokens, joins_prefill=True, **limits)
+def joining(num_tokens: int = 4096, **limits: Any) -> StepRunner:
+    return StepRunner(num_tokens, joins_prefill=True, **limits)
 
 
 def kinds(step: Step) -> list[str]:
@@ -38,11 +38,11 @@ def batch_of(forward: StepForward) -> ForwardBatch:
 
 
 class TestOneForward:
-    def test_the_prefix_and_the_tails_of_a_request(self) -> None:
-        room, job = joining(), job_of(300, [10, 20])
-        step = room.run(job)
+    def test_the_prefix_and_the_items_of_a_request(self) -> None:
+        runner, state = joining(), state_of(300, [10, 20])
+        step = runner.run(state)
         (forward,) = step.forwards
-        (batch,) = room.fake.forwards
+        (batch,) = runner.fake.forwards
         assert kind_of(forward) == "joined"
         assert batch.segment_starts.tolist() == [0, 128, 256, 300, 310, 330]
         assert batch.prefix_index.tolist() == [-1, 0, 0, 0, 0]
@@ -50,47 +50,47 @@ class TestOneForward:
         assert (batch.prefixes, batch.cache_segments) == ((Prefix(segment=0),), (0, 1, 2))
         assert batch.score_tokens.tolist() == [309, 329]
         assert batch.positions.tolist() == [*range(300), *range(300, 310), *range(300, 320)]
-        assert (job.is_complete, job.tokens_left) == (True, 0)
-        check(job)
+        assert (state.is_launched, state.tokens_left) == (True, 0)
+        check(state)
 
-    def test_tails_whose_prefix_was_kept_before_ride_along(self) -> None:
-        room = joining()
-        warm, cold, without = job_of(300, [10] * 500), job_of(200, [10]), job_of(0, [7])
-        room.run(warm)
-        step = room.run(warm, cold, without)
+    def test_items_whose_prefix_was_cached_before_ride_along(self) -> None:
+        runner = joining()
+        warm, cold, without = state_of(300, [10] * 500), state_of(200, [10]), state_of(0, [7])
+        runner.run(warm)
+        step = runner.run(warm, cold, without)
         (forward,) = step.forwards
-        assert [part.job for part in forward.block_parts] == [cold]
-        assert [part.job for part in forward.scored_parts] == [warm, cold, without]
-        batch = room.fake.forwards[-1]
-        assert [len(prefix.blocks) for prefix in batch.prefixes] == [0, 3], "first the one that is in the making"
-        tails = batch.prefix_index[2:]
-        assert tails.tolist() == [1] * (len(tails) - 2) + [0, -1]
+        assert [part.request for part in forward.block_parts] == [cold]
+        assert [part.request for part in forward.scored_parts] == [warm, cold, without]
+        batch = runner.fake.forwards[-1]
+        assert [len(prefix.blocks) for prefix in batch.prefixes] == [0, 3], "first the one being computed"
+        items = batch.prefix_index[2:]
+        assert items.tolist() == [1] * (len(items) - 2) + [0, -1]
         check(cold)
         check(without)
 
-    def test_the_last_blocks_of_a_long_prefix_and_its_tails(self) -> None:
-        """The tails read blocks of the steps before, then those of this one."""
-        room, job = joining(1024), job_of(1300, [10] * 5)
-        steps = room.finish(job)
+    def test_the_last_blocks_of_a_long_prefix_and_its_items(self) -> None:
+        """The items read blocks of the steps before, then those of this one."""
+        runner, state = joining(1024), state_of(1300, [10] * 5)
+        steps = runner.finish(state)
         assert [kinds(step) for step in steps] == [["prefill"], ["joined"]]
-        (prefix,) = room.fake.forwards[-1].prefixes
+        (prefix,) = runner.fake.forwards[-1].prefixes
         assert (len(prefix.blocks), prefix.segment) == (8, 0)
 
     def test_one_that_computes_a_prefix_and_one_that_reads_it_too(self) -> None:
-        room = joining()
-        first, second = job_of(prefix_of(300), [10] * 3), job_of(prefix_of(300), [11] * 3)
-        (forward,) = room.run(first, second).forwards
-        assert [part.job for part in forward.block_parts] == [first]
+        runner = joining()
+        first, second = state_of(prefix_of(300), [10] * 3), state_of(prefix_of(300), [11] * 3)
+        (forward,) = runner.run(first, second).forwards
+        assert [part.request for part in forward.block_parts] == [first]
         assert batch_of(forward).prefix_index.tolist() == [-1, 0, 0] + [0] * 6
         assert (first.cached_tokens, second.cached_tokens) == (0, 300)
         check(first)
         check(second)
 
     def test_one_whose_prefix_ends_before_that_which_another_computes(self) -> None:
-        room = joining()
-        long, short = job_of(prefix_of(400), [10]), job_of(prefix_of(2 * KV_BLOCK_SIZE), [11])
-        (forward,) = room.run(long, short).forwards
-        assert [part.job for part in forward.block_parts] == [long]
+        runner = joining()
+        long, short = state_of(prefix_of(400), [10]), state_of(prefix_of(2 * KV_BLOCK_SIZE), [11])
+        (forward,) = runner.run(long, short).forwards
+        assert [part.request for part in forward.block_parts] == [long]
         assert batch_of(forward).prefix_index.tolist() == [-1, 0, 0, 0, 0, 0]
         assert batch_of(forward).prefix_lens[-2:].tolist() == [400, 256]
         check(long)
@@ -107,59 +107,57 @@ class TestOneForward:
             assert batch.cache_segments == tuple(range(-(-num_tokens // KV_BLOCK_SIZE)))
 
     def test_blocks_are_counted_once_for_every_prefix_that_has_them(self) -> None:
-        room = joining(max_kv_blocks_read=6)
-        warm = job_of(prefix_of(300), [10] * 500)
-        room.run(warm)
-        (forward,) = room.run(warm, job_of(300, [10])).forwards
+        runner = joining(max_kv_blocks_read=6)
+        warm = state_of(prefix_of(300), [10] * 500)
+        runner.run(warm)
+        (forward,) = runner.run(warm, state_of(300, [10])).forwards
         assert forward.num_blocks_read == 3 + 3
 
 
-class TestApart:
+class TestSeparate:
     def test_where_the_device_does_not_ask_for_it(self) -> None:
-        assert kinds(Room().run(job_of(300, [10]))) == ["prefill", "extend"]
+        assert kinds(StepRunner().run(state_of(300, [10]))) == ["prefill", "extend"]
 
     def test_where_there_is_only_one_of_the_two(self) -> None:
-        room, job = joining(256), job_of(prefix_of(384), [10])
-        assert kinds(room.run(job)) == ["prefill"]
-        room.finish(job)
-        assert kinds(room.run(job_of(prefix_of(384), [10]))) == ["extend"]
+        runner, state = joining(256), state_of(prefix_of(384), [10])
+        assert kinds(runner.run(state)) == ["prefill"]
+        runner.finish(state)
+        assert kinds(runner.run(state_of(prefix_of(384), [10]))) == ["extend"]
 
     def test_where_together_they_read_more_blocks_than_a_forward_may(self) -> None:
-        room = joining(max_kv_blocks_read=5)
-        warm, cold = job_of(300, [10] * 500), job_of(300, [10])
-        room.run(warm)
-        step = room.run(warm, cold)
+        runner = joining(max_kv_blocks_read=5)
+        warm, cold = state_of(300, [10] * 500), state_of(300, [10])
+        runner.run(warm)
+        step = runner.run(warm, cold)
         assert kinds(step) == ["prefill", "extend"]
         assert [forward.num_blocks_read for forward in step.forwards] == [3, 3], "the new prefix must wait"
 
     def test_a_request_with_many_labels_behind_a_joined_forward(self) -> None:
-        room = joining()
-        many, few = job_of(200, [10], labels=MANY), job_of(300, [10])
-        step = room.run(many, few)
+        runner = joining()
+        many, few = state_of(200, [10], labels=MANY), state_of(300, [10])
+        step = runner.run(many, few)
         assert kinds(step) == ["joined", "extend"]
-        assert [part.job for part in step.forwards[0].block_parts] == [many, few]
-        assert [forward.scored_parts[0].job for forward in step.forwards] == [few, many]
+        assert [part.request for part in step.forwards[0].block_parts] == [many, few]
+        assert [forward.scored_parts[0].request for forward in step.forwards] == [few, many]
         check(many)
         check(few)
 
     def test_a_request_with_many_labels_behind_its_prefill(self) -> None:
-        assert kinds(joining().run(job_of(200, [10], labels=MANY))) == ["prefill", "extend"]
+        assert kinds(joining().run(state_of(200, [10], labels=MANY))) == ["prefill", "extend"]
 
-    def test_rows(self) -> None:
-        step = joining().run(job_of(9, [10], "packed"), job_of(200, [10]), job_of(9, [10], "serial"))
-        assert kinds(step) == ["joined", "rows", "rows"]
+    def test_sequences(self) -> None:
+        step = joining().run(state_of(9, [10], "packed"), state_of(200, [10]), state_of(9, [10], "serial"))
+        assert kinds(step) == ["joined", "sequences", "sequences"]
 
     def test_where_the_seconds_of_a_prefill_are_asked_for(self) -> None:
-        room, timed = joining(), job_of(200, [10])
-        timed.timed = True
-        assert kinds(room.run(timed, job_of(300, [10]))) == ["prefill", "extend"]
+        timed = state_of(200, [10], is_timed=True)
+        assert kinds(joining().run(timed, state_of(300, [10]))) == ["prefill", "extend"]
 
-    def test_not_where_those_of_tails_alone_are(self) -> None:
+    def test_not_where_those_of_items_alone_are(self) -> None:
         """They have no prefill whose seconds could be told."""
-        room, timed = joining(), job_of(200, [10] * 500)
-        room.run(timed)
-        timed.timed = True
-        assert kinds(room.run(timed, job_of(300, [10]))) == ["joined"]
+        runner, timed = joining(), state_of(200, [10] * 500, is_timed=True)
+        runner.run(timed)
+        assert kinds(runner.run(timed, state_of(300, [10]))) == ["joined"]
 
 
 class TestSeconds:
@@ -170,29 +168,29 @@ class TestSeconds:
             forward.start_seconds = 3.0
         return Step(list(forwards), 0)
 
-    def jobs(self, num_jobs: int) -> list[Job]:
-        return [job_of(300, [10]) for _ in range(num_jobs)]
+    def states(self, num_jobs: int) -> list[RequestState]:
+        return [state_of(300, [10]) for _ in range(num_jobs)]
 
-    def seconds(self, *jobs: Job) -> list[tuple[float, float]]:
-        return [(job.prefill_seconds, job.extend_seconds) for job in jobs]
+    def seconds(self, *states: RequestState) -> list[tuple[float, float]]:
+        return [(state.prefill_seconds, state.extend_seconds) for state in states]
 
     def test_a_prefill_by_itself_has_its_own(self) -> None:
-        both, blocks, tails = self.jobs(3)
+        both, blocks, items = self.states(3)
         prefill = StepForward(block_parts=[Part(both, 0, 3), Part(blocks, 0, 2)])
-        self.step_of(prefill, StepForward(scored_parts=[Part(both, 0, 1), Part(tails, 0, 1)])).count(10.0)
-        assert self.seconds(both, blocks, tails) == [(3, 7), (3, 0), (0, 7)]
+        self.step_of(prefill, StepForward(scored_parts=[Part(both, 0, 1), Part(items, 0, 1)])).count(10.0)
+        assert self.seconds(both, blocks, items) == [(3, 7), (3, 0), (0, 7)]
 
-    def test_those_of_a_joined_forward_are_of_the_tails_or_of_blocks_alone(self) -> None:
-        both, blocks, tails, many = self.jobs(4)
+    def test_those_of_a_joined_forward_are_of_the_items_or_of_blocks_alone(self) -> None:
+        both, blocks, items, many = self.states(4)
         joined = StepForward(
             block_parts=[Part(both, 0, 3), Part(blocks, 0, 2), Part(many, 0, 3)],
-            scored_parts=[Part(both, 0, 1), Part(tails, 0, 1)],
+            scored_parts=[Part(both, 0, 1), Part(items, 0, 1)],
         )
         self.step_of(joined, StepForward(scored_parts=[Part(many, 0, 1)])).count(10.0)
-        assert self.seconds(both, blocks, tails, many) == [(0, 10), (10, 0), (0, 10), (0, 10)], "each of them once"
-        assert [job.tokens_left for job in (both, blocks, tails, many)] == [0, 54, 300, 0]
+        assert self.seconds(both, blocks, items, many) == [(0, 10), (10, 0), (0, 10), (0, 10)], "each of them once"
+        assert [state.tokens_left for state in (both, blocks, items, many)] == [0, 54, 300, 0]
 
-    def test_debug_keeps_the_two_apart(self) -> None:
+    def test_debug_separates_the_two(self) -> None:
         backend = GatedBackend(is_open=True, joins_prefill=True, seconds_per_forward=0.001)
         with live_engine(backend) as engine:
             debug = Ticket(engine, body_of(QUERY, [[1], [2]], return_debug=True)).check().debug or {}
@@ -203,28 +201,28 @@ class TestSeconds:
             assert engine.scheduler.stats().forwards == 3
         assert debug["batches"] == [{"segments": 2, "num_tokens": 2, "forward_tokens": 2, "bucket": 2, "fill": 1.0}]
         assert debug["milliseconds"]["prefill"] > 0  # type: ignore[index]
-        assert (plain.job.prefill_seconds, plain.job.extend_seconds > 0) == (0, True)
-        assert [(record.num_tokens, record.forward_tokens) for record in plain.job.batches] == [(2, 45 + 2)]
+        assert (plain.state.prefill_seconds, plain.state.extend_seconds > 0) == (0, True)
+        assert [(record.num_tokens, record.forward_tokens) for record in plain.state.batches] == [(2, 45 + 2)]
 
 
-# As if they were apart
+# The same as in separate forwards
 
 
 @dataclass(frozen=True)
 class Request:
-    """A job, when it comes, and after how many steps it is given up, if it is."""
+    """A request, when it comes, and after how many steps it is given up, if it is."""
 
     prefix_len: int
     prefix_start: int
-    tail_lens: list[int]
+    item_lens: list[int]
     algorithm: str
     labels: tuple[tuple[int, ...], ...]
     comes: int
     stays: int | None
 
-    def job(self) -> Job:
+    def state(self) -> RequestState:
         prefix = prefix_of(self.prefix_len, self.prefix_start)
-        return job_of(prefix, self.tail_lens, self.algorithm, labels=self.labels, normalize=self.comes == 1)
+        return state_of(prefix, self.item_lens, self.algorithm, labels=self.labels, need_logsumexp=self.comes == 1)
 
 
 @dataclass(frozen=True)
@@ -236,8 +234,8 @@ class Bounds:
     max_prefill_tokens: int | None
     max_kv_blocks_read: int | None
 
-    def room(self, *, joins_prefill: bool) -> Room:
-        return Room(**vars(self), joins_prefill=joins_prefill)
+    def runner(self, *, joins_prefill: bool) -> StepRunner:
+        return StepRunner(**vars(self), joins_prefill=joins_prefill)
 
 
 mixes = st.lists(
@@ -245,7 +243,7 @@ mixes = st.lists(
         Request,
         prefix_len=st.sampled_from([0, 1, 5, 128, 129, 256, 256, 300, 384, 384]),
         prefix_start=st.sampled_from([0, 0, 0, 1]),
-        tail_lens=st.lists(st.integers(1, 60), min_size=1, max_size=12),
+        item_lens=st.lists(st.integers(1, 60), min_size=1, max_size=12),
         algorithm=st.sampled_from(["prefill_extend"] * 5 + ["packed"]),
         labels=st.sampled_from([((3,), (5,)), ((7,),), MANY]),
         comes=st.integers(0, 4),
@@ -265,50 +263,52 @@ all_bounds = st.builds(
 
 @dataclass
 class _Live:
-    job: Job
+    state: RequestState
     steps_left: int
 
 
-def run_all(room: Room, requests: list[Request]) -> tuple[list[Job | None], list[Step]]:
-    """The jobs that ended, with their logits checked (None for those that were given up), and all steps."""
-    jobs = [request.job() for request in requests]
-    waiting = list(zip(requests, jobs, strict=True))
+def run_all(runner: StepRunner, requests: list[Request]) -> tuple[list[RequestState | None], list[Step]]:
+    """The requests that ended, with their logits checked (None for those that were given up), and all steps."""
+    states = [request.state() for request in requests]
+    waiting = list(zip(requests, states, strict=True))
     live: list[_Live] = []
-    ended: set[Job] = set()
+    ended: set[RequestState] = set()
     steps: list[Step] = []
     for turn in range(1000):
-        live += [_Live(job, request.stays or 1000) for request, job in waiting if request.comes == turn]
+        live += [_Live(state, request.stays or 1000) for request, state in waiting if request.comes == turn]
         if live:
-            steps.append(room.run(*(each.job for each in live)))
+            steps.append(runner.run(*(each.state for each in live)))
         for each in live:
             each.steps_left -= 1
-            if each.job.is_complete:
-                check(each.job)
-                ended.add(each.job)
-            if each.job.is_complete or not each.steps_left:
-                each.job.drop_prefix(room.cache)
-        live = [each for each in live if each.steps_left and each.job not in ended]
+            if each.state.is_launched:
+                check(each.state)
+                ended.add(each.state)
+            if each.state.is_launched or not each.steps_left:
+                each.state.release_prefix(runner.cache)
+        live = [each for each in live if each.steps_left and each.state not in ended]
         if not live and turn > max(request.comes for request in requests):
             break
-    assert room.cache.num_used == 0
-    return [job if job in ended else None for job in jobs], steps
+    assert runner.cache.num_used == 0
+    return [state if state in ended else None for state in states], steps
 
 
-def logits_of(job: Job) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    return job.label_logits, np.zeros(0, np.float32) if job.logsumexp is None else job.logsumexp
+def logits_of(state: RequestState) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    return state.label_logits, np.zeros(0, np.float32) if state.logsumexp is None else state.logsumexp
 
 
 @settings(max_examples=60)
 @given(requests=mixes, bounds=all_bounds)
-def test_jobs_that_come_and_go_get_the_same_logits_joined_and_apart(requests: list[Request], bounds: Bounds) -> None:
+def test_requests_that_come_and_go_get_the_same_logits_joined_and_separately(
+    requests: list[Request], bounds: Bounds
+) -> None:
     """And in the same steps, which have as many forwards or fewer."""
-    joined, joined_steps = run_all(bounds.room(joins_prefill=True), requests)
-    apart, apart_steps = run_all(bounds.room(joins_prefill=False), requests)
-    for one, other in zip(joined, apart, strict=True):
+    joined, joined_steps = run_all(bounds.runner(joins_prefill=True), requests)
+    separate, separate_steps = run_all(bounds.runner(joins_prefill=False), requests)
+    for one, other in zip(joined, separate, strict=True):
         if one is not None and other is not None:
             for found, expected in zip(logits_of(one), logits_of(other), strict=True):
                 assert np.array_equal(found, expected)
-    assert not any("joined" in kinds(step) for step in apart_steps)
+    assert not any("joined" in kinds(step) for step in separate_steps)
     for step in joined_steps:
         has_many = any(forward.batch and forward.batch.label_ids.shape[1] > MANY_LABELS for forward in step.forwards)
         if bounds.max_kv_blocks_read is None and not has_many:
@@ -321,7 +321,7 @@ def test_the_property_meets_every_kind_of_joined_forward() -> None:
     @settings(max_examples=300, derandomize=True, database=None)
     @given(requests=mixes, bounds=all_bounds)
     def look(requests: list[Request], bounds: Bounds) -> None:
-        _, steps = run_all(bounds.room(joins_prefill=True), requests)
+        _, steps = run_all(bounds.runner(joins_prefill=True), requests)
         for step in steps:
             seen.add("+".join(sorted(set(kinds(step)))))
             for forward in step.forwards:
@@ -329,25 +329,25 @@ def test_the_property_meets_every_kind_of_joined_forward() -> None:
                     seen.update(what_is_read(forward))
 
     look()
-    expected = {"joined", "extend+joined", "joined+rows", "extend+prefill"}
-    expected |= {"kept before", "behind kept blocks", "blocks alone", "computed by another", "not to its end"}
+    expected = {"joined", "extend+joined", "joined+sequences", "extend+prefill"}
+    expected |= {"cached before", "behind cached blocks", "blocks alone", "computed by another", "not to its end"}
     assert expected <= seen
 
 
 def what_is_read(forward: StepForward) -> Iterator[str]:
-    """By the tails of a joined forward."""
+    """By the items of a joined forward."""
     batch, blocks = batch_of(forward), forward.block_parts
-    if {part.job for part in blocks} - {part.job for part in forward.scored_parts}:
+    if {part.request for part in blocks} - {part.request for part in forward.scored_parts}:
         yield "blocks alone"
     segment = len(batch.cache_segments)
     for part in forward.scored_parts:
         number = int(batch.prefix_index[segment])
         if number >= len(blocks):
-            yield "kept before"
+            yield "cached before"
         elif number >= 0:
             if blocks[number].first:
-                yield "behind kept blocks"
-            if blocks[number].job is not part.job:
+                yield "behind cached blocks"
+            if blocks[number].request is not part.request:
                 yield "computed by another"
             if batch.prefix_lens[segment] <= KV_BLOCK_SIZE * (blocks[number].stop - 1):
                 yield "not to its end"
@@ -355,10 +355,10 @@ def what_is_read(forward: StepForward) -> Iterator[str]:
 
 
 class TestEnds:
-    """A joined forward that fails, or whose jobs leave."""
+    """A joined forward that fails, or whose requests leave."""
 
     @pytest.mark.parametrize("is_waited_for", [True, False])
-    def test_a_failure_ends_all_that_have_a_part_in_it_and_nothing_of_it_is_kept(self, is_waited_for: bool) -> None:
+    def test_a_failure_ends_all_that_have_a_part_in_it_and_nothing_of_it_is_cached(self, is_waited_for: bool) -> None:
         backend = GatedBackend(joins_prefill=True)
         failing = [True]
 
@@ -383,8 +383,8 @@ class TestEnds:
             assert Ticket(engine, body_of(QUERY, [[1]])).check().usage.cached_tokens == 0
             assert Ticket(engine, body_of(QUERY, [[1]])).check().usage.cached_tokens == 300
 
-    def test_a_failure_of_tails_behind_it_takes_its_blocks_along(self) -> None:
-        """The tails of one with many labels run in the next forward of the same step."""
+    def test_a_failure_of_items_behind_it_takes_its_blocks_along(self) -> None:
+        """The items of one with many labels run in the next forward of the same step."""
         backend = GatedBackend(joins_prefill=True)
         backend.fails_to_start = lambda batch: batch.label_ids.shape[1] > MANY_LABELS
         with live_engine(backend) as engine:
@@ -413,7 +413,7 @@ class TestEnds:
             pair = [Ticket(engine, body_of(QUERY, [[n]], algorithm="prefill_extend")) for n in range(2)]
             backend.let_pass()
             assert len(backend.next_forward().cache_segments) == 3
-            pair[leaves].job.cancel()
+            pair[leaves].state.cancel()
             backend.open()
             with pytest.raises(CancelledError):
                 pair[leaves].result()

@@ -1,4 +1,4 @@
-"""Real models on a CPU: a forward that keeps blocks and scores tails gives the bits of two that do one each."""
+"""Real models on a CPU: a forward that caches blocks and scores items gives the bits of two that do one each."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from prefixwise.backends.load import load_backend
-from prefixwise.engine.job import Job
-from prefixwise.engine.steps import MANY_LABELS
+from prefixwise.engine.request_state import RequestState
+from prefixwise.engine.step_filler import MANY_LABELS
 from prefixwise.forward.backend import Backend, BackendOptions
-from prefixwise.models.checkpoint import open_checkpoint
-from tests.engine.room import Room, job_of, kind_of, prefix_of
+from prefixwise.models.sources import open_checkpoint
+from tests.engine.step_runner import StepRunner, kind_of, prefix_of, state_of
 
 MANY = tuple((k,) for k in range(1, 2 + MANY_LABELS))
 TAILS = [3, 1, 70, 128, 20]
@@ -36,43 +36,45 @@ def backend(request: pytest.FixtureRequest, checkpoint_of: Callable[[str], Path]
     loaded.close()
 
 
-def make_jobs() -> list[Job]:
+def make_jobs() -> list[RequestState]:
     """Prefixes that some share, that begin alike, that end with a token alone; labels of all numbers."""
     return [
-        job_of(prefix_of(400), TAILS, normalize=True),
-        job_of(prefix_of(400), TAILS[::-1]),
-        job_of(prefix_of(256), TAILS),
-        job_of(prefix_of(129, 50), TAILS, labels=((3, 7, 9), (5, 1))),
-        job_of(prefix_of(200, 90), TAILS, labels=MANY),
-        job_of(0, TAILS),
+        state_of(prefix_of(400), TAILS, need_logsumexp=True),
+        state_of(prefix_of(400), TAILS[::-1]),
+        state_of(prefix_of(256), TAILS),
+        state_of(prefix_of(129, 50), TAILS, labels=((3, 7, 9), (5, 1))),
+        state_of(prefix_of(200, 90), TAILS, labels=MANY),
+        state_of(0, TAILS),
     ]
 
 
-def run(backend: Backend, step_tokens: int, *, joins_prefill: bool, **limits: int) -> tuple[list[Job], list[str]]:
-    """The jobs, while one whose prefix was kept before goes on beside them; and the kinds of all forwards."""
-    room = Room(step_tokens, backend=backend, joins_prefill=joins_prefill, **limits)
-    before = job_of(prefix_of(300, 7), [30] * (step_tokens // 25))
-    steps = [room.run(before)]
-    jobs = [before, *make_jobs()]
-    steps += room.finish(*jobs)
-    room.cache.forget()
-    return jobs, [kind_of(forward) for step in steps for forward in step.forwards]
+def run(
+    backend: Backend, step_tokens: int, *, joins_prefill: bool, **limits: int
+) -> tuple[list[RequestState], list[str]]:
+    """The requests, while one whose prefix was cached before goes on beside them; and the kinds of all forwards."""
+    runner = StepRunner(step_tokens, backend=backend, joins_prefill=joins_prefill, **limits)
+    before = state_of(prefix_of(300, 7), [30] * (step_tokens // 25))
+    steps = [runner.run(before)]
+    states = [before, *make_jobs()]
+    steps += runner.finish(*states)
+    runner.cache.clear()
+    return states, [kind_of(forward) for step in steps for forward in step.forwards]
 
 
 @pytest.mark.parametrize("step_tokens", [512, 2048])
 def test_the_bits_are_those_of_separate_forwards(backend: Backend, step_tokens: int) -> None:
     """Also where blocks go on behind those of earlier forwards."""
     for max_prefill_tokens in (step_tokens, 256):
-        apart, kinds_apart = run(backend, step_tokens, joins_prefill=False, max_prefill_tokens=max_prefill_tokens)
+        separate, kinds_separate = run(backend, step_tokens, joins_prefill=False, max_prefill_tokens=max_prefill_tokens)
         joined, kinds = run(backend, step_tokens, joins_prefill=True, max_prefill_tokens=max_prefill_tokens)
         assert kinds.count("joined") >= 2
-        assert "joined" not in kinds_apart
-        assert len(kinds) < len(kinds_apart)
-        assert_same_bits(joined, apart)
+        assert "joined" not in kinds_separate
+        assert len(kinds) < len(kinds_separate)
+        assert_same_bits(joined, separate)
 
 
-def assert_same_bits(joined: list[Job], apart: list[Job]) -> None:
-    for one, other in zip(joined, apart, strict=True):
+def assert_same_bits(joined: list[RequestState], separate: list[RequestState]) -> None:
+    for one, other in zip(joined, separate, strict=True):
         assert one.label_logits.tobytes() == other.label_logits.tobytes()
         assert np.isfinite(one.label_logits).all()
         assert (one.logsumexp is None) == (other.logsumexp is None)

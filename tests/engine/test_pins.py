@@ -1,4 +1,4 @@
-"""Prefixes that are computed before any request needs them, and kept until their time is over."""
+"""Pinned prefixes: computed before any request needs them, and cached until they expire."""
 
 from __future__ import annotations
 
@@ -19,9 +19,8 @@ from prefixwise.contract.errors import (
     RequestError,
 )
 from prefixwise.engine.engine import ScoringEngine
-from prefixwise.engine.job import Job
-from prefixwise.engine.pins import Pins
-from prefixwise.engine.prefix_cache import PrefixCache, block_keys
+from prefixwise.engine.prefix_cache import Pins, PrefixCache, block_keys
+from prefixwise.engine.request_state import RequestState
 from prefixwise.forward.batch import KV_BLOCK_SIZE, KVBlock
 from tests.engine.live import SECONDS, VOCAB_SIZE, GatedBackend, Ticket, body_of, live_engine, pin
 
@@ -44,7 +43,7 @@ def cached_tokens(engine: ScoringEngine, query: list[int] = QUERY) -> int:
     return Ticket(engine, body_of(query, [[1], [2, 3]])).check().usage.cached_tokens
 
 
-def submit_pin(engine: ScoringEngine, query: list[int], **fields: Any) -> Job:
+def submit_pin(engine: ScoringEngine, query: list[int], **fields: Any) -> RequestState:
     return engine.submit_prefix(engine.prepare_prefix(np.array(query, np.int32)), **{"ttl_seconds": 1000.0, **fields})
 
 
@@ -63,7 +62,7 @@ class TestPin:
             assert pinned.num_bytes == 3 * backend.info.kv_block_bytes
             assert len(backend.forwards) == 1
             assert cached_tokens(engine) == 300
-            assert len(backend.forwards) == 2, "tails only"
+            assert len(backend.forwards) == 2, "items only"
 
     def test_it_stays_however_many_others_come(self) -> None:
         with live_engine(small_backend()) as engine:
@@ -94,12 +93,12 @@ class TestPin:
         with live_engine(backend) as engine:
             ticket = Ticket(engine, body_of(QUERY, [[1]] * 500))
             backend.next_forward()
-            job = submit_pin(engine, QUERY)
+            state = submit_pin(engine, QUERY)
             backend.open()
             ticket.check()
             Ticket(engine, body_of([1], [[2]])).check()
-            assert job.is_done
-            assert engine.finish_prefix(job).cached_tokens == 300
+            assert state.is_done
+            assert engine.finish_prefix(state).cached_tokens == 300
 
     def test_the_beginning_of_a_pinned_prefix_serves_others_too(self) -> None:
         with live_engine(small_backend()) as engine:
@@ -112,12 +111,12 @@ class TestPin:
         with live_engine(backend) as engine:
             large = Ticket(engine, body_of([7], [[2, 3]] * 1000, algorithm="prefill_extend"))
             backend.next_forward()
-            job, small = submit_pin(engine, QUERY), Ticket(engine, body_of([5], [[2]]))
+            state, small = submit_pin(engine, QUERY), Ticket(engine, body_of([5], [[2]]))
             backend.open()
             small.check()
             large.check()
-            assert job.is_done
-            assert engine.finish_prefix(job).num_tokens == 300
+            assert state.is_done
+            assert engine.finish_prefix(state).num_tokens == 300
 
 
 class TestEnd:
@@ -154,7 +153,7 @@ class TestEnd:
 
     def test_it_ends_when_its_time_is_over(self, monkeypatch: pytest.MonkeyPatch) -> None:
         now = [1000.0]
-        monkeypatch.setattr("prefixwise.engine.pins.monotonic", lambda: now[0])
+        monkeypatch.setattr("prefixwise.engine.prefix_cache.monotonic", lambda: now[0])
         with live_engine(small_backend()) as engine:
             pin(engine, QUERY, ttl_seconds=60.0)
             now[0] += 59.0
@@ -168,7 +167,7 @@ class TestEnd:
     def test_it_ends_also_where_no_request_comes(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with live_engine(small_backend()) as engine:
             pins, gone = engine.scheduler.pins, threading.Event()
-            expire = pins.expire
+            expire = pins.release_expired
 
             def watched() -> float | None:
                 had, left = pins.num_blocks, expire()
@@ -176,7 +175,7 @@ class TestEnd:
                     gone.set()
                 return left
 
-            monkeypatch.setattr(pins, "expire", watched)
+            monkeypatch.setattr(pins, "release_expired", watched)
             pin(engine, QUERY, ttl_seconds=0.01)
             assert gone.wait(SECONDS)
             assert (engine.pinned_prefixes(), engine.scheduler.stats().used_blocks) == ([], 0)
@@ -204,7 +203,7 @@ class TestEnd:
         assert caplog.messages == ["a forward pass failed"]
 
 
-class TestGivingWay:
+class TestEviction:
     """Six blocks, and a prefix may have as many. Half of them can be pinned, until a request needs them."""
 
     def backend(self, **options: Any) -> GatedBackend:
@@ -224,7 +223,7 @@ class TestGivingWay:
             assert cached_tokens(engine, [41] * 5 * KV_BLOCK_SIZE) == 5 * KV_BLOCK_SIZE
             assert engine.scheduler.stats().pinned_blocks == 0
             assert pin(engine, [1]).num_tokens == 1, "there is room for another"
-        assert caplog.messages == ["a pinned prefix was released before its time, as a request needed its room"]
+        assert caplog.messages == ["a pinned prefix was evicted before it expired, as a request needed its KV blocks"]
 
     def test_the_oldest_go_first_and_no_more_than_must(self) -> None:
         with live_engine(self.backend()) as engine:
@@ -262,11 +261,11 @@ class TestSynchronization:
         backend = small_backend()
         with live_engine(backend) as engine:
             answered: SimpleQueue[int] = SimpleQueue()
-            job = submit_pin(engine, QUERY, on_change=lambda: answered.put(backend.num_synchronized))
+            state = submit_pin(engine, QUERY, on_change=lambda: answered.put(backend.num_synchronized))
             assert answered.get(timeout=SECONDS) == 1
-            assert job.is_done
+            assert state.is_done
             cached_tokens(engine, [41] * 300)
-            assert backend.num_synchronized == 1, "whoever waits for logits waits for the prefix too"
+            assert backend.num_synchronized == 1, "the client that waits for logits waits for the prefix too"
 
     def test_a_failure_that_shows_only_then_is_the_pins(self, caplog: pytest.LogCaptureFixture) -> None:
         backend = small_backend()
@@ -300,15 +299,15 @@ class TestRefusals:
         with live_engine(backend) as engine:
             ticket = Ticket(engine, body_of([1], [[2]]))
             backend.next_forward()
-            jobs = [submit_pin(engine, query) for query in (QUERY[:200], QUERY[50:250])]
+            states = [submit_pin(engine, query) for query in (QUERY[:200], QUERY[50:250])]
             backend.open()
             ticket.check()
             Ticket(engine, body_of([2], [[2]] * 100)).check()
-            assert engine.finish_prefix(jobs[0]).num_tokens == 200
+            assert engine.finish_prefix(states[0]).num_tokens == 200
             with pytest.raises(InvalidValueError, match="2 are pinned and this prefix has 2"):
-                engine.finish_prefix(jobs[1])
+                engine.finish_prefix(states[1])
 
-    def test_where_prefixes_are_not_kept_none_is_pinned(self) -> None:
+    def test_where_prefixes_are_not_cached_none_is_pinned(self) -> None:
         with live_engine(GatedBackend(is_open=True), scheduler={"prefix_cache": False}) as engine:
             assert refusal(engine, QUERY).code == "prefix_cache_disabled"
             assert [cached_tokens(engine) for _ in range(2)] == [0, 0]
@@ -330,7 +329,7 @@ class TestRefusals:
         assert message in error.message
         assert backend.forwards == []
 
-    def test_one_longer_than_all_that_can_be_kept(self) -> None:
+    def test_one_longer_than_all_that_can_be_cached(self) -> None:
         with live_engine(GatedBackend(is_open=True, num_kv_blocks=2)) as engine:
             assert refusal(engine, [1] * 257).message == "query must have at most 256 tokens, got 257"
 
@@ -349,22 +348,22 @@ class TestRefusals:
             backend.open()
             ticket.check()
             Ticket(engine, body_of([2], [[2]])).check()
-            for job, error in ((cancelled, CancelledError), (late, DeadlineExceededError)):
+            for state, error in ((cancelled, CancelledError), (late, DeadlineExceededError)):
                 with pytest.raises(error):
-                    engine.finish_prefix(job)
+                    engine.finish_prefix(state)
             assert engine.pinned_prefixes() == []
 
     def test_one_that_is_given_up_in_its_last_step_pins_nothing_either(self) -> None:
         """Nobody would be there to learn its id."""
         backend = small_backend(is_open=False)
         with live_engine(backend) as engine:
-            job = submit_pin(engine, QUERY)
+            state = submit_pin(engine, QUERY)
             backend.until_waited_for(1)
-            job.cancel()
+            state.cancel()
             backend.open()
             assert cached_tokens(engine) == 300, "computed it is"
             with pytest.raises(CancelledError):
-                engine.finish_prefix(job)
+                engine.finish_prefix(state)
             assert engine.pinned_prefixes() == []
 
 
@@ -376,12 +375,12 @@ class EndingBlock(KVBlock):
     ended: list[str]
 
     def release(self) -> None:
-        assert all(map(self.pins.end, self.ended))
+        assert all(map(self.pins.unpin, self.ended))
 
 
 def test_a_pin_that_is_ended_while_another_expires_leaves_no_time_to_wait() -> None:
     """`end` may come from any thread at any moment, and a wait of less than nothing is an error."""
-    cache = PrefixCache(9, keeps=False)
+    cache = PrefixCache(9, reuse=False)
     pins = Pins(cache, 1)
     ended: list[str] = []
     for query, ttl in (([1], 0.0), ([2], 1000.0)):
@@ -391,7 +390,7 @@ def test_a_pin_that_is_ended_while_another_expires_leaves_no_time_to_wait() -> N
         pinned = pins.add(entries, (1, 0), 1, ttl)
         cache.release(entries, None)
     ended.append(pinned.id)
-    assert pins.expire() == 0.0
+    assert pins.release_expired() == 0.0
     ended.clear()
-    assert pins.expire() is None
+    assert pins.release_expired() is None
     assert cache.num_used == 0

@@ -1,4 +1,4 @@
-"""Blocks of prefixes between requests: found by their tokens, kept while in use, the oldest given up first."""
+"""The KV cache between requests: blocks are found by their tokens, stay while in use, the oldest is evicted first."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class TestReuse:
         assert cache.num_used == 3
 
     def test_a_cache_that_keeps_nothing_finds_nothing_and_releases_at_once(self) -> None:
-        cache = PrefixCache(10, keeps=False)
+        cache = PrefixCache(10, reuse=False)
         first = acquire(cache, keys_of(1), "first")
         compute(first)
         second = acquire(cache, keys_of(1), "second")
@@ -226,16 +226,16 @@ class TestForget:
         idle = visit(cache, 1)
         held = acquire(cache, keys_of(2), "holder")
         compute(held)
-        cache.forget()
+        cache.clear()
         assert (is_released(idle[0]), is_released(held[0])) == (True, False)
         assert (num_found(cache, 1), num_found(cache, 2)) == (0, 0)
         assert (cache.num_blocks, cache.num_used) == (1, 1)
 
-    def test_what_was_in_use_is_released_by_its_last_user_and_not_kept(self) -> None:
+    def test_what_was_in_use_is_released_by_its_last_user_and_not_cached(self) -> None:
         cache = PrefixCache(4)
         held = acquire(cache, keys_of(2), "holder")
         compute(held)
-        cache.forget()
+        cache.clear()
         again = visit(cache, 2)
         cache.release(held, "holder")
         assert (is_released(held[0]), is_released(again[0])) == (True, False)
@@ -244,11 +244,11 @@ class TestForget:
 
 
 @settings(max_examples=150, deadline=None)
-@given(seed=st.integers(0, 2**32), capacity=st.integers(1, 8), keeps=st.booleans())
-def test_any_order_of_events_keeps_the_cache_in_order(seed: int, capacity: int, keeps: bool) -> None:
+@given(seed=st.integers(0, 2**32), capacity=st.integers(1, 8), reuse=st.booleans())
+def test_any_order_of_events_keeps_the_cache_in_order(seed: int, capacity: int, reuse: bool) -> None:
     """Against what must hold whatever happens, with prefixes that share their beginnings."""
     chance = random.Random(seed)
-    cache = PrefixCache(capacity, keeps=keeps)
+    cache = PrefixCache(capacity, reuse=reuse)
     users: list[tuple[object, list[CacheEntry]]] = []
     blocks: list[CountedBlock] = []
     for _ in range(60):
@@ -262,10 +262,10 @@ def test_any_order_of_events_keeps_the_cache_in_order(seed: int, capacity: int, 
             else:
                 users.append((owner, entries))
         elif event == "forget" and chance.random() < 0.2:
-            cache.forget()
+            cache.clear()
         elif users:
-            place = chance.randrange(len(users))
-            owner, entries = users[place]
+            position = chance.randrange(len(users))
+            owner, entries = users[position]
             if event == "compute":  # blocks one after the other, as far as they are this user's to compute
                 for entry in entries[: chance.randint(0, len(entries))]:
                     if entry.block is None:
@@ -277,7 +277,7 @@ def test_any_order_of_events_keeps_the_cache_in_order(seed: int, capacity: int, 
                 cache.share(entries)
                 users.append((object(), entries))
             elif event == "leave":
-                cache.release(*users.pop(place)[::-1])
+                cache.release(*users.pop(position)[::-1])
         used = {entry for _, entries in users for entry in entries}
         assert cache.num_used == len(used)
         assert cache.num_used <= cache.num_blocks <= capacity
@@ -288,8 +288,8 @@ def test_any_order_of_events_keeps_the_cache_in_order(seed: int, capacity: int, 
     for owner, entries in users:
         cache.release(entries, owner)
     assert cache.num_used == 0
-    assert keeps or all(block.is_released for block in blocks)
-    cache.forget()
+    assert reuse or all(block.is_released for block in blocks)
+    cache.clear()
     assert cache.num_blocks == 0
     assert all(block.is_released for block in blocks)
 
@@ -305,6 +305,6 @@ def test_no_block_outlives_the_one_before_it(visits: list[list[int]]) -> None:
         keys = keys_of(*tokens)
         before.update(zip(keys[1:], keys, strict=False))
         seen.update(zip(keys, visit(cache, *tokens), strict=True))
-        kept = {key for key, entry in seen.items() if not is_released(entry)}
-        assert len(kept) == cache.num_blocks
-        assert all(before[key] in kept for key in kept if key in before)
+        cached = {key for key, entry in seen.items() if not is_released(entry)}
+        assert len(cached) == cache.num_blocks
+        assert all(before[key] in cached for key in cached if key in before)

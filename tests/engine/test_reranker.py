@@ -7,24 +7,22 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 
 from prefixwise.backends.fake import FakeBackend, fake_logits
 from prefixwise.contract.errors import RequestError, TokenizerError
-from prefixwise.contract.parse import ALGORITHMS, parse_score_request
-from prefixwise.contract.parse_rerank import parse_rerank_request
-from prefixwise.contract.request import Algorithm
-from prefixwise.contract.rerank import RerankResult
-from prefixwise.contract.result import Truncation
-from prefixwise.engine.engine import EngineConfig, ScoringEngine
+from prefixwise.contract.parse import parse_rerank_request, parse_score_request
+from prefixwise.contract.request import Algorithm, Dialect
+from prefixwise.contract.result import RerankResult, Truncation
+from prefixwise.engine.engine import ScoringEngine
+from prefixwise.engine.prepare import EngineConfig
 from prefixwise.engine.reranker import Reranker
 from prefixwise.engine.scheduler import Scheduler, SchedulerOptions
 from prefixwise.prompts.profile import Piece, Profile
-from prefixwise.prompts.profile_choice import ProfileChoice
-from prefixwise.prompts.profile_files import builtin_profile, builtin_profiles
+from prefixwise.prompts.profile_choice import ProfileChoice, builtin_profile, builtin_profiles
 from prefixwise.prompts.tokenizer import TextTokenizer
 from tests.engine.live import engine_on
 from tests.prompts.reranker_tokenizers import MAKERS, VOCAB_SIZE, read_text_tokenizer
@@ -119,7 +117,7 @@ def test_relevance_is_what_the_profile_says(relevance: Any, labels: tuple[str, .
         assert each.relevance_score == pytest.approx(expected[relevance], rel=1e-5)
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", get_args(Algorithm))
 @pytest.mark.parametrize(
     ("profile", "tokenizer"),
     [("qwen3-reranker", "qwen"), ("bge-reranker-v2-gemma", "gemma"), ("chat-yes-no", "smollm")],
@@ -156,9 +154,9 @@ def test_equal_documents_get_equal_scores_and_stay_in_order(qwen: TextTokenizer)
     }
     assert [len(each) for each in scores.values()] == [1, 1, 1]
     assert len(set.union(*scores.values())) == 3
-    places = [each.index for each in result.results]
+    positions = [each.index for each in result.results]
     for document in scores:
-        found = [index for index in places if documents[index] == document]
+        found = [index for index in positions if documents[index] == document]
         assert found == sorted(found)
 
 
@@ -212,7 +210,7 @@ def test_a_prefix_is_computed_once(qwen: TextTokenizer) -> None:
     assert first.results == second.results
 
 
-def test_a_prefix_that_is_not_kept_cannot_be_prepared(qwen: TextTokenizer) -> None:
+def test_a_prefix_that_is_not_cached_cannot_be_prepared(qwen: TextTokenizer) -> None:
     with reranker_on(qwen, prefix_cache=False) as reranker, pytest.raises(RequestError) as caught:
         reranker.prepare_prefix("what", None, None)
     assert caught.value.code == "prefix_cache_disabled"
@@ -247,12 +245,12 @@ def test_debug_is_given_where_it_is_asked_for(qwen: TextTokenizer) -> None:
         assert rerank(reranker, ["a"], return_debug=True).debug
 
 
-def test_progress_is_told(qwen: TextTokenizer) -> None:
-    told: list[tuple[int, int]] = []
+def test_progress_is_reported(qwen: TextTokenizer) -> None:
+    reported: list[tuple[int, int]] = []
     with reranker_on(qwen) as reranker:
         request = parse_rerank_request({"query": "what", "documents": DOCUMENTS})
-        reranker.rerank(request, lambda done, total: told.append((done, total)))
-    assert told[-1] == (len(DOCUMENTS), len(DOCUMENTS))
+        reranker.rerank(request, lambda done, total: reported.append((done, total)))
+    assert reported[-1] == (len(DOCUMENTS), len(DOCUMENTS))
 
 
 class TestRefusals:
@@ -286,11 +284,11 @@ class TestRefusals:
         with reranker_on(tokenizer_of("gpt2")) as reranker:
             assert rerank(reranker, ["a"], profile="chat-yes-no").profile == "question-yes-no"
 
-    @pytest.mark.parametrize("field", ["documents", "texts"])
-    def test_too_many_documents(self, field: str, qwen: TextTokenizer) -> None:
+    @pytest.mark.parametrize(("field", "dialect"), [("documents", "native"), ("texts", "tei")])
+    def test_too_many_documents(self, field: str, dialect: Dialect, qwen: TextTokenizer) -> None:
         body = {"query": "what", field: ["a", "b", "c"]}
         with reranker_on(qwen, max_items=2) as reranker, pytest.raises(RequestError) as caught:
-            reranker.rerank(parse_rerank_request(body, documents_field=field))
+            reranker.rerank(parse_rerank_request(body, dialect))
         assert (caught.value.code, caught.value.param) == ("too_many_items", field)
 
     def test_no_tokenizer(self) -> None:

@@ -13,8 +13,8 @@ import pytest
 
 from prefixwise.contract.errors import BackendError
 from prefixwise.contract.parse import parse_score_request
-from prefixwise.engine.job import Job
-from prefixwise.engine.steps import StepFiller
+from prefixwise.engine.request_state import RequestState, ScoringTask
+from prefixwise.engine.step_filler import StepFiller
 from prefixwise.forward.batch import KV_BLOCK_SIZE
 from tests.engine.live import (
     ALGORITHMS,
@@ -51,7 +51,7 @@ class TestFailures:
             backend.fails_to_start = has(MARK)
         with live_engine(backend) as engine, caplog.at_level(logging.ERROR, "prefixwise"):
             running = Ticket(engine, self.LONG)
-            while running.job.num_items_done == 0:
+            while running.state.num_items_done == 0:
                 backend.next_forward()
                 backend.let_pass()
             bad, waiting = Ticket(engine, self.BAD), Ticket(engine, body_of(query_of(300), [[7]]))
@@ -71,15 +71,15 @@ class TestFailures:
         backend.fails_to_start = has(MARK)
         with live_engine(backend) as engine:
             running = Ticket(engine, self.LONG)
-            while running.job.num_items_done == 0:
+            while running.state.num_items_done == 0:
                 backend.next_forward()
                 backend.let_pass()
             bad = Ticket(engine, self.BAD)
-            left = Seen(lambda batch: running.job.tokens_left)
+            left = Seen(lambda batch: running.state.tokens_left)
             backend.fails = left
             backend.open()
             running.check()
-            assert bad.job.error is not None
+            assert bad.state.error is not None
         assert left.what[-1] == backend.forwards[-1].num_tokens, "the last forward's are the last"
 
     def test_whoever_is_in_the_same_step_fails_with_it(self) -> None:
@@ -96,7 +96,7 @@ class TestFailures:
             first.check()
             Ticket(engine, body_of([5], [[2]], algorithm="packed")).check()
 
-    def test_a_prefix_whose_forward_failed_is_not_kept(self) -> None:
+    def test_a_prefix_whose_forward_failed_is_not_cached(self) -> None:
         backend = GatedBackend()
         query = [*query_of(200), MARK]
         with live_engine(backend) as engine:
@@ -138,16 +138,16 @@ class TestFailures:
         backend = GatedBackend(step_tokens=64)
         with live_engine(backend) as engine, caplog.at_level(logging.ERROR, "prefixwise"):
             prepared = engine.prepare(parse_score_request(body_of([1], [[2, 3]] * 100, algorithm="prefill_extend")))
-            jobs = [engine.submit(prepared, on_change=lambda: 1 // 0) for _ in range(3)]  # type: ignore[arg-type]
+            states = [engine.submit(prepared, on_change=lambda: 1 // 0) for _ in range(3)]  # type: ignore[arg-type]
             backend.next_forward()
             beside = Ticket(engine, body_of([1], [[4, 5]] * 100, algorithm="prefill_extend"))
             backend.open()
             beside.check()
             Ticket(engine, body_of([1], [[2]])).check()
             expected = Ticket(engine, body_of([1], [[2, 3]] * 100, algorithm="prefill_extend")).check()
-            while not all(job.is_done for job in jobs):
+            while not all(state.is_done for state in states):
                 Ticket(engine, body_of([1], [[2]])).check()
-            assert [engine.finish(prepared, job).scores for job in jobs] == [expected.scores] * 3
+            assert [engine.finish(prepared, state).scores for state in states] == [expected.scores] * 3
         assert set(caplog.messages) == {"a request's on_change failed"}
 
     @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -169,7 +169,7 @@ class TestFailures:
                 ]
                 for ticket in [Ticket(engine, body) for body in bodies]:
                     ticket.wait()
-                    outcomes.append(ticket.job.error is None)
+                    outcomes.append(ticket.state.error is None)
                     if outcomes[-1]:
                         ticket.check()
         assert len(set(outcomes)) == 2, "some failed, some did not"
@@ -258,7 +258,7 @@ class TestCall:
             backend.next_forward()
 
             def look() -> tuple[str, int, bool]:
-                return threading.current_thread().name, backend.num_running, ticket.job.is_done
+                return threading.current_thread().name, backend.num_running, ticket.state.is_done
 
             seen = pool.submit(engine.scheduler.call, look)
             while not engine.scheduler._calls:
@@ -279,35 +279,35 @@ class TestCall:
             assert scheduler.call(lambda: scheduler.call(lambda: 5)) == 5
 
 
-def test_a_job_that_is_done_lets_go_of_whoever_waited() -> None:
+def test_a_request_that_is_done_lets_go_of_whoever_waited() -> None:
     class Waiter:
-        job: Job | None = None
+        state: RequestState | None = None
 
         def notify(self) -> None:
-            assert self.job is not None and self.job.is_done
+            assert self.state is not None and self.state.is_done
 
     waiter = Waiter()
-    waiter.job = Job(np.arange(3, dtype=np.int32), None, on_change=waiter.notify)
-    waiter.job.finish()
+    waiter.state = RequestState(ScoringTask(np.arange(3, dtype=np.int32), None), waiter.notify)
+    waiter.state.finish()
     is_there = weakref.ref(waiter)
     del waiter
     assert is_there() is None, "only the garbage collector would find them"
 
 
 class TestProgress:
-    def test_it_is_told_on_the_callers_thread(self) -> None:
+    def test_it_is_reported_on_the_callers_thread(self) -> None:
         backend = GatedBackend(is_open=True)
-        told: list[tuple[int, int, bool]] = []
+        reported: list[tuple[int, int, bool]] = []
         body = body_of([1], [[2], [3], [4]], algorithm="prefill_extend")
         with live_engine(backend, chunk_size=1) as engine:
             here = threading.current_thread()
             engine.score(
                 parse_score_request(body),
-                lambda done, total: told.append((done, total, threading.current_thread() is here)),
+                lambda done, total: reported.append((done, total, threading.current_thread() is here)),
             )
-        assert told[-1] == (3, 3, True)
-        assert all(told[i] <= told[i + 1] for i in range(len(told) - 1))
-        assert all(is_here for _, _, is_here in told)
+        assert reported[-1] == (3, 3, True)
+        assert all(reported[i] <= reported[i + 1] for i in range(len(reported) - 1))
+        assert all(is_here for _, _, is_here in reported)
 
     def test_only_what_was_answered_counts(self) -> None:
         """The next step may be running when the caller looks."""
@@ -317,7 +317,7 @@ class TestProgress:
             backend.let_pass(2)
             for _ in range(3):  # the prefill, and two items
                 backend.next_forward()
-            assert ticket.job.num_items_done == 1
+            assert ticket.state.num_items_done == 1
 
     def test_an_interrupt_in_it_cancels_the_request(self) -> None:
         backend = GatedBackend(step_tokens=64)
@@ -356,7 +356,7 @@ class TestStats:
         assert (stats.cached_blocks, stats.used_blocks, stats.pinned_blocks) == (3, 0, 0)
         assert stats.device_seconds > 0
 
-    def test_running_and_waiting_requests_are_told_apart(self) -> None:
+    def test_running_and_waiting_requests_are_reported_separately(self) -> None:
         backend = GatedBackend()
         with live_engine(backend) as engine:
             idle = engine.scheduler.stats()

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prefixwise.contract.errors import CancelledError
-from prefixwise.engine.steps import MAX_LEFT_OUT
+from prefixwise.engine.step_filler import MAX_SKIPPED
 from prefixwise.forward.batch import KV_BLOCK_SIZE
 from tests.engine.live import (
     ALGORITHMS,
@@ -121,11 +121,11 @@ def scores_of_those_that_stay(
         tickets += [Ticket(engine, body) for body in bodies[1:]]
         backend.let_pass(2)
         for number in leaving & set(range(len(tickets))):
-            tickets[number].job.cancel()
+            tickets[number].state.cancel()
         backend.open()
         for number, ticket in enumerate(tickets):
             ticket.wait()
-            if not isinstance(ticket.job.error, CancelledError):  # some are done before they can leave
+            if not isinstance(ticket.state.error, CancelledError):  # some are done before they can leave
                 scores[number] = ticket.check().scores
     assert set(scores) >= set(range(len(bodies))) - leaving
     return scores
@@ -137,14 +137,14 @@ def scores_of_those_that_stay(
     geometry=geometries,
     leaving=st.sets(st.integers(0, 6), max_size=3),
 )
-def test_prefixes_and_tails_in_one_forward_give_what_they_give_in_two(
+def test_prefixes_and_items_in_one_forward_give_what_they_give_in_two(
     bodies: list[dict[str, Any]], geometry: Geometry, leaving: set[int]
 ) -> None:
-    joined, apart = (
+    joined, separate = (
         scores_of_those_that_stay(bodies, replace(geometry, joins_prefill=joins), leaving) for joins in (True, False)
     )
-    for number in joined.keys() & apart.keys():
-        assert joined[number] == apart[number]
+    for number in joined.keys() & separate.keys():
+        assert joined[number] == separate[number]
 
 
 @pytest.mark.parametrize("joins", [False, True])
@@ -171,7 +171,7 @@ def test_requests_that_wait_share_the_next_forward() -> None:
         backend.next_forward()
         others = [Ticket(engine, body_of([1, n], [[2]], algorithm="packed")) for n in range(10, 15)]
         backend.let_pass()
-        assert len(backend.next_forward().row_starts) - 1 == 5
+        assert len(backend.next_forward().sequence_starts) - 1 == 5
         backend.open()
         for ticket in (first, *others):
             ticket.check()
@@ -193,7 +193,7 @@ def test_requests_with_one_new_prefix_compute_it_once() -> None:
 class TestCrowds:
     """More requests at once than a step looks at, all of which wait for something. They come while one runs."""
 
-    NUM_REQUESTS = 2 * MAX_LEFT_OUT + 4
+    NUM_REQUESTS = 2 * MAX_SKIPPED + 4
 
     def check_all(self, backend: GatedBackend, bodies: list[dict[str, Any]]) -> list[int]:
         """Cached tokens of each."""

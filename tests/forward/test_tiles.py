@@ -4,17 +4,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from prefixwise.contract.ragged import Int64Array, ranges
 from prefixwise.forward.batch import ForwardBatch
 from prefixwise.forward.tiles import (
+    ALIGNMENT,
     KEY_TILE,
     NARROW,
     PREFIX,
     WIDE,
     HostTiles,
+    Packing,
     TileSizes,
     cut_tiles,
     tile_capacities,
@@ -38,14 +41,14 @@ class Cut:
         return make_batch(self.case)
 
     @property
-    def blocks(self) -> list[Int64Array]:
-        """Addresses that tell prefixes apart."""
+    def addresses(self) -> list[Int64Array]:
+        """Addresses that differ between prefixes."""
         lens = self.case.cached_prefix_lens
         return [1000 * (p + 1) + np.arange(-(-length // KEY_TILE)) for p, length in enumerate(lens)]
 
     @property
     def tiles(self) -> HostTiles:
-        return cut_tiles(self.batch, self.sizes, self.blocks, self.padding)
+        return cut_tiles(self.batch, self.sizes, self.addresses, self.padding)
 
 
 @st.composite
@@ -58,17 +61,17 @@ def cuts(draw: st.DrawFn, sizes: Sequence[TileSizes] = (*SIZES, *ALIGNED_SIZES))
     return Cut(case, draw(st.sampled_from(sizes)), draw(st.integers(0, 100)))
 
 
-def own_tiles(tiles: HostTiles) -> set[tuple[int, int, int]]:
-    """Start, length and start of the segment of every tile of the own part."""
+def self_attention_tiles(tiles: HostTiles) -> set[tuple[int, int, int]]:
+    """Start, length and start of the segment of every tile of self-attention."""
     narrow = zip(tiles.narrow_start, tiles.narrow_len, tiles.narrow_start, strict=True)
     wide = zip(tiles.wide_start, tiles.wide_len, tiles.wide_segment, strict=True)
     return {(int(start), int(length), int(segment)) for start, length, segment in (*narrow, *wide)}
 
 
 @given(cuts())
-def test_own_tiles_cover_every_token_once(cut: Cut) -> None:
+def test_self_attention_tiles_cover_every_token_once(cut: Cut) -> None:
     tiles, num_tokens = cut.tiles, cut.batch.num_tokens
-    found = sorted(own_tiles(tiles))
+    found = sorted(self_attention_tiles(tiles))
     covered = [token for start, length, _ in found for token in range(start, start + length)]
     assert covered == list(range(num_tokens + cut.padding))
     for start, length, segment in found:
@@ -77,7 +80,7 @@ def test_own_tiles_cover_every_token_once(cut: Cut) -> None:
 
 
 @given(cuts())
-def test_own_tiles_are_counted_from_the_start_of_their_segment(cut: Cut) -> None:
+def test_self_attention_tiles_are_counted_from_the_start_of_their_segment(cut: Cut) -> None:
     """A narrow tile is a whole segment; wide ones are full but for the last."""
     tiles, sizes = cut.tiles, cut.sizes
     lens = dict(zip(cut.batch.segment_starts.tolist(), cut.case.segment_lens, strict=False))
@@ -159,28 +162,30 @@ def test_aligned_windows_are_counted_from_the_multiple_before_a_run() -> None:
 
 
 @given(cuts())
-def test_every_token_finds_the_blocks_of_its_prefix(cut: Cut) -> None:
-    tiles, batch, blocks = cut.tiles, cut.batch, cut.blocks
+def test_every_token_finds_the_key_tiles_of_its_prefix(cut: Cut) -> None:
+    tiles, batch, addresses = cut.tiles, cut.batch, cut.addresses
     for segment, start in enumerate(batch.segment_starts[:-1]):
         prefix, length = int(batch.prefix_index[segment]), int(batch.prefix_lens[segment])
         assert tiles.token_prefix_len[start] == length
-        num_blocks, first = -(-length // KEY_TILE), int(tiles.token_prefix_list[start])
-        if num_blocks:
-            assert np.array_equal(tiles.key_tile_addresses[first : first + num_blocks], blocks[prefix][:num_blocks])
+        num_key_tiles, first = -(-length // KEY_TILE), int(tiles.token_prefix_list[start])
+        if num_key_tiles:
+            assert np.array_equal(
+                tiles.key_tile_addresses[first : first + num_key_tiles], addresses[prefix][:num_key_tiles]
+            )
 
 
 @given(cuts())
-def test_own_tiles_of_a_segment_do_not_depend_on_its_neighbours(cut: Cut) -> None:
-    whole = own_tiles(cut.tiles)
+def test_self_attention_tiles_of_a_segment_do_not_depend_on_its_neighbours(cut: Cut) -> None:
+    whole = self_attention_tiles(cut.tiles)
     for length, start in zip(cut.case.segment_lens, cut.batch.segment_starts.tolist(), strict=False):
-        lone = own_tiles(cut_tiles(make_batch(AttentionCase("alone", (length,))), cut.sizes, []))
+        lone = self_attention_tiles(cut_tiles(make_batch(AttentionCase("alone", (length,))), cut.sizes, []))
         assert {(start + first, width, start) for first, width, _ in lone} == {t for t in whole if t[2] == start}
 
 
 @given(cuts())
 def test_capacities_are_never_exceeded(cut: Cut) -> None:
     tiles, num_tokens = cut.tiles, cut.batch.num_tokens + cut.padding
-    capacities = tile_capacities(num_tokens, cut.sizes, sum(map(len, cut.blocks)))
+    capacities = tile_capacities(num_tokens, cut.sizes, sum(map(len, cut.addresses)))
     assert all(len(used) <= room for used, room in zip(tiles, capacities, strict=True))
     kinds = {NARROW: tiles.narrow_start, WIDE: tiles.wide_start, PREFIX: tiles.prefix_start}
     assert tiles.counts.tolist() == [len(kinds[kind]) for kind in range(3)]
@@ -197,7 +202,7 @@ def test_the_most_wide_tiles_that_tokens_can_make() -> None:
 
 def test_a_batch_without_segments() -> None:
     """As a copy of the model gets it when there are fewer rows than copies."""
-    batch = make_batch(AttentionCase("nothing", (), cached_prefix_lens=(300,), row_starts=(0, 0)))
+    batch = make_batch(AttentionCase("nothing", (), cached_prefix_lens=(300,), sequence_starts=(0, 0)))
     for sizes, padding, counts in (
         (SIZES[0], 0, [0, 0, 0]),
         (SIZES[0], 64, [2, 0, 0]),
@@ -207,3 +212,31 @@ def test_a_batch_without_segments() -> None:
         tiles = cut_tiles(batch, sizes, [np.arange(3) * KEY_TILE], padding)
         assert tiles.counts.tolist() == counts
         assert len(tiles.token_segment) == len(tiles.token_prefix_len) == len(tiles.token_prefix_list) == 0
+
+
+class TestPacking:
+    def test_arrays_come_back_where_they_were_put(self) -> None:
+        packing = Packing([5, 0, 33, 1])
+        target = np.full(packing.size, -1, np.int32)
+        arrays = [
+            np.arange(3, dtype=np.int32),
+            np.zeros(0, np.int32),
+            np.arange(33, dtype=np.int32),
+            np.ones(1, np.int32),
+        ]
+        packing.pack(arrays, target)
+        found = packing.unpack(target)
+        assert [len(each) for each in found] == [5, 0, 33, 1]
+        for array, each in zip(arrays, found, strict=True):
+            assert np.array_equal(each[: len(array)], array)
+        assert found[0][3:].tolist() == [-1, -1], "unused entries are not changed"
+
+    def test_every_array_begins_at_an_aligned_offset(self) -> None:
+        packing = Packing([1, ALIGNMENT - 1, ALIGNMENT, ALIGNMENT + 1])
+        assert packing.size == 5 * ALIGNMENT
+        numbers = np.arange(packing.size)
+        assert all(each[0] % ALIGNMENT == 0 for each in packing.unpack(numbers))
+
+    def test_an_array_beyond_its_capacity_is_refused(self) -> None:
+        with pytest.raises(AssertionError, match="larger than its program"):
+            Packing([2]).pack([np.zeros(3, np.int32)], np.zeros(32, np.int32))

@@ -17,15 +17,15 @@ from prefixwise import Scorer
 from prefixwise.contract.errors import BackendError, InvalidValueError
 from prefixwise.contract.parse import parse_score_request
 from prefixwise.engine.admission import DEFAULT_MAX_QUEUED_TOKENS
-from prefixwise.engine.engine import EngineConfig, ScoringEngine
+from prefixwise.engine.engine import ScoringEngine
+from prefixwise.engine.prepare import EngineConfig
 from prefixwise.engine.scheduler import Scheduler, SchedulerOptions
-from prefixwise.engine.warmup import OnProgram
 from prefixwise.forward.backend import DEFAULT_TOKEN_BUDGETS, BackendOptions
 from prefixwise.forward.batch import KV_BLOCK_SIZE
-from prefixwise.launch.loading import load_engine, resolved_config
+from prefixwise.launch.loading import OnProgram, load_engine, resolved_config
 from prefixwise.launch.options import EngineOptions
-from prefixwise.models.embedded import embedded_model_path
-from prefixwise.plan.options import PlanOptions
+from prefixwise.models.sources import embedded_model_path
+from prefixwise.plan.algorithms import PlanOptions
 from prefixwise.prompts.profile_choice import profile_of_any_model
 
 # A value for every option that is not its default.

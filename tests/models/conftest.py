@@ -7,8 +7,8 @@ from pathlib import Path
 import gguf
 import pytest
 
-from prefixwise.models.checkpoint import Checkpoint, open_checkpoint
-from prefixwise.models.embedded import embedded_model_path
+from prefixwise.models.checkpoint import Checkpoint
+from prefixwise.models.sources import embedded_model_path, open_checkpoint
 from tests.checkpoints import FAMILY_NAMES, make_gguf, make_hf_checkpoint
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from prefixwise.contract.errors import ModelLoadError
-from prefixwise.models.checkpoint import open_checkpoint
 from prefixwise.models.config import Llama3Scaling, ModelConfig, RopeConfig, parameter_shapes
+from prefixwise.models.sources import open_checkpoint
 from tests.checkpoints import FAMILY_NAMES, LLAMA3_ROPE, read_hf_tensors
 
 TWO_BITS = 2.5e-7  # torch and numpy may round a power differently in the last bits

@@ -11,10 +11,11 @@ import pytest
 from numpy.typing import NDArray
 
 from prefixwise.contract.errors import ModelLoadError
-from prefixwise.models.checkpoint import Checkpoint, StoredTensor, open_checkpoint
+from prefixwise.models.checkpoint import Checkpoint, StoredTensor
 from prefixwise.models.config import RopeConfig
 from prefixwise.models.families import GGUF_TENSOR_NAMES, stored_name
 from prefixwise.models.gguf import open_gguf
+from prefixwise.models.sources import open_checkpoint
 from tests.checkpoints import FAMILY_NAMES, finish_gguf, make_gguf, make_hf_checkpoint
 
 QUANTISED = [
@@ -185,7 +186,7 @@ def test_no_weight_is_read_when_a_file_is_opened(embedded_path: Path, monkeypatc
 
 def test_gguf_is_imported_only_for_a_gguf_file(hf_folders: dict[str, Path], gguf_files: dict[str, Path]) -> None:
     code = (
-        "import sys; from prefixwise.models.checkpoint import open_checkpoint; "
+        "import sys; from prefixwise.models.sources import open_checkpoint; "
         "open_checkpoint(sys.argv[1]); print('gguf' in sys.modules); "
         "open_checkpoint(sys.argv[2]); print('gguf' in sys.modules)"
     )

@@ -11,11 +11,11 @@ import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from prefixwise.contract.errors import TokenizerError
-from prefixwise.models.checkpoint import Checkpoint, open_checkpoint
+from prefixwise.models.checkpoint import Checkpoint, TokenizerFiles
 from prefixwise.models.gguf_file import read_gguf_file
 from prefixwise.models.gguf_tokenizer import read_gguf_tokenizer
 from prefixwise.models.hf_folder import read_tokenizer_folder
-from prefixwise.models.tokenizer_files import TokenizerFiles
+from prefixwise.models.sources import open_checkpoint
 from tests.checkpoints import TRAINING_TEXT, add_tokenizer, finish_gguf, make_gguf, make_hf_checkpoint
 
 TEXTS = [
@@ -157,6 +157,7 @@ def embedded_tokenizer() -> TokenizerFiles:
 
 @pytest.fixture(scope="module")
 def transformers_tokenizer(embedded_path: Path) -> Any:
+    pytest.importorskip("torch")  # transformers reads GGUF files with it
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(embedded_path.parent, gguf_file=embedded_path.name)

@@ -11,10 +11,11 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from prefixwise.contract.errors import ModelLoadError, TokenizerError
-from prefixwise.models.checkpoint import Checkpoint, open_checkpoint
+from prefixwise.models.checkpoint import Checkpoint
 from prefixwise.models.config import Llama3Scaling, RopeConfig
 from prefixwise.models.families import HF_TENSOR_NAMES, stored_name
 from prefixwise.models.hf_folder import open_hf_folder, read_tokenizer_folder
+from prefixwise.models.sources import open_checkpoint
 from tests.checkpoints import FAMILY_NAMES, add_tokenizer, make_classifier, make_hf_checkpoint, read_hf_tensors
 
 Q = "model.layers.0.self_attn.q_proj.weight"
@@ -280,7 +281,7 @@ def test_a_config_that_lacks_a_size_names_it(llama: Path) -> None:
 
 
 def test_a_size_that_is_no_number_is_one_clear_error(llama: Path) -> None:
-    with pytest.raises(ModelLoadError, match=r"config.json holds something that is not a number: .*'many'"):
+    with pytest.raises(ModelLoadError, match=r"config.json has a value that is not a number: .*'many'"):
         open_checkpoint(edit_config(llama, num_hidden_layers="many"))
 
 

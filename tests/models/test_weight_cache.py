@@ -15,9 +15,8 @@ import torch
 from safetensors import safe_open
 
 from prefixwise import Scorer
-from prefixwise.models.cache_folder import WEIGHT_CACHE_VARIABLE, weight_cache_folder
-from prefixwise.models.checkpoint import open_checkpoint
-from prefixwise.models.weight_cache import with_bfloat16_weights
+from prefixwise.models.sources import open_checkpoint
+from prefixwise.models.weight_cache import WEIGHT_CACHE_VARIABLE, weight_cache_folder, with_bfloat16_weights
 from tests.checkpoints import make_gguf, make_hf_checkpoint
 
 SHAPE: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 256, "vocab_size": 40, "num_hidden_layers": 2}
@@ -158,7 +157,7 @@ def test_where_nothing_can_be_written_one_line_says_so_and_scores_are_the_same(
     monkeypatch.setenv(WEIGHT_CACHE_VARIABLE, str(tmp_path / "file" / "weights"))
     scores = all_scores(model, backend="torch")
     (said,) = caplog.messages
-    assert said.startswith("dequantised weights are not kept: ")
+    assert said.startswith("dequantised weights are not cached: ")
     assert scores == all_scores(model, backend="torch", weight_cache=False)
 
 
@@ -168,10 +167,10 @@ def test_a_write_that_fails_leaves_nothing(
     def fail(_: int) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr("prefixwise.models.safetensors_writer.os.fsync", fail)
+    monkeypatch.setattr("prefixwise.models.safetensors.os.fsync", fail)
     checkpoint = open_checkpoint(model)
     assert with_bfloat16_weights(checkpoint) is checkpoint
-    assert caplog.messages == ["dequantised weights are not kept: disk full"]
+    assert caplog.messages == ["dequantised weights are not cached: disk full"]
     assert list(folder.iterdir()) == []
 
 
@@ -184,12 +183,12 @@ def test_it_does_not_take_the_last_of_a_disk(
     monkeypatch.setattr("prefixwise.models.weight_cache.shutil.disk_usage", lambda _: Usage)
     checkpoint = open_checkpoint(model)
     assert with_bfloat16_weights(checkpoint) is checkpoint
-    assert caplog.messages == [f"dequantised weights are not kept: 1 MB are needed in {folder}, where 2 MB are free"]
+    assert caplog.messages == [f"dequantised weights are not cached: 1 MB are needed in {folder}, where 2 MB are free"]
 
 
 def test_processes_that_start_at_once_all_have_it_whole(model: Path, folder: Path) -> None:
     code = (
-        "import sys, hashlib; from prefixwise.models.checkpoint import open_checkpoint; "
+        "import sys, hashlib; from prefixwise.models.sources import open_checkpoint; "
         "from prefixwise.models.weight_cache import with_bfloat16_weights; sys.stdin.read(1); "
         "tensors = with_bfloat16_weights(open_checkpoint(sys.argv[1])).tensors; "
         "read = [tensors[name].read_rows(0, tensors[name].shape[0]).tobytes() for name in sorted(tensors)]; "

@@ -11,17 +11,15 @@ import numpy as np
 from prefixwise.backends.fake import FakeBackend
 from prefixwise.contract.ragged import Ragged
 from prefixwise.forward.backend import BackendInfo
-from prefixwise.plan.algorithms import Planner
-from prefixwise.plan.label_rows import Segments, lay_out_segments, plan_labels
-from prefixwise.plan.options import PlanOptions
-from prefixwise.plan.shared_prefix import SplitItems
+from prefixwise.plan.algorithms import Planner, PlanOptions
+from prefixwise.plan.segments import Segments, SplitItems, lay_out_segments, plan_labels
 
 
-def segments_of(prefix_len: int, tail_lens: Sequence[int], prefix_lens: Sequence[int] | None = None) -> Segments:
+def segments_of(prefix_len: int, segment_lens: Sequence[int], prefix_lens: Sequence[int] | None = None) -> Segments:
     """One segment per tail; `prefix_lens` where not every item reads the whole prefix."""
-    shared = np.full(len(tail_lens), prefix_len) if prefix_lens is None else np.array(prefix_lens)
-    tails = Ragged.from_rows([[1] * length for length in tail_lens])
-    split = SplitItems(np.ones(prefix_len, np.int32), shared.astype(np.int64), tails)
+    shared = np.full(len(segment_lens), prefix_len) if prefix_lens is None else np.array(prefix_lens)
+    items = Ragged.from_sequences([[1] * length for length in segment_lens])
+    split = SplitItems(np.ones(prefix_len, np.int32), shared.astype(np.int64), items)
     return lay_out_segments(split, plan_labels(((1,),)))
 
 
@@ -33,7 +31,7 @@ def planner_of(
     buckets: tuple[int, ...] = (),
     num_copies: int = 1,
     num_kv_blocks: int | None = None,
-    keeps_prefixes: bool = False,
+    caches_prefixes: bool = False,
     joins_prefill: bool = False,
     **options: Any,
 ) -> Planner:
@@ -51,4 +49,4 @@ def planner_of(
     if num_kv_blocks is not None:
         backend = replace(backend, num_kv_blocks=num_kv_blocks)
     resolved = PlanOptions(**options).resolve(backend)
-    return Planner(FakeBackend().config, backend, resolved, keeps_prefixes=keeps_prefixes)
+    return Planner(FakeBackend().config, backend, resolved, caches_prefixes=caches_prefixes)

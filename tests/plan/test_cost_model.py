@@ -9,7 +9,7 @@ from prefixwise.backends.fake import FakeBackend
 from prefixwise.plan.cost_model import (
     STATIC_FIGURES,
     DeviceFigures,
-    TailSums,
+    SegmentSums,
     Work,
     estimate_seconds,
     extend_work,
@@ -21,8 +21,8 @@ CONFIG = FakeBackend().config
 WEIGHTS = 4 * 64 + 3 * 128
 
 
-def tails(*lens: int) -> TailSums:
-    return TailSums.of(np.array(lens, np.int64))
+def segments(*lens: int) -> SegmentSums:
+    return SegmentSums.of(np.array(lens, np.int64))
 
 
 def test_seconds_are_operations_over_rate_plus_a_cost_per_forward() -> None:
@@ -32,33 +32,33 @@ def test_seconds_are_operations_over_rate_plus_a_cost_per_forward() -> None:
 
 
 def test_packed_computes_the_prefix_once_per_row() -> None:
-    work = packed_work(100, tails(10, 20), num_rows=2, token_budget=115, multiple=1)
+    work = packed_work(100, segments(10, 20), num_sequences=2, token_budget=115, multiple=1)
     own_pairs = 10 * 10 // 2 + 20 * 20 // 2
     assert work == Work(230, 2 * 100 * 100 // 2 + 100 * 30 + own_pairs, num_forwards=2)
 
 
 def test_extend_computes_the_prefix_once() -> None:
-    work = extend_work(100, tails(10, 20), token_budget=20, multiple=1)
+    work = extend_work(100, segments(10, 20), token_budget=20, multiple=1)
     assert work == Work(130, 100 * 100 // 2 + 100 * 30 + 50 + 200, num_forwards=1 + 2)
 
 
 def test_extend_without_a_prefix_has_no_prefill() -> None:
-    assert extend_work(0, tails(10, 20), token_budget=30, multiple=1).num_forwards == 1
+    assert extend_work(0, segments(10, 20), token_budget=30, multiple=1).num_forwards == 1
 
 
 def test_a_prefix_that_is_joined_with_its_tails_has_no_forward_of_its_own() -> None:
-    apart = extend_work(100, tails(10, 20), token_budget=1000, multiple=256)
-    joined = extend_work(100, tails(10, 20), token_budget=1000, multiple=256, joins=True)
-    assert joined.num_pairs == apart.num_pairs
-    assert (apart.num_forwards, joined.num_forwards) == (2, 1)
-    assert (apart.num_tokens, joined.num_tokens) == (2 * 256, 256), "and is padded together with them"
-    assert extend_work(100, tails(10, 20), token_budget=65, multiple=1, joins=True).num_forwards == 2
-    assert extend_work(0, tails(10, 20), token_budget=30, multiple=1, joins=True).num_forwards == 1
+    separate = extend_work(100, segments(10, 20), token_budget=1000, multiple=256)
+    joined = extend_work(100, segments(10, 20), token_budget=1000, multiple=256, joins=True)
+    assert joined.num_pairs == separate.num_pairs
+    assert (separate.num_forwards, joined.num_forwards) == (2, 1)
+    assert (separate.num_tokens, joined.num_tokens) == (2 * 256, 256), "and is padded together with them"
+    assert extend_work(100, segments(10, 20), token_budget=65, multiple=1, joins=True).num_forwards == 2
+    assert extend_work(0, segments(10, 20), token_budget=30, multiple=1, joins=True).num_forwards == 1
 
 
 def test_padding_counts() -> None:
-    assert packed_work(100, tails(10), 1, 1000, multiple=256).num_tokens == 256
-    assert extend_work(100, tails(10), 1000, multiple=256).num_tokens == 2 * 256
+    assert packed_work(100, segments(10), 1, 1000, multiple=256).num_tokens == 256
+    assert extend_work(100, segments(10), 1000, multiple=256).num_tokens == 2 * 256
 
 
 @pytest.mark.parametrize("kind", ["cpu", "gpu", "tpu"])

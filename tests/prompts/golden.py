@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from prefixwise.prompts.profile import Profile
-from prefixwise.prompts.profile_files import builtin_profile
+from prefixwise.prompts.profile_choice import builtin_profile
 from tests.prompts.recipes import RECIPES
 from tests.prompts.reranker_tokenizers import MAKERS
 

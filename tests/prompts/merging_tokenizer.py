@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from prefixwise.models.tokenizer_files import TokenizerFiles
+from prefixwise.models.checkpoint import TokenizerFiles
 from prefixwise.prompts.tokenizer import TextTokenizer
 
 # Letters are tokens, `ab`, `bc` and `abc` are merged; any other character has no token at all.

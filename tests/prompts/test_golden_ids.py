@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from prefixwise.backends.fake import FakeBackend
-from prefixwise.contract.request import ScoreRequest
-from prefixwise.contract.rerank import RerankRequest
-from prefixwise.prompts.profile_files import builtin_profiles
+from prefixwise.contract.request import RerankRequest, ScoreRequest
+from prefixwise.prompts.profile_choice import builtin_profiles
 from prefixwise.prompts.rerank import RerankPrompts
 from prefixwise.prompts.template import Prompt, build_prompt
 from prefixwise.prompts.tokenizer import TextTokenizer
@@ -136,7 +135,7 @@ def test_plain_is_what_a_scoring_request_gives(name: str, text_tokenizer: Callab
     tokenizer = text_tokenizer(name)
     for cases in by_request(cases_of("plain", name)).values():
         items = tuple(case.document for case in cases)
-        request = ScoreRequest(query=cases[0].query, items=items, labels=("yes", "no"), tokenization="apart")
+        request = ScoreRequest(query=cases[0].query, items=items, labels=("yes", "no"), tokenization="separate")
         expected = build_prompt(request, tokenizer, None)
         found = prompt_of("plain", [replace(case, limit=None) for case in cases], tokenizer)
         assert found.prefix_ids.tolist() == expected.prefix_ids.tolist()

@@ -60,8 +60,8 @@ def problems_of(data: dict[str, Any]) -> list[str]:
     with pytest.raises(ProfileError) as caught:
         parse_profile(data, "my.toml")
     message = str(caught.value)
-    assert message.startswith("my.toml is no profile: ")
-    return message.removeprefix("my.toml is no profile: ").split("; ")
+    assert message.startswith("my.toml is not a profile: ")
+    return message.removeprefix("my.toml is not a profile: ").split("; ")
 
 
 def test_a_legal_profile_is_read_whole() -> None:
@@ -153,21 +153,21 @@ def test_a_value_that_cannot_be_read_is_named(changes: dict[str, Any], problem: 
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"prompt.body": ["{document}"]}, "{query} stands nowhere"),
-        ({"prompt.body": []}, "{document} must stand once, at the very end of the last piece of prompt.body"),
-        ({"prompt.body": ["{query}"]}, "{document} must stand once"),
-        ({"prompt.body": ["{query}", "{document}."]}, "{document} must stand once"),
-        ({"prompt.body": ["{query}{document}", "x"]}, "{document} must stand once"),
-        ({"prompt.body": ["{document}{query}", "{document}"]}, "{document} must stand once"),
-        ({"prompt.after": ["{document}"]}, "{document} must stand once"),
+        ({"prompt.body": ["{document}"]}, "{query} is nowhere"),
+        ({"prompt.body": []}, "{document} must occur once, at the very end of the last piece of prompt.body"),
+        ({"prompt.body": ["{query}"]}, "{document} must occur once"),
+        ({"prompt.body": ["{query}", "{document}."]}, "{document} must occur once"),
+        ({"prompt.body": ["{query}{document}", "x"]}, "{document} must occur once"),
+        ({"prompt.body": ["{document}{query}", "{document}"]}, "{document} must occur once"),
+        ({"prompt.after": ["{document}"]}, "{document} must occur once"),
         (
             {"prompt.body": ["{query}", {"text": "{document}", "without_instruction": "{document}"}]},
-            "{document} cannot stand in without_instruction",
+            "{document} cannot be in without_instruction",
         ),
-        ({"prompt.before": ["{query}"]}, "prompt.before is fixed text: {query} must stand in prompt.body"),
-        ({"prompt.special_tokens": ["<|y|>"]}, "prompt.special_tokens: <|y|> stands in no piece"),
-        ({"instruction": "find it"}, "instruction has no {instruction} to stand in"),
-        ({"prompt.without_chat_template": "plain"}, "prompt.without_chat_template means something with prompt.chat"),
+        ({"prompt.before": ["{query}"]}, "prompt.before is fixed text: {query} must be in prompt.body"),
+        ({"prompt.special_tokens": ["<|y|>"]}, "prompt.special_tokens: <|y|> is in no piece"),
+        ({"instruction": "find it"}, "instruction needs a piece with {instruction}"),
+        ({"prompt.without_chat_template": "plain"}, "prompt.without_chat_template is only for prompt.chat"),
         ({"prompt.chat": True, "prompt.add_bos": True}, "prompt.add_bos: a chat template adds its own"),
         ({"labels": []}, 'labels: relevance "logit" takes 1, got 0'),
         ({"labels": ["1", "0"]}, 'labels: relevance "logit" takes 1, got 2'),

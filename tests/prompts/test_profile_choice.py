@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,11 +15,18 @@ from numpy.typing import NDArray
 
 from prefixwise.backends.fake import FakeBackend
 from prefixwise.contract.errors import ProfileError
-from prefixwise.models.checkpoint import Checkpoint, StoredTensor, names_of
-from prefixwise.models.tokenizer_files import TokenizerFiles
+from prefixwise.models.checkpoint import Checkpoint, StoredTensor, TokenizerFiles, names_of
 from prefixwise.prompts.profile import parse_profile
-from prefixwise.prompts.profile_choice import ProfileChoice, choose_profile, profile_of, profile_of_any_model
-from prefixwise.prompts.profile_files import builtin_profile, builtin_profiles
+from prefixwise.prompts.profile_choice import (
+    ProfileChoice,
+    builtin_profile,
+    builtin_profiles,
+    choose_profile,
+    find_profile,
+    profile_of,
+    profile_of_any_model,
+    read_profile,
+)
 from prefixwise.prompts.tokenizer import TextTokenizer
 from tests.prompts.reranker_tokenizers import VOCAB_SIZE, read_text_tokenizer
 
@@ -118,7 +127,7 @@ def test_another_family_or_name_is_another_model(name: str, family: str) -> None
 
 def test_what_is_asked_for_is_taken_whatever_the_name() -> None:
     choice = choose_profile(MINE, checkpoint("Qwen/Qwen3-Reranker-0.6B"), None)
-    assert (choice.default, choice.warning, choice.reason) == (MINE, None, "it was asked for")
+    assert (choice.default, choice.warning, choice.reason) == (MINE, None, "asked for")
     assert set(choice.by_name) == {*builtin_profiles(), "mine"}
 
 
@@ -226,13 +235,13 @@ class TestHeads:
         found = checkpoint("x", head=head, embedding=tensor(EMBEDDING[:100]))
         assert choose_profile(None, found, tokenizer).default is None
 
-    def test_an_unknown_classifier_wants_to_be_told(self, tokenizer: TextTokenizer) -> None:
+    def test_an_unknown_classifier_needs_a_profile(self, tokenizer: TextTokenizer) -> None:
         choice = choose_profile(None, checkpoint("x", head=tensor(EMBEDDING[:1])), tokenizer)
         with pytest.raises(ProfileError) as caught:
             profile_of(choice, None)
         assert str(caught.value) == (
-            "the model is a classifier that no profile is known for: say which one its prompts are to follow "
-            "(--profile); ours are bge-reranker-v2-gemma, mxbai-rerank-v2, qwen3-reranker"
+            "the model is a classifier that no profile is known for: choose one with --profile; "
+            "known profiles are bge-reranker-v2-gemma, mxbai-rerank-v2, qwen3-reranker"
         )
         assert profile_of(choice, "qwen3-reranker").name == "qwen3-reranker"
 
@@ -245,3 +254,146 @@ def test_a_profile_of_ours_is_for_models_that_are_called_so() -> None:
     """Those without a name are for any model."""
     named = {name for name, profile in builtin_profiles().items() if profile.names}
     assert named == {"bge-reranker-v2-gemma", "mxbai-rerank-v2", "qwen3-reranker"}
+
+
+# Profiles by name and by path
+
+
+MINE_TOML = """
+name = "mine"
+relevance = "logit_diff"
+labels = ["1", "0"]
+[prompt]
+body = ["{query}", "{document}"]
+"""
+NAMES = ["bge-reranker-v2-gemma", "chat-yes-no", "mxbai-rerank-v2", "plain", "question-yes-no", "qwen3-reranker"]
+
+
+def write(folder: Path, content: str | bytes, name: str = "mine.toml") -> Path:
+    path = folder / name
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+def test_ours_are_legal_and_known_by_their_names() -> None:
+    assert list(builtin_profiles()) == NAMES
+    assert all(profile.name == name for name, profile in builtin_profiles().items())
+    assert all(profile.description for profile in builtin_profiles().values())
+
+
+def test_what_ours_fall_back_on_is_ours_too() -> None:
+    named = [profile.without_chat_template for profile in builtin_profiles().values() if profile.chat]
+    assert [builtin_profile(name).chat for name in named if name is not None] == [False]
+
+
+def test_a_name_finds_one_of_ours() -> None:
+    assert find_profile("qwen3-reranker") is builtin_profile("qwen3-reranker")
+
+
+def test_an_unknown_name_lists_all_names() -> None:
+    with pytest.raises(ProfileError) as caught:
+        find_profile("qwen-reranker")
+    assert str(caught.value) == (
+        f'no profile is called "qwen-reranker"; expected {", ".join(NAMES)}, or a path that ends in .toml'
+    )
+
+
+@pytest.mark.parametrize("as_text", [True, False])
+def test_a_path_finds_a_users_file(as_text: bool, tmp_path: Path) -> None:
+    path = write(tmp_path, MINE_TOML)
+    profile = find_profile(str(path) if as_text else path)
+    assert (profile.name, profile.labels) == ("mine", ("1", "0"))
+
+
+def test_a_path_may_have_any_name(tmp_path: Path) -> None:
+    assert find_profile(write(tmp_path, MINE_TOML, "qwen3-reranker")).name == "mine"
+    assert find_profile(str(tmp_path / "qwen3-reranker")).name == "mine"
+
+
+def test_a_path_may_begin_at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write(tmp_path, MINE_TOML)
+    assert find_profile("~/mine.toml").name == "mine"
+
+
+def test_a_home_that_nobody_has_is_named() -> None:
+    with pytest.raises(ProfileError, match=r"mine\.toml cannot be read"):
+        find_profile("~nobody-is-called-so/mine.toml")
+
+
+@pytest.mark.parametrize("name", ["nothing.toml", "none/there.toml"])
+def test_a_missing_file_is_named(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ProfileError, match=f"{name} cannot be read: No such file or directory"):
+        find_profile(str(tmp_path / name))
+
+
+def test_a_folder_is_no_file(tmp_path: Path) -> None:
+    with pytest.raises(ProfileError, match="cannot be read: Is a directory"):
+        find_profile(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("name = mine", "is not TOML: "),
+        ('{"name": "mine"}', "is not TOML: "),
+        (MINE_TOML + 'name = "twice"', "is not a profile: prompt.name is unknown"),
+        ('name = "a"\nname = "b"', "is not TOML: "),
+        (b"name = '\xff'", "is not UTF-8: "),
+        ("", "is not a profile: "),
+        (
+            MINE_TOML.replace("{document}", "{text}"),
+            "unknown placeholder {text}; expected {query}, {document}, {instruction}",
+        ),
+        (MINE_TOML.replace('"1", "0"', '"1"'), 'labels: relevance "logit_diff" takes 2, got 1'),
+    ],
+)
+def test_a_file_that_is_no_profile_is_told_why(content: str | bytes, problem: str, tmp_path: Path) -> None:
+    path = write(tmp_path, content)
+    with pytest.raises(ProfileError) as caught:
+        find_profile(path)
+    assert str(caught.value).startswith(f"{path} is no")
+    assert problem in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["plain", "qwen3-reranker"])
+def test_a_name_of_ours_is_taken(name: str, tmp_path: Path) -> None:
+    path = write(tmp_path, MINE_TOML.replace("mine", name))
+    with pytest.raises(ProfileError) as caught:
+        read_profile(path)
+    assert str(caught.value) == f'{path} is not a profile: name "{name}" is taken; choose another name'
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"name": "default"}, 'name "default" is taken'),
+        ({"relevance": "from_request", "labels": []}, 'relevance "from_request" is that of plain'),
+        (
+            {
+                "prompt": {
+                    "chat": True,
+                    "body": ["{query}", "{document}"],
+                    "after": ["?"],
+                    "without_chat_template": "no",
+                }
+            },
+            'prompt.without_chat_template must be one of bge-reranker-v2-gemma, .*, got "no"',
+        ),
+    ],
+)
+def test_what_only_our_own_files_may_say(change: dict[str, object], message: str, tmp_path: Path) -> None:
+    data = {**tomllib.loads(MINE_TOML), **change}
+    path = tmp_path / "mine.toml"
+    path.write_text(toml_text(data))
+    with pytest.raises(ProfileError, match=message):
+        read_profile(path)
+
+
+def toml_text(data: dict[str, object]) -> str:
+    """JSON's values are TOML's, but for objects."""
+    tables = {key: value for key, value in data.items() if isinstance(value, dict)}
+    lines = [f"{key} = {json.dumps(value)}" for key, value in data.items() if key not in tables]
+    for name, table in tables.items():
+        lines += [f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in table.items())]
+    return "\n".join(lines)

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from prefixwise.backends.fake import FakeBackend
 from prefixwise.contract.errors import ProfileError, RequestError
-from prefixwise.contract.rerank import RerankRequest
+from prefixwise.contract.request import RerankRequest
 from prefixwise.contract.result import Truncation
 from prefixwise.prompts.profile import Piece, Profile
-from prefixwise.prompts.profile_files import builtin_profile
+from prefixwise.prompts.profile_choice import builtin_profile
 from prefixwise.prompts.rerank import RerankPrompt, RerankPrompts
 from prefixwise.prompts.tokenizer import TextTokenizer
 from tests.prompts.golden import QUERY, SETTINGS, Case, profile_of_case, read_by_transformers

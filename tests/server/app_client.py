@@ -13,13 +13,13 @@ import httpx
 import numpy as np
 
 from prefixwise.backends.fake import FakeBackend, fake_logits
-from prefixwise.engine.engine import EngineConfig, ScoringEngine
+from prefixwise.engine.engine import ScoringEngine
+from prefixwise.engine.prepare import EngineConfig
 from prefixwise.engine.scheduler import Scheduler, SchedulerOptions
 from prefixwise.forward.batch import ForwardBatch, RunningForward
 from prefixwise.prompts.tokenizer import TextTokenizer
 from prefixwise.server.app import make_app
-from prefixwise.server.config import ServerOptions
-from prefixwise.server.reports import ReportSource
+from prefixwise.server.config import ReportSource, ServerOptions
 from prefixwise.server.service import Service
 
 MODEL = "fake-model"
@@ -32,7 +32,7 @@ IDS_REQUEST: dict[str, Any] = {
 
 
 class HeldBackend(FakeBackend):
-    """Its forwards end when `let_go` is set; `has_begun` tells that one is running."""
+    """Its forward passes end when `let_go` is set; `has_begun` is set while one is running."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -44,7 +44,7 @@ class HeldBackend(FakeBackend):
 
         def wait() -> Any:
             self.has_begun.set()
-            assert self.let_go.wait(30), "nobody has let the backend go"
+            assert self.let_go.wait(30), "the test has not set `let_go`"
             return running.wait()
 
         return replace(running, wait=wait)
@@ -55,7 +55,7 @@ class HeldBackend(FakeBackend):
 
 
 class BrokenBackend(FakeBackend):
-    """Every forward fails, with words that must not leave the server."""
+    """Every forward fails, with a message that must not leave the server."""
 
     def start(self, batch: ForwardBatch) -> RunningForward:
         raise RuntimeError("secret of the device")

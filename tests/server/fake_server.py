@@ -15,7 +15,8 @@ from typing import Any
 
 from prefixwise.backends.fake import FakeBackend
 from prefixwise.contract.errors import ModelLoadError, PrefixwiseError
-from prefixwise.engine.engine import EngineConfig, ScoringEngine
+from prefixwise.engine.engine import ScoringEngine
+from prefixwise.engine.prepare import EngineConfig
 from prefixwise.engine.scheduler import Scheduler, SchedulerOptions
 from prefixwise.forward.batch import ForwardBatch, RunningForward
 from prefixwise.server.config import ServerOptions

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from prefixwise.prompts.profile import Profile, parse_profile
-from prefixwise.prompts.profile_choice import ProfileChoice
-from prefixwise.prompts.profile_files import builtin_profiles
+from prefixwise.prompts.profile_choice import ProfileChoice, builtin_profiles
 
 LETTERS: Profile = parse_profile(
     {

@@ -22,7 +22,7 @@ SCHEMATHESIS = (
 )
 FAKE_PROGRAM = ("tests.server.fake_server",)
 REAL_PROGRAM = ("prefixwise", "serve", "--device=cpu")
-_PATIENCE = 60  # seconds for anything that takes milliseconds on a quiet machine
+_POLL_TIMEOUT = 60  # seconds for anything that takes milliseconds on a quiet machine
 
 
 class ServerProcess:
@@ -48,7 +48,7 @@ class ServerProcess:
         """The first line from here on that has it."""
         while True:
             try:
-                line = self._lines.get(timeout=_PATIENCE)
+                line = self._lines.get(timeout=_POLL_TIMEOUT)
             except Empty:
                 line = None
             assert line is not None, f"no {pattern!r} in the log:\n" + "\n".join(self.log)
@@ -73,8 +73,8 @@ class ServerProcess:
 
     def wait(self) -> int:
         """Its exit status; after it the log is complete."""
-        status = self.process.wait(_PATIENCE)
-        self._reader.join(_PATIENCE)
+        status = self.process.wait(_POLL_TIMEOUT)
+        self._reader.join(_POLL_TIMEOUT)
         while (line := self._lines.get()) is not None:
             self.log.append(line)
         return status
@@ -89,8 +89,8 @@ def server_process(*options: str, wait: bool = True, program: Sequence[str] = FA
         yield server
     finally:
         server.process.kill()
-        server.process.wait(_PATIENCE)
-        server._reader.join(_PATIENCE)
+        server.process.wait(_POLL_TIMEOUT)
+        server._reader.join(_POLL_TIMEOUT)
         if server.process.stderr is not None:
             server.process.stderr.close()
 

@@ -26,7 +26,7 @@ from prefixwise.server.config import ServerOptions
         ({"api_key": " key"}, "invalid_api_key"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(options: dict[str, Any], code: str) -> None:
+def test_values_out_of_range_are_refused(options: dict[str, Any], code: str) -> None:
     with pytest.raises(InvalidValueError) as caught:
         ServerOptions(**options)
     assert caught.value.code == code

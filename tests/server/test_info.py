@@ -1,10 +1,8 @@
-"""Models, server info, health and tokens."""
+"""`/v1/models`, `/server_info` and the health checks."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,15 +10,8 @@ import pytest
 from prefixwise import __version__
 from prefixwise.backends.fake import FakeBackend
 from prefixwise.server.config import ServerOptions
-from prefixwise.server.routes import health
-from tests.prompts.merging_tokenizer import BOS, merging_tokenizer
+from prefixwise.server.routes import info
 from tests.server.app_client import IDS_REQUEST, MODEL, AppClient, HeldBackend, app_client, error_of
-
-
-@pytest.fixture(scope="module")
-def text_client() -> Iterator[AppClient]:
-    with app_client(tokenizer=merging_tokenizer(bos=True)) as made:
-        yield made
 
 
 class TestModels:
@@ -34,7 +25,7 @@ class TestModels:
         assert entry["max_model_len"] == 4096
         assert isinstance(entry["created"], int)
 
-    def test_the_model_has_its_own_name_where_nobody_gave_another(self, client: AppClient) -> None:
+    def test_without_served_names_the_model_has_its_own_name(self, client: AppClient) -> None:
         assert [entry["id"] for entry in client.get("/v1/models").json()["data"]] == [MODEL]
 
     def test_before_the_model_is_there_its_names_are(self) -> None:
@@ -44,7 +35,7 @@ class TestModels:
 
 
 class TestServerInfo:
-    def test_it_tells_what_one_needs_to_know(self, client: AppClient) -> None:
+    def test_it_shows_status_versions_configuration_and_statistics(self, client: AppClient) -> None:
         client.post("/v1/score", IDS_REQUEST)
         info = client.get("/server_info").json()
         assert info["status"] == "ready"
@@ -72,7 +63,7 @@ class TestServerInfo:
             assert client.get("/server_info").json()["memory"]["device"] == {"peak_bytes": 77}
             assert "prefixwise:compilations_total 5.0" in client.get("/metrics").text
 
-    def test_the_launcher_tells_the_configuration_and_the_key_is_dropped(self) -> None:
+    def test_it_shows_the_resolved_configuration_without_the_key(self) -> None:
         with app_client(is_ready=False) as client, app_client() as other:
             client.service.open(other.engine, {"dtype": "float32", "api_key": "hush"})
             info = client.get("/server_info")
@@ -96,46 +87,8 @@ class TestHealth:
             assert client.engine.scheduler.stats().items_scored == 1
 
     def test_a_device_that_hangs_is_noticed(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(health, "GENERATE_SECONDS", 0.05)
+        monkeypatch.setattr(info, "GENERATE_SECONDS", 0.05)
         backend = HeldBackend()
         with app_client(backend=backend) as client:
             assert error_of(client.get("/health_generate")) == (503, "server_error", "not_ready", None)
             assert client.get("/health").status_code == 200
-
-
-class TestTokenize:
-    @pytest.mark.parametrize("field", ["text", "prompt"])
-    def test_one_text(self, text_client: AppClient, field: str) -> None:
-        answer = text_client.post("/tokenize", {field: "abcx"})
-        assert answer.json() == {"model": MODEL, "tokens": [7, 4], "count": 2, "max_model_len": 4096}
-
-    def test_many_texts(self, text_client: AppClient) -> None:
-        answer = text_client.post("/tokenize", {"text": ["ab", "", "xyz"]}).json()
-        assert (answer["tokens"], answer["count"]) == ([[5], [], [4, 8, 9]], [1, 0, 3])
-
-    def test_special_tokens_are_added_when_asked_for(self, text_client: AppClient) -> None:
-        answer = text_client.post("/tokenize", {"text": "ab", "add_special_tokens": True}).json()
-        assert answer["tokens"] == [BOS, 5]
-
-    @pytest.mark.parametrize(
-        ("body", "expected"),
-        [
-            ({}, (400, "missing_parameter_error", "missing_text", "text")),
-            ({"text": None}, (400, "missing_parameter_error", "missing_text", "text")),
-            ({"text": 5}, (400, "invalid_request_error", "invalid_text_type", "text")),
-            ({"text": ["a", 5]}, (400, "invalid_request_error", "invalid_text_type", "text")),
-            ({"text": "a", "prompt": "b"}, (400, "invalid_value_error", "conflicting_parameters", "text")),
-            ({"text": []}, (400, "invalid_value_error", "empty_text", "text")),
-            (
-                {"text": "a", "add_special_tokens": 1},
-                (400, "invalid_request_error", "invalid_add_special_tokens_type", "add_special_tokens"),
-            ),
-            ({"text": "a", "model": "other"}, (404, "model_error", "model_not_found", "model")),
-            ({"text": "a", "model": 5}, (400, "invalid_request_error", "invalid_model_type", "model")),
-        ],
-    )
-    def test_faults(self, text_client: AppClient, body: dict[str, Any], expected: tuple[object, ...]) -> None:
-        assert error_of(text_client.post("/tokenize", body)) == expected
-
-    def test_a_model_without_tokenizer_says_so(self, client: AppClient) -> None:
-        assert error_of(client.post("/tokenize", {"text": "a"}))[2] == "no_tokenizer"

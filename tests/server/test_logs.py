@@ -75,7 +75,7 @@ def test_a_request_is_one_object(client: AppClient, objects: list[str]) -> None:
     }
 
 
-def test_odd_words_are_quoted(client: AppClient, text: list[str]) -> None:
+def test_values_that_are_not_plain_words_are_quoted(client: AppClient, text: list[str]) -> None:
     client.get("/no%0Ane%20x", headers={"X-Request-Id": 'a="b"'})
     (line,) = text
     assert "\\n" in line

@@ -47,7 +47,7 @@ class TestStart:
         assert failing.log[-1] == "error: no such folder"
         assert not any("Traceback" in line for line in failing.log)
 
-    def test_a_port_in_use_is_told_before_the_model_is_loaded(self) -> None:
+    def test_a_port_in_use_fails_before_the_model_is_loaded(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = taken.getsockname()[1]
             with server_process(f"--port={port}", "--load-seconds=60", wait=False) as second:
@@ -93,7 +93,7 @@ class TestConnections:
                 answer += chunk
         return answer
 
-    def test_what_is_no_http_gets_an_error_of_the_usual_shape(self, server: ServerProcess) -> None:
+    def test_bytes_that_are_not_http_get_the_usual_error_body(self, server: ServerProcess) -> None:
         head, _, body = self.talk(server, b"hello there\r\n\r\n").partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 400 ")
         assert b"x-request-id: " in head
@@ -114,7 +114,7 @@ class TestConnections:
         answer = self.talk(server, head, *[chunk] * 10, b"0\r\n\r\n")
         assert answer.startswith(b"HTTP/1.1 413 ")
 
-    def test_nobody_is_asked_for_a_body_that_is_too_large(self, server: ServerProcess) -> None:
+    def test_a_body_that_is_too_large_gets_no_100_continue(self, server: ServerProcess) -> None:
         head = b"POST /v1/score HTTP/1.1\r\nHost: x\r\nContent-Length: 5000\r\nExpect: 100-continue\r\n\r\n"
         with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
             connection.sendall(head)
@@ -139,7 +139,7 @@ class TestStop:
             assert running.wait() == 0
         assert running.log[-1].endswith("stopped")
 
-    def test_what_is_in_flight_is_answered_and_new_work_is_not_taken(self, tmp_path: Path) -> None:
+    def test_requests_in_flight_are_answered_and_new_ones_refused(self, tmp_path: Path) -> None:
         held = f"--hold-until={tmp_path / 'let-go'}"
         with server_process(held) as running, ThreadPoolExecutor(8) as threads:
             answers = [threads.submit(score, running.url) for _ in range(8)]
@@ -155,7 +155,7 @@ class TestStop:
             assert [answer.result().json()["scores"] for answer in answers] == [SCORES] * 8
             assert running.wait() == 0
 
-    def test_what_takes_longer_than_the_grace_period_is_told_so(self, tmp_path: Path) -> None:
+    def test_requests_longer_than_the_grace_period_get_503(self, tmp_path: Path) -> None:
         held = f"--hold-until={tmp_path / 'let-go'}"
         with server_process(held, "--shutdown-grace=0.2") as running, ThreadPoolExecutor(1) as threads:
             answer = threads.submit(score, running.url)

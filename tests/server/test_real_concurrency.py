@@ -75,7 +75,7 @@ def check_that_they_met(answers: list[Answer]) -> None:
         (slice(BLOCK, 300), 0),
     ],
 )
-def test_a_partly_kept_prefix_gives_the_bits_of_one_that_is_not(
+def test_a_partly_cached_prefix_gives_the_bits_of_a_cold_one(
     servers: tuple[ServerProcess, ServerProcess], same: slice, num_kept: int
 ) -> None:
     """Only whole blocks from the start are found again; where the border is must not show."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from prefixwise.models.embedded import embedded_model_path
+from prefixwise.models.sources import embedded_model_path
 from tests.server.app_client import error_of
 from tests.server.real_requests import fetch
 from tests.server.server_process import ServerProcess, server_process
@@ -79,7 +79,7 @@ def test_it_is_healthy(server: ServerProcess) -> None:
     assert answer.json()["milliseconds"] > 0
 
 
-def test_it_tells_its_model(server: ServerProcess) -> None:
+def test_it_shows_its_model(server: ServerProcess) -> None:
     (entry,) = fetch("GET", f"{server.url}/v1/models").json()["data"]
     assert (entry["id"], entry["max_model_len"]) == (embedded_model_path().stem, 8192)
 

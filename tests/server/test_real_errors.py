@@ -222,15 +222,15 @@ CASES = [
 
 # What takes more than one request has a test of its own, here or where the file before `::` says.
 SHOWN_BY_A_TEST = {
-    (404, BAD, "no_report_viewer"): "test_reports::test_without_what_makes_reports_the_viewer_says_so",
+    (404, BAD, "no_report_viewer"): "test_pages::test_without_a_report_source_the_viewer_says_so",
     # queue full (by tokens)
     (429, "rate_limit_error", "queue_full"): "test_real_errors::test_a_full_queue_refuses",
     # shutting down / not warm yet
     (503, SERVER, "shutting_down"): "test_real_load::test_what_is_in_flight_at_a_sigterm_ends_well",
     (503, SERVER, "not_ready"): "test_real_embedded::test_it_says_that_it_is_not_ready_while_it_loads",
     # anything unforeseen: nothing makes a sound model fail, so it is a broken backend behind the same application
-    (500, SERVER, "internal_error"): "test_score::test_a_failing_device_tells_the_caller_nothing",
-    (400, BAD, "invalid_http"): "test_real_errors::test_what_is_no_http",
+    (500, SERVER, "internal_error"): "test_score::test_the_error_of_a_failing_device_hides_its_cause",
+    (400, BAD, "invalid_http"): "test_real_errors::test_bytes_that_are_not_http",
     # the fake model's formula as a classifier's head
     (400, VALUE, "no_label_logits"): "test_rerank::test_a_classifier_reranks_and_does_not_score",
 }
@@ -293,13 +293,13 @@ def test_what_is_shown_elsewhere_is(name: str) -> None:
     assert callable(getattr(import_module(f"tests.server.{module}"), test))
 
 
-def test_a_lone_surrogate_is_no_json(servers: dict[str, ServerProcess]) -> None:
+def test_a_lone_surrogate_is_not_json(servers: dict[str, ServerProcess]) -> None:
     body = b'{"query": "\\ud800", "items": ["a"], "labels": ["yes"]}'
     response = fetch("POST", f"{servers['plain'].url}/v1/score", content=body)
     assert error_of(response) == (400, BAD, "invalid_json", None)
 
 
-def test_what_is_no_http(servers: dict[str, ServerProcess]) -> None:
+def test_bytes_that_are_not_http(servers: dict[str, ServerProcess]) -> None:
     answer = b""
     with socket.create_connection(("127.0.0.1", servers["plain"].port), timeout=PATIENCE) as connection:
         connection.sendall(b"hello there\r\n\r\n")

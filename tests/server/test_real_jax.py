@@ -108,7 +108,7 @@ def test_requests_sent_at_once_get_their_lone_scores(story: Story) -> None:
     assert leftovers(story.second) == (0, 0, 0)
 
 
-def test_a_partly_kept_prefix_gives_the_bits_of_one_that_is_not(story: Story) -> None:
+def test_a_partly_cached_prefix_gives_the_bits_of_a_cold_one(story: Story) -> None:
     ask(story.second, WHOLE)
     partly = ask(story.second, PARTLY)
     assert cached_tokens(partly) == BLOCK

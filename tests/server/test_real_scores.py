@@ -164,7 +164,7 @@ class TestText:
         expected = logits[:, body["label_token_ids"]]
         assert np.abs(np.array(answer["scores"]) - expected).max() <= LOGIT_BOUND
 
-    def test_tokenize_tells_these_tokens(self, server: ServerProcess, tokenizer: Tokenizer) -> None:
+    def test_tokenize_returns_these_tokens(self, server: ServerProcess, tokenizer: Tokenizer) -> None:
         answer = fetch("POST", f"{server.url}/tokenize", json={"text": TEXTS}).json()
         assert answer["tokens"] == self.in_ids(tokenizer, TEXTS)["items"]
         assert answer["count"] == [len(row) for row in answer["tokens"]]
@@ -210,7 +210,7 @@ class TestUsageAndDebug:
         assert second["scores"] == first["scores"]
 
     @pytest.mark.parametrize("algorithm", ["serial", "packed", "prefill_extend"])
-    def test_debug_tells_how_it_was_done(self, server: ServerProcess, algorithm: str) -> None:
+    def test_debug_shows_the_algorithm(self, server: ServerProcess, algorithm: str) -> None:
         body = plain_request(12, 5, prefix_len=200)
         begin = monotonic()
         answer = ask(server, {**body, "algorithm": algorithm, "return_debug": True})

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from prefixwise.backends.fake import FakeBackend, fake_logits
-from prefixwise.prompts.profile_choice import ProfileChoice
-from prefixwise.prompts.profile_files import builtin_profile, builtin_profiles
+from prefixwise.prompts.profile_choice import ProfileChoice, builtin_profile, builtin_profiles
 from prefixwise.server.config import ServerOptions
 from tests.prompts.merging_tokenizer import merging_tokenizer
 from tests.server.app_client import MODEL, AppClient, BrokenBackend, HeldBackend, app_client, error_of
@@ -134,7 +133,7 @@ class TestCohereV1:
         body["profile"] = "default"
         assert ranking(reranker.post("/v1/rerank", body)) == ranking(reranker.post("/v1/rerank", REQUEST))
 
-    def test_what_is_guessed_is_told_unless_it_was_asked_for(self) -> None:
+    def test_a_guessed_profile_is_a_warning_unless_the_request_names_it(self) -> None:
         with app_client(tokenizer=merging_tokenizer(), profiles=letters_choice("a guess")) as client:
             assert client.post("/v1/rerank", REQUEST).json()["meta"]["warnings"] == ["a guess"]
             asked = client.post("/v1/rerank", {**REQUEST, "profile": "letters"}).json()
@@ -292,7 +291,7 @@ def test_errors_of_the_tei_dialect(reranker: AppClient, change: dict[str, Any], 
     assert message in response.json()["error"]
 
 
-def test_a_query_that_leaves_no_room_is_told_before_any_work() -> None:
+def test_a_query_that_leaves_no_room_fails_before_any_work() -> None:
     backend = FakeBackend(max_context_len=8)
     with app_client(backend=backend, tokenizer=merging_tokenizer(), profiles=letters_choice()) as client:
         assert error_of(client.post("/v1/rerank", {"query": "zzzzzz", "documents": ["x"]})) == (

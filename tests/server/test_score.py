@@ -14,8 +14,8 @@ import pytest
 
 from prefixwise.backends.fake import FakeBackend
 from prefixwise.forward.batch import ForwardBatch, ForwardOutput, RunningForward
-from prefixwise.server.call import Call
 from prefixwise.server.config import ServerOptions
+from prefixwise.server.context import RequestContext
 from tests.prompts.merging_tokenizer import merging_tokenizer
 from tests.server.app_client import (
     IDS_REQUEST,
@@ -217,7 +217,7 @@ class TestDeadline:
             backend.let_go.set()
 
 
-def test_a_failing_device_tells_the_caller_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_error_of_a_failing_device_hides_its_cause(caplog: pytest.LogCaptureFixture) -> None:
     with app_client(backend=BrokenBackend()) as client:
         response = client.post("/v1/score", IDS_REQUEST)
     assert error_of(response)[:3] == (500, "server_error", "internal_error")
@@ -225,7 +225,7 @@ def test_a_failing_device_tells_the_caller_nothing(caplog: pytest.LogCaptureFixt
     assert "secret of the device" in caplog.text
 
 
-def test_a_client_that_goes_gives_its_place_up() -> None:
+def test_a_request_is_cancelled_when_its_client_disconnects() -> None:
     backend = HeldBackend(step_tokens=4)
     with app_client(backend=backend) as client:
         asyncio.run(_go_away(client, backend))
@@ -263,7 +263,7 @@ async def _go_away(client: AppClient, backend: HeldBackend) -> None:
     assert sent == []
 
 
-def test_a_client_that_goes_while_it_sends_is_forgotten(client: AppClient) -> None:
+def test_a_client_that_disconnects_while_it_sends_gets_no_response(client: AppClient) -> None:
     async def receive() -> Any:
         return {"type": "http.disconnect"}
 
@@ -298,7 +298,7 @@ def test_an_answered_request_leaves_nothing_for_the_garbage_collector(client: Ap
     gc.disable()
     try:
         asyncio.run(ask())
-        assert not any(type(each) is Call for each in gc.get_objects())
+        assert not any(type(each) is RequestContext for each in gc.get_objects())
     finally:
         gc.enable()
 
@@ -329,7 +329,7 @@ class NaNBackend(FakeBackend):
         return replace(running, wait=wait)
 
 
-def test_a_score_that_is_no_number_is_an_error_that_names_the_item() -> None:
+def test_a_score_that_is_not_finite_is_an_error_that_names_the_item() -> None:
     """JSON would say null, which means something else."""
     with app_client(backend=NaNBackend()) as client:
         response = client.post("/v1/score", IDS_REQUEST)
@@ -337,7 +337,7 @@ def test_a_score_that_is_no_number_is_an_error_that_names_the_item() -> None:
     assert "items[1] got a score that is not a finite number" in response.json()["message"]
 
 
-def test_one_that_is_given_up_has_waited_too() -> None:
+def test_the_queue_time_of_a_cancelled_request_is_recorded() -> None:
     backend = HeldBackend()
     with app_client(ServerOptions(request_timeout=0.05), backend=backend) as client:
         assert client.post("/v1/score", IDS_REQUEST).status_code == 504

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from prefixwise.models.tokenizer_files import TokenizerFiles
+from prefixwise.models.checkpoint import TokenizerFiles
 from prefixwise.prompts.tokenizer import TextTokenizer
 
 WORDS = ("?", "Is", "this", "about", "food", "pizza", "tax", "law", "yes", "no")

@@ -53,7 +53,7 @@ class TestPanels:
             score(page)
             page.get_by_role("tab", name="How it ran").click()
             panel = page.locator("#panel-ran")
-            for word in ("tokenize", "queue", "prefill", "extend", "host", "1 batch;", "found in the cache"):
+            for word in ("tokenize", "queue", "prefill", "extend", "host", "1 batch;", "prefix cache hit"):
                 assert word in panel.inner_text()
             page.get_by_role("button", name="Run all three algorithms").click()
             page.wait_for_selector("text=Side by side")

@@ -121,7 +121,7 @@ class TestScoring:
             page.get_by_label("Score mode", exact=True).select_option("logprob")
             page.get_by_label("A label is", exact=True).select_option("single")
             page.get_by_label("Algorithm", exact=True).select_option("serial")
-            page.get_by_label("The item stands before the query", exact=True).check()
+            page.get_by_label("Item before the query", exact=True).check()
             with page.expect_request("**/v1/score") as sent:
                 score(page)
             body: Any = sent.value.post_data_json
@@ -229,7 +229,7 @@ class TestStateAndErrors:
             score(page)
             assert page.locator(f"#{place}").inner_text() != ""
             assert visited.is_in_sight(f"#{place}")
-            assert page.locator("#status").inner_text() == "Not scored: the form says why."
+            assert page.locator("#status").inner_text() == "Not scored: see the error in the form."
             assert page.get_by_label(change[0], exact=True).get_attribute("aria-invalid") == "true"
 
     def test_a_mode_that_the_labels_do_not_fit_is_the_labels_fault(self, open_page: OpenPage) -> None:
@@ -262,7 +262,7 @@ class TestStateAndErrors:
             asked: list[str] = []
             page.on("request", lambda request: asked.append(request.url) if request.url.endswith("/metrics") else None)
             page.reload()
-            page.wait_for_selector("text=This server asks for an API key.")
+            page.wait_for_selector("text=This server requires an API key.")
             page.clock.run_for(5000)
             assert len(asked) <= 2, "the strip goes on asking without a key"
             page.clock.resume()

@@ -1,4 +1,4 @@
-"""`JaxBackend`: a checkpoint on TPUs, GPUs or CPUs, one or many, ready to run forwards."""
+"""`JaxBackend`: a checkpoint on one or many TPUs, GPUs or CPUs, ready to run forwards."""
 
 from __future__ import annotations
 
@@ -12,18 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prefixwise.backends.jax.assembly import Assembly, assemble, attention_kind
-from prefixwise.backends.jax.attention.api import choose_implementation, choose_working
+from prefixwise.backends.jax.attention.api import choose_implementation, choose_working, probe_attention
 from prefixwise.backends.jax.attention.base import AttentionImplementation
 from prefixwise.backends.jax.attention.dense import make_mask
-from prefixwise.backends.jax.attention.probe import try_attention
-from prefixwise.backends.jax.data_shards import split_batch
 from prefixwise.backends.jax.devices import DeviceChoice, resolve_dtype, set_compilation_cache
-from prefixwise.backends.jax.inputs import ForwardInputs, ProgramSpec, host_inputs
-from prefixwise.backends.jax.kv_cache import JaxBlock, KVCache
+from prefixwise.backends.jax.inputs import ForwardInputs, ProgramSpec, host_inputs, split_batch
+from prefixwise.backends.jax.kv_cache import JaxKVBlock, KVCache
 from prefixwise.backends.jax.mesh import make_mesh, start_distributed
 from prefixwise.backends.jax.placement import HeadPlacement
-from prefixwise.backends.jax.runner import Blocks, Floats, Runner
-from prefixwise.backends.jax.warmup import list_programs
+from prefixwise.backends.jax.runner import Floats, Runner, TileOutputs, list_programs
 from prefixwise.backends.jax.weights import load_weights
 from prefixwise.contract.ragged import Int32Array, Int64Array
 from prefixwise.forward.backend import Backend, BackendOptions, Program
@@ -36,26 +33,26 @@ from prefixwise.models.weight_cache import with_bfloat16_weights
 
 
 class _Sent(NamedTuple):
-    """What a forward found, on its way to the host."""
+    """The results of a forward, on their way to the host."""
 
-    labels: Blocks  # of its distinct labels
-    normalizers: Blocks  # or none
-    columns: NDArray[Any]  # [R, L], or [1, L] for all rows alike: which of the distinct labels are wanted
-    rows: list[Int64Array]  # per data shard: which of the score rows it answers
+    labels: TileOutputs  # logits of the distinct labels
+    logsumexp: TileOutputs  # empty where the batch needs none
+    columns: NDArray[Any]  # [R, L], or [1, L] for all rows alike: which of the distinct labels each row asks for
+    rows: list[Int64Array]  # per data shard: which of the batch's scored rows it computes
 
 
 class JaxBackend(Backend):
-    """Loads the weights when it is made; `start` is the rest."""
+    """Loads the weights when it is constructed; `start` runs forwards."""
 
     def __init__(self, checkpoint: Checkpoint, options: BackendOptions) -> None:
-        if options.tp_size * options.dp_size > 1:  # else processes that a launcher started are none of our business
+        if options.tp_size * options.dp_size > 1:  # else processes of a launcher are independent of each other
             start_distributed()
         self.config = config = checkpoint.config
         choice = DeviceChoice.resolve(options.device)
         cache_dir = set_compilation_cache(options.compilation_cache_dir, choice.platform)
         dtype = resolve_dtype(options.dtype, choice.platform)
         mesh = make_mesh(choice.devices, options.dp_size, options.tp_size)
-        self._has_failed = False  # since the pool was last known to be well
+        self._has_failed = False  # since the KV cache was last recovered
         attention = _choose_attention(options, config, choice, dtype, mesh.local_devices[0])
         self._assembly = assemble(
             config, options, choice, mesh, dtype, attention, None if cache_dir is None else str(cache_dir)
@@ -66,8 +63,8 @@ class JaxBackend(Backend):
         self._runner = _make_runner(checkpoint, self._assembly)
         self.info = self._assembly.info
 
-    def programs(self, *, max_dense_row_len: int) -> Sequence[Program]:
-        return list_programs(self._runner, self.info.token_buckets, max_dense_row_len)
+    def programs(self, *, max_dense_len: int) -> Sequence[Program]:
+        return list_programs(self._runner, self.info.token_buckets, max_dense_len)
 
     def start(self, batch: ForwardBatch) -> RunningForward:
         if self._has_failed:
@@ -75,7 +72,7 @@ class JaxBackend(Backend):
         parts = split_batch(batch, self._dp_size)
         spec = self._assembly.spec(batch, max(part.num_tokens for part, _ in parts))
         lens = np.diff(batch.segment_starts)
-        blocks = tuple(self._runner.pool.take([int(lens[segment]) for segment in batch.cache_segments]))
+        blocks = tuple(self._runner.kv_cache.take([int(lens[segment]) for segment in batch.cache_segments]))
         try:
             sent = self._send(batch, parts, spec, blocks)
         except BaseException:
@@ -92,47 +89,47 @@ class JaxBackend(Backend):
         batch: ForwardBatch,
         parts: Sequence[tuple[ForwardBatch, Int64Array]],
         spec: ProgramSpec,
-        blocks: Sequence[JaxBlock],
+        blocks: Sequence[JaxKVBlock],
     ) -> _Sent | None:
-        """Hand the device all that it has to do; None where nothing comes back."""
+        """Start all programs of the forward; None where it scores nothing."""
         shards = [self._inputs(part, spec, blocks) for part, _ in parts]
         shape = (spec.num_tokens, spec.dense_columns)
         masks = [make_mask(part, shape) for part, _ in parts] if spec.dense_columns else []
-        last = self._runner.trunk(spec, shards, masks)  # first: the rest is prepared while the devices are at it
+        last = self._runner.trunk(spec, shards, masks)  # first: the host prepares the rest while the devices compute
         if not len(batch.score_tokens):
             return None
         distinct, columns = _distinct_labels(batch.label_ids)
         head_inputs = self._runner.head_inputs([part.score_tokens for part, _ in parts], distinct)
         hidden = self._runner.hidden(last, head_inputs)
         labels = self._runner.label_logits(hidden, head_inputs)
-        normalizers = self._runner.logsumexp(hidden) if batch.need_logsumexp else []
-        return _Sent(labels, normalizers, columns, [rows for _, rows in parts])
+        logsumexp = self._runner.logsumexp(hidden) if batch.need_logsumexp else []
+        return _Sent(labels, logsumexp, columns, [rows for _, rows in parts])
 
-    def _wait(self, sent: _Sent, blocks: tuple[JaxBlock, ...]) -> ForwardOutput:
+    def _wait(self, sent: _Sent, blocks: tuple[JaxKVBlock, ...]) -> ForwardOutput:
         try:
             logits = _in_order(self._runner.fetch(sent.labels), sent.rows)
-            normalizers = _in_order(self._runner.fetch(sent.normalizers), sent.rows) if sent.normalizers else None
+            logsumexp = _in_order(self._runner.fetch(sent.logsumexp), sent.rows) if sent.logsumexp else None
         except BaseException:
             self._give_up(blocks)
             raise
-        return ForwardOutput(np.take_along_axis(logits, sent.columns, 1), normalizers, blocks)
+        return ForwardOutput(np.take_along_axis(logits, sent.columns, 1), logsumexp, blocks)
 
-    def _give_up(self, blocks: Sequence[JaxBlock]) -> None:
-        """After a failure: the blocks hold nothing that anybody should read, nor perhaps does the pool. On any thread,
-        so the pool itself is left to the next forward."""
+    def _give_up(self, blocks: Sequence[JaxKVBlock]) -> None:
+        """After a failure: release the blocks, whose contents are undefined. This may run on any thread, so the next
+        forward recovers the KV cache."""
         for block in blocks:
             block.release()
         self._has_failed = True
 
     def _recover(self) -> None:
         self._has_failed = False
-        self._runner.pool.recover()
+        self._runner.kv_cache.recover()
 
     def synchronize(self) -> None:
         try:
-            jax.block_until_ready(self._runner.pool.arrays)
+            jax.block_until_ready(self._runner.kv_cache.arrays)
         except Exception:
-            self._recover()  # else the next forward, of others, would read what has failed
+            self._recover()  # else the next forward would read the arrays of the failed one
             raise
 
     def memory_stats(self) -> Mapping[str, int]:
@@ -149,55 +146,55 @@ class JaxBackend(Backend):
     def close(self) -> None:
         del self._runner
 
-    def _inputs(self, part: ForwardBatch, spec: ProgramSpec, blocks: Sequence[JaxBlock]) -> ForwardInputs[Int32Array]:
+    def _inputs(self, part: ForwardBatch, spec: ProgramSpec, blocks: Sequence[JaxKVBlock]) -> ForwardInputs[Int32Array]:
         addresses = [block.lease.address for block in blocks]
         tiles = self._tiles(part, spec, dict(zip(part.cache_segments, addresses, strict=True)))
-        block_rows = self._assembly.rows.token_rows or spec.num_tokens
-        return host_inputs(part, spec, tiles, addresses, block_rows)
+        tile_rows = self._assembly.rows.token_rows or spec.num_tokens
+        return host_inputs(part, spec, tiles, addresses, tile_rows)
 
     def _tiles(self, part: ForwardBatch, spec: ProgramSpec, new_pages: Mapping[int, int]) -> HostTiles:
-        """`new_pages`: addresses of the pages of the segments that are kept."""
+        """`new_pages`: addresses of the pages of the segments to cache."""
         needs_tiles = self._runner.programs.attention(spec).needs_padding_tiles
         padding = spec.num_tokens - part.num_tokens if needs_tiles else 0
-        is_pool, pool = spec.reads == "pool", self._runner.pool
-        lists = page_table(part, new_pages, pool.address) if is_pool else batch_tiles(part)
+        is_kv_cache, kv_cache = spec.reads == "kv_cache", self._runner.kv_cache
+        lists = page_table(part, new_pages, kv_cache.address) if is_kv_cache else batch_tiles(part)
         return cut_tiles(part, self._runner.programs.tile_sizes(spec), lists, padding)
 
 
 def _make_runner(checkpoint: Checkpoint, assembly: Assembly) -> Runner:
-    """Weights and pool on the mesh."""
+    """Load the weights and allocate the KV cache on the mesh."""
     weights = load_weights(checkpoint, assembly.dtype, assembly.mesh, assembly.placement)
-    return Runner(assembly.mesh, weights, KVCache(assembly.mesh, assembly.pool), assembly.programs)
+    return Runner(assembly.mesh, weights, KVCache(assembly.mesh, assembly.kv_cache), assembly.programs)
 
 
 def _choose_attention(
     options: BackendOptions, config: ModelConfig, choice: DeviceChoice, dtype: jnp.dtype, device: jax.Device
 ) -> AttentionImplementation:
-    """The one that is named; else the best that works with the heads of one device."""
+    """The named implementation, else the best one that works with the heads of one device."""
     kind = attention_kind(config, choice, dtype)
     if options.attention is not None:
         return choose_implementation(options.attention, **kind)
     placement = HeadPlacement.plan(config.num_heads, config.num_kv_heads, options.tp_size)
     heads = placement.kv_heads_per_shard, placement.heads_per_kv, config.head_size
 
-    def probe_attention(candidate: AttentionImplementation) -> None:
+    def probe(candidate: AttentionImplementation) -> None:
         with jax.default_device(device):
-            try_attention(candidate, heads, dtype)
+            probe_attention(candidate, heads, dtype)
 
-    return choose_working(**kind, probe_attention=probe_attention)
+    return choose_working(**kind, probe=probe)
 
 
 def _distinct_labels(label_ids: Int32Array) -> tuple[Int32Array, NDArray[Any]]:
-    """The labels of all rows [R, L], each once, and `_Sent.columns`."""
-    is_one_pattern = (label_ids == label_ids[:1]).all()  # as most requests have
+    """The distinct labels of all rows [R, L], and `_Sent.columns`."""
+    is_one_pattern = (label_ids == label_ids[:1]).all()  # as in most requests
     patterns = label_ids[:1] if is_one_pattern else label_ids
     distinct, columns = np.unique(patterns, return_inverse=True)
     return distinct, columns.reshape(patterns.shape)
 
 
 def _in_order(found: Floats, rows: Sequence[Int64Array]) -> Floats:
-    """[dp, T, ..] to the score rows of the batch, which each shard answers some of."""
-    if len(rows) == 1:  # one shard answers all
+    """[dp, T, ..] to the scored rows of the batch; each shard computed some of them."""
+    if len(rows) == 1:  # one shard computed all
         return found[0, : len(rows[0])]
     ordered = np.empty((sum(map(len, rows)), *found.shape[2:]), np.float32)
     for shard, places in zip(found, rows, strict=True):

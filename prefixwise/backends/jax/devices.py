@@ -1,4 +1,4 @@
-"""Which devices, in which dtype, with how much memory for prefixes: every `auto` of the JAX backend is settled here."""
+"""Devices, dtype and size of the KV cache: every `auto` of the JAX backend is resolved here."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from prefixwise.backends.jax.mesh import set_jax_option
 from prefixwise.contract.errors import BackendError
-from prefixwise.forward.tiles import KEY_TILE
-from prefixwise.models.cache_folder import user_cache_folder
+from prefixwise.forward.batch import KV_BLOCK_SIZE
+from prefixwise.host import user_cache_folder
 from prefixwise.models.config import ModelConfig
 
 log = logging.getLogger("prefixwise")
@@ -23,11 +23,11 @@ Platform = Literal["cpu", "gpu", "tpu"]
 DTYPES = ("float32", "bfloat16", "float16")
 
 _ALIASES = {"cuda": "gpu"}
-# The pool, unless told otherwise: of an accelerator's memory a share; of a CPU's, which others use too, this much, or
-# more for one whole context. Of contexts so short that this holds many, a few will do.
-_POOL_SHARE = 0.2
-_MAX_POOL_TOKENS = 1 << 20
-_CPU_POOL_BYTES = 256 << 20
+# The default size of the KV cache: a share of an accelerator's memory. On a CPU, whose memory other processes use too,
+# these bytes, more where one whole context needs more, and at most a few contexts.
+_KV_CACHE_SHARE = 0.2
+_MAX_KV_CACHE_TOKENS = 1 << 20
+_CPU_KV_CACHE_BYTES = 256 << 20
 _CPU_CONTEXT_BYTES = 1 << 30
 _CPU_CONTEXTS = 4
 _CACHE_FOLDER = "prefixwise/compiled"
@@ -35,21 +35,21 @@ _CACHE_FOLDER = "prefixwise/compiled"
 
 @dataclass(frozen=True)
 class DeviceChoice:
-    """The devices to build the mesh of, all of one platform."""
+    """The devices of the mesh, all of one platform."""
 
     platform: Platform
     devices: tuple[jax.Device, ...]
-    memory_bytes: int | None = None  # of one of them; None: it is asked
+    memory_bytes: int | None = None  # of one device; None: ask the device
 
     @classmethod
     def resolve(cls, device: str) -> DeviceChoice:
-        """`auto`: what jax finds; else cpu, gpu, cuda, tpu, or one of them with a number."""
+        """`auto`: the devices that jax finds; else cpu, gpu, cuda, tpu, or one of these with a number."""
         kind, _, number = device.partition(":")
-        if not kind:  # which jax would take for any device
+        if not kind:  # jax would read it as any device
             raise BackendError(f"unknown device {device!r}; expected auto, cpu, gpu, cuda, tpu, or one of many: cuda:1")
         try:
             found = jax.devices() if kind == "auto" else jax.devices(_ALIASES.get(kind, kind))
-        except Exception as error:  # jax and its plugins raise what they like
+        except Exception as error:  # jax and its plugins raise errors of many types
             first_line = str(error).partition("\n")[0]
             raise BackendError(f"device {device!r} was asked for, but jax does not have it: {first_line}") from error
         if number:
@@ -58,8 +58,8 @@ class DeviceChoice:
 
     @property
     def kernel_platform(self) -> str:
-        """As `attention.api` knows it: the GPU kernels need an NVIDIA GPU of the year 2020 or later (8.0), and some of
-        them this one generation, Hopper (9.0)."""
+        """The platform as `attention.api` knows it: the GPU kernels need an NVIDIA GPU of compute capability 8.0 or
+        later, and some of them Hopper (9.0)."""
         if self.platform != "gpu":
             return self.platform
         capability = str(getattr(self.devices[0], "compute_capability", ""))
@@ -80,7 +80,7 @@ def _pick(device: str, number: str, found: list[jax.Device]) -> list[jax.Device]
 
 
 def resolve_dtype(dtype: str, platform: Platform) -> jnp.dtype:
-    """`auto`: bfloat16 on accelerators; XLA's products on a CPU are no faster in it."""
+    """`auto`: bfloat16 on accelerators; XLA's GEMMs on a CPU are no faster in it."""
     if dtype == "auto":
         dtype = "float32" if platform == "cpu" else "bfloat16"
     if dtype not in DTYPES:
@@ -88,61 +88,61 @@ def resolve_dtype(dtype: str, platform: Platform) -> jnp.dtype:
     return jnp.dtype(dtype)
 
 
-def pool_tokens(config: ModelConfig, token_bytes: int, choice: DeviceChoice, num_bytes: int | None) -> int:
-    """How many tokens of prefixes the pool holds: what the bytes allow, if they are given. It is a cache over requests.
+def kv_cache_tokens(config: ModelConfig, token_bytes: int, choice: DeviceChoice, num_bytes: int | None) -> int:
+    """How many tokens of prefixes the KV cache holds: as many as `num_bytes` allow, or a default.
 
-    `token_bytes`: of one token's keys and values in all layers, on one device.
+    `token_bytes`: one token's keys and values in all layers, on one device.
     """
     if num_bytes is None:
-        return max(KEY_TILE, _default_pool_tokens(config, token_bytes, choice))
-    tokens = num_bytes // token_bytes // KEY_TILE * KEY_TILE
-    if tokens < KEY_TILE:
+        return max(KV_BLOCK_SIZE, _default_kv_cache_tokens(config, token_bytes, choice))
+    tokens = num_bytes // token_bytes // KV_BLOCK_SIZE * KV_BLOCK_SIZE
+    if tokens < KV_BLOCK_SIZE:
         raise BackendError(
-            f"prefix_cache_bytes must be at least {KEY_TILE * token_bytes} (one page of {KEY_TILE} tokens), "
+            f"prefix_cache_bytes must be at least {KV_BLOCK_SIZE * token_bytes} (one page of {KV_BLOCK_SIZE} tokens), "
             f"got {num_bytes}"
         )
     return tokens
 
 
-def _default_pool_tokens(config: ModelConfig, token_bytes: int, choice: DeviceChoice) -> int:
+def _default_kv_cache_tokens(config: ModelConfig, token_bytes: int, choice: DeviceChoice) -> int:
     if choice.platform != "cpu":
-        return min(_MAX_POOL_TOKENS, _share_of_memory(choice) // token_bytes)
-    longest = -(-config.max_context_len // KEY_TILE) * KEY_TILE
+        return min(_MAX_KV_CACHE_TOKENS, _share_of_memory(choice) // token_bytes)
+    longest = -(-config.max_context_len // KV_BLOCK_SIZE) * KV_BLOCK_SIZE
     one_context = min(longest, _CPU_CONTEXT_BYTES // token_bytes)
-    return min(_CPU_CONTEXTS * longest, max(_CPU_POOL_BYTES // token_bytes, one_context))
+    return min(_CPU_CONTEXTS * longest, max(_CPU_KV_CACHE_BYTES // token_bytes, one_context))
 
 
 def _share_of_memory(choice: DeviceChoice) -> int:
     if choice.memory_bytes is not None:
-        return int(_POOL_SHARE * choice.memory_bytes)
+        return int(_KV_CACHE_SHARE * choice.memory_bytes)
     local = [device for device in choice.devices if device.process_index == jax.process_index()]
     stats = (local[0].memory_stats() if local else None) or {}
-    return int(_POOL_SHARE * stats.get("bytes_limit", 16 << 30))
+    return int(_KV_CACHE_SHARE * stats.get("bytes_limit", 16 << 30))
 
 
 def set_compilation_cache(folder: str | None, platform: Platform) -> Path | None:
-    """Keep compiled programs on disk: in `folder`, or on accelerators in the user's cache folder.
+    """Store compiled programs on disk: in `folder`, or on accelerators in the user's cache folder.
 
-    Not on a CPU unless asked for: code compiled for one CPU may not run on another that shares the folder. What jax was
-    told by others (JAX_COMPILATION_CACHE_DIR) stays, unless a folder is given.
-    It holds for the whole process. Returns the folder in use.
+    Not on a CPU by default: code compiled for one CPU may not run on another that shares the folder. A folder that is
+    set in jax already (JAX_COMPILATION_CACHE_DIR) stays, unless `folder` is given. Holds for the whole process. Returns
+    the folder in use.
     """
-    told: str | None = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
-    if folder is None and (platform == "cpu" or told is not None):
-        return None if told is None else Path(told)
+    current: str | None = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
+    if folder is None and (platform == "cpu" or current is not None):
+        return None if current is None else Path(current)
     path = Path(folder).expanduser() if folder is not None else user_cache_folder() / _CACHE_FOLDER
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         if folder is None:
-            log.warning("compiled programs are not kept: %s", error)
+            log.warning("compiled programs are not cached on disk: %s", error)
             return None
         raise BackendError(
             f"the compilation cache must be a folder that can be written, got {folder}: {error}"
         ) from None
-    if told != str(path):
+    if current != str(path):
         set_jax_option("jax_compilation_cache_dir", str(path))
         set_jax_option("jax_persistent_cache_min_compile_time_secs", 0.0)
         set_jax_option("jax_persistent_cache_min_entry_size_bytes", -1)
-        compilation_cache.reset_cache()  # it looks at its folder once
+        compilation_cache.reset_cache()  # it reads the option only once
     return path

@@ -1,7 +1,7 @@
-"""A forward's integers, as they travel to the device: many small arrays in one buffer, one row per data shard.
+"""A batch on its way to the devices: split between data shards, its integers packed into one buffer per shard.
 
-A transfer costs the same for 4 bytes and for 400 kilobytes, so all arrays of a forward go as one; the program cuts
-them apart again at offsets that are known when it is compiled.
+A transfer costs the same for 4 bytes and for 400 kilobytes, so all arrays of a forward travel as one. The program
+slices them again at offsets that are known when it is compiled.
 """
 
 from __future__ import annotations
@@ -9,16 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
-from prefixwise.backends.jax.attention.dense import token_rows
-from prefixwise.contract.ragged import Int32Array
-from prefixwise.forward.batch import ForwardBatch
+from prefixwise.contract.ragged import Int32Array, Int64Array
+from prefixwise.forward.batch import ForwardBatch, Layout, Prefix
 from prefixwise.forward.kv_pages import cache_slots
-from prefixwise.forward.packing import Packing
-from prefixwise.forward.tiles import HostTiles, Tiles, TileSizes, tile_capacities
+from prefixwise.forward.tiles import HostTiles, Packing, Tiles, TileSizes, tile_capacities
 
 Item = TypeVar("Item")
 
@@ -28,72 +27,127 @@ class ProgramSpec:
     """What a compiled trunk can do. Batches that agree in this share a program."""
 
     num_tokens: int  # capacity of one data shard
-    reads: Literal["batch", "pool"]  # where prefixes are
-    keeps: bool  # keys and values of some segments go to the pool, from where they are read; others may be scored
-    dense_columns: int = 0  # longest row of a dense mask; 0: none
+    reads: Literal["batch", "kv_cache"]  # where prefixes are
+    writes_cache: bool  # some segments are cached first, and read from the KV cache; others may be scored
+    dense_columns: int = 0  # longest sequence of a dense mask; 0: no dense mask
 
     def with_mask(self, columns: int) -> ProgramSpec:
         return replace(self, dense_columns=columns)
 
     @property
+    def kind(self) -> Literal["sequences", "prefill", "extend"]:
+        if self.reads == "batch":
+            return "sequences"
+        return "prefill" if self.writes_cache else "extend"
+
+    @property
     def title(self) -> str:
-        kind = "rows" if self.reads == "batch" else "prefill" if self.keeps else "extend"
         masked = f", dense mask of {self.dense_columns} columns" if self.dense_columns else ""
-        return f"{kind}, {self.num_tokens} tokens{masked}"
+        return f"{self.kind}, {self.num_tokens} tokens{masked}"
 
 
 class ForwardInputs(NamedTuple, Generic[Item]):
-    """Arrays of int32 (or a tuple of their lengths; those that a program does not need have length 0)."""
+    """Arrays of int32 (or a tuple of their lengths; arrays that a program does not need have length 0)."""
 
-    num_token_blocks: Item  # [1]
-    num_rows: Item  # [1], of a dense mask
+    num_token_tiles: Item  # [1]
+    num_sequences: Item  # [1], of a dense mask
     token_ids: Item  # [T]
     positions: Item  # [T]
-    cache_slots: Item  # [T]: place in the pool, NOT_CACHED for most
-    token_row: Item  # [T]: first token of the row, of a dense mask
-    row_starts: Item  # [T + 1]
+    cache_slots: Item  # [T]: slot in the KV cache, NOT_CACHED for most tokens
+    token_sequence: Item  # [T]: first token of the sequence, of a dense mask
+    sequence_starts: Item  # [T + 1]
     tiles: Tiles[Item]
 
 
+def split_batch(batch: ForwardBatch, num_shards: int) -> list[tuple[ForwardBatch, Int64Array]]:
+    """Per data shard its part of the batch, and which of the batch's scored rows it computes.
+
+    A batch is cut between segments (extend) or sequences, so that the shards have about as many tokens each. Cached
+    segments must be in every copy's KV cache, so a batch that caches runs on all shards, and the first one's scores are
+    taken.
+    """
+    all_rows = np.arange(len(batch.score_tokens))
+    if num_shards == 1:
+        return [(batch, all_rows)]
+    if batch.cache_segments:
+        return [(batch, all_rows), *[(batch, all_rows[:0])] * (num_shards - 1)]
+    edges = batch.segment_starts if batch.layout is Layout.EXTEND else batch.sequence_starts
+    targets = np.arange(num_shards + 1) * batch.num_tokens / num_shards
+    cuts = edges[np.abs(edges[:, None] - targets).argmin(0)]
+    return [_take_tokens(batch, int(start), int(stop)) for start, stop in pairwise(cuts)]
+
+
+def _take_tokens(batch: ForwardBatch, start: int, stop: int) -> tuple[ForwardBatch, Int64Array]:
+    first, last = np.searchsorted(batch.segment_starts, [start, stop])
+    rows = np.flatnonzero((batch.score_tokens >= start) & (batch.score_tokens < stop))
+    sequence_starts = batch.sequence_starts[(batch.sequence_starts >= start) & (batch.sequence_starts <= stop)] - start
+    part = replace(
+        batch,
+        token_ids=batch.token_ids[start:stop],
+        positions=batch.positions[start:stop],
+        segment_starts=batch.segment_starts[first : last + 1] - start,
+        prefix_index=batch.prefix_index[first:last],
+        prefix_lens=batch.prefix_lens[first:last],
+        # Prefixes of other shards stay in the list, so that the indices hold; nothing here reads them.
+        prefixes=tuple(_shift(prefix, int(first)) for prefix in batch.prefixes),
+        sequence_starts=sequence_starts if len(sequence_starts) > 1 else np.array([0, stop - start]),
+        score_tokens=batch.score_tokens[rows] - start,
+        label_ids=batch.label_ids[rows],
+    )
+    return part, rows
+
+
+def _shift(prefix: Prefix, num_segments: int) -> Prefix:
+    return prefix if prefix.segment is None else replace(prefix, segment=prefix.segment - num_segments)
+
+
 @lru_cache  # the same for every forward of a program
-def capacities(spec: ProgramSpec, sizes: TileSizes, max_pool_blocks: int) -> ForwardInputs[int]:
+def capacities(spec: ProgramSpec, sizes: TileSizes, max_kv_blocks: int) -> ForwardInputs[int]:
     """The lengths of all arrays of a program's input."""
     num_tokens = spec.num_tokens
     is_dense = spec.dense_columns > 0
     return ForwardInputs(
-        num_token_blocks=1,
-        num_rows=1,
+        num_token_tiles=1,
+        num_sequences=1,
         token_ids=num_tokens,
         positions=num_tokens,
-        cache_slots=num_tokens * spec.keeps,
-        token_row=num_tokens * is_dense,
-        row_starts=(num_tokens + 1) * is_dense,
-        # In the batch a prefix's blocks are of tokens of its own, so there are no more blocks than tokens.
-        tiles=tile_capacities(num_tokens, sizes, max_pool_blocks if spec.reads == "pool" else num_tokens),
+        cache_slots=num_tokens * spec.writes_cache,
+        token_sequence=num_tokens * is_dense,
+        sequence_starts=(num_tokens + 1) * is_dense,
+        # Key tiles of prefixes in the batch hold tokens of the batch, so there are no more tiles than tokens.
+        tiles=tile_capacities(num_tokens, sizes, max_kv_blocks if spec.reads == "kv_cache" else num_tokens),
     )
 
 
 def host_inputs(
-    batch: ForwardBatch, spec: ProgramSpec, tiles: HostTiles, new_pages: Sequence[int], block_rows: int
+    batch: ForwardBatch, spec: ProgramSpec, tiles: HostTiles, new_pages: Sequence[int], tile_rows: int
 ) -> ForwardInputs[Int32Array]:
-    """The used parts of all arrays. `new_pages`: addresses for the segments that are kept; `block_rows`: of the blocks
-    over tokens."""
+    """The used parts of all arrays.
+
+    `new_pages`: addresses for the segments to cache; `tile_rows`: rows of a tile of tokens.
+    """
     nothing = np.zeros(0, np.int32)
     is_dense = spec.dense_columns > 0
+    slots = cache_slots(batch, batch.cache_segments, new_pages, spec.num_tokens) if spec.writes_cache else nothing
     return ForwardInputs(
-        num_token_blocks=np.array([-(-batch.num_tokens // block_rows)], np.int32),
-        num_rows=np.array([len(batch.row_starts) - 1], np.int32),
+        num_token_tiles=np.array([-(-batch.num_tokens // tile_rows)], np.int32),
+        num_sequences=np.array([len(batch.sequence_starts) - 1], np.int32),
         token_ids=batch.token_ids,
         positions=batch.positions,
-        cache_slots=cache_slots(batch, batch.cache_segments, new_pages, spec.num_tokens) if spec.keeps else nothing,
-        token_row=token_rows(batch) if is_dense else nothing,
-        row_starts=batch.row_starts.astype(np.int32) if is_dense else nothing,
+        cache_slots=slots,
+        token_sequence=token_sequences(batch) if is_dense else nothing,
+        sequence_starts=batch.sequence_starts.astype(np.int32) if is_dense else nothing,
         tiles=tiles,
     )
 
 
+def token_sequences(batch: ForwardBatch) -> Int32Array:
+    """[T]: the first token of every token's sequence."""
+    return np.repeat(batch.sequence_starts[:-1], np.diff(batch.sequence_starts)).astype(np.int32)
+
+
 def pack(shards: Sequence[ForwardInputs[Int32Array]], lens: ForwardInputs[int]) -> Int32Array:
-    """[shards, all of it]; what is not used is zero."""
+    """[shards, all arrays one behind the other]; unused entries are zero."""
     packing = _packing(lens)
     packed = np.zeros((len(shards), packing.size), np.int32)
     for row, shard in zip(packed, shards, strict=True):
@@ -121,6 +175,6 @@ def _flat(inputs: ForwardInputs[Item]) -> list[Item]:
 
 
 def _unflat(items: Sequence[Item]) -> ForwardInputs[Item]:
-    """`_flat`, undone."""
-    own = dict(zip(ForwardInputs._fields[:-1], items, strict=False))
-    return ForwardInputs(**own, tiles=Tiles(*items[len(own) :]))
+    """The inverse of `_flat`."""
+    fields = dict(zip(ForwardInputs._fields[:-1], items, strict=False))
+    return ForwardInputs(**fields, tiles=Tiles(*items[len(fields) :]))

@@ -1,7 +1,7 @@
 """The devices of a model: a mesh with the axes `data` and `tensor`, arrays put onto it, and how processes join it.
 
 `data` repeats the weights and splits the batch, `tensor` splits heads, MLP columns and the vocabulary. A mesh may
-span processes, each of which then holds and fills only what lies on its own devices.
+span processes; each of them holds and fills only the arrays on its own devices.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ log = logging.getLogger("prefixwise")
 
 
 def make_mesh(devices: Sequence[jax.Device], dp_size: int, tp_size: int) -> Mesh:
-    """The first `dp_size` x `tp_size` devices as a mesh; the others are not used."""
+    """The first `dp_size` x `tp_size` devices as a mesh; further devices are not used."""
     if dp_size < 1 or tp_size < 1:
         raise BackendError(f"dp_size and tp_size must be at least 1, got dp_size={dp_size} and tp_size={tp_size}")
     num_devices = dp_size * tp_size
@@ -50,16 +50,16 @@ def make_mesh(devices: Sequence[jax.Device], dp_size: int, tp_size: int) -> Mesh
 def put_sharded(mesh: Mesh, array: NDArray[Any], spec: PartitionSpec) -> jax.Array:
     """A host array on the mesh, split as `spec` says. Every process must hold all of it, and all the same.
 
-    On a CPU the device may read the host's memory from then on: leave it as it is.
+    On a CPU the device may read the host's memory from then on: do not change the array.
     """
     sharding = NamedSharding(mesh, spec)
     if sharding.is_fully_addressable:
-        return jax.device_put(array, sharding)  # the same, and quicker
+        return jax.device_put(array, sharding)  # the same, and faster
     return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 
 
 def put_replicated(mesh: Mesh, array: NDArray[Any]) -> jax.Array:
-    """A host array, whole on every device of the mesh; `put_sharded` says what else there is to know."""
+    """A host array, whole on every device of the mesh; see `put_sharded`."""
     return put_sharded(mesh, array, P())
 
 
@@ -68,9 +68,9 @@ def start_distributed(
 ) -> None:
     """Join the other processes of a multi-host run; must come before anything else that touches a device.
 
-    What is not given comes from JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID, or from the launcher
-    where jax knows it (Slurm, Open MPI, TPU pods). Nothing happens when none of them speaks of several processes, or
-    when the processes were joined before. Raises BackendError when they should be joined and cannot be.
+    Missing arguments come from JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID, or from the launcher
+    where jax knows it (Slurm, Open MPI, TPU pods). Does nothing where none of them names several processes, or where
+    the processes have joined before. Raises BackendError where they should join and cannot.
     """
     if jax.distributed.is_initialized():
         return
@@ -80,7 +80,7 @@ def start_distributed(
         return
     try:
         given.join()
-    except (RuntimeError, TypeError, ValueError, KeyError, OSError) as error:  # whatever jax's detection ran into
+    except (RuntimeError, TypeError, ValueError, KeyError, OSError) as error:  # jax's detection raises all of these
         if not is_expected:
             log.info("running on this host alone: %s", error)
             return
@@ -92,7 +92,7 @@ def start_distributed(
 
 @dataclass(frozen=True)
 class _Processes:
-    """Who takes part; None is for jax to find out."""
+    """The processes of a run; jax detects what is None."""
 
     coordinator_address: str | None = None
     num_processes: int | None = None
@@ -114,7 +114,7 @@ class _Processes:
         )
 
     def join(self) -> None:
-        """Jax's detection is asked only for what is missing: in a Kubernetes pod it warns or fails otherwise."""
+        """Use jax's detection only where something is missing: in a Kubernetes pod it warns or fails."""
         parts = (self.coordinator_address, self.num_processes, self.process_id)
         detection = None if None in parts else "deactivate"
         set_jax_option("jax_cpu_collectives_implementation", "gloo")
@@ -136,7 +136,7 @@ def _integer(environment: Mapping[str, str], name: str) -> int | None:
 
 
 def _launches_several(environment: Mapping[str, str]) -> bool:
-    """Does a launcher that jax can ask say that it has started several processes?"""
+    """Has a launcher that jax knows started several processes?"""
     addresses = environment.get("TPU_PROCESS_ADDRESSES", environment.get("TPU_WORKER_HOSTNAMES", ""))
     return (
         ("SLURM_STEP_NODELIST" in environment and (_integer(environment, "SLURM_NTASKS") or 1) > 1)
@@ -147,7 +147,7 @@ def _launches_several(environment: Mapping[str, str]) -> bool:
 
 
 def _may_be_tpu_pod(environment: Mapping[str, str]) -> bool:
-    """On a Compute Engine TPU only its metadata server knows whether there are more hosts, and jax can ask it.
+    """On a Compute Engine TPU only its metadata server knows whether there are more hosts, and jax asks it.
 
     Importing jax sets the first of these where there are TPU chips, and the second where there are none.
     """

@@ -1,7 +1,10 @@
 """The transformer in JAX: one forward pass for every attention layout, as one device of the mesh sees it.
 
 Every array here is the device's own part: its heads, its MLP columns, its rows of the vocabulary, its share of the
-batch. Sums over the `tensor` axis are the only words between devices.
+batch. Devices communicate only by sums over the `tensor` axis.
+
+The head multiplies only the label rows, unless a request needs a probability over the whole vocabulary. Then the
+logsumexp runs over tiles of the vocabulary, and no [rows, V] array exists. All GEMMs of the head have one fixed shape.
 """
 
 from __future__ import annotations
@@ -22,25 +25,27 @@ from prefixwise.backends.jax.inputs import ForwardInputs, ProgramSpec
 from prefixwise.backends.jax.kv_cache import KVCacheArrays
 from prefixwise.backends.jax.mesh import TENSOR
 from prefixwise.backends.jax.qk_norm_rope import (
+    CacheWrite,
     HeadNorms,
-    Kept,
     RopeTable,
+    qk_norm_rope,
     qk_norm_rope_and_cache,
     rms_norm,
-    turn,
 )
-from prefixwise.backends.jax.row_blocks import RowBlocks, as_bits
+from prefixwise.backends.jax.row_tiles import RowTiles, as_bits
 from prefixwise.backends.jax.weights import LayerWeights, ModelWeights
 from prefixwise.forward.kv_pages import NOT_CACHED
 from prefixwise.models.config import Activation, ModelConfig
 
 Inputs = ForwardInputs[jax.Array]
 
+LABEL_TILE = 16  # label rows of the head at a time
+VOCAB_TILE = 8192  # vocabulary rows of the head at a time
 _UNBOUNDED = XlaAttention()
 
 
 class LastLayer(NamedTuple):
-    """What is left of a trunk: the last layer's input [T, D], and what its attention gave [T, N H]."""
+    """The output of a trunk: the last layer's input [T, D], and the output of its attention [T, N H]."""
 
     x: jax.Array
     attended: jax.Array
@@ -54,92 +59,92 @@ class Transformer:
     kv_heads: int  # of this device
     heads_per_kv: int
     tp_size: int
-    rows: RowBlocks
-    attention: AttentionImplementation  # where prefixes are read in the pool
-    row_attention: AttentionImplementation  # where they are read in the batch
-    fuses_heads: bool  # norms, rotation and the write to the pool as one kernel?
+    rows: RowTiles
+    attention: AttentionImplementation  # reads prefixes in the KV cache
+    batch_attention: AttentionImplementation  # reads prefixes in the batch
+    fuses_heads: bool  # are QK norm, RoPE and the write to the KV cache one kernel?
 
     def __call__(
-        self, spec: ProgramSpec, weights: ModelWeights, pool: KVCacheArrays, inputs: Inputs, mask: jax.Array | None
+        self, spec: ProgramSpec, weights: ModelWeights, kv_cache: KVCacheArrays, inputs: Inputs, mask: jax.Array | None
     ) -> tuple[LastLayer, KVCacheArrays]:
-        """All up to the last layer's attention, and the pool."""
+        """Everything up to the last layer's attention, and the KV cache."""
         x = self._embed(weights, inputs.token_ids)
-        rotation = self._rotation(inputs.positions)
+        rope = self._rope_table(inputs.positions)
         last = self.config.num_layers - 1
 
-        def attend(layer: Any, x: jax.Array, pool: KVCacheArrays) -> tuple[jax.Array, KVCacheArrays]:
-            base = jnp.asarray(layer * (len(pool.keys) // self.config.num_layers), jnp.int32)
-            kept = Kept(pool, inputs.cache_slots, base) if spec.keeps else None
-            heads, filled = self._project(weights.layers, layer, x, rotation, inputs, kept)
-            pool = filled or pool  # first: segments read what others keep here
-            source = Source(pool.keys, pool.values, base) if spec.reads == "pool" else None
-            return self._attend(self.attention_for(spec), heads, source, inputs, mask), pool
+        def attend(layer: Any, x: jax.Array, kv_cache: KVCacheArrays) -> tuple[jax.Array, KVCacheArrays]:
+            base = jnp.asarray(layer * (len(kv_cache.keys) // self.config.num_layers), jnp.int32)
+            write = CacheWrite(kv_cache, inputs.cache_slots, base) if spec.writes_cache else None
+            heads, written = self._project(weights.layers, layer, x, rope, inputs, write)
+            kv_cache = written or kv_cache  # before attention: segments read what others of the batch cache
+            source = Source(kv_cache.keys, kv_cache.values, base) if spec.reads == "kv_cache" else None
+            return self._attend(self.attention_for(spec), heads, source, inputs, mask), kv_cache
 
         def body(
             carry: tuple[jax.Array, KVCacheArrays], layer: jax.Array
         ) -> tuple[tuple[jax.Array, KVCacheArrays], None]:
-            x, pool = carry
-            attended, pool = attend(layer, x, pool)
+            x, kv_cache = carry
+            attended, kv_cache = attend(layer, x, kv_cache)
             finish = partial(self._finish, _at(weights.layers, layer))
-            return (self.rows.over_tokens(finish, inputs.num_token_blocks[0], x, attended), pool), None
+            return (self.rows.over_tokens(finish, inputs.num_token_tiles[0], x, attended), kv_cache), None
 
-        (x, pool), _ = lax.scan(body, (x, pool), jnp.arange(last))
-        attended, pool = attend(last, x, pool)
-        return LastLayer(x, attended), pool
+        (x, kv_cache), _ = lax.scan(body, (x, kv_cache), jnp.arange(last))
+        attended, kv_cache = attend(last, x, kv_cache)
+        return LastLayer(x, attended), kv_cache
 
     def _embed(self, weights: ModelWeights, token_ids: jax.Array) -> jax.Array:
         x = look_up(weights.embedding, token_ids, self.tp_size)
         scale = self.config.embedding_scale
-        return x if scale == 1.0 else x * jnp.asarray(scale, x.dtype)  # rounded to it, as transformers does
+        return x if scale == 1.0 else x * jnp.asarray(scale, x.dtype)  # rounded to x's dtype, as transformers does
 
-    def _rotation(self, positions: jax.Array) -> RopeTable:
+    def _rope_table(self, positions: jax.Array) -> RopeTable:
         frequencies = jnp.asarray(self.config.rope.inverse_frequencies(self.config.head_size))
         angles = positions.astype(jnp.float32)[:, None, None] * frequencies
         return RopeTable(jnp.cos(angles), jnp.sin(angles))
 
     def _project(
-        self, layers: LayerWeights, layer: Any, x: jax.Array, rotation: RopeTable, inputs: Inputs, kept: Kept | None
+        self, layers: LayerWeights, layer: Any, x: jax.Array, rope: RopeTable, inputs: Inputs, write: CacheWrite | None
     ) -> tuple[Heads, KVCacheArrays | None]:
-        """Norm, Q K V, their norms and rotation; and the pool, where something is kept."""
+        """Norm, Q K V projection, QK norm and RoPE; and the KV cache, where something is written to it."""
         weights, eps, num_kv_heads = _at(layers, layer), self.config.norm_eps, self.kv_heads
 
-        def project(block: jax.Array) -> jax.Array:
-            normed = rms_norm(block, weights.attention_norm, eps)
-            return linear(normed, weights.qkv, bias=weights.qkv_bias).reshape(len(block), -1, self.config.head_size)
+        def project(tile: jax.Array) -> jax.Array:
+            normed = rms_norm(tile, weights.attention_norm, eps)
+            return linear(normed, weights.qkv, bias=weights.qkv_bias).reshape(len(tile), -1, self.config.head_size)
 
-        def project_and_rope(block: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
+        def project_and_rope(tile: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
             norms = weights.q_norm, weights.k_norm
-            return turn(project(block), num_kv_heads, norms, eps, RopeTable(cos, sin))
+            return qk_norm_rope(project(tile), num_kv_heads, norms, eps, RopeTable(cos, sin))
 
-        num_blocks = inputs.num_token_blocks[0]
+        num_tiles = inputs.num_token_tiles[0]
         if self.fuses_heads:
-            qkv = self.rows.over_tokens(project, num_blocks, x)
+            qkv = self.rows.over_tokens(project, num_tiles, x)
             norms, number = HeadNorms(layers.q_norm, layers.k_norm), jnp.asarray(layer, jnp.int32)
-            qkv, pool = qk_norm_rope_and_cache(qkv, num_kv_heads, norms, number, eps, rotation, kept)
-            return Heads(qkv, num_kv_heads), pool
-        heads = Heads(self.rows.over_tokens(project_and_rope, num_blocks, x, *rotation), num_kv_heads)
-        return heads, None if kept is None else _keep(kept, heads)
+            qkv, kv_cache = qk_norm_rope_and_cache(qkv, num_kv_heads, norms, number, eps, rope, write)
+            return Heads(qkv, num_kv_heads), kv_cache
+        heads = Heads(self.rows.over_tokens(project_and_rope, num_tiles, x, *rope), num_kv_heads)
+        return heads, None if write is None else _write_cache(write, heads)
 
     def attention_for(self, spec: ProgramSpec) -> AttentionImplementation:
-        """What computes a program's attention, unless its mask is dense. XLA's takes any number of tokens."""
-        chosen = self.attention if spec.reads == "pool" else self.row_attention
+        """The implementation of a program's attention, unless its mask is dense. XLA's takes any number of tokens."""
+        chosen = self.attention if spec.reads == "kv_cache" else self.batch_attention
         return chosen if chosen.max_tokens is None or spec.num_tokens <= chosen.max_tokens else _UNBOUNDED
 
     def _attend(
         self,
         attention: AttentionImplementation,
         heads: Heads,
-        pool: Source | None,
+        kv_cache: Source | None,
         inputs: Inputs,
         mask: jax.Array | None,
     ) -> jax.Array:
-        """[T, N H]. `pool`: where prefixes are read; None: in the batch."""
-        if pool is not None:
-            out = extend_attention(heads, pool, inputs.tiles, attention)
+        """[T, N H]. `kv_cache`: one layer of it, where prefixes are; None: prefixes are in the batch."""
+        if kv_cache is not None:
+            out = extend_attention(heads, kv_cache, inputs.tiles, attention)
         else:
             dense = None
             if mask is not None:
-                dense = DenseMask(mask, inputs.token_row, inputs.row_starts, inputs.num_rows[0])
+                dense = DenseMask(mask, inputs.token_sequence, inputs.sequence_starts, inputs.num_sequences[0])
             out = packed_attention(heads, inputs.tiles, attention, dense)
         return out.reshape(len(out), -1)
 
@@ -152,17 +157,49 @@ class Transformer:
         return x + self._sum_over_shards(activated, layer.down)
 
     def _sum_over_shards(self, x: jax.Array, weight: jax.Array) -> jax.Array:
-        """A product whose columns are split: rounded once, after the sum."""
+        """A GEMM whose inner dimension is split over the shards: rounded once, after the sum."""
         if self.tp_size == 1:
             return linear(x, weight)
         return lax.psum(linear(x, weight, jnp.float32), TENSOR).astype(x.dtype)
 
     def score(self, weights: ModelWeights, last: LastLayer, tokens: jax.Array) -> jax.Array:
-        """Hidden states of some tokens after the final norm, [S, D] float32: the last layer's rest is for the tokens
-        that are scored, and for no others."""
+        """Hidden states of the scored tokens after the final norm, [S, D] float32. Only these tokens run through the
+        rest of the last layer."""
         layer = _at(weights.layers, self.config.num_layers - 1)
         hidden = self._finish(layer, last.x[tokens], last.attended[tokens])
         return rms_norm(hidden, weights.final_norm, self.config.norm_eps).astype(jnp.float32)
+
+
+def label_logits(head: jax.Array, hidden: jax.Array, label_ids: jax.Array, *, tp_size: int) -> jax.Array:
+    """hidden [S, D] float32, head [V, D], label_ids [LABEL_TILE] to [S, LABEL_TILE] float32."""
+    return linear(hidden, look_up(head, label_ids, tp_size).astype(jnp.float32))
+
+
+def logsumexp(head: jax.Array, hidden: jax.Array, *, tp_size: int, vocab_size: int) -> jax.Array:
+    """The logsumexp of all logits: hidden [S, D] float32, head [V, D] to [S] float32."""
+    local_size = len(head)
+    tile_size = min(VOCAB_TILE, local_size)
+    first_id = lax.axis_index(TENSOR) * local_size if tp_size > 1 else jnp.int32(0)
+
+    def add(number: jax.Array, state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        """One tile of the vocabulary into the running max and sum of each row."""
+        start = jnp.minimum(number * tile_size, local_size - tile_size)
+        ids = start + jnp.arange(tile_size)
+        # The last tile is moved to fit, so its first columns were counted before; padding rows never count.
+        is_counted = (ids >= number * tile_size) & (first_id + ids < vocab_size)
+        rows = lax.dynamic_slice_in_dim(head, start, tile_size).astype(jnp.float32)
+        logits = jnp.where(is_counted, linear(hidden, rows), -jnp.inf)
+        m_i, l_i = state
+        m_new = jnp.maximum(m_i, logits.max(-1))
+        m_finite = jnp.where(m_new == -jnp.inf, 0.0, m_new)
+        return m_new, l_i * jnp.exp(m_i - m_finite) + jnp.exp(logits - m_finite[:, None]).sum(-1)
+
+    begun = (jnp.full(len(hidden), -jnp.inf, jnp.float32), jnp.zeros(len(hidden), jnp.float32))
+    m_i, l_i = lax.fori_loop(0, -(-local_size // tile_size), add, begun)
+    if tp_size > 1:
+        m_all = lax.pmax(m_i, TENSOR)
+        m_i, l_i = m_all, lax.psum(l_i * jnp.exp(m_i - m_all), TENSOR)
+    return m_i + jnp.log(l_i)
 
 
 def _at(layers: LayerWeights, layer: Any) -> LayerWeights:
@@ -170,15 +207,15 @@ def _at(layers: LayerWeights, layer: Any) -> LayerWeights:
     return jax.tree.map(lambda stacked: stacked[layer], layers)
 
 
-def _keep(kept: Kept, heads: Heads) -> KVCacheArrays:
-    """Write the tokens that are kept to their places in the pool's layer; the others' writes fall off its end."""
-    pool = kept.pool
-    place = jnp.where(kept.slots == NOT_CACHED, len(pool.keys), kept.base + kept.slots)
+def _write_cache(write: CacheWrite, heads: Heads) -> KVCacheArrays:
+    """Write the tokens that have a slot to the layer's KV cache; other tokens write out of range and are dropped."""
+    kv_cache = write.kv_cache
+    slot = jnp.where(write.slots == NOT_CACHED, len(kv_cache.keys), write.base + write.slots)
 
-    def write(stored: jax.Array, new: jax.Array) -> jax.Array:
-        return stored.at[place].set(as_bits(new) if stored.dtype == jnp.uint16 else new, mode="drop")
+    def store(stored: jax.Array, new: jax.Array) -> jax.Array:
+        return stored.at[slot].set(as_bits(new) if stored.dtype == jnp.uint16 else new, mode="drop")
 
-    return KVCacheArrays(write(pool.keys, heads.k), write(pool.values, heads.v))
+    return KVCacheArrays(store(kv_cache.keys, heads.k), store(kv_cache.values, heads.v))
 
 
 def look_up(table: jax.Array, ids: jax.Array, tp_size: int) -> jax.Array:
@@ -192,7 +229,7 @@ def look_up(table: jax.Array, ids: jax.Array, tp_size: int) -> jax.Array:
 
 
 def linear(x: jax.Array, weight: jax.Array, dtype: Any = None, *, bias: jax.Array | None = None) -> jax.Array:
-    """x [T, in] with a weight [out, in] to [T, out], in x's dtype unless another is given."""
+    """x [T, in] times a weight [out, in] to [T, out], in x's dtype unless another is given."""
     precision = lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
     wide = jnp.float32 if bias is not None else dtype
     out = lax.dot_general(x, weight, (((1,), (1,)), ((), ())), precision=precision, preferred_element_type=wide)
@@ -202,6 +239,6 @@ def linear(x: jax.Array, weight: jax.Array, dtype: Any = None, *, bias: jax.Arra
 
 
 def activate(x: jax.Array, activation: Activation) -> jax.Array:
-    """In float32, rounded to x's dtype."""
+    """The activation, computed in float32 and rounded to x's dtype."""
     wide = x.astype(jnp.float32)
     return (jax.nn.silu(wide) if activation == "silu" else jax.nn.gelu(wide, approximate=True)).astype(x.dtype)

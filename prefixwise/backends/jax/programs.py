@@ -1,14 +1,14 @@
-"""The compiled programs of a model: which there are, and how each is called.
+"""The compiled programs of a model, and how each is called.
 
 trunk         tokens to the last layer's attention, one program per `ProgramSpec`
 score         some tokens of a trunk to hidden states, one program per number of tokens
-labels        hidden states to the logits of LABEL_BLOCK labels
-normalizers   hidden states to log-sum-exps over the vocabulary
+labels        hidden states to the logits of LABEL_TILE labels
+logsumexp     hidden states to the logsumexp over the vocabulary
 
-The last three always have a block of `RowBlocks.score_rows` rows; more tokens than that are several blocks.
+The last three always have one tile of `RowTiles.score_rows` rows; more tokens than that are several runs.
 
-A program is traced and compiled from the shapes and shardings of its arguments, before there are any: tracing is
-Python's work, but compiling is not, so that many can be compiled at a time.
+A program is traced and compiled from the shapes and shardings of its arguments. Tracing holds Python's lock and
+compiling does not, so many programs can be compiled at a time.
 """
 
 from __future__ import annotations
@@ -23,13 +23,12 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.stages import Compiled, Lowered
 
-from prefixwise.backends.jax import head
 from prefixwise.backends.jax.attention import xla
 from prefixwise.backends.jax.attention.base import AttentionImplementation
 from prefixwise.backends.jax.inputs import ForwardInputs, ProgramSpec, capacities, packed_size, unpack
-from prefixwise.backends.jax.kv_cache import POOL_SPEC, KVCacheArrays
+from prefixwise.backends.jax.kv_cache import KV_CACHE_SPEC, KVCacheArrays
 from prefixwise.backends.jax.mesh import DATA, TENSOR, P
-from prefixwise.backends.jax.model import LastLayer, Transformer
+from prefixwise.backends.jax.model import LABEL_TILE, LastLayer, Transformer, label_logits, logsumexp
 from prefixwise.backends.jax.weights import ModelWeights, weight_specs
 from prefixwise.forward.tiles import TileSizes
 
@@ -46,10 +45,10 @@ LAST_SPECS: Any = LastLayer(P(DATA), P(DATA, TENSOR))  # type: ignore[arg-type]
 
 @dataclass(frozen=True)
 class HeadSpec:
-    """A program behind the trunk, for a block of scored rows."""
+    """A program behind the trunk, for one tile of scored rows."""
 
-    kind: Literal["score", "labels", "normalizers"]
-    num_tokens: int | None = None  # `score`: of the trunk, in one data shard
+    kind: Literal["score", "labels", "logsumexp"]
+    num_tokens: int | None = None  # `score`: capacity of the trunk's data shard
 
     @property
     def title(self) -> str:
@@ -58,14 +57,14 @@ class HeadSpec:
 
 @dataclass(frozen=True, eq=False)
 class Programs:
-    """Makes programs and remembers them; one that was not compiled before is compiled when it is asked for."""
+    """Compiles programs and holds them. A program that is not compiled yet is compiled at its first use."""
 
     mesh: Mesh
     transformer: Transformer
-    max_pool_blocks: int
+    max_kv_blocks: int
     platform: str
-    weights: ModelWeights  # shapes, as the pool's
-    pool: KVCacheArrays
+    weights: ModelWeights  # shapes and shardings, as are those of the KV cache
+    kv_cache: KVCacheArrays
     _compiled: dict[ProgramSpec | HeadSpec, Compiled] = field(default_factory=dict)
 
     @property
@@ -73,35 +72,35 @@ class Programs:
         return len(self._compiled)
 
     def tile_sizes(self, spec: ProgramSpec) -> TileSizes:
-        """As the attention of these programs wants them; a dense mask is read by XLA, whatever the others have."""
+        """The tile sizes of the program's attention. A dense mask always runs in XLA."""
         if spec.dense_columns:
             return xla.SIZES
         return self.attention(spec).tile_sizes(self.transformer.heads_per_kv)
 
     def attention(self, spec: ProgramSpec) -> AttentionImplementation:
-        """What computes it, unless its mask is dense."""
+        """The implementation of the program's attention, unless its mask is dense."""
         return self.transformer.attention_for(spec)
 
     def input_lens(self, spec: ProgramSpec) -> ForwardInputs[int]:
-        return capacities(spec, self.tile_sizes(spec), self.max_pool_blocks)
+        return capacities(spec, self.tile_sizes(spec), self.max_kv_blocks)
 
     def trunk(self, spec: ProgramSpec) -> Callable[..., tuple[LastLayer, KVCacheArrays]]:
-        """weights, pool (which is consumed), packed inputs [dp, ..], dense mask or None."""
+        """weights, KV cache (donated), packed inputs [dp, ..], dense mask or None."""
         return self._get(spec)
 
     def score(self, num_tokens: int) -> Callable[..., jax.Array]:
-        """weights, what a trunk left [dp T, ..], tokens [dp, S] to hidden [dp S, D]."""
+        """weights, the output of a trunk [dp T, ..], tokens [dp, S] to hidden [dp S, D]."""
         return self._get(HeadSpec("score", num_tokens))
 
     @property
     def labels(self) -> Callable[..., jax.Array]:
-        """head [V, D], hidden [dp S, D], label ids [LABEL_BLOCK] to [dp S, LABEL_BLOCK]."""
+        """head [V, D], hidden [dp S, D], label ids [LABEL_TILE] to [dp S, LABEL_TILE]."""
         return self._get(HeadSpec("labels"))
 
     @property
-    def normalizers(self) -> Callable[..., jax.Array]:
+    def logsumexp(self) -> Callable[..., jax.Array]:
         """head [V, D], hidden [dp S, D] to [dp S]."""
-        return self._get(HeadSpec("normalizers"))
+        return self._get(HeadSpec("logsumexp"))
 
     def _get(self, spec: ProgramSpec | HeadSpec) -> Callable[..., Any]:
         if spec not in self._compiled:
@@ -109,7 +108,7 @@ class Programs:
         return self._compiled[spec]
 
     def lower(self, spec: ProgramSpec | HeadSpec) -> Callable[[], None]:
-        """Trace a program. What comes back compiles it, on any thread; where that was done before, it does nothing."""
+        """Trace a program. The returned function compiles it, on any thread; it does nothing for a compiled program."""
         if spec in self._compiled:
             return lambda: None
         lowered = self.lowered(spec)
@@ -120,35 +119,36 @@ class Programs:
         return finish
 
     def lowered(self, spec: ProgramSpec | HeadSpec) -> Lowered:
-        """A program, traced."""
-        return self._lower_trunk(spec) if isinstance(spec, ProgramSpec) else self._lower_behind(spec)
+        """Trace a program."""
+        return self._lower_trunk(spec) if isinstance(spec, ProgramSpec) else self._lower_head_program(spec)
 
     def _lower_trunk(self, spec: ProgramSpec) -> Lowered:
         lens = self.input_lens(spec)
 
-        def trunk(weights: ModelWeights, pool: KVCacheArrays, packed: jax.Array, mask: jax.Array | None) -> Any:
-            return self.transformer(spec, weights, pool, unpack(packed[0], lens), mask)
+        def trunk(weights: ModelWeights, kv_cache: KVCacheArrays, packed: jax.Array, mask: jax.Array | None) -> Any:
+            return self.transformer(spec, weights, kv_cache, unpack(packed[0], lens), mask)
 
-        pool_specs: Any = KVCacheArrays(POOL_SPEC, POOL_SPEC)  # type: ignore[arg-type]
-        in_specs = (weight_specs(self.transformer.config), pool_specs, P(DATA), P(DATA) if spec.dense_columns else None)
+        kv_cache_specs: Any = KVCacheArrays(KV_CACHE_SPEC, KV_CACHE_SPEC)  # type: ignore[arg-type]
+        mask_spec = P(DATA) if spec.dense_columns else None
+        in_specs = (weight_specs(self.transformer.config), kv_cache_specs, P(DATA), mask_spec)
         num_shards = self.mesh.shape[DATA]
         packed = self._shape((num_shards, packed_size(lens)), jnp.int32, P(DATA))
         mask = None
         if spec.dense_columns:
             mask = self._shape((num_shards * spec.num_tokens, spec.dense_columns), jnp.bool_, P(DATA))
-        jitted = self._jit(trunk, in_specs, (LAST_SPECS, pool_specs), donate_argnums=(1,))
-        return jitted.lower(self.weights, self.pool, packed, mask)
+        jitted = self._jit(trunk, in_specs, (LAST_SPECS, kv_cache_specs), donate_argnums=(1,))
+        return jitted.lower(self.weights, self.kv_cache, packed, mask)
 
-    def _lower_behind(self, spec: HeadSpec) -> Lowered:
+    def _lower_head_program(self, spec: HeadSpec) -> Lowered:
         num_rows = self.mesh.shape[DATA] * self.transformer.rows.score_rows
         hidden = self._shape((num_rows, self.transformer.config.model_size), jnp.float32, HIDDEN_SPEC)
         if spec.num_tokens is not None:
             return self._lower_score(spec.num_tokens)
         if spec.kind == "labels":
-            function: Callable[..., jax.Array] = partial(head.label_logits, tp_size=self.transformer.tp_size)
-            return self._lower_head(function, hidden, self._shape((head.LABEL_BLOCK,), jnp.int32, P()))
+            function: Callable[..., jax.Array] = partial(label_logits, tp_size=self.transformer.tp_size)
+            return self._lower_head(function, hidden, self._shape((LABEL_TILE,), jnp.int32, P()))
         sizes: Any = {"tp_size": self.transformer.tp_size, "vocab_size": self.transformer.config.num_head_rows}
-        return self._lower_head(partial(head.logsumexp, **sizes), hidden)
+        return self._lower_head(partial(logsumexp, **sizes), hidden)
 
     def _lower_score(self, num_tokens: int) -> Lowered:
         transformer, num_shards = self.transformer, self.mesh.shape[DATA]
@@ -167,7 +167,7 @@ class Programs:
         return jitted.lower(self.weights, LastLayer(*last), tokens)  # type: ignore[arg-type]
 
     def _lower_head(self, function: Callable[..., jax.Array], *arguments: Any) -> Lowered:
-        """Several processes have all of what comes back, each: any of them may fetch it, whenever that wants to."""
+        """With several processes, each of them holds the whole result and may fetch it at any time."""
         specs = (weight_specs(self.transformer.config).head, *(each.sharding.spec for each in arguments))
         whole = NamedSharding(self.mesh, P())
         jitted = self._jit(function, specs, HIDDEN_SPEC, out_shardings=None if whole.is_fully_addressable else whole)

@@ -1,14 +1,15 @@
-"""Starting programs and fetching what they found: host arrays in, host arrays out, the pool handed on from each to the
-next.
+"""Starting programs and fetching their results: host arrays in, host arrays out, the KV cache passed from program to
+program. And every program that forwards can need, for warm-up: no request waits for a compiler.
 
-`fetch` waits for the devices, and nothing else does: no program has a loop whose rounds are data on a GPU, where the
-driver would wait for their number; blocks of scored rows are one program each time.
+Only `fetch` waits for the devices. No program on a GPU has a loop whose length is data, since the driver would wait for
+that number; each tile of scored rows is a run of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -16,26 +17,27 @@ import numpy as np
 from jax.sharding import Mesh
 from numpy.typing import NDArray
 
-from prefixwise.backends.jax.head import LABEL_BLOCK
 from prefixwise.backends.jax.inputs import ForwardInputs, ProgramSpec, pack
 from prefixwise.backends.jax.kv_cache import KVCache
 from prefixwise.backends.jax.mesh import DATA, P, put_replicated, put_sharded
-from prefixwise.backends.jax.model import LastLayer
-from prefixwise.backends.jax.programs import Programs
+from prefixwise.backends.jax.model import LABEL_TILE, LastLayer
+from prefixwise.backends.jax.programs import HeadSpec, Programs
+from prefixwise.backends.jax.row_tiles import dense_columns_up_to
 from prefixwise.backends.jax.weights import ModelWeights
 from prefixwise.contract.ragged import Int32Array, Int64Array
+from prefixwise.forward.backend import Program
+from prefixwise.forward.kv_pages import NOT_CACHED
+from prefixwise.forward.tiles import Tiles
 
 Floats = NDArray[np.float32]
-
-
-Blocks = Sequence[Sequence[jax.Array]]  # [dp S, ..] each, by block of scored rows, and then by block of labels
+TileOutputs = Sequence[Sequence[jax.Array]]  # [dp S, ..] each, by tile of scored rows, then by tile of labels
 
 
 class HeadInputs(NamedTuple):
     """On the devices."""
 
-    score_blocks: tuple[jax.Array, ...]  # [dp, S] tokens each
-    label_blocks: tuple[jax.Array, ...]  # [LABEL_BLOCK] label ids each
+    score_tiles: tuple[jax.Array, ...]  # [dp, S] tokens each
+    label_tiles: tuple[jax.Array, ...]  # [LABEL_TILE] label ids each
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +46,7 @@ class Runner:
 
     mesh: Mesh
     weights: ModelWeights
-    pool: KVCache
+    kv_cache: KVCache
     programs: Programs
 
     def trunk(
@@ -53,48 +55,118 @@ class Runner:
         """Still on the devices, [dp T, ..]; one of `shards` and `masks` (if any) per data shard."""
         packed = put_sharded(self.mesh, pack(shards, self.programs.input_lens(spec)), P(DATA))
         mask = put_sharded(self.mesh, np.concatenate(masks), P(DATA)) if masks else None
-        last, self.pool.arrays = self.programs.trunk(spec)(self.weights, self.pool.arrays, packed, mask)
+        last, self.kv_cache.arrays = self.programs.trunk(spec)(self.weights, self.kv_cache.arrays, packed, mask)
         return last
 
     def head_inputs(self, score_tokens: Sequence[Int64Array], label_ids: Int32Array) -> HeadInputs:
-        """What scores need beside a trunk, sent while that is computed.
+        """The inputs of the programs behind a trunk, sent while the trunk runs.
 
-        `score_tokens`: of each data shard; what is missing to the same whole number of blocks is token 0.
+        `score_tokens`: of each data shard; token 0 pads them to the same whole number of tiles.
         """
         size = self.programs.transformer.rows.score_rows
-        num_blocks = -(-max(map(len, score_tokens)) // size)
-        tokens = np.zeros((num_blocks, len(score_tokens), size), np.int32)
+        num_tiles = -(-max(map(len, score_tokens)) // size)
+        tokens = np.zeros((num_tiles, len(score_tokens), size), np.int32)
         for number, shard in enumerate(score_tokens):
             tokens[:, number].flat[: len(shard)] = shard
-        labels = np.zeros((-(-len(label_ids) // LABEL_BLOCK), LABEL_BLOCK), np.int32)
+        labels = np.zeros((-(-len(label_ids) // LABEL_TILE), LABEL_TILE), np.int32)
         labels.flat[: len(label_ids)] = label_ids
         return HeadInputs(
-            tuple(put_sharded(self.mesh, block, P(DATA)) for block in tokens),
-            tuple(put_replicated(self.mesh, block) for block in labels),
+            tuple(put_sharded(self.mesh, tile, P(DATA)) for tile in tokens),
+            tuple(put_replicated(self.mesh, tile) for tile in labels),
         )
 
     def hidden(self, last: LastLayer, inputs: HeadInputs) -> list[jax.Array]:
-        """[dp S, D] of each block of scored rows, still on the devices."""
+        """[dp S, D] of each tile of scored rows, still on the devices."""
         score = self.programs.score(len(last.x) // self.mesh.shape[DATA])
-        return [score(self.weights, last, tokens) for tokens in inputs.score_blocks]
+        return [score(self.weights, last, tokens) for tokens in inputs.score_tiles]
 
-    def label_logits(self, hidden: Sequence[jax.Array], inputs: HeadInputs) -> Blocks:
-        """[dp S, LABEL_BLOCK] each, on their way to the host."""
+    def label_logits(self, hidden: Sequence[jax.Array], inputs: HeadInputs) -> TileOutputs:
+        """[dp S, LABEL_TILE] each, on their way to the host."""
         head, labels = self.weights.head, self.programs.labels
-        return [[_send(labels(head, rows, ids)) for ids in inputs.label_blocks] for rows in hidden]
+        return [[_send(labels(head, rows, ids)) for ids in inputs.label_tiles] for rows in hidden]
 
-    def logsumexp(self, hidden: Sequence[jax.Array]) -> Blocks:
+    def logsumexp(self, hidden: Sequence[jax.Array]) -> TileOutputs:
         """[dp S] each, on their way to the host."""
-        return [[_send(self.programs.normalizers(self.weights.head, rows))] for rows in hidden]
+        return [[_send(self.programs.logsumexp(self.weights.head, rows))] for rows in hidden]
 
-    def fetch(self, blocks: Blocks) -> Floats:
-        """Wait for them: [dp, rows, ..], labels side by side along the last axis."""
+    def fetch(self, tiles: TileOutputs) -> Floats:
+        """Wait for the tiles: [dp, rows, ..], labels side by side along the last axis."""
         num_shards = self.mesh.shape[DATA]
-        found = [np.concatenate([np.asarray(array) for array in row], axis=-1) for row in blocks]
+        found = [np.concatenate([np.asarray(array) for array in row], axis=-1) for row in tiles]
         return np.concatenate([each.reshape(num_shards, -1, *each.shape[1:]) for each in found], axis=1)
 
 
 def _send(array: jax.Array) -> jax.Array:
-    """Begin to copy it to the host."""
+    """Start the copy to the host."""
     array.copy_to_host_async()
     return array
+
+
+def list_programs(runner: Runner, buckets: Sequence[int], max_dense_len: int) -> list[Program]:
+    """Every trunk, the scoring program of each bucket, and the two programs of the head."""
+    warmup, programs = _Warmup(runner), []
+    for num_tokens in buckets:
+        specs = _specs(num_tokens, max_dense_len)
+        programs += [_program(runner, spec, partial(warmup.trunk, spec)) for spec in specs]
+        programs.append(_program(runner, HeadSpec("score", num_tokens), partial(warmup.score, specs[-1])))
+    smallest = ProgramSpec(buckets[0], reads="kv_cache", writes_cache=False)
+    return [
+        *programs,
+        _program(runner, HeadSpec("labels"), partial(warmup.labels, smallest)),
+        _program(runner, HeadSpec("logsumexp"), partial(warmup.logsumexp, smallest)),
+    ]
+
+
+def _program(runner: Runner, spec: ProgramSpec | HeadSpec, prepare: Callable[[], object]) -> Program:
+    return Program(spec.title, partial(runner.programs.lower, spec), prepare)
+
+
+def _specs(num_tokens: int, max_dense_len: int) -> list[ProgramSpec]:
+    """Prefill, with or without scored tokens; sequences with each width of a dense mask and without one; and extend."""
+    sequences = ProgramSpec(num_tokens, reads="batch", writes_cache=False)
+    masked = [sequences.with_mask(columns) for columns in dense_columns_up_to(min(num_tokens, max_dense_len))]
+    prefill = ProgramSpec(num_tokens, reads="kv_cache", writes_cache=True)
+    extend = ProgramSpec(num_tokens, reads="kv_cache", writes_cache=False)
+    return [prefill, *masked, sequences, extend]
+
+
+class _Warmup:
+    """Runs programs on batches of one token, so that their loops are entered."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self._inputs = runner.head_inputs([np.zeros(1, np.int64)] * runner.mesh.shape[DATA], np.zeros(1, np.int32))
+
+    def trunk(self, spec: ProgramSpec) -> LastLayer:
+        inputs = _one_token(spec)
+        num_shards = self._runner.mesh.shape[DATA]
+        masks = [np.zeros((spec.num_tokens, spec.dense_columns), np.bool_)] * num_shards if spec.dense_columns else []
+        last = self._runner.trunk(spec, [inputs] * num_shards, masks)
+        jax.block_until_ready(self._runner.kv_cache.arrays)
+        return last
+
+    def score(self, spec: ProgramSpec) -> list[jax.Array]:
+        """The hidden states that the programs of the head take."""
+        return jax.block_until_ready(self._runner.hidden(self.trunk(spec), self._inputs))
+
+    def labels(self, spec: ProgramSpec) -> None:
+        self._runner.fetch(self._runner.label_logits(self.score(spec), self._inputs))
+
+    def logsumexp(self, spec: ProgramSpec) -> None:
+        self._runner.fetch(self._runner.logsumexp(self.score(spec)))
+
+
+def _one_token(spec: ProgramSpec) -> ForwardInputs[Int32Array]:
+    """A segment of one token that reads no prefix; nothing is cached."""
+    nothing, zero, one = np.zeros(0, np.int32), np.zeros(1, np.int32), np.ones(1, np.int32)
+    tiles = Tiles(*[nothing] * len(Tiles._fields))
+    return ForwardInputs(
+        num_token_tiles=one,
+        num_sequences=zero,
+        token_ids=zero,
+        positions=zero,
+        cache_slots=np.full(spec.num_tokens * spec.writes_cache, NOT_CACHED, np.int32),
+        token_sequence=nothing,
+        sequence_starts=nothing,
+        tiles=tiles._replace(counts=np.array([1, 0, 0], np.int32), narrow_start=zero, narrow_len=one),
+    )

@@ -1,11 +1,10 @@
 """From stored tensors to arrays on the mesh, without a second copy on either side, in pieces of a few megabytes.
 
-On an accelerator an array is allocated once where it belongs and then written in place, piece by piece: it is donated
-to the small program that writes, so it is never copied. Neither the host nor a device ever holds more than the model
-and two pieces.
+On an accelerator an array is allocated once and then written in place, piece by piece: it is donated to the small
+program that writes, so it is never copied. Neither the host nor a device ever holds more than the model and two pieces.
 
-On a CPU the host's memory is the device's: the pieces go straight into the memory that the array will be. (Writing in
-place works there too, but XLA's CPU programs pass all of a bfloat16 array through float32 to change one row of it.)
+On a CPU the device reads host memory: the pieces go straight into the memory of the final array. (Writing in place
+works there too, but XLA's CPU programs convert a whole bfloat16 array to float32 to change one row of it.)
 """
 
 from __future__ import annotations
@@ -22,19 +21,19 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from numpy.typing import NDArray
 
 from prefixwise.backends.jax.mesh import TENSOR, P, put_replicated, put_sharded
-from prefixwise.backends.jax.shard_rows import fill_columns, fill_rows, read_numbers
+from prefixwise.backends.jax.placement import fill_columns, fill_sequences, read_numbers
 from prefixwise.contract.ragged import Int64Array
 from prefixwise.models.checkpoint import StoredTensor
 
 PIECE_BYTES = 8 << 20  # per shard: how much is read, converted and written at a time
-_ALIGNMENT = 64  # bytes: jax's CPU devices take over host memory that is aligned so, and copy other memory
+_ALIGNMENT = 64  # bytes: jax's CPU devices use host memory of this alignment in place, and copy other memory
 
 FillShard = Callable[[int, NDArray[Any]], None]  # shard, its [rows of the piece, columns of the shard]
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """An array to be made, [rows, columns] or [layers, rows, columns], with rows or columns split over the shards."""
+    """An array to load, [rows, columns] or [layers, rows, columns], with rows or columns split over the shards."""
 
     shape: tuple[int, ...]
     split_axis: int  # 0 for rows, 1 for columns
@@ -50,8 +49,8 @@ class _Plan:
         return P(None, *self.piece_spec) if len(self.shape) == 3 else self.piece_spec
 
     def pieces(self, row_bytes: int) -> tuple[int, Iterator[tuple[int, int]]]:
-        """How many rows a piece has, and the (layer, first row) of each. All have one shape: the last of a layer
-        begins earlier rather than to be shorter."""
+        """The rows of a piece, and the (layer, first row) of each. All have one shape: the last piece of a layer starts
+        earlier instead of being shorter."""
         num_pieces = -(-self.num_rows // max(1, PIECE_BYTES // row_bytes))
         step = -(-self.num_rows // num_pieces)
         num_layers = self.shape[0] if len(self.shape) == 3 else 1
@@ -80,7 +79,7 @@ class WeightLoader:
         """[layers, tp x n]: the parts of each layer one after the other, split."""
         stacked = np.empty((len(layers), index.size), self._dtype)
         for target, parts in zip(stacked, layers, strict=True):
-            fill_rows(target, parts, index.reshape(-1))
+            fill_sequences(target, parts, index.reshape(-1))
         return put_sharded(self._mesh, stacked, P(None, TENSOR))
 
     def split_rows(self, layers: Sequence[Sequence[StoredTensor]], index: Int64Array) -> jax.Array:
@@ -114,8 +113,8 @@ class WeightLoader:
         step, pieces = plan.pieces(self._row_bytes(plan))
         for layer, start in pieces:
             fill = plan.read(layer, start, start + step)
-            for shard, block in shards.blocks.items():
-                rows = block[layer] if block.ndim == 3 else block
+            for shard, part in shards.parts.items():
+                rows = part[layer] if part.ndim == 3 else part
                 fill(shard, rows[start : start + step])
         return shards.put()
 
@@ -127,34 +126,34 @@ class WeightLoader:
         for layer, start in pieces:
             fill = plan.read(layer, start, start + step)
             shards = _Shards.allocate(sharding, (num_rows, plan.shape[-1]), plan.split_axis, self._dtype)
-            for shard, block in shards.blocks.items():
-                fill(shard, block)
+            for shard, part in shards.parts.items():
+                fill(shard, part)
             piece = shards.put()
-            array.block_until_ready()  # this piece was read while the last one was written: no third
+            array.block_until_ready()  # this piece was read while the previous one was written: never hold a third
             array = write_piece(self._mesh, plan.spec, plan.piece_spec, array, piece, np.int32(layer), np.int32(start))
         return array
 
 
 @dataclass(frozen=True)
 class _Shards:
-    """What this process holds of an array, on the host: one block per shard, however many devices repeat it."""
+    """This process's part of an array, on the host: one array per shard, even where several devices replicate it."""
 
     sharding: NamedSharding
     shape: tuple[int, ...]
     axis: int  # the one that is split
-    blocks: Mapping[int, NDArray[Any]]
+    parts: Mapping[int, NDArray[Any]]
 
     @classmethod
     def allocate(cls, sharding: NamedSharding, shape: tuple[int, ...], axis: int, dtype: np.dtype[Any]) -> _Shards:
-        block_shape = sharding.shard_shape(shape)
+        part_shape = sharding.shard_shape(shape)
         indices = sharding.addressable_devices_indices_map(shape).values()
-        numbers = {_start(index, axis) // block_shape[axis] for index in indices}
-        return cls(sharding, shape, axis, {number: _aligned_empty(block_shape, dtype) for number in sorted(numbers)})
+        numbers = {_start(index, axis) // part_shape[axis] for index in indices}
+        return cls(sharding, shape, axis, {number: _aligned_empty(part_shape, dtype) for number in sorted(numbers)})
 
     def put(self) -> jax.Array:
-        block_len = self.sharding.shard_shape(self.shape)[self.axis]
+        part_len = self.sharding.shard_shape(self.shape)[self.axis]
         return jax.make_array_from_callback(
-            self.shape, self.sharding, lambda index: self.blocks[_start(index, self.axis) // block_len]
+            self.shape, self.sharding, lambda index: self.parts[_start(index, self.axis) // part_len]
         )
 
 
@@ -172,11 +171,11 @@ def _aligned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]
 def _read_rows(
     layers: Sequence[Sequence[StoredTensor]], index: Int64Array, layer: int, start: int, stop: int
 ) -> FillShard:
-    return lambda shard, target: fill_rows(target, layers[layer], index[shard, start:stop])
+    return lambda shard, target: fill_sequences(target, layers[layer], index[shard, start:stop])
 
 
 def _read_columns(layers: Sequence[StoredTensor], index: Int64Array, layer: int, start: int, stop: int) -> FillShard:
-    rows = read_numbers(layers[layer], start, stop)  # once for all shards: quantised rows are costly
+    rows = read_numbers(layers[layer], start, stop)  # once for all shards: reading quantised rows is slow
     return lambda shard, target: fill_columns(target, rows, index[shard])
 
 
@@ -195,7 +194,7 @@ def write_piece(
     layer: jax.Array,
     row: jax.Array,
 ) -> jax.Array:
-    """`array` with every shard's piece at [layer, row] of its block, in the same memory; the caller's is gone."""
+    """Write every shard's piece at [layer, row] of its part of `array`, which is donated."""
 
     def write_shard(array: jax.Array, piece: jax.Array, layer: jax.Array, row: jax.Array) -> jax.Array:
         if array.ndim == 2:

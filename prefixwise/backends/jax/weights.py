@@ -1,8 +1,8 @@
 """Weights on the mesh: allocated once in their final place and dtype, then filled piece by piece from the checkpoint.
 
-Layers are stacked along a leading axis, so that one compiled layer runs over all of them. Along the `tensor` axis
-every shard holds a block of the same shape, padded with zeros; a shard's Q, K and V are one matrix, its gate and up
-another. How they get there is `weight_loader`'s business.
+Layers are stacked along a leading axis, so that one compiled layer runs over all of them. Along the `tensor` axis every
+shard holds an array of the same shape, padded with zeros; a shard's Q, K and V are one matrix, its gate and up another.
+`weight_loader` reads and places them.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.typing import DTypeLike
 
 from prefixwise.backends.jax.mesh import TENSOR, P
-from prefixwise.backends.jax.placement import HeadPlacement
-from prefixwise.backends.jax.shard_rows import ShardIndex
+from prefixwise.backends.jax.placement import HeadPlacement, ShardIndex
 from prefixwise.backends.jax.weight_loader import WeightLoader
 from prefixwise.models.checkpoint import Checkpoint, StoredTensor
 from prefixwise.models.config import ModelConfig
@@ -29,7 +28,7 @@ class LayerWeights(NamedTuple):
     `Kl` KV heads and `Gl` query heads for each of them per shard (see `placement`), `Fl` = F / tp, rounded up.
     """
 
-    attention_norm: jax.Array  # [Ly, D]; norms may be in float32 whatever the rest is in
+    attention_norm: jax.Array  # [Ly, D]; norms may be float32 where the other weights are not
     qkv: jax.Array  # [Ly, tp (Kl Gl + 2 Kl) H, D]: of each shard its query heads [Kl, Gl], its keys, its values
     qkv_bias: jax.Array | None  # [Ly, tp (Kl Gl + 2 Kl) H]
     q_norm: jax.Array | None  # [Ly, H]
@@ -43,7 +42,7 @@ class LayerWeights(NamedTuple):
 class ModelWeights(NamedTuple):
     """The whole model; `head` is `embedding` itself when they are tied. `Vp` is V, padded to a multiple of tp.
 
-    A classifier's head has its few rows in float32, padded to a multiple of tp just so.
+    A classifier's head has its few rows in float32, padded to a multiple of tp in the same way.
     """
 
     embedding: jax.Array  # [Vp, D]
@@ -53,7 +52,7 @@ class ModelWeights(NamedTuple):
 
 
 def weight_specs(config: ModelConfig) -> ModelWeights:
-    """The same tree with a PartitionSpec for every array: how the weights lie on the mesh."""
+    """The same tree with a PartitionSpec for every array: how the weights are split over the mesh."""
     whole: Any = P()
     rows: Any = P(None, TENSOR)
     columns: Any = P(None, None, TENSOR)
@@ -73,7 +72,7 @@ def weight_specs(config: ModelConfig) -> ModelWeights:
 
 
 def weight_shapes(config: ModelConfig, dtype: DTypeLike, mesh: Mesh, placement: HeadPlacement) -> ModelWeights:
-    """What `load_weights` returns, without the numbers: shapes, dtypes, and where they are on the mesh."""
+    """Shapes, dtypes and shardings of what `load_weights` returns."""
     index = ShardIndex.of(config, placement)
     norm = jnp.float32 if config.float32_norms else dtype
     layers, model, head_size = config.num_layers, config.model_size, config.head_size
@@ -114,9 +113,9 @@ def load_weights(
     *,
     is_host_memory: bool | None = None,
 ) -> ModelWeights:
-    """Read all weights; nothing of the checkpoint stays in memory. Each process reads what its devices hold.
+    """Read all weights; the checkpoint does not stay in memory. Each process reads what its devices hold.
 
-    `is_host_memory`: may the arrays live in memory of this process? None asks the devices, and CPUs say yes.
+    `is_host_memory`: may the arrays live in memory of this process? None: yes on CPUs.
     """
     config, tensors = checkpoint.config, checkpoint.tensors
     loader = WeightLoader(jnp.dtype(dtype), mesh, is_host_memory=is_host_memory)

@@ -12,22 +12,22 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from prefixwise.backends.torch.attention import Attention, TiledAttention
-from prefixwise.backends.torch.cuda.choice import choose_paged_runner
 from prefixwise.backends.torch.devices import (
-    count_prefix_blocks,
+    Download,
+    count_kv_blocks,
     device_title,
     dtype_name,
     kv_block_bytes,
     resolve_compute_dtype,
     resolve_device,
     resolve_dtype,
+    token_index,
+    upload,
 )
-from prefixwise.backends.torch.elementwise import choose_elementwise_ops
-from prefixwise.backends.torch.head import label_logits, logsumexp
+from prefixwise.backends.torch.kernel_choice import choose_elementwise_ops, choose_paged_runner
+from prefixwise.backends.torch.kv_blocks import gather_blocks, split_blocks, tokens_to_cache
 from prefixwise.backends.torch.linear import pack_weights
-from prefixwise.backends.torch.model import Transformer
-from prefixwise.backends.torch.prefixes import gather_blocks, kept_tokens, split_blocks
-from prefixwise.backends.torch.transfer import Download, token_index, upload
+from prefixwise.backends.torch.model import Transformer, label_logits, logsumexp
 from prefixwise.backends.torch.varlen import VarlenAttention
 from prefixwise.backends.torch.weights import load_weights
 from prefixwise.backends.torch.workers import Workers
@@ -40,17 +40,17 @@ from prefixwise.models.weight_cache import with_bfloat16_weights
 if TYPE_CHECKING:
     from prefixwise.backends.torch.cuda.runner import PagedRunner
 
-CPU_BLOCK_ROWS = 128
-CUDA_TOKEN_MULTIPLE = 256  # from this many rows on cuBLAS adds in one order, whatever the number of rows
-CUDA_INVARIANT_ROWS = 2048  # rows of a block under `batch_invariant`
+CPU_TILE_ROWS = 128
+CUDA_TOKEN_MULTIPLE = 256  # from this many rows on cuBLAS adds in one order for any number of rows
+CUDA_INVARIANT_ROWS = 2048  # rows of a tile with `batch_invariant`
 CUDA_STEP_TOKENS = 16_384
-CPU_LEAST_STEP_TOKENS, CPU_STEP_TOKENS_PER_THREAD = 2048, 256
+CPU_MIN_STEP_TOKENS, CPU_STEP_TOKENS_PER_THREAD = 2048, 256
 
 Integer = TypeVar("Integer", np.int32, np.int64)
 
 
 class TorchBackend(Backend):
-    """Loads the weights when it is made; `start` is the rest."""
+    """Loads the weights when it is constructed; `start` runs a forward."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class TorchBackend(Backend):
         token_budget: int | None = None,
         prefix_cache_bytes: int | None = None,
         weight_cache: bool = True,
-        is_coarse: bool = False,  # fewer sizes of forwards, on a GPU, so that there are fewer to prepare?
+        is_coarse: bool = False,  # fewer token buckets on a GPU, so that fewer CUDA graphs are captured?
     ) -> None:
         self.config = checkpoint.config
         self._device = resolve_device(device)
@@ -70,21 +70,21 @@ class TorchBackend(Backend):
         self._dtype = resolve_compute_dtype(weight_dtype, self._device)
         self._is_cpu = self._device.type == "cpu"
         self._workers = Workers(torch.get_num_threads() if self._is_cpu else None)
-        block_rows = CPU_BLOCK_ROWS if self._is_cpu else CUDA_INVARIANT_ROWS if batch_invariant else None
+        tile_rows = CPU_TILE_ROWS if self._is_cpu else CUDA_INVARIANT_ROWS if batch_invariant else None
         if weight_cache and weight_dtype == torch.bfloat16:
             checkpoint = with_bfloat16_weights(checkpoint)
         weights = pack_weights(
-            load_weights(checkpoint, weight_dtype, self._device, self._workers), CPU_BLOCK_ROWS, self._workers
+            load_weights(checkpoint, weight_dtype, self._device, self._workers), CPU_TILE_ROWS, self._workers
         )
-        self._row_ops = choose_elementwise_ops(self.config, self._dtype, self._device)
-        self._transformer = Transformer(self.config, weights, block_rows, self._workers, self._row_ops, self._dtype)
+        self._ops = choose_elementwise_ops(self.config, self._dtype, self._device)
+        self._transformer = Transformer(self.config, weights, tile_rows, self._workers, self._ops, self._dtype)
         self.info = replace(
             _make_info(self.config, self._device, self._dtype, token_budget, prefix_cache_bytes),
             dtype=dtype_name(weight_dtype),
         )
         if self._is_cpu:
-            self.info = replace(self.info, token_multiple=self._transformer.smallest_block or CPU_BLOCK_ROWS)
-        self._paged = choose_paged_runner(self._transformer, self._row_ops, self.info, is_coarse=is_coarse)
+            self.info = replace(self.info, token_multiple=self._transformer.smallest_tile or CPU_TILE_ROWS)
+        self._paged = choose_paged_runner(self._transformer, self._ops, self.info, is_coarse=is_coarse)
         if self._paged is not None:
             self.info = replace(
                 self.info,
@@ -94,7 +94,7 @@ class TorchBackend(Backend):
             )
 
     def start(self, batch: ForwardBatch) -> RunningForward:
-        """On a CPU all of it; on a GPU all is queued, the copies of the results to the host too."""
+        """Run a forward on a CPU; on a GPU queue it, with the copies of its results to the host."""
         return self._workers.drive(lambda: self._start(batch))
 
     def _start(self, batch: ForwardBatch) -> RunningForward:
@@ -105,8 +105,8 @@ class TorchBackend(Backend):
             positions=self._to_device(self._padded(batch.positions)),
             attention=self._attention(batch),
             prefixes=gather_blocks(batch.prefixes),
-            score_tokens=self._to_device(self._padded(batch.score_tokens)),  # rows of the last layer's products too
-            keep_tokens=token_index(kept_tokens(batch), self._device) if batch.cache_segments else None,
+            score_tokens=self._to_device(self._padded(batch.score_tokens)),  # rows of the last layer's GEMMs too
+            cache_tokens=token_index(tokens_to_cache(batch), self._device) if batch.cache_segments else None,
         )
         blocks = split_blocks(batch, output.keys_values)
         return self._running(batch, blocks, output.hidden[: len(batch.score_tokens)])
@@ -123,23 +123,21 @@ class TorchBackend(Backend):
     def _running(self, batch: ForwardBatch, blocks: tuple[KVBlock, ...], hidden: Tensor | None) -> RunningForward:
         """`hidden` [R, D] of the scored tokens."""
         if hidden is None or not len(hidden):
-            nothing = ForwardOutput(np.zeros(batch.label_ids.shape, np.float32), None, blocks)
-            return RunningForward(blocks, lambda: nothing)
-        logits, normalizers = self._read_head(batch, hidden)
-        return RunningForward(
-            blocks, lambda: ForwardOutput(logits.wait(), None if normalizers is None else normalizers.wait(), blocks)
-        )
+            no_scores = ForwardOutput(np.zeros(batch.label_ids.shape, np.float32), None, blocks)
+            return RunningForward(blocks, lambda: no_scores)
+        logits, lse = self._read_head(batch, hidden)
+        return RunningForward(blocks, lambda: ForwardOutput(logits.wait(), None if lse is None else lse.wait(), blocks))
 
     def _read_head(self, batch: ForwardBatch, hidden: Tensor) -> tuple[Download, Download | None]:
-        """The label logits and, where they are wanted, the normalizers, on their way to the host."""
+        """The label logits and, where the batch needs it, the log-sum-exp, on their way to the host."""
         head = self._transformer.weights.head
         logits = Download(label_logits(hidden, head, batch.label_ids))
         if not batch.need_logsumexp:
             return logits, None
         return logits, Download(logsumexp(hidden, head, self._workers))
 
-    def programs(self, *, max_dense_row_len: int) -> Sequence[Program]:
-        """Dense masks, which go another way, need none."""
+    def programs(self, *, max_dense_len: int) -> Sequence[Program]:
+        """The programs of the paged runner. Dense masks run without them."""
         return () if self._paged is None else self._paged.programs()
 
     @property
@@ -171,10 +169,10 @@ class TorchBackend(Backend):
             heads_per_kv = self.config.num_heads // self.config.num_kv_heads
             pads_tiles = not self._is_cpu or self._dtype != torch.bfloat16
             return TiledAttention(batch, self._device, heads_per_kv, self._workers, pads_tiles=pads_tiles)
-        return VarlenAttention(batch, self._device, self._row_ops)
+        return VarlenAttention(batch, self._device, self._ops)
 
     def _padded(self, array: NDArray[Integer]) -> NDArray[Integer]:
-        """With zeros up to a multiple of the tokens that a forward is padded to."""
+        """Padded with zeros to a multiple of `token_multiple`."""
         return np.pad(array, (0, -len(array) % self.info.token_multiple))
 
     def _to_device(self, array: NDArray[np.int32] | NDArray[np.int64]) -> Tensor:
@@ -186,7 +184,7 @@ def _has_dense_mask(batch: ForwardBatch) -> bool:
 
 
 def _has_flash(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> bool:
-    """Can PyTorch's flash attention take it?"""
+    """Does PyTorch's flash attention support this model here?"""
     is_half = device.type == "cuda" and dtype != torch.float32
     return is_half and config.head_size % 8 == 0 and config.head_size <= 256
 
@@ -209,9 +207,9 @@ def _make_info(
         dtype=dtype_name(dtype),
         compute_dtype=dtype_name(dtype),
         algorithms_bit_equal=is_cpu,
-        token_multiple=CPU_BLOCK_ROWS if is_cpu else CUDA_TOKEN_MULTIPLE,
+        token_multiple=CPU_TILE_ROWS if is_cpu else CUDA_TOKEN_MULTIPLE,
         token_budget=budget,
-        num_kv_blocks=count_prefix_blocks(block_bytes, device, prefix_cache_bytes),
+        num_kv_blocks=count_kv_blocks(block_bytes, device, prefix_cache_bytes),
         kv_block_bytes=block_bytes,
         attention="varlen" if _has_flash(config, device, dtype) else "tiled",
         step_tokens=token_budget or (_cpu_step_tokens() if is_cpu else CUDA_STEP_TOKENS),
@@ -221,4 +219,4 @@ def _make_info(
 
 
 def _cpu_step_tokens() -> int:
-    return max(CPU_LEAST_STEP_TOKENS, CPU_STEP_TOKENS_PER_THREAD * torch.get_num_threads())
+    return max(CPU_MIN_STEP_TOKENS, CPU_STEP_TOKENS_PER_THREAD * torch.get_num_threads())

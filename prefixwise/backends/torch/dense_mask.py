@@ -1,9 +1,9 @@
-"""The `dense` mask of packed rows: one [row, row] array that says who sees whom, as the earlier system sent it.
+"""The `dense` mask of packed sequences: one [tokens, tokens] array per sequence, as the earlier system sent it.
 
-It serves as the baseline that `segment` is measured against. The tiles are the same as those of `segment`, with their
-masks read from the array, and no pair is skipped: what the tiles do not visit is scored and masked, block by block.
-Hidden pairs add exactly nothing, so both masks give the same bits; dense pays with memory and time that grow with the
-square of the row, which is why it refuses long rows (`plan/algorithms.py`).
+It is the baseline for `segment`. The tiles are those of `segment`, with their masks read from the array, and no pair is
+skipped: pairs outside all tiles are scored and masked, in square tiles of their own. Hidden pairs add exactly nothing,
+so both masks give the same bits; dense pays with memory and time that grow with the square of the sequence, so it
+refuses long sequences (`plan/algorithms.py`).
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from prefixwise.backends.torch.devices import upload
 from prefixwise.backends.torch.softmax import Partial, masked_softmax, merge
 from prefixwise.backends.torch.tiles import DiagonalTiles, FullRange
-from prefixwise.backends.torch.transfer import upload
 from prefixwise.forward.batch import ForwardBatch
 
-BLOCK = 512  # tokens on a side of the blocks in which the pairs outside all tiles are scored
+TILE = 512  # tokens on a side of the square tiles in which the pairs outside all other tiles are scored
 
 BoolArray = NDArray[np.bool_]
 
 
 class DenseMask:
-    """The masks of all rows of a packed batch, on the device."""
+    """The masks of all sequences of a packed batch, on the device."""
 
     def __init__(
         self,
@@ -35,56 +35,56 @@ class DenseMask:
         full_ranges: Sequence[FullRange],
         device: torch.device,
     ) -> None:
-        self._row_starts = [int(start) for start in batch.row_starts]
-        rows = [_dense_mask(batch, row) for row in range(len(self._row_starts) - 1)]
-        self.hidden_in_diagonals = [upload(~self._read_diagonals(rows, tiles), device) for tiles in diagonals]
+        self._starts = [int(start) for start in batch.sequence_starts]
+        masks = [_dense_mask(batch, sequence) for sequence in range(len(self._starts) - 1)]
+        self.hidden_in_diagonals = [upload(~self._read_diagonals(masks, tiles), device) for tiles in diagonals]
         for part in full_ranges:
-            self._take_full_range(batch, rows, part)
+            self._clear_full_range(batch, masks, part)
         for tiles in diagonals:
-            self._take_diagonals(rows, tiles)
-        # What no tile visits stays hidden, unless the masks show something that the tiles left out.
-        self._hidden = [upload(~row, device) for row in rows]
+            self._clear_diagonals(masks, tiles)
+        # Visible pairs that no tile has scored would be visible here.
+        self._hidden = [upload(~mask, device) for mask in masks]
 
-    def _row_of(self, token: int) -> int:
-        return int(np.searchsorted(self._row_starts, token, side="right")) - 1
+    def _sequence_of(self, token: int) -> int:
+        return int(np.searchsorted(self._starts, token, side="right")) - 1
 
-    def _read_diagonals(self, rows: list[BoolArray], tiles: DiagonalTiles) -> BoolArray:
-        """[g, 1, W, W]. Padding repeats a token of its own tile, so the tile's own order is laid over it."""
-        masks = np.empty((len(tiles.tokens), 1, tiles.tokens.shape[1], tiles.tokens.shape[1]), np.bool_)
+    def _read_diagonals(self, masks: list[BoolArray], tiles: DiagonalTiles) -> BoolArray:
+        """[g, 1, W, W]. Padding repeats a token of the same tile, so the causal mask of the tile applies too."""
+        read = np.empty((len(tiles.tokens), 1, tiles.tokens.shape[1], tiles.tokens.shape[1]), np.bool_)
         for number, tokens in enumerate(tiles.tokens):
-            row = self._row_of(int(tokens[0]))
-            local = tokens - self._row_starts[row]
-            masks[number, 0] = np.tril(rows[row][np.ix_(local, local)])
-        return masks
+            sequence = self._sequence_of(int(tokens[0]))
+            local = tokens - self._starts[sequence]
+            read[number, 0] = np.tril(masks[sequence][np.ix_(local, local)])
+        return read
 
-    def _take_diagonals(self, rows: list[BoolArray], tiles: DiagonalTiles) -> None:
+    def _clear_diagonals(self, masks: list[BoolArray], tiles: DiagonalTiles) -> None:
         for tokens in tiles.tokens:
-            row = self._row_of(int(tokens[0]))
-            local = tokens - self._row_starts[row]
-            rows[row][np.ix_(local, local)] = False
+            sequence = self._sequence_of(int(tokens[0]))
+            local = tokens - self._starts[sequence]
+            masks[sequence][np.ix_(local, local)] = False
 
-    def _take_full_range(self, batch: ForwardBatch, rows: list[BoolArray], part: FullRange) -> None:
-        row = self._row_of(int(part.queries[0]))
+    def _clear_full_range(self, batch: ForwardBatch, masks: list[BoolArray], part: FullRange) -> None:
+        sequence = self._sequence_of(int(part.queries[0]))
         start, stop = part.start, part.stop
         if part.prefix is not None:
             start = _prefix_start(batch, part.prefix)
             stop += start
-        local = part.queries - self._row_starts[row]
-        rows[row][local, start - self._row_starts[row] : stop - self._row_starts[row]] = False
+        first = self._starts[sequence]
+        masks[sequence][part.queries - first, start - first : stop - first] = False
 
-    def attend_rest(self, q: Tensor, k: Tensor, v: Tensor, total: Partial) -> None:
-        """Score every pair of every row, masked by what the tiles left over, and merge it into `total`."""
-        for row, hidden in enumerate(self._hidden):
-            start = self._row_starts[row]
-            for query in range(0, len(hidden), BLOCK):
-                for key in range(0, len(hidden), BLOCK):
-                    block = hidden[query : query + BLOCK, key : key + BLOCK]
-                    _attend_block(
-                        q[start:], k[start:], v[start:], query, key, block, (total[0][start:], total[1][start:])
+    def attend_rest(self, q: Tensor, k: Tensor, v: Tensor, merged: Partial) -> None:
+        """Score every pair of every sequence, with the pairs of the tiles hidden, and merge it into `merged`."""
+        for sequence, hidden in enumerate(self._hidden):
+            start = self._starts[sequence]
+            for query in range(0, len(hidden), TILE):
+                for key in range(0, len(hidden), TILE):
+                    tile = hidden[query : query + TILE, key : key + TILE]
+                    _attend_tile(
+                        q[start:], k[start:], v[start:], query, key, tile, (merged[0][start:], merged[1][start:])
                     )
 
 
-def _attend_block(q: Tensor, k: Tensor, v: Tensor, query: int, key: int, hidden: Tensor, total: Partial) -> None:
+def _attend_tile(q: Tensor, k: Tensor, v: Tensor, query: int, key: int, hidden: Tensor, merged: Partial) -> None:
     heads_per_kv = q.shape[1] // k.shape[1]
     rows, columns = slice(query, query + hidden.shape[0]), slice(key, key + hidden.shape[1])
     queries = q[rows].float().transpose(0, 1)[None]  # [1, N, R, H]
@@ -92,25 +92,25 @@ def _attend_block(q: Tensor, k: Tensor, v: Tensor, query: int, key: int, hidden:
     values = v[columns].float().transpose(0, 1).repeat_interleave(heads_per_kv, 0)[None]
     out, lse = masked_softmax(queries, keys, values, hidden)
     part = (out[0].transpose(0, 1), lse[0].transpose(0, 1))
-    total[0][rows], total[1][rows] = merge((total[0][rows], total[1][rows]), part)
+    merged[0][rows], merged[1][rows] = merge((merged[0][rows], merged[1][rows]), part)
 
 
 def _prefix_start(batch: ForwardBatch, prefix: int) -> int:
-    """The first token of a prefix, which runs on over the segments that are its blocks."""
+    """The first token of a prefix, whose KV blocks are consecutive segments."""
     source = batch.prefixes[prefix]
-    assert source.segment is not None and not source.blocks, "a packed row holds its own prefix"
+    assert source.segment is not None and not source.blocks, "a packed sequence holds its own prefix"
     return int(batch.segment_starts[source.segment])
 
 
-def _dense_mask(batch: ForwardBatch, row: int) -> BoolArray:
-    """[row tokens, row tokens]: True where the query (first axis) may see the key."""
-    start, stop = int(batch.row_starts[row]), int(batch.row_starts[row + 1])
+def _dense_mask(batch: ForwardBatch, sequence: int) -> BoolArray:
+    """[tokens, tokens] of a sequence: True where the query (first axis) may see the key."""
+    start, stop = int(batch.sequence_starts[sequence]), int(batch.sequence_starts[sequence + 1])
     mask = np.zeros((stop - start, stop - start), np.bool_)
     first, last = np.searchsorted(batch.segment_starts, [start, stop])
     for segment in range(int(first), int(last)):
-        own = slice(*(int(edge) - start for edge in batch.segment_starts[segment : segment + 2]))
-        mask[own, own] = np.tri(own.stop - own.start, dtype=np.bool_)
+        tokens = slice(*(int(edge) - start for edge in batch.segment_starts[segment : segment + 2]))
+        mask[tokens, tokens] = np.tri(tokens.stop - tokens.start, dtype=np.bool_)
         if batch.prefix_index[segment] >= 0:
             prefix_start = _prefix_start(batch, int(batch.prefix_index[segment])) - start
-            mask[own, prefix_start : prefix_start + int(batch.prefix_lens[segment])] = True
+            mask[tokens, prefix_start : prefix_start + int(batch.prefix_lens[segment])] = True
     return mask

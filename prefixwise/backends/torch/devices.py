@@ -1,13 +1,18 @@
-"""Which device, which dtype for the weights and for the arithmetic, and how much memory is for the KV cache."""
+"""Which device, which dtype for the weights and for the arithmetic, how much memory for the KV cache, and transfers."""
 
 from __future__ import annotations
 
 import logging
 import platform
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from prefixwise.contract.errors import BackendError
+from prefixwise.contract.ragged import Int64Array
 from prefixwise.forward.batch import KV_BLOCK_SIZE
 from prefixwise.models.config import ModelConfig
 
@@ -15,14 +20,14 @@ log = logging.getLogger("prefixwise")
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
-_CPU_PREFIX_BYTES = 1 << 30
-_MAX_PREFIX_TOKENS = 1 << 20  # by default: a small model need not fill a GPU with them
-_CUDA_PREFIX_SHARE = 0.2  # of the device's memory
-_CUDA_FREE_SHARE = 0.5  # of what is free beside the weights, where that is less
+_CPU_CACHE_BYTES = 1 << 30
+_MAX_CACHED_TOKENS = 1 << 20  # by default: a small model need not fill a GPU with its KV cache
+_CUDA_CACHE_SHARE = 0.2  # of the device's memory
+_CUDA_FREE_SHARE = 0.5  # of the memory that the weights leave free, where that is less
 
 
 def resolve_device(device: str) -> torch.device:
-    """`auto`: CUDA where there is any. Raises BackendError where the device is not here."""
+    """`auto`: CUDA where there is a CUDA device. Raises BackendError where the device does not exist."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -44,7 +49,7 @@ def resolve_device(device: str) -> torch.device:
 
 
 def resolve_dtype(dtype: str, device: torch.device) -> torch.dtype:
-    """Of the weights. `auto`: bfloat16 where the device has units for it, else float32, and the log says so."""
+    """The dtype of the weights. `auto`: bfloat16 where the device has units for it, else float32, which is logged."""
     if dtype == "auto":
         if device.type == "cuda" or torch.bfloat16 in native_cpu_dtypes():
             return torch.bfloat16
@@ -56,21 +61,21 @@ def resolve_dtype(dtype: str, device: torch.device) -> torch.dtype:
 
 
 def resolve_compute_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """Of activations, GEMMs and the KV cache: that of the weights, or float32 on a CPU that would emulate it."""
+    """The dtype of activations, GEMMs and KV cache: that of the weights, or float32 on a CPU that would emulate it."""
     if device.type != "cpu" or dtype in native_cpu_dtypes():
         return dtype
     name = dtype_name(dtype)
-    log.info("this CPU has no units for %s: the weights are kept in %s and the arithmetic is in float32", name, name)
+    log.info("this CPU has no units for %s: the weights stay in %s and the arithmetic is in float32", name, name)
     return torch.float32
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """As options write it."""
+    """The name that options use."""
     return str(dtype).removeprefix("torch.")
 
 
 def has_onednn() -> bool:
-    """Not on macOS."""
+    """Does this PyTorch have oneDNN? On macOS it has not."""
     return bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
 
 
@@ -105,12 +110,13 @@ def kv_block_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
     return 2 * config.num_layers * KV_BLOCK_SIZE * config.num_kv_heads * config.head_size * dtype.itemsize
 
 
-def count_prefix_blocks(block_bytes: int, device: torch.device, num_bytes: int | None) -> int:
-    """How many blocks may be kept: what the bytes allow, by default a share of the device's memory."""
+def count_kv_blocks(block_bytes: int, device: torch.device, num_bytes: int | None) -> int:
+    """How many KV blocks fit: in the given bytes, by default in a share of the device's memory."""
     if num_bytes is None:
-        num_blocks = _default_prefix_bytes(device) // block_bytes
-        most = num_blocks if device.type == "cpu" else _MAX_PREFIX_TOKENS // KV_BLOCK_SIZE  # a CPU's are made as needed
-        return max(1, min(num_blocks, most))
+        num_blocks = _default_cache_bytes(device) // block_bytes
+        if device.type != "cpu":  # a CPU allocates blocks as needed
+            num_blocks = min(num_blocks, _MAX_CACHED_TOKENS // KV_BLOCK_SIZE)
+        return max(1, num_blocks)
     if num_bytes < block_bytes:
         raise BackendError(
             f"prefix_cache_bytes must be at least {block_bytes} (one block of {KV_BLOCK_SIZE} tokens), got {num_bytes}"
@@ -118,8 +124,44 @@ def count_prefix_blocks(block_bytes: int, device: torch.device, num_bytes: int |
     return num_bytes // block_bytes
 
 
-def _default_prefix_bytes(device: torch.device) -> int:
+def _default_cache_bytes(device: torch.device) -> int:
     if device.type == "cpu":
-        return _CPU_PREFIX_BYTES
+        return _CPU_CACHE_BYTES
     free, total = torch.cuda.mem_get_info(device)
-    return int(min(_CUDA_PREFIX_SHARE * total, _CUDA_FREE_SHARE * free))
+    return int(min(_CUDA_CACHE_SHARE * total, _CUDA_FREE_SHARE * free))
+
+
+def upload(array: NDArray[Any], device: torch.device) -> Tensor:
+    """The array on the device; on a CPU the tensor shares its memory.
+
+    A plain copy to a GPU waits for all work that was queued before it. A copy from pinned memory is queued too, so the
+    host prepares a forward while the one before it runs.
+    """
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
+def token_index(tokens: Int64Array, device: torch.device) -> Tensor | slice:
+    """An index of these tokens: a slice where they are consecutive, so that indexing copies nothing."""
+    if np.array_equal(tokens, np.arange(tokens[0], tokens[0] + len(tokens))):
+        return slice(int(tokens[0]), int(tokens[0]) + len(tokens))
+    return upload(tokens, device)
+
+
+class Download:
+    """A tensor on its way to the host: the copy is queued after the work that computes the tensor."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._copied: torch.cuda.Event | None = None
+        self._tensor = tensor
+        if tensor.device.type == "cuda":
+            self._tensor = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            self._tensor.copy_(tensor, non_blocking=True)
+            self._copied = torch.cuda.current_stream(tensor.device).record_event()
+
+    def wait(self) -> NDArray[np.float32]:
+        """The array, in ordinary memory. Raises an error of the work that the device did before it."""
+        if self._copied is None:
+            return self._tensor.numpy()
+        self._copied.synchronize()
+        return self._tensor.numpy().copy()

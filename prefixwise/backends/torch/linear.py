@@ -1,14 +1,17 @@
-"""GEMMs with a layer's weights; on a CPU the weights lie as oneDNN's kernels read them.
+"""The linear layers: GEMMs with a layer's weights, over tiles of rows of a few sizes.
 
-oneDNN wants weights in a layout of its own. Given plain ones it reorders them in every GEMM, which for a tile of 128
-rows takes as long as a third of the GEMM itself, and for one of 8 rows longer than that. Packed once, when the model is
-loaded, they take the place of the plain ones. The row counts of tiles are probed with the weights that are used.
+On a CPU the weights lie as oneDNN's kernels read them. oneDNN wants weights in a layout of its own. Given plain ones it
+reorders them in every GEMM, which for a tile of 128 rows takes as long as a third of the GEMM itself, and for one of 8
+rows longer than that. Packed once, when the model is loaded, they replace the plain ones. The row counts of tiles are
+probed with the weights that are used.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate, pairwise
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # everybody's name for it
@@ -24,18 +27,22 @@ _MATRICES = ("qkv", "o", "gate_up", "down")
 _PROBED = 64  # rows out and columns in of the GEMM that packing is probed with
 _SMALLEST_TILE = 16  # rows: two tiles of 8 on two threads read all weights twice, and take longer than one of 16
 
+RowTile = tuple[int, int]  # its first row, and the row after its last; that may be after the last row of the forward
+
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x [R, I], weight [O, I] plain or packed, to [R, O]."""
     if weight.is_mkldnn:
-        product: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-        return product
+        out: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+        return out
     return F.linear(x, weight, bias)
 
 
 def pack_weights(weights: ModelWeights, num_rows: int, workers: Workers) -> ModelWeights:
-    """For GEMMs of so many rows, layer by layer, so that no more than one layer for each thread is there twice, if the
-    caller lets go of the plain ones. Unchanged where it cannot be done (`can_pack`)."""
+    """Pack the weights for GEMMs of so many rows. Unchanged where PyTorch cannot pack them (`can_pack`).
+
+    Layers are packed one by one: if the caller drops the plain ones, at most one layer per thread exists twice.
+    """
     if not can_pack(weights.embedding):
         return weights
     layers = list(weights.layers)
@@ -51,8 +58,8 @@ def pack_weights(weights: ModelWeights, num_rows: int, workers: Workers) -> Mode
 def exact_row_counts(layer: LayerWeights, num_rows: int, dtype: torch.dtype) -> tuple[int, ...]:
     """The row counts of tiles, largest first; each divides the one before it.
 
-    Of `num_rows`, twice as many, and its halves down to 16: those in whose GEMMs a row has the same bits as in GEMMs of
-    `num_rows`. By a probe with this layer's weights and activations of `dtype`.
+    The candidates are `num_rows`, twice as many, and its halves down to 16. A probe with this layer's weights and
+    activations of `dtype` chooses those in whose GEMMs a row has the same bits as in GEMMs of `num_rows`.
     """
     random = torch.Generator().manual_seed(0)
     counts = [2 * num_rows, num_rows, *_halves(num_rows)]
@@ -79,6 +86,30 @@ def _has_bits(expected: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, 
 
 def _in_tiles(x: Tensor, weight: Tensor, bias: Tensor | None, num_rows: int) -> Tensor:
     return torch.cat([linear(tile, weight, bias) for tile in torch.split(x, num_rows)])
+
+
+def cut_rows(num_rows: int, sizes: Sequence[int], num_threads: int = 1) -> list[RowTile]:
+    """Cut rows into tiles of these sizes, each of which divides the one before it; the last tile may not be full.
+
+    Every thread gets the same number of tiles of the largest size. The rows that are left are cut into the smallest
+    tiles of which there is at most one per thread, and the rest of the last one into smaller tiles.
+    """
+    smallest = sizes[-1]
+    left = -(-num_rows // smallest) * smallest
+    num_largest = left // (sizes[0] * num_threads) * num_threads
+    left -= num_largest * sizes[0]
+    chosen = [sizes[0]] * num_largest
+    largest_left = min(size for size in sizes if -(-left // size) <= num_threads)
+    for size in (size for size in sizes if size <= largest_left):
+        chosen += [size] * (left // size)
+        left %= size
+    return list(pairwise(accumulate(chosen, initial=0)))
+
+
+def pad_rows(rows: Tensor, size: int) -> Tensor:
+    """[n, ..] to [size, ..] with copies of the first row."""
+    missing = size - len(rows)
+    return torch.cat([rows, rows[:1].expand(missing, *rows.shape[1:])]) if missing else rows
 
 
 def can_pack(weight: Tensor) -> bool:

@@ -1,10 +1,14 @@
-"""The transformer in PyTorch: one forward pass for every attention layout.
+"""The transformer in PyTorch, one forward pass for every attention layout, and its head.
 
-Everything but attention works on one token at a time and runs over *blocks of rows*. On a CPU a block has one fixed
-number of rows, the last one padded, because matrix products give other bits for the same row when the number of rows
-changes; that is what makes an item's score exact, and it keeps a block's activations in cache. Blocks of twice the size
-and of its halves, which are faster where there are many and few rows, are used where a probe shows the same bits.
-Blocks are shared out between threads. On a GPU one block holds everything unless `batch_invariant` asks for fixed ones.
+Everything but attention works on one token at a time and runs over *tiles of rows*. On a CPU a tile has one fixed
+number of rows, the last tile padded, because a GEMM gives other bits for the same row when the number of rows changes;
+that makes an item's score exact, and it keeps a tile's activations in cache. Tiles of twice that size and of its
+halves, which are faster where there are many and few rows, are used where a probe shows the same bits. Threads share
+the tiles. On a GPU one tile holds all rows unless `batch_invariant` asks for fixed ones.
+
+The head goes from the hidden state after an item to the logits of its labels, in float32. Only the label rows of the
+head are multiplied, unless a request needs a probability over the whole vocabulary; then its log-sum-exp is taken in
+tiles of the vocabulary, and no [rows, V] array ever exists. All GEMMs of the head have one fixed shape.
 """
 
 from __future__ import annotations
@@ -12,61 +16,65 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+import torch.nn.functional as F  # noqa: N812  # everybody's name for it
 from torch import Tensor
 
 from prefixwise.backends.torch.attention import Attention
+from prefixwise.backends.torch.devices import upload
 from prefixwise.backends.torch.elementwise import PLAIN, ElementwiseOps
-from prefixwise.backends.torch.linear import exact_row_counts, linear
-from prefixwise.backends.torch.prefixes import KeysValues
-from prefixwise.backends.torch.row_blocks import RowBlock, cut_rows
+from prefixwise.backends.torch.kv_blocks import KeysValues
+from prefixwise.backends.torch.linear import RowTile, cut_rows, exact_row_counts, linear, pad_rows
 from prefixwise.backends.torch.weights import Float32Layers, LayerWeights, ModelWeights
 from prefixwise.backends.torch.workers import Workers
+from prefixwise.contract.ragged import Int32Array
 from prefixwise.models.config import ModelConfig
+
+HEAD_ROW_TILE = 64  # hidden states at a time
+LABEL_TILE = 16  # label rows of the head at a time
+VOCAB_TILE = 8192  # vocabulary rows of the head at a time
 
 
 @dataclass(frozen=True)
 class RopeTable:
-    """Cosines and sines of each token's position, [T, 1, H / 2], float32."""
+    """The RoPE table: cosines and sines of each token's position, [T, 1, H / 2], float32."""
 
     cos: Tensor
     sin: Tensor
 
-    def rows(self, start: int, stop: int) -> RopeTable:
-        return RopeTable(self.cos[start:stop], self.sin[start:stop])
-
 
 @dataclass(frozen=True)
 class TransformerOutput:
-    """Hidden states of the chosen tokens after the final norm, and every layer's keys and values."""
+    """Hidden states of the scored tokens after the final norm, and every layer's keys and values."""
 
     hidden: Tensor  # [R, D] float32
-    keys_values: Tensor | None  # [layers, 2, kept tokens, K, H]
+    keys_values: Tensor | None  # [layers, 2, tokens to cache, K, H]
 
 
 class Transformer:
-    """Weights and sizes; holds nothing of a request."""
+    """Weights and sizes; holds no state of a request."""
 
     def __init__(
         self,
         config: ModelConfig,
         weights: ModelWeights,
-        block_rows: int | None,
+        tile_rows: int | None,
         workers: Workers,
         elementwise_ops: ElementwiseOps = PLAIN,
         dtype: torch.dtype | None = None,  # of activations and KV cache: that of the weights, or float32
     ) -> None:
         self.config = config
         self.weights = weights
-        self.block_rows = block_rows  # None: all rows in one block
+        self.tile_rows = tile_rows  # None: all rows in one tile
         self._workers = workers
-        self._row_ops = elementwise_ops
+        self._ops = elementwise_ops
         self.dtype = dtype or weights.embedding.dtype
         is_widened = self.dtype != weights.embedding.dtype
         self._float32_layers = Float32Layers(weights.layers, workers) if is_widened else None
-        self._block_sizes: tuple[int, ...] = () if block_rows is None else (block_rows,)  # largest first
-        if block_rows is not None and elementwise_ops.is_for_cpu:  # probed on one thread, as GEMMs run
-            self._block_sizes = workers.drive(lambda: exact_row_counts(self._layer(0), block_rows, self.dtype))
+        self._tile_sizes: tuple[int, ...] = () if tile_rows is None else (tile_rows,)  # largest first
+        if tile_rows is not None and elementwise_ops.is_for_cpu:  # probed on one thread, as GEMMs run
+            self._tile_sizes = workers.drive(lambda: exact_row_counts(self._layer(0), tile_rows, self.dtype))
         device = weights.embedding.device
         # Rounded to the embedding's dtype, as transformers does.
         self._embedding_scale = torch.tensor(config.embedding_scale, dtype=weights.embedding.dtype, device=device)
@@ -74,43 +82,43 @@ class Transformer:
         self.frequencies = torch.from_numpy(config.rope.inverse_frequencies(config.head_size)).to(device)
 
     @property
-    def smallest_block(self) -> int | None:
-        """Rows that a forward is best padded to a multiple of; None: any number."""
-        return self._block_sizes[-1] if self._block_sizes else None
+    def smallest_tile(self) -> int | None:
+        """Forwards are best padded to a multiple of this many rows; None: any number."""
+        return self._tile_sizes[-1] if self._tile_sizes else None
 
     def __call__(
         self,
         token_ids: Tensor,  # [T]
         positions: Tensor,  # [T]
         attention: Attention,
-        prefixes: Sequence[KeysValues] | None,  # per layer: the kept blocks of all prefixes, one after the other
-        score_tokens: Tensor,  # [R] tokens whose hidden states are wanted
-        keep_tokens: Tensor | slice | None,  # tokens whose keys and values are wanted
+        prefixes: Sequence[KeysValues] | None,  # per layer: the cached KV blocks of all prefixes, one after the other
+        score_tokens: Tensor,  # [R] tokens whose hidden states are returned
+        cache_tokens: Tensor | slice | None,  # tokens whose keys and values go to the KV cache
     ) -> TransformerOutput:
         x = self._embed(token_ids)
-        rotation = self._rotation(positions)
-        kept = None if keep_tokens is None else self._room_for(keep_tokens)
+        rope = self._rope_table(positions)
+        cached = None if cache_tokens is None else self._empty_keys_values(cache_tokens)
         last = self.config.num_layers - 1
         for number in range(self.config.num_layers):
             layer = self._layer(number)
-            q, k, v = self._project(layer, x, rotation)
-            if kept is not None:
-                kept[number, 0], kept[number, 1] = k[keep_tokens], v[keep_tokens]
+            q, k, v = self._project(layer, x, rope)
+            if cached is not None:
+                cached[number, 0], cached[number, 1] = k[cache_tokens], v[cache_tokens]
             if number == last and not len(score_tokens):
-                break  # a prefill: the last layer's keys and values were all that was missing
+                break  # a prefill needs no more than the last layer's keys and values
             attended = attention(q, k, v, None if prefixes is None else prefixes[number]).view(len(x), -1)
             if number < last:
                 x = self._finish(layer, x, attended)
         if not len(score_tokens):
-            return TransformerOutput(x.new_empty(0, self.config.model_size, dtype=torch.float32), kept)
-        return TransformerOutput(self.finish_scored(x, attended, score_tokens), kept)
+            return TransformerOutput(x.new_empty(0, self.config.model_size, dtype=torch.float32), cached)
+        return TransformerOutput(self.finish_scored(x, attended, score_tokens), cached)
 
     def finish_scored(self, x: Tensor, attended: Tensor, score_tokens: Tensor) -> Tensor:
-        """The rest of the last layer and the final norm, of these tokens alone: x [T, D] and attended [T, N H] to
-        [R, D] float32."""
+        """The rest of the last layer and the final norm, for the scored tokens alone: x [T, D] and attended [T, N H]
+        to [R, D] float32."""
         x = self._finish(self._layer(self.config.num_layers - 1), x[score_tokens], attended[score_tokens])
         hidden = torch.empty(x.shape, dtype=torch.float32, device=x.device)
-        return self._by_blocks(self._final_norm, hidden, x)
+        return self._by_tiles(self._final_norm, hidden, x)
 
     def _layer(self, number: int) -> LayerWeights:
         layers = self._float32_layers
@@ -120,61 +128,97 @@ class Transformer:
         x = self.weights.embedding[token_ids].to(self.dtype)
         return x if self.config.embedding_scale == 1.0 else x * self._embedding_scale
 
-    def _room_for(self, tokens: Tensor | slice) -> Tensor:
+    def _empty_keys_values(self, tokens: Tensor | slice) -> Tensor:
         num_tokens = tokens.stop - tokens.start if isinstance(tokens, slice) else len(tokens)
         shape = (self.config.num_layers, 2, num_tokens, self.config.num_kv_heads, self.config.head_size)
         return self.weights.embedding.new_empty(shape, dtype=self.dtype)
 
-    def _rotation(self, positions: Tensor) -> RopeTable:
+    def _rope_table(self, positions: Tensor) -> RopeTable:
         angles = positions.to(torch.float32)[:, None] * self.frequencies
         return RopeTable(angles.cos().unsqueeze(1), angles.sin().unsqueeze(1))
 
     def _final_norm(self, x: Tensor) -> Tensor:
-        return self._row_ops.norm(x, self.weights.final_norm, self.config.norm_eps).float()
+        return self._ops.norm(x, self.weights.final_norm, self.config.norm_eps).float()
 
-    def _by_blocks(self, function: Callable[..., Tensor], out: Tensor, *inputs: Tensor) -> Tensor:
-        """Apply a row-wise function block by block into `out`; a short last block is padded with copies of its first
-        row."""
+    def _by_tiles(self, function: Callable[..., Tensor], out: Tensor, *inputs: Tensor) -> Tensor:
+        """Apply a row-wise function to each tile, into `out`. Copies of its first row pad a short last tile."""
         num_rows = len(out)
-        if not self._block_sizes:
+        if not self._tile_sizes:
             return function(*inputs)
 
-        def apply(block: RowBlock) -> None:
-            start, stop = block
-            blocks = [pad_rows(each[start:stop], stop - start) for each in inputs]
-            out[start:stop] = function(*blocks)[: num_rows - start]
+        def apply(tile: RowTile) -> None:
+            start, stop = tile
+            tiles = [pad_rows(each[start:stop], stop - start) for each in inputs]
+            out[start:stop] = function(*tiles)[: num_rows - start]
 
-        self._workers.run(apply, cut_rows(num_rows, self._block_sizes, self._workers.num_threads))
+        self._workers.run(apply, cut_rows(num_rows, self._tile_sizes, self._workers.num_threads))
         return out
 
-    def _project(self, layer: LayerWeights, x: Tensor, rotation: RopeTable) -> tuple[Tensor, Tensor, Tensor]:
-        """Norm, Q K V, their norms and rotation: q [T, N, H], k and v [T, K, H]."""
-        config, elementwise_ops = self.config, self._row_ops
+    def _project(self, layer: LayerWeights, x: Tensor, rope: RopeTable) -> tuple[Tensor, Tensor, Tensor]:
+        """Norm, QKV projection, QK norm and RoPE: q [T, N, H], k and v [T, K, H]."""
+        config, ops = self.config, self._ops
         n, kv, h = config.num_heads, config.num_kv_heads, config.head_size
 
-        def project(block: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-            normed = elementwise_ops.norm(block, layer.attention_norm, config.norm_eps)
-            qkv = linear(normed, layer.qkv, layer.qkv_bias).view(len(block), n + 2 * kv, h)
-            return elementwise_ops.qk_norm_rope(qkv, n + kv, layer.qk_norm, config.norm_eps, cos, sin)
+        def project(tile: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+            normed = ops.norm(tile, layer.attention_norm, config.norm_eps)
+            qkv = linear(normed, layer.qkv, layer.qkv_bias).view(len(tile), n + 2 * kv, h)
+            return ops.qk_norm_rope(qkv, n + kv, layer.qk_norm, config.norm_eps, cos, sin)
 
-        qkv = self._by_blocks(project, x.new_empty(len(x), n + 2 * kv, h), x, rotation.cos, rotation.sin)
+        qkv = self._by_tiles(project, x.new_empty(len(x), n + 2 * kv, h), x, rope.cos, rope.sin)
         return qkv[:, :n], qkv[:, n : n + kv], qkv[:, n + kv :]
 
     def _finish(self, layer: LayerWeights, x: Tensor, attended: Tensor) -> Tensor:
         """Output projection, residual, MLP, residual."""
-        elementwise_ops = self._row_ops
+        ops = self._ops
 
-        def finish(block: Tensor, attended_block: Tensor) -> Tensor:
-            projected = linear(attended_block.to(block.dtype), layer.o)
-            block, normed = elementwise_ops.add_norm(block, projected, layer.mlp_norm, self.config.norm_eps)
-            return block + linear(
-                elementwise_ops.gate(linear(normed, layer.gate_up), self.config.activation), layer.down
-            )
+        def finish(tile: Tensor, attended_tile: Tensor) -> Tensor:
+            projected = linear(attended_tile.to(tile.dtype), layer.o)
+            tile, normed = ops.add_norm(tile, projected, layer.mlp_norm, self.config.norm_eps)
+            return tile + linear(ops.gate(linear(normed, layer.gate_up), self.config.activation), layer.down)
 
-        return self._by_blocks(finish, torch.empty_like(x), x, attended)
+        return self._by_tiles(finish, torch.empty_like(x), x, attended)
 
 
-def pad_rows(rows: Tensor, size: int) -> Tensor:
-    """[n, ..] to [size, ..] with copies of the first row."""
-    missing = size - len(rows)
-    return torch.cat([rows, rows[:1].expand(missing, *rows.shape[1:])]) if missing else rows
+def label_logits(hidden: Tensor, head: Tensor, label_ids: Int32Array) -> Tensor:
+    """hidden [R, D] float32, head [V, D], label_ids [R, L] to [R, L] float32."""
+    distinct, columns = np.unique(label_ids, return_inverse=True)
+    rows = _padded_to_multiple(head[upload(distinct, head.device).long()].float(), LABEL_TILE)
+    tiles = [_head_gemm(hidden, rows[start : start + LABEL_TILE]) for start in range(0, len(rows), LABEL_TILE)]
+    column_of = upload(columns.reshape(label_ids.shape), head.device).long()
+    return torch.cat(tiles, 1).gather(1, column_of)
+
+
+def logsumexp(hidden: Tensor, head: Tensor, workers: Workers) -> Tensor:
+    """The log-sum-exp of all logits: hidden [R, D] float32, head [V, D] to [R] float32."""
+    padded = _padded_to_multiple(hidden, HEAD_ROW_TILE)
+    vocab_starts = range(0, len(head), VOCAB_TILE)
+    parts = hidden.new_empty(len(vocab_starts), len(padded))
+
+    def sum_vocab_tile(number: int) -> None:
+        rows = head[vocab_starts[number] :][:VOCAB_TILE].float().T
+        for first in range(0, len(padded), HEAD_ROW_TILE):
+            logits = padded[first : first + HEAD_ROW_TILE] @ rows
+            parts[number, first : first + HEAD_ROW_TILE] = torch.logsumexp(_aligned_columns(logits), -1)
+
+    workers.run(sum_vocab_tile, range(len(vocab_starts)))
+    lse = parts[0]
+    for part in parts[1:]:
+        lse = torch.logaddexp(lse, part)
+    return lse[: len(hidden)]
+
+
+def _aligned_columns(logits: Tensor) -> Tensor:
+    """Columns of -inf up to a multiple of 16: CUDA sums other rows in an order that depends on their address."""
+    return F.pad(logits, (0, -logits.shape[1] % 16), value=float("-inf"))
+
+
+def _padded_to_multiple(rows: Tensor, multiple: int) -> Tensor:
+    return pad_rows(rows, -(-len(rows) // multiple) * multiple)
+
+
+def _head_gemm(hidden: Tensor, rows: Tensor) -> Tensor:
+    tiles = [
+        pad_rows(hidden[start : start + HEAD_ROW_TILE], HEAD_ROW_TILE) @ rows.T
+        for start in range(0, len(hidden), HEAD_ROW_TILE)
+    ]
+    return torch.cat(tiles)[: len(hidden)]

@@ -1,4 +1,4 @@
-"""Partial softmaxes: attention over some of the keys, and the merge of two such parts by their log-sum-exps."""
+"""Partial softmaxes: attention over some of the keys, and the merge of two parts by their log-sum-exps (LSE)."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ NEG_INF = float("-inf")
 
 
 def merge(first: Partial, second: Partial) -> Partial:
-    """Two partial softmaxes over disjoint keys to one. A part with log-sum-exp -inf leaves the other bit for bit."""
+    """Merge two partial softmaxes over disjoint keys. A part with log-sum-exp -inf leaves the other bit for bit."""
     share_a, share_b, lse = _shares(first[1], second[1])
     return first[0] * share_a + second[0] * share_b, lse
 
 
 def merge_into(first: Partial, second: Partial) -> None:
-    """The same, with the result in place of the first; the second's output is used up."""
+    """The same, in place: the first part becomes the result, and the second part's output is overwritten."""
     share_a, share_b, lse = _shares(first[1], second[1])
     first[0].mul_(share_a).add_(second[0].mul_(share_b))
     first[1].copy_(lse)
@@ -26,11 +26,11 @@ def merge_into(first: Partial, second: Partial) -> None:
 
 def _shares(lse_a: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The weights [.., 1] of two parts, and the log-sum-exp of both."""
-    peak = torch.maximum(lse_a, lse_b)
-    peak = torch.where(peak == NEG_INF, torch.zeros_like(peak), peak)
-    weight_a, weight_b = torch.exp(lse_a - peak), torch.exp(lse_b - peak)
-    total = weight_a + weight_b
-    return (weight_a / total).unsqueeze(-1), (weight_b / total).unsqueeze(-1), peak + torch.log(total)
+    max_lse = torch.maximum(lse_a, lse_b)
+    max_lse = torch.where(max_lse == NEG_INF, torch.zeros_like(max_lse), max_lse)
+    weight_a, weight_b = torch.exp(lse_a - max_lse), torch.exp(lse_b - max_lse)
+    weight_sum = weight_a + weight_b
+    return (weight_a / weight_sum).unsqueeze(-1), (weight_b / weight_sum).unsqueeze(-1), max_lse + torch.log(weight_sum)
 
 
 def masked_softmax(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor) -> Partial:
@@ -39,10 +39,10 @@ def masked_softmax(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor) -> Partial:
     q [B, K, R, H], k and v [B, K, C, H], `hidden` broadcastable to [B, K, R, C], True where a key may not be seen.
     """
     scores = torch.matmul(q * (1.0 / math.sqrt(q.shape[-1])), k.transpose(-1, -2))
-    scores.masked_fill_(hidden, NEG_INF)  # not added: a hidden key may be anything, NaN included
-    peak = scores.amax(-1, keepdim=True)
-    peak.masked_fill_(peak == NEG_INF, 0.0)
-    weights = scores.sub_(peak).exp_()
-    total = weights.sum(-1, keepdim=True)
-    out = torch.matmul(weights, v).div_(total).masked_fill_(total == 0, 0.0)
-    return out, (peak + torch.log(total)).squeeze(-1)
+    scores.masked_fill_(hidden, NEG_INF)  # not added: the score of a hidden key may be NaN
+    max_score = scores.amax(-1, keepdim=True)
+    max_score.masked_fill_(max_score == NEG_INF, 0.0)
+    weights = scores.sub_(max_score).exp_()
+    weight_sum = weights.sum(-1, keepdim=True)
+    out = torch.matmul(weights, v).div_(weight_sum).masked_fill_(weight_sum == 0, 0.0)
+    return out, (max_score + torch.log(weight_sum)).squeeze(-1)

@@ -1,7 +1,7 @@
 """Cutting a batch into attention tiles: numpy only, once per forward pass, before any layer runs.
 
-A tile's place and width follow from its own segment alone: tiles are counted from the segment's start, and the last
-tile's width is chosen from the tokens that are left. So a segment's tiles are the same whoever is beside it.
+A tile's start and width follow from its own segment alone: tiles are counted from the segment's start, and the last
+tile's width is chosen from the tokens that are left. So a segment's tiles do not depend on other segments.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from prefixwise.contract.ragged import Int64Array, ranges
 from prefixwise.forward.batch import KV_BLOCK_SIZE, ForwardBatch
 
 # Tokens of a diagonal tile, padded up to one of these where tiles are padded. Multiples of 16: CUDA sums a row of any
-# other length in an order that depends on where in memory the row begins. A block of a prefix is one tile, whether it
-# is a segment of its own or not.
+# other length in an order that depends on the row's address. A KV block of a prefix is one tile, whether it is a
+# segment of its own or not.
 TILE_WIDTHS = (16, 32, 48, 64, 96, KV_BLOCK_SIZE)
-GROUP_TOKENS = 256  # at most, of one group of tiles: 16 tiles of 16, ..., 2 of 128
+GROUP_TOKENS = 256  # at most, in one group of tiles: 16 tiles of 16, ..., 2 of 128
 
 
 @dataclass(frozen=True)
 class DiagonalTiles:
-    """Tiles of one width that are computed together: each token sees its own tile up to itself."""
+    """Tiles of one width that are computed together: each token sees its tile up to itself."""
 
-    tokens: Int64Array  # [g, W]; padding, where there is any, repeats the tile's last token
-    slots: Int64Array  # [real tokens]: where in the flattened [g * W] the real ones are
+    tokens: Int64Array  # [g, W]; padding repeats the tile's last token
+    slots: Int64Array  # [real tokens]: their indices in the flattened [g * W]
 
 
 @dataclass(frozen=True)
 class FullRange:
     """Query tokens and a range of keys that all of them see whole."""
 
-    queries: Int64Array  # [rows]
+    queries: Int64Array  # [queries]
     prefix: int | None  # which of the batch's prefixes; None: start..stop are tokens of the batch
     start: int
     stop: int
@@ -53,8 +53,8 @@ def _cut_segments(batch: ForwardBatch) -> tuple[Int64Array, Int64Array, Int64Arr
 def cut_diagonals(batch: ForwardBatch, *, padded: bool, filled: bool) -> list[DiagonalTiles]:
     """All diagonal tiles, in groups of one width.
 
-    Padded: to one of TILE_WIDTHS; else a tile is as wide as it has tokens. Filled: groups are filled up with copies, so
-    that there is one shape for each width; else a group holds as many tiles as there are.
+    With `padded`, a tile's width is one of TILE_WIDTHS; else its number of tokens. With `filled`, groups are filled up
+    with copies of a tile, so that each width has one shape.
     """
     tile_start, tile_len, _ = _cut_segments(batch)
     tile_width = np.array(TILE_WIDTHS)[np.searchsorted(TILE_WIDTHS, tile_len)] if padded else tile_len
@@ -73,7 +73,7 @@ def _diagonal_group(starts: Int64Array, lens: Int64Array, width: int, num_tiles:
     offsets = np.arange(width)
     is_real = offsets < lens[:, None]
     tokens = starts[:, None] + np.minimum(offsets, lens[:, None] - 1)
-    missing = np.repeat(tokens[:1], num_tiles - len(tokens), axis=0)  # computed and thrown away
+    missing = np.repeat(tokens[:1], num_tiles - len(tokens), axis=0)  # computed and discarded
     return DiagonalTiles(np.concatenate([tokens, missing]), np.flatnonzero(is_real))
 
 
@@ -94,7 +94,7 @@ def _earlier_tiles(batch: ForwardBatch) -> list[FullRange]:
 
 
 def prefix_ranges(batch: ForwardBatch) -> list[FullRange]:
-    """One range per prefix and length that is read, none of them empty: all its tokens go through one product."""
+    """One range per prefix and length that is read, none of them empty: one GEMM takes all its tokens."""
     starts, lens = batch.segment_starts[:-1], np.diff(batch.segment_starts)
     readers = np.flatnonzero((batch.prefix_index >= 0) & (batch.prefix_lens > 0))
     pairs = np.stack([batch.prefix_index[readers], batch.prefix_lens[readers]], 1)

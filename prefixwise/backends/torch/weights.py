@@ -1,7 +1,7 @@
-"""Weights on the device: allocated once in their final place and dtype, then filled row by row from the checkpoint.
+"""Weights on the device: allocated once in their final shape and dtype, then filled row by row from the checkpoint.
 
 Q, K and V are one matrix, gate and up another. No tensor exists twice, so loading needs the model's size and a few
-megabytes for each thread. Matrices are filled by all threads when all are allocated; dequantising keeps them busy.
+megabytes for each thread. All threads fill the matrices once all are allocated; dequantising keeps them busy.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from prefixwise.backends.torch.workers import Workers
 from prefixwise.models.checkpoint import Checkpoint, StoredTensor
 from prefixwise.models.config import ModelConfig
 
-_COPY_BYTES = 4 << 20  # how much is read, and converted where it must be, at a time, by each thread
+_COPY_BYTES = 4 << 20  # that each thread reads, and converts where needed, at a time
 
 
 @dataclass(frozen=True)
 class LayerWeights:
     """One decoder layer. Matrices are [rows out, columns in]."""
 
-    attention_norm: Tensor  # [D]; norms may be in float32 whatever the rest is in
+    attention_norm: Tensor  # [D]; norms may be float32 whatever the dtype of the rest
     qkv: Tensor  # [(N + 2 K) H, D]
     qkv_bias: Tensor | None  # [(N + 2 K) H]
     qk_norm: Tensor | None  # [N + K, H]: the query heads' weights, then the key heads'
@@ -55,7 +55,7 @@ class _Piece:
 
 
 class Float32Layers:
-    """One layer at a time in float32, in buffers that are used again: for weights in a dtype that the CPU emulates."""
+    """One layer at a time in float32, in buffers that are reused: for weights in a dtype that the CPU emulates."""
 
     def __init__(self, layers: Sequence[LayerWeights], workers: Workers) -> None:
         self._layers = layers
@@ -88,7 +88,7 @@ def _tensors_of(layer: LayerWeights) -> dict[str, Tensor]:
 
 
 class _Loader:
-    """Allocates tensors; fills vectors at once, and matrices with `fill_matrices`."""
+    """Allocates tensors. Vectors are filled at once, matrices by `fill_matrices`."""
 
     def __init__(self, tensors: Mapping[str, StoredTensor], device: torch.device) -> None:
         self._tensors = tensors
@@ -116,7 +116,7 @@ class _Loader:
 def load_weights(
     checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, workers: Workers | None = None
 ) -> ModelWeights:
-    """Read all weights; nothing of the checkpoint stays in memory. Without workers this thread does it all."""
+    """Read all weights; nothing of the checkpoint stays in memory. Without workers this thread reads them all."""
     config, loader = checkpoint.config, _Loader(checkpoint.tensors, device)
     norm_dtype = torch.float32 if config.float32_norms else dtype
     embedding = loader.load(["embedding"], dtype)
@@ -168,7 +168,7 @@ def _copy(piece: _Piece) -> None:
     rows = piece.source.read_rows(piece.start, piece.stop)
     is_bfloat16 = piece.source.dtype == "bfloat16"
     if is_bfloat16 and piece.target.dtype == torch.bfloat16 and piece.target.device.type == "cpu":
-        np.copyto(piece.target.view(torch.uint16).numpy(), rows)  # bits, from the mapped file to their place
+        np.copyto(piece.target.view(torch.uint16).numpy(), rows)  # bits, copied from the mapped file
         return
     tensor = torch.from_numpy(rows if rows.flags.writeable else np.array(rows))  # mapped views are read-only
     piece.target.copy_(tensor.view(torch.bfloat16) if is_bfloat16 else tensor)

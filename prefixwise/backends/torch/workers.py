@@ -1,9 +1,9 @@
-"""Parallel work on a CPU: a few threads that each run whole blocks, every operation inside one thread.
+"""Parallel work on a CPU: a few threads that each run whole tiles, every operation inside one thread.
 
-PyTorch's own way splits each operation between threads, with a barrier after each. That makes a row's bits depend on
-the number of threads, and when another process takes a core, every barrier waits for the scheduler: one layer was seen
-to take thirty times longer. Here the blocks are handed to threads and only the end of a phase is waited for, so bits
-do not depend on the number of cores.
+PyTorch itself splits each operation between threads, with a barrier after each. That makes a row's bits depend on the
+number of threads, and when another process takes a core, every barrier waits for the scheduler: one layer was seen to
+take thirty times longer. Here threads take whole tiles, and only the end of a phase is a barrier, so bits do not depend
+on the number of cores.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ import torch
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
-_SETTING_THREADS = threading.Lock()  # PyTorch keeps one number for the process
+_SETTING_THREADS = threading.Lock()  # PyTorch has one number for the process
 
 
 class Workers:
-    """`num_threads` threads for the blocks of a forward pass and one that drives it; None: all on the caller's."""
+    """`num_threads` threads for the tiles of a forward pass and one that drives it; None: the caller's thread."""
 
     def __init__(self, num_threads: int | None) -> None:
         self.num_threads = num_threads or 1
-        self._is_abandoned = threading.Event()  # nobody waits for the pass that is running
+        self._is_abandoned = threading.Event()  # the caller of the running pass has gone
         self._driving: threading.Thread | None = None
-        self._blocks: ThreadPoolExecutor | None = None
+        self._tiles: ThreadPoolExecutor | None = None
         self._driver: ThreadPoolExecutor | None = None
         if num_threads is not None:
-            self._blocks = ThreadPoolExecutor(num_threads, "prefixwise-block", initializer=_use_one_thread)
+            self._tiles = ThreadPoolExecutor(num_threads, "prefixwise-tile", initializer=_use_one_thread)
             self._driver = ThreadPoolExecutor(1, "prefixwise-forward", initializer=_use_one_thread)
 
     def drive(self, function: Callable[[], Result]) -> Result:
-        """Run a whole forward pass, itself on one thread too, and wait for it. Ctrl-C ends it after a block."""
+        """Run a whole forward pass on the driving thread, and wait for it. Ctrl-C ends it after a tile."""
         if self._driver is None:
             return _inferring(function)
         future = self._driver.submit(self._start, function)
@@ -48,22 +48,24 @@ class Workers:
 
     def _start(self, function: Callable[[], Result]) -> Result:
         self._driving = threading.current_thread()
-        self._is_abandoned.clear()  # here, on the driving thread, the pass before this one is over
+        self._is_abandoned.clear()  # on the driving thread the previous pass is over
         return _inferring(function)
 
     def run(self, function: Callable[[Task], None], tasks: Sequence[Task]) -> None:
-        """Call the function for every task. Returns when all are done; an exception of any is raised here.
+        """Call the function for every task. Returns when all are done; raises the first exception of a task.
 
-        Each thread takes the next task when it is done with one: a hand-over costs as much as a small task.
+        Each thread takes the next task when it has finished one: a hand-over costs as much as a small task.
         """
-        if self._blocks is None or len(tasks) == 1:
+        if self._tiles is None or len(tasks) == 1:
             for task in tasks:
                 function(task)
             return
         waiting = deque(tasks)
-        drives = threading.current_thread() is self._driving  # it takes its share; others would split operations
+        drives = (
+            threading.current_thread() is self._driving
+        )  # it takes tasks too; another thread would split operations
         num_others = min(self.num_threads, len(tasks)) - int(drives)
-        others = [self._blocks.submit(_inferring, lambda: self._work(function, waiting)) for _ in range(num_others)]
+        others = [self._tiles.submit(_inferring, lambda: self._work(function, waiting)) for _ in range(num_others)]
         try:
             if drives:
                 self._work(function, waiting)
@@ -81,33 +83,33 @@ class Workers:
                     return
                 function(task)
         except BaseException:
-            waiting.clear()  # what is left is not needed any more
+            waiting.clear()  # the remaining tasks are not needed any more
             raise
 
     def close(self) -> None:
-        for pool in (self._blocks, self._driver):
+        for pool in (self._tiles, self._driver):
             if pool is not None:
                 pool.shutdown()
 
 
 def _wait_for_all(futures: Sequence[Future[None]]) -> None:
-    """Until none is running, whatever became of them; then raises what the first one that failed has raised."""
+    """Wait until none is running; then raise the exception of the first that failed."""
     wait(futures)
     for future in futures:
         future.result()
 
 
 def _use_one_thread() -> None:
-    """For the calling thread alone, which is new."""
+    """Set one thread for the calling thread alone, which is new."""
     with _SETTING_THREADS:
-        of_process = torch.get_num_threads()  # asked first: a thread takes the process's number on first use
+        of_process = torch.get_num_threads()  # read first: a thread takes the process's number on first use
         torch.set_num_threads(1)
-        # That is also what threads to come would begin with, anybody's: put back from a thread that ends at once.
-        put_back = threading.Thread(target=torch.set_num_threads, args=(of_process,))
-        put_back.start()
-        put_back.join()
+        # Later threads of the process would start with 1 as well: restore the number from a thread that ends at once.
+        restore = threading.Thread(target=torch.set_num_threads, args=(of_process,))
+        restore.start()
+        restore.join()
 
 
 def _inferring(function: Callable[[], Result]) -> Result:
-    with torch.inference_mode():  # a thread's own setting
+    with torch.inference_mode():  # set per thread
         return function()

@@ -1,4 +1,4 @@
-"""What runs have left on a target: named, and fetched."""
+"""Lists and fetches the artifacts of runs on a target."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from prefixwise.bench.artifacts import OpsRunMetadata
 from prefixwise.bench.files import read_artifact
-from prefixwise.bench.remote.answers import told
+from prefixwise.bench.kinds.ops import OpsRunMetadata
+from prefixwise.bench.remote.agent_client import RemoteAgent, answer_field
 from prefixwise.bench.remote.folders import METADATA, check_name
-from prefixwise.bench.remote.remote_agent import RemoteAgent
 from prefixwise.bench.remote.targets.base import Target, TargetError
 from prefixwise.bench.remote.targets.local import LocalTarget
 from prefixwise.bench.remote.targets.transfer import replace_whole
@@ -30,10 +29,10 @@ class RunFolder:
 
 
 def list_runs(agent: RemoteAgent, root: str) -> list[RunFolder]:
-    """By name. Raises TargetError."""
+    """The runs on the target, by name. Raises TargetError."""
     who, names = agent.target.name, [each.name for each in fields(RunFolder)]
-    runs = told(agent.call("list", "--root", root), "runs", who)
-    return [RunFolder(**{name: told(each, name, who) for name in names}) for each in runs]
+    runs = answer_field(agent.call("list", "--root", root), "runs", who)
+    return [RunFolder(**{name: answer_field(each, name, who) for name in names}) for each in runs]
 
 
 def collect(
@@ -41,29 +40,29 @@ def collect(
     root: str,
     names: Sequence[str],
     destination: Path,
-    tell: Callable[[str], None],
+    on_run: Callable[[str], None],
     *,
     overwrite: bool = False,
 ) -> list[Path]:
-    """Every file of these runs, each in a folder of its name. Raises TargetError, ArtifactError.
+    """Fetch all files of these runs, each run into a folder of its name. Raises TargetError, ArtifactError.
 
-    A folder that is here is replaced, whole, where it is of the same run; of another, it is only with `overwrite`.
+    An existing folder of the same run is replaced as a whole; one of another run only with `overwrite`.
     """
     there = {run.name for run in list_runs(agent, root)}
     for name in names:
         if check_name(name) not in there:
             known = ", ".join(sorted(there)) or "none"
-            raise TargetError(f"{agent.target.name} has no run {name!r} in {root}; those there are: {known}")
+            raise TargetError(f"{agent.target.name} has no run {name!r} in {root}; existing runs: {known}")
     fetched = []
     for name in names:
-        tell(name)
+        on_run(name)
         _fetch(agent.target, f"{root.rstrip('/')}/{name}", destination / name, overwrite=overwrite)
         fetched.append(destination / name)
     return fetched
 
 
 def _fetch(target: Target, source: str, place: Path, *, overwrite: bool) -> None:
-    """Beside the place first, as only what has come can be compared with what is here."""
+    """Fetch to a temporary folder first, to compare it with the existing one."""
     if target.name == LocalTarget.name and Path(source).expanduser().resolve() == place.resolve():
         return
     try:
@@ -79,18 +78,18 @@ def _fetch(target: Target, source: str, place: Path, *, overwrite: bool) -> None
 
 
 def _refuse_other(place: Path, fetched: Path) -> None:
-    """Raises ArtifactError where something here would be lost."""
-    here, came = _files(place), _files(fetched)
-    lost = sorted(here - came)
+    """Raises ArtifactError if a local file would be lost."""
+    here, there = _files(place), _files(fetched)
+    lost = sorted(here - there)
     if not place.is_dir() or lost:
-        words = f"has {', '.join(lost[:3])}, which the run there has not" if lost else "is no folder"
-        raise ArtifactError(f"{place} {words}: --overwrite replaces it, --destination takes another folder")
+        problem = f"has {', '.join(lost[:3])}, which the run there does not" if lost else "is not a folder"
+        raise ArtifactError(f"{place} {problem}: --overwrite replaces it, --destination names another folder")
     if _identity(place) is not None and _identity(place) == _identity(fetched):
         return
     other = sorted(name for name in here if not filecmp.cmp(place / name, fetched / name, shallow=False))
     if other:
-        words = f"is of another run than the one there, by {', '.join(other[:3])}"
-        raise ArtifactError(f"{place} {words}: --overwrite replaces it, --destination takes another folder")
+        problem = f"is of another run than the one there: {', '.join(other[:3])} differs"
+        raise ArtifactError(f"{place} {problem}: --overwrite replaces it, --destination names another folder")
 
 
 def _files(folder: Path) -> set[str]:
@@ -98,7 +97,7 @@ def _files(folder: Path) -> set[str]:
 
 
 def _identity(folder: Path) -> tuple[object, ...] | None:
-    """What two copies of one sweep share, also where one has more sizes. None where it does not say."""
+    """What all copies of one sweep share, also with more sizes. None if the metadata does not have it."""
     try:
         metadata = read_artifact(folder / METADATA, OpsRunMetadata)
     except ArtifactError:

@@ -1,4 +1,4 @@
-"""The folders of runs: `dense-matrix-<UTC timestamp>/` with one file for every chunk size, and what sums them up.
+"""The folder of a run: `dense-matrix-<UTC timestamp>/` with one file for every chunk size, and their summary.
 
 run_metadata.json  matrix_results.json  chunk_N.json  chunk_N.log  server.log  workload.json
 """
@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 
-from prefixwise.bench.artifacts import OPS_MATRIX_VERSION, OpsMatrix, OpsRow, OpsServerConfig, OpsSummary
 from prefixwise.bench.files import Kind, parse_artifact, read_artifact, read_bytes, write_artifact
+from prefixwise.bench.kinds.ops import OPS_MATRIX_VERSION, OpsMatrix, OpsRow, OpsServerConfig, OpsSummary
 from prefixwise.bench.remote.spec import SweepSpec
 from prefixwise.contract.errors import ArtifactError
 
@@ -25,9 +25,9 @@ _CHUNK = re.compile(r"chunk_(\d+)\.json")
 
 
 def check_name(name: str) -> str:
-    """Of a run. Raises ArtifactError."""
+    """Check the name of a run. Raises ArtifactError."""
     if not _NAME.fullmatch(name):
-        raise ArtifactError(f"the name of a run must be letters, digits, dots and dashes, got {name!r}")
+        raise ArtifactError(f"the name of a run must consist of letters, digits, dots and dashes, got {name!r}")
     return name
 
 
@@ -37,7 +37,7 @@ def new_name(kind: str) -> str:
 
 
 def make_new(folder: Path) -> Path:
-    """Where somebody has it already, one beside it: NAME-2. Names are of a second, and two may begin in one."""
+    """Create the folder, or NAME-2 if it exists: names have a resolution of a second."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     names, made = count(2), folder
     while True:
@@ -50,9 +50,9 @@ def make_new(folder: Path) -> Path:
 
 
 def read_or_set_aside(path: Path, kind: type[Kind], say: Callable[[str], None]) -> Kind | None:
-    """None where nothing is there, or what is cannot be understood: that is kept as NAME.broken, and said.
+    """The artifact, or None if there is none. An invalid file is renamed to NAME.broken, reported, and None returned.
 
-    Half a file is what a full disk or a copy that was cut short leaves. Raises ArtifactError where it cannot be read.
+    A full disk or an interrupted copy leaves such files. Raises ArtifactError if the file cannot be read.
     """
     if not path.exists():
         return None
@@ -65,19 +65,19 @@ def read_or_set_aside(path: Path, kind: type[Kind], say: Callable[[str], None]) 
 
 
 def set_aside(path: Path, why: str, say: Callable[[str], None]) -> None:
-    """Out of the way, but not lost."""
+    """Rename the file to NAME.broken and report why."""
     broken = path.with_name(f"{path.name}.broken")
     path.replace(broken)
-    say(f"{why}; it is kept as {broken.name}, and made again")
+    say(f"{why}; renamed to {broken.name}, and written again")
 
 
 def chunk_file(folder: Path, size: int) -> Path:
-    """Where its row is."""
+    """The file of this chunk size's row."""
     return folder / f"chunk_{size}.json"
 
 
-def kept_row(folder: Path, size: int) -> OpsRow | None:
-    """What an earlier run measured; a row that failed is measured again."""
+def finished_row(folder: Path, size: int) -> OpsRow | None:
+    """The successful row of an earlier run; a failed row is measured again."""
     try:
         row = read_artifact(chunk_file(folder, size), OpsRow)
     except ArtifactError:
@@ -86,16 +86,16 @@ def kept_row(folder: Path, size: int) -> OpsRow | None:
 
 
 def rows_in(folder: Path) -> list[OpsRow]:
-    """By chunk size, of whichever call into this folder; what is no row is left out."""
+    """All rows in the folder, of any call, by chunk size; invalid files are skipped."""
     sizes = sorted({int(found[1]) for path in folder.iterdir() if (found := _CHUNK.fullmatch(path.name))})
     return [row for size in sizes if (row := _row(folder, size)) is not None]
 
 
 def write_results(folder: Path, spec: SweepSpec, backend: str, hardware: str) -> OpsMatrix:
-    """From all chunk files that are there: another call may have measured other sizes."""
+    """Summarize all chunk files in the folder, including those of earlier calls."""
     rows = rows_in(folder)
-    worked = [(row.throughput_items_per_sec, -row.chunk_size) for row in rows if row.throughput_items_per_sec]
-    best = max(worked, default=None)
+    succeeded = [(row.throughput_items_per_sec, -row.chunk_size) for row in rows if row.throughput_items_per_sec]
+    best = max(succeeded, default=None)
     matrix = OpsMatrix(
         schema_version=OPS_MATRIX_VERSION,
         backend=backend,
@@ -111,7 +111,7 @@ def write_results(folder: Path, spec: SweepSpec, backend: str, hardware: str) ->
             best_chunk_size=None if best is None else -best[1],
             best_throughput=None if best is None else best[0],
             total_configs_tested=len(rows),
-            successful_configs=len(worked),
+            successful_configs=len(succeeded),
         ),
     )
     write_artifact(folder / RESULTS, matrix)
@@ -126,7 +126,7 @@ def _row(folder: Path, size: int) -> OpsRow | None:
 
 
 def runs_in(root: Path) -> list[dict[str, object]]:
-    """By name: how many files, how large, and whether there is a result."""
+    """Runs by name, with the number of files, their size, and whether there is a result."""
     if not root.is_dir():
         return []
     found = []

@@ -1,4 +1,4 @@
-"""What a run on a target does, as data: it travels there as one line of JSON."""
+"""The specification of a run on a target, sent to the agent as one line of JSON."""
 
 from __future__ import annotations
 
@@ -13,35 +13,37 @@ CHUNK_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 500)
 SMOKE_CHUNK_SIZE = 32
 ARTIFACT_ROOT = "reports/artifacts"
 EMBEDDED = "embedded"
-HEARTBEAT_SECONDS = 5.0  # between two signs of life that an agent gets
-SILENCE_SECONDS = 60.0  # after which it takes whoever called for gone
-_MOST_PORT = 65535
-_OF_A_CALL = ("prefixwise", "run", "take_over", "new_folder")
+HEARTBEAT_SECONDS = 5.0  # interval of the heartbeats to an agent
+SILENCE_SECONDS = 60.0  # without a heartbeat, after which the agent considers its caller gone
+_MAX_PORT = 65535
+_CALL_FIELDS = ("prefixwise", "run", "take_over", "new_folder")
 
 
 @dataclass(frozen=True)
 class Spec:
-    """To a line and back, and whose it is."""
+    """The fields of every specification, and its JSON form."""
 
-    prefixwise: str = field(default=__version__, kw_only=True)  # of the side that asks
-    run: str = field(default="", kw_only=True)  # the token of the run, for the lock of the target
-    take_over: bool = field(default=False, kw_only=True)  # from another run that has the target
+    prefixwise: str = field(default=__version__, kw_only=True)  # version of the caller
+    run: str = field(default="", kw_only=True)  # the run's token for the target's lock
+    take_over: bool = field(default=False, kw_only=True)  # take the target's lock from another run
 
     def to_line(self) -> str:
         return json.dumps(asdict(self), separators=(",", ":"))
 
     @classmethod
     def from_line(cls, line: str) -> Self:
-        """Raises ArtifactError where it is another version's."""
+        """Raises ArtifactError if the caller has another version."""
         content: dict[str, Any] = json.loads(line)
-        asks = content.get("prefixwise")
-        if asks != __version__:
-            mend = "prefixwise ops install --target TARGET mends it"
-            raise ArtifactError(f"expected prefixwise {asks or 'of another version'}, got {__version__} here ({mend})")
+        version = content.get("prefixwise")
+        if version != __version__:
+            remedy = "run prefixwise ops install --target TARGET"
+            raise ArtifactError(
+                f"expected prefixwise {version or 'of another version'}, got {__version__} here ({remedy})"
+            )
         known = {each.name for each in fields(cls)}
         if content.keys() != known:
             other = ", ".join(sorted(content.keys() ^ known))
-            raise ArtifactError(f"the two sides are of different versions: {other} (prefixwise ops install mends it)")
+            raise ArtifactError(f"the two sides have different versions: {other} (run prefixwise ops install)")
         values: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in content.items()
         }
@@ -53,7 +55,7 @@ class SweepSpec(Spec):
     """A sweep over the server's chunk sizes."""
 
     folder: str = ""  # on the target
-    new_folder: bool = False  # the name was made up: where it is taken, another is
+    new_folder: bool = False  # the name is generated: choose another if it exists
     chunk_sizes: tuple[int, ...] = CHUNK_SIZES
     model: str = "Qwen/Qwen3-0.6B"
     backend: str = "auto"
@@ -74,13 +76,13 @@ class SweepSpec(Spec):
 
     def __post_init__(self) -> None:
         """Raises ArtifactError."""
-        if not 0 <= self.port <= _MOST_PORT:
-            raise ArtifactError(f"the port must be 0 to {_MOST_PORT}, got {self.port}")
+        if not 0 <= self.port <= _MAX_PORT:
+            raise ArtifactError(f"the port must be 0 to {_MAX_PORT}, got {self.port}")
 
     @property
-    def deciding(self) -> dict[str, Any]:
-        """As JSON has it, without what is of one call alone."""
-        content = {name: value for name, value in asdict(self).items() if name not in _OF_A_CALL}
+    def identity(self) -> dict[str, Any]:
+        """The fields that define the sweep, without those of a single call, as JSON values."""
+        content = {name: value for name, value in asdict(self).items() if name not in _CALL_FIELDS}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in content.items()}
 
     @property
@@ -88,7 +90,7 @@ class SweepSpec(Spec):
         return f"canonical-{self.query_tokens}-{self.num_items}-{self.item_tokens}"
 
     def flags_of(self, chunk_size: int) -> list[str]:
-        """Of the server."""
+        """The server's flags for this chunk size."""
         return [
             *(() if self.model == EMBEDDED else ("--model-path", self.model)),
             *("--backend", self.backend, "--dtype", self.dtype, "--algorithm", self.algorithm),
@@ -101,11 +103,11 @@ class SweepSpec(Spec):
 
 @dataclass(frozen=True)
 class ClientMatrixSpec(Spec):
-    """One server, and a sweep over the client's chunk sizes against it."""
+    """One server, and a sweep over the client's chunk sizes."""
 
-    folder: str  # on the target; the workload is there
+    folder: str  # on the target; contains the workload
     name: str  # of the matrix: jax_portable
     server_flags: tuple[str, ...]
-    matrix_flags: tuple[str, ...]  # of `prefixwise bench matrix`, but for addresses and files
+    matrix_flags: tuple[str, ...]  # of `prefixwise bench matrix`, without addresses and files
     start_timeout_sec: float = 900.0
     port: int = 0

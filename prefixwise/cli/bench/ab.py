@@ -14,17 +14,16 @@ import typer
 
 from prefixwise.cli.bench import geometry_options as shape_option
 from prefixwise.cli.engine_options import DtypeName
-from prefixwise.cli.failures import FAILED, MISUSED, CommandError, tell_error
+from prefixwise.cli.failures import FAILED, MISUSED, CommandError, print_error
 from prefixwise.cli.flags import finite
-from prefixwise.cli.harness_common import ApiKey, OutputMarkdown, Timeout, last_line, step_progress, tell_server
-from prefixwise.cli.output import say, stdout_width
-from prefixwise.cli.text_table import Column, render_table
+from prefixwise.cli.harness_common import ApiKey, OutputMarkdown, Timeout, last_line, print_server_info
+from prefixwise.cli.output import say
+from prefixwise.cli.progress import step_progress
 
 if TYPE_CHECKING:
-    from prefixwise.bench.ab.run import AbPlan, ServerSetup
-    from prefixwise.bench.ab.variants import Variant
-    from prefixwise.bench.artifacts import AbResult
     from prefixwise.bench.geometry import Preset, RequestMaker
+    from prefixwise.bench.kinds.ab import AbResult
+    from prefixwise.bench.run.ab import AbPlan, ServerSetup, Variant
 
 CompareName = Literal["mask", "algorithm", "backend", "chunk-size"]
 AlgorithmName = Literal["auto", "packed", "prefill_extend", "serial"]
@@ -71,7 +70,7 @@ WarmupRuns = Annotated[
     typer.Option(envvar="MULTI_ITEM_BENCH_WARMUP_RUNS", metavar="N", min=0, help="Of each variant, before the rounds."),
 ]
 Cached = Annotated[
-    bool, typer.Option("--cached/--cold", help="One query, its prefix kept; or another query in every run.")
+    bool, typer.Option("--cached/--cold", help="One query with a cached prefix, or another query in every run.")
 ]
 Dtype = Annotated[
     DtypeName, typer.Option(metavar="NAME", help="auto, float32, bfloat16 or float16; of backends auto is float32.")
@@ -125,7 +124,7 @@ def bench_ab(
     """
     chosen = _choose(compare, variants, algorithm, mask)
     shape = shape_option.shape_of(geometry, query_tokens, num_items, item_tokens)
-    from prefixwise.bench.ab.run import AbPlan, ServerSetup
+    from prefixwise.bench.run.ab import AbPlan, ServerSetup
 
     setup = ServerSetup(_server_flags(model, _one_dtype(compare, dtype), server_args), timeout_sec, api_key)
     plan = AbPlan(compare, model, rounds, runs_per_round, warmup_runs, cached, seed, max_abs, mean_abs)
@@ -142,7 +141,7 @@ class _Done:
 
 
 def _maker_of(shape: Preset, labels: str | None, seed: int) -> Callable[[Mapping[str, Any]], RequestMaker]:
-    """Requests for a server that tells its vocabulary."""
+    """Requests for a server that reports its vocabulary."""
     return lambda info: shape_option.make_requests(
         shape, info, labels=labels, vocab_size=None, distinct_queries=0, seed=seed
     )
@@ -155,14 +154,14 @@ def _measure(
     log_dir: Path | None,
     maker_for: Callable[[Mapping[str, Any]], RequestMaker],
 ) -> _Done:
-    from prefixwise.bench.ab.run import AbMeasurement, start_contestants
+    from prefixwise.bench.run.ab import AbMeasurement, start_variants
 
     with ExitStack() as stack:
         logs = log_dir or Path(stack.enter_context(TemporaryDirectory(prefix="prefixwise-ab-")))
-        contestants = start_contestants(stack, variants, setup, logs, lambda line: say(f"ab: {line}"))
-        for client in {id(each.client): each.client for each in contestants}.values():
-            tell_server(client)
-        measurement = AbMeasurement(contestants, maker_for(contestants[0].server_config), plan)
+        running = start_variants(stack, variants, setup, logs, lambda line: say(f"ab: {line}"))
+        for client in {id(each.client): each.client for each in running}.values():
+            print_server_info(client)
+        measurement = AbMeasurement(running, maker_for(running[0].server_config), plan)
         try:
             with step_progress(1 + plan.rounds, "ab") as step:
                 measurement.run(step)
@@ -176,7 +175,7 @@ def _measure(
 def _choose(
     compare: CompareName, variants: str | None, algorithm: AlgorithmName | None, mask: MaskName
 ) -> list[Variant]:
-    from prefixwise.bench.ab.variants import ComparisonError, variants_of
+    from prefixwise.bench.run.ab import ComparisonError, variants_of
 
     if compare == "algorithm" and algorithm is not None:
         raise CommandError("--algorithm is what is compared: choose with --variants", status=MISUSED)
@@ -205,7 +204,7 @@ def _server_flags(model: str | None, dtype: DtypeName, more: str) -> list[str]:
 
 
 def _conclude(done: _Done, output_json: Path | None, output_markdown: Path | None) -> None:
-    """What was done is reported before an interrupt ends the program."""
+    """Report the finished rounds before an interrupt ends the program."""
     _report(done.result, output_json, output_markdown)
     if done.interrupt is not None:
         raise done.interrupt
@@ -214,21 +213,20 @@ def _conclude(done: _Done, output_json: Path | None, output_markdown: Path | Non
 
 def _report(result: AbResult, output_json: Path | None, output_markdown: Path | None) -> None:
     """A table for people, the artifact, the line for programs."""
-    from prefixwise.bench.ab.report import HEADERS, cells_of, markdown_of
     from prefixwise.bench.files import write_artifact, write_text
+    from prefixwise.bench.kinds.ab import variants_table
+    from prefixwise.bench.render.markdown import report_markdown
+    from prefixwise.bench.render.terminal import terminal_lines
+    from prefixwise.bench.run.report import report_of
 
-    rows = [cells_of(variant) for variant in result.variants]
-    columns = [
-        Column(header, cells, align_right=header != "variant") for header, *cells in zip(HEADERS, *rows, strict=True)
-    ]
-    for line in render_table(columns, stdout_width()).splitlines():
+    for line in terminal_lines(variants_table(result)):
         say(line)
     for note in result.notes:
         say(f"note: {note}", style="yellow")
     if output_json is not None:
         write_artifact(output_json, result)
     if output_markdown is not None:
-        write_text(output_markdown, markdown_of(result))
+        write_text(output_markdown, report_markdown(report_of(result, output_markdown.name)))
     variants = [variant.model_dump(exclude={"server_config", "runs"}) for variant in result.variants]
     paths = {"output_json": output_json, "output_markdown": output_markdown}
     written = {name: None if path is None else str(path) for name, path in paths.items()}
@@ -236,10 +234,10 @@ def _report(result: AbResult, output_json: Path | None, output_markdown: Path | 
 
 
 def _judge(result: AbResult) -> None:
-    """Exits with a status where a variant is no good."""
-    from prefixwise.bench.ab.report import problems_of
+    """Exit with status 1 where a variant failed or its scores differ."""
+    from prefixwise.bench.kinds.ab import problems_of
 
     for problem in (problems := problems_of(result)):
-        tell_error(problem)
+        print_error(problem)
     if problems:
         raise typer.Exit(FAILED)

@@ -10,12 +10,11 @@ import typer
 
 from prefixwise.cli.failures import FAILED, MISUSED, CommandError
 from prefixwise.cli.harness_common import last_line
-from prefixwise.cli.output import say
-from prefixwise.cli.text_table import visible
+from prefixwise.cli.output import say, visible
 
 if TYPE_CHECKING:
-    from prefixwise.bench.checks.check import FileReport
-    from prefixwise.bench.checks.findings import Finding
+    from prefixwise.bench.kinds.findings import Finding
+    from prefixwise.bench.run.check import FileReport
 
 # What a flag says about a file.
 WORKLOAD_KINDS = ("workload",)
@@ -39,8 +38,8 @@ def bench_check(
     verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Warnings too.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="All findings in the JSON, and no lines for people.")] = False,
 ) -> None:
-    """Check artifacts: their fields, and that their figures follow from each other. Status 1 where one is invalid."""
-    from prefixwise.bench.checks.check import check_file
+    """Check artifacts: their fields, and that their metrics follow from each other. Status 1 where one is invalid."""
+    from prefixwise.bench.run.check import check_file
 
     flags = {WORKLOAD_KINDS: workload or [], MATRIX_KINDS: matrix or [], COMPARISON_KINDS: comparison or []}
     targets = list(_targets(flags, everything or [], more or []))
@@ -48,7 +47,7 @@ def bench_check(
     for path, kinds in targets:
         reports.append(check_file(path, kinds))
         if not as_json:
-            _tell(reports[-1], verbose)
+            _report_findings(reports[-1], verbose)
     last_line(_json(reports, with_files=as_json))
     if not all(report.is_valid for report in reports):
         raise typer.Exit(FAILED)
@@ -57,8 +56,8 @@ def bench_check(
 def _targets(
     flags: dict[tuple[str, ...], list[Path]], folders: Sequence[Path], more: Sequence[Path]
 ) -> Iterator[Target]:
-    """Files and what each is taken for. Raises CommandError for what is not there, before anything is checked."""
-    from prefixwise.bench.checks.check import json_files
+    """Files and their expected kinds. Raises CommandError for a missing file, before any check."""
+    from prefixwise.bench.run.check import json_files
 
     if not any(flags.values()) and not folders and not more:
         hint = "for example: prefixwise bench check --all reports/artifacts -v"
@@ -80,7 +79,7 @@ def _targets(
 
 
 def _check_that_all_exist(paths: Sequence[Path]) -> None:
-    from prefixwise.bench.checks.check import json_files
+    from prefixwise.bench.run.check import json_files
 
     for path in paths:
         if not path.exists():
@@ -99,7 +98,7 @@ def _check_that_none_is_a_folder(files: Sequence[Path]) -> None:
             )
 
 
-def _tell(report: FileReport, verbose: bool) -> None:
+def _report_findings(report: FileReport, verbose: bool) -> None:
     path = visible(str(report.path))
     if report.errors:
         say(f"invalid  {path}  {report.kind or 'unknown'}", style="red")

@@ -10,11 +10,10 @@ import typer
 from prefixwise.cli.failures import FAILED
 from prefixwise.cli.flags import finite
 from prefixwise.cli.harness_common import OutputJson, OutputMarkdown, last_line
-from prefixwise.cli.output import say, stdout_width
-from prefixwise.cli.text_table import Column, render_table
+from prefixwise.cli.output import say
 
 if TYPE_CHECKING:
-    from prefixwise.bench.artifacts import Comparison
+    from prefixwise.bench.kinds.comparison.model import Comparison
 
 
 def compare(
@@ -42,28 +41,33 @@ def compare(
 
     The status is 1 where scores do not agree; the artifact is written all the same.
     """
-    from prefixwise.bench.comparison.compare import compare as compare_inputs
-    from prefixwise.bench.comparison.inputs import read_inputs
-    from prefixwise.bench.comparison.markdown import comparison_markdown
-    from prefixwise.bench.comparison.rows import CompareOptions
     from prefixwise.bench.files import write_artifact, write_text
+    from prefixwise.bench.kinds.comparison.report import comparison_report
+    from prefixwise.bench.kinds.comparison.rules import CompareOptions
+    from prefixwise.bench.render.markdown import report_markdown
+    from prefixwise.bench.run.comparison import compare as compare_inputs
+    from prefixwise.bench.run.comparison import read_inputs
 
     inputs = read_inputs(jax_portable_json, pytorch_portable_json, jax_best_native_json, pytorch_best_native_json)
     options = CompareOptions(correctness_threshold_max_abs, correctness_threshold_mean_abs, guardrail_ratio)
     comparison = compare_inputs(inputs, options)
     write_artifact(output_json, comparison)
     if output_markdown is not None:
-        write_text(output_markdown, comparison_markdown(comparison))
+        write_text(output_markdown, report_markdown(comparison_report(comparison, str(output_json))))
     _report(comparison, output_json)
 
 
 def _report(comparison: Comparison, output_json: Path) -> None:
-    for line in _table(comparison).splitlines():
+    from prefixwise.bench.kinds.comparison.tables import portable_table
+    from prefixwise.bench.kinds.score_matrix import P95, THROUGHPUT
+    from prefixwise.bench.render.terminal import terminal_lines
+
+    for line in terminal_lines(portable_table(comparison, (THROUGHPUT, P95))):
         say(line)
     for note in comparison.notes:
         say(f"note: {note}", style="yellow")
-    for view, words in comparison.recommendations.items():
-        say(f"{view}: {words}")
+    for view, phrase in comparison.recommendations.items():
+        say(f"{view}: {phrase}")
     passed = comparison.correctness["pass"]
     last_line(
         {
@@ -77,22 +81,3 @@ def _report(comparison: Comparison, output_json: Path) -> None:
     if not passed:
         say("the correctness gate failed", style="red")
         raise typer.Exit(FAILED)
-
-
-def _table(comparison: Comparison) -> str:
-    from prefixwise.bench.comparison.markdown import percent, scientific, verdict
-    from prefixwise.bench.matrix.markdown import number
-
-    rows = comparison.portable_view.model_dump(by_alias=True)["rows"]
-    columns = [Column("chunk size", [str(row["client_chunk_size"]) for row in rows], align_right=True)]
-    for title, figure in (("items/s", "throughput_items_sec"), ("p95 ms", "p95_total_e2e_ms")):
-        for backend in ("jax", "pytorch"):
-            cells = [number((row[backend] or {}).get(figure)) for row in rows]
-            columns.append(Column(f"{backend} {title}", cells, align_right=True))
-        cells = [percent((row["deltas"] or {}).get(f"{figure}_pct")) for row in rows]
-        columns.append(Column("delta", cells, align_right=True))
-    columns.append(
-        Column("max diff", [scientific(row["correctness"]["max_abs_diff"]) for row in rows], align_right=True)
-    )
-    columns.append(Column("correct", [verdict(row["correctness"]) for row in rows]))
-    return render_table(columns, stdout_width())

@@ -34,7 +34,7 @@ VocabSize = Annotated[int | None, typer.Option(metavar="N", min=1, help="Ids are
 
 
 def shape_of(name: GeometryName, query_tokens: int | None, num_items: int | None, item_tokens: int | None) -> Preset:
-    """The geometry of this name, with what was given instead."""
+    """The named geometry, with the given values."""
     from dataclasses import replace
 
     from prefixwise.bench.geometry import PRESETS
@@ -52,8 +52,7 @@ def make_requests(
     distinct_queries: int,
     seed: int,
 ) -> RequestMaker:
-    """For this server. Raises CommandError where it does not tell its vocabulary and nobody else does."""
-    from prefixwise.bench.artifacts import LoadGeometry
+    """Requests for this server. Raises CommandError where neither it nor an option gives the vocabulary size."""
     from prefixwise.bench.geometry import (
         DEFAULT_LABELS,
         GeometryError,
@@ -62,11 +61,12 @@ def make_requests(
         delimiter_of,
         vocab_size_of,
     )
+    from prefixwise.bench.kinds.load import LoadGeometry
 
     vocab_size = vocab_size or vocab_size_of(server_info)
     if vocab_size is None:
         hint = "give --vocab-size, the number of token ids that the model knows"
-        raise CommandError("the server does not tell the size of its vocabulary", hint=hint, status=MISUSED)
+        raise CommandError("the server does not report the size of its vocabulary", hint=hint, status=MISUSED)
     given = None if labels is None else integers(labels, "--label-token-ids")
     try:
         label_ids = choose_labels(given, vocab_size)

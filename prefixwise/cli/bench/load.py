@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from prefixwise.cli.bench import geometry_options as shape_option
-from prefixwise.cli.failures import FAILED, MISUSED, CommandError, tell_error
+from prefixwise.cli.failures import FAILED, MISUSED, CommandError, print_error
 from prefixwise.cli.flags import finite
-from prefixwise.cli.harness_common import ApiKey, Timeout, last_line, step_progress, tell_server
+from prefixwise.cli.harness_common import ApiKey, Timeout, last_line, print_server_info
 from prefixwise.cli.output import say
+from prefixwise.cli.progress import step_progress
 
 if TYPE_CHECKING:
-    from prefixwise.bench.artifacts import LoadResult
     from prefixwise.bench.geometry import Preset, RequestMaker
-    from prefixwise.bench.load.arrivals import PhaseLength
-    from prefixwise.bench.load.driver import LoadTarget
-    from prefixwise.bench.load.run import LoadPlan
+    from prefixwise.bench.kinds.load import LoadResult
+    from prefixwise.bench.run.load import LoadPlan
+    from prefixwise.bench.run.load_driver import LoadTarget, PhaseLength
 
 Mode = Literal["open", "closed"]
 _USUAL_SECONDS = 30.0
@@ -51,7 +51,7 @@ Duration = Annotated[
 NumRequests = Annotated[int | None, typer.Option(metavar="N", min=1, help="How many are sent, where that comes first.")]
 WarmupSec = Annotated[
     float | None,
-    typer.Option(metavar="SECONDS", min=0.0, callback=finite, help="Sent before, and in no figure; 0: none."),
+    typer.Option(metavar="SECONDS", min=0.0, callback=finite, help="Sent before, and in no metric; 0: none."),
 ]
 WarmupRequests = Annotated[
     int | None, typer.Option(metavar="N", min=0, help="The same by number; 10 when both are left out.")
@@ -131,7 +131,7 @@ def _maker(
 
 
 def _check_mode(mode: Mode, given: Mapping[str, object]) -> None:
-    """An option of the other mode would measure something else than was meant."""
+    """Refuse options of the other mode."""
     for option, value in given.items():
         its_mode = "closed" if option == "--concurrency" else "open"
         if value is not None and mode != its_mode:
@@ -156,7 +156,7 @@ def _plan(
     min_arrivals: int | None,
     seed: int,
 ) -> LoadPlan:
-    from prefixwise.bench.load.run import LoadPlan
+    from prefixwise.bench.run.load import LoadPlan
 
     _check_search(search, bound_ms, min_arrivals)
     if mode == "open" and rate is None:
@@ -175,13 +175,13 @@ def _plan(
 
 
 def _length(seconds: float | None, requests: int | None) -> PhaseLength:
-    from prefixwise.bench.load.arrivals import PhaseLength
+    from prefixwise.bench.run.load_driver import PhaseLength
 
     return PhaseLength(_USUAL_SECONDS if seconds is None and requests is None else seconds, requests)
 
 
 def _warmup(seconds: float | None, requests: int | None) -> PhaseLength | None:
-    from prefixwise.bench.load.arrivals import PhaseLength
+    from prefixwise.bench.run.load_driver import PhaseLength
 
     if seconds is None and requests is None:
         return PhaseLength(requests=10)
@@ -191,22 +191,22 @@ def _warmup(seconds: float | None, requests: int | None) -> PhaseLength | None:
 def _server(
     base_url: str, timeout_sec: float, max_in_flight: int | None, api_key: str | None
 ) -> tuple[dict[str, Any], LoadTarget]:
-    """What it tells of itself, and how it is sent to. Raises UnreachableError where nobody is there."""
+    """The server's report and the load target. Raises UnreachableError where there is no server."""
     from prefixwise.bench.client import ScoreClient
-    from prefixwise.bench.load.driver import LoadTarget
+    from prefixwise.bench.run.load_driver import LoadTarget
 
     with ScoreClient(base_url, timeout_sec=timeout_sec, api_key=api_key) as client:
         client.check_reachable()
         target = LoadTarget(client.base_url, timeout_sec, max_in_flight or LoadTarget.max_in_flight, api_key)
-        return tell_server(client), target
+        return print_server_info(client), target
 
 
 def _run(
     target: LoadTarget, maker: RequestMaker, plan: LoadPlan, info: dict[str, Any], output_json: Path | None
 ) -> None:
-    """To the end, or until it is interrupted: then what was done is reported before the program ends."""
+    """Run to the end, or to an interrupt: then the partial result is reported before the program ends."""
     from prefixwise.bench.files import write_artifact
-    from prefixwise.bench.load.run import LoadRun
+    from prefixwise.bench.run.load import LoadRun
 
     def keep(result: LoadResult) -> None:
         if output_json is not None:
@@ -228,17 +228,17 @@ def _run(
 
 
 def _steps(plan: LoadPlan) -> AbstractContextManager[Callable[[str], None]]:
-    if plan.search:  # nobody knows how many phases there will be
+    if plan.search:  # the number of phases is unknown
         return nullcontext(lambda title: say(f"load: {title}"))
     return step_progress(1 + (plan.warmup is not None), "load")
 
 
 def _report(result: LoadResult, output_json: Path | None) -> None:
-    """Figures for people, the artifact, the line for programs."""
+    """Metrics for people, the artifact, the line for programs."""
     from prefixwise.bench.files import write_artifact
-    from prefixwise.bench.load.stats import figures_of
+    from prefixwise.bench.kinds.load import metrics_of
 
-    for name, value in figures_of(result):
+    for name, value in metrics_of(result):
         say(f"{name:<16} {value}")
     for note in result.notes:
         say(f"note: {note}", style="yellow")
@@ -248,10 +248,10 @@ def _report(result: LoadResult, output_json: Path | None) -> None:
 
 
 def _judge(result: LoadResult) -> None:
-    """Exits with a status where there are no figures."""
+    """Exit with status 1 where there are no metrics."""
     if not result.measured.answered:
-        tell_error(f"{result.url} answered no request: {result.measured.errors_by_code}")
+        print_error(f"{result.url} answered no request: {result.measured.errors_by_code}")
         raise typer.Exit(FAILED)
     if result.rate_search and not any(probe.bound_met for probe in result.rate_search):
-        tell_error(f"no rate met the bound, down to {result.rate_qps:g} requests/s")
+        print_error(f"no rate met the bound, down to {result.rate_qps:g} requests/s")
         raise typer.Exit(FAILED)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -18,22 +17,21 @@ from prefixwise.cli.harness_common import (
     Timeout,
     integers,
     last_line,
-    step_progress,
-    tell_server,
+    print_server_info,
 )
-from prefixwise.cli.output import say, stdout_width
-from prefixwise.cli.text_table import Column, render_table
+from prefixwise.cli.output import say
+from prefixwise.cli.progress import step_progress
 
 if TYPE_CHECKING:
-    from prefixwise.bench.artifacts import MatrixRow, ScoreMatrix
-    from prefixwise.bench.matrix.sweep import MatrixSweep, SweepOptions
+    from prefixwise.bench.kinds.score_matrix import ScoreMatrix
+    from prefixwise.bench.run.matrix import MatrixSweep, SweepOptions
 
 JAX_FLAGS = ("--jax-server-chunk-size", "--jax-mask-impl", "--jax-segment-fallback-threshold")
 
 
 @dataclass(frozen=True)
 class Target:
-    """Whom to ask, and what."""
+    """The server and the request."""
 
     base_url: str
     api_key: str | None
@@ -44,7 +42,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Output:
-    """Where it goes."""
+    """The output files."""
 
     json: Path
     markdown: Path | None
@@ -52,8 +50,8 @@ class Output:
     overwrite: bool
 
     def check(self) -> None:
-        """Hours of measuring are not to be lost by a command line that is given again. Raises CommandError."""
-        from prefixwise.bench.matrix.start import rows_in
+        """Refuse to overwrite measured rows by repeating a command. Raises CommandError."""
+        from prefixwise.bench.run.matrix import rows_in
 
         if self.resume and self.overwrite:
             raise CommandError("--resume and --overwrite do not go together: give one of them", status=MISUSED)
@@ -65,11 +63,12 @@ class Output:
     def save(self, matrix: ScoreMatrix) -> None:
         """Both files, after every row."""
         from prefixwise.bench.files import write_artifact, write_text
-        from prefixwise.bench.matrix.markdown import matrix_markdown
+        from prefixwise.bench.kinds.score_matrix import matrix_report
+        from prefixwise.bench.render.markdown import report_markdown
 
         write_artifact(self.json, matrix)
         if self.markdown is not None:
-            write_text(self.markdown, matrix_markdown(matrix))
+            write_text(self.markdown, report_markdown(matrix_report(matrix)))
 
 
 def matrix(
@@ -120,10 +119,10 @@ def matrix(
 ) -> None:
     """Measure one workload against a server, in chunks of several sizes, and say which size is best.
 
-    A chunk size that fails is recorded, and the others are measured all the same. The status is 1 where none worked
+    A chunk size that fails is recorded, and the sweep goes on with the next. The status is 1 where none worked
     or no server can be reached.
     """
-    from prefixwise.bench.matrix.sweep import SweepOptions
+    from prefixwise.bench.run.matrix import SweepOptions
 
     options = SweepOptions(
         backend_name,
@@ -145,8 +144,8 @@ def matrix(
 
 
 def _declared(backend: str, values: tuple[int | None, str | None, int | None]) -> dict[str, Any]:
-    """In the words of the server's own flags."""
-    from prefixwise.bench.server_config import OWN_NAMES
+    """By the names of the server's flags."""
+    from prefixwise.bench.server_facts import OWN_NAMES
 
     for flag, value in zip(JAX_FLAGS, values, strict=True):
         if value is not None and backend != "jax":
@@ -162,11 +161,10 @@ def _chunk_sizes(text: str) -> tuple[int, ...]:
 
 
 def _measure(options: SweepOptions, target: Target, output: Output) -> None:
-    from prefixwise.bench.artifacts import Workload
     from prefixwise.bench.client import ScoreClient
     from prefixwise.bench.files import read_artifact
-    from prefixwise.bench.matrix.start import choose_request, describe_server, new_matrix, resume_matrix
-    from prefixwise.bench.matrix.sweep import MatrixSweep
+    from prefixwise.bench.kinds.workload import Workload
+    from prefixwise.bench.run.matrix import MatrixSweep, choose_request, describe_server, new_matrix, resume_matrix
 
     output.check()
     workload = read_artifact(target.workload_json, Workload)
@@ -174,7 +172,7 @@ def _measure(options: SweepOptions, target: Target, output: Output) -> None:
     begun = new_matrix(target.workload_json, workload, request, options)
     with ScoreClient(target.base_url, timeout_sec=options.timeout_sec, api_key=target.api_key) as client:
         client.check_reachable()
-        model = describe_server(begun, options, client, tell_server(client))
+        model = describe_server(begun, options, client, print_server_info(client))
         for note in begun.notes:
             say(f"note: {note}", style="yellow")
         begun.notes.extend(target.notes)
@@ -190,10 +188,10 @@ def _measure(options: SweepOptions, target: Target, output: Output) -> None:
 
 def _run(sweep: MatrixSweep) -> None:
     sweep.update()  # whether the file can be written is known before hours of measuring
-    with step_progress(len(sweep.missing_sizes()), "sweep") as tell:
-        sweep.sweep(tell)
-    with step_progress(len(sweep.missing_confirm_sizes()), "confirm") as tell:
-        sweep.confirm(tell)
+    with step_progress(len(sweep.missing_sizes()), "sweep") as on_progress:
+        sweep.sweep(on_progress)
+    with step_progress(len(sweep.missing_confirm_sizes()), "confirm") as on_progress:
+        sweep.confirm(on_progress)
     memory = sweep.client.server_info().get("memory")
     if memory is not None:  # its peak is known only now
         sweep.matrix.hardware["memory"] = memory
@@ -202,11 +200,12 @@ def _run(sweep: MatrixSweep) -> None:
 
 def _report(done: ScoreMatrix, output_json: Path) -> None:
     """The tables, the last line, and the status."""
-    for title, rows in (("sweep", done.results), ("confirmed", done.confirm_results)):
-        if rows:
-            say(f"{title}:")
-            for line in _table(rows).splitlines():
-                say(line)
+    from prefixwise.bench.kinds.score_matrix import rows_table
+    from prefixwise.bench.render.terminal import terminal_lines
+
+    tables = (*rows_table("sweep", done.results), *rows_table("confirmed", done.confirm_results))
+    for line in terminal_lines(tables):
+        say(line)
     final = done.summary.final_recommendation
     rows = [*done.results, *done.confirm_results]
     if any(row.status != "ok" for row in rows):
@@ -224,17 +223,3 @@ def _report(done: ScoreMatrix, output_json: Path) -> None:
     )
     if not any(row.status == "ok" for row in rows):
         raise typer.Exit(FAILED)
-
-
-def _table(rows: Sequence[MatrixRow]) -> str:
-    from prefixwise.bench.matrix.markdown import number
-
-    columns = [
-        Column("chunk size", [str(row.client_chunk_size) for row in rows], align_right=True),
-        Column("runs ok", [f"{row.successful_runs}/{row.timed_runs}" for row in rows], align_right=True),
-        Column("items/s", [number(row.throughput_items_sec) for row in rows], align_right=True),
-        Column("p50 ms", [number(row.p50_total_e2e_ms) for row in rows], align_right=True),
-        Column("p95 ms", [number(row.p95_total_e2e_ms) for row in rows], align_right=True),
-        Column("failures", [" ".join(f"{n}x{why}" for why, n in row.failure_reason_counts.items()) for row in rows]),
-    ]
-    return render_table(columns, stdout_width())

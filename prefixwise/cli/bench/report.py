@@ -13,7 +13,7 @@ from prefixwise.cli.harness_common import last_line
 from prefixwise.cli.output import say
 
 if TYPE_CHECKING:
-    from prefixwise.bench.report.document import Report
+    from prefixwise.bench.render.document import Report
 
 
 def report(
@@ -55,8 +55,8 @@ def report(
     if output_report is None and output_html is None:
         raise CommandError("expected --output-report or --output-html or both, got neither", status=MISUSED)
     when = _title_date(title_date)
-    from prefixwise.bench.report.inputs import ReportPaths, read_report_inputs
-    from prefixwise.bench.report.make import make_report
+    from prefixwise.bench.kinds.comparison.inputs import ReportPaths, read_report_inputs
+    from prefixwise.bench.kinds.comparison.report import make_report
 
     paths = ReportPaths(
         comparison_json,
@@ -98,8 +98,8 @@ def _title_date(text: str | None) -> str:
 
 def _write(made: Report, markdown: Path | None, html: Path | None) -> None:
     from prefixwise.bench.files import write_text
-    from prefixwise.bench.report.html import report_html
-    from prefixwise.bench.report.markdown import report_markdown
+    from prefixwise.bench.render.html import report_html
+    from prefixwise.bench.render.markdown import report_markdown
 
     if markdown is not None:
         write_text(markdown, report_markdown(made))

@@ -15,13 +15,13 @@ Name = Annotated[str | None, typer.Argument(metavar="NAME", help="Of an artifact
 
 def bench_schema(name: Name = None) -> None:
     """Print the JSON Schema (2020-12) of an artifact, or list the artifacts."""
-    from prefixwise.bench.schemas import KINDS, json_schema, kind_named
+    from prefixwise.bench.kinds.registry import MODELED_KINDS, json_schema, kind_named
     from prefixwise.contract.errors import ArtifactError
 
     if name is None:
-        for kind in KINDS:
+        for kind in MODELED_KINDS:
             say(f"{kind.name:20} {kind.title}")
-        last_line({"schemas": [kind.name for kind in KINDS]})
+        last_line({"schemas": [kind.name for kind in MODELED_KINDS]})
         return
     try:
         found = kind_named(name)

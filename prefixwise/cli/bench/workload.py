@@ -37,8 +37,8 @@ def bench_workload(
 ) -> None:
     """Write a workload of random tokens: the same arguments give the same requests and checksums everywhere."""
     from prefixwise.bench.files import write_artifact
-    from prefixwise.bench.token_facts import token_facts
-    from prefixwise.bench.workload import WorkloadOptions, make_workload
+    from prefixwise.bench.run.workload import WorkloadOptions, make_workload
+    from prefixwise.bench.tokens import token_facts
     from prefixwise.contract.errors import ArtifactError
 
     labels = None if label_token_ids is None else _labels(label_token_ids)

@@ -1,4 +1,4 @@
-"""`prefixwise ops smoke` and `prefixwise ops matrix`: the server's chunk sizes on a target, one or all of them."""
+"""`prefixwise ops smoke` and `prefixwise ops matrix`: one chunk size of the server on a target, or a sweep over all."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from prefixwise.bench.remote.spec import ARTIFACT_ROOT, CHUNK_SIZES, SMOKE_CHUNK_SIZE, SweepSpec
-from prefixwise.cli.failures import FAILED
-from prefixwise.cli.harness_common import last_line, step_progress
-from prefixwise.cli.ops.checks import checked_root, checked_server_flags
+from prefixwise.cli.engine_options import BackendName, DtypeName
+from prefixwise.cli.failures import FAILED, MISUSED, CommandError
+from prefixwise.cli.flags import Flag, with_flags
+from prefixwise.cli.harness_common import integers, last_line
 from prefixwise.cli.ops.options import (
     ArtifactRoot,
     ArtifactSubdir,
@@ -22,16 +23,56 @@ from prefixwise.cli.ops.options import (
     TakeOver,
     TargetOption,
     ZoneOption,
+    checked_root,
+    checked_server_flags,
     open_target,
 )
-from prefixwise.cli.ops.sweep_options import chunk_sizes_of, with_sweep_options
-from prefixwise.cli.output import say, stdout_width
-from prefixwise.cli.text_table import Column, render_table, visible
+from prefixwise.cli.output import Column, render_table, say, stdout_width, visible
+from prefixwise.cli.progress import step_progress
 from prefixwise.cli.validate.options import ServerFlag
+from prefixwise.contract.request import Algorithm
+from prefixwise.plan.algorithms import MaskOption
 
 if TYPE_CHECKING:
-    from prefixwise.bench.artifacts import OpsRow
+    from prefixwise.bench.kinds.ops import OpsRow
     from prefixwise.bench.remote.targets.base import Target
+
+_FLAGS = {
+    "model": Flag(str, "The model on the target: a folder, a .gguf file, a hub id, or embedded.", "MODEL"),
+    "backend": Flag(BackendName, "The server's backend: auto, jax or torch.", "NAME"),
+    "dtype": Flag(DtypeName, "The server's dtype: auto, float32, bfloat16 or float16.", "NAME"),
+    "algorithm": Flag(Algorithm, "The server's algorithm; only packed has masks.", "NAME"),
+    "mask": Flag(
+        MaskOption,
+        "The server's mask: dense, segment or auto.",
+        "NAME",
+        name="--multi-item-mask-impl",
+        environment_variable="MULTI_ITEM_MASK_IMPL",
+    ),
+    "segment_fallback_threshold": Flag(
+        int, "The server's threshold.", least=0, name="--multi-item-segment-fallback-threshold"
+    ),
+    "query_tokens": Flag(int, "Tokens of the query.", least=1),
+    "num_items": Flag(int, "Items of the request.", least=1),
+    "item_tokens": Flag(int, "Tokens of an item.", least=1),
+    "warmup_runs": Flag(int, "Untimed runs before the timed ones.", least=0),
+    "timed_runs": Flag(int, "Timed runs for each chunk size.", least=1),
+    "timeout_sec": Flag(float, "Timeout of one request.", "SECONDS", least=0.001),
+    "start_timeout_sec": Flag(float, "Timeout for a server to be ready.", "SECONDS", least=1),
+    "port": Flag(int, "The server's port on the target; 0: any free one.", least=0),
+    "hardware": Flag(str, "The machine's name in the artifact; default: as the server reports it.", "NAME"),
+}
+
+with_sweep_options = with_flags("sweep", SweepSpec, _FLAGS, panel="Sweep")
+
+
+def chunk_sizes_of(text: str) -> tuple[int, ...]:
+    """Raises CommandError."""
+    sizes = integers(text, "--chunk-sizes")
+    if min(sizes) < 1 or len(set(sizes)) < len(sizes):
+        raise CommandError(f"--chunk-sizes must be 1 or more, each once, got {text!r}", status=MISUSED)
+    return tuple(sizes)
+
 
 _ALL_SIZES = ",".join(map(str, CHUNK_SIZES))
 
@@ -42,7 +83,7 @@ def smoke(
     project: ProjectOption = None,
     zone: ZoneOption = None,
     python: PythonOption = None,
-    chunk_size: Annotated[int, typer.Option(metavar="N", min=1, help="Of the server.")] = SMOKE_CHUNK_SIZE,
+    chunk_size: Annotated[int, typer.Option(metavar="N", min=1, help="The server's chunk size.")] = SMOKE_CHUNK_SIZE,
     server_flag: ServerFlag = None,
     artifact_root: ArtifactRoot = ARTIFACT_ROOT,
     artifact_subdir: ArtifactSubdir = None,
@@ -50,7 +91,7 @@ def smoke(
     *,
     sweep: SweepSpec,
 ) -> None:
-    """Try a target with one chunk size: server, requests, one row."""
+    """Test a target with one chunk size: server, requests, one row."""
     spec = replace(sweep, chunk_sizes=(chunk_size,), server_flags=checked_server_flags(server_flag))
     _run(spec, "smoke", open_target(target, project, zone), python, artifact_root, artifact_subdir, take_over=take_over)
 
@@ -61,7 +102,9 @@ def matrix(
     project: ProjectOption = None,
     zone: ZoneOption = None,
     python: PythonOption = None,
-    chunk_sizes: Annotated[str, typer.Option(metavar="LIST", help="Of the server, one after the other.")] = _ALL_SIZES,
+    chunk_sizes: Annotated[
+        str, typer.Option(metavar="LIST", help="The server's chunk sizes, one after the other.")
+    ] = _ALL_SIZES,
     server_flag: ServerFlag = None,
     artifact_root: ArtifactRoot = ARTIFACT_ROOT,
     artifact_subdir: ArtifactSubdir = None,
@@ -69,7 +112,7 @@ def matrix(
     *,
     sweep: SweepSpec,
 ) -> None:
-    """Sweep the server's chunk sizes on a target: a server for each, one row for each, whatever becomes of it."""
+    """Sweep the server's chunk sizes on a target: one server and one row for each, also if it fails."""
     sizes = chunk_sizes_of(chunk_sizes)
     spec = replace(sweep, chunk_sizes=sizes, server_flags=checked_server_flags(server_flag))
     _run(
@@ -80,8 +123,8 @@ def matrix(
 def _run(
     spec: SweepSpec, kind: str, opened: Target, python: str | None, root: str, subdir: str | None, *, take_over: bool
 ) -> None:
+    from prefixwise.bench.remote.agent_client import RemoteAgent
     from prefixwise.bench.remote.folders import check_name, new_name
-    from prefixwise.bench.remote.remote_agent import RemoteAgent
     from prefixwise.bench.remote.sweep import Watcher, run_sweep
 
     checked_root(root)
@@ -89,11 +132,11 @@ def _run(
     spec = replace(spec, folder=f"{root.rstrip('/')}/{name}", new_folder=not subdir)
     say(f"target {opened.name}: {spec.to_line()}")
     opened.check_reachable()
-    begun: list[str] = []  # the folder, which the target may have named otherwise
-    with _told_how_to_go_on(begun), step_progress(len(spec.chunk_sizes), f"ops {kind}") as step:
+    begun: list[str] = []  # the folder, which the target may have renamed
+    with _resume_hint_on_failure(begun), step_progress(len(spec.chunk_sizes), f"ops {kind}") as step:
         watcher = Watcher(step, lambda line: say(f"  {visible(line)}"), begun.append)
         result = run_sweep(RemoteAgent.on(opened, python), spec, watcher, take_over=take_over)
-    _tell(result.rows)
+    _print_rows(result.rows)
     name = _name_of(result.folder)
     say(f"artifacts on {opened.name}: {result.folder}")
     if opened.name != "local":
@@ -104,14 +147,14 @@ def _run(
 
 
 @contextmanager
-def _told_how_to_go_on(begun: Sequence[str]) -> Iterator[None]:
-    """What ends a sweep (Ctrl-C, a connection) loses the row that is being measured, and no other."""
+def _resume_hint_on_failure(begun: Sequence[str]) -> Iterator[None]:
+    """Print how to resume if the sweep fails (Ctrl-C, a lost connection); only the current row is lost."""
     try:
         yield
     except BaseException:
         for folder in begun:
-            say(f"the rows that are done stay in {folder}")
-            say(f"to go on: the same command with --artifact-subdir {_name_of(folder)}")
+            say(f"completed rows are in {folder}")
+            say(f"to resume: the same command with --artifact-subdir {_name_of(folder)}")
         raise
 
 
@@ -120,9 +163,9 @@ def _name_of(folder: str) -> str:
 
 
 def _collect_command(name: str, target: str, python: str | None, root: str) -> str:
-    words = ["prefixwise", "ops", "collect", name, "--target", target]
-    words += [] if python is None else ["--python", python]
-    return shlex.join([*words, *([] if root == ARTIFACT_ROOT else ["--artifact-root", root])])
+    command = ["prefixwise", "ops", "collect", name, "--target", target]
+    command += [] if python is None else ["--python", python]
+    return shlex.join([*command, *([] if root == ARTIFACT_ROOT else ["--artifact-root", root])])
 
 
 def _summary(rows: Sequence[OpsRow]) -> dict[str, object]:
@@ -138,7 +181,7 @@ def _throughput(row: OpsRow) -> float:
     return row.throughput_items_per_sec or 0.0
 
 
-def _tell(rows: Sequence[OpsRow]) -> None:
+def _print_rows(rows: Sequence[OpsRow]) -> None:
     def cells(values: Sequence[float | None], digits: int) -> list[str]:
         return ["" if value is None else f"{value:,.{digits}f}" for value in values]
 

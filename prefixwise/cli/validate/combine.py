@@ -13,7 +13,9 @@ from prefixwise.cli.output import say
 from prefixwise.contract.errors import ModelLoadError
 
 if TYPE_CHECKING:
-    from prefixwise.bench.artifacts import EndpointEvaluation, MultiVsSerial, Parity
+    from prefixwise.bench.kinds.evaluation import EndpointEvaluation
+    from prefixwise.bench.kinds.multi_vs_serial import MultiVsSerial
+    from prefixwise.bench.kinds.parity import Parity
 
 INSTALL_HINT = "pip install transformers torch; for GGUF files accelerate and gguf, too"
 
@@ -29,9 +31,9 @@ def validate_combine(
     ] = None,
 ) -> None:
     """Compare a multi-item server with a serial one, and both with Hugging Face transformers on the same checkpoint."""
-    from prefixwise.bench.artifacts import EndpointEvaluation
     from prefixwise.bench.files import read_artifact, write_artifact
-    from prefixwise.bench.validation.combine import combine
+    from prefixwise.bench.kinds.evaluation import EndpointEvaluation
+    from prefixwise.bench.run.validation import combine
 
     multi = read_artifact(multi_json, EndpointEvaluation)
     serial = read_artifact(serial_json, EndpointEvaluation)
@@ -40,7 +42,7 @@ def validate_combine(
     write_artifact(output_multi_vs_serial_json, combined)
     parity = _parity(multi, serial, model_path or multi.model, is_named=model_path is not None)
     write_artifact(output_jax_torch_parity_json, parity)
-    _tell(combined, parity)
+    _report_findings(combined, parity)
     last_line(
         {
             "multi_vs_serial_json": str(output_multi_vs_serial_json),
@@ -56,11 +58,7 @@ def validate_combine(
 
 
 def _parity(multi: EndpointEvaluation, serial: EndpointEvaluation, model: str, *, is_named: bool) -> Parity:
-    from prefixwise.bench.validation.parity import (
-        ReferenceMissingError,
-        TransformersReference,
-        compare_with_reference,
-    )
+    from prefixwise.bench.run.parity import ReferenceMissingError, TransformersReference, compare_with_reference
 
     try:
         reference = TransformersReference.load(model)
@@ -73,7 +71,7 @@ def _parity(multi: EndpointEvaluation, serial: EndpointEvaluation, model: str, *
     return compare_with_reference(multi, serial, reference)
 
 
-def _tell(combined: MultiVsSerial, parity: Parity) -> None:
+def _report_findings(combined: MultiVsSerial, parity: Parity) -> None:
     aligned = combined.equivalence_query_plus_delimiter
     say(f"multi vs serial, query + item: max {combined.equivalence.max_abs_diff:.3g}")
     say(f"multi vs serial, query + delimiter + item: max {aligned.max_abs_diff:.3g}")

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from prefixwise.bench.validation.options import EvaluationShape
-from prefixwise.cli.failures import FAILED, tell_error
-from prefixwise.cli.harness_common import ApiKey, OutputJson, Timeout, last_line, step_progress, tell_server
+from prefixwise.bench.options import EvaluationShape
+from prefixwise.cli.failures import FAILED, print_error
+from prefixwise.cli.harness_common import ApiKey, OutputJson, Timeout, last_line, print_server_info
 from prefixwise.cli.output import say
+from prefixwise.cli.progress import step_progress
 from prefixwise.cli.validate.options import (
     DEFAULT_ITEM_COUNTS,
     Delimiter,
@@ -23,7 +24,7 @@ from prefixwise.cli.validate.options import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from prefixwise.bench.artifacts import EndpointEvaluation
+    from prefixwise.bench.kinds.evaluation import EndpointEvaluation
 
 ModeOption = Annotated[
     Literal["multi", "serial"],
@@ -41,7 +42,7 @@ def validate_endpoint(
     delimiter: Delimiter = None,
     item_counts: ItemCounts = DEFAULT_ITEM_COUNTS,
     vocab_size: Annotated[
-        int | None, typer.Option(metavar="N", min=8, help="Of the model, where the server does not tell it.")
+        int | None, typer.Option(metavar="N", min=8, help="Of the model, where the server does not report it.")
     ] = None,
     timeout_sec: Timeout = 180.0,
     api_key: ApiKey = None,
@@ -53,39 +54,38 @@ def validate_endpoint(
     asked = read_labels(labels)
     from prefixwise.bench.client import ScoreClient
     from prefixwise.bench.files import write_artifact
-    from prefixwise.bench.validation.evaluation import Endpoint, evaluate, num_steps
-    from prefixwise.bench.validation.inputs import settle_tokens, told_vocab_size
+    from prefixwise.bench.run.validation import Endpoint, evaluate, num_steps, reported_vocab_size, settle_tokens
 
     with ScoreClient(url, timeout_sec=timeout_sec, api_key=api_key) as client:
-        info = tell_server(client)
+        info = print_server_info(client)
         if mode == "multi" and delimiter is None:
-            delimiter = _told_delimiter(info)
-        size = vocab_size or told_vocab_size(info, client.get_json("/v1/models"))
+            delimiter = _reported_delimiter(info)
+        size = vocab_size or reported_vocab_size(info, client.get_json("/v1/models"))
         choice, notes = settle_tokens(asked, delimiter, size, model)
         for note in notes:
             say(f"note: {note}")
         if mode == "multi":
-            _tell_other_delimiter(info, choice.delimiter)
+            _report_other_delimiter(info, choice.delimiter)
         with step_progress(num_steps(mode, shape), f"validate {mode} endpoint") as on_step:
             evaluation = evaluate(Endpoint(client, mode, model), choice, shape, on_step)
     evaluation.server_config = info
     write_artifact(output_json, evaluation)
     last_line({"output_json": str(output_json), **_summary(evaluation)})
     for count, failure in evaluation.failures.items():
-        tell_error(f"{count} items: {failure}")
+        print_error(f"{count} items: {failure}")
     if evaluation.failures:
         raise typer.Exit(FAILED)
 
 
-def _told_delimiter(info: Mapping[str, Any]) -> int | None:
-    """The server's own, where it has one and says so."""
+def _reported_delimiter(info: Mapping[str, Any]) -> int | None:
+    """The server's own delimiter, where it reports one."""
     configuration = info.get("configuration")
     own = configuration.get("delimiter_token_id") if isinstance(configuration, dict) else None
     return own if isinstance(own, int) else None
 
 
-def _tell_other_delimiter(info: Mapping[str, Any], delimiter: int) -> None:
-    """With another one the aligned scores cannot be equal, and nobody would see why."""
+def _report_other_delimiter(info: Mapping[str, Any], delimiter: int) -> None:
+    """With another delimiter the aligned scores cannot be equal."""
     configuration = info.get("configuration")
     if not isinstance(configuration, dict) or "delimiter_token_id" not in configuration:
         return

@@ -7,40 +7,39 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from prefixwise.bench.validation.options import GateBounds
+from prefixwise.bench.options import GateBounds
 from prefixwise.cli.failures import FAILED
 from prefixwise.cli.harness_common import last_line
-from prefixwise.cli.output import say, stdout_width
-from prefixwise.cli.text_table import Column, render_table, visible
+from prefixwise.cli.output import Column, render_table, say, stdout_width, visible
 from prefixwise.cli.validate.options import with_gate_options
 
 if TYPE_CHECKING:
-    from prefixwise.bench.artifacts import GateReport
+    from prefixwise.bench.kinds.gate_report import GateReport
 
 
 @with_gate_options
 def validate_gate(
     multi_vs_serial_json: Annotated[Path, typer.Option(metavar="FILE", help="The first half of `validate combine`.")],
     parity_json: Annotated[Path, typer.Option(metavar="FILE", help="The second half.")],
-    output_json: Annotated[Path | None, typer.Option(metavar="FILE", help="Where the judgement is kept.")] = None,
+    output_json: Annotated[Path | None, typer.Option(metavar="FILE", help="Where the judgement goes.")] = None,
     *,
     bounds: GateBounds,
 ) -> None:
     """Judge a validation: isolation, equivalence, speed-up and parity, each against its bound."""
     from prefixwise.bench.files import write_artifact
-    from prefixwise.bench.validation.gates import judge, read_figures
+    from prefixwise.bench.kinds.gate_report import judge, read_metrics
 
-    report = judge(read_figures(multi_vs_serial_json), read_figures(parity_json), bounds)
+    report = judge(read_metrics(multi_vs_serial_json), read_metrics(parity_json), bounds)
     if output_json is not None:
         write_artifact(output_json, report)
-    tell_gates(report)
+    report_gates(report)
     last_line(report.model_dump(by_alias=True))
     if not report.all_pass:
         raise typer.Exit(FAILED)
 
 
-def tell_gates(report: GateReport) -> None:
-    """The table on stderr; what a failed gate has to say stands below."""
+def report_gates(report: GateReport) -> None:
+    """The table on stderr, with the details of failed gates below."""
     checks = report.checks
     columns = [
         Column("gate", list(checks)),

@@ -7,19 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from prefixwise.bench.validation.options import EvaluationShape, GateBounds
+from prefixwise.bench.options import EvaluationShape, GateBounds
 from prefixwise.cli.failures import FAILED, MISUSED, CommandError
-from prefixwise.cli.harness_common import (
-    ApiKey,
-    OutputJson,
-    OutputMarkdown,
-    Timeout,
-    last_line,
-    step_progress,
-    tell_server,
-)
-from prefixwise.cli.output import say, stdout_width
-from prefixwise.cli.text_table import Column, render_table, visible
+from prefixwise.cli.harness_common import ApiKey, OutputJson, OutputMarkdown, Timeout, last_line, print_server_info
+from prefixwise.cli.output import say, visible
+from prefixwise.cli.progress import step_progress
 from prefixwise.cli.validate.combine import INSTALL_HINT
 from prefixwise.cli.validate.options import (
     DEFAULT_ITEM_COUNTS,
@@ -35,8 +27,8 @@ from prefixwise.cli.validate.options import (
 )
 
 if TYPE_CHECKING:
-    from prefixwise.bench.artifacts import ModelMatrix
-    from prefixwise.bench.validation.model_matrix import MatrixPlan
+    from prefixwise.bench.kinds.model_matrix import ModelMatrix
+    from prefixwise.bench.run.model_matrix import MatrixPlan
 
 
 @with_gate_options
@@ -67,7 +59,7 @@ def validate_models(
     """Validate models, one after the other: a serial and a multi-item server each, evaluated, compared and judged."""
     names = _names(models)
     shape, asked = with_item_counts(shape, item_counts), read_labels(labels)
-    from prefixwise.bench.validation.model_matrix import MatrixPlan
+    from prefixwise.bench.run.model_matrix import MatrixPlan
 
     plan = MatrixPlan(
         output_dir=output_dir or output_json.with_suffix(""),
@@ -82,7 +74,7 @@ def validate_models(
     )
     _check_reference()
     matrix = _run(names, plan, output_json, output_markdown)
-    _tell(matrix)
+    _report(matrix)
     last_line(
         {
             "output_json": str(output_json),
@@ -102,8 +94,8 @@ def _names(models: str) -> list[str]:
 
 
 def _check_reference() -> None:
-    """Before the first server is started: a missing package should not cost the wait."""
-    from prefixwise.bench.validation.parity import ReferenceMissingError, import_transformers
+    """Fail on a missing package before the first server starts."""
+    from prefixwise.bench.run.parity import ReferenceMissingError, import_transformers
 
     try:
         import_transformers()
@@ -112,37 +104,32 @@ def _check_reference() -> None:
 
 
 def _run(names: list[str], plan: MatrixPlan, output_json: Path, output_markdown: Path | None) -> ModelMatrix:
-    """Written after every model, so that whatever ends it leaves the rows that are done."""
-    from prefixwise.bench.artifacts import MODEL_MATRIX_VERSION, ModelMatrix
+    """Written after every model, so that an interrupt loses no finished row."""
     from prefixwise.bench.files import now_utc, write_artifact, write_text
-    from prefixwise.bench.validation.model_matrix import STEPS_PER_MODEL, ModelRun, Watcher
-    from prefixwise.bench.validation.model_table import render_markdown
+    from prefixwise.bench.kinds.model_matrix import MODEL_MATRIX_VERSION, ModelMatrix
+    from prefixwise.bench.render.markdown import report_markdown
+    from prefixwise.bench.run.model_matrix import STEPS_PER_MODEL, ModelRun, Watcher
+    from prefixwise.bench.run.report import report_of
 
     matrix = ModelMatrix(
         schema_version=MODEL_MATRIX_VERSION, generated_at_utc=now_utc(), models=names, rows=[], all_pass=False
     )
     with step_progress(STEPS_PER_MODEL * len(names), "validate models") as step:
-        watcher = Watcher(step, tell_server, lambda note: say(f"note: {note}"))
+        watcher = Watcher(step, print_server_info, lambda note: say(f"note: {note}"))
         for name in names:
             matrix.rows.append(ModelRun(name, plan, watcher).row())
             matrix.all_pass = len(matrix.rows) == len(names) and all(row.status == "pass" for row in matrix.rows)
             write_artifact(output_json, matrix)
             if output_markdown is not None:
-                write_text(output_markdown, render_markdown(matrix))
+                write_text(output_markdown, report_markdown(report_of(matrix, output_markdown.name)))
     return matrix
 
 
-def _tell(matrix: ModelMatrix) -> None:
-    from prefixwise.bench.validation.model_table import table_cells, table_headers
+def _report(matrix: ModelMatrix) -> None:
+    from prefixwise.bench.kinds.model_matrix import models_table
+    from prefixwise.bench.render.terminal import terminal_lines
 
-    headers = table_headers(matrix.rows)
-    by_column = zip(*table_cells(matrix.rows), strict=True)
-    last = len(headers) - 1
-    columns = [
-        Column(header, [visible(cell) for cell in cells], align_right=0 < place < last)
-        for place, (header, cells) in enumerate(zip(headers, by_column, strict=True))
-    ]
-    for line in render_table(columns, stdout_width()).splitlines():
+    for line in terminal_lines(models_table(matrix)):
         say(line)
     for row in matrix.rows:
         if row.reason is not None:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from prefixwise.bench.validation.options import ITEM_COUNTS, EvaluationShape, GateBounds
+from prefixwise.bench.options import ITEM_COUNTS, EvaluationShape, GateBounds
 from prefixwise.cli.failures import MISUSED, CommandError
 from prefixwise.cli.flags import Flag, Verb, with_flags
 from prefixwise.cli.harness_common import integers
@@ -83,8 +83,8 @@ ServerFlag = Annotated[
 
 
 def split_server_flags(flags: Sequence[str] | None) -> tuple[str, ...]:
-    """As a shell would. Raises CommandError."""
+    """Split flags like a shell. Raises CommandError."""
     try:
         return tuple(word for flag in flags or () for word in shlex.split(flag))
     except ValueError as error:
-        raise CommandError(f"--server-flag cannot be split into words: {error}", status=MISUSED) from None
+        raise CommandError(f"--server-flag cannot be split into arguments: {error}", status=MISUSED) from None

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from prefixwise.cli.failures import FAILED, MISUSED, CommandError
-from prefixwise.cli.harness_common import integers, last_line, step_progress
-from prefixwise.cli.output import say, stdout_width
-from prefixwise.cli.text_table import Column, render_table
+from prefixwise.cli.harness_common import integers, last_line
+from prefixwise.cli.output import Column, render_table, say, stdout_width
+from prefixwise.cli.progress import step_progress
 from prefixwise.cli.validate.options import ServerFlag, split_server_flags
 
 if TYPE_CHECKING:
-    from prefixwise.bench.artifacts import SelfCheck, SelfCheckStep
+    from prefixwise.bench.kinds.self_check import SelfCheck, SelfCheckStep
 
 
 def validate_self(
@@ -39,9 +39,8 @@ def validate_self(
     if not chosen or not set(chosen) <= {"jax", "torch"}:
         raise CommandError(f"--backends must be jax, torch or both, got {backends!r}", status=MISUSED)
     sizes = integers(client_chunk_sizes, "--client-chunk-sizes")
-    from prefixwise.bench.self_check.commands import num_steps
-    from prefixwise.bench.self_check.options import SelfCheckOptions
-    from prefixwise.bench.self_check.run import SelfCheckRun
+    from prefixwise.bench.options import SelfCheckOptions
+    from prefixwise.bench.run.self_check import SelfCheckRun, num_steps
 
     options = SelfCheckOptions(
         output_dir=output_dir,
@@ -62,14 +61,14 @@ def validate_self(
     except BaseException:
         say(f"cut short: {output_dir / 'self_check.json'} has the steps that were done")
         raise
-    _tell(verdict)
+    _report_findings(verdict)
     last_line({"all_pass": verdict.all_pass, "output_dir": str(output_dir), "steps": len(verdict.steps)})
     if not verdict.all_pass:
         raise typer.Exit(FAILED)
 
 
-def _tell(verdict: SelfCheck) -> None:
-    from prefixwise.bench.self_check.run import SKIPPED
+def _report_findings(verdict: SelfCheck) -> None:
+    from prefixwise.bench.run.self_check import SKIPPED
 
     steps = verdict.steps
     columns = [
@@ -90,7 +89,7 @@ def _tell(verdict: SelfCheck) -> None:
 
 
 def _result(step: SelfCheckStep) -> str:
-    from prefixwise.bench.self_check.run import SKIPPED
+    from prefixwise.bench.run.self_check import SKIPPED
 
     if step.status == 0:
         return "pass"

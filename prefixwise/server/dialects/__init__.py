@@ -1,1 +1,1 @@
-"""Rerank dialects: what each client's JSON means, and how it reads its answers. One engine is behind all of them."""
+"""One file per API that scores: how its JSON asks, and how it answers. One engine is behind all of them."""

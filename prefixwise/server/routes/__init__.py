@@ -1,1 +1,1 @@
-"""One module per group of routes; a route is a function from a `Call` to a response."""
+"""Handlers, by topic. A handler is a coroutine function of the service and a request's context."""

@@ -1,7 +1,8 @@
-"""`/v1/models`, `/server_info` and `/metrics`: what is served here, how, and how it goes. They answer at any time."""
+"""`/health`, `/v1/models`, `/server_info`, `/metrics` and TEI's `/info`: the state of the server and its model."""
 
 from __future__ import annotations
 
+import asyncio
 import platform
 import sys
 import time
@@ -10,18 +11,59 @@ from dataclasses import asdict
 from starlette.responses import Response
 
 from prefixwise._version import __version__
+from prefixwise.contract.errors import UnavailableError
+from prefixwise.contract.parse import parse_score_request
 from prefixwise.engine.engine import ScoringEngine
 from prefixwise.host import peak_memory_bytes
-from prefixwise.server.call import Call
-from prefixwise.server.replies import json_reply
+from prefixwise.prompts.template import build_prompt
+from prefixwise.server.context import RequestContext, json_reply
+from prefixwise.server.scoring import Completion
 from prefixwise.server.service import POOL_THREADS, Service
 
+GENERATE_SECONDS = 20.0
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_PACKAGES = ("numpy", "jax", "jaxlib", "torch", "tokenizers")  # whose versions are told where they are loaded
+_PACKAGES = ("numpy", "jax", "jaxlib", "torch", "tokenizers")  # `/server_info` shows the versions of the loaded ones
 
 
-async def models(service: Service, call: Call) -> Response:
-    """In the shape of OpenAI's list; one entry for every served name."""
+async def health(service: Service, context: RequestContext) -> Response:
+    """200 from the end of the warm-up to the first signal; else 503, as for every handler that needs the engine."""
+    if not service.engine.scheduler.is_alive:
+        raise UnavailableError("the scheduler has died, so nothing is scored; restart the server", code="not_ready")
+    return json_reply({"status": "ok"})
+
+
+async def health_generate(service: Service, context: RequestContext) -> Response:
+    """Score one tiny request, and say how long it took."""
+    begin = time.monotonic()
+    try:
+        async with asyncio.timeout(GENERATE_SECONDS):
+            await _score_one_item(service.engine, context)
+    except TimeoutError:
+        message = f"a tiny request must be scored within {GENERATE_SECONDS:g} seconds, and it was not"
+        raise UnavailableError(message, code="not_ready") from None
+    return json_reply({"status": "ok", "milliseconds": round(1000 * (time.monotonic() - begin), 3)})
+
+
+async def _score_one_item(engine: ScoringEngine, context: RequestContext) -> None:
+    token = 1 if engine.config.delimiter_token_id == 0 else 0
+    is_classifier = bool(engine.backend.config.num_classes)
+    body = {
+        "query": [token],
+        "items": [[token]],
+        "label_token_ids": [0 if is_classifier else token],  # of a classifier: a row of its head
+        "score_mode": "logit" if is_classifier else "prob",
+    }
+    request = parse_score_request(body)
+    prompt = build_prompt(request, None, engine.config.delimiter_token_id)
+    prepared = engine.prepare_prompt(request, prompt, time.perf_counter())
+    completion = Completion()
+    state = engine.submit(prepared, on_change=completion.notify)
+    await completion.wait(context, state)
+    engine.finish(prepared, state)
+
+
+async def models(service: Service, context: RequestContext) -> Response:
+    """The served names, in the shape of OpenAI's list."""
     engine = service.engine_if_open
     names = service.names.public
     shared = {
@@ -34,8 +76,8 @@ async def models(service: Service, call: Call) -> Response:
     return json_reply({"object": "list", "data": [{"id": name, **shared} for name in names]})
 
 
-async def tei_info(service: Service, call: Call) -> Response:
-    """What clients of Text Embeddings Inference ask before their first request."""
+async def tei_info(service: Service, context: RequestContext) -> Response:
+    """The model and its limits, in the shape of Text Embeddings Inference."""
     engine = service.engine
     backend = engine.backend
     label = "LABEL_0"
@@ -45,7 +87,7 @@ async def tei_info(service: Service, call: Call) -> Response:
             "model_sha": None,
             "model_dtype": backend.info.dtype,
             "model_type": {"reranker": {"id2label": {"0": label}, "label2id": {label: 0}}},
-            "max_concurrent_requests": engine.scheduler.admission.max_tokens,  # the bound is one of tokens
+            "max_concurrent_requests": engine.scheduler.admission.max_tokens,  # our limit counts tokens
             "max_input_length": backend.config.max_context_len,
             "max_batch_tokens": backend.info.step_tokens,
             "max_batch_requests": None,
@@ -59,13 +101,13 @@ async def tei_info(service: Service, call: Call) -> Response:
     )
 
 
-async def metrics(service: Service, call: Call) -> Response:
-    """Prometheus' text format."""
+async def metrics(service: Service, context: RequestContext) -> Response:
+    """The metrics in Prometheus' text format."""
     return Response(service.metrics.render(), media_type=_METRICS_TYPE)
 
 
-async def server_info(service: Service, call: Call) -> Response:
-    """All that one needs to run the same again, and to see how it goes."""
+async def server_info(service: Service, context: RequestContext) -> Response:
+    """The resolved configuration, versions, devices, memory and statistics."""
     engine = service.engine_if_open
     info: dict[str, object] = {
         "status": service.lifecycle.phase.value,
@@ -120,13 +162,13 @@ def _describe_engine(engine: ScoringEngine) -> dict[str, object]:
 
 
 def _profile_name(engine: ScoringEngine) -> str | None:
-    """Of rerank requests that name none."""
+    """The profile of rerank requests that name none."""
     default = engine.config.profiles.default
     return None if default is None else default.name
 
 
 def _versions() -> dict[str, str]:
-    """Of what is loaded; nothing is imported for it."""
+    """The versions of the packages that are loaded. It imports none."""
     loaded = {name: sys.modules[name] for name in _PACKAGES if name in sys.modules}
     shown = {name: str(getattr(module, "__version__", "?")) for name, module in loaded.items()}
     return {"prefixwise": __version__, "python": platform.python_version(), **shown}

@@ -1,4 +1,4 @@
-/** What came back, in one shape for scoring and reranking; sorted, filtered, and as a file. */
+/** A response in one form for scoring and reranking; sorted, filtered, and as a file. */
 import { itemsOf } from "./request.js";
 
 const FROM_0_TO_1 = ["softmax", "prob", "sigmoid"];

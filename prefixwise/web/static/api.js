@@ -8,10 +8,10 @@ export function setKey(key) {
   keysGiven += 1;
 }
 
-/** How many keys were typed so far: who was refused need not ask again before there is another one. */
+/** The number of keys entered so far: after a refusal, wait for the next key. */
 export const numKeys = () => keysGiven;
 
-/** An answer that is no 200: the API's own words, and the field that they speak of. */
+/** A response other than 200: the API's message, and the field that it names. */
 export class ApiError extends Error {
   constructor(status, { message, param = null, code = null }) {
     super(message);

@@ -4,7 +4,7 @@ import { asCurl, asJson, asPython } from "./request.js";
 
 const MAX_SHOWN = 4000; // characters; all of it is copied
 
-/** Fill the panel with the request as it stands. */
+/** Fill the panel with the current request. */
 export function showCopies(panel, request, needsKey) {
   const status = element("p", { role: "status", class: "faint" });
   const forms = {
@@ -27,7 +27,7 @@ export function showCopies(panel, request, needsKey) {
 
 const shortened = (text) => (text.length > MAX_SHOWN ? `${text.slice(0, MAX_SHOWN)}\n…` : text);
 
-/** True where it is on the clipboard. Pages without TLS, but for localhost, have only the old way. */
+/** True if the text was copied. Pages without TLS, except on localhost, need the old API. */
 async function copy(text) {
   if (navigator.clipboard) {
     try {

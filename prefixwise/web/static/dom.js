@@ -1,4 +1,4 @@
-/** Small helpers for building the page. Text only ever goes in as text. */
+/** Small helpers for building the page. Text is always inserted as text, never as HTML. */
 
 /** @returns {HTMLElement} the element with this id, which the page has. */
 export const byId = (id) => document.getElementById(id);
@@ -50,7 +50,7 @@ function tableCell(cell) {
 /** "1 item", "5,000 items". */
 export const counted = (number, noun) => `${number.toLocaleString("en")} ${noun}${number === 1 ? "" : "s"}`;
 
-/** Scroll to what is out of sight; what is in sight stays where it is. */
+/** Scroll to an element if it is not visible. */
 export function bringIntoView(node) {
   const { top, bottom } = node.getBoundingClientRect();
   if (top < 0 || bottom > 0.8 * window.innerHeight) node.scrollIntoView({ block: "start" });
@@ -63,7 +63,7 @@ export function shortNumber(value) {
   return size !== 0 && (size < 1e-3 || size >= 1e5) ? value.toExponential(3) : value.toFixed(size < 10 ? 4 : 2);
 }
 
-/** Runs `work` after nothing has called it for so long. */
+/** Runs `work` once no call has come for this long. */
 export function debounced(work, milliseconds) {
   let timer;
   const soon = () => {
@@ -81,7 +81,7 @@ export function download(name, type, text) {
   setTimeout(() => URL.revokeObjectURL(address), 1000);
 }
 
-/** Take files that are dropped anywhere on the page; `place` shows that they may be. Dragged text is left alone. */
+/** Accept files dropped anywhere on the page; `place` is highlighted. Dragged text is ignored. */
 export function takeDrops(place, onFiles) {
   const toggle = (on) => place.classList.toggle("dropping", on);
   const hasFiles = (event) => [...event.dataTransfer.types].includes("Files");

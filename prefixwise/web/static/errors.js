@@ -1,13 +1,13 @@
-/** Errors of the API, next to the field that they speak of. */
+/** Errors of the API, next to the field that they name. */
 import { byId } from "./dom.js";
 
-/** Take all errors away. */
+/** Remove all errors. */
 export function clearErrors() {
   for (const place of document.querySelectorAll("p.error")) place.textContent = "";
   for (const control of document.querySelectorAll("[aria-invalid]")) control.removeAttribute("aria-invalid");
 }
 
-/** Show one, by the field that it names; one that names none of ours stands below them. Returns where it stands. */
+/** Show an error at the field that it names, or below all fields. Returns the element. */
 export function showError(error) {
   clearErrors();
   const field = error.param && document.querySelector(`[data-param~="${CSS.escape(error.param)}"]`);

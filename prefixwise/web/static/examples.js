@@ -1,4 +1,4 @@
-/** Requests to begin with. Each is a state; what it leaves out is as at the start. */
+/** Example requests. Each is a state; missing fields have their defaults. */
 export const EXAMPLES = [
   {
     name: "Is it food?",

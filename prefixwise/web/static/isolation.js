@@ -1,4 +1,4 @@
-/** "Isolation": who sees whom, and the proof that changing one item moves no other. */
+/** "Isolation": the attention mask, and a test that changing one item changes no other item's score. */
 import { readAnswer } from "./answer.js";
 import { send } from "./api.js";
 import { element, table } from "./dom.js";
@@ -19,30 +19,30 @@ export function showIsolation(panel, answer, row, ask) {
   const absent = row.index < numItems ? "" : "; this one is not among them";
   const scaled = numItems < total
     ? ` The first ${numItems} of ${total.toLocaleString("en")} items are drawn${absent}.` : "";
-  const words = element("div", {},
-    element("p", {}, `Rows are tokens that look, columns are tokens that are seen: ${layoutWords(answer)}${scaled}`),
+  const text = element("div", {},
+    element("p", {}, `Rows are query tokens, columns are key tokens: ${layoutText(answer)}${scaled}`),
     legend(layout, row.index < numItems), element("p", {}, button));
-  panel.replaceChildren(element("div", { class: "beside" }, picture, words), outcome);
-  if (answer.rows.length < 2) outcome.append(element("p", { class: "faint" }, "This takes at least two items."));
+  panel.replaceChildren(element("div", { class: "beside" }, picture, text), outcome);
+  if (answer.rows.length < 2) outcome.append(element("p", { class: "faint" }, "At least two items are needed."));
 }
 
-function layoutWords({ debug }) {
-  const shared = "every item sees the shared prefix (blue) and itself (orange), and no other item.";
+function layoutText({ debug }) {
+  const shared = "every item attends to the shared prefix (blue) and to itself (orange), and to no other item.";
   const { layout, algorithm } = debug;
-  if (!layout.prefix_tokens) return "nothing is shared; every item sees itself (orange), and no other item.";
+  if (!layout.prefix_tokens) return "there is no shared prefix; every item attends to itself (orange), and to no other item.";
   if (algorithm === "serial") return `${algorithm} computes the prefix again for every item; ${shared}`;
-  if (algorithm === "packed") return `${algorithm} puts items behind one prefix in a row; ${shared}`;
-  return `${algorithm} computes the prefix once and keeps it; ${shared}`;
+  if (algorithm === "packed") return `${algorithm} packs the prefix and its items into one sequence; ${shared}`;
+  return `${algorithm} computes the prefix once and caches its keys and values; ${shared}`;
 }
 
 function legend(layout, isDrawn) {
   const entries = [
     ...(layout.prefix_tokens ? [["seen", "the shared prefix"]] : []),
-    ["own", "an item’s own tokens"],
-    ...(isDrawn ? [["this", "those of the chosen item"]] : []),
+    ["own", "an item’s tokens (self-attention)"],
+    ...(isDrawn ? [["this", "the chosen item"]] : []),
   ];
   return element("ul", { class: "legend" },
-    ...entries.map(([kind, words]) => element("li", {}, element("span", { class: `key ${kind}` }), words)));
+    ...entries.map(([kind, text]) => element("li", {}, element("span", { class: `key ${kind}` }), text)));
 }
 
 async function perturb(answer, row, outcome, signal) {
@@ -72,7 +72,7 @@ function report(before, after, own, other) {
 }
 
 function difference(before, after) {
-  if (!before || !after) return "nothing that can be told";
+  if (!before || !after) return "an unknown amount";
   return Math.max(...before.map((value, i) => Math.abs(value - after[i])));
 }
 

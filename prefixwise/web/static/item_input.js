@@ -1,8 +1,8 @@
-/** The field of items: what is pasted, dropped or opened becomes lines. */
+/** The items field: pasted, dropped or opened content becomes lines. */
 import { byId, element, takeDrops } from "./dom.js";
 import { columnItems, likelyColumn, linesOfItems, looksSeparated, tableOf } from "./items.js";
 
-/** @param onChange called when the field has got other items. @param onFault called with what cannot be read. */
+/** @param onChange called when the items have changed. @param onFault called with the error if content cannot be read. */
 export function watchItemInput(onChange, onFault) {
   const field = byId("items");
   const choice = byId("column");

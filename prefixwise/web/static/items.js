@@ -1,6 +1,6 @@
 /** Items from text, from cells of a spreadsheet and from files. */
 
-/** Stands for a line break inside an item, where a line is an item. */
+/** The sign for a line break inside an item: in the field, each line is an item. */
 export const LINE_BREAK = "⏎";
 
 const TEXT_COLUMNS = ["text", "item", "document", "content", "passage", "title", "name"];
@@ -10,7 +10,7 @@ export function itemsOfLines(text) {
   return text.split("\n").filter((line) => line.trim() !== "").map((line) => line.replaceAll(LINE_BREAK, "\n"));
 }
 
-/** The other way round. */
+/** The text of the field for these items. */
 export function linesOfItems(items) {
   return items.map((item) => item.replace(/\r\n?|\n/g, LINE_BREAK)).join("\n");
 }
@@ -29,12 +29,12 @@ export function tableOf(text, name = "") {
   return { columns: ["text"], rows: clean.split(/\r\n?|\n/).filter((line) => line.trim()).map((line) => [line]) };
 }
 
-/** Are these cells of several columns, or a cell with a line break? As spreadsheets put them onto the clipboard. */
+/** True for several columns, or a cell with a line break, as spreadsheets copy them to the clipboard. */
 export function looksSeparated(text) {
   return /\t/.test(text) || /(^|\n)"[^"]*\n[^"]*"(\n|$)/.test(text.replace(/\r\n?/g, "\n"));
 }
 
-/** Which column is most likely the text: by its name, else the one with the longest cells. */
+/** The column that most likely contains the text: by its name, else the one with the longest cells. */
 export function likelyColumn({ columns, rows }) {
   const named = TEXT_COLUMNS.map((name) => columns.findIndex((column) => column.trim().toLowerCase() === name));
   const found = named.find((index) => index >= 0);
@@ -107,7 +107,7 @@ function readCell(text, start, separator) {
   }
 }
 
-/** The first row names the columns where it looks like names: all there, all different, none of them long. */
+/** True if the first row looks like column names: none empty, all different, none long. */
 function withHeader(rows) {
   const width = Math.max(1, ...rows.map((row) => row.length));
   const even = rows.map((row) => [...row, ...Array(width - row.length).fill("")]);

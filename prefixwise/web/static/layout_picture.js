@@ -1,6 +1,6 @@
 /**
  * The attention layout as a picture: a query token's row is filled where it sees a key token's column. Drawn from the
- * plan's own figures (`debug.layout`).
+ * plan (`debug.layout`).
  */
 import { svgElement } from "./dom.js";
 
@@ -8,7 +8,7 @@ const SIZE = 600;
 const LEAST_ITEM = 5; // pixels of the smallest item that is drawn
 const MOST_PREFIX = 0.5; // of the picture's side, whatever the prefix's length
 
-/** The runs of segments that stand behind one prefix: rows of the plan, or all segments behind a prefix kept apart. */
+/** The runs of segments that share one prefix: the plan's packed sequences, or all segments of a cached prefix. */
 function runsOf(layout) {
   const shown = layout.tail_lens.length;
   if (!layout.rows.length) return [[0, shown]];
@@ -25,32 +25,32 @@ function partsOf(layout) {
   });
 }
 
-/** As many parts as can be told apart, and how many pixels a token gets; a long prefix is drawn shorter. */
+/** As many parts as can be distinguished, and the pixels per token; a long prefix is drawn shorter. */
 function fit(parts) {
   for (let count = parts.length; count >= 1; count -= 1) {
-    const kept = parts.slice(0, count);
-    const items = kept.filter((part) => part.segment !== null);
+    const drawn = parts.slice(0, count);
+    const items = drawn.filter((part) => part.segment !== null);
     const tokens = items.reduce((sum, part) => sum + part.tokens, 0);
-    const prefixes = kept.filter((part) => part.segment === null);
+    const prefixes = drawn.filter((part) => part.segment === null);
     const all = tokens + prefixes.reduce((sum, part) => sum + part.tokens, 0);
     const prefixShare = Math.min(MOST_PREFIX, all ? 1 - tokens / all : 0);
     const scale = tokens ? (SIZE * (1 - prefixShare)) / tokens : 0;
     const smallest = Math.min(...items.map((part) => part.tokens)) * scale;
     if (count <= 2 || smallest >= LEAST_ITEM) {
       const prefixSize = prefixes.length ? (SIZE * (items.length ? prefixShare : 1)) / prefixes.length : 0;
-      return { kept, scale, prefixSize };
+      return { drawn, scale, prefixSize };
     }
   }
-  return { kept: [], scale: 0, prefixSize: 0 };
+  return { drawn: [], scale: 0, prefixSize: 0 };
 }
 
 /** `{picture, numItems}`: the picture, and how many items are in it. */
 export function layoutPicture(layout, chosenItem) {
-  const { kept, scale, prefixSize } = fit(partsOf(layout));
+  const { drawn, scale, prefixSize } = fit(partsOf(layout));
   const shapes = [];
   let at = 0;
   let prefixAt = 0;
-  for (const part of kept) {
+  for (const part of drawn) {
     const size = part.segment === null ? prefixSize : part.tokens * scale;
     const isChosen = part.segment !== null && Math.floor(part.segment / layout.segments_per_item) === chosenItem;
     const mark = isChosen ? " chosen-item" : "";
@@ -63,7 +63,7 @@ export function layoutPicture(layout, chosenItem) {
     shapes.push(svgElement("path", { class: kind, d: `M${at} ${at}V${at + size}H${at + size}Z` }));
     at += size;
   }
-  const items = new Set(kept.filter((part) => part.segment !== null)
+  const items = new Set(drawn.filter((part) => part.segment !== null)
     .map((part) => Math.floor(part.segment / layout.segments_per_item)));
   const picture = svgElement("svg", { class: "picture", viewBox: `-1 -1 ${SIZE + 2} ${SIZE + 2}`, role: "img" },
     svgElement("title", {}, describe(layout, items.size)), ...shapes,

@@ -1,13 +1,13 @@
-/** The live strip: the server's own figures, each second, while somebody looks. */
+/** The live metrics: read from /metrics every second while the page is visible. */
 import { getText, numKeys } from "./api.js";
 import { byId, shortNumber } from "./dom.js";
 
 const EVERY_MS = 1000;
 
-/** Start; it goes on until the page is closed. */
-export function keepLive() {
+/** Start; runs until the page is closed. */
+export function startLiveMetrics() {
   let before = null;
-  let refusedAt = -1; // the number of keys with which the server refused to answer
+  let refusedAt = -1; // the number of keys entered when the server last refused
   async function look() {
     if (refusedAt === numKeys()) return;
     if (document.visibilityState !== "visible") {
@@ -29,7 +29,7 @@ export function keepLive() {
   document.addEventListener("visibilitychange", look);
 }
 
-/** The figures by name, of Prometheus' text format; those with labels are left out. */
+/** Metrics without labels, by name, from Prometheus' text format. */
 export function readMetrics(text) {
   const found = {};
   for (const line of text.split("\n")) {

@@ -8,7 +8,7 @@ import { EXAMPLES } from "./examples.js";
 import { showIsolation } from "./isolation.js";
 import { watchItemInput } from "./item_input.js";
 import { itemsOfLines } from "./items.js";
-import { keepLive } from "./live.js";
+import { startLiveMetrics } from "./live.js";
 import { showHowItRan } from "./ran.js";
 import { buildRequest, itemName, withFields } from "./request.js";
 import { ResultList } from "./result_list.js";
@@ -17,15 +17,15 @@ import { DEFAULTS, keepInAddress, readForm, stateFromHash, writeForm } from "./s
 import { makeTabs } from "./tabs.js";
 
 const TYPING_PAUSE_MS = 500;
-const NOT_READY_MS = 1000; // until the server is asked again
+const NOT_READY_MS = 1000; // before the next request to the server
 const MOST_ITEMS_AS_YOU_GO = 200; // more are scored on demand
 const VIEW_ONLY = ["sort", "filter", "asYouGo"]; // controls that do not change the request
 
-// What the panels will show, as long as there is nothing to be shown.
-const PROMISES = {
-  saw: "The tokens of an item as the model gets them, the position at which it is scored, and what the model expects next.",
-  isolation: "A picture of which tokens see which, and an experiment: change one item, and no other item's score moves.",
-  ran: "The algorithm and why it was chosen, the batches, and where the milliseconds went.",
+// Descriptions of the panels, shown before there is a result.
+const DESCRIPTIONS = {
+  saw: "The tokens of an item as the model gets them, the position at which it is scored, and the most likely next tokens.",
+  isolation: "The attention mask as a picture, and an experiment: change one item, and no other item's score changes.",
+  ran: "The algorithm and why it was chosen, the batches, and the time of each stage.",
 };
 
 const form = byId("form");
@@ -53,9 +53,9 @@ const keep = () => keepInAddress(state);
 
 // The request
 
-/** @param isAsked did somebody press something, who now waits for what comes? */
+/** @param isAsked true if the user has asked for this scoring, by a button or key */
 async function score(isAsked = false) {
-  scoreSoon.cancel(); // else what is asked for now is asked again, and its answer wipes out what was done meanwhile
+  scoreSoon.cancel(); // otherwise the same request is sent twice, and its second response discards changes made meanwhile
   running?.abort();
   const own = (running = new AbortController());
   const asked = request();
@@ -71,7 +71,7 @@ async function score(isAsked = false) {
     if (own.signal.aborted) return;
     const place = report(error);
     if (isAsked) bringIntoView(place);
-    setStatus(`Not scored: the form says why.${answer ? " These are the scores from before." : ""}`);
+    setStatus(`Not scored: see the error in the form.${answer ? " The scores below are from the request before." : ""}`);
     byId("list").classList.add("stale");
   } finally {
     if (running === own) {
@@ -81,7 +81,7 @@ async function score(isAsked = false) {
   }
 }
 
-/** Run what a panel asks for, and show in `place` where that fails; a newer question ends the older one. */
+/** Run a panel's request and show an error in `place`; a newer request aborts the older one. */
 async function ask(place, work) {
   asking?.abort();
   const own = (asking = new AbortController());
@@ -140,7 +140,7 @@ function arrange() {
   fillPanel();
 }
 
-/** The row that is looked at: the chosen one, else the best. */
+/** The selected row: the chosen one, else the best. */
 function chosenRow() {
   const index = state.chosen === "" ? -1 : Number(state.chosen);
   return answer?.rows[index] ?? shownRows[0] ?? null;
@@ -168,8 +168,8 @@ function fillPanel() {
   }
   const row = chosenRow();
   if (!answer?.debug || !row?.values) {
-    const words = answer ? "Choose an item that has a score." : PROMISES[state.tab];
-    panel.replaceChildren(element("p", { class: "faint" }, words));
+    const hint = answer ? "Choose an item that has a score." : DESCRIPTIONS[state.tab];
+    panel.replaceChildren(element("p", { class: "faint" }, hint));
   } else if (state.tab === "saw") ask(panel, (signal) => showWhatWasSeen(panel, answer, row, signal));
   else if (state.tab === "isolation") showIsolation(panel, answer, row, ask);
   else showHowItRan(panel, answer, ask);
@@ -228,7 +228,7 @@ async function askServer() {
     server = await getJson("/server_info");
   } catch (error) {
     const needsKey = error instanceof ApiError && error.status === 401;
-    byId("served").textContent = needsKey ? "This server asks for an API key." : "The server does not answer.";
+    byId("served").textContent = needsKey ? "This server requires an API key." : "The server does not answer.";
     if (needsKey) {
       server = { api_key_set: true };
       enableKey();
@@ -248,7 +248,7 @@ function enableKey() {
 }
 
 function offerProfiles(profiles) {
-  const own = element("option", { value: "" }, `the model's own (${profiles.default ?? "none"})`);
+  const own = element("option", { value: "" }, `the model's default (${profiles.default ?? "none"})`);
   byId("profile").replaceChildren(own, ...profiles.names.map((name) => element("option", {}, name)));
   byId("profile").value = state.profile;
 }
@@ -265,7 +265,7 @@ form.addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) score(true);
 });
 document.querySelector(".skip").addEventListener("click", (event) => {
-  event.preventDefault(); // what is behind the # is the state
+  event.preventDefault(); // the part after the # is the state
   byId("results-heading").focus();
 });
 byId("key").addEventListener("change", async (event) => {
@@ -281,6 +281,6 @@ byId("save-json").addEventListener("click", () => {
 window.addEventListener("hashchange", () => take(stateFromHash(location.hash)));
 watchItemInput(() => onInput(), (message) => showError(new ApiError(0, { message, param: "items" })));
 offerExamples();
-keepLive();
+startLiveMetrics();
 await askServer();
 take(state);

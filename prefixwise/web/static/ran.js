@@ -1,4 +1,4 @@
-/** "How it ran": algorithm, reason, batches, and where the milliseconds went; all three algorithms on demand. */
+/** "How it ran": algorithm, reason, batches and times; compares all three algorithms on demand. */
 import { readAnswer } from "./answer.js";
 import { send } from "./api.js";
 import { counted, element, shortNumber, table } from "./dom.js";
@@ -26,14 +26,14 @@ function described(debug, usage) {
     element("p", {}, element("strong", {}, debug.algorithm), ` – ${debug.reason}.`),
     ...timeline(debug.milliseconds, total(debug.milliseconds)),
     element("p", {}, `${debug.batches.length} ${debug.batches.length === 1 ? "batch" : "batches"}; ${counted(usage.prompt_tokens, "token")}, of which `
-      + `${debug.cached_tokens.toLocaleString("en")} of the prefix were found in the cache.`),
+      + `${debug.cached_tokens.toLocaleString("en")} prefix tokens were cached (prefix cache hit).`),
     fill,
   ];
 }
 
 const total = (milliseconds) => SPANS.reduce((sum, name) => sum + milliseconds[name], 0);
 
-/** A line as long as `whole` milliseconds, and its figures. */
+/** A timeline of `whole` milliseconds, and its legend. */
 function timeline(milliseconds, whole) {
   const parts = SPANS.map((name) => {
     const part = element("span", { class: `span-${name}`, title: `${name} ${shortNumber(milliseconds[name])} ms` });
@@ -44,7 +44,7 @@ function timeline(milliseconds, whole) {
     `${name} ${milliseconds[name].toFixed(2)} ms`));
   return [
     element("div", { class: "timeline", "aria-hidden": "true" }, ...parts),
-    element("ul", { class: "legend" }, ...items, element("li", {}, `in all ${total(milliseconds).toFixed(2)} ms`)),
+    element("ul", { class: "legend" }, ...items, element("li", {}, `total ${total(milliseconds).toFixed(2)} ms`)),
   ];
 }
 
@@ -60,7 +60,7 @@ async function compare(answer, place, signal) {
     ...results.flatMap(({ debug }, i) => [
       element("h3", {}, ALGORITHMS[i]), ...timeline(debug.milliseconds, slowest),
     ]),
-    table("Side by side", ["algorithm", "milliseconds", "batches", "cached tokens", "largest difference of a score"],
+    table("Side by side", ["algorithm", "milliseconds", "batches", "cached tokens", "largest score difference"],
       results.map((result, i) => [ALGORITHMS[i], total(result.debug.milliseconds), result.debug.batches.length,
         result.debug.cached_tokens, largestDifference(results[0], result)])),
   );

@@ -13,7 +13,7 @@ async function listArtifacts() {
     const { has_folder: hasFolder, artifacts } = await getJson("/reports/list");
     byId("status").textContent = hasFolder
       ? `${counted(artifacts.filter((each) => !each.note).length, "report")} in the folder of this server.`
-      : "This server was started without --reports-dir; files can be dropped all the same.";
+      : "This server was started without --reports-dir; files can still be dropped here.";
     byId("folders").replaceChildren(...folders(artifacts));
     showNamed();
   } catch (error) {
@@ -30,12 +30,12 @@ function folders(artifacts) {
 }
 
 function entry({ name, kind, note }) {
-  const words = [element("span", {}, name.split("/").pop()), " ", element("span", { class: "badge" }, kind)];
-  if (note) return element("li", { class: "part" }, ...words, element("p", { class: "hint" }, note));
-  return element("li", {}, element("a", { href: `#name=${encodeURIComponent(name)}`, "data-name": name }, ...words));
+  const parts = [element("span", {}, name.split("/").pop()), " ", element("span", { class: "badge" }, kind)];
+  if (note) return element("li", { class: "part" }, ...parts, element("p", { class: "hint" }, note));
+  return element("li", {}, element("a", { href: `#name=${encodeURIComponent(name)}`, "data-name": name }, ...parts));
 }
 
-/** Mark the entry whose report is open; a file that was dropped is none of them. */
+/** Mark the entry of the open report; a dropped file has none. */
 function markOpen(name) {
   for (const link of byId("folders").querySelectorAll("a")) {
     if (link.dataset.name === name) link.setAttribute("aria-current", "true");
@@ -76,7 +76,7 @@ function report(error) {
   showError(error instanceof ApiError ? error : new ApiError(0, { message: `the server cannot be reached: ${error.message}` }));
 }
 
-/** As high as what it shows, so that there is one scroll bar and not two. */
+/** As high as its content, so that there is only one scroll bar. */
 function fitFrame() {
   const inside = frame.contentDocument?.documentElement;
   if (inside) frame.style.height = `${inside.scrollHeight + 2}px`;

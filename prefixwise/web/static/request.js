@@ -1,6 +1,6 @@
-/** From the state to a request, and the request in the words of other programs. */
+/** Builds the request from the state, and shows it as curl and Python code. */
 
-/** `{path, body}` of what the form asks for. */
+/** `{path, body}` of the form's request. */
 export function buildRequest(state, items) {
   return state.task === "rerank" ? rerankRequest(state, items) : scoreRequest(state, items);
 }
@@ -45,19 +45,19 @@ export function withFields(request, fields) {
 
 export const itemsOf = (request) => request.body[itemsField(request)];
 
-/** An item in the API's own words. */
+/** The name of an item in the API. */
 export const itemName = (request, index) => `${itemsField(request)}[${index}]`;
 
 const itemsField = (request) => ("documents" in request.body ? "documents" : "items");
 
-/** As a shell takes it. */
+/** The request as a shell command. */
 export function asCurl(request, origin, needsKey) {
   const key = needsKey ? ' \\\n  -H "Authorization: Bearer $PREFIXWISE_API_KEY"' : "";
   const data = JSON.stringify(request.body, null, 1).replaceAll("'", "'\\''");
   return `curl -s ${origin}${request.path}${key} \\\n  -H 'Content-Type: application/json' \\\n  -d '${data}'`;
 }
 
-/** A program that needs nothing but Python. */
+/** The request as a Python program without dependencies. */
 export function asPython(request, origin, needsKey) {
   const key = needsKey ? `\n    "Authorization": "Bearer " + os.environ["PREFIXWISE_API_KEY"],` : "";
   return `import json

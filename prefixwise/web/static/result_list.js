@@ -1,9 +1,9 @@
-/** The ranked list. However many items there are, only the rows in sight are in the document. */
+/** The ranked list. Only the visible rows are in the document. */
 import { barScale } from "./answer.js";
 import { bar, element, shortNumber } from "./dom.js";
 
 const ROW_HEIGHT = 56; // as page.css has it
-const SPARE_ROWS = 6; // above and below those in sight
+const SPARE_ROWS = 6; // above and below the visible ones
 const MAX_TEXT = 300; // characters of an item in its row
 const MAX_COLUMNS = 6; // values in a row
 
@@ -36,7 +36,7 @@ export class ResultList {
     this.#chosen = chosen;
     this.#scale = barScale(answer);
     this.#window.style.height = `${rows.length * ROW_HEIGHT}px`;
-    this.#list.style.maxHeight = `${rows.length * ROW_HEIGHT + 2}px`; // few rows need no more room than they have
+    this.#list.style.maxHeight = `${rows.length * ROW_HEIGHT + 2}px`; // a short list is not taller than its rows
     this.#list.scrollTop = 0;
     this.#draw(true);
   }

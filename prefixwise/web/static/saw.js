@@ -1,4 +1,4 @@
-/** "What the model saw": the tokens of the chosen item, where it was scored, and what the model expects next. */
+/** "What the model saw": the tokens of the chosen item, the scored position, and the most likely next tokens. */
 import { send } from "./api.js";
 import { readAnswer } from "./answer.js";
 import { bar, counted, element, shortNumber, table } from "./dom.js";
@@ -9,8 +9,8 @@ const MAX_CHIPS = 600; // of a long prompt the middle is left out
 
 /** Ask about one row of an answer, alone; fill the panel. */
 export async function showWhatWasSeen(panel, answer, row, signal) {
-  panel.setAttribute("aria-busy", "true"); // what it shows stays until there is something else: nothing jumps
-  if (!panel.querySelector(".chips")) panel.replaceChildren(element("p", { class: "faint" }, "Asking about this item…"));
+  panel.setAttribute("aria-busy", "true"); // the old content stays until the new one is there: the layout does not jump
+  if (!panel.querySelector(".chips")) panel.replaceChildren(element("p", { class: "faint" }, "Loading…"));
   const request = withFields(withItems(answer.request, [row.text]), { return_debug: true, debug_top_k: TOP_TOKENS });
   const alone = readAnswer(request, await send(request, signal));
   const seen = alone.debug.item;
@@ -27,7 +27,7 @@ export async function showWhatWasSeen(panel, answer, row, signal) {
 function legend(seen) {
   const own = seen.tokens.length - seen.prefix_tokens;
   return element("p", {}, element("span", { class: "key prefix" }),
-    `${counted(seen.prefix_tokens, "token")} that all items share, `, `${own} of this item’s own, `,
+    `${counted(seen.prefix_tokens, "token")} of the shared prefix, `, `${own} of this item, `,
     element("span", { class: "key scored" }), `scored after position ${seen.scored_position}.`);
 }
 
@@ -47,14 +47,14 @@ function chip(token, position, seen) {
   return node;
 }
 
-/** A token with its spaces and line breaks to be seen. */
+/** A token with visible spaces and line breaks. */
 export function visible({ id, text }) {
   if (text === null) return String(id);
   return text.replaceAll(" ", "·").replaceAll("\n", "⏎").replaceAll("\t", "⇥") || `#${id}`;
 }
 
 function topTable(top, labels) {
-  if (!top.length) return element("p", {}, "This model is a classifier: it has no next tokens.");
+  if (!top.length) return element("p", {}, "This model is a classifier and predicts no next tokens.");
   const rows = top.map((token) => {
     const name = element("span", {}, element("code", {}, visible(token)), ...labelBadge(token.text, labels));
     return [name, token.prob, bar(token.prob)];
@@ -62,7 +62,7 @@ function topTable(top, labels) {
   return table("By probability over the whole vocabulary", ["token", "probability", ""], rows);
 }
 
-/** A space alone begins every label, and says nothing. */
+/** A token that is only a space begins every label and gets no badge. */
 function labelBadge(text, labels) {
   if (!text?.trim() || !labels.some((label) => label.startsWith(text))) return [];
   return [element("span", { class: "badge" }, labels.includes(text) ? "label" : "begins a label")];
@@ -70,8 +70,8 @@ function labelBadge(text, labels) {
 
 function sameScore(row, alone) {
   const moved = Math.max(...row.values.map((value, i) => Math.abs(value - alone.values[i])));
-  const words = moved === 0
+  const verdict = moved === 0
     ? "Scored alone for this panel, the item got exactly the scores that it has in the list."
     : `Scored alone for this panel, the item's scores differ from those in the list by ${shortNumber(moved)}.`;
-  return element("p", { class: moved === 0 ? "good" : "bad" }, words);
+  return element("p", { class: moved === 0 ? "good" : "bad" }, verdict);
 }

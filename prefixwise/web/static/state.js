@@ -1,4 +1,4 @@
-/** What a link reproduces: the form and what is looked at. It lives behind the # of the address, which no server sees. */
+/** The state that a link reproduces: the form and the view. It is stored after the # of the address, which is never sent. */
 
 export const DEFAULTS = Object.freeze({
   query: "",
@@ -22,7 +22,7 @@ export const DEFAULTS = Object.freeze({
 /** Longer states are not put into the address. */
 export const MAX_ADDRESS_LENGTH = 64_000;
 
-/** The state that an address's hash says, complete. */
+/** The complete state from an address's hash. */
 export function stateFromHash(hash) {
   const state = { ...DEFAULTS };
   for (const [name, value] of new URLSearchParams(hash.replace(/^#/, ""))) {
@@ -49,7 +49,7 @@ export function keepInAddress(state) {
   return hash !== null;
 }
 
-/** What the form says, over what it does not know of. */
+/** The state with the values of the form. */
 export function readForm(form, state) {
   const read = { ...state };
   for (const control of form.elements) {

@@ -1,7 +1,7 @@
-/** Tabs as screen readers and keyboards know them. */
+/** Tabs with the ARIA roles and keys of the tab pattern. */
 import { byId } from "./dom.js";
 
-/** @param onShow called with the name of the tab that is now in front. Returns `show(name)`. */
+/** @param onShow called with the name of the shown tab. Returns `show(name)`. */
 export function makeTabs(list, onShow) {
   const tabs = [...list.querySelectorAll("[role=tab]")];
   const nameOf = (tab) => tab.id.replace("tab-", "");

@@ -24,7 +24,7 @@ class Segment:
 
 
 @dataclass(frozen=True)
-class Tail:
+class Suffix:
     """An item's own tokens, behind so many of a prefix."""
 
     ids: Int32Array
@@ -42,12 +42,12 @@ def segments_batch(
     prefixes: Sequence[Prefix],
     layout: Layout,
     *,
-    row_starts: Sequence[int] | None = None,
+    sequence_starts: Sequence[int] | None = None,
     scored: Sequence[int] = (),
-    kept: Sequence[int] = (),
+    cached: Sequence[int] = (),
     mask: MaskImpl = "segment",
 ) -> ForwardBatch:
-    """`row_starts`, `scored` (behind their last token) and `kept` are numbers of segments."""
+    """`sequence_starts`, `scored` (behind their last token) and `cached` are numbers of segments."""
     lens = np.array([len(segment.ids) for segment in segments], np.int64)
     prefix_lens = np.array([segment.prefix_len for segment in segments], np.int64)
     starts = starts_from_lens(lens)
@@ -59,50 +59,50 @@ def segments_batch(
         prefix_index=np.array([segment.prefix for segment in segments], np.int64),
         prefix_lens=prefix_lens,
         prefixes=tuple(prefixes),
-        row_starts=starts[[0, -1] if row_starts is None else list(row_starts)],
+        sequence_starts=starts[[0, -1] if sequence_starts is None else list(sequence_starts)],
         score_tokens=starts[1:][list(scored)] - 1,
         label_ids=np.tile(np.array(LABELS, np.int32), (len(scored), 1)),
         need_logsumexp=len(scored) > 0,
-        cache_segments=tuple(kept),
+        cache_segments=tuple(cached),
         mask=mask,
     )
 
 
-def cut_blocks(ids: Int32Array, prefix: int, num_kept: int = 0) -> list[Segment]:
-    """The blocks of a prefix behind those that are kept; each reads all before it."""
-    starts = range(num_kept * KV_BLOCK_SIZE, len(ids), KV_BLOCK_SIZE)
+def cut_blocks(ids: Int32Array, prefix: int, num_cached: int = 0) -> list[Segment]:
+    """The blocks of a prefix behind those that are cached; each reads all before it."""
+    starts = range(num_cached * KV_BLOCK_SIZE, len(ids), KV_BLOCK_SIZE)
     return [Segment(ids[start : start + KV_BLOCK_SIZE], prefix, start) for start in starts]
 
 
-def prefill_batch(prefix_ids: Sequence[Int32Array], kept: Sequence[Blocks] | None = None) -> ForwardBatch:
-    """What is not kept yet of some prefixes, all of it to be kept."""
+def prefill_batch(prefix_ids: Sequence[Int32Array], cached: Sequence[Blocks] | None = None) -> ForwardBatch:
+    """What is not cached yet of some prefixes, all of it to be cached."""
     segments: list[Segment] = []
     prefixes: list[Prefix] = []
-    for ids, blocks in zip(prefix_ids, kept or [()] * len(prefix_ids), strict=True):
+    for ids, blocks in zip(prefix_ids, cached or [()] * len(prefix_ids), strict=True):
         prefixes.append(Prefix(blocks, segment=len(segments)))
         segments += cut_blocks(ids, len(prefixes) - 1, len(blocks))
-    return segments_batch(segments, prefixes, Layout.EXTEND, kept=range(len(segments)))
+    return segments_batch(segments, prefixes, Layout.EXTEND, cached=range(len(segments)))
 
 
-def extend_batch(tails: Sequence[Tail], prefixes: Sequence[Blocks]) -> ForwardBatch:
-    """Tails over prefixes that are kept."""
-    segments = [Segment(tail.ids, tail.prefix, tail.prefix_len) for tail in tails]
+def extend_batch(suffixes: Sequence[Suffix], prefixes: Sequence[Blocks]) -> ForwardBatch:
+    """Suffixes over prefixes that are cached."""
+    segments = [Segment(suffix.ids, suffix.prefix, suffix.prefix_len) for suffix in suffixes]
     read = [Prefix(blocks) for blocks in prefixes]
-    return segments_batch(segments, read, Layout.EXTEND, scored=range(len(tails)))
+    return segments_batch(segments, read, Layout.EXTEND, scored=range(len(suffixes)))
 
 
-def rows_batch(
-    prefix_ids: Int32Array, rows: Sequence[Sequence[Tail]], layout: Layout, mask: MaskImpl = "segment"
+def sequences_batch(
+    prefix_ids: Int32Array, rows: Sequence[Sequence[Suffix]], layout: Layout, mask: MaskImpl = "segment"
 ) -> ForwardBatch:
-    """Rows of the prefix and some tails: one each in serial rows, any number in packed ones."""
+    """Rows of the prefix and some suffixes: one each in serial sequences, any number in packed ones."""
     segments: list[Segment] = []
     prefixes: list[Prefix] = []
-    row_starts, scored = [0], list[int]()
-    for tails in rows:
+    sequence_starts, scored = [0], list[int]()
+    for suffixes in rows:
         number = len(prefixes)
         prefixes.append(Prefix(segment=len(segments)))
         segments += cut_blocks(prefix_ids, number)
-        scored += range(len(segments), len(segments) + len(tails))
-        segments += [Segment(tail.ids, number, tail.prefix_len) for tail in tails]
-        row_starts.append(len(segments))
-    return segments_batch(segments, prefixes, layout, row_starts=row_starts, scored=scored, mask=mask)
+        scored += range(len(segments), len(segments) + len(suffixes))
+        segments += [Segment(suffix.ids, number, suffix.prefix_len) for suffix in suffixes]
+        sequence_starts.append(len(segments))
+    return segments_batch(segments, prefixes, layout, sequence_starts=sequence_starts, scored=scored, mask=mask)

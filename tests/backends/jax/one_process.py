@@ -19,7 +19,7 @@ from jax.sharding import NamedSharding
 from prefixwise.backends.jax.mesh import P, make_mesh, put_replicated, start_distributed
 from prefixwise.backends.jax.placement import HeadPlacement
 from prefixwise.backends.jax.weights import load_weights
-from prefixwise.models.checkpoint import open_checkpoint
+from prefixwise.models.sources import open_checkpoint
 
 
 def main(folder: str, tp_size: str, out: str, *processes: str) -> None:

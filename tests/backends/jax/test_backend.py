@@ -1,4 +1,4 @@
-"""Forwards made by hand: a token's bits do not depend on which blocks were kept before, nor on who else is there."""
+"""Forwards made by hand: a token's bits do not depend on which blocks were cached before, nor on who else is there."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from prefixwise.backends.jax.assembly import MAX_BLOCKS_PER_PAGE
+from prefixwise.backends.jax.assembly import MAX_TABLE_ENTRIES_PER_PAGE
 from prefixwise.backends.jax.attention.pallas_gpu import PallasGpuAttention
 from prefixwise.backends.jax.attention.xla import SIZES as XLA_SIZES
 from prefixwise.backends.jax.backend import JaxBackend
 from prefixwise.backends.jax.inputs import ProgramSpec
-from prefixwise.backends.jax.kv_cache import JaxBlock, KVCacheArrays, KVCacheShape
+from prefixwise.backends.jax.kv_cache import JaxKVBlock, KVCacheArrays, KVCacheShape
 from prefixwise.backends.jax.runner import Runner
 from prefixwise.contract.errors import BackendError
 from prefixwise.contract.ragged import Int32Array
 from prefixwise.forward.backend import BackendOptions
 from prefixwise.forward.batch import KV_BLOCK_SIZE, ForwardBatch, ForwardOutput, Layout, MaskImpl, Prefix
-from prefixwise.models.checkpoint import open_checkpoint
+from prefixwise.models.sources import open_checkpoint
 from tests.backends.jax.batches import (
     Blocks,
     Segment,
-    Tail,
+    Suffix,
     cut_blocks,
     draw_ids,
     extend_batch,
     prefill_batch,
-    rows_batch,
     segments_batch,
+    sequences_batch,
 )
 
-(PREFIX,) = draw_ids(1, 580)  # four blocks and 68 tokens; serial rows of it fit the program of packed ones
+(PREFIX,) = draw_ids(1, 580)  # four blocks and 68 tokens; serial sequences of it fit the program of packed ones
 OTHERS = draw_ids(2, 300, 128, 1)
-LENS = (580, 580, 579, 512, 530, 0)  # how much each tail reads
-TAILS = [Tail(ids, length) for ids, length in zip(draw_ids(3, 20, 1, 140, 33, 7, 12), LENS, strict=True)]
+LENS = (580, 580, 579, 512, 530, 0)  # how much each suffix reads
+SUFFIXES = [Suffix(ids, length) for ids, length in zip(draw_ids(3, 20, 1, 140, 33, 7, 12), LENS, strict=True)]
 
 
 def is_slow(test: str, parameters: Mapping[str, Any]) -> bool:
@@ -63,11 +63,11 @@ def backend(request: pytest.FixtureRequest, checkpoint_of: Callable[[str], Path]
 def all_pages_come_back(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if "backend" in request.fixturenames:
-        pool = request.getfixturevalue("backend")._runner.pool
-        assert pool.num_free == pool.num_pages
+        kv_cache = request.getfixturevalue("backend")._runner.kv_cache
+        assert kv_cache.num_free == kv_cache.num_pages
 
 
-def keep(backend: JaxBackend, *prefixes: Int32Array) -> list[Blocks]:
+def prefill(backend: JaxBackend, *prefixes: Int32Array) -> list[Blocks]:
     """Their blocks, from one forward."""
     return share_out(backend.forward(prefill_batch(prefixes)).blocks, prefixes)
 
@@ -82,8 +82,8 @@ def share_out(blocks: Blocks, prefixes: tuple[Int32Array, ...]) -> list[Blocks]:
     return found
 
 
-def keep_in_steps(backend: JaxBackend, ids: Int32Array, *stops: int) -> Blocks:
-    """One forward up to each of these numbers of tokens, which reads what those before it have kept."""
+def prefill_in_steps(backend: JaxBackend, ids: Int32Array, *stops: int) -> Blocks:
+    """One forward up to each of these numbers of tokens, which reads what those before it have cached."""
     blocks: Blocks = ()
     for stop in (*stops, len(ids)):
         blocks += backend.forward(prefill_batch([ids[:stop]], [blocks])).blocks
@@ -92,9 +92,9 @@ def keep_in_steps(backend: JaxBackend, ids: Int32Array, *stops: int) -> Blocks:
 
 def contents(backend: JaxBackend, blocks: Blocks) -> list[Any]:
     """Keys and values of every token in every layer: [layers, tokens, K, H], twice."""
-    pool = backend._runner.pool
-    slots = np.concatenate([pool.address(block) + np.arange(block.num_tokens) for block in blocks])
-    arrays = [np.asarray(array) for array in pool.arrays]
+    kv_cache = backend._runner.kv_cache
+    slots = np.concatenate([kv_cache.address(block) + np.arange(block.num_tokens) for block in blocks])
+    arrays = [np.asarray(array) for array in kv_cache.arrays]
     return [array.reshape(backend.config.num_layers, -1, *array.shape[1:])[:, slots] for array in arrays]
 
 
@@ -113,122 +113,130 @@ def assert_same_scores(found: ForwardOutput, expected: ForwardOutput) -> None:
     assert np.array_equal(found.logsumexp, expected.logsumexp)
 
 
-class TestKeptBlocks:
+class TestCachedBlocks:
     @pytest.mark.parametrize("stops", [(256,), (128, 384), (512,)], ids=str)
-    def test_a_prefix_that_is_kept_in_steps_has_the_bits_of_one_forward(
+    def test_a_prefix_that_is_cached_in_steps_has_the_bits_of_one_forward(
         self, backend: JaxBackend, stops: tuple[int, ...]
     ) -> None:
-        (whole,), steps = keep(backend, PREFIX), keep_in_steps(backend, PREFIX, *stops)
+        (whole,), steps = prefill(backend, PREFIX), prefill_in_steps(backend, PREFIX, *stops)
         assert_same_contents(backend, steps, whole)
-        assert_same_scores(backend.forward(extend_batch(TAILS, [steps])), backend.forward(extend_batch(TAILS, [whole])))
+        assert_same_scores(
+            backend.forward(extend_batch(SUFFIXES, [steps])), backend.forward(extend_batch(SUFFIXES, [whole]))
+        )
 
-    def test_several_prefixes_in_one_forward_have_the_bits_that_they_have_apart(self, backend: JaxBackend) -> None:
+    def test_several_prefixes_in_one_forward_have_the_bits_that_they_have_alone(self, backend: JaxBackend) -> None:
         prefixes = (OTHERS[0], PREFIX, *OTHERS[1:])
-        for together, ids in zip(keep(backend, *prefixes), prefixes, strict=True):
-            (alone,) = keep(backend, ids)
+        for together, ids in zip(prefill(backend, *prefixes), prefixes, strict=True):
+            (alone,) = prefill(backend, ids)
             assert_same_contents(backend, together, alone)
 
-    def test_some_behind_kept_blocks_and_some_from_their_start(self, backend: JaxBackend) -> None:
-        begun, (whole, other) = keep(backend, PREFIX[:384])[0], keep(backend, PREFIX, OTHERS[0])
+    def test_some_behind_cached_blocks_and_some_from_their_start(self, backend: JaxBackend) -> None:
+        begun, (whole, other) = prefill(backend, PREFIX[:384])[0], prefill(backend, PREFIX, OTHERS[0])
         found = backend.forward(prefill_batch([OTHERS[0], PREFIX], [(), begun])).blocks
         assert_same_contents(backend, found[:3], other)
         assert_same_contents(backend, (*begun, *found[3:]), whole)
 
     def test_a_last_block_that_is_not_full_is_computed_again_for_a_longer_prefix(self, backend: JaxBackend) -> None:
-        (short,), (whole,) = keep(backend, PREFIX[:300]), keep(backend, PREFIX)
+        (short,), (whole,) = prefill(backend, PREFIX[:300]), prefill(backend, PREFIX)
         longer = short[:2] + backend.forward(prefill_batch([PREFIX], [short[:2]])).blocks
         assert_same_contents(backend, longer, whole)
 
     def test_items_of_several_requests_share_a_forward_and_no_bit(self, backend: JaxBackend) -> None:
-        prefixes = keep(backend, PREFIX, *OTHERS)
-        tails = [*TAILS, Tail(TAILS[0].ids, 300, 1), Tail(TAILS[3].ids, 1, 3), Tail(TAILS[2].ids, 128, 2)]
-        tails = tails[::2] + tails[1::2]
-        together = backend.forward(extend_batch(tails, prefixes))
-        for number, tail in enumerate(tails):
-            alone = backend.forward(extend_batch([Tail(tail.ids, tail.prefix_len)], [prefixes[tail.prefix]]))
+        prefixes = prefill(backend, PREFIX, *OTHERS)
+        suffixes = [
+            *SUFFIXES,
+            Suffix(SUFFIXES[0].ids, 300, 1),
+            Suffix(SUFFIXES[3].ids, 1, 3),
+            Suffix(SUFFIXES[2].ids, 128, 2),
+        ]
+        suffixes = suffixes[::2] + suffixes[1::2]
+        together = backend.forward(extend_batch(suffixes, prefixes))
+        for number, suffix in enumerate(suffixes):
+            alone = backend.forward(extend_batch([Suffix(suffix.ids, suffix.prefix_len)], [prefixes[suffix.prefix]]))
             assert np.array_equal(alone.label_logits[0], together.label_logits[number])
 
     def test_prefixes_of_one_forward_may_share_blocks(self, backend: JaxBackend) -> None:
         fork = np.concatenate([PREFIX[:384], OTHERS[0]])
-        (whole,), (alone,) = keep(backend, PREFIX), keep(backend, fork)
+        (whole,), (alone,) = prefill(backend, PREFIX), prefill(backend, fork)
         shared = whole[:3] + backend.forward(prefill_batch([fork], [whole[:3]])).blocks
         assert_same_contents(backend, shared, alone)
-        tails = [Tail(TAILS[0].ids, 580, 0), Tail(TAILS[0].ids, len(fork), 1)]
+        suffixes = [Suffix(SUFFIXES[0].ids, 580, 0), Suffix(SUFFIXES[0].ids, len(fork), 1)]
         assert_same_scores(
-            backend.forward(extend_batch(tails, [whole, shared])), backend.forward(extend_batch(tails, [whole, alone]))
+            backend.forward(extend_batch(suffixes, [whole, shared])),
+            backend.forward(extend_batch(suffixes, [whole, alone])),
         )
 
 
-class TestRows:
+class TestSequences:
     @pytest.mark.parametrize(
         ("rows", "layout", "mask"),
         [
-            pytest.param([TAILS], Layout.PACKED, "segment", id="packed"),
-            pytest.param([TAILS], Layout.PACKED, "dense", id="dense"),
-            pytest.param([TAILS[:2], TAILS[2:5], TAILS[5:]], Layout.PACKED, "segment", id="chunks"),
-            pytest.param([[tail] for tail in TAILS], Layout.CAUSAL, "segment", id="serial"),
+            pytest.param([SUFFIXES], Layout.PACKED, "segment", id="packed"),
+            pytest.param([SUFFIXES], Layout.PACKED, "dense", id="dense"),
+            pytest.param([SUFFIXES[:2], SUFFIXES[2:5], SUFFIXES[5:]], Layout.PACKED, "segment", id="chunks"),
+            pytest.param([[suffix] for suffix in SUFFIXES], Layout.CAUSAL, "segment", id="serial"),
         ],
     )
-    def test_rows_have_the_bits_of_extend(
-        self, backend: JaxBackend, rows: list[list[Tail]], layout: Layout, mask: MaskImpl
+    def test_sequences_have_the_bits_of_extend(
+        self, backend: JaxBackend, rows: list[list[Suffix]], layout: Layout, mask: MaskImpl
     ) -> None:
-        (kept,) = keep(backend, PREFIX)
-        found = backend.forward(rows_batch(PREFIX, rows, layout, mask))
-        expected = backend.forward(extend_batch(TAILS, [kept]))
+        (cached,) = prefill(backend, PREFIX)
+        found = backend.forward(sequences_batch(PREFIX, rows, layout, mask))
+        expected = backend.forward(extend_batch(SUFFIXES, [cached]))
         is_other_kernel = mask == "dense" or backend.info.attention == "hopper"  # which reads no rows
         if is_other_kernel and backend.info.device_kind != "cpu":  # another order of additions
             assert np.abs(found.label_logits - expected.label_logits).max() <= 0.05
         else:
             assert_same_scores(found, expected)
 
-    def test_a_dense_mask_has_tiles_as_xla_reads_them_whatever_attention_there_is(self, four_pages: JaxBackend) -> None:
+    def test_a_dense_mask_always_has_the_tiles_of_xla(self, four_pages: JaxBackend) -> None:
         """The GPU kernels' are wider where every query head has a KV head of its own."""
         programs = four_pages._runner.programs
         transformer = replace(
-            programs.transformer, attention=PallasGpuAttention(), row_attention=PallasGpuAttention(), heads_per_kv=1
+            programs.transformer, attention=PallasGpuAttention(), batch_attention=PallasGpuAttention(), heads_per_kv=1
         )
-        rows = ProgramSpec(512, reads="batch", keeps=False)
+        rows = ProgramSpec(512, reads="batch", writes_cache=False)
         on_gpu = replace(programs, transformer=transformer)
         assert on_gpu.tile_sizes(rows.with_mask(512)) == XLA_SIZES != on_gpu.tile_sizes(rows)
 
-    def test_items_may_read_blocks_that_their_own_forward_keeps(self, backend: JaxBackend) -> None:
-        (kept,) = keep(backend, PREFIX)
-        blocks = cut_blocks(PREFIX, 0, num_kept=2)
-        tails = [Segment(tail.ids, 0, tail.prefix_len) for tail in TAILS]
-        numbers = range(len(blocks), len(blocks) + len(tails))
+    def test_items_may_read_blocks_that_their_own_forward_caches(self, backend: JaxBackend) -> None:
+        (cached,) = prefill(backend, PREFIX)
+        blocks = cut_blocks(PREFIX, 0, num_cached=2)
+        suffixes = [Segment(suffix.ids, 0, suffix.prefix_len) for suffix in SUFFIXES]
+        numbers = range(len(blocks), len(blocks) + len(suffixes))
         batch = segments_batch(
-            [*blocks, *tails], [Prefix(kept[:2], 0)], Layout.EXTEND, scored=numbers, kept=range(len(blocks))
+            [*blocks, *suffixes], [Prefix(cached[:2], 0)], Layout.EXTEND, scored=numbers, cached=range(len(blocks))
         )
         found = backend.forward(batch)
-        assert_same_contents(backend, found.blocks, kept[2:])
-        assert_same_scores(found, backend.forward(extend_batch(TAILS, [kept])))
+        assert_same_contents(backend, found.blocks, cached[2:])
+        assert_same_scores(found, backend.forward(extend_batch(SUFFIXES, [cached])))
 
 
-def test_every_copy_of_the_model_keeps_what_any_may_read(
+def test_every_copy_of_the_model_caches_all_prefixes(
     checkpoint_of: Callable[[str], Path], quick_compilation: None
 ) -> None:
     """Two copies, each on two devices."""
     options = BackendOptions(device="cpu", dtype="float32", dp_size=2, tp_size=2)
     backend = JaxBackend(open_checkpoint(checkpoint_of("heads-12-2")), options)
     prefix = PREFIX[:140]  # so that all forwards are of one size
-    tails = [Tail(tail.ids, min(tail.prefix_len, 140)) for tail in TAILS]
-    (whole,), steps = keep(backend, prefix), keep_in_steps(backend, prefix, 128)
+    suffixes = [Suffix(suffix.ids, min(suffix.prefix_len, 140)) for suffix in SUFFIXES]
+    (whole,), steps = prefill(backend, prefix), prefill_in_steps(backend, prefix, 128)
     assert_same_contents(backend, steps, whole)
-    found = backend.forward(extend_batch(tails, [steps]))
-    for number, tail in enumerate(tails):  # of which one of the copies gets nothing
-        alone = backend.forward(extend_batch([tail], [whole]))
+    found = backend.forward(extend_batch(suffixes, [steps]))
+    for number, suffix in enumerate(suffixes):  # of which one of the copies gets nothing
+        alone = backend.forward(extend_batch([suffix], [whole]))
         assert np.array_equal(alone.label_logits[0], found.label_logits[number])
-    rows = rows_batch(prefix, [tails[:2], tails[2:5], tails[5:]], Layout.PACKED)
+    rows = sequences_batch(prefix, [suffixes[:2], suffixes[2:5], suffixes[5:]], Layout.PACKED)
     assert_same_scores(backend.forward(rows), found)
 
 
 class TestStart:
-    def test_forwards_that_are_started_in_a_row_read_what_those_before_keep(self, backend: JaxBackend) -> None:
-        (kept,) = keep(backend, PREFIX)
-        expected = backend.forward(extend_batch(TAILS, [kept]))
+    def test_forwards_started_in_a_row_read_what_earlier_ones_cache(self, backend: JaxBackend) -> None:
+        (cached,) = prefill(backend, PREFIX)
+        expected = backend.forward(extend_batch(SUFFIXES, [cached]))
         first = backend.start(prefill_batch([PREFIX[:512]]))
         second = backend.start(prefill_batch([PREFIX], [first.blocks]))
-        running = [backend.start(extend_batch(TAILS, [first.blocks + second.blocks])) for _ in range(2)]
+        running = [backend.start(extend_batch(SUFFIXES, [first.blocks + second.blocks])) for _ in range(2)]
         for each in reversed(running):
             assert_same_scores(each.wait(), expected)
         assert second.wait().blocks == second.blocks
@@ -246,13 +254,13 @@ class TestStart:
         assert (output.label_logits.shape, output.logsumexp) == ((0, 3), None)
 
     def test_blocks_are_equal_to_none_but_themselves(self, backend: JaxBackend) -> None:
-        (kept,) = keep(backend, PREFIX)
-        assert len(set(kept)) == len(kept) == 5
+        (cached,) = prefill(backend, PREFIX)
+        assert len(set(cached)) == len(cached) == 5
 
 
-def kept_and_scored(ids: Int32Array) -> ForwardBatch:
-    """One block, which is kept, and behind whose last token logits are wanted."""
-    return segments_batch([Segment(ids)], [], Layout.EXTEND, scored=[0], kept=[0])
+def cached_and_scored(ids: Int32Array) -> ForwardBatch:
+    """One block, which is cached, and behind whose last token logits are wanted."""
+    return segments_batch([Segment(ids)], [], Layout.EXTEND, scored=[0], cached=[0])
 
 
 @pytest.fixture(scope="module")
@@ -263,11 +271,11 @@ def four_pages(checkpoint_of: Callable[[str], Path], quick_compilation: None) ->
 
 
 class TestPages:
-    def test_what_the_planner_may_know(self, four_pages: JaxBackend) -> None:
+    def test_the_facts_for_the_planner(self, four_pages: JaxBackend) -> None:
         info = four_pages.info
         assert (info.num_kv_blocks, info.max_prefix_len) == (4, 4 * KV_BLOCK_SIZE)
         assert info.kv_block_bytes == KV_BLOCK_SIZE * 2 * 2 * 2 * 32 * 4
-        assert info.max_kv_blocks_read == MAX_BLOCKS_PER_PAGE * 4
+        assert info.max_kv_blocks_read == MAX_TABLE_ENTRIES_PER_PAGE * 4
         assert info.step_tokens == 2048
 
     def test_a_step_is_no_larger_than_the_budget(self, checkpoint_of: Callable[[str], Path]) -> None:
@@ -275,58 +283,58 @@ class TestPages:
         assert JaxBackend(open_checkpoint(checkpoint_of("qwen3")), options).info.step_tokens == 1024
 
     def test_a_block_that_is_released_makes_room_for_one(self, four_pages: JaxBackend) -> None:
-        (kept,) = keep(four_pages, PREFIX[:500])
+        (cached,) = prefill(four_pages, PREFIX[:500])
         with pytest.raises(BackendError, match="need 1 pages of 128 tokens, and 0 of 4 are free"):
-            keep(four_pages, OTHERS[2])
-        before = contents(four_pages, kept[:3])
-        freed = kept[3]
-        assert isinstance(freed, JaxBlock)
+            prefill(four_pages, OTHERS[2])
+        before = contents(four_pages, cached[:3])
+        freed = cached[3]
+        assert isinstance(freed, JaxKVBlock)
         page = freed.lease.address
         freed.release()
         freed.release()
-        ((new,),) = keep(four_pages, OTHERS[2])
-        assert four_pages._runner.pool.address(new) == page
-        after = contents(four_pages, kept[:3])
+        ((new,),) = prefill(four_pages, OTHERS[2])
+        assert four_pages._runner.kv_cache.address(new) == page
+        after = contents(four_pages, cached[:3])
         assert all(np.array_equal(one, other) for one, other in zip(before, after, strict=True))
 
     def test_a_refusal_takes_nothing(self, four_pages: JaxBackend) -> None:
         with pytest.raises(BackendError) as caught:
             four_pages.start(prefill_batch([PREFIX]))
         assert str(caught.value) == (
-            "blocks of prefixes with 580 tokens need 5 pages of 128 tokens, and 4 of 4 are free; "
-            "give the prefixes more memory (prefix_cache_bytes), or choose the packed algorithm"
+            "KV blocks with 580 tokens need 5 pages of 128 tokens, and 4 of 4 are free; "
+            "give the KV cache more memory (prefix_cache_bytes), or choose the packed algorithm"
         )
-        assert len(keep(four_pages, PREFIX[:512])[0]) == 4
+        assert len(prefill(four_pages, PREFIX[:512])[0]) == 4
 
     def test_a_block_that_was_released_is_not_read(self, four_pages: JaxBackend) -> None:
-        (kept,) = keep(four_pages, PREFIX[:200])
-        kept[1].release()
-        with pytest.raises(BackendError, match="was given back before it was read; compute it again"):
-            four_pages.start(extend_batch([Tail(TAILS[0].ids, 200)], [kept]))
+        (cached,) = prefill(four_pages, PREFIX[:200])
+        cached[1].release()
+        with pytest.raises(BackendError, match="was released before it was read; compute it again"):
+            four_pages.start(extend_batch([Suffix(SUFFIXES[0].ids, 200)], [cached]))
 
 
 class TestFailure:
     def test_a_start_that_fails_takes_nothing_with_it(
         self, four_pages: JaxBackend, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        tail = [Tail(TAILS[0].ids, 500)]
-        (kept,) = keep(four_pages, PREFIX[:500])
-        expected = four_pages.forward(extend_batch(tail, [kept]))
-        kept[3].release()
+        suffix = [Suffix(SUFFIXES[0].ids, 500)]
+        (cached,) = prefill(four_pages, PREFIX[:500])
+        expected = four_pages.forward(extend_batch(suffix, [cached]))
+        cached[3].release()
         runner = four_pages._runner
 
-        def fail(weights: object, pool: KVCacheArrays, *inputs: object) -> Any:
-            jax.tree.map(lambda array: array.delete(), pool)
+        def fail(weights: object, kv_cache: KVCacheArrays, *inputs: object) -> Any:
+            jax.tree.map(lambda array: array.delete(), kv_cache)
             raise RuntimeError("out of memory")
 
         with monkeypatch.context() as patch:
             patch.setattr(type(runner.programs), "trunk", lambda self, spec: fail)
             with pytest.raises(RuntimeError, match="out of memory"):
-                four_pages.start(prefill_batch([PREFIX[:500]], [kept[:3]]))
+                four_pages.start(prefill_batch([PREFIX[:500]], [cached[:3]]))
         with pytest.raises(BackendError, match="was lost when a forward pass failed; compute it again"):
-            four_pages.start(extend_batch([Tail(TAILS[0].ids, 300)], [kept[:3]]))
-        (again,) = keep(four_pages, PREFIX[:500])
-        assert_same_scores(four_pages.forward(extend_batch(tail, [again])), expected)
+            four_pages.start(extend_batch([Suffix(SUFFIXES[0].ids, 300)], [cached[:3]]))
+        (again,) = prefill(four_pages, PREFIX[:500])
+        assert_same_scores(four_pages.forward(extend_batch(suffix, [again])), expected)
 
     def test_a_wait_that_fails_gives_the_pages_back(
         self, four_pages: JaxBackend, monkeypatch: pytest.MonkeyPatch
@@ -334,23 +342,23 @@ class TestFailure:
         def fail(*arguments: object) -> None:
             raise RuntimeError("the device is gone")
 
-        running = four_pages.start(kept_and_scored(OTHERS[1]))
+        running = four_pages.start(cached_and_scored(OTHERS[1]))
         with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="the device is gone"):
             patch.setattr(Runner, "fetch", fail)
             running.wait()
         assert running.blocks, "it is not their end that gives the pages back"
-        assert len(keep(four_pages, PREFIX[:512])[0]) == 4
+        assert len(prefill(four_pages, PREFIX[:512])[0]) == 4
 
 
-@pytest.mark.parametrize("keeps", [False, True])
-def test_no_program_copies_the_pool(four_pages: JaxBackend, keeps: bool) -> None:
-    """Each writes what it keeps in place, and then reads it: of a pool that is far larger than all else there is no
+@pytest.mark.parametrize("writes_cache", [False, True])
+def test_no_program_copies_the_kv_cache(four_pages: JaxBackend, writes_cache: bool) -> None:
+    """Each writes what it keeps in place, and then reads it: of a KV cache that is far larger than all else there is no
     scratch memory for a hundredth."""
     programs = four_pages._runner.programs
-    pool = KVCacheShape(num_layers=2, num_pages=1 << 16, heads=(2, 32), dtype=jnp.dtype(jnp.float32))
-    with_large_pool = replace(programs, pool=pool.arrays(programs.mesh), _compiled={})
-    compiled = with_large_pool.lowered(ProgramSpec(512, reads="pool", keeps=keeps)).compile()
+    kv_cache = KVCacheShape(num_layers=2, num_pages=1 << 16, heads=(2, 32), dtype=jnp.dtype(jnp.float32))
+    with_large_cache = replace(programs, kv_cache=kv_cache.arrays(programs.mesh), _compiled={})
+    compiled = with_large_cache.lowered(ProgramSpec(512, reads="kv_cache", writes_cache=writes_cache)).compile()
     analysis: Any = compiled.memory_analysis()
-    one_array = prod(pool.shape) * 4  # keys or values
+    one_array = prod(kv_cache.shape) * 4  # keys or values
     assert analysis.argument_size_in_bytes > 2 * one_array
     assert analysis.temp_size_in_bytes < one_array / 100

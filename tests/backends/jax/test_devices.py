@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from prefixwise.backends.jax.devices import DeviceChoice, pool_tokens, resolve_dtype, set_compilation_cache
+from prefixwise.backends.jax.devices import DeviceChoice, kv_cache_tokens, resolve_dtype, set_compilation_cache
 from prefixwise.contract.errors import BackendError
 from prefixwise.forward.tiles import KEY_TILE
-from prefixwise.models.checkpoint import open_checkpoint
 from prefixwise.models.config import ModelConfig
+from prefixwise.models.sources import open_checkpoint
 from tests.backends.jax.compilations import cache_folder, own_cache
 
 
@@ -132,7 +132,7 @@ class TestPoolTokens:
     TOKEN_BYTES = 1000
 
     def tokens(self, config: ModelConfig, choice: DeviceChoice, num_bytes: int | None = None) -> int:
-        return pool_tokens(config, self.TOKEN_BYTES, choice, num_bytes)
+        return kv_cache_tokens(config, self.TOKEN_BYTES, choice, num_bytes)
 
     @pytest.mark.parametrize(
         ("token_bytes", "tokens"),
@@ -144,7 +144,7 @@ class TestPoolTokens:
         ],
     )
     def test_a_cpu(self, config: ModelConfig, token_bytes: int, tokens: int) -> None:
-        assert pool_tokens(config, token_bytes, DeviceChoice.resolve("cpu"), None) == tokens
+        assert kv_cache_tokens(config, token_bytes, DeviceChoice.resolve("cpu"), None) == tokens
 
     def test_a_fifth_of_an_accelerator(self, config: ModelConfig) -> None:
         assert self.tokens(config, choice_of(Chip("gpu", "small", 2_500_000))) == 500
@@ -158,8 +158,10 @@ class TestPoolTokens:
         chips = Chip("gpu", "far", 5_000_000, process_index=1), Chip("gpu", "near", 2_500_000)
         assert self.tokens(config, choice_of(*chips)) == 500
 
-    def test_a_device_that_does_not_tell_its_memory(self, config: ModelConfig) -> None:
-        assert pool_tokens(config, 10_000, choice_of(Chip("tpu", "silent")), None) == int(0.2 * (16 << 30)) // 10_000
+    def test_a_device_that_does_not_report_its_memory(self, config: ModelConfig) -> None:
+        assert (
+            kv_cache_tokens(config, 10_000, choice_of(Chip("tpu", "silent")), None) == int(0.2 * (16 << 30)) // 10_000
+        )
 
     @pytest.mark.parametrize("num_bytes", [KEY_TILE * 1000, KEY_TILE * 1000 * 2 - 1, KEY_TILE * 1000 * 100])
     def test_whole_pages_of_the_bytes_that_are_given(self, config: ModelConfig, num_bytes: int) -> None:
@@ -214,7 +216,7 @@ class TestCompilationCacheFolder:
         with pytest.raises(BackendError, match=r"must be a folder that can be written, got .*file/cache"):
             set_compilation_cache(str(tmp_path / "file" / "cache"), "cpu")
 
-    def test_without_a_home_nothing_is_kept(
+    def test_without_a_home_nothing_is_cached(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         (tmp_path / "file").touch()
@@ -223,4 +225,4 @@ class TestCompilationCacheFolder:
             before = cache_folder()
             set_compilation_cache(None, "gpu")
             assert cache_folder() == before
-        assert "compiled programs are not kept: " in caplog.text
+        assert "compiled programs are not cached on disk: " in caplog.text

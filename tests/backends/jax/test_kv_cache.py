@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from prefixwise import Scorer
-from prefixwise.backends.jax.kv_cache import JaxBlock, KVCache, KVCacheArrays, KVCacheShape
+from prefixwise.backends.jax.kv_cache import JaxKVBlock, KVCache, KVCacheArrays, KVCacheShape
 from prefixwise.backends.jax.mesh import make_mesh
 from prefixwise.contract.errors import BackendError
 from prefixwise.forward.tiles import KEY_TILE
@@ -20,67 +20,67 @@ SHAPE = KVCacheShape.of(num_layers=2, num_tokens=5 * KEY_TILE + 1, heads=(2, 4),
 
 
 @pytest.fixture
-def pool() -> KVCache:
+def kv_cache() -> KVCache:
     return KVCache(make_mesh(jax.devices("cpu"), 1, 2), SHAPE)
 
 
-def pages_of(blocks: Sequence[JaxBlock]) -> set[int]:
+def pages_of(blocks: Sequence[JaxKVBlock]) -> set[int]:
     return {block.lease.page for block in blocks}
 
 
 class TestPages:
-    def test_every_block_has_one_of_its_own(self, pool: KVCache) -> None:
-        assert (pool.num_pages, len(pool.arrays.keys)) == (5, 2 * 5 * KEY_TILE)
-        blocks = pool.take([KEY_TILE, 1, 77])
+    def test_every_block_has_one_of_its_own(self, kv_cache: KVCache) -> None:
+        assert (kv_cache.num_pages, len(kv_cache.arrays.keys)) == (5, 2 * 5 * KEY_TILE)
+        blocks = kv_cache.take([KEY_TILE, 1, 77])
         assert [block.num_tokens for block in blocks] == [KEY_TILE, 1, 77]
         assert len(pages_of(blocks)) == 3
-        assert [pool.address(block) for block in blocks] == [block.lease.page * KEY_TILE for block in blocks]
+        assert [kv_cache.address(block) for block in blocks] == [block.lease.page * KEY_TILE for block in blocks]
 
-    def test_it_knows_the_bytes_of_one_on_each_device(self, pool: KVCache) -> None:
+    def test_it_knows_the_bytes_of_one_on_each_device(self, kv_cache: KVCache) -> None:
         page_bytes = SHAPE.page_bytes(tp_size=2)
         assert page_bytes == 2 * 2 * KEY_TILE * 1 * 4 * 4  # K and V, layers, tokens, heads, H, bytes
-        on_each = [shard.data.nbytes for array in pool.arrays for shard in array.addressable_shards]
+        on_each = [shard.data.nbytes for array in kv_cache.arrays for shard in array.addressable_shards]
         assert on_each == [5 * page_bytes // 2] * 4  # of two arrays on two devices
 
-    def test_no_block_takes_nothing(self, pool: KVCache) -> None:
-        assert pool.take([]) == []
-        assert len(pages_of(pool.take([KEY_TILE] * 5))) == 5
+    def test_no_block_takes_nothing(self, kv_cache: KVCache) -> None:
+        assert kv_cache.take([]) == []
+        assert len(pages_of(kv_cache.take([KEY_TILE] * 5))) == 5
 
-    def test_they_come_back_when_their_blocks_are_dropped(self, pool: KVCache) -> None:
-        kept, dropped = pool.take([KEY_TILE] * 2), pool.take([KEY_TILE] * 3)
+    def test_they_come_back_when_their_blocks_are_dropped(self, kv_cache: KVCache) -> None:
+        cached, dropped = kv_cache.take([KEY_TILE] * 2), kv_cache.take([KEY_TILE] * 3)
         freed = pages_of(dropped)
         del dropped
         gc.collect()
-        again = pool.take([KEY_TILE] * 3)
+        again = kv_cache.take([KEY_TILE] * 3)
         assert pages_of(again) == freed
-        assert not freed & pages_of(kept)
+        assert not freed & pages_of(cached)
 
-    def test_or_when_they_are_released_and_then_once(self, pool: KVCache) -> None:
-        blocks = pool.take([KEY_TILE] * 5)
+    def test_or_when_they_are_released_and_then_once(self, kv_cache: KVCache) -> None:
+        blocks = kv_cache.take([KEY_TILE] * 5)
         for block in (*blocks, *blocks):
             block.release()
-        again = pool.take([KEY_TILE] * 5)
+        again = kv_cache.take([KEY_TILE] * 5)
         del block, blocks
         gc.collect()
         with pytest.raises(BackendError, match="0 of 5 are free"):
-            pool.take([1])
+            kv_cache.take([1])
         assert len(pages_of(again)) == 5
 
-    def test_a_block_that_was_released_has_no_address(self, pool: KVCache) -> None:
-        (block,) = pool.take([1])
+    def test_a_block_that_was_released_has_no_address(self, kv_cache: KVCache) -> None:
+        (block,) = kv_cache.take([1])
         block.release()
-        with pytest.raises(BackendError, match="was given back before it was read; compute it again"):
-            pool.address(block)
+        with pytest.raises(BackendError, match="was released before it was read; compute it again"):
+            kv_cache.address(block)
 
-    def test_a_full_pool_says_what_there_is_and_what_to_do(self, pool: KVCache) -> None:
-        held = pool.take([KEY_TILE] * 2)
+    def test_a_full_cache_reports_its_free_pages_and_what_to_do(self, kv_cache: KVCache) -> None:
+        held = kv_cache.take([KEY_TILE] * 2)
         with pytest.raises(BackendError) as caught:
-            pool.take([KEY_TILE, KEY_TILE, KEY_TILE, 1])
+            kv_cache.take([KEY_TILE, KEY_TILE, KEY_TILE, 1])
         assert str(caught.value) == (
-            f"blocks of prefixes with {3 * KEY_TILE + 1} tokens need 4 pages of {KEY_TILE} tokens, "
-            "and 3 of 5 are free; give the prefixes more memory (prefix_cache_bytes), or choose the packed algorithm"
+            f"KV blocks with {3 * KEY_TILE + 1} tokens need 4 pages of {KEY_TILE} tokens, "
+            "and 3 of 5 are free; give the KV cache more memory (prefix_cache_bytes), or choose the packed algorithm"
         )
-        assert len(pages_of(pool.take([KEY_TILE] * 3))) == 3, "a refusal takes nothing"
+        assert len(pages_of(kv_cache.take([KEY_TILE] * 3))) == 3, "a refusal takes nothing"
         assert len(held) == 2
 
     def test_even_a_pool_of_no_tokens_has_a_page(self) -> None:
@@ -93,54 +93,54 @@ class TestRecovery:
     """A program that fails has already consumed the arrays that it was given."""
 
     @staticmethod
-    def lose(pool: KVCache) -> None:
-        jax.tree.map(lambda array: array.delete(), pool.arrays)
-        pool.recover()
+    def lose(kv_cache: KVCache) -> None:
+        jax.tree.map(lambda array: array.delete(), kv_cache.arrays)
+        kv_cache.recover()
 
-    def test_it_begins_again_with_all_pages(self, pool: KVCache) -> None:
-        old = pool.take([KEY_TILE] * 4)
-        self.lose(pool)
-        assert not pool.arrays.keys.is_deleted()
-        new = pool.take([KEY_TILE] * 5)
+    def test_it_begins_again_with_all_pages(self, kv_cache: KVCache) -> None:
+        old = kv_cache.take([KEY_TILE] * 4)
+        self.lose(kv_cache)
+        assert not kv_cache.arrays.keys.is_deleted()
+        new = kv_cache.take([KEY_TILE] * 5)
         del old
         gc.collect()
         with pytest.raises(BackendError, match="0 of 5 are free"):
-            pool.take([1])
-        assert len({pool.address(block) for block in new}) == 5
+            kv_cache.take([1])
+        assert len({kv_cache.address(block) for block in new}) == 5
 
     def test_a_page_from_before_is_given_back_to_nobody_even_while_it_begins_again(
-        self, pool: KVCache, monkeypatch: pytest.MonkeyPatch
+        self, kv_cache: KVCache, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Another thread may drop a block at any moment, also between the new arrays and their new generation."""
-        (old,) = pool.take([KEY_TILE])
-        reset = pool._reset
+        (old,) = kv_cache.take([KEY_TILE])
+        reset = kv_cache._reset
 
         def reset_and_drop() -> None:
-            generation, pool.generation = pool.generation, old.generation
+            generation, kv_cache.generation = kv_cache.generation, old.generation
             reset()
             old.release()
-            pool.generation = generation
+            kv_cache.generation = generation
 
-        monkeypatch.setattr(pool, "_reset", reset_and_drop)
-        self.lose(pool)
-        new = pool.take([KEY_TILE] * 5)
+        monkeypatch.setattr(kv_cache, "_reset", reset_and_drop)
+        self.lose(kv_cache)
+        new = kv_cache.take([KEY_TILE] * 5)
         assert len(pages_of(new)) == 5
         with pytest.raises(BackendError, match="0 of 5 are free"):
-            pool.take([1])
+            kv_cache.take([1])
 
-    def test_a_block_from_before_is_refused(self, pool: KVCache) -> None:
-        (old,) = pool.take([1])
-        assert pool.address(old) == old.lease.address
-        self.lose(pool)
+    def test_a_block_from_before_is_refused(self, kv_cache: KVCache) -> None:
+        (old,) = kv_cache.take([1])
+        assert kv_cache.address(old) == old.lease.address
+        self.lose(kv_cache)
         with pytest.raises(BackendError, match="was lost when a forward pass failed; compute it again"):
-            pool.address(old)
+            kv_cache.address(old)
 
-    def test_arrays_that_are_there_are_left_alone(self, pool: KVCache) -> None:
-        (block,) = pool.take([1])
-        arrays: KVCacheArrays = pool.arrays
-        pool.recover()
-        assert pool.arrays is arrays
-        assert pool.address(block) == block.lease.address
+    def test_arrays_that_are_there_are_left_alone(self, kv_cache: KVCache) -> None:
+        (block,) = kv_cache.take([1])
+        arrays: KVCacheArrays = kv_cache.arrays
+        kv_cache.recover()
+        assert kv_cache.arrays is arrays
+        assert kv_cache.address(block) == block.lease.address
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +164,7 @@ class TestInAScorer:
         result = two_pages.score([*QUERY, *QUERY], [[1], [2, 3]], **REQUEST, return_debug=True)
         assert result.debug is not None
         assert result.debug["algorithm"] == "packed"
-        assert "keeps prefixes of up to 256 tokens, and this one has 400" in str(result.debug["reason"])
+        assert "caches prefixes of up to 256 tokens, and this one has 400" in str(result.debug["reason"])
 
     def test_a_forward_that_fails_takes_nothing_with_it(
         self, two_pages: Scorer, monkeypatch: pytest.MonkeyPatch
@@ -173,8 +173,8 @@ class TestInAScorer:
         runner = two_pages.engine.backend._runner  # type: ignore[attr-defined]
 
         def fail(spec: object) -> Callable[..., Any]:
-            def program(weights: object, pool: KVCacheArrays, *inputs: object) -> Any:
-                jax.tree.map(lambda array: array.delete(), pool)
+            def program(weights: object, kv_cache: KVCacheArrays, *inputs: object) -> Any:
+                jax.tree.map(lambda array: array.delete(), kv_cache)
                 raise RuntimeError("out of memory")
 
             return program

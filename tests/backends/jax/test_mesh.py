@@ -16,7 +16,7 @@ from prefixwise.backends.jax.mesh import DATA, TENSOR, P, make_mesh, put_replica
 from prefixwise.backends.jax.placement import HeadPlacement
 from prefixwise.backends.jax.weights import load_weights
 from prefixwise.contract.errors import BackendError
-from prefixwise.models.checkpoint import open_checkpoint
+from prefixwise.models.sources import open_checkpoint
 
 ROOT = Path(__file__).parents[3]
 

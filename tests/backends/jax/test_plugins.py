@@ -17,7 +17,7 @@ from tests.cli.conftest import run_process
 def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """A process that has not imported JAX, with these modules and entry points beside it."""
     monkeypatch.delitem(sys.modules, "jax", raising=False)
-    for variable in plugins._TOLD_BY:
+    for variable in plugins._VARIABLES:
         monkeypatch.delenv(variable, raising=False)
 
     def set_up(*modules: str, advertised: tuple[str, ...] = ()) -> None:

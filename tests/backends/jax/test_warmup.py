@@ -17,10 +17,10 @@ import pytest
 from prefixwise import Scorer
 from prefixwise.backends.jax.backend import JaxBackend
 from prefixwise.contract.errors import BackendError
-from prefixwise.engine.warmup import warm_up
 from prefixwise.forward.backend import BackendOptions, Program, Warmup
-from prefixwise.models.checkpoint import open_checkpoint
-from prefixwise.plan.algorithms import max_dense_row_len
+from prefixwise.launch.loading import warm_up
+from prefixwise.models.sources import open_checkpoint
+from prefixwise.plan.algorithms import max_dense_len
 from tests.backends.jax.compilations import COMPILED, count_events, own_cache, score_a_little
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -34,22 +34,22 @@ ROOT = Path(__file__).parents[3]
 
 @dataclass(frozen=True)
 class Warm:
-    """A warmed-up scorer, what its warm-up told, and what jax compiled meanwhile."""
+    """A warmed-up scorer, what its warm-up reported, and what jax compiled meanwhile."""
 
     scorer: Scorer
-    told: list[tuple[int, int, str]]
+    reported: list[tuple[int, int, str]]
     num_compiled: int
     first_events: dict[str, Counter[str]]  # what jax did for the first request, by algorithm
 
 
 @pytest.fixture(scope="module", params=["segment", pytest.param("dense", marks=pytest.mark.slow)])
 def warm(request: pytest.FixtureRequest, checkpoint_of: Callable[[str], Path]) -> Iterator[Warm]:
-    told: list[tuple[int, int, str]] = []
+    reported: list[tuple[int, int, str]] = []
     with Scorer(checkpoint_of("short"), **CPU, mask=request.param, token_budget=LONGEST) as scorer:
         with count_events() as events:
-            warm_up(scorer.engine, lambda *progress: told.append(progress))
+            warm_up(scorer.engine, lambda *progress: reported.append(progress))
         first_events = {name: events_of_request(scorer, name) for name in ALGORITHMS}
-        yield Warm(scorer, told, events[COMPILED], first_events)
+        yield Warm(scorer, reported, events[COMPILED], first_events)
 
 
 def events_of_request(scorer: Scorer, algorithm: Any) -> Counter[str]:
@@ -83,21 +83,21 @@ def random_request(random: np.random.Generator) -> dict[str, Any]:
 
 class TestWarmup:
     def test_it_compiles_as_many_programs_as_it_says(self, warm: Warm) -> None:
-        total = len(warm.told)
+        total = len(warm.reported)
         assert warm.num_compiled == warm.scorer.engine.backend.num_compilations == total
-        assert [(number, of) for number, of, _ in warm.told] == [(number, total) for number in range(total)]
+        assert [(number, of) for number, of, _ in warm.reported] == [(number, total) for number in range(total)]
 
-    def test_every_program_is_told_by_its_title(self, warm: Warm) -> None:
-        titles = [title for _, _, title in warm.told]
-        longest_dense = max_dense_row_len(warm.scorer.engine.planner.options)
-        programs = warm.scorer.engine.backend.programs(max_dense_row_len=longest_dense)
+    def test_every_program_is_reported_by_its_title(self, warm: Warm) -> None:
+        titles = [title for _, _, title in warm.reported]
+        longest_dense = max_dense_len(warm.scorer.engine.planner.options)
+        programs = warm.scorer.engine.backend.programs(max_dense_len=longest_dense)
         assert titles == [program.title for program in programs]
         assert len(set(titles)) == len(titles)
-        assert ("rows, 1024 tokens, dense mask of 1024 columns" in titles) == (longest_dense > 0)
+        assert ("sequences, 1024 tokens, dense mask of 1024 columns" in titles) == (longest_dense > 0)
         for size in (512, LONGEST):
-            for kind in ("prefill", "rows", "extend", "score"):
+            for kind in ("prefill", "sequences", "extend", "score"):
                 assert f"{kind}, {size} tokens" in titles
-        assert titles[-2:] == ["labels", "normalizers"]
+        assert titles[-2:] == ["labels", "logsumexp"]
 
     def test_no_request_afterwards_compiles_anything(self, warm: Warm) -> None:
         random = np.random.default_rng(5)
@@ -109,12 +109,12 @@ class TestWarmup:
 
     @pytest.mark.parametrize("algorithm", ALGORITHMS)
     def test_the_first_request_waits_for_no_compilation(self, warm: Warm, algorithm: str) -> None:
-        """Nor for the tracing and lowering before it. Counted, not timed: a clock would tell of the machine, too."""
+        """Nor for the tracing and lowering before it. Counted, not timed: a clock would measure the machine too."""
         assert not {name for name in warm.first_events[algorithm] if name.startswith(COMPILE_EVENTS)}
 
     def test_a_second_warm_up_compiles_nothing(self, warm: Warm) -> None:
         with count_events() as events:
-            assert warm_up(warm.scorer.engine) == len(warm.told)
+            assert warm_up(warm.scorer.engine) == len(warm.reported)
             assert not {name for name in events if name.startswith(COMPILE_EVENTS)}
 
 
@@ -122,18 +122,18 @@ class TestPrograms:
     @staticmethod
     def programs_of(folder: Path, warmup: Warmup) -> list[Program]:
         options = BackendOptions(device="cpu", dtype="float32", token_budget=LONGEST, warmup=warmup)
-        return list(JaxBackend(open_checkpoint(folder), options).programs(max_dense_row_len=LONGEST))
+        return list(JaxBackend(open_checkpoint(folder), options).programs(max_dense_len=LONGEST))
 
     def test_fast_has_no_more_than_full(self, checkpoint_of: Callable[[str], Path]) -> None:
         fast, full = (self.programs_of(checkpoint_of("short"), warmup) for warmup in ("fast", "full"))
         assert 0 < len(fast) <= len(full)
 
     def test_pytorch_has_none(self, checkpoint_of: Callable[[str], Path]) -> None:
-        told: list[object] = []
+        reported: list[object] = []
         options: dict[str, Any] = {"backend": "torch", "device": "cpu", "warmup": "full"}
-        with Scorer(checkpoint_of("short"), **options, on_program=lambda *progress: told.append(progress)) as scorer:
+        with Scorer(checkpoint_of("short"), **options, on_program=lambda *progress: reported.append(progress)) as scorer:
             assert warm_up(scorer.engine) == 0
-        assert not told
+        assert not reported
 
 
 class TestCompilationCache:

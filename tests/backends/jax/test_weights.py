@@ -16,9 +16,10 @@ from prefixwise.backends.jax import weight_loader
 from prefixwise.backends.jax.mesh import P, make_mesh, put_replicated
 from prefixwise.backends.jax.placement import HeadPlacement
 from prefixwise.backends.jax.weights import LayerWeights, ModelWeights, load_weights, weight_shapes, weight_specs
-from prefixwise.models.checkpoint import Checkpoint, open_checkpoint
+from prefixwise.models.checkpoint import Checkpoint
 from prefixwise.models.config import ModelConfig, parameter_shapes
 from prefixwise.models.families import HF_TENSOR_NAMES, stored_name
+from prefixwise.models.sources import open_checkpoint
 from tests.checkpoints import make_classifier, make_gguf, make_hf_checkpoint, read_hf_tensors
 from tests.peak_memory import growth_of
 from tests.test_memory import write_sparse_checkpoint

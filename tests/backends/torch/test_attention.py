@@ -11,7 +11,7 @@ import torch
 from prefixwise.backends.torch import varlen
 from prefixwise.backends.torch.attention import Attention, TiledAttention
 from prefixwise.backends.torch.elementwise import PLAIN, ElementwiseOps
-from prefixwise.backends.torch.prefixes import KeysValues
+from prefixwise.backends.torch.kv_blocks import KeysValues
 from prefixwise.backends.torch.softmax import NEG_INF, masked_softmax, merge
 from prefixwise.backends.torch.varlen import VarlenAttention
 from prefixwise.backends.torch.workers import Workers
@@ -59,11 +59,11 @@ def implementation(attention: AttentionClass, dtype: torch.dtype, device: str = 
             return torch.from_numpy(values).to(device, dtype)
 
         attend = attention(batch, torch.device(device), inputs.q.shape[1] // inputs.k.shape[1])
-        kept: KeysValues | None = None
+        cached: KeysValues | None = None
         if inputs.cached:
             keys, values = (np.concatenate(each) for each in zip(*inputs.cached, strict=True))
-            kept = move(keys), move(values)
-        output: Floats = attend(move(inputs.q), move(inputs.k), move(inputs.v), kept).float().cpu().numpy()
+            cached = move(keys), move(values)
+        output: Floats = attend(move(inputs.q), move(inputs.k), move(inputs.v), cached).float().cpu().numpy()
         return output
 
     return run
@@ -134,7 +134,7 @@ def varlen_run(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr(varlen, "flash", flash_on_a_cpu)
     elementwise_ops: ElementwiseOps = PLAIN
     if ops == "fused":
-        from prefixwise.backends.torch.fused_elementwise import FusedElementwiseOps
+        from prefixwise.backends.torch.cuda.fused_elementwise import FusedElementwiseOps
 
         elementwise_ops = FusedElementwiseOps()
 

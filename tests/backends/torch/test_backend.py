@@ -16,26 +16,27 @@ from numpy.typing import NDArray
 from benchmarks.random_checkpoint import QWEN3_06B, random_checkpoint
 from prefixwise.backends.load import load_backend
 from prefixwise.backends.torch import attention, devices, model
-from prefixwise.backends.torch import linear as products
+from prefixwise.backends.torch import linear as linear_module
 from prefixwise.backends.torch.backend import TorchBackend
-from prefixwise.backends.torch.prefixes import TorchBlock
+from prefixwise.backends.torch.kv_blocks import TorchBlock
 from prefixwise.contract.errors import BackendError
 from prefixwise.contract.parse import parse_score_request
-from prefixwise.engine.engine import EngineConfig, ScoringEngine
+from prefixwise.engine.engine import ScoringEngine
+from prefixwise.engine.prepare import EngineConfig
 from prefixwise.engine.scheduler import Scheduler
 from prefixwise.forward.backend import BackendOptions
 from prefixwise.forward.batch import KVBlock, Layout, RunningForward
-from prefixwise.models.checkpoint import open_checkpoint
+from prefixwise.models.sources import open_checkpoint
 from tests.backends.torch.batches import (
+    ITEMS,
     PREFIXES,
     READS,
-    TAILS,
     Blocks,
     Segments,
     extend_batch,
     prefill,
     prefill_batch,
-    rows_batch,
+    sequences_batch,
 )
 
 RANDOM = np.random.default_rng(6)
@@ -53,9 +54,9 @@ def backend(request: pytest.FixtureRequest, checkpoint_of: Callable[[str], Path]
 class TestSeveralPrefixes:
     def test_items_of_several_requests_share_a_forward_and_no_bit(self, backend: TorchBackend) -> None:
         prefixes = prefill(backend, PREFIXES)
-        together = backend.forward(extend_batch(TAILS, READS, prefixes))
-        for number, (tail, reads) in enumerate(zip(TAILS, READS, strict=True)):
-            alone = backend.forward(extend_batch([tail], [0], prefill(backend, [PREFIXES[reads]])))
+        together = backend.forward(extend_batch(ITEMS, READS, prefixes))
+        for number, (item, reads) in enumerate(zip(ITEMS, READS, strict=True)):
+            alone = backend.forward(extend_batch([item], [0], prefill(backend, [PREFIXES[reads]])))
             assert np.array_equal(alone.label_logits[0], together.label_logits[number])
             assert alone.logsumexp is not None
             assert together.logsumexp is not None
@@ -63,7 +64,7 @@ class TestSeveralPrefixes:
 
     def test_labels_of_another_request_move_no_bit(self, backend: TorchBackend) -> None:
         prefixes = prefill(backend, PREFIXES)
-        batch = extend_batch(TAILS, READS, prefixes)
+        batch = extend_batch(ITEMS, READS, prefixes)
         others = batch.label_ids.copy()
         others[1:] = RANDOM.integers(0, 512, others[1:].shape)
         mixed = backend.forward(replace(batch, label_ids=others))
@@ -84,42 +85,42 @@ def assert_same_blocks(backend: TorchBackend, found: Blocks, expected: Blocks) -
 def contents(backend: TorchBackend, block: KVBlock) -> torch.Tensor:
     """[layers, 2, tokens, K, H]."""
     if backend._paged is not None:
-        return backend._paged.pool.contents(block)
+        return backend._paged.kv_cache.contents(block)
     assert isinstance(block, TorchBlock)
     return block.keys_values
 
 
 class TestPrefixInSeveralForwards:
-    """What was kept before, and what is computed in this forward, cannot be told apart."""
+    """Cached blocks, and blocks that this forward computes, give the same bits."""
 
     @pytest.mark.parametrize("stops", [(256,), (128, 640), (256, 384)])
     def test_blocks_and_logits_are_those_of_one_forward(self, backend: TorchBackend, stops: tuple[int, ...]) -> None:
         whole = prefill(backend, [LONG_PREFIX])
-        kept: list[Blocks] = [()]
+        cached: list[Blocks] = [()]
         for stop in (*stops, len(LONG_PREFIX)):
-            kept = prefill(backend, [LONG_PREFIX[:stop]], kept)
-        assert_same_blocks(backend, kept[0], whole[0])
-        found, expected = (backend.forward(extend_batch(TAILS, [0] * 6, each)) for each in (kept, whole))
+            cached = prefill(backend, [LONG_PREFIX[:stop]], cached)
+        assert_same_blocks(backend, cached[0], whole[0])
+        found, expected = (backend.forward(extend_batch(ITEMS, [0] * 6, each)) for each in (cached, whole))
         assert np.array_equal(found.label_logits, expected.label_logits)
 
-    def test_several_prefixes_go_on_in_one_forward(self, backend: TorchBackend) -> None:
+    def test_several_prefixes_continue_in_one_forward(self, backend: TorchBackend) -> None:
         prefixes = [LONG_PREFIX, PREFIXES[0], LONG_PREFIX[::-1].copy()]
-        kept = [*prefill(backend, [LONG_PREFIX[:384]]), (), *prefill(backend, [prefixes[2][:128]])]
-        for found, expected in zip(prefill(backend, prefixes, kept), prefill(backend, prefixes), strict=True):
+        cached = [*prefill(backend, [LONG_PREFIX[:384]]), (), *prefill(backend, [prefixes[2][:128]])]
+        for found, expected in zip(prefill(backend, prefixes, cached), prefill(backend, prefixes), strict=True):
             assert_same_blocks(backend, found, expected)
 
-    def test_a_tail_beside_the_blocks_that_it_reads(self, backend: TorchBackend) -> None:
-        def logits(kept: Blocks) -> NDArray[np.float32]:
+    def test_an_item_beside_the_blocks_that_it_reads(self, backend: TorchBackend) -> None:
+        def logits(cached: Blocks) -> NDArray[np.float32]:
             segments = Segments()
-            number = segments.add_prefix(LONG_PREFIX, kept)
-            # The last one does not read as far as the kept blocks go.
-            for tail, length in zip(TAILS, (700, 700, 700, 300, 256, 200), strict=True):
-                segments.add(tail, number, length, is_scored=True)
+            number = segments.add_prefix(LONG_PREFIX, cached)
+            # The last one does not read as far as the cached blocks go.
+            for item, length in zip(ITEMS, (700, 700, 700, 300, 256, 200), strict=True):
+                segments.add(item, number, length, is_scored=True)
             return backend.forward(segments.batch(Layout.EXTEND)).label_logits
 
         ((*blocks,),) = prefill(backend, [LONG_PREFIX])
-        for num_kept in (0, 2, 5):
-            assert np.array_equal(logits(tuple(blocks[:num_kept])), logits(tuple(blocks)))
+        for num_cached in (0, 2, 5):
+            assert np.array_equal(logits(tuple(blocks[:num_cached])), logits(tuple(blocks)))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -127,12 +128,12 @@ class TestAlgorithmsOnACpu:
     @pytest.mark.parametrize("model", ["medium", "heads-9-3", "heads-16-8", "heads-8-1"])
     def test_all_give_the_same_bits(self, checkpoint_of: Callable[[str], Path], model: str, dtype: str) -> None:
         backend = TorchBackend(open_checkpoint(checkpoint_of(model)), dtype=dtype, device="cpu")
-        tails = [tail % 500 for tail in TAILS]  # the smallest vocabulary has 509
-        extended = backend.forward(extend_batch(tails, [0] * 6, prefill(backend, [LONG_PREFIX])))
+        items = [item % 500 for item in ITEMS]  # the smallest vocabulary has 509
+        extended = backend.forward(extend_batch(items, [0] * 6, prefill(backend, [LONG_PREFIX])))
         others = [
-            rows_batch(LONG_PREFIX, [[tail] for tail in tails], Layout.CAUSAL),
-            rows_batch(LONG_PREFIX, [tails[:2], tails[2:]], Layout.PACKED),
-            rows_batch(LONG_PREFIX, [tails], Layout.PACKED, "dense"),
+            sequences_batch(LONG_PREFIX, [[item] for item in items], Layout.CAUSAL),
+            sequences_batch(LONG_PREFIX, [items[:2], items[2:]], Layout.PACKED),
+            sequences_batch(LONG_PREFIX, [items], Layout.PACKED, "dense"),
         ]
         for batch in others:
             found = backend.forward(batch)
@@ -145,7 +146,7 @@ class TestOtherProcessors:
 
     @pytest.fixture
     def no_units(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        for module in (devices, products):
+        for module in (devices, linear_module):
             monkeypatch.setattr(module, "native_cpu_dtypes", lambda: frozenset({torch.float32}))
 
     @pytest.fixture
@@ -160,16 +161,16 @@ class TestOtherProcessors:
 
             return watched
 
-        monkeypatch.setattr(model, "linear", watch(products.linear))
+        monkeypatch.setattr(model, "linear", watch(linear_module.linear))
         monkeypatch.setattr(attention, "_FLASH", watch(attention._FLASH))
         return seen
 
     def isolated(self, backend: TorchBackend) -> NDArray[np.float32]:
-        """The logits of TAILS, which are those of each alone."""
+        """The logits of ITEMS, which are those of each alone."""
         prefixes = prefill(backend, PREFIXES)
-        together = backend.forward(extend_batch(TAILS, READS, prefixes)).label_logits
-        for number, (tail, reads) in enumerate(zip(TAILS, READS, strict=True)):
-            alone = backend.forward(extend_batch([tail], [0], prefill(backend, [PREFIXES[reads]])))
+        together = backend.forward(extend_batch(ITEMS, READS, prefixes)).label_logits
+        for number, (item, reads) in enumerate(zip(ITEMS, READS, strict=True)):
+            alone = backend.forward(extend_batch([item], [0], prefill(backend, [PREFIXES[reads]])))
             assert np.array_equal(alone.label_logits[0], together[number])
         return together
 
@@ -208,7 +209,7 @@ class TestBlockMemory:
     @pytest.fixture(autouse=True)
     def _owns_its_blocks(self, request: pytest.FixtureRequest) -> None:
         if "backend" in request.fixturenames and request.getfixturevalue("backend")._paged is not None:
-            pytest.skip("its blocks are pages of a pool: cuda/test_paged.py")
+            pytest.skip("its blocks are pages of the KV cache: cuda/test_paged.py")
 
     def test_a_block_owns_its_memory(self, backend: TorchBackend) -> None:
         for block in (block for blocks in prefill(backend, [LONG_PREFIX, *PREFIXES]) for block in blocks):
@@ -216,9 +217,9 @@ class TestBlockMemory:
             assert block.keys_values.is_contiguous()
             assert block.keys_values.untyped_storage().nbytes() == block.keys_values.nbytes
 
-    def test_dropping_one_frees_it_whatever_reads_the_others(self, backend: TorchBackend) -> None:
+    def test_dropping_one_frees_it_while_others_are_read(self, backend: TorchBackend) -> None:
         ((first, second, third),) = prefill(backend, PREFIXES[:1])
-        backend.forward(extend_batch(TAILS[:1], [0], [(first, second, third)]))
+        backend.forward(extend_batch(ITEMS[:1], [0], [(first, second, third)]))
         assert isinstance(second, TorchBlock)
         gone = weakref.ref(second.keys_values)
         del second
@@ -250,7 +251,7 @@ class TestBlockMemory:
         assert (info.num_kv_blocks, info.token_budget) == ((1 << 24) // info.kv_block_bytes, 1000)
         assert not caplog.messages
 
-    def test_by_default_a_cpu_keeps_a_gibibyte(self, checkpoint_of: Callable[[str], Path]) -> None:
+    def test_by_default_a_cpu_caches_a_gibibyte(self, checkpoint_of: Callable[[str], Path]) -> None:
         info = TorchBackend(open_checkpoint(checkpoint_of("qwen3")), device="cpu").info
         assert info.num_kv_blocks == (1 << 30) // info.kv_block_bytes
 
@@ -266,8 +267,8 @@ class TestStart:
     def test_blocks_may_be_read_before_anybody_waits(self, backend: TorchBackend) -> None:
         prefixes = PREFIXES[:1]
         running = backend.start(prefill_batch(prefixes))
-        extended = backend.start(extend_batch(TAILS, [0] * 6, [running.blocks]))
-        expected = backend.forward(extend_batch(TAILS, [0] * 6, prefill(backend, prefixes)))
+        extended = backend.start(extend_batch(ITEMS, [0] * 6, [running.blocks]))
+        expected = backend.forward(extend_batch(ITEMS, [0] * 6, prefill(backend, prefixes)))
         assert np.array_equal(extended.wait().label_logits, expected.label_logits)
         assert running.wait().blocks == running.blocks
 
@@ -290,7 +291,7 @@ class TestStart:
         first = backend.start(prefill_batch([LONG_PREFIX[:256]]))
         first.wait()  # without score tokens it has nothing to wait for
         second = backend.start(prefill_batch([LONG_PREFIX], [first.blocks]))
-        return backend.start(extend_batch(TAILS, [0] * 6, [(*first.blocks, *second.blocks)]))
+        return backend.start(extend_batch(ITEMS, [0] * 6, [(*first.blocks, *second.blocks)]))
 
 
 class TestStepTokens:
@@ -318,7 +319,7 @@ class TestThreads:
                 torch.set_num_threads(num_threads)
                 backend = TorchBackend(open_checkpoint(checkpoint_of(model)), dtype="bfloat16", device="cpu")
                 prefixes = prefill(backend, PREFIXES)
-                found.append(backend.forward(extend_batch(TAILS, READS, prefixes)))
+                found.append(backend.forward(extend_batch(ITEMS, READS, prefixes)))
                 assert torch.get_num_threads() == num_threads, "the caller's setting is left alone"
         finally:
             torch.set_num_threads(at_start)
@@ -333,9 +334,9 @@ class TestNeighbourThatIsNotFinite:
     def test_it_stays_by_itself(self, checkpoint_of: Callable[[str], Path]) -> None:
         backend = TorchBackend(open_checkpoint(checkpoint_of("qwen3")), dtype="float32", device="cpu")
         prefixes = prefill(backend, PREFIXES)
-        base = backend.forward(extend_batch(TAILS, READS, prefixes)).label_logits
-        backend._transformer.weights.embedding[511] = float("nan")  # a token that breaks whoever uses it
-        broken = [*TAILS[:2], np.full(40, 511, np.int32), *TAILS[3:]]
+        base = backend.forward(extend_batch(ITEMS, READS, prefixes)).label_logits
+        backend._transformer.weights.embedding[511] = float("nan")  # a token that breaks every item with it
+        broken = [*ITEMS[:2], np.full(40, 511, np.int32), *ITEMS[3:]]
         others = [0, 1, 3, 4, 5]
         logits = backend.forward(extend_batch(broken, READS, prefixes)).label_logits
         assert np.isnan(logits[2]).all()
@@ -370,7 +371,7 @@ class TestChoices:
     def test_every_dtype_runs(self, folder: Path, dtype: str) -> None:
         backend = TorchBackend(open_checkpoint(folder), dtype=dtype, device="cpu")
         prefixes = prefill(backend, PREFIXES)
-        logits = backend.forward(extend_batch(TAILS, READS, prefixes)).label_logits
+        logits = backend.forward(extend_batch(ITEMS, READS, prefixes)).label_logits
         assert np.isfinite(logits).all()
         assert backend.info.dtype == dtype
 

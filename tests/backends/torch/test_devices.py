@@ -56,7 +56,7 @@ def test_what_a_cpu_would_emulate_is_computed_in_float32(
         assert resolve_compute_dtype(dtype, CPU) == torch.float32
     name = str(dtype).removeprefix("torch.")
     assert caplog.messages == [
-        f"this CPU has no units for {name}: the weights are kept in {name} and the arithmetic is in float32"
+        f"this CPU has no units for {name}: the weights stay in {name} and the arithmetic is in float32"
     ]
 
 

@@ -1,4 +1,4 @@
-"""Packed weights: the products of plain ones, in the place of plain ones, and only where they can be."""
+"""Linear layers: packed weights give the GEMMs of plain ones, and row tiles cover all rows in sizes that are exact."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import logging
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812  # everybody's name for it
+from hypothesis import given
+from hypothesis import strategies as st
 
-from prefixwise.backends.torch import linear as products
+from prefixwise.backends.torch import linear as linear_module
 from prefixwise.backends.torch.devices import has_onednn
-from prefixwise.backends.torch.linear import can_pack, exact_row_counts, linear, pack_weights
+from prefixwise.backends.torch.linear import can_pack, cut_rows, exact_row_counts, linear, pack_weights
 from prefixwise.backends.torch.weights import LayerWeights, ModelWeights
 from prefixwise.backends.torch.workers import Workers
 
@@ -49,18 +51,18 @@ def test_float32_is_packed_everywhere() -> None:
 
 @pytest.mark.parametrize("dtype", PACKED)
 @pytest.mark.parametrize("size", [64, 96, 576])
-def test_packed_weights_give_the_products_of_plain_ones(size: int, dtype: torch.dtype) -> None:
+def test_packed_weights_give_the_gemms_of_plain_ones(size: int, dtype: torch.dtype) -> None:
     """Up to the rounding of the result: the sums may be in another order."""
     plain = weights_of(dtype, size)
     packed = pack_weights(plain, ROWS, Workers(2))
     for before, after in zip(plain.layers, packed.layers, strict=True):
         for name in NAMES:
-            weight, tiles = getattr(before, name), getattr(after, name)
-            assert tiles.is_mkldnn
+            weight, packed_weight = getattr(before, name), getattr(after, name)
+            assert packed_weight.is_mkldnn
             x, bias = torch.randn(ROWS, weight.shape[1]).to(dtype), torch.randn(len(weight)).to(dtype)
-            for given in (None, bias):
-                exact = F.linear(x.double(), weight.double(), None if given is None else given.double())
-                error = (linear(x, tiles, given) - exact).abs()
+            for chosen in (None, bias):
+                exact = F.linear(x.double(), weight.double(), None if chosen is None else chosen.double())
+                error = (linear(x, packed_weight, chosen) - exact).abs()
                 sums = (
                     torch.finfo(torch.float32).eps * weight.shape[1] * F.linear(x.double().abs(), weight.double().abs())
                 )
@@ -70,7 +72,7 @@ def test_packed_weights_give_the_products_of_plain_ones(size: int, dtype: torch.
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_emulated_dtypes_stay_as_they_are(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
-    monkeypatch.setattr(products, "native_cpu_dtypes", lambda: frozenset({torch.float32}))
+    monkeypatch.setattr(linear_module, "native_cpu_dtypes", lambda: frozenset({torch.float32}))
     weights = weights_of(dtype)
     assert pack_weights(weights, ROWS, Workers(None)) is weights
 
@@ -81,7 +83,7 @@ def test_a_pytorch_that_cannot_pack_says_so_and_goes_on(
     def refuse(weight: torch.Tensor, num_rows: int) -> torch.Tensor:
         raise RuntimeError("no such operation")
 
-    monkeypatch.setattr(products, "_pack", refuse)
+    monkeypatch.setattr(linear_module, "_pack", refuse)
     weights = weights_of(torch.float32)
     with caplog.at_level(logging.WARNING, "prefixwise"):
         assert pack_weights(weights, ROWS, Workers(None)) is weights
@@ -91,7 +93,7 @@ def test_a_pytorch_that_cannot_pack_says_so_and_goes_on(
 
 
 def test_a_pytorch_that_packs_wrongly_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(products, "_pack", lambda weight, num_rows: weight * 2)
+    monkeypatch.setattr(linear_module, "_pack", lambda weight, num_rows: weight * 2)
     weights = weights_of(torch.float32)
     assert pack_weights(weights, ROWS, Workers(None)) is weights
 
@@ -109,9 +111,39 @@ def test_tiles_have_other_row_counts_only_where_that_changes_no_bit(
     def by_number_of_rows(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         return x[:, :1] * weight[0, 0] + 1e-3 * (not least <= len(x) <= most)
 
-    monkeypatch.setattr(products, "linear", by_number_of_rows)
+    monkeypatch.setattr(linear_module, "linear", by_number_of_rows)
     assert exact_row_counts(weights.layers[0], ROWS, torch.float32) == expected
 
 
 def test_an_odd_number_of_rows_has_no_half() -> None:
     assert set(exact_row_counts(weights_of(torch.float32).layers[0], 7, torch.float32)) <= {14, 7}
+
+
+TILE_SIZES = st.sampled_from([(1,), (7,), (128,), (256, 128), (128, 64), (256, 128, 64)])
+
+
+@given(num_rows=st.integers(0, 5000), sizes=TILE_SIZES, threads=st.integers(1, 70))
+def test_every_row_is_in_one_tile(num_rows: int, sizes: tuple[int, ...], threads: int) -> None:
+    tiles = cut_rows(num_rows, sizes, threads)
+    edges = [0, *(stop for _, stop in tiles)]
+    assert [start for start, _ in tiles] == edges[:-1]
+    assert edges[-1] == -(-num_rows // sizes[-1]) * sizes[-1]
+    assert {stop - start for start, stop in tiles} <= set(sizes)
+
+
+@pytest.mark.parametrize(
+    ("num_units", "threads", "expected"),
+    [
+        (19, 2, [4, 4, 4, 4, 2, 1]),
+        (10, 2, [4, 4, 1, 1]),
+        (7, 2, [4, 2, 1]),
+        (3, 2, [2, 1]),
+        (2, 2, [1, 1]),
+        (1, 2, [1]),
+        (19, 16, [2] * 9 + [1]),
+        (11, 1, [4, 4, 2, 1]),
+    ],
+)
+def test_threads_get_an_equal_share(num_units: int, threads: int, expected: list[int]) -> None:
+    tiles = cut_rows(64 * num_units - 5, (256, 128, 64), threads)
+    assert [(stop - start) // 64 for start, stop in tiles] == expected

@@ -65,7 +65,7 @@ def test_threads_that_come_later_find_the_processs_setting() -> None:
     assert seen == [3]
 
 
-def test_ctrl_c_ends_the_pass_after_a_block() -> None:
+def test_ctrl_c_ends_the_pass_after_a_tile() -> None:
     workers, done = Workers(2), []
 
     def task(number: int) -> None:

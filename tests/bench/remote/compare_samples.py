@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from prefixwise._version import __version__
-from prefixwise.bench.artifacts import Workload
 from prefixwise.bench.files import read_artifact, write_artifact
-from prefixwise.bench.matrix.rows import summarise
-from prefixwise.bench.matrix.sweep import SweepOptions
+from prefixwise.bench.kinds.score_matrix import summarise
+from prefixwise.bench.kinds.workload import Workload
 from prefixwise.bench.remote.compare.plan import MATRIX_STEPS, ComparePlan, matrix_spec
 from prefixwise.bench.remote.folders import CANONICAL_WORKLOAD
 from prefixwise.bench.remote.on_target.client_matrix import measured_by
-from prefixwise.bench.token_facts import token_facts
-from prefixwise.bench.workload import make_workload
+from prefixwise.bench.run.matrix import SweepOptions
+from prefixwise.bench.run.workload import make_workload
+from prefixwise.bench.tokens import token_facts
 from tests.bench.matrix_samples import bad_row, begun_matrix, good_row, shifted
 
 # What an agent tells of its machine.

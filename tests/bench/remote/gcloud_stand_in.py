@@ -1,6 +1,6 @@
-"""A `gcloud` first on PATH that writes down how it was called, and answers as told.
+"""A `gcloud` first on PATH that writes down how it was called, and answers as configured.
 
-What it is not told an answer for it does on this machine: `ssh` runs the command with a home of its own, `scp` copies,
+Without a configured answer it runs on this machine: `ssh` runs the command with a home of its own, `scp` copies,
 the rest says nothing. Error texts are those that gcloud prints.
 """
 
@@ -37,7 +37,7 @@ def ssh():
     return subprocess.run(["sh", "-c", line], env={{**os.environ, "HOME": home}}).returncode
 
 sys.stdout.write(answer.get("output", ""))
-sys.stderr.write(answer.get("complaints", ""))
+sys.stderr.write(answer.get("stderr", ""))
 status = answer.get("status", 0)
 if verb == "ssh" and answer.get("cut"):  # in mid-run, after which gcloud runs it again
     ssh()
@@ -108,7 +108,7 @@ class StandIn:
         return [next(word for word in call if word in _VERBS) for call in self.calls]
 
     def answer(self, verb: str, *answers: dict[str, Any]) -> None:
-        """The next calls of this verb, in turn: status, output, complaints; or cut."""
+        """The next calls of this verb, in turn: status, output, stderr; or cut."""
         path = self.folder / "answers"
         path.write_text(json.dumps({**json.loads(path.read_text()), verb: list(answers)}))
 

@@ -85,7 +85,7 @@ def ssh_server(folder: Path) -> Iterator[SshServer]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    root = Path(__file__).parents[2]
+    root = Path(__file__).parents[3]
     (folder / "sshd_config").write_text(_CONFIG.format(folder=folder, port=port, root=root))
     (folder / "ssh_config").write_text(_CLIENT.format(folder=folder))
     for program in ("ssh", "scp"):
@@ -118,4 +118,4 @@ def _wait(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
     raise AssertionError(f"sshd did not start: {log.read_text()}")
 
 
-PYTHON = sys.executable  # the interpreter that the other side is told to use
+PYTHON = sys.executable  # the interpreter that the other side uses

@@ -9,9 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from prefixwise.bench.remote.answers import row_of
+from prefixwise.bench.remote.agent_client import RemoteAgent, parse_row
 from prefixwise.bench.remote.collect import collect, list_runs
-from prefixwise.bench.remote.remote_agent import RemoteAgent
 from prefixwise.bench.remote.targets.base import TargetError
 from prefixwise.bench.remote.targets.local import LocalTarget
 from prefixwise.contract.errors import ArtifactError
@@ -47,7 +46,7 @@ def test_another_run_of_the_same_name_is_replaced_only_where_asked(run: Path, tm
     here = fetch(run, tmp_path / "here")
     (run / "run_metadata.json").write_text(json.dumps({"started_at_utc": "2026-02-02T00:00:00Z", "spec": {"a": 1}}))
     with pytest.raises(
-        ArtifactError, match=r"is of another run than the one there, by run_metadata\.json: --overwrite"
+        ArtifactError, match=r"is of another run than the one there: run_metadata\.json differs: --overwrite"
     ):
         fetch(run, tmp_path / "here")
     assert "2026-01-01" in (here / "run_metadata.json").read_text()
@@ -57,7 +56,7 @@ def test_another_run_of_the_same_name_is_replaced_only_where_asked(run: Path, tm
 
 def test_what_is_only_here_is_not_lost(run: Path, tmp_path: Path) -> None:
     (fetch(run, tmp_path / "here") / "notes.txt").write_text("mine")
-    with pytest.raises(ArtifactError, match=r"has notes\.txt, which the run there has not: --overwrite"):
+    with pytest.raises(ArtifactError, match=r"has notes\.txt, which the run there does not: --overwrite"):
         fetch(run, tmp_path / "here")
     assert (tmp_path / "here" / "one" / "notes.txt").read_text() == "mine"
 
@@ -94,8 +93,9 @@ def test_answers_of_another_version_are_told_as_such() -> None:
             return {"folders": []}
 
     with pytest.raises(
-        TargetError, match=r"local: expected runs in the agent's answer, got folders \(prefixwise ops inst"
+        TargetError,
+        match=r"local: expected runs in the agent's answer, got folders \(if the target has another version",
     ):
         list_runs(cast(RemoteAgent, Old()), "runs")
     with pytest.raises(TargetError, match="local: expected a row, got another answer: chunk_size"):
-        row_of({}, "local")
+        parse_row({}, "local")

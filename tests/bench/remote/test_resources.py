@@ -31,8 +31,8 @@ def gpu(status: str) -> dict[str, object]:
     return {"output": json.dumps({"machineType": f"{MACHINES}/g4-standard-48", "status": status})}
 
 
-def failed(complaints: str) -> dict[str, object]:
-    return {"status": 1, "complaints": complaints}
+def failed(stderr: str) -> dict[str, object]:
+    return {"status": 1, "stderr": stderr}
 
 
 def test_a_tpu_is_created_as_documented() -> None:
@@ -92,7 +92,7 @@ def test_what_cannot_be_told_is_not_taken_for_missing(answer: dict[str, object],
 
 def test_a_machine_that_is_not_there_is_made_and_waited_for(gcloud: StandIn) -> None:
     gcloud.answer("describe", failed(TPU_MISSING), tpu("CREATING"), tpu("READY"), tpu("READY"))
-    gcloud.answer("ssh", {"status": 255, "complaints": REFUSED})
+    gcloud.answer("ssh", {"status": 255, "stderr": REFUSED})
     said: list[str] = []
     assert resources.ensure(TPU, ResourceOptions(), said.append, pause_seconds=0)
     assert gcloud.verbs() == ["describe", "create", "describe", "describe", "ssh", "describe", "ssh"]
@@ -106,7 +106,7 @@ def test_a_machine_that_there_is_is_said_and_not_made_again(gcloud: StandIn) -> 
     said: list[str] = []
     assert not resources.ensure(GPU, ResourceOptions(), said.append)
     assert "create" not in gcloud.verbs()
-    assert said == ["gcloud-gpu://me@vm exists already (g4-standard-48, RUNNING): it is used as it is"]
+    assert said == ["gcloud-gpu://me@vm already exists (g4-standard-48, RUNNING) and is used as it is"]
 
 
 @pytest.mark.parametrize("state", ["STOPPED", "PREEMPTED", "TERMINATED"])
@@ -127,9 +127,9 @@ def test_a_quota_that_is_not_there_fails_in_gclouds_words(gcloud: StandIn) -> No
 
 def test_patience_has_an_end(gcloud: StandIn) -> None:
     gcloud.answer("describe", *[gpu("RUNNING")] * 9)
-    gcloud.answer("ssh", *[{"status": 255, "complaints": REFUSED}] * 9)
+    gcloud.answer("ssh", *[{"status": 255, "stderr": REFUSED}] * 9)
     with pytest.raises(TargetError, match=r"did not answer within 0\.3 s: .*Connection refused"):
-        resources.wait_until_answers(GPU, print, patience_seconds=0.3, pause_seconds=0.2)
+        resources.wait_until_answers(GPU, print, timeout_seconds=0.3, pause_seconds=0.2)
     assert 1 <= gcloud.verbs().count("ssh") <= 2
 
 
@@ -138,7 +138,7 @@ def test_waiting_is_of_no_use_without_permission_or_machine(gcloud: StandIn) -> 
     gcloud.answer("ssh", failed(DENIED))
     with pytest.raises(TargetError, match="Required 'compute"):
         resources.wait_until_answers(GPU, print)
-    with pytest.raises(TargetError, match=r"is not there \(zone z, project p\)"):
+    with pytest.raises(TargetError, match=r"does not exist \(zone z, project p\)"):
         resources.wait_until_answers(GPU, print)
 
 
@@ -148,8 +148,8 @@ def test_deleting_is_said_and_done_once(gcloud: StandIn) -> None:
     assert resources.delete(GPU, said.append)
     assert said == ["gcloud compute instances delete vm --zone=z --project=p --quiet"]
     assert not resources.delete(GPU, said.append)
-    assert said[-1] == "gcloud-gpu://me@vm is not there: nothing to delete"
-    with pytest.raises(TargetError, match="cannot be deleted, and may still cost"):
+    assert said[-1] == "gcloud-gpu://me@vm does not exist: nothing to delete"
+    with pytest.raises(TargetError, match="cannot be deleted and may still cost money"):
         resources.delete(GPU, said.append)
 
 

@@ -21,17 +21,17 @@ from pathlib import Path
 import psutil
 import pytest
 
-from prefixwise.bench.artifacts import OpsMatrix, OpsRow
-from prefixwise.bench.checks.check import check_file
 from prefixwise.bench.files import read_artifact
+from prefixwise.bench.kinds.ops import OpsMatrix, OpsRow
+from prefixwise.bench.remote.agent_client import RemoteAgent
 from prefixwise.bench.remote.collect import collect, list_runs
-from prefixwise.bench.remote.on_target.running import records_folder
-from prefixwise.bench.remote.remote_agent import RemoteAgent
+from prefixwise.bench.remote.on_target.server_records import records_folder
 from prefixwise.bench.remote.spec import SweepSpec
 from prefixwise.bench.remote.sweep import SweepResult, Watcher, run_sweep
 from prefixwise.bench.remote.targets.base import ConnectionLostError, TargetError
 from prefixwise.bench.remote.targets.local import LocalTarget
 from prefixwise.bench.remote.targets.ssh import SshTarget
+from prefixwise.bench.run.check import check_file
 from prefixwise.contract.errors import ArtifactError
 from tests.bench.remote.ssh_server import PYTHON, SshServer
 
@@ -88,9 +88,9 @@ def problems_in(folder: Path) -> list[str]:
     return [str(each) for path in sorted(folder.glob("*.json")) for each in check_file(path).errors]
 
 
-@pytest.mark.parametrize(("place", "backend", "told"), [("local", "torch", "pytorch"), ("ssh", "fake", "fake")])
+@pytest.mark.parametrize(("place", "backend", "reported"), [("local", "torch", "pytorch"), ("ssh", "fake", "fake")])
 def test_chunk_sizes_leave_valid_artifacts_and_no_server(
-    place: str, backend: str, told: str, spec: SweepSpec, tmp_path: Path, request: pytest.FixtureRequest
+    place: str, backend: str, reported: str, spec: SweepSpec, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     agent = LOCAL if place == "local" else over_ssh(request.getfixturevalue("our_ssh"))
     spec = replace(spec, backend=backend)
@@ -107,7 +107,7 @@ def test_chunk_sizes_leave_valid_artifacts_and_no_server(
     assert names == chunks | {"run_metadata.json", "matrix_results.json", "server.log", "workload.json"}
     assert problems_in(fetched) == []
     matrix = read_artifact(fetched / "matrix_results.json", OpsMatrix)
-    assert (matrix.backend, matrix.workload_ref) == (told, "canonical-24-6-3")
+    assert (matrix.backend, matrix.workload_ref) == (reported, "canonical-24-6-3")
     assert matrix.results == result.rows
     assert all(row.memory_peak_mb and row.memory_peak_mb > 10 for row in matrix.results)
     assert (fetched / "server.log").read_text().count("SIGTERM: shutting down") == 2
@@ -121,9 +121,9 @@ def test_a_second_sweep_goes_on_from_the_rows_that_are_good(spec: SweepSpec) -> 
     (path.parent / "chunk_4.json").write_text(json.dumps({**json.loads(before), "chunk_size": 4, "status": "failed"}))
     steps: list[str] = []
     run_sweep(LOCAL, replace(spec, chunk_sizes=(2, 4)), Watcher(steps.append, lambda line: None))
-    assert steps == ["chunk size 2 kept", "chunk size 4"]
+    assert steps == ["chunk size 2: already measured", "chunk size 4"]
     assert path.read_bytes() == before
-    with pytest.raises(TargetError, match="holds another sweep: num_items is 6 there, 7 here"):
+    with pytest.raises(TargetError, match="contains another sweep: num_items is 6 there, 7 here"):
         sweep(LOCAL, replace(spec, num_items=7))
 
 
@@ -156,7 +156,7 @@ def test_a_server_that_is_killed_while_it_is_measured_is_a_row_that_says_so(spec
 
     (row,) = sweep(LOCAL, replace(spec, chunk_sizes=(4,), timed_runs=ENDLESS), kill).rows
     assert (row.status, row.failure_reason) == ("failed", "http_error")
-    assert row.error == "the server was ended by SIGKILL: out of memory, if nobody did it"
+    assert row.error == "the server was ended by SIGKILL: probably out of memory"
 
 
 def test_a_server_that_does_not_start_is_a_row(spec: SweepSpec) -> None:
@@ -190,7 +190,7 @@ def test_a_connection_that_is_cut_ends_the_server_and_a_second_run_goes_on(spec:
     assert read_artifact(Path(spec.folder) / "chunk_2.json", OpsRow).status == "ok"
     steps: list[str] = []
     result = run_sweep(agent, spec, Watcher(steps.append, lambda line: None))
-    assert steps == ["chunk size 2 kept", "chunk size 4"]
+    assert steps == ["chunk size 2: already measured", "chunk size 4"]
     assert [row.status for row in result.rows] == ["ok"] * 2
 
 
@@ -211,15 +211,15 @@ def test_a_run_that_is_under_way_is_not_disturbed_unless_it_is_asked_for(spec: S
 
     def disturb(line: str) -> None:
         if line.startswith("chunk size 2: ready"):
-            with pytest.raises(TargetError, match="is still measured by process") as told:
+            with pytest.raises(TargetError, match="is still used by process") as refused:
                 LOCAL.call("clean")
-            seen.append(str(told.value))
+            seen.append(str(refused.value))
             seen.append(str(LOCAL.call("clean", "--take-over", "yes")["stopped"]))
 
     with pytest.raises(TargetError):
         sweep(LOCAL, replace(spec, chunk_sizes=(2,), timed_runs=ENDLESS), disturb)
     assert len(seen) == 2
-    assert "--take-over ends it" in seen[0]
+    assert "--take-over stops it" in seen[0]
     assert not servers_of(spec)
 
 
@@ -277,7 +277,7 @@ def test_a_full_disk_is_told_and_leaves_what_was_done(spec: SweepSpec, tmp_path:
 
 def test_a_run_that_is_not_there_is_named_with_those_that_are(tmp_path: Path) -> None:
     (tmp_path / "one").mkdir()
-    with pytest.raises(TargetError, match=r"local has no run 'two' in .*; those there are: one"):
+    with pytest.raises(TargetError, match=r"local has no run 'two' in .*; existing runs: one"):
         collect(LOCAL, str(tmp_path), ["two"], tmp_path / "here", lambda name: None)
     with pytest.raises(ArtifactError, match="the name of a run must be letters"):
         collect(LOCAL, str(tmp_path), ["../one"], tmp_path / "here", lambda name: None)

@@ -14,8 +14,8 @@ import httpx
 import pytest
 import typer
 
-from prefixwise.bench.artifacts import AbResult
 from prefixwise.bench.files import read_artifact
+from prefixwise.bench.kinds.ab import AbResult
 from prefixwise.cli.bench.ab import CompareName, _one_dtype, bench_ab
 from prefixwise.cli.engine_options import DtypeName
 from tests.cli.conftest import Ran, RunMain
@@ -59,7 +59,7 @@ def test_algorithms_on_one_server(bench: Bench, checkpoint_of: Callable[[str], P
     assert "SIGTERM: shutting down" in (tmp_path / "server-0.log").read_text()
     said = json.loads(ran.out.splitlines()[-1])
     assert (said["compare"], said["rounds"], said["output_json"]) == ("algorithm", 3, str(path))
-    assert page.read_text().startswith("# algorithm: packed vs prefill_extend vs serial\n")
+    assert "\n## Variants: packed vs prefill_extend vs serial\n" in page.read_text()
     lines = ran.err.splitlines()
     assert lines[0] == "ab: --multi-item-mask-impl auto"
     assert lines[1].startswith("server http://127.0.0.1:")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from prefixwise.cli.bench.check import bench_check
-from tests.bench.checks.samples import SAMPLES, edited, write_all
+from tests.bench.kinds.samples import SAMPLES, edited, write_all
 from tests.cli.conftest import Ran
 from tests.cli.verb_runner import run_verb
 

@@ -6,6 +6,7 @@ One `prefixwise serve` on a small model is both backends: what stands between it
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from inspect import signature
 from pathlib import Path
@@ -13,9 +14,10 @@ from typing import Any
 
 import pytest
 
-from prefixwise.bench.artifacts import Comparison, ScoreMatrix
-from prefixwise.bench.comparison.rows import CompareOptions
 from prefixwise.bench.files import read_artifact
+from prefixwise.bench.kinds.comparison.model import Comparison
+from prefixwise.bench.kinds.comparison.rules import CompareOptions
+from prefixwise.bench.kinds.score_matrix import ScoreMatrix
 from prefixwise.cli.bench.compare import compare
 from tests.bench.matrix_samples import write_workload
 from tests.bench.wrong_server import Fault, wrong_server
@@ -116,11 +118,15 @@ class TestGoodServers:
             "best_native_winner": made.best_native_view.winner["backend"],
             "recommendations": made.recommendations,
         }
-        assert ran.err.splitlines()[0].split() == [
-            *("chunk", "size", "jax", "items/s", "pytorch", "items/s", "delta"),
-            *("jax", "p95", "ms", "pytorch", "p95", "ms", "delta", "max", "diff", "correct"),
+        caption, header = ran.err.splitlines()[:2]
+        assert caption.startswith("Portable view: the same client, the same chunks.")
+        assert re.split(" {2,}", header) == [
+            *("chunk size (items)", "JAX items/s", "PyTorch items/s", "items/s change"),
+            *("JAX p95 (ms)", "PyTorch p95 (ms)", "p95 change", "max score diff", "mean score diff", "scores"),
         ]
-        assert (folder / "comparison.md").read_text().startswith("# JAX and PyTorch, compared")
+        page = (folder / "comparison.md").read_text()
+        assert page.startswith("# JAX vs PyTorch: multi-item scoring (")
+        assert f"- Recommendation, overall: {made.recommendations['overall']}" in page.splitlines()
 
     def test_a_server_that_is_not_what_it_is_called_was_noted(self, jax: Path, pytorch: Path) -> None:
         notes = read_artifact(jax, ScoreMatrix).notes
@@ -131,9 +137,9 @@ class TestGoodServers:
     def test_that_it_was_noted_is_in_the_comparison_too(
         self, jax: Path, pytorch: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        told = "jax portable (jax_good.json): declared backend = jax, but the server says backend = torch"
-        assert f"note: {told}" in run(capsys, jax, pytorch).err.splitlines()
-        assert told in result(jax).notes
+        reported = "jax portable (jax_good.json): declared backend = jax, but the server says backend = torch"
+        assert f"note: {reported}" in run(capsys, jax, pytorch).err.splitlines()
+        assert reported in result(jax).notes
 
     @pytest.mark.parametrize(
         ("option", "value"),

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 import typer
 
-from prefixwise.bench.artifacts import LoadResult
 from prefixwise.bench.files import read_artifact
 from prefixwise.bench.geometry import RequestMaker
+from prefixwise.bench.kinds.load import LoadResult
 from prefixwise.cli.bench.load import bench_load
-from tests.bench.load.slow_server import slow_server, wait_for_calls
+from tests.bench.run.slow_server import slow_server, wait_for_calls
 from tests.cli.conftest import Ran, RunMain
 from tests.server.server_process import real_server, server_process
 
@@ -75,7 +75,7 @@ def test_errors_are_counted_by_code_and_nothing_answered_is_a_failure(bench: Ben
     command = (f"--base-url={fake_url}", *SMALL, "--mode=closed", "--num-requests=5", "--warmup-requests=0")
     refused = bench(*command)
     assert refused.status == 2
-    assert "error: the server does not tell the size of its vocabulary" in refused.err
+    assert "error: the server does not report the size of its vocabulary" in refused.err
     ran = bench(*command, "--vocab-size=512")
     assert ran.status == 1
     measured = last_object(ran)["measured"]

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from prefixwise.bench.artifacts import ScoreMatrix
 from prefixwise.bench.files import read_artifact
+from prefixwise.bench.kinds.score_matrix import ScoreMatrix
 from tests.bench.matrix_samples import write_workload
 from tests.bench.wrong_server import wrong_server
 from tests.cli.conftest import REAL_PROGRAM, Ran
@@ -72,7 +72,7 @@ def test_a_sweep_from_start_to_end(run: Run, tmp_path: Path, good: str) -> None:
     assert (made.hardware["backend"], made.hardware["memory"]["peak_host_bytes"] > 0) == ("fake", True)
     assert made.notes == []
     assert KEY not in (tmp_path / "matrix.json").read_text()
-    assert (tmp_path / "matrix.md").read_text().startswith("# Score matrix: pytorch, portable view")
+    assert (tmp_path / "matrix.md").read_text().startswith("# Score matrix: PyTorch, portable view (")
 
 
 def test_the_server_is_told_first_then_progress_then_the_table(run: Run, good: str) -> None:
@@ -80,19 +80,20 @@ def test_the_server_is_told_first_then_progress_then_the_table(run: Run, good: s
     lines = ran.err.splitlines()
     assert lines[0].startswith(f'server {good}: {{"status": "ready"')
     assert lines[1:3] == ["[1/2] sweep: chunk size 1", "[2/2] sweep: chunk size 6"]
-    assert lines[3:5] == ["sweep:", "chunk size  runs ok  items/s  p50 ms  p95 ms  failures"]
-    assert [line.split()[:2] for line in lines[5:]] == [["1", "2/2"], ["6", "2/2"]]
+    assert lines[3] == "sweep:"
+    assert lines[4].split("  ")[:3] == ["chunk size", "chunks", "runs ok"]
+    assert [line.split()[:3] for line in lines[5:]] == [["1", "6", "2/2"], ["6", "1", "2/2"]]
 
 
 def test_stdout_is_one_json_object(run: Run, tmp_path: Path) -> None:
     ran = run()
     assert ran.out.count("\n") == 1
-    told = last(ran)
-    assert told["output_json"] == str(tmp_path / "matrix.json")
-    assert (told["backend"], told["rows"], told["rows_not_ok"]) == ("jax", 2, [])
+    reported = last(ran)
+    assert reported["output_json"] == str(tmp_path / "matrix.json")
+    assert (reported["backend"], reported["rows"], reported["rows_not_ok"]) == ("jax", 2, [])
     final = result(tmp_path).summary.final_recommendation
     assert final is not None
-    assert told["final_recommendation"] == {
+    assert reported["final_recommendation"] == {
         key: final[key] for key in ("client_chunk_size", "throughput_items_sec", "p95_total_e2e_ms")
     }
 
@@ -126,7 +127,7 @@ def test_a_failing_size_is_recorded_and_the_status_is_good(run: Run, tmp_path: P
         ran = run(url=url)
     assert (ran.status, last(ran)["rows_not_ok"]) == (0, [6])
     assert [row.status for row in result(tmp_path).results] == ["ok", "failed"]
-    assert "2xoom" in ran.err
+    assert "2 x oom" in ran.err
 
 
 def test_where_nothing_works_the_status_is_1_and_the_rows_are_there(run: Run, tmp_path: Path, good: str) -> None:
@@ -143,7 +144,7 @@ def test_the_wrong_key_is_what_the_rows_say(run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("args", "words"),
+    ("args", "phrase"),
     [
         (("--client-chunk-sizes", "1,0"), "error: --client-chunk-sizes must be 1 or more, got 0"),
         (("--client-chunk-sizes", "one"), "error: --client-chunk-sizes must be integers like 1,2,4, got 'one'"),
@@ -163,11 +164,11 @@ def test_the_wrong_key_is_what_the_rows_say(run: Run, tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_command_line_has_status_2_and_writes_nothing(
-    run: Run, tmp_path: Path, args: tuple[str, ...], words: str
+    run: Run, tmp_path: Path, args: tuple[str, ...], phrase: str
 ) -> None:
     ran = run(*args)
     assert (ran.status, ran.out) == (2, "")
-    assert words in ran.err
+    assert phrase in ran.err
     assert not (tmp_path / "matrix.json").exists()
 
 

@@ -35,14 +35,14 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
 def test_both_files_are_written_and_named_last(run: Run, tmp_path: Path) -> None:
     markdown, html = tmp_path / "out" / "report.md", tmp_path / "out" / "report.html"
     comparison = write_comparison(tmp_path)
-    told = run(
+    reported = run(
         *("--comparison-json", comparison, "--output-report", markdown),
         *("--output-html", html, "--title-date", "2026-02-11"),
     )
-    assert told["output_report"] == str(markdown)
-    assert told["output_html"] == str(html)
-    assert told["pass"] is True
-    assert told["notes"] == []
+    assert reported["output_report"] == str(markdown)
+    assert reported["output_html"] == str(html)
+    assert reported["pass"] is True
+    assert reported["notes"] == []
     assert markdown.read_text().startswith("# JAX vs PyTorch: multi-item scoring (2026-02-11)\n")
     assert html.read_text().startswith("<!DOCTYPE html>")
     assert f"--output-html {html}" in markdown.read_text()
@@ -51,20 +51,20 @@ def test_both_files_are_written_and_named_last(run: Run, tmp_path: Path) -> None
 def test_the_command_line_of_the_origin_is_enough(run: Run, tmp_path: Path) -> None:
     markdown = tmp_path / "report.md"
     before = datetime.now(UTC).date().isoformat()
-    told = run("--comparison-json", write_comparison(tmp_path), "--output-report", markdown)
-    assert told["output_html"] is None
-    assert told["title_date"] in (before, datetime.now(UTC).date().isoformat())
-    assert markdown.read_text().splitlines()[0].endswith(f"({told['title_date']})")
+    reported = run("--comparison-json", write_comparison(tmp_path), "--output-report", markdown)
+    assert reported["output_html"] is None
+    assert reported["title_date"] in (before, datetime.now(UTC).date().isoformat())
+    assert markdown.read_text().splitlines()[0].endswith(f"({reported['title_date']})")
 
 
 def test_what_else_is_given_adds_sections(run: Run, tmp_path: Path) -> None:
     write_artifact(tmp_path / "multi.json", multi_vs_serial())
     write_artifact(tmp_path / "parity.json", parity())
-    told = run(
+    reported = run(
         *("--comparison-json", write_comparison(tmp_path), "--output-html", tmp_path / "report.html"),
         *("--multi-vs-serial-json", tmp_path / "multi.json", "--parity-json", tmp_path / "parity.json"),
     )
-    sections = told["sections"]
+    sections = reported["sections"]
     assert isinstance(sections, list)
     assert "Validation gates" in sections
     assert "All 5 gates passed." in (tmp_path / "report.html").read_text()
@@ -76,8 +76,8 @@ def test_what_is_given_more_than_once_is_all_there_and_a_failure_of_one_counts(r
         path = tmp_path / f"{backend}_multi_vs_serial.json"
         write_artifact(path, multi_vs_serial(speedup))
         options += ["--multi-vs-serial-json", path]
-    told = run("--comparison-json", write_comparison(tmp_path), "--output-html", tmp_path / "report.html", *options)
-    assert told["pass"] is False
+    reported = run("--comparison-json", write_comparison(tmp_path), "--output-html", tmp_path / "report.html", *options)
+    assert reported["pass"] is False
     page = (tmp_path / "report.html").read_text()
     assert "Validation gates FAILED: PyTorch speedup_n32_ge_3x." in page
     assert "Gates: JAX" in page
@@ -86,8 +86,8 @@ def test_what_is_given_more_than_once_is_all_there_and_a_failure_of_one_counts(r
 def test_a_missing_matrix_is_told_and_the_report_is_written(run: Run, tmp_path: Path) -> None:
     comparison = write_comparison(tmp_path)
     (tmp_path / "pytorch_matrix.json").unlink()
-    told = run("--comparison-json", comparison, "--output-report", tmp_path / "report.md")
-    assert len(told["notes"]) == 2  # type: ignore[arg-type]
+    reported = run("--comparison-json", comparison, "--output-report", tmp_path / "report.md")
+    assert len(reported["notes"]) == 2  # type: ignore[arg-type]
     assert (tmp_path / "report.md").exists()
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from prefixwise.bench.artifacts import Workload
-from prefixwise.bench.checks.check import check_file
 from prefixwise.bench.files import read_artifact
+from prefixwise.bench.kinds.workload import Workload
+from prefixwise.bench.run.check import check_file
 from prefixwise.cli.bench.workload import bench_workload
 from tests.cli.conftest import Ran
 from tests.cli.verb_runner import run_verb
@@ -65,12 +65,12 @@ def test_a_default_that_the_model_does_not_have_is_replaced_and_told(run: Run, t
     ran = run(*SMALL, "--model", "embedded", "--output", str(tmp_path / "w.json"))
     workload = read_artifact(tmp_path / "w.json", Workload)
     assert (workload.delimiter_token_id, workload.label_token_ids) == (2, [9454, 2753])
-    told = (
+    reported = (
         "the default delimiter_token_id 151643 is not in the vocabulary of SmolLM2-135M-Instruct.Q4_1 (49152): "
         "2, its end of text"
     )
-    assert workload.notes == [told]
-    assert f"warning: {told}" in ran.err.splitlines()
+    assert workload.notes == [reported]
+    assert f"warning: {reported}" in ran.err.splitlines()
 
 
 @pytest.mark.parametrize(
@@ -94,10 +94,10 @@ def test_what_was_given_and_cannot_be_is_a_usage_error(
 
 def test_one_label_alone_is_worth_a_note(run: Run, tmp_path: Path) -> None:
     ran = run(*SMALL, "--label-token-ids", "5", "--output", str(tmp_path / "w.json"))
-    told = "there is one label: with softmax over one label every score is 1.0"
+    reported = "there is one label: with softmax over one label every score is 1.0"
     assert ran.status == 0
-    assert f"warning: {told}" in ran.err.splitlines()
-    assert read_artifact(tmp_path / "w.json", Workload).notes == [told]
+    assert f"warning: {reported}" in ran.err.splitlines()
+    assert read_artifact(tmp_path / "w.json", Workload).notes == [reported]
 
 
 def test_a_model_of_which_nothing_is_known_is_one_clear_error(run: Run, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from prefixwise.cli.ops.collect import collect
+from prefixwise.cli.ops.verbs import collect
 from tests.bench.remote.gcloud_stand_in import REFUSED, stand_in
 from tests.cli.conftest import Ran
 from tests.cli.verb_runner import run_verb
@@ -44,13 +44,13 @@ def names_in(folder: Path) -> list[str]:
 def test_a_list_fetches_nothing(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ran = run(capsys, root, "--list")
     assert ran.status == 0, ran.err
-    told = [
+    expected = [
         {"name": "run-1", "files": 1, "bytes": 3, "finished": True},
         {"name": "run-2", "files": 1, "bytes": 3, "finished": False},
     ]
     answer = json.loads(ran.out)
     assert answer["target"] == "local"
-    assert [{key: each[key] for key in told[0]} for each in answer["runs"]] == told
+    assert [{key: each[key] for key in expected[0]} for each in answer["runs"]] == expected
     header, *rows = ran.err.splitlines()
     assert header.split() == ["run", "files", "KB", "result"]
     assert [row.split()[0] for row in rows] == ["run-1", "run-2"]
@@ -88,9 +88,9 @@ def test_all_runs_are_fetched(root: Path, capsys: pytest.CaptureFixture[str]) ->
 @pytest.mark.parametrize(
     ("arguments", "status", "words"),
     [
-        ((), 2, "which run? give its NAME, --all, or --list"),
-        (("run-3",), 1, "local has no run 'run-3' in {root}; those there are: run-1, run-2"),
-        (("../there",), 1, "the name of a run must be letters"),
+        ((), 2, "expected a run's NAME, --all, or --list"),
+        (("run-3",), 1, "local has no run 'run-3' in {root}; existing runs: run-1, run-2"),
+        (("../there",), 1, "the name of a run must consist of letters"),
         (("run-1", "--zone", "z"), 2, "--zone is for gcloud-tpu://"),
         (("run-1", "--target", "ftp://host"), 1, "a target must be local, ssh://"),
     ],
@@ -116,7 +116,7 @@ def test_the_environment_of_the_handoff_leads_to_its_tpu(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     gcloud = stand_in(tmp_path / "gcloud", monkeypatch, "my-tpu")
-    gcloud.answer("ssh", {"status": 255, "complaints": REFUSED})
+    gcloud.answer("ssh", {"status": 255, "stderr": REFUSED})
     for name, value in {"PROJECT": "p", "TPU_NAME": "my-tpu", "TPU_ZONE": "z"}.items():
         monkeypatch.setenv(name, value)
     ran = run(capsys, root, "--list", "--project", "q")

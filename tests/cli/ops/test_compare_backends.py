@@ -14,9 +14,8 @@ import pytest
 import typer
 
 from prefixwise.bench.remote.compare.state import CompareState
-from prefixwise.cli.ops import compare_machines
-from prefixwise.cli.ops.compare_backends import compare_backends
-from prefixwise.cli.ops.compare_options import chunk_sizes, labels, target_of
+from prefixwise.cli.ops import machines
+from prefixwise.cli.ops.compare_backends import chunk_sizes, compare_backends, labels, target_of
 from tests.bench.remote.compare_samples import small_plan, write_matrices
 from tests.bench.remote.gcloud_stand_in import DENIED, GPU_MISSING, StandIn, stand_in
 from tests.cli.conftest import Ran
@@ -90,14 +89,14 @@ def test_the_last_line_says_where_all_is_and_who_won(
         "kept": [f"{backend} {view} matrix" for backend in ("jax", "pytorch") for view in ("portable", "best-native")],
     }
     assert "run: jax on local, pytorch on local" in ran.err
-    assert "[4/8] jax best-native matrix: kept" in ran.err
+    assert "[4/8] jax best-native matrix: already done" in ran.err
     assert "[8/8] report\n" in ran.err
     again = run(capsys, *flags)
-    assert "[8/8] report: kept" in again.err
+    assert "[8/8] report: already done" in again.err
 
     other = run(capsys, *flags, "--query-tokens", "25")
     assert other.status == 1
-    assert "holds another comparison: query_tokens is 24 there, 25 here" in other.err
+    assert "contains another comparison: query_tokens is 24 there, 25 here" in other.err
 
 
 def test_scores_that_do_not_agree_are_status_1(
@@ -124,7 +123,7 @@ def test_thresholds_are_the_callers(measured: Callable[..., list[str]], capsys: 
         (["--client-chunk-sizes", "0,1"], "--client-chunk-sizes must be 1 or more, got 0"),
         (["--artifact-root", ""], "--artifact-root must be a folder, got nothing"),
         (["--dtype", "float8"], "--dtype must be one of auto, float32, bfloat16, float16, got 'float8'"),
-        (["--jax-server-flag", "--api-key secret"], "--api-key cannot be a flag of the servers"),
+        (["--jax-server-flag", "--api-key secret"], "--api-key cannot be a server flag"),
         (["--label-token-ids", "5,5"], "--label-token-ids must be different ids, got '5,5'"),
     ],
 )
@@ -142,19 +141,19 @@ def test_half_files_are_kept_aside_and_made_again(
     (folder / ".compare_backends.json").write_text('{"half":')
     ran = run(capsys, *flags)
     assert ran.status == 0, ran.err
-    assert "it is kept as canonical_workload.json.broken, and made again" in ran.err
+    assert "renamed to canonical_workload.json.broken, and written again" in ran.err
     assert (folder / ".compare_backends.json.broken").read_text() == '{"half":'
 
 
 def test_a_closed_stdin_is_nobody_to_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", None)
-    assert not compare_machines._somebody_is_there()
+    assert not machines._is_interactive()
 
 
 def test_a_run_that_cannot_begin_leaves_no_folder(
     gcloud: StandIn, tmp_path: Path, checkpoint_of: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    gcloud.answer("describe", {"status": 1, "complaints": DENIED})
+    gcloud.answer("describe", {"status": 1, "stderr": DENIED})
     where = ("--artifact-root", str(tmp_path / "artifacts"), "--model", str(checkpoint_of("qwen3")))
     assert run(capsys, *where, "--create-resources", *GPU_TARGET).status == 1
     assert not list((tmp_path / "artifacts").iterdir())
@@ -163,7 +162,7 @@ def test_a_run_that_cannot_begin_leaves_no_folder(
 def test_a_name_that_is_no_folder_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     ran = run(capsys, "--artifact-subdir", "../elsewhere")
     assert ran.status == 1
-    assert "the name of a run must be" in ran.err
+    assert "the name of a run must consist of" in ran.err
 
 
 def test_machines_are_named_as_the_runbook_names_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,7 +190,7 @@ def test_nothing_is_created_where_nothing_is_left_to_measure_and_teardown_delete
     ran = run(capsys, *flags)
     assert ran.status == 0, ran.err
     assert gcloud.verbs() == []
-    assert "gcloud-gpu://vm is left as it is, as nothing was measured on it; to delete it: gcloud" in ran.err
+    assert "gcloud-gpu://vm is left as it is, because nothing was measured on it; to delete it: gcloud" in ran.err
     used(tmp_path / "artifacts" / "run", checkpoint_of("qwen3"))
     ran = run(capsys, *flags)
     assert gcloud.verbs() == ["delete"]
@@ -219,8 +218,8 @@ def test_a_machine_is_made_with_its_command_shown_first_and_gets_prefixwise(
         installed.append((target.name, plan.extras))
         raise typer.Exit(1)  # seen enough
 
-    monkeypatch.setattr("prefixwise.bench.remote.install.install.install_on", install_on)
-    missing = {"status": 1, "complaints": GPU_MISSING}
+    monkeypatch.setattr("prefixwise.bench.remote.install.install_on", install_on)
+    missing = {"status": 1, "stderr": GPU_MISSING}
     gcloud.answer("describe", missing, missing, READY)
     flags = [*measured(failed="pytorch_portable"), "--artifact-subdir", "run", "--create-resources", *GPU_TARGET]
     ran = run(capsys, *flags, "--machine-type", "g4-standard-96")
@@ -234,7 +233,7 @@ def test_a_machine_is_made_with_its_command_shown_first_and_gets_prefixwise(
 def test_a_machine_that_cannot_be_looked_at_ends_it_before_anything_is_measured(
     measured: Callable[..., list[str]], gcloud: StandIn, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    gcloud.answer("describe", {"status": 1, "complaints": DENIED})
+    gcloud.answer("describe", {"status": 1, "stderr": DENIED})
     flags = [*measured(failed="pytorch_portable"), "--artifact-subdir", "run", "--create-resources", *GPU_TARGET]
     ran = run(capsys, *flags)
     assert ran.status == 1
@@ -260,7 +259,7 @@ def test_on_a_terminal_it_is_asked_for(
         return answer
 
     monkeypatch.setattr("typer.confirm", confirm)
-    monkeypatch.setattr("prefixwise.cli.ops.compare_machines._somebody_is_there", lambda: True)
+    monkeypatch.setattr("prefixwise.cli.ops.machines._is_interactive", lambda: True)
     flags = measured()
     used(tmp_path / "artifacts" / "run", checkpoint_of("qwen3"))
     ran = run(capsys, *flags, "--artifact-subdir", "run", "--teardown", *GPU_TARGET)

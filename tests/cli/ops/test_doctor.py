@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from prefixwise.bench.remote.doctor.diagnosis import Check, Wanted
+from prefixwise.bench.remote.doctor import Check, Requirements
 from prefixwise.bench.remote.targets.base import Target
 from prefixwise.bench.remote.targets.gcloud import GcloudGpuTarget, GcloudTpuTarget
 from prefixwise.bench.remote.targets.ssh import SshTarget
-from prefixwise.cli.ops.doctor import doctor
+from prefixwise.cli.ops.verbs import doctor
 from tests.cli.verb_runner import run_verb
 
 VARIABLES = ("PREFIXWISE_TARGET", "PROJECT", "TPU_NAME", "TPU_ZONE", "GPU_NAME", "GPU_ZONE")
@@ -25,11 +25,11 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Target]:
     """Those that would be asked."""
     targets: list[Target] = []
 
-    def diagnose(target: Target, wanted: Wanted) -> list[Check]:
+    def diagnose(target: Target, wanted: Requirements) -> list[Check]:
         targets.append(target)
         return []
 
-    monkeypatch.setattr("prefixwise.bench.remote.doctor.diagnosis.diagnose", diagnose)
+    monkeypatch.setattr("prefixwise.bench.remote.doctor.diagnose", diagnose)
     return targets
 
 
@@ -40,7 +40,7 @@ def test_the_environment_names_the_machine_where_no_target_is_given(
     for name, value in {"PROJECT": "p", "TPU_NAME": "my-tpu", "TPU_ZONE": "z", "GPU_ZONE": "g"}.items():
         monkeypatch.setenv(name, value)
     ran = run_verb(doctor, capsys)
-    assert "TPU_NAME is set, and no --target given: the target is gcloud-tpu://my-tpu" in ran.err.splitlines()
+    assert "TPU_NAME is set and --target is not: the target is gcloud-tpu://my-tpu" in ran.err.splitlines()
     assert "TPU_NAME" not in run_verb(doctor, capsys, "--target", "local").err
     run_verb(doctor, capsys, "--project", "q", "--zone", "y")
     run_verb(doctor, capsys, "--target", "gcloud-gpu://vm", "--project", "q")
@@ -59,17 +59,17 @@ def test_the_environment_names_the_machine_where_no_target_is_given(
 
 def test_a_good_machine_is_ready(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """That it is found to be good, tests/bench/remote shows."""
-    asked: list[tuple[str, Wanted]] = []
+    asked: list[tuple[str, Requirements]] = []
 
-    def diagnose(target: Target, wanted: Wanted) -> list[Check]:
+    def diagnose(target: Target, wanted: Requirements) -> list[Check]:
         asked.append((target.name, wanted))
         return [Check("reachable", "ok", "it runs commands"), Check("disk", "unknown")]
 
-    monkeypatch.setattr("prefixwise.bench.remote.doctor.diagnosis.diagnose", diagnose)
+    monkeypatch.setattr("prefixwise.bench.remote.doctor.diagnose", diagnose)
     flags = ("--model", "embedded", "--artifact-root", "runs", "--min-free-gb", "0.5", "--port", "30010")
     ran = run_verb(doctor, capsys, "--target", "ssh://me@host", "--backend", "jax", *flags)
     assert ran.status == 0, ran.err
-    assert asked == [("ssh://me@host", Wanted(None, "embedded", "jax", "", 30010, "runs", 0.5))]
+    assert asked == [("ssh://me@host", Requirements(None, "embedded", "jax", "", 30010, "runs", 0.5))]
     assert json.loads(ran.out) == {
         "target": "ssh://me@host",
         "ready": True,
@@ -81,7 +81,7 @@ def test_a_good_machine_is_ready(capsys: pytest.CaptureFixture[str], monkeypatch
         ],
     }
     first, header, *rows = ran.err.splitlines()
-    assert first == "target ssh://me@host: asking ~/.prefixwise/venv/bin/python"
+    assert first == "target ssh://me@host: querying ~/.prefixwise/venv/bin/python"
     assert header.split() == ["check", "state", "found", "what", "to", "do"]
     assert [row.split()[:2] for row in rows] == [["reachable", "ok"], ["disk", "unknown"]]
 

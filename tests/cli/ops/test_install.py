@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from prefixwise._version import __version__
-from prefixwise.bench.remote.install.install import BACKEND_EXTRAS, Installed, InstallPlan
+from prefixwise.bench.remote.install import BACKEND_EXTRAS, Installed, InstallPlan
 from prefixwise.bench.remote.targets.base import OnLine, Target
-from prefixwise.cli.ops.install import install
+from prefixwise.cli.ops.verbs import install
 from tests.cli.verb_runner import run_verb
 
 
@@ -28,7 +28,7 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> list[InstallPlan]:
         say("Successfully installed prefixwise")
         return Installed(__version__, "/root/v/bin/python", "/root/v/prefixwise/__init__.py", ("server",), "a.whl")
 
-    monkeypatch.setattr("prefixwise.bench.remote.install.install.install_on", install_on)
+    monkeypatch.setattr("prefixwise.bench.remote.install.install_on", install_on)
     return asked
 
 
@@ -81,7 +81,7 @@ def test_every_extra_of_a_backend_can_be_chosen(
     ("arguments", "words"),
     [
         (("--extras", " , "), "--extras must be names"),
-        (("--pip-args", "--index-url 'x"), "--pip-args cannot be split into words"),
+        (("--pip-args", "--index-url 'x"), "--pip-args cannot be split"),
         (("--backend", "mlx"), "'mlx'"),
         (("--venv", ""), "--venv must be a folder on the target, got ''"),
         (("--venv", " "), "--venv must be a folder on the target, got ' '"),
@@ -99,4 +99,4 @@ def test_what_fails_is_an_error_line(tmp_path: Path, capsys: pytest.CaptureFixtu
     (tmp_path / "mine.txt").write_text("mine")
     ran = run_verb(install, capsys, "--venv", str(tmp_path))
     assert ran.status == 1 and ran.out == ""
-    assert f"error: local: {tmp_path} is there and is no virtual environment: choose another --venv" in ran.err
+    assert f"error: local: {tmp_path} exists and is not a virtual environment: choose another --venv" in ran.err

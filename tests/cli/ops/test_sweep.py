@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from prefixwise.cli.ops.collect import collect
-from prefixwise.cli.ops.sweep import matrix, smoke
+from prefixwise.cli.ops.sweep import _collect_command, _resume_hint_on_failure, matrix, smoke
+from prefixwise.cli.ops.verbs import collect
 from tests.bench.remote.gcloud_stand_in import REFUSED, stand_in
 from tests.bench.remote.ssh_server import MISSING, SshServer, ssh_server
 from tests.cli.conftest import REAL_PROGRAM, Ran
@@ -130,7 +130,7 @@ def test_a_smoke_on_this_machine_has_one_row(
     assert exit_status("bench", "check", "--all", str(root)) == 0
 
 
-def test_no_row_that_worked_is_status_1(
+def test_no_successful_row_is_status_1(
     checkpoint_of: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = ("--model", str(checkpoint_of("qwen3")), "--artifact-root", str(tmp_path), "--artifact-subdir", "bad")
@@ -158,10 +158,62 @@ def test_the_environment_of_the_handoff_leads_to_its_tpu(
     verb: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     gcloud = stand_in(tmp_path / "gcloud", monkeypatch, "my-tpu")
-    gcloud.answer("ssh", {"status": 255, "complaints": REFUSED})
+    gcloud.answer("ssh", {"status": 255, "stderr": REFUSED})
     for name, value in {"PROJECT": "p", "TPU_NAME": "my-tpu", "TPU_ZONE": "z"}.items():
         monkeypatch.setenv(name, value)
     ran = run_verb(verb, capsys, "--zone", "y")
     assert (ran.status, ran.out) == (1, "")
     assert "the target is gcloud-tpu://my-tpu" in ran.err and "Connection refused" in ran.err
     assert gcloud.calls[0][:7] == ["compute", "tpus", "tpu-vm", "ssh", "my-tpu", "--zone=y", "--project=p"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--port", "70000"], "the port must be 0 to 65535, got 70000"),
+        (["--artifact-root", ""], "--artifact-root must be a folder, got nothing"),
+        (["--multi-item-mask-impl", "../esc"], "'../esc' is not one of"),
+        (["--backend", "tpu"], "'tpu' is not one of"),
+        (["--dtype", "float8"], "'float8' is not one of"),
+        (["--algorithm", "fast"], "'fast' is not one of"),
+        (["--server-flag", "--api-key secret"], "--api-key cannot be a server flag"),
+        (["--server-flag=--api-key=secret"], "--api-key cannot be a server flag"),
+    ],
+)
+@pytest.mark.parametrize("verb", [smoke, matrix])
+def test_what_would_fail_on_the_target_is_status_2_here(
+    verb: object, flags: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran = run_verb(verb, capsys, "--target", "local", *flags)  # type: ignore[arg-type]
+    assert (ran.status, words in ran.err) == (2, True), ran.err
+    assert "secret" not in ran.err
+
+
+@pytest.mark.parametrize("flags", [["one", "--list"], ["one", "--all"], ["--list", "--all"]])
+def test_one_run_and_all_of_them_exclude_each_other(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    ran = run_verb(collect, capsys, "--target", "local", *flags)
+    assert (ran.status, "exclude each other" in ran.err) == (2, True), ran.err
+
+
+def test_a_name_from_the_environment_gives_way(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: object
+) -> None:
+    monkeypatch.setenv("ARTIFACT_SUBDIR", "one")
+    ran = run_verb(collect, capsys, "--target", "local", "--list", "--artifact-root", str(tmp_path))
+    assert (ran.status, ran.out) == (0, '{"target": "local", "runs": []}\n')
+
+
+def test_the_way_to_fetch_a_run_has_all_that_was_given() -> None:
+    plain = "prefixwise ops collect one --target ssh://host"
+    assert _collect_command("one", "ssh://host", None, "reports/artifacts") == plain
+    assert (
+        _collect_command("one", "ssh://host", "my python", "/r") == f"{plain} --python 'my python' --artifact-root /r"
+    )
+
+
+def test_a_sweep_that_is_ended_says_how_to_resume(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(KeyboardInterrupt), _resume_hint_on_failure(["/runs/dense-matrix-1"]):
+        raise KeyboardInterrupt
+    said = capsys.readouterr().err
+    assert "completed rows are in /runs/dense-matrix-1" in said
+    assert "--artifact-subdir dense-matrix-1" in said

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from prefixwise.bench.artifacts import MultiVsSerial, Parity
 from prefixwise.bench.files import read_artifact, write_artifact
+from prefixwise.bench.kinds.multi_vs_serial import MultiVsSerial
+from prefixwise.bench.kinds.parity import Parity
 from tests.bench.evaluations import multi_evaluation, serial_evaluation
 from tests.cli.conftest import Ran
 from tests.cli.validate_program import result_of, run_validate

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from prefixwise.bench.artifacts import EndpointEvaluation
 from prefixwise.bench.files import read_artifact
+from prefixwise.bench.kinds.evaluation import EndpointEvaluation
 from tests.bench.wrong_server import wrong_server
 from tests.cli.conftest import Ran
 from tests.cli.validate_program import result_of, run_validate

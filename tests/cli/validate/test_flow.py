@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from prefixwise.bench.artifacts import EndpointEvaluation, MultiVsSerial, Parity
 from prefixwise.bench.files import read_artifact
+from prefixwise.bench.kinds.evaluation import EndpointEvaluation
+from prefixwise.bench.kinds.multi_vs_serial import MultiVsSerial
+from prefixwise.bench.kinds.parity import Parity
 from tests.bench.wrong_server import Fault, wrong_server
 from tests.cli.validate_program import result_of, run_validate
 from tests.server.server_process import ServerProcess, real_server

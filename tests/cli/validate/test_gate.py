@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from prefixwise.bench.artifacts import GateReport
 from prefixwise.bench.files import read_artifact
-from tests.bench.validation.test_gates import CHECKS, MULTI_VS_SERIAL, PARITY
+from prefixwise.bench.kinds.gate_report import GateReport
+from tests.bench.kinds.test_gate_report import CHECKS, MULTI_VS_SERIAL, PARITY
 from tests.cli.conftest import Ran
 from tests.cli.validate_program import result_of, run_validate
 

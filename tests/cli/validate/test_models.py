@@ -10,10 +10,15 @@ from typing import Any
 
 import pytest
 
-from prefixwise.bench.artifacts import Artifact, EndpointEvaluation, GateReport, ModelMatrix, MultiVsSerial, Parity
 from prefixwise.bench.client import ScoreClient
 from prefixwise.bench.files import read_artifact
-from prefixwise.bench.validation.model_matrix import folder_name
+from prefixwise.bench.kinds.base import Artifact
+from prefixwise.bench.kinds.evaluation import EndpointEvaluation
+from prefixwise.bench.kinds.gate_report import GateReport
+from prefixwise.bench.kinds.model_matrix import ModelMatrix
+from prefixwise.bench.kinds.multi_vs_serial import MultiVsSerial
+from prefixwise.bench.kinds.parity import Parity
+from prefixwise.bench.run.model_matrix import folder_name
 from tests.cli.conftest import Ran
 from tests.cli.validate_program import result_of, run_validate
 
@@ -110,10 +115,10 @@ def test_the_table_is_on_stderr_and_in_markdown(first_run: Ran, folder: Path, mo
     lines = first_run.err.splitlines()
     header = next(place for place, line in enumerate(lines) if line.startswith("Model "))
     assert lines[header + 1].split()[0] == str(models[0])
-    assert [line.split()[-1] for line in lines[header + 1 : header + 4]] == ["pass", "error", "pass"]
+    assert [line.split()[-1] for line in lines[header + 1 : header + 4]] == ["pass", "ERROR", "pass"]
     assert lines[-1].startswith(f"{models[1]}: error: the server ended with status 1")
     page = (folder / "matrix.md").read_text()
-    assert f"| `{models[2]}` | 0.0000 | 0.0000 |" in page
+    assert f"| {models[2]} | 0.0000 | 0.0000 |" in page
     assert "[1/9] validate models:" in lines[0]
 
 
@@ -155,7 +160,7 @@ def test_interrupted_it_leaves_the_rows_that_are_done_and_no_server(
         met.append(client.server_info()["status"])
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("prefixwise.cli.validate.models.tell_server", interrupt)
+    monkeypatch.setattr("prefixwise.cli.validate.models.print_server_info", interrupt)
     ran = run(folder, models[0], checkpoint_of("llama"), more=("--resume",))
     assert (ran.status, ran.out) == (130, "")
     matrix = read_artifact(folder / "matrix.json", ModelMatrix)
@@ -181,7 +186,7 @@ def own_children() -> list[bytes]:
     ("args", "error"),
     [
         (("--models", " , "), "error: --models must name at least one model, got none"),
-        (("--models", "a", "--server-flag", "'open"), "error: --server-flag cannot be split into words"),
+        (("--models", "a", "--server-flag", "'open"), "error: --server-flag cannot be split into arguments"),
         (("--models", "a", "--item-counts", "0"), "error: --item-counts must be 1 or more each, got '0'"),
     ],
 )

@@ -1,1 +1,1 @@
-"""Attention in JAX: `api.py` is the door, one file per implementation behind it."""
+"""Attention in JAX: `api.py` is the interface, with one file per implementation behind it."""

@@ -1,4 +1,4 @@
-"""What an attention implementation offers. One object per implementation; it holds no arrays."""
+"""The interface of an attention implementation. One object per implementation; it holds no arrays."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from prefixwise.forward.tiles import DeviceTiles, TileSizes
 
 
 class Partial(NamedTuple):
-    """A softmax over some of the keys: its output, and the log-sum-exp of its scores to merge it by."""
+    """A softmax over some of the keys: its output, and the logsumexp of its scores to merge it by."""
 
     out: jax.Array  # [T, N, H]
-    lse: jax.Array  # [T, N] float32, in the implementation's own base
+    lse: jax.Array  # [T, N] float32, in the base that the implementation uses
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Source:
-    """Where the key blocks of prefixes lie: the batch's own keys and values, or one layer of the pool."""
+    """The keys and values of prefixes: those of the batch itself, or one layer of the KV cache."""
 
     keys: jax.Array  # [A, heads, H]
     values: jax.Array  # [A, heads, H]
-    base: jax.Array  # int32 scalar that is added to every block's address
-    # Which of the heads of `keys`, and of `values`, is the first KV head's.
+    base: jax.Array  # int32 scalar that is added to every key tile's address
+    # The first KV head's index among the heads of `keys`, and of `values`.
     first_key: int = field(default=0, metadata={"static": True})
     first_value: int = field(default=0, metadata={"static": True})
 
@@ -35,14 +35,14 @@ class Source:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Heads:
-    """What a layer's projection left: every token's queries, keys and values, one behind the other."""
+    """The output of a layer's QKV projection: every token's queries, keys and values, concatenated."""
 
     qkv: jax.Array  # [T, N + 2 K, H]
     num_kv_heads: int = field(metadata={"static": True})
 
     @classmethod
     def of(cls, q: jax.Array, k: jax.Array, v: jax.Array) -> Heads:
-        """From arrays of their own: q [T, N, H], k and v [T, K, H]."""
+        """Concatenate q [T, N, H], k and v [T, K, H]."""
         return cls(jnp.concatenate([q, k, v], axis=1), k.shape[1])
 
     @property
@@ -66,29 +66,30 @@ class Heads:
         return self.qkv[:, self.num_heads + self.num_kv_heads :]
 
     def as_source(self) -> Source:
-        """The batch's own keys and values as a place where prefixes are read."""
+        """The batch's own keys and values, for prefixes in the batch."""
         first_key = self.num_heads
         return Source(self.qkv, self.qkv, jnp.int32(0), first_key, first_key + self.num_kv_heads)
 
 
 class AttentionImplementation(ABC):
-    """Attention over the tiles of `layout/tiles.py`, inside a jitted program, on one device's heads."""
+    """Attention over the tiles of `forward/tiles.py`, inside a jitted program, on one device's heads."""
 
     name: str
-    # Does it leave tokens that no tile covers as they were in memory? Then padding needs tiles, too.
+    # Does it leave the output of tokens outside all tiles undefined? Then padding needs tiles too.
     needs_padding_tiles: bool
     max_tokens: int | None = None  # of a program; None: any number
-    reads_batches: bool = True  # can prefixes be read in the batch itself, where they begin at any token?
+    reads_batches: bool = True  # can it read prefixes in the batch, where they begin at any token?
 
     @abstractmethod
     def why_not(self, platform: str, dtype: jnp.dtype, head_size: int) -> str | None:
-        """The reason why it cannot run there, or None."""
+        """The reason why it cannot run there; None where it can."""
 
     @abstractmethod
     def tile_sizes(self, heads_per_kv: int) -> TileSizes:
-        """The tiles that a batch is to be cut into."""
+        """The tiles into which a batch must be cut."""
 
     @abstractmethod
     def attend(self, heads: Heads, source: Source | None, tiles: DeviceTiles) -> jax.Array:
-        """Every token over its prefix, which is read in `source` (None: in the batch itself), and over its segment up
-        to itself: [T, N, H] in the dtype of the queries."""
+        """Prefix attention and causal self-attention within the segment, merged: [T, N, H] in the dtype of the queries.
+
+        Prefixes are read in `source` (None: in the batch itself)."""

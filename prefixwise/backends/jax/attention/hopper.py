@@ -1,8 +1,8 @@
 """Attention on NVIDIA's Hopper GPUs (H100, H200) in half precision: a kernel for each part.
 
-The own part is Triton's (`own_gpu.py`), the prefix part, which is nearly all of the work, a kernel of its own for this
-generation's asynchronous copies and matrix products (`hopper_prefix.py`). That one is imported where it is used: it
-needs absl-py, which jax itself does not ask for.
+Self-attention is a Triton kernel (`gpu_self_attention.py`). Prefix attention, which is nearly all of the work, is a
+Mosaic GPU kernel for Hopper's TMA copies and WGMMA (`hopper_prefix.py`). That module is imported where it is used: it
+needs absl-py, which jax does not install.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import jax
 import jax.numpy as jnp
 
 from prefixwise.backends.jax.attention.base import AttentionImplementation, Heads, Source
-from prefixwise.backends.jax.attention.own_gpu import own_tokens, self_attention
+from prefixwise.backends.jax.attention.gpu_self_attention import self_attention, self_tile_tokens
 from prefixwise.forward.tiles import DeviceTiles, TileSizes
 
 _HEAD_SIZES = (64, 128)  # 256 does not fit shared memory
-_INTERPRETED_BLOCKS = 2  # of threads
+_INTERPRETED_CTAS = 2
 
 
 class HopperAttention(AttentionImplementation):
-    """See the module. `interpret` (parameters of Pallas) runs the kernels step by step on any device, for tests."""
+    """See the module. `interpret` (parameters of Pallas) interprets the kernels on any device, for tests."""
 
     name = "hopper"
     needs_padding_tiles = True
@@ -45,15 +45,15 @@ class HopperAttention(AttentionImplementation):
     def tile_sizes(self, heads_per_kv: int) -> TileSizes:
         from prefixwise.backends.jax.attention.hopper_units import ALIGNMENT, tile_tokens
 
-        return TileSizes(*own_tokens(heads_per_kv), tile_tokens(heads_per_kv), ALIGNMENT)
+        return TileSizes(*self_tile_tokens(heads_per_kv), tile_tokens(heads_per_kv), ALIGNMENT)
 
     def attend(self, heads: Heads, source: Source | None, tiles: DeviceTiles) -> jax.Array:
-        from prefixwise.backends.jax.attention.hopper_prefix import NUM_BLOCKS, prefix_attention
+        from prefixwise.backends.jax.attention.hopper_prefix import NUM_CTAS, prefix_attention
         from prefixwise.backends.jax.attention.hopper_units import Inputs, Shape
 
-        assert source is not None, "this one reads pages only"
+        assert source is not None, "this implementation reads pages of the KV cache only"
         sizes = self.tile_sizes(heads.heads_per_kv)
-        own = self_attention(heads, tiles, sizes, interpret=self._interpret is not None)
+        self_part = self_attention(heads, tiles, sizes, interpret=self._interpret is not None)
         inputs = Inputs(
             counts=tiles.counts,
             starts=tiles.prefix_start,
@@ -65,8 +65,8 @@ class HopperAttention(AttentionImplementation):
             q=heads.qkv,
             k=source.keys,
             v=source.values,
-            own=own.out,
-            own_lse=own.lse,
+            self_out=self_part.out,
+            self_lse=self_part.lse,
         )
         shape = Shape(
             num_heads=heads.num_heads,
@@ -74,7 +74,7 @@ class HopperAttention(AttentionImplementation):
             head_size=heads.qkv.shape[-1],
             first_key=source.first_key,
             first_value=source.first_value,
-            num_blocks=NUM_BLOCKS if self._interpret is None else _INTERPRETED_BLOCKS,
+            num_ctas=NUM_CTAS if self._interpret is None else _INTERPRETED_CTAS,
             is_interpreted=self._interpret is not None,
         )
         return prefix_attention(inputs, shape, self._interpret)

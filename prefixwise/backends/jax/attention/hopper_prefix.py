@@ -1,21 +1,21 @@
 """The prefix part of attention on Hopper GPUs (H100, H200): one Mosaic GPU kernel, after FlashAttention-3.
 
-A block of threads is three warpgroups. One copies keys and values from the pages of the pool into shared memory, two
-blocks ahead; the other two compute, each on 64 rows, and take turns: while one multiplies, the other is at its softmax.
-Blocks of threads stay and take every so-many-th *unit* of work, so that the next unit's queries are under way while
-this one's rows are written:
+A CTA is three warpgroups. One copies keys and values from the pages of the KV cache into shared memory, two key tiles
+ahead. The other two compute, each on 64 rows, and take turns: while one multiplies, the other computes its softmax.
+CTAs are persistent: each takes every n-th *unit* of work, so that the next unit's queries are copied while this one's
+rows are written:
 
     unit = tile of tokens that read the same tokens of one prefix x one query head, or two of one KV head
 
-Every key block is a page, copied by one instruction, as are the queries of a tile: copies begin at multiples of eight
-tokens, so a tile may have rows at its edges that are another's, which are computed and not written. The own part
-(`own_gpu.py`) was computed before; it is merged at a unit's end by the log-sum-exps. A row's arithmetic follows from
-its query and its prefix alone: key blocks are counted from the prefix's start, and no sum is split.
+Every key tile is a page, copied by one instruction, as are the queries of a tile. Copies begin at multiples of eight
+tokens, so a tile may have rows of another tile at its edges, which are computed and not written. The self part
+(`gpu_self_attention.py`) was computed before; it is merged at a unit's end by LSE. A row's arithmetic follows from its
+query and its prefix alone: key tiles are counted from the prefix's start, and no sum is split.
 
-Keys of a last, partly filled block are masked, and its values are set to zero in shared memory: what lies there may be
-anybody's, NaN included.
+Keys of a last, partly filled tile are masked, and its values are set to zero in shared memory: the page may hold
+anything behind them, NaN included.
 
-In the kernel: `R` = 64 rows of a warpgroup, `C` = KEY_TILE keys of a block.
+In the kernel: `R` = 64 rows of a warpgroup, `C` = KEY_TILE keys of a tile.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from prefixwise.backends.jax.attention.hopper_units import (
 from prefixwise.backends.jax.attention.hopper_workers import ComputeWorker, CopyWorker
 from prefixwise.forward.tiles import KEY_TILE
 
-NUM_BLOCKS = 132  # of threads: one for each multiprocessor of an H100 or H200
+NUM_CTAS = 132  # one for each multiprocessor of an H100 or H200
 COMPUTE_REGISTERS, COPY_REGISTERS = 232, 40
 
 
 def prefix_attention(inputs: Inputs, shape: Shape, interpret: Any = None) -> jax.Array:
     """[T, N, H]: both parts, merged. `inputs` are arrays; every token must be in a tile."""
-    q, own = inputs.q, inputs.own
+    q, self_out = inputs.q, inputs.self_out
     buffers = _buffers(q.dtype, shape)
 
     def entry(*refs: Ref) -> None:
@@ -63,9 +63,9 @@ def prefix_attention(inputs: Inputs, shape: Shape, interpret: Any = None) -> jax
 
     out: jax.Array = plgpu.kernel(
         entry,
-        out_type=jax.ShapeDtypeStruct(own.shape, own.dtype),
-        grid=(shape.num_blocks,),
-        grid_names=("block",),
+        out_type=jax.ShapeDtypeStruct(self_out.shape, self_out.dtype),
+        grid=(shape.num_ctas,),
+        grid_names=("cta",),
         num_threads=NUM_COMPUTE + 1,
         thread_name="wg",
         compiler_params=_compiler_params(),
@@ -75,7 +75,7 @@ def prefix_attention(inputs: Inputs, shape: Shape, interpret: Any = None) -> jax
 
 
 def _compiler_params() -> plgpu.CompilerParams:
-    """Nothing here is summed across warps, so hardly any of the shared memory need be kept for that."""
+    """No sum runs across warps, so reductions need hardly any shared memory."""
     return plgpu.CompilerParams(
         approx_math=True, reduction_scratch_bytes=512, lowering_semantics=plgpu.LoweringSemantics.Lane
     )
@@ -99,7 +99,7 @@ def _barriers() -> Barriers:
     both = partial(plgpu.Barrier, num_arrivals=NUM_COMPUTE)
     return Barriers(
         q=plgpu.Barrier(num_barriers=NUM_COMPUTE),
-        own=plgpu.Barrier(num_arrivals=2, num_barriers=NUM_COMPUTE),  # two copies
+        self_part=plgpu.Barrier(num_arrivals=2, num_barriers=NUM_COMPUTE),  # two copies
         k=plgpu.Barrier(num_barriers=NUM_SLOTS),
         v=plgpu.Barrier(num_barriers=NUM_SLOTS),
         q_free=both(),
@@ -128,4 +128,4 @@ def _kernel(inputs: Inputs, out: Ref, buffers: Buffers, barriers: Barriers, shap
     def _copy() -> None:
         plgpu.set_max_registers(COPY_REGISTERS, action="decrease")
         worker = CopyWorker(inputs, buffers, barriers, shape)
-        worker.wait_for_the_last(*for_each_unit(inputs, shape, worker.load))
+        worker.drain(*for_each_unit(inputs, shape, worker.load))

@@ -1,4 +1,4 @@
-"""What the warpgroups of the Hopper kernel share: references, barriers, units of work. See `hopper_prefix.py`."""
+"""Shared by the warpgroups of the Hopper kernel: references, barriers, units of work. See `hopper_prefix.py`."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from jax.experimental import pallas as pl
 
 from prefixwise.forward.tiles import KEY_TILE, PREFIX
 
-ROWS = 64  # of a warpgroup: a side of its products
+ROWS = 64  # of a warpgroup: a side of its GEMMs
 ALIGNMENT = 8  # tokens: copies begin at a multiple of so many
 NUM_COMPUTE = 2  # warpgroups that compute
-NUM_SLOTS = 2  # key blocks in shared memory
+NUM_SLOTS = 2  # key tiles in shared memory
 Ref = Any  # Pallas has no public type for references
 
 
@@ -27,67 +27,67 @@ class Inputs(NamedTuple):
     starts: Ref  # [tiles] int32: first token
     lens: Ref  # [tiles] int32: tokens
     reads: Ref  # [tiles] int32: prefix tokens that each of them reads
-    lists: Ref  # [tiles] int32: where the prefix's blocks begin in `addresses`
-    addresses: Ref  # [blocks] int32
+    lists: Ref  # [tiles] int32: where the prefix's key tiles begin in `addresses`
+    addresses: Ref  # [key tiles] int32
     base: Ref  # [1] int32, added to every address
     q: Ref  # [T, heads, H], the query heads first
     k: Ref  # [A, heads, H], KV heads from `Shape.first_key` on
     v: Ref  # [A, heads, H], KV heads from `Shape.first_value` on
-    own: Ref  # [T, N, H]
-    own_lse: Ref  # [N, T] float32, base 2
+    self_out: Ref  # [T, N, H]
+    self_lse: Ref  # [N, T] float32, base 2
 
 
 class Buffers(NamedTuple):
     """In shared memory, `W` = NUM_COMPUTE."""
 
     q: Ref  # [W, R, H]
-    out: Ref  # [W, R, H]: the own part comes in here, and what is merged goes out
-    rows: Ref  # [W, R, H], row after row, for tiles that are not whole
+    out: Ref  # [W, R, H]: the self part comes in, the merged output goes out
+    rows: Ref  # [W, R, H], not swizzled, for tiles that are not whole
     lse: Ref  # [W, R] float32
     k: Ref  # [NUM_SLOTS, C, H]
     v: Ref  # [NUM_SLOTS, C, H]
 
 
 class Barriers(NamedTuple):
-    """Who waits for whom."""
+    """Each is waited for by the other side of a copy."""
 
-    q: Ref  # [W]: queries have come
-    own: Ref  # [W]: the own part and its log-sum-exps have come
-    k: Ref  # [NUM_SLOTS]: keys have come
+    q: Ref  # [W]: queries have arrived
+    self_part: Ref  # [W]: the self part and its logsumexp have arrived
+    k: Ref  # [NUM_SLOTS]: keys have arrived
     v: Ref  # [NUM_SLOTS]
-    q_free: Ref  # both have read their queries
+    q_free: Ref  # both compute warpgroups have read their queries
     out_free: Ref  # both have written their rows
     k_free: Ref  # [NUM_SLOTS]: both have read the keys
     v_free: Ref  # [NUM_SLOTS]
-    turn: Ref  # the two that compute take turns at the tensor cores
-    cleaned: Ref  # [NUM_SLOTS]: the first has set values to zero that the second is to read, too
+    turn: Ref  # the two compute warpgroups take turns at the tensor cores
+    cleaned: Ref  # [NUM_SLOTS]: the first has zeroed the masked values, which the second reads too
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What is fixed when the kernel is compiled."""
+    """Sizes that are fixed when the kernel is compiled."""
 
     num_heads: int  # N
     heads_per_kv: int  # G
     head_size: int  # H
     first_key: int  # head of `k` that is the first KV head's
     first_value: int  # head of `v`
-    num_blocks: int  # of threads
-    is_interpreted: bool  # the interpreter has no layouts, and multiplies in its own way
+    num_ctas: int
+    is_interpreted: bool  # the interpreter has no layouts and no WGMMA
 
     @property
     def heads_per_unit(self) -> int:
-        """Two heads that read the same keys share a unit where there are such."""
+        """Two query heads of one KV head share a unit where their number is even."""
         return NUM_COMPUTE if self.heads_per_kv % NUM_COMPUTE == 0 else 1
 
 
 def tile_tokens(heads_per_kv: int) -> int:
-    """Tokens of a tile: the warpgroups have a head each, or one head and half of the tokens each."""
+    """Tokens of a tile: each warpgroup has one head, or both have the same head and half of the tokens each."""
     return ROWS if heads_per_kv % NUM_COMPUTE == 0 else NUM_COMPUTE * ROWS
 
 
 class Unit(NamedTuple):
-    """A piece of work; int32 scalars."""
+    """A unit of work; int32 scalars."""
 
     start: jax.Array  # first token
     length: jax.Array  # tokens
@@ -103,15 +103,15 @@ class Unit(NamedTuple):
 def for_each_unit(
     inputs: Inputs, shape: Shape, function: Callable[[Unit, jax.Array, jax.Array], None]
 ) -> tuple[jax.Array, jax.Array]:
-    """`function` of every unit of this block of threads, its number, and how many key blocks went before it.
+    """Call `function` with every unit of this CTA, its number, and the number of key tiles before it.
 
-    Returns the number of units, and of all their key blocks. A unit is looked up while the one before it is worked at.
+    Returns the number of units, and of all their key tiles. A unit is looked up while the one before it is computed.
     """
     per_tile, capacity = shape.num_heads // shape.heads_per_unit, len(inputs.starts)
-    block = lax.axis_index("block")
+    cta = lax.axis_index("cta")
 
     def look_up(number: jax.Array) -> Unit:
-        index = block + number * shape.num_blocks
+        index = cta + number * shape.num_ctas
         tile = jnp.minimum(lax.div(index, jnp.int32(per_tile)), capacity - 1)
         head = lax.rem(index, jnp.int32(per_tile)) * shape.heads_per_unit
         return Unit(inputs.starts[tile], inputs.lens[tile], inputs.reads[tile], inputs.lists[tile], head)
@@ -124,13 +124,13 @@ def for_each_unit(
 
     first = look_up(jnp.int32(0))
     total = inputs.counts[PREFIX] * per_tile
-    num_units = lax.div(total - block + (shape.num_blocks - 1), jnp.int32(shape.num_blocks))
+    num_units = lax.div(total - cta + (shape.num_ctas - 1), jnp.int32(shape.num_ctas))
     num_steps, _ = lax.fori_loop(0, num_units, one, (jnp.int32(0), first))
     return num_units, num_steps
 
 
 def slot_of(step: jax.Array) -> jax.Array:
-    """Where in shared memory the key block of this step is."""
+    """The slot in shared memory of this step's key tile."""
     return lax.rem(step, jnp.int32(NUM_SLOTS))
 
 

@@ -1,6 +1,6 @@
-"""What each warpgroup of the Hopper kernel does: one copies, two compute. See `hopper_prefix.py`.
+"""The warpgroups of the Hopper kernel: one copies, two compute. See `hopper_prefix.py`.
 
-`R` = ROWS rows of a warpgroup, `C` = KEY_TILE keys of a block.
+`R` = ROWS rows of a warpgroup, `C` = KEY_TILE keys of a tile.
 """
 
 from __future__ import annotations
@@ -34,8 +34,10 @@ from prefixwise.forward.tiles import KEY_TILE
 
 LOG2_E = math.log2(math.e)
 
-_Accumulator: Any = plgpu.ACC  # type: ignore[attr-defined]  # public, by a way that type checkers do not see
-State = tuple[jax.Array, jax.Array, jax.Array]  # output [R, H], peak [R] and total [R], of an online softmax, base 2
+_Accumulator: Any = plgpu.ACC  # type: ignore[attr-defined]  # public, but hidden from type checkers
+State = tuple[
+    jax.Array, jax.Array, jax.Array
+]  # online softmax, base 2: output [R, H], running max [R], running sum [R]
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ class CopyWorker:
             return nothing
 
         lax.fori_loop(0, unit.num_steps, one, None)
-        self._load_own(unit, number)
+        self._load_self_part(unit, number)
 
     def _load_keys(self, unit: Unit, index: jax.Array, step: jax.Array) -> None:
         inputs, buffers, barriers, shape = self.inputs, self.buffers, self.barriers, self.shape
@@ -74,18 +76,18 @@ class CopyWorker:
         values = inputs.v.at[block, shape.first_value + kv_head]
         plgpu.copy_gmem_to_smem(values, buffers.v.at[slot], barriers.v.at[slot])
 
-    def _load_own(self, unit: Unit, number: jax.Array) -> None:
+    def _load_self_part(self, unit: Unit, number: jax.Array) -> None:
         inputs, buffers, barriers = self.inputs, self.buffers, self.barriers
         pl.when(number > 0)(lambda: plgpu.barrier_wait(barriers.out_free))
         for group in range(NUM_COMPUTE):
             token, head = place_of(unit, group, self.shape)
             tokens = pl.ds(token, ROWS)
-            barrier = barriers.own.at[group]
-            plgpu.copy_gmem_to_smem(inputs.own.at[tokens, head], buffers.out.at[group], barrier)
-            plgpu.copy_gmem_to_smem(inputs.own_lse.at[head, tokens], buffers.lse.at[group], barrier)
+            barrier = barriers.self_part.at[group]
+            plgpu.copy_gmem_to_smem(inputs.self_out.at[tokens, head], buffers.out.at[group], barrier)
+            plgpu.copy_gmem_to_smem(inputs.self_lse.at[head, tokens], buffers.lse.at[group], barrier)
 
-    def wait_for_the_last(self, num_units: jax.Array, num_steps: jax.Array) -> None:
-        """Every barrier is left as it was found: with nothing that was not waited for."""
+    def drain(self, num_units: jax.Array, num_steps: jax.Array) -> None:
+        """Wait for the last arrivals, so that every barrier ends as it began."""
         barriers = self.barriers
         for free in (barriers.q_free, barriers.out_free):
             pl.when(num_units > 0)(partial(plgpu.barrier_wait, free))
@@ -110,7 +112,7 @@ class ComputeWorker:
         self.wait_for_turn()
 
     def end_turn(self) -> None:
-        """Leave the tensor cores to the other one."""
+        """Leave the tensor cores to the other warpgroup."""
         plgpu.barrier_arrive(self.barriers.turn)
 
     def wait_for_turn(self) -> None:
@@ -125,44 +127,44 @@ class ComputeWorker:
         partly = partial(self._step, unit=unit, first_step=step, is_whole=False)
         state = lax.fori_loop(0, num_whole, whole, self._empty_state())
         state = lax.fori_loop(num_whole, num_steps, partly, state)
-        # Before the rows are merged and written: the other one goes on meanwhile.
+        # Before the rows are merged and written: the other warpgroup continues meanwhile.
         pl.when(num_steps > 0)(self.end_turn)
         pl.when(num_steps == 0)(lambda: plgpu.barrier_arrive(self.barriers.q_free))
-        plgpu.barrier_wait(self.barriers.own.at[self.group])
+        plgpu.barrier_wait(self.barriers.self_part.at[self.group])
         self._store(unit, self._merged(state))
         plgpu.barrier_arrive(self.barriers.out_free)
 
     def _empty_state(self) -> State:
         rows, wide = plgpu.Layout.WGMMA.reduce(1), plgpu.Layout.WGMMA
         out = jnp.zeros((ROWS, self.shape.head_size), jnp.float32)
-        peak, total = jnp.full(ROWS, -jnp.inf, jnp.float32), jnp.zeros(ROWS, jnp.float32)
-        return self._laid_out(out, wide), self._laid_out(peak, rows), self._laid_out(total, rows)
+        m_i, l_i = jnp.full(ROWS, -jnp.inf, jnp.float32), jnp.zeros(ROWS, jnp.float32)
+        return self._laid_out(out, wide), self._laid_out(m_i, rows), self._laid_out(l_i, rows)
 
     def _laid_out(self, array: jax.Array, layout: Any) -> jax.Array:
         return array if self.shape.is_interpreted else plgpu.layout_cast(array, layout)
 
     def _step(self, index: jax.Array, state: State, *, unit: Unit, first_step: jax.Array, is_whole: bool) -> State:
-        """One key block into the online softmax. Every row sees at least its first key."""
-        out, peak, total = state
+        """One key tile into the online softmax. Every row sees at least its first key."""
+        out, m_i, l_i = state
         barriers, slot = self.barriers, slot_of(first_step + index)
         count = unit.num_read - index * KEY_TILE
         if not is_whole:
             self._clean_values(slot, count)
         scores = self._scores(slot, is_first=index == 0)
         plgpu.barrier_arrive(barriers.k_free.at[slot])
-        # As soon as they were read for the last time: the next unit's are on their way while this one ends.
+        # As soon as the queries were read for the last time: the next unit's are copied while this one ends.
         pl.when(index + 1 == unit.num_steps)(lambda: plgpu.barrier_arrive(barriers.q_free))
         if not is_whole:
             column = self._laid_out(lax.broadcasted_iota(jnp.int32, scores.shape, 1), plgpu.Layout.WGMMA)
             scores = jnp.where(column < count, scores, -jnp.inf)
         factor = LOG2_E / math.sqrt(self.shape.head_size)
-        new_peak = jnp.maximum(peak, scores.max(axis=1) * factor)
-        shrink = jnp.exp2(peak - new_peak)
-        weights = jnp.exp2(scores * factor - lax.broadcast_in_dim(new_peak, scores.shape, [0]))
-        out = out * lax.broadcast_in_dim(shrink, out.shape, [0])
-        total = total * shrink + weights.sum(axis=1)
+        m_new = jnp.maximum(m_i, scores.max(axis=1) * factor)
+        alpha = jnp.exp2(m_i - m_new)
+        weights = jnp.exp2(scores * factor - lax.broadcast_in_dim(m_new, scores.shape, [0]))
+        out = out * lax.broadcast_in_dim(alpha, out.shape, [0])
+        l_i = l_i * alpha + weights.sum(axis=1)
         rounded = weights.astype(self.buffers.v.dtype)
-        out, total, new_peak, rounded = lax.optimization_barrier((out, total, new_peak, rounded))
+        out, l_i, m_new, rounded = lax.optimization_barrier((out, l_i, m_new, rounded))
         self.end_turn()  # done with the softmax
         if is_whole:
             plgpu.barrier_wait(barriers.v.at[slot])
@@ -176,10 +178,10 @@ class ComputeWorker:
 
         out = self._add_values(out, rounded, slot, wait_for_next)
         plgpu.barrier_arrive(barriers.v_free.at[slot])
-        return out, new_peak, total
+        return out, m_new, l_i
 
     def _scores(self, slot: jax.Array, *, is_first: jax.Array) -> jax.Array:
-        """[R, C] float32. The turn before a unit's first step was ended with the unit before it."""
+        """[R, C] float32. The turn before a unit's first step ended with the unit before it."""
         q, keys = self.buffers.q.at[self.group], self.buffers.k.at[slot]
         if self.shape.is_interpreted:
             scores = jnp.dot(q[...], keys[...].T, preferred_element_type=jnp.float32)
@@ -204,14 +206,14 @@ class ComputeWorker:
             meanwhile()
             return out + jnp.dot(weights, values[...], preferred_element_type=jnp.float32)
 
-        def multiply(total: Ref) -> None:
-            plgpu.wgmma(total, weights, values)
+        def multiply(accumulator: Ref) -> None:
+            plgpu.wgmma(accumulator, weights, values)
             meanwhile()
 
         return pl.run_state(multiply)(_Accumulator.init(out))
 
     def _clean_values(self, slot: jax.Array, count: jax.Array) -> None:
-        """Zeros for the values beyond `count`; the first warpgroup does it for both."""
+        """Zero the values behind `count`; the first warpgroup does it for both."""
         plgpu.barrier_wait(self.barriers.v.at[slot])
 
         @pl.when(self.group == 0)
@@ -225,19 +227,19 @@ class ComputeWorker:
             plgpu.barrier_arrive(self.barriers.cleaned.at[slot])
 
     def _merged(self, state: State) -> jax.Array:
-        """[R, H]: the prefix part with the own part, in the dtype of the queries."""
-        out, peak, total = state
-        own = self._laid_out(self.buffers.out.at[self.group][...], plgpu.Layout.WGMMA).astype(jnp.float32)
+        """[R, H]: the prefix part and the self part merged by LSE, in the dtype of the queries."""
+        out, m_i, l_i = state
+        self_out = self._laid_out(self.buffers.out.at[self.group][...], plgpu.Layout.WGMMA).astype(jnp.float32)
         lse = self._laid_out(self.buffers.lse.at[self.group][...], plgpu.Layout.WGMMA.reduce(1))
-        highest = jnp.maximum(peak, lse)
-        weight, own_weight = jnp.exp2(peak - highest), jnp.exp2(lse - highest)
-        share = 1 / (total * weight + own_weight)
+        m_both = jnp.maximum(m_i, lse)
+        weight, self_weight = jnp.exp2(m_i - m_both), jnp.exp2(lse - m_both)
+        share = 1 / (l_i * weight + self_weight)
         prefix_share = lax.broadcast_in_dim(weight * share, out.shape, [0])
-        own_share = lax.broadcast_in_dim(own_weight * share, out.shape, [0])
-        return (out * prefix_share + own * own_share).astype(self.out.dtype)
+        self_share = lax.broadcast_in_dim(self_weight * share, out.shape, [0])
+        return (out * prefix_share + self_out * self_share).astype(self.out.dtype)
 
     def _store(self, unit: Unit, rows: jax.Array) -> None:
-        """A whole tile by one copy; of another one each row, since those beside it are another tile's."""
+        """Store a whole tile by one copy, and a partial one row by row, since the rows beside it are another tile's."""
         token, head = place_of(unit, self.group, self.shape)
         first, stop = jnp.maximum(unit.start - token, 0), jnp.minimum(unit.start + unit.length - token, ROWS)
         is_whole = (first == 0) & (stop == ROWS)

@@ -1,9 +1,9 @@
 """Attention on NVIDIA GPUs in half precision: Pallas kernels that Triton compiles.
 
-The own part goes first (`own_gpu.py`); the prefix part takes its output and log-sum-exp as the state that its own
-online softmax starts from, so nothing is merged afterwards. The query heads of one KV head are rows of one product. A
-row's arithmetic follows from its segment and its prefix: tiles are counted from the segment's start, key blocks from
-the prefix's, and no sum is split between programs.
+Self-attention runs first (`gpu_self_attention.py`). The online softmax of the prefix attention starts from its output
+and logsumexp, so there is no merge afterwards. The query heads of one KV head are rows of one GEMM. A row's arithmetic
+follows from its segment and its prefix: tiles are counted from the segment's start, key tiles from the prefix's, and no
+sum is split between programs.
 """
 
 from __future__ import annotations
@@ -18,20 +18,25 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
 from prefixwise.backends.jax.attention.base import AttentionImplementation, Heads, Source
-from prefixwise.backends.jax.attention.own_gpu import (
+from prefixwise.backends.jax.attention.gpu_self_attention import (
     LEAST_TOKENS,
     MAX_PROGRAMS,
     TILE_ROWS,
+    Ref,
+    Rows,
     SelfAttention,
-    own_tokens,
+    State,
+    for_each_tile,
+    load_keys,
+    online_step,
     self_attention,
+    self_tile_tokens,
 )
-from prefixwise.backends.jax.attention.triton_rows import Ref, Rows, State, for_each_tile, load_keys, online_step
 from prefixwise.forward.tiles import KEY_TILE, PREFIX, DeviceTiles, TileSizes
 
 
 class PallasGpuAttention(AttentionImplementation):
-    """See the module. `interpret` runs the kernels step by step on any device, for tests."""
+    """See the module. `interpret` runs the kernels in the interpreter on any device, for tests."""
 
     name = "pallas_gpu"
     needs_padding_tiles = True
@@ -49,18 +54,18 @@ class PallasGpuAttention(AttentionImplementation):
         return None
 
     def tile_sizes(self, heads_per_kv: int) -> TileSizes:
-        narrow, wide = own_tokens(heads_per_kv)
+        narrow, wide = self_tile_tokens(heads_per_kv)
         return TileSizes(narrow, wide, prefix=max(LEAST_TOKENS, TILE_ROWS // pl.next_power_of_2(heads_per_kv)))
 
     def attend(self, heads: Heads, source: Source | None, tiles: DeviceTiles) -> jax.Array:
         sizes = self.tile_sizes(heads.heads_per_kv)
-        own = self_attention(heads, tiles, sizes, interpret=self._interpret)
-        return self._with_prefix(heads, source or heads.as_source(), own, tiles, sizes.prefix)
+        self_part = self_attention(heads, tiles, sizes, interpret=self._interpret)
+        return self._with_prefix(heads, source or heads.as_source(), self_part, tiles, sizes.prefix)
 
     def _with_prefix(
-        self, heads: Heads, source: Source, own: SelfAttention, tiles: DeviceTiles, width: int
+        self, heads: Heads, source: Source, self_part: SelfAttention, tiles: DeviceTiles, width: int
     ) -> jax.Array:
-        # Queries and the keys and values under way have to fit a multiprocessor's shared memory.
+        # Queries and the keys and values in flight must fit a multiprocessor's shared memory.
         num_keys, num_warps, num_stages = (64, 4, 3) if heads.qkv.shape[-1] <= 128 else (32, 8, 2)
         inputs = [
             tiles.counts,
@@ -73,8 +78,8 @@ class PallasGpuAttention(AttentionImplementation):
             heads.qkv,
             source.keys,
             source.values,
-            own.out,
-            own.lse,
+            self_part.out,
+            self_part.lse,
         ]
         kernel = partial(
             _prefix_kernel,
@@ -85,9 +90,9 @@ class PallasGpuAttention(AttentionImplementation):
         )
         out: jax.Array = pl.pallas_call(
             kernel,
-            out_shape=jax.ShapeDtypeStruct(own.out.shape, own.out.dtype),
+            out_shape=jax.ShapeDtypeStruct(self_part.out.shape, self_part.out.dtype),
             grid=(min(MAX_PROGRAMS, len(heads.qkv)), heads.num_kv_heads),
-            input_output_aliases={10: 0},  # tokens that read no prefix keep their own part
+            input_output_aliases={10: 0},  # the output of tokens that read no prefix stays
             compiler_params=plgpu.CompilerParams(num_warps=num_warps, num_stages=num_stages),
             interpret=self._interpret,
             name="prefix_attention",
@@ -101,13 +106,13 @@ def _prefix_kernel(
     lens_ref: Ref,  # [tiles] int32
     read_ref: Ref,  # [tiles] int32
     token_lists_ref: Ref,  # [T] int32
-    addresses_ref: Ref,  # [blocks] int32
+    addresses_ref: Ref,  # [key tiles] int32
     base_ref: Ref,  # [1] int32
     q_ref: Ref,  # [T, N + 2 K, H]
     k_ref: Ref,  # [A, heads, H], of which `first_heads[0]` is the first KV head's
     v_ref: Ref,  # [A, heads, H], of which `first_heads[1]` is the first KV head's
-    own_ref: Ref,  # [T, N, H]
-    own_lse_ref: Ref,  # [N, T] float32
+    self_ref: Ref,  # [T, N, H]
+    self_lse_ref: Ref,  # [N, T] float32
     out_ref: Ref,  # [T, N, H]
     *,
     width: int,
@@ -116,17 +121,17 @@ def _prefix_kernel(
     first_heads: tuple[int, int],
 ) -> None:
     head_size, kv_head = q_ref.shape[-1], pl.program_id(1)
-    scale, blocks_per_address = 1 / math.sqrt(head_size), KEY_TILE // num_keys
+    scale, tiles_per_address = 1 / math.sqrt(head_size), KEY_TILE // num_keys
 
     def attend(tile: jax.Array) -> None:
         start, num_read = starts_ref[tile], read_ref[tile]
         rows = Rows(kv_head, start, lens_ref[tile], width, heads_per_kv, head_size)
         q, first_address = rows.load(q_ref), token_lists_ref[start]
-        peak = rows.load_scalars(own_lse_ref)
+        m_i = rows.load_scalars(self_lse_ref)
 
-        def block(number: jax.Array, state: State, *, is_whole: bool) -> State:
-            address = addresses_ref[first_address + lax.div(number, blocks_per_address)]
-            first = base_ref[0] + address + lax.rem(number, blocks_per_address) * num_keys
+        def key_tile(number: jax.Array, state: State, *, is_whole: bool) -> State:
+            address = addresses_ref[first_address + lax.div(number, tiles_per_address)]
+            first = base_ref[0] + address + lax.rem(number, tiles_per_address) * num_keys
             count = None if is_whole else num_read - number * num_keys
             keys, values = (
                 load_keys(ref, first_head + kv_head, first, num_keys, count)
@@ -135,11 +140,11 @@ def _prefix_kernel(
             seen = None if is_whole else (number * num_keys + jnp.arange(num_keys) < num_read)[None, :]
             return online_step(state, q, keys, values, scale, seen)
 
-        state = (rows.load(own_ref).astype(jnp.float32), peak, jnp.ones_like(peak))
+        state = (rows.load(self_ref).astype(jnp.float32), m_i, jnp.ones_like(m_i))
         num_whole = lax.div(num_read, num_keys)
-        num_blocks = lax.div(num_read + num_keys - 1, num_keys)
-        state = lax.fori_loop(0, num_whole, partial(block, is_whole=True), state)
-        out, _, total = lax.fori_loop(num_whole, num_blocks, partial(block, is_whole=False), state)
-        rows.store(out_ref, out / total[:, None])
+        num_tiles = lax.div(num_read + num_keys - 1, num_keys)
+        state = lax.fori_loop(0, num_whole, partial(key_tile, is_whole=True), state)
+        out, _, l_i = lax.fori_loop(num_whole, num_tiles, partial(key_tile, is_whole=False), state)
+        rows.store(out_ref, out / l_i[:, None])
 
     for_each_tile(counts_ref[PREFIX], attend)

@@ -1,7 +1,7 @@
-"""Attention on TPUs: a Pallas kernel that Mosaic compiles (`tpu_kernel.py`), and the sizes of its blocks.
+"""Attention on TPUs: a Pallas kernel that Mosaic compiles (`tpu_kernel.py`), and its tile sizes.
 
-Own part and prefix part are one kernel, so that a softmax's state never leaves VMEM. Metadata of the tiles are in SMEM;
-queries, keys, values and pages stay in HBM, from where the kernel copies what a tile needs, at addresses that it reads.
+Self-attention and prefix attention are one kernel, so the state of a softmax never leaves VMEM. The metadata of the
+tiles is in SMEM. Queries, keys, values and pages stay in HBM; the kernel copies what a tile needs.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from prefixwise.backends.jax.attention.base import AttentionImplementation, Heads, Source
-from prefixwise.backends.jax.attention.tpu_copies import KeyBlocks, OneHeadPages, Ref
+from prefixwise.backends.jax.attention.tpu_copies import KeyTiles, OneHeadPages, Ref
 from prefixwise.backends.jax.attention.tpu_kernel import Kernel, KernelShape, Scratch, TileRefs
 from prefixwise.backends.jax.attention.tpu_softmax import LANES
 from prefixwise.forward.tiles import KEY_TILE, DeviceTiles, TileSizes
 
 NARROW_TOKENS = 32
 LEAST_TILE_TOKENS, MOST_TILE_TOKENS = 32, 256
-# Of a program: metadata of its tiles are in SMEM, 24 to 28 bytes a token, and that has 1 MiB.
+# Of a program: the metadata of its tiles takes 24 to 28 bytes a token of SMEM, which has 1 MiB.
 MAX_TOKENS = 32_768
-HEAD_TILE = 16  # heads that a copy takes some of begin at a multiple of so many, in either dtype
+HEAD_TILE = 16  # a copy of some of the heads starts at a multiple of so many, in either dtype
 
 
 @dataclass(frozen=True)
 class Generation:
-    """What the kernel's blocks are for one generation of TPUs; a token's numbers do not depend on it."""
+    """Tile sizes of the kernel for one generation of TPUs; a token's numbers do not depend on them."""
 
-    tile_rows: int  # of a product: tokens of a tile times query heads of a KV head
-    vmem_bytes: int  # that the kernel may take
+    tile_rows: int  # rows of a GEMM: tokens of a tile times query heads of a KV head
+    vmem_bytes: int  # limit of the kernel
 
 
-# By jax's names of devices; both have 128 MiB of VMEM. Of the instructions that the compiler schedules for a key block
-# (8 KV heads of 128, 2 query heads each) 256 rows need 1.31 times as many for each row as 512 on a v5e, 1.27 on a v6e.
+# By jax's names of devices; both have 128 MiB of VMEM. Per row of a key tile (8 KV heads of 128, 2 query heads each)
+# the compiler schedules 1.31 times as many instructions with 256 rows as with 512 on a v5e, 1.27 times on a v6e.
 GENERATIONS = {
     "TPU v5 lite": Generation(tile_rows=512, vmem_bytes=96 << 20),
     "TPU v6 lite": Generation(tile_rows=512, vmem_bytes=96 << 20),
@@ -102,18 +102,18 @@ class PallasTpuAttention(AttentionImplementation):
 
 
 def _as_pages(array: jax.Array, shape: KernelShape) -> jax.Array:
-    """[A, K, H], or [pages, KEY_TILE, H] where there is one KV head: `OneHeadPages` says why."""
+    """[A, K, H], or [pages, KEY_TILE, H] with one KV head (see `OneHeadPages`)."""
     return array.reshape(-1, KEY_TILE, shape.head_size) if shape.num_kv_heads == 1 else array
 
 
 def _metadata(tiles: DeviceTiles, base: jax.Array) -> TileRefs:
-    """In the kernel these are refs."""
+    """The arrays that become the kernel's `TileRefs`."""
     of_tiles = [getattr(tiles, field) for field in TileRefs._fields[:-1]]
     return TileRefs(*[*of_tiles, base.reshape(1)])
 
 
 def _scratch(shape: KernelShape, dtype: jnp.dtype, arrays: list[jax.Array]) -> list[Any]:
-    """Those of `Scratch`; then buffers and semaphores of a segment's key blocks, and of pages if there are any."""
+    """The fields of `Scratch`; then buffers and semaphores of a segment's key tiles, and of the prefix's."""
     n, k, h = shape.num_heads, shape.num_kv_heads, shape.head_size
     window, part = shape.window_tokens, (-(-h // LANES), min(h, LANES))
     fixed = Scratch(
@@ -123,22 +123,22 @@ def _scratch(shape: KernelShape, dtype: jnp.dtype, arrays: list[jax.Array]) -> l
         keys=pltpu.VMEM((k, KEY_TILE, h), dtype),
         values=pltpu.VMEM((k, KEY_TILE, h), dtype),
         out=pltpu.VMEM((part[0], n, window, part[1]), jnp.float32),
-        peak=pltpu.VMEM((1, n, window, LANES), jnp.float32),
-        total=pltpu.VMEM((1, n, window, LANES), jnp.float32),
+        m_i=pltpu.VMEM((1, n, window, LANES), jnp.float32),
+        l_i=pltpu.VMEM((1, n, window, LANES), jnp.float32),
         result=pltpu.VMEM((2, shape.tile_tokens, n, h), dtype),
         window_semaphores=pltpu.SemaphoreType.DMA((2,)),
         result_semaphores=pltpu.SemaphoreType.DMA((2,)),
     )
-    own = pltpu.VMEM((2, KEY_TILE, _segment_heads(shape)[1], h), dtype)
-    if len(arrays) == 1:  # prefixes are in the batch, too
-        return [*fixed, own, pltpu.SemaphoreType.DMA((2, 1)), own, pltpu.SemaphoreType.DMA((2, 1))]
+    segment = pltpu.VMEM((2, KEY_TILE, _segment_heads(shape)[1], h), dtype)
+    if len(arrays) == 1:  # prefixes are in the batch too
+        return [*fixed, segment, pltpu.SemaphoreType.DMA((2, 1)), segment, pltpu.SemaphoreType.DMA((2, 1))]
     page_shape = (KEY_TILE, h) if k == 1 else (KEY_TILE, *arrays[1].shape[1:])
     pages = [pltpu.VMEM((2, *page_shape), array.dtype) for array in arrays[1:]]
-    return [*fixed, own, pltpu.SemaphoreType.DMA((2, 1)), *pages, pltpu.SemaphoreType.DMA((2, 2))]
+    return [*fixed, segment, pltpu.SemaphoreType.DMA((2, 1)), *pages, pltpu.SemaphoreType.DMA((2, 2))]
 
 
 def _segment_heads(shape: KernelShape) -> tuple[int, int]:
-    """The first of the heads that a block of a segment is copied with, and how many: keys and values, or all."""
+    """The heads that a copy of a segment's key tile takes, first and count: keys and values, or all heads."""
     if shape.num_heads % HEAD_TILE or 2 * shape.num_kv_heads % HEAD_TILE:
         return 0, shape.num_all_heads
     return shape.num_heads, 2 * shape.num_kv_heads
@@ -149,21 +149,19 @@ def _kernel(*refs: Ref, shape: KernelShape, first_heads: tuple[int, int] | None)
     num_pages = 0 if first_heads is None else 2
     tiles, rest = TileRefs(*refs[: len(TileRefs._fields)]), refs[len(TileRefs._fields) :]
     qkv, pages, output = rest[0], rest[1 : 1 + num_pages], rest[1 + num_pages]
-    scratch, own = rest[2 + num_pages :][: len(Scratch._fields)], rest[2 + num_pages + len(Scratch._fields) :]
-    segment_blocks = _batch_blocks(qkv, own[0], own[1], shape)
-    prefix_blocks: KeyBlocks | OneHeadPages
+    scratch, buffers = rest[2 + num_pages :][: len(Scratch._fields)], rest[2 + num_pages + len(Scratch._fields) :]
+    segment_tiles = _batch_tiles(qkv, buffers[0], buffers[1], shape)
+    prefix_tiles: KeyTiles | OneHeadPages
     if first_heads is None:
-        prefix_blocks = _batch_blocks(qkv, own[2], own[3], shape)
+        prefix_tiles = _batch_tiles(qkv, buffers[2], buffers[3], shape)
     elif shape.num_kv_heads == 1:
-        prefix_blocks = OneHeadPages(pages, own[2:4], own[4])
+        prefix_tiles = OneHeadPages(pages, buffers[2:4], buffers[4])
     else:
-        prefix_blocks = KeyBlocks(pages, own[2:4], own[4], *first_heads)
-    Kernel(shape, tiles, qkv, output, Scratch(*scratch), segment_blocks, prefix_blocks).run()
+        prefix_tiles = KeyTiles(pages, buffers[2:4], buffers[4], *first_heads)
+    Kernel(shape, tiles, qkv, output, Scratch(*scratch), segment_tiles, prefix_tiles).run()
 
 
-def _batch_blocks(qkv: Ref, buffer: Ref, semaphores: Ref, shape: KernelShape) -> KeyBlocks:
+def _batch_tiles(qkv: Ref, buffer: Ref, semaphores: Ref, shape: KernelShape) -> KeyTiles:
     first, count = _segment_heads(shape)
     first_key = shape.num_heads - first
-    return KeyBlocks(
-        (qkv,), (buffer,), semaphores, first_key, first_key + shape.num_kv_heads, heads=pl.ds(first, count)
-    )
+    return KeyTiles((qkv,), (buffer,), semaphores, first_key, first_key + shape.num_kv_heads, heads=pl.ds(first, count))

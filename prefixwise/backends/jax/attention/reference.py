@@ -1,6 +1,6 @@
-"""Attention as one would write it on a blackboard: for every token, one softmax over all that it sees.
+"""Attention in its plainest form: for every token, one softmax over its segment and one over its prefix, merged.
 
-Slow, and its memory grows with the square of the tokens. It is what the other implementations are read against.
+Slow, and its memory grows with the square of the tokens. The tests compare the other implementations with it.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class ReferenceAttention(AttentionImplementation):
         return None
 
     def tile_sizes(self, heads_per_kv: int) -> TileSizes:
-        return TileSizes(narrow=32, wide=128, prefix=64)  # it reads none of them
+        return TileSizes(narrow=32, wide=128, prefix=64)  # it reads no tiles
 
     def attend(self, heads: Heads, source: Source | None, tiles: DeviceTiles) -> jax.Array:
         q, k, v = heads.q, heads.k, heads.v
-        return self._with_prefix(q, source or Source(k, v, jnp.int32(0)), self._own(q, k, v, tiles), tiles)
+        return self._with_prefix(q, source or Source(k, v, jnp.int32(0)), self._self_attention(q, k, v, tiles), tiles)
 
-    def _own(self, q: jax.Array, k: jax.Array, v: jax.Array, tiles: DeviceTiles) -> Partial:
+    def _self_attention(self, q: jax.Array, k: jax.Array, v: jax.Array, tiles: DeviceTiles) -> Partial:
         place = jnp.arange(len(q))
 
         def attend(token: jax.Array) -> Partial:
@@ -40,23 +40,23 @@ class ReferenceAttention(AttentionImplementation):
 
         return lax.map(attend, place)
 
-    def _with_prefix(self, q: jax.Array, source: Source, own: Partial, tiles: DeviceTiles) -> jax.Array:
-        blocks = jnp.arange(len(tiles.key_tile_addresses))
+    def _with_prefix(self, q: jax.Array, source: Source, self_part: Partial, tiles: DeviceTiles) -> jax.Array:
+        key_tiles = jnp.arange(len(tiles.key_tile_addresses))
         column = jnp.arange(KEY_TILE)
-        place = (blocks[:, None] * KEY_TILE + column).reshape(-1)  # of a key in the prefix
+        place = (key_tiles[:, None] * KEY_TILE + column).reshape(-1)  # of each key in the prefix
 
         def attend(token: jax.Array) -> jax.Array:
-            addresses = jnp.take(tiles.key_tile_addresses, tiles.token_prefix_list[token] + blocks, mode="clip")
+            addresses = jnp.take(tiles.key_tile_addresses, tiles.token_prefix_list[token] + key_tiles, mode="clip")
             keys = (source.base + addresses[:, None] + column).reshape(-1)
             keys = jnp.minimum(keys, len(source.keys) - 1)
             part = _attend(q[token], source.keys[keys], source.values[keys], place < tiles.token_prefix_len[token])
-            return _merge(Partial(own.out[token], own.lse[token]), part)
+            return _merge(Partial(self_part.out[token], self_part.lse[token]), part)
 
         return lax.map(attend, jnp.arange(len(q))).astype(q.dtype)
 
 
 def _attend(q: jax.Array, k: jax.Array, v: jax.Array, seen: jax.Array) -> Partial:
-    """One token: q [N, H] over those of k and v [C, K, H] that are seen [C]."""
+    """One token: q [N, H] over the keys and values [C, K, H] that `seen` [C] selects."""
     num_heads, head_size = q.shape
     queries = q.astype(jnp.float32).reshape(k.shape[1], -1, head_size)  # [K, G, H]
     values = jnp.where(seen[:, None, None], as_float32(v), 0.0)  # 0 x NaN is NaN

@@ -1,7 +1,7 @@
-"""Attention as real requests ask for it: named shapes that tests and benchmarks share. Data only.
+"""Named shapes of real requests, which tests and benchmarks share. Data only.
 
 All are items over cached prefixes, with the heads of Qwen3-0.6B unless they say otherwise. Where a shape is too large
-for a machine, `scaled` makes a smaller one of the same kind.
+for a machine, `scaled` gives a smaller one of the same kind.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class AttentionShape:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all segments; those of the prefixes are not computed here."""
+        """Tokens of all segments; the prefixes are cached."""
         return sum(self.segment_lens)
 
     @property
     def flops(self) -> int:
-        """Two products for every query and key that see each other, with a multiplication and an addition each."""
+        """Two GEMMs over all pairs of a query and a visible key; a multiplication and an addition are two FLOPs."""
         pairs = sum(
             length * read + length * (length + 1) // 2
             for length, read in zip(self.segment_lens, self.read_lens, strict=True)
@@ -42,17 +42,17 @@ class AttentionShape:
         Heads stay, and so does the number of tokens that a segment leaves unread at the end of its prefix.
         """
         prefix_lens = tuple(_part(length, fraction) for length in self.prefix_lens)
-        kept: list[int] = []
+        chosen: list[int] = []
         for prefix in range(len(prefix_lens)):
             readers = [segment for segment, index in enumerate(self.prefix_index) if index == prefix]
-            kept += readers[: _part(len(readers), fraction)]
-        kept.sort()
-        unread = [self.prefix_lens[self.prefix_index[segment]] - self.read_lens[segment] for segment in kept]
-        prefix_index = tuple(self.prefix_index[segment] for segment in kept)
+            chosen += readers[: _part(len(readers), fraction)]
+        chosen.sort()
+        unread = [self.prefix_lens[self.prefix_index[segment]] - self.read_lens[segment] for segment in chosen]
+        prefix_index = tuple(self.prefix_index[segment] for segment in chosen)
         return replace(
             self,
             prefix_lens=prefix_lens,
-            segment_lens=tuple(_part(self.segment_lens[segment], fraction) for segment in kept),
+            segment_lens=tuple(_part(self.segment_lens[segment], fraction) for segment in chosen),
             prefix_index=prefix_index,
             read_lens=tuple(max(0, prefix_lens[p] - rest) for p, rest in zip(prefix_index, unread, strict=True)),
         )

@@ -1,7 +1,7 @@
-"""Copies of tokens between a TPU's HBM and its VMEM: any number of them, from any token on.
+"""Copies of any number of tokens between a TPU's HBM and its VMEM, starting at any token.
 
-Arrays are [tokens, heads, H]: a TPU's tiles lie in the last two axes, so a copy may begin at any token. Copies have
-fixed sizes, and counts are data, so a count is copied in parts of PART_TOKENS, the largest first.
+Arrays are [tokens, heads, H]: the hardware tiles the last two axes, so a copy may start at any token. DMA sizes are
+fixed and the count is data, so a copy runs in parts of PART_TOKENS, the largest first.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from prefixwise.forward.tiles import KEY_TILE
 
 PART_TOKENS = (128, 16, 1)
 
-Ref = Any  # of Pallas, which has no type to name
-Range = slice | pl.Slice  # of tokens or heads, what `pl.ds` gives
+Ref = Any  # Pallas has no public type for references
+Range = slice | pl.Slice  # of tokens or heads, as `pl.ds` returns it
 
 
 @dataclass(frozen=True)
 class TokenCopy:
-    """`count` tokens from `source` to `target`, both [at most `longest` of them, heads, H] from its first token on."""
+    """A copy of `count` tokens, at most `longest`, from `source` to `target`, both [tokens, heads, H]."""
 
-    source: Callable[[jax.Array, int], Ref]  # from an offset and a size in tokens to that part
+    source: Callable[[jax.Array, int], Ref]  # the part at an offset, of a size in tokens
     target: Callable[[jax.Array, int], Ref]
     semaphore: Ref
     count: jax.Array
@@ -55,7 +55,7 @@ class TokenCopy:
 
 
 def tokens_of(ref: Ref, first: jax.Array | int, heads: Range | None = None) -> Callable[[jax.Array, int], Ref]:
-    """Parts of a ref [tokens, heads, H] that begins at a token, of some of its heads or all."""
+    """Parts of a ref [tokens, heads, H] from token `first` on, with all heads or some."""
 
     def part(offset: jax.Array, size: int) -> Ref:
         tokens = pl.ds(first + offset, size)
@@ -65,21 +65,21 @@ def tokens_of(ref: Ref, first: jax.Array | int, heads: Range | None = None) -> C
 
 
 @dataclass(frozen=True)
-class KeyBlocks:
-    """Blocks of keys and values in HBM, which come to VMEM one while another is computed with.
+class KeyTiles:
+    """Key tiles in HBM, double-buffered: one is copied to VMEM while another is in use.
 
-    `refs` are one array of both, or one each: [A, heads, H], from which `heads` are taken at once (None: all).
+    `refs` are one array of keys and values, or one array each: [A, heads, H]. A copy takes `heads` (None: all).
     """
 
     refs: tuple[Ref, ...]  # [A, heads, H] each
     buffers: tuple[Ref, ...]  # [2, KEY_TILE, heads, H] each
     semaphores: Ref  # [2, number of refs]
-    first_key: int  # the first KV head's place in the first buffer
-    first_value: int  # and in the last one
+    first_key: int  # the first KV head's index in the first buffer
+    first_value: int  # and in the last buffer
     heads: Range | None = None
 
     def copies(self, number: jax.Array, address: jax.Array, count: jax.Array) -> list[TokenCopy]:
-        """Those of block `number`, of which `count` tokens are needed."""
+        """The copies of key tile `number`, of which `count` tokens are needed."""
         slot = lax.rem(number, 2)
         return [
             TokenCopy(
@@ -93,7 +93,7 @@ class KeyBlocks:
         ]
 
     def unpack(self, number: jax.Array, count: jax.Array | None, keys: Ref, values: Ref) -> None:
-        """A block that has arrived to keys and values [K, KEY_TILE, H]; values behind `count`, if any, become zero."""
+        """Move a tile that has arrived to keys and values [K, KEY_TILE, H]; values behind `count` become zero."""
         slot, num_heads = lax.rem(number, 2), len(keys)
         of_keys = self.buffers[0].at[slot][:, self.first_key : self.first_key + num_heads]
         keys[...] = jnp.swapaxes(of_keys, 0, 1)
@@ -107,9 +107,9 @@ class KeyBlocks:
 
 @dataclass(frozen=True)
 class OneHeadPages:
-    """What `KeyBlocks` does, for pages of one KV head, whole ones at a time: [pages, KEY_TILE, H].
+    """`KeyTiles` for a KV cache with one KV head, which copies whole pages: [pages, KEY_TILE, H].
 
-    As [tokens, 1, H] a TPU would keep them with room for a second head, so the program would copy the whole pool.
+    A TPU would pad [tokens, 1, H] to two heads, so the program would copy the whole KV cache.
     """
 
     refs: tuple[Ref, Ref]  # keys and values
@@ -117,7 +117,7 @@ class OneHeadPages:
     semaphores: Ref  # [2, 2]
 
     def copies(self, number: jax.Array, address: jax.Array, count: jax.Array) -> list[Any]:
-        """Those of block `number`; what is behind `count` tokens comes along, and nobody reads it."""
+        """The copies of key tile `number`; tokens behind `count` are copied too, and masked."""
         slot, page = lax.rem(number, 2), lax.div(address, KEY_TILE)
         return [
             pltpu.make_async_copy(ref.at[page], buffer.at[slot], self.semaphores.at[slot, place])
@@ -125,7 +125,7 @@ class OneHeadPages:
         ]
 
     def unpack(self, number: jax.Array, count: jax.Array | None, keys: Ref, values: Ref) -> None:
-        """As that of `KeyBlocks`."""
+        """As `KeyTiles.unpack`."""
         slot = lax.rem(number, 2)
         keys[0] = self.buffers[0][slot]
         found = self.buffers[1][slot]

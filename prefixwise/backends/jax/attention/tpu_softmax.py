@@ -1,7 +1,7 @@
-"""The arithmetic of attention on TPUs: one block of keys into an online softmax, and where its state is kept.
+"""The arithmetic of attention on TPUs: one key tile into an online softmax, and its state in VMEM.
 
-The query heads of one KV head are rows of one product, head by head: row `g * tokens + t`. Products of float32 are
-whole ones, and what is masked adds exactly nothing.
+The query heads of one KV head are rows of one GEMM, head by head: row `g * tokens + t`. GEMMs of float32 run at full
+precision, and a masked key adds exactly zero.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ LOG2_E = math.log2(math.e)
 
 
 class State(NamedTuple):
-    """A softmax under way, of R rows, base 2. What is one number for a row fills its lanes, which are never spread."""
+    """An online softmax of R rows, base 2. A scalar of a row fills all lanes, so no step broadcasts it."""
 
     out: jax.Array  # [R, H] float32
-    peak: jax.Array  # [R, LANES] float32, the same in all lanes
-    total: jax.Array  # [R, LANES] float32, to be summed over the lanes
+    m_i: jax.Array  # running max [R, LANES] float32, the same in all lanes
+    l_i: jax.Array  # running sum [R, LANES] float32, still to be summed over the lanes
 
     @classmethod
     def empty(cls, num_rows: int, head_size: int) -> State:
@@ -35,27 +35,28 @@ class State(NamedTuple):
         return cls(jnp.zeros((num_rows, head_size), jnp.float32), jnp.full(lanes, -jnp.inf), jnp.zeros(lanes))
 
 
-class Block(NamedTuple):
-    """Rows of queries, and the keys that they are multiplied with."""
+class KeyTile(NamedTuple):
+    """Rows of queries, and one tile of keys and values."""
 
     q: jax.Array  # [R, H]
     keys: jax.Array  # [C, H]
-    values: jax.Array  # [C, H]; those that nobody sees must be finite
+    values: jax.Array  # [C, H]; masked values must be finite
 
 
-def accumulate(state: State, block: Block, seen: jax.Array | None, *, sees_some: bool = True) -> State:
-    """With `seen` [R, C], or all. `sees_some`: every row that counts sees one of these keys, or has seen one before."""
-    q, keys, values = block
+def accumulate(state: State, tile: KeyTile, seen: jax.Array | None, *, sees_some: bool = True) -> State:
+    """One key tile into the online softmax. `seen` [R, C]; None: all keys. `sees_some`: every row that is used sees one
+    of these keys, or has seen one before."""
+    q, keys, values = tile
     precision = lax.Precision.HIGHEST if q.dtype == jnp.float32 else lax.Precision.DEFAULT
-    scores = _product(q, keys, (1, 1), precision) * (LOG2_E / math.sqrt(q.shape[-1]))
+    scores = _gemm(q, keys, (1, 1), precision) * (LOG2_E / math.sqrt(q.shape[-1]))
     if seen is not None:
-        scores = jnp.where(seen, scores, -jnp.inf)  # not added: a hidden score may be NaN
-    peak = jnp.maximum(state.peak, scores.max(axis=1, keepdims=True))
-    finite_peak = peak if sees_some else jnp.where(peak == -jnp.inf, 0.0, peak)
-    weights, shrink = jnp.exp2(scores - widened(finite_peak, len(keys))), jnp.exp2(state.peak - finite_peak)
-    gained = _product(weights.astype(values.dtype), values, (1, 0), precision)
-    total = state.total * shrink + _in_lanes(weights)
-    return State(state.out * widened(shrink, values.shape[-1]) + gained, peak, total)
+        scores = jnp.where(seen, scores, -jnp.inf)  # not added: a masked score may be NaN
+    m_new = jnp.maximum(state.m_i, scores.max(axis=1, keepdims=True))
+    m_finite = m_new if sees_some else jnp.where(m_new == -jnp.inf, 0.0, m_new)
+    weights, alpha = jnp.exp2(scores - widened(m_finite, len(keys))), jnp.exp2(state.m_i - m_finite)
+    gained = _gemm(weights.astype(values.dtype), values, (1, 0), precision)
+    l_new = state.l_i * alpha + _in_lanes(weights)
+    return State(state.out * widened(alpha, values.shape[-1]) + gained, m_new, l_new)
 
 
 def widened(rows: jax.Array, width: int) -> jax.Array:
@@ -73,16 +74,16 @@ def _in_lanes(weights: jax.Array) -> jax.Array:
     return jnp.where(lane == 0, weights.sum(axis=1, keepdims=True), 0.0)
 
 
-def _product(left: jax.Array, right: jax.Array, axes: tuple[int, int], precision: lax.Precision) -> jax.Array:
+def _gemm(left: jax.Array, right: jax.Array, axes: tuple[int, int], precision: lax.Precision) -> jax.Array:
     dimensions = (((axes[0],), (axes[1],)), ((), ()))
     return lax.dot_general(left, right, dimensions, precision=precision, preferred_element_type=jnp.float32)
 
 
 @dataclass(frozen=True)
 class TokenRows:
-    """Rows of heads in VMEM that are read and written from any token on.
+    """Rows of heads in VMEM that can be read and written from any token on.
 
-    That needs 32 bits for each number, and heads that fill no more than one row of lanes; larger ones are in parts.
+    That needs 32-bit numbers, and heads of at most LANES numbers; larger heads are split into parts.
     """
 
     ref: Ref  # [parts, heads, tokens, at most LANES] float32
@@ -102,11 +103,11 @@ class TokenRows:
 
 @dataclass(frozen=True)
 class States:
-    """The softmaxes of all query heads and the tokens of a tile, in VMEM."""
+    """The softmax states of all query heads and tokens of a tile, in VMEM."""
 
     out: TokenRows
-    peak: TokenRows
-    total: TokenRows
+    m_i: TokenRows
+    l_i: TokenRows
 
     def clear(self) -> None:
         for rows, start in zip(self._all, (0.0, -jnp.inf, 0.0), strict=True):
@@ -121,7 +122,7 @@ class States:
 
     @property
     def _all(self) -> tuple[TokenRows, TokenRows, TokenRows]:
-        return self.out, self.peak, self.total
+        return self.out, self.m_i, self.l_i
 
 
 def as_rows(by_head: jax.Array) -> jax.Array:
@@ -130,10 +131,10 @@ def as_rows(by_head: jax.Array) -> jax.Array:
 
 
 def row_tokens(num_heads: int, num_tokens: int, width: int) -> jax.Array:
-    """Which of the tokens each row is of: [num_heads * num_tokens, width]."""
+    """The token of each row: [num_heads * num_tokens, width]."""
     return as_rows(lax.broadcasted_iota(jnp.int32, (num_heads, num_tokens, width), 1))
 
 
-def kept_where(is_changed: Callable[[int], jax.Array], new: State, old: State) -> State:
-    """`new` for some of the rows; `is_changed` gives [R, width] for a width."""
-    return State(*(jnp.where(is_changed(b.shape[1]), a, b) for a, b in zip(new, old, strict=True)))
+def select_rows(is_new: Callable[[int], jax.Array], new: State, old: State) -> State:
+    """`new` for the rows that `is_new` selects, else `old`; `is_new` gives [R, width] for a width."""
+    return State(*(jnp.where(is_new(b.shape[1]), a, b) for a, b in zip(new, old, strict=True)))

@@ -1,8 +1,8 @@
 """Attention in plain XLA: runs anywhere, memory linear in tokens. The default on a CPU.
 
-Loops run over tiles and key blocks, as many as the batch has; their counts are data, so a program serves every batch
-that fits it. Every product has one fixed shape, and a masked key adds exactly nothing, so a token's bits follow from
-its segment and its prefix. All arithmetic is float32.
+Loops run over the tiles and key tiles of the batch. Their counts are data, so a program serves every batch that fits
+it. Every GEMM has one fixed shape, and a masked key adds exactly zero, so a token's bits follow from its segment and
+its prefix. All arithmetic is float32.
 """
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ from prefixwise.backends.jax.attention.base import AttentionImplementation, Head
 from prefixwise.forward.tiles import KEY_TILE, NARROW, PREFIX, WIDE, DeviceTiles, TileSizes
 
 SIZES = TileSizes(narrow=32, wide=128, prefix=64)
-NARROW_GROUP = 8  # narrow tiles that are computed together
+NARROW_GROUP = 8  # narrow tiles that run together
 
-State = tuple[jax.Array, jax.Array, jax.Array]  # of R rows per KV head: output [K, R, H], peak [K, R], total [K, R]
+# Online softmax of R rows per KV head: output [K, R, H], running max [K, R], running sum [K, R].
+State = tuple[jax.Array, jax.Array, jax.Array]
 
 
 class Visible(Protocol):
-    """Which keys a token may see, where the answer is not plain from the tile."""
+    """Which keys a token may see, where the tile alone does not decide it."""
 
     def __call__(self, query: jax.Array, key: jax.Array) -> jax.Array:
         """Tokens of the batch, [.., Q] and [.., C], to [.., Q, C] booleans."""
 
 
 class XlaAttention(AttentionImplementation):
-    """See the module. `visible` lays a mask over every tile (`dense.py`)."""
+    """See the module. `visible` masks every tile (`dense.py`)."""
 
     name = "xla"
     needs_padding_tiles = False
@@ -47,15 +48,15 @@ class XlaAttention(AttentionImplementation):
 
     def attend(self, heads: Heads, source: Source | None, tiles: DeviceTiles) -> jax.Array:
         q, k, v = heads.q, heads.k, heads.v
-        return self.with_prefix(q, source or self.batch_source(k, v), self.own(q, k, v, tiles), tiles)
+        return self.with_prefix(q, source or self.batch_source(k, v), self.self_attention(q, k, v, tiles), tiles)
 
     def batch_source(self, k: jax.Array, v: jax.Array) -> Source:
-        """The batch's own keys and values [T, K, H] as a place where prefixes are read."""
+        """The batch's own keys and values [T, K, H], for prefixes in the batch."""
         return Source(with_room(k, KEY_TILE), with_room(v, KEY_TILE), jnp.int32(0))
 
-    def own(self, q: jax.Array, k: jax.Array, v: jax.Array, tiles: DeviceTiles) -> Partial:
-        """Every segment's tokens over themselves: q [T, N, H], k and v [T, K, H]."""
-        # Room for a whole tile behind the last token, so that no slice is moved to fit.
+    def self_attention(self, q: jax.Array, k: jax.Array, v: jax.Array, tiles: DeviceTiles) -> Partial:
+        """Self-attention within each segment: q [T, N, H], k and v [T, K, H]."""
+        # Room for a whole tile behind the last token: `dynamic_slice` would move a slice that does not fit.
         state = Partial(jnp.zeros((len(q) + SIZES.wide, *q.shape[1:]), jnp.float32), _no_sum(q, SIZES.wide))
         state = self._narrow(q, k, v, tiles, state)
         wide_q, wide_k, wide_v = (with_room(each, SIZES.wide) for each in (q, k, v))
@@ -76,19 +77,19 @@ class XlaAttention(AttentionImplementation):
                 seen = seen & self._visible(tokens, tokens)
             found = jax.vmap(_attend_narrow)(q[tokens], k[tokens], v[tokens], is_real, seen)
             place = jnp.where(is_real, tokens, len(state.out))  # out of range: dropped
-            return Partial(*(total.at[place].set(part, mode="drop") for total, part in zip(state, found, strict=True)))
+            return Partial(*(whole.at[place].set(part, mode="drop") for whole, part in zip(state, found, strict=True)))
 
         return lax.fori_loop(0, -(-tiles.counts[NARROW] // NARROW_GROUP), group, state)
 
     def _wide(self, q: jax.Array, k: jax.Array, v: jax.Array, tiles: DeviceTiles, state: Partial) -> Partial:
-        """Pieces of longer segments, one at a time, over the segment's blocks up to the piece itself."""
+        """Wide tiles of longer segments, one at a time, over the segment's key tiles up to the tile itself."""
         offset = jnp.arange(SIZES.wide)
 
         def tile(number: jax.Array, state: Partial) -> Partial:
             start, length, segment = (each[number] for each in (tiles.wide_start, tiles.wide_len, tiles.wide_segment))
             queries, tokens = _rows(q, start, SIZES.wide, k.shape[1]), start + offset
 
-            def block(j: jax.Array, softmax: State) -> State:
+            def key_tile(j: jax.Array, softmax: State) -> State:
                 keys = segment + j * SIZES.wide + offset
                 seen = tokens[:, None] >= keys
                 if self._visible is not None:
@@ -96,22 +97,22 @@ class XlaAttention(AttentionImplementation):
                 is_real = keys < start + length
                 return _step(softmax, queries, k, v, keys[0], seen, is_real)
 
-            softmax = lax.fori_loop(0, (start - segment) // SIZES.wide + 1, block, _empty(queries))
+            softmax = lax.fori_loop(0, (start - segment) // SIZES.wide + 1, key_tile, _empty(queries))
             return _store(state, softmax, start, offset < length)
 
         return lax.fori_loop(0, tiles.counts[WIDE], tile, state)
 
-    def with_prefix(self, q: jax.Array, source: Source, own: Partial, tiles: DeviceTiles) -> jax.Array:
-        """The prefix part, merged with the own part: [T, N, H] in q's dtype."""
+    def with_prefix(self, q: jax.Array, source: Source, self_part: Partial, tiles: DeviceTiles) -> jax.Array:
+        """Prefix attention, merged with the self part: [T, N, H] in q's dtype."""
         num_tokens, dtype = len(q), q.dtype
-        q, state = with_room(q, SIZES.prefix), Partial(*(with_room(each, SIZES.prefix) for each in own))
+        q, state = with_room(q, SIZES.prefix), Partial(*(with_room(each, SIZES.prefix) for each in self_part))
         offset, column = jnp.arange(SIZES.prefix), jnp.arange(KEY_TILE)
 
         def tile(number: jax.Array, state: Partial) -> Partial:
             start, num_read = tiles.prefix_start[number], tiles.prefix_read[number]
             queries = _rows(q, start, SIZES.prefix, source.keys.shape[1])
 
-            def block(j: jax.Array, softmax: State) -> State:
+            def key_tile(j: jax.Array, softmax: State) -> State:
                 address = tiles.key_tile_addresses[tiles.token_prefix_list[start] + j]
                 is_read = j * KEY_TILE + column < num_read
                 seen = jnp.broadcast_to(is_read, (SIZES.prefix, KEY_TILE))
@@ -120,7 +121,7 @@ class XlaAttention(AttentionImplementation):
                 return _step(softmax, queries, source.keys, source.values, source.base + address, seen, is_read)
 
             begun = _resume(state, start, source.keys.shape[1])
-            softmax = lax.fori_loop(0, -(-num_read // KEY_TILE), block, begun)
+            softmax = lax.fori_loop(0, -(-num_read // KEY_TILE), key_tile, begun)
             return _store(state, softmax, start, offset < tiles.prefix_len[number])
 
         state = lax.fori_loop(0, tiles.counts[PREFIX], tile, state)
@@ -158,15 +159,15 @@ def _by_token(rows: jax.Array, width: int) -> jax.Array:
 
 
 def _empty(rows: jax.Array) -> State:
-    peak = jnp.full(rows.shape[:2], -jnp.inf, jnp.float32)
-    return jnp.zeros_like(rows), peak, jnp.zeros_like(peak)
+    m_i = jnp.full(rows.shape[:2], -jnp.inf, jnp.float32)
+    return jnp.zeros_like(rows), m_i, jnp.zeros_like(m_i)
 
 
 def _resume(state: Partial, start: jax.Array, num_kv_heads: int) -> State:
-    """The own part of a tile's tokens, as the state of a softmax that goes on."""
+    """The self part of a tile's tokens, as the state from which the online softmax continues."""
     out = lax.dynamic_slice(state.out, (start, 0, 0), (SIZES.prefix, *state.out.shape[1:]))
-    peak = _by_kv_head(lax.dynamic_slice(state.lse, (start, 0), (SIZES.prefix, state.lse.shape[1])), num_kv_heads)
-    return _by_kv_head(out.astype(jnp.float32), num_kv_heads), peak, jnp.ones_like(peak)
+    m_i = _by_kv_head(lax.dynamic_slice(state.lse, (start, 0), (SIZES.prefix, state.lse.shape[1])), num_kv_heads)
+    return _by_kv_head(out.astype(jnp.float32), num_kv_heads), m_i, jnp.ones_like(m_i)
 
 
 def _step(
@@ -178,7 +179,7 @@ def _step(
     seen: jax.Array,
     is_real: jax.Array,
 ) -> State:
-    """One block of keys, first.. of k and v [A, K, H], into the online softmax.
+    """One key tile, first.. of k and v [A, K, H], into the online softmax.
 
     `seen` [W, C] is for the tile's tokens; keys that are not `is_real` [C] may hold anything, NaN included.
     """
@@ -190,7 +191,7 @@ def _step(
 
 
 def as_float32(array: jax.Array) -> jax.Array:
-    """Of any dtype; the pool of a CPU keeps bfloat16 as the integers of its bits."""
+    """Convert any dtype to float32; the KV cache of a CPU holds bfloat16 as the integers of its bits."""
     if array.dtype == jnp.uint16:
         array = lax.bitcast_convert_type(array, jnp.bfloat16)
     return array.astype(jnp.float32)
@@ -198,21 +199,21 @@ def as_float32(array: jax.Array) -> jax.Array:
 
 def accumulate(softmax: State, queries: jax.Array, keys: jax.Array, values: jax.Array, seen: jax.Array) -> State:
     """queries [K, R, H] over keys and values [C, K, H] with `seen` [R, C]."""
-    out, peak, total = softmax
+    out, m_i, l_i = softmax
     scores = jnp.einsum("krh,ckh->krc", queries, keys, precision=lax.Precision.HIGHEST)
-    scores = jnp.where(seen, scores, -jnp.inf)  # not added: a hidden score may be NaN
-    new_peak = jnp.maximum(peak, scores.max(-1))
-    finite_peak = jnp.where(new_peak == -jnp.inf, 0.0, new_peak)
-    weights, shrink = jnp.exp(scores - finite_peak[..., None]), jnp.exp(peak - finite_peak)
+    scores = jnp.where(seen, scores, -jnp.inf)  # not added: a masked score may be NaN
+    m_new = jnp.maximum(m_i, scores.max(-1))
+    m_finite = jnp.where(m_new == -jnp.inf, 0.0, m_new)
+    weights, alpha = jnp.exp(scores - m_finite[..., None]), jnp.exp(m_i - m_finite)
     gained = jnp.einsum("krc,ckh->krh", weights, values, precision=lax.Precision.HIGHEST)
-    return out * shrink[..., None] + gained, new_peak, total * shrink + weights.sum(-1)
+    return out * alpha[..., None] + gained, m_new, l_i * alpha + weights.sum(-1)
 
 
 def _finish(softmax: State, width: int) -> Partial:
-    out, peak, total = softmax
-    is_empty = total == 0
-    divided = out / jnp.where(is_empty, 1.0, total)[..., None]
-    lse = jnp.where(is_empty, -jnp.inf, peak + jnp.log(jnp.where(is_empty, 1.0, total)))
+    out, m_i, l_i = softmax
+    is_empty = l_i == 0
+    divided = out / jnp.where(is_empty, 1.0, l_i)[..., None]
+    lse = jnp.where(is_empty, -jnp.inf, m_i + jnp.log(jnp.where(is_empty, 1.0, l_i)))
     return Partial(_by_token(divided, width), _by_token(lse, width))
 
 
@@ -225,20 +226,20 @@ def _attend_narrow(q: jax.Array, k: jax.Array, v: jax.Array, is_real: jax.Array,
 
 
 def _store(state: Partial, softmax: State, start: jax.Array, is_real: jax.Array) -> Partial:
-    """Write a tile's finished rows to `state`, those of real tokens only."""
+    """Write a tile's finished rows to `state`, without padding."""
     return _write(state, _finish(softmax, len(is_real)), start, is_real)
 
 
 def _write(state: Partial, found: Partial, start: jax.Array, is_real: jax.Array) -> Partial:
-    def write(total: jax.Array, part: jax.Array) -> jax.Array:
-        before = lax.dynamic_slice_in_dim(total, start, len(part))
-        kept = is_real.reshape(-1, *[1] * (part.ndim - 1))
-        return lax.dynamic_update_slice_in_dim(total, jnp.where(kept, part, before), start, 0)
+    def write(whole: jax.Array, part: jax.Array) -> jax.Array:
+        before = lax.dynamic_slice_in_dim(whole, start, len(part))
+        is_written = is_real.reshape(-1, *[1] * (part.ndim - 1))
+        return lax.dynamic_update_slice_in_dim(whole, jnp.where(is_written, part, before), start, 0)
 
     return Partial(write(state.out, found.out), write(state.lse, found.lse))
 
 
-def merge_block(
+def merge_tile(
     state: Partial,
     q: jax.Array,
     k: jax.Array,
@@ -250,7 +251,7 @@ def merge_block(
     is_query: jax.Array,
     is_key: jax.Array,
 ) -> Partial:
-    """One block of queries over one block of keys, both tokens of the batch, added to what `state` has."""
+    """One tile of queries over one tile of keys, both tokens of the batch, merged into `state`."""
     queries = _rows(q, query[0], len(query), k.shape[1])
     softmax = _step(_empty(queries), queries, k, v, key[0], seen, is_key)
     found = _finish(softmax, len(query))
@@ -260,12 +261,12 @@ def merge_block(
 
 
 def _merge(first: Partial, second: Partial) -> Partial:
-    """Two softmaxes over disjoint keys to one; one that saw nothing leaves the other bit for bit."""
-    peak = jnp.maximum(first.lse, second.lse)
-    peak = jnp.where(peak == -jnp.inf, 0.0, peak)
-    weights = [jnp.exp(each.lse - peak) for each in (first, second)]
-    total = weights[0] + weights[1]
+    """Merge two softmaxes over disjoint keys by LSE; an empty second one leaves the first bit for bit."""
+    m_both = jnp.maximum(first.lse, second.lse)
+    m_both = jnp.where(m_both == -jnp.inf, 0.0, m_both)
+    weights = [jnp.exp(each.lse - m_both) for each in (first, second)]
+    l_both = weights[0] + weights[1]
     is_alone = second.lse == -jnp.inf
-    out = (first.out * weights[0][..., None] + second.out * weights[1][..., None]) / total[..., None]
-    lse = jnp.where(is_alone, first.lse, peak + jnp.log(total))
+    out = (first.out * weights[0][..., None] + second.out * weights[1][..., None]) / l_both[..., None]
+    lse = jnp.where(is_alone, first.lse, m_both + jnp.log(l_both))
     return Partial(jnp.where(is_alone[..., None], first.out, out), lse)

@@ -1,1 +1,1 @@
-"""The fast path on CUDA in half precision: prefixes in pages, attention in Triton, one CUDA graph per program."""
+"""The fast path on CUDA in half precision: a paged KV cache, attention in Triton, one CUDA graph per program."""

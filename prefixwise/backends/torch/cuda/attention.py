@@ -1,7 +1,7 @@
-"""Launching the attention kernels: which tiles and blocks a model gets, and one call per layer.
+"""Launching the attention kernels: which tiles a model gets, and one call per layer.
 
-How fast a kernel is depends on its tiles, warps and stages, and nothing else does: `PrefixTuning` and `SelfAttentionTuning` are
-data, so that a sweep can choose. A model has one of each for all its forwards, whatever they hold.
+Tiles, warps and stages decide how fast a kernel is. `PrefixTuning` and `SelfAttentionTuning` hold them as data, so that
+a sweep can choose. A model has one of each for all its forwards.
 """
 
 from __future__ import annotations
@@ -16,37 +16,38 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from prefixwise.backends.torch.cuda.attention_kernels import prefix_kernel, self_attention_kernel
+from prefixwise.backends.torch.cuda.elementwise_kernels import launch
 from prefixwise.backends.torch.cuda.inputs import TileArrays
-from prefixwise.backends.torch.fused_elementwise import launch
+from prefixwise.backends.torch.cuda.kv_cache import KeySource
 from prefixwise.forward.tiles import KEY_TILE, NARROW, PREFIX, WIDE, TileSizes
 from prefixwise.models.config import ModelConfig
 
 LOG2_E = math.log2(math.e)
-MOST_OWN_ROWS = 128  # tokens x query heads of one KV head, unless these are too few tokens:
-LEAST_OWN_TOKENS = 16  # of a tile of the own part: as keys they are a side of a product
+MAX_SELF_ROWS = 128  # tokens x query heads of one KV head, unless that gives fewer than MIN_SELF_TOKENS
+MIN_SELF_TOKENS = 16  # of a tile of self-attention: as keys they are a side of a matrix product
 CPU_PROGRAMS = 2  # in Triton's interpreter
 HOPPER = (9, 0)  # compute capability
 
 
 @dataclass(frozen=True)
 class PrefixTuning:
-    """Of the prefix part."""
+    """Tuning of prefix attention."""
 
-    is_hopper: bool = False  # the kernel for Hopper, or the one for all
+    is_hopper: bool = False  # the kernel for Hopper, or the one for all GPUs
     num_rows: int = 128  # tokens x query heads of one KV head
-    num_keys: int = 128  # of a block; divides KEY_TILE
-    num_stages: int = 2  # blocks under way
+    num_keys: int = 128  # of one load; divides KEY_TILE
+    num_stages: int = 2  # loads in flight
     num_warps: int = 8
     programs_per_sm: int = 1
 
 
 @dataclass(frozen=True)
 class SelfAttentionTuning:
-    """Of the narrow tiles of the own part, or of the wide ones."""
+    """Tuning of the narrow tiles of self-attention, or of the wide ones."""
 
     width: int  # tokens, at most
     num_warps: int
-    num_stages: int = 3  # tiles, or blocks of keys, under way
+    num_stages: int = 3  # tiles, or tiles of keys, in flight
     programs_per_sm: int = 8
 
 
@@ -54,29 +55,19 @@ HOPPER_TUNING = PrefixTuning(is_hopper=True, num_warps=4)
 
 
 def prefix_tunings(head_size: int, device: torch.device) -> list[PrefixTuning]:
-    """Best first. Queries, output, and the keys and values under way have to fit a multiprocessor."""
+    """Fastest first. Queries, output, and the keys and values in flight have to fit a multiprocessor."""
     is_hopper = device.type == "cuda" and torch.cuda.get_device_capability(device) == HOPPER
     for_hopper = [HOPPER_TUNING] if is_hopper and 32 < head_size <= 128 else []
     return [*for_hopper, PrefixTuning(num_keys=32) if head_size > 128 else PrefixTuning()]
 
 
 def self_attention_tunings(head_size: int) -> tuple[SelfAttentionTuning, SelfAttentionTuning]:
-    """Of narrow tiles and of wide ones."""
+    """For narrow tiles, and for wide ones."""
     return SelfAttentionTuning(32, num_warps=4 if head_size <= 128 else 8), SelfAttentionTuning(64, num_warps=8)
 
 
-@dataclass(frozen=True)
-class KeySource:
-    """Where the key blocks of prefixes lie: rows of heads. In the pool, or among the queries of the batch."""
-
-    keys: Tensor  # [A, heads, H]
-    values: Tensor  # [A, heads, H]
-    first_key_head: int = 0
-    first_value_head: int = 0
-
-
 class PagedAttention:
-    """Sizes and tuning of a model; holds nothing of a request."""
+    """Sizes and tuning of a model; holds no state of a request."""
 
     def __init__(
         self,
@@ -86,15 +77,13 @@ class PagedAttention:
         head_size: int,
         device: torch.device,
         prefix: PrefixTuning | None = None,
-        own: tuple[SelfAttentionTuning, SelfAttentionTuning] | None = None,
+        self_attention: tuple[SelfAttentionTuning, SelfAttentionTuning] | None = None,
     ) -> None:
-        self._prefix, self._own = (
-            prefix or prefix_tunings(head_size, device)[0],
-            own or self_attention_tunings(head_size),
-        )
+        self._prefix = prefix or prefix_tunings(head_size, device)[0]
+        self._self_attention = self_attention or self_attention_tunings(head_size)
         self._device = device
         self._num_kv_heads, self._group, self._head_size = num_kv_heads, num_heads // num_kv_heads, head_size
-        self._group_block = triton.next_power_of_2(self._group)
+        self._padded_group = triton.next_power_of_2(self._group)
         self._num_multiprocessors = CPU_PROGRAMS
         if device.type == "cuda":
             self._num_multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
@@ -102,9 +91,9 @@ class PagedAttention:
             "scale": LOG2_E / math.sqrt(head_size),
             "num_kv_heads": num_kv_heads,
             "group": self._group,
-            "group_block": self._group_block,
+            "padded_group": self._padded_group,
             "head_size": head_size,
-            "head_block": max(16, triton.next_power_of_2(head_size)),
+            "padded_head_size": max(16, triton.next_power_of_2(head_size)),
         }
 
     @classmethod
@@ -118,34 +107,36 @@ class PagedAttention:
         )
 
     def probe(self, dtype: torch.dtype) -> None:
-        """Run the prefix part without a tile: what cannot be compiled fails here."""
+        """Run prefix attention without a tile: a kernel that cannot be compiled fails here."""
         k, h, device = self._num_kv_heads, self._head_size, self._device
         num_heads = k * self._group
         qkv = torch.zeros(KEY_TILE, num_heads + 2 * k, h, dtype=dtype, device=device)
         source = KeySource(qkv, qkv, num_heads, num_heads + k)
-        none = torch.zeros(16, dtype=torch.int32, device=device)
+        no_tiles = torch.zeros(16, dtype=torch.int32, device=device)
         lse = torch.zeros(KEY_TILE, num_heads, device=device)
-        self.attend_prefix(qkv, source, TileArrays(*[none] * len(TileArrays._fields)), qkv[:, :num_heads].clone(), lse)
+        self.attend_prefix(
+            qkv, source, TileArrays(*[no_tiles] * len(TileArrays._fields)), qkv[:, :num_heads].clone(), lse
+        )
         lse.cpu()  # waits for it
 
     @property
     def tile_sizes(self) -> TileSizes:
-        most = max(LEAST_OWN_TOKENS, MOST_OWN_ROWS // self._group_block)
-        narrow, wide = (min(tuning.width, most) for tuning in self._own)
-        return TileSizes(narrow, wide, prefix=max(1, self._prefix.num_rows // self._group_block))
+        max_tokens = max(MIN_SELF_TOKENS, MAX_SELF_ROWS // self._padded_group)
+        narrow, wide = (min(tuning.width, max_tokens) for tuning in self._self_attention)
+        return TileSizes(narrow, wide, prefix=max(1, self._prefix.num_rows // self._padded_group))
 
     def __call__(self, qkv: Tensor, source: KeySource, tiles: TileArrays[Tensor], out: Tensor, lse: Tensor) -> None:
-        """Both parts: qkv [T, N + 2 K, H], queries and keys rotated, to out [T, N, H]; lse [T, N] is scratch.
+        """Self-attention and prefix attention: qkv [T, N + 2 K, H] after RoPE to out [T, N, H]. `lse` is scratch.
 
-        Tokens that are in no tile, padding that is, keep what was in `out`.
+        Padding is in no tile, and its rows of `out` are not written.
         """
         self.attend_self(NARROW, qkv, tiles, out, lse)
         self.attend_self(WIDE, qkv, tiles, out, lse)
         self.attend_prefix(qkv, source, tiles, out, lse)
 
     def attend_self(self, kind: int, qkv: Tensor, tiles: TileArrays[Tensor], out: Tensor, lse: Tensor) -> None:
-        """The narrow tiles, or the wide ones: sets `out` and `lse` of their tokens."""
-        is_wide, sizes, tuning = kind == WIDE, self.tile_sizes, self._own[kind]
+        """Self-attention of the narrow tiles, or of the wide ones: writes `out` and `lse` of their tokens."""
+        is_wide, sizes, tuning = kind == WIDE, self.tile_sizes, self._self_attention[kind]
         arrays = (tiles.narrow_start, tiles.narrow_len, tiles.narrow_start)
         if is_wide:
             arrays = (tiles.wide_start, tiles.wide_len, tiles.wide_segment)
@@ -168,7 +159,7 @@ class PagedAttention:
     def attend_prefix(
         self, qkv: Tensor, source: KeySource, tiles: TileArrays[Tensor], out: Tensor, lse: Tensor
     ) -> None:
-        """Goes on from what the own part has left for the tokens that read a prefix."""
+        """Continues the softmax of self-attention for the tokens that read a prefix."""
         tuning = self._prefix
         kernel, descriptor, sizes = prefix_kernel, TensorDescriptor.from_tensor, {"num_keys": tuning.num_keys}
         sizes["num_stages"] = tuning.num_stages
@@ -176,8 +167,8 @@ class PagedAttention:
             from prefixwise.backends.torch.cuda.hopper import describe, hopper_prefix_kernel
 
             kernel, descriptor, sizes = hopper_prefix_kernel, describe, {"num_buffers": tuning.num_stages}
-        block = [tuning.num_keys, self._sizes["head_block"]]
-        keys, values = (descriptor(each.flatten(1), block) for each in (source.keys, source.values))
+        box = [tuning.num_keys, self._sizes["padded_head_size"]]
+        keys, values = (descriptor(each.flatten(1), box) for each in (source.keys, source.values))
         launch(
             kernel,
             (self._num_programs(len(tiles.prefix_start), tuning.programs_per_sm),),
@@ -194,6 +185,6 @@ class PagedAttention:
             **self._sizes,
         )
 
-    def _num_programs(self, most_tiles: int, per_sm: int) -> int:
-        """Enough for all multiprocessors, and no more than there can be tiles in heads."""
-        return max(1, min(per_sm * self._num_multiprocessors, most_tiles * self._num_kv_heads))
+    def _num_programs(self, max_tiles: int, per_sm: int) -> int:
+        """Enough for all multiprocessors, and at most one per tile and KV head."""
+        return max(1, min(per_sm * self._num_multiprocessors, max_tiles * self._num_kv_heads))

@@ -1,106 +1,145 @@
-"""The steps between a layer's matrix products, from buffer to buffer: the kernels of `fused.py`, and one of its own.
+"""Launching the fused elementwise kernels, for CUDA in bfloat16 and float16.
 
-`qk_norm_rope` does in one pass what is to be done to the heads of a token: norm and rotation of queries and keys, and for
-a token that is kept, its keys and values to their place in the pool.
+`FusedElementwiseOps` allocates its results and serves `model.py`. The functions below it write into buffers that stay
+where they are, as CUDA graphs need it, and serve `trunk.py`.
 """
 
 from __future__ import annotations
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
 
-from prefixwise.backends.torch.cuda.attention import KeySource
-from prefixwise.backends.torch.fused_elementwise import (
-    GATE_BLOCK,
-    HEAD_BLOCK,
-    LEAST_HALF_BLOCK,
+from prefixwise.backends.torch.cuda.elementwise_kernels import (
+    GATE_TILE,
+    HEAD_TILE,
+    MIN_PADDED_HALF,
     add_norm_kernel,
-    apply_norm,
     gate_kernel,
-    jit,
     launch,
+    merge_kernel,
     norm_kernel,
+    qk_norm_rope_and_cache_kernel,
+    qk_norm_rope_kernel,
     row_sizes,
 )
-from prefixwise.models.config import Activation
+from prefixwise.backends.torch.cuda.kv_cache import KeySource
+from prefixwise.backends.torch.elementwise import ElementwiseOps, FlashPart
+from prefixwise.models.config import Activation, ModelConfig
+
+_POINTER_ALIGNMENT = 16  # bytes
 
 
-@jit
-def qk_norm_rope_kernel(
-    qkv: tl.tensor,  # [T, num_heads + 2 * num_kv_heads, 2 * half]: queries and keys are overwritten
-    weight: tl.tensor,  # [num_heads + num_kv_heads, 2 * half]; not read without a norm
-    cos: tl.tensor,  # [T, half] float32
-    sin: tl.tensor,  # [T, half] float32
-    slots: tl.tensor,  # [T] int32: place in the pool, less than 0 for none; not read unless `keeps`
-    keys: tl.tensor,  # [A, num_kv_heads, 2 * half]
-    values: tl.tensor,  # [A, num_kv_heads, 2 * half]
-    eps: tl.tensor,
-    num_turned_heads: tl.tensor,  # of all tokens
-    num_heads: tl.constexpr,
-    num_kv_heads: tl.constexpr,
-    half: tl.constexpr,
-    has_norm: tl.constexpr,
-    keeps: tl.constexpr,
-    head_block: tl.constexpr,
-    half_block: tl.constexpr,
+class FusedElementwiseOps(ElementwiseOps):
+    """One kernel per op. Any sizes; the head size is even, as RoPE needs it."""
+
+    @classmethod
+    def for_model(cls, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> FusedElementwiseOps:
+        """Compile and run every kernel once for this model. A kernel that cannot work fails here, not in a request."""
+        n, kv, h = config.num_heads, config.num_kv_heads, config.head_size
+
+        def zeros(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
+            return torch.zeros(shape, dtype=dtype, device=device)
+
+        norm_dtype = torch.float32 if config.float32_norms else dtype
+        ops, x, weight = cls(), zeros(1, config.model_size), zeros(config.model_size, dtype=norm_dtype)
+        ops.norm(x, weight, config.norm_eps)
+        ops.add_norm(x, x, weight, config.norm_eps)
+        ops.gate(zeros(1, 2 * config.mlp_size), config.activation)
+        angles = zeros(1, 1, h // 2, dtype=torch.float32)
+        head_weight = zeros(n + kv, h, dtype=norm_dtype) if config.qk_norm else None
+        ops.qk_norm_rope(zeros(1, n + 2 * kv, h), n + kv, head_weight, config.norm_eps, angles, angles)
+        part = zeros(1, n, h), zeros(n, 1, dtype=torch.float32)
+        ops.merge(part, part, zeros(1, dtype=torch.int32), 1).cpu()  # waits for all of them
+        return ops
+
+    def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        x = _aligned(x)
+        out = torch.empty_like(x)
+        sizes = row_sizes(x.shape[1])
+        launch(norm_kernel, (len(x),), x, weight, out, eps, **sizes)
+        return out
+
+    def add_norm(self, x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        x, delta = _aligned(x), _aligned(delta)
+        residual, out = torch.empty_like(x), torch.empty_like(x)
+        sizes = row_sizes(x.shape[1])
+        launch(add_norm_kernel, (len(x),), x, delta, weight, residual, out, eps, **sizes)
+        return residual, out
+
+    def qk_norm_rope(
+        self, qkv: Tensor, num_rope_heads: int, weight: Tensor | None, eps: float, cos: Tensor, sin: Tensor
+    ) -> Tensor:
+        qkv, cos, sin = _aligned(qkv), _aligned(cos), _aligned(sin)
+        num_tokens, num_heads, head_size = qkv.shape
+        launch(
+            qk_norm_rope_kernel,
+            (num_tokens, triton.cdiv(num_rope_heads, HEAD_TILE)),
+            *(qkv, qkv if weight is None else weight, cos, sin, eps),
+            row_size=num_heads * head_size,
+            num_rope_heads=num_rope_heads,
+            half=head_size // 2,
+            has_norm=weight is not None,
+            head_tile=HEAD_TILE,
+            padded_half=max(triton.next_power_of_2(head_size // 2), MIN_PADDED_HALF),
+        )
+        return qkv
+
+    def gate(self, gate_up: Tensor, activation: Activation) -> Tensor:
+        gate_up = _aligned(gate_up)
+        num_rows, size = len(gate_up), gate_up.shape[1] // 2
+        out = gate_up.new_empty(num_rows, size)
+        grid = (num_rows, triton.cdiv(size, GATE_TILE))
+        launch(gate_kernel, grid, gate_up, out, size=size, is_silu=activation == "silu", column_tile=GATE_TILE)
+        return out
+
+    def merge(self, self_part: FlashPart, prefix_part: FlashPart, prefix_rows: Tensor, num_rows: int) -> Tensor:
+        self_out, self_lse, prefix_out, prefix_lse = (_aligned(each) for each in (*self_part, *prefix_part))
+        num_self, num_heads, head_size = self_out.shape
+        out = self_out.new_empty(num_rows, num_heads, head_size)
+        launch(
+            merge_kernel,
+            (num_rows, triton.cdiv(num_heads, HEAD_TILE)),
+            *(self_out, self_lse, prefix_out, prefix_lse, prefix_rows, out, num_self, len(prefix_out)),
+            num_heads=num_heads,
+            head_size=head_size,
+            head_tile=HEAD_TILE,
+            padded_head_size=triton.next_power_of_2(head_size),
+        )
+        return out
+
+
+def _aligned(tensor: Tensor) -> Tensor:
+    """The tensor itself where it is contiguous and begins at a multiple of 16 bytes, else a copy, which always does.
+
+    For another alignment Triton would compile another kernel, which may add in another order.
+    """
+    if tensor.is_contiguous() and tensor.data_ptr() % _POINTER_ALIGNMENT == 0:
+        return tensor
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
+def qk_norm_rope_and_cache(
+    qkv: Tensor, weight: Tensor | None, eps: float, cos: Tensor, sin: Tensor, slots: Tensor | None, cache: KeySource
 ) -> None:
-    """Some heads a program, of one token or several, each as two halves: column i of the one turns with column i of the
-    other."""
-    num_turned: tl.constexpr = num_heads + num_kv_heads
-    places = tl.program_id(0) * head_block + tl.arange(0, head_block)[:, None]
-    token, head = (places // num_turned).to(tl.int64), places % num_turned
-    columns = tl.arange(0, half_block)[None, :]
-    inside = (places < num_turned_heads) & (columns < half)
-    first_at = qkv + (token * (num_turned + num_kv_heads) + head) * (2 * half) + columns
-    first = tl.load(first_at, mask=inside, other=0.0).to(tl.float32)
-    second = tl.load(first_at + half, mask=inside, other=0.0).to(tl.float32)
-    cosines = tl.load(cos + token * half + columns, mask=inside, other=0.0)
-    sines = tl.load(sin + token * half + columns, mask=inside, other=0.0)
-    dtype: tl.constexpr = qkv.dtype.element_ty
-    if has_norm:
-        mean_square = (tl.sum(first * first + second * second, 1) / (2 * half))[:, None]
-        scales_at = weight + head * (2 * half) + columns
-        first_scales = tl.load(scales_at, mask=inside, other=0.0)
-        second_scales = tl.load(scales_at + half, mask=inside, other=0.0)
-        first = apply_norm(first, first_scales, mean_square, eps).to(dtype).to(tl.float32)
-        second = apply_norm(second, second_scales, mean_square, eps).to(dtype).to(tl.float32)
-    turned_first = (first * cosines - second * sines).to(dtype)
-    turned_second = (second * cosines + first * sines).to(dtype)
-    tl.store(first_at, turned_first, mask=inside)
-    tl.store(first_at + half, turned_second, mask=inside)
-    if keeps:
-        slot = tl.load(slots + token, mask=places < num_turned_heads, other=-1).to(tl.int64)
-        is_kept = inside & (head >= num_heads) & (slot >= 0)
-        kept_at = (slot * num_kv_heads + head - num_heads) * (2 * half) + columns
-        tl.store(keys + kept_at, turned_first, mask=is_kept)
-        tl.store(keys + kept_at + half, turned_second, mask=is_kept)
-        value_at = first_at + num_kv_heads * (2 * half)  # of the same KV head
-        tl.store(values + kept_at, tl.load(value_at, mask=is_kept), mask=is_kept)
-        tl.store(values + kept_at + half, tl.load(value_at + half, mask=is_kept), mask=is_kept)
-
-
-def qk_norm_rope(
-    qkv: Tensor, weight: Tensor | None, eps: float, cos: Tensor, sin: Tensor, slots: Tensor | None, pool: KeySource
-) -> None:
-    """qkv [T, N + 2 K, H] in place; where `slots` [T] are given, tokens with one go to this layer of the pool."""
+    """QK norm and RoPE of qkv [T, N + 2 K, H] in place. With `slots` [T], the keys and values of tokens that have a
+    slot also go to this layer of the KV cache."""
     num_tokens, num_rows, head_size = qkv.shape
-    num_kv_heads = pool.keys.shape[1]
-    num_turned = num_tokens * (num_rows - num_kv_heads)
+    num_kv_heads = cache.keys.shape[1]
+    num_rope_rows = num_tokens * (num_rows - num_kv_heads)
     launch(
-        qk_norm_rope_kernel,
-        (triton.cdiv(num_turned, HEAD_BLOCK),),
+        qk_norm_rope_and_cache_kernel,
+        (triton.cdiv(num_rope_rows, HEAD_TILE),),
         qkv,
-        *(qkv if weight is None else weight, cos, sin, cos if slots is None else slots, pool.keys, pool.values, eps),
-        num_turned,
+        *(qkv if weight is None else weight, cos, sin, cos if slots is None else slots, cache.keys, cache.values, eps),
+        num_rope_rows,
         num_heads=num_rows - 2 * num_kv_heads,
         num_kv_heads=num_kv_heads,
         half=head_size // 2,
         has_norm=weight is not None,
-        keeps=slots is not None,
-        head_block=HEAD_BLOCK,
-        half_block=max(triton.next_power_of_2(head_size // 2), LEAST_HALF_BLOCK),
+        caches=slots is not None,
+        head_tile=HEAD_TILE,
+        padded_half=max(triton.next_power_of_2(head_size // 2), MIN_PADDED_HALF),
     )
 
 
@@ -117,14 +156,14 @@ def add_norm(x: Tensor, delta: Tensor, weight: Tensor, eps: float, out: Tensor) 
 def gate(gate_up: Tensor, activation: Activation, out: Tensor) -> None:
     """activation(gate) * up: [T, 2 F] to [T, F]."""
     num_rows, size = out.shape
-    grid = (num_rows, triton.cdiv(size, GATE_BLOCK))
-    launch(gate_kernel, grid, gate_up, out, size=size, is_silu=activation == "silu", block=GATE_BLOCK)
+    grid = (num_rows, triton.cdiv(size, GATE_TILE))
+    launch(gate_kernel, grid, gate_up, out, size=size, is_silu=activation == "silu", column_tile=GATE_TILE)
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, block_rows: int | None) -> None:
-    """x [T, in] with weight [out, in] to [T, out]. With `block_rows`, which divides T, in products of so many rows."""
-    for start in range(0, len(x), block_rows or len(x)):
-        rows = slice(start, start + (block_rows or len(x)))
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, tile_rows: int | None) -> None:
+    """x [T, in] with weight [out, in] to [T, out]. With `tile_rows`, which divides T, in GEMMs of so many rows."""
+    for start in range(0, len(x), tile_rows or len(x)):
+        rows = slice(start, start + (tile_rows or len(x)))
         if bias is None:
             torch.mm(x[rows], weight.T, out=out[rows])
         else:

@@ -1,38 +1,41 @@
-"""A forward's integers: what of a batch the device has to know, packed into one buffer of a program's size."""
+"""A forward's integers: the arrays that the device needs of a batch, packed into one buffer, and their upload."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from prefixwise.contract.ragged import Int32Array, Int64Array
 from prefixwise.forward.batch import ForwardBatch
 from prefixwise.forward.kv_pages import cache_slots
-from prefixwise.forward.packing import Packing
-from prefixwise.forward.tiles import Tiles, TileSizes, cut_tiles, tile_capacities
+from prefixwise.forward.tiles import Packing, Tiles, TileSizes, cut_tiles, tile_capacities
 
 Item = TypeVar("Item")
+
+_NUM_BUFFERS = 4  # forwards whose copies may be queued before the host has to wait
 
 
 @dataclass(frozen=True)
 class ProgramSpec:
-    """What a program can do. Batches that agree in this share one."""
+    """What a program computes. Batches with equal specs share a program."""
 
     num_tokens: int
-    reads: Literal["batch", "pool"]  # where prefixes are; with "pool", segments may be kept
-    scores: bool  # are hidden states of some tokens wanted?
+    reads: Literal["batch", "cache"]  # where prefixes are read; with "cache", segments may also be cached
+    scores: bool  # does it compute the hidden states of scored tokens?
 
     @property
     def title(self) -> str:
-        kinds = {"batch": "rows", "pool": "extend" if self.scores else "prefill"}
+        kinds = {"batch": "sequences", "cache": "extend" if self.scores else "prefill"}
         return f"{kinds[self.reads]}, {self.num_tokens} tokens"
 
 
 class TileArrays(NamedTuple, Generic[Item]):
-    """The tiles of attention as `layout/tiles.py` cuts them; of each kind the first `counts[kind]` are used."""
+    """The attention tiles of `forward/tiles.py`; of each kind the first `counts[kind]` are used."""
 
     counts: Item  # [3]: narrow, wide, prefix
     narrow_start: Item
@@ -43,7 +46,7 @@ class TileArrays(NamedTuple, Generic[Item]):
     prefix_start: Item
     prefix_len: Item
     prefix_read: Item
-    prefix_list: Item  # where in `key_tile_addresses` the blocks of the tile's prefix begin
+    prefix_list: Item  # where in `key_tile_addresses` the key tiles of the tile's prefix begin
     key_tile_addresses: Item
 
 
@@ -52,20 +55,20 @@ class ForwardInputs(NamedTuple, Generic[Item]):
 
     token_ids: Item  # [T]
     positions: Item  # [T]
-    cache_slots: Item  # [T]: place in the pool, NOT_CACHED for most
+    cache_slots: Item  # [T]: the token's slot in the KV cache, NOT_CACHED for most
     score_tokens: Item  # [T]
     tiles: TileArrays[Item]
 
 
-def capacities(spec: ProgramSpec, sizes: TileSizes, max_pool_blocks: int) -> ForwardInputs[int]:
+def capacities(spec: ProgramSpec, sizes: TileSizes, max_kv_blocks: int) -> ForwardInputs[int]:
     """The lengths of all arrays of a program's input."""
-    num_tokens, is_pool = spec.num_tokens, spec.reads == "pool"
-    # In the batch a prefix's blocks are of tokens of its own, so there are no more blocks than tokens.
-    of_tiles = tile_capacities(num_tokens, sizes, max_pool_blocks if is_pool else num_tokens)
+    num_tokens, reads_cache = spec.num_tokens, spec.reads == "cache"
+    # In the batch every KV block has tokens of its own, so there are at most as many blocks as tokens.
+    of_tiles = tile_capacities(num_tokens, sizes, max_kv_blocks if reads_cache else num_tokens)
     return ForwardInputs(
         token_ids=num_tokens,
         positions=num_tokens,
-        cache_slots=num_tokens * is_pool,
+        cache_slots=num_tokens * reads_cache,
         score_tokens=num_tokens * spec.scores,
         tiles=_chosen(of_tiles),
     )
@@ -75,50 +78,77 @@ def host_inputs(
     batch: ForwardBatch,
     spec: ProgramSpec,
     sizes: TileSizes,
-    prefix_blocks: Sequence[Int64Array],
+    prefix_addresses: Sequence[Int64Array],
     new_pages: Mapping[int, int],
 ) -> ForwardInputs[Int32Array]:
-    """The arrays. `prefix_blocks`: addresses of the blocks of every prefix; `new_pages`: those for segments."""
+    """The arrays. `prefix_addresses`: those of the key tiles of every prefix; `new_pages`: of new segments."""
     nothing = np.zeros(0, np.int32)
     return ForwardInputs(
         token_ids=_filled(batch.token_ids, spec.num_tokens),
         positions=_filled(batch.positions, spec.num_tokens),
-        cache_slots=_keep_slots(batch, spec, new_pages),
+        cache_slots=_cache_slots(batch, spec, new_pages),
         score_tokens=_filled(batch.score_tokens, spec.num_tokens) if spec.scores else nothing,
-        tiles=_chosen(cut_tiles(batch, sizes, prefix_blocks, has_token_arrays=False)),
+        tiles=_chosen(cut_tiles(batch, sizes, prefix_addresses, has_token_arrays=False)),
     )
 
 
 def _chosen(tiles: Tiles[Item]) -> TileArrays[Item]:
-    """Those that the kernels read."""
+    """The arrays that the kernels read."""
     return TileArrays(*(getattr(tiles, name) for name in TileArrays._fields))
 
 
 def _filled(array: Int32Array | Int64Array, length: int) -> Int32Array:
-    """With zeros: padding is tokens, too."""
+    """Padded with zeros: padding is tokens, too."""
     filled = np.zeros(length, np.int32)
     filled[: len(array)] = array
     return filled
 
 
-def _keep_slots(batch: ForwardBatch, spec: ProgramSpec, new_pages: Mapping[int, int]) -> Int32Array:
-    if spec.reads != "pool":
+def _cache_slots(batch: ForwardBatch, spec: ProgramSpec, new_pages: Mapping[int, int]) -> Int32Array:
+    if spec.reads != "cache":
         return np.zeros(0, np.int32)
     return cache_slots(batch, list(new_pages), list(new_pages.values()), spec.num_tokens)
 
 
 def flat(inputs: ForwardInputs[Item]) -> list[Item]:
-    """All arrays one after the other, as they are packed."""
+    """All arrays, in the order in which they are packed."""
     return [*inputs[:-1], *inputs.tiles]
 
 
 def packing(lens: ForwardInputs[int]) -> Packing:
-    """Where they lie in a buffer."""
+    """Where the arrays lie in a buffer."""
     return Packing(flat(lens))
 
 
 def unpack(packing: Packing, packed: Any) -> ForwardInputs[Any]:
-    """A buffer to its arrays."""
+    """The arrays of a buffer."""
     arrays = packing.unpack(packed)
     head = dict(zip(ForwardInputs._fields[:-1], arrays, strict=False))
     return ForwardInputs(**head, tiles=TileArrays(*arrays[len(head) :]))
+
+
+class Uploads:
+    """Copies from pinned buffers, used in rotation, to one device buffer whose address stays the same.
+
+    The device buffer is overwritten in the stream's order, after the previous forward has read it.
+    """
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        self.on_device = torch.zeros(size, dtype=torch.int32, device=device)
+        is_cuda = device.type == "cuda"
+        self._buffers = [torch.zeros(size, dtype=torch.int32, pin_memory=is_cuda) for _ in range(_NUM_BUFFERS)]
+        self._copied: list[torch.cuda.Event | None] = [None] * _NUM_BUFFERS
+        self._next = 0
+
+    def send(self, size: int, fill: Callable[[Int32Array], None]) -> Tensor:
+        """Let `fill` write the first `size` numbers, and queue their copy. Returns the tensor on the device."""
+        number = self._next
+        self._next = (number + 1) % _NUM_BUFFERS
+        copied, buffer, target = self._copied[number], self._buffers[number][:size], self.on_device[:size]
+        if copied is not None:
+            copied.synchronize()
+        fill(buffer.numpy())
+        target.copy_(buffer, non_blocking=True)
+        if target.device.type == "cuda":
+            self._copied[number] = torch.cuda.current_stream(target.device).record_event()
+        return target

@@ -1,4 +1,4 @@
-"""The pool: keys and values of prefixes in every layer, in pages of KEY_TILE tokens."""
+"""The paged KV cache: keys and values of prefixes in every layer, in pages of KEY_TILE tokens."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from prefixwise.backends.torch.cuda.attention import KeySource
 from prefixwise.forward.batch import KVBlock
 from prefixwise.forward.kv_pages import PageLease, Pages
 from prefixwise.forward.tiles import KEY_TILE
@@ -16,7 +15,7 @@ from prefixwise.forward.tiles import KEY_TILE
 
 @dataclass(frozen=True, eq=False)
 class PagedBlock(KVBlock):
-    """A block of a prefix in the pool."""
+    """A KV block in a page of the KV cache."""
 
     lease: PageLease
 
@@ -24,10 +23,20 @@ class PagedBlock(KVBlock):
         self.lease.release()
 
 
-class KVCache:
-    """Two arrays for all prefixes, so that a program does not depend on how many there are or how long they are.
+@dataclass(frozen=True)
+class KeySource:
+    """Where attention reads the keys and values of prefixes: a layer of the KV cache, or the QKV rows of the batch."""
 
-    What is in pages that nobody has written, or behind the end of a short block, may be anything.
+    keys: Tensor  # [A, heads, H]
+    values: Tensor  # [A, heads, H]
+    first_key_head: int = 0
+    first_value_head: int = 0
+
+
+class KVCache:
+    """Two arrays for all prefixes, so that a program depends neither on their number nor on their lengths.
+
+    Pages that were never written, and the tokens after the end of a short block, may hold any bits.
     """
 
     def __init__(
@@ -50,12 +59,12 @@ class KVCache:
         return self._pages.num_pages
 
     def take(self, lens: Sequence[int]) -> tuple[PagedBlock, ...]:
-        """A page for each block of so many tokens; all of them or none."""
+        """Reserve a page for each block of so many tokens; all of them or none."""
         leases = self._pages.take(lens)
         return tuple(PagedBlock(length, lease) for length, lease in zip(lens, leases, strict=True))
 
     def address(self, block: KVBlock) -> int:
-        """Where it lies in each layer. Raises BackendError where the block was given back."""
+        """The block's first row in each layer. Raises BackendError where its page was released."""
         assert isinstance(block, PagedBlock), "a block of another backend"
         return block.lease.address
 

@@ -1,8 +1,14 @@
-"""`PagedRunner`: from a batch to the hidden states of its scored tokens, through the programs and the pool."""
+"""`PagedRunner`: from a batch to the hidden states of its scored tokens, through CUDA graphs and the paged KV cache.
+
+The host needs longer to launch a layer's kernels than the device to run them, unless there are thousands of tokens. A
+CUDA graph is one launch. There is one graph of the trunk per `ProgramSpec`, captured on first use. Each graph reads its
+integers from one buffer and works in one workspace, which all graphs share: forwards run in order.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -11,26 +17,105 @@ import torch
 from torch import Tensor
 
 from prefixwise.backends.torch.cuda.attention import PagedAttention
-from prefixwise.backends.torch.cuda.inputs import ForwardInputs, ProgramSpec, TileArrays, host_inputs
+from prefixwise.backends.torch.cuda.inputs import (
+    ForwardInputs,
+    ProgramSpec,
+    TileArrays,
+    Uploads,
+    capacities,
+    flat,
+    host_inputs,
+    packing,
+    unpack,
+)
 from prefixwise.backends.torch.cuda.kv_cache import KVCache, PagedBlock
-from prefixwise.backends.torch.cuda.programs import Programs
-from prefixwise.backends.torch.cuda.trunk import Trunk
+from prefixwise.backends.torch.cuda.trunk import Buffers, Trunk, Workspace
 from prefixwise.backends.torch.model import Transformer
 from prefixwise.contract.ragged import Int32Array
 from prefixwise.forward.backend import Program
 from prefixwise.forward.batch import ForwardBatch, KVBlock
-from prefixwise.forward.buckets import token_buckets
+from prefixwise.forward.buckets import Buckets, token_buckets
 from prefixwise.forward.kv_pages import batch_tiles, page_table
-from prefixwise.forward.tiles import KEY_TILE, read_lens
+from prefixwise.forward.tiles import KEY_TILE, Packing, read_lens
 
-MAX_BLOCKS_PER_PAGE = 2  # prefixes of one forward may share pages, which are then listed more than once
-COARSE_STEP = 4  # from one size of a forward to the next, where few are wanted
-STEPS_PER_DOUBLING = 32  # where not: a recording takes the host some 60 ms, so every 256 tokens up to 16,384 have one
-TOKEN_MULTIPLE = 256  # from this many rows on cuBLAS adds in one order, whatever the number of rows
+MAX_BLOCKS_PER_PAGE = 2  # prefixes of one forward may share pages, which the page table then lists more than once
+COARSE_STEP = 4  # factor from one bucket to the next, with `is_coarse`
+STEPS_PER_DOUBLING = 32  # without: capturing a graph takes about 60 ms, so every 256 tokens up to 16,384 have one
+TOKEN_MULTIPLE = 256  # from this many rows on cuBLAS adds in one order for any number of rows
+
+
+class CudaGraphs:
+    """The captured programs. A size above the largest bucket runs without a graph."""
+
+    def __init__(self, trunk: Trunk, buckets: Sequence[int], max_kv_blocks: int, *, captures: bool = True) -> None:
+        self._trunk, self._buckets, self._max_kv_blocks = trunk, Buckets(tuple(buckets)), max_kv_blocks
+        self._captures = captures
+        self._device = trunk.weights.embedding.device
+        self._dtype = trunk.weights.embedding.dtype
+        self._workspace = Workspace(trunk.config, self._buckets.largest, self._dtype, self._device)
+        self._uploads = Uploads(self._largest_input(), self._device)
+        self._packings: dict[ProgramSpec, Packing] = {}
+        self._graphs: dict[ProgramSpec, torch.cuda.CUDAGraph] = {}
+        # For capture only, never for replay.
+        self._stream = torch.cuda.Stream(self._device) if captures else None  # type: ignore[no-untyped-call]
+        self._memory_pool = torch.cuda.graph_pool_handle() if captures else None
+
+    @property
+    def num_captured(self) -> int:
+        return len(self._graphs)
+
+    def bucket(self, num_tokens: int) -> int:
+        """The token count that a forward is padded to; above the largest bucket a multiple of the smallest."""
+        return self._buckets.fit(num_tokens)
+
+    def run(self, spec: ProgramSpec, inputs: ForwardInputs[Int32Array]) -> tuple[ForwardInputs[Tensor], Buffers]:
+        """Queue a forward. The next forward overwrites the tensors that this returns, in the stream's order."""
+        layout = self._packing(spec)
+        if spec.num_tokens > self._buckets.largest:
+            uploads = Uploads(layout.size, self._device)
+            buffers = Workspace(self._trunk.config, spec.num_tokens, self._dtype, self._device).buffers(spec.num_tokens)
+        else:
+            uploads, buffers = self._uploads, self._workspace.buffers(spec.num_tokens)
+        on_device = unpack(layout, uploads.send(layout.size, lambda target: layout.pack(flat(inputs), target)))
+        if not self._captures or spec.num_tokens > self._buckets.largest:
+            self._trunk(spec, on_device, buffers)
+        else:
+            if spec not in self._graphs:
+                self._graphs[spec] = self._capture(spec, on_device, buffers)
+            self._graphs[spec].replay()
+        return on_device, buffers
+
+    def _capture(self, spec: ProgramSpec, inputs: ForwardInputs[Tensor], buffers: Buffers) -> torch.cuda.CUDAGraph:
+        """Run the program once, so that all kernels are compiled and loaded, and then capture it."""
+        self._trunk(spec, inputs, buffers)
+        torch.cuda.synchronize(self._device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(self._stream):
+            graph.capture_begin(pool=self._memory_pool, capture_error_mode="thread_local")
+            try:
+                self._trunk(spec, inputs, buffers)
+            except BaseException:
+                with suppress(Exception):  # the failure ended the capture, and is the error to report
+                    graph.capture_end()
+                raise
+            graph.capture_end()
+        return graph
+
+    def _packing(self, spec: ProgramSpec) -> Packing:
+        if spec not in self._packings:
+            lens = capacities(spec, self._trunk.attention.tile_sizes, self._max_kv_blocks)
+            self._packings[spec] = packing(lens)
+        return self._packings[spec]
+
+    def _largest_input(self) -> int:
+        largest = self._buckets.largest
+        sizes = self._trunk.attention.tile_sizes
+        specs = (ProgramSpec(largest, "batch", scores=True), ProgramSpec(largest, "cache", scores=True))
+        return max(packing(capacities(spec, sizes, self._max_kv_blocks)).size for spec in specs)
 
 
 class PagedRunner:
-    """A model on a CUDA device."""
+    """A model with its KV cache and CUDA graphs on a device."""
 
     def __init__(
         self,
@@ -38,13 +123,13 @@ class PagedRunner:
         attention: PagedAttention,
         *,
         num_pages: int,
-        max_tokens: int,  # of a forward that is recorded, and has its memory from the beginning
-        is_coarse: bool = False,  # fewer sizes of forwards?
-        records: bool = True,
+        max_tokens: int,  # of a forward with a CUDA graph and preallocated memory
+        is_coarse: bool = False,  # fewer buckets?
+        captures: bool = True,
     ) -> None:
         config, embedding = transformer.config, transformer.weights.embedding
         self._transformer, self._attention = transformer, attention
-        self.pool = KVCache(
+        self.kv_cache = KVCache(
             num_layers=config.num_layers,
             num_pages=num_pages,
             num_kv_heads=config.num_kv_heads,
@@ -53,9 +138,9 @@ class PagedRunner:
             device=embedding.device,
         )
         trunk = Trunk(
-            config, transformer.weights, attention, self.pool, transformer.block_rows, transformer.frequencies
+            config, transformer.weights, attention, self.kv_cache, transformer.tile_rows, transformer.frequencies
         )
-        smallest = transformer.block_rows or TOKEN_MULTIPLE
+        smallest = transformer.tile_rows or TOKEN_MULTIPLE
         self.buckets = token_buckets(
             max_tokens,
             smallest=smallest,
@@ -63,79 +148,79 @@ class PagedRunner:
             steps_per_doubling=STEPS_PER_DOUBLING,
         )
         self.max_kv_blocks_read = MAX_BLOCKS_PER_PAGE * num_pages
-        self._programs = Programs(trunk, self.buckets, self.max_kv_blocks_read, records=records)
+        self._cuda_graphs = CudaGraphs(trunk, self.buckets, self.max_kv_blocks_read, captures=captures)
 
     def start(self, batch: ForwardBatch) -> tuple[tuple[PagedBlock, ...], Tensor | None]:
-        """Queue a forward: the blocks that it keeps, and the hidden states [R, D] of its scored tokens, if any.
+        """Queue a forward. Returns the KV blocks that it caches, and the hidden states [R, D] of scored tokens.
 
         Raises BackendError where the blocks do not fit.
         """
-        lens, stored = np.diff(batch.segment_starts), (*batch.cache_segments, *_passing_segments(batch))
-        blocks = self.pool.take([int(lens[segment]) for segment in stored])
+        lens, stored = np.diff(batch.segment_starts), (*batch.cache_segments, *_temporary_segments(batch))
+        blocks = self.kv_cache.take([int(lens[segment]) for segment in stored])
         try:
-            hidden = self._send(batch, dict(zip(stored, map(self.pool.address, blocks), strict=True)))
+            hidden = self._send(batch, dict(zip(stored, map(self.kv_cache.address, blocks), strict=True)))
         except BaseException:
             release(blocks)
             raise
-        # Pages for this forward alone go back now: whoever writes to them next comes later in the stream.
+        # Temporary pages are released now: the next forward that writes to them comes later in the stream.
         release(blocks[len(batch.cache_segments) :])
         return blocks[: len(batch.cache_segments)], hidden
 
     def _send(self, batch: ForwardBatch, new_pages: Mapping[int, int]) -> Tensor | None:
-        """`new_pages`: addresses for the segments that go to the pool."""
+        """`new_pages`: addresses for the segments that go to the KV cache."""
         spec = self._spec(batch)
-        lists = page_table(batch, new_pages, self.pool.address) if spec.reads == "pool" else batch_tiles(batch)
+        lists = page_table(batch, new_pages, self.kv_cache.address) if spec.reads == "cache" else batch_tiles(batch)
         inputs = host_inputs(batch, spec, self._attention.tile_sizes, lists, new_pages)
         return self._run(spec, inputs, len(batch.score_tokens))
 
     def _run(self, spec: ProgramSpec, inputs: ForwardInputs[Int32Array], num_scored: int) -> Tensor | None:
-        on_device, buffers = self._programs.run(spec, inputs)
+        on_device, buffers = self._cuda_graphs.run(spec, inputs)
         if not spec.scores:
             return None
         tokens = on_device.score_tokens[: -(-num_scored // TOKEN_MULTIPLE) * TOKEN_MULTIPLE]
         return self._transformer.finish_scored(buffers.x, buffers.attended.flatten(1), tokens)[:num_scored]
 
     def _spec(self, batch: ForwardBatch) -> ProgramSpec:
-        """What a forward keeps it writes to the pool before it attends, so that is where all of it is read."""
-        num_tokens, scores = self._programs.bucket(batch.num_tokens), len(batch.score_tokens) > 0
-        return ProgramSpec(num_tokens, "pool" if _reads_pool(batch) else "batch", scores)
+        """A forward writes the segments that it caches before it attends, so it reads all prefixes in the KV cache."""
+        num_tokens, scores = self._cuda_graphs.bucket(batch.num_tokens), len(batch.score_tokens) > 0
+        return ProgramSpec(num_tokens, "cache" if _reads_cache(batch) else "batch", scores)
 
     def programs(self) -> list[Program]:
-        """All that a forward can need: for each size prefill, rows and extend. The largest first, as its memory serves
-        the others."""
-        kinds: tuple[tuple[Any, bool], ...] = (("pool", False), ("batch", True), ("pool", True))
+        """Every program that a forward can need: prefill, sequences and extend for each bucket. The largest comes
+        first, because all programs use its memory."""
+        kinds: tuple[tuple[Any, bool], ...] = (("cache", False), ("batch", True), ("cache", True))
         specs = [ProgramSpec(size, reads, scores) for size in self.buckets[::-1] for reads, scores in kinds]
         return [Program(spec.title, None, partial(self._prepare, spec)) for spec in specs]
 
     @torch.inference_mode()
     def _prepare(self, spec: ProgramSpec) -> None:
         self._run(spec, _one_token(spec), 1)
-        if self.pool.keys.is_cuda:
-            torch.cuda.synchronize(self.pool.keys.device)
+        if self.kv_cache.keys.is_cuda:
+            torch.cuda.synchronize(self.kv_cache.keys.device)
 
     @property
     def num_captured(self) -> int:
-        return self._programs.num_captured
+        return self._cuda_graphs.num_captured
 
     def probe(self) -> None:
-        """Run the smallest program of each kind: what cannot work fails here, not in a request."""
+        """Run the smallest program of each kind, so that a program that cannot work fails here, not in a request."""
         for program in self.programs()[-3:]:
             program.prepare()
 
 
 def release(blocks: Iterable[KVBlock]) -> None:
-    """Give their pages back at once, whoever still holds them: an exception holds the frames that it came through."""
+    """Release their pages at once, even while something still holds them: an exception holds its frames."""
     for block in blocks:
         block.release()
 
 
-def _reads_pool(batch: ForwardBatch) -> bool:
+def _reads_cache(batch: ForwardBatch) -> bool:
     return bool(batch.cache_segments) or any(prefix.blocks for prefix in batch.prefixes)
 
 
-def _passing_segments(batch: ForwardBatch) -> list[int]:
-    """Blocks that are read in the pool, and are not kept: they need a page while the forward runs."""
-    if not _reads_pool(batch):
+def _temporary_segments(batch: ForwardBatch) -> list[int]:
+    """KV blocks that are read in the KV cache but not cached: they need a page while the forward runs."""
+    if not _reads_cache(batch):
         return []
     longest, lens = np.zeros(len(batch.prefixes), np.int64), read_lens(batch)
     np.maximum.at(longest, batch.prefix_index[lens > 0], lens[lens > 0])
@@ -148,14 +233,14 @@ def _passing_segments(batch: ForwardBatch) -> list[int]:
 
 
 def _one_token(spec: ProgramSpec) -> ForwardInputs[Int32Array]:
-    """A segment of one token, which reads no prefix; nothing is kept."""
+    """A segment of one token, which reads no prefix; nothing is cached."""
     nothing, zero, one = np.zeros(0, np.int32), np.zeros(1, np.int32), np.ones(1, np.int32)
     zeros = np.zeros(spec.num_tokens, np.int32)
     tiles = TileArrays(*[nothing] * len(TileArrays._fields))
     return ForwardInputs(
         token_ids=zeros,
         positions=zeros,
-        cache_slots=zeros - 1 if spec.reads == "pool" else nothing,
+        cache_slots=zeros - 1 if spec.reads == "cache" else nothing,
         score_tokens=zeros if spec.scores else nothing,
         tiles=tiles._replace(counts=np.array([1, 0, 0], np.int32), narrow_start=zero, narrow_len=one),
     )

@@ -1,38 +1,110 @@
-"""All layers up to the last one's attention, over buffers that stay where they are: what a CUDA graph can hold.
+"""All layers up to the last one's attention, over buffers whose addresses stay the same: what a CUDA graph can hold.
 
-The same arithmetic as `model.py`, with its roundings. A residual is added in the pass that takes the next norm, so
-there is no pass for it alone. What follows, of the few tokens that are scored, is `Transformer.finish_scored`.
+The arithmetic and its roundings are those of `model.py`. A residual is added in the pass that takes the next norm, so
+it needs no pass of its own. `Transformer.finish_scored` does the rest for the few tokens that are scored.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import Tensor
 
-from prefixwise.backends.torch.cuda.attention import KeySource, PagedAttention
-from prefixwise.backends.torch.cuda.fused_elementwise import add_norm, gate, linear, norm, qk_norm_rope
+from prefixwise.backends.torch.cuda.attention import PagedAttention
+from prefixwise.backends.torch.cuda.fused_elementwise import add_norm, gate, linear, norm, qk_norm_rope_and_cache
 from prefixwise.backends.torch.cuda.inputs import ForwardInputs, ProgramSpec
-from prefixwise.backends.torch.cuda.kv_cache import KVCache
-from prefixwise.backends.torch.cuda.workspace import Buffers
+from prefixwise.backends.torch.cuda.kv_cache import KeySource, KVCache
 from prefixwise.backends.torch.weights import LayerWeights, ModelWeights
 from prefixwise.models.config import ModelConfig
+
+_ALIGNMENT = 1024  # bytes
+
+
+@dataclass(frozen=True)
+class Buffers:
+    """The activations of T tokens. `gate_up` and `gated` share memory with `qkv` and `attended`."""
+
+    x: Tensor  # [T, D]
+    normed: Tensor  # [T, D]
+    delta: Tensor  # [T, D], to be added to x
+    cos: Tensor  # [T, H / 2] float32
+    sin: Tensor  # [T, H / 2] float32
+    lse: Tensor  # [T, N] float32
+    qkv: Tensor  # [T, N + 2 K, H]
+    attended: Tensor  # [T, N, H]
+    gate_up: Tensor  # [T, 2 F]
+    gated: Tensor  # [T, F]
+
+
+class Workspace:
+    """Memory for the activations of up to `num_tokens` tokens. All programs share it: they run one after the other."""
+
+    def __init__(self, config: ModelConfig, num_tokens: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._config, self._dtype = config, dtype
+        self._memory = torch.empty(_Cut.total(self._shapes(num_tokens)), dtype=torch.uint8, device=device)
+
+    def _shapes(self, num_tokens: int) -> list[list[_Shape]]:
+        """The buffers that always live, those that live until attention is done, and those that live after it."""
+        config, t, wide = self._config, num_tokens, torch.float32
+        d, n, k, h, f = config.model_size, config.num_heads, config.num_kv_heads, config.head_size, config.mlp_size
+        return [
+            [*[((t, d), self._dtype)] * 3, *[((t, h // 2), wide)] * 2, ((t, n), wide)],
+            [((t, n + 2 * k, h), self._dtype), ((t, n, h), self._dtype)],
+            [((t, 2 * f), self._dtype), ((t, f), self._dtype)],
+        ]
+
+    def buffers(self, num_tokens: int) -> Buffers:
+        """They overwrite the buffers of every other call."""
+        always, before, after = self._shapes(num_tokens)
+        cut = _Cut(self._memory)
+        tensors = [cut.next(*shape) for shape in always]
+        start = cut.at
+        tensors += [cut.next(*shape) for shape in before]
+        cut.at = start
+        return Buffers(*tensors, *(cut.next(*shape) for shape in after))
+
+
+_Shape = tuple[tuple[int, ...], torch.dtype]
+
+
+class _Cut:
+    """Cuts a piece of memory into tensors, one after the other."""
+
+    def __init__(self, memory: Tensor) -> None:
+        self._memory, self.at = memory, 0
+
+    def next(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        num_bytes = prod(shape) * dtype.itemsize
+        found = self._memory[self.at : self.at + num_bytes].view(dtype).view(shape)
+        self.at += _aligned(num_bytes)
+        return found
+
+    @staticmethod
+    def total(shapes: list[list[_Shape]]) -> int:
+        """Bytes for the first list and the largest of the rest."""
+        always, *rest = (sum(_aligned(prod(shape) * dtype.itemsize) for shape, dtype in each) for each in shapes)
+        return always + max(rest)
+
+
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
 
 
 @dataclass(frozen=True)
 class Trunk:
-    """Weights, sizes and the pool; holds nothing of a request."""
+    """Weights, sizes and the KV cache; holds no state of a request."""
 
     config: ModelConfig
     weights: ModelWeights
     attention: PagedAttention
-    pool: KVCache
-    block_rows: int | None  # rows of a product; None: all
+    kv_cache: KVCache
+    tile_rows: int | None  # rows of a GEMM; None: all
     frequencies: Tensor  # [H / 2] float32, radians per position
 
     def __call__(self, spec: ProgramSpec, inputs: ForwardInputs[Tensor], buffers: Buffers) -> None:
-        """Leaves in `buffers` what the last layer adds up: `x`, and `attended` where tokens are scored."""
+        """Leaves the inputs of the last layer's end in `buffers`: `x`, and `attended` where tokens are scored."""
         layers, eps = self.weights.layers, self.config.norm_eps
         self._embed(inputs, buffers)
         norm(buffers.x, layers[0].attention_norm, eps, buffers.normed)
@@ -40,7 +112,7 @@ class Trunk:
             is_last = number == len(layers) - 1
             source = self._project(spec, number, layer, inputs, buffers)
             if is_last and not spec.scores:
-                return  # a prefill: the last layer's keys and values were all that was missing
+                return  # a prefill needs no more than the last layer's keys and values
             self.attention(buffers.qkv, source, inputs.tiles, buffers.attended, buffers.lse)
             if is_last:
                 return
@@ -59,17 +131,17 @@ class Trunk:
     def _project(
         self, spec: ProgramSpec, number: int, layer: LayerWeights, inputs: ForwardInputs[Tensor], buffers: Buffers
     ) -> KeySource:
-        """Q K V, their norms and rotation, and to the pool what is kept; gives the place where prefixes are read."""
-        n, k, pool = self.config.num_heads, self.config.num_kv_heads, self.pool.layer(number)
-        linear(buffers.normed, layer.qkv, layer.qkv_bias, buffers.qkv.flatten(1), self.block_rows)
-        slots = inputs.cache_slots if spec.reads == "pool" else None
-        qk_norm_rope(buffers.qkv, layer.qk_norm, self.config.norm_eps, buffers.cos, buffers.sin, slots, pool)
-        return pool if spec.reads == "pool" else KeySource(buffers.qkv, buffers.qkv, n, n + k)
+        """QKV projection, QK norm, RoPE, and the write to the KV cache; returns where prefixes are read."""
+        n, k, cache = self.config.num_heads, self.config.num_kv_heads, self.kv_cache.layer(number)
+        linear(buffers.normed, layer.qkv, layer.qkv_bias, buffers.qkv.flatten(1), self.tile_rows)
+        slots = inputs.cache_slots if spec.reads == "cache" else None
+        qk_norm_rope_and_cache(buffers.qkv, layer.qk_norm, self.config.norm_eps, buffers.cos, buffers.sin, slots, cache)
+        return cache if spec.reads == "cache" else KeySource(buffers.qkv, buffers.qkv, n, n + k)
 
     def _finish(self, layer: LayerWeights, buffers: Buffers) -> None:
-        """Output projection, residual, MLP; what it gives is still to be added to x."""
-        linear(buffers.attended.flatten(1), layer.o, None, buffers.delta, self.block_rows)
+        """Output projection, residual, MLP; `delta` is not yet added to x."""
+        linear(buffers.attended.flatten(1), layer.o, None, buffers.delta, self.tile_rows)
         add_norm(buffers.x, buffers.delta, layer.mlp_norm, self.config.norm_eps, buffers.normed)
-        linear(buffers.normed, layer.gate_up, None, buffers.gate_up, self.block_rows)
+        linear(buffers.normed, layer.gate_up, None, buffers.gate_up, self.tile_rows)
         gate(buffers.gate_up, self.config.activation, buffers.gated)
-        linear(buffers.gated, layer.down, None, buffers.delta, self.block_rows)
+        linear(buffers.gated, layer.down, None, buffers.delta, self.tile_rows)

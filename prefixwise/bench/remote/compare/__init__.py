@@ -1,1 +1,1 @@
-"""The cross-backend runbook from end to end: two targets, four matrices, one report."""
+"""The cross-backend comparison: two targets, four matrices, one report."""

@@ -1,8 +1,8 @@
-"""What a comparison of backends measures, as data: the plan, its four matrices, and the flags of their servers.
+"""The plan of a cross-backend comparison: its options, its four matrices, and the flags of their servers.
 
-The flags are the runbook's. Portable: one chunk holds all items, on both backends. Best native: JAX in chunks of the
-size that suits it, PyTorch as its server chooses. No prefix is kept between requests in either view, as the same
-request is sent again and again.
+The flags are those of SGLang's runbook. Portable view: one chunk holds all items, on both backends. Best-native view:
+JAX with its best chunk size, PyTorch with its server's defaults. Both views disable the prefix cache, because the same
+request is sent repeatedly.
 """
 
 from __future__ import annotations
@@ -13,28 +13,29 @@ from typing import TYPE_CHECKING, Any
 
 from prefixwise.bench.remote.spec import CHUNK_SIZES, EMBEDDED, ClientMatrixSpec
 
-if TYPE_CHECKING:  # a command line is read without what the harness stands on
-    from prefixwise.bench.artifacts import BackendName, EvaluationView, Workload
-    from prefixwise.bench.workload import WorkloadOptions
+if TYPE_CHECKING:  # a command line is parsed without the packages of the harness
+    from prefixwise.bench.kinds.base import BackendName, EvaluationView
+    from prefixwise.bench.kinds.workload import Workload
+    from prefixwise.bench.run.workload import WorkloadOptions
 
-# What `prefixwise serve` calls the backends, which is what their packages are called, too.
+# Names of the backends in `prefixwise serve`, which are also their packages.
 PACKAGES: Mapping[BackendName, str] = {"jax": "jax", "pytorch": "torch"}
 _SEGMENT_FALLBACK_THRESHOLD = 32768
-_PATIENCE = ("start_timeout_sec",)  # how long one waits decides nothing
+_TIMEOUTS = ("start_timeout_sec",)  # not part of a comparison's identity
 
 
 @dataclass(frozen=True)
 class ComparePlan:
-    """Everything that decides a figure, and how long to wait for a server."""
+    """The options that determine the results, and the timeout for a server to start."""
 
     model: str = "Qwen/Qwen3-0.6B"
-    dtype: str = "bfloat16"  # one for both: what `auto` means depends on the backend
+    dtype: str = "bfloat16"  # the same for both; `auto` depends on the backend
     query_tokens: int = 2000
     num_items: int = 500
     item_tokens: int = 20
     label_token_ids: tuple[int, ...] | None = None
     delimiter_token_id: int | None = None
-    client_chunk_sizes: tuple[int, ...] = ()  # empty: the contract's, as far as there are items
+    client_chunk_sizes: tuple[int, ...] = ()  # empty: CHUNK_SIZES up to the number of items
     warmup_runs: int = 1
     timed_runs: int = 5
     timed_runs_confirm: int = 7
@@ -49,13 +50,13 @@ class ComparePlan:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The last one is all items, so that one is always as large as a request can be."""
+        """The chunk sizes; by default the last one is the number of items."""
         smaller = tuple(size for size in CHUNK_SIZES if size < self.num_items)
         return self.client_chunk_sizes or (*smaller, self.num_items)
 
     @property
     def workload_options(self) -> WorkloadOptions:
-        from prefixwise.bench.workload import WorkloadOptions
+        from prefixwise.bench.run.workload import WorkloadOptions
 
         return WorkloadOptions(
             self.query_tokens,
@@ -66,13 +67,13 @@ class ComparePlan:
         )
 
     def arguments(self) -> dict[str, Any]:
-        """What two runs into one folder must share, as JSON has it."""
-        deciding = {name: value for name, value in asdict(self).items() if name not in _PATIENCE}
-        deciding["client_chunk_sizes"] = self.sizes
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in deciding.items()}
+        """The options that two runs into one folder must share, as JSON values."""
+        options = {name: value for name, value in asdict(self).items() if name not in _TIMEOUTS}
+        options["client_chunk_sizes"] = self.sizes
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in options.items()}
 
     def own_flags(self, backend: BackendName) -> tuple[str, ...]:
-        """What the caller gives the servers of this backend."""
+        """The caller's additional flags for the servers of this backend."""
         return (*self.server_flags, *(self.jax_server_flags if backend == "jax" else self.pytorch_server_flags))
 
 
@@ -109,7 +110,7 @@ MATRIX_STEPS = (
 
 
 def server_flags(plan: ComparePlan, step: MatrixStep, delimiter: int) -> tuple[str, ...]:
-    """Of `prefixwise serve`; the caller's own come last, and so decide."""
+    """The flags of `prefixwise serve`; the caller's come last and take precedence."""
     return (
         *(() if plan.model == EMBEDDED else ("--model-path", plan.model)),
         *("--backend", PACKAGES[step.backend], "--dtype", plan.dtype),
@@ -131,7 +132,7 @@ def _view_flags(plan: ComparePlan, step: MatrixStep) -> tuple[str, ...]:
 
 
 def matrix_flags(plan: ComparePlan, step: MatrixStep) -> tuple[str, ...]:
-    """Of `prefixwise bench matrix`, but for addresses and files."""
+    """The flags of `prefixwise bench matrix`, without addresses and files."""
     return (
         *("--backend-name", step.backend, "--evaluation-view", step.view),
         *("--client-chunk-sizes", ",".join(map(str, plan.sizes))),
@@ -141,7 +142,7 @@ def matrix_flags(plan: ComparePlan, step: MatrixStep) -> tuple[str, ...]:
 
 
 def matrix_spec(plan: ComparePlan, step: MatrixStep, workload: Workload, folder: str) -> ClientMatrixSpec:
-    """For the agent on the target, where `folder` is."""
+    """The specification for the agent; `folder` is on the target."""
     return ClientMatrixSpec(
         folder=folder,
         name=step.name,

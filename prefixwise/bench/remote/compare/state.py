@@ -1,7 +1,7 @@
-"""What a comparison of backends has done so far: `.compare_backends.json` in its folder, written after every step.
+"""The progress of a cross-backend comparison: `.compare_backends.json` in its folder, written after every step.
 
-A step is kept where its inputs and outputs are, byte for byte, those that it had. So whatever was changed, or half
-written, is made again, and nothing else.
+A step is done if its inputs and outputs are byte for byte those of its record. So exactly the steps whose files were
+changed or are incomplete run again.
 """
 
 from __future__ import annotations
@@ -22,45 +22,45 @@ STATE_FILE = ".compare_backends.json"
 
 @dataclass
 class CompareState:
-    """Of one folder."""
+    """The state of one folder."""
 
     folder: Path
     arguments: dict[str, Any]
-    targets: dict[str, str] = field(default_factory=dict)  # by backend, from its first matrix on
+    targets: dict[str, str] = field(default_factory=dict)  # by backend, set by its first matrix
     steps: dict[str, dict[str, Any]] = field(default_factory=dict)  # inputs and outputs: sha256 by file name
     started_at_utc: str = field(default_factory=now_utc)
     prefixwise: str = __version__
 
     @classmethod
     def open(cls, folder: Path, arguments: Mapping[str, Any], say: Callable[[str], None]) -> CompareState:
-        """Of a new run, or of one with the same arguments. Writes nothing. Raises ArtifactError."""
+        """The state of a new run, or of an earlier one with equal arguments. Writes nothing. Raises ArtifactError."""
         path = folder / STATE_FILE
-        kept = _read(path, folder, say) if path.exists() else None
-        if kept is None:
+        state = _read(path, folder, say) if path.exists() else None
+        if state is None:
             return cls(folder, dict(arguments))
-        _refuse_other(folder, kept.arguments, arguments)
-        return kept
+        _refuse_other(folder, state.arguments, arguments)
+        return state
 
     def check_target(self, backend: str, name: str) -> None:
-        """All matrices of a backend are of one machine. Raises ArtifactError where they began elsewhere."""
+        """Raises ArtifactError if earlier matrices of this backend were measured on another target."""
         before = self.targets.get(backend, name)
         _refuse_other(self.folder, {f"{backend}_target": before}, {f"{backend}_target": name})
 
-    def settle_target(self, backend: str, name: str) -> None:
-        """A first matrix begins there."""
+    def record_target(self, backend: str, name: str) -> None:
+        """Record the target of the backend's first matrix."""
         if backend not in self.targets:
             self.targets[backend] = name
             self.save()
 
     def is_done(self, step: str, inputs: Iterable[str], outputs: Iterable[str]) -> bool:
-        """By names of files in the folder."""
+        """Inputs and outputs are names of files in the folder."""
         entry = self.steps.get(step)
         return entry is not None and all(
             entry.get(kind) == _checksums(self.folder, names) for kind, names in (("in", inputs), ("out", outputs))
         )
 
     def record(self, step: str, inputs: Iterable[str], outputs: Iterable[str]) -> None:
-        """The step was done, or found to be. What is recorded already is not written again."""
+        """Record that the step is done; an existing identical record is not written again."""
         inputs, outputs = tuple(inputs), tuple(outputs)
         if self.is_done(step, inputs, outputs):
             return
@@ -80,20 +80,22 @@ class CompareState:
 
 
 def _read(path: Path, folder: Path, say: Callable[[str], None]) -> CompareState | None:
-    """None where it is half a file: each matrix says itself what it is of. Raises ArtifactError."""
+    """None if the file is invalid: each matrix identifies itself. Raises ArtifactError."""
     content = read_bytes(path)
     try:
         return CompareState(folder=folder, **json.loads(content))
     except (ValueError, TypeError) as error:
-        set_aside(path, f"{path} is not what a comparison of backends left there: {error}", say)
+        set_aside(path, f"{path} is not the state of a comparison: {error}", say)
         return None
 
 
 def _refuse_other(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     other = [name for name in {**before, **now} if before.get(name) != now.get(name)]
     if other:
-        told = "; ".join(f"{name} is {before.get(name)!r} there, {now.get(name)!r} here" for name in other)
-        raise ArtifactError(f"{folder} holds another comparison: {told} (--artifact-subdir takes another folder)")
+        differences = "; ".join(f"{name} is {before.get(name)!r} there, {now.get(name)!r} here" for name in other)
+        raise ArtifactError(
+            f"{folder} contains another comparison: {differences} (--artifact-subdir names another folder)"
+        )
 
 
 def _checksums(folder: Path, names: Iterable[str]) -> dict[str, str | None]:

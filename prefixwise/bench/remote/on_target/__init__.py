@@ -1,1 +1,1 @@
-"""What runs on the target: the agent, and all it does there."""
+"""The agent's work on the target: machine facts, the lock, records of servers, and measurements."""

@@ -1,4 +1,4 @@
-"""One chunk size of a sweep, on the target: a server of its own, the workload's requests, a row."""
+"""One chunk size of a sweep, on the target: start a server, send the workload's requests, write a row."""
 
 from __future__ import annotations
 
@@ -8,42 +8,43 @@ from pathlib import Path
 from typing import Any
 
 from prefixwise._version import __version__
-from prefixwise.bench.artifacts import OpsRow, OpsRunMetadata, Workload
 from prefixwise.bench.client import CallError, ScoreClient
 from prefixwise.bench.files import now_utc, read_artifact, write_artifact
+from prefixwise.bench.kinds.ops import OpsRow, OpsRunMetadata
+from prefixwise.bench.kinds.workload import Workload
+from prefixwise.bench.processes import ServerStartError, local_server
 from prefixwise.bench.remote import folders
 from prefixwise.bench.remote.on_target import machine, run_lock
-from prefixwise.bench.remote.on_target.running import on_record
+from prefixwise.bench.remote.on_target.server_records import on_record
 from prefixwise.bench.remote.spec import SweepSpec
 from prefixwise.bench.rules import mean, percentile
-from prefixwise.bench.servers import ServerStartError, local_server
-from prefixwise.bench.token_facts import token_facts
-from prefixwise.bench.workload import WorkloadOptions, make_workload
+from prefixwise.bench.run.workload import WorkloadOptions, make_workload
+from prefixwise.bench.tokens import token_facts
 from prefixwise.contract.errors import ArtifactError
 
 Say = Callable[[str], None]
 
 
 def begin_sweep(spec: SweepSpec, say: Say) -> dict[str, Any]:
-    """Makes the folder, or goes on with one of the same sweep. Raises ArtifactError, TargetError."""
+    """Create the folder, or resume one of the same sweep. Raises ArtifactError, TargetError."""
     folder = Path(spec.folder).expanduser()
     with run_lock.held(spec, str(folder)):
         if not spec.new_folder and (folder / folders.METADATA).exists():
-            _go_on(spec, folder, say)
+            _resume(spec, folder, say)
         else:
             folder = _begin_new(spec, folder, say)
-        if folders.rows_in(folder):  # a run that was killed may have left them without their sum
+        if folders.rows_in(folder):  # a killed run may have left rows without their summary
             folders.write_results(folder, spec, *_ran_on(spec, {}, folder))
-        kept = [row for size in spec.chunk_sizes if (row := folders.kept_row(folder, size)) is not None]
-    return {"folder": str(folder), "kept": [row.model_dump() for row in kept]}
+        done = [row for size in spec.chunk_sizes if (row := folders.finished_row(folder, size)) is not None]
+    return {"folder": str(folder), "done": [row.model_dump() for row in done]}
 
 
-def _go_on(spec: SweepSpec, folder: Path, say: Say) -> None:
+def _resume(spec: SweepSpec, folder: Path, say: Say) -> None:
     metadata = read_artifact(folder / folders.METADATA, OpsRunMetadata)
-    other = _differences(metadata.spec, spec.deciding)
+    other = _differences(metadata.spec, spec.identity)
     if other:
-        raise ArtifactError(f"{folder} holds another sweep: {other}")
-    say(f"going on with {folder}")
+        raise ArtifactError(f"{folder} contains another sweep: {other}")
+    say(f"resuming {folder}")
     sizes = list(dict.fromkeys((*(metadata.chunk_sizes or ()), *spec.chunk_sizes)))
     if sizes != metadata.chunk_sizes:
         metadata.chunk_sizes = sizes
@@ -54,12 +55,12 @@ def _go_on(spec: SweepSpec, folder: Path, say: Say) -> None:
 
 
 def _begin_new(spec: SweepSpec, wanted: Path, say: Say) -> Path:
-    """The folder, which is not left behind where it cannot be used."""
+    """Create the folder; remove it again if the sweep cannot begin."""
     machine.check_disk(wanted)
     machine.check_port(spec.port)
     is_made = spec.new_folder or not wanted.exists()
     if not is_made and folders.rows_in(wanted):
-        raise ArtifactError(f"{wanted} holds rows, but no {folders.METADATA} that says of which sweep")
+        raise ArtifactError(f"{wanted} contains rows, but no {folders.METADATA} that names their sweep")
     folder = folders.make_new(wanted) if spec.new_folder else wanted
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -80,13 +81,13 @@ def _write_workload(spec: SweepSpec, folder: Path, say: Say) -> None:
     write_artifact(folder / folders.WORKLOAD, workload)
 
 
-def _differences(kept: Mapping[str, Any] | None, wanted: Mapping[str, Any]) -> str:
-    """Of what decides a row; where it ran and how long one waits does not."""
-    if kept is None:
-        return "it does not say which"
+def _differences(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> str:
+    """Between the fields that decide a row; folder, port and timeouts do not."""
+    if before is None:
+        return "its specification is missing"
     free = ("folder", "chunk_sizes", "port", "timeout_sec", "start_timeout_sec", "hardware")
-    other = {key: value for key, value in wanted.items() if key not in free and kept.get(key) != value}
-    return "; ".join(f"{key} is {kept.get(key)!r} there, {value!r} here" for key, value in other.items())
+    other = {key: value for key, value in now.items() if key not in free and before.get(key) != value}
+    return "; ".join(f"{key} is {before.get(key)!r} there, {value!r} here" for key, value in other.items())
 
 
 def _metadata(spec: SweepSpec) -> OpsRunMetadata:
@@ -102,14 +103,14 @@ def _metadata(spec: SweepSpec) -> OpsRunMetadata:
         workload_ref=spec.workload_ref,
         server_config=config,
         chunk_sizes=list(spec.chunk_sizes),
-        spec=spec.deciding,
+        spec=spec.identity,
         started_at_utc=now_utc(),
         prefixwise=__version__,
     )
 
 
 def measure_chunk(spec: SweepSpec, size: int, say: Say) -> OpsRow:
-    """The row, which is written, too, as is the sum of all that are there. A failure is a row that says why."""
+    """Measure one chunk size; write the row and the summary of all rows. A failure gives a row with the error."""
     folder = Path(spec.folder).expanduser()
     with run_lock.held(spec, str(folder)):
         return _measure_alone(spec, size, folder, say)
@@ -121,46 +122,48 @@ def _measure_alone(spec: SweepSpec, size: int, folder: Path, say: Say) -> OpsRow
     machine.check_port(spec.port)
     with (folder / f"chunk_{size}.log").open("w", encoding="utf-8") as log:
 
-        def tell(line: str) -> None:
+        def log_line(line: str) -> None:
             say(line)
             print(now_utc(), line, file=log, flush=True)
 
-        row, info = _measure(spec, size, workload, folder, tell)
+        row, info = _measure(spec, size, workload, folder, log_line)
     write_artifact(folders.chunk_file(folder, size), row)
     folders.write_results(folder, spec, *_ran_on(spec, info, folder))
     return row
 
 
-def _measure(spec: SweepSpec, size: int, workload: Workload, folder: Path, tell: Say) -> tuple[OpsRow, dict[str, Any]]:
+def _measure(
+    spec: SweepSpec, size: int, workload: Workload, folder: Path, log_line: Say
+) -> tuple[OpsRow, dict[str, Any]]:
     own_log = folder / f".server_{size}.log"
     try:
         with on_record(str(folder)) as record:
-            tell(f"chunk size {size}: starting the server")
+            log_line(f"chunk size {size}: starting the server")
             server = local_server(
                 spec.flags_of(size),
                 own_log,
                 port=spec.port,
                 env=machine.NO_KEY,
                 on_start=record.begin,
-                patience_sec=spec.start_timeout_sec,
+                start_timeout_sec=spec.start_timeout_sec,
             )
             with server as running, ScoreClient(running.url, timeout_sec=spec.timeout_sec) as client:
                 info = client.server_info()
-                tell(f"chunk size {size}: ready on {running.url}")
+                log_line(f"chunk size {size}: ready on {running.url}")
                 try:
-                    seconds = _seconds(client, spec, workload, tell)
+                    seconds = _seconds(client, spec, workload, log_line)
                 except CallError as error:
                     died = machine.end_of(running.process_id, 2.0) if error.code is None else None
-                    return _failed(size, died or str(error), error.reason, client.server_info(), tell), info
-                return _row(size, spec, seconds, client.server_info(), tell), info
+                    return _failed(size, died or str(error), error.reason, client.server_info(), log_line), info
+                return _row(size, spec, seconds, client.server_info(), log_line), info
     except ServerStartError as error:
-        return _failed(size, str(error), "start", {}, tell), {}
+        return _failed(size, str(error), "start", {}, log_line), {}
     finally:
         _append(own_log, folder / "server.log", size)
 
 
-def _seconds(client: ScoreClient, spec: SweepSpec, workload: Workload, tell: Say) -> list[float]:
-    """Of every timed run: all items in one request, which the server takes chunk by chunk."""
+def _seconds(client: ScoreClient, spec: SweepSpec, workload: Workload, log_line: Say) -> list[float]:
+    """The seconds of every timed run: all items in one request, which the server splits into chunks."""
     request = workload.requests[0]
     body = {
         "query": request.query_token_ids,
@@ -173,12 +176,12 @@ def _seconds(client: ScoreClient, spec: SweepSpec, workload: Workload, tell: Say
     for run in range(spec.warmup_runs + spec.timed_runs):
         seconds = client.score(body).seconds
         kind = "warm-up" if run < spec.warmup_runs else "run"
-        tell(f"{kind} {run + 1}/{spec.warmup_runs + spec.timed_runs}: {seconds * 1000:.1f} ms")
+        log_line(f"{kind} {run + 1}/{spec.warmup_runs + spec.timed_runs}: {seconds * 1000:.1f} ms")
         taken.append(seconds)
     return taken[spec.warmup_runs :]
 
 
-def _row(size: int, spec: SweepSpec, seconds: list[float], info: Mapping[str, Any], tell: Say) -> OpsRow:
+def _row(size: int, spec: SweepSpec, seconds: list[float], info: Mapping[str, Any], log_line: Say) -> OpsRow:
     row = OpsRow(
         chunk_size=size,
         throughput_items_per_sec=spec.num_items / mean(seconds),
@@ -189,12 +192,12 @@ def _row(size: int, spec: SweepSpec, seconds: list[float], info: Mapping[str, An
         error=None,
         latencies_ms=[each * 1000 for each in seconds],
     )
-    tell(f"chunk size {size}: {row.throughput_items_per_sec:.1f} items/s")
+    log_line(f"chunk size {size}: {row.throughput_items_per_sec:.1f} items/s")
     return row
 
 
-def _failed(size: int, error: str, reason: str, info: Mapping[str, Any], tell: Say) -> OpsRow:
-    tell(f"chunk size {size}: {error}")
+def _failed(size: int, error: str, reason: str, info: Mapping[str, Any], log_line: Say) -> OpsRow:
+    log_line(f"chunk size {size}: {error}")
     return OpsRow(
         chunk_size=size,
         throughput_items_per_sec=None,
@@ -208,7 +211,7 @@ def _failed(size: int, error: str, reason: str, info: Mapping[str, Any], tell: S
 
 
 def _ran_on(spec: SweepSpec, info: Mapping[str, Any], folder: Path) -> tuple[str, str]:
-    """Backend and hardware, as the server says; as an earlier row has it where this server did not start."""
+    """Backend and hardware as the server reports them, or as in the metadata if it did not start."""
     backend, hardware = machine.backend_and_hardware(info)
     path = folder / folders.METADATA
     metadata = read_artifact(path, OpsRunMetadata)
@@ -220,7 +223,7 @@ def _ran_on(spec: SweepSpec, info: Mapping[str, Any], folder: Path) -> tuple[str
 
 
 def _append(own_log: Path, shared_log: Path, size: int) -> None:
-    """All servers' output in one file, in their order."""
+    """Append this server's log to the common log."""
     if not own_log.exists():
         return
     with shared_log.open("a", encoding="utf-8") as shared:

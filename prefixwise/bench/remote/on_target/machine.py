@@ -1,4 +1,4 @@
-"""What this machine has (Python, backends, devices, disk, ports, models), and what a server on it tells."""
+"""Facts about this machine (Python, backends, devices, disk, ports, models), and about a server on it."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from pathlib import Path
 from typing import Any, Literal
 
 from prefixwise._version import __version__
-from prefixwise.bench.hardware import server_fact
 from prefixwise.bench.remote.targets.base import TargetError
-from prefixwise.bench.token_facts import token_facts
+from prefixwise.bench.server_facts import server_fact
+from prefixwise.bench.tokens import token_facts
 from prefixwise.contract.errors import ModelLoadError
 
 ModelState = Literal["here", "comes", "missing"]  # comes: the first server downloads it
 
-# For the servers of a run, which are for it alone: an empty key is none, whatever this machine's own is.
+# The servers of a run have no API key, even if this machine's environment sets one.
 NO_KEY = {"PREFIXWISE_API_KEY": ""}
 
 _HUB_SECONDS = 15.0
-_LEAST_FREE_BYTES = 16_000_000
-_BACKENDS = {"torch": "pytorch"}  # what artifacts call them
+_MIN_FREE_BYTES = 16_000_000
+_BACKENDS = {"torch": "pytorch"}  # names in artifacts
 
 
 def facts(folder: str, model: str, port: int) -> dict[str, Any]:
-    """For `ops doctor`, and for a run that asks before it begins."""
+    """Facts for `ops doctor`, and for the checks before a comparison."""
     existing = _existing(Path(folder).expanduser())
-    found, problems = ask_backends()
-    model_state, model_words = model_facts(model) if model else (None, None)
+    found, problems = query_backends()
+    model_state, model_note = model_facts(model) if model else (None, None)
     return {
         "prefixwise": __version__,
         "python": platform.python_version(),
@@ -50,59 +50,59 @@ def facts(folder: str, model: str, port: int) -> dict[str, Any]:
         "is_writable": _can_write(existing),
         "port_free": port_is_free(port),
         "model_state": model_state,
-        "model": None if model_state == "here" else model_words,  # what there is to say of it
+        "model": None if model_state == "here" else model_note,
     }
 
 
-def _existing(place: Path) -> Path:
-    """It, or the nearest folder above it that is there."""
-    return next(each for each in (place, *place.absolute().parents) if each.exists())
+def _existing(folder: Path) -> Path:
+    """The folder, or its nearest existing parent."""
+    return next(each for each in (folder, *folder.absolute().parents) if each.exists())
 
 
-def ask_backends() -> tuple[list[str], dict[str, str]]:
-    """Devices as the backends name them, and why a backend names none.
+def query_backends() -> tuple[list[str], dict[str, str]]:
+    """Devices as the backends name them, and the errors of backends that name none.
 
-    Each is asked in a process of its own, as asking takes hold of a TPU.
+    Each backend is queried in a process of its own, because the query acquires a TPU.
     """
-    asked = {
+    processes = {
         package: subprocess.Popen(
-            [sys.executable, "-c", question],
+            [sys.executable, "-c", query],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
-        for package, question in _QUESTIONS.items()
+        for package, query in _QUERIES.items()
         if importlib.util.find_spec(package) is not None
     }
     devices: list[str] = []
     problems: dict[str, str] = {}
     try:
-        for package, process in asked.items():
+        for package, process in processes.items():
             named, problem = _answer(process)
             devices += [f"{package}: {name}" for name in named]
             problems.update({package: problem} if problem else {})
     finally:
-        for process in asked.values():
+        for process in processes.values():
             process.kill()
             process.communicate()
     return devices, problems
 
 
 def _answer(process: subprocess.Popen[str]) -> tuple[list[str], str]:
-    """The names, and what went wrong."""
+    """The names of the devices, and the error."""
     try:
-        output, complaints = process.communicate(timeout=_PATIENCE_SECONDS)
+        output, stderr = process.communicate(timeout=_QUERY_TIMEOUT_SECONDS)
     except subprocess.TimeoutExpired:
-        return [], f"it did not name its devices within {_PATIENCE_SECONDS:.0f} s"
+        return [], f"it did not name its devices within {_QUERY_TIMEOUT_SECONDS:.0f} s"
     problem = ""
     if process.returncode != 0:
-        problem = (complaints.strip().splitlines() or [f"it ended with status {process.returncode}"])[-1]
+        problem = (stderr.strip().splitlines() or [f"it ended with status {process.returncode}"])[-1]
     return [line for line in output.splitlines() if line], problem
 
 
-_PATIENCE_SECONDS = 180.0  # a TPU takes its time
-_QUESTIONS = {
+_QUERY_TIMEOUT_SECONDS = 180.0  # a TPU is slow to start
+_QUERIES = {
     "jax": "import jax\nfor device in jax.devices(): print(device.device_kind)",
     "torch": "import torch\n"
     "for index in range(torch.cuda.device_count()): print(torch.cuda.get_device_name(index))\n"
@@ -111,7 +111,7 @@ _QUESTIONS = {
 
 
 def _can_write(folder: Path) -> bool:
-    """Tried, as modes say little: of root, of what is mounted read-only."""
+    """Test by writing: a mode means little for root or on a read-only mount."""
     try:
         with tempfile.TemporaryDirectory(dir=folder, prefix=".prefixwise-"):
             return True
@@ -120,23 +120,23 @@ def _can_write(folder: Path) -> bool:
 
 
 def model_facts(model: str) -> tuple[ModelState, str]:
-    """Is it here, or how will it come? Weights are not read."""
+    """Whether the model is here, can be downloaded, or is missing. Does not read weights."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     try:
-        told = token_facts(model)
+        found = token_facts(model)
         if model != "embedded" and not Path(model).expanduser().exists():
             snapshot_download(model, local_files_only=True)
     except (HFValidationError, LocalEntryNotFoundError):
         return _on_the_hub(model)
     except ModelLoadError as error:
         return "missing", str(error)
-    return "here", f"{told.model}: {told.source}"
+    return "here", f"{found.model}: {found.source}"
 
 
 def _on_the_hub(model: str) -> tuple[ModelState, str]:
-    """Can it be had from here? Asked now, and not by a server that people wait for."""
+    """Whether this machine can download the model. Checked now, before a server starts."""
     import httpx
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
@@ -144,49 +144,49 @@ def _on_the_hub(model: str) -> tuple[ModelState, str]:
     try:
         HfApi().model_info(model, timeout=_HUB_SECONDS)
     except OfflineModeIsEnabled:
-        return "missing", "it is not in the cache, and HF_HUB_OFFLINE is set"
+        return "missing", "not in the hub cache, and HF_HUB_OFFLINE is set"
     except (HfHubHTTPError, httpx.HTTPError, OSError) as error:
         why = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        return "missing", f"it is not in the cache, and the hub does not give it: {why}"
-    return "comes", "it is not in the cache: the first server downloads it"
+        return "missing", f"not in the hub cache, and the hub refuses it: {why}"
+    return "comes", "not in the hub cache: the first server downloads it"
 
 
 def port_is_free(port: int) -> bool:
-    """0 is any port, of which one is free."""
+    """True for a free port, and for 0, any free port."""
     if port == 0:
         return True
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
-        except (OSError, OverflowError):  # overflow: it is no port at all
+        except (OSError, OverflowError):  # overflow: not a port number
             return False
     return True
 
 
 def check_disk(folder: Path) -> None:
-    """Raises TargetError: a server whose log cannot be written is not seen to be ready."""
+    """Raises TargetError if the disk is full: a server's log, which reports that it is ready, needs space."""
     free = shutil.disk_usage(_existing(folder)).free
-    if free < _LEAST_FREE_BYTES:
-        expected = f"expected {_LEAST_FREE_BYTES / 1e6:g} MB or more"
+    if free < _MIN_FREE_BYTES:
+        expected = f"expected {_MIN_FREE_BYTES / 1e6:g} MB or more"
         raise TargetError(f"no space left on device: {free / 1e6:.1f} MB are free in {folder}, {expected}")
 
 
 def check_port(port: int) -> None:
-    """Raises TargetError: every server of the run would fail in the same way."""
+    """Raises TargetError if the port is taken: every server of the run would fail."""
     if not port_is_free(port):
         raise TargetError(f"port {port} is taken on this machine: expected a free one, or 0 for any")
 
 
 def backend_and_hardware(info: Mapping[str, Any]) -> tuple[str | None, str]:
-    """As a server tells it."""
+    """Backend and device as the server reports them."""
     backend = server_fact(info, "backend")
     kind, device = server_fact(info, "device_kind"), server_fact(info, "device")
     return _BACKENDS.get(str(backend), backend), str(device or kind or "unknown")
 
 
 def peak_megabytes(info: Mapping[str, Any]) -> float | None:
-    """Of the devices where the server tells it, else of the host."""
+    """Peak memory of the devices if the server reports it, else of the host."""
     memory = info.get("memory")
     if not isinstance(memory, Mapping):
         return None
@@ -206,9 +206,9 @@ def _peaks(stats: Mapping[str, Any]) -> list[float]:
     return found
 
 
-def end_of(process_id: int, patience_sec: float = 0.0) -> str | None:
-    """How a child of ours ended; None where it runs. Its connections may break some time before it is gone."""
-    until = time.monotonic() + patience_sec
+def end_of(process_id: int, timeout_sec: float = 0.0) -> str | None:
+    """How a child process ended; None if it runs. Waits a little: connections break before the process has ended."""
+    until = time.monotonic() + timeout_sec
     while True:
         try:
             done, status = os.waitpid(process_id, os.WNOHANG)
@@ -224,6 +224,6 @@ def end_of(process_id: int, patience_sec: float = 0.0) -> str | None:
 def _ending(status: int) -> str:
     if os.WIFSIGNALED(status):
         number = signal.Signals(os.WTERMSIG(status))
-        hint = ": out of memory, if nobody did it" if number is signal.SIGKILL else ""
+        hint = ": probably out of memory" if number is signal.SIGKILL else ""
         return f"the server was ended by {number.name}{hint}"
     return f"the server ended with status {os.waitstatus_to_exitcode(status)}"

@@ -1,1 +1,1 @@
-"""Targets: this machine, one over ssh, a Cloud TPU VM, a Compute Engine GPU VM."""
+"""Targets: this machine, a machine over ssh, a Cloud TPU VM, a Compute Engine GPU VM."""

@@ -1,6 +1,6 @@
-"""What a target can do: run a command, take a file, give one back, say whether it is there.
+"""The interface of a target: run a command, upload and download files, check that it is reachable.
 
-Paths on a target are strings: `~` is its home, and it need not be a machine like this one.
+Paths on a target are strings; a leading `~/` is the home folder there.
 """
 
 from __future__ import annotations
@@ -14,44 +14,49 @@ from typing import Protocol
 
 from prefixwise.contract.errors import PrefixwiseError
 
+VENV = "~/.prefixwise/venv"  # where `ops install` puts prefixwise, and remote targets look for it
+VENV_PYTHON = f"{VENV}/bin/python"
+
 OnLine = Callable[[str], None]
 
 
 class TargetError(PrefixwiseError):
-    """What could not be done on a target, in its own words."""
+    """An operation on a target failed; the message quotes the target's own error."""
 
 
 class ConnectionLostError(TargetError):
-    """The way to the target broke, before or while a command ran. What it had started ends by itself."""
+    """The connection broke before or during a command. The agent on the target then stops what it has started."""
 
 
 @dataclass(frozen=True)
-class Done:
-    """A command that came to its end."""
+class CommandResult:
+    """The result of a command that has ended."""
 
     status: int
-    output: str  # what it wrote to stdout
-    complaints: str  # the end of what it wrote to stderr
+    stdout: str
+    stderr: str  # its last lines
 
     @property
     def last_line(self) -> str:
-        lines = self.output.strip().splitlines()
+        lines = self.stdout.strip().splitlines()
         return lines[-1] if lines else ""
 
     @property
-    def words(self) -> str:
-        """What to tell people of a command that failed."""
-        lines = [line for line in self.complaints.strip().splitlines() if line.strip()]
-        told = [line.removeprefix("error:").strip() for line in lines if line.startswith("error:")]
-        if told:
-            return " / ".join(told[-3:])
+    def message(self) -> str:
+        """The error message of a failed command: its `error:` lines, or its end and last lines."""
+        lines = [line for line in self.stderr.strip().splitlines() if line.strip()]
+        errors = [line.removeprefix("error:").strip() for line in lines if line.startswith("error:")]
+        if errors:
+            return " / ".join(errors[-3:])
         return (
-            f"{self._ending}; its last words: {' / '.join(lines[-2:])}" if lines else f"{self._ending} and said nothing"
+            f"{self._ending}; its last lines: {' / '.join(lines[-2:])}"
+            if lines
+            else f"{self._ending} without a message"
         )
 
     @property
     def _ending(self) -> str:
-        """A shell at the other end says 128 + N of a signal N."""
+        """How it ended; a remote shell reports signal N as status 128 + N."""
         number = -self.status if self.status < 0 else self.status - 128
         names = {each.value: each.name for each in signal.Signals}
         return f"it was ended by {names[number]}" if number in names else f"it ended with status {self.status}"
@@ -62,30 +67,30 @@ class Target(Protocol):
 
     @property
     def name(self) -> str:
-        """As it was given: local, ssh://me@host."""
+        """As given on the command line: local, ssh://me@host."""
 
     @property
     def default_python(self) -> str:
-        """The interpreter that has prefixwise."""
+        """The interpreter that has prefixwise installed."""
 
-    def run(self, command: Sequence[str], on_line: OnLine | None = None, *, heartbeat: bool = False) -> Done:
-        """Runs it to its end; `on_line` hears every line of its stderr as it comes.
+    def run(self, command: Sequence[str], on_line: OnLine | None = None, *, heartbeat: bool = False) -> CommandResult:
+        """Run the command to its end; `on_line` is called with every line of its stderr.
 
-        Its stdin stays open as long as we are there: a command that watches it knows when we are gone. With a heartbeat
-        it gets a byte now and then, for ways that break without a word.
-        A word that begins with `~/` is of the target's home. Raises ConnectionLostError, TargetError.
+        Its stdin stays open until this process ends, so a command that watches stdin notices when its caller is gone.
+        With `heartbeat` it receives a byte every few seconds, to detect connections that break silently.
+        An argument that begins with `~/` is in the target's home. Raises ConnectionLostError, TargetError.
         """
 
     def upload(self, source: Path, destination: str) -> None:
-        """A file. Raises ConnectionLostError, TargetError."""
+        """Copy a file to the target. Raises ConnectionLostError, TargetError."""
 
     def download(self, source: str, destination: Path) -> None:
-        """A file or a folder with all that is in it, to exactly this path. Raises ConnectionLostError, TargetError."""
+        """Copy a file or a whole folder to exactly this path. Raises ConnectionLostError, TargetError."""
 
     def check_reachable(self) -> None:
         """Raises TargetError with the reason."""
 
 
 def shell_line(command: Sequence[str]) -> str:
-    """For a shell at the other end: quoted, but for a leading `~/`, which only that shell can resolve."""
+    """The command for a remote shell: quoted, except for a leading `~/`, which that shell expands."""
     return " ".join(f"~/{shlex.quote(word[2:])}" if word.startswith("~/") else shlex.quote(word) for word in command)

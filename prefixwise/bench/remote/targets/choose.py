@@ -1,4 +1,4 @@
-"""A target as people write it, with what the environment adds: PROJECT, and the names and zones of the two kinds."""
+"""Opens a target by its address; PROJECT, TPU_NAME, TPU_ZONE, GPU_NAME and GPU_ZONE complete it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ KINDS = "local, ssh://user@host:port, gcloud-tpu://NAME or gcloud-gpu://NAME"
 
 
 def default_target(environment: Mapping[str, str] = os.environ) -> str:
-    """Where none is given: the TPU VM that the environment names, else this machine."""
+    """The TPU VM that the environment names, else this machine."""
     return f"gcloud-tpu://{environment['TPU_NAME']}" if environment.get("TPU_NAME") else "local"
 
 
 def open_target(
     text: str, environment: Mapping[str, str] = os.environ, *, project: str | None = None, zone: str | None = None
 ) -> Target:
-    """`project` and `zone` come before PROJECT and TPU_ZONE or GPU_ZONE. Nothing is reached yet. Raises TargetError."""
+    """`project` and `zone` override PROJECT and TPU_ZONE or GPU_ZONE. Nothing is contacted. Raises TargetError."""
     scheme, separator, address = text.partition("://")
     if text == "local":
         return LocalTarget()
@@ -45,7 +45,7 @@ def _gcloud(
     def needed(variable: str, given: str | None) -> str:
         value = given or environment.get(variable, "")
         if not value:
-            raise TargetError(f"{kind.scheme}://{address} needs {variable}: it must be set, and is not")
+            raise TargetError(f"{kind.scheme}://{address} needs {variable}, which is not set")
         return value
 
     name = needed(f"{prefix}_NAME", address.removesuffix("/"))

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from prefixwise.bench.remote.targets.base import Done, OnLine
+from prefixwise.bench.remote.targets.base import CommandResult, OnLine
 from prefixwise.bench.remote.targets.processes import run_streamed
 from prefixwise.bench.remote.targets.transfer import copy_whole
 
@@ -17,7 +17,7 @@ class LocalTarget:
     name = "local"
     default_python = sys.executable
 
-    def run(self, command: Sequence[str], on_line: OnLine | None = None, *, heartbeat: bool = False) -> Done:
+    def run(self, command: Sequence[str], on_line: OnLine | None = None, *, heartbeat: bool = False) -> CommandResult:
         return run_streamed([_expanded(word) for word in command], on_line, heartbeat=heartbeat)
 
     def upload(self, source: Path, destination: str) -> None:
@@ -27,7 +27,7 @@ class LocalTarget:
         _copy(Path(_expanded(source)), destination)
 
     def check_reachable(self) -> None:
-        """It always is."""
+        """This machine is always reachable."""
 
 
 def _expanded(word: str) -> str:

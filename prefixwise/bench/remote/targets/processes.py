@@ -1,4 +1,4 @@
-"""A command as a process here: local, or a client that carries it to another machine."""
+"""Runs a command as a local process, with its stderr line by line: the command itself, or an ssh or gcloud client."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import IO
 
 from prefixwise.bench.processes import end_process
 from prefixwise.bench.remote.spec import HEARTBEAT_SECONDS
-from prefixwise.bench.remote.targets.base import Done, OnLine, TargetError
+from prefixwise.bench.remote.targets.base import CommandResult, OnLine, TargetError
 
-_GRACE_SECONDS = 45.0  # for what it started to be stopped
-_KEPT_LINES = 50
+_GRACE_SECONDS = 45.0  # for the command to stop what it has started
+_MAX_STDERR_LINES = 50
 
 
-def run_streamed(command: Sequence[str], on_line: OnLine | None = None, *, heartbeat: bool = False) -> Done:
-    """Its stdin is a pipe that closes with us, whatever ends us. Raises TargetError where there is no such program."""
+def run_streamed(command: Sequence[str], on_line: OnLine | None = None, *, heartbeat: bool = False) -> CommandResult:
+    """Run to the end. Its stdin is a pipe that closes when this process ends. Raises TargetError if it cannot start."""
     try:
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
@@ -45,45 +45,45 @@ def run_streamed(command: Sequence[str], on_line: OnLine | None = None, *, heart
                     pipe.close()
     if listener.failure is not None:
         raise listener.failure
-    return Done(status, output.decode("utf-8", "replace"), "\n".join(listener.kept))
+    return CommandResult(status, output.decode("utf-8", "replace"), "\n".join(listener.lines))
 
 
 class _Listener(threading.Thread):
-    """Hears stderr to its end, also where nobody wants to hear it any more: a full pipe would stop the command."""
+    """Reads stderr to its end, even after `on_line` has failed: a full pipe would block the command."""
 
     def __init__(self, process: subprocess.Popen[bytes], on_line: OnLine | None) -> None:
         super().__init__(daemon=True)
-        self.kept: deque[str] = deque(maxlen=_KEPT_LINES)
+        self.lines: deque[str] = deque(maxlen=_MAX_STDERR_LINES)
         self.failure: BaseException | None = None
         self._process = process
         self._on_line = on_line
         self.start()
 
     def run(self) -> None:
-        """Of the thread."""
+        """The thread's work."""
         assert self._process.stderr is not None
         for raw in self._process.stderr:
             line = raw.decode("utf-8", "replace").rstrip("\r\n")
-            self.kept.append(line)
+            self.lines.append(line)
             if self._on_line is None or self.failure is not None:
                 continue
             try:
                 self._on_line(line)
-            except BaseException as error:  # it is raised where the command was called
+            except BaseException as error:  # raised again by run_streamed
                 self.failure = error
                 self._process.terminate()
 
 
 def _beat(stdin: IO[bytes] | None, ended: threading.Event) -> None:
     assert stdin is not None
-    with suppress(OSError, ValueError):  # it is gone, or closed
+    with suppress(OSError, ValueError):  # the process has ended, or the pipe is closed
         while not ended.wait(HEARTBEAT_SECONDS):
             stdin.write(b".")
             stdin.flush()
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """In two steps: the pipe closes, which ends what watches it; then a signal."""
+    """Close stdin, which ends a command that watches it; then send a signal."""
     if process.stdin is not None:
         with suppress(OSError):
             process.stdin.close()

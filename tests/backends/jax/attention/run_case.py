@@ -18,8 +18,9 @@ from jax.typing import DTypeLike
 
 from prefixwise.backends.jax.attention import api
 from prefixwise.backends.jax.attention.base import AttentionImplementation, Heads, Source
-from prefixwise.backends.jax.attention.dense import DenseMask, make_mask, token_rows
+from prefixwise.backends.jax.attention.dense import DenseMask, make_mask
 from prefixwise.backends.jax.attention.shapes import AttentionShape
+from prefixwise.backends.jax.inputs import token_sequences
 from prefixwise.contract.ragged import Int64Array
 from prefixwise.forward.batch import ForwardBatch, Layout
 from prefixwise.forward.kv_pages import batch_tiles, page_table
@@ -41,24 +42,24 @@ class Capacity:
     """What a program has room for, and whether enough cases share it for the compiler to take its time over it."""
 
     num_tokens: int
-    num_blocks: int  # key blocks of all prefixes together
+    num_blocks: int  # key tiles of all prefixes together
     is_optimised: bool = True
 
 
 LAYOUT_CAPACITY = Capacity(448, 8)
 HEAD_CAPACITY = Capacity(160, 1, is_optimised=False)  # each of these cases has a program of its own
-MAX_ROWS = 8  # of a dense mask
+MAX_SEQUENCES = 8  # of a dense mask
 
 
 def _extend_attention(
     q: jax.Array,
     k: jax.Array,
     v: jax.Array,
-    pool: Source,
+    kv_cache: Source,
     tiles: DeviceTiles,
     implementation: AttentionImplementation,
 ) -> jax.Array:
-    return api.extend_attention(Heads.of(q, k, v), pool, tiles, implementation)
+    return api.extend_attention(Heads.of(q, k, v), kv_cache, tiles, implementation)
 
 
 def _packed_attention(
@@ -139,12 +140,12 @@ def _run(
     q, k, v = (jnp.asarray(with_nan(each, capacity.num_tokens), dtype) for each in (inputs.q, inputs.k, inputs.v))
     sizes = implementation.tile_sizes(q.shape[1] // k.shape[1])
     padding = len(q) - batch.num_tokens if implementation.needs_padding_tiles else 0
-    blocks = prefix_blocks(batch, capacity)
+    blocks = prefix_tiles(batch, capacity)
     tiles = fill_up(cut_tiles(batch, sizes, blocks, padding), sizes, capacity)
     programs = _programs_for(implementation, capacity, platform)
     if batch.layout is Layout.EXTEND:
-        pool = make_pool(batch, inputs, blocks, capacity.num_blocks, dtype)
-        return programs.extend(q, k, v, pool, tiles, implementation=implementation)
+        kv_cache = make_pool(batch, inputs, blocks, capacity.num_blocks, dtype)
+        return programs.extend(q, k, v, kv_cache, tiles, implementation=implementation)
     dense = make_dense(batch, len(q)) if batch.mask == "dense" else None
     return programs.packed(q, k, v, tiles, implementation=implementation, dense=dense)
 
@@ -154,8 +155,8 @@ def with_nan(values: Floats, size: int) -> Floats:
     return np.concatenate([values, np.full((size - len(values), *values.shape[1:]), np.nan, np.float32)])
 
 
-def prefix_blocks(batch: ForwardBatch, capacity: Capacity) -> list[Int64Array]:
-    """Addresses of the key blocks of each prefix: tokens of the batch, or pages of the pool in any order."""
+def prefix_tiles(batch: ForwardBatch, capacity: Capacity) -> list[Int64Array]:
+    """Addresses of the key tiles of each prefix: tokens of the batch, or pages of the KV cache in any order."""
     if batch.layout is not Layout.EXTEND:
         return batch_tiles(batch)
     pages = iter((KEY_TILE * np.random.default_rng(batch.num_tokens).permutation(capacity.num_blocks)).tolist())
@@ -174,14 +175,14 @@ def kept_segments(batch: ForwardBatch) -> list[int]:
 def make_pool(
     batch: ForwardBatch, inputs: AttentionInputs, blocks: Sequence[Int64Array], num_pages: int, dtype: DTypeLike
 ) -> Source:
-    """All prefixes in their pages, behind a layer of the pool that is not ours, and before pages of nobody."""
+    """All prefixes in their pages, behind a layer of the KV cache that is not ours, and before pages of nobody."""
     shape = ((1 + num_pages + 1) * KEY_TILE, *inputs.k.shape[1:])
     pools = [np.full(shape, np.nan, np.float32) for _ in range(2)]
     for number, addresses in enumerate(blocks):
         slots = (KEY_TILE + addresses[:, None] + np.arange(KEY_TILE)).reshape(-1)
-        for pool, values in zip(pools, whole_prefix(batch, inputs, number), strict=True):
+        for kv_cache, values in zip(pools, whole_prefix(batch, inputs, number), strict=True):
             count = min(len(slots), len(values))
-            pool[slots[:count]] = values[:count]
+            kv_cache[slots[:count]] = values[:count]
     return Source(jnp.asarray(pools[0], dtype), jnp.asarray(pools[1], dtype), jnp.int32(KEY_TILE))
 
 
@@ -203,12 +204,12 @@ def fill_up(tiles: HostTiles, sizes: TileSizes, capacity: Capacity) -> Tiles[Any
 
 def make_dense(batch: ForwardBatch, num_tokens: int) -> DenseMask:
     """As many columns as tokens, so that batches share a program."""
-    padding, num_rows = num_tokens - batch.num_tokens, len(batch.row_starts) - 1
+    padding, num_sequences = num_tokens - batch.num_tokens, len(batch.sequence_starts) - 1
     return DenseMask(
         jnp.asarray(make_mask(batch, (num_tokens, num_tokens))),
-        jnp.asarray(np.pad(token_rows(batch), (0, padding))),
-        jnp.asarray(np.pad(batch.row_starts, (0, MAX_ROWS - num_rows), mode="edge").astype(np.int32)),
-        jnp.int32(num_rows),
+        jnp.asarray(np.pad(token_sequences(batch), (0, padding))),
+        jnp.asarray(np.pad(batch.sequence_starts, (0, MAX_SEQUENCES - num_sequences), mode="edge").astype(np.int32)),
+        jnp.int32(num_sequences),
     )
 
 

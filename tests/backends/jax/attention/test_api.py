@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 from functools import partial
 
 import jax
@@ -8,15 +9,20 @@ import numpy as np
 import pytest
 
 from prefixwise.backends.jax.attention import api
-from prefixwise.backends.jax.attention.base import Heads, Source
+from prefixwise.backends.jax.attention.base import AttentionImplementation, Heads, Source
 from prefixwise.backends.jax.attention.hopper import HopperAttention
+from prefixwise.backends.jax.attention.pallas_gpu import PallasGpuAttention
+from prefixwise.backends.jax.attention.pallas_tpu import PallasTpuAttention
+from prefixwise.backends.jax.attention.xla import XlaAttention
 from prefixwise.contract.errors import BackendError
-from prefixwise.forward.tiles import TileSizes, cut_tiles
+from prefixwise.forward.tiles import DeviceTiles, TileSizes, cut_tiles
 from tests.attention_cases import AttentionCase, expected_output, make_batch, make_inputs
 from tests.backends.jax.attention.interpreter import interpreter_parameters
 from tests.backends.jax.attention.run_case import Capacity, fill_up, with_nan
+from tests.backends.jax.quick_compiler import QUICKLY
 
 FLOAT32, BFLOAT16, FLOAT16 = (jnp.dtype(name) for name in ("float32", "bfloat16", "float16"))
+PROBE_HEADS = (2, 2, 64)
 
 
 class TestChoice:
@@ -106,19 +112,19 @@ class TestChoiceForRows:
         self, name: str, dtype: jnp.dtype, head_size: int, expected: str
     ) -> None:
         chosen = api.choose_implementation(name, platform="hopper", dtype=dtype, head_size=head_size)
-        found = api.choose_for_rows(chosen, platform="hopper", dtype=dtype, head_size=head_size)
+        found = api.choose_for_batch_prefixes(chosen, platform="hopper", dtype=dtype, head_size=head_size)
         assert found.name == expected
         assert found.reads_batches
 
     def test_one_that_reads_batches_serves_itself(self) -> None:
         chosen = api.choose_implementation("xla", platform="cpu", dtype=FLOAT32, head_size=64)
-        assert api.choose_for_rows(chosen, platform="cpu", dtype=FLOAT32, head_size=64) is chosen
+        assert api.choose_for_batch_prefixes(chosen, platform="cpu", dtype=FLOAT32, head_size=64) is chosen
 
     def test_where_no_kernel_runs_xla_reads_the_batches(self) -> None:
         """As beside an interpreted kernel on a CPU."""
         chosen = HopperAttention(interpret=interpreter_parameters())
         assert chosen.why_not("cpu", BFLOAT16, 128) is None
-        assert api.choose_for_rows(chosen, platform="cpu", dtype=BFLOAT16, head_size=128).name == "xla"
+        assert api.choose_for_batch_prefixes(chosen, platform="cpu", dtype=BFLOAT16, head_size=128).name == "xla"
 
 
 class TestFunctions:
@@ -140,11 +146,77 @@ class TestFunctions:
         sizes = TileSizes(32, 128, 64)
         tiles = fill_up(cut_tiles(make_batch(self.CASE), sizes, []), sizes, Capacity(20, 1))
         q, k = jnp.zeros((20, 2, 8), dtype), jnp.zeros((20, 1, 8), dtype)
-        pool = Source(jnp.zeros((256, 1, 8), dtype), jnp.zeros((256, 1, 8), dtype), jnp.int32(0))
+        kv_cache = Source(jnp.zeros((256, 1, 8), dtype), jnp.zeros((256, 1, 8), dtype), jnp.int32(0))
         with jax.default_device(jax.devices("cpu")[0]):
             for attend in (
                 partial(api.packed_attention, Heads.of(q, k, k)),
-                partial(api.extend_attention, Heads.of(q, k, k), pool),
+                partial(api.extend_attention, Heads.of(q, k, k), kv_cache),
             ):
                 found = jax.eval_shape(partial(attend, implementation=implementation), tiles)
                 assert (found.shape, found.dtype) == (q.shape, dtype)
+
+
+@pytest.mark.parametrize(
+    "implementation",
+    [
+        pytest.param(XlaAttention(), id="xla"),
+        pytest.param(PallasGpuAttention(interpret=True), id="pallas_gpu"),
+        pytest.param(PallasTpuAttention(interpret=True), id="pallas_tpu"),
+        pytest.param(HopperAttention(interpret=interpreter_parameters()), id="hopper", marks=pytest.mark.slow),
+    ],
+)
+def test_working_implementations_pass(implementation: AttentionImplementation, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jax, "jit", partial(jax.jit, compiler_options=QUICKLY))
+    api.probe_attention(implementation, PROBE_HEADS, BFLOAT16)
+
+
+class ZeroAttention(AttentionImplementation):
+    """Wrong: it sees nothing."""
+
+    name = "zero"
+    needs_padding_tiles = False
+
+    def why_not(self, platform: str, dtype: jnp.dtype, head_size: int) -> str | None:
+        return None
+
+    def tile_sizes(self, heads_per_kv: int) -> TileSizes:
+        return TileSizes(32, 64, 64)
+
+    def attend(self, heads: Heads, source: Source | None, tiles: DeviceTiles) -> jax.Array:
+        return jnp.zeros_like(heads.q)
+
+
+def test_wrong_values_fail() -> None:
+    with pytest.raises(ArithmeticError, match="attention over equal values of 1 gave 0"):
+        api.probe_attention(ZeroAttention(), PROBE_HEADS, BFLOAT16)
+
+
+class TestProbedChoice:
+    def choose(self, *broken: str, platform: str = "hopper") -> str:
+        def probe(candidate: AttentionImplementation) -> None:
+            if candidate.name in broken:
+                raise RuntimeError("no such instruction\nand many lines more")
+
+        return api.choose_working(platform=platform, dtype=BFLOAT16, head_size=128, probe=probe).name
+
+    def test_the_best_that_works(self) -> None:
+        assert self.choose() == "hopper"
+
+    def test_one_that_fails_is_passed_over_with_a_warning(self, caplog: pytest.LogCaptureFixture) -> None:
+        with caplog.at_level(logging.WARNING, "prefixwise"):
+            assert self.choose("hopper") == "pallas_gpu"
+        assert "attention 'hopper' does not work here, 'pallas_gpu' is used: no such instruction" in caplog.text
+        assert "many lines" not in caplog.text
+
+    def test_only_experimental_ones_are_probed(self) -> None:
+        assert self.choose("hopper", "pallas_gpu") == "pallas_gpu"
+
+    def test_on_a_tpu_the_kernel_is_probed_too(self) -> None:
+        assert self.choose(platform="tpu") == "pallas_tpu"
+        assert self.choose("pallas_tpu", platform="tpu") == "xla"
+
+    def test_on_a_cpu_nothing_is_probed(self) -> None:
+        def fail(candidate: AttentionImplementation) -> None:
+            raise AssertionError(candidate.name)
+
+        assert api.choose_working(platform="cpu", dtype=BFLOAT16, head_size=128, probe=fail).name == "xla"

@@ -7,10 +7,10 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from prefixwise.backends.jax.attention.dense import make_mask, token_rows
-from prefixwise.backends.jax.data_shards import split_batch
+from prefixwise.backends.jax.attention.dense import make_mask
+from prefixwise.backends.jax.inputs import split_batch, token_sequences
 from prefixwise.forward.batch import Layout
-from tests.backends.jax.batches import Tail, draw_ids, rows_batch
+from tests.backends.jax.batches import Suffix, draw_ids, sequences_batch
 
 PREFIX_LEN = 150  # a block, and 22 tokens
 
@@ -20,14 +20,14 @@ def test_every_shard_s_mask_shows_the_prefix_of_the_row_and_the_segment_up_to_it
     """Three rows of 4, 4 and 1 items: the last shard's rows begin far from the batch's first segment."""
     (prefix,) = draw_ids(0, PREFIX_LEN)
     lens = [PREFIX_LEN, PREFIX_LEN - 1, PREFIX_LEN, 0, *[PREFIX_LEN] * 5]
-    tails = [Tail(ids, length) for ids, length in zip(draw_ids(1, 3, 1, 2, 5, 4, 2, 2, 1, 6), lens, strict=True)]
-    batch = rows_batch(prefix, [tails[:4], tails[4:8], tails[8:]], Layout.PACKED, "dense")
+    suffixes = [Suffix(ids, length) for ids, length in zip(draw_ids(1, 3, 1, 2, 5, 4, 2, 2, 1, 6), lens, strict=True)]
+    batch = sequences_batch(prefix, [suffixes[:4], suffixes[4:8], suffixes[8:]], Layout.PACKED, "dense")
     for part, _ in split_batch(batch, num_shards):
-        columns = int(np.diff(part.row_starts).max())
+        columns = int(np.diff(part.sequence_starts).max())
         mask = make_mask(part, (part.num_tokens + 5, columns + 3))
         assert not mask[part.num_tokens :].any()
         for segment, (start, stop) in enumerate(pairwise(part.segment_starts)):
-            row_start = token_rows(part)[start]
+            first = token_sequences(part)[start]
             for token in range(start, stop):
-                own = range(start - row_start, token - row_start + 1)
+                own = range(start - first, token - first + 1)
                 assert set(np.flatnonzero(mask[token])) == {*range(part.prefix_lens[segment]), *own}

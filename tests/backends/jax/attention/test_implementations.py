@@ -52,7 +52,7 @@ from tests.backends.jax.attention.run_case import (
     make_dense,
     on_device,
     packed_program,
-    prefix_blocks,
+    prefix_tiles,
     runner,
     with_nan,
 )
@@ -95,7 +95,7 @@ INTERPRETED_DAILY = (
     ("several prefixes", jnp.bfloat16),
     ("one prefix read at several lengths", jnp.bfloat16),
     ("some read no prefix", jnp.bfloat16),
-    ("new blocks behind cached ones", jnp.bfloat16),
+    ("new KV blocks after cached ones", jnp.bfloat16),
     (ODD_HEADS.name, jnp.float16),
 )
 
@@ -148,13 +148,18 @@ class TestSuite:
 
     @pytest.mark.parametrize(
         "name",
-        ["several prefixes", "packed rows", "causal sequences of ragged lengths", "8 query heads on 1 KV heads of 256"],
+        [
+            "several prefixes",
+            "packed sequences",
+            "causal sequences of ragged lengths",
+            "8 query heads on 1 KV heads of 256",
+        ],
     )
     def test_tpu_kernel_waits_for_its_copies(self, name: str) -> None:
         check(runner(TPU_COPIES_INTERPRETED), CASE_NAMED[name], FLOAT32_TOLERANCE)
         assert not tpu_has_races()
 
-    @pytest.mark.parametrize("name", ["several prefixes", "packed rows", "12 query heads on 2 KV heads of 128"])
+    @pytest.mark.parametrize("name", ["several prefixes", "packed sequences", "12 query heads on 2 KV heads of 128"])
     def test_tpu_kernel_interpreted_in_half_precision(self, name: str) -> None:
         case = CASE_NAMED[name]
         run = runner(TPU_INTERPRETED, capacity_of(case), jnp.bfloat16)
@@ -230,7 +235,8 @@ class TestNamedShapes:
 
 class TestDenseMask:
     @pytest.mark.parametrize(
-        "name", ["packed rows", "one packed row of many items", "packed rows whose prefixes are blocks"]
+        "name",
+        ["packed sequences", "one packed sequence of many items", "packed sequences whose prefixes are KV blocks"],
     )
     def test_it_gives_the_bits_of_segment(self, name: str) -> None:
         run, case = runner(XLA), CASE_NAMED[name]
@@ -240,9 +246,9 @@ class TestDenseMask:
 
     def test_it_sees_what_the_tiles_leave_out(self) -> None:
         """It scores every pair: a key that the array shows and no tile visits must count."""
-        case, capacity, sizes = CASE_NAMED["packed rows"], LAYOUT_CAPACITY, XLA.tile_sizes(2)
+        case, capacity, sizes = CASE_NAMED["packed sequences"], LAYOUT_CAPACITY, XLA.tile_sizes(2)
         batch, inputs = make_batch(case, "dense"), make_inputs(case)
-        tiles = cut_tiles(batch, sizes, prefix_blocks(batch, capacity))
+        tiles = cut_tiles(batch, sizes, prefix_tiles(batch, capacity))
         no_tiles = tiles._replace(
             counts=np.zeros_like(tiles.counts),
             token_segment=np.full_like(tiles.token_segment, capacity.num_tokens),
@@ -295,7 +301,7 @@ PACKED = AttentionCase(
     (-1, 0, 0, 0),
     (0, 128, 150, 150),
     batch_prefixes=(0,),
-    row_starts=(0, 4),
+    sequence_starts=(0, 4),
     layout=Layout.PACKED,
 )
 SERIAL = AttentionCase(
@@ -304,7 +310,7 @@ SERIAL = AttentionCase(
     (-1, 0, 0, -1, 1, 1),
     (0, 128, 150, 0, 128, 150),
     batch_prefixes=(0, 3),
-    row_starts=(0, 3, 6),
+    sequence_starts=(0, 3, 6),
     layout=Layout.CAUSAL,
 )
 
@@ -417,7 +423,7 @@ class TestIsolation:
     def test_a_neighbour_that_is_not_finite_stays_by_itself(
         self, implementation: AttentionImplementation, mask: MaskImpl
     ) -> None:
-        check_a_broken_neighbour(runner(implementation), CASE_NAMED["packed rows"], mask)
+        check_a_broken_neighbour(runner(implementation), CASE_NAMED["packed sequences"], mask)
 
     @pytest.mark.parametrize("name", ["ragged items over one prefix", "interleaved prefixes"])
     @pytest.mark.parametrize(

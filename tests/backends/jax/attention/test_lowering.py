@@ -21,7 +21,7 @@ from prefixwise.backends.jax.attention.shapes import SHAPE_NAMED
 from prefixwise.backends.jax.inputs import ProgramSpec, capacities, unpack
 from prefixwise.backends.jax.kv_cache import KVCacheArrays
 from prefixwise.backends.jax.model import Transformer
-from prefixwise.backends.jax.row_blocks import RowBlocks
+from prefixwise.backends.jax.row_tiles import RowTiles
 from prefixwise.backends.jax.weights import LayerWeights, ModelWeights
 from prefixwise.forward.tiles import KEY_TILE, Tiles, tile_capacities
 
@@ -59,10 +59,10 @@ def test_attention_lowers(implementation: AttentionImplementation, platform: str
     num_blocks = -(-shape.prefix_lens[0] // KEY_TILE)
     lens = tile_capacities(NUM_TOKENS, implementation.tile_sizes(shape.num_heads // shape.num_kv_heads), num_blocks)
     heads = Heads(halves(NUM_TOKENS, shape.num_heads + 2 * shape.num_kv_heads, shape.head_size), shape.num_kv_heads)
-    kept = halves(num_blocks * KEY_TILE, shape.num_kv_heads, shape.head_size)
+    cached = halves(num_blocks * KEY_TILE, shape.num_kv_heads, shape.head_size)
     tiles = Tiles(*(integers(length) for length in lens))
     attend = jax.jit(api.extend_attention, static_argnums=3)
-    traced = attend.trace(heads, Source(kept, kept, integers()), tiles, implementation)
+    traced = attend.trace(heads, Source(cached, cached, integers()), tiles, implementation)
     assert kernels(traced, platform) == expected
 
 
@@ -90,26 +90,26 @@ def weights() -> ModelWeights:
 @pytest.mark.parametrize(
     "spec",
     [
-        ProgramSpec(2048, "pool", keeps=True),
-        ProgramSpec(2048, "pool", keeps=False),
-        ProgramSpec(2048, "batch", keeps=False),
+        ProgramSpec(2048, "kv_cache", writes_cache=True),
+        ProgramSpec(2048, "kv_cache", writes_cache=False),
+        ProgramSpec(2048, "batch", writes_cache=False),
     ],
     ids=lambda spec: spec.title,
 )
 def test_a_whole_trunk_lowers_for_a_hopper_gpu(spec: ProgramSpec) -> None:
-    """Hopper's own kernel is where prefixes are in the pool. All kernels are there twice: in the loop over layers, and
-    in the last one; Triton's are one for the heads, two for the own part, and one for prefixes in the batch."""
+    """Prefixes in the KV cache use the Hopper kernel. All kernels occur twice: in the loop over layers, and in the last
+    one. Triton's kernels are one for QK norm and RoPE, two for the self part, and one for prefixes in the batch."""
     heads_per_kv, num_pages = CONFIG.num_heads // CONFIG.num_kv_heads, 64
-    rows = RowBlocks(None, score_rows=256)
+    rows = RowTiles(None, score_rows=256)
     trunk = Transformer(CONFIG, CONFIG.num_kv_heads, heads_per_kv, 1, rows, HOPPER, PALLAS_GPU, fuses_heads=True)
-    attention = trunk.attention if spec.reads == "pool" else trunk.row_attention
-    lens = capacities(spec, attention.tile_sizes(heads_per_kv), max_pool_blocks=num_pages)
-    kept = halves(CONFIG.num_layers * num_pages * KEY_TILE, CONFIG.num_kv_heads, CONFIG.head_size)
+    attention = trunk.attention if spec.reads == "kv_cache" else trunk.batch_attention
+    lens = capacities(spec, attention.tile_sizes(heads_per_kv), max_kv_blocks=num_pages)
+    cached = halves(CONFIG.num_layers * num_pages * KEY_TILE, CONFIG.num_kv_heads, CONFIG.head_size)
 
     @jax.jit
-    def program(weights: ModelWeights, pool: KVCacheArrays, packed: jax.Array) -> Any:
-        return trunk(spec, weights, pool, unpack(packed, lens), None)
+    def program(weights: ModelWeights, kv_cache: KVCacheArrays, packed: jax.Array) -> Any:
+        return trunk(spec, weights, kv_cache, unpack(packed, lens), None)
 
     packed = integers(sum([*lens[:-1], *lens.tiles]))
-    found = kernels(program.trace(weights(), KVCacheArrays(kept, kept), packed))
-    assert found == ({"triton": 6, "mosaic_gpu": 2} if spec.reads == "pool" else {"triton": 8})
+    found = kernels(program.trace(weights(), KVCacheArrays(cached, cached), packed))
+    assert found == ({"triton": 6, "mosaic_gpu": 2} if spec.reads == "kv_cache" else {"triton": 8})

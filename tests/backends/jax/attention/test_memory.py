@@ -24,13 +24,13 @@ def integers(*shape: int) -> jax.ShapeDtypeStruct:
 
 def scratch_bytes(num_tokens: int) -> int:
     """What the compiled program allocates beside its inputs and its output."""
-    qkv, kept = floats(num_tokens, 4, 64), floats(NUM_BLOCKS * KEY_TILE, 1, 64)
+    qkv, cached = floats(num_tokens, 4, 64), floats(NUM_BLOCKS * KEY_TILE, 1, 64)
     lens = tile_capacities(num_tokens, XLA.tile_sizes(2), NUM_BLOCKS)
     tiles = Tiles(*(integers(length) for length in lens))
-    pool = Source(kept, kept, integers())  # type: ignore[arg-type]
+    kv_cache = Source(cached, cached, integers())  # type: ignore[arg-type]
     heads = Heads(qkv, num_kv_heads=1)  # type: ignore[arg-type]
     with jax.default_device(jax.devices("cpu")[0]):
-        lowered = jax.jit(api.extend_attention, static_argnums=3).lower(heads, pool, tiles, XLA)
+        lowered = jax.jit(api.extend_attention, static_argnums=3).lower(heads, kv_cache, tiles, XLA)
         analysis = lowered.compile(QUICKLY).memory_analysis()
     assert analysis is not None
     return int(analysis.temp_size_in_bytes)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from prefixwise.backends.torch.cuda.attention import KeySource, PagedAttention, PrefixTuning
+from prefixwise.backends.torch.cuda.attention import PagedAttention, PrefixTuning
 from prefixwise.backends.torch.cuda.inputs import (
     ForwardInputs,
     ProgramSpec,
@@ -18,6 +18,7 @@ from prefixwise.backends.torch.cuda.inputs import (
     packing,
     unpack,
 )
+from prefixwise.backends.torch.cuda.kv_cache import KeySource
 from prefixwise.contract.ragged import Int64Array
 from prefixwise.forward.batch import ForwardBatch
 from prefixwise.forward.kv_pages import batch_tiles, page_table
@@ -42,10 +43,10 @@ def paged(dtype: torch.dtype, device: str, prefix: PrefixTuning | None = None) -
             return torch.from_numpy(values).to(device, dtype)
 
         qkv = move(np.concatenate([inputs.q, inputs.k, inputs.v], 1))
-        reads_pool = any(prefix.blocks for prefix in batch.prefixes)
-        spec = ProgramSpec(num_tokens, "pool" if reads_pool else "batch", scores=False)
-        if reads_pool:
-            keys, values, lists = _pool(batch, inputs)
+        reads_cache = any(prefix.blocks for prefix in batch.prefixes)
+        spec = ProgramSpec(num_tokens, "cache" if reads_cache else "batch", scores=False)
+        if reads_cache:
+            keys, values, lists = _cache(batch, inputs)
             source = KeySource(move(keys), move(values))
         else:
             lists = batch_tiles(batch)
@@ -64,14 +65,14 @@ def _on_device(
     attention: PagedAttention, spec: ProgramSpec, batch: ForwardBatch, lists: list[Int64Array], device: str
 ) -> ForwardInputs[torch.Tensor]:
     lens = capacities(spec, attention.tile_sizes, MAX_BLOCKS)
-    places = packing(lens)
-    packed = np.full(places.size, -1, np.int32)
-    places.pack(flat(host_inputs(batch, spec, attention.tile_sizes, lists, {})), packed)
-    return unpack(places, torch.from_numpy(packed).to(device))
+    layout = packing(lens)
+    packed = np.full(layout.size, -1, np.int32)
+    layout.pack(flat(host_inputs(batch, spec, attention.tile_sizes, lists, {})), packed)
+    return unpack(layout, torch.from_numpy(packed).to(device))
 
 
-def _pool(batch: ForwardBatch, inputs: AttentionInputs) -> tuple[Floats, Floats, list[Int64Array]]:
-    """Keys, values and block lists: cached prefixes and those of the batch in pages that are not in order."""
+def _cache(batch: ForwardBatch, inputs: AttentionInputs) -> tuple[Floats, Floats, list[Int64Array]]:
+    """Keys, values and page table: cached prefixes and those of the batch in pages that are not in order."""
     pages = iter(np.random.default_rng(1).permutation(MAX_BLOCKS))
     shape = (MAX_BLOCKS * KEY_TILE, *inputs.k.shape[1:])
     keys, values = np.full(shape, np.nan, np.float32), np.full(shape, np.nan, np.float32)

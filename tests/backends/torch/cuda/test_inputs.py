@@ -26,10 +26,10 @@ SIZES = TileSizes(narrow=32, wide=64, prefix=64)
 
 def round_trip(spec: ProgramSpec, inputs: ForwardInputs[Int32Array], max_blocks: int = 64) -> ForwardInputs[Int32Array]:
     """As they would arrive on the device."""
-    places = packing(capacities(spec, SIZES, max_blocks))
-    target = np.full(places.size, 7_777, np.int32)
-    places.pack(flat(inputs), target)
-    return unpack(places, target)
+    layout = packing(capacities(spec, SIZES, max_blocks))
+    target = np.full(layout.size, 7_777, np.int32)
+    layout.pack(flat(inputs), target)
+    return unpack(layout, target)
 
 
 class TestRoundTrip:
@@ -49,8 +49,8 @@ class TestRoundTrip:
     def test_padding_is_tokens_too(self) -> None:
         batch = make_batch(CASES[0])
         found = round_trip(
-            ProgramSpec(512, "pool", scores=True),
-            host_inputs(batch, ProgramSpec(512, "pool", scores=True), SIZES, batch_tiles(batch), {}),
+            ProgramSpec(512, "cache", scores=True),
+            host_inputs(batch, ProgramSpec(512, "cache", scores=True), SIZES, batch_tiles(batch), {}),
         )
         assert not found.token_ids[batch.num_tokens :].any()
         assert not found.positions[batch.num_tokens :].any()
@@ -58,10 +58,10 @@ class TestRoundTrip:
         assert not found.score_tokens.any()
 
 
-class TestKeepSlots:
-    def test_kept_segments_go_to_their_pages(self) -> None:
+class TestCacheSlots:
+    def test_cached_segments_go_to_their_pages(self) -> None:
         batch = prefill_batch(PREFIXES[:1])  # 300 tokens: segments of 128, 128 and 44
-        spec = ProgramSpec(512, "pool", scores=False)
+        spec = ProgramSpec(512, "cache", scores=False)
         blocks = [np.array([640, 0, 128])]
         slots = host_inputs(batch, spec, SIZES, blocks, {0: 640, 2: 128}).cache_slots
         assert np.array_equal(slots[:128], np.arange(640, 768))
@@ -76,7 +76,7 @@ class TestCapacities:
         """Each segment reads another length of a prefix, so that no two share a tile."""
         reads = tuple(range(1, len(lens) + 1))
         batch = make_batch(AttentionCase("many", lens, (0,) * len(lens), reads, (300,)))
-        spec = ProgramSpec(256, "pool", scores=False)
+        spec = ProgramSpec(256, "cache", scores=False)
         tiles = host_inputs(batch, spec, SIZES, [np.arange(3) * 128], {}).tiles
         room = capacities(spec, SIZES, 64).tiles
         for name in TileArrays._fields:
@@ -88,6 +88,10 @@ class TestCapacities:
 
 class TestSpec:
     def test_titles_name_the_kind(self) -> None:
-        rows = ProgramSpec(256, "batch", scores=True)
-        found = [rows.title, replace(rows, reads="pool").title, replace(rows, reads="pool", scores=False).title]
-        assert found == ["rows, 256 tokens", "extend, 256 tokens", "prefill, 256 tokens"]
+        sequences = ProgramSpec(256, "batch", scores=True)
+        found = [
+            sequences.title,
+            replace(sequences, reads="cache").title,
+            replace(sequences, reads="cache", scores=False).title,
+        ]
+        assert found == ["sequences, 256 tokens", "extend, 256 tokens", "prefill, 256 tokens"]

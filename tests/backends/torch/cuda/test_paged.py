@@ -28,7 +28,7 @@ from prefixwise.forward.batch import ForwardBatch, Layout
 from prefixwise.models.config import ModelConfig
 from tests.attention_cases import CASE_NAMED, CASES, AttentionCase, AttentionInputs, check, make_batch, make_inputs
 from tests.backends.torch import batches
-from tests.backends.torch.batches import Blocks, Segments, extend_batch, prefill, rows_batch
+from tests.backends.torch.batches import Blocks, Segments, extend_batch, prefill, sequences_batch
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -44,10 +44,10 @@ BIASED = replace(SMALL, num_heads=6, qk_norm=False, qkv_bias=True)
 GEMMA = replace(SMALL, qk_norm=False, activation="gelu_tanh", embedding_scale=8.0, float32_norms=True, num_kv_heads=1)
 
 CONFIGS = {"qk_norm": SMALL, "qkv_bias": BIASED, "gemma": GEMMA, "wide heads": replace(SMALL, head_size=128)}
-PREFIXES, TAILS, READS = batches.PREFIXES, batches.TAILS, batches.READS
+PREFIXES, ITEMS, READS = batches.PREFIXES, batches.ITEMS, batches.READS
 if INTERPRETED:  # which runs a row in some milliseconds
     CONFIGS = {"qk_norm": SMALL}
-    PREFIXES, TAILS, READS = [PREFIXES[0][:140], PREFIXES[1]], [TAILS[0], TAILS[1], TAILS[5]], [0, 1, 0]
+    PREFIXES, ITEMS, READS = [PREFIXES[0][:140], PREFIXES[1]], [ITEMS[0], ITEMS[1], ITEMS[5]], [0, 1, 0]
 
 pytestmark = [
     pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed"),
@@ -79,7 +79,7 @@ def test_in_the_interpreter(chosen: str) -> None:
 
 
 def kernels() -> list[Any]:
-    """The prefix part for all devices, and that for Hopper."""
+    """Prefix attention for all devices, and that for Hopper."""
     is_hopper = not INTERPRETED and torch.cuda.is_available() and torch.cuda.get_device_capability() == HOPPER
     return [False, pytest.param(True, marks=pytest.mark.skipif(not is_hopper, reason="not a Hopper GPU"))]
 
@@ -113,7 +113,7 @@ class TestAttention:
             assert np.array_equal(attend(make_batch(lone), lone_inputs), together[own])
 
     def test_a_neighbour_that_is_not_finite_stays_by_itself(self, dtype: torch.dtype, for_hopper: bool) -> None:
-        case = CASE_NAMED["packed rows"]
+        case = CASE_NAMED["packed sequences"]
         attend, batch, inputs = run(dtype, for_hopper, case.head_size), make_batch(case), make_inputs(case)
         base = attend(batch, inputs)
         broken = slice(int(batch.segment_starts[1]), int(batch.segment_starts[2]))
@@ -141,31 +141,34 @@ def as_numpy(dtype: torch.dtype) -> Any:
 @compiled_or_interpreted
 @pytest.mark.parametrize("has_norm", [True, False])
 @pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_size"), [(16, 8, 128), (9, 3, 64), (4, 1, 24)])
-def test_turned_heads_are_kept_where_the_slots_say(
+def test_keys_after_rope_and_values_go_to_their_slots(
     num_heads: int, num_kv_heads: int, head_size: int, has_norm: bool
 ) -> None:
-    from prefixwise.backends.torch.cuda.attention import KeySource
-    from prefixwise.backends.torch.cuda.fused_elementwise import qk_norm_rope
+    from prefixwise.backends.torch.cuda.fused_elementwise import qk_norm_rope_and_cache
+    from prefixwise.backends.torch.cuda.kv_cache import KeySource
 
     def draw(*shape: int, dtype: torch.dtype = torch.float16) -> Tensor:
         return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(DEVICE, dtype)
 
-    num_tokens, num_turned = 7, num_heads + num_kv_heads
-    qkv, angles = draw(num_tokens, num_turned + num_kv_heads, head_size), draw(7, head_size // 2, dtype=torch.float32)
-    weight = draw(num_turned, head_size) if has_norm else None
+    num_tokens, num_rope_heads = 7, num_heads + num_kv_heads
+    qkv, angles = (
+        draw(num_tokens, num_rope_heads + num_kv_heads, head_size),
+        draw(7, head_size // 2, dtype=torch.float32),
+    )
+    weight = draw(num_rope_heads, head_size) if has_norm else None
     cos, sin = angles.cos(), angles.sin()
-    expected = PLAIN.qk_norm_rope(qkv.clone(), num_turned, weight, 1e-6, cos[:, None], sin[:, None])
+    expected = PLAIN.qk_norm_rope(qkv.clone(), num_rope_heads, weight, 1e-6, cos[:, None], sin[:, None])
     slots = torch.tensor([-1, 3, 0, -1, 9, 8, -1], dtype=torch.int32, device=DEVICE)
     room = torch.full((10, num_kv_heads, head_size), 5.0, device=DEVICE).half()
-    pool = KeySource(room.clone(), room.clone())
-    qk_norm_rope(qkv, weight, 1e-6, cos, sin, slots, pool)
+    cache = KeySource(room.clone(), room.clone())
+    qk_norm_rope_and_cache(qkv, weight, 1e-6, cos, sin, slots, cache)
     torch.testing.assert_close(qkv, expected, rtol=2**-9, atol=2**-9)
-    kept = [1, 2, 4, 5]
-    assert torch.equal(pool.keys[slots[kept].long()], qkv[kept, num_heads:num_turned])
-    assert torch.equal(pool.values[slots[kept].long()], qkv[kept, num_turned:])
+    cached = [1, 2, 4, 5]
+    assert torch.equal(cache.keys[slots[cached].long()], qkv[cached, num_heads:num_rope_heads])
+    assert torch.equal(cache.values[slots[cached].long()], qkv[cached, num_rope_heads:])
     untouched = [1, 2, 4, 5, 6, 7]
-    assert (pool.keys[untouched] == 5).all()
-    assert (pool.values[untouched] == 5).all()
+    assert (cache.keys[untouched] == 5).all()
+    assert (cache.values[untouched] == 5).all()
 
 
 def make_backend(config: ModelConfig, *, is_paged: bool = True) -> TorchBackend:
@@ -180,31 +183,31 @@ def make_backend(config: ModelConfig, *, is_paged: bool = True) -> TorchBackend:
         backend._paged = None
     elif INTERPRETED:
         attention = PagedAttention.for_model(config, torch.device(DEVICE))
-        backend._paged = PagedRunner(backend._transformer, attention, num_pages=40, max_tokens=2048, records=False)
+        backend._paged = PagedRunner(backend._transformer, attention, num_pages=40, max_tokens=2048, captures=False)
     assert (backend._paged is not None) == is_paged
     return backend
 
 
-def joined_batch(kept: Blocks = (), *, keeps: bool = True) -> ForwardBatch:
-    """The blocks of a prefix, and tails that read them in this very forward."""
+def joined_batch(cached: Blocks = (), *, caches: bool = True) -> ForwardBatch:
+    """The blocks of a prefix, and items that read them in the same forward."""
     segments = Segments()
-    number = segments.add_prefix(PREFIXES[0], kept)
+    number = segments.add_prefix(PREFIXES[0], cached)
     blocks = tuple(range(len(segments.pieces)))
-    for tail in TAILS:
-        segments.add(tail, number, len(PREFIXES[0]), is_scored=True)
-    return replace(segments.batch(Layout.EXTEND), cache_segments=blocks if keeps else ())
+    for item in ITEMS:
+        segments.add(item, number, len(PREFIXES[0]), is_scored=True)
+    return replace(segments.batch(Layout.EXTEND), cache_segments=blocks if caches else ())
 
 
 @compiled_or_interpreted
 class TestRunner:
     @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-    def test_scores_are_those_of_the_other_way(self, config: ModelConfig) -> None:
+    def test_scores_are_those_of_the_path_without_pages(self, config: ModelConfig) -> None:
         def logits(backend: TorchBackend) -> Floats:
             batches = [
-                extend_batch(TAILS, READS, prefill(backend, PREFIXES)),
-                rows_batch(PREFIXES[0], [TAILS[:2], TAILS[2:]], Layout.PACKED),
-                rows_batch(PREFIXES[0], [[tail] for tail in TAILS], Layout.CAUSAL),
-                rows_batch(PREFIXES[0], [TAILS], Layout.PACKED, "dense"),
+                extend_batch(ITEMS, READS, prefill(backend, PREFIXES)),
+                sequences_batch(PREFIXES[0], [ITEMS[:2], ITEMS[2:]], Layout.PACKED),
+                sequences_batch(PREFIXES[0], [[item] for item in ITEMS], Layout.CAUSAL),
+                sequences_batch(PREFIXES[0], [ITEMS], Layout.PACKED, "dense"),
                 joined_batch(),
             ]
             return np.stack([backend.forward(batch).label_logits for batch in batches])
@@ -212,31 +215,33 @@ class TestRunner:
         found, expected = logits(make_backend(config)), logits(make_backend(config, is_paged=False))
         assert np.abs(found - expected).max() <= 0.004 * np.abs(expected).max()
 
-    def test_blocks_of_this_forward_are_read_as_kept_ones_are(self) -> None:
+    def test_blocks_of_this_forward_are_read_as_cached_ones_are(self) -> None:
         backend = make_backend(SMALL)
         joined = backend.forward(joined_batch())
-        kept = backend.forward(extend_batch(TAILS, [0] * len(TAILS), [joined.blocks]))
-        assert np.array_equal(joined.label_logits, kept.label_logits)
-        passing = backend.forward(joined_batch(joined.blocks[:1], keeps=False))
-        assert np.array_equal(passing.label_logits, kept.label_logits)
+        cached = backend.forward(extend_batch(ITEMS, [0] * len(ITEMS), [joined.blocks]))
+        assert np.array_equal(joined.label_logits, cached.label_logits)
+        temporary = backend.forward(joined_batch(joined.blocks[:1], caches=False))
+        assert np.array_equal(temporary.label_logits, cached.label_logits)
 
-    def test_pages_come_back(self) -> None:
+    def test_pages_are_released(self) -> None:
         backend = make_backend(SMALL)
         assert backend._paged is not None
-        pages = backend._paged.pool._pages
+        pages = backend._paged.kv_cache._pages
         at_start = pages.num_free
         blocks = prefill(backend, PREFIXES)
-        num_kept = sum(map(len, blocks))
-        assert pages.num_free == at_start - num_kept
-        backend.forward(joined_batch(blocks[0][:1], keeps=False))
-        assert pages.num_free == at_start - num_kept, "pages for one forward alone"
+        num_cached = sum(map(len, blocks))
+        assert pages.num_free == at_start - num_cached
+        backend.forward(joined_batch(blocks[0][:1], caches=False))
+        assert pages.num_free == at_start - num_cached, "temporary pages are released"
         blocks[0][1].release()
-        assert pages.num_free == at_start - num_kept + 1
+        assert pages.num_free == at_start - num_cached + 1
         del blocks
         assert pages.num_free == at_start
 
     @pytest.mark.parametrize("place", ["in the layers", "in the head"])
-    def test_pages_of_a_forward_that_fails_come_back_at_once(self, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_pages_of_a_forward_that_fails_are_released_at_once(
+        self, place: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """Even while its exception, which holds the frames that it came through, is held itself."""
         backend = make_backend(SMALL)
         assert backend._paged is not None
@@ -245,10 +250,10 @@ class TestRunner:
             raise RuntimeError("out of memory")
 
         if place == "in the layers":
-            monkeypatch.setattr(backend._paged._programs, "run", fail)
+            monkeypatch.setattr(backend._paged._cuda_graphs, "run", fail)
         else:
             monkeypatch.setattr(backend, "_read_head", fail)
-        pages = backend._paged.pool._pages
+        pages = backend._paged.kv_cache._pages
         at_start = pages.num_free
         with pytest.raises(RuntimeError, match="out of memory") as held:
             backend.start(joined_batch())
@@ -257,11 +262,11 @@ class TestRunner:
     def test_every_program_can_be_prepared(self) -> None:
         backend = make_backend(SMALL)
         assert backend._paged is not None
-        programs = backend.programs(max_dense_row_len=0)
+        programs = backend.programs(max_dense_len=0)
         titles = [program.title for program in programs]
         assert len(set(titles)) == len(titles)
         smallest = f"{backend._paged.buckets[0]} tokens"
-        assert titles[-3:] == [f"prefill, {smallest}", f"rows, {smallest}", f"extend, {smallest}"]
+        assert titles[-3:] == [f"prefill, {smallest}", f"sequences, {smallest}", f"extend, {smallest}"]
         for program in programs[-3:]:
             assert program.lower is None, "nothing is compiled beside others"
             program.prepare()
@@ -275,8 +280,8 @@ class TestGraphs:
         backend = make_backend(SMALL)
         prefixes = prefill(backend, PREFIXES)
         orders = [np.random.default_rng(seed).permutation(6) for seed in range(8)]
-        batches = [extend_batch([TAILS[i] for i in order], [READS[i] for i in order], prefixes) for order in orders]
-        expected = backend.forward(extend_batch(TAILS, READS, prefixes)).label_logits
+        batches = [extend_batch([ITEMS[i] for i in order], [READS[i] for i in order], prefixes) for order in orders]
+        expected = backend.forward(extend_batch(ITEMS, READS, prefixes)).label_logits
         running = [backend.start(batch) for batch in batches]
         for order, each in zip(orders, running, strict=True):
             assert np.array_equal(each.wait().label_logits, expected[order])
@@ -284,17 +289,17 @@ class TestGraphs:
     def test_one_graph_serves_all_batches_of_its_size(self) -> None:
         backend = make_backend(SMALL)
         prefixes = prefill(backend, PREFIXES)
-        backend.forward(extend_batch(TAILS, READS, prefixes))
-        recorded = backend.num_compilations
+        backend.forward(extend_batch(ITEMS, READS, prefixes))
+        captured = backend.num_compilations
         for number in range(1, 6):
-            backend.forward(extend_batch(TAILS[:number], READS[:number], prefixes))
-        assert backend.num_compilations == recorded
+            backend.forward(extend_batch(ITEMS[:number], READS[:number], prefixes))
+        assert backend.num_compilations == captured
 
     def test_a_batch_beyond_the_largest_bucket_runs(self) -> None:
         backend = make_backend(SMALL)
         assert backend._paged is not None
-        tails = [TAILS[2]] * 16  # 2240 tokens
+        items = [ITEMS[2]] * 16  # 2240 tokens
         prefixes = prefill(backend, PREFIXES[1:2])
-        found = backend.forward(extend_batch(tails, [0] * 16, prefixes)).label_logits
-        alone = backend.forward(extend_batch(tails[:1], [0], prefixes)).label_logits
+        found = backend.forward(extend_batch(items, [0] * 16, prefixes)).label_logits
+        alone = backend.forward(extend_batch(items[:1], [0], prefixes)).label_logits
         np.testing.assert_allclose(found, np.repeat(alone, 16, 0), rtol=0, atol=0.01)

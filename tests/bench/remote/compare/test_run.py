@@ -10,24 +10,45 @@ from typing import Any, cast
 
 import pytest
 
-from prefixwise.bench.artifacts import BackendName, ScoreMatrix
-from prefixwise.bench.checks.check import check_file
+from prefixwise._version import __version__
 from prefixwise.bench.files import read_artifact
+from prefixwise.bench.kinds.base import BackendName
+from prefixwise.bench.kinds.score_matrix import ScoreMatrix
+from prefixwise.bench.remote.agent_client import RemoteAgent
 from prefixwise.bench.remote.compare.plan import MATRIX_STEPS, ComparePlan
-from prefixwise.bench.remote.compare.preflight import CompareSide
-from prefixwise.bench.remote.compare.run import CompareResult, CompareRun
-from prefixwise.bench.remote.remote_agent import RemoteAgent
+from prefixwise.bench.remote.compare.run import CompareResult, CompareRun, CompareSide, check_facts
 from prefixwise.bench.remote.sweep import Watcher
 from prefixwise.bench.remote.targets.base import ConnectionLostError, TargetError
 from prefixwise.bench.remote.targets.local import LocalTarget
 from prefixwise.bench.remote.targets.ssh import SshTarget
+from prefixwise.bench.run.check import check_file
 from prefixwise.contract.errors import ArtifactError
 from tests.bench.remote.compare_samples import FACTS, small_plan, write_matrices
 from tests.bench.remote.ssh_server import PYTHON, SshServer
 from tests.bench.remote.test_sweep import wait_until
 
 LOCAL = RemoteAgent.on(LocalTarget())
-KEPT = ["canonical workload", *(step.title for step in MATRIX_STEPS), "comparison", "report"]
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        (
+            {"prefixwise": "0.0.1"},
+            f"local: expected prefixwise {__version__} as here, got 0.0.1 .run prefixwise ops install",
+        ),
+        ({"packages": {"jax": True}}, "local: torch is not installed for .*: pytorch needs it"),
+        ({"is_writable": False}, "local: the folder for artifacts cannot be written"),
+        ({}, "local, for pytorch: expected an accelerator 'H200'"),  # JAX sees one, PyTorch does not
+    ],
+)
+def test_what_a_target_lacks_is_said(facts: dict[str, Any], words: str) -> None:
+    with pytest.raises(TargetError, match=words):
+        check_facts(CompareSide("pytorch", LOCAL, "H200"), {**FACTS, **facts})
+    check_facts(CompareSide("jax", LOCAL, "h200"), FACTS)
+
+
+SKIPPED = ["canonical workload", *(step.title for step in MATRIX_STEPS), "comparison", "report"]
 
 
 @dataclass(frozen=True)
@@ -51,7 +72,7 @@ def sides(pytorch: RemoteAgent = LOCAL) -> dict[BackendName, CompareSide]:
 
 
 @dataclass
-class Told:
+class Log:
     """What a run says."""
 
     steps: list[str] = field(default_factory=list)
@@ -72,9 +93,9 @@ def run(
     where: dict[BackendName, CompareSide],
     here: Path,
     there: Path | None = None,
-    told: Told | None = None,
+    log: Log | None = None,
 ) -> CompareResult:
-    made = CompareRun(plan, where, here, str(there or here), (told or Told()).watcher)
+    made = CompareRun(plan, where, here, str(there or here), (log or Log()).watcher)
     made.begin()
     return made()
 
@@ -91,8 +112,8 @@ class Story:
     sides: dict[BackendName, CompareSide]
     here: Path
     there: Path
-    cut: Told
-    again: Told
+    cut: Log
+    again: Log
     left: ScoreMatrix  # by the run that was cut, on the target
     files_between: dict[str, int]  # here
     result: CompareResult
@@ -116,7 +137,7 @@ def story(
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PATH", ssh.environment["PATH"])
         patch.setenv("PREFIXWISE_HOME", str(folder / "prefixwise_home"))
-        cut, again = Told(also=cut_in_second_row), Told()
+        cut, again = Log(also=cut_in_second_row), Log()
         with pytest.raises(ConnectionLostError):
             run(plan, where, here, there, cut)
         wait_until(lambda: not list((ssh.prefixwise_home / "servers").glob("*.json")))  # it is noticed there, too
@@ -138,10 +159,10 @@ def test_a_run_that_is_cut_goes_on_from_the_rows_on_the_target(story: Story) -> 
     assert done.results[0] == story.left.results[0], "measured once"
     assert [row.status for row in done.results] == ["ok", "ok"]
     assert story.again.steps == [
-        "canonical workload: kept",
+        "canonical workload: already done",
         f"targets: {story.sides['pytorch'].agent.target.name}",  # the other has nothing left to do
-        "jax portable matrix: kept",
-        "jax best-native matrix: kept",
+        "jax portable matrix: already done",
+        "jax best-native matrix: already done",
         "pytorch portable matrix",
         "pytorch best-native matrix",
         "comparison",
@@ -167,11 +188,11 @@ def test_what_is_left_is_whole_and_says_who_won(story: Story) -> None:
 
 
 def test_a_second_run_recomputes_nothing_and_asks_no_target(story: Story) -> None:
-    before, told = times(story.here), Told()
+    before, log = times(story.here), Log()
     names = {backend: side.agent.target.name for backend, side in story.sides.items()}
-    result = run(story.plan, untouched(names["jax"], names["pytorch"]), story.here, story.there, told)
-    assert list(result.kept) == KEPT
-    assert told.steps[1] == "targets: nothing is left to measure on them"
+    result = run(story.plan, untouched(names["jax"], names["pytorch"]), story.here, story.there, log)
+    assert list(result.skipped) == SKIPPED
+    assert log.steps[1] == "targets: nothing left to measure"
     assert times(story.here) == before
     assert result.comparison == story.result.comparison
 
@@ -181,11 +202,11 @@ def test_only_what_was_changed_is_made_again(story: Story, tmp_path: Path) -> No
     shutil.copytree(story.here, copy)
     where = untouched("local", story.sides["pytorch"].agent.target.name)
     (copy / "report.md").unlink()
-    assert list(run(story.plan, where, copy).kept) == KEPT[:-1]
+    assert list(run(story.plan, where, copy).skipped) == SKIPPED[:-1]
     matrix = copy / "jax_portable_matrix.json"
     matrix.write_text(matrix.read_text() + "\n")  # other bytes, the same matrix
-    assert list(run(story.plan, where, copy).kept) == KEPT[:-2]
-    assert list(run(story.plan, where, copy).kept) == KEPT
+    assert list(run(story.plan, where, copy).skipped) == SKIPPED[:-2]
+    assert list(run(story.plan, where, copy).skipped) == SKIPPED
 
 
 def test_other_arguments_into_the_same_folder_are_refused(story: Story) -> None:
@@ -207,19 +228,19 @@ def test_matrices_of_another_run_are_refused_where_its_record_is_lost(story: Sto
         run(replace(story.plan, timed_runs=2), untouched(), copy)
     for path in copy.glob("*_matrix.json"):
         path.unlink()
-    with pytest.raises(ArtifactError, match="is of other requests"):
+    with pytest.raises(ArtifactError, match="contains other requests"):
         run(replace(story.plan, query_tokens=5), untouched(), copy)
     assert not (copy / ".compare_backends.json").exists()
 
 
 def test_half_a_matrix_is_kept_aside_and_measured_again(tmp_path: Path, checkpoint_of: Callable[[str], Path]) -> None:
-    plan, told = small_plan(checkpoint_of("qwen3")), Told()
+    plan, log = small_plan(checkpoint_of("qwen3")), Log()
     write_matrices(tmp_path / "run", plan)
     (tmp_path / "run" / "jax_portable_matrix.json").write_text('{"half":')
-    made = CompareRun(plan, untouched(), tmp_path / "run", "", told.watcher)
+    made = CompareRun(plan, untouched(), tmp_path / "run", "", log.watcher)
     assert [step.name for step in made.begin()] == ["jax_portable"]
     assert (tmp_path / "run" / "jax_portable_matrix.json.broken").read_text() == '{"half":'
-    assert "it is kept as jax_portable_matrix.json.broken, and made again" in told.lines[0]
+    assert "renamed to jax_portable_matrix.json.broken, and written again" in log.lines[0]
 
 
 def test_an_accelerator_that_is_absent_ends_it_before_any_server(
@@ -235,7 +256,7 @@ def test_a_matrix_in_which_nothing_worked_fails_the_run_and_is_measured_again(
     tmp_path: Path, checkpoint_of: Callable[[str], Path]
 ) -> None:
     """The target has measured it, and that is all there is to measure."""
-    plan, told = small_plan(checkpoint_of("qwen3")), Told()
+    plan, log = small_plan(checkpoint_of("qwen3")), Log()
     write_matrices(tmp_path / "run", plan, failed="jax_portable")
     asked: list[str] = []
 
@@ -251,11 +272,11 @@ def test_a_matrix_in_which_nothing_worked_fails_the_run_and_is_measured_again(
     for name in ("logs/jax_portable_server.log", "logs/jax_portable_matrix.log", "jax_portable_matrix.md"):
         (tmp_path / "run" / name).touch()
     for _ in range(2):
-        result = run(plan, where, tmp_path / "run", told=told)
+        result = run(plan, where, tmp_path / "run", log=log)
         assert result.failed == ("jax_portable",)
         assert not result.passed
     assert asked == ["clean", "facts", "matrix", "release"] * 2
-    assert "jax portable matrix: no chunk size worked; the same command measures it again" in told.lines
+    assert "jax portable matrix: no chunk size succeeded; the same command measures it again" in log.lines
 
 
 @pytest.mark.slow
@@ -274,5 +295,5 @@ def test_the_embedded_model_on_both_backends_of_this_machine(tmp_path: Path) -> 
     result = run(plan, sides(), tmp_path / "run")
     assert result.passed, result.comparison.recommendations
     before = times(tmp_path / "run")
-    assert list(run(plan, untouched(), tmp_path / "run").kept) == KEPT
+    assert list(run(plan, untouched(), tmp_path / "run").skipped) == SKIPPED
     assert times(tmp_path / "run") == before

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from prefixwise.bench.artifacts import ScoreMatrix
 from prefixwise.bench.files import read_artifact, write_artifact
+from prefixwise.bench.kinds.score_matrix import ScoreMatrix
+from prefixwise.bench.processes import ServerStartError
 from prefixwise.bench.remote.folders import CANONICAL_WORKLOAD
 from prefixwise.bench.remote.on_target.client_matrix import is_done, run_client_matrix
-from prefixwise.bench.remote.on_target.running import left_over, records_folder
+from prefixwise.bench.remote.on_target.server_records import left_over, records_folder
 from prefixwise.bench.remote.spec import ClientMatrixSpec
-from prefixwise.bench.servers import ServerStartError
-from prefixwise.bench.token_facts import token_facts
-from prefixwise.bench.workload import WorkloadOptions, make_workload
+from prefixwise.bench.run.workload import WorkloadOptions, make_workload
+from prefixwise.bench.tokens import token_facts
 from prefixwise.contract.errors import ArtifactError
 from tests.bench.remote.compare_samples import small_plan, write_matrices
 
@@ -50,7 +50,7 @@ def test_a_server_that_dies_is_started_again_and_what_is_done_is_kept(spec: Clie
 
     answer = run_client_matrix(spec, kill_once)
     assert answer["sizes_ok"] == [4, 1]
-    assert [line for line in lines if "SIGKILL" in line and "it is started again" in line]
+    assert [line for line in lines if "SIGKILL" in line and "starting it again" in line]
     assert any("measured again, as runs of it failed: chunk size 1" in line for line in lines)
     assert not list(records_folder().glob("*.json"))
     path = tmp_path / "pytorch_portable_matrix.json"
@@ -59,7 +59,7 @@ def test_a_server_that_dies_is_started_again_and_what_is_done_is_kept(spec: Clie
 
     before = path.stat().st_mtime_ns
     assert run_client_matrix(spec, lines.append) == answer
-    assert lines[-1] == "pytorch_portable: it is there already"
+    assert lines[-1] == "pytorch_portable: already measured"
     assert path.stat().st_mtime_ns == before
 
     with pytest.raises(ArtifactError, match=r"is of another run: .*--timed-runs 20.*; expected .*--timed-runs 21"):

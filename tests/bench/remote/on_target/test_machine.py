@@ -28,7 +28,7 @@ def test_a_taken_port_is_an_error() -> None:
     ("model", "state", "words"),
     [
         ("embedded", "here", "its own tokenizer"),
-        ("Qwen/Qwen3-0.6B", "missing", "not in the cache, and HF_HUB_OFFLINE is set"),
+        ("Qwen/Qwen3-0.6B", "missing", "not in the hub cache, and HF_HUB_OFFLINE is set"),
         ("nobody/knows-it", "missing", "not on this machine"),
         ("/no/such/folder", "missing", "not on this machine"),
     ],
@@ -37,15 +37,15 @@ def test_a_model_is_here_or_missing(
     model: str, state: str, words: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    found, told = machine.model_facts(model)
-    assert found == state and words in told
+    found, note = machine.model_facts(model)
+    assert found == state and words in note
 
 
 @pytest.mark.parametrize(
     ("error", "state", "words"),
     [
         (None, "comes", "the first server downloads it"),
-        (OSError("Name or service not known"), "missing", "the hub does not give it: Name or service not known"),
+        (OSError("Name or service not known"), "missing", "the hub refuses it: Name or service not known"),
     ],
 )
 def test_a_model_of_the_hub_comes_where_the_hub_gives_it(
@@ -57,30 +57,30 @@ def test_a_model_of_the_hub_comes_where_the_hub_gives_it(
 
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr("huggingface_hub.HfApi.model_info", model_info)
-    found, told = machine.model_facts("Qwen/Qwen3-0.6B")
-    assert found == state and words in told
+    found, note = machine.model_facts("Qwen/Qwen3-0.6B")
+    assert found == state and words in note
 
 
 def test_backends_name_their_devices_or_say_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    questions = {
+    queries = {
         "json": "print('TPU v6 lite'); print('TPU v6 lite')",
         "csv": "raise RuntimeError('the TPU is held by process 7')",
         "no_such_backend": "print('never')",
     }
-    monkeypatch.setattr(machine, "_QUESTIONS", questions)
-    devices, problems = machine.ask_backends()
+    monkeypatch.setattr(machine, "_QUERIES", queries)
+    devices, problems = machine.query_backends()
     assert devices == ["json: TPU v6 lite", "json: TPU v6 lite"]
     assert problems == {"csv": "RuntimeError: the TPU is held by process 7"}
 
 
 def test_a_backend_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "_QUESTIONS", {"json": "import time; time.sleep(600)"})
-    monkeypatch.setattr(machine, "_PATIENCE_SECONDS", 0.1)
-    assert machine.ask_backends() == ([], {"json": "it did not name its devices within 0 s"})
+    monkeypatch.setattr(machine, "_QUERIES", {"json": "import time; time.sleep(600)"})
+    monkeypatch.setattr(machine, "_QUERY_TIMEOUT_SECONDS", 0.1)
+    assert machine.query_backends() == ([], {"json": "it did not name its devices within 0 s"})
 
 
 def test_facts_say_what_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "ask_backends", lambda: (["torch: cpu"], {}))
+    monkeypatch.setattr(machine, "query_backends", lambda: (["torch: cpu"], {}))
     facts = machine.facts(str(tmp_path / "a" / "b"), "", 0)
     assert facts["is_writable"] and facts["free_bytes"] > 0 and facts["port_free"]
     assert facts["model"] is None and facts["model_state"] is None
@@ -111,12 +111,12 @@ def test_the_end_of_a_child_is_told_in_words() -> None:
     running = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     assert machine.end_of(running.pid) is None
     running.kill()
-    assert _end(running) == "the server was ended by SIGKILL: out of memory, if nobody did it"
+    assert _end(running) == "the server was ended by SIGKILL: probably out of memory"
     assert _end(subprocess.Popen(["sh", "-c", "exit 3"])) == "the server ended with status 3"
 
 
 def _end(process: subprocess.Popen[bytes]) -> str | None:
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # until it is over, and still to be asked about
-    told = machine.end_of(process.pid)
+    ending = machine.end_of(process.pid)
     process.wait()
-    return told
+    return ending

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from prefixwise.bench.remote.agent_client import RemoteAgent
 from prefixwise.bench.remote.on_target import run_lock
-from prefixwise.bench.remote.remote_agent import RemoteAgent
 from prefixwise.bench.remote.spec import ClientMatrixSpec, SweepSpec
 from prefixwise.bench.remote.targets.base import TargetError
 from prefixwise.bench.remote.targets.local import LocalTarget
@@ -23,7 +23,8 @@ NOBODY = {"process_id": 1 << 22, "started": "never"}
 @pytest.fixture
 def other_agent() -> Iterator[subprocess.Popen[bytes]]:
     """A process that has the lock for the run `theirs`."""
-    script = "from prefixwise.bench.remote.on_target import run_lock; run_lock.take('theirs', '/runs/theirs'); print(flush=True)"
+    take = "from prefixwise.bench.remote.on_target.run_lock import take; take('theirs', '/runs/theirs')"
+    script = f"{take}; print(flush=True)"
     command = [sys.executable, "-c", f"{script}; import time; time.sleep(600)"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as process:
         assert process.stdout is not None
@@ -44,7 +45,7 @@ def owner() -> str | None:
 
 def test_a_second_run_is_refused_and_told_whose_the_machine_is(other_agent: subprocess.Popen[bytes]) -> None:
     with pytest.raises(
-        TargetError, match=rf"/runs/theirs, begun 2.*Z by theirs, process {other_agent.pid} here .*--take-"
+        TargetError, match=rf"/runs/theirs, started 2.*Z by theirs, process {other_agent.pid} on this machine .*--take-"
     ):
         run_lock.take("ours", "/runs/ours")
     assert owner() == "theirs"
@@ -55,14 +56,14 @@ def test_taking_over_ends_the_agent_that_has_it(other_agent: subprocess.Popen[by
     assert other_agent.wait(10) == -15
     assert owner() == "ours"
     assert run_lock.release("theirs") == {"released": False}
-    with pytest.raises(TargetError, match="another run is under way"):
+    with pytest.raises(TargetError, match="another run is active"):
         run_lock.take("theirs", "/runs/theirs")
 
 
 def test_between_two_calls_it_stays_the_runs_and_then_lapses() -> None:
     run_lock.take("theirs", "/runs/theirs")
     edit(agent=NOBODY)
-    with pytest.raises(TargetError, match="another run is under way"):
+    with pytest.raises(TargetError, match="another run is active"):
         run_lock.take("ours", "/runs/ours")
     for seen in (0.0, 1e12):  # long ago, and of a clock that was set back
         run_lock.release("ours")
@@ -105,12 +106,12 @@ def test_a_call_of_another_run_is_refused_before_it_makes_a_folder(
     other_agent: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
     agent, spec = RemoteAgent.on(LocalTarget()), SweepSpec(folder=f"{tmp_path}/run", model="embedded", run="ours")
-    with pytest.raises(TargetError, match="another run is under way"):
+    with pytest.raises(TargetError, match="another run is active"):
         agent.call("begin", "--spec", spec.to_line())
     assert agent.call("release", "--token", "theirs") == {"released": True}
 
 
-def test_a_spec_of_another_version_names_the_way_to_mend_it() -> None:
+def test_a_spec_of_another_version_names_the_remedy() -> None:
     line = SweepSpec(prefixwise="0.0.1").to_line()
-    with pytest.raises(ArtifactError, match=r"expected prefixwise 0.0.1, got .* here \(prefixwise ops install"):
+    with pytest.raises(ArtifactError, match=r"expected prefixwise 0.0.1, got .* here \(run prefixwise ops install"):
         SweepSpec.from_line(line)

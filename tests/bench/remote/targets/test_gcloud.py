@@ -61,7 +61,7 @@ def test_a_user_stands_before_the_name(gcloud: StandIn) -> None:
 def test_a_command_runs_with_its_words_whole_and_its_lines_as_they_come(target: GcloudTarget, gcloud: StandIn) -> None:
     heard: list[str] = []
     done = target.run(["sh", "-c", 'echo "$1"; echo ~; echo one >&2; exit 3', "sh", "a  'b' $c;"], heard.append)
-    assert (done.status, done.output) == (3, f"a  'b' $c;\n{gcloud.home}\n")
+    assert (done.status, done.stdout) == (3, f"a  'b' $c;\n{gcloud.home}\n")
     assert heard == ["one"]
 
 
@@ -88,9 +88,9 @@ def test_what_is_not_there_cannot_be_fetched(gcloud: StandIn, tmp_path: Path) ->
 
 @pytest.mark.parametrize("path", ["~/a b", "$(touch PWNED)", "a;b", "a'b", "a:b", "a*", "a\nb"])
 def test_a_path_that_a_shell_could_read_otherwise_is_refused(path: str, gcloud: StandIn, tmp_path: Path) -> None:
-    with pytest.raises(TargetError, match="a path to copy through gcloud must have letters, digits and"):
+    with pytest.raises(TargetError, match="a path for gcloud scp must contain only letters, digits and"):
         TPU.download(path, tmp_path / "here" / "run")
-    with pytest.raises(TargetError, match="must have letters, digits and"):
+    with pytest.raises(TargetError, match="must contain only letters, digits and"):
         TPU.upload(Path(__file__), f"{path}/file")
     assert gcloud.calls == [] and not (tmp_path / "here").exists()
 
@@ -102,7 +102,7 @@ def test_a_file_where_a_folder_should_be_is_one_error(gcloud: StandIn, tmp_path:
 
 
 def test_status_255_is_a_lost_connection_in_the_words_of_ssh(gcloud: StandIn) -> None:
-    gcloud.answer("ssh", {"status": 255, "complaints": REFUSED})
+    gcloud.answer("ssh", {"status": 255, "stderr": REFUSED})
     with pytest.raises(ConnectionLostError, match=r"port 22: Connection refused$"):
         GPU.check_reachable()
     gcloud.answer("scp", {"status": 255})
@@ -111,14 +111,14 @@ def test_status_255_is_a_lost_connection_in_the_words_of_ssh(gcloud: StandIn) ->
 
 
 def test_a_key_that_is_not_there_yet_is_a_lost_connection_too(gcloud: StandIn) -> None:
-    gcloud.answer("ssh", {"status": 1, "complaints": NO_KEY_YET})
+    gcloud.answer("ssh", {"status": 1, "stderr": NO_KEY_YET})
     with pytest.raises(ConnectionLostError, match="Could not SSH"):
         GPU.run(["true"])
 
 
-@pytest.mark.parametrize(("complaints", "words"), [(TPU_MISSING, "NOT_FOUND"), (DENIED, "Required 'compute.instances")])
-def test_failures_of_gcloud_are_not_those_of_the_command(complaints: str, words: str, gcloud: StandIn) -> None:
-    gcloud.answer("ssh", {"status": 1, "complaints": complaints})
+@pytest.mark.parametrize(("stderr", "words"), [(TPU_MISSING, "NOT_FOUND"), (DENIED, "Required 'compute.instances")])
+def test_failures_of_gcloud_are_not_those_of_the_command(stderr: str, words: str, gcloud: StandIn) -> None:
+    gcloud.answer("ssh", {"status": 1, "stderr": stderr})
     with pytest.raises(TargetError, match=words) as caught:
         TPU.run(["false"])
     assert not isinstance(caught.value, ConnectionLostError)
@@ -136,7 +136,7 @@ def test_a_command_that_gcloud_repeats_after_a_cut_runs_once(gcloud: StandIn) ->
 def test_a_command_runs_where_its_token_cannot_be_written(gcloud: StandIn) -> None:
     (gcloud.home / ".prefixwise").write_text("a file is in the way")
     done = TPU.run(["echo", "ran"])
-    assert (done.output, done.complaints) == ("ran\n", "")
+    assert (done.stdout, done.stderr) == ("ran\n", "")
 
 
 def test_a_vm_without_gcloud_here_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Commands as processes: streamed, ended with us, and told what became of them."""
+"""Commands as processes: streamed, ended with their caller, and their error messages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from prefixwise.bench.remote.targets import processes
-from prefixwise.bench.remote.targets.base import Done, TargetError
+from prefixwise.bench.remote.targets.base import CommandResult, TargetError
 from prefixwise.bench.remote.targets.processes import run_streamed
 
 
@@ -21,7 +21,7 @@ def test_status_lines_and_output_are_told_apart() -> None:
         "import sys; print('one', file=sys.stderr, flush=True); print('two', file=sys.stderr); print('{}'); sys.exit(3)"
     )
     done = run_streamed(python(code), lines.append)
-    assert (done.status, done.output, lines) == (3, "{}\n", ["one", "two"])
+    assert (done.status, done.stdout, lines) == (3, "{}\n", ["one", "two"])
 
 
 def test_bytes_that_are_no_text_and_floods_are_taken() -> None:
@@ -29,8 +29,8 @@ def test_bytes_that_are_no_text_and_floods_are_taken() -> None:
         r"import os; os.write(2, b'\xff\xfe\n' * 50_000); os.write(2, b'x' * 3_000_000); os.write(1, b'y' * 3_000_000)"
     )
     done = run_streamed(python(code))
-    assert len(done.output) == 3_000_000
-    assert done.complaints.endswith("x" * 100)
+    assert len(done.stdout) == 3_000_000
+    assert done.stderr.endswith("x" * 100)
 
 
 def test_a_listener_that_fails_ends_the_command_and_is_heard_of() -> None:
@@ -50,7 +50,7 @@ def test_a_sign_of_life_is_sent_where_it_is_asked_for(
 ) -> None:
     monkeypatch.setattr(processes, "HEARTBEAT_SECONDS", 0.05)
     code = "import select, sys; print(bool(select.select([0], [], [], 1.0)[0]))"
-    assert run_streamed(python(code), heartbeat=heartbeat).output == heard
+    assert run_streamed(python(code), heartbeat=heartbeat).stdout == heard
 
 
 def test_a_program_that_is_not_there() -> None:
@@ -61,11 +61,11 @@ def test_a_program_that_is_not_there() -> None:
 @pytest.mark.parametrize(
     ("done", "words"),
     [
-        (Done(1, "", "note\nerror: no space\n"), "no space"),
-        (Done(2, "", "run 1\nrun 2\nrun 3"), "it ended with status 2; its last words: run 2 / run 3"),
-        (Done(-9, "", ""), "it was ended by SIGKILL and said nothing"),
-        (Done(143, "", "run 1"), "it was ended by SIGTERM; its last words: run 1"),
+        (CommandResult(1, "", "note\nerror: no space\n"), "no space"),
+        (CommandResult(2, "", "run 1\nrun 2\nrun 3"), "it ended with status 2; its last lines: run 2 / run 3"),
+        (CommandResult(-9, "", ""), "it was ended by SIGKILL without a message"),
+        (CommandResult(143, "", "run 1"), "it was ended by SIGTERM; its last lines: run 1"),
     ],
 )
-def test_what_is_told_of_a_failure(done: Done, words: str) -> None:
-    assert done.words == words
+def test_what_is_told_of_a_failure(done: CommandResult, words: str) -> None:
+    assert done.message == words

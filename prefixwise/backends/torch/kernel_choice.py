@@ -1,0 +1,92 @@
+"""Which kernels a device can run: fused elementwise ops, and the paged runner. Triton is imported only where it works.
+
+Where a kernel does not work, PyTorch's own operations take over, and the log says so.
+"""
+
+from __future__ import annotations
+
+import logging
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+import torch
+
+from prefixwise.backends.torch.elementwise import PLAIN, CpuElementwiseOps, ElementwiseOps, PlainElementwiseOps
+from prefixwise.backends.torch.model import Transformer
+from prefixwise.forward.backend import BackendInfo
+from prefixwise.models.config import ModelConfig
+
+if TYPE_CHECKING:
+    from prefixwise.backends.torch.cuda.attention import PagedAttention
+    from prefixwise.backends.torch.cuda.runner import PagedRunner
+
+log = logging.getLogger("prefixwise")
+
+_MAX_HEADS_PER_KV = 16  # they are rows of one tile
+_MIN_CAPABILITY = (9, 0)  # Hopper
+
+
+def choose_elementwise_ops(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> ElementwiseOps:
+    """Fused kernels for CUDA in half precision where Triton works, else plain operations."""
+    if device.type == "cpu":
+        return CpuElementwiseOps()
+    if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16) or find_spec("triton") is None:
+        return PLAIN
+    try:
+        from prefixwise.backends.torch.cuda.fused_elementwise import FusedElementwiseOps
+
+        return FusedElementwiseOps.for_model(config, dtype, device)
+    except Exception as error:  # no C compiler, no Python headers, an old device: PyTorch's operations still work
+        log.warning("Triton does not work here, so scoring is slower than it could be: %s", error)
+        return PLAIN
+
+
+def choose_paged_runner(
+    transformer: Transformer, elementwise_ops: ElementwiseOps, info: BackendInfo, *, is_coarse: bool
+) -> PagedRunner | None:
+    """For CUDA in half precision where Triton works (the elementwise ops are fused, too); else None."""
+    device = transformer.weights.embedding.device
+    if (
+        isinstance(elementwise_ops, PlainElementwiseOps)
+        or not has_paged_attention(transformer.config)
+        or not is_new_enough(device)
+    ):
+        return None
+    try:
+        from prefixwise.backends.torch.cuda.runner import PagedRunner
+
+        attention = _choose_attention(transformer.config, transformer.weights.embedding.dtype, device)
+        # Only a forward of one long sequence has more tokens than a step; it allocates its own memory.
+        pages, tokens = info.num_kv_blocks, info.step_tokens
+        runner = PagedRunner(transformer, attention, num_pages=pages, max_tokens=tokens, is_coarse=is_coarse)
+        runner.probe()
+        return runner
+    except Exception as error:  # a kernel that does not fit this device, too little memory: PyTorch may still run
+        log.warning("paged attention does not work here, so scoring is slower than it could be: %s", error)
+        return None
+
+
+def is_new_enough(device: torch.device) -> bool:
+    """Older GPUs have no TMA: compiled for them, the prefix kernel spills nearly all registers."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= _MIN_CAPABILITY
+
+
+def has_paged_attention(config: ModelConfig) -> bool:
+    """Do heads begin at multiples of 16 bytes, and does a tile of them fit a multiprocessor?"""
+    is_size = config.head_size % 8 == 0 and 16 <= config.head_size <= 256
+    return is_size and config.num_heads // config.num_kv_heads <= _MAX_HEADS_PER_KV
+
+
+def _choose_attention(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> PagedAttention:
+    """The fastest that works: one kernel is written in Gluon, which differs between versions of Triton."""
+    from prefixwise.backends.torch.cuda.attention import PagedAttention, prefix_tunings
+
+    *faster, last = prefix_tunings(config.head_size, device)
+    for tuning in faster:
+        attention = PagedAttention.for_model(config, device, tuning)
+        try:
+            attention.probe(dtype)
+            return attention
+        except Exception as error:
+            log.warning("a faster attention does not work here: %s", error)
+    return PagedAttention.for_model(config, device, last)

@@ -1,1 +1,0 @@
-"""A/B: variants on one machine, interleaved, with ratios and their intervals."""

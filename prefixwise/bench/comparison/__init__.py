@@ -1,1 +1,0 @@
-"""Comparison: two backends' matrices side by side, judged by the guardrail and the correctness gate."""

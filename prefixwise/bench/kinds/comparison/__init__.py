@@ -1,0 +1,1 @@
+"""The comparison of two backends: its model, rules, checks and report."""

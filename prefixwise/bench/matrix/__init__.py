@@ -1,1 +1,0 @@
-"""Matrix: a sweep over the client's chunk sizes, against one server."""

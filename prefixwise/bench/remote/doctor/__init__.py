@@ -1,1 +1,0 @@
-"""What a target lacks, found before anything runs."""

@@ -1,0 +1,1 @@
+"""Render: one report document, as Markdown, as HTML and on a terminal."""

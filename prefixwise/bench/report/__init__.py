@@ -1,1 +1,0 @@
-"""Report: one document from all artifacts, as Markdown and as a self-contained HTML page."""

@@ -1,0 +1,1 @@
+"""What executes: workloads, sweeps, comparisons, validation, load, checks, reports."""

@@ -1,1 +1,0 @@
-"""`prefixwise aot`: programs compiled for TPUs that are not there."""

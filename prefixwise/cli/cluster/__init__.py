@@ -1,1 +1,0 @@
-"""`prefixwise cluster`: a Ray Serve application from the command line, or as a configuration file."""

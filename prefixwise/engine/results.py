@@ -1,0 +1,159 @@
+"""Results: from the label logits of a finished request to its scores and its debug block. Host work, no device.
+
+logits -> scores (`contract/scores.py`) -> ScoreResult, with `return_debug` also how the request ran.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from time import perf_counter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from prefixwise.contract.errors import InternalError
+from prefixwise.contract.ragged import Int32Array, Int64Array
+from prefixwise.contract.result import ItemError, ScoreResult, Usage
+from prefixwise.contract.scores import scores_from_logits, scores_from_logprobs
+from prefixwise.engine.prepare import PreparedRequest
+from prefixwise.engine.request_state import RequestState
+from prefixwise.plan.algorithms import ScorePlan
+from prefixwise.prompts.template import Prompt
+from prefixwise.prompts.tokenizer import TextTokenizer
+
+MAX_SEGMENTS_SHOWN = 256  # in the debug block's layout, which is drawn as a picture
+
+
+def score_result(
+    prepared: PreparedRequest, state: RequestState, model_name: str, tokenizer: TextTokenizer | None
+) -> ScoreResult:
+    """The scores of a request that is done. Raises the error that ended it."""
+    if state.error is not None:
+        raise state.error
+    request, prompt, item_errors = prepared.request, prepared.prompt, prepared.item_errors
+    scores, debug = np.zeros((0, 1)), None
+    if prepared.plan is not None:
+        scores = _scores(prepared, state)
+        _check_finite(scores, prepared.good)
+        if request.return_debug:
+            debug = _debug_block(prepared, prepared.plan, state, tokenizer)
+    return ScoreResult(
+        scores=_one_per_item(scores, prepared),
+        items=request.items,
+        labels=request.labels or tuple(" ".join(map(str, ids)) for ids in prompt.label_ids),
+        score_mode=request.score_mode,
+        model=model_name,
+        usage=Usage(prompt.prompt_tokens, state.cached_tokens),
+        truncated=prompt.truncated,
+        item_errors=tuple(ItemError.from_error(i, item_errors[i]) for i in sorted(item_errors)),
+        debug=debug,
+    )
+
+
+def _scores(prepared: PreparedRequest, state: RequestState) -> NDArray[np.float64]:
+    request, logits = prepared.request, state.label_logits[:, : prepared.labels.num_labels]
+    if request.label_scoring == "single":
+        return scores_from_logits(request.score_mode, logits, state.logsumexp)
+    assert state.logsumexp is not None, "labels of many tokens are scored by summed log-probabilities"
+    logprobs = prepared.labels.logprobs(logits, state.logsumexp)
+    return scores_from_logprobs(request.score_mode, logprobs)
+
+
+def _check_finite(scores: NDArray[np.float64], items: Int64Array) -> None:
+    """Raises for NaN and infinity: JSON cannot hold them, and they have no place in an order."""
+    if not np.isfinite(scores).all():
+        item = int(items[np.flatnonzero(~np.isfinite(scores).all(1))[0]])
+        raise InternalError(f"items[{item}] got a score that is not a finite number: the model's arithmetic overflowed")
+
+
+def _one_per_item(scores: NDArray[np.float64], prepared: PreparedRequest) -> list[list[float] | None]:
+    """A list of scores for every item of the request; None for an item with an error."""
+    if not prepared.item_errors:
+        found: list[list[float] | None] = scores.tolist()
+        return found
+    of_all: list[list[float] | None] = [None] * prepared.num_items
+    for index, of_item in zip(prepared.good.tolist(), scores.tolist(), strict=True):
+        of_all[index] = of_item
+    return of_all
+
+
+# The debug block
+
+
+def _debug_block(
+    prepared: PreparedRequest, plan: ScorePlan, state: RequestState, tokenizer: TextTokenizer | None
+) -> dict[str, object]:
+    """How the request ran. Times are in milliseconds and add up to the request's."""
+    spans = {
+        "tokenize": prepared.tokenize_seconds,
+        "queue": state.queue_seconds,
+        "prefill": state.prefill_seconds,
+        "extend": state.extend_seconds,
+    }
+    spans["host"] = perf_counter() - prepared.begin - sum(spans.values())
+    block: dict[str, object] = {
+        "algorithm": plan.algorithm,
+        "reason": plan.reason,
+        "mask": plan.mask,
+        "chunks": len(plan.sequences) or len(state.batches),
+        "batches": [{**asdict(batch), "fill": batch.fill} for batch in state.batches],
+        "cached_tokens": state.cached_tokens,
+        "milliseconds": {name: round(1000 * seconds, 3) for name, seconds in spans.items()},
+        "layout": _layout(plan),
+    }
+    top_k = prepared.request.debug_top_k
+    if top_k is not None:
+        vocabulary_logits = state.label_logits[0, prepared.labels.num_labels :]
+        block["item"] = _inspected_item(plan, prepared.prompt, vocabulary_logits, top_k, tokenizer)
+    return block
+
+
+def _layout(plan: ScorePlan) -> dict[str, object]:
+    """The attention layout: each segment attends to `prefix_lens` tokens of the prefix and, causally, to its own.
+
+    `rows` are the sequences of serial and packed: runs of segments behind a copy of the prefix.
+    """
+    segments = plan.segments
+    return {
+        "prefix_tokens": len(segments.prefix_ids),
+        "segments": len(segments.tokens),
+        "segments_per_item": segments.segments_per_item,
+        "prefix_lens": segments.prefix_lens[:MAX_SEGMENTS_SHOWN].tolist(),
+        "tail_lens": segments.tokens.lens[:MAX_SEGMENTS_SHOWN].tolist(),
+        "rows": [[each.first, each.stop] for each in plan.sequences if each.first < MAX_SEGMENTS_SHOWN],
+    }
+
+
+def _inspected_item(
+    plan: ScorePlan,
+    prompt: Prompt,
+    vocabulary_logits: NDArray[np.float32],  # [V] at the scored position
+    top_k: int,
+    tokenizer: TextTokenizer | None,
+) -> Mapping[str, object]:
+    """The tokens that the model saw of the request's only item, and the tokens that it expects next."""
+    context = prompt.context(0)
+    return {
+        "tokens": [_described(token, tokenizer) for token in context.tolist()],
+        "prefix_tokens": int(plan.segments.prefix_lens[0]),
+        "scored_position": len(context) - 1,
+        "top": _most_likely(vocabulary_logits, top_k, tokenizer),
+    }
+
+
+def _most_likely(logits: NDArray[np.float32], top_k: int, tokenizer: TextTokenizer | None) -> list[dict[str, object]]:
+    """Best first, ties by id. Probabilities are over the whole vocabulary."""
+    wide = logits.astype(np.float64)
+    largest = wide.max(initial=-np.inf)
+    logsumexp = largest + np.log(np.exp(wide - largest).sum()) if len(wide) else 0.0
+    best: Int32Array = np.argsort(-wide, kind="stable")[:top_k].astype(np.int32)
+    return [
+        {**_described(token, tokenizer), "logprob": logprob, "prob": float(np.exp(logprob))}
+        for token, logprob in zip(best.tolist(), (wide[best] - logsumexp).tolist(), strict=True)
+    ]
+
+
+def _described(token: int, tokenizer: TextTokenizer | None) -> dict[str, object]:
+    """A token's id and, with a tokenizer, its text."""
+    return {"id": token, "text": None if tokenizer is None else tokenizer.decode_token(token)}

@@ -1,0 +1,232 @@
+"""A step: a few forwards that run one after the other, and which parts of which requests each of them computes.
+
+    prefill     KV blocks of prefixes, which are cached
+    extend      item tokens, which are scored and attend to cached prefixes
+    joined      both in one forward: the blocks first, then items, which may attend to them
+    sequences   whole sequences of serial and packed
+
+A step is filled (`step_filler.py`), run (`in_flight.py`), and its outputs are delivered to the requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from prefixwise.engine.forward_batches import BlockRun, ItemRun, SequenceRun, joined_batch, sequences_batch
+from prefixwise.engine.prefix_cache import CacheEntry
+from prefixwise.engine.request_state import BatchRecord, RequestState
+from prefixwise.forward.batch import KV_BLOCK_SIZE, ForwardBatch, ForwardOutput, KVBlock, Prefix
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of one request: its prefix blocks, or its units, first..stop."""
+
+    request: RequestState
+    first: int
+    stop: int
+
+    @property
+    def entries(self) -> list[CacheEntry]:
+        """The cache entries of its blocks."""
+        return (self.request.entries or [])[self.first : self.stop]
+
+    @property
+    def num_block_tokens(self) -> int:
+        return self.request.task.block_tokens(self.first, self.stop)
+
+    @property
+    def num_unit_tokens(self) -> int:
+        return self.request.task.unit_tokens(self.first, self.stop)
+
+    @property
+    def segments(self) -> tuple[int, int]:
+        return self.request.task.segments_of(self.first, self.stop)
+
+
+@dataclass(eq=False)
+class StepForward:
+    """Parts of requests that run as one forward."""
+
+    has_sequences: bool = False
+    block_parts: list[Part] = field(default_factory=list)  # prefix blocks, to be cached
+    scored_parts: list[Part] = field(default_factory=list)  # items or sequences
+    prefix_requests: list[RequestState] = field(default_factory=list)  # one per distinct prefix cached before and read
+    num_blocks_read: int = 0
+    num_tokens: int = 0
+    batch: ForwardBatch | None = None
+    bucket: int = 0  # tokens after padding
+    start_seconds: float = 0.0  # until the device had all of it
+    # Index of a prefix among the batch's prefixes, by its last block. The prefixes of `block_parts` come first.
+    _prefix_index: dict[CacheEntry, int] = field(default_factory=dict)
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self.block_parts or self.scored_parts)
+
+    @property
+    def is_prefill(self) -> bool:
+        """Prefix blocks only: the forward has no logits to wait for, and its seconds can be measured."""
+        return not self.scored_parts
+
+    @property
+    def parts(self) -> list[Part]:
+        return [*self.block_parts, *self.scored_parts]
+
+    @property
+    def requests(self) -> list[RequestState]:
+        return [part.request for part in self.parts]
+
+    # Fill
+
+    def has_prefix(self, request: RequestState) -> bool:
+        """The request has no prefix, or it is one that items of this forward attend to."""
+        return not request.entries or request.entries[-1] in self._prefix_index
+
+    def add_prefix(self, request: RequestState) -> None:
+        """Add a prefix whose blocks are all cached when the forward starts."""
+        assert request.entries, "the request has a prefix"
+        self._prefix_index[request.entries[-1]] = len(self.block_parts) + len(self.prefix_requests)
+        self.prefix_requests.append(request)
+        self.num_blocks_read += len(request.entries)
+
+    def joined_with(self, prefill: StepForward) -> StepForward:
+        """One forward of the prefill's blocks and, after them, these items, which may attend to the blocks."""
+        joined = StepForward(
+            block_parts=prefill.block_parts,
+            scored_parts=self.scored_parts,
+            num_blocks_read=prefill.num_blocks_read,
+            num_tokens=prefill.num_tokens + self.num_tokens,
+        )
+        for index, part in enumerate(prefill.block_parts):
+            joined._prefix_index.update(dict.fromkeys(part.entries, index))
+        for request in self.prefix_requests:
+            if not joined.has_prefix(request):
+                joined.add_prefix(request)
+            else:
+                joined._check_one_part(request)
+        return joined
+
+    def _check_one_part(self, request: RequestState) -> None:
+        """A request computes blocks after launched ones only. So the missing blocks of a prefix belong to one part and
+        begin at its first block, and the blocks before them are those that the part reads. The part may go on beyond
+        the end of this prefix."""
+        assert request.entries
+        part = self.block_parts[self._prefix_index[request.entries[-1]]]
+        whole = (part.request.entries or [])[: part.stop]
+        assert request.entries == whole[: len(request.entries)], "the missing blocks of a prefix belong to one part"
+
+    def build_batch(self) -> None:
+        """Build the arrays, except for the cached blocks, which may not be computed yet."""
+        scored = [(part, part.request.task.plan) for part in self.scored_parts]
+        runs = [(part, plan) for part, plan in scored if plan is not None]
+        need_logsumexp = any(part.request.task.need_logsumexp for part in self.scored_parts)
+        if self.has_sequences:
+            sequences = [SequenceRun(plan, part.first, part.stop) for part, plan in runs]
+            self.batch = sequences_batch(sequences, need_logsumexp=need_logsumexp)
+            return
+        blocks = [BlockRun(part.request.task.prefix_ids, part.first, part.stop) for part in self.block_parts]
+        items = [ItemRun(plan.segments, part.first, part.stop, self._index_of(part.request)) for part, plan in runs]
+        self.batch = joined_batch(blocks, items, need_logsumexp=need_logsumexp)
+
+    def _index_of(self, request: RequestState) -> int:
+        """The index of the request's prefix in this forward; -1: the request has none."""
+        return self._prefix_index[request.entries[-1]] if request.entries else -1
+
+    # Run
+
+    def batch_with_prefixes(self) -> ForwardBatch:
+        """The batch with the cached blocks that it reads. By now every block that it does not compute is cached."""
+        assert self.batch is not None, "the batch is built before the forward starts"
+        if self.has_sequences:
+            return self.batch
+        cached = [part.request.cached_blocks(part.first) for part in self.block_parts]
+        continued = [replace(prefix, blocks=blocks) for prefix, blocks in zip(self.batch.prefixes, cached, strict=True)]
+        whole = [Prefix(request.cached_blocks()) for request in self.prefix_requests]
+        return replace(self.batch, prefixes=(*continued, *whole))
+
+    def cache_blocks(self, blocks: Iterable[KVBlock]) -> None:
+        """Put the computed blocks into their cache entries."""
+        entries = (entry for part in self.block_parts for entry in part.entries)
+        for entry, block in zip(entries, blocks, strict=True):
+            entry.block = block
+
+    def advance_requests(self) -> None:
+        """The forward is launched: the next parts of its requests are those after these."""
+        for part in self.block_parts:
+            for entry in part.entries:
+                entry.is_launched, entry.owner = True, None
+            # Blocks that another request reserved and left uncomputed are no cache hit after all.
+            part.request.cached_tokens = min(part.request.cached_tokens, part.first * KV_BLOCK_SIZE)
+        for part in self.scored_parts:
+            first, stop = part.segments
+            record = BatchRecord(stop - first, part.num_unit_tokens, self.num_tokens, self.bucket)
+            part.request.batches.append(record)
+            part.request.advance(part.stop)
+
+    def roll_back(self) -> None:
+        """Undo `advance_requests`, except for the prefixes, which are lost with the failure."""
+        for part in self.scored_parts:
+            part.request.roll_back(part.first)
+
+    # Deliver
+
+    def deliver(self, output: ForwardOutput) -> None:
+        """Give every request its rows of the output."""
+        for part in self.block_parts:
+            for entry in part.entries:
+                entry.is_computed = True
+        start = 0
+        for part in self.scored_parts:
+            begin, end = part.request.task.logit_rows(part.segments)
+            stop = start + end - begin
+            logsumexp = None if output.logsumexp is None else output.logsumexp[start:stop]
+            part.request.receive(part.segments, output.label_logits[start:stop], logsumexp)
+            start = stop
+
+
+@dataclass
+class Step:
+    """Forwards in the order in which they run."""
+
+    forwards: list[StepForward]
+    num_tokens: int
+
+    @property
+    def requests(self) -> list[RequestState]:
+        """Each once, in the order in which they were served."""
+        return list(dict.fromkeys(part.request for forward in self.forwards for part in forward.parts))
+
+    @property
+    def is_timed(self) -> bool:
+        """Some request asks for exact seconds, so the step runs by itself."""
+        return any(request.task.is_timed for request in self.requests)
+
+    def roll_back(self) -> None:
+        """Discard a step that was launched: its requests are as they were before it."""
+        for forward in reversed(self.forwards):
+            forward.roll_back()
+        for request in self.requests:
+            request.num_in_flight -= 1
+
+    def count(self, seconds: float) -> None:
+        """Count the tokens and the seconds of a step that is done.
+
+        The seconds of a prefill forward are `prefill`, those of the other forwards `extend`. The seconds of a joined
+        forward cannot be divided: they are `extend` for a request with items in the step, and `prefill` for one that
+        has only blocks in it.
+        """
+        prefill_seconds = sum(forward.start_seconds for forward in self.forwards if forward.is_prefill)
+        scored = {part.request for forward in self.forwards for part in forward.scored_parts}
+        for request in scored:
+            request.extend_seconds += seconds - prefill_seconds
+        for forward in self.forwards:
+            for part in forward.block_parts:
+                part.request.count_prefill(part.first, part.stop)
+                if forward.is_prefill:
+                    part.request.prefill_seconds += prefill_seconds
+                elif part.request not in scored:
+                    part.request.prefill_seconds += seconds - prefill_seconds
+            for part in forward.scored_parts:
+                part.request.tokens_left -= part.num_unit_tokens

@@ -1,0 +1,203 @@
+"""`RequestContext`: one HTTP request on its way through the server. Also its body (bounded in size) and its replies."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import orjson
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from prefixwise.contract.errors import (
+    CancelledError,
+    InvalidRequestError,
+    QueueFullError,
+    RequestError,
+    RequestTooLargeError,
+    describe,
+)
+
+_PRINTABLE_ID = re.compile(rb"[\x20-\x7e]{1,128}")
+_SCOPE_KEY = "prefixwise.context"
+# A client that is still sending must be able to read the refusal, so the server reads and drops its body for a while.
+_DRAIN_SECONDS = 5.0
+
+
+@dataclass(slots=True)
+class RequestStats:
+    """The size and cost of a scoring request, for the log and the metrics. `scoring.py` fills it in."""
+
+    items: int | None = None
+    prompt_tokens: int | None = None
+    labels: int | None = None
+    algorithm: str | None = None
+    cached_tokens: int | None = None
+    queue_seconds: float | None = None
+    device_seconds: float | None = None
+
+
+class RequestContext:
+    """The middleware makes one per request; every handler gets it."""
+
+    __slots__ = (
+        "_headers_to_add",
+        "_send",
+        "arrival",
+        "error_body",
+        "headers",
+        "id",
+        "is_aborted",
+        "receive",
+        "scope",
+        "stats",
+        "status",
+    )
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.arrival = time.monotonic()
+        self.scope = scope
+        self.receive = receive
+        self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        self.id = _request_id(self.headers.get(b"x-request-id"))
+        self.status: int | None = None  # None: no response has started
+        self.stats: RequestStats | None = None
+        self.error_body: Callable[[RequestError], object] = RequestError.to_body  # a dialect may set its own
+        self.is_aborted = False  # the server cancelled it after the grace period
+        self._send = send
+        self._headers_to_add = [(b"x-request-id", self.id.encode())]
+        scope[_SCOPE_KEY] = self
+
+    @staticmethod
+    def of(scope: Scope) -> RequestContext:
+        """The context that the middleware made for this scope."""
+        context: RequestContext = scope[_SCOPE_KEY]
+        return context
+
+    def leave_scope(self) -> None:
+        """Break the reference cycle between scope and context, so that neither waits for the garbage collector."""
+        del self.scope[_SCOPE_KEY]
+
+    @property
+    def method(self) -> str:
+        method: str = self.scope["method"]
+        return method
+
+    @property
+    def path(self) -> str:
+        path: str = self.scope["path"]
+        return path
+
+    @property
+    def path_params(self) -> dict[str, str]:
+        params: dict[str, str] = self.scope["path_params"]
+        return params
+
+    def add_header(self, name: bytes, value: bytes) -> None:
+        """Add a header to the response, also where it is an error."""
+        self._headers_to_add.append((name, value))
+
+    async def send(self, message: Message) -> None:
+        """Send a message to the client. The start of the response gets the added headers."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            message["headers"] = [*message["headers"], *self._headers_to_add]
+        await self._send(message)
+
+    async def next_body_message(self) -> Message:
+        """The next part of the body. Raises CancelledError if the client has disconnected."""
+        message = await self.receive()
+        if message["type"] == "http.disconnect":
+            raise CancelledError
+        return message
+
+    async def until_disconnected(self) -> None:
+        """Return when the client has disconnected or has its response. Call it after the whole body was read."""
+        while (await self.receive())["type"] != "http.disconnect":
+            pass
+
+
+def _request_id(sent: bytes | None) -> str:
+    if sent is not None and _PRINTABLE_ID.fullmatch(sent):
+        return sent.decode("ascii")
+    return new_request_id()
+
+
+def new_request_id() -> str:
+    """A random id. Not from `os.urandom`, which releases the interpreter lock, perhaps for milliseconds."""
+    return f"{random.getrandbits(64):016x}"
+
+
+async def read_body(context: RequestContext, max_bytes: int) -> bytes:
+    """The whole body. Raises request_too_large as soon as the size is known."""
+    announced = context.headers.get(b"content-length", b"")
+    if announced.isdigit():
+        _check_size(int(announced), max_bytes)
+    message = await context.next_body_message()
+    body: bytes = message.get("body", b"")
+    if not message.get("more_body", False):
+        _check_size(len(body), max_bytes)
+        return body
+    parts, size = [body], len(body)
+    while message.get("more_body", False):
+        _check_size(size, max_bytes)
+        message = await context.next_body_message()
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+    _check_size(size, max_bytes)
+    return b"".join(parts)
+
+
+def _check_size(size: int, max_bytes: int) -> None:
+    if size > max_bytes:
+        message = f"the body must have at most {max_bytes} bytes (--max-request-bytes), got {size} or more"
+        raise RequestTooLargeError(message, code="request_too_large")
+
+
+def decode_object(content: bytes) -> dict[str, object]:
+    """The body as a JSON object. Raises invalid_json."""
+    try:
+        value = orjson.loads(content)
+    except orjson.JSONDecodeError as error:
+        got = f"{len(content)} bytes that are not" if content else "nothing"
+        message = f"the body must be a JSON object in UTF-8, got {got}: {error}"
+        raise InvalidRequestError(message, code="invalid_json") from None
+    if not isinstance(value, dict):
+        message = f"the body must be a JSON object, got {describe(value)}"
+        raise InvalidRequestError(message, code="invalid_json")
+    return value
+
+
+class JsonResponse(Response):
+    """A response whose content is encoded JSON."""
+
+    media_type = "application/json"
+
+
+def json_reply(body: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """The body as JSON. NumPy's numbers and arrays are encoded as Python's."""
+    content = orjson.dumps(body, default=str, option=orjson.OPT_SERIALIZE_NUMPY)
+    return JsonResponse(content, status, headers)
+
+
+def error_reply(error: RequestError, body: object) -> Response:
+    """The error with the body that the dialect made for it, and `Retry-After` where the queue is full."""
+    headers = {"retry-after": str(error.retry_after)} if isinstance(error, QueueFullError) else None
+    return json_reply(body, error.status, headers)
+
+
+async def send_and_drain(context: RequestContext, response: Response) -> None:
+    """Answer a client that may still be sending, then close the connection without cutting the answer off."""
+    headers = [*response.raw_headers, (b"connection", b"close")]
+    await context.send({"type": "http.response.start", "status": response.status_code, "headers": headers})
+    await context.send({"type": "http.response.body", "body": response.body, "more_body": True})
+    with contextlib.suppress(CancelledError, TimeoutError):
+        async with asyncio.timeout(_DRAIN_SECONDS):
+            while (await context.next_body_message()).get("more_body", False):
+                pass
+    await context.send({"type": "http.response.body", "body": b""})

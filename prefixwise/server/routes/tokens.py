@@ -1,0 +1,143 @@
+"""`/v1/prefix` and `/tokenize`: cache the KV blocks of a query ahead of its requests; show the tokens of a text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+from starlette.responses import Response
+
+from prefixwise.contract import fields
+from prefixwise.contract.errors import InvalidRequestError, InvalidValueError, NotFoundError, describe, quote
+from prefixwise.contract.inputs import parse_query
+from prefixwise.contract.ragged import Int32Array
+from prefixwise.contract.request import PLAIN
+from prefixwise.engine.prefix_cache import PinnedPrefix
+from prefixwise.prompts.profile_choice import DEFAULT
+from prefixwise.prompts.tokenizer import TextTokenizer
+from prefixwise.server.context import RequestContext, decode_object, json_reply, read_body
+from prefixwise.server.scoring import Completion, map_tokenizer_error, time_limit
+from prefixwise.server.service import Service
+
+DEFAULT_TTL_SECONDS = 300.0
+MAX_TTL_SECONDS = 86_400.0
+
+Body = Mapping[str, object]
+
+
+async def pin_prefix(service: Service, context: RequestContext) -> Response:
+    """Compute a query's keys and values, and pin them in the KV cache. Later requests count them as `cached_tokens`."""
+    engine = service.engine
+    engine.scheduler.admission.check()
+    async with time_limit(context, service.options.request_timeout) as deadline:
+        body = await _read_fields(service, context)
+        strict = service.options.strict_model or body.get("profile") is None  # as the requests that will use the prefix
+        model = service.names.answer_to_any(fields.text(body, "model"), strict=strict)
+        query = parse_query(fields.required(body, "query", "a string or a list of token ids"))
+        ttl = fields.seconds(body, "ttl_seconds", DEFAULT_TTL_SECONDS, MAX_TTL_SECONDS)
+        prefix_ids = await service.in_pool(partial(_prepare_prefix, service, body, query))
+        completion = Completion()
+        state = engine.submit_prefix(prefix_ids, ttl_seconds=ttl, deadline=deadline, on_change=completion.notify)
+        await completion.wait(context, state)
+        return json_reply(_describe(engine.finish_prefix(state), model))
+
+
+def _prepare_prefix(service: Service, body: Body, query: str | Int32Array) -> Int32Array:
+    """The prefix of later requests: a query to score, or a profile's prompt to rerank. Raises RequestError."""
+    profile, instruction = fields.text(body, "profile"), fields.text(body, "instruction")
+    default = service.engine.config.profiles.default
+    if profile == DEFAULT and default is not None and not default.can_rerank:
+        profile = default.name
+    with map_tokenizer_error():
+        if profile not in (None, PLAIN):
+            if not isinstance(query, str):
+                message = "query must be a string where a profile makes the prompt, got token ids"
+                raise InvalidRequestError(message, code="invalid_query_type", param="query")
+            return service.reranker.prepare_prefix(query, profile, instruction)
+        if instruction is not None:
+            message = f"instruction is for a profile's prompt: expected `profile` beside it, got {describe(profile)}"
+            raise InvalidValueError(message, code="conflicting_parameters", param="instruction")
+        return service.engine.prepare_prefix(query)
+
+
+async def list_prefixes(service: Service, context: RequestContext) -> Response:
+    """All pinned prefixes."""
+    model = service.names.answer_to(None)
+    pinned = service.engine.pinned_prefixes()
+    return json_reply({"object": "list", "data": [_describe(prefix, model) for prefix in pinned]})
+
+
+async def release_prefix(service: Service, context: RequestContext) -> Response:
+    """Unpin a prefix before its time is up."""
+    prefix_id = context.path_params["prefix_id"]
+    if not service.engine.release_prefix(prefix_id):
+        message = f"no prefix is pinned under the id {quote(prefix_id)}; GET /v1/prefix lists the pinned ones"
+        raise NotFoundError(message, code="not_found", param="id")
+    return json_reply({"object": "prefix", "id": prefix_id, "deleted": True})
+
+
+def _describe(prefix: PinnedPrefix, model: str) -> dict[str, object]:
+    return {
+        "object": "prefix",
+        "id": prefix.id,
+        "model": model,
+        "tokens": prefix.num_tokens,
+        "cached_tokens": prefix.cached_tokens,
+        "bytes": prefix.num_bytes,
+        "ttl_seconds": prefix.ttl_seconds,
+    }
+
+
+async def tokenize(service: Service, context: RequestContext) -> Response:
+    """The token ids of one text, or of each of many, by the tokenizer that scoring uses."""
+    async with time_limit(context, service.options.request_timeout):
+        body = await _read_fields(service, context)
+        model = service.names.answer_to(fields.text(body, "model"))
+        text = _text(body)
+        texts = _texts(text)
+        add_special_tokens = fields.flag(body, "add_special_tokens") or False
+        tokenizer = service.engine.tokenizer
+        if tokenizer is None:
+            raise InvalidRequestError("this model has no tokenizer, so no text can be tokenized", code="no_tokenizer")
+        ids = await service.in_pool(partial(_encode, tokenizer, texts, add_special_tokens))
+        counts = [len(each) for each in ids]
+        is_one = isinstance(text, str)
+        return json_reply(
+            {
+                "model": model,
+                "tokens": ids[0] if is_one else ids,
+                "count": counts[0] if is_one else counts,
+                "max_model_len": service.engine.backend.config.max_context_len,
+            }
+        )
+
+
+def _text(body: Body) -> object:
+    if "text" in body and "prompt" in body:
+        message = "text and prompt are two names of one field: expected one of them, got both"
+        raise InvalidValueError(message, code="conflicting_parameters", param="text")
+    return body["prompt"] if "prompt" in body else fields.required(body, "text", "a string or a list of strings")
+
+
+def _texts(value: object) -> list[str]:
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list):
+        message = f"text must be a string or a list of strings, got {describe(value)}"
+        raise InvalidRequestError(message, code="invalid_text_type", param="text")
+    if not value:
+        raise InvalidValueError("text must hold at least one text, got an empty list", code="empty_text", param="text")
+    for index, entry in enumerate(value):
+        if not isinstance(entry, str):
+            message = f"text[{index}] must be a string, got {describe(entry)}"
+            raise InvalidRequestError(message, code="invalid_text_type", param="text")
+    return value
+
+
+def _encode(tokenizer: TextTokenizer, texts: list[str], add_special_tokens: bool) -> list[list[int]]:
+    leading = tokenizer.leading_ids.tolist() if add_special_tokens else []
+    return [leading + ids.tolist() for ids in tokenizer.encode_many(texts)]
+
+
+async def _read_fields(service: Service, context: RequestContext) -> Body:
+    return fields.present_fields(decode_object(await read_body(context, service.options.max_request_bytes)))

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prefixwise.backends.jax.row_tiles import (
+    ACCELERATOR_ROWS,
+    COARSE_STEP,
+    CPU_SMALLEST,
+    CPU_STEP,
+    CPU_TILE_ROWS,
+    INVARIANT_ROWS,
+    dense_columns,
+    dense_columns_up_to,
+)
+from prefixwise.forward.buckets import token_buckets
+
+
+class TestTokenBuckets:
+    @pytest.mark.parametrize(
+        ("largest", "smallest", "step", "sizes"),
+        [
+            (32_768, CPU_SMALLEST, CPU_STEP, (512, 4096, 32_768)),
+            (1024, CPU_SMALLEST, CPU_STEP, (512, 1024)),
+            (100, CPU_SMALLEST, CPU_STEP, (512,)),
+            (2048, 256, None, (256, 512, 768, 1024, 1280, 1536, 1792, 2048)),
+            (4097, 2048, None, (2048, 4096, 6144)),
+            (65_536, 256, COARSE_STEP, (256, 1024, 4096, 16_384, 65_536)),
+            (70_000, 256, COARSE_STEP, (256, 1024, 4096, 16_384, 65_536, 70_144)),
+        ],
+    )
+    def test_sizes_we_name(self, largest: int, smallest: int, step: int | None, sizes: tuple[int, ...]) -> None:
+        assert token_buckets(largest, smallest=smallest, step=step) == sizes
+
+    @given(
+        largest=st.integers(1, 1 << 18),
+        smallest=st.sampled_from([ACCELERATOR_ROWS, CPU_SMALLEST, INVARIANT_ROWS]),
+        step=st.sampled_from([None, COARSE_STEP, CPU_STEP]),
+    )
+    def test_ascending_multiples_the_last_of_which_just_holds_the_largest(
+        self, largest: int, smallest: int, step: int | None
+    ) -> None:
+        sizes = token_buckets(largest, smallest=smallest, step=step)
+        assert all(size % smallest == 0 for size in sizes)
+        assert all(first < second for first, second in pairwise(sizes))
+        assert 0 <= sizes[-1] - largest < smallest
+
+    @given(largest=st.integers(1, 1 << 18), smallest=st.sampled_from([256, 2048]))
+    def test_fine_ones_waste_a_fifth_at_most(self, largest: int, smallest: int) -> None:
+        """From 4 x `smallest` on: below, the multiples themselves are further apart."""
+        sizes = token_buckets(largest, smallest=smallest, step=None)
+        for first, second in pairwise(sizes):
+            assert second - first == smallest or second <= 1.25 * first
+
+    @given(largest=st.integers(1, 1 << 18), smallest=st.sampled_from([256, 2048]))
+    def test_coarse_ones_are_no_more_than_fine_ones(self, largest: int, smallest: int) -> None:
+        fine, coarse = (token_buckets(largest, smallest=smallest, step=step) for step in (None, COARSE_STEP))
+        assert len(coarse) <= len(fine)
+        assert set(coarse) <= set(fine)
+
+    def test_tiles_of_rows_fill_every_bucket_of_a_cpu(self) -> None:
+        assert CPU_SMALLEST % CPU_TILE_ROWS == 0
+
+
+class TestDenseColumns:
+    @pytest.mark.parametrize(
+        ("row_len", "columns"), [(1, 512), (512, 512), (513, 1024), (1024, 1024), (9000, 16_384), (16_384, 16_384)]
+    )
+    def test_widths_are_powers_of_two(self, row_len: int, columns: int) -> None:
+        assert dense_columns(row_len) == columns
+
+    def test_none_without_dense_masks(self) -> None:
+        assert dense_columns_up_to(0) == ()
+
+    @given(longest=st.integers(1, 16_384), data=st.data())
+    def test_every_row_up_to_the_longest_has_its_width(self, longest: int, data: st.DataObject) -> None:
+        widths = dense_columns_up_to(longest)
+        assert dense_columns(data.draw(st.integers(1, longest))) in widths
+        assert widths[-1] == dense_columns(longest)
+        assert list(widths) == sorted(set(widths))

@@ -1,0 +1,148 @@
+"""The request object, and the checks that know what is served."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from prefixwise.contract.checks import check_item_count, check_model, check_vocabulary
+from prefixwise.contract.errors import ModelNotFoundError, RequestError
+from prefixwise.contract.ragged import Int32Array, Ragged
+from prefixwise.contract.request import OnItemError, ScoreRequest
+
+VOCAB_SIZE = 100
+
+
+def ids(*values: int) -> Int32Array:
+    return np.array(values, np.int32)
+
+
+def id_request(
+    query: Int32Array | None = None,
+    items: Ragged | None = None,
+    labels: tuple[tuple[int, ...], ...] = ((1,),),
+    suffix: Int32Array | None = None,
+    on_item_error: OnItemError = "fail",
+) -> ScoreRequest:
+    return ScoreRequest(
+        query=ids(1) if query is None else query,
+        items=Ragged.from_sequences([[2], [3, 4]]) if items is None else items,
+        label_token_ids=labels,
+        suffix=suffix,
+        on_item_error=on_item_error,
+    )
+
+
+def text_request(model: str | None = None) -> ScoreRequest:
+    return ScoreRequest(query="q", items=("a", "b", "c"), labels=("yes", "no"), model=model)
+
+
+def rows(request: ScoreRequest) -> list[list[int]]:
+    assert isinstance(request.items, Ragged)
+    return [row.tolist() for row in request.items]
+
+
+def test_a_request_counts_its_items_and_labels() -> None:
+    text = text_request()
+    assert (text.is_text, text.num_items, text.num_labels) == (True, 3, 2)
+    by_id = id_request()
+    assert (by_id.is_text, by_id.num_items, by_id.num_labels) == (False, 2, 1)
+
+
+def test_the_defaults_are_those_of_the_http_route() -> None:
+    request = text_request()
+    assert (request.score_mode, request.label_scoring, request.tokenization) == ("prob", "single", "separate")
+    assert (request.algorithm, request.on_item_error, request.item_first) == ("auto", "fail", False)
+    assert (request.max_tokens_per_item, request.suffix, request.item_errors) == (None, None, {})
+
+
+def test_as_many_items_as_allowed_pass() -> None:
+    check_item_count(3, 3)
+
+
+@pytest.mark.parametrize("field", ["items", "documents", "texts"])
+def test_one_item_too_many_is_refused(field: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        check_item_count(3, 2) if field == "items" else check_item_count(3, 2, field)
+    error = caught.value
+    assert (error.code, error.status, error.type) == ("too_many_items", 400, "invalid_value_error")
+    assert error.message.startswith(f"{field} ")
+    assert "at most 2" in error.message
+    assert "got 3" in error.message
+    assert error.param == field
+
+
+@pytest.mark.parametrize("name", [None, "default", "qwen", "Qwen/Qwen3-0.6B"])
+def test_served_names_and_default_match(name: str | None) -> None:
+    check_model(text_request(model=name), ["qwen", "Qwen/Qwen3-0.6B"])
+
+
+@pytest.mark.parametrize("name", ["gpt", "Qwen", ""])
+def test_an_unknown_model_is_not_found(name: str) -> None:
+    with pytest.raises(ModelNotFoundError) as caught:
+        check_model(text_request(model=name), ["qwen", "smol"])
+    error = caught.value
+    assert (error.code, error.status, error.type) == ("model_not_found", 404, "model_error")
+    assert '"qwen", "smol"' in error.message
+    assert f'got "{name}"' in error.message
+
+
+def test_the_largest_id_of_the_vocabulary_passes() -> None:
+    request = id_request(ids(99), Ragged.from_sequences([[99], []]), ((99,),), ids(99))
+    assert check_vocabulary(request, VOCAB_SIZE) is request
+
+
+@pytest.mark.parametrize(
+    ("request_", "name", "item_index"),
+    [
+        (id_request(query=ids(1, 100)), "query[1]", None),
+        (id_request(suffix=ids(100)), "suffix[0]", None),
+        (id_request(labels=((1,), (100,))), "label_token_ids[1]", None),
+        (id_request(labels=((1,), (5, 100))), "label_token_ids[1][1]", None),
+        (id_request(items=Ragged.from_sequences([[1], [], [2, 100, 100], [100]])), "items[2][1]", 2),
+        (id_request(items=Ragged.from_sequences([[], [100]])), "items[1][0]", 1),
+    ],
+    ids=["query", "suffix", "label", "label sequence", "item", "item after an empty one"],
+)
+def test_an_id_beyond_the_vocabulary_is_named(request_: ScoreRequest, name: str, item_index: int | None) -> None:
+    with pytest.raises(RequestError) as caught:
+        check_vocabulary(request_, VOCAB_SIZE)
+    error = caught.value
+    assert (error.code, error.status, error.type) == ("token_id_exceeds_vocab", 422, "invalid_value_error")
+    assert error.message == f"{name} must be below 100, the model's vocabulary size, got 100 (int)"
+    assert (error.param, error.item_index) == (name.split("[")[0], item_index)
+
+
+def test_label_ids_are_checked_for_text_requests_too() -> None:
+    request = ScoreRequest(query="q", items=("a",), label_token_ids=((100,),))
+    with pytest.raises(RequestError, match=r"label_token_ids\[0\] must be below 100"):
+        check_vocabulary(request, VOCAB_SIZE)
+
+
+def test_bad_items_are_emptied_and_reported_while_the_others_stay() -> None:
+    items = Ragged.from_sequences([[1, 2], [3, 150, 200], [], [4], [100]])
+    checked = check_vocabulary(id_request(items=items, on_item_error="report"), VOCAB_SIZE)
+    assert rows(checked) == [[1, 2], [], [], [4], []]
+    assert {index: error.item_index for index, error in checked.item_errors.items()} == {1: 1, 4: 4}
+    assert "items[1][1] must be below 100" in checked.item_errors[1].message
+    assert "got 150" in checked.item_errors[1].message
+
+
+def test_errors_found_while_parsing_are_kept() -> None:
+    earlier = RequestError("bad from the start", code="invalid_items_type", item_index=0)
+    request = ScoreRequest(
+        query=ids(1),
+        items=Ragged.from_sequences([[], [100]]),
+        label_token_ids=((1,),),
+        on_item_error="report",
+        item_errors={0: earlier},
+    )
+    checked = check_vocabulary(request, VOCAB_SIZE)
+    assert checked.item_errors[0] is earlier
+    assert checked.item_errors[1].code == "token_id_exceeds_vocab"
+    assert list(request.item_errors) == [0]  # the request that came in is unchanged
+
+
+def test_a_bad_query_fails_even_where_items_are_reported() -> None:
+    with pytest.raises(RequestError, match=r"query\[0\]"):
+        check_vocabulary(id_request(query=ids(100), on_item_error="report"), VOCAB_SIZE)

@@ -1,0 +1,98 @@
+"""The embedded model against Hugging Face transformers: real weights, real tokenizer, text in.
+
+A module of its own: transformers needs much memory to read a GGUF file, which is returned when the module is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from prefixwise import Scorer
+from prefixwise.contract.request import Algorithm, ScoreMode
+from prefixwise.models.families import HF_TENSOR_NAMES, stored_name
+from prefixwise.models.sources import embedded_model_path, open_checkpoint
+from tests.reference import Floats, Reference, bound_of, expected_scores
+from tests.test_parity import ALGORITHMS, MODES, assert_within_bfloat16
+
+TEXT_QUERY = "Decide whether the text is about food. Text: "
+TEXT_ITEMS = ("Fresh pasta with tomato sauce.", "The tax code of 1986.", "", "Grüße aus Köln 🙂", "pizza " * 40)
+TEXT_LABELS = (" yes", " no")
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+
+def is_slow(test: str, parameters: Mapping[str, Any]) -> bool:
+    """Score modes are functions of the same logits, and on a CPU all algorithms are equal bit for bit."""
+    mode, algorithm = (parameters.get(name) for name in ("mode", "algorithm"))
+    if parameters.get("cpu") == "jax":
+        return mode not in ("logprob", None) or algorithm not in ("packed", None)
+    return test == "test_scores_equal_transformers" and algorithm != "auto" and mode != "logprob"
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What transformers makes of the file; the model itself is freed."""
+
+    logits: Floats  # [items, V]
+    tensors: Mapping[str, bytes]  # a digest of each tensor's bytes in float32
+
+
+@pytest.fixture(scope="module")
+def expected() -> Expected:
+    from transformers import AutoTokenizer
+
+    path = embedded_model_path()
+    tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    ids = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in (TEXT_QUERY, *TEXT_ITEMS)]
+    reference = Reference.load(path.parent, gguf_file=path.name)
+    logits = reference.label_logits([[*ids[0], *item] for item in ids[1:]])
+    return Expected(logits, {name: digest(each.numpy()) for name, each in reference.model.state_dict().items()})
+
+
+def digest(values: NDArray[np.float32]) -> bytes:
+    assert values.dtype == np.float32
+    return blake2b(np.ascontiguousarray(values).data).digest()
+
+
+@pytest.fixture(scope="module", params=["torch", "jax"])
+def cpu(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return {"backend": request.param, "device": "cpu"}
+
+
+def test_tensors_are_those_of_transformers(expected: Expected) -> None:
+    tensors = open_checkpoint(None).tensors
+    assert len(tensors) == 272
+    for key, tensor in tensors.items():
+        values = tensor.read_rows(0, tensor.shape[0])
+        assert digest(values) == expected.tensors[stored_name(key, HF_TENSOR_NAMES, "model.layers")], key
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_scores_equal_transformers(
+    scorer_of: Callable[..., Scorer], cpu: dict[str, Any], expected: Expected, algorithm: Algorithm, mode: ScoreMode
+) -> None:
+    scorer = scorer_of("embedded", **cpu)
+    result = scorer.score(TEXT_QUERY, TEXT_ITEMS, labels=TEXT_LABELS, score_mode=mode, algorithm=algorithm)
+    difference = np.array(result.scores) - expected_scores(mode, expected.logits, label_ids(scorer))
+    assert np.abs(difference).max() <= bound_of(mode)
+
+
+def test_bfloat16_stays_within_its_bounds(
+    scorer_of: Callable[..., Scorer], cpu: dict[str, Any], expected: Expected
+) -> None:
+    scorer = scorer_of("embedded", dtype="bfloat16", **cpu)
+    result = scorer.score(TEXT_QUERY, TEXT_ITEMS, labels=TEXT_LABELS, apply_softmax=True)
+    assert_within_bfloat16(np.array(result.scores), expected_scores("softmax", expected.logits, label_ids(scorer)))
+
+
+def label_ids(scorer: Scorer) -> list[int]:
+    assert scorer.engine.tokenizer is not None
+    return [scorer.engine.tokenizer.label_id(label, i) for i, label in enumerate(TEXT_LABELS)]
