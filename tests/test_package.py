@@ -37,7 +37,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "backends": ("contract", "models", "forward", "host"),
     "launch": ("contract", "models", "prompts", "forward", "plan", "engine", "backends"),
     "scorer": ("contract", "models", "prompts", "forward", "plan", "engine", "launch"),
-    "aot": ("contract", "models", "prompts", "forward", "plan", "engine", "backends", "launch", "host"),
+    "aot": ("contract", "models", "prompts", "forward", "plan", "engine", "backends", "launch", "host", "_version"),
     # The server is handed an engine, and does not know how one is made.
     "server": ("contract", "prompts", "engine", "web", "host", "_version"),
     # It speaks HTTP to servers; of a model it needs the tokenizer.

@@ -114,7 +114,7 @@ def test_warm_up_runs_the_programs_of_a_head_of_few_rows(backends: Backends) -> 
     for backend in backends.converted.values():
         programs = {each.title: each for each in backend.programs(max_dense_len=0)}
         assert bool(programs) == (backend.info.name == "jax")
-        for title in ("score, 512 tokens", "labels", "normalizers") if programs else ():
+        for title in ("score, 512 tokens", "labels", "logsumexp") if programs else ():
             programs[title].prepare()
 
 

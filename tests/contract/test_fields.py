@@ -96,7 +96,8 @@ def test_the_schema_accepts_what_the_parser_accepts(row: Field, body: dict[str, 
     parse = parse_score_request if body is SCORE else parse_rerank_request
     validator = jsonschema_rs.validator_for(row.schema())
     known = [*row.kind.values, *row.kind.former] if isinstance(row.kind, Choice) else []
-    for value in (None, True, False, 0, 1, 1000, -1, 1.5, "text", [], *known):
+    values: list[object] = [None, True, False, 0, 1, 1000, -1, 1.5, "text", [], *known]
+    for value in values:
         try:
             parse({**body, "labels": ["y", "n"], row.name: value})
             is_accepted = True

@@ -245,7 +245,7 @@ def test_a_topology_that_is_none(describe: Describe, name: str) -> None:
 
 
 def test_a_grid_that_the_compiler_does_not_know(describe: Describe) -> None:
-    with pytest.raises(BackendError, match=r"topology 'v6e:3x5' is none that the compiler knows: ."):
+    with pytest.raises(BackendError, match=r"topology 'v6e:3x5' is unknown to the compiler: ."):
         describe("v6e:3x5")
 
 

@@ -80,7 +80,9 @@ class TestSplitBatch:
 
     @settings(max_examples=200, deadline=None)
     @given(batch=BATCHES, num_shards=st.integers(1, 8))
-    def test_sequences_stay_whole_and_shards_are_as_even_as_they_allow(self, batch: ForwardBatch, num_shards: int) -> None:
+    def test_sequences_stay_whole_and_shards_are_as_even_as_they_allow(
+        self, batch: ForwardBatch, num_shards: int
+    ) -> None:
         parts = split_batch(batch, num_shards)
         is_extend = batch.layout is Layout.EXTEND
         edges = batch.segment_starts if is_extend else batch.sequence_starts

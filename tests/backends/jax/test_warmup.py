@@ -131,7 +131,9 @@ class TestPrograms:
     def test_pytorch_has_none(self, checkpoint_of: Callable[[str], Path]) -> None:
         reported: list[object] = []
         options: dict[str, Any] = {"backend": "torch", "device": "cpu", "warmup": "full"}
-        with Scorer(checkpoint_of("short"), **options, on_program=lambda *progress: reported.append(progress)) as scorer:
+        with Scorer(
+            checkpoint_of("short"), **options, on_program=lambda *progress: reported.append(progress)
+        ) as scorer:
             assert warm_up(scorer.engine) == 0
         assert not reported
 

@@ -67,13 +67,13 @@ class CopyWorker:
     def _load_keys(self, unit: Unit, index: jax.Array, step: jax.Array) -> None:
         inputs, buffers, barriers, shape = self.inputs, self.buffers, self.barriers, self.shape
         slot, kv_head = slot_of(step), lax.div(unit.head, jnp.int32(shape.heads_per_kv))
-        block = pl.ds(inputs.base[0] + inputs.addresses[unit.first_address + index], KEY_TILE)
+        page = pl.ds(inputs.base[0] + inputs.addresses[unit.first_address + index], KEY_TILE)
         is_used = step >= NUM_SLOTS
         pl.when(is_used)(lambda: plgpu.barrier_wait(barriers.k_free.at[slot]))
-        keys = inputs.k.at[block, shape.first_key + kv_head]
+        keys = inputs.k.at[page, shape.first_key + kv_head]
         plgpu.copy_gmem_to_smem(keys, buffers.k.at[slot], barriers.k.at[slot])
         pl.when(is_used)(lambda: plgpu.barrier_wait(barriers.v_free.at[slot]))
-        values = inputs.v.at[block, shape.first_value + kv_head]
+        values = inputs.v.at[page, shape.first_value + kv_head]
         plgpu.copy_gmem_to_smem(values, buffers.v.at[slot], barriers.v.at[slot])
 
     def _load_self_part(self, unit: Unit, number: jax.Array) -> None:
