@@ -116,7 +116,7 @@ TrustRemoteCode = Annotated[
     typer.Option(
         "--trust-remote-code",
         metavar="",
-        help="Accepted without effect: no code of a checkpoint is ever run.",
+        help="Accepted without effect: no code from a checkpoint is ever run.",
         rich_help_panel=ENGINE_PANEL,
     ),
 ]
@@ -225,7 +225,7 @@ def _is_given(source: Enum | None) -> bool:
 def warn_without_effect(engine: EngineOptions, trust_remote_code: bool) -> None:
     """Log a warning for each flag that is accepted without effect."""
     if trust_remote_code:
-        log.warning("--trust-remote-code has no effect: no code of a checkpoint is ever run")
+        log.warning("--trust-remote-code has no effect: no code from a checkpoint is ever run")
     if engine.attention is not None and engine.attention not in OUR_ATTENTIONS:
         ours = ", ".join(OUR_ATTENTIONS)
         log.warning(

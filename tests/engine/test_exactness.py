@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 
 from prefixwise.backends.fake import FakeBackend
@@ -184,19 +184,20 @@ def test_an_item_alone_gets_what_it_gets_among_others(body: dict[str, Any], ways
 def test_the_property_meets_every_layout() -> None:
     """The strategies above are worth something only if they reach what they are meant to reach."""
     seen: set[tuple[Layout, bool]] = set()
-    num_kept: set[int] = set()
+    num_cached: set[int] = set()
     num_joined: set[int] = set()
 
-    @settings(max_examples=200, deadline=None, derandomize=True, database=None)
+    @seed(1)  # not derived from the source of this function: few examples have long prefixes
+    @settings(max_examples=300, deadline=None, database=None)
     @given(body=bodies(), ways=all_ways)
     def look(body: dict[str, Any], ways: Ways) -> None:
         _, forwards = run(body, Limits(VOCAB_SIZE, 4096, None, bos=False), ways)
         seen.update((batch.layout, bool((np.diff(batch.prefix_lens) != 0).any())) for batch in forwards)
-        num_kept.update(len(batch.cache_segments) for batch in forwards)
+        num_cached.update(len(batch.cache_segments) for batch in forwards)
         num_joined.update(len(batch.cache_segments) for batch in forwards if len(batch.score_tokens))
 
     look()
     assert {(layout, True) for layout in Layout} <= seen
-    assert {0, 1} <= num_kept
-    assert max(num_kept) >= 3, "prefixes of several blocks, too"
+    assert {0, 1} <= num_cached
+    assert max(num_cached) >= 3, "prefixes of several blocks, too"
     assert max(num_joined) >= 1, "in one forward with items, too"
