@@ -1,7 +1,7 @@
 """Serial, packed and prefill_extend on one model, interleaved: milliseconds and items per second of each.
 
 Measured: `ScoringEngine.score` from the request to the scores, median over the rounds after one warm-up round, ids in
-and softmax out, no prefix kept unless `--cached`. The last line is JSON. On a CPU compare figures of one run only.
+and softmax out, no prefix cached unless `--cached`. The last line is JSON. On a CPU compare figures of one run only.
 
     python -m benchmarks.algorithms [--model M] [--query-tokens 200] [--items 50] [--item-tokens 20] [--cached]
 """

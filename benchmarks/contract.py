@@ -1,8 +1,8 @@
 """The contract workload through the engine: 2000 query tokens, 500 items x 20, Qwen3-0.6B's shape, random weights.
 
-Measured: `ScoringEngine.score` from parsed request to scores, cold prefix (or kept, with `--cached`), median of
+Measured: `ScoringEngine.score` from parsed request to scores, cold prefix (or cached, with `--cached`), median of
 `--rounds` after two warm-up rounds; TFLOP/s by the floor's count (linear layers and attention, nothing else) and its
-share of the rate that the model's own matrix products reach in the same run. The last line is JSON.
+share of the rate that the model's own GEMMs reach in the same run. The last line is JSON.
 
     python -m benchmarks.contract [--backend jax] [--algorithm prefill_extend] [--batch-invariant] [--cached]
 """
@@ -37,7 +37,7 @@ LABELS = (9454, 2753)
 def floor_flops(config: ModelConfig, query_tokens: int, items: int, item_tokens: int, *, cached: bool = False) -> float:
     """What no algorithm can avoid: every token through the linear layers, the prefix seen by itself and the items.
 
-    Of a prefix that is kept only the items' part.
+    Of a cached prefix only the items' part.
     """
     heads = 2 * config.num_heads + 2 * config.num_kv_heads
     weights = config.model_size * (heads * config.head_size + 3 * config.mlp_size)
@@ -98,7 +98,7 @@ def add_request_options(parser: argparse.ArgumentParser) -> None:
 
 
 def make_engine(options: argparse.Namespace) -> ScoringEngine:
-    """Random weights; prefixes are kept with `--cached` only."""
+    """Random weights; prefixes are cached with `--cached` only."""
     choice = BackendOptions(options.backend, dtype=options.dtype, batch_invariant=options.batch_invariant)
     scheduler = Scheduler(load_backend(random_checkpoint(), choice), SchedulerOptions(prefix_cache=options.cached))
     return ScoringEngine(EngineConfig("random"), scheduler, None)

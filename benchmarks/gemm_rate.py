@@ -1,4 +1,4 @@
-"""The rate of a model's own four matrix products, one after the other: what a forward pass is measured against."""
+"""The rate of a model's own four GEMMs, one after the other: what a forward pass is measured against."""
 
 from __future__ import annotations
 

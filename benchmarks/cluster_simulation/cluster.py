@@ -1,4 +1,4 @@
-"""Fronts and replicas over simulated time: arrivals, steps, what replicas tell fronts, and what happens to replicas."""
+"""Fronts and replicas over simulated time: arrivals, steps, reports of replicas to fronts, failures."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Setup:
 
 
 class Cluster:
-    """Run it once; then `requests`, `replicas` and `sizes` tell what happened."""
+    """Run it once; then `requests`, `replicas` and `sizes` report what happened."""
 
     def __init__(self, setup: Setup, traffic: Traffic, policy: Policy, seed: int = 0) -> None:
         self.setup = setup

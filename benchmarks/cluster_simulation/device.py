@@ -4,7 +4,7 @@ Fitted to three figures of PyTorch on an H200 with Qwen3-0.6B's shape, all of th
 (benchmarks/results/2026-11-15-h200-goals-torch.json):
 
     2000 + 500 x 20, new prefix    33.0 ms = fixed + 2000 prefix + 10,000 item
-    the same, prefix kept          28.4 ms = fixed + 10,000 item
+    the same, prefix cached          28.4 ms = fixed + 10,000 item
     300 + 10 x 20, new prefix       4.0 ms = fixed + 300 prefix + 200 item
 """
 

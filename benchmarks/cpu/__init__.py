@@ -1,6 +1,6 @@
-"""All goals of CPU speed: ours and its rivals, round by round beside each other on the same machine.
+"""All goals of CPU speed: ours and its peers, round by round beside each other on the same machine.
 
-Every contender is a process of its own that loads its model, looks for its best settings, and then waits to be asked
+Every peer is a process of its own that loads its model, looks for its best settings, and then waits to be asked
 for a round; one is asked at a time, and each round asks all of them, in an order that turns. What is held to a goal is
 the median of the rounds' ratios, beside the lowest and the highest. On a CPU only ratios within a run hold, and the
 machine should have nothing else to do. Cases:
@@ -12,7 +12,7 @@ machine should have nothing else to do. Cases:
     llama   the embedded model, 200 + 50 x 20: over llama.cpp on the same GGUF file, the query's cells shared by the
             sequences of the items. Left out where `llama-cpp-python` is not installed
     gemm    the contract workload, 2000 + 500 x 20, Qwen3-0.6B's shape: floating-point operations by the floor's count
-            (`benchmarks.contract.floor_flops`) per second, over those of the model's own four matrix products, through
+            (`benchmarks.contract.floor_flops`) per second, over those of the model's own four GEMMs, through
             the fastest of torch's linear layers
     score   seconds of a whole `prefixwise score` on the embedded model, whose file was read before
     serve   seconds from the start of `prefixwise serve` on the embedded model to the first 200 of `/health`

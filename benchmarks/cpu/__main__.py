@@ -15,7 +15,7 @@ from typing import Any
 import benchmarks.cpu
 from benchmarks.cpu.cases import CASES, FULL, TINY
 from benchmarks.cpu.run import CpuRun, Rows
-from benchmarks.cpu.table import contender_line, render
+from benchmarks.cpu.table import peer_line, render
 from benchmarks.goals.__main__ import commit
 from prefixwise import __version__
 from prefixwise.bench.files import now_utc, write_text
@@ -67,7 +67,7 @@ def summarise(options: argparse.Namespace, run: CpuRun, rows: Rows, seconds: flo
         "tiny": options.tiny,
         "rounds": options.rounds,
         "seconds": {**run.seconds, "all": round(seconds, 1)},
-        "contenders": run.contenders,
+        "peers": run.peers,
         "skipped": run.skipped,
         "errors": run.errors,
         "missed": [row["name"] for row in rows if row["met"] is False],
@@ -77,8 +77,8 @@ def summarise(options: argparse.Namespace, run: CpuRun, rows: Rows, seconds: flo
 
 def print_result(result: dict[str, Any]) -> None:
     print(render(result["rows"]))
-    for name, found in result["contenders"].items():
-        print(contender_line(name, found))
+    for name, found in result["peers"].items():
+        print(peer_line(name, found))
     for case, why in result["skipped"].items():
         print(f"{case} SKIPPED: {why}")
     for case, error in result["errors"].items():
@@ -91,7 +91,7 @@ def print_result(result: dict[str, Any]) -> None:
     print(json.dumps(result))
 
 
-def tell(words: str) -> None:
+def report(words: str) -> None:
     print(words, file=sys.stderr, flush=True)
 
 
@@ -106,7 +106,7 @@ def main() -> None:
             rounds=options.rounds,
             folder=Path(folder),
             model_folder=options.model_folder,
-            tell=tell,
+            report=report,
         )
         for case in dict.fromkeys(options.only or CASES):
             rows += run.measure(case)

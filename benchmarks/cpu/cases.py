@@ -1,6 +1,6 @@
 """What is measured: the model, the geometries, what a search may try; the exact ones, and tiny ones for a test.
 
-And what a contender is told at its start.
+And what a peer is told at its start.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SEARCH_SEED = 1_000_000  # requests of searches and warm-ups: rounds have others
 
 @dataclass(frozen=True)
 class Scale:
-    """A model, its requests, and what rivals may try."""
+    """A model, its requests, and what peers may try."""
 
     model: ModelConfig  # of `hf`, `gemm` and `jax`; the other cases have the embedded one
     hf: Geometry
@@ -33,7 +33,7 @@ class Scale:
     full_items: int  # about so many of the items are timed in a round of whole sequences
     llama_batches: tuple[int, ...]  # sequences of a batch, llama.cpp
     llama_steps: tuple[int, ...]  # most tokens that it computes at a time
-    gemm_rows: tuple[int, ...]  # rows of the matrix products
+    gemm_rows: tuple[int, ...]  # rows of the GEMMs
     gemm_repeats: int  # of all four products in a round
     rounds: int  # where the user leaves it open
 
@@ -71,9 +71,9 @@ TINY = Scale(
 
 @dataclass(frozen=True)
 class Role:
-    """What a contender is to be; as JSON it is the argument of its process."""
+    """What a peer is to be; as JSON it is the argument of its process."""
 
-    contender: str  # a name in `child.CONTENDERS`
+    peer: str  # a name in `child.PEERS`
     geometry: tuple[int, int, int]  # query tokens, items, tokens of an item
     model: str | None = None  # a folder in Hugging Face's layout; None: the embedded model
     tiny: bool = False
@@ -85,7 +85,7 @@ class Role:
 
 @dataclass(frozen=True)
 class Drawn:
-    """A request that all contenders get, as token ids."""
+    """A request that all peers get, as token ids."""
 
     query: NDArray[np.int64]  # [S]
     items: NDArray[np.int64]  # [I, tokens of an item]

@@ -14,13 +14,13 @@ import torch
 import transformers
 
 from benchmarks.cpu.cases import SEARCH_SEED, Drawn, Role, draw
-from benchmarks.cpu.contender import Contender, Round, fastest
+from benchmarks.cpu.peer import Peer, Round, fastest
 from prefixwise.backends.torch.devices import resolve_dtype
 
 _ATTENTION = "sdpa"
 
 
-class HuggingFace(Contender):
+class HuggingFace(Peer):
     """A model of theirs, and the size of its batches."""
 
     def __init__(self, role: Role) -> None:

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.cpu.cases import SEARCH_SEED, Drawn, Role, draw
-from benchmarks.cpu.contender import Contender, Round, fastest
+from benchmarks.cpu.peer import Peer, Round, fastest
 from prefixwise.models.sources import embedded_model_path
 
 _QUERY = 0  # its sequence; items have those from 1
@@ -46,7 +46,7 @@ class Settings:
         return f"{self.sequences} sequences with {cache}, {flash}, {self.step} tokens at a time, {threads}"
 
 
-class LlamaCpp(Contender):
+class LlamaCpp(Peer):
     """Every query is new, and its cells are forgotten after a round."""
 
     def __init__(self, role: Role) -> None:

@@ -8,7 +8,7 @@ from time import perf_counter
 from typing import Any
 
 from benchmarks.cpu.cases import SEARCH_SEED, Role, draw
-from benchmarks.cpu.contender import Contender, Round
+from benchmarks.cpu.peer import Peer, Round
 from prefixwise import __version__
 from prefixwise.contract.parse import parse_score_request
 from prefixwise.launch.loading import load_engine
@@ -17,7 +17,7 @@ from prefixwise.launch.options import EngineOptions
 _WARM_UP_ROUNDS = 2
 
 
-class Ours(Contender):
+class Ours(Peer):
     """Every query is new, so no prefix is found again."""
 
     def __init__(self, role: Role, backend: str = "torch") -> None:

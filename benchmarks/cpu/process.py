@@ -1,4 +1,4 @@
-"""A contender's process, from outside: started, asked, and always ended."""
+"""A peer's process, from outside: started, asked, and always ended."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cpu.cases import Role
-from benchmarks.cpu.contender import Round
+from benchmarks.cpu.peer import Round
 from prefixwise.bench.processes import end_process
 
 _LOG_LINES = 8  # of a process that failed
 
 
-class ContenderFailedError(Exception):
+class PeerFailedError(Exception):
     """It ended before it had answered; the message has the end of its log."""
 
 
 class Running:
-    """A contender that answers one question at a time."""
+    """A peer that answers one question at a time."""
 
     def __init__(self, process: subprocess.Popen[str], name: str, log: Path) -> None:
         self._process = process
@@ -32,15 +32,15 @@ class Running:
         self._log = log
 
     def wait_until_loaded(self) -> None:
-        """Raises ContenderFailedError."""
+        """Raises PeerFailedError."""
         self._ask({"do": "load"})
 
     def prepare(self) -> dict[str, Any]:
-        """Raises ContenderFailedError."""
+        """Raises PeerFailedError."""
         return self._ask({"do": "prepare"})
 
     def run(self, seed: int) -> Round:
-        """Raises ContenderFailedError."""
+        """Raises PeerFailedError."""
         return Round(**self._ask({"do": "round", "seed": seed}))
 
     def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
@@ -56,10 +56,10 @@ class Running:
         found: dict[str, Any] = json.loads(line)
         return found
 
-    def _failure(self) -> ContenderFailedError:
+    def _failure(self) -> PeerFailedError:
         status = self._process.wait()
         last = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-_LOG_LINES:]
-        return ContenderFailedError("\n".join([f"{self._name} ended with {status_title(status)}", *last]))
+        return PeerFailedError("\n".join([f"{self._name} ended with {status_title(status)}", *last]))
 
 
 def status_title(status: int) -> str:
@@ -70,14 +70,14 @@ def status_title(status: int) -> str:
 @contextmanager
 def running(role: Role, folder: Path) -> Iterator[Running]:
     """One, until the block is left. Its log is in the folder."""
-    log_path = folder / f"{role.contender}.log"
+    log_path = folder / f"{role.peer}.log"
     command = [sys.executable, "-m", "benchmarks.cpu.child", json.dumps(asdict(role))]
     with log_path.open("w", encoding="utf-8") as log:
         process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, encoding="utf-8"
         )
         try:
-            yield Running(process, role.contender, log_path)
+            yield Running(process, role.peer, log_path)
         finally:
             end_process(process)
             for pipe in (process.stdin, process.stdout):

@@ -1,4 +1,4 @@
-"""The cases, one after the other: contenders are started and prepared, rounds are run, rows are made."""
+"""The cases, one after the other: peers are started and prepared, rounds are run, rows are made."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 from benchmarks.cpu import startup
 from benchmarks.cpu.cases import FULL, TINY, Role
-from benchmarks.cpu.contender import Round
-from benchmarks.cpu.process import ContenderFailedError, running
+from benchmarks.cpu.peer import Round
+from benchmarks.cpu.process import PeerFailedError, running
 from benchmarks.cpu.targets import GOALS, Goal, make_row, ratio_row, share_row
 from benchmarks.goals.cases import Geometry
 
@@ -24,39 +24,39 @@ LLAMA_MISSING = (
 )
 
 Rows = list[dict[str, Any]]
-Tell = Callable[[str], None]
+Report = Callable[[str], None]
 
 
 class Runs(Protocol):
-    """What a race asks of a contender."""
+    """What a race asks of a peer."""
 
     def run(self, seed: int) -> Round: ...
 
 
-def race(contenders: Mapping[str, Runs], rounds: int, tell: Tell) -> dict[str, list[Round]]:
+def race(peers: Mapping[str, Runs], rounds: int, report: Report) -> dict[str, list[Round]]:
     """Each round asks all of them for the same request, one at a time; who is first turns from round to round."""
-    names = list(contenders)
+    names = list(peers)
     found: dict[str, list[Round]] = {name: [] for name in names}
     for number in range(rounds):
         turn = number % len(names)
         for name in names[turn:] + names[:turn]:
-            found[name].append(contenders[name].run(seed=number + 1))
-        tell(f"round {number + 1}: " + ", ".join(f"{name} {found[name][-1].seconds:.2f} s" for name in names))
+            found[name].append(peers[name].run(seed=number + 1))
+        report(f"round {number + 1}: " + ", ".join(f"{name} {found[name][-1].seconds:.2f} s" for name in names))
     return found
 
 
 class CpuRun:
     """All that is asked for; what fails costs its own rows and no others."""
 
-    def __init__(self, *, tiny: bool, rounds: int, folder: Path, model_folder: Path | None, tell: Tell) -> None:
+    def __init__(self, *, tiny: bool, rounds: int, folder: Path, model_folder: Path | None, report: Report) -> None:
         self._tiny = tiny
         self._scale = TINY if tiny else FULL
         self._rounds = rounds
         self._folder = folder
         self._model_folder = model_folder
-        self._tell = tell
+        self._report = report
         self._goals: Mapping[str, Goal] = {} if tiny else GOALS
-        self.contenders: dict[str, dict[str, Any]] = {}  # versions and settings, by case and contender
+        self.peers: dict[str, dict[str, Any]] = {}  # versions and settings, by case and peer
         self.seconds: dict[str, float] = {}  # of each case, all told
         self.skipped: dict[str, str] = {}
         self.errors: dict[str, str] = {}
@@ -73,7 +73,7 @@ class CpuRun:
         begin = perf_counter()
         try:
             return cases[case]()
-        except ContenderFailedError as error:
+        except PeerFailedError as error:
             self.errors[case] = str(error)
             return []
         finally:
@@ -81,10 +81,10 @@ class CpuRun:
 
     @cached_property
     def _random_model(self) -> str:
-        """The folder of the random model, written where it is not there. Raises ContenderFailedError."""
+        """The folder of the random model, written where it is not there. Raises PeerFailedError."""
         folder = self._model_folder or self._folder / "model"
         if not (folder / "config.json").exists():
-            self._tell(f"writing random weights to {folder}")
+            self._report(f"writing random weights to {folder}")
             command = [
                 sys.executable,
                 "-m",
@@ -94,7 +94,7 @@ class CpuRun:
             ]
             done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
             if done.returncode != 0:
-                raise ContenderFailedError(f"random weights cannot be written: {done.stderr.strip()[-1000:]}")
+                raise PeerFailedError(f"random weights cannot be written: {done.stderr.strip()[-1000:]}")
         return str(folder)
 
     def _hugging_face(self) -> Rows:
@@ -149,18 +149,18 @@ class CpuRun:
         values = []
         for number in range(self._rounds + 1):
             values.append(once())
-            self._tell(f"{case}: {'warm-up' if number == 0 else f'round {number}'}: {values[-1]:.2f} s")
+            self._report(f"{case}: {'warm-up' if number == 0 else f'round {number}'}: {values[-1]:.2f} s")
         return values[1:]
 
     def _race(self, case: str, names: Sequence[str], geometry: Geometry, model: str | None) -> dict[str, list[Round]]:
         """All are loaded before the first is prepared, and prepared before the first round."""
         with ExitStack() as stack:
-            contenders = {}
+            peers = {}
             for name in names:
                 role = Role(name, geometry.shape, model, self._tiny)
-                contenders[name] = stack.enter_context(running(role, self._folder))
-                contenders[name].wait_until_loaded()
-            for name, contender in contenders.items():
-                self._tell(f"{case}: preparing {name}; it logs to {self._folder / name}.log")
-                self.contenders[f"{case}: {name}"] = contender.prepare()
-            return race(contenders, self._rounds, lambda words: self._tell(f"{case}: {words}"))
+                peers[name] = stack.enter_context(running(role, self._folder))
+                peers[name].wait_until_loaded()
+            for name, peer in peers.items():
+                self._report(f"{case}: preparing {name}; it logs to {self._folder / name}.log")
+                self.peers[f"{case}: {name}"] = peer.prepare()
+            return race(peers, self._rounds, lambda words: self._report(f"{case}: {words}"))

@@ -11,7 +11,7 @@ from time import perf_counter
 from urllib.error import URLError
 from urllib.request import urlopen
 
-from benchmarks.cpu.process import ContenderFailedError, status_title
+from benchmarks.cpu.process import PeerFailedError, status_title
 from benchmarks.ports import free_port
 from prefixwise.bench.processes import end_process
 
@@ -25,19 +25,17 @@ _PATIENCE_SECONDS = 120.0
 
 
 def score_seconds() -> float:
-    """From the start of `prefixwise score` to its end. Raises ContenderFailedError."""
+    """From the start of `prefixwise score` to its end. Raises PeerFailedError."""
     begin = perf_counter()
     done = subprocess.run([sys.executable, "-m", "prefixwise", *SCORE], capture_output=True, text=True, check=False)
     seconds = perf_counter() - begin
     if done.returncode != 0 or len(json.loads(done.stdout)["scores"]) != 3:
-        raise ContenderFailedError(
-            f"prefixwise score ended with {status_title(done.returncode)}: {done.stderr.strip()}"
-        )
+        raise PeerFailedError(f"prefixwise score ended with {status_title(done.returncode)}: {done.stderr.strip()}")
     return seconds
 
 
 def serve_seconds(folder: Path) -> float:
-    """From the start of `prefixwise serve` to `/health` 200; its log is in `folder`. Raises ContenderFailedError."""
+    """From the start of `prefixwise serve` to `/health` 200; its log is in `folder`. Raises PeerFailedError."""
     port = free_port()
     log_path = folder / "serve.log"
     command = [sys.executable, "-m", "prefixwise", "serve", "--host", "127.0.0.1", "--port", str(port)]
@@ -47,7 +45,7 @@ def serve_seconds(folder: Path) -> float:
         try:
             while not _is_healthy(port):
                 if server.poll() is not None or perf_counter() - begin > _PATIENCE_SECONDS:
-                    raise ContenderFailedError(f"no answer of /health:\n{log_path.read_text(encoding='utf-8')}")
+                    raise PeerFailedError(f"no answer of /health:\n{log_path.read_text(encoding='utf-8')}")
                 time.sleep(_POLL_SECONDS)
             return perf_counter() - begin
         finally:

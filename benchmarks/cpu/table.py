@@ -1,4 +1,4 @@
-"""Rows and contenders as people read them."""
+"""Rows and peers as people read them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def amount(value: float, unit: str) -> str:
     return f"{100 * value:.1f} %" if unit == "%" else f"{value:.2f} {unit}"
 
 
-def contender_line(name: str, found: Mapping[str, Any]) -> str:
+def peer_line(name: str, found: Mapping[str, Any]) -> str:
     """Its versions and settings, and what its search has tried."""
     parts = [
         ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in found[part].items())

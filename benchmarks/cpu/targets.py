@@ -8,7 +8,7 @@ from math import inf, isfinite
 from statistics import mean, median
 from typing import Any
 
-from benchmarks.cpu.contender import Round
+from benchmarks.cpu.peer import Round
 
 
 @dataclass(frozen=True)
@@ -79,13 +79,13 @@ def make_row(
 
 
 def ratio_row(
-    name: str, title: str, ours: Sequence[Round], rival: Sequence[Round], goals: Mapping[str, Goal] = GOALS
+    name: str, title: str, ours: Sequence[Round], peer: Sequence[Round], goals: Mapping[str, Goal] = GOALS
 ) -> dict[str, Any]:
-    """Items per second over a rival's, round by round. Where the scores do not agree nothing is held to a goal."""
-    ratios = [one.rate / other.rate for one, other in zip(ours, rival, strict=True)]
-    differs, spread = disagreement(ours, rival), spread_of(ours)
+    """Items per second over a peer's, round by round. Where the scores do not agree nothing is held to a goal."""
+    ratios = [one.rate / other.rate for one, other in zip(ours, peer, strict=True)]
+    differs, spread = disagreement(ours, peer), spread_of(ours)
     agrees = differs.is_within(AGREEMENT[name])
-    note = f"{rate_title(ours)} against {rate_title(rival)} items/s"
+    note = f"{rate_title(ours)} against {rate_title(peer)} items/s"
     if not agrees:
         note = f"DOES NOT AGREE: probabilities differ by {differs}, allowed are {AGREEMENT[name]}; {note}"
     more = {
@@ -95,7 +95,7 @@ def ratio_row(
         "spread_of_probabilities": round(spread, 5),
         "items_per_second": {
             "ours": [round(each.rate, 3) for each in ours],
-            "rival": [round(each.rate, 3) for each in rival],
+            "peer": [round(each.rate, 3) for each in peer],
         },
     }
     row = make_row(name, title, ratios, "x", goals, **more)
@@ -110,7 +110,7 @@ def share_row(
     flops: float,
     goals: Mapping[str, Goal] = GOALS,
 ) -> dict[str, Any]:
-    """Floating-point operations per second over those of the matrix products; `flops`: of an item."""
+    """Floating-point operations per second over those of the GEMMs; `flops`: of an item."""
     shares = [one.rate * flops / other.rate for one, other in zip(ours, products, strict=True)]
     tflops = [one.rate * flops / 1e12 for one in ours], [each.rate / 1e12 for each in products]
     note = f"{median(tflops[0]):.3f} of {median(tflops[1]):.3f} TFLOP/s, {rate_title(ours)} items/s"
@@ -126,9 +126,9 @@ def rate_title(rounds: Sequence[Round]) -> str:
     return f"{median(each.rate for each in rounds):.1f}"
 
 
-def disagreement(ours: Sequence[Round], rival: Sequence[Round]) -> Agreement:
-    """Differences of two probabilities; of a rival that has scored fewer items, of these."""
-    pairs = [pair for one, other in zip(ours, rival, strict=True) for pair in zip(one.scores, other.scores)]  # noqa: B905
+def disagreement(ours: Sequence[Round], peer: Sequence[Round]) -> Agreement:
+    """Differences of two probabilities; of a peer that has scored fewer items, of these."""
+    pairs = [pair for one, other in zip(ours, peer, strict=True) for pair in zip(one.scores, other.scores)]  # noqa: B905
     differences = [abs(one - other) for one, other in pairs]
     if not differences or not all(map(isfinite, differences)):
         return Agreement(inf, inf)

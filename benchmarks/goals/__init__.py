@@ -4,7 +4,7 @@ Measured, for each backend in a server process of its own, with random weights o
 
     cold       2000 + 500 x 20 tokens through `ScoringEngine.score`, every query new: median of --rounds after warm-up.
                Always measured, as others are held to it; its fill is tokens computed / tokens with padding
-    cached     the same request again and again, its prefix kept
+    cached     the same request again and again, its prefix cached
     many       2000 + 10,000 x 20 in one request; and peak device memory at 500, 2,000 and 10,000 items
     long       200 + 100 x 500
     invariant  cold with batch_invariant=True

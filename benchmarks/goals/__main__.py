@@ -45,7 +45,7 @@ def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:
 def measure_backend(settings: Settings) -> tuple[list[Measured], dict[str, Any]]:
     """All figures of a backend, and what was found beside them."""
 
-    def tell(words: str) -> None:
+    def report(words: str) -> None:
         print(f"{settings.backend}: {words}", file=sys.stderr, flush=True)
 
     with tempfile.TemporaryDirectory() as folder, running(settings, Path(folder)) as server:
@@ -53,7 +53,7 @@ def measure_backend(settings: Settings) -> tuple[list[Measured], dict[str, Any]]
         rows = [Measured(**each) for each in found.pop("measured")]
         begin = perf_counter()
         if server.url is not None:
-            rows += HttpRows(server.url, settings, found, tell).measure()
+            rows += HttpRows(server.url, settings, found, report).measure()
         found["seconds"]["http"] = round(perf_counter() - begin, 1)
     return rows, found
 

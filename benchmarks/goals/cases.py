@@ -58,7 +58,7 @@ class Scale:
 
     @property
     def gemm_rows(self) -> dict[str, int]:
-        """Rows of the matrix products that cases stand beside: those of the contract's items, or a full step."""
+        """Rows of the GEMMs that cases stand beside: those of the contract's items, or a full step."""
         contract = self.contract.items * self.contract.item_tokens
         full = min(self.long.items * self.long.item_tokens, FULL_GEMM_ROWS)
         return {"contract": min(contract, FULL_GEMM_ROWS), "full": full}

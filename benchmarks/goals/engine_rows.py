@@ -1,4 +1,4 @@
-"""What is measured inside of the server's process, before it opens: `ScoringEngine.score`, memory, matrix products."""
+"""What is measured inside of the server's process, before it opens: `ScoringEngine.score`, memory, GEMMs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SECOND_POOL_BYTES = 4 << 30  # for the prefixes of a second engine on the same a
 
 ROWS_IN_ORDER = ("cold", "cached", "many", "many memory", "long", "invariant")
 
-Tell = Callable[[str], None]
+Report = Callable[[str], None]
 
 
 def make_engine(settings: Settings, *, batch_invariant: bool = False) -> ScoringEngine:
@@ -53,16 +53,16 @@ class Timing:
 class EngineRows:
     """One engine's figures. Each case has queries of its own, so that none finds another's prefix."""
 
-    def __init__(self, engine: ScoringEngine, settings: Settings, tell: Tell) -> None:
+    def __init__(self, engine: ScoringEngine, settings: Settings, report: Report) -> None:
         self._engine = engine
         self._settings = settings
         self._scale = settings.scale
-        self._tell = tell
+        self._report = report
         self._next_seed = 0
         self.errors: dict[str, str] = {}  # by the case that could not be measured
 
     def measure(self) -> list[Measured]:
-        """Memory first: its peak cannot be taken back, and matrix products or larger programs would hide it."""
+        """Memory first: its peak cannot be taken back, and GEMMs or larger programs would hide it."""
         cases: dict[str, Callable[[], Sequence[Measured]]] = {
             "many memory": lambda: [self._memory_row()],
             "cold": self._cold_rows,
@@ -77,8 +77,8 @@ class EngineRows:
 
     @cached_property
     def gemm(self) -> dict[str, float]:
-        """FLOP/s of the model's matrix products, by the name of a number of rows."""
-        self._tell("matrix products")
+        """FLOP/s of the model's GEMMs, by the name of a number of rows."""
+        self._report("GEMMs")
         info, model = self._engine.backend.info, self._scale.model
         rows = self._scale.gemm_rows
         return {
@@ -89,12 +89,12 @@ class EngineRows:
     @cached_property
     def cold(self) -> Timing:
         """The contract workload, every query new: what other figures are held to."""
-        self._tell("contract workload, cold")
+        self._report("contract workload, cold")
         return self._time(self._engine, self._scale.contract)
 
     def small_seconds(self) -> float:
         """What a small request takes without a server around it."""
-        self._tell("small request")
+        self._report("small request")
         return self._time(self._engine, self._scale.small).seconds
 
     def _cold_rows(self) -> list[Measured]:
@@ -105,16 +105,16 @@ class EngineRows:
         return [self._throughput("cold", title, geometry, cold, note=note), fill]
 
     def _cached_row(self) -> Measured:
-        self._tell("contract workload, prefix kept")
+        self._report("contract workload, prefix cached")
         geometry = self._scale.contract
         timing = self._time(self._engine, geometry, same=True)
-        note = f"{1000 * timing.seconds:.2f} ms, {timing.cached_tokens:,} of {geometry.query_tokens:,} tokens kept"
-        return self._throughput("cached", f"{geometry.title}, prefix kept", geometry, timing, note=note, cached=True)
+        note = f"{1000 * timing.seconds:.2f} ms, {timing.cached_tokens:,} of {geometry.query_tokens:,} tokens cached"
+        return self._throughput("cached", f"{geometry.title}, prefix cached", geometry, timing, note=note, cached=True)
 
     def _many_row(self) -> Measured:
         """Held to the contract workload's items per second in this very run."""
         geometry, contract = self._scale.largest, self._scale.contract
-        self._tell(f"{geometry.items:,} items")
+        self._report(f"{geometry.items:,} items")
         timing = self._time(self._engine, geometry)
         per_second = contract.items / self.cold.seconds
         note = f"{1000 * timing.seconds:.1f} ms; the bound is {contract.items:,} items, cold"
@@ -122,8 +122,8 @@ class EngineRows:
         return replace(row, bound=per_second, gemm="full")
 
     def _memory_row(self) -> Measured:
-        """One query, so that no further prefix is kept; linear means that growth is in proportion to the items."""
-        self._tell("memory")
+        """One query, so that no further prefix is cached; linear means that growth is in proportion to the items."""
+        self._report("memory")
         peaks = [self._peak_bytes()]
         geometry, many = self._scale.contract, self._scale.many
         for items in many:
@@ -145,7 +145,7 @@ class EngineRows:
         return self._engine.backend.memory_stats().get("peak_bytes")
 
     def _long_row(self) -> Measured:
-        self._tell("long items")
+        self._report("long items")
         geometry = self._scale.long
         timing = self._time(self._engine, geometry)
         note = f"{1000 * timing.seconds:.1f} ms, {geometry.items / timing.seconds:,.0f} items/s"
@@ -154,7 +154,7 @@ class EngineRows:
 
     def _invariant_row(self) -> Measured:
         """A second engine on the same device, closed again."""
-        self._tell("batch_invariant: a second engine")
+        self._report("batch_invariant: a second engine")
         engine = make_engine(self._settings, batch_invariant=True)
         try:
             timing = self._time(engine, self._scale.contract)

@@ -22,7 +22,7 @@ CLIENTS = 8
 _ROUNDS_EACH = 2  # times --rounds requests of each client
 _SMALL_ROUNDS = 10  # times --rounds small requests
 
-Tell = Callable[[str], None]
+Report = Callable[[str], None]
 
 
 class FailedRequestsError(Exception):
@@ -57,12 +57,12 @@ class Phase:
 class HttpRows:
     """One server's figures. Each run has queries of its own, so that none finds another's prefix."""
 
-    def __init__(self, url: str, settings: Settings, found: dict[str, Any], tell: Tell) -> None:
+    def __init__(self, url: str, settings: Settings, found: dict[str, Any], report: Report) -> None:
         self._url = url
         self._settings = settings
         self._scale = settings.scale
         self._engine = found  # what the server's process has measured
-        self._tell = tell
+        self._report = report
         self._seed = 0
 
     def measure(self) -> list[Measured]:
@@ -152,8 +152,8 @@ class HttpRows:
             vocab_size=vocab_size,
             distinct_queries=0,
         )
-        self._tell(f"HTTP, {geometry.title}")
-        run = LoadRun(LoadTarget(self._url), RequestMaker(described, self._seed), plan, self._tell, server_config={})
+        self._report(f"HTTP, {geometry.title}")
+        run = LoadRun(LoadTarget(self._url), RequestMaker(described, self._seed), plan, self._report, server_config={})
         before = self._stats()
         result = run.run()
         after = self._stats()

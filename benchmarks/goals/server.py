@@ -26,14 +26,14 @@ from prefixwise.server.launch import run_server
 def open_engine(settings: Settings, result: Path) -> ScoringEngine:
     """The engine, when its figures are in the file and nothing is left to compile that will be needed."""
 
-    def tell(words: str) -> None:
+    def report(words: str) -> None:
         print(f"{settings.backend}: {words}", flush=True)
 
-    tell("loading")
+    report("loading")
     times = [perf_counter()]
     engine = make_engine(settings)
     times.append(perf_counter())
-    rows = EngineRows(engine, settings, tell)
+    rows = EngineRows(engine, settings, report)
     found = {
         "measured": [asdict(row) for row in rows.measure()],
         "gemm_flops": rows.gemm,
@@ -44,7 +44,7 @@ def open_engine(settings: Settings, result: Path) -> ScoringEngine:
     times.append(perf_counter())
     num_programs = 0
     if settings.needs_full_warm_up:
-        tell("warm-up: all programs")
+        report("warm-up: all programs")
         num_programs = warm_up(engine)
     times.append(perf_counter())
     spans = zip(("load", "engine", "warm_up"), times, times[1:], strict=False)

@@ -41,7 +41,7 @@ def amount(value: float, unit: str) -> str:
 
 
 def backend_line(backend: str, found: Mapping[str, Any]) -> str:
-    """What a backend ran on, its matrix products, and where the run's time went."""
+    """What a backend ran on, its GEMMs, and where the run's time went."""
     gemm = " and ".join(f"{rate / 1e12:,.1f} ({name})" for name, rate in found["gemm_flops"].items())
     seconds = ", ".join(f"{name.replace('_', '-')} {value:g} s" for name, value in found["seconds"].items())
     title = f"{backend} {found['version']} on {found['device']}, {found['dtype']}"

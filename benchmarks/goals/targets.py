@@ -17,7 +17,7 @@ class Measured:
     value: float | None  # None: cannot be known here
     unit: str
     flops: float | None = None  # per second, by the floor's count
-    gemm: Literal["contract", "full"] = "contract"  # which rate of matrix products it stands beside
+    gemm: Literal["contract", "full"] = "contract"  # which rate of GEMMs it stands beside
     bound: float | None = None  # the goal, where it depends on this run
     note: str = ""
     details: dict[str, Any] = field(default_factory=dict)
@@ -72,7 +72,7 @@ def judge(
 ) -> list[dict[str, Any]]:
     """Rows for the table and the file: one name after the other, the backends' figures below each other.
 
-    `found`: by backend; `gemm`: FLOP/s of matrix products, by backend and `Measured.gemm`.
+    `found`: by backend; `gemm`: FLOP/s of GEMMs, by backend and `Measured.gemm`.
     """
     names = list(dict.fromkeys(each.name for rows in found.values() for each in rows))
     pairs = [(backend, each) for name in names for backend, rows in found.items() for each in rows if each.name == name]

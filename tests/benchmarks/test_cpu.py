@@ -1,4 +1,4 @@
-"""`benchmarks.cpu`: how rounds become rows, who is asked when, that rivals compute what we do, and that it all runs."""
+"""`benchmarks.cpu`: how rounds become rows, who is asked when, that peers compute what we do, and that it all runs."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import pytest
 
 from benchmarks.cpu.__main__ import machine, parse_options
 from benchmarks.cpu.cases import CASES, FULL, Role, draw
-from benchmarks.cpu.child import CONTENDERS
-from benchmarks.cpu.contender import Round, fastest
-from benchmarks.cpu.process import ContenderFailedError, running
+from benchmarks.cpu.child import PEERS
+from benchmarks.cpu.peer import Round, fastest
+from benchmarks.cpu.process import PeerFailedError, running
 from benchmarks.cpu.run import LLAMA_MISSING, CpuRun, race
-from benchmarks.cpu.table import contender_line, render
+from benchmarks.cpu.table import peer_line, render
 from benchmarks.cpu.targets import AGREEMENT, GOALS, Agreement, disagreement, make_row, ratio_row, share_row
 from benchmarks.goals.cases import TINY
 from tests.checkpoints import make_hf_checkpoint
@@ -74,8 +74,8 @@ def test_a_rival_that_computes_something_else_is_no_rival() -> None:
 
 
 def test_one_item_of_many_that_differs_is_enough() -> None:
-    ours, rival = (0.5,) * 100, (0.5,) * 99 + (0.9,)
-    row = ratio_row("llama", "", rounds_of(90, scores=ours), rounds_of(1, scores=rival))
+    ours, peer = (0.5,) * 100, (0.5,) * 99 + (0.9,)
+    row = ratio_row("llama", "", rounds_of(90, scores=ours), rounds_of(1, scores=peer))
     assert (row["agrees"], row["difference"]["mean"]) == (False, 0.004)
 
 
@@ -99,7 +99,7 @@ def test_a_share_of_the_gemm_rate_counts_operations() -> None:
     assert (row["measured"], row["goal"], row["met"]) == (0.45, 0.55, False)
 
 
-def test_all_contenders_get_the_same_requests_and_who_is_first_turns() -> None:
+def test_all_peers_get_the_same_requests_and_who_is_first_turns() -> None:
     asked: list[tuple[str, int]] = []
 
     class Fake:
@@ -131,9 +131,9 @@ def test_a_search_takes_the_fastest_and_tells_all() -> None:
 
 @pytest.mark.parametrize("name", ["hf-prefix", "hf-full"])
 def test_hugging_face_computes_what_we_do(name: str, tiny_model: str) -> None:
-    ours, rival = (CONTENDERS[each](Role(each, SHAPE, tiny_model, tiny=True)) for each in ("ours", name))
-    told = rival.prepare()
-    one, other = ours.run(seed=7), rival.run(seed=7)
+    ours, peer = (PEERS[each](Role(each, SHAPE, tiny_model, tiny=True)) for each in ("ours", name))
+    told = peer.prepare()
+    one, other = ours.run(seed=7), peer.run(seed=7)
     assert other.work == told["settings"]["timed_items"] == len(other.scores)
     assert disagreement([one], [other]).is_within(AGREEMENT[name])
     another = disagreement([ours.run(seed=8)], [other])
@@ -141,31 +141,31 @@ def test_hugging_face_computes_what_we_do(name: str, tiny_model: str) -> None:
 
 
 def test_matrix_products_are_counted_whole() -> None:
-    contender = CONTENDERS["gemm"](Role("gemm", SHAPE, tiny=True))
+    peer = PEERS["gemm"](Role("gemm", SHAPE, tiny=True))
     per_row = 2 * 32 * ((4 + 2 * 2) * 16 + 4 * 16 + 3 * 64)
-    assert contender.run(seed=1).work in (2 * 120 * per_row, 2 * 3 * 32 * per_row)
+    assert peer.run(seed=1).work in (2 * 120 * per_row, 2 * 3 * 32 * per_row)
 
 
-def test_a_contender_that_ends_says_why(tmp_path: Path) -> None:
-    says = pytest.raises(ContenderFailedError, match=r"(?s)ours ended with status 1.*missing")
-    with running(Role("ours", SHAPE, str(tmp_path / "missing"), tiny=True), tmp_path) as contender, says:
-        contender.wait_until_loaded()
+def test_a_peer_that_ends_says_why(tmp_path: Path) -> None:
+    says = pytest.raises(PeerFailedError, match=r"(?s)ours ended with status 1.*missing")
+    with running(Role("ours", SHAPE, str(tmp_path / "missing"), tiny=True), tmp_path) as peer, says:
+        peer.wait_until_loaded()
 
 
 def test_llama_is_left_out_where_it_is_not_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("benchmarks.cpu.run.find_spec", lambda name: None)
-    run = CpuRun(tiny=True, rounds=1, folder=tmp_path, model_folder=None, tell=print)
+    run = CpuRun(tiny=True, rounds=1, folder=tmp_path, model_folder=None, report=print)
     assert run.measure("llama") == []
     assert (run.skipped, run.errors) == ({"llama": LLAMA_MISSING}, {})
 
 
 def test_what_fails_costs_its_own_rows_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def fail() -> float:
-        raise ContenderFailedError("no embedded model")
+        raise PeerFailedError("no embedded model")
 
     monkeypatch.setattr("benchmarks.cpu.startup.score_seconds", fail)
     monkeypatch.setattr("benchmarks.cpu.startup.serve_seconds", lambda folder: 3.0)
-    run = CpuRun(tiny=True, rounds=2, folder=tmp_path, model_folder=None, tell=print)
+    run = CpuRun(tiny=True, rounds=2, folder=tmp_path, model_folder=None, report=print)
     assert run.measure("score") == []
     assert run.errors == {"score": "no embedded model"}
     assert run.measure("serve")[0]["values"] == [3.0, 3.0]
@@ -186,9 +186,9 @@ def test_the_table_has_a_line_for_every_row() -> None:
     ]
 
 
-def test_a_contender_is_shown_with_its_versions_settings_and_search() -> None:
+def test_a_peer_is_shown_with_its_versions_settings_and_search() -> None:
     found = {"versions": {"torch": "2"}, "settings": {"batch_size": 8}, "items_per_second": {"4": 1.5, "8": 2}}
-    shown = contender_line("hf: hf-full", found)
+    shown = peer_line("hf: hf-full", found)
     assert shown == "hf: hf-full: torch 2; batch size 8; items per second: 4 -> 1.5, 8 -> 2"
 
 
@@ -219,7 +219,7 @@ def test_one_case_runs_from_end_to_end(tmp_path: Path, tiny_model: str) -> None:
     (row,) = result["rows"]
     assert (row["name"], len(row["values"]), row["goal"]) == ("gemm", 2, None)
     assert row["measured"] > 0
-    assert result["contenders"].keys() == {"gemm: ours", "gemm: gemm"}
+    assert result["peers"].keys() == {"gemm: ours", "gemm: gemm"}
 
 
 @pytest.mark.slow
@@ -229,4 +229,4 @@ def test_all_cases_run_from_end_to_end() -> None:
     assert names | ({"llama"} if "llama" in result["skipped"] else set()) == set(GOALS)
     assert all(row["measured"] > 0 for row in result["rows"])
     assert all(row["agrees"] for row in result["rows"] if row["unit"] == "x")
-    assert result["contenders"]["hf: hf-prefix"]["settings"]["batch_size"] in (2, 4)
+    assert result["peers"]["hf: hf-prefix"]["settings"]["batch_size"] in (2, 4)

@@ -1,4 +1,4 @@
-"""What a contender's process is asked for, whoever it is."""
+"""What a peer's process is asked for, whoever it is."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Setting = TypeVar("Setting")
 class Round:
     """One round's work and time."""
 
-    work: float  # items; for matrix products, floating-point operations
+    work: float  # items; for GEMMs, floating-point operations
     seconds: float
     scores: list[float] = field(default_factory=list)  # probabilities of the first label, of the first items
 
@@ -24,7 +24,7 @@ class Round:
         return self.work / self.seconds
 
 
-class Contender(ABC):
+class Peer(ABC):
     """A model that is loaded. `prepare` is called once, then `run` as often as wanted."""
 
     @abstractmethod

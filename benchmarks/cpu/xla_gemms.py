@@ -1,4 +1,4 @@
-"""The model's own four matrix products on all cores, as XLA compiles them; each number of rows, the fastest counts."""
+"""The model's own four GEMMs on all cores, as XLA compiles them; each number of rows, the fastest counts."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.cpu.cases import Role
-from benchmarks.cpu.contender import Contender, Round
+from benchmarks.cpu.peer import Peer, Round
 from benchmarks.gemm_rate import model_products
 
 _DTYPE = jnp.float32  # what our JAX backend takes on a CPU
 
 
-class XlaProducts(Contender):
+class XlaProducts(Peer):
     """One program for each product and number of rows."""
 
     def __init__(self, role: Role) -> None:

@@ -1,4 +1,4 @@
-"""The model's own four matrix products on all cores, through each linear layer that torch has; the fastest counts."""
+"""The model's own four GEMMs on all cores, through each linear layer that torch has; the fastest counts."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 import torch
 
 from benchmarks.cpu.cases import Role
-from benchmarks.cpu.contender import Contender, Round
+from benchmarks.cpu.peer import Peer, Round
 from benchmarks.gemm_rate import model_products
 from prefixwise.backends.torch.devices import resolve_dtype
 
 Product = Callable[[torch.Tensor], torch.Tensor]
 
 
-class Products(Contender):
+class Products(Peer):
     """Two kinds of linear layers, over each number of rows."""
 
     def __init__(self, role: Role) -> None:
