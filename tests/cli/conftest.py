@@ -55,6 +55,7 @@ def run_main(
         return Ran(exited.value.code, *capsys.readouterr())
 
     monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(shared_engine, "close", lambda: None)  # the next test uses it, too
     monkeypatch.setattr("prefixwise.cli.run_request.open_engine", open_engine)
     return run
 
