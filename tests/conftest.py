@@ -6,6 +6,7 @@ import ast
 import ctypes
 import gc
 import os
+import signal
 import sys
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test reaches for the hub
@@ -13,6 +14,10 @@ os.environ["PREFIXWISE_WEIGHT_CACHE"] = "off"  # nothing is left in the user's f
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # PyTorch and other processes share the GPU
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8".strip()
+
+# A shell starts commands in the background with SIGINT ignored, and so would be the children that tests interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 from collections.abc import Callable, Generator, Iterator
 from copy import copy
