@@ -43,6 +43,8 @@ def is_slow(test: str, parameters: Mapping[str, Any]) -> bool:
             return algorithm != "auto"
         is_masked = parameters.get("mask") == "dense" and parameters["family"] != "qwen3"
         return mode not in ("softmax", "logprob", None) or is_masked or test == "test_one_label_sigmoid"
+    if parameters.get("cpu") == "jax":
+        return algorithm != "packed"
     if parameters.get("device") == "cpu":
         return algorithm != "packed"
     return False
@@ -89,6 +91,11 @@ def assert_within_bfloat16(found: Floats, expected: Floats) -> None:
     difference = np.abs(found - expected)
     assert difference.max() <= 0.02
     assert difference.mean() <= 0.01
+
+
+@pytest.fixture(scope="module", params=["torch", "jax"])
+def cpu(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return {"backend": request.param, "device": "cpu"}
 
 
 @pytest.fixture(scope="module", params=FAMILY_NAMES)

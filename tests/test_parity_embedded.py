@@ -19,11 +19,13 @@ from prefixwise.contract.request import Algorithm, ScoreMode
 from prefixwise.models.families import HF_TENSOR_NAMES, stored_name
 from prefixwise.models.sources import embedded_model_path, open_checkpoint
 from tests.reference import Floats, Reference, bound_of, expected_scores
-from tests.test_parity import ALGORITHMS, MODES, assert_within_bfloat16
+from tests.test_parity import ALGORITHMS, MODES, assert_within_bfloat16, cpu
 
 TEXT_QUERY = "Decide whether the text is about food. Text: "
 TEXT_ITEMS = ("Fresh pasta with tomato sauce.", "The tax code of 1986.", "", "Grüße aus Köln 🙂", "pizza " * 40)
 TEXT_LABELS = (" yes", " no")
+
+__all__ = ["cpu"]  # the fixture
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -59,11 +61,6 @@ def expected() -> Expected:
 def digest(values: NDArray[np.float32]) -> bytes:
     assert values.dtype == np.float32
     return blake2b(np.ascontiguousarray(values).data).digest()
-
-
-@pytest.fixture(scope="module", params=["torch", "jax"])
-def cpu(request: pytest.FixtureRequest) -> dict[str, Any]:
-    return {"backend": request.param, "device": "cpu"}
 
 
 def test_tensors_are_those_of_transformers(expected: Expected) -> None:

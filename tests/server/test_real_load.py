@@ -202,7 +202,7 @@ def num_gone(server: ServerProcess) -> int:
 
 def test_what_is_in_flight_at_a_sigterm_ends_well(server: ServerProcess) -> None:
     """The last test of this module: it ends the server."""
-    bodies = [plain_request(seed, 100, prefix_len=200) for seed in range(5)]
+    bodies = [plain_request(seed, 400, prefix_len=200) for seed in range(5)]
     alone = scores_of(ask_one_by_one(server, bodies))
     with ThreadPoolExecutor(20) as threads:
         answers = [threads.submit(ask, server, bodies[number % 5]) for number in range(20)]

@@ -28,7 +28,7 @@ BACKENDS = ("jax", "torch")
 PACKAGES = (
     *("numpy", "tokenizers", "huggingface_hub", "gguf", "jinja2", "rich", "typer"),
     *("httpx", "pydantic"),
-    *("httptools", "orjson", "prometheus_client", "starlette", "uvicorn", "uvloop"),
+    *("flask_swagger_ui", "httptools", "orjson", "prometheus_client", "starlette", "uvicorn", "uvloop"),
 )
 
 State = Literal["ok", "lacks", "unknown"]

@@ -279,5 +279,5 @@ def test_a_run_that_is_not_there_is_named_with_those_that_are(tmp_path: Path) ->
     (tmp_path / "one").mkdir()
     with pytest.raises(TargetError, match=r"local has no run 'two' in .*; existing runs: one"):
         collect(LOCAL, str(tmp_path), ["two"], tmp_path / "here", lambda name: None)
-    with pytest.raises(ArtifactError, match="the name of a run must be letters"):
+    with pytest.raises(ArtifactError, match="the name of a run must consist of letters"):
         collect(LOCAL, str(tmp_path), ["../one"], tmp_path / "here", lambda name: None)
