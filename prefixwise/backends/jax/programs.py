@@ -35,7 +35,7 @@ from prefixwise.forward.tiles import TileSizes
 COMPILER_OPTIONS: dict[str, dict[str, Any]] = {
     # XLA's own Triton GEMMs may split a sum between tiles, in a way that depends on the number of rows.
     "gpu": {"xla_gpu_enable_triton_gemm": False},
-    # Half the compile time of level 3, with the same scores at the same speed: the GEMMs are library calls.
+    # Half the compile time of level 3 at the same speed: the GEMMs are library calls (docs/decisions.md).
     "cpu": {"xla_backend_optimization_level": 1},
 }
 
