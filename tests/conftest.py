@@ -183,6 +183,12 @@ def place(request: pytest.FixtureRequest) -> dict[str, Any]:
     return {"backend": backend, "device": device}
 
 
+@pytest.fixture(scope="module", params=["torch", "jax"])
+def cpu(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """Every backend on a CPU, as options of a scorer."""
+    return {"backend": request.param, "device": "cpu"}
+
+
 @pytest.fixture(scope="module")
 def quick_compilation() -> Iterator[None]:
     """Lets XLA compile for a CPU in a third of the time, to the same arithmetic in slower code.

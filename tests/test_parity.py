@@ -93,11 +93,6 @@ def assert_within_bfloat16(found: Floats, expected: Floats) -> None:
     assert difference.mean() <= 0.01
 
 
-@pytest.fixture(scope="module", params=["torch", "jax"])
-def cpu(request: pytest.FixtureRequest) -> dict[str, Any]:
-    return {"backend": request.param, "device": "cpu"}
-
-
 @pytest.fixture(scope="module", params=FAMILY_NAMES)
 def family(request: pytest.FixtureRequest) -> str:
     name: str = request.param

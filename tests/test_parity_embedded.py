@@ -19,13 +19,11 @@ from prefixwise.contract.request import Algorithm, ScoreMode
 from prefixwise.models.families import HF_TENSOR_NAMES, stored_name
 from prefixwise.models.sources import embedded_model_path, open_checkpoint
 from tests.reference import Floats, Reference, bound_of, expected_scores
-from tests.test_parity import ALGORITHMS, MODES, assert_within_bfloat16, cpu
+from tests.test_parity import ALGORITHMS, MODES, assert_within_bfloat16
 
 TEXT_QUERY = "Decide whether the text is about food. Text: "
 TEXT_ITEMS = ("Fresh pasta with tomato sauce.", "The tax code of 1986.", "", "Grüße aus Köln 🙂", "pizza " * 40)
 TEXT_LABELS = (" yes", " no")
-
-__all__ = ["cpu"]  # the fixture
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
