@@ -38,5 +38,6 @@ def test_no_report_has_a_serious_fault(open_page: OpenPage, size: tuple[int, int
 @pytest.mark.parametrize(("size", "scheme"), [(PHONE, "dark"), (DESKTOP, "light")])
 def test_the_api_has_no_serious_fault(open_page: OpenPage, size: tuple[int, int], scheme: Scheme) -> None:
     with open_page(path="/docs", size=size, scheme=scheme) as visited:
+        visited.page.locator(".opblock").last.wait_for()
         assert visited.serious_faults() == []
         assert not visited.scrolls_sideways()

@@ -10,9 +10,15 @@ function followScheme() {
 dark.addEventListener("change", followScheme);
 followScheme();
 
+// Its own is a link within the button that opens an operation: one control within another.
+const plainDeepLink = ({ React }) => ({
+  components: { DeepLink: ({ text }) => React.createElement("span", null, text) },
+});
+
 window.SwaggerUIBundle({
   url: "/openapi.json",
   dom_id: "#swagger-ui",
   deepLinking: true,
+  plugins: [plainDeepLink],
   validatorUrl: null, // the default asks another host
 });
