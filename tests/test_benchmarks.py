@@ -39,7 +39,7 @@ def test_the_contract_workload_has_the_work_that_the_design_counts() -> None:
     assert FULL.contract.flops(QWEN3_06B) == pytest.approx(15.6e12, rel=0.01)
 
 
-def test_a_kept_prefix_is_not_counted_as_work() -> None:
+def test_a_cached_prefix_is_not_counted_as_work() -> None:
     whole, kept = FULL.contract.flops(QWEN3_06B), FULL.contract.flops(QWEN3_06B, cached=True)
     assert whole - kept == pytest.approx(floor_flops(QWEN3_06B, 2000, 0, 20))
 

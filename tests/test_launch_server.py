@@ -25,7 +25,7 @@ from prefixwise.launch.options import EngineOptions
 from prefixwise.server.config import ServerOptions
 from tests.cli.conftest import run_process
 
-COMMANDS = (Path(__file__).parent / "fixtures" / "origin_launch_commands.txt").read_text(encoding="utf-8")
+COMMANDS = (Path(__file__).parent / "fixtures" / "earlier_launch_commands.txt").read_text(encoding="utf-8")
 NO_FA = f"--attention-backend fa has no effect: prefixwise chooses its own attention ({', '.join(IMPLEMENTATIONS)})"
 NO_REMOTE_CODE = "--trust-remote-code has no effect: no code from a checkpoint is ever run"
 

@@ -18,7 +18,7 @@ Row = dict[str, Any]
 
 _SKEWS = (0.0, 0.6, 0.9, 1.2, 1.5)
 _FRONTS = (1, 2, 8, 32)
-_PATIENCES = (0.0, 1.0, 2.0, 4.0)
+_MAX_WAIT_STEPS = (0.0, 1.0, 2.0, 4.0)
 
 
 @dataclass(frozen=True)
@@ -60,12 +60,12 @@ def policies(scale: Scale) -> list[Row]:
     ]
 
 
-def patience(scale: Scale) -> list[Row]:
+def max_wait_steps(scale: Scale) -> list[Row]:
     """The same, by when a home is left: after how many steps."""
     return [
-        {"traffic": title, "patience": steps, **_most(scale, traffic, partial(prefixwise, RoutingOptions(steps)))}
+        {"traffic": title, "max_wait_steps": steps, **_most(scale, traffic, partial(prefixwise, RoutingOptions(steps)))}
         for title, traffic in _both(scale)
-        for steps in _PATIENCES
+        for steps in _MAX_WAIT_STEPS
     ]
 
 
@@ -209,7 +209,7 @@ def autoscale(scale: Scale) -> list[Row]:
 CASES: dict[str, Callable[[Scale], list[Row]]] = {
     "policies": policies,
     "skew": skew,
-    "patience": patience,
+    "max_wait_steps": max_wait_steps,
     "fronts": fronts,
     "loss": loss,
     "million": million,

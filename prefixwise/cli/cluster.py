@@ -46,7 +46,7 @@ SCALE_FLAGS = {
     "tpu_chips_per_replica": Flag(int, "TPU chips of each replica.", least=0),
     "cpus_per_replica": Flag(float, "CPU cores that Ray reserves for each replica.", least=0),
     "max_ongoing_requests": Flag(int, "Most requests on one replica; its queue also has a bound in tokens.", least=1),
-    "patience": Flag(
+    "max_wait_steps": Flag(
         float, "Steps that a request waits for the replica with its cached prefix, before it goes elsewhere.", least=0
     ),
     "share": Flag(float, "Times the average load that a replica carries before its requests go elsewhere.", least=1),

@@ -31,7 +31,9 @@ class ScaleOptions:
     tpu_chips_per_replica: int = 0
     cpus_per_replica: float = 1.0
     max_ongoing_requests: int = 1000  # on one replica; its queue also has a bound in tokens
-    patience: float = RoutingOptions.patience  # steps that a request waits for its home before it goes elsewhere
+    max_wait_steps: float = (
+        RoutingOptions.max_wait_steps
+    )  # steps that a request waits for its home before it goes elsewhere
     share: float = RoutingOptions.share  # of the average load, which a home may carry before requests go elsewhere
 
     def __post_init__(self) -> None:
@@ -57,7 +59,7 @@ _LEAST: dict[str, float] = {
     "tpu_chips_per_replica": 0,
     "cpus_per_replica": 0,
     "max_ongoing_requests": 1,
-    "patience": 0,
+    "max_wait_steps": 0,
     "share": 1,
 }
 _WHOLE = ("replicas", "max_replicas", "target_queued_tokens", "fronts", "tpu_chips_per_replica", "max_ongoing_requests")

@@ -5,7 +5,7 @@ replicas, made by hashing the two together (rendezvous hashing). Its first repli
 there, so its prefix is computed once and is a cache hit afterwards. There is no table: every front computes the same
 order, and when a replica comes or goes, only the queries that it is or was first for move.
 
-A replica is overloaded when more tokens wait there than `patience` of its steps compute, and more than `share` times
+A replica is overloaded when more tokens wait there than `max_wait_steps` of its steps compute, and more than `share` times
 the average. Its requests then go to the next in their order, so that a query that is too hot for one replica settles
 on two, not on all. (Consistent hashing with bounded loads: Mirrokni, Thorup, Zadimoghaddam, 2016.)
 """
@@ -27,12 +27,12 @@ from prefixwise.cluster.exchange import HttpRequest
 class RoutingOptions:
     """When a request goes to another replica than its home."""
 
-    patience: float = 2.0  # steps that a request may wait for its home
+    max_wait_steps: float = 2.0  # steps that a request may wait for its home
     share: float = 1.25  # of the average load, which a home may carry before requests go elsewhere
 
     def __post_init__(self) -> None:
-        if not self.patience >= 0:
-            raise ValueError(f"patience must be 0 steps or more, got {self.patience!r}")
+        if not self.max_wait_steps >= 0:
+            raise ValueError(f"max_wait_steps must be 0 steps or more, got {self.max_wait_steps!r}")
         if not self.share >= 1:
             raise ValueError(f"share must be 1 or more times the average load, got {self.share!r}")
 
@@ -85,7 +85,7 @@ def overloaded_replicas(loads: Mapping[str, ReplicaLoad], options: RoutingOption
     return frozenset(
         name
         for name, load in loads.items()
-        if load.tokens > bound and load.tokens > options.patience * load.step_tokens
+        if load.tokens > bound and load.tokens > options.max_wait_steps * load.step_tokens
     )
 
 

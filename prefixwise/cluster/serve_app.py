@@ -41,7 +41,7 @@ def make_app(options: ClusterOptions, api_key: str | None = None) -> serve.Appli
         max_ongoing_requests=scale.max_ongoing_requests,
         request_router_config=RequestRouterConfig(
             request_router_class=_ROUTER,
-            request_router_kwargs={"patience": scale.patience, "share": scale.share},
+            request_router_kwargs={"max_wait_steps": scale.max_wait_steps, "share": scale.share},
             request_routing_stats_period_s=_STATS_SECONDS,
         ),
         health_check_period_s=_HEALTH_SECONDS,

@@ -24,7 +24,7 @@ from tests.cli.conftest import Ran
 from tests.cli.prefixwise_program import exit_status
 from tests.models.hub_cache import add_to_cache
 
-FIXTURE = Path(__file__).parents[1] / "fixtures" / "origin_harness_commands.txt"
+FIXTURE = Path(__file__).parents[1] / "fixtures" / "earlier_harness_commands.txt"
 MODEL = "Qwen/Qwen3-0.6B"
 PROGRAMS = {
     "generate_canonical_score_workload.py": "bench workload",

@@ -18,7 +18,7 @@ import pytest
 from prefixwise.bench.processes import ServerStartError, ended_by_signals, local_server, undisturbed
 from prefixwise.bench.with_parent import PARENT_VARIABLE, command_with_parent, parent_environment
 
-PATIENCE = 60.0
+TIMEOUT = 60.0
 
 
 WAITER = """
@@ -38,7 +38,7 @@ def is_running(process_id: int) -> bool:
 def wait_for(what: Callable[[], int | None]) -> int:
     """What it gives, as soon as it gives something."""
     tick = threading.Event()
-    for _ in range(int(PATIENCE / 0.01)):
+    for _ in range(int(TIMEOUT / 0.01)):
         if (found := what()) is not None:
             return found
         tick.wait(0.01)
@@ -97,7 +97,7 @@ def test_a_server_that_is_killed_before_it_is_ready_is_told_apart(flags: list[st
     killer.join()
 
 
-def test_patience_has_an_end_and_leaves_no_server(flags: list[str], tmp_path: Path) -> None:
+def test_the_poll_times_out_and_leaves_no_server(flags: list[str], tmp_path: Path) -> None:
     name = f"--served-model-name={tmp_path.name}"
     with (
         pytest.raises(ServerStartError, match=r"was not ready after 0.2 s"),
@@ -120,7 +120,7 @@ def test_ctrl_c_stops_the_server(flags: list[str], tmp_path: Path, moment: str) 
         else:
             wait_for(lambda: 1 if moment in log.read_text() else None)
         waiter.send_signal(signal.SIGINT)
-        assert waiter.wait(PATIENCE) != 0
+        assert waiter.wait(TIMEOUT) != 0
         assert "KeyboardInterrupt" in waiter.stderr.read()
     assert not is_running(started)
 

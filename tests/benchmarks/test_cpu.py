@@ -65,7 +65,7 @@ def test_there_is_a_goal_for_every_case_that_the_table_can_have() -> None:
     assert GOALS.keys() == rows
 
 
-def test_a_rival_that_computes_something_else_is_no_rival() -> None:
+def test_a_baseline_that_computes_something_else_is_no_baseline() -> None:
     row = ratio_row("llama", "a request", rounds_of(90), rounds_of(1, scores=(0.25, 0.25)))
     assert (row["met"], row["agrees"], row["difference"]) == (None, False, {"mean": 0.25, "most": 0.5})
     assert row["note"].startswith(
@@ -83,11 +83,11 @@ def test_probabilities_that_are_no_numbers_do_not_agree() -> None:
     assert ratio_row("llama", "", rounds_of(90), rounds_of(1, scores=(0.25, float("nan"))))["agrees"] is False
 
 
-def test_a_rival_without_scores_does_not_agree() -> None:
+def test_a_baseline_without_scores_does_not_agree() -> None:
     assert ratio_row("llama", "", rounds_of(90), rounds_of(1, scores=()))["agrees"] is False
 
 
-def test_a_rival_that_scores_fewer_items_is_compared_on_these() -> None:
+def test_a_baseline_that_scores_fewer_items_is_compared_on_these() -> None:
     found = disagreement(rounds_of(1, scores=(0.25, 0.75)), rounds_of(1, scores=(0.375,)))
     assert found == Agreement(0.125, 0.125)
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 NODES = 3
 _OK = 200
 _CPUS_PER_NODE = 4  # to Ray; they need not be there
-PATIENCE = 90.0  # seconds for what takes a few on a quiet machine
+TIMEOUT = 90.0  # seconds for what takes a few on a quiet machine
 
 
 @contextmanager
@@ -110,9 +110,9 @@ def kill(process: psutil.Process) -> None:
 
 
 def wait_until(is_so: Callable[[], bool], what: str) -> None:
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + TIMEOUT
     while not is_so():
-        assert time.monotonic() < end, f"{what}: not within {PATIENCE:g} s"
+        assert time.monotonic() < end, f"{what}: not within {TIMEOUT:g} s"
         time.sleep(0.1)
 
 
@@ -138,7 +138,7 @@ class Load:
     def __exit__(self, *_: object) -> None:
         self._stop.set()
         for thread in self._threads:
-            thread.join(PATIENCE)
+            thread.join(TIMEOUT)
 
     def wait_for(self, num_more: int) -> None:
         target = len(self.answers) + num_more
@@ -146,7 +146,7 @@ class Load:
 
     def _send_all(self, client: int) -> None:
         number = 0
-        with httpx.Client(base_url=self._url, timeout=PATIENCE) as http:
+        with httpx.Client(base_url=self._url, timeout=TIMEOUT) as http:
             while not self._stop.is_set():
                 number += 1
                 body = score_body(query=client * 10 + number % 10, seed=number)

@@ -14,7 +14,7 @@ pytest.importorskip("ray", reason="Ray is not installed")
 from benchmarks.ports import free_port
 from prefixwise import Scorer
 from tests.cluster.ray_cluster import (
-    PATIENCE,
+    TIMEOUT,
     Load,
     add_node,
     check_scores,
@@ -103,7 +103,7 @@ def test_a_request_that_its_replica_dies_with_is_answered_by_another(url: str) -
     home = home_of(url, 1)
     victim = replica_process(home)
     with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(httpx.post, url + "/v1/score", json=body, timeout=PATIENCE)
+        answer = pool.submit(httpx.post, url + "/v1/score", json=body, timeout=TIMEOUT)
         wait_until(lambda: is_running(url, home), "the request is computed")
         assert not answer.done()
         kill(victim)

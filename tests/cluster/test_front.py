@@ -148,7 +148,7 @@ def test_prefixes_are_those_of_all_replicas() -> None:
     assert found["data"] == [{"id": "of a", "replica": "a"}, {"id": "of b", "replica": "b"}]
 
 
-def test_a_prefix_is_released_by_whoever_has_it() -> None:
+def test_a_prefix_is_released_by_its_replica() -> None:
     def replica(request: HttpRequest, ticket: Ticket) -> HttpResponse:
         return said("b") if ticket.only == "b" else said("a", 404)
 

@@ -136,7 +136,7 @@ def test_a_full_replica_s_requests_go_to_another(port: int, url: str) -> None:
     again."""
     body = score_body(1)
     tokens = 4 + sum(len(item) for item in body["items"])
-    update(options_of(port, engine={"max_queued_tokens": 2 * tokens}, patience=1000.0))
+    update(options_of(port, engine={"max_queued_tokens": 2 * tokens}, max_wait_steps=1000.0))
     with ThreadPoolExecutor(10) as pool:
         answers = list(pool.map(lambda _: httpx.post(url + "/v1/score", json=body, timeout=60), range(10)))
     update(options_of(port))

@@ -13,7 +13,7 @@ from prefixwise.server.config import ServerOptions
 CHOSEN = ClusterOptions(
     EngineOptions(model="some/model", dtype="bfloat16", served_names=("a", "b"), prefix_cache=False),
     ServerOptions(port=8000, cors_origins=("*",), request_timeout=5.0),
-    ScaleOptions(replicas=2, max_replicas=8, gpus_per_replica=0.5, patience=2.0),
+    ScaleOptions(replicas=2, max_replicas=8, gpus_per_replica=0.5, max_wait_steps=2.0),
 )
 
 

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own
 @pytest.fixture
 def router() -> PrefixRouter:
     router = PrefixRouter.__new__(PrefixRouter)  # Serve makes it, with much that counting does not need
-    router.initialize_state(patience=2.0, share=1.25)
+    router.initialize_state(max_wait_steps=2.0, share=1.25)
     router._replicas = {}
     return router
 
@@ -53,7 +53,7 @@ def test_tokens_count_from_the_choice_until_they_come_back(router: PrefixRouter)
     assert ledger().tokens() == {}
 
 
-def test_a_home_with_more_than_its_patience_is_left_and_found_again(router: PrefixRouter) -> None:
+def test_an_overloaded_home_is_left_and_found_again(router: PrefixRouter) -> None:
     ticket = a_ticket()
     large = a_ticket(21)  # more than two steps of ten
     with ledger().open(large):

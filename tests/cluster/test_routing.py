@@ -61,8 +61,8 @@ class TestOrder:
     def test_home_is_kept_while_the_wait_is_short(self) -> None:
         """400 tokens are four steps of 100: that long a query waits for its home, though the others are idle."""
         key = next(key for key in KEYS if rank_replicas(key, ["a", "b", "c"])[0] == "a")
-        assert order_replicas(key, loads(a=400, b=0, c=0), RoutingOptions(patience=4))[0] == "a"
-        assert order_replicas(key, loads(a=401, b=0, c=0), RoutingOptions(patience=4))[0] != "a"
+        assert order_replicas(key, loads(a=400, b=0, c=0), RoutingOptions(max_wait_steps=4))[0] == "a"
+        assert order_replicas(key, loads(a=401, b=0, c=0), RoutingOptions(max_wait_steps=4))[0] != "a"
 
     def test_home_is_kept_where_all_are_as_busy(self) -> None:
         key = next(key for key in KEYS if rank_replicas(key, ["a", "b", "c"])[0] == "a")
@@ -86,10 +86,12 @@ class TestOrder:
         assert order_replicas(b"key", {}, RoutingOptions()) == []
 
     def test_never_are_all_overloaded(self) -> None:
-        assert overloaded_replicas(loads(a=10**9, b=10**9), RoutingOptions(patience=0, share=1)) == frozenset()
+        assert overloaded_replicas(loads(a=10**9, b=10**9), RoutingOptions(max_wait_steps=0, share=1)) == frozenset()
 
 
-@pytest.mark.parametrize(("name", "value"), [("patience", -1.0), ("patience", float("nan")), ("share", 0.9)])
+@pytest.mark.parametrize(
+    ("name", "value"), [("max_wait_steps", -1.0), ("max_wait_steps", float("nan")), ("share", 0.9)]
+)
 def test_options_that_cannot_be_meant_are_refused(name: str, value: float) -> None:
     with pytest.raises(ValueError, match=f"{name} must be"):
         RoutingOptions(**{name: value})

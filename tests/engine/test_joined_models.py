@@ -17,7 +17,7 @@ from prefixwise.models.sources import open_checkpoint
 from tests.engine.step_runner import StepRunner, kind_of, prefix_of, state_of
 
 MANY = tuple((k,) for k in range(1, 2 + MANY_LABELS))
-TAILS = [3, 1, 70, 128, 20]
+ITEM_LENS = [3, 1, 70, 128, 20]
 
 
 def is_slow(test: str, parameters: Mapping[str, Any]) -> bool:
@@ -39,12 +39,12 @@ def backend(request: pytest.FixtureRequest, checkpoint_of: Callable[[str], Path]
 def make_jobs() -> list[RequestState]:
     """Prefixes that some share, that begin alike, that end with a token alone; labels of all numbers."""
     return [
-        state_of(prefix_of(400), TAILS, need_logsumexp=True),
-        state_of(prefix_of(400), TAILS[::-1]),
-        state_of(prefix_of(256), TAILS),
-        state_of(prefix_of(129, 50), TAILS, labels=((3, 7, 9), (5, 1))),
-        state_of(prefix_of(200, 90), TAILS, labels=MANY),
-        state_of(0, TAILS),
+        state_of(prefix_of(400), ITEM_LENS, need_logsumexp=True),
+        state_of(prefix_of(400), ITEM_LENS[::-1]),
+        state_of(prefix_of(256), ITEM_LENS),
+        state_of(prefix_of(129, 50), ITEM_LENS, labels=((3, 7, 9), (5, 1))),
+        state_of(prefix_of(200, 90), ITEM_LENS, labels=MANY),
+        state_of(0, ITEM_LENS),
     ]
 
 

@@ -82,7 +82,7 @@ class TestFailures:
             assert bad.state.error is not None
         assert left.what[-1] == backend.forwards[-1].num_tokens, "the last forward's are the last"
 
-    def test_whoever_is_in_the_same_step_fails_with_it(self) -> None:
+    def test_all_requests_in_a_step_fail_with_it(self) -> None:
         backend = GatedBackend()
         backend.fails = has(MARK)
         with live_engine(backend) as engine:
@@ -279,7 +279,7 @@ class TestCall:
             assert scheduler.call(lambda: scheduler.call(lambda: 5)) == 5
 
 
-def test_a_request_that_is_done_lets_go_of_whoever_waited() -> None:
+def test_a_request_that_is_done_holds_no_reference_to_waiters() -> None:
     class Waiter:
         state: RequestState | None = None
 

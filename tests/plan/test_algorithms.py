@@ -70,14 +70,14 @@ class TestLayouts:
         assert {each.num_tokens for each in found.sequences} == {110}
         assert (found.max_segments, found.token_budget) == (32, 1000)
 
-    def test_prefill_extend_has_tails_only(self) -> None:
+    def test_prefill_extend_has_item_tokens_only(self) -> None:
         found = plan(100, MANY, "prefill_extend", token_budget=1000)
         assert (found.sequences, found.max_segments, found.token_budget) == ((), 0, 1000)
         assert found.needs_prefill
         assert plan(100, MANY, "prefill_extend", chunk_size=32).max_segments == 32
 
     @pytest.mark.parametrize("algorithm", ALGORITHMS)
-    def test_without_a_prefix_every_algorithm_has_tails_only(self, algorithm: str) -> None:
+    def test_without_a_prefix_every_algorithm_has_item_tokens_only(self, algorithm: str) -> None:
         found = plan(0, [3, 3], algorithm, chunk_size=7)
         assert (found.algorithm, found.sequences, found.max_segments, found.needs_prefill) == (algorithm, (), 7, False)
 
@@ -165,7 +165,7 @@ class TestAuto:
         assert plan(900, [100], token_budget=1000).algorithm == "packed"
         assert plan(900, [100] * 50, token_budget=1000).algorithm == "prefill_extend"
 
-    def test_where_a_prefix_and_its_tails_are_one_forward_rows_save_none(self) -> None:
+    def test_where_a_prefix_and_its_items_are_one_forward_packing_saves_none(self) -> None:
         assert plan(900, [100], token_budget=1000, joins_prefill=True).algorithm == "prefill_extend"
         assert plan(900, [100] * 50, token_budget=1000, joins_prefill=True).algorithm == "prefill_extend"
 
@@ -203,7 +203,7 @@ class TestAuto:
         assert "static estimate" in plan(KV_BLOCK_SIZE - 1, [100], caches_prefixes=True, **options).reason
         assert "static estimate" in plan(KV_BLOCK_SIZE, [100], caches_prefixes=False, **options).reason
 
-    def test_a_prefix_that_cannot_be_kept_is_estimated_like_any_other(self) -> None:
+    def test_a_prefix_that_cannot_be_cached_is_estimated_like_any_other(self) -> None:
         found = plan(3 * KV_BLOCK_SIZE, [100], caches_prefixes=True, num_kv_blocks=2)
         assert found.algorithm == "packed"
         assert "static estimate" in found.reason
@@ -230,7 +230,7 @@ class TestPrefixThatCannotBeCached:
         assert planner.plan(segments_of(128, [3])).algorithm == "prefill_extend"
 
     @pytest.mark.parametrize("num_kv_blocks", [7, None])
-    def test_a_prefix_that_fits_is_kept(self, num_kv_blocks: int | None) -> None:
+    def test_a_prefix_that_fits_is_cached(self, num_kv_blocks: int | None) -> None:
         found = plan(896, [100] * 50, token_budget=1000, num_kv_blocks=num_kv_blocks)
         assert (found.algorithm, found.is_fallback, found.needs_prefill) == ("prefill_extend", False, True)
 
@@ -286,7 +286,7 @@ class TestMask:
         assert "got a sequence of 16385; use a smaller chunk size, the segment mask or prefill_extend" in error.message
 
     @pytest.mark.parametrize(("prefix_len", "longest"), [(10, 2048), (3000, 6000), (9000, DENSE_MAX_SEQUENCE_LEN)])
-    def test_dense_rows_are_kept_short_where_no_chunk_size_is_given(self, prefix_len: int, longest: int) -> None:
+    def test_dense_sequences_stay_short_where_no_chunk_size_is_given(self, prefix_len: int, longest: int) -> None:
         """And never so long that dense would refuse what it had been left to cut."""
         found = plan(prefix_len, [1] * 20_000, "packed", mask="dense", token_budget=65_536)
         assert max(each.num_tokens for each in found.sequences) == longest

@@ -46,7 +46,7 @@ def test_extend_without_a_prefix_has_no_prefill() -> None:
     assert extend_work(0, segments(10, 20), token_budget=30, multiple=1).num_forwards == 1
 
 
-def test_a_prefix_that_is_joined_with_its_tails_has_no_forward_of_its_own() -> None:
+def test_a_prefix_that_is_joined_with_its_items_has_no_forward_of_its_own() -> None:
     separate = extend_work(100, segments(10, 20), token_budget=1000, multiple=256)
     joined = extend_work(100, segments(10, 20), token_budget=1000, multiple=256, joins=True)
     assert joined.num_pairs == separate.num_pairs

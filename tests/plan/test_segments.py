@@ -40,7 +40,7 @@ def pairs(found: SplitItems) -> list[tuple[int, list[int]]]:
     return list(zip(found.prefix_lens.tolist(), item_tokens, strict=True))
 
 
-def test_apart_splits_at_the_query() -> None:
+def test_separate_splits_at_the_query() -> None:
     assert pairs(split([7, 8], [[1, 2], [7]], joined=False)) == [(2, [1, 2]), (2, [7])]
 
 
@@ -133,7 +133,7 @@ def test_every_item_is_followed_by_every_stem() -> None:
     assert segments.rows_of_segment.tolist() == [0, 3, 5, 8, 10]
 
 
-def test_without_stems_the_tails_are_the_items() -> None:
+def test_without_stems_the_segments_are_the_items() -> None:
     split = split_of([5, 6], [7])
     segments = lay_out_segments(split, plan_labels(((A,),)))
     assert segments.tokens is split.item_tokens

@@ -125,7 +125,7 @@ def test_a_quota_that_is_not_there_fails_in_gclouds_words(gcloud: StandIn) -> No
     assert gcloud.verbs() == ["describe", "create"]
 
 
-def test_patience_has_an_end(gcloud: StandIn) -> None:
+def test_the_poll_times_out(gcloud: StandIn) -> None:
     gcloud.answer("describe", *[gpu("RUNNING")] * 9)
     gcloud.answer("ssh", *[{"status": 255, "stderr": REFUSED}] * 9)
     with pytest.raises(TargetError, match=r"did not answer within 0\.3 s: .*Connection refused"):

@@ -77,8 +77,8 @@ def servers_of(spec: SweepSpec) -> list[int]:
     return found
 
 
-def wait_until(what: Callable[[], object], patience: float = 30.0) -> None:
-    tick, until = threading.Event(), time.monotonic() + patience
+def wait_until(what: Callable[[], object], timeout: float = 30.0) -> None:
+    tick, until = threading.Event(), time.monotonic() + timeout
     while not what():
         assert time.monotonic() < until, "waited in vain"
         tick.wait(0.02)

@@ -86,7 +86,7 @@ def test_a_full_queue_is_an_error_with_its_code(slow: str) -> None:
     assert sorted(str(call.failure) for call in calls) == ["None"] + ["queue_full"] * 9
 
 
-def test_patience_ends(slow: str) -> None:
+def test_a_request_times_out(slow: str) -> None:
     (call,) = run_open(slow, Schedule((0.0,), 0.0), timeout_sec=0.1)
     assert call.failure == "timeout"
     assert call.service_ms >= 100

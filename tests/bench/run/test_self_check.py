@@ -28,7 +28,7 @@ from prefixwise.bench.run.self_check import (
     phases,
     workload_command,
 )
-from tests.bench.test_processes import PATIENCE, child_with, is_running
+from tests.bench.test_processes import TIMEOUT, child_with, is_running
 from tests.bench.wrong_server import wrong_server
 
 
@@ -98,7 +98,7 @@ def test_whatever_ends_it_ends_its_servers_and_leaves_the_steps_that_are_done(
     with subprocess.Popen([*command, f"--output-dir={small.output_dir}"], stderr=subprocess.DEVNULL) as process:
         server = child_with(process.pid, "serve")
         process.send_signal(number)
-        assert process.wait(PATIENCE) == 128 + number
+        assert process.wait(TIMEOUT) == 128 + number
     assert not is_running(server)
     verdict = read_artifact(small.output_dir / "self_check.json", SelfCheck)
     assert [step.title for step in verdict.steps][:1] == ["workload"]
@@ -114,7 +114,7 @@ def test_a_command_that_is_ended_stops_the_servers_that_it_has_started(
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         server = child_with(process.pid, "serve")
         process.send_signal(number)
-        assert process.wait(PATIENCE) == 128 + number
+        assert process.wait(TIMEOUT) == 128 + number
     assert not is_running(server)
 
 

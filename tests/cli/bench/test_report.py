@@ -48,7 +48,7 @@ def test_both_files_are_written_and_named_last(run: Run, tmp_path: Path) -> None
     assert f"--output-html {html}" in markdown.read_text()
 
 
-def test_the_command_line_of_the_origin_is_enough(run: Run, tmp_path: Path) -> None:
+def test_the_earlier_command_line_is_enough(run: Run, tmp_path: Path) -> None:
     markdown = tmp_path / "report.md"
     before = datetime.now(UTC).date().isoformat()
     reported = run("--comparison-json", write_comparison(tmp_path), "--output-report", markdown)
