@@ -17,10 +17,10 @@ PYTEST := OMP_NUM_THREADS=1 MALLOC_ARENA_MAX=2 $(BIN)/python -m pytest -n $(TEST
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-all test-python check format bench docs screenshots clean
+.PHONY: help demo serve test test-all test-python test-clients check format bench docs screenshots clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if (3, 11) <= v[:2] <= (3, 13) else f"prefixwise needs Python 3.11 to 3.13, got {v[0]}.{v[1]}; choose one with PYTHON=python3.12")'
@@ -60,6 +60,9 @@ test-all: check ## the slow tests too
 test-python: check ## types for Python 3.11 to 3.13, and the tests that need no PyTorch on those that are installed
 	for version in 3.11 3.12 3.13; do $(BIN)/mypy --python-version $$version || exit 1; done
 	PYENV_VERSION=$$(pyenv versions --bare 2>/dev/null | grep -E '^3\.1[123]\.' | paste -sd : -) $(BIN)/nox --envdir $(VENV)/nox
+
+test-clients: $(VENV)/.ready-dev ## more rerank clients against a running server, in an environment of their own (1.2 GB)
+	$(BIN)/nox --envdir $(VENV)/nox --session clients
 
 format: $(VENV)/.ready-dev ## format and fix what can be fixed
 	$(BIN)/ruff format .

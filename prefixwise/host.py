@@ -100,6 +100,26 @@ def peak_memory_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
+def num_open_files() -> int:
+    """How many files and sockets this process has open; where the host does not tell, as many as it starts with."""
+    for folder in (PROC / "self/fd", Path("/dev/fd")):
+        with suppress(OSError):
+            return sum(1 for _ in folder.iterdir())
+    return 16
+
+
+def raise_file_limit(wanted: int) -> int:
+    """Let this process open so many files, as far as the host allows; returns how many it may open."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    infinite = resource.RLIM_INFINITY
+    most = wanted if hard == infinite else min(wanted, hard)
+    if soft != infinite and soft < most:
+        with suppress(OSError, ValueError):  # macOS has a second limit
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+            soft = most
+    return wanted if soft == infinite else soft
+
+
 def this_boot() -> str:
     """Identifies the host since its last start, and its process id namespace: containers share a kernel."""
     known = [socket.gethostname()]

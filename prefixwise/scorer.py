@@ -9,10 +9,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Unpack
 
+from prefixwise.contract.classify import CLASSIFY_FIELDS, ClassifyOptions, EmbedOptions, parse_classify_request
 from prefixwise.contract.fields import with_fields
 from prefixwise.contract.parse import parse_rerank_request, parse_score_request
 from prefixwise.contract.request import SCORE_FIELDS, Algorithm, RerankOptions, ScoreOptions, TextOrIds, rerank_fields
-from prefixwise.contract.result import RerankResult, ScoreResult
+from prefixwise.contract.result import ClassifyResult, EmbedResult, RerankResult, ScoreResult
+from prefixwise.engine.classifier import Classifier
 from prefixwise.engine.engine import OnProgress
 from prefixwise.engine.reranker import Reranker
 from prefixwise.forward.backend import Warmup
@@ -82,6 +84,7 @@ class Scorer:
         )
         self.engine = load_engine(options, on_program)
         self.reranker = Reranker(self.engine)
+        self.classifier = Classifier(self.engine)
         weakref.finalize(self, self.engine.close)  # frees the model of a scorer that nobody closed
 
     @with_fields(SCORE_FIELDS, ScoreOptions)
@@ -114,6 +117,36 @@ class Scorer:
         """
         body = {"query": query, "documents": documents, **options}
         return self.reranker.rerank(parse_rerank_request(body), on_progress)
+
+    @with_fields(CLASSIFY_FIELDS[1:], ClassifyOptions)
+    def classify(
+        self,
+        inputs: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]],
+        *,
+        on_progress: OnProgress | None = None,
+        **options: Unpack[ClassifyOptions],
+    ) -> ClassifyResult:
+        """Classify whole inputs with a classifier's head. Same request and errors as `/classify`.
+
+        `inputs` is one text, several, or the token ids of either. `Scorer.score` without labels gives the logits of
+        items behind a shared query.
+        """
+        return self.classifier.classify(parse_classify_request({"input": inputs, **options}), on_progress)
+
+    @with_fields(CLASSIFY_FIELDS[2:], EmbedOptions)
+    def embed(
+        self,
+        inputs: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]],
+        *,
+        on_progress: OnProgress | None = None,
+        **options: Unpack[EmbedOptions],
+    ) -> EmbedResult:
+        """The hidden state after the last token of each input, after the final norm; any model has it.
+
+        `inputs` is one text, several, or the token ids of either. `Scorer.score` with return_pooled_hidden_states gives
+        those of items behind a shared query.
+        """
+        return self.classifier.embed(parse_classify_request({"input": inputs, **options}), on_progress)
 
     def close(self) -> None:
         """Give the device's memory back; a second call does nothing."""

@@ -203,6 +203,17 @@ def quick_compilation() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module")
+def programs_on_disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Programs that JAX compiles are stored for all modules of this run that use this fixture, in all its processes."""
+    pytest.importorskip("jax")
+    from tests.backends.jax.compilations import shared_cache
+
+    base = tmp_path_factory.getbasetemp()
+    with shared_cache((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "programs"):
+        yield
+
+
 @pytest.fixture(scope="session")
 def checkpoint_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """A small checkpoint with a tokenizer, by the name of its family or one of MODELS."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -49,6 +49,18 @@ class Reference:
     def last_logits(self, ids: Sequence[int]) -> Floats:
         last: Floats = self.all_logits(ids)[-1]
         return last
+
+    def overridden_logits(self, ids: Sequence[int], vectors: Mapping[int, NDArray[np.float32]]) -> Floats:
+        """[V] after the ids; `vectors` take the place of the embedding table's rows at these positions."""
+        embedding = self.model.get_input_embeddings()
+        with torch.inference_mode():
+            rows = embedding.weight[torch.tensor(list(ids))].clone()
+            for position, vector in vectors.items():
+                rows[position] = torch.from_numpy(vector)
+            rows *= getattr(embedding, "embed_scale", 1.0)  # Gemma's embedding scales its rows
+            hidden = self.model.model(inputs_embeds=rows[None]).last_hidden_state[0, -1]
+            found: Floats = (hidden @ self.model.lm_head.weight.T).double().numpy()
+        return found
 
     def label_logits(self, contexts: Sequence[Sequence[int]]) -> Floats:
         """[I, V] after each context."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -17,8 +18,10 @@ from prefixwise.host import (
     cpu_features,
     cpu_name,
     install_command,
+    num_open_files,
     peak_memory_bytes,
     process_start,
+    raise_file_limit,
     replacing,
     this_boot,
 )
@@ -179,3 +182,32 @@ class TestInstallCommand:
 
         monkeypatch.setattr(host, "requires", requires)
         assert install_command("server") == 'pip install -e ".[server]", in the checkout'
+
+
+class TestFiles:
+    @pytest.mark.parametrize("proc", ["/proc", "/nowhere"])
+    def test_open_files_are_counted(self, monkeypatch: pytest.MonkeyPatch, proc: str) -> None:
+        monkeypatch.setattr(host, "PROC", Path(proc))
+        before = num_open_files()
+        with Path(os.devnull).open("rb"), Path(os.devnull).open("rb"):
+            assert num_open_files() == before + 2
+
+    @pytest.mark.parametrize(
+        ("limits", "wanted", "allowed"),
+        [
+            ((1024, 4096), 2000, 2000),
+            ((1024, 4096), 5000, 4096),
+            ((1024, resource.RLIM_INFINITY), 5000, 5000),
+            ((1024, 1024), 5000, 1024),
+            ((4096, 4096), 2000, 4096),
+            ((resource.RLIM_INFINITY, resource.RLIM_INFINITY), 2000, 2000),
+        ],
+    )
+    def test_their_limit_is_raised_as_far_as_the_host_allows(
+        self, monkeypatch: pytest.MonkeyPatch, limits: tuple[int, int], wanted: int, allowed: int
+    ) -> None:
+        now = {resource.RLIMIT_NOFILE: limits}
+        monkeypatch.setattr(resource, "getrlimit", now.__getitem__)
+        monkeypatch.setattr(resource, "setrlimit", now.__setitem__)
+        assert raise_file_limit(wanted) == allowed
+        assert now[resource.RLIMIT_NOFILE] in (limits, (allowed, limits[1]))

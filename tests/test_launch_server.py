@@ -9,15 +9,18 @@ import json
 import runpy
 import shlex
 import sys
+import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.main import get_command
 
 from prefixwise.backends.jax.attention.api import IMPLEMENTATIONS
-from prefixwise.cli.main import main
+from prefixwise.cli import sglang_flags
+from prefixwise.cli.main import app, main
 from prefixwise.cli.serve import OUR_ATTENTIONS
 from prefixwise.host import install_command
 from prefixwise.launch.loading import OnProgram
@@ -26,8 +29,8 @@ from prefixwise.server.config import ServerOptions
 from tests.cli.conftest import run_process
 
 COMMANDS = (Path(__file__).parent / "fixtures" / "earlier_launch_commands.txt").read_text(encoding="utf-8")
-NO_FA = f"--attention-backend fa has no effect: prefixwise chooses its own attention ({', '.join(IMPLEMENTATIONS)})"
-NO_REMOTE_CODE = "--trust-remote-code has no effect: no code from a checkpoint is ever run"
+NO_FA = f"--attention-backend fa (ours are {', '.join(IMPLEMENTATIONS)})"
+NO_REMOTE_CODE = "accepted without effect: --trust-remote-code (no code from a checkpoint is ever run)"
 
 DEFAULT_ENGINE = EngineOptions(warmup="full")
 QWEN = EngineOptions("Qwen/Qwen3-0.6B", tp_size=1, warmup="full")
@@ -35,11 +38,11 @@ MULTI_ITEM = replace(QWEN, delimiter_token_id=151643, prefix_cache=False, chunke
 BFLOAT16 = replace(MULTI_ITEM, dtype="bfloat16", mask="auto", segment_fallback_threshold=32768)
 # What the commands of the file say, one by one: the engine, the port, and what is logged.
 MEANT: list[tuple[EngineOptions, int, list[str]]] = [
-    (replace(BFLOAT16, chunk_size=500), 30010, [NO_REMOTE_CODE, NO_FA]),
-    (replace(BFLOAT16, chunk_size=64), 30011, [NO_REMOTE_CODE, NO_FA]),
+    (replace(BFLOAT16, chunk_size=500), 30010, [f"{NO_REMOTE_CODE}, {NO_FA}"]),
+    (replace(BFLOAT16, chunk_size=64), 30011, [f"{NO_REMOTE_CODE}, {NO_FA}"]),
     (MULTI_ITEM, 30020, [NO_REMOTE_CODE]),
-    (replace(BFLOAT16, chunk_size=2), 30010, [NO_REMOTE_CODE, NO_FA]),
-    (replace(QWEN, dtype="bfloat16"), 30011, [NO_REMOTE_CODE, NO_FA]),
+    (replace(BFLOAT16, chunk_size=2), 30010, [f"{NO_REMOTE_CODE}, {NO_FA}"]),
+    (replace(QWEN, dtype="bfloat16"), 30011, [f"{NO_REMOTE_CODE}, {NO_FA}"]),
 ]
 
 # One use of every flag that the design names, and of the other spellings.
@@ -51,6 +54,15 @@ ENGINE_FLAGS: list[tuple[str, dict[str, Any]]] = [
     ("--dtype float", {"dtype": "float32"}),
     ("--tp-size 2", {"tp_size": 2}),
     ("--dp-size 2", {"dp_size": 2}),
+    ("--tensor-parallel-size 2", {"tp_size": 2}),
+    ("--tp=2", {"tp_size": 2}),
+    ("--data-parallel-size=2", {"dp_size": 2}),
+    ("--max-multi-item-count 9", {"max_items_per_request": 9}),
+    ("--revision v1 --model-path some/model", {"model": "some/model@v1"}),
+    ("--model=some/model --revision=v1", {"model": "some/model@v1"}),
+    ("--skip-server-warmup", {"warmup": "none"}),
+    ("--enable-deterministic-inference", {"batch_invariant": True}),
+    ("--multi-item-enable-prefill-extend", {"algorithm": "prefill_extend"}),
     ("--multi-item-scoring-delimiter 0", {"delimiter_token_id": 0}),
     ("--delimiter-token-id 5", {"delimiter_token_id": 5}),
     ("--multi-item-scoring-chunk-size=2", {"chunk_size": 2}),
@@ -78,6 +90,14 @@ ENGINE_FLAGS: list[tuple[str, dict[str, Any]]] = [
 ]
 SERVER_FLAGS: list[tuple[str, dict[str, Any]]] = [
     ("--host 0.0.0.0", {"host": "0.0.0.0"}),
+    ("--max-connections 9", {"max_connections": 9}),
+    ("--max-connections-per-address 9", {"max_connections_per_address": 9}),
+    ("--max-pipelined-requests 0", {"max_pipelined_requests": 0}),
+    ("--max-headers 9", {"max_headers": 9}),
+    ("--max-header-bytes 999", {"max_header_bytes": 999}),
+    ("--header-timeout 0.5", {"header_timeout": 0.5}),
+    ("--idle-timeout 0.5", {"idle_timeout": 0.5}),
+    ("--keep-alive-timeout 0.5", {"keep_alive_timeout": 0.5}),
     ("--port 0", {"port": 0}),
     ("--api-key secret", {"api_key": "secret"}),
     ("--max-request-bytes 14", {"max_request_bytes": 14}),
@@ -87,6 +107,8 @@ SERVER_FLAGS: list[tuple[str, dict[str, Any]]] = [
     ("--log-level debug", {"log_level": "debug"}),
     ("--log-json", {"log_json": True}),
     ("--strict-model", {"strict_model": True}),
+    ("--auto-truncate false", {"auto_truncate": False}),
+    ("--rerank-format sglang", {"rerank_format": "sglang"}),
     ("--reports-dir .", {"reports_dir": "."}),
 ]
 
@@ -173,7 +195,9 @@ class TestOriginCommands:
         engine, port, logged = meant
         _, args = parse_command(command)
         assert launch(*args) == Started(engine, ServerOptions(host="0.0.0.0", port=port))
-        assert [record.getMessage() for record in caplog.records] == logged
+        *messages, warning = (record.getMessage() for record in caplog.records)
+        assert messages == logged
+        assert warning.startswith(f"--host 0.0.0.0 without an API key: every machine that reaches port {port} ")
 
     def test_minus_one_is_no_bound_on_a_prefill(self) -> None:
         assert MULTI_ITEM.scheduler_options().chunked_prefill_size is None
@@ -241,7 +265,46 @@ class TestWithoutEffect:
         self, launch: Launch, caplog: pytest.LogCaptureFixture, name: str
     ) -> None:
         assert launch("--attention-backend", name).engine.attention is None
-        assert caplog.messages == [NO_FA.replace(" fa ", f" {name} ")]
+        assert caplog.messages == ["accepted without effect: " + NO_FA.replace(" fa ", f" {name} ")]
+
+    def test_the_others_of_sglang_are_named_in_one_line(self, launch: Launch, caplog: pytest.LogCaptureFixture) -> None:
+        """As its documentation launches a server for multi-item scoring, with a few more."""
+        line = (
+            "--model-path Qwen/Qwen3-0.6B --tokenizer-path Qwen/Qwen3-0.6B --tp 1 --enable-mis --pp-size 1 "
+            "--attention-backend flashinfer --mem-fraction-static=0.8 --max-running-requests 8 "
+            "--cuda-graph-bs 1 2 4 --disable-cuda-graph --trust-remote-code --port 1"
+        )
+        found = launch(*line.split())
+        assert found == Started(QWEN, ServerOptions(port=1))
+        assert caplog.messages == [
+            "accepted without effect: --tokenizer-path Qwen/Qwen3-0.6B, --pp-size 1, --mem-fraction-static 0.8, "
+            "--max-running-requests 8, --cuda-graph-bs 1 2 4, --disable-cuda-graph, --enable-mis (always so here), "
+            f"--trust-remote-code (no code from a checkpoint is ever run), {NO_FA.replace(' fa ', ' flashinfer ')}"
+        ]
+
+    def test_no_flag_is_both_ours_and_another_servers(self) -> None:
+        table = tomllib.loads(Path(sglang_flags.__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+        groups = [table["same"], table["means"], table["refused"], table["always"]["switches"]]
+        names = [name for group in (*groups, *table["without_effect"].values()) for name in group]
+        ours = {name for each in get_command(app).commands["serve"].params for name in each.opts}  # type: ignore[attr-defined]
+        assert len(set(names)) == len(names) > 500
+        assert not ours & set(names)
+        assert set(table["same"].values()) <= ours
+        assert {args[0] for args in table["means"].values()} <= ours
+
+    @pytest.mark.parametrize(
+        ("args", "expected"),
+        [
+            ("", True),
+            ("--auto-truncate", True),
+            ("--auto-truncate true", True),
+            ("--auto-truncate=false", False),
+            ("--no-auto-truncate", False),
+            ("--auto-truncate false --auto-truncate", True),
+        ],
+    )
+    def test_auto_truncate_may_have_a_value(self, launch: Launch, args: str, expected: bool) -> None:
+        assert launch(*args.split()).server.auto_truncate is expected
 
     def test_the_lines_are_in_the_format_of_the_server_s_log(self) -> None:
         args = ("--log-json", "--trust-remote-code", "--model-path", "no such model", "--port", "0")
@@ -269,7 +332,16 @@ class TestErrors:
             ("--port http", "Invalid value for '--port'"),
             ("--tp-size 0", "Invalid value for '--tp-size'"),
             ("--chunked-prefill-size -2", "Invalid value for '--chunked-prefill-size'"),
-            ("--max-running-requests 4", "No such option: --max-running-requests"),
+            ("--max-walking-requests 4", "No such option: --max-walking-requests"),
+            ("--max-running-requests four", "Invalid value for '--max-running-requests': expected an integer"),
+            ("--mem-fraction-static=x", "Invalid value for '--mem-fraction-static': expected a number, got 'x'"),
+            ("--mem-fraction-static --port 1", "Option '--mem-fraction-static' requires an argument."),
+            ("--enable-mis=1", "Option '--enable-mis' does not take a value, got '1'"),
+            ("--tp two", "Invalid value for '--tp-size'"),
+            ("--lora-paths a=b", "--lora-paths a=b is not served: adapters are not served"),
+            ("--model-path a --tokenizer-path b", "--tokenizer-path b is not served: the checkpoint's own tokenizer"),
+            ("--auto-truncate=maybe", "Invalid value for '--auto-truncate': expected true or false, got 'maybe'"),
+            ("--rerank-format jina", "Invalid value for '--rerank-format'"),
             ("--chunked-prefill-size 0", "chunked_prefill_size must be a whole number of at least 1 token, or -1"),
             ("--port 65536", "port must be a whole number from 0 to 65535, got 65536"),
             ("--cors-origin a.org", 'cors_origins must be "*" or origins like https://example.org'),
@@ -299,16 +371,43 @@ class TestErrors:
 class TestApiKey:
     SECRET = "sesame-4711"
 
+    @pytest.mark.parametrize(
+        ("args", "warns"),
+        [
+            ([], False),
+            (["--host", "localhost"], False),
+            (["--host", "::1"], False),
+            (["--host", "10.0.0.7"], True),
+            (["--host", "0.0.0.0", "--api-key", SECRET], False),
+        ],
+    )
+    def test_other_machines_without_a_key_are_a_warning(
+        self, launch: Launch, caplog: pytest.LogCaptureFixture, args: list[str], warns: bool
+    ) -> None:
+        launch(*args)
+        assert any("without an API key" in message for message in caplog.messages) == warns
+
     def test_it_may_come_from_the_environment(self, launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("PREFIXWISE_API_KEY", self.SECRET)
         assert launch().server.api_key == self.SECRET
         assert launch("--api-key", "another").server.api_key == "another"
 
-    def test_an_empty_variable_is_none(self, launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_empty_variable_is_an_error(
+        self,
+        launch: Launch,
+        started: list[Started],
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        """Not a server without a key: a secret that was not found is empty, too."""
         monkeypatch.setenv("PREFIXWISE_API_KEY", "")
-        assert launch().server.api_key is None
+        with pytest.raises(SystemExit) as exited:
+            main(["serve"])
+        assert (exited.value.code, started) == (2, [])
+        assert capsys.readouterr().err.startswith("error: PREFIXWISE_API_KEY is set but empty\nhint: ")
+        assert launch("--api-key", self.SECRET).server.api_key == self.SECRET
 
-    @pytest.mark.parametrize("key", ["", " ", f" {SECRET}"])
+    @pytest.mark.parametrize("key", ["", " ", f" {SECRET}", f"{SECRET}\udcff", f"{SECRET}\x00", "a\nb"])
     def test_an_empty_one_is_an_error_and_none_is_shown(
         self, started: list[Started], capsys: pytest.CaptureFixture[str], key: str
     ) -> None:

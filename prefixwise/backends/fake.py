@@ -4,12 +4,14 @@ After the context c_0, c_1, ..., c_{n-1} the logit of token v is
 
     (v * (1 * c_0 + 2 * c_1 + ... + n * c_{n-1}) mod 97) / 10
 
-so it depends on every token of the context and on their order, and on nothing else.
+so it depends on every token of the context and on their order, and on nothing else. The hidden state has eight numbers,
+which are the logits of tokens 1 to 8. The embedding of token c is (c, 0, 0, ...), so a token with another vector counts
+as the vector's first number.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from time import sleep
 from typing import Literal
@@ -94,6 +96,7 @@ class FakeBackend(Backend):
         if len(self.forwards) >= 2 * _MAX_FORWARDS:
             del self.forwards[:_MAX_FORWARDS]
         self.forwards.append(batch)
+        batch = _overridden(batch)
         num_listed = sum(len(prefix.blocks) for prefix in batch.prefixes) + len(batch.cache_segments)
         limit = self.info.max_kv_blocks_read
         assert limit is None or num_listed <= limit, f"a forward lists {num_listed} KV blocks, and may list {limit}"
@@ -106,12 +109,15 @@ class FakeBackend(Backend):
         weights = self._context_weights(batch) % _MODULUS
         logits = (batch.label_ids * weights[:, None] % _MODULUS / 10).astype(np.float32)
         lse = self._logsumexp[weights] if batch.need_logsumexp else None
-        return ForwardOutput(logits, lse, blocks)
+        hidden = None
+        if batch.need_hidden:
+            hidden = (np.outer(weights, np.arange(1, self.config.model_size + 1)) % _MODULUS / 10).astype(np.float32)
+        return ForwardOutput(logits, lse, blocks, hidden)
 
     @cached_property
     def _logsumexp(self) -> NDArray[np.float32]:
         """[97]: by the weight of the context modulo 97, on which all logits depend."""
-        logits = np.outer(np.arange(_MODULUS), np.arange(self.config.vocab_size)) % _MODULUS / 10
+        logits = np.outer(np.arange(_MODULUS), np.arange(self.config.num_head_rows)) % _MODULUS / 10
         sums: NDArray[np.float64] = np.exp(logits.astype(np.float32).astype(np.float64)).sum(1)
         return np.log(sums).astype(np.float32)
 
@@ -138,6 +144,16 @@ class FakeBackend(Backend):
                 ids = _prefix_ids(batch, prefix)
                 weights[readers] = _sums(ids, np.arange(1, len(ids) + 1))[batch.prefix_lens[readers]]
         return weights
+
+
+def _overridden(batch: ForwardBatch) -> ForwardBatch:
+    """The batch with the tokens that its embedding overrides stand for."""
+    overrides = batch.embed_overrides
+    if overrides is None:
+        return batch
+    token_ids = batch.token_ids.copy()
+    token_ids[overrides.tokens] = overrides.vectors[:, 0].round().astype(np.int32)
+    return replace(batch, token_ids=token_ids, embed_overrides=None)
 
 
 def _sums(ids: Int32Array, factors: Int64Array) -> Int64Array:

@@ -242,7 +242,11 @@ def open_parquet(url: str) -> Any:
     opened = open_file(url)
     try:
         with file_errors(url):
-            return ParquetFile(opened, buffer_size=_BUFFER_BYTES, pre_buffer=False)
+            file = ParquetFile(opened, buffer_size=_BUFFER_BYTES, pre_buffer=False)
+            counts = [file.metadata.row_group(number).num_rows for number in range(file.num_row_groups)]
+            if min(counts, default=0) < 0 or sum(counts) != file.metadata.num_rows:
+                raise BatchError(f"{url} is damaged: it says {file.metadata.num_rows} rows, its groups {counts[:8]}")
+            return file
     except BatchError:
         opened.close()
         raise
@@ -252,6 +256,7 @@ class ParquetRows:
     """Rows of an open Parquet file by number. Reading forward decodes each row once."""
 
     def __init__(self, url: str) -> None:
+        self._url = url
         self._file = open_parquet(url)
         self._starts = [0]  # the first row of each row group, then the number of all rows
         for number in range(self._file.num_row_groups):
@@ -263,7 +268,8 @@ class ParquetRows:
     def read(self, start: int, stop: int) -> list[Body]:
         """Raises BatchError where the file has become shorter."""
         if stop > self._starts[-1]:
-            raise BatchError(f"expected at least {stop} rows of Parquet, got {self._starts[-1]}; has the file changed?")
+            expected = f"expected at least {stop} rows of Parquet, got {self._starts[-1]}"
+            raise BatchError(f"{self._url}: {expected}; has the file changed?")
         group = bisect_right(self._starts, start) - 1
         if self._next < self._starts[group] or self._next > start:
             self._open(group)
@@ -273,14 +279,20 @@ class ParquetRows:
     def _open(self, group: int) -> None:
         groups = list(range(group, self._file.num_row_groups))
         self._batches = self._file.iter_batches(_BATCH_ROWS, row_groups=groups, use_threads=False)
-        self._batch, self._next = next(self._batches), self._starts[group]
+        self._batch, self._next = self._next_batch(), self._starts[group]
+
+    def _next_batch(self) -> Any:
+        batch = next(self._batches, None)
+        if batch is None:
+            raise BatchError(f"{self._url} is damaged: it holds fewer rows than it says")
+        return batch
 
     def _take(self, num_rows: int) -> list[Any]:
         """The next `num_rows` rows, as pieces of batches."""
         pieces = []
         while num_rows:
             if not len(self._batch):
-                self._batch = next(self._batches)
+                self._batch = self._next_batch()
             piece = self._batch[:num_rows]
             pieces.append(piece)
             self._batch = self._batch[len(piece) :]

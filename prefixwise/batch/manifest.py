@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
 from functools import cached_property
 from hashlib import sha256
@@ -53,13 +53,29 @@ class Manifest:
             fields = json.loads(content)
             if fields["format"] != _FORMAT:
                 raise BatchError(f"{url}: expected a job of format {_FORMAT}, got {fields['format']}; use --overwrite")
-            return cls(
-                files=tuple(InputFile(**file) for file in fields["files"]),
-                options=fields["options"],
-                parts=tuple(Part(index, *numbers) for index, numbers in enumerate(fields["parts"])),
-            )
-        except (ValueError, TypeError, KeyError) as error:
+            files = tuple(InputFile(**file) for file in fields["files"])
+            parts = tuple(Part(index, *numbers) for index, numbers in enumerate(fields["parts"]))
+            _check_types(files, parts, fields["options"])
+            return cls(files, fields["options"], parts)
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise BatchError(f"{url} does not describe a job: {error!r}; use --overwrite") from None
+
+
+def _check_types(files: Sequence[InputFile], parts: Sequence[Part], options: object) -> None:
+    """Raise TypeError for a field that no manifest of ours has."""
+    for file in files:
+        texts = (file.url, file.name, file.format, file.version)
+        if not all(isinstance(text, str) for text in texts) or not _is_count(file.size):
+            raise TypeError(f"no file of a job is {file}")
+    for part in parts:
+        if not all(map(_is_count, astuple(part))) or part.file >= len(files) or part.start > part.stop:
+            raise TypeError(f"no part of a job is {part}")
+    if not isinstance(options, dict):
+        raise TypeError(f"options must be an object, got {options!r}")
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and value >= 0
 
 
 def check_same_job(known: Manifest, asked: Manifest) -> None:

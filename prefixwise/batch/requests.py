@@ -7,14 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from prefixwise.contract.errors import InvalidRequestError, InvalidValueError, describe
-from prefixwise.contract.parse import parse_rerank_request, parse_score_request
+from prefixwise.contract.parse import parse_rerank_request, parse_score_request, with_defaults
 from prefixwise.contract.request import RerankRequest, ScoreRequest
 
 Fields = Mapping[str, object]
 
-# A row that has one field of a group ignores the defaults of the whole group.
-_GROUPS = (("labels", "label_token_ids"), ("score_mode", "apply_softmax"))
-_NOT_IN_BATCHES = ("return_debug", "debug_top_k")  # their output differs from run to run
+_NOT_IN_BATCHES = {
+    **dict.fromkeys(("return_debug", "debug_top_k"), "a batch job gives the same output every time"),
+    "return_pooled_hidden_states": "a batch job's output has no column for them",
+}
 
 
 @dataclass(frozen=True)
@@ -29,16 +30,16 @@ class RowDefaults:
 def parse_row(body: Fields, defaults: RowDefaults) -> ScoreRequest | RerankRequest:
     """Raises RequestError for the first fault."""
     own = {name: value for name, value in body.items() if value is not None and name != defaults.id_field}
-    for name in _NOT_IN_BATCHES:
+    for name, why in _NOT_IN_BATCHES.items():
         if own.get(name):
-            message = f"{name} is for single requests: a batch job gives the same output every time; leave it out"
+            message = f"{name} is for single requests: {why}; leave it out"
             raise InvalidValueError(message, code="conflicting_parameters", param=name)
     if "documents" not in own:
-        return parse_score_request(_merge(own, defaults.score))
+        return parse_score_request(with_defaults(own, defaults.score))
     if "items" in own:
         message = "items are scored and documents are reranked: expected one of them, got both"
         raise InvalidRequestError(message, code="conflicting_parameters", param="documents")
-    return parse_rerank_request(_merge(own, defaults.rerank))
+    return parse_rerank_request(with_defaults(own, defaults.rerank))
 
 
 def row_id(body: Fields, id_field: str) -> object:
@@ -54,8 +55,3 @@ def query_key(request: ScoreRequest | RerankRequest) -> tuple[bool, str | bytes]
     """Equal for equal queries; keys can be sorted."""
     query = request.query
     return (False, query) if isinstance(query, str) else (True, query.tobytes())
-
-
-def _merge(own: Fields, defaults: Fields) -> dict[str, object]:
-    settled = {name for names in _GROUPS if any(each in own for each in names) for name in names}
-    return {**{name: value for name, value in defaults.items() if name not in settled}, **own}

@@ -154,8 +154,7 @@ class _PartWork:
             line = self._rows[row.index].line
             raise BatchError(f"the engine failed at the row of line {line}: {type(error).__name__}: {error}") from error
         else:
-            warnings = result.warnings if isinstance(result, RerankResult) else ()
-            self._add(row.index, _outcome(result), warnings)
+            self._add(row.index, _outcome(result), result.warnings)
 
     def fail(self, index: int, error: RequestError) -> None:
         fields = {"code": error.code, "message": error.message, "param": error.param}

@@ -130,11 +130,13 @@ def local_server(
     log: Path,
     *,
     port: int = 0,
-    env: Mapping[str, str] | None = None,
+    env: Mapping[str, str | None] | None = None,
     on_start: Callable[[int], None] = lambda process_id: None,
     start_timeout_sec: float = 600.0,
 ) -> Iterator[RunningServer]:
-    """`prefixwise serve` with more flags and variables, until the block is left. Raises ServerStartError.
+    """`prefixwise serve` with more flags and variables (None: without it), until the block is left.
+
+    Raises ServerStartError.
 
     Calls `on_start` with the process id at once, while it loads.
     """
@@ -150,7 +152,7 @@ def local_server(
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **parent_environment(), **(env or {})},
+                env=_environment(env or {}),
                 start_new_session=True,
             )
             on_start(process.pid)
@@ -160,6 +162,11 @@ def local_server(
         if process is not None:
             with undisturbed():
                 _stop(process)
+
+
+def _environment(changes: Mapping[str, str | None]) -> dict[str, str]:
+    merged = {**os.environ, **parent_environment(), **changes}
+    return {name: value for name, value in merged.items() if value is not None}
 
 
 def _wait_until_ready(process: subprocess.Popen[bytes], log: Path, start_timeout_sec: float) -> str:

@@ -22,6 +22,18 @@ MAX_ABS_DIFF = 0.02
 MEAN_ABS_DIFF = 0.01
 
 
+@dataclass(frozen=True)
+class Bounds:
+    """How far scores may be from the reference, and how far a winner's p95 may be above the best one."""
+
+    max_abs_diff: float = MAX_ABS_DIFF
+    mean_abs_diff: float = MEAN_ABS_DIFF
+    guardrail_ratio: float = GUARDRAIL_RATIO
+
+
+DEFAULT_BOUNDS = Bounds()
+
+
 def percentile(values: Sequence[float], percent: float) -> float:
     """The percentile of at least one value; `percent` from 0 to 100."""
     if not values:
@@ -60,6 +72,12 @@ class Differences:
 
     def within(self, max_abs: float = MAX_ABS_DIFF, mean_abs: float = MEAN_ABS_DIFF) -> bool:
         return self.max_abs_diff <= max_abs and self.mean_abs_diff <= mean_abs
+
+
+def item_differences(scores: Scores, reference: Scores) -> list[float]:
+    """For each item the largest difference of its labels' scores. Raises ValueError where the shapes differ."""
+    pairs = zip(scores, reference, strict=True)
+    return [max(abs(a - b) for a, b in zip(row, other, strict=True)) for row, other in pairs]
 
 
 def score_differences(scores: Scores, reference: Scores) -> Differences:

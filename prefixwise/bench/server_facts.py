@@ -71,12 +71,25 @@ def _this_machine() -> dict[str, Any]:
     }
 
 
+DELIMITER = "multi_item_scoring_delimiter"
+
+
 # What the caller may declare, by the names of SGLang's server flags, and what our own server calls it.
 OWN_NAMES = {
     "multi_item_scoring_chunk_size": "chunk_size",
     "multi_item_mask_impl": "mask",
     "multi_item_segment_fallback_threshold": "segment_fallback_threshold",
+    DELIMITER: "delimiter_token_id",
 }
+
+
+# The options of `bench matrix` for them, in the same order.
+MATRIX_FLAGS = (
+    "--jax-server-chunk-size",
+    "--jax-mask-impl",
+    "--jax-segment-fallback-threshold",
+    "--delimiter-token-id",
+)
 
 
 _BACKENDS = {"torch": "pytorch", "pytorch": "pytorch", "jax": "jax"}
@@ -119,8 +132,8 @@ def _is_secret(name: str, value: object) -> bool:
 
 
 def lasting_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Without what differs between two starts of the same server."""
-    return {key: value for key, value in config.items() if key not in (*_PLACES, "base_url")}
+    """Without what differs between two starts of the same server, and without the caller's note."""
+    return {key: value for key, value in config.items() if key not in (*_PLACES, "base_url", "note")}
 
 
 def contradictions(

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from prefixwise.contract.errors import ModelLoadError, TokenizerError
 from prefixwise.models.checkpoint import Checkpoint
-from prefixwise.models.sources import embedded_model_path, open_checkpoint
+from prefixwise.models.sources import embedded_model_path, open_checkpoint, split_revision
 
 if TYPE_CHECKING:
     from prefixwise.models.checkpoint import TokenizerFiles
@@ -72,7 +72,7 @@ def token_facts(model: str) -> TokenFacts:
     local = open_checkpoint(model) if Path(model).expanduser().exists() else _open_cached(model)
     if local is not None:
         return _facts_of(model, local)
-    known = known_models().get(model)
+    known = known_models().get(split_revision(model)[0])
     if known is None:
         raise ModelLoadError(
             f"{model!r} is not on this machine, and nothing is known of its tokenizer; expected a folder, "
@@ -100,12 +100,13 @@ def _open_cached(model: str) -> Checkpoint | None:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
+    model_id, revision = split_revision(model)
     try:
-        return open_checkpoint(snapshot_download(model, local_files_only=True))
+        return open_checkpoint(snapshot_download(model_id, revision=revision, local_files_only=True))
     except (HFValidationError, LocalEntryNotFoundError):
         return None
     except ModelLoadError:
-        if model in known_models():
+        if model_id in known_models():
             return None
         raise
 

@@ -18,6 +18,7 @@ from prefixwise.cli.failures import CommandError
 from prefixwise.cli.flags import Flag, with_flags
 from prefixwise.cli.output import say, write_data
 from prefixwise.cli.serve import (
+    CONNECTION_FLAGS,
     ENGINE_PANEL,
     SERVE_ENGINE_FLAGS,
     SERVER_FLAGS,
@@ -26,7 +27,9 @@ from prefixwise.cli.serve import (
     first_spelling,
     normalize_synonyms,
     warn_without_effect,
+    warn_without_key,
 )
+from prefixwise.cli.sglang_flags import ServeCommand, without_effect
 from prefixwise.cluster.connection import check_reachable, connected
 from prefixwise.cluster.options import API_KEY_VARIABLE, ClusterOptions, ScaleOptions
 from prefixwise.host import install_command
@@ -52,8 +55,10 @@ SCALE_FLAGS = {
     "share": Flag(float, "Times the average load that a replica carries before its requests go elsewhere.", least=1),
 }
 
-# Replicas run on other machines, which have no folder of reports.
-CLUSTER_SERVER_FLAGS = {name: flag for name, flag in SERVER_FLAGS.items() if name != "reports_dir"}
+# Replicas run on other machines, which have no folder of reports. Serve's proxies own the connections.
+CLUSTER_SERVER_FLAGS = {
+    name: flag for name, flag in SERVER_FLAGS.items() if name not in ("reports_dir", *CONNECTION_FLAGS)
+}
 
 
 def cluster_options(
@@ -62,7 +67,8 @@ def cluster_options(
     """The cluster's options, with synonyms of options resolved. Raises CommandError."""
     if server.port == 0:
         raise CommandError("--port must be from 1 to 65535, the same on all nodes, got 0")
-    warn_without_effect(engine, trust_remote_code=False)
+    warn_without_effect(engine, trust_remote_code=False, others=without_effect(context))
+    warn_without_key(server)
     engine = normalize_synonyms(engine)
     level = chosen_log_level(context, server.log_level)
     return ClusterOptions(engine, replace(server, served_model_names=engine.served_names, log_level=level), scale)
@@ -204,4 +210,6 @@ def _with_all_options(verb: Callable[..., None]) -> Callable[..., Any]:
 
 
 for _name, _verb in {"serve": serve, "config": config}.items():
-    cluster.command(_name, context_settings={"token_normalize_func": first_spelling})(_with_all_options(_verb))
+    cluster.command(_name, cls=ServeCommand, context_settings={"token_normalize_func": first_spelling})(
+        _with_all_options(_verb)
+    )

@@ -26,7 +26,8 @@ DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 ENGINE_FLAGS = {
     "model": Flag(
         str | None,
-        "A folder, a .gguf file or a hub id like Qwen/Qwen3-0.6B; default: the embedded model.",
+        "A folder, a .gguf file or a hub id like Qwen/Qwen3-0.6B or Qwen/Qwen3-0.6B@REVISION; default: the embedded "
+        "model.",
         "MODEL",
     ),
     "backend": Flag(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import wraps
@@ -39,6 +40,7 @@ class Flag:
     metavar: str = "N"  # empty for a switch, which takes no value
     least: int | float | None = None
     name: str | None = None  # None: --field-name
+    other_names: tuple[str, ...] = ()
     environment_variable: str | None = None
     repeatable: bool = False  # the field is a tuple
     turns_off: bool = False  # the switch sets the field to False
@@ -47,6 +49,7 @@ class Flag:
         """The parameter for typer."""
         option = typer.Option(
             self.name or f"--{field.replace('_', '-')}",
+            *self.other_names,
             min=self.least,
             metavar=self.metavar,
             envvar=self.environment_variable,
@@ -68,6 +71,13 @@ class Flag:
             return tuple(given or ())
         return not given if self.turns_off else given
 
+    def check_environment(self, value: Any) -> None:
+        """Raises CommandError where the variable is set and empty: it means something, and typer takes it for unset."""
+        variable = self.environment_variable
+        if variable is not None and value is None and os.environ.get(variable) == "":
+            message = f"{variable} is set but empty"
+            raise CommandError(message, hint=f"give it a value, or remove it with: unset {variable}", status=MISUSED)
+
 
 def with_flags(
     parameter: str, options: type, flags: Mapping[str, Flag], *, panel: str, **defaults: object
@@ -83,6 +93,8 @@ def with_flags(
         @wraps(verb)
         def run(**given: Any) -> None:
             values = {name: flag.field_value(given.pop(name)) for name, flag in flags.items()}
+            for name, flag in flags.items():
+                flag.check_environment(values[name])
             try:
                 made = options(**values)
             except PrefixwiseError as error:  # a value that typer accepts and the dataclass refuses

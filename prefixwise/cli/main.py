@@ -32,6 +32,7 @@ from prefixwise.cli.profiles import profiles
 from prefixwise.cli.rerank import rerank
 from prefixwise.cli.score import score
 from prefixwise.cli.serve import first_spelling, serve
+from prefixwise.cli.sglang_flags import ServeCommand
 from prefixwise.contract.errors import PrefixwiseError
 
 INTERRUPTED = 130
@@ -39,11 +40,11 @@ _OBJECTS_PER_COLLECTION = 100_000  # imported objects are permanent: collecting 
 
 _GROUPS = {  # module and help text
     "bench": (
-        "prefixwise.cli.harness_verbs",
+        "prefixwise.cli.bench_verbs",
         "Benchmarks of any /v1/score server; their artifacts, comparisons and reports.",
     ),
     "validate": (
-        "prefixwise.cli.harness_verbs",
+        "prefixwise.cli.bench_verbs",
         "Check that a server isolates items and agrees with a reference: evaluate, combine, gate.",
     ),
     "aot": (  # by itself a verb, too
@@ -78,7 +79,7 @@ app = typer.Typer(name="prefixwise", add_completion=False, pretty_exceptions_ena
 app.command()(score)
 app.command()(rerank)
 app.command()(batch)
-app.command(context_settings={"token_normalize_func": first_spelling})(serve)
+app.command(cls=ServeCommand, context_settings={"token_normalize_func": first_spelling})(serve)
 app.command()(models)
 app.command()(profiles)
 for _name, (_module, _help) in _GROUPS.items():

@@ -66,7 +66,7 @@ def score(
     Text is used as it is: a backslash is a backslash.
     """
     check_sources(query, query_file, items or (), items_file, items_format)
-    _check_labels(fields)
+    _check_labels(fields, engine)
     if as_json and top is not None:
         raise CommandError("--top is for the table: expected it without --json", status=MISUSED)
     # The request is checked before the model is loaded, so a mistake is reported at once.
@@ -83,12 +83,21 @@ def score(
     _run(request, engine, ShowOptions(top, as_json, debug, quiet))
 
 
-def _check_labels(fields: Mapping[str, object]) -> None:
+def _check_labels(fields: Mapping[str, object], options: EngineOptions) -> None:
+    """A classifier needs no labels: its classes are scored."""
     has_labels, has_ids = fields["labels"] is not None, fields["label_token_ids"] is not None
-    if has_labels != has_ids:
+    if has_labels != has_ids or (not has_labels and _is_classifier(options)):
         return
     got, hint = ("both", None) if has_labels else ("neither", 'for example: --label " yes" --label " no"')
     raise CommandError(f"expected --label or --label-token-id, got {got}", hint=hint, status=MISUSED)
+
+
+def _is_classifier(options: EngineOptions) -> bool:
+    if options.model is None:  # the embedded model
+        return False
+    from prefixwise.models.sources import open_checkpoint
+
+    return open_checkpoint(options.model).config.num_classes > 0  # reads headers only
 
 
 def _run(request: ScoreRequest, options: EngineOptions, show: ShowOptions) -> None:

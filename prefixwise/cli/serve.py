@@ -19,10 +19,11 @@ import typer
 from prefixwise.cli.engine_options import ENGINE_FLAGS, PROFILE_FLAG
 from prefixwise.cli.failures import CommandError
 from prefixwise.cli.flags import Flag, with_flags
+from prefixwise.cli.sglang_flags import Ignored, without_effect
 from prefixwise.contract.request import Algorithm
 from prefixwise.host import install_command
 from prefixwise.launch.options import EngineOptions
-from prefixwise.server.config import LogLevel, ReportSource, ServerOptions
+from prefixwise.server.config import LogLevel, ReportSource, RerankFormat, ServerOptions, is_loopback
 
 ENGINE_PANEL = "Model and engine"
 SERVER_PANEL = "Server"
@@ -84,6 +85,22 @@ SERVE_ENGINE_FLAGS = {
     ),
 }
 
+# What a client may cost before its request is read (server/connections.py).
+CONNECTION_FLAGS = {
+    "max_connections": Flag(
+        int, "Maximum connections; fewer if the process may not open so many files (ulimit -n).", least=1
+    ),
+    "max_connections_per_address": Flag(int, "Maximum connections of one client address.", least=1),
+    "max_pipelined_requests": Flag(int, "Maximum requests that wait behind another on one connection.", least=0),
+    "max_headers": Flag(int, "Maximum headers of a request.", least=1),
+    "max_header_bytes": Flag(int, "Maximum size of a request's headers.", least=1),
+    "header_timeout": Flag(float, "Seconds for a request's headers to arrive, then 408.", "SECONDS"),
+    "idle_timeout": Flag(
+        float, "Seconds that a client may pause while it sends a body (then 408) or reads a response.", "SECONDS"
+    ),
+    "keep_alive_timeout": Flag(float, "Seconds that a connection may be idle between requests.", "SECONDS"),
+}
+
 SERVER_FLAGS = {
     "host": Flag(str, "The address to listen on; 0.0.0.0: all of this machine.", "ADDRESS"),
     "port": Flag(int, "The port to listen on; 0: any free one.", least=0),
@@ -106,9 +123,24 @@ SERVER_FLAGS = {
     ),
     "shutdown_grace": Flag(float, "Seconds for in-flight requests to finish on shutdown.", "SECONDS", least=0),
     "strict_model": Flag(bool, "Refuse rerank requests for a model that is not served, too.", ""),
+    "auto_truncate": Flag(
+        bool,
+        "Requests in TEI's format that do not have `truncate`: refuse texts that do not fit, do not truncate them. "
+        "Also --auto-truncate false; --auto-truncate or --auto-truncate true is the default.",
+        "",
+        name="--no-auto-truncate",
+        turns_off=True,
+    ),
+    "rerank_format": Flag(
+        RerankFormat,
+        f"The format of responses of /v1/rerank, where the request's fields leave it open: "
+        f"{', '.join(get_args(RerankFormat))}.",
+        "NAME",
+    ),
     "reports_dir": Flag(str | None, "A folder of benchmark artifacts, which /reports lists and shows.", "DIR"),
     "log_level": Flag(LogLevel, f"How much to log on stderr: {', '.join(get_args(LogLevel))}.", "NAME"),
     "log_json": Flag(bool, "One JSON object per line of the log.", ""),
+    **CONNECTION_FLAGS,
 }
 
 TrustRemoteCode = Annotated[
@@ -162,12 +194,13 @@ def serve(
     engine: EngineOptions,
     server: ServerOptions,
 ) -> None:
-    """Serve scoring and reranking over HTTP. The flags of SGLang's multi-item scoring servers work unchanged."""
+    """Serve scoring and reranking over HTTP. SGLang's launch lines work unchanged: its other flags are accepted too."""
     server = replace(
         server, served_model_names=engine.served_names, log_level=chosen_log_level(context, server.log_level)
     )
     run_server = _enter_server(server)
-    warn_without_effect(engine, trust_remote_code)
+    warn_without_effect(engine, trust_remote_code, without_effect(context))
+    warn_without_key(server)
     engine = normalize_synonyms(engine)
     from prefixwise.launch.loading import load_engine, resolved_config
 
@@ -222,14 +255,26 @@ def _is_given(source: Enum | None) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-def warn_without_effect(engine: EngineOptions, trust_remote_code: bool) -> None:
-    """Log a warning for each flag that is accepted without effect."""
+def warn_without_effect(engine: EngineOptions, trust_remote_code: bool, others: Sequence[Ignored]) -> None:
+    """Log one line that names all flags that are accepted without effect. `others`: those that only SGLang has."""
+    named = [each.text for each in others if not each.is_always_so]
+    named += [f"{each.text} (always so here)" for each in others if each.is_always_so]
     if trust_remote_code:
-        log.warning("--trust-remote-code has no effect: no code from a checkpoint is ever run")
+        named.append("--trust-remote-code (no code from a checkpoint is ever run)")
     if engine.attention is not None and engine.attention not in OUR_ATTENTIONS:
-        ours = ", ".join(OUR_ATTENTIONS)
+        named.append(f"--attention-backend {engine.attention} (ours are {', '.join(OUR_ATTENTIONS)})")
+    if named:
+        log.warning("accepted without effect: %s", ", ".join(named))
+
+
+def warn_without_key(server: ServerOptions) -> None:
+    """Log a warning if other machines can use the server without a key."""
+    if server.api_key is None and not is_loopback(server.host):
         log.warning(
-            "--attention-backend %s has no effect: prefixwise chooses its own attention (%s)", engine.attention, ours
+            "--host %s without an API key: every machine that reaches port %d can use this server; "
+            "set PREFIXWISE_API_KEY or --api-key",
+            server.host,
+            server.port,
         )
 
 

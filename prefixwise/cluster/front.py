@@ -24,6 +24,7 @@ from prefixwise.cluster.exchange import HttpRequest, HttpResponse, merge_metrics
 from prefixwise.cluster.routing import RequestKey, key_of
 from prefixwise.cluster.tickets import Ticket, known_replicas, ledger
 from prefixwise.contract.errors import InternalError, InvalidValueError, RequestError, UnavailableError
+from prefixwise.server.middleware import without_slash
 from prefixwise.server.scoring import TIMEOUT_HEADER, allowed_seconds, deadline_error
 
 log = logging.getLogger("prefixwise")
@@ -177,7 +178,8 @@ async def _read(http: Request, max_bytes: int) -> HttpRequest:
     client = None if http.client is None else (http.client.host, http.client.port)
     headers = tuple((bytes(name), bytes(value)) for name, value in http.headers.raw)
     body = b"".join(parts)[: max_bytes + 1]
-    return HttpRequest(http.method, http.scope["path"], http.scope["query_string"], headers, body, client)
+    path = without_slash(http.scope["path"])
+    return HttpRequest(http.method, path, http.scope["query_string"], headers, body, client)
 
 
 def _with_seconds_left(request: HttpRequest, end: float) -> HttpRequest:

@@ -110,7 +110,7 @@ class ClusterOptions:
 
     def with_key(self, sent: str | None) -> ClusterOptions:
         """On a replica: the key that it was sent, or the one of its environment, or none."""
-        key = sent or os.environ.get(API_KEY_VARIABLE) or None
+        key = os.environ.get(API_KEY_VARIABLE) if sent is None else sent  # an empty one is an error
         return replace(self, server=replace(self.server, api_key=key))
 
 

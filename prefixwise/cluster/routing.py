@@ -5,9 +5,9 @@ replicas, made by hashing the two together (rendezvous hashing). Its first repli
 there, so its prefix is computed once and is a cache hit afterwards. There is no table: every front computes the same
 order, and when a replica comes or goes, only the queries that it is or was first for move.
 
-A replica is overloaded when more tokens wait there than `max_wait_steps` of its steps compute, and more than `share` times
-the average. Its requests then go to the next in their order, so that a query that is too hot for one replica settles
-on two, not on all. (Consistent hashing with bounded loads: Mirrokni, Thorup, Zadimoghaddam, 2016.)
+A replica is overloaded when more tokens wait there than `max_wait_steps` of its steps compute, and more than `share`
+times the average. Its requests then go to the next in their order, so that a query that is too hot for one replica
+settles on two, not on all. (Consistent hashing with bounded loads: Mirrokni, Thorup, Zadimoghaddam, 2016.)
 """
 
 from __future__ import annotations
@@ -89,10 +89,16 @@ def overloaded_replicas(loads: Mapping[str, ReplicaLoad], options: RoutingOption
     )
 
 
-# Routes whose prefix consists of these fields.
-_KEYED_PATHS = frozenset({"/v1/score", "/v1/rerank", "/v2/rerank", "/rerank", "/v1/prefix"})
-_PREFIX_FIELDS = ("query", "profile", "instruction")
-_ITEM_FIELDS = ("items", "documents", "texts")
+# Routes whose prefix consists of a query, under one of its names, and these fields.
+_KEYED_PATHS = frozenset(
+    {
+        *("/v1/score", "/score", "/generative_scoring", "/v1/prefix"),
+        *("/v1/rerank", "/v2/rerank", "/rerank", "/v1/ranking", "/v1/reranking"),
+    }
+)
+_QUERY_FIELDS = ("query", "text_1", "queries", "data_1")
+_PREFIX_FIELDS = ("profile", "instruction")
+_ITEM_FIELDS = ("items", "documents", "texts", "text_2", "data_2", "input", "passages")
 _BYTES_PER_TOKEN = 4  # of text, approximately
 _NUMBERS_PER_BYTE = 0.2  # of token ids as JSON: four digits and a comma
 
@@ -109,8 +115,9 @@ class RequestKey:
 
 
 def key_of(request: HttpRequest) -> RequestKey:
-    """The key is a hash of the query and the other fields of the prefix; item-first requests have none."""
-    if request.method != "POST" or request.path not in _KEYED_PATHS:
+    """The key is a hash of the query and the other fields of the prefix; item-first requests have none, and neither
+    have calls with many queries."""
+    if request.method != "POST" or request.path.rstrip("/") not in _KEYED_PATHS:
         return RequestKey()
     try:
         body = orjson.loads(request.body)
@@ -119,10 +126,11 @@ def key_of(request: HttpRequest) -> RequestKey:
     if not isinstance(body, dict):
         return RequestKey()
     tokens = _approximate_tokens(request.body, body)
-    if body.get("query") is None or body.get("item_first") is True:
+    query = _query(body)
+    if query is None or body.get("item_first") is True:
         return RequestKey(None, tokens)
     try:
-        prefix = orjson.dumps({name: body.get(name) for name in _PREFIX_FIELDS})
+        prefix = orjson.dumps([query, *(body.get(name) for name in _PREFIX_FIELDS)])
     except TypeError:  # nested deeper than orjson writes
         return RequestKey(None, tokens)
     return RequestKey(blake2b(prefix, digest_size=16).digest(), tokens)
@@ -130,8 +138,16 @@ def key_of(request: HttpRequest) -> RequestKey:
 
 def _approximate_tokens(raw: bytes, body: Mapping[str, object]) -> int:
     """By the size of the body: fronts have no tokenizer."""
-    is_text = isinstance(body.get("query"), str) or any(_holds_text(body.get(name)) for name in _ITEM_FIELDS)
+    is_text = isinstance(_query(body), str) or any(_holds_text(body.get(name)) for name in _ITEM_FIELDS)
     return int(len(raw) / _BYTES_PER_TOKEN if is_text else len(raw) * _NUMBERS_PER_BYTE)
+
+
+def _query(body: Mapping[str, object]) -> object:
+    """The one query of the body; None if it has none, or several."""
+    sent = next((body[name] for name in _QUERY_FIELDS if body.get(name) is not None), None)
+    if isinstance(sent, list) and sent and isinstance(sent[0], str):
+        return sent[0] if len(sent) == 1 else None
+    return sent.get("text") if isinstance(sent, dict) else sent
 
 
 def _holds_text(items: object) -> bool:

@@ -7,7 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from prefixwise.contract.embed_overrides import Vectors
 from prefixwise.contract.errors import InvalidValueError, ModelNotFoundError, RequestError, quote
+from prefixwise.contract.fields import missing
 from prefixwise.contract.inputs import Place, vocabulary_error
 from prefixwise.contract.ragged import Int32Array, Int64Array, Ragged, starts_from_lens
 from prefixwise.contract.request import ScoreRequest
@@ -24,8 +26,16 @@ def check_item_count(num_items: int, max_items: int, field: str = "items") -> No
         )
 
 
-def check_score_count(request: ScoreRequest, max_scores: int) -> None:
-    """Raises too_many_scores: the scores of all items and labels are in memory at the same time."""
+def check_score_count(request: ScoreRequest, max_scores: int, model_size: int) -> None:
+    """Raises too_many_scores: the scores of all items and labels are in memory at the same time, and so are hidden
+    states, each of `model_size` numbers."""
+    if request.return_pooled_hidden_states and request.num_items * model_size > max_scores:
+        raise InvalidValueError(
+            f"hidden states must be at most {max_scores} numbers, got {request.num_items} items x {model_size}; "
+            "send several smaller requests",
+            code="too_many_scores",
+            param="items",
+        )
     num_scores = request.num_items * request.num_labels
     if num_scores > max_scores:
         raise InvalidValueError(
@@ -34,6 +44,42 @@ def check_score_count(request: ScoreRequest, max_scores: int) -> None:
             code="too_many_scores",
             param="items",
         )
+
+
+def check_label_count(request: ScoreRequest) -> None:
+    """Raises wrong_label_count if the score mode compares another number of labels. Without labels all is well."""
+    allowed = {"logit_diff": (2,), "sigmoid": (1, 2)}.get(request.score_mode)
+    if allowed is None or request.num_labels in (0, *allowed):
+        return
+    expected = " or ".join(map(str, allowed))
+    message = f'score_mode "{request.score_mode}" takes {expected} labels, got {request.num_labels}'
+    param = "labels" if request.labels is not None else "label_token_ids"
+    raise InvalidValueError(message, code="wrong_label_count", param=param)
+
+
+def with_classes(request: ScoreRequest, class_labels: tuple[str, ...]) -> ScoreRequest:
+    """The request with its labels: its own, or the classes of a classifier (`class_labels`; (): the model is none).
+
+    Raises missing_label_token_ids, and no_label_logits for labels that a classifier does not have.
+    """
+    has_labels = request.num_labels > 0
+    if not class_labels and not has_labels:
+        raise missing("label_token_ids", "a list of token ids (or labels, a list of strings)")
+    if not class_labels:
+        return request
+    if has_labels:
+        raise InvalidValueError(
+            "this model is a classifier, which has no logits of label tokens: expected a request without labels, "
+            f"which scores its {len(class_labels)} classes, got one with {request.num_labels} label(s)",
+            code="no_label_logits",
+        )
+    if request.label_scoring == "sequence":
+        message = 'label_scoring "sequence" needs label tokens, and this model is a classifier: expected "single"'
+        raise InvalidValueError(message, code="conflicting_parameters", param="label_scoring")
+    rows = tuple((row,) for row in range(len(class_labels)))
+    request = replace(request, labels=class_labels, label_token_ids=rows)
+    check_label_count(request)
+    return request
 
 
 def check_model(request: ScoreRequest, served_names: Collection[str]) -> None:
@@ -104,3 +150,54 @@ def _beyond(ids: Int32Array, position: int, place: Place, vocab_size: int) -> Re
 
 def _below(vocab_size: int) -> str:
     return f"below {vocab_size}, the model's vocabulary size"
+
+
+# Embedding overrides
+
+_LARGEST = {"float16": 65_504.0, "bfloat16": 3.3895313892515355e38}  # finite numbers; vectors are finite in float32
+
+
+def check_embed_overrides(request: ScoreRequest, vocab_size: int, model_size: int, dtype: str) -> ScoreRequest:
+    """The request with all vectors as [vectors, D]; items with wrong ones are reported as by `check_vocabulary`.
+
+    Raises invalid_embed_overrides if a vector does not fit the model. `dtype`: of the embedding table.
+    """
+    token_id, of_query, of_items = (
+        request.embed_override_token_id,
+        request.query_embed_overrides,
+        request.item_embed_overrides,
+    )
+    if token_id is not None and token_id >= vocab_size:
+        place = Place("embed_override_token_id", "embed_override_token_id")
+        raise vocabulary_error(token_id, place, _below(vocab_size))
+    if of_query is not None:
+        place = Place("query_embed_overrides", "query_embed_overrides")
+        request = replace(request, query_embed_overrides=_fitting(of_query, model_size, dtype, place))
+    if of_items is None:
+        return request
+    found: list[Vectors | None] = []
+    errors = dict(request.item_errors)
+    for index, vectors in enumerate(of_items):
+        place = Place(f"item_embed_overrides[{index}]", "item_embed_overrides", index)
+        try:
+            found.append(None if vectors is None else _fitting(vectors, model_size, dtype, place))
+        except RequestError as error:
+            if request.on_item_error == "fail":
+                raise
+            found.append(None)
+            errors.setdefault(index, error)
+    return replace(request, item_embed_overrides=tuple(found), item_errors=errors)
+
+
+def _fitting(vectors: Vectors, model_size: int, dtype: str, place: Place) -> Vectors:
+    is_flat, width = vectors.ndim == 1, vectors.shape[-1]  # flat: bytes, vector after vector
+    largest = float(np.abs(vectors).max(initial=0.0))
+    if len(vectors) and (width % model_size or (width != model_size and not is_flat)):
+        unit = f"a multiple of {model_size} numbers" if is_flat else f"vectors of {model_size} numbers"
+        problem = f"must hold {unit}, the model's hidden size, got {width}"
+    elif largest > _LARGEST.get(dtype, np.inf):
+        problem = f"must hold numbers of the model's {dtype}, up to {_LARGEST[dtype]:.5g}, got {largest:.5g}"
+    else:
+        return vectors.reshape(-1, model_size)
+    message = f"{place.name} {problem}"
+    raise InvalidValueError(message, code="invalid_embed_overrides", param=place.param, item_index=place.item_index)

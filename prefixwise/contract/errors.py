@@ -10,6 +10,7 @@
     │   ├── NotFoundError             nothing exists under this path or id                                  404
     │   ├── MethodNotAllowedError     the path exists, but not for this method                              405
     │   ├── AuthenticationError       the API key is missing or wrong                                       401
+    │   ├── ForbiddenError            a web page sent it that may not                                       403
     │   ├── RequestTooLargeError      the body is larger than the server accepts                            413
     │   └── ServiceError              the request may be valid, and is not scored; a retry may help
     │       ├── QueueFullError        too many tokens are waiting: carries retry_after                      429
@@ -106,6 +107,13 @@ class AuthenticationError(RequestError):
 
     status = 401
     type = "authentication_error"
+
+
+class ForbiddenError(RequestError):
+    """A web page may have sent the request, and the server does not know that page."""
+
+    status = 403
+    type = "permission_error"
 
 
 class RequestTooLargeError(RequestError):

@@ -11,10 +11,11 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from functools import wraps
-from typing import Any, Literal, TypeVar, cast, get_type_hints
+from typing import Any, Literal, NamedTuple, TypeVar, cast, get_type_hints
 
-from prefixwise.contract.errors import InvalidRequestError, InvalidValueError, MissingParameterError, describe
+from prefixwise.contract.errors import InvalidRequestError, InvalidValueError, MissingParameterError, describe, quote
 from prefixwise.contract.inputs import Place, checked_text, plain
 
 Body = Mapping[str, object]
@@ -96,6 +97,47 @@ def seconds(fields: Body, name: str, default: float, most: float) -> float:
         return float(value)
     message = f"{name} must be a number of seconds above 0 and at most {most:g}, got {describe(value)}"
     raise InvalidValueError(message, code=f"invalid_{name}", param=name)
+
+
+# Fields that a request does not have
+
+
+class NotServed(NamedTuple):
+    """Why some request does not take a field that is known: of another kind of request, or of another server."""
+
+    why: str
+    harmless: tuple[object, ...] = ()  # values that change nothing, so that they are accepted
+
+
+MAX_WARNINGS = 10  # about the unknown fields of a request
+_MAX_NAME = 60  # characters of an unknown field's name that are compared with the known ones
+
+
+def check_names(fields: Body, served: frozenset[str], known: Mapping[str, NotServed]) -> tuple[str, ...]:
+    """Warnings about unknown fields, which are ignored. Raises unsupported_parameter for a known one."""
+    if fields.keys() <= served:
+        return ()
+    unknown = []
+    for name, value in fields.items():
+        if name not in served:
+            if name not in known:
+                unknown.append(name)
+            elif not any(type(value) is type(each) and value == each for each in known[name].harmless):
+                message = f"{name} is not served here: {known[name].why}; leave it out, got {describe(value)}"
+                raise InvalidValueError(message, code="unsupported_parameter", param=name)
+    return tuple(unknown_warnings(unknown, served))
+
+
+def unknown_warnings(unknown: Sequence[str], served: Iterable[str]) -> list[str]:
+    """One warning for each unknown field, up to a bound."""
+    warnings = []
+    for name in unknown[:MAX_WARNINGS]:
+        close = get_close_matches(name[:_MAX_NAME], served, 1, cutoff=0.8)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        warnings.append(f"the field {quote(name)} is unknown and was ignored{hint}")
+    if len(unknown) > MAX_WARNINGS:
+        warnings.append(f"{len(unknown) - MAX_WARNINGS} more unknown fields were ignored")
+    return warnings
 
 
 # Kinds of values

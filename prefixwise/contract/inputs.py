@@ -42,7 +42,12 @@ class Place(NamedTuple):
 
 
 def plain(value: object) -> object:
-    """NumPy arrays and scalars as Python values, so that later code meets one kind of list and of bool."""
+    """NumPy arrays and scalars as Python values, so that later code meets one kind of list and of bool.
+
+    Arrays of vectors stay as they are: no list holds as many numbers.
+    """
+    if isinstance(value, np.ndarray) and value.ndim > 1 and value.dtype.kind in "fV":  # V: bfloat16
+        return value
     return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
 
 
@@ -282,12 +287,14 @@ def _document(entry: object, name: str, index: int) -> str:
 
 
 def parse_labels(fields: Mapping[str, object], *, is_sequence: bool) -> Labels:
-    """Texts or token ids, and None for the other. `is_sequence`: a label may have many tokens."""
+    """Texts or token ids, and None for the other or for both. `is_sequence`: a label may have many tokens."""
     if "labels" in fields and "label_token_ids" in fields:
         message = "labels and label_token_ids exclude each other: expected one of them, got both"
         raise InvalidValueError(message, code="conflicting_parameters", param="labels")
     if "labels" in fields:
         return _parse_text_labels(_label_list(fields, "labels", "strings")), None
+    if "label_token_ids" not in fields:
+        return None, None
     values = _label_list(fields, "label_token_ids", "token ids")
     return None, _parse_id_labels(values, is_sequence)
 

@@ -7,11 +7,26 @@ of that is in this file; then use the value where it matters.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Literal, TypedDict, get_args
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypedDict, get_args
 
-from prefixwise.contract.errors import InvalidValueError, RequestError, describe
-from prefixwise.contract.fields import Choice, Count, Field, Flag, Option, Schema, Structured, Text, text
+from numpy.typing import NDArray
+
+from prefixwise.contract.embed_overrides import DTYPES, EXPECTED, ItemVectors, Vectors, VectorsInput
+from prefixwise.contract.errors import InvalidRequestError, InvalidValueError, RequestError, describe
+from prefixwise.contract.fields import (
+    Choice,
+    Count,
+    Field,
+    Flag,
+    NotServed,
+    Option,
+    Schema,
+    Structured,
+    Text,
+    missing,
+    text,
+)
 from prefixwise.contract.inputs import MAX_TOKEN_ID, parse_documents
 from prefixwise.contract.ragged import Int32Array, Ragged
 
@@ -21,7 +36,10 @@ Tokenization = Literal["separate", "joint"]
 Algorithm = Literal["auto", "serial", "packed", "prefill_extend"]
 OnItemError = Literal["fail", "report"]
 TruncationSide = Literal["right", "left"]
-Dialect = Literal["native", "cohere_v1", "cohere_v2", "tei"]  # native: Python, the command line and batches
+# native: Python, the command line and batches; the others are APIs, one file each in `server/dialects`
+Dialect = Literal[
+    "native", "cohere_v1", "cohere_v2", "tei", "sglang", "infinity", "voyage", "mixedbread", "nvidia", "vllm"
+]
 
 PLAIN = "plain"  # the profile of requests that bring their own labels
 MAX_PRIORITY = 999  # as in Cohere's API
@@ -40,6 +58,16 @@ _ITEMS: list[Schema] = [
 _DOCUMENT: Schema = {
     "anyOf": [{"type": "string"}, {"type": "object", "required": ["text"], "properties": {"text": {"type": "string"}}}]
 }
+_VECTORS: list[Schema] = [
+    {"type": "array", "items": {"type": "array", "items": {"type": "number"}}},
+    {
+        "type": "object",
+        "required": ["base64", "dtype"],
+        "properties": {"base64": {"type": "string", "contentEncoding": "base64"}, "dtype": {"enum": [*DTYPES]}},
+        "additionalProperties": False,
+    },
+    {"type": "null"},
+]
 
 
 def _labels(entry: Schema) -> Schema:
@@ -59,6 +87,14 @@ _DEBUG_TOP_K = Field(
     "debug_top_k",
     Count(),
     "With return_debug and one item: also report the item's tokens and this many of the most likely next tokens.",
+)
+
+_PRIORITY = Field(
+    "priority",
+    Count(0, MAX_PRIORITY),
+    "Requests with lower numbers are served first.",
+    0,
+    in_python=False,
 )
 
 # Score requests
@@ -82,7 +118,7 @@ SCORE_FIELDS = (
     Field(
         "labels",
         Structured("a list of strings", _labels({"type": "string", "minLength": 1})),
-        "Labels as text; give either labels or label_token_ids.",
+        "Labels as text; give either labels or label_token_ids. A classifier takes neither: it scores its classes.",
         option=Option(
             'A label, as in " yes"; may be repeated. Items are ranked by the first.',
             names=("--label", "-l"),
@@ -111,15 +147,17 @@ SCORE_FIELDS = (
     Field(
         "apply_softmax",
         Flag(),
-        'true: score mode "softmax"; false: "prob". Must agree with score_mode if both are given.',
+        'true: score mode "softmax"; false: "prob", of a classifier "logit". Must agree with score_mode if both are '
+        "given.",
         option=Option("Probabilities over the labels alone, like --score-mode softmax.", names=("--softmax",)),
         attribute=None,
     ),
+    Field("softmax", Flag(), "Another name for apply_softmax.", in_python=False, attribute=None),
     Field(
         "score_mode",
         Choice(get_args(ScoreMode)),
-        'What a score is; if absent, "prob", or "softmax" with apply_softmax.',
-        option=Option(f"What a score is: {', '.join(get_args(ScoreMode))}; prob when left out."),
+        'What a score is; if absent, "softmax" with apply_softmax, else "prob", of a classifier "logit".',
+        option=Option(f"What a score is: {', '.join(get_args(ScoreMode))}; prob when left out, of a classifier logit."),
     ),
     Field(
         "label_scoring",
@@ -142,6 +180,24 @@ SCORE_FIELDS = (
         "Cut the ends of longer items; items are never cut if absent.",
         option=Option("Cut the ends of longer items; never cut when left out."),
     ),
+    Field(
+        "embed_override_token_id",
+        Count(0, MAX_TOKEN_ID),
+        "The token in query and items whose embeddings are overridden; required with overrides.",
+    ),
+    Field(
+        "query_embed_overrides",
+        Structured(EXPECTED, {"anyOf": _VECTORS}),
+        "A vector for each such token of the query, in place of the token's row of the embedding table.",
+    ),
+    Field(
+        "item_embed_overrides",
+        Structured(
+            "a list with the vectors of each item, null for none",
+            {"type": ["array", "null"], "items": {"anyOf": _VECTORS}},
+        ),
+        "The same for each item; null for an item whose tokens keep their embeddings.",
+    ),
     _ALGORITHM,
     Field(
         "on_item_error",
@@ -149,6 +205,12 @@ SCORE_FIELDS = (
         "fail: a wrong item fails the request; report: it is listed in item_errors and its scores are null.",
         "fail",
         option=Option("fail: one item that cannot be scored fails all; report: all other items are scored."),
+    ),
+    Field(
+        "return_pooled_hidden_states",
+        Flag(),
+        "Also return the hidden state at each item's scored position, after the final norm.",
+        False,
     ),
     Field("return_debug", Flag(), "Report in `debug` how the scores were computed.", False),
     _DEBUG_TOP_K,
@@ -159,6 +221,7 @@ SCORE_FIELDS = (
         in_python=False,
         attribute=None,
     ),
+    _PRIORITY,
     Field("model", Text(), 'A served name; if absent or "default", the served model.', in_python=False),
 )
 
@@ -175,8 +238,12 @@ class ScoreOptions(TypedDict, total=False):
     tokenization: Tokenization | Literal["apart"]
     item_first: bool
     max_tokens_per_item: int | None
+    embed_override_token_id: int | None
+    query_embed_overrides: VectorsInput | None
+    item_embed_overrides: Sequence[VectorsInput | None] | NDArray[Any] | None
     algorithm: Algorithm
     on_item_error: OnItemError
+    return_pooled_hidden_states: bool
     return_debug: bool
     debug_top_k: int | None
 
@@ -187,7 +254,8 @@ class ScoreRequest:
 
     query: str | Int32Array
     items: tuple[str, ...] | Ragged
-    labels: tuple[str, ...] | None = None  # either labels or label_token_ids is set
+    # Either labels or label_token_ids is set, or neither: a classifier has classes (`checks.with_classes` sets both).
+    labels: tuple[str, ...] | None = None
     label_token_ids: tuple[tuple[int, ...], ...] | None = None  # one id per label unless label_scoring is "sequence"
     suffix: str | Int32Array | None = None
     score_mode: ScoreMode = "prob"
@@ -195,13 +263,19 @@ class ScoreRequest:
     tokenization: Tokenization = "separate"
     item_first: bool = False
     max_tokens_per_item: int | None = None
+    embed_override_token_id: int | None = None
+    query_embed_overrides: Vectors | None = None
+    item_embed_overrides: ItemVectors | None = None
     algorithm: Algorithm = "auto"
     on_item_error: OnItemError = "fail"
+    return_pooled_hidden_states: bool = False
     return_debug: bool = False
     debug_top_k: int | None = None
+    priority: int = 0
     model: str | None = None
-    # Items that cannot be scored (on_item_error "report" only). Each is "" or empty in `items`, so that the other
-    # items keep their index; code that scores the items skips these.
+    warnings: tuple[str, ...] = ()  # about unknown fields
+    # Items that cannot be scored (on_item_error "report" only). Those of wrong type are "" or empty in `items`, so that
+    # the other items keep their index; code that scores the items skips all of these.
     item_errors: Mapping[int, RequestError] = field(default_factory=dict)
 
     @property
@@ -228,6 +302,38 @@ def _read_query(value: object, name: str) -> str:
     return query
 
 
+_QUERY_OBJECT = 'an object like {"text": "..."}'
+
+
+def _read_query_object(value: object, name: str) -> str:
+    if not isinstance(value, Mapping):
+        message = f"{name} must be {_QUERY_OBJECT}, got {describe(value)}"
+        raise InvalidRequestError(message, code="invalid_query_type", param=name)
+    if value.get("text") is None:
+        raise missing(name, _QUERY_OBJECT)
+    return _read_query(value["text"], name)
+
+
+def _read_rewrite_query(value: object, name: str) -> object:
+    """Only a query as sent is scored; ignoring the field would order by another query than was asked for."""
+    if value is not False:
+        message = f"{name} must be false or absent: queries are scored as they are sent, got {describe(value)}"
+        raise InvalidValueError(message, code=f"invalid_{name}", param=name)
+    return value
+
+
+def _read_template_arguments(value: object, name: str) -> str | None:
+    """The instruction. Other arguments are for templates that no profile has; ignoring them would change prompts."""
+    if not isinstance(value, Mapping):
+        message = f'{name} must be an object like {{"instruction": "..."}}, got {describe(value)}'
+        raise InvalidRequestError(message, code=f"invalid_{name}_type", param=name)
+    others = [key for key in value if key != "instruction"]
+    if others:
+        message = f"{name} must hold an instruction and nothing else, got {describe(others[0])} in it"
+        raise InvalidRequestError(message, code=f"invalid_{name}_type", param=name)
+    return text(value, "instruction")
+
+
 def _read_rank_fields(value: object, name: str) -> object:
     """Only `text` of a document is read; ignoring other fields would give wrong scores."""
     if value != ["text"]:
@@ -239,7 +345,12 @@ def _read_rank_fields(value: object, name: str) -> object:
 _ALL: frozenset[str] = frozenset(get_args(Dialect))
 _TEI = frozenset({"tei"})
 _COHERE = frozenset({"cohere_v1", "cohere_v2"})
-_OURS = _ALL - _TEI
+_OURS = _COHERE | {"native"}  # their requests may have our own fields too, and their responses have room for them
+_MIXEDBREAD = frozenset({"mixedbread"})
+_NVIDIA = frozenset({"nvidia"})
+_VLLM = frozenset({"vllm"})
+_TOP_K = frozenset({"voyage", "mixedbread"})
+_WITH_DOCUMENTS = _OURS | {"sglang", "infinity", "voyage"}
 _DOCUMENTS = Structured(
     'a list of strings, or of objects like {"text": "..."}',
     {"type": "array", "minItems": 1, "items": _DOCUMENT},
@@ -253,10 +364,27 @@ RERANK_FIELDS = (
         Structured("a string", {"type": "string", "minLength": 1}, _read_query),
         "The text that the documents are ordered by.",
         is_required=True,
-        dialects=_ALL,
+        dialects=_ALL - _NVIDIA - _VLLM,
     ),
-    Field("documents", _DOCUMENTS, _ABOUT_DOCUMENTS, is_required=True, dialects=_OURS),
+    Field(
+        "query",
+        Structured(
+            _QUERY_OBJECT,
+            {
+                "type": "object",
+                "required": ["text"],
+                "properties": {"text": {"type": "string", "minLength": 1}},
+            },
+            _read_query_object,
+        ),
+        "The text that the passages are ordered by, in an object.",
+        is_required=True,
+        dialects=_NVIDIA,
+    ),
+    Field("documents", _DOCUMENTS, _ABOUT_DOCUMENTS, is_required=True, dialects=_WITH_DOCUMENTS),
     Field("texts", _DOCUMENTS, _ABOUT_DOCUMENTS, is_required=True, attribute="documents", dialects=_TEI),
+    Field("input", _DOCUMENTS, _ABOUT_DOCUMENTS, is_required=True, attribute="documents", dialects=_MIXEDBREAD),
+    Field("passages", _DOCUMENTS, _ABOUT_DOCUMENTS, is_required=True, attribute="documents", dialects=_NVIDIA),
     Field(
         "profile",
         Text(),
@@ -268,7 +396,29 @@ RERANK_FIELDS = (
         Text(),
         "What makes a document relevant, in words; if absent, the profile's own instruction.",
         option=Option("What makes a document relevant, in words; the profile's own when left out.", panel="Input"),
-        dialects=_ALL,
+        dialects=_ALL - {"sglang"},
+    ),
+    Field(
+        "instruct",
+        Text(),
+        "What makes a document relevant, in words; if absent, the profile's own instruction.",
+        attribute="instruction",
+        dialects=frozenset({"sglang"}),
+    ),
+    Field(
+        "chat_template_kwargs",
+        Structured(
+            'an object like {"instruction": "..."}',
+            {
+                "type": ["object", "null"],
+                "properties": {"instruction": {"type": ["string", "null"]}},
+                "additionalProperties": False,
+            },
+            _read_template_arguments,
+        ),
+        "vLLM's way to send the instruction, the one argument that a profile's prompt takes.",
+        attribute=None,
+        dialects=_COHERE | _VLLM,
     ),
     Field(
         "max_tokens_per_doc",
@@ -296,13 +446,42 @@ RERANK_FIELDS = (
         ),
         dialects=_OURS,
     ),
-    Field("truncate", Flag(), "true: cut a text that does not fit; false: it is an error.", False, dialects=_TEI),
+    Field(
+        "truncate_prompt_tokens",
+        Count(-1),
+        "Cut documents so that no prompt has more tokens than this; -1: than the model reads.",
+        in_python=False,
+        dialects=_COHERE | _VLLM,
+    ),
+    Field(
+        "truncate",
+        Flag(),
+        "true: cut a text that does not fit; false: it is an error. If absent, as the server's --auto-truncate says.",
+        attribute=None,
+        dialects=_TEI,
+    ),
+    Field(
+        "truncate",
+        Choice(("NONE", "END")),
+        "END: cut the end of a passage that does not fit; NONE: it is an error.",
+        "NONE",
+        attribute=None,
+        dialects=_NVIDIA,
+    ),
+    Field(
+        "truncation",
+        Flag(),
+        "true: cut a document that does not fit; false: it is an error.",
+        True,
+        attribute="truncate",
+        dialects=frozenset({"voyage"}),
+    ),
     Field(
         "truncation_side",
         Choice(get_args(TruncationSide)),
         "The end of a long document to cut.",
         "right",
-        dialects=_OURS,
+        dialects=_ALL - _TEI,
     ),
     Field(
         "truncation_direction",
@@ -318,23 +497,30 @@ RERANK_FIELDS = (
         Count(),
         "How many of the best documents to return; all if absent or larger than their number.",
         option=Option("Only the N best.", panel="Output"),
-        dialects=_ALL,
+        dialects=_ALL - _TOP_K - _VLLM,
+    ),
+    Field(
+        "top_k",
+        Count(),
+        "How many of the best documents to return; all if absent or larger than their number.",
+        attribute="top_n",
+        dialects=_TOP_K,
     ),
     Field(
         "rank_fields",
         Structured('`["text"]`', {"enum": [["text"], None]}, _read_rank_fields, code="invalid_{}"),
         "If a document is an object, only its `text` is read.",
         attribute=None,
-        dialects=_COHERE,
+        dialects=_COHERE | _MIXEDBREAD,
     ),
     Field(
-        "priority",
-        Count(0, MAX_PRIORITY),
-        "Requests with lower numbers are served first.",
-        0,
-        in_python=False,
-        dialects=_OURS,
+        "rewrite_query",
+        Structured("`false`", {"enum": [False, None]}, _read_rewrite_query, code="invalid_{}"),
+        "Only false: the query is scored as it is.",
+        attribute=None,
+        dialects=_MIXEDBREAD,
     ),
+    replace(_PRIORITY, dialects=_OURS | _VLLM),
     Field("return_debug", Flag(), "Report in `meta.debug` how the scores were computed.", False, dialects=_OURS),
     Field("debug_top_k", _DEBUG_TOP_K.kind, _DEBUG_TOP_K.about, dialects=_OURS),
     Field(
@@ -350,23 +536,87 @@ RERANK_FIELDS = (
         "Return each document with its score.",
         False,
         attribute=None,
-        dialects=frozenset({"cohere_v1"}),
+        dialects=_COHERE | {"infinity", "voyage"},
     ),
+    Field(
+        "return_documents",
+        Flag(),
+        "Return each document with its score.",
+        True,
+        attribute=None,
+        dialects=frozenset({"sglang"}),
+    ),
+    Field("return_input", Flag(), "Return each input with its score.", False, attribute=None, dialects=_MIXEDBREAD),
     Field(
         "raw_scores",
         Flag(),
         "Return the scores as they are before the mapping to 0 .. 1.",
         False,
         attribute=None,
-        dialects=_TEI,
+        dialects=_TEI | {"infinity"},
     ),
     Field("return_text", Flag(), "Return each text with its score.", False, attribute=None, dialects=_TEI),
+    Field(
+        "use_activation",
+        Flag(),
+        "false: return the scores as they are before the mapping to 0 .. 1.",
+        True,
+        attribute=None,
+        dialects=_COHERE | _VLLM,
+    ),
 )
 
 
 def rerank_fields(dialect: Dialect) -> tuple[Field, ...]:
     """The fields that requests of this dialect may have."""
     return tuple(row for row in RERANK_FIELDS if dialect in row.dialects)
+
+
+# Pairs of texts, as in vLLM's `/score`. Each row: the name of the first texts and of the second ones.
+
+REQUEST_ID = Field("request_id", Text(), "The response's id, unless the header X-Request-Id has one.", attribute=None)
+
+PAIR_FIELDS = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))
+PAIR_NAMES = frozenset(name for names in PAIR_FIELDS for name in names)
+
+# vLLM's `/generative_scoring`: some fields of score requests, and two more, which parsing reads in its own way
+
+GENERATIVE_FIELDS = (
+    *(row for row in SCORE_FIELDS if row.name in ("query", "items", "label_token_ids", "apply_softmax", "item_first")),
+    *(row for row in SCORE_FIELDS if row.name in ("priority", "model")),
+    Field("add_special_tokens", Flag(), "false: a text query does not begin with BOS.", True, attribute=None),
+    REQUEST_ID,
+)
+
+# Fields that requests do not have
+
+_NOT_SERVED = {
+    "max_tokens_per_query": NotServed("queries are never cut", harmless=(0,)),
+    "cache_salt": NotServed("all requests share one prefix cache"),
+    "mm_processor_kwargs": NotServed("only text is read", harmless=({},)),
+    "add_special_tokens": NotServed(
+        "a prompt of text always begins with BOS where the model has one", harmless=(True,)
+    ),
+}
+
+
+def _elsewhere(rows: Sequence[Field], why: str) -> dict[str, NotServed]:
+    """The rows, for requests that do not have them. A value that is the default of all rows of its name is harmless."""
+    found = {}
+    for row in rows:
+        defaults = [each.default for each in rows if each.name == row.name]
+        is_one = defaults[0] is not None and all(each == defaults[0] for each in defaults)
+        found[row.name] = NotServed(why, (defaults[0],) if is_one else ())
+    return found
+
+
+KNOWN_FIELDS: Mapping[str, NotServed] = {
+    **_NOT_SERVED,
+    "requests": NotServed("only a call to /v1/score without query and items has many requests"),
+    **dict.fromkeys(PAIR_NAMES, NotServed("it is a field of vLLM's /score")),
+    **_elsewhere(RERANK_FIELDS, "it is a field of other requests, which rerank documents"),
+    **_elsewhere(SCORE_FIELDS, "it is a field of other requests, which score items (/v1/score)"),
+}
 
 
 class RerankOptions(TypedDict, total=False):
@@ -402,7 +652,11 @@ class RerankRequest:
     return_debug: bool = False
     debug_top_k: int | None = None
     model: str | None = None
+    truncate_prompt_tokens: int | None = (
+        None  # of query, document and the profile's text; None or -1: the model's limit
+    )
     documents_field: str = "documents"  # the dialect's name for the documents, for errors
+    warnings: tuple[str, ...] = ()  # about unknown fields
 
     @property
     def num_items(self) -> int:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 from prefixwise.contract.errors import RequestError
 from prefixwise.contract.ragged import Ragged
@@ -16,6 +19,11 @@ class Usage:
 
     prompt_tokens: int
     cached_tokens: int = 0  # of these, prefix tokens that were in the KV cache
+
+    @classmethod
+    def total(cls, usages: Iterable[Usage]) -> Usage:
+        usages = list(usages)
+        return cls(sum(each.prompt_tokens for each in usages), sum(each.cached_tokens for each in usages))
 
     @property
     def completion_tokens(self) -> int:
@@ -78,6 +86,10 @@ class ScoreResult:
     usage: Usage
     truncated: tuple[Truncation, ...] = ()
     item_errors: tuple[ItemError, ...] = ()
+    # If return_pooled_hidden_states is set: [D] of each item, None where the item is in item_errors.
+    pooled_hidden_states: list[NDArray[np.float32] | None] | None = None
+    are_classes: bool = False  # the labels are the classes of a classifier
+    warnings: tuple[str, ...] = ()
     debug: Mapping[str, object] | None = None
 
     def ranked(self) -> list[RankedItem]:
@@ -87,17 +99,24 @@ class ScoreResult:
         return [RankedItem(index, self._item(index), row[0], row) for index, row in scored]
 
     def to_json(self) -> dict[str, object]:
-        """The body of a `/v1/score` response; the last three keys only if they are not empty."""
+        """The body of a `/v1/score` response; the last keys only if they are not empty."""
         body: dict[str, object] = {
             "object": "scoring",
             "model": self.model,
             "scores": self.scores,
             "usage": self.usage.to_json(),
         }
+        if self.are_classes:
+            body["labels"] = list(self.labels)
+        if self.pooled_hidden_states is not None:
+            states = self.pooled_hidden_states
+            body["pooled_hidden_states"] = [None if state is None else state.tolist() for state in states]
         if self.truncated:
             body["truncated"] = [asdict(truncation) for truncation in self.truncated]
         if self.item_errors:
             body["item_errors"] = [asdict(error) for error in self.item_errors]
+        if self.warnings:
+            body["warnings"] = list(self.warnings)
         if self.debug:
             body["debug"] = dict(self.debug)
         return body
@@ -107,6 +126,36 @@ class ScoreResult:
             ids: list[int] = self.items[index].tolist()
             return ids
         return self.items[index]
+
+
+@dataclass(frozen=True)
+class Classification:
+    """One input and its classes."""
+
+    index: int  # in the request
+    label: str  # the class with the largest number, by its name in id2label
+    probs: list[float]  # in the order of the classes; logits if the request wants no activation
+
+
+@dataclass(frozen=True)
+class ClassifyResult:
+    """The classes of every input, in the order of the request."""
+
+    results: list[Classification]
+    labels: tuple[str, ...]  # the names of the classes, in the order of `probs`
+    model: str
+    usage: Usage
+    truncated: tuple[Truncation, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)  # eq: arrays have no single truth value
+class EmbedResult:
+    """The hidden state after the last token of every input."""
+
+    embeddings: NDArray[np.float32]  # [inputs, D], after the final norm, not normalised to a length
+    model: str
+    usage: Usage
+    truncated: tuple[Truncation, ...] = ()
 
 
 @dataclass(frozen=True)

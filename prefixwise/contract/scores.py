@@ -29,6 +29,7 @@ from prefixwise.contract.request import LabelScoring, ScoreMode
 Float32Array = NDArray[np.float32]
 Float64Array = NDArray[np.float64]
 RelevanceKind = Literal["softmax", "logit", "logit_diff", "prob"]
+ClassActivation = Literal["softmax", "sigmoid", "identity"]
 
 
 def needs_logsumexp(mode: ScoreMode, label_scoring: LabelScoring) -> bool:
@@ -96,6 +97,13 @@ def sigmoid(values: Float64Array) -> Float64Array:
     """1 / (1 + exp(-x)); exp only gets negative numbers, so that it cannot overflow."""
     small = np.exp(-np.abs(values))
     return np.where(values >= 0, 1.0, small) / (1.0 + small)
+
+
+def class_scores(activation: ClassActivation, logits: Float64Array) -> Float64Array:
+    """[I, C]: the logits of a classifier's classes under its activation, each item by itself."""
+    if activation == "softmax":
+        return _softmax(_by_row(logits))
+    return sigmoid(logits) if activation == "sigmoid" else logits
 
 
 def needed_score_mode(kind: RelevanceKind) -> ScoreMode:

@@ -7,13 +7,14 @@ finish    on the caller's thread: logits to scores (`results.py`)
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 
 import numpy as np
 
+from prefixwise.contract.parse import parse_score_request
 from prefixwise.contract.ragged import Int32Array
-from prefixwise.contract.request import ScoreRequest
+from prefixwise.contract.request import Algorithm, ScoreRequest
 from prefixwise.contract.result import ScoreResult
 from prefixwise.contract.scores import needs_logsumexp
 from prefixwise.engine.prefix_cache import PinnedPrefix
@@ -86,7 +87,20 @@ class ScoringEngine:
         on_change: OnChange | None = None,
         priority: int = 0,
     ) -> RequestState:
-        """Queue the request. Raises QueueFullError.
+        """Queue the request. Raises QueueFullError. The arguments are those of `state_of`."""
+        state = self.state_of(prepared, deadline=deadline, on_change=on_change, priority=priority)
+        self.submit_all([state])
+        return state
+
+    def state_of(
+        self,
+        prepared: PreparedRequest,
+        *,
+        deadline: float | None = None,
+        on_change: OnChange | None = None,
+        priority: int = 0,
+    ) -> RequestState:
+        """The state of a request that is not queued yet.
 
         `deadline` is a value of time.monotonic(). The scheduler's thread calls `on_change` when items are scored and
         when the request is done. Requests of a lower `priority` value run first.
@@ -96,20 +110,33 @@ class ScoringEngine:
             plan.segments.prefix_ids if plan is not None and plan.needs_prefill else _NO_IDS,
             plan,
             need_logsumexp=needs_logsumexp(request.score_mode, request.label_scoring),
+            need_hidden=request.return_pooled_hidden_states,
             is_timed=request.return_debug,
             deadline=deadline,
             priority=priority,
+            vectors=None if plan is None else plan.segments.vectors,
         )
-        state = RequestState(task, on_change)
-        if plan is None:
-            state.finish()
-        else:
-            self.scheduler.submit(state)
-        return state
+        return RequestState(task, on_change)
+
+    def submit_all(self, states: Sequence[RequestState]) -> None:
+        """Queue all of them together, or none. Raises QueueFullError."""
+        planned = [state for state in states if state.task.plan is not None]
+        if planned:
+            self.scheduler.submit(*planned)
+        for state in states:
+            if state.task.plan is None:  # no item of it can be scored
+                state.finish()
 
     def finish(self, prepared: PreparedRequest, state: RequestState) -> ScoreResult:
         """The scores of a request that is done. Raises the error that ended it."""
         return score_result(prepared, state, self.config.model_name, self.tokenizer)
+
+    def tiny_request(self, algorithm: Algorithm = "auto") -> ScoreRequest:
+        """The smallest request that the model can score: for warm-up and health checks."""
+        token = 1 if self.config.delimiter_token_id == 0 else 0
+        labels = {} if self.backend.config.num_classes else {"label_token_ids": [0]}
+        body = {"query": [token], "items": [[token]], **labels, "score_mode": "prob", "algorithm": algorithm}
+        return parse_score_request(body)
 
     # Pinned prefixes
 

@@ -16,8 +16,9 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from prefixwise.contract.embed_overrides import Vectors
 from prefixwise.contract.ragged import Int32Array, Int64Array, numbers, ranges, starts_from_lens
-from prefixwise.forward.batch import KV_BLOCK_SIZE, ForwardBatch, Layout, Prefix
+from prefixwise.forward.batch import KV_BLOCK_SIZE, EmbedOverrides, ForwardBatch, Layout, Prefix
 from prefixwise.plan.algorithms import PackedSequence, ScorePlan
 from prefixwise.plan.segments import Segments
 
@@ -34,6 +35,7 @@ class BlockRun:
     prefix_ids: Int32Array  # of the whole prefix
     first: int
     stop: int
+    vectors: Vectors | None = None  # of ids below 0
 
     @property
     def num_blocks(self) -> int:
@@ -79,6 +81,10 @@ class ItemRun:
         return self.segments.tokens.flat[slice(*self.token_range)]
 
     @property
+    def vectors(self) -> Vectors | None:
+        return self.segments.vectors
+
+    @property
     def lens(self) -> Int64Array:
         return self.segments.tokens.lens[self.first : self.stop]
 
@@ -104,7 +110,9 @@ class SequenceRun:
         return sum(sequence.num_tokens for sequence in self.sequences)
 
 
-def joined_batch(blocks: Sequence[BlockRun], items: Sequence[ItemRun], *, need_logsumexp: bool) -> ForwardBatch:
+def joined_batch(
+    blocks: Sequence[BlockRun], items: Sequence[ItemRun], *, need_logsumexp: bool, need_hidden: bool = False
+) -> ForwardBatch:
     """Blocks to be cached, then items to be scored; either may be missing.
 
     The prefix of the first run of blocks has index 0, that of the second 1, and so on. Items that attend to those
@@ -117,9 +125,11 @@ def joined_batch(blocks: Sequence[BlockRun], items: Sequence[ItemRun], *, need_l
     prefix_indices = [*range(len(blocks)), *(run.prefix for run in items)]
     num_segments = [*(run.num_blocks for run in blocks), *(run.stop - run.first for run in items)]
     starts = starts_from_lens(lens)
+    runs: list[BlockRun | ItemRun] = [*blocks, *items]
+    token_ids, overrides = _embedded([(run.token_ids, run.vectors) for run in runs])
     return ForwardBatch(
         layout=Layout.EXTEND,
-        token_ids=_concatenate([*(run.token_ids for run in blocks), *(run.token_ids for run in items)]),
+        token_ids=token_ids,
         positions=_positions(prefix_lens, lens),
         segment_starts=starts,
         prefix_index=np.where(prefix_lens > 0, np.repeat(prefix_indices, num_segments), -1),
@@ -129,7 +139,9 @@ def joined_batch(blocks: Sequence[BlockRun], items: Sequence[ItemRun], *, need_l
         score_tokens=_score_tokens(items, int(starts[firsts[-1]])),
         label_ids=_join_labels([_label_ids(run.segments, run.first, run.stop) for run in items]),
         need_logsumexp=need_logsumexp,
+        need_hidden=need_hidden,
         cache_segments=tuple(range(firsts[-1])),
+        embed_overrides=overrides,
     )
 
 
@@ -142,7 +154,7 @@ def _score_tokens(items: Sequence[ItemRun], offset: int) -> Int64Array:
     return np.concatenate(found)
 
 
-def sequences_batch(runs: Sequence[SequenceRun], *, need_logsumexp: bool) -> ForwardBatch:
+def sequences_batch(runs: Sequence[SequenceRun], *, need_logsumexp: bool, need_hidden: bool = False) -> ForwardBatch:
     """Sequences of a prefix, cut into blocks, and the items behind it: one (serial) or several (packed).
 
     All runs have one layout and one mask.
@@ -155,9 +167,10 @@ def sequences_batch(runs: Sequence[SequenceRun], *, need_logsumexp: bool) -> For
     lens = _concatenate([part.lens for part in parts])
     prefix_lens = _concatenate([part.prefix_lens for part in parts])
     sequence_of = np.repeat(numbers(len(parts)), np.diff(segments_before))
+    token_ids, overrides = _embedded([(part.token_ids, part.vectors) for part in parts])
     return ForwardBatch(
         layout=Layout.CAUSAL if plan.algorithm == "serial" else Layout.PACKED,
-        token_ids=_concatenate([part.token_ids for part in parts]),
+        token_ids=token_ids,
         positions=_positions(prefix_lens, lens),
         segment_starts=starts_from_lens(lens),
         prefix_index=np.where(prefix_lens > 0, sequence_of, -1),
@@ -171,7 +184,9 @@ def sequences_batch(runs: Sequence[SequenceRun], *, need_logsumexp: bool) -> For
             [_label_ids(run.plan.segments, sequence.first, sequence.stop) for run in runs for sequence in run.sequences]
         ),
         need_logsumexp=need_logsumexp,
+        need_hidden=need_hidden,
         mask=plan.mask or "segment",
+        embed_overrides=overrides,
     )
 
 
@@ -183,6 +198,7 @@ class _SequenceSegments:
     prefix_lens: Int64Array
     token_ids: Int32Array
     score_offsets: Int64Array  # from the sequence's start
+    vectors: Vectors | None
 
 
 def _sequence_segments(segments: Segments, sequence: PackedSequence) -> _SequenceSegments:
@@ -196,7 +212,17 @@ def _sequence_segments(segments: Segments, sequence: PackedSequence) -> _Sequenc
         prefix_lens=np.concatenate([block_starts, segments.prefix_lens[first:stop]]),
         token_ids=np.concatenate([segments.prefix_ids, items.flat[begin:end]]),
         score_offsets=_score_offsets(segments, first, stop) + (prefix_len - begin),
+        vectors=segments.vectors,
     )
+
+
+def _embedded(pieces: list[tuple[Int32Array, Vectors | None]]) -> tuple[Int32Array, EmbedOverrides | None]:
+    """The tokens of all pieces, and the vectors of those whose id is below 0; their id is 0 from here on."""
+    token_ids = _concatenate([ids for ids, _ in pieces])
+    found = [vectors[~ids[ids < 0]] for ids, vectors in pieces if vectors is not None]
+    if not sum(map(len, found)):
+        return token_ids, None
+    return np.maximum(token_ids, 0), EmbedOverrides(np.flatnonzero(token_ids < 0), np.concatenate(found))
 
 
 def _concatenate(pieces: list[NDArray[Integer]]) -> NDArray[Integer]:

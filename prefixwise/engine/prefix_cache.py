@@ -1,7 +1,8 @@
 """The KV cache of prefixes: KV blocks of KV_BLOCK_SIZE tokens that stay on the device between requests.
 
 A block's key is a hash of its tokens and of the key before it. So a key stands for all tokens from the prefix's start,
-and a lookup walks the keys of a prefix. Every block that a request reads has an entry in one of these states:
+and a lookup walks the keys of a prefix. An overridden token is hashed as its vector. Every block that a request reads
+has an entry in one of these states:
 
     reserved   some request will compute it                 never evicted
     in use     some request reads it, or it is pinned       never evicted
@@ -20,6 +21,9 @@ from hashlib import blake2b
 from time import monotonic
 from uuid import uuid4
 
+import numpy as np
+
+from prefixwise.contract.embed_overrides import Vectors
 from prefixwise.contract.errors import InvalidValueError
 from prefixwise.contract.ragged import Int32Array
 from prefixwise.forward.batch import KV_BLOCK_SIZE, KVBlock
@@ -27,15 +31,20 @@ from prefixwise.forward.batch import KV_BLOCK_SIZE, KVBlock
 Key = bytes
 
 
-def block_keys(prefix_ids: Int32Array) -> tuple[Key, ...]:
-    """One key per block. The last block may be short; its key then hashes fewer tokens."""
+def block_keys(prefix_ids: Int32Array, vectors: Vectors | None = None) -> tuple[Key, ...]:
+    """One key per block. The last block may be short; its key then hashes fewer tokens. `vectors`: of ids below 0."""
     keys, before = [], b""
-    data = prefix_ids.tobytes()
-    size = KV_BLOCK_SIZE * prefix_ids.itemsize
-    for start in range(0, len(data), size):
-        before = blake2b(before + data[start : start + size], digest_size=16).digest()
+    for start in range(0, len(prefix_ids), KV_BLOCK_SIZE):
+        ids = prefix_ids[start : start + KV_BLOCK_SIZE]
+        content = ids.tobytes() if vectors is None else _overridden_bytes(ids, vectors)
+        before = blake2b(before + content, digest_size=16).digest()
         keys.append(before)
     return tuple(keys)
+
+
+def _overridden_bytes(ids: Int32Array, vectors: Vectors) -> bytes:
+    """The tokens, with -1 for each overridden one, and then its vectors: what decides the block's keys and values."""
+    return np.maximum(ids, -1).tobytes() + vectors[~ids[ids < 0]].tobytes()
 
 
 @dataclass(eq=False)

@@ -9,12 +9,19 @@ plan       which algorithm, in which sequences (`plan/algorithms.py`)
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 
 import numpy as np
 
-from prefixwise.contract.checks import check_item_count, check_model, check_score_count, check_vocabulary
+from prefixwise.contract.checks import (
+    check_embed_overrides,
+    check_item_count,
+    check_model,
+    check_score_count,
+    check_vocabulary,
+    with_classes,
+)
 from prefixwise.contract.errors import InvalidValueError, RequestError
 from prefixwise.contract.inputs import Place, vocabulary_error
 from prefixwise.contract.ragged import Int32Array, Int64Array, numbers
@@ -42,6 +49,7 @@ class EngineConfig:
     plan: PlanOptions = field(default_factory=PlanOptions)
     served_names: tuple[str, ...] = ()  # other names that a request may call the model by
     profiles: ProfileChoice = field(default_factory=profile_of_any_model)  # how documents become prompts
+    revision: str | None = None  # the commit of a model from the hub
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,9 +65,17 @@ class PreparedRequest:
     begin: float  # time.perf_counter() when preparation began
     tokenize_seconds: float
 
+    model_size: int = 0  # numbers of a hidden state
+
     @property
     def num_items(self) -> int:
         return self.request.num_items
+
+    @property
+    def num_values(self) -> int:
+        """How many numbers the result has."""
+        hidden = self.model_size if self.request.return_pooled_hidden_states else 0
+        return self.num_items * (self.request.num_labels + hidden)
 
 
 class Preparer:
@@ -85,11 +101,12 @@ class Preparer:
     def prepare(self, request: ScoreRequest) -> PreparedRequest:
         """Raises RequestError if the request cannot be scored, TokenizerError for text without a tokenizer."""
         begin = perf_counter()
-        self._check_head()
         check_model(request, (self._config.model_name, *self._config.served_names))
         check_item_count(request.num_items, self._config.max_items_per_request)
-        check_score_count(request, MAX_SCORES_PER_REQUEST)
+        request = with_classes(request, self._model.class_labels)
+        check_score_count(request, MAX_SCORES_PER_REQUEST, self._model.model_size)
         request = check_vocabulary(request, self._model.vocab_size)
+        request = check_embed_overrides(request, self._model.vocab_size, self._model.model_size, self._backend.dtype)
         prompt = build_prompt(request, self._tokenizer, self._config.delimiter_token_id)
         return self.prepare_prompt(request, prompt, begin)
 
@@ -103,7 +120,9 @@ class Preparer:
         if item_errors:
             good = np.array([i for i in range(request.num_items) if i not in item_errors], np.int64)
         plan = self._plan(request, prompt, labels, good) if len(good) else None
-        return PreparedRequest(request, prompt, labels, item_errors, good, plan, begin, tokenize_seconds)
+        return PreparedRequest(
+            request, prompt, labels, item_errors, good, plan, begin, tokenize_seconds, self._model.model_size
+        )
 
     def prepare_prefix(self, query: str | Int32Array) -> Int32Array:
         """The tokens that requests with this query share. Raises RequestError if no request could have them."""
@@ -124,15 +143,6 @@ class Preparer:
             raise vocabulary_error(int(unknown[0]), place, f"of token ids below {self._model.vocab_size}")
         return prefix_ids
 
-    def _check_head(self) -> None:
-        """Raises if the model is a classifier, which has no logits of tokens."""
-        if self._model.num_classes:
-            message = (
-                "this model is a classifier, which has no logits of label tokens; expected a request to rerank, "
-                "got one to score"
-            )
-            raise InvalidValueError(message, code="no_label_logits")
-
     def _item_errors(self, request: ScoreRequest, prompt: Prompt, labels: LabelRows) -> dict[int, RequestError]:
         """The errors of all items that cannot be scored. Raises the first one unless the request wants a report."""
         report = request.on_item_error == "report"
@@ -143,7 +153,10 @@ class Preparer:
         split = split_items(prompt.take(good))
         if request.debug_top_k is not None:
             labels = with_vocabulary(labels, 0 if self._model.num_classes else self._model.vocab_size)
-        plan = self.planner.plan(lay_out_segments(split, labels), request.algorithm)
+        segments = lay_out_segments(split, labels)
+        if prompt.overrides is not None:
+            segments = replace(segments, vectors=prompt.overrides.vectors)
+        plan = self.planner.plan(segments, request.algorithm)
         log.log(logging.INFO if plan.is_fallback else logging.DEBUG, "%s: %s", plan.algorithm, plan.reason)
         if plan.mask_note:
             log.info("%s with mask %s: %s", plan.algorithm, plan.mask, plan.mask_note)

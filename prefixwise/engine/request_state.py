@@ -15,6 +15,7 @@ from time import monotonic
 import numpy as np
 from numpy.typing import NDArray
 
+from prefixwise.contract.embed_overrides import Vectors
 from prefixwise.contract.ragged import Int32Array
 from prefixwise.engine.prefix_cache import CacheEntry, PinnedPrefix, PrefixCache, block_keys
 from prefixwise.forward.batch import KV_BLOCK_SIZE, KVBlock
@@ -32,10 +33,12 @@ class ScoringTask:
     prefix_ids: Int32Array  # to be cached; empty if the plan needs no prefill
     plan: ScorePlan | None  # None: compute the prefix only
     need_logsumexp: bool = False  # also the logsumexp over the vocabulary
+    need_hidden: bool = False  # also the hidden states at the scored positions
     is_timed: bool = False  # run and wait for the prefill by itself, so that its seconds are exact
     deadline: float | None = None  # a value of time.monotonic()
     pin_seconds: float | None = None  # pin the prefix for this long
     priority: int = 0  # lower values run first
+    vectors: Vectors | None = None  # of ids below 0 in the prefix, as in the plan's segments
 
     @cached_property
     def num_tokens(self) -> int:
@@ -114,7 +117,7 @@ class RequestState:
 
     def __init__(self, task: ScoringTask, on_change: OnChange | None = None) -> None:
         self.task = task
-        self.keys = block_keys(task.prefix_ids)
+        self.keys = block_keys(task.prefix_ids, task.vectors)
         self._on_change = on_change  # called by the scheduler's thread; must be quick
         # Progress
         self.entries: list[CacheEntry] | None = None  # one per prefix block, once the cache has room for all of them
@@ -135,6 +138,7 @@ class RequestState:
         self.error: BaseException | None = None
         self.pinned: PinnedPrefix | None = None
         self.label_logits, self.logsumexp = _allocate_outputs(task)
+        self.hidden: NDArray[np.float32] | None = None  # [R, D], where the task needs it
 
     def cancel(self) -> None:
         """Drop the request before the next step; one that is done stays as it is. Any thread may call this."""
@@ -208,7 +212,11 @@ class RequestState:
         self.batches.pop()
 
     def receive(
-        self, segments: tuple[int, int], logits: NDArray[np.float32], logsumexp: NDArray[np.float32] | None
+        self,
+        segments: tuple[int, int],
+        logits: NDArray[np.float32],
+        logsumexp: NDArray[np.float32] | None,
+        hidden: NDArray[np.float32] | None = None,
     ) -> None:
         """Store the outputs of some segments. `logits` may have more columns than this request has labels."""
         begin, end = self.task.logit_rows(segments)
@@ -216,6 +224,10 @@ class RequestState:
         self._num_segments_scored = segments[1]
         if self.logsumexp is not None and logsumexp is not None:
             self.logsumexp[begin:end] = logsumexp
+        if self.task.need_hidden and hidden is not None:
+            if self.hidden is None:
+                self.hidden = np.empty((len(self.label_logits), hidden.shape[1]), np.float32)
+            self.hidden[begin:end] = hidden
 
     # How far it has come
 

@@ -104,9 +104,9 @@ class Reranker:
             )
 
     def _warnings(self, prepared: PreparedRerank) -> tuple[str, ...]:
-        """Reasons why the scores may be poor."""
+        """Unknown fields, and reasons why the scores may be poor."""
         profile, family = prepared.profile, self._engine.backend.config.family
-        warnings = []
+        warnings = list(prepared.request.warnings)
         if prepared.request.profile in (None, DEFAULT) and self._choice.warning is not None:
             warnings.append(self._choice.warning)
         if profile.families and family not in profile.families:

@@ -47,8 +47,21 @@ def score_result(
         usage=Usage(prompt.prompt_tokens, state.cached_tokens),
         truncated=prompt.truncated,
         item_errors=tuple(ItemError.from_error(i, item_errors[i]) for i in sorted(item_errors)),
+        pooled_hidden_states=_pooled_hidden_states(prepared, state) if request.return_pooled_hidden_states else None,
+        are_classes=request.labels is not None and request.label_token_ids is not None,
+        warnings=request.warnings,
         debug=debug,
     )
+
+
+def _pooled_hidden_states(prepared: PreparedRequest, state: RequestState) -> list[NDArray[np.float32] | None]:
+    """One per item of the request: that after its last token, which is the first row of a label of many tokens."""
+    of_all: list[NDArray[np.float32] | None] = [None] * prepared.num_items
+    if state.hidden is not None:
+        _check_finite(state.hidden, prepared.good.repeat(prepared.labels.rows_per_item))
+        for index, hidden in zip(prepared.good.tolist(), state.hidden[:: prepared.labels.rows_per_item], strict=True):
+            of_all[index] = hidden
+    return of_all
 
 
 def _scores(prepared: PreparedRequest, state: RequestState) -> NDArray[np.float64]:
@@ -60,7 +73,7 @@ def _scores(prepared: PreparedRequest, state: RequestState) -> NDArray[np.float6
     return scores_from_logprobs(request.score_mode, logprobs)
 
 
-def _check_finite(scores: NDArray[np.float64], items: Int64Array) -> None:
+def _check_finite(scores: NDArray[np.floating], items: Int64Array) -> None:
     """Raises for NaN and infinity: JSON cannot hold them, and they have no place in an order."""
     if not np.isfinite(scores).all():
         item = int(items[np.flatnonzero(~np.isfinite(scores).all(1))[0]])

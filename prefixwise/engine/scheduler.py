@@ -24,7 +24,6 @@ from prefixwise.contract.errors import (
     BackendError,
     CancelledError,
     DeadlineExceededError,
-    InvalidValueError,
     RequestError,
 )
 from prefixwise.engine.admission import DEFAULT_MAX_QUEUED_TOKENS, Admission
@@ -49,18 +48,11 @@ SHORT_STEP_SECONDS = 0.001
 
 @dataclass(frozen=True)
 class SchedulerOptions:
-    """The scheduler's settings, the same for all requests."""
+    """The scheduler's settings, the same for all requests. `launch/options.py` checks them."""
 
     prefix_cache: bool = True  # cache prefixes between requests
     chunked_prefill_size: int | None = None  # most tokens of one request's prefix in one step; None: its share
     max_queued_tokens: int | None = None  # waiting and running; None: chosen for the device
-
-    def __post_init__(self) -> None:
-        for name in ("chunked_prefill_size", "max_queued_tokens"):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-                message = f"{name} must be a whole number of at least 1 token, got {value!r}"
-                raise InvalidValueError(message, code=f"invalid_{name}", param=name)
 
 
 @dataclass(frozen=True)
@@ -88,7 +80,7 @@ class Scheduler:
         )
         self._buckets = Buckets.of(info)
         self._counters = Counters()
-        self._inbox: SimpleQueue[RequestState | _Call | None] = SimpleQueue()  # None: wake up
+        self._inbox: SimpleQueue[tuple[RequestState, ...] | _Call | None] = SimpleQueue()  # None: wake up
         self._num_submitted = self._num_received = 0  # requests put into the inbox, and taken out
         self._live: dict[RequestState, None] = {}  # the longest unserved first
         self._calls: list[_Call] = []  # they wait until nothing is in flight
@@ -104,13 +96,13 @@ class Scheduler:
 
     # For any thread
 
-    def submit(self, request: RequestState) -> None:
-        """Raises QueueFullError, and BackendError after `close`."""
+    def submit(self, *requests: RequestState) -> None:
+        """All of them or none, so that they share steps. Raises QueueFullError, and BackendError after `close`."""
         with self._submit_lock:
             self._check_open()
-            self.admission.admit(request.task.num_tokens)
-            self._num_submitted += 1
-            self._inbox.put(request)
+            self.admission.admit(sum(request.task.num_tokens for request in requests))
+            self._num_submitted += len(requests)
+            self._inbox.put(requests)
 
     def call(self, function: Callable[[], Result]) -> Result:
         """Run the function on the device thread, between steps, and wait for it."""
@@ -205,8 +197,9 @@ class Scheduler:
             except Empty:
                 break
             is_first = False
-            if isinstance(message, RequestState):
-                self._add(message)
+            if isinstance(message, tuple):
+                for request in message:
+                    self._add(request)
             elif message is not None:
                 self._calls.append(message)
 

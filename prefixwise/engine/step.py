@@ -33,6 +33,11 @@ class Part:
         return (self.request.entries or [])[self.first : self.stop]
 
     @property
+    def block_run(self) -> BlockRun:
+        task = self.request.task
+        return BlockRun(task.prefix_ids, self.first, self.stop, task.vectors)
+
+    @property
     def num_block_tokens(self) -> int:
         return self.request.task.block_tokens(self.first, self.stop)
 
@@ -122,13 +127,14 @@ class StepForward:
         scored = [(part, part.request.task.plan) for part in self.scored_parts]
         runs = [(part, plan) for part, plan in scored if plan is not None]
         need_logsumexp = any(part.request.task.need_logsumexp for part in self.scored_parts)
+        need_hidden = any(part.request.task.need_hidden for part in self.scored_parts)
         if self.has_sequences:
             sequences = [SequenceRun(plan, part.first, part.stop) for part, plan in runs]
-            self.batch = sequences_batch(sequences, need_logsumexp=need_logsumexp)
+            self.batch = sequences_batch(sequences, need_logsumexp=need_logsumexp, need_hidden=need_hidden)
             return
-        blocks = [BlockRun(part.request.task.prefix_ids, part.first, part.stop) for part in self.block_parts]
+        blocks = [part.block_run for part in self.block_parts]
         items = [ItemRun(plan.segments, part.first, part.stop, self._index_of(part.request)) for part, plan in runs]
-        self.batch = joined_batch(blocks, items, need_logsumexp=need_logsumexp)
+        self.batch = joined_batch(blocks, items, need_logsumexp=need_logsumexp, need_hidden=need_hidden)
 
     def _index_of(self, request: RequestState) -> int:
         """The index of the request's prefix in this forward; -1: the request has none."""
@@ -182,7 +188,8 @@ class StepForward:
             begin, end = part.request.task.logit_rows(part.segments)
             stop = start + end - begin
             logsumexp = None if output.logsumexp is None else output.logsumexp[start:stop]
-            part.request.receive(part.segments, output.label_logits[start:stop], logsumexp)
+            hidden = None if output.hidden is None else output.hidden[start:stop]
+            part.request.receive(part.segments, output.label_logits[start:stop], logsumexp, hidden)
             start = stop
 
 

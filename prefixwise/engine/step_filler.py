@@ -23,7 +23,8 @@ from prefixwise.plan.algorithms import ScorePlan
 
 SHARES = 4  # while several requests are live, one gets at most 1/SHARES of a step
 MAX_SKIPPED = 8  # the step counts as full after this many requests that are ready and do not fit
-MANY_LABELS = 16  # a request with more labels has forwards of its own: each scored token reads all labels of a forward
+MANY_LABELS = 16  # more of them have forwards of their own: each scored token reads all labels of a forward
+_HIDDEN = "hidden"  # stands for all requests that want hidden states, in the keys of forwards
 _SHARED_ITEMS = ("items", None)  # the key of the forward with items of all requests with few labels
 
 
@@ -165,8 +166,10 @@ class StepFiller:
         self._count(forward, request.task.unit_tokens(first, stop))
 
     def _forward_for(self, request: RequestState, plan: ScorePlan) -> StepForward:
-        """Requests with the same layout and few labels share a forward."""
-        owner = request if plan.segments.label_ids.shape[1] > MANY_LABELS else None
+        """Requests with the same layout and few labels share a forward, and so do those with the same many labels, as
+        the classes of a classifier are. Those that want hidden states share another: no other request pays for them."""
+        labels, need_hidden = plan.segments.label_ids, request.task.need_hidden
+        owner = (id(labels), need_hidden) if labels.shape[1] > MANY_LABELS else _HIDDEN if need_hidden else None
         key = (plan.algorithm, plan.mask, owner) if plan.sequences else ("items", owner)
         if key not in self._scored:
             self._scored[key] = StepForward(has_sequences=bool(plan.sequences))

@@ -29,6 +29,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from prefixwise.contract.embed_overrides import Vectors
 from prefixwise.contract.ragged import Int32Array, Int64Array
 
 MaskImpl = Literal["dense", "segment"]
@@ -64,6 +65,22 @@ class Prefix:
     segment: int | None = None
 
 
+@dataclass(frozen=True, eq=False)
+class EmbedOverrides:
+    """Tokens of a batch whose embedding is a vector in place of their row of the embedding table.
+
+    A family that scales embeddings scales these vectors too, so a token's own row as its vector changes no bit.
+    """
+
+    tokens: Int64Array  # [E]: in ascending order
+    vectors: Vectors  # [E, D]: rounded to the table's dtype by the backend
+
+    def between(self, start: int, stop: int) -> EmbedOverrides | None:
+        """Those of tokens start..stop, for a batch that begins at `start`."""
+        first, last = np.searchsorted(self.tokens, [start, stop])
+        return EmbedOverrides(self.tokens[first:last] - start, self.vectors[first:last]) if last > first else None
+
+
 @dataclass(frozen=True)
 class ForwardBatch:
     """One forward pass: the tokens, what each of them sees, and which logits to compute. Arrays are numpy."""
@@ -79,8 +96,10 @@ class ForwardBatch:
     score_tokens: Int64Array  # [R]: logits are computed after these tokens
     label_ids: Int32Array  # [R, L]: for these vocabulary entries
     need_logsumexp: bool = False  # also the log-sum-exp over the whole vocabulary?
+    need_hidden: bool = False  # also the hidden states of the scored tokens?
     cache_segments: tuple[int, ...] = ()  # segments of at most KV_BLOCK_SIZE tokens, each cached as a KVBlock
     mask: MaskImpl = "segment"  # packed layout only
+    embed_overrides: EmbedOverrides | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -94,6 +113,7 @@ class ForwardOutput:
     label_logits: NDArray[np.float32]  # [R, L]
     logsumexp: NDArray[np.float32] | None  # [R]
     blocks: tuple[KVBlock, ...]  # one per `cache_segments`
+    hidden: NDArray[np.float32] | None = None  # [R, D]: after the final norm, where the batch needs them
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from dataclasses import asdict
 from time import perf_counter
 
 from prefixwise.backends.load import load_backend
-from prefixwise.contract.errors import BackendError, TokenizerError
-from prefixwise.contract.parse import parse_score_request
+from prefixwise.contract.errors import BackendError, ModelLoadError, TokenizerError
+from prefixwise.contract.request import Algorithm
 from prefixwise.engine.engine import ScoringEngine
 from prefixwise.engine.scheduler import Scheduler
 from prefixwise.forward.backend import Backend, Program
@@ -21,7 +21,7 @@ from prefixwise.launch.options import EngineOptions
 from prefixwise.models.checkpoint import Checkpoint
 from prefixwise.models.sources import embedded_model_path, open_checkpoint
 from prefixwise.plan.algorithms import max_dense_len
-from prefixwise.prompts.profile_choice import choose_profile, find_profile, fitting_profile
+from prefixwise.prompts.profile_choice import chat_failure, choose_profile, find_profile, fitting_profile
 from prefixwise.prompts.rerank import RerankPrompts
 from prefixwise.prompts.tokenizer import TextTokenizer
 
@@ -38,6 +38,8 @@ def load_engine(options: EngineOptions, on_program: OnProgram | None = None) -> 
     profile = None if options.profile is None else find_profile(options.profile)
     checkpoint = open_checkpoint(options.model)
     tokenizer = read_tokenizer(checkpoint)
+    if tokenizer is not None:
+        chat_failure(tokenizer)  # renders the chat template, which takes a process: no request waits for it
     profiles = choose_profile(profile, checkpoint, tokenizer)
     if profile is not None and profile.can_rerank and tokenizer is not None:
         fitting = fitting_profile(profile, profiles.by_name, tokenizer)
@@ -47,7 +49,9 @@ def load_engine(options: EngineOptions, on_program: OnProgram | None = None) -> 
     scheduler = Scheduler(load_backend(checkpoint, options.backend_options()), options.scheduler_options())
     with ExitStack() as on_failure:
         on_failure.callback(scheduler.close)  # also closes the backend
-        engine = ScoringEngine(options.engine_config(checkpoint.name, profiles), scheduler, tokenizer)
+        engine = ScoringEngine(
+            options.engine_config(checkpoint.name, profiles, checkpoint.revision), scheduler, tokenizer
+        )
         if options.warmup != "none":
             warm_up(engine, on_program)
         on_failure.pop_all()
@@ -64,6 +68,7 @@ def resolved_config(options: EngineOptions, engine: ScoringEngine) -> dict[str, 
         "token_budget": engine.planner.options.token_budget,
         "served_names": [engine.config.model_name, *engine.config.served_names],
         "model_name": engine.config.model_name,
+        "revision": engine.config.revision,
         "profile": None if engine.config.profiles.default is None else engine.config.profiles.default.name,
         "profile_reason": engine.config.profiles.reason,
     }
@@ -107,12 +112,22 @@ def _of_scheduler(scheduler: Scheduler) -> dict[str, object]:
 
 
 def read_tokenizer(checkpoint: Checkpoint) -> TextTokenizer | None:
-    """None for a model without a tokenizer: it scores token ids, and a request with text gets an error."""
+    """None for a model without a tokenizer: it scores token ids, and a request with text gets an error.
+
+    Raises ModelLoadError where the tokenizer is damaged, or not this model's.
+    """
     try:
-        return TextTokenizer(checkpoint.read_tokenizer_files())
+        files = checkpoint.read_tokenizer_files()
     except TokenizerError as error:
         log.info("only token ids can be scored: %s", error)
         return None
+    highest = max((*files.leading_ids, *files.trailing_ids), default=0)
+    if highest >= checkpoint.config.vocab_size:
+        raise ModelLoadError(
+            f"{checkpoint.path}: the tokenizer puts the id {highest} around every text, "
+            f"but the model has {checkpoint.config.vocab_size} tokens"
+        )
+    return TextTokenizer(files)
 
 
 def warm_up(engine: ScoringEngine, on_program: OnProgram | None = None) -> int:
@@ -161,7 +176,6 @@ def _compile(scheduler: Scheduler, programs: Sequence[Program], on_program: OnPr
 
 def _score_one_item(engine: ScoringEngine) -> None:
     """The first request is slow on the host, too."""
-    token = 1 if engine.config.delimiter_token_id == 0 else 0
-    for algorithm in ("serial", "packed", "prefill_extend"):
-        body = {"query": [token], "items": [[token]], "label_token_ids": [0], "score_mode": "prob"}
-        engine.score(parse_score_request({**body, "algorithm": algorithm}))
+    algorithms: tuple[Algorithm, ...] = ("serial", "packed", "prefill_extend")
+    for algorithm in algorithms:
+        engine.score(engine.tiny_request(algorithm))

@@ -104,7 +104,7 @@ class EngineOptions:
             max_queued_tokens=self.max_queued_tokens,
         )
 
-    def engine_config(self, model_name: str, profiles: ProfileChoice) -> EngineConfig:
+    def engine_config(self, model_name: str, profiles: ProfileChoice, revision: str | None = None) -> EngineConfig:
         """`model_name`: the checkpoint's own name. The first served name, if there is one, replaces it."""
         from prefixwise.engine.prepare import EngineConfig
 
@@ -116,12 +116,13 @@ class EngineOptions:
             plan=self.plan_options(),
             served_names=tuple(others),
             profiles=profiles,
+            revision=revision,
         )
 
     def _names(self, model_name: str) -> list[str]:
         """All names of the model that requests may use: the served names, its own, the path as given, its base name."""
         path = () if self.model is None else (str(self.model), Path(self.model).name)
-        names = (*self.served_names, model_name, *path)
+        names = (*self.served_names, model_name, *path, Path(model_name).name)
         return list(dict.fromkeys(name for name in names if name))
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from prefixwise.contract.errors import ModelLoadError
+from prefixwise.contract.errors import ModelLoadError, PrefixwiseError
 from prefixwise.models.config import ModelConfig, parameter_shapes
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ class TokenizerFiles:
     special_ids: frozenset[int]
     # Their texts by role, where known: bos_token, eos_token, unk_token, pad_token. Chat templates ask for them.
     special_tokens: Mapping[str, str] = field(default_factory=dict)
+    trailing_ids: tuple[int, ...] = ()  # special tokens after a whole text (EOS), none for most models
 
 
 @dataclass(frozen=True)
@@ -80,9 +82,17 @@ class Checkpoint:
     path: Path
     config: ModelConfig
     tensors: Mapping[str, StoredTensor]
-    read_tokenizer_files: Callable[[], TokenizerFiles]  # raises TokenizerError when there is none
+    read_tokenizer_files: Callable[
+        [], TokenizerFiles
+    ]  # raises TokenizerError when there is none, ModelLoadError when it is damaged
     names: tuple[str, ...] = ()  # all names that identify the model (`names_of`), the given one first
     quantised: frozenset[str] = frozenset()  # matrices that are dequantised, which takes time, on every read
+
+    @property
+    def revision(self) -> str | None:
+        """The commit of the hub's repository; None for a model that is not in the hub's cache."""
+        snapshot = _hub_snapshot(self.path.absolute())
+        return None if snapshot is None else snapshot.name
 
 
 def names_of(given: str, path: Path, *stated: object) -> tuple[str, ...]:
@@ -95,11 +105,39 @@ def names_of(given: str, path: Path, *stated: object) -> tuple[str, ...]:
 
 
 def _hub_name(path: Path) -> str | None:
-    """`.../models--owner--name/snapshots/<revision>/...` to `owner/name`."""
-    for folder in path.parents:
-        if folder.name == "snapshots" and folder.parent.name.startswith("models--"):
-            return folder.parent.name.removeprefix("models--").replace("--", "/")
+    snapshot = _hub_snapshot(path)
+    return None if snapshot is None else snapshot.parents[1].name.removeprefix("models--").replace("--", "/")
+
+
+def _hub_snapshot(path: Path) -> Path | None:
+    """The folder `.../models--owner--name/snapshots/<revision>` that the path is or lies in."""
+    for folder in (path, *path.parents):
+        if folder.parent.name == "snapshots" and folder.parents[1].name.startswith("models--"):
+            return folder
     return None
+
+
+@contextmanager
+def naming_file(path: Path) -> Iterator[None]:
+    """Turn every failure to read the file into a ModelLoadError of one line that names it."""
+    try:
+        yield
+    except ModelLoadError as error:
+        if str(path) in str(error):
+            raise
+        raise ModelLoadError(f"{path}: {error}") from None
+    except PrefixwiseError:
+        raise
+    except BaseException as error:
+        if not is_failure(error):
+            raise
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ModelLoadError(f"{path} cannot be read: {reason}") from None
+
+
+def is_failure(error: BaseException) -> bool:
+    """True for exceptions and for panics of Rust libraries, which are none; False for Ctrl-C and the like."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
 def check_layer_count(config: ModelConfig, stored: Iterable[str], layer_prefix: str) -> None:

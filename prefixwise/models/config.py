@@ -8,13 +8,14 @@ heads per KV head, H head size, D model size, F MLP size, V vocabulary, L labels
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from prefixwise.contract.errors import ModelLoadError
+from prefixwise.contract.scores import ClassActivation
 
 Activation = Literal["silu", "gelu_tanh"]
 
@@ -37,6 +38,14 @@ class RopeConfig:
     linear_factor: float = 1.0
     llama3: Llama3Scaling | None = None
     frequency_factors: tuple[float, ...] | None = None  # GGUF stores Llama 3's scaling as divisors, [H / 2]
+
+    def __post_init__(self) -> None:
+        scaling = () if self.llama3 is None else astuple(self.llama3)
+        for number in (self.theta, self.linear_factor, *scaling, *(self.frequency_factors or ())):
+            if not 0 < number < math.inf:
+                raise ModelLoadError(f"the numbers of the rotary embedding must be positive, got {number}")
+        if self.llama3 is not None and self.llama3.low_freq_factor == self.llama3.high_freq_factor:
+            raise ModelLoadError("the rotary embedding's low_freq_factor and high_freq_factor must differ")
 
     def inverse_frequencies(self, head_size: int) -> NDArray[np.float32]:
         """Radians per position, [H / 2], rounded to float32 where Hugging Face transformers rounds: a bit of
@@ -90,15 +99,23 @@ class ModelConfig:
     embedding_scale: float = 1.0  # embeddings are multiplied by this, rounded to their dtype: Gemma
     float32_norms: bool = False  # norms' weights stay in float32 whatever the dtype: Gemma's are 1 + a small number
     num_classes: int = 0  # rows of a classifier's head; 0: the head gives the logits of the vocabulary
+    id2label: tuple[str, ...] = ()  # the names of the classes; (): LABEL_0, LABEL_1, ...
+    class_activation: ClassActivation = "softmax"  # from the logits of the classes to what `/classify` returns
 
     def __post_init__(self) -> None:
         for name in _SIZES:
             if getattr(self, name) < 1:
                 raise ModelLoadError(f"the model's {name} must be at least 1, got {getattr(self, name)}")
+        if not 0 <= self.norm_eps < math.inf:
+            raise ModelLoadError(f"the model's norm_eps must be a positive number, got {self.norm_eps}")
         if self.num_heads % self.num_kv_heads:
             raise ModelLoadError(
                 "the number of query heads must be a multiple of the KV heads, "
                 f"got {self.num_heads} and {self.num_kv_heads}"
+            )
+        if self.id2label and len(self.id2label) != self.num_classes:
+            raise ModelLoadError(
+                f"the classifier's head has {self.num_classes} rows, but the config names {len(self.id2label)} labels"
             )
 
     @property
@@ -107,8 +124,15 @@ class ModelConfig:
         return self.num_classes or self.vocab_size
 
     @property
+    def class_labels(self) -> tuple[str, ...]:
+        """The names of a classifier's classes, in the order of its head's rows."""
+        return self.id2label or tuple(f"LABEL_{row}" for row in range(self.num_classes))
+
+    @property
     def num_parameters(self) -> int:
-        return sum(math.prod(shape) for shape in parameter_shapes(self).values())
+        per_layer = sum(math.prod(shape) for shape in layer_parameter_shapes(self).values())
+        with_one_layer = sum(math.prod(shape) for shape in parameter_shapes(replace(self, num_layers=1)).values())
+        return with_one_layer + (self.num_layers - 1) * per_layer
 
 
 def layer_parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:

@@ -28,6 +28,7 @@ from prefixwise.models.checkpoint import (
     check_tensors,
     map_rows,
     names_of,
+    naming_file,
 )
 from prefixwise.models.config import ModelConfig, RopeConfig, parameter_shapes
 from prefixwise.models.families import GGUF_TENSOR_NAMES, Family, family_of_gguf, stored_name
@@ -82,11 +83,18 @@ def _dequantised(raw: NDArray[np.uint8], quant_type: GGMLQuantizationType) -> ND
 
 
 def open_gguf(path: Path, given_name: str = "") -> Checkpoint:
-    """Open the file, which the user named `given_name`; tensors are mapped and dequantised on every read."""
+    """Open the file, which the user named `given_name`; tensors are mapped and dequantised on every read. Raises
+    ModelLoadError, which names the file."""
+    with naming_file(path):
+        return _open(path, given_name)
+
+
+def _open(path: Path, given_name: str) -> Checkpoint:
     file = read_gguf_file(path)
     family = family_of_gguf(str(file.metadata.get("general.architecture")))
     _check_is_whole(file)
     stored = {name: _open_tensor(file, entry) for name, entry in file.tensors.items()}
+    _check_layout(file, stored)
     config = _model_config(file.metadata, family, stored)
     check_layer_count(config, stored, "blk")
     file_names = {key: stored_name(key, GGUF_TENSOR_NAMES, "blk") for key in parameter_shapes(config)}
@@ -136,6 +144,26 @@ def _open_tensor(file: GgufFile, entry: TensorEntry) -> GgufTensor:
         )
     dtype: StoredDtype = _PLAIN[quant_type][1] if quant_type in _PLAIN else "float32"
     return GgufTensor(entry.shape, dtype, file.path, entry.offset, quant_type, row_bytes)
+
+
+def _check_layout(file: GgufFile, stored: Mapping[str, GgufTensor]) -> None:
+    """Raise ModelLoadError unless the tensors cover the data exactly. As ggml has it, they follow each other in the
+    order of the table, each at the next aligned byte, and the file ends with the last or with its padding."""
+    end = start = file.data_start
+    for name, tensor in stored.items():
+        if tensor.offset != start:
+            raise ModelLoadError(
+                f"{file.path} is damaged: tensor {name!r} begins at byte {tensor.offset}, expected {start}; "
+                "tensors must follow each other without gaps or overlaps"
+            )
+        end = start + tensor.shape[0] * tensor.row_bytes
+        start = -(-end // file.alignment) * file.alignment
+    if stored and file.size_bytes not in (end, start):
+        raise ModelLoadError(f"{file.path} is damaged: its tensors end at byte {end}, the file has {file.size_bytes}")
+    with file.path.open("rb") as handle:
+        handle.seek(end)
+        if any(handle.read(file.alignment)):
+            raise ModelLoadError(f"{file.path} is damaged: the bytes after its last tensor are not zero")
 
 
 def _quant_type(file: GgufFile, entry: TensorEntry) -> GGMLQuantizationType:
@@ -211,13 +239,16 @@ class _Metadata:
 
     def number(self, key: str, default: float | None = None) -> int | float:
         value = self.get(key, default)
-        if not isinstance(value, int | float):
+        if not isinstance(value, int | float) or isinstance(value, bool):
             got = "nothing" if value is None else f"a {type(value).__name__}"
             raise ModelLoadError(f"the GGUF metadata needs one number for '{self._prefix}.{key}', got {got}")
         return value
 
     def integer(self, key: str, default: int | None = None) -> int:
-        return int(self.number(key, default))
+        value = self.number(key, default)
+        if not isinstance(value, int):
+            raise ModelLoadError(f"the GGUF metadata needs a whole number for '{self._prefix}.{key}', got {value!r}")
+        return value
 
     def head_size(self) -> int:
         num_heads = max(1, self.integer("attention.head_count"))  # ModelConfig refuses less

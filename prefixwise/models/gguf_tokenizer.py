@@ -14,12 +14,14 @@ import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers.models import BPE
 
-from prefixwise.contract.errors import TokenizerError
-from prefixwise.models.checkpoint import TokenizerFiles
+from prefixwise.contract.errors import ModelLoadError, TokenizerError, describe
+from prefixwise.models.checkpoint import TokenizerFiles, naming_file
 from prefixwise.models.gguf_file import GgufFile
 
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4  # values of `token_type`: tokens that text may contain as a whole
 _ROLES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+_USED_IDS = ("bos_token_id", "eos_token_id", "unknown_token_id")
+_SWITCHES = ("add_bos_token", "add_eos_token", "add_space_prefix")
 _SPACE = "▁"  # how SentencePiece writes a space
 
 _LLAMA3_SPLIT = (
@@ -59,7 +61,13 @@ _SPLIT_RULES: dict[str, _SplitRule] = {  # by `tokenizer.ggml.pre`
 
 
 def read_gguf_tokenizer(file: GgufFile) -> TokenizerFiles:
-    """Build the tokenizer of the file. Raises TokenizerError where it has none, or one that we do not know."""
+    """Build the tokenizer of the file. Raises TokenizerError where it has none, or one that we do not know, and
+    ModelLoadError where it is damaged."""
+    with naming_file(file.path):
+        return _read_tokenizer(file)
+
+
+def _read_tokenizer(file: GgufFile) -> TokenizerFiles:
     builders: dict[str, Callable[[Mapping[str, Any]], tuple[Tokenizer, bool]]]
     builders = {"gpt2": _byte_level, "llama": _sentencepiece}
     metadata = _tokenizer_metadata(file.metadata)
@@ -70,23 +78,46 @@ def read_gguf_tokenizer(file: GgufFile) -> TokenizerFiles:
         raise TokenizerError(f"{file.path} has no tokenizer, so text cannot be tokenized; send token ids instead")
     if kind not in builders:
         raise TokenizerError(f"{file.path}: unsupported tokenizer {kind!r}; supported: {', '.join(builders)}")
+    _check(metadata)
+    template = file.metadata.get("tokenizer.chat_template")
+    if not isinstance(template, str | None):
+        raise ModelLoadError(f"its chat template must be text, got {describe(template)}")
     try:
         tokenizer, adds_bos = builders[kind](metadata)
     except TokenizerError:
         raise
     except KeyError as error:
-        raise TokenizerError(f"{file.path}: its tokenizer lacks {error}, which {kind!r} needs") from None
+        raise ModelLoadError(f"its tokenizer lacks {error}, which {kind!r} needs") from None
     except Exception as error:  # the tokenizers library raises bare Exception for every fault of a vocabulary
-        raise TokenizerError(f"{file.path}: its tokenizer cannot be built: {error}") from None
+        raise ModelLoadError(f"its tokenizer cannot be built: {error}") from None
     special_ids = _add_whole_tokens(tokenizer, metadata)
     leading_ids = _leading_ids(metadata, adds_bos)
-    template = file.metadata.get("tokenizer.chat_template")
-    return TokenizerFiles(tokenizer, leading_ids, template, special_ids, _special_tokens(metadata))
+    has_eos = metadata.get("add_eos_token", False) and "eos_token_id" in metadata
+    trailing_ids = (metadata["eos_token_id"],) if has_eos else ()
+    return TokenizerFiles(tokenizer, leading_ids, template, special_ids, _special_tokens(metadata), trailing_ids)
 
 
 def _tokenizer_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
     prefix = "tokenizer.ggml."
     return {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
+
+
+def _check(metadata: Mapping[str, Any]) -> None:
+    """Raise ModelLoadError for lists that do not fit the vocabulary, and for ids that it does not have."""
+    tokens = metadata["tokens"]
+    if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
+        raise ModelLoadError(f"its tokens must be a list of texts, got {describe(tokens)}")
+    for key in ("scores", "token_type"):
+        numbers = metadata.get(key)
+        if numbers is not None and (not isinstance(numbers, np.ndarray) or len(numbers) != len(tokens)):
+            raise ModelLoadError(f"its tokenizer's {key} must be {len(tokens)} numbers, got {describe(numbers)}")
+    if not np.isfinite(metadata.get("scores", 0)).all():
+        raise ModelLoadError("its tokenizer's scores must be finite numbers")
+    for key, value in metadata.items():
+        if key in _USED_IDS and (type(value) is not int or not 0 <= value < len(tokens)):
+            raise ModelLoadError(f"its tokenizer's {key} must be an id below {len(tokens)}, got {describe(value)}")
+        if key in _SWITCHES and type(value) is not bool:
+            raise ModelLoadError(f"its tokenizer's {key} must be true or false, got {describe(value)}")
 
 
 def _byte_level(metadata: Mapping[str, Any]) -> tuple[Tokenizer, bool]:

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from prefixwise.contract.errors import ModelLoadError, TokenizerError
+from prefixwise.contract.errors import ModelLoadError, TokenizerError, describe
+from prefixwise.contract.scores import ClassActivation
 from prefixwise.models.checkpoint import (
     Checkpoint,
     StoredTensor,
@@ -21,8 +22,15 @@ from prefixwise.models.checkpoint import (
     check_no_unused_tensors,
     check_tensors,
     names_of,
+    naming_file,
 )
-from prefixwise.models.config import Activation, Llama3Scaling, ModelConfig, RopeConfig, parameter_shapes
+from prefixwise.models.config import (
+    Activation,
+    Llama3Scaling,
+    ModelConfig,
+    RopeConfig,
+    parameter_shapes,
+)
 from prefixwise.models.families import (
     HF_CLASSIFIER_BIAS,
     HF_CLASSIFIER_HEAD,
@@ -35,7 +43,17 @@ from prefixwise.models.safetensors import open_safetensors
 
 _Q_BIAS = stored_name("layers.0.q_bias", HF_TENSOR_NAMES, "model.layers")
 _ACTIVATIONS: dict[Activation, str] = {"silu": "silu", "gelu_tanh": "gelu_pytorch_tanh"}  # by their names there
-_MAX_CLASSES = 2
+# What a classifier's `problem_type` means, and the functions that configs of sentence-transformers name.
+_PROBLEM_TYPES: dict[str, ClassActivation | None] = {
+    "single_label_classification": None,  # softmax, and sigmoid of one class
+    "multi_label_classification": "sigmoid",
+    "regression": "identity",
+}
+_CLASS_ACTIVATIONS: dict[str, ClassActivation | None] = {
+    "torch.nn.modules.activation.Sigmoid": "sigmoid",
+    "torch.nn.modules.activation.Softmax": None,
+    "torch.nn.modules.linear.Identity": "identity",
+}
 _ROLES = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
@@ -50,7 +68,12 @@ class OnePlusTensor(StoredTensor):
 
 
 def open_hf_folder(path: Path, name: str) -> Checkpoint:
-    """Open the folder; tensors are mapped, not read."""
+    """Open the folder; tensors are mapped, not read. Raises ModelLoadError, which names the folder or its file."""
+    with naming_file(path):
+        return _open(path, name)
+
+
+def _open(path: Path, name: str) -> Checkpoint:
     raw = _read_json(path / "config.json")
     architectures = raw.get("architectures") or []
     family = family_of_hf(architectures)
@@ -79,8 +102,9 @@ def describe_hf_model(raw: Mapping[str, Any]) -> ModelConfig:
 
 
 def describe_hf_folder(path: Path) -> ModelConfig:
-    """Describe the model of a folder by its config.json."""
-    return describe_hf_model(_read_json(path / "config.json"))
+    """Describe the model of a folder by its config.json. Raises ModelLoadError, which names it."""
+    with naming_file(path / "config.json"):
+        return describe_hf_model(_read_json(path / "config.json"))
 
 
 def _one_plus(tensor: StoredTensor) -> StoredTensor:
@@ -88,24 +112,49 @@ def _one_plus(tensor: StoredTensor) -> StoredTensor:
 
 
 def _num_classes(stored: Mapping[str, StoredTensor]) -> int:
-    """Rows of a classifier's head, as some rerankers have it: one row is the score, two are `no` and `yes`."""
+    """Rows of a classifier's head. One row is a score: of a reranker, a reward model or a regression."""
     if HF_CLASSIFIER_HEAD not in stored:
         raise ModelLoadError(f"the checkpoint lacks the tensor {HF_CLASSIFIER_HEAD!r}, the head of a classifier")
     if HF_CLASSIFIER_BIAS in stored:
         raise ModelLoadError(f"unsupported: the classifier has a bias, {HF_CLASSIFIER_BIAS!r}; expected one without")
     shape = stored[HF_CLASSIFIER_HEAD].shape
-    if len(shape) != 2 or not 1 <= shape[0] <= _MAX_CLASSES:
+    if len(shape) != 2 or not shape[0]:
         raise ModelLoadError(
-            f"unsupported: a classifier whose {HF_CLASSIFIER_HEAD!r} has shape {list(shape)}; "
-            "expected a reranker's, with one row (the score) or two (no, yes)"
+            f"the tensor {HF_CLASSIFIER_HEAD!r}, the head of a classifier, has shape {list(shape)}; "
+            "expected one row for each class"
         )
     return shape[0]
+
+
+def _id2label(raw: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names of the classes in the order of their ids; () where the config has none, and LABEL_0, ... are meant."""
+    names = raw.get("id2label") or {}
+    if not isinstance(names, dict) or sorted(names) != sorted(map(str, range(len(names)))):
+        raise ModelLoadError(f"config.json: id2label must name the classes 0, 1, ... by their ids, got {names!r}")
+    return tuple(str(names[str(row)]) for row in range(len(names)))
+
+
+def _class_activation(raw: Mapping[str, Any], num_classes: int) -> ClassActivation:
+    """By `problem_type`, else by the function that sentence-transformers stores, else as transformers' pipeline and
+    vLLM do: the sigmoid of one class, the softmax of several."""
+    problem = raw.get("problem_type")
+    if problem is not None and problem not in _PROBLEM_TYPES:
+        raise ModelLoadError(f"unsupported problem_type {problem!r}; supported: {', '.join(_PROBLEM_TYPES)}")
+    stored = raw.get("sentence_transformers")
+    function = stored.get("activation_fn") if isinstance(stored, dict) else None
+    function = function or raw.get("sbert_ce_default_activation_function")
+    if function is not None and function not in _CLASS_ACTIVATIONS:
+        raise ModelLoadError(f"unsupported activation_fn {function!r}; supported: {', '.join(_CLASS_ACTIVATIONS)}")
+    stated = None if problem is None else _PROBLEM_TYPES[problem]
+    if problem is None and function is not None:
+        stated = _CLASS_ACTIVATIONS[function]
+    return stated or ("softmax" if num_classes > 1 else "sigmoid")
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ModelLoadError(f"{path} is not JSON: {error}") from None
     if not isinstance(content, dict):
         raise ModelLoadError(f"{path}: expected a JSON object, got {type(content).__name__}")
@@ -117,7 +166,10 @@ def _open_weight_files(path: Path) -> dict[str, StoredTensor]:
     for file in _weight_file_names(path):
         if not (path / file).is_file():
             raise ModelLoadError(f"{path} lacks the weight file {file}{_other_formats(path)}")
-        tensors |= open_safetensors(path / file)
+        found = open_safetensors(path / file)
+        if twice := sorted(tensors.keys() & found.keys()):
+            raise ModelLoadError(f"{path / file} holds the tensor {twice[0]!r}, which another weight file holds, too")
+        tensors |= found
     return tensors
 
 
@@ -128,6 +180,9 @@ def _weight_file_names(path: Path) -> list[str]:
     weight_map = _read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
         raise ModelLoadError(f"{index} lacks 'weight_map', which says which file holds which tensor")
+    for file in weight_map.values():
+        if not file or Path(file).name != file:
+            raise ModelLoadError(f"{index}: expected the name of a file beside it, got {describe(file)}")
     return sorted(set(weight_map.values()))
 
 
@@ -145,18 +200,18 @@ def _model_config(
         raise ModelLoadError("unsupported: 'use_bidirectional_attention' is set; expected a causal model")
     is_tied = bool(raw.get("tie_word_embeddings", HF_TENSOR_NAMES["head"] not in stored))
     try:
-        num_heads = int(raw["num_attention_heads"])
-        model_size = int(raw["hidden_size"])
+        num_heads = _integer(raw["num_attention_heads"])
+        model_size = _integer(raw["hidden_size"])
         return ModelConfig(
             family=family.name,
-            vocab_size=int(raw["vocab_size"]),
+            vocab_size=_integer(raw["vocab_size"]),
             model_size=model_size,
-            mlp_size=int(raw["intermediate_size"]),
-            num_layers=int(raw["num_hidden_layers"]),
+            mlp_size=_integer(raw["intermediate_size"]),
+            num_layers=_integer(raw["num_hidden_layers"]),
             num_heads=num_heads,
-            num_kv_heads=int(raw.get("num_key_value_heads") or num_heads),
-            head_size=int(raw.get("head_dim") or model_size // max(1, num_heads)),
-            norm_eps=float(raw["rms_norm_eps"]),
+            num_kv_heads=_integer(raw.get("num_key_value_heads"), num_heads),
+            head_size=_integer(raw.get("head_dim"), model_size // max(1, num_heads)),
+            norm_eps=float(_number(raw["rms_norm_eps"])),
             rope=_rope_config(raw),
             qkv_bias=family.qkv_bias or _Q_BIAS in stored,
             qk_norm=family.qk_norm,
@@ -166,11 +221,29 @@ def _model_config(
             embedding_scale=family.embedding_scale(model_size),
             float32_norms=family.one_plus_norms,
             num_classes=num_classes,
+            id2label=_id2label(raw) if num_classes else (),
+            class_activation=_class_activation(raw, num_classes) if num_classes else "softmax",
         )
     except KeyError as error:
         raise ModelLoadError(f"config.json lacks {error}, which a {family.title} model needs") from None
-    except (TypeError, ValueError) as error:  # null or text where a number should be
+    except (TypeError, ValueError, OverflowError) as error:  # null or text where a number should be
         raise ModelLoadError(f"config.json has a value that is not a number: {error}") from None
+
+
+def _integer(value: object, default: int | None = None) -> int:
+    """The number; the default for null. Raises ValueError for text and for numbers that are not whole."""
+    number = _number(value, default)
+    if number != int(number):
+        raise ValueError(f"expected a whole number, got {describe(value)}")
+    return int(number)
+
+
+def _number(value: object, default: float | None = None) -> float:
+    """The number; the default for null. Raises ValueError for text, true and false."""
+    value = default if value is None else value
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"expected a number, got {describe(value)}")
+    return value
 
 
 def _check_activation(raw: Mapping[str, Any], family: Family) -> None:
@@ -185,23 +258,24 @@ def _check_activation(raw: Mapping[str, Any], family: Family) -> None:
 
 def _max_context_len(raw: Mapping[str, Any], family: Family) -> int:
     """Sliding windows are not implemented. They change nothing within one window, so the window is the limit."""
-    positions = int(raw["max_position_embeddings"])
+    positions = _integer(raw["max_position_embeddings"])
     is_used = raw.get("use_sliding_window", family.name == "mistral")  # Qwen has a switch, Mistral has none
     window = raw.get("sliding_window") if is_used else None
-    return min(positions, int(window)) if window else positions
+    return min(positions, _integer(window)) if window not in (None, 0) else positions
 
 
 def _rope_config(raw: Mapping[str, Any]) -> RopeConfig:
     """Reads both spellings: `rope_theta` + `rope_scaling`, and `rope_parameters` of transformers 5."""
-    parameters = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    stated = (raw.get("rope_parameters"), raw.get("rope_scaling"))
+    parameters: object = next((each for each in stated if each is not None), {})
     if not isinstance(parameters, Mapping):
-        raise ModelLoadError(f"config.json: rope_parameters must be an object, got {parameters!r}")
-    theta = float(parameters.get("rope_theta") or raw.get("rope_theta") or 10_000.0)
-    kind = parameters.get("rope_type") or parameters.get("type") or "default"
+        raise ModelLoadError(f"config.json: rope_parameters must be an object, got {describe(parameters)}")
+    theta = float(_number(parameters.get("rope_theta"), _number(raw.get("rope_theta"), 10_000.0)))
+    kind = parameters.get("rope_type", parameters.get("type", "default"))
     if kind == "default":
         return RopeConfig(theta)
     if kind == "linear":
-        return RopeConfig(theta, linear_factor=float(parameters["factor"]))
+        return RopeConfig(theta, linear_factor=float(_number(parameters["factor"])))
     if kind == "llama3":
         return RopeConfig(theta, llama3=_llama3_scaling(parameters))
     raise ModelLoadError(f"unsupported rope scaling {kind!r}; supported: default, linear, llama3")
@@ -209,45 +283,54 @@ def _rope_config(raw: Mapping[str, Any]) -> RopeConfig:
 
 def _llama3_scaling(parameters: Mapping[str, Any]) -> Llama3Scaling:
     return Llama3Scaling(
-        factor=float(parameters["factor"]),
-        low_freq_factor=float(parameters["low_freq_factor"]),
-        high_freq_factor=float(parameters["high_freq_factor"]),
-        original_context_len=int(parameters["original_max_position_embeddings"]),
+        factor=float(_number(parameters["factor"])),
+        low_freq_factor=float(_number(parameters["low_freq_factor"])),
+        high_freq_factor=float(_number(parameters["high_freq_factor"])),
+        original_context_len=_integer(parameters["original_max_position_embeddings"]),
     )
 
 
 def read_tokenizer_folder(path: Path) -> TokenizerFiles:
-    """Read tokenizer.json, the chat template and the special tokens. Raises TokenizerError."""
+    """Read tokenizer.json, the chat template and the special tokens. Raises TokenizerError where there is no
+    tokenizer.json, ModelLoadError where one of the files is damaged."""
     from tokenizers import Tokenizer
 
     file = path / "tokenizer.json"
     if not file.is_file():
         raise TokenizerError(f"{path} has no tokenizer.json, so text cannot be tokenized; send token ids instead")
-    try:
+    with naming_file(file):
         tokenizer = Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises bare Exception for every fault of the file
-        raise TokenizerError(f"{file} cannot be read: {error}") from None
-    added = tokenizer.get_added_tokens_decoder()
-    special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        tokenizer.no_truncation()  # a file may have both switched on, as in training; they hide the ids around a text
+        tokenizer.no_padding()
+        added = tokenizer.get_added_tokens_decoder()
+        special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        leading_ids, trailing_ids = _ids_around(tokenizer)
     config = _read_optional_json(path / "tokenizer_config.json")
     return TokenizerFiles(
-        tokenizer, _leading_ids(tokenizer), _chat_template(path, config), special_ids, _special_tokens(path, config)
+        tokenizer,
+        leading_ids,
+        _chat_template(path, config),
+        special_ids,
+        _special_tokens(path, config),
+        trailing_ids,
     )
 
 
-def _leading_ids(tokenizer: Any) -> tuple[int, ...]:
-    """The ids that the post-processor puts before a text: `<s>` for Llama, none for Qwen."""
+def _ids_around(tokenizer: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The ids that the post-processor puts before and after a text: `<s>` before for Llama, none for most Qwen."""
     bare: list[int] = tokenizer.encode("a", add_special_tokens=False).ids
     full: list[int] = tokenizer.encode("a", add_special_tokens=True).ids
     for start in range(len(full) - len(bare) + 1):
         if full[start : start + len(bare)] == bare:
-            return tuple(full[:start])
-    return ()
+            return tuple(full[:start]), tuple(full[start + len(bare) :])
+    return (), ()
 
 
 def _chat_template(path: Path, config: Mapping[str, Any]) -> str | None:
-    if (path / "chat_template.jinja").is_file():
-        return (path / "chat_template.jinja").read_text(encoding="utf-8")
+    file = path / "chat_template.jinja"
+    if file.is_file():
+        with naming_file(file):
+            return file.read_text(encoding="utf-8")
     template = config.get("chat_template")
     if isinstance(template, list):  # several, by name
         named = (each for each in template if isinstance(each, dict) and each.get("name") == "default")

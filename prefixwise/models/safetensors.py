@@ -1,20 +1,14 @@
 """Safetensors files: eight bytes of header length, a JSON header, then the raw tensors.
 
-We read them ourselves because the safetensors package has no bfloat16 for numpy. The format takes few lines, tensors
-are mapped instead of read, and a truncated file gets an error that says so. The writer makes the files of the weight
-cache: it converts stored tensors to bfloat16 in parallel.
+We read them ourselves because the safetensors package has no bfloat16 for numpy. The format takes few lines, and
+tensors are mapped instead of read. We refuse every file that the package refuses; the error says what is damaged.
 """
 
 from __future__ import annotations
 
-import glob
 import json
 import math
-import os
-import time
-from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,8 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prefixwise.contract.errors import ModelLoadError, describe
-from prefixwise.host import replacing
-from prefixwise.models.checkpoint import StoredDtype, StoredTensor, as_float32, map_rows
+from prefixwise.models.checkpoint import StoredDtype, StoredTensor, map_rows
 
 _DTYPES: dict[str, StoredDtype] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _NUMPY_DTYPES: dict[StoredDtype, type[np.generic]] = {
@@ -32,6 +25,10 @@ _NUMPY_DTYPES: dict[StoredDtype, type[np.generic]] = {
     "float16": np.float16,
     "bfloat16": np.uint16,  # the bits: numpy has no bfloat16
 }
+
+
+_MAX_HEADER_BYTES = 100_000_000  # the package's limit
+_TENSOR_KEYS = {"dtype", "shape", "data_offsets"}
 
 
 @dataclass(frozen=True)
@@ -46,10 +43,11 @@ class MappedTensor(StoredTensor):
 
 
 def open_safetensors(path: Path) -> dict[str, StoredTensor]:
-    """Every tensor of the file by its name in the file."""
+    """Every tensor of the file by its name in the file. Raises ModelLoadError unless the tensors cover the file's data
+    exactly, without gaps or overlaps."""
     size = path.stat().st_size
     header, data_start = _read_header(path, size)
-    tensors: dict[str, StoredTensor] = {}
+    tensors: dict[str, MappedTensor] = {}
     for name, entry in header.items():
         if name == "__metadata__":
             continue
@@ -57,14 +55,15 @@ def open_safetensors(path: Path) -> dict[str, StoredTensor]:
             tensors[name] = _open_tensor(path, data_start, size, name, entry)
         except (KeyError, TypeError, ValueError):  # something is missing, or of another type
             raise ModelLoadError(f"{path} is damaged: its header says {describe(entry)} of tensor {name!r}") from None
-    return tensors
+    _check_layout(path, tensors, data_start, size)
+    return dict(tensors)
 
 
 def read_safetensors_metadata(path: Path) -> dict[str, str]:
     """The writer's own `__metadata__`; empty where there is none."""
     header, _ = _read_header(path, path.stat().st_size)
-    metadata = header.get("__metadata__")
-    return metadata if isinstance(metadata, dict) else {}
+    metadata: dict[str, str] = header.get("__metadata__") or {}
+    return metadata
 
 
 def _read_header(path: Path, size: int) -> tuple[dict[str, Any], int]:
@@ -75,21 +74,56 @@ def _read_header(path: Path, size: int) -> tuple[dict[str, Any], int]:
         length = int.from_bytes(first, "little")
         if size < 8 or length > size - 8:
             raise ModelLoadError(f"{path} is truncated: its header needs {8 + length} bytes, the file has {size}")
-        try:
-            header = json.loads(handle.read(length))
-        except ValueError as error:
-            raise ModelLoadError(f"{path} is not a safetensors file: its header is not JSON ({error})") from None
-    if not isinstance(header, dict):
-        raise ModelLoadError(f"{path} is not a safetensors file: its header is not a JSON object")
+        if length > _MAX_HEADER_BYTES:
+            raise ModelLoadError(
+                f"{path} is damaged: its header has {length} bytes, at most {_MAX_HEADER_BYTES} are legal"
+            )
+        text = handle.read(length)
+    header = _parse_header(path, text)
+    metadata = header.get("__metadata__") or {}
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise ModelLoadError(f"{path} is damaged: its metadata must be texts by name, got {describe(metadata)}")
     return header, 8 + length
 
 
-def _open_tensor(path: Path, data_start: int, size: int, name: str, entry: dict[str, Any]) -> StoredTensor:
+def _parse_header(path: Path, text: bytes) -> dict[str, Any]:
+    """Parse what the package parses: UTF-8 that begins with an object, without NaN or a name that occurs twice."""
+    try:
+        header = json.loads(
+            text.decode(),
+            parse_int=lambda digits: -1 if digits == "-0" else int(digits),
+            parse_constant=_no_constant,
+            object_pairs_hook=_without_duplicates,
+        )
+        if b"\\u" in text:  # half a surrogate pair is no text
+            json.dumps(header, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        raise ModelLoadError(f"{path} is not a safetensors file: its header is not JSON ({error})") from None
+    if not isinstance(header, dict) or not text.startswith(b"{"):
+        raise ModelLoadError(f"{path} is not a safetensors file: its header is not a JSON object")
+    return header
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number")
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} occurs twice")
+    return found
+
+
+def _open_tensor(path: Path, data_start: int, size: int, name: str, entry: object) -> MappedTensor:
+    if not isinstance(entry, dict) or entry.keys() != _TENSOR_KEYS:
+        raise KeyError
     if entry["dtype"] not in _DTYPES:
         raise ModelLoadError(f"{path}: tensor {name!r} is {entry['dtype']}; supported: {', '.join(_DTYPES)}")
     dtype = _DTYPES[entry["dtype"]]
-    shape = tuple(entry["shape"])
-    begin, end = (data_start + offset for offset in entry["data_offsets"])
+    shape = tuple(map(_count, entry["shape"]))
+    begin, end = (data_start + _count(offset) for offset in entry["data_offsets"])
     if end > size:
         raise ModelLoadError(f"{path} is truncated: tensor {name!r} ends at byte {end}, the file has {size}")
     expected = math.prod(shape) * np.dtype(_NUMPY_DTYPES[dtype]).itemsize
@@ -100,90 +134,21 @@ def _open_tensor(path: Path, data_start: int, size: int, name: str, entry: dict[
     return MappedTensor(shape, dtype, path, begin)
 
 
-_ITEM_BYTES = 2
-_ALIGNMENT = 64  # bytes: where the first tensor begins
-_PIECE_BYTES = 4 << 20  # of float32, per thread
-_MAX_THREADS = 8  # more do not help: the disk is the limit
-_NAN_BITS = 0x7FC0
-_ABANDONED_SECONDS = 3600  # without a write: its process was killed
+def _count(value: object) -> int:
+    if type(value) is not int or not 0 <= value < 1 << 48:  # so that no product of a few of them is slow
+        raise ValueError
+    return value
 
 
-@dataclass(frozen=True)
-class _Piece:
-    """Rows of a tensor, and where they go."""
-
-    source: StoredTensor
-    start: int
-    stop: int
-    offset: int  # of their first byte in the file
-
-
-def bfloat16_file_bytes(tensors: Mapping[str, StoredTensor]) -> int:
-    """The size of the file without its header."""
-    return sum(_ITEM_BYTES * math.prod(tensor.shape) for tensor in tensors.values())
-
-
-def write_bfloat16_safetensors(path: Path, tensors: Mapping[str, StoredTensor], metadata: Mapping[str, str]) -> None:
-    """Write all of the file or nothing, however many processes do so at once. Raises OSError."""
-    _remove_abandoned(path)
-    header = _header(tensors, metadata)
-    with replacing(path) as temporary:
-        with temporary.open("xb") as file:
-            file.write(header)
-            file.truncate(len(header) + bfloat16_file_bytes(tensors))
-        _fill(temporary, _pieces(tensors, len(header)))
-
-
-def _remove_abandoned(path: Path) -> None:
-    """Remove temporary files of processes that were killed while they wrote."""
-    for temporary in path.parent.glob(f"{glob.escape(path.name)}.*.tmp"):
-        with suppress(OSError):  # another process may remove it at the same time
-            if time.time() - temporary.stat().st_mtime > _ABANDONED_SECONDS:
-                temporary.unlink()
-
-
-def _header(tensors: Mapping[str, StoredTensor], metadata: Mapping[str, str]) -> bytes:
-    """The length and the JSON text, padded with spaces as the format has it."""
-    header: dict[str, Any] = {"__metadata__": dict(metadata)}
-    end = 0
-    for name, tensor in tensors.items():
-        begin, end = end, end + _ITEM_BYTES * math.prod(tensor.shape)
-        header[name] = {"dtype": "BF16", "shape": list(tensor.shape), "data_offsets": [begin, end]}
-    text = json.dumps(header).encode()
-    text += b" " * (-(8 + len(text)) % _ALIGNMENT)
-    return len(text).to_bytes(8, "little") + text
-
-
-def _pieces(tensors: Mapping[str, StoredTensor], offset: int) -> Iterator[_Piece]:
-    for tensor in tensors.values():
-        row_len = math.prod(tensor.shape[1:])
-        step = max(1, _PIECE_BYTES // (4 * row_len))
-        for start in range(0, tensor.shape[0], step):
-            stop = min(start + step, tensor.shape[0])
-            yield _Piece(tensor, start, stop, offset + _ITEM_BYTES * row_len * start)
-        offset += _ITEM_BYTES * row_len * tensor.shape[0]
-
-
-def _fill(path: Path, pieces: Iterator[_Piece]) -> None:
-    def write(piece: _Piece) -> None:
-        rows = as_float32(piece.source.read_rows(piece.start, piece.stop), piece.source.dtype)
-        with path.open("rb+") as file:  # per thread: a position cannot be shared
-            file.seek(piece.offset)
-            file.write(bfloat16_bits(rows).data)
-
-    with ThreadPoolExecutor(min(_MAX_THREADS, os.cpu_count() or 1), "prefixwise-dequantise") as pool:
-        for _ in pool.map(write, pieces):  # raises a thread's error and drops the pieces that have not begun
-            pass
-
-
-def bfloat16_bits(numbers: NDArray[np.float32]) -> NDArray[np.uint16]:
-    """Round each number to the nearest bfloat16, ties to even: the same bits as PyTorch and JAX."""
-    bits = np.ascontiguousarray(numbers).view(np.uint32)
-    rounded = (bits >> 16) & 1
-    rounded += bits
-    rounded += 0x7FFF
-    rounded >>= 16
-    is_nan = np.isnan(numbers)
-    if is_nan.any():  # the sum above carries a NaN over into another number
-        rounded[is_nan] = _NAN_BITS
-    return rounded.astype(np.uint16)
+def _check_layout(path: Path, tensors: Mapping[str, MappedTensor], data_start: int, size: int) -> None:
+    """Raise ModelLoadError for a byte of the data that belongs to no tensor, or to two."""
+    end = data_start
+    for name, tensor in sorted(tensors.items(), key=lambda each: (each[1].offset, math.prod(each[1].shape))):
+        if tensor.offset != end:
+            raise ModelLoadError(
+                f"{path} is damaged: tensor {name!r} begins at byte {tensor.offset}, expected {end}; "
+                "tensors must follow each other without gaps or overlaps"
+            )
+        end += math.prod(tensor.shape) * np.dtype(_NUMPY_DTYPES[tensor.dtype]).itemsize
+    if end != size:
+        raise ModelLoadError(f"{path} is damaged: its tensors end at byte {end}, the file has {size}")

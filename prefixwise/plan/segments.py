@@ -30,6 +30,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from prefixwise.contract.embed_overrides import Vectors
 from prefixwise.contract.ragged import Int32Array, Int64Array, Ragged, numbers, ranges, starts_from_lens
 from prefixwise.prompts.template import Prompt
 
@@ -158,6 +159,7 @@ class Segments:
     rows_of_segment: Int64Array  # [segments + 1]: which of the R rows of logits belong to a segment
     label_ids: Int32Array  # [rows per item, L], repeated for every item
     segments_per_item: int = 1  # as many as the labels have stems
+    vectors: Vectors | None = None  # [E, D]: id `~row` in prefix or tokens has this row in place of its embedding
 
 
 def lay_out_segments(split: SplitItems, labels: LabelRows) -> Segments:

@@ -25,6 +25,7 @@ PLACEHOLDERS = ("query", "document", "instruction")
 # `from_request`: labels and score mode come from the request (`/v1/score` only).
 Relevance = RelevanceKind | Literal["from_request"]
 RELEVANCES: tuple[Relevance, ...] = (*get_args(RelevanceKind), "from_request")
+MAX_RERANK_CLASSES = 2  # of a classifier that reranks: one row is the score, two are `no` and `yes`
 NUM_LABELS = {"softmax": (2, None), "logit": (1, 1), "logit_diff": (2, 2), "prob": (1, 1), "from_request": (0, 0)}
 
 
@@ -80,6 +81,14 @@ class Profile:
         return any("instruction" in placeholders(piece.text) for piece in pieces)
 
 
+def many_classes(num_classes: int) -> str:
+    """Why a classifier with so many classes cannot rerank."""
+    return (
+        f"this model is a classifier of {num_classes} classes, so it has no relevance to order documents by: expected "
+        "one row (the score) or two (no, yes); use /classify, or /v1/score without labels"
+    )
+
+
 def placeholders(template: str) -> list[str]:
     """The names in braces, in order. Raises ValueError if braces do not match."""
     return [name for _, name, _, _ in Formatter().parse(template) if name is not None]
@@ -91,7 +100,8 @@ def parse_profile(data: Mapping[str, object], origin: str) -> Profile:
     profile = _read(reader)
     problems = [*reader.problems, *reader.unread(), *(_contradictions(profile) if not reader.problems else ())]
     if problems:
-        raise ProfileError(f"{origin} is not a profile: {'; '.join(problems)}")
+        message = " ".join("; ".join(problems).splitlines())
+        raise ProfileError(f"{origin} is not a profile: {message}")
     return profile
 
 

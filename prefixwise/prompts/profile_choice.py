@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from prefixwise.contract.errors import ProfileError, TokenizerError, quote
 from prefixwise.models.checkpoint import Checkpoint, StoredTensor, as_float32
-from prefixwise.prompts.profile import Profile, parse_profile
+from prefixwise.prompts.profile import MAX_RERANK_CLASSES, Profile, many_classes, parse_profile
 from prefixwise.prompts.tokenizer import TextTokenizer, chat_frame
 
 # Files
@@ -85,7 +85,7 @@ def _parse(content: bytes, origin: str) -> Profile:
         data = tomllib.loads(content.decode())
     except UnicodeDecodeError as error:
         raise ProfileError(f"{origin} is not UTF-8: {error}") from None
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ProfileError(f"{origin} is not TOML: {error}") from None
     return parse_profile(data, origin)
 
@@ -102,10 +102,11 @@ _SAME_DIRECTION = 0.999  # cosine; rows are rounded to bfloat16, and further tra
 class ProfileChoice:
     """The profile of requests that name none, and the profiles that requests may name."""
 
-    default: Profile | None  # None: a classifier without a known profile
+    default: Profile | None  # None: a classifier without a known profile, or with too many classes to rerank
     reason: str  # for people
     by_name: Mapping[str, Profile]
     warning: str | None = None  # part of every response
+    can_rerank: bool = True  # False: no profile fits the model's head
 
 
 def choose_profile(asked: Profile | None, checkpoint: Checkpoint, tokenizer: TextTokenizer | None) -> ProfileChoice:
@@ -117,6 +118,8 @@ def choose_profile(asked: Profile | None, checkpoint: Checkpoint, tokenizer: Tex
         for profile in builtin_profiles().values():
             if _is_named(profile, _last_part(name), checkpoint.config.family):
                 return ProfileChoice(profile, f"the model is called {name}", by_name)
+    if checkpoint.config.num_classes > MAX_RERANK_CLASSES:
+        return ProfileChoice(None, many_classes(checkpoint.config.num_classes), by_name, can_rerank=False)
     if checkpoint.config.num_classes:
         return _by_head(checkpoint, tokenizer, by_name)
     return profile_of_any_model(checkpoint.name, tokenizer)
@@ -200,6 +203,8 @@ def profile_of(choice: ProfileChoice, name: str | None) -> Profile:
         if name not in choice.by_name:
             raise ProfileError(f"profile must be one of {', '.join(choice.by_name)}, got {quote(str(name))}")
         return choice.by_name[name]
+    if not choice.can_rerank:
+        raise ProfileError(choice.reason)
     if choice.default is None:
         known = ", ".join(name for name, profile in choice.by_name.items() if profile.names)
         raise ProfileError(f"{choice.reason}: choose one with --profile; known profiles are {known}")

@@ -20,7 +20,7 @@ from prefixwise.contract.ragged import Int32Array, Int64Array, Ragged, ranges, s
 from prefixwise.contract.request import RerankRequest
 from prefixwise.contract.result import Truncation
 from prefixwise.models.config import ModelConfig
-from prefixwise.prompts.profile import Piece, Profile, placeholders
+from prefixwise.prompts.profile import MAX_RERANK_CLASSES, Piece, Profile, many_classes, placeholders
 from prefixwise.prompts.template import Prompt, surround
 from prefixwise.prompts.tokenizer import ChatFrame, TextTokenizer, chat_frame
 
@@ -77,7 +77,7 @@ class RerankPrompts:
         shared = _shared_lens(head, sequences)
         opening = np.concatenate([frame.opening, fixed])
         documents = _Documents(sequences, shared)
-        room = self._room(frame, len(fixed)) - shared
+        room = self._room(frame, len(fixed), request.truncate_prompt_tokens) - shared
         self._check_room(len(opening) + len(head), len(frame.after), room, documents.lens)
         windows = documents.windows(request, room)
         prompt = Prompt(
@@ -130,10 +130,14 @@ class RerankPrompts:
                     param="query",
                 )
 
-    def _room(self, frame: _Frame, fixed_len: int) -> int:
-        """How many tokens a sequence may have after the fixed ones."""
-        profile = self.profile
-        longest = min(self._model.max_context_len, profile.max_context_len or self._model.max_context_len)
+    def _room(self, frame: _Frame, fixed_len: int, max_tokens: int | None) -> int:
+        """How many tokens a sequence may have after the fixed ones. `max_tokens`: of the request; -1: no limit."""
+        profile, limits = self.profile, [self._model.max_context_len]
+        if profile.max_context_len is not None:
+            limits.append(profile.max_context_len)
+        if max_tokens is not None and max_tokens >= 0:
+            limits.append(max_tokens)
+        longest = min(limits)
         room = longest - len(frame.opening) - len(frame.after)
         if profile.max_body_len is not None:
             room = min(room, profile.max_body_len - frame.opening_body_len)
@@ -144,8 +148,8 @@ class RerankPrompts:
         if (room < np.minimum(lens, 1)).any():
             raise InvalidValueError(
                 f"query and instruction must leave room for a document, got {before} tokens before it and {after} "
-                f"after it, where profile {quote(self.profile.name)} on this model has room for "
-                f"{before + after + int(room.min())} in all; shorten the query",
+                f"after it, where profile {quote(self.profile.name)} on this model, or the request's "
+                f"truncate_prompt_tokens, has room for {before + after + int(room.min())} in all; shorten the query",
                 code="context_too_long",
                 param="query",
             )
@@ -254,6 +258,8 @@ def _check_special_tokens(profile: Profile, tokenizer: TextTokenizer) -> None:
 
 def _label_ids(profile: Profile, tokenizer: TextTokenizer, model: ModelConfig) -> tuple[tuple[int, ...], ...]:
     """Token ids; for a classifier the rows of its head, the positive one first."""
+    if model.num_classes > MAX_RERANK_CLASSES:
+        raise ProfileError(many_classes(model.num_classes))
     if model.num_classes:
         if profile.kind == "prob" or len(profile.labels) > 2:
             raise ProfileError(

@@ -21,6 +21,7 @@ from prefixwise.contract.ragged import Int32Array, Int64Array, Ragged, ranges, s
 from prefixwise.contract.request import ScoreRequest
 from prefixwise.contract.result import Truncation
 from prefixwise.models.config import ModelConfig
+from prefixwise.prompts.overrides import Overrides, override_tokens
 from prefixwise.prompts.tokenizer import TextTokenizer
 
 _NOTHING = np.zeros(0, np.int32)
@@ -39,6 +40,7 @@ class Prompt:
     item_errors: dict[int, RequestError] = field(default_factory=dict)
     shared_lens: Int64Array | None = None  # [I]: how many prefix tokens come before each item; None: all of them
     items_field: str = "items"  # the request's name for the items, for errors
+    overrides: Overrides | None = None  # the vectors of tokens whose id is below 0
 
     def take(self, items: Int64Array) -> Prompt:
         """The prompt of these items only."""
@@ -53,7 +55,8 @@ class Prompt:
 
     def context(self, item: int) -> Int32Array:
         """All tokens that the model sees for one item."""
-        return np.concatenate([self.prefix_ids[: self._lens_before()[item]], self.sequences[item]])
+        ids = np.concatenate([self.prefix_ids[: self._lens_before()[item]], self.sequences[item]])
+        return ids if self.overrides is None else self.overrides.original_ids(ids)
 
     def _lens_before(self) -> Int64Array:
         if self.joined:
@@ -82,9 +85,12 @@ def build_prompt(request: ScoreRequest, tokenizer: TextTokenizer | None, delimit
     if delimiter is not None:
         _check_delimiter(request, parts, delimiter, item_errors)
     num_sent = len(parts.query) + len(parts.items.flat)
-    items, truncated = _truncate(parts.items, request.max_tokens_per_item)
-    parts = replace(parts, items=items)
+    query, items, overrides = override_tokens(request, parts.query, parts.items, item_errors)
+    items, truncated = _truncate(items, request.max_tokens_per_item)
+    parts = replace(parts, query=query, items=items)
     if request.tokenization == "joint" and request.is_text and delimiter is None:
+        if overrides is not None:
+            raise _joint_overrides()
         prefix_ids, sequences, joined = _arrange_joint(request, _require(tokenizer), parts, truncated)
     else:
         prefix_ids, sequences, joined = _arrange_separate(request, parts, delimiter)
@@ -96,6 +102,7 @@ def build_prompt(request: ScoreRequest, tokenizer: TextTokenizer | None, delimit
         prompt_tokens=num_sent,
         truncated=truncated,
         item_errors=item_errors,
+        overrides=overrides,
     )
 
 
@@ -195,6 +202,14 @@ def _label_ids(request: ScoreRequest, tokenizer: TextTokenizer | None) -> tuple[
     return tuple(tokenizer.label_sequence(label, i) for i, label in enumerate(request.labels))
 
 
+def _joint_overrides() -> InvalidValueError:
+    message = (
+        'embedding overrides need tokenization "separate", got "joint": tokens across the border of query and item '
+        "belong to neither"
+    )
+    return InvalidValueError(message, code="conflicting_parameters", param="tokenization")
+
+
 def _check_delimiter(
     request: ScoreRequest, parts: _Parts, delimiter: int, item_errors: dict[int, RequestError]
 ) -> None:
@@ -261,11 +276,13 @@ def _too_long(prompt: Prompt, item: int, max_context_len: int, label_tokens: int
     parts = f"{own} tokens" if prompt.joined else f"prefix {len(prompt.prefix_ids)} + item {own} tokens"
     labels = f" + label {label_tokens}" if label_tokens else ""
     no_item_fits = len(prompt.prefix_ids) + label_tokens > max_context_len
-    advice = "shorten the query" if no_item_fits else "shorten it or set max_tokens_per_item"
+    name = prompt.items_field
+    limit = "truncate_prompt_tokens" if name == "input" else "max_tokens_per_item"
+    advice = "shorten the query" if no_item_fits else f"shorten it or set {limit}"
     return InvalidValueError(
-        f"items[{item}] must fit the model's {max_context_len} tokens, got {parts}{labels}; {advice}",
+        f"{name}[{item}] must fit the model's {max_context_len} tokens, got {parts}{labels}; {advice}",
         code="context_too_long",
-        param="items",
+        param=name,
         item_index=item,
     )
 

@@ -5,20 +5,19 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import date
-from typing import TYPE_CHECKING, Any, NoReturn
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from prefixwise.contract.errors import InvalidValueError, TokenizerError
+from prefixwise.contract.errors import InternalError, InvalidValueError, TokenizerError
 from prefixwise.contract.ragged import Int32Array, Ragged
-from prefixwise.models.checkpoint import TokenizerFiles
+from prefixwise.models.chat_template import ChatTemplateError, render_chat_template
+from prefixwise.models.checkpoint import TokenizerFiles, is_failure
 
 if TYPE_CHECKING:
-    from jinja2.ext import Extension
-    from jinja2.nodes import Node
-    from jinja2.parser import Parser
     from tokenizers import Tokenizer
 
 
@@ -27,20 +26,23 @@ class TextTokenizer:
 
     def __init__(self, files: TokenizerFiles) -> None:
         self._tokenizer = files.tokenizer
-        # A tokenizer.json may switch on both, as in training: they would change texts without a warning.
+        # A tokenizer may have both switched on, as in training: they would change texts without a warning.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self.leading_ids = np.asarray(files.leading_ids, np.int32)
+        self.trailing_ids = np.asarray(files.trailing_ids, np.int32)  # of texts that are classified or embedded
         self.chat_template = files.chat_template
         self.special_tokens = files.special_tokens
         self.special_ids = files.special_ids
         self._borders: TokenBorders | None = None
 
     def encode(self, text: str) -> Int32Array:
-        return np.asarray(self._tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
+        with _panics_as_errors():
+            return np.asarray(self._tokenizer.encode(text, add_special_tokens=False).ids, np.int32)
 
     def encode_many(self, texts: Sequence[str]) -> Ragged:
-        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        with _panics_as_errors():
+            encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return Ragged.from_sequences([encoding.ids for encoding in encodings])
 
     def encode_after(self, lead: str, texts: Sequence[str]) -> tuple[Int32Array, Ragged]:
@@ -50,7 +52,8 @@ class TextTokenizer:
         """
         if self._borders is None:
             self._borders = TokenBorders(self._tokenizer)
-        cut = self._borders.last_safe_cut(lead)
+        with _panics_as_errors():
+            cut = self._borders.last_safe_cut(lead)
         return self.encode(lead[:cut]), self.encode_many([lead[cut:] + text for text in texts])
 
     def token_id(self, token: str) -> int | None:
@@ -60,12 +63,14 @@ class TextTokenizer:
 
     def decode_token(self, token_id: int) -> str:
         """One token as text."""
-        text: str = self._tokenizer.decode([token_id], skip_special_tokens=False)
+        with _panics_as_errors():
+            text: str = self._tokenizer.decode([token_id], skip_special_tokens=False)
         return text
 
     def cut(self, text: str, max_tokens: int) -> str:
         """The text of the first `max_tokens` tokens, without a last character that is cut in two."""
-        offsets = self._tokenizer.encode(text, add_special_tokens=False).offsets
+        with _panics_as_errors():
+            offsets = self._tokenizer.encode(text, add_special_tokens=False).offsets
         if len(offsets) <= max_tokens:
             return text
         # All tokens of a character span it: the first token that is cut may begin before the end of the last one.
@@ -91,6 +96,17 @@ class TextTokenizer:
             message = f"labels[{position}] must hold at least one token, got {label!r} which has none"
             raise InvalidValueError(message, code="empty_label_token_ids", param="labels")
         return tuple(int(i) for i in ids)
+
+
+@contextmanager
+def _panics_as_errors() -> Iterator[None]:
+    """A panic of the library, which is Rust, is no Exception in Python: it would end the thread that it happens in."""
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(error, Exception) or not is_failure(error):
+            raise
+        raise InternalError(f"the model's tokenizer fails on this text: {error}") from None
 
 
 # Where a text can be cut
@@ -206,7 +222,6 @@ def _splits(step: Mapping[str, Any]) -> bool:
 
 _MESSAGE = "(the message)"  # a placeholder that occurs in no template
 _BLANK = " \n\t "  # around the placeholder, to see whether the template strips blanks
-_TODAY = date(2024, 7, 26)  # the date that Llama 3's template writes by default
 
 
 @dataclass(frozen=True)
@@ -221,30 +236,11 @@ class ChatFrame:
 def chat_frame(template: str, special_tokens: Mapping[str, str]) -> ChatFrame:
     """The text that the template writes before and after the first message of a user, up to the answer.
 
-    A template is a program that comes with the checkpoint: it runs in a sandbox, where it can only write text. Its date
-    is fixed, since some templates write the date into the prompt, and scores must not change with the date.
-    Raises TokenizerError if it does not show the message exactly once.
+    Raises TokenizerError if the template fails, or does not show the message exactly once.
     """
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _generation_tag()]
-    )
-    environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
-    environment.globals["raise_exception"] = _refuse
-    environment.globals["strftime_now"] = _TODAY.strftime
-    try:
-        text = environment.from_string(template).render(
-            messages=[{"role": "user", "content": _BLANK + _MESSAGE + _BLANK}],
-            add_generation_prompt=True,
-            enable_thinking=False,  # the answer follows at once
-            tools=None,
-            documents=None,
-            **special_tokens,
-        )
-    except Exception as error:  # a template may fail in any way
-        reason = str(error) or type(error).__name__
-        raise TokenizerError(f"the checkpoint's chat template fails: {reason}") from None
+    text, failure = _rendered(template, tuple(sorted(special_tokens.items())))
+    if failure is not None:
+        raise TokenizerError(f"the checkpoint's chat template fails: {failure}")
     before, *rest = text.split(_MESSAGE)
     if len(rest) != 1:
         raise TokenizerError(f"the checkpoint's chat template must show a message once, got {len(rest)} times")
@@ -252,21 +248,18 @@ def chat_frame(template: str, special_tokens: Mapping[str, str]) -> ChatFrame:
     return ChatFrame(before.removesuffix(_BLANK), rest[0].removeprefix(_BLANK), trims=not has_blanks)
 
 
-def _generation_tag() -> type[Extension]:
-    """`{% generation %}`, which marks answers of the assistant in templates; it has no effect here."""
-    from jinja2.ext import Extension
-
-    class GenerationTag(Extension):
-        tags = {"generation"}  # noqa: RUF012  # jinja2 expects it like this
-
-        def parse(self, parser: Parser) -> list[Node]:
-            next(parser.stream)
-            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-    return GenerationTag
-
-
-def _refuse(message: str) -> NoReturn:
-    from jinja2 import TemplateError
-
-    raise TemplateError(message)
+@lru_cache(maxsize=32)
+def _rendered(template: str, special_tokens: tuple[tuple[str, str], ...]) -> tuple[str, str | None]:
+    """The text of the template around a message, or why it fails. It takes a process, so it is done once."""
+    variables = {
+        "messages": [{"role": "user", "content": _BLANK + _MESSAGE + _BLANK}],
+        "add_generation_prompt": True,
+        "enable_thinking": False,  # the answer follows at once
+        "tools": None,
+        "documents": None,
+        **dict(special_tokens),
+    }
+    try:
+        return render_chat_template(template, variables), None
+    except ChatTemplateError as error:
+        return "", str(error)

@@ -12,9 +12,17 @@ from starlette.types import Receive, Scope, Send
 
 from prefixwise.contract.errors import MethodNotAllowedError, NotFoundError, quote
 from prefixwise.server.context import RequestContext
+from prefixwise.server.dialects.base import Dialect
+from prefixwise.server.dialects.classify import Classify
 from prefixwise.server.dialects.cohere import CohereV1, CohereV2
-from prefixwise.server.dialects.score import Score
+from prefixwise.server.dialects.infinity import Infinity
+from prefixwise.server.dialects.mixedbread import Mixedbread
+from prefixwise.server.dialects.nvidia import Nvidia
+from prefixwise.server.dialects.score import Score, ScoreMany
+from prefixwise.server.dialects.sglang import Sglang
 from prefixwise.server.dialects.tei import Tei
+from prefixwise.server.dialects.vllm import GenerativeScoring, VllmScore
+from prefixwise.server.dialects.voyage import Voyage
 from prefixwise.server.middleware import Middleware
 from prefixwise.server.routes.info import health, health_generate, metrics, models, server_info, tei_info
 from prefixwise.server.routes.pages import (
@@ -42,12 +50,37 @@ class PathHandlers(NamedTuple):
     needs_engine: bool = True  # 503 until the engine is warm, and while the server stops
 
 
+# Where a path has several dialects, the first that matches the body applies, else the last.
+_SCORE: tuple[Dialect, ...] = (VllmScore(), ScoreMany(), Score())
+_OTHERS: tuple[Dialect, ...] = (Voyage(), Infinity())
+_V1_RERANK: Mapping[str, tuple[Dialect, ...]] = {
+    "cohere": (Mixedbread(), *_OTHERS, Sglang(), CohereV1()),
+    "sglang": (Mixedbread(), *_OTHERS, Sglang()),
+}
+_RERANK: Mapping[bool, tuple[Dialect, ...]] = {
+    auto_truncate: (Tei(auto_truncate=auto_truncate), *_OTHERS, CohereV1()) for auto_truncate in (True, False)
+}
+
+
+async def _v1_rerank(service: Service, context: RequestContext) -> Response:
+    return await score(service, context, dialects=_V1_RERANK[service.options.rerank_format])
+
+
+async def _rerank(service: Service, context: RequestContext) -> Response:
+    return await score(service, context, dialects=_RERANK[service.options.auto_truncate])
+
+
 # The router tries them in this order: the busiest first.
 ROUTES = (
-    PathHandlers("/v1/score", {"POST": partial(score, dialects=(Score(),))}),
-    PathHandlers("/v1/rerank", {"POST": partial(score, dialects=(CohereV1(),))}),
+    PathHandlers("/v1/score", {"POST": partial(score, dialects=_SCORE)}),
+    PathHandlers("/v1/rerank", {"POST": _v1_rerank}),
     PathHandlers("/v2/rerank", {"POST": partial(score, dialects=(CohereV2(),))}),
-    PathHandlers("/rerank", {"POST": partial(score, dialects=(Tei(), CohereV1()))}),
+    PathHandlers("/rerank", {"POST": _rerank}),
+    PathHandlers("/v1/ranking", {"POST": partial(score, dialects=(Nvidia(),))}),
+    PathHandlers("/v1/reranking", {"POST": partial(score, dialects=(Mixedbread(),))}),
+    PathHandlers("/score", {"POST": partial(score, dialects=_SCORE)}),
+    PathHandlers("/generative_scoring", {"POST": partial(score, dialects=(GenerativeScoring(),))}),
+    PathHandlers("/classify", {"POST": partial(score, dialects=(Classify(),))}),
     PathHandlers("/health", {"GET": health}),
     PathHandlers("/metrics", {"GET": metrics}, needs_engine=False),
     PathHandlers("/tokenize", {"POST": tokenize}),

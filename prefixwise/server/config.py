@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -10,6 +11,7 @@ from typing import Literal, Protocol, get_args
 from prefixwise.contract.errors import InvalidValueError, describe
 
 LogLevel = Literal["debug", "info", "warning", "error"]
+RerankFormat = Literal["cohere", "sglang"]
 
 DEFAULT_MAX_REQUEST_BYTES = 64 * 2**20
 
@@ -25,27 +27,48 @@ class ServerOptions:
     cors_origins: tuple[str, ...] = ()  # "*": any
     max_request_bytes: int = DEFAULT_MAX_REQUEST_BYTES
     request_timeout: float = 600.0  # seconds from arrival to answer; 0: no limit
+    max_connections: int = 4096  # fewer where the process may not open so many files
+    max_connections_per_address: int = 1024  # an IPv6 address counts with its /64 network
+    max_pipelined_requests: int = 32  # behind the one in progress on a connection
+    max_headers: int = 100
+    max_header_bytes: int = 64 * 2**10  # the request line is among them
+    header_timeout: float = 30.0  # seconds from a connection or the first byte of a request to the end of its headers
+    idle_timeout: float = 60.0  # seconds in which a client must send or read something, while the server waits for it
+    keep_alive_timeout: float = 75.0  # seconds between requests: longer than balancers', so that they close first
     shutdown_grace: float = 30.0  # seconds for requests in flight after a signal
     log_json: bool = False
     log_level: LogLevel = "info"
     reports_dir: str | None = None
     strict_model: bool = False  # rerank routes refuse unknown model names, too
+    auto_truncate: bool = True  # TEI's `/rerank`: what `truncate` means where a request does not have it
+    rerank_format: RerankFormat = "cohere"  # `/v1/rerank`: the response to a body that is Cohere's and SGLang's
 
     def __post_init__(self) -> None:
         _check_integer("port", self.port, 0, 65_535)
         _check_integer("max_request_bytes", self.max_request_bytes, 1, 2**62)
+        for name in ("max_connections", "max_connections_per_address", "max_headers", "max_header_bytes"):
+            _check_integer(name, getattr(self, name), 1, 2**31)
+        _check_integer("max_pipelined_requests", self.max_pipelined_requests, 0, 2**31)
         _check_seconds("request_timeout", self.request_timeout)
+        for name in ("header_timeout", "idle_timeout", "keep_alive_timeout"):
+            _check_seconds(name, getattr(self, name))
+            _require(getattr(self, name) > 0, name, "a number of seconds above 0", getattr(self, name))
         _check_seconds("shutdown_grace", self.shutdown_grace)
         _require(bool(self.host), "host", "a host name or address", self.host)
         _require(self.log_level in get_args(LogLevel), "log_level", f"one of {_list(LogLevel)}", self.log_level)
+        is_format = self.rerank_format in get_args(RerankFormat)
+        _require(is_format, "rerank_format", f"one of {_list(RerankFormat)}", self.rerank_format)
         for name in self.served_model_names:
             _require(bool(name.strip()), "served_model_names", "names that are not empty", name)
         for origin in self.cors_origins:
             is_origin = origin == "*" or origin.startswith(("http://", "https://"))
             _require(is_origin, "cors_origins", '"*" or origins like https://example.org', origin)
         # The key itself must not be in the message.
-        if self.api_key is not None and (not self.api_key or self.api_key != self.api_key.strip()):
-            message = "api_key must be one or more characters without spaces around them, got another one"
+        if self.api_key is not None and not _is_key(self.api_key):
+            message = (
+                "api_key must be one or more characters without spaces around them, in UTF-8 and without control "
+                "characters, got another one"
+            )
             raise InvalidValueError(message, code="invalid_api_key", param="api_key")
 
     def describe(self) -> dict[str, object]:
@@ -65,6 +88,21 @@ class ReportSource(Protocol):
 
     def page_of(self, content: bytes, name: str) -> str:
         """The report of an artifact that the client sends."""
+
+
+def _is_key(key: str) -> bool:
+    """Whether a header can hold it. Bytes of a command line that are not UTF-8 are lone surrogates."""
+    is_clean = not any(ord(letter) < 32 or 0x7F <= ord(letter) < 0xA0 for letter in key)
+    is_utf8 = not any(0xD800 <= ord(letter) < 0xE000 for letter in key)
+    return bool(key) and key == key.strip() and is_clean and is_utf8
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can connect to the address; False for a name other than localhost."""
+    try:
+        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:
+        return host.lower().rstrip(".") == "localhost"
 
 
 def _check_integer(name: str, value: object, low: int, high: int) -> None:

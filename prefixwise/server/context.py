@@ -33,6 +33,7 @@ _DRAIN_SECONDS = 5.0
 class RequestStats:
     """The size and cost of a scoring request, for the log and the metrics. `scoring.py` fills it in."""
 
+    requests: int | None = None  # in one call
     items: int | None = None
     prompt_tokens: int | None = None
     labels: int | None = None

@@ -3,7 +3,7 @@
 bind        first, so that a port in use fails before minutes are spent on a model
 load        on a thread, while `/health` answers not_ready
 serve       until a signal
-drain       requests in flight finish, new work gets 503; a second signal exits at once
+drain       requests in flight finish, new work gets 503; a second signal (other than SIGHUP) exits at once
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
-import orjson
 import uvicorn
 import uvloop
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from prefixwise.contract.errors import BackendError, InvalidRequestError, PrefixwiseError
+from prefixwise.contract.errors import BackendError, PrefixwiseError
 from prefixwise.engine.engine import ScoringEngine
+from prefixwise.host import num_open_files, raise_file_limit
 from prefixwise.server.app import make_app
-from prefixwise.server.config import ReportSource, ServerOptions
-from prefixwise.server.context import new_request_id
-from prefixwise.server.logs import log_configuration, set_up_logging
+from prefixwise.server.config import ReportSource, ServerOptions, is_loopback
+from prefixwise.server.connections import RESERVE, Connections, HttpProtocol
+from prefixwise.server.logs import flush_log, log_configuration, set_up_logging
 from prefixwise.server.service import Service
 
 log = logging.getLogger("prefixwise")
@@ -37,10 +38,12 @@ OpenEngine = Callable[[], ScoringEngine]
 ResolvedConfig = Callable[[ScoringEngine], Mapping[str, object]]
 
 _BACKLOG = 2048
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _ENGINE_SECONDS = 5.0  # for a forward pass that is still running then
 _CLOSE_SECONDS = 2  # for connections that are still open after the drain
-_KEEP_ALIVE_SECONDS = 75  # longer than load balancers keep idle connections, so that they close first
+_OTHER_FILES = 128  # that the process opens beside its connections: weights, devices, reports
+_LEAST_CONNECTIONS = 8  # where fewer files may be open
+_TICKS_PER_SWEEP = 10  # uvicorn ticks ten times a second
 
 
 def run_server(
@@ -53,7 +56,10 @@ def run_server(
     set_up_logging(options)
     listener = bind(options)
     log.info("listening on %s", address_of(listener, options.host))
-    _Launch(options, listener, open_engine, resolved_config, reports).run()
+    try:
+        _Launch(options, listener, open_engine, resolved_config, reports).run()
+    finally:
+        flush_log()  # before the error of the command line
 
 
 def bind(options: ServerOptions) -> socket.socket:
@@ -79,26 +85,25 @@ def address_of(listener: socket.socket, host: str) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-class _HttpProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP parser, with our error body for bytes that are not HTTP. No middleware sees such a request."""
-
-    def send_400_response(self, msg: str) -> None:
-        error = InvalidRequestError("the request must be valid HTTP/1.1, got something else", code="invalid_http")
-        body = orjson.dumps(error.to_body())
-        head = (
-            "HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\nconnection: close\r\n"
-            f"x-request-id: {new_request_id()}\r\ncontent-length: {len(body)}\r\n\r\n"
-        )
-        self.transport.write(head.encode() + body)
-        self.transport.close()
-
-
 class _Server(uvicorn.Server):
     """Leaves signals to us: uvicorn raises them again after its shutdown, which would change the exit status."""
+
+    def __init__(self, config: uvicorn.Config, connections: Connections) -> None:
+        super().__init__(config)
+        self._connections = connections
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def on_tick(self, counter: int) -> bool:
+        if counter % _TICKS_PER_SWEEP == 0:
+            protocols: list[Any] = list(self.server_state.connections)
+            try:
+                self._connections.sweep(protocols, asyncio.get_running_loop().time())
+            except Exception:  # would end the server
+                log.exception("idle connections were not closed")
+        return await super().on_tick(counter)
 
 
 class _Launch:
@@ -117,7 +122,9 @@ class _Launch:
         self._open_engine = open_engine
         self._resolved_config = resolved_config
         self._service = Service(options, reports)
-        self._server = _Server(_uvicorn_config(self._service))
+        self._service.is_local = is_loopback(listener.getsockname()[0])
+        connections = Connections(options, self._service.metrics, _max_connections(options))
+        self._server = _Server(_uvicorn_config(self._service, connections), connections)
         self._loading = threading.Thread(target=self._load, name="prefixwise-load", daemon=True)
         self._failure: PrefixwiseError | None = None
         self._draining: asyncio.Task[None] | None = None
@@ -149,7 +156,8 @@ class _Launch:
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
         for number in _SIGNALS:
-            self._loop.add_signal_handler(number, self._on_signal, number)
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as `nohup` sets it for SIGHUP
+                self._loop.add_signal_handler(number, self._on_signal, number)
         self._loading.start()
         await self._server.serve(sockets=[self._listener])
 
@@ -185,6 +193,8 @@ class _Launch:
 
     def _on_signal(self, number: int) -> None:
         if self._draining is not None:
+            if number == signal.SIGHUP:
+                return  # the shell and the kernel both send it when a terminal is closed
             log.warning("%s again: exiting at once", signal.Signals(number).name)
             exit_at_once(128 + number)
         in_flight = self._service.lifecycle.num_in_flight
@@ -203,10 +213,21 @@ def _relax_garbage_collection() -> None:
     gc.set_threshold(10_000, 20, 50)
 
 
-def _uvicorn_config(service: Service) -> uvicorn.Config:
+def _max_connections(options: ServerOptions) -> int:
+    """The option's, or fewer, so that the limit of open files is never reached: `accept` would fail then."""
+    files = num_open_files() + _OTHER_FILES + RESERVE
+    allowed = raise_file_limit(options.max_connections + files) - files
+    if allowed >= options.max_connections:
+        return options.max_connections
+    allowed = max(allowed, _LEAST_CONNECTIONS)
+    log.warning("at most %d connections instead of %d: raise ulimit -n for more", allowed, options.max_connections)
+    return allowed
+
+
+def _uvicorn_config(service: Service, connections: Connections) -> uvicorn.Config:
     return uvicorn.Config(
         make_app(service),
-        http=_HttpProtocol,
+        http=partial(HttpProtocol, connections),  # type: ignore[arg-type]  # uvicorn calls it
         ws="none",
         lifespan="off",
         interface="asgi3",
@@ -214,7 +235,7 @@ def _uvicorn_config(service: Service) -> uvicorn.Config:
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+        timeout_keep_alive=service.options.keep_alive_timeout,  # type: ignore[arg-type]  # seconds; may have a fraction
         timeout_graceful_shutdown=_CLOSE_SECONDS,
     )
 

@@ -4,16 +4,23 @@
     {"time": "2026-11-15T07:00:00.123Z", "level": "INFO", "logger": "prefixwise", "message": "request", "id": ...}
 
 A record may carry `fields`, a dict: `name=value` after the message, or keys of the object.
+
+Lines go through a bounded queue to a thread that writes them (`QueuedHandler`): no request waits for a slow stderr.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import re
+import select
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from functools import lru_cache
+from queue import Empty, SimpleQueue
+from typing import TextIO
 
 import orjson
 
@@ -28,15 +35,126 @@ _QUIET_ROUTES = ("/health", "/metrics", "/page/{name}")
 _PLAIN_WORD = re.compile(r"[!#-<>-~]+")  # printable ASCII without spaces, quotes and equals signs
 _MAX_PATH = 200  # characters of a path that matches no route
 
+_MAX_QUEUED = 4 * 2**20  # characters that wait for stderr; lines beyond are dropped
+_MAX_WRITE = 64 * 2**10  # characters of one write, or one line if it is longer
+_FLUSH_SECONDS = 2.0  # for stderr to take all lines when the process ends
+
 
 def set_up_logging(options: ServerOptions) -> None:
     """Send all records to stderr in our format; those of other packages from level warning up."""
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False  # our lines do not show them
-    handler = logging.StreamHandler(sys.stderr)
+    handler = QueuedHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if options.log_json else TextFormatter())
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
     logging.captureWarnings(True)
     log.setLevel(options.log_level.upper())
+
+
+def dropped_lines() -> int:
+    """How many lines this process has lost because stderr did not take them."""
+    return sum(each.dropped for each in logging.getLogger().handlers if isinstance(each, QueuedHandler))
+
+
+def flush_log() -> None:
+    """Wait until stderr has all lines, but not long."""
+    for handler in logging.getLogger().handlers:
+        handler.flush()
+
+
+class QueuedHandler(logging.Handler):
+    """Writes lines to a stream on a thread of its own. If the stream does not take them, it drops and counts them."""
+
+    def __init__(self, stream: TextIO, max_queued: int = _MAX_QUEUED) -> None:
+        super().__init__()
+        self.dropped = 0
+        self._stream = stream
+        self._descriptor = _descriptor(stream)
+        self._max_queued = max_queued
+        self._lines: SimpleQueue[str | threading.Event] = SimpleQueue()
+        # Characters so far. Only `emit` changes the first, under the handler's lock, and only the thread the second.
+        self._num_queued = self._num_written = 0
+        self._given_up: int | None = None  # `_num_written` when `flush` waited in vain
+        threading.Thread(target=self._write_all, name="prefixwise-log", daemon=True).start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Queue the record's line, or drop it. Never waits."""
+        try:
+            line = self.format(record) + "\n"
+        except Exception as error:  # `handleError` would write to stderr
+            line = f"{record.levelname} {record.name}: a record cannot be formatted: {error!r}\n"
+        if self._num_queued - self._num_written + len(line) > self._max_queued:
+            self.dropped += 1
+            return
+        self._num_queued += len(line)
+        self._lines.put(line)
+
+    def flush(self) -> None:
+        """Wait until all lines are written, for a short time; not again while the stream takes nothing."""
+        if self._given_up == self._num_written:
+            return
+        written = threading.Event()
+        self._lines.put(written)
+        if not written.wait(_FLUSH_SECONDS):
+            self._given_up = self._num_written
+
+    def close(self) -> None:
+        self.flush()
+        super().close()
+
+    def _write_all(self) -> None:
+        """On the thread: as many lines as there are in one write."""
+        reported = 0
+        while True:
+            lines, written = self._next_lines()
+            self._write("".join(lines))
+            self._num_written += sum(map(len, lines))
+            if self.dropped > reported:  # they would be behind these lines
+                self._write(self._dropped_line(self.dropped - reported))
+                reported = self.dropped
+            if written is not None:
+                written.set()
+
+    def _next_lines(self) -> tuple[list[str], threading.Event | None]:
+        """Wait for a line, then take those behind it. The event: somebody waits until these are written."""
+        lines: list[str] = []
+        size = 0
+        entry = self._lines.get()
+        while isinstance(entry, str):
+            lines.append(entry)
+            size += len(entry)
+            if size >= _MAX_WRITE:
+                return lines, None
+            try:
+                entry = self._lines.get_nowait()
+            except Empty:
+                return lines, None
+        return lines, entry
+
+    def _dropped_line(self, number: int) -> str:
+        message = "%d lines of this log were dropped: stderr did not take them in time"
+        return self.format(log.makeRecord(log.name, logging.WARNING, __file__, 0, message, (number,), None)) + "\n"
+
+    def _write(self, text: str) -> None:
+        try:
+            if self._descriptor is None:
+                self._stream.write(text)
+                self._stream.flush()
+                return
+            rest = text.encode("utf-8", "backslashreplace")
+            while rest:  # not through the stream: its lock would be held while a write waits
+                try:
+                    rest = rest[os.write(self._descriptor, rest) :]
+                except BlockingIOError:  # somebody has made it non-blocking
+                    select.select([], [self._descriptor], [])
+        except (OSError, ValueError):
+            pass  # the terminal is gone, or the stream is closed: there is nobody to tell
+
+
+def _descriptor(stream: TextIO) -> int | None:
+    try:
+        return stream.fileno()
+    except (OSError, ValueError, AttributeError):
+        return None  # a test's
 
 
 def fields_of(**fields: object) -> dict[str, object]:
@@ -64,6 +182,7 @@ def log_request(context: RequestContext, route: str, status: int, seconds: float
         fields["path"] = context.path[:_MAX_PATH]
     stats = context.stats
     if stats is not None:
+        fields["requests"] = stats.requests if stats.requests != 1 else None
         fields["items"] = stats.items
         fields["prompt_tokens"] = stats.prompt_tokens
         fields["labels"] = stats.labels

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
-
-from prefixwise.server.context import RequestStats
 
 if TYPE_CHECKING:
     from prefixwise.engine.engine import ScoringEngine
@@ -38,6 +36,10 @@ class Metrics:
         self._items = counter("items_scored_total", "Items that were scored.")
         self._tokens = counter("tokens_scored_total", "Tokens of scored requests: the query once, and all items.")
         self._algorithms = counter("algorithm_chosen_total", "Requests by the algorithm that runs them.", "algorithm")
+        self._connections = Gauge(PREFIX + "connections", "Open connections.", registry=self._registry)
+        self._refused = counter(
+            "connections_refused_total", "Connections refused, or closed before a response, by reason.", "reason"
+        )
         # Looking a label up in prometheus_client costs as much as counting.
         self._of_request: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
         self._of_algorithm: dict[str, Counter] = {}
@@ -45,6 +47,18 @@ class Metrics:
     def watch(self, engine: ScoringEngine) -> None:
         """Show the engine's metrics, too."""
         self._registry.register(EngineCollector(engine))
+
+    def watch_connections(self, number: Callable[[], int]) -> None:
+        """Show how many connections are open."""
+        self._connections.set_function(number)
+
+    def watch_log(self, number: Callable[[], int]) -> None:
+        """Show how many lines the log has lost."""
+        self._registry.register(LogCollector(number))
+
+    def count_refused(self, reason: str) -> None:
+        """Count a connection that a limit has ended. Reasons are ours, so clients cannot create labels."""
+        self._refused.labels(reason).inc()
 
     def count_request(self, route: str, status: int, seconds: float) -> None:
         """Count a request that was answered, or whose client has disconnected (499)."""
@@ -62,10 +76,10 @@ class Metrics:
             found = self._of_algorithm[algorithm] = self._algorithms.labels(algorithm)
         found.inc()
 
-    def count_scores(self, stats: RequestStats, num_item_errors: int) -> None:
+    def count_scores(self, num_items: int, num_tokens: int) -> None:
         """Count the items and tokens of a request that was scored."""
-        self._items.inc((stats.items or 0) - num_item_errors)
-        self._tokens.inc(stats.prompt_tokens or 0)
+        self._items.inc(num_items)
+        self._tokens.inc(num_tokens)
 
     def observe_queue(self, seconds: float) -> None:
         """Record how long a request has waited, also if it failed."""
@@ -74,6 +88,19 @@ class Metrics:
     def render(self) -> bytes:
         """All metrics in Prometheus' text format."""
         return generate_latest(self._registry)
+
+
+class LogCollector(Collector):
+    """Reads the number of dropped lines at each scrape."""
+
+    def __init__(self, number: Callable[[], int]) -> None:
+        self._number = number
+
+    def collect(self) -> Iterator[Metric]:
+        """The one counter."""
+        yield CounterMetricFamily(
+            PREFIX + "log_lines_dropped", "Lines that stderr did not take in time.", self._number()
+        )
 
 
 class EngineCollector(Collector):

@@ -1,16 +1,19 @@
 """The middleware around the router: every HTTP request passes it, in and out.
 
-It gives each request an id, checks the API key, adds the headers that all responses have (CORS among them), maps every
-exception to the one error body, and counts and logs the request at its end.
+It gives each request an id, checks the API key or, without one, which web page sent it, adds the headers that all
+responses have (CORS among them), maps every exception to the one error body, and counts and logs the request.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hmac
+import ipaddress
 import logging
 import re
 import time
+from functools import lru_cache
+from urllib.parse import urlsplit
 
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -18,9 +21,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from prefixwise.contract.errors import (
     AuthenticationError,
     CancelledError,
+    ForbiddenError,
     InternalError,
     RequestError,
     RequestTooLargeError,
+    quote,
 )
 from prefixwise.server.context import RequestContext, error_reply, send_and_drain
 from prefixwise.server.logs import fields_of, log_request
@@ -33,9 +38,17 @@ log = logging.getLogger("prefixwise")
 _KEYLESS_PATHS = ("/health", "/health_generate", "/", "/reports", "/docs", "/openapi.json")
 _KEYLESS_FOLDER = "/page/"
 
+_OPEN_PATHS = ("/health",)  # balancers send any Host; it reads nothing and changes nothing
+_FORM_TYPES = (b"text/plain", b"multipart/form-data")
+
 _CORS_METHODS = "GET, POST, DELETE"
-_CORS_EXPOSED = b"X-Request-Id, Retry-After"
+_CORS_EXPOSED = b"X-Request-Id, Retry-After, X-Prefixwise-Warning"
 _CORS_HEADER_NAMES = re.compile(rb"[A-Za-z0-9_, -]{1,2000}")
+
+
+def without_slash(path: str) -> str:
+    """Every path is served with a slash at its end, too: clients that join URLs add one, and few follow redirects."""
+    return path[:-1] if path.endswith("/") and path.strip("/") else path
 
 
 class Middleware:
@@ -46,13 +59,14 @@ class Middleware:
         self._service = service
         self._router = router
         self._cors = Cors(service.options.cors_origins)
+        self._web_pages = WebPages(service, self._cors)
         self._key = None if key is None else key.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await _answer_other(scope, receive, send)
             return
-        context = RequestContext(scope, receive, send)
+        context = RequestContext({**scope, "path": without_slash(scope["path"])}, receive, send)
         lifecycle = self._service.lifecycle
         lifecycle.enter(context)
         try:
@@ -90,7 +104,10 @@ class Middleware:
         await self._router(context.scope, context.receive, context.send)
 
     def _check_key(self, context: RequestContext) -> None:
-        if self._key is None or context.path in _KEYLESS_PATHS or context.path.startswith(_KEYLESS_FOLDER):
+        if self._key is None:
+            self._web_pages.check(context)
+            return
+        if context.path in _KEYLESS_PATHS or context.path.startswith(_KEYLESS_FOLDER):
             return
         scheme, _, token = context.headers.get(b"authorization", b"").partition(b" ")
         sent = token.strip() if scheme.lower() == b"bearer" else context.headers.get(b"x-api-key", b"")
@@ -151,7 +168,7 @@ class Cors:
         if not self._any:
             context.add_header(b"vary", b"Origin")
         origin = context.headers.get(b"origin")
-        if origin is not None and self._allows(origin):
+        if origin is not None and self.allows(origin):
             context.add_header(b"access-control-allow-origin", b"*" if self._any else origin)
             context.add_header(b"access-control-expose-headers", _CORS_EXPOSED)
 
@@ -159,7 +176,7 @@ class Cors:
         """The response to a preflight request; None if it is not one, or if its origin is not allowed."""
         origin = context.headers.get(b"origin")
         is_preflight = context.method == "OPTIONS" and b"access-control-request-method" in context.headers
-        if not is_preflight or origin is None or not self._allows(origin):
+        if not is_preflight or origin is None or not self.allows(origin):
             return None
         headers = {"access-control-allow-methods": _CORS_METHODS, "access-control-max-age": "600"}
         wanted = context.headers.get(b"access-control-request-headers", b"")
@@ -167,5 +184,82 @@ class Cors:
             headers["access-control-allow-headers"] = wanted.decode("ascii")
         return Response(status_code=204, headers=headers)
 
-    def _allows(self, origin: bytes) -> bool:
+    def allows(self, origin: bytes) -> bool:
+        """Whether its pages may use this server."""
         return self._any or origin in self._origins
+
+
+class WebPages:
+    """Which web pages may use a server that has no key: its own, and those of `--cors-origin`.
+
+    A page of any site can make a browser send requests to this machine, also to ports that no other machine reaches.
+    Browsers say so: `Origin` and `Sec-Fetch-Site` are theirs, and no page can change them. Programs send neither.
+    A page whose name was pointed to this machine (DNS rebinding) has our origin for its browser: `Host` has its name.
+    """
+
+    def __init__(self, service: Service, cors: Cors) -> None:
+        options = service.options
+        self._service = service
+        self._cors = cors
+        self._is_open = "*" in options.cors_origins
+        names = {options.host.lower(), *(urlsplit(origin).hostname or "" for origin in options.cors_origins)}
+        self._is_our_name = lru_cache(64)(lambda host: _host_name(host) in names or _is_local_name(_host_name(host)))
+
+    def check(self, context: RequestContext) -> None:
+        """Raises ForbiddenError."""
+        if self._is_open or context.path in _OPEN_PATHS:
+            return
+        headers = context.headers
+        host = headers.get(b"host", b"")
+        if self._service.is_local and not self._is_our_name(host):
+            message = (
+                f"this server answers under its address, as localhost or for --cors-origin, got Host: {_show(host)}"
+            )
+            raise ForbiddenError(message, code="host_not_allowed")
+        origin, site = headers.get(b"origin"), headers.get(b"sec-fetch-site")
+        if origin is None and site is None:
+            self._check_type(context)
+        elif not self._is_page_allowed(context, origin, site, host):
+            message = (
+                "this server answers its own pages, those of --cors-origin, and with --api-key requests with the key"
+            )
+            raise ForbiddenError(f"{message}, got Origin: {_show(origin or b'none')}", code="origin_not_allowed")
+
+    def _is_page_allowed(self, context: RequestContext, origin: bytes | None, site: bytes | None, host: bytes) -> bool:
+        if site in (b"same-origin", b"none"):  # none: the address bar
+            return True
+        if origin is not None and self._cors.allows(origin):
+            return True
+        if site is None:
+            return origin is not None and origin.partition(b"://")[2].lower() == host.lower()
+        is_link = context.method == "GET" and context.headers.get(b"sec-fetch-mode") == b"navigate"
+        return is_link and origin is None
+
+    def _check_type(self, context: RequestContext) -> None:
+        """Browsers before 2020 send forms without Origin. A form holds JSON in these types only; curl sends neither."""
+        content_type = context.headers.get(b"content-type", b"")
+        if context.method == "POST" and content_type.partition(b";")[0].strip().lower() in _FORM_TYPES:
+            message = f"the content type must be application/json, got {_show(content_type)}"
+            raise ForbiddenError(message, code="content_type_not_allowed")
+
+
+def _host_name(host: bytes) -> str:
+    """Without the port and without brackets."""
+    text = host.decode("latin-1").strip().lower()
+    name = text[1:].partition("]")[0] if text.startswith("[") else text.partition(":")[0]
+    return name.rstrip(".")
+
+
+def _is_local_name(name: str) -> bool:
+    """No page's: an address, localhost, or none (HTTP/1.0)."""
+    if not name or name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _show(value: bytes) -> str:
+    return quote(value.decode("latin-1"))

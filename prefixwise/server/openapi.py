@@ -26,6 +26,16 @@ _RERANK_EXAMPLE: dict[str, object] = {
     "documents": ["Berlin is in Germany.", "Paris is the capital of France."],
 }
 
+_MANY_EXAMPLE: dict[str, object] = {
+    "requests": [{"query": [1, 2, 3], "items": [[4, 5], [6]]}, {"query": [9], "items": [[4, 5]]}],
+    "label_token_ids": [7, 8],
+    "apply_softmax": True,
+}
+_PAIRS_EXAMPLE: dict[str, object] = {
+    "text_1": _RERANK_EXAMPLE["query"],
+    "text_2": _RERANK_EXAMPLE["documents"],
+}
+
 _WORKING = (500, 503)  # of all routes that need the engine
 
 
@@ -52,28 +62,80 @@ class Operation(NamedTuple):
     is_open: bool = False  # without an API key
     parameters: tuple[Document, ...] = ()
     error: str = "Error"  # a schema's name
+    tag: str = "Server"  # a key of TAGS
 
+
+# The groups of operations, in the order of the page.
+TAGS = {
+    "Score": "Score items, many queries, or pairs of texts; classify inputs.",
+    "Rerank": "Order documents by a query, in the formats of several APIs.",
+    "Prefix": "Pin queries in the KV cache.",
+    "Server": "The model, its tokens, health, configuration and metrics; the pages.",
+    "Reports": "Artifacts of benchmark and validation runs.",
+}
 
 OPERATIONS = (
     Operation(
         "post",
         "/v1/score",
-        "Score items against a query.",
-        "ScoreResponse",
+        "Score items against a query, or many queries with items of their own; pairs of texts, like vLLM.",
+        "AnyScoreResponse",
         (400, 404, 413, 422, 429, *_WORKING, 504),
-        "ScoreRequest",
-        {"token ids": _IDS_EXAMPLE, "text": _TEXT_EXAMPLE},
+        "AnyScoreRequest",
+        {"token ids": _IDS_EXAMPLE, "text": _TEXT_EXAMPLE, "many": _MANY_EXAMPLE, "pairs": _PAIRS_EXAMPLE},
         has_timeout=True,
+        tag="Score",
+    ),
+    Operation(
+        "post",
+        "/score",
+        "Score pairs of texts, like vLLM; takes every body that /v1/score takes.",
+        "VllmScoreResponse",
+        (400, 404, 413, 422, 429, *_WORKING, 504),
+        "VllmScoreRequest",
+        {"pairs": _PAIRS_EXAMPLE},
+        has_timeout=True,
+        tag="Score",
+    ),
+    Operation(
+        "post",
+        "/generative_scoring",
+        "The probability of the first label token after each item, like vLLM.",
+        "VllmScoreResponse",
+        (400, 404, 413, 422, 429, *_WORKING, 504),
+        "GenerativeScoringRequest",
+        {"token ids": {name: value for name, value in _IDS_EXAMPLE.items() if name != "apply_softmax"}},
+        has_timeout=True,
+        tag="Score",
+    ),
+    Operation(
+        "post",
+        "/classify",
+        "The classes of whole inputs, for models with a classifier's head, like vLLM.",
+        "ClassifyResponse",
+        (400, 404, 413, 422, 429, *_WORKING, 504),
+        "ClassifyRequest",
+        {"texts": {"input": ["The chef prepared a meal.", "Rain"]}, "token ids": {"input": [[1, 2, 3], [4, 5]]}},
+        has_timeout=True,
+        tag="Score",
     ),
     Operation(
         "post",
         "/v1/rerank",
-        "Order documents by a query, like Cohere (version 1) and Jina.",
-        "RerankResponse",
+        "Order documents by a query, like Cohere (version 1) and Jina; by the fields also like SGLang, Voyage, "
+        "Infinity and Mixedbread.",
+        "AnyRerankV1Response",
         (400, 404, 413, 422, 429, *_WORKING, 504),
-        "RerankRequest",
-        {"documents": {**_RERANK_EXAMPLE, "top_n": 1, "return_documents": True}},
+        "AnyRerankV1Request",
+        {
+            "documents": {**_RERANK_EXAMPLE, "top_n": 1, "return_documents": True},
+            "SGLang": {**_RERANK_EXAMPLE, "instruct": "Does the document answer the question?"},
+            "Voyage": {**_RERANK_EXAMPLE, "top_k": 1, "truncation": True},
+            "Infinity": {**_RERANK_EXAMPLE, "raw_scores": False},
+        },
         has_timeout=True,
+        error="AnyV1Error",
+        tag="Rerank",
     ),
     Operation(
         "post",
@@ -84,6 +146,7 @@ OPERATIONS = (
         "RerankV2Request",
         {"documents": {**_RERANK_EXAMPLE, "max_tokens_per_doc": 512}},
         has_timeout=True,
+        tag="Rerank",
     ),
     Operation(
         "post",
@@ -98,6 +161,35 @@ OPERATIONS = (
         },
         has_timeout=True,
         error="AnyError",
+        tag="Rerank",
+    ),
+    Operation(
+        "post",
+        "/v1/ranking",
+        "Order passages by a query, like NVIDIA's NIM for reranking.",
+        "NvidiaRankingResponse",
+        (400, 404, 413, 422, 429, *_WORKING, 504),
+        "NvidiaRankingRequest",
+        {
+            "passages": {
+                "query": {"text": _RERANK_EXAMPLE["query"]},
+                "passages": [{"text": "Berlin is in Germany."}, {"text": "Paris is the capital of France."}],
+                "truncate": "END",
+            }
+        },
+        has_timeout=True,
+        tag="Rerank",
+    ),
+    Operation(
+        "post",
+        "/v1/reranking",
+        "Order documents by a query, like Mixedbread.",
+        "MixedbreadRerankResponse",
+        (400, 404, 413, 422, 429, *_WORKING, 504),
+        "MixedbreadRerankRequest",
+        {"input": {"query": _RERANK_EXAMPLE["query"], "input": _RERANK_EXAMPLE["documents"], "top_k": 1}},
+        has_timeout=True,
+        tag="Rerank",
     ),
     Operation(
         "post",
@@ -111,9 +203,12 @@ OPERATIONS = (
             "for reranking": {"query": _RERANK_EXAMPLE["query"], "profile": "default"},
         },
         has_timeout=True,
+        tag="Prefix",
     ),
-    Operation("get", "/v1/prefix", "List the pinned prefixes.", "PrefixList", _WORKING),
-    Operation("delete", "/v1/prefix/{prefix_id}", "Release a pinned prefix.", "PrefixReleased", (404, *_WORKING)),
+    Operation("get", "/v1/prefix", "List the pinned prefixes.", "PrefixList", _WORKING, tag="Prefix"),
+    Operation(
+        "delete", "/v1/prefix/{prefix_id}", "Release a pinned prefix.", "PrefixReleased", (404, *_WORKING), tag="Prefix"
+    ),
     Operation(
         "post",
         "/tokenize",
@@ -140,10 +235,18 @@ OPERATIONS = (
     Operation("get", "/openapi.json", "This document.", "application/json", (500,), is_open=True),
     Operation("get", "/docs", "This document as a page.", "text/html", (404, 500), is_open=True),
     Operation("get", "/", "The playground.", "text/html", (500,), is_open=True),
-    Operation("get", "/reports", "The report viewer.", "text/html", (500,), is_open=True),
-    Operation("get", "/reports/list", "The artifacts in the folder of reports.", "ReportList", (404, 500)),
+    Operation("get", "/reports", "The report viewer.", "text/html", (500,), is_open=True, tag="Reports"),
     Operation(
-        "get", "/reports/view", "An artifact as a page.", "text/html", (400, 404, 500), parameters=(_REPORT_NAME,)
+        "get", "/reports/list", "The artifacts in the folder of reports.", "ReportList", (404, 500), tag="Reports"
+    ),
+    Operation(
+        "get",
+        "/reports/view",
+        "An artifact as a page.",
+        "text/html",
+        (400, 404, 500),
+        parameters=(_REPORT_NAME,),
+        tag="Reports",
     ),
     Operation(
         "post",
@@ -152,12 +255,17 @@ OPERATIONS = (
         "text/html",
         (400, 404, 413, 500),
         "Artifact",
+        tag="Reports",
     ),
     Operation("get", "/page/{name}", "A file of the page.", "text/plain", (404, 500), is_open=True),
 )
 
 _REQUEST_ID = {
     "description": "The caller's, if it is printable and has at most 128 characters, else a new one.",
+    "schema": {"type": "string"},
+}
+_WARNING = {
+    "description": "Once for each warning, such as a field that is unknown and was ignored.",
     "schema": {"type": "string"},
 }
 _RETRY_AFTER = {"description": "Seconds to wait before a retry.", "schema": {"type": "integer", "minimum": 1}}
@@ -190,6 +298,7 @@ _IN_PATH = (
 _TITLES = {
     400: "The request is not valid.",
     401: "The API key is missing or wrong.",
+    403: "Another web page may have sent the request.",
     404: "Not found.",
     413: "The body is too large.",
     422: "The model does not have a token id of the request.",
@@ -213,6 +322,7 @@ def openapi_document(*, has_key: bool = False) -> Document:
             "version": __version__,
             "summary": "Score many items against one query with a language model, each exactly as if it were alone.",
         },
+        "tags": [{"name": name, "description": text} for name, text in TAGS.items()],
         "paths": paths,
         "components": {"schemas": SCHEMAS},
     }
@@ -227,8 +337,10 @@ def openapi_document(*, has_key: bool = False) -> Document:
 
 def _operation(operation: Operation, has_key: bool) -> Document:
     asks_for_key = has_key and not operation.is_open
-    statuses = sorted({*operation.statuses, *((401,) if asks_for_key else ())})
+    is_page_asked = not has_key and operation.path != "/health"  # which web page sent it
+    statuses = sorted({*operation.statuses, *((401,) if asks_for_key else (403,) if is_page_asked else ())})
     described: Document = {
+        "tags": [operation.tag],
         "summary": operation.summary,
         "operationId": f"{operation.method}_{operation.path.strip('/').translate(_TO_NAME) or 'home'}",
         "responses": {
@@ -256,7 +368,8 @@ def _answer(operation: Operation) -> Document:
     schema = {} if is_media_type else {"$ref": f"#/components/schemas/{operation.answer}"}
     if media.startswith("text/"):
         schema = {"type": "string"}
-    return {"description": "Success.", "headers": {"X-Request-Id": _REQUEST_ID}, "content": {media: {"schema": schema}}}
+    headers = {"X-Request-Id": _REQUEST_ID, **({"X-Prefixwise-Warning": _WARNING} if operation.has_timeout else {})}
+    return {"description": "Success.", "headers": headers, "content": {media: {"schema": schema}}}
 
 
 def _error(status: int, schema: str) -> Document:

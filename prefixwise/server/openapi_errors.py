@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from prefixwise.contract.request import SCORE_FIELDS, rerank_fields
+from prefixwise.contract.classify import CLASSIFY_FIELDS
+from prefixwise.contract.request import PAIR_NAMES, REQUEST_ID, SCORE_FIELDS, Dialect, rerank_fields
 
 
 class ErrorRow(NamedTuple):
@@ -23,14 +24,19 @@ _SERVER = "server_error"
 
 
 def _field_codes(*, is_type: bool) -> list[str]:
-    """The codes of wrong types, or of wrong values, of the request fields. (TEI's errors have no code.)"""
-    rows = (*SCORE_FIELDS, *rerank_fields("cohere_v1"))
+    """The codes of wrong types, or of wrong values, of the request fields. (TEI's and SGLang's errors have no code.)"""
+    dialects: tuple[Dialect, ...] = ("cohere_v1", "infinity", "voyage", "mixedbread", "nvidia", "vllm")  # with codes
+    rerank = (row for dialect in dialects for row in rerank_fields(dialect))
+    rows = (*SCORE_FIELDS, *CLASSIFY_FIELDS, REQUEST_ID, *rerank)
     codes = dict.fromkeys(row.kind.error_code(row.name) for row in rows)
     return [code for code in codes if code.endswith("_type") == is_type and code != "invalid_profile"]
 
 
+_PAIRS = sorted(PAIR_NAMES - {"items", "documents"})
+
 ERROR_TABLE = (
     ErrorRow(400, _BAD, ("invalid_http",), "The request is not valid HTTP/1.1."),
+    ErrorRow(400, _BAD, ("invalid_host",), "The request has no Host header, or several."),
     ErrorRow(400, _BAD, ("invalid_json",), "The body is not a JSON object in UTF-8."),
     ErrorRow(
         400,
@@ -39,9 +45,13 @@ ERROR_TABLE = (
             "missing_query",
             "missing_items",
             "missing_label_token_ids",
+            "missing_embed_override_token_id",
             "missing_text",
             "missing_name",
             "missing_documents",
+            "missing_input",
+            "missing_passages",
+            *(f"missing_{name}" for name in _PAIRS),
         ),
         "A required field is absent or null.",
     ),
@@ -54,6 +64,10 @@ ERROR_TABLE = (
             "empty_label_token_ids",
             "empty_text",
             "empty_documents",
+            "empty_input",
+            "empty_passages",
+            *(f"empty_{name}" for name in _PAIRS),
+            "empty_requests",
         ),
         "A field is empty that must not be, or a text has no token.",
     ),
@@ -62,8 +76,9 @@ ERROR_TABLE = (
         _BAD,
         (
             *_field_codes(is_type=True),
+            *(f"invalid_{name}_type" for name in _PAIRS),
+            "invalid_requests_type",
             "invalid_text_type",
-            "invalid_add_special_tokens_type",
         ),
         "A field has a wrong type.",
     ),
@@ -77,7 +92,10 @@ ERROR_TABLE = (
         "The profile does not exist, cannot rerank, or is for another model; the message says which.",
     ),
     ErrorRow(
-        400, _VALUE, ("no_label_logits",), "The model is a classifier: it reranks, and has no logits of label tokens."
+        400,
+        _VALUE,
+        ("no_label_logits", "not_a_classifier"),
+        "The model is a classifier, which has no logits of label tokens; or it is none, and has no classes.",
     ),
     ErrorRow(400, _VALUE, ("negative_token_id",), "A token id is below 0."),
     ErrorRow(400, _VALUE, ("invalid_unicode",), "A text holds a lone surrogate, which no tokenizer can read."),
@@ -97,6 +115,8 @@ ERROR_TABLE = (
         ("conflicting_parameters", "wrong_label_count"),
         "Parameters contradict each other, or the score mode does not take this number of labels.",
     ),
+    ErrorRow(400, _VALUE, ("unsupported_parameter",), "A field that is known and not served here; leave it out."),
+    ErrorRow(400, _VALUE, ("too_many_requests",), "More requests, or different first texts, than one call may have."),
     ErrorRow(
         400,
         _VALUE,
@@ -104,8 +124,14 @@ ERROR_TABLE = (
         'A label is not exactly one token; label_scoring "sequence" takes labels of any length.',
     ),
     ErrorRow(400, _VALUE, ("delimiter_collision",), "The query or an item holds the server's delimiter token."),
+    ErrorRow(
+        400,
+        _VALUE,
+        ("invalid_embed_overrides", "embed_overrides_mismatch", "embed_overrides_truncated"),
+        "Vectors do not fit the model, are not one for each placeholder token, or one of an item is cut off.",
+    ),
     ErrorRow(400, _VALUE, ("too_many_items",), "More items than one request may have (--max-items-per-request)."),
-    ErrorRow(400, _VALUE, ("too_many_scores",), "More scores (items x labels) than one answer may have."),
+    ErrorRow(400, _VALUE, ("too_many_scores",), "More scores or hidden states than one answer may have."),
     ErrorRow(400, _VALUE, ("context_too_long",), "The prefix and the longest item do not fit the model."),
     ErrorRow(400, _VALUE, ("dense_mask_too_large",), "The dense mask would be larger than its bound."),
     ErrorRow(
@@ -115,16 +141,30 @@ ERROR_TABLE = (
         "The prefix cannot be pinned: the KV cache is full of pinned prefixes, or disabled.",
     ),
     ErrorRow(401, "authentication_error", ("invalid_api_key",), "The API key is missing or wrong."),
+    ErrorRow(
+        403,
+        "permission_error",
+        ("origin_not_allowed", "host_not_allowed", "content_type_not_allowed"),
+        "The server has no API key, and a web page may have sent the request that is not its own.",
+    ),
     ErrorRow(400, _VALUE, ("invalid_artifact",), "The artifact cannot be shown as a report; the message says why."),
     ErrorRow(404, _BAD, ("not_found",), "Nothing exists under this path or id."),
     ErrorRow(404, _BAD, ("no_report_viewer",), "The packages that render reports are not installed on the server."),
     ErrorRow(404, "model_error", ("model_not_found",), "The model is not served here."),
     ErrorRow(405, _BAD, ("method_not_allowed",), "The path does not take this method; Allow lists those it takes."),
+    ErrorRow(408, _BAD, ("header_timeout", "idle_timeout"), "The headers did not arrive in time, or the body paused."),
     ErrorRow(413, _BAD, ("request_too_large",), "The body is larger than --max-request-bytes."),
     ErrorRow(422, _VALUE, ("token_id_exceeds_vocab",), "A token id that the model does not have."),
     ErrorRow(429, "rate_limit_error", ("queue_full",), "Too many tokens are waiting; Retry-After says when to retry."),
+    ErrorRow(
+        431,
+        _BAD,
+        ("too_many_headers", "headers_too_large"),
+        "More or larger headers than --max-headers and --max-header-bytes allow.",
+    ),
     ErrorRow(500, _SERVER, ("internal_error",), "An unexpected error; the log has it under the request id."),
     ErrorRow(503, _SERVER, ("not_ready", "shutting_down"), "The model is warming up, or the server is shutting down."),
+    ErrorRow(503, _SERVER, ("too_many_connections",), "The server has as many connections as it may have."),
     ErrorRow(504, _SERVER, ("deadline_exceeded",), "It took longer than --request-timeout or X-Request-Timeout."),
 )
 

@@ -3,111 +3,16 @@
 from __future__ import annotations
 
 from prefixwise.contract.fields import Schema, properties
-from prefixwise.contract.request import IDS, SCORE_FIELDS, TEXTS, Dialect, rerank_fields
+from prefixwise.contract.request import IDS, TEXTS, Dialect, rerank_fields
 from prefixwise.server.openapi_errors import ERROR_TABLE
+from prefixwise.server.openapi_scores import COUNT, SCORE_PROPERTIES, SCORE_SCHEMAS, WARNINGS, object_of, optional
 from prefixwise.server.routes.tokens import DEFAULT_TTL_SECONDS, MAX_TTL_SECONDS
-
-COUNT: Schema = {"type": "integer", "minimum": 0}
-_SCORE_PROPERTIES = properties(SCORE_FIELDS)
-
-
-def optional(kind: str, text: str, default: object = None, **more: object) -> Schema:
-    """A field that may be absent or null."""
-    return {"type": [kind, "null"], "default": default, "description": text, **more}
-
-
-def object_of(properties: Schema, *optional: str, **more: object) -> Schema:
-    """An object that has all of these properties except the optional ones."""
-    required = [name for name in properties if name not in optional]
-    return {"type": "object", "required": required, "properties": properties, **more}
-
-
-# Scores
-
-_SCORE_REQUEST: Schema = {
-    "type": "object",
-    "required": ["query", "items"],
-    "properties": _SCORE_PROPERTIES,
-    "allOf": [
-        {
-            "anyOf": [
-                {
-                    "description": "Text throughout.",
-                    "properties": {
-                        "query": {"type": "string"},
-                        "items": {"anyOf": [{"type": "string"}, TEXTS]},
-                        "suffix": {"type": ["string", "null"]},
-                    },
-                },
-                {
-                    "description": "Token ids throughout.",
-                    "properties": {
-                        "query": {"type": "array"},
-                        "items": {"type": "array", "items": {"type": "array"}},
-                        "suffix": {"type": ["array", "null"]},
-                    },
-                },
-            ]
-        },
-        {
-            "anyOf": [
-                {
-                    "required": ["labels"],
-                    "properties": {"labels": {"type": "array"}, "label_token_ids": {"type": "null"}},
-                },
-                {
-                    "required": ["label_token_ids"],
-                    "properties": {"labels": {"type": "null"}, "label_token_ids": {"type": "array"}},
-                },
-            ]
-        },
-    ],
-}
-
-
-USAGE = object_of(
-    {
-        "prompt_tokens": {**COUNT, "description": "The query once, plus all items."},
-        "total_tokens": COUNT,
-        "completion_tokens": {"const": 0},
-        "prompt_tokens_details": object_of(
-            {"cached_tokens": {**COUNT, "description": "Prefix tokens that were in the KV cache."}}
-        ),
-    }
-)
-
-_SCORE_RESPONSE = object_of(
-    {
-        "object": {"const": "scoring"},
-        "model": {"type": "string"},
-        "scores": {
-            "description": "Rows in item order, columns in label order; null for an item in item_errors.",
-            "type": "array",
-            "items": {"type": ["array", "null"], "items": {"type": "number"}},
-        },
-        "usage": USAGE,
-        "truncated": {
-            "description": "Items that were cut to max_tokens_per_item.",
-            "type": "array",
-            "items": object_of({"index": COUNT, "original_tokens": COUNT, "kept_tokens": COUNT}),
-        },
-        "item_errors": {
-            "description": 'Items without scores, if on_item_error is "report".',
-            "type": "array",
-            "items": object_of({"index": COUNT, "code": {"type": "string"}, "message": {"type": "string"}}),
-        },
-        "debug": {"type": "object", "description": "Present if return_debug is set."},
-    },
-    "truncated",
-    "item_errors",
-    "debug",
-)
 
 _PREFIX_REQUEST: Schema = {
     "type": "object",
     "required": ["query"],
     "properties": {
-        "query": _SCORE_PROPERTIES["query"],
+        "query": SCORE_PROPERTIES["query"],
         "ttl_seconds": optional(
             "number",
             "How long the prefix stays pinned.",
@@ -121,7 +26,7 @@ _PREFIX_REQUEST: Schema = {
             "text. If absent, pin the prefix of requests to /v1/score.",
         ),
         "instruction": optional("string", "The instruction of the rerank requests; if absent, the profile's own."),
-        "model": _SCORE_PROPERTIES["model"],
+        "model": SCORE_PROPERTIES["model"],
     },
 }
 
@@ -134,7 +39,9 @@ _PREFIX = object_of(
         "cached_tokens": {**COUNT, "description": "Of these, tokens that were in the KV cache."},
         "bytes": {**COUNT, "description": "Memory on each device."},
         "ttl_seconds": {"type": "number"},
-    }
+        "warnings": WARNINGS,
+    },
+    "warnings",
 )
 
 _TEXT_OR_TEXTS: list[Schema] = [{"type": "string"}, {**TEXTS, "minItems": 1}, {"type": "null"}]
@@ -145,7 +52,7 @@ _TOKENIZE_REQUEST: Schema = {
         "text": {"description": "One text, or a list of texts.", "anyOf": _TEXT_OR_TEXTS},
         "prompt": {"description": "Another name for text; give one of the two.", "anyOf": _TEXT_OR_TEXTS},
         "add_special_tokens": optional("boolean", "Put the tokens that start a prompt (BOS) before each text.", False),
-        "model": _SCORE_PROPERTIES["model"],
+        "model": SCORE_PROPERTIES["model"],
     },
     "anyOf": [
         {"required": ["text"], "properties": {"text": {"type": ["string", "array"]}, "prompt": {"type": "null"}}},
@@ -159,7 +66,9 @@ _TOKENIZE_RESPONSE = object_of(
         "tokens": {"anyOf": [IDS, {"type": "array", "items": IDS}]},
         "count": {"anyOf": [COUNT, {"type": "array", "items": COUNT}]},
         "max_model_len": COUNT,
-    }
+        "warnings": WARNINGS,
+    },
+    "warnings",
 )
 
 _MODEL_ENTRY = object_of(
@@ -214,7 +123,7 @@ _META = object_of(
         "warnings": {
             "type": "array",
             "items": {"type": "string"},
-            "description": "The model has no known profile, or documents were cut.",
+            "description": "The model has no known profile, documents were cut, or unknown fields were ignored.",
         },
         "truncated": {
             "type": "array",
@@ -227,7 +136,10 @@ _META = object_of(
     "truncated",
     "debug",
 )
-_RESULT: Schema = {"index": {**COUNT, "description": "The index in the request."}, "relevance_score": _RELEVANCE}
+_RESULT: Schema = {
+    "index": {**COUNT, "description": "The index in the request."},
+    "relevance_score": {"type": "number", "description": "From 0 to 1, unless use_activation is false."},
+}
 _V1_RESPONSE = object_of(
     {
         "id": {"type": "string"},
@@ -271,13 +183,14 @@ _TEI_INFO = object_of(
         "model_id": {"type": "string"},
         "model_sha": {"type": "null"},
         "model_dtype": {"type": "string"},
-        "model_type": object_of({"reranker": {"type": "object"}}),
+        "served_model_name": {"type": "string"},
+        "model_type": {"anyOf": [object_of({name: {"type": "object"}}) for name in ("reranker", "classifier")]},
         "max_concurrent_requests": COUNT,
         "max_input_length": COUNT,
         "max_batch_tokens": COUNT,
         "max_batch_requests": {"type": "null"},
         "max_client_batch_size": COUNT,
-        "auto_truncate": {"const": False},
+        "auto_truncate": {"type": "boolean"},
         "tokenization_workers": COUNT,
         "version": {"type": "string"},
         "sha": {"type": "null"},
@@ -286,13 +199,86 @@ _TEI_INFO = object_of(
 )
 
 
-def _either(one: str, other: str, text: str) -> Schema:
-    return {"description": text, "anyOf": [{"$ref": f"#/components/schemas/{name}"} for name in (one, other)]}
+_SCORED: Schema = {"index": COUNT, "relevance_score": {"type": "number"}}
+_PROMPT_USAGE = object_of({"prompt_tokens": COUNT, "total_tokens": COUNT})
+_SGLANG_RESPONSE: Schema = {
+    "type": "array",
+    "description": "Best first.",
+    "items": object_of(
+        {"score": _RELEVANCE, "document": {"type": "string"}, "index": COUNT, "meta_info": {"type": "null"}}, "document"
+    ),
+}
+_SGLANG_ERROR = object_of(
+    {
+        "object": {"const": "error"},
+        "message": {"type": "string"},
+        "type": {"type": "string"},
+        "param": {"type": ["string", "null"]},
+        "code": {"type": "integer", "description": "The status."},
+    }
+)
+_INFINITY_RESPONSE = object_of(
+    {
+        "object": {"const": "rerank"},
+        "results": {"type": "array", "items": object_of({**_SCORED, "document": {"type": "string"}}, "document")},
+        "model": {"type": "string"},
+        "usage": _PROMPT_USAGE,
+        "id": {"type": "string"},
+        "created": COUNT,
+        "warnings": WARNINGS,
+    },
+    "warnings",
+)
+_VOYAGE_RESPONSE = object_of(
+    {
+        "object": {"const": "list"},
+        "data": {"type": "array", "items": object_of({**_SCORED, "document": {"type": "string"}}, "document")},
+        "model": {"type": "string"},
+        "usage": object_of({"total_tokens": COUNT}),
+        "warnings": WARNINGS,
+    },
+    "warnings",
+)
+_MIXEDBREAD_RESPONSE = object_of(
+    {
+        "object": {"const": "list"},
+        "model": {"type": "string"},
+        "data": {
+            "type": "array",
+            "items": object_of(
+                {"index": COUNT, "score": _RELEVANCE, "input": {}, "object": {"const": "rank_result"}}, "input"
+            ),
+        },
+        "usage": object_of({"prompt_tokens": COUNT, "total_tokens": COUNT, "completion_tokens": {"const": 0}}),
+        "top_k": COUNT,
+        "return_input": {"type": "boolean"},
+        "warnings": WARNINGS,
+    },
+    "warnings",
+)
+_NVIDIA_RESPONSE = object_of(
+    {
+        "rankings": {
+            "type": "array",
+            "description": "Best first.",
+            "items": object_of({"index": COUNT, "logit": {"type": "number"}}),
+        },
+        "usage": _PROMPT_USAGE,
+        "warnings": WARNINGS,
+    },
+    "warnings",
+)
+
+
+def _either(text: str, *names: str) -> Schema:
+    return {"description": text, "anyOf": [{"$ref": f"#/components/schemas/{name}"} for name in names]}
+
+
+_BY_FIELDS = "In the dialect of the request."
 
 
 SCHEMAS: Schema = {
-    "ScoreRequest": _SCORE_REQUEST,
-    "ScoreResponse": _SCORE_RESPONSE,
+    **SCORE_SCHEMAS,
     "PrefixRequest": _PREFIX_REQUEST,
     "Prefix": _PREFIX,
     "PrefixList": _list_of("Prefix"),
@@ -360,7 +346,35 @@ SCHEMAS: Schema = {
     "TeiRerankResponse": _TEI_RESPONSE,
     "TeiError": _TEI_ERROR,
     "TeiInfo": _TEI_INFO,
-    "AnyRerankRequest": _either("TeiRerankRequest", "RerankRequest", "With `texts`, or with `documents`."),
-    "AnyRerankResponse": _either("TeiRerankResponse", "RerankResponse", "In the dialect of the request."),
-    "AnyError": _either("TeiError", "Error", "In the dialect of the request; the second one without a readable body."),
+    "SglangRerankRequest": _rerank_request("sglang"),
+    "SglangRerankResponse": _SGLANG_RESPONSE,
+    "SglangError": _SGLANG_ERROR,
+    "InfinityRerankRequest": _rerank_request("infinity"),
+    "InfinityRerankResponse": _INFINITY_RESPONSE,
+    "VoyageRerankRequest": _rerank_request("voyage"),
+    "VoyageRerankResponse": _VOYAGE_RESPONSE,
+    "MixedbreadRerankRequest": _rerank_request("mixedbread"),
+    "MixedbreadRerankResponse": _MIXEDBREAD_RESPONSE,
+    "NvidiaRankingRequest": _rerank_request("nvidia"),
+    "NvidiaRankingResponse": _NVIDIA_RESPONSE,
+    "AnyRerankRequest": _either(
+        "TEI's with `texts`, Voyage's with `top_k` or `truncation`, Infinity's with `raw_scores`, else Cohere's.",
+        *("TeiRerankRequest", "RerankRequest", "VoyageRerankRequest", "InfinityRerankRequest"),
+    ),
+    "AnyRerankResponse": _either(
+        _BY_FIELDS, "TeiRerankResponse", "RerankResponse", "VoyageRerankResponse", "InfinityRerankResponse"
+    ),
+    "AnyError": _either(f"{_BY_FIELDS} The second one without a readable body.", "TeiError", "Error"),
+    "AnyRerankV1Request": _either(
+        "Mixedbread's with `input`, Voyage's with `top_k` or `truncation`, Infinity's with `raw_scores`, SGLang's with "
+        "`instruct` or with --rerank-format sglang, else Cohere's.",
+        *("RerankRequest", "SglangRerankRequest", "VoyageRerankRequest"),
+        *("InfinityRerankRequest", "MixedbreadRerankRequest"),
+    ),
+    "AnyRerankV1Response": _either(
+        _BY_FIELDS,
+        *("RerankResponse", "SglangRerankResponse", "VoyageRerankResponse"),
+        *("InfinityRerankResponse", "MixedbreadRerankResponse"),
+    ),
+    "AnyV1Error": _either(f"{_BY_FIELDS} The first one without a readable body.", "Error", "SglangError"),
 }

@@ -11,24 +11,17 @@ import contextlib
 import math
 import re
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 
 import orjson
 from starlette.responses import Response
 
-from prefixwise.contract.errors import (
-    DeadlineExceededError,
-    InvalidRequestError,
-    InvalidValueError,
-    TokenizerError,
-    quote,
-)
-from prefixwise.engine.prepare import PreparedRequest
+from prefixwise.contract.errors import DeadlineExceededError, InvalidValueError, quote
 from prefixwise.engine.request_state import RequestState
 from prefixwise.server.context import JsonResponse, RequestContext, RequestStats, decode_object, read_body
-from prefixwise.server.dialects.base import Body, Dialect, Prepared
+from prefixwise.server.dialects.base import Body, Call, Dialect, map_tokenizer_error
 from prefixwise.server.service import Service
 
 # Below these bounds the work is shorter than a switch to another thread and back.
@@ -41,104 +34,101 @@ _NUMBER = re.compile(r"\s*[0-9]+(\.[0-9]*)?([eE][+-]?[0-9]{1,3})?\s*")
 
 
 async def score(service: Service, context: RequestContext, *, dialects: tuple[Dialect, ...]) -> Response:
-    """Score the request in the body. `dialects`: those of the path; the first that matches the body applies.
+    """Score what the body asks for. `dialects`: those of the path; the first that matches it applies, else the last.
 
     Raises RequestError if the request cannot be scored.
     """
-    if len(dialects) == 1:  # else the form of the error depends on the body
+    if len({type(each).error_body for each in dialects}) == 1:  # else the form of the error depends on the body
         service.engine.scheduler.admission.check()
     async with time_limit(context, service.options.request_timeout) as deadline:
         content = await read_body(context, service.options.max_request_bytes)
-        prepared = await _prepare(service, context, dialects, content)
-        state = await _run(service, context, prepared, deadline)
-        return await _render(service, context, prepared, state)
+        call = await _prepare(service, context, dialects, content)
+        states = await _run(service, context, call, deadline)
+        return await _render(service, context, call, states)
 
 
-async def _prepare(
-    service: Service, context: RequestContext, dialects: tuple[Dialect, ...], content: bytes
-) -> Prepared:
+async def _prepare(service: Service, context: RequestContext, dialects: tuple[Dialect, ...], content: bytes) -> Call:
     """On the event loop if that is quick, else on the thread pool."""
     if len(content) >= _INLINE_BYTES:
-        prepared = await service.in_pool(partial(_decode_and_prepare, service, context, dialects, content))
+        call = await service.in_pool(partial(_decode_and_prepare, service, context, dialects, content))
     else:
         body = decode_object(content)
         dialect = _choose(context, dialects, body)
         work = partial(_prepare_body, service, dialect, body)
-        prepared = await service.in_pool(work) if dialect.has_text(body) else work()
-    _record_prepared(service, context, prepared.scoring)
-    return prepared
+        call = await service.in_pool(work) if dialect.has_text(body) else work()
+    _record_prepared(service, context, call)
+    return call
 
 
 def _decode_and_prepare(
     service: Service, context: RequestContext, dialects: tuple[Dialect, ...], content: bytes
-) -> Prepared:
+) -> Call:
     body = decode_object(content)
     return _prepare_body(service, _choose(context, dialects, body), body)
 
 
 def _choose(context: RequestContext, dialects: tuple[Dialect, ...], body: Body) -> Dialect:
-    dialect = next(each for each in dialects if each.matches(body))
+    dialect = next((each for each in dialects if each.matches(body)), dialects[-1])
     context.error_body = dialect.error_body
     return dialect
 
 
-def _prepare_body(service: Service, dialect: Dialect, body: Body) -> Prepared:
+def _prepare_body(service: Service, dialect: Dialect, body: Body) -> Call:
     with map_tokenizer_error():
-        return dialect.prepare(service, body)
+        return dialect.prepare_call(service, body)
 
 
-@contextmanager
-def map_tokenizer_error() -> Iterator[None]:
-    """Text for a model without a tokenizer is an error of the request."""
-    try:
-        yield
-    except TokenizerError as error:
-        raise InvalidRequestError(str(error), code="no_tokenizer") from None
-
-
-def _record_prepared(service: Service, context: RequestContext, scoring: PreparedRequest) -> None:
+def _record_prepared(service: Service, context: RequestContext, call: Call) -> None:
+    scorings = [each.scoring for each in call.prepared]
+    plans = [each.plan for each in scorings if each.plan is not None]
     context.stats = RequestStats(
-        items=scoring.num_items,
-        labels=scoring.request.num_labels,
-        prompt_tokens=scoring.prompt.prompt_tokens,
+        requests=len(call.requests),
+        items=sum(each.num_items for each in scorings),
+        labels=max((each.request.num_labels for each in scorings), default=0),
+        prompt_tokens=sum(each.prompt.prompt_tokens for each in scorings),
+        algorithm=",".join(sorted({plan.algorithm for plan in plans})) or None,
     )
-    if scoring.plan is not None:
-        context.stats.algorithm = scoring.plan.algorithm
-        service.metrics.count_algorithm(scoring.plan.algorithm)
+    for plan in plans:
+        service.metrics.count_algorithm(plan.algorithm)
 
 
-async def _run(service: Service, context: RequestContext, prepared: Prepared, deadline: float | None) -> RequestState:
-    completion = Completion()
-    state = service.engine.submit(
-        prepared.scoring, deadline=deadline, on_change=completion.notify, priority=prepared.priority
-    )
+async def _run(service: Service, context: RequestContext, call: Call, deadline: float | None) -> list[RequestState]:
+    """The states of the prepared requests, done. They are queued together, so that they share steps."""
+    completions = [Completion() for _ in call.prepared]
+    states = [
+        service.engine.state_of(each.scoring, deadline=deadline, on_change=done.notify, priority=each.priority)
+        for each, done in zip(call.prepared, completions, strict=True)
+    ]
+    service.engine.submit_all(states)
     try:
-        await completion.wait(context, state)
+        await wait_for_all(context, completions, states)
     finally:  # a request that was cancelled has waited, too
-        _record_state(service, context, state)
-    return state
+        _record_states(service, context, states)
+    return states
 
 
-def _record_state(service: Service, context: RequestContext, state: RequestState) -> None:
-    service.metrics.observe_queue(state.queue_seconds)
-    if context.stats is not None:
-        context.stats.queue_seconds = state.queue_seconds
-        context.stats.device_seconds = state.device_seconds
-        context.stats.cached_tokens = state.cached_tokens
+def _record_states(service: Service, context: RequestContext, states: Sequence[RequestState]) -> None:
+    for state in states:
+        service.metrics.observe_queue(state.queue_seconds)
+    if context.stats is not None and states:
+        context.stats.queue_seconds = max(state.queue_seconds for state in states)
+        context.stats.device_seconds = max(state.device_seconds for state in states)  # they share forwards
+        context.stats.cached_tokens = sum(state.cached_tokens for state in states)
 
 
-async def _render(service: Service, context: RequestContext, prepared: Prepared, state: RequestState) -> Response:
-    scoring = prepared.scoring
-    work = partial(_render_body, service, context, prepared, state)
-    is_small = scoring.num_items * scoring.request.num_labels < _INLINE_SCORES
+async def _render(service: Service, context: RequestContext, call: Call, states: Sequence[RequestState]) -> Response:
+    scorings = [each.scoring for each in call.prepared]
+    work = partial(_render_body, service, context, call, states)
+    is_small = sum(each.num_values for each in scorings) < _INLINE_SCORES
     content = work() if is_small else await service.in_pool(work)
-    if context.stats is not None:
-        service.metrics.count_scores(context.stats, len(scoring.item_errors))
+    for scoring, state in zip(scorings, states, strict=True):
+        if state.error is None:
+            service.metrics.count_scores(scoring.num_items - len(scoring.item_errors), scoring.prompt.prompt_tokens)
     return JsonResponse(content)
 
 
-def _render_body(service: Service, context: RequestContext, prepared: Prepared, state: RequestState) -> bytes:
-    return orjson.dumps(prepared.dialect.render(service, context, prepared, state))
+def _render_body(service: Service, context: RequestContext, call: Call, states: Sequence[RequestState]) -> bytes:
+    return orjson.dumps(call.dialect.render_call(service, context, call, states))
 
 
 class Completion:
@@ -159,24 +149,39 @@ class Completion:
 
     async def wait(self, context: RequestContext, state: RequestState) -> None:
         """Return when the request is done. Cancels it if the client disconnects or this coroutine is cancelled."""
+        await wait_for_all(context, [self], [state])
+
+    def watch(self, state: RequestState) -> asyncio.Future[None]:
+        """Is done when the request is."""
         self._state = state
         self._settle()  # it may be done already
-        watcher = self._loop.create_task(context.until_disconnected())
-        watcher.add_done_callback(partial(_cancel_state, state))
-        try:
-            await self._done
-        finally:
-            watcher.cancel()
-            state.cancel()  # has no effect on a request that is done
+        return self._done
 
     def _settle(self) -> None:
         if self._state is not None and self._state.is_done and not self._done.done():
             self._done.set_result(None)
 
 
-def _cancel_state(state: RequestState, watcher: asyncio.Task[None]) -> None:
+async def wait_for_all(
+    context: RequestContext, completions: Sequence[Completion], states: Sequence[RequestState]
+) -> None:
+    """Return when all requests are done. Cancels them if the client disconnects or this coroutine is cancelled."""
+    done = [completion.watch(state) for completion, state in zip(completions, states, strict=True)]
+    watcher = asyncio.get_running_loop().create_task(context.until_disconnected())
+    watcher.add_done_callback(partial(_cancel_states, states))
+    try:
+        for each in done:
+            await each
+    finally:
+        watcher.cancel()
+        for state in states:
+            state.cancel()  # has no effect on a request that is done
+
+
+def _cancel_states(states: Sequence[RequestState], watcher: asyncio.Task[None]) -> None:
     if not watcher.cancelled():
-        state.cancel()
+        for state in states:
+            state.cancel()
 
 
 @asynccontextmanager

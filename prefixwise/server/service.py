@@ -18,11 +18,13 @@ from prefixwise.engine.engine import ScoringEngine
 from prefixwise.engine.reranker import Reranker
 from prefixwise.server.config import ReportSource, ServerOptions
 from prefixwise.server.context import RequestContext
+from prefixwise.server.logs import dropped_lines
 from prefixwise.server.metrics import Metrics
 
 POOL_THREADS = 2  # so that one large request does not block the next
 _ABORT_SECONDS = 5.0  # for answering the requests that the grace period has cut off
 _ANY_NAME = "default"  # in a request: the served model
+_MAX_LOGGED = 1000  # different warnings
 
 Result = TypeVar("Result")
 
@@ -137,6 +139,8 @@ class Service:
         self.reports = reports
         self.lifecycle = Lifecycle()
         self.metrics = Metrics()
+        self.metrics.watch_log(dropped_lines)
+        self.is_local = False  # only this machine can connect; `launch.py` knows
         self.names = ServedNames(options.served_model_names)
         self.configuration: Mapping[str, object] = options.describe()  # `open` replaces it by the resolved one
         self.created = time.time()
@@ -173,8 +177,8 @@ class Service:
         return self._engine
 
     def log_once(self, warning: str) -> None:
-        """Log a warning that many responses repeat, the first time only."""
-        if warning not in self._logged:
+        """Log a warning that many responses repeat, the first time only. Clients can cause a bounded number of them."""
+        if warning not in self._logged and len(self._logged) < _MAX_LOGGED:
             self._logged.add(warning)
             log.warning("%s", warning)
 

@@ -124,3 +124,22 @@ def test_the_rows_stay_in_float32(folders: dict[str, Path]) -> None:
     assert (weights.embedding.dtype, weights.embedding.shape) == (torch.bfloat16, (512, 64))
     assert (weights.head.dtype, weights.head.shape) == (torch.float32, (1, 64))
     assert np.array_equal(weights.head.numpy(), read_hf_tensors(folders["difference"])["score.weight"])
+
+
+def test_hidden_states_come_where_they_are_asked_for(backends: Backends) -> None:
+    """One row per scored token, from all shards; the logits keep their bits."""
+    for backend in backends.all:
+        batch = batch_of(0)
+        without, found = backend.forward(batch), backend.forward(replace(batch, need_hidden=True))
+        assert without.hidden is None
+        assert found.hidden is not None
+        assert found.hidden.shape == (len(ITEMS), backend.config.model_size)
+        assert found.hidden.dtype == np.float32
+        assert np.array_equal(found.label_logits, without.label_logits)
+    (causal, *_), (converted, *_) = (
+        [each.forward(replace(batch_of(0), need_hidden=True)).hidden for each in group]
+        for group in ((backends.causal,), backends.converted.values())
+    )
+    assert causal is not None
+    assert converted is not None
+    assert np.array_equal(causal, converted), "the head is behind them"

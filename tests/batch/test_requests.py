@@ -46,6 +46,7 @@ def test_rows_with_documents_are_reranked_with_defaults_of_their_own() -> None:
     [
         ({"query": "q", "items": ["a"], "documents": ["b"]}, "conflicting_parameters"),
         ({**SCORE, "return_debug": True}, "conflicting_parameters"),
+        ({**SCORE, "return_pooled_hidden_states": True}, "conflicting_parameters"),
         ({"query": "q"}, "missing_items"),
         ({"items": ["a"]}, "missing_query"),
     ],

@@ -48,6 +48,13 @@ def test_documents_are_reranked(engine: ScoringEngine) -> None:
     assert result.num_items == 3
 
 
+def test_unknown_fields_are_warnings_of_the_row(engine: ScoringEngine) -> None:
+    good = rows(1)[0]
+    plain, noted = results_of(engine, [good, {**good, "note": "mine"}])
+    assert (plain.warnings, noted.warnings) == ((), ('the field "note" is unknown and was ignored',))
+    assert noted.outcome == plain.outcome
+
+
 def test_rows_that_fail_do_not_hurt_the_others(engine: ScoringEngine) -> None:
     broken = InvalidValueError("no good", code="broken", param="query")
     scorer = RowScorer(engine, DEFAULTS)

@@ -24,7 +24,7 @@ def mutation(moved: float) -> Mutation:
     """The second item changed, and the first moved so far."""
     return Mutation(
         mutated_index=1,
-        mutated_item_ids=[ITEMS[0], [2]],
+        mutated_item_ids=[2],
         scores=[[0.5 + moved, 0.5 - moved], [0.1, 0.9]],
         unchanged_item_abs_diffs=[moved],
         max_abs_diff_unchanged=moved,

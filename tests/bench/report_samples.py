@@ -8,10 +8,16 @@ from pathlib import Path
 from prefixwise.bench.files import write_artifact
 from prefixwise.bench.kinds.base import BackendName
 from prefixwise.bench.kinds.comparison.inputs import ReportInputs, ReportPaths, read_report_inputs
-from prefixwise.bench.kinds.comparison.rules import CompareOptions
-from prefixwise.bench.kinds.multi_vs_serial import Equivalence, IsolationSummary, MultiVsSerial, Speedup
+from prefixwise.bench.kinds.multi_vs_serial import (
+    AlignedEquivalence,
+    Equivalence,
+    IsolationSummary,
+    MultiVsSerial,
+    Speedup,
+)
 from prefixwise.bench.kinds.parity import Parity
 from prefixwise.bench.kinds.score_matrix import MatrixRow, make_row
+from prefixwise.bench.rules import Bounds
 from prefixwise.bench.run.comparison import compare, read_inputs
 from prefixwise.bench.run.matrix import SweepOptions
 from tests.bench.matrix_samples import NUM_ITEMS, SCORES, bad_run, good_row, good_run, shifted, write_matrix
@@ -41,7 +47,7 @@ def write_comparison(
     ours = _write(folder, "jax", jax, confirmed, {"name": "TPU <v6e>", "versions": {"jax": "0.10"}})
     theirs = _write(folder, "pytorch", pytorch, pytorch_confirmed, {"name": "G4", "versions": {"torch": "2.8"}})
     path = folder / "comparison.json"
-    write_artifact(path, compare(read_inputs(ours, theirs, None, None), CompareOptions()))
+    write_artifact(path, compare(read_inputs(ours, theirs, None, None), Bounds()))
     return path
 
 
@@ -72,7 +78,7 @@ def multi_vs_serial(speedup: float = 4.0) -> MultiVsSerial:
         serial_url="http://127.0.0.1:2",
         labels=[3, 5],
         equivalence=Equivalence(max_abs_diff=0.5, mean_abs_diff=0.25),
-        equivalence_query_plus_delimiter=Equivalence(max_abs_diff=0.0125, mean_abs_diff=0.001),
+        equivalence_query_plus_delimiter=AlignedEquivalence(max_abs_diff=0.0125, mean_abs_diff=0.001),
         isolation=IsolationSummary(same_length_mutation_max_abs_diff=0.0, changed_length_mutation_max_abs_diff=0.0),
         performance={
             "32": Speedup(speedup_vs_serial_p50=speedup, multi_p50_sec=0.05, serial_p50_sec=0.05 * speedup),

@@ -19,12 +19,13 @@ from pathlib import Path
 import pytest
 
 from prefixwise.bench.processes import local_server
+from tests.bench.earlier_files import best_native_row
 from tests.checkpoints import make_hf_checkpoint
 from tests.cli.conftest import Ran
 from tests.cli.prefixwise_program import exit_status
 from tests.models.hub_cache import add_to_cache
 
-FIXTURE = Path(__file__).parents[1] / "fixtures" / "earlier_harness_commands.txt"
+FIXTURE = Path(__file__).parents[1] / "fixtures" / "earlier_commands.txt"
 MODEL = "Qwen/Qwen3-0.6B"
 PROGRAMS = {
     "generate_canonical_score_workload.py": "bench workload",
@@ -36,6 +37,12 @@ PROGRAMS = {
     "combine_multi_item_eval.py": "validate combine",
     "validate_score_artifacts.py": "bench check",
 }
+# Options of the earlier programs that the runbooks do not use.
+MATRIX_OPTIONS = (
+    "--guardrail-ratio 1.5 --cost-per-hour 2.5 --delimiter-token-id 151643 "
+    "--correctness-threshold-max-abs 0.02 --correctness-threshold-mean-abs 0.01"
+)
+EVALUATION_OPTIONS = "--item-counts 1,2 --rounds 1 --warmup 1 --timeout 120 --query-tokens 24"
 # What makes the workload small enough for every day.
 REDUCED = {
     "--query-tokens 2000": "--query-tokens 24",
@@ -43,9 +50,10 @@ REDUCED = {
     "--item-tokens 20": "--item-tokens 3",
     "--client-chunk-sizes 1,2,4,8,16,32,64,128,256,500": "--client-chunk-sizes 2,6",
     "--timed-runs 5": "--timed-runs 2",
-    "--timed-runs-confirm 7": "--timed-runs-confirm 2",
-    "--mode multi": "--mode multi --item-counts 1,2 --timed-runs 1 --query-tokens 24",
-    "--mode serial": "--mode serial --item-counts 1,2 --timed-runs 1 --query-tokens 24",
+    "--timed-runs-confirm 7": f"--timed-runs-confirm 2 {MATRIX_OPTIONS}",
+    "--mode multi": f"--mode multi {EVALUATION_OPTIONS}",
+    "--mode serial": f"--mode serial {EVALUATION_OPTIONS}",
+    "combine --multi-json": f"combine --torch-model {MODEL} --multi-json",
 }
 MULTI = "--multi-item-scoring-delimiter 151643 --disable-radix-cache --chunked-prefill-size -1 --trust-remote-code"
 SERVERS = {
@@ -114,6 +122,10 @@ def check(folder: Path, done: dict[str, Ran]) -> None:
     for line, ran in done.items():
         assert ran.status == 0, f"{line}\n{ran.err}"
         assert json.loads(ran.out.splitlines()[-1]), line
+    artifacts = folder / "reports/artifacts/jax-vs-pytorch-multi-item-20260211"
+    for backend in ("jax", "pytorch"):
+        row = best_native_row(json.loads((artifacts / f"{backend}_best_native_matrix.json").read_text()))
+        assert row is not None and row["status"] == "ok"
     report = (folder / "reports" / "jax-vs-pytorch-multi-item-comparison-2026-02-11.md").read_text(encoding="utf-8")
     assert "2026-02-11" in report
     parity = json.loads((folder / "docs/features/reports/jax_torch_parity_results_20260207.json").read_text())

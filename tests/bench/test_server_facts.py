@@ -97,6 +97,17 @@ def test_every_contradiction_is_a_sentence_by_the_name_that_the_server_has_for_i
     ]
 
 
+def test_a_delimiter_is_known_by_both_names() -> None:
+    declared = {"multi_item_scoring_delimiter": 7}
+    of_ours, of_theirs = {"configuration": {"delimiter_token_id": None}}, {"multi_item_scoring_delimiter": 8}
+    assert contradictions(of_ours, declared, "jax", "m", []) == [
+        "declared multi_item_scoring_delimiter = 7, but the server says delimiter_token_id = None"
+    ]
+    assert contradictions(of_theirs, declared, "jax", "m", []) == [
+        "declared multi_item_scoring_delimiter = 7, but the server says multi_item_scoring_delimiter = 8"
+    ]
+
+
 def test_a_contradiction_is_known_from_other_notes() -> None:
     found = contradictions(OURS, {**DECLARED, "multi_item_scoring_chunk_size": 500}, "pytorch", "m", ["n"])
     assert [is_contradiction(note) for note in found] == [True, True, True]

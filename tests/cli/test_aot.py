@@ -24,8 +24,8 @@ CONFIG = {
     "hidden_size": 128,
     "intermediate_size": 256,
     "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
     "rms_norm_eps": 1e-6,
     "tie_word_embeddings": True,
     "max_position_embeddings": 300,
@@ -73,6 +73,7 @@ def test_a_table_with_the_programs_that_do_not_fit(
     folder: Path, run_main: RunMain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A KV cache that is larger than the chip: every program that takes it is reported, and no chunk fits."""
+    (folder / "config.json").write_text(json.dumps({**CONFIG, "num_hidden_layers": 1}))
     monkeypatch.setitem(DEFAULT_TOKEN_BUDGETS, "tpu", 512)  # two sizes to search
     kv_cache = str(40 << 30)
     ran = run_main("aot", "--model", str(folder), *SMALL, "--prefix-cache-bytes", kv_cache, "--quiet")

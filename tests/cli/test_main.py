@@ -40,7 +40,7 @@ try:
 except SystemExit as exited:
     assert exited.code == 0
 heavy = ("torch", "jax", "tokenizers", "huggingface_hub", "gguf", "starlette", "uvicorn", "transformers")
-ours = ("prefixwise.cli.harness_verbs", "prefixwise.cli.ops.verbs", "prefixwise.bench.remote")
+ours = ("prefixwise.cli.bench_verbs", "prefixwise.cli.ops.verbs", "prefixwise.bench.remote")
 others = ("httpx", "ray", "pyarrow", *ours)
 print([name for name in (*heavy, *others) if name in sys.modules], file=sys.stderr)
 """

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from prefixwise import Scorer
@@ -14,6 +16,7 @@ from prefixwise.cli.score import score_table
 from prefixwise.contract.result import ScoreResult, Usage
 from prefixwise.engine.engine import ScoringEngine
 from prefixwise.launch.options import EngineOptions
+from tests.checkpoints import add_tokenizer, make_classifier
 from tests.cli.conftest import FAKE_PROGRAM, REAL_PROGRAM, RunMain, num_threads, run_on_terminal, run_process
 from tests.cli.engine_flags import ENGINE_ARGS, ENGINE_OPTIONS
 from tests.cli.sample_request import INPUT, ITEMS, QUERY, TOO_LONG, WITH_LABELS, expected_body
@@ -82,6 +85,20 @@ def test_the_algorithm_is_the_one_asked_for(run_main: RunMain, algorithm: str) -
 def test_backslashes_are_backslashes(run_main: RunMain, shared_engine: ScoringEngine) -> None:
     ran = run_main("score", "-q", r"a\tb", "-i", r"c\nd", "-l", "y", "--json")
     assert json.loads(ran.out) == expected_body(shared_engine, query=r"a\tb", items=[r"c\nd"], labels=["y"])
+
+
+def test_a_classifier_needs_no_labels(
+    run_main: RunMain, checkpoint_of: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = np.random.default_rng(0).standard_normal((3, 64), np.float32)
+    names = {0: "good", 1: "bad", 2: "ugly"}
+    labels = {name: row for row, name in names.items()}
+    folder = add_tokenizer(make_classifier(tmp_path, checkpoint_of("qwen3"), rows, id2label=names, label2id=labels))
+    monkeypatch.setattr("prefixwise.cli.run_request.open_engine", open_engine)
+    model = (f"--model={folder}", "--backend=torch", "--device=cpu", "--dtype=float32")
+    ran = run_main("score", "-q", "fox ", "-i", "dog", "-i", "yes", *model)
+    assert ran.status == 0, ran.err
+    assert ran.out.split()[:5] == ["rank", "good", "bad", "ugly", "item"]
 
 
 # Errors

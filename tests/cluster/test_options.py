@@ -33,6 +33,9 @@ def test_the_key_is_in_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ClusterOptions().with_key(None).server.api_key == "from the environment"
     assert ClusterOptions().with_key("sent").server.api_key == "sent"
     assert "sent" not in repr(Secret("sent"))
+    monkeypatch.setenv(API_KEY_VARIABLE, "")
+    with pytest.raises(PrefixwiseError, match="api_key must be one or more characters"):  # not a replica without a key
+        ClusterOptions().with_key(None)
 
 
 @pytest.mark.parametrize(

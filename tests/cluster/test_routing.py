@@ -147,13 +147,34 @@ def test_a_prefix_that_is_pinned_has_the_key_of_its_requests() -> None:
     assert key({"query": "which?", "ttl_seconds": 5}, "/v1/prefix").key == key(SCORE).key
 
 
-@pytest.mark.parametrize("path", ["/v1/rerank", "/v2/rerank", "/rerank"])
-def test_rerank_requests_have_keys(path: str) -> None:
-    assert key({"query": "which?", "documents": ["a"]}, path).key is not None
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/rerank", {"query": "which?", "documents": ["a"]}),
+        ("/v2/rerank/", {"query": "which?", "documents": ["a"]}),
+        ("/rerank", {"query": "which?", "texts": ["a"]}),
+        ("/v1/ranking", {"query": {"text": "which?"}, "passages": [{"text": "a"}]}),
+        ("/score", {"text_1": "which?", "text_2": ["a"]}),
+        ("/v1/score", {"queries": ["which?"], "documents": ["a"]}),
+    ],
+)
+def test_the_query_makes_the_key_under_any_of_its_names(path: str, body: dict[str, Any]) -> None:
+    assert key(body, path).key == key(SCORE).key
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"{", b"[1]", b"null", {"items": ["a"]}, {"query": None}, {**SCORE, "item_first": True}]
+    "body",
+    [
+        b"",
+        b"{",
+        b"[1]",
+        b"null",
+        {"items": ["a"]},
+        {"query": None},
+        {**SCORE, "item_first": True},
+        {"requests": [SCORE]},
+        {"text_1": ["which?", "who?"], "text_2": ["a", "b"]},
+    ],
 )
 def test_what_shares_no_prefix_or_is_no_request_may_go_anywhere(body: Any) -> None:
     assert key(body).key is None

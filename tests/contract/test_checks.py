@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 
-from prefixwise.contract.checks import check_item_count, check_model, check_vocabulary
+from prefixwise.contract.checks import (
+    check_item_count,
+    check_model,
+    check_score_count,
+    check_vocabulary,
+    with_classes,
+)
 from prefixwise.contract.errors import ModelNotFoundError, RequestError
 from prefixwise.contract.ragged import Int32Array, Ragged
 from prefixwise.contract.request import OnItemError, ScoreRequest
@@ -54,6 +63,48 @@ def test_the_defaults_are_those_of_the_http_route() -> None:
     assert (request.score_mode, request.label_scoring, request.tokenization) == ("prob", "single", "separate")
     assert (request.algorithm, request.on_item_error, request.item_first) == ("auto", "fail", False)
     assert (request.max_tokens_per_item, request.suffix, request.item_errors) == (None, None, {})
+
+
+class TestClasses:
+    LABELS = ("good", "bad", "ugly")
+
+    def test_a_request_without_labels_gets_the_classes(self) -> None:
+        request = with_classes(ScoreRequest("q", ("a",), score_mode="logit"), self.LABELS)
+        assert (request.labels, request.label_token_ids) == (self.LABELS, ((0,), (1,), (2,)))
+        assert request.num_labels == 3
+
+    def test_a_model_that_is_no_classifier_needs_labels(self) -> None:
+        request = text_request()
+        assert with_classes(request, ()) is request
+        with pytest.raises(RequestError) as caught:
+            with_classes(ScoreRequest("q", ("a",)), ())
+        error = caught.value
+        assert (error.code, error.status, error.param) == ("missing_label_token_ids", 400, "label_token_ids")
+        assert "expected a list of token ids (or labels, a list of strings), got nothing" in error.message
+
+    @pytest.mark.parametrize(
+        ("fields", "code", "message"),
+        [
+            ({"labels": ("yes", "no")}, "no_label_logits", "scores its 3 classes, got one with 2 label"),
+            ({"label_token_ids": ((1,),)}, "no_label_logits", "expected a request without labels"),
+            ({"label_scoring": "sequence"}, "conflicting_parameters", "needs label tokens"),
+            ({"score_mode": "logit_diff"}, "wrong_label_count", "takes 2 labels, got 3"),
+            ({"score_mode": "sigmoid"}, "wrong_label_count", "takes 1 or 2 labels, got 3"),
+        ],
+    )
+    def test_what_a_classifier_does_not_have_is_refused(self, fields: dict[str, Any], code: str, message: str) -> None:
+        with pytest.raises(RequestError, match=message) as caught:
+            with_classes(ScoreRequest("q", ("a",), **fields), self.LABELS)
+        assert caught.value.code == code
+
+
+def test_hidden_states_count_as_numbers_of_the_answer() -> None:
+    request = replace(text_request(), return_pooled_hidden_states=True)  # 3 items
+    check_score_count(request, 24, model_size=8)
+    with pytest.raises(RequestError, match="at most 23 numbers, got 3 items x 8") as caught:
+        check_score_count(request, 23, model_size=8)
+    assert caught.value.code == "too_many_scores"
+    check_score_count(text_request(), 6, model_size=8)
 
 
 def test_as_many_items_as_allowed_pass() -> None:

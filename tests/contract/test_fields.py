@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import MISSING, fields
-from typing import get_type_hints
+from typing import get_args, get_type_hints
 
 import jsonschema_rs
 import pytest
@@ -25,12 +25,14 @@ from prefixwise.contract.request import (
 from prefixwise.scorer import Scorer
 
 TABLES = [
-    pytest.param(SCORE_FIELDS, ScoreRequest, {"item_errors"}, id="score"),
-    pytest.param(rerank_fields("native"), RerankRequest, {"documents_field"}, id="rerank"),
+    pytest.param(SCORE_FIELDS, ScoreRequest, {"item_errors", "warnings"}, id="score"),
+    pytest.param(
+        rerank_fields("native"), RerankRequest, {"documents_field", "truncate_prompt_tokens", "warnings"}, id="rerank"
+    ),
     pytest.param(rerank_fields("tei"), RerankRequest, None, id="tei"),
 ]
-SCORE = {"query": "q", "items": ["a"], "labels": ["y"]}
-RERANK = {"query": "q", "documents": ["a"], "texts": ["a"]}
+SCORE = {"query": "q", "items": ["a"], "labels": ["y", "n"]}
+RERANK = {"query": "q", "documents": ["a"]}
 
 
 @pytest.mark.parametrize(("rows", "request_class", "others"), TABLES)
@@ -50,7 +52,7 @@ def test_a_row_and_an_attribute_belong_together(
 
 
 def test_names_are_unique_in_every_dialect() -> None:
-    dialects: tuple[Dialect, ...] = ("native", "cohere_v1", "cohere_v2", "tei")
+    dialects: tuple[Dialect, ...] = get_args(Dialect)
     for rows in (SCORE_FIELDS, *map(rerank_fields, dialects)):
         assert len({row.name for row in rows}) == len(rows)
     assert {row.name for row in RERANK_FIELDS} == {row.name for each in dialects for row in rerank_fields(each)}
@@ -99,7 +101,7 @@ def test_the_schema_accepts_what_the_parser_accepts(row: Field, body: dict[str, 
     values: list[object] = [None, True, False, 0, 1, 1000, -1, 1.5, "text", [], *known]
     for value in values:
         try:
-            parse({**body, "labels": ["y", "n"], row.name: value})
+            parse({**body, row.name: value})
             is_accepted = True
         except RequestError:
             is_accepted = False

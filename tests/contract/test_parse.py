@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 
 import numpy as np
 import pytest
 
 from prefixwise.contract.errors import RequestError
-from prefixwise.contract.parse import parse_rerank_request, parse_score_request
+from prefixwise.contract.fields import MAX_WARNINGS
+from prefixwise.contract.parse import (
+    parse_generative_request,
+    parse_pairs,
+    parse_requests,
+    parse_rerank_request,
+    parse_score_request,
+)
 from prefixwise.contract.request import MAX_PRIORITY, Dialect, RerankRequest
 
 TEXT: Mapping[str, object] = MappingProxyType({"query": "q", "items": ["a", "b"], "labels": ["yes", "no"]})
@@ -74,8 +82,54 @@ def test_top_tokens_need_a_debug_block_to_be_shown_in() -> None:
     assert refusal({**TEXT, "return_debug": True, "debug_top_k": 0}).code == "invalid_debug_top_k"
 
 
-def test_unknown_fields_are_ignored() -> None:
-    assert parse_score_request({**TEXT, "temperature": 1, "user": [None]}).num_items == 2
+def test_unknown_fields_are_ignored_and_named() -> None:
+    request = parse_score_request({**TEXT, "temperature": 1, "label_token_id": [7], "user": None})
+    assert request.num_items == 2
+    assert request.warnings == (
+        'the field "temperature" is unknown and was ignored',
+        'the field "label_token_id" is unknown and was ignored; did you mean label_token_ids?',
+    )
+    assert parse_score_request(TEXT).warnings == ()
+
+
+def test_warnings_about_unknown_fields_are_bounded() -> None:
+    warnings = parse_score_request({**TEXT, **dict.fromkeys(map(str, range(1000)), 1), "\ud800" * 10**5: 1}).warnings
+    assert len(warnings) == MAX_WARNINGS + 1
+    assert warnings[-1] == "991 more unknown fields were ignored"
+    assert len(parse_score_request({**TEXT, "\n" * 10**5: 1}).warnings[0]) < 200
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"cache_salt": "x"}, "cache_salt"),
+        ({"max_tokens_per_query": 5}, "max_tokens_per_query"),
+        ({"add_special_tokens": False}, "add_special_tokens"),
+        ({"truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
+        ({"instruction": "x"}, "instruction"),
+        ({"return_documents": True}, "return_documents"),
+        ({"requests": []}, "requests"),
+        ({"text_1": "x"}, "text_1"),
+    ],
+)
+def test_a_field_that_is_known_and_not_served_is_an_error(fields: dict[str, object], param: str) -> None:
+    error = refusal({**TEXT, **fields})
+    assert (error.code, error.param) == ("unsupported_parameter", param)
+    assert error.message.startswith(f"{param} is not served here: ")
+
+
+def test_a_known_field_may_say_what_is_done_anyway() -> None:
+    fields = {"max_tokens_per_query": 0, "add_special_tokens": True, "use_activation": True, "mm_processor_kwargs": {}}
+    assert parse_score_request({**TEXT, **fields}).warnings == ()
+    assert refusal({**TEXT, "use_activation": 1}).code == "unsupported_parameter"
+
+
+def test_softmax_is_another_name_for_apply_softmax() -> None:
+    assert parse_score_request({**TEXT, "softmax": True}).score_mode == "softmax"
+    assert parse_score_request({**TEXT, "softmax": True, "apply_softmax": True}).score_mode == "softmax"
+    assert parse_score_request({**TEXT, "softmax": False, "score_mode": "logit"}).score_mode == "logit"
+    for wrong in ({"apply_softmax": False}, {"score_mode": "prob"}):
+        assert refusal({**TEXT, "softmax": True, **wrong}).code == "conflicting_parameters"
 
 
 def test_a_numpy_integer_is_an_integer() -> None:
@@ -96,7 +150,6 @@ def test_a_body_that_is_no_object_is_invalid_json(body: object) -> None:
     [
         ("query", "query", "a string or a list of token ids"),
         ("items", "items", "a list of strings"),
-        ("labels", "label_token_ids", "a list of token ids"),
     ],
 )
 def test_a_missing_field_is_named(absent: dict[str, object], field: str, param: str, expected: str) -> None:
@@ -108,8 +161,20 @@ def test_a_missing_field_is_named(absent: dict[str, object], field: str, param: 
     assert "got nothing" in error.message
 
 
+def test_a_request_without_labels_is_for_a_classifier() -> None:
+    """Whether the model is one, `checks.with_classes` knows."""
+    bare = {name: value for name, value in TEXT.items() if name != "labels"}
+    request = parse_score_request(bare)
+    assert (request.labels, request.label_token_ids, request.num_labels) == (None, None, 0)
+    assert request.score_mode == "logit"
+    assert parse_score_request({**bare, "apply_softmax": True}).score_mode == "softmax"
+    assert parse_score_request({**bare, "apply_softmax": False}).score_mode == "logit"
+    assert parse_score_request({**bare, "score_mode": "prob"}).score_mode == "prob"
+    assert parse_score_request({**bare, "score_mode": "logit_diff"}).score_mode == "logit_diff"
+
+
 @pytest.mark.parametrize("value", [0, 1, "true", []])
-@pytest.mark.parametrize("name", ["apply_softmax", "item_first", "return_debug"])
+@pytest.mark.parametrize("name", ["apply_softmax", "item_first", "return_debug", "return_pooled_hidden_states"])
 def test_a_flag_must_be_a_bool(name: str, value: object) -> None:
     error = refusal({**TEXT, name: value})
     assert (error.code, error.status, error.type) == (f"invalid_{name}_type", 400, INVALID_REQUEST)
@@ -287,8 +352,32 @@ def test_rerank_null_means_absent_for_every_optional_field() -> None:
     assert parse_rerank_request({**LEAST, **dict.fromkeys(names)}) == parse_rerank_request(LEAST)
 
 
-def test_rerank_unknown_fields_are_ignored() -> None:
-    assert parse_rerank_request({**LEAST, "return_documents": True, "x": 1}) == parse_rerank_request(LEAST)
+def test_rerank_unknown_fields_are_ignored_and_named() -> None:
+    request = parse_rerank_request({**LEAST, "x": 1})
+    assert request.warnings == ('the field "x" is unknown and was ignored',)
+    assert replace(request, warnings=()) == parse_rerank_request(LEAST)
+
+
+@pytest.mark.parametrize("fields", [{"labels": ["a"]}, {"cache_salt": "x"}, {"use_activation": False}])
+def test_rerank_a_field_that_is_known_and_not_served_is_an_error(fields: dict[str, object]) -> None:
+    error = rerank_refusal({**LEAST, **fields})
+    assert (error.code, [error.param]) == ("unsupported_parameter", list(fields))
+
+
+def test_the_arguments_of_a_template_may_hold_the_instruction() -> None:
+    def instruction(**fields: object) -> str | None:
+        return parse_rerank_request({**LEAST, **fields}, "cohere_v1").instruction
+
+    assert instruction(chat_template_kwargs={"instruction": "x"}) == "x"
+    assert instruction(chat_template_kwargs={"instruction": "x"}, instruction="x") == "x"
+    assert instruction(chat_template_kwargs={}, instruction="y") == "y"
+    for wrong, code in (
+        ({"chat_template_kwargs": {"enable_thinking": False}}, "invalid_chat_template_kwargs_type"),
+        ({"chat_template_kwargs": "x"}, "invalid_chat_template_kwargs_type"),
+        ({"chat_template_kwargs": {"instruction": 3}}, "invalid_instruction_type"),
+        ({"chat_template_kwargs": {"instruction": "x"}, "instruction": "y"}, "conflicting_parameters"),
+    ):
+        assert rerank_refusal({**LEAST, **wrong}, "cohere_v1").code == code
 
 
 def test_documents_may_be_objects_with_a_text() -> None:
@@ -308,8 +397,10 @@ def test_numpys_numbers_are_numbers() -> None:
 
 
 def test_the_documents_are_called_what_the_dialect_calls_them() -> None:
-    request = parse_rerank_request({"query": "q", "texts": ["a"], "documents": 3}, "tei")
+    request = parse_rerank_request({"query": "q", "texts": ["a"]}, "tei")
     assert (request.documents, request.documents_field) == (("a",), "texts")
+    error = rerank_refusal({"query": "q", "texts": ["a"], "documents": ["b"]}, "tei")
+    assert (error.code, error.param) == ("unsupported_parameter", "documents")
 
 
 @pytest.mark.parametrize("body", [None, [], "text", 3])
@@ -335,7 +426,7 @@ def test_query_and_documents_are_required(body: object, code: str, param: str) -
 
 
 def test_a_missing_field_is_called_what_the_dialect_calls_it() -> None:
-    error = rerank_refusal(LEAST, "tei")
+    error = rerank_refusal({"query": "q"}, "tei")
     assert (error.code, error.param) == ("missing_texts", "texts")
 
 
@@ -417,3 +508,117 @@ def test_half_a_character_in_a_document_is_named(document: object) -> None:
 def test_what_is_shown_of_a_document_is_short_and_can_be_sent(document: object) -> None:
     message = rerank_refusal({"query": "q", "documents": [document]}).message
     assert len(message.encode()) < 300
+
+
+# Pairs, as in vLLM's /score
+
+
+@pytest.mark.parametrize(
+    "names", [("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2")]
+)
+def test_one_text_makes_a_pair_with_each_of_many(names: tuple[str, str]) -> None:
+    pairs = parse_pairs({names[0]: "q", names[1]: ["a", "b"]})
+    assert pairs.indices == ((0, 1),)
+    assert [(each.query, each.documents) for each in pairs.requests] == [("q", ("a", "b"))]
+    assert pairs.requests[0].documents_field == names[1]
+    assert parse_pairs({names[0]: ["q"], names[1]: "a"}).requests[0].documents == ("a",)
+
+
+def test_as_many_texts_make_pairs_and_equal_ones_are_one_request() -> None:
+    pairs = parse_pairs({"text_1": ["q", "r", "q"], "text_2": ["a", "b", "c"], "priority": 3})
+    assert pairs.indices == ((0, 2), (1,))
+    assert [(each.query, each.documents) for each in pairs.requests] == [("q", ("a", "c")), ("r", ("b",))]
+    assert {each.priority for each in pairs.requests} == {3}
+
+
+def test_a_pair_is_cut_only_if_the_request_says_so() -> None:
+    body = {"text_1": "q", "text_2": "a"}
+    assert not parse_pairs(body).requests[0].truncate
+    cut = parse_pairs({**body, "truncate_prompt_tokens": -1}).requests[0]
+    assert (cut.truncate, cut.truncate_prompt_tokens) == (True, -1)
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "param"),
+    [
+        ({"text_1": "q"}, "missing_text_2", "text_2"),
+        ({"documents": ["a"]}, "missing_queries", "queries"),
+        ({"text_1": "q", "documents": ["a"]}, "conflicting_parameters", "documents"),
+        ({"text_1": "q", "text_2": "a", "queries": "q"}, "conflicting_parameters", "queries"),
+        ({"query": "q", "documents": ["a"]}, "unsupported_parameter", "query"),
+        ({"text_1": "q", "text_2": "a", "labels": ["y"]}, "unsupported_parameter", "labels"),
+        ({"text_1": "q", "text_2": "a", "top_n": 1}, "unsupported_parameter", "top_n"),
+        ({"text_1": ["q", "r"], "text_2": ["a"]}, "conflicting_parameters", "text_1"),
+        ({"text_1": ["q", ""], "text_2": ["a", "b"]}, "empty_query", "text_1"),
+        ({"text_1": [], "text_2": ["a"]}, "empty_text_1", "text_1"),
+        ({"text_1": "q", "text_2": []}, "empty_text_2", "text_2"),
+        ({"text_1": "q", "text_2": [{"content": []}]}, "invalid_text_2_type", "text_2"),
+        ({"text_1": [1], "text_2": ["a"]}, "invalid_text_1_type", "text_1"),
+        ({"text_1": list(map(str, range(1001))), "text_2": ["a"] * 1001}, "too_many_requests", "text_1"),
+    ],
+)
+def test_wrong_pairs(body: object, code: str, param: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        parse_pairs(body)
+    assert (caught.value.code, caught.value.param) == (code, param)
+
+
+# vLLM's /generative_scoring
+
+
+def test_generative_scoring_applies_softmax_unless_told_otherwise() -> None:
+    body = {"query": "q", "items": ["a"], "label_token_ids": [3, 4]}
+    parsed = parse_generative_request({**body, "request_id": "mine", "x": 1})
+    assert (parsed.request.score_mode, parsed.add_special_tokens, parsed.request_id) == ("softmax", True, "mine")
+    assert parsed.request.warnings == ('the field "x" is unknown and was ignored',)
+    other = parse_generative_request({**body, "apply_softmax": False, "add_special_tokens": False, "item_first": True})
+    assert (other.request.score_mode, other.add_special_tokens, other.request.item_first) == ("prob", False, True)
+    for wrong, code in (
+        ({**body, "labels": ["y"]}, "unsupported_parameter"),
+        ({**body, "score_mode": "logit"}, "unsupported_parameter"),
+        ({**body, "label_token_ids": None}, "missing_label_token_ids"),
+        ({**body, "add_special_tokens": 1}, "invalid_add_special_tokens_type"),
+    ):
+        with pytest.raises(RequestError) as caught:
+            parse_generative_request(wrong)
+        assert caught.value.code == code
+
+
+# Many requests
+
+
+def test_fields_beside_requests_are_defaults() -> None:
+    own = {"query": "r", "items": ["b"], "label_token_ids": [3], "score_mode": "logit", "suffix": None}
+    many = parse_requests(
+        {
+            "requests": [{"query": "q", "items": ["a"]}, own],
+            "labels": ["y"],
+            "apply_softmax": True,
+            "suffix": "s",
+            "x": 1,
+        }
+    )
+    first, second = map(parse_score_request, many.bodies)
+    assert (first.labels, first.score_mode, first.suffix) == (("y",), "softmax", "s")
+    assert (second.labels, second.label_token_ids, second.score_mode, second.suffix) == (None, ((3,),), "logit", "s")
+    assert many.warnings == ('the field "x" is unknown and was ignored',)
+    assert first.warnings == second.warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "param"),
+    [
+        ({"requests": 3}, "invalid_requests_type", "requests"),
+        ({"requests": []}, "empty_requests", "requests"),
+        ({"requests": [{}] * 1001}, "too_many_requests", "requests"),
+        ({"requests": [{}], "query": "q"}, "conflicting_parameters", "requests"),
+        ({"requests": [{}], "items": ["a"]}, "conflicting_parameters", "requests"),
+        ({"requests": [{}], "priority": -1}, "invalid_priority", "priority"),
+        ({"requests": [{}], "labels": 3}, "invalid_labels_type", "labels"),
+        ({"requests": [{}], "top_n": 3}, "unsupported_parameter", "top_n"),
+    ],
+)
+def test_what_is_wrong_with_all_requests_fails_the_call(body: dict[str, object], code: str, param: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        parse_requests(body)
+    assert (caught.value.code, caught.value.param) == (code, param)

@@ -23,11 +23,14 @@ from tests.server.real_requests import fetch
 from tests.server.server_process import ServerProcess, real_server
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("README.md", "docs/quickstart.md", "docs/http-api.md", "docs/reranking.md")
+PAGES = ("README.md", "docs/quickstart.md", "docs/http-api.md", "docs/reranking.md", "docs/migrating.md")
 _BLOCK = re.compile(r"```(?:console|text)\n(.*?)```", re.DOTALL)
-_CURL = re.compile(r"\$ curl -s (?:\$URL|http://127\.0\.0\.1:30000)(/v1/(?:score|rerank)) -d '(.*?)'\n(.*)", re.DOTALL)
+_CURL = re.compile(
+    r"\$ curl -s (?:\$URL|http://127\.0\.0\.1:30000)(/(?:v1/)?(?:score|rerank|generative_scoring)) -d '(.*?)'\n(.*)",
+    re.DOTALL,
+)
 _NUMBER = re.compile(r"\d+\.\d+")
-NOT_SHOWN = {"id"}  # of a request, another each time
+NOT_SHOWN = {"id", "created"}  # of a request, another each time
 
 
 def blocks(page: str) -> list[str]:

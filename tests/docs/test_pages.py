@@ -18,6 +18,7 @@ from tests.server.app_client import app_client
 ROOT = Path(__file__).parents[2]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 HTTP_API = (ROOT / "docs" / "http-api.md").read_text(encoding="utf-8")
+ALL_FLAGS = {**SERVE_ENGINE_FLAGS, **SERVER_FLAGS}
 OPERATIONS_PAGE = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
 
 _CODE = re.compile(r"```.*?```", re.DOTALL)
@@ -64,10 +65,21 @@ def test_every_metric_is_in_the_table() -> None:
     assert set(re.findall(r"`(prefixwise:\w+)", HTTP_API.partition("## Headers")[0])) == names
 
 
+def test_the_flags_of_the_migration_page_are_accepted_as_it_says() -> None:
+    """Each flag of SGLang and of the earlier system that has a row is ours, or in the table of theirs."""
+    page = (ROOT / "docs" / "migrating.md").read_text(encoding="utf-8")
+    of_sglang = page.partition("## SGLang")[2].partition("## vLLM")[0]
+    table = (ROOT / "prefixwise" / "cli" / "sglang_flags.toml").read_text(encoding="utf-8")
+    known = set(re.findall(r"--[a-z][a-z0-9-]*", table)) | {"--trust-remote-code", "--revision"}
+    known |= {flag.name or f"--{field.replace('_', '-')}" for field, flag in ALL_FLAGS.items()} | set(SECOND_SPELLINGS)
+    named = set(re.findall(r"`(--[a-z][a-z0-9-]*)[ `]", of_sglang))
+    assert len(named) > 40
+    assert named <= known
+
+
 def test_every_flag_of_the_server_is_explained() -> None:
-    flags = {**SERVE_ENGINE_FLAGS, **SERVER_FLAGS}
-    names = {flag.name or f"--{field.replace('_', '-')}" for field, flag in flags.items()}
+    names = {flag.name or f"--{field.replace('_', '-')}" for field, flag in ALL_FLAGS.items()}
     ours = {each.name for options in (EngineOptions, ServerOptions) for each in fields(options)}
-    assert flags.keys() <= ours
+    assert ALL_FLAGS.keys() <= ours
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", OPERATIONS_PAGE))
     assert named >= names | SECOND_SPELLINGS.keys() | {"--trust-remote-code"}

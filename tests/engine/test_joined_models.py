@@ -16,6 +16,8 @@ from prefixwise.forward.backend import Backend, BackendOptions
 from prefixwise.models.sources import open_checkpoint
 from tests.engine.step_runner import StepRunner, kind_of, prefix_of, state_of
 
+pytestmark = pytest.mark.usefixtures("programs_on_disk")
+
 MANY = tuple((k,) for k in range(1, 2 + MANY_LABELS))
 ITEM_LENS = [3, 1, 70, 128, 20]
 
@@ -30,7 +32,8 @@ def is_slow(test: str, parameters: Mapping[str, Any]) -> bool:
 )
 def backend(request: pytest.FixtureRequest, checkpoint_of: Callable[[str], Path]) -> Iterator[Backend]:
     name, dtype = request.param.split("-")
-    options = BackendOptions(backend=name, device="cpu", dtype=dtype, token_budget=2048)
+    cache_bytes = 1 << 26 if name == "jax" else None  # as in `test_isolation.py`, for its programs
+    options = BackendOptions(backend=name, device="cpu", dtype=dtype, token_budget=2048, prefix_cache_bytes=cache_bytes)
     loaded = load_backend(open_checkpoint(checkpoint_of("medium")), options)
     yield loaded
     loaded.close()

@@ -306,7 +306,7 @@ class TestRefusals:
         with closing(engine_on(backend, tokenizer=qwen)) as engine, pytest.raises(RequestError) as caught:
             engine.score(parse_score_request({"query": "q", "items": ["a"], "labels": ["yes"]}))
         assert caught.value.code == "no_label_logits"
-        assert "expected a request to rerank" in caught.value.message
+        assert "expected a request without labels" in caught.value.message
 
     def test_one_document_that_does_not_fit_spoils_nothing_that_follows(self, qwen: TextTokenizer) -> None:
         profile = replace(TINY, max_context_len=8)

@@ -327,12 +327,13 @@ class TestForwards:
         assert [forward_of(step, "prefill").requests for step in steps] == [states[:2], states[2:4], states[4:]]
         assert [forward_of(step, "prefill").num_blocks_read for step in steps] == [8, 8, 4]
 
-    def test_a_request_with_many_labels_has_a_forward_of_its_own(self) -> None:
+    def test_only_requests_with_the_same_many_labels_share_a_forward(self) -> None:
         few = [state_of(0, [10], labels=tuple((k,) for k in range(1, 1 + MANY_LABELS))) for _ in range(2)]
         many = [state_of(0, [10], labels=tuple((k,) for k in range(2 + MANY_LABELS))) for _ in range(2)]
-        step = StepRunner().run(few[0], many[0], few[1], many[1])
-        assert [forward.requests for forward in step.forwards] == [few, [many[0]], [many[1]]]
-        for state in (*few, *many):
+        other = state_of(0, [10], labels=tuple((k,) for k in range(1, 3 + MANY_LABELS)))
+        step = StepRunner().run(few[0], many[0], few[1], other, many[1])
+        assert [forward.requests for forward in step.forwards] == [few, many, [other]]
+        for state in (*few, *many, other):
             check(state)
 
     def test_requests_with_different_numbers_of_labels_share_a_forward(self) -> None:

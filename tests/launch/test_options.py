@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from prefixwise import Scorer
-from prefixwise.contract.errors import BackendError, InvalidValueError
+from prefixwise.contract.errors import BackendError, InvalidValueError, ModelLoadError
 from prefixwise.contract.parse import parse_score_request
 from prefixwise.engine.admission import DEFAULT_MAX_QUEUED_TOKENS
 from prefixwise.engine.engine import ScoringEngine
@@ -27,6 +27,7 @@ from prefixwise.launch.options import EngineOptions
 from prefixwise.models.sources import embedded_model_path
 from prefixwise.plan.algorithms import PlanOptions
 from prefixwise.prompts.profile_choice import profile_of_any_model
+from tests.checkpoints import add_tokenizer
 
 # A value for every option that is not its default.
 OTHERS: dict[str, Any] = {
@@ -224,6 +225,39 @@ class TestLoading:
         }
         assert config["served_names"] == ["mine", str(checkpoint_of("llama")), "llama"]
         assert config["prefix_cache_tokens"] == engine.backend.info.num_kv_blocks * KV_BLOCK_SIZE
+
+    def test_a_damaged_tokenizer_stops_the_start(self, checkpoint_of: Callable[[str], Path], tmp_path: Path) -> None:
+        for file in checkpoint_of("llama").iterdir():
+            (tmp_path / file.name).symlink_to(file)
+        file = tmp_path / "tokenizer.json"
+        file.unlink(missing_ok=True)
+        file.write_text('{"version": "1.0", "model": ')
+        options = EngineOptions(tmp_path, backend="torch", device="cpu", warmup="none")
+        with pytest.raises(ModelLoadError, match=r"tokenizer.json cannot be read: EOF while parsing"):
+            load_engine(options)
+
+    def test_a_tokenizer_of_another_model_stops_the_start(
+        self, checkpoint_of: Callable[[str], Path], tmp_path: Path
+    ) -> None:
+        for file in checkpoint_of("llama").iterdir():
+            (tmp_path / file.name).symlink_to(file)
+        (tmp_path / "tokenizer.json").unlink(missing_ok=True)
+        tokenizer = json.loads((add_tokenizer(tmp_path / "other", bos=True) / "tokenizer.json").read_text())
+        tokenizer["post_processor"]["special_tokens"]["<s>"]["ids"] = [100_000]
+        (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
+        with pytest.raises(ModelLoadError, match=r"puts the id 100000 around every text, but the model has \d+ tokens"):
+            load_engine(EngineOptions(tmp_path, backend="torch", device="cpu", warmup="none"))
+
+    def test_the_revision_of_a_model_from_the_hub_is_recorded(
+        self, checkpoint_of: Callable[[str], Path], tmp_path: Path
+    ) -> None:
+        snapshot = tmp_path / "models--a--b" / "snapshots" / ("c" * 40)
+        snapshot.parent.mkdir(parents=True)
+        snapshot.symlink_to(checkpoint_of("llama"))
+        options = EngineOptions(snapshot, backend="torch", device="cpu", warmup="none")
+        engine = load_engine(options)
+        engine.close()
+        assert resolved_config(options, engine)["revision"] == "c" * 40
 
     def test_the_embedded_model_is_named_by_its_file(self) -> None:
         options = EngineOptions(backend="torch", device="cpu")

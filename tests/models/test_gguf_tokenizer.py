@@ -10,7 +10,7 @@ import gguf
 import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from prefixwise.contract.errors import TokenizerError
+from prefixwise.contract.errors import ModelLoadError, TokenizerError
 from prefixwise.models.checkpoint import Checkpoint, TokenizerFiles
 from prefixwise.models.gguf_file import read_gguf_file
 from prefixwise.models.gguf_tokenizer import read_gguf_tokenizer
@@ -329,6 +329,11 @@ def test_bos_follows_the_file_and_then_the_kind(
     assert write_tokenizer(tmp_path / "model.gguf", metadata).leading_ids == expected
 
 
+@pytest.mark.parametrize(("added", "expected"), [({}, ()), ({"ggml.add_eos_token": True}, (2,))])
+def test_eos_follows_the_file(added: dict[str, Any], expected: tuple[int, ...], tmp_path: Path) -> None:
+    assert write_tokenizer(tmp_path / "model.gguf", sentencepiece_metadata() | added).trailing_ids == expected
+
+
 @pytest.mark.parametrize(("added", "expected"), [({}, (1,)), ({"ggml.add_bos_token": False}, ())])
 def test_sentencepiece_has_bos_unless_the_file_says_no(
     added: dict[str, Any], expected: tuple[int, ...], tmp_path: Path
@@ -410,12 +415,12 @@ def test_an_unknown_kind_is_named_with_the_known_ones(tmp_path: Path) -> None:
 def test_missing_merges_are_named(tmp_path: Path) -> None:
     metadata = byte_level_metadata(trained_byte_level(GPT2_SPLIT), "gpt-2")
     del metadata["ggml.merges"]
-    with pytest.raises(TokenizerError, match="its tokenizer lacks 'merges', which 'gpt2' needs"):
+    with pytest.raises(ModelLoadError, match="its tokenizer lacks 'merges', which 'gpt2' needs"):
         write_tokenizer(tmp_path / "model.gguf", metadata)
 
 
 def test_merges_that_do_not_fit_the_vocabulary_are_one_clear_error(tmp_path: Path) -> None:
     metadata = byte_level_metadata(trained_byte_level(GPT2_SPLIT), "gpt-2")
     metadata["ggml.merges"] = [*metadata["ggml.merges"], "zq qz"]
-    with pytest.raises(TokenizerError, match=r"model.gguf: its tokenizer cannot be built: "):
+    with pytest.raises(ModelLoadError, match=r"model.gguf: its tokenizer cannot be built: "):
         write_tokenizer(tmp_path / "model.gguf", metadata)

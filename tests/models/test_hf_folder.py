@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -154,7 +155,9 @@ class TestClassifiers:
     def test_every_family_has_them(self, family: str, hf_folders: dict[str, Path], tmp_path: Path) -> None:
         folder = make_classifier(tmp_path, hf_folders[family], self.rows(1))
         checkpoint, causal = open_checkpoint(folder), open_checkpoint(hf_folders[family])
-        assert checkpoint.config == replace(causal.config, num_classes=1, tied_head=False)
+        assert checkpoint.config == replace(
+            causal.config, tied_head=False, num_classes=1, id2label=("LABEL_0",), class_activation="sigmoid"
+        )
         assert checkpoint.config.num_head_rows == 1
         assert causal.config.num_head_rows == causal.config.vocab_size == 512
         for key, tensor in checkpoint.tensors.items():
@@ -169,15 +172,77 @@ class TestClassifiers:
         with pytest.raises(ModelLoadError, match=r"lacks the tensor 'score.weight', the head of a classifier"):
             open_checkpoint(edit_tensors(folder, lambda tensors: tensors.pop("score.weight")))
 
-    @pytest.mark.parametrize("shape", [(3, 64), (64,), ()])
+    def test_any_number_of_classes_has_names(self, causal: Path, tmp_path: Path) -> None:
+        names = [f"class {row}" for row in range(12)]  # by their ids, not in the order of the file: "10" before "2"
+        folder = make_classifier(
+            tmp_path,
+            causal,
+            self.rows(12),
+            id2label=dict(sorted(enumerate(names), key=lambda pair: str(pair[0]))),
+            label2id={name: row for row, name in enumerate(names)},
+        )
+        config = open_checkpoint(folder).config
+        assert (config.num_classes, config.class_labels) == (12, tuple(names))
+        edit_config(folder, id2label=...)
+        assert open_checkpoint(folder).config.class_labels == tuple(f"LABEL_{row}" for row in range(12))
+
+    @pytest.mark.parametrize(
+        ("id2label", "message"),
+        [
+            ({"0": "a", "1": "b"}, "the classifier's head has 3 rows, but the config names 2 labels"),
+            ({"0": "a", "1": "b", "3": "c"}, "config.json: id2label must name the classes 0, 1, ... by their ids, got"),
+            (["a", "b", "c"], "config.json: id2label must name the classes 0, 1, ... by their ids, got"),
+        ],
+    )
+    def test_names_that_do_not_fit_the_head_are_refused(
+        self, causal: Path, tmp_path: Path, id2label: Any, message: str
+    ) -> None:
+        folder = edit_config(make_classifier(tmp_path, causal, self.rows(3)), id2label=id2label)
+        with pytest.raises(ModelLoadError, match=re.escape(message)):
+            open_checkpoint(folder)
+
+    @pytest.mark.parametrize(
+        ("fields", "of_one", "of_many"),
+        [
+            ({}, "sigmoid", "softmax"),
+            ({"problem_type": None}, "sigmoid", "softmax"),
+            ({"problem_type": "single_label_classification"}, "sigmoid", "softmax"),
+            ({"problem_type": "multi_label_classification"}, "sigmoid", "sigmoid"),
+            ({"problem_type": "regression"}, "identity", "identity"),
+            ({"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}}, "identity", "identity"),
+            ({"sbert_ce_default_activation_function": "torch.nn.modules.activation.Sigmoid"}, "sigmoid", "sigmoid"),
+        ],
+    )
+    def test_the_problem_type_says_what_becomes_of_logits(
+        self, causal: Path, tmp_path: Path, fields: dict[str, Any], of_one: str, of_many: str
+    ) -> None:
+        for count, expected in ((1, of_one), (3, of_many)):
+            folder = edit_config(make_classifier(tmp_path / str(count), causal, self.rows(count)), **fields)
+            assert open_checkpoint(folder).config.class_activation == expected
+
+    @pytest.mark.parametrize(
+        ("fields", "message"),
+        [
+            ({"problem_type": "ranking"}, "unsupported problem_type 'ranking'; supported: single_label"),
+            ({"sentence_transformers": {"activation_fn": "evil.Module"}}, "unsupported activation_fn 'evil.Module'"),
+        ],
+    )
+    def test_another_activation_is_refused(
+        self, causal: Path, tmp_path: Path, fields: dict[str, Any], message: str
+    ) -> None:
+        folder = edit_config(make_classifier(tmp_path, causal, self.rows(1)), **fields)
+        with pytest.raises(ModelLoadError, match=message):
+            open_checkpoint(folder)
+
+    @pytest.mark.parametrize("shape", [(0, 64), (64,), ()])
     def test_other_heads_are_refused(self, causal: Path, tmp_path: Path, shape: tuple[int, ...]) -> None:
         folder = make_classifier(tmp_path, causal, self.rows(1))
         edit_tensors(folder, lambda tensors: tensors.update({"score.weight": np.ones(shape, np.float32)}))
         with pytest.raises(ModelLoadError) as caught:
             open_checkpoint(folder)
-        assert str(caught.value) == (
-            f"unsupported: a classifier whose 'score.weight' has shape {list(shape)}; "
-            "expected a reranker's, with one row (the score) or two (no, yes)"
+        assert str(caught.value).endswith(
+            f"the tensor 'score.weight', the head of a classifier, has shape {list(shape)}; "
+            "expected one row for each class"
         )
 
     def test_rows_of_another_size_are_named_with_both_shapes(self, causal: Path, tmp_path: Path) -> None:
@@ -281,7 +346,7 @@ def test_a_config_that_lacks_a_size_names_it(llama: Path) -> None:
 
 
 def test_a_size_that_is_no_number_is_one_clear_error(llama: Path) -> None:
-    with pytest.raises(ModelLoadError, match=r"config.json has a value that is not a number: .*'many'"):
+    with pytest.raises(ModelLoadError, match=r"config.json has a value that is not a number: .*.many."):
         open_checkpoint(edit_config(llama, num_hidden_layers="many"))
 
 
@@ -381,7 +446,20 @@ def test_the_tokenizer_comes_with_its_leading_and_special_ids(tmp_path: Path) ->
 
 
 def test_a_tokenizer_without_a_template_has_no_leading_ids(tmp_path: Path) -> None:
-    assert read_tokenizer_folder(add_tokenizer(tmp_path)).leading_ids == ()
+    files = read_tokenizer_folder(add_tokenizer(tmp_path))
+    assert (files.leading_ids, files.trailing_ids) == ((), ())
+
+
+def test_a_template_may_end_texts_with_a_token_too(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, processors
+
+    path = add_tokenizer(tmp_path) / "tokenizer.json"
+    tokenizer = Tokenizer.from_file(str(path))
+    special = [("<s>", 0), ("</s>", 1)]
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=special)
+    tokenizer.save(str(path))
+    files = read_tokenizer_folder(tmp_path)
+    assert (files.leading_ids, files.trailing_ids) == ((0,), (1,))
 
 
 def test_the_chat_template_is_found_in_both_places(tmp_path: Path) -> None:
@@ -426,5 +504,5 @@ def test_a_folder_without_a_tokenizer_still_opens(hf_folders: dict[str, Path]) -
 
 def test_a_broken_tokenizer_is_one_clear_error(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text('{"model": 3}')
-    with pytest.raises(TokenizerError, match=r"tokenizer.json cannot be read"):
+    with pytest.raises(ModelLoadError, match=r"tokenizer.json cannot be read"):
         read_tokenizer_folder(tmp_path)

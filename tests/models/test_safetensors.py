@@ -13,7 +13,8 @@ import torch
 from safetensors.torch import save_file
 
 from prefixwise.contract.errors import ModelLoadError
-from prefixwise.models.safetensors import bfloat16_bits, open_safetensors, write_bfloat16_safetensors
+from prefixwise.models.safetensors import open_safetensors
+from prefixwise.models.weight_cache import bfloat16_bits, write_bfloat16_safetensors
 
 
 @pytest.fixture

@@ -209,6 +209,33 @@ def test_a_cached_gguf_repository_is_opened_too(gguf_files: dict[str, Path], tmp
     assert answer == ["llama", "llama", str(snapshot / "llama.gguf")]
 
 
+def test_a_revision_is_pinned_by_its_commit_or_its_name(hf_folders: dict[str, Path], tmp_path: Path) -> None:
+    old, new = "1" * 40, "2" * 40
+    first = add_to_cache(tmp_path, "someone/tiny", hf_folders["qwen3"], old, "v1")
+    second = add_to_cache(tmp_path, "someone/tiny", hf_folders["llama"], new)
+    models = (f"someone/tiny@{old}", "someone/tiny@v1", f"someone/tiny@{new}", "someone/tiny")
+    code = "import sys\nfor sys.argv[1] in sys.argv[1:]:" + OPEN.replace("\n", "\n    ")
+    answer = run_with_cache(tmp_path, code, *models).stdout.splitlines()
+    assert answer == [f"someone/tiny qwen3 {first}"] * 2 + [f"someone/tiny llama {second}"] * 2
+    checkpoint = open_checkpoint(first)
+    assert checkpoint.revision == old
+    assert "someone/tiny" in checkpoint.names
+    assert open_checkpoint(hf_folders["llama"]).revision is None
+
+
+def test_a_revision_that_is_not_there_is_one_clear_line(hf_folders: dict[str, Path], tmp_path: Path) -> None:
+    add_to_cache(tmp_path, "someone/tiny", hf_folders["qwen3"])
+    answer = run_with_cache(tmp_path, OPEN, "someone/tiny@v9").stdout
+    assert answer.startswith("'someone/tiny@v9' is neither a local path nor a model the hub gives us: ")
+    with pytest.raises(ModelLoadError, match="'someone/tiny@' names no revision: expected a commit, a branch or a tag"):
+        open_checkpoint("someone/tiny@")
+
+
+def test_a_folder_with_an_at_in_its_name_is_a_folder(hf_folders: dict[str, Path], tmp_path: Path) -> None:
+    (tmp_path / "tiny@v1").symlink_to(hf_folders["qwen3"])
+    assert open_checkpoint(tmp_path / "tiny@v1").path == tmp_path / "tiny@v1"
+
+
 @pytest.mark.parametrize("model_id", ["someone/not-cached", "not an/id at all"])
 def test_an_id_that_leads_nowhere_is_one_clear_line(model_id: str, tmp_path: Path) -> None:
     answer = run_with_cache(tmp_path, OPEN, model_id)
@@ -236,7 +263,8 @@ def test_only_what_we_read_is_downloaded(monkeypatch: pytest.MonkeyPatch, tmp_pa
     repository += ["special_tokens_map.json", "chat_template.jinja", "pytorch_model.bin", "original/model.safetensors"]
     wanted: list[str] = []
 
-    def record(model_id: str, allow_patterns: list[str]) -> str:
+    def record(model_id: str, revision: str | None, allow_patterns: list[str]) -> str:
+        assert (model_id, revision) == ("someone/model", None)
         wanted.extend(filter_repo_objects(repository, allow_patterns=allow_patterns))
         return str(tmp_path)
 

@@ -6,6 +6,7 @@ import logging
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 from safetensors import safe_open
 
 from prefixwise import Scorer
+from prefixwise.models.safetensors import MappedTensor
 from prefixwise.models.sources import open_checkpoint
 from prefixwise.models.weight_cache import WEIGHT_CACHE_VARIABLE, weight_cache_folder, with_bfloat16_weights
 from tests.checkpoints import make_gguf, make_hf_checkpoint
@@ -94,12 +96,9 @@ def test_jax_has_the_same_weights_bit_for_bit(model: Path, folder: Path) -> None
 
 def test_it_is_read_and_not_the_source(model: Path, folder: Path) -> None:
     with_bfloat16_weights(open_checkpoint(model))
-    file = only_file(folder)
-    content = bytearray(file.read_bytes())
-    content[-2:] = (0x3F80).to_bytes(2, "little")  # one
-    file.write_bytes(content)
     last = with_bfloat16_weights(open_checkpoint(model)).tensors["layers.1.v"]
-    assert last.read_rows(last.shape[0] - 1, last.shape[0])[0, -1] == 0x3F80
+    assert isinstance(last, MappedTensor)
+    assert last.path == only_file(folder)
 
 
 def test_the_first_use_says_what_it_wrote_and_how_to_turn_it_off(
@@ -115,7 +114,7 @@ def test_the_first_use_says_what_it_wrote_and_how_to_turn_it_off(
 def test_others_can_read_it_too(model: Path, folder: Path) -> None:
     with_bfloat16_weights(open_checkpoint(model))
     with safe_open(only_file(folder), "pt") as file:
-        assert file.metadata()["source"] == str(model.resolve())
+        assert file.metadata()["source"] == model.name
         assert file.get_tensor("embedding").dtype == torch.bfloat16
 
 
@@ -127,6 +126,61 @@ def test_a_file_cut_short_is_made_again(model: Path, folder: Path, keep: int) ->
     file.write_bytes(whole[:keep])
     assert with_bfloat16_weights(open_checkpoint(model)).tensors["embedding"].dtype == "bfloat16"
     assert only_file(folder).read_bytes() == whole
+
+
+def zero_a_page(content: bytearray) -> None:
+    start = len(content) // 2
+    content[start : start + 4096] = bytes(4096)
+
+
+def zero_all_weights(content: bytearray) -> None:
+    start = 8 + int.from_bytes(content[:8], "little")
+    content[start:] = bytes(len(content) - start)
+
+
+def flip(position: int) -> Callable[[bytearray], None]:
+    def change(content: bytearray) -> None:
+        content[position] ^= 1
+
+    return change
+
+
+def swap_two_matrices(content: bytearray) -> None:
+    """In the header: every byte of the data stays as it is."""
+    names = (b'"layers.0.k"', b'"layers.0.v"')
+    first, second = (content.index(name) for name in names)
+    content[first : first + 12], content[second : second + 12] = names[1], names[0]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [zero_a_page, zero_all_weights, swap_two_matrices, flip(-1), flip(-200_001), flip(60)],
+    ids=["zeroed page", "zeroed weights", "swapped names", "last bit", "a bit", "a bit of the header"],
+)
+def test_a_damaged_file_is_made_again_with_a_warning(
+    model: Path, folder: Path, caplog: pytest.LogCaptureFixture, change: Callable[[bytearray], None]
+) -> None:
+    with_bfloat16_weights(open_checkpoint(model))
+    file = only_file(folder)
+    whole, content = file.read_bytes(), bytearray(file.read_bytes())
+    change(content)
+    assert content != whole
+    file.write_bytes(content)
+    caplog.clear()
+    with_bfloat16_weights(open_checkpoint(model))
+    assert only_file(folder).read_bytes() == whole
+    assert caplog.messages[0].startswith(f"the weight cache's file {file} is damaged and not used: ")
+    assert caplog.messages[1].startswith("wrote 1 MB")
+
+
+def test_a_disk_that_does_not_keep_what_is_written_leaves_the_source(
+    model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    numbers = iter(range(10_000))  # so that no checksum is found a second time
+    monkeypatch.setattr("prefixwise.models.weight_cache.zlib.crc32", lambda *_: next(numbers))
+    checkpoint = open_checkpoint(model)
+    assert with_bfloat16_weights(checkpoint) is checkpoint
+    assert "do not fit their checksums" in caplog.messages[-1]
 
 
 def test_a_file_of_another_model_is_not_taken(folder_of_model: Path, model: Path, folder: Path, tmp_path: Path) -> None:
@@ -141,13 +195,27 @@ def test_a_file_of_another_model_is_not_taken(folder_of_model: Path, model: Path
     assert mine.read_bytes() == right
 
 
-def test_a_source_that_changed_is_dequantised_anew(folder_of_model: Path, folder: Path, tmp_path: Path) -> None:
+def test_a_source_replaced_in_place_with_the_same_size_and_time_is_dequantised_anew(
+    folder_of_model: Path, folder: Path, tmp_path: Path
+) -> None:
     source = make_gguf(folder_of_model, tmp_path / "model.gguf", "Q4_1")
     with_bfloat16_weights(open_checkpoint(source))
     status = source.stat()
-    os.utime(source, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
+    content = bytearray(source.read_bytes())
+    content[-300] ^= 0x80
+    source.write_bytes(content)
+    os.utime(source, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert (source.stat().st_size, source.stat().st_mtime_ns) == (status.st_size, status.st_mtime_ns)
     with_bfloat16_weights(open_checkpoint(source))
     assert len(list(folder.iterdir())) == 2
+
+
+def test_a_source_that_was_only_touched_keeps_its_file(folder_of_model: Path, folder: Path, tmp_path: Path) -> None:
+    source = make_gguf(folder_of_model, tmp_path / "model.gguf", "Q4_1")
+    with_bfloat16_weights(open_checkpoint(source))
+    os.utime(source, ns=(0, 0))
+    with_bfloat16_weights(open_checkpoint(source))
+    only_file(folder)
 
 
 def test_where_nothing_can_be_written_one_line_says_so_and_scores_are_the_same(
@@ -167,7 +235,7 @@ def test_a_write_that_fails_leaves_nothing(
     def fail(_: int) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr("prefixwise.models.safetensors.os.fsync", fail)
+    monkeypatch.setattr("prefixwise.host.os.fsync", fail)
     checkpoint = open_checkpoint(model)
     assert with_bfloat16_weights(checkpoint) is checkpoint
     assert caplog.messages == ["dequantised weights are not cached: disk full"]

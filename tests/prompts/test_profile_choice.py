@@ -245,6 +245,12 @@ class TestHeads:
         )
         assert profile_of(choice, "qwen3-reranker").name == "qwen3-reranker"
 
+    def test_a_classifier_of_many_classes_has_none_and_says_why(self, tokenizer: TextTokenizer) -> None:
+        choice = choose_profile(None, checkpoint("m", head=tensor(EMBEDDING[:5])), tokenizer)
+        assert (choice.default, choice.can_rerank) == (None, False)
+        with pytest.raises(ProfileError, match="this model is a classifier of 5 classes"):
+            profile_of(choice, None)
+
     def test_a_classifier_with_a_name_is_known_by_it(self, tokenizer: TextTokenizer) -> None:
         found = checkpoint("me/Qwen3-Reranker-mine", head=tensor(EMBEDDING[:1]))
         assert chosen(choose_profile(None, found, tokenizer)) == "qwen3-reranker"

@@ -295,6 +295,10 @@ class TestFit:
             with pytest.raises(ProfileError, match="this model is a classifier"):
                 RerankPrompts(profile, qwen, model)
 
+    def test_a_classifier_of_many_classes_cannot_rerank(self, qwen: TextTokenizer) -> None:
+        with pytest.raises(ProfileError, match=r"a classifier of 3 classes, so it has no relevance .* use /classify"):
+            RerankPrompts(TINY, qwen, replace(MODEL, num_classes=3))
+
     def test_labels_must_be_single_tokens(self, qwen: TextTokenizer) -> None:
         with pytest.raises(ProfileError, match=r'"tiny" needs labels that are one token each, .* "nay" is 3'):
             RerankPrompts(replace(TINY, labels=("1", "nay")), qwen, MODEL)

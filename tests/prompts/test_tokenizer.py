@@ -395,6 +395,58 @@ def test_a_template_that_fails_is_one_error(template: str, message: str) -> None
     assert message in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "bomb",
+    [
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{{ 'x' * 10 ** 10 }}",
+        "{% set ns = namespace(x='x') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
+        "{{ 'x' * 2000000 }}",
+    ],
+    ids=["loops", "a huge text", "a text that doubles", "more than a prompt"],
+)
+def test_a_template_cannot_take_the_machine(bomb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("prefixwise.models.chat_template.MAX_CPU_SECONDS", 1)
+    with pytest.raises(
+        TokenizerError, match=r"the checkpoint's chat template fails: (it does not end|it writes|Memory)"
+    ):
+        chat_frame(bomb + SHOW, {})
+
+
+def test_a_template_is_rendered_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    template = "once " + SHOW
+    assert chat_frame(template, {}).before == "once "
+    monkeypatch.setattr("prefixwise.prompts.tokenizer.render_chat_template", None)
+    assert chat_frame(template, {}).before == "once "
+
+
+def test_a_panic_in_the_library_is_an_error_of_the_request(raw_tokenizer: Path) -> None:
+    """It is no Exception, and would end the thread that tokenizes."""
+    from tokenizers import Tokenizer
+
+    class PanicException(BaseException):
+        pass
+
+    class Panics:
+        def __init__(self) -> None:
+            self.whole = Tokenizer.from_file(str(raw_tokenizer))
+
+        def encode(self, *_: Any, **__: Any) -> None:
+            raise PanicException("index out of bounds")
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.whole, name)
+
+    tokenizer = TextTokenizer(TokenizerFiles(Panics(), (), None, frozenset()))  # type: ignore[arg-type]
+    for use in (
+        lambda: tokenizer.encode("a"),
+        lambda: tokenizer.cut("a", 1),
+        lambda: tokenizer.encode_after("a b", ["c"]),
+    ):
+        with pytest.raises(RequestError, match="the model's tokenizer fails on this text: index out of bounds"):
+            use()
+
+
 def test_a_template_without_end_is_one_error() -> None:
     with pytest.raises(TokenizerError, match="the checkpoint's chat template fails: "):
         chat_frame("{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}" + SHOW, {})

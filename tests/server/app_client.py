@@ -124,6 +124,33 @@ def app_client(
         engine.close()
 
 
+async def go_away(client: AppClient, backend: HeldBackend, request: object) -> None:
+    """A request whose client disconnects while its first forward is on the device; nothing is sent to it."""
+    body = httpx.Request("POST", "http://server", json=request).content
+    messages = iter([{"type": "http.request", "body": body}])
+    gone = asyncio.Event()
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        message = next(messages, None)
+        if message is None:
+            await gone.wait()
+        return message or {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/v1/score", "headers": [], "root_path": ""}
+    answer = asyncio.create_task(client.app(scope, receive, send))
+    await asyncio.to_thread(backend.has_begun.wait, 10)
+    gone.set()
+    for _ in range(5):  # turns of the event loop, for the news to get through
+        await asyncio.sleep(0)
+    backend.let_go.set()
+    await answer
+    assert sent == []
+
+
 def error_of(response: httpx.Response) -> tuple[int, str, str, str | None]:
     """Status, type, code and param of an error, whose body has exactly the shape of all errors."""
     body = response.json()

@@ -7,6 +7,9 @@ or until a file is there.
 from __future__ import annotations
 
 import argparse
+import json
+import resource
+import signal
 import sys
 import time
 from dataclasses import replace
@@ -62,6 +65,7 @@ def open_engine(args: argparse.Namespace) -> ScoringEngine:
         step_tokens=args.step_tokens,
         seconds_per_forward=args.delay,
     )
+    backend.config = replace(backend.config, num_classes=args.num_classes)
     scheduler = Scheduler(backend, SchedulerOptions(max_queued_tokens=args.max_queued_tokens))
     tokenizer = merging_tokenizer() if args.tokenizer else None
     return ScoringEngine(EngineConfig(MODEL, profiles=letters_choice()), scheduler, tokenizer)
@@ -80,7 +84,11 @@ def main() -> None:
     parser.add_argument("--shutdown-grace", type=float, default=30.0)
     parser.add_argument("--max-request-bytes", type=int, default=1 << 26)
     parser.add_argument("--api-key", default=None)
+    parser.add_argument("--options", type=json.loads, default={}, help="more fields of ServerOptions, as JSON")
+    parser.add_argument("--files", type=int, help="the limit of open files")
+    parser.add_argument("--nohup", action="store_true", help="as under nohup")
     parser.add_argument("--tokenizer", action="store_true", help="take text, too")
+    parser.add_argument("--num-classes", type=int, default=0, help="of a classifier; 0: the model is none")
     parser.add_argument("--log-json", action="store_true")
     args = parser.parse_args()
     options = ServerOptions(
@@ -89,7 +97,12 @@ def main() -> None:
         max_request_bytes=args.max_request_bytes,
         api_key=args.api_key,
         log_json=args.log_json,
+        **args.options,
     )
+    if args.files is not None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (args.files, args.files))
+    if args.nohup:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         run_server(options, lambda: open_engine(args), lambda engine: {"model": engine.config.model_name})
     except PrefixwiseError as error:

@@ -12,7 +12,7 @@ import httpx
 
 from tests.server.server_process import ServerProcess
 
-PATIENCE = 60.0
+TIMEOUT = 60.0
 VOCABULARY = 512  # of every small checkpoint
 BLOCK = 128  # tokens of a prefix that are kept together
 
@@ -84,7 +84,7 @@ def plain_request(seed: int, num_items: int, *, prefix_len: int = 40, item_len: 
 
 def fetch(method: str, url: str, **more: Any) -> httpx.Response:
     """One request on a connection of its own. Without `verify` httpx would read all certificates, every time."""
-    return httpx.request(method, url, timeout=PATIENCE, verify=False, **more)
+    return httpx.request(method, url, timeout=TIMEOUT, verify=False, **more)
 
 
 def ask(server: ServerProcess, body: Body) -> Answer:
@@ -111,7 +111,7 @@ def ask_at_once(server: ServerProcess, bodies: Sequence[Body]) -> list[Answer]:
 
 def async_client(server: ServerProcess) -> httpx.AsyncClient:
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-    return httpx.AsyncClient(base_url=server.url, timeout=PATIENCE, limits=limits, verify=False)
+    return httpx.AsyncClient(base_url=server.url, timeout=TIMEOUT, limits=limits, verify=False)
 
 
 def scores_of(answers: Sequence[Answer]) -> list[Any]:
@@ -131,7 +131,7 @@ def server_stats(server: ServerProcess, headers: Headers | None = None) -> dict[
 
 def wait_for_requests(server: ServerProcess, number: int, headers: Headers | None = None) -> None:
     """Until the engine has so many, and has begun with one."""
-    until = monotonic() + PATIENCE
+    until = monotonic() + TIMEOUT
     while monotonic() < until:
         stats = server_stats(server, headers)
         if stats["running_requests"] and stats["running_requests"] + stats["waiting_requests"] == number:
@@ -141,7 +141,7 @@ def wait_for_requests(server: ServerProcess, number: int, headers: Headers | Non
 
 def leftovers(server: ServerProcess, headers: Headers | None = None) -> tuple[int, int, int]:
     """Requests that run, those that wait, and blocks in use: as soon as all are 0, or what is left after a while."""
-    left, until = (-1, -1, -1), monotonic() + PATIENCE
+    left, until = (-1, -1, -1), monotonic() + TIMEOUT
     while any(left) and monotonic() < until:
         stats = server_stats(server, headers)
         left = (stats["running_requests"], stats["waiting_requests"], stats["used_blocks"] + stats["pinned_blocks"])

@@ -30,9 +30,12 @@ class ServerProcess:
 
     def __init__(self, *options: str, program: Sequence[str] = FAKE_PROGRAM) -> None:
         command = [sys.executable, "-m", *program, "--port=0", *options]
-        env = {**os.environ, "XLA_FLAGS": "", "PREFIXWISE_API_KEY": ""}  # as a user's, not as this process has them
+        env = {**os.environ, "XLA_FLAGS": ""}  # as a user's, not as this process has them
+        env.pop("PREFIXWISE_API_KEY", None)
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, encoding="utf-8", env=env)
         self.log: list[str] = []
+        self.reads_log = threading.Event()  # cleared: nobody reads its stderr
+        self.reads_log.set()
         self._lines: SimpleQueue[str | None] = SimpleQueue()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -42,6 +45,7 @@ class ServerProcess:
         assert self.process.stderr is not None
         for line in self.process.stderr:
             self._lines.put(line.rstrip("\n"))
+            self.reads_log.wait()
         self._lines.put(None)
 
     def wait_for_line(self, pattern: str) -> re.Match[str]:
@@ -89,6 +93,7 @@ def server_process(*options: str, wait: bool = True, program: Sequence[str] = FA
         yield server
     finally:
         server.process.kill()
+        server.reads_log.set()
         server.process.wait(_POLL_TIMEOUT)
         server._reader.join(_POLL_TIMEOUT)
         if server.process.stderr is not None:

@@ -24,6 +24,11 @@ from prefixwise.server.config import ServerOptions
         ({"cors_origins": ("example.org",)}, "invalid_cors_origins"),
         ({"api_key": ""}, "invalid_api_key"),
         ({"api_key": " key"}, "invalid_api_key"),
+        ({"api_key": "k\udcff"}, "invalid_api_key"),
+        ({"api_key": "k\x7fy"}, "invalid_api_key"),
+        ({"max_connections": 0}, "invalid_max_connections"),
+        ({"max_pipelined_requests": -1}, "invalid_max_pipelined_requests"),
+        ({"header_timeout": 0}, "invalid_header_timeout"),
     ],
 )
 def test_values_out_of_range_are_refused(options: dict[str, Any], code: str) -> None:

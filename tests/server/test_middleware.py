@@ -42,7 +42,7 @@ class TestRequestId:
 
 
 class TestRouting:
-    @pytest.mark.parametrize("path", ["/none", "/v1", "/v1/score/", "/v1/score/x", "/%00", "/v1/prefix/a/b"])
+    @pytest.mark.parametrize("path", ["/none", "/v1", "/v1/score//", "/v1/score/x", "/%00", "/v1/prefix/a/b"])
     def test_an_unknown_path_is_not_found(self, client: AppClient, path: str) -> None:
         assert error_of(client.get(path)) == (404, "invalid_request_error", "not_found", None)
 
@@ -142,7 +142,7 @@ class TestOrigins:
 
     def test_none_is_allowed_unless_said(self, client: AppClient) -> None:
         answer = self.ask(client, "https://a.example")
-        assert answer["status"] == "405"
+        assert answer["status"] == "403"
         assert not any(name.startswith("access-control") for name in answer)
 
     def test_one_may_be(self) -> None:
@@ -165,6 +165,84 @@ class TestOrigins:
     def test_all_may_be(self) -> None:
         with app_client(ServerOptions(cors_origins=("*",))) as client:
             assert self.ask(client, "https://b.example")["access-control-allow-origin"] == "*"
+
+
+def navigate(mode: str, **more: str) -> dict[str, str]:
+    return {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": mode, **more}
+
+
+OTHER_PAGES = {
+    "fetch": {"Origin": "https://evil.example"},
+    "sandbox": {"Origin": "null"},
+    "same host, other port": {"Origin": "http://server:3000", "Sec-Fetch-Site": "same-site"},
+    "image": navigate("no-cors"),
+    "form": navigate("navigate", Origin="https://evil.example"),
+    "old form": {"Content-Type": "text/plain"},
+    "old upload": {"Content-Type": "multipart/form-data; boundary=x"},
+}
+PROGRAMS_AND_OWN_PAGES = {
+    "curl": {"Content-Type": "application/x-www-form-urlencoded"},
+    "none": {},
+    "own page": {"Origin": "http://server", "Content-Type": "text/plain;charset=UTF-8"},
+    "own page behind a proxy": {"Origin": "https://proxy.example", "Sec-Fetch-Site": "same-origin"},
+}
+
+
+class TestWebPages:
+    """On a server without a key. `server` is its name in these tests."""
+
+    @pytest.fixture
+    def local(self) -> Iterator[AppClient]:
+        with app_client() as made:
+            made.service.is_local = True
+            yield made
+
+    @pytest.mark.parametrize("name", OTHER_PAGES)
+    def test_other_pages_are_refused(self, client: AppClient, name: str) -> None:
+        headers = {"Content-Type": "application/json", **OTHER_PAGES[name]}
+        expected = "content_type_not_allowed" if name.startswith("old") else "origin_not_allowed"
+        response = client.post("/v1/score", IDS_REQUEST, headers=headers)
+        assert error_of(response) == (403, "permission_error", expected, None)
+        assert "access-control-allow-origin" not in response.headers
+
+    @pytest.mark.parametrize("name", PROGRAMS_AND_OWN_PAGES)
+    def test_programs_and_our_pages_are_not(self, client: AppClient, name: str) -> None:
+        assert client.post("/v1/score", IDS_REQUEST, headers=PROGRAMS_AND_OWN_PAGES[name]).status_code == 200
+
+    def test_reading_is_checked_too_but_not_links_and_health(self, client: AppClient) -> None:
+        assert error_of(client.get("/health_generate", headers=navigate("no-cors")))[2] == "origin_not_allowed"
+        assert client.get("/docs", headers=navigate("navigate")).status_code == 200
+        assert client.get("/health", headers=navigate("no-cors")).status_code == 200
+
+    def test_an_origin_or_a_key_opens_it(self) -> None:
+        headers = {"Origin": "https://a.example", "Sec-Fetch-Site": "cross-site"}
+        for origins in (("https://a.example",), ("*",)):
+            with app_client(ServerOptions(cors_origins=origins)) as client:
+                assert client.post("/v1/score", IDS_REQUEST, headers=headers).status_code == 200
+        with app_client(ServerOptions(api_key=KEY)) as client:
+            assert client.post("/v1/score", IDS_REQUEST, headers={**headers, "X-API-Key": KEY}).status_code == 200
+
+    @pytest.mark.parametrize("host", ["evil.example:30000", "evil.example", "localhost.evil.example", "127.0.0.1.evil"])
+    def test_another_name_is_refused_where_only_this_machine_connects(
+        self, local: AppClient, client: AppClient, host: str
+    ) -> None:
+        headers = {"Host": host, "Origin": f"http://{host}"}  # a page whose name was pointed here
+        assert error_of(local.post("/v1/score", IDS_REQUEST, headers=headers))[2] == "host_not_allowed"
+        assert error_of(local.get("/server_info", headers={"Host": host}))[2] == "host_not_allowed"
+        assert local.get("/health", headers={"Host": host}).status_code == 200
+        assert client.post("/v1/score", IDS_REQUEST, headers=headers).status_code == 200
+
+    @pytest.mark.parametrize(
+        "host", ["localhost:30000", "LOCALHOST.", "127.0.0.1:1", "[::1]:30000", "x.localhost", "10.0.0.7", ""]
+    )
+    def test_our_names_and_addresses_are_not(self, local: AppClient, host: str) -> None:
+        assert local.post("/v1/score", IDS_REQUEST, headers={"Host": host}).status_code == 200
+
+    def test_the_name_of_an_origin_is_ours(self) -> None:
+        with app_client(ServerOptions(cors_origins=("https://proxy.example",))) as client:
+            client.service.is_local = True
+            assert client.post("/v1/score", IDS_REQUEST, headers={"Host": "proxy.example"}).status_code == 200
+            assert client.post("/v1/score", IDS_REQUEST, headers={"Host": "evil.example"}).status_code == 403
 
 
 class TestReadiness:

@@ -12,7 +12,7 @@ import pytest
 from tests.server.app_client import expected_logits
 from tests.server.server_process import ServerProcess, server_process
 
-PATIENCE = 60.0
+TIMEOUT = 60.0
 
 
 def make_request(seed: int, num_items: int = 10) -> tuple[dict[str, object], list[list[float]]]:
@@ -27,7 +27,7 @@ def make_request(seed: int, num_items: int = 10) -> tuple[dict[str, object], lis
 
 def client_of(server: ServerProcess) -> httpx.AsyncClient:
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-    return httpx.AsyncClient(base_url=server.url, timeout=PATIENCE, limits=limits)
+    return httpx.AsyncClient(base_url=server.url, timeout=TIMEOUT, limits=limits)
 
 
 async def score(client: httpx.AsyncClient, seed: int, timeout: str | None = None) -> int:
@@ -56,7 +56,7 @@ async def overload(server: ServerProcess, let_go: Path) -> tuple[list[int], int]
     async with client_of(server) as client:
         is_over = asyncio.Event()
         health = asyncio.create_task(ask_for_health(client, is_over))
-        # Every tenth client has no patience.
+        # Every tenth client disconnects early.
         timeouts = ["0.02" if seed % 10 == 0 else None for seed in range(200)]
         clients = [asyncio.create_task(score(client, seed, timeout)) for seed, timeout in enumerate(timeouts)]
         statuses = []
@@ -83,7 +83,7 @@ async def disconnect(server: ServerProcess, seed: int) -> None:
     """Send a request, and go: before all of it is sent, or some time after."""
     rng = random.Random(seed)
     body = httpx.Request("POST", server.url, json=make_request(seed, num_items=40)[0]).content
-    head = b"POST /v1/score HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+    head = b"POST /v1/score HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body)
     _, writer = await asyncio.open_connection("127.0.0.1", server.port)
     writer.write((head + body)[: rng.choice([10, len(head) + 5, None])])
     await writer.drain()
@@ -105,14 +105,14 @@ def test_clients_that_go_leave_nothing_behind() -> None:
         assert asyncio.run(disconnect_and_score(server)) == [200] * 10
         assert _leftovers(server) == (0, 0, 0)
         body, scores = make_request(1)
-        assert httpx.post(f"{server.url}/v1/score", json=body, timeout=PATIENCE).json()["scores"] == scores
+        assert httpx.post(f"{server.url}/v1/score", json=body, timeout=TIMEOUT).json()["scores"] == scores
 
 
 def _leftovers(server: ServerProcess) -> tuple[int, int, int]:
     """Requests that run or wait, and blocks in use, as soon as all are 0; those that are left after a while else."""
     left = (-1, -1, -1)
     for _ in range(300):
-        info = httpx.get(f"{server.url}/server_info", timeout=PATIENCE).json()
+        info = httpx.get(f"{server.url}/server_info", timeout=TIMEOUT).json()
         stats = info["stats"]
         left = (stats["running_requests"], stats["waiting_requests"], stats["used_blocks"] + stats["pinned_blocks"])
         if not any(left):

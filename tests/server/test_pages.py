@@ -179,6 +179,13 @@ def test_a_report_may_load_and_run_nothing(viewer: AppClient) -> None:
     assert policy.startswith("default-src 'none'") and policy.endswith("sandbox") and "script" not in policy
 
 
+def test_a_lone_surrogate_in_a_report_is_shown_as_its_number(
+    viewer: AppClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Source, "page_of", lambda self, content, name: "<p>\ud800</p>")
+    assert viewer.request("POST", "/reports/view", content=b"good").text == "<p>\\ud800</p>"
+
+
 @pytest.mark.parametrize("path", ["/reports", "/reports/view?name=a.json"])
 def test_the_policy_allows_the_style_sheet_inside_a_report(viewer: AppClient, path: str) -> None:
     style = re.search(r"<style>(.*)</style>", PAGE, re.DOTALL)

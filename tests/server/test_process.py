@@ -102,20 +102,20 @@ class TestConnections:
     def test_a_body_that_is_too_large_can_read_its_refusal(self, server: ServerProcess) -> None:
         """All of it is sent before the answer is read: the connection must not be cut while it is."""
         size = 20_000_000
-        head = b"POST /v1/score HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % size
+        head = b"POST /v1/score HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % size
         answer = self.talk(server, head, b" " * size)
         assert answer.startswith(b"HTTP/1.1 413 ")
         assert b"connection: close" in answer
         assert b"request_too_large" in answer
 
     def test_so_can_one_that_does_not_say_how_large_it_is(self, server: ServerProcess) -> None:
-        head = b"POST /v1/score HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+        head = b"POST /v1/score HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
         chunk = b"100000\r\n" + b" " * 0x100000 + b"\r\n"
         answer = self.talk(server, head, *[chunk] * 10, b"0\r\n\r\n")
         assert answer.startswith(b"HTTP/1.1 413 ")
 
     def test_a_body_that_is_too_large_gets_no_100_continue(self, server: ServerProcess) -> None:
-        head = b"POST /v1/score HTTP/1.1\r\nHost: x\r\nContent-Length: 5000\r\nExpect: 100-continue\r\n\r\n"
+        head = b"POST /v1/score HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5000\r\nExpect: 100-continue\r\n\r\n"
         with socket.create_connection(("127.0.0.1", server.port), timeout=60) as connection:
             connection.sendall(head)
             assert connection.recv(65536).startswith(b"HTTP/1.1 413 ")
@@ -131,13 +131,34 @@ class TestConnections:
 
 
 class TestStop:
-    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-    def test_an_idle_server_stops_at_once(self, number: int) -> None:
+    def test_an_idle_server_stops_at_once(self) -> None:
         with server_process() as running:
             score(running.url)
-            running.signal(number)
+            running.signal(signal.SIGINT)
             assert running.wait() == 0
         assert running.log[-1].endswith("stopped")
+
+    def test_a_closed_terminal_drains_it(self, tmp_path: Path) -> None:
+        """The shell and the kernel may each send SIGHUP, so a second one does not cut requests off."""
+        held = f"--hold-until={tmp_path / 'let-go'}"
+        with server_process(held) as running, ThreadPoolExecutor(1) as threads:
+            answer = threads.submit(score, running.url)
+            _wait_for_requests(running.url)
+            running.signal(signal.SIGHUP)
+            running.wait_for_line("SIGHUP: shutting down, 1 requests in flight")
+            running.signal(signal.SIGHUP)
+            assert error_of(score(running.url))[2] == "shutting_down"
+            (tmp_path / "let-go").touch()
+            assert answer.result().json()["scores"] == SCORES
+            assert running.wait() == 0
+
+    def test_under_nohup_it_outlives_the_terminal(self) -> None:
+        with server_process("--nohup") as running:
+            running.signal(signal.SIGHUP)
+            assert score(running.url).json()["scores"] == SCORES
+            running.signal(signal.SIGTERM)
+            assert running.wait() == 0
+        assert not any("SIGHUP" in line for line in running.log)
 
     def test_requests_in_flight_are_answered_and_new_ones_refused(self, tmp_path: Path) -> None:
         held = f"--hold-until={tmp_path / 'let-go'}"

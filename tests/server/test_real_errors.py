@@ -20,7 +20,7 @@ import pytest
 from prefixwise.server.openapi_errors import ERROR_TABLE
 from tests.checkpoints import make_hf_checkpoint
 from tests.server.app_client import error_of
-from tests.server.real_requests import PATIENCE, fetch, leftovers, plain_request, wait_for_requests
+from tests.server.real_requests import TIMEOUT, fetch, leftovers, plain_request, wait_for_requests
 from tests.server.server_process import ServerProcess, real_server
 
 IDS: dict[str, Any] = {"query": [1, 2, 3], "items": [[4, 5], [6], []], "label_token_ids": [7, 8]}
@@ -216,6 +216,74 @@ CASES = [
             ("priority", -1, VALUE, "invalid_priority"),
             ("rank_fields", ["title"], VALUE, "invalid_rank_fields"),
             ("truncation_side", "up", VALUE, "invalid_truncation_side"),
+            ("chat_template_kwargs", {"other": 1}, BAD, "invalid_chat_template_kwargs_type"),
+            ("truncate_prompt_tokens", -2, VALUE, "invalid_truncate_prompt_tokens"),
+            ("use_activation", 0, BAD, "invalid_use_activation_type"),
+            ("cache_salt", "a", VALUE, "unsupported_parameter"),
+            ("truncation", 1, BAD, "invalid_truncation_type"),
+            ("raw_scores", 1, BAD, "invalid_raw_scores_type"),
+        )
+    ),
+    *(
+        Case(name, {"query": "a", "input": ["b"], name: value}, 400, kind, code, name, path="/v1/reranking")
+        for name, value, kind, code in (
+            ("input", None, MISSING, "missing_input"),
+            ("input", [], VALUE, "empty_input"),
+            ("input", "b", BAD, "invalid_input_type"),
+            ("return_input", 1, BAD, "invalid_return_input_type"),
+            ("rewrite_query", True, VALUE, "invalid_rewrite_query"),
+            ("top_k", 0, VALUE, "invalid_top_k"),
+        )
+    ),
+    *(
+        Case(name, {"query": {"text": "a"}, "passages": [], name: value}, 400, kind, code, name, path="/v1/ranking")
+        for name, value, kind, code in (
+            ("passages", None, MISSING, "missing_passages"),
+            ("passages", [], VALUE, "empty_passages"),
+            ("passages", "b", BAD, "invalid_passages_type"),
+            ("truncate", "START", VALUE, "invalid_truncate"),
+        )
+    ),
+    Case("user", {"input": "a", "user": 5}, 400, BAD, "invalid_user_type", "user", path="/classify"),
+    Case("classifier", {"input": "a"}, 400, VALUE, "not_a_classifier", path="/classify"),
+    *(
+        Case(name, ids(**{"embed_override_token_id": 3, name: value}), 400, kind, code, name)
+        for name, value, kind, code in (
+            ("return_pooled_hidden_states", 1, BAD, "invalid_return_pooled_hidden_states_type"),
+            ("embed_override_token_id", -1, VALUE, "invalid_embed_override_token_id"),
+            ("query_embed_overrides", 5, BAD, "invalid_query_embed_overrides_type"),
+            ("item_embed_overrides", 5, BAD, "invalid_item_embed_overrides_type"),
+            ("query_embed_overrides", [[1.0]], VALUE, "invalid_embed_overrides"),
+            ("query_embed_overrides", [[0.0] * 64] * 2, VALUE, "embed_overrides_mismatch"),
+        )
+    ),
+    Case(
+        "overrides",
+        ids(embed_override_token_id=5, max_tokens_per_item=1, item_embed_overrides=[[[0.0] * 64], None, None]),
+        *(400, VALUE, "embed_overrides_truncated", "item_embed_overrides"),
+    ),
+    Case(
+        *("overrides", ids(query_embed_overrides=[[1.0]]), 400, MISSING),
+        *("missing_embed_override_token_id", "embed_override_token_id"),
+    ),
+    Case("softmax", ids(softmax=1), 400, BAD, "invalid_softmax_type", "softmax"),
+    Case("many", {"requests": 5}, 400, BAD, "invalid_requests_type", "requests"),
+    Case("many", {"requests": []}, 400, VALUE, "empty_requests", "requests"),
+    Case("many", {"requests": [IDS] * 1001}, 400, VALUE, "too_many_requests", "requests"),
+    Case(
+        *("pairs", {"text_1": "a", "text_2": "b", "request_id": 5}, 400, BAD, "invalid_request_id_type", "request_id"),
+        path="/score",
+    ),
+    Case("pairs", {"documents": "b"}, 400, MISSING, "missing_queries", "queries"),
+    Case("pairs", {"queries": [], "documents": "b"}, 400, VALUE, "empty_queries", "queries"),
+    Case("pairs", {"queries": 5, "documents": "b"}, 400, BAD, "invalid_queries_type", "queries"),
+    *(
+        case
+        for name, other in (("text_1", "text_2"), ("text_2", "text_1"), ("data_1", "data_2"), ("data_2", "data_1"))
+        for case in (
+            Case("pairs", {other: "b"}, 400, MISSING, f"missing_{name}", name, path="/score"),
+            Case("pairs", {other: "b", name: []}, 400, VALUE, f"empty_{name}", name, path="/score"),
+            Case("pairs", {other: "b", name: 5}, 400, BAD, f"invalid_{name}_type", name, path="/score"),
         )
     ),
 ]
@@ -231,6 +299,16 @@ SHOWN_BY_A_TEST = {
     # anything unforeseen: nothing makes a sound model fail, so it is a broken backend behind the same application
     (500, SERVER, "internal_error"): "test_score::test_the_error_of_a_failing_device_hides_its_cause",
     (400, BAD, "invalid_http"): "test_real_errors::test_bytes_that_are_not_http",
+    # before the application: headers, connections; on a server without a key
+    (400, BAD, "invalid_host"): "test_connections::test_a_head_beyond_its_limits_is_refused",
+    (431, BAD, "too_many_headers"): "test_connections::test_a_head_beyond_its_limits_is_refused",
+    (431, BAD, "headers_too_large"): "test_connections::test_a_head_beyond_its_limits_is_refused",
+    (408, BAD, "header_timeout"): "test_connections::test_a_silent_connection_is_closed",
+    (408, BAD, "idle_timeout"): "test_connections::test_a_body_that_pauses_is_refused",
+    (503, SERVER, "too_many_connections"): "test_connections::test_if_all_are_busy_a_reserve_answers_health_alone",
+    (403, "permission_error", "origin_not_allowed"): "test_middleware::TestWebPages",
+    (403, "permission_error", "content_type_not_allowed"): "test_middleware::TestWebPages",
+    (403, "permission_error", "host_not_allowed"): "test_middleware::TestWebPages",
     # the fake model's formula as a classifier's head
     (400, VALUE, "no_label_logits"): "test_rerank::test_a_classifier_reranks_and_does_not_score",
 }
@@ -301,7 +379,7 @@ def test_a_lone_surrogate_is_not_json(servers: dict[str, ServerProcess]) -> None
 
 def test_bytes_that_are_not_http(servers: dict[str, ServerProcess]) -> None:
     answer = b""
-    with socket.create_connection(("127.0.0.1", servers["plain"].port), timeout=PATIENCE) as connection:
+    with socket.create_connection(("127.0.0.1", servers["plain"].port), timeout=TIMEOUT) as connection:
         connection.sendall(b"hello there\r\n\r\n")
         while chunk := connection.recv(65536):
             answer += chunk

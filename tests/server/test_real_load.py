@@ -22,7 +22,7 @@ import pytest
 
 from tests.server.app_client import error_of
 from tests.server.real_requests import (
-    PATIENCE,
+    TIMEOUT,
     Answer,
     Body,
     ask,
@@ -105,7 +105,7 @@ async def overload(server: ServerProcess, expected: list[Any]) -> Counter[int]:
 
 
 async def score_or_be_refused(client: httpx.AsyncClient, number: int, expected: list[Any]) -> int:
-    """The status, once the answer was found to be right. Every tenth client has no patience."""
+    """The status, once the answer was found to be right. Every tenth client disconnects early."""
     which = number % len(OVERLOAD)
     headers = {"X-Request-Timeout": "0.02"} if number % 10 == 0 else {}
     response = await client.post("/v1/score", json=OVERLOAD[which], headers=headers)
@@ -143,7 +143,7 @@ class HealthWatch:
         self._watching.result()
 
     def _watch(self) -> None:
-        with httpx.Client(timeout=PATIENCE) as client:
+        with httpx.Client(timeout=TIMEOUT) as client:
             while not self._is_over.is_set():
                 begin = monotonic()
                 assert client.get(self._url).status_code == 200
@@ -158,7 +158,7 @@ async def hang_up(server: ServerProcess, seed: int) -> None:
     """Send a request, and go: while it is sent, while it waits or is computed, or when the answer begins."""
     rng = random.Random(seed)
     body = orjson.dumps(plain_request(seed, 60))
-    head = b"POST /v1/score HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+    head = b"POST /v1/score HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body)
     moment = MOMENTS[seed % len(MOMENTS)]
     sent = {"in the head": rng.randrange(len(head)), "in the body": len(head) + rng.randrange(len(body))}
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)

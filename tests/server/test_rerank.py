@@ -207,13 +207,21 @@ class TestTei:
             answer = reranker.post("/rerank", body, headers={"X-Request-Id": "same"}).json()
             assert answer == reranker.post("/v1/rerank", REQUEST, headers={"X-Request-Id": "same"}).json()
 
-    def test_what_does_not_fit_is_cut_only_where_that_is_asked_for(self) -> None:
+    @pytest.mark.parametrize("auto_truncate", [True, False])
+    def test_what_does_not_fit_is_cut_as_the_request_says_else_the_server(self, auto_truncate: bool) -> None:
+        options = ServerOptions(auto_truncate=auto_truncate)
         backend = FakeBackend(max_context_len=8)
-        with app_client(backend=backend, tokenizer=merging_tokenizer(), profiles=letters_choice()) as client:
-            body = {"query": "z", "texts": ["x", "yyyyx"]}
-            response = client.post("/rerank", body)
-            assert tei_error_of(response) == (400, "Validation")
-            assert "texts[1] must fit: expected at most 3 tokens, got 5" in response.json()["error"]
+        with app_client(options, backend=backend, tokenizer=merging_tokenizer(), profiles=letters_choice()) as client:
+            assert client.get("/info").json()["auto_truncate"] is auto_truncate
+            body: dict[str, Any] = {"query": "z", "texts": ["x", "yyyyx"]}
+            refused: list[dict[str, Any]] = [{"truncate": False}, *([] if auto_truncate else [{}, {"truncate": None}])]
+            for sent in refused:
+                response = client.post("/rerank", {**body, **sent})
+                assert tei_error_of(response) == (400, "Validation")
+                assert "texts[1] must fit: expected at most 3 tokens, got 5" in response.json()["error"]
+            if auto_truncate:
+                asked = client.post("/rerank", {**body, "truncate": True}).json()
+                assert client.post("/rerank", body).json() == asked
             kept = {"Right": [8, 8, 8], "Left": [8, 8, 4]}
             for direction, tokens in kept.items():
                 answer = client.post("/rerank", {**body, "truncate": True, "truncation_direction": direction}).json()
@@ -225,7 +233,7 @@ class TestTei:
 
     def test_its_clients_learn_what_is_served(self, reranker: AppClient) -> None:
         info = reranker.get("/info").json()
-        assert (info["model_id"], info["max_client_batch_size"]) == (MODEL, 100_000)
+        assert (info["model_id"], info["served_model_name"], info["max_client_batch_size"]) == (MODEL, MODEL, 100_000)
         assert "reranker" in info["model_type"]
 
 

@@ -26,6 +26,7 @@ from tests.server.app_client import (
     app_client,
     error_of,
     expected_logits,
+    go_away,
 )
 
 TEXT_REQUEST: dict[str, Any] = {"query": "ab", "items": ["c", "x"], "labels": ["y", "z"], "score_mode": "logit"}
@@ -228,39 +229,12 @@ def test_the_error_of_a_failing_device_hides_its_cause(caplog: pytest.LogCapture
 def test_a_request_is_cancelled_when_its_client_disconnects() -> None:
     backend = HeldBackend(step_tokens=4)
     with app_client(backend=backend) as client:
-        asyncio.run(_go_away(client, backend))
+        body = {**IDS_REQUEST, "items": [[number] for number in range(20)], "algorithm": "serial"}
+        asyncio.run(go_away(client, backend, body))
         assert len(backend.forwards) == 1  # the request would have needed more
         assert client.post("/v1/score", IDS_REQUEST).status_code == 200
         stats = client.engine.scheduler.stats()
         assert (stats.running_requests, stats.waiting_requests, client.service.lifecycle.num_in_flight) == (0, 0, 0)
-
-
-async def _go_away(client: AppClient, backend: HeldBackend) -> None:
-    """A request whose client disconnects while its first forward is on the device; nothing is sent to it."""
-    request = {**IDS_REQUEST, "items": [[number] for number in range(20)], "algorithm": "serial"}
-    body = httpx.Request("POST", "http://server", json=request).content
-    messages = iter([{"type": "http.request", "body": body}])
-    gone = asyncio.Event()
-    sent: list[Any] = []
-
-    async def receive() -> Any:
-        message = next(messages, None)
-        if message is None:
-            await gone.wait()
-        return message or {"type": "http.disconnect"}
-
-    async def send(message: Any) -> None:
-        sent.append(message)
-
-    scope = {"type": "http", "method": "POST", "path": "/v1/score", "headers": [], "root_path": ""}
-    answer = asyncio.create_task(client.app(scope, receive, send))
-    await asyncio.to_thread(backend.has_begun.wait, 10)
-    gone.set()
-    for _ in range(5):  # turns of the event loop, for the news to get through
-        await asyncio.sleep(0)
-    backend.let_go.set()
-    await answer
-    assert sent == []
 
 
 def test_a_client_that_disconnects_while_it_sends_gets_no_response(client: AppClient) -> None:

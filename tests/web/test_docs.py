@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from prefixwise.server.openapi import OPERATIONS
+from prefixwise.server.openapi import OPERATIONS, TAGS
 from tests.web.browser import PHONE, Scheme
 from tests.web.conftest import OpenPage
 
@@ -23,7 +23,9 @@ def test_every_operation_is_shown(open_page: OpenPage) -> None:
         wait_for_operations(visit.page)
         paths = [each.replace("\u200b", "") for each in visit.page.locator(".opblock-summary-path").all_inner_texts()]
         assert sorted(paths) == sorted(operation.path for operation in OPERATIONS)
-        visit.page.locator("#operations-default-post_v1_score .opblock-summary-control").click()
+        groups = visit.page.locator(".opblock-tag-section .opblock-tag").all()
+        assert [group.get_attribute("data-tag") for group in groups] == list(TAGS)
+        visit.page.locator("#operations-Score-post_v1_score .opblock-summary-control").click()
         visit.page.get_by_role("button", name="Try it out").click()
         visit.page.get_by_role("button", name="Execute").click()
         visit.page.locator(".live-responses-table .response-col_status", has_text="200").wait_for()

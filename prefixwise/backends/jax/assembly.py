@@ -75,6 +75,7 @@ class Assembly:
             reads="kv_cache" if _reads_kv_cache(batch) else "batch",
             writes_cache=bool(batch.cache_segments),
             dense_columns=dense_columns(longest_sequence) if is_dense else 0,
+            is_embedded=batch.embed_overrides is not None,
         )
 
 

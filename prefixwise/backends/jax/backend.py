@@ -39,6 +39,7 @@ class _Sent(NamedTuple):
     logsumexp: TileOutputs  # empty where the batch needs none
     columns: NDArray[Any]  # [R, L], or [1, L] for all rows alike: which of the distinct labels each row asks for
     rows: list[Int64Array]  # per data shard: which of the batch's scored rows it computes
+    hidden: TileOutputs = ()  # empty where the batch needs none
 
 
 class JaxBackend(Backend):
@@ -95,7 +96,8 @@ class JaxBackend(Backend):
         shards = [self._inputs(part, spec, blocks) for part, _ in parts]
         shape = (spec.num_tokens, spec.dense_columns)
         masks = [make_mask(part, shape) for part, _ in parts] if spec.dense_columns else []
-        last = self._runner.trunk(spec, shards, masks)  # first: the host prepares the rest while the devices compute
+        x = self._runner.embed(spec, [part for part, _ in parts])
+        last = self._runner.trunk(spec, shards, masks, x)  # first: the host prepares the rest while the devices compute
         if not len(batch.score_tokens):
             return None
         distinct, columns = _distinct_labels(batch.label_ids)
@@ -103,16 +105,18 @@ class JaxBackend(Backend):
         hidden = self._runner.hidden(last, head_inputs)
         labels = self._runner.label_logits(hidden, head_inputs)
         logsumexp = self._runner.logsumexp(hidden) if batch.need_logsumexp else []
-        return _Sent(labels, logsumexp, columns, [rows for _, rows in parts])
+        pooled = self._runner.pooled(hidden) if batch.need_hidden else []
+        return _Sent(labels, logsumexp, columns, [rows for _, rows in parts], pooled)
 
     def _wait(self, sent: _Sent, blocks: tuple[JaxKVBlock, ...]) -> ForwardOutput:
         try:
             logits = _in_order(self._runner.fetch(sent.labels), sent.rows)
             logsumexp = _in_order(self._runner.fetch(sent.logsumexp), sent.rows) if sent.logsumexp else None
+            hidden = _in_order(self._runner.fetch(sent.hidden), sent.rows) if sent.hidden else None
         except BaseException:
             self._give_up(blocks)
             raise
-        return ForwardOutput(np.take_along_axis(logits, sent.columns, 1), logsumexp, blocks)
+        return ForwardOutput(np.take_along_axis(logits, sent.columns, 1), logsumexp, blocks, hidden)
 
     def _give_up(self, blocks: Sequence[JaxKVBlock]) -> None:
         """After a failure: release the blocks, whose contents are undefined. This may run on any thread, so the next

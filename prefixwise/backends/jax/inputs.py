@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
+from numpy.typing import DTypeLike, NDArray
 
 from prefixwise.contract.ragged import Int32Array, Int64Array
 from prefixwise.forward.batch import ForwardBatch, Layout, Prefix
@@ -20,6 +21,8 @@ from prefixwise.forward.kv_pages import cache_slots
 from prefixwise.forward.tiles import HostTiles, Packing, Tiles, TileSizes, tile_capacities
 
 Item = TypeVar("Item")
+
+_LEAST_OVERRIDES = 64  # overridden tokens of a program
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,7 @@ class ProgramSpec:
     reads: Literal["batch", "kv_cache"]  # where prefixes are
     writes_cache: bool  # some segments are cached first, and read from the KV cache; others may be scored
     dense_columns: int = 0  # longest sequence of a dense mask; 0: no dense mask
+    is_embedded: bool = False  # another program has computed the embeddings, as some of them are overridden
 
     def with_mask(self, columns: int) -> ProgramSpec:
         return replace(self, dense_columns=columns)
@@ -43,7 +47,8 @@ class ProgramSpec:
     @property
     def title(self) -> str:
         masked = f", dense mask of {self.dense_columns} columns" if self.dense_columns else ""
-        return f"{self.kind}, {self.num_tokens} tokens{masked}"
+        embedded = ", behind overridden embeddings" if self.is_embedded else ""
+        return f"{self.kind}, {self.num_tokens} tokens{masked}{embedded}"
 
 
 class ForwardInputs(NamedTuple, Generic[Item]):
@@ -93,12 +98,38 @@ def _take_tokens(batch: ForwardBatch, start: int, stop: int) -> tuple[ForwardBat
         sequence_starts=sequence_starts if len(sequence_starts) > 1 else np.array([0, stop - start]),
         score_tokens=batch.score_tokens[rows] - start,
         label_ids=batch.label_ids[rows],
+        embed_overrides=None if batch.embed_overrides is None else batch.embed_overrides.between(start, stop),
     )
     return part, rows
 
 
 def _shift(prefix: Prefix, num_segments: int) -> Prefix:
     return prefix if prefix.segment is None else replace(prefix, segment=prefix.segment - num_segments)
+
+
+def override_inputs(
+    parts: Sequence[ForwardBatch], num_tokens: int, dtype: DTypeLike
+) -> tuple[Int32Array, NDArray[Any]]:
+    """Per data shard its tokens and the overridden ones of them [dp, T + E], and the rows for these [dp, E, D].
+
+    E is a power of four, so that few programs serve all batches, and at most T. Padding is token T, which is none.
+    """
+    found = [part.embed_overrides for part in parts]
+    most, size = max(0 if each is None else len(each.tokens) for each in found), _LEAST_OVERRIDES
+    while size < most:
+        size *= 4
+    size = min(size, num_tokens)
+    width = next(each.vectors.shape[1] for each in found if each is not None)
+    tokens = np.full((len(parts), num_tokens + size), num_tokens, np.int32)
+    rows = np.zeros((len(parts), size, width), dtype)
+    for number, (part, overrides) in enumerate(zip(parts, found, strict=True)):
+        tokens[number, : part.num_tokens] = part.token_ids
+        tokens[number, part.num_tokens : num_tokens] = 0
+        if overrides is not None:
+            count = len(overrides.tokens)
+            tokens[number, num_tokens : num_tokens + count] = overrides.tokens
+            rows[number, :count] = overrides.vectors
+    return tokens, rows
 
 
 @lru_cache  # the same for every forward of a program

@@ -65,10 +65,19 @@ class Transformer:
     fuses_heads: bool  # are QK norm, RoPE and the write to the KV cache one kernel?
 
     def __call__(
-        self, spec: ProgramSpec, weights: ModelWeights, kv_cache: KVCacheArrays, inputs: Inputs, mask: jax.Array | None
+        self,
+        spec: ProgramSpec,
+        weights: ModelWeights,
+        kv_cache: KVCacheArrays,
+        inputs: Inputs,
+        mask: jax.Array | None,
+        embedded: jax.Array | None = None,
     ) -> tuple[LastLayer, KVCacheArrays]:
-        """Everything up to the last layer's attention, and the KV cache."""
-        x = self._embed(weights, inputs.token_ids)
+        """Everything up to the last layer's attention, and the KV cache. `embedded`: the tokens' embeddings, where they
+        are computed before."""
+        # The layers are compiled by themselves, so that they give the same bits behind both kinds of embeddings.
+        x = self.embed(weights.embedding, inputs.token_ids) if embedded is None else embedded
+        x = lax.optimization_barrier(x)
         rope = self._rope_table(inputs.positions)
         last = self.config.num_layers - 1
 
@@ -92,8 +101,13 @@ class Transformer:
         attended, kv_cache = attend(last, x, kv_cache)
         return LastLayer(x, attended), kv_cache
 
-    def _embed(self, weights: ModelWeights, token_ids: jax.Array) -> jax.Array:
-        x = look_up(weights.embedding, token_ids, self.tp_size)
+    def embed(
+        self, embedding: jax.Array, token_ids: jax.Array, overrides: tuple[jax.Array, jax.Array] | None = None
+    ) -> jax.Array:
+        """[T, D]. `overrides`: tokens [E], and the rows [E, D] in place of theirs; token T is padding."""
+        x = look_up(embedding, token_ids, self.tp_size)
+        if overrides is not None:
+            x = x.at[overrides[0]].set(overrides[1], mode="drop")
         scale = self.config.embedding_scale
         return x if scale == 1.0 else x * jnp.asarray(scale, x.dtype)  # rounded to x's dtype, as transformers does
 

@@ -1,11 +1,13 @@
 """The compiled programs of a model, and how each is called.
 
+embed         tokens to embeddings, some of which are overridden; other embeddings are a part of the trunk
 trunk         tokens to the last layer's attention, one program per `ProgramSpec`
 score         some tokens of a trunk to hidden states, one program per number of tokens
 labels        hidden states to the logits of LABEL_TILE labels
 logsumexp     hidden states to the logsumexp over the vocabulary
+gather        hidden states of all processes, where there are several, to each of them
 
-The last three always have one tile of `RowTiles.score_rows` rows; more tokens than that are several runs.
+All behind the trunk have one tile of `RowTiles.score_rows` rows; more tokens than that are several runs.
 
 A program is traced and compiled from the shapes and shardings of its arguments. Tracing holds Python's lock and
 compiling does not, so many programs can be compiled at a time.
@@ -44,15 +46,30 @@ LAST_SPECS: Any = LastLayer(P(DATA), P(DATA, TENSOR))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
+class EmbedSpec:
+    """A program before a trunk, for tokens of which some have overridden embeddings. It is compiled on first use."""
+
+    num_tokens: int  # capacity of one data shard
+    num_overrides: int
+
+    @property
+    def title(self) -> str:
+        return f"embed, {self.num_tokens} tokens, {self.num_overrides} overrides"
+
+
+@dataclass(frozen=True)
 class HeadSpec:
     """A program behind the trunk, for one tile of scored rows."""
 
-    kind: Literal["score", "labels", "logsumexp"]
+    kind: Literal["score", "labels", "logsumexp", "gather"]
     num_tokens: int | None = None  # `score`: capacity of the trunk's data shard
 
     @property
     def title(self) -> str:
         return self.kind if self.num_tokens is None else f"{self.kind}, {self.num_tokens} tokens"
+
+
+Spec = ProgramSpec | EmbedSpec | HeadSpec
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,7 +82,7 @@ class Programs:
     platform: str
     weights: ModelWeights  # shapes and shardings, as are those of the KV cache
     kv_cache: KVCacheArrays
-    _compiled: dict[ProgramSpec | HeadSpec, Compiled] = field(default_factory=dict)
+    _compiled: dict[Spec, Compiled] = field(default_factory=dict)
 
     @property
     def num_compiled(self) -> int:
@@ -85,8 +102,12 @@ class Programs:
         return capacities(spec, self.tile_sizes(spec), self.max_kv_blocks)
 
     def trunk(self, spec: ProgramSpec) -> Callable[..., tuple[LastLayer, KVCacheArrays]]:
-        """weights, KV cache (donated), packed inputs [dp, ..], dense mask or None."""
+        """weights, KV cache (donated), packed inputs [dp, ..], dense mask or None, embeddings [dp T, D] or None."""
         return self._get(spec)
+
+    def embed(self, num_tokens: int, num_overrides: int) -> Callable[..., jax.Array]:
+        """embedding [V, D], tokens [dp, T + E], rows [dp, E, D] to [dp T, D]."""
+        return self._get(EmbedSpec(num_tokens, num_overrides))
 
     def score(self, num_tokens: int) -> Callable[..., jax.Array]:
         """weights, the output of a trunk [dp T, ..], tokens [dp, S] to hidden [dp S, D]."""
@@ -102,12 +123,19 @@ class Programs:
         """head [V, D], hidden [dp S, D] to [dp S]."""
         return self._get(HeadSpec("logsumexp"))
 
-    def _get(self, spec: ProgramSpec | HeadSpec) -> Callable[..., Any]:
+    def gathered(self, hidden: jax.Array) -> jax.Array:
+        """hidden [dp S, D], such that this process can fetch it. Only with several processes that takes a program."""
+        if hidden.is_fully_addressable:
+            return hidden
+        gathered: jax.Array = self._get(HeadSpec("gather"))(hidden)
+        return gathered
+
+    def _get(self, spec: Spec) -> Callable[..., Any]:
         if spec not in self._compiled:
             self.lower(spec)()
         return self._compiled[spec]
 
-    def lower(self, spec: ProgramSpec | HeadSpec) -> Callable[[], None]:
+    def lower(self, spec: Spec) -> Callable[[], None]:
         """Trace a program. The returned function compiles it, on any thread; it does nothing for a compiled program."""
         if spec in self._compiled:
             return lambda: None
@@ -118,32 +146,60 @@ class Programs:
 
         return finish
 
-    def lowered(self, spec: ProgramSpec | HeadSpec) -> Lowered:
+    def lowered(self, spec: Spec) -> Lowered:
         """Trace a program."""
+        if isinstance(spec, EmbedSpec):
+            return self._lower_embed(spec)
         return self._lower_trunk(spec) if isinstance(spec, ProgramSpec) else self._lower_head_program(spec)
 
     def _lower_trunk(self, spec: ProgramSpec) -> Lowered:
         lens = self.input_lens(spec)
 
-        def trunk(weights: ModelWeights, kv_cache: KVCacheArrays, packed: jax.Array, mask: jax.Array | None) -> Any:
-            return self.transformer(spec, weights, kv_cache, unpack(packed[0], lens), mask)
+        def trunk(
+            weights: ModelWeights,
+            kv_cache: KVCacheArrays,
+            packed: jax.Array,
+            mask: jax.Array | None,
+            x: jax.Array | None,
+        ) -> Any:
+            return self.transformer(spec, weights, kv_cache, unpack(packed[0], lens), mask, x)
 
         kv_cache_specs: Any = KVCacheArrays(KV_CACHE_SPEC, KV_CACHE_SPEC)  # type: ignore[arg-type]
         mask_spec = P(DATA) if spec.dense_columns else None
-        in_specs = (weight_specs(self.transformer.config), kv_cache_specs, P(DATA), mask_spec)
+        x_spec = P(DATA) if spec.is_embedded else None
+        in_specs = (weight_specs(self.transformer.config), kv_cache_specs, P(DATA), mask_spec, x_spec)
         num_shards = self.mesh.shape[DATA]
         packed = self._shape((num_shards, packed_size(lens)), jnp.int32, P(DATA))
         mask = None
         if spec.dense_columns:
             mask = self._shape((num_shards * spec.num_tokens, spec.dense_columns), jnp.bool_, P(DATA))
         jitted = self._jit(trunk, in_specs, (LAST_SPECS, kv_cache_specs), donate_argnums=(1,))
-        return jitted.lower(self.weights, self.kv_cache, packed, mask)
+        x = None
+        if spec.is_embedded:
+            width = self.transformer.config.model_size
+            x = self._shape((num_shards * spec.num_tokens, width), self.weights.embedding.dtype, P(DATA))
+        return jitted.lower(self.weights, self.kv_cache, packed, mask, x)
+
+    def _lower_embed(self, spec: EmbedSpec) -> Lowered:
+        transformer, num_shards = self.transformer, self.mesh.shape[DATA]
+
+        def embed(embedding: jax.Array, tokens: jax.Array, rows: jax.Array) -> jax.Array:
+            token_ids, overridden = jnp.split(tokens[0], [spec.num_tokens])
+            return transformer.embed(embedding, token_ids, (overridden, rows[0]))
+
+        tokens = self._shape((num_shards, spec.num_tokens + spec.num_overrides), jnp.int32, P(DATA))
+        shape = (num_shards, spec.num_overrides, transformer.config.model_size)
+        rows = self._shape(shape, self.weights.embedding.dtype, P(DATA))
+        jitted = self._jit(embed, (weight_specs(transformer.config).embedding, P(DATA), P(DATA)), P(DATA))
+        return jitted.lower(self.weights.embedding, tokens, rows)
 
     def _lower_head_program(self, spec: HeadSpec) -> Lowered:
         num_rows = self.mesh.shape[DATA] * self.transformer.rows.score_rows
         hidden = self._shape((num_rows, self.transformer.config.model_size), jnp.float32, HIDDEN_SPEC)
         if spec.num_tokens is not None:
             return self._lower_score(spec.num_tokens)
+        if spec.kind == "gather":
+            return jax.jit(lambda rows: rows, out_shardings=NamedSharding(self.mesh, P())).lower(hidden)
         if spec.kind == "labels":
             function: Callable[..., jax.Array] = partial(label_logits, tp_size=self.transformer.tp_size)
             return self._lower_head(function, hidden, self._shape((LABEL_TILE,), jnp.int32, P()))

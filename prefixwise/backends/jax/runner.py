@@ -17,7 +17,7 @@ import numpy as np
 from jax.sharding import Mesh
 from numpy.typing import NDArray
 
-from prefixwise.backends.jax.inputs import ForwardInputs, ProgramSpec, pack
+from prefixwise.backends.jax.inputs import ForwardInputs, ProgramSpec, override_inputs, pack
 from prefixwise.backends.jax.kv_cache import KVCache
 from prefixwise.backends.jax.mesh import DATA, P, put_replicated, put_sharded
 from prefixwise.backends.jax.model import LABEL_TILE, LastLayer
@@ -26,6 +26,7 @@ from prefixwise.backends.jax.row_tiles import dense_columns_up_to
 from prefixwise.backends.jax.weights import ModelWeights
 from prefixwise.contract.ragged import Int32Array, Int64Array
 from prefixwise.forward.backend import Program
+from prefixwise.forward.batch import ForwardBatch
 from prefixwise.forward.kv_pages import NOT_CACHED
 from prefixwise.forward.tiles import Tiles
 
@@ -49,13 +50,26 @@ class Runner:
     kv_cache: KVCache
     programs: Programs
 
+    def embed(self, spec: ProgramSpec, parts: Sequence[ForwardBatch]) -> jax.Array | None:
+        """The embeddings [dp T, D] of a program that does not compute them. One of `parts` per data shard."""
+        if not spec.is_embedded:
+            return None
+        embedding = self.weights.embedding
+        tokens, rows = override_inputs(parts, spec.num_tokens, embedding.dtype)
+        program = self.programs.embed(spec.num_tokens, rows.shape[1])
+        return program(embedding, put_sharded(self.mesh, tokens, P(DATA)), put_sharded(self.mesh, rows, P(DATA)))
+
     def trunk(
-        self, spec: ProgramSpec, shards: Sequence[ForwardInputs[Int32Array]], masks: Sequence[NDArray[np.bool_]]
+        self,
+        spec: ProgramSpec,
+        shards: Sequence[ForwardInputs[Int32Array]],
+        masks: Sequence[NDArray[np.bool_]],
+        x: jax.Array | None = None,
     ) -> LastLayer:
-        """Still on the devices, [dp T, ..]; one of `shards` and `masks` (if any) per data shard."""
+        """Still on the devices, [dp T, ..]; one of `shards` and `masks` (if any) per data shard. `x`: of `embed`."""
         packed = put_sharded(self.mesh, pack(shards, self.programs.input_lens(spec)), P(DATA))
         mask = put_sharded(self.mesh, np.concatenate(masks), P(DATA)) if masks else None
-        last, self.kv_cache.arrays = self.programs.trunk(spec)(self.weights, self.kv_cache.arrays, packed, mask)
+        last, self.kv_cache.arrays = self.programs.trunk(spec)(self.weights, self.kv_cache.arrays, packed, mask, x)
         return last
 
     def head_inputs(self, score_tokens: Sequence[Int64Array], label_ids: Int32Array) -> HeadInputs:
@@ -88,6 +102,10 @@ class Runner:
     def logsumexp(self, hidden: Sequence[jax.Array]) -> TileOutputs:
         """[dp S] each, on their way to the host."""
         return [[_send(self.programs.logsumexp(self.weights.head, rows))] for rows in hidden]
+
+    def pooled(self, hidden: Sequence[jax.Array]) -> TileOutputs:
+        """The hidden states themselves, on their way to the host."""
+        return [[_send(self.programs.gathered(rows))] for rows in hidden]
 
     def fetch(self, tiles: TileOutputs) -> Floats:
         """Wait for the tiles: [dp, rows, ..], labels side by side along the last axis."""

@@ -27,7 +27,7 @@ from prefixwise.backends.torch.devices import (
 from prefixwise.backends.torch.kernel_choice import choose_elementwise_ops, choose_paged_runner
 from prefixwise.backends.torch.kv_blocks import gather_blocks, split_blocks, tokens_to_cache
 from prefixwise.backends.torch.linear import pack_weights
-from prefixwise.backends.torch.model import Transformer, label_logits, logsumexp
+from prefixwise.backends.torch.model import Transformer, embedding_rows, label_logits, logsumexp
 from prefixwise.backends.torch.varlen import VarlenAttention
 from prefixwise.backends.torch.weights import load_weights
 from prefixwise.backends.torch.workers import Workers
@@ -107,6 +107,7 @@ class TorchBackend(Backend):
             prefixes=gather_blocks(batch.prefixes),
             score_tokens=self._to_device(self._padded(batch.score_tokens)),  # rows of the last layer's GEMMs too
             cache_tokens=token_index(tokens_to_cache(batch), self._device) if batch.cache_segments else None,
+            overrides=embedding_rows(batch, self._device),
         )
         blocks = split_blocks(batch, output.keys_values)
         return self._running(batch, blocks, output.hidden[: len(batch.score_tokens)])
@@ -126,15 +127,26 @@ class TorchBackend(Backend):
             no_scores = ForwardOutput(np.zeros(batch.label_ids.shape, np.float32), None, blocks)
             return RunningForward(blocks, lambda: no_scores)
         logits, lse = self._read_head(batch, hidden)
-        return RunningForward(blocks, lambda: ForwardOutput(logits.wait(), None if lse is None else lse.wait(), blocks))
+        pooled = Download(hidden) if batch.need_hidden else None
+
+        def wait() -> ForwardOutput:
+            return ForwardOutput(
+                logits.wait(),
+                None if lse is None else lse.wait(),
+                blocks,
+                None if pooled is None else pooled.wait(),
+            )
+
+        return RunningForward(blocks, wait)
 
     def _read_head(self, batch: ForwardBatch, hidden: Tensor) -> tuple[Download, Download | None]:
         """The label logits and, where the batch needs it, the log-sum-exp, on their way to the host."""
         head = self._transformer.weights.head
-        logits = Download(label_logits(hidden, head, batch.label_ids))
+        tiles = self._transformer.head_tiles
+        logits = Download(label_logits(hidden, head, batch.label_ids, tiles))
         if not batch.need_logsumexp:
             return logits, None
-        return logits, Download(logsumexp(hidden, head, self._workers))
+        return logits, Download(logsumexp(hidden, head, self._workers, tiles))
 
     def programs(self, *, max_dense_len: int) -> Sequence[Program]:
         """The programs of the paged runner. Dense masks run without them."""

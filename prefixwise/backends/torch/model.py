@@ -8,13 +8,14 @@ the tiles. On a GPU one tile holds all rows unless `batch_invariant` asks for fi
 
 The head goes from the hidden state after an item to the logits of its labels, in float32. Only the label rows of the
 head are multiplied, unless a request needs a probability over the whole vocabulary; then its log-sum-exp is taken in
-tiles of the vocabulary, and no [rows, V] array ever exists. All GEMMs of the head have one fixed shape.
+tiles of the vocabulary, and no [rows, V] array ever exists. GEMMs of the head have fixed shapes, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -29,9 +30,10 @@ from prefixwise.backends.torch.linear import RowTile, cut_rows, exact_row_counts
 from prefixwise.backends.torch.weights import Float32Layers, LayerWeights, ModelWeights
 from prefixwise.backends.torch.workers import Workers
 from prefixwise.contract.ragged import Int32Array
+from prefixwise.forward.batch import ForwardBatch
 from prefixwise.models.config import ModelConfig
 
-HEAD_ROW_TILE = 64  # hidden states at a time
+HEAD_ROW_TILES = (64, 16)  # hidden states at a time: the second where few are left and a probe shows the same bits
 LABEL_TILE = 16  # label rows of the head at a time
 VOCAB_TILE = 8192  # vocabulary rows of the head at a time
 
@@ -50,6 +52,25 @@ class TransformerOutput:
 
     hidden: Tensor  # [R, D] float32
     keys_values: Tensor | None  # [layers, 2, tokens to cache, K, H]
+
+
+class EmbeddingRows(NamedTuple):
+    """Rows that take the place of tokens' rows of the embedding table."""
+
+    tokens: Tensor  # [E]
+    rows: Tensor  # [E, D] float32, rounded to the table's dtype
+
+    def write(self, embedded: Tensor) -> None:
+        """Into [T, D], before embeddings are scaled."""
+        embedded[self.tokens] = self.rows.to(embedded.dtype)
+
+
+def embedding_rows(batch: ForwardBatch, device: torch.device) -> EmbeddingRows | None:
+    """The batch's embedding overrides on the device; None: it has none."""
+    overrides = batch.embed_overrides
+    if overrides is None:
+        return None
+    return EmbeddingRows(upload(overrides.tokens, device), upload(overrides.vectors, device))
 
 
 class Transformer:
@@ -72,9 +93,11 @@ class Transformer:
         self.dtype = dtype or weights.embedding.dtype
         is_widened = self.dtype != weights.embedding.dtype
         self._float32_layers = Float32Layers(weights.layers, workers) if is_widened else None
+        self.head_tiles: tuple[int, ...] = HEAD_ROW_TILES[:1]
         self._tile_sizes: tuple[int, ...] = () if tile_rows is None else (tile_rows,)  # largest first
         if tile_rows is not None and elementwise_ops.is_for_cpu:  # probed on one thread, as GEMMs run
             self._tile_sizes = workers.drive(lambda: exact_row_counts(self._layer(0), tile_rows, self.dtype))
+            self.head_tiles = workers.drive(lambda: exact_head_tiles(weights.head))
         device = weights.embedding.device
         # Rounded to the embedding's dtype, as transformers does.
         self._embedding_scale = torch.tensor(config.embedding_scale, dtype=weights.embedding.dtype, device=device)
@@ -94,8 +117,9 @@ class Transformer:
         prefixes: Sequence[KeysValues] | None,  # per layer: the cached KV blocks of all prefixes, one after the other
         score_tokens: Tensor,  # [R] tokens whose hidden states are returned
         cache_tokens: Tensor | slice | None,  # tokens whose keys and values go to the KV cache
+        overrides: EmbeddingRows | None = None,
     ) -> TransformerOutput:
-        x = self._embed(token_ids)
+        x = self._embed(token_ids, overrides)
         rope = self._rope_table(positions)
         cached = None if cache_tokens is None else self._empty_keys_values(cache_tokens)
         last = self.config.num_layers - 1
@@ -124,8 +148,11 @@ class Transformer:
         layers = self._float32_layers
         return self.weights.layers[number] if layers is None else layers.read(number)
 
-    def _embed(self, token_ids: Tensor) -> Tensor:
-        x = self.weights.embedding[token_ids].to(self.dtype)
+    def _embed(self, token_ids: Tensor, overrides: EmbeddingRows | None) -> Tensor:
+        x = self.weights.embedding[token_ids]
+        if overrides is not None:
+            overrides.write(x)
+        x = x.to(self.dtype)
         return x if self.config.embedding_scale == 1.0 else x * self._embedding_scale
 
     def _empty_keys_values(self, tokens: Tensor | slice) -> Tensor:
@@ -179,32 +206,50 @@ class Transformer:
         return self._by_tiles(finish, torch.empty_like(x), x, attended)
 
 
-def label_logits(hidden: Tensor, head: Tensor, label_ids: Int32Array) -> Tensor:
+def label_logits(hidden: Tensor, head: Tensor, label_ids: Int32Array, row_tiles: Sequence[int]) -> Tensor:
     """hidden [R, D] float32, head [V, D], label_ids [R, L] to [R, L] float32."""
     distinct, columns = np.unique(label_ids, return_inverse=True)
     rows = _padded_to_multiple(head[upload(distinct, head.device).long()].float(), LABEL_TILE)
-    tiles = [_head_gemm(hidden, rows[start : start + LABEL_TILE]) for start in range(0, len(rows), LABEL_TILE)]
+    tiles = [rows[start : start + LABEL_TILE].T for start in range(0, len(rows), LABEL_TILE)]
     column_of = upload(columns.reshape(label_ids.shape), head.device).long()
-    return torch.cat(tiles, 1).gather(1, column_of)
+    return torch.cat([_in_row_tiles(hidden, tile, row_tiles) for tile in tiles], 1).gather(1, column_of)
 
 
-def logsumexp(hidden: Tensor, head: Tensor, workers: Workers) -> Tensor:
+def logsumexp(hidden: Tensor, head: Tensor, workers: Workers, row_tiles: Sequence[int]) -> Tensor:
     """The log-sum-exp of all logits: hidden [R, D] float32, head [V, D] to [R] float32."""
-    padded = _padded_to_multiple(hidden, HEAD_ROW_TILE)
     vocab_starts = range(0, len(head), VOCAB_TILE)
-    parts = hidden.new_empty(len(vocab_starts), len(padded))
+    parts = hidden.new_empty(len(vocab_starts), len(hidden))
 
     def sum_vocab_tile(number: int) -> None:
         rows = head[vocab_starts[number] :][:VOCAB_TILE].float().T
-        for first in range(0, len(padded), HEAD_ROW_TILE):
-            logits = padded[first : first + HEAD_ROW_TILE] @ rows
-            parts[number, first : first + HEAD_ROW_TILE] = torch.logsumexp(_aligned_columns(logits), -1)
+        for start, stop in cut_rows(len(hidden), row_tiles):
+            logits = pad_rows(hidden[start:stop], stop - start) @ rows
+            parts[number, start:stop] = torch.logsumexp(_aligned_columns(logits), -1)[: len(hidden) - start]
 
     workers.run(sum_vocab_tile, range(len(vocab_starts)))
     lse = parts[0]
     for part in parts[1:]:
         lse = torch.logaddexp(lse, part)
-    return lse[: len(hidden)]
+    return lse
+
+
+def exact_head_tiles(head: Tensor) -> tuple[int, ...]:
+    """Those of HEAD_ROW_TILES in whose GEMMs with the head a row has the same bits as in those of the first."""
+    hidden = torch.randn(HEAD_ROW_TILES[0], head.shape[1], generator=torch.Generator().manual_seed(0))
+    last = len(head) // VOCAB_TILE * VOCAB_TILE
+    labels = _padded_to_multiple(head[:LABEL_TILE], LABEL_TILE)
+    shapes = [each.float().T for each in (labels, head[:VOCAB_TILE], head[last:]) if len(each)]
+    return tuple(
+        size
+        for size in HEAD_ROW_TILES
+        if all(torch.equal(_in_row_tiles(hidden, each, (size,)), hidden @ each) for each in shapes)
+    )
+
+
+def _in_row_tiles(hidden: Tensor, columns: Tensor, row_tiles: Sequence[int]) -> Tensor:
+    """hidden [R, D] times columns [D, C], in GEMMs of a few row counts; copies of the first row pad the last tile."""
+    tiles = [pad_rows(hidden[start:stop], stop - start) @ columns for start, stop in cut_rows(len(hidden), row_tiles)]
+    return torch.cat(tiles)[: len(hidden)]
 
 
 def _aligned_columns(logits: Tensor) -> Tensor:
@@ -214,11 +259,3 @@ def _aligned_columns(logits: Tensor) -> Tensor:
 
 def _padded_to_multiple(rows: Tensor, multiple: int) -> Tensor:
     return pad_rows(rows, -(-len(rows) // multiple) * multiple)
-
-
-def _head_gemm(hidden: Tensor, rows: Tensor) -> Tensor:
-    tiles = [
-        pad_rows(hidden[start : start + HEAD_ROW_TILE], HEAD_ROW_TILE) @ rows.T
-        for start in range(0, len(hidden), HEAD_ROW_TILE)
-    ]
-    return torch.cat(tiles)[: len(hidden)]

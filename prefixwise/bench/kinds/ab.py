@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from pydantic import Field
+
 from prefixwise.bench.kinds.base import Artifact
 from prefixwise.bench.kinds.findings import Findings
 from prefixwise.bench.kinds.load import LoadGeometry
@@ -77,7 +79,7 @@ class AbResult(Artifact):
     warmup_runs: int
     seed: int
     correctness_thresholds: CorrectnessThresholds
-    variants: list[AbVariant]
+    variants: list[AbVariant] = Field(min_length=1)
     cut_short: bool = False  # by an interrupt: the rounds that were finished
     notes: list[str]
 

@@ -16,9 +16,9 @@ _MAX_TEXT = 200  # characters of a cell
 
 def benchmark_report(content: Mapping[str, Any], name: str) -> Report:
     """`content`: with its rows under `rows` or `runs`."""
-    rows = [row for row in content.get("rows") or content.get("runs") or [] if isinstance(row, Mapping)]
+    rows = [row for row in _list(content.get("rows") or content.get("runs")) if isinstance(row, Mapping)]
     facts = [(key, _shown(value)) for key, value in content.items() if not isinstance(value, list | Mapping)]
-    notes = tuple(_shown(note) for note in content.get("notes") or ())
+    notes = tuple(_shown(note) for note in _list(content.get("notes")))
     command = content.get("command")
     sections = (
         Section("Rows", _rows(rows)),
@@ -29,6 +29,10 @@ def benchmark_report(content: Mapping[str, Any], name: str) -> Report:
     phrase = f"The {len(rows)} rows of {name}, as they are; nested values are in the file alone."
     date = str(content.get("date") or NONE)[:10]
     return Report("Result of a benchmark", date, None, (phrase,), (), sections)
+
+
+def _list(value: object) -> Sequence[Any]:
+    return value if isinstance(value, list) else ()
 
 
 def _rows(rows: Sequence[Mapping[str, Any]]) -> tuple[Block, ...]:

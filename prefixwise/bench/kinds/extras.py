@@ -5,21 +5,21 @@ One gate that fails makes the whole report a failure.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from prefixwise.bench.kinds.ab import AbResult, problems_of, variant_blocks, variant_titles
 from prefixwise.bench.kinds.base import Artifact, date_of
-from prefixwise.bench.kinds.gate_report import GateCheck, GateReport, judge
+from prefixwise.bench.kinds.gate_report import Gate, GateCheck, GateReport, gates_of, gates_table, judge
 from prefixwise.bench.kinds.load import LoadResult, load_blocks, load_title
 from prefixwise.bench.kinds.model_matrix import ModelMatrix, model_blocks
 from prefixwise.bench.kinds.multi_vs_serial import MultiVsSerial, speedup_table
 from prefixwise.bench.kinds.named import Named
 from prefixwise.bench.kinds.parity import Parity, parity_table
 from prefixwise.bench.options import GateBounds
-from prefixwise.bench.render.document import NONE, Block, Card, Paragraph, Report, Section, judged, table
-from prefixwise.bench.render.numbers import difference, short_number
+from prefixwise.bench.render.document import NONE, Block, Card, Paragraph, Report, Section
+from prefixwise.bench.render.numbers import difference
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,16 +35,6 @@ class ExtraInputs:
 
 
 @dataclass(frozen=True)
-class Gate:
-    """One metric against its bound, as text."""
-
-    name: str
-    value: str
-    bound: str
-    passed: bool
-
-
-@dataclass(frozen=True)
 class GateGroup:
     """The gates of one source; it has no name where it is the only one."""
 
@@ -54,7 +44,7 @@ class GateGroup:
 
 def gate_groups(inputs: ExtraInputs) -> list[GateGroup]:
     """All gates, in the order of the sections."""
-    groups = [GateGroup(name, tuple(_gates(checks))) for name, checks in validation_checks(inputs).items()]
+    groups = [GateGroup(name, tuple(gates_of(checks))) for name, checks in validation_checks(inputs).items()]
     groups += [GateGroup(f"variants by {each.content.compare}", _variant_gates(each.content)) for each in inputs.ab]
     groups += [GateGroup("models", _model_gates(each.content)) for each in inputs.model_matrix]
     return [group for group in groups if group.gates]
@@ -91,18 +81,6 @@ def _default_checks(content: MultiVsSerial | Parity) -> dict[str, GateCheck]:
     metrics = {"parity": {}, "multi_vs_serial": {}, kind: content.model_dump()}
     checks = judge(metrics["multi_vs_serial"], metrics["parity"], GateBounds()).checks
     return {name: check for name, check in checks.items() if check.field.partition(".")[0] == kind}
-
-
-def _gates(checks: Mapping[str, GateCheck]) -> list[Gate]:
-    return [
-        Gate(
-            name,
-            short_number(check.value) if check.comparison == ">=" else difference(check.value),
-            f"{check.comparison} {check.bound:g}",
-            check.passed,
-        )
-        for name, check in checks.items()
-    ]
 
 
 def _variant_gates(result: AbResult) -> tuple[Gate, ...]:
@@ -178,9 +156,7 @@ def _validation(inputs: ExtraInputs) -> tuple[Block, ...]:
     phrase = f"{failed} of {len(every)} gates FAILED." if failed else f"All {len(every)} gates passed."
     blocks: list[Block] = [Paragraph(phrase)] if every else []
     for group in groups:
-        rows = [(gate.name, gate.value, gate.bound, judged(gate.passed)) for gate in group.gates]
-        title = f"Gates: {group.name}" if group.name else "Gates"
-        blocks += table(title, ("gate", "value", "bound", "result"), rows)
+        blocks += gates_table(f"Gates: {group.name}" if group.name else "Gates", group.gates)
     for multi in inputs.multi_vs_serial:
         blocks += speedup_table(multi, several=len(inputs.multi_vs_serial) > 1)
     for parity in inputs.parity:

@@ -7,7 +7,8 @@ A missing metric fails its gate.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,6 +18,8 @@ from prefixwise.bench.files import read_bytes
 from prefixwise.bench.kinds.base import Artifact
 from prefixwise.bench.kinds.findings import Findings, is_number
 from prefixwise.bench.options import GateBounds
+from prefixwise.bench.render.document import Block, judged, table
+from prefixwise.bench.render.numbers import difference, short_number
 from prefixwise.contract.errors import ArtifactError
 
 
@@ -72,6 +75,35 @@ def judge(multi_vs_serial: Mapping[str, Any], parity: Mapping[str, Any], bounds:
     }
     checks = {name: _check(both, *rule) for name, rule in rules.items()}
     return GateReport(checks=checks, all_pass=all(check.passed for check in checks.values()))
+
+
+@dataclass(frozen=True)
+class Gate:
+    """One metric against its bound, as text."""
+
+    name: str
+    value: str
+    bound: str
+    passed: bool
+
+
+def gates_of(checks: Mapping[str, GateCheck]) -> list[Gate]:
+    """The checks for people."""
+    return [
+        Gate(
+            name,
+            short_number(check.value) if check.comparison == ">=" else difference(check.value),
+            f"{check.comparison} {check.bound:g}",
+            check.passed,
+        )
+        for name, check in checks.items()
+    ]
+
+
+def gates_table(caption: str, gates: Sequence[Gate]) -> tuple[Block, ...]:
+    """A row for each gate."""
+    rows = [(gate.name, gate.value, gate.bound, judged(gate.passed)) for gate in gates]
+    return table(caption, ("gate", "value", "bound", "result"), rows)
 
 
 def failed_checks(report: GateReport) -> list[str]:

@@ -173,6 +173,11 @@ def _check_spread(where: str, spread: Spread | None, found: Findings) -> None:
 LONG_DRAIN = 1.05  # of the time that rates are by
 
 
+def metrics_table(caption: str, result: LoadResult) -> tuple[Block, ...]:
+    """All metrics of one result."""
+    return table(caption, ("metric", "value"), metrics_of(result), numeric=False)
+
+
 def metrics_of(result: LoadResult) -> list[tuple[str, str]]:
     """The result for people: names and values, in the order of interest."""
     phase = result.measured
@@ -253,7 +258,7 @@ def load_blocks(results: Sequence[Named[LoadResult]]) -> tuple[Block, ...]:
         shape = each.content.geometry
         of = f"{each.name}, {_shape(each.content)}" if len(results) > 1 else "Measured"
         size = f"{shape.query_tokens:,} query tokens, {shape.num_items:,} items of {shape.item_tokens:,} tokens"
-        blocks += table(f"{of}: {size}", ("metric", "value"), metrics_of(each.content), numeric=False)
+        blocks += metrics_table(f"{of}: {size}", each.content)
         blocks += bullets(each.content.notes)
     return tuple(blocks)
 

@@ -2,19 +2,38 @@
 
 from __future__ import annotations
 
-from prefixwise.bench.kinds.base import Artifact
+from prefixwise.bench.kinds.base import Artifact, Scores
 from prefixwise.bench.kinds.findings import Findings
 from prefixwise.bench.kinds.named import Named, subject
 from prefixwise.bench.render.document import Block, table
 from prefixwise.bench.render.numbers import ratio, short_number
+from prefixwise.bench.rules import item_differences, mean
 
 
-class Equivalence(Artifact):
-    """Two servers' scores of the same items."""
+class Differences(Artifact):
+    """Two servers' scores of the same items. The mean is that of the items' largest differences.
+
+    The lists are None in files of prefixwise 0.1, whose mean is that of all scores.
+    """
 
     max_abs_diff: float
     mean_abs_diff: float
     num_compared: int | None = None
+
+
+class Equivalence(Differences):
+    """After query + item."""
+
+    abs_diffs_multi_vs_serial: list[float] | None = None
+    multi_scores: Scores | None = None
+    serial_scores: Scores | None = None
+
+
+class AlignedEquivalence(Differences):
+    """After query + delimiter + item, the prompt of a multi-item server."""
+
+    abs_diffs_multi_vs_serial_query_plus_delimiter: list[float] | None = None
+    serial_query_plus_delimiter_scores: Scores | None = None
 
 
 class IsolationSummary(Artifact):
@@ -22,6 +41,8 @@ class IsolationSummary(Artifact):
 
     same_length_mutation_max_abs_diff: float
     changed_length_mutation_max_abs_diff: float
+    same_length_mutation_unchanged_diffs: list[float] | None = None
+    changed_length_mutation_unchanged_diffs: list[float] | None = None
     same_length_mutation_mean_abs_diff: float | None = None
     changed_length_mutation_mean_abs_diff: float | None = None
 
@@ -33,8 +54,12 @@ class Speedup(Artifact):
     multi_p50_sec: float
     serial_p50_sec: float
     speedup_vs_serial_p95: float | None = None
+    multi_p95_sec: float | None = None
+    serial_p95_sec: float | None = None
     multi_items_per_sec_p50: float | None = None
     serial_items_per_sec_p50: float | None = None
+    multi_latencies_sec: list[float] | None = None
+    serial_latencies_sec: list[float] | None = None
 
 
 class MultiVsSerial(Artifact):
@@ -45,36 +70,67 @@ class MultiVsSerial(Artifact):
     serial_url: str
     labels: list[int]
     equivalence: Equivalence
-    equivalence_query_plus_delimiter: Equivalence
+    equivalence_query_plus_delimiter: AlignedEquivalence | None = None  # None: the serial server was not asked
     isolation: IsolationSummary
     performance: dict[str, Speedup]
     generated_at_utc: str | None = None
     delimiter: int | None = None
+
+    @property
+    def aligned_max_abs_diff(self) -> float | None:
+        aligned = self.equivalence_query_plus_delimiter
+        return None if aligned is None else aligned.max_abs_diff
 
 
 _GATED_COUNT = "32"
 
 
 def check_multi_vs_serial(combined: MultiVsSerial, found: Findings) -> None:
-    """Speed-ups are ratios of the medians; a mean is never above its maximum."""
-    pairs = {
-        "equivalence": combined.equivalence,
-        "equivalence_query_plus_delimiter": combined.equivalence_query_plus_delimiter,
-    }
-    for name, each in pairs.items():
-        if not 0 <= each.mean_abs_diff <= each.max_abs_diff * (1 + 1e-9):
-            found.fail(f"{name}.mean_abs_diff", f"from 0 to max_abs_diff, {each.max_abs_diff:.6g}", each.mean_abs_diff)
+    """Differences follow from scores, speed-ups are ratios of the medians; a mean is never above its maximum."""
+    alone, aligned = combined.equivalence, combined.equivalence_query_plus_delimiter
+    own = (alone.multi_scores, alone.serial_scores)
+    _check_differences("equivalence", alone, "abs_diffs_multi_vs_serial", own, found)
+    if aligned is None:
+        found.warn("equivalence_query_plus_delimiter", "the field, which a gate is on", "nothing")
+    else:
+        scores = (alone.multi_scores, aligned.serial_query_plus_delimiter_scores)
+        diffs = "abs_diffs_multi_vs_serial_query_plus_delimiter"
+        _check_differences("equivalence_query_plus_delimiter", aligned, diffs, scores, found)
     found.warn_of_few_labels("labels", combined.labels)
     for count, metrics in combined.performance.items():
         _check_speedup(f"performance.{count}", metrics, found)
     if _GATED_COUNT not in combined.performance:
         found.warn("performance", f"{_GATED_COUNT} items, which a gate is on", f"{list(combined.performance)}")
-    for name in IsolationSummary.model_fields:
+    for name in (name for name in IsolationSummary.model_fields if name.endswith("_abs_diff")):
         value = getattr(combined.isolation, name)
         if value is not None and value < 0:
             found.fail(f"isolation.{name}", "0 or more, as it is a difference", value)
         elif name.endswith("_max_abs_diff") and value != 0.0:
             found.warn(f"isolation.{name}", "0.0", value)
+
+
+def _check_differences(
+    where: str, got: Differences, field: str, scores: tuple[Scores | None, Scores | None], found: Findings
+) -> None:
+    """Check the mean and the maximum, by the items' differences and their scores where the file has them."""
+    if not 0 <= got.mean_abs_diff <= got.max_abs_diff * (1 + 1e-9):
+        found.fail(f"{where}.mean_abs_diff", f"from 0 to max_abs_diff, {got.max_abs_diff:.6g}", got.mean_abs_diff)
+    diffs: list[float] | None = getattr(got, field)
+    multi, serial = scores
+    if not diffs:
+        return
+    found.close(f"{where}.max_abs_diff", max(diffs), got.max_abs_diff, f"of {field}")
+    found.close(f"{where}.mean_abs_diff", mean(diffs), got.mean_abs_diff, f"of {field}")
+    if multi is None or serial is None:
+        return
+    try:
+        expected = item_differences(multi, serial)
+    except ValueError:
+        found.fail(f"{where}, its scores", "two tables of one shape", "others")
+        return
+    found.same(f"{where}.{field} length", len(expected), len(diffs), "the items")
+    for index, (again, diff) in enumerate(zip(expected, diffs, strict=False)):
+        found.close(f"{where}.{field}[{index}]", again, diff, "by the scores")
 
 
 def _check_speedup(where: str, metrics: Speedup, found: Findings) -> None:

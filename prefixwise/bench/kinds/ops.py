@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import AliasChoices, ConfigDict, Field
 
 from prefixwise.bench.kinds.base import Artifact
 from prefixwise.bench.kinds.findings import Findings, is_file, parse_json
@@ -19,12 +20,13 @@ class OpsRow(Artifact):
     """One chunk size of the server."""
 
     chunk_size: int = Field(ge=0)
-    throughput_items_per_sec: float | None
-    latency_p50_ms: float | None
-    latency_p99_ms: float | None
-    memory_peak_mb: float | None
-    status: str
-    error: str | None
+    # The earlier system leaves out what it does not know: of a failed size all metrics, of one that worked the status.
+    throughput_items_per_sec: float | None = None
+    latency_p50_ms: float | None = None
+    latency_p99_ms: float | None = None
+    memory_peak_mb: float | None = None
+    status: str | None = None
+    error: str | None = None
     # Of ours: the latencies behind the metrics, and the kind of the failure.
     latencies_ms: list[float] | None = None
     failure_reason: str | None = None
@@ -59,19 +61,36 @@ class OpsMatrix(Artifact):
     summary: OpsSummary
 
 
-class OpsRunMetadata(Artifact):
-    """`run_metadata.json`: what it was run with; the earlier system does not say which of these it has."""
+class OpsWorkload(Artifact):
+    """Its geometry."""
 
+    query_tokens: int
+    num_items: int
+    item_tokens: int
+    label_token_ids: list[int]
+
+
+class OpsRunMetadata(Artifact):
+    """`run_metadata.json`: what it was run with. prefixwise 0.1 wrote neither version, run id nor workload."""
+
+    schema_version: Literal["1.0"] | None = None
+    run_id: str | None = None
     model: str | None = None
     backend: str | None = None
     hardware: str | None = None
-    workload_ref: str | None = None
+    workload: OpsWorkload | None = None
     server_config: dict[str, Any] | None = None
     chunk_sizes: list[int] | None = None
+    timestamp_start: str | None = Field(
+        default=None, validation_alias=AliasChoices("timestamp_start", "started_at_utc")
+    )
+    timestamp_end: str | None = None  # of the last row
     # Of ours: the whole of what was asked for, so that only the same sweep is gone on with.
+    workload_ref: str | None = None
     spec: dict[str, Any] | None = None
-    started_at_utc: str | None = None
     prefixwise: str | None = None
+
+    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False, populate_by_name=True)
 
 
 def check_ops_matrix(matrix: OpsMatrix, found: Findings) -> None:
@@ -99,7 +118,7 @@ def check_ops_chunk(row: OpsRow, found: Findings) -> None:
 def check_ops_metadata(metadata: OpsRunMetadata, found: Findings) -> None:
     """`run_metadata.json`."""
     if metadata.model is None and not (metadata.server_config or {}).get("model"):
-        found.warn("model", "the model that was served", "nothing")
+        found.fail("model", "the model that was served", "nothing")
     if metadata.chunk_sizes is not None and len(set(metadata.chunk_sizes)) != len(metadata.chunk_sizes):
         found.fail("chunk_sizes", "every size once", metadata.chunk_sizes)
 
@@ -110,6 +129,8 @@ def _worked(row: OpsRow) -> bool:
 
 
 def _check_metrics(row: OpsRow, where: str, found: Findings) -> None:
+    if row.throughput_items_per_sec is None and row.status is None:
+        found.fail(f"{where}throughput_items_per_sec", "the field, or the status of a size that failed", "nothing")
     if row.status == "ok" and not _worked(row):
         found.fail(f"{where}status", "ok only with a throughput and without an error", row.status)
     if row.throughput_items_per_sec is not None and row.throughput_items_per_sec <= 0:
@@ -164,13 +185,16 @@ def ops_matrix_report(matrix: OpsMatrix, name: str = "") -> Report:
     settings = {**facts, **matrix.server_config.model_dump()}
     rows = [(key, str(value)) for key, value in settings.items()]
     sections = (
-        Section(
-            "Sweep", (*_charts(matrix), *table("Every chunk size", _ROW_HEADER, list(map(_cells, matrix.results))))
-        ),
+        Section("Sweep", (*_charts(matrix), *ops_rows_table("Every chunk size", matrix.results))),
         Section("Server", table("As it was started", ("setting", "value"), rows, numeric=False)),
     )
     passed = None if best.best_throughput is None else True
     return Report(f"Sweep on a target: {matrix.backend}", NONE, passed, (phrase, found), tuple(cards), sections)
+
+
+def ops_rows_table(caption: str, rows: Sequence[OpsRow], *, with_errors: bool = True) -> tuple[Block, ...]:
+    """A row for each chunk size."""
+    return table(caption, _ROW_HEADER, [_cells(row, with_errors) for row in rows])
 
 
 def _charts(matrix: OpsMatrix) -> tuple[Block, ...]:
@@ -191,8 +215,9 @@ def _charts(matrix: OpsMatrix) -> tuple[Block, ...]:
     return (Charts(tuple(drawn)),) if drawn else ()
 
 
-def _cells(row: OpsRow) -> tuple[Cell | str, ...]:
+def _cells(row: OpsRow, with_errors: bool) -> tuple[Cell | str, ...]:
     values = (row.throughput_items_per_sec, row.latency_p50_ms, row.latency_p99_ms, row.memory_peak_mb)
-    is_ok = row.status == "ok"
-    ended = row.status if is_ok or row.error is None else f"{row.status}: {row.error}"
+    is_ok = row.status in ("ok", None) and _worked(row)
+    status = row.status or ("ok" if is_ok else NONE)
+    ended = status if is_ok or row.error is None or not with_errors else f"{status}: {row.error}"
     return str(row.chunk_size), *map(short_number, values), Cell(ended, "good" if is_ok else "bad")

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from prefixwise.bench.kinds.base import Artifact, Scores
 from prefixwise.bench.kinds.findings import Findings
 from prefixwise.bench.kinds.named import Named, subject
 from prefixwise.bench.render.document import Block, table
 from prefixwise.bench.render.numbers import difference
-from prefixwise.bench.rules import MAX_ABS_DIFF, score_differences
+from prefixwise.bench.rules import MAX_ABS_DIFF, item_differences
 
 
 class Parity(Artifact):
@@ -25,45 +26,71 @@ class Parity(Artifact):
     mean_abs_diff_jax_multi_vs_torch_multi_semantic: float | None = None
     generated_at_utc: str | None = None
     labels: list[int] | None = None
-    # The vectors behind the metrics: what the two servers said, and what the reference says.
+    delimiter: int | None = None
+    query_ids: list[int] | None = None
+    item_ids: list[list[int]] | None = None
+    # The vectors behind the metrics: what the two servers said, what the reference says, and the items' differences.
     jax_serial_scores: Scores | None = None
     jax_multi_scores: Scores | None = None
-    torch_serial_scores: Scores | None = None
-    torch_multi_semantic_scores: Scores | None = None
+    torch_serial_reference_scores: Scores | None = None
+    torch_multi_semantic_reference_scores: Scores | None = None
+    abs_diff_jax_serial_vs_torch_serial: list[float] | None = None
+    abs_diff_jax_multi_vs_torch_serial: list[float] | None = None
+    abs_diff_jax_multi_vs_torch_multi_semantic: list[float] | None = None
     reference: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rename(cls, found: object) -> object:
+        """Take the names of prefixwise 0.1, too."""
+        if not isinstance(found, Mapping):
+            return found
+        return {_OLD_NAMES.get(name, name): value for name, value in found.items()}
+
+
+_OLD_NAMES = {
+    "torch_serial_scores": "torch_serial_reference_scores",
+    "torch_multi_semantic_scores": "torch_multi_semantic_reference_scores",
+}
 
 
 # Where a parity artifact has the vectors behind a difference, it is computed again.
 _PARITY_VECTORS = {
-    "max_abs_diff_jax_serial_vs_torch_serial": ("jax_serial_scores", "torch_serial_scores"),
-    "max_abs_diff_jax_multi_vs_torch_serial": ("jax_multi_scores", "torch_serial_scores"),
-    "max_abs_diff_jax_multi_vs_torch_multi_semantic": ("jax_multi_scores", "torch_multi_semantic_scores"),
+    "jax_serial_vs_torch_serial": ("jax_serial_scores", "torch_serial_reference_scores"),
+    "jax_multi_vs_torch_serial": ("jax_multi_scores", "torch_serial_reference_scores"),
+    "jax_multi_vs_torch_multi_semantic": ("jax_multi_scores", "torch_multi_semantic_reference_scores"),
 }
 
 
 def check_parity(parity: Parity, found: Findings) -> None:
     """Check the differences against the score vectors, where the file has them."""
-    for name, (one, other) in _PARITY_VECTORS.items():
+    for pair, vectors in _PARITY_VECTORS.items():
+        name = f"max_abs_diff_{pair}"
         value: float = getattr(parity, name)
         if value < 0:
             found.fail(name, "0 or more", value)
-        scores, reference = found.document.get(one), found.document.get(other)
-        if scores is not None and reference is not None:
-            _check_difference(name, value, (one, scores), (other, reference), found)
+        _check_vectors(parity, pair, vectors, found)
         if value > MAX_ABS_DIFF:
             found.warn(name, f"at most {MAX_ABS_DIFF}", f"{value:.6g}")
 
 
-def _check_difference(
-    name: str, value: float, scores: tuple[str, Any], reference: tuple[str, Any], found: Findings
-) -> None:
-    names = f"{scores[0]} and {reference[0]}"
-    try:
-        expected = score_differences(scores[1], reference[1]).max_abs_diff
-    except (ValueError, TypeError) as error:
-        found.fail(names, "two tables of numbers, of one shape", error)
+def _check_vectors(parity: Parity, pair: str, vectors: tuple[str, str], found: Findings) -> None:
+    scores, reference = (getattr(parity, name) for name in vectors)
+    if scores is None or reference is None:
         return
-    found.close(name, expected, value, f"by {names}")
+    names = " and ".join(vectors)
+    try:
+        expected = item_differences(scores, reference)
+    except ValueError:
+        found.fail(names, "two tables of one shape", "others")
+        return
+    largest = f"max_abs_diff_{pair}"
+    found.close(largest, max(expected, default=0.0), getattr(parity, largest), f"by {names}")
+    each = f"abs_diff_{pair}"
+    if (diffs := getattr(parity, each)) is not None:
+        found.same(f"{each} length", len(expected), len(diffs), f"by {names}")
+        for index, (again, diff) in enumerate(zip(expected, diffs, strict=False)):
+            found.close(f"{each}[{index}]", again, diff, f"by {names}")
 
 
 def parity_table(found: Named[Parity], *, several: bool) -> tuple[Block, ...]:

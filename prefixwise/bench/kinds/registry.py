@@ -47,7 +47,10 @@ SCHEMA_DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 @dataclass(frozen=True, kw_only=True)
 class ArtifactKind:
-    """One kind. A file is of it by its `schema_version`; a file without one by fields that no other kind has."""
+    """One kind. A file is of it by its `schema_version`; a file without one by fields that no other kind has.
+
+    These are few, so that a file that lacks the rest is recognised and found invalid, rather than skipped.
+    """
 
     name: str  # for `bench check` and `bench schema`
     label: str  # for the report page
@@ -58,11 +61,16 @@ class ArtifactKind:
     report_of_path: Callable[[Path], Report] | None = None  # where it also reads the files that the artifact names
     note: str | None = None  # for the report page, where there is no report
     schema_version: str | None = None
-    fields: tuple[frozenset[str], ...] = ()  # any of these sets
+    fields: tuple[frozenset[str], ...] = ()  # any of these sets; of several kinds the larger set decides
     file_name: str | None = None  # a pattern, for a file without fields of its own
 
-    def has_fields(self, document: Mapping[str, Any]) -> bool:
-        return any(names <= document.keys() for names in self.fields)
+    def num_fields(self, document: Mapping[str, Any]) -> int:
+        """The size of the largest set of its fields that the document has; 0 for none."""
+        return max((len(names) for names in self.fields if names <= document.keys()), default=0)
+
+
+def _any_of(*sets: str) -> tuple[frozenset[str], ...]:
+    return tuple(frozenset(names.split()) for names in sets)
 
 
 KINDS = (
@@ -74,6 +82,7 @@ KINDS = (
         check=check_workload,
         note="the requests that were sent; the report of a matrix shows their shape",
         schema_version=WORKLOAD_VERSION,
+        fields=_any_of("requests checksums", "query_tokens num_items requests"),
     ),
     ArtifactKind(
         name="score-matrix",
@@ -83,6 +92,7 @@ KINDS = (
         check=check_score_matrix,
         report=matrix_report,
         schema_version=MATRIX_VERSION,
+        fields=_any_of("results evaluation_view", "confirm_results"),
     ),
     ArtifactKind(
         name="ops-matrix",
@@ -92,6 +102,7 @@ KINDS = (
         check=check_ops_matrix,
         report=ops_matrix_report,
         schema_version=OPS_MATRIX_VERSION,
+        fields=_any_of("results backend"),
     ),
     ArtifactKind(
         name="ops-chunk",
@@ -100,7 +111,7 @@ KINDS = (
         model=OpsRow,
         check=check_ops_chunk,
         note="one chunk size of the sweep, whose report has it as a row",
-        fields=(frozenset({"chunk_size", "throughput_items_per_sec"}),),
+        fields=_any_of("throughput_items_per_sec", "chunk_size status"),
     ),
     ArtifactKind(
         name="ops-run-metadata",
@@ -120,6 +131,7 @@ KINDS = (
         report=comparison_report,
         report_of_path=comparison_report_of,
         schema_version=COMPARISON_VERSION,
+        fields=_any_of("portable_view", "best_native_view"),
     ),
     ArtifactKind(
         name="endpoint-evaluation",
@@ -128,7 +140,7 @@ KINDS = (
         model=EndpointEvaluation,
         check=check_endpoint,
         report=evaluation_report,
-        fields=(frozenset({"mode", "isolation", "performance"}),),
+        fields=_any_of("mode isolation", "mode performance", "url isolation performance"),
     ),
     ArtifactKind(
         name="multi-vs-serial",
@@ -137,7 +149,7 @@ KINDS = (
         model=MultiVsSerial,
         check=check_multi_vs_serial,
         report=extras_report,
-        fields=(frozenset({"equivalence_query_plus_delimiter"}),),
+        fields=_any_of("multi_url serial_url", "equivalence", "equivalence_query_plus_delimiter"),
     ),
     ArtifactKind(
         name="parity",
@@ -146,7 +158,7 @@ KINDS = (
         model=Parity,
         check=check_parity,
         report=extras_report,
-        fields=(frozenset({"max_abs_diff_jax_serial_vs_torch_serial"}),),
+        fields=_any_of(*(name for name in Parity.model_fields if "jax" in name)),
     ),
     ArtifactKind(
         name="gate-report",
@@ -155,7 +167,7 @@ KINDS = (
         model=GateReport,
         check=check_gate_report,
         report=extras_report,
-        fields=(frozenset({"checks", "all_pass"}),),
+        fields=_any_of("checks", "all_pass"),
     ),
     ArtifactKind(
         name="model-matrix",
@@ -165,6 +177,7 @@ KINDS = (
         check=check_model_matrix,
         report=extras_report,
         schema_version=MODEL_MATRIX_VERSION,
+        fields=_any_of("models rows"),
     ),
     ArtifactKind(
         name="load",
@@ -174,6 +187,7 @@ KINDS = (
         check=check_load,
         report=extras_report,
         schema_version=LOAD_VERSION,
+        fields=_any_of("geometry measured"),
     ),
     ArtifactKind(
         name="ab",
@@ -183,6 +197,7 @@ KINDS = (
         check=check_ab,
         report=extras_report,
         schema_version=AB_VERSION,
+        fields=_any_of("compare variants"),
     ),
     ArtifactKind(
         name="self-check",
@@ -192,6 +207,7 @@ KINDS = (
         check=check_self_check,
         report=self_check_report,
         schema_version=SELF_CHECK_VERSION,
+        fields=_any_of("steps all_pass"),
     ),
     # The result of a script under benchmarks/: no model of ours.
     ArtifactKind(
@@ -199,7 +215,7 @@ KINDS = (
         label="benchmark",
         title="the result of a benchmark",
         report=benchmark_report,
-        fields=(frozenset({"rows", "command"}), frozenset({"runs", "command"}), frozenset({"rows", "commit"})),
+        fields=_any_of("rows command", "runs command", "rows commit"),
     ),
 )
 MODELED_KINDS = tuple(kind for kind in KINDS if kind.model is not None)
@@ -222,8 +238,9 @@ def recognise(document: Mapping[str, Any], file_name: str) -> ArtifactKind | Non
         return by_name  # any file of an ops folder may have version "1.0": the name decides
     if version is not None:
         known = next((kind for kind in KINDS if kind.schema_version == version), None)
-        return known or next((kind for kind in KINDS if kind.model is None and kind.has_fields(document)), None)
-    return next((kind for kind in KINDS if kind.has_fields(document)), by_name)
+        return known or next((kind for kind in KINDS if kind.model is None and kind.num_fields(document)), None)
+    by_fields = max(KINDS, key=lambda kind: kind.num_fields(document))
+    return by_fields if by_name is None and by_fields.num_fields(document) else by_name
 
 
 def known_versions() -> list[str]:

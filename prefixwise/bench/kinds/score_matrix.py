@@ -10,11 +10,13 @@ confirm           chunk 1, the winner, and its two neighbours among the sizes th
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from prefixwise.bench.kinds.base import (
     BACKEND_NAMES,
@@ -30,7 +32,7 @@ from prefixwise.bench.kinds.base import (
 from prefixwise.bench.kinds.chunk_size_charts import SizePoint, p95_of, throughput_of
 from prefixwise.bench.render.document import NONE, Block, Card, Cell, Charts, Report, Section, bullets, table
 from prefixwise.bench.render.numbers import milliseconds, ratio, short_number
-from prefixwise.bench.rules import GUARDRAIL_RATIO, MAX_ABS_DIFF, MEAN_ABS_DIFF, first_run_penalty, mean, percentile
+from prefixwise.bench.rules import DEFAULT_BOUNDS, GUARDRAIL_RATIO, Bounds, first_run_penalty, mean, percentile
 
 MATRIX_VERSION: Literal["score_matrix_v1"] = "score_matrix_v1"
 
@@ -98,14 +100,46 @@ class CorrectnessThresholds(Artifact):
     mean_abs_diff: float = Field(ge=0)
 
 
+class SelectedRow(Artifact):
+    """The row that a phase recommends, with the metrics that decide."""
+
+    client_chunk_size: int = Field(ge=1)
+    throughput_items_sec: float | None = Field(default=None, ge=0)
+    p95_total_e2e_ms: Milliseconds | None = None
+    success_rate: float | None = Field(default=None, ge=0, le=1)
+
+
+class Recommendation(Artifact):
+    """What a phase recommends. `selected` is None where no row is eligible."""
+
+    eligible_count: int | None = None
+    guardrail_ratio: float | None = None
+    guardrail_p95_ms: Milliseconds | None = None  # the highest p95 that may win
+    selected: SelectedRow | None
+    notes: list[str] = Field(default_factory=list)
+
+
+def _nested(found: object) -> object:
+    """The recommendation of a matrix of prefixwise 0.1, which was the row alone, or None."""
+    if found is None:
+        return {"selected": None}
+    is_row = isinstance(found, Mapping) and "selected" not in found and "client_chunk_size" in found
+    return {"selected": found} if is_row else found
+
+
+AnyRecommendation = Annotated[
+    Recommendation, BeforeValidator(_nested, json_schema_input_type=Recommendation | SelectedRow | None)
+]
+
+
 class MatrixSummary(Artifact):
-    """What the sweep recommends: rows without their records, or None where no row is eligible."""
+    """What the sweep and the confirm phase recommend, and which of the two counts."""
 
     guardrail_ratio: float = Field(ge=1)  # below 1 not even the row with the best p95 would be within it
-    sweep_recommendation: dict[str, Any] | None
+    sweep_recommendation: AnyRecommendation
     confirm_chunk_sizes: list[int]
-    confirm_recommendation: dict[str, Any] | None
-    final_recommendation: dict[str, Any] | None
+    confirm_recommendation: AnyRecommendation
+    final_recommendation: AnyRecommendation
     correctness_thresholds: CorrectnessThresholds
 
 
@@ -142,12 +176,31 @@ def select_winner(
     is_correct: Callable[[MatrixRow], bool] | None = None,
 ) -> MatrixRow | None:
     """The row to recommend, None where none is eligible. `is_correct`: the gate of a comparison."""
+    return select(rows, guardrail_ratio, is_correct).row
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The row to recommend, and what it was chosen from."""
+
+    row: MatrixRow | None
+    eligible_count: int
+    guardrail_p95_ms: float | None  # None where no row is eligible
+
+
+def select(
+    rows: Iterable[MatrixRow],
+    guardrail_ratio: float = GUARDRAIL_RATIO,
+    is_correct: Callable[[MatrixRow], bool] | None = None,
+) -> Selection:
+    """Select the row with the highest throughput within the guardrail."""
     eligible = [row for row in rows if is_eligible(row) and (is_correct is None or is_correct(row))]
     if not eligible:
-        return None
-    limit = guardrail_ratio * min(row.p95_total_e2e_ms or 0.0 for row in eligible)
+        return Selection(None, 0, None)
+    limit = min(guardrail_ratio * min(row.p95_total_e2e_ms or 0.0 for row in eligible), sys.float_info.max)
     within = [row for row in eligible if (row.p95_total_e2e_ms or 0.0) <= limit]
-    return min(within, key=lambda row: (-(row.throughput_items_sec or 0.0), row.client_chunk_size))
+    best = min(within, key=lambda row: (-(row.throughput_items_sec or 0.0), row.client_chunk_size))
+    return Selection(best, len(eligible), limit)
 
 
 def confirm_sizes(rows: Sequence[MatrixRow], winner: MatrixRow | None) -> list[int]:
@@ -161,6 +214,7 @@ def confirm_sizes(rows: Sequence[MatrixRow], winner: MatrixRow | None) -> list[i
 
 
 _MS_PER_HOUR = 3_600_000.0
+_SHORTEST_MS = 1e-9  # of a run: a shorter one, in a file, is none
 
 
 BULKY_FIELDS = frozenset({"run_records", "reference_scores"})  # left out where a row is quoted
@@ -196,7 +250,7 @@ def make_row(
         mean_total_e2e_ms=mean_total,
         mean_chunk_call_ms=mean(calls) if calls else None,
         p95_chunk_call_ms=percentile(calls, 95) if calls else None,
-        throughput_items_sec=num_items / (mean_total / 1000) if mean_total else None,
+        throughput_items_sec=num_items / (mean_total / 1000) if mean_total and mean_total > _SHORTEST_MS else None,
         # Of a first run that failed nothing is known, and the second one is not the first.
         first_run_penalty_ratio=first_run_penalty(totals) if records[0].ok else None,
         failure_reason_counts=dict(sorted(Counter(r.failure_reason for r in records if r.failure_reason).items())),
@@ -218,22 +272,45 @@ def quoted(row: MatrixRow | None) -> dict[str, Any] | None:
     return None if row is None else row.model_dump(exclude=set(BULKY_FIELDS))
 
 
-def summarise(results: Sequence[MatrixRow], confirm_results: Sequence[MatrixRow], *, confirms: bool) -> MatrixSummary:
+def summarise(
+    results: Sequence[MatrixRow],
+    confirm_results: Sequence[MatrixRow],
+    *,
+    confirms: bool,
+    bounds: Bounds = DEFAULT_BOUNDS,
+) -> MatrixSummary:
     """The summary of a sweep. `confirms`: the confirm phase was requested, and the sweep is done.
 
     What it found counts for more than the sweep once all of it is there, also where it found that nothing works.
     """
-    swept, confirmed = select_winner(results), select_winner(confirm_results)
+    ratio = bounds.guardrail_ratio
+    swept, confirmed = recommend(results, ratio), recommend(confirm_results, ratio)
     measured_again = [row.client_chunk_size for row in confirm_results]
-    sizes = confirm_sizes(results, swept) if confirms else measured_again
+    sizes = confirm_sizes(results, select_winner(results, ratio)) if confirms else measured_again
     is_confirmed = bool(sizes) and set(sizes) <= set(measured_again)
     return MatrixSummary(
-        guardrail_ratio=GUARDRAIL_RATIO,
-        sweep_recommendation=quoted(swept),
+        guardrail_ratio=ratio,
+        sweep_recommendation=swept,
         confirm_chunk_sizes=sizes,
-        confirm_recommendation=quoted(confirmed),
-        final_recommendation=quoted(confirmed if is_confirmed else swept),
-        correctness_thresholds=CorrectnessThresholds(max_abs_diff=MAX_ABS_DIFF, mean_abs_diff=MEAN_ABS_DIFF),
+        confirm_recommendation=confirmed,
+        final_recommendation=confirmed if is_confirmed else swept,
+        correctness_thresholds=CorrectnessThresholds(
+            max_abs_diff=bounds.max_abs_diff, mean_abs_diff=bounds.mean_abs_diff
+        ),
+    )
+
+
+def recommend(rows: Sequence[MatrixRow], guardrail_ratio: float = GUARDRAIL_RATIO) -> Recommendation:
+    """The recommendation of a phase; a note says why there is none."""
+    found = select(rows, guardrail_ratio)
+    row = found.row
+    metrics: dict[str, Any] = {name: getattr(row, name, None) for name in SelectedRow.model_fields}
+    return Recommendation(
+        eligible_count=found.eligible_count,
+        guardrail_ratio=guardrail_ratio,
+        guardrail_p95_ms=found.guardrail_p95_ms,
+        selected=None if row is None else SelectedRow(**metrics),
+        notes=["no chunk size worked in every run"] if rows and row is None else [],
     )
 
 
@@ -283,28 +360,28 @@ def matrix_report(matrix: ScoreMatrix, name: str = "") -> Report:
         f"model {shape.model}, request {matrix.workload_ref.request_id}."
     )
     unfinished = () if matrix.complete else ("The sweep is not finished.",)
-    passed = None if matrix.summary.final_recommendation is None else True
+    passed = None if matrix.summary.final_recommendation.selected is None else True
     statements = (measured, *unfinished, _recommendation(matrix.summary))
     return Report(title, date_of(matrix), passed, statements, _matrix_cards(matrix), tuple(sections))
 
 
 def _recommendation(summary: MatrixSummary) -> str:
-    row = summary.final_recommendation
+    row = summary.final_recommendation.selected
     if row is None:
-        those = "none" if summary.sweep_recommendation is None else "of those measured again none"
+        those = "none" if summary.sweep_recommendation.selected is None else "of those measured again none"
         return f"No chunk size can be recommended: {those} worked in every run."
-    speed, p95 = f"{short_number(row[THROUGHPUT])} items/s", milliseconds(row[P95])
-    return f"Chunks of {row['client_chunk_size']} are recommended: {speed}, p95 {p95}."
+    speed, p95 = f"{short_number(row.throughput_items_sec)} items/s", milliseconds(row.p95_total_e2e_ms)
+    return f"Chunks of {row.client_chunk_size} are recommended: {speed}, p95 {p95}."
 
 
 def _matrix_cards(matrix: ScoreMatrix) -> tuple[Card, ...]:
-    row = matrix.summary.final_recommendation
+    row = matrix.summary.final_recommendation.selected
     if row is None:
         return ()
-    chunk = f"in chunks of {row['client_chunk_size']}"
+    chunk = f"in chunks of {row.client_chunk_size}"
     return (
-        Card("Throughput", f"{short_number(row[THROUGHPUT])} items/s", chunk),
-        Card("p95 latency", milliseconds(row[P95]), chunk),
+        Card("Throughput", f"{short_number(row.throughput_items_sec)} items/s", chunk),
+        Card("p95 latency", milliseconds(row.p95_total_e2e_ms), chunk),
     )
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from prefixwise.bench.files import sha256_of
 from prefixwise.bench.kinds.findings import Findings, find_file, is_close, is_number, parse_json
 from prefixwise.bench.kinds.score_matrix import (
     MatrixRow,
+    Recommendation,
     RunRecord,
     ScoreMatrix,
+    SelectedRow,
     WorkloadRef,
     WorkloadShape,
     confirm_sizes,
@@ -154,9 +155,6 @@ def _warn_of_gaps(matrix: ScoreMatrix, found: Findings) -> None:
         found.warn("server_config", "how the server was started", "nothing")
 
 
-Choice = dict[str, Any]
-
-
 _QUOTED = ("throughput_items_sec", "p95_total_e2e_ms")
 
 
@@ -169,7 +167,8 @@ def check_summary(matrix: ScoreMatrix, found: Findings) -> None:
     # While sizes are still to be confirmed, some tools name the best so far and some name none.
     so_far = [confirmed, None] if missing else [confirmed]
     _check_choice("confirm_recommendation", summary.confirm_recommendation, so_far, found)
-    _check_choice("final_recommendation", summary.final_recommendation, _finals(matrix, swept, confirmed), found)
+    finals = _finals(matrix, swept, confirmed, is_ours="complete" in found.document)
+    _check_choice("final_recommendation", summary.final_recommendation, finals, found)
     _check_confirm_sizes(matrix, swept, found)
     _check_that_all_are_there(matrix, missing, found)
     for name, usual in (("max_abs_diff", MAX_ABS_DIFF), ("mean_abs_diff", MEAN_ABS_DIFF)):
@@ -187,37 +186,45 @@ def _missing(sizes: Sequence[int], rows: Sequence[MatrixRow]) -> list[int]:
     return [size for size in sizes if size not in there]
 
 
-def _finals(matrix: ScoreMatrix, swept: MatrixRow | None, confirmed: MatrixRow | None) -> list[MatrixRow | None]:
-    """The legal final recommendations. A finished confirm phase decides, even without an eligible row."""
+def _finals(
+    matrix: ScoreMatrix, swept: MatrixRow | None, confirmed: MatrixRow | None, *, is_ours: bool
+) -> list[MatrixRow | None]:
+    """The legal final recommendations. A finished confirm phase decides.
+
+    Where it has no eligible row, there is none here, and in the earlier system it is the sweep's.
+    """
     sizes = matrix.summary.confirm_chunk_sizes
     if not sizes and not matrix.confirm_results:
         return [swept]
     if _missing(sizes, matrix.confirm_results):
         return [swept] if confirmed is None else [swept, confirmed]
-    return [confirmed]
+    return [confirmed] if is_ours or confirmed is not None else [None, swept]
 
 
-def _check_choice(name: str, choice: Choice | None, legal: Sequence[MatrixRow | None], found: Findings) -> None:
+def _check_choice(name: str, given: Recommendation, legal: Sequence[MatrixRow | None], found: Findings) -> None:
     """`legal`: the rows that it may quote; None among them: it may be empty."""
-    where = f"summary.{name}"
+    where, choice = f"summary.{name}.selected", given.selected
     rows = [row for row in legal if row is not None]
     sizes = " or ".join(str(size) for size in dict.fromkeys(row.client_chunk_size for row in rows))
     if choice is None:
         if None not in legal:
             found.fail(where, f"chunk size {sizes}, by its rows", None)
         return
-    own = [row for row in rows if row.client_chunk_size == choice.get("client_chunk_size")]
+    own = [row for row in rows if row.client_chunk_size == choice.client_chunk_size]
     if not own:
-        found.fail(f"{where}.client_chunk_size", f"{sizes or None} (by its rows)", choice.get("client_chunk_size"))
+        found.fail(f"{where}.client_chunk_size", f"{sizes or None} (by its rows)", choice.client_chunk_size)
         return
     row = next((row for row in own if _is_quote(choice, row)), own[0])
-    for key in _QUOTED:
-        if key in choice:
-            found.close(f"{where}.{key}", getattr(row, key), choice[key], "of its row")
+    for key in _given(choice):
+        found.close(f"{where}.{key}", getattr(row, key), getattr(choice, key), "of its row")
 
 
-def _is_quote(choice: Choice, row: MatrixRow) -> bool:
-    return all(key not in choice or is_close(getattr(row, key), choice[key]) for key in _QUOTED)
+def _given(choice: SelectedRow) -> list[str]:
+    return [key for key in _QUOTED if key in choice.model_fields_set]
+
+
+def _is_quote(choice: SelectedRow, row: MatrixRow) -> bool:
+    return all(is_close(getattr(row, key), getattr(choice, key)) for key in _given(choice))
 
 
 def _check_confirm_sizes(matrix: ScoreMatrix, swept: MatrixRow | None, found: Findings) -> None:

@@ -11,6 +11,7 @@ from pydantic import Field
 
 from prefixwise.bench.kinds.base import Artifact
 from prefixwise.bench.kinds.findings import Findings
+from prefixwise.bench.tokens import known_models
 
 WORKLOAD_VERSION: Literal["canonical_score_workload_v1"] = "canonical_score_workload_v1"
 
@@ -80,7 +81,7 @@ def check_workload(workload: Workload, found: Findings) -> None:
     found.warn_of_few_labels("label_token_ids", workload.label_token_ids)
     named = (("delimiter_token_id", [workload.delimiter_token_id]), ("label_token_ids", workload.label_token_ids))
     for field, token_ids in named:
-        _check_range(token_ids, field, workload.tokenizer.vocab_size, found)
+        _check_named(token_ids, field, workload, found)
 
 
 def _check_counts(request: WorkloadRequest, where: str, workload: Workload, found: Findings) -> None:
@@ -105,6 +106,25 @@ def _check_tokens(request: WorkloadRequest, where: str, workload: Workload, foun
         bad = next((token_id for token_id in token_ids if token_id in forbidden), None)
         if bad is not None:
             found.fail(f"{where}.{name}", "tokens that are neither special nor the delimiter", bad)
+
+
+def _check_named(token_ids: Iterable[int], where: str, workload: Workload, found: Findings) -> None:
+    """Ids that may be added tokens.
+
+    `vocab_size` counts all ids in a workload of ours. The earlier system writes that of the tokenizer, which leaves
+    added tokens out: an id beyond it is legal if it is special, or the model is known to have it.
+    """
+    rest = [token_id for token_id in token_ids if token_id not in workload.tokenizer.special_token_ids]
+    size, known = workload.tokenizer.vocab_size, known_models().get(workload.model)
+    if workload.tokenizer_source is not None:
+        _check_range(rest, where, size, found)
+    elif known is not None:
+        _check_range(rest, where, max(size, known.vocab_size), found)
+    elif any(token_id >= size for token_id in rest):
+        expected = f"ids from 0 to {size - 1}, unless they are added tokens, which tokenizer.vocab_size leaves out"
+        found.warn(where, expected, max(rest))
+    else:
+        _check_range(rest, where, size, found)
 
 
 def _check_range(token_ids: Iterable[int], where: str, vocab_size: int, found: Findings) -> None:

@@ -102,6 +102,6 @@ def _identity(folder: Path) -> tuple[object, ...] | None:
         metadata = read_artifact(folder / METADATA, OpsRunMetadata)
     except ArtifactError:
         return None
-    if metadata.started_at_utc is None or metadata.spec is None:
+    if metadata.timestamp_start is None or metadata.spec is None:
         return None
-    return metadata.started_at_utc, {name: each for name, each in metadata.spec.items() if name != "chunk_sizes"}
+    return metadata.timestamp_start, {name: each for name, each in metadata.spec.items() if name != "chunk_sizes"}

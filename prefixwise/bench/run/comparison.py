@@ -14,21 +14,25 @@ from typing import Any, cast
 from prefixwise.bench.files import now_utc, read_artifact, sha256_of
 from prefixwise.bench.kinds.base import BackendName, EvaluationView
 from prefixwise.bench.kinds.comparison.model import (
+    COMPARED,
     COMPARISON_VERSION,
+    MISSING,
     BestNativeView,
     Comparison,
+    Correctness,
     PortableRow,
     PortableView,
     QuotedRow,
 )
 from prefixwise.bench.kinds.comparison.rules import (
-    CompareOptions,
+    best_of,
     correctness_of,
     deltas_of,
     recommendations,
     winner_of,
 )
-from prefixwise.bench.kinds.score_matrix import MatrixRow, ScoreMatrix, quoted, select_winner
+from prefixwise.bench.kinds.score_matrix import MatrixRow, ScoreMatrix, quoted
+from prefixwise.bench.rules import Bounds
 from prefixwise.bench.server_facts import hardware_name, is_contradiction, is_other_backend
 from prefixwise.contract.errors import ArtifactError
 
@@ -45,12 +49,8 @@ class MatrixFile:
     def name(self) -> str:
         return f"{self.matrix.backend} {self.matrix.evaluation_view} ({self.path.name})"
 
-    def describe(self) -> dict[str, str]:
-        """The entry for the artifact."""
-        return {"path": str(self.path), "sha256": self.sha256}
-
     def row(self, size: int) -> MatrixRow | None:
-        """Chunk sizes of the sweep without a row."""
+        """The row of the sweep with this chunk size."""
         return next((row for row in self.matrix.results if row.client_chunk_size == size), None)
 
     def selected(self) -> MatrixRow | None:
@@ -59,11 +59,11 @@ class MatrixFile:
         The matrix quotes it without its scores, which are with the row itself.
         """
         summary = self.matrix.summary
-        if summary.final_recommendation is None:
+        final, confirmed = summary.final_recommendation.selected, summary.confirm_recommendation.selected
+        if final is None:
             return None
-        is_confirmed = summary.final_recommendation == summary.confirm_recommendation
-        rows = self.matrix.confirm_results if is_confirmed else self.matrix.results
-        size = summary.final_recommendation.get("client_chunk_size")
+        rows = self.matrix.confirm_results if final == confirmed else self.matrix.results
+        size = final.client_chunk_size
         for row in rows:
             if row.client_chunk_size == size:
                 return row
@@ -162,7 +162,7 @@ def _fact(matrix: ScoreMatrix, name: str) -> Any:
     return hardware.get(name) or matrix.server_config.get(name)
 
 
-def compare(inputs: ComparisonInputs, options: CompareOptions) -> Comparison:
+def compare(inputs: ComparisonInputs, options: Bounds) -> Comparison:
     """Raises ArtifactError where a matrix recommends a row that it does not have."""
     portable = _portable_view(inputs, options)
     native = _best_native_view(inputs, options)
@@ -174,27 +174,30 @@ def compare(inputs: ComparisonInputs, options: CompareOptions) -> Comparison:
         correctness=_all_correctness(portable, native, options),
         recommendations=recommendations(portable, native),
         notes=[*inputs.notes, *_correctness_notes(portable, native)],
-        inputs={name: file.describe() for name, file in inputs.files.items()},
+        inputs={f"{name}_json": str(file.path) for name, file in inputs.files.items()},
+        inputs_sha256={f"{name}_json": file.sha256 for name, file in inputs.files.items()},
     )
 
 
-def _portable_view(inputs: ComparisonInputs, options: CompareOptions) -> PortableView:
+def _portable_view(inputs: ComparisonInputs, options: Bounds) -> PortableView:
     jax, pytorch = inputs.jax_portable, inputs.pytorch_portable
     sizes = sorted({row.client_chunk_size for file in (jax, pytorch) for row in file.matrix.results})
     rows = [_portable_row(size, jax.row(size), pytorch.row(size), options) for size in sizes]
     correct = {row.client_chunk_size for row in rows if row.correctness.passed}
     ratio = options.guardrail_ratio
-    best_jax = select_winner(jax.matrix.results, ratio, lambda row: row.client_chunk_size in correct)
-    best_pytorch = select_winner(pytorch.matrix.results, ratio)
+    trusted = [row for row in jax.matrix.results if row.client_chunk_size in correct]
     return PortableView(
         guardrail_ratio=ratio,
         rows=rows,
-        backend_best={"jax": _cited(best_jax), "pytorch": _cited(best_pytorch)},
-        winner=winner_of(best_jax, best_pytorch, ratio),
+        backend_best={
+            "jax": best_of("jax", trusted, ratio),
+            "pytorch": best_of("pytorch", pytorch.matrix.results, ratio),
+        },
+        winner=winner_of(trusted, pytorch.matrix.results, ratio),
     )
 
 
-def _portable_row(size: int, jax: MatrixRow | None, pytorch: MatrixRow | None, options: CompareOptions) -> PortableRow:
+def _portable_row(size: int, jax: MatrixRow | None, pytorch: MatrixRow | None, options: Bounds) -> PortableRow:
     return PortableRow(
         client_chunk_size=size,
         jax=_cited(jax),
@@ -208,23 +211,29 @@ def _cited(row: MatrixRow | None) -> QuotedRow | None:
     return cast("QuotedRow | None", quoted(row))
 
 
-def _best_native_view(inputs: ComparisonInputs, options: CompareOptions) -> BestNativeView:
+def _whole(row: MatrixRow | None) -> QuotedRow | None:
+    """With its runs and scores, as the earlier system's comparisons have it."""
+    return None if row is None else cast("QuotedRow", row.model_dump())
+
+
+def _best_native_view(inputs: ComparisonInputs, options: Bounds) -> BestNativeView:
     """The chunk sizes may differ: each backend as it is best."""
     jax, pytorch = inputs.jax_best_native.selected(), inputs.pytorch_best_native.selected()
     correctness = correctness_of(jax, pytorch, options)
-    trusted = jax if correctness.passed else None
+    ratio = options.guardrail_ratio
     return BestNativeView(
-        jax_selected=_cited(jax),
-        pytorch_selected=_cited(pytorch),
+        guardrail_ratio=ratio,
+        jax_selected=_whole(jax),
+        pytorch_selected=_whole(pytorch),
         correctness=correctness,
         deltas=deltas_of(jax, pytorch),
-        winner=winner_of(trusted, pytorch, options.guardrail_ratio),
+        winner=winner_of([jax] if jax and correctness.passed else [], [pytorch] if pytorch else [], ratio),
     )
 
 
-def _all_correctness(portable: PortableView, native: BestNativeView, options: CompareOptions) -> dict[str, Any]:
+def _all_correctness(portable: PortableView, native: BestNativeView, options: Bounds) -> dict[str, Any]:
     """Of all rows that both backends have, of which there must be some, and of the best-native ones."""
-    judged = [row.correctness for row in portable.rows if row.correctness.status != "missing"]
+    judged = [row.correctness for row in portable.rows if row.correctness.status != MISSING]
     return {
         "thresholds": {"max_abs_diff": options.max_abs_diff, "mean_abs_diff": options.mean_abs_diff},
         "rows_compared": len(judged),
@@ -236,4 +245,8 @@ def _all_correctness(portable: PortableView, native: BestNativeView, options: Co
 def _correctness_notes(portable: PortableView, native: BestNativeView) -> list[str]:
     found = [(f"chunk size {row.client_chunk_size}", row.correctness) for row in portable.rows]
     found.append(("best native", native.correctness))
-    return [f"correctness, {where}: {each.status}, {each.detail}" for where, each in found if not each.passed]
+    return [f"correctness, {where}: {_fault(each)}" for where, each in found if not each.passed]
+
+
+def _fault(found: Correctness) -> str:
+    return found.detail or found.status if found.status == COMPARED else f"{found.status}, {found.detail}"

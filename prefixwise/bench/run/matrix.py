@@ -31,8 +31,15 @@ from prefixwise.bench.kinds.score_matrix import (
     summarise,
 )
 from prefixwise.bench.kinds.workload import Workload, WorkloadRequest, checksum_key, request_checksum
-from prefixwise.bench.rules import Differences, score_differences
-from prefixwise.bench.server_facts import contradictions, describe_hardware, lasting_config, served_names, server_config
+from prefixwise.bench.rules import DEFAULT_BOUNDS, Bounds, Differences, score_differences
+from prefixwise.bench.server_facts import (
+    DELIMITER,
+    contradictions,
+    describe_hardware,
+    lasting_config,
+    served_names,
+    server_config,
+)
 from prefixwise.contract.errors import ArtifactError
 
 OnProgress = Callable[[str], None]
@@ -52,6 +59,7 @@ class SweepOptions:
     hardware: str | None = None
     usd_per_hour: float | None = None
     declared: Mapping[str, Any] = field(default_factory=dict)  # the server's configuration
+    bounds: Bounds = DEFAULT_BOUNDS
 
 
 class MatrixSweep:
@@ -112,9 +120,11 @@ class MatrixSweep:
         matrix = self.matrix
         confirms = self.options.timed_runs_confirm > 0 and not self.missing_sizes()
         if confirms:  # a sweep that was gone on with may have another winner, with other neighbours
-            due = confirm_sizes(matrix.results, select_winner(matrix.results))
+            winner = select_winner(matrix.results, self.options.bounds.guardrail_ratio)
+            due = confirm_sizes(matrix.results, winner)
             matrix.confirm_results = [row for row in matrix.confirm_results if row.client_chunk_size in due]
-        matrix.summary = summarise(matrix.results, matrix.confirm_results, confirms=confirms)
+        bounds = self.options.bounds
+        matrix.summary = summarise(matrix.results, matrix.confirm_results, confirms=confirms, bounds=bounds)
         matrix.complete = not self.missing_sizes() and not self.missing_confirm_sizes()
         matrix.generated_at_utc = now_utc()
         self._save(matrix)
@@ -136,7 +146,7 @@ class MatrixSweep:
         """Add a note where scores differ from run to run: the artifact has those of the first run."""
         if drift is None:
             return row
-        if not drift.within():
+        if not drift.within(self.options.bounds.max_abs_diff, self.options.bounds.mean_abs_diff):
             self.matrix.notes.append(
                 f"the scores of chunk size {row.client_chunk_size} differ from run to run: max abs diff "
                 f"{drift.max_abs_diff:.3g} and mean {drift.mean_abs_diff:.3g} from those of the first"
@@ -244,8 +254,11 @@ def new_matrix(workload_path: Path, workload: Workload, request: WorkloadRequest
         ),
         results=[],
         confirm_results=[],
-        summary=summarise([], [], confirms=False),
-        notes=_notes_on_sizes(options.client_chunk_sizes, len(request.items_token_ids)),
+        summary=summarise([], [], confirms=False, bounds=options.bounds),
+        notes=[
+            *_notes_on_sizes(options.client_chunk_sizes, len(request.items_token_ids)),
+            *_notes_on_delimiter(options.declared.get(DELIMITER), workload.delimiter_token_id),
+        ],
         arguments=json.loads(json.dumps(asdict(options))),  # as they are read back
         complete=False,
     )
@@ -296,6 +309,10 @@ def resume_matrix(path: Path, fresh: ScoreMatrix) -> ScoreMatrix:
     return fresh.model_copy(update={**rows, "summary": old.summary, "notes": notes, "complete": old.complete})
 
 
+# Of arguments that a matrix of prefixwise 0.1 does not have: what it was measured with.
+_LATER_ARGUMENTS: Mapping[str, Any] = {"bounds": asdict(DEFAULT_BOUNDS)}
+
+
 def _identity(matrix: ScoreMatrix) -> dict[str, Any]:
     ref = matrix.workload_ref
     return {
@@ -303,7 +320,7 @@ def _identity(matrix: ScoreMatrix) -> dict[str, Any]:
         "request": ref.request_id,
         "backend": matrix.backend,
         "evaluation view": matrix.evaluation_view,
-        **{f"argument {key}": value for key, value in (matrix.arguments or {}).items()},
+        **{f"argument {key}": value for key, value in {**_LATER_ARGUMENTS, **(matrix.arguments or {})}.items()},
         **{f"server's {key}": value for key, value in lasting_config(matrix.server_config).items()},
     }
 
@@ -311,6 +328,12 @@ def _identity(matrix: ScoreMatrix) -> dict[str, Any]:
 def _short(value: Any) -> str:
     text = json.dumps(value)
     return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _notes_on_delimiter(declared: int | None, of_workload: int) -> list[str]:
+    if declared in (None, of_workload):
+        return []
+    return [f"the server's delimiter is declared as {declared}, and the workload was made for {of_workload}"]
 
 
 def _notes_on_sizes(sizes: tuple[int, ...], num_items: int) -> list[str]:

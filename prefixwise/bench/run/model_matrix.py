@@ -193,7 +193,7 @@ def row_of(
         reason="; ".join(failures) or None,
         same_length_isolation_max=combined.isolation.same_length_mutation_max_abs_diff,
         changed_length_isolation_max=combined.isolation.changed_length_mutation_max_abs_diff,
-        delimiter_aligned_equivalence_max=combined.equivalence_query_plus_delimiter.max_abs_diff,
+        delimiter_aligned_equivalence_max=combined.aligned_max_abs_diff,
         jax_serial_vs_torch_serial_max=parity.max_abs_diff_jax_serial_vs_torch_serial,
         jax_multi_vs_torch_multi_semantic_max=parity.max_abs_diff_jax_multi_vs_torch_multi_semantic,
         speedups={count: each.speedup_vs_serial_p50 for count, each in combined.performance.items()},

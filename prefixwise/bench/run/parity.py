@@ -20,6 +20,7 @@ from prefixwise.bench.files import now_utc
 from prefixwise.bench.kinds.base import Scores
 from prefixwise.bench.kinds.evaluation import EndpointEvaluation
 from prefixwise.bench.kinds.parity import Parity
+from prefixwise.bench.rules import item_differences
 from prefixwise.bench.run.validation import check_pair, differences
 from prefixwise.contract.errors import ModelLoadError, PrefixwiseError
 
@@ -114,10 +115,16 @@ def compare_with_reference(
         mean_abs_diff_jax_multi_vs_torch_multi_semantic=differences(of_multi, torch_multi).mean_abs_diff,
         generated_at_utc=now_utc(),
         labels=labels,
+        delimiter=multi.delimiter,
+        query_ids=query,
+        item_ids=items,
         jax_serial_scores=of_serial,
         jax_multi_scores=of_multi,
-        torch_serial_scores=torch_serial,
-        torch_multi_semantic_scores=torch_multi,
+        torch_serial_reference_scores=torch_serial,
+        torch_multi_semantic_reference_scores=torch_multi,
+        abs_diff_jax_serial_vs_torch_serial=item_differences(of_serial, torch_serial),
+        abs_diff_jax_multi_vs_torch_serial=item_differences(of_multi, torch_serial),
+        abs_diff_jax_multi_vs_torch_multi_semantic=item_differences(of_multi, torch_multi),
         reference={
             "path": reference.path,
             "dtype": "float32",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ class ReportFolder:
             raise ArtifactError(f"{name} is no artifact in the folder of reports")
         path, kind = found[name]
         if kind.report_of_path is not None:
-            return report_html(kind.report_of_path(path))
+            return _html(partial(kind.report_of_path, path), name)
         return self.page_of(read_bytes(path), name)
 
     def page_of(self, content: bytes, name: str) -> str:
@@ -65,7 +66,7 @@ class ReportFolder:
         if kind.report is None:
             raise ArtifactError(f"{name} has no report of its own ({kind.label}): {kind.note}")
         artifact = top if kind.model is None else parse_artifact(content, kind.model, name)
-        return report_html(kind.report(artifact, name))
+        return _html(partial(kind.report, artifact, name), name)
 
     def _found(self) -> Iterator[tuple[str, Path, ArtifactKind]]:
         if self._folder is None:
@@ -85,6 +86,13 @@ class ReportFolder:
             is_small = status.st_size <= MAX_FILE_BYTES
             self._kinds[key] = recognise(_read_top(read_bytes(path)), path.name) if is_small else None
         return self._kinds[key]
+
+
+def _html(make: Callable[[], Report], name: str) -> str:
+    try:
+        return report_html(make())
+    except ArithmeticError as error:  # of charts and ratios
+        raise ArtifactError(f"{name} has numbers too large for a report: {error}") from None
 
 
 def _read_top(content: bytes) -> Mapping[str, Any]:

@@ -20,9 +20,15 @@ from prefixwise.bench.kinds.evaluation import (
     mutation_of,
     performance_of,
 )
-from prefixwise.bench.kinds.multi_vs_serial import Equivalence, IsolationSummary, MultiVsSerial, Speedup
+from prefixwise.bench.kinds.multi_vs_serial import (
+    AlignedEquivalence,
+    Equivalence,
+    IsolationSummary,
+    MultiVsSerial,
+    Speedup,
+)
 from prefixwise.bench.options import EvaluationShape
-from prefixwise.bench.rules import Differences, score_differences
+from prefixwise.bench.rules import Differences, item_differences, mean, score_differences
 from prefixwise.bench.tokens import (
     DEFAULT_DELIMITER,
     DEFAULT_LABELS,
@@ -228,7 +234,7 @@ def _isolation(endpoint: Endpoint, source: TokenSource, shape: EvaluationShape) 
     def mutate(other: list[int]) -> Mutation:
         mutated = [*items[:MUTATED_INDEX], other, *items[MUTATED_INDEX + 1 :]]
         scores, _ = endpoint.score(query, mutated, source.choice.labels)
-        return mutation_of(base, scores, MUTATED_INDEX, mutated)
+        return mutation_of(base, scores, MUTATED_INDEX, other)
 
     return Isolation(
         query_ids=query,
@@ -259,14 +265,24 @@ def _performance(endpoint: Endpoint, source: TokenSource, shape: EvaluationShape
 def combine(multi: EndpointEvaluation, serial: EndpointEvaluation) -> MultiVsSerial:
     """Raises ArtifactError where they are not of one model and one input."""
     alignment = check_pair(multi, serial)
-    scores = multi.isolation.base_scores
+    scores, alone = multi.isolation.base_scores, serial.isolation.base_scores
+    aligned = alignment.base_scores_query_plus_delimiter
     return MultiVsSerial(
         model=multi.model,
         multi_url=multi.url,
         serial_url=serial.url,
         labels=multi.labels,
-        equivalence=_equivalence(scores, serial.isolation.base_scores),
-        equivalence_query_plus_delimiter=_equivalence(scores, alignment.base_scores_query_plus_delimiter),
+        equivalence=Equivalence(
+            **_differences(scores, alone),
+            abs_diffs_multi_vs_serial=item_differences(scores, alone),
+            multi_scores=scores,
+            serial_scores=alone,
+        ),
+        equivalence_query_plus_delimiter=AlignedEquivalence(
+            **_differences(scores, aligned),
+            abs_diffs_multi_vs_serial_query_plus_delimiter=item_differences(scores, aligned),
+            serial_query_plus_delimiter_scores=aligned,
+        ),
         isolation=_isolation_summary(multi),
         performance={
             count: _speedup(multi.performance[count], serial.performance[count])
@@ -310,16 +326,18 @@ def _short(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _equivalence(scores: Scores, reference: Scores) -> Equivalence:
+def _differences(scores: Scores, reference: Scores) -> dict[str, Any]:
+    """The mean is that of the items' largest differences, as in the earlier system. Raises ArtifactError."""
     found = differences(scores, reference)
-    return Equivalence(
-        max_abs_diff=found.max_abs_diff, mean_abs_diff=found.mean_abs_diff, num_compared=found.num_compared
-    )
+    average = mean(item_differences(scores, reference))
+    return {"max_abs_diff": found.max_abs_diff, "mean_abs_diff": average, "num_compared": found.num_compared}
 
 
 def _isolation_summary(multi: EndpointEvaluation) -> IsolationSummary:
     same, changed = multi.isolation.same_length_mutation, multi.isolation.changed_length_mutation
     return IsolationSummary(
+        same_length_mutation_unchanged_diffs=same.unchanged_item_abs_diffs,
+        changed_length_mutation_unchanged_diffs=changed.unchanged_item_abs_diffs,
         same_length_mutation_max_abs_diff=same.max_abs_diff_unchanged,
         same_length_mutation_mean_abs_diff=same.mean_abs_diff_unchanged,
         changed_length_mutation_max_abs_diff=changed.max_abs_diff_unchanged,
@@ -333,6 +351,10 @@ def _speedup(multi: CountPerformance, serial: CountPerformance) -> Speedup:
         speedup_vs_serial_p95=_ratio(serial.p95_sec, multi.p95_sec),
         multi_p50_sec=multi.p50_sec,
         serial_p50_sec=serial.p50_sec,
+        multi_p95_sec=multi.p95_sec,
+        serial_p95_sec=serial.p95_sec,
+        multi_latencies_sec=multi.latencies_sec,
+        serial_latencies_sec=serial.latencies_sec,
         multi_items_per_sec_p50=multi.items_per_sec_p50,
         serial_items_per_sec_p50=serial.items_per_sec_p50,
     )

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from prefixwise.cli.bench import geometry_options as shape_option
+from prefixwise.cli.bench_common import ApiKey, OutputMarkdown, Timeout, last_line, print_server_info
 from prefixwise.cli.engine_options import DtypeName
 from prefixwise.cli.failures import FAILED, MISUSED, CommandError, print_error
 from prefixwise.cli.flags import finite
-from prefixwise.cli.harness_common import ApiKey, OutputMarkdown, Timeout, last_line, print_server_info
 from prefixwise.cli.output import say
 from prefixwise.cli.progress import step_progress
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from prefixwise.cli.bench_common import last_line
 from prefixwise.cli.failures import FAILED, MISUSED, CommandError
-from prefixwise.cli.harness_common import last_line
 from prefixwise.cli.output import say, visible
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ More = Annotated[
     Files,
     typer.Argument(metavar="FILE|DIR", help="More for the flag before them, as a shell expands *; or alone, any kind."),
 ]
-Target = tuple[Path, tuple[str, ...]]
+Target = tuple[Path, tuple[str, ...], bool]  # the expected kinds; False for a file that was found in a folder
 
 
 def bench_check(
@@ -44,8 +44,8 @@ def bench_check(
     flags = {WORKLOAD_KINDS: workload or [], MATRIX_KINDS: matrix or [], COMPARISON_KINDS: comparison or []}
     targets = list(_targets(flags, everything or [], more or []))
     reports = []
-    for path, kinds in targets:
-        reports.append(check_file(path, kinds))
+    for path, kinds, is_named in targets:
+        reports.append(check_file(path, kinds, is_artifact=is_named))
         if not as_json:
             _report_findings(reports[-1], verbose)
     last_line(_json(reports, with_files=as_json))
@@ -67,15 +67,15 @@ def _targets(
     files = [path for paths in flags.values() for path in paths]
     _check_that_all_exist([*files, *folders, *more])
     _check_that_none_is_a_folder(files)
-    yield from ((path, kinds) for kinds, paths in flags.items() for path in paths)
+    yield from ((path, kinds, True) for kinds, paths in flags.items() for path in paths)
     # Without a second flag there is no doubt which one the rest belongs to.
     given = [kinds for kinds, paths in flags.items() if paths]
     kinds_of_more = given[0] if len(given) == 1 and not folders else ()
     for path in (*folders, *more):
         if path.is_dir():
-            yield from ((file, ()) for file in json_files(path))
+            yield from ((file, (), False) for file in json_files(path))
         else:
-            yield path, kinds_of_more
+            yield path, kinds_of_more, True
 
 
 def _check_that_all_exist(paths: Sequence[Path]) -> None:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from prefixwise.cli.bench_common import OutputJson, OutputMarkdown, last_line
 from prefixwise.cli.failures import FAILED
 from prefixwise.cli.flags import finite
-from prefixwise.cli.harness_common import OutputJson, OutputMarkdown, last_line
 from prefixwise.cli.output import say
 
 if TYPE_CHECKING:
@@ -43,13 +43,13 @@ def compare(
     """
     from prefixwise.bench.files import write_artifact, write_text
     from prefixwise.bench.kinds.comparison.report import comparison_report
-    from prefixwise.bench.kinds.comparison.rules import CompareOptions
     from prefixwise.bench.render.markdown import report_markdown
+    from prefixwise.bench.rules import Bounds
     from prefixwise.bench.run.comparison import compare as compare_inputs
     from prefixwise.bench.run.comparison import read_inputs
 
     inputs = read_inputs(jax_portable_json, pytorch_portable_json, jax_best_native_json, pytorch_best_native_json)
-    options = CompareOptions(correctness_threshold_max_abs, correctness_threshold_mean_abs, guardrail_ratio)
+    options = Bounds(correctness_threshold_max_abs, correctness_threshold_mean_abs, guardrail_ratio)
     comparison = compare_inputs(inputs, options)
     write_artifact(output_json, comparison)
     if output_markdown is not None:
@@ -73,8 +73,8 @@ def _report(comparison: Comparison, output_json: Path) -> None:
         {
             "output_json": str(output_json),
             "pass": passed,
-            "portable_winner": comparison.portable_view.winner["backend"],
-            "best_native_winner": comparison.best_native_view.winner["backend"],
+            "portable_winner": comparison.portable_view.winner.backend,
+            "best_native_winner": comparison.best_native_view.winner.backend,
             "recommendations": comparison.recommendations,
         }
     )

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from prefixwise.cli.bench_common import integers
 from prefixwise.cli.failures import MISUSED, CommandError
-from prefixwise.cli.harness_common import integers
 from prefixwise.cli.output import say
 
 if TYPE_CHECKING:

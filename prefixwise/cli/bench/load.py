@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from prefixwise.cli.bench import geometry_options as shape_option
+from prefixwise.cli.bench_common import ApiKey, Timeout, last_line, print_server_info
 from prefixwise.cli.failures import FAILED, MISUSED, CommandError, print_error
 from prefixwise.cli.flags import finite
-from prefixwise.cli.harness_common import ApiKey, Timeout, last_line, print_server_info
 from prefixwise.cli.output import say
 from prefixwise.cli.progress import step_progress
 
@@ -236,10 +236,11 @@ def _steps(plan: LoadPlan) -> AbstractContextManager[Callable[[str], None]]:
 def _report(result: LoadResult, output_json: Path | None) -> None:
     """Metrics for people, the artifact, the line for programs."""
     from prefixwise.bench.files import write_artifact
-    from prefixwise.bench.kinds.load import metrics_of
+    from prefixwise.bench.kinds.load import metrics_table
+    from prefixwise.bench.render.terminal import terminal_lines
 
-    for name, value in metrics_of(result):
-        say(f"{name:<16} {value}")
+    for line in terminal_lines(metrics_table("", result)):
+        say(line)
     for note in result.notes:
         say(f"note: {note}", style="yellow")
     if output_json is not None:

@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from prefixwise.cli.failures import FAILED, MISUSED, CommandError
-from prefixwise.cli.flags import finite
-from prefixwise.cli.harness_common import (
+from prefixwise.cli.bench_common import (
     ApiKey,
     OutputJson,
     OutputMarkdown,
@@ -19,6 +17,8 @@ from prefixwise.cli.harness_common import (
     last_line,
     print_server_info,
 )
+from prefixwise.cli.failures import FAILED, MISUSED, CommandError
+from prefixwise.cli.flags import finite
 from prefixwise.cli.output import say
 from prefixwise.cli.progress import step_progress
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from prefixwise.bench.kinds.score_matrix import ScoreMatrix
     from prefixwise.bench.run.matrix import MatrixSweep, SweepOptions
 
-JAX_FLAGS = ("--jax-server-chunk-size", "--jax-mask-impl", "--jax-segment-fallback-threshold")
+DEFAULT_URL = "http://127.0.0.1:30000"
 
 
 @dataclass(frozen=True)
@@ -72,10 +72,10 @@ class Output:
 
 
 def matrix(
-    base_url: Annotated[str, typer.Option(metavar="URL", help="The server: any that speaks /v1/score.")],
     workload_json: Annotated[Path, typer.Option(metavar="FILE", help="What `prefixwise bench workload` wrote.")],
     backend_name: Annotated[Literal["jax", "pytorch"], typer.Option(help="What the server runs on.")],
     output_json: OutputJson,
+    base_url: Annotated[str, typer.Option(metavar="URL", help="The server: any that speaks /v1/score.")] = DEFAULT_URL,
     evaluation_view: Annotated[
         Literal["portable", "best_native"], typer.Option(help="The server as all have it, or with its best settings.")
     ] = "portable",
@@ -96,10 +96,37 @@ def matrix(
     ] = None,
     jax_mask_impl: Annotated[str | None, typer.Option(metavar="NAME", help="Likewise.")] = None,
     jax_segment_fallback_threshold: Annotated[int | None, typer.Option(metavar="N", help="Likewise.")] = None,
+    delimiter_token_id: Annotated[
+        int | None,
+        typer.Option(
+            metavar="ID", min=0, help="Likewise, of either backend. A note says where the workload has another one."
+        ),
+    ] = None,
     hardware: Annotated[str | None, typer.Option(metavar="NAME", help="What people call the machine.")] = None,
     usd_per_hour: Annotated[
-        float | None, typer.Option(metavar="USD", min=0.0, callback=finite, help="What it costs.")
+        float | None,
+        typer.Option(
+            "--usd-per-hour", "--cost-per-hour", metavar="USD", min=0.0, callback=finite, help="What it costs."
+        ),
     ] = None,
+    guardrail_ratio: Annotated[
+        float,
+        typer.Option(
+            metavar="X", min=1.0, callback=finite, help="How far above the best p95 a recommended chunk size's may be."
+        ),
+    ] = 1.25,
+    correctness_threshold_max_abs: Annotated[
+        float,
+        typer.Option(
+            metavar="X",
+            min=0.0,
+            callback=finite,
+            help="For the artifact; a note says where the scores of two runs are further apart.",
+        ),
+    ] = 0.02,
+    correctness_threshold_mean_abs: Annotated[
+        float, typer.Option(metavar="X", min=0.0, callback=finite, help="Likewise, on average.")
+    ] = 0.01,
     request_id: Annotated[
         str | None, typer.Option(metavar="ID", help="Which request of the workload; the first when left out.")
     ] = None,
@@ -122,6 +149,7 @@ def matrix(
     A chunk size that fails is recorded, and the sweep goes on with the next. The status is 1 where none worked
     or no server can be reached.
     """
+    from prefixwise.bench.rules import Bounds
     from prefixwise.bench.run.matrix import SweepOptions
 
     options = SweepOptions(
@@ -134,7 +162,11 @@ def matrix(
         timeout_sec,
         hardware,
         usd_per_hour,
-        _declared(backend_name, (jax_server_chunk_size, jax_mask_impl, jax_segment_fallback_threshold)),
+        _declared(
+            backend_name,
+            (jax_server_chunk_size, jax_mask_impl, jax_segment_fallback_threshold, delimiter_token_id),
+        ),
+        Bounds(correctness_threshold_max_abs, correctness_threshold_mean_abs, guardrail_ratio),
     )
     _measure(
         options,
@@ -143,12 +175,12 @@ def matrix(
     )
 
 
-def _declared(backend: str, values: tuple[int | None, str | None, int | None]) -> dict[str, Any]:
+def _declared(backend: str, values: tuple[int | str | None, ...]) -> dict[str, Any]:
     """By the names of the server's flags."""
-    from prefixwise.bench.server_facts import OWN_NAMES
+    from prefixwise.bench.server_facts import MATRIX_FLAGS, OWN_NAMES
 
-    for flag, value in zip(JAX_FLAGS, values, strict=True):
-        if value is not None and backend != "jax":
+    for flag, value in zip(MATRIX_FLAGS, values, strict=True):
+        if value is not None and flag.startswith("--jax") and backend != "jax":
             raise CommandError(f"{flag} is for --backend-name jax, got {backend}", status=MISUSED)
     return {name: value for name, value in zip(OWN_NAMES, values, strict=True) if value is not None}
 
@@ -176,6 +208,7 @@ def _measure(options: SweepOptions, target: Target, output: Output) -> None:
         for note in begun.notes:
             say(f"note: {note}", style="yellow")
         begun.notes.extend(target.notes)
+        begun.server_config["note"] = "; ".join(target.notes)
         if output.resume:
             begun = resume_matrix(output.json, begun)
         sweep = MatrixSweep(client, request, begun, options, output.save, model)
@@ -206,7 +239,7 @@ def _report(done: ScoreMatrix, output_json: Path) -> None:
     tables = (*rows_table("sweep", done.results), *rows_table("confirmed", done.confirm_results))
     for line in terminal_lines(tables):
         say(line)
-    final = done.summary.final_recommendation
+    final = done.summary.final_recommendation.selected
     rows = [*done.results, *done.confirm_results]
     if any(row.status != "ok" for row in rows):
         say("hint: the same command with --resume measures the rows that failed again, and no others")
@@ -217,8 +250,7 @@ def _report(done: ScoreMatrix, output_json: Path) -> None:
             "evaluation_view": done.evaluation_view,
             "rows": len(done.results),
             "rows_not_ok": [row.client_chunk_size for row in done.results if row.status != "ok"],
-            "final_recommendation": final
-            and {key: final[key] for key in ("client_chunk_size", "throughput_items_sec", "p95_total_e2e_ms")},
+            "final_recommendation": final and final.model_dump(exclude={"success_rate"}),
         }
     )
     if not any(row.status == "ok" for row in rows):

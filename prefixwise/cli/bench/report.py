@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from prefixwise.cli.bench_common import last_line
 from prefixwise.cli.failures import MISUSED, CommandError
-from prefixwise.cli.harness_common import last_line
 from prefixwise.cli.output import say
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
+from prefixwise.cli.bench_common import last_line
 from prefixwise.cli.failures import MISUSED, CommandError
-from prefixwise.cli.harness_common import last_line
 from prefixwise.cli.output import say
 
 Name = Annotated[str | None, typer.Argument(metavar="NAME", help="Of an artifact; all names when left out.")]

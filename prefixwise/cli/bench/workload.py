@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from prefixwise.cli.bench_common import integers, last_line
 from prefixwise.cli.failures import MISUSED, CommandError
-from prefixwise.cli.harness_common import integers, last_line
 from prefixwise.cli.output import say
 
 Model = Annotated[

@@ -15,9 +15,9 @@ import typer
 from prefixwise.bench.remote.compare.plan import ComparePlan
 from prefixwise.bench.remote.resources import ResourceOptions
 from prefixwise.bench.remote.spec import ARTIFACT_ROOT
+from prefixwise.cli.bench_common import integers, last_line
 from prefixwise.cli.failures import FAILED, MISUSED, CommandError
 from prefixwise.cli.flags import Flag, with_flags
-from prefixwise.cli.harness_common import integers, last_line
 from prefixwise.cli.ops.machines import Machines, with_machine_options
 from prefixwise.cli.ops.options import (
     ArtifactSubdir,
@@ -251,8 +251,8 @@ def _print_result(result: CompareResult) -> None:
             "folder": str(result.folder),
             **{name: str(result.folder / file) for name, file in files.items()},
             "pass": comparison.correctness["pass"],
-            "portable_winner": comparison.portable_view.winner["backend"],
-            "best_native_winner": comparison.best_native_view.winner["backend"],
+            "portable_winner": comparison.portable_view.winner.backend,
+            "best_native_winner": comparison.best_native_view.winner.backend,
             "matrices_failed": list(result.failed),
             "kept": list(result.skipped),
         }

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from prefixwise.bench.remote.spec import ARTIFACT_ROOT, CHUNK_SIZES, SMOKE_CHUNK_SIZE, SweepSpec
+from prefixwise.cli.bench_common import integers, last_line
 from prefixwise.cli.engine_options import BackendName, DtypeName
 from prefixwise.cli.failures import FAILED, MISUSED, CommandError
 from prefixwise.cli.flags import Flag, with_flags
-from prefixwise.cli.harness_common import integers, last_line
 from prefixwise.cli.ops.options import (
     ArtifactRoot,
     ArtifactSubdir,
@@ -27,7 +27,7 @@ from prefixwise.cli.ops.options import (
     checked_server_flags,
     open_target,
 )
-from prefixwise.cli.output import Column, render_table, say, stdout_width, visible
+from prefixwise.cli.output import say, visible
 from prefixwise.cli.progress import step_progress
 from prefixwise.cli.validate.options import ServerFlag
 from prefixwise.contract.request import Algorithm
@@ -182,18 +182,10 @@ def _throughput(row: OpsRow) -> float:
 
 
 def _print_rows(rows: Sequence[OpsRow]) -> None:
-    def cells(values: Sequence[float | None], digits: int) -> list[str]:
-        return ["" if value is None else f"{value:,.{digits}f}" for value in values]
+    from prefixwise.bench.kinds.ops import ops_rows_table
+    from prefixwise.bench.render.terminal import terminal_lines
 
-    columns = [
-        Column("chunk size", [str(row.chunk_size) for row in rows], align_right=True),
-        Column("items/s", cells([row.throughput_items_per_sec for row in rows], 1), align_right=True),
-        Column("p50 ms", cells([row.latency_p50_ms for row in rows], 1), align_right=True),
-        Column("p99 ms", cells([row.latency_p99_ms for row in rows], 1), align_right=True),
-        Column("peak MB", cells([row.memory_peak_mb for row in rows], 0), align_right=True),
-        Column("status", [row.status for row in rows]),
-    ]
-    for line in render_table(columns, stdout_width()).splitlines():
+    for line in terminal_lines(ops_rows_table("", rows, with_errors=False)):
         say(line)
     for row in rows:
         if row.error:

@@ -17,10 +17,10 @@ import typer
 
 from prefixwise.bench.remote.spec import ARTIFACT_ROOT
 from prefixwise.bench.remote.targets.base import VENV
+from prefixwise.cli.bench_common import last_line
+from prefixwise.cli.bench_verbs import as_verb
 from prefixwise.cli.engine_options import BackendName
 from prefixwise.cli.failures import FAILED, MISUSED, CommandError
-from prefixwise.cli.harness_common import last_line
-from prefixwise.cli.harness_verbs import as_verb
 from prefixwise.cli.ops.compare_backends import compare_backends
 from prefixwise.cli.ops.options import (
     ArtifactRoot,

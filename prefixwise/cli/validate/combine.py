@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from prefixwise.cli.bench_common import last_line
 from prefixwise.cli.failures import CommandError
-from prefixwise.cli.harness_common import last_line
 from prefixwise.cli.output import say
 from prefixwise.contract.errors import ModelLoadError
 
@@ -27,7 +27,12 @@ def validate_combine(
     output_jax_torch_parity_json: Annotated[Path, typer.Option(metavar="FILE", help="Where the second half goes.")],
     model_path: Annotated[
         str | None,
-        typer.Option(metavar="MODEL", help="The checkpoint, where the model's name does not lead to it."),
+        typer.Option(
+            "--model-path",
+            "--torch-model",
+            metavar="MODEL",
+            help="The checkpoint of the reference, where the model's name does not lead to it.",
+        ),
     ] = None,
 ) -> None:
     """Compare a multi-item server with a serial one, and both with Hugging Face transformers on the same checkpoint."""
@@ -48,7 +53,7 @@ def validate_combine(
             "multi_vs_serial_json": str(output_multi_vs_serial_json),
             "parity_json": str(output_jax_torch_parity_json),
             "equivalence_max_abs_diff": combined.equivalence.max_abs_diff,
-            "equivalence_query_plus_delimiter_max_abs_diff": combined.equivalence_query_plus_delimiter.max_abs_diff,
+            "equivalence_query_plus_delimiter_max_abs_diff": combined.aligned_max_abs_diff,
             "max_abs_diff_jax_serial_vs_torch_serial": parity.max_abs_diff_jax_serial_vs_torch_serial,
             "speedup_vs_serial_p50": {
                 count: each.speedup_vs_serial_p50 for count, each in combined.performance.items()
@@ -72,9 +77,8 @@ def _parity(multi: EndpointEvaluation, serial: EndpointEvaluation, model: str, *
 
 
 def _report_findings(combined: MultiVsSerial, parity: Parity) -> None:
-    aligned = combined.equivalence_query_plus_delimiter
     say(f"multi vs serial, query + item: max {combined.equivalence.max_abs_diff:.3g}")
-    say(f"multi vs serial, query + delimiter + item: max {aligned.max_abs_diff:.3g}")
+    say(f"multi vs serial, query + delimiter + item: max {combined.aligned_max_abs_diff:.3g}")
     say(f"serial vs transformers: max {parity.max_abs_diff_jax_serial_vs_torch_serial:.3g}")
     say(f"multi vs transformers: max {parity.max_abs_diff_jax_multi_vs_torch_multi_semantic:.3g}")
     for count, each in combined.performance.items():

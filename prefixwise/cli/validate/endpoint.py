@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from prefixwise.bench.options import EvaluationShape
+from prefixwise.cli.bench_common import ApiKey, OutputJson, Timeout, last_line, print_server_info
 from prefixwise.cli.failures import FAILED, print_error
-from prefixwise.cli.harness_common import ApiKey, OutputJson, Timeout, last_line, print_server_info
 from prefixwise.cli.output import say
 from prefixwise.cli.progress import step_progress
 from prefixwise.cli.validate.options import (
@@ -36,8 +36,10 @@ ModeOption = Annotated[
 def validate_endpoint(
     mode: ModeOption,
     url: Annotated[str, typer.Option(metavar="URL", help="The server's, with or without /v1/score.")],
-    model: Annotated[str, typer.Option(metavar="NAME", help="As the server calls it.")],
     output_json: OutputJson,
+    model: Annotated[
+        str | None, typer.Option(metavar="NAME", help="As the server calls it; its first one when left out.")
+    ] = None,
     labels: Labels = None,
     delimiter: Delimiter = None,
     item_counts: ItemCounts = DEFAULT_ITEM_COUNTS,
@@ -55,12 +57,16 @@ def validate_endpoint(
     from prefixwise.bench.client import ScoreClient
     from prefixwise.bench.files import write_artifact
     from prefixwise.bench.run.validation import Endpoint, evaluate, num_steps, reported_vocab_size, settle_tokens
+    from prefixwise.bench.run.workload import DEFAULT_MODEL
+    from prefixwise.bench.server_facts import served_names
 
     with ScoreClient(url, timeout_sec=timeout_sec, api_key=api_key) as client:
         info = print_server_info(client)
         if mode == "multi" and delimiter is None:
             delimiter = _reported_delimiter(info)
-        size = vocab_size or reported_vocab_size(info, client.get_json("/v1/models"))
+        listed = client.get_json("/v1/models")
+        model = model or next(iter(served_names(listed)), DEFAULT_MODEL)
+        size = vocab_size or reported_vocab_size(info, listed)
         choice, notes = settle_tokens(asked, delimiter, size, model)
         for note in notes:
             say(f"note: {note}")

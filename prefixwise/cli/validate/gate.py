@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from prefixwise.bench.options import GateBounds
+from prefixwise.cli.bench_common import last_line
 from prefixwise.cli.failures import FAILED
-from prefixwise.cli.harness_common import last_line
-from prefixwise.cli.output import Column, render_table, say, stdout_width, visible
+from prefixwise.cli.output import say, visible
 from prefixwise.cli.validate.options import with_gate_options
 
 if TYPE_CHECKING:
@@ -40,19 +40,11 @@ def validate_gate(
 
 def report_gates(report: GateReport) -> None:
     """The table on stderr, with the details of failed gates below."""
-    checks = report.checks
-    columns = [
-        Column("gate", list(checks)),
-        Column("value", [_shown(check.value) for check in checks.values()], align_right=True),
-        Column("bound", [f"{check.comparison} {check.bound:g}" for check in checks.values()], align_right=True),
-        Column("result", ["pass" if check.passed else "FAIL" for check in checks.values()]),
-    ]
-    for line in render_table(columns, stdout_width()).splitlines():
+    from prefixwise.bench.kinds.gate_report import gates_of, gates_table
+    from prefixwise.bench.render.terminal import terminal_lines
+
+    for line in terminal_lines(gates_table("", gates_of(report.checks))):
         say(line)
-    for name, check in checks.items():
+    for name, check in report.checks.items():
         if check.detail is not None:
             say(visible(f"{name}: {check.detail}"), style="red")
-
-
-def _shown(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4g}"

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from prefixwise.bench.options import EvaluationShape, GateBounds
+from prefixwise.cli.bench_common import ApiKey, OutputJson, OutputMarkdown, Timeout, last_line, print_server_info
 from prefixwise.cli.failures import FAILED, MISUSED, CommandError
-from prefixwise.cli.harness_common import ApiKey, OutputJson, OutputMarkdown, Timeout, last_line, print_server_info
 from prefixwise.cli.output import say, visible
 from prefixwise.cli.progress import step_progress
 from prefixwise.cli.validate.combine import INSTALL_HINT

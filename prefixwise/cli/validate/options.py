@@ -10,9 +10,9 @@ from typing import Annotated
 import typer
 
 from prefixwise.bench.options import ITEM_COUNTS, EvaluationShape, GateBounds
+from prefixwise.cli.bench_common import integers
 from prefixwise.cli.failures import MISUSED, CommandError
 from prefixwise.cli.flags import Flag, Verb, with_flags
-from prefixwise.cli.harness_common import integers
 
 DEFAULT_ITEM_COUNTS = ",".join(map(str, ITEM_COUNTS))
 
@@ -31,8 +31,8 @@ ItemCounts = Annotated[
 ]
 
 _SHAPE_FLAGS = {
-    "timed_runs": Flag(int, "Runs that count, for every item count.", least=1),
-    "warmup_runs": Flag(int, "Runs before them that do not.", least=0),
+    "timed_runs": Flag(int, "Runs that count, for every item count.", least=1, other_names=("--rounds",)),
+    "warmup_runs": Flag(int, "Runs before them that do not.", least=0, other_names=("--warmup",)),
     "query_tokens": Flag(int, "Tokens of the query.", least=1),
     "item_tokens": Flag(int, "Tokens of an item; where isolation is looked at, about so many.", least=1),
     "seed": Flag(int, "Another seed, other tokens.", least=0),

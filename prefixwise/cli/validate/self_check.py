@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from prefixwise.cli.bench_common import integers, last_line
 from prefixwise.cli.failures import FAILED, MISUSED, CommandError
-from prefixwise.cli.harness_common import integers, last_line
 from prefixwise.cli.output import Column, render_table, say, stdout_width
 from prefixwise.cli.progress import step_progress
 from prefixwise.cli.validate.options import ServerFlag, split_server_flags

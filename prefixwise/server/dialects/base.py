@@ -1,22 +1,23 @@
 """`Dialect`: what an API that scores has to define. `scoring.py` calls it in this order:
 
-matches      where one path has several dialects: is this body for it?
-has_text     must the body be tokenized? Then the thread pool prepares it.
-prepare      JSON to a request that the engine can run
-render       the finished request to JSON
-error_body   an error to JSON
+matches        where one path has several dialects: is this body for it?
+has_text       must the body be tokenized? Then the thread pool prepares it.
+prepare_call   JSON to requests that the engine can run; most dialects have one request in a call
+render_call    the finished requests to JSON
+error_body     an error to JSON
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import final
 
-from prefixwise.contract.errors import RequestError
+from prefixwise.contract.errors import InvalidRequestError, RequestError, TokenizerError
 from prefixwise.contract.request import RerankRequest
-from prefixwise.contract.result import RerankResult
+from prefixwise.contract.result import RerankResult, Truncation
 from prefixwise.engine.prepare import PreparedRequest
 from prefixwise.engine.request_state import RequestState
 from prefixwise.engine.reranker import PreparedRerank
@@ -38,16 +39,48 @@ class Prepared:
     priority: int = 0  # lower ones run first
 
 
+@dataclass(frozen=True, slots=True)
+class Call:
+    """The requests of one HTTP call, in their order. All are submitted together."""
+
+    dialect: Dialect
+    requests: tuple[Prepared | RequestError, ...]  # an error: of a request that fails alone
+    model: str  # the name in the response
+    warnings: tuple[str, ...] = ()  # about all of them
+
+    @property
+    def prepared(self) -> list[Prepared]:
+        return [each for each in self.requests if isinstance(each, Prepared)]
+
+
 class Dialect(ABC):
     """An API that scores. Stateless: one object serves all requests."""
 
     def matches(self, body: Body) -> bool:
-        """Is the body in this dialect? Only asked where a path has several."""
+        """Is the body in this dialect? If a path's dialects all say no, the last one applies."""
         return True
 
     @abstractmethod
     def has_text(self, body: Body) -> bool:
         """Must the body be tokenized? A guess from its types is enough: it only decides which thread prepares it."""
+
+    @abstractmethod
+    def prepare_call(self, service: Service, body: Body) -> Call:
+        """Parse, check, tokenize and plan. Raises RequestError, or TokenizerError if the model has no tokenizer."""
+
+    @abstractmethod
+    def render_call(
+        self, service: Service, context: RequestContext, call: Call, states: Sequence[RequestState]
+    ) -> object:
+        """The response's JSON. `states`: of the prepared requests, done. Raises the error that ended the call."""
+
+    def error_body(self, error: RequestError) -> object:
+        """The JSON of an error."""
+        return error.to_body()
+
+
+class SingleDialect(Dialect):
+    """An API whose calls have one request each. A new one defines `has_text`, `prepare` and `render`."""
 
     @abstractmethod
     def prepare(self, service: Service, body: Body) -> Prepared:
@@ -57,12 +90,19 @@ class Dialect(ABC):
     def render(self, service: Service, context: RequestContext, prepared: Prepared, state: RequestState) -> object:
         """The response's JSON. `state`: the request, done. Raises its error if it failed."""
 
-    def error_body(self, error: RequestError) -> object:
-        """The JSON of an error."""
-        return error.to_body()
+    @final
+    def prepare_call(self, service: Service, body: Body) -> Call:
+        prepared = self.prepare(service, body)
+        return Call(self, (prepared,), prepared.model)
+
+    @final
+    def render_call(
+        self, service: Service, context: RequestContext, call: Call, states: Sequence[RequestState]
+    ) -> object:
+        return self.render(service, context, call.prepared[0], states[0])
 
 
-class RerankDialect(Dialect):
+class RerankDialect(SingleDialect):
     """An API that reranks. A new one defines `parse` and `result_body`."""
 
     @abstractmethod
@@ -88,19 +128,44 @@ class RerankDialect(Dialect):
     def render(self, service: Service, context: RequestContext, prepared: Prepared, state: RequestState) -> object:
         assert prepared.rerank is not None, "`prepare` sets it"
         result = service.reranker.finish(prepared.rerank, state)
-        _add_warnings(service, context, result)
+        add_warnings(service, context, result.warnings, truncation_warnings(result.truncated))
         return self.result_body(prepared.body, result, prepared.model, context.id)
 
 
-def _add_warnings(service: Service, context: RequestContext, result: RerankResult) -> None:
-    """Warnings go into headers, as TEI's list has no place for them and some clients drop unknown fields."""
-    for warning in result.warnings:
+MAX_WARNING_HEADERS = 10  # clients bound the size of all headers
+
+
+def add_warnings(
+    service: Service, context: RequestContext, warnings: Iterable[str], of_this_result: Iterable[str] = ()
+) -> None:
+    """Warnings go into headers, as a bare list has no place for them and some clients drop unknown fields.
+
+    The log gets each of them once, except those `of_this_result`.
+    """
+    warnings = list(dict.fromkeys(warnings))
+    for warning in warnings:
         service.log_once(warning)
-    for warning in (*result.warnings, *truncation_warnings(result)):
-        context.add_header(b"x-prefixwise-warning", warning.encode("ascii", "backslashreplace"))
+    for warning in [*warnings, *of_this_result][:MAX_WARNING_HEADERS]:
+        value = warning.encode("ascii", "backslashreplace").replace(b"\x7f", b"\\x7f")  # `quote` escapes below 0x20
+        context.add_header(b"x-prefixwise-warning", value)
 
 
-def truncation_warnings(result: RerankResult) -> list[str]:
+def truncation_warnings(truncated: Sequence[Truncation]) -> list[str]:
     """One warning if documents were cut, else none."""
-    num_cut = len(result.truncated)
+    num_cut = len(truncated)
     return [f"{num_cut} document(s) were longer than is read, and were cut: `truncated` says which"] if num_cut else []
+
+
+def warnings_field(result: RerankResult) -> dict[str, object]:
+    """`warnings` of a response that is an object, if there are any."""
+    warnings = [*result.warnings, *truncation_warnings(result.truncated)]
+    return {"warnings": warnings} if warnings else {}
+
+
+@contextmanager
+def map_tokenizer_error() -> Iterator[None]:
+    """Text for a model without a tokenizer is an error of the request."""
+    try:
+        yield
+    except TokenizerError as error:
+        raise InvalidRequestError(str(error), code="no_tokenizer") from None

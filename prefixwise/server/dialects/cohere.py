@@ -19,19 +19,11 @@ class CohereV1(RerankDialect):
         return parse_rerank_request(body, "cohere_v1")
 
     def result_body(self, body: Body, result: RerankResult, model: str, request_id: str) -> object:
-        with_documents = body.get("return_documents") is True
         return {
             "id": request_id,
             "object": "list",
             "model": model,
-            "results": [
-                {
-                    "index": each.index,
-                    "relevance_score": each.relevance_score,
-                    **({"document": {"text": each.document}} if with_documents else {}),
-                }
-                for each in result.results
-            ],
+            "results": _results(body, result),
             "usage": {
                 "prompt_tokens": result.usage.prompt_tokens,
                 "total_tokens": result.usage.total_tokens,
@@ -48,8 +40,20 @@ class CohereV2(RerankDialect):
         return parse_rerank_request(body, "cohere_v2")
 
     def result_body(self, body: Body, result: RerankResult, model: str, request_id: str) -> object:
-        results = [{"index": each.index, "relevance_score": each.relevance_score} for each in result.results]
-        return {"id": request_id, "results": results, "meta": _meta("2", body, result)}
+        return {"id": request_id, "results": _results(body, result), "meta": _meta("2", body, result)}
+
+
+def _results(body: Body, result: RerankResult) -> list[dict[str, object]]:
+    """vLLM's clients may ask for the scores before the mapping to 0 .. 1, by `use_activation`."""
+    with_documents, is_raw = body.get("return_documents") is True, body.get("use_activation") is False
+    return [
+        {
+            "index": each.index,
+            "relevance_score": each.raw_score if is_raw else each.relevance_score,
+            **({"document": {"text": each.document}} if with_documents else {}),
+        }
+        for each in result.results
+    ]
 
 
 def _meta(version: str, body: Body, result: RerankResult) -> dict[str, object]:
@@ -64,7 +68,7 @@ def _meta(version: str, body: Body, result: RerankResult) -> dict[str, object]:
         "profile": result.profile,
     }
     if result.warnings or result.truncated:
-        meta["warnings"] = [*result.warnings, *truncation_warnings(result)]
+        meta["warnings"] = [*result.warnings, *truncation_warnings(result.truncated)]
     if result.truncated:
         meta["truncated"] = [asdict(each) for each in result.truncated]
     if result.debug:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from prefixwise.contract.errors import InvalidRequestError, QueueFullError, RequestError, ServiceError, UnavailableError
 from prefixwise.contract.parse import parse_rerank_request
 from prefixwise.contract.request import RerankRequest
@@ -10,14 +12,19 @@ from prefixwise.server.dialects.base import Body, RerankDialect
 
 
 class Tei(RerankDialect):
-    """The response is a bare list, and an error is a string and a type. `truncate` is off by default."""
+    """The response is a bare list, and an error is a string and a type."""
+
+    def __init__(self, *, auto_truncate: bool) -> None:
+        self._auto_truncate = auto_truncate  # of requests that do not have `truncate`
 
     def matches(self, body: Body) -> bool:
         """`/rerank` has two dialects; the name of the documents distinguishes them."""
         return body.get("documents") is None or body.get("texts") is not None
 
     def parse(self, body: Body) -> RerankRequest:
-        return parse_rerank_request(body, "tei")
+        request = parse_rerank_request(body, "tei")
+        asked = body.get("truncate")
+        return replace(request, truncate=self._auto_truncate if asked is None else asked is True)
 
     def result_body(self, body: Body, result: RerankResult, model: str, request_id: str) -> object:
         is_raw, with_text = body.get("raw_scores") is True, body.get("return_text") is True

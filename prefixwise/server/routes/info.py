@@ -12,10 +12,8 @@ from starlette.responses import Response
 
 from prefixwise._version import __version__
 from prefixwise.contract.errors import UnavailableError
-from prefixwise.contract.parse import parse_score_request
 from prefixwise.engine.engine import ScoringEngine
 from prefixwise.host import peak_memory_bytes
-from prefixwise.prompts.template import build_prompt
 from prefixwise.server.context import RequestContext, json_reply
 from prefixwise.server.scoring import Completion
 from prefixwise.server.service import POOL_THREADS, Service
@@ -45,17 +43,7 @@ async def health_generate(service: Service, context: RequestContext) -> Response
 
 
 async def _score_one_item(engine: ScoringEngine, context: RequestContext) -> None:
-    token = 1 if engine.config.delimiter_token_id == 0 else 0
-    is_classifier = bool(engine.backend.config.num_classes)
-    body = {
-        "query": [token],
-        "items": [[token]],
-        "label_token_ids": [0 if is_classifier else token],  # of a classifier: a row of its head
-        "score_mode": "logit" if is_classifier else "prob",
-    }
-    request = parse_score_request(body)
-    prompt = build_prompt(request, None, engine.config.delimiter_token_id)
-    prepared = engine.prepare_prompt(request, prompt, time.perf_counter())
+    prepared = engine.prepare(engine.tiny_request())
     completion = Completion()
     state = engine.submit(prepared, on_change=completion.notify)
     await completion.wait(context, state)
@@ -80,25 +68,34 @@ async def tei_info(service: Service, context: RequestContext) -> Response:
     """The model and its limits, in the shape of Text Embeddings Inference."""
     engine = service.engine
     backend = engine.backend
-    label = "LABEL_0"
     return json_reply(
         {
             "model_id": service.names.public[0],
-            "model_sha": None,
+            "model_sha": engine.config.revision,
             "model_dtype": backend.info.dtype,
-            "model_type": {"reranker": {"id2label": {"0": label}, "label2id": {label: 0}}},
+            "served_model_name": service.names.public[0],
+            "model_type": _tei_model_type(engine),
             "max_concurrent_requests": engine.scheduler.admission.max_tokens,  # our limit counts tokens
             "max_input_length": backend.config.max_context_len,
             "max_batch_tokens": backend.info.step_tokens,
             "max_batch_requests": None,
             "max_client_batch_size": engine.config.max_items_per_request,
-            "auto_truncate": False,
+            "auto_truncate": service.options.auto_truncate,
             "tokenization_workers": POOL_THREADS,
             "version": __version__,
             "sha": None,
             "docker_label": None,
         }
     )
+
+
+def _tei_model_type(engine: ScoringEngine) -> dict[str, object]:
+    """Rerankers have one label, or none of their own; a classifier that cannot rerank has its classes."""
+    choice, labels = engine.config.profiles, engine.backend.config.class_labels
+    kind = "reranker" if choice.can_rerank else "classifier"
+    names = ("LABEL_0",) if choice.can_rerank else labels
+    by_id = {str(row): name for row, name in enumerate(names)}
+    return {kind: {"id2label": by_id, "label2id": {name: row for row, name in enumerate(names)}}}
 
 
 async def metrics(service: Service, context: RequestContext) -> Response:

@@ -128,7 +128,8 @@ async def _report(service: Service, render: Callable[[], str]) -> Response:
     except ArtifactError as error:
         raise InvalidValueError(str(error), code="invalid_artifact", param="name") from None
     policy = f"default-src 'none'; style-src {_style_hash()}; base-uri 'none'; sandbox"
-    return HTMLResponse(page, headers={"content-security-policy": policy, "x-content-type-options": "nosniff"})
+    content = page.encode("utf-8", "backslashreplace")  # JSON can hold lone surrogates
+    return HTMLResponse(content, headers={"content-security-policy": policy, "x-content-type-options": "nosniff"})
 
 
 @cache

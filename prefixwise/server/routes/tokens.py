@@ -16,13 +16,19 @@ from prefixwise.engine.prefix_cache import PinnedPrefix
 from prefixwise.prompts.profile_choice import DEFAULT
 from prefixwise.prompts.tokenizer import TextTokenizer
 from prefixwise.server.context import RequestContext, decode_object, json_reply, read_body
-from prefixwise.server.scoring import Completion, map_tokenizer_error, time_limit
+from prefixwise.server.dialects.base import add_warnings, map_tokenizer_error
+from prefixwise.server.scoring import Completion, time_limit
 from prefixwise.server.service import Service
 
 DEFAULT_TTL_SECONDS = 300.0
 MAX_TTL_SECONDS = 86_400.0
 
 Body = Mapping[str, object]
+Warnings = dict[str, list[str]]  # `warnings` of a response, or nothing
+
+_PREFIX_FIELDS = ("query", "ttl_seconds", "profile", "instruction", "model")
+_NOT_PINNED = {"query_embed_overrides": fields.NotServed("a prefix is pinned with its tokens' own embeddings")}
+_TOKENIZE_FIELDS = ("text", "prompt", "add_special_tokens", "model")
 
 
 async def pin_prefix(service: Service, context: RequestContext) -> Response:
@@ -30,7 +36,8 @@ async def pin_prefix(service: Service, context: RequestContext) -> Response:
     engine = service.engine
     engine.scheduler.admission.check()
     async with time_limit(context, service.options.request_timeout) as deadline:
-        body = await _read_fields(service, context)
+        body, warnings = await _read_fields(service, context, _PREFIX_FIELDS)
+        fields.check_names(body, frozenset(body) - _NOT_PINNED.keys(), _NOT_PINNED)
         strict = service.options.strict_model or body.get("profile") is None  # as the requests that will use the prefix
         model = service.names.answer_to_any(fields.text(body, "model"), strict=strict)
         query = parse_query(fields.required(body, "query", "a string or a list of token ids"))
@@ -39,7 +46,7 @@ async def pin_prefix(service: Service, context: RequestContext) -> Response:
         completion = Completion()
         state = engine.submit_prefix(prefix_ids, ttl_seconds=ttl, deadline=deadline, on_change=completion.notify)
         await completion.wait(context, state)
-        return json_reply(_describe(engine.finish_prefix(state), model))
+        return json_reply({**_describe(engine.finish_prefix(state), model), **warnings})
 
 
 def _prepare_prefix(service: Service, body: Body, query: str | Int32Array) -> Int32Array:
@@ -91,7 +98,7 @@ def _describe(prefix: PinnedPrefix, model: str) -> dict[str, object]:
 async def tokenize(service: Service, context: RequestContext) -> Response:
     """The token ids of one text, or of each of many, by the tokenizer that scoring uses."""
     async with time_limit(context, service.options.request_timeout):
-        body = await _read_fields(service, context)
+        body, warnings = await _read_fields(service, context, _TOKENIZE_FIELDS)
         model = service.names.answer_to(fields.text(body, "model"))
         text = _text(body)
         texts = _texts(text)
@@ -108,6 +115,7 @@ async def tokenize(service: Service, context: RequestContext) -> Response:
                 "tokens": ids[0] if is_one else ids,
                 "count": counts[0] if is_one else counts,
                 "max_model_len": service.engine.backend.config.max_context_len,
+                **warnings,
             }
         )
 
@@ -139,5 +147,9 @@ def _encode(tokenizer: TextTokenizer, texts: list[str], add_special_tokens: bool
     return [leading + ids.tolist() for ids in tokenizer.encode_many(texts)]
 
 
-async def _read_fields(service: Service, context: RequestContext) -> Body:
-    return fields.present_fields(decode_object(await read_body(context, service.options.max_request_bytes)))
+async def _read_fields(service: Service, context: RequestContext, known: tuple[str, ...]) -> tuple[Body, Warnings]:
+    """The fields, and for the response the warnings about unknown ones."""
+    body = fields.present_fields(decode_object(await read_body(context, service.options.max_request_bytes)))
+    warnings = fields.unknown_warnings([name for name in body if name not in known], known)
+    add_warnings(service, context, warnings)
+    return body, {"warnings": warnings} if warnings else {}

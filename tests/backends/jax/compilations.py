@@ -72,6 +72,16 @@ def own_cache() -> Iterator[None]:
         compilation_cache.reset_cache()
 
 
+@contextmanager
+def shared_cache(folder: Path) -> Iterator[None]:
+    """Compiled programs are stored in the folder and looked for there."""
+    with own_cache():
+        for name, value in zip(CACHE_OPTIONS, (str(folder), 0.0, -1), strict=True):
+            set_jax_option(name, value)
+        compilation_cache.reset_cache()
+        yield
+
+
 def score_a_little(folder: str | Path, cache_folder: str | Path) -> dict[str, Any]:
     """The scores of a new scorer, and how many programs it compiled or found, found, and wrote."""
     with (

@@ -37,16 +37,20 @@ from tests.backends.jax.batches import (
     sequences_batch,
 )
 
-(PREFIX,) = draw_ids(1, 580)  # four blocks and 68 tokens; serial sequences of it fit the program of packed ones
-OTHERS = draw_ids(2, 300, 128, 1)
-LENS = (580, 580, 579, 512, 530, 0)  # how much each suffix reads
+# Two blocks and 14 tokens. Together with the others or the suffixes it fits the smallest program, of 512 tokens.
+(PREFIX,) = draw_ids(1, 270)
+OTHERS = draw_ids(2, 140, 90, 1)
+LENS = (270, 270, 269, 256, 260, 0)  # how much each suffix reads
 SUFFIXES = [Suffix(ids, length) for ids, length in zip(draw_ids(3, 20, 1, 140, 33, 7, 12), LENS, strict=True)]
+(LONG,) = draw_ids(4, 580)  # four blocks and 68 tokens, in a program of another size
+
+pytestmark = pytest.mark.usefixtures("programs_on_disk")
 
 
 def is_slow(test: str, parameters: Mapping[str, Any]) -> bool:
-    """A dense mask, and each number of new blocks, has a program of its own; float32 has them every day."""
-    is_lone = parameters.get("mask") == "dense" or parameters.get("stops") in [(128, 384), (512,)]
-    return parameters.get("backend") == "cpu-bfloat16" and is_lone
+    """A dense mask and a larger size, as of several sequences, have programs of their own: every day in float32."""
+    is_larger = len(parameters.get("rows", ())) > 1 or test == "test_programs_of_two_sizes_cache_the_same_bits"
+    return parameters.get("backend") == "cpu-bfloat16" and (parameters.get("mask") == "dense" or is_larger)
 
 
 @pytest.fixture(
@@ -55,7 +59,13 @@ def is_slow(test: str, parameters: Mapping[str, Any]) -> bool:
 def backend(request: pytest.FixtureRequest, checkpoint_of: Callable[[str], Path]) -> JaxBackend:
     """On a GPU with blocks of rows of one size: forwards of other sizes would round otherwise."""
     device, dtype = request.param.split("-")
-    options = BackendOptions(device=device, dtype=dtype, token_budget=4096, batch_invariant=True)
+    options = BackendOptions(
+        device=device,
+        dtype=dtype,
+        token_budget=4096,
+        batch_invariant=True,
+        prefix_cache_bytes=1 << 26,  # as in `test_isolation.py`, for its programs
+    )
     return JaxBackend(open_checkpoint(checkpoint_of("medium")), options)
 
 
@@ -114,7 +124,7 @@ def assert_same_scores(found: ForwardOutput, expected: ForwardOutput) -> None:
 
 
 class TestCachedBlocks:
-    @pytest.mark.parametrize("stops", [(256,), (128, 384), (512,)], ids=str)
+    @pytest.mark.parametrize("stops", [(128,), (128, 256), (256,)], ids=str)
     def test_a_prefix_that_is_cached_in_steps_has_the_bits_of_one_forward(
         self, backend: JaxBackend, stops: tuple[int, ...]
     ) -> None:
@@ -124,6 +134,9 @@ class TestCachedBlocks:
             backend.forward(extend_batch(SUFFIXES, [steps])), backend.forward(extend_batch(SUFFIXES, [whole]))
         )
 
+    def test_programs_of_two_sizes_cache_the_same_bits(self, backend: JaxBackend) -> None:
+        assert_same_contents(backend, prefill_in_steps(backend, LONG, 256, 512), prefill(backend, LONG)[0])
+
     def test_several_prefixes_in_one_forward_have_the_bits_that_they_have_alone(self, backend: JaxBackend) -> None:
         prefixes = (OTHERS[0], PREFIX, *OTHERS[1:])
         for together, ids in zip(prefill(backend, *prefixes), prefixes, strict=True):
@@ -131,23 +144,24 @@ class TestCachedBlocks:
             assert_same_contents(backend, together, alone)
 
     def test_some_behind_cached_blocks_and_some_from_their_start(self, backend: JaxBackend) -> None:
-        begun, (whole, other) = prefill(backend, PREFIX[:384])[0], prefill(backend, PREFIX, OTHERS[0])
+        begun, (whole, other) = prefill(backend, PREFIX[:128])[0], prefill(backend, PREFIX, OTHERS[0])
         found = backend.forward(prefill_batch([OTHERS[0], PREFIX], [(), begun])).blocks
-        assert_same_contents(backend, found[:3], other)
-        assert_same_contents(backend, (*begun, *found[3:]), whole)
+        assert_same_contents(backend, found[:2], other)
+        assert_same_contents(backend, (*begun, *found[2:]), whole)
 
     def test_a_last_block_that_is_not_full_is_computed_again_for_a_longer_prefix(self, backend: JaxBackend) -> None:
-        (short,), (whole,) = prefill(backend, PREFIX[:300]), prefill(backend, PREFIX)
-        longer = short[:2] + backend.forward(prefill_batch([PREFIX], [short[:2]])).blocks
+        (short,), (whole,) = prefill(backend, PREFIX[:200]), prefill(backend, PREFIX)
+        longer = short[:1] + backend.forward(prefill_batch([PREFIX], [short[:1]])).blocks
         assert_same_contents(backend, longer, whole)
 
     def test_items_of_several_requests_share_a_forward_and_no_bit(self, backend: JaxBackend) -> None:
         prefixes = prefill(backend, PREFIX, *OTHERS)
         suffixes = [
             *SUFFIXES,
-            Suffix(SUFFIXES[0].ids, 300, 1),
+            Suffix(SUFFIXES[0].ids, 140, 1),
             Suffix(SUFFIXES[3].ids, 1, 3),
-            Suffix(SUFFIXES[2].ids, 128, 2),
+            Suffix(SUFFIXES[2].ids, 128, 1),
+            Suffix(SUFFIXES[4].ids, 90, 2),
         ]
         suffixes = suffixes[::2] + suffixes[1::2]
         together = backend.forward(extend_batch(suffixes, prefixes))
@@ -156,11 +170,11 @@ class TestCachedBlocks:
             assert np.array_equal(alone.label_logits[0], together.label_logits[number])
 
     def test_prefixes_of_one_forward_may_share_blocks(self, backend: JaxBackend) -> None:
-        fork = np.concatenate([PREFIX[:384], OTHERS[0]])
+        fork = np.concatenate([PREFIX[:256], OTHERS[0]])
         (whole,), (alone,) = prefill(backend, PREFIX), prefill(backend, fork)
-        shared = whole[:3] + backend.forward(prefill_batch([fork], [whole[:3]])).blocks
+        shared = whole[:2] + backend.forward(prefill_batch([fork], [whole[:2]])).blocks
         assert_same_contents(backend, shared, alone)
-        suffixes = [Suffix(SUFFIXES[0].ids, 580, 0), Suffix(SUFFIXES[0].ids, len(fork), 1)]
+        suffixes = [Suffix(SUFFIXES[0].ids, len(PREFIX), 0), Suffix(SUFFIXES[0].ids, len(fork), 1)]
         assert_same_scores(
             backend.forward(extend_batch(suffixes, [whole, shared])),
             backend.forward(extend_batch(suffixes, [whole, alone])),
@@ -201,14 +215,14 @@ class TestSequences:
 
     def test_items_may_read_blocks_that_their_own_forward_caches(self, backend: JaxBackend) -> None:
         (cached,) = prefill(backend, PREFIX)
-        blocks = cut_blocks(PREFIX, 0, num_cached=2)
+        blocks = cut_blocks(PREFIX, 0, num_cached=1)
         suffixes = [Segment(suffix.ids, 0, suffix.prefix_len) for suffix in SUFFIXES]
         numbers = range(len(blocks), len(blocks) + len(suffixes))
         batch = segments_batch(
-            [*blocks, *suffixes], [Prefix(cached[:2], 0)], Layout.EXTEND, scored=numbers, cached=range(len(blocks))
+            [*blocks, *suffixes], [Prefix(cached[:1], 0)], Layout.EXTEND, scored=numbers, cached=range(len(blocks))
         )
         found = backend.forward(batch)
-        assert_same_contents(backend, found.blocks, cached[2:])
+        assert_same_contents(backend, found.blocks, cached[1:])
         assert_same_scores(found, backend.forward(extend_batch(SUFFIXES, [cached])))
 
 
@@ -234,7 +248,7 @@ class TestStart:
     def test_forwards_started_in_a_row_read_what_earlier_ones_cache(self, backend: JaxBackend) -> None:
         (cached,) = prefill(backend, PREFIX)
         expected = backend.forward(extend_batch(SUFFIXES, [cached]))
-        first = backend.start(prefill_batch([PREFIX[:512]]))
+        first = backend.start(prefill_batch([PREFIX[:256]]))
         second = backend.start(prefill_batch([PREFIX], [first.blocks]))
         running = [backend.start(extend_batch(SUFFIXES, [first.blocks + second.blocks])) for _ in range(2)]
         for each in reversed(running):
@@ -255,7 +269,7 @@ class TestStart:
 
     def test_blocks_are_equal_to_none_but_themselves(self, backend: JaxBackend) -> None:
         (cached,) = prefill(backend, PREFIX)
-        assert len(set(cached)) == len(cached) == 5
+        assert len(set(cached)) == len(cached) == 3
 
 
 def cached_and_scored(ids: Int32Array) -> ForwardBatch:
@@ -283,7 +297,7 @@ class TestPages:
         assert JaxBackend(open_checkpoint(checkpoint_of("qwen3")), options).info.step_tokens == 1024
 
     def test_a_block_that_is_released_makes_room_for_one(self, four_pages: JaxBackend) -> None:
-        (cached,) = prefill(four_pages, PREFIX[:500])
+        (cached,) = prefill(four_pages, LONG[:500])
         with pytest.raises(BackendError, match="need 1 pages of 128 tokens, and 0 of 4 are free"):
             prefill(four_pages, OTHERS[2])
         before = contents(four_pages, cached[:3])
@@ -299,12 +313,12 @@ class TestPages:
 
     def test_a_refusal_takes_nothing(self, four_pages: JaxBackend) -> None:
         with pytest.raises(BackendError) as caught:
-            four_pages.start(prefill_batch([PREFIX]))
+            four_pages.start(prefill_batch([LONG]))
         assert str(caught.value) == (
             "KV blocks with 580 tokens need 5 pages of 128 tokens, and 4 of 4 are free; "
             "give the KV cache more memory (prefix_cache_bytes), or choose the packed algorithm"
         )
-        assert len(prefill(four_pages, PREFIX[:512])[0]) == 4
+        assert len(prefill(four_pages, LONG[:512])[0]) == 4
 
     def test_a_block_that_was_released_is_not_read(self, four_pages: JaxBackend) -> None:
         (cached,) = prefill(four_pages, PREFIX[:200])
@@ -318,7 +332,7 @@ class TestFailure:
         self, four_pages: JaxBackend, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         suffix = [Suffix(SUFFIXES[0].ids, 500)]
-        (cached,) = prefill(four_pages, PREFIX[:500])
+        (cached,) = prefill(four_pages, LONG[:500])
         expected = four_pages.forward(extend_batch(suffix, [cached]))
         cached[3].release()
         runner = four_pages._runner
@@ -330,10 +344,10 @@ class TestFailure:
         with monkeypatch.context() as patch:
             patch.setattr(type(runner.programs), "trunk", lambda self, spec: fail)
             with pytest.raises(RuntimeError, match="out of memory"):
-                four_pages.start(prefill_batch([PREFIX[:500]], [cached[:3]]))
+                four_pages.start(prefill_batch([LONG[:500]], [cached[:3]]))
         with pytest.raises(BackendError, match="was lost when a forward pass failed; compute it again"):
             four_pages.start(extend_batch([Suffix(SUFFIXES[0].ids, 300)], [cached[:3]]))
-        (again,) = prefill(four_pages, PREFIX[:500])
+        (again,) = prefill(four_pages, LONG[:500])
         assert_same_scores(four_pages.forward(extend_batch(suffix, [again])), expected)
 
     def test_a_wait_that_fails_gives_the_pages_back(
@@ -347,7 +361,7 @@ class TestFailure:
             patch.setattr(Runner, "fetch", fail)
             running.wait()
         assert running.blocks, "it is not their end that gives the pages back"
-        assert len(prefill(four_pages, PREFIX[:512])[0]) == 4
+        assert len(prefill(four_pages, LONG[:512])[0]) == 4
 
 
 @pytest.mark.parametrize("writes_cache", [False, True])

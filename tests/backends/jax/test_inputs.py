@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prefixwise.backends.jax.inputs import split_batch
+from prefixwise.backends.jax.inputs import override_inputs, split_batch
 from prefixwise.backends.jax.kv_cache import JaxKVBlock
 from prefixwise.contract.ragged import Int64Array
-from prefixwise.forward.batch import ForwardBatch, Layout
+from prefixwise.forward.batch import EmbedOverrides, ForwardBatch, Layout
 from prefixwise.forward.kv_pages import PageLease
 from tests.backends.jax.batches import Suffix, draw_ids, extend_batch, prefill_batch, sequences_batch
 
@@ -108,18 +108,35 @@ class TestSplitBatch:
         assert [part.num_tokens for part, _ in parts] == [30, 30]
         assert [rows.tolist() for _, rows in parts] == [[0], [1, 2, 3, 4, 5]]
 
+    def test_vectors_go_to_the_shard_of_their_token(self) -> None:
+        batch = batch_of("prefill_extend", [5, 6, 4, 5])
+        overridden = np.array([1, 4, 5, 19])
+        vectors = np.stack([overridden, -overridden], 1).astype(np.float32)
+        parts = [
+            part for part, _ in split_batch(replace(batch, embed_overrides=EmbedOverrides(overridden, vectors)), 3)
+        ]
+        tokens, rows = override_inputs(parts, 16, np.float32)
+        assert tokens.shape == (3, 16 + 16)  # no more than there are tokens
+        found = []
+        for part, of_shard, vectors_of_shard in zip(parts, tokens, rows, strict=True):
+            assert of_shard[: part.num_tokens].tolist() == part.token_ids.tolist()
+            places = of_shard[16:][of_shard[16:] < 16]
+            found += part.token_ids[places].tolist()  # which count the batch's tokens
+            assert vectors_of_shard[: len(places), 0].tolist() == part.token_ids[places].tolist()
+        assert found == overridden.tolist()
+
     def test_one_shard_takes_the_batch_as_it_is(self) -> None:
         batch = batch_of("packed", [3, 4])
         ((part, rows),) = split_batch(batch, 1)
         assert part is batch
         assert rows.tolist() == [0, 1]
 
-    def test_what_is_kept_goes_to_every_copy(self) -> None:
+    def test_cached_segments_go_to_every_copy(self) -> None:
         batch = prefill_batch(draw_ids(0, 9, 300))
         parts = split_batch(batch, 3)
         assert [part is batch for part, _ in parts] == [True] * 3
 
-    def test_of_what_is_kept_and_scored_the_first_copy_answers(self) -> None:
+    def test_of_segments_cached_and_scored_the_first_copy_answers(self) -> None:
         batch = replace(batch_of("packed", [3, 4]), cache_segments=(0,))
         parts = split_batch(batch, 3)
         assert [part is batch for part, _ in parts] == [True] * 3

@@ -37,7 +37,6 @@ EVERYDAY = {
     ("heads-16-8", "tp8", "packed-segment"),
     ("heads-12-2", "dp2-tp4", "packed-segment"),
     ("heads-12-2", "dp2-tp4", "prefill_extend"),
-    ("heads-9-3", "tp8", "packed-segment"),
     ("heads-9-3", "dp2-tp4", "serial"),
     ("heads-9-3", "dp2-tp4", "packed-segment"),
     ("heads-9-3", "dp2-tp4", "packed-dense"),
@@ -105,12 +104,15 @@ def test_scores_are_those_of_one_device(
 
 @pytest.mark.parametrize("path", ["packed-segment", "prefill_extend"])
 def test_an_item_alone_has_the_bits_that_it_has_among_others(scorer_of: Callable[..., Scorer], path: str) -> None:
-    """Whichever copy of the model it goes to, and however the devices add up."""
+    """Whichever copy of the model it goes to, and however the devices add up. So has its hidden state."""
     scorer = scorer_of("heads-12-2", **CPU, **MESHES["dp2-tp4"], **PATHS[path])
     query, items = REQUESTS["many items"]
-    together = scores_of(scorer, "many items", "logprob").tolist()
-    options: dict[str, Any] = {"label_token_ids": LABELS, "score_mode": "logprob"}
-    assert [scorer.score(query, [item], **options).scores[0] for item in items] == together
+    options: dict[str, Any] = {"label_token_ids": LABELS, "score_mode": "logprob", "return_pooled_hidden_states": True}
+    together = scorer.score(query, items, **options)
+    alone = [scorer.score(query, [item], **options) for item in items]
+    assert [each.scores[0] for each in alone] == together.scores == scores_of(scorer, "many items", "logprob").tolist()
+    states = [each.pooled_hidden_states for each in alone]
+    np.testing.assert_array_equal(np.concatenate([state for state in states if state]), together.pooled_hidden_states)
 
 
 def test_it_says_on_how_many_devices_it_runs(scorer_of: Callable[..., Scorer]) -> None:

@@ -102,7 +102,7 @@ class TestWarmup:
     def test_no_request_afterwards_compiles_anything(self, warm: Warm) -> None:
         random = np.random.default_rng(5)
         with count_events() as events:
-            for number in range(200):
+            for number in range(100):
                 body = random_request(random)
                 warm.scorer.score(**body)
                 assert not events[COMPILED], f"request {number}: {body}"

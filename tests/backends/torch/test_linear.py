@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812  # everybody's name for it
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from prefixwise.backends.torch import linear as linear_module
 from prefixwise.backends.torch.devices import has_onednn
 from prefixwise.backends.torch.linear import can_pack, cut_rows, exact_row_counts, linear, pack_weights
+from prefixwise.backends.torch.model import HEAD_ROW_TILES, VOCAB_TILE, exact_head_tiles, label_logits, logsumexp
 from prefixwise.backends.torch.weights import LayerWeights, ModelWeights
 from prefixwise.backends.torch.workers import Workers
 
@@ -147,3 +149,17 @@ def test_every_row_is_in_one_tile(num_rows: int, sizes: tuple[int, ...], threads
 def test_threads_get_an_equal_share(num_units: int, threads: int, expected: list[int]) -> None:
     tiles = cut_rows(64 * num_units - 5, (256, 128, 64), threads)
     assert [(stop - start) // 64 for start, stop in tiles] == expected
+
+
+def test_a_row_s_logits_do_not_depend_on_the_number_of_rows() -> None:
+    """Nor does its log-sum-exp: few rows take the smaller of the head's tiles."""
+    random = torch.Generator().manual_seed(3)
+    head, hidden = torch.randn(VOCAB_TILE + 40, 96, generator=random), torch.randn(70, 96, generator=random)
+    workers, tiles = Workers(None), exact_head_tiles(head)
+    labels = np.tile(np.array([5, VOCAB_TILE + 39], np.int32), (70, 1))
+    assert tiles[0] == HEAD_ROW_TILES[0]
+    all_logits, all_lse = label_logits(hidden, head, labels, tiles), logsumexp(hidden, head, workers, tiles)
+    assert torch.allclose(all_lse, torch.logsumexp(hidden @ head.T, -1))
+    for count in (1, 2, 16, 17, 64, 65):
+        assert torch.equal(label_logits(hidden[:count], head, labels[:count], tiles), all_logits[:count])
+        assert torch.equal(logsumexp(hidden[:count], head, workers, tiles), all_lse[:count])

@@ -8,6 +8,7 @@ from tests.bench.kinds.samples import GONE, check, reported, warned
 
 SAME = "isolation__same_length_mutation"
 CHANGED = "isolation__changed_length_mutation"
+ALIGNED = "equivalence_query_plus_delimiter"
 
 
 @pytest.mark.parametrize(
@@ -16,18 +17,21 @@ CHANGED = "isolation__changed_length_mutation"
         ({"isolation__base_scores": [[0.5], [0.5]]}, "isolation.base_scores length: expected 3 (item_ids), got 2"),
         ({"isolation__base_scores__1": [0.5]}, "isolation.base_scores[1] length: expected 2 (labels), got 1"),
         ({f"{SAME}__mutated_index": 3}, "same_length_mutation.mutated_index: expected from 0 to 2, got 3"),
-        ({f"{SAME}__mutated_item_ids": [[4]]}, "mutated_item_ids length: expected 3 (item_ids), got 1"),
         (
-            {f"{SAME}__mutated_item_ids": [[9], [9], [6]]},
-            "same_length_mutation.mutated_item_ids, where they differ from item_ids: expected [1], got [0, 1]",
+            {f"{SAME}__mutated_item_ids": [5]},
+            "isolation.same_length_mutation.mutated_item_ids: expected other ids than item_ids[1], got [5]",
         ),
         (
-            {f"{SAME}__mutated_item_ids__1": [9, 9]},
-            "isolation.same_length_mutation.mutated_item_ids[1]: expected 1 tokens, as before, got 2 tokens",
+            {f"{SAME}__mutated_item_ids": [[4]]},  # of all items, and there is none with that index
+            "isolation.same_length_mutation.mutated_item_ids[0]: expected a valid integer, got [4] (list)",
         ),
         (
-            {f"{CHANGED}__mutated_item_ids__1": [9]},
-            "changed_length_mutation.mutated_item_ids[1]: expected another length than 1 tokens, got 1 tokens",
+            {f"{SAME}__mutated_item_ids": [9, 9]},
+            "isolation.same_length_mutation.mutated_item_ids: expected 1 tokens, as before, got 2 tokens",
+        ),
+        (
+            {f"{CHANGED}__mutated_item_ids": [9]},
+            "changed_length_mutation.mutated_item_ids: expected another length than 1 tokens, got 1 tokens",
         ),
         ({f"{SAME}__scores": [[0.5]]}, "isolation.same_length_mutation.scores length: expected 3 (item_ids), got 1"),
         (
@@ -105,12 +109,24 @@ def test_a_multi_item_server_needs_no_alignment(tmp_path: Path) -> None:
         ),
         ({"performance__32__multi_p50_sec": 0.0}, "performance.32.multi_p50_sec: expected more than 0, got 0.0"),
         (
-            {"equivalence__mean_abs_diff": 0.05},
-            "equivalence.mean_abs_diff: expected from 0 to max_abs_diff, 0.04, got 0.05",
+            {"equivalence__mean_abs_diff": 0.3, "equivalence__abs_diffs_multi_vs_serial": GONE},
+            "equivalence.mean_abs_diff: expected from 0 to max_abs_diff, 0.25, got 0.3",
         ),
         (
-            {"equivalence_query_plus_delimiter__mean_abs_diff": -0.1},
-            "equivalence_query_plus_delimiter.mean_abs_diff: expected from 0 to max_abs_diff, 0, got -0.1",
+            {"equivalence__max_abs_diff": 0.5},
+            "equivalence.max_abs_diff: expected 0.25 (of abs_diffs_multi_vs_serial), got 0.5",
+        ),
+        (
+            {"equivalence__mean_abs_diff": 0.125},
+            "equivalence.mean_abs_diff: expected 0.1875 (of abs_diffs_multi_vs_serial), got 0.125",
+        ),
+        (
+            {"equivalence__multi_scores__1": [0.125, 0.875], f"{ALIGNED}__serial_query_plus_delimiter_scores": GONE},
+            "equivalence.abs_diffs_multi_vs_serial[1]: expected 0 (by the scores), got 0.125",
+        ),
+        (
+            {f"{ALIGNED}__serial_query_plus_delimiter_scores": [[0.5, 0.5]]},
+            f"{ALIGNED}, its scores: expected two tables of one shape, got others",
         ),
     ],
 )
@@ -119,9 +135,11 @@ def test_speed_ups_and_means_follow(tmp_path: Path, changes: dict[str, object], 
 
 
 def test_a_leak_and_a_missing_count_are_odd(tmp_path: Path) -> None:
-    report = check(tmp_path, "multi-vs-serial", performance={}, isolation__same_length_mutation_max_abs_diff=0.5)
+    lacking = {"performance": {}, ALIGNED: GONE}
+    report = check(tmp_path, "multi-vs-serial", **lacking, isolation__same_length_mutation_max_abs_diff=0.5)
     assert report.is_valid
     assert warned(report) == [
+        f"{ALIGNED}: expected the field, which a gate is on, got nothing",
         "performance: expected 32 items, which a gate is on, got []",
         "isolation.same_length_mutation_max_abs_diff: expected 0.0, got 0.5",
     ]
@@ -130,11 +148,17 @@ def test_a_leak_and_a_missing_count_are_odd(tmp_path: Path) -> None:
 def test_parity_is_computed_again_from_its_vectors(tmp_path: Path) -> None:
     name = "max_abs_diff_jax_serial_vs_torch_serial"
     wrong = check(tmp_path, "parity", **{name: 0.01})
-    assert reported(wrong) == [f"{name}: expected 0 (by jax_serial_scores and torch_serial_scores), got 0.01"]
+    assert reported(wrong) == [f"{name}: expected 0 (by jax_serial_scores and torch_serial_reference_scores), got 0.01"]
+    moved = check(tmp_path, "parity", abs_diff_jax_serial_vs_torch_serial=[0.5])
+    assert reported(moved) == [
+        "abs_diff_jax_serial_vs_torch_serial[0]: expected 0 (by jax_serial_scores and torch_serial_reference_scores), "
+        "got 0.5"
+    ]
     negative = check(tmp_path, "parity", **{name: -0.01}, jax_serial_scores=GONE)
     assert reported(negative) == [f"{name}: expected 0 or more, got -0.01"]
     ragged = check(tmp_path, "parity", jax_serial_scores=[[0.5]])
-    assert reported(ragged)[0].startswith("jax_serial_scores and torch_serial_scores: expected two tables of numbers")
+    expected = "jax_serial_scores and torch_serial_reference_scores: expected two tables of one shape, got others"
+    assert reported(ragged) == [expected]
 
 
 def test_parity_over_the_bound_is_odd_here(tmp_path: Path) -> None:

@@ -38,27 +38,30 @@ def test_a_comparison_as_we_make_it_is_valid_and_was_compared_again(tmp_path: Pa
     ("changes", "error"),
     [
         (
-            {"portable_view__winner__backend": "pytorch", "portable_view__winner__ratio": 9.0},
-            "portable_view.winner.backend: expected jax (by the rows), got pytorch",
+            {"portable_view__winner__winner__backend": "pytorch", "portable_view__winner__ratio": 9.0},
+            "portable_view.winner.winner.backend: expected jax (by the rows), got pytorch",
         ),
-        ({"portable_view__winner__ratio": 10**400}, "portable_view.winner.ratio: expected 2.0 (by the rows), got 1000"),
+        ({"portable_view__winner__ratio": 10**400}, "portable_view.winner.ratio: expected a "),
         ({"portable_view__winner__ratio": 9.0}, "portable_view.winner.ratio: expected 2 (by the rows), got 9"),
         ({"best_native_view__winner__ratio": 9.0}, "best_native_view.winner.ratio: expected 2 (by the rows), got 9"),
-        ({"best_native_view__winner__backend": "pytorch"}, "best_native_view.winner.backend: expected jax (by the row"),
+        (
+            {"best_native_view__winner__winner__backend": "pytorch"},
+            "best_native_view.winner.winner.backend: expected jax (by the row",
+        ),
         (
             {f"{FIRST}__deltas__throughput_items_sec": 1e9},
             "portable_view.rows[0].deltas.throughput_items_sec: expected 20 (by the rows), got 1000000000",
         ),
         ({"portable_view__winner__deltas__p95_total_e2e_ms": 1e9}, "portable_view.winner.deltas.p95_total_e2e_ms: exp"),
-        ({"portable_view__winner__deltas": "many"}, "portable_view.winner.deltas: expected metrics where both"),
+        ({"portable_view__winner__deltas": "many"}, "portable_view.winner.deltas: expected an object"),
         ({"portable_view__rows__1__deltas": {}}, "portable_view.rows[1].deltas: expected metrics where both backends"),
         (
-            {"portable_view__backend_best__jax__throughput_items_sec": 1e9},
-            "portable_view.backend_best.jax.throughput_items_sec: expected 40 (of its row), got 1000000000",
+            {"portable_view__backend_best__jax__winner__throughput_items_sec": 1e9},
+            "portable_view.backend_best.jax.winner.throughput_items_sec: expected 40 (of its row), got 1000000000",
         ),
         (
-            {"portable_view__backend_best__jax": None},
-            "portable_view.backend_best.jax.client_chunk_size: expected 1 (by the rows), got None",
+            {"portable_view__backend_best__jax__winner": None},
+            "portable_view.backend_best.jax.winner.client_chunk_size: expected 1 (by the rows), got None",
         ),
         (
             {
@@ -70,8 +73,8 @@ def test_a_comparison_as_we_make_it_is_valid_and_was_compared_again(tmp_path: Pa
         ),
         ({"portable_view__guardrail_ratio": 0.1}, "portable_view.guardrail_ratio: expected greater than or equal to 1"),
         (
-            {"portable_view__backend_best__jax__client_chunk_size": [1]},
-            "portable_view.backend_best.jax.client_chunk_si",
+            {"portable_view__backend_best__jax__winner__client_chunk_size": [1]},
+            "portable_view.backend_best.jax.winner.client_chunk_si",
         ),
         ({"correctness__thresholds__max_abs_diff": True}, "correctness.thresholds: expected numbers for max_abs_diff"),
         ({"correctness__thresholds__max_abs_diff": -1}, "correctness.thresholds: expected numbers for max_abs_diff"),
@@ -83,9 +86,9 @@ def test_a_comparison_is_made_again_from_its_rows(tmp_path: Path, changes: Chang
 
 def test_the_best_of_a_backend_is_the_winner_of_its_rows(tmp_path: Path) -> None:
     path = write_comparison(tmp_path)
-    worse = {"portable_view__backend_best__pytorch": quoted_of(path, 1, "pytorch")}
+    worse = {"portable_view__backend_best__pytorch__winner": {**quoted_of(path, 1, "pytorch"), "backend": "pytorch"}}
     assert mangled(path, **worse) == [
-        "portable_view.backend_best.pytorch.client_chunk_size: expected 2 (by the rows), got 1"
+        "portable_view.backend_best.pytorch.winner.client_chunk_size: expected 2 (by the rows), got 1"
     ]
 
 
@@ -107,8 +110,8 @@ def test_the_best_of_a_backend_is_the_winner_of_its_rows(tmp_path: Path) -> None
             {f"{FIRST}__correctness__max_abs_diff": 0.0019},
             "portable_view.rows[0].correctness.max_abs_diff: expected 0.001 (by the scores of the inputs), got 0.0019",
         ),
-        ({"inputs__jax_portable__sha256": "0" * 64}, "inputs.jax_portable.sha256: expected "),
-        ({"inputs__pytorch_best_native__sha256": "0" * 64}, "inputs.pytorch_best_native.sha256: expected "),
+        ({"inputs_sha256__jax_portable_json": "0" * 64}, "inputs_sha256.jax_portable_json: expected "),
+        ({"inputs_sha256__pytorch_best_native_json": "0" * 64}, "inputs_sha256.pytorch_best_native_json: expected "),
         ({"best_native_view__pytorch_selected__client_chunk_size": 6}, "best_native_view.pytorch_selected.client_chu"),
     ],
 )
@@ -129,7 +132,7 @@ def test_inputs_that_are_gone_are_odd(tmp_path: Path) -> None:
     (tmp_path / "jax_matrix.json").unlink()
     report = check_file(path)
     assert report.is_valid
-    assert any(each.startswith("inputs.jax_portable.path: expected the matrix") for each in warned(report))
+    assert any(each.startswith("inputs.jax_portable_json: expected the matrix") for each in warned(report))
 
 
 def test_inputs_that_moved_along_with_the_comparison_are_found(tmp_path: Path) -> None:
@@ -161,23 +164,33 @@ def two_rows() -> Changes:
             {"confirm_results": [], "summary__confirm_recommendation": None, "summary__confirm_chunk_sizes": []},
             "summary.confirm_chunk_sizes: expected [1]: 1, the winner and its neighbours, as the arguments ask",
         ),
-        ({"summary__final_recommendation": None}, "summary.final_recommendation: expected chunk size 1, by its rows"),
         (
-            {"summary__final_recommendation__throughput_items_sec": 1e9},
-            "summary.final_recommendation.throughput_items_sec: expected 16.66666667 (of its row), got 1000000000",
+            {"summary__final_recommendation__selected": None},
+            "summary.final_recommendation.selected: expected chunk size 1, by its rows",
         ),
         (
-            {"summary__sweep_recommendation__throughput_items_sec": "fast"},
-            "summary.sweep_recommendation.throughput_items_sec: expected 16.6666",
-        ),
-        ({"summary__sweep_recommendation": None}, "summary.sweep_recommendation: expected chunk size 1, by its rows"),
-        (
-            {"summary__confirm_recommendation": None},
-            "summary.confirm_recommendation: expected chunk size 1, by its row",
+            {"summary__final_recommendation__selected__throughput_items_sec": 1e9},
+            "summary.final_recommendation.selected.throughput_items_sec: expected 16.66666667 (of its row), got 1",
         ),
         (
-            {"summary__sweep_recommendation__client_chunk_size": [1]},
-            "summary.sweep_recommendation.client_chunk_size: e",
+            {"summary__sweep_recommendation__selected__throughput_items_sec": "fast"},
+            "summary.sweep_recommendation.selected.throughput_items_sec: expected a valid number",
+        ),
+        (
+            {"summary__sweep_recommendation__selected": None},
+            "summary.sweep_recommendation.selected: expected chunk size 1, by its rows",
+        ),
+        (
+            {"summary__confirm_recommendation__selected": None},
+            "summary.confirm_recommendation.selected: expected chunk size 1, by its row",
+        ),
+        (
+            {"summary__sweep_recommendation__selected": GONE},
+            "summary.sweep_recommendation.selected: expected the field, got nothing",
+        ),
+        (
+            {"summary__sweep_recommendation__selected__client_chunk_size": [1]},
+            "summary.sweep_recommendation.selected.client_chunk_size: e",
         ),
         ({"summary__guardrail_ratio": 0}, "summary.guardrail_ratio: expected greater than or equal to 1"),
         ({"summary__correctness_thresholds__max_abs_diff": -1.0}, "summary.correctness_thresholds.max_abs_diff: expec"),
@@ -229,8 +242,10 @@ def test_nothing_is_recommended_where_the_confirm_phase_failed(tmp_path: Path) -
     failed["run_records"][0]["call_latencies_ms"] = [25.0, 25.0]
     changes = {"confirm_results": [failed], "summary__confirm_recommendation": None}
     assert reported(check(tmp_path, "score-matrix", **changes, summary__final_recommendation=None)) == []
-    claimed = reported(check(tmp_path, "score-matrix", **changes))
-    assert claimed == ["summary.final_recommendation.client_chunk_size: expected None (by its rows), got 1"]
+    claimed = reported(check(tmp_path, "score-matrix", **changes, complete=True))
+    assert claimed == ["summary.final_recommendation.selected.client_chunk_size: expected None (by its rows), got 1"]
+    # The earlier system, whose files do not say whether they are complete, goes by the sweep then.
+    assert reported(check(tmp_path, "score-matrix", **changes)) == []
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 
 from prefixwise.bench.files import read_artifact
 from prefixwise.bench.kinds.score_matrix import (
+    MatrixSummary,
     ScoreMatrix,
     make_row,
     matrix_report,
@@ -18,8 +19,9 @@ from prefixwise.bench.kinds.score_matrix import (
 )
 from prefixwise.bench.render.markdown import report_markdown
 from prefixwise.bench.render.terminal import terminal_lines
+from prefixwise.bench.rules import Bounds
 from prefixwise.bench.run.matrix import SweepOptions
-from tests.bench.matrix_samples import SCORES, bad_row, bad_run, good_row, good_run, write_matrix
+from tests.bench.matrix_samples import NUM_ITEMS, SCORES, bad_row, bad_run, good_row, good_run, write_matrix
 
 OPTIONS = SweepOptions("jax", "portable", (1, 2, 6))
 
@@ -145,6 +147,12 @@ class TestFailingRow:
         assert (row.mean_chunk_call_ms, row.p95_chunk_call_ms, row.first_run_penalty_ratio) == (None, None, None)
 
 
+def chosen(summary: MatrixSummary) -> tuple[int | None, ...]:
+    """The chunk sizes that the sweep, the confirm phase and both recommend."""
+    found = (summary.sweep_recommendation, summary.confirm_recommendation, summary.final_recommendation)
+    return tuple(None if each.selected is None else each.selected.client_chunk_size for each in found)
+
+
 class TestSummary:
     # 6 items: in 100 ms they are 60 a second
     swept = (good_row(1, 600.0), good_row(2, 200.0), good_row(4, 100.0), bad_row(5), good_row(6, 120.0))
@@ -152,39 +160,53 @@ class TestSummary:
     def test_the_fastest_is_recommended_and_its_neighbours_are_confirmed(self) -> None:
         """The one that failed is nobody's neighbour."""
         summary = summarise(self.swept, [], confirms=True)
-        assert summary.sweep_recommendation == quoted(self.swept[2])
+        metrics = {"throughput_items_sec": pytest.approx(60.0), "p95_total_e2e_ms": 100.0, "success_rate": 1.0}
+        assert summary.sweep_recommendation.model_dump() == {
+            "eligible_count": 4,
+            "guardrail_ratio": 1.25,
+            "guardrail_p95_ms": 125.0,
+            "selected": {"client_chunk_size": 4, **metrics},
+            "notes": [],
+        }
         assert summary.confirm_chunk_sizes == [1, 2, 4, 6]
-        assert summary.confirm_recommendation is None
-        assert summary.final_recommendation == quoted(self.swept[2])
+        assert chosen(summary) == (4, None, 4)
         assert (summary.guardrail_ratio, summary.correctness_thresholds.max_abs_diff) == (1.25, 0.02)
         assert summary.correctness_thresholds.mean_abs_diff == 0.01
 
     def test_what_was_confirmed_counts_for_more(self) -> None:
         again = [good_row(1, 600.0), good_row(2, 200.0), good_row(4, 130.0), good_row(6, 110.0)]
         summary = summarise(self.swept, again, confirms=True)
-        assert summary.confirm_recommendation == summary.final_recommendation == quoted(again[3])
-        assert summary.sweep_recommendation == quoted(self.swept[2])
+        assert chosen(summary) == (4, 6, 6)
 
     def test_while_rows_of_the_confirm_phase_are_missing_the_sweeps_stays(self) -> None:
         for some in ([bad_row(1), bad_row(4)], [good_row(1, 600.0), good_row(2, 200.0)]):
-            summary = summarise(self.swept, some, confirms=True)
-            assert summary.final_recommendation == quoted(self.swept[2])
+            assert chosen(summarise(self.swept, some, confirms=True))[2] == 4
 
     def test_a_confirm_phase_that_failed_leaves_nothing_to_recommend(self) -> None:
         summary = summarise(self.swept, [bad_row(1), bad_row(2), bad_row(4), bad_row(6)], confirms=True)
-        assert summary.sweep_recommendation == quoted(self.swept[2])
-        assert (summary.confirm_recommendation, summary.final_recommendation) == (None, None)
+        assert chosen(summary) == (4, None, None)
+        assert summary.final_recommendation.notes == ["no chunk size worked in every run"]
 
     def test_one_row_of_the_confirm_phase_that_failed_cannot_be_recommended(self) -> None:
         again = [good_row(1, 600.0), good_row(2, 200.0), bad_row(4), good_row(6, 110.0)]
-        assert summarise(self.swept, again, confirms=True).final_recommendation == quoted(again[3])
+        assert chosen(summarise(self.swept, again, confirms=True)) == (4, 6, 6)
 
     def test_without_a_confirm_phase_nothing_is_confirmed(self) -> None:
         assert summarise(self.swept, [], confirms=False).confirm_chunk_sizes == []
 
     def test_where_nothing_worked_nothing_is_recommended(self) -> None:
         summary = summarise([bad_row(1), bad_row(2)], [], confirms=True)
-        assert (summary.final_recommendation, summary.confirm_chunk_sizes) == (None, [])
+        assert (chosen(summary), summary.confirm_chunk_sizes) == ((None, None, None), [])
+
+    def test_the_bounds_are_the_callers(self) -> None:
+        """Chunks of 6 have the best p95, and are the slower ones: a guardrail of 1 leaves nothing else."""
+        steady = make_row(6, NUM_ITEMS, [good_run(0, 120.0), good_run(1, 120.0)], None)
+        jumpy = make_row(4, NUM_ITEMS, [good_run(0, 60.0), good_run(1, 130.0)], None)
+        bounds = Bounds(max_abs_diff=0.5, mean_abs_diff=0.25, guardrail_ratio=1.0)
+        assert chosen(summarise([steady, jumpy], [], confirms=False))[0] == 4
+        summary = summarise([steady, jumpy], [], confirms=True, bounds=bounds)
+        assert (chosen(summary)[0], summary.guardrail_ratio) == (6, 1.0)
+        assert summary.correctness_thresholds.model_dump() == {"max_abs_diff": 0.5, "mean_abs_diff": 0.25}
 
 
 def test_a_quoted_row_has_its_figures_without_records_and_scores() -> None:

@@ -59,20 +59,20 @@ from tests.bench.kinds.samples import GONE, WORKLOAD_NAME, check, reported, scor
             "confirm_results[0].p95_total_e2e_ms: expected 146 (by its records), got 1",
         ),
         (
-            {"summary__sweep_recommendation__client_chunk_size": 2},
-            "summary.sweep_recommendation.client_chunk_size: expected 1 (by its rows), got 2",
+            {"summary__sweep_recommendation__selected__client_chunk_size": 2},
+            "summary.sweep_recommendation.selected.client_chunk_size: expected 1 (by its rows), got 2",
         ),
         (
-            {"summary__confirm_recommendation__client_chunk_size": 64},
-            "summary.confirm_recommendation.client_chunk_size: expected 1 (by its rows), got 64",
+            {"summary__confirm_recommendation__selected__client_chunk_size": 64},
+            "summary.confirm_recommendation.selected.client_chunk_size: expected 1 (by its rows), got 64",
         ),
         (
-            {"summary__sweep_recommendation__throughput_items_sec": 99.0},
-            "summary.sweep_recommendation.throughput_items_sec: expected 16.66666667 (of its row), got 99",
+            {"summary__sweep_recommendation__selected__throughput_items_sec": 99.0},
+            "summary.sweep_recommendation.selected.throughput_items_sec: expected 16.66666667 (of its row), got 99",
         ),
         (
-            {"summary__final_recommendation__client_chunk_size": 64},
-            "summary.final_recommendation.client_chunk_size: expected 1 (by its rows), got 64",
+            {"summary__final_recommendation__selected__client_chunk_size": 64},
+            "summary.final_recommendation.selected.client_chunk_size: expected 1 (by its rows), got 64",
         ),
         (
             {"summary__confirm_chunk_sizes": [2, 4]},
@@ -151,13 +151,17 @@ def test_a_slow_first_run_and_a_single_run_are_odd(tmp_path: Path) -> None:
         record["total_e2e_ms"] = total
     row |= {"p50_total_e2e_ms": 100.0, "p95_total_e2e_ms": 280.0, "mean_total_e2e_ms": 500 / 3}
     row |= {"throughput_items_sec": 12.0, "first_run_penalty_ratio": 3.0}
-    slow = check(tmp_path, "score-matrix", results=[row], summary__sweep_recommendation={"client_chunk_size": 1})
+    slow = check(
+        tmp_path, "score-matrix", results=[row], summary__sweep_recommendation__selected={"client_chunk_size": 1}
+    )
     assert slow.is_valid, reported(slow)
     assert any("results[0].first_run_penalty_ratio: expected at most 2: the first" in each for each in warned(slow))
     row |= {"p50_total_e2e_ms": 300.0, "p95_total_e2e_ms": 300.0, "mean_total_e2e_ms": 300.0}
     row |= {"throughput_items_sec": 2 / 0.3, "first_run_penalty_ratio": None, "timed_runs": 1, "successful_runs": 1}
     row |= {"run_records": row["run_records"][:1], "mean_chunk_call_ms": 50.0, "p95_chunk_call_ms": 50.0}
-    single = check(tmp_path, "score-matrix", results=[row], summary__sweep_recommendation={"client_chunk_size": 1})
+    single = check(
+        tmp_path, "score-matrix", results=[row], summary__sweep_recommendation__selected={"client_chunk_size": 1}
+    )
     assert single.is_valid, reported(single)
     assert "results[0].timed_runs: expected several runs, for a p95 with a meaning, got 1" in warned(single)
 

@@ -7,6 +7,7 @@ import pytest
 from tests.bench.kinds.samples import GONE, REQUEST_SHA256, check, reported, warned
 
 KEY = "canonical_score_request_000_sha256"
+OURS = {"tokenizer_source": "its own tokenizer"}  # then vocab_size counts added tokens, too
 
 
 @pytest.mark.parametrize(
@@ -27,8 +28,8 @@ KEY = "canonical_score_request_000_sha256"
             "expected tokens that are neither special nor the delimiter, got 1",
         ),
         ({"requests__0__query_token_ids__0": 0}, "expected tokens that are neither special nor the delimiter, got 0"),
-        ({"delimiter_token_id": 10}, "delimiter_token_id: expected ids from 0 to 9, the vocabulary, got 10"),
-        ({"label_token_ids": [2, 11]}, "label_token_ids: expected ids from 0 to 9, the vocabulary, got 11"),
+        ({"delimiter_token_id": 10, **OURS}, "delimiter_token_id: expected ids from 0 to 9, the vocabulary, got 10"),
+        ({"label_token_ids": [2, 11], **OURS}, "label_token_ids: expected ids from 0 to 9, the vocabulary, got 11"),
     ],
 )
 def test_what_does_not_fit_is_told_with_its_field(tmp_path: Path, changes: dict[str, object], error: str) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from prefixwise.bench.files import write_artifact
 from prefixwise.bench.kinds.findings import Findings
-from prefixwise.bench.kinds.registry import KINDS
+from prefixwise.bench.kinds.registry import KINDS, MODELED_KINDS, kind_named
 from prefixwise.bench.run.check import check_file, json_files
 from prefixwise.bench.run.workload import WorkloadOptions, make_workload
 from prefixwise.bench.tokens import token_facts
@@ -53,19 +53,25 @@ def test_a_number_that_is_none_in_a_free_field_is_told(tmp_path: Path) -> None:
     assert reported(check_file(path)) == ["the file: expected JSON, got NaN, which is no number of JSON"]
 
 
-def test_what_a_rule_does_not_expect_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_in_a_rule_is_an_error_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stumble(artifact: object, found: Findings) -> None:
-        found.fail("model", "a name", "none")
         raise TypeError("unhashable type: 'list'")
 
     kinds = [replace(kind, check=stumble) if kind.name == "parity" else kind for kind in KINDS]
     monkeypatch.setattr("prefixwise.bench.kinds.registry.KINDS", kinds)
-    report = check_file(write_all(tmp_path) / SAMPLES["parity"][0])
-    assert (report.kind, report.is_valid) == ("parity", False)
-    assert reported(report) == [
-        "model: expected a name, got none",
-        "the file: expected fields that can be checked, got TypeError: unhashable type: 'list'",
-    ]
+    path = write_all(tmp_path) / SAMPLES["parity"][0]
+    with pytest.raises(TypeError, match="unhashable"):
+        check_file(path)
+
+
+@pytest.mark.parametrize("kind", [kind.name for kind in MODELED_KINDS])
+def test_a_file_that_lacks_a_field_is_invalid_and_not_skipped(tmp_path: Path, kind: str) -> None:
+    model = kind_named(kind).model
+    assert model is not None
+    required = [field.alias or name for name, field in model.model_fields.items() if field.is_required()]
+    for name in required or ["model"]:
+        report = check(tmp_path, kind, **{name: GONE})
+        assert (report.kind, report.is_valid) == (kind, False), name
 
 
 def test_a_file_that_cannot_be_read_is_a_finding(tmp_path: Path) -> None:
@@ -84,6 +90,7 @@ def test_json_of_another_kind_is_odd_where_nothing_is_expected_of_it(tmp_path: P
     path.write_text(content)
     anything, a_matrix = check_file(path), check_file(path, ["score-matrix", "ops-matrix"])
     assert (anything.kind, anything.is_valid) == (None, True)
+    assert not check_file(path, is_artifact=True).is_valid
     assert warned(anything) == ["the file: expected an artifact, got JSON of another kind, which was not checked"]
     assert reported(a_matrix) == [
         "the file: expected an artifact of kind score-matrix or ops-matrix, got one that is not known"

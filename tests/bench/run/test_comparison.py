@@ -11,8 +11,8 @@ import pytest
 from prefixwise.bench.files import read_artifact, sha256_of, write_artifact
 from prefixwise.bench.kinds.base import BackendName, EvaluationView
 from prefixwise.bench.kinds.comparison.model import Comparison
-from prefixwise.bench.kinds.comparison.rules import CompareOptions
 from prefixwise.bench.kinds.score_matrix import MatrixRow, ScoreMatrix
+from prefixwise.bench.rules import Bounds
 from prefixwise.bench.run.comparison import compare, read_inputs
 from prefixwise.bench.run.matrix import SweepOptions
 from prefixwise.contract.errors import ArtifactError
@@ -33,7 +33,7 @@ def write(
 def compared(folder: Path, jax: Rows = JAX, pytorch: Rows = PYTORCH, **options: float) -> Comparison:
     """Without best-native files."""
     inputs = read_inputs(write(folder, "jax", jax), write(folder, "pytorch", pytorch), None, None)
-    return compare(inputs, CompareOptions(**options))
+    return compare(inputs, Bounds(**options))
 
 
 class TestPortableView:
@@ -54,23 +54,37 @@ class TestPortableView:
     def test_the_best_of_each_and_the_better_of_the_two(self, tmp_path: Path) -> None:
         """60 items/s against 50."""
         view = compared(tmp_path).portable_view
-        assert [best and best["client_chunk_size"] for best in view.backend_best.values()] == [6, 6]
-        assert (view.winner["backend"], view.winner["client_chunk_size"]) == ("jax", 6)
-        assert view.winner["ratio"] == pytest.approx(1.2)
-        assert view.winner["deltas"]["throughput_items_sec"] == pytest.approx(10.0)
+        assert [best.place for best in view.backend_best.values()] == [("jax", 6), ("pytorch", 6)]
+        assert view.winner.place == ("jax", 6)
+        assert view.winner.ratio == pytest.approx(1.2)
+        assert view.winner.deltas is not None
+        assert view.winner.deltas["throughput_items_sec"] == pytest.approx(10.0)
+
+    def test_the_guardrail_is_that_of_all_rows(self, tmp_path: Path) -> None:
+        """JAX's fastest is beyond 1.25 x PyTorch's 45 ms, and its second is still faster than PyTorch."""
+        fastest = good_row(6, 50.0).model_copy(update={"p95_total_e2e_ms": 60.0})
+        steady = good_row(2, 55.0).model_copy(update={"p95_total_e2e_ms": 45.0})
+        comparison = compared(tmp_path, [good_row(2, 52.0), fastest], [steady, good_row(6, 300.0)])
+        view = comparison.portable_view
+        assert (view.backend_best["jax"].place, view.winner.place) == (("jax", 6), ("jax", 2))
+        assert (view.winner.eligible_count, view.winner.guardrail_p95_ms) == (4, 56.25)
+        assert view.winner.ratio == pytest.approx(55 / 52)
+        assert comparison.recommendations["portable"].startswith(
+            "jax: 115.4 items/s in chunks of 2 (p95 52.0 ms), 1.06x"
+        )
 
     def test_a_size_that_only_one_has(self, tmp_path: Path) -> None:
         rows = compared(tmp_path, jax=JAX[:2]).portable_view.rows
         assert rows[2].jax is None
         assert rows[2].deltas is None
-        assert (rows[2].correctness.status, rows[2].correctness.detail) == ("missing", "no scores of jax")
+        assert (rows[2].correctness.status, rows[2].correctness.detail) == ("missing_scores", "no scores of jax")
 
     def test_a_row_that_failed_has_no_scores_and_no_deltas(self, tmp_path: Path) -> None:
         comparison = compared(tmp_path, pytorch=[PYTORCH[0], bad_row(2), PYTORCH[2]])
         row = comparison.portable_view.rows[1]
         assert row.deltas is not None
         assert row.deltas["throughput_items_sec"] is None
-        assert (row.correctness.status, row.correctness.detail) == ("missing", "no scores of pytorch")
+        assert (row.correctness.status, row.correctness.detail) == ("missing_scores", "no scores of pytorch")
         assert comparison.correctness["pass"]  # it says nothing of the scores
         assert comparison.correctness["rows_compared"] == 2
 
@@ -80,14 +94,14 @@ class TestPortableView:
         jumpy = good_row(6, 100.0).model_copy(update={"p95_total_e2e_ms": 130.0})
         comparison = compared(tmp_path, [steady], [jumpy])
         winner = comparison.portable_view.winner
-        assert winner["backend"] == "jax"
-        assert winner["ratio"] == pytest.approx(100 / 101)
+        assert winner.backend == "jax"
+        assert winner.ratio == pytest.approx(100 / 101)
         assert comparison.recommendations["portable"].endswith(", whose p95 is beyond the guardrail.")
-        assert compared(tmp_path, [steady], [jumpy], guardrail_ratio=1.3).portable_view.winner["backend"] == "pytorch"
+        assert compared(tmp_path, [steady], [jumpy], guardrail_ratio=1.3).portable_view.winner.backend == "pytorch"
 
     def test_two_that_are_the_same_tie(self, tmp_path: Path) -> None:
         comparison = compared(tmp_path, JAX, JAX)
-        assert comparison.portable_view.winner["backend"] == "tie"
+        assert comparison.portable_view.winner.backend == "tie"
         assert comparison.recommendations["portable"] == ("Either: both do 60.0 items/s in chunks of 6 (p95 100.0 ms).")
         assert comparison.recommendations["overall"] == "Either: they are equal in both views."
 
@@ -95,9 +109,9 @@ class TestPortableView:
         jumpy = good_row(6, 100.0).model_copy(update={"p95_total_e2e_ms": 253.0})
         for jax, pytorch, winner in ((JAX[2], jumpy, "jax"), (jumpy, JAX[2], "pytorch")):
             comparison = compared(tmp_path, [jax], [pytorch])
-            assert comparison.portable_view.winner["backend"] == winner
+            assert comparison.portable_view.winner.backend == winner
             assert comparison.recommendations["portable"].endswith(", whose p95 is beyond the guardrail.")
-        assert compared(tmp_path, [JAX[2]], [jumpy], guardrail_ratio=3.0).portable_view.winner["backend"] == "tie"
+        assert compared(tmp_path, [JAX[2]], [jumpy], guardrail_ratio=3.0).portable_view.winner.backend == "tie"
 
     def test_equally_fast_in_smaller_chunks_is_better(self, tmp_path: Path) -> None:
         comparison = compared(tmp_path, [good_row(2, 100.0)], [good_row(6, 100.0)], max_abs_diff=1.0)
@@ -108,7 +122,7 @@ class TestCorrectness:
     def test_equal_scores_pass(self, tmp_path: Path) -> None:
         comparison = compared(tmp_path)
         found = comparison.portable_view.rows[0].correctness
-        assert (found.status, found.max_abs_diff, found.mean_abs_diff, found.num_compared) == ("compared", 0.0, 0.0, 12)
+        assert (found.status, found.max_abs_diff, found.mean_abs_diff, found.num_compared) == ("ok", 0.0, 0.0, 12)
         assert found.passed
         assert comparison.correctness == {
             "thresholds": {"max_abs_diff": 0.02, "mean_abs_diff": 0.01},
@@ -142,20 +156,19 @@ class TestCorrectness:
         """JAX's fastest is wrong, its second is not: 30 items/s, against PyTorch's 50."""
         comparison = compared(tmp_path, [JAX[0], JAX[1], good_row(6, 100.0, shifted(0.03))])
         view = comparison.portable_view
-        best = view.backend_best["jax"]
-        assert best is not None
-        assert best["client_chunk_size"] == 2
-        assert (view.winner["backend"], view.winner["ratio"]) == ("pytorch", pytest.approx(50 / 30))
+        assert view.backend_best["jax"].place == ("jax", 2)
+        assert view.winner.place == ("pytorch", 6)
+        assert view.winner.ratio == pytest.approx(50 / 30)
         assert not comparison.correctness["pass"]
         detail = "max abs diff 0.03 (at most 0.02), mean 0.03 (at most 0.01)"
-        assert f"correctness, chunk size 6: compared, {detail}" in comparison.notes
+        assert f"correctness, chunk size 6: {detail}" in comparison.notes
         assert "The correctness gate failed: chunk size 6, best native." in comparison.recommendations["overall"]
 
     def test_where_all_are_wrong_the_reference_wins_and_the_words_say_why(self, tmp_path: Path) -> None:
         comparison = compared(tmp_path, [good_row(6, 100.0, shifted(0.03))])
-        assert comparison.portable_view.backend_best["jax"] is None
+        assert comparison.portable_view.backend_best["jax"].winner is None
         winner = comparison.portable_view.winner
-        assert (winner["backend"], winner["ratio"], winner["deltas"]) == ("pytorch", None, None)
+        assert (winner.backend, winner.ratio, winner.deltas) == ("pytorch", None, None)
         assert (
             "jax cannot be recommended, it fails the correctness gate, max abs diff 0.03"
             in (comparison.recommendations["portable"])
@@ -172,11 +185,11 @@ class TestCorrectness:
         comparison = compared(tmp_path, [bad_row(1)], [good_row(6, 100.0)])
         assert comparison.correctness["rows_compared"] == 0
         assert not comparison.correctness["pass"]
-        assert comparison.portable_view.winner["backend"] == "pytorch"
+        assert comparison.portable_view.winner.backend == "pytorch"
 
     def test_where_nothing_worked_nobody_wins(self, tmp_path: Path) -> None:
         comparison = compared(tmp_path, [bad_row(1)], [bad_row(1)])
-        assert comparison.portable_view.winner["backend"] is comparison.best_native_view.winner["backend"] is None
+        assert comparison.portable_view.winner.backend is comparison.best_native_view.winner.backend is None
         assert comparison.recommendations == {
             "portable": "Neither: no backend has a chunk size that worked in every run.",
             "best_native": "Neither: no backend has a chunk size that worked in every run.",
@@ -193,13 +206,13 @@ class TestBestNativeView:
             write(tmp_path, "jax", [JAX[1], good_row(6, 70.0)], "best_native", [JAX[1], good_row(6, 80.0)]),
             write(tmp_path, "pytorch", [good_row(2, 90.0), PYTORCH[2]], "best_native", [good_row(2, 60.0), PYTORCH[2]]),
         )
-        comparison = compare(inputs, CompareOptions())
+        comparison = compare(inputs, Bounds())
         view = comparison.best_native_view
         assert view.jax_selected is not None and view.pytorch_selected is not None and view.deltas is not None
         assert (view.jax_selected["client_chunk_size"], view.pytorch_selected["client_chunk_size"]) == (6, 2)
         assert view.correctness.passed
-        assert view.winner["backend"] == "pytorch"
-        assert view.winner["ratio"] == pytest.approx(100 / 75)
+        assert view.winner.backend == "pytorch"
+        assert view.winner.ratio == pytest.approx(100 / 75)
         assert view.deltas["throughput_items_sec_pct"] == pytest.approx(-25.0)
         assert comparison.recommendations == {
             "portable": "jax: 60.0 items/s in chunks of 6 (p95 100.0 ms), 1.20x the throughput of pytorch "
@@ -214,7 +227,7 @@ class TestBestNativeView:
         """Of the sizes to confirm only 2 is there, which is not what is recommended yet."""
         native = write(tmp_path, "jax", [JAX[1], good_row(6, 70.0)], "best_native", [good_row(2, 500.0)])
         inputs = read_inputs(write(tmp_path, "jax", JAX), write(tmp_path, "pytorch", PYTORCH), native, None)
-        selected = compare(inputs, CompareOptions()).best_native_view.jax_selected
+        selected = compare(inputs, Bounds()).best_native_view.jax_selected
         assert selected is not None
         assert (selected["client_chunk_size"], selected["p95_total_e2e_ms"]) == (6, 70.0)
 
@@ -225,14 +238,14 @@ class TestBestNativeView:
             write(tmp_path, "jax", [good_row(6, 50.0, shifted(0.03))], "best_native"),
             None,
         )
-        comparison = compare(inputs, CompareOptions())
-        assert comparison.best_native_view.winner["backend"] == "pytorch"
+        comparison = compare(inputs, Bounds())
+        assert comparison.best_native_view.winner.backend == "pytorch"
         assert comparison.best_native_view.jax_selected is not None
         assert (comparison.correctness["rows_passed"], comparison.correctness["pass"]) == (3, False)
 
     def test_a_portable_matrix_stands_in_for_one_that_is_left_out(self, tmp_path: Path) -> None:
         comparison = compared(tmp_path)
-        assert comparison.best_native_view.winner["backend"] == "jax"
+        assert comparison.best_native_view.winner.backend == "jax"
         assert comparison.recommendations["overall"] == "jax, in both views."
         assert comparison.notes == [
             f"no best-native matrix of {backend} was given: its portable one stands in for it"
@@ -242,10 +255,12 @@ class TestBestNativeView:
 
 class TestInputs:
     def test_they_are_named_with_their_checksums(self, tmp_path: Path) -> None:
-        inputs = compared(tmp_path).inputs
-        assert set(inputs) == {"jax_portable", "pytorch_portable", "jax_best_native", "pytorch_best_native"}
+        comparison = compared(tmp_path)
+        names = {"jax_portable_json", "pytorch_portable_json", "jax_best_native_json", "pytorch_best_native_json"}
+        assert comparison.inputs.keys() == comparison.inputs_sha256.keys() == names
         path = tmp_path / "jax_portable.json"
-        assert inputs["jax_portable"] == inputs["jax_best_native"] == {"path": str(path), "sha256": sha256_of(path)}
+        assert comparison.inputs["jax_portable_json"] == comparison.inputs["jax_best_native_json"] == str(path)
+        assert comparison.inputs_sha256["jax_portable_json"] == sha256_of(path)
 
     def test_another_workload_cannot_be_compared(self, tmp_path: Path) -> None:
         jax, pytorch = write(tmp_path, "jax", JAX), write(tmp_path, "pytorch", PYTORCH, first_token=11)
@@ -313,7 +328,7 @@ class TestInputs:
         matrix = read_inputs(jax, pytorch, None, None).jax_portable.matrix
         write_artifact(jax, matrix.model_copy(update={"results": list(JAX[:2])}))
         with pytest.raises(ArtifactError, match="recommends chunk size 6, but has no such row"):
-            compare(read_inputs(jax, pytorch, None, None), CompareOptions())
+            compare(read_inputs(jax, pytorch, None, None), Bounds())
 
 
 def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:

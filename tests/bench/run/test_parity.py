@@ -78,8 +78,8 @@ def test_the_vectors_behind_the_figures_are_kept(reference: TransformersReferenc
     found = compare_with_reference(multi_evaluation(), serial_evaluation([[0.0, 1.0], [1.0, 0.0]]), reference)
     assert found.jax_multi_scores == [[0.5, 0.5], [0.25, 0.75]]
     assert found.jax_serial_scores == [[0.0, 1.0], [1.0, 0.0]]
-    assert found.torch_serial_scores == reference.probabilities(ALONE, LABELS)
-    assert found.torch_multi_semantic_scores == reference.probabilities(ALIGNED, LABELS)
+    assert found.torch_serial_reference_scores == reference.probabilities(ALONE, LABELS)
+    assert found.torch_multi_semantic_reference_scores == reference.probabilities(ALIGNED, LABELS)
     assert (found.reference["path"], found.reference["dtype"]) == (str(checkpoint), "float32")
 
 

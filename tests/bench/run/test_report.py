@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import random
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,6 +25,7 @@ from prefixwise.bench.kinds.self_check import SELF_CHECK_VERSION, SelfCheck, Sel
 from prefixwise.bench.run.report import ReportFolder, report_of
 from prefixwise.contract.errors import ArtifactError
 from tests.bench.evaluations import MULTI_SCORES, evaluation, took
+from tests.bench.kinds.samples import SAMPLES, edited
 from tests.bench.kinds.test_extras import ab_result, load_result
 from tests.bench.report_samples import multi_vs_serial, parity, write_comparison
 
@@ -106,7 +110,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     best = ops_row(64, 200.0)
     write_artifact(sweep / "matrix_results.json", ops_matrix(best, ops_row(128, None, "no memory"), best=best))
     write_artifact(sweep / "chunk_64.json", best)
-    write_artifact(sweep / "run_metadata.json", OpsRunMetadata(spec={"chunk_sizes": [64]}, started_at_utc=DATE))
+    write_artifact(sweep / "run_metadata.json", OpsRunMetadata(spec={"chunk_sizes": [64]}, timestamp_start=DATE))
     (root / "benchmark.json").write_text(json.dumps(BENCHMARK))
     (root / "other.json").write_text('{"something": "else"}')
     (root / "broken.json").write_text("{")
@@ -218,3 +222,65 @@ def test_what_is_sent_is_shown_and_no_file_is_read_for_it(folder: Path, name: st
 def test_what_is_no_artifact_is_said_so(content: bytes) -> None:
     with pytest.raises(ArtifactError, match=r"sent\.json"):
         ReportFolder(None).page_of(content, "sent.json")
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("score-matrix", {"results__1__p95_total_e2e_ms": 1e308}),
+        ("comparison", {"portable_view__rows__0__correctness__max_abs_diff": 1e308}),
+        ("comparison", {"portable_view__guardrail_ratio": 1e308}),
+        ("ab", {"variants": []}),
+    ],
+)
+def test_values_that_no_report_can_show_are_errors_of_the_artifact(kind: str, changes: dict[str, object]) -> None:
+    content = json.dumps(edited(SAMPLES[kind][1](), **changes)).encode()
+    with pytest.raises(ArtifactError, match=r"sent\.json"):
+        ReportFolder(None).page_of(content, "sent.json")
+
+
+@pytest.mark.parametrize("rows", [1.5, True, "x", {"a": 1}, [1, None, []]])
+def test_a_benchmark_without_rows_is_shown(rows: object) -> None:
+    content = json.dumps({**BENCHMARK, "rows": rows, "notes": rows}).encode()
+    assert "The 0 rows of sent.json" in ReportFolder(None).page_of(content, "sent.json")
+
+
+def _places(value: Any, place: tuple[str, ...] = ()) -> Iterator[str]:
+    if place:
+        yield "__".join(place)
+    entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, entry in entries:
+        yield from _places(entry, (*place, str(name)))
+
+
+def test_whatever_a_field_holds_there_is_a_report_or_an_error_of_the_artifact() -> None:
+    """One field of a valid artifact has another value: 600 of 30,000 changes, always the same."""
+    values: tuple[object, ...] = (
+        None,
+        True,
+        -1,
+        10**400,
+        1e308,
+        1e-320,
+        "",
+        "\ud800",
+        [],
+        {},
+        [None],
+        [{}],
+        {"a": None},
+        2**63,
+    )
+    chosen = random.Random(24)
+    documents = {**{kind: make() for kind, (_, make) in SAMPLES.items()}, "benchmark": BENCHMARK}
+    places = {kind: list(_places(document)) for kind, document in documents.items()}
+    viewer = ReportFolder(None)
+    for _ in range(600):
+        kind = chosen.choice(list(documents))
+        change = {chosen.choice(places[kind]): chosen.choice(values)}
+        try:
+            viewer.page_of(json.dumps(edited(documents[kind], **change)).encode(), f"{kind}.json")
+        except ArtifactError:
+            pass
+        except Exception as error:
+            pytest.fail(f"{kind} with {change}: {error!r}")

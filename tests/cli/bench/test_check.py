@@ -112,8 +112,8 @@ def test_files_without_a_flag_or_with_several_are_what_they_are(run: Run) -> Non
 
 def test_a_file_that_nothing_can_be_made_of_hides_no_other(run: Run) -> None:
     spoiled: dict[str, dict[str, object]] = {
-        "comparison.json": {"portable_view__backend_best__jax__client_chunk_size": [1]},
-        "jax_portable_matrix.json": {"summary__sweep_recommendation__throughput_items_sec": "fast"},
+        "comparison.json": {"portable_view__backend_best__jax__winner__client_chunk_size": [1]},
+        "jax_portable_matrix.json": {"summary__sweep_recommendation__selected": "fast"},
         "serial_score_eval_results.json": {"isolation__base_scores__0": []},
     }
     kinds = {name: kind for kind, (name, _) in SAMPLES.items()}
@@ -134,6 +134,9 @@ def test_json_of_others_is_skipped_in_a_folder(run: Run) -> None:
     assert ran.status == 0
     assert "skipped  reports/package.json  no artifact" in ran.err.splitlines()
     assert run("--matrix", "reports/package.json").status == 1
+    named = run("reports/package.json")
+    assert named.status == 1
+    assert "the file: expected an artifact, got JSON of another kind" in named.err
 
 
 def test_a_file_that_was_cut_short_is_invalid(run: Run) -> None:

@@ -16,8 +16,8 @@ import pytest
 
 from prefixwise.bench.files import read_artifact
 from prefixwise.bench.kinds.comparison.model import Comparison
-from prefixwise.bench.kinds.comparison.rules import CompareOptions
 from prefixwise.bench.kinds.score_matrix import ScoreMatrix
+from prefixwise.bench.rules import Bounds
 from prefixwise.cli.bench.compare import compare
 from tests.bench.matrix_samples import write_workload
 from tests.bench.wrong_server import Fault, wrong_server
@@ -108,14 +108,14 @@ class TestGoodServers:
         assert ran.status == 0
         assert made.correctness["pass"]
         assert [row.correctness.max_abs_diff for row in made.portable_view.rows] == [0.0, 0.0, 0.0]
-        assert made.portable_view.winner["backend"] in ("jax", "pytorch")
+        assert made.portable_view.winner.backend in ("jax", "pytorch")
         assert made.best_native_view.correctness.num_compared == 12
         assert ran.out.count("\n") == 1
         assert last(ran) == {
             "output_json": str(folder / "comparison_jax_good.json"),
             "pass": True,
-            "portable_winner": made.portable_view.winner["backend"],
-            "best_native_winner": made.best_native_view.winner["backend"],
+            "portable_winner": made.portable_view.winner.backend,
+            "best_native_winner": made.best_native_view.winner.backend,
             "recommendations": made.recommendations,
         }
         caption, header = ran.err.splitlines()[:2]
@@ -177,9 +177,8 @@ class TestWrongServers:
         assert (ran.status, last(ran)["pass"]) == (1, False)
         assert "the correctness gate failed" in ran.err.splitlines()
         assert [row.correctness.passed for row in made.portable_view.rows] == verdicts
-        assert {row.correctness.status for row in made.portable_view.rows} == {"compared"}
-        best = made.portable_view.backend_best["jax"]
-        assert (best and best["client_chunk_size"]) == (1 if verdicts[0] else None)
+        assert {row.correctness.status for row in made.portable_view.rows} == {"ok"}
+        assert made.portable_view.backend_best["jax"].place == (("jax", 1) if verdicts[0] else None)
         assert "The correctness gate failed: chunk size" in made.recommendations["overall"]
 
     def test_a_looser_gate_lets_a_drift_pass(
@@ -208,9 +207,9 @@ class TestWrongServers:
         assert [row.failure_reason_counts for row in swept.results] == [{}, {reason: 1}, {}]
         ran = run(capsys, jax, pytorch)
         made = result(jax)
-        assert [row.correctness.status for row in made.portable_view.rows] == ["compared", "missing", "compared"]
+        assert [row.correctness.status for row in made.portable_view.rows] == ["ok", "missing_scores", "ok"]
         assert (ran.status, made.correctness["rows_compared"]) == (0, 2)
-        assert "note: correctness, chunk size 2: missing, no scores of jax" in ran.err.splitlines()
+        assert "note: correctness, chunk size 2: missing_scores, no scores of jax" in ran.err.splitlines()
 
 
 def loose(bound: float) -> tuple[str, ...]:
@@ -231,6 +230,6 @@ def test_files_of_two_workloads_are_refused(
 def test_the_gates_are_those_of_the_rules() -> None:
     """The command line has them as numbers, so that its help need not load the rules."""
     defaults = {name: parameter.default for name, parameter in signature(compare).parameters.items()}
-    assert defaults["correctness_threshold_max_abs"] == CompareOptions().max_abs_diff == 0.02
-    assert defaults["correctness_threshold_mean_abs"] == CompareOptions().mean_abs_diff == 0.01
-    assert defaults["guardrail_ratio"] == CompareOptions().guardrail_ratio == 1.25
+    assert defaults["correctness_threshold_max_abs"] == Bounds().max_abs_diff == 0.02
+    assert defaults["correctness_threshold_mean_abs"] == Bounds().mean_abs_diff == 0.01
+    assert defaults["guardrail_ratio"] == Bounds().guardrail_ratio == 1.25

@@ -64,10 +64,10 @@ def test_an_open_loop_gives_figures_and_an_artifact(bench: Bench, fake_url: str,
     assert lines[0].startswith(f'server {fake_url}: {{"status": "ready"')
     assert lines[1] == "labels are [0, 1]: the vocabulary of 512 has no [9454, 2753]"
     assert lines[2].startswith("[1/2] load: warm-up, 100 requests/s, 4 arrivals")
-    names = [line.split("  ")[0] for line in lines[4:14]]
-    assert names[:5] == ["sent", "answered", "items", "latency", "service latency"]
-    assert "30 of 30 arrivals" in lines[4]
-    assert lines[13].endswith("within 60,000 ms (100.0% of arrivals; p99 bound met)")
+    names = [line.split("  ")[0] for line in lines[4:15]]
+    assert names[:6] == ["metric", "sent", "answered", "items", "latency", "service latency"]
+    assert "30 of 30 arrivals" in lines[5]
+    assert lines[14].endswith("within 60,000 ms (100.0% of arrivals; p99 bound met)")
 
 
 def test_errors_are_counted_by_code_and_nothing_answered_is_a_failure(bench: Bench, fake_url: str) -> None:

@@ -91,11 +91,41 @@ def test_stdout_is_one_json_object(run: Run, tmp_path: Path) -> None:
     reported = last(ran)
     assert reported["output_json"] == str(tmp_path / "matrix.json")
     assert (reported["backend"], reported["rows"], reported["rows_not_ok"]) == ("jax", 2, [])
-    final = result(tmp_path).summary.final_recommendation
+    final = result(tmp_path).summary.final_recommendation.selected
     assert final is not None
-    assert reported["final_recommendation"] == {
-        key: final[key] for key in ("client_chunk_size", "throughput_items_sec", "p95_total_e2e_ms")
-    }
+    assert reported["final_recommendation"] == final.model_dump(exclude={"success_rate"})
+
+
+def test_the_bounds_and_the_price_are_the_callers(run: Run, tmp_path: Path) -> None:
+    ran = run(
+        *(
+            "--guardrail-ratio",
+            "3",
+            "--correctness-threshold-max-abs",
+            "0.5",
+            "--correctness-threshold-mean-abs",
+            "0.25",
+        ),
+        *("--cost-per-hour", "36", "--delimiter-token-id", "7"),
+    )
+    assert ran.status == 0, ran.err
+    made = result(tmp_path)
+    summary = made.summary
+    assert summary.correctness_thresholds.model_dump() == {"max_abs_diff": 0.5, "mean_abs_diff": 0.25}
+    assert summary.guardrail_ratio == summary.sweep_recommendation.guardrail_ratio == 3.0
+    best = min(row.p95_total_e2e_ms or 0.0 for row in made.results)
+    assert summary.sweep_recommendation.guardrail_p95_ms == pytest.approx(3 * best)
+    (row, *_) = made.results
+    assert row.mean_total_e2e_ms is not None
+    assert row.usd_per_run == pytest.approx(row.mean_total_e2e_ms / 100_000)  # 36 USD an hour: a cent a second
+    assert made.server_config["multi_item_scoring_delimiter"] == 7
+    assert "the server's delimiter is declared as 7, and the workload was made for 1" in made.notes
+
+
+def test_a_guardrail_below_1_is_a_usage_error(run: Run) -> None:
+    ran = run("--guardrail-ratio", "0.9")
+    assert ran.status == 2
+    assert "--guardrail-ratio" in ran.err
 
 
 def test_the_runbooks_options_are_taken(run: Run, tmp_path: Path) -> None:
@@ -156,7 +186,10 @@ def test_the_wrong_key_is_what_the_rows_say(run: Run, tmp_path: Path) -> None:
         (("--backend-name", "tpu"), "error: Invalid value for '--backend-name'"),
         (("--timeout-sec", "inf"), "error: expected a time limit above 0 and up to 1,000,000 seconds, got inf"),
         (("--timeout-sec", "nan"), "error: Invalid value for '--timeout-sec'"),
-        (("--usd-per-hour", "inf"), "error: Invalid value for '--usd-per-hour': expected a finite number, got inf"),
+        (
+            ("--usd-per-hour", "inf"),
+            "error: Invalid value for '--usd-per-hour' / '--cost-per-hour': expected a finite number, got inf",
+        ),
         (("--base-url", "http://127.0.0.1:notaport"), "error: expected an address like http://127.0.0.1:30000"),
         (("--base-url", "127.0.0.1:31910"), "error: expected an address like http://127.0.0.1:30000"),
         (("--api-key", "\u00e9"), "error: expected an API key of printable ASCII characters"),

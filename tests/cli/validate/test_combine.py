@@ -35,7 +35,7 @@ def test_both_halves_are_written_and_summed_up(folder: Path, checkpoint_of: Call
     assert ran.status == 0, ran.err
     combined = read_artifact(folder / "mvs.json", MultiVsSerial)
     parity = read_artifact(folder / "parity.json", Parity)
-    assert combined.equivalence_query_plus_delimiter.max_abs_diff == 0.125
+    assert combined.aligned_max_abs_diff == 0.125
     assert parity.reference["path"] == str(checkpoint_of("qwen3"))
     assert result_of(ran) == {
         "multi_vs_serial_json": str(folder / "mvs.json"),

@@ -61,6 +61,18 @@ def test_the_server_and_the_choice_of_tokens_are_told_first(tmp_path: Path, good
     ]
 
 
+def test_the_earlier_systems_options_are_taken(tmp_path: Path, good: str) -> None:
+    output = tmp_path / "out.json"
+    fixed = ("endpoint", "--mode", "multi", "--url", good, "--api-key", "secret", "--output-json", str(output))
+    ran = run_validate(*fixed, "--item-counts", "1", "--rounds", "3", "--warmup", "2", "--timeout", "60")
+    assert ran.status == 0, ran.err
+    found = read_artifact(output, EndpointEvaluation)
+    assert found.model == "fake-model"  # what the server calls it
+    assert (found.settings["timed_runs"], found.settings["warmup_runs"]) == (3, 2)
+    assert len(found.performance["1"].latencies_sec) == 3
+    assert run_validate(*fixed, "--timeout", "0").status == 2
+
+
 def test_given_tokens_are_taken(tmp_path: Path, good: str) -> None:
     ran = run(tmp_path, good, "--mode", "serial", "--labels", "1,2,3", "--delimiter", "7")
     assert (result_of(ran)["labels"], result_of(ran)["delimiter"]) == ([1, 2, 3], 7)

@@ -35,7 +35,7 @@ def test_at_the_bounds_all_pass(tmp_path: Path) -> None:
     assert GateReport.model_validate(found) == read_artifact(tmp_path / "gate.json", GateReport)
     header, *rows = ran.err.splitlines()
     assert header.split() == ["gate", "value", "bound", "result"]
-    assert rows[3].split() == ["speedup_n32_ge_3x", "3", ">=", "3", "pass"]
+    assert rows[3].split() == ["speedup_n32_ge_3x", "3.00", ">=", "3", "pass"]
     assert [row.split()[-1] for row in rows] == ["pass"] * 5
 
 

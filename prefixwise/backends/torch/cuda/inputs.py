@@ -27,6 +27,7 @@ class ProgramSpec:
     num_tokens: int
     reads: Literal["batch", "cache"]  # where prefixes are read; with "cache", segments may also be cached
     scores: bool  # does it compute the hidden states of scored tokens?
+    is_embedded: bool = False  # are the embeddings in place before it runs, as some of them are overridden?
 
     @property
     def title(self) -> str:

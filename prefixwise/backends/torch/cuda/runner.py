@@ -2,7 +2,8 @@
 
 The host needs longer to launch a layer's kernels than the device to run them, unless there are thousands of tokens. A
 CUDA graph is one launch. There is one graph of the trunk per `ProgramSpec`, captured on first use. Each graph reads its
-integers from one buffer and works in one workspace, which all graphs share: forwards run in order.
+integers from one buffer and works in one workspace, which all graphs share: forwards run in order. A graph begins with
+the embeddings. Where some of them are overridden, they are written first, and another graph begins behind them.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from prefixwise.backends.torch.cuda.inputs import (
 )
 from prefixwise.backends.torch.cuda.kv_cache import KVCache, PagedBlock
 from prefixwise.backends.torch.cuda.trunk import Buffers, Trunk, Workspace
-from prefixwise.backends.torch.model import Transformer
+from prefixwise.backends.torch.model import EmbeddingRows, Transformer, embedding_rows
 from prefixwise.contract.ragged import Int32Array
 from prefixwise.forward.backend import Program
 from prefixwise.forward.batch import ForwardBatch, KVBlock
@@ -68,7 +69,9 @@ class CudaGraphs:
         """The token count that a forward is padded to; above the largest bucket a multiple of the smallest."""
         return self._buckets.fit(num_tokens)
 
-    def run(self, spec: ProgramSpec, inputs: ForwardInputs[Int32Array]) -> tuple[ForwardInputs[Tensor], Buffers]:
+    def run(
+        self, spec: ProgramSpec, inputs: ForwardInputs[Int32Array], overrides: EmbeddingRows | None = None
+    ) -> tuple[ForwardInputs[Tensor], Buffers]:
         """Queue a forward. The next forward overwrites the tensors that this returns, in the stream's order."""
         layout = self._packing(spec)
         if spec.num_tokens > self._buckets.largest:
@@ -77,12 +80,15 @@ class CudaGraphs:
         else:
             uploads, buffers = self._uploads, self._workspace.buffers(spec.num_tokens)
         on_device = unpack(layout, uploads.send(layout.size, lambda target: layout.pack(flat(inputs), target)))
-        if not self._captures or spec.num_tokens > self._buckets.largest:
-            self._trunk(spec, on_device, buffers)
-        else:
-            if spec not in self._graphs:
-                self._graphs[spec] = self._capture(spec, on_device, buffers)
+        is_captured = self._captures and spec.num_tokens <= self._buckets.largest
+        if is_captured and spec not in self._graphs:
+            self._graphs[spec] = self._capture(spec, on_device, buffers)
+        if spec.is_embedded:
+            self._trunk.embed(on_device, buffers, overrides)
+        if is_captured:
             self._graphs[spec].replay()
+        else:
+            self._trunk(spec, on_device, buffers)
         return on_device, buffers
 
     def _capture(self, spec: ProgramSpec, inputs: ForwardInputs[Tensor], buffers: Buffers) -> torch.cuda.CUDAGraph:
@@ -171,10 +177,17 @@ class PagedRunner:
         spec = self._spec(batch)
         lists = page_table(batch, new_pages, self.kv_cache.address) if spec.reads == "cache" else batch_tiles(batch)
         inputs = host_inputs(batch, spec, self._attention.tile_sizes, lists, new_pages)
-        return self._run(spec, inputs, len(batch.score_tokens))
+        overrides = embedding_rows(batch, self.kv_cache.keys.device)
+        return self._run(spec, inputs, len(batch.score_tokens), overrides)
 
-    def _run(self, spec: ProgramSpec, inputs: ForwardInputs[Int32Array], num_scored: int) -> Tensor | None:
-        on_device, buffers = self._cuda_graphs.run(spec, inputs)
+    def _run(
+        self,
+        spec: ProgramSpec,
+        inputs: ForwardInputs[Int32Array],
+        num_scored: int,
+        overrides: EmbeddingRows | None = None,
+    ) -> Tensor | None:
+        on_device, buffers = self._cuda_graphs.run(spec, inputs, overrides)
         if not spec.scores:
             return None
         tokens = on_device.score_tokens[: -(-num_scored // TOKEN_MULTIPLE) * TOKEN_MULTIPLE]
@@ -183,11 +196,12 @@ class PagedRunner:
     def _spec(self, batch: ForwardBatch) -> ProgramSpec:
         """A forward writes the segments that it caches before it attends, so it reads all prefixes in the KV cache."""
         num_tokens, scores = self._cuda_graphs.bucket(batch.num_tokens), len(batch.score_tokens) > 0
-        return ProgramSpec(num_tokens, "cache" if _reads_cache(batch) else "batch", scores)
+        is_embedded = batch.embed_overrides is not None
+        return ProgramSpec(num_tokens, "cache" if _reads_cache(batch) else "batch", scores, is_embedded)
 
     def programs(self) -> list[Program]:
-        """Every program that a forward can need: prefill, sequences and extend for each bucket. The largest comes
-        first, because all programs use its memory."""
+        """Every program that a forward can need unless it has embedding overrides: prefill, sequences and extend for
+        each bucket. The largest comes first, because all programs use its memory."""
         kinds: tuple[tuple[Any, bool], ...] = (("cache", False), ("batch", True), ("cache", True))
         specs = [ProgramSpec(size, reads, scores) for size in self.buckets[::-1] for reads, scores in kinds]
         return [Program(spec.title, None, partial(self._prepare, spec)) for spec in specs]

@@ -16,6 +16,7 @@ from prefixwise.backends.torch.cuda.attention import PagedAttention
 from prefixwise.backends.torch.cuda.fused_elementwise import add_norm, gate, linear, norm, qk_norm_rope_and_cache
 from prefixwise.backends.torch.cuda.inputs import ForwardInputs, ProgramSpec
 from prefixwise.backends.torch.cuda.kv_cache import KeySource, KVCache
+from prefixwise.backends.torch.model import EmbeddingRows
 from prefixwise.backends.torch.weights import LayerWeights, ModelWeights
 from prefixwise.models.config import ModelConfig
 
@@ -106,7 +107,9 @@ class Trunk:
     def __call__(self, spec: ProgramSpec, inputs: ForwardInputs[Tensor], buffers: Buffers) -> None:
         """Leaves the inputs of the last layer's end in `buffers`: `x`, and `attended` where tokens are scored."""
         layers, eps = self.weights.layers, self.config.norm_eps
-        self._embed(inputs, buffers)
+        if not spec.is_embedded:
+            self.embed(inputs, buffers)
+        self._make_rope_table(inputs, buffers)
         norm(buffers.x, layers[0].attention_norm, eps, buffers.normed)
         for number, layer in enumerate(layers):
             is_last = number == len(layers) - 1
@@ -119,11 +122,16 @@ class Trunk:
             self._finish(layer, buffers)
             add_norm(buffers.x, buffers.delta, layers[number + 1].attention_norm, eps, buffers.normed)
 
-    def _embed(self, inputs: ForwardInputs[Tensor], buffers: Buffers) -> None:
+    def embed(self, inputs: ForwardInputs[Tensor], buffers: Buffers, overrides: EmbeddingRows | None = None) -> None:
+        """The tokens' embeddings into `x`."""
         torch.index_select(self.weights.embedding, 0, inputs.token_ids, out=buffers.x)
+        if overrides is not None:
+            overrides.write(buffers.x)
         if self.config.embedding_scale != 1.0:
             # Rounded to the embedding's dtype, as transformers does.
             buffers.x.mul_(torch.tensor(self.config.embedding_scale, dtype=buffers.x.dtype).item())
+
+    def _make_rope_table(self, inputs: ForwardInputs[Tensor], buffers: Buffers) -> None:
         torch.mul(inputs.positions.to(torch.float32)[:, None], self.frequencies, out=buffers.sin)
         torch.cos(buffers.sin, out=buffers.cos)
         torch.sin(buffers.sin, out=buffers.sin)

@@ -2,87 +2,122 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from prefixwise.bench.files import sha256_of
-from prefixwise.bench.kinds.comparison.model import BestNativeView, Comparison, Correctness, PortableRow, PortableView
-from prefixwise.bench.kinds.comparison.rules import CompareOptions, deltas_of, winner_of
+from prefixwise.bench.kinds.base import BACKENDS, BackendName
+from prefixwise.bench.kinds.comparison.model import (
+    BestNativeView,
+    Comparison,
+    Correctness,
+    InputFile,
+    PortableRow,
+    PortableView,
+    Winner,
+    WinningRow,
+)
+from prefixwise.bench.kinds.comparison.rules import deltas_of, winner_of
 from prefixwise.bench.kinds.findings import Findings, find_files, is_number
 from prefixwise.bench.kinds.score_matrix import MatrixRow, select_winner
+from prefixwise.bench.rules import Bounds
 from prefixwise.bench.run.comparison import compare, read_inputs
 from prefixwise.contract.errors import ArtifactError
-
-BACKENDS = ("jax", "pytorch")
-
 
 Quote = Mapping[str, Any]
 
 
 # What the choice is made by.
-_NEEDED = ("client_chunk_size", "success_rate", "p95_total_e2e_ms", "throughput_items_sec")
+_NEEDED = ("success_rate", "p95_total_e2e_ms", "throughput_items_sec")
 
 
 def check_portable(view: PortableView, found: Findings) -> None:
-    """The best row of each backend, then the better of the two."""
+    """The best row of each backend, then the best row of both."""
     for index, row in enumerate(view.rows):
         _check_deltas(f"portable_view.rows[{index}].deltas", row.deltas, row.jax, row.pytorch, found)
-    jax, pytorch = ([getattr(row, name) for row in view.rows if getattr(row, name) is not None] for name in BACKENDS)
-    if not _are_whole([*jax, *pytorch]):
+    quotes = {name: [(row, side) for row in view.rows if (side := row.side(name)) is not None] for name in BACKENDS}
+    if not _are_whole(side for sides in quotes.values() for _, side in sides):
         return
-    correct = {row.client_chunk_size for row in view.rows if row.correctness.passed}
-    best_jax = select_winner(map(_row_of, jax), view.guardrail_ratio, lambda row: row.client_chunk_size in correct)
-    best_pytorch = select_winner(map(_row_of, pytorch), view.guardrail_ratio)
-    for name, best in (("jax", best_jax), ("pytorch", best_pytorch)):
+    ratio = view.guardrail_ratio
+    jax = [_row_of(row, side) for row, side in quotes["jax"] if row.correctness.passed]
+    pytorch = [_row_of(row, side) for row, side in quotes["pytorch"]]
+    # The earlier system gates PyTorch's rows, too; here they are the reference.
+    gated = [_row_of(row, side) for row, side in quotes["pytorch"] if row.correctness.passed]
+    legal: dict[BackendName, list[list[MatrixRow]]] = {"jax": [jax], "pytorch": [pytorch, gated]}
+    for name, choices in legal.items():
         if name in view.backend_best:
-            _check_best_row(f"portable_view.backend_best.{name}", best, view.backend_best[name], found)
-    expected = winner_of(best_jax, best_pytorch, view.guardrail_ratio)
-    _check_winner("portable_view.winner", expected, view.winner, found)
+            best = [select_winner(rows, ratio) for rows in choices]
+            _check_best_row(f"portable_view.backend_best.{name}.winner", best, view.backend_best[name].winner, found)
+    # prefixwise 0.1 took the best row of each backend first, and then the better of the two.
+    finalists = [[winner] if (winner := select_winner(rows, ratio)) else [] for rows in (jax, pytorch)]
+    winners = [
+        winner_of(*pair, guardrail_ratio=ratio) for pair in ((jax, pytorch), (jax, gated), (finalists[0], finalists[1]))
+    ]
+    _check_winner("portable_view.winner", winners, view.winner, found)
 
 
 def check_native(view: BestNativeView, guardrail_ratio: float, found: Findings) -> None:
     """Check the winner: JAX's row counts only where its scores agree with PyTorch's."""
     jax, pytorch = view.jax_selected, view.pytorch_selected
     _check_deltas("best_native_view.deltas", view.deltas, jax, pytorch, found)
-    if not _are_whole([row for row in (jax, pytorch) if row is not None]):
+    if not _are_whole((row for row in (jax, pytorch) if row is not None), "client_chunk_size"):
         return
-    trusted = _row_of(jax) if jax is not None and view.correctness.passed else None
-    expected = winner_of(trusted, None if pytorch is None else _row_of(pytorch), guardrail_ratio)
-    _check_winner("best_native_view.winner", expected, view.winner, found)
+    ratio = view.guardrail_ratio or guardrail_ratio
+    trusted, reference = ([] if row is None else [_row_of(None, row)] for row in (jax, pytorch))
+    legal = [winner_of(trusted if view.correctness.passed else [], reference, ratio)]
+    if not view.correctness.passed:
+        legal.append(winner_of([], [], ratio))  # the earlier system's
+    _check_winner("best_native_view.winner", legal, view.winner, found)
 
 
-def _are_whole(quotes: Iterable[Quote]) -> bool:
-    return all(name in quote for quote in quotes for name in _NEEDED)
+def _are_whole(quotes: Iterable[Quote], *more: str) -> bool:
+    return all(name in quote for quote in quotes for name in (*_NEEDED, *more))
 
 
-def _row_of(quote: Quote) -> MatrixRow:
-    """A row with the quoted metrics; others are None."""
-    return MatrixRow.model_construct(**{name: quote.get(name) for name in MatrixRow.model_fields})
+def _row_of(row: PortableRow | None, quote: Quote) -> MatrixRow:
+    """A row with the quoted metrics; others are None. The earlier system quotes a portable row without its size."""
+    metrics: dict[str, Any] = {name: quote.get(name) for name in MatrixRow.model_fields}
+    size = metrics.pop("client_chunk_size") if row is None else row.client_chunk_size
+    return MatrixRow.model_construct(**{**metrics, "client_chunk_size": size})
 
 
-def _check_best_row(where: str, best: MatrixRow | None, got: Quote | None, found: Findings) -> None:
-    size = None if best is None else best.client_chunk_size
-    own = None if got is None else got.get("client_chunk_size")
-    found.same(f"{where}.client_chunk_size", size, own, "by the rows")
-    if best is None or got is None or own != size:
+def _check_best_row(where: str, legal: Sequence[MatrixRow | None], got: WinningRow | None, found: Findings) -> None:
+    """`legal`: the rows that may be the best, the first by our own rule."""
+    own = None if got is None else got.client_chunk_size
+    sizes = [None if row is None else row.client_chunk_size for row in legal]
+    if own not in sizes:
+        found.fail(f"{where}.client_chunk_size", f"{sizes[0]} (by the rows)", own)
         return
+    best = legal[sizes.index(own)]
+    if best is not None and got is not None:
+        _check_choice(where, best, got, found)
+
+
+def _check_choice(where: str, expected: MatrixRow | WinningRow, got: WinningRow, found: Findings) -> None:
     for name in ("throughput_items_sec", "p95_total_e2e_ms"):
-        if name in got:
-            found.close(f"{where}.{name}", getattr(best, name), got[name], "of its row")
+        if name in got.model_fields_set:
+            found.close(f"{where}.{name}", getattr(expected, name), getattr(got, name), "of its row")
 
 
-def _check_winner(where: str, expected: Quote, got: Quote, found: Findings) -> None:
-    """Check the winner; other tools have other names for a tie or no winner."""
-    if "backend" in got and (expected["backend"] in BACKENDS or got["backend"] in BACKENDS):
-        found.same(f"{where}.backend", expected["backend"], got["backend"], "by the rows")
-        if got["backend"] != expected["backend"]:
-            return  # the rest is the other's
-    if "client_chunk_size" in got:
-        found.same(f"{where}.client_chunk_size", expected["client_chunk_size"], got["client_chunk_size"], "by the rows")
-    if "ratio" in got:
-        found.close(f"{where}.ratio", expected["ratio"], got["ratio"], "by the rows")
-    _check_metrics(f"{where}.deltas", expected["deltas"], got.get("deltas"), found)
+def _check_winner(where: str, legal: Sequence[Winner], got: Winner, found: Findings) -> None:
+    """`legal`: the winners by the rules of ours and of the earlier system, ours first."""
+    expected = next((each for each in legal if _is_same(each, got)), legal[0])
+    if not _is_same(expected, got):
+        found.same(f"{where}.winner.backend", expected.backend, got.backend, "by the rows")
+        if expected.place and got.place and expected.place[0] == got.place[0]:
+            found.same(f"{where}.winner.client_chunk_size", expected.place[1], got.place[1], "by the rows")
+        return
+    if expected.winner is not None and got.winner is not None:
+        _check_choice(f"{where}.winner", expected.winner, got.winner, found)
+    if "ratio" in got.model_fields_set:
+        found.close(f"{where}.ratio", expected.ratio, got.ratio, "by the rows")
+    _check_metrics(f"{where}.deltas", expected.deltas, got.deltas, found)
+
+
+def _is_same(expected: Winner, got: Winner) -> bool:
+    """The same row wins; the earlier system does not mark a tie."""
+    return expected.place == got.place and ("tie" not in got.model_fields_set or expected.tie == got.tie)
 
 
 def _check_deltas(where: str, got: object, jax: Quote | None, pytorch: Quote | None, found: Findings) -> None:
@@ -90,7 +125,7 @@ def _check_deltas(where: str, got: object, jax: Quote | None, pytorch: Quote | N
         expected = None
     else:
         both = jax.keys() & pytorch.keys()
-        every = deltas_of(_row_of(jax), _row_of(pytorch)) or {}
+        every = deltas_of(_row_of(None, jax), _row_of(None, pytorch)) or {}
         expected = {name: value for name, value in every.items() if name.removesuffix("_pct") in both}
     _check_metrics(where, expected, got, found)
 
@@ -119,12 +154,12 @@ def check_inputs(comparison: Comparison, bounds: Mapping[str, float], found: Fin
     """Compare the input matrices again. `bounds`: of the correctness gate; without them nothing is compared."""
     if not comparison.inputs:
         found.warn("inputs", "the matrices that were compared", "nothing")
-    files = {name: _find(f"inputs.{name}", entry, found) for name, entry in comparison.inputs.items()}
+    files = {name: _find(name, entry, found) for name, entry in comparison.input_files().items()}
     jax, pytorch = (files.get(name) for name in _PORTABLE)
     if jax is None or pytorch is None or not bounds:
         return
     native = [files.get(name) for name in _NATIVE]
-    options = CompareOptions(**bounds, guardrail_ratio=comparison.portable_view.guardrail_ratio)
+    options = Bounds(**bounds, guardrail_ratio=comparison.portable_view.guardrail_ratio)
     try:
         expected = compare(read_inputs(jax, pytorch, *native), options)
     except ArtifactError as error:
@@ -135,19 +170,18 @@ def check_inputs(comparison: Comparison, bounds: Mapping[str, float], found: Fin
         _check_native_inputs(expected, comparison, found)
 
 
-def _find(where: str, entry: object, found: Findings) -> Path | None:
-    """The file with that checksum; entries of other tools without one are skipped."""
-    if not isinstance(entry, Mapping) or not all(isinstance(entry.get(key), str) for key in ("path", "sha256")):
+def _find(name: str, entry: InputFile, found: Findings) -> Path | None:
+    """The file with that checksum; None for an entry without one."""
+    if entry.sha256 is None:
         return None
-    places = find_files(entry["path"], found.path)
+    places = find_files(entry.path, found.path)
     sums = {sha256_of(place): place for place in places}
     if not places:
-        found.warn(f"{where}.path", "the matrix, to compare it again", f"no file {entry['path']}")
-    elif entry["sha256"] not in sums:
-        found.fail(
-            f"{where}.sha256", " or ".join(f"{each}, of {place}" for each, place in sums.items()), entry["sha256"]
-        )
-    return sums.get(entry["sha256"])
+        found.warn(f"inputs.{name}_json", "the matrix, to compare it again", f"no file {entry.path}")
+    elif entry.sha256 not in sums:
+        expected = " or ".join(f"{each}, of {place}" for each, place in sums.items())
+        found.fail(f"inputs_sha256.{name}_json", expected, entry.sha256)
+    return sums.get(entry.sha256)
 
 
 def _check_row_inputs(expected: Comparison, got: Comparison, found: Findings) -> None:
@@ -207,7 +241,6 @@ def check_comparison(comparison: Comparison, found: Findings) -> None:
         _check_gate(row.correctness, f"{where}.correctness", bounds, found)
     _check_gate(comparison.best_native_view.correctness, "best_native_view.correctness", bounds, found)
     _check_pass(comparison, found)
-    _check_best(comparison, found)
     check_portable(comparison.portable_view, found)
     check_native(comparison.best_native_view, comparison.portable_view.guardrail_ratio, found)
     for name in _VIEWS:
@@ -263,16 +296,3 @@ def _check_gate(gate: Correctness, where: str, bounds: Mapping[str, float], foun
         found.same(f"{where}.pass", is_within, gate.passed, f"by its differences {largest:.6g} and {average:.6g}")
     if not gate.passed:
         found.warn(f"{where}.pass", "true", f"false: {gate.detail}")
-
-
-def _check_best(comparison: Comparison, found: Findings) -> None:
-    """The best row of a backend is one of its rows."""
-    view = comparison.portable_view
-    for name in BACKENDS:
-        best = view.backend_best.get(name)
-        if best is None or "client_chunk_size" not in best:
-            continue  # no row was eligible
-        sizes = [row.client_chunk_size for row in view.rows if getattr(row, name) is not None]
-        if best["client_chunk_size"] not in sizes:
-            where = f"portable_view.backend_best.{name}.client_chunk_size"
-            found.fail(where, f"one of its chunk sizes, {sizes}", best["client_chunk_size"])

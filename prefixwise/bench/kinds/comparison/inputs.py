@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from prefixwise.bench.files import read_artifact, sha256_of
 from prefixwise.bench.kinds.ab import AbResult, backend_of_variants
@@ -95,26 +94,25 @@ def read_report_inputs(paths: ReportPaths) -> ReportInputs:
 
 def _read_matrices(comparison: Comparison, folder: Path, notes: list[str]) -> dict[str, MatrixFile]:
     found: dict[str, MatrixFile] = {}
+    recorded = comparison.input_files()
     for name in (f"{backend}_{view}" for view in VIEW_NAMES for backend in BACKENDS):
-        entry = comparison.inputs.get(name)
-        recorded = entry.get("path") if isinstance(entry, Mapping) else entry
-        if not isinstance(recorded, str):
+        entry = recorded.get(name)
+        if entry is None:
             notes.append(f"the comparison does not say which matrix is {name}: its runs and set-up are not shown")
             continue
-        path = find_file(recorded, folder)
+        path = find_file(entry.path, folder)
         try:
             if path is None:
-                raise ArtifactError(f"{recorded} is neither in {folder} nor where the comparison says")
+                raise ArtifactError(f"{entry.path} is neither in {folder} nor where the comparison says")
             found[name] = MatrixFile(path, sha256_of(path), read_artifact(path, ScoreMatrix))
         except ArtifactError as error:
             notes.append(f"{name}: {error}; its runs and set-up are not shown")
         else:
-            notes.extend(_changed(found[name], entry))
+            notes.extend(_changed(found[name], entry.sha256))
     return found
 
 
-def _changed(file: MatrixFile, entry: Any) -> list[str]:
-    before = entry.get("sha256") if isinstance(entry, Mapping) else None
+def _changed(file: MatrixFile, before: str | None) -> list[str]:
     if before in (None, file.sha256):
         return []
     return [f"{file.path.name} has changed since it was compared: its sha256 was {before} and is {file.sha256}"]

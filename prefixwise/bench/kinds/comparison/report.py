@@ -30,7 +30,7 @@ from prefixwise.bench.kinds.comparison.tables import (
 )
 from prefixwise.bench.kinds.comparison.verdict import agreement, thresholds
 from prefixwise.bench.kinds.extras import extra_sections, gate_failures, gates_card
-from prefixwise.bench.kinds.score_matrix import ScoreMatrix
+from prefixwise.bench.kinds.score_matrix import MatrixSummary, ScoreMatrix
 from prefixwise.bench.kinds.workload import Workload
 from prefixwise.bench.render.document import (
     NONE,
@@ -45,8 +45,9 @@ from prefixwise.bench.render.document import (
     bullets,
     table,
 )
+from prefixwise.bench.rules import DEFAULT_BOUNDS
 from prefixwise.bench.run.comparison import MatrixFile
-from prefixwise.bench.server_facts import OWN_NAMES, lasting_config
+from prefixwise.bench.server_facts import MATRIX_FLAGS, OWN_NAMES, lasting_config
 
 TITLE = "JAX vs PyTorch: multi-item scoring"
 
@@ -111,9 +112,7 @@ def _charts(*found: Chart | None) -> tuple[Block, ...]:
 _LONGEST = 120  # letters of one value; the artifact has all of it
 
 
-_DECLARED_FLAGS = dict(
-    zip(OWN_NAMES, ("jax-server-chunk-size", "jax-mask-impl", "jax-segment-fallback-threshold"), strict=True)
-)
+_DECLARED_FLAGS = dict(zip(OWN_NAMES, MATRIX_FLAGS, strict=True))
 
 
 def setup(inputs: ReportInputs) -> tuple[Block, ...]:
@@ -135,11 +134,11 @@ def setup(inputs: ReportInputs) -> tuple[Block, ...]:
 
 
 def _inputs_table(comparison: Comparison) -> tuple[Block, ...]:
-    """The compared files; an entry of another tool may be a path alone."""
-    rows: list[tuple[Cell | str, ...]] = []
-    for name, entry in comparison.inputs.items():
-        file: Mapping[str, Any] = entry if isinstance(entry, Mapping) else {"path": entry}
-        rows.append((name, *(Cell(str(file[key]), "code") if key in file else NONE for key in ("path", "sha256"))))
+    """The compared files; the earlier system's comparisons have no checksums."""
+    rows = [
+        (name, Cell(file.path, "code"), NONE if file.sha256 is None else Cell(file.sha256, "code"))
+        for name, file in comparison.input_files().items()
+    ]
     return table("Compared matrices", ("matrix", "file", "sha256"), rows, numeric=False)
 
 
@@ -236,11 +235,23 @@ def _matrix_command(file: MatrixFile) -> str:
             ("evaluation-view", matrix.evaluation_view),
             ("client-chunk-sizes", _commas(sizes)),
             *((name.replace("_", "-"), given.get(name)) for name in measured),
-            *((flag, declared.get(name)) for name, flag in _DECLARED_FLAGS.items()),
+            *((flag.removeprefix("--"), declared.get(name)) for name, flag in _DECLARED_FLAGS.items()),
+            *_bounds_given(matrix.summary),
             ("request-id", matrix.workload_ref.request_id),
             ("output-json", file.path),
         ],
     )
+
+
+def _bounds_given(summary: MatrixSummary) -> list[tuple[str, float | None]]:
+    """The bounds that are not the defaults."""
+    largest, mean = summary.correctness_thresholds.max_abs_diff, summary.correctness_thresholds.mean_abs_diff
+    bounds = {
+        "guardrail-ratio": (summary.guardrail_ratio, DEFAULT_BOUNDS.guardrail_ratio),
+        "correctness-threshold-max-abs": (largest, DEFAULT_BOUNDS.max_abs_diff),
+        "correctness-threshold-mean-abs": (mean, DEFAULT_BOUNDS.mean_abs_diff),
+    }
+    return [(name, None if given == usual else given) for name, (given, usual) in bounds.items()]
 
 
 def _compare_command(inputs: ReportInputs) -> str:

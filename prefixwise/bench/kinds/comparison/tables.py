@@ -8,7 +8,7 @@ from typing import Any
 
 from prefixwise.bench.kinds.base import BACKEND_NAMES, BACKENDS, VIEW_NAMES
 from prefixwise.bench.kinds.comparison.inputs import ReportInputs
-from prefixwise.bench.kinds.comparison.model import Comparison, Correctness, PortableRow, QuotedRow
+from prefixwise.bench.kinds.comparison.model import COMPARED, Comparison, Correctness, PortableRow, QuotedRow
 from prefixwise.bench.kinds.comparison.verdict import (
     Agreement,
     agreement,
@@ -38,6 +38,8 @@ def statements(inputs: ReportInputs) -> tuple[str, ...]:
 
 def _reliability(comparison: Comparison) -> str:
     good, runs = run_counts(comparison)
+    if not runs:
+        return f"{_row_counts(comparison)} of the sweep worked in every run."
     if good == runs:
         return f"All {runs} timed runs of the sweep worked."
     return f"{runs - good} of {runs} timed runs of the sweep failed; the rows they belong to cannot win."
@@ -47,6 +49,12 @@ def run_counts(comparison: Comparison) -> tuple[int, int]:
     """Runs of the portable sweep that worked, and all of them."""
     rows = [row for each in comparison.portable_view.rows for row in (each.jax, each.pytorch) if row]
     return sum(row.get("successful_runs", 0) for row in rows), sum(row.get("timed_runs", 0) for row in rows)
+
+
+def _row_counts(comparison: Comparison) -> str:
+    """For a comparison of the earlier system, which quotes success rates and no counts."""
+    rows = [row for each in comparison.portable_view.rows for row in (each.jax, each.pytorch) if row]
+    return f"{sum(row.get('success_rate') == 1.0 for row in rows)} of {len(rows)} rows"
 
 
 def selected(comparison: Comparison) -> dict[str, Any]:
@@ -66,7 +74,7 @@ def cards(inputs: ReportInputs) -> tuple[Card, ...]:
         Card(
             "Runs that worked",
             f"{good / runs:.0%}" if runs else NONE,
-            f"{good} of {runs} timed runs",
+            f"{good} of {runs} timed runs" if runs else f"{_row_counts(inputs.comparison)} without a failure",
             "plain" if good == runs else "bad",
         ),
     )
@@ -242,7 +250,7 @@ def correctness_gates(comparison: Comparison) -> tuple[Block, ...]:
 
 
 def _gate_cells(where: str, found: Correctness) -> list[Cell | str]:
-    detail = NONE if found.status == "compared" else found.detail or NONE
+    detail = NONE if found.status == COMPARED else found.detail or NONE
     gate = judged_scores(found)
     return [
         where,

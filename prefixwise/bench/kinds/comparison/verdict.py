@@ -12,16 +12,13 @@ from typing import Any, Literal
 
 from prefixwise.bench.kinds.base import BACKEND_NAMES, BACKENDS, BackendName, EvaluationView
 from prefixwise.bench.kinds.comparison.inputs import ReportInputs
-from prefixwise.bench.kinds.comparison.model import Comparison, Correctness
+from prefixwise.bench.kinds.comparison.model import COMPARED, MISSING, Comparison, Correctness, Winner
 from prefixwise.bench.kinds.findings import is_number
 from prefixwise.bench.kinds.score_matrix import THROUGHPUT
 from prefixwise.bench.render.document import NONE, Card, Cell, judged
 from prefixwise.bench.render.numbers import change_percent, difference, percent, short_number
 
 Agreement = Literal["agree", "differ", "not compared"]
-
-
-_MISSING = "missing"  # the status where one of the two has no scores
 
 
 def agreement(comparison: Comparison) -> Agreement:
@@ -36,7 +33,7 @@ def agreement(comparison: Comparison) -> Agreement:
 
 def correctness_state(found: Correctness) -> Agreement:
     """The agreement of one row."""
-    if found.status == _MISSING:
+    if found.status == MISSING:
         return "not compared"
     return "agree" if found.passed else "differ"
 
@@ -108,7 +105,7 @@ def judged_scores(found: Correctness) -> Cell:
     state = correctness_state(found)
     if state == "not compared":
         return Cell(state, "open")
-    return judged(found.passed) if found.status == "compared" else Cell(found.status.replace("_", " "), "bad")
+    return judged(found.passed) if found.status == COMPARED else Cell(found.status.replace("_", " "), "bad")
 
 
 _OTHER: Mapping[BackendName, BackendName] = {"jax": "pytorch", "pytorch": "jax"}
@@ -142,8 +139,8 @@ class Race:
     """One view: who wins by the comparison, with which rows, and what the other phase says."""
 
     how: str
-    winner: Mapping[str, Any]
-    rows: Mapping[str, Mapping[str, Any] | None]
+    winner: Winner
+    rows: Mapping[BackendName, Mapping[str, Any] | None]
     second: SecondLook | None
 
     def row(self, backend: BackendName) -> Mapping[str, Any]:
@@ -154,7 +151,7 @@ class Race:
         return change_percent(self.row(backend).get(THROUGHPUT), self.row(_OTHER[backend]).get(THROUGHPUT))
 
     def winning(self) -> BackendName | None:
-        return next((each for each in BACKENDS if each == self.winner.get("backend")), None)
+        return None if self.winner.tie or self.winner.winner is None else self.winner.winner.backend
 
     def is_reversed(self) -> bool:
         """Is the faster backend slower in the other phase?"""
@@ -167,9 +164,9 @@ class Race:
 def races(inputs: ReportInputs) -> tuple[Race, Race]:
     """The portable view, which quotes the sweep, and the best-native one, which quotes the confirm phase if it can."""
     portable, native = inputs.comparison.portable_view, inputs.comparison.best_native_view
-    selected = {"jax": native.jax_selected, "pytorch": native.pytorch_selected}
+    selected: dict[BackendName, Any] = {"jax": native.jax_selected, "pytorch": native.pytorch_selected}
     return (
-        Race("With the same client", portable.winner, portable.backend_best, _second(inputs, "portable")),
+        Race("With the same client", portable.winner, portable.contest(), _second(inputs, "portable")),
         Race("Each at its best", native.winner, selected, _second(inputs, "best_native")),
     )
 
@@ -189,7 +186,7 @@ def _throughput(inputs: ReportInputs, backend: BackendName, view: EvaluationView
     """The throughput at the quoted chunk size, in the other phase."""
     file, native = inputs.matrix(backend, view), inputs.comparison.best_native_view
     selected = native.jax_selected if backend == "jax" else native.pytorch_selected
-    row = inputs.comparison.portable_view.backend_best.get(backend) if view == "portable" else selected
+    row = inputs.comparison.portable_view.contest()[backend] if view == "portable" else selected
     if file is None or row is None:
         return None
     rows = file.matrix.confirm_results if phase == _AGAIN else file.matrix.results
@@ -200,9 +197,7 @@ def _throughput(inputs: ReportInputs, backend: BackendName, view: EvaluationView
 def race_sentence(race: Race) -> str:
     """For the verdict."""
     best = race.winning()
-    if "backend" not in race.winner:
-        return f"{race.how}, the comparison names no winner."
-    if best is None and race.winner["backend"] == "tie":
+    if race.winner.tie:
         return f"{race.how}, the two are equal: {_best(race.row('jax'))}."
     if best is None:
         return f"{race.how}, neither can be recommended: no chunk size counts."
@@ -248,7 +243,7 @@ def race_card(name: str, race: Race) -> Card:
     pair = ", ".join(f"{BACKEND_NAMES[each]} {short_number(race.row(each).get(THROUGHPUT))}" for each in BACKENDS)
     detail = f"{pair} items/s" if second is None else f"{second.quoted_phase}: {pair}\n{second.phrase('jax')}"
     if best is None:
-        return Card(name, "tie" if race.winner.get("backend") == "tie" else "neither", detail)
+        return Card(name, "tie" if race.winner.tie else "neither", detail)
     if race.is_reversed():
         return Card(name, "no sure winner", detail, "open")
     lead = race.lead(best)

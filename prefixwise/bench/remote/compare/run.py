@@ -19,7 +19,6 @@ from prefixwise.bench.kinds.base import BackendName
 from prefixwise.bench.kinds.comparison.inputs import ReportPaths, read_report_inputs
 from prefixwise.bench.kinds.comparison.model import Comparison
 from prefixwise.bench.kinds.comparison.report import comparison_report, make_report
-from prefixwise.bench.kinds.comparison.rules import CompareOptions
 from prefixwise.bench.kinds.score_matrix import ScoreMatrix
 from prefixwise.bench.kinds.workload import Workload
 from prefixwise.bench.remote.agent_client import RemoteAgent, answer_field, new_token, released_after
@@ -33,6 +32,7 @@ from prefixwise.bench.remote.sweep import Watcher
 from prefixwise.bench.remote.targets.base import OnLine, TargetError
 from prefixwise.bench.render.html import report_html
 from prefixwise.bench.render.markdown import report_markdown
+from prefixwise.bench.rules import Bounds
 from prefixwise.bench.run.comparison import compare, read_inputs
 from prefixwise.bench.run.workload import make_workload
 from prefixwise.bench.tokens import token_facts
@@ -101,7 +101,7 @@ def write_comparison(folder: Path, plan: ComparePlan) -> None:
         folder / MatrixStep("jax", "best_native").file_name,
         folder / MatrixStep("pytorch", "best_native").file_name,
     )
-    gates = CompareOptions(plan.correctness_threshold_max_abs, plan.correctness_threshold_mean_abs)
+    gates = Bounds(plan.correctness_threshold_max_abs, plan.correctness_threshold_mean_abs)
     comparison = compare(inputs, gates)
     write_text(folder / "comparison.md", report_markdown(comparison_report(comparison, COMPARISON)))
     write_artifact(folder / COMPARISON, comparison)

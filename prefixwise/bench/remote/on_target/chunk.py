@@ -10,7 +10,7 @@ from typing import Any
 from prefixwise._version import __version__
 from prefixwise.bench.client import CallError, ScoreClient
 from prefixwise.bench.files import now_utc, read_artifact, write_artifact
-from prefixwise.bench.kinds.ops import OpsRow, OpsRunMetadata
+from prefixwise.bench.kinds.ops import OPS_MATRIX_VERSION, OpsRow, OpsRunMetadata, OpsWorkload
 from prefixwise.bench.kinds.workload import Workload
 from prefixwise.bench.processes import ServerStartError, local_server
 from prefixwise.bench.remote import folders
@@ -64,8 +64,8 @@ def _begin_new(spec: SweepSpec, wanted: Path, say: Say) -> Path:
     folder = folders.make_new(wanted) if spec.new_folder else wanted
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _write_workload(spec, folder, say)
-        write_artifact(folder / folders.METADATA, _metadata(spec))
+        workload = _write_workload(spec, folder, say)
+        write_artifact(folder / folders.METADATA, _metadata(spec, folder, workload))
     except BaseException:
         if is_made:
             shutil.rmtree(folder, ignore_errors=True)
@@ -73,12 +73,13 @@ def _begin_new(spec: SweepSpec, wanted: Path, say: Say) -> Path:
     return folder
 
 
-def _write_workload(spec: SweepSpec, folder: Path, say: Say) -> None:
+def _write_workload(spec: SweepSpec, folder: Path, say: Say) -> Workload:
     options = WorkloadOptions(spec.query_tokens, spec.num_items, spec.item_tokens)
     workload = make_workload(options, token_facts(spec.model))
     for note in workload.notes:
         say(f"note: {note}")
     write_artifact(folder / folders.WORKLOAD, workload)
+    return workload
 
 
 def _differences(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> str:
@@ -90,21 +91,30 @@ def _differences(before: Mapping[str, Any] | None, now: Mapping[str, Any]) -> st
     return "; ".join(f"{key} is {before.get(key)!r} there, {value!r} here" for key, value in other.items())
 
 
-def _metadata(spec: SweepSpec) -> OpsRunMetadata:
+def _metadata(spec: SweepSpec, folder: Path, workload: Workload) -> OpsRunMetadata:
     config = {
         "model": spec.model,
         "multi_item_mask_impl": spec.mask,
         "multi_item_segment_fallback_threshold": spec.segment_fallback_threshold,
+        "disable_radix_cache": True,
     }
     return OpsRunMetadata(
+        schema_version=OPS_MATRIX_VERSION,
+        run_id=folder.name,
         model=spec.model,
         backend=spec.backend,
         hardware=spec.hardware or None,
+        workload=OpsWorkload(
+            query_tokens=spec.query_tokens,
+            num_items=spec.num_items,
+            item_tokens=spec.item_tokens,
+            label_token_ids=workload.label_token_ids,
+        ),
         workload_ref=spec.workload_ref,
         server_config=config,
         chunk_sizes=list(spec.chunk_sizes),
         spec=spec.identity,
-        started_at_utc=now_utc(),
+        timestamp_start=now_utc(),
         prefixwise=__version__,
     )
 
@@ -218,6 +228,7 @@ def _ran_on(spec: SweepSpec, info: Mapping[str, Any], folder: Path) -> tuple[str
     if backend is None:
         return metadata.backend or spec.backend, metadata.hardware or spec.hardware or "unknown"
     metadata.backend, metadata.hardware = backend, spec.hardware or hardware
+    metadata.timestamp_end = now_utc()
     write_artifact(path, metadata)
     return backend, metadata.hardware
 

@@ -21,11 +21,12 @@ from prefixwise.bench.remote.targets.base import TargetError
 from prefixwise.bench.server_facts import server_fact
 from prefixwise.bench.tokens import token_facts
 from prefixwise.contract.errors import ModelLoadError
+from prefixwise.models.sources import split_revision
 
 ModelState = Literal["here", "comes", "missing"]  # comes: the first server downloads it
 
 # The servers of a run have no API key, even if this machine's environment sets one.
-NO_KEY = {"PREFIXWISE_API_KEY": ""}
+NO_KEY: dict[str, str | None] = {"PREFIXWISE_API_KEY": None}
 
 _HUB_SECONDS = 15.0
 _MIN_FREE_BYTES = 16_000_000
@@ -127,7 +128,8 @@ def model_facts(model: str) -> tuple[ModelState, str]:
     try:
         found = token_facts(model)
         if model != "embedded" and not Path(model).expanduser().exists():
-            snapshot_download(model, local_files_only=True)
+            model_id, revision = split_revision(model)
+            snapshot_download(model_id, revision=revision, local_files_only=True)
     except (HFValidationError, LocalEntryNotFoundError):
         return _on_the_hub(model)
     except ModelLoadError as error:
@@ -142,7 +144,8 @@ def _on_the_hub(model: str) -> tuple[ModelState, str]:
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
     try:
-        HfApi().model_info(model, timeout=_HUB_SECONDS)
+        model_id, revision = split_revision(model)
+        HfApi().model_info(model_id, revision=revision, timeout=_HUB_SECONDS)
     except OfflineModeIsEnabled:
         return "missing", "not in the hub cache, and HF_HUB_OFFLINE is set"
     except (HfHubHTTPError, httpx.HTTPError, OSError) as error:

@@ -1,7 +1,7 @@
 """The fused kernels against plain PyTorch: compiled on a GPU, and in Triton's interpreter where there is none.
 
 Triton decides when it is imported whether kernels are interpreted, so a run of this file with TRITON_INTERPRET=1 is a
-process of its self_part, which the one test that is not marked `gpu` starts.
+process of its own, which the one test that is not marked `gpu` starts.
 """
 
 from __future__ import annotations
@@ -39,12 +39,15 @@ from tests.backends.torch.test_attention import implementation
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
 NUM_ROWS = 5 if INTERPRETED else 5000  # the interpreter runs a row in some milliseconds
+HEADS = [(9, 3)] if INTERPRETED else [(16, 8), (9, 3)]  # neither makes a power of two
 
 pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 
 ACTIVATIONS = get_args(Activation)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 HALVES = (torch.bfloat16, torch.float16)
+# The interpreter cuts bfloat16 where a device rounds it, so single kernels are held to the others.
+KERNEL_DTYPES = (torch.float32, torch.float16) if INTERPRETED else DTYPES
 # A rounding that falls the other way moves a result by one unit in its last place; after RoPE, by two.
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2**-6, torch.float16: 2**-9}
 EPS = 1e-6
@@ -113,7 +116,7 @@ def assert_same(found: Tensor, expected: Tensor) -> None:
 
 
 @compiled_or_interpreted
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", KERNEL_DTYPES)
 class TestKernels:
     @pytest.mark.parametrize("size", [1, 64, 576, 1000, 1023, 1024, 4096])
     def test_norm(self, ops: ElementwiseOps, dtype: torch.dtype, size: int) -> None:
@@ -138,7 +141,7 @@ class TestKernels:
         assert_same(found[1], expected[1])
 
     @pytest.mark.parametrize("has_norm", [True, False])
-    @pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(16, 8), (9, 3)])
+    @pytest.mark.parametrize(("num_heads", "num_kv_heads"), HEADS)
     @pytest.mark.parametrize("head_size", [8, 24, 64, 96, 128, 256])
     def test_qk_norm_rope(
         self, ops: ElementwiseOps, dtype: torch.dtype, head_size: int, num_heads: int, num_kv_heads: int, has_norm: bool

@@ -69,7 +69,6 @@ def test_a_comparison_that_names_no_matrices_is_one_of_others(tmp_path: Path) ->
     path = write_comparison(tmp_path)
     content = json.loads(path.read_text())
     content["correctness"] = {}
-    del content["portable_view"]["winner"]["backend"]
     for row in content["portable_view"]["rows"]:
         del row["deltas"]
     path.write_text(json.dumps({**content, "inputs": {}}))
@@ -77,8 +76,17 @@ def test_a_comparison_that_names_no_matrices_is_one_of_others(tmp_path: Path) ->
     assert inputs.matrices == {}
     report = make_report(inputs, "2026-02-11")
     assert report.passed
-    assert report.verdict.startswith("With the same client, the comparison names no winner.")
+    assert report.verdict.startswith("With the same client, PyTorch is 200.0% faster: ")
     assert "they differ by at most 0.0040 (no bound given)" in report.verdict
+
+
+def test_without_a_winner_there_is_no_report(tmp_path: Path) -> None:
+    path = write_comparison(tmp_path)
+    content = json.loads(path.read_text())
+    del content["portable_view"]["winner"]["winner"]
+    path.write_text(json.dumps(content))
+    with pytest.raises(ArtifactError, match=r"is no Comparison: portable_view\.winner\.winner: Field required"):
+        read_report_inputs(ReportPaths(path))
 
 
 def test_a_matrix_that_has_changed_is_a_note(tmp_path: Path) -> None:

@@ -51,13 +51,14 @@ def test_a_model_is_here_or_missing(
 def test_a_model_of_the_hub_comes_where_the_hub_gives_it(
     error: OSError | None, state: str, words: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def model_info(api: object, model: str, timeout: float) -> None:
+    def model_info(api: object, model: str, revision: str | None, timeout: float) -> None:
+        assert (model, revision) == ("Qwen/Qwen3-0.6B", "v1")
         if error is not None:
             raise error
 
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr("huggingface_hub.HfApi.model_info", model_info)
-    found, note = machine.model_facts("Qwen/Qwen3-0.6B")
+    found, note = machine.model_facts("Qwen/Qwen3-0.6B@v1")
     assert found == state and words in note
 
 

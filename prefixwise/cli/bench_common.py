@@ -41,6 +41,7 @@ Timeout = Annotated[
     float,
     typer.Option(
         "--timeout-sec",
+        "--timeout",
         metavar="SECONDS",
         callback=_checked_timeout,
         help="Timeout of one call, from its first byte to the last byte of the response.",

@@ -1,0 +1,105 @@
+"""Fields that a route does not have: known ones are errors, unknown ones are served and named. And vLLM's on rerank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from prefixwise.server import service
+from tests.prompts.merging_tokenizer import merging_tokenizer
+from tests.server.app_client import IDS_REQUEST, AppClient, app_client, error_of
+from tests.server.letters_profile import letters_choice
+
+RERANK: dict[str, Any] = {"query": "z", "documents": ["x", "xyx", "y"]}
+TEXTS: dict[str, Any] = {"query": "z", "texts": ["x", "y"]}
+PREFIX: dict[str, Any] = {"query": [1, 2, 3]}
+WARNING = 'the field "temperature" is unknown and was ignored'
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[AppClient]:
+    with app_client(tokenizer=merging_tokenizer(), profiles=letters_choice()) as made:
+        yield made
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "place"),
+    [
+        ("/v1/score", IDS_REQUEST, ("warnings",)),
+        ("/v1/rerank", RERANK, ("meta", "warnings")),
+        ("/v2/rerank", RERANK, ("meta", "warnings")),
+        ("/rerank", TEXTS, None),
+        ("/v1/prefix", PREFIX, ("warnings",)),
+        ("/tokenize", {"text": "abc"}, ("warnings",)),
+    ],
+)
+def test_an_unknown_field_is_served_and_named(
+    server: AppClient, path: str, body: dict[str, Any], place: tuple[str, ...] | None
+) -> None:
+    assert "x-prefixwise-warning" not in server.post(path, body).headers
+    response = server.post(path, {**body, "temperature": 0.5})
+    assert response.status_code == 200, response.text
+    assert response.headers.get_list("x-prefixwise-warning") == [WARNING]
+    if place is not None:
+        found = response.json()
+        for name in place:
+            found = found[name]
+        assert found == [WARNING]
+
+
+def test_the_log_names_it_once(caplog: pytest.LogCaptureFixture) -> None:
+    with app_client() as client:
+        for _ in range(3):
+            client.post("/v1/score", {**IDS_REQUEST, "temperature": 1})
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [WARNING]
+
+
+def test_names_can_neither_break_a_header_nor_fill_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "_MAX_LOGGED", 20)
+    with app_client() as client:
+        response = client.post("/v1/score", {**IDS_REQUEST, "a\r\nb\x00\x7fé": 1})
+        (value,) = response.headers.get_list("x-prefixwise-warning")
+        assert value == r'the field "a\r\nb\u0000\x7f\xe9" is unknown and was ignored'
+        for number in range(3):
+            client.post("/v1/score", {**IDS_REQUEST, **{f"x{number}_{each}": 1 for each in range(10)}})
+        assert len(client.service._logged) == 20
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("/v1/score", {**IDS_REQUEST, "truncate_prompt_tokens": 3}, "truncate_prompt_tokens"),
+        ("/v1/score", {**IDS_REQUEST, "chat_template_kwargs": {}}, "chat_template_kwargs"),
+        ("/v1/rerank", {**RERANK, "max_tokens_per_query": 3}, "max_tokens_per_query"),
+        ("/v1/rerank", {**RERANK, "cache_salt": "x"}, "cache_salt"),
+        ("/v2/rerank", {**RERANK, "top_k": 3}, "top_k"),
+        ("/v2/rerank", {**RERANK, "instruct": "x"}, "instruct"),
+    ],
+)
+def test_a_known_field_that_is_not_served_is_an_error(
+    server: AppClient, path: str, body: dict[str, Any], field: str
+) -> None:
+    assert error_of(server.post(path, body)) == (400, "invalid_value_error", "unsupported_parameter", field)
+
+
+@pytest.mark.parametrize("path", ["/v1/rerank", "/v2/rerank", "/rerank"])
+def test_vllms_fields_on_the_rerank_routes(server: AppClient, path: str) -> None:
+    def results(**fields: object) -> list[dict[str, Any]]:
+        response = server.post(path, {**RERANK, **fields})
+        assert response.status_code == 200, response.text
+        found: list[dict[str, Any]] = response.json()["results"]
+        return found
+
+    mapped, unmapped = results(), results(use_activation=False)
+    for one, other in zip(mapped, unmapped, strict=True):
+        assert one["index"] == other["index"]
+        assert one["relevance_score"] == pytest.approx(1 / (1 + np.exp(-other["relevance_score"])))
+    assert max(each["relevance_score"] for each in unmapped) > 1
+    asked = results(chat_template_kwargs={"instruction": "c"})
+    assert asked == results(instruction="c") != mapped
+    # x, the instruction, the query, b, c: five tokens around a document.
+    assert results(truncate_prompt_tokens=6) == results(max_tokens_per_doc=1) != mapped
+    assert results(truncate_prompt_tokens=-1) == mapped
