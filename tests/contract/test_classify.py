@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+import inspect
+from typing import Any, get_type_hints
 
 import numpy as np
 import pytest
 
-from prefixwise.contract.classify import CLASSIFY_FIELDS, ClassifyRequest, parse_classify_request
+from prefixwise import Scorer
+from prefixwise.contract.classify import (
+    CLASSIFY_FIELDS,
+    ClassifyOptions,
+    ClassifyRequest,
+    EmbedOptions,
+    parse_classify_request,
+)
 from prefixwise.contract.errors import RequestError
 from prefixwise.contract.ragged import Ragged
 
@@ -85,3 +93,13 @@ def test_unknown_fields_are_named_and_harmless_ones_are_not() -> None:
 def test_every_attribute_has_a_row() -> None:
     rows = {row.name for row in CLASSIFY_FIELDS if row.attribute is not None}
     assert rows == set(ClassifyRequest.__dataclass_fields__) - {"warnings"}
+
+
+@pytest.mark.parametrize(("method", "options"), [(Scorer.classify, ClassifyOptions), (Scorer.embed, EmbedOptions)])
+def test_python_methods_take_and_explain_the_options(method: Any, options: type) -> None:
+    parameters, rows = inspect.signature(method).parameters, {row.name: row for row in CLASSIFY_FIELDS}
+    names = set(get_type_hints(options))
+    assert set(parameters) == {"self", "inputs", "on_progress", *names}
+    for name in names:
+        assert parameters[name].default == rows[name].default
+        assert f"{name}: {rows[name].about}" in method.__doc__
