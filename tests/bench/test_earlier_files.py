@@ -11,8 +11,12 @@ import pytest
 from prefixwise.bench.files import read_artifact, sha256_of, write_artifact
 from prefixwise.bench.kinds.comparison.model import Comparison
 from prefixwise.bench.kinds.evaluation import EndpointEvaluation
+from prefixwise.bench.kinds.ops import OpsRow
 from prefixwise.bench.kinds.registry import json_schema, kind_named
 from prefixwise.bench.kinds.score_matrix import make_row
+from prefixwise.bench.remote.folders import chunk_file, write_results
+from prefixwise.bench.remote.on_target.chunk import begin_sweep
+from prefixwise.bench.remote.spec import SweepSpec
 from prefixwise.bench.rules import Bounds
 from prefixwise.bench.run.check import check_file
 from prefixwise.bench.run.comparison import compare, read_inputs
@@ -154,6 +158,16 @@ def test_our_files_have_their_fields(tmp_path: Path, folder: Path) -> None:
         path = tmp_path / name
         write_artifact(path, artifact)
         assert missing_from(read(path), earlier.FILES[name][1]()) == [], name
+
+
+def test_the_files_of_our_sweeps_have_their_fields(tmp_path: Path) -> None:
+    spec = SweepSpec(folder=str(tmp_path), chunk_sizes=(64,), hardware="tpu-v6e-1", backend="jax", model="embedded")
+    begin_sweep(spec, lambda line: None)
+    write_artifact(chunk_file(tmp_path, 64), OpsRow(chunk_size=64, throughput_items_per_sec=79.5, status="ok"))
+    write_results(tmp_path, spec, "jax", "tpu-v6e-1")
+    for name in ("run_metadata.json", "matrix_results.json", "chunk_64.json"):
+        assert missing_from(read(tmp_path / name), earlier.FILES[name][1]()) == [], name
+        assert reported(check_file(tmp_path / name)) == []
 
 
 def test_their_programs_find_what_they_need_in_ours(tmp_path: Path) -> None:
