@@ -12,7 +12,8 @@ from typing import Unpack
 from prefixwise.contract.classify import CLASSIFY_FIELDS, ClassifyOptions, EmbedOptions, parse_classify_request
 from prefixwise.contract.fields import with_fields
 from prefixwise.contract.parse import parse_rerank_request, parse_score_request
-from prefixwise.contract.request import SCORE_FIELDS, Algorithm, RerankOptions, ScoreOptions, TextOrIds, rerank_fields
+from prefixwise.contract.request import SCORE_FIELDS, Algorithm, ScoreOptions, TextOrIds
+from prefixwise.contract.rerank_request import RerankOptions, rerank_fields
 from prefixwise.contract.result import ClassifyResult, EmbedResult, RerankResult, ScoreResult
 from prefixwise.engine.classifier import Classifier
 from prefixwise.engine.engine import OnProgress

@@ -23,7 +23,8 @@ from typing import IO, Any, Literal, NamedTuple, get_args
 from prefixwise.batch.storage import file_errors, is_gzip, needed, open_file
 from prefixwise.contract.errors import BatchError, InvalidRequestError, describe, quote
 from prefixwise.contract.fields import Choice, Text
-from prefixwise.contract.request import SCORE_FIELDS, rerank_fields
+from prefixwise.contract.request import SCORE_FIELDS
+from prefixwise.contract.rerank_request import rerank_fields
 
 FileFormat = Literal["jsonl", "csv", "parquet"]
 FORMATS: tuple[FileFormat, ...] = get_args(FileFormat)

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 from prefixwise.contract.errors import InvalidRequestError, InvalidValueError, describe
 from prefixwise.contract.parse import parse_rerank_request, parse_score_request, with_defaults
-from prefixwise.contract.request import RerankRequest, ScoreRequest
+from prefixwise.contract.request import ScoreRequest
+from prefixwise.contract.rerank_request import RerankRequest
 
 Fields = Mapping[str, object]
 

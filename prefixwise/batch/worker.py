@@ -25,7 +25,8 @@ from prefixwise.contract.errors import (
     RequestError,
     TokenizerError,
 )
-from prefixwise.contract.request import RerankRequest, ScoreRequest
+from prefixwise.contract.request import ScoreRequest
+from prefixwise.contract.rerank_request import RerankRequest
 from prefixwise.contract.result import RerankResult, ScoreResult
 from prefixwise.engine.engine import ScoringEngine
 from prefixwise.engine.prepare import PreparedRequest

@@ -15,7 +15,8 @@ from prefixwise.cli.engine_options import ENGINE_FLAGS, PANEL, PROFILE_FLAG
 from prefixwise.cli.failures import MISUSED, CommandError
 from prefixwise.cli.flags import with_flags
 from prefixwise.cli.request_options import input_option, output_option
-from prefixwise.contract.request import SCORE_FIELDS, rerank_fields
+from prefixwise.contract.request import SCORE_FIELDS
+from prefixwise.contract.rerank_request import rerank_fields
 from prefixwise.launch.options import EngineOptions
 
 if TYPE_CHECKING:

@@ -22,11 +22,11 @@ from prefixwise.cli.run_request import (
     run_summary,
     size_and_time,
 )
-from prefixwise.contract.request import rerank_fields
+from prefixwise.contract.rerank_request import rerank_fields
 from prefixwise.launch.options import EngineOptions
 
 if TYPE_CHECKING:
-    from prefixwise.contract.request import RerankRequest
+    from prefixwise.contract.rerank_request import RerankRequest
     from prefixwise.contract.result import RerankedDocument, RerankResult
     from prefixwise.engine.engine import OnProgress, ScoringEngine
 

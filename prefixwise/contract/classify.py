@@ -23,8 +23,9 @@ from prefixwise.contract.fields import (
     present_fields,
 )
 from prefixwise.contract.inputs import Place, checked_text, parse_ids, plain_list
+from prefixwise.contract.known_fields import KNOWN_FIELDS
 from prefixwise.contract.ragged import Ragged
-from prefixwise.contract.request import IDS, KNOWN_FIELDS, MAX_PRIORITY, TruncationSide
+from prefixwise.contract.request import IDS, MAX_PRIORITY, TruncationSide
 
 LONGEST = -1  # of `truncate_prompt_tokens`: as many tokens as the model takes
 

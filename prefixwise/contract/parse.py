@@ -28,20 +28,9 @@ from prefixwise.contract.fields import (
     text,
 )
 from prefixwise.contract.inputs import parse_documents, parse_items, parse_labels, parse_query, parse_suffix
-from prefixwise.contract.request import (
-    GENERATIVE_FIELDS,
-    KNOWN_FIELDS,
-    PAIR_FIELDS,
-    PAIR_NAMES,
-    PLAIN,
-    REQUEST_ID,
-    SCORE_FIELDS,
-    Dialect,
-    RerankRequest,
-    ScoreMode,
-    ScoreRequest,
-    rerank_fields,
-)
+from prefixwise.contract.known_fields import GENERATIVE_FIELDS, KNOWN_FIELDS, PAIR_FIELDS, PAIR_NAMES, REQUEST_ID
+from prefixwise.contract.request import PLAIN, SCORE_FIELDS, ScoreMode, ScoreRequest
+from prefixwise.contract.rerank_request import Dialect, RerankRequest, rerank_fields
 
 MAX_REQUESTS_PER_CALL = 1000  # each has a state of its own in the scheduler
 

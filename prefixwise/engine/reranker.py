@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from prefixwise.contract.checks import check_item_count
 from prefixwise.contract.errors import InvalidValueError, ProfileError, TokenizerError
 from prefixwise.contract.ragged import Int32Array, Int64Array, starts_from_lens
-from prefixwise.contract.request import RerankRequest, ScoreRequest
+from prefixwise.contract.request import ScoreRequest
+from prefixwise.contract.rerank_request import RerankRequest
 from prefixwise.contract.result import RerankedDocument, RerankResult
 from prefixwise.contract.scores import needed_score_mode, raw_scores, relevance_scores
 from prefixwise.engine.engine import OnProgress, ScoringEngine

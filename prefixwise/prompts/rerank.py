@@ -17,7 +17,7 @@ import numpy as np
 
 from prefixwise.contract.errors import InvalidValueError, ProfileError, TokenizerError, quote
 from prefixwise.contract.ragged import Int32Array, Int64Array, Ragged, ranges, starts_from_lens
-from prefixwise.contract.request import RerankRequest
+from prefixwise.contract.rerank_request import RerankRequest
 from prefixwise.contract.result import Truncation
 from prefixwise.models.config import ModelConfig
 from prefixwise.prompts.profile import MAX_RERANK_CLASSES, Piece, Profile, many_classes, placeholders

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from prefixwise.contract.classify import CLASSIFY_FIELDS
-from prefixwise.contract.request import PAIR_NAMES, REQUEST_ID, SCORE_FIELDS, Dialect, rerank_fields
+from prefixwise.contract.known_fields import PAIR_NAMES, REQUEST_ID
+from prefixwise.contract.request import SCORE_FIELDS
+from prefixwise.contract.rerank_request import Dialect, rerank_fields
 
 
 class ErrorRow(NamedTuple):

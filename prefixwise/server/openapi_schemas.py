@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from prefixwise.contract.fields import Schema, properties
-from prefixwise.contract.request import IDS, TEXTS, Dialect, rerank_fields
+from prefixwise.contract.request import IDS, TEXTS
+from prefixwise.contract.rerank_request import Dialect, rerank_fields
 from prefixwise.server.openapi_errors import ERROR_TABLE
 from prefixwise.server.openapi_scores import COUNT, SCORE_PROPERTIES, SCORE_SCHEMAS, WARNINGS, object_of, optional
 from prefixwise.server.routes.tokens import DEFAULT_TTL_SECONDS, MAX_TTL_SECONDS

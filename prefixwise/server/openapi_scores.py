@@ -4,15 +4,10 @@ from __future__ import annotations
 
 from prefixwise.contract.classify import CLASSIFY_FIELDS
 from prefixwise.contract.fields import Schema, Structured, properties
+from prefixwise.contract.known_fields import GENERATIVE_FIELDS, PAIR_FIELDS, REQUEST_ID
 from prefixwise.contract.parse import MAX_REQUESTS_PER_CALL
-from prefixwise.contract.request import (
-    GENERATIVE_FIELDS,
-    PAIR_FIELDS,
-    REQUEST_ID,
-    SCORE_FIELDS,
-    TEXTS,
-    rerank_fields,
-)
+from prefixwise.contract.request import SCORE_FIELDS, TEXTS
+from prefixwise.contract.rerank_request import rerank_fields
 
 COUNT: Schema = {"type": "integer", "minimum": 0}
 SCORE_PROPERTIES = properties(SCORE_FIELDS)

@@ -6,7 +6,8 @@ import pytest
 
 from prefixwise.batch.requests import RowDefaults, parse_row, query_key, row_id
 from prefixwise.contract.errors import RequestError
-from prefixwise.contract.request import RerankRequest, ScoreRequest
+from prefixwise.contract.request import ScoreRequest
+from prefixwise.contract.rerank_request import RerankRequest
 
 DEFAULTS = RowDefaults(
     {"labels": [" yes"], "apply_softmax": True, "suffix": "!"}, {"top_n": 2, "instruction": "Is it?"}

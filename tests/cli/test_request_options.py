@@ -9,7 +9,8 @@ import typer
 from typer.testing import CliRunner
 
 from prefixwise.cli.request_options import with_request_fields
-from prefixwise.contract.request import SCORE_FIELDS, rerank_fields
+from prefixwise.contract.request import SCORE_FIELDS
+from prefixwise.contract.rerank_request import rerank_fields
 
 SCORE_DEFAULTS = {
     "labels": None,

@@ -12,16 +12,8 @@ import pytest
 from prefixwise.contract.errors import RequestError
 from prefixwise.contract.fields import Choice, Field, Structured, markdown_table, properties
 from prefixwise.contract.parse import parse_rerank_request, parse_score_request
-from prefixwise.contract.request import (
-    RERANK_FIELDS,
-    SCORE_FIELDS,
-    Dialect,
-    RerankOptions,
-    RerankRequest,
-    ScoreOptions,
-    ScoreRequest,
-    rerank_fields,
-)
+from prefixwise.contract.request import SCORE_FIELDS, ScoreOptions, ScoreRequest
+from prefixwise.contract.rerank_request import RERANK_FIELDS, Dialect, RerankOptions, RerankRequest, rerank_fields
 from prefixwise.scorer import Scorer
 
 TABLES = [

@@ -18,7 +18,8 @@ from prefixwise.contract.parse import (
     parse_rerank_request,
     parse_score_request,
 )
-from prefixwise.contract.request import MAX_PRIORITY, Dialect, RerankRequest
+from prefixwise.contract.request import MAX_PRIORITY
+from prefixwise.contract.rerank_request import Dialect, RerankRequest
 
 TEXT: Mapping[str, object] = MappingProxyType({"query": "q", "items": ["a", "b"], "labels": ["yes", "no"]})
 INVALID_REQUEST = "invalid_request_error"

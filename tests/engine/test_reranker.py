@@ -15,7 +15,8 @@ import pytest
 from prefixwise.backends.fake import FakeBackend, fake_logits
 from prefixwise.contract.errors import RequestError, TokenizerError
 from prefixwise.contract.parse import parse_rerank_request, parse_score_request
-from prefixwise.contract.request import Algorithm, Dialect
+from prefixwise.contract.request import Algorithm
+from prefixwise.contract.rerank_request import Dialect
 from prefixwise.contract.result import RerankResult, Truncation
 from prefixwise.engine.engine import ScoringEngine
 from prefixwise.engine.prepare import EngineConfig

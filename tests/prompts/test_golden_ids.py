@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from prefixwise.backends.fake import FakeBackend
-from prefixwise.contract.request import RerankRequest, ScoreRequest
+from prefixwise.contract.request import ScoreRequest
+from prefixwise.contract.rerank_request import RerankRequest
 from prefixwise.prompts.profile_choice import builtin_profiles
 from prefixwise.prompts.rerank import RerankPrompts
 from prefixwise.prompts.template import Prompt, build_prompt

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from prefixwise.backends.fake import FakeBackend
 from prefixwise.contract.errors import ProfileError, RequestError
-from prefixwise.contract.request import RerankRequest
+from prefixwise.contract.rerank_request import RerankRequest
 from prefixwise.contract.result import Truncation
 from prefixwise.prompts.profile import Piece, Profile
 from prefixwise.prompts.profile_choice import builtin_profile

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import final
 
 from prefixwise.contract.errors import InvalidRequestError, RequestError, TokenizerError
-from prefixwise.contract.request import RerankRequest
+from prefixwise.contract.rerank_request import RerankRequest
 from prefixwise.contract.result import RerankResult, Truncation
 from prefixwise.engine.prepare import PreparedRequest
 from prefixwise.engine.request_state import RequestState

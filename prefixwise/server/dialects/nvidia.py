@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from prefixwise.contract.parse import parse_rerank_request
-from prefixwise.contract.request import RerankRequest
+from prefixwise.contract.rerank_request import RerankRequest
 from prefixwise.contract.result import RerankResult
 from prefixwise.server.dialects.base import Body, RerankDialect, warnings_field
 

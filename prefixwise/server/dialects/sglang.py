@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prefixwise.contract.errors import RequestError
 from prefixwise.contract.parse import parse_rerank_request
-from prefixwise.contract.request import RerankRequest
+from prefixwise.contract.rerank_request import RerankRequest
 from prefixwise.contract.result import RerankResult
 from prefixwise.server.dialects.base import Body, RerankDialect
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from prefixwise.contract.errors import InvalidRequestError, QueueFullError, RequestError, ServiceError, UnavailableError
 from prefixwise.contract.parse import parse_rerank_request
-from prefixwise.contract.request import RerankRequest
+from prefixwise.contract.rerank_request import RerankRequest
 from prefixwise.contract.result import RerankResult
 from prefixwise.server.dialects.base import Body, RerankDialect
 

@@ -12,8 +12,9 @@ from dataclasses import asdict, dataclass, replace
 
 from prefixwise.contract.checks import check_item_count
 from prefixwise.contract.errors import InvalidValueError
+from prefixwise.contract.known_fields import PAIR_NAMES
 from prefixwise.contract.parse import parse_generative_request, parse_pairs
-from prefixwise.contract.request import PAIR_NAMES, RerankRequest
+from prefixwise.contract.rerank_request import RerankRequest
 from prefixwise.contract.result import Usage
 from prefixwise.engine.request_state import RequestState
 from prefixwise.server.context import RequestContext

@@ -1,0 +1,58 @@
+"""All fields that some request has: where a request does not serve one, it is an error; other names are warnings.
+
+Also the fields of vLLM's requests that score: pairs of texts, and `/generative_scoring`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from prefixwise.contract.fields import Field, Flag, NotServed, Text
+from prefixwise.contract.request import SCORE_FIELDS
+from prefixwise.contract.rerank_request import RERANK_FIELDS
+
+# Pairs of texts, as in vLLM's `/score`. Each row: the name of the first texts and of the second ones.
+
+REQUEST_ID = Field("request_id", Text(), "The response's id, unless the header X-Request-Id has one.", attribute=None)
+
+PAIR_FIELDS = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))
+PAIR_NAMES = frozenset(name for names in PAIR_FIELDS for name in names)
+
+# vLLM's `/generative_scoring`: some fields of score requests, and two more, which parsing reads in its own way
+
+GENERATIVE_FIELDS = (
+    *(row for row in SCORE_FIELDS if row.name in ("query", "items", "label_token_ids", "apply_softmax", "item_first")),
+    *(row for row in SCORE_FIELDS if row.name in ("priority", "model")),
+    Field("add_special_tokens", Flag(), "false: a text query does not begin with BOS.", True, attribute=None),
+    REQUEST_ID,
+)
+
+# Fields that requests do not have
+
+_NOT_SERVED = {
+    "max_tokens_per_query": NotServed("queries are never cut", harmless=(0,)),
+    "cache_salt": NotServed("all requests share one prefix cache"),
+    "mm_processor_kwargs": NotServed("only text is read", harmless=({},)),
+    "add_special_tokens": NotServed(
+        "a prompt of text always begins with BOS where the model has one", harmless=(True,)
+    ),
+}
+
+
+def _elsewhere(rows: Sequence[Field], why: str) -> dict[str, NotServed]:
+    """The rows, for requests that do not have them. A value that is the default of all rows of its name is harmless."""
+    found = {}
+    for row in rows:
+        defaults = [each.default for each in rows if each.name == row.name]
+        is_one = defaults[0] is not None and all(each == defaults[0] for each in defaults)
+        found[row.name] = NotServed(why, (defaults[0],) if is_one else ())
+    return found
+
+
+KNOWN_FIELDS: Mapping[str, NotServed] = {
+    **_NOT_SERVED,
+    "requests": NotServed("only a call to /v1/score without query and items has many requests"),
+    **dict.fromkeys(PAIR_NAMES, NotServed("it is a field of vLLM's /score")),
+    **_elsewhere(RERANK_FIELDS, "it is a field of other requests, which rerank documents"),
+    **_elsewhere(SCORE_FIELDS, "it is a field of other requests, which score items (/v1/score)"),
+}
