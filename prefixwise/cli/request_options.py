@@ -1,6 +1,6 @@
 """The options of the verbs that score, rerank and run batches.
 
-The options of request fields come from the tables of `contract/request.py`:
+The options of request fields come from the tables of `contract/request.py` and `rerank_request.py`:
 
     @with_request_fields(fields=SCORE_FIELDS)
     def score(query: ..., *, fields: Mapping[str, object], top: ...) -> None: ...

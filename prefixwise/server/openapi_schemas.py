@@ -1,4 +1,4 @@
-"""The bodies of requests and responses as JSON Schema. Request fields come from the tables of `contract/request.py`."""
+"""The bodies of requests and responses as JSON Schema. Request fields come from the tables of `contract`."""
 
 from __future__ import annotations
 
