@@ -111,7 +111,7 @@ def contents(backend: JaxBackend, blocks: Blocks) -> list[Any]:
 def assert_same_contents(backend: JaxBackend, found: Blocks, expected: Blocks) -> None:
     assert [block.num_tokens for block in found] == [block.num_tokens for block in expected]
     for one, other in zip(contents(backend, found), contents(backend, expected), strict=True):
-        assert one.any(axis=(-1, -2)).all(), "a token that was not kept"
+        assert one.any(axis=(-1, -2)).all(), "a token that was not cached"
         assert np.array_equal(one, other)
 
 
@@ -366,7 +366,7 @@ class TestFailure:
 
 @pytest.mark.parametrize("writes_cache", [False, True])
 def test_no_program_copies_the_kv_cache(four_pages: JaxBackend, writes_cache: bool) -> None:
-    """Each writes what it keeps in place, and then reads it: of a KV cache that is far larger than all else there is no
+    """Each writes what it caches in place, and then reads it: of a KV cache that is far larger than all else there is no
     scratch memory for a hundredth."""
     programs = four_pages._runner.programs
     kv_cache = KVCacheShape(num_layers=2, num_pages=1 << 16, heads=(2, 32), dtype=jnp.dtype(jnp.float32))

@@ -161,12 +161,12 @@ def prefix_tiles(batch: ForwardBatch, capacity: Capacity) -> list[Int64Array]:
         return batch_tiles(batch)
     pages = iter((KEY_TILE * np.random.default_rng(batch.num_tokens).permutation(capacity.num_blocks)).tolist())
     of_block = {id(block): next(pages) for prefix in batch.prefixes for block in prefix.blocks}  # equal ones differ
-    of_segment = {segment: next(pages) for segment in kept_segments(batch)}
+    of_segment = {segment: next(pages) for segment in cached_segments(batch)}
     return page_table(batch, of_segment, lambda block: of_block[id(block)])
 
 
-def kept_segments(batch: ForwardBatch) -> list[int]:
-    """Those that a forward with this batch would keep: a prefix goes on with them, and they are a block at most."""
+def cached_segments(batch: ForwardBatch) -> list[int]:
+    """Those that a forward with this batch would cache: a prefix continues with them, and they are a block at most."""
     first = [prefix.segment for prefix in batch.prefixes if prefix.segment is not None]
     lens = np.diff(batch.segment_starts)
     return [segment for segment in range(min(first, default=len(lens)), len(lens)) if lens[segment] == KEY_TILE]

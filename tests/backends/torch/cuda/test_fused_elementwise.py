@@ -184,7 +184,7 @@ class TestKernels:
         assert torch.equal(found[[0, NUM_ROWS - 1]], self_part[0][[0, -1]])
         assert not found[NUM_ROWS:].any(), "padding is zero"
 
-    def test_merge_of_log_sum_exps_far_apart(self, ops: ElementwiseOps, dtype: torch.dtype) -> None:
+    def test_merge_of_logsumexps_with_large_differences(self, ops: ElementwiseOps, dtype: torch.dtype) -> None:
         self_part = draw(3, 2, 64, dtype=dtype), torch.tensor([[-500.0, 500.0, 88.0], [0.0, 1e4, -1e4]]).to(DEVICE)
         prefix_part = (
             draw(3, 2, 64, dtype=dtype, scale=2),
