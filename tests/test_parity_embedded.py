@@ -26,7 +26,7 @@ TEXT_ITEMS = ("Fresh pasta with tomato sauce.", "The tax code of 1986.", "", "Gr
 TEXT_LABELS = (" yes", " no")
 # Query and items as the tokenizer of transformers cuts them: to make it of a GGUF file takes longer than to score them.
 # `models/test_gguf_tokenizer.py` holds ours against it.
-EXPECTED_IDS = (
+EXPECTED_IDS: tuple[list[int], ...] = (
     [12654, 489, 1991, 260, 1694, 314, 563, 1114, 30, 9378, 42, 216],
     [40058, 19904, 351, 17048, 14124, 30],
     [504, 3024, 2909, 282, 216, 33, 41, 40, 38, 30],

@@ -366,8 +366,8 @@ class TestFailure:
 
 @pytest.mark.parametrize("writes_cache", [False, True])
 def test_no_program_copies_the_kv_cache(four_pages: JaxBackend, writes_cache: bool) -> None:
-    """Each writes what it caches in place, and then reads it: of a KV cache that is far larger than all else there is no
-    scratch memory for a hundredth."""
+    """Each writes in place what it caches, and then reads it: there is no scratch memory for a hundredth of a KV cache
+    that is far larger than all else."""
     programs = four_pages._runner.programs
     kv_cache = KVCacheShape(num_layers=2, num_pages=1 << 16, heads=(2, 32), dtype=jnp.dtype(jnp.float32))
     with_large_cache = replace(programs, kv_cache=kv_cache.arrays(programs.mesh), _compiled={})
