@@ -108,9 +108,10 @@ class QueuedHandler(logging.Handler):
             lines, written = self._next_lines()
             self._write("".join(lines))
             self._num_written += sum(map(len, lines))
-            if self.dropped > reported:  # they would be behind these lines
-                self._write(self._dropped_line(self.dropped - reported))
-                reported = self.dropped
+            dropped = self.dropped  # more may be dropped during the write
+            if dropped > reported:  # they would be behind these lines
+                self._write(self._dropped_line(dropped - reported))
+                reported = dropped
             if written is not None:
                 written.set()
 

@@ -479,10 +479,15 @@ def is_number(value: object) -> bool:
 class TestWeightCache:
     @seeds
     def test_a_damaged_file_never_changes_a_weight(
-        self, gguf_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_seeds: int
+        self,
+        gguf_file: Path,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+        num_seeds: int,
     ) -> None:
         monkeypatch.setenv(WEIGHT_CACHE_VARIABLE, str(tmp_path / "weights"))
-        logging.getLogger("prefixwise").setLevel(logging.ERROR)
+        caplog.set_level(logging.ERROR, "prefixwise")  # else a warning for every seed
         checkpoint = open_gguf(gguf_file)
         expected = {
             name: all_rows(tensor).tobytes() for name, tensor in with_bfloat16_weights(checkpoint).tensors.items()

@@ -278,5 +278,5 @@ class TestStateAndErrors:
             assert not any(KEY in text for text in [*kept, page.content(), page.locator("#panel-copy").inner_text()])
             assert page.context.cookies() == []
             page.get_by_role("link", name="API", exact=True).click()
-            page.locator("#operations-default-post_v1_score").wait_for()
+            page.locator("#operations-Score-post_v1_score").wait_for()
             assert page.locator("a[href$='openapi.json']").first.is_visible()
