@@ -42,7 +42,7 @@ RSS_SLACK = 64 << 20
 
 @pytest.fixture(scope="module")
 def server(checkpoint_of: Callable[[str], Path]) -> Iterator[ServerProcess]:
-    with real_server(f"--model-path={checkpoint_of('medium')}", "--shutdown-grace=30") as running:
+    with real_server(f"--model-path={checkpoint_of('medium')}", "--shutdown-grace=600") as running:
         yield running
 
 
@@ -202,7 +202,7 @@ def num_gone(server: ServerProcess) -> int:
 
 def test_what_is_in_flight_at_a_sigterm_ends_well(server: ServerProcess) -> None:
     """The last test of this module: it ends the server."""
-    bodies = [plain_request(seed, 400, prefix_len=200) for seed in range(5)]
+    bodies = [plain_request(seed, 200, prefix_len=200) for seed in range(5)]
     alone = scores_of(ask_one_by_one(server, bodies))
     with ThreadPoolExecutor(20) as threads:
         answers = [threads.submit(ask, server, bodies[number % 5]) for number in range(20)]
