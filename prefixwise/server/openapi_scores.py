@@ -174,23 +174,30 @@ _PAIRS_REQUEST: Schema = {
         {"required": [first, second], "properties": {first: _FIRST, second: _SECOND}} for first, second in PAIR_FIELDS
     ],
 }
-_LIST_RESPONSE = object_of(
-    {
-        "id": {"type": "string"},
-        "object": {"const": "list"},
-        "created": COUNT,
-        "model": {"type": "string"},
-        "data": {
-            "description": "One for each pair or item, in their order.",
-            "type": "array",
-            "items": object_of({"index": COUNT, "object": {"const": "score"}, "score": {"type": "number"}}),
+
+
+def _list_response(data: Schema, about: str, about_truncated: str) -> Schema:
+    """As in vLLM's API: one of `data` for each of the request's inputs."""
+    return object_of(
+        {
+            "id": {"type": "string"},
+            "object": {"const": "list"},
+            "created": COUNT,
+            "model": {"type": "string"},
+            "data": {"description": about, "type": "array", "items": data},
+            "usage": USAGE,
+            "warnings": WARNINGS,
+            "truncated": {"description": about_truncated, **TRUNCATED},
         },
-        "usage": USAGE,
-        "warnings": WARNINGS,
-        "truncated": {"description": "Second texts that were cut.", **TRUNCATED},
-    },
-    "warnings",
-    "truncated",
+        "warnings",
+        "truncated",
+    )
+
+
+_LIST_RESPONSE = _list_response(
+    object_of({"index": COUNT, "object": {"const": "score"}, "score": {"type": "number"}}),
+    "One for each pair or item, in their order.",
+    "Second texts that were cut.",
 )
 _GENERATIVE_REQUEST: Schema = {
     **_SCORE_REQUEST,
@@ -210,34 +217,21 @@ _CLASSIFY_REQUEST: Schema = {
     "required": ["input"],
     "properties": properties(CLASSIFY_FIELDS),
 }
-_CLASSIFY_RESPONSE = object_of(
-    {
-        "id": {"type": "string"},
-        "object": {"const": "list"},
-        "created": COUNT,
-        "model": {"type": "string"},
-        "data": {
-            "description": "One for each input, in their order.",
-            "type": "array",
-            "items": object_of(
-                {
-                    "index": COUNT,
-                    "label": {"type": "string", "description": "The class with the largest number, by its id2label."},
-                    "probs": {
-                        "description": "In the order of the classes; logits if use_activation is false.",
-                        "type": "array",
-                        "items": {"type": "number"},
-                    },
-                    "num_classes": COUNT,
-                }
-            ),
-        },
-        "usage": USAGE,
-        "truncated": {"description": "Inputs that were cut to truncate_prompt_tokens.", **TRUNCATED},
-        "warnings": WARNINGS,
-    },
-    "truncated",
-    "warnings",
+_CLASSIFY_RESPONSE = _list_response(
+    object_of(
+        {
+            "index": COUNT,
+            "label": {"type": "string", "description": "The class with the largest number, by its id2label."},
+            "probs": {
+                "description": "In the order of the classes; logits if use_activation is false.",
+                "type": "array",
+                "items": {"type": "number"},
+            },
+            "num_classes": COUNT,
+        }
+    ),
+    "One for each input, in their order.",
+    "Inputs that were cut to truncate_prompt_tokens.",
 )
 
 SCORE_SCHEMAS: Schema = {
