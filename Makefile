@@ -9,15 +9,18 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 # For two cores: a tenth of the time a process waits for a server. One thread each: they share the cores, and no score
 # depends on the number of threads. Few malloc arenas: JAX
-# has many threads, and what each has freed would stay with it.
+# has many threads, and what each has freed would stay with it. Files keep the order that tests/conftest.py gives them.
 TEST_PROCESSES ?= 3
-PYTEST := OMP_NUM_THREADS=1 MALLOC_ARENA_MAX=2 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile
+PYTEST := OMP_NUM_THREADS=1 MALLOC_ARENA_MAX=2 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
+
+MINUTES ?= 60
+REPORT ?= build/soak.html
 
 # Tests start hundreds of processes: each would compile every module again.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-all test-python test-clients check format bench docs screenshots clean
+.PHONY: help demo serve test test-all test-python test-clients soak check format bench docs screenshots clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -63,6 +66,9 @@ test-python: check ## types for Python 3.11 to 3.13, and the tests that need no 
 
 test-clients: $(VENV)/.ready-dev ## more rerank clients against a running server, in an environment of their own (1.2 GB)
 	$(BIN)/nox --envdir $(VENV)/nox --session clients
+
+soak: $(VENV)/.ready-dev ## a server under faults, restarts and mixed traffic for MINUTES (60); the report is REPORT
+	$(BIN)/python -m benchmarks.soak --minutes $(MINUTES) --report $(REPORT) --recording $(REPORT:.html=.json)
 
 format: $(VENV)/.ready-dev ## format and fix what can be fixed
 	$(BIN)/ruff format .

@@ -1,10 +1,11 @@
-"""What a request costs the load generator: our HTTP client against aiohttp's, in turns, CPU microseconds a request.
+"""What a request costs the load generator, in CPU microseconds: `bench load`, our HTTP client alone, and aiohttp's.
 
-The server is a process of its own that answers every request at once with the same bytes.
+`bench load` makes every body and checks every answer, the other two send one body and read bytes. They take turns. The
+server is a process of its own that answers every request at once with the same bytes.
 
     python -m benchmarks.load_clients [--requests N] [--rounds N]
 
-The last line is JSON: {"in_flight": {"ours": us, "aiohttp": us}}.
+The last line is JSON: {"in_flight": {"bench_load": us, "ours": us, "aiohttp": us}}.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import re
 import subprocess
 import sys
 import time
@@ -19,19 +21,26 @@ from collections.abc import Awaitable, Callable
 from statistics import median
 
 from benchmarks.ports import free_port
+from prefixwise.bench.geometry import RequestMaker
+from prefixwise.bench.kinds.load import LoadGeometry
+from prefixwise.bench.run.load_driver import LoadDriver, LoadTarget, PhaseLength, fine_event_loop
 from prefixwise.bench.run.load_http import ConnectionPool
 
-REQUEST = json.dumps({"query": [1] * 300, "items": [[2] * 20] * 10, "label_token_ids": [1, 2]}).encode()
+GEOMETRY = LoadGeometry(
+    query_tokens=300, num_items=10, item_tokens=20, label_token_ids=[1, 2], vocab_size=151_936, distinct_queries=0
+)
+REQUEST = RequestMaker(GEOMETRY, seed=0).body(0)
 ANSWER = json.dumps({"scores": [[0.5, 0.5]] * 10}).encode()
 HEAD = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(ANSWER)}\r\n\r\n".encode()
 JSON = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+CONTENT_LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
 IN_FLIGHT = (1, 64, 256)
 
 Send = Callable[[], Awaitable[bytes]]
 
 
 class Stub(asyncio.Protocol):
-    """Answers whole requests of REQUEST's length."""
+    """Answers whole requests."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -39,8 +48,12 @@ class Stub(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._received += data
-        while (end := self._received.find(b"\r\n\r\n")) >= 0 and len(self._received) >= end + 4 + len(REQUEST):
-            self._received = self._received[end + 4 + len(REQUEST) :]
+        while (end_of_head := self._received.find(b"\r\n\r\n")) >= 0:
+            found = CONTENT_LENGTH.search(self._received, 0, end_of_head)
+            end = end_of_head + 4 + (int(found[1]) if found else 0)
+            if len(self._received) < end:
+                return
+            self._received = self._received[end:]
             self._transport.write(HEAD + ANSWER)
 
 
@@ -71,7 +84,10 @@ async def compare(port: int, num_requests: int, rounds: int) -> dict[int, dict[s
     url = f"http://127.0.0.1:{port}"
     pool = ConnectionPool(url, JSON)
     request = pool.request("/v1/score", REQUEST)
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=JSON) as session:
+    async with (
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=JSON) as session,
+        LoadDriver(LoadTarget(url), RequestMaker(GEOMETRY, seed=0)) as driver,
+    ):
 
         async def ours() -> bytes:
             return (await pool.send(request)).body
@@ -80,14 +96,20 @@ async def compare(port: int, num_requests: int, rounds: int) -> dict[int, dict[s
             async with session.post(f"{url}/v1/score", data=REQUEST) as answer:
                 return await answer.read()
 
+        async def whole(in_flight: int) -> float:
+            calls = await driver.run_closed(in_flight, PhaseLength(requests=num_requests))
+            assert all(call.failure is None for call in calls)
+            return driver.clients[0].cpu_sec / num_requests * 1e6
+
         assert await ours() == await theirs() == ANSWER
-        found = {}
+        found: dict[int, dict[str, float]] = {}
         for in_flight in IN_FLIGHT:
-            pairs = [
-                (await cost(ours, in_flight, num_requests), await cost(theirs, in_flight, num_requests))
-                for _ in range(rounds)
-            ]
-            found[in_flight] = {"ours": median(each[0] for each in pairs), "aiohttp": median(each[1] for each in pairs)}
+            costs: dict[str, list[float]] = {"bench_load": [], "ours": [], "aiohttp": []}
+            for _ in range(rounds):
+                costs["bench_load"].append(await whole(in_flight))
+                costs["ours"].append(await cost(ours, in_flight, num_requests))
+                costs["aiohttp"].append(await cost(theirs, in_flight, num_requests))
+            found[in_flight] = {name: median(each) for name, each in costs.items()}
     await pool.close()
     return found
 
@@ -107,12 +129,16 @@ def main() -> None:
         assert server.stdout is not None
         server.stdout.readline()
         try:
-            found = asyncio.run(compare(port, options.requests, options.rounds))
+            with asyncio.Runner(loop_factory=fine_event_loop) as runner:
+                found = runner.run(compare(port, options.requests, options.rounds))
         finally:
             server.terminate()
     for in_flight, costs in found.items():
-        ratio = costs["aiohttp"] / costs["ours"]
-        print(f"{in_flight:4} in flight: ours {costs['ours']:.0f} us, aiohttp {costs['aiohttp']:.0f} us, x {ratio:.2f}")
+        whole, ours, theirs = costs["bench_load"], costs["ours"], costs["aiohttp"]
+        print(
+            f"{in_flight:4} in flight: bench load {whole:.0f} us ({1e6 / whole:,.0f} requests per CPU second), "
+            f"HTTP alone {ours:.0f} us, aiohttp {theirs:.0f} us, x {theirs / ours:.2f}"
+        )
     print(json.dumps(found))
 
 

@@ -6,6 +6,7 @@ import ast
 import ctypes
 import gc
 import os
+import shutil
 import signal
 import sys
 
@@ -20,6 +21,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 from collections.abc import Callable, Generator, Iterator
+from contextlib import suppress
 from copy import copy
 from dataclasses import fields, replace
 from importlib.util import find_spec
@@ -98,10 +100,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "heads-8-1": ("gemma", {"num_attention_heads": 8, "head_dim": 16}),
-    # Few sizes of programs, for warming all of them up.
+    # Few sizes of programs, each of one layer, for warming all of them up.
     "short": (
         "qwen3",
         {
+            "num_hidden_layers": 1,
             "max_position_embeddings": 1023,
             "hidden_size": 32,
             "intermediate_size": 32,
@@ -111,6 +114,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
+# Files that take longer than 20 s of a core, the longest first.
+LONG_FILES = (ROOT / "tests" / "long_files.txt").read_text(encoding="utf-8").split()
+ORDER = {name: place for place, name in enumerate(LONG_FILES)}
 PLAN_OPTIONS = [field.name for field in fields(PlanOptions)]
 
 
@@ -119,6 +125,18 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     reason = why_no_browser()
     if reason is not None:
         terminalreporter.write_line(f"THE PAGE WAS NOT TESTED IN A BROWSER: {reason}", red=True, bold=True)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Modules and tests live until the end, so the garbage collector does not look at them, now or later."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
@@ -150,7 +168,11 @@ def _imports_torch(path: Path) -> bool:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A module may say `is_slow(test, parameters)` of single cases, where a mark would reach too many."""
+    """A module may say `is_slow(test, parameters)` of single cases, where a mark would reach too many.
+
+    Long files come first: one that begins last is waited for by all other processes.
+    """
+    items.sort(key=lambda item: ORDER.get(item.nodeid.partition("::")[0], len(ORDER)))
     for item in items:
         if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
             is_slow = getattr(item.module, "is_slow", None)
@@ -204,28 +226,44 @@ def quick_compilation() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def programs_on_disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def programs_on_disk(run_folder: Path) -> Iterator[None]:
     """Programs that JAX compiles are stored for all modules of this run that use this fixture, in all its processes."""
     pytest.importorskip("jax")
     from tests.backends.jax.compilations import shared_cache
 
-    base = tmp_path_factory.getbasetemp()
-    with shared_cache((base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "programs"):
+    with shared_cache(run_folder / "programs"):
         yield
 
 
 @pytest.fixture(scope="session")
-def checkpoint_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """A small checkpoint with a tokenizer, by the name of its family or one of MODELS."""
-    made: dict[str, Path] = {}
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One for all processes of this run."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+@pytest.fixture(scope="session")
+def checkpoint_of(run_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A small checkpoint with a tokenizer, by the name of its family or one of MODELS.
+
+    It is made once for a run, and each process has a copy of its own: some tests look for servers by their model.
+    """
+    shared, copies = run_folder / "made_checkpoints", tmp_path_factory.mktemp("checkpoints")
+
+    def make(family: str) -> None:
+        base, overrides = MODELS.get(family, (family, {}))
+        made = make_hf_checkpoint(tmp_path_factory.mktemp("made") / family, base, **overrides)
+        add_tokenizer(made, bos=base.startswith("llama"))
+        shared.mkdir(exist_ok=True)
+        with suppress(OSError):  # another process was faster
+            made.rename(shared / family)
 
     def get(family: str) -> Path:
-        if family not in made:
-            folder = tmp_path_factory.mktemp("checkpoints") / family
-            base, overrides = MODELS.get(family, (family, {}))
-            make_hf_checkpoint(folder, base, **overrides)
-            made[family] = add_tokenizer(folder, bos=base.startswith("llama"))
-        return made[family]
+        if not (copies / family).exists():
+            if not (shared / family).exists():
+                make(family)
+            shutil.copytree(shared / family, copies / family)
+        return copies / family
 
     return get
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from numpy.typing import NDArray
 
@@ -33,10 +35,10 @@ class Reference:
     def load(cls, folder: Path, gguf_file: str | None = None, dtype: torch.dtype = torch.float32) -> Reference:
         from transformers import AutoModelForCausalLM
 
-        if gguf_file is not None:
-            _parse_gguf_once()
-        extra = {} if gguf_file is None else {"gguf_file": gguf_file}
-        return cls(AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **extra).eval())
+        if gguf_file is None:
+            return cls(AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval())
+        with _quick_gguf_reader():
+            return cls(AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, gguf_file=gguf_file).eval())
 
     def all_logits(self, ids: Sequence[int]) -> Floats:
         """[T, V]; the head multiplies in float32 whatever the model's dtype."""
@@ -73,13 +75,25 @@ class Reference:
         return float(sum(rows[first + k, token] for k, token in enumerate(label)))
 
 
-@cache
-def _parse_gguf_once() -> None:
-    """transformers reads a file's header and builds gguf's table of tensor names again and again, for a minute."""
+@contextmanager
+def _quick_gguf_reader() -> Iterator[None]:
+    """transformers reads a file's header and builds gguf's table of tensor names again and again, for a minute; here
+    once. And gguf cuts the header's hundred thousand strings out of a `memmap`, whose slices take far longer than those
+    of the array that it is."""
     import gguf
 
-    for name in ("GGUFReader", "get_tensor_name_map"):
-        setattr(gguf, name, cache(getattr(gguf, name)))
+    class QuickReader(gguf.GGUFReader):  # type: ignore[misc]
+        data: NDArray[np.uint8]
+
+        def _get(self, *arguments: Any, **options: Any) -> NDArray[Any]:
+            self.data = np.asarray(self.data)
+            found: NDArray[Any] = super()._get(*arguments, **options)
+            return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gguf, "GGUFReader", cache(QuickReader))
+        patch.setattr(gguf, "get_tensor_name_map", cache(gguf.get_tensor_name_map))
+        yield
 
 
 def log_softmax(logits: Floats) -> Floats:

@@ -20,6 +20,8 @@ from prefixwise.contract.request import Algorithm
 from tests.checkpoints import FAMILY_NAMES
 from tests.reference import Floats, Reference, bound_of, expected_scores, log_softmax
 
+pytestmark = pytest.mark.usefixtures("programs_on_disk")
+
 ALGORITHMS: tuple[Algorithm, ...] = ("serial", "packed", "prefill_extend")
 PLACEHOLDER = 7
 LABELS = (11, 12, 300)

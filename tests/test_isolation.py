@@ -30,10 +30,11 @@ pytestmark = pytest.mark.usefixtures("programs_on_disk")
 
 Items = list[list[int]]
 RANDOM = np.random.default_rng(7)
-QUERY: list[int] = RANDOM.integers(0, 512, 170).tolist()  # longer than one attention tile
-LENGTHS = (20, 1, 33, 16, 0, 5, 130, 20, 7, 64, 20, 3)
+QUERY: list[int] = RANDOM.integers(0, 512, 140).tolist()  # longer than one attention tile
+SHORT_QUERY = QUERY[:60]  # `auto` decides by the number of items, unless the prefix fills a KV block
+LENGTHS = (20, 1, 33, 16, 0, 130, 20, 7, 64, 3)
 ITEMS: Items = [RANDOM.integers(0, 512, length).tolist() for length in LENGTHS]
-WATCHED = (0, 4, 6, 7)  # the items that stay as they are: of usual length, empty, longer than a tile, usual
+WATCHED = (0, 4, 5, 6)  # the items that stay as they are: of usual length, empty, longer than a tile, usual
 
 
 def changed(items: Items) -> Items:
@@ -62,7 +63,7 @@ def changed_and_reordered(items: Items) -> Items:
     return reordered(changed(items))
 
 
-def joined_by_many(items: Items, num_others: int = 488) -> Items:
+def joined_by_many(items: Items, num_others: int = 240) -> Items:
     random = np.random.default_rng(3)
     others = [random.integers(0, 512, int(n)).tolist() for n in random.integers(0, 25, num_others)]
     return [*others[: num_others // 2], *items, *others[num_others // 2 :]]
@@ -70,10 +71,10 @@ def joined_by_many(items: Items, num_others: int = 488) -> Items:
 
 def joined_by_fewer(items: Items) -> Items:
     """For paths that compute the query once for each item, or every pair of a sequence."""
-    return joined_by_many(items, 48)
+    return joined_by_many(items, 24)
 
 
-OPTIONS = [*({"chunk_size": size} for size in CHUNK_SIZES), *({"token_budget": size} for size in (450, 1000))]
+OPTIONS = [*({"chunk_size": size} for size in CHUNK_SIZES), *({"token_budget": size} for size in (300, 1000))]
 MUTATIONS = (changed_and_reordered, resized, removed, joined_by_many)
 
 
@@ -87,6 +88,10 @@ def is_slow(test: str, parameters: Mapping[str, Any]) -> bool:
         return bool(parameters["cpu"] == "jax")
     if test == "test_text_items_are_isolated":
         return bool(parameters["cpu"] == "jax")
+    if test == "test_every_path_gives_the_same_bits":  # in bfloat16 `jax/test_backend.py` has all but the dense mask
+        return (parameters["cpu"], parameters["dtype"]) == ("jax", "bfloat16")
+    if parameters.get("option") == {"chunk_size": 2}:  # between 1 and 3
+        return True
     if parameters.get("place") != "jax-cpu":
         return False
     path, mutation, option = (parameters.get(name) for name in ("path", "mutate", "option"))
@@ -97,7 +102,7 @@ def is_slow(test: str, parameters: Mapping[str, Any]) -> bool:
     if path == "auto":  # takes one of the others
         return True
     if option is not None:
-        return option != {"token_budget": 450} and (option != {"chunk_size": 3} or path == "packed-dense")
+        return option != {"token_budget": 300} and (option != {"chunk_size": 3} or path == "packed-dense")
     if test in ("test_label_sequences_are_isolated_too", "test_the_same_item_twice_gets_the_same_bits"):
         return path in ("serial", "packed-dense")
     return False
@@ -127,16 +132,21 @@ def scorer(scorer_of: Callable[..., Scorer], dtype: str, device: dict[str, Any],
     return scorer_of("medium", dtype=dtype, **device, **path)
 
 
-def scores(scorer: Scorer, items: Items, **options: Any) -> Floats:
+@pytest.fixture(scope="module")
+def query(path: dict[str, Any]) -> list[int]:
+    return SHORT_QUERY if path == PATHS["auto"] else QUERY
+
+
+def scores(scorer: Scorer, items: Items, query: list[int] = QUERY) -> Floats:
     """Raw logits: any bit that moves in the model shows in them."""
-    result = scorer.score(QUERY, items, label_token_ids=LABELS, score_mode="logit", **options)
+    result = scorer.score(query, items, label_token_ids=LABELS, score_mode="logit")
     return np.array(result.scores)
 
 
 @pytest.fixture(scope="module")
-def base(scorer: Scorer) -> Floats:
+def base(scorer: Scorer, query: list[int]) -> Floats:
     """The scores of ITEMS, computed together."""
-    return scores(scorer, ITEMS)
+    return scores(scorer, ITEMS, query)
 
 
 def watched_indices(items: Items, wanted: Sequence[list[int]]) -> list[int]:
@@ -146,33 +156,39 @@ def watched_indices(items: Items, wanted: Sequence[list[int]]) -> list[int]:
 class TestIsolation:
     @pytest.mark.parametrize("mutate", MUTATIONS)
     def test_other_items_do_not_move_a_bit(
-        self, scorer: Scorer, base: Floats, path: dict[str, Any], mutate: Callable[[Items], Items]
+        self,
+        scorer: Scorer,
+        query: list[int],
+        base: Floats,
+        path: dict[str, Any],
+        mutate: Callable[[Items], Items],
     ) -> None:
         watched = [ITEMS[i] for i in WATCHED]
         if mutate is joined_by_many and path in (PATHS["serial"], PATHS["packed-dense"]):
             mutate = joined_by_fewer
         mutated = mutate(ITEMS)
-        assert np.array_equal(scores(scorer, mutated)[watched_indices(mutated, watched)], base[list(WATCHED)])
+        found = scores(scorer, mutated, query)
+        assert np.array_equal(found[watched_indices(mutated, watched)], base[list(WATCHED)])
 
-    def test_an_item_alone_equals_itself_among_others(self, scorer: Scorer, base: Floats) -> None:
-        alone = np.concatenate([scores(scorer, [item]) for item in ITEMS])
+    def test_an_item_alone_equals_itself_among_others(self, scorer: Scorer, query: list[int], base: Floats) -> None:
+        alone = np.concatenate([scores(scorer, [item], query) for item in ITEMS])
         assert np.array_equal(alone, base)
 
-    def test_probabilities_over_the_vocabulary_are_isolated_too(self, scorer: Scorer) -> None:
-        self.check_watched(scorer, label_token_ids=LABELS, score_mode="logprob")
+    def test_probabilities_over_the_vocabulary_are_isolated_too(self, scorer: Scorer, query: list[int]) -> None:
+        self.check_watched(scorer, query, label_token_ids=LABELS, score_mode="logprob")
 
-    def test_label_sequences_are_isolated_too(self, scorer: Scorer) -> None:
+    def test_label_sequences_are_isolated_too(self, scorer: Scorer, query: list[int]) -> None:
         labels = [[3], [5, 6, 7], [5, 8]]
-        self.check_watched(scorer, label_token_ids=labels, label_scoring="sequence", score_mode="logprob")
+        self.check_watched(scorer, query, label_token_ids=labels, label_scoring="sequence", score_mode="logprob")
 
     @staticmethod
-    def check_watched(scorer: Scorer, **options: Any) -> None:
-        together = scorer.score(QUERY, ITEMS, **options).scores
+    def check_watched(scorer: Scorer, query: list[int], **options: Any) -> None:
+        together = scorer.score(query, ITEMS, **options).scores
         for i in WATCHED:
-            assert scorer.score(QUERY, [ITEMS[i]], **options).scores[0] == together[i], i
+            assert scorer.score(query, [ITEMS[i]], **options).scores[0] == together[i], i
 
-    def test_the_same_item_twice_gets_the_same_bits(self, scorer: Scorer) -> None:
-        doubled = scores(scorer, [item for item in ITEMS for _ in range(2)])
+    def test_the_same_item_twice_gets_the_same_bits(self, scorer: Scorer, query: list[int]) -> None:
+        doubled = scores(scorer, [item for item in ITEMS for _ in range(2)], query)
         assert np.array_equal(doubled[::2], doubled[1::2])
 
 
@@ -185,10 +201,11 @@ class TestChunkSizes:
         dtype: str,
         device: dict[str, Any],
         path: dict[str, Any],
+        query: list[int],
         option: dict[str, int],
     ) -> None:
         other = scorer_of("medium", dtype=dtype, **{**device, **path, **option})
-        assert np.array_equal(scores(other, ITEMS), base)
+        assert np.array_equal(scores(other, ITEMS, query), base)
 
 
 @pytest.fixture(scope="module", params=["torch", "jax"])
@@ -213,7 +230,7 @@ class TestAlgorithmsOnACpu:
         scorer = scorer_of("medium", dtype="bfloat16", **{**cpu, "algorithm": "auto", "token_budget": 512})
         chosen = [
             (scorer.score(query, items, label_token_ids=[3], return_debug=True).debug or {})["algorithm"]
-            for query, items in ((QUERY[:60], [[1]]), (QUERY, joined_by_fewer(ITEMS)))
+            for query, items in ((SHORT_QUERY, [[1]]), (QUERY, joined_by_fewer(ITEMS)))
         ]
         joins = scorer.engine.backend.info.joins_prefill
         assert chosen == ["prefill_extend" if joins else "packed", "prefill_extend"]

@@ -32,8 +32,8 @@ COMMANDS = (Path(__file__).parent / "fixtures" / "earlier_launch_commands.txt").
 NO_FA = f"--attention-backend fa (ours are {', '.join(IMPLEMENTATIONS)})"
 NO_REMOTE_CODE = "accepted without effect: --trust-remote-code (no code from a checkpoint is ever run)"
 
-DEFAULT_ENGINE = EngineOptions(warmup="full")
-QWEN = EngineOptions("Qwen/Qwen3-0.6B", tp_size=1, warmup="full")
+DEFAULT_ENGINE = EngineOptions(warmup="full", watchdog_timeout=300.0)
+QWEN = replace(DEFAULT_ENGINE, model="Qwen/Qwen3-0.6B", tp_size=1)
 MULTI_ITEM = replace(QWEN, delimiter_token_id=151643, prefix_cache=False, chunked_prefill_size=-1)
 BFLOAT16 = replace(MULTI_ITEM, dtype="bfloat16", mask="auto", segment_fallback_threshold=32768)
 # What the commands of the file say, one by one: the engine, the port, and what is logged.
@@ -82,6 +82,7 @@ ENGINE_FLAGS: list[tuple[str, dict[str, Any]]] = [
     ("--no-weight-cache", {"weight_cache": False}),
     ("--prefix-cache-bytes 1000", {"prefix_cache_bytes": 1000}),
     ("--max-queued-tokens 12", {"max_queued_tokens": 12}),
+    ("--watchdog-timeout 7.5", {"watchdog_timeout": 7.5}),
     ("--max-items-per-request 13", {"max_items_per_request": 13}),
     ("--batch-invariant", {"batch_invariant": True}),
     ("--warmup fast", {"warmup": "fast"}),
@@ -97,10 +98,13 @@ SERVER_FLAGS: list[tuple[str, dict[str, Any]]] = [
     ("--max-header-bytes 999", {"max_header_bytes": 999}),
     ("--header-timeout 0.5", {"header_timeout": 0.5}),
     ("--idle-timeout 0.5", {"idle_timeout": 0.5}),
+    ("--min-transfer-rate 0", {"min_transfer_rate": 0}),
     ("--keep-alive-timeout 0.5", {"keep_alive_timeout": 0.5}),
     ("--port 0", {"port": 0}),
     ("--api-key secret", {"api_key": "secret"}),
     ("--max-request-bytes 14", {"max_request_bytes": 14}),
+    ("--max-response-bytes 15", {"max_response_bytes": 15}),
+    ("--max-body-memory 999999999", {"max_body_memory": 999_999_999}),
     ("--request-timeout 1.5", {"request_timeout": 1.5}),
     ("--shutdown-grace 0", {"shutdown_grace": 0.0}),
     ("--cors-origin https://a.org --cors-origin *", {"cors_origins": ("https://a.org", "*")}),

@@ -29,7 +29,7 @@ MODES: tuple[ScoreMode, ...] = ("softmax", "prob", "logprob", "logit", "logit_di
 SMALL_VOCABULARY = 512
 SEQUENCES = [[7], [7, 9, 11], [7, 9], [30, 31, 32, 33]]
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
+pytestmark = pytest.mark.usefixtures("quick_compilation", "programs_on_disk")
 
 
 def is_slow(test: str, parameters: Mapping[str, Any]) -> bool:

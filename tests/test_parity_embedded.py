@@ -35,8 +35,6 @@ EXPECTED_IDS: tuple[list[int], ...] = (
     [96, 16017, *[18501] * 39, 216],
 )
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
-
 
 def is_slow(test: str, parameters: Mapping[str, Any]) -> bool:
     """Score modes are functions of the same logits, and on a CPU all algorithms are equal bit for bit."""

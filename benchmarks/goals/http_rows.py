@@ -1,4 +1,4 @@
-"""What is measured through HTTP, from this process: the client and the rate search of `prefixwise bench load`.
+"""What is measured through HTTP, from this machine: the clients and the rate search of `prefixwise bench load`.
 
 Bodies are token ids, put together from JSON that was made before; no two requests have the same query.
 """
@@ -15,7 +15,7 @@ from benchmarks.goals.cases import BOUND_MS, WARM_UP_ROUNDS, Geometry, Settings
 from benchmarks.goals.targets import Measured, attempt
 from prefixwise.bench.geometry import RequestMaker, choose_labels
 from prefixwise.bench.kinds.load import LoadGeometry, LoadPhase, LoadResult
-from prefixwise.bench.run.load import LoadPlan, LoadRun, probe_length
+from prefixwise.bench.run.load import LoadPlan, LoadRun, choose_client_processes, probe_length
 from prefixwise.bench.run.load_driver import LoadTarget, PhaseLength
 
 CLIENTS = 8
@@ -48,7 +48,7 @@ class Phase:
     @property
     def details(self) -> dict[str, Any]:
         shown = self.measured.model_dump(
-            include={"arrivals", "answered", "errors_by_code", "latency", "client_limited"}
+            include={"arrivals", "answered", "errors_by_code", "latency", "client_limited", "client_processes"}
         )
         overhead = self.result.client_overhead
         return {**shown, "fill": self.fill, "client_overhead_ms": overhead and overhead.p50_ms}
@@ -153,6 +153,8 @@ class HttpRows:
             distinct_queries=0,
         )
         self._report(f"HTTP, {geometry.title}")
+        num_clients = choose_client_processes(plan.rate_qps, plan.concurrency, search=plan.search)
+        plan = replace(plan, client_processes=num_clients)
         run = LoadRun(LoadTarget(self._url), RequestMaker(described, self._seed), plan, self._report, server_config={})
         before = self._stats()
         result = run.run()

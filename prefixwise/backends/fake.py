@@ -56,6 +56,7 @@ class FakeBackend(Backend):
         joins_prefill: bool = False,
         async_scheduling: bool = False,
         seconds_per_forward: float = 0.0,
+        seconds_per_token: float = 0.0,
     ) -> None:
         self.config = ModelConfig(
             family="fake",
@@ -90,6 +91,7 @@ class FakeBackend(Backend):
             async_scheduling=async_scheduling,
         )
         self.seconds_per_forward = seconds_per_forward
+        self.seconds_per_token = seconds_per_token
         self.forwards: list[ForwardBatch] = []  # at least the newest _MAX_FORWARDS
 
     def start(self, batch: ForwardBatch) -> RunningForward:
@@ -104,8 +106,8 @@ class FakeBackend(Backend):
         return RunningForward(blocks, lambda: self._finish(batch, blocks))
 
     def _finish(self, batch: ForwardBatch, blocks: tuple[KVBlock, ...]) -> ForwardOutput:
-        if self.seconds_per_forward:
-            sleep(self.seconds_per_forward)
+        if self.seconds_per_forward or self.seconds_per_token:
+            sleep(self.seconds_per_forward + self.seconds_per_token * batch.num_tokens)
         weights = self._context_weights(batch) % _MODULUS
         logits = (batch.label_ids * weights[:, None] % _MODULUS / 10).astype(np.float32)
         lse = self._logsumexp[weights] if batch.need_logsumexp else None

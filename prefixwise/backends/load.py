@@ -16,7 +16,9 @@ log = logging.getLogger("prefixwise")
 
 BACKENDS = ("jax", "torch")
 FAKE = "fake"  # arithmetic instead of a model, to test and measure everything around the model
-FAKE_STEP_VARIABLE = "PREFIXWISE_FAKE_STEP_SECONDS"  # environment variable: how long each of its forwards takes
+# Environment variables: how long each of its forwards takes, in all and for every token.
+FAKE_STEP_VARIABLE = "PREFIXWISE_FAKE_STEP_SECONDS"
+FAKE_TOKEN_VARIABLE = "PREFIXWISE_FAKE_TOKEN_SECONDS"
 _TITLES = {"jax": "JAX", "torch": "PyTorch"}
 
 
@@ -109,15 +111,24 @@ def _load_fake(checkpoint: Checkpoint, options: BackendOptions) -> Backend:
     """With the vocabulary size and context length of the checkpoint, without its weights."""
     from prefixwise.backends.fake import FakeBackend
 
-    given = os.environ.get(FAKE_STEP_VARIABLE, "0")
+    config = checkpoint.config
+    return FakeBackend(
+        config.vocab_size,
+        config.max_context_len,
+        seconds_per_forward=_seconds_of(FAKE_STEP_VARIABLE),
+        seconds_per_token=_seconds_of(FAKE_TOKEN_VARIABLE),
+    )
+
+
+def _seconds_of(variable: str) -> float:
+    given = os.environ.get(variable, "0")
     try:
         seconds = float(given)
     except ValueError:
         seconds = math.nan
     if not 0 <= seconds < math.inf:
-        raise BackendError(f"{FAKE_STEP_VARIABLE} must be a number of seconds of 0 or more, got {given!r}")
-    config = checkpoint.config
-    return FakeBackend(config.vocab_size, config.max_context_len, seconds_per_forward=seconds)
+        raise BackendError(f"{variable} must be a number of seconds of 0 or more, got {given!r}")
+    return seconds
 
 
 _LOADERS = {"jax": _load_jax, "torch": _load_torch, FAKE: _load_fake}

@@ -24,6 +24,7 @@ from prefixwise.contract.errors import (
     QueueFullError,
     RequestError,
     TokenizerError,
+    UnavailableError,
 )
 from prefixwise.contract.request import ScoreRequest
 from prefixwise.contract.rerank_request import RerankRequest
@@ -124,7 +125,7 @@ class _PartWork:
         self._results: dict[int, RowResult] = {}
 
     def start(self, row: _Prepared) -> None:
-        """Submit the row, once the engine has room for it."""
+        """Submit the row, once the engine has room for it. Raises BatchError where the engine has failed."""
         while len(self.started) >= MAX_ROWS_IN_FLIGHT:
             self.finish_oldest()
         while True:
@@ -134,6 +135,8 @@ class _PartWork:
                 )
             except QueueFullError:  # cannot be while no row is in flight
                 self.finish_oldest()
+            except UnavailableError as error:
+                raise self._engine_error(row.index, error) from error
             else:
                 self.started.append(_Started(row, state))
                 return
@@ -147,15 +150,20 @@ class _PartWork:
         row = oldest.row
         try:
             result = row.finish(oldest.state)
+        except UnavailableError as error:  # of every row from now on
+            raise self._engine_error(row.index, error) from error
         except RequestError as error:
             self.fail(row.index, error)
         except PrefixwiseError:
             raise
         except Exception as error:
-            line = self._rows[row.index].line
-            raise BatchError(f"the engine failed at the row of line {line}: {type(error).__name__}: {error}") from error
+            raise self._engine_error(row.index, error) from error
         else:
             self._add(row.index, _outcome(result), result.warnings)
+
+    def _engine_error(self, index: int, error: Exception) -> BatchError:
+        line = self._rows[index].line
+        return BatchError(f"the engine failed at the row of line {line}: {type(error).__name__}: {error}")
 
     def fail(self, index: int, error: RequestError) -> None:
         fields = {"code": error.code, "message": error.message, "param": error.param}
@@ -188,7 +196,8 @@ def _outcome(result: Result) -> dict[str, object]:
 
 
 def open_engine(options: EngineOptions, on_program: OnProgram | None = None) -> ScoringEngine:
-    """The engine of a worker. A row may have any number of items: the worker waits while too many tokens are queued."""
+    """The engine of a worker. A row may have any number of items, of as many tokens as a request may have: the
+    worker waits while too many are queued."""
     return load_engine(replace(options, max_items_per_request=sys.maxsize), on_program)
 
 

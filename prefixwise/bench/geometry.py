@@ -74,6 +74,8 @@ class RequestMaker:
 
     def __init__(self, geometry: LoadGeometry, seed: int, *, delimiter: int | None = None) -> None:
         self.geometry = geometry
+        self.seed = seed
+        self.delimiter = delimiter
         self._ids = [token for token in range(geometry.vocab_size) if token != delimiter]
         if not self._ids:
             raise GeometryError(f"--vocab-size leaves no token for a request, got {geometry.vocab_size}")

@@ -20,6 +20,7 @@ from prefixwise.cli.output import say, write_data
 from prefixwise.cli.serve import (
     CONNECTION_FLAGS,
     ENGINE_PANEL,
+    SERVE_DEFAULTS,
     SERVE_ENGINE_FLAGS,
     SERVER_FLAGS,
     SERVER_PANEL,
@@ -204,7 +205,7 @@ cluster = typer.Typer()
 
 
 def _with_all_options(verb: Callable[..., None]) -> Callable[..., Any]:
-    verb = with_flags("engine", EngineOptions, SERVE_ENGINE_FLAGS, panel=ENGINE_PANEL, warmup="full")(verb)
+    verb = with_flags("engine", EngineOptions, SERVE_ENGINE_FLAGS, panel=ENGINE_PANEL, **SERVE_DEFAULTS)(verb)
     verb = with_flags("server", ServerOptions, CLUSTER_SERVER_FLAGS, panel=SERVER_PANEL)(verb)
     return with_flags("scale", ScaleOptions, SCALE_FLAGS, panel=CLUSTER_PANEL)(verb)
 

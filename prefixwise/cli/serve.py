@@ -74,6 +74,13 @@ SERVE_ENGINE_FLAGS = {
     "max_queued_tokens": Flag(
         int | None, "Maximum queued tokens; requests beyond are refused (429). Default: chosen for the device.", least=1
     ),
+    "watchdog_timeout": Flag(
+        float,
+        "Seconds of a step after which the device counts as hung and the server exits; more for steps that usually "
+        "take long; 0: never.",
+        "SECONDS",
+        least=0,
+    ),
     "max_items_per_request": Flag(int, "Maximum items of one request.", least=1),
     "served_names": Flag(
         str,
@@ -84,6 +91,9 @@ SERVE_ENGINE_FLAGS = {
         repeatable=True,
     ),
 }
+
+# Where a server differs from a program that scores once.
+SERVE_DEFAULTS: dict[str, object] = {"warmup": "full", "watchdog_timeout": 300.0}
 
 # What a client may cost before its request is read (server/connections.py).
 CONNECTION_FLAGS = {
@@ -97,6 +107,11 @@ CONNECTION_FLAGS = {
     "header_timeout": Flag(float, "Seconds for a request's headers to arrive, then 408.", "SECONDS"),
     "idle_timeout": Flag(
         float, "Seconds that a client may pause while it sends a body (then 408) or reads a response.", "SECONDS"
+    ),
+    "min_transfer_rate": Flag(
+        int,
+        "Bytes a second at which a client must send a body or read a response that takes longer; 0: any.",
+        least=0,
     ),
     "keep_alive_timeout": Flag(float, "Seconds that a connection may be idle between requests.", "SECONDS"),
 }
@@ -118,6 +133,12 @@ SERVER_FLAGS = {
         repeatable=True,
     ),
     "max_request_bytes": Flag(int, "Maximum size of a request body.", least=1),
+    "max_response_bytes": Flag(
+        int, "Maximum size of a response; a request that asks for more is refused before it is scored.", least=1
+    ),
+    "max_body_memory": Flag(
+        int, "Maximum bytes of all bodies and responses in memory; requests beyond are refused (503).", least=1
+    ),
     "request_timeout": Flag(
         float, "Seconds from a request's arrival to its response, then 504; 0: no limit.", "SECONDS", least=0
     ),
@@ -186,7 +207,7 @@ _SERVER_PACKAGES = ("starlette", "uvicorn", "uvloop", "httptools", "orjson", "pr
 
 
 @with_flags("server", ServerOptions, SERVER_FLAGS, panel=SERVER_PANEL)
-@with_flags("engine", EngineOptions, SERVE_ENGINE_FLAGS, panel=ENGINE_PANEL, warmup="full")
+@with_flags("engine", EngineOptions, SERVE_ENGINE_FLAGS, panel=ENGINE_PANEL, **SERVE_DEFAULTS)
 def serve(
     context: typer.Context,
     trust_remote_code: TrustRemoteCode = False,

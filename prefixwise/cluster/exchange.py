@@ -14,8 +14,11 @@ from dataclasses import dataclass, replace
 
 from starlette.types import ASGIApp, Message, Scope
 
+from prefixwise.contract.errors import describe
+
 Headers = tuple[tuple[bytes, bytes], ...]
 
+_LINE_ENDS = re.compile(rb"[\r\n\0]")
 REPLICA_HEADER = b"x-prefixwise-replica"  # on every response: the replica that made it
 
 
@@ -62,6 +65,23 @@ class HttpResponse:
         """The same response with another body, and without a replica's name."""
         headers = tuple((key, value) for key, value in self.headers if key != REPLICA_HEADER)
         return HttpResponse(self.status, _with(headers, b"content-length", str(len(body)).encode()), body)
+
+
+def checked_response(found: object) -> HttpResponse:
+    """What a replica returned, if it can be sent to a client. Raises ValueError."""
+    if not isinstance(found, HttpResponse):
+        raise ValueError(f"expected a response, got {type(found).__name__}")
+    status, headers, body = found.status, found.headers, found.body
+    if not (isinstance(status, int) and 200 <= status <= 599 and isinstance(body, bytes)):
+        raise ValueError(f"expected a status and bytes, got {describe(status)} and {type(body).__name__}")
+    for pair in headers if isinstance(headers, tuple) else (None,):
+        if not (isinstance(pair, tuple) and len(pair) == 2 and all(map(_is_header_text, pair))):
+            raise ValueError(f"expected headers of bytes without line ends, got {describe(pair)}")
+    return found
+
+
+def _is_header_text(part: object) -> bool:
+    return isinstance(part, bytes) and not _LINE_ENDS.search(part)
 
 
 def _value(headers: Headers, name: bytes) -> bytes | None:
@@ -128,7 +148,10 @@ class _Exchange:
     def response(self) -> HttpResponse:
         assert self._start is not None, "the middleware always responds"
         headers = tuple((bytes(name), bytes(value)) for name, value in self._start["headers"])
-        return HttpResponse(self._start["status"], headers, b"".join(self._parts))
+        body = b"".join(self._parts)
+        if body:  # a long one was made in pieces, without its length
+            headers = _with(headers, b"content-length", str(len(body)).encode())
+        return HttpResponse(self._start["status"], headers, body)
 
 
 _SAMPLE = re.compile(r"(?P<name>[a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(?P<labels>.*)\})? (?P<rest>.+)")

@@ -56,9 +56,8 @@ class EngineReplica:
         return {QUEUED_TOKENS: float(self._engine.scheduler.admission.tokens)}
 
     def check_health(self) -> None:
-        """Raises where the scheduler has died: Serve then replaces the replica."""
-        if not self._engine.scheduler.is_alive:
-            raise RuntimeError("the scheduler has died")
+        """Raises where the device hangs or has failed, or the scheduler has died: Serve then replaces the replica."""
+        self._engine.scheduler.health.check()
 
     def __del__(self) -> None:
         """Serve deletes the replica when nothing is in flight."""

@@ -21,6 +21,8 @@ from typing import Any
 import orjson
 
 from prefixwise.cluster.exchange import HttpRequest
+from prefixwise.contract.errors import RequestError
+from prefixwise.server.json_body import parse_json
 
 
 @dataclass(frozen=True)
@@ -116,12 +118,12 @@ class RequestKey:
 
 def key_of(request: HttpRequest) -> RequestKey:
     """The key is a hash of the query and the other fields of the prefix; item-first requests have none, and neither
-    have calls with many queries."""
+    have calls with many queries. Of a large body it is work for a thread."""
     if request.method != "POST" or request.path.rstrip("/") not in _KEYED_PATHS:
         return RequestKey()
     try:
-        body = orjson.loads(request.body)
-    except orjson.JSONDecodeError:
+        body = parse_json(request.body)
+    except (orjson.JSONDecodeError, RequestError):  # the replica says what is wrong
         return RequestKey()
     if not isinstance(body, dict):
         return RequestKey()

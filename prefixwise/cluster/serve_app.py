@@ -56,9 +56,8 @@ def make_app(options: ClusterOptions, api_key: str | None = None) -> serve.Appli
         health_check_period_s=_HEALTH_SECONDS,
         graceful_shutdown_timeout_s=max(server.shutdown_grace, server.request_timeout),  # only it has its requests
     )
-    return fronts.bind(
-        replicas.bind(options.to_json(), Secret(api_key)), server.max_request_bytes, server.request_timeout
-    )
+    arguments = (options.to_json(), Secret(api_key))
+    return fronts.bind(replicas.bind(*arguments), *arguments)
 
 
 def _resources(scale: ScaleOptions) -> dict[str, Any]:

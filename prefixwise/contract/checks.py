@@ -14,6 +14,8 @@ from prefixwise.contract.inputs import Place, vocabulary_error
 from prefixwise.contract.ragged import Int32Array, Int64Array, Ragged, starts_from_lens
 from prefixwise.contract.request import ScoreRequest
 
+MAX_TOKENS_PER_REQUEST = 1 << 23  # about 20 bytes each while they are planned
+
 
 def check_item_count(num_items: int, max_items: int, field: str = "items") -> None:
     """Raises too_many_items. `field`: the request's name for the items."""
@@ -22,6 +24,17 @@ def check_item_count(num_items: int, max_items: int, field: str = "items") -> No
             f"{field} must hold at most {max_items} items (max_items_per_request), got {num_items}; "
             "send several smaller requests",
             code="too_many_items",
+            param=field,
+        )
+
+
+def check_token_count(num_tokens: int, field: str | None = None, max_tokens: int = MAX_TOKENS_PER_REQUEST) -> None:
+    """Raises too_many_tokens: all tokens of a request are in memory at once, those that its items repeat many times."""
+    if num_tokens > max_tokens:
+        raise InvalidValueError(
+            f"a request must have at most {max_tokens} tokens, counting what each item repeats, got {num_tokens} or "
+            "more; send several smaller requests",
+            code="too_many_tokens",
             param=field,
         )
 

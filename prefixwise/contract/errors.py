@@ -15,7 +15,7 @@
     │   └── ServiceError              the request may be valid, and is not scored; a retry may help
     │       ├── QueueFullError        too many tokens are waiting: carries retry_after                      429
     │       ├── DeadlineExceededError the request took too long                                             504
-    │       ├── UnavailableError      the server is starting or shutting down                               503
+    │       ├── UnavailableError      the server is starting or shutting down, or its engine does not score 503
     │       ├── CancelledError        the client has gone                                                   499
     │       └── InternalError         an unexpected failure; the log has the details                        500
     ├── ModelLoadError                a checkpoint cannot be used: folder, architecture, tensor, file
@@ -33,6 +33,7 @@ from __future__ import annotations
 
 import json
 import reprlib
+from itertools import islice
 from typing import ClassVar
 
 _MAX_SHOWN = 60  # characters of a value in a message
@@ -117,7 +118,7 @@ class ForbiddenError(RequestError):
 
 
 class RequestTooLargeError(RequestError):
-    """The body is larger than the server accepts."""
+    """The body is larger than the server accepts, or the request than the device can compute before its deadline."""
 
     status = 413
 
@@ -126,17 +127,19 @@ class ServiceError(RequestError):
     """The request may be valid, and gets no scores. Catch it to retry later."""
 
     type = "server_error"
+    retry_after: int | None = None  # seconds until a retry may help, where that is known
 
 
 class QueueFullError(ServiceError):
-    """More tokens are waiting than the queue may hold."""
+    """More tokens are waiting than the queue may hold, or than can be computed before the request's deadline."""
 
     status = 429
     type = "rate_limit_error"
+    retry_after: int  # seconds
 
-    def __init__(self, message: str, *, retry_after: int) -> None:
-        super().__init__(message, code="queue_full")
-        self.retry_after = retry_after  # seconds
+    def __init__(self, message: str, *, retry_after: int, code: str = "queue_full") -> None:
+        super().__init__(message, code=code)
+        self.retry_after = retry_after
 
 
 class DeadlineExceededError(ServiceError):
@@ -149,9 +152,13 @@ class DeadlineExceededError(ServiceError):
 
 
 class UnavailableError(ServiceError):
-    """The server is starting or shutting down."""
+    """The server is starting or shutting down, or its engine does not score."""
 
     status = 503
+
+    def __init__(self, message: str, *, code: str, retry_after: int | None = None) -> None:
+        super().__init__(message, code=code)
+        self.retry_after = retry_after
 
 
 class CancelledError(ServiceError):
@@ -216,6 +223,8 @@ def quote(text: str) -> str:
 def _brief(value: object) -> str:
     if isinstance(value, str):
         return quote(value)
+    if isinstance(value, dict):  # `reprlib` sorts all keys to show the first ones
+        value = dict(islice(value.items(), _MAX_SHOWN))
     try:
         return _cut(" ".join(reprlib.repr(value).split()))
     except ValueError:  # Python refuses to print integers of more than 4,300 digits

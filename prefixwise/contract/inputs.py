@@ -26,6 +26,7 @@ from prefixwise.contract.ragged import Int32Array, Ragged, starts_from_lens
 
 Labels = tuple[tuple[str, ...] | None, tuple[tuple[int, ...], ...] | None]  # labels, label_token_ids
 MAX_TOKEN_ID = 2**31 - 1  # ids travel as int32
+_MAX_PACKED = 1 << 17  # ids that are checked at once: other threads may run in between
 _SHOWN_KEYS = 5  # of a document that is an object, in an error message
 
 
@@ -60,6 +61,18 @@ def plain_list(values: Sequence[object]) -> list[object]:
 
 def try_ids(values: Sequence[object]) -> Int32Array | None:
     """The values as token ids, or None if any of them is not one."""
+    if len(values) <= _MAX_PACKED:
+        return _pack_ids(values)
+    parts = []
+    for start in range(0, len(values), _MAX_PACKED):
+        part = _pack_ids(values[start : start + _MAX_PACKED])
+        if part is None:
+            return None
+        parts.append(part)
+    return np.concatenate(parts)
+
+
+def _pack_ids(values: Sequence[object]) -> Int32Array | None:
     try:
         numbers = pack(f"{len(values)}i", *values)  # raises for anything but 32-bit integers
     except (StructError, TypeError, OverflowError):
@@ -182,6 +195,8 @@ def _text_error(text: str, place: Place) -> RequestError | None:
 
 
 def _is_unicode(text: str) -> bool:
+    if text.isascii():
+        return True
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -228,7 +243,7 @@ def _try_texts(items: Sequence[object]) -> tuple[str, ...] | None:
     if not all(issubclass(kind, str) for kind in set(map(type, items))):
         return None
     texts: tuple[str, ...] = tuple(items)  # type: ignore[arg-type]  # the line above has checked it
-    return texts if _is_unicode("".join(texts)) else None
+    return texts if all(map(str.isascii, texts)) or _is_unicode("".join(texts)) else None
 
 
 def _text_item_error(item: object, index: int) -> RequestError | None:

@@ -31,6 +31,12 @@ class Ragged:
         flat = np.fromiter(chain.from_iterable(sequences), np.int32, count=int(starts[-1]))
         return cls(flat, starts)
 
+    @classmethod
+    def concatenated(cls, parts: Sequence[Ragged]) -> Ragged:
+        """The sequences of all parts."""
+        flat = np.concatenate([np.zeros(0, np.int32), *(part.flat for part in parts)])
+        return cls(flat, starts_from_lens(np.concatenate([np.zeros(0, np.int64), *(part.lens for part in parts)])))
+
     @cached_property
     def lens(self) -> Int64Array:
         return np.diff(self.starts)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from prefixwise.contract.errors import RequestError
-from prefixwise.contract.ragged import Ragged
+from prefixwise.contract.ragged import Int64Array, Ragged
 from prefixwise.contract.request import ScoreMode
 
 
@@ -74,6 +75,48 @@ class RankedItem:
     scores: list[float]
 
 
+class ScoreRows(Sequence[list[float] | None]):
+    """The scores of all items, as an array: 8 bytes a score, where lists take 32. A row becomes a list when it is read.
+
+    `good`: the items that have scores, ascending; the others have None.
+    """
+
+    def __init__(self, values: NDArray[np.float64], good: Int64Array, num_items: int) -> None:
+        self._values = values  # [len(good), L]
+        self._rows: Int64Array | None = None  # [num_items]: the row of each item, -1 for none; None: all have scores
+        if len(good) < num_items:
+            self._rows = np.full(num_items, -1, np.int64)
+            self._rows[good] = np.arange(len(good))
+        self._num_items = num_items
+
+    def __len__(self) -> int:
+        return self._num_items
+
+    @overload
+    def __getitem__(self, index: int) -> list[float] | None: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[list[float] | None]: ...
+    def __getitem__(self, index: int | slice) -> list[float] | list[list[float] | None] | None:
+        if isinstance(index, slice):
+            if self._rows is not None:
+                return [self[each] for each in range(self._num_items)[index]]
+            rows: list[list[float] | None] = self._values[index].tolist()
+            return rows
+        row = index if self._rows is None else int(self._rows[index])
+        if self._rows is not None and row < 0:
+            return None
+        found: list[float] = self._values[row].tolist()
+        return found
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[np.float64]:
+        """[items with scores, L]."""
+        return np.array(self._values, dtype, copy=copy)
+
+    @property
+    def num_labels(self) -> int:
+        return int(self._values.shape[1])
+
+
 @dataclass(frozen=True, eq=False)  # eq: items may be arrays, which have no single truth value
 class ScoreResult:
     """The scores of one request. Rows are in item order, columns in label order."""
@@ -91,6 +134,7 @@ class ScoreResult:
     are_classes: bool = False  # the labels are the classes of a classifier
     warnings: tuple[str, ...] = ()
     debug: Mapping[str, object] | None = None
+    rows: ScoreRows | None = None  # in place of `scores`, which is empty then: what a server makes JSON of
 
     def ranked(self) -> list[RankedItem]:
         """The items with scores, best first by their first score, ties in item order."""
@@ -100,21 +144,26 @@ class ScoreResult:
 
     def to_json(self) -> dict[str, object]:
         """The body of a `/v1/score` response; the last keys only if they are not empty."""
+        lazy = (Iterator, ScoreRows)
+        return {name: list(value) if isinstance(value, lazy) else value for name, value in self.fields().items()}
+
+    def fields(self) -> dict[str, object]:
+        """As `to_json`, but long lists are iterators, which make their entries when they are read."""
         body: dict[str, object] = {
             "object": "scoring",
             "model": self.model,
-            "scores": self.scores,
+            "scores": self.scores if self.rows is None else self.rows,
             "usage": self.usage.to_json(),
         }
         if self.are_classes:
             body["labels"] = list(self.labels)
         if self.pooled_hidden_states is not None:
             states = self.pooled_hidden_states
-            body["pooled_hidden_states"] = [None if state is None else state.tolist() for state in states]
+            body["pooled_hidden_states"] = (None if state is None else state.tolist() for state in states)
         if self.truncated:
-            body["truncated"] = [asdict(truncation) for truncation in self.truncated]
+            body["truncated"] = (asdict(truncation) for truncation in self.truncated)
         if self.item_errors:
-            body["item_errors"] = [asdict(error) for error in self.item_errors]
+            body["item_errors"] = (asdict(error) for error in self.item_errors)
         if self.warnings:
             body["warnings"] = list(self.warnings)
         if self.debug:

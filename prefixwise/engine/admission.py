@@ -1,30 +1,65 @@
-"""Admission: how many tokens may wait or run, and when a client should retry if there are too many."""
+"""Admission: which requests may wait, and when a client should retry if there are too many.
+
+Two limits. `max_tokens` bounds the tokens that wait or run. And no request is admitted that would miss its deadline at
+the measured rate (`token_rate.py`). Until a rate is known, the first limit counts alone; requests without a deadline
+have no other.
+
+The estimate follows the scheduler's fairness (`step_filler.py`): requests of one priority take turns, of a share of a
+step each.
+
+    until its end   a request of n turns waits for at most n turns of every other one, and for all of an earlier
+                    priority. So a small request passes a large one here, too.
+    available       smaller requests that come later pass it as well. What they took of the rate in the last seconds is
+                    not available to it.
+    allowed         later requests of its size share the device with it, so the work until its end may take `SHARE` of
+                    its time; `SHARE_ALONE` if no live request is as large.
+"""
 
 from __future__ import annotations
 
 import math
 import threading
+from collections import Counter
+from collections.abc import Sequence
 from time import monotonic
 
-from prefixwise.contract.errors import QueueFullError
+import numpy as np
+from numpy.typing import NDArray
+
+from prefixwise.contract.errors import QueueFullError, RequestTooLargeError
+from prefixwise.engine.request_state import RequestState
+from prefixwise.engine.step_filler import SHARES
+from prefixwise.engine.token_rate import AVERAGE_SECONDS, TokenRate
 from prefixwise.forward.backend import DeviceKind
 
 # The default: about as many tokens as a device computes in a few minutes.
 DEFAULT_MAX_QUEUED_TOKENS: dict[DeviceKind, int] = {"cpu": 1 << 18, "gpu": 1 << 23, "tpu": 1 << 23}
 
+SHARE = 0.4
+SHARE_ALONE = 0.9  # the answer takes time, too
+GIVE_UP = 1.25  # a request is given up if it needs so many times the time that it has left
+MAX_COMPARED = 1024  # beyond so many live requests, a new one is taken to wait for all of them
+
 _MAX_RETRY_SECONDS = 60  # the longest wait that a client is asked for
-_AVERAGE_SECONDS = 10.0  # the token rate is averaged over this long
+_NUM_SIZES = 32
+_LEAST_AVAILABLE = 0.01  # of the rate
 
 
 class Admission:
     """Counts tokens from the submission of a request until they are computed. Any thread may use it."""
 
-    def __init__(self, max_tokens: int) -> None:
+    def __init__(self, max_tokens: int, step_tokens: int) -> None:
         self.max_tokens = max_tokens
+        self.refusals: Counter[str] = Counter()  # by the error's code
+        self._step_tokens = step_tokens
+        self.turn_tokens = max(1, step_tokens // SHARES)  # most that a request gets in one turn
         self._lock = threading.Lock()
         self._tokens = 0
-        self._rate = 0.0  # tokens per second
-        self._last = monotonic()
+        self._rate = TokenRate(self.turn_tokens)
+        self._last = monotonic()  # when the last step was done, or the queue was empty
+        self._live: dict[RequestState, int] = {}  # the size of each, by `_size_of`
+        self._inflow = [0.0] * _NUM_SIZES  # tokens per second that were admitted, by size
+        self._inflow_time = self._last
 
     @property
     def tokens(self) -> int:
@@ -34,45 +69,155 @@ class Admission:
     def is_full(self) -> bool:
         return self._tokens >= self.max_tokens
 
+    @property
+    def tokens_per_second(self) -> float | None:
+        """The measured rate; None: unknown."""
+        return self._rate.at(monotonic())
+
     def check(self) -> None:
         """Raises QueueFullError if no request could be admitted, so that the server need not read a body."""
         if self.is_full:
-            raise self._refusal(0)
+            raise self._full(0)
 
-    def admit(self, tokens: int) -> None:
-        """Admit a request, also one that is larger than the bound if nothing else waits. Raises QueueFullError."""
+    def admit(self, requests: Sequence[RequestState]) -> None:
+        """Admit all of them or none. Requests that are larger than `max_tokens` are admitted if nothing else waits.
+
+        Raises QueueFullError, and RequestTooLargeError if they could not meet their deadline on an idle device.
+        """
+        tokens = sum(request.task.num_tokens for request in requests)
         with self._lock:
+            now = monotonic()
             if self._tokens and self._tokens + tokens > self.max_tokens:
-                raise self._refusal(tokens)
+                raise self._full(tokens)
+            self._age_inflow(now)
+            self._check_deadline(requests, now)
             if not self._tokens:
-                self._last = monotonic()  # the time before was idle
+                self._last = now  # the time before was idle
+            self._tokens += tokens
+            for request in requests:
+                self._live[request] = size = self._size_of(request)
+                self._inflow[size] += request.work_left / AVERAGE_SECONDS
+
+    def count_step(self, tokens: int) -> None:
+        """A step has computed these tokens."""
+        with self._lock:
+            now = monotonic()
+            self._tokens -= tokens
+            self._rate.record(tokens, now - self._last, now)
+            self._last = now
+
+    def restore(self, tokens: int) -> None:
+        """These tokens must be computed again."""
+        with self._lock:
             self._tokens += tokens
 
-    def release(self, tokens: int, *, computed: bool = True) -> None:
-        """These tokens are computed, or will not be."""
+    def leave(self, request: RequestState) -> None:
+        """The request is done, or will not be."""
         with self._lock:
-            self._tokens -= tokens
-            if computed and tokens:
-                self._measure(tokens)
+            size = self._live.pop(request, None)
+            self._tokens -= request.tokens_left
+            if size is not None and request.work_left:  # a client that leaves has taken nothing from others
+                now = monotonic()
+                self._age_inflow(now)
+                weight = math.exp(-(now - request.submitted) / AVERAGE_SECONDS)
+                self._inflow[size] = max(0.0, self._inflow[size] - weight * request.work_left / AVERAGE_SECONDS)
 
-    def reset_rate(self) -> None:
-        """Forget the measured rate, as after warm-up, which is no traffic."""
-        with self._lock:
-            self._rate = 0.0
+    def why_late(self, request: RequestState, now: float) -> str | None:
+        """Why an admitted request cannot meet its deadline any more, if that is so: device time for it would be lost.
 
-    def _measure(self, tokens: int) -> None:
-        now = monotonic()
-        seconds = max(now - self._last, 1e-6)
-        weight = -math.expm1(-seconds / _AVERAGE_SECONDS) if self._rate else 1.0
-        self._rate += weight * (tokens / seconds - self._rate)
-        self._last = now
-
-    def _refusal(self, tokens: int) -> QueueFullError:
-        excess = self._tokens + tokens - self.max_tokens
-        wait = math.ceil(excess / self._rate) if self._rate else 1
-        needed = f" and this request has {tokens}" if tokens else ""
-        return QueueFullError(
-            f"at most {self.max_tokens} tokens may wait (max_queued_tokens), {self._tokens} are waiting{needed}; "
-            "retry later",
-            retry_after=min(max(wait, 1), _MAX_RETRY_SECONDS),
+        It needs at least the time of its own work, or of the step that it shares.
+        """
+        rate, deadline = self._rate.at(now), request.task.deadline
+        if rate is None or deadline is None:
+            return None
+        tokens, seconds = max(request.work_left, min(self._step_tokens, self._tokens)), deadline - now
+        if tokens <= GIVE_UP * rate * seconds:
+            return None
+        return (
+            f"the request was given up {seconds:.3g} s before its deadline: {tokens} tokens had to be computed until "
+            f"its end, which takes {tokens / rate:.3g} s at {rate:.0f} tokens/s"
         )
+
+    # Deadlines
+
+    def _check_deadline(self, requests: Sequence[RequestState], now: float) -> None:
+        """Raises QueueFullError or RequestTooLargeError if the requests would not be done in time."""
+        rate = self._rate.at(now)
+        seconds = min((each.task.deadline - now for each in requests if each.task.deadline is not None), default=0.0)
+        if rate is None or seconds <= 0:  # without a deadline, or past it: the scheduler ends it
+            return
+        work, size = sum(request.work_left for request in requests), max(map(self._size_of, requests))
+        if work > SHARE_ALONE * rate * seconds:
+            raise self._too_large(work, rate, seconds)
+        available = max(rate - sum(self._inflow[:size]), _LEAST_AVAILABLE * rate)
+        until_end = self._tokens + work  # a bound that costs nothing
+        if until_end <= SHARE * available * seconds:
+            return
+        if len(self._live) + len(requests) <= MAX_COMPARED:
+            until_end = self._until_end(requests)
+        allowed = seconds * (SHARE if any(live >= size for live in self._live.values()) else SHARE_ALONE)
+        if until_end > allowed * available:
+            raise self._too_slow(until_end, available, allowed)
+
+    def _until_end(self, requests: Sequence[RequestState]) -> int:
+        """The tokens that are computed until the last of the requests is done, and what else is in its last step."""
+        everyone = [*self._live, *requests]
+        work = np.array([each.work_left for each in everyone], np.int64)
+        priority = np.array([each.task.priority for each in everyone], np.int64)
+        longest_turn = max(self.turn_tokens, *(each.task.max_unit_tokens for each in everyone))
+        sizes = {(-(-each.work_left // self.turn_tokens), each.task.priority) for each in requests}
+        until_end = max(tokens_before_end(*size, work, priority, longest_turn) for size in sizes)
+        return min(until_end + self._step_tokens, int(work.sum()))
+
+    def _size_of(self, request: RequestState) -> int:
+        """0: one turn; 1: two; 2: up to four; 3: up to eight; and so on."""
+        num_turns = -(-request.work_left // self.turn_tokens)
+        return min(max(0, num_turns - 1).bit_length(), _NUM_SIZES - 1)
+
+    def _age_inflow(self, now: float) -> None:
+        weight = math.exp(-(now - self._inflow_time) / AVERAGE_SECONDS)
+        self._inflow = [weight * tokens for tokens in self._inflow]
+        self._inflow_time = now
+
+    # Refusals
+
+    def _full(self, tokens: int) -> QueueFullError:
+        rate, excess = self._rate.at(monotonic()), self._tokens + tokens - self.max_tokens
+        needed = f" and this request has {tokens}" if tokens else ""
+        message = (
+            f"at most {self.max_tokens} tokens may wait (max_queued_tokens), {self._tokens} are waiting{needed}; "
+            "retry later"
+        )
+        return self._refusal(message, excess / rate if rate else 1.0, code="queue_full")
+
+    def _too_slow(self, tokens: int, available: float, allowed: float) -> QueueFullError:
+        seconds = tokens / available
+        message = (
+            f"the work until the end of this request may take {allowed:.3g} s, so that its deadline is met; it takes "
+            f"{seconds:.3g} s: {tokens} tokens at {available:.0f} tokens/s; retry later"
+        )
+        return self._refusal(message, seconds - allowed, code="queue_too_long")
+
+    def _refusal(self, message: str, seconds: float, *, code: str) -> QueueFullError:
+        self.refusals[code] += 1
+        return QueueFullError(message, code=code, retry_after=min(max(math.ceil(seconds), 1), _MAX_RETRY_SECONDS))
+
+    def _too_large(self, tokens: int, rate: float, seconds: float) -> RequestTooLargeError:
+        message = (
+            f"the request must be computed in {SHARE_ALONE * seconds:.3g} s, so that its deadline is met; alone on the "
+            f"device it takes {tokens / rate:.3g} s: {tokens} tokens at {rate:.0f} tokens/s; allow more time, or send "
+            "fewer items in a request"
+        )
+        error = RequestTooLargeError(message, code="deadline_too_short")
+        self.refusals[error.code] += 1
+        return error
+
+
+def tokens_before_end(
+    num_turns: int, priority: int, work: NDArray[np.int64], priorities: NDArray[np.int64], longest_turn: int
+) -> int:
+    """Tokens of `work` that are computed until a request of so many turns is done, if no other comes. The request is
+    among `work`. No turn is longer than `longest_turn`."""
+    before = work[priorities < priority].sum()
+    beside = np.minimum(work[priorities == priority], num_turns * longest_turn).sum()
+    return int(before + beside)

@@ -70,8 +70,8 @@ class Classifier:
 
     def finish(self, prepared: PreparedRequest, state: RequestState, *, use_activation: bool) -> ClassifyResult:
         """The result of a request that is done. Raises the error that ended it."""
-        scored, labels = self._engine.finish(prepared, state), self._model.class_labels
-        logits = np.array(scored.scores, np.float64)
+        scored, labels = self._engine.finish(prepared, state, as_rows=True), self._model.class_labels
+        logits = np.array(scored.rows, np.float64)
         numbers = class_scores(self._model.class_activation, logits) if use_activation else logits
         best = logits.argmax(1)  # logits: activations may be rounded to 1
         results = [

@@ -127,15 +127,17 @@ class ScoringEngine:
             if state.task.plan is None:  # no item of it can be scored
                 state.finish()
 
-    def finish(self, prepared: PreparedRequest, state: RequestState) -> ScoreResult:
-        """The scores of a request that is done. Raises the error that ended it."""
-        return score_result(prepared, state, self.config.model_name, self.tokenizer)
+    def finish(self, prepared: PreparedRequest, state: RequestState, *, as_rows: bool = False) -> ScoreResult:
+        """The scores of a request that is done, as lists or as `rows`. Raises the error that ended it."""
+        return score_result(prepared, state, self.config.model_name, self.tokenizer, as_rows=as_rows)
 
-    def tiny_request(self, algorithm: Algorithm = "auto") -> ScoreRequest:
-        """The smallest request that the model can score: for warm-up and health checks."""
+    def tiny_request(self, algorithm: Algorithm = "auto", *, item_tokens: int = 1) -> ScoreRequest:
+        """The smallest request that the model can score, or one of about `item_tokens`: for warm-up, health checks."""
         token = 1 if self.config.delimiter_token_id == 0 else 0
+        item = [token] * min(item_tokens, max(1, self.backend.config.max_context_len // 2))
+        items = [item] * min(-(-item_tokens // len(item)), self.config.max_items_per_request)
         labels = {} if self.backend.config.num_classes else {"label_token_ids": [0]}
-        body = {"query": [token], "items": [[token]], **labels, "score_mode": "prob", "algorithm": algorithm}
+        body = {"query": [token], "items": items, **labels, "score_mode": "prob", "algorithm": algorithm}
         return parse_score_request(body)
 
     # Pinned prefixes

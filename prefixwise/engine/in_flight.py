@@ -12,13 +12,18 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from concurrent.futures import wait as wait_for_futures
 from dataclasses import dataclass
 from queue import SimpleQueue
 from time import monotonic
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
+import numpy as np
+
+from prefixwise.contract.errors import BackendError
+from prefixwise.engine.health import DeviceWork, EngineFailedError, EngineHealth, StepTimes
 from prefixwise.engine.step import Step, StepForward
-from prefixwise.forward.backend import Backend
+from prefixwise.forward.backend import PROBE, Backend, check_blocks, check_output
 from prefixwise.forward.batch import ForwardOutput, RunningForward
 
 Arguments = ParamSpec("Arguments")
@@ -29,6 +34,7 @@ Result = TypeVar("Result")
 # and never at 15 ms.
 LAUNCH_AHEAD_SECONDS = 0.015
 SLOWER_WEIGHT = 0.1  # weight of a step that was slower than expected; a faster one has weight 1
+_POLL_SECONDS = 0.5  # while the scheduler waits for the device, which may have failed
 
 
 class DeviceThread:
@@ -56,10 +62,11 @@ class DeviceThread:
         self._work.put((answer, lambda: function(*args, **kwargs)))
         return answer
 
-    def stop(self) -> None:
-        """Run everything submitted before, then end the thread and wait for it."""
+    def stop(self, *, wait: bool = True) -> None:
+        """Run everything submitted before, then end the thread."""
         self._work.put(None)
-        self._thread.join()
+        if wait:
+            self._thread.join()
 
     def _run(self) -> None:
         while (work := self._work.get()) is not None:
@@ -72,6 +79,13 @@ class DeviceThread:
 
 
 @dataclass(frozen=True, eq=False)
+class _Probe:
+    """A forward of one token that shows whether the device works."""
+
+    num_tokens: int = PROBE.num_tokens
+
+
+@dataclass(frozen=True, eq=False)
 class InFlightStep:
     """A step that was launched."""
 
@@ -79,17 +93,25 @@ class InFlightStep:
     launched: float  # a value of time.monotonic()
     outputs: Future[list[ForwardOutput]]
 
+    @property
+    def num_tokens(self) -> int:
+        """With padding: what decides how long it takes."""
+        return sum(forward.bucket for forward in self.step.forwards)
+
 
 class InFlightSteps:
     """The launched steps, for the scheduler's thread. Another thread calls `wake` whenever a step is done."""
 
-    def __init__(self, backend: Backend, wake: Callable[[], None]) -> None:
+    def __init__(self, backend: Backend, wake: Callable[[], None], health: EngineHealth | None = None) -> None:
         self.max_steps = 2 if backend.info.async_scheduling else 1
+        self.times = StepTimes()
         self._backend = backend
         self._wake = wake
+        self._health = health or EngineHealth()
         self._device = DeviceThread()
         self._waiter = DeviceThread("prefixwise-answers") if self.max_steps > 1 else self._device
         self._steps: deque[InFlightStep] = deque()
+        self._probe: DeviceWork | None = None  # while it runs
         self._last_end = 0.0  # when the last step was done
         self._seconds_per_token: float | None = None
 
@@ -101,9 +123,35 @@ class InFlightSteps:
         """The caller runs on the device thread."""
         return self._device.is_current
 
-    def call(self, function: Callable[[], object]) -> object:
-        """Run the function on the device thread, after everything launched before, and wait for it."""
-        return self._device.submit(function).result()
+    def oldest(self) -> DeviceWork | None:
+        """What the device is busy with. Any thread may ask."""
+        try:
+            return self._steps[0]
+        except IndexError:
+            return self._probe
+
+    @property
+    def is_compiling(self) -> bool:
+        """The device waits for a program. Any thread may ask."""
+        return self._backend.is_compiling
+
+    def call(self, function: Callable[[], Result]) -> Result:
+        """Run the function on the device thread, after everything launched before, and wait for it.
+
+        Raises EngineFailedError if the device hangs.
+        """
+        return self._until_done(self._device.submit(function)).result()
+
+    def probe(self) -> None:
+        """Run a forward of one token. Raises what it raises, and BackendError where its output is wrong."""
+        self._probe = _Probe()
+        try:
+            output = self.call(lambda: self._backend.forward(PROBE))
+        finally:
+            self._probe = None
+        check_output(PROBE, output, self._backend.config.model_size)
+        if not np.isfinite(output.label_logits).all():
+            raise BackendError("a probe of one token got a logit that is not a finite number")
 
     def launch(self, step: Step, now: float) -> None:
         running = self._device.submit(self._start, step)
@@ -132,22 +180,40 @@ class InFlightSteps:
         begin, self._last_end = self._begin(done), end
         if done.step.num_tokens:
             self._learn((end - begin) / done.step.num_tokens)
+            self.times.record(done.num_tokens, end - begin)
         return begin
 
     def drain(self) -> list[InFlightStep]:
-        """Wait for all steps and discard their outputs. Returns the steps, the newest first."""
+        """Wait for all steps and discard their outputs. Returns the steps, the newest first.
+
+        Raises EngineFailedError if the device hangs.
+        """
         discarded = list(reversed(self._steps))
-        self._steps.clear()
-        for each in reversed(discarded):
-            each.outputs.exception()
+        while self._steps:
+            self._until_done(self._steps[0].outputs)
+            self._steps.popleft()
         return discarded
+
+    def _until_done(self, future: Future[Result]) -> Future[Result]:
+        while not wait_for_futures([future], _POLL_SECONDS).done:
+            if self._health.failed.is_set():
+                raise EngineFailedError(self._health.reason)
+        return future
 
     def close(self) -> None:
         """Free the device's memory and end the threads."""
         self._device.submit(self._backend.close).result()
-        self._device.stop()
+        self._stop_threads(wait=True)
+
+    def abandon(self) -> None:
+        """The same for a device that may hang: whatever it still does, nothing waits for it."""
+        self._device.submit(self._backend.close)
+        self._stop_threads(wait=False)
+
+    def _stop_threads(self, *, wait: bool) -> None:
+        self._device.stop(wait=wait)
         if self._waiter is not self._device:
-            self._waiter.stop()
+            self._waiter.stop(wait=wait)
 
     def _begin(self, each: InFlightStep) -> float:
         return max(each.launched, self._last_end)
@@ -169,12 +235,28 @@ class InFlightSteps:
 
     def _start_forward(self, forward: StepForward) -> RunningForward:
         begin = monotonic()
-        running = self._backend.start(forward.batch_with_prefixes())
-        forward.cache_blocks(running.blocks)
+        batch = forward.batch_with_prefixes()
+        running = self._backend.start(batch)
+        forward.cache_blocks(check_blocks(batch, running.blocks))
         if forward.is_prefill and any(request.task.is_timed for request in forward.requests):
             self._backend.synchronize()
         forward.start_seconds = monotonic() - begin
         return running
+
+
+class DeviceCall(Generic[Result]):
+    """A function to run on the device thread between steps, and its answer."""
+
+    def __init__(self, function: Callable[[], Result]) -> None:
+        self.answer: Future[Result] = Future()
+        self._function = function
+
+    def run(self, steps: InFlightSteps) -> None:
+        """Run the function and wait for it. What it raises is raised in the caller."""
+        try:
+            self.answer.set_result(steps.call(self._function))
+        except BaseException as error:
+            self.answer.set_exception(error)
 
 
 def _wait(running: Future[list[RunningForward]]) -> list[ForwardOutput]:

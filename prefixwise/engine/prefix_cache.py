@@ -78,6 +78,10 @@ class PrefixCache:
         """Blocks that are reserved, read or pinned."""
         return self._num_used
 
+    def num_found(self, keys: Sequence[Key]) -> int:
+        """How many blocks from the start a lookup would find now. Any thread may call it."""
+        return next((i for i, key in enumerate(keys) if key not in self._by_key), len(keys)) if self.reuse else 0
+
     def acquire(self, keys: Sequence[Key], owner: object) -> list[CacheEntry] | None:
         """An entry for every block, found or reserved for the owner. None, and nothing changed, if there is no room.
 
@@ -118,6 +122,12 @@ class PrefixCache:
             if not entry.num_users:
                 self._num_used -= 1
                 self._retire(entry)
+
+    def forget(self, entries: Sequence[CacheEntry]) -> None:
+        """No lookup finds these entries any more. Their users keep them, and the last one frees them."""
+        for entry in entries:
+            if self._by_key.get(entry.key) is entry:
+                del self._by_key[entry.key]
 
     def _retire(self, entry: CacheEntry) -> None:
         """The entry has lost its last user."""

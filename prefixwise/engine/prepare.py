@@ -72,6 +72,11 @@ class PreparedRequest:
         return self.request.num_items
 
     @property
+    def num_tokens(self) -> int:
+        """How many token ids the request holds."""
+        return len(self.prompt.prefix_ids) + len(self.prompt.sequences.flat)
+
+    @property
     def num_values(self) -> int:
         """How many numbers the result has."""
         hidden = self.model_size if self.request.return_pooled_hidden_states else 0

@@ -48,6 +48,15 @@ class ScoringTask:
     def num_units(self) -> int:
         return 0 if self.plan is None else len(self.plan.sequences) or len(self.plan.segments.tokens)
 
+    @cached_property
+    def max_unit_tokens(self) -> int:
+        """Tokens of the largest unit: it is never split."""
+        if self.plan is None:
+            return 0
+        if self.plan.sequences:
+            return max(sequence.num_tokens for sequence in self.plan.sequences)
+        return int(np.diff(self.plan.segments.tokens.starts).max(initial=0))
+
     def block_tokens(self, first: int, stop: int) -> int:
         """Tokens of the prefix blocks first..stop."""
         return min(stop * KV_BLOCK_SIZE, len(self.prefix_ids)) - first * KV_BLOCK_SIZE
@@ -122,10 +131,14 @@ class RequestState:
         # Progress
         self.entries: list[CacheEntry] | None = None  # one per prefix block, once the cache has room for all of them
         self.tokens_left = task.num_tokens
+        self._expected_hit_tokens = 0  # of `tokens_left`: those of the prefix that were cached when it was submitted
         self._prefilled_tokens = 0  # by this request
         self._next_unit = 0  # to be launched
         self._num_segments_scored = 0
+        self.turn_tokens = 0  # of a turn that the end of a step has cut short (`step_filler.py`)
         self.num_in_flight = 0  # in-flight steps with parts of this request
+        self.is_suspect = False  # a step with a part of it has failed: until items of it are scored, it runs alone
+        self.is_finite = True  # all logits so far
         self.batches: list[BatchRecord] = []
         self.cached_tokens = 0
         self.submitted = monotonic()
@@ -144,7 +157,14 @@ class RequestState:
         """Drop the request before the next step; one that is done stays as it is. Any thread may call this."""
         self.is_cancelled = True
 
+    def has_expired(self, now: float) -> bool:
+        return self.task.deadline is not None and now >= self.task.deadline
+
     # The prefix
+
+    def expect_hits(self, cache: PrefixCache) -> None:
+        """Look the prefix up, to estimate what the device will have to compute. Any thread may call this."""
+        self._expected_hit_tokens = min(cache.num_found(self.keys) * KV_BLOCK_SIZE, len(self.task.prefix_ids))
 
     def reserve_prefix(self, cache: PrefixCache) -> bool:
         """Reserve KV blocks for the whole prefix. False if the cache has no room for them now."""
@@ -166,6 +186,7 @@ class RequestState:
         """Release the prefix, which must be computed again. Returns how many tokens of it this request had computed."""
         self.release_prefix(cache)
         lost, self._prefilled_tokens = self._prefilled_tokens, 0
+        self._expected_hit_tokens = 0
         self.tokens_left += lost
         return lost
 
@@ -222,6 +243,7 @@ class RequestState:
         begin, end = self.task.logit_rows(segments)
         self.label_logits[begin:end] = logits[:, : self.label_logits.shape[1]]
         self._num_segments_scored = segments[1]
+        self.is_suspect = False
         if self.logsumexp is not None and logsumexp is not None:
             self.logsumexp[begin:end] = logsumexp
         if self.task.need_hidden and hidden is not None:
@@ -229,7 +251,17 @@ class RequestState:
                 self.hidden = np.empty((len(self.label_logits), hidden.shape[1]), np.float32)
             self.hidden[begin:end] = hidden
 
+    def check_finite(self, segments: tuple[int, int]) -> None:
+        """Remember whether the outputs of these segments have NaN or infinity."""
+        begin, end = self.task.logit_rows(segments)
+        self.is_finite = self.is_finite and bool(np.isfinite(self.label_logits[begin:end]).all())
+
     # How far it has come
+
+    @property
+    def work_left(self) -> int:
+        """Tokens that the device will probably compute for it."""
+        return max(0, self.tokens_left - self._expected_hit_tokens)
 
     @property
     def is_prefix_launched(self) -> bool:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from prefixwise.contract.errors import InternalError
 from prefixwise.contract.ragged import Int32Array, Int64Array
-from prefixwise.contract.result import ItemError, ScoreResult, Usage
+from prefixwise.contract.result import ItemError, ScoreResult, ScoreRows, Usage
 from prefixwise.contract.scores import scores_from_logits, scores_from_logprobs
 from prefixwise.engine.prepare import PreparedRequest
 from prefixwise.engine.request_state import RequestState
@@ -26,20 +26,28 @@ MAX_SEGMENTS_SHOWN = 256  # in the debug block's layout, which is drawn as a pic
 
 
 def score_result(
-    prepared: PreparedRequest, state: RequestState, model_name: str, tokenizer: TextTokenizer | None
+    prepared: PreparedRequest,
+    state: RequestState,
+    model_name: str,
+    tokenizer: TextTokenizer | None,
+    *,
+    as_rows: bool = False,
 ) -> ScoreResult:
-    """The scores of a request that is done. Raises the error that ended it."""
+    """The scores of a request that is done, as lists or as `rows`. Raises the error that ended it."""
     if state.error is not None:
         raise state.error
     request, prompt, item_errors = prepared.request, prepared.prompt, prepared.item_errors
-    scores, debug = np.zeros((0, 1)), None
+    scores: NDArray[np.float64] = np.zeros((0, 1))
+    debug = None
     if prepared.plan is not None:
         scores = _scores(prepared, state)
         _check_finite(scores, prepared.good)
         if request.return_debug:
             debug = _debug_block(prepared, prepared.plan, state, tokenizer)
+    rows = ScoreRows(scores, prepared.good, prepared.num_items)
     return ScoreResult(
-        scores=_one_per_item(scores, prepared),
+        scores=[] if as_rows else rows[:],
+        rows=rows if as_rows else None,
         items=request.items,
         labels=request.labels or tuple(" ".join(map(str, ids)) for ids in prompt.label_ids),
         score_mode=request.score_mode,
@@ -78,17 +86,6 @@ def _check_finite(scores: NDArray[np.floating], items: Int64Array) -> None:
     if not np.isfinite(scores).all():
         item = int(items[np.flatnonzero(~np.isfinite(scores).all(1))[0]])
         raise InternalError(f"items[{item}] got a score that is not a finite number: the model's arithmetic overflowed")
-
-
-def _one_per_item(scores: NDArray[np.float64], prepared: PreparedRequest) -> list[list[float] | None]:
-    """A list of scores for every item of the request; None for an item with an error."""
-    if not prepared.item_errors:
-        found: list[list[float] | None] = scores.tolist()
-        return found
-    of_all: list[list[float] | None] = [None] * prepared.num_items
-    for index, of_item in zip(prepared.good.tolist(), scores.tolist(), strict=True):
-        of_all[index] = of_item
-    return of_all
 
 
 # The debug block

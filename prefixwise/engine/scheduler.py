@@ -7,18 +7,20 @@
 
 Other threads reach it through one queue, and hear from it through `on_change` of their requests; nothing else crosses
 threads. A request with a part in an in-flight step stays until that step is done, also if it is cancelled or expires.
+After a step that fails, its requests are run again (`recovery.py`). Where the device does not work any more, the
+scheduler ends, and all requests get an error (`health.py`).
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Iterable
-from concurrent.futures import Future
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 from queue import Empty, SimpleQueue
 from time import monotonic, sleep
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from prefixwise.contract.errors import (
     BackendError,
@@ -27,12 +29,14 @@ from prefixwise.contract.errors import (
     RequestError,
 )
 from prefixwise.engine.admission import DEFAULT_MAX_QUEUED_TOKENS, Admission
-from prefixwise.engine.in_flight import InFlightStep, InFlightSteps
+from prefixwise.engine.health import EngineFailedError, EngineHealth, EngineState, Watchdog
+from prefixwise.engine.in_flight import DeviceCall, InFlightStep, InFlightSteps
 from prefixwise.engine.prefix_cache import Pins, PrefixCache
+from prefixwise.engine.recovery import Recovery, error_of_request
 from prefixwise.engine.request_state import RequestState
 from prefixwise.engine.stats import Counters, EngineStats
 from prefixwise.engine.step import Step
-from prefixwise.engine.step_filler import StepFiller, StepLimits
+from prefixwise.engine.step_filler import StepBudget, StepLimits, fill_step
 from prefixwise.forward.backend import Backend
 from prefixwise.forward.batch import KV_BLOCK_SIZE
 from prefixwise.forward.buckets import Buckets
@@ -45,6 +49,8 @@ Result = TypeVar("Result")
 # then fills no step ahead, and waits this long for more requests, so that more of them share a step.
 SHORT_STEP_SECONDS = 0.001
 
+MAX_FAULTS = 3  # iterations in a row that fail, before the scheduler gives up
+
 
 @dataclass(frozen=True)
 class SchedulerOptions:
@@ -53,14 +59,7 @@ class SchedulerOptions:
     prefix_cache: bool = True  # cache prefixes between requests
     chunked_prefill_size: int | None = None  # most tokens of one request's prefix in one step; None: its share
     max_queued_tokens: int | None = None  # waiting and running; None: chosen for the device
-
-
-@dataclass(frozen=True)
-class _Call:
-    """A function to run on the device thread between steps."""
-
-    function: Callable[[], object]
-    answer: Future[object]
+    watchdog_timeout: float = 0.0  # seconds of a step after which the device has failed; 0: no watchdog
 
 
 class Scheduler:
@@ -71,36 +70,48 @@ class Scheduler:
         info = backend.info
         self.backend = backend
         self.options = options
-        self.admission = Admission(options.max_queued_tokens or DEFAULT_MAX_QUEUED_TOKENS[info.device_kind])
+        max_tokens = options.max_queued_tokens or DEFAULT_MAX_QUEUED_TOKENS[info.device_kind]
+        self.admission = Admission(max_tokens, info.step_tokens)
         self.cache = PrefixCache(info.num_kv_blocks, reuse=options.prefix_cache)
         longest = min(-(-backend.config.max_context_len // KV_BLOCK_SIZE), info.num_kv_blocks)
         self.pins = Pins(self.cache, longest)
-        self._limits = StepLimits(
-            info.step_tokens, options.chunked_prefill_size, info.max_kv_blocks_read, info.joins_prefill
+        self.health = EngineHealth()
+        self._budget = StepBudget(
+            StepLimits(info.step_tokens, options.chunked_prefill_size, info.max_kv_blocks_read, info.joins_prefill)
         )
         self._buckets = Buckets.of(info)
         self._counters = Counters()
-        self._inbox: SimpleQueue[tuple[RequestState, ...] | _Call | None] = SimpleQueue()  # None: wake up
+        self._inbox: SimpleQueue[tuple[RequestState, ...] | DeviceCall[Any] | None] = SimpleQueue()  # None: wake up
         self._num_submitted = self._num_received = 0  # requests put into the inbox, and taken out
         self._live: dict[RequestState, None] = {}  # the longest unserved first
-        self._calls: list[_Call] = []  # they wait until nothing is in flight
+        self._calls: list[DeviceCall[Any]] = []  # they wait until nothing is in flight
         self._next_step: Step | None = None  # filled ahead, launched when the step before it is done
         self._polls_in_flight = 0  # iterations since the launch, where one step is in flight at a time
         self._poll_timeout: float | None = 0.0  # how long the next iteration may wait for messages; None: no bound
         self._was_short = False  # the last step was shorter than SHORT_STEP_SECONDS
         self._closing = threading.Event()
         self._submit_lock = threading.Lock()  # what is submitted before `close` is answered
-        self._in_flight = InFlightSteps(backend, wake=lambda: self._inbox.put(None))
+        wake = partial(self._inbox.put, None)
+        self._in_flight = InFlightSteps(backend, wake, self.health)
+        self._recovery = Recovery(backend, self._in_flight, self._budget, self._counters)
+        self._watchdog = Watchdog(self.health, self._in_flight, options.watchdog_timeout, wake)
         self._thread = threading.Thread(target=self._run, name="prefixwise-scheduler", daemon=True)
         self._thread.start()
+        self._watchdog.start()
 
     # For any thread
 
     def submit(self, *requests: RequestState) -> None:
-        """All of them or none, so that they share steps. Raises QueueFullError, and BackendError after `close`."""
+        """All of them or none, so that they share steps.
+
+        Raises QueueFullError, RequestTooLargeError where they cannot meet their deadline, BackendError after `close`,
+        UnavailableError while the engine cannot score.
+        """
+        for request in requests:
+            request.expect_hits(self.cache)
         with self._submit_lock:
             self._check_open()
-            self.admission.admit(sum(request.task.num_tokens for request in requests))
+            self.admission.admit(requests)
             self._num_submitted += len(requests)
             self._inbox.put(requests)
 
@@ -109,11 +120,11 @@ class Scheduler:
         if self._in_flight.is_device_thread:
             return function()
         assert threading.current_thread() is not self._thread, "the scheduler would wait for itself"
-        answer: Future[object] = Future()
+        call: DeviceCall[Result] = DeviceCall(function)
         with self._submit_lock:
             self._check_open()
-            self._inbox.put(_Call(function, answer))
-        return answer.result()  # type: ignore[return-value]  # what the function returned
+            self._inbox.put(call)
+        return call.answer.result()
 
     def release_pin(self, prefix_id: str) -> bool:
         """Unpin a prefix; its blocks may be evicted before the next step. False if no pinned prefix has this id."""
@@ -139,6 +150,8 @@ class Scheduler:
             waiting_requests=len(requests) - len(running) + self._num_submitted - self._num_received,
             running_tokens=running_tokens,
             waiting_tokens=max(0, self.admission.tokens - running_tokens),
+            tokens_per_second=self.admission.tokens_per_second or 0.0,
+            refused_requests=dict(self.admission.refusals),
             **vars(self._counters),
             cached_blocks=self.cache.num_blocks,
             used_blocks=self.cache.num_used,
@@ -147,34 +160,68 @@ class Scheduler:
             block_bytes=self.backend.info.kv_block_bytes,
         )
 
-    @property
-    def is_alive(self) -> bool:
-        return self._thread.is_alive()
-
     def _check_open(self) -> None:
         if self._closing.is_set():
             raise BackendError("this scorer is closed, so its model is gone; make another one")
+        self.health.check()
 
     # The scheduler's thread
 
     def _run(self) -> None:
+        try:
+            self._iterate_until_closed()
+            self._receive(0.0)
+            self._drop_expired()  # also what was submitted too late
+            self._run_calls()
+            self.pins.release_all()
+            self.cache.clear()
+            self._in_flight.close()
+        except BaseException as error:
+            self._fail(error)
+        finally:
+            self._watchdog.stop()
+
+    def _iterate_until_closed(self) -> None:
+        num_faults = 0
         while not (self._closing.is_set() and not self._live):
             try:
                 self._iterate()
-            except Exception as error:  # a bug of the scheduler: end the live requests with it, and go on
-                log.exception("the scheduler failed")
-                self._recover(list(self._live), error)
+                num_faults = 0
+            except Exception as error:
+                num_faults += 1
+                if isinstance(error, EngineFailedError) or num_faults == MAX_FAULTS:
+                    raise
+                log.exception("the scheduler failed")  # a bug: end the live requests with it, and go on
+                self._discard_in_flight()
+                for request in list(self._live):
+                    self._end(request, error)
                 self._poll_timeout = 0.0
-        self._receive(0.0)
-        self._drop_expired()  # also what was submitted too late
-        self._run_calls()
-        self.pins.release_all()
-        self.cache.clear()
-        self._in_flight.close()
+
+    def _fail(self, error: BaseException) -> None:
+        """The end of the engine: all requests get an error, those that wait now and those that come."""
+        is_device = isinstance(error, EngineFailedError)
+        with self._submit_lock:  # what was submitted before is in the inbox now
+            self.health.fail(str(error) if is_device else "the scheduler has died")
+        log.critical("the engine has failed: %s", self.health.reason, exc_info=None if is_device else error)
+        while not self._inbox.empty():
+            message = self._inbox.get()
+            if isinstance(message, tuple):
+                self._live.update(dict.fromkeys(message))
+            elif message is not None:
+                self._calls.append(message)
+        for request in self._live:
+            self.admission.leave(request)
+            request.finish(self.health.error())
+        self._live.clear()
+        for call in self._calls:
+            call.answer.set_exception(self.health.error())
+        self._in_flight.abandon()
 
     def _iterate(self) -> None:
         """Receive messages, deliver finished steps, launch the next one."""
         self._receive(self._poll_timeout)
+        if self.health.failed.is_set():
+            raise EngineFailedError(self.health.reason)
         while (done := self._in_flight.pop_done()) is not None:
             self._finish(done)
         self._run_calls()
@@ -216,14 +263,8 @@ class Scheduler:
     def _run_calls(self) -> None:
         """Run the waiting calls if nothing is in flight. Until then no step is launched."""
         while self._calls and not self._in_flight:
-            call = self._calls.pop(0)
             self._next_step = None
-            if not call.answer.set_running_or_notify_cancel():
-                continue
-            try:
-                call.answer.set_result(self._in_flight.call(call.function))
-            except BaseException as error:  # raised in the caller
-                call.answer.set_exception(error)
+            self._calls.pop(0).run(self._in_flight)
 
     def _drop_expired(self) -> None:
         """End requests that are cancelled or past their deadline; those in flight, when their step is done."""
@@ -233,17 +274,22 @@ class Scheduler:
             if error is not None:
                 self._next_step = None  # it may hold a part of the request
                 if not request.num_in_flight:
+                    self._counters.shed_requests += isinstance(
+                        error, DeadlineExceededError
+                    ) and not request.has_expired(now)
                     self._end(request, error)
 
     def _end_reason(self, request: RequestState, now: float) -> Exception | None:
         if request.is_cancelled:
             return CancelledError()
-        deadline = request.task.deadline
-        if deadline is not None and now >= deadline:
-            waited = now - request.submitted
-            return DeadlineExceededError(f"the request was not done after {waited:.3g} s; its deadline has passed")
+        if (expiry := _expiry(request, now)) is not None:
+            return expiry
+        if (reason := self.admission.why_late(request, now)) is not None and not request.is_launched:
+            return DeadlineExceededError(reason)
         if self._closing.is_set() and request.started is None:
             return BackendError("this scorer was closed before the request's turn came")
+        if self.health.state is EngineState.STALLED and request.started is None:
+            return self.health.error()
         return None
 
     # Fill and launch
@@ -279,7 +325,7 @@ class Scheduler:
     def _fill(self) -> Step | None:
         now = monotonic()
         live = [request for request in self._live if not request.num_in_flight or not self._end_reason(request, now)]
-        return StepFiller(self._limits, self.cache).fill(live) if live else None
+        return fill_step(self._budget.limits, self.cache, live)
 
     def _evict_pin_if_stuck(self) -> None:
         """If all live requests wait for KV blocks that are pinned, evict a pinned prefix before it expires."""
@@ -295,8 +341,10 @@ class Scheduler:
         for request in step.requests:
             self._start(request, now)
             request.num_in_flight += 1
-            del self._live[request]
-            self._live[request] = None  # at the end
+            request.turn_tokens = step.cut.get(request, 0)
+            if not request.turn_tokens:
+                del self._live[request]
+                self._live[request] = None  # at the end
         self._polls_in_flight = 0
         self._in_flight.launch(step, now)
 
@@ -311,15 +359,11 @@ class Scheduler:
     def _finish(self, done: InFlightStep) -> None:
         """Deliver the outputs of a step that is done, or recover from its failure."""
         step = done.step
-        for request in step.requests:
-            request.num_in_flight -= 1
+        step.land()
         try:
-            for forward, output in zip(step.forwards, done.outputs.result(), strict=True):
-                forward.deliver(output)
-        except Exception as error:
-            if not all(request.is_cancelled for request in step.requests):
-                log.exception("a forward pass failed")
-            self._recover(step.requests, error)
+            is_finite = step.deliver(done.outputs.result(), self.backend.config.model_size)
+        except BaseException as error:  # also those of the device thread that are no Exception
+            self._recover(step, error)
             return
         end = monotonic()
         begin = self._in_flight.record_end(done, end)
@@ -329,6 +373,7 @@ class Scheduler:
         self._was_short = end - begin < SHORT_STEP_SECONDS
         self._count(step, end - begin)
         self._deliver(set(step.requests))
+        self._recovery.count_step(is_finite=is_finite)
 
     def _count(self, step: Step, seconds: float) -> None:
         counters = self._counters
@@ -338,16 +383,17 @@ class Scheduler:
         counters.tokens_computed += step.num_tokens
         counters.tokens_padded += sum(forward.bucket for forward in step.forwards)
         step.count(seconds)
-        self.admission.release(step.num_tokens)
+        self.admission.count_step(step.num_tokens)
 
     def _deliver(self, in_step: Collection[RequestState]) -> None:
         """End the requests that are computed, by this step or, if other requests computed their prefix, without one.
         Notify the other requests of this step of their progress."""
         for request in list(self._live):
             if request.is_computed and not request.is_cancelled:
-                self._start(request, monotonic())
+                now = monotonic()
+                self._start(request, now)
                 self._counters.items_scored += request.num_items_done
-                self._end(request)
+                self._end(request, _expiry(request, now))
             elif request in in_step:
                 request.notify()
 
@@ -356,8 +402,10 @@ class Scheduler:
         del self._live[request]
         if error is None and request.task.pin_seconds is not None:
             error = self._pin(request, request.task.pin_seconds)
+        if not request.is_finite:  # its prefix may be to blame
+            self.cache.forget(request.entries or ())
         request.release_prefix(self.cache)
-        self.admission.release(request.tokens_left, computed=False)
+        self.admission.leave(request)
         request.finish(error)
 
     def _pin(self, request: RequestState, seconds: float) -> RequestError | None:
@@ -368,16 +416,33 @@ class Scheduler:
             return error
         return None
 
-    def _recover(self, failed: Iterable[RequestState], error: Exception) -> None:
-        """After a failure no cached block can be trusted. The failed requests end with the error. The other requests
-        compute their prefixes again, and the units that were in flight, which may have read such blocks."""
+    # Recover
+
+    def _recover(self, step: Step, error: BaseException) -> None:
+        """After a failed step: end the requests that are to blame. The other ones are run again."""
+        if not all(request.is_cancelled for request in step.requests):
+            log.error("a forward pass failed", exc_info=error)
+        self._discard_in_flight()
+        step.roll_back()
+        for request in self._recovery.blamed_requests(step, error):
+            self._end(request, error_of_request(error))
+
+    def _discard_in_flight(self) -> None:
+        """After a failure no cached block can be trusted. All requests compute their prefixes again, and the units that
+        are in flight, which may have read such blocks."""
         self._next_step = None
         for each in self._in_flight.drain():
+            each.step.land()
             each.step.roll_back()
-        for request in failed:
-            if request in self._live:
-                self._end(request, error)
         for request in self._live:
-            self.admission.release(-request.invalidate_prefix(self.cache), computed=False)
+            self.admission.restore(request.invalidate_prefix(self.cache))
         self.pins.release_all()
         self.cache.clear()
+
+
+def _expiry(request: RequestState, now: float) -> DeadlineExceededError | None:
+    """The error of a request that was not done by its deadline."""
+    if not request.has_expired(now):
+        return None
+    waited = now - request.submitted
+    return DeadlineExceededError(f"the request was not done after {waited:.3g} s; its deadline has passed")

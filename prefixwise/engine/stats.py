@@ -13,12 +13,17 @@ class EngineStats:
     waiting_requests: int
     running_tokens: int  # still to be computed
     waiting_tokens: int
+    tokens_per_second: float  # measured while the device had enough to do; 0.0: unknown
+    refused_requests: dict[str, int]  # calls that were not admitted, by the error's code
+    shed_requests: int  # dropped before their deadline, which they could not meet any more
     steps: int
     forwards: int
     device_seconds: float  # that the device spent on steps
     tokens_computed: int
     tokens_padded: int  # the same, with the padding of every forward
     items_scored: int
+    failed_steps: int
+    reruns: int  # requests that were run again after a step with a part of them had failed
     prefix_queried_tokens: int  # prefix tokens looked up in the KV cache
     prefix_hit_tokens: int  # of these, cache hits
     cached_blocks: int
@@ -42,5 +47,8 @@ class Counters:
     tokens_computed: int = 0
     tokens_padded: int = 0
     items_scored: int = 0
+    shed_requests: int = 0
+    failed_steps: int = 0
+    reruns: int = 0
     prefix_queried_tokens: int = 0
     prefix_hit_tokens: int = 0

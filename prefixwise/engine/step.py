@@ -10,12 +10,15 @@ A step is filled (`step_filler.py`), run (`in_flight.py`), and its outputs are d
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+
+import numpy as np
 
 from prefixwise.engine.forward_batches import BlockRun, ItemRun, SequenceRun, joined_batch, sequences_batch
 from prefixwise.engine.prefix_cache import CacheEntry
 from prefixwise.engine.request_state import BatchRecord, RequestState
+from prefixwise.forward.backend import check_output
 from prefixwise.forward.batch import KV_BLOCK_SIZE, ForwardBatch, ForwardOutput, KVBlock, Prefix
 
 
@@ -199,6 +202,7 @@ class Step:
 
     forwards: list[StepForward]
     num_tokens: int
+    cut: Mapping[RequestState, int] = field(default_factory=dict)  # tokens of turns that go on in the next step
 
     @property
     def requests(self) -> list[RequestState]:
@@ -210,12 +214,32 @@ class Step:
         """Some request asks for exact seconds, so the step runs by itself."""
         return any(request.task.is_timed for request in self.requests)
 
-    def roll_back(self) -> None:
-        """Discard a step that was launched: its requests are as they were before it."""
-        for forward in reversed(self.forwards):
-            forward.roll_back()
+    def land(self) -> None:
+        """The step is not in flight any more."""
         for request in self.requests:
             request.num_in_flight -= 1
+
+    def roll_back(self) -> None:
+        """Discard a step that was launched: its requests are as they were before it, except for their prefixes."""
+        for forward in reversed(self.forwards):
+            forward.roll_back()
+
+    def deliver(self, outputs: Sequence[ForwardOutput], model_size: int) -> bool:
+        """Give every request its outputs. False if no logit is a finite number: a device that lies, or the model.
+
+        Raises BackendError, before anything is delivered, if an output has another shape than it must have.
+        """
+        for forward, output in zip(self.forwards, outputs, strict=True):
+            assert forward.batch is not None, "the batch is built before the forward starts"
+            check_output(forward.batch, output, model_size)
+        for forward, output in zip(self.forwards, outputs, strict=True):
+            forward.deliver(output)
+        finite = [np.isfinite(output.label_logits) for output in outputs if output.label_logits.size]
+        if all(each.all() for each in finite):
+            return True
+        for part in (part for forward in self.forwards for part in forward.scored_parts):
+            part.request.check_finite(part.segments)
+        return any(each.any() for each in finite)
 
     def count(self, seconds: float) -> None:
         """Count the tokens and the seconds of a step that is done.

@@ -4,15 +4,16 @@ A step has up to three kinds of forwards (`step.py`): KV blocks of prefixes firs
 is computed in this very step, then sequences of serial and packed. Where one large forward is faster than two
 (`BackendInfo.joins_prefill`), blocks and items are joined into one.
 
-Fairness: the request that was not served for the longest time comes first. While several requests are live, each gets
-at most a share of the step. So a large request does not make a small one wait for all of it, and many small ones do not
-starve a large one. This holds among requests of one priority; those of a later priority get the tokens that are left.
+Fairness: requests take turns. The request that was not served for the longest time comes first. While several requests
+are live, each gets at most a share of the step in its turn; a turn that the end of the step cuts short goes on in the
+next step. So a large request does not make a small one wait for all of it, and many small ones do not starve a
+large one. This holds among requests of one priority; those of a later priority get the tokens that are left.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby, islice
 
 from prefixwise.engine.prefix_cache import CacheEntry, PrefixCache
@@ -24,6 +25,8 @@ from prefixwise.plan.algorithms import ScorePlan
 SHARES = 4  # while several requests are live, one gets at most 1/SHARES of a step
 MAX_SKIPPED = 8  # the step counts as full after this many requests that are ready and do not fit
 MANY_LABELS = 16  # more of them have forwards of their own: each scored token reads all labels of a forward
+LEAST_STEP_TOKENS = KV_BLOCK_SIZE  # a step that runs out of memory is halved down to this
+STEPS_UNTIL_GROWTH = 1000  # that end well, before steps may be twice as large again
 _HIDDEN = "hidden"  # stands for all requests that want hidden states, in the keys of forwards
 _SHARED_ITEMS = ("items", None)  # the key of the forward with items of all requests with few labels
 
@@ -38,6 +41,33 @@ class StepLimits:
     joins_prefill: bool = False  # join prefix blocks and items into one forward
 
 
+class StepBudget:
+    """The limits of steps: smaller after one that ran out of memory, and as large as before after many that did not."""
+
+    def __init__(self, limits: StepLimits) -> None:
+        self.limits = limits
+        self._most_tokens = limits.num_tokens
+        self._steps_until_growth = 0
+
+    def shrink(self, num_tokens: int) -> bool:
+        """A step of so many tokens ran out of memory. False if steps cannot be made smaller for it."""
+        fewer = max(LEAST_STEP_TOKENS, num_tokens // 2)
+        if num_tokens <= LEAST_STEP_TOKENS or fewer >= self.limits.num_tokens:
+            return False
+        self.limits = replace(self.limits, num_tokens=fewer)
+        self._steps_until_growth = STEPS_UNTIL_GROWTH
+        return True
+
+    def count_step(self) -> None:
+        """A step has ended well."""
+        if self.limits.num_tokens == self._most_tokens:
+            return
+        self._steps_until_growth -= 1
+        if not self._steps_until_growth:
+            self.limits = replace(self.limits, num_tokens=min(self._most_tokens, 2 * self.limits.num_tokens))
+            self._steps_until_growth = STEPS_UNTIL_GROWTH
+
+
 class StepFiller:
     """Fills one step."""
 
@@ -49,6 +79,7 @@ class StepFiller:
         self._blocks_in_step: set[CacheEntry] = set()
         self._num_tokens = 0
         self._num_skipped = 0  # requests that are ready and do not fit
+        self._cut: dict[RequestState, int] = {}  # the tokens of turns that the end of the step cuts short
         self._has_free_blocks = True  # for prefixes of further requests
 
     def fill(self, requests: Collection[RequestState]) -> Step | None:
@@ -64,7 +95,7 @@ class StepFiller:
         forwards = self._forwards()
         for forward in forwards:
             forward.build_batch()
-        return Step(forwards, self._num_tokens) if forwards else None
+        return Step(forwards, self._num_tokens, self._cut) if forwards else None
 
     def _forwards(self) -> list[StepForward]:
         """In the order in which they run. The prefill is joined with the shared items if the limits allow it."""
@@ -88,8 +119,10 @@ class StepFiller:
             if self._tokens_left <= 0 or self._num_skipped == MAX_SKIPPED:
                 break
             if not request.is_launched and self._reserve_prefix(request):
-                before = self._num_tokens
-                self._serve(request, min(share, self._tokens_left))
+                before, turn = self._num_tokens, max(1, share - request.turn_tokens)
+                self._serve(request, min(turn, self._tokens_left))
+                if self._limits.num_tokens - before < turn:
+                    self._cut[request] = request.turn_tokens + self._num_tokens - before
                 # A request that waits for another one's block is not skipped for lack of tokens.
                 self._num_skipped += self._num_tokens == before and self._is_ready(request)
 
@@ -179,6 +212,19 @@ class StepFiller:
         forward.num_tokens += num_tokens
         self._num_tokens += num_tokens
         return num_tokens
+
+
+def fill_step(limits: StepLimits, cache: PrefixCache, requests: Sequence[RequestState]) -> Step | None:
+    """Fill a step from requests, the longest unserved first. None if nothing can run now.
+
+    Suspects come first, each in a step of its own. Where one waits for a KV block, the request that computes it runs.
+    """
+    for request in requests:
+        step = StepFiller(limits, cache).fill([request]) if request.is_suspect else None
+        if step is not None:
+            return step
+    trusted = [request for request in requests if not request.is_suspect]
+    return StepFiller(limits, cache).fill(trusted) if trusted else None
 
 
 def _priority(request: RequestState) -> int:

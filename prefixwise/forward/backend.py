@@ -7,8 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+import numpy as np
+from numpy.typing import NDArray
+
 from prefixwise.contract.errors import BackendError
-from prefixwise.forward.batch import KV_BLOCK_SIZE, ForwardBatch, ForwardOutput, RunningForward
+from prefixwise.forward.batch import KV_BLOCK_SIZE, ForwardBatch, ForwardOutput, KVBlock, Layout, RunningForward
 from prefixwise.models.config import ModelConfig
 
 DeviceKind = Literal["cpu", "gpu", "tpu"]
@@ -127,5 +130,60 @@ class Backend(ABC):
         """Programs compiled so far."""
         return 0
 
+    @property
+    def is_compiling(self) -> bool:
+        """A forward that was started waits for a program that is compiled now. Any thread may ask."""
+        return False
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        """Did the forward fail for lack of memory? Then a smaller one may succeed."""
+        return isinstance(error, MemoryError)
+
     def close(self) -> None:  # noqa: B027  # optional: not needed where nothing is held
         """Free the device's memory."""
+
+
+# A batch of one token. It reads nothing, so a device that cannot run it cannot run anything.
+PROBE = ForwardBatch(
+    Layout.CAUSAL,
+    token_ids=np.zeros(1, np.int32),
+    positions=np.zeros(1, np.int32),
+    segment_starts=np.arange(2),
+    prefix_index=np.full(1, -1),
+    prefix_lens=np.zeros(1, np.int64),
+    prefixes=(),
+    sequence_starts=np.arange(2),
+    score_tokens=np.zeros(1, np.int64),
+    label_ids=np.zeros((1, 1), np.int32),
+)
+
+
+def check_blocks(batch: ForwardBatch, blocks: Sequence[KVBlock]) -> Sequence[KVBlock]:
+    """Releases the blocks and raises BackendError unless there is one per segment to cache, with its tokens."""
+    starts = batch.segment_starts
+    lens = [int(starts[segment + 1] - starts[segment]) for segment in batch.cache_segments]
+    got = [block.num_tokens for block in blocks]
+    if got == lens:
+        return blocks
+    for block in blocks:
+        block.release()
+    raise BackendError(f"the backend must return KV blocks of {lens} tokens, got {got}")
+
+
+def check_output(batch: ForwardBatch, output: ForwardOutput, model_size: int) -> None:
+    """Raises BackendError unless every array has the shape and the dtype that the batch asks for.
+
+    NumPy would stretch one row over all, and every item would get the first one's scores.
+    """
+    num_rows = len(batch.score_tokens)
+    _check_array("label_logits", output.label_logits, batch.label_ids.shape)
+    if num_rows and batch.need_logsumexp:
+        _check_array("logsumexp", output.logsumexp, (num_rows,))
+    if num_rows and batch.need_hidden:
+        _check_array("hidden", output.hidden, (num_rows, model_size))
+
+
+def _check_array(name: str, array: NDArray[np.float32] | None, shape: tuple[int, ...]) -> None:
+    if array is None or array.shape != shape or array.dtype != np.float32:
+        got = "none" if array is None else f"{list(array.shape)} of {array.dtype}"
+        raise BackendError(f"the backend must return {name} {list(shape)} of float32, got {got}")

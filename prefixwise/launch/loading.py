@@ -127,7 +127,7 @@ def read_tokenizer(checkpoint: Checkpoint) -> TextTokenizer | None:
             f"{checkpoint.path}: the tokenizer puts the id {highest} around every text, "
             f"but the model has {checkpoint.config.vocab_size} tokens"
         )
-    return TextTokenizer(files)
+    return TextTokenizer(files, checkpoint.config.max_context_len)
 
 
 def warm_up(engine: ScoringEngine, on_program: OnProgram | None = None) -> int:
@@ -146,8 +146,7 @@ def warm_up(engine: ScoringEngine, on_program: OnProgram | None = None) -> int:
         if on_program is not None and program.lower is None:
             on_program(number, len(programs), program.title)
         scheduler.call(program.prepare)
-    _score_one_item(engine)
-    scheduler.admission.reset_rate()
+    _score_items(engine)
     log.info("warm-up: ready after %.1f s", perf_counter() - begin)
     return len(programs)
 
@@ -174,8 +173,10 @@ def _compile(scheduler: Scheduler, programs: Sequence[Program], on_program: OnPr
         compilers.shutdown(cancel_futures=True)
 
 
-def _score_one_item(engine: ScoringEngine) -> None:
-    """The first request is slow on the host, too."""
+def _score_items(engine: ScoringEngine) -> None:
+    """The first request is slow on the host, too. The last one is large enough to measure the token rate, which decides
+    what is admitted (`engine/admission.py`)."""
     algorithms: tuple[Algorithm, ...] = ("serial", "packed", "prefill_extend")
     for algorithm in algorithms:
         engine.score(engine.tiny_request(algorithm))
+    engine.score(engine.tiny_request(item_tokens=engine.scheduler.admission.turn_tokens))

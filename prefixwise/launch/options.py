@@ -8,6 +8,7 @@ EngineOptions -> backend_options()     backend, device, dtype
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -44,6 +45,7 @@ class EngineOptions:
     prefix_cache: bool = True  # cache prefixes between requests
     chunked_prefill_size: int | None = None  # most tokens of one request's prefix in a step; None, -1: no bound
     max_queued_tokens: int | None = None  # most tokens waiting and running; None: chosen for the device
+    watchdog_timeout: float = 0.0  # seconds of a step after which the device counts as hung; 0: never
     algorithm: Algorithm = "auto"  # what `auto` in a request means
     mask: MaskOption = "auto"  # of packed sequences
     segment_fallback_threshold: int = 32_768  # mask `auto`: segment up to this packed length
@@ -63,6 +65,7 @@ class EngineOptions:
         _check(self.chunked_prefill_size != 0, "chunked_prefill_size", 0)
         _check(self.max_items_per_request is not None, "max_items_per_request", None)
         _check(_are_names(self.served_names), "served_names", self.served_names)
+        _check(_is_seconds(self.watchdog_timeout), "watchdog_timeout", self.watchdog_timeout)
         self.backend_options()
         self.plan_options()
 
@@ -102,6 +105,7 @@ class EngineOptions:
             prefix_cache=self.prefix_cache,
             chunked_prefill_size=None if size == NO_BOUND else size,
             max_queued_tokens=self.max_queued_tokens,
+            watchdog_timeout=self.watchdog_timeout,
         )
 
     def engine_config(self, model_name: str, profiles: ProfileChoice, revision: str | None = None) -> EngineConfig:
@@ -142,12 +146,17 @@ _EXPECTED = {
     "delimiter_token_id": "a token id of 0 or more, or None",
     "max_items_per_request": "a whole number of at least 1 item",
     "served_names": "a tuple of names, none of them empty",
+    "watchdog_timeout": "a number of seconds of 0 or more",
 }
 
 
 def _is_at_least(value: object, least: int) -> bool:
     """Callers without a type checker may pass strings and floats."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _is_seconds(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
 
 
 def _are_names(value: object) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from prefixwise.contract.checks import check_token_count
 from prefixwise.contract.classify import LONGEST, ClassifyRequest
 from prefixwise.contract.errors import InvalidValueError, TokenizerError
 from prefixwise.contract.inputs import Place, vocabulary_error
@@ -33,11 +34,12 @@ def build_inputs(
     before = after = _NOTHING
     if isinstance(request.input, Ragged):
         inputs = request.input
+        check_token_count(len(inputs.flat), "input")
         _check_vocabulary(inputs, model.vocab_size)
     else:
         if tokenizer is None:
             raise TokenizerError("this model has no tokenizer, so text cannot be read; send token ids instead")
-        inputs = tokenizer.encode_many(request.input)
+        inputs = tokenizer.encode_many(_bounded(request, request.input, tokenizer))
         if request.add_special_tokens:
             before, after = tokenizer.leading_ids, tokenizer.trailing_ids
     inputs, truncated = _truncate(request, inputs, len(before) + len(after), model.max_context_len)
@@ -55,6 +57,19 @@ def build_inputs(
         truncated=truncated,
         items_field="input",
     )
+
+
+def _bounded(request: ClassifyRequest, texts: tuple[str, ...], tokenizer: TextTokenizer) -> list[str]:
+    """The texts; one that is far too long for the model is cut if the request allows it, else an error."""
+    longest, bounded = request.truncate_prompt_tokens, list(texts)
+    for index, text in enumerate(texts):
+        place = Place(f"input[{index}]", "input", index)
+        if longest is None:
+            tokenizer.check_len(text, place)
+        else:
+            most = tokenizer.max_context_len if longest == LONGEST else min(longest, tokenizer.max_context_len)
+            bounded[index] = tokenizer.shortened(text, place, most, request.truncation_side)
+    return bounded
 
 
 def _check_vocabulary(inputs: Ragged, vocab_size: int) -> None:

@@ -15,7 +15,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from prefixwise.contract.checks import check_token_count
 from prefixwise.contract.errors import InvalidValueError, ProfileError, TokenizerError, quote
+from prefixwise.contract.inputs import Place
 from prefixwise.contract.ragged import Int32Array, Int64Array, Ragged, ranges, starts_from_lens
 from prefixwise.contract.rerank_request import RerankRequest
 from prefixwise.contract.result import Truncation
@@ -71,7 +73,8 @@ class RerankPrompts:
     def prompt(self, request: RerankRequest) -> RerankPrompt:
         """Raises RequestError if the query does not fit, or if a document does not and must not be cut."""
         frame = self._frame(request.query, request.instruction)
-        fixed, sequences = self._tokenizer.encode_after(frame.lead, ["", _PROBE, *request.documents])
+        texts = _bounded_documents(request, self._tokenizer)
+        fixed, sequences = self._tokenizer.encode_after(frame.lead, ["", _PROBE, *texts])
         head = _common(sequences[0], sequences[1])
         sequences = sequences.take(np.arange(2, len(sequences)))
         shared = _shared_lens(head, sequences)
@@ -80,6 +83,7 @@ class RerankPrompts:
         room = self._room(frame, len(fixed), request.truncate_prompt_tokens) - shared
         self._check_room(len(opening) + len(head), len(frame.after), room, documents.lens)
         windows = documents.windows(request, room)
+        check_token_count(len(windows.sequences.flat) + len(windows.owners) * len(frame.after))
         prompt = Prompt(
             prefix_ids=np.concatenate([opening, head]),
             sequences=surround(_NOTHING, windows.sequences, frame.after),
@@ -97,8 +101,11 @@ class RerankPrompts:
         if instruction is not None and not profile.takes_instruction:
             message = f"profile {quote(profile.name)} takes no instruction, got {quote(instruction)}"
             raise InvalidValueError(message, code="conflicting_parameters", param="instruction")
+        self._tokenizer.check_len(query, Place("query", "query"))
         if instruction is None:
             instruction = profile.instruction
+        else:
+            self._tokenizer.check_len(instruction, Place("instruction", "instruction"))
         values = {"query": query, "instruction": instruction or "", "document": ""}
 
         def fill(pieces: Iterable[Piece]) -> list[str]:
@@ -193,6 +200,20 @@ class _Documents:
         lens = np.minimum(room[owners], kept[owners] - begin)
         flat = self._sequences.flat[ranges(first[owners] + begin, lens)]
         return _Windows(Ragged(flat, starts_from_lens(lens)), owners, truncated)
+
+
+def _bounded_documents(request: RerankRequest, tokenizer: TextTokenizer) -> list[str]:
+    """The documents; one that is far too long for the model is cut if the request allows it, else an error."""
+    longest = tokenizer.max_context_len * (request.max_chunks_per_doc or 1)
+    name, bounded = request.documents_field, list(request.documents)
+    for index, document in enumerate(request.documents):
+        place = Place(f"{name}[{index}]", name, index)
+        if request.truncate or request.max_tokens_per_doc is not None:
+            most = min(longest, request.max_tokens_per_doc or longest)
+            bounded[index] = tokenizer.shortened(document, place, most, request.truncation_side)
+        else:
+            tokenizer.check_len(document, place, longest)
+    return bounded
 
 
 def _refuse_long(request: RerankRequest, lens: Int64Array, most: Int64Array) -> None:

@@ -16,13 +16,15 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from prefixwise.contract.checks import check_token_count
 from prefixwise.contract.errors import InvalidValueError, RequestError, TokenizerError, VocabularyError
+from prefixwise.contract.inputs import Place
 from prefixwise.contract.ragged import Int32Array, Int64Array, Ragged, ranges, starts_from_lens
 from prefixwise.contract.request import ScoreRequest
 from prefixwise.contract.result import Truncation
 from prefixwise.models.config import ModelConfig
 from prefixwise.prompts.overrides import Overrides, override_tokens
-from prefixwise.prompts.tokenizer import TextTokenizer
+from prefixwise.prompts.tokenizer import LONG_CHARS, TextTokenizer
 
 _NOTHING = np.zeros(0, np.int32)
 
@@ -79,6 +81,7 @@ def build_prompt(request: ScoreRequest, tokenizer: TextTokenizer | None, delimit
 
     Raises RequestError if the tokens are not legal, TokenizerError if there is text and no tokenizer.
     """
+    request = _bound_texts(request, tokenizer)
     parts = _tokenize(request, tokenizer)
     _check_query(parts.query, delimiter)
     item_errors = dict(request.item_errors)
@@ -111,10 +114,55 @@ def build_prefix(query: str | Int32Array, tokenizer: TextTokenizer | None, delim
     leading = _NOTHING
     if isinstance(query, str):
         tokenizer = _require(tokenizer)
+        tokenizer.check_len(query, Place("query", "query"))
         query, leading = tokenizer.encode(query), tokenizer.leading_ids
     _check_query(query, delimiter)
     between = _NOTHING if delimiter is None else np.asarray([delimiter], np.int32)
     return np.concatenate([leading, query, between])
+
+
+def without_text(request: ScoreRequest, tokenizer: TextTokenizer | None) -> ScoreRequest:
+    """The same request with the token ids of its texts, which the tokenizer's special tokens do not precede."""
+    if not request.is_text:
+        return request
+    request = _bound_texts(request, tokenizer)
+    parts = _tokenize(request, tokenizer)
+    suffix = None if request.suffix is None else parts.suffix
+    return replace(request, query=parts.query, items=parts.items, suffix=suffix)
+
+
+def _bound_texts(request: ScoreRequest, tokenizer: TextTokenizer | None) -> ScoreRequest:
+    """The request without texts that are far too long for the model. Such an item is cut if items may be cut; else it
+    is an error, as is any other text. Most of them are known by their number of characters."""
+    if request.label_token_ids is None:
+        for index, label in enumerate(request.labels or ()):
+            _require(tokenizer).check_len(label, Place(f"labels[{index}]", "labels"))
+    if not isinstance(request.query, str):
+        return request
+    tokenizer = _require(tokenizer)
+    tokenizer.check_len(request.query, Place("query", "query"))
+    if isinstance(request.suffix, str):
+        tokenizer.check_len(request.suffix, Place("suffix", "suffix"))
+    assert isinstance(request.items, tuple), "a text query comes with text items"
+    if max(map(len, request.items)) <= LONG_CHARS:
+        return request
+    items, errors = list(request.items), dict(request.item_errors)
+    for index, item in enumerate(items):
+        try:
+            items[index] = _bound_item(item, index, request.max_tokens_per_item, tokenizer)
+        except RequestError as error:
+            if request.on_item_error == "fail":
+                raise
+            items[index] = ""
+            errors.setdefault(index, error)
+    return replace(request, items=tuple(items), item_errors=errors)
+
+
+def _bound_item(item: str, index: int, max_tokens: int | None, tokenizer: TextTokenizer) -> str:
+    if max_tokens is not None:
+        return tokenizer.shortened(item, Place.of_item(index), min(max_tokens, tokenizer.max_context_len))
+    tokenizer.check_len(item, Place.of_item(index))
+    return item
 
 
 def _check_query(query: Int32Array, delimiter: int | None) -> None:
@@ -159,8 +207,10 @@ def _arrange_separate(request: ScoreRequest, parts: _Parts, delimiter: int | Non
     between = _NOTHING if delimiter is None else np.asarray([delimiter], np.int32)
     if request.item_first:
         after = np.concatenate([between, parts.query, parts.suffix])
+        check_token_count(len(parts.items.flat) + len(parts.items) * (len(parts.leading) + len(after)))
         return _NOTHING, surround(parts.leading, parts.items, after), True
     prefix = np.concatenate([parts.leading, parts.query, between])
+    check_token_count(len(parts.items.flat) + len(parts.items) * len(parts.suffix))
     return prefix, surround(_NOTHING, parts.items, parts.suffix), False
 
 
@@ -170,11 +220,12 @@ def _arrange_joint(
     """The same. Items that are too long are cut first, at their own tokens."""
     assert isinstance(request.query, str), "ids have no text to join"
     assert isinstance(request.items, tuple), "a text query comes with text items"
+    check_token_count(len(parts.items.flat) + len(parts.items) * (len(parts.query) + len(parts.suffix)))
     items = list(request.items)
     for cut in truncated:
         items[cut.index] = tokenizer.cut(items[cut.index], cut.kept_tokens)
     query, item_first = request.query, request.item_first
-    whole = tokenizer.encode_many([item + query if item_first else query + item for item in items])
+    whole = tokenizer.encode_many(items, after=query) if item_first else tokenizer.encode_many(items, before=query)
     prefix = _NOTHING if item_first else np.concatenate([parts.leading, parts.query])
     return prefix, surround(parts.leading, whole, parts.suffix), True
 

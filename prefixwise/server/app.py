@@ -11,6 +11,7 @@ from starlette.routing import Route, Router
 from starlette.types import Receive, Scope, Send
 
 from prefixwise.contract.errors import MethodNotAllowedError, NotFoundError, quote
+from prefixwise.server.answers import send_response
 from prefixwise.server.context import RequestContext
 from prefixwise.server.dialects.base import Dialect
 from prefixwise.server.dialects.classify import Classify
@@ -126,9 +127,9 @@ class _Endpoint:
             message = f"{context.path} takes {allowed}, got {context.method}"
             raise MethodNotAllowedError(message, code="method_not_allowed")
         if self._needs_engine:
-            self._service.lifecycle.check_ready()
+            self._service.check_ready()
         response = await handler(self._service, context)
-        await response(scope, receive, send)
+        await send_response(context, response, self._service.options)
 
 
 async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:

@@ -13,7 +13,11 @@ from prefixwise.contract.errors import InvalidValueError, describe
 LogLevel = Literal["debug", "info", "warning", "error"]
 RerankFormat = Literal["cohere", "sglang"]
 
-DEFAULT_MAX_REQUEST_BYTES = 64 * 2**20
+DEFAULT_MAX_REQUEST_BYTES = (
+    16 * 2**20
+)  # a text of so many takes 10 to 30 ms to copy or to check, which no thread interrupts
+DEFAULT_MAX_RESPONSE_BYTES = 128 * 2**20
+DEFAULT_MAX_BODY_MEMORY = 512 * 2**20
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,8 @@ class ServerOptions:
     api_key: str | None = field(default=None, repr=False)  # never shown, never logged
     cors_origins: tuple[str, ...] = ()  # "*": any
     max_request_bytes: int = DEFAULT_MAX_REQUEST_BYTES
+    max_response_bytes: int = DEFAULT_MAX_RESPONSE_BYTES  # as estimated before anything is scored
+    max_body_memory: int = DEFAULT_MAX_BODY_MEMORY  # bytes of all bodies and responses together
     request_timeout: float = 600.0  # seconds from arrival to answer; 0: no limit
     max_connections: int = 4096  # fewer where the process may not open so many files
     max_connections_per_address: int = 1024  # an IPv6 address counts with its /64 network
@@ -34,6 +40,7 @@ class ServerOptions:
     max_header_bytes: int = 64 * 2**10  # the request line is among them
     header_timeout: float = 30.0  # seconds from a connection or the first byte of a request to the end of its headers
     idle_timeout: float = 60.0  # seconds in which a client must send or read something, while the server waits for it
+    min_transfer_rate: int = 64 * 2**10  # bytes a second of a large body or response, after `idle_timeout`; 0: any
     keep_alive_timeout: float = 75.0  # seconds between requests: longer than balancers', so that they close first
     shutdown_grace: float = 30.0  # seconds for requests in flight after a signal
     log_json: bool = False
@@ -45,9 +52,14 @@ class ServerOptions:
 
     def __post_init__(self) -> None:
         _check_integer("port", self.port, 0, 65_535)
-        _check_integer("max_request_bytes", self.max_request_bytes, 1, 2**62)
+        for name in ("max_request_bytes", "max_response_bytes", "max_body_memory"):
+            _check_integer(name, getattr(self, name), 1, 2**62)
+        largest = self.max_request_bytes + self.max_response_bytes  # else no request of that size is ever served
+        expected = f"at least max_request_bytes and max_response_bytes together, {largest}"
+        _require(self.max_body_memory >= largest, "max_body_memory", expected, self.max_body_memory)
         for name in ("max_connections", "max_connections_per_address", "max_headers", "max_header_bytes"):
             _check_integer(name, getattr(self, name), 1, 2**31)
+        _check_integer("min_transfer_rate", self.min_transfer_rate, 0, 2**62)
         _check_integer("max_pipelined_requests", self.max_pipelined_requests, 0, 2**31)
         _check_seconds("request_timeout", self.request_timeout)
         for name in ("header_timeout", "idle_timeout", "keep_alive_timeout"):

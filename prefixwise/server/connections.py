@@ -3,6 +3,7 @@
 connections   in all and per address; beyond them a small reserve answers `/health` and `/metrics` alone
 head          its bytes, the number of its headers (trailers count, too), the seconds until it is complete
 idle          seconds between requests, and seconds without a byte while the server waits for the client
+rate          bytes a second of a body that takes longer; `answers.py` has the same for responses
 pipelining    requests behind the one in progress
 
 A check costs a request an addition or a look into a dict; whatever needs a clock is done once a second (`sweep`).
@@ -26,7 +27,7 @@ from uvicorn.server import ServerState
 
 from prefixwise.contract.errors import InvalidRequestError, UnavailableError
 from prefixwise.server.config import ServerOptions
-from prefixwise.server.context import new_request_id
+from prefixwise.server.context import CONNECTION_KEY, new_request_id
 from prefixwise.server.metrics import Metrics
 
 log = logging.getLogger("prefixwise")
@@ -74,6 +75,8 @@ class HttpProtocol(HttpToolsProtocol):
         self.since = 0.0  # when it did, else when the connection became idle; of the event loop's clock
         self.heard = 0.0  # when the client last sent something
         self.unsent = (0, 0.0)  # bytes that the client has not read, and since when it is that number
+        self.body_bytes = 0  # of this request's body, so far
+        self.body_mark = (0, 0.0)  # how many there were at a time in the past
 
     # Called by the event loop
 
@@ -83,6 +86,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._connections.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.pipeline.clear()  # nobody reads their responses
         super().connection_lost(exc)
         self._connections.remove(self)
 
@@ -109,6 +113,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._header_bytes = self._num_hosts = 0
         self.is_head_due = self.has_begun = True
         self.since = self.heard
+        self.body_bytes, self.body_mark = 0, (0, self.heard)
 
     def on_url(self, url: bytes) -> None:
         self.url += url
@@ -139,10 +144,12 @@ class HttpProtocol(HttpToolsProtocol):
         self._unparsed = 0
         self.is_head_due = self.has_begun = False
         self._waiting.pop(self, None)
+        self.scope[CONNECTION_KEY] = self  # type: ignore[literal-required]  # ours
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         self._unparsed = 0
+        self.body_bytes += len(body)
         super().on_body(body)
 
     # Called by the request in progress
@@ -154,6 +161,19 @@ class HttpProtocol(HttpToolsProtocol):
                 self.since = self.loop.time()
             if not self.is_reserved:
                 self._waiting[self] = None
+
+    # Called by a response on its way (`context.Connection`)
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether nobody reads the response any more."""
+        return self.transport.is_closing()
+
+    def cut(self) -> None:
+        """End the connection: its client reads too slowly."""
+        self._connections.count("slow_transfer")
+        self.cycle.disconnected = True  # else uvicorn logs that the response is incomplete
+        self.transport.abort()  # `close` would wait for the client to read
 
     # For this module
 
@@ -206,6 +226,11 @@ def _header_timeout(seconds: float) -> _RefusedError:
 def _idle_timeout(seconds: float) -> _RefusedError:
     message = f"the body must not pause for more than {seconds:g} seconds (--idle-timeout), and it has"
     return _RefusedError(408, message, code="idle_timeout")
+
+
+def _slow_transfer(rate: int) -> _RefusedError:
+    message = f"the body must arrive at {rate} bytes a second or more (--min-transfer-rate), and it has not"
+    return _RefusedError(408, message, code="slow_transfer")
 
 
 def _body_timeout(seconds: float) -> _RefusedError:
@@ -291,20 +316,39 @@ class Connections:
         if unsent != protocol.unsent[0]:
             protocol.unsent = (unsent, now)
         if unsent:
-            if now - protocol.unsent[1] > options.idle_timeout:
-                self.count("idle_timeout")
-                protocol.transport.abort()  # `close` would wait for the client to read
+            self._check_unsent(protocol, unsent, now)
         elif protocol.transport.is_closing():
             return
         elif protocol.waits_for_body:
             if protocol.flow.read_paused:
-                protocol.heard = now  # the server does not listen
+                protocol.heard, protocol.body_mark = now, (protocol.body_bytes, now)  # the server does not listen
             elif now - protocol.heard > options.idle_timeout:
                 protocol.refuse(_idle_timeout(options.idle_timeout))
+            elif self._is_slow(protocol, now):
+                protocol.refuse(_slow_transfer(options.min_transfer_rate))
             elif 0 < options.request_timeout < now - protocol.since - _ANSWER_SECONDS:
                 protocol.refuse(_body_timeout(options.request_timeout))
         elif not protocol.is_busy:
             self._check_waiting(protocol, now)
+
+    def _check_unsent(self, protocol: HttpProtocol, unsent: int, now: float) -> None:
+        """The end of a response, when its handler is done, and what of a response the client does not read at all."""
+        options = self.options
+        if now - protocol.unsent[1] > options.idle_timeout:
+            self.count("idle_timeout")
+            protocol.transport.abort()  # `close` would wait for the client to read
+        elif not protocol.is_busy:
+            late = now - protocol.since - options.idle_timeout
+            if options.min_transfer_rate and late > unsent / options.min_transfer_rate:
+                protocol.cut()
+
+    def _is_slow(self, protocol: HttpProtocol, now: float) -> bool:
+        """Whether less of the body has arrived since its mark than must have. Moves the mark."""
+        num_bytes, since = protocol.body_mark
+        if now - since <= self.options.idle_timeout:
+            return False
+        protocol.body_mark = (protocol.body_bytes, now)
+        return protocol.body_bytes - num_bytes < self.options.min_transfer_rate * (now - since)
 
     def _check_waiting(self, protocol: HttpProtocol, now: float) -> None:
         """For the first byte of a request, or for the end of its head."""

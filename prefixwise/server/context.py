@@ -9,6 +9,7 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 import orjson
 from starlette.responses import Response
@@ -17,11 +18,15 @@ from starlette.types import Message, Receive, Scope, Send
 from prefixwise.contract.errors import (
     CancelledError,
     InvalidRequestError,
-    QueueFullError,
     RequestError,
     RequestTooLargeError,
+    ServiceError,
     describe,
 )
+from prefixwise.server.body_memory import BodyShare
+from prefixwise.server.json_body import parse_json
+
+CONNECTION_KEY = "prefixwise.connection"  # in the scope; absent where no socket is ours, as in a cluster
 
 _PRINTABLE_ID = re.compile(rb"[\x20-\x7e]{1,128}")
 _SCOPE_KEY = "prefixwise.context"
@@ -43,6 +48,17 @@ class RequestStats:
     device_seconds: float | None = None
 
 
+class Connection(Protocol):
+    """What a response may know of the connection that it goes to (`connections.py`)."""
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether nobody reads the response any more."""
+
+    def cut(self) -> None:
+        """End the connection: its client reads too slowly."""
+
+
 class RequestContext:
     """The middleware makes one per request; every handler gets it."""
 
@@ -50,7 +66,9 @@ class RequestContext:
         "_headers_to_add",
         "_send",
         "arrival",
+        "body_share",
         "error_body",
+        "has_whole_body",
         "headers",
         "id",
         "is_aborted",
@@ -60,8 +78,10 @@ class RequestContext:
         "status",
     )
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, body_share: BodyShare) -> None:
         self.arrival = time.monotonic()
+        self.body_share = body_share  # the memory that its body and its response take
+        self.has_whole_body = False  # nothing of its body is still to come
         self.scope = scope
         self.receive = receive
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
@@ -99,6 +119,11 @@ class RequestContext:
         params: dict[str, str] = self.scope["path_params"]
         return params
 
+    @property
+    def connection(self) -> Connection | None:
+        connection: Connection | None = self.scope.get(CONNECTION_KEY)
+        return connection
+
     def add_header(self, name: bytes, value: bytes) -> None:
         """Add a header to the response, also where it is an error."""
         self._headers_to_add.append((name, value))
@@ -115,6 +140,7 @@ class RequestContext:
         message = await self.receive()
         if message["type"] == "http.disconnect":
             raise CancelledError
+        self.has_whole_body = not message.get("more_body", False)
         return message
 
     async def until_disconnected(self) -> None:
@@ -135,23 +161,24 @@ def new_request_id() -> str:
 
 
 async def read_body(context: RequestContext, max_bytes: int) -> bytes:
-    """The whole body. Raises request_too_large as soon as the size is known."""
+    """The whole body. Raises request_too_large or body_memory_full, as soon as the size is known.
+
+    A body takes memory as it arrives, not as it is announced: a client that only announces takes nothing from others.
+    """
     announced = context.headers.get(b"content-length", b"")
     if announced.isdigit():
         _check_size(int(announced), max_bytes)
-    message = await context.next_body_message()
-    body: bytes = message.get("body", b"")
-    if not message.get("more_body", False):
-        _check_size(len(body), max_bytes)
-        return body
-    parts, size = [body], len(body)
-    while message.get("more_body", False):
-        _check_size(size, max_bytes)
+        context.body_share.check(int(announced))
+    parts: list[bytes] = []
+    size = 0
+    while not context.has_whole_body:
         message = await context.next_body_message()
-        parts.append(message.get("body", b""))
-        size += len(parts[-1])
-    _check_size(size, max_bytes)
-    return b"".join(parts)
+        part: bytes = message.get("body", b"")
+        size += len(part)
+        _check_size(size, max_bytes)
+        context.body_share.take(len(part))
+        parts.append(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def _check_size(size: int, max_bytes: int) -> None:
@@ -161,9 +188,9 @@ def _check_size(size: int, max_bytes: int) -> None:
 
 
 def decode_object(content: bytes) -> dict[str, object]:
-    """The body as a JSON object. Raises invalid_json."""
+    """The body as a JSON object. Raises invalid_json, and too_many_values. Large bodies are work for a thread."""
     try:
-        value = orjson.loads(content)
+        value = parse_json(content)
     except orjson.JSONDecodeError as error:
         got = f"{len(content)} bytes that are not" if content else "nothing"
         message = f"the body must be a JSON object in UTF-8, got {got}: {error}"
@@ -187,9 +214,9 @@ def json_reply(body: object, status: int = 200, headers: Mapping[str, str] | Non
 
 
 def error_reply(error: RequestError, body: object) -> Response:
-    """The error with the body that the dialect made for it, and `Retry-After` where the queue is full."""
-    headers = {"retry-after": str(error.retry_after)} if isinstance(error, QueueFullError) else None
-    return json_reply(body, error.status, headers)
+    """The error with the body that the dialect made for it, and `Retry-After` where it is known."""
+    seconds = error.retry_after if isinstance(error, ServiceError) else None
+    return json_reply(body, error.status, None if seconds is None else {"retry-after": str(seconds)})
 
 
 async def send_and_drain(context: RequestContext, response: Response) -> None:

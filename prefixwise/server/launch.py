@@ -2,7 +2,7 @@
 
 bind        first, so that a port in use fails before minutes are spent on a model
 load        on a thread, while `/health` answers not_ready
-serve       until a signal
+serve       until a signal, or until the engine fails
 drain       requests in flight finish, new work gets 503; a second signal (other than SIGHUP) exits at once
 """
 
@@ -39,7 +39,9 @@ ResolvedConfig = Callable[[ScoringEngine], Mapping[str, object]]
 
 _BACKLOG = 2048
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+ENGINE_FAILED_STATUS = 70  # EX_SOFTWARE: a restart may help
 _ENGINE_SECONDS = 5.0  # for a forward pass that is still running then
+_EXIT_SECONDS = 10.0  # beyond the grace period, for a server whose engine has failed
 _CLOSE_SECONDS = 2  # for connections that are still open after the drain
 _OTHER_FILES = 128  # that the process opens beside its connections: weights, devices, reports
 _LEAST_CONNECTIONS = 8  # where fewer files may be open
@@ -127,6 +129,7 @@ class _Launch:
         self._server = _Server(_uvicorn_config(self._service, connections), connections)
         self._loading = threading.Thread(target=self._load, name="prefixwise-load", daemon=True)
         self._failure: PrefixwiseError | None = None
+        self._has_engine_failed = False
         self._draining: asyncio.Task[None] | None = None
 
     def run(self) -> None:
@@ -134,6 +137,9 @@ class _Launch:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(self._serve())
         self._service.close()
+        if self._has_engine_failed:
+            log.critical("exiting with status %d: the engine has failed", ENGINE_FAILED_STATUS)
+            exit_at_once(ENGINE_FAILED_STATUS)  # the thread of a device that hangs cannot be joined
         if self._failure is not None:
             raise self._failure
         if self._loading.is_alive():
@@ -186,6 +192,17 @@ class _Launch:
         self._service.open(engine, {**self._options.describe(), **configuration})
         log_configuration(self._service.configuration, as_json=self._options.log_json)
         log.info("ready on %s", address_of(self._listener, self._options.host))
+        engine.scheduler.health.when_failed(lambda _: self._from_thread(self._on_engine_failed))
+
+    def _on_engine_failed(self) -> None:
+        """Requests have their errors already: send them, and exit, so that a supervisor starts another server."""
+        self._has_engine_failed = True
+        seconds = self._options.shutdown_grace + _EXIT_SECONDS
+        last = threading.Timer(seconds, exit_at_once, (ENGINE_FAILED_STATUS,))
+        last.daemon = True
+        last.start()
+        if self._draining is None:
+            self._draining = self._loop.create_task(self._drain())
 
     def _on_failure(self, error: PrefixwiseError) -> None:
         self._failure = error

@@ -9,6 +9,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from prefixwise.engine.health import EngineState
+
 if TYPE_CHECKING:
     from prefixwise.engine.engine import ScoringEngine
 
@@ -37,6 +39,9 @@ class Metrics:
         self._tokens = counter("tokens_scored_total", "Tokens of scored requests: the query once, and all items.")
         self._algorithms = counter("algorithm_chosen_total", "Requests by the algorithm that runs them.", "algorithm")
         self._connections = Gauge(PREFIX + "connections", "Open connections.", registry=self._registry)
+        self._bodies = Gauge(
+            PREFIX + "body_bytes", "Memory of large bodies and responses (--max-body-memory).", registry=self._registry
+        )
         self._refused = counter(
             "connections_refused_total", "Connections refused, or closed before a response, by reason.", "reason"
         )
@@ -51,6 +56,10 @@ class Metrics:
     def watch_connections(self, number: Callable[[], int]) -> None:
         """Show how many connections are open."""
         self._connections.set_function(number)
+
+    def watch_bodies(self, number: Callable[[], int]) -> None:
+        """Show how many bytes bodies and responses take."""
+        self._bodies.set_function(number)
 
     def watch_log(self, number: Callable[[], int]) -> None:
         """Show how many lines the log has lost."""
@@ -127,8 +136,20 @@ class EngineCollector(Collector):
         yield gauge("requests_waiting", "Requests that the engine has not started.", stats.waiting_requests)
         yield gauge("tokens_running", "Tokens of running requests still to be computed.", stats.running_tokens)
         yield gauge("tokens_waiting", "Tokens of waiting requests.", stats.waiting_tokens)
+        yield gauge("tokens_per_second", "Measured token rate of the device; 0: unknown.", stats.tokens_per_second)
+        yield counter("requests_shed", "Requests given up before their deadline.", stats.shed_requests)
+        refused = CounterMetricFamily(
+            PREFIX + "requests_refused", "Calls that were not admitted, by the error's code.", labels=("code",)
+        )
+        for code, number in stats.refused_requests.items():
+            refused.add_metric((code,), number)
+        yield refused
         yield gauge("batch_fill_ratio", "Tokens computed, as a fraction of tokens with padding.", stats.fill_ratio)
         yield counter("device_seconds", "Seconds of forward passes.", stats.device_seconds)
+        yield counter("steps_failed", "Steps that failed.", stats.failed_steps)
+        yield counter("requests_rerun", "Requests run again after a step that failed.", stats.reruns)
+        is_ok = self._engine.scheduler.health.state is EngineState.OK
+        yield gauge("engine_healthy", "1: the engine scores; 0: its device hangs or has failed.", is_ok)
         yield counter("prefix_cache_queried_tokens", "Prefix tokens looked up.", stats.prefix_queried_tokens)
         yield counter("prefix_cache_hit_tokens", "Prefix tokens found cached.", stats.prefix_hit_tokens)
         yield counter("compilations", "Programs compiled.", self._engine.backend.num_compilations)

@@ -12,6 +12,7 @@ import ipaddress
 import logging
 import re
 import time
+from collections.abc import Mapping
 from functools import lru_cache
 from urllib.parse import urlsplit
 
@@ -24,9 +25,9 @@ from prefixwise.contract.errors import (
     ForbiddenError,
     InternalError,
     RequestError,
-    RequestTooLargeError,
     quote,
 )
+from prefixwise.server.answers import send_response
 from prefixwise.server.context import RequestContext, error_reply, send_and_drain
 from prefixwise.server.logs import fields_of, log_request
 from prefixwise.server.metrics import OTHER_ROUTE
@@ -41,6 +42,8 @@ _KEYLESS_FOLDER = "/page/"
 _OPEN_PATHS = ("/health",)  # balancers send any Host; it reads nothing and changes nothing
 _FORM_TYPES = (b"text/plain", b"multipart/form-data")
 
+_REFUSED_WHILE_SENDING = ("request_too_large", "body_memory_full")  # the body may still be on its way
+
 _CORS_METHODS = "GET, POST, DELETE"
 _CORS_EXPOSED = b"X-Request-Id, Retry-After, X-Prefixwise-Warning"
 _CORS_HEADER_NAMES = re.compile(rb"[A-Za-z0-9_, -]{1,2000}")
@@ -49,6 +52,17 @@ _CORS_HEADER_NAMES = re.compile(rb"[A-Za-z0-9_, -]{1,2000}")
 def without_slash(path: str) -> str:
     """Every path is served with a slash at its end, too: clients that join URLs add one, and few follow redirects."""
     return path[:-1] if path.endswith("/") and path.strip("/") else path
+
+
+def needs_key(path: str) -> bool:
+    """Whether the route asks for the API key, where there is one."""
+    return path not in _KEYLESS_PATHS and not path.startswith(_KEYLESS_FOLDER)
+
+
+def sent_key(headers: Mapping[bytes, bytes]) -> bytes:
+    """The key that the client sent; empty for none."""
+    scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
+    return token.strip() if scheme.lower() == b"bearer" else headers.get(b"x-api-key", b"")
 
 
 class Middleware:
@@ -66,12 +80,14 @@ class Middleware:
         if scope["type"] != "http":
             await _answer_other(scope, receive, send)
             return
-        context = RequestContext({**scope, "path": without_slash(scope["path"])}, receive, send)
+        share = self._service.body_memory.share()
+        context = RequestContext({**scope, "path": without_slash(scope["path"])}, receive, send, share)
         lifecycle = self._service.lifecycle
         lifecycle.enter(context)
         try:
             await self._answer(context)
         finally:
+            share.give_back()
             lifecycle.leave(context)
             self._report(context)
             context.leave_scope()
@@ -98,7 +114,7 @@ class Middleware:
     async def _route(self, context: RequestContext) -> None:
         preflight = self._cors.preflight(context)
         if preflight is not None:
-            await preflight(context.scope, context.receive, context.send)
+            await send_response(context, preflight, self._service.options)
             return
         self._check_key(context)
         await self._router(context.scope, context.receive, context.send)
@@ -107,10 +123,9 @@ class Middleware:
         if self._key is None:
             self._web_pages.check(context)
             return
-        if context.path in _KEYLESS_PATHS or context.path.startswith(_KEYLESS_FOLDER):
+        if not needs_key(context.path):
             return
-        scheme, _, token = context.headers.get(b"authorization", b"").partition(b" ")
-        sent = token.strip() if scheme.lower() == b"bearer" else context.headers.get(b"x-api-key", b"")
+        sent = sent_key(context.headers)
         if not hmac.compare_digest(sent, self._key):
             got = "another one" if sent else "none"
             message = f"the API key must be sent as `Authorization: Bearer KEY` or `X-API-Key: KEY`, got {got}"
@@ -124,10 +139,12 @@ class Middleware:
             context.status = error.status  # for the log: the client has disconnected
             return
         response = error_reply(error, context.error_body(error))
-        if isinstance(error, RequestTooLargeError):
+        if error.code in _REFUSED_WHILE_SENDING and not context.has_whole_body:
+            error.with_traceback(None)  # whose frames hold what has arrived
+            context.body_share.give_back()
             await send_and_drain(context, response)
         else:
-            await response(context.scope, context.receive, context.send)
+            await send_response(context, response, self._service.options)
 
     def _report(self, context: RequestContext) -> None:
         route = context.scope.get("route")

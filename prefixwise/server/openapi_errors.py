@@ -134,6 +134,9 @@ ERROR_TABLE = (
     ),
     ErrorRow(400, _VALUE, ("too_many_items",), "More items than one request may have (--max-items-per-request)."),
     ErrorRow(400, _VALUE, ("too_many_scores",), "More scores or hidden states than one answer may have."),
+    ErrorRow(400, _VALUE, ("response_too_large",), "The response could be larger than --max-response-bytes."),
+    ErrorRow(400, _VALUE, ("too_many_tokens",), "More tokens than one request may have, what items repeat counted."),
+    ErrorRow(400, _VALUE, ("too_many_values",), "The JSON has more values and names than one body may have."),
     ErrorRow(400, _VALUE, ("context_too_long",), "The prefix and the longest item do not fit the model."),
     ErrorRow(400, _VALUE, ("dense_mask_too_large",), "The dense mask would be larger than its bound."),
     ErrorRow(
@@ -155,9 +158,12 @@ ERROR_TABLE = (
     ErrorRow(404, "model_error", ("model_not_found",), "The model is not served here."),
     ErrorRow(405, _BAD, ("method_not_allowed",), "The path does not take this method; Allow lists those it takes."),
     ErrorRow(408, _BAD, ("header_timeout", "idle_timeout"), "The headers did not arrive in time, or the body paused."),
+    ErrorRow(408, _BAD, ("slow_transfer",), "The body arrived at less than --min-transfer-rate."),
     ErrorRow(413, _BAD, ("request_too_large",), "The body is larger than --max-request-bytes."),
+    ErrorRow(413, _BAD, ("deadline_too_short",), "More tokens than the device can compute before the deadline."),
     ErrorRow(422, _VALUE, ("token_id_exceeds_vocab",), "A token id that the model does not have."),
     ErrorRow(429, "rate_limit_error", ("queue_full",), "Too many tokens are waiting; Retry-After says when to retry."),
+    ErrorRow(429, "rate_limit_error", ("queue_too_long",), "The deadline, or another request's, could not be met."),
     ErrorRow(
         431,
         _BAD,
@@ -166,6 +172,8 @@ ERROR_TABLE = (
     ),
     ErrorRow(500, _SERVER, ("internal_error",), "An unexpected error; the log has it under the request id."),
     ErrorRow(503, _SERVER, ("not_ready", "shutting_down"), "The model is warming up, or the server is shutting down."),
+    ErrorRow(503, _SERVER, ("engine_stalled", "engine_failed"), "The device hangs or has failed."),
+    ErrorRow(503, _SERVER, ("body_memory_full",), "Bodies and responses fill --max-body-memory; Retry-After is set."),
     ErrorRow(503, _SERVER, ("too_many_connections",), "The server has as many connections as it may have."),
     ErrorRow(504, _SERVER, ("deadline_exceeded",), "It took longer than --request-timeout or X-Request-Timeout."),
 )

@@ -11,15 +11,16 @@ import contextlib
 import math
 import re
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from typing import TypeVar
 
-import orjson
 from starlette.responses import Response
 
-from prefixwise.contract.errors import DeadlineExceededError, InvalidValueError, quote
+from prefixwise.contract.errors import CancelledError, DeadlineExceededError, InvalidValueError, quote
 from prefixwise.engine.request_state import RequestState
+from prefixwise.server.answers import PIECE_BYTES, StreamedJson, whole_json
 from prefixwise.server.context import JsonResponse, RequestContext, RequestStats, decode_object, read_body
 from prefixwise.server.dialects.base import Body, Call, Dialect, map_tokenizer_error
 from prefixwise.server.service import Service
@@ -27,6 +28,10 @@ from prefixwise.server.service import Service
 # Below these bounds the work is shorter than a switch to another thread and back.
 _INLINE_BYTES = 64 * 1024
 _INLINE_SCORES = 10_000  # items x labels
+LARGE_BYTES = 256 * 1024  # of a body whose preparation may take seconds
+_REPEATED = ("suffix", "item_first", "algorithm", "requests")  # make millions of tokens of a small body with many items
+
+Result = TypeVar("Result")
 
 TIMEOUT_HEADER = "X-Request-Timeout"
 LEAST_TIMEOUT = 0.001  # seconds; nothing is scored in less
@@ -43,19 +48,23 @@ async def score(service: Service, context: RequestContext, *, dialects: tuple[Di
     async with time_limit(context, service.options.request_timeout) as deadline:
         content = await read_body(context, service.options.max_request_bytes)
         call = await _prepare(service, context, dialects, content)
+        response_bytes = _admit_response(service, context, call, len(content))
+        del content
         states = await _run(service, context, call, deadline)
-        return await _render(service, context, call, states)
+        return await _render(service, context, call, states, is_small=response_bytes <= PIECE_BYTES)
 
 
 async def _prepare(service: Service, context: RequestContext, dialects: tuple[Dialect, ...], content: bytes) -> Call:
     """On the event loop if that is quick, else on the thread pool."""
     if len(content) >= _INLINE_BYTES:
-        call = await service.in_pool(partial(_decode_and_prepare, service, context, dialects, content))
+        work_on_all = partial(_decode_and_prepare, service, context, dialects, content)
+        call = await while_connected(context, service.in_pool(work_on_all, is_large=len(content) >= LARGE_BYTES))
     else:
         body = decode_object(content)
         dialect = _choose(context, dialects, body)
         work = partial(_prepare_body, service, dialect, body)
-        call = await service.in_pool(work) if dialect.has_text(body) else work()
+        is_long = dialect.has_text(body) or any(name in body for name in _REPEATED)
+        call = await service.in_pool(work) if is_long else work()
     _record_prepared(service, context, call)
     return call
 
@@ -92,6 +101,22 @@ def _record_prepared(service: Service, context: RequestContext, call: Call) -> N
         service.metrics.count_algorithm(plan.algorithm)
 
 
+def _admit_response(service: Service, context: RequestContext, call: Call, sent_bytes: int) -> int:
+    """Take the memory that the response may need, before anything is scored. Returns its bytes.
+
+    Raises response_too_large, body_memory_full.
+    """
+    size, largest = call.max_response_bytes(sent_bytes), service.options.max_response_bytes
+    if size > largest:
+        message = (
+            f"a response must have at most {largest} bytes (--max-response-bytes), got a request whose response may "
+            f"have {size}; ask for fewer items, labels, hidden states or documents in one call"
+        )
+        raise InvalidValueError(message, code="response_too_large")
+    context.body_share.take(size)
+    return size
+
+
 async def _run(service: Service, context: RequestContext, call: Call, deadline: float | None) -> list[RequestState]:
     """The states of the prepared requests, done. They are queued together, so that they share steps."""
     completions = [Completion() for _ in call.prepared]
@@ -116,19 +141,18 @@ def _record_states(service: Service, context: RequestContext, states: Sequence[R
         context.stats.cached_tokens = sum(state.cached_tokens for state in states)
 
 
-async def _render(service: Service, context: RequestContext, call: Call, states: Sequence[RequestState]) -> Response:
+async def _render(
+    service: Service, context: RequestContext, call: Call, states: Sequence[RequestState], *, is_small: bool
+) -> Response:
+    """`is_small`: the response is one piece. A larger one becomes JSON while it is sent."""
     scorings = [each.scoring for each in call.prepared]
-    work = partial(_render_body, service, context, call, states)
-    is_small = sum(each.num_values for each in scorings) < _INLINE_SCORES
-    content = work() if is_small else await service.in_pool(work)
+    work = partial(call.dialect.render_call, service, context, call, states)
+    is_quick = sum(each.num_values for each in scorings) < _INLINE_SCORES
+    value = work() if is_quick else await service.in_pool(work)
     for scoring, state in zip(scorings, states, strict=True):
         if state.error is None:
             service.metrics.count_scores(scoring.num_items - len(scoring.item_errors), scoring.prompt.prompt_tokens)
-    return JsonResponse(content)
-
-
-def _render_body(service: Service, context: RequestContext, call: Call, states: Sequence[RequestState]) -> bytes:
-    return orjson.dumps(call.dialect.render_call(service, context, call, states))
+    return JsonResponse(whole_json(value)) if is_small else StreamedJson(value)
 
 
 class Completion:
@@ -157,6 +181,10 @@ class Completion:
         self._settle()  # it may be done already
         return self._done
 
+    def release(self) -> None:
+        """Break the reference cycle with the request, so that its logits do not wait for the garbage collector."""
+        self._state = None
+
     def _settle(self) -> None:
         if self._state is not None and self._state.is_done and not self._done.done():
             self._done.set_result(None)
@@ -174,14 +202,29 @@ async def wait_for_all(
             await each
     finally:
         watcher.cancel()
-        for state in states:
+        for completion, state in zip(completions, states, strict=True):
             state.cancel()  # has no effect on a request that is done
+            completion.release()
 
 
 def _cancel_states(states: Sequence[RequestState], watcher: asyncio.Task[None]) -> None:
     if not watcher.cancelled():
         for state in states:
             state.cancel()
+
+
+async def while_connected(context: RequestContext, work: Coroutine[None, None, Result]) -> Result:
+    """Wait for the work. Cancels it if the client disconnects: then raises CancelledError."""
+    loop = asyncio.get_running_loop()
+    task, watcher = loop.create_task(work), loop.create_task(context.until_disconnected())
+    try:
+        await asyncio.wait((task, watcher), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise CancelledError
+        return task.result()
+    finally:
+        watcher.cancel()
+        task.cancel()
 
 
 @asynccontextmanager

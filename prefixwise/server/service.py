@@ -7,21 +7,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from enum import StrEnum
 from typing import TypeVar
 
+from prefixwise.contract.cancellation import cancellable
 from prefixwise.contract.errors import ModelNotFoundError, UnavailableError, quote
 from prefixwise.engine.engine import ScoringEngine
+from prefixwise.engine.health import EngineState
 from prefixwise.engine.reranker import Reranker
+from prefixwise.server.body_memory import BodyMemory
 from prefixwise.server.config import ReportSource, ServerOptions
 from prefixwise.server.context import RequestContext
 from prefixwise.server.logs import dropped_lines
 from prefixwise.server.metrics import Metrics
 
-POOL_THREADS = 2  # so that one large request does not block the next
+POOL_THREADS = 2  # so that one long request does not block the next
+LARGE_POOL_THREADS = 2
 _ABORT_SECONDS = 5.0  # for answering the requests that the grace period has cut off
 _ANY_NAME = "default"  # in a request: the served model
 _MAX_LOGGED = 1000  # different warnings
@@ -140,6 +145,8 @@ class Service:
         self.lifecycle = Lifecycle()
         self.metrics = Metrics()
         self.metrics.watch_log(dropped_lines)
+        self.body_memory = BodyMemory(options.max_body_memory)
+        self.metrics.watch_bodies(lambda: self.body_memory.taken)
         self.is_local = False  # only this machine can connect; `launch.py` knows
         self.names = ServedNames(options.served_model_names)
         self.configuration: Mapping[str, object] = options.describe()  # `open` replaces it by the resolved one
@@ -148,6 +155,7 @@ class Service:
         self._reranker: Reranker | None = None
         self._logged: set[str] = set()
         self._pool = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="prefixwise-http")
+        self._large_pool = ThreadPoolExecutor(LARGE_POOL_THREADS, thread_name_prefix="prefixwise-large")
 
     def open(self, engine: ScoringEngine, configuration: Mapping[str, object] | None = None) -> None:
         """The engine is warm: take work from now on."""
@@ -159,6 +167,18 @@ class Service:
         self._engine, self._reranker = engine, Reranker(engine)
         self.metrics.watch(engine)
         self.lifecycle.become_ready()
+
+    def check_ready(self) -> None:
+        """Raises UnavailableError unless the server takes work and its engine scores."""
+        if self._engine is not None:
+            self._engine.scheduler.health.check()
+        self.lifecycle.check_ready()
+
+    @property
+    def status(self) -> str:
+        """The phase of the server or, if its engine does not score, the engine's state."""
+        state = EngineState.OK if self._engine is None else self._engine.scheduler.health.state
+        return self.lifecycle.phase.value if state is EngineState.OK else state.value
 
     @property
     def engine(self) -> ScoringEngine:
@@ -182,10 +202,27 @@ class Service:
             self._logged.add(warning)
             log.warning("%s", warning)
 
-    async def in_pool(self, work: Callable[[], Result]) -> Result:
-        """Run long work on the thread pool, so that the event loop can answer other requests meanwhile."""
-        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+    async def in_pool(self, work: Callable[[], Result], *, is_large: bool = False) -> Result:
+        """Run long work on a thread, so that the event loop can answer other requests meanwhile.
+
+        If the request is cancelled, as at its deadline, work that has not begun is dropped, and work that has begun
+        ends at its next `check_cancelled`. Work on large bodies has threads of its own, so that small requests do not
+        wait for it; their number bounds its memory.
+        """
+        is_cancelled = threading.Event()
+
+        def run() -> Result:
+            with cancellable(is_cancelled.is_set):
+                return work()
+
+        pool = self._large_pool if is_large else self._pool
+        try:
+            return await asyncio.get_running_loop().run_in_executor(pool, run)
+        except asyncio.CancelledError:
+            is_cancelled.set()
+            raise
 
     def close(self) -> None:
-        """Stop the thread pool. The engine stays open: its owner closes it."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        """Stop the threads. The engine stays open: its owner closes it."""
+        for pool in (self._pool, self._large_pool):
+            pool.shutdown(wait=False, cancel_futures=True)

@@ -19,15 +19,16 @@ from prefixwise.models.sources import open_checkpoint
 from tests.backends.torch.batches import ITEMS, PREFIXES, sequences_batch
 from tests.checkpoints import make_classifier, read_hf_tensors
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
+pytestmark = pytest.mark.usefixtures("quick_compilation", "programs_on_disk")
 
 YES, NO = 30, 41
 PREFIX = PREFIXES[1]
 BOUND = 1e-5
+JAX = BackendOptions("jax", device="cpu", dtype="float32", token_budget=512, prefix_cache_bytes=1 << 26)
 BACKENDS: dict[str, BackendOptions] = {
     "torch": BackendOptions("torch", device="cpu", dtype="float32"),
-    "jax": BackendOptions("jax", device="cpu", dtype="float32", token_budget=512),
-    "jax-tp2": BackendOptions("jax", device="cpu", dtype="float32", token_budget=512, tp_size=2),
+    "jax": JAX,
+    "jax-tp2": replace(JAX, tp_size=2),
 }
 CONVERSIONS = {"torch": ("difference", "single", "rows"), "jax": ("rows",), "jax-tp2": ("difference",)}
 
@@ -36,7 +37,7 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Backends:
-    """One backend with the causal model, and with conversions of it: each that JAX has to compile is one more."""
+    """One backend with the causal model, and with conversions of it. JAX finds the same layers on disk."""
 
     causal: Backend
     converted: dict[str, Backend]

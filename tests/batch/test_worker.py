@@ -15,6 +15,7 @@ from prefixwise.contract.parse import parse_rerank_request, parse_score_request
 from prefixwise.engine.engine import ScoringEngine
 from prefixwise.engine.prepare import PreparedRequest
 from prefixwise.engine.reranker import Reranker
+from prefixwise.forward.backend import PROBE
 from prefixwise.forward.batch import ForwardBatch, RunningForward
 from prefixwise.launch.options import EngineOptions
 from tests.batch.inputs import rows
@@ -148,15 +149,23 @@ def test_results_are_reported_as_they_come(engine: ScoringEngine) -> None:
     assert sorted(told) == [1, 2]
 
 
-def test_an_engine_that_fails_ends_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("is_dead", "reason"),
+    [(False, "RuntimeError: no such kernel"), (True, "UnavailableError: .* the device has failed")],
+)
+def test_an_engine_that_fails_ends_the_work(is_dead: bool, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = fake_engine()
+    start = engine.backend.start
 
     def fail(batch: ForwardBatch) -> RunningForward:
-        raise RuntimeError("out of memory")
+        if batch is PROBE and not is_dead:
+            return start(batch)
+        raise RuntimeError("no such kernel")
 
     monkeypatch.setattr(engine.backend, "start", fail)
     try:
-        with pytest.raises(BatchError, match=r"the engine failed at the row of line .*: RuntimeError: out of memory"):
-            results_of(engine, rows(3))
+        for _ in range(2):  # the second time, a dead engine takes no row
+            with pytest.raises(BatchError, match=rf"the engine failed at the row of line .*: {reason}"):
+                results_of(engine, rows(3))
     finally:
         engine.close()

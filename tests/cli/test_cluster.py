@@ -26,7 +26,7 @@ class TestConfig:
         (application,) = found["applications"]
         assert application["import_path"] == "prefixwise.cluster.serve_app:build_app"
         assert ClusterOptions.from_json(application["args"]) == ClusterOptions(
-            EngineOptions(model="some/model"),
+            EngineOptions(model="some/model", watchdog_timeout=300.0),
             ServerOptions(host="0.0.0.0", port=8000),
             ScaleOptions(replicas=2, max_replicas=8, gpus_per_replica=1.0),
         )

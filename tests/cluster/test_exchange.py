@@ -48,6 +48,27 @@ def test_an_answer_is_whole(engine: ScoringEngine) -> None:
     assert response.header(b"content-length") == str(len(response.body)).encode()
 
 
+def test_a_long_answer_is_whole_too(engine: ScoringEngine) -> None:
+    """A single server makes it in pieces."""
+    body = BODY | {"items": [[3]] * 300, "label_token_ids": [6] * 300}
+    response = ask(engine, HttpRequest("POST", "/v1/score", body=orjson.dumps(body)))
+    assert [len(row) for row in orjson.loads(response.body)["scores"]] == [300] * 300
+    assert response.header(b"content-length") == str(len(response.body)).encode()
+
+
+def test_one_that_would_be_too_long_is_refused(engine: ScoringEngine) -> None:
+    response = ask(
+        engine, HttpRequest("POST", "/v1/score", body=orjson.dumps(BODY)), ServerOptions(max_response_bytes=1000)
+    )
+    assert orjson.loads(response.body)["error"]["code"] == "response_too_large"
+
+
+def test_a_page_of_another_site_is_refused(engine: ScoringEngine) -> None:
+    headers = ((b"host", b"cluster"), (b"origin", b"https://evil.example"))
+    response = ask(engine, HttpRequest("POST", "/v1/score", headers=headers, body=orjson.dumps(BODY)))
+    assert orjson.loads(response.body)["error"]["code"] == "origin_not_allowed"
+
+
 def test_an_error_is_the_server_s_own(engine: ScoringEngine) -> None:
     response = ask(engine, HttpRequest("POST", "/v1/score", body=b"{}"))
     assert response.status == 400

@@ -11,7 +11,8 @@ import re
 import runpy
 import shlex
 from collections.abc import Iterator
-from contextlib import redirect_stdout
+from contextlib import closing, redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,15 @@ import pytest
 from typer.testing import CliRunner
 
 from prefixwise.cli.main import app
-from tests.server.real_requests import fetch
-from tests.server.server_process import ServerProcess, real_server
+from prefixwise.engine.engine import ScoringEngine
+from prefixwise.launch.loading import OnProgram, load_engine
+from prefixwise.launch.options import EngineOptions
+from prefixwise.server.config import ServerOptions
+from prefixwise.server.service import Service
+from tests.server.app_client import AppClient
 
 ROOT = Path(__file__).parents[2]
+EXAMPLE_OPTIONS = EngineOptions(dtype="float32")
 PAGES = ("README.md", "docs/quickstart.md", "docs/http-api.md", "docs/reranking.md", "docs/migrating.md")
 _BLOCK = re.compile(r"```(?:console|text)\n(.*?)```", re.DOTALL)
 _CURL = re.compile(
@@ -80,16 +86,24 @@ def assert_prints(found: str, printed: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[ServerProcess]:
-    """Each example is its first request: none finds the prefix of another in the cache."""
-    with real_server("--dtype=float32", "--disable-radix-cache") as running:
-        yield running
+def engine() -> Iterator[ScoringEngine]:
+    """One for all examples. Each is its first request: without a KV cache none finds the prefix of another."""
+    with closing(load_engine(replace(EXAMPLE_OPTIONS, device="cpu", prefix_cache=False))) as loaded:
+        yield loaded
+
+
+@pytest.fixture(scope="module")
+def server(engine: ScoringEngine) -> Iterator[AppClient]:
+    service = Service(ServerOptions())
+    service.open(engine)
+    yield AppClient(service)
+    service.close()
 
 
 @pytest.mark.parametrize(("route", "body", "answer"), printed_requests())
-def test_requests_get_the_answers_that_are_printed(server: ServerProcess, route: str, body: str, answer: str) -> None:
+def test_requests_get_the_answers_that_are_printed(server: AppClient, route: str, body: str, answer: str) -> None:
     one_line = re.sub(r"\n\s*", " ", answer) if '"warnings"' in answer else answer  # a long warning is broken, too
-    found = fetch("POST", f"{server.url}{route}", json=json.loads(body)).json()
+    found = server.post(route, json.loads(body)).json()
     assert_agrees(found, json.loads(one_line, parse_float=PrintedNumber))
 
 
@@ -106,7 +120,15 @@ def demo() -> str:
 
 
 @pytest.mark.parametrize(("page", "verb"), [("docs/quickstart.md", "score"), ("docs/reranking.md", "rerank")])
-def test_commands_print_what_is_printed(page: str, verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_print_what_is_printed(
+    page: str, verb: str, engine: ScoringEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def open_engine(options: EngineOptions, on_program: OnProgram | None) -> ScoringEngine:
+        assert options == EXAMPLE_OPTIONS
+        return engine
+
+    monkeypatch.setattr("prefixwise.cli.run_request.open_engine", open_engine)
+    monkeypatch.setattr(engine, "close", lambda: None)  # other examples use it, too
     (block,) = (block for block in blocks(page) if f"$ .venv/bin/prefixwise {verb} " in block)
     files, _, rest = block.partition(f"$ .venv/bin/prefixwise {verb} ")
     (tmp_path / "docs.txt").write_text(files.partition("\n")[2], encoding="utf-8")

@@ -25,6 +25,7 @@ from prefixwise.forward.batch import ForwardBatch, ForwardOutput, KVBlock, Runni
 from prefixwise.plan.algorithms import PlanOptions
 from prefixwise.prompts.tokenizer import TextTokenizer
 from tests.engine.naive import Limits, expect
+from tests.faults import FaultyBackend
 
 SECONDS = 20  # until a test that waits for something that does not come gives up
 VOCAB_SIZE = 50
@@ -152,13 +153,17 @@ def engine_on(
 
 
 @contextmanager
-def live_engine(backend: GatedBackend, **options: Any) -> Iterator[ScoringEngine]:
-    """An engine that is closed at the end, and whose backend is left with nothing that is held."""
-    engine = engine_on(backend, **options)
+def live_engine(
+    backend: GatedBackend, *, faults: FaultyBackend | None = None, **options: Any
+) -> Iterator[ScoringEngine]:
+    """An engine that is closed at the end, and whose backend is left with nothing that is held. `faults` wraps it."""
+    engine = engine_on(faults or backend, **options)
     try:
         yield engine
     finally:
         backend.open()
+        if faults is not None:
+            faults.clear()
         engine.close()
     stats = engine.scheduler.stats()
     assert (stats.running_requests, stats.used_blocks, stats.pinned_blocks) == (0, 0, 0)

@@ -69,8 +69,10 @@ class StepRunner:
         step = self.fill(*states)
         assert step is not None, "there is something to do"
         for state in step.requests:
-            del self._order[state]
-            self._order[state] = None
+            state.turn_tokens = step.cut.get(state, 0)
+            if not state.turn_tokens:
+                del self._order[state]
+                self._order[state] = None
         running = []
         for forward in step.forwards:
             forward.advance_requests()

@@ -1,11 +1,18 @@
-"""Admission: how many tokens may wait, and when a refused client may retry."""
+"""Admission: how many tokens may wait, who meets its deadline, and when a refused client may retry."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from prefixwise.contract.errors import QueueFullError
-from prefixwise.engine.admission import Admission
+from prefixwise.contract.errors import QueueFullError, RequestTooLargeError
+from prefixwise.engine.admission import MAX_COMPARED, SHARE, SHARE_ALONE, Admission, tokens_before_end
+from prefixwise.engine.prefix_cache import PrefixCache
+from prefixwise.engine.request_state import RequestState, ScoringTask
+from prefixwise.forward.batch import KV_BLOCK_SIZE
+
+STEP = 400  # a turn has 100 tokens
+RATE = 1000.0  # tokens per second, where a test has measured it
 
 
 class Clock:
@@ -21,121 +28,267 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr("prefixwise.engine.admission.monotonic", clock)
+    for module in ("admission", "request_state"):
+        monkeypatch.setattr(f"prefixwise.engine.{module}.monotonic", clock)
     return clock
 
 
-def refusal(admission: Admission, tokens: int) -> QueueFullError:
+@pytest.fixture
+def measured(clock: Clock) -> Admission:
+    """Of a device that computes RATE; nothing waits."""
+    admission = Admission(10**9, STEP)
+    admission.restore(500)  # of a request that was admitted long ago
+    clock.now += 0.5
+    admission.count_step(500)
+    assert admission.tokens_per_second == RATE
+    return admission
+
+
+def request_of(tokens: int, *, deadline: float | None = None, priority: int = 0) -> RequestState:
+    return RequestState(ScoringTask(np.zeros(tokens, np.int32), None, deadline=deadline, priority=priority))
+
+
+def admit(admission: Admission, tokens: int, *, deadline: float | None = None, priority: int = 0) -> RequestState:
+    request = request_of(tokens, deadline=deadline, priority=priority)
+    admission.admit([request])
+    return request
+
+
+def compute(admission: Admission, clock: Clock, request: RequestState, seconds: float) -> None:
+    """One step computes the whole request."""
+    clock.now += seconds
+    tokens, request.tokens_left = request.tokens_left, 0
+    admission.count_step(tokens)
+    admission.leave(request)
+
+
+def refusal(admission: Admission, tokens: int, *, deadline: float | None = None, priority: int = 0) -> QueueFullError:
+    before = admission.tokens
     with pytest.raises(QueueFullError) as caught:
-        admission.admit(tokens)
+        admit(admission, tokens, deadline=deadline, priority=priority)
+    assert admission.tokens == before, "a refused request takes no room"
     return caught.value
 
 
-def test_requests_are_taken_up_to_the_bound() -> None:
-    admission = Admission(100)
-    admission.admit(60)
-    admission.admit(40)
-    assert admission.is_full
-    error = refusal(admission, 1)
-    assert error.message == (
-        "at most 100 tokens may wait (max_queued_tokens), 100 are waiting and this request has 1; retry later"
-    )
-    assert (error.status, error.code) == (429, "queue_full")
-    assert admission.tokens == 100, "a refused request takes no room"
+class TestTokens:
+    def test_requests_are_admitted_up_to_the_bound(self) -> None:
+        admission = Admission(100, STEP)
+        admit(admission, 60)
+        admit(admission, 40)
+        assert admission.is_full
+        error = refusal(admission, 1)
+        assert error.message == (
+            "at most 100 tokens may wait (max_queued_tokens), 100 are waiting and this request has 1; retry later"
+        )
+        assert (error.status, error.code) == (429, "queue_full")
+        assert admission.refusals == {"queue_full": 1}
 
+    def test_a_request_larger_than_the_bound_is_admitted_where_nothing_waits(self) -> None:
+        admission = Admission(100, STEP)
+        large = admit(admission, 1000)
+        refusal(admission, 1)
+        admission.leave(large)
+        admit(admission, 1)
+        refusal(admission, 1000)
 
-def test_a_request_larger_than_the_bound_is_taken_where_nothing_waits() -> None:
-    admission = Admission(100)
-    admission.admit(1000)
-    refusal(admission, 1)
-    admission.release(1000)
-    admission.admit(1)
-    refusal(admission, 1000)
+    def test_all_requests_of_a_call_or_none(self) -> None:
+        admission = Admission(100, STEP)
+        admit(admission, 50)
+        with pytest.raises(QueueFullError, match="this request has 60"):
+            admission.admit([request_of(30), request_of(30)])
+        admission.admit([request_of(20), request_of(30)])
+        assert admission.tokens == 100
 
-
-def test_it_can_be_asked_before_a_request_is_read() -> None:
-    admission = Admission(100)
-    admission.admit(99)
-    admission.check()
-    admission.admit(1)
-    with pytest.raises(QueueFullError, match="100 are waiting; retry later"):
+    def test_it_can_be_asked_before_a_request_is_read(self) -> None:
+        admission = Admission(100, STEP)
+        admit(admission, 99)
         admission.check()
+        admit(admission, 1)
+        with pytest.raises(QueueFullError, match="100 are waiting; retry later"):
+            admission.check()
+
+    def test_tokens_leave_when_they_are_computed_or_given_up_and_may_come_back(self) -> None:
+        admission = Admission(100, STEP)
+        request = admit(admission, 100)
+        admission.count_step(30)
+        request.tokens_left -= 30
+        assert (admission.tokens, admission.is_full) == (70, False)
+        admission.restore(30)
+        request.tokens_left += 30
+        assert admission.is_full
+        admission.leave(request)
+        assert admission.tokens == 0
 
 
-def test_tokens_leave_when_they_are_computed_or_given_up() -> None:
-    admission = Admission(100)
-    admission.admit(100)
-    admission.release(30)
-    admission.release(50, computed=False)
-    assert (admission.tokens, admission.is_full) == (20, False)
-    admission.release(20)
-    assert admission.tokens == 0
+class TestRetryAfter:
+    def test_before_anything_was_measured_it_is_one_second(self) -> None:
+        admission = Admission(100, STEP)
+        admit(admission, 100)
+        assert refusal(admission, 100).retry_after == 1
+
+    def test_it_is_what_the_measured_rate_makes_of_the_excess(self, clock: Clock) -> None:
+        admission = Admission(1000, STEP)
+        admit(admission, 1000)
+        clock.now += 20.0
+        admission.count_step(200)  # 10 tokens a second
+        assert refusal(admission, 255).retry_after == 6, "55 tokens too many"
+        assert refusal(admission, 201).retry_after == 1
+
+    def test_no_client_is_asked_to_wait_for_more_than_a_minute(self, clock: Clock) -> None:
+        admission = Admission(1000, STEP)
+        admit(admission, 1000)
+        clock.now += 50.0
+        admission.count_step(100)
+        assert refusal(admission, 1000).retry_after == 60
+
+    def test_idle_time_does_not_lower_the_rate(self, clock: Clock) -> None:
+        admission = Admission(100, STEP)
+        for _ in range(5):
+            compute(admission, clock, admit(admission, 100), 1.0)
+            clock.now += 50.0
+        assert admission.tokens_per_second == pytest.approx(100.0)
 
 
-def test_before_anything_was_measured_one_second_is_suggested() -> None:
-    admission = Admission(100)
-    admission.admit(100)
-    assert refusal(admission, 100).retry_after == 1
+class TestDeadlines:
+    def test_without_a_rate_or_a_deadline_only_tokens_count(self, clock: Clock, measured: Admission) -> None:
+        admit(Admission(10**9, STEP), 10**6, deadline=clock.now + 1)
+        admit(measured, 10**6)
+        assert measured.refusals == {}
+
+    def test_what_the_device_cannot_compute_in_time_alone_is_not_worth_a_retry(
+        self, clock: Clock, measured: Admission
+    ) -> None:
+        most = round(SHARE_ALONE * 10 * RATE)
+        with pytest.raises(RequestTooLargeError) as caught:
+            admit(measured, most + 1, deadline=clock.now + 10)
+        assert (caught.value.status, caught.value.code) == (413, "deadline_too_short")
+        assert caught.value.message == (
+            "the request must be computed in 9 s, so that its deadline is met; alone on the device it takes 9 s: 9001 "
+            "tokens at 1000 tokens/s; allow more time, or send fewer items in a request"
+        )
+        assert measured.refusals == {"deadline_too_short": 1}
+        admit(measured, most, deadline=clock.now + 10)
+
+    def test_what_waits_before_a_request_must_leave_it_its_time(self, clock: Clock, measured: Admission) -> None:
+        admit(measured, 3000, deadline=clock.now + 10)
+        error = refusal(measured, 3000, deadline=clock.now + 10)
+        assert (error.status, error.code) == (429, "queue_too_long")
+        assert error.message == (
+            "the work until the end of this request may take 4 s, so that its deadline is met; it takes 6 s: 6000 "
+            "tokens at 1000 tokens/s; retry later"
+        )
+        assert error.retry_after == 2
+        admit(measured, 3000, deadline=clock.now + 15)
+
+    def test_a_small_request_passes_large_ones(self, clock: Clock, measured: Admission) -> None:
+        """As in the scheduler: it waits for one turn of each."""
+        for _ in range(3):
+            admit(measured, 10_000, deadline=clock.now + 1000)
+        refusal(measured, 10_000, deadline=clock.now + 30)
+        admit(measured, 100, deadline=clock.now + 1 / SHARE * (3 * 100 + 100 + STEP) / RATE)
+        refusal(measured, 100, deadline=clock.now + 1 / SHARE * (3 * 100 + 100 + STEP) / RATE)
+
+    def test_requests_of_an_earlier_priority_are_waited_for_and_those_of_a_later_one_are_not(
+        self, clock: Clock, measured: Admission
+    ) -> None:
+        admit(measured, 10_000, deadline=clock.now + 1000, priority=3)
+        refusal(measured, 100, deadline=clock.now + 10, priority=4)
+        refusal(measured, 4000, deadline=clock.now + 10, priority=3)
+        admit(measured, 3000, deadline=clock.now + 10, priority=2)
+
+    def test_smaller_requests_that_keep_coming_are_taken_from_the_rate(self, clock: Clock, measured: Admission) -> None:
+        """They pass a larger one, which gets what they leave."""
+        for _ in range(1000):  # half of the device for 100 s
+            clock.now += 0.1
+            compute(measured, clock, admit(measured, 50, deadline=clock.now + 10), 0.05)
+        assert measured.tokens_per_second == pytest.approx(RATE)
+        clock.now += 0.1
+        error = refusal(measured, 8000, deadline=clock.now + 10)
+        takes, allowed = error.message.split("it takes ")[1], SHARE_ALONE * 10
+        assert f"may take {allowed:.3g} s" in error.message
+        assert 10 < float(takes.split(" s")[0]) < 20
+        admit(measured, 4000, deadline=clock.now + 10)
+
+    def test_smaller_requests_that_leave_uncomputed_take_nothing(self, clock: Clock, measured: Admission) -> None:
+        """Else clients that disconnect at once could keep larger requests out."""
+        for _ in range(1000):
+            clock.now += 0.01
+            request = admit(measured, 100, deadline=clock.now + 10)
+            clock.now += 0.01
+            measured.leave(request)
+        admit(measured, 8000, deadline=clock.now + 10)
+
+    def test_many_requests_are_not_compared_one_by_one(self, clock: Clock, measured: Admission) -> None:
+        measured.admit([request_of(2, deadline=clock.now + 100) for _ in range(MAX_COMPARED)])
+        refusal(measured, 2, deadline=clock.now + 1)
+        admit(measured, 2, deadline=clock.now + 2 * MAX_COMPARED / RATE / SHARE + 1)
+
+    def test_cached_tokens_are_no_work(self, clock: Clock, measured: Admission) -> None:
+        cache = PrefixCache(100)
+        first, second = (request_of(50 * KV_BLOCK_SIZE, deadline=clock.now + 1) for _ in range(2))
+        with pytest.raises(RequestTooLargeError):
+            measured.admit([first])
+        assert first.reserve_prefix(cache)
+        second.expect_hits(cache)
+        assert (second.work_left, second.tokens_left) == (0, 50 * KV_BLOCK_SIZE)
+        measured.admit([second])
+        second.invalidate_prefix(cache)
+        assert second.work_left == 50 * KV_BLOCK_SIZE, "after a failure it is computed again"
+
+    def test_one_that_is_past_its_deadline_is_left_to_the_scheduler(self, clock: Clock, measured: Admission) -> None:
+        admit(measured, 10**6, deadline=clock.now - 1)
 
 
-def test_the_wait_is_what_the_measured_rate_makes_of_the_excess(clock: Clock) -> None:
-    admission = Admission(100)
-    admission.admit(100)
-    clock.now += 2.0
-    admission.release(20)  # 10 tokens a second
-    assert refusal(admission, 75).retry_after == -(-(80 + 75 - 100) // 10) == 6
-    assert refusal(admission, 21).retry_after == 1
+class TestGivingUp:
+    def test_a_request_that_cannot_be_done_any_more(self, clock: Clock, measured: Admission) -> None:
+        request = admit(measured, 4000, deadline=clock.now + 10)
+        assert measured.why_late(request, clock.now + 6.5) is None
+        assert measured.why_late(request, clock.now + 7) == (
+            "the request was given up 3 s before its deadline: 4000 tokens had to be computed until its end, which "
+            "takes 4 s at 1000 tokens/s"
+        )
+
+    def test_a_small_one_ends_with_the_step_that_it_shares(self, clock: Clock, measured: Admission) -> None:
+        admit(measured, 4000)
+        request = admit(measured, 10, deadline=clock.now + 10)
+        assert measured.why_late(request, clock.now + 9.6) is None
+        assert measured.why_late(request, clock.now + 9.7) is not None
+
+    def test_nothing_is_given_up_without_a_rate_or_a_deadline(self, clock: Clock, measured: Admission) -> None:
+        assert measured.why_late(admit(measured, 10**6), clock.now + 10**6) is None
+        unmeasured = Admission(10**9, STEP)
+        assert unmeasured.why_late(admit(unmeasured, 10**6, deadline=clock.now), clock.now + 10) is None
 
 
-def test_a_rate_can_be_forgotten(clock: Clock) -> None:
-    admission = Admission(100)
-    admission.admit(100)
-    clock.now += 50.0
-    admission.release(1)
-    assert refusal(admission, 100).retry_after == 60
-    admission.reset_rate()
-    assert refusal(admission, 100).retry_after == 1
+def served_in_turns(work: list[int], turn: int) -> list[int]:
+    """Tokens that are computed until each request is done: turn by turn, the slow way."""
+    left, done, ends, position = list(work), 0, [0] * len(work), 0
+    while any(left):
+        tokens = min(left[position], turn)
+        left[position] -= tokens
+        done += tokens
+        if tokens and not left[position]:
+            ends[position] = done
+        position = (position + 1) % len(left)
+    return ends
 
 
-def test_no_client_is_asked_to_wait_for_more_than_a_minute(clock: Clock) -> None:
-    admission = Admission(100)
-    admission.admit(100)
-    clock.now += 10.0
-    admission.release(1)
-    assert refusal(admission, 100).retry_after == 60
+@pytest.mark.parametrize("seed", range(20))
+def test_no_request_ends_later_than_estimated_and_the_last_in_line_not_earlier(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    work, turn = rng.integers(1, 60, rng.integers(1, 12)), 10
+    bounds = [tokens_before_end(-(-each // turn), 0, work, np.zeros_like(work), turn) for each in work.tolist()]
+    ends = served_in_turns(work.tolist(), turn)
+    assert all(end <= bound for end, bound in zip(ends, bounds, strict=True))
+    assert max(ends) == max(bounds) == work.sum()
+    last_in_line = served_in_turns([*np.delete(work, 0).tolist(), int(work[0])], turn)[-1]
+    assert bounds[0] == last_in_line
 
 
-def test_idle_time_does_not_lower_the_rate(clock: Clock) -> None:
-    admission = Admission(100)
-    for _ in range(5):
-        admission.admit(100)
-        clock.now += 1.0
-        admission.release(100)
-        clock.now += 10_000.0
-    admission.admit(100)
-    assert refusal(admission, 250).retry_after == 3
+def test_work_of_an_earlier_priority_comes_before() -> None:
+    work, priorities = np.array([50, 20, 5]), np.array([1, 0, 2])
+    assert [tokens_before_end(5, priority, work, priorities, 10) for priority in (1, 0, 2)] == [70, 20, 75]
 
 
-def test_tokens_that_were_given_up_say_nothing_of_the_rate(clock: Clock) -> None:
-    admission = Admission(100)
-    admission.admit(200)
-    clock.now += 1.0
-    admission.release(10)
-    clock.now += 1.0
-    admission.release(90, computed=False)
-    assert refusal(admission, 50).retry_after == 5
-
-
-def test_the_rate_follows_what_is_measured_now(clock: Clock) -> None:
-    admission = Admission(100)
-    admission.admit(100_000)
-    clock.now += 1.0
-    admission.release(1000)
-    for _ in range(10):
-        clock.now += 10.0
-        admission.release(100)
-    left = admission.tokens
-    wait = refusal(admission, 400).retry_after
-    assert wait == 60
-    admission.release(left - 100, computed=False)
-    assert 25 <= refusal(admission, 300).retry_after <= 30, "10 tokens a second, and no longer 1,000"
+def test_a_unit_that_cannot_be_split_makes_a_turn_longer() -> None:
+    assert tokens_before_end(2, 0, np.array([500, 20]), np.zeros(2, np.int64), 200) == 420

@@ -397,9 +397,9 @@ class TestEnds:
             ]
             backend.open()
             first.check()
-            for ticket in pair:
-                with pytest.raises(RuntimeError, match="does not start"):
-                    ticket.result()
+            pair[0].check()
+            with pytest.raises(RuntimeError, match="does not start"):
+                pair[1].result()
             assert (engine.scheduler.stats().cached_blocks, backend.num_blocks_held) == (0, 0)
             Ticket(engine, body_of(QUERY, [[1]])).check()
 

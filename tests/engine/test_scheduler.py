@@ -15,6 +15,7 @@ from prefixwise.contract.errors import BackendError
 from prefixwise.contract.parse import parse_score_request
 from prefixwise.engine.request_state import RequestState, ScoringTask
 from prefixwise.engine.step_filler import StepFiller
+from prefixwise.forward.backend import PROBE
 from prefixwise.forward.batch import KV_BLOCK_SIZE
 from tests.engine.live import (
     ALGORITHMS,
@@ -60,7 +61,7 @@ class TestFailures:
                 bad.result()
             running.check()
             waiting.check()
-            assert caplog.messages == ["a forward pass failed"]
+            assert caplog.messages == ["a forward pass failed"] * 2, "it was run again"
             assert num_prefills(backend) == 2 * 3, "three blocks, one to a step, twice"
             assert Ticket(engine, body_of(query_of(300), [[8]])).check().usage.cached_tokens == 300
             stats = engine.scheduler.stats()
@@ -82,19 +83,20 @@ class TestFailures:
             assert bad.state.error is not None
         assert left.what[-1] == backend.forwards[-1].num_tokens, "the last forward's are the last"
 
-    def test_all_requests_in_a_step_fail_with_it(self) -> None:
+    def test_of_the_requests_in_a_step_only_the_one_that_fails_alone_gets_the_error(self) -> None:
         backend = GatedBackend()
         backend.fails = has(MARK)
         with live_engine(backend) as engine:
             first = Ticket(engine, body_of([1], [[2]], algorithm="packed"))
             backend.next_forward()
-            pair = [Ticket(engine, body_of([n], [[2]], algorithm="packed")) for n in (MARK, 5)]
+            bad, good = [Ticket(engine, body_of([n], [[2]], algorithm="packed")) for n in (MARK, 5)]
             backend.open()
-            for ticket in pair:
-                with pytest.raises(RuntimeError, match="the device has failed"):
-                    ticket.result()
+            with pytest.raises(RuntimeError, match="the device has failed"):
+                bad.result()
+            good.check()
             first.check()
-            Ticket(engine, body_of([5], [[2]], algorithm="packed")).check()
+            stats = engine.scheduler.stats()
+            assert (stats.failed_steps, stats.reruns) == (2, 2)
 
     def test_a_prefix_whose_forward_failed_is_not_cached(self) -> None:
         backend = GatedBackend()
@@ -113,8 +115,8 @@ class TestFailures:
         backend = GatedBackend(step_tokens=512)
         query = query_of(4 * KV_BLOCK_SIZE)
         with live_engine(backend, scheduler={"chunked_prefill_size": KV_BLOCK_SIZE}) as engine:
-            backend.fails = lambda batch: len(backend.forwards) == 1
-            failing = Ticket(engine, body_of(query, [[1]]))
+            backend.fails = lambda batch: MARK in batch.token_ids or len(backend.forwards) == 1
+            failing = Ticket(engine, body_of(query, [[MARK]]))
             backend.next_forward()
             waiting = Ticket(engine, body_of(query, [[2]]))
             backend.open()
@@ -159,12 +161,12 @@ class TestFailures:
         geometry = {"step_tokens": 150, "num_kv_blocks": 6, "max_context_len": 600}
         backend = GatedBackend(is_open=True, **geometry, joins_prefill=joins, async_scheduling=async_scheduling)
         chance = np.random.default_rng(0)
-        backend.fails = lambda batch: bool(chance.random() < 0.1)
+        backend.fails = lambda batch: batch is not PROBE and bool(chance.random() < 0.2)
         outcomes = []
         with live_engine(backend) as engine:
-            for _ in range(8):
+            for _ in range(2):
                 bodies = [
-                    body_of(query_of(150 + 50 * (n % 3)), [[n, k] for k in range(40)], algorithm=algorithm)
+                    body_of(query_of(150 + 50 * (n % 3)), [[n, k] for k in range(12)], algorithm=algorithm)
                     for n in range(8)
                 ]
                 for ticket in [Ticket(engine, body) for body in bodies]:
@@ -172,7 +174,8 @@ class TestFailures:
                     outcomes.append(ticket.state.error is None)
                     if outcomes[-1]:
                         ticket.check()
-        assert len(set(outcomes)) == 2, "some failed, some did not"
+            assert engine.scheduler.stats().failed_steps
+        assert any(outcomes)
 
 
 # The end

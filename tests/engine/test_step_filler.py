@@ -39,6 +39,21 @@ class TestShares:
             step = runner.run(*states)
             assert all(SHARE - 10 < tokens_of(step, state) <= SHARE for state in states)
 
+    def test_a_turn_that_the_step_cuts_short_goes_on_in_the_next(self) -> None:
+        """Else a small request at the end of a step would wait for all of the others once more."""
+        runner, small = StepRunner(), [state_of(0, [10] * 10) for _ in range(40)]
+        assert tokens_of(runner.run(*small), small[10]) == STEP - 10 * 100 - 4
+        step = runner.run(*small)
+        assert step.requests[0] is small[10]
+        assert small[10].is_launched
+
+    def test_a_turn_that_goes_on_is_no_second_turn(self) -> None:
+        runner, small = StepRunner(), [state_of(0, [10] * 10) for _ in range(9)]
+        first, second = state_of(0, [10] * 500), state_of(0, [10] * 500)
+        assert tokens_of(runner.run(*small, first, second), first) == STEP - 9 * 100 - 4
+        step = runner.run(first, second)
+        assert (tokens_of(step, first), tokens_of(step, second)) == (SHARE - 120 - 6, SHARE - 6)
+
     def test_those_that_are_done_take_no_share(self) -> None:
         """They are live until the step that runs has ended, and the next is filled before that."""
         runner, small, big = StepRunner(), state_of(0, [10] * 10), state_of(0, [10] * 500)

@@ -46,6 +46,7 @@ OTHERS: dict[str, Any] = {
     "prefix_cache": False,
     "chunked_prefill_size": 5,
     "max_queued_tokens": 6,
+    "watchdog_timeout": 6.5,
     "algorithm": "packed",
     "mask": "dense",
     "segment_fallback_threshold": 7,
@@ -56,8 +57,8 @@ OTHERS: dict[str, Any] = {
     "profile": "chat-yes-no",
     "served_names": ("a", "b"),
 }
-# A scorer takes what its caller sends, and has one model, whose name is its own.
-NOT_OF_A_SCORER = {"max_queued_tokens", "served_names"}
+# A scorer takes what its caller sends and waits as long as that takes; it has one model, whose name is its own.
+NOT_OF_A_SCORER = {"max_queued_tokens", "watchdog_timeout", "served_names"}
 NOT_OF_AN_ENGINE = {"on_program"}  # a callback
 
 
@@ -90,7 +91,7 @@ def test_every_option_reaches_the_part_that_it_shapes() -> None:
     plan = PlanOptions(algorithm="packed", chunk_size=0, mask="dense", segment_fallback_threshold=7, token_budget=8)
     assert options.plan_options() == plan
     assert options.scheduler_options() == SchedulerOptions(
-        prefix_cache=False, chunked_prefill_size=5, max_queued_tokens=6
+        prefix_cache=False, chunked_prefill_size=5, max_queued_tokens=6, watchdog_timeout=6.5
     )
     others = ("b", "own name", "some/model", "model")
     profiles = profile_of_any_model("own name")

@@ -16,6 +16,7 @@ from prefixwise.backends.fake import FakeBackend, fake_logits
 from prefixwise.engine.engine import ScoringEngine
 from prefixwise.engine.prepare import EngineConfig
 from prefixwise.engine.scheduler import Scheduler, SchedulerOptions
+from prefixwise.forward.backend import PROBE, Backend
 from prefixwise.forward.batch import ForwardBatch, RunningForward
 from prefixwise.prompts.tokenizer import TextTokenizer
 from prefixwise.server.app import make_app
@@ -55,9 +56,11 @@ class HeldBackend(FakeBackend):
 
 
 class BrokenBackend(FakeBackend):
-    """Every forward fails, with a message that must not leave the server."""
+    """Every forward of a request fails, with a message that must not leave the server. The device itself works."""
 
     def start(self, batch: ForwardBatch) -> RunningForward:
+        if batch is PROBE:
+            return super().start(batch)
         raise RuntimeError("secret of the device")
 
 
@@ -100,17 +103,19 @@ class AppClient:
 def app_client(
     options: ServerOptions | None = None,
     *,
-    backend: FakeBackend | None = None,
+    backend: Backend | None = None,
     tokenizer: TextTokenizer | None = None,
     is_ready: bool = True,
     max_queued_tokens: int | None = None,
     prefix_cache: bool = True,
+    watchdog_timeout: float = 0.0,
     reports: ReportSource | None = None,
     **config: Any,
 ) -> Iterator[AppClient]:
-    scheduler = Scheduler(
-        backend or FakeBackend(), SchedulerOptions(max_queued_tokens=max_queued_tokens, prefix_cache=prefix_cache)
+    options_of_scheduler = SchedulerOptions(
+        max_queued_tokens=max_queued_tokens, prefix_cache=prefix_cache, watchdog_timeout=watchdog_timeout
     )
+    scheduler = Scheduler(backend or FakeBackend(), options_of_scheduler)
     engine = ScoringEngine(EngineConfig(MODEL, **config), scheduler, tokenizer)
     service = Service(options or ServerOptions(), reports)
     if is_ready:

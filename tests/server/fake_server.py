@@ -14,7 +14,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from prefixwise.backends.fake import FakeBackend
 from prefixwise.contract.errors import ModelLoadError, PrefixwiseError
@@ -22,12 +22,15 @@ from prefixwise.engine.engine import ScoringEngine
 from prefixwise.engine.prepare import EngineConfig
 from prefixwise.engine.scheduler import Scheduler, SchedulerOptions
 from prefixwise.forward.batch import ForwardBatch, RunningForward
-from prefixwise.server.config import ServerOptions
+from prefixwise.prompts.profile_choice import profile_of_any_model
+from prefixwise.server.config import DEFAULT_MAX_REQUEST_BYTES, ServerOptions
 from prefixwise.server.launch import run_server
+from tests.faults import FaultyBackend, Kind
 from tests.prompts.merging_tokenizer import merging_tokenizer
 from tests.server.letters_profile import letters_choice
 
 MODEL = "fake-model"
+EMBEDDED_VOCABULARY, EMBEDDED_CONTEXT = 49_152, 8192
 
 
 def wait_for(path: Path | None) -> None:
@@ -45,6 +48,7 @@ class HeldBackend(FakeBackend):
 
     def start(self, batch: ForwardBatch) -> RunningForward:
         running = super().start(batch)
+        self.forwards.clear()  # they would count as memory that a client can take
 
         def wait() -> Any:
             wait_for(self._until)
@@ -60,15 +64,28 @@ def open_engine(args: argparse.Namespace) -> ScoringEngine:
         raise ModelLoadError(args.fail)
     backend = HeldBackend(
         args.hold_until,
-        max_context_len=1 << 20,
+        vocab_size=EMBEDDED_VOCABULARY if args.embedded_tokenizer else 512,
+        max_context_len=EMBEDDED_CONTEXT if args.embedded_tokenizer else 1 << 20,
         num_kv_blocks=1 << 14,
         step_tokens=args.step_tokens,
         seconds_per_forward=args.delay,
     )
     backend.config = replace(backend.config, num_classes=args.num_classes)
-    scheduler = Scheduler(backend, SchedulerOptions(max_queued_tokens=args.max_queued_tokens))
+    faults = FaultyBackend(backend)
+    if args.fault is not None:
+        faults.inject(args.fault, times=None)
+    scheduler = Scheduler(
+        faults, SchedulerOptions(max_queued_tokens=args.max_queued_tokens, watchdog_timeout=args.watchdog_timeout)
+    )
     tokenizer = merging_tokenizer() if args.tokenizer else None
-    return ScoringEngine(EngineConfig(MODEL, profiles=letters_choice()), scheduler, tokenizer)
+    profiles = letters_choice()
+    if args.embedded_tokenizer:
+        from prefixwise.launch.loading import read_tokenizer
+        from prefixwise.models.sources import open_checkpoint
+
+        tokenizer = read_tokenizer(open_checkpoint(None))
+        profiles = profile_of_any_model(MODEL, tokenizer)
+    return ScoringEngine(EngineConfig(MODEL, profiles=profiles), scheduler, tokenizer)
 
 
 def main() -> None:
@@ -76,18 +93,22 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--delay", type=float, default=0.0, help="seconds that a forward takes")
     parser.add_argument("--hold-until", type=Path, help="a file: no forward ends before it is there")
+    parser.add_argument("--fault", choices=get_args(Kind), help="what every forward does")
+    parser.add_argument("--watchdog-timeout", type=float, default=0.0)
     parser.add_argument("--load-seconds", type=float, default=0.0)
     parser.add_argument("--load-until", type=Path, help="a file: the model is not loaded before it is there")
     parser.add_argument("--fail", default="", help="what goes wrong when the model is loaded")
     parser.add_argument("--step-tokens", type=int, default=2048)
     parser.add_argument("--max-queued-tokens", type=int, default=None)
     parser.add_argument("--shutdown-grace", type=float, default=30.0)
-    parser.add_argument("--max-request-bytes", type=int, default=1 << 26)
+    parser.add_argument("--max-request-bytes", type=int, default=DEFAULT_MAX_REQUEST_BYTES)
     parser.add_argument("--api-key", default=None)
     parser.add_argument("--options", type=json.loads, default={}, help="more fields of ServerOptions, as JSON")
     parser.add_argument("--files", type=int, help="the limit of open files")
     parser.add_argument("--nohup", action="store_true", help="as under nohup")
     parser.add_argument("--tokenizer", action="store_true", help="take text, too")
+    parser.add_argument("--embedded-tokenizer", action="store_true", help="take text as the embedded model does")
+    parser.add_argument("--memory-limit", type=int, help="bytes of memory that the process may have")
     parser.add_argument("--num-classes", type=int, default=0, help="of a classifier; 0: the model is none")
     parser.add_argument("--log-json", action="store_true")
     args = parser.parse_args()
@@ -101,6 +122,8 @@ def main() -> None:
     )
     if args.files is not None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (args.files, args.files))
+    if args.memory_limit is not None:
+        resource.setrlimit(resource.RLIMIT_DATA, (args.memory_limit, args.memory_limit))
     if args.nohup:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Sequence
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 
 import httpx
@@ -15,6 +15,7 @@ from tests.server.server_process import ServerProcess
 TIMEOUT = 60.0
 VOCABULARY = 512  # of every small checkpoint
 BLOCK = 128  # tokens of a prefix that are kept together
+_POLL_SECONDS = 0.01  # a server that is asked without a pause has less time for what is waited for
 
 Body = dict[str, Any]
 Answer = dict[str, Any]
@@ -136,13 +137,16 @@ def wait_for_requests(server: ServerProcess, number: int, headers: Headers | Non
         stats = server_stats(server, headers)
         if stats["running_requests"] and stats["running_requests"] + stats["waiting_requests"] == number:
             return
+        sleep(_POLL_SECONDS)
     raise AssertionError(f"there are no {number} requests")
 
 
 def leftovers(server: ServerProcess, headers: Headers | None = None) -> tuple[int, int, int]:
     """Requests that run, those that wait, and blocks in use: as soon as all are 0, or what is left after a while."""
-    left, until = (-1, -1, -1), monotonic() + TIMEOUT
-    while any(left) and monotonic() < until:
+    until = monotonic() + TIMEOUT
+    while True:
         stats = server_stats(server, headers)
         left = (stats["running_requests"], stats["waiting_requests"], stats["used_blocks"] + stats["pinned_blocks"])
-    return left
+        if not any(left) or monotonic() > until:
+            return left
+        sleep(_POLL_SECONDS)

@@ -29,6 +29,10 @@ from prefixwise.server.config import ServerOptions
         ({"max_connections": 0}, "invalid_max_connections"),
         ({"max_pipelined_requests": -1}, "invalid_max_pipelined_requests"),
         ({"header_timeout": 0}, "invalid_header_timeout"),
+        ({"max_response_bytes": 0}, "invalid_max_response_bytes"),
+        ({"min_transfer_rate": -1}, "invalid_min_transfer_rate"),
+        ({"max_body_memory": 0}, "invalid_max_body_memory"),
+        ({"max_request_bytes": 60, "max_response_bytes": 40, "max_body_memory": 99}, "invalid_max_body_memory"),
     ],
 )
 def test_values_out_of_range_are_refused(options: dict[str, Any], code: str) -> None:
@@ -39,6 +43,7 @@ def test_values_out_of_range_are_refused(options: dict[str, Any], code: str) -> 
 
 
 def test_edges_are_taken() -> None:
+    ServerOptions(max_request_bytes=60, max_response_bytes=40, max_body_memory=100, min_transfer_rate=0)
     options = ServerOptions(port=0, request_timeout=0, shutdown_grace=0, max_request_bytes=1, cors_origins=("*",))
     assert options.port == 0
 

@@ -234,7 +234,7 @@ async def test_a_body_that_pauses_is_refused() -> None:
 @in_loop
 async def test_a_body_that_arrives_byte_by_byte_is_refused() -> None:
     """Also by routes that have no deadline of their own."""
-    server = Server(idle_timeout=10, request_timeout=20)
+    server = Server(idle_timeout=10, request_timeout=20, min_transfer_rate=0)
     protocol = server.connect()
     protocol.data_received(POST + b"12345")
     await settle()
@@ -245,6 +245,25 @@ async def test_a_body_that_arrives_byte_by_byte_is_refused() -> None:
     protocol.heard += 9
     server.after(26)
     assert code_of(protocol) == (408, "idle_timeout")
+
+
+@in_loop
+async def test_a_body_must_arrive_at_the_least_rate() -> None:
+    """In each `idle_timeout` seconds; the time in which the server does not listen does not count."""
+    server = Server(idle_timeout=10, min_transfer_rate=10)
+    protocol = server.connect()
+    protocol.data_received(b"POST /x HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n\r\n")
+    for seconds, size, is_paused in ((5, 200, False), (11, 0, False), (20, 0, True), (29, 50, False)):
+        protocol.data_received(b"x" * size)
+        await settle()
+        protocol.heard += seconds
+        protocol.flow.read_paused = is_paused
+        server.after(seconds)
+        assert transport_of(protocol).state == "open"
+    protocol.heard += 31
+    server.after(31)
+    assert code_of(protocol) == (408, "slow_transfer")
+    assert server.refused() == {"slow_transfer": 1}
 
 
 @in_loop
@@ -264,7 +283,7 @@ async def test_a_request_in_progress_has_no_idle_timeout() -> None:
 @in_loop
 async def test_a_client_that_does_not_read_is_cut_off() -> None:
     """Also if the connection is closed on our side: it would stay until everything is sent."""
-    server = Server(idle_timeout=10)
+    server = Server(idle_timeout=10, min_transfer_rate=0)
     reads, stuck, closing = (server.connect() for _ in range(3))
     for protocol in (reads, stuck, closing):
         protocol.data_received(GET)
@@ -277,6 +296,36 @@ async def test_a_client_that_does_not_read_is_cut_off() -> None:
     assert transport_of(stuck).state == "open"
     server.after(11)
     assert [transport_of(each).state for each in (reads, stuck, closing)] == ["open", "aborted", "aborted"]
+
+
+@in_loop
+async def test_a_client_that_reads_byte_by_byte_is_cut_off() -> None:
+    """When its handler is done with the response; `test_answers.py` has those in progress."""
+    server = Server(idle_timeout=10, min_transfer_rate=100)
+    protocol = server.connect()
+    protocol.data_received(GET)
+    await settle()
+    for seconds in (5, 10, 15, 19):
+        transport_of(protocol).unsent = 1000 - seconds
+        server.after(seconds)
+        assert transport_of(protocol).state == "open"
+    transport_of(protocol).unsent = 979
+    server.after(21)
+    assert transport_of(protocol).state == "aborted"
+    assert server.refused() == {"slow_transfer": 1}
+
+
+@in_loop
+async def test_requests_behind_another_are_dropped_with_their_connection() -> None:
+    server = Server()
+    protocol = server.connect()
+    server.hold.clear()
+    protocol.data_received(GET * 5)
+    await settle()
+    protocol.connection_lost(None)
+    server.hold.set()
+    await settle()
+    assert server.paths == ["/x"]
 
 
 @in_loop

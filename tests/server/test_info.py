@@ -72,12 +72,6 @@ class TestServerInfo:
 
 
 class TestHealth:
-    def test_a_scheduler_that_died_is_not_healthy(self) -> None:
-        with app_client() as client:
-            assert client.get("/health").status_code == 200
-            client.engine.close()
-            assert error_of(client.get("/health"))[:3] == (503, "server_error", "not_ready")
-
     def test_a_tiny_request_is_really_scored(self) -> None:
         with app_client(delimiter_token_id=0) as client:
             answer = client.get("/health_generate")

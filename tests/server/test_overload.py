@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.server.app_client import expected_logits
+from tests.server.app_client import AppClient, HeldBackend, app_client, error_of, expected_logits
+from tests.server.real_requests import ask, async_client, leftovers
 from tests.server.server_process import ServerProcess, server_process
-
-TIMEOUT = 60.0
 
 
 def make_request(seed: int, num_items: int = 10) -> tuple[dict[str, object], list[list[float]]]:
@@ -23,11 +24,6 @@ def make_request(seed: int, num_items: int = 10) -> tuple[dict[str, object], lis
     items = [[rng.randrange(512) for _ in range(10)] for _ in range(num_items)]
     body: dict[str, object] = {"query": query, "items": items, "label_token_ids": [3, 5], "score_mode": "logit"}
     return body, expected_logits(query, items, [3, 5])
-
-
-def client_of(server: ServerProcess) -> httpx.AsyncClient:
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-    return httpx.AsyncClient(base_url=server.url, timeout=TIMEOUT, limits=limits)
 
 
 async def score(client: httpx.AsyncClient, seed: int, timeout: str | None = None) -> int:
@@ -48,12 +44,13 @@ async def ask_for_health(client: httpx.AsyncClient, is_over: asyncio.Event) -> i
     while not is_over.is_set():
         assert (await client.get("/health")).status_code == 200
         asked += 1
+        await asyncio.sleep(0.01)  # often enough, and no load of its own
     return asked
 
 
 async def overload(server: ServerProcess, let_go: Path) -> tuple[list[int], int]:
     """The device is let go when some were refused; then there is room again, for some of those that still come."""
-    async with client_of(server) as client:
+    async with async_client(server) as client:
         is_over = asyncio.Event()
         health = asyncio.create_task(ask_for_health(client, is_over))
         # Every tenth client disconnects early.
@@ -72,11 +69,11 @@ def test_too_many_clients_get_right_answers_or_clear_refusals(tmp_path: Path) ->
     held = f"--hold-until={tmp_path / 'let-go'}"
     with server_process(held, "--delay=0.02", "--step-tokens=512", "--max-queued-tokens=9000") as server:
         statuses, num_health = asyncio.run(overload(server, tmp_path / "let-go"))
-        assert set(statuses) <= {200, 429, 504}
+        assert set(statuses) <= {200, 413, 429, 504}
         assert statuses.count(200) >= 10
         assert statuses.count(429) >= 10
         assert num_health >= 1
-        assert _leftovers(server) == (0, 0, 0)
+        assert leftovers(server) == (0, 0, 0)
 
 
 async def disconnect(server: ServerProcess, seed: int) -> None:
@@ -93,7 +90,7 @@ async def disconnect(server: ServerProcess, seed: int) -> None:
 
 async def disconnect_and_score(server: ServerProcess) -> list[int]:
     """100 clients that go, among ten that stay."""
-    async with client_of(server) as client:
+    async with async_client(server) as client:
         staying = [score(client, seed) for seed in range(10)]
         statuses = asyncio.gather(*staying)
         await asyncio.gather(*(disconnect(server, seed) for seed in range(100)))
@@ -103,21 +100,9 @@ async def disconnect_and_score(server: ServerProcess) -> list[int]:
 def test_clients_that_go_leave_nothing_behind() -> None:
     with server_process("--delay=0.02", "--step-tokens=512") as server:
         assert asyncio.run(disconnect_and_score(server)) == [200] * 10
-        assert _leftovers(server) == (0, 0, 0)
+        assert leftovers(server) == (0, 0, 0)
         body, scores = make_request(1)
-        assert httpx.post(f"{server.url}/v1/score", json=body, timeout=TIMEOUT).json()["scores"] == scores
-
-
-def _leftovers(server: ServerProcess) -> tuple[int, int, int]:
-    """Requests that run or wait, and blocks in use, as soon as all are 0; those that are left after a while else."""
-    left = (-1, -1, -1)
-    for _ in range(300):
-        info = httpx.get(f"{server.url}/server_info", timeout=TIMEOUT).json()
-        stats = info["stats"]
-        left = (stats["running_requests"], stats["waiting_requests"], stats["used_blocks"] + stats["pinned_blocks"])
-        if not any(left):
-            break
-    return left
+        assert ask(server, body)["scores"] == scores
 
 
 @pytest.mark.parametrize("num_items", [20_000])
@@ -125,7 +110,7 @@ def test_health_answers_while_a_large_request_is_taken_in(num_items: int) -> Non
     """Parsing it, scoring it and writing its answer all happen beside the event loop."""
 
     async def run(server: ServerProcess) -> tuple[httpx.Response, int]:
-        async with client_of(server) as client:
+        async with async_client(server) as client:
             is_over = asyncio.Event()
             health = asyncio.create_task(ask_for_health(client, is_over))
             response = await client.post("/v1/score", json=body)
@@ -137,3 +122,50 @@ def test_health_answers_while_a_large_request_is_taken_in(num_items: int) -> Non
         response, num_health = asyncio.run(run(server))
     assert response.json()["scores"] == scores
     assert num_health >= 5
+
+
+class TestDeadlines:
+    """A device of at most 1,000 tokens per second, as it has measured itself."""
+
+    @pytest.fixture
+    def backend(self) -> HeldBackend:
+        backend = HeldBackend(step_tokens=64, seconds_per_token=0.001)
+        backend.let_go.set()
+        return backend
+
+    @pytest.fixture
+    def client(self, backend: HeldBackend) -> Iterator[AppClient]:
+        with app_client(backend=backend) as client:
+            assert client.post("/v1/score", self.body_of(100)).status_code == 200
+            yield client
+
+    def body_of(self, num_items: int, **fields: object) -> dict[str, object]:
+        items = {"query": [1], "items": [[2]] * num_items, "label_token_ids": [3, 5], "algorithm": "prefill_extend"}
+        return {**items, **fields}
+
+    def test_a_request_that_is_too_large_for_its_deadline_is_not_to_be_retried(self, client: AppClient) -> None:
+        response = client.post("/v1/score", self.body_of(10_000), headers={"X-Request-Timeout": "5"})
+        assert error_of(response) == (413, "invalid_request_error", "deadline_too_short", None)
+        assert "10000 tokens at " in response.json()["message"]
+        assert "retry-after" not in response.headers
+        assert 'prefixwise:requests_refused_total{code="deadline_too_short"} 1.0' in client.get("/metrics").text
+
+    def test_a_queue_that_is_too_long_for_a_deadline_refuses(self, client: AppClient, backend: HeldBackend) -> None:
+        async def overload() -> tuple[httpx.Response, httpx.Response, httpx.Response]:
+            backend.let_go.clear()
+            backend.has_begun.clear()
+            first = asyncio.create_task(client.send("POST", "/v1/score", json=self.body_of(3000)))
+            await asyncio.to_thread(backend.has_begun.wait, 60)
+            late, timeout = self.body_of(10, priority=1), {"X-Request-Timeout": "5"}
+            refused = await client.send("POST", "/v1/score", json=late, headers=timeout)
+            metrics = await client.send("GET", "/metrics")
+            first.cancel()
+            return refused, metrics, await client.send("GET", "/health")
+
+        refused, metrics, health = asyncio.run(overload())
+        assert error_of(refused) == (429, "rate_limit_error", "queue_too_long", None)
+        assert 1 <= int(refused.headers["retry-after"]) <= 60
+        assert 'prefixwise:requests_refused_total{code="queue_too_long"} 1.0' in metrics.text
+        rate = float(re.search(r"^prefixwise:tokens_per_second (\S+)", metrics.text, re.MULTILINE)[1])  # type: ignore[index]
+        assert 0 < rate <= 1000
+        assert health.status_code == 200

@@ -16,7 +16,7 @@ from prefixwise.server.config import ServerOptions
 from prefixwise.server.routes import pages
 from prefixwise.server.routes.pages import swagger_files
 from prefixwise.web.files import page_files, page_text
-from tests.server.app_client import AppClient, app_client
+from tests.server.app_client import AppClient, app_client, error_of
 
 MODULE_IMPORT = re.compile(r'(?:from|import)\s+"([^"]+)"')
 LINKED = re.compile(r'(?:src|href)="(/page/[^"]+)"')
@@ -198,6 +198,14 @@ def test_a_report_that_is_sent_is_shown(viewer: AppClient) -> None:
     assert viewer.request("POST", "/reports/view", content=b"good").text == PAGE
 
 
+def test_an_artifact_that_is_sent_has_a_bounded_size(viewer: AppClient) -> None:
+    error = viewer.request("POST", "/reports/view", content=b" " * (2**20 + 1)).json()["error"]
+    assert (error["code"], error["message"]) == (
+        "invalid_artifact",
+        "an artifact that is sent must have at most 1048576 bytes, got 1048577",
+    )
+
+
 @pytest.mark.parametrize(
     ("method", "path", "code"),
     [
@@ -211,6 +219,12 @@ def test_an_artifact_that_cannot_be_shown_is_an_error_of_the_request(
 ) -> None:
     error = viewer.request(method, path).json()["error"]
     assert (error["code"], error["param"]) == (code, "name")
+
+
+def test_a_report_that_is_too_large_is_refused() -> None:
+    with app_client(ServerOptions(max_response_bytes=10), reports=Source()) as client:
+        for response in (client.get("/reports/view?name=a.json"), client.post("/reports/view", content=b"good")):
+            assert error_of(response) == (400, "invalid_value_error", "response_too_large", None)
 
 
 def test_without_a_report_source_the_viewer_says_so(client: AppClient) -> None:

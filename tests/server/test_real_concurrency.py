@@ -6,17 +6,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from prefixwise.launch.loading import load_engine, resolved_config
+from prefixwise.launch.options import EngineOptions
+from prefixwise.server.config import ServerOptions
+from prefixwise.server.service import Service
+from tests.server.app_client import AppClient
 from tests.server.real_requests import (
     BLOCK,
     VOCABULARY,
     Answer,
+    Body,
     ask,
     ask_at_once,
-    ask_one_by_one,
     cached_tokens,
     leftovers,
     mixed_requests,
@@ -28,32 +35,47 @@ from tests.server.server_process import ServerProcess, real_server
 BODIES = mixed_requests(seed=1, count=28)
 
 
+@dataclass(frozen=True)
+class Servers:
+    """Of one model, whose GEMMs give other bits at other row counts unless they are held to one."""
+
+    caching: ServerProcess  # as users have it
+    cacheless: AppClient  # the same application, in this process
+
+    def lone(self, body: Body) -> Answer:
+        """The answer of the server without a KV cache, to a request that has it to itself."""
+        response = self.cacheless.post("/v1/score", body)
+        assert response.status_code == 200, response.text
+        answer: Answer = response.json()
+        return answer
+
+
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
-def servers(
-    request: pytest.FixtureRequest, checkpoint_of: Callable[[str], Path]
-) -> Iterator[tuple[ServerProcess, ServerProcess]]:
-    """One as users have it, and one that keeps no prefix. The model's products give other bits at other row counts
-    unless they are held to one."""
-    options = (f"--model-path={checkpoint_of('medium')}", f"--dtype={request.param}")
+def servers(request: pytest.FixtureRequest, checkpoint_of: Callable[[str], Path]) -> Iterator[Servers]:
+    model, dtype = checkpoint_of("medium"), request.param
+    options = EngineOptions(model=model, device="cpu", dtype=dtype, prefix_cache=False)
     with (
-        real_server(*options, wait=False) as server,
-        real_server(*options, "--disable-radix-cache", wait=False) as keeping_nothing,
+        real_server(f"--model-path={model}", f"--dtype={dtype}", wait=False) as server,
+        closing(load_engine(options)) as engine,
     ):
+        service = Service(ServerOptions())
+        service.open(engine, resolved_config(options, engine))
         server.wait_until_ready()
-        keeping_nothing.wait_until_ready()
-        yield server, keeping_nothing
+        yield Servers(server, AppClient(service))
+        service.close()
 
 
-def test_requests_sent_at_once_get_their_lone_scores(servers: tuple[ServerProcess, ServerProcess]) -> None:
-    server, keeping_nothing = servers
-    lone = ask_one_by_one(keeping_nothing, BODIES)
-    cold = ask_at_once(server, BODIES)
+def test_requests_sent_at_once_get_their_lone_scores(servers: Servers) -> None:
+    lone = [servers.lone(body) for body in BODIES]
+    cold = ask_at_once(servers.caching, BODIES)
     assert scores_of(cold) == scores_of(lone)
     check_that_they_met(cold)
-    warm = ask_at_once(server, BODIES[::3])
+    warm = ask_at_once(servers.caching, BODIES[::3])
     assert scores_of(warm) == scores_of(lone[::3])
     assert {cached_tokens(answer) for answer in lone} == {0}
-    assert leftovers(server) == leftovers(keeping_nothing) == (0, 0, 0)
+    assert leftovers(servers.caching) == (0, 0, 0)
+    stats = servers.cacheless.get("/server_info").json()["stats"]
+    assert (stats["running_requests"], stats["waiting_requests"], stats["used_blocks"]) == (0, 0, 0)
 
 
 def check_that_they_met(answers: list[Answer]) -> None:
@@ -75,17 +97,14 @@ def check_that_they_met(answers: list[Answer]) -> None:
         (slice(BLOCK, 300), 0),
     ],
 )
-def test_a_partly_cached_prefix_gives_the_bits_of_a_cold_one(
-    servers: tuple[ServerProcess, ServerProcess], same: slice, num_kept: int
-) -> None:
+def test_a_partly_cached_prefix_gives_the_bits_of_a_cold_one(servers: Servers, same: slice, num_kept: int) -> None:
     """Only whole blocks from the start are found again; where the border is must not show."""
-    server, keeping_nothing = servers
     first = {**plain_request(1000 * same.start + same.stop, 6, prefix_len=300), "algorithm": "prefill_extend"}
     query = [(token + 1) % VOCABULARY for token in first["query"]]
     query[same] = first["query"][same]
     second = {**first, "query": query}
-    assert cached_tokens(ask(server, first)) == 0
-    partly = ask(server, second)
+    assert cached_tokens(ask(servers.caching, first)) == 0
+    partly = ask(servers.caching, second)
     assert cached_tokens(partly) == num_kept
-    assert partly["scores"] == ask(keeping_nothing, second)["scores"]
-    assert partly["scores"] != ask(keeping_nothing, first)["scores"]
+    assert partly["scores"] == servers.lone(second)["scores"]
+    assert partly["scores"] != servers.lone(first)["scores"]

@@ -72,6 +72,8 @@ LONG_LABEL = "label string is not one token (single-token modes)"
 COLLISION = "delimiter inside query or an item (flag set)"
 TOO_MANY = "more items than `--max-items-per-request`"
 TOO_MANY_SCORES = "items x labels above what one answer may have (not in the table)"
+TOO_MANY_TOKENS = "tokens of all items above what one request may have (not in the table)"
+TOO_MANY_VALUES = "JSON values above what one body may have (not in the table)"
 TOO_LONG = "prefix + longest item does not fit the model"
 TOO_LARGE = "body larger than `--max-request-bytes`"
 NO_MODEL = "unknown `model`"
@@ -126,6 +128,8 @@ CASES = [
     Case(
         *(TOO_MANY_SCORES, ids(items=[[1]] * 4000, label_token_ids=[1] * 3000), 400, VALUE, "too_many_scores", "items"),
     ),
+    Case(TOO_MANY_TOKENS, ids(items=[[]] * 10_000, suffix=[1] * 1000), 400, VALUE, "too_many_tokens"),
+    Case(TOO_MANY_VALUES, b'{"query": [' + b"1," * 2**21 + b"1]}", 400, VALUE, "too_many_values"),
     Case(TOO_LONG, ids(items=[[1] * 32_768]), 400, VALUE, "context_too_long", "items"),
     Case(TOO_LONG, ids(query=[1] * 32_769), 400, VALUE, "context_too_long", "items"),
     Case(TOO_LARGE, ids(padding="x" * 100_000), 413, BAD, "request_too_large", None, "limited"),
@@ -137,7 +141,7 @@ CASES = [
     ),
     Case(
         *(DEADLINE, plain_request(0, 2000, item_len=20), 504, SERVER, "deadline_exceeded"),
-        headers={"X-Request-Timeout": "0.05"},
+        headers={"X-Request-Timeout": "0.001"},  # it passes while the body is read
     ),
     Case(NOWHERE, IDS, 404, BAD, "not_found", path="/v1/scores"),
     Case(NOWHERE, None, 405, BAD, "method_not_allowed", method="GET"),
@@ -293,6 +297,9 @@ SHOWN_BY_A_TEST = {
     (404, BAD, "no_report_viewer"): "test_pages::test_without_a_report_source_the_viewer_says_so",
     # queue full (by tokens)
     (429, "rate_limit_error", "queue_full"): "test_real_errors::test_a_full_queue_refuses",
+    # deadlines that the measured rate cannot meet
+    (429, "rate_limit_error", "queue_too_long"): "test_overload::TestDeadlines",
+    (413, BAD, "deadline_too_short"): "test_overload::TestDeadlines",
     # shutting down / not warm yet
     (503, SERVER, "shutting_down"): "test_real_load::test_what_is_in_flight_at_a_sigterm_ends_well",
     (503, SERVER, "not_ready"): "test_real_embedded::test_it_says_that_it_is_not_ready_while_it_loads",
@@ -305,6 +312,9 @@ SHOWN_BY_A_TEST = {
     (431, BAD, "headers_too_large"): "test_connections::test_a_head_beyond_its_limits_is_refused",
     (408, BAD, "header_timeout"): "test_connections::test_a_silent_connection_is_closed",
     (408, BAD, "idle_timeout"): "test_connections::test_a_body_that_pauses_is_refused",
+    (408, BAD, "slow_transfer"): "test_connections::test_a_body_must_arrive_at_the_least_rate",
+    (400, VALUE, "response_too_large"): "test_answers::TestSize",
+    (503, SERVER, "body_memory_full"): "test_body_memory::TestRequests",
     (503, SERVER, "too_many_connections"): "test_connections::test_if_all_are_busy_a_reserve_answers_health_alone",
     (403, "permission_error", "origin_not_allowed"): "test_middleware::TestWebPages",
     (403, "permission_error", "content_type_not_allowed"): "test_middleware::TestWebPages",

@@ -26,6 +26,7 @@ from tests.server.real_requests import (
     Answer,
     Body,
     ask,
+    ask_at_once,
     ask_one_by_one,
     async_client,
     fetch,
@@ -42,7 +43,9 @@ RSS_SLACK = 64 << 20
 
 @pytest.fixture(scope="module")
 def server(checkpoint_of: Callable[[str], Path]) -> Iterator[ServerProcess]:
-    with real_server(f"--model-path={checkpoint_of('medium')}", "--shutdown-grace=600") as running:
+    """Its steps are small, so that requests of few tokens take many of them."""
+    options = ("--token-budget=512", "--shutdown-grace=600")
+    with real_server(f"--model-path={checkpoint_of('medium')}", *options) as running:
         yield running
 
 
@@ -54,7 +57,7 @@ def timed_ask(server: ServerProcess, body: Body) -> tuple[Answer, float]:
 @pytest.mark.parametrize(("prefix_len", "algorithm"), [(200, "prefill_extend"), (40, "packed")])
 def test_a_small_request_does_not_wait_for_a_large_one(server: ServerProcess, prefix_len: int, algorithm: str) -> None:
     """Whatever algorithm the large one has."""
-    large = {**plain_request(1, 2000, prefix_len=prefix_len, item_len=9), "return_debug": True, "algorithm": algorithm}
+    large = {**plain_request(1, 600, prefix_len=prefix_len, item_len=9), "return_debug": True, "algorithm": algorithm}
     small = plain_request(2, 10, prefix_len=prefix_len, item_len=9)
     alone = ask(server, small)["scores"]
     with ThreadPoolExecutor(1) as threads:
@@ -63,7 +66,7 @@ def test_a_small_request_does_not_wait_for_a_large_one(server: ServerProcess, pr
         answer, small_seconds = timed_ask(server, small)
         assert not running.done()
         large_answer, large_seconds = running.result()
-    print(f"{algorithm}: 10 items in {small_seconds:.3f} s, beside 2,000 in {large_seconds:.3f} s")
+    print(f"{algorithm}: 10 items in {small_seconds:.3f} s, beside 600 in {large_seconds:.3f} s")
     assert large_answer["debug"]["algorithm"] == algorithm
     assert answer["scores"] == alone
 
@@ -88,10 +91,10 @@ def test_too_many_clients_get_right_answers_or_clear_refusals(
     assert leftovers(narrow) == (0, 0, 0)
     grown = rss_of(narrow) - before
     print(f"{dict(statuses)}, slowest health {max(health.seconds):.3f} s, grown by {grown >> 10} KiB")
-    assert statuses.keys() <= {200, 429, 504}
+    assert statuses.keys() <= {200, 413, 429, 504}
     assert statuses.total() == 200
     assert min(statuses[200], statuses[429]) >= 20
-    assert statuses[504] >= 1
+    assert statuses[413] + statuses[504] >= 1, "20 ms are too few"
     assert health.seconds
     assert grown < RSS_SLACK
     assert scores_of(ask_one_by_one(narrow, OVERLOAD)) == expected
@@ -112,10 +115,10 @@ async def score_or_be_refused(client: httpx.AsyncClient, number: int, expected: 
     if response.status_code == 200:
         assert response.json()["scores"] == expected[which]
     elif response.status_code == 429:
-        assert error_of(response)[2] == "queue_full"
+        assert error_of(response)[2] in ("queue_full", "queue_too_long")
         assert 1 <= int(response.headers["retry-after"]) <= 60
     else:
-        assert error_of(response)[:3] == (504, "server_error", "deadline_exceeded")
+        assert error_of(response)[2] == ("deadline_too_short" if response.status_code == 413 else "deadline_exceeded")
     return response.status_code
 
 
@@ -202,15 +205,15 @@ def num_gone(server: ServerProcess) -> int:
 
 def test_what_is_in_flight_at_a_sigterm_ends_well(server: ServerProcess) -> None:
     """The last test of this module: it ends the server."""
-    bodies = [plain_request(seed, 200, prefix_len=200) for seed in range(5)]
+    bodies = [plain_request(seed, 80, prefix_len=200) for seed in range(5)]
     alone = scores_of(ask_one_by_one(server, bodies))
-    with ThreadPoolExecutor(20) as threads:
-        answers = [threads.submit(ask, server, bodies[number % 5]) for number in range(20)]
+    with ThreadPoolExecutor(1) as threads:
+        answers = threads.submit(ask_at_once, server, bodies * 4)
         wait_for_requests(server, 20)
         server.signal(signal.SIGTERM)
         assert server.wait_for_line(r"SIGTERM: shutting down, (\d+) requests")[1] == "20"
         late = fetch("POST", f"{server.url}/v1/score", json=bodies[0])
         assert error_of(late) == (503, "server_error", "shutting_down", None)
-        assert [answer.result()["scores"] for answer in answers] == alone * 4
+        assert scores_of(answers.result()) == alone * 4
     assert server.wait() == 0
     assert server.log[-1].endswith("stopped")

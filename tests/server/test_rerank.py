@@ -365,7 +365,7 @@ class TestServiceErrors:
     def test_a_full_queue(self) -> None:
         options: dict[str, Any] = {"profiles": letters_choice(), "max_queued_tokens": 5}
         with app_client(tokenizer=merging_tokenizer(), **options) as client:
-            client.engine.scheduler.admission.admit(5)  # of another request
+            client.engine.scheduler.admission.restore(5)  # of another request
             for route in ROUTES:
                 refused = client.post(route, REQUEST)
                 assert error_of(refused) == (429, "rate_limit_error", "queue_full", None)

@@ -1,15 +1,20 @@
-"""Draining, without a process: what is in flight ends, or is cut off."""
+"""Draining, without a process: what is in flight ends, or is cut off. Work on threads, which ends when nobody waits."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
+from typing import Any
 
 import httpx
 import pytest
 
-from prefixwise.contract.errors import UnavailableError
+from prefixwise.contract.cancellation import check_cancelled
+from prefixwise.contract.errors import CancelledError, UnavailableError
+from prefixwise.prompts.tokenizer import TextTokenizer
 from prefixwise.server.service import Lifecycle, Phase
-from tests.server.app_client import IDS_REQUEST, AppClient, HeldBackend, app_client, error_of
+from tests.prompts.merging_tokenizer import merging_tokenizer
+from tests.server.app_client import IDS_REQUEST, AppClient, HeldBackend, app_client, error_of, go_away
 
 
 def test_only_the_ready_phase_takes_work() -> None:
@@ -54,3 +59,82 @@ def test_requests_longer_than_the_grace_period_get_503() -> None:
     with app_client(backend=backend) as client:
         answers = asyncio.run(drain(client, backend, 0.05, let_go=False))
     assert [error_of(answer) for answer in answers] == [(503, "server_error", "shutting_down", None)] * 3
+
+
+class Endless:
+    """Work that ends when it is cancelled."""
+
+    def __init__(self) -> None:
+        self.has_begun = threading.Event()
+        self.has_ended = threading.Event()
+
+    def __call__(self) -> None:
+        self.has_begun.set()
+        try:
+            while True:
+                check_cancelled()
+                self.has_ended.wait(0.001)
+        except CancelledError:
+            self.has_ended.set()
+
+
+async def cancel(client: AppClient, work: Endless, *, is_large: bool) -> None:
+    task = asyncio.create_task(client.service.in_pool(work, is_large=is_large))
+    await asyncio.to_thread(work.has_begun.wait, 60)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+def test_work_that_nobody_waits_for_ends(client: AppClient, is_large: bool) -> None:
+    work = Endless()
+    asyncio.run(cancel(client, work, is_large=is_large))
+    assert work.has_ended.wait(60)
+
+
+def test_small_requests_do_not_wait_for_large_ones(client: AppClient) -> None:
+    let_go = threading.Event()
+
+    async def small_behind_large() -> str:
+        large = [asyncio.create_task(client.service.in_pool(let_go.wait, is_large=True)) for _ in range(10)]
+        found = await asyncio.wait_for(client.service.in_pool(lambda: "done"), 60)
+        let_go.set()
+        await asyncio.gather(*large)
+        return found
+
+    assert asyncio.run(small_behind_large()) == "done"
+
+
+class HeldTokenizer:
+    """Stands in the way of a tokenizer until it is let go."""
+
+    def __init__(self, tokenizer: TextTokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.has_begun, self.let_go = threading.Event(), threading.Event()
+        encode_many = tokenizer.encode_many
+
+        def held(*args: Any, **options: Any) -> Any:
+            self.has_begun.set()
+            assert self.let_go.wait(60)
+            return encode_many(*args, **options)
+
+        monkeypatch.setattr(tokenizer, "encode_many", held)
+
+
+LARGE_TEXT = {"query": "ab", "items": ["abc" * 50_000], "labels": ["a"]}
+
+
+def test_a_deadline_is_answered_while_the_tokenizer_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = merging_tokenizer()
+    held = HeldTokenizer(tokenizer, monkeypatch)
+    with app_client(tokenizer=tokenizer) as client:
+        answer = client.post("/v1/score", LARGE_TEXT, headers={"X-Request-Timeout": "0.2"})
+        held.let_go.set()
+    assert error_of(answer) == (504, "server_error", "deadline_exceeded", None)
+
+
+def test_a_client_that_goes_away_while_the_tokenizer_works_is_not_scored(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = merging_tokenizer()
+    held = HeldTokenizer(tokenizer, monkeypatch)
+    with app_client(tokenizer=tokenizer) as client:
+        asyncio.run(go_away(client, held, LARGE_TEXT))  # type: ignore[arg-type]

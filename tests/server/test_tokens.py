@@ -135,5 +135,17 @@ class TestTokenize:
     def test_faults(self, text_client: AppClient, body: dict[str, Any], expected: tuple[object, ...]) -> None:
         assert error_of(text_client.post("/tokenize", body)) == expected
 
+    def test_a_response_has_so_many_tokens(self, text_client: AppClient, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("prefixwise.server.routes.tokens.MAX_TOKENIZED", 4)
+        assert text_client.post("/tokenize", {"text": ["ab", "xyz"]}).json()["count"] == [1, 3]
+        refused = text_client.post("/tokenize", {"text": ["ab", "xyz"], "add_special_tokens": True})
+        assert error_of(refused) == (400, "invalid_value_error", "too_many_tokens", "text")
+
+    def test_a_large_body_is_answered_as_a_small_one(self, text_client: AppClient) -> None:
+        """Its JSON is parsed in pieces, on a thread."""
+        answer = text_client.post("/tokenize", {"text": ["ab"] * 200_000}).json()
+        assert len(answer["tokens"]) == len(answer["count"]) == 200_000
+        assert (answer["tokens"][-1], answer["count"][-1]) == ([5], 1)
+
     def test_a_model_without_tokenizer_says_so(self, client: AppClient) -> None:
         assert error_of(client.post("/tokenize", {"text": "a"}))[2] == "no_tokenizer"

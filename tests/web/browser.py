@@ -90,10 +90,12 @@ class Visit:
         """No page should."""
         return bool(self.page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth"))
 
-    def serious_faults(self) -> list[str]:
-        """What axe-core calls serious or critical on the page as it is."""
-        self.page.evaluate(AXE.read_text(encoding="utf-8"))
-        found = self.page.evaluate("axe.run({resultTypes: ['violations']})")
+    def serious_faults(self, *, of_colors: bool = False) -> list[str]:
+        """What axe-core calls serious or critical on the page as it is; `of_colors`: by its rules on colors alone."""
+        if not self.page.evaluate("'axe' in window"):
+            self.page.evaluate(AXE.read_text(encoding="utf-8"))
+        rules = {"runOnly": ["cat.color"]} if of_colors else {}
+        found = self.page.evaluate("options => axe.run(options)", {"resultTypes": ["violations"], **rules})
         return [
             f"{each['id']}: {[node['html'][:200] for node in each['nodes']]}"
             for each in found["violations"]

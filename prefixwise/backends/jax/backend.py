@@ -147,6 +147,14 @@ class JaxBackend(Backend):
     def num_compilations(self) -> int:
         return self._runner.programs.num_compiled
 
+    @property
+    def is_compiling(self) -> bool:
+        return self._runner.programs.is_compiling
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        is_device = isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
+        return is_device or super().is_out_of_memory(error)
+
     def close(self) -> None:
         del self._runner
 

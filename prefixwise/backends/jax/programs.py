@@ -83,10 +83,16 @@ class Programs:
     weights: ModelWeights  # shapes and shardings, as are those of the KV cache
     kv_cache: KVCacheArrays
     _compiled: dict[Spec, Compiled] = field(default_factory=dict)
+    _compiling: set[Spec] = field(default_factory=set)  # at their first use
 
     @property
     def num_compiled(self) -> int:
         return len(self._compiled)
+
+    @property
+    def is_compiling(self) -> bool:
+        """A program is compiled for a forward that waits for it."""
+        return bool(self._compiling)
 
     def tile_sizes(self, spec: ProgramSpec) -> TileSizes:
         """The tile sizes of the program's attention. A dense mask always runs in XLA."""
@@ -132,7 +138,11 @@ class Programs:
 
     def _get(self, spec: Spec) -> Callable[..., Any]:
         if spec not in self._compiled:
-            self.lower(spec)()
+            self._compiling.add(spec)
+            try:
+                self.lower(spec)()
+            finally:
+                self._compiling.discard(spec)
         return self._compiled[spec]
 
     def lower(self, spec: Spec) -> Callable[[], None]:

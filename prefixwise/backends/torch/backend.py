@@ -156,6 +156,11 @@ class TorchBackend(Backend):
     def num_compilations(self) -> int:
         return 0 if self._paged is None else self._paged.num_captured
 
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        is_device = isinstance(error, torch.OutOfMemoryError)
+        is_host = isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+        return is_device or is_host or super().is_out_of_memory(error)
+
     def synchronize(self) -> None:
         if not self._is_cpu:
             torch.cuda.synchronize(self._device)

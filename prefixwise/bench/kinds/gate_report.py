@@ -6,21 +6,17 @@ A missing metric fails its gate.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from prefixwise.bench.files import read_bytes
 from prefixwise.bench.kinds.base import Artifact
 from prefixwise.bench.kinds.findings import Findings, is_number
 from prefixwise.bench.options import GateBounds
 from prefixwise.bench.render.document import Block, judged, table
 from prefixwise.bench.render.numbers import difference, short_number
-from prefixwise.contract.errors import ArtifactError
 
 
 class GateCheck(Artifact):
@@ -109,17 +105,6 @@ def gates_table(caption: str, gates: Sequence[Gate]) -> tuple[Block, ...]:
 def failed_checks(report: GateReport) -> list[str]:
     """The names of the failed checks."""
     return [name for name, check in report.checks.items() if not check.passed]
-
-
-def read_metrics(path: Path) -> dict[str, Any]:
-    """Read a JSON object of any content. Raises ArtifactError."""
-    try:
-        found = json.loads(read_bytes(path))
-    except ValueError:
-        raise ArtifactError(f"{path} cannot be understood: expected JSON") from None
-    if not isinstance(found, dict):
-        raise ArtifactError(f"{path} cannot be understood: expected an object, got {type(found).__name__}")
-    return found
 
 
 def _check(both: Mapping[str, Any], field: str, comparison: _Operator, bound: float) -> GateCheck:

@@ -55,6 +55,16 @@ class Goodput(Artifact):
     bound_met: bool  # by the p99 of all arrivals
 
 
+class ClientProcess(Artifact):
+    """What one process that sends requests did in a phase."""
+
+    sent: int = Field(ge=0)
+    cpu_sec: float = Field(ge=0)  # while it was sending
+    wall_sec: float = Field(ge=0)
+    busy_share: float = Field(ge=0)  # cpu_sec / wall_sec
+    sender_late: Spread | None
+
+
 class LoadPhase(Artifact):
     """All arrivals of one phase, and what became of them. Metrics are None where nothing was answered.
 
@@ -81,7 +91,8 @@ class LoadPhase(Artifact):
     latency_with_failures: LatencyOfAll | None = None
     service_latency: Spread | None  # from the actual send
     sender_late: Spread | None  # from the intended send time to the actual one
-    client_limited: bool = False  # this machine sent too late: the metrics are the client's, not the server's
+    client_limited: bool = False  # it sent too late or had no CPU left: the metrics are the client's, not the server's
+    client_processes: list[ClientProcess] = Field(default_factory=list)  # none in older files
     goodput: Goodput | None
 
 
@@ -148,6 +159,9 @@ def _check_phase(where: str, phase: LoadPhase, num_items: int, found: Findings) 
         _check_times(where, phase, phase.rate_sec, found)
     for name in ("latency", "service_latency", "sender_late"):
         _check_spread(f"{where}.{name}", getattr(phase, name), found)
+    if phase.client_processes:
+        sent = sum(client.sent for client in phase.client_processes)
+        found.same(f"{where}.sent", sent, phase.sent, "sent by all client processes")
     if (phase.latency is None) != (phase.answered == 0):
         found.fail(f"{where}.latency", "metrics where something was answered, and only there", phase.latency)
 
@@ -194,6 +208,8 @@ def metrics_of(result: LoadResult) -> list[tuple[str, str]]:
     ]
     if phase.latency_with_failures is not None and phase.answered < phase.arrivals:
         rows.insert(4, ("latency of all", _latency_of_all_phrase(phase)))
+    if phase.client_processes:
+        rows.append(("client CPU", _client_phrase(phase.client_processes)))
     if phase.goodput is not None:
         rows.append(("goodput", _goodput_phrase(phase.goodput)))
     return rows
@@ -215,6 +231,12 @@ def _phrase(spread: Spread | None) -> str:
         return "-"
     names = ("p50", "p95", "p99", "max")
     return "  ".join(f"{name} {getattr(spread, f'{name}_ms'):,.1f}" for name in names) + "  ms"
+
+
+def _client_phrase(clients: Sequence[ClientProcess]) -> str:
+    """How busy each client process was."""
+    shares = ", ".join(f"{client.busy_share:.0%}" for client in clients)
+    return f"{len(clients)} process{'es' if len(clients) > 1 else ''}, {shares} busy while sending"
 
 
 def _latency_of_all_phrase(phase: LoadPhase) -> str:

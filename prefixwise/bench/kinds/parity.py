@@ -12,7 +12,7 @@ from prefixwise.bench.kinds.findings import Findings
 from prefixwise.bench.kinds.named import Named, subject
 from prefixwise.bench.render.document import Block, table
 from prefixwise.bench.render.numbers import difference
-from prefixwise.bench.rules import MAX_ABS_DIFF, item_differences
+from prefixwise.bench.rules import MAX_ABS_DIFF, item_differences, score_differences
 
 
 class Parity(Artifact):
@@ -47,6 +47,20 @@ class Parity(Artifact):
             return found
         return {_OLD_NAMES.get(name, name): value for name, value in found.items()}
 
+    def recomputed(self) -> Parity:
+        """With the differences computed again, from the scores or the items' differences where the file has them.
+
+        Only for a file that `check_parity` finds no error in.
+        """
+        largest = {}
+        for pair, names in _PARITY_VECTORS.items():
+            scores, reference = (getattr(self, name) for name in names)
+            has_scores = scores is not None and reference is not None
+            diffs = item_differences(scores, reference) if has_scores else getattr(self, f"abs_diff_{pair}")
+            if diffs:
+                largest[f"max_abs_diff_{pair}"] = max(diffs)
+        return self.model_copy(update=largest)
+
 
 _OLD_NAMES = {
     "torch_serial_scores": "torch_serial_reference_scores",
@@ -69,6 +83,9 @@ def check_parity(parity: Parity, found: Findings) -> None:
         value: float = getattr(parity, name)
         if value < 0:
             found.fail(name, "0 or more", value)
+        average: float | None = getattr(parity, f"mean_abs_diff_{pair}", None)
+        if average is not None and not 0 <= average <= value * (1 + 1e-9):
+            found.fail(f"mean_abs_diff_{pair}", f"from 0 to the maximum, {value:.6g}", average)
         _check_vectors(parity, pair, vectors, found)
         if value > MAX_ABS_DIFF:
             found.warn(name, f"at most {MAX_ABS_DIFF}", f"{value:.6g}")
@@ -76,7 +93,11 @@ def check_parity(parity: Parity, found: Findings) -> None:
 
 def _check_vectors(parity: Parity, pair: str, vectors: tuple[str, str], found: Findings) -> None:
     scores, reference = (getattr(parity, name) for name in vectors)
+    diffs: list[float] | None = getattr(parity, f"abs_diff_{pair}")
     if scores is None or reference is None:
+        if diffs is not None:
+            name = f"max_abs_diff_{pair}"
+            found.close(name, max(diffs, default=None), getattr(parity, name), f"of abs_diff_{pair}")
         return
     names = " and ".join(vectors)
     try:
@@ -84,10 +105,16 @@ def _check_vectors(parity: Parity, pair: str, vectors: tuple[str, str], found: F
     except ValueError:
         found.fail(names, "two tables of one shape", "others")
         return
-    largest = f"max_abs_diff_{pair}"
-    found.close(largest, max(expected, default=0.0), getattr(parity, largest), f"by {names}")
+    if not expected:
+        found.fail(names, "the scores of one item at least", "none")
+        return
+    largest, average = f"max_abs_diff_{pair}", f"mean_abs_diff_{pair}"
+    found.close(largest, max(expected), getattr(parity, largest), f"by {names}")
+    if getattr(parity, average, None) is not None:
+        by_scores = score_differences(scores, reference).mean_abs_diff
+        found.close(average, by_scores, getattr(parity, average), f"by {names}")
     each = f"abs_diff_{pair}"
-    if (diffs := getattr(parity, each)) is not None:
+    if diffs is not None:
         found.same(f"{each} length", len(expected), len(diffs), f"by {names}")
         for index, (again, diff) in enumerate(zip(expected, diffs, strict=False)):
             found.close(f"{each}[{index}]", again, diff, f"by {names}")

@@ -27,9 +27,7 @@ from typing import Any
 
 from prefixwise.bench.processes import ended_by_signals
 from prefixwise.bench.remote import folders
-from prefixwise.bench.remote.on_target import machine, run_lock, server_records
-from prefixwise.bench.remote.on_target.chunk import begin_sweep, measure_chunk
-from prefixwise.bench.remote.on_target.client_matrix import run_client_matrix
+from prefixwise.bench.remote.on_target import run_lock, server_records
 from prefixwise.bench.remote.spec import SILENCE_SECONDS, ClientMatrixSpec, SweepSpec
 from prefixwise.contract.errors import PrefixwiseError
 
@@ -82,16 +80,37 @@ def _flag(value: str) -> str:
     return value
 
 
+# A run calls the agent many times: what only one verb needs (HTTP client, NumPy, tokenizer) is imported there.
+def _facts(folder: str, model: str, port: int) -> dict[str, Any]:
+    from prefixwise.bench.remote.on_target.machine import facts
+
+    return facts(folder, model, port)
+
+
+def _begin(spec: str) -> dict[str, Any]:
+    from prefixwise.bench.remote.on_target.chunk import begin_sweep
+
+    return begin_sweep(SweepSpec.from_line(spec), say)
+
+
 def _chunk(spec: str, size: int) -> dict[str, Any]:
+    from prefixwise.bench.remote.on_target.chunk import measure_chunk
+
     return measure_chunk(SweepSpec.from_line(spec), size, say).model_dump()
 
 
+def _matrix(spec: str) -> dict[str, Any]:
+    from prefixwise.bench.remote.on_target.client_matrix import run_client_matrix
+
+    return run_client_matrix(ClientMatrixSpec.from_line(spec), say)
+
+
 _VERBS: dict[str, tuple[Callable[..., dict[str, Any]], dict[str, Callable[[str], Any]]]] = {
-    "facts": (machine.facts, {"--folder": str, "--model": _flag, "--port": int}),
+    "facts": (_facts, {"--folder": str, "--model": _flag, "--port": int}),
     "clean": (lambda take_over: server_records.stop_left(say, take_over == "yes"), {"--take-over": _flag}),
-    "begin": (lambda spec: begin_sweep(SweepSpec.from_line(spec), say), {"--spec": str}),
+    "begin": (_begin, {"--spec": str}),
     "chunk": (_chunk, {"--spec": str, "--size": int}),
-    "matrix": (lambda spec: run_client_matrix(ClientMatrixSpec.from_line(spec), say), {"--spec": str}),
+    "matrix": (_matrix, {"--spec": str}),
     "release": (run_lock.release, {"--token": str}),
     "list": (lambda root: {"runs": folders.runs_in(Path(root).expanduser())}, {"--root": str}),
 }

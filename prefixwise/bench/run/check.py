@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from prefixwise.bench.files import read_bytes
+from prefixwise.bench.files import Kind, read_artifact, read_bytes
 from prefixwise.bench.kinds.findings import Finding, Findings, parse_json
 from prefixwise.bench.kinds.registry import ArtifactKind, known_versions, recognise
 from prefixwise.contract.errors import ArtifactError
@@ -53,6 +53,15 @@ def check_file(path: Path, expected_kinds: Sequence[str] = (), *, is_artifact: b
     else:
         kind = _check_document(document, content, found, expected_kinds, is_artifact=is_artifact)
     return FileReport(path, None if kind is None else kind.name, tuple(found.errors), tuple(found.warnings))
+
+
+def read_checked(path: Path, kind: str, model: type[Kind]) -> Kind:
+    """An artifact of this kind without an error. Raises ArtifactError, which says the first one."""
+    report = check_file(path, (kind,))
+    if report.errors:
+        more = f" (and {len(report.errors) - 1} more)" if len(report.errors) > 1 else ""
+        raise ArtifactError(f"{path} cannot be judged: {report.errors[0]}{more}; `bench check` says more")
+    return read_artifact(path, model)
 
 
 def _check_document(

@@ -7,6 +7,7 @@ least 200, and goes on for as long as they take, two minutes at most. A miss may
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from math import ceil, sqrt
@@ -16,15 +17,17 @@ from prefixwise.bench.files import now_utc
 from prefixwise.bench.geometry import RequestMaker
 from prefixwise.bench.kinds.load import LOAD_VERSION, LoadPhase, LoadResult, RateProbe, Spread
 from prefixwise.bench.run.load_driver import (
-    MOST_IN_FLIGHT,
     LoadDriver,
+    LoadSender,
     LoadTarget,
     PhaseLength,
     Schedule,
-    measure_client_overhead,
+    fine_event_loop,
     poisson_schedule,
 )
-from prefixwise.bench.run.load_stats import Call, notes_of, summarise
+from prefixwise.bench.run.load_overhead import MOST_IN_FLIGHT, measure_client_overhead
+from prefixwise.bench.run.load_processes import ClientProcesses
+from prefixwise.bench.run.load_stats import Call, ClientUse, notes_of, summarise
 
 MIN_ARRIVALS = 200
 
@@ -89,6 +92,27 @@ class LoadPlan:
     search: bool = False
     min_arrivals: int = MIN_ARRIVALS  # of a probe of a search
     seed: int = 0
+    client_processes: int = 1
+
+
+_RATE_EACH = 1000.0  # requests/s: a client process is then busy for a quarter of its time
+
+
+_SEARCHED_RATE = 3000.0  # that a search may come to
+
+
+_IN_FLIGHT_EACH = 32
+
+
+def choose_client_processes(
+    rate_qps: float | None, concurrency: int | None, *, search: bool = False, cores: int | None = None
+) -> int:
+    """As many as keep each of them far from its limit, and at most half of the cores: the server may need the rest."""
+    if rate_qps is None:
+        wanted = ceil((concurrency or 1) / _IN_FLIGHT_EACH)
+    else:
+        wanted = ceil(max(rate_qps, _SEARCHED_RATE if search else 0.0) / _RATE_EACH)
+    return max(1, min(wanted, (cores or os.cpu_count() or 1) // 2))
 
 
 @dataclass(frozen=True)
@@ -125,10 +149,12 @@ class LoadRun:
         self._overhead: Spread | None = None
         self._overhead_in_flight = 1
         self._measured: list[_Measured] = []  # all probes, of a search
+        self._num_clients = min(plan.client_processes, plan.concurrency or target.max_in_flight)
 
     def run(self) -> LoadResult:
         """Run from outside of an event loop."""
-        best = asyncio.run(self._run())
+        with asyncio.Runner(loop_factory=fine_event_loop) as runner:
+            best = runner.run(self._run())
         return self._result(best)
 
     def result_so_far(self) -> LoadResult | None:
@@ -137,7 +163,7 @@ class LoadRun:
 
     async def _run(self) -> _Measured:
         plan = self._plan
-        async with LoadDriver(self._target, self._maker) as driver:
+        async with self._sender() as driver:
             if plan.warmup is not None:
                 self._warmup = await self._phase(driver, "warm-up", plan.rate_qps, plan.warmup)
             self._overhead_in_flight = self._expected_in_flight()
@@ -146,15 +172,21 @@ class LoadRun:
                 return await self._search(driver)
             return await self._measure(driver, "measuring", plan.rate_qps, plan.length)
 
+    def _sender(self) -> LoadDriver | ClientProcesses:
+        if self._num_clients == 1:
+            return LoadDriver(self._target, self._maker)
+        return ClientProcesses(self._target, self._maker, self._num_clients)
+
     def _expected_in_flight(self) -> int:
-        """In an open loop by its rate and by how long the warm-up's requests took: 1 where there was none."""
+        """By one client process. In an open loop by its rate and by how long the warm-up's requests took: 1 where there
+        was none."""
         plan, service = self._plan, None if self._warmup is None else self._warmup.service_latency
         expected = plan.concurrency or 1
         if plan.rate_qps is not None and service is not None:
             expected = min(ceil(plan.rate_qps * service.p50_ms / 1000), self._target.max_in_flight)
-        return max(1, min(expected, MOST_IN_FLIGHT))
+        return max(1, min(ceil(expected / self._num_clients), MOST_IN_FLIGHT))
 
-    async def _search(self, driver: LoadDriver) -> _Measured:
+    async def _search(self, driver: LoadSender) -> _Measured:
         plan = self._plan
         assert plan.rate_qps is not None
 
@@ -179,7 +211,7 @@ class LoadRun:
         return min(self._measured, key=lambda each: each.rate_qps or 0.0)
 
     async def _measure(
-        self, driver: LoadDriver, name: str, rate: float | None, length: PhaseLength, seed: int | None = None
+        self, driver: LoadSender, name: str, rate: float | None, length: PhaseLength, seed: int | None = None
     ) -> _Measured:
         try:
             measured = _Measured(rate, await self._phase(driver, name, rate, length, seed))
@@ -187,26 +219,26 @@ class LoadRun:
             # A probe that was cut short says nothing of its rate; of the only phase it is all that there is.
             if not self._plan.search and driver.finished:
                 sent_sec = None if rate is None else max(call.sent for call in driver.finished)
-                self._measured.append(_Measured(rate, self._summarise(driver.finished, sent_sec)))
+                self._measured.append(_Measured(rate, self._summarise(driver.finished, sent_sec, driver.clients)))
             raise
         self._measured.append(measured)
         return measured
 
     async def _phase(
-        self, driver: LoadDriver, name: str, rate: float | None, length: PhaseLength, seed: int | None = None
+        self, driver: LoadSender, name: str, rate: float | None, length: PhaseLength, seed: int | None = None
     ) -> LoadPhase:
         plan = self._plan
         if rate is None:
             assert plan.concurrency is not None
             self._on_progress(f"{name}, {plan.concurrency:,} in flight")
-            return self._summarise(await driver.run_closed(plan.concurrency, length), None)
+            return self._summarise(await driver.run_closed(plan.concurrency, length), None, driver.clients)
         schedule = poisson_schedule(rate, length, plan.seed if seed is None else seed)
         self._on_progress(f"{name}, {rate:.4g} requests/s, {_phrase(schedule)}")
-        return self._summarise(await driver.run_open(schedule), schedule.send_sec)
+        return self._summarise(await driver.run_open(schedule), schedule.send_sec, driver.clients)
 
-    def _summarise(self, calls: list[Call], send_sec: float | None) -> LoadPhase:
-        num_items = self._maker.geometry.num_items
-        return summarise(calls, num_items=num_items, send_sec=send_sec, bound_ms=self._plan.bound_ms)
+    def _summarise(self, calls: list[Call], send_sec: float | None, clients: list[ClientUse]) -> LoadPhase:
+        num_items, bound_ms = self._maker.geometry.num_items, self._plan.bound_ms
+        return summarise(calls, num_items=num_items, send_sec=send_sec, bound_ms=bound_ms, clients=clients)
 
     def _result(self, best: _Measured, *, cut_short: bool = False) -> LoadResult:
         plan, target = self._plan, self._target
@@ -238,8 +270,8 @@ class LoadRun:
         limited = {each.rate_qps or 0.0 for each in self._measured if each.phase.client_limited} - met
         if self._plan.search and limited:
             notes.append(
-                f"CLIENT LIMITED: at {min(limited):,.4g} requests/s this machine sent late, which the bound was missed "
-                "with: the server may take more than was found"
+                f"CLIENT LIMITED: at {min(limited):,.4g} requests/s this machine sent late or had no CPU time left, "
+                "and the bound was missed: the server may take more than was found"
             )
         return notes
 

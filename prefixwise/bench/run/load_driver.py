@@ -1,25 +1,33 @@
-"""Sends requests open-loop or closed-loop, on a schedule that is fixed before the first request.
+"""Sends requests open-loop or closed-loop from one event loop, on a schedule that is fixed before the first request.
 
-Also measures the client itself: calls to a server in this process that answers at once with zeros.
+What a request costs here bounds the load of a client process, so it is little: bodies are put together from JSON that
+was made before, no request has a task or a timer of its own, and an answer is read through after its clock has stopped.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
-import re
-from contextlib import suppress
+import math
+import select
+import selectors
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from time import perf_counter
+from functools import partial
+from itertools import chain, count
+from time import perf_counter, process_time
+from typing import Protocol
 
 import httpx
 import numpy as np
 
 from prefixwise.bench.client import SCORE_PATH, CallError, checked_scores, decode_answer
 from prefixwise.bench.geometry import RequestMaker
-from prefixwise.bench.kinds.load import LoadGeometry, Spread
-from prefixwise.bench.run.load_http import ConnectionPool, ExchangeError, HttpAnswer
-from prefixwise.bench.run.load_stats import DROPPED, Call, spread_of
+from prefixwise.bench.run.load_http import ConnectionPool, Exchange, ExchangeError, HttpAnswer
+from prefixwise.bench.run.load_stats import DROPPED, Call, ClientUse
 
 
 @dataclass(frozen=True)
@@ -77,16 +85,68 @@ class LoadTarget:
     api_key: str | None = None
 
 
+_OnCall = Callable[[Call], None]
+
+
+_OnAnswer = Callable[[HttpAnswer | ExchangeError | None], None]  # None: there was none in time
+
+
+class _CpuClock:
+    """CPU seconds of this process, and seconds, until it is stopped."""
+
+    def __init__(self) -> None:
+        self._begun = process_time(), perf_counter()
+        self._stopped: tuple[float, float] | None = None
+
+    def stop(self) -> None:
+        self._stopped = process_time(), perf_counter()
+
+    def read(self) -> tuple[float, float]:
+        cpu, now = self._stopped or (process_time(), perf_counter())
+        return cpu - self._begun[0], now - self._begun[1]
+
+
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """The garbage collector stops everything for milliseconds, the longer the more calls there are; a phase makes next
+    to no garbage that needs it."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+class LoadSender(Protocol):
+    """What sends a phase and waits for its answers: one phase at a time. The attributes are those of the last phase,
+    of one that was cut short, too."""
+
+    finished: list[Call]
+    clients: list[ClientUse]
+
+    async def run_open(self, schedule: Schedule) -> list[Call]:
+        """Every arrival of the schedule, in its order, once the last is answered."""
+
+    async def run_closed(self, concurrency: int, length: PhaseLength) -> list[Call]:
+        """`concurrency` requests in flight all the time; what is intended is what is done."""
+
+
 class LoadDriver:
-    """As many connections as it takes. Use it as an async context manager; one phase at a time."""
+    """A `LoadSender` in this process, with as many connections as it takes. Use it as an async context manager."""
 
     def __init__(self, target: LoadTarget, maker: RequestMaker) -> None:
-        self.finished: list[Call] = []  # of the phase, as they end: the result when it is cut short
+        self.finished: list[Call] = []
+        self.clients: list[ClientUse] = []
+        self.numbers = count()  # go on from phase to phase, so that what is measured was not warmed up
         self._target = target
         self._maker = maker
         self._shape = maker.request(0)
-        self._next_number = 0  # goes on from phase to phase, so that what is measured was not warmed up
-        self._in_flight = 0
+        self._begin = 0.0
+        self._in_flight: dict[Exchange, tuple[float, _OnAnswer]] = {}  # oldest first: when it times out, what ends it
+        self._timeouts: asyncio.TimerHandle | None = None  # of the oldest
+        self._drained = asyncio.Event()
         headers = {"Content-Type": "application/json"}
         if target.api_key:
             headers["Authorization"] = f"Bearer {target.api_key}"
@@ -98,75 +158,120 @@ class LoadDriver:
     async def __aexit__(self, *exc_info: object) -> None:
         await self._pool.close()
 
-    async def run_open(self, schedule: Schedule) -> list[Call]:
-        """Every arrival of the schedule, in its order, once the last is answered."""
-        self.finished = []
-        begin = perf_counter()
-        tasks = []
-        async with asyncio.TaskGroup() as in_flight:  # an interrupt ends them, too
-            for intended in schedule.times:
+    async def run_open(self, schedule: Schedule, begin: float | None = None) -> list[Call]:
+        """`begin`: by `perf_counter`; now where it is left out."""
+        calls: dict[int, Call] = {}
+        async with self._phase(begin) as use:
+            for arrival, intended in enumerate(schedule.times):
                 request = self._next_request()
-                await asyncio.sleep(max(0.0, begin + intended - perf_counter()))
-                tasks.append(in_flight.create_task(self._arrive(request, begin, intended)))
-        return [task.result() for task in tasks]
+                await asyncio.sleep(max(0.0, self._begin + intended - perf_counter()))
+                self._arrive(request, intended, partial(calls.__setitem__, arrival))
+            use.stop()
+            await self._drained.wait()
+        return [calls[arrival] for arrival in range(len(schedule.times))]
 
-    async def run_closed(self, concurrency: int, length: PhaseLength) -> list[Call]:
-        """`concurrency` requests in flight all the time; what is intended is what is done."""
-        self.finished = []
-        begin = perf_counter()
+    async def run_closed(self, concurrency: int, length: PhaseLength, begin: float | None = None) -> list[Call]:
+        """`begin`: by `perf_counter`; now where it is left out."""
         begun = 0
 
         async def keep_sending() -> None:
             nonlocal begun
             pause = _FIRST_PAUSE_SEC
-            while not length.is_over(perf_counter() - begin, begun):
+            while not length.is_over(perf_counter() - self._begin, begun):
                 begun += 1
-                call = await self._send(self._next_request(), begin, None)
+                call = await self._call(self._next_request())
                 if call.failure != _NO_ANSWER:
                     pause = _FIRST_PAUSE_SEC
                     continue
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE_SEC)
 
-        await asyncio.gather(*(keep_sending() for _ in range(concurrency)))
+        async with self._phase(begin) as use:
+            await asyncio.gather(*(keep_sending() for _ in range(concurrency)))
+            use.stop()
         return self.finished
 
+    @asynccontextmanager
+    async def _phase(self, begin: float | None) -> AsyncIterator[_CpuClock]:
+        """From its begin on; what is in flight when it is cut short is cancelled."""
+        self.finished, self.clients = [], []
+        now = perf_counter()
+        self._begin = now if begin is None else begin
+        await asyncio.sleep(max(0.0, self._begin - now))
+        self._drained.set()
+        clock = _CpuClock()
+        with _without_collections():
+            try:
+                yield clock
+            except BaseException:
+                await self._cancel()
+                raise
+            finally:
+                self.clients = [ClientUse(self.finished, *clock.read())]
+
     def _next_request(self) -> bytes:
-        self._next_number += 1
-        return self._pool.request(SCORE_PATH, self._maker.body(self._next_number - 1))
+        return self._pool.request(SCORE_PATH, self._maker.body(next(self.numbers)))
 
-    async def _arrive(self, request: bytes, begin: float, intended: float) -> Call:
-        if self._in_flight >= self._target.max_in_flight:
-            now = perf_counter() - begin
-            self.finished.append(dropped := Call(intended, now, now, DROPPED))
-            return dropped
-        self._in_flight += 1
-        try:
-            return await self._send(request, begin, intended)
-        finally:
-            self._in_flight -= 1
+    def _arrive(self, request: bytes, intended: float, on_call: _OnCall) -> None:
+        if len(self._in_flight) < self._target.max_in_flight:
+            self._send(request, intended, on_call)
+            return
+        now = perf_counter() - self._begin
+        self.finished.append(dropped := Call(intended, now, now, DROPPED))
+        on_call(dropped)
 
-    async def _send(self, request: bytes, begin: float, intended: float | None) -> Call:
-        sent = perf_counter()
-        answer, failure = await self._exchange(request)
-        if answer is None:
-            done = perf_counter()
-        else:  # its clock stopped at its last byte; only now is it read through
-            done, failure = answer.read_at, self._problem_with(answer)
-        call = Call(sent - begin if intended is None else intended, sent - begin, done - begin, failure)
-        self.finished.append(call)
-        return call
+    async def _call(self, request: bytes) -> Call:
+        waiter: asyncio.Future[Call] = asyncio.get_running_loop().create_future()
+        self._send(request, None, lambda call: None if waiter.done() else waiter.set_result(call))
+        return await waiter
 
-    async def _exchange(self, request: bytes) -> tuple[HttpAnswer | None, str | None]:
-        try:
-            async with asyncio.timeout(self._target.timeout_sec):
-                return await self._pool.send(request), None
-        except TimeoutError:
-            return None, "timeout"
-        except ExchangeError:
-            return None, _NO_ANSWER
+    def _send(self, request: bytes, intended: float | None, on_call: _OnCall) -> None:
+        """`intended`: now where it is None."""
+        now = perf_counter()
+        sent = now - self._begin
+
+        def end(found: HttpAnswer | ExchangeError | None) -> None:
+            del self._in_flight[exchange]
+            if isinstance(found, HttpAnswer):  # its clock stopped at its last byte; only now is it read through
+                done, failure = found.read_at, self._problem_with(found)
+            else:
+                done, failure = perf_counter(), "timeout" if found is None else _NO_ANSWER
+            call = Call(sent if intended is None else intended, sent, done - self._begin, failure)
+            self.finished.append(call)
+            on_call(call)
+            if not self._in_flight:
+                self._drained.set()
+
+        exchange = self._pool.begin(request, end)
+        self._in_flight[exchange] = now + self._target.timeout_sec, end
+        self._drained.clear()
+        if self._timeouts is None:
+            self._end_expired()
+
+    def _end_expired(self) -> None:
+        """End the requests that had no answer in time; called again when the oldest of the rest would be one. One
+        timer does for all: they have the same time and are in the order of their sends."""
+        self._timeouts = None
+        for exchange, (until, end) in list(self._in_flight.items()):
+            left = until - perf_counter()
+            if left > 0:
+                self._timeouts = asyncio.get_running_loop().call_later(left, self._end_expired)
+                return
+            exchange.cancel()
+            end(None)
+
+    async def _cancel(self) -> None:
+        cut_short = list(self._in_flight)
+        self._in_flight.clear()
+        for exchange in cut_short:
+            exchange.cancel()
+        for exchange in cut_short:
+            await exchange.cancelled()
 
     def _problem_with(self, answer: HttpAnswer) -> str | None:
+        num_labels = len(self._maker.geometry.label_token_ids)
+        if answer.status == 200 and _are_scores(answer.body, self._maker.geometry.num_items, num_labels):
+            return None
         try:
             response = httpx.Response(answer.status, content=answer.body)
             checked_scores(decode_answer(response, 0.0), self._shape, 0.0)
@@ -175,85 +280,36 @@ class LoadDriver:
         return None
 
 
-MOST_IN_FLIGHT = 256  # both ends of every connection are open files of this process
+def _are_scores(body: bytes, num_items: int, num_labels: int) -> bool:
+    """Has every item its finite numbers, all with a fraction? The usual answer, in a tenth of the time that
+    `checked_scores` takes to say what is wrong with any other."""
+    try:
+        scores = json.loads(body)["scores"]
+        flat = list(chain.from_iterable(scores))
+        return (
+            len(scores) == num_items
+            and set(map(type, scores)) == {list}
+            and set(map(len, scores)) == {num_labels}
+            and set(map(type, flat)) == {float}
+            and math.isfinite(sum(flat))
+        )
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return False
 
 
-_CALLS = 50
+if sys.platform == "linux":
+
+    class _FineSelector(selectors.EpollSelector):
+        """Waits for as long as it is asked to. epoll itself takes whole milliseconds, which asyncio rounds up: every
+        send would be late by half a millisecond and more."""
+
+        def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+            if timeout is not None and timeout > 0:
+                select.select((self.fileno(),), (), (), timeout)
+                timeout = 0
+            return super().select(timeout)
 
 
-_PATIENCE_SEC = 5.0  # until all others wait
-
-
-_CONTENT_LENGTH = re.compile(rb"content-length: *(\d+)", re.IGNORECASE)
-
-
-async def measure_client_overhead(maker: RequestMaker, in_flight: int = 1, calls: int = _CALLS) -> Spread | None:
-    """From the send to the answer, of one call after another while `in_flight - 1` others wait. The first calls, which
-    open the connection, are not in it. None where this machine does not let it connect to itself."""
-    stub = _Stub(_canned_answer(maker.geometry), num_held=in_flight - 1)
-    async with await asyncio.start_server(stub.serve, "127.0.0.1", 0, backlog=MOST_IN_FLIGHT) as server:
-        target = LoadTarget(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-        async with LoadDriver(target, maker) as others, LoadDriver(target, maker) as driver:
-            waiting = asyncio.create_task(others.run_open(Schedule((0.0,) * (in_flight - 1), 0.0)))
-            try:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(_PATIENCE_SEC):
-                        await stub.all_held.wait()
-                stub.num_held = stub.held  # where it took fewer, those must do
-                await driver.run_closed(1, PhaseLength(requests=3))
-                done = await driver.run_closed(1, PhaseLength(requests=calls))
-            finally:  # of a run that is interrupted, too: the server ends when all have their answers
-                stub.release.set()
-            await waiting
-        await asyncio.gather(*(over.wait() for over in stub.served))
-    return spread_of([call.service_ms for call in done if call.failure is None])
-
-
-class _Stub:
-    """Keeps the first requests waiting until they are released; answers all others at once."""
-
-    def __init__(self, answer: bytes, num_held: int) -> None:
-        self.num_held = num_held
-        self.all_held = asyncio.Event()
-        self.release = asyncio.Event()
-        self.served: list[asyncio.Event] = []
-        self._answer = answer
-        self.held = 0
-        if not num_held:
-            self.all_held.set()
-
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection, until the client closes it."""
-        self.served.append(over := asyncio.Event())
-        try:
-            await self._answer_all(reader, writer)
-        finally:  # of a run that is interrupted, too
-            writer.close()
-        with suppress(ConnectionError):
-            await writer.wait_closed()
-        over.set()
-
-    async def _answer_all(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(asyncio.IncompleteReadError, ConnectionError):
-            while True:
-                head = await reader.readuntil(b"\r\n\r\n")
-                found = _CONTENT_LENGTH.search(head)
-                await reader.readexactly(int(found[1]) if found else 0)
-                await self._wait_for_turn()
-                writer.write(self._answer)
-                await writer.drain()
-
-    async def _wait_for_turn(self) -> None:
-        if self.held == self.num_held:
-            return
-        self.held += 1
-        if self.held == self.num_held:
-            self.all_held.set()
-        await self.release.wait()
-
-
-def _canned_answer(geometry: LoadGeometry) -> bytes:
-    scores = [[0.0] * len(geometry.label_token_ids)] * geometry.num_items
-    body = json.dumps({"scores": scores}).encode()
-    head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    return head.encode() + body
+def fine_event_loop() -> asyncio.AbstractEventLoop:
+    """An event loop that wakes when it is to, within tens of microseconds: for `asyncio.Runner`."""
+    return asyncio.SelectorEventLoop(_FineSelector()) if sys.platform == "linux" else asyncio.new_event_loop()

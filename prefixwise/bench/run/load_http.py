@@ -11,8 +11,9 @@ import asyncio
 import re
 import ssl
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
+from typing import NamedTuple, cast
 from urllib.parse import urlsplit
 
 _MOST_HEAD_BYTES = 64 * 1024
@@ -52,7 +53,7 @@ class AnswerReader:
         """Is the connection ready for another request? Not where more came than the answer."""
         return self.is_complete and self._keeps and not self._buffer
 
-    def feed(self, data: bytes) -> bool:
+    def feed(self, data: bytes | memoryview) -> bool:
         """Is the answer complete? Raises BadAnswerError."""
         self.has_begun = True
         self._buffer += data
@@ -169,6 +170,9 @@ def _headers(lines: list[bytes]) -> dict[str, str]:
 _KEPT_SECONDS = 2.0  # less than servers keep an idle connection
 
 
+_READ_BYTES = 256 * 1024  # at once
+
+
 class ExchangeError(Exception):
     """No answer: no server, a lost connection, or bytes that are not HTTP."""
 
@@ -177,8 +181,7 @@ class ExchangeError(Exception):
         self.had_begun = had_begun  # a byte of an answer had come: the request must not be sent again
 
 
-@dataclass(frozen=True)
-class HttpAnswer:
+class HttpAnswer(NamedTuple):
     """One, and when its last byte was read, by `perf_counter`."""
 
     status: int
@@ -186,32 +189,38 @@ class HttpAnswer:
     read_at: float
 
 
-class _Connection(asyncio.Protocol):
-    """One request at a time."""
+OnEnd = Callable[[HttpAnswer | ExchangeError], None]
 
-    def __init__(self) -> None:
+
+class _Connection(asyncio.BufferedProtocol):
+    """One request at a time; all connections of a pool read into one buffer."""
+
+    def __init__(self, buffer: memoryview) -> None:
         self.idle_since = 0.0
+        self._buffer = buffer
         self._transport: asyncio.Transport | None = None
         self._reader = AnswerReader()
-        self._waiter: asyncio.Future[HttpAnswer] | None = None
+        self._on_end: OnEnd | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)
 
-    def data_received(self, data: bytes) -> None:
-        if self._waiter is None or self._waiter.done():  # without a request
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._on_end is None:  # bytes without a request
             self.close()
             return
         try:
-            if self._reader.feed(data):
+            if self._reader.feed(self._buffer[:nbytes]):
                 self._answer()
         except BadAnswerError as error:
             self._fail(str(error))
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        if self._waiter is None or self._waiter.done():
+        if self._on_end is None:
             return
         if self._reader.end():
             self._answer()
@@ -219,12 +228,15 @@ class _Connection(asyncio.Protocol):
             self._fail(f"the server closed the connection{'' if exc is None else f': {exc}'}")
 
     def _answer(self) -> None:
-        assert self._waiter is not None
-        self._waiter.set_result(HttpAnswer(self._reader.status, bytes(self._reader.body), perf_counter()))
+        self._end(HttpAnswer(self._reader.status, bytes(self._reader.body), perf_counter()))
 
     def _fail(self, message: str) -> None:
-        assert self._waiter is not None
-        self._waiter.set_exception(ExchangeError(message, had_begun=self._reader.has_begun))
+        self._end(ExchangeError(message, had_begun=self._reader.has_begun))
+
+    def _end(self, found: HttpAnswer | ExchangeError) -> None:
+        on_end, self._on_end = self._on_end, None
+        assert on_end is not None
+        on_end(found)
 
     @property
     def is_open(self) -> bool:
@@ -236,22 +248,81 @@ class _Connection(asyncio.Protocol):
         transport = self._transport
         return self.is_open and self._reader.may_be_followed and not (transport and transport.get_write_buffer_size())
 
-    async def exchange(self, request: bytes) -> HttpAnswer:
-        """Raises ExchangeError."""
-        if self._transport is None:
-            raise ExchangeError("the server closed the connection", had_begun=False)
+    def begin(self, request: bytes, on_end: OnEnd) -> None:
+        """Send it now; `on_end` is called later, once, unless the connection is closed before."""
         self._reader = AnswerReader()
-        self._waiter = asyncio.get_running_loop().create_future()
-        self._transport.write(request)
-        try:
-            return await self._waiter
-        finally:
-            self._waiter = None
+        self._on_end = on_end
+        if self._transport is None:
+            asyncio.get_running_loop().call_soon(self.connection_lost, None)
+        else:
+            self._transport.write(request)
 
     def close(self) -> None:
-        """Close at once; unsent bytes are dropped."""
+        """Close at once; unsent bytes are dropped, and nobody is called."""
+        self._on_end = None
         if self._transport is not None:
             self._transport.abort()
+
+
+class Exchange:
+    """A request under way. No task of its own: the answer's last byte calls `on_end`."""
+
+    __slots__ = ("_connection", "_is_cancelled", "_is_kept", "_on_end", "_opening", "_pool", "_request")
+
+    def __init__(self, pool: ConnectionPool, request: bytes, on_end: OnEnd) -> None:
+        self._pool = pool
+        self._request = request
+        self._on_end = on_end
+        self._opening: asyncio.Task[_Connection] | None = None
+        self._is_cancelled = False
+        self._connection = pool.take()
+        self._is_kept = self._connection is not None
+        if self._connection is None:
+            self._open()
+        else:
+            self._connection.begin(request, self._end)
+
+    def _open(self) -> None:
+        self._connection = None
+        self._opening = asyncio.get_running_loop().create_task(self._pool.open())
+        self._opening.add_done_callback(self._opened)
+
+    def _opened(self, opening: asyncio.Task[_Connection]) -> None:
+        if opening.cancelled():
+            return
+        error = opening.exception()
+        if error is not None:
+            if not self._is_cancelled:
+                self._on_end(ExchangeError(str(error) or type(error).__name__))
+            return
+        self._connection = opening.result()
+        if self._is_cancelled:
+            self._connection.close()
+        else:
+            self._connection.begin(self._request, self._end)
+
+    def _end(self, found: HttpAnswer | ExchangeError) -> None:
+        """Sends it a second time where the connection was an old one that the server had just closed."""
+        assert self._connection is not None
+        self._pool.give_back(self._connection, is_usable=isinstance(found, HttpAnswer))
+        if self._is_kept and isinstance(found, ExchangeError) and not found.had_begun:
+            self._is_kept = False
+            self._open()
+        else:
+            self._on_end(found)
+
+    def cancel(self) -> None:
+        """`on_end` is not called any more. The connection is closed: its answer would be taken for the next one's."""
+        self._is_cancelled = True
+        if self._opening is not None:
+            self._opening.cancel()
+        if self._connection is not None:
+            self._connection.close()
+
+    async def cancelled(self) -> None:
+        """After `cancel`: until nothing of it is left in the event loop."""
+        if self._opening is not None:
+            await asyncio.gather(self._opening, return_exceptions=True)
 
 
 class ConnectionPool:
@@ -268,6 +339,7 @@ class ConnectionPool:
         common = {"Host": parts.netloc, "Accept": "application/json", "Accept-Encoding": "identity", **headers}
         self._headers = "".join(f"{name}: {value}\r\n" for name, value in common.items())
         self._idle: list[_Connection] = []
+        self._buffer = memoryview(bytearray(_READ_BYTES))
         self._is_closed = False
 
     def request(self, path: str, body: bytes) -> bytes:
@@ -275,21 +347,25 @@ class ConnectionPool:
         head = f"POST {self._path}{path} HTTP/1.1\r\n{self._headers}Content-Length: {len(body)}\r\n\r\n"
         return head.encode("latin-1") + body
 
+    def begin(self, request: bytes, on_end: OnEnd) -> Exchange:
+        """Sends it now, or as soon as a connection is open. `on_end` is called later, once."""
+        return Exchange(self, request, on_end)
+
     async def send(self, request: bytes) -> HttpAnswer:
-        """Sends it once, or twice where the first connection was an old one that the server had just closed.
+        """The same for whom waits for the answer. Raises ExchangeError."""
+        waiter: asyncio.Future[HttpAnswer | ExchangeError] = asyncio.get_running_loop().create_future()
+        exchange = self.begin(request, lambda found: None if waiter.done() else waiter.set_result(found))
+        try:
+            found = await waiter
+        except BaseException:  # a timeout
+            exchange.cancel()
+            await exchange.cancelled()
+            raise
+        if isinstance(found, ExchangeError):
+            raise found
+        return found
 
-        Raises ExchangeError.
-        """
-        kept = self._take()
-        if kept is not None:
-            try:
-                return await self._exchange(kept, request)
-            except ExchangeError as error:
-                if error.had_begun:
-                    raise
-        return await self._exchange(await self._open(), request)
-
-    def _take(self) -> _Connection | None:
+    def take(self) -> _Connection | None:
         """The one that was used last; those that are too old are closed."""
         newest = perf_counter() - _KEPT_SECONDS
         while self._idle:
@@ -299,26 +375,20 @@ class ConnectionPool:
             connection.close()
         return None
 
-    async def _open(self) -> _Connection:
+    async def open(self) -> _Connection:
+        """A new one. Raises OSError."""
         loop = asyncio.get_running_loop()
-        try:
-            _, connection = await loop.create_connection(_Connection, self._host, self._port, ssl=self._ssl)
-        except OSError as error:
-            raise ExchangeError(str(error) or type(error).__name__) from None
+        made = partial(_Connection, self._buffer)
+        _, connection = await loop.create_connection(made, self._host, self._port, ssl=self._ssl)
         return connection
 
-    async def _exchange(self, connection: _Connection, request: bytes) -> HttpAnswer:
-        try:
-            answer = await connection.exchange(request)
-        except BaseException:  # a timeout, too: its answer would be taken for the next one's
-            connection.close()
-            raise
-        if connection.may_be_kept and not self._is_closed:
+    def give_back(self, connection: _Connection, *, is_usable: bool) -> None:
+        """Keep it for the next request, or close it."""
+        if is_usable and connection.may_be_kept and not self._is_closed:
             connection.idle_since = perf_counter()
             self._idle.append(connection)
         else:
             connection.close()
-        return answer
 
     async def close(self) -> None:
         """Close idle connections now and busy ones after their answer; lets the event loop finish."""

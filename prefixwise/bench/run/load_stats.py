@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from prefixwise.bench.kinds.load import Goodput, LatencyOfAll, LoadPhase, Spread
+from prefixwise.bench.kinds.load import ClientProcess, Goodput, LatencyOfAll, LoadPhase, Spread
 from prefixwise.bench.rules import mean, percentile
 
 DROPPED = "dropped"
@@ -15,10 +16,16 @@ DROPPED = "dropped"
 _NEVER_MS = 1e12  # for whom waits for an answer that does not come; a number, so that percentiles may interpolate
 
 
-_LATE_MS = 10.0
+_LATE_MS = 5.0
 
 
 _LATE_SHARE = 0.1  # of the median service latency
+
+
+_MOST_BUSY = 0.9  # of its time a client process may take CPU
+
+
+_JUDGED_SEC = 1.0  # of sending; a burst that is shorter may take all of its time
 
 
 _STRAGGLERS = 100  # of so many answers the last one is not waited for
@@ -33,8 +40,7 @@ _MOST_FASTEST = 0.1  # of the sending time: the most that the fastest answer may
 _FEW = 100  # answers; of fewer a p99 is little more than the maximum
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """One arrival. Times are seconds since its phase began."""
 
     intended: float
@@ -56,6 +62,15 @@ class Call:
 
 
 @dataclass(frozen=True)
+class ClientUse:
+    """What one client process did in a phase, and the CPU time that it took while it was sending."""
+
+    calls: Sequence[Call]
+    cpu_sec: float
+    wall_sec: float
+
+
+@dataclass(frozen=True)
 class _Times:
     """The durations that rates are divided by."""
 
@@ -74,9 +89,15 @@ def spread_of(values_ms: Sequence[float]) -> Spread | None:
 
 
 def summarise(
-    calls: Sequence[Call], *, num_items: int, send_sec: float | None = None, bound_ms: float | None = None
+    calls: Sequence[Call],
+    *,
+    num_items: int,
+    send_sec: float | None = None,
+    bound_ms: float | None = None,
+    clients: Sequence[ClientUse] = (),
 ) -> LoadPhase:
-    """`send_sec`: how long requests were to arrive; left out for a closed loop, where answers decide that.
+    """`send_sec`: how long requests were to arrive; left out for a closed loop, where answers decide that. `clients`:
+    the processes that sent the calls.
 
     What the rates are of is in `LoadPhase`.
     """
@@ -84,6 +105,7 @@ def summarise(
     answered = [call for call in calls if call.failure is None]
     times = _times(sent, answered, send_sec)
     service, late = spread_of([call.service_ms for call in answered]), spread_of([call.late_ms for call in sent])
+    processes = [_client_process(each) for each in clients]
     return LoadPhase(
         arrivals=len(calls),
         sent=len(sent),
@@ -102,7 +124,8 @@ def summarise(
         latency_with_failures=_latency_of_all(calls),
         service_latency=service,
         sender_late=late,
-        client_limited=_is_client_limited(late, service),
+        client_limited=_is_late(late, service) or any(map(_is_busy, processes)),
+        client_processes=processes,
         goodput=None if bound_ms is None else _goodput(calls, bound_ms, times.rate_sec, num_items),
     )
 
@@ -121,8 +144,24 @@ def _times(sent: Sequence[Call], answered: Sequence[Call], schedule_sec: float |
     return _Times(schedule_sec, send_sec, max(send_sec, behind_sec), max(send_sec, last_end))
 
 
-def _is_client_limited(late: Spread | None, service: Spread | None) -> bool:
-    """Did this machine send later than 10 ms or a tenth of the service latency, whichever is more, one time in a
+def _client_process(use: ClientUse) -> ClientProcess:
+    sent = [call for call in use.calls if call.failure != DROPPED]
+    return ClientProcess(
+        sent=len(sent),
+        cpu_sec=use.cpu_sec,
+        wall_sec=use.wall_sec,
+        busy_share=_rate(use.cpu_sec, use.wall_sec),
+        sender_late=spread_of([call.late_ms for call in sent]),
+    )
+
+
+def _is_busy(client: ClientProcess) -> bool:
+    """Had it no CPU time left? A closed loop sends nothing late: there it is the only sign."""
+    return client.wall_sec >= _JUDGED_SEC and client.busy_share > _MOST_BUSY
+
+
+def _is_late(late: Spread | None, service: Spread | None) -> bool:
+    """Did this machine send later than 5 ms or a tenth of the service latency, whichever is more, one time in a
     hundred? What sends late reads late, too, so the service latency is in doubt with the rest."""
     if late is None:
         return False
@@ -154,17 +193,23 @@ def _goodput(calls: Sequence[Call], bound_ms: float, rate_sec: float, num_items:
     )
 
 
-def _rate(count: int, seconds: float) -> float:
+def _rate(count: float, seconds: float) -> float:
     return count / seconds if seconds > 0 else 0.0
 
 
 def notes_of(measured: LoadPhase) -> list[str]:
     """Notes for a reader of the metrics."""
     notes = []
-    if measured.client_limited and measured.sender_late is not None:
+    if _is_late(measured.sender_late, measured.service_latency) and measured.sender_late is not None:
         notes.append(
             f"CLIENT LIMITED: this machine sent late (p99 {measured.sender_late.p99_ms:,.1f} ms): the metrics are the "
             "client's and not the server's"
+        )
+    busy = [client.busy_share for client in measured.client_processes if _is_busy(client)]
+    if busy:
+        notes.append(
+            f"CLIENT LIMITED: {len(busy)} of {len(measured.client_processes)} client processes had no CPU time left "
+            f"({max(busy):.0%} busy): the metrics are the client's and not the server's; give more --client-processes"
         )
     lost = measured.arrivals - measured.answered
     if lost:

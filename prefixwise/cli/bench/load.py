@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -78,6 +79,15 @@ MaxInFlight = Annotated[
         metavar="N", min=1, help="Open loop: arrivals that would be more are dropped and counted; 512 when left out."
     ),
 ]
+ClientProcesses = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        min=1,
+        help="Processes that send, each its share; when left out one for 1,000 requests/s or 32 in flight (3 for "
+        "--find-rate), at most one for two cores.",
+    ),
+]
 Output = Annotated[Path | None, typer.Option("--output-json", metavar="FILE", help="Where the artifact goes.")]
 
 
@@ -101,6 +111,7 @@ def bench_load(
     find_rate: FindRate = False,
     min_arrivals: MinArrivals = None,
     max_in_flight: MaxInFlight = None,
+    client_processes: ClientProcesses = None,
     seed: Annotated[int, typer.Option(metavar="N", min=0, help="Of arrivals and tokens.")] = 0,
     timeout_sec: Timeout = 180.0,
     api_key: ApiKey = None,
@@ -117,6 +128,7 @@ def bench_load(
     _check_mode(mode, {**given, "--concurrency": concurrency})
     length = _length(duration_sec, num_requests), _warmup(warmup_sec, warmup_requests)
     plan = _plan(mode, rate or shape.rate_qps, concurrency, *length, p99_bound_ms, find_rate, min_arrivals, seed)
+    plan = _with_client_processes(plan, client_processes)
     info, target = _server(base_url, timeout_sec, max_in_flight, api_key)
     tokens = (label_token_ids, vocab_size, distinct_queries, seed)
     _run(target, _maker(shape, info, *tokens), plan, info, output_json)
@@ -172,6 +184,13 @@ def _plan(
         min_arrivals=min_arrivals or LoadPlan.min_arrivals,
         seed=seed,
     )
+
+
+def _with_client_processes(plan: LoadPlan, given: int | None) -> LoadPlan:
+    from prefixwise.bench.run.load import choose_client_processes
+
+    chosen = given or choose_client_processes(plan.rate_qps, plan.concurrency, search=plan.search)
+    return replace(plan, client_processes=chosen)
 
 
 def _length(seconds: float | None, requests: int | None) -> PhaseLength:

@@ -25,11 +25,20 @@ def validate_gate(
     *,
     bounds: GateBounds,
 ) -> None:
-    """Judge a validation: isolation, equivalence, speed-up and parity, each against its bound."""
-    from prefixwise.bench.files import write_artifact
-    from prefixwise.bench.kinds.gate_report import judge, read_metrics
+    """Judge a validation: isolation, equivalence, speed-up and parity, each against its bound.
 
-    report = judge(read_metrics(multi_vs_serial_json), read_metrics(parity_json), bounds)
+    What is judged is computed again from the scores and times in the files. A file whose metrics do not follow from
+    them, or contradict each other, is refused.
+    """
+    from prefixwise.bench.files import write_artifact
+    from prefixwise.bench.kinds.gate_report import judge
+    from prefixwise.bench.kinds.multi_vs_serial import MultiVsSerial
+    from prefixwise.bench.kinds.parity import Parity
+    from prefixwise.bench.run.check import read_checked
+
+    combined = read_checked(multi_vs_serial_json, "multi-vs-serial", MultiVsSerial).recomputed()
+    parity = read_checked(parity_json, "parity", Parity).recomputed()
+    report = judge(combined.model_dump(), parity.model_dump(), bounds)
     if output_json is not None:
         write_artifact(output_json, report)
     report_gates(report)

@@ -5,6 +5,8 @@ has_text       must the body be tokenized? Then the thread pool prepares it.
 prepare_call   JSON to requests that the engine can run; most dialects have one request in a call
 render_call    the finished requests to JSON
 error_body     an error to JSON
+
+JSON may hold iterators and `ScoreRows` in place of long lists: `answers.py` makes their entries while it sends them.
 """
 
 from __future__ import annotations
@@ -13,8 +15,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import final
+from typing import ClassVar, TypeVar, final
 
+from prefixwise.contract.checks import check_token_count
 from prefixwise.contract.errors import InvalidRequestError, RequestError, TokenizerError
 from prefixwise.contract.rerank_request import RerankRequest
 from prefixwise.contract.result import RerankResult, Truncation
@@ -25,6 +28,7 @@ from prefixwise.server.context import RequestContext
 from prefixwise.server.service import Service
 
 Body = Mapping[str, object]
+AnyRequest = TypeVar("AnyRequest")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +56,55 @@ class Call:
     def prepared(self) -> list[Prepared]:
         return [each for each in self.requests if isinstance(each, Prepared)]
 
+    def max_response_bytes(self, sent_bytes: int) -> int:
+        """The response has at most about so many. It follows from the request, so nothing has to be scored for it.
+
+        `sent_bytes`: of the request's body, as documents come back no longer than they were sent.
+        """
+        sizes = [
+            _max_bytes(each, sent_bytes) if isinstance(each, Prepared) else _error_bytes(each) for each in self.requests
+        ]
+        return sum(sizes)
+
+
+# Bytes of JSON.
+_NUMBER_BYTES = 25  # -1.2345678901234567e-308 and a comma
+_FIELDS_BYTES = 1024  # of a response, beside its lists
+RESULT_BYTES = 128  # of a document or input, beside its numbers
+_ROW_BYTES = 8  # of an item's scores, beside its numbers
+_ITEM_ERROR_BYTES = 512
+_TRUNCATION_BYTES = 96
+_DEBUG_BYTES = 64 * 2**10  # with the layout
+_BATCH_BYTES = 4  # in the debug block, for each token: of the forwards that computed it
+_TOKEN_BYTES = 160  # of a token that `debug_top_k` shows
+
+
+def _max_bytes(prepared: Prepared, sent_bytes: int) -> int:
+    scoring, rerank = prepared.scoring, prepared.rerank
+    request = scoring.request
+    if rerank is None:
+        size = scoring.num_values * _NUMBER_BYTES + scoring.num_items * (_ROW_BYTES + prepared.dialect.result_bytes)
+    else:
+        num_results = min(rerank.request.top_n or rerank.request.num_items, rerank.request.num_items)
+        size = num_results * (_NUMBER_BYTES + RESULT_BYTES)
+        size += sent_bytes if prepared.dialect.returns_documents(prepared.body) else 0
+    size += len(scoring.item_errors) * _ITEM_ERROR_BYTES + len(scoring.prompt.truncated) * _TRUNCATION_BYTES
+    size += 2 * sum(map(len, (*request.warnings, *(request.labels or ()))))
+    if request.return_debug:
+        size += _DEBUG_BYTES + scoring.prompt.prompt_tokens * _BATCH_BYTES
+    if request.debug_top_k is not None:
+        size += (scoring.prompt.prompt_tokens + request.debug_top_k) * _TOKEN_BYTES
+    return size + _FIELDS_BYTES
+
+
+def _error_bytes(error: RequestError) -> int:
+    return 6 * len(error.message) + _FIELDS_BYTES
+
 
 class Dialect(ABC):
     """An API that scores. Stateless: one object serves all requests."""
+
+    result_bytes: ClassVar[int] = 0  # of the response's JSON for an item, beside its scores, at most
 
     def matches(self, body: Body) -> bool:
         """Is the body in this dialect? If a path's dialects all say no, the last one applies."""
@@ -73,6 +123,10 @@ class Dialect(ABC):
         self, service: Service, context: RequestContext, call: Call, states: Sequence[RequestState]
     ) -> object:
         """The response's JSON. `states`: of the prepared requests, done. Raises the error that ended the call."""
+
+    def returns_documents(self, body: Body) -> bool:
+        """Does the body ask for its documents back?"""
+        return False
 
     def error_body(self, error: RequestError) -> object:
         """The JSON of an error."""
@@ -130,6 +184,17 @@ class RerankDialect(SingleDialect):
         result = service.reranker.finish(prepared.rerank, state)
         add_warnings(service, context, result.warnings, truncation_warnings(result.truncated))
         return self.result_body(prepared.body, result, prepared.model, context.id)
+
+
+def bounded(requests: Iterable[AnyRequest]) -> tuple[AnyRequest, ...]:
+    """The requests of a call, as they are prepared. Raises too_many_tokens if all of them have too many for one."""
+    found, num_tokens = [], 0
+    for each in requests:
+        found.append(each)
+        if isinstance(each, Prepared):
+            num_tokens += each.scoring.num_tokens
+            check_token_count(num_tokens)
+    return tuple(found)
 
 
 MAX_WARNING_HEADERS = 10  # clients bound the size of all headers

@@ -9,12 +9,14 @@ from prefixwise.contract.classify import parse_classify_request
 from prefixwise.engine.classifier import Classifier
 from prefixwise.engine.request_state import RequestState
 from prefixwise.server.context import RequestContext
-from prefixwise.server.dialects.base import Body, Prepared, SingleDialect, add_warnings
+from prefixwise.server.dialects.base import RESULT_BYTES, Body, Prepared, SingleDialect, add_warnings
 from prefixwise.server.service import Service
 
 
 class Classify(SingleDialect):
     """The label and the numbers of all classes for every input."""
+
+    result_bytes = RESULT_BYTES
 
     def has_text(self, body: Body) -> bool:
         sent = body.get("input")
@@ -44,8 +46,8 @@ class Classify(SingleDialect):
             "object": "list",
             "created": int(time.time()),
             "model": prepared.model,
-            "data": [{**asdict(each), "num_classes": len(result.labels)} for each in result.results],
+            "data": ({**asdict(each), "num_classes": len(result.labels)} for each in result.results),
             "usage": result.usage.to_json(),
-            **({"truncated": [asdict(each) for each in result.truncated]} if result.truncated else {}),
+            **({"truncated": (asdict(each) for each in result.truncated)} if result.truncated else {}),
             **({"warnings": list(warnings)} if warnings else {}),
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict
 
 from prefixwise.contract.parse import parse_rerank_request
@@ -15,6 +16,9 @@ DOCUMENTS_PER_SEARCH_UNIT = 100  # as Cohere bills them
 class CohereV1(RerankDialect):
     """`POST /v1/rerank`, and `/rerank` with `documents`: for clients of Cohere's version 1 and of Jina."""
 
+    def returns_documents(self, body: Body) -> bool:
+        return body.get("return_documents") is True
+
     def parse(self, body: Body) -> RerankRequest:
         return parse_rerank_request(body, "cohere_v1")
 
@@ -23,7 +27,7 @@ class CohereV1(RerankDialect):
             "id": request_id,
             "object": "list",
             "model": model,
-            "results": _results(body, result),
+            "results": _results(body, result, with_documents=self.returns_documents(body)),
             "usage": {
                 "prompt_tokens": result.usage.prompt_tokens,
                 "total_tokens": result.usage.total_tokens,
@@ -36,24 +40,28 @@ class CohereV1(RerankDialect):
 class CohereV2(RerankDialect):
     """`POST /v2/rerank`."""
 
+    def returns_documents(self, body: Body) -> bool:
+        return body.get("return_documents") is True
+
     def parse(self, body: Body) -> RerankRequest:
         return parse_rerank_request(body, "cohere_v2")
 
     def result_body(self, body: Body, result: RerankResult, model: str, request_id: str) -> object:
-        return {"id": request_id, "results": _results(body, result), "meta": _meta("2", body, result)}
+        results = _results(body, result, with_documents=self.returns_documents(body))
+        return {"id": request_id, "results": results, "meta": _meta("2", body, result)}
 
 
-def _results(body: Body, result: RerankResult) -> list[dict[str, object]]:
+def _results(body: Body, result: RerankResult, *, with_documents: bool) -> Iterator[dict[str, object]]:
     """vLLM's clients may ask for the scores before the mapping to 0 .. 1, by `use_activation`."""
-    with_documents, is_raw = body.get("return_documents") is True, body.get("use_activation") is False
-    return [
+    is_raw = body.get("use_activation") is False
+    return (
         {
             "index": each.index,
             "relevance_score": each.raw_score if is_raw else each.relevance_score,
             **({"document": {"text": each.document}} if with_documents else {}),
         }
         for each in result.results
-    ]
+    )
 
 
 def _meta(version: str, body: Body, result: RerankResult) -> dict[str, object]:
@@ -70,7 +78,7 @@ def _meta(version: str, body: Body, result: RerankResult) -> dict[str, object]:
     if result.warnings or result.truncated:
         meta["warnings"] = [*result.warnings, *truncation_warnings(result.truncated)]
     if result.truncated:
-        meta["truncated"] = [asdict(each) for each in result.truncated]
+        meta["truncated"] = (asdict(each) for each in result.truncated)
     if result.debug:
         meta["debug"] = dict(result.debug)
     return meta

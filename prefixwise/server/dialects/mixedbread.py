@@ -14,16 +14,19 @@ class Mixedbread(RerankDialect):
     def matches(self, body: Body) -> bool:
         return body.get("input") is not None and body.get("documents") is None
 
+    def returns_documents(self, body: Body) -> bool:
+        return body.get("return_input") is True
+
     def parse(self, body: Body) -> RerankRequest:
         return parse_rerank_request(body, "mixedbread")
 
     def result_body(self, body: Body, result: RerankResult, model: str, request_id: str) -> object:
-        inputs, with_input = body["input"], body.get("return_input") is True
+        inputs, with_input = body["input"], self.returns_documents(body)
         assert isinstance(inputs, list), "`parse` checked it"
         return {
             "object": "list",
             "model": model,
-            "data": [
+            "data": (
                 {
                     "index": each.index,
                     "score": each.relevance_score,
@@ -31,7 +34,7 @@ class Mixedbread(RerankDialect):
                     "object": "rank_result",
                 }
                 for each in result.results
-            ],
+            ),
             "usage": {
                 "prompt_tokens": result.usage.prompt_tokens,
                 "total_tokens": result.usage.total_tokens,

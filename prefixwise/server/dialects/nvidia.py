@@ -18,7 +18,7 @@ class Nvidia(RerankDialect):
 
     def result_body(self, body: Body, result: RerankResult, model: str, request_id: str) -> object:
         return {
-            "rankings": [{"index": each.index, "logit": each.raw_score} for each in result.results],
+            "rankings": ({"index": each.index, "logit": each.raw_score} for each in result.results),
             "usage": {"prompt_tokens": result.usage.prompt_tokens, "total_tokens": result.usage.total_tokens},
             **warnings_field(result),
         }

@@ -30,6 +30,7 @@ from prefixwise.server.dialects.base import (
     Prepared,
     SingleDialect,
     add_warnings,
+    bounded,
     map_tokenizer_error,
 )
 from prefixwise.server.service import Service
@@ -52,9 +53,9 @@ class Score(SingleDialect):
         return Prepared(self, {}, model, service.engine.prepare(request), priority=request.priority)
 
     def render(self, service: Service, context: RequestContext, prepared: Prepared, state: RequestState) -> object:
-        result = service.engine.finish(prepared.scoring, state)
+        result = service.engine.finish(prepared.scoring, state, as_rows=True)
         add_warnings(service, context, result.warnings)
-        return {**result.to_json(), "model": prepared.model}
+        return {**result.fields(), "model": prepared.model}
 
 
 class ScoreMany(Dialect):
@@ -78,8 +79,8 @@ class ScoreMany(Dialect):
         model = service.names.answer_to(text(many.defaults, "model"))
         parsed = [_parse(each) for each in many.bodies]
         _check_totals([each for each in parsed if isinstance(each, ScoreRequest)], service)
-        requests = [self._prepare(service, each) if isinstance(each, ScoreRequest) else each for each in parsed]
-        return Call(self, tuple(requests), model, many.warnings)
+        requests = bounded(self._prepare(service, each) if isinstance(each, ScoreRequest) else each for each in parsed)
+        return Call(self, requests, model, many.warnings)
 
     def _prepare(self, service: Service, request: ScoreRequest) -> Prepared | RequestError:
         try:
@@ -91,19 +92,21 @@ class ScoreMany(Dialect):
     def render_call(
         self, service: Service, context: RequestContext, call: Call, states: Sequence[RequestState]
     ) -> object:
-        results, data, done = [], [], iter(states)
+        results: list[ScoreResult] = []
+        data: list[dict[str, object]] = []
+        done = iter(states)
         for request in call.requests:
             outcome = _finish(service, request, next(done)) if isinstance(request, Prepared) else request
             if isinstance(outcome, ScoreResult):
                 results.append(outcome)
-                data.append(outcome.to_json())
+                data.append(outcome.fields())
             else:
                 data.append(outcome.to_body())
         add_warnings(service, context, [*call.warnings, *(warning for each in results for warning in each.warnings)])
         return {
             "object": "list",
             "model": call.model,
-            "data": data,
+            "data": iter(data),
             "usage": Usage.total(each.usage for each in results).to_json(),
             **({"warnings": list(call.warnings)} if call.warnings else {}),
         }
@@ -143,7 +146,7 @@ def _check_totals(requests: Sequence[ScoreRequest], service: Service) -> None:
 
 def _finish(service: Service, prepared: Prepared, state: RequestState) -> ScoreResult | RequestError:
     try:
-        return replace(service.engine.finish(prepared.scoring, state), model=prepared.model)
+        return replace(service.engine.finish(prepared.scoring, state, as_rows=True), model=prepared.model)
     except _END_THE_CALL:
         raise
     except RequestError as error:

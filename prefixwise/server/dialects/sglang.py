@@ -15,12 +15,15 @@ class Sglang(RerankDialect):
     def matches(self, body: Body) -> bool:
         return body.get("instruct") is not None
 
+    def returns_documents(self, body: Body) -> bool:
+        return body.get("return_documents") is not False
+
     def parse(self, body: Body) -> RerankRequest:
         return parse_rerank_request(body, "sglang")
 
     def result_body(self, body: Body, result: RerankResult, model: str, request_id: str) -> object:
-        with_documents = body.get("return_documents") is not False
-        return [
+        with_documents = self.returns_documents(body)
+        return (
             {
                 "score": each.relevance_score,
                 **({"document": each.document} if with_documents else {}),
@@ -28,7 +31,7 @@ class Sglang(RerankDialect):
                 "meta_info": None,
             }
             for each in result.results
-        ]
+        )
 
     def error_body(self, error: RequestError) -> object:
         return {

@@ -21,28 +21,31 @@ class Tei(RerankDialect):
         """`/rerank` has two dialects; the name of the documents distinguishes them."""
         return body.get("documents") is None or body.get("texts") is not None
 
+    def returns_documents(self, body: Body) -> bool:
+        return body.get("return_text") is True
+
     def parse(self, body: Body) -> RerankRequest:
         request = parse_rerank_request(body, "tei")
         asked = body.get("truncate")
         return replace(request, truncate=self._auto_truncate if asked is None else asked is True)
 
     def result_body(self, body: Body, result: RerankResult, model: str, request_id: str) -> object:
-        is_raw, with_text = body.get("raw_scores") is True, body.get("return_text") is True
-        return [
+        is_raw, with_text = body.get("raw_scores") is True, self.returns_documents(body)
+        return (
             {
                 "index": each.index,
                 "score": each.raw_score if is_raw else each.relevance_score,
                 **({"text": each.document} if with_text else {}),
             }
             for each in result.results
-        ]
+        )
 
     def error_body(self, error: RequestError) -> object:
         return {"error": error.message, "error_type": _error_type(error)}
 
 
 def _error_type(error: RequestError) -> str:
-    if isinstance(error, QueueFullError):
+    if isinstance(error, QueueFullError) or error.code == "body_memory_full":
         return "Overloaded"
     if isinstance(error, UnavailableError):
         return "Unhealthy"

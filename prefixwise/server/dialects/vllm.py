@@ -17,14 +17,17 @@ from prefixwise.contract.parse import parse_generative_request, parse_pairs
 from prefixwise.contract.rerank_request import RerankRequest
 from prefixwise.contract.result import Usage
 from prefixwise.engine.request_state import RequestState
+from prefixwise.prompts.template import without_text
 from prefixwise.server.context import RequestContext
 from prefixwise.server.dialects.base import (
+    RESULT_BYTES,
     Body,
     Call,
     Dialect,
     Prepared,
     SingleDialect,
     add_warnings,
+    bounded,
     truncation_warnings,
 )
 from prefixwise.server.service import Service
@@ -56,12 +59,12 @@ class VllmScore(Dialect):
         num_pairs = sum(each.num_items for each in pairs.requests)
         check_item_count(num_pairs, service.engine.config.max_items_per_request, first.documents_field)
         model = service.names.answer_to_any(first.model, strict=service.options.strict_model)
-        prepared = [
+        prepared = bounded(
             self._prepare(service, request, places, model)
             for request, places in zip(pairs.requests, pairs.indices, strict=True)
-        ]
+        )
         is_raw = body.get("use_activation") is False
-        return PairsCall(self, tuple(prepared), model, (), pairs.indices, is_raw, pairs.request_id)
+        return PairsCall(self, prepared, model, (), pairs.indices, is_raw, pairs.request_id)
 
     def _prepare(self, service: Service, request: RerankRequest, places: Sequence[int], model: str) -> Prepared:
         """Raises RequestError, which names a text by its place in the call."""
@@ -96,31 +99,32 @@ class VllmScore(Dialect):
             **_list_body("score", context, call.request_id, call.model, [scores[i] for i in range(len(scores))]),
             "usage": Usage.total(usages).to_json(),
             **({"warnings": notes} if notes else {}),
-            **({"truncated": [asdict(each) for each in truncated]} if truncated else {}),
+            **({"truncated": (asdict(each) for each in truncated)} if truncated else {}),
         }
 
 
 class GenerativeScoring(SingleDialect):
     """The probability of the first label token after each item, by default among the label tokens alone."""
 
+    result_bytes = RESULT_BYTES
+
     def has_text(self, body: Body) -> bool:
         return isinstance(body.get("query"), str)
 
     def prepare(self, service: Service, body: Body) -> Prepared:
         request, add_special_tokens, request_id = parse_generative_request(body)
-        tokenizer = service.engine.tokenizer
-        if isinstance(request.query, str) and not add_special_tokens and tokenizer is not None:
-            assert isinstance(request.items, tuple), "a text query comes with text items"
-            ids, items = tokenizer.encode(request.query), tokenizer.encode_many(request.items)
-            request = replace(request, query=ids, items=items)  # token ids are used as they are, without BOS
+        if not add_special_tokens:  # token ids are used as they are, without BOS
+            request = without_text(request, service.engine.tokenizer)
         model = service.names.answer_to(request.model)
         kept = {"request_id": request_id}
         return Prepared(self, kept, model, service.engine.prepare(request), priority=request.priority)
 
     def render(self, service: Service, context: RequestContext, prepared: Prepared, state: RequestState) -> object:
-        result = service.engine.finish(prepared.scoring, state)
+        result = service.engine.finish(prepared.scoring, state, as_rows=True)
         add_warnings(service, context, result.warnings)
-        scores = [row[0] for row in result.scores if row is not None]  # every item has scores: on_item_error is "fail"
+        scores = [
+            row[0] for row in result.rows or () if row is not None
+        ]  # every item has scores: on_item_error is "fail"
         request_id = prepared.body["request_id"]
         assert request_id is None or isinstance(request_id, str), "`prepare` checked it"
         return {
@@ -140,5 +144,5 @@ def _list_body(
         "object": "list",
         "created": int(time.time()),
         "model": model,
-        "data": [{"index": index, "object": "score", "score": score} for index, score in enumerate(scores)],
+        "data": ({"index": index, "object": "score", "score": score} for index, score in enumerate(scores)),
     }

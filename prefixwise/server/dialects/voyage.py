@@ -15,21 +15,24 @@ class Voyage(RerankDialect):
         has_own = body.get("top_k") is not None or body.get("truncation") is not None
         return body.get("documents") is not None and has_own
 
+    def returns_documents(self, body: Body) -> bool:
+        return body.get("return_documents") is True
+
     def parse(self, body: Body) -> RerankRequest:
         return parse_rerank_request(body, "voyage")
 
     def result_body(self, body: Body, result: RerankResult, model: str, request_id: str) -> object:
-        with_documents = body.get("return_documents") is True
+        with_documents = self.returns_documents(body)
         return {
             "object": "list",
-            "data": [
+            "data": (
                 {
                     "index": each.index,
                     "relevance_score": each.relevance_score,
                     **({"document": each.document} if with_documents else {}),
                 }
                 for each in result.results
-            ],
+            ),
             "model": model,
             "usage": {"total_tokens": result.usage.total_tokens},
             **warnings_field(result),

@@ -15,8 +15,9 @@ from starlette.responses import HTMLResponse, Response
 from prefixwise.contract.errors import ArtifactError, InvalidValueError, NotFoundError, quote
 from prefixwise.contract.fields import missing
 from prefixwise.host import install_command
+from prefixwise.server.answers import SharedResponse
 from prefixwise.server.config import ReportSource
-from prefixwise.server.context import RequestContext, json_reply, read_body
+from prefixwise.server.context import JsonResponse, RequestContext, json_reply, read_body
 from prefixwise.server.openapi import openapi_document
 from prefixwise.server.service import Service
 from prefixwise.web.files import PageFile, page_file_of, page_files, report_style
@@ -43,6 +44,7 @@ PAGE_HEADERS = {
 _DOCS_POLICY = CONTENT_SECURITY_POLICY.replace("img-src 'self'", "img-src 'self' data:")
 _SWAGGER_PACKAGE = "flask_swagger_ui"  # only its files are used: it is never imported, nor is Flask
 _SWAGGER_FILES = ("swagger-ui-bundle.js", "swagger-ui.css")
+MAX_SENT_REPORT = 2**20  # bytes; artifacts have 100 KB, and their parser holds the interpreter lock
 _SENT_REPORT = "the file"  # its name, if the request has none
 
 
@@ -64,12 +66,18 @@ def _send_file(context: RequestContext, name: str) -> Response:
     headers = {**PAGE_HEADERS, "etag": found.etag}
     if found.etag.encode() in context.headers.get(b"if-none-match", b""):
         return Response(status_code=304, headers=headers)
-    return Response(found.content, headers=headers, media_type=found.media_type)
+    return SharedResponse(found.content, headers=headers, media_type=found.media_type)
 
 
 async def openapi(service: Service, context: RequestContext) -> Response:
     """The OpenAPI document."""
-    return json_reply(openapi_document(has_key=service.options.api_key is not None))
+    content = _openapi_json(has_key=service.options.api_key is not None)
+    return SharedResponse(content, media_type=JsonResponse.media_type)
+
+
+@cache
+def _openapi_json(*, has_key: bool) -> bytes:
+    return bytes(json_reply(openapi_document(has_key=has_key)).body)
 
 
 async def docs(service: Service, context: RequestContext) -> Response:
@@ -117,6 +125,9 @@ async def view_report(service: Service, context: RequestContext) -> Response:
 async def view_sent_report(service: Service, context: RequestContext) -> Response:
     """The artifact in the body as HTML."""
     content = await read_body(context, service.options.max_request_bytes)
+    if len(content) > MAX_SENT_REPORT:
+        message = f"an artifact that is sent must have at most {MAX_SENT_REPORT} bytes, got {len(content)}"
+        raise InvalidValueError(message, code="invalid_artifact", param="name")
     name = _report_name(context) or _SENT_REPORT
     return await _report(service, partial(_report_source(service).page_of, content, name))
 
@@ -129,6 +140,10 @@ async def _report(service: Service, render: Callable[[], str]) -> Response:
         raise InvalidValueError(str(error), code="invalid_artifact", param="name") from None
     policy = f"default-src 'none'; style-src {_style_hash()}; base-uri 'none'; sandbox"
     content = page.encode("utf-8", "backslashreplace")  # JSON can hold lone surrogates
+    largest = service.options.max_response_bytes
+    if len(content) > largest:
+        message = f"a response must have at most {largest} bytes (--max-response-bytes), got a report of {len(content)}"
+        raise InvalidValueError(message, code="response_too_large")
     return HTMLResponse(content, headers={"content-security-policy": policy, "x-content-type-options": "nosniff"})
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 
+import numpy as np
 from starlette.responses import Response
 
 from prefixwise.contract import fields
+from prefixwise.contract.checks import check_token_count
 from prefixwise.contract.errors import InvalidRequestError, InvalidValueError, NotFoundError, describe, quote
-from prefixwise.contract.inputs import parse_query
+from prefixwise.contract.inputs import Place, checked_text, parse_query
 from prefixwise.contract.ragged import Int32Array
 from prefixwise.contract.request import PLAIN
 from prefixwise.engine.prefix_cache import PinnedPrefix
@@ -17,11 +19,12 @@ from prefixwise.prompts.profile_choice import DEFAULT
 from prefixwise.prompts.tokenizer import TextTokenizer
 from prefixwise.server.context import RequestContext, decode_object, json_reply, read_body
 from prefixwise.server.dialects.base import add_warnings, map_tokenizer_error
-from prefixwise.server.scoring import Completion, time_limit
+from prefixwise.server.scoring import LARGE_BYTES, Completion, time_limit
 from prefixwise.server.service import Service
 
 DEFAULT_TTL_SECONDS = 300.0
 MAX_TTL_SECONDS = 86_400.0
+MAX_TOKENIZED = 1 << 20  # tokens of one response of /tokenize
 
 Body = Mapping[str, object]
 Warnings = dict[str, list[str]]  # `warnings` of a response, or nothing
@@ -36,21 +39,21 @@ async def pin_prefix(service: Service, context: RequestContext) -> Response:
     engine = service.engine
     engine.scheduler.admission.check()
     async with time_limit(context, service.options.request_timeout) as deadline:
-        body, warnings = await _read_fields(service, context, _PREFIX_FIELDS)
+        body, warnings, is_large = await _read_fields(service, context, _PREFIX_FIELDS)
         fields.check_names(body, frozenset(body) - _NOT_PINNED.keys(), _NOT_PINNED)
         strict = service.options.strict_model or body.get("profile") is None  # as the requests that will use the prefix
         model = service.names.answer_to_any(fields.text(body, "model"), strict=strict)
-        query = parse_query(fields.required(body, "query", "a string or a list of token ids"))
         ttl = fields.seconds(body, "ttl_seconds", DEFAULT_TTL_SECONDS, MAX_TTL_SECONDS)
-        prefix_ids = await service.in_pool(partial(_prepare_prefix, service, body, query))
+        prefix_ids = await service.in_pool(partial(_prepare_prefix, service, body), is_large=is_large)
         completion = Completion()
         state = engine.submit_prefix(prefix_ids, ttl_seconds=ttl, deadline=deadline, on_change=completion.notify)
         await completion.wait(context, state)
         return json_reply({**_describe(engine.finish_prefix(state), model), **warnings})
 
 
-def _prepare_prefix(service: Service, body: Body, query: str | Int32Array) -> Int32Array:
+def _prepare_prefix(service: Service, body: Body) -> Int32Array:
     """The prefix of later requests: a query to score, or a profile's prompt to rerank. Raises RequestError."""
+    query = parse_query(fields.required(body, "query", "a string or a list of token ids"))
     profile, instruction = fields.text(body, "profile"), fields.text(body, "instruction")
     default = service.engine.config.profiles.default
     if profile == DEFAULT and default is not None and not default.can_rerank:
@@ -98,26 +101,21 @@ def _describe(prefix: PinnedPrefix, model: str) -> dict[str, object]:
 async def tokenize(service: Service, context: RequestContext) -> Response:
     """The token ids of one text, or of each of many, by the tokenizer that scoring uses."""
     async with time_limit(context, service.options.request_timeout):
-        body, warnings = await _read_fields(service, context, _TOKENIZE_FIELDS)
+        body, warnings, is_large = await _read_fields(service, context, _TOKENIZE_FIELDS)
         model = service.names.answer_to(fields.text(body, "model"))
-        text = _text(body)
-        texts = _texts(text)
-        add_special_tokens = fields.flag(body, "add_special_tokens") or False
         tokenizer = service.engine.tokenizer
         if tokenizer is None:
             raise InvalidRequestError("this model has no tokenizer, so no text can be tokenized", code="no_tokenizer")
-        ids = await service.in_pool(partial(_encode, tokenizer, texts, add_special_tokens))
-        counts = [len(each) for each in ids]
-        is_one = isinstance(text, str)
-        return json_reply(
-            {
-                "model": model,
-                "tokens": ids[0] if is_one else ids,
-                "count": counts[0] if is_one else counts,
-                "max_model_len": service.engine.backend.config.max_context_len,
-                **warnings,
-            }
-        )
+        answer = {"model": model, "max_model_len": service.engine.backend.config.max_context_len, **warnings}
+        return await service.in_pool(partial(_tokenize, tokenizer, body, answer), is_large=is_large)
+
+
+def _tokenize(tokenizer: TextTokenizer, body: Body, answer: Body) -> Response:
+    text = _text(body)
+    is_one = isinstance(text, str)
+    ids = _encode(tokenizer, _texts(text), fields.flag(body, "add_special_tokens") or False)
+    counts = [len(each) for each in ids]
+    return json_reply({"tokens": ids[0] if is_one else ids, "count": counts[0] if is_one else counts, **answer})
 
 
 def _text(body: Body) -> object:
@@ -142,14 +140,23 @@ def _texts(value: object) -> list[str]:
     return value
 
 
-def _encode(tokenizer: TextTokenizer, texts: list[str], add_special_tokens: bool) -> list[list[int]]:
-    leading = tokenizer.leading_ids.tolist() if add_special_tokens else []
-    return [leading + ids.tolist() for ids in tokenizer.encode_many(texts)]
+def _encode(tokenizer: TextTokenizer, texts: list[str], add_special_tokens: bool) -> list[Int32Array]:
+    for index, text in enumerate(texts):
+        tokenizer.check_len(checked_text(text, Place(f"text[{index}]", "text")), Place(f"text[{index}]", "text"))
+    leading = tokenizer.leading_ids if add_special_tokens else tokenizer.leading_ids[:0]
+    rows = tokenizer.encode_many(texts)
+    check_token_count(len(rows.flat) + len(rows) * len(leading), "text", MAX_TOKENIZED)
+    return [np.concatenate([leading, ids]) for ids in rows]
 
 
-async def _read_fields(service: Service, context: RequestContext, known: tuple[str, ...]) -> tuple[Body, Warnings]:
-    """The fields, and for the response the warnings about unknown ones."""
-    body = fields.present_fields(decode_object(await read_body(context, service.options.max_request_bytes)))
+async def _read_fields(
+    service: Service, context: RequestContext, known: tuple[str, ...]
+) -> tuple[Body, Warnings, bool]:
+    """The fields, for the response the warnings about unknown ones, and whether the body is large."""
+    content = await read_body(context, service.options.max_request_bytes)
+    is_large = len(content) >= LARGE_BYTES
+    decode = partial(decode_object, content)
+    body = fields.present_fields(await service.in_pool(decode, is_large=True) if is_large else decode())
     warnings = fields.unknown_warnings([name for name in body if name not in known], known)
     add_warnings(service, context, warnings)
-    return body, {"warnings": warnings} if warnings else {}
+    return body, {"warnings": warnings} if warnings else {}, is_large

@@ -136,7 +136,11 @@ def test_speed_ups_and_means_follow(tmp_path: Path, changes: dict[str, object], 
 
 def test_a_leak_and_a_missing_count_are_odd(tmp_path: Path) -> None:
     lacking = {"performance": {}, ALIGNED: GONE}
-    report = check(tmp_path, "multi-vs-serial", **lacking, isolation__same_length_mutation_max_abs_diff=0.5)
+    moved = {
+        "isolation__same_length_mutation_max_abs_diff": 0.5,
+        "isolation__same_length_mutation_unchanged_diffs": [0.5],
+    }
+    report = check(tmp_path, "multi-vs-serial", **lacking, **moved)
     assert report.is_valid
     assert warned(report) == [
         f"{ALIGNED}: expected the field, which a gate is on, got nothing",
@@ -154,7 +158,8 @@ def test_parity_is_computed_again_from_its_vectors(tmp_path: Path) -> None:
         "abs_diff_jax_serial_vs_torch_serial[0]: expected 0 (by jax_serial_scores and torch_serial_reference_scores), "
         "got 0.5"
     ]
-    negative = check(tmp_path, "parity", **{name: -0.01}, jax_serial_scores=GONE)
+    gone = {"jax_serial_scores": GONE, "abs_diff_jax_serial_vs_torch_serial": GONE}
+    negative = check(tmp_path, "parity", **{name: -0.01}, **gone)
     assert reported(negative) == [f"{name}: expected 0 or more, got -0.01"]
     ragged = check(tmp_path, "parity", jax_serial_scores=[[0.5]])
     expected = "jax_serial_scores and torch_serial_reference_scores: expected two tables of one shape, got others"

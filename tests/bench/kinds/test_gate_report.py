@@ -1,15 +1,13 @@
 from __future__ import annotations
 
-import json
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from prefixwise.bench.kinds.gate_report import failed_checks, judge, read_metrics
+from prefixwise.bench.kinds.gate_report import failed_checks, judge
 from prefixwise.bench.options import GateBounds
-from prefixwise.contract.errors import ArtifactError
 from tests.bench.kinds.samples import check, gate_report, reported, warned
 
 EQUIVALENCE = "checks__delimiter_aligned_equiv_le_0p02"
@@ -174,20 +172,3 @@ def test_isolation_may_be_given_some_room() -> None:
     bounds = GateBounds(max_same_length_isolation=0.25)
     assert judge(*with_figure(field, 0.25), bounds).all_pass
     assert not judge(*with_figure(field, 0.26), bounds).all_pass
-
-
-@pytest.mark.parametrize(
-    ("content", "error"), [("{", "expected JSON"), ("[]", "expected an object, got list"), (None, "cannot be read")]
-)
-def test_a_file_without_figures_is_an_error(tmp_path: Path, content: str | None, error: str) -> None:
-    path = tmp_path / "metrics.json"
-    if content is not None:
-        path.write_text(content)
-    with pytest.raises(ArtifactError, match=error):
-        read_metrics(path)
-
-
-def test_a_file_is_read_as_it_is(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.json"
-    path.write_text(json.dumps({"any": [1]}))
-    assert read_metrics(path) == {"any": [1]}

@@ -16,8 +16,16 @@ import pytest
 
 from prefixwise.bench.geometry import RequestMaker
 from prefixwise.bench.kinds.load import LoadResult
-from prefixwise.bench.run.load import LoadPlan, LoadRun, _Measured, find_rate, probe_length
-from prefixwise.bench.run.load_driver import LoadTarget, PhaseLength, measure_client_overhead
+from prefixwise.bench.run.load import (
+    LoadPlan,
+    LoadRun,
+    _Measured,
+    choose_client_processes,
+    find_rate,
+    probe_length,
+)
+from prefixwise.bench.run.load_driver import LoadTarget, PhaseLength
+from prefixwise.bench.run.load_overhead import measure_client_overhead
 from prefixwise.bench.run.load_stats import Call, summarise
 from tests.bench.load_samples import small_requests
 from tests.bench.run.slow_server import slow_server, wait_for_calls
@@ -151,6 +159,7 @@ def interrupted(plan: LoadPlan, url: str, after_calls: int) -> LoadRun:
     [
         LoadPlan(mode="open", rate_qps=50.0, length=PhaseLength(seconds=60.0)),
         LoadPlan(mode="closed", concurrency=2, length=PhaseLength(seconds=60.0)),
+        LoadPlan(mode="open", rate_qps=50.0, length=PhaseLength(seconds=60.0), client_processes=2),
     ],
 )
 def test_an_interrupt_leaves_what_was_done(plan: LoadPlan) -> None:
@@ -160,6 +169,7 @@ def test_an_interrupt_leaves_what_was_done(plan: LoadPlan) -> None:
     assert result.notes[0].startswith("cut short")
     assert 5 < result.measured.answered == result.measured.arrivals
     assert result.measured.wall_sec < 60
+    assert sum(client.sent for client in result.measured.client_processes) == result.measured.sent
 
 
 def test_an_interrupt_before_anything_was_measured_leaves_nothing() -> None:
@@ -259,3 +269,22 @@ def test_a_probe_is_long_enough_for_a_p99(rate: float, asked: PhaseLength, found
 
 def test_how_many_arrivals_are_enough_may_be_said() -> None:
     assert probe_length(1.0, PhaseLength(requests=3), min_arrivals=3) == PhaseLength(requests=3)
+
+
+@pytest.mark.parametrize(
+    ("rate", "concurrency", "search", "cores", "chosen"),
+    [
+        (120.0, None, False, 16, 1),
+        (3000.0, None, False, 16, 3),
+        (120.0, None, True, 16, 3),
+        (9000.0, None, True, 64, 9),
+        (9000.0, None, True, 8, 4),  # half of the cores are left to the server
+        (9000.0, None, False, 1, 1),
+        (None, 8, False, 16, 1),
+        (None, 100, False, 16, 4),
+    ],
+)
+def test_so_many_client_processes_are_chosen(
+    rate: float | None, concurrency: int | None, search: bool, cores: int, chosen: int
+) -> None:
+    assert choose_client_processes(rate, concurrency, search=search, cores=cores) == chosen

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from prefixwise.bench.kinds.load import LOAD_VERSION, LoadResult, metrics_of
-from prefixwise.bench.run.load_stats import DROPPED, Call, notes_of, spread_of, summarise
+from prefixwise.bench.run.load_stats import DROPPED, Call, ClientUse, notes_of, spread_of, summarise
 from tests.bench.load_samples import small_requests
 
 # Two requests a second for two seconds. The second was sent late, the third failed, the fourth was dropped.
@@ -97,15 +97,32 @@ def test_a_late_sender_has_sent_less() -> None:
 
 @pytest.mark.parametrize(
     ("late_ms", "service_ms", "is_limited"),
-    [(0.0, 1.0, False), (9.0, 1.0, False), (11.0, 1.0, True), (29.0, 300.0, False), (31.0, 300.0, True)],
+    [(0.0, 1.0, False), (4.5, 1.0, False), (5.5, 1.0, True), (29.0, 300.0, False), (31.0, 300.0, True)],
 )
-def test_the_client_is_the_limit_where_it_is_late_by_10_ms_and_a_tenth(
+def test_the_client_is_the_limit_where_it_is_late_by_5_ms_and_a_tenth(
     late_ms: float, service_ms: float, is_limited: bool
 ) -> None:
     calls = [Call(0.0, late_ms / 1000, (late_ms + service_ms) / 1000)] * 5
     phase = summarise(calls, num_items=1, send_sec=1.0)
     assert phase.client_limited is is_limited
     assert any(note.startswith("CLIENT LIMITED: this machine sent late") for note in notes_of(phase)) is is_limited
+
+
+@pytest.mark.parametrize(
+    ("cpu_sec", "wall_sec", "is_limited"), [(1.7, 2.0, False), (1.9, 2.0, True), (0.1, 0.1, False)]
+)
+def test_the_client_is_the_limit_where_a_process_has_no_cpu_time_left(
+    cpu_sec: float, wall_sec: float, is_limited: bool
+) -> None:
+    """Nothing is sent late; a burst of 0.1 s says nothing."""
+    calls = [Call(0.0, 0.0, 0.001)] * 100
+    clients = [ClientUse(calls[:60], 0.1, wall_sec), ClientUse(calls[60:], cpu_sec, wall_sec)]
+    phase = summarise(calls, num_items=1, send_sec=wall_sec, clients=clients)
+    assert [client.sent for client in phase.client_processes] == [60, 40]
+    assert phase.client_processes[1].busy_share == pytest.approx(cpu_sec / wall_sec)
+    assert phase.client_limited is is_limited
+    note = "CLIENT LIMITED: 1 of 2 client processes had no CPU time left (95% busy)"
+    assert any(each.startswith(note) for each in notes_of(phase)) is is_limited
 
 
 def test_a_closed_loop_lasts_until_its_last_answer() -> None:

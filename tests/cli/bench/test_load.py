@@ -48,7 +48,8 @@ def last_object(ran: Ran) -> dict[str, Any]:
 
 def test_an_open_loop_gives_figures_and_an_artifact(bench: Bench, fake_url: str, tmp_path: Path) -> None:
     path = tmp_path / "load.json"
-    options = ("--rate=100", "--num-requests=30", "--warmup-requests=4", "--p99-bound-ms=60000", "--seed=5")
+    options = ["--rate=100", "--num-requests=30", "--warmup-requests=4", "--p99-bound-ms=60000", "--seed=5"]
+    options.append("--client-processes=2")
     ran = bench(f"--base-url={fake_url}/v1/score", *SMALL, *options, "--api-key=secret", f"--output-json={path}")
     assert ran.status == 0, ran.err
     result = read_artifact(path, LoadResult)
@@ -56,6 +57,7 @@ def test_an_open_loop_gives_figures_and_an_artifact(bench: Bench, fake_url: str,
     assert result.geometry.label_token_ids == [0, 1]
     assert result.warmup is not None and result.warmup.arrivals == 4
     assert (result.measured.arrivals, result.measured.answered, result.measured.errors_by_code) == (30, 30, {})
+    assert [client.sent for client in result.measured.client_processes] == [15, 15]
     assert result.server_config["model"]["vocab_size"] == 512
     said = last_object(ran)
     assert said["output_json"] == str(path)
@@ -64,10 +66,11 @@ def test_an_open_loop_gives_figures_and_an_artifact(bench: Bench, fake_url: str,
     assert lines[0].startswith(f'server {fake_url}: {{"status": "ready"')
     assert lines[1] == "labels are [0, 1]: the vocabulary of 512 has no [9454, 2753]"
     assert lines[2].startswith("[1/2] load: warm-up, 100 requests/s, 4 arrivals")
-    names = [line.split("  ")[0] for line in lines[4:15]]
+    names = [line.split("  ")[0] for line in lines[4:16]]
     assert names[:6] == ["metric", "sent", "answered", "items", "latency", "service latency"]
     assert "30 of 30 arrivals" in lines[5]
-    assert lines[14].endswith("within 60,000 ms (100.0% of arrivals; p99 bound met)")
+    assert names[10] == "client CPU" and "2 processes, " in lines[14]
+    assert lines[15].endswith("within 60,000 ms (100.0% of arrivals; p99 bound met)")
 
 
 def test_errors_are_counted_by_code_and_nothing_answered_is_a_failure(bench: Bench, fake_url: str) -> None:

@@ -21,6 +21,7 @@ from prefixwise.backends.jax.attention.base import AttentionImplementation, Head
 from prefixwise.backends.jax.attention.dense import DenseMask, make_mask
 from prefixwise.backends.jax.attention.shapes import AttentionShape
 from prefixwise.backends.jax.inputs import token_sequences
+from prefixwise.backends.jax.programs import COMPILER_OPTIONS
 from prefixwise.contract.ragged import Int64Array
 from prefixwise.forward.batch import ForwardBatch, Layout
 from prefixwise.forward.kv_pages import batch_tiles, page_table
@@ -80,9 +81,7 @@ class Programs(NamedTuple):
     packed: Any
 
 
-def _programs(level: int | None) -> Programs:
-    """`level`: of a CPU's compiler; None is what users get."""
-    options = None if level is None else {**QUICKLY, "xla_backend_optimization_level": level}
+def _programs(options: dict[str, Any] | None) -> Programs:
     return Programs(
         *(
             jax.jit(function, static_argnames="implementation", compiler_options=options)
@@ -93,16 +92,17 @@ def _programs(level: int | None) -> Programs:
 
 # Level 0 takes a third of the time to compile, level 1 half of it, for code that is nearly as fast as any. The
 # arithmetic is the same.
-_AT_LEVEL_0, _AT_LEVEL_1, _OPTIMISED = _programs(0), _programs(1), _programs(None)
-packed_program = _OPTIMISED.packed
+_AT_LEVEL_0, _AT_LEVEL_1 = _programs(QUICKLY), _programs({**QUICKLY, "xla_backend_optimization_level": 1})
+_OF_USERS, _ON_A_DEVICE = _programs(COMPILER_OPTIONS["cpu"]), _programs(None)
+packed_program = _OF_USERS.packed
 
 
 def _programs_for(implementation: AttentionImplementation, capacity: Capacity, platform: str) -> Programs:
     if platform != "cpu":
-        return _OPTIMISED
+        return _ON_A_DEVICE
     if not capacity.is_optimised and implementation.name != "reference":  # which runs long
         return _AT_LEVEL_0
-    return _OPTIMISED if implementation.name == "xla" else _AT_LEVEL_1  # users get the bits of `xla`
+    return _OF_USERS if implementation.name == "xla" else _AT_LEVEL_1  # they get the bits of `xla`
 
 
 def capacity_of(case: AttentionCase) -> Capacity:

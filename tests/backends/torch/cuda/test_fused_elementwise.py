@@ -1,18 +1,12 @@
-"""The fused kernels against plain PyTorch: compiled on a GPU, and in Triton's interpreter where there is none.
-
-Triton decides when it is imported whether kernels are interpreted, so a run of this file with TRITON_INTERPRET=1 is a
-process of its own, which the one test that is not marked `gpu` starts.
-"""
+"""The fused kernels against plain PyTorch: compiled on a GPU, and in Triton's interpreter (`test_interpreted.py`)."""
 
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
-from pathlib import Path
+from itertools import product
 from typing import Any, TypeVar, get_args
 
 import numpy as np
@@ -31,7 +25,7 @@ from prefixwise.backends.torch.weights import load_weights
 from prefixwise.backends.torch.workers import Workers
 from prefixwise.forward.batch import Layout
 from prefixwise.models.config import Activation, ModelConfig
-from tests.attention_cases import CASES, AttentionCase, check, make_batch
+from tests.attention_cases import CASE_NAMED, AttentionCase, check, make_batch
 from tests.backends.torch.batches import ITEMS, PREFIXES, READS, extend_batch, prefill
 from tests.backends.torch.flash_on_a_cpu import flash_on_a_cpu
 from tests.backends.torch.test_attention import implementation
@@ -76,21 +70,19 @@ MERGED = (
     *("several prefixes", "interleaved prefixes", "some read no prefix", "one prefix read at several lengths"),
     *("9 query heads on 3 KV heads of 96", "8 query heads on 1 KV heads of 256"),
 )
+MODELS = {"qk_norm": SMALL, "qkv_bias": BIASED, "gemma": GEMMA}
+# Model, dtype and rows of a tile, all of them; in the interpreter each value of one beside each value of the others.
+MODEL_CASES = [
+    (name, dtype, tile_rows)
+    for name, dtype, tile_rows in product(MODELS, HALVES, (None, 7))
+    if not INTERPRETED or (name == "qkv_bias") == ((dtype == torch.bfloat16) == (tile_rows is None))
+]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def compiled_or_interpreted(test: Function) -> Function:
     return test if INTERPRETED else pytest.mark.gpu(test)
-
-
-@pytest.mark.skipif(INTERPRETED, reason="this is that run")
-def test_the_kernels_in_the_interpreter() -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not gpu", __file__]
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    done = subprocess.run(command, env=environment, cwd=Path(__file__).parents[4], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
-    assert " passed" in done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -248,31 +240,29 @@ class TestNeighbours:
 
 @compiled_or_interpreted
 @pytest.mark.skipif(not INTERPRETED, reason="compiled, the flash attention of the device is tested: test_attention.py")
-@pytest.mark.parametrize("case", [case for case in CASES if case.name in MERGED], ids=lambda case: case.name)
-def test_attention_with_the_fused_merge(
-    case: AttentionCase, ops: ElementwiseOps, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("name", MERGED)
+def test_attention_with_the_fused_merge(name: str, ops: ElementwiseOps, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first tokens of each segment: the kernel merges every row by itself."""
     monkeypatch.setattr(varlen, "flash", flash_on_a_cpu)
     run = implementation(lambda batch, device, _: varlen.VarlenAttention(batch, device, ops), torch.float16)
-    check(run, case, 0.004)
+    case = CASE_NAMED[name]
+    check(run, replace(case, segment_lens=tuple(min(length, 8) for length in case.segment_lens)), 0.004)
 
 
 @compiled_or_interpreted
-@pytest.mark.parametrize("dtype", HALVES)
-@pytest.mark.parametrize("config", [SMALL, BIASED, GEMMA], ids=["qk_norm", "qkv_bias", "gemma"])
-@pytest.mark.parametrize("tile_rows", [None, 7])
+@pytest.mark.parametrize(("name", "dtype", "tile_rows"), MODEL_CASES)
 def test_the_model_gives_what_it_gives_with_plain_operations(
-    ops: ElementwiseOps, dtype: torch.dtype, config: ModelConfig, tile_rows: int | None
+    ops: ElementwiseOps, name: str, dtype: torch.dtype, tile_rows: int | None
 ) -> None:
-    device = torch.device(DEVICE)
+    config, device = MODELS[name], torch.device(DEVICE)
     weights, workers = load_weights(random_checkpoint(config), dtype, device), Workers(None)
-    case = AttentionCase("two segments", (7, 9), layout=Layout.CAUSAL)
-    tokens = torch.arange(16, device=device)
+    case = AttentionCase("two segments", (4, 5), layout=Layout.CAUSAL)
+    tokens = torch.arange(9, device=device)
 
     def hidden(elementwise_ops: ElementwiseOps) -> Tensor:
         attention = TiledAttention(make_batch(case), device, 3, workers)
         model = Transformer(config, weights, tile_rows, workers, elementwise_ops)
-        return model(17 * tokens % 300, tokens, attention, None, tokens[[6, 15]], None).hidden
+        return model(17 * tokens % 300, tokens, attention, None, tokens[[3, 8]], None).hidden
 
     assert not torch.equal(hidden(PLAIN), torch.zeros(2, config.model_size, device=device))
     torch.testing.assert_close(hidden(ops), hidden(PLAIN), rtol=0, atol=0.1 if dtype == torch.bfloat16 else 0.01)

@@ -1,18 +1,11 @@
-"""The paged kernels and the runner around them: compiled on a GPU, and in Triton's interpreter where there is none.
-
-Triton decides when it is imported whether kernels are interpreted, so a run of this file with TRITON_INTERPRET=1 is a
-process of its own, which the one test that is not marked `gpu` starts; for the runner that takes minutes.
-"""
+"""The paged kernels and their runner: compiled on a GPU, and in Triton's interpreter (`test_interpreted.py`)."""
 
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -43,11 +36,24 @@ SMALL = replace(
 BIASED = replace(SMALL, num_heads=6, qk_norm=False, qkv_bias=True)
 GEMMA = replace(SMALL, qk_norm=False, activation="gelu_tanh", embedding_scale=8.0, float32_norms=True, num_kv_heads=1)
 
+
+def with_few_kv_heads(case: AttentionCase) -> AttentionCase:
+    """Three of the KV heads, which know nothing of each other."""
+    if case.num_kv_heads <= 3:
+        return case
+    return replace(case, num_heads=3 * case.num_heads // case.num_kv_heads, num_kv_heads=3)
+
+
 CONFIGS = {"qk_norm": SMALL, "qkv_bias": BIASED, "gemma": GEMMA, "wide heads": replace(SMALL, head_size=128)}
 PREFIXES, ITEMS, READS = batches.PREFIXES, batches.ITEMS, batches.READS
-ALONE = ["several prefixes", "ragged items over one prefix", "long items"]
+ALONE = [CASE_NAMED[name] for name in ("several prefixes", "ragged items over one prefix", "long items")]
+SLOT_HEADS = [(16, 8, 128), (9, 3, 64), (4, 1, 24)]
 if INTERPRETED:  # which runs a row in some milliseconds
-    CONFIGS, ALONE = {"qk_norm": SMALL}, ALONE[:1]  # which has items of all lengths
+    CASES = tuple(with_few_kv_heads(case) for case in CASES)
+    SLOT_HEADS[0] = (4, 2, 128)
+    # It has items of all lengths, and with a shorter prefix still one of several blocks.
+    ALONE = [replace(ALONE[0], prefix_lens=(200, 31, 200, 5, 31), cached_prefix_lens=(200, 31, 5))]
+    CONFIGS = {"qk_norm": SMALL}
     PREFIXES, ITEMS, READS = [PREFIXES[0][:140], PREFIXES[1]], [ITEMS[0], ITEMS[1], ITEMS[5]], [0, 1, 0]
 
 pytestmark = [
@@ -69,16 +75,6 @@ def compiled_or_interpreted(test: Function) -> Function:
     return test if INTERPRETED else pytest.mark.gpu(test)
 
 
-@pytest.mark.skipif(INTERPRETED, reason="this is that run")
-@pytest.mark.parametrize("chosen", ["not TestRunner", pytest.param("TestRunner", marks=pytest.mark.slow)])
-def test_in_the_interpreter(chosen: str) -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not gpu", "-k", chosen, __file__]
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    done = subprocess.run(command, env=environment, cwd=Path(__file__).parents[4], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
-    assert " passed" in done.stdout
-
-
 def kernels() -> list[Any]:
     """Prefix attention for all devices, and that for Hopper."""
     is_hopper = not INTERPRETED and torch.cuda.is_available() and torch.cuda.get_device_capability() == HOPPER
@@ -93,11 +89,10 @@ class TestAttention:
     def test_is_right(self, case: AttentionCase, dtype: torch.dtype, for_hopper: bool) -> None:
         check(run(dtype, for_hopper, case.head_size), case, TOLERANCES[dtype], dtype=as_numpy(dtype))
 
-    @pytest.mark.parametrize("name", ALONE)
+    @pytest.mark.parametrize("case", ALONE, ids=lambda case: case.name)
     def test_a_segment_alone_gives_the_bits_it_has_beside_others(
-        self, name: str, dtype: torch.dtype, for_hopper: bool
+        self, case: AttentionCase, dtype: torch.dtype, for_hopper: bool
     ) -> None:
-        case = CASE_NAMED[name]
         attend, batch, inputs = run(dtype, for_hopper, case.head_size), make_batch(case), make_inputs(case)
         together = attend(batch, inputs)
         for segment, length in enumerate(case.segment_lens):
@@ -141,7 +136,7 @@ def as_numpy(dtype: torch.dtype) -> Any:
 
 @compiled_or_interpreted
 @pytest.mark.parametrize("has_norm", [True, False])
-@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_size"), [(16, 8, 128), (9, 3, 64), (4, 1, 24)])
+@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_size"), SLOT_HEADS)
 def test_keys_after_rope_and_values_go_to_their_slots(
     num_heads: int, num_kv_heads: int, head_size: int, has_norm: bool
 ) -> None:
