@@ -87,7 +87,7 @@ class Middleware:
         try:
             await self._answer(context)
         finally:
-            share.give_back()
+            self._service.end_share(share)
             lifecycle.leave(context)
             self._report(context)
             context.leave_scope()
@@ -132,6 +132,7 @@ class Middleware:
             raise AuthenticationError(message, code="invalid_api_key")
 
     async def _send_error(self, context: RequestContext, error: RequestError) -> None:
+        _forget_frames(error)
         if context.status is not None:
             log.error("a response broke off", extra=fields_of(id=context.id, error=str(error)))
             return  # its start is sent already; the server closes the connection
@@ -140,7 +141,6 @@ class Middleware:
             return
         response = error_reply(error, context.error_body(error))
         if error.code in _REFUSED_WHILE_SENDING and not context.has_whole_body:
-            error.with_traceback(None)  # whose frames hold what has arrived
             context.body_share.give_back()
             await send_and_drain(context, response)
         else:
@@ -153,6 +153,15 @@ class Middleware:
         seconds = time.monotonic() - context.arrival
         self._service.metrics.count_request(name, status, seconds)
         log_request(context, name, status, seconds)
+
+
+def _forget_frames(error: BaseException) -> None:
+    """The frames of a traceback hold the request, and often the error itself: such a cycle, with megabytes of text,
+    would wait for the garbage collector, which does not know how large it is."""
+    while error.__context__ is not None:
+        error.with_traceback(None)
+        error.__cause__, error.__context__, error = None, None, error.__context__
+    error.with_traceback(None)
 
 
 def _uncancel() -> None:

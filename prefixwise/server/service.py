@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 import time
@@ -19,7 +20,8 @@ from prefixwise.contract.errors import ModelNotFoundError, UnavailableError, quo
 from prefixwise.engine.engine import ScoringEngine
 from prefixwise.engine.health import EngineState
 from prefixwise.engine.reranker import Reranker
-from prefixwise.server.body_memory import BodyMemory
+from prefixwise.host import give_back_free_memory
+from prefixwise.server.body_memory import BodyMemory, BodyShare
 from prefixwise.server.config import ReportSource, ServerOptions
 from prefixwise.server.context import RequestContext
 from prefixwise.server.logs import dropped_lines
@@ -27,6 +29,8 @@ from prefixwise.server.metrics import Metrics
 
 POOL_THREADS = 2  # so that one long request does not block the next
 LARGE_POOL_THREADS = 2
+LARGE_BODY_BYTES = 2**20  # of a request and its response: what it has freed is given back to the host
+TRIM_SECONDS = 5.0  # after the first such request, for all until then
 _ABORT_SECONDS = 5.0  # for answering the requests that the grace period has cut off
 _ANY_NAME = "default"  # in a request: the served model
 _MAX_LOGGED = 1000  # different warnings
@@ -154,6 +158,7 @@ class Service:
         self._engine: ScoringEngine | None = None
         self._reranker: Reranker | None = None
         self._logged: set[str] = set()
+        self._is_trim_due = False
         self._pool = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="prefixwise-http")
         self._large_pool = ThreadPoolExecutor(LARGE_POOL_THREADS, thread_name_prefix="prefixwise-large")
 
@@ -221,6 +226,19 @@ class Service:
         except asyncio.CancelledError:
             is_cancelled.set()
             raise
+
+    def end_share(self, share: BodyShare) -> None:
+        """A request is over: its memory is free, and soon the host's again if it was large. On the event loop."""
+        is_large = share.bytes >= LARGE_BODY_BYTES
+        share.give_back()
+        if is_large and not self._is_trim_due:
+            self._is_trim_due = True
+            asyncio.get_running_loop().call_later(TRIM_SECONDS, self._trim)
+
+    def _trim(self) -> None:
+        self._is_trim_due = False
+        with contextlib.suppress(RuntimeError):  # the server is closed
+            self._pool.submit(give_back_free_memory)
 
     def close(self) -> None:
         """Stop the threads. The engine stays open: its owner closes it."""

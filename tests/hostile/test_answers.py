@@ -85,7 +85,7 @@ def wait_until(is_so: Callable[[], bool]) -> None:
 
 class TestSlowReaders:
     def test_six_of_them_hold_little(self, servers: dict[str, ServerProcess]) -> None:
-        """Six responses of 38 MB. Before: 460 MB, now half of it, most of which is free again and not given back."""
+        """Six responses of 38 MB, which take 16 MB each as numbers. Before: 460 MB."""
         server, body = servers["usual"], body_of(400, 5000)
         with ExitStack() as stack, cost_of(server) as cost:
             readers = [stack.enter_context(post(server, b"/v1/score", body)) for _ in range(6)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from typing import Any
 
@@ -12,7 +13,9 @@ import pytest
 from prefixwise.contract.cancellation import check_cancelled
 from prefixwise.contract.errors import CancelledError, UnavailableError
 from prefixwise.prompts.tokenizer import TextTokenizer
-from prefixwise.server.service import Lifecycle, Phase
+from prefixwise.server import service as service_module
+from prefixwise.server.context import RequestContext
+from prefixwise.server.service import Lifecycle, Phase, Service
 from tests.prompts.merging_tokenizer import merging_tokenizer
 from tests.server.app_client import IDS_REQUEST, AppClient, HeldBackend, app_client, error_of, go_away
 
@@ -138,3 +141,38 @@ def test_a_client_that_goes_away_while_the_tokenizer_works_is_not_scored(monkeyp
     held = HeldTokenizer(tokenizer, monkeypatch)
     with app_client(tokenizer=tokenizer) as client:
         asyncio.run(go_away(client, held, LARGE_TEXT))  # type: ignore[arg-type]
+
+
+def test_what_a_large_request_has_freed_is_given_back_to_the_host_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    given_back = threading.Semaphore(0)
+    monkeypatch.setattr(service_module, "give_back_free_memory", given_back.release)
+    monkeypatch.setattr(service_module, "TRIM_SECONDS", 0.01)
+
+    async def end(service: Service, *sizes: int) -> None:
+        for size in sizes:
+            share = service.body_memory.share()
+            share.take(size)
+            service.end_share(share)
+        await asyncio.sleep(0.05)
+
+    with app_client() as client:
+        asyncio.run(end(client.service, 1000, service_module.LARGE_BODY_BYTES - 1))
+        assert not given_back.acquire(blocking=False)
+        asyncio.run(end(client.service, *[service_module.LARGE_BODY_BYTES] * 2))
+        assert given_back.acquire(timeout=60)
+        assert not given_back.acquire(blocking=False)
+        assert client.service.body_memory.taken == 0
+
+
+def test_a_refused_request_leaves_nothing_for_the_garbage_collector() -> None:
+    """Its text would be held until the collector's next full run, after millions of objects."""
+    body = {**IDS_REQUEST, "items": [[1] * 100_000], "labels": ["a", "b"]}
+    with app_client() as client:
+        asyncio.run(client.send("POST", "/v1/score", json=body))
+        gc.collect()
+        gc.disable()
+        try:
+            assert asyncio.run(client.send("POST", "/v1/score", json=body)).status_code == 400
+            assert not [each for each in gc.get_objects() if isinstance(each, RequestContext)]
+        finally:
+            gc.enable()
