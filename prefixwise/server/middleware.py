@@ -155,13 +155,13 @@ class Middleware:
         log_request(context, name, status, seconds)
 
 
-def _forget_frames(error: BaseException) -> None:
+def _forget_frames(error: BaseException | None) -> None:
     """The frames of a traceback hold the request, and often the error itself: such a cycle, with megabytes of text,
     would wait for the garbage collector, which does not know how large it is."""
-    while error.__context__ is not None:
-        error.with_traceback(None)
-        error.__cause__, error.__context__, error = None, None, error.__context__
-    error.with_traceback(None)
+    while error is not None:
+        before = error.with_traceback(None).__context__
+        error.__cause__ = error.__context__ = None
+        error = before
 
 
 def _uncancel() -> None:
