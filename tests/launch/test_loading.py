@@ -65,7 +65,7 @@ def test_programs_are_counted_reported_and_prepared_before_anything_is_scored(ca
     assert reported == [(0, 3, "one"), (1, 3, "two"), (2, 3, "three")]
     assert backend.done["prepare"] == [*TITLES], "in one order in all processes"
     assert "warm-up: 3 programs to compile" in caplog.messages
-    assert len(backend.forwards) == 4, "serial, packed, and both forwards of prefill_extend"
+    assert len(backend.forwards) == 5, "serial, packed, both forwards of prefill_extend, and one to measure the rate"
 
 
 def test_only_compiling_leaves_the_thread_that_owns_the_device() -> None:

@@ -300,6 +300,9 @@ SHOWN_BY_A_TEST = {
     # deadlines that the measured rate cannot meet
     (429, "rate_limit_error", "queue_too_long"): "test_overload::TestDeadlines",
     (413, BAD, "deadline_too_short"): "test_overload::TestDeadlines",
+    # a device that hangs, or fails for good
+    (503, SERVER, "engine_stalled"): "test_faults::TestFaultsThatStay",
+    (503, SERVER, "engine_failed"): "test_faults::TestFaultsThatStay",
     # shutting down / not warm yet
     (503, SERVER, "shutting_down"): "test_real_load::test_what_is_in_flight_at_a_sigterm_ends_well",
     (503, SERVER, "not_ready"): "test_real_embedded::test_it_says_that_it_is_not_ready_while_it_loads",

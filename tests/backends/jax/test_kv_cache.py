@@ -166,21 +166,31 @@ class TestInAScorer:
         assert result.debug["algorithm"] == "packed"
         assert "caches prefixes of up to 256 tokens, and this one has 400" in str(result.debug["reason"])
 
+    @pytest.mark.parametrize("times", [1, 2])
     def test_a_forward_that_fails_takes_nothing_with_it(
-        self, two_pages: Scorer, monkeypatch: pytest.MonkeyPatch
+        self, two_pages: Scorer, monkeypatch: pytest.MonkeyPatch, times: int
     ) -> None:
+        """It is run again; if that fails, too, the request gets the error, and the next one its scores."""
         expected = two_pages.score(QUERY, [[1]], **REQUEST).scores
-        runner = two_pages.engine.backend._runner  # type: ignore[attr-defined]
+        programs = type(two_pages.engine.backend._runner.programs)  # type: ignore[attr-defined]
+        trunk, failures = programs.trunk, iter(range(times))
 
-        def fail(spec: object) -> Callable[..., Any]:
-            def program(weights: object, kv_cache: KVCacheArrays, *inputs: object) -> Any:
+        def failing(self: Any, spec: Any) -> Callable[..., Any]:
+            if next(failures, None) is None:
+                program: Callable[..., Any] = trunk(self, spec)
+                return program
+
+            def fail(weights: object, kv_cache: KVCacheArrays, *inputs: object) -> Any:
                 jax.tree.map(lambda array: array.delete(), kv_cache)
-                raise RuntimeError("out of memory")
+                raise RuntimeError("the device fails")
 
-            return program
+            return fail
 
         with monkeypatch.context() as patch:
-            patch.setattr(type(runner.programs), "trunk", lambda self, spec: fail(spec))
-            with pytest.raises(RuntimeError, match="out of memory"):
-                two_pages.score(QUERY, [[1]], **REQUEST)
+            patch.setattr(programs, "trunk", failing)
+            if times == 1:
+                assert two_pages.score(QUERY, [[1]], **REQUEST).scores == expected
+            else:
+                with pytest.raises(RuntimeError, match="the device fails"):
+                    two_pages.score(QUERY, [[1]], **REQUEST)
         assert two_pages.score(QUERY, [[1]], **REQUEST).scores == expected
