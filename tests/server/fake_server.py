@@ -124,8 +124,8 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (args.files, args.files))
     if args.memory_limit is not None:
         resource.setrlimit(resource.RLIMIT_DATA, (args.memory_limit, args.memory_limit))
-    if args.nohup:
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    # Whoever runs the tests may have been started under nohup, too.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN if args.nohup else signal.SIG_DFL)
     try:
         run_server(options, lambda: open_engine(args), lambda engine: {"model": engine.config.model_name})
     except PrefixwiseError as error:
