@@ -17,20 +17,21 @@ from time import perf_counter
 import numpy as np
 
 from prefixwise import Scorer, __version__
+from prefixwise.contract.request import Algorithm
 
-ALGORITHMS = ("serial", "packed", "prefill_extend")
+ALGORITHMS: tuple[Algorithm, ...] = ("serial", "packed", "prefill_extend")
 
 
-def measure(scorer: Scorer, options: argparse.Namespace) -> dict[str, float]:
+def measure(scorer: Scorer, options: argparse.Namespace) -> dict[Algorithm, float]:
     random = np.random.default_rng(0)
     vocabulary = scorer.engine.backend.config.vocab_size
     query = random.integers(0, vocabulary, options.query_tokens)
     items = list(random.integers(0, vocabulary, (options.items, options.item_tokens)))
-    seconds: dict[str, list[float]] = {algorithm: [] for algorithm in ALGORITHMS}
+    seconds: dict[Algorithm, list[float]] = {algorithm: [] for algorithm in ALGORITHMS}
     for _ in range(options.rounds + 1):
         for algorithm, found in seconds.items():
             begin = perf_counter()
-            scorer.score(query, items, label_token_ids=[1, 2], apply_softmax=True, algorithm=algorithm)  # type: ignore[arg-type]
+            scorer.score(query, items, label_token_ids=[1, 2], apply_softmax=True, algorithm=algorithm)
             found.append(perf_counter() - begin)
     return {algorithm: median(found[1:]) for algorithm, found in seconds.items()}
 

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
 
@@ -88,7 +89,7 @@ def _load_jax(model: str, dtype: str, tp_size: str, way: str) -> int:
     return growth[0]
 
 
-def _score(folder: str, algorithm: str, mask: str, num_items: str) -> int:
+def _score(folder: str, algorithm: Any, mask: str, num_items: str) -> int:
     from prefixwise import Scorer
 
     budget = 200 + 99 * int(num_items)
@@ -96,7 +97,7 @@ def _score(folder: str, algorithm: str, mask: str, num_items: str) -> int:
     scorer.score([1], [[2]], label_token_ids=[3])  # allocator and thread pools belong to the baseline
     items = [[(i + j) % 500 for j in range(99)] for i in range(int(num_items))]
     with watch_peak() as growth:
-        result = scorer.score(list(range(200)), items, label_token_ids=[3], algorithm=algorithm, return_debug=True)  # type: ignore[arg-type]
+        result = scorer.score(list(range(200)), items, label_token_ids=[3], algorithm=algorithm, return_debug=True)
     assert len((result.debug or {})["batches"]) == 1  # type: ignore[arg-type]
     return growth[0]
 

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 from benchmarks.contract import floor_flops
+from benchmarks.engine_cost import NoDevice, Wave, fit, measure
 from benchmarks.goals.__main__ import parse_options
-from benchmarks.goals.cases import CASES, FULL
+from benchmarks.goals.cases import BESIDE_CASES, CASES, FULL, HTTP_CASES, SEARCH_CASES, TINY
 from benchmarks.goals.engine_rows import MEMORY_SLACK_BYTES, memory_bound
 from benchmarks.goals.table import amount, render
-from benchmarks.goals.targets import Measured, attempt, judge, missed
+from benchmarks.goals.targets import GOALS, Measured, attempt, judge, missed
 from benchmarks.profile import group, idle
 from benchmarks.random_checkpoint import QWEN3_06B
 
@@ -104,10 +105,50 @@ def test_amounts_have_the_digits_that_matter(value: float, unit: str, shown: str
     assert amount(value, unit) == shown
 
 
-@pytest.mark.parametrize("arguments", [["--only", "nothing"], ["--rounds", "0"], ["--backend", "fake"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--only", "nothing"],
+        ["--rounds", "0"],
+        ["--backend", "fake"],
+        ["--only", "cold", "--serve"],
+        ["--model-folder", "/tmp/model"],
+    ],
+)
 def test_goals_refuses_what_it_cannot_measure(arguments: list[str]) -> None:
     with pytest.raises(SystemExit):
         parse_options(arguments)
+
+
+def test_flags_after_the_dashes_are_those_of_serve() -> None:
+    options = parse_options(["--only", "small", "--", "--http-workers", "4"])
+    assert (options.serve, options.flags, options.only) == (True, ["--http-workers", "4"], ["small"])
+    assert set(parse_options(["--serve"]).only) == set(HTTP_CASES)
+    assert not parse_options([]).serve
+
+
+def test_every_row_of_the_goals_is_measured_by_a_case() -> None:
+    suffixes = ("", " fill", " memory", " p50", " p99", " rate")
+    assert {goal.name for goal in GOALS} <= {f"{case}{suffix}" for case in CASES for suffix in suffixes}
+    assert set(FULL.searches) == set(TINY.searches) == set(SEARCH_CASES)
+    assert set(FULL.besides) == set(TINY.besides) == set(BESIDE_CASES)
+
+
+def test_the_cost_of_a_step_and_of_a_request_is_a_line_through_all_waves() -> None:
+    def wave(num_requests: int, num_steps: int) -> Wave:
+        seconds = {"scheduler": 300e-6 * num_steps, "device": 40e-6 * num_requests, "answers": 1.0}
+        return Wave(num_requests, num_steps, seconds, frozenset({"scheduler", "device"}))
+
+    assert fit([wave(1, 1), wave(32, 1), wave(64, 2)]) == {"us_per_step": 300.0, "us_per_request": 40.0}
+
+
+def test_waves_run_through_an_engine_whose_device_takes_no_time() -> None:
+    waves = measure(NoDevice(), [1, 4], rounds=1)
+    assert [wave.num_requests for wave in waves] == [1, 4]
+    for wave in waves:
+        assert 1 <= wave.num_steps <= wave.num_requests
+        assert wave.seconds.keys() == {"scheduler", "device", "answers"}
+        assert wave.total > 0
 
 
 def test_kernels_that_differ_in_a_number_are_one() -> None:
@@ -121,13 +162,16 @@ def test_kernels_that_differ_in_a_number_are_one() -> None:
 
 def test_goals_runs_from_end_to_end(tmp_path: Path) -> None:
     output = tmp_path / "goals.json"
-    command = [sys.executable, "-m", "benchmarks.goals", "--tiny", "--backend", "torch", "--output", str(output)]
+    cases = [case for case in CASES if case not in ("poisson20", "sglang")]  # searches like `poisson`
+    only = [argument for case in cases for argument in ("--only", case)]
+    command = [sys.executable, "-m", "benchmarks.goals", "--tiny", "--backend", "torch", "--output", str(output), *only]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads(done.stdout.splitlines()[-1])
     assert json.loads(output.read_text(encoding="utf-8")) == result
     rows = {row["name"]: row for row in result["rows"]}
-    assert rows.keys() == {*CASES, "cold fill", "many memory", "poisson fill"}
+    beside = {f"{case} {figure}" for case in BESIDE_CASES for figure in ("p50", "p99", "rate")}
+    assert rows.keys() == {*cases, "cold fill", "many memory", "poisson fill", *beside} - set(BESIDE_CASES)
     for name, row in rows.items():
         if name not in ("many memory", "poisson"):  # a CPU does not know the one; a busy machine may meet no rate
             assert row["measured"] > 0, row

@@ -12,8 +12,8 @@ from time import perf_counter
 from typing import Any
 
 import benchmarks.goals
-from benchmarks.goals.cases import CASES, FULL, TINY, Settings
-from benchmarks.goals.http_rows import HttpRows
+from benchmarks.goals.cases import CASES, FULL, HTTP_CASES, TINY, Settings
+from benchmarks.goals.http_rows import HttpRows, report_figures
 from benchmarks.goals.process import ServerFailedError, running
 from benchmarks.goals.table import backend_line, render
 from benchmarks.goals.targets import GOALS, Measured, judge, missed
@@ -35,7 +35,18 @@ def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--output", type=Path, metavar="FILE", help="write the JSON to this file, too")
     parser.add_argument("--tiny", action="store_true", help="a tiny model and small requests: a test of this script")
+    parser.add_argument("--serve", action="store_true", help="HTTP cases ask `prefixwise serve`, with these flags:")
+    parser.add_argument(
+        "--model-folder", metavar="DIR", help="the random model of --serve, written where it is not there"
+    )
+    parser.add_argument("flags", nargs="*", help="of `prefixwise serve`, after --; they imply --serve")
     options = parser.parse_args(arguments)
+    options.serve = options.serve or bool(options.flags)
+    options.only = options.only or (HTTP_CASES if options.serve else CASES)
+    if options.serve and not set(options.only) <= set(HTTP_CASES):
+        parser.error(f"--serve measures {', '.join(HTTP_CASES)}, got --only {' '.join(options.only)}")
+    if options.model_folder is not None and not options.serve:
+        parser.error("--model-folder is for --serve: other servers have their weights in memory")
     if options.rounds is not None and options.rounds < 1:
         parser.error(f"--rounds must be at least 1, got {options.rounds}")
     options.rounds = options.rounds or (TINY if options.tiny else FULL).rounds
@@ -51,6 +62,7 @@ def measure_backend(settings: Settings) -> tuple[list[Measured], dict[str, Any]]
     with tempfile.TemporaryDirectory() as folder, running(settings, Path(folder)) as server:
         found = server.found
         rows = [Measured(**each) for each in found.pop("measured")]
+        report_figures(rows, report)
         begin = perf_counter()
         if server.url is not None:
             rows += HttpRows(server.url, settings, found, report).measure()
@@ -107,7 +119,9 @@ def main() -> None:
     result: dict[str, Any] = {}
     with ended_by_signals():
         for backend in backends:
-            settings = Settings(backend, tuple(options.only or CASES), options.rounds, options.tiny)
+            flags = tuple(options.flags) if options.serve else None
+            only = tuple(options.only)
+            settings = Settings(backend, only, options.rounds, options.tiny, flags, options.model_folder)
             try:
                 found[backend], beside[backend] = measure_backend(settings)
             except ServerFailedError as error:

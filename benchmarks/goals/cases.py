@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from benchmarks.contract import floor_flops
@@ -9,10 +10,11 @@ from benchmarks.random_checkpoint import QWEN3_06B
 from prefixwise.models.config import ModelConfig, RopeConfig
 
 ENGINE_CASES = ("cold", "cached", "many", "long", "invariant")
-HTTP_CASES = ("http", "http8", "small", "poisson")
+SEARCH_CASES = ("poisson", "poisson20", "sglang")
+BESIDE_CASES = ("beside_many", "beside_long")
+HTTP_CASES = ("http", "http8", "small", *SEARCH_CASES, *BESIDE_CASES)
 CASES = ENGINE_CASES + HTTP_CASES
 WARM_UP_ROUNDS = 3
-BOUND_MS = 50.0  # of the p99 under Poisson traffic
 FULL_GEMM_ROWS = 16_384  # tokens of a full step on an accelerator
 
 
@@ -38,6 +40,27 @@ class Geometry:
 
 
 @dataclass(frozen=True)
+class RateSearch:
+    """The search for the highest rate of Poisson traffic whose p99 is within a bound."""
+
+    geometry: Geometry
+    bound_ms: float
+    first_rate: float  # requests per second that it begins at
+    probe_seconds: float = 4.0  # at each rate: long enough for a queue that grows to pass the bound
+    min_arrivals: int = 200
+    stride: float = 1.25  # between rates, until there is a border: it begins at the goal
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Small requests, one at a time, while large ones run all the time."""
+
+    large: Geometry
+    seconds: float = 15.0  # of the large ones alone, and of both
+    small_seconds: float = 3.0  # of the small ones alone
+
+
+@dataclass(frozen=True)
 class Scale:
     """A model and its requests."""
 
@@ -46,9 +69,8 @@ class Scale:
     small: Geometry
     long: Geometry
     many: tuple[int, int, int]  # items of one request, ascending; the first is the contract's
-    first_rate: float  # requests per second that the search begins at
-    probe_seconds: float  # of Poisson traffic at each rate
-    min_arrivals: int
+    searches: Mapping[str, RateSearch]  # by their cases
+    besides: Mapping[str, Beside]
     rounds: int  # where the user leaves it open
     token_budget: int | None = None  # None: the device's
 
@@ -64,17 +86,27 @@ class Scale:
         return {"contract": min(contract, FULL_GEMM_ROWS), "full": full}
 
 
+_SMALL = Geometry(300, 10, 20)
+
 FULL = Scale(
     model=QWEN3_06B,
     contract=Geometry(2000, 500, 20),
-    small=Geometry(300, 10, 20),
+    small=_SMALL,
     long=Geometry(200, 100, 500),
     many=(500, 2000, 10_000),
-    first_rate=600.0,
-    probe_seconds=4.0,
-    min_arrivals=200,
+    searches={
+        "poisson": RateSearch(_SMALL, 50.0, 1000.0),
+        "poisson20": RateSearch(_SMALL, 20.0, 500.0),
+        "sglang": RateSearch(Geometry(120, 10, 180), 500.0, 340.0, probe_seconds=8.0),
+    },
+    besides={
+        "beside_many": Beside(Geometry(2000, 10_000, 20)),
+        "beside_long": Beside(Geometry(200, 16, 8000)),
+    },
     rounds=10,
 )
+
+_TINY_SMALL = Geometry(40, 4, 5)
 
 TINY = Scale(
     model=ModelConfig(
@@ -94,12 +126,19 @@ TINY = Scale(
         max_context_len=1024,
     ),
     contract=Geometry(160, 24, 5),
-    small=Geometry(40, 4, 5),
+    small=_TINY_SMALL,
     long=Geometry(20, 4, 60),
     many=(24, 48, 120),
-    first_rate=80.0,
-    probe_seconds=0.25,
-    min_arrivals=10,
+    searches={
+        # A bound that a busy machine meets at some rate: a search downwards takes longer with every rate.
+        "poisson": RateSearch(_TINY_SMALL, 500.0, 80.0, probe_seconds=0.25, min_arrivals=10, stride=2.0),
+        "poisson20": RateSearch(_TINY_SMALL, 500.0, 40.0, probe_seconds=0.25, min_arrivals=10, stride=2.0),
+        "sglang": RateSearch(Geometry(12, 4, 18), 500.0, 80.0, probe_seconds=0.25, min_arrivals=10, stride=2.0),
+    },
+    besides={
+        "beside_many": Beside(Geometry(160, 240, 5), seconds=0.3, small_seconds=0.1),
+        "beside_long": Beside(Geometry(20, 4, 300), seconds=0.3, small_seconds=0.1),
+    },
     rounds=3,
     token_budget=1024,
 )
@@ -113,6 +152,8 @@ class Settings:
     cases: tuple[str, ...]
     rounds: int
     tiny: bool = False
+    serve_flags: tuple[str, ...] | None = None  # of `prefixwise serve`; None: the process that measures its engine
+    model_folder: str | None = None  # of the random model for `prefixwise serve`; None: a folder for this run
 
     @property
     def scale(self) -> Scale:
@@ -125,4 +166,4 @@ class Settings:
     @property
     def needs_full_warm_up(self) -> bool:
         """Several requests at a time make forwards of many sizes, which must not be compiled while they are timed."""
-        return bool({"http8", "poisson"} & set(self.cases))
+        return bool({"http8", *SEARCH_CASES, *BESIDE_CASES} & set(self.cases))

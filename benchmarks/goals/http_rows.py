@@ -8,10 +8,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 from urllib.request import urlopen
 
-from benchmarks.goals.cases import BOUND_MS, WARM_UP_ROUNDS, Geometry, Settings
+from benchmarks.goals.beside import measure_beside
+from benchmarks.goals.cases import BESIDE_CASES, SEARCH_CASES, WARM_UP_ROUNDS, Geometry, Settings
 from benchmarks.goals.targets import Measured, attempt
 from prefixwise.bench.geometry import RequestMaker, choose_labels
 from prefixwise.bench.kinds.load import LoadGeometry, LoadPhase, LoadResult
@@ -23,6 +25,12 @@ _ROUNDS_EACH = 2  # times --rounds requests of each client
 _SMALL_ROUNDS = 10  # times --rounds small requests
 
 Report = Callable[[str], None]
+
+
+def report_figures(rows: Sequence[Measured], report: Report) -> None:
+    """Tell them at once: a run that is ended early has no table."""
+    for row in rows:
+        report(f"{row.title}: {'unknown' if row.value is None else f'{row.value:,.4g}'} {row.unit}")
 
 
 class FailedRequestsError(Exception):
@@ -70,17 +78,21 @@ class HttpRows:
             "http": lambda: [self._one_client()],
             "http8": lambda: [self._several_clients()],
             "small": lambda: [self._small()],
-            "poisson": self._poisson,
+            **{name: partial(self._search, name) for name in SEARCH_CASES},
+            **{name: partial(self._beside, name) for name in BESIDE_CASES},
         }
-        found = [attempt(name, cases[name], self._engine["errors"]) for name in self._settings.http_cases]
-        return [row for rows in found for row in rows]
+        rows: list[Measured] = []
+        for name in self._settings.http_cases:
+            found = attempt(name, cases[name], self._engine["errors"])
+            report_figures(found, self._report)
+            rows += found
+        return rows
 
     def _one_client(self) -> Measured:
         geometry = self._scale.contract
         phase = self._closed(geometry, 1, _ROUNDS_EACH * self._settings.rounds)
-        seconds = phase.p50_ms / 1000
-        share = self._engine["cold_seconds"] / seconds
-        note = f"{phase.p50_ms:.2f} ms, {100 * share:.1f} % of the engine's"
+        seconds, engine = phase.p50_ms / 1000, self._engine["cold_seconds"]
+        note = f"{phase.p50_ms:.2f} ms" + (f", {100 * engine / seconds:.1f} % of the engine's" if engine else "")
         return self._row("http", f"{geometry.title}, HTTP, one client", geometry, 1 / seconds, phase, note)
 
     def _several_clients(self) -> Measured:
@@ -95,42 +107,69 @@ class HttpRows:
         geometry = self._scale.small
         phase = self._closed(geometry, 1, _SMALL_ROUNDS * self._settings.rounds)
         title = f"{geometry.title}, HTTP, one at a time, p50"
-        note = f"in the engine {1000 * self._engine['small_seconds']:.2f} ms"
+        engine = self._engine["small_seconds"]
+        note = f"in the engine {1000 * engine:.2f} ms" if engine else ""
         flops = geometry.flops(self._scale.model) * 1000 / phase.p50_ms
         return Measured("small", title, phase.p50_ms, "ms", flops, note=note, details=phase.details)
 
-    def _poisson(self) -> list[Measured]:
+    def _search(self, name: str) -> list[Measured]:
         """The search, then once more at the rate that it found: there is how full forwards are, and a second p99."""
-        geometry, scale = self._scale.small, self._scale
-        length = PhaseLength(seconds=scale.probe_seconds)
+        search = self._scale.searches[name]
+        length = PhaseLength(seconds=search.probe_seconds)
         plan = LoadPlan(
             mode="open",
             length=length,
             warmup=length,
-            rate_qps=scale.first_rate,
-            bound_ms=BOUND_MS,
+            rate_qps=search.first_rate,
+            bound_ms=search.bound_ms,
             search=True,
-            min_arrivals=scale.min_arrivals,
+            stride=search.stride,
+            min_arrivals=search.min_arrivals,
         )
-        found = self._run(geometry, plan)
+        found = self._run(search.geometry, plan)
         rate, goodput = found.result.rate_qps, found.measured.goodput
         assert rate is not None and goodput is not None, "of an open loop with a bound"
-        again_length = probe_length(rate, length, scale.min_arrivals)  # long enough for arrivals at a low rate, too
-        again = self._run(geometry, replace(plan, length=again_length, warmup=None, rate_qps=rate, search=False))
+        again_length = probe_length(rate, length, search.min_arrivals)  # long enough for arrivals at a low rate, too
+        again = self._run(search.geometry, replace(plan, length=again_length, warmup=None, rate_qps=rate, search=False))
         latency = again.measured.latency
         p99 = None if latency is None else latency.p99_ms
-        title = f"{geometry.title}, Poisson, most requests/s with p99 <= {BOUND_MS:g} ms"
         note = "; ".join([f"again at {rate:,.0f}/s: p99 {p99 or 0:.1f} ms", *found.result.notes])
-        row = self._row("poisson", title, geometry, rate if goodput.bound_met else 0.0, again, note)
+        row = self._search_row(name, rate if goodput.bound_met else 0.0, again, note)
         probes = [probe.model_dump() for probe in found.result.rate_search]
         row = replace(row, details={**row.details, "search_fill": found.fill, "probes": probes})
-        return [row, Measured("poisson fill", "tokens computed / padded, at that rate", again.fill, "%")]
+        return [row, Measured(f"{name} fill", "tokens computed / padded, at that rate", again.fill, "%")]
+
+    def _search_row(self, name: str, rate: float, again: Phase, note: str) -> Measured:
+        """In requests/s, or in items/s as peers report this workload."""
+        search = self._scale.searches[name]
+        is_by_item = name == "sglang"
+        unit = "items/s" if is_by_item else "requests/s"
+        title = f"{search.geometry.title}, Poisson, most {unit} with p99 <= {search.bound_ms:g} ms"
+        row = self._row(name, title, search.geometry, rate, again, note)
+        return row if is_by_item else replace(row, value=rate, unit=unit)
+
+    def _beside(self, name: str) -> list[Measured]:
+        """Latencies of the small requests, and the large ones' share of the rate that they have alone."""
+        beside, small = self._scale.besides[name], self._scale.small
+        self._report(f"HTTP, {small.title} beside {beside.large.title}")
+        self._seed += 2
+        makers = self._maker(small, self._seed - 1), self._maker(beside.large, self._seed)
+        found = measure_beside(LoadTarget(self._url), *makers, beside)
+        title = f"{small.title}, one at a time, beside {beside.large.title}"
+        items = beside.large.items
+        rates = f"{items * found.rate:,.1f} items/s, {items * found.rate_alone:,.1f} alone"
+        details = {"answered": len(found.small), "large_answered": len(found.large)}
+        alone = found.alone
+        return [
+            Measured(f"{name} p50", f"{title}, p50", found.beside.p50_ms, "ms", note=f"alone {alone.p50_ms:.2f} ms"),
+            Measured(f"{name} p99", f"{title}, p99", found.beside.p99_ms, "ms", note=f"alone {alone.p99_ms:.2f} ms"),
+            Measured(f"{name} rate", "the large ones' rate / alone", found.share, "%", note=rates, details=details),
+        ]
 
     def _row(self, name: str, title: str, geometry: Geometry, rate: float, phase: Phase, note: str) -> Measured:
-        """`rate`: requests per second; shown as such under Poisson traffic, else as items."""
-        value, unit = (rate, "requests/s") if name == "poisson" else (rate * geometry.items, "items/s")
+        """`rate`: requests per second; shown as items."""
         flops = rate * geometry.flops(self._scale.model)
-        return Measured(name, title, value, unit, flops, note=note, details=phase.details)
+        return Measured(name, title, rate * geometry.items, "items/s", flops, note=note, details=phase.details)
 
     def _closed(self, geometry: Geometry, concurrency: int, requests: int) -> Phase:
         """Raises FailedRequestsError where one fails: the figure would be of the others."""
@@ -143,6 +182,17 @@ class HttpRows:
 
     def _run(self, geometry: Geometry, plan: LoadPlan) -> Phase:
         self._seed += 1
+        self._report(f"HTTP, {geometry.title}")
+        num_clients = choose_client_processes(plan.rate_qps, plan.concurrency, search=plan.search)
+        plan, maker = replace(plan, client_processes=num_clients), self._maker(geometry, self._seed)
+        run = LoadRun(LoadTarget(self._url), maker, plan, self._report, server_config={})
+        before = self._stats()
+        result = run.run()
+        after = self._stats()
+        computed, padded = (after[name] - before[name] for name in ("tokens_computed", "tokens_padded"))
+        return Phase(result, computed / padded if padded else 0.0)
+
+    def _maker(self, geometry: Geometry, seed: int) -> RequestMaker:
         vocab_size = self._scale.model.vocab_size
         described = LoadGeometry(
             query_tokens=geometry.query_tokens,
@@ -152,15 +202,7 @@ class HttpRows:
             vocab_size=vocab_size,
             distinct_queries=0,
         )
-        self._report(f"HTTP, {geometry.title}")
-        num_clients = choose_client_processes(plan.rate_qps, plan.concurrency, search=plan.search)
-        plan = replace(plan, client_processes=num_clients)
-        run = LoadRun(LoadTarget(self._url), RequestMaker(described, self._seed), plan, self._report, server_config={})
-        before = self._stats()
-        result = run.run()
-        after = self._stats()
-        computed, padded = (after[name] - before[name] for name in ("tokens_computed", "tokens_padded"))
-        return Phase(result, computed / padded if padded else 0.0)
+        return RequestMaker(described, seed)
 
     def _stats(self) -> dict[str, Any]:
         with urlopen(f"{self._url}/server_info") as answer:

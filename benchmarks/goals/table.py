@@ -42,7 +42,9 @@ def amount(value: float, unit: str) -> str:
 
 def backend_line(backend: str, found: Mapping[str, Any]) -> str:
     """What a backend ran on, its GEMMs, and where the run's time went."""
-    gemm = " and ".join(f"{rate / 1e12:,.1f} ({name})" for name, rate in found["gemm_flops"].items())
+    gemm = " and ".join(f"{rate / 1e12:,.1f} ({name})" for name, rate in found["gemm_flops"].items()) or "?"
     seconds = ", ".join(f"{name.replace('_', '-')} {value:g} s" for name, value in found["seconds"].items())
     title = f"{backend} {found['version']} on {found['device']}, {found['dtype']}"
-    return f"{title}: GEMM {gemm} TFLOP/s; {seconds}; {found['programs']} programs compiled beforehand"
+    flags = "".join(f" {flag}" for flag in found.get("serve_flags") or ())
+    programs = f"{found['programs']} programs compiled beforehand" if "programs" in found else f"serve{flags}"
+    return f"{title}: GEMM {gemm} TFLOP/s; {seconds}; {programs}"

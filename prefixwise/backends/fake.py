@@ -52,6 +52,10 @@ class FakeBackend(Backend):
         bit_equal: bool = True,
         num_kv_blocks: int = 1024,
         step_tokens: int = 2048,
+        step_seconds: float | None = None,
+        least_step_tokens: int = 1,
+        max_whole_item: int = 1 << 20,
+        reads_short_blocks: bool = False,
         max_kv_blocks_read: int | None = None,
         joins_prefill: bool = False,
         async_scheduling: bool = False,
@@ -87,6 +91,10 @@ class FakeBackend(Backend):
             kv_block_bytes=4 * KV_BLOCK_SIZE,
             max_kv_blocks_read=max_kv_blocks_read,
             step_tokens=step_tokens,
+            step_seconds=step_seconds,
+            least_step_tokens=least_step_tokens,
+            max_whole_item=max_whole_item,
+            reads_short_blocks=reads_short_blocks,
             joins_prefill=joins_prefill,
             async_scheduling=async_scheduling,
         )
@@ -102,6 +110,9 @@ class FakeBackend(Backend):
         num_listed = sum(len(prefix.blocks) for prefix in batch.prefixes) + len(batch.cache_segments)
         limit = self.info.max_kv_blocks_read
         assert limit is None or num_listed <= limit, f"a forward lists {num_listed} KV blocks, and may list {limit}"
+        for prefix in batch.prefixes if not self.info.reads_short_blocks else ():
+            full = prefix.blocks if prefix.segment is not None else prefix.blocks[:-1]
+            assert all(block.num_tokens == KV_BLOCK_SIZE for block in full), "a short block in the middle of a prefix"
         blocks = tuple(self._cache(batch, segment) for segment in batch.cache_segments)
         return RunningForward(blocks, lambda: self._finish(batch, blocks))
 

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from prefixwise.contract.errors import QueueFullError, RequestTooLargeError
 from prefixwise.engine.request_state import RequestState
-from prefixwise.engine.step_filler import SHARES
+from prefixwise.engine.step_limits import SHARES
 from prefixwise.engine.token_rate import AVERAGE_SECONDS, TokenRate
 from prefixwise.forward.backend import DeviceKind
 
@@ -74,10 +74,20 @@ class Admission:
         """The measured rate; None: unknown."""
         return self._rate.at(monotonic())
 
+    def resize_steps(self, step_tokens: int, turn_tokens: int) -> None:
+        """Steps, and the turns of requests, have at most so many tokens from now on."""
+        with self._lock:
+            self._step_tokens, self.turn_tokens = step_tokens, turn_tokens
+            self._rate.least_tokens = turn_tokens
+
     def check(self) -> None:
         """Raises QueueFullError if no request could be admitted, so that the server need not read a body."""
         if self.is_full:
-            raise self._full(0)
+            raise self._counted(self._full(0))
+
+    def refusal_if_full(self) -> QueueFullError | None:
+        """The refusal that `check` would raise now, for workers that ask later. Counts nothing."""
+        return self._full(0) if self.is_full else None
 
     def admit(self, requests: Sequence[RequestState]) -> None:
         """Admit all of them or none. Requests that are larger than `max_tokens` are admitted if nothing else waits.
@@ -88,7 +98,7 @@ class Admission:
         with self._lock:
             now = monotonic()
             if self._tokens and self._tokens + tokens > self.max_tokens:
-                raise self._full(tokens)
+                raise self._counted(self._full(tokens))
             self._age_inflow(now)
             self._check_deadline(requests, now)
             if not self._tokens:
@@ -121,6 +131,11 @@ class Admission:
                 self._age_inflow(now)
                 weight = math.exp(-(now - request.submitted) / AVERAGE_SECONDS)
                 self._inflow[size] = max(0.0, self._inflow[size] - weight * request.work_left / AVERAGE_SECONDS)
+
+    def at_risk_until(self, now: float) -> float:
+        """No admitted request with a later deadline than this is late (`why_late`), or past it."""
+        rate = self._rate.at(now)
+        return now if rate is None else now + self._tokens / (GIVE_UP * rate)
 
     def why_late(self, request: RequestState, now: float) -> str | None:
         """Why an admitted request cannot meet its deadline any more, if that is so: device time for it would be lost.
@@ -157,7 +172,7 @@ class Admission:
             until_end = self._until_end(requests)
         allowed = seconds * (SHARE if any(live >= size for live in self._live.values()) else SHARE_ALONE)
         if until_end > allowed * available:
-            raise self._too_slow(until_end, available, allowed)
+            raise self._counted(self._too_slow(until_end, available, allowed))
 
     def _until_end(self, requests: Sequence[RequestState]) -> int:
         """The tokens that are computed until the last of the requests is done, and what else is in its last step."""
@@ -198,8 +213,11 @@ class Admission:
         )
         return self._refusal(message, seconds - allowed, code="queue_too_long")
 
+    def _counted(self, error: QueueFullError) -> QueueFullError:
+        self.refusals[error.code] += 1
+        return error
+
     def _refusal(self, message: str, seconds: float, *, code: str) -> QueueFullError:
-        self.refusals[code] += 1
         return QueueFullError(message, code=code, retry_after=min(max(math.ceil(seconds), 1), _MAX_RETRY_SECONDS))
 
     def _too_large(self, tokens: int, rate: float, seconds: float) -> RequestTooLargeError:

@@ -38,10 +38,8 @@ class Classifier:
 
     def embed(self, request: ClassifyRequest, on_progress: OnProgress | None = None) -> EmbedResult:
         """Embed and wait. Raises RequestError, before any device work, if the request cannot be served."""
-        prepared = self._prepare(request, embeds=True)
-        result = self._engine.finish(prepared, self._engine.run(prepared, on_progress))
-        states = [state for state in result.pooled_hidden_states or () if state is not None]
-        return EmbedResult(np.stack(states), result.model, result.usage, result.truncated)
+        prepared = self.prepare_embedding(request)
+        return self.finish_embedding(prepared, self._engine.run(prepared, on_progress))
 
     def prepare(self, request: ClassifyRequest) -> PreparedRequest:
         """Raises RequestError, or TokenizerError for text without a tokenizer."""
@@ -52,6 +50,10 @@ class Classifier:
             )
             raise InvalidValueError(message, code="not_a_classifier")
         return self._prepare(request, embeds=False)
+
+    def prepare_embedding(self, request: ClassifyRequest) -> PreparedRequest:
+        """Raises RequestError, or TokenizerError for text without a tokenizer."""
+        return self._prepare(request, embeds=True)
 
     def _prepare(self, request: ClassifyRequest, *, embeds: bool) -> PreparedRequest:
         begin = perf_counter()
@@ -79,3 +81,9 @@ class Classifier:
             for index, (best_row, probs) in enumerate(zip(best.tolist(), numbers.tolist(), strict=True))
         ]
         return ClassifyResult(results, labels, scored.model, scored.usage, scored.truncated)
+
+    def finish_embedding(self, prepared: PreparedRequest, state: RequestState) -> EmbedResult:
+        """The result of a request that is done. Raises the error that ended it."""
+        result = self._engine.finish(prepared, state, as_rows=True)
+        states = [hidden for hidden in result.pooled_hidden_states or () if hidden is not None]
+        return EmbedResult(np.stack(states), result.model, result.usage, result.truncated)

@@ -40,7 +40,9 @@ class ScoringEngine:
         self.config = config
         self.scheduler = scheduler
         self.tokenizer = tokenizer
-        self._preparer = Preparer(config, backend.config, backend.info, tokenizer, prefix_cache=prefix_cache)
+        self._preparer = Preparer(
+            config, backend.config, backend.info, tokenizer, prefix_cache=prefix_cache, costs=scheduler.costs
+        )
 
     @property
     def backend(self) -> Backend:

@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from prefixwise.contract.embed_overrides import Vectors
-from prefixwise.contract.ragged import Int32Array, Int64Array, numbers, ranges, starts_from_lens
+from prefixwise.contract.ragged import Int32Array, Int64Array, numbers, starts_from_lens
 from prefixwise.forward.batch import KV_BLOCK_SIZE, EmbedOverrides, ForwardBatch, Layout, Prefix
 from prefixwise.plan.algorithms import PackedSequence, ScorePlan
 from prefixwise.plan.segments import Segments
@@ -28,36 +28,30 @@ _NO_LABELS = np.zeros((0, 0), np.int32)
 _NO_TOKENS = np.zeros(0, np.int64)
 
 
-@dataclass(frozen=True)
-class BlockRun:
+class BlockRun(NamedTuple):
     """Blocks first..stop of a prefix, after its cached blocks."""
 
     prefix_ids: Int32Array  # of the whole prefix
     first: int
     stop: int
     vectors: Vectors | None = None  # of ids below 0
+    block_starts: Sequence[int] | None = None  # and where the last one ends; None: at multiples of KV_BLOCK_SIZE
 
     @property
-    def num_blocks(self) -> int:
-        return self.stop - self.first
+    def starts(self) -> Sequence[int]:
+        """Where the blocks of this run begin; at last, where the last one ends."""
+        if self.block_starts is None:
+            num_tokens = len(self.prefix_ids)
+            return [min(KV_BLOCK_SIZE * block, num_tokens) for block in range(self.first, self.stop + 1)]
+        return self.block_starts[self.first : self.stop + 1]
 
     @property
     def token_ids(self) -> Int32Array:
-        return self.prefix_ids[self.first * KV_BLOCK_SIZE : self.stop * KV_BLOCK_SIZE]
-
-    @property
-    def lens(self) -> Int64Array:
-        num_full = self.num_blocks - 1
-        return np.array([KV_BLOCK_SIZE] * num_full + [len(self.token_ids) - num_full * KV_BLOCK_SIZE])
-
-    @property
-    def prefix_lens(self) -> Int64Array:
-        """Each block attends to all blocks before it."""
-        return KV_BLOCK_SIZE * numbers(self.stop)[self.first :]
+        starts = self.starts
+        return self.prefix_ids[starts[0] : starts[-1]]
 
 
-@dataclass(frozen=True)
-class ItemRun:
+class ItemRun(NamedTuple):
     """The item tokens of segments first..stop, which attend to one of the forward's prefixes."""
 
     segments: Segments
@@ -65,32 +59,30 @@ class ItemRun:
     stop: int
     prefix: int  # its index; -1: no prefix
 
-    @property
-    def token_range(self) -> tuple[int, int]:
-        """Where its tokens begin and end in the item tokens of its request."""
-        starts = self.segments.tokens.starts
-        return int(starts[self.first]), int(starts[self.stop])
+    def arrays(self) -> ItemArrays:
+        """Views of the request's arrays; the arrays themselves where the run is the whole request, as it often is."""
+        segments, first, stop = self.segments, self.first, self.stop
+        tokens = segments.tokens
+        if stop - first == len(segments.prefix_lens):
+            return ItemArrays(tokens.flat, tokens.lens, segments.prefix_lens, segments.score_offsets, 0)
+        begin, end = tokens.starts[[first, stop]].tolist()
+        return ItemArrays(
+            tokens.flat[begin:end],
+            tokens.lens[first:stop],
+            segments.prefix_lens[first:stop],
+            _score_offsets(segments, first, stop),
+            begin,
+        )
 
-    @property
-    def num_tokens(self) -> int:
-        begin, end = self.token_range
-        return end - begin
 
-    @property
-    def token_ids(self) -> Int32Array:
-        return self.segments.tokens.flat[slice(*self.token_range)]
+class ItemArrays(NamedTuple):
+    """The arrays of a run of items."""
 
-    @property
-    def vectors(self) -> Vectors | None:
-        return self.segments.vectors
-
-    @property
-    def lens(self) -> Int64Array:
-        return self.segments.tokens.lens[self.first : self.stop]
-
-    @property
-    def prefix_lens(self) -> Int64Array:
-        return self.segments.prefix_lens[self.first : self.stop]
+    token_ids: Int32Array
+    lens: Int64Array  # [segments]
+    prefix_lens: Int64Array  # [segments]
+    score_offsets: Int64Array  # [R]: in the item tokens of the request
+    begin: int  # where the run begins in them
 
 
 @dataclass(frozen=True)
@@ -119,39 +111,55 @@ def joined_batch(
     blocks have that index. Prefixes that are wholly cached have the indices after them. The cached blocks are added
     when the forward starts (`StepForward.batch_with_prefixes`), as the device may still compute them.
     """
-    firsts = list(accumulate((run.num_blocks for run in blocks), initial=0))
-    lens = _concatenate([*(run.lens for run in blocks), *(run.lens for run in items)])
-    prefix_lens = _concatenate([*(run.prefix_lens for run in blocks), *(run.prefix_lens for run in items)])
-    prefix_indices = [*range(len(blocks)), *(run.prefix for run in items)]
-    num_segments = [*(run.num_blocks for run in blocks), *(run.stop - run.first for run in items)]
+    arrays = [run.arrays() for run in items]
+    block_lens, block_reads = _block_lens(blocks)
+    lens = _concatenate([block_lens, *[each.lens for each in arrays]])
+    prefix_lens = _concatenate([block_reads, *[each.prefix_lens for each in arrays]])
+    indices = np.array([*range(len(blocks)), *[run.prefix for run in items]])
+    num_segments = np.array([*(run.stop - run.first for run in blocks), *(run.stop - run.first for run in items)])
     starts = starts_from_lens(lens)
-    runs: list[BlockRun | ItemRun] = [*blocks, *items]
-    token_ids, overrides = _embedded([(run.token_ids, run.vectors) for run in runs])
+    num_blocks = len(block_lens)
+    firsts = accumulate([run.stop - run.first for run in blocks[:-1]], initial=0)  # the first segment of each run
+    pieces = [(run.token_ids, run.vectors) for run in blocks]
+    pieces += [(each.token_ids, run.segments.vectors) for each, run in zip(arrays, items, strict=True)]
+    token_ids, overrides = _embedded(pieces)
     return ForwardBatch(
         layout=Layout.EXTEND,
         token_ids=token_ids,
-        positions=_positions(prefix_lens, lens),
+        positions=_positions(prefix_lens, starts, lens),
         segment_starts=starts,
-        prefix_index=np.where(prefix_lens > 0, np.repeat(prefix_indices, num_segments), -1),
+        prefix_index=np.where(prefix_lens > 0, indices.repeat(num_segments), -1),
         prefix_lens=prefix_lens,
-        prefixes=tuple(Prefix(segment=first) for first in firsts[:-1]),
-        sequence_starts=starts[[0, -1]],
-        score_tokens=_score_tokens(items, int(starts[firsts[-1]])),
-        label_ids=_join_labels([_label_ids(run.segments, run.first, run.stop) for run in items]),
+        prefixes=tuple(Prefix(segment=first) for first in firsts) if blocks else (),
+        sequence_starts=np.array([0, len(token_ids)]),
+        score_tokens=_score_tokens(arrays, int(starts[num_blocks])),
+        label_ids=_join_labels([run[:3] for run in items], [len(each.score_offsets) for each in arrays]),
         need_logsumexp=need_logsumexp,
         need_hidden=need_hidden,
-        cache_segments=tuple(range(firsts[-1])),
+        cache_segments=tuple(range(num_blocks)),
         embed_overrides=overrides,
     )
 
 
-def _score_tokens(items: Sequence[ItemRun], offset: int) -> Int64Array:
+def _block_lens(runs: Sequence[BlockRun]) -> tuple[Int64Array, Int64Array]:
+    """Of each block: its tokens, and the tokens before it, which it attends to."""
+    if not runs:
+        return _NO_TOKENS, _NO_TOKENS
+    starts = [run.starts for run in runs]
+    reads = np.array([start for each in starts for start in each[:-1]])
+    stops = np.array([stop for each in starts for stop in each[1:]])
+    return stops - reads, reads
+
+
+def _score_tokens(runs: Sequence[ItemArrays], offset: int) -> Int64Array:
     """`offset`: where in the batch the first item begins."""
-    found = [_NO_TOKENS]
-    for run in items:
-        found.append(_score_offsets(run.segments, run.first, run.stop) + (offset - run.token_range[0]))
-        offset += run.num_tokens
-    return np.concatenate(found)
+    if not runs:
+        return _NO_TOKENS
+    starts = accumulate([len(each.token_ids) for each in runs[:-1]], initial=offset)
+    moved_by = np.array([start - each.begin for start, each in zip(starts, runs, strict=True)], np.int64)
+    offsets = [each.score_offsets for each in runs]
+    score_tokens: Int64Array = _concatenate(offsets) + moved_by.repeat([len(each) for each in offsets])
+    return score_tokens
 
 
 def sequences_batch(runs: Sequence[SequenceRun], *, need_logsumexp: bool, need_hidden: bool = False) -> ForwardBatch:
@@ -166,13 +174,14 @@ def sequences_batch(runs: Sequence[SequenceRun], *, need_logsumexp: bool, need_h
     segments_before = starts_from_lens(np.array([len(part.lens) for part in parts], np.int64))
     lens = _concatenate([part.lens for part in parts])
     prefix_lens = _concatenate([part.prefix_lens for part in parts])
+    segment_starts = starts_from_lens(lens)
     sequence_of = np.repeat(numbers(len(parts)), np.diff(segments_before))
     token_ids, overrides = _embedded([(part.token_ids, part.vectors) for part in parts])
     return ForwardBatch(
         layout=Layout.CAUSAL if plan.algorithm == "serial" else Layout.PACKED,
         token_ids=token_ids,
-        positions=_positions(prefix_lens, lens),
-        segment_starts=starts_from_lens(lens),
+        positions=_positions(prefix_lens, segment_starts, lens),
+        segment_starts=segment_starts,
         prefix_index=np.where(prefix_lens > 0, sequence_of, -1),
         prefix_lens=prefix_lens,
         prefixes=tuple(Prefix(segment=int(segment)) for segment in segments_before[:-1]),
@@ -181,7 +190,8 @@ def sequences_batch(runs: Sequence[SequenceRun], *, need_logsumexp: bool, need_h
             [part.score_offsets + start for part, start in zip(parts, sequence_starts[:-1], strict=True)]
         ),
         label_ids=_join_labels(
-            [_label_ids(run.plan.segments, sequence.first, sequence.stop) for run in runs for sequence in run.sequences]
+            [(run.plan.segments, sequence.first, sequence.stop) for run in runs for sequence in run.sequences],
+            [len(part.score_offsets) for part in parts],
         ),
         need_logsumexp=need_logsumexp,
         need_hidden=need_hidden,
@@ -230,9 +240,10 @@ def _concatenate(pieces: list[NDArray[Integer]]) -> NDArray[Integer]:
     return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
 
-def _positions(prefix_lens: Int64Array, lens: Int64Array) -> Int32Array:
+def _positions(prefix_lens: Int64Array, starts: Int64Array, lens: Int64Array) -> Int32Array:
     """A segment's positions continue from the part of the prefix that it attends to."""
-    return ranges(prefix_lens, lens).astype(np.int32)
+    moved_by = (prefix_lens - starts[:-1]).astype(np.int32)
+    return numbers(int(starts[-1])).astype(np.int32) + moved_by.repeat(lens)
 
 
 def _score_offsets(segments: Segments, first: int, stop: int) -> Int64Array:
@@ -249,14 +260,16 @@ def _label_ids(segments: Segments, first: int, stop: int) -> Int32Array:
     return label_ids
 
 
-def _join_labels(parts: list[Int32Array]) -> Int32Array:
-    """One width for all: a request with fewer labels repeats its last one."""
-    if not parts:
+def _join_labels(runs: Sequence[tuple[Segments, int, int]], num_rows: Sequence[int]) -> Int32Array:
+    """[R, L] of segments first..stop of each request, which have so many rows. One width for all: a request with fewer
+    labels repeats its last one."""
+    if not runs:
         return _NO_LABELS
-    if len(parts) == 1:
-        return parts[0]
-    width = max(part.shape[1] for part in parts)
-    return np.concatenate([_widened(part, width) for part in parts])
+    tables = [segments.label_ids for segments, _, _ in runs]
+    if len({table.shape for table in tables}) == len(tables[0]) == 1:  # as in most forwards
+        return _concatenate(tables).repeat(num_rows, axis=0)
+    width = max(table.shape[1] for table in tables)
+    return np.concatenate([_widened(_label_ids(*run), width) for run in runs])
 
 
 def _widened(labels: Int32Array, width: int) -> Int32Array:

@@ -1,8 +1,9 @@
 """Whether the engine can score, and the watchdog that notices a device that hangs.
 
-    ok        steps end
-    stalled   a step takes far longer than steps of its size have taken; it may still end, and the state is ok again
-    failed    the device does not compute any more, or the scheduler has died: only a restart helps
+    ok           steps end
+    stalled      a step takes far longer than steps of its size have taken; it may still end, and the state is ok again
+    failed       the device does not compute any more, or the scheduler has died: only a restart helps
+    restarting   the engine process has ended, and another one loads the model (with HTTP workers)
 
 Unless the state is ok, new requests and those that wait are refused at once, so that clients ask another server.
 """
@@ -33,6 +34,7 @@ class EngineState(StrEnum):
     OK = "ok"
     STALLED = "stalled"
     FAILED = "failed"
+    RESTARTING = "restarting"
 
 
 class EngineFailedError(BackendError):
@@ -47,22 +49,25 @@ class EngineHealth:
         self._lock = threading.Lock()
         self._stalled: str | None = None  # the reason
         self._failure: str | None = None
+        self._restart: str | None = None
         self._on_failed: list[Callable[[str], None]] = []
 
     @property
     def state(self) -> EngineState:
         if self._failure is not None:
             return EngineState.FAILED
+        if self._restart is not None:
+            return EngineState.RESTARTING
         return EngineState.OK if self._stalled is None else EngineState.STALLED
 
     @property
     def reason(self) -> str | None:
         """Why the engine is not ok."""
-        return self._failure or self._stalled
+        return self._failure or self._restart or self._stalled
 
     def check(self) -> None:
-        """Raises UnavailableError (`engine_stalled`, `engine_failed`) unless the engine is ok."""
-        if self._stalled is not None or self._failure is not None:
+        """Raises UnavailableError (`engine_stalled`, `engine_failed`, `engine_restarting`) unless the engine is ok."""
+        if self.reason is not None:
             raise self.error()
 
     def error(self) -> UnavailableError:
@@ -70,6 +75,9 @@ class EngineHealth:
         if self._failure is not None:
             message = f"nothing is scored now: {self._failure}; restart the server"
             return UnavailableError(message, code="engine_failed", retry_after=RESTART_SECONDS)
+        if self._restart is not None:
+            message = f"nothing is scored now: {self._restart}; the model is being loaded again, try again later"
+            return UnavailableError(message, code="engine_restarting", retry_after=RESTART_SECONDS)
         message = f"nothing is scored now: {self._stalled}; try again later, or ask another server"
         return UnavailableError(message, code="engine_stalled", retry_after=STALL_RETRY_SECONDS)
 
@@ -78,6 +86,10 @@ class EngineHealth:
 
     def end_stall(self) -> None:
         self._stalled = None
+
+    def restart(self, reason: str) -> None:
+        """The engine is gone for good, and another one takes its place."""
+        self._restart = reason
 
     def fail(self, reason: str) -> None:
         """The first reason stays. Calls the functions given to `when_failed`."""

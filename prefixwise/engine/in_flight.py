@@ -14,9 +14,10 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for_futures
 from dataclasses import dataclass
+from functools import partial
 from queue import SimpleQueue
 from time import monotonic
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Generic, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -45,7 +46,7 @@ class DeviceThread:
     """
 
     def __init__(self, name: str = "prefixwise-device") -> None:
-        self._work: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -59,8 +60,12 @@ class DeviceThread:
     ) -> Future[Result]:
         """Run the function after everything submitted before."""
         answer: Future[Result] = Future()
-        self._work.put((answer, lambda: function(*args, **kwargs)))
+        self.post(partial(_fulfil, answer, partial(function, *args, **kwargs)))
         return answer
+
+    def post(self, function: Callable[[], None]) -> None:
+        """The same for a function that has no answer and does not raise."""
+        self._work.put(function)
 
     def stop(self, *, wait: bool = True) -> None:
         """Run everything submitted before, then end the thread."""
@@ -70,12 +75,16 @@ class DeviceThread:
 
     def _run(self) -> None:
         while (work := self._work.get()) is not None:
-            answer, function = work
-            try:
-                answer.set_result(function())
-            except BaseException as error:  # raised in the caller by the future
-                answer.set_exception(error)
-            del work, answer, function  # free their objects while the thread waits for more work
+            work()
+            del work  # free its objects while the thread waits for more
+
+
+def _fulfil(answer: Future[Result], function: Callable[[], Result]) -> None:
+    """Run the function, and give the future what it returns or raises."""
+    try:
+        answer.set_result(function())
+    except BaseException as error:  # raised in the caller by the future
+        answer.set_exception(error)
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +118,7 @@ class InFlightSteps:
         self._wake = wake
         self._health = health or EngineHealth()
         self._device = DeviceThread()
-        self._waiter = DeviceThread("prefixwise-answers") if self.max_steps > 1 else self._device
+        self._waiter = DeviceThread("prefixwise-answers") if self.max_steps > 1 else None
         self._steps: deque[InFlightStep] = deque()
         self._probe: DeviceWork | None = None  # while it runs
         self._last_end = 0.0  # when the last step was done
@@ -154,10 +163,10 @@ class InFlightSteps:
             raise BackendError("a probe of one token got a logit that is not a finite number")
 
     def launch(self, step: Step, now: float) -> None:
-        running = self._device.submit(self._start, step)
-        outputs = self._waiter.submit(_wait, running)
-        self._steps.append(InFlightStep(step, now, outputs))
+        outputs: Future[list[ForwardOutput]] = Future()
         outputs.add_done_callback(lambda _: self._wake())
+        self._steps.append(InFlightStep(step, now, outputs))
+        self._device.post(partial(self._start, step, outputs))
 
     def seconds_until_launch(self, now: float) -> float | None:
         """When to launch the next step: 0.0: now; None: not before one is done."""
@@ -212,7 +221,7 @@ class InFlightSteps:
 
     def _stop_threads(self, *, wait: bool) -> None:
         self._device.stop(wait=wait)
-        if self._waiter is not self._device:
+        if self._waiter is not None:
             self._waiter.stop(wait=wait)
 
     def _begin(self, each: InFlightStep) -> float:
@@ -227,7 +236,20 @@ class InFlightSteps:
 
     # On the device thread
 
-    def _start(self, step: Step) -> list[RunningForward]:
+    def _start(self, step: Step, outputs: Future[list[ForwardOutput]]) -> None:
+        """Start the step. The waiting thread, or this one, waits for its outputs."""
+        try:
+            running = self._start_forwards(step)
+        except BaseException as error:  # raised in the scheduler by the future
+            outputs.set_exception(error)
+            return
+        wait = partial(_fulfil, outputs, lambda: [each.wait() for each in running])
+        if self._waiter is None:
+            wait()
+        else:
+            self._waiter.post(wait)
+
+    def _start_forwards(self, step: Step) -> list[RunningForward]:
         running = [self._start_forward(forward) for forward in step.forwards]
         if all(forward.is_prefill for forward in step.forwards):
             self._backend.synchronize()  # a prefill has no logits, so nothing else waits for it
@@ -257,8 +279,3 @@ class DeviceCall(Generic[Result]):
             self.answer.set_result(steps.call(self._function))
         except BaseException as error:
             self.answer.set_exception(error)
-
-
-def _wait(running: Future[list[RunningForward]]) -> list[ForwardOutput]:
-    """On the thread that waits for outputs."""
-    return [each.wait() for each in running.result()]

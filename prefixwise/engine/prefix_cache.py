@@ -47,7 +47,7 @@ def _overridden_bytes(ids: Int32Array, vectors: Vectors) -> bytes:
     return np.maximum(ids, -1).tobytes() + vectors[~ids[ids < 0]].tobytes()
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class CacheEntry:
     """The cache's entry for one KV block."""
 
@@ -60,7 +60,7 @@ class CacheEntry:
 
 
 class PrefixCache:
-    """A cache of `capacity` blocks. With `reuse` off, no lookup finds a block, and its last user frees it."""
+    """A cache of `capacity` blocks. With `reuse` off, no other request finds a block, and its last user frees it."""
 
     def __init__(self, capacity: int, *, reuse: bool = True) -> None:
         self.capacity = capacity
@@ -82,13 +82,16 @@ class PrefixCache:
         """How many blocks from the start a lookup would find now. Any thread may call it."""
         return next((i for i, key in enumerate(keys) if key not in self._by_key), len(keys)) if self.reuse else 0
 
-    def acquire(self, keys: Sequence[Key], owner: object) -> list[CacheEntry] | None:
+    def acquire(self, keys: Sequence[Key | None], owner: object, *, group: object = None) -> list[CacheEntry] | None:
         """An entry for every block, found or reserved for the owner. None, and nothing changed, if there is no room.
 
-        The caller gives the entries back with `release`.
+        No lookup finds a block whose key is None, and its last user frees it. With `reuse` off, owners of one `group`
+        share blocks, and nobody else. The caller gives the entries back with `release`.
         """
-        found = [self._by_key.get(key) if self.reuse else None for key in keys]
-        num_new = sum(entry is None for entry in found)
+        if not self.reuse:
+            keys = [None if key is None or group is None else b"%s %d" % (key, id(group)) for key in keys]
+        found = [None if key is None else self._by_key.get(key) for key in keys]
+        num_new = found.count(None)
         num_idle = sum(entry is not None and not entry.num_users for entry in found)
         if num_new > self.capacity - self._num_used - num_idle:
             return None
@@ -97,13 +100,15 @@ class PrefixCache:
             self._evict()
         return entries
 
-    def _use(self, key: Key, entry: CacheEntry | None, owner: object) -> CacheEntry:
+    def _use(self, key: Key | None, entry: CacheEntry | None, owner: object) -> CacheEntry:
         if entry is None:
-            entry = CacheEntry(key, owner=owner)
-            if self.reuse:
+            entry = CacheEntry(key or b"", num_users=1, owner=owner)
+            self._num_used += 1
+            if key is not None:
                 self._by_key[key] = entry
+            return entry
         if not entry.num_users:
-            self._idle.pop(key, None)
+            self._idle.pop(entry.key, None)
             self._num_used += 1
         entry.num_users += 1
         return entry
@@ -131,11 +136,12 @@ class PrefixCache:
 
     def _retire(self, entry: CacheEntry) -> None:
         """The entry has lost its last user."""
-        if self._by_key.get(entry.key) is entry and entry.block is not None:
+        is_known = self._by_key.get(entry.key) is entry
+        if is_known and self.reuse and entry.block is not None:
             self._idle[entry.key] = entry
             return
-        if self._by_key.get(entry.key) is entry:
-            del self._by_key[entry.key]  # it was never computed
+        if is_known:
+            del self._by_key[entry.key]
         if entry.block is not None:
             entry.block.release()
 

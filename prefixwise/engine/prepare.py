@@ -29,9 +29,10 @@ from prefixwise.contract.request import ScoreRequest
 from prefixwise.forward.backend import BackendInfo
 from prefixwise.models.config import ModelConfig
 from prefixwise.plan.algorithms import Planner, PlanOptions, ScorePlan
+from prefixwise.plan.cost_model import MeasuredCosts
 from prefixwise.plan.segments import LabelRows, lay_out_segments, plan_labels, split_items, with_vocabulary
 from prefixwise.prompts.profile_choice import ProfileChoice, profile_of_any_model
-from prefixwise.prompts.template import Prompt, build_prefix, build_prompt, check_limits
+from prefixwise.prompts.template import Prompt, build_prefix, build_prompt, check_limits, space_warnings
 from prefixwise.prompts.tokenizer import TextTokenizer
 
 log = logging.getLogger("prefixwise")
@@ -94,6 +95,7 @@ class Preparer:
         tokenizer: TextTokenizer | None,
         *,
         prefix_cache: bool,
+        costs: MeasuredCosts | None = None,  # None: static figures
     ) -> None:
         _check_delimiter_id(config.delimiter_token_id, model.vocab_size)
         self._config = config
@@ -101,7 +103,7 @@ class Preparer:
         self._backend = backend
         self._tokenizer = tokenizer
         self._prefix_cache = prefix_cache
-        self.planner = Planner(model, backend, config.plan.resolve(backend), caches_prefixes=prefix_cache)
+        self.planner = Planner(model, backend, config.plan.resolve(backend), prefix_cache, costs)
 
     def prepare(self, request: ScoreRequest) -> PreparedRequest:
         """Raises RequestError if the request cannot be scored, TokenizerError for text without a tokenizer."""
@@ -113,6 +115,9 @@ class Preparer:
         request = check_vocabulary(request, self._model.vocab_size)
         request = check_embed_overrides(request, self._model.vocab_size, self._model.model_size, self._backend.dtype)
         prompt = build_prompt(request, self._tokenizer, self._config.delimiter_token_id)
+        warnings = space_warnings(request, self._tokenizer)
+        if warnings:
+            request = replace(request, warnings=(*request.warnings, *warnings))
         return self.prepare_prompt(request, prompt, begin)
 
     def prepare_prompt(self, request: ScoreRequest, prompt: Prompt, begin: float) -> PreparedRequest:

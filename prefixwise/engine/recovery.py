@@ -16,7 +16,7 @@ from prefixwise.engine.in_flight import InFlightSteps
 from prefixwise.engine.request_state import RequestState
 from prefixwise.engine.stats import Counters
 from prefixwise.engine.step import Step
-from prefixwise.engine.step_filler import StepBudget
+from prefixwise.engine.step_limits import StepBudget
 from prefixwise.forward.backend import Backend
 
 log = logging.getLogger("prefixwise")

@@ -1,13 +1,14 @@
 """One request in the scheduler: what was asked (`ScoringTask`, immutable) and how far it has come (`RequestState`).
 
-A request is computed in *units*: segments (the tokens of an item and a label stem) for prefill_extend, whole sequences
-(the prefix and segments behind it) for serial and packed. Units run in their order, after the KV blocks of the prefix.
+A request is computed in *branches* (`plan/branches.py`): the query and the items behind it and, for each long item,
+query and head of the item and its tail. A branch first computes the KV blocks of its prefix and then its units, in
+their order: segments (the tokens of an item and a label stem), or whole sequences for serial and packed.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from time import monotonic
@@ -16,10 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prefixwise.contract.embed_overrides import Vectors
-from prefixwise.contract.ragged import Int32Array
-from prefixwise.engine.prefix_cache import CacheEntry, PinnedPrefix, PrefixCache, block_keys
-from prefixwise.forward.batch import KV_BLOCK_SIZE, KVBlock
+from prefixwise.contract.ragged import Int32Array, Int64Array
+from prefixwise.engine.prefix_cache import CacheEntry, Key, PinnedPrefix, PrefixCache, block_keys
+from prefixwise.forward.batch import KVBlock
 from prefixwise.plan.algorithms import ScorePlan
+from prefixwise.plan.branches import BranchPlan, BranchPlans
 
 log = logging.getLogger("prefixwise")
 
@@ -41,65 +43,17 @@ class ScoringTask:
     vectors: Vectors | None = None  # of ids below 0 in the prefix, as in the plan's segments
 
     @cached_property
-    def num_tokens(self) -> int:
-        return self.plan.num_tokens if self.plan is not None else len(self.prefix_ids)
+    def branches(self) -> BranchPlans:
+        return BranchPlans(self.plan, self.prefix_ids, self.vectors)
 
     @property
-    def num_units(self) -> int:
-        return 0 if self.plan is None else len(self.plan.sequences) or len(self.plan.segments.tokens)
+    def num_tokens(self) -> int:
+        return self.branches.num_tokens
 
-    @cached_property
+    @property
     def max_unit_tokens(self) -> int:
         """Tokens of the largest unit: it is never split."""
-        if self.plan is None:
-            return 0
-        if self.plan.sequences:
-            return max(sequence.num_tokens for sequence in self.plan.sequences)
-        return int(np.diff(self.plan.segments.tokens.starts).max(initial=0))
-
-    def block_tokens(self, first: int, stop: int) -> int:
-        """Tokens of the prefix blocks first..stop."""
-        return min(stop * KV_BLOCK_SIZE, len(self.prefix_ids)) - first * KV_BLOCK_SIZE
-
-    def unit_tokens(self, first: int, stop: int) -> int:
-        assert self.plan is not None
-        if self.plan.sequences:
-            return sum(sequence.num_tokens for sequence in self.plan.sequences[first:stop])
-        starts = self.plan.segments.tokens.starts
-        return int(starts[stop] - starts[first])
-
-    def segments_of(self, first: int, stop: int) -> tuple[int, int]:
-        """The segments of units first..stop."""
-        assert self.plan is not None
-        sequences = self.plan.sequences
-        return (sequences[first].first, sequences[stop - 1].stop) if sequences else (first, stop)
-
-    def logit_rows(self, segments: tuple[int, int]) -> tuple[int, int]:
-        """The rows of the request's label logits that these segments give."""
-        assert self.plan is not None
-        rows = self.plan.segments.rows_of_segment
-        return int(rows[segments[0]]), int(rows[segments[1]])
-
-    def last_unit_that_fits(self, first: int, max_tokens: int) -> int:
-        """The end of the run of units from `first` on that has at most `max_tokens`."""
-        assert self.plan is not None, "a prefix request has no units"
-        plan = self.plan
-        if plan.sequences:
-            return self._last_sequence_that_fits(first, max_tokens)
-        starts = plan.segments.tokens.starts
-        stop = int(starts.searchsorted(starts[first] + max_tokens, "right")) - 1
-        return min(stop, first + plan.max_segments) if plan.max_segments else stop
-
-    def _last_sequence_that_fits(self, first: int, max_tokens: int) -> int:
-        assert self.plan is not None
-        sequences, stop, num_tokens = self.plan.sequences, first, 0
-        while stop < len(sequences):
-            num_tokens += sequences[stop].num_tokens
-            num_segments = sequences[stop].stop - sequences[first].first
-            if num_tokens > max_tokens or 0 < self.plan.max_segments < num_segments:
-                break
-            stop += 1
-        return stop
+        return self.branches.max_unit_tokens
 
 
 @dataclass(frozen=True)
@@ -116,97 +70,77 @@ class BatchRecord:
         return round(self.forward_tokens / self.bucket, 4)
 
 
-class RequestState:
-    """How far a request has come, and its outcome.
+class Branch:
+    """How far one branch of a request has come: its KV blocks, then its units.
 
-    The scheduler's thread owns it. Any thread may call `cancel()`, and read the outcome once `is_done`. While a step is
-    in flight, the device thread reads and writes the KV blocks in `entries`. The scheduler fills the next step
-    meanwhile, and only needs to know which blocks have been launched.
+    The scheduler's thread owns it. While a step is in flight, the device thread reads and writes the KV blocks in
+    `entries`. The scheduler fills the next step meanwhile, and only needs to know which blocks have been launched.
     """
 
-    def __init__(self, task: ScoringTask, on_change: OnChange | None = None) -> None:
-        self.task = task
-        self.keys = block_keys(task.prefix_ids, task.vectors)
-        self._on_change = on_change  # called by the scheduler's thread; must be quick
-        # Progress
+    def __init__(self, request: RequestState, plan: BranchPlan, keys: tuple[Key | None, ...]) -> None:
+        self.request = request
+        self.plan = plan
+        self.keys = keys  # one per prefix block; None: nobody else may read the block
         self.entries: list[CacheEntry] | None = None  # one per prefix block, once the cache has room for all of them
-        self.tokens_left = task.num_tokens
-        self._expected_hit_tokens = 0  # of `tokens_left`: those of the prefix that were cached when it was submitted
-        self._prefilled_tokens = 0  # by this request
+        self.num_in_flight = 0  # parts of it in in-flight steps
+        self._first_unlaunched = 0  # of the entries: those before it are launched
+        self._prefilled_tokens = 0
+        self._num_units = plan.num_units
         self._next_unit = 0  # to be launched
-        self._num_segments_scored = 0
-        self.turn_tokens = 0  # of a turn that the end of a step has cut short (`step_filler.py`)
-        self.num_in_flight = 0  # in-flight steps with parts of this request
-        self.is_suspect = False  # a step with a part of it has failed: until items of it are scored, it runs alone
-        self.is_finite = True  # all logits so far
-        self.batches: list[BatchRecord] = []
-        self.cached_tokens = 0
-        self.submitted = monotonic()
-        self.started: float | None = None
-        self.prefill_seconds = 0.0
-        self.extend_seconds = 0.0
-        # Outcome
-        self.is_cancelled = False
-        self.is_done = False
-        self.error: BaseException | None = None
-        self.pinned: PinnedPrefix | None = None
-        self.label_logits, self.logsumexp = _allocate_outputs(task)
-        self.hidden: NDArray[np.float32] | None = None  # [R, D], where the task needs it
-
-    def cancel(self) -> None:
-        """Drop the request before the next step; one that is done stays as it is. Any thread may call this."""
-        self.is_cancelled = True
-
-    def has_expired(self, now: float) -> bool:
-        return self.task.deadline is not None and now >= self.task.deadline
+        self.pairs_per_unit_token = plan.pairs_per_unit_token
 
     # The prefix
 
-    def expect_hits(self, cache: PrefixCache) -> None:
-        """Look the prefix up, to estimate what the device will have to compute. Any thread may call this."""
-        self._expected_hit_tokens = min(cache.num_found(self.keys) * KV_BLOCK_SIZE, len(self.task.prefix_ids))
+    @property
+    def is_reserved(self) -> bool:
+        """It has an entry for every block of its prefix."""
+        return self.entries is not None or not self.keys
 
     def reserve_prefix(self, cache: PrefixCache) -> bool:
         """Reserve KV blocks for the whole prefix. False if the cache has no room for them now."""
-        if self.entries is not None or not self.keys:
+        if self.is_reserved:
             return True
-        self.entries = cache.acquire(self.keys, self)
+        self.entries = cache.acquire(self.keys, self, group=self.request)
         if self.entries is None:
             return False
         num_hits = next((i for i, entry in enumerate(self.entries) if entry.owner is self), len(self.entries))
-        self.cached_tokens = min(num_hits * KV_BLOCK_SIZE, len(self.task.prefix_ids))
+        self.request.count_hits(self, self.plan.block_starts[num_hits])
         return True
 
     def release_prefix(self, cache: PrefixCache) -> None:
         if self.entries is not None:
             cache.release(self.entries, self)
-            self.entries = None
+            self.entries, self._first_unlaunched = None, 0
 
     def invalidate_prefix(self, cache: PrefixCache) -> int:
-        """Release the prefix, which must be computed again. Returns how many tokens of it this request had computed."""
+        """Release the prefix, which must be computed again. Returns how many tokens of it this branch had computed."""
         self.release_prefix(cache)
         lost, self._prefilled_tokens = self._prefilled_tokens, 0
-        self._expected_hit_tokens = 0
-        self.tokens_left += lost
         return lost
 
     def blocks_to_compute(self, max_tokens: int) -> tuple[int, int]:
-        """first..stop of the blocks to compute next, within `max_tokens`. Empty if another request computes them."""
-        entries = self.entries or []
-        first = next((i for i, entry in enumerate(entries) if not entry.is_launched), len(entries))
-        stop = first
-        num_tokens = 0
-        while stop < len(entries) and entries[stop].owner in (self, None):
-            num_tokens += self.task.block_tokens(stop, stop + 1)
-            if num_tokens > max_tokens:
-                break
+        """first..stop of the blocks to compute next, within `max_tokens`. Empty if another branch computes them."""
+        entries, starts = self.entries or (), self.plan.block_starts
+        first = stop = self.num_blocks_launched
+        most = starts[first] + max_tokens
+        while stop < len(entries) and starts[stop + 1] <= most and entries[stop].owner in (self, None):
             stop += 1
         return first, stop
 
+    @property
+    def num_blocks_launched(self) -> int:
+        """How many blocks from the start the device has been given. It never takes one back, so the search goes on
+        where it ended."""
+        entries, first = self.entries or (), self._first_unlaunched
+        while first < len(entries) and entries[first].is_launched:
+            first += 1
+        self._first_unlaunched = first
+        return first
+
     def count_prefill(self, first: int, stop: int) -> None:
         """The device has computed blocks first..stop."""
-        num_tokens = self.task.block_tokens(first, stop)
-        self.tokens_left -= num_tokens
+        num_tokens = self.plan.block_tokens(first, stop)
+        self.request.tokens_left -= num_tokens
         self._prefilled_tokens += num_tokens
 
     def cached_blocks(self, stop: int | None = None) -> tuple[KVBlock, ...]:
@@ -220,7 +154,7 @@ class RequestState:
     def units_to_score(self, max_tokens: int, *, at_least_one: bool) -> tuple[int, int]:
         """first..stop of the units to launch next, within `max_tokens`."""
         first = self._next_unit
-        stop = self.task.last_unit_that_fits(first, max_tokens)
+        stop = self.plan.last_unit_that_fits(first, max_tokens)
         return first, max(stop, first + 1) if at_least_one else max(stop, first)
 
     def advance(self, stop: int) -> None:
@@ -228,33 +162,171 @@ class RequestState:
         self._next_unit = stop
 
     def roll_back(self, first: int) -> None:
-        """Units from `first` on must be launched again, and their last batch does not count."""
+        """Units from `first` on must be launched again."""
         self._next_unit = first
-        self.batches.pop()
+
+    def rows_of(self, segments: tuple[int, int]) -> slice | Int64Array:
+        """The rows of the request's outputs that these segments give."""
+        begin, end = self.plan.logit_rows(segments)
+        return slice(begin, end) if self.plan.rows is None else self.plan.rows[begin:end]
+
+    # How far it has come
+
+    @property
+    def is_prefix_launched(self) -> bool:
+        """The device has been given every block of the prefix."""
+        return not self.keys or (self.entries is not None and self.num_blocks_launched == len(self.entries))
+
+    @property
+    def are_units_launched(self) -> bool:
+        return self._next_unit == self._num_units
+
+    @property
+    def is_launched(self) -> bool:
+        """The device has been given the whole branch."""
+        return self._next_unit == self._num_units and self.is_prefix_launched
+
+    @property
+    def is_computed(self) -> bool:
+        """The device has computed the whole branch."""
+        if self.num_in_flight or not self.is_launched:
+            return False
+        return all(entry.is_computed for entry in self.entries or ())
+
+
+class RequestState:
+    """How far a request has come, and its outcome.
+
+    The scheduler's thread owns it. Any thread may call `cancel()`, and read the outcome once `is_done`.
+    """
+
+    def __init__(self, task: ScoringTask, on_change: OnChange | None = None) -> None:
+        self.task = task
+        self._on_change = on_change  # called by the scheduler's thread; must be quick
+        # Progress
+        trunk = task.branches.trunk
+        self.keys = block_keys(task.prefix_ids if trunk is None else trunk.prefix_ids, task.vectors)  # of the query
+        self._num_begun, self._num_branches = 0, len(task.branches)
+        self._open: dict[Branch, None] = {}  # begun and not done, in order
+        self._trunk = self._begin_branch() if trunk is not None else None
+        self.tokens_left = task.num_tokens
+        self._expected_hit_tokens = 0  # of `tokens_left`: those of the prefix that were cached when it was submitted
+        self.num_segments_scored = 0
+        self.turn_tokens = 0.0  # the weight of a turn that the end of a step has cut short (`step_filler.py`)
+        self.num_in_flight = 0  # in-flight steps with parts of this request
+        self.is_suspect = False  # a step with a part of it has failed: until items of it are scored, it runs alone
+        self.is_finite = True  # all logits so far
+        self.batches: list[BatchRecord] = []
+        self.cached_tokens = 0
+        self.submitted = monotonic()
+        self.started: float | None = None
+        self.prefill_seconds = 0.0
+        self.extend_seconds = 0.0
+        # Outcome
+        self.on_cancel: OnChange | None = None  # where another process computes it, and must be told
+        self.is_refused = False  # it was never queued: `error` says why
+        self.is_cancelled = False
+        self.is_done = False
+        self.error: BaseException | None = None
+        self.pinned: PinnedPrefix | None = None
+        self.label_logits, self.logsumexp = _allocate_outputs(task)
+        self.hidden: NDArray[np.float32] | None = None  # [R, D], where the task needs it
+
+    def cancel(self) -> None:
+        """Drop the request before the next step; one that is done stays as it is. Any thread may call this."""
+        if self.on_cancel is not None and not self.is_cancelled and not self.is_done:
+            self.on_cancel()
+        self.is_cancelled = True
+
+    def has_expired(self, now: float) -> bool:
+        return self.task.deadline is not None and now >= self.task.deadline
+
+    # Branches
+
+    def branches(self) -> Iterator[Branch]:
+        """Those that are not done, in order. The next one is begun when it is reached."""
+        yield from list(self._open)
+        while self._num_begun < self._num_branches:
+            yield self._begin_branch()
+
+    def _begin_branch(self) -> Branch:
+        plan = self.task.branches[self._num_begun]
+        keys = (*self.keys[: plan.num_query_blocks], *[None] * (plan.num_blocks - plan.num_query_blocks))
+        branch = Branch(self, plan, keys)
+        self._num_begun += 1
+        self._open[branch] = None
+        return branch
+
+    def retire_branches(self, cache: PrefixCache) -> None:
+        """Release the KV blocks of branches that are computed; those of the query stay for the other branches."""
+        if self._num_branches == 1:
+            return
+        for branch in [branch for branch in self._open if branch.is_computed]:
+            del self._open[branch]
+            if branch is not self._trunk:
+                branch.release_prefix(cache)
+
+    def give_way(self, cache: PrefixCache) -> bool:
+        """A branch must wait for KV blocks: release the query's if they wait for further branches only, so that no
+        request waits for room while it holds some. False if nothing was released."""
+        if self._trunk is None or self._trunk in self._open or self._trunk.entries is None:
+            return False
+        self._trunk.release_prefix(cache)
+        return True
+
+    def expect_hits(self, cache: PrefixCache) -> None:
+        """Look the query up, to estimate what the device will have to compute. Any thread may call this."""
+        trunk = self.task.branches.trunk
+        self._expected_hit_tokens = 0 if trunk is None else trunk.block_starts[cache.num_found(self.keys)]
+
+    def count_hits(self, branch: Branch, num_tokens: int) -> None:
+        """So many tokens of a branch's prefix are cached. Those of the query count."""
+        if branch is self._trunk:
+            self.cached_tokens = num_tokens
+
+    @property
+    def entries(self) -> list[CacheEntry]:
+        """The cache entries that it holds."""
+        held = dict.fromkeys([*self._open] if self._trunk is None else [self._trunk, *self._open])
+        return [entry for branch in held for entry in branch.entries or ()]
+
+    def release_prefix(self, cache: PrefixCache) -> None:
+        """Release the KV blocks of all branches."""
+        for branch in self._open:
+            branch.release_prefix(cache)
+        if self._trunk is not None:
+            self._trunk.release_prefix(cache)
+
+    def invalidate_prefix(self, cache: PrefixCache) -> int:
+        """Release all KV blocks; branches that are not done compute them again. Returns how many tokens were lost."""
+        lost = sum(branch.invalidate_prefix(cache) for branch in self._open)
+        self.release_prefix(cache)
+        self._expected_hit_tokens = 0
+        self.tokens_left += lost
+        return lost
+
+    # Outputs
 
     def receive(
         self,
-        segments: tuple[int, int],
+        rows: slice | Int64Array,
         logits: NDArray[np.float32],
         logsumexp: NDArray[np.float32] | None,
         hidden: NDArray[np.float32] | None = None,
     ) -> None:
-        """Store the outputs of some segments. `logits` may have more columns than this request has labels."""
-        begin, end = self.task.logit_rows(segments)
-        self.label_logits[begin:end] = logits[:, : self.label_logits.shape[1]]
-        self._num_segments_scored = segments[1]
+        """Store some rows of the outputs. `logits` may have more columns than this request has labels."""
+        self.label_logits[rows] = logits[:, : self.label_logits.shape[1]]
         self.is_suspect = False
         if self.logsumexp is not None and logsumexp is not None:
-            self.logsumexp[begin:end] = logsumexp
+            self.logsumexp[rows] = logsumexp
         if self.task.need_hidden and hidden is not None:
             if self.hidden is None:
                 self.hidden = np.empty((len(self.label_logits), hidden.shape[1]), np.float32)
-            self.hidden[begin:end] = hidden
+            self.hidden[rows] = hidden
 
-    def check_finite(self, segments: tuple[int, int]) -> None:
-        """Remember whether the outputs of these segments have NaN or infinity."""
-        begin, end = self.task.logit_rows(segments)
-        self.is_finite = self.is_finite and bool(np.isfinite(self.label_logits[begin:end]).all())
+    def check_finite(self, rows: slice | Int64Array) -> None:
+        """Remember whether these rows of the outputs have NaN or infinity."""
+        self.is_finite = self.is_finite and bool(np.isfinite(self.label_logits[rows]).all())
 
     # How far it has come
 
@@ -264,28 +336,19 @@ class RequestState:
         return max(0, self.tokens_left - self._expected_hit_tokens)
 
     @property
-    def is_prefix_launched(self) -> bool:
-        """The device has been given every block of the prefix."""
-        return not self.keys or (self.entries is not None and all(entry.is_launched for entry in self.entries))
-
-    @property
-    def are_units_launched(self) -> bool:
-        return self._next_unit == self.task.num_units
-
-    @property
     def is_launched(self) -> bool:
         """The device has been given the whole request."""
-        return self.are_units_launched and self.is_prefix_launched
+        return self._num_begun == self._num_branches and all(branch.is_launched for branch in self._open)
 
     @property
     def is_computed(self) -> bool:
         """The device has computed the whole request."""
-        return self.is_launched and not self.num_in_flight and all(entry.is_computed for entry in self.entries or ())
+        return self._num_begun == self._num_branches and all(branch.is_computed for branch in self._open)
 
     @property
     def num_items_done(self) -> int:
         plan = self.task.plan
-        return 0 if plan is None else self._num_segments_scored // plan.segments.segments_per_item
+        return 0 if plan is None else self.num_segments_scored // plan.segments.segments_per_item
 
     @property
     def queue_seconds(self) -> float:
@@ -310,7 +373,8 @@ class RequestState:
         self.error = error
         self.is_done = True
         self.notify()
-        self._on_change = None  # the caller holds this object, so a reference back would be a cycle
+        self._on_change = self.on_cancel = None  # the caller holds this object, so a reference back would be a cycle
+        self._open, self._trunk = {}, None
 
 
 def _allocate_outputs(task: ScoringTask) -> tuple[NDArray[np.float32], NDArray[np.float32] | None]:

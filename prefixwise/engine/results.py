@@ -5,15 +5,16 @@ logits -> scores (`contract/scores.py`) -> ScoreResult, with `return_debug` also
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
+from itertools import pairwise
 from time import perf_counter
 
 import numpy as np
 from numpy.typing import NDArray
 
 from prefixwise.contract.errors import InternalError
-from prefixwise.contract.ragged import Int32Array, Int64Array
+from prefixwise.contract.ragged import IdLists, Int32Array, Int64Array
 from prefixwise.contract.result import ItemError, ScoreResult, ScoreRows, Usage
 from prefixwise.contract.scores import scores_from_logits, scores_from_logprobs
 from prefixwise.engine.prepare import PreparedRequest
@@ -48,7 +49,7 @@ def score_result(
     return ScoreResult(
         scores=[] if as_rows else rows[:],
         rows=rows if as_rows else None,
-        items=request.items,
+        items=request.items if isinstance(request.items, tuple) else IdLists(request.items),
         labels=request.labels or tuple(" ".join(map(str, ids)) for ids in prompt.label_ids),
         score_mode=request.score_mode,
         model=model_name,
@@ -106,7 +107,7 @@ def _debug_block(
         "algorithm": plan.algorithm,
         "reason": plan.reason,
         "mask": plan.mask,
-        "chunks": len(plan.sequences) or len(state.batches),
+        "chunks": len(plan.sequences) + len(plan.long_items) if plan.sequences else len(state.batches),
         "batches": [{**asdict(batch), "fill": batch.fill} for batch in state.batches],
         "cached_tokens": state.cached_tokens,
         "milliseconds": {name: round(1000 * seconds, 3) for name, seconds in spans.items()},
@@ -122,7 +123,8 @@ def _debug_block(
 def _layout(plan: ScorePlan) -> dict[str, object]:
     """The attention layout: each segment attends to `prefix_lens` tokens of the prefix and, causally, to its own.
 
-    `rows` are the sequences of serial and packed: runs of segments behind a copy of the prefix.
+    `rows` are the sequences of serial and packed: runs of segments behind a copy of the prefix. A long item is a row of
+    its own.
     """
     segments = plan.segments
     return {
@@ -131,8 +133,17 @@ def _layout(plan: ScorePlan) -> dict[str, object]:
         "segments_per_item": segments.segments_per_item,
         "prefix_lens": segments.prefix_lens[:MAX_SEGMENTS_SHOWN].tolist(),
         "tail_lens": segments.tokens.lens[:MAX_SEGMENTS_SHOWN].tolist(),
-        "rows": [[each.first, each.stop] for each in plan.sequences if each.first < MAX_SEGMENTS_SHOWN],
+        "rows": [[first, stop] for first, stop in _rows(plan) if first < MAX_SEGMENTS_SHOWN],
     }
+
+
+def _rows(plan: ScorePlan) -> Iterable[tuple[int, int]]:
+    if not plan.sequences:
+        return ()
+    per_item, num_segments = plan.segments.segments_per_item, len(plan.segments.tokens)
+    starts = {int(plan.whole_indices[each.first]) for each in plan.sequences}
+    starts.update(per_item * (item + after) for item in plan.long_items for after in (0, 1))
+    return pairwise(sorted(starts | {num_segments}))
 
 
 def _inspected_item(

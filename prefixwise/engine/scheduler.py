@@ -15,31 +15,30 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
 from time import monotonic, sleep
 from typing import Any, TypeVar
 
-from prefixwise.contract.errors import (
-    BackendError,
-    CancelledError,
-    DeadlineExceededError,
-    RequestError,
-)
+from prefixwise.contract.errors import BackendError
 from prefixwise.engine.admission import DEFAULT_MAX_QUEUED_TOKENS, Admission
-from prefixwise.engine.health import EngineFailedError, EngineHealth, EngineState, Watchdog
+from prefixwise.engine.calibration import probe_costs
+from prefixwise.engine.health import EngineFailedError, EngineHealth, Watchdog
 from prefixwise.engine.in_flight import DeviceCall, InFlightStep, InFlightSteps
+from prefixwise.engine.live_requests import LiveRequests
 from prefixwise.engine.prefix_cache import Pins, PrefixCache
 from prefixwise.engine.recovery import Recovery, error_of_request
 from prefixwise.engine.request_state import RequestState
 from prefixwise.engine.stats import Counters, EngineStats
 from prefixwise.engine.step import Step
-from prefixwise.engine.step_filler import StepBudget, StepLimits, fill_step
+from prefixwise.engine.step_filler import fill_step
+from prefixwise.engine.step_limits import StepBudget, StepLimits
 from prefixwise.forward.backend import Backend
 from prefixwise.forward.batch import KV_BLOCK_SIZE
 from prefixwise.forward.buckets import Buckets
+from prefixwise.plan.cost_model import MeasuredCosts, Sample, static_costs
 
 log = logging.getLogger("prefixwise")
 
@@ -76,20 +75,22 @@ class Scheduler:
         longest = min(-(-backend.config.max_context_len // KV_BLOCK_SIZE), info.num_kv_blocks)
         self.pins = Pins(self.cache, longest)
         self.health = EngineHealth()
-        self._budget = StepBudget(
-            StepLimits(info.step_tokens, options.chunked_prefill_size, info.max_kv_blocks_read, info.joins_prefill)
-        )
+        self.costs = MeasuredCosts(static_costs(backend.config, info.device_kind))
+        self._budget = StepBudget(StepLimits.of(info, options.chunked_prefill_size), self.costs, info)
+        self._follow_costs()
         self._buckets = Buckets.of(info)
         self._counters = Counters()
         self._inbox: SimpleQueue[tuple[RequestState, ...] | DeviceCall[Any] | None] = SimpleQueue()  # None: wake up
         self._num_submitted = self._num_received = 0  # requests put into the inbox, and taken out
-        self._live: dict[RequestState, None] = {}  # the longest unserved first
         self._calls: list[DeviceCall[Any]] = []  # they wait until nothing is in flight
         self._next_step: Step | None = None  # filled ahead, launched when the step before it is done
         self._polls_in_flight = 0  # iterations since the launch, where one step is in flight at a time
         self._poll_timeout: float | None = 0.0  # how long the next iteration may wait for messages; None: no bound
         self._was_short = False  # the last step was shorter than SHORT_STEP_SECONDS
         self._closing = threading.Event()
+        self._live = LiveRequests(
+            self.cache, self.pins, self.admission, self.health, self._counters, self._closing, info.kv_block_bytes
+        )
         self._submit_lock = threading.Lock()  # what is submitted before `close` is answered
         wake = partial(self._inbox.put, None)
         self._in_flight = InFlightSteps(backend, wake, self.health)
@@ -126,6 +127,17 @@ class Scheduler:
             self._inbox.put(call)
         return call.answer.result()
 
+    def calibrate(self) -> None:
+        """Measure on this machine what forwards cost, for about a second; nothing where steps have no bound in time.
+        Requests wait meanwhile."""
+
+        def run() -> None:
+            self.costs.calibrate(probe_costs(self.backend, self.costs.model))
+            self._follow_costs()
+
+        if self.backend.info.step_seconds is not None:
+            self.call(run)
+
     def release_pin(self, prefix_id: str) -> bool:
         """Unpin a prefix; its blocks may be evicted before the next step. False if no pinned prefix has this id."""
         is_known = self.pins.unpin(prefix_id)
@@ -151,6 +163,9 @@ class Scheduler:
             running_tokens=running_tokens,
             waiting_tokens=max(0, self.admission.tokens - running_tokens),
             tokens_per_second=self.admission.tokens_per_second or 0.0,
+            max_step_tokens=self._budget.limits.num_tokens,
+            cost_source=self.costs.source,
+            **vars(self.costs.model),
             refused_requests=dict(self.admission.refusals),
             **vars(self._counters),
             cached_blocks=self.cache.num_blocks,
@@ -171,7 +186,7 @@ class Scheduler:
         try:
             self._iterate_until_closed()
             self._receive(0.0)
-            self._drop_expired()  # also what was submitted too late
+            self._live.drop_expired()  # also what was submitted too late
             self._run_calls()
             self.pins.release_all()
             self.cache.clear()
@@ -193,8 +208,8 @@ class Scheduler:
                     raise
                 log.exception("the scheduler failed")  # a bug: end the live requests with it, and go on
                 self._discard_in_flight()
-                for request in list(self._live):
-                    self._end(request, error)
+                for request in self._live:
+                    self._live.end(request, error)
                 self._poll_timeout = 0.0
 
     def _fail(self, error: BaseException) -> None:
@@ -203,16 +218,14 @@ class Scheduler:
         with self._submit_lock:  # what was submitted before is in the inbox now
             self.health.fail(str(error) if is_device else "the scheduler has died")
         log.critical("the engine has failed: %s", self.health.reason, exc_info=None if is_device else error)
+        waiting: list[RequestState] = []
         while not self._inbox.empty():
             message = self._inbox.get()
             if isinstance(message, tuple):
-                self._live.update(dict.fromkeys(message))
+                waiting.extend(message)
             elif message is not None:
                 self._calls.append(message)
-        for request in self._live:
-            self.admission.leave(request)
-            request.finish(self.health.error())
-        self._live.clear()
+        self._live.fail(waiting)
         for call in self._calls:
             call.answer.set_exception(self.health.error())
         self._in_flight.abandon()
@@ -228,7 +241,8 @@ class Scheduler:
         if self._was_short and self._live and not self._in_flight:  # more requests in one step cost the host less
             sleep(SHORT_STEP_SECONDS)
             self._receive(0.0)
-        self._drop_expired()
+        if self._live.drop_expired():
+            self._next_step = None
         self._poll_timeout = self._launch_next()
 
     # Receive
@@ -251,46 +265,15 @@ class Scheduler:
                 self._calls.append(message)
 
     def _add(self, request: RequestState) -> None:
-        self._live[request] = None
+        self._live.add(request)
         self._num_received += 1
         self._next_step = None
-        if request.task.pin_seconds is not None:
-            try:
-                self.pins.check_room(len(request.keys))
-            except RequestError as error:
-                self._end(request, error)
 
     def _run_calls(self) -> None:
         """Run the waiting calls if nothing is in flight. Until then no step is launched."""
         while self._calls and not self._in_flight:
             self._next_step = None
             self._calls.pop(0).run(self._in_flight)
-
-    def _drop_expired(self) -> None:
-        """End requests that are cancelled or past their deadline; those in flight, when their step is done."""
-        now = monotonic()
-        for request in list(self._live):
-            error = self._end_reason(request, now)
-            if error is not None:
-                self._next_step = None  # it may hold a part of the request
-                if not request.num_in_flight:
-                    self._counters.shed_requests += isinstance(
-                        error, DeadlineExceededError
-                    ) and not request.has_expired(now)
-                    self._end(request, error)
-
-    def _end_reason(self, request: RequestState, now: float) -> Exception | None:
-        if request.is_cancelled:
-            return CancelledError()
-        if (expiry := _expiry(request, now)) is not None:
-            return expiry
-        if (reason := self.admission.why_late(request, now)) is not None and not request.is_launched:
-            return DeadlineExceededError(reason)
-        if self._closing.is_set() and request.started is None:
-            return BackendError("this scorer was closed before the request's turn came")
-        if self.health.state is EngineState.STALLED and request.started is None:
-            return self.health.error()
-        return None
 
     # Fill and launch
 
@@ -304,10 +287,10 @@ class Scheduler:
         step, self._next_step = self._next_step or self._fill(), None
         if step is not None and not (step.is_timed and self._in_flight):
             self._launch(step, now)
-            return 0.0
+            return None if all(request.is_launched for request in self._live) else 0.0
         if self._in_flight:
             return None
-        self._deliver(())
+        self._live.deliver(())
         self._evict_pin_if_stuck()
         return 0.0
 
@@ -323,9 +306,8 @@ class Scheduler:
         return None
 
     def _fill(self) -> Step | None:
-        now = monotonic()
-        live = [request for request in self._live if not request.num_in_flight or not self._end_reason(request, now)]
-        return fill_step(self._budget.limits, self.cache, live)
+        unlaunched = self._live.unlaunched()
+        return fill_step(self._budget.limits, self.cache, unlaunched) if unlaunched else None
 
     def _evict_pin_if_stuck(self) -> None:
         """If all live requests wait for KV blocks that are pinned, evict a pinned prefix before it expires."""
@@ -339,20 +321,13 @@ class Scheduler:
             forward.bucket = self._buckets.fit(forward.num_tokens)
             forward.advance_requests()
         for request in step.requests:
-            self._start(request, now)
+            self._live.begin(request, now)
             request.num_in_flight += 1
             request.turn_tokens = step.cut.get(request, 0)
             if not request.turn_tokens:
-                del self._live[request]
-                self._live[request] = None  # at the end
+                self._live.end_turn(request)
         self._polls_in_flight = 0
         self._in_flight.launch(step, now)
-
-    def _start(self, request: RequestState, now: float) -> None:
-        if request.started is None:
-            request.started = now
-            self._counters.prefix_queried_tokens += len(request.task.prefix_ids)
-            self._counters.prefix_hit_tokens += request.cached_tokens
 
     # Deliver
 
@@ -372,7 +347,7 @@ class Scheduler:
                 request.started = begin  # it waited for the step before
         self._was_short = end - begin < SHORT_STEP_SECONDS
         self._count(step, end - begin)
-        self._deliver(set(step.requests))
+        self._live.deliver(set(step.requests))
         self._recovery.count_step(is_finite=is_finite)
 
     def _count(self, step: Step, seconds: float) -> None:
@@ -384,37 +359,16 @@ class Scheduler:
         counters.tokens_padded += sum(forward.bucket for forward in step.forwards)
         step.count(seconds)
         self.admission.count_step(step.num_tokens)
+        if self.backend.info.step_seconds is not None:
+            self.costs.record(Sample(step.work, seconds))
+            self._follow_costs()
 
-    def _deliver(self, in_step: Collection[RequestState]) -> None:
-        """End the requests that are computed, by this step or, if other requests computed their prefix, without one.
-        Notify the other requests of this step of their progress."""
-        for request in list(self._live):
-            if request.is_computed and not request.is_cancelled:
-                now = monotonic()
-                self._start(request, now)
-                self._counters.items_scored += request.num_items_done
-                self._end(request, _expiry(request, now))
-            elif request in in_step:
-                request.notify()
-
-    def _end(self, request: RequestState, error: BaseException | None = None) -> None:
-        """Remove the request and give its caller the result or the error."""
-        del self._live[request]
-        if error is None and request.task.pin_seconds is not None:
-            error = self._pin(request, request.task.pin_seconds)
-        if not request.is_finite:  # its prefix may be to blame
-            self.cache.forget(request.entries or ())
-        request.release_prefix(self.cache)
-        self.admission.leave(request)
-        request.finish(error)
-
-    def _pin(self, request: RequestState, seconds: float) -> RequestError | None:
-        tokens = (len(request.task.prefix_ids), request.cached_tokens)
-        try:
-            request.pinned = self.pins.add(request.entries or (), tokens, self.backend.info.kv_block_bytes, seconds)
-        except RequestError as error:
-            return error
-        return None
+    def _follow_costs(self) -> None:
+        """Bound the steps by what the cost model says now."""
+        before = self._budget.limits
+        self._budget.follow_costs()
+        if (limits := self._budget.limits) is not before:
+            self.admission.resize_steps(limits.num_tokens, limits.share)
 
     # Recover
 
@@ -425,7 +379,7 @@ class Scheduler:
         self._discard_in_flight()
         step.roll_back()
         for request in self._recovery.blamed_requests(step, error):
-            self._end(request, error_of_request(error))
+            self._live.end(request, error_of_request(error))
 
     def _discard_in_flight(self) -> None:
         """After a failure no cached block can be trusted. All requests compute their prefixes again, and the units that
@@ -434,15 +388,4 @@ class Scheduler:
         for each in self._in_flight.drain():
             each.step.land()
             each.step.roll_back()
-        for request in self._live:
-            self.admission.restore(request.invalidate_prefix(self.cache))
-        self.pins.release_all()
-        self.cache.clear()
-
-
-def _expiry(request: RequestState, now: float) -> DeadlineExceededError | None:
-    """The error of a request that was not done by its deadline."""
-    if not request.has_expired(now):
-        return None
-    waited = now - request.submitted
-    return DeadlineExceededError(f"the request was not done after {waited:.3g} s; its deadline has passed")
+        self._live.invalidate_prefixes()

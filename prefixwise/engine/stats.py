@@ -14,6 +14,11 @@ class EngineStats:
     running_tokens: int  # still to be computed
     waiting_tokens: int
     tokens_per_second: float  # measured while the device had enough to do; 0.0: unknown
+    max_step_tokens: int  # of a step now, without attention: those of its time
+    cost_source: str  # of the next three: static, measured or calibrated
+    seconds_per_forward: float
+    seconds_per_token: float
+    seconds_per_pair: float  # of a token and another that it attends to
     refused_requests: dict[str, int]  # calls that were not admitted, by the error's code
     shed_requests: int  # dropped before their deadline, which they could not meet any more
     steps: int

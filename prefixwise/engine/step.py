@@ -12,45 +12,51 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
 from prefixwise.engine.forward_batches import BlockRun, ItemRun, SequenceRun, joined_batch, sequences_batch
 from prefixwise.engine.prefix_cache import CacheEntry
-from prefixwise.engine.request_state import BatchRecord, RequestState
+from prefixwise.engine.request_state import BatchRecord, Branch, RequestState
 from prefixwise.forward.backend import check_output
-from prefixwise.forward.batch import KV_BLOCK_SIZE, ForwardBatch, ForwardOutput, KVBlock, Prefix
+from prefixwise.forward.batch import ForwardBatch, ForwardOutput, KVBlock, Prefix
+from prefixwise.plan.cost_model import Work
 
 
-@dataclass(frozen=True)
-class Part:
-    """A part of one request: its prefix blocks, or its units, first..stop."""
+class Part(NamedTuple):
+    """A part of one branch of a request: its prefix blocks, or its units, first..stop."""
 
-    request: RequestState
+    branch: Branch
     first: int
     stop: int
 
     @property
+    def request(self) -> RequestState:
+        return self.branch.request
+
+    @property
     def entries(self) -> list[CacheEntry]:
         """The cache entries of its blocks."""
-        return (self.request.entries or [])[self.first : self.stop]
+        return (self.branch.entries or [])[self.first : self.stop]
 
     @property
     def block_run(self) -> BlockRun:
-        task = self.request.task
-        return BlockRun(task.prefix_ids, self.first, self.stop, task.vectors)
+        plan = self.branch.plan
+        return BlockRun(plan.prefix_ids, self.first, self.stop, plan.vectors, plan.block_starts)
 
     @property
     def num_block_tokens(self) -> int:
-        return self.request.task.block_tokens(self.first, self.stop)
+        return self.branch.plan.block_tokens(self.first, self.stop)
 
     @property
     def num_unit_tokens(self) -> int:
-        return self.request.task.unit_tokens(self.first, self.stop)
+        return self.branch.plan.unit_tokens(self.first, self.stop)
 
     @property
     def segments(self) -> tuple[int, int]:
-        return self.request.task.segments_of(self.first, self.stop)
+        return self.branch.plan.segments_of(self.first, self.stop)
 
 
 @dataclass(eq=False)
@@ -60,7 +66,7 @@ class StepForward:
     has_sequences: bool = False
     block_parts: list[Part] = field(default_factory=list)  # prefix blocks, to be cached
     scored_parts: list[Part] = field(default_factory=list)  # items or sequences
-    prefix_requests: list[RequestState] = field(default_factory=list)  # one per distinct prefix cached before and read
+    prefix_branches: list[Branch] = field(default_factory=list)  # one per distinct prefix cached before and read
     num_blocks_read: int = 0
     num_tokens: int = 0
     batch: ForwardBatch | None = None
@@ -88,16 +94,16 @@ class StepForward:
 
     # Fill
 
-    def has_prefix(self, request: RequestState) -> bool:
-        """The request has no prefix, or it is one that items of this forward attend to."""
-        return not request.entries or request.entries[-1] in self._prefix_index
+    def has_prefix(self, branch: Branch) -> bool:
+        """The branch has no prefix, or it is one that items of this forward attend to."""
+        return not branch.entries or branch.entries[-1] in self._prefix_index
 
-    def add_prefix(self, request: RequestState) -> None:
+    def add_prefix(self, branch: Branch) -> None:
         """Add a prefix whose blocks are all cached when the forward starts."""
-        assert request.entries, "the request has a prefix"
-        self._prefix_index[request.entries[-1]] = len(self.block_parts) + len(self.prefix_requests)
-        self.prefix_requests.append(request)
-        self.num_blocks_read += len(request.entries)
+        assert branch.entries, "the branch has a prefix"
+        self._prefix_index[branch.entries[-1]] = len(self.block_parts) + len(self.prefix_branches)
+        self.prefix_branches.append(branch)
+        self.num_blocks_read += len(branch.entries)
 
     def joined_with(self, prefill: StepForward) -> StepForward:
         """One forward of the prefill's blocks and, after them, these items, which may attend to the blocks."""
@@ -109,39 +115,40 @@ class StepForward:
         )
         for index, part in enumerate(prefill.block_parts):
             joined._prefix_index.update(dict.fromkeys(part.entries, index))
-        for request in self.prefix_requests:
-            if not joined.has_prefix(request):
-                joined.add_prefix(request)
+        for branch in self.prefix_branches:
+            if not joined.has_prefix(branch):
+                joined.add_prefix(branch)
             else:
-                joined._check_one_part(request)
+                joined._check_one_part(branch)
         return joined
 
-    def _check_one_part(self, request: RequestState) -> None:
-        """A request computes blocks after launched ones only. So the missing blocks of a prefix belong to one part and
+    def _check_one_part(self, branch: Branch) -> None:
+        """A branch computes blocks after launched ones only. So the missing blocks of a prefix belong to one part and
         begin at its first block, and the blocks before them are those that the part reads. The part may go on beyond
         the end of this prefix."""
-        assert request.entries
-        part = self.block_parts[self._prefix_index[request.entries[-1]]]
-        whole = (part.request.entries or [])[: part.stop]
-        assert request.entries == whole[: len(request.entries)], "the missing blocks of a prefix belong to one part"
+        assert branch.entries
+        part = self.block_parts[self._prefix_index[branch.entries[-1]]]
+        whole = (part.branch.entries or [])[: part.stop]
+        assert branch.entries == whole[: len(branch.entries)], "the missing blocks of a prefix belong to one part"
 
     def build_batch(self) -> None:
         """Build the arrays, except for the cached blocks, which may not be computed yet."""
-        scored = [(part, part.request.task.plan) for part in self.scored_parts]
+        tasks = [part.request.task for part in self.scored_parts]
+        scored = [(part, part.branch.plan.scoring) for part in self.scored_parts]
         runs = [(part, plan) for part, plan in scored if plan is not None]
-        need_logsumexp = any(part.request.task.need_logsumexp for part in self.scored_parts)
-        need_hidden = any(part.request.task.need_hidden for part in self.scored_parts)
+        need_logsumexp = any(task.need_logsumexp for task in tasks)
+        need_hidden = any(task.need_hidden for task in tasks)
         if self.has_sequences:
             sequences = [SequenceRun(plan, part.first, part.stop) for part, plan in runs]
             self.batch = sequences_batch(sequences, need_logsumexp=need_logsumexp, need_hidden=need_hidden)
             return
         blocks = [part.block_run for part in self.block_parts]
-        items = [ItemRun(plan.segments, part.first, part.stop, self._index_of(part.request)) for part, plan in runs]
+        items = [ItemRun(plan.segments, part.first, part.stop, self._index_of(part.branch)) for part, plan in runs]
         self.batch = joined_batch(blocks, items, need_logsumexp=need_logsumexp, need_hidden=need_hidden)
 
-    def _index_of(self, request: RequestState) -> int:
-        """The index of the request's prefix in this forward; -1: the request has none."""
-        return self._prefix_index[request.entries[-1]] if request.entries else -1
+    def _index_of(self, branch: Branch) -> int:
+        """The index of the branch's prefix in this forward; -1: the branch has none."""
+        return self._prefix_index[branch.entries[-1]] if branch.entries else -1
 
     # Run
 
@@ -150,9 +157,9 @@ class StepForward:
         assert self.batch is not None, "the batch is built before the forward starts"
         if self.has_sequences:
             return self.batch
-        cached = [part.request.cached_blocks(part.first) for part in self.block_parts]
-        continued = [replace(prefix, blocks=blocks) for prefix, blocks in zip(self.batch.prefixes, cached, strict=True)]
-        whole = [Prefix(request.cached_blocks()) for request in self.prefix_requests]
+        cached = [part.branch.cached_blocks(part.first) for part in self.block_parts]
+        continued = [Prefix(blocks, prefix.segment) for prefix, blocks in zip(self.batch.prefixes, cached, strict=True)]
+        whole = [Prefix(branch.cached_blocks()) for branch in self.prefix_branches]
         return replace(self.batch, prefixes=(*continued, *whole))
 
     def cache_blocks(self, blocks: Iterable[KVBlock]) -> None:
@@ -167,17 +174,36 @@ class StepForward:
             for entry in part.entries:
                 entry.is_launched, entry.owner = True, None
             # Blocks that another request reserved and left uncomputed are no cache hit after all.
-            part.request.cached_tokens = min(part.request.cached_tokens, part.first * KV_BLOCK_SIZE)
+            part.request.count_hits(
+                part.branch, min(part.request.cached_tokens, part.branch.plan.block_starts[part.first])
+            )
         for part in self.scored_parts:
-            first, stop = part.segments
-            record = BatchRecord(stop - first, part.num_unit_tokens, self.num_tokens, self.bucket)
-            part.request.batches.append(record)
-            part.request.advance(part.stop)
+            part.branch.advance(part.stop)
+        for part in self.parts:
+            part.branch.num_in_flight += 1
+        for request, (num_segments, num_tokens) in self._scored_by_request().items():
+            request.batches.append(BatchRecord(num_segments, num_tokens, self.num_tokens, self.bucket))
 
     def roll_back(self) -> None:
         """Undo `advance_requests`, except for the prefixes, which are lost with the failure."""
         for part in self.scored_parts:
-            part.request.roll_back(part.first)
+            part.branch.roll_back(part.first)
+        for request in self._scored_by_request():
+            request.batches.pop()
+
+    def land(self) -> None:
+        """The forward is not in flight any more."""
+        for part in self.parts:
+            part.branch.num_in_flight -= 1
+
+    def _scored_by_request(self) -> dict[RequestState, tuple[int, int]]:
+        """The segments that are scored, and the tokens of their units."""
+        found: dict[RequestState, tuple[int, int]] = {}
+        for part in self.scored_parts:
+            request, (first, stop) = part.branch.request, part.segments
+            num_segments, num_tokens = found.get(request, (0, 0))
+            found[request] = num_segments + stop - first, num_tokens + part.num_unit_tokens
+        return found
 
     # Deliver
 
@@ -188,11 +214,14 @@ class StepForward:
                 entry.is_computed = True
         start = 0
         for part in self.scored_parts:
-            begin, end = part.request.task.logit_rows(part.segments)
+            segments = part.segments
+            begin, end = part.branch.plan.logit_rows(segments)
             stop = start + end - begin
             logsumexp = None if output.logsumexp is None else output.logsumexp[start:stop]
             hidden = None if output.hidden is None else output.hidden[start:stop]
-            part.request.receive(part.segments, output.label_logits[start:stop], logsumexp, hidden)
+            request = part.request
+            request.receive(part.branch.rows_of(segments), output.label_logits[start:stop], logsumexp, hidden)
+            request.num_segments_scored += segments[1] - segments[0]
             start = stop
 
 
@@ -202,12 +231,18 @@ class Step:
 
     forwards: list[StepForward]
     num_tokens: int
-    cut: Mapping[RequestState, int] = field(default_factory=dict)  # tokens of turns that go on in the next step
+    cut: Mapping[RequestState, float] = field(default_factory=dict)  # the weight of turns that go on in the next step
+    num_pairs: int = 0  # query-key pairs, about
 
-    @property
+    @cached_property
     def requests(self) -> list[RequestState]:
         """Each once, in the order in which they were served."""
         return list(dict.fromkeys(part.request for forward in self.forwards for part in forward.parts))
+
+    @property
+    def work(self) -> Work:
+        """For the cost model. The buckets are known once the step is launched."""
+        return Work(sum(forward.bucket for forward in self.forwards), self.num_pairs, len(self.forwards))
 
     @property
     def is_timed(self) -> bool:
@@ -218,6 +253,8 @@ class Step:
         """The step is not in flight any more."""
         for request in self.requests:
             request.num_in_flight -= 1
+        for forward in self.forwards:
+            forward.land()
 
     def roll_back(self) -> None:
         """Discard a step that was launched: its requests are as they were before it, except for their prefixes."""
@@ -238,7 +275,7 @@ class Step:
         if all(each.all() for each in finite):
             return True
         for part in (part for forward in self.forwards for part in forward.scored_parts):
-            part.request.check_finite(part.segments)
+            part.request.check_finite(part.branch.rows_of(part.segments))
         return any(each.any() for each in finite)
 
     def count(self, seconds: float) -> None:
@@ -253,11 +290,12 @@ class Step:
         for request in scored:
             request.extend_seconds += seconds - prefill_seconds
         for forward in self.forwards:
-            for part in forward.block_parts:
-                part.request.count_prefill(part.first, part.stop)
+            for request in {part.request for part in forward.block_parts}:
                 if forward.is_prefill:
-                    part.request.prefill_seconds += prefill_seconds
-                elif part.request not in scored:
-                    part.request.prefill_seconds += seconds - prefill_seconds
+                    request.prefill_seconds += prefill_seconds
+                elif request not in scored:
+                    request.prefill_seconds += seconds - prefill_seconds
+            for part in forward.block_parts:
+                part.branch.count_prefill(part.first, part.stop)
             for part in forward.scored_parts:
                 part.request.tokens_left -= part.num_unit_tokens

@@ -18,7 +18,7 @@ class TokenRate:
     """
 
     def __init__(self, least_tokens: int) -> None:
-        self._least_tokens = least_tokens
+        self.least_tokens = least_tokens
         self._tokens = self._seconds = 0.0  # of the last steps, the newest with the greatest weight
         self._average = 0.0
         self._confirmed = -math.inf
@@ -31,7 +31,7 @@ class TokenRate:
         """A step has computed so many tokens, `seconds` after the one before it, or after it could begin."""
         seconds = max(seconds, 1e-6)
         known = self.at(now)
-        if tokens < self._least_tokens and (known is None or tokens <= known * seconds):
+        if tokens < self.least_tokens and (known is None or tokens <= known * seconds):
             return
         if known is None or tokens > MAX_CHANGE * known * seconds:  # the steps before were the exception
             self._tokens = self._seconds = 0.0

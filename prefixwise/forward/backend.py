@@ -17,6 +17,11 @@ from prefixwise.models.config import ModelConfig
 DeviceKind = Literal["cpu", "gpu", "tpu"]
 Warmup = Literal["full", "fast", "none"]
 
+# Seconds that a step may take, and tokens that it may have in any case: every step reads the weights, which on a CPU
+# takes as long as computing about 40 tokens.
+STEP_SECONDS: dict[DeviceKind, float] = {"cpu": 0.25, "gpu": 0.02, "tpu": 0.02}
+LEAST_STEP_TOKENS = 256
+
 # Most tokens in one forward, unless the user sets it.
 DEFAULT_TOKEN_BUDGETS: dict[DeviceKind, int] = {"cpu": 16_384, "gpu": 65_536, "tpu": 32_768}
 
@@ -68,7 +73,12 @@ class BackendInfo:
     attention: str = "none"  # the implementation that was chosen
     compute_dtype: str | None = None  # of activations, GEMMs and the KV cache; None: that of the weights
     compilation_cache_dir: str | None = None  # of compiled programs; None: they are not cached
-    step_tokens: int = 2048  # that one forward should have: enough to use the device well, few enough to finish soon
+    step_tokens: int = 2048  # most tokens of a step: more do not use the device better
+    step_seconds: float | None = None  # a step should take no longer, as newcomers wait for it; None: no bound
+    least_step_tokens: int = 1  # a step may have as many however long it takes: fewer would waste the device
+    # Items of more tokens are computed in pieces. Never a measurement: the cut decides an item's bits.
+    max_whole_item: int = 1024
+    reads_short_blocks: bool = False  # may a KV block in the middle of a prefix have fewer tokens than the others?
     # Should one forward both cache KV blocks and score items, which may read them? That is faster where launching a
     # forward takes long, and where GEMMs of few rows do not fill the device.
     joins_prefill: bool = False
@@ -160,8 +170,8 @@ PROBE = ForwardBatch(
 
 def check_blocks(batch: ForwardBatch, blocks: Sequence[KVBlock]) -> Sequence[KVBlock]:
     """Releases the blocks and raises BackendError unless there is one per segment to cache, with its tokens."""
-    starts = batch.segment_starts
-    lens = [int(starts[segment + 1] - starts[segment]) for segment in batch.cache_segments]
+    segments = np.array(batch.cache_segments, np.int64)
+    lens = (batch.segment_starts[segments + 1] - batch.segment_starts[segments]).tolist()
     got = [block.num_tokens for block in blocks]
     if got == lens:
         return blocks

@@ -59,9 +59,10 @@ class KVBlock(ABC):
 class Prefix:
     """What segments read: cached KV blocks from its start, then tokens of this batch, or either alone."""
 
-    blocks: tuple[KVBlock, ...] = ()  # each of KV_BLOCK_SIZE tokens; the last one may have fewer
+    # Each of KV_BLOCK_SIZE tokens; the last one may have fewer and, with `BackendInfo.reads_short_blocks`, any of them.
+    blocks: tuple[KVBlock, ...] = ()
     # The prefix continues with the tokens of this segment and of those after it, up to the length that a segment reads.
-    # After cached blocks these segments are whole KV blocks, which the forward caches.
+    # After cached blocks these segments are KV blocks, which the forward caches.
     segment: int | None = None
 
 

@@ -9,7 +9,6 @@ every prefix, where its key tiles lie, as far as its segments read them:
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -38,13 +37,21 @@ class PageLease:
 
     def __init__(self, page: int, free: Callable[[int], None]) -> None:
         self.page = page
-        self.release = weakref.finalize(self, free, page)
-        self.release.atexit = False
+        self._free: Callable[[int], None] | None = free  # None: it was released
+
+    def __del__(self) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """A second call does nothing."""
+        free, self._free = self._free, None
+        if free is not None:
+            free(self.page)
 
     @property
     def address(self) -> int:
         """The slot of its first token, in every layer of the KV cache. Raises where the page was released."""
-        if not self.release.alive:
+        if self._free is None:
             raise BackendError("this prefix was released before it was read; compute it again")
         return self.page * KEY_TILE
 

@@ -4,14 +4,16 @@
     packed           sequences of prefix + up to `chunk_size` segments
     prefill_extend   no sequences: item tokens run by themselves, as many as fit a step of the scheduler
 
-`auto` decides by model, device, configuration and the query's length. It looks at the number of items only if all
-algorithms give the same bits (on a CPU), so that isolation holds for `auto` too.
+`auto` decides by model, device, configuration and the query's length. It looks at the items, and at costs measured on
+this machine, only if all algorithms give the same bits (on a CPU). So isolation holds for `auto` too, and replicas
+agree.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -21,12 +23,24 @@ from prefixwise.contract.ragged import Int64Array
 from prefixwise.forward.backend import BackendInfo
 from prefixwise.forward.batch import KV_BLOCK_SIZE, MaskImpl
 from prefixwise.models.config import ModelConfig
-from prefixwise.plan.cost_model import STATIC_FIGURES, SegmentSums, Work, estimate_seconds, extend_work, packed_work
+from prefixwise.plan.cost_model import (
+    CostModel,
+    MeasuredCosts,
+    SegmentSums,
+    cached_extend_work,
+    extend_work,
+    packed_work,
+    static_costs,
+    tokens_of_step,
+)
+from prefixwise.plan.long_items import ItemCut
 from prefixwise.plan.segments import Segments
 
 MaskOption = Literal["auto", "dense", "segment"]
 
 DENSE_MAX_SEQUENCE_LEN = 16_384  # tokens; the dense mask has the square of that, 256 MiB
+TIE = 1.03  # estimates whose ratio is below this are equal
+_CACHED = "the prefix is cached for later requests"
 # What `auto` assumes of a request if it may not look at the items.
 _NOMINAL_SEGMENT_LENS = np.full(64, 32, np.int64)
 _PREFIXES_PER_SEQUENCE = 4  # a packed sequence is at least this many times as long as its prefix, which it computes
@@ -110,7 +124,8 @@ def fill_sequences(
             sequences.append(PackedSequence(first, segment, num_tokens))
             first, num_tokens = segment, prefix_len
         num_tokens += length
-    sequences.append(PackedSequence(first, len(segment_lens), num_tokens))
+    if segment_lens:
+        sequences.append(PackedSequence(first, len(segment_lens), num_tokens))
     return sequences
 
 
@@ -126,22 +141,58 @@ class ScorePlan:
     is_fallback: bool  # the chosen algorithm cannot run, and another one replaces it
     mask: MaskImpl | None  # of packed sequences with a prefix
     mask_note: str | None  # why the mask differs from the options
-    segments: Segments
-    sequences: tuple[PackedSequence, ...] = ()  # empty if the item tokens run by themselves
+    segments: Segments  # of all items
+    sequences: tuple[PackedSequence, ...] = ()  # of `whole_segments`; empty if the item tokens run by themselves
     max_segments: int = 0  # most segments of this request in one forward; 0: no bound
     token_budget: int = 1 << 30  # most of its tokens in one forward, unless one sequence or segment alone has more
+    cut: ItemCut | None = None  # of long items
+    long_items: tuple[int, ...] = ()  # computed in pieces, each by itself (`branches.py`)
+    splits_sequences: bool = False  # the prefix of a sequence becomes KV blocks of its own, its segments follow
 
     @property
     def needs_prefill(self) -> bool:
-        """Whether the item tokens read a prefix that an earlier forward has computed."""
-        return not self.sequences and len(self.segments.prefix_ids) > 0
+        """Whether the item tokens read a prefix that is computed before them, for all of them."""
+        return self.algorithm == "prefill_extend" and len(self.segments.prefix_ids) > 0
 
     @property
-    def num_tokens(self) -> int:
-        """The tokens to compute if none of them is cached."""
+    def num_unit_tokens(self) -> int:
+        """The tokens of sequences; without them, of segments."""
         if self.sequences:
             return sum(sequence.num_tokens for sequence in self.sequences)
-        return len(self.segments.prefix_ids) + len(self.segments.tokens.flat)
+        return len(self.segments.tokens.flat)
+
+    @property
+    def num_unit_pairs(self) -> int:
+        """Query-key pairs of these tokens."""
+        lens, prefix_len = self.segments.tokens.lens, len(self.segments.prefix_ids)
+        segment_pairs = int(np.dot(lens, self.segments.prefix_lens)) + int(np.dot(lens, lens)) // 2
+        return segment_pairs + len(self.sequences) * prefix_len**2 // 2
+
+    @cached_property
+    def whole_indices(self) -> Int64Array:
+        """The segments of the items that are not long."""
+        is_whole = np.ones(len(self.segments.tokens), bool)
+        is_whole.reshape(-1, self.segments.segments_per_item)[list(self.long_items)] = False
+        return np.flatnonzero(is_whole)
+
+    @cached_property
+    def whole_segments(self) -> Segments:
+        return self.segments.take(self.whole_indices) if self.long_items else self.segments
+
+
+@dataclass(frozen=True)
+class _Estimate:
+    """The estimated cost of a request with one algorithm."""
+
+    seconds: float
+    num_forwards: int
+
+
+def _fewest_forwards_of_ties(estimates: Mapping[str, _Estimate]) -> str:
+    """The fastest algorithm. Among those that are as fast, the one with the fewest forwards; then the first."""
+    fastest = min(each.seconds for each in estimates.values())
+    tied = {name: each for name, each in estimates.items() if each.seconds <= TIE * fastest}
+    return min(tied, key=lambda name: tied[name].num_forwards)
 
 
 @dataclass(frozen=True)
@@ -152,6 +203,7 @@ class Planner:
     backend: BackendInfo
     options: PlanOptions  # resolved
     caches_prefixes: bool = False  # from one request to the next
+    measured: MeasuredCosts | None = None  # of this machine; None: static figures
 
     @property
     def token_budget(self) -> int:
@@ -168,24 +220,34 @@ class Planner:
             longest = self.backend.max_prefix_len
             reason = f"the backend caches prefixes of up to {longest} tokens, and this one has {prefix_len}"
             algorithm = "packed"
+        long_items = self._cut.long_items(segments, self.backend.num_kv_blocks)
+        plan = ScorePlan(algorithm, reason, is_fallback, None, None, segments, cut=self._cut, long_items=long_items)
         if algorithm == "prefill_extend" or not prefix_len:  # without a prefix, sequences are item tokens alone
             _, note = self._choose_mask(False, 0)
-            return ScorePlan(
-                algorithm,
-                reason,
-                is_fallback,
-                None,
-                note,
-                segments,
-                max_segments=chunk,
-                token_budget=self.token_budget,
-            )
-        sequences = self._sequences(algorithm, prefix_len, segments.tokens.lens.tolist(), chunk)
-        mask, note = self._choose_mask(algorithm == "packed", max(each.num_tokens for each in sequences), is_fallback)
-        max_segments = chunk if algorithm == "serial" else 0  # a chunk of packed items is a sequence
-        # All masks of a forward are together no larger than that of the longest sequence.
-        budget = min(self.token_budget, DENSE_MAX_SEQUENCE_LEN) if mask == "dense" else self.token_budget
-        return ScorePlan(algorithm, reason, is_fallback, mask, note, segments, tuple(sequences), max_segments, budget)
+            return replace(plan, mask_note=note, max_segments=chunk, token_budget=self.token_budget)
+        sequences = self._sequences(algorithm, prefix_len, plan.whole_segments.tokens.lens.tolist(), chunk)
+        longest_sequence = max((each.num_tokens for each in sequences), default=0)
+        mask, note = self._choose_mask(algorithm == "packed", longest_sequence, is_fallback)
+        return replace(
+            plan,
+            mask=mask,
+            mask_note=note,
+            sequences=tuple(sequences),
+            max_segments=chunk if algorithm == "serial" else 0,  # a chunk of packed items is a sequence
+            # All masks of a forward are together no larger than that of the longest sequence.
+            token_budget=min(self.token_budget, DENSE_MAX_SEQUENCE_LEN) if mask == "dense" else self.token_budget,
+            splits_sequences=mask != "dense" and self._is_long_prefix(prefix_len),
+        )
+
+    @property
+    def _cut(self) -> ItemCut:
+        return ItemCut(self.backend.max_whole_item, self.backend.reads_short_blocks)
+
+    def _is_long_prefix(self, prefix_len: int) -> bool:
+        """Whether sequences of serial and packed are computed in pieces. The query and fixed facts decide: bits may
+        differ. A shorter prefix stays whole, as its sequences are what these algorithms are about."""
+        longest = self.backend.max_whole_item * (1 if self.backend.algorithms_bit_equal else _PREFIXES_PER_SEQUENCE)
+        return longest < prefix_len <= self.backend.max_prefix_len
 
     def _choose(self, asked: str, segments: Segments, chunk: int) -> tuple[str, str]:
         """The algorithm and the reason. `chunk`: most segments in a sequence or forward, 0 for no bound."""
@@ -197,28 +259,46 @@ class Planner:
         if not prefix_len:
             return "prefill_extend", "the items share no prefix"
         if self.caches_prefixes and KV_BLOCK_SIZE <= prefix_len <= self.backend.max_prefix_len:
-            return "prefill_extend", "the prefix is cached for later requests"
+            return "prefill_extend", _CACHED
         may_look = self.backend.algorithms_bit_equal
         seen = segments.tokens.lens if may_look else _NOMINAL_SEGMENT_LENS
-        estimates = self._estimates(prefix_len, seen, chunk)
-        best = min(estimates, key=lambda name: estimates[name])
-        figures = ", ".join(f"{name} {1000 * seconds:.3g} ms" for name, seconds in estimates.items())
+        estimates = self._estimates(prefix_len, SegmentSums.of(seen), chunk)
+        best = _fewest_forwards_of_ties(estimates)
+        figures = ", ".join(f"{name} {1000 * each.seconds:.3g} ms" for name, each in estimates.items())
         basis = f"{len(seen)} segments" if may_look else "a nominal request of this query length"
-        return best, f"static estimate for {prefix_len} prefix tokens and {basis}: {figures}"
+        reason = f"{self._costs[1]} estimate for {prefix_len} prefix tokens and {basis}: {figures}"
+        return best, f"{reason}; {_CACHED}" if best == "prefill_extend" and self.caches_prefixes else reason
 
-    def _estimates(self, prefix_len: int, segment_lens: Int64Array, chunk: int) -> dict[str, float]:
-        """Seconds by algorithm; the first one wins a tie."""
-        budget, multiple = self.token_budget, self.backend.token_multiple
-        sums = SegmentSums.of(segment_lens)
-        work: dict[str, Work] = {
-            "prefill_extend": extend_work(prefix_len, sums, budget, multiple, joins=self.backend.joins_prefill),
-            "packed": packed_work(
-                prefix_len, sums, self._num_packed_sequences(prefix_len, sums, chunk), budget, multiple
-            ),
-            "serial": packed_work(prefix_len, sums, sums.num_segments, budget, multiple),
+    @property
+    def _costs(self) -> tuple[CostModel, str]:
+        """The cost model to choose by, and what its figures are."""
+        if self.measured is not None and self.backend.algorithms_bit_equal:
+            return self.measured.model, self.measured.source
+        return static_costs(self.model, self.backend.device_kind), "static"
+
+    @property
+    def _step_tokens(self) -> int:
+        """About as many as the scheduler's steps have. A measurement decides only where all algorithms agree."""
+        if not self.backend.algorithms_bit_equal:
+            return min(self.token_budget, self.backend.step_tokens)
+        return min(self.token_budget, tokens_of_step(self._costs[0], self.backend))
+
+    def _estimates(self, prefix_len: int, sums: SegmentSums, chunk: int) -> dict[str, _Estimate]:
+        """By algorithm; the first one wins a tie. Prefixes that are cached count once for every two requests."""
+        (costs, _), step_tokens, multiple = self._costs, self._step_tokens, self.backend.token_multiple
+        num_sequences = self._num_packed_sequences(prefix_len, sums, chunk)
+        extend = extend_work(prefix_len, sums, step_tokens, multiple, joins=self.backend.joins_prefill)
+        packed = packed_work(prefix_len, sums, num_sequences, step_tokens, multiple)
+        serial = packed_work(prefix_len, sums, sums.num_segments, step_tokens, multiple)
+        extend_seconds = costs.seconds(extend)
+        if self.caches_prefixes and prefix_len <= self.backend.max_prefix_len:
+            extend_seconds += costs.seconds(cached_extend_work(prefix_len, sums, step_tokens, multiple))
+            extend_seconds /= 2
+        return {
+            "prefill_extend": _Estimate(extend_seconds, extend.num_forwards),
+            "packed": _Estimate(costs.seconds(packed), packed.num_forwards),
+            "serial": _Estimate(costs.seconds(serial), serial.num_forwards),
         }
-        figures = STATIC_FIGURES[self.backend.device_kind]
-        return {name: estimate_seconds(self.model, each, figures) for name, each in work.items()}
 
     def _num_packed_sequences(self, prefix_len: int, sums: SegmentSums, chunk: int) -> int:
         """About as many as `_sequences` makes, without making them."""
@@ -241,7 +321,7 @@ class Planner:
         """
         if self.options.mask == "dense" and self.options.chunk_size is None:
             return min(self.token_budget, DENSE_MAX_SEQUENCE_LEN, max(2 * prefix_len, _DENSE_SEQUENCE_LEN))
-        return min(self.token_budget, max(self.backend.step_tokens, _PREFIXES_PER_SEQUENCE * prefix_len))
+        return min(self.token_budget, max(self._step_tokens, _PREFIXES_PER_SEQUENCE * prefix_len))
 
     def _choose_mask(
         self, is_masked: bool, sequence_len: int, is_fallback: bool = False

@@ -1,16 +1,83 @@
-"""A rough estimate of the time that an algorithm takes, to choose between algorithms.
+"""The cost model: the seconds of a forward, from its tokens and the query-key pairs of its attention.
 
-The figures of each kind of device are static.
+    seconds = per forward + per token x tokens (with padding) + per pair x pairs
+
+The figures are static for a kind of device at first. Probes calibrate them at warm-up (`engine/calibration.py`), and
+the steps that run correct their scale. They bound steps in time (`engine/step_filler.py`) and, where all algorithms
+give the same bits, choose between algorithms (`algorithms.py`).
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from prefixwise.contract.ragged import Int64Array
+from prefixwise.forward.backend import BackendInfo, DeviceKind
 from prefixwise.models.config import ModelConfig
+
+MAX_CHANGE = 4.0  # a step counts as at most this many times slower than expected: it may have waited for a compiler
+SLOWER_WEIGHT, FASTER_WEIGHT = 0.1, 0.5  # of a step: other programs make a device slower at times, never faster
+PRIOR_WEIGHT = 0.01  # of the static proportions in a fit: they decide what the probes leave open
+LEAST_OF_STATIC = 0.1  # no figure of a fit is less than this part of the static one at the measured speed
+
+
+@dataclass(frozen=True)
+class Work:
+    """The work of a forward, or of several."""
+
+    num_tokens: int  # through the linear layers, with padding
+    num_pairs: int  # query-key pairs
+    num_forwards: int = 1
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """The figures of a model on a device."""
+
+    seconds_per_forward: float  # launches, Python, reading the weights once
+    seconds_per_token: float  # linear layers
+    seconds_per_pair: float  # attention: a token and another that it attends to
+
+    def seconds(self, work: Work) -> float:
+        fixed = self.seconds_per_forward * work.num_forwards
+        return fixed + self.seconds_per_token * work.num_tokens + self.seconds_per_pair * work.num_pairs
+
+    @property
+    def pairs_per_token(self) -> float:
+        """Pairs that take as long as the linear layers of one token."""
+        return self.seconds_per_token / self.seconds_per_pair
+
+    def tokens_within(self, seconds: float, num_forwards: int) -> int:
+        """Tokens without attention that so many forwards compute in this time."""
+        return max(0, int((seconds - num_forwards * self.seconds_per_forward) / self.seconds_per_token))
+
+    def scaled(self, factor: float) -> CostModel:
+        return CostModel(
+            factor * self.seconds_per_forward, factor * self.seconds_per_token, factor * self.seconds_per_pair
+        )
+
+
+def tokens_of_step(costs: CostModel, backend: BackendInfo) -> int:
+    """Most tokens without attention that a step may have: those of `step_seconds`, but at least `least_step_tokens`.
+
+    A whole bucket, or a multiple of `least_step_tokens`, so that a full step has no padding.
+    """
+    if backend.step_seconds is None:
+        return backend.step_tokens
+    num_forwards = 1 if backend.joins_prefill else 2
+    in_time = min(costs.tokens_within(backend.step_seconds, num_forwards), backend.step_tokens)
+    if backend.token_buckets:
+        whole = max((size for size in backend.token_buckets if size <= in_time), default=0)
+    else:
+        whole = in_time // backend.least_step_tokens * backend.least_step_tokens
+    return min(max(whole, backend.least_step_tokens), backend.step_tokens)
+
+
+# Static figures
 
 
 @dataclass(frozen=True)
@@ -18,34 +85,98 @@ class DeviceFigures:
     """The speed of a kind of device."""
 
     flops_per_second: float  # large GEMMs in half precision
-    seconds_per_forward: float  # launches, Python, padding of the smallest batch
+    seconds_per_forward: float
 
 
 # cpu: two cores with AMX; gpu: an H200; tpu: a v6e chip at half its published rate.
-STATIC_FIGURES: dict[str, DeviceFigures] = {
+STATIC_FIGURES: dict[DeviceKind, DeviceFigures] = {
     "cpu": DeviceFigures(0.8e12, 0.03),
     "gpu": DeviceFigures(6e14, 0.004),
     "tpu": DeviceFigures(4.5e14, 0.003),
 }
 
 
-@dataclass(frozen=True)
-class Work:
-    """The work of an algorithm: tokens through the linear layers, query-key pairs, forwards."""
-
-    num_tokens: int
-    num_pairs: int
-    num_forwards: int
-
-
-def estimate_seconds(config: ModelConfig, work: Work, figures: DeviceFigures) -> float:
-    """Linear layers and attention at the device's rate, plus a cost per forward."""
-    d, h = config.model_size, config.head_size
+def static_costs(config: ModelConfig, kind: DeviceKind) -> CostModel:
+    """The model's floating-point operations at the rate of a device of this kind."""
+    d, h, figures = config.model_size, config.head_size, STATIC_FIGURES[kind]
     heads = config.num_heads + 2 * config.num_kv_heads
     weights_per_layer = heads * h * d + config.num_heads * h * d + 3 * d * config.mlp_size
-    linear = 2 * weights_per_layer * config.num_layers * work.num_tokens
-    attention = 4 * config.num_heads * h * config.num_layers * work.num_pairs
-    return (linear + attention) / figures.flops_per_second + work.num_forwards * figures.seconds_per_forward
+    return CostModel(
+        figures.seconds_per_forward,
+        2 * weights_per_layer * config.num_layers / figures.flops_per_second,
+        4 * config.num_heads * h * config.num_layers / figures.flops_per_second,
+    )
+
+
+# Measured figures
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Measured work."""
+
+    work: Work
+    seconds: float
+
+
+class MeasuredCosts:
+    """The cost model of this machine. One thread changes it; any thread may read `model`."""
+
+    def __init__(self, static: CostModel) -> None:
+        self.model = static
+        self._static = static
+        self._is_calibrated = False
+        self._num_steps = 0
+
+    @property
+    def source(self) -> str:
+        """What the figures are: static, measured or calibrated."""
+        return "calibrated" if self._is_calibrated else "measured" if self._num_steps else "static"
+
+    def calibrate(self, samples: Sequence[Sample]) -> None:
+        """Fit the figures to probes."""
+        self.model = fit(samples, self._static)
+        self._is_calibrated = True
+
+    def record(self, sample: Sample) -> None:
+        """Correct the scale by a step that has run. The first ones count more, unless the model was calibrated.
+
+        A step that is mostly the fixed cost of its forwards says little of the rest.
+        """
+        expected = self.model.seconds(sample.work)
+        change = min(max(sample.seconds, 1e-9) / expected, MAX_CHANGE)
+        weight = FASTER_WEIGHT if change < 1.0 else SLOWER_WEIGHT
+        self._num_steps += 1
+        if not self._is_calibrated:
+            weight = max(weight, 1.0 / self._num_steps)
+        weight *= 1.0 - self.model.seconds_per_forward * sample.work.num_forwards / expected
+        self.model = self.model.scaled(change**weight)
+
+
+def fit(samples: Sequence[Sample], static: CostModel) -> CostModel:
+    """The figures with the least squares of relative errors, near the static proportions where samples are few."""
+    scale = math.exp(float(np.mean([math.log(each.seconds / static.seconds(each.work)) for each in samples])))
+    prior = static.scaled(scale)
+    parts = np.array([_parts(prior, each.work) for each in samples]) / np.array([[each.seconds] for each in samples])
+    rows = np.concatenate([parts, PRIOR_WEIGHT * np.eye(3)])  # the unknowns are factors of the prior's figures
+    expected = np.concatenate([np.ones(len(samples)), np.full(3, PRIOR_WEIGHT)])
+    found = np.maximum(np.linalg.lstsq(rows, expected)[0], LEAST_OF_STATIC)
+    return CostModel(
+        prior.seconds_per_forward * float(found[0]),
+        prior.seconds_per_token * float(found[1]),
+        prior.seconds_per_pair * float(found[2]),
+    )
+
+
+def _parts(costs: CostModel, work: Work) -> tuple[float, float, float]:
+    return (
+        costs.seconds_per_forward * work.num_forwards,
+        costs.seconds_per_token * work.num_tokens,
+        costs.seconds_per_pair * work.num_pairs,
+    )
+
+
+# The work of algorithms
 
 
 @dataclass(frozen=True)
@@ -61,22 +192,28 @@ class SegmentSums:
         return cls(len(segment_lens), int(segment_lens.sum()), int(np.dot(segment_lens, segment_lens)) // 2)
 
 
-def packed_work(prefix_len: int, segments: SegmentSums, num_sequences: int, token_budget: int, multiple: int) -> Work:
+def packed_work(prefix_len: int, segments: SegmentSums, num_sequences: int, step_tokens: int, multiple: int) -> Work:
     """Sequences of the prefix and some segments each; `serial` has one sequence per segment."""
     tokens = segments.num_tokens + prefix_len * num_sequences
     pairs = num_sequences * prefix_len**2 // 2 + prefix_len * segments.num_tokens + segments.num_pairs
-    return Work(_padded(tokens, multiple), pairs, -(-tokens // token_budget))
+    return Work(_padded(tokens, multiple), pairs, -(-tokens // step_tokens))
 
 
 def extend_work(
-    prefix_len: int, segments: SegmentSums, token_budget: int, multiple: int, *, joins: bool = False
+    prefix_len: int, segments: SegmentSums, step_tokens: int, multiple: int, *, joins: bool = False
 ) -> Work:
-    """The prefix in a forward of its own, then the item tokens; with `joins` both in one sequence."""
+    """The prefix in forwards of its own, then the item tokens; with `joins` both in one sequence."""
     if joins:
-        return packed_work(prefix_len, segments, 1, token_budget, multiple)
+        return packed_work(prefix_len, segments, 1, step_tokens, multiple)
     tokens = _padded(prefix_len, multiple) + _padded(segments.num_tokens, multiple)
     pairs = prefix_len**2 // 2 + prefix_len * segments.num_tokens + segments.num_pairs
-    return Work(tokens, pairs, bool(prefix_len) + -(-segments.num_tokens // token_budget))
+    return Work(tokens, pairs, -(-prefix_len // step_tokens) + -(-segments.num_tokens // step_tokens))
+
+
+def cached_extend_work(prefix_len: int, segments: SegmentSums, step_tokens: int, multiple: int) -> Work:
+    """The item tokens alone, behind a prefix in the KV cache."""
+    pairs = prefix_len * segments.num_tokens + segments.num_pairs
+    return Work(_padded(segments.num_tokens, multiple), pairs, -(-segments.num_tokens // step_tokens))
 
 
 def _padded(num_tokens: int, multiple: int) -> int:

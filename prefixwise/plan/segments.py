@@ -161,6 +161,26 @@ class Segments:
     segments_per_item: int = 1  # as many as the labels have stems
     vectors: Vectors | None = None  # [E, D]: id `~row` in prefix or tokens has this row in place of its embedding
 
+    @property
+    def item_lens(self) -> Int64Array:
+        """[segments]: the item's tokens without the stem, after each of which one more row is read."""
+        return self.tokens.lens - np.diff(self.rows_of_segment) + 1
+
+    def take(self, chosen: Int64Array) -> Segments:
+        """These segments, in this order: whole items."""
+        tokens, num_rows = self.tokens.take(chosen), np.diff(self.rows_of_segment)[chosen]
+        return replace(
+            self,
+            prefix_lens=self.prefix_lens[chosen],
+            tokens=tokens,
+            score_offsets=ranges(tokens.starts[1:] - num_rows, num_rows),
+            rows_of_segment=starts_from_lens(num_rows),
+        )
+
+    def rows_of(self, chosen: Int64Array) -> Int64Array:
+        """The rows of logits of these segments."""
+        return ranges(self.rows_of_segment[chosen], np.diff(self.rows_of_segment)[chosen])
+
 
 def lay_out_segments(split: SplitItems, labels: LabelRows) -> Segments:
     """Put every stem behind every item."""

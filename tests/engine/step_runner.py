@@ -9,9 +9,10 @@ import numpy as np
 from prefixwise.backends.fake import FakeBackend, fake_logits
 from prefixwise.contract.ragged import Int32Array, Ragged
 from prefixwise.engine.prefix_cache import PrefixCache
-from prefixwise.engine.request_state import RequestState, ScoringTask
+from prefixwise.engine.request_state import Branch, RequestState, ScoringTask
 from prefixwise.engine.step import Step, StepForward
-from prefixwise.engine.step_filler import SHARES, StepFiller, StepLimits
+from prefixwise.engine.step_filler import StepFiller
+from prefixwise.engine.step_limits import SHARES, StepLimits
 from prefixwise.forward.backend import Backend
 from prefixwise.plan.segments import SplitItems, lay_out_segments, plan_labels
 from tests.plan.planning import planner_of
@@ -46,6 +47,11 @@ def state_of(
 
 
 _num_made = 0
+
+
+def trunk_of(state: RequestState) -> Branch:
+    """The branch of the query and of the items that are computed in one piece."""
+    return next(state.branches())
 
 
 class StepRunner:
@@ -115,9 +121,7 @@ def tokens_of(step: Step | None, state: RequestState) -> int:
     assert step is not None
     blocks = [part for forward in step.forwards for part in forward.block_parts if part.request is state]
     units = [part for forward in step.forwards for part in forward.scored_parts if part.request is state]
-    return sum(state.task.block_tokens(part.first, part.stop) for part in blocks) + sum(
-        state.task.unit_tokens(part.first, part.stop) for part in units
-    )
+    return sum(part.num_block_tokens for part in blocks) + sum(part.num_unit_tokens for part in units)
 
 
 def kind_of(forward: StepForward) -> str:

@@ -10,6 +10,7 @@ from prefixwise.engine.admission import MAX_COMPARED, SHARE, SHARE_ALONE, Admiss
 from prefixwise.engine.prefix_cache import PrefixCache
 from prefixwise.engine.request_state import RequestState, ScoringTask
 from prefixwise.forward.batch import KV_BLOCK_SIZE
+from tests.engine.step_runner import trunk_of
 
 STEP = 400  # a turn has 100 tokens
 RATE = 1000.0  # tokens per second, where a test has measured it
@@ -228,7 +229,7 @@ class TestDeadlines:
         first, second = (request_of(50 * KV_BLOCK_SIZE, deadline=clock.now + 1) for _ in range(2))
         with pytest.raises(RequestTooLargeError):
             measured.admit([first])
-        assert first.reserve_prefix(cache)
+        assert trunk_of(first).reserve_prefix(cache)
         second.expect_hits(cache)
         assert (second.work_left, second.tokens_left) == (0, 50 * KV_BLOCK_SIZE)
         measured.admit([second])

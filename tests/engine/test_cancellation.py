@@ -104,7 +104,7 @@ def test_a_deadline_ends_one_that_waits() -> None:
 
 def test_a_deadline_ends_one_that_runs_between_two_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
-    for module in ("request_state", "scheduler"):
+    for module in ("request_state", "live_requests", "scheduler"):
         monkeypatch.setattr(f"prefixwise.engine.{module}.monotonic", lambda: now[0])
     backend = GatedBackend(step_tokens=64)
     with live_engine(backend) as engine:

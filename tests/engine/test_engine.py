@@ -277,7 +277,7 @@ class TestDebug:
     ) -> None:
         """A request is held inside its forward for five seconds after the other one has come."""
         now = [1000.0]
-        for module in ("request_state", "scheduler"):
+        for module in ("request_state", "live_requests", "scheduler"):
             monkeypatch.setattr(f"prefixwise.engine.{module}.monotonic", lambda: now[0])
         backend = GatedBackend()
         engine = setup_of(backend).engine

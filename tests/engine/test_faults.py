@@ -16,7 +16,7 @@ from prefixwise.contract.errors import BackendError, InternalError, UnavailableE
 from prefixwise.contract.parse import parse_score_request
 from prefixwise.engine.engine import ScoringEngine
 from prefixwise.engine.health import STALL_FACTOR, STALL_SECONDS, EngineHealth, EngineState, StepTimes, Watchdog
-from prefixwise.engine.step_filler import LEAST_STEP_TOKENS, STEPS_UNTIL_GROWTH, StepBudget, StepLimits
+from prefixwise.engine.step_limits import LEAST_TOKENS_IN_MEMORY, STEPS_UNTIL_GROWTH, StepBudget, StepLimits
 from prefixwise.forward.backend import BackendOptions
 from prefixwise.forward.batch import KV_BLOCK_SIZE
 from prefixwise.models.sources import open_checkpoint
@@ -205,11 +205,11 @@ class TestOutOfMemory:
         assert budget.shrink(900)
         assert budget.limits.num_tokens == 450
         assert not budget.shrink(900), "they are as small already"
-        assert not budget.shrink(LEAST_STEP_TOKENS), "a small step did not fail for its size"
-        assert budget.shrink(LEAST_STEP_TOKENS + 1)
-        assert budget.limits.num_tokens == LEAST_STEP_TOKENS
-        assert not budget.shrink(LEAST_STEP_TOKENS + 1)
-        for expected in (2 * LEAST_STEP_TOKENS, 4 * LEAST_STEP_TOKENS, 1000, 1000):
+        assert not budget.shrink(LEAST_TOKENS_IN_MEMORY), "a small step did not fail for its size"
+        assert budget.shrink(LEAST_TOKENS_IN_MEMORY + 1)
+        assert budget.limits.num_tokens == LEAST_TOKENS_IN_MEMORY
+        assert not budget.shrink(LEAST_TOKENS_IN_MEMORY + 1)
+        for expected in (2 * LEAST_TOKENS_IN_MEMORY, 4 * LEAST_TOKENS_IN_MEMORY, 1000, 1000):
             for _ in range(STEPS_UNTIL_GROWTH):
                 budget.count_step()
             assert budget.limits.num_tokens == expected
@@ -268,7 +268,7 @@ class TestScheduler:
             faults.inject("hang")
             running = Ticket(engine, body_of([1], [[2]]))
             assert faults.hangs.wait(SECONDS)
-            monkeypatch.setattr(engine.scheduler, "_drop_expired", die)
+            monkeypatch.setattr(engine.scheduler._live, "drop_expired", die)
             waiting = Ticket(engine, body_of([1], [[3]]))
             for ticket in (waiting, running):
                 check_failed(ticket, "the scheduler has died")

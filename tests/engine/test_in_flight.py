@@ -171,7 +171,10 @@ class TestFailures:
 
     @staticmethod
     def two_in_flight(backend: GatedBackend, engine: ScoringEngine) -> list[Ticket]:
-        tickets = [Ticket(engine, body_of([token], [[1] * 98] * 2, **ROWS)) for token in (MARK, 3)]
+        def submit() -> list[Ticket]:
+            return [Ticket(engine, body_of([token], [[1] * 98] * 2, **ROWS)) for token in (MARK, 3)]
+
+        tickets = engine.scheduler.call(submit)  # both before the next step
         for _ in range(2):
             backend.next_forward()
         return tickets

@@ -138,7 +138,7 @@ class Traffic:
 
 def run(monkeypatch: pytest.MonkeyPatch, name: str, load: float) -> Traffic:
     traffic = Traffic(TRAFFIC[name], load)
-    for module in ("admission", "in_flight", "request_state", "scheduler"):
+    for module in ("admission", "in_flight", "live_requests", "request_state", "scheduler"):
         monkeypatch.setattr(f"prefixwise.engine.{module}.monotonic", lambda: traffic.now)
     monkeypatch.setattr("prefixwise.backends.fake.sleep", traffic.compute)
     backend = FakeBackend(step_tokens=STEP_TOKENS, seconds_per_forward=STEP_SECONDS, seconds_per_token=TOKEN_SECONDS)

@@ -13,7 +13,18 @@ from prefixwise.backends.fake import fake_logits
 from prefixwise.engine.request_state import RequestState, ScoringTask
 from prefixwise.engine.step_filler import MANY_LABELS, MAX_SKIPPED
 from prefixwise.forward.batch import KV_BLOCK_SIZE, Layout
-from tests.engine.step_runner import SHARE, STEP, StepRunner, check, forward_of, kind_of, prefix_of, state_of, tokens_of
+from tests.engine.step_runner import (
+    SHARE,
+    STEP,
+    StepRunner,
+    check,
+    forward_of,
+    kind_of,
+    prefix_of,
+    state_of,
+    tokens_of,
+    trunk_of,
+)
 
 
 class TestShares:
@@ -112,6 +123,19 @@ class TestShares:
             num_steps += 1
             assert num_steps <= num_large + 1
 
+    @pytest.mark.parametrize("num_blocks_before", [1, 40])
+    def test_the_least_share_of_a_small_one_fits_beside_a_block_with_much_attention(
+        self, num_blocks_before: int
+    ) -> None:
+        runner = StepRunner(2 * KV_BLOCK_SIZE, least_share=KV_BLOCK_SIZE, pairs_per_token=3000.0)
+        large = state_of(60 * KV_BLOCK_SIZE, [1])
+        while trunk_of(large).num_blocks_launched < num_blocks_before:
+            runner.run(large)
+        small = state_of(20, [10] * 10)
+        step = runner.run(large, small)
+        assert (tokens_of(step, large), tokens_of(step, small)) == (KV_BLOCK_SIZE, 120)
+        assert small.is_launched
+
 
 class TestLargeUnits:
     """What cannot be cut is not held to the share, and the largest not even to the step."""
@@ -174,7 +198,7 @@ class TestPrefixes:
         first, second = state_of(prefix_of(300), [10] * 3), state_of(prefix_of(300), [11] * 3)
         step = runner.run(first, second)
         assert forward_of(step, "prefill").requests == [first]
-        assert forward_of(step, "extend").prefix_requests == [first]
+        assert [branch.request for branch in forward_of(step, "extend").prefix_branches] == [first]
         assert first.is_launched
         assert second.is_launched
         check(second)
@@ -302,7 +326,7 @@ class TestForwards:
         states = [state_of(200, [10, 5]) for _ in range(3)] + [state_of(0, [4])]
         forward = forward_of(runner.run(*states), "extend")
         assert forward.requests == states
-        assert forward.prefix_requests == states[:3]
+        assert [branch.request for branch in forward.prefix_branches] == states[:3]
         for state in states:
             check(state)
 
@@ -462,8 +486,8 @@ def test_any_requests_in_any_room_end_with_the_right_logits_and_within_their_bou
         for forward in step.forwards:
             for part in forward.scored_parts:
                 if part.stop - part.first > 1:
-                    assert part.request.task.unit_tokens(part.first, part.stop) <= token_budget
-            num_prefixes = len(forward.block_parts) + len(forward.prefix_requests)
+                    assert part.num_unit_tokens <= token_budget
+            num_prefixes = len(forward.block_parts) + len(forward.prefix_branches)
             is_joined = kind_of(forward) == "joined"
             if max_kv_blocks_read is not None and (num_prefixes > 1 or is_joined):
                 assert forward.num_blocks_read <= max_kv_blocks_read

@@ -51,7 +51,7 @@ def only_file(folder: Path) -> Path:
     return file
 
 
-def all_scores(model: Path, **options: Any) -> list[list[float] | None]:
+def all_scores(model: Path, **options: Any) -> list[list[float]]:
     with Scorer(model, device="cpu", dtype="bfloat16", **options) as scorer:
         return scorer.score([1, 2, 3], [[4], [5, 6]], label_token_ids=[7, 8]).scores
 

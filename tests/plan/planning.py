@@ -12,6 +12,7 @@ from prefixwise.backends.fake import FakeBackend
 from prefixwise.contract.ragged import Ragged
 from prefixwise.forward.backend import BackendInfo
 from prefixwise.plan.algorithms import Planner, PlanOptions
+from prefixwise.plan.cost_model import MeasuredCosts
 from prefixwise.plan.segments import Segments, SplitItems, lay_out_segments, plan_labels
 
 
@@ -33,6 +34,10 @@ def planner_of(
     num_kv_blocks: int | None = None,
     caches_prefixes: bool = False,
     joins_prefill: bool = False,
+    max_whole_item: int = 1 << 20,
+    reads_short_blocks: bool = False,
+    step_seconds: float | None = None,
+    measured: MeasuredCosts | None = None,
     **options: Any,
 ) -> Planner:
     backend = BackendInfo(
@@ -45,8 +50,11 @@ def planner_of(
         token_buckets=buckets,
         num_copies=num_copies,
         joins_prefill=joins_prefill,
+        step_seconds=step_seconds,
+        max_whole_item=max_whole_item,
+        reads_short_blocks=reads_short_blocks,
     )
     if num_kv_blocks is not None:
         backend = replace(backend, num_kv_blocks=num_kv_blocks)
     resolved = PlanOptions(**options).resolve(backend)
-    return Planner(FakeBackend().config, backend, resolved, caches_prefixes=caches_prefixes)
+    return Planner(FakeBackend().config, backend, resolved, caches_prefixes, measured)

@@ -23,6 +23,8 @@ from prefixwise.plan.algorithms import (
     fill_sequences,
     max_dense_len,
 )
+from prefixwise.plan.branches import BranchPlans
+from prefixwise.plan.cost_model import CostModel, MeasuredCosts, Sample, Work
 from prefixwise.plan.segments import SplitItems, lay_out_segments, plan_labels
 from tests.plan.planning import planner_of, segments_of
 
@@ -95,7 +97,9 @@ class TestLayouts:
         ],
     )
     def test_a_plan_knows_how_many_tokens_it_computes(self, algorithm: str, prefix_len: int, num_tokens: int) -> None:
-        assert plan(prefix_len, [10, 20], algorithm).num_tokens == num_tokens
+        found = plan(prefix_len, [10, 20], algorithm)
+        cached = found.segments.prefix_ids if found.needs_prefill else found.segments.prefix_ids[:0]
+        assert BranchPlans(found, cached).num_tokens == num_tokens
 
     def test_the_chunk_size_counts_items_and_a_plan_counts_segments(self) -> None:
         labels = plan_labels(((1, 2), (3, 4), (5,)))  # two stems: an item is two segments
@@ -132,7 +136,7 @@ class TestLayouts:
             num_copies=num_copies,
         )
         assert [i for each in found.sequences for i in range(each.first, each.stop)] == list(range(len(segment_lens)))
-        assert found.num_tokens == sum(each.num_tokens for each in found.sequences)
+        assert found.num_unit_tokens == sum(each.num_tokens for each in found.sequences)
         for each in found.sequences:
             num_segments = each.stop - each.first
             assert each.num_tokens == prefix_len + sum(segment_lens[each.first : each.stop])
@@ -202,6 +206,51 @@ class TestAuto:
         assert (kept.algorithm, kept.reason) == ("prefill_extend", "the prefix is cached for later requests")
         assert "static estimate" in plan(KV_BLOCK_SIZE - 1, [100], caches_prefixes=True, **options).reason
         assert "static estimate" in plan(KV_BLOCK_SIZE, [100], caches_prefixes=False, **options).reason
+
+    def test_the_reason_says_that_a_short_prefix_is_cached_too_if_it_is(self) -> None:
+        short = plan(3, [5, 5], caches_prefixes=True, joins_prefill=True)
+        assert short.algorithm == "prefill_extend"
+        assert short.reason.startswith("static estimate for 3 prefix tokens and 2 segments: prefill_extend ")
+        assert short.reason.endswith("; the prefix is cached for later requests")
+        assert "cached" not in plan(3, [5, 5], joins_prefill=True).reason
+
+    def test_requests_that_come_again_count(self) -> None:
+        """Packed saves a forward now, and prefill_extend most of the tokens of every request that comes again."""
+        costs = MeasuredCosts(CostModel(seconds_per_forward=0.04, seconds_per_token=0.001, seconds_per_pair=1e-9))
+        options: dict[str, Any] = {"measured": costs, "token_budget": 1000}
+        assert plan(100, [10], **options).algorithm in ("packed", "serial")
+        assert plan(100, [10], caches_prefixes=True, **options).algorithm == "prefill_extend"
+
+    def test_where_all_paths_are_bit_equal_measured_costs_decide(self) -> None:
+        """Two forwards and one copy of the prefix against one forward with a copy for every item."""
+        cheap_tokens = MeasuredCosts(CostModel(1.0, 1e-6, 1e-9))
+        cheap_forwards = MeasuredCosts(CostModel(1e-6, 1e-3, 1e-9))
+        chosen = [
+            plan(100, [10] * 3, chunk_size=1, measured=costs).algorithm for costs in (cheap_tokens, cheap_forwards)
+        ]
+        assert chosen == ["packed", "prefill_extend"]
+        cheap_tokens.calibrate([Sample(Work(64, 0), 1.0)])
+        assert plan(100, [10] * 3, measured=cheap_tokens).reason.startswith("calibrated estimate for 100 prefix tokens")
+
+    def test_elsewhere_measured_costs_change_nothing(self) -> None:
+        """Replicas measure other figures, and must give the same bits."""
+        base = plan(100, [10] * 3, bit_equal=False, kind="gpu")
+        for costs in (CostModel(1.0, 1e-6, 1e-9), CostModel(1e-6, 1e-3, 1e-9)):
+            found = plan(100, [10] * 3, bit_equal=False, kind="gpu", measured=MeasuredCosts(costs))
+            assert (found.algorithm, found.reason, found.sequences) == (base.algorithm, base.reason, base.sequences)
+
+    def test_of_estimates_that_tie_the_one_with_fewer_forwards_is_taken(self) -> None:
+        """Packed has three tokens more, and one forward instead of two."""
+        costs = MeasuredCosts(CostModel(1e-6, 1e-3, 1e-9))
+        assert plan(3, [50] * 4, chunk_size=2, measured=costs).algorithm == "packed"
+        assert plan(9, [50] * 4, chunk_size=2, measured=costs).algorithm == "prefill_extend", "4 % are no tie"
+        assert plan(3, [50] * 4, chunk_size=2, measured=costs, joins_prefill=True).algorithm == "prefill_extend"
+
+    def test_packed_sequences_are_as_long_as_the_time_of_a_step_allows(self) -> None:
+        slow = MeasuredCosts(CostModel(0.01, 1e-3, 1e-9))
+        found = plan(10, [10] * 200, "packed", measured=slow, step_seconds=0.25)
+        assert max(each.num_tokens for each in found.sequences) == 230
+        assert max(each.num_tokens for each in plan(10, [10] * 200, "packed", measured=slow).sequences) == 2010
 
     def test_a_prefix_that_cannot_be_cached_is_estimated_like_any_other(self) -> None:
         found = plan(3 * KV_BLOCK_SIZE, [100], caches_prefixes=True, num_kv_blocks=2)

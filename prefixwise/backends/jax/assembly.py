@@ -33,13 +33,20 @@ from prefixwise.backends.jax.row_tiles import (
 )
 from prefixwise.backends.jax.weights import weight_shapes
 from prefixwise.contract.errors import BackendError
-from prefixwise.forward.backend import DEFAULT_TOKEN_BUDGETS, BackendInfo, BackendOptions
+from prefixwise.forward.backend import (
+    DEFAULT_TOKEN_BUDGETS,
+    LEAST_STEP_TOKENS,
+    STEP_SECONDS,
+    BackendInfo,
+    BackendOptions,
+)
 from prefixwise.forward.batch import ForwardBatch, Layout
 from prefixwise.forward.buckets import Buckets, token_buckets
 from prefixwise.models.config import ModelConfig
 
 MAX_TABLE_ENTRIES_PER_PAGE = 2  # a page that several prefixes of a forward share has several entries
 STEP_TOKENS: dict[Platform, int] = {"cpu": 2048, "gpu": 16_384, "tpu": 16_384}
+MAX_WHOLE_ITEM: dict[Platform, int] = {"cpu": 512, "gpu": 1024, "tpu": 1024}  # tokens
 
 
 class AttentionKind(TypedDict):
@@ -169,9 +176,17 @@ def _info(
         attention=programs.transformer.attention.name,
         compilation_cache_dir=compilation_cache_dir,
         step_tokens=options.token_budget or STEP_TOKENS[choice.platform],
+        max_whole_item=MAX_WHOLE_ITEM[choice.platform],
+        step_seconds=None if _num_processes(programs.mesh) > 1 else STEP_SECONDS[choice.platform],
+        least_step_tokens=LEAST_STEP_TOKENS,
         joins_prefill=choice.platform == "gpu" and options.dp_size == 1,
         async_scheduling=choice.platform != "cpu",
     )
+
+
+def _num_processes(mesh: Mesh) -> int:
+    """Processes that share the mesh must fill equal steps, and each measures other times."""
+    return len({device.process_index for device in mesh.devices.flat})
 
 
 def _check_budget(budget: int, transformer: Transformer) -> None:

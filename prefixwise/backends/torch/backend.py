@@ -27,11 +27,19 @@ from prefixwise.backends.torch.devices import (
 from prefixwise.backends.torch.kernel_choice import choose_elementwise_ops, choose_paged_runner
 from prefixwise.backends.torch.kv_blocks import gather_blocks, split_blocks, tokens_to_cache
 from prefixwise.backends.torch.linear import pack_weights
-from prefixwise.backends.torch.model import Transformer, embedding_rows, label_logits, logsumexp
+from prefixwise.backends.torch.model import LabelHead, Transformer, embedding_rows, logsumexp
 from prefixwise.backends.torch.varlen import VarlenAttention
 from prefixwise.backends.torch.weights import load_weights
 from prefixwise.backends.torch.workers import Workers
-from prefixwise.forward.backend import DEFAULT_TOKEN_BUDGETS, Backend, BackendInfo, DeviceKind, Program
+from prefixwise.forward.backend import (
+    DEFAULT_TOKEN_BUDGETS,
+    LEAST_STEP_TOKENS,
+    STEP_SECONDS,
+    Backend,
+    BackendInfo,
+    DeviceKind,
+    Program,
+)
 from prefixwise.forward.batch import ForwardBatch, ForwardOutput, KVBlock, Layout, RunningForward
 from prefixwise.models.checkpoint import Checkpoint
 from prefixwise.models.config import ModelConfig
@@ -45,6 +53,7 @@ CUDA_TOKEN_MULTIPLE = 256  # from this many rows on cuBLAS adds in one order for
 CUDA_INVARIANT_ROWS = 2048  # rows of a tile with `batch_invariant`
 CUDA_STEP_TOKENS = 16_384
 CPU_MIN_STEP_TOKENS, CPU_STEP_TOKENS_PER_THREAD = 2048, 256
+CPU_MAX_WHOLE_ITEM, CUDA_MAX_WHOLE_ITEM = 256, 1024  # tokens
 
 Integer = TypeVar("Integer", np.int32, np.int64)
 
@@ -78,6 +87,7 @@ class TorchBackend(Backend):
         )
         self._ops = choose_elementwise_ops(self.config, self._dtype, self._device)
         self._transformer = Transformer(self.config, weights, tile_rows, self._workers, self._ops, self._dtype)
+        self._label_head = LabelHead(weights.head, self._transformer.head_tiles)
         self.info = replace(
             _make_info(self.config, self._device, self._dtype, token_budget, prefix_cache_bytes),
             dtype=dtype_name(weight_dtype),
@@ -141,11 +151,10 @@ class TorchBackend(Backend):
 
     def _read_head(self, batch: ForwardBatch, hidden: Tensor) -> tuple[Download, Download | None]:
         """The label logits and, where the batch needs it, the log-sum-exp, on their way to the host."""
-        head = self._transformer.weights.head
-        tiles = self._transformer.head_tiles
-        logits = Download(label_logits(hidden, head, batch.label_ids, tiles))
+        logits = Download(self._label_head(hidden, batch.label_ids))
         if not batch.need_logsumexp:
             return logits, None
+        head, tiles = self._transformer.weights.head, self._transformer.head_tiles
         return logits, Download(logsumexp(hidden, head, self._workers, tiles))
 
     def programs(self, *, max_dense_len: int) -> Sequence[Program]:
@@ -176,7 +185,7 @@ class TorchBackend(Backend):
 
     def close(self) -> None:
         self._workers.close()
-        del self._transformer
+        del self._transformer, self._label_head
         self._paged = None
         if not self._is_cpu:
             torch.cuda.empty_cache()
@@ -230,6 +239,10 @@ def _make_info(
         kv_block_bytes=block_bytes,
         attention="varlen" if _has_flash(config, device, dtype) else "tiled",
         step_tokens=token_budget or (_cpu_step_tokens() if is_cpu else CUDA_STEP_TOKENS),
+        max_whole_item=CPU_MAX_WHOLE_ITEM if is_cpu else CUDA_MAX_WHOLE_ITEM,
+        reads_short_blocks=is_cpu,  # a block has memory of its own there, and is a page on CUDA
+        step_seconds=STEP_SECONDS[kind],
+        least_step_tokens=LEAST_STEP_TOKENS,
         joins_prefill=True,
         async_scheduling=kind == "gpu",
     )

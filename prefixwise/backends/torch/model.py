@@ -35,6 +35,7 @@ from prefixwise.models.config import ModelConfig
 
 HEAD_ROW_TILES = (64, 16)  # hidden states at a time: the second where few are left and a probe shows the same bits
 LABEL_TILE = 16  # label rows of the head at a time
+MAX_LABEL_SETS = 64  # whose rows of the head stay on the device
 VOCAB_TILE = 8192  # vocabulary rows of the head at a time
 
 
@@ -206,13 +207,39 @@ class Transformer:
         return self._by_tiles(finish, torch.empty_like(x), x, attended)
 
 
-def label_logits(hidden: Tensor, head: Tensor, label_ids: Int32Array, row_tiles: Sequence[int]) -> Tensor:
-    """hidden [R, D] float32, head [V, D], label_ids [R, L] to [R, L] float32."""
-    distinct, columns = np.unique(label_ids, return_inverse=True)
-    rows = _padded_to_multiple(head[upload(distinct, head.device).long()].float(), LABEL_TILE)
-    tiles = [rows[start : start + LABEL_TILE].T for start in range(0, len(rows), LABEL_TILE)]
-    column_of = upload(columns.reshape(label_ids.shape), head.device).long()
-    return torch.cat([_in_row_tiles(hidden, tile, row_tiles) for tile in tiles], 1).gather(1, column_of)
+class LabelHead:
+    """Reads label logits. The head's rows of the latest sets of labels stay on the device: most requests of a server
+    have the same labels, and gathering these rows takes the host longer than the GEMM."""
+
+    def __init__(self, head: Tensor, row_tiles: Sequence[int]) -> None:
+        self._head, self._row_tiles = head, row_tiles
+        self._known: dict[bytes, tuple[Tensor, Tensor]] = {}  # a tile of columns, and each label's among them
+
+    def __call__(self, hidden: Tensor, label_ids: Int32Array) -> Tensor:
+        """hidden [R, D] float32, label_ids [R, L] to [R, L] float32."""
+        labels = label_ids[0]
+        if len(labels) <= LABEL_TILE and (label_ids == labels).all():
+            columns, places = self._columns(labels)
+            return _in_row_tiles(hidden, columns, self._row_tiles).index_select(1, places)
+        distinct, places_of_rows = np.unique(label_ids, return_inverse=True)
+        rows = self._rows(distinct)
+        tiles = [rows[start : start + LABEL_TILE].T for start in range(0, len(rows), LABEL_TILE)]
+        place_of = upload(places_of_rows.reshape(label_ids.shape), self._head.device).long()
+        return torch.cat([_in_row_tiles(hidden, tile, self._row_tiles) for tile in tiles], 1).gather(1, place_of)
+
+    def _columns(self, labels: Int32Array) -> tuple[Tensor, Tensor]:
+        """[D, LABEL_TILE] with the columns of these labels, and where each label is among them."""
+        key = labels.tobytes()
+        if key not in self._known:
+            if len(self._known) == MAX_LABEL_SETS:
+                self._known.clear()
+            distinct, places = np.unique(labels, return_inverse=True)
+            self._known[key] = self._rows(distinct).T, upload(places, self._head.device).long()
+        return self._known[key]
+
+    def _rows(self, token_ids: Int32Array) -> Tensor:
+        """[n, D] float32; n is a multiple of LABEL_TILE."""
+        return _padded_to_multiple(self._head[upload(token_ids, self._head.device).long()].float(), LABEL_TILE)
 
 
 def logsumexp(hidden: Tensor, head: Tensor, workers: Workers, row_tiles: Sequence[int]) -> Tensor:

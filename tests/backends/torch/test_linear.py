@@ -14,7 +14,15 @@ from hypothesis import strategies as st
 from prefixwise.backends.torch import linear as linear_module
 from prefixwise.backends.torch.devices import has_onednn
 from prefixwise.backends.torch.linear import can_pack, cut_rows, exact_row_counts, linear, pack_weights
-from prefixwise.backends.torch.model import HEAD_ROW_TILES, VOCAB_TILE, exact_head_tiles, label_logits, logsumexp
+from prefixwise.backends.torch.model import (
+    HEAD_ROW_TILES,
+    LABEL_TILE,
+    MAX_LABEL_SETS,
+    VOCAB_TILE,
+    LabelHead,
+    exact_head_tiles,
+    logsumexp,
+)
 from prefixwise.backends.torch.weights import LayerWeights, ModelWeights
 from prefixwise.backends.torch.workers import Workers
 
@@ -158,8 +166,35 @@ def test_a_row_s_logits_do_not_depend_on_the_number_of_rows() -> None:
     workers, tiles = Workers(None), exact_head_tiles(head)
     labels = np.tile(np.array([5, VOCAB_TILE + 39], np.int32), (70, 1))
     assert tiles[0] == HEAD_ROW_TILES[0]
-    all_logits, all_lse = label_logits(hidden, head, labels, tiles), logsumexp(hidden, head, workers, tiles)
+    label_head = LabelHead(head, tiles)
+    all_logits, all_lse = label_head(hidden, labels), logsumexp(hidden, head, workers, tiles)
     assert torch.allclose(all_lse, torch.logsumexp(hidden @ head.T, -1))
     for count in (1, 2, 16, 17, 64, 65):
-        assert torch.equal(label_logits(hidden[:count], head, labels[:count], tiles), all_logits[:count])
+        assert torch.equal(label_head(hidden[:count], labels[:count]), all_logits[:count])
         assert torch.equal(logsumexp(hidden[:count], head, workers, tiles), all_lse[:count])
+
+
+def test_labels_have_the_same_logits_alone_and_beside_other_labels() -> None:
+    """Where all rows have the same labels, their rows of the head are at hand; else they are gathered."""
+    random = torch.Generator().manual_seed(4)
+    head, hidden = torch.randn(300, 96, generator=random), torch.randn(70, 96, generator=random)
+    label_head = LabelHead(head, exact_head_tiles(head))
+    same = np.tile(np.array([7, 250, 7], np.int32), (70, 1))
+    mixed = same.copy()
+    mixed[40:] = [1, 2, 299]
+    alone, beside = label_head(hidden, same), label_head(hidden, mixed)
+    assert torch.equal(alone[:40], beside[:40])
+    assert torch.allclose(beside[40:], (hidden @ head.T)[40:, [1, 2, 299]], atol=1e-4)
+    assert torch.allclose(alone, (hidden @ head.T)[:, [7, 250, 7]], atol=1e-4)
+
+
+def test_the_latest_sets_of_labels_are_at_hand_and_no_more() -> None:
+    head, hidden = torch.randn(300, 16), torch.randn(3, 16)
+    label_head = LabelHead(head, HEAD_ROW_TILES[:1])
+    for label in range(2 * MAX_LABEL_SETS + 1):
+        found = label_head(hidden, np.full((3, 1), label, np.int32))
+        assert torch.allclose(found, hidden @ head[label : label + 1].T, atol=1e-4)
+        assert len(label_head._known) <= MAX_LABEL_SETS
+    many = np.tile(np.arange(LABEL_TILE + 1, dtype=np.int32), (3, 1))
+    assert torch.allclose(label_head(hidden, many), hidden @ head[: LABEL_TILE + 1].T, atol=1e-4)
+    assert len(label_head._known) <= MAX_LABEL_SETS

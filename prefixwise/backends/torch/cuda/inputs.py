@@ -8,7 +8,6 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from prefixwise.contract.ragged import Int32Array, Int64Array
 from prefixwise.forward.batch import ForwardBatch
@@ -138,18 +137,19 @@ class Uploads:
         self.on_device = torch.zeros(size, dtype=torch.int32, device=device)
         is_cuda = device.type == "cuda"
         self._buffers = [torch.zeros(size, dtype=torch.int32, pin_memory=is_cuda) for _ in range(_NUM_BUFFERS)]
-        self._copied: list[torch.cuda.Event | None] = [None] * _NUM_BUFFERS
+        self._arrays = [buffer.numpy() for buffer in self._buffers]
+        self._copied: list[torch.cuda.Event] = []
+        if is_cuda:
+            self._copied = [torch.cuda.Event() for _ in self._buffers]  # type: ignore[no-untyped-call]
         self._next = 0
 
-    def send(self, size: int, fill: Callable[[Int32Array], None]) -> Tensor:
-        """Let `fill` write the first `size` numbers, and queue their copy. Returns the tensor on the device."""
+    def send(self, size: int, fill: Callable[[Int32Array], None]) -> None:
+        """Let `fill` write the first `size` numbers, and queue their copy to the device."""
         number = self._next
         self._next = (number + 1) % _NUM_BUFFERS
-        copied, buffer, target = self._copied[number], self._buffers[number][:size], self.on_device[:size]
-        if copied is not None:
-            copied.synchronize()
-        fill(buffer.numpy())
-        target.copy_(buffer, non_blocking=True)
-        if target.device.type == "cuda":
-            self._copied[number] = torch.cuda.current_stream(target.device).record_event()
-        return target
+        if self._copied:
+            self._copied[number].synchronize()  # at once for an event that was never recorded
+        fill(self._arrays[number][:size])
+        self.on_device[:size].copy_(self._buffers[number][:size], non_blocking=True)
+        if self._copied:
+            self._copied[number].record(torch.cuda.current_stream(self.on_device.device))

@@ -56,6 +56,7 @@ class CudaGraphs:
         self._workspace = Workspace(trunk.config, self._buckets.largest, self._dtype, self._device)
         self._uploads = Uploads(self._largest_input(), self._device)
         self._packings: dict[ProgramSpec, Packing] = {}
+        self._views: dict[ProgramSpec, tuple[ForwardInputs[Tensor], Buffers]] = {}
         self._graphs: dict[ProgramSpec, torch.cuda.CUDAGraph] = {}
         # For capture only, never for replay.
         self._stream = torch.cuda.Stream(self._device) if captures else None  # type: ignore[no-untyped-call]
@@ -73,13 +74,14 @@ class CudaGraphs:
         self, spec: ProgramSpec, inputs: ForwardInputs[Int32Array], overrides: EmbeddingRows | None = None
     ) -> tuple[ForwardInputs[Tensor], Buffers]:
         """Queue a forward. The next forward overwrites the tensors that this returns, in the stream's order."""
-        layout = self._packing(spec)
-        if spec.num_tokens > self._buckets.largest:
-            uploads = Uploads(layout.size, self._device)
-            buffers = Workspace(self._trunk.config, spec.num_tokens, self._dtype, self._device).buffers(spec.num_tokens)
+        layout, uploads = self._packing(spec), self._uploads
+        if spec.num_tokens <= self._buckets.largest:
+            on_device, buffers = self._tensors(spec, layout)
         else:
-            uploads, buffers = self._uploads, self._workspace.buffers(spec.num_tokens)
-        on_device = unpack(layout, uploads.send(layout.size, lambda target: layout.pack(flat(inputs), target)))
+            uploads = Uploads(layout.size, self._device)
+            on_device = unpack(layout, uploads.on_device)
+            buffers = Workspace(self._trunk.config, spec.num_tokens, self._dtype, self._device).buffers(spec.num_tokens)
+        uploads.send(layout.size, lambda target: layout.pack(flat(inputs), target))
         is_captured = self._captures and spec.num_tokens <= self._buckets.largest
         if is_captured and spec not in self._graphs:
             self._graphs[spec] = self._capture(spec, on_device, buffers)
@@ -112,6 +114,12 @@ class CudaGraphs:
             lens = capacities(spec, self._trunk.attention.tile_sizes, self._max_kv_blocks)
             self._packings[spec] = packing(lens)
         return self._packings[spec]
+
+    def _tensors(self, spec: ProgramSpec, layout: Packing) -> tuple[ForwardInputs[Tensor], Buffers]:
+        """The inputs and the activations of a program: views of memory that stays in its place, made once."""
+        if spec not in self._views:
+            self._views[spec] = unpack(layout, self._uploads.on_device), self._workspace.buffers(spec.num_tokens)
+        return self._views[spec]
 
     def _largest_input(self) -> int:
         largest = self._buckets.largest
