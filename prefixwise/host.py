@@ -22,6 +22,7 @@ from pathlib import Path
 from uuid import uuid4
 
 PROC = Path("/proc")  # tests set a missing folder, to use the portable ways
+DEVICES = Path("/dev")
 _PR_SET_PDEATHSIG = 1
 _POLL_SECONDS = 0.5
 
@@ -92,6 +93,21 @@ def _output(*command: str) -> str:
         return subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return ""
+
+
+def num_cores() -> int:
+    """The cores that this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # macOS
+        return os.cpu_count() or 1
+
+
+def has_accelerator() -> bool:
+    """Whether the host has the device file of a GPU or a TPU, and the environment does not hide it from programs."""
+    found = [*DEVICES.glob("nvidia[0-9]*"), *DEVICES.glob("accel[0-9]*"), *DEVICES.glob("vfio/[0-9]*")]
+    is_hidden = os.environ.get("JAX_PLATFORMS") == "cpu" or os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    return bool(found) and not is_hidden
 
 
 def peak_memory_bytes() -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from prefixwise.cli.main import main
+from prefixwise.__main__ import main
 
 if __name__ == "__main__":
     main(["serve", *sys.argv[1:]])

@@ -17,7 +17,9 @@ from prefixwise import host
 from prefixwise.host import (
     cpu_features,
     cpu_name,
+    has_accelerator,
     install_command,
+    num_cores,
     num_open_files,
     peak_memory_bytes,
     process_start,
@@ -211,3 +213,38 @@ class TestFiles:
         monkeypatch.setattr(resource, "setrlimit", now.__setitem__)
         assert raise_file_limit(wanted) == allowed
         assert now[resource.RLIMIT_NOFILE] in (limits, (allowed, limits[1]))
+
+
+def test_the_cores_are_those_that_this_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {1, 5, 7}, raising=False)
+    assert num_cores() == 3
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: 6)
+    assert num_cores() == 6
+
+
+@pytest.mark.parametrize(
+    ("file", "environment", "expected"),
+    [
+        ("nvidia0", {}, True),
+        ("accel3", {}, True),
+        ("vfio/0", {}, True),
+        ("nvidiactl", {}, False),  # of the driver, also without a device
+        ("vfio/vfio", {}, False),
+        ("nvidia0", {"CUDA_VISIBLE_DEVICES": ""}, False),
+        ("nvidia0", {"CUDA_VISIBLE_DEVICES": "-1"}, False),
+        ("nvidia0", {"CUDA_VISIBLE_DEVICES": "1"}, True),
+        ("nvidia0", {"JAX_PLATFORMS": "cpu"}, False),
+    ],
+)
+def test_an_accelerator_has_a_device_file_and_is_not_hidden(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, environment: dict[str, str], expected: bool
+) -> None:
+    monkeypatch.setattr(host, "DEVICES", tmp_path)
+    for name in ("CUDA_VISIBLE_DEVICES", "JAX_PLATFORMS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / file).parent.mkdir(exist_ok=True)
+    (tmp_path / file).touch()
+    assert has_accelerator() is expected

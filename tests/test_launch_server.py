@@ -114,6 +114,9 @@ SERVER_FLAGS: list[tuple[str, dict[str, Any]]] = [
     ("--auto-truncate false", {"auto_truncate": False}),
     ("--rerank-format sglang", {"rerank_format": "sglang"}),
     ("--reports-dir .", {"reports_dir": "."}),
+    ("--http-workers 3", {"http_workers": 3}),
+    ("--tokenizer-worker-num 3", {"http_workers": 3}),
+    ("--api-server-count=3", {"http_workers": 3}),
 ]
 
 
@@ -146,11 +149,13 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Started]:
     """Servers that were asked for, none of which runs."""
     found: list[Started] = []
 
-    def run_server(options: ServerOptions, open_engine: Callable[..., Any], *others: Any) -> None:
+    def run_server(options: ServerOptions, open_engine: Callable[..., Any], *others: Any, **more: Any) -> None:
         found.append(Started(open_engine(), options))
 
     monkeypatch.delenv("PREFIXWISE_API_KEY", raising=False)
     monkeypatch.setattr("prefixwise.server.launch.run_server", run_server)
+    monkeypatch.setattr("prefixwise.server.workers.supervisor.run_workers", run_server)
+    monkeypatch.setattr("prefixwise.cli.serve.has_accelerator", lambda: False)
     monkeypatch.setattr("prefixwise.launch.loading.load_engine", lambda options, on_program: options)
     monkeypatch.setattr("prefixwise.server.logs.set_up_logging", lambda options: None)  # it would silence caplog
     return found
@@ -216,7 +221,8 @@ class TestFlags:
     def test_a_flag_of_the_engine(
         self, launch: Launch, caplog: pytest.LogCaptureFixture, args: str, effect: dict[str, Any]
     ) -> None:
-        assert launch(*args.split()) == Started(replace(DEFAULT_ENGINE, **effect), ServerOptions())
+        found = launch(*args.split(), "--http-workers", "0")  # whatever the device
+        assert found == Started(replace(DEFAULT_ENGINE, **effect), ServerOptions())
         assert replace(DEFAULT_ENGINE, **effect) != DEFAULT_ENGINE
         assert caplog.messages == []
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from enum import Enum
 from functools import cached_property, partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,10 +17,10 @@ import typer
 
 from prefixwise.cli.engine_options import ENGINE_FLAGS, PROFILE_FLAG
 from prefixwise.cli.failures import CommandError
-from prefixwise.cli.flags import Flag, with_flags
+from prefixwise.cli.flags import Flag, is_typed, with_flags
 from prefixwise.cli.sglang_flags import Ignored, without_effect
 from prefixwise.contract.request import Algorithm
-from prefixwise.host import install_command
+from prefixwise.host import has_accelerator, install_command, num_cores
 from prefixwise.launch.options import EngineOptions
 from prefixwise.server.config import LogLevel, ReportSource, RerankFormat, ServerOptions, is_loopback
 
@@ -119,6 +118,13 @@ CONNECTION_FLAGS = {
 SERVER_FLAGS = {
     "host": Flag(str, "The address to listen on; 0.0.0.0: all of this machine.", "ADDRESS"),
     "port": Flag(int, "The port to listen on; 0: any free one.", least=0),
+    "http_workers": Flag(
+        int | None,
+        "Processes for HTTP, JSON, tokenization and planning, beside that of the engine; 0: one process for all. "
+        "Default: 0 on a CPU; on a GPU or TPU one for every 4 cores, up to 4. Also --tokenizer-worker-num and "
+        "--api-server-count.",
+        least=0,
+    ),
     "api_key": Flag(
         str | None,
         "The bearer token that requests must carry; default: none.",
@@ -203,10 +209,11 @@ log = logging.getLogger("prefixwise")
 
 # Values of `--attention-backend` that are ours; any other is another server's and ignored.
 OUR_ATTENTIONS = ("hopper", "pallas_gpu", "pallas_tpu", "xla", "reference")
-_SERVER_PACKAGES = ("starlette", "uvicorn", "uvloop", "httptools", "orjson", "prometheus_client")
+_SERVER_PACKAGES = ("starlette", "uvicorn", "uvloop", "httptools", "orjson", "prometheus_client", "zmq", "msgspec")
+MAX_DEFAULT_WORKERS = 4
 
 
-@with_flags("server", ServerOptions, SERVER_FLAGS, panel=SERVER_PANEL)
+@with_flags("server", ServerOptions, SERVER_FLAGS, panel=SERVER_PANEL, http_workers=None)
 @with_flags("engine", EngineOptions, SERVE_ENGINE_FLAGS, panel=ENGINE_PANEL, **SERVE_DEFAULTS)
 def serve(
     context: typer.Context,
@@ -219,21 +226,40 @@ def serve(
     server = replace(
         server, served_model_names=engine.served_names, log_level=chosen_log_level(context, server.log_level)
     )
+    server = replace(server, http_workers=num_http_workers(server.http_workers, engine.device))
     run_server = _enter_server(server)
     warn_without_effect(engine, trust_remote_code, without_effect(context))
     warn_without_key(server)
     engine = normalize_synonyms(engine)
-    from prefixwise.launch.loading import load_engine, resolved_config
+    from prefixwise.launch.loading import load_engine, load_frontend, resolved_config
 
     open_engine = partial(load_engine, engine, _log_program)
+    if server.http_workers:
+        run_server = partial(run_server, open_frontend=lambda: load_frontend(engine)[1:])
     run_server(server, open_engine, partial(resolved_config, engine), _report_source(server))
+
+
+def num_http_workers(given: int | None, device: str) -> int:
+    """The option's number or, by default, none on a CPU and, on an accelerator, one for every fourth core, up to four.
+
+    A GPU is busy with the work of a few cores. On a CPU the model needs them all.
+    """
+    if given is not None:
+        return given
+    if device == "cpu" or (device == "auto" and not has_accelerator()):
+        return 0
+    return min(MAX_DEFAULT_WORKERS, max(1, num_cores() // 4))
 
 
 def _enter_server(options: ServerOptions) -> Callable[..., None]:
     """Import the server late: it is heavy, and its packages may be missing. Sets up the server's log."""
     try:
-        from prefixwise.server.launch import run_server
         from prefixwise.server.logs import set_up_logging
+
+        if options.http_workers:
+            from prefixwise.server.workers.supervisor import run_workers
+        else:
+            from prefixwise.server.launch import run_server
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package not in _SERVER_PACKAGES:
@@ -241,7 +267,7 @@ def _enter_server(options: ServerOptions) -> Callable[..., None]:
         hint = f"install what the server needs with: {install_command('server')}"
         raise CommandError(f"{package} is not installed", hint=hint) from None
     set_up_logging(options)
-    return run_server
+    return run_workers if options.http_workers else run_server
 
 
 def _report_source(options: ServerOptions) -> ReportSource | None:
@@ -266,14 +292,10 @@ def _log_program(done: int, total: int, title: str) -> None:
 def chosen_log_level(context: typer.Context, own: LogLevel) -> LogLevel:
     """The verb's own log level, or that of `prefixwise --log-level debug serve` if only that is given."""
     program = context.find_root()
-    if program is context or _is_given(context.get_parameter_source("log_level")):
+    if program is context or is_typed(context, "log_level"):
         return own
     level: LogLevel = program.params["log_level"]
-    return level if _is_given(program.get_parameter_source("log_level")) else own
-
-
-def _is_given(source: Enum | None) -> bool:
-    return source is not None and source.name == "COMMANDLINE"
+    return level if is_typed(program, "log_level") else own
 
 
 def warn_without_effect(engine: EngineOptions, trust_remote_code: bool, others: Sequence[Ignored]) -> None:

@@ -7,15 +7,15 @@ is an error. All other flags are checked, taken out and named in one line of the
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import typer
-from typer.core import TyperCommand
 
+from prefixwise.cli.commands import VerbCommand
 from prefixwise.cli.failures import MISUSED, CommandError
 
 _KEY = "prefixwise.without_effect"  # in the context's `meta`
@@ -30,11 +30,14 @@ class Ignored(NamedTuple):
     is_always_so: bool = False  # the switch asks for what this server always does
 
 
-class ServeCommand(TyperCommand):
+class ServeCommand(VerbCommand):
     """A verb with the options of `serve`, and SGLang's flags beside them."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        reader = _Reader(args, f"{ctx.command_path} --help lists the options")
+        if ctx.resilient_parsing:  # a shell completes an unfinished line
+            return super().parse_args(ctx, args)
+        known = {name for param in self.params for name in param.opts}
+        reader = _Reader(args, known, f"{ctx.command_path} --help lists the options")
         own = list(reader.own_args())
         ctx.meta[_KEY] = reader.ignored
         return super().parse_args(ctx, own)
@@ -49,9 +52,10 @@ def without_effect(context: typer.Context) -> list[Ignored]:
 class _Reader:
     """Goes through the arguments once."""
 
-    def __init__(self, args: Sequence[str], hint: str) -> None:
+    def __init__(self, args: Sequence[str], known: Collection[str], hint: str) -> None:
         self.ignored: list[Ignored] = []
         self._rest = list(reversed(args))
+        self._known = known  # options of the verb: `cluster` has fewer than `serve`
         self._hint = hint
         self._model: str | None = None  # as given
         for arg, after in zip(args, [*args[1:], ""], strict=False):  # no arguments: the second has one more
@@ -70,8 +74,10 @@ class _Reader:
                 truncates = name == _AUTO_TRUNCATE and self._truth(name, given)
             elif name == _REVISION:
                 revision = self._value(name, given)
-            elif name in table["same"]:
+            elif name in table["same"] and table["same"][name] in self._known:
                 yield table["same"][name] + arg.removeprefix(name)
+            elif name in table["same"]:
+                self.ignored.append(Ignored(f"{name} {self._value(name, given)}"))
             elif name in table["means"]:
                 self._no_value(name, given)
                 yield from table["means"][name]

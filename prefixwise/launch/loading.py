@@ -9,11 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict
 from time import perf_counter
+from typing import NamedTuple
 
 from prefixwise.backends.load import load_backend
 from prefixwise.contract.errors import BackendError, ModelLoadError, TokenizerError
 from prefixwise.contract.request import Algorithm
 from prefixwise.engine.engine import ScoringEngine
+from prefixwise.engine.prepare import EngineConfig
 from prefixwise.engine.scheduler import Scheduler
 from prefixwise.forward.backend import Backend, Program
 from prefixwise.forward.batch import KV_BLOCK_SIZE
@@ -34,6 +36,30 @@ OnProgram = Callable[[int, int, str], None]  # programs compiled, programs in al
 
 def load_engine(options: EngineOptions, on_program: OnProgram | None = None) -> ScoringEngine:
     """Load the model and, if the options say so, warm it up. A failure on the way frees the device's memory."""
+    checkpoint, config, tokenizer = load_frontend(options)
+    chosen = config.profiles.default
+    if options.profile is not None and chosen is not None and not chosen.can_rerank:
+        log.warning("profile %s has no labels of its own: requests to rerank will be refused", chosen.name)
+    scheduler = Scheduler(load_backend(checkpoint, options.backend_options()), options.scheduler_options())
+    with ExitStack() as on_failure:
+        on_failure.callback(scheduler.close)  # also closes the backend
+        engine = ScoringEngine(config, scheduler, tokenizer)
+        if options.warmup != "none":
+            warm_up(engine, on_program)
+        on_failure.pop_all()
+    return engine
+
+
+class Frontend(NamedTuple):
+    """What prepares requests for a model. No weights are read for it."""
+
+    checkpoint: Checkpoint
+    config: EngineConfig
+    tokenizer: TextTokenizer | None
+
+
+def load_frontend(options: EngineOptions) -> Frontend:
+    """Read the model's configuration and tokenizer, and choose its profile."""
     # First, so that an unknown profile is an error before the model is loaded.
     profile = None if options.profile is None else find_profile(options.profile)
     checkpoint = open_checkpoint(options.model)
@@ -44,18 +70,7 @@ def load_engine(options: EngineOptions, on_program: OnProgram | None = None) -> 
     if profile is not None and profile.can_rerank and tokenizer is not None:
         fitting = fitting_profile(profile, profiles.by_name, tokenizer)
         RerankPrompts(fitting, tokenizer, checkpoint.config)  # raises if profile and tokenizer do not fit
-    elif profile is not None and not profile.can_rerank:
-        log.warning("profile %s has no labels of its own: requests to rerank will be refused", profile.name)
-    scheduler = Scheduler(load_backend(checkpoint, options.backend_options()), options.scheduler_options())
-    with ExitStack() as on_failure:
-        on_failure.callback(scheduler.close)  # also closes the backend
-        engine = ScoringEngine(
-            options.engine_config(checkpoint.name, profiles, checkpoint.revision), scheduler, tokenizer
-        )
-        if options.warmup != "none":
-            warm_up(engine, on_program)
-        on_failure.pop_all()
-    return engine
+    return Frontend(checkpoint, options.engine_config(checkpoint.name, profiles, checkpoint.revision), tokenizer)
 
 
 def resolved_config(options: EngineOptions, engine: ScoringEngine) -> dict[str, object]:
@@ -91,6 +106,7 @@ def _of_backend(backend: Backend) -> dict[str, object]:
         "attention": info.attention,
         "compilation_cache_dir": info.compilation_cache_dir,
         "step_tokens": info.step_tokens,
+        "step_seconds": info.step_seconds,
         "token_multiple": info.token_multiple,
         "token_buckets": list(info.token_buckets),
         "algorithms_bit_equal": info.algorithms_bit_equal,
@@ -146,6 +162,8 @@ def warm_up(engine: ScoringEngine, on_program: OnProgram | None = None) -> int:
         if on_program is not None and program.lower is None:
             on_program(number, len(programs), program.title)
         scheduler.call(program.prepare)
+    scheduler.calibrate()
+    _log_costs(scheduler)
     _score_items(engine)
     log.info("warm-up: ready after %.1f s", perf_counter() - begin)
     return len(programs)
@@ -171,6 +189,18 @@ def _compile(scheduler: Scheduler, programs: Sequence[Program], on_program: OnPr
                 raise BackendError(f"cannot compile the program {program.title!r}: {error}") from error
     finally:
         compilers.shutdown(cancel_futures=True)
+
+
+def _log_costs(scheduler: Scheduler) -> None:
+    stats = scheduler.stats()
+    log.info(
+        "%s costs: %.3g ms per forward, %.3g us per token, %.3g ns per query-key pair; a step has up to %d tokens",
+        stats.cost_source,
+        1e3 * stats.seconds_per_forward,
+        1e6 * stats.seconds_per_token,
+        1e9 * stats.seconds_per_pair,
+        stats.max_step_tokens,
+    )
 
 
 def _score_items(engine: ScoringEngine) -> None:

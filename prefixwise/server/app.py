@@ -14,7 +14,7 @@ from prefixwise.contract.errors import MethodNotAllowedError, NotFoundError, quo
 from prefixwise.server.answers import send_response
 from prefixwise.server.context import RequestContext
 from prefixwise.server.dialects.base import Dialect
-from prefixwise.server.dialects.classify import Classify
+from prefixwise.server.dialects.classify import Classify, Embeddings
 from prefixwise.server.dialects.cohere import CohereV1, CohereV2
 from prefixwise.server.dialects.infinity import Infinity
 from prefixwise.server.dialects.mixedbread import Mixedbread
@@ -82,6 +82,7 @@ ROUTES = (
     PathHandlers("/score", {"POST": partial(score, dialects=_SCORE)}),
     PathHandlers("/generative_scoring", {"POST": partial(score, dialects=(GenerativeScoring(),))}),
     PathHandlers("/classify", {"POST": partial(score, dialects=(Classify(),))}),
+    PathHandlers("/v1/embeddings", {"POST": partial(score, dialects=(Embeddings(),))}),
     PathHandlers("/health", {"GET": health}),
     PathHandlers("/metrics", {"GET": metrics}, needs_engine=False),
     PathHandlers("/tokenize", {"POST": tokenize}),

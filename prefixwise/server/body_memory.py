@@ -8,17 +8,23 @@ fill the memory. On the event loop.
 from __future__ import annotations
 
 from prefixwise.contract.errors import UnavailableError
+from prefixwise.server.usage import BODY_BYTES, Usage
 
 FREE_BYTES = 64 * 2**10  # of each request; the number of connections bounds their sum
 _RETRY_SECONDS = 1  # what is read and sent at a common speed is gone by then
 
 
 class BodyMemory:
-    """One budget for the process."""
+    """One budget for the server, of one process or many."""
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, usage: Usage | None = None) -> None:
         self._max_bytes = max_bytes
-        self.taken = 0  # bytes, beyond what is free
+        self._usage = usage or Usage()
+
+    @property
+    def taken(self) -> int:
+        """Bytes that this process has taken, beyond what is free."""
+        return self._usage.own(BODY_BYTES)
 
     def share(self) -> BodyShare:
         """The part of one request, which is empty."""
@@ -26,12 +32,28 @@ class BodyMemory:
 
     def check(self, size: int) -> None:
         """Raises UnavailableError if so many bytes are not there."""
-        if size > self._max_bytes - self.taken:
-            message = (
-                f"requests and responses may take {self._max_bytes} bytes of memory together (--max-body-memory), of "
-                f"which {self._max_bytes - self.taken} are left, and this request needs {size}; try again soon"
-            )
-            raise UnavailableError(message, code="body_memory_full", retry_after=_RETRY_SECONDS)
+        left = self._max_bytes - self._usage.total(BODY_BYTES)
+        if size > left:
+            raise self._full(left, size)
+
+    def take(self, size: int) -> None:
+        """Raises UnavailableError, and takes nothing then. Taken first and checked after, so that two processes never
+        take the same bytes."""
+        self._usage.add(BODY_BYTES, size)
+        left = self._max_bytes - self._usage.total(BODY_BYTES)
+        if left < 0:
+            self._usage.add(BODY_BYTES, -size)
+            raise self._full(left + size, size)
+
+    def give_back(self, size: int) -> None:
+        self._usage.add(BODY_BYTES, -size)
+
+    def _full(self, left: int, size: int) -> UnavailableError:
+        message = (
+            f"requests and responses may take {self._max_bytes} bytes of memory together (--max-body-memory), of "
+            f"which {max(left, 0)} are left, and this request needs {size}; try again soon"
+        )
+        return UnavailableError(message, code="body_memory_full", retry_after=_RETRY_SECONDS)
 
 
 class BodyShare:
@@ -51,13 +73,14 @@ class BodyShare:
         """Take so many bytes. Raises UnavailableError, and takes nothing then."""
         counted = self._counted(more)
         if counted:
-            self._memory.check(counted)
-            self._memory.taken += counted
+            self._memory.take(counted)
         self.bytes += more
 
     def give_back(self) -> None:
         """The request is over."""
-        self._memory.taken -= max(0, self.bytes - FREE_BYTES)
+        counted = max(0, self.bytes - FREE_BYTES)
+        if counted:
+            self._memory.give_back(counted)
         self.bytes = 0
 
     def _counted(self, more: int) -> int:

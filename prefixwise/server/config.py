@@ -43,6 +43,7 @@ class ServerOptions:
     min_transfer_rate: int = 64 * 2**10  # bytes a second of a large body or response, after `idle_timeout`; 0: any
     keep_alive_timeout: float = 75.0  # seconds between requests: longer than balancers', so that they close first
     shutdown_grace: float = 30.0  # seconds for requests in flight after a signal
+    http_workers: int | None = 0  # processes for HTTP beside the engine's; 0: one for all; None: the launcher chooses
     log_json: bool = False
     log_level: LogLevel = "info"
     reports_dir: str | None = None
@@ -57,6 +58,8 @@ class ServerOptions:
         largest = self.max_request_bytes + self.max_response_bytes  # else no request of that size is ever served
         expected = f"at least max_request_bytes and max_response_bytes together, {largest}"
         _require(self.max_body_memory >= largest, "max_body_memory", expected, self.max_body_memory)
+        if self.http_workers is not None:
+            _check_integer("http_workers", self.http_workers, 0, 256)
         for name in ("max_connections", "max_connections_per_address", "max_headers", "max_header_bytes"):
             _check_integer(name, getattr(self, name), 1, 2**31)
         _check_integer("min_transfer_rate", self.min_transfer_rate, 0, 2**62)

@@ -29,6 +29,7 @@ from prefixwise.contract.errors import InvalidRequestError, UnavailableError
 from prefixwise.server.config import ServerOptions
 from prefixwise.server.context import CONNECTION_KEY, new_request_id
 from prefixwise.server.metrics import Metrics
+from prefixwise.server.usage import CONNECTIONS, Usage, address_field
 
 log = logging.getLogger("prefixwise")
 
@@ -239,13 +240,21 @@ def _body_timeout(seconds: float) -> _RefusedError:
 
 
 class Connections:
-    """All connections of one server: how many there may be, and for how long they may be idle. On the event loop.
+    """All connections of one process: how many there may be, and for how long they may be idle. On the event loop.
 
-    `max_connections` may be below the option's: the files that the process may open are a limit, too.
+    The limits are the server's: connections of its other processes count (`usage`). `max_connections` may be below the
+    option's: the files that the process may open are a limit, too.
     """
 
-    def __init__(self, options: ServerOptions, metrics: Metrics, max_connections: int | None = None) -> None:
+    def __init__(
+        self,
+        options: ServerOptions,
+        metrics: Metrics,
+        max_connections: int | None = None,
+        usage: Usage | None = None,
+    ) -> None:
         self.options = options
+        self._usage = usage or Usage()
         self._max = options.max_connections if max_connections is None else max_connections
         self._metrics = metrics
         self._addresses: dict[HttpProtocol, bytes] = {}  # of all connections within the limits
@@ -259,12 +268,13 @@ class Connections:
     def add(self, protocol: HttpProtocol) -> None:
         """A client has connected. Where all places are taken, the connection that waits longest is closed."""
         address = _network(protocol.client[0] if protocol.client else "")
-        is_full = self._per_address[address] >= self.options.max_connections_per_address
-        if not is_full and len(self._addresses) >= self._max:
+        of_address = self._per_address[address] + self._usage.of_others(address_field(address))
+        is_full = of_address >= self.options.max_connections_per_address
+        if not is_full and self._has_no_place():
             is_full = not self._close_first(self.waiting)
         if not is_full:
             self._addresses[protocol] = address
-            self._per_address[address] += 1
+            self._count_of(address, 1)
             self.waiting[protocol] = None
             return
         if len(self._reserve) >= RESERVE and not self._close_first(each for each in self._reserve if not each.is_busy):
@@ -281,9 +291,17 @@ class Connections:
         self._reserve.pop(protocol, None)
         address = self._addresses.pop(protocol, None)
         if address is not None:
-            self._per_address[address] -= 1
-            if not self._per_address[address]:
-                del self._per_address[address]
+            self._count_of(address, -1)
+
+    def _has_no_place(self) -> bool:
+        return len(self._addresses) >= self._max or self._usage.total(CONNECTIONS) >= self.options.max_connections
+
+    def _count_of(self, address: bytes, change: int) -> None:
+        self._usage.add(CONNECTIONS, change)
+        self._usage.add(address_field(address), change)
+        self._per_address[address] += change
+        if not self._per_address[address]:
+            del self._per_address[address]
 
     def count(self, reason: str) -> None:
         """A connection was refused, or closed before its request had a response."""

@@ -31,6 +31,7 @@ from prefixwise.server.config import ReportSource, ServerOptions, is_loopback
 from prefixwise.server.connections import RESERVE, Connections, HttpProtocol
 from prefixwise.server.logs import flush_log, log_configuration, set_up_logging
 from prefixwise.server.service import Service
+from prefixwise.server.usage import Usage
 
 log = logging.getLogger("prefixwise")
 
@@ -38,9 +39,9 @@ OpenEngine = Callable[[], ScoringEngine]
 ResolvedConfig = Callable[[ScoringEngine], Mapping[str, object]]
 
 _BACKLOG = 2048
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 ENGINE_FAILED_STATUS = 70  # EX_SOFTWARE: a restart may help
-_ENGINE_SECONDS = 5.0  # for a forward pass that is still running then
+ENGINE_SECONDS = 5.0  # for a forward pass that is still running then
 _EXIT_SECONDS = 10.0  # beyond the grace period, for a server whose engine has failed
 _CLOSE_SECONDS = 2  # for connections that are still open after the drain
 _OTHER_FILES = 128  # that the process opens beside its connections: weights, devices, reports
@@ -64,13 +65,18 @@ def run_server(
         flush_log()  # before the error of the command line
 
 
-def bind(options: ServerOptions) -> socket.socket:
-    """A socket that listens already: clients that connect now wait until the server answers."""
+def bind(options: ServerOptions, *, port: int | None = None, shares_port: bool = False) -> socket.socket:
+    """A socket that listens already: clients that connect now wait until the server answers.
+
+    `port`: instead of the option's. `shares_port`: the kernel spreads connections over all such sockets of a port.
+    """
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((options.host, options.port))
+        if shares_port:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        listener.bind((options.host, options.port if port is None else port))
         listener.listen(_BACKLOG)
     except (OSError, UnicodeError) as error:
         listener.close()
@@ -87,12 +93,19 @@ def address_of(listener: socket.socket, host: str) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-class _Server(uvicorn.Server):
+class HttpServer(uvicorn.Server):
     """Leaves signals to us: uvicorn raises them again after its shutdown, which would change the exit status."""
 
     def __init__(self, config: uvicorn.Config, connections: Connections) -> None:
         super().__init__(config)
         self._connections = connections
+
+    @classmethod
+    def of(cls, service: Service, usage: Usage | None = None) -> HttpServer:
+        """A server of this process. `usage`: of all processes of the server."""
+        options = service.options
+        connections = Connections(options, service.metrics, _max_connections(options), usage)
+        return cls(_uvicorn_config(service, connections), connections)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -125,8 +138,7 @@ class _Launch:
         self._resolved_config = resolved_config
         self._service = Service(options, reports)
         self._service.is_local = is_loopback(listener.getsockname()[0])
-        connections = Connections(options, self._service.metrics, _max_connections(options))
-        self._server = _Server(_uvicorn_config(self._service, connections), connections)
+        self._server = HttpServer.of(self._service)
         self._loading = threading.Thread(target=self._load, name="prefixwise-load", daemon=True)
         self._failure: PrefixwiseError | None = None
         self._has_engine_failed = False
@@ -144,24 +156,14 @@ class _Launch:
             raise self._failure
         if self._loading.is_alive():
             exit_at_once(0)  # a model that is loading cannot be stopped
-        self._close_engine()
-        log.info("stopped")
-
-    def _close_engine(self) -> None:
-        """Close the engine, but exit without it if the device hangs."""
         engine = self._service.engine_if_open
-        if engine is None:
-            return
-        closing = threading.Thread(target=engine.close, name="prefixwise-close", daemon=True)
-        closing.start()
-        closing.join(_ENGINE_SECONDS)
-        if closing.is_alive():
-            log.warning("the device is still busy after %g s: exiting without it", _ENGINE_SECONDS)
+        if engine is not None and not close_engine(engine):
             exit_at_once(0)
+        log.info("stopped")
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
-        for number in _SIGNALS:
+        for number in SIGNALS:
             if signal.getsignal(number) is not signal.SIG_IGN:  # as `nohup` sets it for SIGHUP
                 self._loop.add_signal_handler(number, self._on_signal, number)
         self._loading.start()
@@ -179,7 +181,7 @@ class _Launch:
             log.exception("loading the model failed")
             self._from_thread(self._on_failure, BackendError(f"the model cannot be loaded: {error!r}"))
         else:
-            _relax_garbage_collection()
+            relax_garbage_collection()
             self._from_thread(self._on_loaded, engine, configuration)
 
     def _from_thread(self, function: Callable[..., None], *arguments: object) -> None:
@@ -223,7 +225,18 @@ class _Launch:
         self._server.should_exit = True
 
 
-def _relax_garbage_collection() -> None:
+def close_engine(engine: ScoringEngine) -> bool:
+    """Close the engine. False if its device is still busy after some seconds."""
+    closing = threading.Thread(target=engine.close, name="prefixwise-close", daemon=True)
+    closing.start()
+    closing.join(ENGINE_SECONDS)
+    if closing.is_alive():
+        log.warning("the device is still busy after %g s: exiting without it", ENGINE_SECONDS)
+        return False
+    return True
+
+
+def relax_garbage_collection() -> None:
     """Exclude the loaded model from garbage collection, and collect less often: requests leave few reference cycles."""
     gc.collect()
     gc.freeze()

@@ -41,9 +41,12 @@ _FLUSH_SECONDS = 2.0  # for stderr to take all lines when the process ends
 
 
 def set_up_logging(options: ServerOptions) -> None:
-    """Send all records to stderr in our format; those of other packages from level warning up."""
+    """Send all records to stderr in our format; those of other packages from level warning up.
+
+    Where several processes share stderr, one line is one write, which a pipe does not tear apart.
+    """
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False  # our lines do not show them
-    handler = QueuedHandler(sys.stderr)
+    handler = QueuedHandler(sys.stderr, max_write=1 if options.http_workers else _MAX_WRITE)
     handler.setFormatter(JsonFormatter() if options.log_json else TextFormatter())
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
     logging.captureWarnings(True)
@@ -64,9 +67,10 @@ def flush_log() -> None:
 class QueuedHandler(logging.Handler):
     """Writes lines to a stream on a thread of its own. If the stream does not take them, it drops and counts them."""
 
-    def __init__(self, stream: TextIO, max_queued: int = _MAX_QUEUED) -> None:
+    def __init__(self, stream: TextIO, max_queued: int = _MAX_QUEUED, max_write: int = _MAX_WRITE) -> None:
         super().__init__()
         self.dropped = 0
+        self._max_write = max_write
         self._stream = stream
         self._descriptor = _descriptor(stream)
         self._max_queued = max_queued
@@ -123,7 +127,7 @@ class QueuedHandler(logging.Handler):
         while isinstance(entry, str):
             lines.append(entry)
             size += len(entry)
-            if size >= _MAX_WRITE:
+            if size >= self._max_write:
                 return lines, None
             try:
                 entry = self._lines.get_nowait()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+import orjson
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -24,7 +25,8 @@ class Metrics:
     """One server's metrics, in their own registry."""
 
     def __init__(self) -> None:
-        self._registry = CollectorRegistry()
+        self._registry = CollectorRegistry()  # of this process
+        self._engine: EngineCollector | None = None
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(PREFIX + name, text, labels, registry=self._registry)
@@ -50,8 +52,8 @@ class Metrics:
         self._of_algorithm: dict[str, Counter] = {}
 
     def watch(self, engine: ScoringEngine) -> None:
-        """Show the engine's metrics, too."""
-        self._registry.register(EngineCollector(engine))
+        """Show the metrics of this engine, too."""
+        self._engine = EngineCollector(engine)
 
     def watch_connections(self, number: Callable[[], int]) -> None:
         """Show how many connections are open."""
@@ -94,9 +96,61 @@ class Metrics:
         """Record how long a request has waited, also if it failed."""
         self._queue_seconds.observe(seconds)
 
-    def render(self) -> bytes:
-        """All metrics in Prometheus' text format."""
-        return generate_latest(self._registry)
+    def render(self, others: Sequence[bytes] = ()) -> bytes:
+        """All metrics in Prometheus' text format. `others`: the snapshots of the server's other processes."""
+        families = [*self._registry.collect()]
+        if others:
+            families = sum_families([families, *map(_families, others)])
+        return generate_latest(_Collected([*families, *(() if self._engine is None else self._engine.collect())]))
+
+    def snapshot(self) -> bytes:
+        """The metrics of this process, for another one to add up. The engine's are not among them."""
+        return orjson.dumps(
+            [
+                [each.name, each.documentation, each.type, [[s.name, s.labels, s.value] for s in each.samples]]
+                for each in self._registry.collect()
+            ]
+        )
+
+
+class _Collected(Collector):
+    """Metrics that were collected already."""
+
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        """They are written as they are."""
+        return self._families
+
+
+def _families(snapshot: bytes) -> Iterator[Metric]:
+    for name, text, kind, samples in orjson.loads(snapshot):
+        family = Metric(name, text, kind)
+        for sample in samples:
+            family.add_sample(*sample)
+        yield family
+
+
+def sum_families(processes: Iterable[Iterable[Metric]]) -> list[Metric]:
+    """The metrics of all processes as one server's: counts add up, and the time of creation is the earliest one's."""
+    summed: dict[str, Metric] = {}
+    values: dict[str, dict[tuple[str, tuple[tuple[str, str], ...]], float]] = {}
+    for family in (each for families in processes for each in families):
+        summed.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+        seen = values.setdefault(family.name, {})
+        for sample in family.samples:
+            key = (sample.name, tuple(sample.labels.items()))
+            before = seen.get(key)
+            if before is None:
+                seen[key] = sample.value
+            else:
+                is_time = sample.name.endswith("_created")
+                seen[key] = min(before, sample.value) if is_time else before + sample.value
+    for name, family in summed.items():
+        for (sample_name, labels), value in values[name].items():
+            family.add_sample(sample_name, dict(labels), value)
+    return list(summed.values())
 
 
 class LogCollector(Collector):
@@ -137,6 +191,12 @@ class EngineCollector(Collector):
         yield gauge("tokens_running", "Tokens of running requests still to be computed.", stats.running_tokens)
         yield gauge("tokens_waiting", "Tokens of waiting requests.", stats.waiting_tokens)
         yield gauge("tokens_per_second", "Measured token rate of the device; 0: unknown.", stats.tokens_per_second)
+        yield gauge("step_tokens_max", "Most tokens of a step: those of its time.", stats.max_step_tokens)
+        cost = GaugeMetricFamily(PREFIX + "cost_seconds", "Measured cost of a forward by its parts.", labels=("per",))
+        cost.add_metric(("forward",), stats.seconds_per_forward)
+        cost.add_metric(("token",), stats.seconds_per_token)
+        cost.add_metric(("pair",), stats.seconds_per_pair)
+        yield cost
         yield counter("requests_shed", "Requests given up before their deadline.", stats.shed_requests)
         refused = CounterMetricFamily(
             PREFIX + "requests_refused", "Calls that were not admitted, by the error's code.", labels=("code",)
@@ -149,7 +209,8 @@ class EngineCollector(Collector):
         yield counter("steps_failed", "Steps that failed.", stats.failed_steps)
         yield counter("requests_rerun", "Requests run again after a step that failed.", stats.reruns)
         is_ok = self._engine.scheduler.health.state is EngineState.OK
-        yield gauge("engine_healthy", "1: the engine scores; 0: its device hangs or has failed.", is_ok)
+        text = "1: the engine scores; 0: its device hangs or has failed, or its process is started again."
+        yield gauge("engine_healthy", text, is_ok)
         yield counter("prefix_cache_queried_tokens", "Prefix tokens looked up.", stats.prefix_queried_tokens)
         yield counter("prefix_cache_hit_tokens", "Prefix tokens found cached.", stats.prefix_hit_tokens)
         yield counter("compilations", "Programs compiled.", self._engine.backend.num_compilations)

@@ -67,7 +67,7 @@ class Operation(NamedTuple):
 
 # The groups of operations, in the order of the page.
 TAGS = {
-    "Score": "Score items, many queries, or pairs of texts; classify inputs.",
+    "Score": "Score items, many queries, or pairs of texts; classify and embed inputs.",
     "Rerank": "Order documents by a query, in the formats of several APIs.",
     "Prefix": "Pin queries in the KV cache.",
     "Server": "The model, its tokens, health, configuration and metrics; the pages.",
@@ -115,6 +115,17 @@ OPERATIONS = (
         "ClassifyResponse",
         (400, 404, 413, 422, 429, *_WORKING, 504),
         "ClassifyRequest",
+        {"texts": {"input": ["The chef prepared a meal.", "Rain"]}, "token ids": {"input": [[1, 2, 3], [4, 5]]}},
+        has_timeout=True,
+        tag="Score",
+    ),
+    Operation(
+        "post",
+        "/v1/embeddings",
+        "The hidden state after the last token of whole inputs, like OpenAI; any model has it.",
+        "EmbedResponse",
+        (400, 404, 413, 422, 429, *_WORKING, 504),
+        "EmbedRequest",
         {"texts": {"input": ["The chef prepared a meal.", "Rain"]}, "token ids": {"input": [[1, 2, 3], [4, 5]]}},
         has_timeout=True,
         tag="Score",

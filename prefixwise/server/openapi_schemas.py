@@ -140,6 +140,7 @@ _META = object_of(
 _RESULT: Schema = {
     "index": {**COUNT, "description": "The index in the request."},
     "relevance_score": {"type": "number", "description": "From 0 to 1, unless use_activation is false."},
+    "raw_score": {"type": "number", "description": "Before the mapping to 0 .. 1, if return_raw_scores is set."},
 }
 _V1_RESPONSE = object_of(
     {
@@ -149,7 +150,9 @@ _V1_RESPONSE = object_of(
         "results": {
             "type": "array",
             "description": "Best first.",
-            "items": object_of({**_RESULT, "document": object_of({"text": {"type": "string"}})}, "document"),
+            "items": object_of(
+                {**_RESULT, "document": object_of({"text": {"type": "string"}})}, "document", "raw_score"
+            ),
         },
         "usage": object_of(
             {
@@ -164,7 +167,7 @@ _V1_RESPONSE = object_of(
 _V2_RESPONSE = object_of(
     {
         "id": {"type": "string"},
-        "results": {"type": "array", "description": "Best first.", "items": object_of(_RESULT)},
+        "results": {"type": "array", "description": "Best first.", "items": object_of(_RESULT, "raw_score")},
         "meta": _META,
     }
 )

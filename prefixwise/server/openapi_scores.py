@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from prefixwise.contract.classify import CLASSIFY_FIELDS
+from prefixwise.contract.classify import CLASSIFY_FIELDS, EMBED_FIELDS
 from prefixwise.contract.fields import Schema, Structured, properties
 from prefixwise.contract.known_fields import GENERATIVE_FIELDS, PAIR_FIELDS, REQUEST_ID
 from prefixwise.contract.parse import MAX_REQUESTS_PER_CALL
@@ -28,7 +28,7 @@ TRUNCATED: Schema = {
     "type": "array",
     "items": object_of({"index": COUNT, "original_tokens": COUNT, "kept_tokens": COUNT}),
 }
-WARNINGS: Schema = {**TEXTS, "description": "Unknown fields, which were ignored."}
+WARNINGS: Schema = {**TEXTS, "description": "Unknown fields, which were ignored, and labels that are hardly meant."}
 
 # One request
 
@@ -176,8 +176,8 @@ _PAIRS_REQUEST: Schema = {
 }
 
 
-def _list_response(data: Schema, about: str, about_truncated: str) -> Schema:
-    """As in vLLM's API: one of `data` for each of the request's inputs."""
+def _list_response(data: Schema, about: str, about_truncated: str, **more: Schema) -> Schema:
+    """As in vLLM's API: one of `data` for each of the request's inputs. `more`: further properties."""
     return object_of(
         {
             "id": {"type": "string"},
@@ -185,6 +185,7 @@ def _list_response(data: Schema, about: str, about_truncated: str) -> Schema:
             "created": COUNT,
             "model": {"type": "string"},
             "data": {"description": about, "type": "array", "items": data},
+            **more,
             "usage": USAGE,
             "warnings": WARNINGS,
             "truncated": {"description": about_truncated, **TRUNCATED},
@@ -232,6 +233,25 @@ _CLASSIFY_RESPONSE = _list_response(
     ),
     "One for each input, in their order.",
     "Inputs that were cut to truncate_prompt_tokens.",
+    labels={**TEXTS, "description": "The names of the classes, in the order of probs."},
+)
+_EMBED_REQUEST: Schema = {"type": "object", "required": ["input"], "properties": properties(EMBED_FIELDS)}
+_EMBED_RESPONSE = _list_response(
+    object_of(
+        {
+            "index": COUNT,
+            "object": {"const": "embedding"},
+            "embedding": {
+                "description": "The hidden state after the last token; with encoding_format base64 its bytes.",
+                "anyOf": [
+                    {"type": "array", "items": {"type": "number"}},
+                    {"type": "string", "contentEncoding": "base64"},
+                ],
+            },
+        }
+    ),
+    "One for each input, in their order.",
+    "Inputs that were cut to truncate_prompt_tokens.",
 )
 
 SCORE_SCHEMAS: Schema = {
@@ -244,6 +264,8 @@ SCORE_SCHEMAS: Schema = {
     "GenerativeScoringRequest": _GENERATIVE_REQUEST,
     "ClassifyRequest": _CLASSIFY_REQUEST,
     "ClassifyResponse": _CLASSIFY_RESPONSE,
+    "EmbedRequest": _EMBED_REQUEST,
+    "EmbedResponse": _EMBED_RESPONSE,
     **{
         f"AnyScore{kind}": {
             "description": text,

@@ -128,8 +128,16 @@ async def _run(service: Service, context: RequestContext, call: Call, deadline: 
     try:
         await wait_for_all(context, completions, states)
     finally:  # a request that was cancelled has waited, too
-        _record_states(service, context, states)
+        _record_states(service, context, [state for state in states if not state.is_refused])
+    raise_refusal(states)
     return states
+
+
+def raise_refusal(states: Sequence[RequestState]) -> None:
+    """Raises the error of requests that an engine in another process has refused, after `submit_all` has returned."""
+    for state in states:
+        if state.is_refused and state.error is not None:
+            raise state.error
 
 
 def _record_states(service: Service, context: RequestContext, states: Sequence[RequestState]) -> None:

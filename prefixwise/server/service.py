@@ -10,7 +10,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from enum import StrEnum
 from typing import TypeVar
@@ -18,14 +18,15 @@ from typing import TypeVar
 from prefixwise.contract.cancellation import cancellable
 from prefixwise.contract.errors import ModelNotFoundError, UnavailableError, quote
 from prefixwise.engine.engine import ScoringEngine
-from prefixwise.engine.health import EngineState
+from prefixwise.engine.health import EngineHealth, EngineState
 from prefixwise.engine.reranker import Reranker
-from prefixwise.host import give_back_free_memory
+from prefixwise.host import give_back_free_memory, peak_memory_bytes
 from prefixwise.server.body_memory import BodyMemory, BodyShare
 from prefixwise.server.config import ReportSource, ServerOptions
 from prefixwise.server.context import RequestContext
 from prefixwise.server.logs import dropped_lines
 from prefixwise.server.metrics import Metrics
+from prefixwise.server.usage import IN_FLIGHT, Usage
 
 POOL_THREADS = 2  # so that one long request does not block the next
 LARGE_POOL_THREADS = 2
@@ -52,8 +53,9 @@ class Phase(StrEnum):
 class Lifecycle:
     """The phase of one server, and its requests in flight. Runs on the event loop; `launch.py` changes the phase."""
 
-    def __init__(self) -> None:
+    def __init__(self, usage: Usage | None = None) -> None:
         self.phase = Phase.STARTING
+        self._usage = usage or Usage()
         self._in_flight: dict[RequestContext, asyncio.Task[object]] = {}
         self._idle = asyncio.Event()
         self._idle.set()
@@ -80,11 +82,13 @@ class Lifecycle:
         task = asyncio.current_task()
         assert task is not None, "a request is answered in a task"
         self._in_flight[context] = task
+        self._usage.add(IN_FLIGHT, 1)
         self._idle.clear()
 
     def leave(self, context: RequestContext) -> None:
         """The request is answered, or its client has disconnected."""
         del self._in_flight[context]
+        self._usage.add(IN_FLIGHT, -1)
         if not self._in_flight:
             self._idle.set()
 
@@ -141,20 +145,25 @@ class ServedNames:
 
 
 class Service:
-    """One server's options, engine, metrics and thread pool."""
+    """One process's options, engine, metrics and thread pool. `usage`: of all processes of the server."""
 
-    def __init__(self, options: ServerOptions, reports: ReportSource | None = None) -> None:
+    def __init__(self, options: ServerOptions, reports: ReportSource | None = None, usage: Usage | None = None) -> None:
+        usage = usage or Usage()
         self.options = options
         self.reports = reports
-        self.lifecycle = Lifecycle()
+        self.lifecycle = Lifecycle(usage)
         self.metrics = Metrics()
         self.metrics.watch_log(dropped_lines)
-        self.body_memory = BodyMemory(options.max_body_memory)
+        self.other_metrics: Callable[[], Awaitable[Sequence[bytes]]] | None = None  # of the server's other processes
+        self.body_memory = BodyMemory(options.max_body_memory, usage)
         self.metrics.watch_bodies(lambda: self.body_memory.taken)
+        self.engine_versions: Mapping[str, str] = {}  # of packages, where the engine is in another process
+        self.peak_host_bytes: Callable[[], int] = peak_memory_bytes  # of the engine's process
         self.is_local = False  # only this machine can connect; `launch.py` knows
         self.names = ServedNames(options.served_model_names)
         self.configuration: Mapping[str, object] = options.describe()  # `open` replaces it by the resolved one
         self.created = time.time()
+        self.health = EngineHealth()  # the engine's, once it is open
         self._engine: ScoringEngine | None = None
         self._reranker: Reranker | None = None
         self._logged: set[str] = set()
@@ -163,26 +172,26 @@ class Service:
         self._large_pool = ThreadPoolExecutor(LARGE_POOL_THREADS, thread_name_prefix="prefixwise-large")
 
     def open(self, engine: ScoringEngine, configuration: Mapping[str, object] | None = None) -> None:
-        """The engine is warm: take work from now on."""
+        """The engine is warm: take work from now on. Again, where another engine takes its place."""
         config = engine.config
         public = self.options.served_model_names or (config.model_name,)
         self.names = ServedNames(public, (*config.served_names, config.model_name))
         if configuration is not None:
             self.configuration = {name: value for name, value in configuration.items() if name != "api_key"}
         self._engine, self._reranker = engine, Reranker(engine)
+        self.health = engine.scheduler.health
         self.metrics.watch(engine)
         self.lifecycle.become_ready()
 
     def check_ready(self) -> None:
         """Raises UnavailableError unless the server takes work and its engine scores."""
-        if self._engine is not None:
-            self._engine.scheduler.health.check()
+        self.health.check()
         self.lifecycle.check_ready()
 
     @property
     def status(self) -> str:
         """The phase of the server or, if its engine does not score, the engine's state."""
-        state = EngineState.OK if self._engine is None else self._engine.scheduler.health.state
+        state = self.health.state
         return self.lifecycle.phase.value if state is EngineState.OK else state.value
 
     @property
@@ -226,6 +235,13 @@ class Service:
         except asyncio.CancelledError:
             is_cancelled.set()
             raise
+
+    async def ask_engine(self, work: Callable[[], Result]) -> Result:
+        """Run work that asks the engine about itself: on a thread where the engine is in another process, and may take
+        its time."""
+        if self.other_metrics is None:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(None, work)
 
     def end_share(self, share: BodyShare) -> None:
         """A request is over: its memory is free, and soon the host's again if it was large. On the event loop."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.server.app_client import AppClient, app_client
-from tests.server.server_process import ServerProcess, real_server
+from tests.server.server_process import WORKERS, Form, ServerProcess, real_server
 
 
 @pytest.fixture(scope="module")
@@ -18,8 +18,23 @@ def client() -> Iterator[AppClient]:
         yield made
 
 
+@pytest.fixture(params=[(), (WORKERS,)], ids=["one process", "workers"])
+def form(request: pytest.FixtureRequest) -> Form:
+    """The options of a server in each of its two forms."""
+    options: Form = request.param
+    return options
+
+
 @pytest.fixture(scope="session")
 def small_server(checkpoint_of: Callable[[str], Path]) -> Iterator[ServerProcess]:
     """`prefixwise serve` with a small model in float32, for tests that leave it as it was."""
     with real_server(f"--model-path={checkpoint_of('qwen3')}", "--dtype=float32") as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def worker_server(checkpoint_of: Callable[[str], Path]) -> Iterator[ServerProcess]:
+    """The same with two HTTP workers."""
+    options = (f"--model-path={checkpoint_of('qwen3')}", "--dtype=float32", WORKERS)
+    with real_server(*options) as running:
         yield running

@@ -13,6 +13,7 @@ import signal
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -23,8 +24,10 @@ from prefixwise.engine.prepare import EngineConfig
 from prefixwise.engine.scheduler import Scheduler, SchedulerOptions
 from prefixwise.forward.batch import ForwardBatch, RunningForward
 from prefixwise.prompts.profile_choice import profile_of_any_model
+from prefixwise.prompts.tokenizer import TextTokenizer
 from prefixwise.server.config import DEFAULT_MAX_REQUEST_BYTES, ServerOptions
 from prefixwise.server.launch import run_server
+from prefixwise.server.workers.supervisor import run_workers
 from tests.faults import FaultyBackend, Kind
 from tests.prompts.merging_tokenizer import merging_tokenizer
 from tests.server.letters_profile import letters_choice
@@ -60,8 +63,9 @@ class HeldBackend(FakeBackend):
 def open_engine(args: argparse.Namespace) -> ScoringEngine:
     time.sleep(args.load_seconds)
     wait_for(args.load_until)
-    if args.fail:
-        raise ModelLoadError(args.fail)
+    if args.fail or (args.weights is not None and not args.weights.exists()):
+        raise ModelLoadError(args.fail or "the weights are gone")
+    config, tokenizer = open_frontend(args)
     backend = HeldBackend(
         args.hold_until,
         vocab_size=EMBEDDED_VOCABULARY if args.embedded_tokenizer else 512,
@@ -77,6 +81,10 @@ def open_engine(args: argparse.Namespace) -> ScoringEngine:
     scheduler = Scheduler(
         faults, SchedulerOptions(max_queued_tokens=args.max_queued_tokens, watchdog_timeout=args.watchdog_timeout)
     )
+    return ScoringEngine(config, scheduler, tokenizer)
+
+
+def open_frontend(args: argparse.Namespace) -> tuple[EngineConfig, TextTokenizer | None]:
     tokenizer = merging_tokenizer() if args.tokenizer else None
     profiles = letters_choice()
     if args.embedded_tokenizer:
@@ -85,7 +93,7 @@ def open_engine(args: argparse.Namespace) -> ScoringEngine:
 
         tokenizer = read_tokenizer(open_checkpoint(None))
         profiles = profile_of_any_model(MODEL, tokenizer)
-    return ScoringEngine(EngineConfig(MODEL, profiles=profiles), scheduler, tokenizer)
+    return EngineConfig(MODEL, profiles=profiles), tokenizer
 
 
 def main() -> None:
@@ -98,6 +106,7 @@ def main() -> None:
     parser.add_argument("--load-seconds", type=float, default=0.0)
     parser.add_argument("--load-until", type=Path, help="a file: the model is not loaded before it is there")
     parser.add_argument("--fail", default="", help="what goes wrong when the model is loaded")
+    parser.add_argument("--weights", type=Path, help="a file: the model cannot be loaded if it is not there")
     parser.add_argument("--step-tokens", type=int, default=2048)
     parser.add_argument("--max-queued-tokens", type=int, default=None)
     parser.add_argument("--shutdown-grace", type=float, default=30.0)
@@ -111,6 +120,7 @@ def main() -> None:
     parser.add_argument("--memory-limit", type=int, help="bytes of memory that the process may have")
     parser.add_argument("--num-classes", type=int, default=0, help="of a classifier; 0: the model is none")
     parser.add_argument("--log-json", action="store_true")
+    parser.add_argument("--http-workers", type=int, default=0, help="processes for HTTP; 0: one process for all")
     args = parser.parse_args()
     options = ServerOptions(
         port=args.port,
@@ -118,6 +128,7 @@ def main() -> None:
         max_request_bytes=args.max_request_bytes,
         api_key=args.api_key,
         log_json=args.log_json,
+        http_workers=args.http_workers,
         **args.options,
     )
     if args.files is not None:
@@ -127,7 +138,10 @@ def main() -> None:
     # Whoever runs the tests may have been started under nohup, too.
     signal.signal(signal.SIGHUP, signal.SIG_IGN if args.nohup else signal.SIG_DFL)
     try:
-        run_server(options, lambda: open_engine(args), lambda engine: {"model": engine.config.model_name})
+        serve = (
+            run_server if not args.http_workers else partial(run_workers, open_frontend=partial(open_frontend, args))
+        )
+        serve(options, lambda: open_engine(args), lambda engine: {"model": engine.config.model_name})
     except PrefixwiseError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)

@@ -22,6 +22,8 @@ SCHEMATHESIS = (
 )
 FAKE_PROGRAM = ("tests.server.fake_server",)
 REAL_PROGRAM = ("prefixwise", "serve", "--device=cpu")
+WORKERS = "--http-workers=2"
+Form = tuple[str, ...]  # options of one process for all, or of HTTP workers
 _POLL_TIMEOUT = 60  # seconds for anything that takes milliseconds on a quiet machine
 
 

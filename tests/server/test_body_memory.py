@@ -80,7 +80,7 @@ class TestRequests:
 
     def test_one_that_says_so_is_not_read(self) -> None:
         with app_client(OPTIONS) as client:
-            client.service.body_memory.taken = MEMORY - 100_000  # others have it
+            client.service.body_memory.take(MEMORY - 100_000)  # others have it
             asked = []
 
             async def receive() -> dict[str, object]:
@@ -100,14 +100,14 @@ class TestRequests:
 
     def test_small_requests_are_served_while_the_memory_is_full(self) -> None:
         with app_client(OPTIONS) as client:
-            client.service.body_memory.taken = MEMORY
+            client.service.body_memory.take(MEMORY)
             assert client.post("/v1/score", IDS_REQUEST).status_code == 200
             assert "prefixwise:body_bytes 2e+06" in client.get("/metrics").text
 
     def test_an_error_needs_no_memory(self) -> None:
         """A body that takes all that is left, and is wrong."""
         with app_client(OPTIONS) as client:
-            client.service.body_memory.taken = MEMORY - (900_000 - FREE_BYTES)
+            client.service.body_memory.take(MEMORY - (900_000 - FREE_BYTES))
             response = client.post("/v1/score", content=b" " * 900_000)
             assert error_of(response) == (400, "invalid_request_error", "invalid_json", None)
             assert client.service.body_memory.taken == MEMORY - (900_000 - FREE_BYTES)
@@ -115,7 +115,7 @@ class TestRequests:
     def test_a_response_that_does_not_fit_is_refused_before_it_is_scored(self, backend: HeldBackend) -> None:
         request = IDS_REQUEST | {"items": [[1]] * 10, "label_token_ids": list(range(300))}
         with app_client(OPTIONS, backend=backend) as client:
-            client.service.body_memory.taken = MEMORY
+            client.service.body_memory.take(MEMORY)
             assert error_of(client.post("/v1/score", request)) == FULL
             assert not backend.has_begun.is_set()
             assert client.service.body_memory.taken == MEMORY

@@ -42,7 +42,8 @@ def test_the_response_is_vllms(classifier: AppClient) -> None:
         for index, row in enumerate(wanted)
     ]
     assert (found["id"], found["object"], found["model"]) == ("classify-mine", "list", MODEL)
-    assert set(found) == {"id", "object", "created", "model", "data", "usage"}
+    assert found["labels"] == list(NAMES)
+    assert set(found) == {"id", "object", "created", "model", "data", "labels", "usage"}
     assert (found["usage"]["prompt_tokens"], found["usage"]["total_tokens"]) == (5, 5)
 
 

@@ -69,6 +69,14 @@ def test_requests_items_and_tokens_are_counted(fresh: AppClient) -> None:
     assert sum(chosen.values()) == 4
 
 
+def test_what_steps_are_bounded_by_is_shown(fresh: AppClient) -> None:
+    """The cost model, and the tokens of a step that follow from it; `/server_info` has the same."""
+    found, stats = figures(fresh), fresh.get("/server_info").json()["stats"]
+    assert found["prefixwise:step_tokens_max", ()] == stats["max_step_tokens"] > 0
+    for part in ("forward", "token", "pair"):
+        assert found["prefixwise:cost_seconds", (("per", part),)] == stats[f"seconds_per_{part}"] > 0
+
+
 def test_strangers_cannot_make_up_labels(fresh: AppClient) -> None:
     for number in range(5):
         fresh.get(f"/wp-admin/{number}")

@@ -13,7 +13,7 @@ import pytest
 
 from tests.server.app_client import AppClient, HeldBackend, app_client, error_of, expected_logits
 from tests.server.real_requests import ask, async_client, leftovers
-from tests.server.server_process import ServerProcess, server_process
+from tests.server.server_process import Form, ServerProcess, server_process
 
 
 def make_request(seed: int, num_items: int = 10) -> tuple[dict[str, object], list[list[float]]]:
@@ -65,9 +65,9 @@ async def overload(server: ServerProcess, let_go: Path) -> tuple[list[int], int]
         return statuses, await health
 
 
-def test_too_many_clients_get_right_answers_or_clear_refusals(tmp_path: Path) -> None:
+def test_too_many_clients_get_right_answers_or_clear_refusals(form: Form, tmp_path: Path) -> None:
     held = f"--hold-until={tmp_path / 'let-go'}"
-    with server_process(held, "--delay=0.02", "--step-tokens=512", "--max-queued-tokens=9000") as server:
+    with server_process(*form, held, "--delay=0.02", "--step-tokens=512", "--max-queued-tokens=9000") as server:
         statuses, num_health = asyncio.run(overload(server, tmp_path / "let-go"))
         assert set(statuses) <= {200, 413, 429, 504}
         assert statuses.count(200) >= 10
@@ -97,8 +97,8 @@ async def disconnect_and_score(server: ServerProcess) -> list[int]:
         return list(await statuses)
 
 
-def test_clients_that_go_leave_nothing_behind() -> None:
-    with server_process("--delay=0.02", "--step-tokens=512") as server:
+def test_clients_that_go_leave_nothing_behind(form: Form) -> None:
+    with server_process(*form, "--delay=0.02", "--step-tokens=512") as server:
         assert asyncio.run(disconnect_and_score(server)) == [200] * 10
         assert leftovers(server) == (0, 0, 0)
         body, scores = make_request(1)

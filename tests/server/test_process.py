@@ -14,7 +14,7 @@ import pytest
 
 from tests.server.app_client import IDS_REQUEST, error_of, expected_logits
 from tests.server.real_requests import fetch, wait_for_requests
-from tests.server.server_process import ServerProcess, server_process
+from tests.server.server_process import Form, ServerProcess, server_process
 
 SCORES = expected_logits([1, 2, 3], [[4, 5], [6], []], [7, 8])
 
@@ -31,8 +31,8 @@ def score(url: str) -> httpx.Response:
 
 
 class TestStart:
-    def test_it_says_that_it_is_not_ready_while_the_model_loads(self, tmp_path: Path) -> None:
-        with server_process(f"--load-until={tmp_path / 'there'}", wait=False) as starting:
+    def test_it_says_that_it_is_not_ready_while_the_model_loads(self, form: Form, tmp_path: Path) -> None:
+        with server_process(*form, f"--load-until={tmp_path / 'there'}", wait=False) as starting:
             starting.wait_until_listening()
             assert error_of(fetch("GET", f"{starting.url}/health"))[2] == "not_ready"
             assert fetch("GET", f"{starting.url}/v1/models").status_code == 200
@@ -41,23 +41,23 @@ class TestStart:
             assert fetch("GET", f"{starting.url}/health").json() == {"status": "ok"}
             assert score(starting.url).json()["scores"] == SCORES
 
-    def test_a_model_that_cannot_be_loaded_ends_it_with_one_line(self) -> None:
-        with server_process("--fail=no such folder", wait=False) as failing:
+    def test_a_model_that_cannot_be_loaded_ends_it_with_one_line(self, form: Form) -> None:
+        with server_process(*form, "--fail=no such folder", wait=False) as failing:
             assert failing.wait() == 1
         assert failing.log[-1] == "error: no such folder"
         assert not any("Traceback" in line for line in failing.log)
 
-    def test_a_port_in_use_fails_before_the_model_is_loaded(self) -> None:
+    def test_a_port_in_use_fails_before_the_model_is_loaded(self, form: Form) -> None:
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = taken.getsockname()[1]
-            with server_process(f"--port={port}", "--load-seconds=60", wait=False) as second:
+            with server_process(*form, f"--port={port}", "--load-seconds=60", wait=False) as second:
                 assert second.wait() == 1
         assert second.log == [
             f"error: cannot listen on 127.0.0.1 port {port}: Address already in use; choose another --port or --host"
         ]
 
-    def test_a_signal_while_the_model_loads_ends_it(self) -> None:
-        with server_process("--load-seconds=60", wait=False) as starting:
+    def test_a_signal_while_the_model_loads_ends_it(self, form: Form) -> None:
+        with server_process(*form, "--load-seconds=60", wait=False) as starting:
             starting.wait_until_listening()
             fetch("GET", f"{starting.url}/health")
             starting.signal(signal.SIGTERM)
@@ -131,38 +131,39 @@ class TestConnections:
 
 
 class TestStop:
-    def test_an_idle_server_stops_at_once(self) -> None:
-        with server_process() as running:
+    def test_an_idle_server_stops_at_once(self, form: Form) -> None:
+        with server_process(*form) as running:
             score(running.url)
             running.signal(signal.SIGINT)
             assert running.wait() == 0
         assert running.log[-1].endswith("stopped")
 
-    def test_a_closed_terminal_drains_it(self, tmp_path: Path) -> None:
+    def test_a_closed_terminal_drains_it(self, form: Form, tmp_path: Path) -> None:
         """The shell and the kernel may each send SIGHUP, so a second one does not cut requests off."""
         held = f"--hold-until={tmp_path / 'let-go'}"
-        with server_process(held) as running, ThreadPoolExecutor(1) as threads:
+        with server_process(*form, held) as running, ThreadPoolExecutor(1) as threads:
             answer = threads.submit(score, running.url)
             wait_for_requests(running, 1)
             running.signal(signal.SIGHUP)
             running.wait_for_line("SIGHUP: shutting down, 1 requests in flight")
             running.signal(signal.SIGHUP)
-            assert error_of(score(running.url))[2] == "shutting_down"
+            for _ in range(4):  # idle workers do not leave before the busy one
+                assert error_of(score(running.url))[2] == "shutting_down"
             (tmp_path / "let-go").touch()
             assert answer.result().json()["scores"] == SCORES
             assert running.wait() == 0
 
-    def test_under_nohup_it_outlives_the_terminal(self) -> None:
-        with server_process("--nohup") as running:
+    def test_under_nohup_it_outlives_the_terminal(self, form: Form) -> None:
+        with server_process(*form, "--nohup") as running:
             running.signal(signal.SIGHUP)
             assert score(running.url).json()["scores"] == SCORES
             running.signal(signal.SIGTERM)
             assert running.wait() == 0
         assert not any("SIGHUP" in line for line in running.log)
 
-    def test_requests_in_flight_are_answered_and_new_ones_refused(self, tmp_path: Path) -> None:
+    def test_requests_in_flight_are_answered_and_new_ones_refused(self, form: Form, tmp_path: Path) -> None:
         held = f"--hold-until={tmp_path / 'let-go'}"
-        with server_process(held) as running, ThreadPoolExecutor(8) as threads:
+        with server_process(*form, held) as running, ThreadPoolExecutor(8) as threads:
             answers = [threads.submit(score, running.url) for _ in range(8)]
             wait_for_requests(running, 8)
             running.signal(signal.SIGTERM)
@@ -176,9 +177,9 @@ class TestStop:
             assert [answer.result().json()["scores"] for answer in answers] == [SCORES] * 8
             assert running.wait() == 0
 
-    def test_requests_longer_than_the_grace_period_get_503(self, tmp_path: Path) -> None:
+    def test_requests_longer_than_the_grace_period_get_503(self, form: Form, tmp_path: Path) -> None:
         held = f"--hold-until={tmp_path / 'let-go'}"
-        with server_process(held, "--shutdown-grace=0.2") as running, ThreadPoolExecutor(1) as threads:
+        with server_process(*form, held, "--shutdown-grace=0.2") as running, ThreadPoolExecutor(1) as threads:
             answer = threads.submit(score, running.url)
             wait_for_requests(running, 1)
             running.signal(signal.SIGTERM)
@@ -186,8 +187,8 @@ class TestStop:
             (tmp_path / "let-go").touch()
             assert running.wait() == 0
 
-    def test_a_device_that_hangs_does_not_keep_it_alive(self) -> None:
-        with server_process("--delay=600", "--shutdown-grace=0.1") as running, ThreadPoolExecutor(1) as threads:
+    def test_a_device_that_hangs_does_not_keep_it_alive(self, form: Form) -> None:
+        with server_process(*form, "--delay=600", "--shutdown-grace=0.1") as running, ThreadPoolExecutor(1) as threads:
             answer = threads.submit(score, running.url)
             wait_for_requests(running, 1)
             running.signal(signal.SIGTERM)
@@ -195,8 +196,8 @@ class TestStop:
             assert running.wait() == 0
         assert "exiting without it" in running.log[-1]
 
-    def test_a_second_signal_does_not_wait(self) -> None:
-        with server_process("--delay=30") as running, ThreadPoolExecutor(1) as threads:
+    def test_a_second_signal_does_not_wait(self, form: Form) -> None:
+        with server_process(*form, "--delay=30") as running, ThreadPoolExecutor(1) as threads:
             answer = threads.submit(score, running.url)
             wait_for_requests(running, 1)
             running.signal(signal.SIGTERM)

@@ -30,7 +30,7 @@ from tests.server.real_requests import (
     plain_request,
     scores_of,
 )
-from tests.server.server_process import ServerProcess, real_server
+from tests.server.server_process import WORKERS, ServerProcess, real_server
 
 BODIES = mixed_requests(seed=1, count=28)
 
@@ -50,12 +50,16 @@ class Servers:
         return answer
 
 
-@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+@pytest.fixture(
+    scope="module",
+    params=[("float32",), ("bfloat16",), ("float32", WORKERS)],
+    ids=["float32", "bfloat16", "float32 workers"],
+)
 def servers(request: pytest.FixtureRequest, checkpoint_of: Callable[[str], Path]) -> Iterator[Servers]:
-    model, dtype = checkpoint_of("medium"), request.param
+    model, (dtype, *form) = checkpoint_of("medium"), request.param
     options = EngineOptions(model=model, device="cpu", dtype=dtype, prefix_cache=False)
     with (
-        real_server(f"--model-path={model}", f"--dtype={dtype}", wait=False) as server,
+        real_server(f"--model-path={model}", f"--dtype={dtype}", *form, wait=False) as server,
         closing(load_engine(options)) as engine,
     ):
         service = Service(ServerOptions())

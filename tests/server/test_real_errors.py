@@ -213,6 +213,7 @@ CASES = [
             ("profile", "nothing", VALUE, "invalid_profile"),
             ("instruction", 5, BAD, "invalid_instruction_type"),
             ("return_documents", 1, BAD, "invalid_return_documents_type"),
+            ("return_raw_scores", 1, BAD, "invalid_return_raw_scores_type"),
             ("truncate", 1, BAD, "invalid_truncate_type"),
             ("top_n", 0, VALUE, "invalid_top_n"),
             ("max_tokens_per_doc", 0, VALUE, "invalid_max_tokens_per_doc"),
@@ -303,6 +304,7 @@ SHOWN_BY_A_TEST = {
     # a device that hangs, or fails for good
     (503, SERVER, "engine_stalled"): "test_faults::TestFaultsThatStay",
     (503, SERVER, "engine_failed"): "test_faults::TestFaultsThatStay",
+    (503, SERVER, "engine_restarting"): "test_workers::TestDeaths",
     # shutting down / not warm yet
     (503, SERVER, "shutting_down"): "test_real_load::test_what_is_in_flight_at_a_sigterm_ends_well",
     (503, SERVER, "not_ready"): "test_real_embedded::test_it_says_that_it_is_not_ready_while_it_loads",
@@ -363,6 +365,14 @@ def test_a_fault_has_its_error(servers: dict[str, ServerProcess], case: Case) ->
     assert error_of(response) == (case.status, case.type, case.code, case.param)
     assert "Traceback" not in response.text
     assert "site-packages" not in response.text
+
+
+def test_workers_give_the_same_errors(servers: dict[str, ServerProcess], worker_server: ServerProcess) -> None:
+    cases = [case for case in CASES if case.server == "plain"]
+    assert len(cases) > 50
+    for case in cases:
+        theirs, ours = send(servers["plain"], case), send(worker_server, case)
+        assert (ours.status_code, ours.json()) == (theirs.status_code, theirs.json()), case.when
 
 
 def send(server: ServerProcess, case: Case) -> httpx.Response:

@@ -19,10 +19,14 @@ from tests.server.real_requests import (
     BLOCK,
     Body,
     ask,
+    ask_at_once,
+    ask_one_by_one,
     cached_tokens,
     fetch,
     leftovers,
+    mixed_requests,
     plain_request,
+    scores_of,
     server_stats,
     tokens,
 )
@@ -49,9 +53,11 @@ TEXTS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def server(small_server: ServerProcess) -> ServerProcess:
-    return small_server
+@pytest.fixture(scope="module", params=["small_server", "worker_server"], ids=["one process", "workers"])
+def server(request: pytest.FixtureRequest) -> ServerProcess:
+    """A server in each of its two forms."""
+    running: ServerProcess = request.getfixturevalue(request.param)
+    return running
 
 
 @pytest.fixture(scope="module")
@@ -281,3 +287,13 @@ class TestPrefix:
         assert leftovers(server) == (0, 0, 0)
         assert monotonic() - begin >= 1.5
         assert self.listed(server) == []
+
+
+def test_scores_of_a_real_model_are_those_of_one_process(
+    small_server: ServerProcess, worker_server: ServerProcess
+) -> None:
+    """Isolation, bit for bit: one by one in one process, and all at once through two workers."""
+    bodies = mixed_requests(3, 40)
+    expected = scores_of(ask_one_by_one(small_server, bodies))
+    assert scores_of(ask_at_once(worker_server, bodies)) == expected
+    assert scores_of(ask_at_once(worker_server, bodies[::-1])) == expected[::-1]

@@ -53,11 +53,12 @@ class CohereV2(RerankDialect):
 
 def _results(body: Body, result: RerankResult, *, with_documents: bool) -> Iterator[dict[str, object]]:
     """vLLM's clients may ask for the scores before the mapping to 0 .. 1, by `use_activation`."""
-    is_raw = body.get("use_activation") is False
+    is_raw, with_raw = body.get("use_activation") is False, body.get("return_raw_scores") is True
     return (
         {
             "index": each.index,
             "relevance_score": each.raw_score if is_raw else each.relevance_score,
+            **({"raw_score": each.raw_score} if with_raw else {}),
             **({"document": {"text": each.document}} if with_documents else {}),
         }
         for each in result.results

@@ -7,13 +7,13 @@ import platform
 import sys
 import time
 from dataclasses import asdict
+from functools import partial
 
 from starlette.responses import Response
 
 from prefixwise._version import __version__
 from prefixwise.contract.errors import UnavailableError
 from prefixwise.engine.engine import ScoringEngine
-from prefixwise.host import peak_memory_bytes
 from prefixwise.server.context import RequestContext, json_reply
 from prefixwise.server.scoring import Completion
 from prefixwise.server.service import POOL_THREADS, Service
@@ -99,12 +99,19 @@ def _tei_model_type(engine: ScoringEngine) -> dict[str, object]:
 
 async def metrics(service: Service, context: RequestContext) -> Response:
     """The metrics in Prometheus' text format."""
-    return Response(service.metrics.render(), media_type=_METRICS_TYPE)
+    others = await service.other_metrics() if service.other_metrics is not None else ()
+    text = await service.ask_engine(partial(service.metrics.render, others))
+    return Response(text, media_type=_METRICS_TYPE)
 
 
 async def server_info(service: Service, context: RequestContext) -> Response:
     """The resolved configuration, versions, devices, memory and statistics."""
+    return json_reply(await service.ask_engine(partial(_describe_server, service)))
+
+
+def _describe_server(service: Service) -> dict[str, object]:
     engine = service.engine_if_open
+    of_engine = {} if engine is None else _describe_engine(engine)  # its statistics, before its memory
     info: dict[str, object] = {
         "status": service.status,
         "version": __version__,
@@ -112,21 +119,23 @@ async def server_info(service: Service, context: RequestContext) -> Response:
         "api_key_set": service.options.api_key is not None,
         "served_model_names": service.names.public,
         "configuration": service.configuration,
-        "versions": _versions(),
+        "versions": {**loaded_versions(), **service.engine_versions},
         "memory": {
-            "peak_host_bytes": peak_memory_bytes(),
+            "peak_host_bytes": service.peak_host_bytes(),
             "device": {} if engine is None else engine.backend.memory_stats(),
         },
     }
-    if engine is not None:
-        info.update(_describe_engine(engine))
-    return json_reply(info)
+    return {**info, **of_engine}
 
 
 def _describe_engine(engine: ScoringEngine) -> dict[str, object]:
     backend, stats = engine.backend.info, engine.scheduler.stats()
     return {
-        "model": {"name": engine.config.model_name, **asdict(engine.backend.config)},
+        "model": {
+            "name": engine.config.model_name,
+            "num_parameters": engine.backend.config.num_parameters,
+            **asdict(engine.backend.config),
+        },
         "devices": {
             "backend": backend.name,
             "device": backend.device,
@@ -151,7 +160,11 @@ def _describe_engine(engine: ScoringEngine) -> dict[str, object]:
             "queried_tokens": stats.prefix_queried_tokens,
             "hit_tokens": stats.prefix_hit_tokens,
         },
-        "profiles": {"default": _profile_name(engine), "names": sorted(engine.config.profiles.by_name)},
+        "profiles": {
+            "default": _profile_name(engine),
+            "names": sorted(engine.config.profiles.by_name),
+            "warning": engine.config.profiles.warning,
+        },
         "max_queued_tokens": engine.scheduler.admission.max_tokens,
         "stats": {**asdict(stats), "fill_ratio": stats.fill_ratio},
     }
@@ -163,7 +176,7 @@ def _profile_name(engine: ScoringEngine) -> str | None:
     return None if default is None else default.name
 
 
-def _versions() -> dict[str, str]:
+def loaded_versions() -> dict[str, str]:
     """The versions of the packages that are loaded. It imports none."""
     loaded = {name: sys.modules[name] for name in _PACKAGES if name in sys.modules}
     shown = {name: str(getattr(module, "__version__", "?")) for name, module in loaded.items()}

@@ -73,14 +73,14 @@ def _prepare_prefix(service: Service, body: Body) -> Int32Array:
 async def list_prefixes(service: Service, context: RequestContext) -> Response:
     """All pinned prefixes."""
     model = service.names.answer_to(None)
-    pinned = service.engine.pinned_prefixes()
+    pinned = await service.ask_engine(service.engine.pinned_prefixes)
     return json_reply({"object": "list", "data": [_describe(prefix, model) for prefix in pinned]})
 
 
 async def release_prefix(service: Service, context: RequestContext) -> Response:
     """Unpin a prefix before its time is up."""
     prefix_id = context.path_params["prefix_id"]
-    if not service.engine.release_prefix(prefix_id):
+    if not await service.ask_engine(partial(service.engine.release_prefix, prefix_id)):
         message = f"no prefix is pinned under the id {quote(prefix_id)}; GET /v1/prefix lists the pinned ones"
         raise NotFoundError(message, code="not_found", param="id")
     return json_reply({"object": "prefix", "id": prefix_id, "deleted": True})

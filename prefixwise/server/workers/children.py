@@ -1,0 +1,99 @@
+"""The supervisor's children: how one is forked, what is known of it, and how often one may die."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+from prefixwise.server.logs import flush_log
+from prefixwise.server.workers.channel import Channel
+from prefixwise.server.workers.messages import Fault
+
+log = logging.getLogger("prefixwise")
+
+MAX_DEATHS = 3
+DEATH_SECONDS = 60.0
+
+
+@dataclass(eq=False)
+class Child:
+    """A process, and the supervisor's end of its channel."""
+
+    name: str  # for the log
+    number: int | None  # of a worker; None: the engine process
+    pid: int
+    channel: Channel
+    is_ready: bool = False
+    was_ready: bool = False  # also where the engine of a worker has ended since
+    is_drained: bool = False
+    fault: Fault | None = None  # it cannot load what it needs
+
+    @property
+    def identity(self) -> str:
+        """Of a worker's socket."""
+        return f"{self.number}-{self.pid}"
+
+    def become_ready(self) -> None:
+        self.is_ready = self.was_ready = True
+
+    def describe_end(self, status: int) -> str:
+        """How it has ended, for the log and for clients."""
+        how = f"status {status}" if status >= 0 else f"signal {signal.Signals(-status).name}"
+        return f"{self.name} has ended with {how}"
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+
+
+@dataclass
+class Deaths:
+    """The deaths of one of the children. One that never became ready died in vain, however long that took."""
+
+    _times: list[float] = field(default_factory=list)
+    _in_vain: int = 0  # one after the other
+
+    def count(self, now: float, *, was_ready: bool) -> str | None:
+        """One more. Says how many there are, if they are too many."""
+        self._times = [time for time in self._times if now - time < DEATH_SECONDS] + [now]
+        self._in_vain = 0 if was_ready else self._in_vain + 1
+        if len(self._times) >= MAX_DEATHS:
+            return f"{len(self._times)} times in {DEATH_SECONDS:g} s"
+        return f"{self._in_vain} times without becoming ready" if self._in_vain >= MAX_DEATHS else None
+
+
+def fork(name: str, number: int | None, main: Callable[[Channel], int]) -> Child:
+    """Start a process that runs `main` with its end of the channel, and exits with the status that it returns.
+
+    The supervisor's one other thread is the log's, which holds nothing that a child needs: it gets a log of its own.
+    """
+    ours, theirs = Channel.pair()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of threads in a process that forks
+        pid = os.fork()
+    if not pid:
+        ours.close()
+        _run(name, theirs, main)
+    theirs.close()
+    ours.socket.setblocking(False)
+    log.info("started %s, process %d", name, pid)
+    return Child(name, number, pid, ours)
+
+
+def _run(name: str, channel: Channel, main: Callable[[Channel], int]) -> NoReturn:
+    """In the child. Its end is `os._exit`: nothing of the supervisor's is to be cleaned up here."""
+    status = 1
+    try:
+        signal.set_wakeup_fd(-1)  # the handlers do nothing, and stay; programs that the child starts have none
+        status = main(channel)
+    except BaseException:
+        log.exception("%s has failed", name)
+    finally:
+        flush_log()
+        os._exit(status)

@@ -1,0 +1,219 @@
+"""An HTTP worker: the server of one process, whose engine's scheduler and device are in another one.
+
+It checks, tokenizes and plans requests and renders their results. It answers 503 while the engine process loads, and
+while another one takes the place of one that has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import time
+from typing import cast
+
+import uvloop
+import zmq
+import zmq.asyncio
+
+from prefixwise.contract.errors import BackendError, PrefixwiseError
+from prefixwise.engine.engine import ScoringEngine
+from prefixwise.engine.prepare import EngineConfig
+from prefixwise.engine.scheduler import Scheduler
+from prefixwise.prompts.tokenizer import TextTokenizer
+from prefixwise.server.config import ReportSource, ServerOptions, is_loopback
+from prefixwise.server.launch import HttpServer, relax_garbage_collection
+from prefixwise.server.service import Service
+from prefixwise.server.usage import SharedUsage
+from prefixwise.server.workers.channel import Channel, Drained, EngineDown, EngineUp, Exit, Failed, Message, Ready, Stop
+from prefixwise.server.workers.messages import Description, fault_of
+from prefixwise.server.workers.remote_scheduler import RemoteScheduler
+
+log = logging.getLogger("prefixwise")
+
+OpenFrontend = Callable[[], tuple[EngineConfig, TextTokenizer | None]]  # what prepares requests; no weights
+
+PEER_SECONDS = 1.0  # for another worker to send its metrics
+
+
+@dataclass(frozen=True)
+class ServerParts:
+    """What all workers of one server share."""
+
+    options: ServerOptions
+    folder: Path  # of the sockets; only this user may enter it
+    usage: SharedUsage
+    num_workers: int
+    open_frontend: OpenFrontend
+    reports: ReportSource | None
+    created: float = field(default_factory=time)
+
+    def metrics_endpoint(self, worker: int) -> str:
+        """Where the worker gives its metrics to the others."""
+        return f"ipc://{self.folder}/metrics-{worker}"
+
+
+def run_worker(channel: Channel, number: int, listener: socket.socket, parts: ServerParts) -> int:
+    """Serve HTTP until the supervisor says stop, or has ended. Returns the exit status."""
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(HttpWorker(channel, number, listener, parts).serve())
+
+
+class HttpWorker:
+    """One worker, on its event loop."""
+
+    def __init__(self, channel: Channel, number: int, listener: socket.socket, parts: ServerParts) -> None:
+        usage = parts.usage.of(number)
+        self._channel = channel
+        self._number = number
+        self._listener = listener
+        self._parts = parts
+        self._service = Service(parts.options, parts.reports, usage)
+        self._service.created = parts.created
+        self._service.is_local = is_loopback(listener.getsockname()[0])
+        self._service.other_metrics = self._ask_others
+        self._server = HttpServer.of(self._service, usage)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._async_context = zmq.asyncio.Context.shadow(self._context)
+        self._scheduler: RemoteScheduler | None = None
+        self._frontend: tuple[EngineConfig, TextTokenizer | None] | None = None
+        self._opening: asyncio.Task[None] | None = None
+        self._draining: asyncio.Task[None] | None = None
+        self._may_exit = asyncio.Event()
+        self._status = 0
+
+    async def serve(self) -> int:
+        """Until the drain."""
+        loop = asyncio.get_running_loop()
+        self._channel.socket.setblocking(False)
+        loop.add_reader(self._channel.socket, self._on_readable)
+        answering = loop.create_task(self._give_metrics())
+        try:
+            await self._server.serve(sockets=[self._listener])
+        finally:
+            loop.remove_reader(self._channel.socket)
+            self._service.close()
+            self._close_scheduler()
+            answering.cancel()
+            await asyncio.wait([answering])
+            self._context.term()
+        return self._status
+
+    # The supervisor's messages
+
+    def _on_readable(self) -> None:
+        messages = self._channel.receive()
+        if messages is None:  # the supervisor has ended, and the engine process does, too
+            asyncio.get_running_loop().remove_reader(self._channel.socket)
+            messages = [EngineDown("the supervisor has ended", is_last=True), Stop(), Exit()]
+        for message in messages:
+            self._on_message(message)
+
+    def _on_message(self, message: Message) -> None:
+        loop = asyncio.get_running_loop()
+        if isinstance(message, EngineUp):
+            self._close_scheduler()
+            identity = f"{self._number}-{os.getpid()}"
+            self._scheduler = RemoteScheduler(self._context, message.endpoint, identity)
+            self._opening = loop.create_task(self._open(self._scheduler, message.generation))
+        elif isinstance(message, EngineDown):
+            if self._scheduler is not None:
+                self._scheduler.engine_ended(message.reason, is_last=message.is_last)
+            elif not message.is_last:
+                self._service.health.restart(message.reason)
+        elif isinstance(message, Stop) and self._draining is None:
+            self._draining = loop.create_task(self._drain())
+        elif isinstance(message, Exit):
+            self._may_exit.set()
+
+    async def _drain(self) -> None:
+        await self._service.lifecycle.drain(self._parts.options.shutdown_grace)
+        self._channel.send(Drained())
+        await self._may_exit.wait()
+        self._server.should_exit = True
+
+    # The engine
+
+    async def _open(self, scheduler: RemoteScheduler, generation: int) -> None:
+        """Connect to an engine process that is ready, and take work from then on."""
+        try:
+            description = await scheduler.connect()
+            if self._frontend is None:
+                self._frontend = await asyncio.to_thread(self._load_frontend, description)
+                relax_garbage_collection()
+            if scheduler is not self._scheduler:  # there is another engine already
+                return
+            self._take(scheduler, description)
+            self._channel.send(Ready(generation))
+        except asyncio.CancelledError:  # the engine process has ended meanwhile
+            return
+        except PrefixwiseError as error:
+            self._fail(error)
+        except Exception as error:
+            log.exception("a worker cannot use the engine")
+            self._fail(BackendError(f"an HTTP worker cannot start: {error!r}"))
+
+    def _take(self, scheduler: RemoteScheduler, description: Description) -> None:
+        assert self._frontend is not None
+        config, tokenizer = self._frontend
+        # It has what an engine uses of a scheduler once the model is loaded.
+        engine = ScoringEngine(config, cast(Scheduler, scheduler), tokenizer)
+        service = self._service
+        service.engine_versions = description.versions
+        service.peak_host_bytes = lambda: scheduler.snapshot.peak_host_bytes
+        service.open(engine, {**service.options.describe(), **description.configuration})
+
+    def _load_frontend(self, description: Description) -> tuple[EngineConfig, TextTokenizer | None]:
+        """Raises BackendError if this is not the model of the engine process, as after an update of a hub's."""
+        config, tokenizer = self._parts.open_frontend()
+        ours, theirs = (config.model_name, config.revision), (description.model_name, description.revision)
+        if ours != theirs:
+            raise BackendError(f"the engine process has loaded the model and revision {theirs}, an HTTP worker {ours}")
+        return config, tokenizer
+
+    def _fail(self, error: PrefixwiseError) -> None:
+        self._channel.send(Failed(fault_of(error)))
+        self._status = 1
+        self._server.should_exit = True
+
+    def _close_scheduler(self) -> None:
+        if self._scheduler is not None:
+            self._scheduler.close()
+            self._scheduler = None
+
+    # Metrics
+
+    async def _give_metrics(self) -> None:
+        """Answer the workers that ask for this one's."""
+        replies = self._async_context.socket(zmq.REP)
+        endpoint = self._parts.metrics_endpoint(self._number)
+        Path(endpoint.removeprefix("ipc://")).unlink(missing_ok=True)  # of a worker that was killed
+        replies.bind(endpoint)
+        try:
+            while True:
+                await replies.recv()
+                await replies.send(self._service.metrics.snapshot())
+        finally:
+            replies.close(linger=0)
+
+    async def _ask_others(self) -> Sequence[bytes]:
+        """The metrics of all other workers that answer in time."""
+        others = [worker for worker in range(self._parts.num_workers) if worker != self._number]
+        found = await asyncio.gather(*(self._ask(worker) for worker in others))
+        return [each for each in found if each is not None]
+
+    async def _ask(self, worker: int) -> bytes | None:
+        asking = self._async_context.socket(zmq.REQ)
+        try:
+            asking.connect(self._parts.metrics_endpoint(worker))
+            await asking.send(b"")
+            return await asyncio.wait_for(asking.recv(), PEER_SECONDS)
+        except TimeoutError:
+            log.warning("HTTP worker %d did not give its metrics within %g s", worker, PEER_SECONDS)
+            return None
+        finally:
+            asking.close(linger=0)

@@ -1,0 +1,166 @@
+"""Messages between HTTP workers and the engine process: what goes in comes out, and nothing else does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from prefixwise.backends.fake import FakeBackend
+from prefixwise.contract.errors import (
+    BackendError,
+    CancelledError,
+    InvalidValueError,
+    ModelLoadError,
+    PrefixwiseError,
+    QueueFullError,
+    RequestError,
+    UnavailableError,
+)
+from prefixwise.contract.parse import parse_score_request
+from prefixwise.engine.engine import ScoringEngine
+from prefixwise.engine.prepare import EngineConfig
+from prefixwise.engine.request_state import ScoringTask
+from prefixwise.engine.scheduler import Scheduler
+from prefixwise.server.usage import BODY_BYTES, CONNECTIONS, SharedUsage, address_field
+from prefixwise.server.workers.channel import Channel, EngineDown, EngineUp, Message, Stop
+from prefixwise.server.workers.messages import (
+    DONE,
+    SUBMIT,
+    Outcome,
+    Packer,
+    Submission,
+    Unpacker,
+    error_of,
+    fault_of,
+)
+
+BODY: dict[str, Any] = {"query": list(range(300)), "items": [[1, 2], [3]], "label_token_ids": [7, 8]}
+
+
+def task_of(**more: Any) -> ScoringTask:
+    backend = FakeBackend()
+    scheduler = Scheduler(backend)
+    try:
+        engine = ScoringEngine(EngineConfig("m"), scheduler, None)
+        return engine.state_of(engine.prepare(parse_score_request({**BODY, **more})), deadline=12.5, priority=3).task
+    finally:
+        scheduler.close()
+
+
+def same(one: Any, other: Any) -> bool:
+    """Equal, arrays included, and of the same types."""
+    if isinstance(one, np.ndarray):
+        return isinstance(other, np.ndarray) and one.dtype == other.dtype and np.array_equal(one, other)
+    if hasattr(one, "__dataclass_fields__"):
+        names = one.__dataclass_fields__
+        return type(one) is type(other) and all(same(getattr(one, name), getattr(other, name)) for name in names)
+    if isinstance(one, tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"algorithm": "prefill_extend"},
+        {"algorithm": "packed"},
+        {"algorithm": "serial", "return_debug": True},
+        {"label_token_ids": [[1, 2, 3], [4]], "label_scoring": "sequence"},
+        {"return_pooled_hidden_states": True},
+        {"query": [5, 9], "embed_override_token_id": 9, "query_embed_overrides": [[0.5] * 8]},
+    ],
+    ids=lambda more: " ".join(map(str, more)),
+)
+def test_a_task_arrives_as_it_was(more: dict[str, Any]) -> None:
+    task = task_of(**more)
+    kind, *frames = Packer().pack(SUBMIT, Submission((1, 2), (task, task)))
+    found = Unpacker(Submission).unpack(frames)
+    assert (kind, found.ids) == (SUBMIT, (1, 2))
+    assert all(same(each, task) for each in found.tasks)
+
+
+def test_an_array_is_sent_once() -> None:
+    task = task_of(algorithm="prefill_extend")
+    assert task.plan is not None and task.plan.segments.prefix_ids is task.prefix_ids
+    _, _, once = Packer().pack(SUBMIT, Submission((1,), (task,)))
+    _, _, twice = Packer().pack(SUBMIT, Submission((1, 2), (task, task)))
+    assert len(once) == len(twice) < 2 * task.prefix_ids.nbytes
+
+
+def test_arrays_of_any_shape_stay_apart() -> None:
+    """Of sizes that are no multiple of the alignment, empty, and not contiguous."""
+    logits = np.arange(15, dtype=np.float32).reshape(5, 3)[:, ::2]
+    sent = Outcome(7, None, 0, None, 0.0, 0.0, None, (), logits, np.zeros(0, np.float32), np.ones((3, 1), np.float32))
+    found = Unpacker(Outcome).unpack(Packer().pack(DONE, sent)[1:])
+    for name in ("label_logits", "logsumexp", "hidden"):
+        assert same(getattr(sent, name), getattr(found, name)), name
+
+
+def test_a_message_of_another_shape_is_refused() -> None:
+    """A wrong type, arrays beyond the frame, and arrays of objects, whose bytes would be addresses."""
+    unpack = Unpacker(Submission).unpack
+    with pytest.raises(msgspec.ValidationError):
+        unpack([msgspec.msgpack.encode([[1], ["not a task"]])])
+    header = Packer().pack(SUBMIT, Submission((1,), (task_of(),)))[1]
+    with pytest.raises((msgspec.ValidationError, ValueError, KeyError)):
+        unpack([header, b"\0" * 8])
+    with pytest.raises((msgspec.ValidationError, ValueError, KeyError)):
+        unpack([header.replace(b"<i4", b"|O8"), b"\0" * 8192])
+    with pytest.raises(TypeError, match="a message has scalars, dataclasses and arrays, got object"):
+        Packer().pack(SUBMIT, object())
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        InvalidValueError("a", code="b", param="c", item_index=4),
+        QueueFullError("full", retry_after=7, code="queue_too_long"),
+        UnavailableError("gone", code="engine_failed", retry_after=30),
+        ModelLoadError("no such folder"),
+        CancelledError(),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_error_is_the_same_in_another_process(error: PrefixwiseError) -> None:
+    found = error_of(fault_of(error))
+    assert (type(found), str(found), vars(found)) == (type(error), str(error), vars(error))
+    if isinstance(error, RequestError) and isinstance(found, RequestError):
+        assert found.to_body() == error.to_body()
+
+
+def test_the_text_of_a_strange_error_stays_in_its_process() -> None:
+    found = error_of(fault_of(RuntimeError("secret of the device")))
+    assert type(found) is BackendError
+    assert "secret" not in str(found)
+
+
+def test_a_channel_gives_whole_messages_and_its_end() -> None:
+    ours, theirs = Channel.pair()
+    sent: list[Message] = [EngineUp(3, "ipc://x"), EngineDown("gone\nfor good", is_last=True), Stop()]
+    for message in sent:
+        ours.send(message)
+    assert theirs.receive() == sent
+    ours.socket.send(b'{"type":"St')
+    assert theirs.receive() == []
+    ours.socket.send(b'op"}\n')
+    assert theirs.receive() == [Stop()]
+    ours.close()
+    assert theirs.receive() is None
+    theirs.send(Stop())  # nobody hears it
+    theirs.close()
+
+
+def test_what_processes_use_adds_up() -> None:
+    shared = SharedUsage(2)
+    one, other = shared.of(0), shared.of(1)
+    one.add(BODY_BYTES, 5)
+    other.add(BODY_BYTES, 7)
+    other.add(CONNECTIONS, 1)
+    other.add(address_field(b"10.0.0.1"), 1)
+    assert (one.own(BODY_BYTES), one.total(BODY_BYTES), one.of_others(BODY_BYTES)) == (5, 12, 7)
+    assert one.of_others(address_field(b"10.0.0.1")) == 1
+    shared.clear(1)
+    assert (one.total(BODY_BYTES), one.total(CONNECTIONS)) == (5, 0)
