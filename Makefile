@@ -2,8 +2,9 @@
 PYTHON ?= python3
 # One exact release, so that a CPU build is taken where one is offered; override with TORCH=torch for the newest.
 TORCH ?= torch==2.13.0
-# Looks at the page for faults of accessibility, in tests only.
+# In tests only: one looks at the page for faults of accessibility, one at the types that users see.
 AXE ?= axe-core@4.14.0
+PYRIGHT ?= pyright@1.1.414
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
@@ -20,7 +21,7 @@ REPORT ?= build/soak.html
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-all test-python test-clients soak check format bench docs screenshots clean
+.PHONY: help demo serve test test-all test-python test-clients soak check format bench docs docs-version notebooks screenshots clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,7 +40,7 @@ $(VENV)/.ready: pyproject.toml | $(VENV)/bin/python
 # What the checks and tests need on top.
 $(VENV)/.ready-dev: $(VENV)/.ready
 	$(PIP) install --editable '.[torch,jax,server,harness,cluster,dev]'
-	@npm install --silent --no-audit --no-fund --prefix $(VENV)/npm '$(AXE)' || echo '$(AXE) cannot be had with npm: the tests of accessibility will be skipped'
+	@npm install --silent --no-audit --no-fund --prefix $(VENV)/npm '$(AXE)' '$(PYRIGHT)' || echo '$(AXE) and $(PYRIGHT) cannot be had with npm: their tests will be skipped'
 	@touch $@
 
 demo: $(VENV)/.ready ## score an example with the embedded model
@@ -78,8 +79,18 @@ bench: $(VENV)/.ready ## the algorithms on the embedded model, and bitwise isola
 	$(BIN)/python -m benchmarks.one_layer_isolation
 	$(BIN)/python -m benchmarks.algorithms
 
-docs: $(VENV)/.ready-dev ## write docs/cli.md from --help
+docs: $(VENV)/.ready-dev ## write the generated files of docs/, and build the documentation site in build/site
 	$(BIN)/python docs/write_cli_page.py
+	$(BIN)/python docs/write_api_reference.py
+	PYTHONPATH=. $(BIN)/python docs/draw_diagrams.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+
+docs-version: docs ## add the site to the branch gh-pages as VERSION (this package's), beside those that are there
+	PATH="$(CURDIR)/$(BIN):$$PATH" NO_MKDOCS_2_WARNING=1 mike deploy --update-aliases $(or $(VERSION),$(shell $(BIN)/python -c 'import prefixwise; print(prefixwise.__version__)')) latest
+	$(BIN)/mike set-default latest
+
+notebooks: $(VENV)/.ready-dev ## run the notebooks in examples/ and write their outputs into them
+	$(BIN)/python examples/run_notebooks.py
 
 screenshots: $(VENV)/.ready-dev ## the pictures of the page in docs/page, with the system's Chromium
 	PYTHONPATH=. $(BIN)/python docs/take_screenshots.py

@@ -2,26 +2,86 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from prefixwise._version import __version__
-from prefixwise.contract.errors import PrefixwiseError
 
+TYPE_CHECKING = False  # as type checkers know it; `typing` would take most of the time of `import prefixwise`
 if TYPE_CHECKING:
-    from prefixwise.contract.result import ScoreResult
+    from typing import Any
+
+    from prefixwise.client import AsyncClient, Client
+    from prefixwise.contract.errors import (
+        BackendError,
+        ClientSettingError,
+        DeadlineExceededError,
+        ModelLoadError,
+        PrefixwiseError,
+        PrefixwiseWarning,
+        QueueFullError,
+        RequestError,
+        ServiceError,
+        TokenizerError,
+        UnavailableError,
+    )
+    from prefixwise.contract.result import (
+        Classification,
+        ClassifyResult,
+        EmbedResult,
+        ItemError,
+        RerankedDocument,
+        RerankResult,
+        ScoredItem,
+        ScoreResult,
+        Truncation,
+        Usage,
+    )
     from prefixwise.scorer import Scorer
 
-__all__ = ["PrefixwiseError", "ScoreResult", "Scorer", "__version__"]
+__all__ = [
+    "AsyncClient",
+    "BackendError",
+    "Classification",
+    "ClassifyResult",
+    "Client",
+    "ClientSettingError",
+    "DeadlineExceededError",
+    "EmbedResult",
+    "ItemError",
+    "ModelLoadError",
+    "PrefixwiseError",
+    "PrefixwiseWarning",
+    "QueueFullError",
+    "RequestError",
+    "RerankResult",
+    "RerankedDocument",
+    "ScoreResult",
+    "ScoredItem",
+    "Scorer",
+    "ServiceError",
+    "TokenizerError",
+    "Truncation",
+    "UnavailableError",
+    "Usage",
+    "__version__",
+]
+
+_MODULES = {
+    "Scorer": "prefixwise.scorer",
+    "Client": "prefixwise.client",
+    "AsyncClient": "prefixwise.client",
+    "PrefixwiseWarning": "prefixwise.contract.errors",
+}
 
 
 def __getattr__(name: str) -> Any:
-    """`Scorer` and `ScoreResult` are imported when they are first used, so that `import prefixwise` costs nothing."""
-    if name == "Scorer":
-        from prefixwise.scorer import Scorer
+    """A public name is imported when it is first used, so that `import prefixwise` costs nothing."""
+    if name not in __all__:
+        raise AttributeError(f"module 'prefixwise' has no attribute {name!r}")
+    from importlib import import_module
 
-        return Scorer
-    if name == "ScoreResult":
-        from prefixwise.contract.result import ScoreResult
+    is_error = name.endswith("Error") and name != "ItemError"  # which is a part of a result
+    home = _MODULES.get(name, "prefixwise.contract.errors" if is_error else "prefixwise.contract.result")
+    return getattr(import_module(home), name)
 
-        return ScoreResult
-    raise AttributeError(f"module 'prefixwise' has no attribute {name!r}")
+
+def __dir__() -> list[str]:
+    return __all__

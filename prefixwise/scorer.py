@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Unpack
 
-from prefixwise.contract.classify import CLASSIFY_FIELDS, ClassifyOptions, EmbedOptions, parse_classify_request
-from prefixwise.contract.fields import with_fields
+from prefixwise.contract.classify import parse_classify_request, parse_embed_request
+from prefixwise.contract.methods import Body, OnProgress, ScoringMethods
 from prefixwise.contract.parse import parse_rerank_request, parse_score_request
-from prefixwise.contract.request import SCORE_FIELDS, Algorithm, ScoreOptions, TextOrIds
-from prefixwise.contract.rerank_request import RerankOptions, rerank_fields
+from prefixwise.contract.request import Algorithm
 from prefixwise.contract.result import ClassifyResult, EmbedResult, RerankResult, ScoreResult
 from prefixwise.engine.classifier import Classifier
-from prefixwise.engine.engine import OnProgress
 from prefixwise.engine.reranker import Reranker
 from prefixwise.forward.backend import Warmup
 from prefixwise.launch.loading import OnProgram, load_engine
@@ -24,11 +20,45 @@ from prefixwise.launch.options import EngineOptions
 from prefixwise.plan.algorithms import MaskOption
 
 
-class Scorer:
-    """A model, loaded once. Use it as a context manager, or call `close()`.
+class Scorer(ScoringMethods):
+    """A model, loaded once. Use it as a context manager, or call `close()`. Any number of threads may use it.
 
-    `model` is a folder in Hugging Face's layout, a `.gguf` file or a hub id; None is the embedded model,
-    SmolLM2-135M-Instruct. `prefixwise.launch.options.EngineOptions` explains the other options.
+    Args:
+        model: A folder in Hugging Face's layout, a `.gguf` file or a hub id; None is the embedded model,
+            SmolLM2-135M-Instruct.
+        backend: `auto`, `jax` or `torch`.
+        device: `auto`, `cpu`, `cuda`, `gpu`, `tpu`, or one of them with a number, like `cuda:1`.
+        dtype: `auto`, `float32`, `bfloat16` or `float16`.
+        tp_size: Tensor parallelism: devices that share every layer.
+        dp_size: Data parallelism: copies of the model.
+        batch_invariant: The same bits at every batch size, on devices where that costs speed.
+        attention: The name of an implementation; None is the best that runs.
+        warmup: `none`, `fast` or `full`: which programs are compiled before the first request.
+        compilation_cache_dir: For compiled programs of JAX; None is the user's cache folder, on accelerators.
+        weight_cache: Cache dequantised weights on disk, in the user's cache folder, for the next start.
+        prefix_cache_bytes: The KV cache on each device; None is chosen for the device.
+        prefix_cache: Cache prefixes between requests.
+        chunked_prefill_size: Most tokens of one request's prefix in a step; None is no bound.
+        algorithm: What `auto` in a request means.
+        mask: Of packed sequences: `auto`, `segment` or `dense`.
+        segment_fallback_threshold: With mask `auto`, packed sequences up to this length have the mask `segment`.
+        chunk_size: Most items in a packed sequence or a forward; 0 is no bound, None follows from the model.
+        token_budget: Most tokens in one forward; None is the device's default.
+        delimiter_token_id: A token between the query and every item; None is no token.
+        max_items_per_request: More items are an error.
+        profile: How `rerank` makes prompts of documents: a name or a `.toml` file; None goes by the model's name.
+        on_program: Is called for each program that is compiled.
+
+    Raises:
+        ModelLoadError: The checkpoint does not exist or cannot be used.
+        BackendError: The backend, the device or the dtype is not available.
+        RequestError: Another option is wrong.
+
+    Examples:
+        >>> with Scorer(dtype="float32") as scorer:
+        ...     result = scorer.score("The capital of France:", [""], labels=[" Paris", " Berlin"], score_mode="logit")
+        >>> result.scores[0][0] > result.scores[0][1]
+        True
     """
 
     def __init__(
@@ -88,66 +118,17 @@ class Scorer:
         self.classifier = Classifier(self.engine)
         weakref.finalize(self, self.engine.close)  # frees the model of a scorer that nobody closed
 
-    @with_fields(SCORE_FIELDS, ScoreOptions)
-    def score(
-        self,
-        query: TextOrIds,
-        items: str | Sequence[str] | Sequence[Sequence[int]],
-        *,
-        on_progress: OnProgress | None = None,
-        **options: Unpack[ScoreOptions],
-    ) -> ScoreResult:
-        """Score the labels after each item. Same request, errors and engine as `/v1/score`.
+    def _score(self, body: Body, on_progress: OnProgress | None) -> ScoreResult:
+        return self.engine.score(parse_score_request(body), on_progress)
 
-        `on_progress` is called with the number of scored items, and with the number of all items.
-        """
-        return self.engine.score(parse_score_request({"query": query, "items": items, **options}), on_progress)
-
-    @with_fields(rerank_fields("native"), RerankOptions)
-    def rerank(
-        self,
-        query: str,
-        documents: Sequence[str] | Sequence[Mapping[str, str]],
-        *,
-        on_progress: OnProgress | None = None,
-        **options: Unpack[RerankOptions],
-    ) -> RerankResult:
-        """Order documents by their relevance to the query, best first. Same request and errors as `/v1/rerank`.
-
-        `on_progress` is called with the number of scored documents, and with the number of all documents.
-        """
-        body = {"query": query, "documents": documents, **options}
+    def _rerank(self, body: Body, on_progress: OnProgress | None) -> RerankResult:
         return self.reranker.rerank(parse_rerank_request(body), on_progress)
 
-    @with_fields(CLASSIFY_FIELDS[1:], ClassifyOptions)
-    def classify(
-        self,
-        inputs: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]],
-        *,
-        on_progress: OnProgress | None = None,
-        **options: Unpack[ClassifyOptions],
-    ) -> ClassifyResult:
-        """Classify whole inputs with a classifier's head. Same request and errors as `/classify`.
+    def _classify(self, body: Body, on_progress: OnProgress | None) -> ClassifyResult:
+        return self.classifier.classify(parse_classify_request(body), on_progress)
 
-        `inputs` is one text, several, or the token ids of either. `Scorer.score` without labels gives the logits of
-        items behind a shared query.
-        """
-        return self.classifier.classify(parse_classify_request({"input": inputs, **options}), on_progress)
-
-    @with_fields(CLASSIFY_FIELDS[2:], EmbedOptions)
-    def embed(
-        self,
-        inputs: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]],
-        *,
-        on_progress: OnProgress | None = None,
-        **options: Unpack[EmbedOptions],
-    ) -> EmbedResult:
-        """The hidden state after the last token of each input, after the final norm; any model has it.
-
-        `inputs` is one text, several, or the token ids of either. `Scorer.score` with return_pooled_hidden_states gives
-        those of items behind a shared query.
-        """
-        return self.classifier.embed(parse_classify_request({"input": inputs, **options}), on_progress)
+    def _embed(self, body: Body, on_progress: OnProgress | None) -> EmbedResult:
+        return self.classifier.embed(parse_embed_request(body), on_progress)
 
     def close(self) -> None:
         """Give the device's memory back; a second call does nothing."""

@@ -6,11 +6,12 @@ Read from the source, so that an import inside a function counts as much as one 
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -29,6 +30,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "host": (),
     "web": (),
     "contract": (),
+    "client": ("contract", "_version"),
     "models": ("contract", "host"),
     "prompts": ("contract", "models"),
     "forward": ("contract", "models"),
@@ -40,13 +42,15 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "aot": ("contract", "models", "prompts", "forward", "plan", "engine", "backends", "launch", "host", "_version"),
     # The server is handed an engine, and does not know how one is made.
     "server": ("contract", "prompts", "engine", "web", "host", "_version"),
+    # Messages between its processes hold what requests are made of.
+    "server.workers": ("contract", "models", "prompts", "forward", "plan", "engine", "server", "host"),
     # It speaks HTTP to servers; of a model it needs the tokenizer.
-    "bench": ("contract", "models", "prompts", "web", "host", "_version"),
+    "bench": ("contract", "client", "models", "prompts", "web", "host", "_version"),
     "bench.remote": ("contract", "models", "prompts", "bench", "host", "_version"),
-    "batch": ("contract", "models", "engine", "launch", "host", "_version"),
+    "batch": ("contract", "client", "models", "engine", "launch", "host", "_version"),
     "cluster": ("contract", "engine", "batch", "server", "launch", "host"),
     "cli": (ANY,),
-    "launch_server": ("cli",),
+    "launch_server": ("__main__",),
     "__main__": ("cli",),
 }
 FRAMEWORKS = {
@@ -216,9 +220,31 @@ class TestImport:
         assert not {"torch", "jax", "transformers"} & set(loaded)
 
     def test_public_names_are_all_there(self) -> None:
-        assert sorted(prefixwise.__all__) == ["PrefixwiseError", "ScoreResult", "Scorer", "__version__"]
+        assert set(prefixwise.__all__) >= {"AsyncClient", "Client", "PrefixwiseError", "RerankResult", "ScoreResult"}
         assert all(getattr(prefixwise, name) is not None for name in prefixwise.__all__)
         assert prefixwise.Scorer.__module__ == "prefixwise.scorer"
+
+    @pytest.mark.parametrize("name", [name for name in prefixwise.__all__ if name != "__version__"])
+    def test_public_names_are_explained(self, name: str) -> None:
+        """A class has an example, a result all of its fields, and every method a line at least."""
+        kind = getattr(prefixwise, name)
+        text = inspect.getdoc(kind) or ""
+        if not issubclass(kind, BaseException):
+            assert "Examples:" in text
+            assert "Args:" in text or "Attributes:" in text
+        for field in fields(kind) if is_dataclass(kind) else ():
+            assert f"\n    {field.name}: " in text, field.name
+        for method, value in inspect.getmembers(kind, lambda each: callable(each) or isinstance(each, property)):
+            if not method.startswith("_"):
+                assert inspect.getdoc(value), method
+
+    def test_what_public_names_raise_is_public(self) -> None:
+        """A user can catch what a docstring names."""
+        kinds = (getattr(prefixwise, name) for name in prefixwise.__all__ if name != "__version__")
+        texts = [inspect.getdoc(each) or "" for kind in kinds for each in (kind, *vars(kind).values())]
+        raised = {error for text in texts for error in re.findall(r"^ +(\w+Error): ", text, re.MULTILINE)}
+        assert len(raised) > 3
+        assert raised - {"ModuleNotFoundError"} <= set(prefixwise.__all__)
 
     def test_other_names_are_not(self) -> None:
         with pytest.raises(AttributeError, match="module 'prefixwise' has no attribute 'scoer'"):

@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+import doctest
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, nullcontext
+from copy import copy
+from dataclasses import replace
 from importlib import util
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from prefixwise import Scorer
+from prefixwise import PrefixwiseWarning, Scorer
+from prefixwise import scorer as scorer_module
 from prefixwise.backends import load
+from prefixwise.backends.fake import FakeBackend
+from prefixwise.contract import methods
 from prefixwise.contract.errors import BackendError, ModelLoadError, RequestError, TokenizerError
 from prefixwise.contract.request import Algorithm
 from prefixwise.contract.result import Truncation
+from prefixwise.engine.classifier import Classifier
+from prefixwise.engine.engine import ScoringEngine
+from prefixwise.engine.prepare import EngineConfig
+from prefixwise.engine.scheduler import Scheduler, SchedulerOptions
 from prefixwise.models import sources
+from tests.prompts.merging_tokenizer import merging_tokenizer
 
 QUERY = "Is this about food? "
 TEXTS = ["a bowl of ramen", "quarterly earnings", ""]
@@ -46,6 +58,27 @@ class TestEmbeddedModel:
         assert result.ranked()[0].item == "fresh pizza with cheese"
         assert result.labels == (" yes", " no")
         assert all(sum(row or []) == pytest.approx(1) for row in result.scores)
+
+    def test_the_examples_of_the_docstrings_are_true(self, pretrained: Scorer) -> None:
+        backend = FakeBackend()
+        backend.config = replace(backend.config, num_classes=3)
+        engine = ScoringEngine(EngineConfig("classes"), Scheduler(backend, SchedulerOptions()), merging_tokenizer())
+        with closing(engine):
+            classifier = copy(pretrained)
+            classifier.classifier = Classifier(engine)
+            names = {"scorer": pretrained, "classifier": classifier}
+            found = doctest.testmod(methods, extraglobs=names)
+        assert found.attempted > 5
+        assert found.failed == 0
+        loaded = {"Scorer": lambda **options: nullcontext(pretrained)}
+        assert doctest.testmod(scorer_module, extraglobs=loaded) == (0, 2)
+
+    def test_a_label_that_needs_a_space_is_warned_of(self, pretrained: Scorer) -> None:
+        with pytest.warns(PrefixwiseWarning, match='you may mean " positive"'):
+            bare = pretrained.score("I loved it.", [""], suffix=" Sentiment:", labels=["positive"])
+        spaced = pretrained.score("I loved it.", [""], suffix=" Sentiment:", labels=[" positive"])
+        assert bare.scores[0][0] * 10 < spaced.scores[0][0]
+        assert spaced.warnings == ()
 
     def test_a_label_of_many_tokens_is_shown_its_tokens(self, pretrained: Scorer) -> None:
         with pytest.raises(RequestError, match=r"' certainly not' which is 2: ' certainly' \(\d+\), ' not' \(\d+\)"):
@@ -121,7 +154,7 @@ class TestScore:
         assert result.item_errors[0].index == 1
 
     def test_threads_get_what_they_get_alone(self, small: Scorer) -> None:
-        def logits(number: int) -> list[list[float] | None]:
+        def logits(number: int) -> list[list[float]]:
             query = [number, number + 1, number + 2]
             return small.score(query, ITEM_IDS, label_token_ids=[40, 41], score_mode="logit").scores
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from prefixwise.contract.embed_overrides import Vectors
 from prefixwise.contract.errors import InvalidValueError, ModelNotFoundError, RequestError, quote
-from prefixwise.contract.fields import missing
+from prefixwise.contract.fields import MAX_WARNINGS, missing
 from prefixwise.contract.inputs import Place, vocabulary_error
 from prefixwise.contract.ragged import Int32Array, Int64Array, Ragged, starts_from_lens
 from prefixwise.contract.request import ScoreRequest
@@ -70,6 +70,25 @@ def check_label_count(request: ScoreRequest) -> None:
     raise InvalidValueError(message, code="wrong_label_count", param=param)
 
 
+def label_warnings(request: ScoreRequest) -> tuple[str, ...]:
+    """What is legal about the labels and hardly meant: one of them under softmax, the same one twice."""
+    warnings = []
+    if request.score_mode == "softmax" and request.num_labels == 1:
+        warnings.append(
+            "softmax over one label is always 1.0: add the labels that it competes with, or leave softmax out"
+        )
+    field, labels = ("labels", request.labels) if request.labels else ("label_token_ids", request.label_token_ids or ())
+    places: dict[object, int] = {}
+    for place, label in enumerate(labels):
+        first = places.setdefault(label, place)
+        if first != place:
+            shown = quote(label) if isinstance(label, str) else " ".join(map(str, label))
+            warnings.append(f"{field}[{place}] is the same label as {field}[{first}], {shown}: softmax counts it twice")
+    if len(warnings) > MAX_WARNINGS:
+        warnings[MAX_WARNINGS:] = [f"{len(warnings) - MAX_WARNINGS} more labels occur twice"]
+    return tuple(warnings)
+
+
 def with_classes(request: ScoreRequest, class_labels: tuple[str, ...]) -> ScoreRequest:
     """The request with its labels: its own, or the classes of a classifier (`class_labels`; (): the model is none).
 
@@ -92,7 +111,7 @@ def with_classes(request: ScoreRequest, class_labels: tuple[str, ...]) -> ScoreR
     rows = tuple((row,) for row in range(len(class_labels)))
     request = replace(request, labels=class_labels, label_token_ids=rows)
     check_label_count(request)
-    return request
+    return replace(request, warnings=(*request.warnings, *label_warnings(replace(request, labels=None))))
 
 
 def check_model(request: ScoreRequest, served_names: Collection[str]) -> None:

@@ -5,7 +5,7 @@ An input is a whole text or a whole list of token ids: there is no query. The na
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict, get_args
 
@@ -129,6 +129,18 @@ CLASSIFY_FIELDS = (
     Field("model", Text(), 'A served name; if absent or "default", the served model.', in_python=False),
 )
 
+EMBED_FIELDS = (
+    *(row for row in CLASSIFY_FIELDS if row.name != "use_activation"),
+    Field(
+        "encoding_format",
+        Choice(("float", "base64")),
+        "float: lists of numbers; base64: their bytes, float32 and little-endian.",
+        "float",
+        in_python=False,
+        attribute=None,
+    ),
+)
+
 
 _TEMPLATE = NotServed("no chat template is applied: send the text that it gives as input", harmless=(False, {}))
 _KNOWN = {
@@ -136,7 +148,7 @@ _KNOWN = {
     **dict.fromkeys(("messages", "chat_template", "chat_template_kwargs"), _TEMPLATE),
     **dict.fromkeys(("add_generation_prompt", "continue_final_message", "media_io_kwargs"), _TEMPLATE),
 }
-_NAMES = frozenset(row.name for row in CLASSIFY_FIELDS)
+_EMBED_KNOWN = {**_KNOWN, "dimensions": NotServed("hidden states are returned whole")}
 
 
 class EmbedOptions(TypedDict, total=False):
@@ -174,10 +186,19 @@ class ClassifyRequest:
 
 def parse_classify_request(body: object) -> ClassifyRequest:
     """Raises a `RequestError` for the first thing wrong."""
+    return _parse(body, CLASSIFY_FIELDS, _KNOWN)
+
+
+def parse_embed_request(body: object) -> ClassifyRequest:
+    """Raises a `RequestError` for the first thing wrong."""
+    return _parse(body, EMBED_FIELDS, _EMBED_KNOWN)
+
+
+def _parse(body: object, rows: tuple[Field, ...], known: Mapping[str, NotServed]) -> ClassifyRequest:
     fields = present_fields(body)
-    warnings = check_names(fields, _NAMES, _KNOWN)
+    warnings = check_names(fields, frozenset(row.name for row in rows), known)
     if "input" not in fields:
         raise missing("input", _INPUT.values)
-    values: dict[str, Any] = {row.name: row.read(fields) for row in CLASSIFY_FIELDS}
-    used = {row.name: values[row.name] for row in CLASSIFY_FIELDS if row.attribute is not None}
+    values: dict[str, Any] = {row.name: row.read(fields) for row in rows}
+    used = {row.name: values[row.name] for row in rows if row.attribute is not None}
     return ClassifyRequest(**used, warnings=warnings)

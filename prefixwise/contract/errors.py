@@ -26,7 +26,8 @@
     ├── ClientSettingError            a wrong address, key or time limit of a client
     └── BackendError                  a backend or device is not available
 
-A message says what was expected, what it got and, if that helps, what to do.
+A message says what was expected, what it got and, if that helps, what to do. `PrefixwiseWarning` is the category of
+Python warnings about requests that are scored.
 """
 
 from __future__ import annotations
@@ -43,8 +44,28 @@ class PrefixwiseError(Exception):
     """The root. Catch it to show any error of this package as one line."""
 
 
+class PrefixwiseWarning(UserWarning):
+    """A request is scored, and its scores may not be what the caller wants; the result has it in `warnings`, too."""
+
+
 class RequestError(PrefixwiseError):
-    """A request that gets no scores. Catch it to respond to the caller; `to_body()` is the HTTP body."""
+    """A request that gets no scores. Catch it to respond to the caller; `to_body()` is the HTTP body.
+
+    Attributes:
+        message: What was expected, and what it got.
+        status: The HTTP status.
+        type: The kind of error, as OpenAI's API names kinds.
+        code: What is wrong, for programs.
+        param: The wrong field of the request, if it is one.
+        item_index: The wrong item, if it is one and other items may be valid.
+
+    Examples:
+        >>> try:
+        ...     raise RequestError("items must not be empty, got []", code="empty_items", param="items")
+        ... except RequestError as error:
+        ...     print(error.code, error.param, error.status)
+        empty_items items 400
+    """
 
     status: ClassVar[int] = 400
     type: ClassVar[str] = "invalid_request_error"
@@ -53,8 +74,8 @@ class RequestError(PrefixwiseError):
         super().__init__(message)
         self.message = message
         self.code = code
-        self.param = param  # the wrong request field
-        self.item_index = item_index  # set if one item is wrong and other items may be valid
+        self.param = param
+        self.item_index = item_index
 
     def to_body(self) -> dict[str, object]:
         """The body of the HTTP response. (Some rerank clients only read `detail` or `message`.)"""
@@ -124,10 +145,14 @@ class RequestTooLargeError(RequestError):
 
 
 class ServiceError(RequestError):
-    """The request may be valid, and gets no scores. Catch it to retry later."""
+    """The request may be valid, and gets no scores. Catch it to retry later.
+
+    Attributes:
+        retry_after: Seconds until a retry may help, where that is known.
+    """
 
     type = "server_error"
-    retry_after: int | None = None  # seconds until a retry may help, where that is known
+    retry_after: int | None = None
 
 
 class QueueFullError(ServiceError):
@@ -211,8 +236,8 @@ class BackendError(PrefixwiseError):
 
 
 def describe(value: object) -> str:
-    """The beginning of the value, and its type: `"x" (str)`, `[1, 2, 3, ...] (list)`."""
-    return f"{_brief(value)} ({type(value).__name__})"
+    """The beginning of the value, and its type: `"x" (str)`, `[1, 2, 3, ...] (list)`; None is `None`."""
+    return "None" if value is None else f"{_brief(value)} ({type(value).__name__})"
 
 
 def quote(text: str) -> str:

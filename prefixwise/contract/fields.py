@@ -29,7 +29,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def present_fields(body: object) -> dict[str, object]:
-    """The fields that are not None, NumPy values as Python values. Raises invalid_json for anything but an object."""
+    """The fields that are not None, arrays and columns as lists. Raises invalid_json for anything but an object."""
     if not isinstance(body, Mapping):
         message = f"the request must be a JSON object, got {describe(body)}"
         raise InvalidRequestError(message, code="invalid_json")
@@ -109,7 +109,7 @@ class NotServed(NamedTuple):
     harmless: tuple[object, ...] = ()  # values that change nothing, so that they are accepted
 
 
-MAX_WARNINGS = 10  # about the unknown fields of a request
+MAX_WARNINGS = 10  # of one kind, about one request
 _MAX_NAME = 60  # characters of an unknown field's name that are compared with the known ones
 
 
@@ -318,7 +318,7 @@ def properties(rows: Iterable[Field]) -> Schema:
 
 
 def with_fields(rows: Sequence[Field], options: type) -> Callable[[Method], Method]:
-    """Gives a method with `**options` the signature and the docstring of the fields.
+    """Gives a method with `**options` the signature of the fields, and describes them below `Args:` of its docstring.
 
     `options` is the TypedDict of its keyword arguments. The method raises TypeError for other keyword arguments.
     """
@@ -343,7 +343,10 @@ def with_fields(rows: Sequence[Field], options: type) -> Callable[[Method], Meth
 
         checked.__signature__ = signature  # type: ignore[attr-defined]
         lines = [f"    {row.name}: {row.about}" for row in fields]
-        checked.__doc__ = "\n".join([inspect.cleandoc(method.__doc__ or ""), "", "Parameters:", *lines])
+        text = inspect.cleandoc(method.__doc__ or "")
+        if "Args:" not in text:
+            text = text.replace("Returns:", "Args:\n\nReturns:", 1)
+        checked.__doc__ = text.replace("Args:", "\n".join(["Args:", *lines]), 1)
         return cast(Method, checked)
 
     return extend

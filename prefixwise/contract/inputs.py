@@ -6,11 +6,11 @@ milliseconds. If it fails, `ids_error` walks the ids to find the first wrong one
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, KeysView, Mapping, Sequence, ValuesView
 from itertools import chain
 from struct import error as StructError  # noqa: N812  # a class, despite its name
 from struct import pack
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -42,14 +42,35 @@ class Place(NamedTuple):
         return cls(f"items[{index}]", "items", index)
 
 
+@runtime_checkable
+class _Array(Protocol):
+    """NumPy arrays and scalars, pandas' columns, Arrow's arrays, tensors."""
+
+    def tolist(self) -> object: ...
+
+
+@runtime_checkable
+class _Column(Protocol):
+    """Polars' columns."""
+
+    def to_list(self) -> object: ...
+
+
 def plain(value: object) -> object:
-    """NumPy arrays and scalars as Python values, so that later code meets one kind of list and of bool.
+    """Arrays, columns, generators and other sequences as lists, and NumPy's scalars as Python's, so that later code
+    meets one kind of list and of bool. What has no order, and a whole table, stays as it is.
 
     Arrays of vectors stay as they are: no list holds as many numbers.
     """
+    if isinstance(value, (str, list, tuple, int, float, dict, bytes)):
+        return value.item() if isinstance(value, np.generic) else value  # np.float64 is a float
     if isinstance(value, np.ndarray) and value.ndim > 1 and value.dtype.kind in "fV":  # V: bfloat16
         return value
-    return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
+    if isinstance(value, _Array):
+        return value.tolist()
+    if isinstance(value, _Column):
+        return value.to_list()
+    return list(value) if isinstance(value, (Sequence, Iterator, KeysView, ValuesView)) else value
 
 
 def plain_list(values: Sequence[object]) -> list[object]:

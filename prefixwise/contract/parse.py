@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any, NamedTuple, get_args
 
-from prefixwise.contract.checks import check_label_count
+from prefixwise.contract.checks import check_label_count, label_warnings
 from prefixwise.contract.embed_overrides import parse_overrides
 from prefixwise.contract.errors import InvalidRequestError, InvalidValueError, describe
 from prefixwise.contract.fields import (
@@ -66,12 +66,11 @@ def parse_score_request(body: object) -> ScoreRequest:
         "query_embed_overrides": of_query,
         "item_embed_overrides": of_items,
         "item_errors": {**vector_errors, **item_errors},
-        "warnings": warnings,
     }
     request = ScoreRequest(**values)
     check_label_count(request)
     _check_sequence_mode(request)
-    return request
+    return replace(request, warnings=(*warnings, *label_warnings(request)))
 
 
 def parse_rerank_request(body: object, dialect: Dialect = "native") -> RerankRequest:
@@ -187,7 +186,8 @@ def parse_generative_request(body: object) -> GenerativeRequest:
     request = parse_score_request({"apply_softmax": True, **own})
     if request.label_token_ids is None:
         raise missing("label_token_ids", _SCORE_ROWS["label_token_ids"].kind.expected())
-    return GenerativeRequest(replace(request, warnings=warnings), add_special_tokens is not False, request_id)
+    request = replace(request, warnings=(*warnings, *request.warnings))
+    return GenerativeRequest(request, add_special_tokens is not False, request_id)
 
 
 # Many requests in one call

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
+from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,6 +56,28 @@ class Ragged:
         lens = self.lens[indices]
         starts = starts_from_lens(lens)
         return Ragged(self.flat[ranges(self.starts[:-1][indices], lens)], starts)
+
+
+class IdLists(Sequence[list[int]]):
+    """Ragged ids as lists, each made when it is read."""
+
+    def __init__(self, ids: Ragged) -> None:
+        self._ids = ids
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    @overload
+    def __getitem__(self, index: int) -> list[int]: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[list[int]]: ...
+    def __getitem__(self, index: int | slice) -> list[int] | list[list[int]]:
+        places = range(len(self))[index]
+        return self._list(places) if isinstance(places, int) else [self._list(each) for each in places]
+
+    def _list(self, index: int) -> list[int]:
+        ids: list[int] = self._ids[index].tolist()
+        return ids
 
 
 _NUMBERS = np.arange(1 << 14)

@@ -6,10 +6,11 @@ of that is in this file (`rerank_request.py` for rerank requests); then use the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypedDict, get_args
 
+import numpy as np
 from numpy.typing import NDArray
 
 from prefixwise.contract.embed_overrides import DTYPES, EXPECTED, ItemVectors, Vectors, VectorsInput
@@ -36,7 +37,8 @@ TruncationSide = Literal["right", "left"]
 
 PLAIN = "plain"  # the profile of requests that bring their own labels
 MAX_PRIORITY = 999  # as in Cohere's API
-TextOrIds = str | Sequence[int]
+TokenIds = Sequence[int] | NDArray[np.integer[Any]]
+TextOrIds = str | TokenIds
 
 # JSON Schemas
 
@@ -217,10 +219,10 @@ SCORE_FIELDS = (
 
 
 class ScoreOptions(TypedDict, total=False):
-    """The keyword arguments of `Scorer.score`."""
+    """The keyword arguments of `Scorer.score`, except `on_item_error`, which decides the type of its result."""
 
-    labels: Sequence[str] | None
-    label_token_ids: Sequence[int] | Sequence[Sequence[int]] | None
+    labels: Iterable[str] | None
+    label_token_ids: Iterable[int] | Iterable[TokenIds] | None
     suffix: TextOrIds | None
     apply_softmax: bool | None
     score_mode: ScoreMode | None
@@ -232,7 +234,6 @@ class ScoreOptions(TypedDict, total=False):
     query_embed_overrides: VectorsInput | None
     item_embed_overrides: Sequence[VectorsInput | None] | NDArray[Any] | None
     algorithm: Algorithm
-    on_item_error: OnItemError
     return_pooled_hidden_states: bool
     return_debug: bool
     debug_top_k: int | None
@@ -263,7 +264,7 @@ class ScoreRequest:
     debug_top_k: int | None = None
     priority: int = 0
     model: str | None = None
-    warnings: tuple[str, ...] = ()  # about unknown fields
+    warnings: tuple[str, ...] = ()  # about unknown fields, and about labels that are hardly meant
     # Items that cannot be scored (on_item_error "report" only). Those of wrong type are "" or empty in `items`, so that
     # the other items keep their index; code that scores the items skips all of these.
     item_errors: Mapping[int, RequestError] = field(default_factory=dict)

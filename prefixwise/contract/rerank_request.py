@@ -223,7 +223,7 @@ RERANK_FIELDS = (
         "top_n",
         Count(),
         "How many of the best documents to return; all if absent or larger than their number.",
-        option=Option("Only the N best.", panel="Output"),
+        option=Option("Only the N best.", names=("--top",), panel="Output"),
         dialects=_ALL - _TOP_K - _VLLM,
     ),
     Field(
@@ -272,6 +272,14 @@ RERANK_FIELDS = (
         True,
         attribute=None,
         dialects=frozenset({"sglang"}),
+    ),
+    Field(
+        "return_raw_scores",
+        Flag(),
+        "Also return each score as it is before the mapping to 0 .. 1, as raw_score.",
+        False,
+        attribute=None,
+        dialects=_COHERE,
     ),
     Field("return_input", Flag(), "Return each input with its score.", False, attribute=None, dialects=_MIXEDBREAD),
     Field(

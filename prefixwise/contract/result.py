@@ -2,39 +2,62 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, overload
+from typing import Any, Generic, overload
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import TypeVar
 
 from prefixwise.contract.errors import RequestError
-from prefixwise.contract.ragged import Int64Array, Ragged
+from prefixwise.contract.ragged import Int64Array
 from prefixwise.contract.request import ScoreMode
+from prefixwise.contract.result_table import ResultTable, Shown, distinct
+
+# A request of texts has items of type str, one of token ids list[int]. Its rows are list[float]; those of a request
+# with on_item_error "report" may also be None. `ScoreResult` without parameters is any of them.
+Item = TypeVar("Item", covariant=True, default=str | list[int])
+Row = TypeVar("Row", covariant=True, default=list[float] | None)
+
+_ONE_COLUMN_MODES = ("logit_diff", "sigmoid")
 
 
 @dataclass(frozen=True)
 class Usage:
-    """The tokens of a request: the prefix once, plus all items."""
+    """The tokens of a request: the prefix once, plus all items.
+
+    Attributes:
+        prompt_tokens: All of them.
+        cached_tokens: Of these, prefix tokens that were in the KV cache.
+
+    Examples:
+        >>> Usage(prompt_tokens=9, cached_tokens=4).total_tokens
+        9
+    """
 
     prompt_tokens: int
-    cached_tokens: int = 0  # of these, prefix tokens that were in the KV cache
+    cached_tokens: int = 0
 
     @classmethod
     def total(cls, usages: Iterable[Usage]) -> Usage:
+        """The sum of several usages."""
         usages = list(usages)
         return cls(sum(each.prompt_tokens for each in usages), sum(each.cached_tokens for each in usages))
 
     @property
     def completion_tokens(self) -> int:
-        return 0  # scoring generates nothing
+        """0: scoring generates nothing."""
+        return 0
 
     @property
     def total_tokens(self) -> int:
+        """Prompt and completion tokens."""
         return self.prompt_tokens + self.completion_tokens
 
     def to_json(self) -> dict[str, object]:
+        """The field `usage` of a response."""
         return {
             "prompt_tokens": self.prompt_tokens,
             "total_tokens": self.total_tokens,
@@ -45,7 +68,17 @@ class Usage:
 
 @dataclass(frozen=True)
 class ItemError:
-    """Why an item has no score, if on_item_error is "report"."""
+    """Why an item has no score, if on_item_error is "report".
+
+    Attributes:
+        index: Of the item, in the request.
+        code: What is wrong, as in `RequestError.code`.
+        message: The same in words.
+
+    Examples:
+        >>> ItemError(3, "token_id_exceeds_vocab", "items[3][0] must be below 100").index
+        3
+    """
 
     index: int
     code: str
@@ -53,12 +86,24 @@ class ItemError:
 
     @classmethod
     def from_error(cls, index: int, error: RequestError) -> ItemError:
+        """The entry of an item whose request alone would raise this error."""
         return cls(index, error.code, error.message)
 
 
 @dataclass(frozen=True)
 class Truncation:
-    """An item or document that was cut."""
+    """An item, document or input that was cut.
+
+    Attributes:
+        index: In the request.
+        original_tokens: Its length.
+        kept_tokens: The length that was scored.
+
+    Examples:
+        >>> cut = Truncation(index=0, original_tokens=900, kept_tokens=512)
+        >>> cut.original_tokens - cut.kept_tokens
+        388
+    """
 
     index: int
     original_tokens: int
@@ -66,13 +111,30 @@ class Truncation:
 
 
 @dataclass(frozen=True)
-class RankedItem:
-    """One item in `ScoreResult.ranked()`."""
+class ScoredItem(Generic[Item, Row]):
+    """One item of a `ScoreResult`, and its scores.
 
-    index: int  # in the request
-    item: str | list[int]
-    score: float  # the first column, which ranks the items
-    scores: list[float]
+    Attributes:
+        index: In the request.
+        item: The text or the token ids.
+        scores: In label order; None if the item is in `item_errors`.
+
+    Examples:
+        >>> ScoredItem(0, "great", [0.9, 0.1]).score
+        0.9
+    """
+
+    index: int
+    item: Item
+    scores: Row
+
+    @property
+    def score(self) -> float:
+        """The first score, which ranks the items; NaN for an item without scores."""
+        return self.scores[0] if isinstance(self.scores, list) else math.nan
+
+
+RankedItem = ScoredItem[Item, list[float]]  # in `ScoreResult.ranked()`: every item there has scores
 
 
 class ScoreRows(Sequence[list[float] | None]):
@@ -117,30 +179,86 @@ class ScoreRows(Sequence[list[float] | None]):
         return int(self._values.shape[1])
 
 
-@dataclass(frozen=True, eq=False)  # eq: items may be arrays, which have no single truth value
-class ScoreResult:
-    """The scores of one request. Rows are in item order, columns in label order."""
+@dataclass(frozen=True, eq=False, repr=False)  # eq: hidden states are arrays, which have no single truth value
+class ScoreResult(ResultTable[ScoredItem[Item, Row]], Generic[Item, Row]):
+    """The scores of one request: a sequence of `ScoredItem`, in the order of the request.
 
-    scores: list[list[float] | None]  # None where the item is in item_errors
-    items: Sequence[str] | Sequence[list[int]] | Ragged  # as in the request
-    labels: tuple[str, ...]  # names for display
+    Attributes:
+        scores: Rows in item order, columns in label order; None where the item is in `item_errors`.
+        items: As in the request.
+        labels: Their names, for display.
+        score_mode: What the scores are, like `softmax`.
+        model: The name of the model.
+        usage: The tokens of the request.
+        truncated: The items that were cut.
+        item_errors: The items without scores, if on_item_error is "report".
+        pooled_hidden_states: If return_pooled_hidden_states is set: [D] of each item, None where the item is in
+            `item_errors`.
+        are_classes: Whether the labels are the classes of a classifier.
+        warnings: What about the request is legal and hardly meant.
+        debug: If return_debug is set: how the request was computed.
+        rows: In place of `scores`, which is empty then: what a server makes JSON of.
+
+    Examples:
+        >>> scores, items, labels = [[0.2, 0.8], [0.9, 0.1]], ["cold food", "great"], (" good", " bad")
+        >>> result = ScoreResult(scores, items, labels, "softmax", "a-model", Usage(9))
+        >>> len(result), result[0].item, result[0].score
+        (2, 'cold food', 0.2)
+        >>> [each.item for each in result.ranked()]
+        ['great', 'cold food']
+        >>> result.to_dicts()[1]
+        {'index': 1, 'item': 'great', ' good': 0.9, ' bad': 0.1}
+        >>> result
+        ScoreResult: 2 items, softmax, model a-model
+        index  item        good   bad
+        0      cold food  0.2    0.8
+        1      great      0.9    0.1
+    """
+
+    scores: list[Row]
+    items: Sequence[Item]
+    labels: tuple[str, ...]
     score_mode: ScoreMode
     model: str
     usage: Usage
     truncated: tuple[Truncation, ...] = ()
     item_errors: tuple[ItemError, ...] = ()
-    # If return_pooled_hidden_states is set: [D] of each item, None where the item is in item_errors.
     pooled_hidden_states: list[NDArray[np.float32] | None] | None = None
-    are_classes: bool = False  # the labels are the classes of a classifier
+    are_classes: bool = False
     warnings: tuple[str, ...] = ()
     debug: Mapping[str, object] | None = None
-    rows: ScoreRows | None = None  # in place of `scores`, which is empty then: what a server makes JSON of
+    rows: ScoreRows | None = None
 
-    def ranked(self) -> list[RankedItem]:
-        """The items with scores, best first by their first score, ties in item order."""
-        scored = [(index, row) for index, row in enumerate(self.scores) if row is not None]
-        scored.sort(key=lambda pair: -pair[1][0])  # a stable sort, so ties stay in item order
-        return [RankedItem(index, self._item(index), row[0], row) for index, row in scored]
+    def ranked(self) -> list[RankedItem[Item]]:
+        """The items that have scores, best first by their first score.
+
+        Returns:
+            The items; ties are in item order.
+        """
+        scored = [
+            ScoredItem(index, self.items[index], row) for index, row in enumerate(self.scores) if isinstance(row, list)
+        ]
+        return sorted(scored, key=lambda each: -each.score)  # a stable sort, so ties stay in item order
+
+    def __len__(self) -> int:
+        return len(self.scores if self.rows is None else self.rows)
+
+    def _entry(self, index: int) -> ScoredItem[Item, Row]:
+        return ScoredItem(index, self.items[index], self.scores[index])
+
+    def _columns(self) -> list[str]:
+        names = (self.score_mode,) if self.score_mode in _ONE_COLUMN_MODES else self.labels
+        return distinct(["index", "item", *(["error"] if self.item_errors else []), *names])
+
+    def _cells(self, num_rows: int) -> Iterator[list[object]]:
+        messages = {error.index: error.message for error in self.item_errors}
+        none = [None] * (len(self._columns()) - 2 - bool(messages))
+        for index, row in enumerate(self.scores[:num_rows]):
+            error = [messages.get(index)] if messages else []
+            yield [index, self.items[index], *error, *(row if isinstance(row, list) else none)]
+
+    def _shown(self) -> Shown:
+        return Shown(f"ScoreResult: {len(self):,} items, {self.score_mode}, model {self.model}", self.warnings)
 
     def to_json(self) -> dict[str, object]:
         """The body of a `/v1/score` response; the last keys only if they are not empty."""
@@ -170,38 +288,83 @@ class ScoreResult:
             body["debug"] = dict(self.debug)
         return body
 
-    def _item(self, index: int) -> str | list[int]:
-        if isinstance(self.items, Ragged):
-            ids: list[int] = self.items[index].tolist()
-            return ids
-        return self.items[index]
-
 
 @dataclass(frozen=True)
 class Classification:
-    """One input and its classes."""
+    """One input and its classes.
 
-    index: int  # in the request
-    label: str  # the class with the largest number, by its name in id2label
-    probs: list[float]  # in the order of the classes; logits if the request wants no activation
+    Attributes:
+        index: In the request.
+        label: The class with the largest number, by its name in id2label.
+        probs: In the order of the classes; logits if the request wants no activation.
+
+    Examples:
+        >>> Classification(0, "good", [0.9, 0.1]).label
+        'good'
+    """
+
+    index: int
+    label: str
+    probs: list[float]
 
 
-@dataclass(frozen=True)
-class ClassifyResult:
-    """The classes of every input, in the order of the request."""
+@dataclass(frozen=True, repr=False)
+class ClassifyResult(ResultTable[Classification]):
+    """The classes of every input: a sequence of `Classification`, in the order of the request.
+
+    Attributes:
+        results: The entries.
+        labels: The names of the classes, in the order of `probs`.
+        model: The name of the model.
+        usage: The tokens of the request.
+        truncated: The inputs that were cut.
+        warnings: What about the request is legal and hardly meant.
+
+    Examples:
+        >>> result = ClassifyResult([Classification(0, "good", [0.9, 0.1])], ("good", "bad"), "a-model", Usage(4))
+        >>> result[0].label, result.to_dicts()
+        ('good', [{'index': 0, 'label': 'good', 'good': 0.9, 'bad': 0.1}])
+    """
 
     results: list[Classification]
-    labels: tuple[str, ...]  # the names of the classes, in the order of `probs`
+    labels: tuple[str, ...]
     model: str
     usage: Usage
     truncated: tuple[Truncation, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.results)
+
+    def _entry(self, index: int) -> Classification:
+        return self.results[index]
+
+    def _columns(self) -> list[str]:
+        return distinct(["index", "label", *self.labels])
+
+    def _cells(self, num_rows: int) -> Iterator[list[object]]:
+        return ([each.index, each.label, *each.probs] for each in self.results[:num_rows])
+
+    def _shown(self) -> Shown:
+        return Shown(f"ClassifyResult: {len(self):,} inputs, model {self.model}", self.warnings)
 
 
 @dataclass(frozen=True, eq=False)  # eq: arrays have no single truth value
 class EmbedResult:
-    """The hidden state after the last token of every input."""
+    """The hidden state after the last token of every input.
 
-    embeddings: NDArray[np.float32]  # [inputs, D], after the final norm, not normalised to a length
+    Attributes:
+        embeddings: [inputs, D], after the final norm, not normalised to a length.
+        model: The name of the model.
+        usage: The tokens of the request.
+        truncated: The inputs that were cut.
+
+    Examples:
+        >>> EmbedResult(np.zeros((2, 576), np.float32), "a-model", Usage(7)).embeddings.shape
+        (2, 576)
+    """
+
+    embeddings: NDArray[np.float32]
     model: str
     usage: Usage
     truncated: tuple[Truncation, ...] = ()
@@ -209,17 +372,46 @@ class EmbedResult:
 
 @dataclass(frozen=True)
 class RerankedDocument:
-    """A document and its relevance."""
+    """A document and its relevance.
 
-    index: int  # in the request
+    Attributes:
+        index: In the request.
+        document: Its text.
+        relevance_score: From 0 to 1.
+        raw_score: Before the mapping to 0 .. 1: for most profiles a difference of logits.
+
+    Examples:
+        >>> RerankedDocument(1, "Paris is the capital.", 0.98, 3.9).relevance_score
+        0.98
+    """
+
+    index: int
     document: str
-    relevance_score: float  # from 0 to 1
-    raw_score: float  # before the mapping to 0 .. 1: for most profiles a difference of logits
+    relevance_score: float
+    raw_score: float
 
 
-@dataclass(frozen=True)
-class RerankResult:
-    """The documents, best first, ties in the order of the request."""
+@dataclass(frozen=True, repr=False)
+class RerankResult(ResultTable[RerankedDocument]):
+    """A sequence of `RerankedDocument`, best first, ties in the order of the request.
+
+    Attributes:
+        results: The entries.
+        model: The name of the model.
+        profile: The name of the profile that made the prompts.
+        usage: The tokens of the request.
+        truncated: The documents that were cut.
+        warnings: What about the request is legal and hardly meant.
+        debug: If return_debug is set: how the request was computed.
+
+    Examples:
+        >>> best = RerankedDocument(1, "Paris is the capital.", 0.98, 3.9)
+        >>> result = RerankResult([best, RerankedDocument(0, "Berlin", 0.1, -2.2)], "m", "default", Usage(9))
+        >>> result[0].document
+        'Paris is the capital.'
+        >>> [each["index"] for each in result.to_dicts()]
+        [1, 0]
+    """
 
     results: list[RerankedDocument]
     model: str
@@ -228,3 +420,20 @@ class RerankResult:
     truncated: tuple[Truncation, ...] = ()
     warnings: tuple[str, ...] = ()
     debug: Mapping[str, object] | None = None
+
+    def __len__(self) -> int:
+        return len(self.results)
+
+    def _entry(self, index: int) -> RerankedDocument:
+        return self.results[index]
+
+    def _columns(self) -> list[str]:
+        return ["index", "document", "relevance_score", "raw_score"]
+
+    def _cells(self, num_rows: int) -> Iterator[list[object]]:
+        for each in self.results[:num_rows]:
+            yield [each.index, each.document, each.relevance_score, each.raw_score]
+
+    def _shown(self) -> Shown:
+        title = f"RerankResult: {len(self):,} documents, profile {self.profile}, model {self.model}"
+        return Shown(title, self.warnings)

@@ -13,11 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 import numpy as np
 
 from prefixwise.contract.checks import check_token_count
-from prefixwise.contract.errors import InvalidValueError, RequestError, TokenizerError, VocabularyError
+from prefixwise.contract.errors import InvalidValueError, RequestError, TokenizerError, VocabularyError, quote
+from prefixwise.contract.fields import MAX_WARNINGS
 from prefixwise.contract.inputs import Place
 from prefixwise.contract.ragged import Int32Array, Int64Array, Ragged, ranges, starts_from_lens
 from prefixwise.contract.request import ScoreRequest
@@ -251,6 +253,41 @@ def _label_ids(request: ScoreRequest, tokenizer: TextTokenizer | None) -> tuple[
     if request.label_scoring == "single":
         return tuple((tokenizer.label_id(label, i),) for i, label in enumerate(request.labels))
     return tuple(tokenizer.label_sequence(label, i) for i, label in enumerate(request.labels))
+
+
+_SPACE_AFTER = frozenset(":.,;!?)")  # beside letters and digits: models write a space after them
+
+
+def space_warnings(request: ScoreRequest, tokenizer: TextTokenizer | None) -> tuple[str, ...]:
+    """Labels without the space that a model writes before them: after `Sentiment:` comes ` positive`, another token
+    than `positive`, which has next to no probability there. The first ones are named."""
+    before = _text_before_labels(request)
+    if tokenizer is None or not (before[-1:].isalnum() or before[-1:] in _SPACE_AFTER):
+        return ()
+    warnings = (
+        f"labels[{place}] is {quote(label)} without a space, after text that ends in {quote(before[-1])}: a model "
+        f"hardly writes it there; you may mean {quote(' ' + label)}"
+        for place, label in enumerate(request.labels or ())
+        if _is_written_with_space(label, tokenizer)
+    )
+    return tuple(islice(warnings, MAX_WARNINGS))
+
+
+def _text_before_labels(request: ScoreRequest) -> str:
+    """The text before the label of the first item that is not empty; "" for token ids."""
+    if request.label_token_ids is not None or not isinstance(request.query, str):
+        return ""
+    if request.suffix:
+        return str(request.suffix)
+    return request.query if request.item_first else next((str(item) for item in request.items if item), request.query)
+
+
+def _is_written_with_space(label: str, tokenizer: TextTokenizer) -> bool:
+    """Whether the label with a space before it is another token, or begins with another. (Some tokenizers add one.)"""
+    if not (label[0].isascii() and label[0].isalnum()):
+        return False
+    bare, spaced = tokenizer.encode(label), tokenizer.encode(" " + label)
+    return 0 < len(spaced) <= len(bare) and bool(spaced[0] != bare[0])
 
 
 def _joint_overrides() -> InvalidValueError:

@@ -16,6 +16,8 @@ from prefixwise.contract.checks import (
     with_classes,
 )
 from prefixwise.contract.errors import ModelNotFoundError, RequestError
+from prefixwise.contract.fields import MAX_WARNINGS
+from prefixwise.contract.parse import parse_generative_request, parse_score_request
 from prefixwise.contract.ragged import Int32Array, Ragged
 from prefixwise.contract.request import OnItemError, ScoreRequest
 
@@ -197,3 +199,46 @@ def test_errors_found_while_parsing_are_kept() -> None:
 def test_a_bad_query_fails_even_where_items_are_reported() -> None:
     with pytest.raises(RequestError, match=r"query\[0\]"):
         check_vocabulary(id_request(query=ids(100), on_item_error="report"), VOCAB_SIZE)
+
+
+class TestLabelWarnings:
+    """Labels that are legal and hardly meant. They are scored, as they are for clients of other servers."""
+
+    def warnings(self, **fields: Any) -> tuple[str, ...]:
+        return parse_score_request({"query": "q", "items": ["a"], **fields}).warnings
+
+    def test_one_label_under_softmax(self) -> None:
+        (warning,) = self.warnings(labels=[" yes"], apply_softmax=True)
+        assert "softmax over one label is always 1.0" in warning
+        assert self.warnings(labels=[" yes"]) == self.warnings(labels=[" yes", " no"], apply_softmax=True) == ()
+
+    def test_one_class_under_softmax(self) -> None:
+        request = parse_score_request({"query": "q", "items": ["a"], "apply_softmax": True})
+        assert request.warnings == with_classes(request, ("bad", "good")).warnings == ()
+        assert len(with_classes(request, ("reward",)).warnings) == 1
+
+    @pytest.mark.parametrize(
+        ("fields", "shown"),
+        [
+            ({"labels": [" yes", " no", " yes"]}, 'labels[2] is the same label as labels[0], " yes"'),
+            ({"label_token_ids": [7, 8, 8]}, "label_token_ids[2] is the same label as label_token_ids[1], 8"),
+        ],
+    )
+    def test_the_same_label_twice(self, fields: dict[str, object], shown: str) -> None:
+        (warning,) = self.warnings(**fields)
+        assert shown in warning
+
+    def test_they_are_bounded(self) -> None:
+        warnings = self.warnings(label_token_ids=[3] * 50)
+        assert len(warnings) == MAX_WARNINGS + 1
+        assert warnings[-1] == "39 more labels occur twice"
+
+    def test_unknown_fields_are_named_beside_them(self) -> None:
+        body = {"query": "q", "items": ["a"], "label_token_ids": [3], "unknown": 1}
+        unknown, one_label = parse_generative_request(body).request.warnings
+        assert "unknown" in unknown
+        assert "softmax" in one_label
+
+    def test_classes_of_the_same_name_are_different(self) -> None:
+        request = parse_score_request({"query": "q", "items": ["a"]})
+        assert with_classes(request, ("other", "other")).warnings == ()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import doctest
+
 import pytest
 
 from prefixwise.contract import errors
@@ -95,7 +97,7 @@ def test_the_root_catches_every_error(cls: type[Exception]) -> None:
         ('say "hi"\n', r'"say \"hi\"\n" (str)'),
         ("naïve", '"naïve" (str)'),
         (True, "True (bool)"),
-        (None, "None (NoneType)"),
+        (None, "None"),
         (1.5, "1.5 (float)"),
         ([1, 2], "[1, 2] (list)"),
         ({"a": 1}, "{'a': 1} (dict)"),
@@ -120,3 +122,7 @@ def test_a_number_that_python_will_not_print_is_described(nested: bool) -> None:
 
 def test_a_lone_surrogate_is_spelled_out_so_that_the_message_can_be_sent() -> None:
     assert quote("a\ud800") == r'"a\ud800"'
+
+
+def test_the_examples_of_the_docstrings_are_true() -> None:
+    assert doctest.testmod(errors) == (0, 1)

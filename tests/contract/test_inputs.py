@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from enum import IntEnum
 
 import numpy as np
+import pandas
+import pyarrow
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -98,7 +101,7 @@ BAD_IDS = [
     (True, "invalid_token_id_type", 400, INVALID_REQUEST, "must be an integer token id, got True (bool)"),
     (1.0, "invalid_token_id_type", 400, INVALID_REQUEST, "must be an integer token id, got 1.0 (float)"),
     ("x", "invalid_token_id_type", 400, INVALID_REQUEST, 'must be an integer token id, got "x" (str)'),
-    (None, "invalid_token_id_type", 400, INVALID_REQUEST, "must be an integer token id, got None (NoneType)"),
+    (None, "invalid_token_id_type", 400, INVALID_REQUEST, "must be an integer token id, got None"),
     (-5, "negative_token_id", 400, INVALID_VALUE, "must be a token id of 0 or more, got -5 (int)"),
     (TOO_LARGE, "token_id_exceeds_vocab", 422, INVALID_VALUE, "must be at most 2147483647"),
     (2**70, "token_id_exceeds_vocab", 422, INVALID_VALUE, f"got {2**70} (int)"),
@@ -142,6 +145,34 @@ def test_half_a_surrogate_pair_is_refused(fields: dict[str, object], name: str, 
 @pytest.mark.parametrize("items", [["a", ""], ("a", ""), np.array(["a", ""])])
 def test_text_items_may_come_as_a_list_a_tuple_or_an_array(items: object) -> None:
     assert parse("q", items).items == ("a", "")
+
+
+@pytest.mark.parametrize(
+    "items",
+    [
+        (text for text in ("a", "b")),
+        {"a": 1, "b": 2}.keys(),
+        {1: "a", 2: "b"}.values(),
+        deque(["a", "b"]),
+        pandas.Series(["a", "b"], index=[7, 3]),
+        pyarrow.array(["a", "b"]),
+    ],
+    ids=["generator", "keys", "values", "deque", "pandas", "arrow"],
+)
+def test_anything_in_an_order_is_a_list_of_items(items: object) -> None:
+    assert parse(items=items).items == ("a", "b")
+
+
+def test_a_missing_value_of_a_column_is_named() -> None:
+    error = refusal(items=pandas.Series(["a", None]))
+    assert (error.code, error.item_index) == ("invalid_items_type", 1)
+
+
+@pytest.mark.parametrize("items", [{"a", "b"}, pandas.DataFrame({"text": ["a", "b"]}), b"ab"], ids=type)
+def test_what_has_no_order_and_a_whole_table_are_refused(items: object) -> None:
+    error = refusal(items=items)
+    assert error.code == "invalid_items_type"
+    assert f"({type(items).__name__})" in error.message
 
 
 def test_one_string_is_one_item() -> None:
@@ -195,7 +226,7 @@ def test_no_items_is_refused(on_item_error: str) -> None:
 # query, a good item, a bad item, its code, its message
 BAD_ITEMS: list[tuple[object, object, object, str, str]] = [
     ("q", "fine", 7, "invalid_items_type", "items[1] must be a string, got 7 (int)"),
-    ("q", "fine", None, "invalid_items_type", "items[1] must be a string, got None (NoneType)"),
+    ("q", "fine", None, "invalid_items_type", "items[1] must be a string, got None"),
     ("q", "fine", [3], "mixed_input_types", "items[1] must be a string because query is one, got [3] (list)"),
     ([9], [4], 7, "invalid_items_type", "items[1] must be a list of token ids, got 7 (int)"),
     (

@@ -13,7 +13,10 @@ from prefixwise.contract.errors import RequestError, TokenizerError
 from prefixwise.contract.parse import parse_score_request
 from prefixwise.contract.ragged import Ragged
 from prefixwise.contract.result import Truncation
-from prefixwise.prompts.template import Prompt, build_prefix, build_prompt, check_limits, surround
+from prefixwise.launch.loading import read_tokenizer
+from prefixwise.models.sources import open_checkpoint
+from prefixwise.prompts.template import Prompt, build_prefix, build_prompt, check_limits, space_warnings, surround
+from prefixwise.prompts.tokenizer import TextTokenizer
 from tests.prompts.merging_tokenizer import merging_tokenizer
 
 
@@ -336,3 +339,54 @@ class TestTokensThatTheModelLacks:
             0: "token_id_exceeds_vocab",
             2: "context_too_long",
         }
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> TextTokenizer:
+    """The embedded model's, for which ` positive` is another token than `positive`."""
+    found = read_tokenizer(open_checkpoint(None))
+    assert found is not None
+    return found
+
+
+class TestSpaceWarnings:
+    def warnings(self, tokenizer: TextTokenizer, labels: list[str], **fields: Any) -> tuple[str, ...]:
+        body = {"query": "Review: ", "items": ["", "I loved it."], "labels": labels, **fields}
+        return space_warnings(parse_score_request(body), tokenizer)
+
+    @pytest.mark.parametrize("suffix", [" Sentiment:", " Is it good?", " The mood is", None])
+    def test_a_label_without_its_space_is_named_with_the_one_that_may_be_meant(
+        self, tokenizer: TextTokenizer, suffix: str | None
+    ) -> None:
+        (warning,) = self.warnings(tokenizer, [" negative", "positive"], suffix=suffix)
+        assert warning.startswith('labels[1] is "positive" without a space')
+        assert warning.endswith('you may mean " positive"')
+
+    @pytest.mark.parametrize(
+        ("labels", "fields"),
+        [
+            ([" positive", " negative"], {"suffix": " Sentiment:"}),
+            (["positive", "negative"], {"suffix": " Sentiment: "}),
+            (["positive", "negative"], {"suffix": "<|im_start|>assistant\n"}),
+            (["positive", "negative"], {"suffix": ' It is "'}),
+            (["positive", "negative"], {"suffix": " It is ", "item_first": True}),
+            (["!", "?"], {"suffix": " He said"}),
+        ],
+        ids=["with a space", "after a space", "chat", "quoted", "query last", "no word"],
+    )
+    def test_others_are_not(self, tokenizer: TextTokenizer, labels: list[str], fields: dict[str, Any]) -> None:
+        assert self.warnings(tokenizer, labels, **fields) == ()
+
+    def test_the_query_comes_last_where_the_item_is_first(self, tokenizer: TextTokenizer) -> None:
+        assert len(self.warnings(tokenizer, ["yes"], query="Good?", items=["It is "], item_first=True)) == 1
+        assert len(self.warnings(tokenizer, ["yes"], query="Good? ", items=["It is"], item_first=True)) == 0
+
+    def test_they_are_bounded(self, tokenizer: TextTokenizer) -> None:
+        assert len(self.warnings(tokenizer, ["positive"] * 50, suffix=" Sentiment:")) == 10
+
+    def test_token_ids_have_no_spaces(self, tokenizer: TextTokenizer) -> None:
+        request = parse_score_request({"query": [1], "items": [[2]], "label_token_ids": [3]})
+        assert space_warnings(request, tokenizer) == ()
+
+    def test_a_tokenizer_that_adds_the_space_itself(self) -> None:
+        assert self.warnings(merging_tokenizer(), ["y"], query="x", items=["a"]) == ()

@@ -1,0 +1,209 @@
+"""The methods that `Scorer` and `Client` share: one signature and one docstring for both."""
+
+from __future__ import annotations
+
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal, TypeVar, Unpack, overload
+
+from prefixwise.contract.classify import CLASSIFY_FIELDS, ClassifyOptions, EmbedOptions
+from prefixwise.contract.errors import PrefixwiseWarning
+from prefixwise.contract.fields import with_fields
+from prefixwise.contract.request import SCORE_FIELDS, OnItemError, ScoreOptions, TextOrIds, TokenIds
+from prefixwise.contract.rerank_request import RerankOptions, rerank_fields
+from prefixwise.contract.result import ClassifyResult, EmbedResult, RerankResult, ScoreResult
+
+Body = dict[str, object]
+OnProgress = Callable[[int, int], None]  # items done, items in all
+Inputs = str | TokenIds | Iterable[str] | Iterable[TokenIds]
+Documents = Iterable[str] | Iterable[Mapping[str, str]]
+Result = TypeVar("Result", ScoreResult[Any, Any], RerankResult, ClassifyResult)
+
+
+class ScoringMethods(ABC):
+    """Scores items, reranks documents, classifies and embeds inputs."""
+
+    @abstractmethod
+    def _score(self, body: Body, on_progress: OnProgress | None) -> ScoreResult: ...
+    @abstractmethod
+    def _rerank(self, body: Body, on_progress: OnProgress | None) -> RerankResult: ...
+    @abstractmethod
+    def _classify(self, body: Body, on_progress: OnProgress | None) -> ClassifyResult: ...
+    @abstractmethod
+    def _embed(self, body: Body, on_progress: OnProgress | None) -> EmbedResult: ...
+
+    @overload
+    def score(
+        self,
+        query: str,
+        items: Iterable[str],
+        *,
+        on_item_error: Literal["fail"] = "fail",
+        on_progress: OnProgress | None = None,
+        **options: Unpack[ScoreOptions],
+    ) -> ScoreResult[str, list[float]]: ...
+    @overload
+    def score(
+        self,
+        query: TokenIds,
+        items: Iterable[TokenIds],
+        *,
+        on_item_error: Literal["fail"] = "fail",
+        on_progress: OnProgress | None = None,
+        **options: Unpack[ScoreOptions],
+    ) -> ScoreResult[list[int], list[float]]: ...
+    @overload
+    def score(
+        self,
+        query: str,
+        items: Iterable[str],
+        *,
+        on_item_error: Literal["report"],
+        on_progress: OnProgress | None = None,
+        **options: Unpack[ScoreOptions],
+    ) -> ScoreResult[str]: ...
+    @overload
+    def score(
+        self,
+        query: TokenIds,
+        items: Iterable[TokenIds],
+        *,
+        on_item_error: Literal["report"],
+        on_progress: OnProgress | None = None,
+        **options: Unpack[ScoreOptions],
+    ) -> ScoreResult[list[int]]: ...
+    @with_fields(SCORE_FIELDS, ScoreOptions)
+    def score(
+        self,
+        query: TextOrIds,
+        items: Iterable[str] | Iterable[TokenIds],
+        *,
+        on_item_error: OnItemError = "fail",
+        on_progress: OnProgress | None = None,
+        **options: Unpack[ScoreOptions],
+    ) -> ScoreResult[Any, Any]:
+        """Score the labels after each item: the same request as `POST /v1/score`.
+
+        Items may be any iterable: a list, a generator, a NumPy array, a column of a DataFrame.
+
+        Args:
+            on_progress: Is called with the number of scored items, and with the number of all items. A client calls
+                it once, when the response is there.
+
+        Returns:
+            The scores, in the order of the items. `ranked()` has the best first.
+
+        Raises:
+            RequestError: The request is wrong, or cannot be scored. Its `code` and `param` say what is.
+            TokenizerError: The request has text, and the model has no tokenizer.
+
+        Examples:
+            >>> result = scorer.score(
+            ...     "Review: ",
+            ...     ["It broke after two days.", "Wonderful service, friendly people."],
+            ...     suffix=" Sentiment:",
+            ...     labels=[" positive", " negative"],
+            ...     apply_softmax=True,
+            ... )
+            >>> result.ranked()[0].item
+            'Wonderful service, friendly people.'
+            >>> [round(score, 2) for score in result[1].scores]
+            [1.0, 0.0]
+        """
+        body = {"query": query, "items": items, "on_item_error": on_item_error, **options}
+        return warned(self._score(body, on_progress))
+
+    @with_fields(rerank_fields("native"), RerankOptions)
+    def rerank(
+        self,
+        query: str,
+        documents: Documents,
+        *,
+        on_progress: OnProgress | None = None,
+        **options: Unpack[RerankOptions],
+    ) -> RerankResult:
+        """Order documents by their relevance to the query, with the prompt of the model's profile.
+
+        Args:
+            on_progress: Is called with the number of scored documents, and with the number of all documents. A client
+                calls it once, when the response is there.
+
+        Returns:
+            The documents, best first.
+
+        Raises:
+            RequestError: The request is wrong, or cannot be scored. Its `code` and `param` say what is.
+            TokenizerError: The model has no tokenizer.
+
+        Examples:
+            >>> result = scorer.rerank(
+            ...     "When does the train to Berlin leave?",
+            ...     ["Trains are a safe way to travel.", "The train to Berlin leaves at 10:15 from platform 4."],
+            ...     profile="chat-yes-no",
+            ... )
+            >>> result[0].document
+            'The train to Berlin leaves at 10:15 from platform 4.'
+        """
+        body = {"query": query, "documents": documents, **options}
+        return warned(self._rerank(body, on_progress))
+
+    @with_fields(CLASSIFY_FIELDS[1:], ClassifyOptions)
+    def classify(
+        self, inputs: Inputs, *, on_progress: OnProgress | None = None, **options: Unpack[ClassifyOptions]
+    ) -> ClassifyResult:
+        """Classify whole inputs with a classifier's head: the same request as `POST /classify`.
+
+        `score` without labels gives the logits of items behind a shared query.
+
+        Args:
+            inputs: One text, several, or the token ids of either.
+            on_progress: Is called with the number of classified inputs, and with the number of all inputs. A client
+                calls it once, when the response is there.
+
+        Returns:
+            The label and the numbers of all classes for every input.
+
+        Raises:
+            RequestError: The request is wrong, or the model is not a classifier.
+            TokenizerError: The request has text, and the model has no tokenizer.
+
+        Examples:
+            >>> result = classifier.classify([[5, 6, 7], [8, 9]])  # token ids; texts are tokenized
+            >>> len(result), len(result[0].probs) == len(result.labels)
+            (2, True)
+        """
+        return warned(self._classify({"input": inputs, **options}, on_progress))
+
+    @with_fields(CLASSIFY_FIELDS[2:], EmbedOptions)
+    def embed(
+        self, inputs: Inputs, *, on_progress: OnProgress | None = None, **options: Unpack[EmbedOptions]
+    ) -> EmbedResult:
+        """The hidden state after the last token of each input, after the final norm; any model has it.
+
+        `score` with return_pooled_hidden_states gives those of items behind a shared query.
+
+        Args:
+            inputs: One text, several, or the token ids of either.
+            on_progress: Is called with the number of embedded inputs, and with the number of all inputs. A client
+                calls it once, when the response is there.
+
+        Returns:
+            An array of one row for each input.
+
+        Raises:
+            RequestError: The request is wrong.
+            TokenizerError: The request has text, and the model has no tokenizer.
+
+        Examples:
+            >>> scorer.embed(["I loved it.", "It broke."]).embeddings.shape
+            (2, 576)
+        """
+        return self._embed({"input": inputs, **options}, on_progress)
+
+
+def warned(result: Result) -> Result:
+    """The result; its warnings are also Python's."""
+    for warning in result.warnings:
+        warnings.warn(warning, PrefixwiseWarning, stacklevel=4)  # below this function, the method and its wrapper
+    return result
