@@ -65,6 +65,11 @@ class JobFiles:
     input_format: FileFormat | None = None  # None: by the suffixes
     output_format: FileFormat | None = None
 
+    @property
+    def errors_name(self) -> str:
+        """The error file, as the command line names it."""
+        return f"{self.output}.errors.jsonl" if self.errors is None else self.errors
+
     def inputs(self) -> tuple[InputFile, ...]:
         """The input files as they are now. Raises BatchError where there are none, or one has an unknown format."""
         return tuple(
@@ -77,7 +82,7 @@ class JobFiles:
         output = absolute(self.output)
         to = OutputFiles(
             output=output,
-            errors=f"{output}.errors.jsonl" if self.errors is None else absolute(self.errors),
+            errors=absolute(self.errors_name),
             format=checked_format(output_format(self.output, self.output_format)),
             with_file=has_many_files(self.input),
         )

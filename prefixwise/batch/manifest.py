@@ -109,17 +109,26 @@ _NOT_IN_SCORES = frozenset(
 )
 
 
-def job_options(engine: EngineOptions, defaults: RowDefaults) -> dict[str, object]:
-    """Everything that decides a job's scores, as plain JSON, under the names of the command line's options."""
-    of_engine = {name: _plain(value) for name, value in asdict(engine).items() if name not in _NOT_IN_SCORES}
+def job_options(engine: EngineOptions | str, defaults: RowDefaults) -> dict[str, object]:
+    """Everything that decides a job's scores, as plain JSON, under the names of the command line's options.
+
+    `engine`: the options of the model in this process, or the address of a server, whose model is its own.
+    """
     return {
         "prefixwise": __version__,
-        **of_engine,
-        "model_files": _model_files(engine.model),
-        "profile_content": _profile_content(engine.profile),
+        **({"url": engine} if isinstance(engine, str) else _engine_options(engine)),
         "score_defaults": dict(defaults.score),
         "rerank_defaults": dict(defaults.rerank),
         "id_field": defaults.id_field,
+    }
+
+
+def _engine_options(engine: EngineOptions) -> dict[str, object]:
+    of_engine = {name: _plain(value) for name, value in asdict(engine).items() if name not in _NOT_IN_SCORES}
+    return {
+        **of_engine,
+        "model_files": _model_files(engine.model),
+        "profile_content": _profile_content(engine.profile),
     }
 
 

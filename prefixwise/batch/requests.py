@@ -30,17 +30,23 @@ class RowDefaults:
 
 def parse_row(body: Fields, defaults: RowDefaults) -> ScoreRequest | RerankRequest:
     """Raises RequestError for the first fault."""
-    own = {name: value for name, value in body.items() if value is not None and name != defaults.id_field}
     for name, why in _NOT_IN_BATCHES.items():
-        if own.get(name):
+        if body.get(name):
             message = f"{name} is for single requests: {why}; leave it out"
             raise InvalidValueError(message, code="conflicting_parameters", param=name)
-    if "documents" not in own:
-        return parse_score_request(with_defaults(own, defaults.score))
-    if "items" in own:
+    fields = row_fields(body, defaults)
+    if "documents" not in fields:
+        return parse_score_request(fields)
+    if "items" in fields:
         message = "items are scored and documents are reranked: expected one of them, got both"
         raise InvalidRequestError(message, code="conflicting_parameters", param="documents")
-    return parse_rerank_request(with_defaults(own, defaults.rerank))
+    return parse_rerank_request(fields)
+
+
+def row_fields(body: Fields, defaults: RowDefaults) -> dict[str, object]:
+    """The fields of the row's request: with `documents` it is a rerank request."""
+    own = {name: value for name, value in body.items() if value is not None and name != defaults.id_field}
+    return dict(with_defaults(own, defaults.rerank if "documents" in own else defaults.score))
 
 
 def row_id(body: Fields, id_field: str) -> object:

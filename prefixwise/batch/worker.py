@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from queue import SimpleQueue
+from typing import Protocol
 
 from prefixwise.batch.parts import InputFile, Part, PartRecord, Row, RowReader
 from prefixwise.batch.requests import RowDefaults, parse_row, query_key, row_id
@@ -70,37 +71,26 @@ class RowScorer:
 
     def score(self, rows: Sequence[Row], on_result: OnResult = lambda result: None) -> list[RowResult]:
         """Results in the order of the rows. Raises BatchError or BackendError for a failure that is not a row's."""
-        work = _PartWork(self._engine, rows, on_result)
-        requests = {index: request for index, row in enumerate(rows) if (request := self._parse(work, index, row))}
+        results = PartResults(rows, on_result)
+        work = _PartWork(self._engine, results)
         try:
-            for index in sorted(requests, key=lambda each: query_key(requests[each])):
-                self._start(work, index, requests[index])
+            for index, request in results.parse(self._defaults):
+                self._start(work, index, request)
             while work.started:
                 work.finish_oldest()
         except BaseException:
             for each in work.started:
                 each.state.cancel()
             raise
-        return work.in_order()
-
-    def _parse(self, work: _PartWork, index: int, row: Row) -> Request | None:
-        """None for a row that has failed."""
-        try:
-            if isinstance(row.body, RequestError):
-                raise row.body
-            work.ids[index] = row_id(row.body, self._defaults.id_field)
-            return parse_row(row.body, self._defaults)
-        except RequestError as error:
-            work.fail(index, error)
-            return None
+        return results.in_order()
 
     def _start(self, work: _PartWork, index: int, request: Request) -> None:
         try:
             prepared = self._prepare(index, request)
         except RequestError as error:
-            work.fail(index, error)
+            work.results.fail(index, error)
         except TokenizerError as error:
-            work.fail(index, InvalidRequestError(str(error), code="no_tokenizer"))
+            work.results.fail(index, InvalidRequestError(str(error), code="no_tokenizer"))
         else:
             work.start(prepared)
 
@@ -112,17 +102,58 @@ class RowScorer:
         return _Prepared(index, rerank.scoring, lambda state: self._reranker.finish(rerank, state), request.priority)
 
 
-class _PartWork:
-    """The rows of one part: waiting, in flight, and done."""
+class PartResults:
+    """The rows of one part, and the results of those that are done."""
 
-    def __init__(self, engine: ScoringEngine, rows: Sequence[Row], on_result: OnResult) -> None:
-        self._engine = engine
+    def __init__(self, rows: Sequence[Row], on_result: OnResult) -> None:
         self._rows = rows
         self._on_result = on_result
-        self._changes: SimpleQueue[None] = SimpleQueue()
-        self.ids: dict[int, object] = {}
-        self.started: deque[_Started] = deque()
+        self._ids: dict[int, object] = {}
         self._results: dict[int, RowResult] = {}
+
+    def parse(self, defaults: RowDefaults) -> list[tuple[int, Request]]:
+        """The requests of rows that have one, by index; equal queries follow each other. The other rows have failed."""
+        parsed = []
+        for index, row in enumerate(self._rows):
+            try:
+                if isinstance(row.body, RequestError):
+                    raise row.body
+                self._ids[index] = row_id(row.body, defaults.id_field)
+                parsed.append((index, parse_row(row.body, defaults)))
+            except RequestError as error:
+                self.fail(index, error)
+        return sorted(parsed, key=lambda each: query_key(each[1]))
+
+    def fail(self, index: int, error: RequestError) -> None:
+        """The row is at fault."""
+        fields = {"code": error.code, "message": error.message, "param": error.param}
+        self._add(index, {"error": fields})
+
+    def finish(self, index: int, result: Result) -> None:
+        """The row is scored."""
+        self._add(index, _outcome(result), result.warnings)
+
+    def failure(self, index: int, what: str, error: Exception) -> BatchError:
+        """The error of a job that cannot go on, at this row."""
+        return BatchError(f"{what} failed at the row of line {self._rows[index].line}: {type(error).__name__}: {error}")
+
+    def _add(self, index: int, outcome: Mapping[str, object], warnings: tuple[str, ...] = ()) -> None:
+        result = RowResult(self._rows[index].line, self._ids.get(index), outcome, warnings)
+        self._results[index] = result
+        self._on_result(result)
+
+    def in_order(self) -> list[RowResult]:
+        return [self._results[index] for index in range(len(self._rows))]
+
+
+class _PartWork:
+    """The rows of one part that the engine scores."""
+
+    def __init__(self, engine: ScoringEngine, results: PartResults) -> None:
+        self._engine = engine
+        self._changes: SimpleQueue[None] = SimpleQueue()
+        self.results = results
+        self.started: deque[_Started] = deque()
 
     def start(self, row: _Prepared) -> None:
         """Submit the row, once the engine has room for it. Raises BatchError where the engine has failed."""
@@ -136,7 +167,7 @@ class _PartWork:
             except QueueFullError:  # cannot be while no row is in flight
                 self.finish_oldest()
             except UnavailableError as error:
-                raise self._engine_error(row.index, error) from error
+                raise self.results.failure(row.index, "the engine", error) from error
             else:
                 self.started.append(_Started(row, state))
                 return
@@ -151,31 +182,15 @@ class _PartWork:
         try:
             result = row.finish(oldest.state)
         except UnavailableError as error:  # of every row from now on
-            raise self._engine_error(row.index, error) from error
+            raise self.results.failure(row.index, "the engine", error) from error
         except RequestError as error:
-            self.fail(row.index, error)
+            self.results.fail(row.index, error)
         except PrefixwiseError:
             raise
         except Exception as error:
-            raise self._engine_error(row.index, error) from error
+            raise self.results.failure(row.index, "the engine", error) from error
         else:
-            self._add(row.index, _outcome(result), result.warnings)
-
-    def _engine_error(self, index: int, error: Exception) -> BatchError:
-        line = self._rows[index].line
-        return BatchError(f"the engine failed at the row of line {line}: {type(error).__name__}: {error}")
-
-    def fail(self, index: int, error: RequestError) -> None:
-        fields = {"code": error.code, "message": error.message, "param": error.param}
-        self._add(index, {"error": fields})
-
-    def _add(self, index: int, outcome: Mapping[str, object], warnings: tuple[str, ...] = ()) -> None:
-        result = RowResult(self._rows[index].line, self.ids.get(index), outcome, warnings)
-        self._results[index] = result
-        self._on_result(result)
-
-    def in_order(self) -> list[RowResult]:
-        return [self._results[index] for index in range(len(self._rows))]
+            self.results.finish(row.index, result)
 
 
 def _outcome(result: Result) -> dict[str, object]:
@@ -210,11 +225,17 @@ class PartTask:
     parts: PartStore
 
 
-class PartScorer:
-    """Scores one part after another with its engine."""
+class ScoresRows(Protocol):
+    """Scores the rows of a part: with an engine (`RowScorer`), or by asking a server (`server.py`)."""
 
-    def __init__(self, engine: ScoringEngine, task: PartTask) -> None:
-        self._rows = RowScorer(engine, task.defaults)
+    def score(self, rows: Sequence[Row], on_result: OnResult) -> list[RowResult]: ...
+
+
+class PartScorer:
+    """Scores one part after another."""
+
+    def __init__(self, rows: ScoresRows, task: PartTask) -> None:
+        self._rows = rows
         self._reader = RowReader(task.files)
         self._parts = task.parts
 
@@ -225,7 +246,7 @@ class PartScorer:
         return _record(part, results)
 
     def close(self) -> None:
-        """Close the files, not the engine."""
+        """Close the files, not what scores."""
         self._reader.close()
 
 
@@ -244,6 +265,12 @@ def score_locally(
 ) -> Iterator[PartRecord]:
     """Score the parts in this process and yield a record after each; then close the engine. Raises BatchError,
     BackendError."""
-    with closing(engine), closing(PartScorer(engine, task)) as scorer:
+    with closing(engine):
+        yield from score_parts(parts, task, RowScorer(engine, task.defaults), on_result)
+
+
+def score_parts(parts: Sequence[Part], task: PartTask, rows: ScoresRows, on_result: OnResult) -> Iterator[PartRecord]:
+    """Score the parts one after the other and yield a record after each."""
+    with closing(PartScorer(rows, task)) as scorer:
         for part in parts:
             yield scorer.score(part, on_result)

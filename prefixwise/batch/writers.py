@@ -73,9 +73,10 @@ class JsonlWriter(RowWriter):
 class CsvWriter(RowWriter):
     """Empty cells where a row has no value."""
 
-    def __init__(self, file: IO[bytes], columns: Sequence[str]) -> None:
+    def __init__(self, file: IO[bytes], columns: Sequence[str], *, delimiter: str = ",") -> None:
         self._file = file
         self._columns = columns
+        self._delimiter = delimiter
         self._write_cells([columns])
 
     def write(self, rows: Sequence[OutputRow]) -> None:
@@ -83,7 +84,7 @@ class CsvWriter(RowWriter):
 
     def _write_cells(self, rows: Sequence[Sequence[str]]) -> None:
         text = io.StringIO(newline="")
-        csv.writer(text, lineterminator="\n").writerows(rows)
+        csv.writer(text, delimiter=self._delimiter, lineterminator="\n").writerows(rows)
         self._file.write(text.getvalue().encode("utf-8", "backslashreplace"))
 
 

@@ -19,9 +19,10 @@ import httpx
 
 from prefixwise.bench.files import without_nan
 from prefixwise.bench.kinds.base import FailureReason, Scores
-from prefixwise.bench.options import check_api_key, check_timeout
 from prefixwise.bench.server_facts import without_secrets
-from prefixwise.contract.errors import ClientSettingError, PrefixwiseError
+from prefixwise.client import check_url
+from prefixwise.contract.client_settings import check_api_key, check_timeout
+from prefixwise.contract.errors import PrefixwiseError, describe
 
 SCORE_PATH = "/v1/score"
 _OUT_OF_MEMORY = re.compile(r"out of memory|RESOURCE_EXHAUSTED|\bOOM\b|CUDA error: memory", re.IGNORECASE)
@@ -139,21 +140,6 @@ class ScoreClient:
         self.close()
 
 
-def check_url(url: str) -> None:
-    """Raises ClientSettingError."""
-    try:
-        parsed = httpx.URL(url)
-        parsed.host.encode("idna")  # as a name is looked up
-    except (httpx.InvalidURL, UnicodeError) as error:
-        raise ClientSettingError(f"expected an address like http://127.0.0.1:30000, got {url!r}: {error}") from None
-    if parsed.scheme not in ("http", "https") or not parsed.host:
-        raise ClientSettingError(f"expected an address like http://127.0.0.1:30000, got {url!r}")
-    if parsed.port is not None and not 0 < parsed.port < 65_536:
-        raise ClientSettingError(f"expected a port from 1 to 65535, got {parsed.port}")
-    if parsed.userinfo or parsed.query or parsed.fragment:  # it is written into artifacts, and paths are added to it
-        raise ClientSettingError("expected an address of scheme, host, port and path alone, got more behind or before")
-
-
 def _phrase(error: Exception) -> str:
     return str(error) or type(error).__name__
 
@@ -187,7 +173,7 @@ def checked_scores(body: Mapping[str, Any], request: Mapping[str, Any], seconds:
     scores = body.get("scores")
     num_items, num_labels = len(request["items"]), len(request["label_token_ids"])
     if not isinstance(scores, list) or len(scores) != num_items:
-        got = f"{len(scores)} rows" if isinstance(scores, list) else type(scores).__name__
+        got = f"{len(scores)} rows" if isinstance(scores, list) else describe(scores)
         raise CallError("bad_response", f"expected {num_items} rows of scores, got {got}", seconds=seconds)
     for index, row in enumerate(scores):
         if not isinstance(row, list) or len(row) != num_labels or not all(map(_is_number, row)):

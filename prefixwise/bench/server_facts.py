@@ -92,6 +92,9 @@ MATRIX_FLAGS = (
 )
 
 
+_SUMMARY = ("backend", "device", "dtype")
+
+
 _BACKENDS = {"torch": "pytorch", "pytorch": "pytorch", "jax": "jax"}
 
 
@@ -169,6 +172,12 @@ def own_model_name(info: Mapping[str, Any]) -> str | None:
     model = info.get("model")
     name = model.get("name") if isinstance(model, Mapping) else None
     return None if name is None else str(name)
+
+
+def server_summary(info: Mapping[str, Any]) -> str:
+    """Model, backend, device and dtype on one line, as far as the server reports them."""
+    named = [own_model_name(info) or info.get("model_path"), *(server_fact(info, key) for key in _SUMMARY)]
+    return ", ".join(str(each) for each in named if isinstance(each, str)) or "its model and device are not reported"
 
 
 def served_names(models: Mapping[str, Any]) -> list[str]:

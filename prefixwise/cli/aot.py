@@ -24,6 +24,7 @@ from prefixwise.aot.report import (
     versions,
 )
 from prefixwise.aot.run import AotRun, find_largest_chunk, missing_packages, record
+from prefixwise.cli.commands import Verbs
 from prefixwise.cli.failures import FAILED, MISUSED, CommandError
 from prefixwise.cli.flags import Flag, with_flags
 from prefixwise.cli.output import Column, render_table, stdout_width, styled, visible, write_data
@@ -43,7 +44,7 @@ FLAGS = {
     "tp_size": Flag(int | None, "Chips that share every layer. Default: all chips of one copy.", least=1),
     "dp_size": Flag(int, "Copies of the model.", least=1),
     "prefix_tokens": Flag(int, "Tokens that the items share.", least=1),
-    "items": Flag(int, "Items of the request.", least=1),
+    "items": Flag(int, "Items of the request.", least=1, name="--num-items", other_names=("--items",)),
     "item_tokens": Flag(int, "Tokens of an item.", least=1),
     "algorithm": Flag(Algorithm, f"How the items share their prefix: {', '.join(get_args(Algorithm))}.", "NAME"),
     "mask": Flag(MaskOption, f"How packed sequences are masked: {', '.join(get_args(MaskOption))}.", "NAME"),
@@ -52,7 +53,7 @@ FLAGS = {
     "attention": Flag(str | None, "An attention implementation. Default: the one that a server chooses.", "NAME"),
 }
 
-aot = typer.Typer()
+aot = Verbs()
 
 
 @aot.callback(invoke_without_command=True)

@@ -15,6 +15,7 @@ from prefixwise.cli.engine_options import ENGINE_FLAGS, PANEL, PROFILE_FLAG
 from prefixwise.cli.failures import MISUSED, CommandError
 from prefixwise.cli.flags import with_flags
 from prefixwise.cli.request_options import input_option, output_option
+from prefixwise.cli.server_address import ApiKey, Url, server_address
 from prefixwise.contract.request import SCORE_FIELDS
 from prefixwise.contract.rerank_request import rerank_fields
 from prefixwise.launch.options import EngineOptions
@@ -97,6 +98,7 @@ WorkerResources = Annotated[
 @with_flags("engine", EngineOptions, BATCH_ENGINE_FLAGS, panel=PANEL)
 @option.with_request_fields(score=SCORE_FIELDS, rerank=rerank_fields("native"))
 def batch(
+    context: typer.Context,
     input_path: Input,
     output: Output,
     input_format: InputFormat = None,
@@ -116,11 +118,16 @@ def batch(
     score: Mapping[str, object],
     rerank: Mapping[str, object],
     quiet: option.Quiet = False,
+    url: Url = None,
+    api_key: ApiKey = None,
     engine: EngineOptions,
 ) -> None:
     """Score the rows of files: each row is a body of /v1/score, or of /v1/rerank where it has documents.
 
-    The options under Scoring, and labels, are defaults for rows that do not have those fields.
+    The options under Scoring, and labels, are defaults for rows that do not have those fields. An example:
+
+    \b
+      prefixwise batch --input rows.jsonl --output scores.csv -l " yes" -l " no"
     """
     from prefixwise.batch.job import BeginOptions, JobFiles
     from prefixwise.batch.parts import PartLimits
@@ -128,11 +135,12 @@ def batch(
 
     if resume and overwrite:
         raise CommandError("--resume and --overwrite exclude each other", status=MISUSED)
-    defaults = RowDefaults(_given(score), _given(rerank), id_field)
+    server = server_address(context, url, api_key, ENGINE_FLAGS, ("cluster",))
+    of_server = {} if server is None else {"profile": engine.profile}
+    defaults = RowDefaults(_given(score), _given({**rerank, **of_server}), id_field)
     _check_defaults(defaults)
-    run = RunOptions(
-        engine, _workers(cluster, workers, worker_cpus, worker_gpus, worker_resources or ()), max_failures, quiet
-    )
+    on_cluster = _workers(cluster, workers, worker_cpus, worker_gpus, worker_resources or ())
+    run = RunOptions(engine, server, on_cluster, max_failures, quiet)
     files = JobFiles(input_path, output, errors, input_format, output_format)
     run_batch(files, BeginOptions(PartLimits(part_rows), resume, overwrite), defaults, run)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from prefixwise.cli.failures import FAILED, CommandError, print_error, print_warning
-from prefixwise.cli.output import say
+from prefixwise.cli.output import count, say
 from prefixwise.cli.progress import (
     BatchProgress,
     print_loading,
@@ -25,11 +25,16 @@ if TYPE_CHECKING:
     from prefixwise.batch.job import BatchJob, BeginOptions, JobFiles, Totals
     from prefixwise.batch.parts import PartRecord
     from prefixwise.batch.requests import RowDefaults
-    from prefixwise.batch.work_folder import RowResult
+    from prefixwise.batch.work_folder import OnResult, RowResult
     from prefixwise.batch.worker import PartTask
+    from prefixwise.cli.server_address import ServerAddress
     from prefixwise.cluster.batch_job import WorkerOptions
 
     Records = Iterator[PartRecord]
+
+_MAX_WARNINGS = 5  # of all rows together
+_MORE_WARNINGS = "there are more warnings, which are not shown"
+_SERVER_RETRIES = 100  # of a row, while the server is busy or restarts; its time limit ends them, too
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,7 @@ class RunOptions:
     """How a job runs; none of this changes its output."""
 
     engine: EngineOptions
+    server: ServerAddress | None  # None: the engine scores
     workers: WorkerOptions | None  # None: this process
     max_failures: int | None
     quiet: bool
@@ -50,14 +56,15 @@ def run_batch(files: JobFiles, how: BeginOptions, defaults: RowDefaults, run: Ru
 
     with ended_by_signals():
         with _message_on_signals("stopped before this run scored a row; run the same command to start again"):
-            job = begin(files, job_options(run.engine, defaults), how, reading_progress(quiet=run.quiet))
+            scored_by = run.engine if run.server is None else run.server.url
+            job = begin(files, job_options(scored_by, defaults), how, reading_progress(quiet=run.quiet))
         if isinstance(job, Finished):
-            _print_end(job.totals, f"{files.output} is already finished", run)
+            _print_end(job.totals, f"{files.output} is already finished", run, files)
             return
         with _resume_hint_on_failure(job.folder.url):
             _score(job, defaults, run)
             totals = job.finish()
-    _print_end(totals, f"{files.output} is written", run)
+    _print_end(totals, f"{files.output} is written", run, files)
 
 
 @contextmanager
@@ -91,7 +98,8 @@ def _score(job: BatchJob, defaults: RowDefaults, run: RunOptions) -> None:
         return
     if not run.quiet and job.done:
         say(f"resuming: {progress.done:,} of {progress.num_rows:,} rows are done")
-    records = _on_cluster(job, task, run, progress) if run.workers else _here(job, task, run, progress)
+    score = _on_cluster if run.workers else _on_server if run.server else _here
+    records = score(job, task, run, progress)
     with show_progress(progress, quiet=run.quiet):
         _consume(records, failures, run.max_failures)
 
@@ -101,9 +109,9 @@ def _consume(records: Records, failures: int, most: int | None) -> None:
     printed: set[str] = set()
     for record in records:
         for warning in record.warnings:
-            if warning not in printed:
+            if warning not in printed and len(printed) <= _MAX_WARNINGS:
                 printed.add(warning)
-                print_warning(warning)
+                print_warning(warning if len(printed) <= _MAX_WARNINGS else _MORE_WARNINGS)
         failures += record.num_failures
         _check_failures(failures, most)
 
@@ -120,11 +128,22 @@ def _here(job: BatchJob, task: PartTask, run: RunOptions, progress: BatchProgres
     print_loading(run.engine.model, quiet=run.quiet)
     with warmup_progress(quiet=run.quiet) as on_program:
         opened = worker.open_engine(run.engine, on_program)
+    return score_locally(job.missing, task, opened, _adds_to(progress))
 
-    def count(answer: RowResult) -> None:
+
+def _on_server(job: BatchJob, task: PartTask, run: RunOptions, progress: BatchProgress) -> Records:
+    from prefixwise.batch.server import MAX_REQUESTS_IN_FLIGHT, score_on_server
+
+    assert run.server is not None
+    client = run.server.open(max_connections=MAX_REQUESTS_IN_FLIGHT, max_retries=_SERVER_RETRIES)
+    return score_on_server(job.missing, task, client, _adds_to(progress))
+
+
+def _adds_to(progress: BatchProgress) -> OnResult:
+    def add(answer: RowResult) -> None:
         progress.add(1, answer.num_items, int(answer.is_failure))
 
-    return score_locally(job.missing, task, opened, count)
+    return add
 
 
 def _on_cluster(job: BatchJob, task: PartTask, run: RunOptions, progress: BatchProgress) -> Records:
@@ -138,12 +157,12 @@ def _on_cluster(job: BatchJob, task: PartTask, run: RunOptions, progress: BatchP
         yield record
 
 
-def _print_end(totals: Totals, what: str, run: RunOptions) -> None:
-    """Print the totals. The job fails only if every row has failed."""
+def _print_end(totals: Totals, what: str, run: RunOptions, files: JobFiles) -> None:
+    """Print the totals, and where failed rows are explained. The job fails only if every row has failed."""
+    where = f": see {files.errors_name}" if totals.failures else ""
     if not run.quiet:
-        say(
-            f"{what}: {totals.rows:,} rows, {totals.items:,} items scored, {totals.failures:,} rows failed", style="dim"
-        )
+        scored = f"{count(totals.rows, 'row')}, {count(totals.items, 'item')} scored"
+        say(f"{what}: {scored}, {count(totals.failures, 'row')} failed{where}", style="dim")
     if totals.rows and totals.failures == totals.rows:
-        print_error(f"none of the {totals.rows:,} rows could be scored; the error file says why")
+        print_error(f"none of the {count(totals.rows, 'row')} could be scored{where}")
         raise typer.Exit(FAILED)

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Mapping
+from contextvars import ContextVar
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from prefixwise.bench.options import check_api_key, check_timeout
 from prefixwise.cli.failures import MISUSED, CommandError
-from prefixwise.cli.output import say, write_data
+from prefixwise.cli.flags import Verb
+from prefixwise.cli.output import is_read_by_program, say, write_data
+from prefixwise.cli.server_address import checked_key
+from prefixwise.contract.client_settings import check_timeout
 
 if TYPE_CHECKING:
     from prefixwise.bench.client import ScoreClient
-
-
-def _checked_key(key: str | None) -> str | None:
-    """Check the key before a verb starts servers or reads files."""
-    check_api_key(key)
-    return key
 
 
 def _checked_timeout(seconds: float) -> float:
@@ -33,7 +32,7 @@ ApiKey = Annotated[
     typer.Option(
         metavar="KEY",
         envvar="PREFIXWISE_API_KEY",
-        callback=_checked_key,
+        callback=checked_key,
         help="The server's API key.",
     ),
 ]
@@ -54,15 +53,49 @@ OutputMarkdown = Annotated[
 ]
 
 
-def last_line(result: Mapping[str, Any]) -> None:
-    """Write one JSON object, the last line on stdout, for calling programs."""
-    write_data(json.dumps(result) + "\n")
+_json_asked: ContextVar[bool] = ContextVar("json_asked", default=False)  # --json of the verb that runs
+_AsJson = Annotated[
+    bool,
+    typer.Option("--json", help="One line of JSON on stdout, on a terminal too; elsewhere it is always written."),
+]
+
+
+def with_json_line(verb: Verb) -> Verb:
+    """Give a verb the option --json, for `last_line`; one that has it already is unchanged."""
+    signature = inspect.signature(verb, eval_str=True)
+    if "as_json" in signature.parameters:
+        return verb
+
+    @wraps(verb)
+    def run(*, as_json: bool = False, **given: Any) -> None:
+        token = _json_asked.set(as_json)
+        try:
+            verb(**given)
+        finally:
+            _json_asked.reset(token)
+
+    option = inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_AsJson)
+    parameters = [*signature.parameters.values(), option]
+    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {each.name: each.annotation for each in parameters}
+    return run
+
+
+def last_line(result: Mapping[str, Any], *, asked: bool = False) -> None:
+    """Write one JSON object, the last line on stdout, for calling programs: with --json, or if stdout is no terminal.
+
+    `asked`: --json of a verb that has the option itself.
+    """
+    if asked or _json_asked.get() or is_read_by_program():
+        write_data(json.dumps(result) + "\n")
 
 
 def print_server_info(client: ScoreClient) -> dict[str, Any]:
-    """Print the server's own description on stderr, and return it for the artifact."""
+    """Print what the server is on stderr, and return its whole description for the artifact."""
+    from prefixwise.bench.server_facts import server_summary
+
     info = client.server_info()
-    say(f"server {client.base_url}: {json.dumps(info)}" if info else f"server {client.base_url}: no /server_info")
+    say(f"server {client.base_url}: {server_summary(info) if info else 'no /server_info'}")
     return info
 
 

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-import typer
-
 from prefixwise.bench.processes import ended_by_signals
 from prefixwise.cli.bench.ab import bench_ab
 from prefixwise.cli.bench.check import bench_check
@@ -17,6 +15,8 @@ from prefixwise.cli.bench.matrix import matrix
 from prefixwise.cli.bench.report import report
 from prefixwise.cli.bench.schema import bench_schema
 from prefixwise.cli.bench.workload import bench_workload
+from prefixwise.cli.bench_common import with_json_line
+from prefixwise.cli.commands import Verbs
 from prefixwise.cli.failures import CommandError
 from prefixwise.cli.validate.combine import validate_combine
 from prefixwise.cli.validate.endpoint import validate_endpoint
@@ -27,18 +27,19 @@ from prefixwise.host import install_command
 
 _PACKAGES = ("httpx", "pydantic")
 
-bench = typer.Typer()
-validate = typer.Typer()
+bench = Verbs()
+validate = Verbs()
 
 
 def as_verb(verb: Callable[..., None]) -> Callable[..., None]:
     """What it stands on may be missing, which is one clear line; what it starts is stopped, whatever ends it."""
+    with_option = with_json_line(verb)
 
-    @wraps(verb)
+    @wraps(with_option)
     def run(**given: Any) -> None:
         try:
             with ended_by_signals():
-                verb(**given)
+                with_option(**given)
         except ModuleNotFoundError as error:
             package = (error.name or "").partition(".")[0]
             if package not in _PACKAGES:

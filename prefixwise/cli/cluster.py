@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
+from prefixwise.cli.commands import Verbs
 from prefixwise.cli.failures import CommandError
 from prefixwise.cli.flags import Flag, with_flags
 from prefixwise.cli.output import say, write_data
@@ -58,7 +59,7 @@ SCALE_FLAGS = {
 
 # Replicas run on other machines, which have no folder of reports. Serve's proxies own the connections.
 CLUSTER_SERVER_FLAGS = {
-    name: flag for name, flag in SERVER_FLAGS.items() if name not in ("reports_dir", *CONNECTION_FLAGS)
+    name: flag for name, flag in SERVER_FLAGS.items() if name not in ("reports_dir", "http_workers", *CONNECTION_FLAGS)
 }
 
 
@@ -201,7 +202,7 @@ def config(context: typer.Context, *, engine: EngineOptions, server: ServerOptio
         say(f"the key is not printed: replicas read {API_KEY_VARIABLE} from their own environment")
 
 
-cluster = typer.Typer()
+cluster = Verbs()
 
 
 def _with_all_options(verb: Callable[..., None]) -> Callable[..., Any]:

@@ -17,8 +17,6 @@ from prefixwise.contract.errors import (
 FAILED = 1
 MISUSED = 2
 
-_NO_COMMAND = "expected one of these commands, got none"  # typer has printed its help and gives no message
-
 _PROFILE_HINT = "`prefixwise profiles` lists the built-in profiles and checks your profile files"
 # The contract's messages name the fields of a request; these name the options that set them.
 _HINTS_BY_CODE = {
@@ -30,6 +28,7 @@ _HINTS_BY_CODE = {
     "invalid_profile": _PROFILE_HINT,
     "label_not_single_token": 'most words are one token when a space precedes them, as in --label " yes"; '
     "--label-scoring sequence accepts labels of any length",
+    "unreachable": "--url names a running server; `prefixwise serve` starts one",
     "wrong_label_count": "give --label once for each label",
 }
 # Hints that depend on the field as well.
@@ -62,7 +61,7 @@ def report_failure(error: PrefixwiseError | CommandError | typer.TyperException)
         message, hint = str(error), _hint(error)
         status = MISUSED if isinstance(error, ClientSettingError) else FAILED
     else:
-        message, hint, status = error.format_message() or _NO_COMMAND, _usage_hint(error), error.exit_code
+        message, hint, status = error.format_message(), _usage_hint(error), error.exit_code
     print_error(message)
     if hint is not None:
         say(f"hint: {hint}")

@@ -24,6 +24,12 @@ from prefixwise.contract.errors import PrefixwiseError
 Verb = Callable[..., None]
 
 
+def is_typed(context: Any, parameter: str) -> bool:
+    """True if the option is on the command line: not left out, and not from the environment."""
+    source = context.get_parameter_source(parameter)
+    return source is not None and source.name == "COMMANDLINE"
+
+
 def finite(value: float | None) -> float | None:
     """An option's callback that rejects `nan` and `inf`."""
     if value is not None and not math.isfinite(value):

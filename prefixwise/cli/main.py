@@ -20,11 +20,12 @@ from importlib import import_module
 from typing import Annotated, Any, Literal
 
 import typer
-from typer.core import TyperGroup
 from typer.main import get_group
 
 from prefixwise._version import __version__
 from prefixwise.cli.batch import batch
+from prefixwise.cli.commands import VerbGroup, Verbs
+from prefixwise.cli.completion import completion, register_shells
 from prefixwise.cli.failures import CommandError, report_failure
 from prefixwise.cli.models import models
 from prefixwise.cli.output import write_data
@@ -65,17 +66,17 @@ _GROUPS = {  # module and help text
 def late_group(module: str, name: str, help_text: str, *, no_args_is_help: bool) -> typer.Typer:
     """A placeholder for the `typer.Typer` called `name` in `module`, which is imported when the group is entered."""
 
-    class LateGroup(TyperGroup):
+    class LateGroup(VerbGroup):
         def make_context(self, *args: Any, **kwargs: Any) -> Any:
             group = get_group(getattr(import_module(module), name))
             group.help = group.help or self.help
             group.no_args_is_help = self.no_args_is_help
             return group.make_context(*args, **kwargs)
 
-    return typer.Typer(cls=LateGroup, help=help_text, no_args_is_help=no_args_is_help)
+    return Verbs(cls=LateGroup, help=help_text, no_args_is_help=no_args_is_help)
 
 
-app = typer.Typer(name="prefixwise", add_completion=False, pretty_exceptions_enable=False)
+app = Verbs(name="prefixwise")
 app.command()(score)
 app.command()(rerank)
 app.command()(batch)
@@ -84,6 +85,7 @@ app.command()(models)
 app.command()(profiles)
 for _name, (_module, _help) in _GROUPS.items():
     app.add_typer(late_group(_module, _name, _help, no_args_is_help=_name != "aot"), name=_name)
+app.command()(completion)
 
 
 def _print_version(wanted: bool) -> None:
@@ -96,7 +98,8 @@ def _print_version(wanted: bool) -> None:
 def start(
     context: typer.Context,
     log_level: Annotated[
-        Literal["debug", "info", "warning", "error"], typer.Option(help="How much to log on stderr.")
+        Literal["debug", "info", "warning", "error"],
+        typer.Option(metavar="NAME", help="How much to log on stderr: debug, info, warning or error."),
     ] = "warning",
     version: Annotated[
         bool,
@@ -121,6 +124,7 @@ def main(args: Sequence[str] | None = None) -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
     gc.set_threshold(_OBJECTS_PER_COLLECTION)
+    register_shells()
     status = _run(args)
     gc.freeze()  # otherwise the exit takes half a second longer, to collect garbage among PyTorch's objects
     sys.exit(status)

@@ -68,6 +68,11 @@ def on_terminal() -> bool:
     return sys.stderr.isatty()
 
 
+def is_read_by_program() -> bool:
+    """True if stdout is no terminal."""
+    return not sys.stdout.isatty()
+
+
 _GAP = "  "
 _CUT = "..."
 _MIN_WIDTH = 16  # a column never shrinks below this
@@ -107,6 +112,11 @@ def start_of(text: str, width: int) -> str:
 def label_name(label: str) -> str:
     """In quotes if leading or trailing spaces would be invisible."""
     return visible(label if label == label.strip() and label else f'"{label}"')
+
+
+def count(number: int, noun: str) -> str:
+    """A number with its noun."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def probability(value: float) -> str:

@@ -19,6 +19,7 @@ import typer
 
 from prefixwise.cli.engine_options import ENGINE_FLAGS, PROFILE_FLAG
 from prefixwise.cli.flags import Verb
+from prefixwise.cli.output_file import OutputFormat
 from prefixwise.cli.read_inputs import ItemsFormat
 from prefixwise.contract.fields import Choice, Count, Field, Flag
 
@@ -26,7 +27,15 @@ input_option = partial(typer.Option, rich_help_panel="Input")
 scoring_option = partial(typer.Option, rich_help_panel="Scoring")
 output_option = partial(typer.Option, rich_help_panel="Output")
 
-FORMAT_HELP = 'lines, or jsonl: each line a JSON string or an object with a "text". Default: by the file\'s name.'
+_FILE_HELP = "More {0}s from a file: one per line, or rows of CSV, TSV, JSON Lines or Parquet; - is stdin."
+_FORMAT_HELP = "lines, csv, tsv, jsonl or parquet; default: by the file's name, lines for an unknown one."
+_FIELD_HELP = "The column, or the field of JSON objects, that has the text; default: {0}, or text."
+
+
+def _of_file(noun: str, what: str, help_text: str) -> Any:
+    metavar = {"file": "FILE", "format": "NAME", "field": "NAME"}[what]
+    return input_option(f"--{noun}s-{what}", metavar=metavar, help=help_text.format(noun))
+
 
 QueryFile = Annotated[
     str | None,
@@ -47,16 +56,28 @@ Quiet = Annotated[
 
 ScoreQuery = Annotated[str | None, input_option("--query", "-q", metavar="TEXT", help="The text before every item.")]
 Items = Annotated[list[str] | None, input_option("--item", "-i", metavar="TEXT", help="An item; may be repeated.")]
-ItemsFile = Annotated[
-    str | None,
-    input_option(metavar="FILE", help="More items, one per line (- for stdin); blank lines at the end are ignored."),
-]
-ItemsFormatOption = Annotated[ItemsFormat | None, input_option("--items-format", metavar="NAME", help=FORMAT_HELP)]
+ItemsFile = Annotated[str | None, _of_file("item", "file", _FILE_HELP)]
+ItemsFormatOption = Annotated[ItemsFormat | None, _of_file("item", "format", _FORMAT_HELP)]
+ItemsField = Annotated[str | None, _of_file("item", "field", _FIELD_HELP)]
 
-Top = Annotated[int | None, output_option(min=1, metavar="N", help="Show only the N best.")]
+Top = Annotated[int | None, output_option(min=1, metavar="N", help="Only the N best.")]
 ScoreAsJson = Annotated[
     bool,
-    output_option("--json", metavar="", help="One line of JSON in item order, the response body of /v1/score."),
+    output_option(
+        "--json",
+        metavar="",
+        help="One line of JSON: the response body of /v1/score, and results, the items best first with their text.",
+    ),
+]
+Output = Annotated[
+    str | None,
+    output_option(
+        "--output", metavar="FILE", help="Write the ranked rows to a .csv, .tsv, .jsonl or .parquet file, no table."
+    ),
+]
+OutputFormatOption = Annotated[
+    OutputFormat | None,
+    output_option("--output-format", metavar="NAME", help="csv, tsv, jsonl or parquet; default: by the file's name."),
 ]
 
 # The profile defines the text between query and document, so there is no delimiter option.
@@ -72,13 +93,9 @@ RerankQuery = Annotated[
 Documents = Annotated[
     list[str] | None, input_option("--document", "-d", metavar="TEXT", help="A document; may be repeated.")
 ]
-DocumentsFile = Annotated[
-    str | None,
-    input_option(
-        metavar="FILE", help="More documents, one per line (- for stdin); blank lines at the end are ignored."
-    ),
-]
-DocumentsFormat = Annotated[ItemsFormat | None, input_option("--documents-format", metavar="NAME", help=FORMAT_HELP)]
+DocumentsFile = Annotated[str | None, _of_file("document", "file", _FILE_HELP)]
+DocumentsFormat = Annotated[ItemsFormat | None, _of_file("document", "format", _FORMAT_HELP)]
+DocumentsField = Annotated[str | None, _of_file("document", "field", _FIELD_HELP)]
 
 RerankAsJson = Annotated[bool, output_option("--json", metavar="", help="One line of JSON, documents best first.")]
 

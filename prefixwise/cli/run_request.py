@@ -1,4 +1,4 @@
-"""What `score` and `rerank` share: load the model, run one request with progress, and print notes about the result."""
+"""What `score` and `rerank` share: one request to a model of this process or to a server, and notes on its result."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from prefixwise.cli.engine_options import open_engine
 from prefixwise.cli.failures import print_warning
-from prefixwise.cli.output import say
+from prefixwise.cli.output import count, say
 from prefixwise.cli.progress import item_progress, print_loading, warmup_progress
 from prefixwise.launch.options import EngineOptions
 
 if TYPE_CHECKING:
+    from prefixwise.cli.server_address import ServerAddress
+    from prefixwise.client import Client
     from prefixwise.contract.result import Truncation, Usage
     from prefixwise.engine.engine import OnProgress, ScoringEngine
-    from prefixwise.forward.backend import BackendInfo
 
 Result_co = TypeVar("Result_co", covariant=True)
 
@@ -29,8 +30,8 @@ class Finished(Generic[Result_co]):
 
     result: Result_co
     num_items: int
-    backend: BackendInfo
-    load_seconds: float
+    where: str  # what scored: backend, device and dtype, or a server's address
+    load_seconds: float | None  # None: a server's model, which was loaded before
     run_seconds: float
 
 
@@ -50,7 +51,17 @@ def run_request(
     with closing(engine), item_progress(num_items, quiet=quiet) as on_progress:
         result = run(engine, on_progress)
         seconds = perf_counter() - loaded
-    return Finished(result, num_items, engine.backend.info, loaded - begin, seconds)
+    backend = engine.backend.info
+    where = f"with {backend.name} on {backend.device}, {backend.dtype}"
+    return Finished(result, num_items, where, loaded - begin, seconds)
+
+
+def ask_server(server: ServerAddress, num_items: int, ask: Callable[[Client], Result_co]) -> Finished[Result_co]:
+    """`ask` the server, whose model is loaded."""
+    begin = perf_counter()
+    with server.open() as client:
+        result = ask(client)
+    return Finished(result, num_items, f"at {client.url}", None, perf_counter() - begin)
 
 
 MAX_NAMED = 5  # items that a note names; further ones are only counted
@@ -80,10 +91,9 @@ def print_debug(debug: Mapping[str, object] | None) -> None:
 
 
 def run_summary(model: str, finished: Finished[object], debug: Mapping[str, object] | None) -> str:
-    """Model, backend, device, dtype and algorithm; no `debug` if no item could be scored."""
-    backend = finished.backend
+    """Model, what scored it, and the algorithm; no `debug` if no item could be scored, or a server was not asked."""
     algorithm = f", {debug['algorithm']}" if debug else ""
-    return f"{model} with {backend.name} on {backend.device}, {backend.dtype}{algorithm}"
+    return f"{model} {finished.where}{algorithm}"
 
 
 def size_and_time(finished: Finished[object], noun: str, usage: Usage) -> str:
@@ -93,10 +103,5 @@ def size_and_time(finished: Finished[object], noun: str, usage: Usage) -> str:
 
 
 def load_time(finished: Finished[object]) -> str:
-    """The time to load the model, which a second request in this process would not need."""
-    return f"(model loaded in {finished.load_seconds:.1f} s)"
-
-
-def count(number: int, noun: str) -> str:
-    """A number with its noun."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+    """The time to load the model, which a second request in this process would not need; empty for a server."""
+    return "" if finished.load_seconds is None else f" (model loaded in {finished.load_seconds:.1f} s)"

@@ -5,16 +5,29 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import typer
 
 from prefixwise.cli import request_options as option
-from prefixwise.cli.engine_options import with_engine_options
+from prefixwise.cli.engine_options import ENGINE_FLAGS, with_engine_options
 from prefixwise.cli.failures import MISUSED, CommandError, print_warning
-from prefixwise.cli.output import Column, label_name, probability, render_table, say, start_of, stdout_width, write_data
-from prefixwise.cli.read_inputs import check_sources, read_items, read_query
+from prefixwise.cli.output import (
+    Column,
+    count,
+    label_name,
+    probability,
+    render_table,
+    say,
+    start_of,
+    stdout_width,
+    write_data,
+)
+from prefixwise.cli.output_file import OutputFile
+from prefixwise.cli.read_inputs import ItemsSource, check_sources, read_query
 from prefixwise.cli.run_request import (
     MAX_NAMED,
-    count,
+    ask_server,
     load_time,
     print_debug,
     print_truncated,
@@ -22,14 +35,14 @@ from prefixwise.cli.run_request import (
     run_summary,
     size_and_time,
 )
+from prefixwise.cli.server_address import ApiKey, ServerAddress, Url, server_address
 from prefixwise.contract.request import SCORE_FIELDS
 from prefixwise.launch.options import EngineOptions
 
 if TYPE_CHECKING:
     from prefixwise.cli.run_request import Finished
-    from prefixwise.contract.request import ScoreMode, ScoreRequest
+    from prefixwise.contract.request import ScoreMode
     from prefixwise.contract.result import RankedItem, ScoreResult
-    from prefixwise.engine.engine import OnProgress, ScoringEngine
 
 _ONE_COLUMN_MODES = ("logit_diff", "sigmoid")
 _PROBABILITIES = ("softmax", "prob", "sigmoid")
@@ -41,6 +54,7 @@ class ShowOptions:
 
     top: int | None
     as_json: bool
+    output: OutputFile | None
     debug: bool
     quiet: bool
 
@@ -48,45 +62,46 @@ class ShowOptions:
 @with_engine_options
 @option.with_request_fields(fields=SCORE_FIELDS)
 def score(
+    context: typer.Context,
     query: option.ScoreQuery = None,
     query_file: option.QueryFile = None,
     items: option.Items = None,
     items_file: option.ItemsFile = None,
     items_format: option.ItemsFormatOption = None,
+    items_field: option.ItemsField = None,
     *,
     fields: Mapping[str, object],
     top: option.Top = None,
     as_json: option.ScoreAsJson = False,
+    output: option.Output = None,
+    output_format: option.OutputFormatOption = None,
     debug: option.Debug = False,
     quiet: option.Quiet = False,
+    url: Url = None,
+    api_key: ApiKey = None,
     engine: EngineOptions,
 ) -> None:
     """Score items against a query: how likely is each label after query + item? Best first.
 
-    Text is used as it is: a backslash is a backslash.
+    Text is used as it is: a backslash is a backslash. An example:
+
+    \b
+      prefixwise score -q "Review: " -i "I loved it." -i "It broke." \\
+        --suffix " Sentiment:" -l " positive" -l " negative" --softmax
     """
-    check_sources(query, query_file, items or (), items_file, items_format)
-    _check_labels(fields, engine)
-    if as_json and top is not None:
-        raise CommandError("--top is for the table: expected it without --json", status=MISUSED)
-    # The request is checked before the model is loaded, so a mistake is reported at once.
-    from prefixwise.contract.parse import parse_score_request
-
-    request = parse_score_request(
-        {
-            "query": read_query(query, query_file),
-            "items": read_items(items or (), items_file, items_format),
-            **fields,
-            "return_debug": True,  # the summary names the chosen algorithm
-        }
-    )
-    _run(request, engine, ShowOptions(top, as_json, debug, quiet))
+    source = ItemsSource("item", items or (), items_file, items_format, items_field)
+    check_sources(query, query_file, source)
+    server = server_address(context, url, api_key, ENGINE_FLAGS)
+    _check_labels(fields, None if server else engine)
+    show = ShowOptions(top, as_json, OutputFile.chosen(output, output_format), debug, quiet)
+    body = {"query": read_query(query, query_file), "items": source.read(), **fields}
+    _show(_ask(body, server, debug=debug) if server else _finish(body, engine, quiet=quiet), show)
 
 
-def _check_labels(fields: Mapping[str, object], options: EngineOptions) -> None:
-    """A classifier needs no labels: its classes are scored."""
+def _check_labels(fields: Mapping[str, object], options: EngineOptions | None) -> None:
+    """A classifier needs no labels: its classes are scored. `options` is None if a server knows that."""
     has_labels, has_ids = fields["labels"] is not None, fields["label_token_ids"] is not None
-    if has_labels != has_ids or (not has_labels and _is_classifier(options)):
+    if has_labels != has_ids or (not has_labels and (options is None or _is_classifier(options))):
         return
     got, hint = ("both", None) if has_labels else ("neither", 'for example: --label " yes" --label " no"')
     raise CommandError(f"expected --label or --label-token-id, got {got}", hint=hint, status=MISUSED)
@@ -100,15 +115,28 @@ def _is_classifier(options: EngineOptions) -> bool:
     return open_checkpoint(options.model).config.num_classes > 0  # reads headers only
 
 
-def _run(request: ScoreRequest, options: EngineOptions, show: ShowOptions) -> None:
-    def run(engine: ScoringEngine, on_progress: OnProgress | None) -> ScoreResult:
-        return engine.score(request, on_progress)
+def _finish(body: dict[str, object], options: EngineOptions, *, quiet: bool) -> Finished[ScoreResult]:
+    """The request is checked before the model is loaded, so a mistake is reported at once."""
+    from prefixwise.contract.parse import parse_score_request
 
-    finished = run_request(options, request.num_items, run, quiet=show.quiet)
+    request = parse_score_request({**body, "return_debug": True})  # the summary names the chosen algorithm
+    return run_request(
+        options, request.num_items, lambda engine, on_progress: engine.score(request, on_progress), quiet=quiet
+    )
+
+
+def _ask(body: dict[str, Any], server: ServerAddress, *, debug: bool) -> Finished[ScoreResult]:
+    return ask_server(server, len(body["items"]), lambda client: client.post_score({**body, "return_debug": debug}))
+
+
+def _show(finished: Finished[ScoreResult], show: ShowOptions) -> None:
     result = finished.result
+    if show.output is not None:
+        rows = result.to_dicts()
+        show.output.write([rows[each.index] for each in result.ranked()[: show.top]])
     if show.as_json:
-        write_data(score_json(result if show.debug else replace(result, debug=None)))
-    else:
+        write_data(score_json(result if show.debug else replace(result, debug=None), show.top))
+    elif show.output is None:
         write_data(score_table(result, show.top, stdout_width()))
     print_item_notes(result)
     if show.debug and not show.as_json:
@@ -117,9 +145,10 @@ def _run(request: ScoreRequest, options: EngineOptions, show: ShowOptions) -> No
         say(summary_line(finished), style="dim")
 
 
-def score_json(result: ScoreResult) -> str:
-    """The body of a `/v1/score` response, on one line."""
-    return json.dumps(result.to_json()) + "\n"
+def score_json(result: ScoreResult, top: int | None) -> str:
+    """The body of a `/v1/score` response, and `results`: the items best first, at most `top` of them. One line."""
+    ranked = [{"index": each.index, "item": each.item, "scores": each.scores} for each in result.ranked()[:top]]
+    return json.dumps({**result.to_json(), "results": ranked}) + "\n"
 
 
 def score_table(result: ScoreResult, top: int | None, width: int) -> str:
@@ -138,12 +167,17 @@ def score_table(result: ScoreResult, top: int | None, width: int) -> str:
 
 
 def _score_columns(result: ScoreResult, ranked: list[RankedItem]) -> list[Column]:
-    one_column = result.score_mode in _ONE_COLUMN_MODES
-    names = [result.score_mode] if one_column else [label_name(label) for label in result.labels]
     return [
-        Column(name, [_number(item.scores[position], result.score_mode) for item in ranked], align_right=True)
-        for position, name in enumerate(names)
+        Column(
+            label_name(name), [_number(item.scores[position], result.score_mode) for item in ranked], align_right=True
+        )
+        for position, name in enumerate(_column_names(result))
     ]
+
+
+def _column_names(result: ScoreResult) -> list[str]:
+    """The labels; some modes make one number of them all."""
+    return [result.score_mode] if result.score_mode in _ONE_COLUMN_MODES else list(result.labels)
 
 
 def _number(value: float, mode: ScoreMode) -> str:
@@ -156,7 +190,9 @@ def _item_text(item: RankedItem, width: int) -> str:
 
 
 def print_item_notes(result: ScoreResult) -> None:
-    """Print which items were truncated, and which have no score and why."""
+    """Print the warnings, which items were truncated, and which have no score and why."""
+    for warning in result.warnings:
+        print_warning(warning)
     print_truncated(result.truncated, len(result.scores), "item")
     for error in result.item_errors[:MAX_NAMED]:
         print_warning(f"no score: {error.message}")
@@ -169,4 +205,4 @@ def summary_line(finished: Finished[ScoreResult]) -> str:
     """Model, device, algorithm, and times."""
     result = finished.result
     ran = run_summary(result.model, finished, result.debug)
-    return f"{ran}: {size_and_time(finished, 'item', result.usage)} {load_time(finished)}"
+    return f"{ran}: {size_and_time(finished, 'item', result.usage)}{load_time(finished)}"

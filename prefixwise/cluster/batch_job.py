@@ -22,7 +22,7 @@ from typing import Any
 
 from prefixwise.batch.parts import Part, PartRecord
 from prefixwise.batch.storage import needed
-from prefixwise.batch.worker import PartScorer, PartTask
+from prefixwise.batch.worker import PartScorer, PartTask, RowScorer
 from prefixwise.cluster.connection import check_reachable
 from prefixwise.contract.errors import BatchError, PrefixwiseError
 from prefixwise.engine.engine import ScoringEngine
@@ -116,7 +116,7 @@ class PartWorker:
     def __init__(self, task: PartTask, open_engine: OpenEngine) -> None:
         self._scorer: PartScorer | PrefixwiseError
         try:
-            self._scorer = PartScorer(open_engine(), task)
+            self._scorer = PartScorer(RowScorer(open_engine(), task.defaults), task)
         except PrefixwiseError as error:
             self._scorer = error
 

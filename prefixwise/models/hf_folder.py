@@ -157,7 +157,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ModelLoadError(f"{path} is not JSON: {error}") from None
     if not isinstance(content, dict):
-        raise ModelLoadError(f"{path}: expected a JSON object, got {type(content).__name__}")
+        raise ModelLoadError(f"{path}: expected a JSON object, got {describe(content)}")
     return content
 
 

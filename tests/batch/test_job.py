@@ -16,7 +16,7 @@ from prefixwise.batch.job import BatchJob, BeginOptions, Finished, JobFiles, Tot
 from prefixwise.batch.parts import PartLimits, PartRecord
 from prefixwise.batch.requests import RowDefaults
 from prefixwise.batch.storage import read_bytes, write_file
-from prefixwise.batch.worker import PartScorer, PartTask
+from prefixwise.batch.worker import PartScorer, PartTask, RowScorer
 from prefixwise.contract.errors import BatchError
 from prefixwise.engine.engine import ScoringEngine
 from tests.batch.inputs import read_jsonl, rows, write_jsonl
@@ -42,7 +42,7 @@ def started(files: JobFiles, how: BeginOptions = FRESH, **options: object) -> Ba
 
 
 def score(job: BatchJob, engine: ScoringEngine) -> Iterator[PartRecord]:
-    scorer = PartScorer(engine, PartTask(job.manifest.files, DEFAULTS, job.parts))
+    scorer = PartScorer(RowScorer(engine, DEFAULTS), PartTask(job.manifest.files, DEFAULTS, job.parts))
     for part in job.missing:
         yield scorer.score(part)
     scorer.close()

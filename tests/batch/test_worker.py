@@ -21,7 +21,7 @@ from prefixwise.launch.options import EngineOptions
 from tests.batch.inputs import rows
 from tests.cli.fake_program import fake_engine
 
-LABELS = {"labels": ["y", "n"]}
+LABELS = {"labels": ["y", "z"]}
 DEFAULTS = RowDefaults(LABELS)
 
 

@@ -195,8 +195,8 @@ class TestFailures:
         ("body", "phrase"),
         [
             ([1, 2], "expected an object"),
-            ({}, "expected 2 rows of scores, got NoneType"),
-            ({"scores": "high"}, "expected 2 rows of scores, got str"),
+            ({}, "expected 2 rows of scores, got None"),
+            ({"scores": "high"}, r'expected 2 rows of scores, got "high" \(str\)'),
             ({"scores": [[0.5, 0.5]]}, "expected 2 rows of scores, got 1 rows"),
             ({"scores": [[0.5, 0.5]] * 3}, "expected 2 rows of scores, got 3 rows"),
             ({"scores": [[0.5, 0.5], [0.5]]}, r"expected 2 finite numbers in scores\[1\]"),

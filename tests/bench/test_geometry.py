@@ -98,3 +98,10 @@ def test_what_servers_tell_of_themselves() -> None:
     other = {"vocab_size": 7, "model": "a name", "multi_item_scoring_delimiter": 0}
     assert (vocab_size_of(other), delimiter_of(other)) == (7, 0)
     assert (vocab_size_of({}), delimiter_of({})) == (None, None)
+
+
+def test_large_requests_are_made_of_few_lists_and_still_have_queries_of_their_own() -> None:
+    large = maker(num_items=2, item_tokens=600_000)
+    first, second = large.request(0), large.request(1)
+    assert first["items"] is second["items"]
+    assert first["query"] != second["query"]

@@ -12,6 +12,7 @@ from prefixwise.bench.server_facts import (
     lasting_config,
     served_names,
     server_config,
+    server_summary,
     without_secrets,
 )
 
@@ -41,6 +42,13 @@ DECLARED = {
 def test_what_our_server_says_and_what_is_declared_stand_side_by_side() -> None:
     config = server_config(OURS, DECLARED, "http://here")
     assert config == {**OURS["configuration"], **DECLARED, "declared": DECLARED, "base_url": "http://here"}
+
+
+def test_a_server_is_one_line_of_what_it_says() -> None:
+    ours = {"model": {"name": "m"}, "devices": {"backend": "torch", "device": "cpu", "dtype": "float32"}, "stats": {}}
+    assert server_summary(ours) == "m, torch, cpu, float32"
+    assert server_summary(THEIRS) == "Qwen/Qwen3-0.6B"
+    assert server_summary({"version": 7}) == "its model and device are not reported"
 
 
 def test_of_others_the_figures_and_secrets_are_left_out_and_their_word_counts() -> None:

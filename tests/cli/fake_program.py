@@ -1,7 +1,7 @@
 """The program with a model of simple arithmetic in place of a real one.
 
-Run it as `python -m tests.cli.fake_program`. It starts in under a second, so that what a process shows on its
-streams can be tested often.
+Run it as `python -m tests.cli.fake_program`, also with `serve`. It starts in under a second, so that what a process
+shows on its streams can be tested often.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import tempfile
 from pathlib import Path
 
 from prefixwise.backends.fake import FakeBackend
-from prefixwise.cli import run_request
 from prefixwise.cli.main import main
 from prefixwise.engine.engine import ScoringEngine
 from prefixwise.engine.scheduler import Scheduler
+from prefixwise.launch import loading
 from prefixwise.launch.loading import OnProgram
 from prefixwise.launch.options import EngineOptions
 from prefixwise.models.hf_folder import read_tokenizer_folder
@@ -57,5 +57,5 @@ def choose_profile(options: EngineOptions) -> ProfileChoice:
 
 
 if __name__ == "__main__":
-    setattr(run_request, "open_engine", fake_engine)  # noqa: B010
+    setattr(loading, "load_engine", fake_engine)  # noqa: B010
     main()

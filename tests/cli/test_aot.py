@@ -30,7 +30,7 @@ CONFIG = {
     "tie_word_embeddings": True,
     "max_position_embeddings": 300,
 }
-SMALL = ("--prefix-tokens", "130", "--items", "8", "--item-tokens", "5")
+SMALL = ("--prefix-tokens", "130", "--num-items", "8", "--item-tokens", "5")
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def test_a_table_with_the_programs_that_do_not_fit(
         (("--model", "Qwen3-0.6B", "--topology", "v3:2x2"), 1, "error: topology must be a generation (v5e or v6e)"),
         (("--model", "Qwen3-0.6B", "--topology", "v6e:1x1", "--tp-size", "2"), 1, "tp_size=2 need 2 devices, got 1"),
         (("--model", "Qwen3-0.6B", "--attention", "hopper"), 1, "error: attention 'hopper' cannot run here"),
-        (("--model", "Qwen3-0.6B", "--items", "0"), 2, "--items"),
+        (("--model", "Qwen3-0.6B", "--num-items", "0"), 2, "--num-items"),
         (("--model", "Qwen3-0.6B", "--dtype", "int8"), 2, "--dtype"),
         (("--model", "Qwen3-0.6B", "--prefix-tokens", "99999"), 1, "hint: prefixwise aot --help lists the options"),
         ((), 2, "error: Missing option '--model'."),

@@ -22,8 +22,8 @@ from tests.batch.inputs import read_jsonl, rows, write_jsonl
 from tests.cli.conftest import REAL_PROGRAM, RunMain, plain_environment, run_on_terminal, run_process
 from tests.cli.fake_program import fake_engine
 
-LABELS = ("--label", "y", "--label", "n")
-FAKE = (*LABELS, "--backend", "fake")  # its scores are arithmetic, and all around it is real
+LABELS = ("--label", "y", "--label", "z")
+FAKE = ("--label", " y", "--label", " n", "--backend", "fake")  # its scores are arithmetic, and all else is real
 BAD = {"id": "bad", "query": 5, "items": ["a"]}
 
 
@@ -47,7 +47,8 @@ def arguments(tmp_path: Path) -> tuple[str, ...]:
 def test_it_scores_and_says_how_much(run_main: RunMain, arguments: tuple[str, ...], tmp_path: Path) -> None:
     ran = run_main(*arguments)
     assert (ran.status, ran.out) == (0, "")
-    assert ran.err == f"{tmp_path}/out.jsonl is written: 11 rows, 20 items scored, 1 rows failed\n"
+    failed = f"1 row failed: see {tmp_path}/out.jsonl.errors.jsonl"
+    assert ran.err == f"{tmp_path}/out.jsonl is written: 11 rows, 20 items scored, {failed}\n"
     assert [row["id"] for row in read_jsonl(tmp_path / "out.jsonl")] == [f"row-{number}" for number in range(10)]
     assert [row["id"] for row in read_jsonl(tmp_path / "out.jsonl.errors.jsonl")] == ["bad"]
 
@@ -85,10 +86,19 @@ def test_csv_in_and_csv_out(run_main: RunMain, tmp_path: Path) -> None:
 def test_rows_with_documents_are_reranked_and_warnings_told_once(run_main: RunMain, tmp_path: Path) -> None:
     bodies = [{"query": "q", "documents": ["a", "b"]}] * 3
     path = write_jsonl(tmp_path / "in.jsonl", bodies)
-    ran = run_main("batch", "--input", str(path), "--output", str(tmp_path / "out.jsonl"), "--top-n", "1")
+    ran = run_main("batch", "--input", str(path), "--output", str(tmp_path / "out.jsonl"), "--top", "1")
     assert ran.status == 0
     assert ran.err.count("warning: no reranker profile is known") == 1
     assert [len(row["results"]) for row in read_jsonl(tmp_path / "out.jsonl")] == [1, 1, 1]
+
+
+def test_few_warnings_are_shown_of_many(run_main: RunMain, tmp_path: Path) -> None:
+    bodies = [{**row, f"field_{number}": 1} for number, row in enumerate(rows(9))]
+    path = write_jsonl(tmp_path / "in.jsonl", bodies)
+    ran = run_main("batch", "--input", str(path), "--output", str(tmp_path / "out.jsonl"), *LABELS, "--quiet")
+    first, *_, last = lines = ran.err.splitlines()
+    assert (len(lines), first) == (6, 'warning: the field "field_0" is unknown and was ignored')
+    assert last == "warning: there are more warnings, which are not shown"
 
 
 def test_parquet_in_and_parquet_out(run_main: RunMain, tmp_path: Path) -> None:
@@ -107,7 +117,7 @@ def test_a_job_of_failures_alone_has_failed(run_main: RunMain, tmp_path: Path) -
     path = write_jsonl(tmp_path / "in.jsonl", [BAD, BAD])
     ran = run_main("batch", "--input", str(path), "--output", str(tmp_path / "out.jsonl"), *LABELS)
     assert ran.status == 1
-    assert "error: none of the 2 rows could be scored; the error file says why" in ran.err
+    assert f"error: none of the 2 rows could be scored: see {tmp_path}/out.jsonl.errors.jsonl" in ran.err
 
 
 def test_too_many_failures_stop_the_job_which_can_be_resumed(
@@ -212,7 +222,7 @@ class TestProcesses:
         assert "0 failed" in ran.err
 
     def test_quiet_says_nothing(self, arguments: tuple[str, ...]) -> None:
-        ran = run_process([*REAL_PROGRAM, *arguments, "--backend", "fake", "--quiet"])
+        ran = run_process([*REAL_PROGRAM, *arguments[: -len(LABELS)], *FAKE, "--quiet"])
         assert (ran.status, ran.out, ran.err) == (0, "", "")
 
     @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

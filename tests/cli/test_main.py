@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -22,7 +23,7 @@ from tests.cli.conftest import (
 
 SCRIPT = str(Path(sys.executable).with_name("prefixwise"))
 LOADED_MESSAGE = "INFO prefixwise: fake model loaded"
-SCORE = ("score", "--query", "Is this a fox? ", "--label", "y", "--label", "n")
+SCORE = ("score", "--query", "Is this a fox? ", "--label", "y", "--label", "z")
 
 # Every line of standard input is a command, and has a process of its own that has imported the program alone.
 HEAVY_MODULES_AFTER = """
@@ -43,6 +44,13 @@ heavy = ("torch", "jax", "tokenizers", "huggingface_hub", "gguf", "starlette", "
 ours = ("prefixwise.cli.bench_verbs", "prefixwise.cli.ops.verbs", "prefixwise.bench.remote")
 others = ("httpx", "ray", "pyarrow", *ours)
 print([name for name in (*heavy, *others) if name in sys.modules], file=sys.stderr)
+"""
+
+
+ONLY_THE_ENTRY = """
+import sys, prefixwise.__main__
+assert "typing" not in sys.modules  # which takes longer than all the rest
+print(*sorted(name for name in sys.modules if name.startswith("prefixwise")))
 """
 
 
@@ -72,8 +80,8 @@ def test_scoring_imports_what_it_needs_and_no_more(checkpoint_of: Callable[[str]
 def test_a_group_is_found_and_explained_when_it_is_called(run_main: RunMain, group: str) -> None:
     ran = run_main(group, "--help")
     assert ran.status == 0
-    purpose = next(line for line in run_main("--help").out.splitlines() if f" {group} " in line)
-    first_words = " ".join(purpose.split()[2:5])
+    purpose = next(line for line in run_main("--help").out.splitlines() if line.startswith(f"  {group} "))
+    first_words = " ".join(purpose.split()[1:4])
     assert first_words in " ".join(ran.out.split())
     assert run_main(group, "nothing").status == 2
 
@@ -106,7 +114,7 @@ def test_without_a_verb_it_prints_its_help(run_main: RunMain) -> None:
         (("score", "--top", "0"), "error: Invalid value for '--top'", "hint: prefixwise score --help"),
         (("score", "--dtype", "x"), "error: Invalid value for '--dtype'", "hint: prefixwise score --help"),
         (("score", "--profile", "x"), "error: No such option: --profile", "hint: prefixwise score --help"),
-        (("rerank", "--top-n", "0"), "error: Invalid value for '--top-n'", "hint: prefixwise rerank --help"),
+        (("rerank", "--top", "0"), "error: Invalid value for '--top'", "hint: prefixwise rerank --help"),
         (("score", "--mask", "x"), "error: Invalid value for '--mask'", "hint: prefixwise score --help"),
         (("--log-level", "loud", "score"), "error: Invalid value for '--log-level'", "hint: prefixwise --help"),
     ],
@@ -160,6 +168,52 @@ def test_ctrl_c_exits_130_without_a_trace(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
     assert (process.returncode, out, err) == (130, b"", b"")
+
+
+def test_ctrl_c_during_the_imports_exits_130_without_a_trace(tmp_path: Path) -> None:
+    """The first package that the program imports, typer, is one that waits."""
+    fifo = tmp_path / "importing"
+    os.mkfifo(fifo)
+    (tmp_path / "typer.py").write_text(f"open({str(fifo)!r}).read()\n")
+    environment = plain_environment(PYTHONPATH=str(tmp_path))
+    process = subprocess.Popen(
+        [*REAL_PROGRAM, "--version"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
+    )
+    with fifo.open("wb"):  # opens as soon as the import has begun
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (130, b"", b"")
+
+
+def test_nothing_but_the_interpreter_s_own_start_comes_before_an_interrupt_is_handled() -> None:
+    ran = run_process(
+        [sys.executable, "-S", "-c", ONLY_THE_ENTRY], PYTHONPATH=str(Path(prefixwise.__file__).parents[1])
+    )
+    assert (ran.status, ran.err) == (0, "")
+    assert ran.out.split() == ["prefixwise", "prefixwise.__main__", "prefixwise._version"]
+
+
+@pytest.mark.parametrize("spelling", [("--top-n", "1"), ("--top-n=1",)])
+def test_a_former_spelling_works_with_a_note(run_main: RunMain, spelling: tuple[str, ...]) -> None:
+    command = ("rerank", "-q", "fox?", "-d", "a", "-d", "b", "--quiet")
+    old, new = run_main(*command, *spelling), run_main(*command, "--top", "1")
+    assert (old.status, old.out) == (0, new.out)
+    assert old.err == f"note: --top-n is deprecated; use --top\n{new.err}"
+    assert run_main("score", "-q", "--top-n", "-i", "x", "-l", "y", "--quiet").err == ""  # a text, no option
+    assert run_main("profiles", "--top-n", "1").err.startswith("error: No such option: --top-n")
+
+
+def test_the_line_for_programs_is_written_where_one_reads_or_asks(
+    run_main: RunMain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    piped = run_main("bench", "schema")
+    assert "score-matrix" in json.loads(piped.out)["schemas"]
+    monkeypatch.setattr("prefixwise.cli.bench_common.is_read_by_program", lambda: False)
+    shown = run_main("bench", "schema")
+    assert (shown.status, shown.out, shown.err) == (0, "", piped.err)
+    assert run_main("bench", "schema", "--json") == piped
+    assert run_main("bench", "schema") == shown
+    assert json.loads(run_main("bench", "schema", "score-matrix").out)["type"] == "object"
 
 
 def test_a_reader_that_stops_is_no_error() -> None:

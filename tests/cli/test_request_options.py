@@ -80,7 +80,7 @@ def test_an_option_of_both_tables_is_one_option() -> None:
     assert (score["algorithm"], rerank["algorithm"]) == ("serial", "serial")
 
 
-@pytest.mark.parametrize("args", [("--tokenization", "words"), ("--top-n", "0"), ("--label-token-id", "x")])
+@pytest.mark.parametrize("args", [("--tokenization", "words"), ("--top", "0"), ("--label-token-id", "x")])
 def test_a_wrong_value_is_refused(args: tuple[str, ...]) -> None:
     with pytest.raises(ValueError, match="Invalid value"):
         read(*args)

@@ -35,7 +35,7 @@ TWO_CHUNKS = "fox " * 60  # does not fit once, does twice
 @pytest.mark.parametrize(
     ("args", "fields"),
     [
-        (("--top-n", "2"), {"top_n": 2}),
+        (("--top", "2"), {"top_n": 2}),
         (("--instruction", "Is it a dog?"), {"instruction": "Is it a dog?"}),
         (("--max-tokens-per-doc", "2"), {"max_tokens_per_doc": 2}),
         (("-d", TWO_CHUNKS), {"documents": [*DOCUMENTS, TWO_CHUNKS]}),
@@ -303,7 +303,7 @@ def test_the_summary_names_what_ran_and_quiet_drops_it(run_main: RunMain) -> Non
 
 
 def test_cut_documents_are_noted_on_stderr(run_main: RunMain) -> None:
-    ran = run_main("rerank", *WITH_DOCUMENTS, "--max-tokens-per-doc", "2", "--top-n", "1", "--quiet")
+    ran = run_main("rerank", *WITH_DOCUMENTS, "--max-tokens-per-doc", "2", "--top", "1", "--quiet")
     assert ran.err.splitlines()[1:] == ["warning: 3 of 3 documents cut to 2 tokens: index 0, 1, 2"]
 
 

@@ -38,10 +38,10 @@ from tests.cli.sample_request import INPUT, ITEMS, QUERY, TOO_LONG, WITH_LABELS,
         (("--suffix", r"\n"), {"suffix": r"\n"}),
         (("--tokenization", "joint"), {"tokenization": "joint"}),
         (("--max-tokens-per-item", "2"), {"max_tokens_per_item": 2}),
-        (("--label", "q"), {"labels": ["y", "n", "q"]}),
+        (("--label", "q"), {"labels": ["y", "z", "q"]}),
         (
             ("--label-scoring", "sequence", "--label", "perhaps"),
-            {"label_scoring": "sequence", "labels": ["y", "n", "perhaps"]},
+            {"label_scoring": "sequence", "labels": ["y", "z", "perhaps"]},
         ),
         (
             ("--item", TOO_LONG, "--on-item-error", "report"),
@@ -123,7 +123,20 @@ def test_a_classifier_needs_no_labels(
             ("-q", "x", "-i", "y", "--items-format", "jsonl"),
             "error: --items-format is for --items-file, which was not given",
         ),
-        ((*WITH_LABELS, "--json", "--top", "1"), "error: --top is for the table: expected it without --json"),
+        (
+            (*WITH_LABELS, "--items-field", "text"),
+            "error: --items-field is for --items-file, which was not given",
+        ),
+        (
+            (*WITH_LABELS, "--items-file", "x.txt", "--items-field", "text"),
+            "error: --items-field: a file of lines has no fields",
+        ),
+        ((*WITH_LABELS, "--output-format", "csv"), "error: --output-format is for --output, which was not given"),
+        (
+            (*WITH_LABELS, "--output", "scores.xml"),
+            "error: --output scores.xml: expected a name that ends in .csv, .tsv, .jsonl, .parquet, .ndjson, or "
+            "--output-format",
+        ),
     ],
 )
 def test_options_that_do_not_go_together_are_a_usage_error(
@@ -230,7 +243,9 @@ def test_the_embedded_model_scores_standard_input() -> None:
     command = [*REAL_PROGRAM, "score", "-q", "Is this about food? ", "--items-file", "-", *labels, *how]
     ran = run_process(command, stdin=b"pizza\ntax law\n", OMP_NUM_THREADS=num_threads())
     assert ran.status == 0, ran.err
-    assert ran.out == json.dumps(direct.to_json()) + "\n"
+    body = json.loads(ran.out)
+    assert [each["item"] for each in body.pop("results")] == [each.item for each in direct.ranked()]
+    assert body == json.loads(json.dumps(direct.to_json()))
     assert ran.err.startswith("SmolLM2-135M-Instruct")
     assert "float32, serial: 2 items" in ran.err
 
@@ -283,6 +298,17 @@ def test_top_keeps_the_best(run_main: RunMain) -> None:
     ran = run_main("score", *WITH_LABELS, "--top", "2")
     assert [row.split() for row in ran.out.splitlines()] == [row.split() for row in every_row[:3]]
     assert "3 items" in ran.err
+
+
+def test_json_has_the_texts_best_first_and_top_keeps_the_best(run_main: RunMain) -> None:
+    every = json.loads(run_main("score", *WITH_LABELS, "--json").out)
+    best = json.loads(run_main("score", *WITH_LABELS, "--json", "--top", "2").out)
+    assert best["results"] == every["results"][:2]
+    assert best["scores"] == every["scores"]
+    assert sorted(each["item"] for each in every["results"]) == sorted(ITEMS)
+    firsts = [each["scores"][0] for each in every["results"]]
+    assert firsts == sorted(firsts, reverse=True)
+    assert all(every["scores"][each["index"]] == each["scores"] for each in every["results"])
 
 
 def test_the_summary_names_what_ran_and_quiet_drops_it(run_main: RunMain) -> None:

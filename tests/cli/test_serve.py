@@ -67,3 +67,23 @@ def test_where_it_cannot_be_imported_the_server_goes_on_without(
 def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CommandError, match="--reports-dir must be a folder, got"):
         serve._report_source(ServerOptions(reports_dir=str(tmp_path / "none")))
+
+
+@pytest.mark.parametrize(
+    ("given", "device", "accelerator", "cores", "expected"),
+    [
+        (None, "auto", False, 64, 0),  # on a CPU the model needs the cores
+        (None, "cpu", True, 64, 0),
+        (None, "auto", True, 2, 1),
+        (None, "auto", True, 12, 3),
+        (None, "cuda:1", False, 64, 4),
+        (0, "cuda", True, 64, 0),
+        (7, "cpu", False, 2, 7),
+    ],
+)
+def test_http_workers_follow_device_and_cores(
+    given: int | None, device: str, accelerator: bool, cores: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serve, "has_accelerator", lambda: accelerator)
+    monkeypatch.setattr(serve, "num_cores", lambda: cores)
+    assert serve.num_http_workers(given, device) == expected

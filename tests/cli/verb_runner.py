@@ -7,13 +7,14 @@ from collections.abc import Callable
 import pytest
 import typer
 
+from prefixwise.cli.commands import Verbs
 from prefixwise.cli.failures import CommandError, report_failure
 from prefixwise.contract.errors import PrefixwiseError
 from tests.cli.conftest import Ran
 
 
 def run_verb(verb: Callable[..., None], capsys: pytest.CaptureFixture[str], *args: str) -> Ran:
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app = Verbs()
     app.command()(verb)
     capsys.readouterr()  # what was said before is not the verb's
     try:

@@ -352,7 +352,7 @@ def test_a_size_that_is_no_number_is_one_clear_error(llama: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [("{", "config.json is not JSON"), ("[]", "config.json: expected a JSON object, got list")],
+    [("{", "config.json is not JSON"), ("[]", r"config.json: expected a JSON object, got \[\] \(list\)")],
 )
 def test_a_broken_config_is_one_clear_error(llama: Path, content: str, message: str) -> None:
     (llama / "config.json").write_text(content)

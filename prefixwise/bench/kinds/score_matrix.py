@@ -344,7 +344,7 @@ def matrix_report(matrix: ScoreMatrix, name: str = "") -> Report:
     guardrail = matrix.summary.guardrail_ratio
     rails = {backend: guardrail * min(best) if best else None}
     charts = Charts((throughput_of(points[THROUGHPUT]), p95_of(points[P95], rails, guardrail)))
-    failures = _failures([*matrix.results, *matrix.confirm_results])
+    failures = failure_lines([*matrix.results, *matrix.confirm_results])
     facts = [(key, Cell(str(value), "code")) for key, value in {**matrix.hardware, **matrix.server_config}.items()]
     confirmed = rows_table("Measured again", matrix.confirm_results)
     sections = [
@@ -408,7 +408,7 @@ def _reasons(row: MatrixRow) -> str:
     return ", ".join(f"{count} x {reason}" for reason, count in row.failure_reason_counts.items())
 
 
-def _failures(rows: Sequence[MatrixRow]) -> list[str]:
+def failure_lines(rows: Sequence[MatrixRow]) -> list[str]:
     """One line for each row with a failed run, with the message of its first one."""
     lines = []
     for row in rows:

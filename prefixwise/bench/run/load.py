@@ -38,7 +38,7 @@ MOST_SECONDS = 120.0  # that a probe is lengthened to
 TRIES = 2
 
 
-_MAX_STRIDES = 12  # doublings or halvings: a factor of 4096 either way
+_MAX_STRIDES = 12  # with doublings or halvings a factor of 4096 either way
 
 
 def probe_length(rate_qps: float, length: PhaseLength, min_arrivals: int = MIN_ARRIVALS) -> PhaseLength:
@@ -50,11 +50,12 @@ def probe_length(rate_qps: float, length: PhaseLength, min_arrivals: int = MIN_A
 
 
 async def find_rate(
-    is_met: Callable[[float], Awaitable[bool]], first: float, *, precision: float = 1.05
+    is_met: Callable[[float], Awaitable[bool]], first: float, *, precision: float = 1.05, stride: float = 2.0
 ) -> float | None:
     """The highest rate tried that met the bound, None where none did. The border is at most a factor `precision`
-    above it, unless no rate was found that is too high."""
-    low, high = await _find_border(is_met, first)
+    above it, unless no rate was found that is too high. `stride`: the factor between rates until there is a border;
+    a small one is faster where `first` is close to it."""
+    low, high = await _find_border(is_met, first, stride)
     while low is not None and high is not None and high / low > precision:
         middle = sqrt(low * high)
         if await is_met(middle):
@@ -64,12 +65,14 @@ async def find_rate(
     return low
 
 
-async def _find_border(is_met: Callable[[float], Awaitable[bool]], first: float) -> tuple[float | None, float | None]:
-    """A rate that is met and one that is not, a factor of two apart; None for what was not found."""
+async def _find_border(
+    is_met: Callable[[float], Awaitable[bool]], first: float, stride: float
+) -> tuple[float | None, float | None]:
+    """A rate that is met and one that is not, a factor of `stride` apart; None for what was not found."""
     met = await is_met(first)
     rate = first
     for _ in range(_MAX_STRIDES):
-        following = rate * 2 if met else rate / 2
+        following = rate * stride if met else rate / stride
         if await is_met(following) != met:
             return (rate, following) if met else (following, rate)
         rate = following
@@ -90,6 +93,7 @@ class LoadPlan:
     concurrency: int | None = None  # closed
     bound_ms: float | None = None
     search: bool = False
+    stride: float = 2.0  # of a search
     min_arrivals: int = MIN_ARRIVALS  # of a probe of a search
     seed: int = 0
     client_processes: int = 1
@@ -200,7 +204,7 @@ class LoadRun:
                     return True
             return False
 
-        await find_rate(is_met, plan.rate_qps)
+        await find_rate(is_met, plan.rate_qps, stride=plan.stride)
         return self._best_so_far()
 
     def _best_so_far(self) -> _Measured:

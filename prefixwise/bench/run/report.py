@@ -16,6 +16,7 @@ from prefixwise.bench.render.html import report_html
 from prefixwise.contract.errors import ArtifactError
 
 MAX_FILE_BYTES = 64 * 2**20
+SAMPLE_FOLDER = Path(__file__).parents[1] / "sample"  # measured with this package
 _MAX_DEPTH = 3  # folders within the folder
 
 
@@ -27,10 +28,10 @@ def report_of(artifact: Artifact, name: str) -> Report:
 
 
 class ReportFolder:
-    """The artifacts in a folder, if there is one. Only files that it lists can be shown."""
+    """The artifacts in a folder, or a sample if None. Only files that it lists can be shown."""
 
     def __init__(self, folder: Path | None) -> None:
-        self._folder = None if folder is None else folder.resolve()
+        self._folder = (folder or SAMPLE_FOLDER).resolve()
         self._kinds: dict[tuple[Path, int, int], ArtifactKind | None] = {}  # by path, time and size
 
     def artifacts(self) -> list[dict[str, object]]:
@@ -69,8 +70,6 @@ class ReportFolder:
         return _html(partial(kind.report, artifact, name), name)
 
     def _found(self) -> Iterator[tuple[str, Path, ArtifactKind]]:
-        if self._folder is None:
-            return
         for path in sorted(self._folder.rglob("*.json")):
             name = path.relative_to(self._folder)
             if len(name.parts) <= _MAX_DEPTH + 1 and path.is_file() and path.resolve().is_relative_to(self._folder):

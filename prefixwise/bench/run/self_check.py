@@ -44,7 +44,8 @@ class ModelTokens:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        return ("--labels", ",".join(map(str, self.labels)), "--delimiter", str(self.delimiter))
+        labels = ",".join(map(str, self.labels))
+        return ("--label-token-ids", labels, "--delimiter-token-id", str(self.delimiter))
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ def _phases_of_backend(options: SelfCheckOptions, tokens: ModelTokens, backend: 
 def _matrix(options: SelfCheckOptions, name: str, view: str) -> Command:
     stem = f"{name}_{view}_matrix"
     arguments = (
-        *("bench", "matrix", "--backend-name", name, "--base-url", URL, "--evaluation-view", view),
+        *("bench", "matrix", "--backend-name", name, "--url", URL, "--evaluation-view", view),
         *("--workload-json", options.file(WORKLOAD_FILE)),
         *("--client-chunk-sizes", ",".join(map(str, options.client_chunk_sizes))),
         *("--timed-runs", str(options.timed_runs), "--timed-runs-confirm", str(options.timed_runs)),
@@ -143,7 +144,7 @@ def _endpoint(options: SelfCheckOptions, tokens: ModelTokens, name: str, mode: s
 def _load(options: SelfCheckOptions, tokens: ModelTokens, name: str, mode: str, pace: tuple[str, ...]) -> Command:
     made = f"{name}_{mode}_load.json"
     arguments = (
-        *("bench", "load", "--base-url", URL, "--mode", mode, *pace, *options.geometry),
+        *("bench", "load", "--url", URL, "--mode", mode, *pace, *options.geometry),
         *("--label-token-ids", ",".join(map(str, tokens.labels))),
         *("--num-requests", "10", "--warmup-requests", "2", "--p99-bound-ms", "60000"),
         *("--output-json", options.file(made)),

@@ -48,7 +48,7 @@ def bench_check(
         reports.append(check_file(path, kinds, is_artifact=is_named))
         if not as_json:
             _report_findings(reports[-1], verbose)
-    last_line(_json(reports, with_files=as_json))
+    last_line(_json(reports, with_files=as_json), asked=as_json)
     if not all(report.is_valid for report in reports):
         raise typer.Exit(FAILED)
 

@@ -28,7 +28,7 @@ QueryTokens = Annotated[int | None, typer.Option(metavar="N", min=1, help="Token
 NumItems = Annotated[int | None, typer.Option(metavar="N", min=1, help="Items of a request; the geometry's.")]
 ItemTokens = Annotated[int | None, typer.Option(metavar="N", min=0, help="Tokens of an item; the geometry's.")]
 LabelTokenIds = Annotated[
-    str | None, typer.Option(metavar="ID,ID", help="Labels; 9454,2753, or 0,1 where the vocabulary is too small.")
+    str | None, typer.Option(metavar="ID,ID,...", help="Labels; 9454,2753, or 0,1 where the vocabulary is too small.")
 ]
 VocabSize = Annotated[int | None, typer.Option(metavar="N", min=1, help="Ids are below it; as the server says.")]
 

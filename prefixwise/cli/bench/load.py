@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Mode = Literal["open", "closed"]
 _USUAL_SECONDS = 30.0
 
-BaseUrl = Annotated[str, typer.Option(metavar="URL", help="The server, with or without /v1/score.")]
+Url = Annotated[str, typer.Option(metavar="URL", help="The server, with or without /v1/score.")]
 ModeOption = Annotated[
     Mode,
     typer.Option(
@@ -92,7 +92,7 @@ Output = Annotated[Path | None, typer.Option("--output-json", metavar="FILE", he
 
 
 def bench_load(
-    base_url: BaseUrl = "http://127.0.0.1:30000",
+    url: Url = "http://127.0.0.1:30000",
     mode: ModeOption = "open",
     rate: Rate = None,
     concurrency: Concurrency = None,
@@ -129,7 +129,7 @@ def bench_load(
     length = _length(duration_sec, num_requests), _warmup(warmup_sec, warmup_requests)
     plan = _plan(mode, rate or shape.rate_qps, concurrency, *length, p99_bound_ms, find_rate, min_arrivals, seed)
     plan = _with_client_processes(plan, client_processes)
-    info, target = _server(base_url, timeout_sec, max_in_flight, api_key)
+    info, target = _server(url, timeout_sec, max_in_flight, api_key)
     tokens = (label_token_ids, vocab_size, distinct_queries, seed)
     _run(target, _maker(shape, info, *tokens), plan, info, output_json)
 
@@ -208,13 +208,13 @@ def _warmup(seconds: float | None, requests: int | None) -> PhaseLength | None:
 
 
 def _server(
-    base_url: str, timeout_sec: float, max_in_flight: int | None, api_key: str | None
+    url: str, timeout_sec: float, max_in_flight: int | None, api_key: str | None
 ) -> tuple[dict[str, Any], LoadTarget]:
     """The server's report and the load target. Raises UnreachableError where there is no server."""
     from prefixwise.bench.client import ScoreClient
     from prefixwise.bench.run.load_driver import LoadTarget
 
-    with ScoreClient(base_url, timeout_sec=timeout_sec, api_key=api_key) as client:
+    with ScoreClient(url, timeout_sec=timeout_sec, api_key=api_key) as client:
         client.check_reachable()
         target = LoadTarget(client.base_url, timeout_sec, max_in_flight or LoadTarget.max_in_flight, api_key)
         return print_server_info(client), target

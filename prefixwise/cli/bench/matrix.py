@@ -17,7 +17,7 @@ from prefixwise.cli.bench_common import (
     last_line,
     print_server_info,
 )
-from prefixwise.cli.failures import FAILED, MISUSED, CommandError
+from prefixwise.cli.failures import FAILED, MISUSED, CommandError, print_warning
 from prefixwise.cli.flags import finite
 from prefixwise.cli.output import say
 from prefixwise.cli.progress import step_progress
@@ -33,7 +33,7 @@ DEFAULT_URL = "http://127.0.0.1:30000"
 class Target:
     """The server and the request."""
 
-    base_url: str
+    url: str
     api_key: str | None
     workload_json: Path
     request_id: str | None
@@ -73,11 +73,14 @@ class Output:
 
 def matrix(
     workload_json: Annotated[Path, typer.Option(metavar="FILE", help="What `prefixwise bench workload` wrote.")],
-    backend_name: Annotated[Literal["jax", "pytorch"], typer.Option(help="What the server runs on.")],
+    backend_name: Annotated[
+        Literal["jax", "pytorch"], typer.Option(metavar="NAME", help="What the server runs on: jax or pytorch.")
+    ],
     output_json: OutputJson,
-    base_url: Annotated[str, typer.Option(metavar="URL", help="The server: any that speaks /v1/score.")] = DEFAULT_URL,
+    url: Annotated[str, typer.Option(metavar="URL", help="The server: any that speaks /v1/score.")] = DEFAULT_URL,
     evaluation_view: Annotated[
-        Literal["portable", "best_native"], typer.Option(help="The server as all have it, or with its best settings.")
+        Literal["portable", "best_native"],
+        typer.Option(metavar="NAME", help="portable: the server as all have it; best_native: with its best settings."),
     ] = "portable",
     client_chunk_sizes: Annotated[
         str, typer.Option(metavar="N,N,...", help="Items in one call.")
@@ -170,7 +173,7 @@ def matrix(
     )
     _measure(
         options,
-        Target(base_url, api_key, workload_json, request_id, tuple(server_config_note or ())),
+        Target(url, api_key, workload_json, request_id, tuple(server_config_note or ())),
         Output(output_json, output_markdown, resume, overwrite),
     )
 
@@ -202,7 +205,7 @@ def _measure(options: SweepOptions, target: Target, output: Output) -> None:
     workload = read_artifact(target.workload_json, Workload)
     request = choose_request(workload, target.request_id)
     begun = new_matrix(target.workload_json, workload, request, options)
-    with ScoreClient(target.base_url, timeout_sec=options.timeout_sec, api_key=target.api_key) as client:
+    with ScoreClient(target.url, timeout_sec=options.timeout_sec, api_key=target.api_key) as client:
         client.check_reachable()
         model = describe_server(begun, options, client, print_server_info(client))
         for note in begun.notes:
@@ -233,7 +236,7 @@ def _run(sweep: MatrixSweep) -> None:
 
 def _report(done: ScoreMatrix, output_json: Path) -> None:
     """The tables, the last line, and the status."""
-    from prefixwise.bench.kinds.score_matrix import rows_table
+    from prefixwise.bench.kinds.score_matrix import failure_lines, rows_table
     from prefixwise.bench.render.terminal import terminal_lines
 
     tables = (*rows_table("sweep", done.results), *rows_table("confirmed", done.confirm_results))
@@ -241,6 +244,8 @@ def _report(done: ScoreMatrix, output_json: Path) -> None:
         say(line)
     final = done.summary.final_recommendation.selected
     rows = [*done.results, *done.confirm_results]
+    for failure in failure_lines(rows)[:1]:
+        print_warning(failure)
     if any(row.status != "ok" for row in rows):
         say("hint: the same command with --resume measures the rows that failed again, and no others")
     last_line(

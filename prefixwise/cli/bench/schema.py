@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated
 
 import typer
 
 from prefixwise.cli.bench_common import last_line
 from prefixwise.cli.failures import MISUSED, CommandError
-from prefixwise.cli.output import say
+from prefixwise.cli.output import say, write_data
 
 Name = Annotated[str | None, typer.Argument(metavar="NAME", help="Of an artifact; all names when left out.")]
 
@@ -27,4 +28,4 @@ def bench_schema(name: Name = None) -> None:
         found = kind_named(name)
     except ArtifactError as error:
         raise CommandError(str(error), status=MISUSED) from None
-    last_line(json_schema(found))
+    write_data(json.dumps(json_schema(found)) + "\n")

@@ -16,7 +16,7 @@ Model = Annotated[
 ]
 LabelTokenIds = Annotated[
     str | None,
-    typer.Option(metavar="IDS", help="Whose probabilities are asked for; 9454,2753 where the model has them."),
+    typer.Option(metavar="ID,ID,...", help="Whose probabilities are asked for; 9454,2753 where the model has them."),
 ]
 DelimiterTokenId = Annotated[
     int | None, typer.Option(metavar="ID", help="What stands between items; 151643 where the model has it.")
@@ -27,13 +27,13 @@ Output = Annotated[Path, typer.Option("--output", "--output-json", metavar="FILE
 def bench_workload(
     output: Output,
     model: Model = "Qwen/Qwen3-0.6B",
-    query_tokens: Annotated[int, typer.Option(min=1, help="Length of the query.")] = 2000,
-    num_items: Annotated[int, typer.Option(min=1, help="Items of a request.")] = 500,
-    item_tokens: Annotated[int, typer.Option(min=0, help="Length of each item.")] = 20,
+    query_tokens: Annotated[int, typer.Option(metavar="N", min=1, help="Length of the query.")] = 2000,
+    num_items: Annotated[int, typer.Option(metavar="N", min=1, help="Items of a request.")] = 500,
+    item_tokens: Annotated[int, typer.Option(metavar="N", min=0, help="Length of each item.")] = 20,
     label_token_ids: LabelTokenIds = None,
     delimiter_token_id: DelimiterTokenId = None,
-    num_requests: Annotated[int, typer.Option(min=1, help="Requests, each with other tokens.")] = 1,
-    seed: Annotated[int, typer.Option(help="Another seed, other tokens.")] = 0,
+    num_requests: Annotated[int, typer.Option(metavar="N", min=1, help="Requests, each with other tokens.")] = 1,
+    seed: Annotated[int, typer.Option(metavar="N", help="Another seed, other tokens.")] = 0,
 ) -> None:
     """Write a workload of random tokens: the same arguments give the same requests and checksums everywhere."""
     from prefixwise.bench.files import write_artifact

@@ -68,7 +68,7 @@ ClientChunkSizes = Annotated[
 ]
 LabelTokenIds = Annotated[
     str | None,
-    typer.Option(metavar="IDS", help="The label tokens; default: 9454,2753 if the model has them."),
+    typer.Option(metavar="ID,ID,...", help="The label tokens; default: 9454,2753 if the model has them."),
 ]
 JaxServerFlag = Annotated[list[str] | None, typer.Option(metavar="FLAG", help="For JAX's servers only.")]
 PytorchServerFlag = Annotated[list[str] | None, typer.Option(metavar="FLAG", help="For PyTorch's servers only.")]

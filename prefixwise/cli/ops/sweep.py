@@ -103,7 +103,7 @@ def matrix(
     zone: ZoneOption = None,
     python: PythonOption = None,
     chunk_sizes: Annotated[
-        str, typer.Option(metavar="LIST", help="The server's chunk sizes, one after the other.")
+        str, typer.Option(metavar="N,N,...", help="The server's chunk sizes, one after the other.")
     ] = _ALL_SIZES,
     server_flag: ServerFlag = None,
     artifact_root: ArtifactRoot = ARTIFACT_ROOT,

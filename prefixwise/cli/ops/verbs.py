@@ -19,8 +19,10 @@ from prefixwise.bench.remote.spec import ARTIFACT_ROOT
 from prefixwise.bench.remote.targets.base import VENV
 from prefixwise.cli.bench_common import last_line
 from prefixwise.cli.bench_verbs import as_verb
+from prefixwise.cli.commands import Verbs
 from prefixwise.cli.engine_options import BackendName
 from prefixwise.cli.failures import FAILED, MISUSED, CommandError
+from prefixwise.cli.flags import is_typed
 from prefixwise.cli.ops.compare_backends import compare_backends
 from prefixwise.cli.ops.options import (
     ArtifactRoot,
@@ -51,7 +53,10 @@ def doctor(
         str,
         typer.Option(metavar="MODEL", help="The model on the target: a folder, a .gguf file, a hub id, or embedded."),
     ] = "",
-    backend: Annotated[BackendName, typer.Option(help="The backend that a server there needs.")] = "auto",
+    backend: Annotated[
+        BackendName,
+        typer.Option(metavar="NAME", help="The backend that a server there needs: auto, jax, torch or fake."),
+    ] = "auto",
     require_accelerator: Annotated[
         str, typer.Option(metavar="NAME", help="Required accelerator, by a part of its name: H100 or TPU v6.")
     ] = "",
@@ -101,11 +106,12 @@ def install(
     ] = None,
     venv: Annotated[str, typer.Option(metavar="DIR", help="The venv on the target, created or upgraded.")] = VENV,
     backend: Annotated[
-        BackendExtra, typer.Option(help="The backend to install; auto: jax-tpu on a TPU, else torch.")
+        BackendExtra,
+        typer.Option(metavar="NAME", help="auto (jax-tpu on a TPU, else torch), torch, jax, jax-cuda or jax-tpu."),
     ] = "auto",
     extras: Annotated[
         str | None,
-        typer.Option(metavar="LIST", help="Install only these extras instead: server,harness,torch,jax-cuda."),
+        typer.Option(metavar="NAME,NAME,...", help="Install only these extras instead: server,harness,torch,jax-cuda."),
     ] = None,
     system_site_packages: Annotated[
         bool,
@@ -192,9 +198,8 @@ def collect(
 
 def _check_one(context: typer.Context, name: str | None, *, only_list: bool, everything: bool) -> None:
     """Check that one of name, --all and --list is given; a name from the environment yields. Raises CommandError."""
-    source = context.get_parameter_source("name")
-    is_typed = name is not None and source is not None and source.name == "COMMANDLINE"
-    if is_typed + only_list + everything > 1:
+    named = name is not None and is_typed(context, "name")
+    if named + only_list + everything > 1:
         raise CommandError("NAME, --all and --list exclude each other: give one of them", status=MISUSED)
     if not (only_list or everything or name):
         raise CommandError("expected a run's NAME, --all, or --list to see them", status=MISUSED)
@@ -211,7 +216,7 @@ def _print_runs(runs: Sequence[RunFolder]) -> None:
         say(line)
 
 
-ops = typer.Typer()
+ops = Verbs()
 
 _VERBS: dict[str, Callable[..., None]] = {
     "doctor": doctor,

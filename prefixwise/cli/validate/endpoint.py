@@ -9,7 +9,7 @@ import typer
 from prefixwise.bench.options import EvaluationShape
 from prefixwise.cli.bench_common import ApiKey, OutputJson, Timeout, last_line, print_server_info
 from prefixwise.cli.failures import FAILED, print_error
-from prefixwise.cli.output import say
+from prefixwise.cli.output import count, say
 from prefixwise.cli.progress import step_progress
 from prefixwise.cli.validate.options import (
     DEFAULT_ITEM_COUNTS,
@@ -76,9 +76,10 @@ def validate_endpoint(
             evaluation = evaluate(Endpoint(client, mode, model), choice, shape, on_step)
     evaluation.server_config = info
     write_artifact(output_json, evaluation)
+    _report(evaluation)
     last_line({"output_json": str(output_json), **_summary(evaluation)})
-    for count, failure in evaluation.failures.items():
-        print_error(f"{count} items: {failure}")
+    for num_items, failure in evaluation.failures.items():
+        print_error(f"{num_items} items: {failure}")
     if evaluation.failures:
         raise typer.Exit(FAILED)
 
@@ -99,6 +100,15 @@ def _report_other_delimiter(info: Mapping[str, Any], delimiter: int) -> None:
     if own != delimiter:
         said = "no delimiter" if own is None else f"delimiter {own}"
         say(f"note: this server has {said}, so that the scores aligned with delimiter {delimiter} will differ")
+
+
+def _report(evaluation: EndpointEvaluation) -> None:
+    isolation = evaluation.isolation
+    changes = {"the same": isolation.same_length_mutation, "another": isolation.changed_length_mutation}
+    for length, change in changes.items():
+        say(f"a neighbour of {length} length changes a score by at most {change.max_abs_diff_unchanged:.3g}")
+    for num_items, each in evaluation.performance.items():
+        say(f"{count(int(num_items), 'item')}: {1000 * each.p50_sec:,.1f} ms (p50)")
 
 
 def _summary(evaluation: EndpointEvaluation) -> dict[str, Any]:

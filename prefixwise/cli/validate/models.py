@@ -35,7 +35,10 @@ if TYPE_CHECKING:
 @with_shape_options
 def validate_models(
     models: Annotated[
-        str, typer.Option(metavar="LIST", help="Folders, .gguf files, hub ids, embedded; with commas between them.")
+        str,
+        typer.Option(
+            metavar="MODEL,MODEL,...", help="Folders, .gguf files, hub ids, embedded; with commas between them."
+        ),
     ],
     output_json: OutputJson,
     output_markdown: OutputMarkdown = None,

@@ -16,18 +16,23 @@ from prefixwise.cli.flags import Flag, Verb, with_flags
 
 DEFAULT_ITEM_COUNTS = ",".join(map(str, ITEM_COUNTS))
 
+_LABELS = "--label-token-ids"
+
 Labels = Annotated[
     str | None,
-    typer.Option(metavar="IDS", help="Token ids of the labels; 9454,2753, or others where the model lacks these."),
+    typer.Option(_LABELS, metavar="ID,ID,...", help="The labels; 9454,2753, or others where the model lacks these."),
 ]
 Delimiter = Annotated[
     int | None,
     typer.Option(
-        metavar="ID", min=0, help="The multi-item server's delimiter; 151643, or another where the model lacks it."
+        "--delimiter-token-id",
+        metavar="ID",
+        min=0,
+        help="The multi-item server's delimiter; 151643, or another where the model lacks it.",
     ),
 ]
 ItemCounts = Annotated[
-    str, typer.Option("--item-counts", metavar="LIST", help="How many items to measure the time of.")
+    str, typer.Option("--item-counts", metavar="N,N,...", help="How many items to measure the time of.")
 ]
 
 _SHAPE_FLAGS = {
@@ -67,12 +72,12 @@ def with_item_counts(shape: EvaluationShape, text: str) -> EvaluationShape:
 
 def read_labels(text: str | None) -> Sequence[int] | None:
     """Raises CommandError."""
-    labels = None if text is None else integers(text, "--labels")
+    labels = None if text is None else integers(text, _LABELS)
     if labels is not None and min(labels) < 0:
-        raise CommandError(f"--labels must be 0 or more each, got {text!r}", status=MISUSED)
+        raise CommandError(f"{_LABELS} must be 0 or more each, got {text!r}", status=MISUSED)
     if labels is not None and (len(labels) < 2 or len(set(labels)) < len(labels)):
         # Of one label alone every probability is 1, and everything would be equal.
-        raise CommandError(f"--labels must be two or more, each once, got {text!r}", status=MISUSED)
+        raise CommandError(f"{_LABELS} must be two or more, each once, got {text!r}", status=MISUSED)
     return labels
 
 

@@ -22,12 +22,12 @@ def validate_self(
     model: Annotated[
         str, typer.Option(metavar="MODEL", help="A folder, a .gguf file, a hub id, or embedded.")
     ] = "embedded",
-    backends: Annotated[str, typer.Option(metavar="LIST", help="jax, torch, or both.")] = "jax,torch",
+    backends: Annotated[str, typer.Option(metavar="NAME,NAME,...", help="jax, torch, or both.")] = "jax,torch",
     dtype: Annotated[str, typer.Option(metavar="NAME", help="Of the servers.")] = "float32",
     query_tokens: Annotated[int, typer.Option(metavar="N", min=1, help="Tokens of the query.")] = 128,
     num_items: Annotated[int, typer.Option(metavar="N", min=1, help="Items of a request.")] = 32,
     item_tokens: Annotated[int, typer.Option(metavar="N", min=1, help="Tokens of an item.")] = 8,
-    client_chunk_sizes: Annotated[str, typer.Option(metavar="LIST", help="Of the matrices.")] = "1,8,32",
+    client_chunk_sizes: Annotated[str, typer.Option(metavar="N,N,...", help="Of the matrices.")] = "1,8,32",
     timed_runs: Annotated[int, typer.Option(metavar="N", min=1, help="Of everything that is timed.")] = 3,
     min_speedup: Annotated[
         float, typer.Option(metavar="X", min=0, help="Of 32 items in one request over one by one.")

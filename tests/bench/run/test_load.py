@@ -217,7 +217,7 @@ def test_what_the_client_costs_is_measured_at_the_concurrency_expected(server: S
     assert 20 <= opened.client_overhead_in_flight < 60
 
 
-def search(border: float, first: float) -> tuple[float | None, list[float]]:
+def search(border: float, first: float, stride: float = 2.0) -> tuple[float | None, list[float]]:
     """What is found, and what was tried on the way."""
     tried: list[float] = []
 
@@ -225,7 +225,7 @@ def search(border: float, first: float) -> tuple[float | None, list[float]]:
         tried.append(rate)
         return rate <= border
 
-    return asyncio.run(find_rate(is_met, first, precision=1.05)), tried
+    return asyncio.run(find_rate(is_met, first, precision=1.05, stride=stride)), tried
 
 
 @pytest.mark.parametrize("border", [37.0, 100.0, 119.9, 120.0, 1000.0])
@@ -241,6 +241,12 @@ def test_the_way_is_doubling_and_then_halving_the_gap() -> None:
     """10 and 20 are met, 40 is not; then the geometric middle of 20 and 40, which is 28.3."""
     _, tried = search(30.0, 10.0)
     assert tried[:4] == pytest.approx([10.0, 20.0, 40.0, 28.284], abs=0.001)
+
+
+def test_a_search_that_begins_near_the_border_takes_smaller_strides() -> None:
+    found, tried = search(900.0, 1000.0, stride=1.25)
+    assert found == pytest.approx(894.427, abs=0.001)
+    assert tried == pytest.approx([1000.0, 800.0, 894.427, 945.742, 919.727], abs=0.001)
 
 
 def test_a_bound_that_no_rate_meets() -> None:

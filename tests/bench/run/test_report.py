@@ -22,12 +22,14 @@ from prefixwise.bench.kinds.ops import (
     OpsSummary,
 )
 from prefixwise.bench.kinds.self_check import SELF_CHECK_VERSION, SelfCheck, SelfCheckStep
-from prefixwise.bench.run.report import ReportFolder, report_of
+from prefixwise.bench.run.report import SAMPLE_FOLDER, ReportFolder, report_of
 from prefixwise.contract.errors import ArtifactError
 from tests.bench.evaluations import MULTI_SCORES, evaluation, took
 from tests.bench.kinds.samples import SAMPLES, edited
 from tests.bench.kinds.test_extras import ab_result, load_result
 from tests.bench.report_samples import multi_vs_serial, parity, write_comparison
+
+RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
 
 DATE = "2026-02-11T12:00:00Z"
 BENCHMARK = {
@@ -150,8 +152,13 @@ def test_what_has_no_report_of_its_own_says_what_it_is_for(folder: Path) -> None
             viewer.page(name)
 
 
-def test_without_a_folder_it_lists_nothing() -> None:
-    assert ReportFolder(None).artifacts() == []
+def test_without_a_folder_it_has_a_sample_which_is_a_measurement_of_this_repository() -> None:
+    viewer = ReportFolder(None)
+    (sample,) = viewer.artifacts()
+    assert (sample["name"], sample["note"]) == ("h200-contract.json", None)
+    assert "NVIDIA H200" in viewer.page("h200-contract.json")
+    measured = (RESULTS / "2026-11-15-h200-contract.json").read_bytes()
+    assert (SAMPLE_FOLDER / "h200-contract.json").read_bytes() == measured
 
 
 def test_all_that_it_lists_can_be_shown(folder: Path) -> None:

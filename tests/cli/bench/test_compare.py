@@ -64,7 +64,7 @@ def leaking(folder: Path, server: str) -> Path:
 def measure(folder: Path, url: str, backend: str, name: str = "good", timeout_sec: float = 60.0) -> Path:
     output = folder / f"{backend}_{name}.json"
     args = [
-        *("--base-url", url, "--workload-json", str(folder / "workload.json"), "--output-json", str(output)),
+        *("--url", url, "--workload-json", str(folder / "workload.json"), "--output-json", str(output)),
         *("--backend-name", backend, "--client-chunk-sizes", ",".join(map(str, SIZES))),
         *("--warmup-runs", "0", "--timed-runs", "1", "--timed-runs-confirm", "1", "--timeout-sec", str(timeout_sec)),
     ]

@@ -50,7 +50,7 @@ def test_an_open_loop_gives_figures_and_an_artifact(bench: Bench, fake_url: str,
     path = tmp_path / "load.json"
     options = ["--rate=100", "--num-requests=30", "--warmup-requests=4", "--p99-bound-ms=60000", "--seed=5"]
     options.append("--client-processes=2")
-    ran = bench(f"--base-url={fake_url}/v1/score", *SMALL, *options, "--api-key=secret", f"--output-json={path}")
+    ran = bench(f"--url={fake_url}/v1/score", *SMALL, *options, "--api-key=secret", f"--output-json={path}")
     assert ran.status == 0, ran.err
     result = read_artifact(path, LoadResult)
     assert (result.url, result.mode, result.rate_qps, result.seed) == (fake_url, "open", 100.0, 5)
@@ -63,7 +63,7 @@ def test_an_open_loop_gives_figures_and_an_artifact(bench: Bench, fake_url: str,
     assert said["output_json"] == str(path)
     assert said["measured"]["items_per_sec"] == result.measured.items_per_sec
     lines = ran.err.splitlines()
-    assert lines[0].startswith(f'server {fake_url}: {{"status": "ready"')
+    assert lines[0] == f"server {fake_url}: fake-model, fake, cpu, float32"
     assert lines[1] == "labels are [0, 1]: the vocabulary of 512 has no [9454, 2753]"
     assert lines[2].startswith("[1/2] load: warm-up, 100 requests/s, 4 arrivals")
     names = [line.split("  ")[0] for line in lines[4:16]]
@@ -75,7 +75,7 @@ def test_an_open_loop_gives_figures_and_an_artifact(bench: Bench, fake_url: str,
 
 def test_errors_are_counted_by_code_and_nothing_answered_is_a_failure(bench: Bench, fake_url: str) -> None:
     """Without its key the server tells nothing of itself, either."""
-    command = (f"--base-url={fake_url}", *SMALL, "--mode=closed", "--num-requests=5", "--warmup-requests=0")
+    command = (f"--url={fake_url}", *SMALL, "--mode=closed", "--num-requests=5", "--warmup-requests=0")
     refused = bench(*command)
     assert refused.status == 2
     assert "error: the server does not report the size of its vocabulary" in refused.err
@@ -87,7 +87,7 @@ def test_errors_are_counted_by_code_and_nothing_answered_is_a_failure(bench: Ben
 
 
 def test_a_bound_that_no_rate_meets_is_a_failure(bench: Bench, fake_url: str) -> None:
-    command = (f"--base-url={fake_url}", *SMALL, "--api-key=secret", "--num-requests=1", "--warmup-requests=0")
+    command = (f"--url={fake_url}", *SMALL, "--api-key=secret", "--num-requests=1", "--warmup-requests=0")
     ran = bench(*command, "--rate=100000", "--p99-bound-ms=0.001", "--find-rate", "--min-arrivals=1")
     assert ran.status == 1
     assert "no rate met the bound, down to 24.4141 requests/s" in ran.err
@@ -111,7 +111,7 @@ def test_a_bound_that_no_rate_meets_is_a_failure(bench: Bench, fake_url: str) ->
     ],
 )
 def test_options_that_do_not_go_together_are_misuse(bench: Bench, options: tuple[str, ...], message: str) -> None:
-    ran = bench("--base-url=http://127.0.0.1:9", *options)
+    ran = bench("--url=http://127.0.0.1:9", *options)
     assert ran.status == 2
     assert message in ran.err.splitlines()[0]
 
@@ -120,7 +120,7 @@ def test_nobody_there_is_said_before_anything_runs(bench: Bench) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{unused.getsockname()[1]}"
-        ran = bench(f"--base-url={url}", "--rate=1")
+        ran = bench(f"--url={url}", "--rate=1")
     assert (ran.status, ran.out) == (1, "")
     (line,) = ran.err.splitlines()
     assert line.startswith(f"error: cannot reach {url}: ")
@@ -129,7 +129,7 @@ def test_nobody_there_is_said_before_anything_runs(bench: Bench) -> None:
 def test_a_proxy_of_the_environment_is_not_asked(bench: Bench, fake_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-    ran = bench(f"--base-url={fake_url}", *SMALL, "--api-key=secret", "--mode=closed", "--num-requests=2")
+    ran = bench(f"--url={fake_url}", *SMALL, "--api-key=secret", "--mode=closed", "--num-requests=2")
     assert ran.status == 0, ran.err
 
 
@@ -144,7 +144,7 @@ def test_a_client_that_is_the_limit_is_said_loudly(
         return make(self, number)
 
     monkeypatch.setattr(RequestMaker, "body", make_slowly)
-    command = (f"--base-url={fake_url}", *SMALL, "--api-key=secret", "--warmup-requests=0", "--rate=100")
+    command = (f"--url={fake_url}", *SMALL, "--api-key=secret", "--warmup-requests=0", "--rate=100")
     ran = bench(*command, "--num-requests=15")
     measured = last_object(ran)["measured"]
     assert measured["client_limited"] is True
@@ -165,7 +165,7 @@ def test_an_interrupt_keeps_what_was_done(tmp_path: Path, options: tuple[str, ..
     path = tmp_path / "load.json"
     shape = ("--num-items=2", "--query-tokens=20", "--item-tokens=5", "--warmup-requests=0")
     with slow_server(0.01) as url:
-        command = [sys.executable, "-m", "prefixwise", "bench", "load", f"--base-url={url}", *shape, *options]
+        command = [sys.executable, "-m", "prefixwise", "bench", "load", f"--url={url}", *shape, *options]
         process = subprocess.Popen(
             [*command, f"--output-json={path}"],
             stdout=subprocess.PIPE,
@@ -193,15 +193,15 @@ def test_an_interrupt_keeps_what_was_done(tmp_path: Path, options: tuple[str, ..
 
 
 def test_labels_of_the_user_must_be_known_to_the_model(bench: Bench, fake_url: str) -> None:
-    ran = bench(f"--base-url={fake_url}", "--api-key=secret", "--rate=1", "--label-token-ids=3,512")
+    ran = bench(f"--url={fake_url}", "--api-key=secret", "--rate=1", "--label-token-ids=3,512")
     assert ran.status == 2
     assert "--label-token-ids must be from 0 to 511, got [3, 512]" in ran.err
 
 
 def test_a_real_server_under_the_small_geometry(bench: Bench, checkpoint_of: Callable[[str], Path]) -> None:
     with real_server(f"--model-path={checkpoint_of('qwen3')}", "--backend=fake") as server:
-        closed = bench(f"--base-url={server.url}", "--geometry=small", "--mode=closed", "--num-requests=10")
-        ran = bench(f"--base-url={server.url}", "--geometry=small", "--num-requests=20", "--seed=1")
+        closed = bench(f"--url={server.url}", "--geometry=small", "--mode=closed", "--num-requests=10")
+        ran = bench(f"--url={server.url}", "--geometry=small", "--num-requests=20", "--seed=1")
     assert (closed.status, ran.status) == (0, 0)
     said = last_object(ran)
     assert said["rate_qps"] == 120.0

@@ -45,7 +45,7 @@ def run(tmp_path: Path, good: str, capsys: pytest.CaptureFixture[str]) -> Run:
 def quick_args(url: str, workload: Path, output: Path, sizes: str = "1,6", backend: str = "jax") -> list[str]:
     return [
         *("bench", "matrix"),
-        *("--base-url", url, "--workload-json", str(workload), "--output-json", str(output), "--api-key", KEY),
+        *("--url", url, "--workload-json", str(workload), "--output-json", str(output), "--api-key", KEY),
         *("--backend-name", backend, "--client-chunk-sizes", sizes),
         *("--warmup-runs", "0", "--timed-runs", "2", "--timed-runs-confirm", "0"),
     ]
@@ -78,7 +78,7 @@ def test_a_sweep_from_start_to_end(run: Run, tmp_path: Path, good: str) -> None:
 def test_the_server_is_told_first_then_progress_then_the_table(run: Run, good: str) -> None:
     ran = run()
     lines = ran.err.splitlines()
-    assert lines[0].startswith(f'server {good}: {{"status": "ready"')
+    assert lines[0] == f"server {good}: fake-model, fake, cpu, float32"
     assert lines[1:3] == ["[1/2] sweep: chunk size 1", "[2/2] sweep: chunk size 6"]
     assert lines[3] == "sweep:"
     assert lines[4].split("  ")[:3] == ["chunk size", "chunks", "runs ok"]
@@ -157,7 +157,7 @@ def test_a_failing_size_is_recorded_and_the_status_is_good(run: Run, tmp_path: P
         ran = run(url=url)
     assert (ran.status, last(ran)["rows_not_ok"]) == (0, [6])
     assert [row.status for row in result(tmp_path).results] == ["ok", "failed"]
-    assert "2 x oom" in ran.err
+    assert "warning: chunk size 6: 2 x oom; chunk 1 of 1: HTTP 500: " in ran.err
 
 
 def test_where_nothing_works_the_status_is_1_and_the_rows_are_there(run: Run, tmp_path: Path, good: str) -> None:
@@ -190,8 +190,8 @@ def test_the_wrong_key_is_what_the_rows_say(run: Run, tmp_path: Path) -> None:
             ("--usd-per-hour", "inf"),
             "error: Invalid value for '--usd-per-hour' / '--cost-per-hour': expected a finite number, got inf",
         ),
-        (("--base-url", "http://127.0.0.1:notaport"), "error: expected an address like http://127.0.0.1:30000"),
-        (("--base-url", "127.0.0.1:31910"), "error: expected an address like http://127.0.0.1:30000"),
+        (("--url", "http://127.0.0.1:notaport"), "error: expected an address like http://127.0.0.1:30000"),
+        (("--url", "127.0.0.1:31910"), "error: expected an address like http://127.0.0.1:30000"),
         (("--api-key", "\u00e9"), "error: expected an API key of printable ASCII characters"),
         (("--resume", "--overwrite"), "error: --resume and --overwrite do not go together"),
     ],

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -49,9 +48,9 @@ def test_the_artifact_is_written_and_summed_up(tmp_path: Path, good: str, mode: 
 
 
 def test_the_server_and_the_choice_of_tokens_are_told_first(tmp_path: Path, good: str) -> None:
-    first, *notes = run(tmp_path, good, "--mode", "multi").err.splitlines()
-    assert json.loads(first.removeprefix(f"server {good}: "))["status"] == "ready"
-    assert notes == [
+    first, *lines = run(tmp_path, good, "--mode", "multi").err.splitlines()
+    assert first == f"server {good}: fake-model, fake, cpu, float32"
+    assert lines[:5] == [
         "note: the default delimiter_token_id 151643 is not in the vocabulary of fake-model (512): 511, its last id",
         "note: the default label_token_ids [9454, 2753] is not in the vocabulary of fake-model (512): [0, 1], "
         "its first ordinary tokens",
@@ -59,6 +58,11 @@ def test_the_server_and_the_choice_of_tokens_are_told_first(tmp_path: Path, good
         "[2/3] validate multi endpoint: 1 items",
         "[3/3] validate multi endpoint: 2 items",
     ]
+    assert lines[5:7] == [
+        f"a neighbour of {length} length changes a score by at most 0" for length in ("the same", "another")
+    ]
+    assert [line.partition(": ")[0] for line in lines[7:]] == ["1 item", "2 items"]
+    assert all(line.endswith(" ms (p50)") for line in lines[7:])
 
 
 def test_the_earlier_systems_options_are_taken(tmp_path: Path, good: str) -> None:
@@ -74,12 +78,12 @@ def test_the_earlier_systems_options_are_taken(tmp_path: Path, good: str) -> Non
 
 
 def test_given_tokens_are_taken(tmp_path: Path, good: str) -> None:
-    ran = run(tmp_path, good, "--mode", "serial", "--labels", "1,2,3", "--delimiter", "7")
+    ran = run(tmp_path, good, "--mode", "serial", "--label-token-ids", "1,2,3", "--delimiter-token-id", "7")
     assert (result_of(ran)["labels"], result_of(ran)["delimiter"]) == ([1, 2, 3], 7)
     assert "note:" not in ran.err
 
 
-@pytest.mark.parametrize("given", [("--labels", "3,512"), ("--delimiter", "512")])
+@pytest.mark.parametrize("given", [("--label-token-ids", "3,512"), ("--delimiter-token-id", "512")])
 def test_given_tokens_that_the_model_lacks_are_an_error(tmp_path: Path, good: str, given: tuple[str, ...]) -> None:
     ran = run(tmp_path, good, "--mode", "multi", *given)
     assert (ran.status, ran.out) == (1, "")
@@ -116,12 +120,18 @@ def test_an_item_count_that_fails_is_told_and_the_rest_is_kept(tmp_path: Path, g
 @pytest.mark.parametrize(
     ("args", "error"),
     [
-        (("--mode", "multi", "--labels=5"), "error: --labels must be two or more, each once, got '5'"),
-        (("--mode", "multi", "--labels=5,5"), "error: --labels must be two or more, each once, got '5,5'"),
+        (
+            ("--mode", "multi", "--label-token-ids=5"),
+            "error: --label-token-ids must be two or more, each once, got '5'",
+        ),
+        (
+            ("--mode", "multi", "--label-token-ids=5,5"),
+            "error: --label-token-ids must be two or more, each once, got '5,5'",
+        ),
         (("--mode", "both"), "Invalid value for '--mode'"),
         (("--mode", "multi", "--item-counts", "1,x"), "error: --item-counts must be integers like 1,2,4, got '1,x'"),
         (("--mode", "multi", "--item-counts", "0,1"), "error: --item-counts must be 1 or more each, got '0,1'"),
-        (("--mode", "multi", "--labels=-1,2"), "error: --labels must be 0 or more each, got '-1,2'"),
+        (("--mode", "multi", "--label-token-ids=-1,2"), "error: --label-token-ids must be 0 or more each, got '-1,2'"),
         (("--mode", "multi", "--timed-runs", "0"), "Invalid value for '--timed-runs'"),
     ],
 )

@@ -55,7 +55,7 @@ class Flow:
         output = self.folder / f"{mode}.json"
         fixed = ("--mode", mode, "--url", f"{url}/v1/score", "--model", self.model, "--output-json", output)
         # A multi-item server tells its delimiter; the serial one must hear of it.
-        ran = run_validate("endpoint", *fixed, *SMALL, *(() if mode == "multi" else ("--delimiter", 511)))
+        ran = run_validate("endpoint", *fixed, *SMALL, *(() if mode == "multi" else ("--delimiter-token-id", 511)))
         assert ran.status == 0, ran.err
 
     def combine(self) -> None:
@@ -125,7 +125,7 @@ def test_a_serial_server_that_drifts_is_found_out_by_transformers(flow: Flow, se
 def test_a_server_without_the_delimiter_is_told_of_and_is_not_aligned(flow: Flow, servers: Servers) -> None:
     output = flow.folder / "multi.json"
     fixed = ("--mode", "multi", "--url", servers.serial, "--model", servers.model, "--output-json", output)
-    ran = run_validate("endpoint", *fixed, *SMALL, "--delimiter", 511)
+    ran = run_validate("endpoint", *fixed, *SMALL, "--delimiter-token-id", 511)
     assert "this server has no delimiter, so that the scores aligned with delimiter 511 will differ" in ran.err
     flow.evaluate("serial", servers.serial)
     flow.combine()

@@ -229,7 +229,7 @@ def _matrix_command(file: MatrixFile) -> str:
     return command(
         "matrix",
         [
-            ("base-url", matrix.server_config.get("base_url") or "http://127.0.0.1:30000"),
+            ("url", matrix.server_config.get("base_url") or "http://127.0.0.1:30000"),
             ("workload-json", matrix.workload_ref.path),
             ("backend-name", matrix.backend),
             ("evaluation-view", matrix.evaluation_view),
