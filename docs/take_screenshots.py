@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,30 +13,49 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 FOLDER = Path(__file__).parent / "page"
-PICTURES: dict[str, tuple[tuple[int, int], Scheme, str]] = {
-    "desktop": (DESKTOP, "light", "What the model saw"),
-    "phone": (PHONE, "light", "What the model saw"),
-    "dark": (DESKTOP, "dark", "Isolation"),
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An example, scored, with one of the panels open."""
+
+    size: tuple[int, int]
+    scheme: Scheme
+    example: str
+    tab: str
+    shown: str  # a selector of what the panel shows in the end
+    button: str | None = None  # pressed before
+
+
+PICTURES = {
+    "desktop": Picture(DESKTOP, "light", "Mood of reviews", "What the model saw", ".chips"),
+    "phone": Picture(PHONE, "light", "Topic of headlines", "What the model saw", ".chips"),
+    "dark": Picture(DESKTOP, "dark", "Mood of reviews", "Isolation", "#moved", "Change another item"),
+    "threshold": Picture(DESKTOP, "light", "Mood of reviews", "Threshold", "table"),
+    "compare": Picture(DESKTOP, "light", "Two prompts", "Compare", "#compared"),
+    "compare-phone": Picture(PHONE, "light", "Two prompts", "Compare", "#compared"),
 }
 
 
 def take(browser: Browser, origin: str, name: str) -> None:
-    """One picture: an example, scored, with one of the panels open."""
-    size, scheme, tab = PICTURES[name]
-    with visit(browser, origin, size=size, scheme=scheme) as visited:
+    """Desktop pictures are as high as the page; those of a phone show what fits its screen, from the results on."""
+    picture = PICTURES[name]
+    with visit(browser, origin, size=picture.size, scheme=picture.scheme) as visited:
         page = visited.page
-        page.get_by_role("tab", name=tab).click()
-        page.get_by_role("button", name="Is it food?").click()
-        page.wait_for_selector("[role=tabpanel]:not([hidden]) :is(.chips, .picture)")
-        if tab == "Isolation":
-            page.get_by_role("button", name="Change another item").click()
-            page.wait_for_selector("#moved")
+        page.get_by_role("button", name="Got it").click()
+        page.get_by_role("tab", name=picture.tab).click()
+        page.get_by_role("button", name=picture.example).click()
+        page.wait_for_selector("[role=option]")
+        if picture.button:
+            page.get_by_role("button", name=picture.button).click()
+        page.wait_for_selector(f"[role=tabpanel]:not([hidden]) {picture.shown}")
         page.wait_for_selector("#live-items:text-matches('^[0-9]')")
-        if (
-            size != PHONE
-        ):  # as high as what it shows; a phone shows what somebody with one sees, scrolled to the results
+        if picture.size == PHONE:
+            heading = "#comparison" if picture.tab == "Compare" else "#results-heading"
+            page.locator(heading).evaluate("each => each.scrollIntoView({block: 'start', behavior: 'instant'})")
+        else:
             height = page.evaluate("document.documentElement.scrollHeight")
-            page.set_viewport_size({"width": size[0], "height": height})
+            page.set_viewport_size({"width": picture.size[0], "height": height})
         page.screenshot(path=FOLDER / f"{name}.png", animations="disabled")
 
 

@@ -15,6 +15,7 @@ from prefixwise.contract.errors import PrefixwiseError
 DEFAULT_LABELS = (9454, 2753)
 _SMALL_VOCABULARY_LABELS = (0, 1)
 _POOL = 32  # different queries and item lists, made before any clock starts
+_POOL_TOKENS = 2_000_000  # of all lists: fewer of them where a request is large
 _NUMBER_TOKENS = 3  # at the start of a query: they make it another one
 
 
@@ -81,8 +82,9 @@ class RequestMaker:
             raise GeometryError(f"--vocab-size leaves no token for a request, got {geometry.vocab_size}")
         self._rng = np.random.default_rng([seed, 0])
         self._number_len = min(_NUMBER_TOKENS, geometry.query_tokens)
-        self._queries = [self._tokens(geometry.query_tokens - self._number_len) for _ in range(_POOL)]
-        self._items = [[self._tokens(geometry.item_tokens) for _ in range(geometry.num_items)] for _ in range(_POOL)]
+        self._pool = max(1, min(_POOL, _POOL_TOKENS // max(1, geometry.num_items * geometry.item_tokens)))
+        self._queries = [self._tokens(geometry.query_tokens - self._number_len) for _ in range(self._pool)]
+        self._items = [[self._tokens(geometry.item_tokens) for _ in range(geometry.num_items)] for _ in self._queries]
         self._query_json = [("".join(f",{token}" for token in query) + "]").encode() for query in self._queries]
         labels = json.dumps(geometry.label_token_ids)
         end = f',"label_token_ids":{labels},"apply_softmax":true}}'
@@ -97,8 +99,8 @@ class RequestMaker:
         """The request as an object, with `fields` added."""
         query_number = self._query_number(number)
         return {
-            "query": self._head(query_number) + self._queries[query_number % _POOL],
-            "items": self._items[number % _POOL],
+            "query": self._head(query_number) + self._queries[query_number % self._pool],
+            "items": self._items[number % self._pool],
             "label_token_ids": self.geometry.label_token_ids,
             "apply_softmax": True,
             **fields,
@@ -108,7 +110,7 @@ class RequestMaker:
         """The same as JSON."""
         query_number = self._query_number(number)
         head = f'{{"query":[{",".join(map(str, self._head(query_number)))}'.encode()
-        return head + self._query_json[query_number % _POOL] + self._rest_json[number % _POOL]
+        return head + self._query_json[query_number % self._pool] + self._rest_json[number % self._pool]
 
     def _query_number(self, number: int) -> int:
         return number % self.geometry.distinct_queries if self.geometry.distinct_queries else number

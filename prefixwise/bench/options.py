@@ -6,23 +6,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from prefixwise.contract.errors import ClientSettingError
-
-_MOST_TIMEOUT_SEC = 1e6  # sockets take no more than a few weeks
-
-
-def check_timeout(timeout_sec: float) -> None:
-    """Raises ClientSettingError."""
-    if not 0 < timeout_sec <= _MOST_TIMEOUT_SEC:  # what is not a number is neither
-        raise ClientSettingError(f"expected a time limit above 0 and up to 1,000,000 seconds, got {timeout_sec:g}")
-
-
-def check_api_key(api_key: str | None) -> None:
-    """Raises ClientSettingError, whose message does not contain the key."""
-    if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
-        raise ClientSettingError("expected an API key of printable ASCII characters, as HTTP headers take no others")
-
-
 ITEM_COUNTS = (1, 8, 32, 64, 128)
 
 

@@ -13,6 +13,7 @@ from prefixwise.launch.options import EngineOptions
 from prefixwise.server.config import ServerOptions
 from prefixwise.server.openapi import OPERATIONS
 from prefixwise.server.openapi_errors import ERROR_TABLE
+from tests.docs.printed import blocks
 from tests.server.app_client import app_client
 
 ROOT = Path(__file__).parents[2]
@@ -63,6 +64,27 @@ def test_every_metric_is_in_the_table() -> None:
     families = set(re.findall(r"^# TYPE (\S+)", shown, re.MULTILINE))
     names = {name for name in families if not name.endswith("_created")}
     assert set(re.findall(r"`(prefixwise:\w+)", HTTP_API.partition("## Headers")[0])) == names
+
+
+def test_queries_name_metrics_that_exist() -> None:
+    with app_client() as client:
+        shown = client.get("/metrics").text
+    (queries,) = (block.text for block in blocks("docs/operations.md") if block.language == "promql")
+    named = set(re.findall(r"prefixwise:\w+", queries))
+    kinds = dict(re.findall(r"^# TYPE (\S+) (\w+)", shown, re.MULTILINE))
+    series = {f"{name}_bucket" if kind == "histogram" else name for name, kind in kinds.items()}
+    assert len(named) > 5
+    assert named <= series
+
+
+def test_the_cluster_page_sets_options_that_exist() -> None:
+    yaml = pytest.importorskip("yaml")
+    service, worker = (yaml.safe_load(block.text) for block in blocks("docs/scaling.md") if block.language == "yaml")
+    (application,) = yaml.safe_load(service["spec"]["serveConfigV2"])["applications"]
+    args = application["args"]
+    assert args["engine"].keys() <= {each.name for each in fields(EngineOptions)}
+    assert args["server"].keys() <= {each.name for each in fields(ServerOptions)}
+    assert worker["spec"]["containers"]
 
 
 def test_the_flags_of_the_migration_page_are_accepted_as_it_says() -> None:

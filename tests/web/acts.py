@@ -13,6 +13,7 @@ LABELS = " yes\n no"
 
 def fill_in(page: Page, items: list[str] = ITEMS, labels: str = LABELS, query: str = "Is this food? Text: ") -> None:
     page.get_by_label("Score as I type", exact=True).uncheck()
+    page.locator("#more").evaluate("each => { each.open = true; }")
     page.get_by_label("Query", exact=True).fill(query)
     page.get_by_label("Items", exact=True).fill("\n".join(items))
     page.get_by_label("Labels", exact=True).fill(labels)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 Scheme = Literal["light", "dark"]
 CHROMIUM = shutil.which("chromium")
 PHONE, DESKTOP = (390, 844), (1400, 1000)
+EMPTY_FORM = "/#query="  # without a hash the playground opens with an example
 _NPM_FOLDER = Path(__file__).parents[2] / ".venv" / "npm"
 AXE = Path(os.environ.get("PREFIXWISE_AXE", _NPM_FOLDER / "node_modules" / "axe-core" / "axe.min.js"))
 
@@ -90,17 +91,13 @@ class Visit:
         """No page should."""
         return bool(self.page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth"))
 
-    def serious_faults(self, *, of_colors: bool = False) -> list[str]:
-        """What axe-core calls serious or critical on the page as it is; `of_colors`: by its rules on colors alone."""
+    def faults(self, *, of_colors: bool = False) -> list[str]:
+        """What axe-core finds wrong on the page as it is; `of_colors`: by its rules on colors alone."""
         if not self.page.evaluate("'axe' in window"):
             self.page.evaluate(AXE.read_text(encoding="utf-8"))
         rules = {"runOnly": ["cat.color"]} if of_colors else {}
         found = self.page.evaluate("options => axe.run(options)", {"resultTypes": ["violations"], **rules})
-        return [
-            f"{each['id']}: {[node['html'][:200] for node in each['nodes']]}"
-            for each in found["violations"]
-            if each["impact"] in ("serious", "critical")
-        ]
+        return [f"{each['id']}: {[node['html'][:200] for node in each['nodes']]}" for each in found["violations"]]
 
 
 def new_tab(browser: Browser, size: tuple[int, int] = DESKTOP, scheme: Scheme = "light") -> Page:
@@ -114,7 +111,7 @@ def new_tab(browser: Browser, size: tuple[int, int] = DESKTOP, scheme: Scheme = 
 
 @contextmanager
 def visit(
-    browser: Browser, origin: str, path: str = "/", size: tuple[int, int] = DESKTOP, scheme: Scheme = "light"
+    browser: Browser, origin: str, path: str = EMPTY_FORM, size: tuple[int, int] = DESKTOP, scheme: Scheme = "light"
 ) -> Iterator[Visit]:
     """The page of a server in a tab of its own; in the end nothing may have gone wrong."""
     page = new_tab(browser, size, scheme)
@@ -135,7 +132,9 @@ class Tab:
         self._page: Page | None = None
 
     @contextmanager
-    def visit(self, path: str = "/", size: tuple[int, int] = DESKTOP, scheme: Scheme = "light") -> Iterator[Visit]:
+    def visit(
+        self, path: str = EMPTY_FORM, size: tuple[int, int] = DESKTOP, scheme: Scheme = "light"
+    ) -> Iterator[Visit]:
         """As `visit`."""
         page, self._page = self._page or new_tab(self._browser), None  # one whose visit has failed is not used again
         page.set_viewport_size({"width": size[0], "height": size[1]})

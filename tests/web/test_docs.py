@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from prefixwise.server.openapi import OPERATIONS, TAGS
-from tests.web.browser import PHONE, Scheme
+from tests.web.browser import DESKTOP, PHONE, Scheme
 from tests.web.conftest import OpenPage
 
 if TYPE_CHECKING:
@@ -37,3 +37,21 @@ def test_it_follows_the_color_scheme_and_fits_a_phone(open_page: OpenPage, schem
         wait_for_operations(visit.page)
         assert visit.page.evaluate("document.documentElement.classList.contains('dark-mode')") is is_dark
         assert not visit.scrolls_sideways()
+
+
+@pytest.mark.parametrize("size", [DESKTOP, PHONE])
+def test_the_page_is_short_and_its_contents_lead_to_every_operation(open_page: OpenPage, size: tuple[int, int]) -> None:
+    with open_page("/docs", size=size) as visit:
+        page = visit.page
+        wait_for_operations(page)
+        page.locator("#operation-list a").nth(len(OPERATIONS) - 1).wait_for(state="attached")
+        assert page.evaluate("document.documentElement.scrollHeight") < 5000
+        targets = page.locator("#operation-list a").evaluate_all("links => links.map((link) => link.hash.slice(1))")
+        assert sorted(targets) == sorted(block.get_attribute("id") or "" for block in page.locator(".opblock").all())
+        if size == PHONE:
+            page.locator("#contents summary").click()
+        page.get_by_role("link", name="GET /metrics").click()
+        block = page.locator("#operations-Server-get_metrics")
+        block.locator(".opblock-body").wait_for()
+        assert visit.is_in_sight("#operations-Server-get_metrics .opblock-summary")
+        assert page.evaluate("document.activeElement.getAttribute('aria-expanded')") == "true"

@@ -157,6 +157,7 @@ class TestKeyboard:
             assert page.locator("#panel-copy").is_visible()
             for _ in range(2):
                 keys.press("ArrowLeft")
+            assert page.locator("#panel-isolation").is_visible()
             tab_to(page, "perturb")
             keys.press("Space")
             assert "moved by exactly 0;" in page.locator("#moved").inner_text()

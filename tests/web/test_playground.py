@@ -38,14 +38,14 @@ class TestScoring:
             page = visited.page
             assert page.locator("#nothing").is_visible()
             assert page.get_by_role("button", name="CSV", exact=True).is_disabled()
-            page.get_by_role("button", name="Is it food?").click()
+            page.get_by_role("button", name="Mood of reviews").click()
             page.wait_for_selector("[role=option]")
             assert visited.is_in_sight("#results-heading")
-            assert len(rows(page)) == 5
-            assert "yes" in page.locator("[role=option] .values").first.inner_text()
-            page.get_by_label("Filter", exact=True).fill("bread")
+            assert page.locator("[role=option]").first.get_attribute("aria-setsize") == "8"
+            assert "positive" in page.locator("[role=option] .values").first.inner_text()
+            page.get_by_label("Filter", exact=True).fill("battery")
             page.locator("[role=option]").click()
-            page.wait_for_selector(".chips li:text-is('·bread')")
+            page.wait_for_selector(".chips li:text-is('·battery')")
             assert not scrolls_sideways(visited)
             page.get_by_role("tab", name="Isolation").click()
             page.get_by_role("button", name="Change another item and score again").click()

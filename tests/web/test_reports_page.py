@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.web.acts import drop
-from tests.web.browser import DESKTOP, PHONE, Scheme
+from tests.web.browser import DESKTOP, PHONE, Scheme, visit
 from tests.web.conftest import OpenPage
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 
 @pytest.mark.parametrize(
@@ -66,3 +70,15 @@ def test_another_file_is_refused_in_words(open_page: OpenPage) -> None:
         drop(visited.page, "#drop", "other.json", "{}")
         visited.page.wait_for_selector("#other-error:not(:empty)")
         assert "other.json is none of the artifacts" in visited.page.locator("#other-error").inner_text()
+
+
+def test_without_a_folder_a_sample_is_open(browser: Browser, server: str) -> None:
+    listed = {"name": "evaluation.json", "folder": ".", "kind": "evaluation", "note": None}
+    with visit(browser, server) as visited:
+        page = visited.page
+        page.route("**/reports/list", lambda route: route.fulfill(json={"has_folder": False, "artifacts": [listed]}))
+        page.goto(f"{visited.origin}/reports")
+        page.frame_locator("#report").locator("h1", has_text="Evaluation of a multi endpoint").wait_for()
+        assert "this is a sample" in page.locator("#folder-note").inner_text()
+        assert page.get_by_role("heading", name="Sample").is_visible()
+        assert page.locator("#folders [aria-current]").count() == 1

@@ -53,7 +53,8 @@ export function arranged(answer, sort, filter) {
   return rows.sort((a, b) => sign * (valueOf(a, column) - valueOf(b, column)) || a.rank - b.rank);
 }
 
-function ranked(answer) {
+/** All rows by the first column, each with its rank. */
+export function ranked(answer) {
   const rows = [...answer.rows].sort((a, b) => valueOf(b, 0) - valueOf(a, 0) || a.index - b.index);
   return rows.map((row, position) => ({ ...row, rank: position + 1 }));
 }
@@ -61,20 +62,30 @@ function ranked(answer) {
 /** Rows without a score come last, and two of them are equal. */
 const valueOf = (row, column) => row.values?.[column] ?? -Number.MAX_VALUE;
 
-/** How far the bar of a value is filled. */
-export function barScale(answer) {
-  if (answer.isShare) return (value) => value;
+/** The lowest and the highest value that the first column may have, or has where any is possible. */
+export function scoreRange(answer) {
+  if (answer.isShare) return [0, 1];
   let [low, high] = [Infinity, -Infinity];
   for (const { values } of answer.rows) {
     if (values) [low, high] = [Math.min(low, values[0]), Math.max(high, values[0])];
   }
+  return low <= high ? [low, high] : [0, 1];
+}
+
+/** How far the bar of a value is filled. */
+export function barScale(answer) {
+  const [low, high] = scoreRange(answer);
   return (value) => (high > low ? (value - low) / (high - low) : 1);
 }
 
 /** As a spreadsheet reads it. A cell that would be taken for a formula is text. */
-export function asCsv(answer, rows) {
-  const lines = [["rank", "index", "item", ...answer.columns]];
-  for (const row of rows) lines.push([row.rank, row.index, row.text, ...(row.values ?? answer.columns.map(() => ""))]);
+export function asCsv(answer, rows, expected) {
+  const known = (cells) => (expected.length ? cells : []);
+  const lines = [["rank", "index", "item", ...known(["expected"]), ...answer.columns]];
+  for (const row of rows) {
+    lines.push([row.rank, row.index, row.text, ...known([expected[row.index] ?? ""]),
+      ...(row.values ?? answer.columns.map(() => ""))]);
+  }
   return lines.map((line) => line.map(csvCell).join(",")).join("\r\n") + "\r\n";
 }
 
@@ -85,10 +96,10 @@ function csvCell(value) {
 }
 
 /** With the request that it answers, so that it can be repeated. */
-export function asJsonFile(answer, rows) {
+export function asJsonFile(answer, rows, expected) {
   const shown = rows.map(({ rank, index, text, values, error }) => (
-    { rank, index, item: text, scores: values && Object.fromEntries(answer.columns.map((name, i) => [name, values[i]])),
-      ...(error ? { error } : {}) }
+    { rank, index, item: text, ...(expected[index] ? { expected: expected[index] } : {}),
+      scores: values && Object.fromEntries(answer.columns.map((name, i) => [name, values[i]])), ...(error ? { error } : {}) }
   ));
   return JSON.stringify({ request: answer.request, usage: answer.usage, results: shown }, null, 2);
 }

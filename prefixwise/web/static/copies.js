@@ -28,7 +28,7 @@ export function showCopies(panel, request, needsKey) {
 const shortened = (text) => (text.length > MAX_SHOWN ? `${text.slice(0, MAX_SHOWN)}\n…` : text);
 
 /** True if the text was copied. Pages without TLS, except on localhost, need the old API. */
-async function copy(text) {
+export async function copy(text) {
   if (navigator.clipboard) {
     try {
       await navigator.clipboard.writeText(text);

@@ -30,13 +30,14 @@ export function bar(part) {
   return element("span", { class: "bar", "aria-hidden": "true" }, inside);
 }
 
-/** A table in a box that scrolls by itself. Cells are strings, numbers or nodes. */
-export function table(caption, header, rows) {
+/** A table in a box that scrolls by itself. Cells are strings, numbers or nodes; those of the first column may be headers. */
+export function table(caption, header, rows, { hasRowHeaders = false } = {}) {
   const isNumber = (column) => rows.length > 0 && typeof rows[0][column] === "number";
   const head = element("tr", {}, ...header.map((name, column) => (
     name ? element("th", { scope: "col", class: isNumber(column) ? "number" : null }, name) : element("td")
   )));
-  const body = rows.map((row) => element("tr", {}, ...row.map((cell) => tableCell(cell))));
+  const body = rows.map((row) => element("tr", {}, ...row.map((cell, column) => (
+    hasRowHeaders && column === 0 ? element("th", { scope: "row" }, cell) : tableCell(cell)))));
   const whole = element("table", {}, element("caption", {}, caption), element("thead", {}, head),
     element("tbody", {}, ...body));
   return element("div", { class: "scroll", role: "region", "aria-label": caption, tabindex: "0" }, whole);

@@ -12,6 +12,7 @@ export function showError(error) {
   clearErrors();
   const field = error.param && document.querySelector(`[data-param~="${CSS.escape(error.param)}"]`);
   const place = field ? field.querySelector(".error") : byId("other-error");
+  field?.closest("details")?.setAttribute("open", "");
   const named = error.param && !field ? `${error.param}: ` : "";
   place.textContent = named + error.message;
   const control = field?.querySelector("textarea, input, select");

@@ -1,15 +1,21 @@
 /** The items field: pasted, dropped or opened content becomes lines. */
 import { byId, element, takeDrops } from "./dom.js";
-import { columnItems, likelyColumn, linesOfItems, looksSeparated, tableOf } from "./items.js";
+import { columnItems, labelColumn, likelyColumn, linesOfItems, looksSeparated, tableOf } from "./items.js";
+
+const NO_COLUMN = "";
 
 /** @param onChange called when the items have changed. @param onFault called with the error if content cannot be read. */
 export function watchItemInput(onChange, onFault) {
   const field = byId("items");
   const choice = byId("column");
+  const labelChoice = byId("label-column");
   let table = null;
 
-  function put(column) {
-    field.value = linesOfItems(columnItems(table, column));
+  function put() {
+    const labels = labelChoice.value === NO_COLUMN ? null : Number(labelChoice.value);
+    const found = columnItems(table, Number(choice.value), labels);
+    field.value = linesOfItems(found.items);
+    byId("expected").value = found.labels.join("\n");
     onChange();
   }
 
@@ -20,15 +26,17 @@ export function watchItemInput(onChange, onFault) {
       onFault(`${name || "what was pasted"} cannot be read: ${fault.message}`);
       return;
     }
-    const column = likelyColumn(table);
-    choice.replaceChildren(...table.columns.map((title, index) => element("option", { value: index }, title)));
-    choice.value = String(column);
+    const options = () => table.columns.map((title, index) => element("option", { value: index }, title));
+    choice.replaceChildren(...options());
+    choice.value = String(likelyColumn(table));
+    labelChoice.replaceChildren(element("option", { value: NO_COLUMN }, "none"), ...options());
+    labelChoice.value = String(labelColumn(table) ?? NO_COLUMN);
     byId("column-choice").hidden = table.columns.length < 2;
-    put(column);
+    put();
   }
 
   const takeFiles = async ([file]) => take(await file.text(), file.name);
-  choice.addEventListener("change", () => put(Number(choice.value)));
+  for (const each of [choice, labelChoice]) each.addEventListener("change", put);
   takeDrops(field, takeFiles);
   byId("file").addEventListener("change", async (event) => {
     if (event.target.files.length) await takeFiles([...event.target.files]);

@@ -4,6 +4,7 @@
 export const LINE_BREAK = "⏎";
 
 const TEXT_COLUMNS = ["text", "item", "document", "content", "passage", "title", "name"];
+const LABEL_COLUMNS = ["label", "expected", "expected label", "class", "category", "target"];
 
 /** The items of the text field: its lines that are not empty. */
 export function itemsOfLines(text) {
@@ -35,17 +36,28 @@ export function looksSeparated(text) {
 }
 
 /** The column that most likely contains the text: by its name, else the one with the longest cells. */
-export function likelyColumn({ columns, rows }) {
-  const named = TEXT_COLUMNS.map((name) => columns.findIndex((column) => column.trim().toLowerCase() === name));
-  const found = named.find((index) => index >= 0);
+export function likelyColumn(table) {
+  const found = namedColumn(table, TEXT_COLUMNS);
   if (found !== undefined) return found;
-  const sizes = columns.map((_, index) => rows.slice(0, 50).reduce((sum, row) => sum + row[index].length, 0));
+  const sizes = table.columns.map((_, index) => table.rows.slice(0, 50).reduce((sum, row) => sum + row[index].length, 0));
   return sizes.indexOf(Math.max(...sizes));
 }
 
-/** The cells of one column that are not empty. */
-export function columnItems({ rows }, index) {
-  return rows.map((row) => row[index]).filter((cell) => cell.trim() !== "");
+/** The column with expected labels, by its name. */
+export const labelColumn = (table) => namedColumn(table, LABEL_COLUMNS);
+
+function namedColumn({ columns }, names) {
+  const titles = columns.map((column) => column.trim().toLowerCase());
+  return names.map((name) => titles.indexOf(name)).find((index) => index >= 0);
+}
+
+/** `{items, labels}`: the cells of one column that are not empty, and those of the other beside them, if there is one. */
+export function columnItems({ rows }, column, labelsColumn = null) {
+  const used = rows.filter((row) => row[column].trim() !== "");
+  return {
+    items: used.map((row) => row[column]),
+    labels: labelsColumn === null ? [] : used.map((row) => row[labelsColumn].trim().replace(/\s+/g, " ")),
+  };
 }
 
 function readRecords(text, isOneDocument) {

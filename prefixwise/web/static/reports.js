@@ -11,20 +11,21 @@ const frame = byId("report");
 async function listArtifacts() {
   try {
     const { has_folder: hasFolder, artifacts } = await getJson("/reports/list");
-    byId("status").textContent = hasFolder
+    byId("folder-note").textContent = hasFolder
       ? `${counted(artifacts.filter((each) => !each.note).length, "report")} in the folder of this server.`
-      : "This server was started without --reports-dir; files can still be dropped here.";
-    byId("folders").replaceChildren(...folders(artifacts));
-    showNamed();
+      : "This server was started without --reports-dir: this is a sample. Your own files can be dropped here.";
+    byId("folders").replaceChildren(...folders(artifacts, hasFolder));
+    if (location.hash || hasFolder) showNamed();
+    else showListed(artifacts[0].name, false);
   } catch (error) {
     report(error);
   }
 }
 
-function folders(artifacts) {
+function folders(artifacts, hasFolder) {
   const names = [...new Set(artifacts.map((each) => each.folder))];
   return names.flatMap((folder) => [
-    element("h3", {}, folder === "." ? "In the folder itself" : folder),
+    element("h3", {}, folder !== "." ? folder : hasFolder ? "In the folder itself" : "Sample"),
     element("ul", { class: "artifacts" }, ...artifacts.filter((each) => each.folder === folder).map(entry)),
   ]);
 }
@@ -46,14 +47,17 @@ function markOpen(name) {
 /** The artifact that the address names: a link to a report reproduces it. */
 function showNamed() {
   const name = new URLSearchParams(location.hash.slice(1)).get("name");
-  if (name) show(name, () => getText(`/reports/view?name=${encodeURIComponent(name)}`), name);
+  if (name) showListed(name);
 }
+
+const showListed = (name, isAsked = true) => (
+  show(name, () => getText(`/reports/view?name=${encodeURIComponent(name)}`), name, isAsked));
 
 const showFile = ([file]) => show(file.name, async () => (
   postText(`/reports/view?name=${encodeURIComponent(file.name)}`, await file.text())
 ));
 
-async function show(name, load, listed = null) {
+async function show(name, load, listed = null, isAsked = true) {
   clearErrors();
   byId("status").textContent = `Reading ${name}…`;
   try {
@@ -64,7 +68,7 @@ async function show(name, load, listed = null) {
     byId("report-heading").textContent = name;
     byId("status").textContent = `Showing ${name}.`;
     markOpen(listed);
-    bringIntoView(byId("report-heading"));
+    if (isAsked) bringIntoView(byId("report-heading"));
   } catch (error) {
     report(error);
   }

@@ -2,7 +2,11 @@
 import { barScale } from "./answer.js";
 import { bar, element, shortNumber } from "./dom.js";
 
-const ROW_HEIGHT = 56; // as page.css has it
+const TEXT_HEIGHT = 36; // pixels of a row without its values
+const LINE_HEIGHT = 20; // of one line of values
+const VALUE_WIDTH = 120; // at least, as page.css has it, and the gap between two
+const VALUE_GAP = 12;
+const NARROW = 560; // a list that is narrower has its bars below the values, as page.css has it
 const SPARE_ROWS = 6; // above and below the visible ones
 const MAX_TEXT = 300; // characters of an item in its row
 const MAX_COLUMNS = 6; // values in a row
@@ -17,6 +21,7 @@ export class ResultList {
   #onChoose;
   #first = -1;
   #stop = -1;
+  #rowHeight = TEXT_HEIGHT + LINE_HEIGHT;
 
   /** @param onChoose called with a row when the user chooses it. */
   constructor(list, onChoose) {
@@ -26,7 +31,7 @@ export class ResultList {
     list.addEventListener("scroll", () => this.#draw(), { passive: true });
     list.addEventListener("keydown", (event) => this.#onKey(event));
     list.addEventListener("click", (event) => this.#onClick(event));
-    new ResizeObserver(() => this.#draw()).observe(list);
+    new ResizeObserver(() => this.#fit()).observe(list);
   }
 
   /** Show these rows of an answer, from the top. */
@@ -35,15 +40,27 @@ export class ResultList {
     this.#rows = rows;
     this.#chosen = chosen;
     this.#scale = barScale(answer);
-    this.#window.style.height = `${rows.length * ROW_HEIGHT}px`;
-    this.#list.style.maxHeight = `${rows.length * ROW_HEIGHT + 2}px`; // a short list is not taller than its rows
     this.#list.scrollTop = 0;
+    this.#fit();
+  }
+
+  /** Rows are as high as the lines that their values need at this width. */
+  #fit() {
+    const { clientWidth } = this.#list;
+    const numValues = Math.min(this.#answer?.columns.length ?? 1, MAX_COLUMNS);
+    const room = clientWidth < NARROW ? clientWidth - 64 : 0.74 * clientWidth - 86;
+    const perLine = Math.max(1, Math.floor((room + VALUE_GAP) / (VALUE_WIDTH + VALUE_GAP)));
+    this.#rowHeight = TEXT_HEIGHT + LINE_HEIGHT * Math.ceil(numValues / perLine);
+    const height = this.#rows.length * this.#rowHeight;
+    this.#list.style.setProperty("--row-height", `${this.#rowHeight}px`);
+    this.#window.style.height = `${height}px`;
+    this.#list.style.maxHeight = `${height + 2}px`; // a short list is not taller than its rows
     this.#draw(true);
   }
 
   #onKey(event) {
     const at = this.#rows.findIndex((row) => row.index === this.#chosen);
-    const page = Math.max(1, Math.floor(this.#list.clientHeight / ROW_HEIGHT) - 1);
+    const page = Math.max(1, Math.floor(this.#list.clientHeight / this.#rowHeight) - 1);
     const steps = { ArrowDown: at + 1, ArrowUp: at - 1, PageDown: at + page, PageUp: at - page, Home: 0,
       End: this.#rows.length - 1 };
     if (!(event.key in steps) || !this.#rows.length) return;
@@ -58,7 +75,7 @@ export class ResultList {
 
   #choose(position) {
     this.#chosen = this.#rows[position].index;
-    const [top, bottom] = [position * ROW_HEIGHT, (position + 1) * ROW_HEIGHT];
+    const [top, bottom] = [position * this.#rowHeight, (position + 1) * this.#rowHeight];
     const list = this.#list;
     if (top < list.scrollTop) list.scrollTop = top;
     else if (bottom > list.scrollTop + list.clientHeight) list.scrollTop = bottom - list.clientHeight;
@@ -68,8 +85,8 @@ export class ResultList {
 
   #draw(isNew = false) {
     const { scrollTop, clientHeight } = this.#list;
-    const first = Math.max(0, Math.floor(scrollTop / ROW_HEIGHT) - SPARE_ROWS);
-    const stop = Math.min(this.#rows.length, Math.ceil((scrollTop + clientHeight) / ROW_HEIGHT) + SPARE_ROWS);
+    const first = Math.max(0, Math.floor(scrollTop / this.#rowHeight) - SPARE_ROWS);
+    const stop = Math.min(this.#rows.length, Math.ceil((scrollTop + clientHeight) / this.#rowHeight) + SPARE_ROWS);
     if (!isNew && first === this.#first && stop === this.#stop) return;
     [this.#first, this.#stop] = [first, stop];
     this.#window.replaceChildren(...this.#rows.slice(first, stop).map((row, i) => this.#row(row, first + i)));
@@ -91,7 +108,7 @@ export class ResultList {
     element("span", { class: "text" }, row.text.slice(0, MAX_TEXT) || "(empty)"),
     element("span", { class: "values" }, ...this.#values(row)),
     ...(row.values ? [bar(this.#scale(row.values[0]))] : []));
-    node.style.top = `${position * ROW_HEIGHT}px`;
+    node.style.top = `${position * this.#rowHeight}px`;
     return node;
   }
 

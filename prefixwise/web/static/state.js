@@ -3,6 +3,7 @@
 export const DEFAULTS = Object.freeze({
   query: "",
   items: "",
+  expected: "",
   task: "labels",
   labels: "",
   suffix: "",
@@ -17,36 +18,61 @@ export const DEFAULTS = Object.freeze({
   filter: "",
   tab: "saw",
   chosen: "",
+  threshold: "",
+  compares: false,
+  otherQuery: "",
+  otherSuffix: "",
+  otherLabels: "",
+  otherInstruction: "",
+});
+
+/** The fields of the second prompt of a comparison, and those of the request that they stand for. */
+export const OTHER_FIELDS = Object.freeze({
+  otherQuery: "query", otherSuffix: "suffix", otherLabels: "labels", otherInstruction: "instruction",
 });
 
 /** Longer states are not put into the address. */
 export const MAX_ADDRESS_LENGTH = 64_000;
 
-/** The complete state from an address's hash. */
+/** The complete state from an address's hash; null where the address has none. */
 export function stateFromHash(hash) {
+  const text = hash.replace(/^#/, "");
+  if (!text) return null;
   const state = { ...DEFAULTS };
-  for (const [name, value] of new URLSearchParams(hash.replace(/^#/, ""))) {
+  for (const [name, value] of new URLSearchParams(text)) {
     if (name in DEFAULTS) state[name] = typeof DEFAULTS[name] === "boolean" ? value === "1" : value;
   }
   return state;
 }
 
-/** The hash of a state: only what differs from the defaults. Null where it would be too long. */
-export function hashOfState(state) {
+/** The hash of a state: only what differs from the defaults. An empty form has a hash too: none means `opening`. */
+export function hashOfState(state, opening) {
+  const text = differences(state);
+  return text === differences(opening) ? "" : text || "query=";
+}
+
+function differences(state) {
   const said = new URLSearchParams();
   for (const [name, value] of Object.entries(DEFAULTS)) {
-    if (state[name] !== value) said.set(name, typeof value === "boolean" ? (state[name] ? "1" : "0") : state[name]);
+    if (state[name] === value || (name in OTHER_FIELDS && !state.compares)) continue;
+    said.set(name, typeof value === "boolean" ? (state[name] ? "1" : "0") : state[name]);
   }
-  const text = said.toString();
-  return text.length > MAX_ADDRESS_LENGTH ? null : text;
+  return said.toString();
 }
 
 /** Put the state into the address bar; false where it is too long for that. */
-export function keepInAddress(state) {
-  const hash = hashOfState(state);
-  const address = location.pathname + location.search + (hash ? `#${hash}` : "");
+export function keepInAddress(state, opening) {
+  const text = hashOfState(state, opening);
+  const isShort = text.length <= MAX_ADDRESS_LENGTH;
+  const address = location.pathname + location.search + (isShort && text ? `#${text}` : "");
   if (address !== location.pathname + location.search + location.hash) history.replaceState(null, "", address);
-  return hash !== null;
+  return isShort;
+}
+
+/** Until something is compared, the second prompt is the request's. */
+export function withOther(state) {
+  if (state.compares) return state;
+  return { ...state, ...Object.fromEntries(Object.entries(OTHER_FIELDS).map(([name, own]) => [name, state[own]])) };
 }
 
 /** The state with the values of the form. */

@@ -112,7 +112,7 @@ def _measure(spec: ClientMatrixSpec, folder: Path, output: Path, say: Say) -> st
         with server as running:
             say(f"{spec.name}: ready on {running.url}")
             arguments = [
-                *("bench", "matrix", "--base-url", running.url, "--resume"),
+                *("bench", "matrix", "--url", running.url, "--resume"),
                 *("--workload-json", str(folder / folders.CANONICAL_WORKLOAD), *spec.matrix_flags),
                 *("--server-config-note", measured_by(spec)),
                 *("--output-json", str(output), "--output-markdown", str(output.with_suffix(".md"))),
