@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from prefixwise import Scorer
-from prefixwise.contract.errors import ProfileError, RequestError
+from prefixwise.contract.errors import PrefixwiseWarning, ProfileError, RequestError
 from prefixwise.contract.result import RerankResult
 from tests.checkpoints import make_classifier, make_hf_checkpoint, read_hf_tensors
 from tests.prompts.golden import read_by_transformers
@@ -159,10 +159,10 @@ def test_any_model_reranks_and_says_that_it_is_not_known(
 ) -> None:
     folder = folder_of(profile)
     for instruction in (None, "Is it code?"):
-        result = scorer_at(folder).rerank(QUERY, DOCUMENTS, instruction=instruction)
+        with pytest.warns(PrefixwiseWarning, match=f"so {profile} was used"):
+            result = scorer_at(folder).rerank(QUERY, DOCUMENTS, instruction=instruction)
         assert result.profile == profile
         assert len(result.warnings) == 1
-        assert f"so {profile} was used" in result.warnings[0]
         check(result, official_scores(profile, folder, reference_of(profile), DOCUMENTS, instruction))
 
 

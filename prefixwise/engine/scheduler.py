@@ -132,7 +132,11 @@ class Scheduler:
         Requests wait meanwhile."""
 
         def run() -> None:
-            self.costs.calibrate(probe_costs(self.backend, self.costs.model))
+            room = self.cache.acquire([None], self)  # evicts a block for that of the probe
+            try:
+                self.costs.calibrate(probe_costs(self.backend, self.costs.model, has_room=room is not None))
+            finally:
+                self.cache.release(room or (), self)
             self._follow_costs()
 
         if self.backend.info.step_seconds is not None:

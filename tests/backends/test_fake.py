@@ -32,7 +32,7 @@ BATCH = ForwardBatch(
 
 
 def logits_of(batch: ForwardBatch) -> list[list[float]]:
-    found: list[list[float]] = FakeBackend().forward(batch).label_logits.tolist()
+    found: list[list[float]] = FakeBackend(reads_short_blocks=True).forward(batch).label_logits.tolist()
     return found
 
 
@@ -79,7 +79,7 @@ def test_a_segment_may_be_cached_and_read_in_the_same_forward() -> None:
         label_ids=np.array([[5, 6]], np.int32),
         cache_segments=(0,),
     )
-    output = FakeBackend().forward(batch)
+    output = FakeBackend(reads_short_blocks=True).forward(batch)
     assert output.label_logits.tolist() == [after(7, 8, 1, 2, 3)]
     assert [block.num_tokens for block in output.blocks] == [2]
 

@@ -168,6 +168,19 @@ class TestCalibration:
         finally:
             scheduler.close()
 
+    def test_a_full_cache_makes_room_for_the_probes_block_if_it_can(self) -> None:
+        """Here the only block is pinned; of a full cache of idle ones, see `tests/backends/jax/test_warmup.py`."""
+        backend = FakeBackend(step_seconds=0.25, num_kv_blocks=1)
+        scheduler = Scheduler(backend)
+        try:
+            assert scheduler.cache.acquire([None], "a pin") is not None
+            scheduler.calibrate()
+            assert scheduler.stats().cost_source == "calibrated"
+            assert not any(batch.cache_segments for batch in backend.forwards)
+            assert scheduler.cache.num_used == 1
+        finally:
+            scheduler.close()
+
 
 class TestWorkStops:
     """Within a step: however much is left of a request, the device computes no more of it than is in flight."""

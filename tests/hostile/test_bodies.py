@@ -73,6 +73,8 @@ TEXTS: list[tuple[str, dict[str, Any], str | int | None]] = [
     ("/classify", {"input": TEXT}, TOO_LONG),
     ("/classify", {"input": ["a", TEXT], "truncate_prompt_tokens": -1}, SERVED),
     ("/classify", {"input": [TEXT], "truncate_prompt_tokens": 9, "truncation_side": "left"}, SERVED),
+    ("/v1/embeddings", {"input": TEXT}, TOO_LONG),
+    ("/v1/embeddings", {"input": ["a", TEXT], "truncate_prompt_tokens": -1}, SERVED),
 ]  # fmt: skip
 IDS = {"label_token_ids": [1], "score_mode": "prob"}
 WORDS = "word " * 6000  # about as many tokens

@@ -120,6 +120,10 @@ def test_a_classifier_does_what_the_document_says(tmp_path: Path) -> None:
 
 def run_schemathesis(folder: Path, options: list[str], *server_options: str) -> int:
     """How many requests it has sent, all of which got what the document says."""
+    # A second, the shortest X-Request-Timeout, may be too short on a busy machine.
+    (folder / "schemathesis.toml").write_text(
+        '[checks.not_a_server_error]\nexpected-statuses = ["2xx", "3xx", "4xx", 504]\n'
+    )
     with server_process(*server_options) as server:
         done = subprocess.run(
             [*SCHEMATHESIS, "--seed=7", "--continue-on-failure", *options, f"{server.url}/openapi.json"],

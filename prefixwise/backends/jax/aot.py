@@ -127,7 +127,7 @@ class RecordingBackend(Backend):
         if attention is None and isinstance(chosen, PallasTpuAttention):
             chosen = PallasTpuAttention(device=slice_.choice.devices[0].device_kind)
         self.assembly: Assembly = assemble(config, options, slice_.choice, mesh, dtype, chosen)
-        self.info = self.assembly.info
+        self.info = replace(self.assembly.info, step_seconds=None)  # nothing is computed that could be timed
         self.forwards: list[ForwardBatch] = []
 
     @property

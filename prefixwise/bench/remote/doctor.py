@@ -26,9 +26,10 @@ from prefixwise.models.sources import EMBEDDED_INSTALL_COMMAND
 BACKENDS = ("jax", "torch")
 # Modules that a run on a target needs: those of prefixwise and of its extras `harness` and `server`.
 PACKAGES = (
-    *("numpy", "tokenizers", "huggingface_hub", "gguf", "jinja2", "rich", "typer"),
-    *("httpx", "pydantic"),
-    *("flask_swagger_ui", "httptools", "orjson", "prometheus_client", "starlette", "uvicorn", "uvloop"),
+    *("numpy", "tokenizers", "huggingface_hub", "gguf", "httpx", "jinja2", "rich", "typer", "typing_extensions"),
+    "pydantic",
+    *("flask_swagger_ui", "httptools", "msgspec", "orjson", "prometheus_client"),
+    *("starlette", "uvicorn", "uvloop", "zmq"),
 )
 
 State = Literal["ok", "lacks", "unknown"]

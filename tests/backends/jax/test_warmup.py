@@ -78,7 +78,8 @@ def random_request(random: np.random.Generator) -> dict[str, Any]:
         return {**body, "label_token_ids": labels, "label_scoring": "sequence", "score_mode": "logprob"}
     mode = str(random.choice(["softmax", "logit", "prob", "logprob"]))
     item_first = bool(random.random() < 0.2)
-    return {**body, "label_token_ids": ids(size(50)), "score_mode": mode, "item_first": item_first}
+    labels = random.choice(512, 1 + size(49), replace=False).tolist()  # one alone, or one twice, is warned of
+    return {**body, "label_token_ids": labels, "score_mode": mode, "item_first": item_first}
 
 
 class TestWarmup:
