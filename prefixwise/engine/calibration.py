@@ -27,7 +27,7 @@ ATTENTION_ITEMS, PREFIX_BLOCKS = 4, 16
 
 
 def probe_costs(backend: Backend, known: CostModel, *, has_room: bool = True) -> list[Sample]:
-    """Measure. `known`: the figures so far; `has_room`: for a KV block. On the device thread, while nothing else runs."""
+    """Measure, on the device thread, while nothing else runs. `has_room`: for a KV block."""
     room = (backend.config.max_context_len - ITEM_TOKENS) // KV_BLOCK_SIZE
     num_blocks = min(PREFIX_BLOCKS, room, backend.info.max_kv_blocks_read or PREFIX_BLOCKS)
     if num_blocks < 1 or not has_room:
