@@ -19,7 +19,7 @@ Warmup = Literal["full", "fast", "none"]
 
 # Seconds that a step may take, and tokens that it may have in any case: every step reads the weights, which on a CPU
 # takes as long as computing about 40 tokens.
-STEP_SECONDS: dict[DeviceKind, float] = {"cpu": 0.25, "gpu": 0.02, "tpu": 0.02}
+STEP_SECONDS: dict[DeviceKind, float | None] = {"cpu": 0.25, "gpu": 0.02, "tpu": 0.02}
 LEAST_STEP_TOKENS = 256
 
 # Most tokens in one forward, unless the user sets it.
