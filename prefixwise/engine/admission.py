@@ -4,15 +4,14 @@ Two limits. `max_tokens` bounds the tokens that wait or run. And no request is a
 the measured rate (`token_rate.py`). Until a rate is known, the first limit counts alone; requests without a deadline
 have no other.
 
-The estimate follows the scheduler's fairness (`step_filler.py`): requests of one priority take turns, of a share of a
-step each.
+The estimate follows the scheduler's fairness (`step_filler.py`): lines of requests take turns, of a share of a step
+for each request.
 
-    until its end   a request of n turns waits for at most n turns of every other one, and for all of an earlier
-                    priority. So a small request passes a large one here, too.
+    until its end   a request waits for all that is before it in its line, for as many turns of every other line, and
+                    for all of an earlier priority. So a small request passes a large one here, too.
     available       smaller requests that come later pass it as well. What they took of the rate in the last seconds is
                     not available to it.
-    allowed         later requests of its size share the device with it, so the work until its end may take `SHARE` of
-                    its time; `SHARE_ALONE` if no live request is as large.
+    allowed         what others have until its end may take `MAX_WAIT` of its time, all together `MAX_TIME`.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ from prefixwise.forward.backend import DeviceKind
 # The default: about as many tokens as a device computes in a few minutes.
 DEFAULT_MAX_QUEUED_TOKENS: dict[DeviceKind, int] = {"cpu": 1 << 18, "gpu": 1 << 23, "tpu": 1 << 23}
 
-SHARE = 0.4
-SHARE_ALONE = 0.9  # the answer takes time, too
+MAX_WAIT = 0.4
+MAX_TIME = 0.9  # the answer takes time, too
 GIVE_UP = 1.25  # a request is given up if it needs so many times the time that it has left
 MAX_COMPARED = 1024  # beyond so many live requests, a new one is taken to wait for all of them
 
@@ -57,7 +56,7 @@ class Admission:
         self._tokens = 0
         self._rate = TokenRate(self.turn_tokens)
         self._last = monotonic()  # when the last step was done, or the queue was empty
-        self._live: dict[RequestState, int] = {}  # the size of each, by `_size_of`
+        self._live: dict[RequestState, None] = {}  # in the order of their arrival
         self._inflow = [0.0] * _NUM_SIZES  # tokens per second that were admitted, by size
         self._inflow_time = self._last
 
@@ -100,13 +99,15 @@ class Admission:
             if self._tokens and self._tokens + tokens > self.max_tokens:
                 raise self._counted(self._full(tokens))
             self._age_inflow(now)
+            for request in requests:
+                request.size = self._size_of(request)
             self._check_deadline(requests, now)
             if not self._tokens:
                 self._last = now  # the time before was idle
             self._tokens += tokens
             for request in requests:
-                self._live[request] = size = self._size_of(request)
-                self._inflow[size] += request.work_left / AVERAGE_SECONDS
+                self._live[request] = None
+                self._inflow[request.size] += request.work_left / AVERAGE_SECONDS
 
     def count_step(self, tokens: int) -> None:
         """A step has computed these tokens."""
@@ -124,18 +125,18 @@ class Admission:
     def leave(self, request: RequestState) -> None:
         """The request is done, or will not be."""
         with self._lock:
-            size = self._live.pop(request, None)
+            self._live.pop(request, None)
             self._tokens -= request.tokens_left
-            if size is not None and request.work_left:  # a client that leaves has taken nothing from others
+            if request.work_left:  # a client that leaves has taken nothing from others
                 now = monotonic()
                 self._age_inflow(now)
-                weight = math.exp(-(now - request.submitted) / AVERAGE_SECONDS)
-                self._inflow[size] = max(0.0, self._inflow[size] - weight * request.work_left / AVERAGE_SECONDS)
+                left = math.exp(-(now - request.submitted) / AVERAGE_SECONDS) * request.work_left / AVERAGE_SECONDS
+                self._inflow[request.size] = max(0.0, self._inflow[request.size] - left)
 
     def at_risk_until(self, now: float) -> float:
         """No admitted request with a later deadline than this is late (`why_late`), or past it."""
         rate = self._rate.at(now)
-        return now if rate is None else now + self._tokens / (GIVE_UP * rate)
+        return now if rate is None else now + self._tokens / self._available(rate, _NUM_SIZES)
 
     def why_late(self, request: RequestState, now: float) -> str | None:
         """Why an admitted request cannot meet its deadline any more, if that is so: device time for it would be lost.
@@ -146,7 +147,9 @@ class Admission:
         if rate is None or deadline is None:
             return None
         tokens, seconds = max(request.work_left, min(self._step_tokens, self._tokens)), deadline - now
-        if tokens <= GIVE_UP * rate * seconds:
+        if not request.has_begun:
+            rate = self._available(rate, request.size)
+        if tokens <= (GIVE_UP if request.has_begun else 1.0) * rate * seconds:
             return None
         return (
             f"the request was given up {seconds:.3g} s before its deadline: {tokens} tokens had to be computed until "
@@ -161,28 +164,30 @@ class Admission:
         seconds = min((each.task.deadline - now for each in requests if each.task.deadline is not None), default=0.0)
         if rate is None or seconds <= 0:  # without a deadline, or past it: the scheduler ends it
             return
-        work, size = sum(request.work_left for request in requests), max(map(self._size_of, requests))
-        if work > SHARE_ALONE * rate * seconds:
+        work, size = sum(request.work_left for request in requests), max(request.size for request in requests)
+        if work > MAX_TIME * rate * seconds:
             raise self._too_large(work, rate, seconds)
-        available = max(rate - sum(self._inflow[:size]), _LEAST_AVAILABLE * rate)
+        available = self._available(rate, size)
+        allowed = min(MAX_WAIT * seconds * available + work, MAX_TIME * seconds * available)
         until_end = self._tokens + work  # a bound that costs nothing
-        if until_end <= SHARE * available * seconds:
-            return
-        if len(self._live) + len(requests) <= MAX_COMPARED:
+        if until_end > allowed and len(self._live) + len(requests) <= MAX_COMPARED:
             until_end = self._until_end(requests)
-        allowed = seconds * (SHARE if any(live >= size for live in self._live.values()) else SHARE_ALONE)
-        if until_end > allowed * available:
-            raise self._counted(self._too_slow(until_end, available, allowed))
+        if until_end > allowed:
+            raise self._counted(self._too_slow(until_end, available, allowed / available))
 
     def _until_end(self, requests: Sequence[RequestState]) -> int:
         """The tokens that are computed until the last of the requests is done, and what else is in its last step."""
         everyone = [*self._live, *requests]
         work = np.array([each.work_left for each in everyone], np.int64)
-        priority = np.array([each.task.priority for each in everyone], np.int64)
+        lines = np.array([(each.task.priority, each.size) for each in everyone], np.int64)
         longest_turn = max(self.turn_tokens, *(each.task.max_unit_tokens for each in everyone))
-        sizes = {(-(-each.work_left // self.turn_tokens), each.task.priority) for each in requests}
-        until_end = max(tokens_before_end(*size, work, priority, longest_turn) for size in sizes)
+        last_in_line = {(each.task.priority, each.size) for each in requests}
+        until_end = max(tokens_before_end(*line, work, lines, self.turn_tokens, longest_turn) for line in last_in_line)
         return min(until_end + self._step_tokens, int(work.sum()))
+
+    def _available(self, rate: float, size: int) -> float:
+        """What smaller requests leave of the rate."""
+        return max(rate - sum(self._inflow[:size]), _LEAST_AVAILABLE * rate)
 
     def _size_of(self, request: RequestState) -> int:
         """0: one turn; 1: two; 2: up to four; 3: up to eight; and so on."""
@@ -222,7 +227,7 @@ class Admission:
 
     def _too_large(self, tokens: int, rate: float, seconds: float) -> RequestTooLargeError:
         message = (
-            f"the request must be computed in {SHARE_ALONE * seconds:.3g} s, so that its deadline is met; alone on the "
+            f"the request must be computed in {MAX_TIME * seconds:.3g} s, so that its deadline is met; alone on the "
             f"device it takes {tokens / rate:.3g} s: {tokens} tokens at {rate:.0f} tokens/s; allow more time, or send "
             "fewer items in a request"
         )
@@ -232,10 +237,25 @@ class Admission:
 
 
 def tokens_before_end(
-    num_turns: int, priority: int, work: NDArray[np.int64], priorities: NDArray[np.int64], longest_turn: int
+    priority: int, size: int, work: NDArray[np.int64], lines: NDArray[np.int64], turn: int, longest_turn: int
 ) -> int:
-    """Tokens of `work` that are computed until a request of so many turns is done, if no other comes. The request is
-    among `work`. No turn is longer than `longest_turn`."""
-    before = work[priorities < priority].sum()
-    beside = np.minimum(work[priorities == priority], num_turns * longest_turn).sum()
-    return int(before + beside)
+    """Tokens of `work` that are computed until the last request of this line is done, if no other comes.
+
+    `lines` are [priority, size] of each request, in the order of their arrival. Those of size 0 have a line each. The
+    line gets turns of at least `turn`, the others of at most `longest_turn`.
+    """
+    before = work[lines[:, 0] < priority].sum()
+    is_beside = lines[:, 0] == priority
+    of_size = {int(each): work[is_beside & (lines[:, 1] == each)] for each in np.unique(lines[is_beside, 1])}
+    own = of_size.pop(size)
+    num_rounds = 1
+    if size:
+        num_left = np.arange(len(own), 0, -1)  # in the line, while each is served
+        num_rounds = int(np.ceil(own / (turn * np.minimum(num_left, SHARES))).sum())
+    beside = 0
+    for each, others in of_size.items():
+        most = num_rounds * longest_turn
+        beside += int(
+            np.minimum(others, most).sum() if not each else min(others.sum(), most * min(len(others), SHARES))
+        )
+    return int(before + own.sum()) + beside

@@ -1,7 +1,8 @@
 """Calibration: a few forwards at warm-up that show what forwards cost on this machine (`plan/cost_model.py`).
 
     sizes       items without a prefix: the cost of a forward and of a token
-    attention   items behind a long prefix, one KV block read many times: the cost of a query-key pair
+    attention   items behind a long prefix, one KV block read many times: the cost of a query-key pair. Few items leave
+                most of a GPU idle, so only the largest of these probes that there was time for counts
 
 A slow CPU has time for the first ones alone. The static proportions decide what they leave open.
 """
@@ -21,9 +22,9 @@ from prefixwise.plan.cost_model import CostModel, Sample, Work, fit
 
 CALIBRATION_SECONDS = 1.0  # no probe is begun that would end later
 ROUNDS = 3  # the fastest run of each probe counts
-SIZES = (64, 256), (1024, 4096, 16_384)  # tokens, before and after the attention probe
+SIZES = (64, 256), (1024, 4096, 16_384)  # tokens, before and after the attention probes
 ITEM_TOKENS = 32
-ATTENTION_ITEMS, PREFIX_BLOCKS = 4, 16
+ATTENTION_SIZES, PREFIX_BLOCKS = (128, 4096), 16
 
 
 def probe_costs(backend: Backend, known: CostModel, *, has_room: bool = True) -> list[Sample]:
@@ -50,7 +51,9 @@ def _measure(backend: Backend, probes: list[ForwardBatch], known: CostModel) -> 
             if monotonic() + min(expected, fastest[number]) <= end:
                 fastest[number] = min(fastest[number], _seconds_of(backend, batch))
                 samples = [Sample(works[each], seconds) for each, seconds in fastest.items() if seconds < math.inf]
-    return samples
+    behind_prefix = [number for number, batch in enumerate(probes) if batch.prefixes and fastest[number] < math.inf]
+    too_small = {works[number] for number in behind_prefix[:-1]}
+    return [sample for sample in samples if sample.work not in too_small]
 
 
 def _seconds_of(backend: Backend, batch: ForwardBatch) -> float:
@@ -60,11 +63,13 @@ def _seconds_of(backend: Backend, batch: ForwardBatch) -> float:
 
 
 def _probes(backend: Backend, prefix: Sequence[KVBlock]) -> list[ForwardBatch]:
-    """In the order in which they run. `prefix`: what the items of the attention probe read; empty: no such probe."""
+    """In the order in which they run. `prefix`: what items of the attention probes read; empty: no such probes."""
     most = max(1, backend.info.step_tokens // ITEM_TOKENS)
-    first, later = (sorted({min(size // ITEM_TOKENS, most) for size in sizes}) for sizes in SIZES)
-    attention = [_items_batch(min(ATTENTION_ITEMS, most), prefix)] if prefix else []
-    return [*map(_items_batch, first), *attention, *(_items_batch(size) for size in later if size not in first)]
+    first, later, attention = (
+        sorted({min(size // ITEM_TOKENS, most) for size in sizes}) for sizes in (*SIZES, ATTENTION_SIZES)
+    )
+    behind = [_items_batch(size, prefix) for size in attention] if prefix else []
+    return [*map(_items_batch, first), *behind, *(_items_batch(size) for size in later if size not in first)]
 
 
 def _items_batch(num_items: int, prefix: Sequence[KVBlock] = ()) -> ForwardBatch:
@@ -106,5 +111,4 @@ def _compute_block(backend: Backend) -> KVBlock:
     )
     running = backend.start(batch)
     running.wait()
-    backend.synchronize()
     return running.blocks[0]

@@ -3,6 +3,7 @@
 With async scheduling (`BackendInfo.async_scheduling`) the device runs by itself once a step is launched. The next step
 is then launched shortly before the device is done, so that the device does not wait for the host, and a second thread
 waits for the outputs. Not earlier: a request that arrives in between can still join the step that is not launched yet.
+When the device will be done, the cost model says; how long before it the host must begin, the latest launches say.
 Without async scheduling one step is in flight at a time.
 """
 
@@ -26,15 +27,15 @@ from prefixwise.engine.health import DeviceWork, EngineFailedError, EngineHealth
 from prefixwise.engine.step import Step, StepForward
 from prefixwise.forward.backend import PROBE, Backend, check_blocks, check_output
 from prefixwise.forward.batch import ForwardOutput, RunningForward
+from prefixwise.plan.cost_model import MeasuredCosts
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
-# The next step is launched this long before the device is done. Filling and launching one takes the host 5 to 10 ms
-# while other threads are busy. With 8 requests of 12,000 tokens in flight, an H200 was idle 3 % of the time at 6 ms,
-# and never at 15 ms.
-LAUNCH_AHEAD_SECONDS = 0.015
-SLOWER_WEIGHT = 0.1  # weight of a step that was slower than expected; a faster one has weight 1
+MAX_LAUNCH_AHEAD_SECONDS = 0.015  # before the device is done, however slow the host is
+LAUNCH_MARGIN = 1.5  # times the host's seconds for a launch
+EARLY = 0.9  # of the seconds that a step is expected to take: a device that waits is worse than a step launched early
+FASTER_WEIGHT = 0.02  # of a launch that took the host less time than the ones before; a slower one has weight 1
 _POLL_SECONDS = 0.5  # while the scheduler waits for the device, which may have failed
 
 
@@ -104,14 +105,20 @@ class InFlightStep:
 
     @property
     def num_tokens(self) -> int:
-        """With padding: what decides how long it takes."""
+        """With padding."""
         return sum(forward.bucket for forward in self.step.forwards)
 
 
 class InFlightSteps:
     """The launched steps, for the scheduler's thread. Another thread calls `wake` whenever a step is done."""
 
-    def __init__(self, backend: Backend, wake: Callable[[], None], health: EngineHealth | None = None) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        wake: Callable[[], None],
+        health: EngineHealth | None = None,
+        costs: MeasuredCosts | None = None,
+    ) -> None:
         self.max_steps = 2 if backend.info.async_scheduling else 1
         self.times = StepTimes()
         self._backend = backend
@@ -122,7 +129,8 @@ class InFlightSteps:
         self._steps: deque[InFlightStep] = deque()
         self._probe: DeviceWork | None = None  # while it runs
         self._last_end = 0.0  # when the last step was done
-        self._seconds_per_token: float | None = None
+        self._costs = costs
+        self._launch_seconds = 0.0  # from filling a step until the device has all of it; changed by the device thread
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -166,7 +174,7 @@ class InFlightSteps:
         outputs: Future[list[ForwardOutput]] = Future()
         outputs.add_done_callback(lambda _: self._wake())
         self._steps.append(InFlightStep(step, now, outputs))
-        self._device.post(partial(self._start, step, outputs))
+        self._device.post(partial(self._start, step, now, outputs))
 
     def seconds_until_launch(self, now: float) -> float | None:
         """When to launch the next step: 0.0: now; None: not before one is done."""
@@ -174,21 +182,20 @@ class InFlightSteps:
             return 0.0
         if len(self._steps) == self.max_steps:
             return None
-        if self._seconds_per_token is None:
+        if self._costs is None or self._costs.source == "static":
             return 0.0
         newest = self._steps[-1]
-        expected = self._begin(newest) + self._seconds_per_token * newest.step.num_tokens
-        return max(0.0, expected - LAUNCH_AHEAD_SECONDS - now)
+        expected = self._begin(newest) + EARLY * self._costs.model.seconds(newest.step.work)
+        return max(0.0, expected - min(LAUNCH_MARGIN * self._launch_seconds, MAX_LAUNCH_AHEAD_SECONDS) - now)
 
     def pop_done(self) -> InFlightStep | None:
         """The oldest step, if it is done."""
         return self._steps.popleft() if self._steps and self._steps[0].outputs.done() else None
 
     def record_end(self, done: InFlightStep, end: float) -> float:
-        """Return when the device began with this step, and learn its speed. Call it once per step, in order."""
+        """Return when the device began with this step. Call it once per step, in order."""
         begin, self._last_end = self._begin(done), end
         if done.step.num_tokens:
-            self._learn((end - begin) / done.step.num_tokens)
             self.times.record(done.num_tokens, end - begin)
         return begin
 
@@ -227,19 +234,13 @@ class InFlightSteps:
     def _begin(self, each: InFlightStep) -> float:
         return max(each.launched, self._last_end)
 
-    def _learn(self, seconds_per_token: float) -> None:
-        known = self._seconds_per_token
-        if known is None or seconds_per_token < known:
-            self._seconds_per_token = seconds_per_token
-        else:
-            self._seconds_per_token = known + SLOWER_WEIGHT * (seconds_per_token - known)
-
     # On the device thread
 
-    def _start(self, step: Step, outputs: Future[list[ForwardOutput]]) -> None:
+    def _start(self, step: Step, launched: float, outputs: Future[list[ForwardOutput]]) -> None:
         """Start the step. The waiting thread, or this one, waits for its outputs."""
         try:
-            running = self._start_forwards(step)
+            running = [self._start_forward(forward) for forward in step.forwards]
+            self._learn(monotonic() - launched)
         except BaseException as error:  # raised in the scheduler by the future
             outputs.set_exception(error)
             return
@@ -249,11 +250,9 @@ class InFlightSteps:
         else:
             self._waiter.post(wait)
 
-    def _start_forwards(self, step: Step) -> list[RunningForward]:
-        running = [self._start_forward(forward) for forward in step.forwards]
-        if all(forward.is_prefill for forward in step.forwards):
-            self._backend.synchronize()  # a prefill has no logits, so nothing else waits for it
-        return running
+    def _learn(self, launch_seconds: float) -> None:
+        seconds, known = min(launch_seconds, MAX_LAUNCH_AHEAD_SECONDS), self._launch_seconds
+        self._launch_seconds = max(seconds, known + FASTER_WEIGHT * (seconds - known))
 
     def _start_forward(self, forward: StepForward) -> RunningForward:
         begin = monotonic()

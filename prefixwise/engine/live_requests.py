@@ -18,12 +18,12 @@ from prefixwise.contract.errors import BackendError, CancelledError, DeadlineExc
 from prefixwise.engine.admission import Admission
 from prefixwise.engine.health import EngineHealth, EngineState
 from prefixwise.engine.prefix_cache import Pins, PrefixCache
-from prefixwise.engine.request_state import RequestState
+from prefixwise.engine.request_state import Line, RequestState
 from prefixwise.engine.stats import Counters
 
 
 class LiveRequests:
-    """In the order of their turns, the longest unserved first. The scheduler's thread owns it; any may iterate."""
+    """In lines, which take turns (`step_filler.py`). The scheduler's thread owns it; any may iterate."""
 
     def __init__(
         self,
@@ -43,6 +43,8 @@ class LiveRequests:
         self._closing = closing
         self._block_bytes = block_bytes
         self._requests: dict[RequestState, None] = {}
+        self._lines: dict[Line, None] = {}  # the longest unserved first
+        self._shared: dict[tuple[int, int], Line] = {}  # by priority and size
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -53,16 +55,20 @@ class LiveRequests:
 
     def add(self, request: RequestState) -> None:
         self._requests[request] = None
+        if request.size:
+            request.line = self._shared.setdefault((request.task.priority, request.size), request.line)
+        request.line.requests[request] = None
+        self._lines[request.line] = None
         if request.task.pin_seconds is not None:
             try:
                 self._pins.check_room(len(request.keys))
             except RequestError as error:
                 self.end(request, error)
 
-    def end_turn(self, request: RequestState) -> None:
-        """The next turns are those of all other requests."""
-        del self._requests[request]
-        self._requests[request] = None
+    def end_turn(self, line: Line) -> None:
+        """The next turns are those of all other lines."""
+        del self._lines[line]
+        self._lines[line] = None
 
     def begin(self, request: RequestState, now: float) -> None:
         """A part of the request is launched, perhaps the first."""
@@ -88,10 +94,15 @@ class LiveRequests:
         return found
 
     def unlaunched(self) -> list[RequestState]:
-        """Those that the next step may serve."""
+        """Those that the next step may serve, line by line."""
         now = monotonic()
         ending = {request for request in self._at_risk(now) if request.num_in_flight and self._end_reason(request, now)}
-        return [request for request in self._requests if not request.is_launched and request not in ending]
+        return [
+            request
+            for line in self._lines
+            for request in line.requests
+            if not request.is_launched and request not in ending
+        ]
 
     def _at_risk(self, now: float) -> list[RequestState]:
         """The requests that `_end_reason` may end: seldom any, so that a look at each costs little."""
@@ -134,7 +145,7 @@ class LiveRequests:
 
     def end(self, request: RequestState, error: BaseException | None = None) -> None:
         """Remove the request and give its caller the result or the error."""
-        del self._requests[request]
+        self._remove(request)
         if error is None and request.task.pin_seconds is not None:
             error = self._pin(request, request.task.pin_seconds)
         if not request.is_finite:  # its prefix may be to blame
@@ -142,6 +153,15 @@ class LiveRequests:
         request.release_prefix(self._cache)
         self._admission.leave(request)
         request.finish(error)
+
+    def _remove(self, request: RequestState) -> None:
+        del self._requests[request]
+        line = request.line
+        del line.requests[request]
+        if not line.requests:
+            del self._lines[line]
+            if request.size:
+                del self._shared[request.task.priority, request.size]
 
     def _pin(self, request: RequestState, seconds: float) -> RequestError | None:
         tokens = (len(request.task.prefix_ids), request.cached_tokens)
@@ -167,6 +187,8 @@ class LiveRequests:
             self._admission.leave(request)
             request.finish(self._health.error())
         self._requests.clear()
+        self._lines.clear()
+        self._shared.clear()
 
 
 def _expiry(request: RequestState, now: float) -> DeadlineExceededError | None:

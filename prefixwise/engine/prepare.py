@@ -51,6 +51,7 @@ class EngineConfig:
     served_names: tuple[str, ...] = ()  # other names that a request may call the model by
     profiles: ProfileChoice = field(default_factory=profile_of_any_model)  # how documents become prompts
     revision: str | None = None  # the commit of a model from the hub
+    checkpoint_quantization: str | None = None  # how the checkpoint stores its weights, where they are quantised
 
 
 @dataclass(frozen=True, eq=False)

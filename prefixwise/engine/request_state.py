@@ -194,6 +194,14 @@ class Branch:
         return all(entry.is_computed for entry in self.entries or ())
 
 
+class Line:
+    """Requests that have their turns in common (`step_filler.py`)."""
+
+    def __init__(self) -> None:
+        self.requests: dict[RequestState, None] = {}  # in the order of their arrival
+        self.turn_tokens = 0.0  # the weight of a turn that the end of a step has cut short
+
+
 class RequestState:
     """How far a request has come, and its outcome.
 
@@ -212,7 +220,8 @@ class RequestState:
         self.tokens_left = task.num_tokens
         self._expected_hit_tokens = 0  # of `tokens_left`: those of the prefix that were cached when it was submitted
         self.num_segments_scored = 0
-        self.turn_tokens = 0.0  # the weight of a turn that the end of a step has cut short (`step_filler.py`)
+        self.size = 0  # 0: one turn; 1: two; 2: up to four; 3: up to eight; and so on (`admission.py`)
+        self.line = Line()  # whose turns it shares; at first its own
         self.num_in_flight = 0  # in-flight steps with parts of this request
         self.is_suspect = False  # a step with a part of it has failed: until items of it are scored, it runs alone
         self.is_finite = True  # all logits so far
@@ -240,6 +249,11 @@ class RequestState:
 
     def has_expired(self, now: float) -> bool:
         return self.task.deadline is not None and now >= self.task.deadline
+
+    @property
+    def has_begun(self) -> bool:
+        """A part of it was launched, or it holds KV blocks that others may wait for."""
+        return self.started is not None or any(branch.entries is not None for branch in self._open)
 
     # Branches
 

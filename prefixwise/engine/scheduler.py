@@ -93,7 +93,7 @@ class Scheduler:
         )
         self._submit_lock = threading.Lock()  # what is submitted before `close` is answered
         wake = partial(self._inbox.put, None)
-        self._in_flight = InFlightSteps(backend, wake, self.health)
+        self._in_flight = InFlightSteps(backend, wake, self.health, self.costs)
         self._recovery = Recovery(backend, self._in_flight, self._budget, self._counters)
         self._watchdog = Watchdog(self.health, self._in_flight, options.watchdog_timeout, wake)
         self._thread = threading.Thread(target=self._run, name="prefixwise-scheduler", daemon=True)
@@ -327,9 +327,10 @@ class Scheduler:
         for request in step.requests:
             self._live.begin(request, now)
             request.num_in_flight += 1
-            request.turn_tokens = step.cut.get(request, 0)
-            if not request.turn_tokens:
-                self._live.end_turn(request)
+        for line in dict.fromkeys(request.line for request in step.requests):
+            line.turn_tokens = step.cut.get(line, 0)
+            if not line.turn_tokens:
+                self._live.end_turn(line)
         self._polls_in_flight = 0
         self._in_flight.launch(step, now)
 
@@ -351,6 +352,7 @@ class Scheduler:
                 request.started = begin  # it waited for the step before
         self._was_short = end - begin < SHORT_STEP_SECONDS
         self._count(step, end - begin)
+        self._learn_costs(done, begin, end)
         self._live.deliver(set(step.requests))
         self._recovery.count_step(is_finite=is_finite)
 
@@ -363,8 +365,12 @@ class Scheduler:
         counters.tokens_padded += sum(forward.bucket for forward in step.forwards)
         step.count(seconds)
         self.admission.count_step(step.num_tokens)
-        if self.backend.info.step_seconds is not None:
-            self.costs.record(Sample(step.work, seconds))
+
+    def _learn_costs(self, done: InFlightStep, begin: float, end: float) -> None:
+        """Correct the cost model by a step. A device that was idle has waited for the host, which is no cost of it."""
+        info = self.backend.info
+        if (begin > done.launched) if info.async_scheduling else (info.step_seconds is not None):
+            self.costs.record(Sample(done.step.work, end - begin))
             self._follow_costs()
 
     def _follow_costs(self) -> None:

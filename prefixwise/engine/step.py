@@ -19,7 +19,7 @@ import numpy as np
 
 from prefixwise.engine.forward_batches import BlockRun, ItemRun, SequenceRun, joined_batch, sequences_batch
 from prefixwise.engine.prefix_cache import CacheEntry
-from prefixwise.engine.request_state import BatchRecord, Branch, RequestState
+from prefixwise.engine.request_state import BatchRecord, Branch, Line, RequestState
 from prefixwise.forward.backend import check_output
 from prefixwise.forward.batch import ForwardBatch, ForwardOutput, KVBlock, Prefix
 from prefixwise.plan.cost_model import Work
@@ -231,7 +231,7 @@ class Step:
 
     forwards: list[StepForward]
     num_tokens: int
-    cut: Mapping[RequestState, float] = field(default_factory=dict)  # the weight of turns that go on in the next step
+    cut: Mapping[Line, float] = field(default_factory=dict)  # the weight of turns that go on in the next step
     num_pairs: int = 0  # query-key pairs, about
 
     @cached_property

@@ -9,21 +9,28 @@ are live, each gets at most a share of the step in its turn; a turn that the end
 next step. So a large request does not make a small one wait for all of it, and many small ones do not starve a
 large one. This holds among requests of one priority; those of a later priority get the tokens that are left.
 
+Lines: requests of about the same size, within a factor of two, that need more than one turn stand in one line. Their
+turns, at most `SHARES` of them in a round, go to the oldest. So they end one after the other: the last one not later
+than if all had been served side by side, the others earlier. The next one begins when the ones before it leave a share
+of the line's turn. From then on it has its own share, as other requests may wait for its KV blocks.
+
 Steps are bounded in time (`step_limits.py`): what a part takes of a step is its *weight*.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from itertools import groupby, islice
+from itertools import groupby
+from operator import itemgetter
 
 from prefixwise.engine.prefix_cache import CacheEntry, PrefixCache
-from prefixwise.engine.request_state import Branch, RequestState
+from prefixwise.engine.request_state import Branch, Line, RequestState
 from prefixwise.engine.step import Part, Step, StepForward
-from prefixwise.engine.step_limits import StepLimits
+from prefixwise.engine.step_limits import SHARES, StepLimits
 from prefixwise.forward.batch import KV_BLOCK_SIZE
 from prefixwise.plan.algorithms import ScorePlan
 
+MAX_COMPARED = 16  # with more requests than this, a step is full without looking at what each leaves
 MAX_SKIPPED = 8  # the step counts as full after this many requests that are ready and do not fit
 MANY_LABELS = 16  # more of them have forwards of their own: each scored token reads all labels of a forward
 _HIDDEN = "hidden"  # stands for all requests that want hidden states, in the keys of forwards
@@ -43,12 +50,15 @@ class StepFiller:
         self._num_pairs = 0.0
         self._weight = 0.0
         self._num_skipped = 0  # requests that are ready and do not fit
-        self._cut: dict[RequestState, float] = {}  # the weight of turns that the end of the step cuts short
+        self._cut: dict[Line, float] = {}  # the weight of turns that the end of the step cuts short
+        self._filling: RequestState | None = None  # the only one that needs more than its share: it fills the step,
+        self._tokens_beside = 0  # with so many tokens of the other ones,
+        self._tokens_filling = 0  # and so many of its own so far
         self._has_free_blocks = True  # for prefixes of further requests
         self._prefill_left: int | None = None  # prefix tokens that the request may still have in this step
 
     def fill(self, requests: Collection[RequestState]) -> Step | None:
-        """Fill a step from requests, the longest unserved first. None if nothing can run now.
+        """Fill a step from requests, line by line, the longest unserved first. None if nothing can run now.
 
         The requests stay unchanged, except that KV blocks are reserved for their prefixes.
         """
@@ -77,19 +87,56 @@ class StepFiller:
 
     def _fill_from(self, requests: Sequence[RequestState]) -> None:
         """Fill the tokens that are left from requests of one priority."""
-        busy = (request for request in requests if not request.is_launched)
-        is_alone = len(list(islice(busy, 2))) == 1
-        share = self._limits.num_tokens if is_alone else self._limits.share
-        for request in requests:
+        busy = [request for request in requests if not request.is_launched]
+        share = self._share(busy)
+        for line, of_line in groupby(busy, _line):
             if self._weight_left <= 0 or self._num_skipped == MAX_SKIPPED:
                 break
-            if not request.is_launched:
-                before, left, turn = self._weight, self._weight_left, max(1, share - request.turn_tokens)
-                self._serve(request, min(turn, left))
-                if left < turn:
-                    self._cut[request] = request.turn_tokens + self._weight - before
-                # A request that waits for another one's block is not skipped for lack of tokens.
-                self._num_skipped += self._weight == before and self._is_ready(request)
+            in_line = list(of_line)
+            before, left = self._weight, self._weight_left
+            turn = max(1, share * min(len(in_line), SHARES) - line.turn_tokens)
+            self._serve_line(in_line, min(turn, left), share)
+            if left < turn:
+                self._cut[line] = line.turn_tokens + self._weight - before
+
+    def _share(self, requests: Sequence[RequestState]) -> float:
+        """What a request gets in its turn: a share of the step, and more where the other ones need less than theirs."""
+        share, left, tokens = self._limits.share, self._weight_left, self._num_tokens
+        if len(requests) > MAX_COMPARED:
+            return share
+        by_weight = sorted(((self._weight_of(request), request) for request in requests), key=itemgetter(0))
+        for number, (weight, request) in enumerate(by_weight):
+            level = left / (len(by_weight) - number)
+            if weight > level:
+                if request is by_weight[-1][1]:
+                    self._filling, self._tokens_beside = request, tokens
+                return max(share, level) if level >= KV_BLOCK_SIZE or len(requests) == 1 else share
+            left -= weight
+            tokens += request.work_left
+        return max(share, self._limits.num_tokens)
+
+    def _weight_of(self, request: RequestState) -> float:
+        """Of all that is left of the request, about."""
+        branch = next(iter(request.branches()), None)
+        pairs = 0.0 if branch is None or branch.plan.scoring is None else branch.pairs_per_unit_token
+        return request.work_left * self._limits.weight(1, pairs)
+
+    def _serve_line(self, requests: Sequence[RequestState], max_weight: float, share: float) -> None:
+        """Serve the oldest of the requests, those that have begun, and the next one where there is a share for it."""
+        end, num_behind = self._weight + max_weight, sum(request.has_begun for request in requests)
+        for position, request in enumerate(requests):
+            num_behind -= request.has_begun
+            left = end - self._weight
+            if left <= 0 or self._num_skipped == MAX_SKIPPED:
+                break
+            if position and not request.has_begun and left < share:
+                if num_behind:
+                    continue
+                break
+            before = self._weight
+            self._serve(request, max(min(share, left), left - share * num_behind))
+            # A request that waits for another one's block is not skipped for lack of tokens.
+            self._num_skipped += self._weight == before and self._is_ready(request)
 
     def _reserve_prefix(self, branch: Branch) -> bool:
         """Once a branch must wait for KV blocks, the requests after it get none either. Else it would starve. A request
@@ -148,7 +195,7 @@ class StepFiller:
         A block that is larger than the request's share is taken if it fits the step, or if it is the step's first.
         """
         tokens_before = branch.plan.block_starts[branch.num_blocks_launched]
-        within = self._limits.block_tokens_within(max_weight, tokens_before)
+        within = self._whole_waves(branch, self._limits.block_tokens_within(max_weight, tokens_before))
         first, stop = branch.blocks_to_compute(
             within if self._prefill_left is None else min(within, self._prefill_left)
         )
@@ -166,7 +213,15 @@ class StepFiller:
         num_tokens = branch.plan.block_tokens(first, stop)
         if self._prefill_left is not None:
             self._prefill_left -= num_tokens
-        return self._count(self._prefill, num_tokens, branch.plan.block_pairs(first, stop))
+        return self._count(branch, self._prefill, num_tokens, branch.plan.block_pairs(first, stop))
+
+    def _whole_waves(self, branch: Branch, num_tokens: int) -> int:
+        """Of the tokens of a part that fills the step: as many as make it whole waves, with those beside."""
+        wave, beside = self._limits.wave_tokens, self._tokens_beside + self._tokens_filling
+        all_tokens = beside + num_tokens
+        if branch.request is not self._filling or all_tokens < wave:
+            return num_tokens
+        return max(0, all_tokens // wave * wave - beside)
 
     def _can_read(self, forward: StepForward, num_blocks: int) -> bool:
         """The forward may read this many blocks more."""
@@ -193,7 +248,8 @@ class StepFiller:
         budget = plan.token_budget - (forward.num_tokens if plan.mask == "dense" else 0)
         pairs = branch.pairs_per_unit_token
         per_token = self._limits.weight(1, pairs)
-        first, stop = branch.units_to_score(min(int(max_weight / per_token), budget), at_least_one=not self._num_tokens)
+        within = self._whole_waves(branch, int(max_weight / per_token))
+        first, stop = branch.units_to_score(min(within, budget), at_least_one=not self._num_tokens)
         if first == stop and not is_served:
             left = int(self._weight_left / per_token)
             first, stop = branch.units_to_score(min(left, budget), at_least_one=False)
@@ -204,7 +260,7 @@ class StepFiller:
             forward.add_prefix(branch)
         forward.scored_parts.append(Part(branch, first, stop))
         num_tokens = branch.plan.unit_tokens(first, stop)
-        self._count(forward, num_tokens, num_tokens * pairs)
+        self._count(branch, forward, num_tokens, num_tokens * pairs)
         return stop
 
     def _forward_for(self, request: RequestState, plan: ScorePlan) -> StepForward:
@@ -217,10 +273,11 @@ class StepFiller:
             self._scored[key] = StepForward(has_sequences=bool(plan.sequences))
         return self._scored[key]
 
-    def _count(self, forward: StepForward, num_tokens: int, num_pairs: float) -> float:
+    def _count(self, branch: Branch, forward: StepForward, num_tokens: int, num_pairs: float) -> float:
         """Returns the weight."""
         forward.num_tokens += num_tokens
         self._num_tokens += num_tokens
+        self._tokens_filling += num_tokens if branch.request is self._filling else 0
         self._num_pairs += num_pairs
         weight = self._limits.weight(num_tokens, num_pairs)
         self._weight += weight
@@ -242,3 +299,7 @@ def fill_step(limits: StepLimits, cache: PrefixCache, requests: Sequence[Request
 
 def _priority(request: RequestState) -> int:
     return request.task.priority
+
+
+def _line(request: RequestState) -> Line:
+    return request.line

@@ -29,6 +29,7 @@ class StepLimits:
     joins_prefill: bool = False  # join prefix blocks and items into one forward
     pairs_per_token: float = math.inf  # query-key pairs that weigh as much as a token
     least_share: int = 1  # tokens of a share, in any case
+    wave_tokens: int = 1  # a step that is cut has a multiple of so many tokens
 
     @classmethod
     def of(cls, backend: BackendInfo, max_prefill_tokens: int | None) -> StepLimits:
@@ -39,6 +40,7 @@ class StepLimits:
             backend.max_kv_blocks_read,
             backend.joins_prefill,
             least_share=max(1, min(KV_BLOCK_SIZE, backend.least_step_tokens // 2)),
+            wave_tokens=backend.wave_tokens,
         )
 
     @property

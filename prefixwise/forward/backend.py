@@ -18,8 +18,8 @@ DeviceKind = Literal["cpu", "gpu", "tpu"]
 Warmup = Literal["full", "fast", "none"]
 
 # Seconds that a step may take, and tokens that it may have in any case: every step reads the weights, which on a CPU
-# takes as long as computing about 40 tokens.
-STEP_SECONDS: dict[DeviceKind, float | None] = {"cpu": 0.25, "gpu": 0.02, "tpu": 0.02}
+# takes as long as computing about 40 tokens. Whoever comes waits for the step that runs, and then for its own.
+STEP_SECONDS: dict[DeviceKind, float | None] = {"cpu": 0.25, "gpu": 0.012, "tpu": 0.02}
 LEAST_STEP_TOKENS = 256
 
 # Most tokens in one forward, unless the user sets it.
@@ -75,6 +75,8 @@ class BackendInfo:
     compilation_cache_dir: str | None = None  # of compiled programs; None: they are not cached
     step_tokens: int = 2048  # most tokens of a step: more do not use the device better
     step_seconds: float | None = None  # a step should take no longer, as newcomers wait for it; None: no bound
+    # Forwards of a multiple of so many tokens take less time per token: their attention tiles use all cores to the end.
+    wave_tokens: int = 1
     least_step_tokens: int = 1  # a step may have as many however long it takes: fewer would waste the device
     # Items of more tokens are computed in pieces. Never a measurement: the cut decides an item's bits.
     max_whole_item: int = 1024
@@ -129,7 +131,7 @@ class Backend(ABC):
         return ()
 
     def synchronize(self) -> None:  # noqa: B027  # optional: not needed where forwards return when they are done
-        """Wait until the device is idle. A prefill without scored tokens may still run when `wait` returns."""
+        """Wait until the device is idle."""
 
     def memory_stats(self) -> Mapping[str, int]:
         """Bytes on its devices by name, with `peak_bytes` where that is known; empty on a CPU."""

@@ -122,4 +122,4 @@ class RunningForward:
     """A forward that the device may still be computing."""
 
     blocks: tuple[KVBlock, ...]  # one per `cache_segments`; forwards that start after this one may read them
-    wait: Callable[[], ForwardOutput]  # for the logits, where there are any; raises an error of the device
+    wait: Callable[[], ForwardOutput]  # until the device has computed all of it; raises an error of the device

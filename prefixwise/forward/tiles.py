@@ -41,6 +41,10 @@ class TileSizes:
     # no prefix. 0: tiles hold only tokens that read a prefix, and begin at the first of them.
     alignment: int = 0
 
+    def wave_tokens(self, num_cores: int, num_kv_heads: int, multiple: int) -> int:
+        """Tokens whose prefix tiles, each of one KV head, are about one for each core; a multiple of `multiple`."""
+        return max(multiple, num_cores // num_kv_heads * self.prefix // multiple * multiple)
+
 
 Item = TypeVar("Item")
 

@@ -3,7 +3,7 @@
     seconds = per forward + per token x tokens (with padding) + per pair x pairs
 
 The figures are static for a kind of device at first. Probes calibrate them at warm-up (`engine/calibration.py`), and
-the steps that run correct their scale. They bound steps in time (`engine/step_filler.py`) and, where all algorithms
+the steps that run correct them. They bound steps in time (`engine/step_filler.py`) and, where all algorithms
 give the same bits, choose between algorithms (`algorithms.py`).
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import numpy as np
 
@@ -139,18 +139,23 @@ class MeasuredCosts:
         self._is_calibrated = True
 
     def record(self, sample: Sample) -> None:
-        """Correct the scale by a step that has run. The first ones count more, unless the model was calibrated.
+        """Correct the figures by a step that has run: half of it as the speed of the machine, in all figures alike, and
+        half by their shares of the step, so that steps of several kinds correct the proportions too.
 
-        A step that is mostly the fixed cost of its forwards says little of the rest.
+        The first steps count more, unless the model was calibrated. A step that is mostly the fixed cost of its
+        forwards says little of the rest.
         """
-        expected = self.model.seconds(sample.work)
+        parts = _parts(self.model, sample.work)
+        expected = sum(parts)
         change = min(max(sample.seconds, 1e-9) / expected, MAX_CHANGE)
         weight = FASTER_WEIGHT if change < 1.0 else SLOWER_WEIGHT
         self._num_steps += 1
         if not self._is_calibrated:
             weight = max(weight, 1.0 / self._num_steps)
-        weight *= 1.0 - self.model.seconds_per_forward * sample.work.num_forwards / expected
-        self.model = self.model.scaled(change**weight)
+        weight *= 1.0 - parts[0] / expected
+        largest = max(parts[1], parts[2], 1e-12)
+        factors = [change ** (weight * (0.5 + 0.5 * min(1.0, part / largest))) for part in parts]
+        self.model = CostModel(*(figure * factor for figure, factor in zip(astuple(self.model), factors, strict=True)))
 
 
 def fit(samples: Sequence[Sample], static: CostModel) -> CostModel:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.overload import KINDS, SMALL, Call, judge, parse_options, tokens_per_second
+from benchmarks.overload import Call, device_shares, judge, kinds_of, parse_options, tokens_per_second
 
 ROOT = Path(__file__).parents[2]
-LARGE = KINDS[1]
+SMALL, LARGE = kinds_of(5000)
 DEADLINE = 10.0
 
 
@@ -37,8 +37,15 @@ def test_a_rate_counts_what_was_scored_in_time_until_the_last_answer() -> None:
 
 
 def test_the_shares_of_the_kinds_are_all_of_the_traffic() -> None:
-    assert sum(kind.share for kind in KINDS) == 1.0
-    assert (SMALL.num_tokens, LARGE.num_tokens) == (400, 5000)
+    assert SMALL.share + LARGE.share == 1.0
+
+
+@pytest.mark.parametrize(
+    ("large_tokens", "sizes"), [(10**6, (400, 5000)), (5000, (400, 5000)), (870, (55, 875)), (1, (28, 188))]
+)
+def test_requests_are_as_large_as_the_device_is_fast_up_to_a_bound(large_tokens: int, sizes: tuple[int, int]) -> None:
+    small, large = kinds_of(large_tokens)
+    assert (small.num_tokens, large.num_tokens) == sizes
 
 
 def test_it_passes_with_nine_tenths_of_the_capacity() -> None:
@@ -50,6 +57,12 @@ def test_it_fails_with_a_late_answer_or_slow_small_requests_or_none() -> None:
     assert not passes(*calls_of(), small(1.0), Call(LARGE, 0.0, DEADLINE + 0.1, "scored"))
     assert not passes(*calls_of(), small(0.6 * DEADLINE))
     assert not passes(*calls_of())
+
+
+def test_the_device_is_shared_by_requests_in_time_others_and_idleness() -> None:
+    calls = [*calls_of(), *calls_of(latency=DEADLINE + 1)]
+    shares = device_shares(calls, DEADLINE, 99.0, 250 * LARGE.num_tokens)
+    assert shares == {"busy_share": 0.9, "in_time_share": 0.4, "device_share": 0.36}
 
 
 def test_a_running_server_takes_no_flags() -> None:

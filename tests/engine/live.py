@@ -55,7 +55,6 @@ class GatedBackend(FakeBackend):
         self.made: list[WatchedBlock] = []
         self.num_closed = 0
         self.num_synchronized = 0
-        self.fails_to_synchronize = False
         self.fails: Callable[[ForwardBatch], bool] = lambda batch: False  # while it is waited for
         self.fails_to_start: Callable[[ForwardBatch], bool] = lambda batch: False
         self._gate = threading.Condition()
@@ -80,8 +79,6 @@ class GatedBackend(FakeBackend):
     def synchronize(self) -> None:
         self._check_thread()
         self.num_synchronized += 1
-        if self.fails_to_synchronize:
-            raise RuntimeError("the device has failed")
 
     def close(self) -> None:
         self._check_thread()

@@ -75,8 +75,8 @@ class StepRunner:
         step = self.fill(*states)
         assert step is not None, "there is something to do"
         for state in step.requests:
-            state.turn_tokens = step.cut.get(state, 0)
-            if not state.turn_tokens:
+            state.line.turn_tokens = step.cut.get(state.line, 0)
+            if not state.line.turn_tokens:
                 del self._order[state]
                 self._order[state] = None
         running = []

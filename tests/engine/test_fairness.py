@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -130,6 +131,53 @@ def test_a_lower_priority_number_is_served_first(algorithm: str) -> None:
     assert (sum(marks), sum(others)) == (360, 4 * 360)
     assert sum(map(bool, marks)) <= 6, "all of a step is its own"
     assert sum(others[: last + 1]) <= 100, "the others had no more than it left"
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_large_requests_of_one_size_end_one_after_the_other(algorithm: str) -> None:
+    """The last one not later than if all had been served side by side, the others earlier."""
+    backend = GatedBackend(step_tokens=100)
+    with live_engine(backend) as engine:
+        first = Ticket(engine, body_of([1], [[2]], algorithm=algorithm))
+        backend.next_forward()  # it keeps the device while the others come
+        marks = (MARK, MARK - 1, MARK - 2)
+        large = [Ticket(engine, body_of([mark], [[mark] * 9] * 40, algorithm=algorithm)) for mark in marks]
+        backend.open()
+        for ticket in (first, *large):
+            ticket.check()
+    of_each = [[number for number, batch in enumerate(backend.forwards) if mark in batch.token_ids] for mark in marks]
+    for before, after in pairwise(of_each):
+        assert before[-1] <= after[0] + 1, "the next one may share the last step of the one before"
+
+
+def test_a_small_request_does_not_wait_for_a_large_one_with_its_query_that_waits_in_line() -> None:
+    backend = GatedBackend(step_tokens=256)
+    query = query_of(200, 7)
+    with live_engine(backend) as engine:
+        items = [[k % 40, 1, 2, 3] for k in range(1000)]
+        running = Ticket(engine, body_of(query_of(200), items, algorithm="prefill_extend"))
+        backend.next_forward()
+        waiting = Ticket(engine, body_of(query, items, algorithm="prefill_extend"))
+        small = Ticket(engine, body_of(query, [[MARK]], algorithm="prefill_extend"))
+        backend.open()
+        for ticket in (running, waiting, small):
+            ticket.check()
+    marked = [number for number, batch in enumerate(backend.forwards) if MARK in batch.token_ids]
+    assert marked[-1] <= 8 < len(backend.forwards) // 2
+
+
+def test_a_request_that_leaves_room_in_its_turn_lets_the_next_in_line_begin() -> None:
+    """As with a limit for the prefixes in a step: else the device would be almost idle."""
+    backend = GatedBackend(step_tokens=2048)
+    with live_engine(backend, scheduler={"chunked_prefill_size": 128}) as engine:
+        first = Ticket(engine, body_of([1], [[2]], algorithm="prefill_extend"))
+        backend.next_forward()
+        large = [Ticket(engine, body_of(query_of(1280, n), [[2, 3]], algorithm="prefill_extend")) for n in (3, 5)]
+        backend.open()
+        for ticket in (first, *large):
+            ticket.check()
+    together = [batch for batch in backend.forwards if len(batch.cache_segments) == 2]
+    assert len(together) >= 9
 
 
 def test_a_step_that_was_prepared_is_dropped_when_somebody_comes() -> None:

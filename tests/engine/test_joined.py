@@ -401,7 +401,9 @@ class TestEnds:
             pair[0].check()
             with pytest.raises(RuntimeError, match="does not start"):
                 pair[1].result()
-            assert (engine.scheduler.stats().cached_blocks, backend.num_blocks_held) == (0, 0)
+            # Those of the first one, if it ran again after the second.
+            assert engine.scheduler.stats().cached_blocks == backend.num_blocks_held
+            assert backend.num_blocks_held in (0, 3)
             Ticket(engine, body_of(QUERY, [[1]])).check()
 
     @pytest.mark.parametrize("leaves", [0, 1])

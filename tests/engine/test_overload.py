@@ -50,6 +50,7 @@ TRAFFIC = {
     "small ones that fill most of the device": (Kind("small", SMALL, 0.25), Kind("large", LARGE, 0.75)),
     "small ones alone": (Kind("small", SMALL, 1.0),),
     "large ones alone": (Kind("large", LARGE, 1.0),),
+    "large ones that take a third of their time": (Kind("small", SMALL, 0.1), Kind("large", 1700, 0.9)),
     "of all sizes": (Kind("small", SMALL, 0.2), Kind("medium", 80, 0.3), Kind("large", LARGE, 0.5)),
 }
 

@@ -255,24 +255,28 @@ class TestEviction:
 
 
 class TestSynchronization:
-    """A forward that only keeps a prefix may run on when it is waited for."""
+    """A forward that only keeps a prefix is waited for, too."""
 
-    def test_the_prefix_is_there_before_the_pin_is_answered(self) -> None:
-        backend = small_backend()
+    @pytest.mark.parametrize("is_async", [False, True])
+    def test_the_prefix_is_there_before_the_pin_is_answered(self, is_async: bool) -> None:
+        backend = small_backend(is_open=False, async_scheduling=is_async)
         with live_engine(backend) as engine:
             answered: SimpleQueue[int] = SimpleQueue()
-            state = submit_pin(engine, QUERY, on_change=lambda: answered.put(backend.num_synchronized))
-            assert answered.get(timeout=SECONDS) == 1
+            state = submit_pin(engine, QUERY, on_change=lambda: answered.put(backend.num_running))
+            backend.until_waited_for(1)
+            assert not state.is_done
+            backend.open()
+            assert answered.get(timeout=SECONDS) == 0
             assert state.is_done
-            cached_tokens(engine, [41] * 300)
-            assert backend.num_synchronized == 1, "the client that waits for logits waits for the prefix too"
 
-    def test_a_failure_that_shows_only_then_is_the_pins(self, caplog: pytest.LogCaptureFixture) -> None:
-        backend = small_backend()
+    @pytest.mark.parametrize("is_async", [False, True])
+    def test_a_failure_that_shows_only_then_is_the_pins(self, is_async: bool, caplog: pytest.LogCaptureFixture) -> None:
+        backend = small_backend(async_scheduling=is_async)
         with live_engine(backend) as engine:
-            backend.fails_to_synchronize = True
+            backend.fails = lambda batch: bool(batch.cache_segments)
             with pytest.raises(RuntimeError, match="the device has failed"):
                 pin(engine, QUERY)
+            backend.fails = lambda batch: False
             assert engine.pinned_prefixes() == []
             assert cached_tokens(engine) == 0
         assert caplog.messages == ["a forward pass failed"] * 2

@@ -41,14 +41,23 @@ class TestShares:
         runner.run(big)
         step = runner.run(big, small)
         assert small.is_launched
-        assert 0 < tokens_of(step, big) <= SHARE
+        assert tokens_of(step, big) == (STEP - 200) // 10 * 10, "all that the small one leaves"
 
-    def test_while_there_are_others_nobody_gets_more_than_a_share(self) -> None:
+    def test_large_ones_divide_the_step(self) -> None:
         runner = StepRunner()
         states = [state_of(100, [10] * 500) for _ in range(3)]
         for _ in range(5):
             step = runner.run(*states)
-            assert all(SHARE - 10 < tokens_of(step, state) <= SHARE for state in states)
+            assert all(STEP // 3 - 11 < tokens_of(step, state) <= STEP // 3 for state in states)
+
+    def test_a_large_one_fills_whole_waves_beside_small_ones(self) -> None:
+        runner, big = StepRunner(wave_tokens=96), state_of(0, [1] * 5000)
+        before, behind = state_of(0, [7] * 10), state_of(5, [7] * 10)
+        assert tokens_of(runner.run(big), big) == STEP // 96 * 96
+        step = runner.run(before, big, behind)
+        assert step.num_tokens == STEP // 96 * 96
+        assert before.is_launched
+        assert behind.is_launched
 
     def test_a_turn_that_the_step_cuts_short_goes_on_in_the_next(self) -> None:
         """Else a small request at the end of a step would wait for all of the others once more."""
@@ -63,7 +72,8 @@ class TestShares:
         first, second = state_of(0, [10] * 500), state_of(0, [10] * 500)
         assert tokens_of(runner.run(*small, first, second), first) == STEP - 9 * 100 - 4
         step = runner.run(first, second)
-        assert (tokens_of(step, first), tokens_of(step, second)) == (SHARE - 120 - 6, SHARE - 6)
+        half = STEP // 2
+        assert (tokens_of(step, first), tokens_of(step, second)) == (half - 120 - 2, half - 2)
 
     def test_those_that_are_done_take_no_share(self) -> None:
         """They are live until the step that runs has ended, and the next is filled before that."""
@@ -145,7 +155,7 @@ class TestLargeUnits:
         runner, big, other = StepRunner(), state_of(0, [10] * 500), state_of(5, [400, 400], algorithm, chunk_size=1)
         tokens = [tokens_of(runner.run(big, other), other) for _ in range(3)]
         if algorithm == "prefill_extend":
-            assert tokens == [5, 400, 400]  # its prefix goes first, and then there is no room in that share
+            assert tokens == [405, 400, 0]
         else:
             assert tokens == [405, 405, 0]
 
@@ -236,7 +246,7 @@ class TestPrefixes:
     def test_a_bounded_chunk_leaves_the_rest_of_the_step_to_others(self) -> None:
         runner, long, items = StepRunner(max_prefill_tokens=128), state_of(1000, [10]), state_of(0, [10] * 500)
         step = runner.run(long, items)
-        assert (tokens_of(step, long), tokens_of(step, items)) == (128, SHARE // 10 * 10)
+        assert (tokens_of(step, long), tokens_of(step, items)) == (128, STEP // 2 // 10 * 10)
 
     @pytest.mark.parametrize("num_waiting", [1, 3])
     def test_a_block_whose_owner_has_left_is_computed_by_one_that_waits_for_it(self, num_waiting: int) -> None:
@@ -246,7 +256,8 @@ class TestPrefixes:
         owner = state_of(prefix, [10])
         waiting = [state_of(prefix, [10]) for _ in range(num_waiting)]
         step = runner.run(owner, *waiting)
-        assert tokens_of(step, owner) == KV_BLOCK_SIZE
+        num_computed = 2 if num_waiting == 1 else 1
+        assert tokens_of(step, owner) == num_computed * KV_BLOCK_SIZE
         owner.release_prefix(runner.cache)
         prefills = [
             (part.request, part.first)
@@ -255,10 +266,11 @@ class TestPrefixes:
             for part in forward.block_parts
         ]
         if num_waiting == 1:
-            assert prefills == [(waiting[0], 1)]
+            assert prefills == [(waiting[0], 2)]
         else:
             assert prefills == [(waiting[0], 1), (waiting[1], 2)], "block by block beside others, each in its turn"
-        assert [state.cached_tokens for state in waiting] == [n * KV_BLOCK_SIZE for n in range(1, 1 + num_waiting)]
+        first = num_computed
+        assert [state.cached_tokens for state in waiting] == [(first + n) * KV_BLOCK_SIZE for n in range(num_waiting)]
 
     @pytest.mark.parametrize("num_jobs", [2, 1 + 2 * MAX_SKIPPED, 5 * MAX_SKIPPED])
     def test_however_many_wait_for_one_prefix_it_is_computed_and_they_end(self, num_jobs: int) -> None:

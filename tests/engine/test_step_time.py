@@ -86,7 +86,8 @@ class TestLimits:
         for _ in range(20):
             costs.record(Sample(Work(192, 0), 0.06))  # four times as fast
         budget.follow_costs()
-        assert 800 <= budget.limits.num_tokens <= 1000
+        assert costs.model.seconds(Work(192, 0)) == pytest.approx(0.06, rel=0.01)
+        assert 800 <= budget.limits.num_tokens <= 1200
 
     def test_memory_bounds_them_as_well(self) -> None:
         costs = MeasuredCosts(COSTS.scaled(0.1))
@@ -109,7 +110,7 @@ class TestLimits:
             backend.open()
             ticket.check()
 
-    def test_without_a_bound_in_time_nothing_is_measured(self) -> None:
+    def test_nothing_is_measured_where_steps_have_no_bound_in_time_and_none_is_launched_ahead(self) -> None:
         with live_engine(GatedBackend(is_open=True)) as engine:
             Ticket(engine, body_of([1], [[2]] * 50)).check()
             assert engine.scheduler.stats().cost_source == "static"
@@ -152,6 +153,13 @@ class TestCalibration:
         found = fit(probe_costs(backend, self.STATIC), self.STATIC)
         assert found.seconds_per_forward == pytest.approx(0.02 * speed, rel=0.1)
         assert found.seconds_per_token == pytest.approx(0.001 * speed, rel=0.05)
+
+    def test_only_the_largest_attention_probe_counts(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Here all take the same time per token, and a small one would hide that pairs cost nothing."""
+        samples = probe_costs(Machine(0.0002, 1e-6).use(monkeypatch), self.STATIC)
+        per_token = [sample.work.num_pairs / sample.work.num_tokens for sample in samples]
+        assert sorted(round(pairs) for pairs in per_token) == [16, 16, 16, 16, 2064]
+        assert next(s.work.num_tokens for s in samples if s.work.num_pairs > 1e6) == 2048
 
     def test_a_slow_machine_runs_few_probes(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """The one that is always run takes 0.8 s here, and computing the block 1.3 s."""

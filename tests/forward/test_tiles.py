@@ -240,3 +240,12 @@ class TestPacking:
     def test_an_array_beyond_its_capacity_is_refused(self) -> None:
         with pytest.raises(AssertionError, match="larger than its program"):
             Packing([2]).pack([np.zeros(3, np.int32)], np.zeros(32, np.int32))
+
+
+@pytest.mark.parametrize(
+    ("num_cores", "num_kv_heads", "prefix", "expected"),
+    [(132, 8, 64, 1024), (132, 2, 16, 1024), (108, 8, 64, 768), (4, 8, 64, 256)],
+)
+def test_a_wave_has_about_a_tile_for_each_core(num_cores: int, num_kv_heads: int, prefix: int, expected: int) -> None:
+    """The first is Qwen3-0.6B on an H200; the last has more heads than cores, and gets the least."""
+    assert TileSizes(32, 128, prefix).wave_tokens(num_cores, num_kv_heads, 256) == expected

@@ -112,13 +112,13 @@ class TestMeasuredCosts:
     WORK = Work(num_tokens=950, num_pairs=0)  # a second, of which a twentieth is the forward's
 
     def measured(self, *seconds: float, calibrated: bool) -> float:
-        """How many times slower the figures are after such steps."""
+        """How many times slower tokens are after such steps."""
         costs = MeasuredCosts(COSTS)
         if calibrated:
             costs.calibrate([Sample(self.WORK, 1.0)])
         for each in seconds:
             costs.record(Sample(self.WORK, each))
-        return costs.model.seconds(self.WORK)
+        return costs.model.seconds_per_token / COSTS.seconds_per_token
 
     def test_a_slower_step_moves_calibrated_figures_a_little_and_a_faster_one_much(self) -> None:
         assert self.measured(2.0, calibrated=True) == pytest.approx(2 ** (0.95 * SLOWER_WEIGHT), rel=0.01)
@@ -130,6 +130,17 @@ class TestMeasuredCosts:
     def test_the_first_step_moves_static_figures_at_once(self) -> None:
         assert self.measured(3.0, calibrated=False) == pytest.approx(3**0.95)
         assert self.measured(*[3.0] * 5, calibrated=False) == pytest.approx(3.0, rel=0.05)
+
+    def test_tokens_and_pairs_are_corrected_by_their_shares_of_a_step(self) -> None:
+        """A machine whose attention is 5 times slower than thought, and steps of two kinds in turns."""
+        machine = CostModel(COSTS.seconds_per_forward, COSTS.seconds_per_token, 5 * COSTS.seconds_per_pair)
+        costs = MeasuredCosts(COSTS)
+        costs.calibrate([Sample(Work(256, 0), COSTS.seconds(Work(256, 0)))])
+        for _ in range(200):
+            for work in (Work(1000, 10_000), Work(1000, 2_000_000)):
+                costs.record(Sample(work, machine.seconds(work)))
+        assert costs.model.seconds_per_token == pytest.approx(machine.seconds_per_token, rel=0.05)
+        assert costs.model.seconds_per_pair == pytest.approx(machine.seconds_per_pair, rel=0.05)
 
     def test_a_forward_that_is_mostly_its_fixed_cost_says_nothing_of_tokens(self) -> None:
         costs = MeasuredCosts(COSTS)

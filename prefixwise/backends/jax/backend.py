@@ -19,6 +19,7 @@ from prefixwise.backends.jax.devices import DeviceChoice, resolve_dtype, set_com
 from prefixwise.backends.jax.inputs import ForwardInputs, ProgramSpec, host_inputs, split_batch
 from prefixwise.backends.jax.kv_cache import JaxKVBlock, KVCache
 from prefixwise.backends.jax.mesh import make_mesh, start_distributed
+from prefixwise.backends.jax.model import LastLayer
 from prefixwise.backends.jax.placement import HeadPlacement
 from prefixwise.backends.jax.runner import Floats, Runner, TileOutputs, list_programs
 from prefixwise.backends.jax.weights import load_weights
@@ -75,14 +76,14 @@ class JaxBackend(Backend):
         lens = np.diff(batch.segment_starts)
         blocks = tuple(self._runner.kv_cache.take([int(lens[segment]) for segment in batch.cache_segments]))
         try:
-            sent = self._send(batch, parts, spec, blocks)
+            last, sent = self._send(batch, parts, spec, blocks)
         except BaseException:
             self._give_up(blocks)
             self._recover()
             raise
         if sent is None:
             output = ForwardOutput(np.zeros(batch.label_ids.shape, np.float32), None, blocks)
-            return RunningForward(blocks, lambda: output)
+            return RunningForward(blocks, partial(self._wait_for_trunk, last, output, blocks))
         return RunningForward(blocks, partial(self._wait, sent, blocks))
 
     def _send(
@@ -91,7 +92,7 @@ class JaxBackend(Backend):
         parts: Sequence[tuple[ForwardBatch, Int64Array]],
         spec: ProgramSpec,
         blocks: Sequence[JaxKVBlock],
-    ) -> _Sent | None:
+    ) -> tuple[LastLayer, _Sent | None]:
         """Start all programs of the forward; None where it scores nothing."""
         shards = [self._inputs(part, spec, blocks) for part, _ in parts]
         shape = (spec.num_tokens, spec.dense_columns)
@@ -99,14 +100,22 @@ class JaxBackend(Backend):
         x = self._runner.embed(spec, [part for part, _ in parts])
         last = self._runner.trunk(spec, shards, masks, x)  # first: the host prepares the rest while the devices compute
         if not len(batch.score_tokens):
-            return None
+            return last, None
         distinct, columns = _distinct_labels(batch.label_ids)
         head_inputs = self._runner.head_inputs([part.score_tokens for part, _ in parts], distinct)
         hidden = self._runner.hidden(last, head_inputs)
         labels = self._runner.label_logits(hidden, head_inputs)
         logsumexp = self._runner.logsumexp(hidden) if batch.need_logsumexp else []
         pooled = self._runner.pooled(hidden) if batch.need_hidden else []
-        return _Sent(labels, logsumexp, columns, [rows for _, rows in parts], pooled)
+        return last, _Sent(labels, logsumexp, columns, [rows for _, rows in parts], pooled)
+
+    def _wait_for_trunk(self, last: LastLayer, output: ForwardOutput, blocks: Sequence[JaxKVBlock]) -> ForwardOutput:
+        try:
+            jax.block_until_ready(last)
+        except BaseException:
+            self._give_up(blocks)
+            raise
+        return output
 
     def _wait(self, sent: _Sent, blocks: tuple[JaxKVBlock, ...]) -> ForwardOutput:
         try:

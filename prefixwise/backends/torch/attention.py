@@ -20,13 +20,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # everybody's name for it
 from torch import Tensor
 
 from prefixwise.backends.torch.dense_mask import DenseMask
-from prefixwise.backends.torch.devices import token_index, upload
+from prefixwise.backends.torch.devices import take, token_index, upload
 from prefixwise.backends.torch.kv_blocks import KeysValues, Piece, PrefixLocations, longest_reads, read_pieces
 from prefixwise.backends.torch.softmax import NEG_INF, Partial, masked_softmax, merge, merge_into
 from prefixwise.backends.torch.tiles import DiagonalTiles, FullRange, cut_diagonals, cut_full_ranges
@@ -107,8 +108,9 @@ class TiledAttention(Attention):
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, cached: KeysValues | None) -> Tensor:
         out = torch.empty(q.shape, dtype=torch.float32, device=q.device)
-        out[self._num_tokens :] = 0.0  # every other token has a diagonal tile, which is written first
-        lse = torch.full(q.shape[:2], NEG_INF, dtype=torch.float32, device=q.device)
+        if self._num_tokens < len(q):
+            out[self._num_tokens :] = 0.0  # every other token has a diagonal tile, which is written first
+        lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
         merged = (out, lse)
         # Each prefix once, at the greatest length that is read; shorter reads are slices of it.
         prefixes = {prefix: read_pieces(pieces, k, v, cached) for prefix, pieces in self._prefixes.items()}
@@ -151,40 +153,50 @@ class _DiagonalGroup:
         tokens = tiles.tokens.reshape(-1)
         index, is_padded = token_index(tokens, device), len(tiles.slots) < len(tokens)
         slots = upload(tiles.slots, device) if is_padded else None
-        real = upload(tokens[tiles.slots], device) if is_padded else index
+        real = token_index(tokens[tiles.slots], device) if is_padded else index
         return cls(index, slots, real, later.expand(num_tiles, 1, width, width))
 
 
 def _attend_diagonal(q: Tensor, k: Tensor, v: Tensor, group: _DiagonalGroup, merged: Partial) -> None:
     """The first part of every token: written to `merged`, not merged into it."""
     attend = _flash_diagonal if q.device.type == "cpu" else _plain_diagonal
-    if isinstance(group.real, slice):
-        attend(q, k, v, group, (merged[0][group.real], merged[1][group.real]))
-        return
-    num_rows = group.hidden.shape[0] * group.hidden.shape[2]
-    part = tuple(torch.empty(num_rows, *each.shape[1:], dtype=each.dtype, device=each.device) for each in merged)
-    attend(q, k, v, group, (part[0], part[1]))
-    for target, rows in zip(merged, part, strict=True):
-        target[group.real] = rows if group.slots is None else rows[group.slots]
+    for target, rows in zip(merged, attend(q, k, v, group), strict=True):
+        target[group.real] = (rows if group.slots is None else rows.index_select(0, group.slots)).to(target.dtype)
 
 
-def _flash_diagonal(q: Tensor, k: Tensor, v: Tensor, group: _DiagonalGroup, part: Partial) -> None:
-    """Into [g W, N, H] and [g W, N]. One call per query head of a KV head, so that no key is repeated."""
-    (num_tiles, _, width, _), (num_kv_heads, head_size) = group.hidden.shape, k.shape[1:]
-    shape = num_tiles, width, num_kv_heads
-    queries = q[group.index].view(*shape, -1, head_size)
-    keys, values = (each[group.index].view(*shape, head_size).transpose(1, 2) for each in (k, v))
-    out, lse = part[0].view(*shape, -1, head_size), part[1].view(*shape, -1)
+def _flash_diagonal(q: Tensor, k: Tensor, v: Tensor, group: _DiagonalGroup) -> Partial:
+    """[g W, N, H] in q's dtype, and [g W, N]."""
+    num_tiles, _, width, _ = group.hidden.shape
+    q, k, v = (take(each, group.index).view(num_tiles, width, *each.shape[1:]).transpose(1, 2) for each in (q, k, v))
     mask = None
     if not group.is_causal:
         mask = torch.zeros(group.hidden.shape, dtype=q.dtype).masked_fill_(group.hidden, NEG_INF)
-    for head in range(queries.shape[3]):
-        found = _FLASH(queries[:, :, :, head].transpose(1, 2), keys, values, 0.0, group.is_causal, attn_mask=mask)
-        out[:, :, :, head], lse[:, :, :, head] = (each.transpose(1, 2) for each in found)
+    out, lse = _flash_of_groups(q, k, v, group.is_causal, mask)
+    return out.transpose(1, 2).flatten(0, 1), lse.transpose(1, 2).flatten(0, 1)
 
 
-def _plain_diagonal(q: Tensor, k: Tensor, v: Tensor, group: _DiagonalGroup, part: Partial) -> None:
-    """Into [g W, N, H] and [g W, N]. Query heads of one KV head become rows."""
+def _flash_of_groups(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, mask: Tensor | None) -> Partial:
+    """q [g, N, W, H], k and v [g, K, W, H] to [g, N, W, H] and [g, N, W]."""
+    if not _flash_knows_groups():
+        k, v = (each.repeat_interleave(q.shape[1] // k.shape[1], 1) for each in (k, v))
+    out, lse = _FLASH(q, k, v, 0.0, is_causal, attn_mask=mask)
+    return out, lse
+
+
+@cache
+def _flash_knows_groups() -> bool:
+    """Does PyTorch's flash attention take fewer KV heads than query heads?
+
+    One that does not would read on after the last KV head, where this probe has other keys.
+    """
+    q, keys = torch.randn(2, 1, 4, 2, 16, generator=torch.Generator().manual_seed(0))
+    groups, _ = _FLASH(q, keys[:, :2], keys[:, :2])
+    repeated = keys[:, :2].repeat_interleave(2, 1)
+    return torch.equal(groups, _FLASH(q, repeated, repeated)[0])
+
+
+def _plain_diagonal(q: Tensor, k: Tensor, v: Tensor, group: _DiagonalGroup) -> Partial:
+    """[g W, N, H] and [g W, N]. Query heads of one KV head become rows."""
     (num_tiles, _, width, _), (_, num_kv_heads, head_size) = group.hidden.shape, k.shape
     heads_per_kv = q.shape[1] // num_kv_heads
     queries = q[group.index].float().view(num_tiles, width, num_kv_heads, heads_per_kv, head_size)
@@ -194,8 +206,7 @@ def _plain_diagonal(q: Tensor, k: Tensor, v: Tensor, group: _DiagonalGroup, part
     out, lse = masked_softmax(queries, keys, values, group.hidden.repeat(1, 1, heads_per_kv, 1))
     out = out.view(num_tiles, num_kv_heads, heads_per_kv, width, head_size).permute(0, 3, 1, 2, 4)
     lse = lse.view(num_tiles, num_kv_heads, heads_per_kv, width).permute(0, 3, 1, 2)
-    part[0].copy_(out.reshape(part[0].shape))
-    part[1].copy_(lse.reshape(part[1].shape))
+    return out.reshape(-1, *q.shape[1:]), lse.reshape(-1, q.shape[1])
 
 
 def _cut_queries(
@@ -220,7 +231,7 @@ def _full_rows(device: torch.device) -> tuple[int, int]:
 def _attend_full(q: Tensor, keys: Tensor, values: Tensor, tokens: Tensor | slice, merged: Partial) -> None:
     """One GEMM of a multiple of `_full_rows` query rows, padded where the tokens give fewer; merged into `merged`."""
     num_kv_heads, head_size = keys.shape[1:]
-    queries = q[tokens]
+    queries = take(q, tokens)
     num_tokens, heads_per_kv = len(queries), q.shape[1] // num_kv_heads
     num_rows = num_tokens * heads_per_kv
     queries = queries.view(num_tokens, num_kv_heads, heads_per_kv, head_size).transpose(0, 1)
@@ -229,7 +240,7 @@ def _attend_full(q: Tensor, keys: Tensor, values: Tensor, tokens: Tensor | slice
     out, lse = full_attention(_filled_up(queries, -(-num_rows // multiple) * multiple), keys, values)
     out = out[:, :num_rows].view(num_kv_heads, num_tokens, heads_per_kv, head_size).transpose(0, 1)
     lse = lse[:, :num_rows].view(num_kv_heads, num_tokens, heads_per_kv).transpose(0, 1)
-    so_far = merged[0][tokens], merged[1][tokens]  # views where the tokens are a slice
+    so_far = take(merged[0], tokens), take(merged[1], tokens)  # views where the tokens are a slice
     merge_into(so_far, (out.float().reshape(so_far[0].shape), lse.reshape(so_far[1].shape)))
     if not isinstance(tokens, slice):
         merged[0][tokens], merged[1][tokens] = so_far

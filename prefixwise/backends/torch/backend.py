@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
@@ -100,6 +100,7 @@ class TorchBackend(Backend):
                 self.info,
                 token_buckets=self._paged.buckets,
                 max_kv_blocks_read=self._paged.max_kv_blocks_read,
+                wave_tokens=self._paged.wave_tokens,
                 attention="paged",
             )
 
@@ -134,8 +135,7 @@ class TorchBackend(Backend):
     def _running(self, batch: ForwardBatch, blocks: tuple[KVBlock, ...], hidden: Tensor | None) -> RunningForward:
         """`hidden` [R, D] of the scored tokens."""
         if hidden is None or not len(hidden):
-            no_scores = ForwardOutput(np.zeros(batch.label_ids.shape, np.float32), None, blocks)
-            return RunningForward(blocks, lambda: no_scores)
+            return RunningForward(blocks, self._waiting(ForwardOutput(_no_logits(batch), None, blocks)))
         logits, lse = self._read_head(batch, hidden)
         pooled = Download(hidden) if batch.need_hidden else None
 
@@ -148,6 +148,18 @@ class TorchBackend(Backend):
             )
 
         return RunningForward(blocks, wait)
+
+    def _waiting(self, output: ForwardOutput) -> Callable[[], ForwardOutput]:
+        """Returns the output once the device has computed all that is queued now."""
+        if self._is_cpu:
+            return lambda: output
+        computed = torch.cuda.current_stream(self._device).record_event()
+
+        def wait() -> ForwardOutput:
+            computed.synchronize()
+            return output
+
+        return wait
 
     def _read_head(self, batch: ForwardBatch, hidden: Tensor) -> tuple[Download, Download | None]:
         """The label logits and, where the batch needs it, the log-sum-exp, on their way to the host."""
@@ -198,11 +210,17 @@ class TorchBackend(Backend):
         return VarlenAttention(batch, self._device, self._ops)
 
     def _padded(self, array: NDArray[Integer]) -> NDArray[Integer]:
-        """Padded with zeros to a multiple of `token_multiple`."""
-        return np.pad(array, (0, -len(array) % self.info.token_multiple))
+        """Padded with zeros to a multiple of `token_multiple`, or to fewer rows where there are few."""
+        missing = -len(array) % self.info.token_multiple
+        few = self._transformer.fewer_rows(len(array))
+        return np.pad(array, (0, missing if few is None or not missing else few - len(array)))
 
     def _to_device(self, array: NDArray[np.int32] | NDArray[np.int64]) -> Tensor:
         return upload(array, self._device).long()
+
+
+def _no_logits(batch: ForwardBatch) -> NDArray[np.float32]:
+    return np.zeros(batch.label_ids.shape, np.float32)
 
 
 def _has_dense_mask(batch: ForwardBatch) -> bool:

@@ -107,9 +107,8 @@ class CpuElementwiseOps(PlainElementwiseOps):
     is_for_cpu = True
 
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        wide = x.to(torch.float32, copy=True)
-        norm_in_place(wide, weight, eps)
-        return wide.to(x.dtype)
+        wide = x.float()
+        return (wide * norm_scale(wide, eps)).mul_(weight).to(x.dtype)
 
     def add_norm(self, x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         x = x + delta
@@ -118,13 +117,16 @@ class CpuElementwiseOps(PlainElementwiseOps):
     def qk_norm_rope(
         self, qkv: Tensor, num_rope_heads: int, weight: Tensor | None, eps: float, cos: Tensor, sin: Tensor
     ) -> Tensor:
-        heads, half = qkv[:, :num_rope_heads], qkv.shape[-1] // 2
-        wide = heads.to(torch.float32, copy=True)  # the heads themselves are overwritten
+        heads = qkv[:, :num_rope_heads]
+        wide = heads.float()  # in float32 the heads themselves
         if weight is not None:
-            norm_in_place(wide, weight, eps)
-        first, second = wide[..., :half], wide[..., half:]
-        heads[..., :half] = (first * cos).addcmul_(second, sin, value=-1)
-        heads[..., half:] = (second * cos).addcmul_(first, sin)
+            wide.mul_(norm_scale(wide, eps)).mul_(weight)
+        first, second = wide.chunk(2, -1)
+        turned = (first * cos).addcmul_(second, sin, value=-1)
+        second.mul_(cos).addcmul_(first, sin)
+        first.copy_(turned)
+        if heads.dtype != wide.dtype:
+            heads.copy_(wide)
         return qkv
 
 
@@ -138,10 +140,10 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return (wide * weight.float()).to(x.dtype)
 
 
-def norm_in_place(x: Tensor, weight: Tensor, eps: float) -> None:
-    """RMS norm over the last axis of a float32 tensor, with fewer passes over memory."""
-    scale = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
-    x.mul_(scale).mul_(weight)
+def norm_scale(x: Tensor, eps: float) -> Tensor:
+    """What RMS norm multiplies each row [.., D] of a float32 tensor by: [.., 1], in one pass over memory."""
+    norm: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return norm.mul_(norm).div_(x.shape[-1]).add_(eps).rsqrt_()
 
 
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

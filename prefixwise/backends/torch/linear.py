@@ -9,7 +9,7 @@ probed with the weights that are used.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
 
@@ -26,6 +26,7 @@ log = logging.getLogger("prefixwise")
 _MATRICES = ("qkv", "o", "gate_up", "down")
 _PROBED = 64  # rows out and columns in of the GEMM that packing is probed with
 _SMALLEST_TILE = 16  # rows: two tiles of 8 on two threads read all weights twice, and take longer than one of 16
+_FEW_ROWS = (4, 8, 12)  # of the only tile of a forward
 
 RowTile = tuple[int, int]  # its first row, and the row after its last; that may be after the last row of the forward
 
@@ -61,14 +62,28 @@ def exact_row_counts(layer: LayerWeights, num_rows: int, dtype: torch.dtype) -> 
     The candidates are `num_rows`, twice as many, and its halves down to 16. A probe with this layer's weights and
     activations of `dtype` chooses those in whose GEMMs a row has the same bits as in GEMMs of `num_rows`.
     """
+    return _exact(layer, num_rows, dtype, {count: max(count, num_rows) for count in _candidates(num_rows)})
+
+
+def exact_few_rows(layer: LayerWeights, num_rows: int, dtype: torch.dtype) -> tuple[int, ...]:
+    """The row counts below those of `exact_row_counts` with the same bits, least first, for a forward of one tile."""
+    return _exact(layer, num_rows, dtype, {count: 2 * count for count in _FEW_ROWS if count < num_rows})
+
+
+def _exact(layer: LayerWeights, num_rows: int, dtype: torch.dtype, probed: Mapping[int, int]) -> tuple[int, ...]:
+    """Those row counts in whose GEMMs as many rows as are probed have the same bits as in GEMMs of `num_rows`."""
     random = torch.Generator().manual_seed(0)
-    counts = [2 * num_rows, num_rows, *_halves(num_rows)]
+    counts = tuple(probed)
     for name in _MATRICES:
         weight, bias = getattr(layer, name), layer.qkv_bias if name == "qkv" else None
         x = torch.randn(2 * num_rows, weight.shape[1], generator=random).to(dtype)
-        expected = _in_tiles(x, weight, bias, num_rows)
-        counts = [count for count in counts if _has_bits(expected, x[: max(count, num_rows)], weight, bias, count)]
-    return tuple(counts)
+        expected = _in_tiles(x[: max(num_rows, *probed.values())], weight, bias, num_rows)
+        counts = tuple(count for count in counts if _has_bits(expected, x[: probed[count]], weight, bias, count))
+    return counts
+
+
+def _candidates(num_rows: int) -> list[int]:
+    return [2 * num_rows, num_rows, *_halves(num_rows)]
 
 
 def _halves(num_rows: int) -> list[int]:

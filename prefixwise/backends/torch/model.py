@@ -23,10 +23,17 @@ import torch.nn.functional as F  # noqa: N812  # everybody's name for it
 from torch import Tensor
 
 from prefixwise.backends.torch.attention import Attention
-from prefixwise.backends.torch.devices import upload
+from prefixwise.backends.torch.devices import take, upload
 from prefixwise.backends.torch.elementwise import PLAIN, ElementwiseOps
 from prefixwise.backends.torch.kv_blocks import KeysValues
-from prefixwise.backends.torch.linear import RowTile, cut_rows, exact_row_counts, linear, pad_rows
+from prefixwise.backends.torch.linear import (
+    RowTile,
+    cut_rows,
+    exact_few_rows,
+    exact_row_counts,
+    linear,
+    pad_rows,
+)
 from prefixwise.backends.torch.weights import Float32Layers, LayerWeights, ModelWeights
 from prefixwise.backends.torch.workers import Workers
 from prefixwise.contract.ragged import Int32Array
@@ -96,7 +103,9 @@ class Transformer:
         self._float32_layers = Float32Layers(weights.layers, workers) if is_widened else None
         self.head_tiles: tuple[int, ...] = HEAD_ROW_TILES[:1]
         self._tile_sizes: tuple[int, ...] = () if tile_rows is None else (tile_rows,)  # largest first
+        self._few_rows: tuple[int, ...] = ()  # of a forward of one tile that has less than the smallest, least first
         if tile_rows is not None and elementwise_ops.is_for_cpu:  # probed on one thread, as GEMMs run
+            self._few_rows = workers.drive(lambda: exact_few_rows(self._layer(0), tile_rows, self.dtype))
             self._tile_sizes = workers.drive(lambda: exact_row_counts(self._layer(0), tile_rows, self.dtype))
             self.head_tiles = workers.drive(lambda: exact_head_tiles(weights.head))
         device = weights.embedding.device
@@ -107,8 +116,12 @@ class Transformer:
 
     @property
     def smallest_tile(self) -> int | None:
-        """Forwards are best padded to a multiple of this many rows; None: any number."""
+        """Forwards are best padded to a multiple of this many rows, or to `fewer_rows`; None: any number."""
         return self._tile_sizes[-1] if self._tile_sizes else None
+
+    def fewer_rows(self, num_rows: int) -> int | None:
+        """The fewest rows that hold so many and make one tile, if that is less than the smallest one."""
+        return next((few for few in self._few_rows if few >= num_rows), None)
 
     def __call__(
         self,
@@ -127,8 +140,8 @@ class Transformer:
         for number in range(self.config.num_layers):
             layer = self._layer(number)
             q, k, v = self._project(layer, x, rope)
-            if cached is not None:
-                cached[number, 0], cached[number, 1] = k[cache_tokens], v[cache_tokens]
+            if cached is not None and cache_tokens is not None:
+                cached[number, 0], cached[number, 1] = take(k, cache_tokens), take(v, cache_tokens)
             if number == last and not len(score_tokens):
                 break  # a prefill needs no more than the last layer's keys and values
             attended = attention(q, k, v, None if prefixes is None else prefixes[number]).view(len(x), -1)
@@ -141,7 +154,8 @@ class Transformer:
     def finish_scored(self, x: Tensor, attended: Tensor, score_tokens: Tensor) -> Tensor:
         """The rest of the last layer and the final norm, for the scored tokens alone: x [T, D] and attended [T, N H]
         to [R, D] float32."""
-        x = self._finish(self._layer(self.config.num_layers - 1), x[score_tokens], attended[score_tokens])
+        x, attended = take(x, score_tokens), take(attended, score_tokens)
+        x = self._finish(self._layer(self.config.num_layers - 1), x, attended)
         hidden = torch.empty(x.shape, dtype=torch.float32, device=x.device)
         return self._by_tiles(self._final_norm, hidden, x)
 
@@ -171,16 +185,22 @@ class Transformer:
     def _by_tiles(self, function: Callable[..., Tensor], out: Tensor, *inputs: Tensor) -> Tensor:
         """Apply a row-wise function to each tile, into `out`. Copies of its first row pad a short last tile."""
         num_rows = len(out)
-        if not self._tile_sizes:
+        tiles = self._cut(num_rows)
+        if tiles == [(0, num_rows)]:
             return function(*inputs)
 
         def apply(tile: RowTile) -> None:
             start, stop = tile
-            tiles = [pad_rows(each[start:stop], stop - start) for each in inputs]
-            out[start:stop] = function(*tiles)[: num_rows - start]
+            padded = [pad_rows(each[start:stop], stop - start) for each in inputs]
+            out[start:stop] = function(*padded)[: num_rows - start]
 
-        self._workers.run(apply, cut_rows(num_rows, self._tile_sizes, self._workers.num_threads))
+        self._workers.run(apply, tiles)
         return out
+
+    def _cut(self, num_rows: int) -> list[RowTile]:
+        if not self._tile_sizes or num_rows in self._few_rows:
+            return [(0, num_rows)]
+        return cut_rows(num_rows, self._tile_sizes, self._workers.num_threads)
 
     def _project(self, layer: LayerWeights, x: Tensor, rope: RopeTable) -> tuple[Tensor, Tensor, Tensor]:
         """Norm, QKV projection, QK norm and RoPE: q [T, N, H], k and v [T, K, H]."""

@@ -27,7 +27,7 @@ def merge_into(first: Partial, second: Partial) -> None:
 def _shares(lse_a: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The weights [.., 1] of two parts, and the log-sum-exp of both."""
     max_lse = torch.maximum(lse_a, lse_b)
-    max_lse = torch.where(max_lse == NEG_INF, torch.zeros_like(max_lse), max_lse)
+    max_lse.masked_fill_(max_lse == NEG_INF, 0.0)
     weight_a, weight_b = torch.exp(lse_a - max_lse), torch.exp(lse_b - max_lse)
     weight_sum = weight_a + weight_b
     return (weight_a / weight_sum).unsqueeze(-1), (weight_b / weight_sum).unsqueeze(-1), max_lse + torch.log(weight_sum)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,7 @@ def test_a_process_that_has_jax_asks_it(machine: Callable[..., None], monkeypatc
     assert may_have_accelerator()
 
 
+@pytest.mark.skipif(find_spec("torch") is None, reason="PyTorch is not installed")
 def test_the_choice_of_pytorch_on_a_cpu_imports_no_framework() -> None:
     code = (
         "import os, sys; os.environ['JAX_PLATFORMS'] = 'cpu'; from prefixwise.forward.backend import BackendOptions; "

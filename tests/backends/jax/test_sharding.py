@@ -32,7 +32,7 @@ PATHS: dict[str, dict[str, Any]] = {
 }
 # What is run every day: each way to split the heads (evenly; KV heads repeated; heads padded; one KV head repeated) and
 # each path, on copies of the model, too. A path has programs of its own to compile, but for `serial`, which has those
-# of `packed-segment`.
+# of `packed-segment`, and so has every mesh.
 EVERYDAY = {
     ("heads-16-8", "tp8", "packed-segment"),
     ("heads-12-2", "dp2-tp4", "packed-segment"),
@@ -40,8 +40,8 @@ EVERYDAY = {
     ("heads-9-3", "dp2-tp4", "serial"),
     ("heads-9-3", "dp2-tp4", "packed-segment"),
     ("heads-9-3", "dp2-tp4", "packed-dense"),
-    ("heads-9-3", "tp2", "prefill_extend"),
-    ("heads-8-1", "tp8", "prefill_extend"),
+    ("heads-9-3", "dp2-tp4", "prefill_extend"),
+    ("heads-8-1", "tp8", "packed-segment"),
 }
 LABELS = (3, 5, 300)
 MODES: tuple[ScoreMode, ...] = ("softmax", "logprob")

@@ -22,6 +22,7 @@ from prefixwise.models.families import HF_TENSOR_NAMES, stored_name
 from prefixwise.models.sources import open_checkpoint
 from tests.checkpoints import make_classifier, make_gguf, make_hf_checkpoint, read_hf_tensors
 from tests.peak_memory import growth_of
+from tests.quantised_checkpoints import make_awq
 from tests.test_memory import write_sparse_checkpoint
 
 # Where nothing divides: heads, MLP and vocabulary are padded at every TP size above 1, at some by whole shards.
@@ -253,6 +254,13 @@ class TestDtypes:
         expected = expected_weights(tensors, checkpoint.config, HeadPlacement.plan(4, 2, 2))
         assert_same(load(checkpoint, "bfloat16", mesh_of(1, 2), way), expected, ml_dtypes.bfloat16)
 
+    def test_packed_rows(self, folder_of: Callable[[str], Path], tmp_path: Path, way: str) -> None:
+        """Of a folder that is stored transposed, several rows in a word."""
+        checkpoint = open_checkpoint(make_awq(folder_of("llama3"), tmp_path / "awq")[0])
+        tensors = {name: tensor.read_rows(0, tensor.shape[0]) for name, tensor in checkpoint.tensors.items()}
+        expected = expected_weights(tensors, checkpoint.config, HeadPlacement.plan(4, 2, 2))
+        assert_same(load(checkpoint, "bfloat16", mesh_of(1, 2), way), expected, ml_dtypes.bfloat16)
+
 
 class TestSharding:
     @pytest.mark.parametrize("case", ["qwen2", "odd"])
@@ -297,6 +305,7 @@ class TestMemory:
             ("F32", "bfloat16", 1, "host"),
             ("BF16", "bfloat16", 4, "host"),
             ("BF16", "float32", 1, "donated"),
+            ("F8_E4M3", "bfloat16", 1, "host"),
         ],
     )
     def test_loading_needs_little_more_than_the_model(

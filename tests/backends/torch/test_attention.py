@@ -118,6 +118,16 @@ class TestTiledAttention:
         expected = tiled(batch, torch.device("cpu"), 2)(q, k, v, None)
         assert torch.allclose(out[: batch.num_tokens], expected[: batch.num_tokens], atol=1e-5)
 
+    @pytest.mark.parametrize(("attention", "dtype"), ON_A_CPU)
+    def test_a_pytorch_whose_flash_attention_has_no_groups_gives_the_same_bits(
+        self, monkeypatch: pytest.MonkeyPatch, attention: AttentionClass, dtype: torch.dtype
+    ) -> None:
+        case = CASE_NAMED["9 query heads on 3 KV heads of 96"]
+        batch, inputs, run = make_batch(case), make_inputs(case), implementation(attention, dtype)
+        expected = run(batch, inputs)
+        monkeypatch.setattr("prefixwise.backends.torch.attention._flash_knows_groups", lambda: False)
+        np.testing.assert_array_equal(run(batch, inputs), expected)
+
     def test_padding_tokens_get_zero(self) -> None:
         case = CASE_NAMED["one causal sequence"]
         output = implementation(tiled, torch.float32)(make_batch(case), make_inputs(case))

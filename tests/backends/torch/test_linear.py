@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 
 from prefixwise.backends.torch import linear as linear_module
 from prefixwise.backends.torch.devices import has_onednn
-from prefixwise.backends.torch.linear import can_pack, cut_rows, exact_row_counts, linear, pack_weights
+from prefixwise.backends.torch.linear import (
+    can_pack,
+    cut_rows,
+    exact_few_rows,
+    exact_row_counts,
+    linear,
+    pack_weights,
+)
 from prefixwise.backends.torch.model import (
     HEAD_ROW_TILES,
     LABEL_TILE,
@@ -110,7 +117,13 @@ def test_a_pytorch_that_packs_wrongly_is_not_used(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize(
     ("least", "most", "expected"),
-    [(1, 128, (128, 64, 32, 16)), (1, 256, (256, 128, 64, 32, 16)), (64, 256, (256, 128, 64)), (100, 200, (128,))],
+    [
+        (1, 128, (128, 64, 32, 16)),
+        (8, 128, (128, 64, 32, 16)),
+        (1, 256, (256, 128, 64, 32, 16)),
+        (64, 256, (256, 128, 64)),
+        (100, 200, (128,)),
+    ],
 )
 def test_tiles_have_other_row_counts_only_where_that_changes_no_bit(
     monkeypatch: pytest.MonkeyPatch, least: int, most: int, expected: tuple[int, ...]
@@ -123,6 +136,8 @@ def test_tiles_have_other_row_counts_only_where_that_changes_no_bit(
 
     monkeypatch.setattr(linear_module, "linear", by_number_of_rows)
     assert exact_row_counts(weights.layers[0], ROWS, torch.float32) == expected
+    few = tuple(count for count in (4, 8, 12) if count >= least)
+    assert exact_few_rows(weights.layers[0], ROWS, torch.float32) == few
 
 
 def test_an_odd_number_of_rows_has_no_half() -> None:

@@ -224,6 +224,16 @@ class PagedRunner:
     def num_captured(self) -> int:
         return self._cuda_graphs.num_captured
 
+    @property
+    def wave_tokens(self) -> int:
+        """Forwards of a multiple of so many tokens use all multiprocessors to the end."""
+        keys = self.kv_cache.keys
+        if not keys.is_cuda:
+            return 1
+        num_processors = torch.cuda.get_device_properties(keys.device).multi_processor_count
+        num_kv_heads = self._transformer.config.num_kv_heads
+        return self._attention.tile_sizes.wave_tokens(num_processors, num_kv_heads, TOKEN_MULTIPLE)
+
     def probe(self) -> None:
         """Run the smallest program of each kind, so that a program that cannot work fails here, not in a request."""
         for program in self.programs()[-3:]:

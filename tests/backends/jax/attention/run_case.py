@@ -100,7 +100,8 @@ packed_program = _OF_USERS.packed
 def _programs_for(implementation: AttentionImplementation, capacity: Capacity, platform: str) -> Programs:
     if platform != "cpu":
         return _ON_A_DEVICE
-    if not capacity.is_optimised and implementation.name != "reference":  # which runs long
+    is_quick = not capacity.is_optimised and implementation.name != "reference"  # which runs long
+    if is_quick or implementation.name == "hopper":  # most of which runs in Python, interpreted
         return _AT_LEVEL_0
     return _OF_USERS if implementation.name == "xla" else _AT_LEVEL_1  # they get the bits of `xla`
 
