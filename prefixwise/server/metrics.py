@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import orjson
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 PREFIX = "prefixwise:"
 OTHER_ROUTE = "other"  # the label of all unknown paths, so that clients cannot create labels
 
+_COUNTS = ("counter", "histogram")  # the types of metrics that never fall
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
 
@@ -27,6 +30,10 @@ class Metrics:
     def __init__(self) -> None:
         self._registry = CollectorRegistry()  # of this process
         self._engine: EngineCollector | None = None
+        self._lock = threading.Lock()
+        self._before: list[Metric] = []  # the counts of processes whose place this one has taken
+        self._kept: Path | None = None  # the counts that were shown last, for the process that takes its place
+        self._restarts: Callable[[], Mapping[str, int]] | None = None
 
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(PREFIX + name, text, labels, registry=self._registry)
@@ -67,6 +74,17 @@ class Metrics:
         """Show how many lines the log has lost."""
         self._registry.register(LogCollector(number))
 
+    def watch_restarts(self, numbers: Callable[[], Mapping[str, int]]) -> None:
+        """Show how often a process was started again, by its name. The number is the server's, not this process's."""
+        self._restarts = numbers
+
+    def keep_counts(self, file: Path) -> None:
+        """Go on from the counts in the file, and keep there what is shown: counts outlive the process that is killed,
+        so that the sum over all processes never falls."""
+        self._kept = file
+        if file.exists():
+            self._before = list(_families(file.read_bytes()))
+
     def count_refused(self, reason: str) -> None:
         """Count a connection that a limit has ended. Reasons are ours, so clients cannot create labels."""
         self._refused.labels(reason).inc()
@@ -98,19 +116,28 @@ class Metrics:
 
     def render(self, others: Sequence[bytes] = ()) -> bytes:
         """All metrics in Prometheus' text format. `others`: the snapshots of the server's other processes."""
-        families = [*self._registry.collect()]
+        families = self._collect()
         if others:
             families = sum_families([families, *map(_families, others)])
+        if self._restarts is not None:
+            families.append(_restarts_family(self._restarts()))
         return generate_latest(_Collected([*families, *(() if self._engine is None else self._engine.collect())]))
 
     def snapshot(self) -> bytes:
         """The metrics of this process, for another one to add up. The engine's are not among them."""
-        return orjson.dumps(
-            [
-                [each.name, each.documentation, each.type, [[s.name, s.labels, s.value] for s in each.samples]]
-                for each in self._registry.collect()
-            ]
-        )
+        return _dump(self._collect())
+
+    def _collect(self) -> list[Metric]:
+        """The metrics of this process and the counts before it. They are kept, as they are shown now."""
+        with self._lock:
+            families = list(self._registry.collect())
+            if self._before:
+                families = sum_families([families, self._before])
+            if self._kept is not None:
+                partial = self._kept.with_suffix(".partial")
+                partial.write_bytes(_dump(each for each in families if each.type in _COUNTS))
+                partial.replace(self._kept)
+        return families
 
 
 class _Collected(Collector):
@@ -122,6 +149,24 @@ class _Collected(Collector):
     def collect(self) -> Iterable[Metric]:
         """They are written as they are."""
         return self._families
+
+
+def _restarts_family(numbers: Mapping[str, int]) -> Metric:
+    family = CounterMetricFamily(
+        PREFIX + "process_restarts", "Processes that ended and were started again.", labels=("process",)
+    )
+    for process, number in numbers.items():
+        family.add_metric((process,), number)
+    return family
+
+
+def _dump(families: Iterable[Metric]) -> bytes:
+    return orjson.dumps(
+        [
+            [each.name, each.documentation, each.type, [[s.name, s.labels, s.value] for s in each.samples]]
+            for each in families
+        ]
+    )
 
 
 def _families(snapshot: bytes) -> Iterator[Metric]:

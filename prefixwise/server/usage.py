@@ -1,4 +1,5 @@
-"""What the processes of one server use together: memory of bodies, connections, requests in flight.
+"""What the processes of one server use together: memory of bodies, connections, requests in flight. And how often the
+supervisor has started one of them again.
 
 Every process counts in a row of its own in shared memory and reads all rows, so no lock can outlive a process that is
 killed. The limits on them are the server's, however many processes it has.
@@ -10,8 +11,8 @@ import mmap
 
 import numpy as np
 
-BODY_BYTES, CONNECTIONS, IN_FLIGHT = range(3)
-_FIRST_ADDRESS = 3
+BODY_BYTES, CONNECTIONS, IN_FLIGHT, ENGINE_RESTARTS, WORKER_RESTARTS = range(5)
+_FIRST_ADDRESS = 5
 _NUM_ADDRESSES = 1 << 16  # addresses share a counter where their hashes agree; the hash is keyed by the process
 _NUM_FIELDS = _FIRST_ADDRESS + _NUM_ADDRESSES
 

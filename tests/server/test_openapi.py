@@ -106,7 +106,7 @@ def test_examples_work(path: str, name: str) -> None:
         assert client.post(path, body).status_code == 200
 
 
-@pytest.mark.parametrize("max_examples", [12, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("max_examples", [4, pytest.param(60, marks=pytest.mark.slow)])
 def test_the_server_does_what_the_document_says(tmp_path: Path, max_examples: int) -> None:
     """More than 2,000 requests, good and bad: no 5xx, no status, type or body that is not in the document."""
     options = [f"--max-examples={max_examples}", "--exclude-path=/classify"]
@@ -114,7 +114,7 @@ def test_the_server_does_what_the_document_says(tmp_path: Path, max_examples: in
 
 
 def test_a_classifier_does_what_the_document_says(tmp_path: Path) -> None:
-    options = ["--max-examples=12", "--include-path=/classify"]
+    options = ["--max-examples=4", "--include-path=/classify"]
     assert run_schemathesis(tmp_path, options, "--tokenizer", "--num-classes=3") >= 50
 
 

@@ -57,7 +57,7 @@ def timed_ask(server: ServerProcess, body: Body) -> tuple[Answer, float]:
 @pytest.mark.parametrize(("prefix_len", "algorithm"), [(200, "prefill_extend"), (40, "packed")])
 def test_a_small_request_does_not_wait_for_a_large_one(server: ServerProcess, prefix_len: int, algorithm: str) -> None:
     """Whatever algorithm the large one has."""
-    large = {**plain_request(1, 600, prefix_len=prefix_len, item_len=9), "return_debug": True, "algorithm": algorithm}
+    large = {**plain_request(1, 400, prefix_len=prefix_len, item_len=9), "return_debug": True, "algorithm": algorithm}
     small = plain_request(2, 10, prefix_len=prefix_len, item_len=9)
     alone = ask(server, small)["scores"]
     with ThreadPoolExecutor(1) as threads:
@@ -66,18 +66,18 @@ def test_a_small_request_does_not_wait_for_a_large_one(server: ServerProcess, pr
         answer, small_seconds = timed_ask(server, small)
         assert not running.done()
         large_answer, large_seconds = running.result()
-    print(f"{algorithm}: 10 items in {small_seconds:.3f} s, beside 600 in {large_seconds:.3f} s")
+    print(f"{algorithm}: 10 items in {small_seconds:.3f} s, beside 400 in {large_seconds:.3f} s")
     assert large_answer["debug"]["algorithm"] == algorithm
     assert answer["scores"] == alone
 
 
-OVERLOAD = [plain_request(seed, 20, item_len=10) for seed in range(20)]  # of 240 tokens each
+OVERLOAD = [plain_request(seed, 10, item_len=8) for seed in range(20)]  # of 120 tokens each
 
 
 @pytest.fixture(scope="module")
 def narrow(checkpoint_of: Callable[[str], Path]) -> Iterator[ServerProcess]:
     """A fifth of what 200 clients send may wait."""
-    with real_server(f"--model-path={checkpoint_of('medium')}", "--max-queued-tokens=9600") as running:
+    with real_server(f"--model-path={checkpoint_of('medium')}", "--max-queued-tokens=4800") as running:
         yield running
 
 
@@ -205,7 +205,7 @@ def num_gone(server: ServerProcess) -> int:
 
 def test_what_is_in_flight_at_a_sigterm_ends_well(server: ServerProcess) -> None:
     """The last test of this module: it ends the server."""
-    bodies = [plain_request(seed, 80, prefix_len=200) for seed in range(5)]
+    bodies = [plain_request(seed, 40, prefix_len=200) for seed in range(5)]
     alone = scores_of(ask_one_by_one(server, bodies))
     with ThreadPoolExecutor(1) as threads:
         answers = threads.submit(ask_at_once, server, bodies * 4)

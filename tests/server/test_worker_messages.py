@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
+import zmq
 
 from prefixwise.backends.fake import FakeBackend
 from prefixwise.contract.errors import (
@@ -22,10 +29,12 @@ from prefixwise.contract.errors import (
 from prefixwise.contract.parse import parse_score_request
 from prefixwise.engine.engine import ScoringEngine
 from prefixwise.engine.prepare import EngineConfig
-from prefixwise.engine.request_state import ScoringTask
+from prefixwise.engine.request_state import RequestState, ScoringTask
 from prefixwise.engine.scheduler import Scheduler
+from prefixwise.server.metrics import Metrics
 from prefixwise.server.usage import BODY_BYTES, CONNECTIONS, SharedUsage, address_field
 from prefixwise.server.workers.channel import Channel, EngineDown, EngineUp, Message, Stop
+from prefixwise.server.workers.engine_process import EngineServer, Wake
 from prefixwise.server.workers.messages import (
     DONE,
     SUBMIT,
@@ -36,6 +45,8 @@ from prefixwise.server.workers.messages import (
     error_of,
     fault_of,
 )
+from prefixwise.server.workers.remote_scheduler import RemoteScheduler
+from tests.engine.live import GatedBackend, live_engine
 
 BODY: dict[str, Any] = {"query": list(range(300)), "items": [[1, 2], [3]], "label_token_ids": [7, 8]}
 
@@ -151,6 +162,97 @@ def test_a_channel_gives_whole_messages_and_its_end() -> None:
     assert theirs.receive() is None
     theirs.send(Stop())  # nobody hears it
     theirs.close()
+
+
+def test_a_channel_that_is_full_is_closed_and_no_message_is_sent_in_part() -> None:
+    ours, theirs = Channel.pair()
+    ours.socket.setblocking(False)
+    theirs.socket.settimeout(20)  # until a test that waits for what does not come gives up
+    large = EngineDown("x" * 100_000, is_last=False)
+    for _ in range(100):
+        ours.send(large)
+    found = list(theirs.messages())  # until its end
+    assert 0 < len(found) < 100
+    assert found == [large] * len(found)
+    ours.send(Stop())
+    assert (ours.receive(), theirs.receive()) == (None, None)
+    ours.close()
+    theirs.close()
+
+
+class TestUnreadable:
+    """A message that the engine process cannot read, from a worker that waits for its answer."""
+
+    @pytest.fixture
+    def endpoint(self, tmp_path: Path) -> Iterator[str]:
+        """Of an engine whose forwards do not end."""
+        backend, wake, inbox = GatedBackend(), Wake(), SimpleQueue[bytes | None]()
+        with live_engine(backend) as engine:
+            endpoint = f"ipc://{tmp_path}/engine"
+            with EngineServer(engine, endpoint, {}, inbox, wake) as server, ThreadPoolExecutor(1) as threads:
+                threads.submit(server.run)
+                yield endpoint
+                inbox.put(None)
+                wake.set()
+        wake.reader.close()
+        wake._writer.close()
+
+    @staticmethod
+    def errors(endpoint: str, frames: list[bytes], num_done: int) -> list[BaseException | None]:
+        """Those of two requests, once so many are done; this message comes instead of the second."""
+
+        async def run() -> list[BaseException | None]:
+            context: zmq.Context[Any] = zmq.Context()
+            scheduler = RemoteScheduler(context, endpoint, "0-1")
+            done = asyncio.Semaphore(0)
+            try:
+                await scheduler.connect()
+                task = replace(task_of(), deadline=None)
+                states = [RequestState(task, done.release) for _ in range(2)]
+                scheduler.submit(states[0])
+                with pytest.MonkeyPatch.context() as patch:
+                    patch.setattr(scheduler._packer, "pack", lambda kind, header: [kind, *frames])
+                    scheduler.submit(states[1])
+                for _ in range(num_done):
+                    await asyncio.wait_for(done.acquire(), 20)
+                return [state.error if state.is_done else None for state in states]
+            finally:
+                scheduler.close()
+                context.term()
+
+        return asyncio.run(run())
+
+    def test_a_request_whose_number_can_be_read_gets_an_error_at_once(self, endpoint: str) -> None:
+        first, second = self.errors(endpoint, [msgspec.msgpack.encode([[1], ["not a task"]])], 1)
+        assert first is None
+        assert isinstance(second, BackendError)
+        assert "could not read a request" in str(second)
+
+    @pytest.mark.parametrize("frames", [[b"\xc1"], [], [msgspec.msgpack.encode("x")]], ids=("damaged", "none", "other"))
+    def test_else_all_requests_of_its_worker_do(self, endpoint: str, frames: list[bytes]) -> None:
+        assert [type(error) for error in self.errors(endpoint, frames, 2)] == [BackendError] * 2
+
+
+def test_counts_outlive_the_process_that_is_killed(tmp_path: Path) -> None:
+    """What was shown is never lost; what is so at the moment, as memory, ends with the process."""
+    file = tmp_path / "counts"
+
+    def next_process() -> Metrics:
+        metrics = Metrics()
+        metrics.watch_bodies(lambda: 5)
+        metrics.keep_counts(file)
+        metrics.count_request("/v1/score", 200, 0.3)
+        return metrics
+
+    for number in (1, 2, 3):
+        metrics = next_process()
+        shown = metrics.render() if number == 2 else Metrics().render([metrics.snapshot()])
+        assert b'prefixwise:requests_total{route="/v1/score",status="200"} %d.0' % number in shown
+        assert b'prefixwise:request_seconds_count{route="/v1/score"} %d.0' % number in shown
+        assert b"prefixwise:body_bytes 5.0" in shown
+    kept = Metrics().render([file.read_bytes()])
+    assert b'prefixwise:requests_total{route="/v1/score",status="200"} 3.0' in kept
+    assert b"prefixwise:body_bytes 0.0" in kept
 
 
 def test_what_processes_use_adds_up() -> None:

@@ -252,6 +252,7 @@ class TestDeaths:
             assert error_of(answer)[:3] == (503, "server_error", "engine_restarting")
             assert int(answer.headers["retry-after"]) > 0
         assert metric(server, "engine_healthy") == 0
+        assert metric(server, 'process_restarts_total{process="engine"}') > 0
         assert fetch("GET", f"{server.url}/server_info").json()["status"] == "restarting"
         os.kill(process_of(server, "HTTP worker 1"), signal.SIGKILL)  # the next one hears of it when it starts
         server.wait_for_line("started HTTP worker 1")
@@ -262,13 +263,20 @@ class TestDeaths:
         assert score(server.url).json()["scores"] == SCORES
 
     def test_a_worker_that_is_killed_is_replaced(self, workers: Workers, server: ServerProcess) -> None:
+        counted, restarts = 'requests_total{route="/v1/score",status="200"}', 'process_restarts_total{process="worker"}'
+        for _ in range(12):  # connections of their own, which the kernel spreads over both workers
+            score(server.url)
+        before, restarts_before = metric(server, counted), metric(server, restarts)
         workers.device.unlink()
         with ThreadPoolExecutor(8) as threads:
             answers = [threads.submit(score, server.url) for _ in range(8)]
             wait_for_requests(server, 8)
             os.kill(process_of(server, "HTTP worker 0"), signal.SIGKILL)
             server.wait_for_line("HTTP worker 0 has ended with signal SIGKILL: starting it again")
+            assert metric(server, counted) >= before, "while it is gone"
             server.wait_for_line("ready on")
+            assert {metric(server, counted) for _ in range(4)} == {before}, "nobody was served meanwhile"
+            assert metric(server, restarts) == restarts_before + 1
             workers.device.touch()
             kept = [each.result().json()["scores"] for each in answers if each.exception() is None]
         assert kept == [SCORES] * len(kept)  # those of the other worker

@@ -82,9 +82,13 @@ class Channel:
         return Channel(one), Channel(other)
 
     def send(self, message: Message) -> None:
-        """Does nothing if the other end is closed, or has not read for so long that the socket is full."""
-        with contextlib.suppress(OSError):
+        """Does nothing if the other end is closed. Where it has not read for so long that the socket is full, the
+        channel is closed: a message that is lost, or sent in part, would leave both ends with different views."""
+        try:
             self.socket.sendall(self._encoder.encode(message) + b"\n")
+        except OSError:
+            with contextlib.suppress(OSError):
+                self.socket.shutdown(socket.SHUT_RDWR)
 
     def receive(self) -> list[Message] | None:
         """The messages of one read, which waits where the socket does. None: the other end is closed."""

@@ -20,6 +20,7 @@ from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import Any
 
+import msgspec
 import zmq
 
 from prefixwise.contract.errors import BackendError, PrefixwiseError
@@ -56,6 +57,7 @@ from prefixwise.server.workers.messages import (
     Refusal,
     Snapshot,
     Submission,
+    SubmissionIds,
     Unpacker,
     fault_of,
 )
@@ -155,6 +157,7 @@ class EngineServer:
         self._news_time = 0.0
         self._packer = Packer()
         self._submissions, self._queries, self._cancels = Unpacker(Submission), Unpacker(Query), Unpacker(int)
+        self._submission_ids = Unpacker(SubmissionIds)
         self._handlers: Mapping[bytes, Callable[[Worker, Sequence[Any]], None]] = {
             HELLO: self._on_hello,
             SUBMIT: self._on_submit,
@@ -224,8 +227,23 @@ class EngineServer:
                 continue
             try:
                 self._handlers[kind](worker, frames)
-            except Exception:  # a bug: one message must not end the engine
+            except Exception:  # a bug: one message must not end the engine, and nobody may wait for its answer
                 log.exception("a message of a worker failed")
+                self._refuse(worker, kind, frames)
+
+    def _refuse(self, worker: Worker, kind: bytes, frames: Sequence[Any]) -> None:
+        """Answer a message that cannot be read. Where its numbers cannot be, either, all requests of the worker end."""
+        if kind == QUERY:  # whoever asks waits for a moment only
+            return
+        live, ids = self._live.setdefault(worker, {}), None
+        with contextlib.suppress(msgspec.MsgspecError, IndexError):
+            ids = self._submission_ids.unpack(frames).ids if kind == SUBMIT else None
+        for number in tuple(live) if ids is None else ids:
+            state = live.pop(number, None)
+            if state is not None:
+                state.cancel()
+        message = "the engine process could not read a request; its log says more"
+        self._send(worker, REFUSED, Refusal(ids, fault_of(BackendError(message))))
 
     def _on_hello(self, worker: Worker, frames: Sequence[Any]) -> None:
         self._live[worker] = {}  # it hears the news from now on

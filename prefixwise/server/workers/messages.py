@@ -59,10 +59,16 @@ class Submission(msgspec.Struct, array_like=True, frozen=True):
     tasks: tuple[ScoringTask, ...]
 
 
+class SubmissionIds(msgspec.Struct, array_like=True, frozen=True):
+    """The numbers of a submission whose tasks cannot be read."""
+
+    ids: tuple[int, ...]
+
+
 class Refusal(msgspec.Struct, array_like=True, frozen=True):
     """A submission that was not queued."""
 
-    ids: tuple[int, ...]
+    ids: tuple[int, ...] | None  # None: every request of the worker, as nobody knows which one it was
     fault: Fault
 
 

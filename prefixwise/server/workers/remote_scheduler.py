@@ -207,7 +207,7 @@ class RemoteScheduler:
 
     def _on_refused(self, frames: Sequence[Any]) -> None:
         refusal = self._refusals.unpack(frames)
-        for number in refusal.ids:
+        for number in tuple(self._live) if refusal.ids is None else refusal.ids:
             state = self._live.pop(number, None)
             if state is not None:
                 state.is_refused = True

@@ -40,7 +40,7 @@ from prefixwise.server.launch import (
     exit_at_once,
 )
 from prefixwise.server.logs import flush_log, log_configuration, set_up_logging
-from prefixwise.server.usage import IN_FLIGHT, SharedUsage
+from prefixwise.server.usage import ENGINE_RESTARTS, IN_FLIGHT, WORKER_RESTARTS, SharedUsage
 from prefixwise.server.workers.channel import (
     Channel,
     Drained,
@@ -82,7 +82,7 @@ def run_workers(
     log.info("listening on %s", address_of(listeners[0], options.host))
     folder = make_socket_folder()
     try:
-        parts = ServerParts(options, folder, SharedUsage(num_workers), num_workers, open_frontend, reports)
+        parts = ServerParts(options, folder, SharedUsage(num_workers + 1), num_workers, open_frontend, reports)
         Supervisor(parts, listeners, open_engine, resolved_config).run()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -127,6 +127,7 @@ class Supervisor:
     ) -> None:
         self._parts = parts
         self._options = parts.options
+        self._usage = parts.usage.of(parts.num_workers)  # the row after those of the workers
         self._listeners = listeners
         self._open_engine = open_engine
         self._resolved_config = resolved_config
@@ -241,8 +242,9 @@ class Supervisor:
 
     def _on_readable(self, child: Child) -> None:
         messages = child.channel.receive()
-        if messages is None:  # it has ended, or will be reaped in a moment
+        if messages is None:  # it has ended and is reaped in a moment, or has not listened for long
             self._selector.unregister(child.channel.socket)
+            child.kill()
             return
         for message in messages:
             self._on_message(child, message)
@@ -336,9 +338,9 @@ class Supervisor:
 
     def _on_end(self, child: Child, status: int) -> None:
         if child.channel.socket in self._selector.get_map():
-            self._on_readable(child)  # its last messages
-        if child.channel.socket in self._selector.get_map():
             self._selector.unregister(child.channel.socket)
+            for message in child.channel.receive() or ():  # its last ones
+                self._on_message(child, message)
         child.channel.close()
         del self._children[child.pid]
         if child.number is None:
@@ -360,6 +362,7 @@ class Supervisor:
             return
         for worker in self._workers():
             worker.is_ready = False
+        self._usage.add(ENGINE_RESTARTS, 1)
         self._start_engine()
 
     def _on_worker_end(self, child: Child, number: int, status: int) -> None:
@@ -375,6 +378,7 @@ class Supervisor:
         if self._is_last_death(child, child.describe_end(status)):
             self._drain()
         else:
+            self._usage.add(WORKER_RESTARTS, 1)
             self._start_worker(number)
 
     def _is_last_death(self, child: Child, reason: str) -> bool:

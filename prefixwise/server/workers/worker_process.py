@@ -28,7 +28,7 @@ from prefixwise.prompts.tokenizer import TextTokenizer
 from prefixwise.server.config import ReportSource, ServerOptions, is_loopback
 from prefixwise.server.launch import HttpServer, relax_garbage_collection
 from prefixwise.server.service import Service
-from prefixwise.server.usage import SharedUsage
+from prefixwise.server.usage import ENGINE_RESTARTS, WORKER_RESTARTS, SharedUsage
 from prefixwise.server.workers.channel import Channel, Drained, EngineDown, EngineUp, Exit, Failed, Message, Ready, Stop
 from prefixwise.server.workers.messages import Description, fault_of
 from prefixwise.server.workers.remote_scheduler import RemoteScheduler
@@ -56,6 +56,10 @@ class ServerParts:
         """Where the worker gives its metrics to the others."""
         return f"ipc://{self.folder}/metrics-{worker}"
 
+    def counts_file(self, worker: int) -> Path:
+        """Where the counts of a worker are that has ended."""
+        return self.folder / f"counts-{worker}"
+
 
 def run_worker(channel: Channel, number: int, listener: socket.socket, parts: ServerParts) -> int:
     """Serve HTTP until the supervisor says stop, or has ended. Returns the exit status."""
@@ -76,6 +80,10 @@ class HttpWorker:
         self._service.created = parts.created
         self._service.is_local = is_loopback(listener.getsockname()[0])
         self._service.other_metrics = self._ask_others
+        self._service.metrics.keep_counts(parts.counts_file(number))
+        self._service.metrics.watch_restarts(
+            lambda: {"engine": parts.usage.total(ENGINE_RESTARTS), "worker": parts.usage.total(WORKER_RESTARTS)}
+        )
         self._server = HttpServer.of(self._service, usage)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._async_context = zmq.asyncio.Context.shadow(self._context)
@@ -201,7 +209,7 @@ class HttpWorker:
             replies.close(linger=0)
 
     async def _ask_others(self) -> Sequence[bytes]:
-        """The metrics of all other workers that answer in time."""
+        """The metrics of all other workers; of those that do not answer in time, the counts that were shown last."""
         others = [worker for worker in range(self._parts.num_workers) if worker != self._number]
         found = await asyncio.gather(*(self._ask(worker) for worker in others))
         return [each for each in found if each is not None]
@@ -214,6 +222,7 @@ class HttpWorker:
             return await asyncio.wait_for(asking.recv(), PEER_SECONDS)
         except TimeoutError:
             log.warning("HTTP worker %d did not give its metrics within %g s", worker, PEER_SECONDS)
-            return None
+            file = self._parts.counts_file(worker)
+            return file.read_bytes() if file.exists() else None
         finally:
             asking.close(linger=0)
