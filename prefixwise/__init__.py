@@ -8,7 +8,7 @@ TYPE_CHECKING = False  # as type checkers know it; `typing` would take most of t
 if TYPE_CHECKING:
     from typing import Any
 
-    from prefixwise.client import AsyncClient, Client
+    from prefixwise.client.clients import AsyncClient, Client
     from prefixwise.contract.errors import (
         BackendError,
         ClientSettingError,
@@ -66,8 +66,8 @@ __all__ = [
 
 _MODULES = {
     "Scorer": "prefixwise.scorer",
-    "Client": "prefixwise.client",
-    "AsyncClient": "prefixwise.client",
+    "Client": "prefixwise.client.clients",
+    "AsyncClient": "prefixwise.client.clients",
     "PrefixwiseWarning": "prefixwise.contract.errors",
 }
 

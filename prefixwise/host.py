@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 from uuid import uuid4
 
@@ -32,9 +31,11 @@ def install_command(extra: str) -> str:
 
     It names the packages of the extra, never ours: an index may have another project by that name, or none.
     """
+    from importlib import metadata  # takes longer to import than all the rest of this module
+
     try:
-        listed = requires("prefixwise") or []
-    except PackageNotFoundError:  # run from a checkout
+        listed = metadata.requires("prefixwise") or []
+    except metadata.PackageNotFoundError:  # run from a checkout
         return f'pip install -e ".[{extra}]", in the checkout'
     return " ".join(["pip install", *(f'"{requirement}"' for requirement in _requirements(listed, extra))])
 

@@ -7,6 +7,7 @@ import doctest
 import inspect
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -18,10 +19,12 @@ import numpy as np
 import pytest
 
 from prefixwise import AsyncClient, Client, PrefixwiseWarning, Scorer, ServiceError
-from prefixwise import client as client_module
 from prefixwise.backends.fake import FakeBackend
+from prefixwise.client import clients as client_module
+from prefixwise.client.attempts import Attempts, Settings, TimeLeft
 from prefixwise.contract.errors import (
     AuthenticationError,
+    BackendError,
     ClientSettingError,
     DeadlineExceededError,
     InternalError,
@@ -235,6 +238,7 @@ def test_wrong_settings_are_refused(settings: dict[str, Any]) -> None:
 SCORED = {"model": "m", "scores": [[0.5]], "usage": {"prompt_tokens": 2, "prompt_tokens_details": {"cached_tokens": 0}}}
 Reply = tuple[int, dict[str, str], str]
 CUT = 0  # no status: the connection is closed
+DRIP = -1  # the response comes byte by byte, for a minute
 
 
 class Script:
@@ -262,11 +266,14 @@ def scripted(*replies: Reply) -> Iterator[tuple[str, Script]]:
             if status == CUT:
                 self.close_connection = True
                 return
-            self.send_response(status)
+            self.send_response(200 if status == DRIP else status)
             for name, value in {**headers, "Content-Length": str(len(body.encode()))}.items():
                 self.send_header(name, value)
             self.end_headers()
-            self.wfile.write(body.encode())
+            for byte in body.encode() if status == DRIP else b"":
+                self.wfile.write(bytes([byte]))
+                time.sleep(0.02)
+            self.wfile.write(b"" if status == DRIP else body.encode())
 
         def log_message(self, format: str, *args: object) -> None:
             pass
@@ -299,8 +306,8 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     async def pause(seconds: float) -> None:
         waited.append(seconds)
 
-    monkeypatch.setattr("prefixwise.client.time.sleep", waited.append)
-    monkeypatch.setattr("prefixwise.client.asyncio.sleep", pause)
+    monkeypatch.setattr("prefixwise.client.clients.time.sleep", waited.append)
+    monkeypatch.setattr("prefixwise.client.clients.asyncio.sleep", pause)
     return waited
 
 
@@ -388,6 +395,58 @@ def test_a_call_ends_after_its_time(tmp_path: Any) -> None:
         pytest.raises(DeadlineExceededError),
     ):
         client.score([1], [[2]], label_token_ids=[3])
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+def test_a_response_that_comes_byte_by_byte_is_not_waited_for_any_longer(is_async: bool) -> None:
+    long: Reply = (DRIP, {}, json.dumps(SCORED) + " " * 3000)
+    with scripted(long) as (url, _), pytest.raises(DeadlineExceededError):
+        score_at(url, is_async, timeout=0.3)
+
+
+def test_every_phase_of_an_attempt_has_the_seconds_that_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = 100.0
+    monkeypatch.setattr("prefixwise.client.attempts.monotonic", lambda: seconds)
+    attempts = Attempts(Settings.checked("http://127.0.0.1:30000", None, 10.0, 3, 1))
+    limits = attempts.arguments()["extensions"]["timeout"]
+    assert limits.get("pool") == 10
+    seconds += 6
+    assert limits.get("read", None) == 4
+    assert attempts.arguments()["headers"] == {"X-Request-Timeout": "4.000"}
+
+
+def test_httpx_looks_up_the_limit_of_each_phase_the_wait_for_a_connection_included() -> None:
+    asked: list[str] = []
+
+    class Limits(TimeLeft):
+        def get(self, phase: str, default: Any = None) -> float:
+            asked.append(phase)
+            return super().get(phase, default)
+
+    with scripted(DONE) as (url, _), pytest.MonkeyPatch.context() as patch, Client(url) as client:
+        patch.setattr("prefixwise.client.attempts.TimeLeft", Limits)
+        client.score([1], [[2]], label_token_ids=[3])
+    assert set(asked) == {"pool", "connect", "write", "read"}
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+def test_a_closed_client_says_so_as_a_closed_scorer_does(is_async: bool) -> None:
+    async def call() -> None:
+        client = AsyncClient("http://127.0.0.1:1")
+        await client.aclose()
+        await client.score([1], [[2]], label_token_ids=[3])
+
+    with pytest.raises(BackendError, match="this client is closed"):
+        if is_async:
+            asyncio.run(call())
+        else:
+            client = Client("http://127.0.0.1:1")
+            client.close()
+            client.score([1], [[2]], label_token_ids=[3])
+    scorer = FakeScorer()
+    scorer.close()
+    with pytest.raises(BackendError, match="this scorer is closed"):
+        scorer.score([1], [[2]], label_token_ids=[3])
 
 
 # Docstrings

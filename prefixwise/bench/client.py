@@ -20,7 +20,7 @@ import httpx
 from prefixwise.bench.files import without_nan
 from prefixwise.bench.kinds.base import FailureReason, Scores
 from prefixwise.bench.server_facts import without_secrets
-from prefixwise.client import check_url
+from prefixwise.client.attempts import check_url
 from prefixwise.contract.client_settings import check_api_key, check_timeout
 from prefixwise.contract.errors import PrefixwiseError, describe
 
@@ -171,10 +171,14 @@ def _error_code(text: str) -> str | None:
 def checked_scores(body: Mapping[str, Any], request: Mapping[str, Any], seconds: float) -> Scores:
     """A row of finite numbers for every item, one number for every label. Raises CallError."""
     scores = body.get("scores")
-    num_items, num_labels = len(request["items"]), len(request["label_token_ids"])
+    num_items = len(request["items"])
     if not isinstance(scores, list) or len(scores) != num_items:
         got = f"{len(scores)} rows" if isinstance(scores, list) else describe(scores)
         raise CallError("bad_response", f"expected {num_items} rows of scores, got {got}", seconds=seconds)
+    labels = request.get("label_token_ids") or request.get("labels")
+    if labels is None:  # of a classifier: its classes
+        labels = scores[0] if scores and isinstance(scores[0], list) else ()
+    num_labels = len(labels)
     for index, row in enumerate(scores):
         if not isinstance(row, list) or len(row) != num_labels or not all(map(_is_number, row)):
             detail = f"expected {num_labels} finite numbers in scores[{index}], got {_shown(row)}"
