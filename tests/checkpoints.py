@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +167,27 @@ def finish_gguf(writer: Any) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+@contextmanager
+def quick_gguf_reader() -> Iterator[None]:
+    """transformers reads a file's header and builds gguf's table of tensor names again and again, for a minute; here
+    once. And gguf cuts the header's hundred thousand strings out of a `memmap`, whose slices take far longer than those
+    of the array that it is."""
+    import gguf
+
+    class QuickReader(gguf.GGUFReader):  # type: ignore[misc]
+        data: NDArray[np.uint8]
+
+        def _get(self, *arguments: Any, **options: Any) -> NDArray[Any]:
+            self.data = np.asarray(self.data)
+            found: NDArray[Any] = super()._get(*arguments, **options)
+            return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gguf, "GGUFReader", cache(QuickReader))
+        patch.setattr(gguf, "get_tensor_name_map", cache(gguf.get_tensor_name_map))
+        yield
 
 
 def read_hf_tensors(folder: Path) -> dict[str, NDArray[Any]]:

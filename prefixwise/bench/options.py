@@ -37,6 +37,18 @@ class GateBounds:
     max_parity: float = 0.02
 
 
+@dataclass(frozen=True)
+class QuantizationBounds:
+    """How far the scores of a quantised model may be from the reference's."""
+
+    max_abs_diff: float = 0.1
+    mean_abs_diff: float = 0.02
+    min_rank_correlation: float = 0.95
+    min_top_1_agreement: float = 0.75
+    min_top_10_agreement: float = 0.8
+    max_changed_labels: float = 0.02
+
+
 EMBEDDED = "embedded"
 
 

@@ -22,6 +22,7 @@ from prefixwise.cli.validate.combine import validate_combine
 from prefixwise.cli.validate.endpoint import validate_endpoint
 from prefixwise.cli.validate.gate import validate_gate
 from prefixwise.cli.validate.models import validate_models
+from prefixwise.cli.validate.quantization import validate_quantization
 from prefixwise.cli.validate.self_check import validate_self
 from prefixwise.host import install_command
 
@@ -65,6 +66,7 @@ _VALIDATE: dict[str, Callable[..., None]] = {
     "combine": validate_combine,
     "gate": validate_gate,
     "models": validate_models,
+    "quantization": validate_quantization,
     "self": validate_self,
 }
 

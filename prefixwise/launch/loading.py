@@ -40,7 +40,9 @@ def load_engine(options: EngineOptions, on_program: OnProgram | None = None) -> 
     chosen = config.profiles.default
     if options.profile is not None and chosen is not None and not chosen.can_rerank:
         log.warning("profile %s has no labels of its own: requests to rerank will be refused", chosen.name)
-    scheduler = Scheduler(load_backend(checkpoint, options.backend_options()), options.scheduler_options())
+    backend = load_backend(checkpoint, options.backend_options())
+    _log_quantization(checkpoint, backend)
+    scheduler = Scheduler(backend, options.scheduler_options())
     with ExitStack() as on_failure:
         on_failure.callback(scheduler.close)  # also closes the backend
         engine = ScoringEngine(config, scheduler, tokenizer)
@@ -48,6 +50,16 @@ def load_engine(options: EngineOptions, on_program: OnProgram | None = None) -> 
             warm_up(engine, on_program)
         on_failure.pop_all()
     return engine
+
+
+def _log_quantization(checkpoint: Checkpoint, backend: Backend) -> None:
+    if checkpoint.quantization is None:
+        return
+    dtype, of_activations = backend.info.dtype, checkpoint.quantization.of_activations
+    activations = f"; its quantisation of activations is not used, they are {dtype}" if of_activations else ""
+    log.info(
+        "the checkpoint is %s: weights were dequantised to %s%s", checkpoint.quantization.title, dtype, activations
+    )
 
 
 class Frontend(NamedTuple):
@@ -70,7 +82,9 @@ def load_frontend(options: EngineOptions) -> Frontend:
     if profile is not None and profile.can_rerank and tokenizer is not None:
         fitting = fitting_profile(profile, profiles.by_name, tokenizer)
         RerankPrompts(fitting, tokenizer, checkpoint.config)  # raises if profile and tokenizer do not fit
-    return Frontend(checkpoint, options.engine_config(checkpoint.name, profiles, checkpoint.revision), tokenizer)
+    stored_as = None if checkpoint.quantization is None else checkpoint.quantization.title
+    config = options.engine_config(checkpoint.name, profiles, checkpoint.revision, stored_as)
+    return Frontend(checkpoint, config, tokenizer)
 
 
 def resolved_config(options: EngineOptions, engine: ScoringEngine) -> dict[str, object]:
@@ -84,6 +98,7 @@ def resolved_config(options: EngineOptions, engine: ScoringEngine) -> dict[str, 
         "served_names": [engine.config.model_name, *engine.config.served_names],
         "model_name": engine.config.model_name,
         "revision": engine.config.revision,
+        "checkpoint_quantization": engine.config.checkpoint_quantization,
         "profile": None if engine.config.profiles.default is None else engine.config.profiles.default.name,
         "profile_reason": engine.config.profiles.reason,
     }

@@ -108,7 +108,13 @@ class EngineOptions:
             watchdog_timeout=self.watchdog_timeout,
         )
 
-    def engine_config(self, model_name: str, profiles: ProfileChoice, revision: str | None = None) -> EngineConfig:
+    def engine_config(
+        self,
+        model_name: str,
+        profiles: ProfileChoice,
+        revision: str | None = None,
+        checkpoint_quantization: str | None = None,
+    ) -> EngineConfig:
         """`model_name`: the checkpoint's own name. The first served name, if there is one, replaces it."""
         from prefixwise.engine.prepare import EngineConfig
 
@@ -121,6 +127,7 @@ class EngineOptions:
             served_names=tuple(others),
             profiles=profiles,
             revision=revision,
+            checkpoint_quantization=checkpoint_quantization,
         )
 
     def _names(self, model_name: str) -> list[str]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -23,7 +23,10 @@ from prefixwise.models.config import ModelConfig, parameter_shapes
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-StoredDtype = Literal["float32", "float16", "bfloat16"]
+NumberDtype = Literal["float32", "float16", "bfloat16"]
+CodeDtype = Literal["float8_e4m3fn", "uint8", "int8", "int32", "int64"]  # of quantised weights, and of their shapes
+StoredDtype = NumberDtype | CodeDtype
+NUMBER_DTYPES: tuple[StoredDtype, ...] = get_args(NumberDtype)
 
 
 @dataclass(frozen=True)
@@ -35,9 +38,9 @@ class StoredTensor(ABC):
 
     @abstractmethod
     def read_rows(self, start: int, stop: int) -> NDArray[Any]:
-        """Rows start..stop along the first axis, [stop - start, ...]: float32 or float16 numbers, or the bits as
-        uint16 for `bfloat16`, which numpy does not have. The array may be a read-only view of the file, which stays
-        mapped as long as the array lives: copy it and release it."""
+        """Rows start..stop along the first axis, [stop - start, ...], in the dtype, or the bits of what numpy does not
+        have: uint16 for `bfloat16`, uint8 for `float8_e4m3fn`. The array may be a read-only view of the file, which
+        stays mapped as long as the array lives: copy it and release it."""
 
 
 def map_rows(path: Path, offset: int, dtype: DTypeLike, shape: tuple[int, ...], start: int, stop: int) -> NDArray[Any]:
@@ -75,6 +78,14 @@ class TokenizerFiles:
 
 
 @dataclass(frozen=True)
+class Quantization:
+    """How a checkpoint stores its weights, where they are quantised. They are dequantised while they are loaded."""
+
+    title: str  # the method and its parameters, for logs and `/server_info`
+    of_activations: bool = False  # it would quantise activations, too; we compute them in the model's dtype
+
+
+@dataclass(frozen=True)
 class Checkpoint:
     """A model on disk: its description, its tensors by canonical name, and its tokenizer."""
 
@@ -86,7 +97,8 @@ class Checkpoint:
         [], TokenizerFiles
     ]  # raises TokenizerError when there is none, ModelLoadError when it is damaged
     names: tuple[str, ...] = ()  # all names that identify the model (`names_of`), the given one first
-    quantised: frozenset[str] = frozenset()  # matrices that are dequantised, which takes time, on every read
+    quantised: frozenset[str] = frozenset()  # matrices that the weight cache keeps: dequantising them takes long
+    quantization: Quantization | None = None
 
     @property
     def revision(self) -> str | None:
@@ -154,7 +166,12 @@ def check_tensors(config: ModelConfig, tensors: Mapping[str, StoredTensor], file
     for name, expected in parameter_shapes(config).items():
         if name not in tensors:
             raise ModelLoadError(f"the checkpoint lacks the tensor {file_names[name]!r} of shape {list(expected)}")
-        got = tensors[name].shape
+        got, dtype = tensors[name].shape, tensors[name].dtype
+        if dtype not in NUMBER_DTYPES:
+            raise ModelLoadError(
+                f"the tensor {file_names[name]!r} is {dtype}; expected {', '.join(NUMBER_DTYPES)}, "
+                "or a quantization_config in config.json that says how to read it"
+            )
         if got != expected:
             raise ModelLoadError(
                 f"the tensor {file_names[name]!r} has shape {list(got)}, but the config asks for {list(expected)}"

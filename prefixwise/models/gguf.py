@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from prefixwise.contract.errors import ModelLoadError
 from prefixwise.models.checkpoint import (
     Checkpoint,
+    Quantization,
     StoredDtype,
     StoredTensor,
     TokenizerFiles,
@@ -106,7 +107,9 @@ def _open(path: Path, given_name: str) -> Checkpoint:
     stated = (file.metadata.get(key) for key in ("general.name", "general.basename"))
     names = names_of(given_name, path, *stated)
     quantised = frozenset(key for key, tensor in tensors.items() if _is_quantised_matrix(tensor))
-    return Checkpoint(path.stem, path, config, tensors, lambda: _tokenizer_files(file), names, quantised)
+    types = sorted({tensors[key].quant_type.name for key in quantised})
+    quantization = Quantization(f"gguf ({', '.join(types)})") if types else None
+    return Checkpoint(path.stem, path, config, tensors, lambda: _tokenizer_files(file), names, quantised, quantization)
 
 
 def _is_quantised_matrix(tensor: GgufTensor) -> bool:

@@ -60,6 +60,9 @@ _SPLIT_RULES: dict[str, _SplitRule] = {  # by `tokenizer.ggml.pre`
 }
 
 
+_NO_TOKENIZER = ("none", "no_vocab")  # kinds of a file without a vocabulary
+
+
 def read_gguf_tokenizer(file: GgufFile) -> TokenizerFiles:
     """Build the tokenizer of the file. Raises TokenizerError where it has none, or one that we do not know, and
     ModelLoadError where it is damaged."""
@@ -71,11 +74,14 @@ def _read_tokenizer(file: GgufFile) -> TokenizerFiles:
     builders: dict[str, Callable[[Mapping[str, Any]], tuple[Tokenizer, bool]]]
     builders = {"gpt2": _byte_level, "llama": _sentencepiece}
     metadata = _tokenizer_metadata(file.metadata)
-    if file.metadata.get("general.architecture") == "gemma":  # its scores do not follow the order of its merges
-        metadata["scores"] = -np.arange(len(metadata.get("tokens", ())), dtype=np.float32)
     kind = metadata.get("model")
-    if kind is None or "tokens" not in metadata:
+    if not metadata or kind in _NO_TOKENIZER:
         raise TokenizerError(f"{file.path} has no tokenizer, so text cannot be tokenized; send token ids instead")
+    for key in ("model", "tokens"):
+        if key not in metadata:
+            raise ModelLoadError(f"its tokenizer lacks {key!r}, and has {', '.join(sorted(metadata))}")
+    if file.metadata.get("general.architecture") == "gemma":  # its scores do not follow the order of its merges
+        metadata["scores"] = -np.arange(len(metadata["tokens"]), dtype=np.float32)
     if kind not in builders:
         raise TokenizerError(f"{file.path}: unsupported tokenizer {kind!r}; supported: {', '.join(builders)}")
     _check(metadata)

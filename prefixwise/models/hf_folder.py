@@ -39,6 +39,7 @@ from prefixwise.models.families import (
     family_of_hf,
     stored_name,
 )
+from prefixwise.models.quantization import dequantised_tensors
 from prefixwise.models.safetensors import open_safetensors
 
 _Q_BIAS = stored_name("layers.0.q_bias", HF_TENSOR_NAMES, "model.layers")
@@ -77,7 +78,7 @@ def _open(path: Path, name: str) -> Checkpoint:
     raw = _read_json(path / "config.json")
     architectures = raw.get("architectures") or []
     family = family_of_hf(architectures)
-    stored = _open_weight_files(path)
+    stored, quantization = dequantised_tensors(raw, _open_weight_files(path))
     is_classifier = not any(each in family.hf_architectures for each in architectures)
     config = _model_config(raw, family, stored, _num_classes(stored) if is_classifier else 0)
     check_layer_count(config, stored, "model.layers")
@@ -89,7 +90,9 @@ def _open(path: Path, name: str) -> Checkpoint:
     if family.one_plus_norms:
         tensors = {key: _one_plus(tensor) if key.endswith("_norm") else tensor for key, tensor in tensors.items()}
     known_names = names_of(name, path, raw.get("_name_or_path"))
-    return Checkpoint(name, path, config, tensors, lambda: read_tokenizer_folder(path), known_names)
+    return Checkpoint(
+        *(name, path, config, tensors, lambda: read_tokenizer_folder(path)), known_names, quantization=quantization
+    )
 
 
 def describe_hf_model(raw: Mapping[str, Any]) -> ModelConfig:

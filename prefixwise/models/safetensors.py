@@ -19,11 +19,25 @@ from numpy.typing import NDArray
 from prefixwise.contract.errors import ModelLoadError, describe
 from prefixwise.models.checkpoint import StoredDtype, StoredTensor, map_rows
 
-_DTYPES: dict[str, StoredDtype] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_DTYPES: dict[str, StoredDtype] = {
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3fn",
+    "U8": "uint8",
+    "I8": "int8",
+    "I32": "int32",
+    "I64": "int64",
+}
 _NUMPY_DTYPES: dict[StoredDtype, type[np.generic]] = {
     "float32": np.float32,
     "float16": np.float16,
     "bfloat16": np.uint16,  # the bits: numpy has no bfloat16
+    "float8_e4m3fn": np.uint8,  # the bits
+    "uint8": np.uint8,
+    "int8": np.int8,
+    "int32": np.int32,
+    "int64": np.int64,
 }
 
 

@@ -218,7 +218,8 @@ def _models_of(repo_id: str, revision: CachedRevisionInfo) -> Iterator[LocalMode
 
 def _local_model(name: str, path: Path, size_bytes: int, note: str) -> LocalModel:
     try:
-        family = open_checkpoint(path).config.family
+        checkpoint = open_checkpoint(path)
     except ModelLoadError as error:
         return LocalModel(name, None, path, size_bytes, str(error).removeprefix(f"{path}: "))
-    return LocalModel(name, family, path, size_bytes, note)
+    stored_as = "" if checkpoint.quantization is None else checkpoint.quantization.title
+    return LocalModel(name, checkpoint.config.family, path, size_bytes, note or stored_as)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from prefixwise.cli.rerank import rerank_json, rerank_table
 from prefixwise.contract.result import RerankedDocument, RerankResult, Truncation, Usage
 from prefixwise.engine.engine import ScoringEngine
 from prefixwise.launch.options import EngineOptions
-from tests.cli.conftest import FAKE_PROGRAM, REAL_PROGRAM, RunMain, num_threads, run_on_terminal, run_process
+from tests.cli.conftest import FAKE_PROGRAM, RunMain, run_on_terminal
 from tests.cli.engine_flags import ENGINE_ARGS, ENGINE_OPTIONS
 from tests.cli.fake_program import FAKE_PROFILE, NO_PROFILE
 from tests.cli.sample_request import TOO_LONG
@@ -218,12 +219,13 @@ def test_a_delimiter_is_the_profile_s_business(run_main: RunMain) -> None:
 
 
 def test_the_embedded_model_reranks_out_of_the_box(run_main: RunMain, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is faked. It knows its capitals, and nobody trained it to rerank."""
+    """It knows its capitals, and nobody trained it to rerank. `score` has it in a process of its own."""
     documents = b"Bananas are rich in potassium.\nThe capital of France is Paris.\n"
     command = ["rerank", "-q", "What is the capital of France?", "--documents-file", "-"]
-    monkeypatch.setattr("prefixwise.cli.run_request.open_engine", open_engine)
-    as_json = run_main(*command, "--json", stdin=documents)
-    table = run_process([*REAL_PROGRAM, *command], stdin=documents, OMP_NUM_THREADS=num_threads())
+    with closing(open_engine(EngineOptions(), None)) as engine, monkeypatch.context() as patch:
+        patch.setattr(engine, "close", lambda: None)  # it serves both runs
+        patch.setattr("prefixwise.cli.run_request.open_engine", lambda options, on_program: engine)
+        as_json, table = (run_main(*command, *how, stdin=documents) for how in (("--json",), ()))
     assert (table.status, as_json.status) == (0, 0), table.err + as_json.err
     body = json.loads(as_json.out)
     (best, relevance), (worst, low) = ranking(body)

@@ -9,7 +9,7 @@ import pytest
 
 from prefixwise.models.checkpoint import Checkpoint
 from prefixwise.models.sources import embedded_model_path, open_checkpoint
-from tests.checkpoints import FAMILY_NAMES, make_gguf, make_hf_checkpoint
+from tests.checkpoints import FAMILY_NAMES, make_gguf, make_hf_checkpoint, quick_gguf_reader
 
 
 @pytest.fixture(scope="session")
@@ -38,5 +38,6 @@ def embedded_path() -> Path:
 
 @pytest.fixture(scope="session")
 def embedded_reader(embedded_path: Path) -> gguf.GGUFReader:
-    """gguf's own view of the file, which takes seconds."""
-    return gguf.GGUFReader(embedded_path)
+    """gguf's own view of the file."""
+    with quick_gguf_reader():
+        return gguf.GGUFReader(embedded_path)

@@ -312,6 +312,17 @@ class TestGguf:
         with pytest.raises(ModelLoadError, match=f"model.gguf: .*{message}"):
             open_gguf(file).read_tokenizer_files()
 
+    @pytest.mark.parametrize("key", ["model", "tokens"])
+    def test_a_tokenizer_without_its_main_parts_is_damaged(self, whole: Path, tmp_path: Path, key: str) -> None:
+        file = make_gguf(linked(whole, tmp_path, "tokenizer.json"), tmp_path / "model.gguf")
+        name = f"tokenizer.ggml.{key}".encode()
+        length = len(name).to_bytes(8, "little")
+        content = file.read_bytes()
+        assert content.count(length + name) == 1
+        replaced(file, content.replace(length + name, length + name[:-1] + b"?"))
+        with pytest.raises(ModelLoadError, match=f"model.gguf: its tokenizer lacks '{key}'"):
+            open_gguf(file).read_tokenizer_files()
+
     @seeds
     def test_its_tokenizer_is_refused_or_works(self, whole: Path, tmp_path: Path, num_seeds: int) -> None:
         file = make_gguf(linked(whole, tmp_path, "tokenizer.json"), tmp_path / "model.gguf")

@@ -16,7 +16,14 @@ from prefixwise.models.gguf_file import read_gguf_file
 from prefixwise.models.gguf_tokenizer import read_gguf_tokenizer
 from prefixwise.models.hf_folder import read_tokenizer_folder
 from prefixwise.models.sources import open_checkpoint
-from tests.checkpoints import TRAINING_TEXT, add_tokenizer, finish_gguf, make_gguf, make_hf_checkpoint
+from tests.checkpoints import (
+    TRAINING_TEXT,
+    add_tokenizer,
+    finish_gguf,
+    make_gguf,
+    make_hf_checkpoint,
+    quick_gguf_reader,
+)
 
 TEXTS = [
     "",
@@ -160,7 +167,8 @@ def transformers_tokenizer(embedded_path: Path) -> Any:
     pytest.importorskip("torch")  # transformers reads GGUF files with it
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(embedded_path.parent, gguf_file=embedded_path.name)
+    with quick_gguf_reader():
+        return AutoTokenizer.from_pretrained(embedded_path.parent, gguf_file=embedded_path.name)
 
 
 def test_the_embedded_tokenizer_is_that_of_transformers(

@@ -17,6 +17,7 @@ from prefixwise.bench.kinds.model_matrix import ModelMatrix, model_blocks
 from prefixwise.bench.kinds.multi_vs_serial import MultiVsSerial, speedup_table
 from prefixwise.bench.kinds.named import Named
 from prefixwise.bench.kinds.parity import Parity, parity_table
+from prefixwise.bench.kinds.quantization import QuantizationCheck, quantization_blocks
 from prefixwise.bench.options import GateBounds
 from prefixwise.bench.render.document import NONE, Block, Card, Paragraph, Report, Section
 from prefixwise.bench.render.numbers import difference
@@ -32,6 +33,7 @@ class ExtraInputs:
     ab: Sequence[Named[AbResult]] = ()
     load: Sequence[Named[LoadResult]] = ()
     model_matrix: Sequence[Named[ModelMatrix]] = ()
+    quantization: Sequence[Named[QuantizationCheck]] = ()
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,7 @@ def gate_groups(inputs: ExtraInputs) -> list[GateGroup]:
     groups = [GateGroup(name, tuple(gates_of(checks))) for name, checks in validation_checks(inputs).items()]
     groups += [GateGroup(f"variants by {each.content.compare}", _variant_gates(each.content)) for each in inputs.ab]
     groups += [GateGroup("models", _model_gates(each.content)) for each in inputs.model_matrix]
+    groups += [GateGroup(each.content.model, tuple(gates_of(each.content.checks))) for each in inputs.quantization]
     return [group for group in groups if group.gates]
 
 
@@ -115,7 +118,18 @@ def gate_failures(inputs: ExtraInputs) -> list[str]:
     ]
     variants = [problem for each in inputs.ab for problem in _variant_problems(each.content)]
     models = [gate.name for each in inputs.model_matrix for gate in _model_gates(each.content) if not gate.passed]
-    kinds = (("Validation gates", failed, ", "), ("Variants", variants, "; "), ("Models", models, ", "))
+    quantised = [
+        f"{each.content.model} {name}"
+        for each in inputs.quantization
+        for name, check in each.content.checks.items()
+        if not check.passed
+    ]
+    kinds = (
+        ("Validation gates", failed, ", "),
+        ("Variants", variants, "; "),
+        ("Models", models, ", "),
+        ("Quantised models", quantised, ", "),
+    )
     return [f"{kind} FAILED: {between.join(found)}." for kind, found, between in kinds if found]
 
 
@@ -146,6 +160,10 @@ def extra_sections(inputs: ExtraInputs) -> tuple[Section, ...]:
     if inputs.load:
         sections.append(Section(load_title(inputs.load), load_blocks(inputs.load)))
     sections += [Section("Models", model_blocks(each.content)) for each in inputs.model_matrix]
+    sections += [
+        Section(f"Quantisation: {each.content.model}", quantization_blocks(each.content))
+        for each in inputs.quantization
+    ]
     return tuple(sections)
 
 
@@ -186,5 +204,7 @@ def _as_extra(artifact: Artifact, name: str) -> tuple[str, ExtraInputs]:
             return "Under load", ExtraInputs(load=[Named(name, artifact)])
         case ModelMatrix():
             return "Models", ExtraInputs(model_matrix=[Named(name, artifact)])
+        case QuantizationCheck():
+            return "A quantised model against a reference", ExtraInputs(quantization=[Named(name, artifact)])
         case _:
             raise AssertionError(f"no report is made of {type(artifact).__name__}")

@@ -39,14 +39,14 @@ class GateReport(Artifact):
     all_pass: bool
 
 
-_Operator = Literal["<=", ">="]
+Operator = Literal["<=", ">="]
 
 
 def judge(multi_vs_serial: Mapping[str, Any], parity: Mapping[str, Any], bounds: GateBounds) -> GateReport:
     """Judge the contents of both files; a missing metric fails its gate."""
     both = {"multi_vs_serial": multi_vs_serial, "parity": parity}
     isolation, speedup = "multi_vs_serial.isolation", f"multi_vs_serial.performance.{bounds.speedup_items}"
-    rules: dict[str, tuple[str, _Operator, float]] = {
+    rules: dict[str, tuple[str, Operator, float]] = {
         "same_length_isolation_zero": (
             f"{isolation}.same_length_mutation_max_abs_diff",
             "<=",
@@ -69,7 +69,7 @@ def judge(multi_vs_serial: Mapping[str, Any], parity: Mapping[str, Any], bounds:
             bounds.max_parity,
         ),
     }
-    checks = {name: _check(both, *rule) for name, rule in rules.items()}
+    checks = {name: check_metric(both, *rule) for name, rule in rules.items()}
     return GateReport(checks=checks, all_pass=all(check.passed for check in checks.values()))
 
 
@@ -107,8 +107,9 @@ def failed_checks(report: GateReport) -> list[str]:
     return [name for name, check in report.checks.items() if not check.passed]
 
 
-def _check(both: Mapping[str, Any], field: str, comparison: _Operator, bound: float) -> GateCheck:
-    found = _look_up(both, field)
+def check_metric(content: Mapping[str, Any], field: str, comparison: Operator, bound: float) -> GateCheck:
+    """The metric at a dotted path of the content against its bound; a missing one fails."""
+    found = _look_up(content, field)
     fault = _fault(found, comparison, bound)
     return GateCheck.model_validate(
         {
@@ -122,7 +123,7 @@ def _check(both: Mapping[str, Any], field: str, comparison: _Operator, bound: fl
     )
 
 
-def _fault(found: Any, comparison: _Operator, bound: float) -> str | None:
+def _fault(found: Any, comparison: Operator, bound: float) -> str | None:
     """The reason of a failure; None where the metric is within its bound."""
     if found is None:
         return "is missing"
@@ -148,7 +149,7 @@ _GATES = judge({}, {}, GateBounds()).checks
 def check_gate_report(report: GateReport, found: Findings, where: str = "") -> None:
     """`where`: of a report that is part of another artifact."""
     for name, check in report.checks.items():
-        expected, why = _is_within(check), f"{check.value} {check.comparison} {check.bound:g}"
+        expected, why = is_within(check), f"{check.value} {check.comparison} {check.bound:g}"
         found.same(f"{where}checks.{name}.pass", expected, check.passed, why)
         if name in _GATES:
             found.same(f"{where}checks.{name}.comparison", _GATES[name].comparison, check.comparison, "of this gate")
@@ -161,7 +162,8 @@ def check_gate_report(report: GateReport, found: Findings, where: str = "") -> N
     found.same(f"{where}all_pass", all_pass, report.all_pass, "by its checks")
 
 
-def _is_within(check: GateCheck) -> bool:
+def is_within(check: GateCheck) -> bool:
+    """Whether it must pass."""
     if check.value is None or check.value < 0:
         return False
     return check.value <= check.bound if check.comparison == "<=" else check.value >= check.bound

@@ -35,6 +35,7 @@ from prefixwise.bench.kinds.ops import (
     ops_matrix_report,
 )
 from prefixwise.bench.kinds.parity import Parity, check_parity
+from prefixwise.bench.kinds.quantization import QUANTIZATION_VERSION, QuantizationCheck, check_quantization
 from prefixwise.bench.kinds.score_matrix import MATRIX_VERSION, ScoreMatrix, matrix_report
 from prefixwise.bench.kinds.score_matrix_checks import check_score_matrix
 from prefixwise.bench.kinds.self_check import SELF_CHECK_VERSION, SelfCheck, check_self_check, self_check_report
@@ -178,6 +179,16 @@ KINDS = (
         report=extras_report,
         schema_version=MODEL_MATRIX_VERSION,
         fields=_any_of("models rows"),
+    ),
+    ArtifactKind(
+        name="quantization",
+        label="quantization",
+        title="a quantised model against a reference",
+        model=QuantizationCheck,
+        check=check_quantization,
+        report=extras_report,
+        schema_version=QUANTIZATION_VERSION,
+        fields=_any_of("model_server reference_server", "reference metrics requests"),
     ),
     ArtifactKind(
         name="load",

@@ -47,6 +47,9 @@ def report(
     model_matrix_json: Annotated[
         list[Path] | None, typer.Option(metavar="FILE", help="Of `prefixwise validate models`; may be repeated.")
     ] = None,
+    quantization_json: Annotated[
+        list[Path] | None, typer.Option(metavar="FILE", help="Of `prefixwise validate quantization`; may be repeated.")
+    ] = None,
 ) -> None:
     """Write the report of a comparison: who is faster, where, by how much, and whether the scores agree.
 
@@ -66,6 +69,7 @@ def report(
         ab=tuple(ab_json or ()),
         load=tuple(load_json or ()),
         model_matrix=tuple(model_matrix_json or ()),
+        quantization=tuple(quantization_json or ()),
         output_report=output_report,
         output_html=output_html,
     )

@@ -405,6 +405,49 @@ def model_matrix() -> Document:
     }
 
 
+def quantization() -> Document:
+    """Three items; the two best change places, by a quarter each. Of equal scores the first label counts."""
+
+    def gate(field: str, value: float, bound: float, comparison: str = "<=") -> Document:
+        common = {"field": field, "value": value, "comparison": comparison, "bound": bound}
+        return {**common, "pass": True, "detail": None}
+
+    request = {
+        "request_id": "line 1",
+        "scores": [[0.75, 0.25], [0.5, 0.5], [0.25, 0.75]],
+        "reference_scores": [[0.5, 0.5], [0.75, 0.25], [0.25, 0.75]],
+    }
+    metrics = {
+        "max_abs_diff": 0.25,
+        "mean_abs_diff": 1 / 6,
+        "rank_correlation": 0.5,
+        "least_rank_correlation": 0.5,
+        "top_1_agreement": 0.0,
+        "top_10_agreement": 1.0,
+        "changed_labels": 0.0,
+    }
+    return {
+        "schema_version": "score_quantization_v1",
+        "generated_at_utc": "2026-02-11T12:00:00Z",
+        "model": "tiny-fp8",
+        "reference": "tiny",
+        "workload": "requests.jsonl",
+        "model_server": {"checkpoint_quantization": "fp8 (e4m3, blocks of 128 x 128)", "dtype": "bfloat16"},
+        "reference_server": {"checkpoint_quantization": None, "dtype": "bfloat16"},
+        "metrics": metrics,
+        "checks": {
+            "max_abs_diff": gate("max_abs_diff", 0.25, 0.5),
+            "mean_abs_diff": gate("mean_abs_diff", 1 / 6, 0.25),
+            "rank_correlation": gate("rank_correlation", 0.5, 0.25, ">="),
+            "top_1_agreement": gate("top_1_agreement", 0.0, 0.0, ">="),
+            "top_10_agreement": gate("top_10_agreement", 1.0, 0.5, ">="),
+            "changed_labels": gate("changed_labels", 0.0, 0.5),
+        },
+        "all_pass": True,
+        "requests": [request],
+    }
+
+
 def _geometry() -> Document:
     return {
         "query_tokens": 300,
@@ -520,6 +563,7 @@ SAMPLES: dict[str, tuple[str, Callable[[], Document]]] = {
     "parity": ("jax_torch_parity_results.json", parity),
     "gate-report": ("gate.json", gate_report),
     "model-matrix": ("models.json", model_matrix),
+    "quantization": ("quantization.json", quantization),
     "load": ("load.json", load),
     "ab": ("ab.json", ab),
     "self-check": ("self_check.json", self_check),

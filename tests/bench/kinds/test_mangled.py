@@ -274,6 +274,12 @@ def test_nothing_is_recommended_where_the_confirm_phase_failed(tmp_path: Path) -
             "checks.speedup_n32_ge_3x.comparison: expecte",
         ),
         ("model-matrix", {"rows__0__gate": {"checks": {}, "all_pass": True}}, "rows[0].gate.checks.speedup_n32_ge_3x:"),
+        ("quantization", {"metrics__rank_correlation": 0.9}, "metrics.rank_correlation: expected 0.5 (by the scores)"),
+        ("quantization", {"checks__max_abs_diff": GONE}, "checks.max_abs_diff: expected the gate, got nothing"),
+        ("quantization", {"checks__max_abs_diff": GONE}, "all_pass: expected False (by its checks), got True"),
+        ("quantization", {"checks__max_abs_diff__bound": 0.1}, "checks.max_abs_diff.pass: expected False"),
+        ("quantization", {"checks__max_abs_diff__value": 0.1}, "checks.max_abs_diff.value: expected 0.25 (the metric)"),
+        ("quantization", {"requests__0__scores": [[0.5]]}, "requests: expected scores of both models in one shape"),
     ],
 )
 def test_what_validation_found_is_held_to_its_rules(tmp_path: Path, kind: str, changes: Changes, error: str) -> None:

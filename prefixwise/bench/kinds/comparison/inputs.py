@@ -20,6 +20,7 @@ from prefixwise.bench.kinds.model_matrix import ModelMatrix
 from prefixwise.bench.kinds.multi_vs_serial import MultiVsSerial
 from prefixwise.bench.kinds.named import read_distinct, read_named
 from prefixwise.bench.kinds.parity import Parity
+from prefixwise.bench.kinds.quantization import QuantizationCheck
 from prefixwise.bench.kinds.score_matrix import MatrixRow, ScoreMatrix
 from prefixwise.bench.kinds.workload import Workload
 from prefixwise.bench.run.comparison import MatrixFile
@@ -37,6 +38,7 @@ class ReportPaths:
     ab: tuple[Path, ...] = ()
     load: tuple[Path, ...] = ()
     model_matrix: tuple[Path, ...] = ()
+    quantization: tuple[Path, ...] = ()
     output_report: Path | None = None
     output_html: Path | None = None
 
@@ -88,6 +90,7 @@ def read_report_inputs(paths: ReportPaths) -> ReportInputs:
         ab=read_named(paths.ab, AbResult, backend_of_variants),
         load=read_named(paths.load, LoadResult, backend_of_load),
         model_matrix=read_named(paths.model_matrix, ModelMatrix),
+        quantization=read_named(paths.quantization, QuantizationCheck),
         notes=notes,
     )
 

@@ -275,6 +275,7 @@ def _report_command(inputs: ReportInputs, title_date: str) -> str:
         "ab-json": paths.ab,
         "load-json": paths.load,
         "model-matrix-json": paths.model_matrix,
+        "quantization-json": paths.quantization,
     }
     repeated = [(option, path) for option, files in given.items() for path in files]
     outputs = [("title-date", title_date), ("output-report", paths.output_report), ("output-html", paths.output_html)]
