@@ -10,15 +10,17 @@ import stat
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from pydantic import ValidationError
-
-from prefixwise.bench.kinds.base import Artifact
 from prefixwise.contract.errors import ArtifactError
 from prefixwise.host import replacing
 
-Kind = TypeVar("Kind", bound=Artifact)
+if TYPE_CHECKING:  # the agent on a target writes text, and is started many times
+    from pydantic import ValidationError
+
+    from prefixwise.bench.kinds.base import Artifact
+
+Kind = TypeVar("Kind", bound="Artifact")
 
 
 def now_utc() -> str:
@@ -84,6 +86,8 @@ def read_bytes(path: Path) -> bytes:
 
 def parse_artifact(content: bytes, kind: type[Kind], source: str) -> Kind:
     """Raises ArtifactError."""
+    from pydantic import ValidationError
+
     try:
         return kind.model_validate_json(content)
     except ValidationError as error:

@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 from prefixwise.bench.processes import ended_by_signals
-from prefixwise.bench.remote import folders
 from prefixwise.bench.remote.on_target import run_lock, server_records
 from prefixwise.bench.remote.spec import SILENCE_SECONDS, ClientMatrixSpec, SweepSpec
 from prefixwise.contract.errors import PrefixwiseError
@@ -80,7 +79,7 @@ def _flag(value: str) -> str:
     return value
 
 
-# A run calls the agent many times: what only one verb needs (HTTP client, NumPy, tokenizer) is imported there.
+# A run calls the agent many times: what only some verbs need (HTTP client, NumPy, pydantic) is imported there.
 def _facts(folder: str, model: str, port: int) -> dict[str, Any]:
     from prefixwise.bench.remote.on_target.machine import facts
 
@@ -105,6 +104,12 @@ def _matrix(spec: str) -> dict[str, Any]:
     return run_client_matrix(ClientMatrixSpec.from_line(spec), say)
 
 
+def _list(root: str) -> dict[str, Any]:
+    from prefixwise.bench.remote.folders import runs_in
+
+    return {"runs": runs_in(Path(root).expanduser())}
+
+
 _VERBS: dict[str, tuple[Callable[..., dict[str, Any]], dict[str, Callable[[str], Any]]]] = {
     "facts": (_facts, {"--folder": str, "--model": _flag, "--port": int}),
     "clean": (lambda take_over: server_records.stop_left(say, take_over == "yes"), {"--take-over": _flag}),
@@ -112,7 +117,7 @@ _VERBS: dict[str, tuple[Callable[..., dict[str, Any]], dict[str, Callable[[str],
     "chunk": (_chunk, {"--spec": str, "--size": int}),
     "matrix": (_matrix, {"--spec": str}),
     "release": (run_lock.release, {"--token": str}),
-    "list": (lambda root: {"runs": folders.runs_in(Path(root).expanduser())}, {"--root": str}),
+    "list": (_list, {"--root": str}),
 }
 
 if __name__ == "__main__":

@@ -5,10 +5,9 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prefixwise._version import __version__
-from prefixwise.bench.client import CallError, ScoreClient
 from prefixwise.bench.files import now_utc, read_artifact, write_artifact
 from prefixwise.bench.kinds.ops import OPS_MATRIX_VERSION, OpsRow, OpsRunMetadata, OpsWorkload
 from prefixwise.bench.kinds.workload import Workload
@@ -21,6 +20,9 @@ from prefixwise.bench.rules import mean, percentile
 from prefixwise.bench.run.workload import WorkloadOptions, make_workload
 from prefixwise.bench.tokens import token_facts
 from prefixwise.contract.errors import ArtifactError
+
+if TYPE_CHECKING:  # the HTTP client is imported where a server is measured
+    from prefixwise.bench.client import ScoreClient
 
 Say = Callable[[str], None]
 
@@ -145,6 +147,8 @@ def _measure_alone(spec: SweepSpec, size: int, folder: Path, say: Say) -> OpsRow
 def _measure(
     spec: SweepSpec, size: int, workload: Workload, folder: Path, log_line: Say
 ) -> tuple[OpsRow, dict[str, Any]]:
+    from prefixwise.bench.client import CallError, ScoreClient
+
     own_log = folder / f".server_{size}.log"
     try:
         with on_record(str(folder)) as record:
