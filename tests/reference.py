@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from numpy.typing import NDArray
+
+from tests.checkpoints import quick_gguf_reader
 
 Floats = NDArray[np.float64]
 
@@ -37,7 +36,7 @@ class Reference:
 
         if gguf_file is None:
             return cls(AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval())
-        with _quick_gguf_reader():
+        with quick_gguf_reader():
             return cls(AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, gguf_file=gguf_file).eval())
 
     def all_logits(self, ids: Sequence[int]) -> Floats:
@@ -73,27 +72,6 @@ class Reference:
         rows = log_softmax(self.all_logits([*context, *label]))
         first = len(context) - 1
         return float(sum(rows[first + k, token] for k, token in enumerate(label)))
-
-
-@contextmanager
-def _quick_gguf_reader() -> Iterator[None]:
-    """transformers reads a file's header and builds gguf's table of tensor names again and again, for a minute; here
-    once. And gguf cuts the header's hundred thousand strings out of a `memmap`, whose slices take far longer than those
-    of the array that it is."""
-    import gguf
-
-    class QuickReader(gguf.GGUFReader):  # type: ignore[misc]
-        data: NDArray[np.uint8]
-
-        def _get(self, *arguments: Any, **options: Any) -> NDArray[Any]:
-            self.data = np.asarray(self.data)
-            found: NDArray[Any] = super()._get(*arguments, **options)
-            return found
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gguf, "GGUFReader", cache(QuickReader))
-        patch.setattr(gguf, "get_tensor_name_map", cache(gguf.get_tensor_name_map))
-        yield
 
 
 def log_softmax(logits: Floats) -> Floats:

@@ -161,6 +161,7 @@ def test_kernels_that_differ_in_a_number_are_one() -> None:
 
 
 def test_goals_runs_from_end_to_end(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
     output = tmp_path / "goals.json"
     cases = [case for case in CASES if case not in ("poisson20", "sglang")]  # searches like `poisson`
     only = [argument for case in cases for argument in ("--only", case)]

@@ -217,6 +217,7 @@ def wide(classifier_of: Callable[[str], Path], place: dict[str, Any]) -> Iterato
         yield made
 
 
+@pytest.mark.usefixtures("users_compilation")
 class TestIsolation:
     @staticmethod
     def bits(scorer: Scorer, items: list[list[int]], **options: Any) -> list[tuple[list[float], list[float]]]:

@@ -86,8 +86,6 @@ def is_slow(test: str, parameters: Mapping[str, Any]) -> bool:
         return (parameters["path"], parameters["dtype"]) != ("packed-segment", "bfloat16")
     if test == "test_every_path_gives_gemma_the_same_bits":
         return bool(parameters["cpu"] == "jax")
-    if test == "test_text_items_are_isolated":
-        return bool(parameters["cpu"] == "jax")
     if test == "test_every_path_gives_the_same_bits":  # in bfloat16 `jax/test_backend.py` has all but the dense mask
         return (parameters["cpu"], parameters["dtype"]) == ("jax", "bfloat16")
     if parameters.get("option") == {"chunk_size": 2}:  # between 1 and 3
@@ -285,14 +283,7 @@ class TestDefaultsOnAGpu:
 
 
 class TestEmbeddedModel:
-    def test_text_items_are_isolated(self, scorer_of: Callable[..., Scorer], dtype: str, cpu: dict[str, Any]) -> None:
-        scorer = scorer_of("embedded", dtype=dtype, **cpu)
-        texts = ["a bowl of ramen", "quarterly earnings", "", "the capital of France is Paris " * 5]
-        options: dict[str, Any] = {"labels": [" yes", " no"], "score_mode": "logprob"}
-        together = scorer.score("Is this about food? ", texts, **options).scores
-        assert [scorer.score("Is this about food? ", [text], **options).scores[0] for text in texts] == together
-        reverse = scorer.score("Is this about food? ", texts[::-1], **options).scores
-        assert reverse[::-1] == together
+    """In few items every day: `test_parity_embedded.py`."""
 
     @pytest.mark.slow
     @pytest.mark.parametrize("path", PATHS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +29,15 @@ LARGE_CONFIG: dict[str, Any] = {
     "max_position_embeddings": 4096,
     "tie_word_embeddings": True,
 }
-ITEM_BYTES = {"F32": 4, "BF16": 2}
+ITEM_BYTES = {"F32": 4, "BF16": 2, "F8_E4M3": 1}
 
 
 def write_sparse_checkpoint(folder: Path, stored: str) -> Path:
     """301 million weights, all zero, in a file with holes: large to read, nothing to write."""
     folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(LARGE_CONFIG))
+    is_quantised = stored == "F8_E4M3"
+    quantization = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
+    (folder / "config.json").write_text(json.dumps(LARGE_CONFIG | (quantization if is_quantised else {})))
     d, f, num_layers = (LARGE_CONFIG[name] for name in ("hidden_size", "intermediate_size", "num_hidden_layers"))
     layer = {
         "input_layernorm.weight": [d],
@@ -46,12 +49,16 @@ def write_sparse_checkpoint(folder: Path, stored: str) -> Path:
     shapes = {"model.embed_tokens.weight": [32_000, d], "model.norm.weight": [d]}
     for number in range(num_layers):
         shapes |= {f"model.layers.{number}.{name}": shape for name, shape in layer.items()}
+    dtypes = {name: "BF16" if is_quantised and "_proj" not in name else stored for name in shapes}
+    for name in [name for name, dtype in dtypes.items() if dtype == "F8_E4M3"]:
+        shapes[f"{name}_scale_inv"] = [extent // 128 for extent in shapes[name]]
     header, offset = {}, 0
     for name, shape in shapes.items():
-        size = ITEM_BYTES[stored]
+        dtype = dtypes.get(name, "F32")
+        size = ITEM_BYTES[dtype]
         for extent in shape:
             size *= extent
-        header[name] = {"dtype": stored, "shape": shape, "data_offsets": [offset, offset + size]}
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, offset + size]}
         offset += size
     encoded = json.dumps(header).encode()
     with (folder / "model.safetensors").open("wb") as file:
@@ -60,6 +67,7 @@ def write_sparse_checkpoint(folder: Path, stored: str) -> Path:
     return folder
 
 
+@pytest.mark.skipif(find_spec("torch") is None, reason="PyTorch is not installed")
 class TestLoading:
     @pytest.mark.parametrize("stored", ITEM_BYTES)
     def test_a_folder_needs_little_more_than_its_size(self, tmp_path: Path, stored: str) -> None:

@@ -1,11 +1,12 @@
-"""The embedded model against Hugging Face transformers: real weights, real tokenizer, text in.
+"""The embedded model against Hugging Face transformers: real weights, real tokenizer, text in; and its isolation.
 
-A module of its own: transformers needs much memory to read a GGUF file, which is returned when the module is done.
+A module of its own: transformers needs much memory to read a GGUF file, which is returned when the module is done, and
+a model is loaded for all tests in turn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
@@ -39,6 +40,8 @@ EXPECTED_IDS: tuple[list[int], ...] = (
 def is_slow(test: str, parameters: Mapping[str, Any]) -> bool:
     """Score modes are functions of the same logits, and on a CPU all algorithms are equal bit for bit."""
     mode, algorithm = (parameters.get(name) for name in ("mode", "algorithm"))
+    if parameters.get("cpu") == "jax" and test.startswith("test_items_are_isolated"):
+        return True
     if parameters.get("cpu") == "jax":
         return mode not in ("logprob", None) or algorithm not in ("packed", None)
     return test == "test_scores_equal_transformers" and algorithm != "auto" and mode != "logprob"
@@ -85,12 +88,31 @@ def test_scores_equal_transformers(
     assert np.abs(difference).max() <= bound_of(mode)
 
 
+def test_items_are_isolated(scorer_of: Callable[..., Scorer], cpu: dict[str, Any]) -> None:
+    check_isolation(scorer_of("embedded", **cpu))
+
+
+def check_isolation(scorer: Scorer) -> None:
+    """Each item has the bits that it has alone, and in any order."""
+
+    def scores(items: Sequence[str]) -> list[list[float]]:
+        return scorer.score(TEXT_QUERY, items, labels=TEXT_LABELS, score_mode="logprob").scores
+
+    together = scores(TEXT_ITEMS)
+    assert [scores([item])[0] for item in TEXT_ITEMS] == together
+    assert scores(TEXT_ITEMS[::-1])[::-1] == together
+
+
 def test_bfloat16_stays_within_its_bounds(
     scorer_of: Callable[..., Scorer], cpu: dict[str, Any], expected: Expected
 ) -> None:
     scorer = scorer_of("embedded", dtype="bfloat16", **cpu)
     result = scorer.score(TEXT_QUERY, TEXT_ITEMS, labels=TEXT_LABELS, apply_softmax=True)
     assert_within_bfloat16(np.array(result.scores), expected_scores("softmax", expected.logits, label_ids(scorer)))
+
+
+def test_items_are_isolated_in_bfloat16(scorer_of: Callable[..., Scorer], cpu: dict[str, Any]) -> None:
+    check_isolation(scorer_of("embedded", dtype="bfloat16", **cpu))
 
 
 def label_ids(scorer: Scorer) -> list[int]:

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from prefixwise.bench.run.load_driver import LoadDriver, LoadTarget, PhaseLength, Schedule, poisson_schedule
-from prefixwise.bench.run.load_stats import DROPPED, Call, summarise
+from prefixwise.bench.run.load_stats import DROPPED, Call
 from tests.bench.load_samples import small_requests
 from tests.bench.run.slow_server import slow_server
 from tests.bench.wrong_server import Fault, wrong_server
@@ -30,8 +30,8 @@ def quick() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def slow() -> Iterator[str]:
-    """No answer in less than 0.4 s; 350 tokens fit its queue."""
-    with server_process("--delay=0.4", "--max-queued-tokens=350") as server:
+    """No answer in less than a second; 350 tokens fit its queue."""
+    with server_process("--delay=1", "--max-queued-tokens=350") as server:
         yield server.url
 
 
@@ -51,10 +51,11 @@ def run_closed(url: str, concurrency: int, length: PhaseLength, **target: Any) -
     return asyncio.run(run())
 
 
-def test_a_slow_server_does_not_slow_the_schedule(slow: str) -> None:
-    """Ten arrivals in 90 ms, of 30 tokens each: all are sent before the first is answered."""
+def test_a_slow_server_does_not_slow_the_schedule() -> None:
+    """Ten arrivals in 90 ms at a server that answers nobody before all are there."""
     times = tuple(index / 100 for index in range(10))
-    calls = run_open(slow, Schedule(times, 0.1))
+    with slow_server(0.0, together=10) as url:
+        calls = run_open(url, Schedule(times, 0.1))
     assert [call.intended for call in calls] == list(times)
     assert [call.failure for call in calls] == [None] * 10
     assert max(call.sent for call in calls) < min(call.done for call in calls)
@@ -67,7 +68,7 @@ def test_a_request_that_is_sent_late_is_charged_for_it(quick: str) -> None:
     (call,) = run_open(quick, Schedule((-1.0,), 0.0), api_key="secret")
     assert call.failure is None
     assert call.late_ms >= 1000
-    assert call.latency_ms == pytest.approx(call.service_ms + call.late_ms) and call.service_ms < call.late_ms
+    assert call.latency_ms == pytest.approx(call.service_ms + call.late_ms)
 
 
 def test_arrivals_over_the_bound_are_dropped_and_counted(quick: str) -> None:
@@ -86,8 +87,9 @@ def test_a_full_queue_is_an_error_with_its_code(slow: str) -> None:
     assert sorted(str(call.failure) for call in calls) == ["None"] + ["queue_full"] * 9
 
 
-def test_a_request_times_out(slow: str) -> None:
-    (call,) = run_open(slow, Schedule((0.0,), 0.0), timeout_sec=0.1)
+def test_a_request_times_out() -> None:
+    with slow_server(600.0) as url:
+        (call,) = run_open(url, Schedule((0.0,), 0.0), timeout_sec=0.1)
     assert call.failure == "timeout"
     assert call.service_ms >= 100
 
@@ -143,18 +145,15 @@ def test_a_closed_loop_has_exactly_so_many_in_flight() -> None:
     assert stats["connections"] == 8 + 1
 
 
-def test_hundreds_in_flight_cost_the_client_nothing() -> None:
-    """A server of 1 s at 200 requests/s: 200 in flight, and the latency is the server's."""
-    schedule = poisson_schedule(200.0, PhaseLength(seconds=3.0), seed=0)
-    with slow_server(1.0) as url:
+def test_an_open_loop_has_hundreds_in_flight() -> None:
+    """The server answers nobody before all are there."""
+    schedule = poisson_schedule(200.0, PhaseLength(requests=400), seed=0)
+    with slow_server(0.0, together=400) as url:
         calls = run_open(url, schedule)
-        peak = max(httpx.get(f"{url}/stats").json()["in_flight"])
-    phase = summarise(calls, num_items=2, send_sec=3.0)
-    assert phase.answered == phase.arrivals > 500
-    assert phase.latency is not None and phase.sender_late is not None
-    assert peak > 150
-    assert 1000 <= phase.latency.p50_ms < 1450
-    assert phase.sender_late.p50_ms < 50
+        in_flight = httpx.get(f"{url}/stats").json()["in_flight"]
+    assert [call.failure for call in calls] == [None] * 400
+    assert in_flight == list(range(1, 401))
+    assert max(call.sent for call in calls) < min(call.done for call in calls)
 
 
 def test_a_proxy_of_the_environment_is_not_asked(quick: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,17 +162,18 @@ def test_a_proxy_of_the_environment_is_not_asked(quick: str, monkeypatch: pytest
     assert run_closed(quick, 1, PhaseLength(requests=1), api_key="secret")[0].failure is None
 
 
-def test_an_open_loop_that_is_cut_short_ends_what_is_in_flight(slow: str) -> None:
-    """Cut between two arrivals, which are answered after 0.4 s."""
+def test_an_open_loop_that_is_cut_short_ends_what_is_in_flight() -> None:
+    """Cut between two arrivals, which nobody answers."""
 
-    async def run() -> tuple[set[asyncio.Task[Any]], int]:
-        async with LoadDriver(LoadTarget(slow), small_requests()) as driver:
+    async def run(url: str) -> tuple[set[asyncio.Task[Any]], int]:
+        async with LoadDriver(LoadTarget(url), small_requests()) as driver:
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.2):
                     await driver.run_open(Schedule((0.0, 0.0, 60.0), 60.0))
             return asyncio.all_tasks() - {asyncio.current_task()}, len(driver.finished)
 
-    assert asyncio.run(run()) == (set(), 0)
+    with slow_server(600.0) as url:
+        assert asyncio.run(run(url)) == (set(), 0)
     gc.collect()  # a connection that was left open is reported here, as a warning
 
 
@@ -183,7 +183,7 @@ def test_a_closed_loop_pauses_where_nobody_answers() -> None:
         unused.bind(("127.0.0.1", 0))
         calls = run_closed(f"http://127.0.0.1:{unused.getsockname()[1]}", 2, PhaseLength(seconds=1.0))
     assert {call.failure for call in calls} == {"http_error"}
-    assert 4 <= len(calls) <= 2 * 6
+    assert 2 <= len(calls) <= 2 * 6
 
 
 def test_a_server_that_dies_midway_is_not_stormed() -> None:

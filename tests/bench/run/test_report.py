@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from prefixwise.bench.files import write_artifact
+from prefixwise.bench.files import read_artifact, write_artifact
 from prefixwise.bench.kinds.gate_report import GateReport
 from prefixwise.bench.kinds.model_matrix import MODEL_MATRIX_VERSION, ModelMatrix, ModelRow
 from prefixwise.bench.kinds.ops import (
@@ -28,8 +28,6 @@ from tests.bench.evaluations import MULTI_SCORES, evaluation, took
 from tests.bench.kinds.samples import SAMPLES, edited
 from tests.bench.kinds.test_extras import ab_result, load_result
 from tests.bench.report_samples import multi_vs_serial, parity, write_comparison
-
-RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
 
 DATE = "2026-02-11T12:00:00Z"
 BENCHMARK = {
@@ -152,13 +150,19 @@ def test_what_has_no_report_of_its_own_says_what_it_is_for(folder: Path) -> None
             viewer.page(name)
 
 
-def test_without_a_folder_it_has_a_sample_which_is_a_measurement_of_this_repository() -> None:
+def test_without_a_folder_it_has_a_sample_with_the_plots_of_a_whole_run() -> None:
     viewer = ReportFolder(None)
-    (sample,) = viewer.artifacts()
-    assert (sample["name"], sample["note"]) == ("h200-contract.json", None)
-    assert "NVIDIA H200" in viewer.page("h200-contract.json")
-    measured = (RESULTS / "2026-11-15-h200-contract.json").read_bytes()
-    assert (SAMPLE_FOLDER / "h200-contract.json").read_bytes() == measured
+    first, *others = viewer.artifacts()
+    assert first["name"] == "comparison.json", "the page opens with it"
+    report = viewer.page("comparison.json")
+    assert report.count("<svg") >= 6
+    assert "was not found" not in report
+    assert "has changed since" not in report
+    assert [each["kind"] for each in others] == ["matrix"] * 4 + ["self-check", "workload"]
+    verdict = read_artifact(SAMPLE_FOLDER / "self_check.json", SelfCheck)
+    assert verdict.complete
+    assert verdict.all_pass
+    assert sum(path.stat().st_size for path in SAMPLE_FOLDER.iterdir()) < 250_000
 
 
 def test_all_that_it_lists_can_be_shown(folder: Path) -> None:
