@@ -137,6 +137,27 @@ CASE_NAMED = {case.name: case for case in CASES}
 
 
 @dataclass(frozen=True)
+class Scoring:
+    """What differs between models in how tokens score the keys that they see."""
+
+    window: int = 0  # how many tokens a token sees, itself included; 0: all before it
+    scale: float | None = None  # None: 1 / sqrt(H)
+    softcap: float = 0.0  # 0: scores are not capped
+
+
+PLAIN = Scoring()
+# Narrower than a diagonal tile, about a KV block, a few blocks; as Gemma 2 has it.
+SCORINGS: tuple[Scoring, ...] = (
+    Scoring(window=1),
+    Scoring(window=13),
+    Scoring(window=128),
+    Scoring(window=200),
+    Scoring(window=300, scale=0.2, softcap=3.0),
+    Scoring(scale=0.05, softcap=0.5),
+)
+
+
+@dataclass(frozen=True)
 class AttentionInputs:
     """q [T, N, H], k and v [T, K, H], PADDING tokens included; cached prefixes as (keys, values), each [S, K, H]."""
 
@@ -152,7 +173,7 @@ def make_batch(case: AttentionCase, mask: MaskImpl = "segment") -> ForwardBatch:
     return ForwardBatch(
         layout=case.layout,
         token_ids=np.zeros(num_tokens, np.int32),
-        positions=np.zeros(num_tokens, np.int32),
+        positions=_positions(case),
         segment_starts=starts,
         prefix_index=np.array(case.prefix_index or (-1,) * num_segments, np.int64),
         prefix_lens=np.array(case.prefix_lens or (0,) * num_segments, np.int64),
@@ -162,6 +183,16 @@ def make_batch(case: AttentionCase, mask: MaskImpl = "segment") -> ForwardBatch:
         label_ids=np.zeros((0, 0), np.int32),
         mask=mask,
     )
+
+
+def _positions(case: AttentionCase) -> NDArray[np.int32]:
+    """A segment's positions continue from the part of the prefix that it reads."""
+    num_segments = len(case.segment_lens)
+    indices, reads = case.prefix_index or (-1,) * num_segments, case.prefix_lens or (0,) * num_segments
+    segments = zip(indices, reads, case.segment_lens, strict=True)
+    firsts = [(read if index >= 0 else 0, length) for index, read, length in segments]
+    pieces = [np.arange(first, first + length, dtype=np.int32) for first, length in firsts]
+    return np.concatenate([np.zeros(0, np.int32), *pieces])
 
 
 def _prefixes(case: AttentionCase) -> tuple[Prefix, ...]:
@@ -202,7 +233,7 @@ def round_inputs(inputs: AttentionInputs, dtype: DTypeLike) -> AttentionInputs:
     return AttentionInputs(rounded(inputs.q), rounded(inputs.k), rounded(inputs.v), cached)
 
 
-def expected_output(batch: ForwardBatch, inputs: AttentionInputs) -> NDArray[np.float64]:
+def expected_output(batch: ForwardBatch, inputs: AttentionInputs, scoring: Scoring = PLAIN) -> NDArray[np.float64]:
     """[T, N, H] of the real tokens: one softmax over all that a token sees, a segment's tokens at a time."""
     outputs = [np.zeros((0, *inputs.q.shape[1:]))]
     for segment, (start, stop) in enumerate(pairwise(batch.segment_starts)):
@@ -211,7 +242,9 @@ def expected_output(batch: ForwardBatch, inputs: AttentionInputs) -> NDArray[np.
         values = np.concatenate([prefix_v, inputs.v[start:stop]]).astype(np.float64)
         num_seen = len(prefix_k) + 1 + np.arange(stop - start)  # the prefix, the tokens before, itself
         seen = np.arange(len(keys)) < num_seen[:, None]
-        outputs.append(_attend(inputs.q[start:stop].astype(np.float64), keys, values, seen))
+        if scoring.window:
+            seen &= np.arange(len(keys)) >= num_seen[:, None] - scoring.window
+        outputs.append(_attend(inputs.q[start:stop].astype(np.float64), keys, values, seen, scoring))
     return np.concatenate(outputs)
 
 
@@ -228,11 +261,16 @@ def _prefix_of(batch: ForwardBatch, inputs: AttentionInputs, segment: int) -> tu
     return np.concatenate([cached_k[:length], inputs.k[new]]), np.concatenate([cached_v[:length], inputs.v[new]])
 
 
-def _attend(q: NDArray[Any], keys: NDArray[Any], values: NDArray[Any], seen: NDArray[np.bool_]) -> NDArray[np.float64]:
+def _attend(
+    q: NDArray[Any], keys: NDArray[Any], values: NDArray[Any], seen: NDArray[np.bool_], scoring: Scoring
+) -> NDArray[np.float64]:
     """q [T, N, H] over those of keys and values [C, K, H] that each token has seen [T, C]."""
     group = q.shape[1] // keys.shape[1]
     keys, values = (np.repeat(each, group, axis=1) for each in (keys, values))  # [C, N, H]
-    scores = np.einsum("tnh,cnh->ntc", q, keys, optimize=True) / np.sqrt(q.shape[2])
+    scale = 1 / np.sqrt(q.shape[2]) if scoring.scale is None else scoring.scale
+    scores = np.einsum("tnh,cnh->ntc", q, keys, optimize=True) * scale
+    if scoring.softcap:
+        scores = scoring.softcap * np.tanh(scores / scoring.softcap)
     scores = np.where(seen, scores, -np.inf)
     weights = np.exp(scores - scores.max(2, keepdims=True))
     weights /= weights.sum(2, keepdims=True)
@@ -249,9 +287,10 @@ def check(
     tolerance: float,
     mask: MaskImpl = "segment",
     dtype: DTypeLike = np.float32,
+    scoring: Scoring = PLAIN,
 ) -> None:
     """Every real token is right for inputs that are rounded to `dtype`, and no NaN of the padding reached it."""
     batch, inputs = make_batch(case, mask), round_inputs(make_inputs(case), dtype)
     output = implementation(batch, inputs)[: batch.num_tokens]
     assert np.isfinite(output).all(), "poisoned padding leaked into real tokens"
-    assert np.abs(output - expected_output(batch, inputs)).max() <= tolerance
+    assert np.abs(output - expected_output(batch, inputs, scoring)).max() <= tolerance

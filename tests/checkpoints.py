@@ -18,9 +18,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from prefixwise.models.families import GGUF_TENSOR_NAMES, HF_TENSOR_NAMES
+from prefixwise.models.families import family_of_hf, gguf_tensor_names, hf_tensor_names
 
-FAMILY_NAMES = ("qwen3", "qwen2", "llama", "llama3", "mistral", "gemma")
+FAMILY_NAMES = (
+    *("qwen3", "qwen2", "llama", "llama3", "mistral", "gemma", "gemma2", "gemma3", "phi3", "olmo2"),
+    *("qwen3_moe", "mixtral"),
+)
 
 _COMMON: dict[str, Any] = {
     "vocab_size": 512,
@@ -49,6 +52,57 @@ _PER_FAMILY: dict[str, dict[str, Any]] = {
     "mistral": {"tie_word_embeddings": False, "sliding_window": None},
     # Wide enough that GELU and its approximation give scores that differ by more than the bounds.
     "gemma": {"head_dim": 32, "num_key_value_heads": 1, "initializer_range": 0.2},
+    # Windows shorter than the tests' sequences, caps that scores and logits reach, and another scale than the heads'.
+    "gemma2": {
+        "head_dim": 32,
+        "initializer_range": 0.2,
+        "sliding_window": 100,
+        "query_pre_attn_scalar": 24,
+        "attn_logit_softcapping": 4.0,
+        "final_logit_softcapping": 5.0,
+    },
+    # The sixth layer has no window, and another RoPE.
+    "gemma3": {
+        "head_dim": 32,
+        "initializer_range": 0.15,
+        "num_hidden_layers": 7,
+        "sliding_window": 90,
+        "query_pre_attn_scalar": 24,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1_000_000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+        },
+    },
+    # As Phi-4-mini: a quarter of each head is not rotated.
+    "phi3": {
+        "pad_token_id": 0,
+        "max_position_embeddings": 8192,
+        "original_max_position_embeddings": 2048,
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 10_000.0,
+            "partial_rotary_factor": 0.75,
+            "short_factor": [1.0, 1.05, 1.2, 1.5, 1.9, 2.4],
+            "long_factor": [1.0, 2.0, 4.0, 8.0, 16.0, 32.0],
+            "original_max_position_embeddings": 2048,
+        },
+    },
+    "olmo2": {"tie_word_embeddings": False, "pad_token_id": 0},
+    "qwen3_moe": {
+        "head_dim": 32,
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 40,
+        "norm_topk_prob": True,
+        "initializer_range": 0.15,
+    },
+    "mixtral": {
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "tie_word_embeddings": False,
+        "sliding_window": None,
+        "initializer_range": 0.15,
+    },
 }
 _CLASSES = {
     "qwen3": "Qwen3",
@@ -57,8 +111,24 @@ _CLASSES = {
     "llama3": "Llama",
     "mistral": "Mistral",
     "gemma": "Gemma",
+    "gemma2": "Gemma2",
+    "gemma3": "Gemma3",
+    "phi3": "Phi3",
+    "olmo2": "Olmo2",
+    "qwen3_moe": "Qwen3Moe",
+    "mixtral": "Mixtral",
 }
-_GGUF_ARCHITECTURES = {"qwen3": "qwen3", "qwen2": "qwen2", "llama": "llama", "mistral": "llama", "gemma": "gemma"}
+_CONFIG_CLASSES = {"gemma3": "Gemma3TextConfig"}  # where the name is not that of the class
+# By `model_type` of the config.
+_GGUF_ARCHITECTURES = {
+    **{name: name for name in ("qwen3", "qwen2", "llama", "gemma", "gemma2", "phi3", "olmo2")},
+    "mistral": "llama",
+    "mixtral": "llama",
+    "qwen3_moe": "qwen3moe",
+    "gemma3_text": "gemma3",
+}
+
+_GGUF_FUSED = {"self_attn.qkv_proj.weight": "attn_qkv.weight", "mlp.gate_up_proj.weight": "ffn_up.weight"}  # Phi-3
 
 TRAINING_TEXT = (
     "The quick brown fox jumps over the lazy dog. Is this document relevant to the query? yes no Yes No\n"
@@ -73,7 +143,7 @@ def make_hf_checkpoint(folder: Path, family: str, *, sharded: bool = False, seed
     import torch
     import transformers
 
-    config_class = getattr(transformers, f"{_CLASSES[family]}Config")
+    config_class = getattr(transformers, _CONFIG_CLASSES.get(family) or f"{_CLASSES[family]}Config")
     model_class = getattr(transformers, f"{_CLASSES[family]}ForCausalLM")
     config = config_class(**(_COMMON | _PER_FAMILY[family] | overrides))
     with torch.random.fork_rng(devices=[]):
@@ -105,7 +175,7 @@ def _randomise_vectors(model: Any) -> None:
 
     for name, parameter in model.named_parameters():
         if parameter.ndim == 1:
-            centre = 1.0 if "norm" in name and model.config.model_type != "gemma" else 0.0
+            centre = 1.0 if "norm" in name and not model.config.model_type.startswith("gemma") else 0.0
             torch.nn.init.normal_(parameter, mean=centre, std=0.2)
 
 
@@ -150,14 +220,17 @@ def make_gguf(
         _add_tokenizer_metadata(writer, hf_folder, config["vocab_size"])
     for key, value in (extra or {}).items():
         writer.add_key_value(key, value, gguf.GGUFValueType.get_type(value))
-    for name, values in read_hf_tensors(hf_folder).items():
-        if _gguf_name(name) not in without:
+    for name, values in stacked_experts(read_hf_tensors(hf_folder)).items():
+        if _gguf_name(name, config) not in without:
             values = _permuted_for_gguf(name, values, config)
-            if config["model_type"] == "gemma" and name.endswith("norm.weight"):
+            if config["model_type"].startswith("gemma") and name.endswith("norm.weight"):
                 values = values + 1  # as llama.cpp's converter does
-            _add_tensor(writer, _gguf_name(name), values, quant)
+            _add_tensor(writer, _gguf_name(name, config), values, quant)
     if _rope(config).get("rope_type") == "llama3":
         writer.add_tensor("rope_freqs.weight", _llama3_frequency_factors(config))
+    if _rope(config).get("rope_type") == "longrope":
+        for kind in ("long", "short"):
+            writer.add_tensor(f"rope_factors_{kind}.weight", np.array(_rope(config)[f"{kind}_factor"], np.float32))
     finish_gguf(writer)
     return path
 
@@ -200,9 +273,22 @@ def read_hf_tensors(folder: Path) -> dict[str, NDArray[Any]]:
     return tensors
 
 
+def stacked_experts(tensors: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """The matrices of all experts of a layer as one tensor [E, rows, columns], whose name has no number."""
+    found: dict[str, Any] = {}
+    for name in sorted(tensors, key=lambda name: [int(part) if part.isdigit() else -1 for part in name.split(".")]):
+        block, experts, rest = name.partition(".experts.")
+        if not experts:
+            found[name] = tensors[name]
+            continue
+        found.setdefault(f"{block}.experts.{rest.partition('.')[2]}", []).append(tensors[name])
+    return {name: np.stack(values) if isinstance(values, list) else values for name, values in found.items()}
+
+
 def _rope(config: dict[str, Any]) -> dict[str, Any]:
     parameters: dict[str, Any] = config["rope_parameters"]
-    return parameters
+    whole: dict[str, Any] = parameters.get("full_attention", parameters)  # by the kind of the layer in Gemma 3
+    return whole
 
 
 def _head_size(config: dict[str, Any]) -> int:
@@ -222,8 +308,36 @@ def _add_model_metadata(writer: Any, config: dict[str, Any]) -> None:
         writer.add_rope_freq_base(_rope(config)["rope_theta"])
     writer.add_key_length(_head_size(config))
     writer.add_value_length(_head_size(config))
+    if "num_local_experts" in config:
+        writer.add_expert_count(config["num_local_experts"])
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+    if "moe_intermediate_size" in config:
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
     if writer.arch == "llama":
         writer.add_rope_dimension_count(_head_size(config))
+    if config.get("sliding_window") and writer.arch != "llama":
+        writer.add_sliding_window(config["sliding_window"])
+    if writer.arch == "gemma2":
+        writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
+        writer.add_final_logit_softcapping(config["final_logit_softcapping"])
+    _add_rope_scaling(writer, _rope(config), config)
+
+
+def _add_rope_scaling(writer: Any, rope: dict[str, Any], config: dict[str, Any]) -> None:
+    import gguf
+
+    if rope["rope_type"] == "linear":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(rope["factor"])
+    if rope["rope_type"] == "yarn":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(rope["factor"])
+        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    if rope["rope_type"] == "longrope":
+        longest, original = config["max_position_embeddings"], rope["original_max_position_embeddings"]
+        writer.add_rope_dimension_count(int(_head_size(config) * rope["partial_rotary_factor"]))
+        writer.add_rope_scaling_orig_ctx_len(original)
+        writer.add_rope_scaling_attn_factors(math.sqrt(1 + math.log(longest / original) / math.log(original)))
 
 
 def _add_tokenizer_metadata(writer: Any, hf_folder: Path, vocab_size: int) -> None:
@@ -245,12 +359,15 @@ def _add_tokenizer_metadata(writer: Any, hf_folder: Path, vocab_size: int) -> No
     writer.add_add_bos_token(raw["post_processor"] is not None)
 
 
-def _gguf_name(hf_name: str) -> str:
+def _gguf_name(hf_name: str, config: dict[str, Any]) -> str:
     parts = hf_name.split(".")
     key = ".".join(parts[3:]) if parts[1] == "layers" else hf_name
-    canonical = next(name for name, stored in HF_TENSOR_NAMES.items() if stored == key)
+    if key in _GGUF_FUSED:
+        return f"blk.{parts[2]}.{_GGUF_FUSED[key]}"
+    names = hf_tensor_names(family_of_hf(config["architectures"]))
+    canonical = next(name for name, stored in names.items() if stored == key)
     prefix = f"blk.{parts[2]}." if parts[1] == "layers" else ""
-    return prefix + GGUF_TENSOR_NAMES[canonical]
+    return prefix + gguf_tensor_names(family_of_hf(config["architectures"]))[canonical]
 
 
 def _permuted_for_gguf(name: str, values: NDArray[Any], config: dict[str, Any]) -> NDArray[Any]:

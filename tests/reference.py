@@ -43,7 +43,7 @@ class Reference:
         """[T, V]; the head multiplies in float32 whatever the model's dtype."""
         with torch.inference_mode():
             hidden = self.model.model(torch.tensor([list(ids)])).last_hidden_state[0]
-            logits = hidden.float() @ self.model.lm_head.weight.float().T
+            logits = self._capped(hidden.float() @ self.model.lm_head.weight.float().T)
         found: Floats = logits.double().numpy()
         return found
 
@@ -60,8 +60,13 @@ class Reference:
                 rows[position] = torch.from_numpy(vector)
             rows *= getattr(embedding, "embed_scale", 1.0)  # Gemma's embedding scales its rows
             hidden = self.model.model(inputs_embeds=rows[None]).last_hidden_state[0, -1]
-            found: Floats = (hidden @ self.model.lm_head.weight.T).double().numpy()
+            found: Floats = self._capped(hidden @ self.model.lm_head.weight.T).double().numpy()
         return found
+
+    def _capped(self, logits: torch.Tensor) -> torch.Tensor:
+        """As Gemma 2's head does."""
+        softcap = getattr(self.model.config, "final_logit_softcapping", None)
+        return logits if softcap is None else torch.tanh(logits / softcap) * softcap
 
     def label_logits(self, contexts: Sequence[Sequence[int]]) -> Floats:
         """[I, V] after each context."""

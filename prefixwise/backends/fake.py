@@ -121,17 +121,27 @@ class FakeBackend(Backend):
             sleep(self.seconds_per_forward + self.seconds_per_token * batch.num_tokens)
         weights = self._context_weights(batch) % _MODULUS
         logits = (batch.label_ids * weights[:, None] % _MODULUS / 10).astype(np.float32)
-        lse = self._logsumexp[weights] if batch.need_logsumexp else None
+        lse = self._logsumexp[weights] if batch.need_logsumexp or batch.top_k else None
         hidden = None
         if batch.need_hidden:
             hidden = (np.outer(weights, np.arange(1, self.config.model_size + 1)) % _MODULUS / 10).astype(np.float32)
-        return ForwardOutput(logits, lse, blocks, hidden)
+        if not batch.top_k:
+            return ForwardOutput(logits, lse, blocks, hidden)
+        every_logit = self._vocabulary_logits[weights % _MODULUS]
+        top_ids = np.argsort(-every_logit, axis=1, kind="stable")[:, : batch.top_k].astype(np.int32)
+        top_logits = np.take_along_axis(every_logit, top_ids, 1)
+        return ForwardOutput(logits, lse, blocks, hidden, top_logits, top_ids)
+
+    @cached_property
+    def _vocabulary_logits(self) -> NDArray[np.float32]:
+        """[97, V]: by the weight of the context modulo 97, on which all logits depend."""
+        logits = np.outer(np.arange(_MODULUS), np.arange(self.config.num_head_rows)) % _MODULUS / 10
+        return logits.astype(np.float32)
 
     @cached_property
     def _logsumexp(self) -> NDArray[np.float32]:
-        """[97]: by the weight of the context modulo 97, on which all logits depend."""
-        logits = np.outer(np.arange(_MODULUS), np.arange(self.config.num_head_rows)) % _MODULUS / 10
-        sums: NDArray[np.float64] = np.exp(logits.astype(np.float32).astype(np.float64)).sum(1)
+        """[97]: by the weight of the context modulo 97."""
+        sums: NDArray[np.float64] = np.exp(self._vocabulary_logits.astype(np.float64)).sum(1)
         return np.log(sums).astype(np.float32)
 
     @staticmethod

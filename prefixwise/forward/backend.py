@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,8 @@ Warmup = Literal["full", "fast", "none"]
 # takes as long as computing about 40 tokens. Whoever comes waits for the step that runs, and then for its own.
 STEP_SECONDS: dict[DeviceKind, float | None] = {"cpu": 0.25, "gpu": 0.012, "tpu": 0.02}
 LEAST_STEP_TOKENS = 256
+
+_FLOAT32 = np.dtype(np.float32)
 
 # Most tokens in one forward, unless the user sets it.
 DEFAULT_TOKEN_BUDGETS: dict[DeviceKind, int] = {"cpu": 16_384, "gpu": 65_536, "tpu": 32_768}
@@ -189,13 +191,18 @@ def check_output(batch: ForwardBatch, output: ForwardOutput, model_size: int) ->
     """
     num_rows = len(batch.score_tokens)
     _check_array("label_logits", output.label_logits, batch.label_ids.shape)
-    if num_rows and batch.need_logsumexp:
+    if num_rows and (batch.need_logsumexp or batch.top_k):
         _check_array("logsumexp", output.logsumexp, (num_rows,))
     if num_rows and batch.need_hidden:
         _check_array("hidden", output.hidden, (num_rows, model_size))
+    if num_rows and batch.top_k:
+        _check_array("top_logits", output.top_logits, (num_rows, batch.top_k))
+        _check_array("top_ids", output.top_ids, (num_rows, batch.top_k), np.dtype(np.int32))
 
 
-def _check_array(name: str, array: NDArray[np.float32] | None, shape: tuple[int, ...]) -> None:
-    if array is None or array.shape != shape or array.dtype != np.float32:
+def _check_array(
+    name: str, array: NDArray[Any] | None, shape: tuple[int, ...], dtype: np.dtype[Any] = _FLOAT32
+) -> None:
+    if array is None or array.shape != shape or array.dtype != dtype:
         got = "none" if array is None else f"{list(array.shape)} of {array.dtype}"
-        raise BackendError(f"the backend must return {name} {list(shape)} of float32, got {got}")
+        raise BackendError(f"the backend must return {name} {list(shape)} of {dtype}, got {got}")

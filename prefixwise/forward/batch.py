@@ -98,6 +98,9 @@ class ForwardBatch:
     label_ids: Int32Array  # [R, L]: for these vocabulary entries
     need_logsumexp: bool = False  # also the log-sum-exp over the whole vocabulary?
     need_hidden: bool = False  # also the hidden states of the scored tokens?
+    # Also so many of the most likely tokens of the vocabulary. Then the label logits, [R, 1], and the log-sum-exp are
+    # taken from the same pass over the vocabulary.
+    top_k: int = 0
     cache_segments: tuple[int, ...] = ()  # segments of at most KV_BLOCK_SIZE tokens, each cached as a KVBlock
     mask: MaskImpl = "segment"  # packed layout only
     embed_overrides: EmbedOverrides | None = None
@@ -115,6 +118,8 @@ class ForwardOutput:
     logsumexp: NDArray[np.float32] | None  # [R]
     blocks: tuple[KVBlock, ...]  # one per `cache_segments`
     hidden: NDArray[np.float32] | None = None  # [R, D]: after the final norm, where the batch needs them
+    top_logits: NDArray[np.float32] | None = None  # [R, K]: the largest first, where the batch needs them
+    top_ids: Int32Array | None = None  # [R, K]: their tokens
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,71 @@ def map_rows(path: Path, offset: int, dtype: DTypeLike, shape: tuple[int, ...], 
     return np.asarray(np.memmap(path, dtype, "r", offset + start * row_bytes, rows_shape))
 
 
+@dataclass(frozen=True, eq=False)
+class ChosenRows(StoredTensor):
+    """Rows of another stored tensor, in any order."""
+
+    stored: StoredTensor
+    order: NDArray[np.int64]  # which stored row is row i
+
+    @classmethod
+    def of(cls, stored: StoredTensor, order: NDArray[np.int64]) -> ChosenRows:
+        return cls((len(order), *stored.shape[1:]), stored.dtype, stored, order)
+
+    def read_rows(self, start: int, stop: int) -> NDArray[Any]:
+        order = self.order[start:stop]
+        if not len(order):
+            return self.stored.read_rows(0, 0)
+        first, last = int(order.min()), int(order.max())
+        rows = self.stored.read_rows(first, last + 1)
+        return rows if np.array_equal(order, np.arange(first, last + 1)) else rows[order - first]
+
+
+def split_rows(
+    stored: Mapping[str, StoredTensor], fused_name: str, parts: Mapping[str, int]
+) -> dict[str, StoredTensor]:
+    """The tensors with those whose names end in `fused_name` cut into parts of so many rows, which end in these names.
+
+    Raises ModelLoadError for a tensor of another number of rows.
+    """
+    found: dict[str, StoredTensor] = {}
+    for name, tensor in stored.items():
+        if not name.endswith(fused_name):
+            found[name] = tensor
+            continue
+        if tensor.shape[0] != sum(parts.values()):
+            raise ModelLoadError(
+                f"the tensor {name!r} has {tensor.shape[0]} rows, but the config asks for {sum(parts.values())}"
+            )
+        start = 0
+        for part, num_rows in parts.items():
+            order = np.arange(start, start + num_rows)
+            found[name.removesuffix(fused_name) + part] = ChosenRows.of(tensor, order)
+            start += num_rows
+    return found
+
+
+def with_rotary_halves(tensors: Mapping[str, StoredTensor], config: ModelConfig) -> dict[str, StoredTensor]:
+    """The parameters of a model that rotates only the first numbers of each head, with the rows of Q and K in another
+    order: number i is rotated with number H / 2 + i, as in models that rotate all, and those behind `rotary_size` have
+    a frequency of 0. Scores do not change."""
+    if config.rope.rotary_size is None:
+        return dict(tensors)
+    half, rotated = config.head_size // 2, config.rope.rotary_size // 2
+    rest = half - rotated
+    first = np.r_[0:rotated, 2 * rotated : 2 * rotated + rest]
+    second = np.r_[rotated : 2 * rotated, 2 * rotated + rest : config.head_size]
+    order = np.concatenate([first, second])
+
+    def reorder(key: str, tensor: StoredTensor) -> StoredTensor:
+        if key.rpartition(".")[2] not in ("q", "k", "q_bias", "k_bias"):
+            return tensor
+        heads = np.arange(tensor.shape[0] // config.head_size)[:, None] * config.head_size
+        return ChosenRows.of(tensor, (heads + order).reshape(-1))
+
+    return {key: reorder(key, tensor) for key, tensor in tensors.items()}
+
+
 def as_float32(rows: NDArray[Any], dtype: StoredDtype) -> NDArray[np.float32]:
     """Convert what `read_rows` returns to numbers."""
     if dtype == "bfloat16":  # its bits are the upper half of a float32's
@@ -86,6 +151,16 @@ class Quantization:
 
 
 @dataclass(frozen=True)
+class LogitScore:
+    """How sentence-transformers scores with a causal model: by the logit of a token, or by the difference of two."""
+
+    true_token_id: int
+    false_token_id: int | None = None
+    instruction: str | None = None  # the default prompt, which the chat template gets as the system's message
+    template_variables: Mapping[str, Any] = field(default_factory=dict)  # that the chat template gets beside messages
+
+
+@dataclass(frozen=True)
 class Checkpoint:
     """A model on disk: its description, its tensors by canonical name, and its tokenizer."""
 
@@ -99,6 +174,7 @@ class Checkpoint:
     names: tuple[str, ...] = ()  # all names that identify the model (`names_of`), the given one first
     quantised: frozenset[str] = frozenset()  # matrices that the weight cache keeps: dequantising them takes long
     quantization: Quantization | None = None
+    logit_score: LogitScore | None = None  # of a reranker that sentence-transformers has saved
 
     @property
     def revision(self) -> str | None:

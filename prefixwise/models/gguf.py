@@ -1,4 +1,4 @@
-"""A GGUF file as a checkpoint: its metadata becomes a `ModelConfig`, its quantisation blocks become rows of float32.
+"""A GGUF file as a checkpoint: its quantisation blocks become rows of float32. `gguf_config.py` reads its metadata.
 
 Imported only when a GGUF file is opened, with the gguf package, which dequantises.
 """
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from prefixwise.contract.errors import ModelLoadError
 from prefixwise.models.checkpoint import (
     Checkpoint,
+    ChosenRows,
     Quantization,
     StoredDtype,
     StoredTensor,
@@ -30,9 +31,19 @@ from prefixwise.models.checkpoint import (
     map_rows,
     names_of,
     naming_file,
+    split_rows,
+    with_rotary_halves,
 )
-from prefixwise.models.config import ModelConfig, RopeConfig, parameter_shapes
-from prefixwise.models.families import GGUF_TENSOR_NAMES, Family, family_of_gguf, stored_name
+from prefixwise.models.config import ModelConfig, parameter_shapes
+from prefixwise.models.families import (
+    GGUF_FUSED_GATE_UP,
+    GGUF_FUSED_QKV,
+    GGUF_TENSOR_NAMES,
+    family_of_gguf,
+    gguf_tensor_names,
+    stored_name,
+)
+from prefixwise.models.gguf_config import read_gguf_config
 from prefixwise.models.gguf_file import GgufFile, TensorEntry, read_gguf_file
 
 # Types whose bytes are numbers already: numpy's name and ours. The others become float32.
@@ -42,7 +53,6 @@ _PLAIN: dict[GGMLQuantizationType, tuple[type[np.generic], StoredDtype]] = {
     GGMLQuantizationType.BF16: (np.uint16, "bfloat16"),
 }
 _DEQUANTISE_BYTES = 65_536  # per step: small enough that a step's float32 stay in the cache
-_ROPE_FACTORS = "rope_freqs.weight"  # Llama 3's rope scaling, the one tensor that is no parameter
 
 
 @dataclass(frozen=True)
@@ -92,28 +102,60 @@ def open_gguf(path: Path, given_name: str = "") -> Checkpoint:
 
 def _open(path: Path, given_name: str) -> Checkpoint:
     file = read_gguf_file(path)
-    family = family_of_gguf(str(file.metadata.get("general.architecture")))
+    architecture = str(file.metadata.get("general.architecture"))
+    family = family_of_gguf(architecture, has_experts=bool(file.metadata.get(f"{architecture}.expert_count")))
     _check_is_whole(file)
-    stored = {name: _open_tensor(file, entry) for name, entry in file.tensors.items()}
-    _check_layout(file, stored)
-    config = _model_config(file.metadata, family, stored)
+    opened = {name: _open_tensor(file, entry) for name, entry in file.tensors.items()}
+    _check_layout(file, opened)
+    stored: Mapping[str, StoredTensor] = opened
+    config = read_gguf_config(file.metadata, family, stored)
     check_layer_count(config, stored, "blk")
-    file_names = {key: stored_name(key, GGUF_TENSOR_NAMES, "blk") for key in parameter_shapes(config)}
+    if family.fuses_projections:
+        stored = _split_projections(stored, config)
+    if config.experts is not None:
+        stored = {name: _flattened(tensor) for name, tensor in opened.items()}
+    names_in_file = gguf_tensor_names(family)
+    file_names = {key: stored_name(key, names_in_file, "blk") for key in parameter_shapes(config)}
     tensors = {key: stored[name] for key, name in file_names.items() if name in stored}
     check_tensors(config, tensors, file_names)
     check_no_unused_tensors(config, stored, file_names, "blk")
     if family.gguf_permutes_qk:
         tensors = {key: _unpermuted(key, tensor, config) for key, tensor in tensors.items()}
+    tensors = with_rotary_halves(tensors, config)
     stated = (file.metadata.get(key) for key in ("general.name", "general.basename"))
     names = names_of(given_name, path, *stated)
-    quantised = frozenset(key for key, tensor in tensors.items() if _is_quantised_matrix(tensor))
-    types = sorted({tensors[key].quant_type.name for key in quantised})
+    quant_types = {key: found for key, tensor in tensors.items() if (found := _quant_type_of(tensor)) is not None}
+    types = sorted({found.name for found in quant_types.values()})
     quantization = Quantization(f"gguf ({', '.join(types)})") if types else None
-    return Checkpoint(path.stem, path, config, tensors, lambda: _tokenizer_files(file), names, quantised, quantization)
+    return Checkpoint(
+        path.stem, path, config, tensors, lambda: _tokenizer_files(file), names, frozenset(quant_types), quantization
+    )
 
 
-def _is_quantised_matrix(tensor: GgufTensor) -> bool:
-    return tensor.quant_type not in _PLAIN and len(tensor.shape) == 2
+def _quant_type_of(tensor: StoredTensor) -> GGMLQuantizationType | None:
+    """Of a quantised matrix, or of the one whose rows it has; None for other tensors."""
+    if isinstance(tensor, ChosenRows):
+        return _quant_type_of(tensor.stored)
+    assert isinstance(tensor, GgufTensor)
+    return tensor.quant_type if len(tensor.shape) == 2 and tensor.quant_type not in _PLAIN else None
+
+
+def _split_projections(stored: Mapping[str, StoredTensor], config: ModelConfig) -> dict[str, StoredTensor]:
+    """Q, K and V of one matrix, gate and up of one that has the name of `up`."""
+    q_rows, kv_rows = config.num_heads * config.head_size, config.num_kv_heads * config.head_size
+    names = GGUF_TENSOR_NAMES
+    stored = split_rows(stored, GGUF_FUSED_QKV, {names["q"]: q_rows, names["k"]: kv_rows, names["v"]: kv_rows})
+    return split_rows(stored, GGUF_FUSED_GATE_UP, {names["gate"]: config.mlp_size, names["up"]: config.mlp_size})
+
+
+def _flattened(tensor: GgufTensor) -> GgufTensor:
+    """The matrices of all experts, [E, rows, columns], one above the other; other tensors as they are."""
+    if len(tensor.shape) != 3:
+        return tensor
+    num_experts, num_rows, num_columns = tensor.shape
+    if num_columns % GGML_QUANT_SIZES[tensor.quant_type][0]:
+        raise ModelLoadError(f"{tensor.path} is damaged: rows of {num_columns} numbers of {tensor.quant_type.name}")
+    return replace(tensor, shape=(num_experts * num_rows, num_columns), row_bytes=tensor.row_bytes // num_rows)
 
 
 def _tokenizer_files(file: GgufFile) -> TokenizerFiles:
@@ -191,98 +233,10 @@ def _can_read(quant_type: GGMLQuantizationType) -> bool:
     return True
 
 
-def _unpermuted(key: str, tensor: GgufTensor, config: ModelConfig) -> GgufTensor:
+def _unpermuted(key: str, tensor: StoredTensor, config: ModelConfig) -> StoredTensor:
     """llama.cpp interleaves the two rotary halves of each head: row half * H/2 + i is stored at 2i + half."""
     if key.rpartition(".")[2] not in ("q", "k", "q_bias", "k_bias"):
         return tensor
+    assert isinstance(tensor, GgufTensor)
     rows = np.arange(tensor.shape[0]).reshape(-1, config.head_size // 2, 2)
     return replace(tensor, row_order=rows.swapaxes(1, 2).reshape(-1))
-
-
-def _model_config(metadata: Mapping[str, Any], family: Family, stored: Mapping[str, StoredTensor]) -> ModelConfig:
-    values = _Metadata(metadata)
-    values.refuse_unsupported()
-    return ModelConfig(
-        family=family.name,
-        vocab_size=_vocab_size(stored),
-        model_size=values.integer("embedding_length"),
-        mlp_size=values.integer("feed_forward_length"),
-        num_layers=values.integer("block_count"),
-        num_heads=values.integer("attention.head_count"),
-        num_kv_heads=values.integer("attention.head_count_kv", values.integer("attention.head_count")),
-        head_size=values.head_size(),
-        norm_eps=float(values.number("attention.layer_norm_rms_epsilon")),
-        rope=_rope_config(values, stored.get(_ROPE_FACTORS)),
-        qkv_bias=family.qkv_bias or stored_name("layers.0.q_bias", GGUF_TENSOR_NAMES, "blk") in stored,
-        qk_norm=family.qk_norm,
-        tied_head=GGUF_TENSOR_NAMES["head"] not in stored,
-        max_context_len=values.integer("context_length"),
-        activation=family.activation,
-        embedding_scale=family.embedding_scale(values.integer("embedding_length")),
-        float32_norms=family.one_plus_norms,
-    )
-
-
-def _vocab_size(stored: Mapping[str, StoredTensor]) -> int:
-    name = GGUF_TENSOR_NAMES["embedding"]
-    if name not in stored:
-        raise ModelLoadError(f"the checkpoint lacks the tensor {name!r}, the embedding")
-    return stored[name].shape[0]
-
-
-class _Metadata:
-    """The numbers that describe the model; their keys begin with the architecture."""
-
-    def __init__(self, metadata: Mapping[str, Any]) -> None:
-        self._metadata = metadata
-        self._prefix = metadata["general.architecture"]
-
-    def get(self, key: str, default: Any = None) -> Any:
-        return self._metadata.get(f"{self._prefix}.{key}", default)
-
-    def number(self, key: str, default: float | None = None) -> int | float:
-        value = self.get(key, default)
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            got = "nothing" if value is None else f"a {type(value).__name__}"
-            raise ModelLoadError(f"the GGUF metadata needs one number for '{self._prefix}.{key}', got {got}")
-        return value
-
-    def integer(self, key: str, default: int | None = None) -> int:
-        value = self.number(key, default)
-        if not isinstance(value, int):
-            raise ModelLoadError(f"the GGUF metadata needs a whole number for '{self._prefix}.{key}', got {value!r}")
-        return value
-
-    def head_size(self) -> int:
-        num_heads = max(1, self.integer("attention.head_count"))  # ModelConfig refuses less
-        return self.integer("attention.key_length", self.integer("embedding_length") // num_heads)
-
-    def refuse_unsupported(self) -> None:
-        """Raise for variants that share an architecture's name but compute something else."""
-        if self.integer("expert_count", 0):
-            raise ModelLoadError("unsupported: a mixture of experts; expected a dense model")
-        head_size = self.head_size()
-        for key in ("rope.dimension_count", "attention.value_length"):
-            if self.integer(key, head_size) != head_size:
-                raise ModelLoadError(
-                    f"unsupported: '{self._prefix}.{key}' is {self.get(key)}, but a head has {head_size}"
-                )
-
-
-def _rope_config(values: _Metadata, factors: StoredTensor | None) -> RopeConfig:
-    theta = float(values.number("rope.freq_base", 10_000.0))
-    kind = values.get("rope.scaling.type", "none")
-    if kind not in ("none", "linear"):
-        raise ModelLoadError(f"unsupported rope scaling {kind!r}; supported: none, linear, Llama 3's factors")
-    if factors is not None:
-        return RopeConfig(theta, frequency_factors=_frequency_factors(factors, values.head_size() // 2))
-    linear = values.number("rope.scaling.factor", values.number("rope.scale_linear", 1.0))
-    return RopeConfig(theta, linear_factor=float(linear) if kind == "linear" else 1.0)
-
-
-def _frequency_factors(factors: StoredTensor, expected_len: int) -> tuple[float, ...]:
-    if factors.shape != (expected_len,):
-        raise ModelLoadError(
-            f"the tensor {_ROPE_FACTORS!r} has shape {list(factors.shape)}, but the config asks for {[expected_len]}"
-        )
-    return tuple(factors.read_rows(0, expected_len).tolist())

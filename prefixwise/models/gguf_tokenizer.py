@@ -23,6 +23,8 @@ _ROLES = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_t
 _USED_IDS = ("bos_token_id", "eos_token_id", "unknown_token_id")
 _SWITCHES = ("add_bos_token", "add_eos_token", "add_space_prefix")
 _SPACE = "▁"  # how SentencePiece writes a space
+_PHI3, _PHI3_KEEPS_BLANKS = "phi3", ("<unk>", "<s>", "<|endoftext|>")  # its other whole tokens take those after them
+_GEMMAS = ("gemma", "gemma2", "gemma3")  # values of `general.architecture`
 
 _LLAMA3_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
@@ -54,7 +56,9 @@ _SPLIT_RULES: dict[str, _SplitRule] = {  # by `tokenizer.ggml.pre`
     "llama-bpe": _LLAMA3,
     "llama-v3": _LLAMA3,
     "llama3": _LLAMA3,
+    "dbrx": _SplitRule(_LLAMA3_SPLIT),  # OLMo-2, Phi-4
     "qwen2": _SplitRule(_QWEN2_SPLIT, nfc=True),
+    "refact": _SplitRule(single_digits=True),  # Granite
     "smollm": _SplitRule(single_digits=True),
     "tekken": _SplitRule(_TEKKEN_SPLIT, ignore_merges=True, adds_bos=True),
 }
@@ -80,11 +84,11 @@ def _read_tokenizer(file: GgufFile) -> TokenizerFiles:
     for key in ("model", "tokens"):
         if key not in metadata:
             raise ModelLoadError(f"its tokenizer lacks {key!r}, and has {', '.join(sorted(metadata))}")
-    if file.metadata.get("general.architecture") == "gemma":  # its scores do not follow the order of its merges
-        metadata["scores"] = -np.arange(len(metadata["tokens"]), dtype=np.float32)
     if kind not in builders:
         raise TokenizerError(f"{file.path}: unsupported tokenizer {kind!r}; supported: {', '.join(builders)}")
     _check(metadata)
+    if file.metadata.get("general.architecture") in _GEMMAS:
+        metadata |= _as_in_gemmas_model(metadata)
     template = file.metadata.get("tokenizer.chat_template")
     if not isinstance(template, str | None):
         raise ModelLoadError(f"its chat template must be text, got {describe(template)}")
@@ -96,7 +100,8 @@ def _read_tokenizer(file: GgufFile) -> TokenizerFiles:
         raise ModelLoadError(f"its tokenizer lacks {error}, which {kind!r} needs") from None
     except Exception as error:  # the tokenizers library raises bare Exception for every fault of a vocabulary
         raise ModelLoadError(f"its tokenizer cannot be built: {error}") from None
-    special_ids = _add_whole_tokens(tokenizer, metadata)
+    is_phi3 = kind == "llama" and file.metadata.get("general.architecture") == _PHI3
+    special_ids = _add_whole_tokens(tokenizer, metadata, strips_blanks=is_phi3)
     leading_ids = _leading_ids(metadata, adds_bos)
     has_eos = metadata.get("add_eos_token", False) and "eos_token_id" in metadata
     trailing_ids = (metadata["eos_token_id"],) if has_eos else ()
@@ -124,6 +129,19 @@ def _check(metadata: Mapping[str, Any]) -> None:
             raise ModelLoadError(f"its tokenizer's {key} must be an id below {len(tokens)}, got {describe(value)}")
         if key in _SWITCHES and type(value) is not bool:
             raise ModelLoadError(f"its tokenizer's {key} must be true or false, got {describe(value)}")
+
+
+def _as_in_gemmas_model(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Tokens and scores as Gemma's tokenizer.model has them. User-defined tokens (runs of spaces, tabs and line breaks)
+    score 0, the best; converters write another score, and spaces in their texts. All other tokens are in the order of
+    their scores."""
+    types = metadata.get("token_type", np.zeros(len(metadata["tokens"]), np.int32))
+    is_user_defined = np.asarray(types) == _USER_DEFINED
+    named = zip(metadata["tokens"], is_user_defined.tolist(), strict=True)
+    return {
+        "tokens": [token.replace(" ", _SPACE) if is_whole else token for token, is_whole in named],
+        "scores": np.where(is_user_defined, 0.0, -np.arange(len(types), dtype=np.float32)),
+    }
 
 
 def _byte_level(metadata: Mapping[str, Any]) -> tuple[Tokenizer, bool]:
@@ -190,15 +208,23 @@ def _merges_from_scores(tokens: Sequence[str], scores: Sequence[float]) -> list[
     return [(left, right) for *_, left, right in sorted(cuts)]
 
 
-def _add_whole_tokens(tokenizer: Tokenizer, metadata: Mapping[str, Any]) -> frozenset[int]:
-    """Add the tokens that text may contain as a whole, before any merge; returns the special ids."""
+def _add_whole_tokens(tokenizer: Tokenizer, metadata: Mapping[str, Any], *, strips_blanks: bool) -> frozenset[int]:
+    """Add the tokens that text may contain as a whole, before any merge; returns the special ids.
+
+    `strips_blanks`: as Phi-3, whose tokens swallow the blanks behind them.
+    """
     tokens: list[str] = metadata["tokens"]
     types = metadata.get("token_type", ())
     special = {index for index, kind in enumerate(types) if kind in (_CONTROL, _UNKNOWN)}
     special |= {metadata[key] for key in ("bos_token_id", "eos_token_id") if key in metadata}
     plain = [index for index, kind in enumerate(types) if kind == _USER_DEFINED and index not in special]
-    tokenizer.add_special_tokens([AddedToken(tokens[i], special=True, normalized=False) for i in sorted(special)])
-    tokenizer.add_tokens([AddedToken(tokens[i], special=False, normalized=False) for i in plain])
+
+    def added(index: int, *, special: bool) -> AddedToken:
+        rstrip = strips_blanks and tokens[index] not in _PHI3_KEEPS_BLANKS
+        return AddedToken(tokens[index], special=special, normalized=False, rstrip=rstrip)
+
+    tokenizer.add_special_tokens([added(index, special=True) for index in sorted(special)])
+    tokenizer.add_tokens([added(index, special=False) for index in plain])
     return frozenset(special)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from prefixwise.contract.errors import ModelLoadError, TokenizerError, describe
 from prefixwise.contract.scores import ClassActivation
 from prefixwise.models.checkpoint import (
     Checkpoint,
+    LogitScore,
     StoredTensor,
     TokenizerFiles,
     as_float32,
@@ -23,21 +24,29 @@ from prefixwise.models.checkpoint import (
     check_tensors,
     names_of,
     naming_file,
+    split_rows,
+    with_rotary_halves,
 )
-from prefixwise.models.config import (
-    Activation,
-    Llama3Scaling,
-    ModelConfig,
-    RopeConfig,
-    parameter_shapes,
-)
+from prefixwise.models.config import Activation, ModelConfig, parameter_shapes
+from prefixwise.models.experts import read_hf_experts, stack_hf_experts
 from prefixwise.models.families import (
     HF_CLASSIFIER_BIAS,
     HF_CLASSIFIER_HEAD,
+    HF_FUSED_GATE_UP,
+    HF_FUSED_QKV,
     HF_TENSOR_NAMES,
     Family,
     family_of_hf,
+    hf_tensor_names,
     stored_name,
+)
+from prefixwise.models.hf_attention import (
+    integer,
+    number,
+    read_rope,
+    read_score_scale,
+    read_softcap,
+    read_windows,
 )
 from prefixwise.models.quantization import dequantised_tensors
 from prefixwise.models.safetensors import open_safetensors
@@ -77,27 +86,58 @@ def open_hf_folder(path: Path, name: str) -> Checkpoint:
 def _open(path: Path, name: str) -> Checkpoint:
     raw = _read_json(path / "config.json")
     architectures = raw.get("architectures") or []
+    _check_causal(raw, architectures)
     family = family_of_hf(architectures)
     stored, quantization = dequantised_tensors(raw, _open_weight_files(path))
     is_classifier = not any(each in family.hf_architectures for each in architectures)
     config = _model_config(raw, family, stored, _num_classes(stored) if is_classifier else 0)
     check_layer_count(config, stored, "model.layers")
-    names = HF_TENSOR_NAMES | ({"head": HF_CLASSIFIER_HEAD} if is_classifier else {})
+    if family.fuses_projections:
+        stored = _split_projections(stored, config)
+    if family.expert_names is not None:
+        stored = stack_hf_experts(stored, config, family.expert_names)
+    names = hf_tensor_names(family, is_classifier=is_classifier)
     file_names = {key: stored_name(key, names, "model.layers") for key in parameter_shapes(config)}
     tensors = {key: stored[file_name] for key, file_name in file_names.items() if file_name in stored}
     check_tensors(config, tensors, file_names)
     check_no_unused_tensors(config, stored, file_names, "model.layers")
     if family.one_plus_norms:
         tensors = {key: _one_plus(tensor) if key.endswith("_norm") else tensor for key, tensor in tensors.items()}
+    tensors = with_rotary_halves(tensors, config)
     known_names = names_of(name, path, raw.get("_name_or_path"))
     return Checkpoint(
-        *(name, path, config, tensors, lambda: read_tokenizer_folder(path)), known_names, quantization=quantization
+        *(name, path, config, tensors, lambda: read_tokenizer_folder(path)),
+        known_names,
+        quantization=quantization,
+        logit_score=None if is_classifier else _read_logit_score(path, config.vocab_size),
     )
+
+
+def _split_projections(stored: Mapping[str, StoredTensor], config: ModelConfig) -> dict[str, StoredTensor]:
+    q_rows, kv_rows = config.num_heads * config.head_size, config.num_kv_heads * config.head_size
+    names = HF_TENSOR_NAMES
+    stored = split_rows(stored, HF_FUSED_QKV, {names["q"]: q_rows, names["k"]: kv_rows, names["v"]: kv_rows})
+    return split_rows(stored, HF_FUSED_GATE_UP, {names["gate"]: config.mlp_size, names["up"]: config.mlp_size})
+
+
+def _check_causal(raw: Mapping[str, Any], architectures: Sequence[object]) -> None:
+    """Raise ModelLoadError for a model whose tokens see those after them, as NVIDIA's llama-nemotron-rerank."""
+    named = next((str(each) for each in architectures if "Bidirectional" in str(each)), None)
+    if raw.get("use_bidirectional_attention"):
+        named = "'use_bidirectional_attention' is set"
+    elif named is None and (raw.get("model_type") == "llama_bidirec" or raw.get("is_causal") is False):
+        named = f"model_type {raw.get('model_type')!r} with bidirectional attention"
+    if named is not None:
+        raise ModelLoadError(
+            f"unsupported: {named}; expected a causal model: with bidirectional attention every token sees the whole "
+            "pair, so documents share no prefix, and the score is read from all positions"
+        )
 
 
 def describe_hf_model(raw: Mapping[str, Any]) -> ModelConfig:
     """Describe a model by its config.json alone, without weights. Raises ModelLoadError for a classifier."""
     architectures = raw.get("architectures") or []
+    _check_causal(raw, architectures)
     family = family_of_hf(architectures)
     if not any(each in family.hf_architectures for each in architectures):
         raise ModelLoadError("a classifier cannot be described without its weights: they hold its number of classes")
@@ -199,30 +239,40 @@ def _model_config(
     raw: Mapping[str, Any], family: Family, stored: Mapping[str, StoredTensor], num_classes: int
 ) -> ModelConfig:
     _check_activation(raw, family)
-    if raw.get("use_bidirectional_attention"):
-        raise ModelLoadError("unsupported: 'use_bidirectional_attention' is set; expected a causal model")
     is_tied = bool(raw.get("tie_word_embeddings", HF_TENSOR_NAMES["head"] not in stored))
     try:
-        num_heads = _integer(raw["num_attention_heads"])
-        model_size = _integer(raw["hidden_size"])
+        num_heads = integer(raw["num_attention_heads"])
+        model_size = integer(raw["hidden_size"])
+        head_size = integer(raw.get("head_dim"), model_size // max(1, num_heads))
+        rope = read_rope(raw, family, head_size)
         return ModelConfig(
             family=family.name,
-            vocab_size=_integer(raw["vocab_size"]),
+            vocab_size=integer(raw["vocab_size"]),
             model_size=model_size,
-            mlp_size=_integer(raw["intermediate_size"]),
-            num_layers=_integer(raw["num_hidden_layers"]),
+            mlp_size=integer(raw[_mlp_size_name(family)]),
+            num_layers=integer(raw["num_hidden_layers"]),
             num_heads=num_heads,
-            num_kv_heads=_integer(raw.get("num_key_value_heads"), num_heads),
-            head_size=_integer(raw.get("head_dim"), model_size // max(1, num_heads)),
-            norm_eps=float(_number(raw["rms_norm_eps"])),
-            rope=_rope_config(raw),
+            num_kv_heads=integer(raw.get("num_key_value_heads"), num_heads),
+            head_size=head_size,
+            norm_eps=float(number(raw["rms_norm_eps"])),
+            rope=rope.of_layers,
             qkv_bias=family.qkv_bias or _Q_BIAS in stored,
             qk_norm=family.qk_norm,
             tied_head=is_tied and not num_classes,
-            max_context_len=_max_context_len(raw, family),
+            max_context_len=rope.max_context_len,
             activation=family.activation,
             embedding_scale=family.embedding_scale(model_size),
             float32_norms=family.one_plus_norms,
+            windows=read_windows(raw, family),
+            local_rope=rope.of_local_layers,
+            score_scale=read_score_scale(raw, family),
+            score_softcap=read_softcap(raw, "attn_logit_softcapping", family.score_softcap),
+            # A classifier's logits are not capped.
+            logit_softcap=read_softcap(raw, "final_logit_softcapping", None if num_classes else family.logit_softcap),
+            pre_norms=family.pre_norms,
+            post_norms=family.post_norms,
+            whole_qk_norm=family.whole_qk_norm,
+            experts=read_hf_experts(raw, family),
             num_classes=num_classes,
             id2label=_id2label(raw) if num_classes else (),
             class_activation=_class_activation(raw, num_classes) if num_classes else "softmax",
@@ -233,20 +283,9 @@ def _model_config(
         raise ModelLoadError(f"config.json has a value that is not a number: {error}") from None
 
 
-def _integer(value: object, default: int | None = None) -> int:
-    """The number; the default for null. Raises ValueError for text and for numbers that are not whole."""
-    number = _number(value, default)
-    if number != int(number):
-        raise ValueError(f"expected a whole number, got {describe(value)}")
-    return int(number)
-
-
-def _number(value: object, default: float | None = None) -> float:
-    """The number; the default for null. Raises ValueError for text, true and false."""
-    value = default if value is None else value
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"expected a number, got {describe(value)}")
-    return value
+def _mlp_size_name(family: Family) -> str:
+    has_own_size = family.expert_names is not None and family.expert_names.has_own_size
+    return "moe_intermediate_size" if has_own_size else "intermediate_size"
 
 
 def _check_activation(raw: Mapping[str, Any], family: Family) -> None:
@@ -259,37 +298,35 @@ def _check_activation(raw: Mapping[str, Any], family: Family) -> None:
         raise ModelLoadError(f"unsupported activation {stated!r}; supported: {expected}")
 
 
-def _max_context_len(raw: Mapping[str, Any], family: Family) -> int:
-    """Sliding windows are not implemented. They change nothing within one window, so the window is the limit."""
-    positions = _integer(raw["max_position_embeddings"])
-    is_used = raw.get("use_sliding_window", family.name == "mistral")  # Qwen has a switch, Mistral has none
-    window = raw.get("sliding_window") if is_used else None
-    return min(positions, _integer(window)) if window not in (None, 0) else positions
-
-
-def _rope_config(raw: Mapping[str, Any]) -> RopeConfig:
-    """Reads both spellings: `rope_theta` + `rope_scaling`, and `rope_parameters` of transformers 5."""
-    stated = (raw.get("rope_parameters"), raw.get("rope_scaling"))
-    parameters: object = next((each for each in stated if each is not None), {})
-    if not isinstance(parameters, Mapping):
-        raise ModelLoadError(f"config.json: rope_parameters must be an object, got {describe(parameters)}")
-    theta = float(_number(parameters.get("rope_theta"), _number(raw.get("rope_theta"), 10_000.0)))
-    kind = parameters.get("rope_type", parameters.get("type", "default"))
-    if kind == "default":
-        return RopeConfig(theta)
-    if kind == "linear":
-        return RopeConfig(theta, linear_factor=float(_number(parameters["factor"])))
-    if kind == "llama3":
-        return RopeConfig(theta, llama3=_llama3_scaling(parameters))
-    raise ModelLoadError(f"unsupported rope scaling {kind!r}; supported: default, linear, llama3")
-
-
-def _llama3_scaling(parameters: Mapping[str, Any]) -> Llama3Scaling:
-    return Llama3Scaling(
-        factor=float(_number(parameters["factor"])),
-        low_freq_factor=float(_number(parameters["low_freq_factor"])),
-        high_freq_factor=float(_number(parameters["high_freq_factor"])),
-        original_context_len=_integer(parameters["original_max_position_embeddings"]),
+def _read_logit_score(path: Path, vocab_size: int) -> LogitScore | None:
+    """What sentence-transformers has saved of a reranker: modules.json, 1_LogitScore, and its defaults for prompts."""
+    if not (path / "modules.json").is_file():
+        return None
+    with naming_file(path / "modules.json"):
+        modules = json.loads((path / "modules.json").read_text(encoding="utf-8"))
+        folders = [each["path"] for each in modules if str(each["type"]).rpartition(".")[2] == "LogitScore"]
+    if not folders:
+        return None
+    if Path(folders[0]).name != folders[0]:
+        raise ModelLoadError(f"modules.json: expected the name of a folder beside it, got {describe(folders[0])}")
+    stated = _read_json(path / folders[0] / "config.json")
+    true_id, false_id = stated.get("true_token_id"), stated.get("false_token_id")
+    for each in (true_id,) if false_id is None else (true_id, false_id):
+        if type(each) is not int or not 0 <= each < vocab_size:
+            raise ModelLoadError(
+                f"{folders[0]}/config.json: expected token ids below {vocab_size}, got {describe(each)}"
+            )
+    saved = _read_optional_json(path / "config_sentence_transformers.json")
+    prompts, options = saved.get("prompts"), _read_optional_json(path / "sentence_bert_config.json")
+    prompt = prompts.get(saved.get("default_prompt_name")) if isinstance(prompts, dict) else None
+    processing = options.get("processing_kwargs")
+    variables = processing.get("chat_template") if isinstance(processing, dict) else None
+    assert isinstance(true_id, int), "checked above"
+    return LogitScore(
+        true_id,
+        false_id,
+        instruction=prompt if isinstance(prompt, str) and prompt else None,
+        template_variables=variables if isinstance(variables, dict) else {},
     )
 
 

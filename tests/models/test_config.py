@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 from prefixwise.contract.errors import ModelLoadError
-from prefixwise.models.config import Llama3Scaling, ModelConfig, RopeConfig, parameter_shapes
+from prefixwise.models.config import Llama3Scaling, ModelConfig, RopeConfig, YarnScaling, parameter_shapes
 from prefixwise.models.sources import open_checkpoint
 from tests.checkpoints import FAMILY_NAMES, LLAMA3_ROPE, read_hf_tensors
 
@@ -30,6 +31,7 @@ CONFIG = ModelConfig(
     tied_head=True,
     max_context_len=128,
 )
+YARN_ROPE = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
 LLAMA3 = Llama3Scaling(factor=32.0, low_freq_factor=1.0, high_freq_factor=4.0, original_context_len=1024)
 
 
@@ -41,8 +43,13 @@ LLAMA3 = Llama3Scaling(factor=32.0, low_freq_factor=1.0, high_freq_factor=4.0, o
         ({"rope_type": "default"}, {}),
         ({"rope_type": "linear", "factor": 4.0}, {"linear_factor": 4.0}),
         (LLAMA3_ROPE, {"llama3": LLAMA3}),
+        (YARN_ROPE, {"yarn": YarnScaling(4.0, 1024), "attention_factor": 0.1 * math.log(4) + 1}),
+        (
+            {**YARN_ROPE, "beta_fast": 16.0, "beta_slow": 2.0, "truncate": False, "attention_factor": 1.5},
+            {"yarn": YarnScaling(4.0, 1024, 16.0, 2.0, is_truncated=False), "attention_factor": 1.5},
+        ),
     ],
-    ids=["default", "linear", "llama3"],
+    ids=["default", "linear", "llama3", "yarn", "yarn with everything"],
 )
 def test_frequencies_are_those_of_transformers(
     head_size: int, theta: float, scaling: dict[str, Any], fields: dict[str, Any]
@@ -56,10 +63,21 @@ def test_frequencies_are_those_of_transformers(
         max_position_embeddings=32_768,
         rope_parameters=scaling | {"rope_theta": theta},
     )
-    expected = LlamaRotaryEmbedding(config).inv_freq.numpy()
-    got = RopeConfig(theta, **fields).inverse_frequencies(head_size)
+    embedding, rope = LlamaRotaryEmbedding(config), RopeConfig(theta, **fields)
+    got, magnitudes = rope.inverse_frequencies(head_size), rope.magnitudes(head_size)
     assert got.dtype == np.float32
-    np.testing.assert_allclose(got, expected, rtol=TWO_BITS)
+    np.testing.assert_allclose(got, embedding.inv_freq.numpy(), rtol=TWO_BITS)
+    expected = 1.0 if magnitudes is None else magnitudes
+    np.testing.assert_allclose(expected, embedding.attention_scaling, rtol=TWO_BITS)
+
+
+def test_numbers_that_are_not_rotated_have_a_frequency_of_zero_and_keep_their_size() -> None:
+    rope = RopeConfig(10_000.0, longrope_factors=(1.0, 2.0, 4.0), attention_factor=1.25, rotary_size=6)
+    plain = RopeConfig(10_000.0).inverse_frequencies(6)
+    np.testing.assert_allclose(rope.inverse_frequencies(10), [*(plain / [1, 2, 4]), 0, 0], rtol=TWO_BITS)
+    magnitudes = rope.magnitudes(10)
+    assert magnitudes is not None and magnitudes.dtype == np.float32
+    assert magnitudes.tolist() == [1.25, 1.25, 1.25, 1.0, 1.0]
 
 
 def test_llama3_scaling_changes_some_frequencies_and_keeps_others() -> None:
@@ -100,6 +118,28 @@ def test_a_classifier_has_a_head_of_few_rows() -> None:
     config = replace(CONFIG, num_classes=2, tied_head=False)
     assert parameter_shapes(config)["head"] == (2, 4)
     assert (config.num_head_rows, CONFIG.num_head_rows) == (2, 10)
+
+
+def test_norms_before_or_behind_each_part() -> None:
+    after = parameter_shapes(replace(CONFIG, pre_norms=False, post_norms=True, qk_norm=True, whole_qk_norm=True))
+    assert "layers.0.attention_norm" not in after and "layers.0.mlp_norm" not in after
+    assert after["layers.0.post_attention_norm"] == after["layers.0.post_mlp_norm"] == (4,)
+    assert (after["layers.0.q_norm"], after["layers.0.k_norm"]) == ((32,), (16,))
+
+
+def test_every_layer_needs_a_window_or_none() -> None:
+    assert replace(CONFIG, windows=(8, 0)).layer_windows == (8, 0)
+    assert CONFIG.layer_windows == (0, 0)
+    for windows in ((8,), (8, -1)):
+        with pytest.raises(ModelLoadError, match="2 layers need as many sliding windows"):
+            replace(CONFIG, windows=windows)
+
+
+@pytest.mark.parametrize("field", ["score_scale", "score_softcap", "logit_softcap"])
+def test_scales_and_caps_are_numbers(field: str) -> None:
+    fields: dict[str, Any] = {field: math.nan}
+    with pytest.raises(ModelLoadError, match=f"the model's {field} must be a positive number, got nan"):
+        replace(CONFIG, **fields)
 
 
 @pytest.mark.parametrize("family", FAMILY_NAMES)

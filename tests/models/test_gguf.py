@@ -76,11 +76,67 @@ def test_the_config_is_that_of_the_folder(
         assert getattr(got, field) == getattr(expected, field), field
     for field in ("head_size", "qkv_bias", "qk_norm", "tied_head", "max_context_len", "activation"):
         assert getattr(got, field) == getattr(expected, field), field
-    for field in ("embedding_scale", "float32_norms", "num_classes"):
+    for field in ("embedding_scale", "float32_norms", "num_classes", "windows", "local_rope", "score_softcap"):
+        assert getattr(got, field) == getattr(expected, field), field
+    for field in ("logit_softcap", "pre_norms", "post_norms", "whole_qk_norm", "experts"):
         assert getattr(got, field) == getattr(expected, field), field
     assert np.float32(got.norm_eps) == np.float32(expected.norm_eps)
     frequencies = got.rope.inverse_frequencies(got.head_size)
     np.testing.assert_allclose(frequencies, expected.rope.inverse_frequencies(got.head_size), rtol=2.5e-7)
+    assert got.rope.attention_factor == pytest.approx(expected.rope.attention_factor)
+
+
+@pytest.mark.parametrize(("layers", "expected"), [(42, None), (46, 16**-0.5)])
+def test_gemma2_of_27b_has_another_scale(layers: int, expected: float | None, tmp_path: Path) -> None:
+    """64 / 4 heads, where heads have 32: as llama.cpp tells it by the number of layers."""
+    sizes: dict[str, Any] = {"num_hidden_layers": layers, "hidden_size": 64, "intermediate_size": 8, "vocab_size": 16}
+    folder = make_hf_checkpoint(tmp_path / "gemma2", "gemma2", **sizes)
+    assert open_gguf(make_gguf(folder, tmp_path / "model.gguf")).config.score_scale == expected
+
+
+@pytest.mark.parametrize(
+    ("family", "extra", "message"),
+    [
+        ("qwen3", {"qwen3.expert_count": 8}, "unsupported: a mixture of experts; expected a dense model"),
+        ("mixtral", {"llama.expert_weights_norm": False}, "unsupported: 'expert_weights_norm' is false"),
+        ("mixtral", {"llama.expert_used_count": 5}, "a token must have 1 to 4 of 4 experts, got 5"),
+    ],
+)
+def test_experts_that_are_not_served_are_refused(
+    family: str, extra: dict[str, str | int | float], message: str, hf_folders: dict[str, Path], tmp_path: Path
+) -> None:
+    with pytest.raises(ModelLoadError, match=message):
+        open_gguf(make_gguf(hf_folders[family], tmp_path / "model.gguf", extra=extra))
+
+
+def test_yarn_comes_by_its_keys(tmp_path: Path) -> None:
+    rope = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 16_384}
+    folder = make_hf_checkpoint(tmp_path / "qwen3", "qwen3", rope_parameters=rope)
+    expected = open_checkpoint(folder).config
+    got = open_gguf(make_gguf(folder, tmp_path / "model.gguf")).config
+    assert (got.rope, got.max_context_len) == (expected.rope, expected.max_context_len) and got.rope.yarn is not None
+    other = make_gguf(folder, tmp_path / "other.gguf", extra={"qwen3.rope.scaling.attn_factor": 1.5})
+    with pytest.raises(ModelLoadError, match="unsupported: YaRN with 'attn_factor' in the file"):
+        open_gguf(other)
+
+
+def test_olmo2_with_windows_is_refused(hf_folders: dict[str, Path], tmp_path: Path) -> None:
+    """OLMo 3, whose layers with a window have another RoPE."""
+    path = make_gguf(hf_folders["olmo2"], tmp_path / "model.gguf", extra={"olmo2.attention.sliding_window": 64})
+    with pytest.raises(ModelLoadError, match=r"unsupported: 'olmo2\.attention\.sliding_window'"):
+        open_gguf(path)
+
+
+def test_quantised_parts_of_fused_projections(tmp_path: Path) -> None:
+    rope = {"rope_type": "default", "rope_theta": 10_000.0}
+    folder = make_hf_checkpoint(tmp_path / "phi3", "phi3", **WIDE, rope_parameters=rope)
+    path = make_gguf(folder, tmp_path / "model.gguf", "Q8_0")
+    checkpoint = open_gguf(path)
+    stored = next(tensor for tensor in gguf.GGUFReader(path).tensors if tensor.name == "blk.0.ffn_up.weight")
+    gate, up = np.split(gguf.quants.dequantize(stored.data, stored.tensor_type), 2)
+    np.testing.assert_array_equal(read_all(checkpoint.tensors["layers.0.gate"]), gate)
+    np.testing.assert_array_equal(read_all(checkpoint.tensors["layers.0.up"]), up)
+    assert {"layers.0.q", "layers.0.k", "layers.0.v", "layers.0.gate"} <= checkpoint.quantised
 
 
 def test_llama3_scaling_comes_as_frequency_factors(gguf_files: dict[str, Path]) -> None:
@@ -207,17 +263,17 @@ def test_a_file_cut_in_its_tensors_is_called_truncated(gguf_files: dict[str, Pat
 
 
 def test_an_unsupported_architecture_is_answered_with_the_supported_ones(tmp_path: Path) -> None:
-    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "gemma3")
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "gpt2")
     finish_gguf(writer)
-    with pytest.raises(ModelLoadError, match="'gemma3'; supported: qwen3, qwen2, llama, gemma"):
+    with pytest.raises(ModelLoadError, match="'gpt2'; supported: qwen3, qwen2, llama, gemma"):
         open_gguf(tmp_path / "model.gguf")
 
 
 @pytest.mark.parametrize(
     ("extra", "message"),
     [
-        ({"llama.rope.scaling.type": "yarn"}, "unsupported rope scaling 'yarn'; supported: none, linear"),
-        ({"llama.expert_count": 8}, "unsupported: a mixture of experts; expected a dense model"),
+        ({"llama.rope.scaling.type": "dynamic"}, "unsupported rope scaling 'dynamic'; supported: none, linear, yarn"),
+        ({"llama.expert_count": 8}, "needs one number for 'llama.expert_used_count', got nothing"),
         (
             {"llama.rope.dimension_count": 8},
             "unsupported: 'llama.rope.dimension_count' is 8, but a head has 16",

@@ -1,29 +1,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import gguf
 import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from prefixwise.contract.errors import ModelLoadError, TokenizerError
 from prefixwise.models.checkpoint import Checkpoint, TokenizerFiles
-from prefixwise.models.gguf_file import read_gguf_file
-from prefixwise.models.gguf_tokenizer import read_gguf_tokenizer
 from prefixwise.models.hf_folder import read_tokenizer_folder
 from prefixwise.models.sources import open_checkpoint
 from tests.checkpoints import (
     TRAINING_TEXT,
     add_tokenizer,
-    finish_gguf,
     make_gguf,
     make_hf_checkpoint,
     quick_gguf_reader,
 )
+from tests.real_tokenizers import write_gguf_tokenizer
 
 TEXTS = [
     "",
@@ -68,15 +65,6 @@ def ids_of(files: TokenizerFiles, text: str) -> list[int]:
 def tokens_of(files: TokenizerFiles, text: str) -> list[str]:
     tokens: list[str] = files.tokenizer.encode(text, add_special_tokens=False).tokens
     return tokens
-
-
-def write_tokenizer(path: Path, metadata: Mapping[str, Any], architecture: str = "llama") -> TokenizerFiles:
-    """A GGUF file with a tokenizer and nothing else, read back."""
-    writer = gguf.GGUFWriter(path, architecture)
-    for key, value in metadata.items():
-        writer.add_key_value(f"tokenizer.{key}", value, gguf.GGUFValueType.get_type(value))
-    finish_gguf(writer)
-    return read_gguf_tokenizer(read_gguf_file(path))
 
 
 def trained_byte_level(*splits: pre_tokenizers.PreTokenizer) -> Tokenizer:
@@ -126,7 +114,7 @@ def test_a_trained_byte_level_tokenizer_comes_back(pre: str, tmp_path: Path) -> 
         tokenizer.model.ignore_merges = True
     if pre == "qwen2":
         tokenizer.normalizer = normalizers.NFC()
-    files = write_tokenizer(tmp_path / "model.gguf", byte_level_metadata(tokenizer, pre))
+    files = write_gguf_tokenizer(tmp_path / "model.gguf", byte_level_metadata(tokenizer, pre))
     for text in TEXTS + DIGITS:
         expected = tokenizer.encode(text, add_special_tokens=False).ids
         assert ids_of(files, text) == expected, text
@@ -139,7 +127,7 @@ def test_the_split_rules_differ_where_they_should(tmp_path: Path) -> None:
     pieces = {}
     for pre in ("gpt-2", "smollm", "qwen2", "llama-bpe", "tekken"):
         metadata = byte_level_metadata(trained_byte_level(GPT2_SPLIT), pre)
-        split = write_tokenizer(tmp_path / f"{pre}.gguf", metadata).tokenizer.pre_tokenizer
+        split = write_gguf_tokenizer(tmp_path / f"{pre}.gguf", metadata).tokenizer.pre_tokenizer
         pieces[pre] = [piece for piece, _ in split.pre_tokenize_str("iPhone 12345 a/\n")]
     assert pieces["gpt-2"] == ["iPhone", "Ġ12345", "Ġa", "/", "Ċ"]
     assert pieces["smollm"] == ["iPhone", "Ġ", "1", "2", "3", "4", "5", "Ġa", "/", "Ċ"]
@@ -153,7 +141,7 @@ def test_llama3_takes_a_piece_that_is_a_token_as_it_is(tmp_path: Path) -> None:
     metadata = byte_level_metadata(trained_byte_level(GPT2_SPLIT), "llama-bpe")
     metadata["ggml.tokens"] = [*metadata["ggml.tokens"], "zqzq"]
     metadata["ggml.token_type"] = [*metadata["ggml.token_type"], 1]
-    files = write_tokenizer(tmp_path / "model.gguf", metadata)
+    files = write_gguf_tokenizer(tmp_path / "model.gguf", metadata)
     assert ids_of(files, "zqzq") == [len(metadata["ggml.tokens"]) - 1]
 
 
@@ -245,7 +233,7 @@ PLAIN_TEXTS = [text for text in TEXTS + DIGITS if "<|" not in text]
 
 def test_sentencepiece_joins_what_scores_best(tmp_path: Path) -> None:
     metadata = sentencepiece_metadata()
-    files = write_tokenizer(tmp_path / "model.gguf", metadata)
+    files = write_gguf_tokenizer(tmp_path / "model.gguf", metadata)
     for text in PLAIN_TEXTS:
         expected = greedy_sentencepiece(text, metadata["ggml.tokens"], metadata["ggml.scores"])
         assert ids_of(files, text) == expected, text
@@ -256,7 +244,7 @@ def test_sentencepiece_agrees_with_transformers(tmp_path: Path) -> None:
     from transformers.integrations.gguf.gguf_tokenizer_mapping import convert_gguf_tokenizer
 
     metadata = sentencepiece_metadata()
-    files = write_tokenizer(tmp_path / "model.gguf", metadata)
+    files = write_gguf_tokenizer(tmp_path / "model.gguf", metadata)
     described = {key.removeprefix("ggml."): value for key, value in metadata.items()} | {"tokenizer_type": "llama"}
     backend, _ = convert_gguf_tokenizer("llama", described)
     for text in PLAIN_TEXTS:
@@ -274,7 +262,7 @@ def test_gemma_joins_what_comes_first_in_its_vocabulary(tmp_path: Path) -> None:
     metadata["ggml.scores"] = [-1000.0] * len(metadata["ggml.tokens"])
     roles = {"bos": 2, "eos": 1, "unknown": 3, "padding": 0}
     metadata |= {f"ggml.{role}_token_id": index for role, index in roles.items()}
-    files = write_tokenizer(tmp_path / "model.gguf", metadata, "gemma")
+    files = write_gguf_tokenizer(tmp_path / "model.gguf", metadata, "gemma")
     described = {key.removeprefix("ggml."): value for key, value in metadata.items()} | {"tokenizer_type": "llama"}
     backend, _ = convert_gguf_tokenizer("gemma", described)
     for text in [*PLAIN_TEXTS, "the lazy dog. Is this document relevant?"]:
@@ -284,14 +272,28 @@ def test_gemma_joins_what_comes_first_in_its_vocabulary(tmp_path: Path) -> None:
 
 
 def test_sentencepiece_puts_a_space_before_text_and_after_special_tokens(tmp_path: Path) -> None:
-    files = write_tokenizer(tmp_path / "model.gguf", sentencepiece_metadata())
+    files = write_gguf_tokenizer(tmp_path / "model.gguf", sentencepiece_metadata())
     assert ids_of(files, "the</s>the") == [*ids_of(files, "the"), 2, *ids_of(files, "the")]
     assert tokens_of(files, "the")[0].startswith("▁")
 
 
+def test_phi3s_tokens_take_the_blanks_behind_them(tmp_path: Path) -> None:
+    """As its own tokenizer.json and llama.cpp have it."""
+    metadata = sentencepiece_metadata()
+    first = len(metadata["ggml.tokens"])
+    metadata["ggml.tokens"] = [*metadata["ggml.tokens"], "<|user|>", "<|endoftext|>"]
+    metadata["ggml.scores"] = [*metadata["ggml.scores"], -1000.0, -1000.0]
+    metadata["ggml.token_type"] = [*metadata["ggml.token_type"], 3, 3]
+    phi = write_gguf_tokenizer(tmp_path / "phi.gguf", metadata, "phi3")
+    llama = write_gguf_tokenizer(tmp_path / "llama.gguf", metadata, "llama")
+    the = ids_of(phi, "the")
+    assert ids_of(phi, "<|user|> \n the") == [first, *the] != ids_of(llama, "<|user|> \n the")
+    assert ids_of(phi, "<|endoftext|> the") == ids_of(llama, "<|endoftext|> the") != [first + 1, *the]
+
+
 def test_sentencepiece_without_the_space(tmp_path: Path) -> None:
     metadata = sentencepiece_metadata() | {"ggml.add_space_prefix": False}
-    files = write_tokenizer(tmp_path / "model.gguf", metadata)
+    files = write_gguf_tokenizer(tmp_path / "model.gguf", metadata)
     assert not tokens_of(files, "the dog")[0].startswith("▁")
     assert files.tokenizer.decode(ids_of(files, "the dog")) == "the dog"
 
@@ -303,7 +305,7 @@ def test_sentencepiece_finds_runs_of_spaces_that_are_tokens(tmp_path: Path) -> N
     metadata["ggml.tokens"] = [*metadata["ggml.tokens"], "  ", "   ", "<start_of_turn>"]
     metadata["ggml.scores"] = [*metadata["ggml.scores"], -1000.0, -1000.0, -1000.0]
     metadata["ggml.token_type"] = [*metadata["ggml.token_type"], 4, 4, 3]
-    files = write_tokenizer(tmp_path / "model.gguf", metadata)
+    files = write_gguf_tokenizer(tmp_path / "model.gguf", metadata)
     text = "<start_of_turn>the   dog  the"
     ids = ids_of(files, text)
     the, dog = ids_of(files, "the"), ids_of(files, "dog")
@@ -311,8 +313,22 @@ def test_sentencepiece_finds_runs_of_spaces_that_are_tokens(tmp_path: Path) -> N
     assert files.tokenizer.decode(ids, skip_special_tokens=False) == text
 
 
+@pytest.mark.parametrize("blank", [" ", "▁"])  # as converters write them since 2024, and as they did before
+@pytest.mark.parametrize("architecture", ["gemma", "gemma2", "gemma3"])
+def test_gemma_takes_the_longest_run_of_blanks_first(architecture: str, blank: str, tmp_path: Path) -> None:
+    """Scores and places of these tokens, which are last in the vocabulary, do not count."""
+    metadata = sentencepiece_metadata() | {"ggml.add_space_prefix": False}
+    first = len(metadata["ggml.tokens"])
+    metadata["ggml.tokens"] = [*metadata["ggml.tokens"], *(blank * size for size in range(2, 8))]
+    metadata["ggml.scores"] = [*metadata["ggml.scores"], *[-1000.0] * 6]
+    metadata["ggml.token_type"] = [*metadata["ggml.token_type"], *[4] * 6]
+    files = write_gguf_tokenizer(tmp_path / "model.gguf", metadata, architecture)
+    assert ids_of(files, " " * 17)[:3] == [first + 5, first + 5, first + 1]
+    assert files.tokenizer.decode(ids_of(files, "the" + " " * 17 + "dog")) == "the" + " " * 17 + "dog"
+
+
 def test_sentencepiece_spells_what_it_does_not_know_in_bytes(tmp_path: Path) -> None:
-    files = write_tokenizer(tmp_path / "model.gguf", sentencepiece_metadata())
+    files = write_gguf_tokenizer(tmp_path / "model.gguf", sentencepiece_metadata())
     assert tokens_of(files, "ж") == ["▁", "<0xD0>", "<0xB6>"]
 
 
@@ -334,19 +350,19 @@ def test_bos_follows_the_file_and_then_the_kind(
     pre: str, added: dict[str, Any], expected: tuple[int, ...], tmp_path: Path
 ) -> None:
     metadata = byte_level_metadata(trained_byte_level(GPT2_SPLIT), pre) | added
-    assert write_tokenizer(tmp_path / "model.gguf", metadata).leading_ids == expected
+    assert write_gguf_tokenizer(tmp_path / "model.gguf", metadata).leading_ids == expected
 
 
 @pytest.mark.parametrize(("added", "expected"), [({}, ()), ({"ggml.add_eos_token": True}, (2,))])
 def test_eos_follows_the_file(added: dict[str, Any], expected: tuple[int, ...], tmp_path: Path) -> None:
-    assert write_tokenizer(tmp_path / "model.gguf", sentencepiece_metadata() | added).trailing_ids == expected
+    assert write_gguf_tokenizer(tmp_path / "model.gguf", sentencepiece_metadata() | added).trailing_ids == expected
 
 
 @pytest.mark.parametrize(("added", "expected"), [({}, (1,)), ({"ggml.add_bos_token": False}, ())])
 def test_sentencepiece_has_bos_unless_the_file_says_no(
     added: dict[str, Any], expected: tuple[int, ...], tmp_path: Path
 ) -> None:
-    assert write_tokenizer(tmp_path / "model.gguf", sentencepiece_metadata() | added).leading_ids == expected
+    assert write_gguf_tokenizer(tmp_path / "model.gguf", sentencepiece_metadata() | added).leading_ids == expected
 
 
 def test_control_tokens_are_special_and_user_defined_ones_are_not(tmp_path: Path) -> None:
@@ -354,7 +370,7 @@ def test_control_tokens_are_special_and_user_defined_ones_are_not(tmp_path: Path
     think = len(metadata["ggml.tokens"])
     metadata["ggml.tokens"] = [*metadata["ggml.tokens"], "<think>"]
     metadata["ggml.token_type"] = [*metadata["ggml.token_type"], 4]
-    files = write_tokenizer(tmp_path / "model.gguf", metadata)
+    files = write_gguf_tokenizer(tmp_path / "model.gguf", metadata)
     assert files.special_ids == {0, 1, 2}
     ids = ids_of(files, "<think><|im_end|>")
     assert ids == [think, 2]
@@ -365,29 +381,29 @@ def test_control_tokens_are_special_and_user_defined_ones_are_not(tmp_path: Path
 def test_bos_and_eos_are_special_where_the_file_has_no_types(tmp_path: Path) -> None:
     metadata = byte_level_metadata(trained_byte_level(GPT2_SPLIT), "gpt-2")
     del metadata["ggml.token_type"]
-    assert write_tokenizer(tmp_path / "model.gguf", metadata).special_ids == {1, 2}
+    assert write_gguf_tokenizer(tmp_path / "model.gguf", metadata).special_ids == {1, 2}
 
 
 def test_special_tokens_have_their_texts(tmp_path: Path) -> None:
     metadata = sentencepiece_metadata()
     expected = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
-    assert write_tokenizer(tmp_path / "some.gguf", metadata).special_tokens == expected
+    assert write_gguf_tokenizer(tmp_path / "some.gguf", metadata).special_tokens == expected
     metadata |= {"ggml.padding_token_id": 5}
-    files = write_tokenizer(tmp_path / "padding.gguf", metadata)
+    files = write_gguf_tokenizer(tmp_path / "padding.gguf", metadata)
     assert files.special_tokens == {**expected, "pad_token": metadata["ggml.tokens"][5]}
 
 
 def test_a_special_token_that_is_not_there_is_left_out(tmp_path: Path) -> None:
     metadata = byte_level_metadata(trained_byte_level(GPT2_SPLIT), "gpt-2")
     metadata |= {"ggml.padding_token_id": len(metadata["ggml.tokens"])}
-    files = write_tokenizer(tmp_path / "model.gguf", metadata)
+    files = write_gguf_tokenizer(tmp_path / "model.gguf", metadata)
     assert files.special_tokens == {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
 
 
 def test_the_chat_template_is_read(tmp_path: Path) -> None:
     metadata = byte_level_metadata(trained_byte_level(GPT2_SPLIT), "gpt-2")
-    assert write_tokenizer(tmp_path / "none.gguf", metadata).chat_template is None
-    files = write_tokenizer(tmp_path / "some.gguf", metadata | {"chat_template": "{{ messages }}"})
+    assert write_gguf_tokenizer(tmp_path / "none.gguf", metadata).chat_template is None
+    files = write_gguf_tokenizer(tmp_path / "some.gguf", metadata | {"chat_template": "{{ messages }}"})
     assert files.chat_template == "{{ messages }}"
 
 
@@ -409,26 +425,28 @@ def test_a_file_without_a_tokenizer_still_opens(gguf_files: dict[str, Path]) -> 
 
 def test_an_unknown_split_rule_is_named_with_the_known_ones(tmp_path: Path) -> None:
     metadata = byte_level_metadata(trained_byte_level(GPT2_SPLIT), "jais")
-    expected = "unsupported pre-tokenizer 'jais'; supported: default, gpt-2, llama-bpe, .*qwen2, smollm, tekken"
+    expected = (
+        "unsupported pre-tokenizer 'jais'; supported: default, gpt-2, llama-bpe, .*dbrx, qwen2, refact, smollm, tekken"
+    )
     with pytest.raises(TokenizerError, match=expected):
-        write_tokenizer(tmp_path / "model.gguf", metadata)
+        write_gguf_tokenizer(tmp_path / "model.gguf", metadata)
 
 
 def test_an_unknown_kind_is_named_with_the_known_ones(tmp_path: Path) -> None:
     metadata = byte_level_metadata(trained_byte_level(GPT2_SPLIT), "gpt-2") | {"ggml.model": "t5"}
     with pytest.raises(TokenizerError, match="unsupported tokenizer 't5'; supported: gpt2, llama"):
-        write_tokenizer(tmp_path / "model.gguf", metadata)
+        write_gguf_tokenizer(tmp_path / "model.gguf", metadata)
 
 
 def test_missing_merges_are_named(tmp_path: Path) -> None:
     metadata = byte_level_metadata(trained_byte_level(GPT2_SPLIT), "gpt-2")
     del metadata["ggml.merges"]
     with pytest.raises(ModelLoadError, match="its tokenizer lacks 'merges', which 'gpt2' needs"):
-        write_tokenizer(tmp_path / "model.gguf", metadata)
+        write_gguf_tokenizer(tmp_path / "model.gguf", metadata)
 
 
 def test_merges_that_do_not_fit_the_vocabulary_are_one_clear_error(tmp_path: Path) -> None:
     metadata = byte_level_metadata(trained_byte_level(GPT2_SPLIT), "gpt-2")
     metadata["ggml.merges"] = [*metadata["ggml.merges"], "zq qz"]
     with pytest.raises(ModelLoadError, match=r"model.gguf: its tokenizer cannot be built: "):
-        write_tokenizer(tmp_path / "model.gguf", metadata)
+        write_gguf_tokenizer(tmp_path / "model.gguf", metadata)

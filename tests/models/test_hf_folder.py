@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,24 +14,58 @@ from safetensors.numpy import load_file, save_file
 
 from prefixwise.contract.errors import ModelLoadError, TokenizerError
 from prefixwise.models.checkpoint import Checkpoint
-from prefixwise.models.config import Llama3Scaling, RopeConfig
-from prefixwise.models.families import HF_TENSOR_NAMES, stored_name
+from prefixwise.models.config import Llama3Scaling, ModelConfig, RopeConfig, YarnScaling
+from prefixwise.models.families import FAMILIES, hf_tensor_names, stored_name
 from prefixwise.models.hf_folder import open_hf_folder, read_tokenizer_folder
 from prefixwise.models.sources import open_checkpoint
-from tests.checkpoints import FAMILY_NAMES, add_tokenizer, make_classifier, make_hf_checkpoint, read_hf_tensors
+from tests.checkpoints import (
+    FAMILY_NAMES,
+    add_tokenizer,
+    make_classifier,
+    make_hf_checkpoint,
+    read_hf_tensors,
+    stacked_experts,
+)
 
 Q = "model.layers.0.self_attn.q_proj.weight"
 
 
 def assert_holds(checkpoint: Checkpoint, folder: Path) -> None:
-    stored = read_hf_tensors(folder)
+    stored, family = read_hf_tensors(folder), FAMILIES[checkpoint.config.family]
+    if family.name == "phi3":
+        stored = split_phi3(stored, checkpoint.config)
+    if family.expert_names is not None:
+        stored = {
+            name: values.reshape(-1, values.shape[-1]) if values.ndim == 3 else values
+            for name, values in stacked_experts(stored).items()
+        }
     assert len(checkpoint.tensors) == len(stored)
     for key, tensor in checkpoint.tensors.items():
         rows = tensor.read_rows(0, tensor.shape[0])
-        expected = stored[stored_name(key, HF_TENSOR_NAMES, "model.layers")]
-        if checkpoint.config.family == "gemma" and key.endswith("norm"):
+        expected = stored[stored_name(key, hf_tensor_names(family), "model.layers")]
+        if family.name.startswith("gemma") and key.endswith("norm"):
             expected = np.float32(1) + expected
         np.testing.assert_array_equal(rows, expected)
+        np.testing.assert_array_equal(tensor.read_rows(3, 9), expected[3:9])
+        assert tensor.read_rows(2, 2).shape == (0, *expected.shape[1:])
+
+
+def split_phi3(stored: dict[str, Any], config: ModelConfig) -> dict[str, Any]:
+    """Q, K, V, gate and up by themselves, with the rotated pairs of a head (12 of its 16 numbers) half a head apart."""
+    found: dict[str, Any] = {}
+    order = [0, 1, 2, 3, 4, 5, 12, 13, 6, 7, 8, 9, 10, 11, 14, 15]
+    for name, values in stored.items():
+        if name.endswith("qkv_proj.weight"):
+            q, k, v = np.split(values, [64, 96])
+            q, k = (each.reshape(-1, config.head_size, 64)[:, order].reshape(-1, 64) for each in (q, k))
+            parts = {"q_proj": q, "k_proj": k, "v_proj": v}
+            found |= {name.replace("qkv_proj", each): part for each, part in parts.items()}
+        elif name.endswith("gate_up_proj.weight"):
+            gate, up = np.split(values, 2)
+            found |= {name.replace("gate_up_proj", "gate_proj"): gate, name.replace("gate_up_proj", "up_proj"): up}
+        else:
+            found[name] = values
+    return found
 
 
 def edit_config(folder: Path, **changes: Any) -> Path:
@@ -82,7 +117,7 @@ def test_the_config_of_gemma_says_what_sets_it_apart(hf_folders: dict[str, Path]
     assert (config.family, config.activation, config.embedding_scale) == ("gemma", "gelu_tanh", 8.0)
     assert (config.float32_norms, config.tied_head, config.num_classes) == (True, True, 0)
     assert (config.num_heads, config.num_kv_heads, config.head_size, config.model_size) == (4, 1, 32, 64)
-    others = [open_checkpoint(hf_folders[family]).config for family in FAMILY_NAMES if family != "gemma"]
+    others = [open_checkpoint(hf_folders[family]).config for family in FAMILY_NAMES if "gemma" not in family]
     assert {(other.activation, other.embedding_scale, other.float32_norms) for other in others} == {
         ("silu", 1.0, False)
     }
@@ -125,12 +160,14 @@ def test_gemmas_activation_has_several_spellings(fields: dict[str, Any], tmp_pat
         ({"hidden_activation": "gelu"}, "unsupported activation 'gelu'; supported: gelu_pytorch_tanh"),
         ({"use_bidirectional_attention": True}, "'use_bidirectional_attention' is set; expected a causal model"),
         (
-            {"architectures": ["Gemma2ForCausalLM"]},
-            r"architecture \['Gemma2ForCausalLM'\]; supported: .*GemmaForCausal",
+            {"architectures": ["LlamaBidirectionalForSequenceClassification"], "model_type": "llama_bidirec"},
+            "unsupported: LlamaBidirectionalForSequenceClassification; expected a causal model: .* no prefix",
         ),
+        ({"model_type": "llama_bidirec"}, "model_type 'llama_bidirec' with bidirectional attention; expected a causal"),
+        ({"is_causal": False}, "with bidirectional attention; expected a causal model"),
         (
-            {"architectures": ["Gemma3ForCausalLM"]},
-            r"architecture \['Gemma3ForCausalLM'\]; supported: .*GemmaForCausal",
+            {"architectures": ["Gemma3ForConditionalGeneration"]},  # reads images, too
+            r"architecture \['Gemma3ForConditionalGeneration'\]; supported: .*Gemma3ForCausal",
         ),
     ],
 )
@@ -156,7 +193,12 @@ class TestClassifiers:
         folder = make_classifier(tmp_path, hf_folders[family], self.rows(1))
         checkpoint, causal = open_checkpoint(folder), open_checkpoint(hf_folders[family])
         assert checkpoint.config == replace(
-            causal.config, tied_head=False, num_classes=1, id2label=("LABEL_0",), class_activation="sigmoid"
+            causal.config,
+            tied_head=False,
+            num_classes=1,
+            id2label=("LABEL_0",),
+            class_activation="sigmoid",
+            logit_softcap=0.0,  # which classes have none of
         )
         assert checkpoint.config.num_head_rows == 1
         assert causal.config.num_head_rows == causal.config.vocab_size == 512
@@ -303,8 +345,9 @@ def test_a_config_without_rope_fields_has_the_usual_theta(llama: Path) -> None:
 
 
 def test_an_unsupported_rope_scaling_is_named(llama: Path) -> None:
-    edit_config(llama, rope_parameters={"rope_type": "yarn", "factor": 4.0, "rope_theta": 10_000.0})
-    with pytest.raises(ModelLoadError, match="unsupported rope scaling 'yarn'; supported: default, linear, llama3"):
+    edit_config(llama, rope_parameters={"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10_000.0})
+    message = "unsupported rope scaling 'dynamic'; supported: default, linear, llama3, yarn, longrope"
+    with pytest.raises(ModelLoadError, match=message):
         open_checkpoint(llama)
 
 
@@ -316,17 +359,129 @@ def test_missing_head_counts_fall_back(llama: Path) -> None:
 @pytest.mark.parametrize(
     ("family", "fields", "expected"),
     [
-        ("mistral", {"sliding_window": 4096}, 4096),
-        ("mistral", {"sliding_window": None}, 32_768),
-        ("qwen2", {"sliding_window": 4096, "use_sliding_window": False}, 32_768),
-        ("qwen2", {"sliding_window": 4096, "use_sliding_window": True}, 4096),
+        ("mistral", {"sliding_window": 4096}, (4096, 4096)),
+        ("mistral", {"sliding_window": None}, ()),
+        ("mistral", {"sliding_window": 32_768}, ()),  # the whole context
+        ("llama", {"sliding_window": 4096}, ()),  # which transformers ignores, too
+        ("qwen2", {"sliding_window": 4096, "use_sliding_window": False}, ()),
+        ("qwen2", {"sliding_window": 4096, "use_sliding_window": True, "layer_types": ...}, ()),  # behind layer 28
+        (
+            "qwen2",
+            {"sliding_window": 4096, "use_sliding_window": True, "max_window_layers": 1, "layer_types": ...},
+            (0, 4096),
+        ),
+        (
+            "qwen3",
+            {
+                "sliding_window": 64,
+                "use_sliding_window": True,
+                "layer_types": ["sliding_attention", "full_attention"],
+            },
+            (64, 0),
+        ),
+        ("gemma2", {}, (100, 0)),
+        ("gemma2", {"layer_types": ...}, (100, 0)),
+        ("gemma3", {"layer_types": ...}, (90, 90, 90, 90, 90, 0, 90)),
+        ("gemma3", {"layer_types": ..., "sliding_window_pattern": 2}, (90, 0, 90, 0, 90, 0, 90)),
+        ("gemma3", {"sliding_window": 1 << 20}, (*[1 << 20] * 5, 0, 1 << 20)),  # whose layers have a RoPE of their own
+        ("phi3", {"sliding_window": 2047}, (2047, 2047)),
     ],
 )
-def test_a_sliding_window_in_use_bounds_the_context(
-    family: str, fields: dict[str, Any], expected: int, tmp_path: Path
+def test_layers_have_their_sliding_windows(
+    family: str, fields: dict[str, Any], expected: tuple[int, ...], tmp_path: Path
 ) -> None:
     folder = edit_config(make_hf_checkpoint(tmp_path / family, family), **fields)
-    assert open_checkpoint(folder).config.max_context_len == expected
+    config = open_checkpoint(folder).config
+    assert config.windows == expected
+    assert config.max_context_len == (2048 if family == "phi3" else 32_768)
+
+
+@pytest.mark.parametrize("kinds", [["full_attention"], "sliding_attention", ["full_attention", "chunked_attention"]])
+def test_layer_types_that_are_not_known_are_refused(kinds: object, tmp_path: Path) -> None:
+    folder = edit_config(make_hf_checkpoint(tmp_path, "gemma2"), layer_types=kinds)
+    with pytest.raises(ModelLoadError, match="layer_types must name one of sliding_attention, full_attention for each"):
+        open_checkpoint(folder)
+
+
+def test_gemma3_without_a_window_is_refused(tmp_path: Path) -> None:
+    folder = edit_config(make_hf_checkpoint(tmp_path, "gemma3"), sliding_window=None)
+    with pytest.raises(ModelLoadError, match="needs a sliding_window of at least 1, got 0"):
+        open_checkpoint(folder)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, (24**-0.5, 4.0, 5.0)),
+        ({"query_pre_attn_scalar": 32}, (None, 4.0, 5.0)),  # what heads of 32 have anyway
+        ({"attn_logit_softcapping": None, "final_logit_softcapping": None}, (24**-0.5, 0.0, 0.0)),
+        (dict.fromkeys(["query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping"], ...), None),
+    ],
+)
+def test_gemma2_scales_and_caps(fields: dict[str, Any], expected: tuple[Any, ...] | None, tmp_path: Path) -> None:
+    config = open_checkpoint(edit_config(make_hf_checkpoint(tmp_path, "gemma2"), **fields)).config
+    assert (config.score_scale, config.score_softcap, config.logit_softcap) == (expected or (1 / 16, 50.0, 30.0))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {  # as before transformers 5
+            "rope_parameters": ...,
+            "rope_theta": 1_000_000.0,
+            "rope_local_base_freq": 10_000.0,
+            "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+        },
+        {"rope_parameters": ..., "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
+    ],
+)
+def test_gemma3_has_two_rotary_embeddings(fields: dict[str, Any], tmp_path: Path) -> None:
+    config = open_checkpoint(edit_config(make_hf_checkpoint(tmp_path, "gemma3"), **fields)).config
+    assert config.rope == RopeConfig(1_000_000.0, linear_factor=8.0)
+    assert config.local_rope == RopeConfig(10_000.0)
+
+
+@pytest.mark.parametrize("kind", ["longrope", "su"])  # as configs of the first Phi-3 call it
+def test_phi3_takes_the_short_factors_within_the_original_context(kind: str, tmp_path: Path) -> None:
+    folder = make_hf_checkpoint(tmp_path, "phi3")
+    parameters = json.loads((folder / "config.json").read_text())["rope_parameters"]
+    config = open_checkpoint(edit_config(folder, rope_parameters={**parameters, "rope_type": kind})).config
+    assert config.rope.longrope_factors == (1.0, 1.05, 1.2, 1.5, 1.9, 2.4)
+    assert (config.rope.rotary_size, config.max_context_len) == (12, 2048)
+    assert config.rope.attention_factor == pytest.approx((1 + math.log(4) / math.log(2048)) ** 0.5)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"short_factor": [1.0, 2.0]}, "the rotary embedding has 6 frequencies, but 2 factors"),
+        ({"short_factor": "short"}, "short_factor must be a list of numbers"),
+        ({"partial_rotary_factor": 1.5}, "24 numbers of each head are rotated, expected an even number up to 16"),
+    ],
+)
+def test_a_damaged_longrope_is_refused(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+    folder = make_hf_checkpoint(tmp_path, "phi3")
+    parameters = json.loads((folder / "config.json").read_text())["rope_parameters"]
+    with pytest.raises(ModelLoadError, match=message):
+        open_checkpoint(edit_config(folder, rope_parameters={**parameters, **change}))
+
+
+def test_yarn_stretches_the_context(llama: Path) -> None:
+    """Configs of Qwen state a shorter `max_position_embeddings`; vLLM multiplies, too."""
+    scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16_384}
+    config = open_checkpoint(edit_config(llama, rope_parameters={**scaling, "rope_theta": 1e6})).config
+    assert config.max_context_len == 65_536
+    assert config.rope.yarn == YarnScaling(4.0, 16_384)
+    assert config.rope.attention_factor == pytest.approx(0.1 * math.log(4) + 1)
+
+
+def test_a_fused_projection_of_another_size_is_named(tmp_path: Path) -> None:
+    name = "model.layers.1.self_attn.qkv_proj.weight"
+    folder = make_hf_checkpoint(tmp_path, "phi3")
+    edit_tensors(folder, lambda tensors: tensors.update({name: tensors[name][:-16]}))
+    with pytest.raises(ModelLoadError, match=f"the tensor '{name}' has 112 rows, but the config asks for 128"):
+        open_checkpoint(folder)
 
 
 def test_an_unsupported_architecture_is_answered_with_the_supported_ones(llama: Path) -> None:

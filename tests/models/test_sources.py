@@ -17,6 +17,7 @@ import pytest
 from benchmarks.random_checkpoint import QWEN3_06B
 from prefixwise.contract.errors import ModelLoadError
 from prefixwise.models import sources
+from prefixwise.models.families import FAMILIES
 from prefixwise.models.sources import (
     LocalModel,
     describe_model,
@@ -67,7 +68,7 @@ def test_a_folder_with_one_gguf_file_is_that_file(gguf_files: dict[str, Path], t
 
 def test_a_folder_with_several_gguf_files_asks_for_one(gguf_files: dict[str, Path]) -> None:
     folder = gguf_files["llama"].parent
-    with pytest.raises(ModelLoadError, match=r"holds 6 GGUF files; name one: gemma.gguf, llama.gguf"):
+    with pytest.raises(ModelLoadError, match=r"holds 12 GGUF files; name one: gemma.gguf, gemma2.gguf"):
         open_checkpoint(folder)
 
 
@@ -301,6 +302,9 @@ def test_a_repository_of_other_files_is_one_clear_error(monkeypatch: pytest.Monk
         ("Qwen/Qwen2.5-3B-Instruct", 3_085_938_688),
         ("HuggingFaceTB/SmolLM2-135M-Instruct", 134_515_008),
         ("google/gemma-2b", 2_506_172_416),
+        ("google/gemma-2-2b", 2_614_341_888),
+        ("google/gemma-2-9b", 9_241_705_984),
+        ("google/gemma-3-1b-it", 999_885_952),
     ],
 )
 def test_a_known_shape_has_the_published_number_of_parameters(name: str, num_parameters: int) -> None:
@@ -392,7 +396,7 @@ def test_every_gguf_file_of_a_repository_is_a_model(gguf_files: dict[str, Path],
     add_to_cache(tmp_path, "a/gguf", gguf_files["llama"].parent)
     models = cached(tmp_path)
     assert [model.name for model in models] == [f"a/gguf: {name}.gguf" for name in sorted(gguf_files)]
-    assert {model.family for model in models} == {"llama", "qwen2", "qwen3", "gemma"}
+    assert {model.family for model in models} == {*FAMILIES} - {"mistral"}  # which GGUF calls llama
     assert models[0].size_bytes == gguf_files["gemma"].stat().st_size
 
 

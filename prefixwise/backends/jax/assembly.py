@@ -23,6 +23,7 @@ from prefixwise.backends.jax.programs import Programs
 from prefixwise.backends.jax.row_tiles import (
     ACCELERATOR_ROWS,
     COARSE_STEP,
+    CPU_EXPERT_ROWS,
     CPU_SCORE_ROWS,
     CPU_SMALLEST,
     CPU_STEP,
@@ -55,6 +56,7 @@ class AttentionKind(TypedDict):
     platform: str
     dtype: jnp.dtype
     head_size: int
+    is_plain: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,8 +115,13 @@ def assemble(
 
 
 def attention_kind(config: ModelConfig, choice: DeviceChoice, dtype: jnp.dtype) -> AttentionKind:
-    """The arguments of `AttentionImplementation.why_not`."""
-    return {"platform": choice.kernel_platform, "dtype": dtype, "head_size": config.head_size}
+    """What decides which implementations of attention can run the model."""
+    return {
+        "platform": choice.kernel_platform,
+        "dtype": dtype,
+        "head_size": config.head_size,
+        "is_plain": config.has_plain_attention,
+    }
 
 
 def _transformer(
@@ -134,6 +141,7 @@ def _transformer(
         attention,
         batch_attention=choose_for_batch_prefixes(attention, **attention_kind(config, choice, dtype)),
         fuses_heads=choice.kernel_platform in ("gpu", "hopper") and dtype in (jnp.bfloat16, jnp.float16),
+        kv_copies=placement.kv_copies,
     )
 
 
@@ -218,7 +226,7 @@ def _token_buckets(
 
 def _row_tiles(platform: Platform, *, batch_invariant: bool) -> RowTiles:
     if platform == "cpu":
-        return RowTiles(CPU_TILE_ROWS, score_rows=CPU_SCORE_ROWS)
+        return RowTiles(CPU_TILE_ROWS, score_rows=CPU_SCORE_ROWS, expert_rows=CPU_EXPERT_ROWS)
     # This many rows take hardly longer than half of them, and most forwards score no more.
     score_rows = 2 * ACCELERATOR_ROWS
     return RowTiles(INVARIANT_ROWS if batch_invariant else None, score_rows=score_rows)

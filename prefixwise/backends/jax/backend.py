@@ -41,6 +41,7 @@ class _Sent(NamedTuple):
     columns: NDArray[Any]  # [R, L], or [1, L] for all rows alike: which of the distinct labels each row asks for
     rows: list[Int64Array]  # per data shard: which of the batch's scored rows it computes
     hidden: TileOutputs = ()  # empty where the batch needs none
+    vocabulary: TileOutputs = ()  # of a pass over the vocabulary, in place of labels and logsumexp
 
 
 class JaxBackend(Backend):
@@ -101,13 +102,17 @@ class JaxBackend(Backend):
         last = self._runner.trunk(spec, shards, masks, x)  # first: the host prepares the rest while the devices compute
         if not len(batch.score_tokens):
             return last, None
-        distinct, columns = _distinct_labels(batch.label_ids)
+        distinct, columns = _distinct_labels(batch.label_ids[:0] if batch.top_k else batch.label_ids)
         head_inputs = self._runner.head_inputs([part.score_tokens for part, _ in parts], distinct)
         hidden = self._runner.hidden(last, head_inputs)
+        pooled = self._runner.pooled(hidden) if batch.need_hidden else []
+        places = [rows for _, rows in parts]
+        if batch.top_k:
+            token_ids = [part.label_ids[:, 0] for part, _ in parts]
+            return last, _Sent((), (), columns, places, pooled, self._runner.vocabulary(hidden, token_ids, batch.top_k))
         labels = self._runner.label_logits(hidden, head_inputs)
         logsumexp = self._runner.logsumexp(hidden) if batch.need_logsumexp else []
-        pooled = self._runner.pooled(hidden) if batch.need_hidden else []
-        return last, _Sent(labels, logsumexp, columns, [rows for _, rows in parts], pooled)
+        return last, _Sent(labels, logsumexp, columns, places, pooled)
 
     def _wait_for_trunk(self, last: LastLayer, output: ForwardOutput, blocks: Sequence[JaxKVBlock]) -> ForwardOutput:
         try:
@@ -119,9 +124,11 @@ class JaxBackend(Backend):
 
     def _wait(self, sent: _Sent, blocks: tuple[JaxKVBlock, ...]) -> ForwardOutput:
         try:
+            hidden = _in_order(self._runner.fetch(sent.hidden), sent.rows) if sent.hidden else None
+            if sent.vocabulary:
+                return _vocabulary_output(_in_order(self._runner.fetch(sent.vocabulary), sent.rows), blocks, hidden)
             logits = _in_order(self._runner.fetch(sent.labels), sent.rows)
             logsumexp = _in_order(self._runner.fetch(sent.logsumexp), sent.rows) if sent.logsumexp else None
-            hidden = _in_order(self._runner.fetch(sent.hidden), sent.rows) if sent.hidden else None
         except BaseException:
             self._give_up(blocks)
             raise
@@ -211,6 +218,12 @@ def _distinct_labels(label_ids: Int32Array) -> tuple[Int32Array, NDArray[Any]]:
     patterns = label_ids[:1] if is_one_pattern else label_ids
     distinct, columns = np.unique(patterns, return_inverse=True)
     return distinct, columns.reshape(patterns.shape)
+
+
+def _vocabulary_output(found: Floats, blocks: tuple[JaxKVBlock, ...], hidden: Floats | None) -> ForwardOutput:
+    """[R, 2 + 2 K]: the columns of `score_vocabulary`."""
+    top_logits, top_ids = np.split(found[:, 2:], 2, axis=1)
+    return ForwardOutput(found[:, :1], found[:, 1], blocks, hidden, top_logits, top_ids.astype(np.int32))
 
 
 def _in_order(found: Floats, rows: Sequence[Int64Array]) -> Floats:

@@ -9,6 +9,7 @@ logsumexp runs over tiles of the vocabulary, and no [rows, V] array exists. All 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -18,9 +19,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from prefixwise.backends.jax.attention.api import extend_attention, packed_attention
-from prefixwise.backends.jax.attention.base import AttentionImplementation, Heads, Source
+from prefixwise.backends.jax.attention.base import NO_WINDOW, AttentionImplementation, Heads, Scoring, Source
 from prefixwise.backends.jax.attention.dense import DenseMask
 from prefixwise.backends.jax.attention.xla import XlaAttention
+from prefixwise.backends.jax.experts import Routing, Slots, add_outputs, assign_slots, expert_matrix, route
 from prefixwise.backends.jax.inputs import ForwardInputs, ProgramSpec
 from prefixwise.backends.jax.kv_cache import KVCacheArrays
 from prefixwise.backends.jax.mesh import TENSOR
@@ -32,10 +34,10 @@ from prefixwise.backends.jax.qk_norm_rope import (
     qk_norm_rope_and_cache,
     rms_norm,
 )
-from prefixwise.backends.jax.row_tiles import RowTiles, as_bits
+from prefixwise.backends.jax.row_tiles import RowTiles, as_bits, map_rows
 from prefixwise.backends.jax.weights import LayerWeights, ModelWeights
 from prefixwise.forward.kv_pages import NOT_CACHED
-from prefixwise.models.config import Activation, ModelConfig
+from prefixwise.models.config import Activation, ModelConfig, RopeConfig
 
 Inputs = ForwardInputs[jax.Array]
 
@@ -63,6 +65,7 @@ class Transformer:
     attention: AttentionImplementation  # reads prefixes in the KV cache
     batch_attention: AttentionImplementation  # reads prefixes in the batch
     fuses_heads: bool  # are QK norm, RoPE and the write to the KV cache one kernel?
+    kv_copies: int = 1  # how many shards hold each KV head
 
     def __call__(
         self,
@@ -78,24 +81,30 @@ class Transformer:
         # The layers are compiled by themselves, so that they give the same bits behind both kinds of embeddings.
         x = self.embed(weights.embedding, inputs.token_ids) if embedded is None else embedded
         x = lax.optimization_barrier(x)
-        rope = self._rope_table(inputs.positions)
+        rope = self._rope_table(self.config.rope, inputs.positions)
+        local_rope = rope
+        if self.config.local_rope is not None:
+            local_rope = self._rope_table(self.config.local_rope, inputs.positions)
         last = self.config.num_layers - 1
 
         def attend(layer: Any, x: jax.Array, kv_cache: KVCacheArrays) -> tuple[jax.Array, KVCacheArrays]:
             base = jnp.asarray(layer * (len(kv_cache.keys) // self.config.num_layers), jnp.int32)
             write = CacheWrite(kv_cache, inputs.cache_slots, base) if spec.writes_cache else None
-            heads, written = self._project(weights.layers, layer, x, rope, inputs, write)
+            layer_rope = rope
+            if self.config.local_rope is not None:
+                is_local = jnp.array(self.config.layer_windows)[layer] > 0
+                layer_rope = jax.tree.map(partial(jnp.where, is_local), local_rope, rope)
+            heads, written = self._project(weights.layers, layer, x, layer_rope, inputs, write)
             kv_cache = written or kv_cache  # before attention: segments read what others of the batch cache
             source = Source(kv_cache.keys, kv_cache.values, base) if spec.reads == "kv_cache" else None
-            return self._attend(self.attention_for(spec), heads, source, inputs, mask), kv_cache
+            return self._attend(spec, heads, source, inputs, mask, self._scoring(layer)), kv_cache
 
         def body(
             carry: tuple[jax.Array, KVCacheArrays], layer: jax.Array
         ) -> tuple[tuple[jax.Array, KVCacheArrays], None]:
             x, kv_cache = carry
             attended, kv_cache = attend(layer, x, kv_cache)
-            finish = partial(self._finish, _at(weights.layers, layer))
-            return (self.rows.over_tokens(finish, inputs.num_token_tiles[0], x, attended), kv_cache), None
+            return (self._finish(weights.layers, layer, x, attended, inputs.num_token_tiles[0]), kv_cache), None
 
         (x, kv_cache), _ = lax.scan(body, (x, kv_cache), jnp.arange(last))
         attended, kv_cache = attend(last, x, kv_cache)
@@ -111,10 +120,11 @@ class Transformer:
         scale = self.config.embedding_scale
         return x if scale == 1.0 else x * jnp.asarray(scale, x.dtype)  # rounded to x's dtype, as transformers does
 
-    def _rope_table(self, positions: jax.Array) -> RopeTable:
-        frequencies = jnp.asarray(self.config.rope.inverse_frequencies(self.config.head_size))
+    def _rope_table(self, rope: RopeConfig, positions: jax.Array) -> RopeTable:
+        frequencies = jnp.asarray(rope.inverse_frequencies(self.config.head_size))
         angles = positions.astype(jnp.float32)[:, None, None] * frequencies
-        return RopeTable(jnp.cos(angles), jnp.sin(angles))
+        cos, sin, magnitudes = jnp.cos(angles), jnp.sin(angles), rope.magnitudes(self.config.head_size)
+        return RopeTable(cos, sin) if magnitudes is None else RopeTable(cos * magnitudes, sin * magnitudes)
 
     def _project(
         self, layers: LayerWeights, layer: Any, x: jax.Array, rope: RopeTable, inputs: Inputs, write: CacheWrite | None
@@ -122,53 +132,144 @@ class Transformer:
         """Norm, Q K V projection, QK norm and RoPE; and the KV cache, where something is written to it."""
         weights, eps, num_kv_heads = _at(layers, layer), self.config.norm_eps, self.kv_heads
 
+        is_whole = self.config.whole_qk_norm
+
         def project(tile: jax.Array) -> jax.Array:
-            normed = rms_norm(tile, weights.attention_norm, eps)
-            return linear(normed, weights.qkv, bias=weights.qkv_bias).reshape(len(tile), -1, self.config.head_size)
+            normed = tile if weights.attention_norm is None else rms_norm(tile, weights.attention_norm, eps)
+            qkv = linear(normed, weights.qkv, bias=weights.qkv_bias)
+            qkv = self._norm_all_heads(weights, qkv) if is_whole else qkv
+            return qkv.reshape(len(tile), -1, self.config.head_size)
 
         def project_and_rope(tile: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-            norms = weights.q_norm, weights.k_norm
+            norms = (None, None) if is_whole else (weights.q_norm, weights.k_norm)
             return qk_norm_rope(project(tile), num_kv_heads, norms, eps, RopeTable(cos, sin))
 
         num_tiles = inputs.num_token_tiles[0]
         if self.fuses_heads:
             qkv = self.rows.over_tokens(project, num_tiles, x)
-            norms, number = HeadNorms(layers.q_norm, layers.k_norm), jnp.asarray(layer, jnp.int32)
+            norms = HeadNorms(None, None) if is_whole else HeadNorms(layers.q_norm, layers.k_norm)
+            number = jnp.asarray(layer, jnp.int32)
             qkv, kv_cache = qk_norm_rope_and_cache(qkv, num_kv_heads, norms, number, eps, rope, write)
             return Heads(qkv, num_kv_heads), kv_cache
         heads = Heads(self.rows.over_tokens(project_and_rope, num_tiles, x, *rope), num_kv_heads)
         return heads, None if write is None else _write_cache(write, heads)
+
+    def _norm_all_heads(self, layer: LayerWeights, qkv: jax.Array) -> jax.Array:
+        """Norm the queries [T, Kl Gl H] of all shards as one vector, and the keys; heads of zeros add nothing."""
+        config, sizes = self.config, (self.kv_heads * self.heads_per_kv, self.kv_heads)
+        edges = [sizes[0] * config.head_size, sum(sizes) * config.head_size]
+        q, k, v = jnp.split(qkv, edges, axis=1)
+
+        def norm(x: jax.Array, weight: jax.Array, num_heads: int, copies: int) -> jax.Array:
+            wide = x.astype(jnp.float32)
+            squares = jnp.sum(wide * wide, axis=-1, keepdims=True)
+            if self.tp_size > 1:
+                squares = lax.psum(squares, TENSOR)
+            mean_square = squares / (copies * num_heads * config.head_size)
+            return (wide * lax.rsqrt(mean_square + config.norm_eps) * weight.astype(jnp.float32)).astype(x.dtype)
+
+        assert layer.q_norm is not None and layer.k_norm is not None
+        q = norm(q, layer.q_norm, config.num_heads, 1)
+        k = norm(k, layer.k_norm, config.num_kv_heads, self.kv_copies)
+        return jnp.concatenate([q, k, v], axis=1)
 
     def attention_for(self, spec: ProgramSpec) -> AttentionImplementation:
         """The implementation of a program's attention, unless its mask is dense. XLA's takes any number of tokens."""
         chosen = self.attention if spec.reads == "kv_cache" else self.batch_attention
         return chosen if chosen.max_tokens is None or spec.num_tokens <= chosen.max_tokens else _UNBOUNDED
 
+    def _scoring(self, layer: Any) -> Scoring:
+        """Layers run in a loop, so a layer's window is data."""
+        config = self.config
+        window: jax.Array | None = None
+        if any(config.windows):
+            window = jnp.array([each or NO_WINDOW for each in config.windows], jnp.int32)[layer]
+        return Scoring(window, config.score_scale, config.score_softcap)
+
     def _attend(
         self,
-        attention: AttentionImplementation,
+        spec: ProgramSpec,
         heads: Heads,
         kv_cache: Source | None,
         inputs: Inputs,
         mask: jax.Array | None,
+        scoring: Scoring,
     ) -> jax.Array:
         """[T, N H]. `kv_cache`: one layer of it, where prefixes are; None: prefixes are in the batch."""
+        attention = self.attention_for(spec)
         if kv_cache is not None:
-            out = extend_attention(heads, kv_cache, inputs.tiles, attention)
+            out = extend_attention(heads, kv_cache, inputs.tiles, attention, scoring)
         else:
             dense = None
             if mask is not None:
                 dense = DenseMask(mask, inputs.token_sequence, inputs.sequence_starts, inputs.num_sequences[0])
-            out = packed_attention(heads, inputs.tiles, attention, dense)
+            out = packed_attention(heads, inputs.tiles, attention, dense, scoring)
         return out.reshape(len(out), -1)
 
-    def _finish(self, layer: LayerWeights, x: jax.Array, attended: jax.Array) -> jax.Array:
-        """Output projection, residual, MLP, residual."""
-        x = x + self._sum_over_shards(attended, layer.o)
-        gate_up = linear(rms_norm(x, layer.mlp_norm, self.config.norm_eps), layer.gate_up)
-        gate, up = jnp.split(gate_up, 2, axis=-1)
-        activated = activate(gate, self.config.activation) * up
-        return x + self._sum_over_shards(activated, layer.down)
+    def _finish(
+        self, layers: LayerWeights, number: Any, x: jax.Array, attended: jax.Array, num_tiles: jax.Array | None = None
+    ) -> jax.Array:
+        """Output projection, residual, MLP or experts, residual: of the first tiles of rows, or of all rows at once."""
+
+        def over_rows(function: Callable[..., Any], *inputs: jax.Array) -> Any:
+            return function(*inputs) if num_tiles is None else self.rows.over_tokens(function, num_tiles, *inputs)
+
+        layer = _at(layers, number)
+        if self.config.experts is None:
+            return over_rows(partial(self._finish_dense, layer), x, attended)
+
+        def begin(tile: jax.Array, attended_tile: jax.Array) -> tuple[jax.Array, jax.Array, Routing]:
+            tile, normed = self._add_attended(layer, tile, attended_tile)
+            assert layer.router is not None and self.config.experts is not None
+            return tile, normed, route(linear(normed.astype(jnp.float32), layer.router), self.config.experts)
+
+        def end(tile: jax.Array, weights: jax.Array, of_choices: jax.Array) -> jax.Array:
+            total = add_outputs(weights, outputs, of_choices)
+            total = lax.psum(total, TENSOR) if self.tp_size > 1 else total
+            return self._add_mlp(layer, tile, total.astype(tile.dtype))
+
+        x, normed, routing = over_rows(begin, x, attended)
+        num_tokens = len(x) if num_tiles is None or not self.rows.token_rows else num_tiles * self.rows.token_rows
+        slots = assign_slots(routing.numbers, num_tokens, self.config.experts.num_experts, self.rows.expert_rows)
+        outputs = self._run_experts(layers, number, normed, slots)
+        return over_rows(end, x, routing.weights, slots.of_choices)
+
+    def _run_experts(self, layers: LayerWeights, number: Any, x: jax.Array, slots: Slots) -> jax.Array:
+        """x [T, D] to the outputs of all slots [slots, D]; of one shard, in float32, where there are several."""
+        assert self.config.experts is not None
+        num_experts, tile_rows = self.config.experts.num_experts, self.rows.expert_rows
+
+        def run(tokens: jax.Array, experts: jax.Array) -> jax.Array:
+            gate_up, down = (
+                expert_matrix(stacked, number, experts[0], num_experts) for stacked in (layers.gate_up, layers.down)
+            )
+            gate, up = jnp.split(linear(x[tokens], gate_up), 2, axis=-1)
+            inner = activate(gate, self.config.activation) * up
+            return linear(inner, down, jnp.float32 if self.tp_size > 1 else None)
+
+        # A GPU would wait for the host to read the number of tiles, so there all run that there may be.
+        num_tiles: Any = len(slots.tokens) // tile_rows if self.rows.token_rows is None else slots.num_tiles
+        outputs: jax.Array = map_rows(run, tile_rows, num_tiles, len(slots.tokens), (slots.tokens, slots.experts))
+        return outputs
+
+    def _finish_dense(self, layer: LayerWeights, x: jax.Array, attended: jax.Array) -> jax.Array:
+        x, normed = self._add_attended(layer, x, attended)
+        gate, up = jnp.split(linear(normed, layer.gate_up), 2, axis=-1)
+        return self._add_mlp(layer, x, self._sum_over_shards(activate(gate, self.config.activation) * up, layer.down))
+
+    def _add_attended(self, layer: LayerWeights, x: jax.Array, attended: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The output projection added to x, and its norm for the MLP; some models have a norm before the residual."""
+        eps = self.config.norm_eps
+        projected = self._sum_over_shards(attended, layer.o)
+        if layer.post_attention_norm is not None:
+            projected = rms_norm(projected, layer.post_attention_norm, eps)
+        x = x + projected
+        return x, x if layer.mlp_norm is None else rms_norm(x, layer.mlp_norm, eps)
+
+    def _add_mlp(self, layer: LayerWeights, x: jax.Array, mlp: jax.Array) -> jax.Array:
+        if layer.post_mlp_norm is not None:
+            mlp = rms_norm(mlp, layer.post_mlp_norm, self.config.norm_eps)
+        return x + mlp
 
     def _sum_over_shards(self, x: jax.Array, weight: jax.Array) -> jax.Array:
         """A GEMM whose inner dimension is split over the shards: rounded once, after the sum."""
@@ -179,17 +280,24 @@ class Transformer:
     def score(self, weights: ModelWeights, last: LastLayer, tokens: jax.Array) -> jax.Array:
         """Hidden states of the scored tokens after the final norm, [S, D] float32. Only these tokens run through the
         rest of the last layer."""
-        layer = _at(weights.layers, self.config.num_layers - 1)
-        hidden = self._finish(layer, last.x[tokens], last.attended[tokens])
+        last_layer = self.config.num_layers - 1
+        hidden = self._finish(weights.layers, last_layer, last.x[tokens], last.attended[tokens])
         return rms_norm(hidden, weights.final_norm, self.config.norm_eps).astype(jnp.float32)
 
 
-def label_logits(head: jax.Array, hidden: jax.Array, label_ids: jax.Array, *, tp_size: int) -> jax.Array:
+def label_logits(
+    head: jax.Array, hidden: jax.Array, label_ids: jax.Array, *, tp_size: int, softcap: float = 0.0
+) -> jax.Array:
     """hidden [S, D] float32, head [V, D], label_ids [LABEL_TILE] to [S, LABEL_TILE] float32."""
-    return linear(hidden, look_up(head, label_ids, tp_size).astype(jnp.float32))
+    return _capped(linear(hidden, look_up(head, label_ids, tp_size).astype(jnp.float32)), softcap)
 
 
-def logsumexp(head: jax.Array, hidden: jax.Array, *, tp_size: int, vocab_size: int) -> jax.Array:
+def _capped(logits: jax.Array, softcap: float) -> jax.Array:
+    """softcap * tanh(logits / softcap); 0: the logits themselves."""
+    return softcap * jnp.tanh(logits / softcap) if softcap else logits
+
+
+def logsumexp(head: jax.Array, hidden: jax.Array, *, tp_size: int, vocab_size: int, softcap: float = 0.0) -> jax.Array:
     """The logsumexp of all logits: hidden [S, D] float32, head [V, D] to [S] float32."""
     local_size = len(head)
     tile_size = min(VOCAB_TILE, local_size)
@@ -202,7 +310,7 @@ def logsumexp(head: jax.Array, hidden: jax.Array, *, tp_size: int, vocab_size: i
         # The last tile is moved to fit, so its first columns were counted before; padding rows never count.
         is_counted = (ids >= number * tile_size) & (first_id + ids < vocab_size)
         rows = lax.dynamic_slice_in_dim(head, start, tile_size).astype(jnp.float32)
-        logits = jnp.where(is_counted, linear(hidden, rows), -jnp.inf)
+        logits = jnp.where(is_counted, _capped(linear(hidden, rows), softcap), -jnp.inf)
         m_i, l_i = state
         m_new = jnp.maximum(m_i, logits.max(-1))
         m_finite = jnp.where(m_new == -jnp.inf, 0.0, m_new)
@@ -214,6 +322,61 @@ def logsumexp(head: jax.Array, hidden: jax.Array, *, tp_size: int, vocab_size: i
         m_all = lax.pmax(m_i, TENSOR)
         m_i, l_i = m_all, lax.psum(l_i * jnp.exp(m_i - m_all), TENSOR)
     return m_i + jnp.log(l_i)
+
+
+def score_vocabulary(
+    head: jax.Array,
+    hidden: jax.Array,
+    token_ids: jax.Array,
+    *,
+    tp_size: int,
+    vocab_size: int,
+    top_k: int,
+    softcap: float = 0.0,
+) -> jax.Array:
+    """One pass over the vocabulary: hidden [S, D] float32, head [V, D], token_ids [S] to [S, 2 + 2 K] float32.
+
+    Columns: the logit of the given token, the logsumexp, the K largest logits, their token ids (below 2**24, so exact).
+    """
+    local_size = len(head)
+    tile_size = min(VOCAB_TILE, local_size)
+    first_id = lax.axis_index(TENSOR) * local_size if tp_size > 1 else jnp.int32(0)
+    none = jnp.full(len(hidden), -jnp.inf, jnp.float32)
+
+    def add(number: jax.Array, state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        """One tile of the vocabulary into the running max, sum and top-k of each row."""
+        start = jnp.minimum(number * tile_size, local_size - tile_size)
+        ids = start + jnp.arange(tile_size)
+        is_counted = (ids >= number * tile_size) & (first_id + ids < vocab_size)
+        rows = lax.dynamic_slice_in_dim(head, start, tile_size).astype(jnp.float32)
+        logits = jnp.where(is_counted, _capped(linear(hidden, rows), softcap), -jnp.inf)
+        m_i, l_i, picked, tops, top_ids = state
+        m_new = jnp.maximum(m_i, logits.max(-1))
+        m_finite = jnp.where(m_new == -jnp.inf, 0.0, m_new)
+        l_new = l_i * jnp.exp(m_i - m_finite) + jnp.exp(logits - m_finite[:, None]).sum(-1)
+        is_token = first_id + ids == token_ids[:, None]
+        picked = jnp.maximum(picked, jnp.where(is_token, logits, -jnp.inf).max(-1))
+        best, places = lax.top_k(logits, min(top_k, tile_size))
+        merged = jnp.concatenate([tops, best], 1), jnp.concatenate([top_ids, first_id + ids[places]], 1)
+        return m_new, l_new, picked, *_largest(*merged, top_k)
+
+    begun = (none, jnp.zeros_like(none), none, jnp.repeat(none[:, None], top_k, 1))
+    no_ids = jnp.zeros((len(hidden), top_k), jnp.int32)
+    m_i, l_i, picked, tops, top_ids = lax.fori_loop(0, -(-local_size // tile_size), add, (*begun, no_ids))
+    if tp_size > 1:
+        m_all = lax.pmax(m_i, TENSOR)
+        m_i, l_i = m_all, lax.psum(l_i * jnp.exp(m_i - m_all), TENSOR)
+        picked = lax.pmax(picked, TENSOR)
+        gathered = [lax.all_gather(each, TENSOR, axis=1, tiled=True) for each in (tops, top_ids)]
+        tops, top_ids = _largest(gathered[0], gathered[1], top_k)
+    lse = m_i + jnp.log(l_i)
+    return jnp.concatenate([picked[:, None], lse[:, None], tops, top_ids.astype(jnp.float32)], 1)
+
+
+def _largest(logits: jax.Array, ids: jax.Array, top_k: int) -> tuple[jax.Array, jax.Array]:
+    """The K largest of [S, n], and their ids."""
+    best, places = lax.top_k(logits, top_k)
+    return best, jnp.take_along_axis(ids, places, 1)
 
 
 def _at(layers: LayerWeights, layer: Any) -> LayerWeights:

@@ -42,6 +42,11 @@ class HeadPlacement:
         return len(self.q_heads)
 
     @property
+    def kv_copies(self) -> int:
+        """How many shards, or slots of a shard, hold each KV head."""
+        return int((self.kv_heads == 0).sum())
+
+    @property
     def kv_heads_per_shard(self) -> int:
         """`Kl`."""
         return int(self.q_heads.shape[1])
@@ -86,9 +91,10 @@ class ShardIndex:
     """Per shard the source row of every row that it holds, [tp, rows of a shard] each."""
 
     q: Int64Array  # rows of q, columns of o
+    kv: Int64Array  # rows of k or v
     qkv: Int64Array  # rows of q, k and v, one after the other
     mlp: Int64Array  # rows of gate or up, columns of down
-    gate_up: Int64Array  # rows of gate and up, one after the other
+    gate_up: Int64Array  # rows of gate and up, one after the other; with experts those of each expert, too
     vocab: Int64Array  # rows of the embedding
     head: Int64Array  # rows of the head: the vocabulary's, or a classifier's
 
@@ -100,12 +106,20 @@ class ShardIndex:
         mlp = _split_evenly(config.mlp_size, tp)
         return cls(
             q=_rows_of_heads(q_heads, config.head_size),
+            kv=_rows_of_heads(kv_heads, config.head_size),
             qkv=_rows_of_heads(heads, config.head_size),
             mlp=mlp,
-            gate_up=np.concatenate([mlp, _shifted(mlp, config.mlp_size)], axis=1),
+            gate_up=_gate_up_rows(config, mlp),
             vocab=_split_evenly(config.vocab_size, tp),
             head=_split_evenly(config.num_head_rows, tp),
         )
+
+
+def _gate_up_rows(config: ModelConfig, mlp: Int64Array) -> Int64Array:
+    """The gates of all experts come before their ups in the checkpoint; a shard has an expert's gate, then its up."""
+    num_experts = 1 if config.experts is None else config.experts.num_experts
+    places = [expert + part * num_experts for expert in range(num_experts) for part in (0, 1)]
+    return np.concatenate([_shifted(mlp, place * config.mlp_size) for place in places], axis=1)
 
 
 def _shifted(index: Int64Array, distance: int) -> Int64Array:

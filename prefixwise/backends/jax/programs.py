@@ -5,6 +5,7 @@ trunk         tokens to the last layer's attention, one program per `ProgramSpec
 score         some tokens of a trunk to hidden states, one program per number of tokens
 labels        hidden states to the logits of LABEL_TILE labels
 logsumexp     hidden states to the logsumexp over the vocabulary
+vocabulary    hidden states to the logits of given tokens, logsumexp and top-k tokens; compiled on first use
 gather        hidden states of all processes, where there are several, to each of them
 
 All behind the trunk have one tile of `RowTiles.score_rows` rows; more tokens than that are several runs.
@@ -30,7 +31,14 @@ from prefixwise.backends.jax.attention.base import AttentionImplementation
 from prefixwise.backends.jax.inputs import ForwardInputs, ProgramSpec, capacities, packed_size, unpack
 from prefixwise.backends.jax.kv_cache import KV_CACHE_SPEC, KVCacheArrays
 from prefixwise.backends.jax.mesh import DATA, TENSOR, P
-from prefixwise.backends.jax.model import LABEL_TILE, LastLayer, Transformer, label_logits, logsumexp
+from prefixwise.backends.jax.model import (
+    LABEL_TILE,
+    LastLayer,
+    Transformer,
+    label_logits,
+    logsumexp,
+    score_vocabulary,
+)
 from prefixwise.backends.jax.weights import ModelWeights, weight_specs
 from prefixwise.forward.tiles import TileSizes
 
@@ -61,11 +69,14 @@ class EmbedSpec:
 class HeadSpec:
     """A program behind the trunk, for one tile of scored rows."""
 
-    kind: Literal["score", "labels", "logsumexp", "gather"]
+    kind: Literal["score", "labels", "logsumexp", "vocabulary", "gather"]
     num_tokens: int | None = None  # `score`: capacity of the trunk's data shard
+    top_k: int = 0  # `vocabulary`: how many of the most likely tokens
 
     @property
     def title(self) -> str:
+        if self.top_k:
+            return f"{self.kind}, top {self.top_k}"
         return self.kind if self.num_tokens is None else f"{self.kind}, {self.num_tokens} tokens"
 
 
@@ -128,6 +139,10 @@ class Programs:
     def logsumexp(self) -> Callable[..., jax.Array]:
         """head [V, D], hidden [dp S, D] to [dp S]."""
         return self._get(HeadSpec("logsumexp"))
+
+    def vocabulary(self, top_k: int) -> Callable[..., jax.Array]:
+        """head [V, D], hidden [dp S, D], token ids [dp S] to [dp S, 2 + 2 K]."""
+        return self._get(HeadSpec("vocabulary", top_k=top_k))
 
     def gathered(self, hidden: jax.Array) -> jax.Array:
         """hidden [dp S, D], such that this process can fetch it. Only with several processes that takes a program."""
@@ -211,9 +226,20 @@ class Programs:
         if spec.kind == "gather":
             return jax.jit(lambda rows: rows, out_shardings=NamedSharding(self.mesh, P())).lower(hidden)
         if spec.kind == "labels":
-            function: Callable[..., jax.Array] = partial(label_logits, tp_size=self.transformer.tp_size)
+            softcap = self.transformer.config.logit_softcap
+            function: Callable[..., jax.Array] = partial(
+                label_logits, tp_size=self.transformer.tp_size, softcap=softcap
+            )
             return self._lower_head(function, hidden, self._shape((LABEL_TILE,), jnp.int32, P()))
-        sizes: Any = {"tp_size": self.transformer.tp_size, "vocab_size": self.transformer.config.num_head_rows}
+        config = self.transformer.config
+        sizes: Any = {
+            "tp_size": self.transformer.tp_size,
+            "vocab_size": config.num_head_rows,
+            "softcap": config.logit_softcap,
+        }
+        if spec.kind == "vocabulary":
+            token_ids = self._shape((num_rows,), jnp.int32, HIDDEN_SPEC)
+            return self._lower_head(partial(score_vocabulary, **sizes, top_k=spec.top_k), hidden, token_ids)
         return self._lower_head(partial(logsumexp, **sizes), hidden)
 
     def _lower_score(self, num_tokens: int) -> Lowered:

@@ -21,6 +21,8 @@ CPU_TILE_ROWS = 128
 CPU_SCORE_ROWS = 64
 CPU_SMALLEST = 512  # tokens
 ACCELERATOR_ROWS = 256  # from this many rows on, a GEMM adds in one order, at any number of rows
+CPU_EXPERT_ROWS = 16
+ACCELERATOR_EXPERT_ROWS = 128
 INVARIANT_ROWS = 2048  # rows of a tile under `batch_invariant` on an accelerator
 _LEAST_DENSE_COLUMNS = 512
 CPU_STEP = 8  # from one bucket to the next; a program costs what is used of it, so a few serve all batches
@@ -45,7 +47,7 @@ def dense_columns_up_to(longest_sequence: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class RowTiles:
-    """The sizes of tiles of token rows and of scored rows.
+    """The sizes of tiles of token rows, of scored rows, and of the rows of one expert.
 
     A program behind the trunk computes one tile of scored rows, and the host starts it once for each tile. The host
     knows their number; a loop on a GPU would make the driver wait for it.
@@ -53,6 +55,7 @@ class RowTiles:
 
     token_rows: int | None  # None: one tile holds all rows
     score_rows: int
+    expert_rows: int = ACCELERATOR_EXPERT_ROWS
 
     def over_tokens(self, function: Callable[..., Any], num_tiles: jax.Array, *inputs: jax.Array) -> Any:
         """A row-wise function over arrays of T rows; behind `num_tiles` tiles the output is zeros."""

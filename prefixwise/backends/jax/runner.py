@@ -103,6 +103,15 @@ class Runner:
         """[dp S] each, on their way to the host."""
         return [[_send(self.programs.logsumexp(self.weights.head, rows))] for rows in hidden]
 
+    def vocabulary(self, hidden: Sequence[jax.Array], token_ids: Sequence[Int32Array], top_k: int) -> TileOutputs:
+        """[dp S, 2 + 2 K] each, on their way to the host. `token_ids`: of each data shard, for its scored tokens."""
+        size, program = self.programs.transformer.rows.score_rows, self.programs.vocabulary(top_k)
+        tiles = np.zeros((len(hidden), len(token_ids), size), np.int32)
+        for number, shard in enumerate(token_ids):
+            tiles[:, number].flat[: len(shard)] = shard
+        sent = [put_sharded(self.mesh, tile.reshape(-1), P(DATA)) for tile in tiles]
+        return [[_send(program(self.weights.head, *each))] for each in zip(hidden, sent, strict=True)]
+
     def pooled(self, hidden: Sequence[jax.Array]) -> TileOutputs:
         """The hidden states themselves, on their way to the host."""
         return [[_send(self.programs.gathered(rows))] for rows in hidden]

@@ -10,7 +10,7 @@ works there too, but XLA's CPU programs convert a whole bfloat16 array to float3
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -61,8 +61,11 @@ class _Plan:
 class WeightLoader:
     """Makes arrays of one dtype on one mesh. An `index` [tp, n] says which source rows each shard holds."""
 
-    def __init__(self, dtype: np.dtype[Any], mesh: Mesh, *, is_host_memory: bool | None = None) -> None:
+    def __init__(
+        self, dtype: np.dtype[Any], mesh: Mesh, *, is_host_memory: bool | None = None, as_bits: bool = False
+    ) -> None:
         self._dtype = dtype
+        self._as_bits = as_bits  # are arrays in host memory the integers of their numbers' bits? (2 bytes each)
         self._mesh = mesh
         is_cpu = all(device.platform == "cpu" for device in mesh.devices.flat)
         self._is_host_memory = is_cpu if is_host_memory is None else is_host_memory
@@ -72,7 +75,7 @@ class WeightLoader:
         return put_replicated(self._mesh, self._whole(tensor))
 
     def vectors(self, layers: Sequence[StoredTensor]) -> jax.Array:
-        """[layers, n], whole on every device."""
+        """[layers, n] or, of small matrices, [layers, n, columns], whole on every device."""
         return put_replicated(self._mesh, np.stack([self._whole(tensor) for tensor in layers]))
 
     def split_vectors(self, layers: Sequence[Sequence[StoredTensor]], index: Int64Array) -> jax.Array:
@@ -116,7 +119,7 @@ class WeightLoader:
             for shard, part in shards.parts.items():
                 rows = part[layer] if part.ndim == 3 else part
                 fill(shard, rows[start : start + step])
-        return shards.put()
+        return shards.bits().put() if self._as_bits else shards.put()
 
     def _write_in_place(self, plan: _Plan) -> jax.Array:
         array = _allocate_zeros(plan.shape, self._dtype, NamedSharding(self._mesh, plan.spec))
@@ -149,6 +152,9 @@ class _Shards:
         indices = sharding.addressable_devices_indices_map(shape).values()
         numbers = {_start(index, axis) // part_shape[axis] for index in indices}
         return cls(sharding, shape, axis, {number: _aligned_empty(part_shape, dtype) for number in sorted(numbers)})
+
+    def bits(self) -> _Shards:
+        return replace(self, parts={number: part.view(np.uint16) for number, part in self.parts.items()})
 
     def put(self) -> jax.Array:
         part_len = self.sharding.shard_shape(self.shape)[self.axis]

@@ -18,6 +18,7 @@ from jax.typing import DTypeLike
 from prefixwise.backends.jax.mesh import TENSOR, P
 from prefixwise.backends.jax.placement import HeadPlacement, ShardIndex
 from prefixwise.backends.jax.weight_loader import WeightLoader
+from prefixwise.contract.ragged import Int64Array
 from prefixwise.models.checkpoint import Checkpoint, StoredTensor
 from prefixwise.models.config import ModelConfig
 
@@ -28,15 +29,18 @@ class LayerWeights(NamedTuple):
     `Kl` KV heads and `Gl` query heads for each of them per shard (see `placement`), `Fl` = F / tp, rounded up.
     """
 
-    attention_norm: jax.Array  # [Ly, D]; norms may be float32 where the other weights are not
+    attention_norm: jax.Array | None  # [Ly, D]; norms may be float32 where the other weights are not
     qkv: jax.Array  # [Ly, tp (Kl Gl + 2 Kl) H, D]: of each shard its query heads [Kl, Gl], its keys, its values
     qkv_bias: jax.Array | None  # [Ly, tp (Kl Gl + 2 Kl) H]
-    q_norm: jax.Array | None  # [Ly, H]
-    k_norm: jax.Array | None  # [Ly, H]
+    q_norm: jax.Array | None  # [Ly, H]; a norm of all heads together: [Ly, tp Kl Gl H]
+    k_norm: jax.Array | None  # [Ly, H]; a norm of all heads together: [Ly, tp Kl H]
     o: jax.Array  # [Ly, D, tp Kl Gl H]
-    mlp_norm: jax.Array  # [Ly, D]
-    gate_up: jax.Array  # [Ly, tp 2 Fl, D]: of each shard its gate rows, then its up rows
-    down: jax.Array  # [Ly, D, tp Fl]
+    mlp_norm: jax.Array | None  # [Ly, D]
+    gate_up: jax.Array  # [Ly, tp 2 Fl, D]: of each shard its gate rows, then its up rows; experts: [Ly, tp E 2 Fl, D]
+    down: jax.Array  # [Ly, D, tp Fl]; experts: [Ly, E D, tp Fl]
+    post_attention_norm: jax.Array | None = None  # [Ly, D]
+    post_mlp_norm: jax.Array | None = None  # [Ly, D]
+    router: jax.Array | None = None  # [Ly, E, D] float32; None: the layers have no experts
 
 
 class ModelWeights(NamedTuple):
@@ -57,16 +61,20 @@ def weight_specs(config: ModelConfig) -> ModelWeights:
     rows: Any = P(None, TENSOR)
     columns: Any = P(None, None, TENSOR)
     vocabulary: Any = P(TENSOR)
+    head_norm: Any = rows if config.whole_qk_norm else whole
     layers = LayerWeights(
-        attention_norm=whole,
+        attention_norm=whole if config.pre_norms else None,
         qkv=rows,
         qkv_bias=rows if config.qkv_bias else None,
-        q_norm=whole if config.qk_norm else None,
-        k_norm=whole if config.qk_norm else None,
+        q_norm=head_norm if config.qk_norm else None,
+        k_norm=head_norm if config.qk_norm else None,
         o=columns,
-        mlp_norm=whole,
+        mlp_norm=whole if config.pre_norms else None,
         gate_up=rows,
         down=columns,
+        post_attention_norm=whole if config.post_norms else None,
+        post_mlp_norm=whole if config.post_norms else None,
+        router=None if config.experts is None else whole,
     )
     return ModelWeights(embedding=vocabulary, layers=layers, final_norm=whole, head=vocabulary)
 
@@ -77,6 +85,7 @@ def weight_shapes(config: ModelConfig, dtype: DTypeLike, mesh: Mesh, placement: 
     norm = jnp.float32 if config.float32_norms else dtype
     layers, model, head_size = config.num_layers, config.model_size, config.head_size
     specs = weight_specs(config)
+    num_experts = 1 if config.experts is None else config.experts.num_experts
 
     def shape(spec: Any, dtype: DTypeLike, *sizes: int) -> Any:
         return jax.ShapeDtypeStruct(sizes, dtype, sharding=NamedSharding(mesh, spec))
@@ -93,12 +102,15 @@ def weight_shapes(config: ModelConfig, dtype: DTypeLike, mesh: Mesh, placement: 
             attention_norm=layer("attention_norm", norm, model),
             qkv=layer("qkv", dtype, index.qkv.size, model),
             qkv_bias=layer("qkv_bias", dtype, index.qkv.size),
-            q_norm=layer("q_norm", norm, head_size),
-            k_norm=layer("k_norm", norm, head_size),
+            q_norm=layer("q_norm", norm, index.q.size if config.whole_qk_norm else head_size),
+            k_norm=layer("k_norm", norm, index.kv.size if config.whole_qk_norm else head_size),
             o=layer("o", dtype, model, index.q.size),
             mlp_norm=layer("mlp_norm", norm, model),
-            gate_up=layer("gate_up", dtype, index.gate_up.size, model),
-            down=layer("down", dtype, model, index.mlp.size),
+            gate_up=layer("gate_up", expert_dtype(config, dtype, mesh), index.gate_up.size, model),
+            down=layer("down", expert_dtype(config, dtype, mesh), num_experts * model, index.mlp.size),
+            post_attention_norm=layer("post_attention_norm", norm, model),
+            post_mlp_norm=layer("post_mlp_norm", norm, model),
+            router=layer("router", jnp.float32, num_experts, model),
         ),
         final_norm=shape(specs.final_norm, norm, model),
         head=embedding if config.tied_head else head,
@@ -120,38 +132,62 @@ def load_weights(
     config, tensors = checkpoint.config, checkpoint.tensors
     loader = WeightLoader(jnp.dtype(dtype), mesh, is_host_memory=is_host_memory)
     wide = WeightLoader(jnp.dtype(jnp.float32), mesh, is_host_memory=is_host_memory)
+    as_bits = expert_dtype(config, dtype, mesh) == jnp.uint16
+    experts = WeightLoader(jnp.dtype(dtype), mesh, is_host_memory=is_host_memory, as_bits=as_bits)
     norms, heads = wide if config.float32_norms else loader, wide if config.num_classes else loader
     index = ShardIndex.of(config, placement)
     embedding = loader.table(tensors["embedding"], index.vocab)
     return ModelWeights(
         embedding=embedding,
-        layers=_load_layers(loader, norms, config, tensors, index),
+        layers=_load_layers(_Loaders(loader, norms, wide, experts), config, tensors, index),
         final_norm=norms.vector(tensors["final_norm"]),
         head=embedding if config.tied_head else heads.table(tensors["head"], index.head),
     )
 
 
+class _Loaders(NamedTuple):
+    """Of matrices, of norms, of what is always float32, and of the MLP or its experts."""
+
+    matrices: WeightLoader
+    norms: WeightLoader
+    wide: WeightLoader
+    mlp: WeightLoader
+
+
+def expert_dtype(config: ModelConfig, dtype: DTypeLike, mesh: Mesh) -> DTypeLike:
+    """How the matrices of MLP or experts are stored. A loop reads one expert after the other: to do that in bfloat16,
+    XLA on a CPU would convert all of them to float32 in every forward, so there the loop reads the numbers' bits."""
+    is_cpu = all(device.platform == "cpu" for device in mesh.devices.flat)
+    return jnp.uint16 if config.experts is not None and is_cpu and jnp.dtype(dtype) == jnp.bfloat16 else dtype
+
+
 def _load_layers(
-    loader: WeightLoader,
-    norms: WeightLoader,
-    config: ModelConfig,
-    tensors: Mapping[str, StoredTensor],
-    index: ShardIndex,
+    loaders: _Loaders, config: ModelConfig, tensors: Mapping[str, StoredTensor], index: ShardIndex
 ) -> LayerWeights:
+    loader, norms = loaders.matrices, loaders.norms
+
     def each(name: str) -> list[StoredTensor]:
         return [tensors[f"layers.{layer}.{name}"] for layer in range(config.num_layers)]
 
     def together(*names: str) -> list[tuple[StoredTensor, ...]]:
         return list(zip(*(each(name) for name in names), strict=True))
 
+    def head_norm(name: str, rows: Int64Array) -> jax.Array | None:
+        if not config.qk_norm:
+            return None
+        return norms.split_vectors(together(name), rows) if config.whole_qk_norm else norms.vectors(each(name))
+
     return LayerWeights(
-        attention_norm=norms.vectors(each("attention_norm")),
+        attention_norm=norms.vectors(each("attention_norm")) if config.pre_norms else None,
         qkv=loader.split_rows(together("q", "k", "v"), index.qkv),
         qkv_bias=loader.split_vectors(together("q_bias", "k_bias", "v_bias"), index.qkv) if config.qkv_bias else None,
-        q_norm=norms.vectors(each("q_norm")) if config.qk_norm else None,
-        k_norm=norms.vectors(each("k_norm")) if config.qk_norm else None,
+        q_norm=head_norm("q_norm", index.q),
+        k_norm=head_norm("k_norm", index.kv),
         o=loader.split_columns(each("o"), index.q),
-        mlp_norm=norms.vectors(each("mlp_norm")),
-        gate_up=loader.split_rows(together("gate", "up"), index.gate_up),
-        down=loader.split_columns(each("down"), index.mlp),
+        mlp_norm=norms.vectors(each("mlp_norm")) if config.pre_norms else None,
+        gate_up=loaders.mlp.split_rows(together("gate", "up"), index.gate_up),
+        down=loaders.mlp.split_columns(each("down"), index.mlp),
+        post_attention_norm=norms.vectors(each("post_attention_norm")) if config.post_norms else None,
+        post_mlp_norm=norms.vectors(each("post_mlp_norm")) if config.post_norms else None,
+        router=None if config.experts is None else loaders.wide.vectors(each("router")),
     )

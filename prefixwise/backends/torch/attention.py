@@ -9,7 +9,8 @@ sees whole: earlier tiles of its segment, and its prefix. For a prefix P and an 
 
 This is cascade attention: prefix keys are never copied per item, and the parts are merged by their log-sum-exps. Memory
 is linear in tokens. Isolation is bit for bit because every GEMM has one of a few fixed shapes (rows padded), key ranges
-count from the start of the prefix or of the segment, and padding repeats the item's own tokens.
+count from the start of the prefix or of the segment, and padding repeats the item's own tokens. A layer with a sliding
+window reads the ranges from the KV block of its first key on, and that block with a mask (`tiles.py`).
 
 The `dense` mask goes through the same tiles with the mask read from one [tokens, tokens] array, and then scores every
 pair outside the tiles, which the array hides: the same bits at the price of a dense mask.
@@ -29,16 +30,24 @@ from torch import Tensor
 from prefixwise.backends.torch.dense_mask import DenseMask
 from prefixwise.backends.torch.devices import take, token_index, upload
 from prefixwise.backends.torch.kv_blocks import KeysValues, Piece, PrefixLocations, longest_reads, read_pieces
-from prefixwise.backends.torch.softmax import NEG_INF, Partial, masked_softmax, merge, merge_into
+from prefixwise.backends.torch.softmax import (
+    NEG_INF,
+    PLAIN_SCORES,
+    Partial,
+    ScoreRule,
+    masked_softmax,
+    merge,
+    merge_into,
+)
 from prefixwise.backends.torch.tiles import DiagonalTiles, FullRange, cut_diagonals, cut_full_ranges
 from prefixwise.backends.torch.workers import Workers
 from prefixwise.forward.batch import ForwardBatch, Layout
 
-# Query rows (query heads of one KV head folded in) of one full-range GEMM: on a CPU a multiple of CPU_FULL_ROWS. Larger
-# GEMMs are faster, as each reorders the keys; from 64 rows on a row's bits do not depend on the number of rows. On a
-# GPU they do, so all GEMMs have CUDA_FULL_ROWS.
+# Query rows (query heads of one KV head folded in) of one full-range GEMM: in flash attention a multiple of
+# CPU_FULL_ROWS. Larger GEMMs are faster, as each reorders the keys; from 64 rows on a row's bits do not depend on the
+# number of rows. In plain operations (on a GPU, and for capped scores) they do, so all GEMMs have PLAIN_FULL_ROWS.
 CPU_FULL_ROWS, CPU_MAX_FULL_ROWS = 64, 1024
-CUDA_FULL_ROWS = 256
+PLAIN_FULL_ROWS = 256
 PLAIN_KEY_TILE = 512  # keys that are scored at a time where there is no flash attention
 KEY_ALIGNMENT = 16
 
@@ -50,7 +59,7 @@ class Attention(ABC):
     """Attention of one forward pass; made once, called for every layer."""
 
     @abstractmethod
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, cached: KeysValues | None) -> Tensor:
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, cached: KeysValues | None, window: int = 0) -> Tensor:
         """Attend.
 
         Args:
@@ -59,6 +68,7 @@ class Attention(ABC):
             v: [T, K, H] values.
             cached: this layer's keys and values of the cached KV blocks of all prefixes, one after the other, each
                 [S, K, H].
+            window: the layer's sliding window; 0: tokens see all before them.
 
         Returns:
             [T, N, H], in float32 or already rounded to q's dtype.
@@ -81,44 +91,31 @@ class TiledAttention(Attention):
         workers: Workers,
         *,
         pads_tiles: bool = True,
+        windows: Sequence[int] = (0,),  # of the layers
+        rule: ScoreRule = PLAIN_SCORES,
     ) -> None:
         self._workers = workers
-        full_ranges, diagonals = (
-            cut_full_ranges(batch),
-            cut_diagonals(batch, padded=pads_tiles, filled=device.type != "cpu"),
-        )
         self._num_tokens = len(batch.token_ids)
-        self._prefixes = _pieces_to_read(batch, full_ranges)
-        # A token's parts are merged in order: first its earlier tiles, then its prefix. A token is once in each phase.
-        self._phases = [
-            _cut_queries(parts, heads_per_kv, workers.num_threads, device)
-            for parts in (
-                [part for part in full_ranges if part.prefix is None],
-                [part for part in full_ranges if part.prefix is not None],
-            )
-        ]
-        self._diagonals = [_DiagonalGroup.on_device(tiles, device) for tiles in diagonals]
-        self._dense: DenseMask | None = None
-        if batch.layout is Layout.PACKED and batch.mask == "dense":
-            self._dense = DenseMask(batch, diagonals, full_ranges, device)
-            masks = self._dense.hidden_in_diagonals
-            self._diagonals = [
-                replace(group, hidden=each, is_causal=False) for group, each in zip(self._diagonals, masks, strict=True)
-            ]
+        self._rule = rule
+        self._prefixes = _pieces_to_read(batch, cut_full_ranges(batch))
+        is_flash = device.type == "cpu" and not rule.softcap
+        diagonals = cut_diagonals(batch, padded=pads_tiles or not is_flash, filled=device.type != "cpu")
+        heads = _Heads(heads_per_kv, workers.num_threads, device, is_flash)
+        self._tiles = {window: _LayerTiles.cut(batch, diagonals, window, heads) for window in sorted(set(windows))}
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, cached: KeysValues | None) -> Tensor:
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, cached: KeysValues | None, window: int = 0) -> Tensor:
         out = torch.empty(q.shape, dtype=torch.float32, device=q.device)
         if self._num_tokens < len(q):
             out[self._num_tokens :] = 0.0  # every other token has a diagonal tile, which is written first
         lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
-        merged = (out, lse)
+        merged, tiles, rule = (out, lse), self._tiles[window], self._rule
         # Each prefix once, at the greatest length that is read; shorter reads are slices of it.
         prefixes = {prefix: read_pieces(pieces, k, v, cached) for prefix, pieces in self._prefixes.items()}
-        self._workers.run(lambda group: _attend_diagonal(q, k, v, group, merged), self._diagonals)
-        for tiles in self._phases:
-            self._workers.run(lambda tile: _attend_full(q, *_keys_of(tile[0], k, v, prefixes), tile[1], merged), tiles)
-        if self._dense is not None:
-            self._dense.attend_rest(q, k, v, merged)
+        self._workers.run(lambda group: _attend_diagonal(q, k, v, group, merged, rule), tiles.diagonals)
+        for phase in tiles.phases:
+            self._workers.run(lambda tile: _attend_full(q, *tile.keys_of(k, v, prefixes), tile, merged, rule), phase)
+        if tiles.dense is not None:
+            tiles.dense.attend_rest(q, k, v, merged, rule)
         return out
 
 
@@ -129,11 +126,45 @@ def _pieces_to_read(batch: ForwardBatch, parts: Sequence[FullRange]) -> dict[int
     return {prefix: locations.pieces(prefix, length) for prefix, length in longest.items()}
 
 
-def _keys_of(part: FullRange, k: Tensor, v: Tensor, prefixes: Mapping[int, KeysValues]) -> KeysValues:
-    """The keys and values of a range, in a prefix or in the batch."""
-    if part.prefix is not None:
-        k, v = prefixes[part.prefix]
-    return k[part.start : part.stop], v[part.start : part.stop]
+@dataclass(frozen=True)
+class _Heads:
+    """What decides how query tokens are cut into GEMMs."""
+
+    heads_per_kv: int
+    num_threads: int
+    device: torch.device
+    is_flash: bool  # PyTorch's flash attention for CPUs, or plain operations
+
+    @property
+    def full_rows(self) -> tuple[int, int]:
+        """The number of rows of a full-range GEMM is a multiple of the first number, and at most the second."""
+        return (CPU_FULL_ROWS, CPU_MAX_FULL_ROWS) if self.is_flash else (PLAIN_FULL_ROWS, PLAIN_FULL_ROWS)
+
+
+@dataclass(frozen=True)
+class _LayerTiles:
+    """All tiles of a layer with some sliding window, on the device."""
+
+    diagonals: list[_DiagonalGroup]
+    # A token's parts are merged in order: first its earlier tiles, then its prefix; of each first the KV block with a
+    # mask. A token is at most once in each phase.
+    phases: list[list[_FullTile]]
+    dense: DenseMask | None
+
+    @classmethod
+    def cut(cls, batch: ForwardBatch, diagonals: Sequence[DiagonalTiles], window: int, heads: _Heads) -> _LayerTiles:
+        full_ranges = cut_full_ranges(batch, window)
+        groups = [_DiagonalGroup.on_device(tiles, heads.device, window) for tiles in diagonals]
+        phases = [
+            _cut_queries([each for each in full_ranges if (each.prefix is None, each.first is None) == kind], heads)
+            for kind in ((True, False), (True, True), (False, False), (False, True))
+        ]
+        dense: DenseMask | None = None
+        if batch.layout is Layout.PACKED and batch.mask == "dense":
+            dense = DenseMask(batch, diagonals, full_ranges, heads.device, window)
+            masks = zip(groups, dense.hidden_in_diagonals, strict=True)
+            groups = [replace(group, hidden=each, is_causal=False) for group, each in masks]
+        return cls(groups, [phase for phase in phases if phase], dense)
 
 
 @dataclass(frozen=True)
@@ -147,39 +178,54 @@ class _DiagonalGroup:
     is_causal: bool = True  # are exactly the keys after the query hidden?
 
     @classmethod
-    def on_device(cls, tiles: DiagonalTiles, device: torch.device) -> _DiagonalGroup:
+    def on_device(cls, tiles: DiagonalTiles, device: torch.device, window: int) -> _DiagonalGroup:
         num_tiles, width = tiles.tokens.shape
-        later = torch.ones(width, width, dtype=torch.bool, device=device).triu(1)
+        hidden = torch.ones(width, width, dtype=torch.bool, device=device).triu(1)
+        is_causal = not 0 < window < width
+        if not is_causal:
+            hidden |= torch.ones_like(hidden).tril(-window)
         tokens = tiles.tokens.reshape(-1)
         index, is_padded = token_index(tokens, device), len(tiles.slots) < len(tokens)
         slots = upload(tiles.slots, device) if is_padded else None
         real = token_index(tokens[tiles.slots], device) if is_padded else index
-        return cls(index, slots, real, later.expand(num_tiles, 1, width, width))
+        return cls(index, slots, real, hidden.expand(num_tiles, 1, width, width), is_causal)
 
 
-def _attend_diagonal(q: Tensor, k: Tensor, v: Tensor, group: _DiagonalGroup, merged: Partial) -> None:
+def _is_flash(q: Tensor, rule: ScoreRule) -> bool:
+    """Does PyTorch's flash attention for CPUs compute these scores?"""
+    return q.device.type == "cpu" and not rule.softcap
+
+
+def _attend_diagonal(q: Tensor, k: Tensor, v: Tensor, group: _DiagonalGroup, merged: Partial, rule: ScoreRule) -> None:
     """The first part of every token: written to `merged`, not merged into it."""
-    attend = _flash_diagonal if q.device.type == "cpu" else _plain_diagonal
-    for target, rows in zip(merged, attend(q, k, v, group), strict=True):
+    attend = _flash_diagonal if _is_flash(q, rule) else _plain_diagonal
+    for target, rows in zip(merged, attend(q, k, v, group, rule), strict=True):
         target[group.real] = (rows if group.slots is None else rows.index_select(0, group.slots)).to(target.dtype)
 
 
-def _flash_diagonal(q: Tensor, k: Tensor, v: Tensor, group: _DiagonalGroup) -> Partial:
+def _flash_diagonal(q: Tensor, k: Tensor, v: Tensor, group: _DiagonalGroup, rule: ScoreRule) -> Partial:
     """[g W, N, H] in q's dtype, and [g W, N]."""
     num_tiles, _, width, _ = group.hidden.shape
     q, k, v = (take(each, group.index).view(num_tiles, width, *each.shape[1:]).transpose(1, 2) for each in (q, k, v))
     mask = None
     if not group.is_causal:
-        mask = torch.zeros(group.hidden.shape, dtype=q.dtype).masked_fill_(group.hidden, NEG_INF)
-    out, lse = _flash_of_groups(q, k, v, group.is_causal, mask)
+        mask = _added(group.hidden, q.dtype)
+    out, lse = _flash_of_groups(q, k, v, group.is_causal, mask, rule.scale)
     return out.transpose(1, 2).flatten(0, 1), lse.transpose(1, 2).flatten(0, 1)
 
 
-def _flash_of_groups(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, mask: Tensor | None) -> Partial:
+def _added(hidden: Tensor, dtype: torch.dtype) -> Tensor:
+    """A mask that flash attention adds to the scores: -inf where `hidden`, else 0."""
+    return torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, NEG_INF)
+
+
+def _flash_of_groups(
+    q: Tensor, k: Tensor, v: Tensor, is_causal: bool, mask: Tensor | None, scale: float | None
+) -> Partial:
     """q [g, N, W, H], k and v [g, K, W, H] to [g, N, W, H] and [g, N, W]."""
     if not _flash_knows_groups():
         k, v = (each.repeat_interleave(q.shape[1] // k.shape[1], 1) for each in (k, v))
-    out, lse = _FLASH(q, k, v, 0.0, is_causal, attn_mask=mask)
+    out, lse = _FLASH(q, k, v, 0.0, is_causal, attn_mask=mask, scale=scale)
     return out, lse
 
 
@@ -195,7 +241,7 @@ def _flash_knows_groups() -> bool:
     return torch.equal(groups, _FLASH(q, repeated, repeated)[0])
 
 
-def _plain_diagonal(q: Tensor, k: Tensor, v: Tensor, group: _DiagonalGroup) -> Partial:
+def _plain_diagonal(q: Tensor, k: Tensor, v: Tensor, group: _DiagonalGroup, rule: ScoreRule) -> Partial:
     """[g W, N, H] and [g W, N]. Query heads of one KV head become rows."""
     (num_tiles, _, width, _), (_, num_kv_heads, head_size) = group.hidden.shape, k.shape
     heads_per_kv = q.shape[1] // num_kv_heads
@@ -203,41 +249,65 @@ def _plain_diagonal(q: Tensor, k: Tensor, v: Tensor, group: _DiagonalGroup) -> P
     queries = queries.permute(0, 2, 3, 1, 4).reshape(num_tiles, num_kv_heads, heads_per_kv * width, head_size)
     keys = k[group.index].float().view(num_tiles, width, num_kv_heads, head_size).transpose(1, 2)
     values = v[group.index].float().view(num_tiles, width, num_kv_heads, head_size).transpose(1, 2)
-    out, lse = masked_softmax(queries, keys, values, group.hidden.repeat(1, 1, heads_per_kv, 1))
+    out, lse = masked_softmax(queries, keys, values, group.hidden.repeat(1, 1, heads_per_kv, 1), rule)
     out = out.view(num_tiles, num_kv_heads, heads_per_kv, width, head_size).permute(0, 3, 1, 2, 4)
     lse = lse.view(num_tiles, num_kv_heads, heads_per_kv, width).permute(0, 3, 1, 2)
     return out.reshape(-1, *q.shape[1:]), lse.reshape(-1, q.shape[1])
 
 
-def _cut_queries(
-    parts: Sequence[FullRange], heads_per_kv: int, num_threads: int, device: torch.device
-) -> list[tuple[FullRange, Tensor | slice]]:
+@dataclass(frozen=True)
+class _FullTile:
+    """Query tokens of one GEMM over a range of keys."""
+
+    part: FullRange
+    tokens: Tensor | slice
+    num_rows: int  # of the GEMM: its tokens x query heads of one KV head, padded
+    first: Tensor | None  # [tokens]: the first key of the range that each of them sees; None: all
+
+    def keys_of(self, k: Tensor, v: Tensor, prefixes: Mapping[int, KeysValues]) -> KeysValues:
+        """The keys and values of the range, in a prefix or in the batch."""
+        if self.part.prefix is not None:
+            k, v = prefixes[self.part.prefix]
+        return k[self.part.start : self.part.stop], v[self.part.start : self.part.stop]
+
+    def hidden(self, heads_per_kv: int) -> Tensor | None:
+        """[rows, keys]: which keys a row of the GEMM does not see; the rows of padding are as the first one."""
+        if self.first is None:
+            return None
+        rows = _filled_up(self.first.repeat_interleave(heads_per_kv)[None, :, None], self.num_rows)[0]
+        return torch.arange(self.part.stop - self.part.start, device=rows.device) < rows
+
+
+def _cut_queries(parts: Sequence[FullRange], heads: _Heads) -> list[_FullTile]:
     """Every range with its query tokens cut into tiles of one GEMM each: large ones, and at least one per thread."""
-    cut = []
+    cut, (multiple, most) = [], heads.full_rows
     for part in parts:
-        rows_per_thread = -(-len(part.queries) * heads_per_kv // num_threads)
-        multiple, most = _full_rows(device)
-        step = max(1, min(most, -(-rows_per_thread // multiple) * multiple) // heads_per_kv)
-        starts = range(0, len(part.queries), step)
-        cut += [(part, token_index(part.queries[start : start + step], device)) for start in starts]
+        rows_per_thread = -(-len(part.queries) * heads.heads_per_kv // heads.num_threads)
+        step = max(1, min(most, _up_to(multiple, rows_per_thread)) // heads.heads_per_kv)
+        for start in range(0, len(part.queries), step):
+            tokens = part.queries[start : start + step]
+            first = None
+            if part.first is not None:
+                first = upload(part.first[start : start + step] - part.start, heads.device)
+            num_rows = _up_to(multiple, len(tokens) * heads.heads_per_kv)
+            cut.append(_FullTile(part, token_index(tokens, heads.device), num_rows, first))
     return cut
 
 
-def _full_rows(device: torch.device) -> tuple[int, int]:
-    """The number of rows of a full-range GEMM is a multiple of the first number, and at most the second."""
-    return (CPU_FULL_ROWS, CPU_MAX_FULL_ROWS) if device.type == "cpu" else (CUDA_FULL_ROWS, CUDA_FULL_ROWS)
+def _up_to(multiple: int, number: int) -> int:
+    return -(-number // multiple) * multiple
 
 
-def _attend_full(q: Tensor, keys: Tensor, values: Tensor, tokens: Tensor | slice, merged: Partial) -> None:
-    """One GEMM of a multiple of `_full_rows` query rows, padded where the tokens give fewer; merged into `merged`."""
+def _attend_full(q: Tensor, keys: Tensor, values: Tensor, tile: _FullTile, merged: Partial, rule: ScoreRule) -> None:
+    """One GEMM, padded where the tokens give fewer rows; merged into `merged`."""
     num_kv_heads, head_size = keys.shape[1:]
+    tokens = tile.tokens
     queries = take(q, tokens)
     num_tokens, heads_per_kv = len(queries), q.shape[1] // num_kv_heads
     num_rows = num_tokens * heads_per_kv
     queries = queries.view(num_tokens, num_kv_heads, heads_per_kv, head_size).transpose(0, 1)
     queries = queries.reshape(num_kv_heads, num_rows, head_size)
-    multiple, _ = _full_rows(q.device)
-    out, lse = full_attention(_filled_up(queries, -(-num_rows // multiple) * multiple), keys, values)
+    out, lse = full_attention(_filled_up(queries, tile.num_rows), keys, values, tile.hidden(heads_per_kv), rule)
     out = out[:, :num_rows].view(num_kv_heads, num_tokens, heads_per_kv, head_size).transpose(0, 1)
     lse = lse[:, :num_rows].view(num_kv_heads, num_tokens, heads_per_kv).transpose(0, 1)
     so_far = take(merged[0], tokens), take(merged[1], tokens)  # views where the tokens are a slice
@@ -252,16 +322,22 @@ def _filled_up(rows: Tensor, size: int) -> Tensor:
     return torch.cat([rows, rows[:, :1].expand(-1, missing, -1)], 1) if missing else rows
 
 
-def full_attention(q: Tensor, keys: Tensor, values: Tensor) -> Partial:
-    """No mask: q [K, R, H] over keys and values [S, K, H]; gives [K, R, H] and [K, R]."""
+def full_attention(
+    q: Tensor, keys: Tensor, values: Tensor, hidden: Tensor | None = None, rule: ScoreRule = PLAIN_SCORES
+) -> Partial:
+    """q [K, R, H] over keys and values [S, K, H], without those that `hidden` [R, S] names; to [K, R, H] and [K, R].
+
+    Every row sees a key.
+    """
     k, v = keys.transpose(0, 1), values.transpose(0, 1)
-    if q.device.type == "cpu":
-        out, lse = _FLASH(q.contiguous().unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0))
+    if _is_flash(q, rule):
+        mask = None if hidden is None else _added(hidden, q.dtype)[None, None]
+        out, lse = _FLASH(q.contiguous().unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0), attn_mask=mask, scale=rule.scale)
         return out[0], lse[0]
-    return _softmax_over_key_tiles(q.float(), k.float(), v.float())
+    return _softmax_over_key_tiles(q.float(), k.float(), v.float(), hidden, rule)
 
 
-def _softmax_over_key_tiles(q: Tensor, k: Tensor, v: Tensor) -> Partial:
+def _softmax_over_key_tiles(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None, rule: ScoreRule) -> Partial:
     """Keys in tiles, so that the scores stay small whatever the prefix's length; all [K, .., H].
 
     A tile's keys are padded, and masked, to a multiple of KEY_ALIGNMENT: CUDA sums a row of another length in an order
@@ -271,9 +347,11 @@ def _softmax_over_key_tiles(q: Tensor, k: Tensor, v: Tensor) -> Partial:
     for start in range(0, k.shape[1], PLAIN_KEY_TILE):
         keys, values = k[:, start : start + PLAIN_KEY_TILE], v[:, start : start + PLAIN_KEY_TILE]
         missing = -keys.shape[1] % KEY_ALIGNMENT
-        hidden = torch.arange(keys.shape[1] + missing, device=k.device) >= keys.shape[1]
+        unseen = torch.arange(keys.shape[1] + missing, device=k.device) >= keys.shape[1]
+        if hidden is not None:
+            unseen = unseen | F.pad(hidden[:, start : start + PLAIN_KEY_TILE], (0, missing), value=True)
         keys, values = (F.pad(each, (0, 0, 0, missing))[None] for each in (keys, values))
-        out, lse = masked_softmax(q[None], keys, values, hidden)
+        out, lse = masked_softmax(q[None], keys, values, unseen, rule)
         merged = (out[0], lse[0]) if merged is None else merge(merged, (out[0], lse[0]))
     assert merged is not None, "a full range is never empty"
     return merged

@@ -27,7 +27,8 @@ from prefixwise.backends.torch.devices import (
 from prefixwise.backends.torch.kernel_choice import choose_elementwise_ops, choose_paged_runner
 from prefixwise.backends.torch.kv_blocks import gather_blocks, split_blocks, tokens_to_cache
 from prefixwise.backends.torch.linear import pack_weights
-from prefixwise.backends.torch.model import LabelHead, Transformer, embedding_rows, logsumexp
+from prefixwise.backends.torch.model import LabelHead, Transformer, embedding_rows, logsumexp, score_vocabulary
+from prefixwise.backends.torch.softmax import ScoreRule
 from prefixwise.backends.torch.varlen import VarlenAttention
 from prefixwise.backends.torch.weights import load_weights
 from prefixwise.backends.torch.workers import Workers
@@ -87,7 +88,7 @@ class TorchBackend(Backend):
         )
         self._ops = choose_elementwise_ops(self.config, self._dtype, self._device)
         self._transformer = Transformer(self.config, weights, tile_rows, self._workers, self._ops, self._dtype)
-        self._label_head = LabelHead(weights.head, self._transformer.head_tiles)
+        self._label_head = LabelHead(weights.head, self._transformer.head_tiles, self.config.logit_softcap)
         self.info = replace(
             _make_info(self.config, self._device, self._dtype, token_budget, prefix_cache_bytes),
             dtype=dtype_name(weight_dtype),
@@ -136,6 +137,8 @@ class TorchBackend(Backend):
         """`hidden` [R, D] of the scored tokens."""
         if hidden is None or not len(hidden):
             return RunningForward(blocks, self._waiting(ForwardOutput(_no_logits(batch), None, blocks)))
+        if batch.top_k:
+            return RunningForward(blocks, self._read_vocabulary(batch, blocks, hidden))
         logits, lse = self._read_head(batch, hidden)
         pooled = Download(hidden) if batch.need_hidden else None
 
@@ -148,6 +151,30 @@ class TorchBackend(Backend):
             )
 
         return RunningForward(blocks, wait)
+
+    def _read_vocabulary(
+        self, batch: ForwardBatch, blocks: tuple[KVBlock, ...], hidden: Tensor
+    ) -> Callable[[], ForwardOutput]:
+        """One pass over the vocabulary, with its results on their way to the host."""
+        head, tiles = self._transformer.weights.head, self._transformer.head_tiles
+        token_ids = self._to_device(batch.label_ids[:, 0])
+        softcap = self.config.logit_softcap
+        scores = score_vocabulary(hidden, head, token_ids, batch.top_k, self._workers, tiles, softcap)
+        logits, lse, top_logits = Download(scores.token_logits), Download(scores.logsumexp), Download(scores.top_logits)
+        top_ids = Download(scores.top_ids)
+        pooled = Download(hidden) if batch.need_hidden else None
+
+        def wait() -> ForwardOutput:
+            return ForwardOutput(
+                logits.wait()[:, None],
+                lse.wait(),
+                blocks,
+                None if pooled is None else pooled.wait(),
+                top_logits.wait(),
+                top_ids.wait().astype(np.int32),
+            )
+
+        return wait
 
     def _waiting(self, output: ForwardOutput) -> Callable[[], ForwardOutput]:
         """Returns the output once the device has computed all that is queued now."""
@@ -167,7 +194,7 @@ class TorchBackend(Backend):
         if not batch.need_logsumexp:
             return logits, None
         head, tiles = self._transformer.weights.head, self._transformer.head_tiles
-        return logits, Download(logsumexp(hidden, head, self._workers, tiles))
+        return logits, Download(logsumexp(hidden, head, self._workers, tiles, self.config.logit_softcap))
 
     def programs(self, *, max_dense_len: int) -> Sequence[Program]:
         """The programs of the paged runner. Dense masks run without them."""
@@ -206,7 +233,15 @@ class TorchBackend(Backend):
         if not _has_flash(self.config, self._device, self._dtype):
             heads_per_kv = self.config.num_heads // self.config.num_kv_heads
             pads_tiles = not self._is_cpu or self._dtype != torch.bfloat16
-            return TiledAttention(batch, self._device, heads_per_kv, self._workers, pads_tiles=pads_tiles)
+            return TiledAttention(
+                batch,
+                self._device,
+                heads_per_kv,
+                self._workers,
+                pads_tiles=pads_tiles,
+                windows=self.config.layer_windows,
+                rule=ScoreRule(self.config.score_scale, self.config.score_softcap),
+            )
         return VarlenAttention(batch, self._device, self._ops)
 
     def _padded(self, array: NDArray[Integer]) -> NDArray[Integer]:
@@ -230,7 +265,7 @@ def _has_dense_mask(batch: ForwardBatch) -> bool:
 def _has_flash(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> bool:
     """Does PyTorch's flash attention support this model here?"""
     is_half = device.type == "cuda" and dtype != torch.float32
-    return is_half and config.head_size % 8 == 0 and config.head_size <= 256
+    return is_half and config.head_size % 8 == 0 and config.head_size <= 256 and config.has_plain_attention
 
 
 def _make_info(

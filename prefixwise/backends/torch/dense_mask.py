@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from prefixwise.backends.torch.devices import upload
-from prefixwise.backends.torch.softmax import Partial, masked_softmax, merge
+from prefixwise.backends.torch.softmax import PLAIN_SCORES, Partial, ScoreRule, masked_softmax, merge
 from prefixwise.backends.torch.tiles import DiagonalTiles, FullRange
 from prefixwise.forward.batch import ForwardBatch
 
@@ -34,9 +34,10 @@ class DenseMask:
         diagonals: Sequence[DiagonalTiles],
         full_ranges: Sequence[FullRange],
         device: torch.device,
+        window: int = 0,  # of the layer; the full ranges are those of the same window
     ) -> None:
         self._starts = [int(start) for start in batch.sequence_starts]
-        masks = [_dense_mask(batch, sequence) for sequence in range(len(self._starts) - 1)]
+        masks = [_dense_mask(batch, sequence, window) for sequence in range(len(self._starts) - 1)]
         self.hidden_in_diagonals = [upload(~self._read_diagonals(masks, tiles), device) for tiles in diagonals]
         for part in full_ranges:
             self._clear_full_range(batch, masks, part)
@@ -72,25 +73,26 @@ class DenseMask:
         first = self._starts[sequence]
         masks[sequence][part.queries - first, start - first : stop - first] = False
 
-    def attend_rest(self, q: Tensor, k: Tensor, v: Tensor, merged: Partial) -> None:
+    def attend_rest(self, q: Tensor, k: Tensor, v: Tensor, merged: Partial, rule: ScoreRule = PLAIN_SCORES) -> None:
         """Score every pair of every sequence, with the pairs of the tiles hidden, and merge it into `merged`."""
         for sequence, hidden in enumerate(self._hidden):
             start = self._starts[sequence]
             for query in range(0, len(hidden), TILE):
                 for key in range(0, len(hidden), TILE):
                     tile = hidden[query : query + TILE, key : key + TILE]
-                    _attend_tile(
-                        q[start:], k[start:], v[start:], query, key, tile, (merged[0][start:], merged[1][start:])
-                    )
+                    into = merged[0][start:], merged[1][start:]
+                    _attend_tile(q[start:], k[start:], v[start:], query, key, tile, into, rule)
 
 
-def _attend_tile(q: Tensor, k: Tensor, v: Tensor, query: int, key: int, hidden: Tensor, merged: Partial) -> None:
+def _attend_tile(
+    q: Tensor, k: Tensor, v: Tensor, query: int, key: int, hidden: Tensor, merged: Partial, rule: ScoreRule
+) -> None:
     heads_per_kv = q.shape[1] // k.shape[1]
     rows, columns = slice(query, query + hidden.shape[0]), slice(key, key + hidden.shape[1])
     queries = q[rows].float().transpose(0, 1)[None]  # [1, N, R, H]
     keys = k[columns].float().transpose(0, 1).repeat_interleave(heads_per_kv, 0)[None]
     values = v[columns].float().transpose(0, 1).repeat_interleave(heads_per_kv, 0)[None]
-    out, lse = masked_softmax(queries, keys, values, hidden)
+    out, lse = masked_softmax(queries, keys, values, hidden, rule)
     part = (out[0].transpose(0, 1), lse[0].transpose(0, 1))
     merged[0][rows], merged[1][rows] = merge((merged[0][rows], merged[1][rows]), part)
 
@@ -102,15 +104,23 @@ def _prefix_start(batch: ForwardBatch, prefix: int) -> int:
     return int(batch.segment_starts[source.segment])
 
 
-def _dense_mask(batch: ForwardBatch, sequence: int) -> BoolArray:
+def _dense_mask(batch: ForwardBatch, sequence: int, window: int) -> BoolArray:
     """[tokens, tokens] of a sequence: True where the query (first axis) may see the key."""
     start, stop = int(batch.sequence_starts[sequence]), int(batch.sequence_starts[sequence + 1])
     mask = np.zeros((stop - start, stop - start), np.bool_)
     first, last = np.searchsorted(batch.segment_starts, [start, stop])
     for segment in range(int(first), int(last)):
         tokens = slice(*(int(edge) - start for edge in batch.segment_starts[segment : segment + 2]))
-        mask[tokens, tokens] = np.tri(tokens.stop - tokens.start, dtype=np.bool_)
+        length = tokens.stop - tokens.start
+        mask[tokens, tokens] = _causal(length, 0, length, window)
         if batch.prefix_index[segment] >= 0:
             prefix_start = _prefix_start(batch, int(batch.prefix_index[segment])) - start
-            mask[tokens, prefix_start : prefix_start + int(batch.prefix_lens[segment])] = True
+            num_read = int(batch.prefix_lens[segment])
+            mask[tokens, prefix_start : prefix_start + num_read] = _causal(length, num_read, num_read, window)
     return mask
+
+
+def _causal(num_queries: int, first_position: int, num_keys: int, window: int) -> BoolArray:
+    """[queries, keys]: queries have positions from `first_position` on, keys from 0 on."""
+    distance = first_position + np.arange(num_queries)[:, None] - np.arange(num_keys)
+    return (distance >= 0) & ((distance < window) if window else True)

@@ -72,8 +72,12 @@ def is_new_enough(device: torch.device) -> bool:
 
 
 def has_paged_attention(config: ModelConfig) -> bool:
-    """Do heads begin at multiples of 16 bytes, and does a tile of them fit a multiprocessor?"""
+    """Do heads begin at multiples of 16 bytes, does a tile of them fit a multiprocessor, and has the model no part that
+    the paged runner lacks? It has norms before each part, QK norms of single heads, and no experts:
+    how many rows an expert has is not known when a CUDA graph is captured."""
     is_size = config.head_size % 8 == 0 and 16 <= config.head_size <= 256
+    if not config.pre_norms or config.whole_qk_norm or config.experts is not None:
+        return False
     return is_size and config.num_heads // config.num_kv_heads <= _MAX_HEADS_PER_KV
 
 
@@ -82,6 +86,8 @@ def _choose_attention(config: ModelConfig, dtype: torch.dtype, device: torch.dev
     from prefixwise.backends.torch.cuda.attention import PagedAttention, prefix_tunings
 
     *faster, last = prefix_tunings(config.head_size, device)
+    if not config.has_plain_attention:
+        faster = []  # the kernel in Gluon has no windows and no capped scores
     for tuning in faster:
         attention = PagedAttention.for_model(config, device, tuning)
         try:

@@ -18,7 +18,7 @@ import torch.nn.functional as F  # noqa: N812  # everybody's name for it
 from torch import Tensor
 
 from prefixwise.backends.torch.devices import has_onednn, native_cpu_dtypes
-from prefixwise.backends.torch.weights import LayerWeights, ModelWeights
+from prefixwise.backends.torch.weights import ExpertWeights, LayerWeights, ModelWeights
 from prefixwise.backends.torch.workers import Workers
 
 log = logging.getLogger("prefixwise")
@@ -74,12 +74,25 @@ def _exact(layer: LayerWeights, num_rows: int, dtype: torch.dtype, probed: Mappi
     """Those row counts in whose GEMMs as many rows as are probed have the same bits as in GEMMs of `num_rows`."""
     random = torch.Generator().manual_seed(0)
     counts = tuple(probed)
-    for name in _MATRICES:
-        weight, bias = getattr(layer, name), layer.qkv_bias if name == "qkv" else None
-        x = torch.randn(2 * num_rows, weight.shape[1], generator=random).to(dtype)
+    matrices = [(getattr(layer, name), dtype) for name in _MATRICES if getattr(layer, name) is not None]
+    if layer.experts is not None:  # whose router has the rows of a tile, too
+        matrices.append((layer.experts.router, torch.float32))
+    for weight, of_rows in matrices:
+        bias = layer.qkv_bias if weight is layer.qkv else None
+        x = torch.randn(2 * num_rows, weight.shape[1], generator=random).to(of_rows)
         expected = _in_tiles(x[: max(num_rows, *probed.values())], weight, bias, num_rows)
         counts = tuple(count for count in counts if _has_bits(expected, x[: probed[count]], weight, bias, count))
     return counts
+
+
+def exact_tiles(matrices: Sequence[Tensor], dtype: torch.dtype, sizes: Sequence[int], num_rows: int) -> tuple[int, ...]:
+    """Those sizes in whose GEMMs with all matrices a row has the same bits as in GEMMs of `num_rows`, one of them."""
+    random = torch.Generator().manual_seed(0)
+    for weight in matrices:
+        x = torch.randn(2 * max(sizes), weight.shape[1], generator=random).to(dtype)
+        expected = _in_tiles(x, weight, None, num_rows)
+        sizes = [size for size in sizes if _has_bits(expected, x, weight, None, size)]
+    return tuple(sizes)
 
 
 def _candidates(num_rows: int) -> list[int]:
@@ -142,8 +155,18 @@ def can_pack(weight: Tensor) -> bool:
 
 
 def _pack_layer(layer: LayerWeights, num_rows: int) -> LayerWeights:
-    packed = {name: _pack(getattr(layer, name), num_rows) for name in _MATRICES}
-    return replace(layer, **packed)
+    plain = {name: getattr(layer, name) for name in _MATRICES}
+    packed = {name: _pack(weight, num_rows) for name, weight in plain.items() if weight is not None}
+    experts = None if layer.experts is None else _pack_experts(layer.experts, num_rows)
+    return replace(layer, **packed, experts=experts)
+
+
+def _pack_experts(experts: ExpertWeights, num_rows: int) -> ExpertWeights:
+    return ExpertWeights(
+        _pack(experts.router, num_rows) if can_pack(experts.router) else experts.router,
+        tuple(_pack(weight, num_rows) for weight in experts.gate_up),
+        tuple(_pack(weight, num_rows) for weight in experts.down),
+    )
 
 
 def _pack(weight: Tensor, num_rows: int) -> Tensor:

@@ -25,6 +25,7 @@ from torch import Tensor
 from prefixwise.backends.torch.attention import Attention
 from prefixwise.backends.torch.devices import take, upload
 from prefixwise.backends.torch.elementwise import PLAIN, ElementwiseOps
+from prefixwise.backends.torch.experts import ExpertRunner, add_outputs, choose_tile_sizes, route
 from prefixwise.backends.torch.kv_blocks import KeysValues
 from prefixwise.backends.torch.linear import (
     RowTile,
@@ -34,11 +35,11 @@ from prefixwise.backends.torch.linear import (
     linear,
     pad_rows,
 )
-from prefixwise.backends.torch.weights import Float32Layers, LayerWeights, ModelWeights
+from prefixwise.backends.torch.weights import ExpertWeights, Float32Layers, LayerWeights, ModelWeights
 from prefixwise.backends.torch.workers import Workers
 from prefixwise.contract.ragged import Int32Array
 from prefixwise.forward.batch import ForwardBatch
-from prefixwise.models.config import ModelConfig
+from prefixwise.models.config import ModelConfig, RopeConfig
 
 HEAD_ROW_TILES = (64, 16)  # hidden states at a time: the second where few are left and a probe shows the same bits
 LABEL_TILE = 16  # label rows of the head at a time
@@ -52,6 +53,30 @@ class RopeTable:
 
     cos: Tensor
     sin: Tensor
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """What RoPE tables are made of."""
+
+    frequencies: Tensor  # [H / 2] float32, radians per position
+    magnitudes: Tensor | None  # [H / 2] float32, of cosines and sines; None: 1
+
+    @classmethod
+    def on_device(cls, rope: RopeConfig, head_size: int, device: torch.device) -> Rotary:
+        magnitudes = rope.magnitudes(head_size)
+        return cls(
+            torch.from_numpy(rope.inverse_frequencies(head_size)).to(device),
+            None if magnitudes is None else torch.from_numpy(magnitudes).to(device),
+        )
+
+    def table(self, positions: Tensor) -> RopeTable:
+        """The table of tokens at positions [T]."""
+        angles = positions.to(torch.float32)[:, None] * self.frequencies
+        cos, sin = angles.cos(), angles.sin()
+        if self.magnitudes is not None:
+            cos, sin = cos * self.magnitudes, sin * self.magnitudes
+        return RopeTable(cos.unsqueeze(1), sin.unsqueeze(1))
 
 
 @dataclass(frozen=True)
@@ -108,11 +133,12 @@ class Transformer:
             self._few_rows = workers.drive(lambda: exact_few_rows(self._layer(0), tile_rows, self.dtype))
             self._tile_sizes = workers.drive(lambda: exact_row_counts(self._layer(0), tile_rows, self.dtype))
             self.head_tiles = workers.drive(lambda: exact_head_tiles(weights.head))
+        self._run_experts = self._expert_runner()
         device = weights.embedding.device
         # Rounded to the embedding's dtype, as transformers does.
         self._embedding_scale = torch.tensor(config.embedding_scale, dtype=weights.embedding.dtype, device=device)
-        # Radians per position, [H / 2] float32.
-        self.frequencies = torch.from_numpy(config.rope.inverse_frequencies(config.head_size)).to(device)
+        self.rotary = Rotary.on_device(config.rope, config.head_size, device)
+        self.local_rotary = Rotary.on_device(config.local_rope or config.rope, config.head_size, device)
 
     @property
     def smallest_tile(self) -> int | None:
@@ -134,17 +160,20 @@ class Transformer:
         overrides: EmbeddingRows | None = None,
     ) -> TransformerOutput:
         x = self._embed(token_ids, overrides)
-        rope = self._rope_table(positions)
+        rope = local_rope = self.rotary.table(positions)
+        if self.config.local_rope is not None:
+            local_rope = self.local_rotary.table(positions)
         cached = None if cache_tokens is None else self._empty_keys_values(cache_tokens)
-        last = self.config.num_layers - 1
+        last, windows = self.config.num_layers - 1, self.config.layer_windows
         for number in range(self.config.num_layers):
             layer = self._layer(number)
-            q, k, v = self._project(layer, x, rope)
+            q, k, v = self._project(layer, x, local_rope if windows[number] else rope)
             if cached is not None and cache_tokens is not None:
                 cached[number, 0], cached[number, 1] = take(k, cache_tokens), take(v, cache_tokens)
             if number == last and not len(score_tokens):
                 break  # a prefill needs no more than the last layer's keys and values
-            attended = attention(q, k, v, None if prefixes is None else prefixes[number]).view(len(x), -1)
+            prefix = None if prefixes is None else prefixes[number]
+            attended = attention(q, k, v, prefix, windows[number]).view(len(x), -1)
             if number < last:
                 x = self._finish(layer, x, attended)
         if not len(score_tokens):
@@ -158,6 +187,16 @@ class Transformer:
         x = self._finish(self._layer(self.config.num_layers - 1), x, attended)
         hidden = torch.empty(x.shape, dtype=torch.float32, device=x.device)
         return self._by_tiles(self._final_norm, hidden, x)
+
+    def _expert_runner(self) -> ExpertRunner | None:
+        experts = self.weights.layers[0].experts
+        if experts is None:
+            return None
+        is_cpu, is_invariant = self._ops.is_for_cpu, self.tile_rows is not None
+        sizes = self._workers.drive(
+            lambda: choose_tile_sizes(experts, self.dtype, is_cpu=is_cpu, is_invariant=is_invariant)
+        )
+        return ExpertRunner(self.config, self._ops, self._workers, sizes)
 
     def _layer(self, number: int) -> LayerWeights:
         layers = self._float32_layers
@@ -174,10 +213,6 @@ class Transformer:
         num_tokens = tokens.stop - tokens.start if isinstance(tokens, slice) else len(tokens)
         shape = (self.config.num_layers, 2, num_tokens, self.config.num_kv_heads, self.config.head_size)
         return self.weights.embedding.new_empty(shape, dtype=self.dtype)
-
-    def _rope_table(self, positions: Tensor) -> RopeTable:
-        angles = positions.to(torch.float32)[:, None] * self.frequencies
-        return RopeTable(angles.cos().unsqueeze(1), angles.sin().unsqueeze(1))
 
     def _final_norm(self, x: Tensor) -> Tensor:
         return self._ops.norm(x, self.weights.final_norm, self.config.norm_eps).float()
@@ -208,31 +243,79 @@ class Transformer:
         n, kv, h = config.num_heads, config.num_kv_heads, config.head_size
 
         def project(tile: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-            normed = ops.norm(tile, layer.attention_norm, config.norm_eps)
-            qkv = linear(normed, layer.qkv, layer.qkv_bias).view(len(tile), n + 2 * kv, h)
-            return ops.qk_norm_rope(qkv, n + kv, layer.qk_norm, config.norm_eps, cos, sin)
+            if layer.attention_norm is not None:
+                tile = ops.norm(tile, layer.attention_norm, config.norm_eps)
+            qkv = linear(tile, layer.qkv, layer.qkv_bias).view(len(tile), n + 2 * kv, h)
+            head_norm = layer.qk_norm
+            if head_norm is not None and config.whole_qk_norm:
+                for heads in (slice(0, n), slice(n, n + kv)):
+                    whole, weight = qkv[:, heads].flatten(1), head_norm[heads].flatten()
+                    qkv[:, heads] = ops.norm(whole, weight, config.norm_eps).view_as(qkv[:, heads])
+                head_norm = None
+            return ops.qk_norm_rope(qkv, n + kv, head_norm, config.norm_eps, cos, sin)
 
         qkv = self._by_tiles(project, x.new_empty(len(x), n + 2 * kv, h), x, rope.cos, rope.sin)
         return qkv[:, :n], qkv[:, n : n + kv], qkv[:, n + kv :]
 
     def _finish(self, layer: LayerWeights, x: Tensor, attended: Tensor) -> Tensor:
-        """Output projection, residual, MLP, residual."""
+        """Output projection, residual, MLP, residual; some models have a norm before each residual."""
         ops = self._ops
 
+        if layer.experts is not None:
+            return self._finish_with_experts(layer, layer.experts, x, attended)
+        gate_up, down = layer.gate_up, layer.down
+        assert gate_up is not None and down is not None, "a layer has an MLP or experts"
+
         def finish(tile: Tensor, attended_tile: Tensor) -> Tensor:
-            projected = linear(attended_tile.to(tile.dtype), layer.o)
-            tile, normed = ops.add_norm(tile, projected, layer.mlp_norm, self.config.norm_eps)
-            return tile + linear(ops.gate(linear(normed, layer.gate_up), self.config.activation), layer.down)
+            tile, normed = self._add_attended(layer, tile, attended_tile)
+            return self._add_mlp(layer, tile, linear(ops.gate(linear(normed, gate_up), self.config.activation), down))
 
         return self._by_tiles(finish, torch.empty_like(x), x, attended)
+
+    def _add_attended(self, layer: LayerWeights, x: Tensor, attended: Tensor) -> tuple[Tensor, Tensor]:
+        """The output projection added to x, and its norm for the MLP."""
+        ops, eps = self._ops, self.config.norm_eps
+        projected = linear(attended.to(x.dtype), layer.o)
+        if layer.post_attention_norm is not None:
+            projected = ops.norm(projected, layer.post_attention_norm, eps)
+        if layer.mlp_norm is None:
+            x = x + projected
+            return x, x
+        return ops.add_norm(x, projected, layer.mlp_norm, eps)
+
+    def _add_mlp(self, layer: LayerWeights, x: Tensor, mlp: Tensor) -> Tensor:
+        if layer.post_mlp_norm is not None:
+            mlp = self._ops.norm(mlp, layer.post_mlp_norm, self.config.norm_eps)
+        return x + mlp
+
+    def _finish_with_experts(self, layer: LayerWeights, experts: ExpertWeights, x: Tensor, attended: Tensor) -> Tensor:
+        """The same with experts for the MLP. They take their rows from all tiles, so tiles end before and begin behind
+        them."""
+        assert self.config.experts is not None and self._run_experts is not None
+        num_rows, size = x.shape
+
+        def begin(tile: Tensor, attended_tile: Tensor) -> Tensor:
+            return torch.cat(self._add_attended(layer, tile, attended_tile), 1)
+
+        def logits(tile: Tensor) -> Tensor:
+            return linear(tile.float(), experts.router)
+
+        def end(tile: Tensor, weights: Tensor, outputs: Tensor) -> Tensor:
+            return self._add_mlp(layer, tile, add_outputs(weights, outputs))
+
+        x, normed = self._by_tiles(begin, x.new_empty(num_rows, 2 * size), x, attended).chunk(2, 1)
+        of_experts = x.new_empty(num_rows, self.config.experts.num_experts, dtype=torch.float32)
+        routing = route(self._by_tiles(logits, of_experts, normed), self.config.experts)
+        outputs = self._run_experts(experts, normed, routing.numbers)
+        return self._by_tiles(end, x.new_empty(x.shape), x, routing.weights, outputs)
 
 
 class LabelHead:
     """Reads label logits. The head's rows of the latest sets of labels stay on the device: most requests of a server
     have the same labels, and gathering these rows takes the host longer than the GEMM."""
 
-    def __init__(self, head: Tensor, row_tiles: Sequence[int]) -> None:
-        self._head, self._row_tiles = head, row_tiles
+    def __init__(self, head: Tensor, row_tiles: Sequence[int], softcap: float = 0.0) -> None:
+        self._head, self._row_tiles, self._softcap = head, row_tiles, softcap
         self._known: dict[bytes, tuple[Tensor, Tensor]] = {}  # a tile of columns, and each label's among them
 
     def __call__(self, hidden: Tensor, label_ids: Int32Array) -> Tensor:
@@ -240,12 +323,13 @@ class LabelHead:
         labels = label_ids[0]
         if len(labels) <= LABEL_TILE and (label_ids == labels).all():
             columns, places = self._columns(labels)
-            return _in_row_tiles(hidden, columns, self._row_tiles).index_select(1, places)
+            return _capped(_in_row_tiles(hidden, columns, self._row_tiles).index_select(1, places), self._softcap)
         distinct, places_of_rows = np.unique(label_ids, return_inverse=True)
         rows = self._rows(distinct)
         tiles = [rows[start : start + LABEL_TILE].T for start in range(0, len(rows), LABEL_TILE)]
         place_of = upload(places_of_rows.reshape(label_ids.shape), self._head.device).long()
-        return torch.cat([_in_row_tiles(hidden, tile, self._row_tiles) for tile in tiles], 1).gather(1, place_of)
+        logits = torch.cat([_in_row_tiles(hidden, tile, self._row_tiles) for tile in tiles], 1)
+        return _capped(logits.gather(1, place_of), self._softcap)
 
     def _columns(self, labels: Int32Array) -> tuple[Tensor, Tensor]:
         """[D, LABEL_TILE] with the columns of these labels, and where each label is among them."""
@@ -262,7 +346,7 @@ class LabelHead:
         return _padded_to_multiple(self._head[upload(token_ids, self._head.device).long()].float(), LABEL_TILE)
 
 
-def logsumexp(hidden: Tensor, head: Tensor, workers: Workers, row_tiles: Sequence[int]) -> Tensor:
+def logsumexp(hidden: Tensor, head: Tensor, workers: Workers, row_tiles: Sequence[int], softcap: float = 0.0) -> Tensor:
     """The log-sum-exp of all logits: hidden [R, D] float32, head [V, D] to [R] float32."""
     vocab_starts = range(0, len(head), VOCAB_TILE)
     parts = hidden.new_empty(len(vocab_starts), len(hidden))
@@ -270,14 +354,71 @@ def logsumexp(hidden: Tensor, head: Tensor, workers: Workers, row_tiles: Sequenc
     def sum_vocab_tile(number: int) -> None:
         rows = head[vocab_starts[number] :][:VOCAB_TILE].float().T
         for start, stop in cut_rows(len(hidden), row_tiles):
-            logits = pad_rows(hidden[start:stop], stop - start) @ rows
+            logits = _capped(pad_rows(hidden[start:stop], stop - start) @ rows, softcap)
             parts[number, start:stop] = torch.logsumexp(_aligned_columns(logits), -1)[: len(hidden) - start]
 
     workers.run(sum_vocab_tile, range(len(vocab_starts)))
+    return _sum_parts(parts)
+
+
+class VocabularyScores(NamedTuple):
+    """What one pass over the vocabulary gives for every scored token."""
+
+    token_logits: Tensor  # [R] of one given token each
+    logsumexp: Tensor  # [R]
+    top_logits: Tensor  # [R, K]: the largest first
+    top_ids: Tensor  # [R, K]
+
+
+def score_vocabulary(
+    hidden: Tensor,
+    head: Tensor,
+    token_ids: Tensor,
+    top_k: int,
+    workers: Workers,
+    row_tiles: Sequence[int],
+    softcap: float = 0.0,
+) -> VocabularyScores:
+    """Logits of given tokens, log-sum-exp and top-k: hidden [R, D] float32, head [V, D], token_ids [R].
+
+    Tiles of the vocabulary are reduced one by one, and no [R, V] array exists.
+    """
+    vocab_starts, num_rows = range(0, len(head), VOCAB_TILE), len(hidden)
+    sums, picked = hidden.new_empty(2, len(vocab_starts), num_rows)
+    tops = hidden.new_full((num_rows, len(vocab_starts), top_k), float("-inf"))
+    ids = torch.zeros(tops.shape, dtype=torch.long, device=hidden.device)
+
+    def reduce_vocab_tile(number: int) -> None:
+        first = vocab_starts[number]
+        columns = head[first : first + VOCAB_TILE].float().T
+        width, kept = columns.shape[1], min(top_k, columns.shape[1])
+        for start, stop in cut_rows(num_rows, row_tiles):
+            whole = _capped(pad_rows(hidden[start:stop], stop - start) @ columns, softcap)
+            logits, rows = whole[: num_rows - start], slice(start, min(stop, num_rows))
+            sums[number, rows] = torch.logsumexp(_aligned_columns(whole), -1)[: len(logits)]
+            tops[rows, number, :kept], found = logits.topk(kept) if kept > 1 else logits.max(1, keepdim=True)
+            ids[rows, number, :kept] = found + first
+            places = (token_ids[rows] - first)[:, None]
+            is_elsewhere = (places < 0) | (places >= width)
+            found_logits = logits.gather(1, places.clamp(0, width - 1)).masked_fill(is_elsewhere, float("-inf"))
+            picked[number, rows] = found_logits[:, 0]
+
+    workers.run(reduce_vocab_tile, range(len(vocab_starts)))
+    top_logits, places = tops.flatten(1).topk(top_k)
+    return VocabularyScores(picked.amax(0), _sum_parts(sums), top_logits, ids.flatten(1).gather(1, places))
+
+
+def _sum_parts(parts: Tensor) -> Tensor:
+    """The log-sum-exp of tiles [tiles, R] to that of the vocabulary, always in the same order."""
     lse = parts[0]
     for part in parts[1:]:
         lse = torch.logaddexp(lse, part)
     return lse
+
+
+def _capped(logits: Tensor, softcap: float) -> Tensor:
+    """softcap * tanh(logits / softcap), in place; 0: the logits themselves."""
+    return logits.div_(softcap).tanh_().mul_(softcap) if softcap else logits
 
 
 def exact_head_tiles(head: Tensor) -> tuple[int, ...]:

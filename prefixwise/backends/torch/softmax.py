@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 Partial = tuple[Tensor, Tensor]  # output [.., H] and log-sum-exp [..], both float32
 NEG_INF = float("-inf")
+
+
+@dataclass(frozen=True)
+class ScoreRule:
+    """How the dot product of a query and a key becomes a score."""
+
+    scale: float | None = None  # None: 1 / sqrt(H)
+    softcap: float = 0.0  # a score s becomes softcap * tanh(s / softcap); 0: it stays s
+
+    def scale_of(self, head_size: int) -> float:
+        return 1.0 / math.sqrt(head_size) if self.scale is None else self.scale
+
+
+PLAIN_SCORES = ScoreRule()
 
 
 def merge(first: Partial, second: Partial) -> Partial:
@@ -33,12 +48,14 @@ def _shares(lse_a: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return (weight_a / weight_sum).unsqueeze(-1), (weight_b / weight_sum).unsqueeze(-1), max_lse + torch.log(weight_sum)
 
 
-def masked_softmax(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor) -> Partial:
+def masked_softmax(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor, rule: ScoreRule = PLAIN_SCORES) -> Partial:
     """Plain attention in float32 with a mask; a row that sees nothing gives 0 and -inf.
 
     q [B, K, R, H], k and v [B, K, C, H], `hidden` broadcastable to [B, K, R, C], True where a key may not be seen.
     """
-    scores = torch.matmul(q * (1.0 / math.sqrt(q.shape[-1])), k.transpose(-1, -2))
+    scores = torch.matmul(q * rule.scale_of(q.shape[-1]), k.transpose(-1, -2))
+    if rule.softcap:
+        scores.div_(rule.softcap).tanh_().mul_(rule.softcap)
     scores.masked_fill_(hidden, NEG_INF)  # not added: the score of a hidden key may be NaN
     max_score = scores.amax(-1, keepdim=True)
     max_score.masked_fill_(max_score == NEG_INF, 0.0)

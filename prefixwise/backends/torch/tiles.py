@@ -2,16 +2,22 @@
 
 A tile's start and width follow from its own segment alone: tiles are counted from the segment's start, and the last
 tile's width is chosen from the tokens that are left. So a segment's tiles do not depend on other segments.
+
+In a layer with a sliding window a token sees a range from its *first* key on. The KV block of a range that holds the
+first key is read with a mask, the blocks after it whole, and the blocks before it not at all. A token's position alone
+decides which block that is.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from prefixwise.contract.ragged import Int64Array, ranges
 from prefixwise.forward.batch import KV_BLOCK_SIZE, ForwardBatch
+from prefixwise.forward.tiles import read_lens
 
 # Tokens of a diagonal tile, padded up to one of these where tiles are padded. Multiples of 16: CUDA sums a row of any
 # other length in an order that depends on the row's address. A KV block of a prefix is one tile, whether it is a
@@ -30,12 +36,13 @@ class DiagonalTiles:
 
 @dataclass(frozen=True)
 class FullRange:
-    """Query tokens and a range of keys that all of them see whole."""
+    """Query tokens and a range of keys that all of them see whole, or from their first key on."""
 
     queries: Int64Array  # [queries]
     prefix: int | None  # which of the batch's prefixes; None: start..stop are tokens of the batch
     start: int
     stop: int
+    first: Int64Array | None = None  # [queries]: the first key that each of them sees, start or later; None: start
 
 
 def _cut_segments(batch: ForwardBatch) -> tuple[Int64Array, Int64Array, Int64Array]:
@@ -77,9 +84,39 @@ def _diagonal_group(starts: Int64Array, lens: Int64Array, width: int, num_tiles:
     return DiagonalTiles(np.concatenate([tokens, missing]), np.flatnonzero(is_real))
 
 
-def cut_full_ranges(batch: ForwardBatch) -> list[FullRange]:
-    """For every token: its segment's earlier tiles, then its prefix."""
-    return [*_earlier_tiles(batch), *prefix_ranges(batch)]
+def cut_full_ranges(batch: ForwardBatch, window: int = 0) -> list[FullRange]:
+    """For every token: its segment's earlier tiles, then its prefix, both up to so many tokens back; 0: all."""
+    whole = [*_earlier_tiles(batch), *prefix_ranges(batch)]
+    if not window:
+        return whole
+    positions = token_positions(batch)
+    return [part for each in whole for part in _in_window(each, positions, window)]
+
+
+def token_positions(batch: ForwardBatch) -> Int64Array:
+    """[T]: the position of every token, counted from the start of the prefix that it reads."""
+    lens = np.diff(batch.segment_starts)
+    return np.arange(batch.num_tokens) + np.repeat(read_lens(batch) - batch.segment_starts[:-1], lens)
+
+
+def _in_window(whole: FullRange, positions: Int64Array, window: int) -> Iterator[FullRange]:
+    """The parts of a range that its queries see: a KV block with a mask and the rest, for each such block."""
+    origin = whole.queries if whole.prefix is None else positions[whole.queries]
+    first = np.maximum(origin - window + 1, whole.start)
+    block = (first - whole.start) // KV_BLOCK_SIZE
+    for number in np.unique(block[first < whole.stop]).tolist():
+        is_here = (block == number) & (first < whole.stop)
+        start = whole.start + number * KV_BLOCK_SIZE
+        edge = min(start + KV_BLOCK_SIZE, whole.stop)
+        sees_all = is_here & (first == whole.start)
+        if sees_all.any():
+            yield replace(whole, queries=whole.queries[sees_all])
+        is_masked = is_here & ~sees_all
+        if is_masked.any():
+            queries = whole.queries[is_masked]
+            yield FullRange(queries, whole.prefix, start, edge, first[is_masked])
+            if edge < whole.stop:
+                yield FullRange(queries, whole.prefix, edge, whole.stop)
 
 
 def _earlier_tiles(batch: ForwardBatch) -> list[FullRange]:

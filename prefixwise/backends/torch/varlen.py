@@ -36,7 +36,7 @@ READS_IN_PLACE = True  # may ranges of keys overlap? If not, each range is copie
 
 
 class VarlenAttention(Attention):
-    """For bfloat16 and float16 on a GPU; head sizes up to 256 that are multiples of 8."""
+    """For bfloat16 and float16 on a GPU; head sizes up to 256 that are multiples of 8; no sliding windows."""
 
     def __init__(
         self,
@@ -57,7 +57,8 @@ class VarlenAttention(Attention):
                 batch, cut_diagonals(batch, padded=True, filled=True), cut_full_ranges(batch), device
             )
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, cached: KeysValues | None) -> Tensor:
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, cached: KeysValues | None, window: int = 0) -> Tensor:
+        assert not window, "PyTorch's flash attention has no windows over prefixes of many segments"
         real, readers = slice(0, self._num_tokens), self._readers
         self_part = flash(q[real], k[real], v[real], self._segment_lens, self._segment_lens, causal=True)
         prefix_part: FlashPart | None = None

@@ -8,30 +8,43 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from prefixwise.backends.torch.workers import Workers
-from prefixwise.models.checkpoint import Checkpoint, StoredTensor
+from prefixwise.models.checkpoint import Checkpoint, ChosenRows, StoredTensor
 from prefixwise.models.config import ModelConfig
 
 _COPY_BYTES = 4 << 20  # that each thread reads, and converts where needed, at a time
 
 
 @dataclass(frozen=True)
+class ExpertWeights:
+    """The experts of one layer, one matrix for each of the E experts."""
+
+    router: Tensor  # [E, D] float32
+    gate_up: tuple[Tensor, ...]  # [2 F, D]
+    down: tuple[Tensor, ...]  # [D, F]
+
+
+@dataclass(frozen=True)
 class LayerWeights:
     """One decoder layer. Matrices are [rows out, columns in]."""
 
-    attention_norm: Tensor  # [D]; norms may be float32 whatever the dtype of the rest
+    attention_norm: Tensor | None  # [D]; norms may be float32 whatever the dtype of the rest
     qkv: Tensor  # [(N + 2 K) H, D]
     qkv_bias: Tensor | None  # [(N + 2 K) H]
     qk_norm: Tensor | None  # [N + K, H]: the query heads' weights, then the key heads'
     o: Tensor  # [D, N H]
-    mlp_norm: Tensor  # [D]
-    gate_up: Tensor  # [2 F, D]
-    down: Tensor  # [D, F]
+    mlp_norm: Tensor | None  # [D]
+    gate_up: Tensor | None  # [2 F, D]; None: the layer has experts
+    down: Tensor | None  # [D, F]
+    post_attention_norm: Tensor | None = None  # [D]
+    post_mlp_norm: Tensor | None = None  # [D]
+    experts: ExpertWeights | None = None
 
 
 @dataclass(frozen=True)
@@ -55,7 +68,8 @@ class _Piece:
 
 
 class Float32Layers:
-    """One layer at a time in float32, in buffers that are reused: for weights in a dtype that the CPU emulates."""
+    """One layer at a time in float32, in buffers that are reused: for weights in a dtype that the CPU emulates. Experts
+    stay as they are: a forward may need few of them."""
 
     def __init__(self, layers: Sequence[LayerWeights], workers: Workers) -> None:
         self._layers = layers
@@ -80,11 +94,12 @@ class Float32Layers:
             ]
             self._workers.run(lambda pair: pair[0].copy_(pair[1]), pairs)
             self._held = number
-        return replace(layer, **self._buffers)
+        buffers: dict[str, Any] = dict(self._buffers)
+        return replace(layer, **buffers)
 
 
 def _tensors_of(layer: LayerWeights) -> dict[str, Tensor]:
-    return {name: tensor for name, tensor in vars(layer).items() if tensor is not None}
+    return {name: tensor for name, tensor in vars(layer).items() if isinstance(tensor, Tensor)}
 
 
 class _Loader:
@@ -97,7 +112,14 @@ class _Loader:
 
     def load(self, names: Sequence[str], dtype: torch.dtype) -> Tensor:
         """Stored tensors stacked along their rows into one new tensor."""
-        parts = [self._tensors[name] for name in names]
+        return self._load([self._tensors[name] for name in names], dtype)
+
+    def load_rows(self, names: Sequence[str], start: int, stop: int, dtype: torch.dtype) -> Tensor:
+        """The same of some rows of each stored tensor."""
+        order = np.arange(start, stop)
+        return self._load([ChosenRows.of(self._tensors[name], order) for name in names], dtype)
+
+    def _load(self, parts: Sequence[StoredTensor], dtype: torch.dtype) -> Tensor:
         num_rows = sum(part.shape[0] for part in parts)
         target = torch.empty((num_rows, *parts[0].shape[1:]), dtype=dtype, device=self._device)
         pieces = list(_cut(parts, target))
@@ -139,18 +161,34 @@ def _load_layer(config: ModelConfig, loader: _Loader, layer: int, dtype: torch.d
         return loader.load([f"layers.{layer}.{name}"], torch.float32 if config.float32_norms else dtype)
 
     return LayerWeights(
-        attention_norm=load_norm("attention_norm"),
+        attention_norm=load_norm("attention_norm") if config.pre_norms else None,
         qkv=load("q", "k", "v"),
         qkv_bias=load("q_bias", "k_bias", "v_bias") if config.qkv_bias else None,
         qk_norm=_per_head(config, load_norm("q_norm"), load_norm("k_norm")) if config.qk_norm else None,
         o=load("o"),
-        mlp_norm=load_norm("mlp_norm"),
-        gate_up=load("gate", "up"),
-        down=load("down"),
+        mlp_norm=load_norm("mlp_norm") if config.pre_norms else None,
+        gate_up=load("gate", "up") if config.experts is None else None,
+        down=load("down") if config.experts is None else None,
+        post_attention_norm=load_norm("post_attention_norm") if config.post_norms else None,
+        post_mlp_norm=load_norm("post_mlp_norm") if config.post_norms else None,
+        experts=None if config.experts is None else _load_experts(config, loader, f"layers.{layer}", dtype),
+    )
+
+
+def _load_experts(config: ModelConfig, loader: _Loader, layer: str, dtype: torch.dtype) -> ExpertWeights:
+    assert config.experts is not None
+    numbers, f, d = range(config.experts.num_experts), config.mlp_size, config.model_size
+    gate_up = [f"{layer}.gate", f"{layer}.up"]
+    return ExpertWeights(
+        router=loader.load([f"{layer}.router"], torch.float32),
+        gate_up=tuple(loader.load_rows(gate_up, number * f, (number + 1) * f, dtype) for number in numbers),
+        down=tuple(loader.load_rows([f"{layer}.down"], number * d, (number + 1) * d, dtype) for number in numbers),
     )
 
 
 def _per_head(config: ModelConfig, q_norm: Tensor, k_norm: Tensor) -> Tensor:
+    if config.whole_qk_norm:
+        return torch.cat([q_norm, k_norm]).view(-1, config.head_size)
     return torch.cat([q_norm.expand(config.num_heads, -1), k_norm.expand(config.num_kv_heads, -1)])
 
 

@@ -28,7 +28,7 @@ from prefixwise.backends.jax.aot import (
     read_dump,
     resized,
 )
-from prefixwise.backends.jax.attention.base import AttentionImplementation, Heads, Source
+from prefixwise.backends.jax.attention.base import PLAIN, AttentionImplementation, Heads, Scoring, Source
 from prefixwise.backends.jax.attention.pallas_tpu import MAX_TOKENS
 from prefixwise.backends.jax.inputs import ProgramSpec
 from prefixwise.backends.jax.programs import HeadSpec
@@ -193,7 +193,7 @@ class GatheringAttention(AttentionImplementation):
     def tile_sizes(self, heads_per_kv: int) -> TileSizes:
         return TileSizes(32, wide=KEY_TILE, prefix=KEY_TILE)
 
-    def attend(self, heads: Heads, source: Source | None, tiles: DeviceTiles) -> jax.Array:
+    def attend(self, heads: Heads, source: Source | None, tiles: DeviceTiles, scoring: Scoring = PLAIN) -> jax.Array:
         def kernel(rows: Any, queries: Any, out: Any) -> None:
             out[...] = queries[...][rows[...], :]
 

@@ -17,7 +17,7 @@ from tests.reference import PROBABILITY_BOUND, Floats
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 CPU: dict[str, Any] = {"backend": "jax", "device": "cpu"}
-MODELS = ("heads-16-8", "heads-12-2", "heads-9-3", "heads-8-1")
+MODELS = ("heads-16-8", "heads-12-2", "heads-9-3", "heads-8-1", "heads-of-olmo2", "heads-of-gemma2")
 MESHES = {
     "tp2": {"tp_size": 2},
     "tp4": {"tp_size": 4},
@@ -42,6 +42,7 @@ EVERYDAY = {
     ("heads-9-3", "dp2-tp4", "packed-dense"),
     ("heads-9-3", "dp2-tp4", "prefill_extend"),
     ("heads-8-1", "tp8", "packed-segment"),
+    ("heads-of-olmo2", "tp8", "packed-segment"),
 }
 LABELS = (3, 5, 300)
 MODES: tuple[ScoreMode, ...] = ("softmax", "logprob")

@@ -199,7 +199,8 @@ def test_what_a_model_wants_in_float32_stays_so(folder_of: Callable[[str], Path]
         assert weights.embedding.dtype == weights.layers.qkv.dtype == ml_dtypes.bfloat16
     norm = read_hf_tensors(folder_of("gemma"))["model.norm.weight"]
     assert np.array_equal(gemma.final_norm, np.float32(1) + norm)
-    assert {each.dtype.name for each in (gemma.layers.attention_norm, gemma.layers.mlp_norm)} == {"float32"}
+    for each in (gemma.layers.attention_norm, gemma.layers.mlp_norm):
+        assert each is not None and each.dtype.name == "float32"
     rows = read_hf_tensors(folder_of("classifier"))["score.weight"]
     assert np.array_equal(classifier.head, np.concatenate([rows, np.zeros_like(rows)])), "two shards have one row each"
 

@@ -12,17 +12,20 @@ from prefixwise.backends.torch import varlen
 from prefixwise.backends.torch.attention import Attention, TiledAttention
 from prefixwise.backends.torch.elementwise import PLAIN, ElementwiseOps
 from prefixwise.backends.torch.kv_blocks import KeysValues
-from prefixwise.backends.torch.softmax import NEG_INF, masked_softmax, merge
+from prefixwise.backends.torch.softmax import NEG_INF, ScoreRule, masked_softmax, merge
 from prefixwise.backends.torch.varlen import VarlenAttention
 from prefixwise.backends.torch.workers import Workers
 from prefixwise.forward.batch import ForwardBatch, Layout, MaskImpl
 from tests.attention_cases import (
     CASE_NAMED,
     CASES,
+    LAYOUT_CASES,
+    SCORINGS,
     AttentionCase,
     AttentionInputs,
     Floats,
     Implementation,
+    Scoring,
     check,
     make_batch,
     make_inputs,
@@ -45,6 +48,14 @@ def unpadded(batch: ForwardBatch, device: torch.device, heads_per_kv: int) -> At
     return TiledAttention(batch, device, heads_per_kv, WORKERS, pads_tiles=False)
 
 
+def tiled_with(scoring: Scoring, *, pads_tiles: bool = True) -> AttentionClass:
+    """For layers with and without the window."""
+    rule, windows = ScoreRule(scoring.scale, scoring.softcap), (0, scoring.window)
+    return lambda batch, device, heads_per_kv: TiledAttention(
+        batch, device, heads_per_kv, WORKERS, pads_tiles=pads_tiles, windows=windows, rule=rule
+    )
+
+
 # How tiles are cut on a CPU, for every dtype that they are cut so for.
 ON_A_CPU = [*((tiled, dtype) for dtype in TOLERANCES), (unpadded, torch.bfloat16)]
 
@@ -53,7 +64,9 @@ def varlen_with(elementwise_ops: ElementwiseOps, *, reads_in_place: bool = varle
     return lambda batch, device, _: VarlenAttention(batch, device, elementwise_ops, reads_in_place=reads_in_place)
 
 
-def implementation(attention: AttentionClass, dtype: torch.dtype, device: str = "cpu") -> Implementation:
+def implementation(
+    attention: AttentionClass, dtype: torch.dtype, device: str = "cpu", window: int = 0
+) -> Implementation:
     def run(batch: ForwardBatch, inputs: AttentionInputs) -> Floats:
         def move(values: Floats) -> torch.Tensor:
             return torch.from_numpy(values).to(device, dtype)
@@ -63,7 +76,7 @@ def implementation(attention: AttentionClass, dtype: torch.dtype, device: str = 
         if inputs.cached:
             keys, values = (np.concatenate(each) for each in zip(*inputs.cached, strict=True))
             cached = move(keys), move(values)
-        output: Floats = attend(move(inputs.q), move(inputs.k), move(inputs.v), cached).float().cpu().numpy()
+        output: Floats = attend(move(inputs.q), move(inputs.k), move(inputs.v), cached, window).float().cpu().numpy()
         return output
 
     return run
@@ -132,6 +145,58 @@ class TestTiledAttention:
         case = CASE_NAMED["one causal sequence"]
         output = implementation(tiled, torch.float32)(make_batch(case), make_inputs(case))
         assert not output[sum(case.segment_lens) :].any()
+
+
+@pytest.mark.parametrize("scoring", SCORINGS, ids=str)
+class TestScorings:
+    """Sliding windows, capped scores, other scales."""
+
+    @pytest.mark.parametrize(("dtype", "pads_tiles"), [(torch.float32, True), (torch.bfloat16, False)])
+    @pytest.mark.parametrize("case", LAYOUT_CASES, ids=lambda case: case.name)
+    def test_on_a_cpu(self, case: AttentionCase, scoring: Scoring, dtype: torch.dtype, pads_tiles: bool) -> None:
+        attention = tiled_with(scoring, pads_tiles=pads_tiles)
+        run = implementation(attention, dtype, window=scoring.window)
+        check(run, case, TOLERANCES[dtype], scoring=scoring)
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    @pytest.mark.parametrize("case", PACKED, ids=lambda case: case.name)
+    def test_dense_mask_gives_the_same_bits(self, case: AttentionCase, scoring: Scoring, dtype: torch.dtype) -> None:
+        run, inputs = implementation(tiled_with(scoring), dtype, window=scoring.window), make_inputs(case)
+        masks: tuple[MaskImpl, MaskImpl] = ("dense", "segment")
+        dense, segment = (run(make_batch(case, mask), inputs) for mask in masks)
+        assert np.array_equal(dense, segment)
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    @pytest.mark.parametrize("name", ["ragged items over one prefix", "long items", "a long prefix of an odd length"])
+    def test_a_segment_alone_gives_the_bits_it_has_beside_others(
+        self, name: str, scoring: Scoring, dtype: torch.dtype
+    ) -> None:
+        case = CASE_NAMED[name]
+        run = implementation(tiled_with(scoring), dtype, window=scoring.window)
+        batch, inputs = make_batch(case), make_inputs(case)
+        together = run(batch, inputs)
+        for segment, length in enumerate(case.segment_lens):
+            start = int(batch.segment_starts[segment])
+            own = slice(start, start + length)
+            lone_case = replace(
+                case, segment_lens=(length,), prefix_index=(0,), prefix_lens=(case.prefix_lens[segment],)
+            )
+            lone_inputs = AttentionInputs(inputs.q[own], inputs.k[own], inputs.v[own], inputs.cached)
+            assert np.array_equal(run(make_batch(lone_case), lone_inputs), together[own])
+
+
+@pytest.mark.parametrize("window", [1, 100, 128, 300])
+def test_keys_outside_the_window_are_not_read(window: int) -> None:
+    """Keys and values of NaN would show; blocks that a window cuts are masked, all before them are skipped."""
+    case = CASE_NAMED["a long prefix of an odd length"]
+    batch, inputs = make_batch(case), make_inputs(case)
+    attention = tiled_with(Scoring(window=window))
+    expected = implementation(attention, torch.float32, window=window)(batch, inputs)
+    first = (min(case.prefix_lens) - window + 1) // 128 * 128
+    for array in inputs.cached[0]:
+        array[:first] = np.nan
+    found = implementation(attention, torch.float32, window=window)(batch, inputs)
+    assert np.array_equal(found[: batch.num_tokens], expected[: batch.num_tokens])
 
 
 @pytest.fixture(

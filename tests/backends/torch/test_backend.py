@@ -188,7 +188,7 @@ class TestOtherProcessors:
         backend = TorchBackend(checkpoint, dtype=dtype, device="cpu")
         assert (backend.info.dtype, backend.info.compute_dtype) == (dtype, "float32")
         weights = backend._transformer.weights
-        assert {weights.embedding.dtype, weights.layers[-1].down.dtype} == {devices.DTYPES[dtype]}
+        assert {weights.embedding.dtype, weights.layers[-1].o.dtype} == {devices.DTYPES[dtype]}
         logits = self.isolated(backend)
         assert set(forwards_in_float32) == {torch.float32}
         exact = self.isolated(TorchBackend(checkpoint, dtype="float32", device="cpu"))

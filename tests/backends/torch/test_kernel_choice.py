@@ -1,14 +1,16 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from importlib.util import find_spec
+from typing import Any
 
 import pytest
 import torch
 
 from benchmarks.random_checkpoint import QWEN3_06B
 from prefixwise.backends.torch.elementwise import PLAIN, CpuElementwiseOps
-from prefixwise.backends.torch.kernel_choice import choose_elementwise_ops
+from prefixwise.backends.torch.kernel_choice import choose_elementwise_ops, has_paged_attention
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -34,3 +36,33 @@ def test_where_triton_does_not_work_plain_operations_serve_and_the_log_says_so(
 def test_where_triton_is_missing_plain_operations_serve(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("prefixwise.backends.torch.kernel_choice.find_spec", lambda _: None)
     assert choose_elementwise_ops(QWEN3_06B, torch.bfloat16, torch.device("cuda")) is PLAIN
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, True),
+        ({"windows": (64,) * 28}, True),
+        ({"score_softcap": 50.0, "score_scale": 0.1, "post_norms": True}, True),
+        ({"pre_norms": False}, False),
+        ({"whole_qk_norm": True}, False),
+        ({"head_size": 20}, False),
+        ({"num_heads": 64, "num_kv_heads": 2}, False),
+    ],
+)
+def test_the_paged_runner_takes_models_whose_parts_it_has(changes: dict[str, Any], expected: bool) -> None:
+    assert has_paged_attention(replace(QWEN3_06B, **changes)) is expected
+
+
+def test_hoppers_kernel_is_left_out_where_scores_are_not_plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no windows and no capped scores; the kernel for all GPUs has."""
+    pytest.importorskip("triton")
+    from prefixwise.backends.torch import kernel_choice
+    from prefixwise.backends.torch.cuda import attention
+
+    tunings = [attention.HOPPER_TUNING, attention.PrefixTuning()]
+    monkeypatch.setattr(attention, "prefix_tunings", lambda *_: tunings)
+    monkeypatch.setattr(attention.PagedAttention, "probe", lambda *_: None)
+    for config, expected in ((QWEN3_06B, tunings[0]), (replace(QWEN3_06B, windows=(64,) * 28), tunings[1])):
+        chosen = kernel_choice._choose_attention(config, torch.bfloat16, torch.device("cpu"))
+        assert chosen._prefix is expected

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from prefixwise.backends.jax.attention.base import AttentionImplementation, Heads, Source
+from prefixwise.backends.jax.attention.base import PLAIN, AttentionImplementation, Heads, Scoring, Source
 from prefixwise.backends.jax.attention.dense import DenseMask, dense_attention
 from prefixwise.contract.errors import BackendError
 from prefixwise.forward.batch import ForwardBatch, Layout, Prefix
@@ -39,28 +39,37 @@ log = logging.getLogger("prefixwise")
 
 
 def choose_implementation(
-    name: str | None = None, *, platform: str, dtype: jnp.dtype, head_size: int
+    name: str | None = None, *, platform: str, dtype: jnp.dtype, head_size: int, is_plain: bool = True
 ) -> AttentionImplementation:
-    """The named implementation, or with None the best that runs on this platform (cpu, gpu, hopper, tpu)."""
+    """The named implementation, or with None the best that runs on this platform (cpu, gpu, hopper, tpu).
+
+    `is_plain`: has no layer of the model another `Scoring` than PLAIN?
+    """
     if name is not None:
         found = _load(name)
-        reason = found.why_not(platform, dtype, head_size)
+        reason = _why_not(found, platform, dtype, head_size, is_plain)
         if reason is not None:
             raise BackendError(f"attention {name!r} cannot run here: {reason}")
         return found
     candidates = (_load(each) for each in IMPLEMENTATIONS)
-    return next(each for each in candidates if each.why_not(platform, dtype, head_size) is None)
+    return next(each for each in candidates if _why_not(each, platform, dtype, head_size, is_plain) is None)
 
 
 def choose_working(
-    *, platform: str, dtype: jnp.dtype, head_size: int, probe: Callable[[AttentionImplementation], None]
+    *,
+    platform: str,
+    dtype: jnp.dtype,
+    head_size: int,
+    is_plain: bool = True,
+    probe: Callable[[AttentionImplementation], None],
 ) -> AttentionImplementation:
     """The best implementation that runs here and passes its probe.
 
     jax's Hopper kernels and our TPU kernel are experimental, and another version of jax may not compile them. The last
     candidate is not probed.
     """
-    candidates = [each for each in map(_load, IMPLEMENTATIONS) if each.why_not(platform, dtype, head_size) is None]
+    found = map(_load, IMPLEMENTATIONS)
+    candidates = [each for each in found if _why_not(each, platform, dtype, head_size, is_plain) is None]
     for candidate, following in pairwise(candidates):
         if candidate.name not in EXPERIMENTAL:
             return candidate
@@ -74,13 +83,21 @@ def choose_working(
 
 
 def choose_for_batch_prefixes(
-    chosen: AttentionImplementation, *, platform: str, dtype: jnp.dtype, head_size: int
+    chosen: AttentionImplementation, *, platform: str, dtype: jnp.dtype, head_size: int, is_plain: bool = True
 ) -> AttentionImplementation:
     """The implementation for sequences that hold their own prefixes: the chosen one, or the best that can."""
     if chosen.reads_batches:
         return chosen
-    candidates = (_load(each) for each in IMPLEMENTATIONS)
-    return next(each for each in candidates if each.reads_batches and each.why_not(platform, dtype, head_size) is None)
+    candidates = (each for each in map(_load, IMPLEMENTATIONS) if each.reads_batches)
+    return next(each for each in candidates if _why_not(each, platform, dtype, head_size, is_plain) is None)
+
+
+def _why_not(
+    implementation: AttentionImplementation, platform: str, dtype: jnp.dtype, head_size: int, is_plain: bool
+) -> str | None:
+    if not is_plain and not implementation.takes_scorings:
+        return "it has no sliding windows and no capped or differently scaled scores, which this model needs"
+    return implementation.why_not(platform, dtype, head_size)
 
 
 def _load(name: str) -> AttentionImplementation:
@@ -103,25 +120,33 @@ def _resolve(implementation: Implementation, qkv: jax.Array) -> AttentionImpleme
 
 
 def packed_attention(
-    heads: Heads, tiles: DeviceTiles, implementation: Implementation = None, dense: DenseMask | None = None
+    heads: Heads,
+    tiles: DeviceTiles,
+    implementation: Implementation = None,
+    dense: DenseMask | None = None,
+    scoring: Scoring = PLAIN,
 ) -> jax.Array:
     """Sequences of a prefix and one item (serial) or many: each item sees the sequence's prefix and itself.
 
     To [T, N, H]. With `dense` the mask is an array, which only XLA reads, so `implementation` is ignored.
     """
     if dense is not None:
-        return dense_attention(heads, tiles, dense)
-    return _resolve(implementation, heads.qkv).attend(heads, None, tiles)
+        return dense_attention(heads, tiles, dense, scoring)
+    return _resolve(implementation, heads.qkv).attend(heads, None, tiles, scoring)
 
 
 def extend_attention(
-    heads: Heads, kv_cache: Source, tiles: DeviceTiles, implementation: Implementation = None
+    heads: Heads,
+    kv_cache: Source,
+    tiles: DeviceTiles,
+    implementation: Implementation = None,
+    scoring: Scoring = PLAIN,
 ) -> jax.Array:
     """Items, or blocks of prefixes: each sees its prefix, whose keys and values are in the KV cache, and itself.
 
     Segments that this forward caches must be in the KV cache before the call. To [T, N, H].
     """
-    return _resolve(implementation, heads.qkv).attend(heads, kv_cache, tiles)
+    return _resolve(implementation, heads.qkv).attend(heads, kv_cache, tiles, scoring)
 
 
 def probe_attention(implementation: AttentionImplementation, heads: tuple[int, int, int], dtype: jnp.dtype) -> None:

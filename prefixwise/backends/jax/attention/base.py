@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -71,6 +72,40 @@ class Heads:
         return Source(self.qkv, self.qkv, jnp.int32(0), first_key, first_key + self.num_kv_heads)
 
 
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Scoring:
+    """How a layer scores the keys that its tokens see."""
+
+    # int32 scalar, how many tokens a token sees, itself included, NO_WINDOW for all; None: no layer has a window.
+    window: jax.Array | None = None
+    scale: float | None = field(default=None, metadata={"static": True})  # None: 1 / sqrt(H)
+    softcap: float = field(default=0.0, metadata={"static": True})  # s becomes softcap * tanh(s / softcap); 0: stays
+
+    @property
+    def is_plain(self) -> bool:
+        return self.window is None and self.scale is None and not self.softcap
+
+    def scaled(self, q: jax.Array) -> jax.Array:
+        """Queries [.., H], such that their dot products with keys are scores before they are capped."""
+        return q / math.sqrt(q.shape[-1]) if self.scale is None else q * self.scale
+
+    def capped(self, scores: jax.Array) -> jax.Array:
+        return self.softcap * jnp.tanh(scores / self.softcap) if self.softcap else scores
+
+    def seen(self, distance: jax.Array) -> jax.Array | bool:
+        """May a token see a key that is so many positions before it?"""
+        return True if self.window is None else distance < self.window
+
+    def first_seen(self, position: jax.Array) -> jax.Array | int:
+        """The first position that a token at `position` sees."""
+        return 0 if self.window is None else jnp.maximum(position - self.window + 1, 0)
+
+
+PLAIN = Scoring()
+NO_WINDOW = 1 << 30
+
+
 class AttentionImplementation(ABC):
     """Attention over the tiles of `forward/tiles.py`, inside a jitted program, on one device's heads."""
 
@@ -79,6 +114,7 @@ class AttentionImplementation(ABC):
     needs_padding_tiles: bool
     max_tokens: int | None = None  # of a program; None: any number
     reads_batches: bool = True  # can it read prefixes in the batch, where they begin at any token?
+    takes_scorings: bool = False  # can it compute any `Scoring`, or PLAIN alone?
 
     @abstractmethod
     def why_not(self, platform: str, dtype: jnp.dtype, head_size: int) -> str | None:
@@ -89,7 +125,7 @@ class AttentionImplementation(ABC):
         """The tiles into which a batch must be cut."""
 
     @abstractmethod
-    def attend(self, heads: Heads, source: Source | None, tiles: DeviceTiles) -> jax.Array:
+    def attend(self, heads: Heads, source: Source | None, tiles: DeviceTiles, scoring: Scoring = PLAIN) -> jax.Array:
         """Prefix attention and causal self-attention within the segment, merged: [T, N, H] in the dtype of the queries.
 
         Prefixes are read in `source` (None: in the batch itself)."""

@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 from numpy.typing import NDArray
 
-from prefixwise.backends.jax.attention.base import Heads, Partial
+from prefixwise.backends.jax.attention.base import PLAIN, Heads, Partial, Scoring
 from prefixwise.backends.jax.attention.xla import SIZES, XlaAttention, merge_tile, with_room
 from prefixwise.forward.batch import ForwardBatch
 from prefixwise.forward.tiles import DeviceTiles
@@ -56,15 +56,22 @@ def make_mask(batch: ForwardBatch, shape: tuple[int, int]) -> NDArray[np.bool_]:
     return mask
 
 
-def dense_attention(heads: Heads, tiles: DeviceTiles, dense: DenseMask) -> jax.Array:
-    """Packed attention with the mask, to [T, N, H]."""
+def dense_attention(heads: Heads, tiles: DeviceTiles, dense: DenseMask, scoring: Scoring = PLAIN) -> jax.Array:
+    """Packed attention with the mask, to [T, N, H]. A sliding window hides more than the mask does, in the tiles."""
     attention, (q, k, v) = XlaAttention(dense.visible), (heads.q, heads.k, heads.v)
-    self_part = _attend_rest(q, k, v, tiles, dense, attention.self_attention(q, k, v, tiles))
-    return attention.with_prefix(q, attention.batch_source(k, v), self_part, tiles)
+    self_part = attention.self_attention(q, k, v, tiles, scoring)
+    self_part = _attend_rest(q, k, v, tiles, dense, self_part, scoring)
+    return attention.with_prefix(q, attention.batch_source(k, v), self_part, tiles, scoring)
 
 
 def _attend_rest(
-    q: jax.Array, k: jax.Array, v: jax.Array, tiles: DeviceTiles, dense: DenseMask, self_part: Partial
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    tiles: DeviceTiles,
+    dense: DenseMask,
+    self_part: Partial,
+    scoring: Scoring,
 ) -> Partial:
     """Every pair of a sequence that no tile visits: masked out, unless the mask shows more than the tiles do."""
     num_tokens = len(q)
@@ -86,7 +93,8 @@ def _attend_rest(
         def tile(pair: jax.Array, state: Partial) -> Partial:
             query, key = (start + index * PAIR_TILE + offset for index in (pair // num_tiles, pair % num_tiles))
             seen = unvisited(query, key) & (key < stop)
-            return merge_tile(state, q, k, v, query, key, seen, is_query=query < stop, is_key=key < stop)
+            is_query, is_key = query < stop, key < stop
+            return merge_tile(state, q, k, v, query, key, seen, is_query=is_query, is_key=is_key, scoring=scoring)
 
         return lax.fori_loop(0, num_tiles * num_tiles, tile, state)
 

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from prefixwise.backends.jax.attention.base import AttentionImplementation, Heads, Source
+from prefixwise.backends.jax.attention.base import PLAIN, AttentionImplementation, Heads, Scoring, Source
 from prefixwise.backends.jax.attention.gpu_self_attention import self_attention, self_tile_tokens
 from prefixwise.forward.tiles import DeviceTiles, TileSizes
 
@@ -47,7 +47,8 @@ class HopperAttention(AttentionImplementation):
 
         return TileSizes(*self_tile_tokens(heads_per_kv), tile_tokens(heads_per_kv), ALIGNMENT)
 
-    def attend(self, heads: Heads, source: Source | None, tiles: DeviceTiles) -> jax.Array:
+    def attend(self, heads: Heads, source: Source | None, tiles: DeviceTiles, scoring: Scoring = PLAIN) -> jax.Array:
+        assert scoring.is_plain, "this implementation has no sliding windows and no capped scores"
         from prefixwise.backends.jax.attention.hopper_prefix import NUM_CTAS, prefix_attention
         from prefixwise.backends.jax.attention.hopper_units import Inputs, Shape
 

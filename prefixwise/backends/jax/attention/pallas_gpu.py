@@ -17,7 +17,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from prefixwise.backends.jax.attention.base import AttentionImplementation, Heads, Source
+from prefixwise.backends.jax.attention.base import PLAIN, AttentionImplementation, Heads, Scoring, Source
 from prefixwise.backends.jax.attention.gpu_self_attention import (
     LEAST_TOKENS,
     MAX_PROGRAMS,
@@ -57,7 +57,8 @@ class PallasGpuAttention(AttentionImplementation):
         narrow, wide = self_tile_tokens(heads_per_kv)
         return TileSizes(narrow, wide, prefix=max(LEAST_TOKENS, TILE_ROWS // pl.next_power_of_2(heads_per_kv)))
 
-    def attend(self, heads: Heads, source: Source | None, tiles: DeviceTiles) -> jax.Array:
+    def attend(self, heads: Heads, source: Source | None, tiles: DeviceTiles, scoring: Scoring = PLAIN) -> jax.Array:
+        assert scoring.is_plain, "this implementation has no sliding windows and no capped scores"
         sizes = self.tile_sizes(heads.heads_per_kv)
         self_part = self_attention(heads, tiles, sizes, interpret=self._interpret)
         return self._with_prefix(heads, source or heads.as_source(), self_part, tiles, sizes.prefix)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from prefixwise.backends.jax.attention.base import AttentionImplementation, Heads, Source
+from prefixwise.backends.jax.attention.base import PLAIN, AttentionImplementation, Heads, Scoring, Source
 from prefixwise.backends.jax.attention.tpu_copies import KeyTiles, OneHeadPages, Ref
 from prefixwise.backends.jax.attention.tpu_kernel import Kernel, KernelShape, Scratch, TileRefs
 from prefixwise.backends.jax.attention.tpu_softmax import LANES
@@ -76,7 +76,8 @@ class PallasTpuAttention(AttentionImplementation):
         device = self._device or jax.devices()[0].device_kind
         return GENERATIONS.get(device, GENERATIONS[DEFAULT_GENERATION])
 
-    def attend(self, heads: Heads, source: Source | None, tiles: DeviceTiles) -> jax.Array:
+    def attend(self, heads: Heads, source: Source | None, tiles: DeviceTiles, scoring: Scoring = PLAIN) -> jax.Array:
+        assert scoring.is_plain, "this implementation has no sliding windows and no capped scores"
         num_tokens, _, head_size = heads.qkv.shape
         sizes = self.tile_sizes(heads.heads_per_kv)
         shape = KernelShape(sizes.prefix, sizes.narrow, heads.num_heads, heads.num_kv_heads, head_size)

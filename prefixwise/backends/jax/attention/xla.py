@@ -2,19 +2,19 @@
 
 Loops run over the tiles and key tiles of the batch. Their counts are data, so a program serves every batch that fits
 it. Every GEMM has one fixed shape, and a masked key adds exactly zero, so a token's bits follow from its segment and
-its prefix. All arithmetic is float32.
+its prefix. Key tiles that a sliding window hides from every token of a tile are skipped. All arithmetic is float32.
 """
 
 from __future__ import annotations
 
-import math
+from functools import partial
 from typing import Protocol
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from prefixwise.backends.jax.attention.base import AttentionImplementation, Heads, Partial, Source
+from prefixwise.backends.jax.attention.base import PLAIN, AttentionImplementation, Heads, Partial, Scoring, Source
 from prefixwise.forward.tiles import KEY_TILE, NARROW, PREFIX, WIDE, DeviceTiles, TileSizes
 
 SIZES = TileSizes(narrow=32, wide=128, prefix=64)
@@ -36,6 +36,7 @@ class XlaAttention(AttentionImplementation):
 
     name = "xla"
     needs_padding_tiles = False
+    takes_scorings = True
 
     def __init__(self, visible: Visible | None = None) -> None:
         self._visible = visible
@@ -46,24 +47,27 @@ class XlaAttention(AttentionImplementation):
     def tile_sizes(self, heads_per_kv: int) -> TileSizes:
         return SIZES
 
-    def attend(self, heads: Heads, source: Source | None, tiles: DeviceTiles) -> jax.Array:
+    def attend(self, heads: Heads, source: Source | None, tiles: DeviceTiles, scoring: Scoring = PLAIN) -> jax.Array:
         q, k, v = heads.q, heads.k, heads.v
-        return self.with_prefix(q, source or self.batch_source(k, v), self.self_attention(q, k, v, tiles), tiles)
+        self_part = self.self_attention(q, k, v, tiles, scoring)
+        return self.with_prefix(q, source or self.batch_source(k, v), self_part, tiles, scoring)
 
     def batch_source(self, k: jax.Array, v: jax.Array) -> Source:
         """The batch's own keys and values [T, K, H], for prefixes in the batch."""
         return Source(with_room(k, KEY_TILE), with_room(v, KEY_TILE), jnp.int32(0))
 
-    def self_attention(self, q: jax.Array, k: jax.Array, v: jax.Array, tiles: DeviceTiles) -> Partial:
+    def self_attention(self, q: jax.Array, k: jax.Array, v: jax.Array, tiles: DeviceTiles, scoring: Scoring) -> Partial:
         """Self-attention within each segment: q [T, N, H], k and v [T, K, H]."""
         # Room for a whole tile behind the last token: `dynamic_slice` would move a slice that does not fit.
         state = Partial(jnp.zeros((len(q) + SIZES.wide, *q.shape[1:]), jnp.float32), _no_sum(q, SIZES.wide))
-        state = self._narrow(q, k, v, tiles, state)
+        state = self._narrow(q, k, v, tiles, state, scoring)
         wide_q, wide_k, wide_v = (with_room(each, SIZES.wide) for each in (q, k, v))
-        state = self._wide(wide_q, wide_k, wide_v, tiles, state)
+        state = self._wide(wide_q, wide_k, wide_v, tiles, state, scoring)
         return Partial(state.out[: len(q)], state.lse[: len(q)])
 
-    def _narrow(self, q: jax.Array, k: jax.Array, v: jax.Array, tiles: DeviceTiles, state: Partial) -> Partial:
+    def _narrow(
+        self, q: jax.Array, k: jax.Array, v: jax.Array, tiles: DeviceTiles, state: Partial, scoring: Scoring
+    ) -> Partial:
         """Segments of one tile each, several at a time."""
         column = jnp.arange(SIZES.narrow)
 
@@ -72,37 +76,43 @@ class XlaAttention(AttentionImplementation):
             start = lax.dynamic_slice(tiles.narrow_start, (first,), (NARROW_GROUP,))
             is_real = column < lax.dynamic_slice(tiles.narrow_len, (first,), (NARROW_GROUP,))[:, None]
             tokens = jnp.minimum(start[:, None] + column, len(q) - 1)
-            seen = jnp.broadcast_to(column[:, None] >= column, (NARROW_GROUP, SIZES.narrow, SIZES.narrow))
+            is_before = (column[:, None] >= column) & scoring.seen(column[:, None] - column)
+            seen = jnp.broadcast_to(is_before, (NARROW_GROUP, SIZES.narrow, SIZES.narrow))
             if self._visible is not None:
                 seen = seen & self._visible(tokens, tokens)
-            found = jax.vmap(_attend_narrow)(q[tokens], k[tokens], v[tokens], is_real, seen)
+            found = jax.vmap(partial(_attend_narrow, scoring))(q[tokens], k[tokens], v[tokens], is_real, seen)
             place = jnp.where(is_real, tokens, len(state.out))  # out of range: dropped
             return Partial(*(whole.at[place].set(part, mode="drop") for whole, part in zip(state, found, strict=True)))
 
         return lax.fori_loop(0, -(-tiles.counts[NARROW] // NARROW_GROUP), group, state)
 
-    def _wide(self, q: jax.Array, k: jax.Array, v: jax.Array, tiles: DeviceTiles, state: Partial) -> Partial:
+    def _wide(
+        self, q: jax.Array, k: jax.Array, v: jax.Array, tiles: DeviceTiles, state: Partial, scoring: Scoring
+    ) -> Partial:
         """Wide tiles of longer segments, one at a time, over the segment's key tiles up to the tile itself."""
         offset = jnp.arange(SIZES.wide)
 
         def tile(number: jax.Array, state: Partial) -> Partial:
             start, length, segment = (each[number] for each in (tiles.wide_start, tiles.wide_len, tiles.wide_segment))
-            queries, tokens = _rows(q, start, SIZES.wide, k.shape[1]), start + offset
+            queries, tokens = _rows(q, start, SIZES.wide, k.shape[1], scoring), start + offset
 
             def key_tile(j: jax.Array, softmax: State) -> State:
                 keys = segment + j * SIZES.wide + offset
-                seen = tokens[:, None] >= keys
+                seen = (tokens[:, None] >= keys) & scoring.seen(tokens[:, None] - keys)
                 if self._visible is not None:
                     seen = seen & self._visible(tokens, keys)
                 is_real = keys < start + length
-                return _step(softmax, queries, k, v, keys[0], seen, is_real)
+                return _step(softmax, queries, k, v, keys[0], seen, is_real, scoring)
 
-            softmax = lax.fori_loop(0, (start - segment) // SIZES.wide + 1, key_tile, _empty(queries))
+            first = scoring.first_seen(start - segment) // SIZES.wide
+            softmax = lax.fori_loop(first, (start - segment) // SIZES.wide + 1, key_tile, _empty(queries))
             return _store(state, softmax, start, offset < length)
 
         return lax.fori_loop(0, tiles.counts[WIDE], tile, state)
 
-    def with_prefix(self, q: jax.Array, source: Source, self_part: Partial, tiles: DeviceTiles) -> jax.Array:
+    def with_prefix(
+        self, q: jax.Array, source: Source, self_part: Partial, tiles: DeviceTiles, scoring: Scoring
+    ) -> jax.Array:
         """Prefix attention, merged with the self part: [T, N, H] in q's dtype."""
         num_tokens, dtype = len(q), q.dtype
         q, state = with_room(q, SIZES.prefix), Partial(*(with_room(each, SIZES.prefix) for each in self_part))
@@ -110,19 +120,25 @@ class XlaAttention(AttentionImplementation):
 
         def tile(number: jax.Array, state: Partial) -> Partial:
             start, num_read = tiles.prefix_start[number], tiles.prefix_read[number]
-            queries = _rows(q, start, SIZES.prefix, source.keys.shape[1])
+            queries = _rows(q, start, SIZES.prefix, source.keys.shape[1], scoring)
+            is_real = offset < tiles.prefix_len[number]
+            tokens = jnp.where(is_real, start + offset, start)
+            position = num_read + tokens - tiles.token_segment[tokens]
 
             def key_tile(j: jax.Array, softmax: State) -> State:
                 address = tiles.key_tile_addresses[tiles.token_prefix_list[start] + j]
                 is_read = j * KEY_TILE + column < num_read
-                seen = jnp.broadcast_to(is_read, (SIZES.prefix, KEY_TILE))
+                seen = is_read & scoring.seen(position[:, None] - (j * KEY_TILE + column))
+                seen = jnp.broadcast_to(seen, (SIZES.prefix, KEY_TILE))
                 if self._visible is not None:
                     seen = seen & self._visible(start + offset, address + column)
-                return _step(softmax, queries, source.keys, source.values, source.base + address, seen, is_read)
+                at = source.base + address
+                return _step(softmax, queries, source.keys, source.values, at, seen, is_read, scoring)
 
             begun = _resume(state, start, source.keys.shape[1])
-            softmax = lax.fori_loop(0, -(-num_read // KEY_TILE), key_tile, begun)
-            return _store(state, softmax, start, offset < tiles.prefix_len[number])
+            first = scoring.first_seen(position.min()) // KEY_TILE
+            softmax = lax.fori_loop(first, -(-num_read // KEY_TILE), key_tile, begun)
+            return _store(state, softmax, start, is_real)
 
         state = lax.fori_loop(0, tiles.counts[PREFIX], tile, state)
         return state.out[:num_tokens].astype(dtype)
@@ -137,11 +153,10 @@ def with_room(array: jax.Array, room: int) -> jax.Array:
     return jnp.pad(array, ((0, room), *[(0, 0)] * (array.ndim - 1)))
 
 
-def _rows(q: jax.Array, start: jax.Array, width: int, num_kv_heads: int) -> jax.Array:
+def _rows(q: jax.Array, start: jax.Array, width: int, num_kv_heads: int, scoring: Scoring) -> jax.Array:
     """Tokens of q [T, N, H] to rows per KV head: [K, width * G, H] float32, scaled."""
-    head_size = q.shape[-1]
     taken = lax.dynamic_slice(q, (start, 0, 0), (width, *q.shape[1:])).astype(jnp.float32)
-    return _by_kv_head(taken / math.sqrt(head_size), num_kv_heads)
+    return _by_kv_head(scoring.scaled(taken), num_kv_heads)
 
 
 def _by_kv_head(tokens: jax.Array, num_kv_heads: int) -> jax.Array:
@@ -178,6 +193,7 @@ def _step(
     first: jax.Array,
     seen: jax.Array,
     is_real: jax.Array,
+    scoring: Scoring,
 ) -> State:
     """One key tile, first.. of k and v [A, K, H], into the online softmax.
 
@@ -187,7 +203,7 @@ def _step(
     keys, values = (as_float32(lax.dynamic_slice(each, (first, 0, 0), shape)) for each in (k, v))
     values = jnp.where(is_real[:, None, None], values, 0.0)
     seen = jnp.repeat(seen, queries.shape[1] // len(seen), axis=0)
-    return accumulate(softmax, queries, keys, values, seen)
+    return accumulate(softmax, queries, keys, values, seen, scoring)
 
 
 def as_float32(array: jax.Array) -> jax.Array:
@@ -197,11 +213,13 @@ def as_float32(array: jax.Array) -> jax.Array:
     return array.astype(jnp.float32)
 
 
-def accumulate(softmax: State, queries: jax.Array, keys: jax.Array, values: jax.Array, seen: jax.Array) -> State:
+def accumulate(
+    softmax: State, queries: jax.Array, keys: jax.Array, values: jax.Array, seen: jax.Array, scoring: Scoring
+) -> State:
     """queries [K, R, H] over keys and values [C, K, H] with `seen` [R, C]."""
     out, m_i, l_i = softmax
     scores = jnp.einsum("krh,ckh->krc", queries, keys, precision=lax.Precision.HIGHEST)
-    scores = jnp.where(seen, scores, -jnp.inf)  # not added: a masked score may be NaN
+    scores = jnp.where(seen, scoring.capped(scores), -jnp.inf)  # not added: a masked score may be NaN
     m_new = jnp.maximum(m_i, scores.max(-1))
     m_finite = jnp.where(m_new == -jnp.inf, 0.0, m_new)
     weights, alpha = jnp.exp(scores - m_finite[..., None]), jnp.exp(m_i - m_finite)
@@ -217,12 +235,15 @@ def _finish(softmax: State, width: int) -> Partial:
     return Partial(_by_token(divided, width), _by_token(lse, width))
 
 
-def _attend_narrow(q: jax.Array, k: jax.Array, v: jax.Array, is_real: jax.Array, seen: jax.Array) -> Partial:
+def _attend_narrow(
+    scoring: Scoring, q: jax.Array, k: jax.Array, v: jax.Array, is_real: jax.Array, seen: jax.Array
+) -> Partial:
     """One whole segment: q [W, N, H], k and v [W, K, H]."""
-    queries = _by_kv_head(q.astype(jnp.float32) / math.sqrt(q.shape[-1]), k.shape[1])
+    queries = _by_kv_head(scoring.scaled(q.astype(jnp.float32)), k.shape[1])
     values = jnp.where(is_real[:, None, None], v.astype(jnp.float32), 0.0)
     seen = jnp.repeat(seen, q.shape[1] // k.shape[1], axis=0)
-    return _finish(accumulate(_empty(queries), queries, k.astype(jnp.float32), values, seen), len(q))
+    softmax = accumulate(_empty(queries), queries, k.astype(jnp.float32), values, seen, scoring)
+    return _finish(softmax, len(q))
 
 
 def _store(state: Partial, softmax: State, start: jax.Array, is_real: jax.Array) -> Partial:
@@ -250,10 +271,11 @@ def merge_tile(
     *,
     is_query: jax.Array,
     is_key: jax.Array,
+    scoring: Scoring,
 ) -> Partial:
     """One tile of queries over one tile of keys, both tokens of the batch, merged into `state`."""
-    queries = _rows(q, query[0], len(query), k.shape[1])
-    softmax = _step(_empty(queries), queries, k, v, key[0], seen, is_key)
+    queries = _rows(q, query[0], len(query), k.shape[1], scoring)
+    softmax = _step(_empty(queries), queries, k, v, key[0], seen, is_key, scoring)
     found = _finish(softmax, len(query))
     before = Partial(*(lax.dynamic_slice_in_dim(each, query[0], len(query)) for each in state))
     merged = _merge(before, found)

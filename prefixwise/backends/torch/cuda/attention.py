@@ -78,6 +78,8 @@ class PagedAttention:
         device: torch.device,
         prefix: PrefixTuning | None = None,
         self_attention: tuple[SelfAttentionTuning, SelfAttentionTuning] | None = None,
+        scale: float | None = None,  # of the scores; None: 1 / sqrt(H)
+        softcap: float = 0.0,  # of the scores; 0: they are not capped
     ) -> None:
         self._prefix = prefix or prefix_tunings(head_size, device)[0]
         self._self_attention = self_attention or self_attention_tunings(head_size)
@@ -88,13 +90,15 @@ class PagedAttention:
         if device.type == "cuda":
             self._num_multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
         self._sizes: dict[str, Any] = {
-            "scale": LOG2_E / math.sqrt(head_size),
+            "scale": LOG2_E / math.sqrt(head_size) if scale is None else LOG2_E * scale,
             "num_kv_heads": num_kv_heads,
             "group": self._group,
             "padded_group": self._padded_group,
             "head_size": head_size,
             "padded_head_size": max(16, triton.next_power_of_2(head_size)),
         }
+        self._softcap = LOG2_E * softcap
+        assert not (self._prefix.is_hopper and (scale or softcap)), "the kernel for Hopper computes plain scores"
 
     @classmethod
     def for_model(cls, config: ModelConfig, device: torch.device, prefix: PrefixTuning | None = None) -> PagedAttention:
@@ -104,6 +108,8 @@ class PagedAttention:
             head_size=config.head_size,
             device=device,
             prefix=prefix,
+            scale=config.score_scale,
+            softcap=config.score_softcap,
         )
 
     def probe(self, dtype: torch.dtype) -> None:
@@ -125,16 +131,27 @@ class PagedAttention:
         narrow, wide = (min(tuning.width, max_tokens) for tuning in self._self_attention)
         return TileSizes(narrow, wide, prefix=max(1, self._prefix.num_rows // self._padded_group))
 
-    def __call__(self, qkv: Tensor, source: KeySource, tiles: TileArrays[Tensor], out: Tensor, lse: Tensor) -> None:
+    def __call__(
+        self,
+        qkv: Tensor,
+        source: KeySource,
+        tiles: TileArrays[Tensor],
+        out: Tensor,
+        lse: Tensor,
+        positions: Tensor | None = None,  # [T] int32; needed with a window
+        window: int = 0,  # of the layer; 0: tokens see all before them
+    ) -> None:
         """Self-attention and prefix attention: qkv [T, N + 2 K, H] after RoPE to out [T, N, H]. `lse` is scratch.
 
         Padding is in no tile, and its rows of `out` are not written.
         """
-        self.attend_self(NARROW, qkv, tiles, out, lse)
-        self.attend_self(WIDE, qkv, tiles, out, lse)
-        self.attend_prefix(qkv, source, tiles, out, lse)
+        self.attend_self(NARROW, qkv, tiles, out, lse, window)
+        self.attend_self(WIDE, qkv, tiles, out, lse, window)
+        self.attend_prefix(qkv, source, tiles, out, lse, positions, window)
 
-    def attend_self(self, kind: int, qkv: Tensor, tiles: TileArrays[Tensor], out: Tensor, lse: Tensor) -> None:
+    def attend_self(
+        self, kind: int, qkv: Tensor, tiles: TileArrays[Tensor], out: Tensor, lse: Tensor, window: int = 0
+    ) -> None:
         """Self-attention of the narrow tiles, or of the wide ones: writes `out` and `lse` of their tokens."""
         is_wide, sizes, tuning = kind == WIDE, self.tile_sizes, self._self_attention[kind]
         arrays = (tiles.narrow_start, tiles.narrow_len, tiles.narrow_start)
@@ -148,6 +165,8 @@ class PagedAttention:
             qkv,
             out,
             lse,
+            softcap=self._softcap,
+            window=window,
             kind=kind,
             is_wide=is_wide,
             width=sizes.wide if is_wide else sizes.narrow,
@@ -157,16 +176,28 @@ class PagedAttention:
         )
 
     def attend_prefix(
-        self, qkv: Tensor, source: KeySource, tiles: TileArrays[Tensor], out: Tensor, lse: Tensor
+        self,
+        qkv: Tensor,
+        source: KeySource,
+        tiles: TileArrays[Tensor],
+        out: Tensor,
+        lse: Tensor,
+        positions: Tensor | None = None,
+        window: int = 0,
     ) -> None:
         """Continues the softmax of self-attention for the tokens that read a prefix."""
         tuning = self._prefix
-        kernel, descriptor, sizes = prefix_kernel, TensorDescriptor.from_tensor, {"num_keys": tuning.num_keys}
-        sizes["num_stages"] = tuning.num_stages
+        kernel, descriptor = prefix_kernel, TensorDescriptor.from_tensor
+        sizes: dict[str, Any] = {"num_keys": tuning.num_keys, "num_stages": tuning.num_stages}
+        sizes |= {"softcap": self._softcap, "window": window}
+        arrays = [qkv, out, lse, tiles.counts if positions is None else positions]
+        assert positions is not None or not window, "a window cuts by positions"
         if tuning.is_hopper:
             from prefixwise.backends.torch.cuda.hopper import describe, hopper_prefix_kernel
 
+            assert not window, "the kernel for Hopper has no windows"
             kernel, descriptor, sizes = hopper_prefix_kernel, describe, {"num_buffers": tuning.num_stages}
+            arrays.pop()
         box = [tuning.num_keys, self._sizes["padded_head_size"]]
         keys, values = (descriptor(each.flatten(1), box) for each in (source.keys, source.values))
         launch(
@@ -174,7 +205,7 @@ class PagedAttention:
             (self._num_programs(len(tiles.prefix_start), tuning.programs_per_sm),),
             tiles.counts,
             *(tiles.prefix_start, tiles.prefix_len, tiles.prefix_read, tiles.prefix_list, tiles.key_tile_addresses),
-            *(qkv, keys, values, out, lse),
+            *(arrays[0], keys, values, *arrays[1:]),
             first_key_head=source.first_key_head,
             first_value_head=source.first_value_head,
             kind=PREFIX,

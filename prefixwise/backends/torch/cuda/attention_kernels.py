@@ -7,7 +7,8 @@ start, and no sum is split between programs. The tiles of a program are data, so
 
 In the kernels: `R` rows of a tile (its tokens x query heads of one KV head, padded to a power of two), `C` keys of a
 load. `m_i` is the running max, `l_i` the running sum and `alpha` the rescale of the online softmax. Sizes of the model
-are compile-time constants; nothing else chooses the compiled kernel.
+and the layer's sliding window are compile-time constants; nothing else chooses the compiled kernel. A key that a window
+hides adds exactly nothing, so tiles of keys that it hides from all rows of a tile are skipped.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from __future__ import annotations
 import triton.language as tl
 
 from prefixwise.backends.torch.cuda.elementwise_kernels import jit
+
+_FAR: tl.constexpr = tl.constexpr(1 << 30)  # a position behind all others
 
 
 @jit
@@ -27,14 +30,21 @@ def _softmax_step(
     values: tl.tensor,  # [C, H]
     hidden: tl.tensor,  # [R, C] or [1, C]: which keys a row does not see; not read unless `is_masked`
     scale: tl.constexpr,
+    softcap: tl.constexpr,  # of the scores, times log2(e); 0: they are not capped
     is_masked: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """One tile of keys into the online softmax, base 2. Every row has seen a key before, or sees one here."""
     scores = tl.dot(q, keys.T)
+    if softcap > 0.0:
+        scores = softcap * (1.0 - 2.0 / (1.0 + tl.exp(scores * (2.0 * scale / softcap))))  # tanh
     if is_masked:
         scores = tl.where(hidden, float("-inf"), scores)
-    m_new = tl.maximum(m_i, tl.max(scores, 1) * scale)
-    weights = tl.exp2(scores * scale - m_new[:, None])
+    if softcap > 0.0:
+        m_new = tl.maximum(m_i, tl.max(scores, 1))
+        weights = tl.exp2(scores - m_new[:, None])
+    else:
+        m_new = tl.maximum(m_i, tl.max(scores, 1) * scale)
+        weights = tl.exp2(scores * scale - m_new[:, None])
     alpha = tl.exp2(m_i - m_new)
     l_i = l_i * alpha + tl.sum(weights, 1)
     out = tl.dot(weights.to(values.dtype), values, out * alpha[:, None])
@@ -51,6 +61,8 @@ def self_attention_kernel(
     out: tl.tensor,  # [T, N, H]
     lse: tl.tensor,  # [T, N] float32, base 2
     scale: tl.constexpr,  # of the scores, times log2(e)
+    softcap: tl.constexpr,  # of the scores, times log2(e); 0: they are not capped
+    window: tl.constexpr,  # how many tokens a token sees, itself included; 0: all before it
     kind: tl.constexpr,  # index in `counts`
     is_wide: tl.constexpr,  # does a tile also see earlier tiles of its segment?
     width: tl.constexpr,  # tokens of a tile, and keys of a tile of keys
@@ -80,18 +92,29 @@ def self_attention_kernel(
 
         keys_at = qkv + (num_heads + kv_head) * head_size + (key * row_size)[:, None] + columns[None, :]
         is_column = (columns < head_size)[None, :] & (key >= 0)[:, None]
-        if is_wide:
+        if is_wide and window == 0:
             segment = tl.load(segments + tile).to(tl.int64)
             for number in range((start - segment).to(tl.int32) // width):
                 tile_at = keys_at + (segment + number * width) * row_size
                 keys = tl.load(tile_at, mask=is_column, other=0.0)
                 values = tl.load(tile_at + num_kv_heads * head_size, mask=is_column, other=0.0)
-                acc, m_i, l_i = _softmax_step(acc, m_i, l_i, q, keys, values, 0, scale, False)
+                acc, m_i, l_i = _softmax_step(acc, m_i, l_i, q, keys, values, 0, scale, softcap, False)
         seen = is_column & (key < length)[:, None]
         keys = tl.load(keys_at + start * row_size, mask=seen, other=0.0)
         values = tl.load(keys_at + start * row_size + num_kv_heads * head_size, mask=seen, other=0.0)
-        later = offset[:, None] < key[None, :]
-        acc, m_i, l_i = _softmax_step(acc, m_i, l_i, q, keys, values, later, scale, True)
+        unseen = offset[:, None] < key[None, :]
+        if window > 0:
+            unseen = unseen | (offset[:, None] - key[None, :] >= window)
+        acc, m_i, l_i = _softmax_step(acc, m_i, l_i, q, keys, values, unseen, scale, softcap, True)
+        if is_wide and window > 0:  # after the tile itself, in which every row sees a key
+            segment = tl.load(segments + tile).to(tl.int64)
+            before = (start - segment).to(tl.int32)
+            for number in range(tl.maximum(before - window + 1, 0) // width, before // width):
+                tile_at = keys_at + (segment + number * width) * row_size
+                keys = tl.load(tile_at, mask=is_column, other=0.0)
+                values = tl.load(tile_at + num_kv_heads * head_size, mask=is_column, other=0.0)
+                far = before + offset[:, None] - (number * width + key)[None, :] >= window
+                acc, m_i, l_i = _softmax_step(acc, m_i, l_i, q, keys, values, far, scale, softcap, True)
 
         out_at = out + start * num_heads * head_size + (offset * num_heads + head)[:, None] * head_size
         tl.store(out_at + columns[None, :], (acc / l_i[:, None]).to(out.dtype.element_ty), mask=inside)
@@ -111,9 +134,12 @@ def prefix_kernel(
     values: tl.tensor,  # descriptor of [A, heads * H], loaded as [C, H]
     out: tl.tensor,  # [T, N, H]: of self-attention, overwritten with both parts
     lse: tl.tensor,  # [T, N] float32, base 2, of self-attention
+    positions: tl.tensor,  # [T] int32, of tokens behind the start of their prefix; not read without a window
     first_key_head: tl.constexpr,  # where the KV heads begin in a row of `keys`
     first_value_head: tl.constexpr,
     scale: tl.constexpr,  # of the scores, times log2(e)
+    softcap: tl.constexpr,  # of the scores, times log2(e); 0: they are not capped
+    window: tl.constexpr,  # how many tokens a token sees, itself included; 0: all before it
     kind: tl.constexpr,  # index in `counts`
     width: tl.constexpr,  # tokens of a tile
     num_keys: tl.constexpr,  # C
@@ -161,10 +187,19 @@ def prefix_kernel(
             key_column = (first_key_head + kv_head) * head_size
             value_column = (first_value_head + kv_head) * head_size
             num_whole = num_read // num_keys
-            for number in range(num_whole):
+            first = 0
+            if window > 0:
+                key = tl.arange(0, num_keys)
+                position = tl.load(positions + start + offset, mask=offset < length, other=_FAR)
+                first = tl.minimum(tl.maximum(tl.min(position, 0) - window + 1, 0) // num_keys, num_whole)
+            for number in range(first, num_whole):
                 row = tl.load(list_at + number // per_page) + number % per_page * num_keys
                 tile_keys, tile_values = keys.load([row, key_column]), values.load([row, value_column])
-                acc, m_i, l_i = _softmax_step(acc, m_i, l_i, q, tile_keys, tile_values, 0, scale, False)
+                if window > 0:
+                    far = position[:, None] - (number * num_keys + key)[None, :] >= window
+                    acc, m_i, l_i = _softmax_step(acc, m_i, l_i, q, tile_keys, tile_values, far, scale, softcap, True)
+                else:
+                    acc, m_i, l_i = _softmax_step(acc, m_i, l_i, q, tile_keys, tile_values, 0, scale, softcap, False)
             num_left = num_read - num_whole * num_keys
             if num_left > 0:
                 row = tl.load(list_at + num_whole // per_page) + num_whole % per_page * num_keys
@@ -172,7 +207,10 @@ def prefix_kernel(
                 tile_keys, tile_values = keys.load([row, key_column]), values.load([row, value_column])
                 # After the prefix the page may hold NaN, which a weight of 0 would not remove.
                 tile_values = tl.where(is_left[:, None], tile_values, 0.0)
-                acc, m_i, l_i = _softmax_step(acc, m_i, l_i, q, tile_keys, tile_values, ~is_left[None, :], scale, True)
+                unseen = ~is_left[None, :]
+                if window > 0:
+                    unseen = unseen | (position[:, None] - (num_whole * num_keys + key)[None, :] >= window)
+                acc, m_i, l_i = _softmax_step(acc, m_i, l_i, q, tile_keys, tile_values, unseen, scale, softcap, True)
             # Loaded again, so that no address is held in registers while the loop runs over keys.
             start, length = tl.load(starts + tile, volatile=True).to(tl.int64), tl.load(lens + tile, volatile=True)
             inside = ((offset < length) & (head_in_group < group))[:, None] & (columns < head_size)[None, :]

@@ -152,7 +152,13 @@ class PagedRunner:
             device=embedding.device,
         )
         trunk = Trunk(
-            config, transformer.weights, attention, self.kv_cache, transformer.tile_rows, transformer.frequencies
+            config,
+            transformer.weights,
+            attention,
+            self.kv_cache,
+            transformer.tile_rows,
+            transformer.rotary,
+            transformer.local_rotary,
         )
         smallest = transformer.tile_rows or TOKEN_MULTIPLE
         self.buckets = token_buckets(

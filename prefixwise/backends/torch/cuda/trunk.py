@@ -16,7 +16,7 @@ from prefixwise.backends.torch.cuda.attention import PagedAttention
 from prefixwise.backends.torch.cuda.fused_elementwise import add_norm, gate, linear, norm, qk_norm_rope_and_cache
 from prefixwise.backends.torch.cuda.inputs import ForwardInputs, ProgramSpec
 from prefixwise.backends.torch.cuda.kv_cache import KeySource, KVCache
-from prefixwise.backends.torch.model import EmbeddingRows
+from prefixwise.backends.torch.model import EmbeddingRows, Rotary
 from prefixwise.backends.torch.weights import LayerWeights, ModelWeights
 from prefixwise.models.config import ModelConfig
 
@@ -32,6 +32,8 @@ class Buffers:
     delta: Tensor  # [T, D], to be added to x
     cos: Tensor  # [T, H / 2] float32
     sin: Tensor  # [T, H / 2] float32
+    local_cos: Tensor  # [T, H / 2] float32, of layers with a window; empty where they have the same RoPE
+    local_sin: Tensor  # [T, H / 2] float32
     lse: Tensor  # [T, N] float32
     qkv: Tensor  # [T, N + 2 K, H]
     attended: Tensor  # [T, N, H]
@@ -50,8 +52,9 @@ class Workspace:
         """The buffers that always live, those that live until attention is done, and those that live after it."""
         config, t, wide = self._config, num_tokens, torch.float32
         d, n, k, h, f = config.model_size, config.num_heads, config.num_kv_heads, config.head_size, config.mlp_size
+        local = ((t if config.local_rope is not None else 0, h // 2), wide)
         return [
-            [*[((t, d), self._dtype)] * 3, *[((t, h // 2), wide)] * 2, ((t, n), wide)],
+            [*[((t, d), self._dtype)] * 3, *[((t, h // 2), wide)] * 2, *[local] * 2, ((t, n), wide)],
             [((t, n + 2 * k, h), self._dtype), ((t, n, h), self._dtype)],
             [((t, 2 * f), self._dtype), ((t, f), self._dtype)],
         ]
@@ -102,25 +105,27 @@ class Trunk:
     attention: PagedAttention
     kv_cache: KVCache
     tile_rows: int | None  # rows of a GEMM; None: all
-    frequencies: Tensor  # [H / 2] float32, radians per position
+    rotary: Rotary
+    local_rotary: Rotary  # of layers with a window
 
     def __call__(self, spec: ProgramSpec, inputs: ForwardInputs[Tensor], buffers: Buffers) -> None:
         """Leaves the inputs of the last layer's end in `buffers`: `x`, and `attended` where tokens are scored."""
         layers, eps = self.weights.layers, self.config.norm_eps
         if not spec.is_embedded:
             self.embed(inputs, buffers)
-        self._make_rope_table(inputs, buffers)
-        norm(buffers.x, layers[0].attention_norm, eps, buffers.normed)
+        self._make_rope_tables(inputs, buffers)
+        norm(buffers.x, _given(layers[0].attention_norm), eps, buffers.normed)
         for number, layer in enumerate(layers):
             is_last = number == len(layers) - 1
             source = self._project(spec, number, layer, inputs, buffers)
             if is_last and not spec.scores:
                 return  # a prefill needs no more than the last layer's keys and values
-            self.attention(buffers.qkv, source, inputs.tiles, buffers.attended, buffers.lse)
+            window = self.config.layer_windows[number]
+            self.attention(buffers.qkv, source, inputs.tiles, buffers.attended, buffers.lse, inputs.positions, window)
             if is_last:
                 return
             self._finish(layer, buffers)
-            add_norm(buffers.x, buffers.delta, layers[number + 1].attention_norm, eps, buffers.normed)
+            add_norm(buffers.x, buffers.delta, _given(layers[number + 1].attention_norm), eps, buffers.normed)
 
     def embed(self, inputs: ForwardInputs[Tensor], buffers: Buffers, overrides: EmbeddingRows | None = None) -> None:
         """The tokens' embeddings into `x`."""
@@ -131,10 +136,17 @@ class Trunk:
             # Rounded to the embedding's dtype, as transformers does.
             buffers.x.mul_(torch.tensor(self.config.embedding_scale, dtype=buffers.x.dtype).item())
 
-    def _make_rope_table(self, inputs: ForwardInputs[Tensor], buffers: Buffers) -> None:
-        torch.mul(inputs.positions.to(torch.float32)[:, None], self.frequencies, out=buffers.sin)
-        torch.cos(buffers.sin, out=buffers.cos)
-        torch.sin(buffers.sin, out=buffers.sin)
+    def _make_rope_tables(self, inputs: ForwardInputs[Tensor], buffers: Buffers) -> None:
+        tables = [(self.rotary, buffers.cos, buffers.sin)]
+        if self.config.local_rope is not None:
+            tables.append((self.local_rotary, buffers.local_cos, buffers.local_sin))
+        for rotary, cos, sin in tables:
+            torch.mul(inputs.positions.to(torch.float32)[:, None], rotary.frequencies, out=sin)
+            torch.cos(sin, out=cos)
+            torch.sin(sin, out=sin)
+            if rotary.magnitudes is not None:
+                cos.mul_(rotary.magnitudes)
+                sin.mul_(rotary.magnitudes)
 
     def _project(
         self, spec: ProgramSpec, number: int, layer: LayerWeights, inputs: ForwardInputs[Tensor], buffers: Buffers
@@ -143,13 +155,25 @@ class Trunk:
         n, k, cache = self.config.num_heads, self.config.num_kv_heads, self.kv_cache.layer(number)
         linear(buffers.normed, layer.qkv, layer.qkv_bias, buffers.qkv.flatten(1), self.tile_rows)
         slots = inputs.cache_slots if spec.reads == "cache" else None
-        qk_norm_rope_and_cache(buffers.qkv, layer.qk_norm, self.config.norm_eps, buffers.cos, buffers.sin, slots, cache)
+        cos, sin = buffers.cos, buffers.sin
+        if self.config.local_rope is not None and self.config.layer_windows[number]:
+            cos, sin = buffers.local_cos, buffers.local_sin
+        qk_norm_rope_and_cache(buffers.qkv, layer.qk_norm, self.config.norm_eps, cos, sin, slots, cache)
         return cache if spec.reads == "cache" else KeySource(buffers.qkv, buffers.qkv, n, n + k)
 
     def _finish(self, layer: LayerWeights, buffers: Buffers) -> None:
         """Output projection, residual, MLP; `delta` is not yet added to x."""
         linear(buffers.attended.flatten(1), layer.o, None, buffers.delta, self.tile_rows)
-        add_norm(buffers.x, buffers.delta, layer.mlp_norm, self.config.norm_eps, buffers.normed)
-        linear(buffers.normed, layer.gate_up, None, buffers.gate_up, self.tile_rows)
+        if layer.post_attention_norm is not None:
+            norm(buffers.delta, layer.post_attention_norm, self.config.norm_eps, buffers.delta)
+        add_norm(buffers.x, buffers.delta, _given(layer.mlp_norm), self.config.norm_eps, buffers.normed)
+        linear(buffers.normed, _given(layer.gate_up), None, buffers.gate_up, self.tile_rows)
         gate(buffers.gate_up, self.config.activation, buffers.gated)
-        linear(buffers.gated, layer.down, None, buffers.delta, self.tile_rows)
+        linear(buffers.gated, _given(layer.down), None, buffers.delta, self.tile_rows)
+        if layer.post_mlp_norm is not None:
+            norm(buffers.delta, layer.post_mlp_norm, self.config.norm_eps, buffers.delta)
+
+
+def _given(weight: Tensor | None) -> Tensor:
+    assert weight is not None, "models without these parts are not run here (`kernel_choice.has_paged_attention`)"
+    return weight

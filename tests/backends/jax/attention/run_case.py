@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from prefixwise.backends.jax.attention import api
+from prefixwise.backends.jax.attention import api, base
 from prefixwise.backends.jax.attention.base import AttentionImplementation, Heads, Source
 from prefixwise.backends.jax.attention.dense import DenseMask, make_mask
 from prefixwise.backends.jax.attention.shapes import AttentionShape
@@ -34,7 +34,15 @@ from prefixwise.forward.tiles import (
     cut_tiles,
     tile_capacities,
 )
-from tests.attention_cases import HEAD_CASES, AttentionCase, AttentionInputs, Floats, Implementation
+from tests.attention_cases import (
+    HEAD_CASES,
+    PLAIN,
+    AttentionCase,
+    AttentionInputs,
+    Floats,
+    Implementation,
+    Scoring,
+)
 from tests.backends.jax.quick_compiler import QUICKLY
 
 
@@ -59,8 +67,9 @@ def _extend_attention(
     kv_cache: Source,
     tiles: DeviceTiles,
     implementation: AttentionImplementation,
+    scoring: base.Scoring = base.PLAIN,
 ) -> jax.Array:
-    return api.extend_attention(Heads.of(q, k, v), kv_cache, tiles, implementation)
+    return api.extend_attention(Heads.of(q, k, v), kv_cache, tiles, implementation, scoring)
 
 
 def _packed_attention(
@@ -70,8 +79,9 @@ def _packed_attention(
     tiles: DeviceTiles,
     implementation: AttentionImplementation,
     dense: DenseMask | None = None,
+    scoring: base.Scoring = base.PLAIN,
 ) -> jax.Array:
-    return api.packed_attention(Heads.of(q, k, v), tiles, implementation, dense)
+    return api.packed_attention(Heads.of(q, k, v), tiles, implementation, dense, scoring)
 
 
 class Programs(NamedTuple):
@@ -120,12 +130,14 @@ def runner(
     capacity: Capacity = LAYOUT_CAPACITY,
     dtype: DTypeLike = np.float32,
     platform: str = "cpu",
+    scoring: Scoring = PLAIN,
 ) -> Implementation:
     """From a batch and its inputs to [T, N, H] float32."""
 
     def run(batch: ForwardBatch, inputs: AttentionInputs) -> Floats:
         with on_device(platform):
-            return np.asarray(_run(implementation, batch, inputs, capacity, dtype, platform).astype(jnp.float32))
+            found = _run(implementation, batch, inputs, capacity, dtype, platform, scoring)
+            return np.asarray(found.astype(jnp.float32))
 
     return run
 
@@ -137,6 +149,7 @@ def _run(
     capacity: Capacity,
     dtype: DTypeLike,
     platform: str,
+    case_scoring: Scoring,
 ) -> jax.Array:
     q, k, v = (jnp.asarray(with_nan(each, capacity.num_tokens), dtype) for each in (inputs.q, inputs.k, inputs.v))
     sizes = implementation.tile_sizes(q.shape[1] // k.shape[1])
@@ -144,11 +157,15 @@ def _run(
     blocks = prefix_tiles(batch, capacity)
     tiles = fill_up(cut_tiles(batch, sizes, blocks, padding), sizes, capacity)
     programs = _programs_for(implementation, capacity, platform)
+    scoring = base.PLAIN
+    if case_scoring != PLAIN:  # windows are data, so that all share a program
+        window = jnp.int32(case_scoring.window or base.NO_WINDOW)
+        scoring = base.Scoring(window, case_scoring.scale, case_scoring.softcap)
     if batch.layout is Layout.EXTEND:
         kv_cache = make_pool(batch, inputs, blocks, capacity.num_blocks, dtype)
-        return programs.extend(q, k, v, kv_cache, tiles, implementation=implementation)
+        return programs.extend(q, k, v, kv_cache, tiles, implementation=implementation, scoring=scoring)
     dense = make_dense(batch, len(q)) if batch.mask == "dense" else None
-    return programs.packed(q, k, v, tiles, implementation=implementation, dense=dense)
+    return programs.packed(q, k, v, tiles, implementation=implementation, dense=dense, scoring=scoring)
 
 
 def with_nan(values: Floats, size: int) -> Floats:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from prefixwise.backends.jax.attention import api
-from prefixwise.backends.jax.attention.base import AttentionImplementation, Heads, Source
+from prefixwise.backends.jax.attention.base import PLAIN, AttentionImplementation, Heads, Scoring, Source
 from prefixwise.backends.jax.attention.hopper import HopperAttention
 from prefixwise.backends.jax.attention.pallas_gpu import PallasGpuAttention
 from prefixwise.backends.jax.attention.pallas_tpu import PallasTpuAttention
@@ -182,7 +182,7 @@ class ZeroAttention(AttentionImplementation):
     def tile_sizes(self, heads_per_kv: int) -> TileSizes:
         return TileSizes(32, 64, 64)
 
-    def attend(self, heads: Heads, source: Source | None, tiles: DeviceTiles) -> jax.Array:
+    def attend(self, heads: Heads, source: Source | None, tiles: DeviceTiles, scoring: Scoring = PLAIN) -> jax.Array:
         return jnp.zeros_like(heads.q)
 
 

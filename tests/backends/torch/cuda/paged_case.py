@@ -23,12 +23,14 @@ from prefixwise.contract.ragged import Int64Array
 from prefixwise.forward.batch import ForwardBatch
 from prefixwise.forward.kv_pages import batch_tiles, page_table
 from prefixwise.forward.tiles import KEY_TILE
-from tests.attention_cases import AttentionInputs, Floats, Implementation
+from tests.attention_cases import PLAIN, AttentionInputs, Floats, Implementation, Scoring
 
 MAX_BLOCKS = 64
 
 
-def paged(dtype: torch.dtype, device: str, prefix: PrefixTuning | None = None) -> Implementation:
+def paged(
+    dtype: torch.dtype, device: str, prefix: PrefixTuning | None = None, scoring: Scoring = PLAIN
+) -> Implementation:
     def run(batch: ForwardBatch, inputs: AttentionInputs) -> Floats:
         (num_tokens, num_heads, head_size), num_kv_heads = inputs.q.shape, inputs.k.shape[1]
         attention = PagedAttention(
@@ -37,6 +39,8 @@ def paged(dtype: torch.dtype, device: str, prefix: PrefixTuning | None = None) -
             head_size=head_size,
             device=torch.device(device),
             prefix=prefix,
+            scale=scoring.scale,
+            softcap=scoring.softcap,
         )
 
         def move(values: NDArray[Any]) -> torch.Tensor:
@@ -54,7 +58,7 @@ def paged(dtype: torch.dtype, device: str, prefix: PrefixTuning | None = None) -
         arrays = _on_device(attention, spec, batch, lists, device)
         out = torch.zeros(num_tokens, num_heads, head_size, dtype=dtype, device=device)
         lse = torch.full((num_tokens, num_heads), float("nan"), device=device)
-        attention(qkv, source, arrays.tiles, out, lse)
+        attention(qkv, source, arrays.tiles, out, lse, arrays.positions, scoring.window)
         found: Floats = out.float().cpu().numpy()
         return found
 

@@ -18,8 +18,20 @@ from benchmarks.random_checkpoint import QWEN3_06B, random_checkpoint
 from prefixwise.backends.torch.backend import TorchBackend
 from prefixwise.backends.torch.elementwise import PLAIN
 from prefixwise.forward.batch import ForwardBatch, Layout
-from prefixwise.models.config import ModelConfig
-from tests.attention_cases import CASE_NAMED, CASES, AttentionCase, AttentionInputs, check, make_batch, make_inputs
+from prefixwise.models.config import ModelConfig, RopeConfig
+from tests.attention_cases import (
+    CASE_NAMED,
+    CASES,
+    LAYOUT_CASES,
+    SCORINGS,
+    AttentionCase,
+    AttentionInputs,
+    Scoring,
+    check,
+    make_batch,
+    make_inputs,
+)
+from tests.attention_cases import PLAIN as PLAIN_SCORING
 from tests.backends.torch import batches
 from tests.backends.torch.batches import Blocks, Segments, extend_batch, prefill, sequences_batch
 
@@ -35,6 +47,11 @@ SMALL = replace(
 )  # fmt: skip
 BIASED = replace(SMALL, num_heads=6, qk_norm=False, qkv_bias=True)
 GEMMA = replace(SMALL, qk_norm=False, activation="gelu_tanh", embedding_scale=8.0, float32_norms=True, num_kv_heads=1)
+# Windows in one of two layers, with a RoPE of its own, capped scores, and norms behind each part.
+GEMMA_2_AND_3 = replace(
+    GEMMA, qk_norm=True, windows=(40, 0), local_rope=RopeConfig(500.0), score_scale=0.25, score_softcap=5.0,
+    logit_softcap=8.0, post_norms=True,
+)  # fmt: skip
 
 
 def with_few_kv_heads(case: AttentionCase) -> AttentionCase:
@@ -44,15 +61,22 @@ def with_few_kv_heads(case: AttentionCase) -> AttentionCase:
 
 
 CONFIGS = {"qk_norm": SMALL, "qkv_bias": BIASED, "gemma": GEMMA, "wide heads": replace(SMALL, head_size=128)}
+CONFIGS["gemma 2 and 3"] = GEMMA_2_AND_3
 PREFIXES, ITEMS, READS = batches.PREFIXES, batches.ITEMS, batches.READS
 ALONE = [CASE_NAMED[name] for name in ("several prefixes", "ragged items over one prefix", "long items")]
 SLOT_HEADS = [(16, 8, 128), (9, 3, 64), (4, 1, 24)]
+SCORED, SCORED_CASES = SCORINGS, LAYOUT_CASES
 if INTERPRETED:  # which runs a row in some milliseconds
     CASES = tuple(with_few_kv_heads(case) for case in CASES)
     SLOT_HEADS[0] = (4, 2, 128)
     # It has items of all lengths, and with a shorter prefix still one of several blocks.
     ALONE = [replace(ALONE[0], prefix_lens=(200, 31, 200, 5, 31), cached_prefix_lens=(200, 31, 5))]
-    CONFIGS = {"qk_norm": SMALL}
+    CONFIGS = {"qk_norm": SMALL, "gemma 2 and 3": GEMMA_2_AND_3}
+    SCORED = (SCORINGS[1], SCORINGS[4])
+    SCORED_CASES = tuple(
+        with_few_kv_heads(CASE_NAMED[name])
+        for name in ("one causal sequence", "several prefixes", "new KV blocks after cached ones")
+    )
     PREFIXES, ITEMS, READS = [PREFIXES[0][:140], PREFIXES[1]], [ITEMS[0], ITEMS[1], ITEMS[5]], [0, 1, 0]
 
 pytestmark = [
@@ -117,7 +141,38 @@ class TestAttention:
         assert np.array_equal(attend(batch, inputs)[others], base[others])
 
 
-def run(dtype: torch.dtype, for_hopper: bool, head_size: int) -> Callable[[ForwardBatch, AttentionInputs], Floats]:
+@compiled_or_interpreted
+@pytest.mark.parametrize("scoring", SCORED, ids=str)
+class TestScorings:
+    """Sliding windows, capped scores, other scales: in the kernel for all devices."""
+
+    @pytest.mark.parametrize("dtype", DTYPES)
+    @pytest.mark.parametrize("case", SCORED_CASES, ids=lambda case: case.name)
+    def test_is_right(self, case: AttentionCase, scoring: Scoring, dtype: torch.dtype) -> None:
+        attend = run(dtype, False, case.head_size, scoring)
+        check(attend, case, TOLERANCES[dtype], dtype=as_numpy(dtype), scoring=scoring)
+
+    def test_a_segment_alone_gives_the_bits_it_has_beside_others(self, scoring: Scoring) -> None:
+        case = replace(ALONE[0], prefix_lens=(300, 31, 300, 5, 31), cached_prefix_lens=(300, 31, 5))
+        attend, batch, inputs = run(DTYPES[0], False, case.head_size, scoring), make_batch(case), make_inputs(case)
+        together = attend(batch, inputs)
+        for segment, length in enumerate(case.segment_lens):
+            own = slice(int(batch.segment_starts[segment]), int(batch.segment_starts[segment + 1]))
+            index, read = case.prefix_index[segment], case.prefix_lens[segment]
+            lone = replace(
+                case,
+                segment_lens=(length,),
+                prefix_index=(0,),
+                prefix_lens=(read,),
+                cached_prefix_lens=(case.cached_prefix_lens[index],),
+            )
+            lone_inputs = AttentionInputs(inputs.q[own], inputs.k[own], inputs.v[own], (inputs.cached[index],))
+            assert np.array_equal(attend(make_batch(lone), lone_inputs), together[own])
+
+
+def run(
+    dtype: torch.dtype, for_hopper: bool, head_size: int, scoring: Scoring = PLAIN_SCORING
+) -> Callable[[ForwardBatch, AttentionInputs], Floats]:
     from prefixwise.backends.torch.cuda.attention import HOPPER_TUNING, prefix_tunings
     from tests.backends.torch.cuda.paged_case import paged
 
@@ -126,7 +181,7 @@ def run(dtype: torch.dtype, for_hopper: bool, head_size: int) -> Callable[[Forwa
         if not 32 < head_size <= 128:
             pytest.skip("a head size that Hopper's kernel does not take")
         tuning = HOPPER_TUNING
-    return paged(dtype, DEVICE, prefix=tuning)
+    return paged(dtype, DEVICE, prefix=tuning, scoring=scoring)
 
 
 def as_numpy(dtype: torch.dtype) -> Any:
@@ -171,9 +226,12 @@ def make_backend(config: ModelConfig, *, is_paged: bool = True) -> TorchBackend:
     from prefixwise.backends.torch.cuda.attention import PagedAttention
     from prefixwise.backends.torch.cuda.runner import PagedRunner
 
-    backend = TorchBackend(
-        random_checkpoint(config), dtype="float16", device=DEVICE, token_budget=2048, prefix_cache_bytes=1 << 26
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        if INTERPRETED:  # on CPUs without float16, too
+            patch.setattr("prefixwise.backends.torch.backend.resolve_compute_dtype", lambda dtype, _: dtype)
+        backend = TorchBackend(
+            random_checkpoint(config), dtype="float16", device=DEVICE, token_budget=2048, prefix_cache_bytes=1 << 26
+        )
     if not is_paged:
         backend._paged = None
     elif INTERPRETED:
