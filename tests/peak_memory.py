@@ -2,6 +2,7 @@
 
     python -m tests.peak_memory load FOLDER_OR_EMBEDDED DTYPE             growth while PyTorch loads a model
     python -m tests.peak_memory load_jax FOLDER_OR_EMBEDDED DTYPE TP WAY  growth while JAX does, on TP devices
+    python -m tests.peak_memory logprobs FOLDER NUM_PROMPTS               growth while NUM_PROMPTS x 500 tokens are read
     python -m tests.peak_memory score FOLDER ALGORITHM MASK NUM_ITEMS     growth while 200 + NUM_ITEMS x 99 are scored
 
 Prints the growth in bytes above the level before the work began, imports done.
@@ -104,6 +105,24 @@ def _score(folder: str, algorithm: Any, mask: str, num_items: str) -> int:
     return growth[0]
 
 
+def _logprobs(folder: str, num_prompts: str) -> int:
+    import numpy as np
+
+    from prefixwise import Scorer
+    from prefixwise.engine.likelihoods import Likelihoods
+    from prefixwise.plan.likelihoods import TokenSequence
+
+    with Scorer(folder, device="cpu", dtype="float32", prefix_cache_bytes=1 << 24) as scorer:
+        rng = np.random.default_rng(0)
+        prompts = rng.integers(0, scorer.engine.backend.config.vocab_size, (int(num_prompts) + 8, 500), np.int32)
+        sequences = [TokenSequence(prompt, 1) for prompt in prompts]
+        likelihoods = Likelihoods(scorer.engine)
+        likelihoods.read(sequences[:8])  # allocator and thread pools belong to the baseline
+        with watch_peak() as growth:
+            likelihoods.read(sequences[8:])
+    return growth[0]
+
+
 if __name__ == "__main__":
-    work = {"load": _load, "load_jax": _load_jax, "score": _score}[sys.argv[1]]
+    work = {"load": _load, "load_jax": _load_jax, "score": _score, "logprobs": _logprobs}[sys.argv[1]]
     print(work(*sys.argv[2:]))  # type: ignore[operator]  # they take other numbers of arguments

@@ -91,6 +91,15 @@ class TestScoring:
         growth = growth_of("score", str(checkpoint_of("qwen3")), algorithm, "segment", str(self.NUM_ITEMS))
         assert growth <= self.PAIRS / 2
 
+    @pytest.mark.parametrize("num_prompts", [100, pytest.param(2000, marks=pytest.mark.slow)])
+    def test_the_logits_of_prompts_are_never_in_memory(
+        self, checkpoint_of: Callable[[str], Path], num_prompts: int
+    ) -> None:
+        """Tokens x vocabulary would be 2 KiB for each token of this small model. A token has its results, and its place
+        in the plan."""
+        growth = growth_of("logprobs", str(checkpoint_of("qwen3")), str(num_prompts))
+        assert growth <= 40_000_000 + 100 * 500 * num_prompts
+
     def test_dense_refuses_and_says_why(self, checkpoint_of: Callable[[str], Path]) -> None:
         scorer = Scorer(checkpoint_of("qwen3"), dtype="float32", mask="dense", chunk_size=0, token_budget=32_768)
         with pytest.raises(PrefixwiseError) as caught:

@@ -35,7 +35,7 @@ def _read_inputs(value: object, name: str) -> tuple[str, ...] | Ragged:
     if isinstance(value, str):
         return _texts([value], name, [name])
     if not isinstance(value, list | tuple):
-        message = f"{name} must be {_INPUT.values}, got {describe(value)}"
+        message = f"{name} must be {PROMPT.values}, got {describe(value)}"
         raise InvalidRequestError(message, code=f"invalid_{name}_type", param=name)
     entries = plain_list(value)
     if not entries:
@@ -84,7 +84,7 @@ def _read_truncation(value: object, name: str) -> int:
     raise InvalidValueError(message, code=f"invalid_{name}", param=name)
 
 
-_INPUT = Structured(
+PROMPT = Structured(
     "a string, a list of strings, a list of token ids or a list of such lists",
     {
         "anyOf": [
@@ -98,7 +98,13 @@ _INPUT = Structured(
 )
 
 CLASSIFY_FIELDS = (
-    Field("input", _INPUT, "What to classify: one text, several, or the token ids of either.", is_required=True),
+    Field("input", PROMPT, "What to classify: one text, several, or the token ids of either.", is_required=True),
+    Field(
+        "query",
+        Text(),
+        "For a guard (Llama Guard, ShieldGemma) only: the user's message. The inputs are then responses to it; without "
+        "it they are users' messages.",
+    ),
     Field(
         "use_activation",
         Flag(),
@@ -130,7 +136,7 @@ CLASSIFY_FIELDS = (
 )
 
 EMBED_FIELDS = (
-    *(row for row in CLASSIFY_FIELDS if row.name != "use_activation"),
+    *(row for row in CLASSIFY_FIELDS if row.name not in ("query", "use_activation")),
     Field(
         "encoding_format",
         Choice(("float", "base64")),
@@ -162,6 +168,7 @@ class EmbedOptions(TypedDict, total=False):
 class ClassifyOptions(EmbedOptions, total=False):
     """The keyword arguments of `Scorer.classify`."""
 
+    query: str | None
     use_activation: bool
 
 
@@ -170,6 +177,7 @@ class ClassifyRequest:
     """Inputs to classify or to embed: texts, or token ids."""
 
     input: tuple[str, ...] | Ragged
+    query: str | None = None
     use_activation: bool = True
     add_special_tokens: bool = True
     truncate_prompt_tokens: int | None = None
@@ -198,7 +206,7 @@ def _parse(body: object, rows: tuple[Field, ...], known: Mapping[str, NotServed]
     fields = present_fields(body)
     warnings = check_names(fields, frozenset(row.name for row in rows), known)
     if "input" not in fields:
-        raise missing("input", _INPUT.values)
+        raise missing("input", PROMPT.values)
     values: dict[str, Any] = {row.name: row.read(fields) for row in rows}
     used = {row.name: values[row.name] for row in rows if row.attribute is not None}
     return ClassifyRequest(**used, warnings=warnings)

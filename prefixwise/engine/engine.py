@@ -113,6 +113,7 @@ class ScoringEngine:
             plan,
             need_logsumexp=needs_logsumexp(request.score_mode, request.label_scoring),
             need_hidden=request.return_pooled_hidden_states,
+            top_k=prepared.top_k,
             is_timed=request.return_debug,
             deadline=deadline,
             priority=priority,

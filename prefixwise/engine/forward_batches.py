@@ -36,6 +36,19 @@ class BlockRun(NamedTuple):
     stop: int
     vectors: Vectors | None = None  # of ids below 0
     block_starts: Sequence[int] | None = None  # and where the last one ends; None: at multiples of KV_BLOCK_SIZE
+    scored: Segments | None = None  # those of these segments that are blocks of the run are scored; None: no block is
+
+    def rows(self) -> tuple[Int64Array, Int32Array]:
+        """The tokens of the run after which logits are read, and the labels of each row."""
+        if self.scored is None or self.scored.segment_of_block is None:
+            return _NO_TOKENS, _NO_LABELS
+        starts, places, labels = self.starts, [], []
+        for block, segment in enumerate(self.scored.segment_of_block[self.first : self.stop].tolist()):
+            if segment >= 0:
+                moved_by = starts[block] - starts[0] - int(self.scored.tokens.starts[segment])
+                places.append(_score_offsets(self.scored, segment, segment + 1) + moved_by)
+                labels.append(_label_ids(self.scored, segment, segment + 1))
+        return _concatenate(places), _concatenate(labels)
 
     @property
     def starts(self) -> Sequence[int]:
@@ -120,6 +133,12 @@ def joined_batch(
     starts = starts_from_lens(lens)
     num_blocks = len(block_lens)
     firsts = accumulate([run.stop - run.first for run in blocks[:-1]], initial=0)  # the first segment of each run
+    label_ids = _join_labels([run[:3] for run in items], [len(each.score_offsets) for each in arrays])
+    score_tokens = _score_tokens(arrays, int(starts[num_blocks]))
+    if any(run.scored is not None for run in blocks):
+        block_tokens, block_labels = _block_rows(blocks)
+        label_ids = np.concatenate([block_labels, label_ids]) if len(label_ids) else block_labels
+        score_tokens = np.concatenate([block_tokens, score_tokens])
     pieces = [(run.token_ids, run.vectors) for run in blocks]
     pieces += [(each.token_ids, run.segments.vectors) for each, run in zip(arrays, items, strict=True)]
     token_ids, overrides = _embedded(pieces)
@@ -132,8 +151,8 @@ def joined_batch(
         prefix_lens=prefix_lens,
         prefixes=tuple(Prefix(segment=first) for first in firsts) if blocks else (),
         sequence_starts=np.array([0, len(token_ids)]),
-        score_tokens=_score_tokens(arrays, int(starts[num_blocks])),
-        label_ids=_join_labels([run[:3] for run in items], [len(each.score_offsets) for each in arrays]),
+        score_tokens=score_tokens,
+        label_ids=label_ids,
         need_logsumexp=need_logsumexp,
         need_hidden=need_hidden,
         cache_segments=tuple(range(num_blocks)),
@@ -149,6 +168,16 @@ def _block_lens(runs: Sequence[BlockRun]) -> tuple[Int64Array, Int64Array]:
     reads = np.array([start for each in starts for start in each[:-1]])
     stops = np.array([stop for each in starts for stop in each[1:]])
     return stops - reads, reads
+
+
+def _block_rows(runs: Sequence[BlockRun]) -> tuple[Int64Array, Int32Array]:
+    """The rows of all blocks that are scored: tokens of the batch, which begins with the blocks, and labels."""
+    begins = accumulate([len(run.token_ids) for run in runs[:-1]], initial=0)
+    rows = [(run.rows(), begin) for run, begin in zip(runs, begins, strict=True) if run.scored is not None]
+    return (
+        _concatenate([tokens + begin for (tokens, _), begin in rows]),
+        _concatenate([labels for (_, labels), _ in rows]),
+    )
 
 
 def _score_tokens(runs: Sequence[ItemArrays], offset: int) -> Int64Array:

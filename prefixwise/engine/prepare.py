@@ -68,6 +68,7 @@ class PreparedRequest:
     tokenize_seconds: float
 
     model_size: int = 0  # numbers of a hidden state
+    top_k: int = 0  # so many of the most likely tokens are read after each scored token
 
     @property
     def num_items(self) -> int:

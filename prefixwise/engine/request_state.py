@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from prefixwise.contract.embed_overrides import Vectors
 from prefixwise.contract.ragged import Int32Array, Int64Array
 from prefixwise.engine.prefix_cache import CacheEntry, Key, PinnedPrefix, PrefixCache, block_keys
-from prefixwise.forward.batch import KVBlock
+from prefixwise.forward.batch import ForwardOutput, KVBlock
 from prefixwise.plan.algorithms import ScorePlan
 from prefixwise.plan.branches import BranchPlan, BranchPlans
 
@@ -36,6 +36,7 @@ class ScoringTask:
     plan: ScorePlan | None  # None: compute the prefix only
     need_logsumexp: bool = False  # also the logsumexp over the vocabulary
     need_hidden: bool = False  # also the hidden states at the scored positions
+    top_k: int = 0  # also so many of the most likely tokens at the scored positions, and the logsumexp
     is_timed: bool = False  # run and wait for the prefill by itself, so that its seconds are exact
     deadline: float | None = None  # a value of time.monotonic()
     pin_seconds: float | None = None  # pin the prefix for this long
@@ -87,6 +88,7 @@ class Branch:
         self._prefilled_tokens = 0
         self._num_units = plan.num_units
         self._next_unit = 0  # to be launched
+        self._in_blocks: set[int] = set()  # units that are launched as KV blocks of the prefix
         self.pairs_per_unit_token = plan.pairs_per_unit_token
 
     # The prefix
@@ -155,15 +157,33 @@ class Branch:
         """first..stop of the units to launch next, within `max_tokens`."""
         first = self._next_unit
         stop = self.plan.last_unit_that_fits(first, max_tokens)
+        stop = min([stop, *(unit for unit in self._in_blocks if unit > first)])
         return first, max(stop, first + 1) if at_least_one else max(stop, first)
 
     def advance(self, stop: int) -> None:
         """Units up to `stop` have been launched."""
         self._next_unit = stop
+        self._skip_blocks()
 
     def roll_back(self, first: int) -> None:
         """Units from `first` on must be launched again."""
         self._next_unit = first
+        self._skip_blocks()
+
+    def score_blocks(self, first: int, stop: int) -> None:
+        """Blocks first..stop are computed by this branch, and with them the units that are these blocks."""
+        self._in_blocks.update(self.plan.units_of_blocks(first, stop))
+        self._skip_blocks()
+
+    def roll_back_blocks(self, first: int, stop: int) -> None:
+        """The units that are blocks first..stop must be launched again."""
+        units = self.plan.units_of_blocks(first, stop)
+        self._in_blocks.difference_update(units)
+        self._next_unit = min([self._next_unit, *units])
+
+    def _skip_blocks(self) -> None:
+        while self._next_unit in self._in_blocks:
+            self._next_unit += 1
 
     def rows_of(self, segments: tuple[int, int]) -> slice | Int64Array:
         """The rows of the request's outputs that these segments give."""
@@ -240,6 +260,9 @@ class RequestState:
         self.pinned: PinnedPrefix | None = None
         self.label_logits, self.logsumexp = _allocate_outputs(task)
         self.hidden: NDArray[np.float32] | None = None  # [R, D], where the task needs it
+        num_rows = len(self.label_logits)
+        self.top_logits = np.empty((num_rows, task.top_k), np.float32)  # [R, K]
+        self.top_ids = np.empty((num_rows, task.top_k), np.int32)
 
     def cancel(self) -> None:
         """Drop the request before the next step; one that is done stays as it is. Any thread may call this."""
@@ -291,7 +314,9 @@ class RequestState:
     def expect_hits(self, cache: PrefixCache) -> None:
         """Look the query up, to estimate what the device will have to compute. Any thread may call this."""
         trunk = self.task.branches.trunk
-        self._expected_hit_tokens = 0 if trunk is None else trunk.block_starts[cache.num_found(self.keys)]
+        num_found = 0 if trunk is None else cache.num_found(self.keys)
+        if trunk is not None:  # blocks that are scored themselves are computed in any case
+            self._expected_hit_tokens = trunk.block_starts[num_found] - trunk.scored_block_tokens(num_found)
 
     def count_hits(self, branch: Branch, num_tokens: int) -> None:
         """So many tokens of a branch's prefix are cached. Those of the query count."""
@@ -321,22 +346,19 @@ class RequestState:
 
     # Outputs
 
-    def receive(
-        self,
-        rows: slice | Int64Array,
-        logits: NDArray[np.float32],
-        logsumexp: NDArray[np.float32] | None,
-        hidden: NDArray[np.float32] | None = None,
-    ) -> None:
-        """Store some rows of the outputs. `logits` may have more columns than this request has labels."""
-        self.label_logits[rows] = logits[:, : self.label_logits.shape[1]]
+    def receive(self, rows: slice | Int64Array, output: ForwardOutput, found: slice) -> None:
+        """Store rows `found` of a forward's output. It may have more columns than this request has labels."""
+        self.label_logits[rows] = output.label_logits[found, : self.label_logits.shape[1]]
         self.is_suspect = False
-        if self.logsumexp is not None and logsumexp is not None:
-            self.logsumexp[rows] = logsumexp
-        if self.task.need_hidden and hidden is not None:
+        if self.logsumexp is not None and output.logsumexp is not None:
+            self.logsumexp[rows] = output.logsumexp[found]
+        if self.task.need_hidden and output.hidden is not None:
             if self.hidden is None:
-                self.hidden = np.empty((len(self.label_logits), hidden.shape[1]), np.float32)
-            self.hidden[rows] = hidden
+                self.hidden = np.empty((len(self.label_logits), output.hidden.shape[1]), np.float32)
+            self.hidden[rows] = output.hidden[found]
+        if self.task.top_k and output.top_logits is not None and output.top_ids is not None:
+            self.top_logits[rows] = output.top_logits[found, : self.task.top_k]
+            self.top_ids[rows] = output.top_ids[found, : self.task.top_k]
 
     def check_finite(self, rows: slice | Int64Array) -> None:
         """Remember whether these rows of the outputs have NaN or infinity."""
@@ -398,4 +420,4 @@ def _allocate_outputs(task: ScoringTask) -> tuple[NDArray[np.float32], NDArray[n
     segments = task.plan.segments
     num_rows = len(segments.score_offsets)
     logits = np.empty((num_rows, segments.label_ids.shape[1]), np.float32)
-    return logits, np.empty(num_rows, np.float32) if task.need_logsumexp else None
+    return logits, np.empty(num_rows, np.float32) if task.need_logsumexp or task.top_k else None

@@ -10,7 +10,7 @@ A step is filled (`step_filler.py`), run (`in_flight.py`), and its outputs are d
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -44,7 +44,13 @@ class Part(NamedTuple):
     @property
     def block_run(self) -> BlockRun:
         plan = self.branch.plan
-        return BlockRun(plan.prefix_ids, self.first, self.stop, plan.vectors, plan.block_starts)
+        scored = plan.scoring.segments if plan.scoring is not None and self.block_units else None
+        return BlockRun(plan.prefix_ids, self.first, self.stop, plan.vectors, plan.block_starts, scored)
+
+    @property
+    def block_units(self) -> list[int]:
+        """The units that are its blocks themselves."""
+        return self.branch.plan.units_of_blocks(self.first, self.stop)
 
     @property
     def num_block_tokens(self) -> int:
@@ -82,7 +88,12 @@ class StepForward:
     @property
     def is_prefill(self) -> bool:
         """Prefix blocks only: the forward has no logits to wait for, and its seconds can be measured."""
-        return not self.scored_parts
+        return not self.scored_parts and not self.scores_blocks
+
+    @property
+    def scores_blocks(self) -> bool:
+        """Some of its prefix blocks are scored, too."""
+        return any(part.block_units for part in self.block_parts)
 
     @property
     def parts(self) -> list[Part]:
@@ -138,13 +149,17 @@ class StepForward:
         runs = [(part, plan) for part, plan in scored if plan is not None]
         need_logsumexp = any(task.need_logsumexp for task in tasks)
         need_hidden = any(task.need_hidden for task in tasks)
+        tasks_of_blocks = [part.request.task for part in self.block_parts if part.block_units]
+        top_k = max((task.top_k for task in (*tasks, *tasks_of_blocks)), default=0)
         if self.has_sequences:
             sequences = [SequenceRun(plan, part.first, part.stop) for part, plan in runs]
-            self.batch = sequences_batch(sequences, need_logsumexp=need_logsumexp, need_hidden=need_hidden)
+            batch = sequences_batch(sequences, need_logsumexp=need_logsumexp, need_hidden=need_hidden)
+            self.batch = replace(batch, top_k=top_k) if top_k else batch
             return
         blocks = [part.block_run for part in self.block_parts]
         items = [ItemRun(plan.segments, part.first, part.stop, self._index_of(part.branch)) for part, plan in runs]
-        self.batch = joined_batch(blocks, items, need_logsumexp=need_logsumexp, need_hidden=need_hidden)
+        batch = joined_batch(blocks, items, need_logsumexp=need_logsumexp, need_hidden=need_hidden)
+        self.batch = replace(batch, top_k=top_k) if top_k else batch
 
     def _index_of(self, branch: Branch) -> int:
         """The index of the branch's prefix in this forward; -1: the branch has none."""
@@ -188,6 +203,8 @@ class StepForward:
         """Undo `advance_requests`, except for the prefixes, which are lost with the failure."""
         for part in self.scored_parts:
             part.branch.roll_back(part.first)
+        for part in self.block_parts:
+            part.branch.roll_back_blocks(part.first, part.stop)
         for request in self._scored_by_request():
             request.batches.pop()
 
@@ -213,16 +230,19 @@ class StepForward:
             for entry in part.entries:
                 entry.is_computed = True
         start = 0
-        for part in self.scored_parts:
-            segments = part.segments
-            begin, end = part.branch.plan.logit_rows(segments)
+        for branch, segments in self.scored_segments():
+            begin, end = branch.plan.logit_rows(segments)
             stop = start + end - begin
-            logsumexp = None if output.logsumexp is None else output.logsumexp[start:stop]
-            hidden = None if output.hidden is None else output.hidden[start:stop]
-            request = part.request
-            request.receive(part.branch.rows_of(segments), output.label_logits[start:stop], logsumexp, hidden)
-            request.num_segments_scored += segments[1] - segments[0]
+            branch.request.receive(branch.rows_of(segments), output, slice(start, stop))
+            branch.request.num_segments_scored += segments[1] - segments[0]
             start = stop
+
+    def scored_segments(self) -> Iterator[tuple[Branch, tuple[int, int]]]:
+        """Runs of segments in the order of their rows in the output."""
+        for part in self.block_parts:
+            yield from ((part.branch, (unit, unit + 1)) for unit in part.block_units)
+        for part in self.scored_parts:
+            yield part.branch, part.segments
 
 
 @dataclass
@@ -274,8 +294,8 @@ class Step:
         finite = [np.isfinite(output.label_logits) for output in outputs if output.label_logits.size]
         if all(each.all() for each in finite):
             return True
-        for part in (part for forward in self.forwards for part in forward.scored_parts):
-            part.request.check_finite(part.branch.rows_of(part.segments))
+        for branch, segments in (each for forward in self.forwards for each in forward.scored_segments()):
+            branch.request.check_finite(branch.rows_of(segments))
         return any(each.any() for each in finite)
 
     def count(self, seconds: float) -> None:

@@ -34,7 +34,10 @@ MAX_COMPARED = 16  # with more requests than this, a step is full without lookin
 MAX_SKIPPED = 8  # the step counts as full after this many requests that are ready and do not fit
 MANY_LABELS = 16  # more of them have forwards of their own: each scored token reads all labels of a forward
 _HIDDEN = "hidden"  # stands for all requests that want hidden states, in the keys of forwards
+_VOCABULARY = "vocabulary"  # for all requests that read the whole vocabulary after every token
 _SHARED_ITEMS = ("items", None)  # the key of the forward with items of all requests with few labels
+# One of these runs with the prefill; where that reads the vocabulary after its own tokens, only the second.
+_JOINABLE = (_SHARED_ITEMS, ("items", _VOCABULARY))
 
 
 class StepFiller:
@@ -75,7 +78,8 @@ class StepFiller:
     def _forwards(self) -> list[StepForward]:
         """In the order in which they run. The prefill is joined with the shared items if the limits allow it."""
         separate = [forward for forward in (self._prefill, *self._scored.values()) if not forward.is_empty]
-        items = self._scored.get(_SHARED_ITEMS)
+        joinable = _JOINABLE[1:] if self._prefill.scores_blocks else _JOINABLE
+        items = next((self._scored[key] for key in joinable if key in self._scored), None)
         if items is None or items.is_empty or self._prefill.is_empty or not self._limits.joins_prefill:
             return separate
         if any(part.request.task.is_timed for part in self._prefill.block_parts):  # needs the seconds of its prefill
@@ -210,6 +214,7 @@ class StepFiller:
             self._blocks_in_step.add(entry)
         self._prefill.num_blocks_read += stop
         self._prefill.block_parts.append(Part(branch, first, stop))
+        branch.score_blocks(first, stop)
         num_tokens = branch.plan.block_tokens(first, stop)
         if self._prefill_left is not None:
             self._prefill_left -= num_tokens
@@ -264,10 +269,12 @@ class StepFiller:
         return stop
 
     def _forward_for(self, request: RequestState, plan: ScorePlan) -> StepForward:
-        """Requests with the same layout and few labels share a forward, and so do those with the same many labels, as
-        the classes of a classifier are. Those that want hidden states share another: no other request pays for them."""
+        """The forward of a request's items. Requests with the same layout and few labels share one, and so do those
+        with the same many labels, as the classes of a classifier are. Those that want hidden states share another: no
+        other request pays for them; and so do those that read the whole vocabulary."""
         labels, need_hidden = plan.segments.label_ids, request.task.need_hidden
         owner = (id(labels), need_hidden) if labels.shape[1] > MANY_LABELS else _HIDDEN if need_hidden else None
+        owner = _VOCABULARY if request.task.top_k else owner
         key = (plan.algorithm, plan.mask, owner) if plan.sequences else ("items", owner)
         if key not in self._scored:
             self._scored[key] = StepForward(has_sequences=bool(plan.sequences))

@@ -45,7 +45,17 @@ class BranchPlan:
     @property
     def num_tokens(self) -> int:
         """The tokens to compute if none of them is cached."""
-        return self.block_starts[-1] + (0 if self.scoring is None else self.unit_tokens(0, self.num_units))
+        num_unit_tokens = 0 if self.scoring is None else self.unit_tokens(0, self.num_units)
+        return self.block_starts[-1] + num_unit_tokens - self.scored_block_tokens(self.num_blocks)
+
+    def units_of_blocks(self, first: int, stop: int) -> list[int]:
+        """The units that are KV blocks first..stop of the prefix themselves: the block's forward scores them."""
+        units = None if self.scoring is None else self.scoring.segments.segment_of_block
+        return [] if units is None else [unit for unit in units[first:stop].tolist() if unit >= 0]
+
+    def scored_block_tokens(self, stop: int) -> int:
+        """Tokens of the first blocks that are units."""
+        return sum(self.unit_tokens(unit, unit + 1) for unit in self.units_of_blocks(0, stop))
 
     @property
     def max_unit_tokens(self) -> int:

@@ -100,7 +100,8 @@ def static_costs(config: ModelConfig, kind: DeviceKind) -> CostModel:
     """The model's floating-point operations at the rate of a device of this kind."""
     d, h, figures = config.model_size, config.head_size, STATIC_FIGURES[kind]
     heads = config.num_heads + 2 * config.num_kv_heads
-    weights_per_layer = heads * h * d + config.num_heads * h * d + 3 * d * config.mlp_size
+    num_experts = 1 if config.experts is None else config.experts.experts_per_token  # of a token
+    weights_per_layer = heads * h * d + config.num_heads * h * d + 3 * d * config.mlp_size * num_experts
     return CostModel(
         figures.seconds_per_forward,
         2 * weights_per_layer * config.num_layers / figures.flops_per_second,

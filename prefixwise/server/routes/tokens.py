@@ -1,4 +1,5 @@
-"""`/v1/prefix` and `/tokenize`: cache the KV blocks of a query ahead of its requests; show the tokens of a text."""
+"""`/v1/prefix`: cache the KV blocks of a query ahead of its requests. `/tokenize`, `/detokenize`, `/tokenizer_info`:
+the tokens of a text, the text of tokens, and what clients must know of the tokenizer."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from starlette.responses import Response
 from prefixwise.contract import fields
 from prefixwise.contract.checks import check_token_count
 from prefixwise.contract.errors import InvalidRequestError, InvalidValueError, NotFoundError, describe, quote
-from prefixwise.contract.inputs import Place, checked_text, parse_query
+from prefixwise.contract.inputs import Place, checked_text, parse_ids, parse_query, vocabulary_error
 from prefixwise.contract.ragged import Int32Array
 from prefixwise.contract.request import PLAIN
 from prefixwise.engine.prefix_cache import PinnedPrefix
@@ -32,6 +33,7 @@ Warnings = dict[str, list[str]]  # `warnings` of a response, or nothing
 _PREFIX_FIELDS = ("query", "ttl_seconds", "profile", "instruction", "model")
 _NOT_PINNED = {"query_embed_overrides": fields.NotServed("a prefix is pinned with its tokens' own embeddings")}
 _TOKENIZE_FIELDS = ("text", "prompt", "add_special_tokens", "model")
+_DETOKENIZE_FIELDS = ("tokens", "model")
 
 
 async def pin_prefix(service: Service, context: RequestContext) -> Response:
@@ -103,9 +105,7 @@ async def tokenize(service: Service, context: RequestContext) -> Response:
     async with time_limit(context, service.options.request_timeout):
         body, warnings, is_large = await _read_fields(service, context, _TOKENIZE_FIELDS)
         model = service.names.answer_to(fields.text(body, "model"))
-        tokenizer = service.engine.tokenizer
-        if tokenizer is None:
-            raise InvalidRequestError("this model has no tokenizer, so no text can be tokenized", code="no_tokenizer")
+        tokenizer = _tokenizer_of(service)
         answer = {"model": model, "max_model_len": service.engine.backend.config.max_context_len, **warnings}
         return await service.in_pool(partial(_tokenize, tokenizer, body, answer), is_large=is_large)
 
@@ -147,6 +147,54 @@ def _encode(tokenizer: TextTokenizer, texts: list[str], add_special_tokens: bool
     rows = tokenizer.encode_many(texts)
     check_token_count(len(rows.flat) + len(rows) * len(leading), "text", MAX_TOKENIZED)
     return [np.concatenate([leading, ids]) for ids in rows]
+
+
+async def detokenize(service: Service, context: RequestContext) -> Response:
+    """The text of token ids, as vLLM's `/detokenize`."""
+    async with time_limit(context, service.options.request_timeout):
+        body, warnings, is_large = await _read_fields(service, context, _DETOKENIZE_FIELDS)
+        service.names.answer_to(fields.text(body, "model"))
+        tokenizer = _tokenizer_of(service)
+        vocab_size = service.engine.backend.config.vocab_size
+        text = await service.in_pool(partial(_detokenize, tokenizer, body, vocab_size), is_large=is_large)
+        return json_reply({"prompt": text, **warnings})
+
+
+def _detokenize(tokenizer: TextTokenizer, body: Body, vocab_size: int) -> str:
+    sent = fields.required(body, "tokens", "a list of token ids")
+    if not isinstance(sent, list):
+        message = f"tokens must be a list of token ids, got {describe(sent)}"
+        raise InvalidRequestError(message, code="invalid_tokens_type", param="tokens")
+    check_token_count(len(sent), "tokens", MAX_TOKENIZED)
+    place = Place("tokens", "tokens")
+    token_ids = parse_ids(sent, place)
+    unknown = token_ids[token_ids >= vocab_size]
+    if len(unknown):
+        raise vocabulary_error(int(unknown[0]), place, f"of token ids below {vocab_size}")
+    return tokenizer.decode(token_ids)
+
+
+async def tokenizer_info(service: Service, context: RequestContext) -> Response:
+    """What clients that count tokens must know, as vLLM's `/tokenizer_info`."""
+    tokenizer = _tokenizer_of(service)
+    roles = dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"))
+    return json_reply(
+        {
+            **roles,
+            **tokenizer.special_tokens,
+            "add_bos_token": bool(len(tokenizer.leading_ids)),
+            "chat_template": tokenizer.chat_template,
+            "model_max_length": service.engine.backend.config.max_context_len,
+            "vocab_size": service.engine.backend.config.vocab_size,
+        }
+    )
+
+
+def _tokenizer_of(service: Service) -> TextTokenizer:
+    tokenizer = service.engine.tokenizer
+    if tokenizer is None:
+        raise InvalidRequestError("this model has no tokenizer, so no text can be tokenized", code="no_tokenizer")
+    return tokenizer
 
 
 async def _read_fields(

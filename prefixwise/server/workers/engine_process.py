@@ -355,4 +355,6 @@ def _outcome(number: int, state: RequestState) -> Outcome:
         state.label_logits if is_good else None,
         state.logsumexp if is_good else None,
         state.hidden if is_good else None,
+        state.top_logits if is_good and state.task.top_k else None,
+        state.top_ids if is_good and state.task.top_k else None,
     )

@@ -86,6 +86,8 @@ class Outcome(msgspec.Struct, array_like=True, frozen=True):
     label_logits: NDArray[np.float32] | None = None
     logsumexp: NDArray[np.float32] | None = None
     hidden: NDArray[np.float32] | None = None
+    top_logits: NDArray[np.float32] | None = None  # where the request asks for the most likely tokens
+    top_ids: NDArray[np.int32] | None = None
 
 
 class Query(msgspec.Struct, array_like=True, frozen=True):

@@ -200,6 +200,8 @@ class RemoteScheduler:
         if outcome.label_logits is not None:
             state.label_logits = outcome.label_logits
         state.logsumexp, state.hidden = outcome.logsumexp, outcome.hidden
+        if outcome.top_logits is not None and outcome.top_ids is not None:
+            state.top_logits, state.top_ids = outcome.top_logits, outcome.top_ids
         state.cached_tokens, state.started, state.pinned = outcome.cached_tokens, outcome.started, outcome.pinned
         state.prefill_seconds, state.extend_seconds = outcome.prefill_seconds, outcome.extend_seconds
         state.batches = list(outcome.batches)

@@ -1,0 +1,160 @@
+"""Log-likelihoods through the scheduler, on the fake backend, whose logits can be computed by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from prefixwise.backends.fake import FakeBackend, fake_logits
+from prefixwise.contract.errors import InvalidValueError, VocabularyError
+from prefixwise.engine.engine import ScoringEngine
+from prefixwise.engine.likelihoods import Likelihoods, TokenLogprobs
+from prefixwise.engine.prepare import EngineConfig
+from prefixwise.engine.scheduler import Scheduler, SchedulerOptions
+from prefixwise.forward.batch import ForwardBatch, RunningForward
+from prefixwise.plan.likelihoods import TokenSequence
+
+VOCABULARY = 40
+
+
+@contextmanager
+def likelihoods_of(**options: Any) -> Iterator[tuple[FakeBackend, Likelihoods]]:
+    backend = FakeBackend(VOCABULARY, **options)
+    engine = ScoringEngine(EngineConfig("fake"), Scheduler(backend, SchedulerOptions()), None)
+    try:
+        yield backend, Likelihoods(engine)
+    finally:
+        engine.close()
+
+
+def sequences_of(seed: int, lens: Sequence[int]) -> list[TokenSequence]:
+    rng = np.random.default_rng(seed)
+    shared = rng.integers(0, VOCABULARY, 200)
+    rows = []
+    for number, size in enumerate(lens):
+        ids = np.concatenate([shared[: rng.integers(1, 200)], rng.integers(0, VOCABULARY, size)]).astype(np.int32)
+        rows.append(TokenSequence(ids, int(rng.integers(1, len(ids))), reads_next=bool(number % 2)))
+    return rows
+
+
+def check(sequence: TokenSequence, found: TokenLogprobs, top_k: int) -> None:
+    ids, every = sequence.token_ids, np.arange(VOCABULARY, dtype=np.int32)
+    for row, place in enumerate(range(sequence.first, len(ids) + sequence.reads_next)):
+        logits = fake_logits(ids[:place], every).astype(np.float64)
+        logprobs = logits - np.log(np.exp(logits).sum())
+        token = int(ids[place]) if place < len(ids) else 0
+        assert found.logprobs[row] == pytest.approx(logprobs[token], abs=1e-5)
+        assert found.is_greedy[row] == (logits[token] == logits.max())
+        best = np.argsort(-logits, kind="stable")[:top_k]
+        assert found.top_ids[row].tolist() == best.tolist()
+        assert found.top_logprobs[row] == pytest.approx(logprobs[best], abs=1e-5)
+
+
+@pytest.mark.parametrize("joins", [False, True])
+@pytest.mark.parametrize("kv", [4, 1000])
+def test_they_are_those_of_each_token_s_own_context(joins: bool, kv: int) -> None:
+    asked = sequences_of(1, [1, 2, 5, 130, 300, 1, 40])
+    with likelihoods_of(joins_prefill=joins, num_kv_blocks=kv, step_tokens=64) as (_, likelihoods):
+        results = likelihoods.read(asked, top_k=3)
+        for sequence, found in zip(asked, results, strict=True):
+            check(sequence, found, 3)
+        alone = [likelihoods.read([each], top_k=1)[0] for each in asked]
+    for found, single in zip(results, alone, strict=True):
+        assert found.logprobs.tolist() == single.logprobs.tolist()
+        assert found.total == single.total
+        assert found.is_all_greedy == single.is_all_greedy
+
+
+def test_a_prefix_is_computed_once_across_calls() -> None:
+    context = np.arange(1, 301, dtype=np.int32) % VOCABULARY
+    asked = [TokenSequence(np.append(context, np.int32(last)), 300) for last in range(5)]
+    with likelihoods_of() as (backend, likelihoods):
+        likelihoods.read(asked)
+        first = sum(each.num_tokens for each in backend.forwards)
+        likelihoods.read(asked)
+        second = sum(each.num_tokens for each in backend.forwards) - first
+    assert first == 299 + 1  # the next tokens are read in one row each, after one segment
+    assert second < 1 + 128
+
+
+@pytest.mark.parametrize("joins", [False, True])
+def test_a_whole_prompt_is_computed_once(joins: bool) -> None:
+    """Its KV blocks are read while they are computed; in the next call those that are cached are computed again."""
+    ids = np.random.default_rng(5).integers(0, VOCABULARY, 600).astype(np.int32)
+    with likelihoods_of(joins_prefill=joins, step_tokens=300) as (backend, likelihoods):
+        (found,) = likelihoods.read([TokenSequence(ids, 1)])
+        assert sum(each.num_tokens for each in backend.forwards) == 599
+        (again,) = likelihoods.read([TokenSequence(ids, 1)])
+        assert sum(each.num_tokens for each in backend.forwards) == 2 * 599
+    check(TokenSequence(ids, 1), found, 1)
+    assert again.logprobs.tolist() == found.logprobs.tolist()
+
+
+@pytest.mark.parametrize("failing", range(1, 6))
+def test_after_a_failed_step_nothing_is_missing(failing: int) -> None:
+    """The device fails once: blocks that were scored with it, and segments, are computed again."""
+    asked = sequences_of(7, [300, 5, 200])
+
+    class Failing(FakeBackend):
+        num_starts = 0
+
+        def start(self, batch: ForwardBatch) -> RunningForward:
+            self.num_starts += 1
+            if self.num_starts == failing:
+                raise RuntimeError("the device has failed")
+            return super().start(batch)
+
+    backend = Failing(VOCABULARY, step_tokens=128, joins_prefill=bool(failing % 2))
+    engine = ScoringEngine(EngineConfig("fake"), Scheduler(backend, SchedulerOptions()), None)
+    try:
+        found = Likelihoods(engine).read(asked, top_k=2)
+    finally:
+        engine.close()
+    for sequence, each in zip(asked, found, strict=True):
+        check(sequence, each, 2)
+
+
+def test_the_progress_is_reported() -> None:
+    seen: list[tuple[int, int]] = []
+    asked = sequences_of(2, [20, 30, 150])
+    with likelihoods_of() as (_, likelihoods):
+        likelihoods.read(asked, on_progress=lambda done, of: seen.append((done, of)))
+    assert seen[-1][0] == seen[-1][1] == sum(each.num_rows for each in asked)
+    assert seen == sorted(seen)
+
+
+def test_few_are_queued_at_a_time() -> None:
+    """The arrays of a request are freed when it is done, however many there are."""
+    rng = np.random.default_rng(0)
+    asked = [TokenSequence(rng.integers(0, VOCABULARY, 100).astype(np.int32), 60) for _ in range(200)]
+    most = 0
+    with likelihoods_of(step_tokens=64) as (_, likelihoods):
+        submit = likelihoods._engine.submit
+        live: list[Any] = []
+
+        def counted(*args: Any, **options: Any) -> Any:
+            nonlocal most
+            live.append(submit(*args, **options))
+            most = max(most, sum(not each.is_done for each in live))
+            return live[-1]
+
+        likelihoods._engine.submit = counted  # type: ignore[method-assign]
+        likelihoods.read(asked)
+    assert len(live) == 200
+    assert most <= 8
+
+
+def test_what_cannot_be_read_is_an_error() -> None:
+    with likelihoods_of(max_context_len=10) as (_, likelihoods):
+        with pytest.raises(InvalidValueError, match=r"prompt\[1\] must have at most 10 tokens.*got 11"):
+            likelihoods.prepare([sequence(5), sequence(12)])
+        with pytest.raises(VocabularyError, match="40"):
+            likelihoods.prepare([TokenSequence(np.array([1, 40], np.int32), 1)])
+
+
+def sequence(num_tokens: int) -> TokenSequence:
+    return TokenSequence(np.ones(num_tokens, np.int32), 1)
