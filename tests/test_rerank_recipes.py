@@ -32,10 +32,12 @@ MODELS = {
     "qwen3-reranker": ("Qwen3-Reranker-0.6B", "qwen3", "qwen"),
     "mxbai-rerank-v2": ("mxbai-rerank-base-v2", "qwen2", "qwen"),
     "bge-reranker-v2-gemma": ("bge-reranker-v2-gemma", "gemma", "gemma"),
+    "zerank": ("zerank-1-small", "qwen3", "qwen"),
+    "ctxl-rerank-v2": ("ctxl-rerank-v2-instruct-multilingual-1b", "qwen3", "qwen"),
     "chat-yes-no": ("some-chat-model", "llama", "qwen"),
     "question-yes-no": ("some-model", "llama", "gpt2"),
 }
-RERANKERS = ("qwen3-reranker", "mxbai-rerank-v2", "bge-reranker-v2-gemma")
+RERANKERS = ("qwen3-reranker", "mxbai-rerank-v2", "bge-reranker-v2-gemma", "zerank", "ctxl-rerank-v2")
 LIMITS = {"qwen3-reranker": ("max_context_len", 92), "mxbai-rerank-v2": ("max_body_len", 40)}
 
 QUERY = "what is the capital of France"
@@ -142,6 +144,10 @@ def test_a_reranker_with_no_flag_scores_as_its_recipe(
     scorer_at: Callable[..., Scorer],
 ) -> None:
     folder = folder_of(profile)
+    if profile == "zerank" and instruction is not None:
+        with pytest.raises(RequestError, match="takes no instruction"):
+            scorer_at(folder).rerank(QUERY, DOCUMENTS, instruction=instruction)
+        return
     result = scorer_at(folder).rerank(QUERY, DOCUMENTS, instruction=instruction)
     assert (result.profile, result.warnings, result.truncated) == (profile, (), ())
     check(result, official_scores(profile, folder, reference_of(profile), DOCUMENTS, instruction))

@@ -4,11 +4,12 @@ A profile is a TOML file (`profiles/` holds those of the package). This module h
 
     before   pieces of fixed text                      each piece is tokenized on its own,
     body     pieces; the last one ends in {document}   and the ids are joined
-    after    pieces that follow every document, and are never cut
+    after    pieces that follow every document, and are never cut; with `joint` they and the document are one text
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from string import Formatter
@@ -50,10 +51,14 @@ class Profile:
     name: str
     description: str
     relevance: Relevance
-    labels: tuple[str, ...]  # one token each, the positive one first
+    labels: tuple[str, ...]  # one token each, the positive one first; () if they are given by their ids
     before: tuple[Piece, ...]
     body: tuple[Piece, ...]
     after: tuple[Piece, ...]
+    label_token_ids: tuple[int, ...] = ()  # in place of labels
+    temperature: float = 1.0  # the raw score is divided by it
+    joint: bool = False  # the document and all pieces of `after` are tokenized as one text, unless the document is cut
+    strip: bool = False  # query and document are stripped of blanks at both ends
     special_tokens: tuple[str, ...] = ()  # in its pieces; it does not fit tokenizers without them
     add_bos: bool = False  # begin with the tokenizer's leading ids (BOS)
     chat: bool = False  # all pieces together are a user's message in the checkpoint's chat template
@@ -115,9 +120,13 @@ def _read(reader: _Reader) -> Profile:
         description=reader.text("description", "") or "",
         relevance=reader.one_of("relevance", RELEVANCES),
         labels=reader.texts("labels"),
+        label_token_ids=reader.integers("label_token_ids"),
+        temperature=reader.positive("temperature", 1.0),
         before=prompt.pieces("before"),
         body=prompt.pieces("body"),
         after=prompt.pieces("after"),
+        joint=prompt.boolean("joint"),
+        strip=prompt.boolean("strip"),
         special_tokens=prompt.texts("special_tokens"),
         add_bos=prompt.boolean("add_bos"),
         chat=prompt.boolean("chat"),
@@ -172,6 +181,18 @@ class _Reader:
             return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
         return self._get(key, None, is_good, "an integer of 1 or more")  # type: ignore[return-value]
+
+    def integers(self, key: str) -> tuple[int, ...]:
+        def is_good(value: object) -> bool:
+            return isinstance(value, list) and all(type(each) is int and each >= 0 for each in value)
+
+        return tuple(self._get(key, [], is_good, "a list of integers of 0 or more"))  # type: ignore[arg-type]
+
+    def positive(self, key: str, default: float) -> float:
+        def is_good(value: object) -> bool:
+            return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+
+        return float(self._get(key, default, is_good, "a number above 0"))  # type: ignore[arg-type]
 
     def boolean(self, key: str) -> bool:
         return bool(self._get(key, False, lambda value: isinstance(value, bool), "true or false"))
@@ -259,15 +280,24 @@ def _contradictions(profile: Profile) -> Iterable[str]:
         yield "prompt.max_query_len: {query} must be in a piece of its own, without {document}"
     if profile.chat and not profile.after:
         yield "prompt.after must not be empty with prompt.chat = true: a message does not end with a document"
+    if profile.joint and not profile.after:
+        yield "prompt.joint is for documents that are tokenized together with prompt.after, which is empty"
+    if profile.joint and profile.max_body_len is not None:
+        yield "prompt.max_body_len: with prompt.joint = true only max_context_len can bound a document"
     if profile.chat and profile.add_bos:
         yield "prompt.add_bos: a chat template adds its own"
 
 
 def _label_problems(profile: Profile) -> Iterable[str]:
     least, most = NUM_LABELS[profile.relevance]
-    num_labels = len(profile.labels)
+    if profile.labels and profile.label_token_ids:
+        yield "labels and label_token_ids say the same twice; expected one of them"
+    labels: tuple[object, ...] = profile.labels or profile.label_token_ids
+    num_labels = len(labels)
     if num_labels < least or (most is not None and num_labels > most):
         expected = f"{least} or more" if most is None else str(least)
         yield f'labels: relevance "{profile.relevance}" takes {expected}, got {num_labels}'
-    if len(set(profile.labels)) < num_labels:
-        yield f"labels must differ, got {', '.join(profile.labels)}"
+    if len(set(labels)) < num_labels:
+        yield f"labels must differ, got {', '.join(map(str, labels))}"
+    if profile.temperature != 1.0 and profile.relevance in ("prob", "from_request"):
+        yield f'temperature is for a sigmoid, and relevance "{profile.relevance}" has none'

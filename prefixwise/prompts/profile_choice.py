@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cache
 from importlib.resources import files
@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 
 from prefixwise.contract.errors import ProfileError, TokenizerError, quote
 from prefixwise.models.checkpoint import Checkpoint, StoredTensor, as_float32
+from prefixwise.prompts.cross_encoder import profile_of_cross_encoder
+from prefixwise.prompts.guard import GuardKind, guard_of
 from prefixwise.prompts.profile import MAX_RERANK_CLASSES, Profile, many_classes, parse_profile
 from prefixwise.prompts.tokenizer import TextTokenizer, chat_frame
 
@@ -107,10 +109,16 @@ class ProfileChoice:
     by_name: Mapping[str, Profile]
     warning: str | None = None  # part of every response
     can_rerank: bool = True  # False: no profile fits the model's head
+    guard: GuardKind | None = None  # how the model classifies messages as unsafe, if it is a guard
 
 
 def choose_profile(asked: Profile | None, checkpoint: Checkpoint, tokenizer: TextTokenizer | None) -> ProfileChoice:
     """The profile that the user asks for, or the one that fits the checkpoint."""
+    choice = _choose(asked, checkpoint, tokenizer)
+    return replace(choice, guard=guard_of(checkpoint.names, checkpoint.config.family))
+
+
+def _choose(asked: Profile | None, checkpoint: Checkpoint, tokenizer: TextTokenizer | None) -> ProfileChoice:
     by_name = dict(builtin_profiles())
     if asked is not None:
         return ProfileChoice(asked, "asked for", {**by_name, asked.name: asked})
@@ -118,6 +126,10 @@ def choose_profile(asked: Profile | None, checkpoint: Checkpoint, tokenizer: Tex
         for profile in builtin_profiles().values():
             if _is_named(profile, _last_part(name), checkpoint.config.family):
                 return ProfileChoice(profile, f"the model is called {name}", by_name)
+    if checkpoint.logit_score is not None and tokenizer is not None:
+        own = profile_of_cross_encoder(checkpoint.logit_score, tokenizer)
+        if own is not None:
+            return ProfileChoice(own, "the model's folder says how it scores", {**by_name, own.name: own})
     if checkpoint.config.num_classes > MAX_RERANK_CLASSES:
         return ProfileChoice(None, many_classes(checkpoint.config.num_classes), by_name, can_rerank=False)
     if checkpoint.config.num_classes:
@@ -171,7 +183,7 @@ def _by_head(checkpoint: Checkpoint, tokenizer: TextTokenizer | None, by_name: M
 
 def _head_is_of(profile: Profile, checkpoint: Checkpoint, tokenizer: TextTokenizer) -> bool:
     """Compares with the embedding, which has the label rows of models with a tied head."""
-    ids = [tokenizer.token_id(label) for label in profile.labels]
+    ids = [*profile.label_token_ids, *(tokenizer.token_id(label) for label in profile.labels)]
     embedding, head = checkpoint.tensors["embedding"], _rows(checkpoint.tensors["head"], 0, None)
     if any(label_id is None or label_id >= embedding.shape[0] for label_id in ids):
         return False

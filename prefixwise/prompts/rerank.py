@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,7 +28,7 @@ from prefixwise.prompts.template import Prompt, surround
 from prefixwise.prompts.tokenizer import ChatFrame, TextTokenizer, chat_frame
 
 _NOTHING = np.zeros(0, np.int32)
-_PROBE = "a"  # a document; the tokens of the lead with and without it show which ones do not depend on it
+PROBE = "a"  # a document; the tokens of the lead with and without it show which ones do not depend on it
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class _Frame:
     opening_body_len: int  # of these, tokens of the body
     lead: str
     after: Int32Array
+    after_text: str
 
 
 class RerankPrompts:
@@ -67,37 +69,62 @@ class RerankPrompts:
     def prefix(self, query: str, instruction: str | None) -> Int32Array:
         """The prefix of all requests with this query and instruction."""
         frame = self._frame(query, instruction)
-        fixed, probed = self._tokenizer.encode_after(frame.lead, ["", _PROBE])
-        return np.concatenate([frame.opening, fixed, _common(probed[0], probed[1])])
+        fixed, probed = self._tokenizer.encode_after(frame.lead, ["", PROBE])
+        return np.concatenate([frame.opening, fixed, common_prefix(probed[0], probed[1])])
 
     def prompt(self, request: RerankRequest) -> RerankPrompt:
         """Raises RequestError if the query does not fit, or if a document does not and must not be cut."""
         frame = self._frame(request.query, request.instruction)
         texts = _bounded_documents(request, self._tokenizer)
-        fixed, sequences = self._tokenizer.encode_after(frame.lead, ["", _PROBE, *texts])
-        head = _common(sequences[0], sequences[1])
+        if self.profile.strip:
+            texts = [text.strip() for text in texts]
+        fixed, sequences = self._tokenizer.encode_after(frame.lead, ["", PROBE, *texts])
+        head = common_prefix(sequences[0], sequences[1])
         sequences = sequences.take(np.arange(2, len(sequences)))
-        shared = _shared_lens(head, sequences)
+        shared = shared_lens(head, sequences)
         opening = np.concatenate([frame.opening, fixed])
         documents = _Documents(sequences, shared)
         room = self._room(frame, len(fixed), request.truncate_prompt_tokens) - shared
         self._check_room(len(opening) + len(head), len(frame.after), room, documents.lens)
         windows = documents.windows(request, room)
         check_token_count(len(windows.sequences.flat) + len(windows.owners) * len(frame.after))
+        sequences, shared = surround(_NOTHING, windows.sequences, frame.after), shared[windows.owners]
+        if self.profile.joint:
+            longest = (room + len(frame.after))[windows.owners]
+            sequences, shared = self._joint(frame, texts, head, windows, _Items(sequences, shared), longest)
         prompt = Prompt(
             prefix_ids=np.concatenate([opening, head]),
-            sequences=surround(_NOTHING, windows.sequences, frame.after),
+            sequences=sequences,
             joined=False,
             label_ids=self.label_ids,
             prompt_tokens=len(opening) + len(head) + int(documents.lens.sum()),
             truncated=windows.truncated,
-            shared_lens=len(opening) + shared[windows.owners],
+            shared_lens=len(opening) + shared,
             items_field=request.documents_field,
         )
         return RerankPrompt(prompt, windows.owners)
 
+    def _joint(
+        self, frame: _Frame, texts: list[str], head: Int32Array, windows: _Windows, cut: _Items, longest: Int64Array
+    ) -> _Items:
+        """The items where each document that is whole is tokenized as one text with what follows it.
+
+        `cut`: the items where none is. `longest` [items]: the tokens that an item may have.
+        """
+        _, found = self._tokenizer.encode_after(frame.lead, texts, frame.after_text)
+        shared = shared_lens(head, found)
+        lens = found.lens - shared
+        whole = Ragged(found.flat[ranges(found.starts[:-1] + shared, lens)], starts_from_lens(lens))
+        is_whole = np.bincount(windows.owners) == 1
+        is_whole[[each.index for each in windows.truncated]] = False
+        use_whole = is_whole[windows.owners] & (lens[windows.owners] <= longest)
+        places = np.where(use_whole, len(cut.shared) + windows.owners, np.arange(len(cut.shared)))
+        sequences = Ragged.concatenated([cut.sequences, whole]).take(places)
+        return _Items(sequences, np.concatenate([cut.shared, shared])[places])
+
     def _frame(self, query: str, instruction: str | None) -> _Frame:
         profile = self.profile
+        query = query.strip() if profile.strip else query
         if instruction is not None and not profile.takes_instruction:
             message = f"profile {quote(profile.name)} takes no instruction, got {quote(instruction)}"
             raise InvalidValueError(message, code="conflicting_parameters", param="instruction")
@@ -118,11 +145,13 @@ class RerankPrompts:
         parts = [self._tokenizer.encode(text) for text in opening_texts]
         self._check_query([len(part) for part in parts[len(profile.before) :]])
         bos = self._tokenizer.leading_ids if profile.add_bos else _NOTHING
+        after = ["".join(after)] if profile.joint else after
         return _Frame(
             opening=np.concatenate([_NOTHING, bos, *parts]),
             opening_body_len=sum(map(len, parts[len(profile.before) :])),
             lead=lead,
             after=np.concatenate([_NOTHING, *map(self._tokenizer.encode, after)]),
+            after_text="".join(after),
         )
 
     def _check_query(self, lens: Sequence[int]) -> None:
@@ -160,6 +189,13 @@ class RerankPrompts:
                 code="context_too_long",
                 param="query",
             )
+
+
+class _Items(NamedTuple):
+    """The tokens of each item after those it shares, and how many of the lead's it shares."""
+
+    sequences: Ragged
+    shared: Int64Array
 
 
 @dataclass(frozen=True)
@@ -230,14 +266,14 @@ def _refuse_long(request: RerankRequest, lens: Int64Array, most: Int64Array) -> 
         )
 
 
-def _common(one: Int32Array, other: Int32Array) -> Int32Array:
+def common_prefix(one: Int32Array, other: Int32Array) -> Int32Array:
     """The common prefix of both."""
     compared = min(len(one), len(other))
     differs = np.flatnonzero(one[:compared] != other[:compared])
     return one[: int(differs[0]) if len(differs) else compared]
 
 
-def _shared_lens(head: Int32Array, sequences: Ragged) -> Int64Array:
+def shared_lens(head: Int32Array, sequences: Ragged) -> Int64Array:
     """[I]: how many of the head's tokens each sequence begins with."""
     shared = np.zeros(len(sequences), np.int64)
     is_same = np.ones(len(sequences), bool)
@@ -282,12 +318,18 @@ def _label_ids(profile: Profile, tokenizer: TextTokenizer, model: ModelConfig) -
     if model.num_classes > MAX_RERANK_CLASSES:
         raise ProfileError(many_classes(model.num_classes))
     if model.num_classes:
-        if profile.kind == "prob" or len(profile.labels) > 2:
+        if profile.kind == "prob" or len(profile.labels or profile.label_token_ids) > 2:
             raise ProfileError(
                 f"profile {quote(profile.name)} needs the logits of tokens, and this model is a classifier: expected "
                 "a profile with one or two labels and relevance softmax, logit or logit_diff"
             )
         return tuple((row,) for row in reversed(range(model.num_classes)))
+    if too_large := [each for each in profile.label_token_ids if each >= model.vocab_size]:
+        raise ProfileError(
+            f"profile {quote(profile.name)} needs the token {too_large[0]}, and this model has {model.vocab_size}"
+        )
+    if profile.label_token_ids:
+        return tuple((each,) for each in profile.label_token_ids)
     ids = [tokenizer.encode(label).tolist() for label in profile.labels]
     wrong = [
         f"{quote(label)} is {len(each)}" for label, each in zip(profile.labels, ids, strict=True) if len(each) != 1
