@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         TokenizerError,
         UnavailableError,
     )
+    from prefixwise.contract.judge_result import Judgement, JudgeResult
     from prefixwise.contract.result import (
         Classification,
         ClassifyResult,
@@ -46,6 +47,8 @@ __all__ = [
     "DeadlineExceededError",
     "EmbedResult",
     "ItemError",
+    "JudgeResult",
+    "Judgement",
     "ModelLoadError",
     "PrefixwiseError",
     "PrefixwiseWarning",
@@ -68,6 +71,8 @@ _MODULES = {
     "Scorer": "prefixwise.scorer",
     "Client": "prefixwise.client.clients",
     "AsyncClient": "prefixwise.client.clients",
+    "JudgeResult": "prefixwise.contract.judge_result",
+    "Judgement": "prefixwise.contract.judge_result",
     "PrefixwiseWarning": "prefixwise.contract.errors",
 }
 

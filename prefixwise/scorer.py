@@ -8,11 +8,14 @@ from pathlib import Path
 from types import TracebackType
 
 from prefixwise.contract.classify import parse_classify_request, parse_embed_request
+from prefixwise.contract.judge import parse_judge_request
+from prefixwise.contract.judge_result import JudgeResult
 from prefixwise.contract.methods import Body, OnProgress, ScoringMethods
 from prefixwise.contract.parse import parse_rerank_request, parse_score_request
 from prefixwise.contract.request import Algorithm
 from prefixwise.contract.result import ClassifyResult, EmbedResult, RerankResult, ScoreResult
 from prefixwise.engine.classifier import Classifier
+from prefixwise.engine.judge import Judge
 from prefixwise.engine.reranker import Reranker
 from prefixwise.forward.backend import Warmup
 from prefixwise.launch.loading import OnProgram, load_engine
@@ -123,6 +126,9 @@ class Scorer(ScoringMethods):
 
     def _rerank(self, body: Body, on_progress: OnProgress | None) -> RerankResult:
         return self.reranker.rerank(parse_rerank_request(body), on_progress)
+
+    def _judge(self, body: Body, on_progress: OnProgress | None) -> JudgeResult:
+        return Judge(self.engine).judge(parse_judge_request(body), on_progress)
 
     def _classify(self, body: Body, on_progress: OnProgress | None) -> ClassifyResult:
         return self.classifier.classify(parse_classify_request(body), on_progress)

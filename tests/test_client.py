@@ -43,7 +43,7 @@ from prefixwise.engine.engine import ScoringEngine
 from prefixwise.engine.prepare import EngineConfig
 from prefixwise.engine.reranker import Reranker
 from prefixwise.engine.scheduler import Scheduler, SchedulerOptions
-from tests.prompts.merging_tokenizer import merging_tokenizer
+from tests.prompts.merging_tokenizer import CHAT_TEMPLATE, merging_tokenizer
 from tests.server.letters_profile import letters_choice
 from tests.server.server_process import ServerProcess, real_server, server_process
 
@@ -54,7 +54,7 @@ class FakeScorer(Scorer):
     def __init__(self) -> None:
         scheduler = Scheduler(FakeBackend(vocab_size=512, max_context_len=1 << 20), SchedulerOptions())
         config = EngineConfig("fake-model", profiles=letters_choice())
-        self.engine = ScoringEngine(config, scheduler, merging_tokenizer())
+        self.engine = ScoringEngine(config, scheduler, merging_tokenizer(chat_template=CHAT_TEMPLATE))
         self.reranker, self.classifier = Reranker(self.engine), Classifier(self.engine)
 
 
@@ -102,6 +102,9 @@ REQUESTS: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ),
     ("rerank", ("ab", ["cd", {"text": "ef"}, ""]), {"top_n": 2, "instruction": "b"}),
     ("rerank", ("ab", ["abcabc", "e"]), {"max_tokens_per_doc": 2}),
+    ("judge", ([{"role": "user", "content": "x{item}"}], ["ab", "c"]), {"answers": ["y", "yz"], "values": [1, 2.5]}),
+    ("judge", ([{"role": "user", "content": "xabc"}],), {"answers": ("x", "y")}),
+    ("judge", (({"role": "user", "content": "{item}"},), ["xyz"]), {"answers": "y/z", "max_tokens_per_item": 1}),
     ("embed", ([[1, 2, 3], [4]],), {}),
     ("embed", (["abc", "ab"],), {"truncate_prompt_tokens": 1}),
 ]
@@ -453,14 +456,14 @@ def test_a_closed_client_says_so_as_a_closed_scorer_does(is_async: bool) -> None
 
 
 def test_both_clients_have_the_methods_and_parameters_of_a_scorer() -> None:
-    for name in ("score", "rerank", "classify", "embed"):
+    for name in ("score", "rerank", "judge", "classify", "embed"):
         assert getattr(Client, name) is getattr(ScoringMethods, name) is getattr(Scorer, name)
         asked, awaited = (inspect.signature(getattr(kind, name)).parameters for kind in (Client, AsyncClient))
         assert list(asked) == list(awaited)
 
 
 @pytest.mark.parametrize("kind", [Scorer, Client, AsyncClient])
-@pytest.mark.parametrize("name", ["score", "rerank", "classify", "embed"])
+@pytest.mark.parametrize("name", ["score", "rerank", "judge", "classify", "embed"])
 def test_help_explains_every_argument_what_is_returned_and_raised(kind: type, name: str) -> None:
     method = getattr(kind, name)
     text = inspect.getdoc(method) or ""

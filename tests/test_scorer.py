@@ -80,6 +80,27 @@ class TestEmbeddedModel:
         assert bare.scores[0][0] * 10 < spaced.scores[0][0]
         assert spaced.warnings == ()
 
+    def test_a_judge_gives_the_shares_of_its_answers_after_the_chat(self, pretrained: Scorer) -> None:
+        messages = [{"role": "user", "content": "Is this food? {item}"}, {"role": "assistant", "content": "Answer:"}]
+        items, answers = ["a granite rock", "fresh pizza"], [" yes", " no", " certainly not"]
+        judged = pretrained.judge(messages, items, answers=answers, values=[1, 0, -1])
+        chat = "<|im_start|>user\nIs this food? "
+        system = "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
+        scored = pretrained.score(
+            system + chat,
+            items,
+            suffix="<|im_end|>\n<|im_start|>assistant\nAnswer:",
+            labels=answers,
+            label_scoring="sequence",
+            tokenization="joint",
+            apply_softmax=True,
+        )
+        for index, each in enumerate(judged):
+            assert each.probs == pytest.approx(scored.scores[index], rel=1e-6)
+            assert each.expected_value == pytest.approx(each.probs[0] - each.probs[2])
+            (alone,) = pretrained.judge(messages, items[index : index + 1], answers=answers, values=[1, 0, -1])
+            assert replace(alone, index=index) == each
+
     def test_a_label_of_many_tokens_is_shown_its_tokens(self, pretrained: Scorer) -> None:
         with pytest.raises(RequestError, match=r"' certainly not' which is 2: ' certainly' \(\d+\), ' not' \(\d+\)"):
             pretrained.score(QUERY, TEXTS, labels=[" certainly not"])

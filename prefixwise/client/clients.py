@@ -22,11 +22,13 @@ from prefixwise.client.attempts import (
 from prefixwise.contract.classify import CLASSIFY_FIELDS, ClassifyOptions, EmbedOptions
 from prefixwise.contract.errors import QueueFullError, UnavailableError
 from prefixwise.contract.fields import with_fields
-from prefixwise.contract.methods import Body, Documents, Inputs, OnProgress, ScoringMethods, warned
+from prefixwise.contract.judge import JUDGE_FIELDS, JudgeOptions
+from prefixwise.contract.judge_result import JudgeResult
+from prefixwise.contract.methods import Answers, Body, Documents, Inputs, Messages, OnProgress, ScoringMethods, warned
 from prefixwise.contract.request import SCORE_FIELDS, OnItemError, ScoreOptions, TextOrIds, TokenIds
 from prefixwise.contract.rerank_request import RerankOptions, rerank_fields
 from prefixwise.contract.result import ClassifyResult, EmbedResult, RerankResult, ScoreResult
-from prefixwise.contract.server_results import Call, classify_call, embed_call, rerank_call, score_call
+from prefixwise.contract.server_results import Call, classify_call, embed_call, judge_call, rerank_call, score_call
 
 Result = TypeVar("Result")
 
@@ -115,6 +117,9 @@ class Client(ScoringMethods):
 
     def _rerank(self, body: Body, on_progress: OnProgress | None) -> RerankResult:
         return self._send(rerank_call(body), on_progress)
+
+    def _judge(self, body: Body, on_progress: OnProgress | None) -> JudgeResult:
+        return self._send(judge_call(body), on_progress)
 
     def _classify(self, body: Body, on_progress: OnProgress | None) -> ClassifyResult:
         return self._send(classify_call(body), on_progress)
@@ -289,6 +294,37 @@ class AsyncClient:
             1
         """
         return warned(await self._send(rerank_call({"query": query, "documents": documents, **options}), on_progress))
+
+    @with_fields(JUDGE_FIELDS, JudgeOptions)
+    async def judge(
+        self,
+        messages: Messages,
+        items: Iterable[str] | None = None,
+        *,
+        answers: Answers,
+        on_progress: OnProgress | None = None,
+        **options: Unpack[JudgeOptions],
+    ) -> JudgeResult:
+        """Judge items by a rubric, or one chat, as `Scorer.judge` does.
+
+        Args:
+            on_progress: Is called once, when the response is there: with the number of items, twice.
+
+        Returns:
+            For each item, in their order: the distribution over the answers.
+
+        Raises:
+            RequestError: The request is wrong, or the model has no chat template. Its `code` and `param` say what is.
+
+        Examples:
+            >>> async def judge() -> int:
+            ...     async with AsyncClient(server_url) as client:
+            ...         return len(await client.judge([{"role": "user", "content": "{item}"}], ["b"], answers="y/z"))
+            >>> asyncio.run(judge())
+            1
+        """
+        body = {"messages": messages, "items": items, "answers": answers, **options}
+        return warned(await self._send(judge_call(body), on_progress))
 
     @with_fields(CLASSIFY_FIELDS[1:], ClassifyOptions)
     async def classify(

@@ -52,6 +52,7 @@ def _elsewhere(rows: Sequence[Field], why: str) -> dict[str, NotServed]:
 KNOWN_FIELDS: Mapping[str, NotServed] = {
     **_NOT_SERVED,
     "requests": NotServed("only a call to /v1/score without query and items has many requests"),
+    **dict.fromkeys(("messages", "answers", "values"), NotServed("it is a field of requests that judge (/v1/judge)")),
     **dict.fromkeys(PAIR_NAMES, NotServed("it is a field of vLLM's /score")),
     **_elsewhere(RERANK_FIELDS, "it is a field of other requests, which rerank documents"),
     **_elsewhere(SCORE_FIELDS, "it is a field of other requests, which score items (/v1/score)"),

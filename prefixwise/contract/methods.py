@@ -10,6 +10,8 @@ from typing import Any, Literal, TypeVar, Unpack, overload
 from prefixwise.contract.classify import CLASSIFY_FIELDS, ClassifyOptions, EmbedOptions
 from prefixwise.contract.errors import PrefixwiseWarning
 from prefixwise.contract.fields import with_fields
+from prefixwise.contract.judge import JUDGE_FIELDS, JudgeOptions
+from prefixwise.contract.judge_result import JudgeResult
 from prefixwise.contract.request import SCORE_FIELDS, OnItemError, ScoreOptions, TextOrIds, TokenIds
 from prefixwise.contract.rerank_request import RerankOptions, rerank_fields
 from prefixwise.contract.result import ClassifyResult, EmbedResult, RerankResult, ScoreResult
@@ -18,16 +20,20 @@ Body = dict[str, object]
 OnProgress = Callable[[int, int], None]  # items done, items in all
 Inputs = str | TokenIds | Iterable[str] | Iterable[TokenIds]
 Documents = Iterable[str] | Iterable[Mapping[str, str]]
-Result = TypeVar("Result", ScoreResult[Any, Any], RerankResult, ClassifyResult)
+Messages = Iterable[Mapping[str, str]]
+Answers = str | Iterable[str] | Iterable[int]
+Result = TypeVar("Result", ScoreResult[Any, Any], RerankResult, ClassifyResult, JudgeResult)
 
 
 class ScoringMethods(ABC):
-    """Scores items, reranks documents, classifies and embeds inputs."""
+    """Scores items, reranks documents, judges items, classifies and embeds inputs."""
 
     @abstractmethod
     def _score(self, body: Body, on_progress: OnProgress | None) -> ScoreResult: ...
     @abstractmethod
     def _rerank(self, body: Body, on_progress: OnProgress | None) -> RerankResult: ...
+    @abstractmethod
+    def _judge(self, body: Body, on_progress: OnProgress | None) -> JudgeResult: ...
     @abstractmethod
     def _classify(self, body: Body, on_progress: OnProgress | None) -> ClassifyResult: ...
     @abstractmethod
@@ -147,6 +153,41 @@ class ScoringMethods(ABC):
         """
         body = {"query": query, "documents": documents, **options}
         return warned(self._rerank(body, on_progress))
+
+    @with_fields(JUDGE_FIELDS, JudgeOptions)
+    def judge(
+        self,
+        messages: Messages,
+        items: Iterable[str] | None = None,
+        *,
+        answers: Answers,
+        on_progress: OnProgress | None = None,
+        **options: Unpack[JudgeOptions],
+    ) -> JudgeResult:
+        """Judge items by a rubric, or one chat: how likely is each answer? The same request as `POST /v1/judge`.
+
+        Args:
+            on_progress: Is called with the number of judged items, and with the number of all items. A client calls
+                it once, when the response is there.
+
+        Returns:
+            For each item, in their order: the distribution over the answers, the most likely one, the expected value
+            of a scale of numbers, and the entropy.
+
+        Raises:
+            RequestError: The request is wrong, or the model has no chat template. Its `code` and `param` say what is.
+            TokenizerError: The model has no tokenizer.
+
+        Examples:
+            >>> rubric = "Is the city in France? Answer yes or no.\\n\\nCity: {item}"
+            >>> result = scorer.judge([{"role": "user", "content": rubric}], ["Paris", "Tokyo"], answers="yes/no")
+            >>> result.answers, len(result[0].probs)
+            (('yes', 'no'), 2)
+            >>> result[0].probs[0] > result[1].probs[0]
+            True
+        """
+        body = {"messages": messages, "items": items, "answers": answers, **options}
+        return warned(self._judge(body, on_progress))
 
     @with_fields(CLASSIFY_FIELDS[1:], ClassifyOptions)
     def classify(

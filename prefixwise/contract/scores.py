@@ -13,6 +13,8 @@ The relevance of a document, from the scores of its labels (the first label is t
     logit        raw: logit of the label                                           relevance: sigmoid(raw)
     prob         raw: log-probability of the label                                 relevance: exp(raw)
 
+A profile with a temperature divides the raw score by it.
+
 With `softmax`, the sigmoid is the first label's share of the softmax. The head of a classifier has one row, which is
 the row of one label or the difference of two, so that its logit is `raw`; or two rows, which are two labels.
 """
@@ -111,10 +113,11 @@ def needed_score_mode(kind: RelevanceKind) -> ScoreMode:
     return "logprob" if kind == "prob" else "logit"
 
 
-def raw_scores(values: Float64Array) -> Float64Array:
+def raw_scores(values: Float64Array, temperature: float = 1.0) -> Float64Array:
     """[I, L] to [I]: the first label against the others, or by itself if it is the only one."""
     first, others = values[:, 0], values[:, 1:]
-    return first - np.logaddexp.reduce(others, axis=1) if others.shape[1] else first
+    raw = first - np.logaddexp.reduce(others, axis=1) if others.shape[1] else first
+    return raw / temperature
 
 
 def relevance_scores(kind: RelevanceKind, raw: Float64Array) -> Float64Array:

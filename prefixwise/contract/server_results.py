@@ -33,6 +33,8 @@ from prefixwise.contract.errors import (
     VocabularyError,
 )
 from prefixwise.contract.fields import present_fields
+from prefixwise.contract.judge import JudgeRequest, parse_judge_request
+from prefixwise.contract.judge_result import Judgement, JudgeResult
 from prefixwise.contract.methods import Body
 from prefixwise.contract.parse import parse_rerank_request, parse_score_request
 from prefixwise.contract.ragged import IdLists
@@ -66,7 +68,7 @@ class Call(NamedTuple, Generic[Result]):
 
 
 def score_call(body: Body) -> Call[ScoreResult]:
-    """Raises RequestError, as the other three do."""
+    """Raises RequestError, as the other calls do."""
     fields = present_fields(body)
     request = parse_score_request(fields)
     return Call("/v1/score", _json(fields), request.num_items, partial(score_result, request))
@@ -78,6 +80,13 @@ def rerank_call(body: Body) -> Call[RerankResult]:
     request = parse_rerank_request(fields)
     content = _json({**fields, "return_raw_scores": True})
     return Call("/rerank", content, request.num_items, partial(rerank_result, request))
+
+
+def judge_call(body: Body) -> Call[JudgeResult]:
+    """`POST /v1/judge`."""
+    fields = present_fields(body)
+    request = parse_judge_request(fields)
+    return Call("/v1/judge", _json(fields), request.num_items, partial(judge_result, request))
 
 
 def classify_call(body: Body) -> Call[ClassifyResult]:
@@ -147,6 +156,22 @@ def rerank_result(request: RerankRequest, body: Json) -> RerankResult:
         truncated=truncated,
         warnings=tuple(warnings[:-1] if truncated else warnings),  # the last one says that documents were cut
         debug=meta.get("debug"),
+    )
+
+
+def judge_result(request: JudgeRequest, body: Json) -> JudgeResult:
+    """Of `POST /v1/judge`."""
+    return JudgeResult(
+        results=[
+            Judgement(item=None if request.items is None else request.items[each["index"]], **each)
+            for each in body["results"]
+        ],
+        answers=tuple(body["answers"]),
+        model=body["model"],
+        usage=_usage(body),
+        truncated=_truncated(body),
+        warnings=tuple(body.get("warnings", ())),
+        debug=body.get("debug"),
     )
 
 

@@ -73,7 +73,8 @@ class Reranker:
         """The result of a request that is done. Raises the error that ended it."""
         request = prepared.request
         scored = self._engine.finish(prepared.scoring, state, as_rows=True)
-        raw = _best_chunks(raw_scores(np.array(scored.rows, np.float64)), prepared.owners)
+        rows = np.array(scored.rows, np.float64)
+        raw = _best_chunks(raw_scores(rows, prepared.profile.temperature), prepared.owners)
         relevance = relevance_scores(prepared.profile.kind, raw)
         order = np.argsort(-raw, kind="stable")[: request.top_n]  # raw scores: relevance may be rounded to 1
         results = [

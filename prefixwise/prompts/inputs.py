@@ -1,6 +1,6 @@
-"""From a request that classifies or embeds to the token sequences that the model sees: each input by itself.
+"""From whole inputs, which are classified, embedded or completed, to the token sequences that the model sees.
 
-text        [BOS] text [EOS]     the special tokens that the tokenizer adds around a text
+text        [BOS] text [EOS]     the special tokens that the tokenizer adds around a text; no EOS where it is completed
 token ids   as they are
 """
 
@@ -57,6 +57,29 @@ def build_inputs(
         truncated=truncated,
         items_field="input",
     )
+
+
+def build_prompts(
+    prompts: tuple[str, ...] | Ragged, tokenizer: TextTokenizer | None, *, add_special_tokens: bool
+) -> Ragged:
+    """The tokens of prompts to complete: texts with BOS before them, token ids as they are.
+
+    Raises RequestError if a prompt has no token, TokenizerError if there is text and no tokenizer.
+    """
+    if isinstance(prompts, Ragged):
+        check_token_count(len(prompts.flat), "prompt")
+        return prompts
+    if tokenizer is None:
+        raise TokenizerError("this model has no tokenizer, so text cannot be read; send token ids instead")
+    for index, text in enumerate(prompts):
+        tokenizer.check_len(text, Place(f"prompt[{index}]", "prompt", index))
+    leading = tokenizer.leading_ids if add_special_tokens else _NOTHING
+    sequences = surround(leading, tokenizer.encode_many(prompts), _NOTHING)
+    if not sequences.lens.all():
+        index = int(np.flatnonzero(sequences.lens == 0)[0])
+        message = f"prompt[{index}] must hold at least one token, got a text that has none"
+        raise InvalidValueError(message, code="empty_prompt", param="prompt", item_index=index)
+    return sequences
 
 
 def _bounded(request: ClassifyRequest, texts: tuple[str, ...], tokenizer: TextTokenizer) -> list[str]:

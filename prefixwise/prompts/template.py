@@ -11,7 +11,7 @@ tokens, of which an item may share a few less (`plan/segments.py` finds how many
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
@@ -259,15 +259,20 @@ _SPACE_AFTER = frozenset(":.,;!?)")  # beside letters and digits: models write a
 
 
 def space_warnings(request: ScoreRequest, tokenizer: TextTokenizer | None) -> tuple[str, ...]:
-    """Labels without the space that a model writes before them: after `Sentiment:` comes ` positive`, another token
-    than `positive`, which has next to no probability there. The first ones are named."""
+    """Labels without the space that a model writes before them. The first ones are named."""
     before = _text_before_labels(request)
-    if tokenizer is None or not (before[-1:].isalnum() or before[-1:] in _SPACE_AFTER):
+    return () if tokenizer is None else missing_space_warnings(request.labels or (), before, tokenizer, "labels")
+
+
+def missing_space_warnings(labels: Sequence[str], before: str, tokenizer: TextTokenizer, field: str) -> tuple[str, ...]:
+    """Of labels after the text `before`: after `Sentiment:` comes ` positive`, another token than `positive`, which
+    has next to no probability there. `field`: the request's name for the labels."""
+    if not (before[-1:].isalnum() or before[-1:] in _SPACE_AFTER):
         return ()
     warnings = (
-        f"labels[{place}] is {quote(label)} without a space, after text that ends in {quote(before[-1])}: a model "
+        f"{field}[{place}] is {quote(label)} without a space, after text that ends in {quote(before[-1])}: a model "
         f"hardly writes it there; you may mean {quote(' ' + label)}"
-        for place, label in enumerate(request.labels or ())
+        for place, label in enumerate(labels)
         if _is_written_with_space(label, tokenizer)
     )
     return tuple(islice(warnings, MAX_WARNINGS))

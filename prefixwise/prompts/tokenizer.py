@@ -59,6 +59,8 @@ class TextTokenizer:
         self.special_tokens = files.special_tokens
         self.special_ids = files.special_ids
         self._borders: TokenBorders | None = None
+        self._anchor: tuple[Int32Array, int] | None = None  # a token, and the characters of its text
+        self._token_texts: dict[int, str] = {}
 
     def encode(self, text: str) -> Int32Array:
         if len(text) > _SHORT_CHARS:
@@ -78,8 +80,8 @@ class TextTokenizer:
             check_token_count(num_tokens)
         return parts[0] if len(parts) == 1 else Ragged.concatenated(parts)
 
-    def encode_after(self, lead: str, texts: Sequence[str]) -> tuple[Int32Array, Ragged]:
-        """The tokens of `lead + text` for each text: first the tokens that all of them share, then the rest of each.
+    def encode_after(self, lead: str, texts: Sequence[str], after: str = "") -> tuple[Int32Array, Ragged]:
+        """The tokens of `lead + text + after` for each text: first those that all of them share, then the rest of each.
 
         The shared tokens depend on the lead alone: they are its tokens up to the last safe cut.
         """
@@ -90,7 +92,7 @@ class TextTokenizer:
         rest = lead[cut:]
         if len(rest) * len(texts) > MAX_TOKENS_PER_REQUEST:
             check_token_count(len(self.encode(rest)) * len(texts), "query")
-        return self.encode(lead[:cut]), self.encode_many(texts, before=rest)
+        return self.encode(lead[:cut]), self.encode_many(texts, before=rest, after=after)
 
     def _encodings(self, texts: Sequence[str]) -> list[Encoding]:
         """Without offsets. Other threads run meanwhile."""
@@ -160,6 +162,22 @@ class TextTokenizer:
         with _panics_as_errors():
             text: str = self._tokenizer.decode([token_id], skip_special_tokens=False)
         return text
+
+    def decode(self, token_ids: Int32Array) -> str:
+        """Tokens as text, special ones too."""
+        with _panics_as_errors():
+            text: str = self._tokenizer.decode(token_ids.tolist(), skip_special_tokens=False)
+        return text
+
+    def token_text(self, token_id: int) -> str:
+        """What a token adds to a text: decoded behind another one, as some decoders strip a blank at the beginning."""
+        if token_id not in self._token_texts:
+            if self._anchor is None:
+                ids = self.encode("a")[-1:]
+                self._anchor = ids, len(self.decode(ids))
+            ids, num_chars = self._anchor
+            self._token_texts[token_id] = self.decode(np.append(ids, np.int32(token_id)))[num_chars:]
+        return self._token_texts[token_id]
 
     def cut(self, text: str, max_tokens: int) -> str:
         """The text of the first `max_tokens` tokens, without a last character that is cut in two."""
@@ -334,7 +352,7 @@ def _splits(step: Mapping[str, Any]) -> bool:
 # Chat templates
 
 _MESSAGE = "(the message)"  # a placeholder that occurs in no template
-_BLANK = " \n\t "  # around the placeholder, to see whether the template strips blanks
+BLANK = " \n\t "  # around a placeholder, to see whether the template strips blanks
 
 
 @dataclass(frozen=True)
@@ -357,22 +375,36 @@ def chat_frame(template: str, special_tokens: Mapping[str, str]) -> ChatFrame:
     before, *rest = text.split(_MESSAGE)
     if len(rest) != 1:
         raise TokenizerError(f"the checkpoint's chat template must show a message once, got {len(rest)} times")
-    has_blanks = before.endswith(_BLANK) and rest[0].startswith(_BLANK)
-    return ChatFrame(before.removesuffix(_BLANK), rest[0].removeprefix(_BLANK), trims=not has_blanks)
+    has_blanks = before.endswith(BLANK) and rest[0].startswith(BLANK)
+    return ChatFrame(before.removesuffix(BLANK), rest[0].removeprefix(BLANK), trims=not has_blanks)
 
 
 @lru_cache(maxsize=32)
 def _rendered(template: str, special_tokens: tuple[tuple[str, str], ...]) -> tuple[str, str | None]:
     """The text of the template around a message, or why it fails. It takes a process, so it is done once."""
+    try:
+        return render_messages(template, dict(special_tokens), [("user", BLANK + _MESSAGE + BLANK)]), None
+    except ChatTemplateError as error:
+        return "", str(error)
+
+
+def render_messages(
+    template: str,
+    special_tokens: Mapping[str, str],
+    messages: Sequence[tuple[str, str]],
+    *,
+    add_generation_prompt: bool = True,
+) -> str:
+    """The text of messages, each a role and a content, as transformers' `apply_chat_template` writes it.
+
+    Raises ChatTemplateError. `add_generation_prompt`: end with the beginning of the assistant's message.
+    """
     variables = {
-        "messages": [{"role": "user", "content": _BLANK + _MESSAGE + _BLANK}],
-        "add_generation_prompt": True,
+        "messages": [{"role": role, "content": content} for role, content in messages],
+        "add_generation_prompt": add_generation_prompt,
         "enable_thinking": False,  # the answer follows at once
         "tools": None,
         "documents": None,
-        **dict(special_tokens),
+        **special_tokens,
     }
-    try:
-        return render_chat_template(template, variables), None
-    except ChatTemplateError as error:
-        return "", str(error)
+    return render_chat_template(template, variables)

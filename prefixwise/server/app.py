@@ -16,7 +16,9 @@ from prefixwise.server.context import RequestContext
 from prefixwise.server.dialects.base import Dialect
 from prefixwise.server.dialects.classify import Classify, Embeddings
 from prefixwise.server.dialects.cohere import CohereV1, CohereV2
+from prefixwise.server.dialects.completions import ChatCompletions, Completions
 from prefixwise.server.dialects.infinity import Infinity
+from prefixwise.server.dialects.judge import Judging
 from prefixwise.server.dialects.mixedbread import Mixedbread
 from prefixwise.server.dialects.nvidia import Nvidia
 from prefixwise.server.dialects.score import Score, ScoreMany
@@ -36,7 +38,14 @@ from prefixwise.server.routes.pages import (
     view_report,
     view_sent_report,
 )
-from prefixwise.server.routes.tokens import list_prefixes, pin_prefix, release_prefix, tokenize
+from prefixwise.server.routes.tokens import (
+    detokenize,
+    list_prefixes,
+    pin_prefix,
+    release_prefix,
+    tokenize,
+    tokenizer_info,
+)
 from prefixwise.server.scoring import score
 from prefixwise.server.service import Service
 
@@ -81,11 +90,16 @@ ROUTES = (
     PathHandlers("/v1/reranking", {"POST": partial(score, dialects=(Mixedbread(),))}),
     PathHandlers("/score", {"POST": partial(score, dialects=_SCORE)}),
     PathHandlers("/generative_scoring", {"POST": partial(score, dialects=(GenerativeScoring(),))}),
+    PathHandlers("/v1/judge", {"POST": partial(score, dialects=(Judging(),))}),
     PathHandlers("/classify", {"POST": partial(score, dialects=(Classify(),))}),
     PathHandlers("/v1/embeddings", {"POST": partial(score, dialects=(Embeddings(),))}),
+    PathHandlers("/v1/completions", {"POST": partial(score, dialects=(Completions(),))}),
+    PathHandlers("/v1/chat/completions", {"POST": partial(score, dialects=(ChatCompletions(),))}),
     PathHandlers("/health", {"GET": health}),
     PathHandlers("/metrics", {"GET": metrics}, needs_engine=False),
     PathHandlers("/tokenize", {"POST": tokenize}),
+    PathHandlers("/detokenize", {"POST": detokenize}),
+    PathHandlers("/tokenizer_info", {"GET": tokenizer_info}),
     PathHandlers("/v1/prefix", {"GET": list_prefixes, "POST": pin_prefix}),
     PathHandlers("/v1/prefix/{prefix_id}", {"DELETE": release_prefix}),
     PathHandlers("/v1/models", {"GET": models}, needs_engine=False),

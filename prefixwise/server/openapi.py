@@ -31,6 +31,11 @@ _MANY_EXAMPLE: dict[str, object] = {
     "label_token_ids": [7, 8],
     "apply_softmax": True,
 }
+_JUDGE_EXAMPLE: dict[str, object] = {
+    "messages": [{"role": "user", "content": "Rate how polite this is, from 1 to 5. {item}"}],
+    "items": ["Shut up.", "Thank you very much."],
+    "answers": "1-5",
+}
 _PAIRS_EXAMPLE: dict[str, object] = {
     "text_1": _RERANK_EXAMPLE["query"],
     "text_2": _RERANK_EXAMPLE["documents"],
@@ -67,7 +72,8 @@ class Operation(NamedTuple):
 
 # The groups of operations, in the order of the page.
 TAGS = {
-    "Score": "Score items, many queries, or pairs of texts; classify and embed inputs.",
+    "Score": "Score items, many queries, or pairs of texts; judge items; classify and embed inputs.",
+    "Complete": "Log-probabilities of prompts, and the one token that follows a prompt or a chat, like OpenAI.",
     "Rerank": "Order documents by a query, in the formats of several APIs.",
     "Prefix": "Pin queries in the KV cache.",
     "Server": "The model, its tokens, health, configuration and metrics; the pages.",
@@ -107,6 +113,49 @@ OPERATIONS = (
         {"token ids": {name: value for name, value in _IDS_EXAMPLE.items() if name != "apply_softmax"}},
         has_timeout=True,
         tag="Score",
+    ),
+    Operation(
+        "post",
+        "/v1/judge",
+        "The probabilities of a few answers to a chat, for each item that is put into it.",
+        "JudgeResponse",
+        (400, 404, 413, 422, 429, *_WORKING, 504),
+        "JudgeRequest",
+        {"rubric": _JUDGE_EXAMPLE},
+        has_timeout=True,
+        tag="Score",
+    ),
+    Operation(
+        "post",
+        "/v1/completions",
+        "The log-probabilities of prompts' tokens (`echo`), and the most likely token after each prompt.",
+        "CompletionResponse",
+        (400, 404, 413, 422, 429, *_WORKING, 504),
+        "CompletionRequest",
+        {
+            "log-likelihoods": {"prompt": [[1, 2, 3], [1, 2, 4]], "max_tokens": 0, "echo": True, "logprobs": 1},
+            "next token": {"prompt": "Is this about food?", "max_tokens": 1, "logprobs": 5},
+        },
+        has_timeout=True,
+        tag="Complete",
+    ),
+    Operation(
+        "post",
+        "/v1/chat/completions",
+        "The most likely token after a chat, with the log-probabilities of others.",
+        "ChatCompletionResponse",
+        (400, 404, 413, 422, 429, *_WORKING, 504),
+        "ChatCompletionRequest",
+        {
+            "judge": {
+                "messages": [{"role": "user", "content": "Rate how polite this is, from 1 to 5: Thank you."}],
+                "max_tokens": 1,
+                "logprobs": True,
+                "top_logprobs": 5,
+            }
+        },
+        has_timeout=True,
+        tag="Complete",
     ),
     Operation(
         "post",
@@ -229,6 +278,23 @@ OPERATIONS = (
         "TokenizeRequest",
         {"one text": {"text": "Is this about food?"}, "many": {"text": ["pizza", "tax law"]}},
         has_timeout=True,
+    ),
+    Operation(
+        "post",
+        "/detokenize",
+        "The text of token ids.",
+        "DetokenizeResponse",
+        (400, 404, 413, 422, *_WORKING, 504),
+        "DetokenizeRequest",
+        {"token ids": {"tokens": [1, 2, 3]}},
+        has_timeout=True,
+    ),
+    Operation(
+        "get",
+        "/tokenizer_info",
+        "Special tokens, chat template and sizes, for clients that count tokens.",
+        "TokenizerInfo",
+        (400, *_WORKING),
     ),
     Operation("get", "/v1/models", "The names under which the model is served.", "ModelList", (500,)),
     Operation("get", "/health", "200 if the server accepts requests, else 503.", "Health", _WORKING, is_open=True),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from prefixwise.contract.classify import CLASSIFY_FIELDS
+from prefixwise.contract.completions import CHAT_FIELDS, COMPLETION_FIELDS
+from prefixwise.contract.judge import JUDGE_FIELDS
 from prefixwise.contract.known_fields import PAIR_NAMES, REQUEST_ID
 from prefixwise.contract.request import SCORE_FIELDS
 from prefixwise.contract.rerank_request import Dialect, rerank_fields
@@ -29,7 +31,7 @@ def _field_codes(*, is_type: bool) -> list[str]:
     """The codes of wrong types, or of wrong values, of the request fields. (TEI's and SGLang's errors have no code.)"""
     dialects: tuple[Dialect, ...] = ("cohere_v1", "infinity", "voyage", "mixedbread", "nvidia", "vllm")  # with codes
     rerank = (row for dialect in dialects for row in rerank_fields(dialect))
-    rows = (*SCORE_FIELDS, *CLASSIFY_FIELDS, REQUEST_ID, *rerank)
+    rows = (*SCORE_FIELDS, *CLASSIFY_FIELDS, *JUDGE_FIELDS, *COMPLETION_FIELDS, *CHAT_FIELDS, REQUEST_ID, *rerank)
     codes = dict.fromkeys(row.kind.error_code(row.name) for row in rows)
     return [code for code in codes if code.endswith("_type") == is_type and code != "invalid_profile"]
 
@@ -53,6 +55,11 @@ ERROR_TABLE = (
             "missing_documents",
             "missing_input",
             "missing_passages",
+            "missing_messages",
+            "missing_answers",
+            "missing_prompt",
+            "missing_max_tokens",
+            "missing_tokens",
             *(f"missing_{name}" for name in _PAIRS),
         ),
         "A required field is absent or null.",
@@ -68,6 +75,9 @@ ERROR_TABLE = (
             "empty_documents",
             "empty_input",
             "empty_passages",
+            "empty_messages",
+            "empty_answers",
+            "empty_prompt",
             *(f"empty_{name}" for name in _PAIRS),
             "empty_requests",
         ),
@@ -81,6 +91,7 @@ ERROR_TABLE = (
             *(f"invalid_{name}_type" for name in _PAIRS),
             "invalid_requests_type",
             "invalid_text_type",
+            "invalid_tokens_type",
         ),
         "A field has a wrong type.",
     ),
@@ -93,11 +104,18 @@ ERROR_TABLE = (
         ("invalid_profile",),
         "The profile does not exist, cannot rerank, or is for another model; the message says which.",
     ),
+    ErrorRow(400, _BAD, ("no_chat_template",), "The request has messages and the model has no chat template."),
     ErrorRow(
         400,
         _VALUE,
-        ("no_label_logits", "not_a_classifier"),
-        "The model is a classifier, which has no logits of label tokens; or it is none, and has no classes.",
+        ("invalid_messages", "invalid_answers", "invalid_values"),
+        "The chat template does not take the messages, {item} is not in them once, or answers and values do not fit.",
+    ),
+    ErrorRow(
+        400,
+        _VALUE,
+        ("no_label_logits", "no_vocabulary", "not_a_classifier"),
+        "The model is a classifier, which has no logits of tokens; or it is none, and has no classes.",
     ),
     ErrorRow(400, _VALUE, ("negative_token_id",), "A token id is below 0."),
     ErrorRow(400, _VALUE, ("invalid_unicode",), "A text holds a lone surrogate, which no tokenizer can read."),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from prefixwise.contract.fields import Schema, properties
 from prefixwise.contract.request import IDS, TEXTS
 from prefixwise.contract.rerank_request import Dialect, rerank_fields
+from prefixwise.server.openapi_completions import COMPLETION_SCHEMAS
 from prefixwise.server.openapi_errors import ERROR_TABLE
 from prefixwise.server.openapi_scores import COUNT, SCORE_PROPERTIES, SCORE_SCHEMAS, WARNINGS, object_of, optional
 from prefixwise.server.routes.tokens import DEFAULT_TTL_SECONDS, MAX_TTL_SECONDS
@@ -287,6 +288,7 @@ SCHEMAS: Schema = {
     "Prefix": _PREFIX,
     "PrefixList": _list_of("Prefix"),
     "PrefixReleased": object_of({"object": {"const": "prefix"}, "id": {"type": "string"}, "deleted": {"const": True}}),
+    **COMPLETION_SCHEMAS,
     "TokenizeRequest": _TOKENIZE_REQUEST,
     "TokenizeResponse": _TOKENIZE_RESPONSE,
     "Model": _MODEL_ENTRY,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from prefixwise.contract.classify import CLASSIFY_FIELDS, EMBED_FIELDS
 from prefixwise.contract.fields import Schema, Structured, properties
+from prefixwise.contract.judge import JUDGE_FIELDS
 from prefixwise.contract.known_fields import GENERATIVE_FIELDS, PAIR_FIELDS, REQUEST_ID
 from prefixwise.contract.parse import MAX_REQUESTS_PER_CALL
 from prefixwise.contract.request import SCORE_FIELDS, TEXTS
@@ -211,6 +212,54 @@ _GENERATIVE_REQUEST: Schema = {
     "allOf": _SCORE_REQUEST["allOf"][:1],
 }
 
+# Judgements
+
+_JUDGE_REQUEST: Schema = {
+    "type": "object",
+    "required": ["messages", "answers"],
+    "properties": properties(JUDGE_FIELDS),
+}
+_JUDGE_RESPONSE = object_of(
+    {
+        "object": {"const": "judge"},
+        "model": {"type": "string"},
+        "answers": {**TEXTS, "description": "In the order of probs."},
+        "results": {
+            "description": "One for each item, in their order; one if the request has no items.",
+            "type": "array",
+            "items": object_of(
+                {
+                    "index": COUNT,
+                    "answer": {"type": "string", "description": "The most likely answer."},
+                    "probs": {
+                        "description": "The probability of each answer among all of them.",
+                        "type": "array",
+                        "items": {"type": "number"},
+                    },
+                    "expected_value": {
+                        "description": "The mean of the answers' values; null if they have none.",
+                        "type": ["number", "null"],
+                    },
+                    "entropy": {"type": "number", "minimum": 0, "description": "Of the distribution, in bits."},
+                    "mass": {
+                        "description": "How likely it is that the model gives one of the answers at all.",
+                        "type": "number",
+                        "minimum": 0,
+                        "maximum": 1,
+                    },
+                }
+            ),
+        },
+        "usage": USAGE,
+        "truncated": {"description": "Items that were cut to max_tokens_per_item.", **TRUNCATED},
+        "warnings": WARNINGS,
+        "debug": {"type": "object", "description": "Present if return_debug is set."},
+    },
+    "truncated",
+    "warnings",
+    "debug",
+)
+
 # Classes
 
 _CLASSIFY_REQUEST: Schema = {
@@ -262,6 +311,8 @@ SCORE_SCHEMAS: Schema = {
     "VllmScoreRequest": _PAIRS_REQUEST,
     "VllmScoreResponse": _LIST_RESPONSE,
     "GenerativeScoringRequest": _GENERATIVE_REQUEST,
+    "JudgeRequest": _JUDGE_REQUEST,
+    "JudgeResponse": _JUDGE_RESPONSE,
     "ClassifyRequest": _CLASSIFY_REQUEST,
     "ClassifyResponse": _CLASSIFY_RESPONSE,
     "EmbedRequest": _EMBED_REQUEST,

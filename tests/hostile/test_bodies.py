@@ -29,6 +29,7 @@ MAX_STALL = 0.25  # seconds
 TEXT = "@"  # in a body: where the text goes
 SCORED = {"query": "a", "items": ["b"], "labels": ["y"]}
 RANKED = {"query": "a", "documents": ["b"]}
+JUDGED = {"messages": [{"role": "user", "content": "a {item}"}], "items": ["b"], "answers": "1-5"}
 TOO_LONG = "context_too_long"
 SERVED = None
 
@@ -70,6 +71,15 @@ TEXTS: list[tuple[str, dict[str, Any], str | int | None]] = [
     ("/tokenize", {"prompt": ["a", TEXT]}, TOO_LONG),
     ("/v1/prefix", {"query": TEXT}, TOO_LONG),
     ("/v1/prefix", {"query": "a", "profile": "default", "instruction": TEXT}, TOO_LONG),
+    ("/v1/judge", {**JUDGED, "messages": [{"role": "user", "content": "{item}" + TEXT}]}, TOO_LONG),
+    ("/v1/judge", {**JUDGED, "items": [TEXT]}, TOO_LONG),
+    ("/v1/judge", {**JUDGED, "items": [TEXT], "max_tokens_per_item": 8}, SERVED),
+    ("/v1/judge", {**JUDGED, "answers": ["b", TEXT]}, TOO_LONG),
+    ("/v1/judge", {**JUDGED, "answers": TEXT}, "invalid_answers"),
+    ("/v1/completions", {"prompt": TEXT, "max_tokens": 1}, TOO_LONG),
+    ("/v1/completions", {"prompt": ["a", TEXT], "max_tokens": 0, "echo": True, "logprobs": 5}, TOO_LONG),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": TEXT}], "max_tokens": 1}, TOO_LONG),
+    ("/detokenize", {"tokens": TEXT}, "invalid_tokens_type"),
     ("/classify", {"input": TEXT}, TOO_LONG),
     ("/classify", {"input": ["a", TEXT], "truncate_prompt_tokens": -1}, SERVED),
     ("/classify", {"input": [TEXT], "truncate_prompt_tokens": 9, "truncation_side": "left"}, SERVED),
@@ -87,6 +97,7 @@ GROWING: list[tuple[str, dict[str, Any]]] = [
     ("/v1/score", {**IDS, "query": [1], "items": [[]] * 100_000, "suffix": [1] * 8000}),
     ("/v1/score", {"requests": [{**SCORED, "items": [""] * 1000, "suffix": WORDS}] * 5}),
     ("/v1/rerank", {"query": "a" * 60_000, "documents": [""] * 100_000}),  # no place to cut: 6 GB of text
+    ("/v1/judge", {**JUDGED, "messages": [{"role": "user", "content": "{item}" + WORDS}], "items": [""] * 100_000}),
 ]  # fmt: skip
 
 
@@ -149,7 +160,7 @@ def test_a_text_that_fills_the_body(
 
 
 @pytest.mark.parametrize(
-    ("path", "fields"), GROWING, ids=["suffix", "joint", "item_first", "ids", "requests", "rerank"]
+    ("path", "fields"), GROWING, ids=["suffix", "joint", "item_first", "ids", "requests", "rerank", "judge"]
 )
 def test_a_small_body_that_grows(servers: dict[bool, ServerProcess], path: str, fields: dict[str, Any]) -> None:
     """Its items repeat a text, 4 to 800 million tokens in all."""

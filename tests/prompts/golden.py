@@ -50,6 +50,8 @@ SETTINGS: dict[str, tuple[tuple[str, ...], int]] = {
     "qwen3-reranker": (("qwen",), 92),
     "bge-reranker-v2-gemma": (("gemma",), 24),
     "mxbai-rerank-v2": (("qwen",), 32),
+    "zerank": (("qwen",), 40),
+    "ctxl-rerank-v2": (("qwen", "gemma"), 60),
     "chat-yes-no": (("qwen", "gemma", "smollm"), 68),
     "question-yes-no": (("gemma", "gpt2"), 48),
     "plain": (("qwen", "gemma"), 16),
@@ -93,7 +95,7 @@ def asked(name: str) -> Iterator[Case]:
         yield from (Case(tokenizer, QUERY, document) for document in DOCUMENTS)
         yield from (Case(tokenizer, LONG_QUERY, document) for document in FEW)
         yield from (Case(tokenizer, QUERY, document, limit=limit) for document in LONG)
-        if name != "plain":
+        if name not in ("plain", "zerank"):
             yield from (Case(tokenizer, QUERY, document, INSTRUCTION) for document in FEW)
         if name in ("qwen3-reranker", "mxbai-rerank-v2"):  # for one it is a text like others, for one it is none
             yield Case(tokenizer, QUERY, "Paris", "")

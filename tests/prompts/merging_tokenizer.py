@@ -9,13 +9,17 @@ from prefixwise.prompts.tokenizer import TextTokenizer
 VOCABULARY = {"<s>": 0, "a": 1, "b": 2, "c": 3, "x": 4, "ab": 5, "bc": 6, "abc": 7, "y": 8, "z": 9}
 MERGES = [("a", "b"), ("b", "c"), ("ab", "c")]
 BOS = 0
+CHAT_TEMPLATE = (  # x before each message and z behind it; y begins the answer
+    "{% for each in messages %}x{{ each.content }}{% if not loop.last or add_generation_prompt %}z{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}y{% endif %}"
+)
 
 
-def merging_tokenizer(*, bos: bool = False) -> TextTokenizer:
+def merging_tokenizer(*, bos: bool = False, chat_template: str | None = None) -> TextTokenizer:
     from tokenizers import Tokenizer, models
 
     tokenizer = Tokenizer(models.BPE(VOCABULARY, MERGES))
-    return TextTokenizer(TokenizerFiles(tokenizer, (BOS,) if bos else (), None, frozenset({BOS})))
+    return TextTokenizer(TokenizerFiles(tokenizer, (BOS,) if bos else (), chat_template, frozenset({BOS})))
 
 
 def token_texts(ids: list[int]) -> str:

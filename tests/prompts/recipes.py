@@ -3,6 +3,9 @@
     qwen3-reranker          the model card's `format_instruction`, `process_inputs`, `compute_logits`
     bge-reranker-v2-gemma   the model card's `get_inputs`
     mxbai-rerank-v2         `MxbaiRerankV2.prepare_inputs` and `forward` of the package mxbai-rerank
+    zerank                  the models' `modeling_zeranker.py`: `format_pointwise_datapoints` and `predict`
+    ctxl-rerank-v2          the model card's `format_prompts` and `infer_w_hf`; a document that does not fit is cut,
+                            where the original cuts the end of the prompt
     chat-yes-no             `apply_chat_template` around the profile's message
     question-yes-no         the profile's text, after the tokenizer's BOS
     plain                   query and document, after the tokenizer's BOS
@@ -115,6 +118,31 @@ def _mxbai(
     return prefix_inputs + item, sep_inputs + task_prompt_inputs + suffix_inputs
 
 
+def _zerank(
+    tokenizer: Any, query: str, document: str, instruction: str | None, max_length: int
+) -> tuple[list[int], list[int]]:
+    assert instruction is None, "there is no place for one"
+    end = "<|im_end|>\n<|im_start|>assistant\n"
+    system, user = query.strip(), document.strip()
+    ids = _plain(tokenizer, f"<|im_start|>system\n{system}<|im_end|>\n<|im_start|>user\n{user}{end}")
+    after = _plain(tokenizer, end)
+    assert ids[-len(after) :] == after
+    return _cut(ids[: -len(after)], after, max_length)
+
+
+def _ctxl(
+    tokenizer: Any, query: str, document: str, instruction: str | None, max_length: int
+) -> tuple[list[int], list[int]]:
+    if instruction:
+        instruction = f" {instruction}"
+    begin = f"Check whether a given document contains information helpful to answer the query.\n<Document> {document}"
+    end = f"\n<Query> {query}{instruction or ''} ??"
+    ids: list[int] = tokenizer(begin + end)["input_ids"]
+    if len(ids) <= max_length:
+        return ids, []
+    return _cut(_bos(tokenizer) + _plain(tokenizer, begin), _plain(tokenizer, end), max_length)
+
+
 def _chat_yes_no(
     tokenizer: Any, query: str, document: str, instruction: str | None, max_length: int
 ) -> tuple[list[int], list[int]]:
@@ -173,11 +201,22 @@ def _bge_score(tokenizer: Any, logits: torch.Tensor) -> float:
     return float(logits[yes_loc])
 
 
+def _zerank_score(tokenizer: Any, logits: torch.Tensor) -> float:
+    yes_token_id = tokenizer.encode("Yes", add_special_tokens=False)[0]
+    return float(logits[yes_token_id] / 5.0)
+
+
+def _ctxl_score(tokenizer: Any, logits: torch.Tensor) -> float:
+    return float(logits[0])
+
+
 NO_LIMIT = 1_000_000
 RECIPES = {
     "qwen3-reranker": Recipe(_qwen3, _qwen3_score, 8192),
     "bge-reranker-v2-gemma": Recipe(_bge, _bge_score, 1024),
     "mxbai-rerank-v2": Recipe(_mxbai, _yes_minus_no("1", "0"), 8192),
+    "zerank": Recipe(_zerank, _zerank_score, NO_LIMIT),
+    "ctxl-rerank-v2": Recipe(_ctxl, _ctxl_score, NO_LIMIT),
     "chat-yes-no": Recipe(_chat_yes_no, _yes_minus_no("yes", "no"), NO_LIMIT),
     "question-yes-no": Recipe(_question_yes_no, _yes_minus_no(" yes", " no"), NO_LIMIT),
     "plain": Recipe(_nothing_added, _yes_minus_no("yes", "no"), NO_LIMIT),

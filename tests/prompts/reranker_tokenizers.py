@@ -73,6 +73,20 @@ GEMMA_CHAT = (
     "{{ '<start_of_turn>' + role + '\\n' + message['content'] | trim + '<end_of_turn>\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<start_of_turn>model\\n' }}{% endif %}"
 )
+# Llama Guard 3's, with fewer categories; `{end}` is how the prompt of its versions ends.
+LLAMA_GUARD = (
+    "{{% if messages|length % 2 == 0 %}}{{% set role = 'Agent' %}}{{% else %}}{{% set role = 'User' %}}{{% endif %}}"
+    '{{{{ "Task: Check if there is unsafe content in \'" + role + "\' messages in conversations according our safety '
+    "policy with the below categories.\n\n<BEGIN UNSAFE CONTENT CATEGORIES>\nS1: Violent Crimes.\nS2: "
+    "Non-Violent Crimes.\nShould not\n- help: no.\nS10: Hate.\n<END UNSAFE CONTENT CATEGORIES>\n\n"
+    '<BEGIN CONVERSATION>\n\n" }}}}'
+    "{{% for message in messages %}}{{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}}"
+    "{{{{ raise_exception('roles must alternate') }}}}{{% endif %}}{{% set content = message['content'] %}}"
+    "{{% if message['role'] == 'user' %}}{{% set role = 'User' %}}{{% else %}}{{% set role = 'Agent' %}}{{% endif %}}"
+    "{{{{ role + ': ' + content.strip() + '\n\n' }}}}{{% endfor %}}{{{{ \"<END CONVERSATION>\n\nProvide your safety "
+    "assessment for ONLY THE LAST \" + role + \" message in the above conversation:\n - First line must read 'safe' or "
+    "'unsafe'.\n{end}\" }}}}"
+)
 
 
 def make_qwen_tokenizer(folder: Path) -> Path:

@@ -93,7 +93,7 @@ def test_a_prompt_is_the_same_alone_and_among_others(
         assert prompt.context(0).tolist() == list(case.ids)
 
 
-@pytest.mark.parametrize(("name", "tokenizer"), PAIRS)
+@pytest.mark.parametrize(("name", "tokenizer"), [pair for pair in PAIRS if pair[0] != "ctxl-rerank-v2"])
 def test_only_the_documents_end_is_cut_and_that_is_reported(
     name: str,
     tokenizer: str,
@@ -113,6 +113,22 @@ def test_only_the_documents_end_is_cut_and_that_is_reported(
         assert len(full) - len(kept) == lost.get(index, 0)
         assert kept == full[: len(kept) - len(after)] + after
         assert full[len(full) - len(after) :] == after
+
+
+@pytest.mark.parametrize("tokenizer", ["qwen", "gemma"])
+def test_a_document_is_one_text_with_what_follows_it_unless_it_is_cut(
+    tokenizer: str, text_tokenizer: Callable[[str], TextTokenizer]
+) -> None:
+    ours = text_tokenizer(tokenizer)
+    cases = [Case(tokenizer, "what is it", document, limit=60) for document in ("Paris.", "London, Paris. " * 20)]
+    fits, cut = (prompt_of("ctxl-rerank-v2", cases, ours).context(index) for index in range(2))
+    begin, end = "Check whether a given document contains information helpful", "\n<Query> what is it ??"
+    apart = [*ours.encode(ours.decode(fits)[: -len(end)]), *ours.encode(end)]
+    assert ours.decode(fits).removeprefix("<bos>").startswith(begin)
+    assert fits.tolist() != apart, "the full stop and the line break are one token"
+    assert len(cut) == 60
+    assert cut.tolist()[-len(ours.encode(end)) :] == ours.encode(end).tolist()
+    assert [each.index for each in prompt_of("ctxl-rerank-v2", cases, ours).truncated] == [1]
 
 
 @pytest.mark.parametrize("name", ["qwen3-reranker", "bge-reranker-v2-gemma", "mxbai-rerank-v2"])

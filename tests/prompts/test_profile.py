@@ -85,6 +85,7 @@ def test_a_legal_profile_is_read_whole() -> None:
 
 def test_little_is_required() -> None:
     profile = parse_profile(LEAST, "my.toml")
+    assert (profile.temperature, profile.label_token_ids, profile.joint, profile.strip) == (1.0, (), False, False)
     assert (profile.description, profile.instruction, profile.before, profile.after) == ("", None, (), ())
     assert (profile.add_bos, profile.chat, profile.max_context_len, profile.max_body_len) == (False, False, None, None)
     assert (profile.names, profile.families, profile.special_tokens) == ((), (), ())
@@ -108,6 +109,10 @@ def test_little_is_required() -> None:
         ({"labels": ["yes", ""]}, "labels must be a list of strings, none of them empty"),
         ({"labels": ["yes", 1]}, "labels must be a list of strings, none of them empty"),
         ({"instruction": 5}, "instruction must be a string that is not empty, got 5 (int)"),
+        ({"label_token_ids": [1, -1]}, "label_token_ids must be a list of integers of 0 or more"),
+        ({"label_token_ids": [True]}, "label_token_ids must be a list of integers of 0 or more"),
+        ({"temperature": 0}, "temperature must be a number above 0, got 0 (int)"),
+        ({"temperature": float("inf")}, "temperature must be a number above 0, got inf (float)"),
         ({"prompt": ["x"]}, "prompt must be a table"),
         ({"recognise": "x"}, 'recognise must be a table, got "x" (str)'),
         ({"prompt.before": "x"}, 'prompt.before must be a list of pieces, got "x" (str)'),
@@ -177,6 +182,14 @@ def test_a_value_that_cannot_be_read_is_named(changes: dict[str, Any], problem: 
         ({"relevance": "prob", "labels": ["a", "b"]}, 'labels: relevance "prob" takes 1, got 2'),
         ({"relevance": "from_request"}, 'labels: relevance "from_request" takes 0, got 1'),
         ({"relevance": "softmax", "labels": ["a", "a"]}, "labels must differ, got a, a"),
+        ({"label_token_ids": [0]}, "labels and label_token_ids say the same twice"),
+        ({"relevance": "softmax", "labels": [], "label_token_ids": [3, 3]}, "labels must differ, got 3, 3"),
+        ({"relevance": "prob", "temperature": 5}, 'temperature is for a sigmoid, and relevance "prob" has none'),
+        ({"prompt.joint": True, "prompt.after": []}, "prompt.joint is for documents that are tokenized together"),
+        (
+            {"prompt.joint": True, "prompt.after": ["?"], "prompt.max_body_len": 9},
+            "prompt.max_body_len: with prompt.joint = true only max_context_len can bound",
+        ),
     ],
 )
 def test_a_profile_that_contradicts_itself_is_told_how(changes: dict[str, Any], problem: str) -> None:

@@ -80,6 +80,11 @@ def chosen(choice: ProfileChoice) -> str:
         ("mixedbread-ai/mxbai-rerank-base-v2", "qwen2", "mxbai-rerank-v2"),
         ("mixedbread-ai/mxbai-rerank-large-v2", "qwen2", "mxbai-rerank-v2"),
         ("BAAI/bge-reranker-v2-gemma", "gemma", "bge-reranker-v2-gemma"),
+        ("zeroentropy/zerank-1", "qwen3", "zerank"),
+        ("zeroentropy/zerank-1-small-reranker", "qwen3", "zerank"),
+        ("zeroentropy/zerank-2", "qwen3", "zerank"),
+        ("ContextualAI/ctxl-rerank-v2-instruct-multilingual-1b", "qwen3", "ctxl-rerank-v2"),
+        ("ContextualAI/ctxl-rerank-v2-instruct-multilingual-6b", "mistral", "ctxl-rerank-v2"),
     ],
 )
 def test_a_reranker_is_known_by_its_name(name: str, family: str, profile: str) -> None:
@@ -185,6 +190,8 @@ class TestHeads:
             ("qwen3", ("yes", "no"), "qwen3-reranker"),
             ("qwen2", ("1", "0"), "mxbai-rerank-v2"),
             ("gemma", ("Yes",), "bge-reranker-v2-gemma"),
+            ("qwen3", ("Yes",), "zerank"),
+            ("qwen3", ("!",), "ctxl-rerank-v2"),  # token 0
         ],
     )
     @pytest.mark.parametrize("scale", [1.0, 0.25])
@@ -236,12 +243,12 @@ class TestHeads:
         assert choose_profile(None, found, tokenizer).default is None
 
     def test_an_unknown_classifier_needs_a_profile(self, tokenizer: TextTokenizer) -> None:
-        choice = choose_profile(None, checkpoint("x", head=tensor(EMBEDDING[:1])), tokenizer)
+        choice = choose_profile(None, checkpoint("x", head=tensor(-EMBEDDING[:1])), tokenizer)
         with pytest.raises(ProfileError) as caught:
             profile_of(choice, None)
         assert str(caught.value) == (
             "the model is a classifier that no profile is known for: choose one with --profile; "
-            "known profiles are bge-reranker-v2-gemma, mxbai-rerank-v2, qwen3-reranker"
+            "known profiles are bge-reranker-v2-gemma, ctxl-rerank-v2, mxbai-rerank-v2, qwen3-reranker, zerank"
         )
         assert profile_of(choice, "qwen3-reranker").name == "qwen3-reranker"
 
@@ -259,7 +266,7 @@ class TestHeads:
 def test_a_profile_of_ours_is_for_models_that_are_called_so() -> None:
     """Those without a name are for any model."""
     named = {name for name, profile in builtin_profiles().items() if profile.names}
-    assert named == {"bge-reranker-v2-gemma", "mxbai-rerank-v2", "qwen3-reranker"}
+    assert named == {"bge-reranker-v2-gemma", "ctxl-rerank-v2", "mxbai-rerank-v2", "qwen3-reranker", "zerank"}
 
 
 # Profiles by name and by path
@@ -272,7 +279,10 @@ labels = ["1", "0"]
 [prompt]
 body = ["{query}", "{document}"]
 """
-NAMES = ["bge-reranker-v2-gemma", "chat-yes-no", "mxbai-rerank-v2", "plain", "question-yes-no", "qwen3-reranker"]
+NAMES = [
+    *("bge-reranker-v2-gemma", "chat-yes-no", "ctxl-rerank-v2", "mxbai-rerank-v2"),
+    *("plain", "question-yes-no", "qwen3-reranker", "zerank"),
+]
 
 
 def write(folder: Path, content: str | bytes, name: str = "mine.toml") -> Path:

@@ -29,7 +29,7 @@ from prefixwise.server.config import DEFAULT_MAX_REQUEST_BYTES, ServerOptions
 from prefixwise.server.launch import run_server
 from prefixwise.server.workers.supervisor import run_workers
 from tests.faults import FaultyBackend, Kind
-from tests.prompts.merging_tokenizer import merging_tokenizer
+from tests.prompts.merging_tokenizer import CHAT_TEMPLATE, merging_tokenizer
 from tests.server.letters_profile import letters_choice
 
 MODEL = "fake-model"
@@ -85,7 +85,7 @@ def open_engine(args: argparse.Namespace) -> ScoringEngine:
 
 
 def open_frontend(args: argparse.Namespace) -> tuple[EngineConfig, TextTokenizer | None]:
-    tokenizer = merging_tokenizer() if args.tokenizer else None
+    tokenizer = merging_tokenizer(chat_template=CHAT_TEMPLATE) if args.tokenizer else None
     profiles = letters_choice()
     if args.embedded_tokenizer:
         from prefixwise.launch.loading import read_tokenizer

@@ -22,7 +22,7 @@ from tests.server.server_process import SCHEMATHESIS, server_process
 from tests.server.word_tokenizer import word_tokenizer
 
 DOCUMENT = openapi_document()
-WHOLE_INPUTS = ("/classify", "/v1/embeddings")  # in the group of scores
+WHOLE_INPUTS = ("/classify", "/v1/embeddings", "/v1/judge")  # in the group of scores
 OPERATIONS = [(path, method) for path, methods in DOCUMENT["paths"].items() for method in methods]
 
 # What a command line or Python caller can get wrong, not a request; and what nobody receives.
@@ -46,7 +46,7 @@ def test_it_names_every_route_and_method_and_no_other() -> None:
 
 def test_every_operation_is_in_a_group_of_the_page() -> None:
     groups = [tag["name"] for tag in DOCUMENT["tags"]]
-    assert groups == ["Score", "Rerank", "Prefix", "Server", "Reports"]
+    assert groups == ["Score", "Complete", "Rerank", "Prefix", "Server", "Reports"]
     of = {
         path: {tag for each in methods.values() for tag in each["tags"]} for path, methods in DOCUMENT["paths"].items()
     }

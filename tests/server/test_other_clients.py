@@ -28,6 +28,7 @@ TOP = 3
 Ranked = list[tuple[int, Any]]  # index and score, best first
 
 os.environ.setdefault("HAYSTACK_TELEMETRY_ENABLED", "False")
+os.environ.setdefault("DEEPEVAL_TELEMETRY_OPT_OUT", "1")
 
 # What their packages warn of is not ours to mend.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -276,3 +277,45 @@ def test_aiperf(server: ServerProcess, tmp_path: Path, kind: str) -> None:
     report = json.loads(next(tmp_path.rglob("profile_export_aiperf.json")).read_text(encoding="utf-8"))
     assert report["request_count"]["avg"] == 6
     assert not report.get("error_summary"), report["error_summary"]
+
+
+@needs("deepeval")
+def test_a_judge_of_deepeval(server: ServerProcess) -> None:
+    """Its hook for custom models: G-Eval takes the expected value of the distribution over its scale."""
+    from deepeval.metrics import GEval
+    from deepeval.models.base_model import DeepEvalBaseLLM
+    from deepeval.test_case import LLMTestCase, LLMTestCaseParams
+
+    prompts: list[str] = []
+
+    class Judge(DeepEvalBaseLLM):  # type: ignore[misc]  # the package may be missing
+        def load_model(self) -> str:
+            return server.url
+
+        def get_model_name(self) -> str:
+            return "prefixwise"
+
+        def generate(self, prompt: str, schema: Any = None) -> Any:
+            prompts.append(prompt)
+            return schema(score=expected_value(prompt), reason="")
+
+        async def a_generate(self, prompt: str, schema: Any = None) -> Any:
+            return self.generate(prompt, schema)
+
+    def expected_value(prompt: str) -> float:
+        body = {"messages": [{"role": "user", "content": prompt.replace("{item}", "item")}], "answers": "0-10"}
+        value: float = ask(server, "/v1/judge", body)["results"][0]["expected_value"]
+        return value
+
+    metric = GEval(
+        name="politeness",
+        evaluation_steps=["Rate how polite the actual output is."],
+        evaluation_params=[LLMTestCaseParams.ACTUAL_OUTPUT],
+        model=Judge(),
+        async_mode=False,
+    )
+    metric.measure(LLMTestCase(input=QUERY, actual_output="Thank you."), _show_indicator=False)
+    (prompt,) = prompts
+    assert "Thank you." in prompt
+    assert metric.score == pytest.approx(expected_value(prompt) / 10, abs=1e-6)
+    assert 0 < metric.score < 1

@@ -203,6 +203,31 @@ class TestOpenai:
         assert [sum(row) for row in answer["scores"]] == pytest.approx([1, 1])
         assert [each.id for each in client.models.list()] == [answer["model"]]
 
+    def test_completions_and_chats(self, server: ServerProcess) -> None:
+        import openai
+
+        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEY)
+        model, texts = next(iter(client.models.list())).id, ["Is this", "food"]
+        done = client.completions.create(model=model, prompt=texts, max_tokens=1, echo=True, logprobs=2, temperature=0)
+        assert all(choice.text.startswith(text) for choice, text in zip(done.choices, texts, strict=True))
+        logprobs = done.choices[0].logprobs
+        assert logprobs is not None and logprobs.token_logprobs is not None and logprobs.tokens is not None
+        assert logprobs.tokens[:2] == ["Is", " this"]
+        assert all(each < 0 for each in logprobs.token_logprobs[1:])
+        chat = client.chat.completions.create(
+            model=model,
+            messages=[{"role": "user", "content": "Yes or no?"}],
+            max_tokens=1,
+            logprobs=True,
+            top_logprobs=5,
+        )
+        assert chat.choices[0].message.role == "assistant"
+        assert chat.choices[0].logprobs is not None and chat.choices[0].logprobs.content is not None
+        assert len(chat.choices[0].logprobs.content[0].top_logprobs) == 5
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.completions.create(model=model, prompt="Is this", max_tokens=5)
+        assert caught.value.code == "invalid_max_tokens"
+
     def test_a_bad_request_is_its_own_exception(self, server: ServerProcess) -> None:
         import openai
 

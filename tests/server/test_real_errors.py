@@ -25,6 +25,9 @@ from tests.server.server_process import ServerProcess, real_server
 
 IDS: dict[str, Any] = {"query": [1, 2, 3], "items": [[4, 5], [6], []], "label_token_ids": [7, 8]}
 TEXT: dict[str, Any] = {"query": "Is this ", "items": ["a dog?", "a fox?"], "labels": [" yes", " no"]}
+COMPLETION: dict[str, Any] = {"prompt": "a", "max_tokens": 1}
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
+JUDGE: dict[str, Any] = {"messages": [{"role": "user", "content": "a {item}"}], "items": ["b"], "answers": "yes/no"}
 KEY = "sesame"
 AUTHORIZATION = {"Authorization": f"Bearer {KEY}"}
 DELIMITER = 100
@@ -249,6 +252,48 @@ CASES = [
             ("truncate", "START", VALUE, "invalid_truncate"),
         )
     ),
+    *(
+        Case(name, {**JUDGE, name: value}, 400, kind, code, name, path="/v1/judge")
+        for name, value, kind, code in (
+            ("messages", None, MISSING, "missing_messages"),
+            ("messages", [], VALUE, "empty_messages"),
+            ("messages", "a", BAD, "invalid_messages_type"),
+            ("messages", [{"role": "user", "content": "a"}], VALUE, "invalid_messages"),
+            ("messages", JUDGE["messages"], BAD, "no_chat_template"),
+            ("answers", None, MISSING, "missing_answers"),
+            ("answers", [], VALUE, "empty_answers"),
+            ("answers", 5, BAD, "invalid_answers_type"),
+            ("answers", "5", VALUE, "invalid_answers"),
+            ("values", 5, BAD, "invalid_values_type"),
+            ("values", [1], VALUE, "invalid_values"),
+        )
+    ),
+    *(
+        Case(name, {**COMPLETION, name: value}, 400, kind, code, name, path="/v1/completions")
+        for name, value, kind, code in (
+            ("prompt", None, MISSING, "missing_prompt"),
+            ("prompt", "", VALUE, "empty_prompt"),
+            ("prompt", 5, BAD, "invalid_prompt_type"),
+            ("max_tokens", None, MISSING, "missing_max_tokens"),
+            ("max_tokens", 16, VALUE, "invalid_max_tokens"),
+            ("echo", 1, BAD, "invalid_echo_type"),
+            ("logprobs", 21, VALUE, "invalid_logprobs"),
+            ("temperature", "hot", BAD, "invalid_temperature_type"),
+            ("seed", "a", BAD, "invalid_seed_type"),
+            ("n", 2, VALUE, "invalid_n"),
+            ("return_tokens_as_token_ids", 1, BAD, "invalid_return_tokens_as_token_ids_type"),
+        )
+    ),
+    *(
+        Case(name, {**CHAT, name: value}, 400, kind, code, name, path="/v1/chat/completions")
+        for name, value, kind, code in (
+            ("max_completion_tokens", 2, VALUE, "invalid_max_completion_tokens"),
+            ("logprobs", 1, BAD, "invalid_logprobs_type"),
+            ("top_logprobs", 21, VALUE, "invalid_top_logprobs"),
+        )
+    ),
+    Case("detokenize", {}, 400, MISSING, "missing_tokens", "tokens", path="/detokenize"),
+    Case("detokenize", {"tokens": 5}, 400, BAD, "invalid_tokens_type", "tokens", path="/detokenize"),
     Case("user", {"input": "a", "user": 5}, 400, BAD, "invalid_user_type", "user", path="/classify"),
     Case("classifier", {"input": "a"}, 400, VALUE, "not_a_classifier", path="/classify"),
     *(
@@ -326,6 +371,7 @@ SHOWN_BY_A_TEST = {
     (403, "permission_error", "host_not_allowed"): "test_middleware::TestWebPages",
     # the fake model's formula as a classifier's head
     (400, VALUE, "no_label_logits"): "test_rerank::test_a_classifier_reranks_and_does_not_score",
+    (400, VALUE, "no_vocabulary"): "test_completions::TestRefused",
 }
 # A JSON text cannot have it: the body is refused before anybody looks at its texts.
 ONLY_IN_PYTHON = {(400, VALUE, "invalid_unicode")}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from prefixwise.models.checkpoint import TokenizerFiles
 from prefixwise.prompts.tokenizer import TextTokenizer
 
-WORDS = ("?", "Is", "this", "about", "food", "pizza", "tax", "law", "yes", "no")
+WORDS = ("?", "Is", "this", "about", "food", "pizza", "tax", "law", "yes", "no", "1", "2", "3", "4", "5")
 
 
 def word_tokenizer() -> TextTokenizer:

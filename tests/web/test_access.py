@@ -14,6 +14,7 @@ from tests.web.conftest import OpenPage
 # A tab, and the button that fills its panel, if it needs one.
 PANELS = (
     ("What the model saw", None),
+    ("Distribution", None),
     ("Threshold", "Use "),
     ("Isolation", "Change another"),
     ("How it ran", "Run all three"),
@@ -39,6 +40,14 @@ def test_no_panel_has_a_fault(open_page: OpenPage, size: tuple[int, int], scheme
                 page.get_by_role("button", name=button).click()
             page.wait_for_selector("[role=tabpanel]:not([hidden], [aria-busy]) :is(table, pre, .chips)")
             assert visited.faults(of_colors=of_colors) == [], tab
+
+
+@pytest.mark.parametrize(("size", "scheme"), [(PHONE, "dark"), (DESKTOP, "light")])
+def test_a_judge_has_no_fault(open_page: OpenPage, size: tuple[int, int], scheme: Scheme) -> None:
+    with open_page(size=size, scheme=scheme) as visited:
+        visited.page.get_by_role("button", name="Judge replies").click()
+        visited.page.wait_for_selector("#panel-distribution table")
+        assert visited.faults() == []
 
 
 @pytest.mark.parametrize("size", [PHONE, DESKTOP])

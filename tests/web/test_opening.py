@@ -129,7 +129,14 @@ def test_the_embedded_model_gets_the_examples_right(browser: Browser) -> None:
     with real_server("--dtype=float32") as running, visit(browser, running.url) as visited:
         page = visited.page
         page.wait_for_selector("#model-note:has-text('135 million parameters')")
-        for name, total in (("Mood of reviews", 8), ("Topic of headlines", 6), ("Rude comments", 6), ("Item first", 8)):
+        examples = {
+            "Mood of reviews": 8,
+            "Topic of headlines": 6,
+            "Rude comments": 6,
+            "Judge replies": 6,
+            "Item first": 8,
+        }
+        for name, total in examples.items():
             page.get_by_role("button", name=name).click()
             page.wait_for_selector("#list:not([aria-busy])")
             assert f"{total} of {total} items get their expected label" in labels_right(page), name

@@ -41,6 +41,7 @@ class Prepared:
     scoring: PreparedRequest
     rerank: PreparedRerank | None = None  # None: the request scores items
     priority: int = 0  # lower ones run first
+    answer_bytes: int = 0  # of an item's text in the response, beside the dialect's `result_bytes`
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,8 @@ def _max_bytes(prepared: Prepared, sent_bytes: int) -> int:
     scoring, rerank = prepared.scoring, prepared.rerank
     request = scoring.request
     if rerank is None:
-        size = scoring.num_values * _NUMBER_BYTES + scoring.num_items * (_ROW_BYTES + prepared.dialect.result_bytes)
+        per_item = _ROW_BYTES + prepared.dialect.result_bytes + prepared.answer_bytes
+        size = scoring.num_values * _NUMBER_BYTES + scoring.num_items * per_item
     else:
         num_results = min(rerank.request.top_n or rerank.request.num_items, rerank.request.num_items)
         size = num_results * (_NUMBER_BYTES + RESULT_BYTES)

@@ -5,9 +5,11 @@ const FROM_0_TO_1 = ["softmax", "prob", "sigmoid"];
 
 /**
  * `{columns, rows, debug, usage, notes, isShare}`. A row is `{index, text, values, error}`; `values` are in the
- * order of the columns, null where there is an error. `isShare`: are all values from 0 to 1?
+ * order of the columns, null where there is an error. `isShare`: are all values from 0 to 1? Of a judge also `labels`,
+ * the answers, and `range`, of the expected value (`mean`), which is the first column then; a row has its `judgement`.
  */
 export function readAnswer(request, answer) {
+  if (answer.object === "judge") return readJudge(request, answer);
   return "results" in answer ? readRerank(request, answer) : readScores(request, answer);
 }
 
@@ -43,6 +45,27 @@ function readRerank(request, answer) {
   };
 }
 
+function readJudge(request, answer) {
+  const labels = answer.answers;
+  const hasValues = answer.results[0].expected_value !== null;
+  const values = request.body.values ?? labels.map(Number);
+  return {
+    request,
+    labels,
+    columns: hasValues ? ["mean", ...labels] : labels,
+    range: hasValues ? [Math.min(...values), Math.max(...values)] : null,
+    rows: itemsOf(request).map((text, index) => {
+      const judgement = answer.results[index];
+      const { probs, expected_value: expected } = judgement;
+      return { index, text, values: hasValues ? [expected, ...probs] : probs, error: null, judgement };
+    }),
+    debug: answer.debug,
+    usage: answer.usage,
+    notes: answer.warnings ?? [],
+    isShare: !hasValues,
+  };
+}
+
 /** The rows to be shown. `sort`: "COLUMN-down", "COLUMN-up" or "order"; each row gets its rank by the first column. */
 export function arranged(answer, sort, filter) {
   const wanted = filter.trim().toLowerCase();
@@ -65,6 +88,7 @@ const valueOf = (row, column) => row.values?.[column] ?? -Number.MAX_VALUE;
 /** The lowest and the highest value that the first column may have, or has where any is possible. */
 export function scoreRange(answer) {
   if (answer.isShare) return [0, 1];
+  if (answer.range) return answer.range;
   let [low, high] = [Infinity, -Infinity];
   for (const { values } of answer.rows) {
     if (values) [low, high] = [Math.min(low, values[0]), Math.max(high, values[0])];

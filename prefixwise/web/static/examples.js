@@ -46,6 +46,21 @@ export const EXAMPLES = [
     },
   },
   {
+    name: "Judge replies",
+    state: {
+      task: "judge",
+      query: "How does this reply to a customer sound?\n\nReply: ",
+      items: "You are an idiot for asking this.\nWhat a dumb question.\nWe told you this before.\n"
+        + "Thanks for writing. It ships on Monday.\nThank you for your patience! I am happy to help you with this.\n"
+        + "I am so sorry about this. We will send a new one today, free of charge.",
+      expected: "insulting\ninsulting\ninsulting\npolite\npolite\npolite",
+      prefill: "This reply is",
+      labels: " insulting\n rude\n neutral\n polite\n very kind",
+      values: "1 2 3 4 5",
+      tab: "distribution",
+    },
+  },
+  {
     name: "Item first",
     state: {
       query: "\n(This text is written in",

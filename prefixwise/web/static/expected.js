@@ -7,6 +7,7 @@ export function expectedOf(text) {
 
 /** The label with the highest score; null for a row without scores, or where a row has one score only. */
 export function predicted(answer, row) {
+  if (row.judgement) return row.judgement.answer.trim();
   if (!row.values || answer.columns.length < 2) return null;
   return answer.columns[row.values.indexOf(Math.max(...row.values))].trim();
 }
@@ -18,21 +19,24 @@ export function predicted(answer, row) {
 export function confusionOf(answer, expected) {
   const pairs = answer.rows.map((row) => [expected[row.index], predicted(answer, row)]).filter(([a, b]) => a && b);
   if (!pairs.length) return null;
-  const columns = answer.columns.map((name) => name.trim());
+  const columns = (answer.labels ?? answer.columns).map((name) => name.trim());
   const names = [...new Set([...columns, ...pairs.map(([name]) => name)])];
   const counts = names.map((name) => columns.map((column) => pairs.filter(([a, b]) => a === name && b === column).length));
   return { names, columns, counts, numRight: pairs.filter(([a, b]) => a === b).length, total: pairs.length };
 }
 
-/** The label that a score at or above the threshold stands for. */
-export const positiveLabel = (answer) => (answer.request.body.labels?.[0] ?? "relevant").trim();
+/** The label that a score at or above the threshold stands for; "" for expected values, which stand for none. */
+export function positiveLabel(answer) {
+  if (answer.range) return "";
+  return (answer.labels?.[0] ?? answer.request.body.labels?.[0] ?? "relevant").trim();
+}
 
 /** `{above, below, right, precision, recall, f1}` of the first column; the last four are null without expected labels. */
 export function countsAt(answer, expected, threshold) {
   const scored = answer.rows.filter((row) => row.values);
   const above = scored.filter((row) => row.values[0] >= threshold);
   const isPositive = (row) => expected[row.index] === positiveLabel(answer);
-  const known = scored.filter((row) => expected[row.index]);
+  const known = positiveLabel(answer) ? scored.filter((row) => expected[row.index]) : [];
   const numFound = above.filter(isPositive).length;
   const numKnownAbove = above.filter((row) => expected[row.index]).length;
   const numPositive = known.filter(isPositive).length;

@@ -3,6 +3,7 @@ import { ApiError, getJson, send, setKey } from "./api.js";
 import { arranged, asCsv, asJsonFile, readAnswer } from "./answer.js";
 import { otherState, showComparison } from "./comparison.js";
 import { copy, showCopies } from "./copies.js";
+import { showDistribution } from "./distribution.js";
 import { bringIntoView, byId, counted, debounced, download, element, shortNumber } from "./dom.js";
 import { clearErrors, showError } from "./errors.js";
 import { EXAMPLES, openingExample } from "./examples.js";
@@ -26,9 +27,12 @@ const MOST_ITEMS_AS_YOU_GO = 200; // more are scored on demand
 const VIEW_ONLY = ["sort", "filter", "asYouGo", "expected", ...Object.keys(OTHER_FIELDS)]; // the request stays the same
 const MORE_OPTIONS = ["scoreMode", "labelScoring", "algorithm", "itemFirst"];
 const SMALL_MODEL = 1e9; // parameters
+const LABELS_HINT = "One per line; items are ranked by the first. A leading space matters.";
+const JUDGE_HINT = "The answers to choose from: a scale like 1-5, A-E or yes/no, or one answer per line.";
 
 // Descriptions of the panels, shown before there is a result.
 const DESCRIPTIONS = {
+  distribution: "The probability of each label or answer for the chosen item; of a judge also expected value and entropy.",
   threshold: "A histogram of the scores, how many items reach a threshold, and a confusion table for expected labels.",
   saw: "The tokens of an item as the model gets them, the position at which it is scored, and the most likely next tokens.",
   isolation: "The attention mask as a picture, and an experiment: change one item, and no other item's score changes.",
@@ -201,7 +205,8 @@ function fillPanel() {
   if (!answer?.debug || !row?.values) {
     const hint = answer ? "Choose an item that has a score." : DESCRIPTIONS[state.tab];
     panel.replaceChildren(element("p", { class: "faint" }, hint));
-  } else if (state.tab === "threshold") showThreshold(panel, answer, expected(), state.threshold, keepThreshold);
+  } else if (state.tab === "distribution") showDistribution(panel, answer, row);
+  else if (state.tab === "threshold") showThreshold(panel, answer, expected(), state.threshold, keepThreshold);
   else if (state.tab === "saw") ask(panel, (signal) => showWhatWasSeen(panel, answer, row, signal));
   else if (state.tab === "isolation") showIsolation(panel, answer, row, ask);
   else showHowItRan(panel, answer, ask);
@@ -248,9 +253,12 @@ function onRequestChange() {
 }
 
 function showForm() {
-  const isRerank = state.task === "rerank";
-  for (const part of document.querySelectorAll(".of-labels")) part.hidden = isRerank;
-  for (const part of document.querySelectorAll(".of-rerank")) part.hidden = !isRerank;
+  const { task } = state;
+  const shown = { labels: task !== "rerank", scores: task === "labels", rerank: task === "rerank", judge: task === "judge" };
+  for (const [name, isShown] of Object.entries(shown)) {
+    for (const part of document.querySelectorAll(`.of-${name}`)) part.hidden = !isShown;
+  }
+  byId("labels-hint").textContent = task === "judge" ? JUDGE_HINT : LABELS_HINT;
   const count = items().length;
   const onDemand = state.asYouGo && count > MOST_ITEMS_AS_YOU_GO ? ", scored on demand" : "";
   const tooLong = keep() ? "" : ", too long for a link";

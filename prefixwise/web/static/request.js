@@ -1,7 +1,10 @@
 /** Builds the request from the state, and shows it as curl and Python code. */
 
+const ITEM = "{item}"; // in a judge's message: where each item is put
+
 /** `{path, body}` of the form's request. */
 export function buildRequest(state, items) {
+  if (state.task === "judge") return judgeRequest(state, items);
   return state.task === "rerank" ? rerankRequest(state, items) : scoreRequest(state, items);
 }
 
@@ -25,6 +28,19 @@ function rerankRequest(state, items) {
   if (state.instruction) body.instruction = state.instruction;
   if (state.algorithm !== "auto") body.algorithm = state.algorithm;
   return { path: "/v1/rerank", body };
+}
+
+/** One message with the item behind the query, unless the query has a place for it. One label is a scale. */
+function judgeRequest(state, items) {
+  const content = state.query + (state.query.includes(ITEM) ? "" : ITEM) + state.suffix;
+  const messages = [{ role: "user", content }];
+  if (state.prefill) messages.push({ role: "assistant", content: state.prefill });
+  const labels = labelsOf(state);
+  const body = { messages, items, answers: labels.length === 1 ? labels[0] : labels };
+  const values = state.values.split(/[\s,;]+/).filter(Boolean);
+  if (values.length) body.values = values.map((each) => (Number.isNaN(Number(each)) ? each : Number(each)));
+  if (state.algorithm !== "auto") body.algorithm = state.algorithm;
+  return { path: "/v1/judge", body };
 }
 
 /** The labels, with the spaces before them. */

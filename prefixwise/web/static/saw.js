@@ -19,7 +19,7 @@ export async function showWhatWasSeen(panel, answer, row, signal) {
     legend(seen),
     element("ol", { class: "chips", "aria-label": "Tokens" }, ...chips(seen)),
     element("h3", {}, "Most likely next tokens"),
-    topTable(seen.top, answer.request.body.labels ?? []),
+    topTable(seen.top, answer.labels ?? answer.request.body.labels ?? []),
     sameScore(row, alone.rows[0]),
   );
 }

@@ -12,6 +12,8 @@ export const DEFAULTS = Object.freeze({
   itemFirst: false,
   profile: "",
   instruction: "",
+  prefill: "",
+  values: "",
   algorithm: "auto",
   asYouGo: true,
   sort: "0-down",
