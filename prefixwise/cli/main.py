@@ -27,6 +27,7 @@ from prefixwise.cli.batch import batch
 from prefixwise.cli.commands import VerbGroup, Verbs
 from prefixwise.cli.completion import completion, register_shells
 from prefixwise.cli.failures import CommandError, report_failure
+from prefixwise.cli.lm_eval import PASSED_ON, lm_eval
 from prefixwise.cli.models import models
 from prefixwise.cli.output import write_data
 from prefixwise.cli.profiles import profiles
@@ -81,6 +82,7 @@ app.command()(score)
 app.command()(rerank)
 app.command()(batch)
 app.command(cls=ServeCommand, context_settings={"token_normalize_func": first_spelling})(serve)
+app.command("lm-eval", context_settings=PASSED_ON)(lm_eval)
 app.command()(models)
 app.command()(profiles)
 for _name, (_module, _help) in _GROUPS.items():

@@ -75,9 +75,15 @@ def _profile_json(profile: Profile) -> dict[str, object]:
         "description": profile.description,
         "relevance": profile.relevance,
         "labels": profile.labels,
+        "label_token_ids": profile.label_token_ids,
         "instruction": profile.instruction,
         "recognise": {"names": profile.names, "families": profile.families},
     }
+
+
+def _labels(profile: Profile) -> str:
+    names = [*map(label_name, profile.labels), *(f"token {each}" for each in profile.label_token_ids)]
+    return " ".join(names) or "-"
 
 
 def _table(found: Sequence[Profile]) -> str:
@@ -85,7 +91,7 @@ def _table(found: Sequence[Profile]) -> str:
     columns = [
         Column("profile", [profile.name for profile in found]),
         Column("relevance", [profile.relevance for profile in found]),
-        Column("labels", [" ".join(map(label_name, profile.labels)) or "-" for profile in found]),
+        Column("labels", [_labels(profile) for profile in found]),
         Column("for models called", [", ".join(profile.names) or "-" for profile in found]),
     ]
     header, *lines = render_table(columns, stdout_width()).splitlines(keepends=True)

@@ -36,6 +36,7 @@ def test_json_has_it_all_on_one_line(run_main: RunMain) -> None:
         "description": "mxbai-rerank v2, its package's recipe: the logit of 1 minus that of 0",
         "relevance": "logit_diff",
         "labels": ["1", "0"],
+        "label_token_ids": [],
         "instruction": None,
         "recognise": {"names": ["*mxbai-rerank-*-v2*"], "families": ["qwen2"]},
     }
