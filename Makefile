@@ -21,7 +21,7 @@ REPORT ?= build/soak.html
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-all test-python test-clients soak check format bench docs docs-version notebooks screenshots clean
+.PHONY: help demo serve test test-all test-python test-clients soak check format bench docs docs-version dist notebooks screenshots clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -65,8 +65,11 @@ test-python: check ## types for Python 3.11 to 3.13, and the tests that need no 
 	for version in 3.11 3.12 3.13; do $(BIN)/mypy --python-version $$version || exit 1; done
 	PYENV_VERSION=$$(pyenv versions --bare 2>/dev/null | grep -E '^3\.1[123]\.' | paste -sd : -) $(BIN)/nox --envdir $(VENV)/nox
 
-test-clients: $(VENV)/.ready-dev ## more rerank clients against a running server, in an environment of their own (1.2 GB)
-	$(BIN)/nox --envdir $(VENV)/nox --session clients
+test-clients: $(VENV)/.ready-dev ## more clients, and lm-evaluation-harness, in environments of their own (1.2 and 6 GB)
+	$(BIN)/nox --envdir $(VENV)/nox --session clients lm_eval
+
+dist: $(VENV)/.ready-dev ## sdist and wheel in dist/: built twice, compared, checked, installed and tried; their licences
+	$(BIN)/nox --envdir $(VENV)/nox --session dist
 
 soak: $(VENV)/.ready-dev ## a server under faults, restarts and mixed traffic for MINUTES (60); the report is REPORT
 	$(BIN)/python -m benchmarks.soak --minutes $(MINUTES) --report $(REPORT) --recording $(REPORT:.html=.json)

