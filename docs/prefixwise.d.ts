@@ -270,9 +270,78 @@ export type GenerativeScoringRequest = {
   request_id?: string | null;
 };
 
+export type JudgeRequest = {
+  /** The chat, which the model's chat template renders. With items, {item} stands once where each item is put; what comes before it is computed once. An assistant's message at the end is the beginning of the answer. */
+  messages: Array<{
+    role: "system" | "user" | "assistant";
+    content: string;
+  }>;
+  /** The texts to judge, each by itself; one text is one item. If absent, the chat itself is judged. */
+  items?: string | Array<string> | null;
+  /** The answers to choose from, or a scale: "1-5", "A-E", or answers with slashes like "yes/no". */
+  answers: Array<string | number> | string;
+  /** The value of each answer, for the expected value; if absent, the answers themselves where all are numbers. */
+  values?: Array<number> | null;
+  /** Cut the ends of longer items; items are never cut if absent. */
+  max_tokens_per_item?: number | null;
+  /** How the items share the computation of their prefix; the scores are the same. */
+  algorithm?: "auto" | "serial" | "packed" | "prefill_extend" | null;
+  /** Report in `debug` how the answers were computed. */
+  return_debug?: boolean | null;
+  /** With return_debug and one item: also report the item's tokens and this many of the most likely next tokens. */
+  debug_top_k?: number | null;
+  /** Requests with lower numbers are served first. */
+  priority?: number | null;
+  /** A served name; if absent or "default", the served model. */
+  model?: string | null;
+};
+
+export type JudgeResponse = {
+  object: "judge";
+  model: string;
+  /** In the order of probs. */
+  answers: Array<string>;
+  /** One for each item, in their order; one if the request has no items. */
+  results: Array<{
+    index: number;
+    /** The most likely answer. */
+    answer: string;
+    /** The probability of each answer among all of them. */
+    probs: Array<number>;
+    /** The mean of the answers' values; null if they have none. */
+    expected_value: number | null;
+    /** Of the distribution, in bits. */
+    entropy: number;
+    /** How likely it is that the model gives one of the answers at all. */
+    mass: number;
+  }>;
+  usage: {
+    /** The query once, plus all items. */
+    prompt_tokens: number;
+    total_tokens: number;
+    completion_tokens: 0;
+    prompt_tokens_details: {
+      /** Prefix tokens that were in the KV cache. */
+      cached_tokens: number;
+    };
+  };
+  /** Items that were cut to max_tokens_per_item. */
+  truncated?: Array<{
+    index: number;
+    original_tokens: number;
+    kept_tokens: number;
+  }>;
+  /** Unknown fields, which were ignored, and labels that are hardly meant. */
+  warnings?: Array<string>;
+  /** Present if return_debug is set. */
+  debug?: Record<string, unknown>;
+};
+
 export type ClassifyRequest = {
   /** What to classify: one text, several, or the token ids of either. */
   input: string | Array<string> | Array<number> | Array<Array<number>>;
+  /** For a guard (Llama Guard, ShieldGemma) only: the user's message. The inputs are then responses to it; without it they are users' messages. */
+  query?: string | null;
   /** true: numbers by the model's problem_type (softmax, sigmoid or none); false: logits. */
   use_activation?: boolean | null;
   /** Put the special tokens that the tokenizer adds (BOS, EOS) around each text. Token ids stay as they are. */
@@ -424,6 +493,166 @@ export type PrefixReleased = {
   object: "prefix";
   id: string;
   deleted: true;
+};
+
+export type CompletionRequest = {
+  /** One text, several, or the token ids of either. */
+  prompt: string | Array<string> | Array<number> | Array<Array<number>>;
+  max_tokens: 0 | 1;
+  /** Return the prompt, too, with the log-probabilities of its tokens. */
+  echo?: boolean | null;
+  /** Return log-probabilities, at each position also of so many of the most likely tokens. */
+  logprobs?: number | null;
+  /** Begin a prompt of text with BOS where the model has one. */
+  add_special_tokens?: boolean | null;
+  /** Choices for each prompt. */
+  n?: 1 | null;
+  /** Has no effect: the token that follows is the most likely one. */
+  temperature?: number | null;
+  /** Has no effect: nothing is random. */
+  seed?: number | null;
+  /** Has no effect. */
+  user?: string | null;
+  /** Show each token as `token_id:ID` in place of its text, of which several tokens may have the same. */
+  return_tokens_as_token_ids?: boolean | null;
+  /** Requests with lower numbers are served first. */
+  priority?: number | null;
+  /** The response's id, unless the header X-Request-Id has one. */
+  request_id?: string | null;
+  /** A served name; if absent or "default", the served model. */
+  model?: string | null;
+};
+
+export type CompletionResponse = {
+  id: string;
+  object: "text_completion";
+  created: number;
+  model: string;
+  choices: Array<{
+    /** Of the prompt. */
+    index: number;
+    /** With `echo` the prompt, then the token that follows it. */
+    text: string;
+    logprobs: {
+      tokens: Array<string>;
+      /** Of each token behind those before it; null for the first token of a prompt. */
+      token_logprobs: Array<number | null>;
+      /** The most likely tokens at each position, and the one that is there. */
+      top_logprobs: Array<Record<string, unknown> | null>;
+      /** Where each token begins in the text. */
+      text_offset: Array<number>;
+    } | null;
+    /** stop: the token ends a text. */
+    finish_reason: "length" | "stop";
+  }>;
+  usage: {
+    prompt_tokens: number;
+    completion_tokens: number;
+    total_tokens: number;
+    prompt_tokens_details: {
+      cached_tokens: number;
+    };
+  };
+  /** Unknown fields, which were ignored, and labels that are hardly meant. */
+  warnings?: Array<string>;
+};
+
+export type ChatCompletionRequest = {
+  /** The chat, which the model's chat template renders. */
+  messages: Array<{
+    role: "system" | "user" | "assistant";
+    content: string;
+  }>;
+  /** Tokens to generate: 1, the most likely one. */
+  max_tokens?: 1 | null;
+  /** The newer name of max_tokens. */
+  max_completion_tokens?: 1 | null;
+  /** Return the log-probability of the token. */
+  logprobs?: boolean | null;
+  /** Also those of so many of the most likely tokens. */
+  top_logprobs?: number | null;
+  /** Choices for each prompt. */
+  n?: 1 | null;
+  /** Has no effect: the token that follows is the most likely one. */
+  temperature?: number | null;
+  /** Has no effect: nothing is random. */
+  seed?: number | null;
+  /** Has no effect. */
+  user?: string | null;
+  /** Show each token as `token_id:ID` in place of its text, of which several tokens may have the same. */
+  return_tokens_as_token_ids?: boolean | null;
+  /** Requests with lower numbers are served first. */
+  priority?: number | null;
+  /** The response's id, unless the header X-Request-Id has one. */
+  request_id?: string | null;
+  /** A served name; if absent or "default", the served model. */
+  model?: string | null;
+} & ({
+  max_tokens: 1;
+} | {
+  max_completion_tokens: 1;
+});
+
+export type ChatCompletionResponse = {
+  id: string;
+  object: "chat.completion";
+  created: number;
+  model: string;
+  choices: Array<{
+    index: number;
+    message: {
+      role: "assistant";
+      content: string;
+    };
+    logprobs: {
+      content: Array<{
+        token: string;
+        logprob: number;
+        bytes: Array<number>;
+        top_logprobs: Array<{
+          token: string;
+          logprob: number;
+          bytes: Array<number>;
+        }>;
+      }>;
+    } | null;
+    /** stop: the token ends a text. */
+    finish_reason: "length" | "stop";
+  }>;
+  usage: {
+    prompt_tokens: number;
+    completion_tokens: number;
+    total_tokens: number;
+    prompt_tokens_details: {
+      cached_tokens: number;
+    };
+  };
+  /** Unknown fields, which were ignored, and labels that are hardly meant. */
+  warnings?: Array<string>;
+};
+
+export type DetokenizeRequest = {
+  tokens: Array<number>;
+  /** A served name. */
+  model?: string | null;
+};
+
+export type DetokenizeResponse = {
+  prompt: string;
+  /** Unknown fields, which were ignored, and labels that are hardly meant. */
+  warnings?: Array<string>;
+};
+
+export type TokenizerInfo = {
+  bos_token: string | null;
+  eos_token: string | null;
+  unk_token: string | null;
+  pad_token: string | null;
+  chat_template: string | null;
+  /** Whether prompts of text begin with BOS. */
+  add_bos_token: boolean;
+  model_max_length: number;
+  vocab_size: number;
 };
 
 export type TokenizeRequest = {
@@ -1004,6 +1233,9 @@ export interface Routes {
   "POST /v1/score": { request: AnyScoreRequest; response: AnyScoreResponse };
   "POST /score": { request: VllmScoreRequest; response: VllmScoreResponse };
   "POST /generative_scoring": { request: GenerativeScoringRequest; response: VllmScoreResponse };
+  "POST /v1/judge": { request: JudgeRequest; response: JudgeResponse };
+  "POST /v1/completions": { request: CompletionRequest; response: CompletionResponse };
+  "POST /v1/chat/completions": { request: ChatCompletionRequest; response: ChatCompletionResponse };
   "POST /classify": { request: ClassifyRequest; response: ClassifyResponse };
   "POST /v1/embeddings": { request: EmbedRequest; response: EmbedResponse };
   "POST /v1/rerank": { request: AnyRerankV1Request; response: AnyRerankV1Response };
@@ -1015,6 +1247,8 @@ export interface Routes {
   "GET /v1/prefix": { request: undefined; response: PrefixList };
   "DELETE /v1/prefix/{prefix_id}": { request: undefined; response: PrefixReleased };
   "POST /tokenize": { request: TokenizeRequest; response: TokenizeResponse };
+  "POST /detokenize": { request: DetokenizeRequest; response: DetokenizeResponse };
+  "GET /tokenizer_info": { request: undefined; response: TokenizerInfo };
   "GET /v1/models": { request: undefined; response: ModelList };
   "GET /health": { request: undefined; response: Health };
   "GET /health_generate": { request: undefined; response: HealthGenerate };

@@ -32,6 +32,7 @@ PICTURES = {
     "phone": Picture(PHONE, "light", "Topic of headlines", "What the model saw", ".chips"),
     "dark": Picture(DESKTOP, "dark", "Mood of reviews", "Isolation", "#moved", "Change another item"),
     "threshold": Picture(DESKTOP, "light", "Mood of reviews", "Threshold", "table"),
+    "distribution": Picture(DESKTOP, "light", "Judge replies", "Distribution", "#judged"),
     "compare": Picture(DESKTOP, "light", "Two prompts", "Compare", "#compared"),
     "compare-phone": Picture(PHONE, "light", "Two prompts", "Compare", "#compared"),
 }

@@ -72,6 +72,43 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "initializer_range": 0.04,
         },
     ),
+    # Windows of some KV blocks in every layer, and Gemma 2's parts, at such widths.
+    "medium-window": (
+        "mistral",
+        {
+            "hidden_size": 512,
+            "intermediate_size": 1024,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 2,
+            "head_dim": 64,
+            "sliding_window": 300,
+            "initializer_range": 0.05,
+        },
+    ),
+    "medium-gemma2": (
+        "gemma2",
+        {
+            "hidden_size": 512,
+            "intermediate_size": 1024,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 64,
+            "initializer_range": 0.05,
+        },
+    ),
+    # Experts at such widths: many small ones, of which some get few tokens and some none.
+    "medium-experts": (
+        "qwen3_moe",
+        {
+            "hidden_size": 512,
+            "moe_intermediate_size": 192,
+            "num_experts": 16,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 64,
+            "initializer_range": 0.05,
+        },
+    ),
     # Two layers of Qwen3-0.6B, for devices that choose their kernels by shape.
     "wide": (
         "qwen3",
@@ -100,6 +137,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "heads-8-1": ("gemma", {"num_attention_heads": 8, "head_dim": 16}),
+    # The QK norm of all heads together, of which some are repeated and some are zeros on many devices.
+    "heads-of-olmo2": ("olmo2", {"num_attention_heads": 12, "num_key_value_heads": 2, "hidden_size": 96}),
+    # Experts whose inner size four devices cannot share evenly.
+    "heads-of-experts": ("qwen3_moe", {"moe_intermediate_size": 42}),
+    "heads-of-gemma2": ("gemma2", {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 16}),
     # Few sizes of programs, each of one layer, for warming all of them up.
     "short": (
         "qwen3",

@@ -39,6 +39,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "backends": ("contract", "models", "forward", "host"),
     "launch": ("contract", "models", "prompts", "forward", "plan", "engine", "backends"),
     "scorer": ("contract", "models", "prompts", "forward", "plan", "engine", "launch"),
+    "lm_eval": ("contract", "models", "prompts", "forward", "plan", "engine", "launch", "_version"),
     "aot": ("contract", "models", "prompts", "forward", "plan", "engine", "backends", "launch", "host", "_version"),
     # The server is handed an engine, and does not know how one is made.
     "server": ("contract", "prompts", "engine", "web", "host", "_version"),
@@ -59,6 +60,7 @@ FRAMEWORKS = {
     "jax": "prefixwise.backends.jax",
     "jaxlib": "prefixwise.backends.jax",
     "ray": "prefixwise.cluster",
+    "lm_eval": "prefixwise.lm_eval",
 }
 
 

@@ -10,6 +10,8 @@ import numpy as np
 from prefixwise import (
     AsyncClient,
     Client,
+    Judgement,
+    JudgeResult,
     PrefixwiseError,
     QueueFullError,
     RequestError,
@@ -56,6 +58,15 @@ def show(result: ScoreResult) -> None:
 
 def texts() -> Iterator[str]:
     yield from REVIEWS
+
+
+def judged(scorer: Scorer | Client) -> float | None:
+    messages = [{"role": "user", "content": "Rate this from 1 to 5: {item}"}]
+    result = scorer.judge(messages, REVIEWS, answers="1-5", values=[0, 0.25, 0.5, 0.75, 1])
+    assert_type(result, JudgeResult)
+    assert_type(result[0], Judgement)
+    scorer.judge(messages, texts(), answers=[" good", " bad"])
+    return result[0].expected_value
 
 
 def reranked(scorer: Scorer | Client) -> str:

@@ -7,7 +7,7 @@ round. They are lower bounds: padding is not counted, and every weight is read o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -142,7 +142,7 @@ def trunk_work(backend: RecordingBackend, batch: ForwardBatch, spec: ProgramSpec
         _num_weights(config, _PROJECTIONS),
         _num_weights(config, _AFTER_ATTENTION),
     )
-    linear = 2 * batch.num_tokens * (layers * before + (layers - 1) * after)
+    linear = 2 * batch.num_tokens * (layers * before + (layers - 1) * _num_weights_of_a_token(config))
     attention = 4 * config.num_heads * config.head_size * _visible_pairs(batch) * layers
     cached = sum(block.num_tokens for prefix in batch.prefixes for block in prefix.blocks)
     numbers = layers * before + (layers - 1) * after + 2 * layers * config.num_kv_heads * config.head_size * cached
@@ -155,14 +155,21 @@ def head_work(backend: RecordingBackend, spec: HeadSpec, num_rows: int) -> Work:
     config = backend.config
     if spec.kind == "score":
         numbers = _num_weights(config, _AFTER_ATTENTION)
-    else:
-        numbers = (backend.label_tile if spec.kind == "labels" else config.num_head_rows) * config.model_size
+        return Work(2 * num_rows * _num_weights_of_a_token(config), backend.itemsize * numbers)
+    numbers = (backend.label_tile if spec.kind == "labels" else config.num_head_rows) * config.model_size
     return Work(2 * num_rows * numbers, backend.itemsize * numbers)
 
 
 def _num_weights(config: ModelConfig, names: tuple[str, ...]) -> int:
     shapes = layer_parameter_shapes(config)
     return sum(int(np.prod(shapes[name])) for name in names)
+
+
+def _num_weights_of_a_token(config: ModelConfig) -> int:
+    """The weights behind attention that one token multiplies: of experts only its own."""
+    output, *mlp = _AFTER_ATTENTION
+    dense, used = replace(config, experts=None), 1 if config.experts is None else config.experts.experts_per_token
+    return _num_weights(dense, (output,)) + used * _num_weights(dense, tuple(mlp))
 
 
 def _visible_pairs(batch: ForwardBatch) -> int:

@@ -94,13 +94,13 @@ def overloaded_replicas(loads: Mapping[str, ReplicaLoad], options: RoutingOption
 # Routes whose prefix consists of a query, under one of its names, and these fields.
 _KEYED_PATHS = frozenset(
     {
-        *("/v1/score", "/score", "/generative_scoring", "/v1/prefix"),
+        *("/v1/score", "/score", "/generative_scoring", "/v1/prefix", "/v1/judge"),
         *("/v1/rerank", "/v2/rerank", "/rerank", "/v1/ranking", "/v1/reranking"),
     }
 )
-_QUERY_FIELDS = ("query", "text_1", "queries", "data_1")
+_QUERY_FIELDS = ("query", "text_1", "queries", "data_1", "messages")
 _PREFIX_FIELDS = ("profile", "instruction")
-_ITEM_FIELDS = ("items", "documents", "texts", "text_2", "data_2", "input", "passages")
+_ITEM_FIELDS = ("items", "documents", "texts", "text_2", "data_2", "input", "passages", "messages")
 _BYTES_PER_TOKEN = 4  # of text, approximately
 _NUMBERS_PER_BYTE = 0.2  # of token ids as JSON: four digits and a comma
 

@@ -162,6 +162,16 @@ def test_the_query_makes_the_key_under_any_of_its_names(path: str, body: dict[st
     assert key(body, path).key == key(SCORE).key
 
 
+def test_judges_share_the_key_of_their_rubric() -> None:
+    chats = [[{"role": "user", "content": f"{rubric} {{item}}"}] for rubric in ("which?", "who?")]
+    first, again, other = (
+        key({"messages": chat, "items": [item], "answers": "1-5"}, "/v1/judge")
+        for chat, item in ((chats[0], "a"), (chats[0], "b"), (chats[1], "a"))
+    )
+    assert first.key == again.key != other.key
+    assert key({"messages": chats[0], "answers": "1-5"}, "/v1/judge").tokens < 30  # as text
+
+
 @pytest.mark.parametrize(
     "body",
     [

@@ -14,6 +14,7 @@ import shlex
 import tomllib
 from collections.abc import Iterator
 from contextlib import closing, redirect_stdout
+from copy import copy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -35,10 +36,12 @@ from prefixwise.engine.scheduler import Scheduler, SchedulerOptions
 from prefixwise.launch.loading import OnProgram, load_engine
 from prefixwise.launch.options import EngineOptions
 from prefixwise.prompts.profile import parse_profile
+from prefixwise.prompts.profile_choice import profile_of_any_model
 from prefixwise.server.config import ServerOptions
 from prefixwise.server.openapi import openapi_document
 from prefixwise.server.service import Service
 from tests.docs.printed import ROOT, Block, Step, assert_agrees, assert_prints, blocks, printed_json, steps
+from tests.prompts.reranker_tokenizers import LLAMA_GUARD
 from tests.server.app_client import AppClient, app_client
 
 EXAMPLE_OPTIONS = EngineOptions(dtype="float32")
@@ -180,6 +183,8 @@ def test_python_runs(block: Block, shared_engine: ScoringEngine, monkeypatch: py
     names = {name: getattr(prefixwise, name) for name in prefixwise.__all__}  # as the block above it has imported them
     if "path/to/classifier" in block.text:
         monkeypatch.setattr("prefixwise.scorer.load_engine", lambda options, on_program: classifier(shared_engine))
+    if "Llama-Guard" in block.text:
+        monkeypatch.setattr("prefixwise.scorer.load_engine", lambda options, on_program: guard(shared_engine))
     if "query_embed_overrides" in block.text:
         names |= override_inputs(shared_engine)
     exec(compile(block.text, str(block), "exec"), names)
@@ -190,6 +195,16 @@ def classifier(embedded: ScoringEngine) -> ScoringEngine:
     backend = FakeBackend(embedded.backend.config.vocab_size)
     backend.config = replace(backend.config, num_classes=3)
     return ScoringEngine(EngineConfig("classifier"), Scheduler(backend, SchedulerOptions()), embedded.tokenizer)
+
+
+def guard(embedded: ScoringEngine) -> ScoringEngine:
+    """The embedded model's tokenizer with a guard's chat template, and answers by arithmetic."""
+    backend = FakeBackend(embedded.backend.config.vocab_size)
+    tokenizer = copy(embedded.tokenizer)
+    assert tokenizer is not None
+    tokenizer.chat_template = LLAMA_GUARD.format(end="<|end_header_id|>")
+    config = EngineConfig("guard", profiles=replace(profile_of_any_model(), guard="llama-guard"))
+    return ScoringEngine(config, Scheduler(backend, SchedulerOptions()), tokenizer)
 
 
 def override_inputs(engine: ScoringEngine) -> dict[str, Any]:
