@@ -12,7 +12,9 @@ import pytest
 from prefixwise import Scorer
 from prefixwise.contract.errors import BackendError
 from prefixwise.contract.request import ScoreMode
-from tests.reference import PROBABILITY_BOUND, Floats
+from prefixwise.engine.likelihoods import Likelihoods
+from prefixwise.plan.likelihoods import TokenSequence
+from tests.reference import LOGIT_BOUND, PROBABILITY_BOUND, Floats
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -114,6 +116,23 @@ def test_an_item_alone_has_the_bits_that_it_has_among_others(scorer_of: Callable
     assert [each.scores[0] for each in alone] == together.scores == scores_of(scorer, "many items", "logprob").tolist()
     states = [each.pooled_hidden_states for each in alone]
     np.testing.assert_array_equal(np.concatenate([state for state in states if state]), together.pooled_hidden_states)
+
+
+def test_log_likelihoods_are_those_of_one_device(scorer_of: Callable[..., Scorer]) -> None:
+    """The vocabulary is split between the devices: of its most likely tokens, too."""
+    ids = [*REQUESTS["a query of two key blocks"][0], *REQUESTS["many items"][0]]
+    asked = [
+        TokenSequence(np.array(ids, np.int32), 1, reads_next=True),
+        TokenSequence(np.array(ids[:40], np.int32), 30),
+    ]
+    one, several = (
+        Likelihoods(scorer_of("heads-12-2", **CPU, **mesh, **PATHS["prefill_extend"]).engine).read(asked, top_k=5)
+        for mesh in ({}, MESHES["dp2-tp4"])
+    )
+    for expected, found in zip(one, several, strict=True):
+        assert np.abs(found.logprobs - expected.logprobs).max() <= LOGIT_BOUND
+        assert np.abs(found.top_logprobs - expected.top_logprobs).max() <= LOGIT_BOUND
+        assert found.top_ids[:, 0].tolist() == expected.top_ids[:, 0].tolist()
 
 
 def test_it_says_on_how_many_devices_it_runs(scorer_of: Callable[..., Scorer]) -> None:
