@@ -65,7 +65,7 @@ test-python: check ## types for Python 3.11 to 3.13, and the tests that need no 
 	for version in 3.11 3.12 3.13; do $(BIN)/mypy --python-version $$version || exit 1; done
 	PYENV_VERSION=$$(pyenv versions --bare 2>/dev/null | grep -E '^3\.1[123]\.' | paste -sd : -) $(BIN)/nox --envdir $(VENV)/nox
 
-test-clients: $(VENV)/.ready-dev ## more clients, and lm-evaluation-harness, in environments of their own (1.2 and 6 GB)
+test-clients: $(VENV)/.ready-dev ## more clients, and lm-evaluation-harness, in environments of their own
 	$(BIN)/nox --envdir $(VENV)/nox --session clients lm_eval
 
 dist: $(VENV)/.ready-dev ## sdist and wheel in dist/: built twice, compared, checked, installed and tried; their licences

@@ -32,12 +32,17 @@ MAX_LOGPROBS = 20  # the most likely tokens of a position; as vLLM's default, --
 _ONE_TOKEN = "this server scores, and generates one token at most, the most likely one"
 
 
-def _read_max_tokens(value: object, name: str) -> int:
-    if type(value) is int and value in (0, 1):
-        return value
-    raise InvalidValueError(
-        f"{name} must be 0 or 1: {_ONE_TOKEN}, got {describe(value)}", code=f"invalid_{name}", param=name
-    )
+def _number_of_tokens(*allowed: int) -> Structured:
+    """The kind of a field that takes these numbers and no other."""
+    listed = " or ".join(map(str, allowed))
+
+    def read(value: object, name: str) -> int:
+        if type(value) is int and value in allowed:
+            return value
+        message = f"{name} must be {listed}: {_ONE_TOKEN}, got {describe(value)}"
+        raise InvalidValueError(message, code=f"invalid_{name}", param=name)
+
+    return Structured(listed, {"enum": [*allowed, None]}, read, code="invalid_{}")
 
 
 def _read_number(value: object, name: str) -> float:
@@ -48,17 +53,8 @@ def _read_number(value: object, name: str) -> float:
     )
 
 
-def _read_one(value: object, name: str) -> int:
-    if type(value) is int and value == 1:
-        return value
-    raise InvalidValueError(
-        f"{name} must be 1: {_ONE_TOKEN}, got {describe(value)}", code=f"invalid_{name}", param=name
-    )
-
-
-_ZERO_OR_ONE = Structured("0 or 1", {"enum": [0, 1, None]}, _read_max_tokens, code="invalid_{}")
+_ZERO_OR_ONE, _ONE = _number_of_tokens(0, 1), _number_of_tokens(1)
 _NUMBER = Structured("a number", {"type": ["number", "null"]}, _read_number)
-_ONE = Structured("1", {"enum": [1, None]}, _read_one, code="invalid_{}")
 
 _COMMON_FIELDS = (
     Field("n", _ONE, "Choices for each prompt.", 1, attribute=None),

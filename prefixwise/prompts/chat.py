@@ -17,11 +17,11 @@ from prefixwise.contract.inputs import Place
 from prefixwise.contract.judge import ITEM, Message
 from prefixwise.contract.ragged import Int32Array
 from prefixwise.models.chat_template import ChatTemplateError
+from prefixwise.prompts.chat_places import place_of
 from prefixwise.prompts.tokenizer import BLANK, TextTokenizer, render_messages
 
 # Placeholders while a template runs: characters that have no meaning, and that nobody writes.
-_PLACE = "\uf8f0item\uf8f1"
-_END = "\uf8f0end\uf8f1"
+_PLACE, _END = place_of("item"), place_of("end")
 _CACHED_CHARS = 1 << 16  # of messages whose text is kept: a template takes a process
 
 

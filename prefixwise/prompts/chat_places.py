@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -44,7 +45,7 @@ def render_places(
     for is_structured in (False, True):
         contents = [_content(BLANK + place_of(name) + BLANK, is_structured=is_structured) for name in names]
         chat = [{"role": role, "content": content} for (role, _), content in zip(messages, contents, strict=True)]
-        text = _rendered(tokenizer.chat_template or "", _Frozen({**variables, "messages": chat}))
+        text = _rendered(tokenizer.chat_template or "", json.dumps({**variables, "messages": chat}, sort_keys=True))
         if text is not None and all(text.count(place) == 1 for place in places):
             stripped = frozenset(name for name in names if BLANK + place_of(name) + BLANK not in text)
             for name in names:
@@ -57,17 +58,10 @@ def _content(text: str, *, is_structured: bool) -> object:
     return [{"type": "text", "text": text}] if is_structured else text
 
 
-class _Frozen(dict[str, Any]):
-    """Variables that can be a key of a cache."""
-
-    def __hash__(self) -> int:  # type: ignore[override]
-        return hash(repr(sorted(self.items(), key=lambda item: item[0])))
-
-
 @lru_cache(maxsize=32)
-def _rendered(template: str, variables: _Frozen) -> str | None:
-    """It takes a process, so it is done once."""
+def _rendered(template: str, variables: str) -> str | None:
+    """It takes a process, so it is done once. `variables`: as JSON, which can be a key of the cache."""
     try:
-        return render_chat_template(template, variables)
+        return render_chat_template(template, json.loads(variables))
     except ChatTemplateError:
         return None
