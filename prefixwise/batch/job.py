@@ -17,6 +17,7 @@ from prefixwise.batch.formats import FileFormat, input_format, output_format
 from prefixwise.batch.manifest import Manifest, check_same_job
 from prefixwise.batch.parts import InputFile, OnRows, Part, PartLimits, PartRecord, split_files
 from prefixwise.batch.storage import (
+    abort_uploads,
     absolute,
     exists,
     find_files,
@@ -224,6 +225,7 @@ def merge(manifest: Manifest, parts: PartStore, to: OutputFiles) -> Totals:
     """Write all parts in order, one part in memory at a time: every row goes to the output or to the error file, once.
     Raises BatchError where a part is incomplete."""
     rows = failures = items = 0
+    abort_uploads((to.output, to.errors))
     with ExitStack() as stack:
         errors = stack.enter_context(writing(to.errors, _within(to.errors, to)))
         output = stack.enter_context(writing(to.output, _within(to.output, to)))

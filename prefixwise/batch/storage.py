@@ -1,7 +1,8 @@
 """Files on this machine or behind any URL that fsspec knows.
 
 A file that we write is complete or absent: on this machine it gets its name when it is complete; elsewhere a small file
-is put at once and a large one is moved to its name.
+is put at once and a large one is moved to its name. On S3 a large one is a multipart upload to its name, which nobody
+sees until it is completed; one that breaks is aborted. s3fs and botocore send again what a store did not take.
 """
 
 from __future__ import annotations
@@ -25,18 +26,10 @@ from prefixwise.host import install_command, replacing
 
 _BUFFER_BYTES = 1 << 20
 _WILDCARDS = "*?["
-# Fields of a store's description that change with the content. (Other fields may change with every read.)
-_VERSION_FIELDS = (
-    "ETag",
-    "etag",
-    "generation",
-    "md5Hash",
-    "mtime",
-    "LastModified",
-    "last_modified",
-    "updated",
-    "created",
-)
+# Fields of a store's description that change with the content. (Other fields may change with every read.) Where there
+# is one of the content, times do not count: a listing may have other digits of them than the file's own description.
+_CONTENT_FIELDS = ("ETag", "etag", "generation", "md5Hash")
+_TIME_FIELDS = ("mtime", "LastModified", "last_modified", "updated", "created")
 
 
 @dataclass(frozen=True)
@@ -139,6 +132,10 @@ def writing(url: str, within: str | None = None) -> Iterator[IO[bytes]]:
         with file_errors(url), replacing(Path(path), Path(folder)) as temporary, temporary.open("wb") as file:
             yield file
         return
+    if _is_s3(system):
+        with file_errors(url), _uploading(system, path) as file:
+            yield file
+        return
     remote = f"{folder}/{path.rpartition('/')[2]}.{uuid4().hex[:8]}.tmp"
     try:
         with file_errors(url):
@@ -149,6 +146,41 @@ def writing(url: str, within: str | None = None) -> Iterator[IO[bytes]]:
         with suppress(OSError):
             system.rm_file(remote)
         raise
+
+
+@contextmanager
+def _uploading(system: Any, path: str) -> Iterator[IO[bytes]]:
+    """A multipart upload that is completed at the end of the block, or aborted after an error."""
+    file = system.open(path, "wb", autocommit=False)
+    try:
+        yield file
+        file.close()
+        file.commit()
+    except BaseException:
+        file.closed = True  # else the garbage collector would upload the rest
+        with suppress(*_failures()):  # the store may be away; `abort_uploads` of the next run has another chance
+            file.discard()
+        raise
+
+
+def abort_uploads(urls: Sequence[str]) -> None:
+    """Abort uploads of these files that a killed process has left: nobody sees them, and stores charge for them.
+
+    On S3, where the account may list uploads. Elsewhere there are none. Raises BatchError.
+    """
+    for url in urls:
+        system, path = _system(url)
+        if not _is_s3(system):
+            continue
+        bucket, key, _ = system.split_path(path)
+        with file_errors(url):
+            try:
+                listed = system.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=key)
+            except PermissionError:
+                continue
+            for upload in listed.get("Uploads", ()):
+                if upload["Key"] == key:
+                    system.call_s3("abort_multipart_upload", Bucket=bucket, Key=key, UploadId=upload["UploadId"])
 
 
 def list_names(folder: str) -> list[str]:
@@ -213,6 +245,10 @@ def _is_local(system: Any) -> bool:
     return "file" in ([system.protocol] if isinstance(system.protocol, str) else system.protocol)
 
 
+def _is_s3(system: Any) -> bool:
+    return "s3" in ([system.protocol] if isinstance(system.protocol, str) else system.protocol)
+
+
 def _url_of(system: Any, path: str) -> str:
     return path if _is_local(system) else str(system.unstrip_protocol(path))
 
@@ -225,8 +261,11 @@ def _found(system: Any, url: str, path: str, name: str) -> FoundFile:
 
 
 def _version(system: Any, path: str, info: dict[str, Any]) -> str:
-    fields = {name: str(info[name]) for name in _VERSION_FIELDS if info.get(name) is not None}
-    return json.dumps(fields) if fields else str(system.ukey(path))
+    for names in (_CONTENT_FIELDS, _TIME_FIELDS):
+        fields = {name: str(info[name]) for name in names if info.get(name) is not None}
+        if fields:
+            return json.dumps(fields)
+    return str(system.ukey(path))
 
 
 def _is_hidden(name: str) -> bool:
@@ -244,10 +283,10 @@ def file_errors(url: str) -> Iterator[None]:
 
 
 def _failures() -> tuple[type[Exception], ...]:
-    """With Arrow's errors if it is imported."""
-    pyarrow = sys.modules.get("pyarrow")
-    of_arrow = () if pyarrow is None else (pyarrow.ArrowException,)
-    return (OSError, EOFError, zlib.error, UnicodeDecodeError, *of_arrow)
+    """With those of Arrow, botocore and aiohttp if they are imported."""
+    names = (("pyarrow", "ArrowException"), ("botocore.exceptions", "BotoCoreError"), ("aiohttp", "ClientError"))
+    of_others = [getattr(sys.modules[module], name) for module, name in names if module in sys.modules]
+    return (OSError, EOFError, zlib.error, UnicodeDecodeError, *of_others)
 
 
 def _matches(path: str, pattern: str) -> bool:
