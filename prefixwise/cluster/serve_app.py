@@ -10,7 +10,9 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouter
 
 from prefixwise.cluster.front import Front
 from prefixwise.cluster.options import ClusterOptions, ScaleOptions, Secret
+from prefixwise.cluster.proxy import PROXY_GRACE
 from prefixwise.cluster.replica import EngineReplica
+from prefixwise.server.config import ServerOptions
 
 APP_NAME = "prefixwise"
 REPLICAS = "replica"  # the deployments' names, as Serve's dashboard shows them
@@ -86,8 +88,14 @@ def _count(scale: ScaleOptions) -> dict[str, Any]:
 def deploy(options: ClusterOptions) -> None:
     """Start Serve where it does not run, and start or update the application. Returns when the application is ready."""
     server = options.server
-    serve.start(proxy_location="EveryNode", http_options={"host": server.host, "port": server.port})
+    serve.start(proxy_location="EveryNode", http_options=_http_options(server))
     serve.run(make_app(options, server.api_key), name=APP_NAME, route_prefix="/")
+
+
+def _http_options(server: ServerOptions) -> dict[str, Any]:
+    """With a time limit for proxies whose front does not answer."""
+    limit = {"request_timeout_s": server.request_timeout + PROXY_GRACE} if server.request_timeout else {}
+    return {"host": server.host, "port": server.port, **limit}
 
 
 def is_deployed() -> bool:
@@ -104,7 +112,7 @@ def serve_configuration(options: ClusterOptions) -> dict[str, Any]:
     """The configuration for `serve deploy` and for a RayService of KubeRay."""
     return {
         "proxy_location": "EveryNode",
-        "http_options": {"host": options.server.host, "port": options.server.port},
+        "http_options": _http_options(options.server),
         "applications": [
             {
                 "name": APP_NAME,

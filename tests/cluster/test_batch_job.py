@@ -144,10 +144,11 @@ def test_what_no_worker_can_do_is_one_clear_line(
     assert "Traceback" not in ran.err + ran.out
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Ray's own options
 def test_workers_that_die_each_time_end_the_job(cluster_address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from prefixwise.cluster import batch_job
 
-    monkeypatch.setattr(batch_job, "_DEATHS", {"max_restarts": 2, "max_task_retries": 1})
+    monkeypatch.setattr(batch_job, "_RESTARTS", {"max_restarts": 2, "max_task_retries": 1})
     dies: Any = partial(os._exit, 1)  # as it would of a model that is too large
     part = Part(index=0, file=0, start=0, stop=1, first_line=1, num_rows=1)
     task: Any = None

@@ -27,7 +27,7 @@ _CONFIG = """
 HostKey {folder}/host_key
 PidFile {folder}/sshd.pid
 AuthorizedKeysFile {folder}/client_key.pub
-ListenAddress 127.0.0.1:{port}
+ListenAddress {address}:{port}
 StrictModes no
 UsePAM no
 PasswordAuthentication no
@@ -79,22 +79,12 @@ class SshServer:
 @contextmanager
 def ssh_server(folder: Path) -> Iterator[SshServer]:
     """Until the block is left. Only where MISSING is None."""
-    (folder / "bin").mkdir(parents=True)
-    for name in ("host_key", "client_key"):
-        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / name], check=True)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    root = Path(__file__).parents[3]
-    (folder / "sshd_config").write_text(_CONFIG.format(folder=folder, port=port, root=root))
-    (folder / "ssh_config").write_text(_CLIENT.format(folder=folder))
-    for program in ("ssh", "scp"):
-        wrapper = folder / "bin" / program
-        wrapper.write_text(f'#!/bin/sh\nexec {shutil.which(program)} -F {folder}/ssh_config "$@"\n')
-        wrapper.chmod(0o755)
-    Path("/run/sshd").mkdir(exist_ok=True)  # where it separates its privileges
+    command = write_files(folder, "127.0.0.1", port)
     log = (folder / "sshd.log").open("w")
-    process = subprocess.Popen([SSHD, "-D", "-e", "-f", folder / "sshd_config"], stderr=log)
+    process = subprocess.Popen(command, stderr=log)
     try:
         _wait(port, process, folder / "sshd.log")
         yield SshServer(port, process.pid, folder)
@@ -104,6 +94,22 @@ def ssh_server(folder: Path) -> Iterator[SshServer]:
         process.terminate()
         process.wait()
         log.close()
+
+
+def write_files(folder: Path, address: str, port: int) -> list[str]:
+    """Keys, settings and programs of both sides; returns the command of the server."""
+    (folder / "bin").mkdir(parents=True)
+    for name in ("host_key", "client_key"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / name], check=True)
+    root = Path(__file__).parents[3]
+    (folder / "sshd_config").write_text(_CONFIG.format(folder=folder, address=address, port=port, root=root))
+    (folder / "ssh_config").write_text(_CLIENT.format(folder=folder))
+    for program in ("ssh", "scp"):
+        wrapper = folder / "bin" / program
+        wrapper.write_text(f'#!/bin/sh\nexec {shutil.which(program)} -F {folder}/ssh_config "$@"\n')
+        wrapper.chmod(0o755)
+    Path("/run/sshd").mkdir(exist_ok=True)  # where it separates its privileges
+    return [SSHD, "-D", "-e", "-f", str(folder / "sshd_config")]
 
 
 def _wait(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
