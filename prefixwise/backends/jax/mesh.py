@@ -118,6 +118,7 @@ class _Processes:
         parts = (self.coordinator_address, self.num_processes, self.process_id)
         detection = None if None in parts else "deactivate"
         set_jax_option("jax_cpu_collectives_implementation", "gloo")
+        set_jax_option("jax_enable_preemption_service", False)  # else jax takes SIGTERM, which ends a server
         jax.distributed.initialize(*parts, cluster_detection_method=detection)
         log.info("process %d of %d", jax.process_index(), jax.process_count())
 
