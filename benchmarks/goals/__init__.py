@@ -7,7 +7,7 @@ Measured, for each backend in a server process of its own, with random weights o
     cached     the same request again and again, its prefix cached
     many       2000 + 10,000 x 20 in one request; and peak device memory at 500, 2,000 and 10,000 items
     long       200 + 100 x 500
-    invariant  cold with batch_invariant=True
+    invariant  cold with batch_invariant against cold without it
     http       cold through `POST /v1/score`, one client in another process: items / median seconds
     http8      the same with 8 requests in flight: all items / all seconds
     small      300 + 10 x 20 through HTTP, one at a time: median milliseconds
@@ -18,6 +18,10 @@ Measured, for each backend in a server process of its own, with random weights o
     beside_many, beside_long
                300 + 10 x 20 through HTTP, one at a time, while requests of 2000 + 10,000 x 20 (of 200 + 16 x 8,000) run
                one after the other: p50 and p99, and the large ones' rate as a share of their rate alone in this run
+    fp8_cold, fp8_cached, fp8_http8
+               cold, cached and http8 of PyTorch with quantization="fp8", in a server process of its own
+    fp8_widths cold, 12 layers of Qwen3-4B's and 8B's widths, FP8 over bfloat16
+    fp8_load   peak device memory while Qwen3-8B's shape is loaded in FP8
 
 With `--serve`, or flags after `--`, HTTP cases ask `prefixwise serve` with these flags (`-- --http-workers 4`) on a
 checkpoint with random weights. Nothing is measured inside of it, so there is no `cold` and no rate of GEMMs.

@@ -7,12 +7,13 @@ import json
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import benchmarks.goals
-from benchmarks.goals.cases import CASES, FULL, HTTP_CASES, TINY, Settings
+from benchmarks.goals.cases import CASES, FP8_CASES, FULL, HTTP_CASES, TINY, Settings
 from benchmarks.goals.http_rows import HttpRows, report_figures
 from benchmarks.goals.process import ServerFailedError, running
 from benchmarks.goals.table import backend_line, render
@@ -57,7 +58,7 @@ def measure_backend(settings: Settings) -> tuple[list[Measured], dict[str, Any]]
     """All figures of a backend, and what was found beside them."""
 
     def report(words: str) -> None:
-        print(f"{settings.backend}: {words}", file=sys.stderr, flush=True)
+        print(f"{settings.title}: {words}", file=sys.stderr, flush=True)
 
     with tempfile.TemporaryDirectory() as folder, running(settings, Path(folder)) as server:
         found = server.found
@@ -67,7 +68,16 @@ def measure_backend(settings: Settings) -> tuple[list[Measured], dict[str, Any]]
         if server.url is not None:
             rows += HttpRows(server.url, settings, found, report).measure()
         found["seconds"]["http"] = round(perf_counter() - begin, 1)
+    if settings.quantization is not None:  # beside bfloat16's rate of GEMMs its own FLOP/s would mislead
+        rows = [replace(row, name=f"{settings.quantization} {row.name}", flops=None, bound=None) for row in rows]
     return rows, found
+
+
+def runs_of(settings: Settings) -> list[Settings]:
+    """The run of the backend's own dtype, and that of FP8; each where it has cases."""
+    first = [settings] if set(settings.cases) - set(FP8_CASES) else []
+    quantised = settings.quantised()
+    return first if quantised is None else [*first, quantised]
 
 
 def commit() -> str | None:
@@ -83,7 +93,7 @@ def summarise(
     options: argparse.Namespace, found: dict[str, list[Measured]], beside: dict[str, dict[str, Any]], seconds: float
 ) -> dict[str, Any]:
     """What goes into the file."""
-    gemm = {backend: each["gemm_flops"] for backend, each in beside.items() if backend in found}
+    gemm = {backend: beside.get(backend, {}).get("gemm_flops", {}) for backend in found}
     rows = judge(found, gemm, () if options.tiny else GOALS)
     return {
         "prefixwise": __version__,
@@ -122,10 +132,12 @@ def main() -> None:
             flags = tuple(options.flags) if options.serve else None
             only = tuple(options.only)
             settings = Settings(backend, only, options.rounds, options.tiny, flags, options.model_folder)
-            try:
-                found[backend], beside[backend] = measure_backend(settings)
-            except ServerFailedError as error:
-                beside[backend] = {"errors": {"server": str(error)}}
+            for run in runs_of(settings):
+                try:
+                    rows, beside[run.title] = measure_backend(run)
+                    found[backend] = [*found.get(backend, []), *rows]
+                except ServerFailedError as error:
+                    beside[run.title] = {"errors": {"server": str(error)}}
             result = summarise(options, found, beside, perf_counter() - begin)
             if options.output is not None:  # what there is, should the next one not end
                 write_text(options.output, f"{json.dumps(result)}\n")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from benchmarks.contract import floor_flops
 from benchmarks.random_checkpoint import QWEN3_06B
@@ -13,7 +13,8 @@ ENGINE_CASES = ("cold", "cached", "many", "long", "invariant")
 SEARCH_CASES = ("poisson", "poisson20", "sglang")
 BESIDE_CASES = ("beside_many", "beside_long")
 HTTP_CASES = ("http", "http8", "small", *SEARCH_CASES, *BESIDE_CASES)
-CASES = ENGINE_CASES + HTTP_CASES
+FP8_CASES = ("fp8_cold", "fp8_cached", "fp8_http8", "fp8_widths", "fp8_load")  # in a run of their own
+CASES = ENGINE_CASES + HTTP_CASES + FP8_CASES
 WARM_UP_ROUNDS = 3
 FULL_GEMM_ROWS = 16_384  # tokens of a full step on an accelerator
 
@@ -154,6 +155,18 @@ class Settings:
     tiny: bool = False
     serve_flags: tuple[str, ...] | None = None  # of `prefixwise serve`; None: the process that measures its engine
     model_folder: str | None = None  # of the random model for `prefixwise serve`; None: a folder for this run
+    quantization: str | None = None  # of a run in FP8, whose rows have names of their own
+
+    @property
+    def title(self) -> str:
+        return self.backend if self.quantization is None else f"{self.backend} {self.quantization}"
+
+    def quantised(self) -> Settings | None:
+        """The run of the FP8 cases, of which none is named `fp8_` in it; None: there are none for this backend."""
+        cases = tuple(case.removeprefix("fp8_") for case in FP8_CASES if case in self.cases)
+        if not cases or self.backend != "torch" or self.tiny or self.serve_flags is not None:
+            return None
+        return replace(self, cases=cases, quantization="fp8")
 
     @property
     def scale(self) -> Scale:

@@ -11,6 +11,7 @@ from time import perf_counter
 from benchmarks.contract import random_request
 from benchmarks.gemm_rate import gemm_rate
 from benchmarks.goals.cases import WARM_UP_ROUNDS, Geometry, Settings
+from benchmarks.goals.fp8_rows import load_row, width_rows
 from benchmarks.goals.targets import Measured, attempt
 from benchmarks.random_checkpoint import random_checkpoint
 from prefixwise.backends.load import load_backend
@@ -23,19 +24,20 @@ MEMORY_ROUNDS = 2
 MEMORY_SLACK_BYTES = 64 << 20  # allocators hand out whole pieces
 SECOND_POOL_BYTES = 4 << 30  # for the prefixes of a second engine on the same accelerator
 
-ROWS_IN_ORDER = ("cold", "cached", "many", "many memory", "long", "invariant")
+ROWS_IN_ORDER = ("cold", "cached", "many", "many memory", "long", "invariant", "widths", "load")
 
 Report = Callable[[str], None]
 
 
-def make_engine(settings: Settings, *, batch_invariant: bool = False) -> ScoringEngine:
+def make_engine(settings: Settings, *, batch_invariant: bool | None = None) -> ScoringEngine:
     """Random weights in the backend's own dtype, bfloat16 on accelerators; prefixes are cached, as a server does."""
     scale = settings.scale
     options = BackendOptions(
         settings.backend,
         batch_invariant=batch_invariant,
+        quantization=settings.quantization,
         token_budget=scale.token_budget,
-        prefix_cache_bytes=SECOND_POOL_BYTES if batch_invariant and not settings.tiny else None,
+        prefix_cache_bytes=SECOND_POOL_BYTES if batch_invariant is not None and not settings.tiny else None,
     )
     return ScoringEngine(EngineConfig("random"), Scheduler(load_backend(random_checkpoint(scale.model), options)), None)
 
@@ -70,6 +72,8 @@ class EngineRows:
             "many": lambda: [self._many_row()],
             "long": lambda: [self._long_row()],
             "invariant": lambda: [self._invariant_row()],
+            "widths": lambda: width_rows(self._settings, self._report),
+            "load": lambda: [load_row(self._report)],
         }
         chosen = {"cold", *self._settings.cases, *(["many memory"] if "many" in self._settings.cases else [])}
         found = {name: attempt(name, case, self.errors) for name, case in cases.items() if name in chosen}
@@ -153,16 +157,18 @@ class EngineRows:
         return replace(row, value=(row.flops or 0.0) / self.gemm["full"], unit="%", gemm="full")
 
     def _invariant_row(self) -> Measured:
-        """A second engine on the same device, closed again."""
+        """A second engine on the same device, closed again: without it where it is the default, else with it."""
         self._report("batch_invariant: a second engine")
-        engine = make_engine(self._settings, batch_invariant=True)
+        is_default = self._engine.backend.info.batch_invariant
+        engine = make_engine(self._settings, batch_invariant=not is_default)
         try:
-            timing = self._time(engine, self._scale.contract)
+            other = self._time(engine, self._scale.contract)
         finally:
             engine.close()
-        cost = timing.seconds / self.cold.seconds - 1
+        timing, without = (self.cold, other) if is_default else (other, self.cold)
+        cost = timing.seconds / without.seconds - 1
         title = f"{self._scale.contract.title}, cold, batch_invariant"
-        note = f"{1000 * timing.seconds:.2f} ms, {100 * cost:+.1f} % time against cold"
+        note = f"{1000 * timing.seconds:.2f} ms, {100 * cost:+.1f} % time against {1000 * without.seconds:.2f} without"
         row = self._throughput("invariant", title, self._scale.contract, timing, note=note)
         return replace(row, details={**row.details, "cost": round(cost, 4)})
 

@@ -27,7 +27,7 @@ def open_engine(settings: Settings, result: Path) -> ScoringEngine:
     """The engine, when its figures are in the file and nothing is left to compile that will be needed."""
 
     def report(words: str) -> None:
-        print(f"{settings.backend}: {words}", flush=True)
+        print(f"{settings.title}: {words}", flush=True)
 
     report("loading")
     times = [perf_counter()]

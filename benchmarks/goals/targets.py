@@ -41,9 +41,10 @@ class Goal:
 
 GOALS = (
     Goal("cold", 18_000, "jax"),
-    Goal("cold", 14_000, "torch"),
+    Goal("cold", 16_500, "torch"),
     Goal("cold fill", 0.95, "each"),
     Goal("cached", 20_000, "jax"),
+    Goal("cached", 19_000, "torch"),
     Goal("http", 15_000),
     Goal("http8", 17_500),
     Goal("small", 4, at_most=True),
@@ -63,6 +64,12 @@ GOALS = (
     Goal("many", None, "each"),
     Goal("many memory", None, "each", at_most=True),
     Goal("long", 0.60),
+    Goal("fp8 cold", 21_000, "torch"),
+    Goal("fp8 cached", 24_000, "torch"),
+    Goal("fp8 http8", 22_500, "torch"),
+    Goal("fp8 width 4B", 1.6, "torch"),
+    Goal("fp8 width 8B", 1.6, "torch"),
+    Goal("fp8 load", 10, "torch", at_most=True),
 )
 
 

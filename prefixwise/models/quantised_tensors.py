@@ -48,6 +48,17 @@ class QuantisedTensor(StoredTensor):
             part *= self._of_columns(scales[rows])
         return numbers
 
+    @property
+    def is_fp8_by_rows(self) -> bool:
+        """Is it FP8 with one scale per row, or per tensor? Then a GEMM can use the codes themselves."""
+        has_zeros = self.zero_points is not None or self.zero_point or self.block_of_column is not None
+        return self.codes.dtype == "float8_e4m3fn" and self.block[1] >= self.shape[1] and not has_zeros
+
+    def read_codes(self, start: int, stop: int) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+        """The codes of some rows of a tensor that `is_fp8_by_rows`, and the scale of each row."""
+        start, stop, _ = slice(start, stop).indices(self.shape[0])
+        return self.codes.read_rows(start, stop), self._of_rows(self.scales, start, stop)[:, 0]
+
     def _of_rows(self, grid: StoredTensor, start: int, stop: int) -> NDArray[np.float32]:
         """The grid's values for each row, [rows, blocks of columns]."""
         height = self.block[0]

@@ -1,0 +1,147 @@
+"""The elementwise kernels of a layer whose GEMMs are in FP8: each writes codes, and one scale per row.
+
+One program takes one whole row, because its scale is that of its largest magnitude. A row is rounded to the model's
+dtype before it is quantised, as `elementwise_kernels.py` rounds it, so the codes are those of `quantise_rows` over what
+the other kernel writes. Bits do not depend on other rows, as there.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from prefixwise.backends.torch.cuda.elementwise_kernels import activate, apply_norm, jit, launch
+from prefixwise.backends.torch.fp8 import FP8_MAX, SMALLEST_MAX
+from prefixwise.models.config import Activation
+
+_FP8_MAX: tl.constexpr = tl.constexpr(FP8_MAX)
+_SMALLEST_MAX: tl.constexpr = tl.constexpr(SMALLEST_MAX)
+
+
+@jit
+def store_codes(
+    row: tl.tensor,  # [padded size] float32
+    out: tl.tensor,  # of the row's codes
+    row_scale: tl.tensor,  # of the row's scale
+    columns: tl.tensor,
+    inside: tl.tensor,
+) -> None:
+    """Quantise a row. Columns outside are 0."""
+    largest = tl.maximum(tl.max(tl.abs(row), 0), _SMALLEST_MAX)
+    codes = (row * tl.div_rn(_FP8_MAX, largest)).to(out.dtype.element_ty)
+    tl.store(out + columns, codes, mask=inside)
+    tl.store(row_scale, largest * (1 / _FP8_MAX))
+
+
+@jit
+def quantise_kernel(
+    x: tl.tensor,  # [T, size]
+    out: tl.tensor,  # [T, size] codes
+    row_scales: tl.tensor,  # [T] float32
+    size: tl.constexpr,
+    padded_size: tl.constexpr,
+) -> None:
+    """Rows as they are."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, padded_size)
+    inside = columns < size
+    wide = tl.load(x + row * size + columns, mask=inside, other=0.0).to(tl.float32)
+    store_codes(wide, out + row * size, row_scales + row, columns, inside)
+
+
+@jit
+def norm_fp8_kernel(
+    x: tl.tensor,  # [T, size]
+    weight: tl.tensor,  # [size]
+    out: tl.tensor,  # [T, size] codes
+    row_scales: tl.tensor,  # [T] float32
+    eps: tl.tensor,
+    size: tl.constexpr,
+    padded_size: tl.constexpr,
+) -> None:
+    """Of `norm_kernel`."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, padded_size)
+    inside = columns < size
+    wide = tl.load(x + row * size + columns, mask=inside, other=0.0).to(tl.float32)
+    scales = tl.load(weight + columns, mask=inside, other=0.0)
+    normed = apply_norm(wide, scales, tl.sum(wide * wide, 0) / size, eps)
+    rounded = normed.to(x.dtype.element_ty).to(tl.float32)
+    store_codes(rounded, out + row * size, row_scales + row, columns, inside)
+
+
+@jit
+def add_norm_fp8_kernel(
+    x: tl.tensor,  # [T, size]: becomes x + delta
+    delta: tl.tensor,  # [T, size]
+    weight: tl.tensor,  # [size]
+    out: tl.tensor,  # [T, size] codes of the norm
+    row_scales: tl.tensor,  # [T] float32
+    eps: tl.tensor,
+    size: tl.constexpr,
+    padded_size: tl.constexpr,
+) -> None:
+    """Of `add_norm_kernel`."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, padded_size)
+    inside = columns < size
+    x_at = x + row * size + columns
+    added = tl.load(x_at, mask=inside, other=0.0).to(tl.float32)
+    added += tl.load(delta + row * size + columns, mask=inside, other=0.0).to(tl.float32)
+    residual = added.to(x.dtype.element_ty)
+    tl.store(x_at, residual, mask=inside)
+    wide = residual.to(tl.float32)
+    scales = tl.load(weight + columns, mask=inside, other=0.0)
+    normed = apply_norm(wide, scales, tl.sum(wide * wide, 0) / size, eps)
+    rounded = normed.to(x.dtype.element_ty).to(tl.float32)
+    store_codes(rounded, out + row * size, row_scales + row, columns, inside)
+
+
+@jit
+def gate_fp8_kernel(
+    gate_up: tl.tensor,  # [T, 2 * size]
+    out: tl.tensor,  # [T, size] codes
+    row_scales: tl.tensor,  # [T] float32
+    is_silu: tl.constexpr,
+    size: tl.constexpr,
+    padded_size: tl.constexpr,
+) -> None:
+    """Of `gate_kernel`."""
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, padded_size)
+    inside = columns < size
+    gate_at = gate_up + row * (2 * size) + columns
+    gate = tl.load(gate_at, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(gate_at + size, mask=inside, other=0.0).to(tl.float32)
+    dtype: tl.constexpr = gate_up.dtype.element_ty
+    activated = activate(gate, is_silu).to(dtype).to(tl.float32)
+    rounded = (activated * up).to(dtype).to(tl.float32)
+    store_codes(rounded, out + row * size, row_scales + row, columns, inside)
+
+
+def row_sizes(size: int) -> dict[str, int]:
+    """The whole row in one tile. Few warps: every program ends in one scale, and more of them then run side by side."""
+    padded_size = triton.next_power_of_2(size)
+    return {"size": size, "padded_size": padded_size, "num_warps": min(max(padded_size // 1024, 1), 8)}
+
+
+def quantise(x: Tensor, out: Tensor, row_scales: Tensor) -> None:
+    """x [T, I] to its codes."""
+    launch(quantise_kernel, (len(x),), x, out, row_scales, **row_sizes(x.shape[1]))
+
+
+def norm_fp8(x: Tensor, weight: Tensor, eps: float, out: Tensor, row_scales: Tensor) -> None:
+    """x [T, D] to the codes of its root mean square norm."""
+    launch(norm_fp8_kernel, (len(x),), x, weight, out, row_scales, eps, **row_sizes(x.shape[1]))
+
+
+def add_norm_fp8(x: Tensor, delta: Tensor, weight: Tensor, eps: float, out: Tensor, row_scales: Tensor) -> None:
+    """x [T, D] becomes x + delta, rounded, and `out` the codes of its norm."""
+    launch(add_norm_fp8_kernel, (len(x),), x, delta, weight, out, row_scales, eps, **row_sizes(x.shape[1]))
+
+
+def gate_fp8(gate_up: Tensor, activation: Activation, out: Tensor, row_scales: Tensor) -> None:
+    """activation(gate) * up: [T, 2 F] to codes [T, F]."""
+    sizes = row_sizes(out.shape[1])
+    launch(gate_fp8_kernel, (len(out),), gate_up, out, row_scales, is_silu=activation == "silu", **sizes)

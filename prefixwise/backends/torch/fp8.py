@@ -1,0 +1,80 @@
+"""FP8 (e4m3): weights with one scale per output channel, activations with one per token, GEMMs of the two.
+
+    x [R, I] ~ codes * row scale        a row's scale is its largest magnitude / 448, and sees that row alone
+    weight [O, I] ~ codes * channel scale
+
+A GPU multiplies the codes and applies both scales to the sums. Elsewhere the same numbers are multiplied in float32:
+that is what tests hold the device to.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from prefixwise.contract.errors import BackendError
+from prefixwise.models.config import ModelConfig
+
+FP8 = torch.float8_e4m3fn
+FP8_MAX = 448.0  # the largest number of e4m3
+SMALLEST_MAX = 1e-12  # a row of smaller numbers has a scale as if this were its largest: zeros have one, too
+_MIN_CAPABILITY = (8, 9)  # Ada
+_MULTIPLE = 16  # of the columns in and the rows out of an FP8 GEMM
+
+
+def check_fp8(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+    """Raises BackendError where this model has no FP8 on this device."""
+    if device.type != "cuda":
+        raise BackendError(
+            f"quantization fp8 needs a CUDA device, got {device.type}; what FP8 weights do to a model's scores can be "
+            "seen on a CPU with `prefixwise validate quantization`"
+        )
+    capability = torch.cuda.get_device_capability(device)
+    if capability < _MIN_CAPABILITY:
+        found, least = (".".join(map(str, each)) for each in (capability, _MIN_CAPABILITY))
+        raise BackendError(f"quantization fp8 needs compute capability {least} (Ada, Hopper) or newer, got {found}")
+    if dtype != torch.bfloat16:
+        raise BackendError(f"quantization fp8 needs dtype bfloat16 for the rest of the model, got {dtype}")
+    if config.experts is not None:
+        raise BackendError("quantization fp8 does not serve models with experts")
+    sizes = {"hidden_size": config.model_size, "intermediate_size": config.mlp_size}
+    sizes["heads x head_dim"] = config.num_heads * config.head_size
+    sizes["KV heads x head_dim"] = config.num_kv_heads * config.head_size
+    for name, size in sizes.items():
+        if size % _MULTIPLE:
+            raise BackendError(f"quantization fp8 needs a {name} that is a multiple of {_MULTIPLE}, got {size}")
+
+
+def quantise_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """[R, I] to codes [R, I] and scales [R] float32. A row of zeros has codes of 0."""
+    wide = rows.float()
+    largest = wide.abs().amax(1).clamp_(min=SMALLEST_MAX)
+    factors = torch.full_like(largest, FP8_MAX) / largest  # a number over a tensor is its reciprocal times the number
+    return (wide * factors[:, None]).to(FP8), largest * (1 / FP8_MAX)
+
+
+def fp8_linear(
+    x: Tensor,  # [R, I] codes
+    row_scales: Tensor,  # [R] float32
+    weight: Tensor,  # [O, I] codes
+    scales: Tensor,  # [O] float32
+    bias: Tensor | None = None,  # [O] bfloat16
+    out: Tensor | None = None,
+) -> Tensor:
+    """[R, O] in bfloat16, or in the dtype of `out`. On a GPU a row has the same bits for every R that was tried."""
+    if x.is_cuda:
+        found: Tensor = torch._scaled_mm(
+            x,
+            weight.T,
+            row_scales[:, None],
+            scales[None],
+            bias=bias,
+            out_dtype=torch.bfloat16,
+            use_fast_accum=True,
+            out=out,
+        )
+        return found
+    wide = (x.float() @ weight.float().T) * row_scales[:, None] * scales
+    if bias is not None:
+        wide += bias.float()
+    return wide.to(torch.bfloat16) if out is None else out.copy_(wide)

@@ -1,0 +1,50 @@
+"""Row counts of GEMMs on a GPU in which a row has the same bits: what `batch_invariant` pads forwards to.
+
+cuBLAS chooses a kernel by the number of rows. Most of its kernels add the products of a row in one order; those that
+split the sum for few rows do not. So every count that a forward can have is tried once, when the model is loaded, with
+the model's own weights and random rows: a kernel with another order shows in some of the many sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F  # noqa: N812  # everybody's name for it
+from torch import Tensor
+
+from prefixwise.backends.torch.fp8 import fp8_linear, quantise_rows
+from prefixwise.backends.torch.weights import LayerWeights
+
+MAX_GEMM_ROWS = 16_384  # more rows are cut into GEMMs of so many
+UNITS = (256, 512, 1024, 2048)
+_MATRICES = ("qkv", "o", "gate_up", "down")
+
+
+def invariant_unit(layer: LayerWeights, dtype: torch.dtype) -> int | None:
+    """The least of `UNITS` of which GEMMs of all multiples, up to MAX_GEMM_ROWS rows, give a row the same bits, with
+    rows of `dtype`; None where there is none."""
+    equal = set(range(UNITS[0], MAX_GEMM_ROWS + 1, UNITS[0]))
+    for matrix in _MATRICES if layer.experts is None else _MATRICES[:2]:  # grouped GEMMs add in one order
+        equal = _equal_counts(_gemm(layer, matrix, dtype), equal)
+    if layer.o.is_cuda:
+        torch.cuda.empty_cache()  # what is free decides how large the KV cache is
+    return next((unit for unit in UNITS if equal.issuperset(range(unit, MAX_GEMM_ROWS + 1, unit))), None)
+
+
+def _gemm(layer: LayerWeights, matrix: str, dtype: torch.dtype) -> Callable[[int], Tensor]:
+    """A GEMM of the first rows of the same random ones."""
+    weight = getattr(layer, matrix)
+    bias = layer.qkv_bias if matrix == "qkv" else None
+    random = torch.Generator(weight.device).manual_seed(0)
+    x = torch.randn(MAX_GEMM_ROWS, weight.shape[1], generator=random, device=weight.device, dtype=dtype)
+    if layer.fp8_scales is None:
+        return lambda count: F.linear(x[:count], weight, bias)
+    (codes, row_scales), scales = quantise_rows(x), getattr(layer.fp8_scales, matrix)
+    return lambda count: fp8_linear(codes[:count], row_scales[:count], weight, scales, bias)
+
+
+def _equal_counts(gemm: Callable[[int], Tensor], counts: set[int]) -> set[int]:
+    """Those of the counts in whose GEMMs the rows have the bits that they have in the largest."""
+    expected = gemm(MAX_GEMM_ROWS)
+    return {count for count in counts if torch.equal(gemm(count), expected[:count])}

@@ -1,0 +1,74 @@
+"""Row counts with the same bits: how they are found, and that GEMMs of a model have no others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from prefixwise.backends.torch import invariant_rows, model
+from prefixwise.backends.torch.invariant_rows import invariant_unit
+from prefixwise.backends.torch.model import Transformer
+from prefixwise.backends.torch.weights import LayerWeights, load_weights
+from prefixwise.backends.torch.workers import Workers
+from prefixwise.models.sources import open_checkpoint
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("others", "unit"),
+    [((), 256), ((256,), 512), ((256, 768), 512), ((256, 512), 1024), ((1024,), 2048), ((2048,), None)],
+)
+def test_a_unit_has_no_multiple_with_other_bits(
+    checkpoint_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, others: Collection[int], unit: int | None
+) -> None:
+    """Of one matrix of four, in the last row alone."""
+
+    def gemm(layer: LayerWeights, matrix: str, dtype: torch.dtype) -> Callable[[int], Tensor]:
+        def run(count: int) -> Tensor:
+            rows = torch.arange(count, dtype=dtype)
+            if matrix == "down" and count in others:
+                rows[-1] += 0.5
+            return rows
+
+        return run
+
+    monkeypatch.setattr(invariant_rows, "_gemm", gemm)
+    layer = load_weights(open_checkpoint(checkpoint_of("qwen3")), torch.float32, CPU).layers[0]
+    assert invariant_unit(layer, torch.float32) == unit
+
+
+@pytest.mark.parametrize("is_fp8", [False, True])
+def test_gemms_are_tried_with_the_layer_s_weights(checkpoint_of: Callable[[str], Path], is_fp8: bool) -> None:
+    layer = load_weights(open_checkpoint(checkpoint_of("qwen3")), torch.bfloat16, CPU, is_fp8=is_fp8).layers[0]
+    found = invariant_rows._gemm(layer, "down", torch.bfloat16)(3)
+    assert layer.down is not None
+    assert (found.shape, found.dtype) == ((3, len(layer.down)), torch.bfloat16)
+    assert found.float().abs().min() < found.float().abs().max()
+
+
+def test_a_forward_has_gemms_of_whole_units(
+    checkpoint_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = open_checkpoint(checkpoint_of("qwen3"))
+    weights = load_weights(checkpoint, torch.float32, CPU)
+    monkeypatch.setattr(model, "MAX_GEMM_ROWS", 32)
+    counts: set[int] = set()
+
+    def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        counts.add(len(x))
+        return torch.nn.functional.linear(x, weight, bias)
+
+    monkeypatch.setattr(model, "linear", linear)
+    size = checkpoint.config.model_size
+    x = torch.randn(75, size, generator=torch.Generator().manual_seed(0))
+    attended = torch.randn(75, checkpoint.config.num_heads * checkpoint.config.head_size)
+    last = torch.arange(70)
+    found = Transformer(checkpoint.config, weights, None, Workers(None), row_unit=8).finish_scored(x, attended, last)
+    assert counts == {32, 8}  # 70 rows: 32, 32 and 6, padded
+    whole = Transformer(checkpoint.config, weights, None, Workers(None)).finish_scored(x, attended, last)
+    torch.testing.assert_close(found, whole)
