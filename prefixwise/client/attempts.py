@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from email.utils import parsedate_to_datetime
@@ -129,6 +130,17 @@ class TimeLeft(dict[str, float]):
         return self._seconds_left()
 
 
+def _trace_headers() -> dict[str, str]:
+    """`traceparent` of the current span, where the caller uses OpenTelemetry: the server goes on with its trace."""
+    if "opentelemetry.trace" not in sys.modules:
+        return {}
+    from opentelemetry import propagate
+
+    headers: dict[str, str] = {}
+    propagate.inject(headers)
+    return headers
+
+
 class Attempts:
     """The attempts of one call: how long each may take, and how long to wait before the next one."""
 
@@ -143,7 +155,7 @@ class Attempts:
 
     def arguments(self) -> dict[str, Any]:
         """Of httpx, for the next attempt: it and the server have the seconds that are left."""
-        headers = {"X-Request-Timeout": f"{self.seconds_left():.3f}"}
+        headers = {"X-Request-Timeout": f"{self.seconds_left():.3f}", **_trace_headers()}
         return {"headers": headers, "extensions": {"timeout": TimeLeft(self.seconds_left)}}
 
     def read(self, response: httpx.Response) -> Reply:

@@ -7,7 +7,7 @@ import contextlib
 import random
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -23,6 +23,7 @@ from prefixwise.contract.errors import (
     ServiceError,
     describe,
 )
+from prefixwise.engine.request_state import RequestState
 from prefixwise.server.body_memory import BodyShare
 from prefixwise.server.json_body import parse_json
 
@@ -59,6 +60,23 @@ class Connection(Protocol):
         """End the connection: its client reads too slowly."""
 
 
+class Trace(Protocol):
+    """The trace of a request (`tracing.py`)."""
+
+    @property
+    def ids(self) -> Mapping[str, str]:
+        """For the log."""
+
+    def end_stage(self, name: str) -> None:
+        """A stage has ended now."""
+
+    def end_steps(self, states: Sequence[RequestState]) -> None:
+        """The requests of the call are done, or were given up."""
+
+    def end(self, context: RequestContext, route: str, status: int, model: str) -> None:
+        """The request has ended."""
+
+
 class RequestContext:
     """The middleware makes one per request; every handler gets it."""
 
@@ -73,9 +91,11 @@ class RequestContext:
         "id",
         "is_aborted",
         "receive",
+        "route",
         "scope",
         "stats",
         "status",
+        "trace",
     )
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, body_share: BodyShare) -> None:
@@ -88,6 +108,8 @@ class RequestContext:
         self.id = _request_id(self.headers.get(b"x-request-id"))
         self.status: int | None = None  # None: no response has started
         self.stats: RequestStats | None = None
+        self.route: str | None = None  # the path with its parameters' names; None: no route matches
+        self.trace: Trace | None = None  # None: there are no traces, or it is not sampled
         self.error_body: Callable[[RequestError], object] = RequestError.to_body  # a dialect may set its own
         self.is_aborted = False  # the server cancelled it after the grace period
         self._send = send
@@ -123,6 +145,11 @@ class RequestContext:
     def connection(self) -> Connection | None:
         connection: Connection | None = self.scope.get(CONNECTION_KEY)
         return connection
+
+    def end_stage(self, name: str) -> None:
+        """A stage of the request's path has ended now: a span of its trace, if it has one."""
+        if self.trace is not None:
+            self.trace.end_stage(name)
 
     def add_header(self, name: bytes, value: bytes) -> None:
         """Add a header to the response, also where it is an error."""

@@ -196,6 +196,8 @@ def log_request(context: RequestContext, route: str, status: int, seconds: float
         fields["queue_ms"] = _milliseconds(stats.queue_seconds)
         fields["device_ms"] = _milliseconds(stats.device_seconds)
     fields["total_ms"] = _milliseconds(seconds)
+    if context.trace is not None:
+        fields.update(context.trace.ids)
     extra = fields_of(**fields)
     log.handle(
         log.makeRecord(log.name, level, __file__, 0, "request", (), None, extra=extra)

@@ -45,7 +45,7 @@ _FORM_TYPES = (b"text/plain", b"multipart/form-data")
 _REFUSED_WHILE_SENDING = ("request_too_large", "body_memory_full")  # the body may still be on its way
 
 _CORS_METHODS = "GET, POST, DELETE"
-_CORS_EXPOSED = b"X-Request-Id, Retry-After, X-Prefixwise-Warning"
+_CORS_EXPOSED = b"X-Request-Id, Retry-After, X-Prefixwise-Warning, Traceresponse"
 _CORS_HEADER_NAMES = re.compile(rb"[A-Za-z0-9_, -]{1,2000}")
 
 
@@ -82,6 +82,8 @@ class Middleware:
             return
         share = self._service.body_memory.share()
         context = RequestContext({**scope, "path": without_slash(scope["path"])}, receive, send, share)
+        if self._service.tracing is not None:
+            self._service.tracing.begin(context)
         lifecycle = self._service.lifecycle
         lifecycle.enter(context)
         try:
@@ -147,12 +149,13 @@ class Middleware:
             await send_response(context, response, self._service.options)
 
     def _report(self, context: RequestContext) -> None:
-        route = context.scope.get("route")
-        name = OTHER_ROUTE if route is None else route.path
+        name = context.route or OTHER_ROUTE
         status = context.status or CancelledError.status
         seconds = time.monotonic() - context.arrival
         self._service.metrics.count_request(name, status, seconds)
         log_request(context, name, status, seconds)
+        if context.trace is not None:
+            context.trace.end(context, name, status, next(iter(self._service.names.public), ""))
 
 
 def _forget_frames(error: BaseException | None) -> None:
