@@ -686,7 +686,10 @@ export type Model = {
   object: "model";
   created: number;
   owned_by: "prefixwise";
+  /** The model's own name, or the folder of a LoRA adapter. */
   root: string | null;
+  /** Of a LoRA adapter: the model that it changes. */
+  parent: string | null;
   /** null while the model loads. */
   max_model_len: number | null;
 };
@@ -694,6 +697,26 @@ export type Model = {
 export type ModelList = {
   object: "list";
   data: Array<Model>;
+};
+
+export type LoadLoraRequest = {
+  /** What requests send as `model`. */
+  lora_name: string;
+  /** A folder on the server. */
+  lora_path: string;
+  /** Replace an adapter of this name. */
+  load_inplace?: boolean;
+};
+
+export type UnloadLoraRequest = {
+  lora_name: string;
+};
+
+export type LoraResponse = {
+  success: true;
+  error_message: string;
+  /** Folders by name. */
+  loaded_adapters: Record<string, unknown>;
 };
 
 /** A JSON file of a benchmark or validation run. */
@@ -1250,6 +1273,8 @@ export interface Routes {
   "POST /detokenize": { request: DetokenizeRequest; response: DetokenizeResponse };
   "GET /tokenizer_info": { request: undefined; response: TokenizerInfo };
   "GET /v1/models": { request: undefined; response: ModelList };
+  "POST /load_lora_adapter": { request: LoadLoraRequest; response: LoraResponse };
+  "POST /unload_lora_adapter": { request: UnloadLoraRequest; response: LoraResponse };
   "GET /health": { request: undefined; response: Health };
   "GET /health_generate": { request: undefined; response: HealthGenerate };
   "GET /info": { request: undefined; response: TeiInfo };

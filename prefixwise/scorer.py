@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 import weakref
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 
 from prefixwise.contract.classify import parse_classify_request, parse_embed_request
+from prefixwise.contract.errors import ModelNotFoundError, describe, quote
 from prefixwise.contract.judge import parse_judge_request
 from prefixwise.contract.judge_result import JudgeResult
 from prefixwise.contract.methods import Body, OnProgress, ScoringMethods
@@ -34,7 +36,8 @@ class Scorer(ScoringMethods):
         dtype: `auto`, `float32`, `bfloat16` or `float16`.
         tp_size: Tensor parallelism: devices that share every layer.
         dp_size: Data parallelism: copies of the model.
-        batch_invariant: The same bits at every batch size, on devices where that costs speed.
+        batch_invariant: The same bits at every batch size; None: where that costs nothing (CPUs, PyTorch on GPUs).
+        quantization: "fp8": linear layers in FP8, quantised while they are loaded (PyTorch on GPUs).
         attention: The name of an implementation; None is the best that runs.
         warmup: `none`, `fast` or `full`: which programs are compiled before the first request.
         compilation_cache_dir: For compiled programs of JAX; None is the user's cache folder, on accelerators.
@@ -50,6 +53,9 @@ class Scorer(ScoringMethods):
         delimiter_token_id: A token between the query and every item; None is no token.
         max_items_per_request: More items are an error.
         profile: How `rerank` makes prompts of documents: a name or a `.toml` file; None goes by the model's name.
+        lora: LoRA adapters, folders that `peft` has saved, by the names that requests have for them in `lora`.
+        max_loras: How many adapters fit at a time; None: as many as `lora` has.
+        max_lora_rank: The largest rank, up to 64; None: the largest of `lora`, and at least 16.
         on_program: Is called for each program that is compiled.
 
     Raises:
@@ -73,7 +79,8 @@ class Scorer(ScoringMethods):
         dtype: str = "auto",
         tp_size: int = 1,
         dp_size: int = 1,
-        batch_invariant: bool = False,
+        batch_invariant: bool | None = None,
+        quantization: str | None = None,
         attention: str | None = None,
         warmup: Warmup = "none",
         compilation_cache_dir: str | Path | None = None,
@@ -89,6 +96,9 @@ class Scorer(ScoringMethods):
         delimiter_token_id: int | None = None,
         max_items_per_request: int = 100_000,
         profile: str | Path | None = None,
+        lora: Mapping[str, str | Path] | None = None,
+        max_loras: int | None = None,
+        max_lora_rank: int | None = None,
         on_program: OnProgram | None = None,
     ) -> None:
         options = EngineOptions(
@@ -99,6 +109,7 @@ class Scorer(ScoringMethods):
             tp_size=tp_size,
             dp_size=dp_size,
             batch_invariant=batch_invariant,
+            quantization=quantization,
             attention=attention,
             warmup=warmup,
             compilation_cache_dir=compilation_cache_dir,
@@ -115,6 +126,9 @@ class Scorer(ScoringMethods):
             delimiter_token_id=delimiter_token_id,
             max_items_per_request=max_items_per_request,
             profile=profile,
+            lora=tuple(f"{name}={folder}" for name, folder in (lora or {}).items()),
+            max_loras=max_loras,
+            max_lora_rank=max_lora_rank,
         )
         self.engine = load_engine(options, on_program)
         self.reranker = Reranker(self.engine)
@@ -122,19 +136,50 @@ class Scorer(ScoringMethods):
         weakref.finalize(self, self.engine.close)  # frees the model of a scorer that nobody closed
 
     def _score(self, body: Body, on_progress: OnProgress | None) -> ScoreResult:
-        return self.engine.score(parse_score_request(body), on_progress)
+        return self.engine.score(parse_score_request(self._checked(body)), on_progress)
 
     def _rerank(self, body: Body, on_progress: OnProgress | None) -> RerankResult:
-        return self.reranker.rerank(parse_rerank_request(body), on_progress)
+        return self.reranker.rerank(parse_rerank_request(self._checked(body)), on_progress)
 
     def _judge(self, body: Body, on_progress: OnProgress | None) -> JudgeResult:
-        return Judge(self.engine).judge(parse_judge_request(body), on_progress)
+        return Judge(self.engine).judge(parse_judge_request(self._checked(body)), on_progress)
 
     def _classify(self, body: Body, on_progress: OnProgress | None) -> ClassifyResult:
-        return self.classifier.classify(parse_classify_request(body), on_progress)
+        return self.classifier.classify(parse_classify_request(self._checked(body)), on_progress)
 
     def _embed(self, body: Body, on_progress: OnProgress | None) -> EmbedResult:
-        return self.classifier.embed(parse_embed_request(body), on_progress)
+        return self.classifier.embed(parse_embed_request(self._checked(body)), on_progress)
+
+    def _checked(self, body: Body) -> Body:
+        """The body. Raises ModelNotFoundError if it names an adapter that is not loaded."""
+        lora = body.get("model")
+        if lora is not None and lora not in self.engine.loras.names:
+            loaded = ", ".join(map(quote, self.engine.loras.names)) or "none"
+            message = f"lora must be the name of a loaded LoRA adapter ({loaded}), got {describe(lora)}"
+            raise ModelNotFoundError(message, code="model_not_found", param="lora")
+        return body
+
+    def load_lora(self, name: str, path: str | Path, *, load_inplace: bool = False) -> None:
+        """Load a LoRA adapter, a folder that `peft` has saved. Requests choose it with `lora`.
+
+        Args:
+            name: The name that requests have for it.
+            path: The folder, with adapter_config.json and adapter_model.safetensors.
+            load_inplace: Replace an adapter of this name. Requests that run finish with the adapter that they began
+                with.
+
+        Raises:
+            RequestError: The adapter cannot be used, or there is no room for it (`max_loras`). Nothing changed.
+        """
+        self.engine.load_lora(name, str(path), in_place=load_inplace)
+
+    def unload_lora(self, name: str) -> None:
+        """Unload a LoRA adapter. Requests that run finish with it.
+
+        Raises:
+            RequestError: No adapter has this name.
+        """
+        self.engine.loras.unload(name)
 
     def close(self) -> None:
         """Give the device's memory back; a second call does nothing."""

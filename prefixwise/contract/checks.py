@@ -115,11 +115,16 @@ def with_classes(request: ScoreRequest, class_labels: tuple[str, ...]) -> ScoreR
 
 
 def check_model(request: ScoreRequest, served_names: Collection[str]) -> None:
+    """Raises model_not_found."""
+    check_model_name(request.model, served_names)
+
+
+def check_model_name(model: str | None, served_names: Collection[str]) -> None:
     """Raises model_not_found. No name and "default" mean the served model."""
-    if request.model in (None, "default") or request.model in served_names:
+    if model in (None, "default") or model in served_names:
         return
     served = ", ".join(map(quote, served_names))
-    message = f'model must be one of {served} or "default", got {quote(str(request.model))}'
+    message = f'model must be one of {served} or "default", got {quote(str(model))}'
     raise ModelNotFoundError(message, code="model_not_found", param="model")
 
 

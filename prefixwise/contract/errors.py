@@ -132,7 +132,7 @@ class AuthenticationError(RequestError):
 
 
 class ForbiddenError(RequestError):
-    """A web page may have sent the request, and the server does not know that page."""
+    """A web page may have sent the request, and the server does not know that page; or the server does not allow it."""
 
     status = 403
     type = "permission_error"

@@ -46,6 +46,7 @@ class ScoringMethods(ABC):
         items: Iterable[str],
         *,
         on_item_error: Literal["fail"] = "fail",
+        lora: str | None = None,
         on_progress: OnProgress | None = None,
         **options: Unpack[ScoreOptions],
     ) -> ScoreResult[str, list[float]]: ...
@@ -56,6 +57,7 @@ class ScoringMethods(ABC):
         items: Iterable[TokenIds],
         *,
         on_item_error: Literal["fail"] = "fail",
+        lora: str | None = None,
         on_progress: OnProgress | None = None,
         **options: Unpack[ScoreOptions],
     ) -> ScoreResult[list[int], list[float]]: ...
@@ -66,6 +68,7 @@ class ScoringMethods(ABC):
         items: Iterable[str],
         *,
         on_item_error: Literal["report"],
+        lora: str | None = None,
         on_progress: OnProgress | None = None,
         **options: Unpack[ScoreOptions],
     ) -> ScoreResult[str]: ...
@@ -76,6 +79,7 @@ class ScoringMethods(ABC):
         items: Iterable[TokenIds],
         *,
         on_item_error: Literal["report"],
+        lora: str | None = None,
         on_progress: OnProgress | None = None,
         **options: Unpack[ScoreOptions],
     ) -> ScoreResult[list[int]]: ...
@@ -86,6 +90,7 @@ class ScoringMethods(ABC):
         items: Iterable[str] | Iterable[TokenIds],
         *,
         on_item_error: OnItemError = "fail",
+        lora: str | None = None,
         on_progress: OnProgress | None = None,
         **options: Unpack[ScoreOptions],
     ) -> ScoreResult[Any, Any]:
@@ -94,6 +99,7 @@ class ScoringMethods(ABC):
         Items may be any iterable: a list, a generator, a NumPy array, a column of a DataFrame.
 
         Args:
+            lora: The name of a loaded LoRA adapter; None is the model itself.
             on_progress: Is called with the number of scored items, and with the number of all items. A client calls
                 it once, when the response is there.
 
@@ -117,7 +123,7 @@ class ScoringMethods(ABC):
             >>> [round(score, 2) for score in result[1].scores]
             [1.0, 0.0]
         """
-        body = {"query": query, "items": items, "on_item_error": on_item_error, **options}
+        body = {"query": query, "items": items, "on_item_error": on_item_error, **_model(lora), **options}
         return warned(self._score(body, on_progress))
 
     @with_fields(rerank_fields("native"), RerankOptions)
@@ -126,12 +132,14 @@ class ScoringMethods(ABC):
         query: str,
         documents: Documents,
         *,
+        lora: str | None = None,
         on_progress: OnProgress | None = None,
         **options: Unpack[RerankOptions],
     ) -> RerankResult:
         """Order documents by their relevance to the query, with the prompt of the model's profile.
 
         Args:
+            lora: The name of a loaded LoRA adapter; None is the model itself.
             on_progress: Is called with the number of scored documents, and with the number of all documents. A client
                 calls it once, when the response is there.
 
@@ -151,7 +159,7 @@ class ScoringMethods(ABC):
             >>> result[0].document
             'The train to Berlin leaves at 10:15 from platform 4.'
         """
-        body = {"query": query, "documents": documents, **options}
+        body = {"query": query, "documents": documents, **_model(lora), **options}
         return warned(self._rerank(body, on_progress))
 
     @with_fields(JUDGE_FIELDS, JudgeOptions)
@@ -161,12 +169,14 @@ class ScoringMethods(ABC):
         items: Iterable[str] | None = None,
         *,
         answers: Answers,
+        lora: str | None = None,
         on_progress: OnProgress | None = None,
         **options: Unpack[JudgeOptions],
     ) -> JudgeResult:
         """Judge items by a rubric, or one chat: how likely is each answer? The same request as `POST /v1/judge`.
 
         Args:
+            lora: The name of a loaded LoRA adapter; None is the model itself.
             on_progress: Is called with the number of judged items, and with the number of all items. A client calls
                 it once, when the response is there.
 
@@ -186,12 +196,17 @@ class ScoringMethods(ABC):
             >>> result[0].probs[0] > result[1].probs[0]
             True
         """
-        body = {"messages": messages, "items": items, "answers": answers, **options}
+        body = {"messages": messages, "items": items, "answers": answers, **_model(lora), **options}
         return warned(self._judge(body, on_progress))
 
     @with_fields(CLASSIFY_FIELDS[1:], ClassifyOptions)
     def classify(
-        self, inputs: Inputs, *, on_progress: OnProgress | None = None, **options: Unpack[ClassifyOptions]
+        self,
+        inputs: Inputs,
+        *,
+        lora: str | None = None,
+        on_progress: OnProgress | None = None,
+        **options: Unpack[ClassifyOptions],
     ) -> ClassifyResult:
         """Classify whole inputs with a classifier's head: the same request as `POST /classify`.
 
@@ -199,6 +214,7 @@ class ScoringMethods(ABC):
 
         Args:
             inputs: One text, several, or the token ids of either.
+            lora: The name of a loaded LoRA adapter; None is the model itself.
             on_progress: Is called with the number of classified inputs, and with the number of all inputs. A client
                 calls it once, when the response is there.
 
@@ -214,11 +230,16 @@ class ScoringMethods(ABC):
             >>> len(result), len(result[0].probs) == len(result.labels)
             (2, True)
         """
-        return warned(self._classify({"input": inputs, **options}, on_progress))
+        return warned(self._classify({"input": inputs, **_model(lora), **options}, on_progress))
 
     @with_fields(CLASSIFY_FIELDS[2:], EmbedOptions)
     def embed(
-        self, inputs: Inputs, *, on_progress: OnProgress | None = None, **options: Unpack[EmbedOptions]
+        self,
+        inputs: Inputs,
+        *,
+        lora: str | None = None,
+        on_progress: OnProgress | None = None,
+        **options: Unpack[EmbedOptions],
     ) -> EmbedResult:
         """The hidden state after the last token of each input, after the final norm; any model has it.
 
@@ -226,6 +247,7 @@ class ScoringMethods(ABC):
 
         Args:
             inputs: One text, several, or the token ids of either.
+            lora: The name of a loaded LoRA adapter; None is the model itself.
             on_progress: Is called with the number of embedded inputs, and with the number of all inputs. A client
                 calls it once, when the response is there.
 
@@ -240,7 +262,12 @@ class ScoringMethods(ABC):
             >>> scorer.embed(["I loved it.", "It broke."]).embeddings.shape
             (2, 576)
         """
-        return self._embed({"input": inputs, **options}, on_progress)
+        return self._embed({"input": inputs, **_model(lora), **options}, on_progress)
+
+
+def _model(lora: str | None) -> Body:
+    """A request names an adapter as its model."""
+    return {} if lora is None else {"model": lora}
 
 
 def warned(result: Result) -> Result:

@@ -31,7 +31,7 @@ def probe_costs(backend: Backend, known: CostModel, *, has_room: bool = True) ->
     """Measure, on the device thread, while nothing else runs. `has_room`: for a KV block."""
     room = (backend.config.max_context_len - ITEM_TOKENS) // KV_BLOCK_SIZE
     num_blocks = min(PREFIX_BLOCKS, room, backend.info.max_kv_blocks_read or PREFIX_BLOCKS)
-    if num_blocks < 1 or not has_room:
+    if num_blocks < 1 or not has_room or not backend.config.is_causal:
         return _measure(backend, _probes(backend, []), known)
     block = _compute_block(backend)
     try:

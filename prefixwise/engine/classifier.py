@@ -79,6 +79,7 @@ class Classifier:
             label_token_ids=prompt.label_ids,
             score_mode="logprob" if form.reads_sequences else "logit",
             label_scoring="sequence" if form.reads_sequences else "single",
+            model=request.model,
         )
         check_score_count(scoring, MAX_SCORES_PER_REQUEST, self._model.model_size)
         return self._engine.prepare_prompt(scoring, prompt, begin)
@@ -94,6 +95,7 @@ class Classifier:
             label_token_ids=rows,
             score_mode="logit",
             return_pooled_hidden_states=embeds,
+            model=request.model,
         )
         check_score_count(scoring, MAX_SCORES_PER_REQUEST, self._model.model_size)
         return self._engine.prepare_prompt(scoring, prompt, begin)

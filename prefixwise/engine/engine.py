@@ -17,6 +17,7 @@ from prefixwise.contract.ragged import Int32Array
 from prefixwise.contract.request import Algorithm, ScoreRequest
 from prefixwise.contract.result import ScoreResult
 from prefixwise.contract.scores import needs_logsumexp
+from prefixwise.engine.loras import LoadedLora, LoraTable, check_lora_name
 from prefixwise.engine.prefix_cache import PinnedPrefix
 from prefixwise.engine.prepare import EngineConfig, PreparedRequest, Preparer
 from prefixwise.engine.request_state import OnChange, RequestState, ScoringTask
@@ -41,7 +42,10 @@ class ScoringEngine:
         self.scheduler = scheduler
         self.tokenizer = tokenizer
         self._preparer = Preparer(
-            config, backend.config, backend.info, tokenizer, prefix_cache=prefix_cache, costs=scheduler.costs
+            *(config, backend.config, backend.info, tokenizer),
+            prefix_cache=prefix_cache,
+            costs=scheduler.costs,
+            loras=scheduler.loras,
         )
 
     @property
@@ -118,6 +122,7 @@ class ScoringEngine:
             deadline=deadline,
             priority=priority,
             vectors=None if plan is None else plan.segments.vectors,
+            lora_id=0 if prepared.lora is None else prepared.lora.id,
         )
         return RequestState(task, on_change)
 
@@ -132,7 +137,8 @@ class ScoringEngine:
 
     def finish(self, prepared: PreparedRequest, state: RequestState, *, as_rows: bool = False) -> ScoreResult:
         """The scores of a request that is done, as lists or as `rows`. Raises the error that ended it."""
-        return score_result(prepared, state, self.config.model_name, self.tokenizer, as_rows=as_rows)
+        name = self.config.model_name if prepared.lora is None else prepared.lora.name
+        return score_result(prepared, state, name, self.tokenizer, as_rows=as_rows)
 
     def tiny_request(self, algorithm: Algorithm = "auto", *, item_tokens: int = 1) -> ScoreRequest:
         """The smallest request that the model can score, or one of about `item_tokens`: for warm-up, health checks."""
@@ -142,6 +148,21 @@ class ScoringEngine:
         labels = {} if self.backend.config.num_classes else {"label_token_ids": [0]}
         body = {"query": [token], "items": items, **labels, "score_mode": "prob", "algorithm": algorithm}
         return parse_score_request(body)
+
+    # LoRA adapters
+
+    @property
+    def loras(self) -> LoraTable:
+        return self.scheduler.loras
+
+    def lora_of(self, model: str | None) -> LoadedLora | None:
+        """The adapter of this name; None: it is not one."""
+        return self._preparer.lora_of(model)
+
+    def load_lora(self, name: str, path: str, *, in_place: bool = False) -> LoadedLora:
+        """Load a folder of peft under a name, which requests use as their model's. Raises InvalidValueError."""
+        check_lora_name(name, (self.config.model_name, *self.config.served_names))
+        return self.loras.load(name, path, in_place=in_place)
 
     # Pinned prefixes
 
@@ -160,9 +181,11 @@ class ScoringEngine:
         ttl_seconds: float,
         deadline: float | None = None,
         on_change: OnChange | None = None,
+        lora: LoadedLora | None = None,
     ) -> RequestState:
         """Compute the prefix and pin it in the KV cache for `ttl_seconds`. Raises QueueFullError."""
-        task = ScoringTask(prefix_ids, None, deadline=deadline, pin_seconds=ttl_seconds)
+        lora_id = 0 if lora is None else lora.id
+        task = ScoringTask(prefix_ids, None, deadline=deadline, pin_seconds=ttl_seconds, lora_id=lora_id)
         state = RequestState(task, on_change)
         self.scheduler.submit(state)
         return state

@@ -60,6 +60,7 @@ class Judge:
             return_debug=request.return_debug,
             debug_top_k=request.debug_top_k,
             warnings=(*request.warnings, *warnings),
+            model=request.model,
         )
         check_score_count(scoring, MAX_SCORES_PER_REQUEST, self._model.model_size)
         return PreparedJudge(request, self._engine.prepare_prompt(scoring, prompt, begin))

@@ -20,6 +20,7 @@ from prefixwise.contract.inputs import Place, vocabulary_error
 from prefixwise.contract.ragged import Int32Array, Int64Array, Ragged, numbers
 from prefixwise.contract.request import ScoreRequest
 from prefixwise.engine.engine import ScoringEngine
+from prefixwise.engine.loras import LoadedLora
 from prefixwise.engine.prepare import PreparedRequest
 from prefixwise.engine.request_state import RequestState
 from prefixwise.plan.likelihoods import LikelihoodPlan, TokenSequence, plan_likelihoods
@@ -136,23 +137,26 @@ class Likelihoods:
             raise
         return outputs.result()
 
-    def prepare(self, sequences: Sequence[TokenSequence], *, top_k: int = 1) -> PreparedLikelihoods:
-        """Raises RequestError if a sequence cannot be read."""
+    def prepare(
+        self, sequences: Sequence[TokenSequence], *, top_k: int = 1, model: str | None = None
+    ) -> PreparedLikelihoods:
+        """Raises RequestError if a sequence cannot be read. `model`: the name of a LoRA adapter, or any other."""
         begin = perf_counter()
         self._check_model()
         for number, sequence in enumerate(sequences):
             self._check(sequence, number)
         plan = plan_likelihoods(sequences)
         top_k = min(top_k, self._model.vocab_size)
-        requests = tuple(self._prepare_group(segments, top_k, begin) for segments in plan.groups)
+        lora = self._engine.lora_of(model)
+        requests = tuple(self._prepare_group(segments, top_k, begin, lora) for segments in plan.groups)
         return PreparedLikelihoods(plan, requests, top_k)
 
     def prepare_prompts(
-        self, prompts: Ragged, *, reads_tokens: bool, reads_next: bool, top_k: int
+        self, prompts: Ragged, *, reads_tokens: bool, reads_next: bool, top_k: int, model: str | None = None
     ) -> PreparedLikelihoods:
         """Whole prompts: all of their tokens but the first, or what comes after them, or both. Raises RequestError."""
         sequences = [TokenSequence(ids, 1 if reads_tokens else len(ids), reads_next) for ids in prompts]
-        return self.prepare(sequences, top_k=top_k)
+        return self.prepare(sequences, top_k=top_k, model=model)
 
     def finish(self, prepared: PreparedLikelihoods, states: Sequence[RequestState]) -> list[TokenLogprobs]:
         """The result for each sequence. `states`: of the requests, done. Raises the error that ended one of them."""
@@ -178,7 +182,7 @@ class Likelihoods:
             place = Place(f"prompt[{number}]", "prompt", number)
             raise vocabulary_error(int(unknown[0]), place, f"of token ids below {vocab_size}")
 
-    def _prepare_group(self, segments: Segments, top_k: int, begin: float) -> PreparedRequest:
+    def _prepare_group(self, segments: Segments, top_k: int, begin: float, lora: LoadedLora | None) -> PreparedRequest:
         num_tokens = len(segments.prefix_ids) + len(segments.tokens.flat)
         request = ScoreRequest(
             query=segments.prefix_ids, items=segments.tokens, label_token_ids=_ONE_LABEL, score_mode="logprob"
@@ -196,6 +200,7 @@ class Likelihoods:
             perf_counter() - begin,
             self._model.model_size,
             top_k,
+            lora,
         )
 
 

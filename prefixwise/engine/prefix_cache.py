@@ -31,9 +31,12 @@ from prefixwise.forward.batch import KV_BLOCK_SIZE, KVBlock
 Key = bytes
 
 
-def block_keys(prefix_ids: Int32Array, vectors: Vectors | None = None) -> tuple[Key, ...]:
-    """One key per block. The last block may be short; its key then hashes fewer tokens. `vectors`: of ids below 0."""
-    keys, before = [], b""
+def block_keys(prefix_ids: Int32Array, vectors: Vectors | None = None, lora_id: int = 0) -> tuple[Key, ...]:
+    """One key per block. The last block may be short; its key then hashes fewer tokens. `vectors`: of ids below 0.
+
+    `lora_id`: the adapter that computes the blocks; 0: the model itself.
+    """
+    keys, before = [], b"lora %d " % lora_id if lora_id else b""
     for start in range(0, len(prefix_ids), KV_BLOCK_SIZE):
         ids = prefix_ids[start : start + KV_BLOCK_SIZE]
         content = ids.tobytes() if vectors is None else _overridden_bytes(ids, vectors)

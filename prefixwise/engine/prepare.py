@@ -18,6 +18,7 @@ from prefixwise.contract.checks import (
     check_embed_overrides,
     check_item_count,
     check_model,
+    check_model_name,
     check_score_count,
     check_vocabulary,
     with_classes,
@@ -26,6 +27,7 @@ from prefixwise.contract.errors import InvalidValueError, RequestError
 from prefixwise.contract.inputs import Place, vocabulary_error
 from prefixwise.contract.ragged import Int32Array, Int64Array, numbers
 from prefixwise.contract.request import ScoreRequest
+from prefixwise.engine.loras import LoadedLora, LoraTable
 from prefixwise.forward.backend import BackendInfo
 from prefixwise.models.config import ModelConfig
 from prefixwise.plan.algorithms import Planner, PlanOptions, ScorePlan
@@ -69,6 +71,7 @@ class PreparedRequest:
 
     model_size: int = 0  # numbers of a hidden state
     top_k: int = 0  # so many of the most likely tokens are read after each scored token
+    lora: LoadedLora | None = None  # the adapter that computes it; None: the model itself
 
     @property
     def num_items(self) -> int:
@@ -98,19 +101,21 @@ class Preparer:
         *,
         prefix_cache: bool,
         costs: MeasuredCosts | None = None,  # None: static figures
+        loras: LoraTable | None = None,  # None: there are none
     ) -> None:
         _check_delimiter_id(config.delimiter_token_id, model.vocab_size)
         self._config = config
         self._model = model
         self._backend = backend
         self._tokenizer = tokenizer
-        self._prefix_cache = prefix_cache
+        self._prefix_cache = prefix_cache and model.is_causal
+        self._loras = loras
         self.planner = Planner(model, backend, config.plan.resolve(backend), prefix_cache, costs)
 
     def prepare(self, request: ScoreRequest) -> PreparedRequest:
         """Raises RequestError if the request cannot be scored, TokenizerError for text without a tokenizer."""
         begin = perf_counter()
-        check_model(request, (self._config.model_name, *self._config.served_names))
+        check_model(request, self._names())
         check_item_count(request.num_items, self._config.max_items_per_request)
         request = with_classes(request, self._model.class_labels)
         check_score_count(request, MAX_SCORES_PER_REQUEST, self._model.model_size)
@@ -133,8 +138,25 @@ class Preparer:
             good = np.array([i for i in range(request.num_items) if i not in item_errors], np.int64)
         plan = self._plan(request, prompt, labels, good) if len(good) else None
         return PreparedRequest(
-            request, prompt, labels, item_errors, good, plan, begin, tokenize_seconds, self._model.model_size
+            *(request, prompt, labels, item_errors, good, plan, begin, tokenize_seconds, self._model.model_size),
+            lora=self.lora_of(request.model),
         )
+
+    def lora_of(self, model: str | None) -> LoadedLora | None:
+        """The adapter of this name; None: the request is for the model itself.
+
+        Raises ModelNotFoundError for a name of neither, which may be that of an adapter that was just unloaded. An
+        engine without room for adapters takes any name: callers have checked it, or know none.
+        """
+        lora = None if self._loras is None else self._loras.find(model)
+        if lora is None and self._backend.max_loras:
+            check_model_name(model, self._names())
+        return lora
+
+    def _names(self) -> tuple[str, ...]:
+        """All names that a request may have for its model."""
+        adapters = () if self._loras is None else self._loras.names
+        return (self._config.model_name, *self._config.served_names, *adapters)
 
     def prepare_prefix(self, query: str | Int32Array) -> Int32Array:
         """The tokens that requests with this query share. Raises RequestError if no request could have them."""
@@ -143,7 +165,8 @@ class Preparer:
     def check_prefix(self, prefix_ids: Int32Array) -> Int32Array:
         """Return the tokens unchanged. Raises RequestError if the KV cache cannot hold them."""
         if not self._prefix_cache:
-            message = "this server does not cache prefixes between requests (the prefix cache is off)"
+            why = "the prefix cache is off" if self._model.is_causal else "with bidirectional attention none is shared"
+            message = f"this server does not cache prefixes between requests ({why})"
             raise InvalidValueError(message, code="prefix_cache_disabled")
         longest = min(self._model.max_context_len, self._backend.max_prefix_len)
         if len(prefix_ids) > longest:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from prefixwise.contract.embed_overrides import Vectors
 from prefixwise.contract.ragged import Int32Array, Int64Array
+from prefixwise.engine.loras import LoadedLora
 from prefixwise.engine.prefix_cache import CacheEntry, Key, PinnedPrefix, PrefixCache, block_keys
 from prefixwise.forward.batch import ForwardOutput, KVBlock
 from prefixwise.plan.algorithms import ScorePlan
@@ -42,6 +43,7 @@ class ScoringTask:
     pin_seconds: float | None = None  # pin the prefix for this long
     priority: int = 0  # lower values run first
     vectors: Vectors | None = None  # of ids below 0 in the prefix, as in the plan's segments
+    lora_id: int = 0  # of a LoRA adapter (`loras.py`); 0: the model itself
 
     @cached_property
     def branches(self) -> BranchPlans:
@@ -233,7 +235,8 @@ class RequestState:
         self._on_change = on_change  # called by the scheduler's thread; must be quick
         # Progress
         trunk = task.branches.trunk
-        self.keys = block_keys(task.prefix_ids if trunk is None else trunk.prefix_ids, task.vectors)  # of the query
+        query_ids = task.prefix_ids if trunk is None else trunk.prefix_ids
+        self.keys = block_keys(query_ids, task.vectors, task.lora_id)
         self._num_begun, self._num_branches = 0, len(task.branches)
         self._open: dict[Branch, None] = {}  # begun and not done, in order
         self._trunk = self._begin_branch() if trunk is not None else None
@@ -251,6 +254,7 @@ class RequestState:
         self.started: float | None = None
         self.prefill_seconds = 0.0
         self.extend_seconds = 0.0
+        self.lora: LoadedLora | None = None  # held until the request is done, so that its slot stays
         # Outcome
         self.on_cancel: OnChange | None = None  # where another process computes it, and must be told
         self.is_refused = False  # it was never queued: `error` says why
@@ -410,7 +414,7 @@ class RequestState:
         self.is_done = True
         self.notify()
         self._on_change = self.on_cancel = None  # the caller holds this object, so a reference back would be a cycle
-        self._open, self._trunk = {}, None
+        self._open, self._trunk, self.lora = {}, None, None
 
 
 def _allocate_outputs(task: ScoringTask) -> tuple[NDArray[np.float32], NDArray[np.float32] | None]:

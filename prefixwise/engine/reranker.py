@@ -65,6 +65,7 @@ class Reranker:
             algorithm=request.algorithm,
             return_debug=request.return_debug,
             debug_top_k=request.debug_top_k,
+            model=request.model,
         )
         prepared = self._engine.prepare_prompt(scoring, made.prompt, begin)
         return PreparedRerank(request, prompts.profile, prepared, made.owners)

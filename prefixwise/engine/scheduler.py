@@ -28,6 +28,7 @@ from prefixwise.engine.calibration import probe_costs
 from prefixwise.engine.health import EngineFailedError, EngineHealth, Watchdog
 from prefixwise.engine.in_flight import DeviceCall, InFlightStep, InFlightSteps
 from prefixwise.engine.live_requests import LiveRequests
+from prefixwise.engine.loras import Loras
 from prefixwise.engine.prefix_cache import Pins, PrefixCache
 from prefixwise.engine.recovery import Recovery, error_of_request
 from prefixwise.engine.request_state import RequestState
@@ -96,19 +97,27 @@ class Scheduler:
         self._in_flight = InFlightSteps(backend, wake, self.health, self.costs)
         self._recovery = Recovery(backend, self._in_flight, self._budget, self._counters)
         self._watchdog = Watchdog(self.health, self._in_flight, options.watchdog_timeout, wake)
+        self.loras = Loras(backend, self.call)
         self._thread = threading.Thread(target=self._run, name="prefixwise-scheduler", daemon=True)
         self._thread.start()
         self._watchdog.start()
+        backend.when_lost(self._on_lost)
 
     # For any thread
+
+    def _on_lost(self, reason: str) -> None:
+        self.health.fail(reason)
+        self._inbox.put(None)
 
     def submit(self, *requests: RequestState) -> None:
         """All of them or none, so that they share steps.
 
         Raises QueueFullError, RequestTooLargeError where they cannot meet their deadline, BackendError after `close`,
-        UnavailableError while the engine cannot score.
+        UnavailableError while the engine cannot score, ModelNotFoundError where a LoRA adapter is gone.
         """
         for request in requests:
+            if request.task.lora_id:
+                request.lora = self.loras.held(request.task.lora_id)
             request.expect_hits(self.cache)
         with self._submit_lock:
             self._check_open()

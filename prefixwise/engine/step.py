@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from prefixwise.contract.ragged import Int32Array
 from prefixwise.engine.forward_batches import BlockRun, ItemRun, SequenceRun, joined_batch, sequences_batch
 from prefixwise.engine.prefix_cache import CacheEntry
 from prefixwise.engine.request_state import BatchRecord, Branch, Line, RequestState
@@ -154,12 +155,21 @@ class StepForward:
         if self.has_sequences:
             sequences = [SequenceRun(plan, part.first, part.stop) for part, plan in runs]
             batch = sequences_batch(sequences, need_logsumexp=need_logsumexp, need_hidden=need_hidden)
-            self.batch = replace(batch, top_k=top_k) if top_k else batch
+            self.batch = replace(batch, top_k=top_k, lora_slots=self._lora_slots())
             return
         blocks = [part.block_run for part in self.block_parts]
         items = [ItemRun(plan.segments, part.first, part.stop, self._index_of(part.branch)) for part, plan in runs]
         batch = joined_batch(blocks, items, need_logsumexp=need_logsumexp, need_hidden=need_hidden)
-        self.batch = replace(batch, top_k=top_k) if top_k else batch
+        self.batch = replace(batch, top_k=top_k, lora_slots=self._lora_slots())
+
+    def _lora_slots(self) -> Int32Array | None:
+        """The slot of each token's LoRA adapter: blocks first, then items or sequences, as in the batch."""
+        slots = [0 if part.request.lora is None else part.request.lora.slot for part in self.parts]
+        if not any(slots):
+            return None
+        lens = [part.num_block_tokens for part in self.block_parts]
+        lens += [part.num_unit_tokens for part in self.scored_parts]
+        return np.array(slots, np.int32).repeat(lens)
 
     def _index_of(self, branch: Branch) -> int:
         """The index of the branch's prefix in this forward; -1: the branch has none."""

@@ -28,6 +28,7 @@ from prefixwise.server.dialects.vllm import GenerativeScoring, VllmScore
 from prefixwise.server.dialects.voyage import Voyage
 from prefixwise.server.middleware import Middleware
 from prefixwise.server.routes.info import health, health_generate, metrics, models, server_info, tei_info
+from prefixwise.server.routes.loras import load_lora, load_lora_sglang, unload_lora, unload_lora_sglang
 from prefixwise.server.routes.pages import (
     docs,
     home,
@@ -103,6 +104,10 @@ ROUTES = (
     PathHandlers("/v1/prefix", {"GET": list_prefixes, "POST": pin_prefix}),
     PathHandlers("/v1/prefix/{prefix_id}", {"DELETE": release_prefix}),
     PathHandlers("/v1/models", {"GET": models}, needs_engine=False),
+    PathHandlers("/v1/load_lora_adapter", {"POST": load_lora}),
+    PathHandlers("/v1/unload_lora_adapter", {"POST": unload_lora}),
+    PathHandlers("/load_lora_adapter", {"POST": load_lora_sglang}),
+    PathHandlers("/unload_lora_adapter", {"POST": unload_lora_sglang}),
     PathHandlers("/health_generate", {"GET": health_generate}),
     PathHandlers("/info", {"GET": tei_info}),
     PathHandlers("/server_info", {"GET": server_info}, needs_engine=False),
@@ -128,6 +133,7 @@ class _Endpoint:
 
     def __init__(self, service: Service, route: PathHandlers) -> None:
         self._service = service
+        self._path = route.path
         self._handlers = dict(route.handlers)
         if "GET" in route.handlers:
             self._handlers["HEAD"] = route.handlers["GET"]
@@ -135,6 +141,7 @@ class _Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         context = RequestContext.of(scope)
+        context.route = self._path
         handler = self._handlers.get(context.method)
         if handler is None:
             allowed = ", ".join(self._handlers)

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Literal, Protocol, get_args
+from urllib.parse import urlsplit
 
 from prefixwise.contract.errors import InvalidValueError, describe
 
@@ -48,8 +49,10 @@ class ServerOptions:
     log_level: LogLevel = "info"
     reports_dir: str | None = None
     strict_model: bool = False  # rerank routes refuse unknown model names, too
+    allow_runtime_lora_updating: bool = False  # may clients load LoRA adapters, from folders of this machine?
     auto_truncate: bool = True  # TEI's `/rerank`: what `truncate` means where a request does not have it
     rerank_format: RerankFormat = "cohere"  # `/v1/rerank`: the response to a body that is Cohere's and SGLang's
+    otlp_traces_endpoint: str | None = None  # a URL of OTLP over HTTP; None: no traces
 
     def __post_init__(self) -> None:
         _check_integer("port", self.port, 0, 65_535)
@@ -73,6 +76,9 @@ class ServerOptions:
         _require(self.log_level in get_args(LogLevel), "log_level", f"one of {_list(LogLevel)}", self.log_level)
         is_format = self.rerank_format in get_args(RerankFormat)
         _require(is_format, "rerank_format", f"one of {_list(RerankFormat)}", self.rerank_format)
+        if self.otlp_traces_endpoint is not None:
+            expected = "a URL like http://127.0.0.1:4318/v1/traces, without a user and password"
+            _require(_is_endpoint(self.otlp_traces_endpoint), "otlp_traces_endpoint", expected, "another one")
         for name in self.served_model_names:
             _require(bool(name.strip()), "served_model_names", "names that are not empty", name)
         for origin in self.cors_origins:
@@ -103,6 +109,16 @@ class ReportSource(Protocol):
 
     def page_of(self, content: bytes, name: str) -> str:
         """The report of an artifact that the client sends."""
+
+
+def _is_endpoint(url: str) -> bool:
+    """Headers with keys are a matter of OTEL_EXPORTER_OTLP_HEADERS: options are shown and logged."""
+    try:
+        parts = urlsplit(url)
+        is_web = parts.scheme in ("http", "https") and bool(parts.hostname)
+        return is_web and "@" not in parts.netloc and parts.port != 0
+    except ValueError:
+        return False
 
 
 def _is_key(key: str) -> bool:

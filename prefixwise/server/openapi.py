@@ -76,6 +76,7 @@ TAGS = {
     "Complete": "Log-probabilities of prompts, and the one token that follows a prompt or a chat, like OpenAI.",
     "Rerank": "Order documents by a query, in the formats of several APIs.",
     "Prefix": "Pin queries in the KV cache.",
+    "LoRA": "Load and unload LoRA adapters (--allow-runtime-lora-updating).",
     "Server": "The model, its tokens, health, configuration and metrics; the pages.",
     "Reports": "Artifacts of benchmark and validation runs.",
 }
@@ -296,7 +297,41 @@ OPERATIONS = (
         "TokenizerInfo",
         (400, *_WORKING),
     ),
-    Operation("get", "/v1/models", "The names under which the model is served.", "ModelList", (500,)),
+    Operation(
+        "get", "/v1/models", "The names under which the model is served, and the LoRA adapters.", "ModelList", (500,)
+    ),
+    *(
+        Operation(
+            "post",
+            path,
+            f"Load a LoRA adapter from a folder on the server, like {peer}.",
+            answer,
+            (400, 403, 413, *_WORKING),
+            "LoadLoraRequest",
+            {"adapter": {"lora_name": "support", "lora_path": "/adapters/support"}},
+            tag="LoRA",
+        )
+        for path, peer, answer in (
+            ("/v1/load_lora_adapter", "vLLM", "text/plain"),
+            ("/load_lora_adapter", "SGLang", "LoraResponse"),
+        )
+    ),
+    *(
+        Operation(
+            "post",
+            path,
+            f"Unload a LoRA adapter, like {peer}; requests that run finish with it.",
+            answer,
+            (400, 403, 404, 413, *_WORKING),
+            "UnloadLoraRequest",
+            {"adapter": {"lora_name": "support"}},
+            tag="LoRA",
+        )
+        for path, peer, answer in (
+            ("/v1/unload_lora_adapter", "vLLM", "text/plain"),
+            ("/unload_lora_adapter", "SGLang", "LoraResponse"),
+        )
+    ),
     Operation("get", "/health", "200 if the server accepts requests, else 503.", "Health", _WORKING, is_open=True),
     Operation(
         "get",
@@ -375,7 +410,7 @@ _IN_PATH = (
 _TITLES = {
     400: "The request is not valid.",
     401: "The API key is missing or wrong.",
-    403: "Another web page may have sent the request.",
+    403: "Another web page may have sent the request, or the server does not allow it.",
     404: "Not found.",
     413: "The body is too large.",
     422: "The model does not have a token id of the request.",

@@ -79,7 +79,8 @@ _MODEL_ENTRY = object_of(
         "object": {"const": "model"},
         "created": {"type": "integer"},
         "owned_by": {"const": "prefixwise"},
-        "root": {"type": ["string", "null"]},
+        "root": {"type": ["string", "null"], "description": "The model's own name, or the folder of a LoRA adapter."},
+        "parent": {"type": ["string", "null"], "description": "Of a LoRA adapter: the model that it changes."},
         "max_model_len": {"type": ["integer", "null"], "description": "null while the model loads."},
     }
 )
@@ -293,6 +294,22 @@ SCHEMAS: Schema = {
     "TokenizeResponse": _TOKENIZE_RESPONSE,
     "Model": _MODEL_ENTRY,
     "ModelList": _list_of("Model"),
+    "LoadLoraRequest": object_of(
+        {
+            "lora_name": {"type": "string", "description": "What requests send as `model`."},
+            "lora_path": {"type": "string", "description": "A folder on the server."},
+            "load_inplace": {"type": "boolean", "default": False, "description": "Replace an adapter of this name."},
+        },
+        "load_inplace",
+    ),
+    "UnloadLoraRequest": object_of({"lora_name": {"type": "string"}}),
+    "LoraResponse": object_of(
+        {
+            "success": {"const": True},
+            "error_message": {"type": "string"},
+            "loaded_adapters": {"type": "object", "description": "Folders by name.", "additionalProperties": True},
+        }
+    ),
     "Artifact": {"type": "object", "description": "A JSON file of a benchmark or validation run."},
     "ReportList": object_of(
         {

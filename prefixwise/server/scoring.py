@@ -47,11 +47,15 @@ async def score(service: Service, context: RequestContext, *, dialects: tuple[Di
         service.engine.scheduler.admission.check()
     async with time_limit(context, service.options.request_timeout) as deadline:
         content = await read_body(context, service.options.max_request_bytes)
+        context.end_stage("receive")
         call = await _prepare(service, context, dialects, content)
         response_bytes = _admit_response(service, context, call, len(content))
         del content
+        context.end_stage("prepare")
         states = await _run(service, context, call, deadline)
-        return await _render(service, context, call, states, is_small=response_bytes <= PIECE_BYTES)
+        response = await _render(service, context, call, states, is_small=response_bytes <= PIECE_BYTES)
+        context.end_stage("render")
+        return response
 
 
 async def _prepare(service: Service, context: RequestContext, dialects: tuple[Dialect, ...], content: bytes) -> Call:
@@ -141,6 +145,8 @@ def raise_refusal(states: Sequence[RequestState]) -> None:
 
 
 def _record_states(service: Service, context: RequestContext, states: Sequence[RequestState]) -> None:
+    if context.trace is not None:
+        context.trace.end_steps(states)
     for state in states:
         service.metrics.observe_queue(state.queue_seconds)
     if context.stats is not None and states:

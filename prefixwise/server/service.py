@@ -19,6 +19,7 @@ from prefixwise.contract.cancellation import cancellable
 from prefixwise.contract.errors import ModelNotFoundError, UnavailableError, quote
 from prefixwise.engine.engine import ScoringEngine
 from prefixwise.engine.health import EngineHealth, EngineState
+from prefixwise.engine.loras import LoadedLora
 from prefixwise.engine.reranker import Reranker
 from prefixwise.host import give_back_free_memory, peak_memory_bytes
 from prefixwise.server.body_memory import BodyMemory, BodyShare
@@ -26,6 +27,7 @@ from prefixwise.server.config import ReportSource, ServerOptions
 from prefixwise.server.context import RequestContext
 from prefixwise.server.logs import dropped_lines
 from prefixwise.server.metrics import Metrics
+from prefixwise.server.tracing import open_tracing
 from prefixwise.server.usage import IN_FLIGHT, Usage
 
 POOL_THREADS = 2  # so that one long request does not block the next
@@ -124,9 +126,24 @@ def shutting_down() -> UnavailableError:
 class ServedNames:
     """`/v1/models` lists the `public` names, and the first one stands in responses. Requests may use `others` too."""
 
-    def __init__(self, public: Iterable[str], others: Iterable[str] = ()) -> None:
+    def __init__(self, public: Iterable[str], others: Iterable[str] = (), engine: ScoringEngine | None = None) -> None:
         self.public = tuple(dict.fromkeys(public))
-        self.all = tuple(dict.fromkeys((*self.public, *others)))
+        self._own = tuple(dict.fromkeys((*self.public, *others)))
+        self._engine = engine
+
+    @property
+    def loras(self) -> tuple[LoadedLora, ...]:
+        """The LoRA adapters that are loaded now."""
+        return () if self._engine is None else self._engine.loras.listed()
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        """Every name that a request may use."""
+        return (*self._own, *(lora.name for lora in self.loras))
+
+    @property
+    def _has_loras(self) -> bool:
+        return self._engine is not None and self._engine.backend.info.max_loras > 0
 
     def answer_to(self, sent: str | None) -> str:
         """The name for the response: the one that was sent, or the first. Raises model_not_found."""
@@ -134,14 +151,14 @@ class ServedNames:
             return sent
         if sent is None or sent == _ANY_NAME:
             return self.public[0]
-        served = ", ".join(map(quote, self.public))
+        served = ", ".join(map(quote, (*self.public, *(lora.name for lora in self.loras))))
         message = f'model must be one of {served} or "{_ANY_NAME}", got {quote(sent)}'
         raise ModelNotFoundError(message, code="model_not_found", param="model")
 
     def answer_to_any(self, sent: str | None, *, strict: bool) -> str:
         """As `answer_to`, for clients that always send some model's name: unless `strict`, an unknown name means the
-        served model."""
-        return self.answer_to(sent if strict or sent in self.all else None)
+        served model. With LoRA adapters no unknown name does: it may be that of an adapter that is not loaded."""
+        return self.answer_to(sent if strict or self._has_loras or sent in self.all else None)
 
 
 class Service:
@@ -155,6 +172,7 @@ class Service:
         self.metrics = Metrics()
         self.metrics.watch_log(dropped_lines)
         self.other_metrics: Callable[[], Awaitable[Sequence[bytes]]] | None = None  # of the server's other processes
+        self.tracing = open_tracing(options)
         self.body_memory = BodyMemory(options.max_body_memory, usage)
         self.metrics.watch_bodies(lambda: self.body_memory.taken)
         self.engine_versions: Mapping[str, str] = {}  # of packages, where the engine is in another process
@@ -175,7 +193,7 @@ class Service:
         """The engine is warm: take work from now on. Again, where another engine takes its place."""
         config = engine.config
         public = self.options.served_model_names or (config.model_name,)
-        self.names = ServedNames(public, (*config.served_names, config.model_name))
+        self.names = ServedNames(public, (*config.served_names, config.model_name), engine)
         if configuration is not None:
             self.configuration = {name: value for name, value in configuration.items() if name != "api_key"}
         self._engine, self._reranker = engine, Reranker(engine)
@@ -260,3 +278,5 @@ class Service:
         """Stop the threads. The engine stays open: its owner closes it."""
         for pool in (self._pool, self._large_pool):
             pool.shutdown(wait=False, cancel_futures=True)
+        if self.tracing is not None:
+            self.tracing.close()

@@ -372,6 +372,17 @@ SHOWN_BY_A_TEST = {
     # the fake model's formula as a classifier's head
     (400, VALUE, "no_label_logits"): "test_rerank::test_a_classifier_reranks_and_does_not_score",
     (400, VALUE, "no_vocabulary"): "test_completions::TestRefused",
+    # on a server that loads LoRA adapters
+    (403, "permission_error", "lora_updating_disabled"): "test_loras::test_only_where_it_is_allowed",
+    **{
+        (400, kind, code): "test_loras::test_every_fault_has_its_error"
+        for kind, codes in (
+            (VALUE, ("invalid_lora", "invalid_lora_name", "lora_already_loaded", "too_many_loras")),
+            (MISSING, ("missing_lora_name", "missing_lora_path")),
+            (BAD, ("invalid_lora_name_type", "invalid_lora_path_type", "invalid_load_inplace_type")),
+        )
+        for code in codes
+    },
 }
 # A JSON text cannot have it: the body is refused before anybody looks at its texts.
 ONLY_IN_PYTHON = {(400, VALUE, "invalid_unicode")}

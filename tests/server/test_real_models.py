@@ -17,11 +17,19 @@ from prefixwise.launch.loading import load_engine, resolved_config
 from prefixwise.launch.options import EngineOptions
 from prefixwise.server.config import ServerOptions
 from prefixwise.server.service import Service
-from tests.checkpoints import add_tokenizer, make_classifier, make_gguf, make_hf_checkpoint
+from tests.checkpoints import add_tokenizer, make_bidirectional, make_classifier, make_gguf, make_hf_checkpoint
 from tests.server.app_client import AppClient
 from tests.server.server_process import real_server
 
-KINDS = {"causal": 0, "gguf": 0, "one label": 1, "reward model": 1, "two labels": 2, "five labels": 5}
+KINDS = {
+    "causal": 0,
+    "gguf": 0,
+    "bidirectional": 1,
+    "one label": 1,
+    "reward model": 1,
+    "two labels": 2,
+    "five labels": 5,
+}
 WARMUPS: tuple[Warmup, ...] = ("full", "fast", "none")
 
 
@@ -49,6 +57,8 @@ def model_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     def make(kind: str) -> Path:
         if kind == "gguf":
             return make_gguf(causal, base / "model.gguf")
+        if kind == "bidirectional":
+            return make_bidirectional(base / kind, max_position_embeddings=511, **sizes)
         rows = np.random.default_rng(0).standard_normal((KINDS[kind], 32), np.float32)
         problem = {"problem_type": "regression"} if kind == "reward model" else {}
         return add_tokenizer(make_classifier(base / kind.replace(" ", "-"), causal, rows, **problem))
@@ -100,6 +110,16 @@ def check_routes(server: AppClient, num_classes: int) -> None:
     assert classified.status_code == (200 if num_classes else 400)
     reranked = server.post("/v1/rerank", {"query": "a", "documents": ["b"], "profile": "question-yes-no"})
     assert reranked.status_code == (400 if num_classes > 2 else 200), reranked.text
+
+
+def test_a_bidirectional_reranker_starts_from_the_command_line(model_of: Callable[[str], Path]) -> None:
+    with real_server(f"--model-path={model_of('bidirectional')}", "--dtype=float32", "--backend=torch") as server:
+        body = {"query": "a", "documents": ["The quick brown fox", "yes", "no no no"], "return_debug": True}
+        found = httpx.post(f"{server.url}/v1/rerank", json=body, timeout=60).json()
+        assert (found["meta"]["profile"], len(found["results"])) == ("llama-nemotron-rerank", 3)
+        assert "no prefix can be shared" in found["meta"]["debug"]["reason"]
+        pinned = httpx.post(f"{server.url}/v1/prefix", json={"query": "a"}, timeout=60)
+        assert (pinned.status_code, pinned.json()["error"]["code"]) == (400, "prefix_cache_disabled")
 
 
 def test_a_classifier_starts_from_the_command_line(model_of: Callable[[str], Path]) -> None:

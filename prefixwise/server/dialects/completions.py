@@ -114,6 +114,7 @@ class Completions(_CompletionDialect):
             reads_tokens=request.echo and request.logprobs is not None,
             reads_next=request.max_tokens == 1,
             top_k=request.logprobs or 1,
+            model=request.model,
         )
         return self._call(service, request, prompts, likelihoods)
 
@@ -140,7 +141,11 @@ class ChatCompletions(_CompletionDialect):
         request, engine = parse_chat_request(body), service.engine
         prompts = Ragged.from_sequences([chat_prompt(request.messages, engine.tokenizer)])
         likelihoods = Likelihoods(engine).prepare_prompts(
-            prompts, reads_tokens=False, reads_next=True, top_k=request.top_logprobs or 1
+            prompts,
+            reads_tokens=False,
+            reads_next=True,
+            top_k=request.top_logprobs or 1,
+            model=request.model,
         )
         return self._call(service, request, prompts, likelihoods)
 

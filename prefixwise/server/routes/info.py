@@ -50,17 +50,20 @@ async def _score_one_item(engine: ScoringEngine, context: RequestContext) -> Non
 
 
 async def models(service: Service, context: RequestContext) -> Response:
-    """The served names, in the shape of OpenAI's list."""
+    """The served names and the LoRA adapters, in the shape of OpenAI's list, with vLLM's `root` and `parent`."""
     engine = service.engine_if_open
     names = service.names.public
     shared = {
         "object": "model",
         "created": int(service.created),
         "owned_by": "prefixwise",
-        "root": None if engine is None else engine.config.model_name,
         "max_model_len": None if engine is None else engine.backend.config.max_context_len,
     }
-    return json_reply({"object": "list", "data": [{"id": name, **shared} for name in names]})
+    root = None if engine is None else engine.config.model_name
+    data = [{"id": name, **shared, "root": root, "parent": None} for name in names]
+    for lora in service.names.loras:
+        data.append({"id": lora.name, **shared, "root": lora.path, "parent": names[0]})
+    return json_reply({"object": "list", "data": data})
 
 
 async def tei_info(service: Service, context: RequestContext) -> Response:

@@ -41,14 +41,20 @@ async def pin_prefix(service: Service, context: RequestContext) -> Response:
     engine = service.engine
     engine.scheduler.admission.check()
     async with time_limit(context, service.options.request_timeout) as deadline:
-        body, warnings, is_large = await _read_fields(service, context, _PREFIX_FIELDS)
+        body, warnings, is_large = await read_fields(service, context, _PREFIX_FIELDS)
         fields.check_names(body, frozenset(body) - _NOT_PINNED.keys(), _NOT_PINNED)
         strict = service.options.strict_model or body.get("profile") is None  # as the requests that will use the prefix
         model = service.names.answer_to_any(fields.text(body, "model"), strict=strict)
         ttl = fields.seconds(body, "ttl_seconds", DEFAULT_TTL_SECONDS, MAX_TTL_SECONDS)
         prefix_ids = await service.in_pool(partial(_prepare_prefix, service, body), is_large=is_large)
         completion = Completion()
-        state = engine.submit_prefix(prefix_ids, ttl_seconds=ttl, deadline=deadline, on_change=completion.notify)
+        state = engine.submit_prefix(
+            prefix_ids,
+            ttl_seconds=ttl,
+            deadline=deadline,
+            on_change=completion.notify,
+            lora=engine.lora_of(model),
+        )
         await completion.wait(context, state)
         return json_reply({**_describe(engine.finish_prefix(state), model), **warnings})
 
@@ -103,7 +109,7 @@ def _describe(prefix: PinnedPrefix, model: str) -> dict[str, object]:
 async def tokenize(service: Service, context: RequestContext) -> Response:
     """The token ids of one text, or of each of many, by the tokenizer that scoring uses."""
     async with time_limit(context, service.options.request_timeout):
-        body, warnings, is_large = await _read_fields(service, context, _TOKENIZE_FIELDS)
+        body, warnings, is_large = await read_fields(service, context, _TOKENIZE_FIELDS)
         model = service.names.answer_to(fields.text(body, "model"))
         tokenizer = _tokenizer_of(service)
         answer = {"model": model, "max_model_len": service.engine.backend.config.max_context_len, **warnings}
@@ -152,7 +158,7 @@ def _encode(tokenizer: TextTokenizer, texts: list[str], add_special_tokens: bool
 async def detokenize(service: Service, context: RequestContext) -> Response:
     """The text of token ids, as vLLM's `/detokenize`."""
     async with time_limit(context, service.options.request_timeout):
-        body, warnings, is_large = await _read_fields(service, context, _DETOKENIZE_FIELDS)
+        body, warnings, is_large = await read_fields(service, context, _DETOKENIZE_FIELDS)
         service.names.answer_to(fields.text(body, "model"))
         tokenizer = _tokenizer_of(service)
         vocab_size = service.engine.backend.config.vocab_size
@@ -197,9 +203,7 @@ def _tokenizer_of(service: Service) -> TextTokenizer:
     return tokenizer
 
 
-async def _read_fields(
-    service: Service, context: RequestContext, known: tuple[str, ...]
-) -> tuple[Body, Warnings, bool]:
+async def read_fields(service: Service, context: RequestContext, known: tuple[str, ...]) -> tuple[Body, Warnings, bool]:
     """The fields, for the response the warnings about unknown ones, and whether the body is large."""
     content = await read_body(context, service.options.max_request_bytes)
     is_large = len(content) >= LARGE_BYTES

@@ -37,6 +37,7 @@ from prefixwise.server.launch import (
 )
 from prefixwise.server.routes.info import loaded_versions
 from prefixwise.server.workers.channel import Channel, Failed, Loaded, Stop, WorkerDown
+from prefixwise.server.workers.lora_updates import LoraUpdates, Worker
 from prefixwise.server.workers.messages import (
     ANSWER,
     CANCEL,
@@ -44,6 +45,7 @@ from prefixwise.server.workers.messages import (
     DONE,
     FULL,
     HELLO,
+    KNOWN,
     NEWS,
     QUERY,
     REFUSED,
@@ -68,8 +70,6 @@ BUSY_STATUS = 75  # EX_TEMPFAIL: the device did not end in time
 _POLL_MILLISECONDS = 250  # between two looks at the engine's health, which the watchdog changes
 _NEWS_SECONDS = 0.5  # between two estimates of when a full queue has room
 _LINGER_MILLISECONDS = 1000  # for the last messages
-
-Worker = bytes  # the identity of its socket
 
 
 def run_engine(channel: Channel, endpoint: str, open_engine: OpenEngine, resolved_config: ResolvedConfig) -> int:
@@ -153,17 +153,19 @@ class EngineServer:
         self._wake = wake
         self._done: SimpleQueue[tuple[Worker, int]] = SimpleQueue()
         self._live: dict[Worker, dict[int, RequestState]] = {}  # of workers that have said hello, and are not gone
+        self._loras = LoraUpdates(engine, wake.set)
         self._news = News(self._scheduler.health.state, None, None)
         self._news_time = 0.0
         self._packer = Packer()
         self._submissions, self._queries, self._cancels = Unpacker(Submission), Unpacker(Query), Unpacker(int)
-        self._submission_ids = Unpacker(SubmissionIds)
+        self._submission_ids, self._versions = Unpacker(SubmissionIds), Unpacker(int)
         self._handlers: Mapping[bytes, Callable[[Worker, Sequence[Any]], None]] = {
             HELLO: self._on_hello,
             SUBMIT: self._on_submit,
             CANCEL: self._on_cancel,
             QUERY: self._on_query,
             FULL: self._on_full,
+            KNOWN: self._on_known,
         }
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
@@ -200,6 +202,8 @@ class EngineServer:
             self._receive()
             self._send_done()
             self._send_news()
+            for done in self._loras.answers(self._live, self._send_news):
+                self._send(done.worker, ANSWER, Answer(done.query, self._snapshot(), fault=done.fault))
             if health.failed.is_set() and not any(self._live.values()):
                 return False
 
@@ -247,6 +251,7 @@ class EngineServer:
 
     def _on_hello(self, worker: Worker, frames: Sequence[Any]) -> None:
         self._live[worker] = {}  # it hears the news from now on
+        self._loras.known[worker] = -1
         config, backend = self._engine.config, self._engine.backend
         description = Description(
             config.model_name,
@@ -284,8 +289,14 @@ class EngineServer:
 
     def _on_query(self, worker: Worker, frames: Sequence[Any]) -> None:
         query = self._queries.unpack(frames)
+        if query.lora is not None:
+            self._loras.start(worker, query.id, query.lora)
+            return
         was_pinned = query.unpin is not None and self._scheduler.release_pin(query.unpin)
         self._send(worker, ANSWER, Answer(query.id, self._snapshot(), was_pinned))
+
+    def _on_known(self, worker: Worker, frames: Sequence[Any]) -> None:
+        self._loras.known[worker] = self._versions.unpack(frames)
 
     def _on_full(self, worker: Worker, frames: Sequence[Any]) -> None:
         """The worker has refused a request as the queue was full: it counts as if it had come here."""
@@ -300,6 +311,7 @@ class EngineServer:
             dict(backend.memory_stats()),
             backend.num_compilations,
             peak_memory_bytes(),
+            self._engine.loras.listed(),
         )
 
     # Out
@@ -320,17 +332,21 @@ class EngineServer:
             if state is not None:  # else the worker is gone
                 self._send(worker, DONE, _outcome(number, state))
 
-    def _send_news(self) -> None:
-        """Tell all workers where the state has changed, whether the queue is full and, while it is, when to retry."""
+    def _send_news(self) -> int:
+        """Tell all workers where the state or the LoRA adapters have changed, whether the queue is full and, while it
+        is, when to retry. Returns the version of the adapters."""
         health, full, now = self._scheduler.health, self._scheduler.admission.is_full, monotonic()
-        is_known = (health.state, full) == (self._news.state, self._news.full is not None)
+        loras = self._engine.loras.listed()
+        is_known = (health.state, full, loras) == (self._news.state, self._news.full is not None, self._news.loras)
         if is_known and not (full and now - self._news_time > _NEWS_SECONDS):
-            return
+            return self._news.loras_version
         self._news_time = now
         refusal = self._scheduler.admission.refusal_if_full()
-        self._news = News(health.state, health.reason, None if refusal is None else fault_of(refusal))
+        version = self._news.loras_version + (loras != self._news.loras)
+        self._news = News(health.state, health.reason, None if refusal is None else fault_of(refusal), loras, version)
         for worker in list(self._live):
             self._send(worker, NEWS, self._news)
+        return version
 
     def _send(self, worker: Worker, kind: bytes, header: object) -> None:
         try:

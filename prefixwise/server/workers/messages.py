@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from prefixwise.contract import errors
 from prefixwise.contract.errors import BackendError, PrefixwiseError, RequestError, ServiceError
 from prefixwise.engine.health import EngineState
+from prefixwise.engine.loras import LoadedLora
 from prefixwise.engine.prefix_cache import PinnedPrefix
 from prefixwise.engine.request_state import BatchRecord, ScoringTask
 from prefixwise.engine.scheduler import SchedulerOptions
@@ -32,7 +33,7 @@ from prefixwise.plan.cost_model import CostModel
 Header = TypeVar("Header")
 
 # Kinds, from a worker to the engine ...
-HELLO, SUBMIT, CANCEL, QUERY, FULL = b"hello", b"submit", b"cancel", b"query", b"full"
+HELLO, SUBMIT, CANCEL, QUERY, FULL, KNOWN = b"hello", b"submit", b"cancel", b"query", b"full", b"known"
 # ... and back.
 DESCRIPTION, REFUSED, DONE, ANSWER, NEWS = b"description", b"refused", b"done", b"answer", b"news"
 
@@ -90,11 +91,20 @@ class Outcome(msgspec.Struct, array_like=True, frozen=True):
     top_ids: NDArray[np.int32] | None = None
 
 
+class LoraUpdate(msgspec.Struct, array_like=True, frozen=True):
+    """Load an adapter or, without a path, unload it."""
+
+    name: str
+    path: str | None = None
+    in_place: bool = False
+
+
 class Query(msgspec.Struct, array_like=True, frozen=True):
-    """Asks for a snapshot, or to unpin a prefix."""
+    """Asks for a snapshot, or to unpin a prefix, or to load or unload a LoRA adapter."""
 
     id: int
     unpin: str | None = None
+    lora: LoraUpdate | None = None
 
 
 class Snapshot(msgspec.Struct, array_like=True, frozen=True):
@@ -105,6 +115,7 @@ class Snapshot(msgspec.Struct, array_like=True, frozen=True):
     device_memory: dict[str, int]
     num_compilations: int
     peak_host_bytes: int
+    loras: tuple[LoadedLora, ...] = ()
 
 
 class Answer(msgspec.Struct, array_like=True, frozen=True):
@@ -113,6 +124,7 @@ class Answer(msgspec.Struct, array_like=True, frozen=True):
     id: int
     snapshot: Snapshot
     was_pinned: bool = False  # the prefix that the query names
+    fault: Fault | None = None  # why a LoRA adapter was not loaded or unloaded
 
 
 class Description(msgspec.Struct, array_like=True, frozen=True):
@@ -136,6 +148,8 @@ class News(msgspec.Struct, array_like=True, frozen=True):
     state: EngineState
     reason: str | None
     full: Fault | None  # no request would be queued now
+    loras: tuple[LoadedLora, ...] = ()
+    loras_version: int = 0  # how often they have changed; a worker says that it knows them (KNOWN)
 
 
 class Packer:

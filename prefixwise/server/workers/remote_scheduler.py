@@ -19,6 +19,7 @@ import zmq
 
 from prefixwise.contract.errors import QueueFullError, UnavailableError
 from prefixwise.engine.health import RESTART_SECONDS, EngineHealth, EngineState
+from prefixwise.engine.loras import LoadedLora, LoraTable, lora_not_found
 from prefixwise.engine.prefix_cache import PinnedPrefix
 from prefixwise.engine.request_state import RequestState
 from prefixwise.engine.stats import EngineStats
@@ -32,6 +33,7 @@ from prefixwise.server.workers.messages import (
     DONE,
     FULL,
     HELLO,
+    KNOWN,
     NEWS,
     QUERY,
     REFUSED,
@@ -39,6 +41,7 @@ from prefixwise.server.workers.messages import (
     Answer,
     Description,
     Fault,
+    LoraUpdate,
     News,
     Outcome,
     Packer,
@@ -52,6 +55,7 @@ from prefixwise.server.workers.messages import (
 
 log = logging.getLogger("prefixwise")
 
+LORA_SECONDS = 300.0  # for the engine to load an adapter
 QUERY_SECONDS = 2.0  # for the engine to answer a question about itself; metrics are then those of the last answer
 
 
@@ -62,6 +66,7 @@ class RemoteScheduler:
         self.health = EngineHealth()
         self.admission = RemoteAdmission(partial(self._send, FULL, None))
         self.pins = RemotePins(self)
+        self.loras = RemoteLoras(self)
         self._loop = asyncio.get_running_loop()
         self._ids = count()
         self._live: dict[int, RequestState] = {}
@@ -117,7 +122,7 @@ class RemoteScheduler:
 
     def release_pin(self, prefix_id: str) -> bool:
         """Unpin a prefix. False if no pinned prefix has this id. Raises UnavailableError if the engine is gone."""
-        return self._ask(prefix_id).was_pinned
+        return self._ask(unpin=prefix_id).was_pinned
 
     def close(self) -> None:
         """The engine process is the supervisor's: this closes the connection to it."""
@@ -148,15 +153,16 @@ class RemoteScheduler:
             self._ask()
         return self.snapshot
 
-    def _ask(self, unpin: str | None = None) -> Answer:
+    def _ask(self, *, unpin: str | None = None, lora: LoraUpdate | None = None) -> Answer:
         """Wait for the engine's answer, on any thread but the event loop's."""
         self.health.check()
         number, answer = next(self._ids), Future[Answer]()
-        self._loop.call_soon_threadsafe(self._send_query, Query(number, unpin), answer)
+        seconds = QUERY_SECONDS if lora is None else LORA_SECONDS
+        self._loop.call_soon_threadsafe(self._send_query, Query(number, unpin, lora), answer)
         try:
-            return answer.result(QUERY_SECONDS)
+            return answer.result(seconds)
         except TimeoutError:
-            message = f"the engine must answer within {QUERY_SECONDS:g} seconds, and it has not; try again later"
+            message = f"the engine must answer within {seconds:g} seconds, and it has not; try again later"
             raise UnavailableError(message, code="engine_stalled", retry_after=RESTART_SECONDS) from None
         finally:
             self._loop.call_soon_threadsafe(self._queries.pop, number, None)
@@ -225,6 +231,8 @@ class RemoteScheduler:
     def _on_news(self, frames: Sequence[Any]) -> None:
         news = self._news.unpack(frames)
         self.admission.full = news.full
+        self.loras.loaded = news.loras
+        self._send(KNOWN, news.loras_version)
         if news.state is EngineState.OK:
             self.health.end_stall()
         elif news.state is EngineState.STALLED:
@@ -233,7 +241,9 @@ class RemoteScheduler:
 
     def _on_description(self, frames: Sequence[Any]) -> None:
         if not self._described.done():
-            self._described.set_result(self._descriptions.unpack(frames))
+            description = self._descriptions.unpack(frames)
+            self.loras.loaded = description.snapshot.loras
+            self._described.set_result(description)
 
 
 class RemoteAdmission:
@@ -251,6 +261,32 @@ class RemoteAdmission:
             assert isinstance(error, QueueFullError)
             self._count_refusal()
             raise error
+
+
+class RemoteLoras(LoraTable):
+    """The LoRA adapters of the engine process, as it has last told."""
+
+    def __init__(self, scheduler: RemoteScheduler) -> None:
+        self.loaded: tuple[LoadedLora, ...] = ()
+        self._scheduler = scheduler
+
+    def listed(self) -> tuple[LoadedLora, ...]:
+        return self.loaded
+
+    def load(self, name: str, path: str, *, in_place: bool = False) -> LoadedLora:
+        self._update(LoraUpdate(name, path, in_place))
+        found = self.find(name)
+        if found is None:  # unloaded again by somebody else
+            raise lora_not_found(name)
+        return found
+
+    def unload(self, name: str) -> None:
+        self._update(LoraUpdate(name))
+
+    def _update(self, update: LoraUpdate) -> None:
+        fault = self._scheduler._ask(lora=update).fault
+        if fault is not None:
+            raise error_of(fault)
 
 
 class RemotePins:

@@ -1,0 +1,93 @@
+"""Reading heads: the model's, and those of LoRA adapters that have their own. Rows of one forward may have any.
+
+The rows of each head are read by themselves, in GEMMs of the same fixed shapes, so a row's bits do not depend on the
+other rows' heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from prefixwise.backends.torch.lora import HeadRows, LoraSlots
+from prefixwise.backends.torch.model import LabelHead, Transformer, VocabularyScores, logsumexp, score_vocabulary
+from prefixwise.backends.torch.workers import Workers
+from prefixwise.forward.batch import ForwardBatch
+
+
+class Heads:
+    """All methods take the hidden states [R, D] of a batch's scored rows, as the head multiplies them."""
+
+    def __init__(self, transformer: Transformer, workers: Workers, loras: LoraSlots | None) -> None:
+        self._own, self._tiles = transformer.weights.head, transformer.head_tiles
+        self._softcap = transformer.config.logit_softcap
+        self._workers, self._loras = workers, loras
+        self._label_heads = {0: LabelHead(self._own, self._tiles, self._softcap)}  # by slot; 0: the model's own
+
+    def forget(self, slot: int) -> None:
+        """Another adapter is in the slot."""
+        self._label_heads.pop(slot, None)
+
+    def labels(self, batch: ForwardBatch, hidden: Tensor) -> Tensor:
+        """[R, L]: the logits of the batch's labels."""
+
+        def read(group: HeadRows, rows: Tensor) -> list[Tensor]:
+            return [self._label_head(group.slot)(rows, batch.label_ids[group.rows])]
+
+        groups = self._groups(batch)
+        return _together(groups, hidden, read)[0] if groups else self._label_heads[0](hidden, batch.label_ids)
+
+    def logsumexp(self, batch: ForwardBatch, hidden: Tensor) -> Tensor:
+        """[R]: over the vocabulary."""
+
+        def of_head(head: Tensor, rows: Tensor) -> Tensor:
+            return logsumexp(rows, head, self._workers, self._tiles, self._softcap)
+
+        groups = self._groups(batch)
+        if not groups:
+            return of_head(self._own, hidden)
+        return _together(groups, hidden, lambda group, rows: [of_head(self._head(group.slot), rows)])[0]
+
+    def vocabulary(self, batch: ForwardBatch, hidden: Tensor, token_ids: Tensor) -> VocabularyScores:
+        """One pass over the vocabulary. `token_ids`: [R]."""
+
+        def of_head(head: Tensor, rows: Tensor, ids: Tensor) -> VocabularyScores:
+            return score_vocabulary(rows, head, ids, batch.top_k, self._workers, self._tiles, self._softcap)
+
+        groups = self._groups(batch)
+        if not groups:
+            return of_head(self._own, hidden, token_ids)
+        return VocabularyScores(
+            *_together(
+                groups, hidden, lambda group, rows: of_head(self._head(group.slot), rows, token_ids[group.on_device])
+            )
+        )
+
+    def _groups(self, batch: ForwardBatch) -> list[HeadRows]:
+        """The rows by their heads; none if all have the model's."""
+        if batch.lora_slots is None or self._loras is None:
+            return []
+        return self._loras.head_rows(batch.lora_slots[batch.score_tokens])
+
+    def _head(self, slot: int) -> Tensor:
+        own = None if self._loras is None else self._loras.head(slot)
+        return self._own if own is None else own
+
+    def _label_head(self, slot: int) -> LabelHead:
+        if slot not in self._label_heads:
+            self._label_heads[slot] = LabelHead(self._head(slot), self._tiles, self._softcap)
+        return self._label_heads[slot]
+
+
+def _together(
+    groups: Sequence[HeadRows], hidden: Tensor, read: Callable[[HeadRows, Tensor], Sequence[Tensor]]
+) -> list[Tensor]:
+    """What `read` returns for the rows of each head, in the order of all rows: tensors [R, ..]."""
+    found = [read(group, hidden[group.on_device]) for group in groups]
+    whole = [torch.empty((len(hidden), *part.shape[1:]), dtype=part.dtype, device=part.device) for part in found[0]]
+    for group, parts in zip(groups, found, strict=True):
+        for target, part in zip(whole, parts, strict=True):
+            target[group.on_device] = part
+    return whole

@@ -1,0 +1,185 @@
+"""LoRA adapters on the device: their matrices by slot, and what they add to the rows of linear layers.
+
+Rows of the model itself are not touched: they keep the bits of an engine without adapters. An adapter's rows are taken
+out of their tile and multiplied in GEMMs of one fixed number of rows, so a row has the same bits whichever rows are
+beside it. On CUDA kernels do the same without taking rows out (`cuda/lora_kernels.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812  # everybody's name for it
+from torch import Tensor
+
+from prefixwise.backends.torch.devices import upload
+from prefixwise.backends.torch.linear import RowTile, pad_rows
+from prefixwise.contract.errors import BackendError
+from prefixwise.contract.ragged import Int32Array, Int64Array
+from prefixwise.models.config import ModelConfig
+from prefixwise.models.lora import MATRICES, LoraAdapter, Matrix, matrix_shape, num_parts
+
+ROWS = 32  # of a GEMM with an adapter's matrices on a CPU
+_MAX_NUMBERS = 1 << 31  # of a matrix of all slots: kernels count them in int32
+CUDA_ROWS = 256  # from this many rows on cuBLAS adds in one order for any number of rows
+
+# [T, in], [T, out] to be changed, [T] slots, [slots + 1, R, in], [slots + 1, out, R], R ranks in all
+AddKernel = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
+AddLora = Callable[[Matrix, Tensor, Tensor], Tensor]  # x [R, in] and out [R, rows out], which it changes and returns
+
+
+def no_lora(matrix: Matrix, x: Tensor, out: Tensor) -> Tensor:
+    """Rows without adapters."""
+    return out
+
+
+@dataclass(frozen=True)
+class StackedPair:
+    """The matrices of all slots for one matrix of a layer; slot 0 is zeros. Their addresses stay the same."""
+
+    a: Tensor  # [slots + 1, R, columns in]
+    b: Tensor  # [slots + 1, rows out, R]
+
+
+class LoraSlots:
+    """Adapters of up to `max_rank` in slots from 1. Matrices are as wide as the ranks of all parts together."""
+
+    def __init__(
+        self, config: ModelConfig, max_loras: int, max_rank: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.max_loras = max_loras
+        self._device = device
+        self._heads: dict[int, Tensor] = {}
+        self.add_kernel: AddKernel | None = None  # set where kernels work
+        self.layers: list[dict[Matrix, StackedPair]] = []
+        for _ in range(config.num_layers):
+            stacked: dict[Matrix, StackedPair] = {}
+            for matrix in MATRICES:
+                (rows, columns), width = matrix_shape(config, matrix), lora_width(matrix, max_rank)
+                if (max_loras + 1) * width * max(rows, columns) >= _MAX_NUMBERS:
+                    message = f"adapters of rank {max_rank} are too large for so many slots: expected fewer max_loras"
+                    raise BackendError(f"{message}, got {max_loras}")
+                stacked[matrix] = StackedPair(
+                    torch.zeros((max_loras + 1, width, columns), dtype=dtype, device=device),
+                    torch.zeros((max_loras + 1, rows, width), dtype=dtype, device=device),
+                )
+            self.layers.append(stacked)
+
+    def load(self, slot: int, adapter: LoraAdapter, head_dtype: torch.dtype) -> None:
+        """Between forwards. `head_dtype`: that of the model's head."""
+        for stacked, pairs in zip(self.layers, adapter.layers, strict=True):
+            for matrix, target in stacked.items():
+                target.a[slot].zero_()
+                target.b[slot].zero_()
+                pair = pairs.get(matrix)
+                if pair is not None:
+                    target.a[slot, : len(pair.a)].copy_(torch.from_numpy(pair.a))
+                    target.b[slot, :, : len(pair.a)].copy_(torch.from_numpy(pair.b))
+        self._heads.pop(slot, None)
+        if adapter.head is not None:
+            self._heads[slot] = torch.from_numpy(adapter.head).to(device=self._device, dtype=head_dtype)
+
+    def head(self, slot: int) -> Tensor | None:
+        """The adapter's own head, [V, D] or [classes, D]; None: it has the model's."""
+        return self._heads.get(slot)
+
+    def head_rows(self, slots: Int32Array) -> list[HeadRows]:
+        """Scored rows with these slots by their heads; none if all of them have the model's."""
+        own = np.where(np.isin(slots, list(self._heads)), slots, 0)
+        if not own.any():
+            return []
+        rows = {int(slot): np.flatnonzero(own == slot) for slot in np.unique(own)}
+        return [HeadRows(slot, each, upload(each, self._device)) for slot, each in rows.items()]
+
+    def rows(self, slots: Int32Array) -> LoraRows:
+        """Those of a forward with these slots."""
+        return LoraRows(self, slots, upload(slots, self._device))
+
+
+def lora_width(matrix: Matrix, max_rank: int) -> int:
+    """The ranks of all parts, as a multiple of 16: kernels take no fewer."""
+    return -(-num_parts(matrix) * max_rank // 16) * 16
+
+
+@dataclass(frozen=True)
+class LoraRows:
+    """The slots of the rows of a forward, on the host and on the device."""
+
+    adapters: LoraSlots
+    slots: Int32Array  # [T]
+    on_device: Tensor  # [T]
+    _tiles: dict[RowTile, TileLora] = field(default_factory=dict)
+
+    def of_layer(self, number: int) -> LayerLora:
+        return LayerLora(self, number)
+
+    def tile(self, tile: RowTile) -> TileLora:
+        """Those of a tile. Rows behind the last row of the forward are padding, and have no adapter."""
+        if tile not in self._tiles:
+            start, stop = tile
+            self._tiles[tile] = TileLora(
+                self.adapters, self.slots[start:stop], self.on_device[start:stop], stop - start
+            )
+        return self._tiles[tile]
+
+    def take(self, tokens: Int64Array) -> LoraRows:
+        """Those of some tokens, in their order."""
+        return self.adapters.rows(self.slots[tokens])
+
+
+class LayerLora(NamedTuple):
+    """The rows of a forward in one layer."""
+
+    rows: LoraRows
+    number: int
+
+    def adding(self, tile: RowTile) -> AddLora:
+        """What adds the adapters' parts to the rows of a tile."""
+        return partial(self.rows.tile(tile).add, self.number)
+
+
+class TileLora:
+    """The rows of one tile that have adapters."""
+
+    def __init__(self, adapters: LoraSlots, slots: Int32Array, on_device: Tensor, num_rows: int) -> None:
+        self._adapters = adapters
+        self._on_device = on_device if len(slots) == num_rows else F.pad(on_device, (0, num_rows - len(slots)))
+        found = [int(slot) for slot in np.unique(slots) if slot]
+        self.is_empty = not found
+        self._rows: Sequence[tuple[int, Tensor]] = ()
+        if adapters.add_kernel is None:
+            self._rows = [(slot, upload(np.flatnonzero(slots == slot), on_device.device)) for slot in found]
+
+    def add(self, layer: int, matrix: Matrix, x: Tensor, out: Tensor) -> Tensor:
+        """Add B (A x) of each row's adapter to `out`, in place: x [R, in], out [R, rows out]."""
+        if self.is_empty:
+            return out
+        pair = self._adapters.layers[layer][matrix]
+        if self._adapters.add_kernel is not None:
+            self._adapters.add_kernel(x, out, self._on_device, pair.a, pair.b)
+            return out
+        for slot, rows in self._rows:
+            out[rows] += _product(x[rows], pair.a[slot], pair.b[slot])
+        return out
+
+
+def _product(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """B (A x), in GEMMs of a fixed number of rows on a CPU and of a multiple of it on CUDA."""
+    if x.is_cuda:
+        padded = pad_rows(x, -(-len(x) // CUDA_ROWS) * CUDA_ROWS)
+        return F.linear(F.linear(padded, a), b)[: len(x)]
+    tiles = [F.linear(F.linear(pad_rows(tile, ROWS), a), b) for tile in torch.split(x, ROWS)]
+    return torch.cat(tiles)[: len(x)]
+
+
+class HeadRows(NamedTuple):
+    """The scored rows of a forward that one head reads."""
+
+    slot: int  # 0: the model's own head
+    rows: Int64Array
+    on_device: Tensor  # the same
