@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
@@ -22,7 +23,7 @@ from prefixwise.models.families import family_of_hf, gguf_tensor_names, hf_tenso
 
 FAMILY_NAMES = (
     *("qwen3", "qwen2", "llama", "llama3", "mistral", "gemma", "gemma2", "gemma3", "phi3", "olmo2"),
-    *("qwen3_moe", "mixtral"),
+    *("granite", "qwen3_moe", "mixtral"),
 )
 
 _COMMON: dict[str, Any] = {
@@ -88,6 +89,14 @@ _PER_FAMILY: dict[str, dict[str, Any]] = {
         },
     },
     "olmo2": {"tie_word_embeddings": False, "pad_token_id": 0},
+    # None of the four is what another family has: 1 / sqrt(H) is 0.25, and others are 1.
+    "granite": {
+        "embedding_multiplier": 6.0,
+        "attention_multiplier": 0.2,
+        "residual_multiplier": 0.6,
+        "logits_scaling": 0.75,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+    },
     "qwen3_moe": {
         "head_dim": 32,
         "num_experts": 8,
@@ -115,13 +124,14 @@ _CLASSES = {
     "gemma3": "Gemma3",
     "phi3": "Phi3",
     "olmo2": "Olmo2",
+    "granite": "Granite",
     "qwen3_moe": "Qwen3Moe",
     "mixtral": "Mixtral",
 }
 _CONFIG_CLASSES = {"gemma3": "Gemma3TextConfig"}  # where the name is not that of the class
 # By `model_type` of the config.
 _GGUF_ARCHITECTURES = {
-    **{name: name for name in ("qwen3", "qwen2", "llama", "gemma", "gemma2", "phi3", "olmo2")},
+    **{name: name for name in ("qwen3", "qwen2", "llama", "gemma", "gemma2", "phi3", "olmo2", "granite")},
     "mistral": "llama",
     "mixtral": "llama",
     "qwen3_moe": "qwen3moe",
@@ -166,6 +176,20 @@ def make_classifier(folder: Path, causal: Path, rows: NDArray[np.float32], **ove
         model.score.weight.copy_(torch.from_numpy(rows))
     model.save_pretrained(folder)
     return folder
+
+
+def make_bidirectional(folder: Path, **fields: Any) -> Path:
+    """A reranker as NVIDIA's llama-nemotron-rerank: Llama's tensors and one score, with the fields of its config."""
+    small = {"num_hidden_layers": 3, "max_position_embeddings": 511} | fields
+    sizes = {name: small.pop(name) for name in list(small) if name in _COMMON}
+    rows = np.random.default_rng(0).standard_normal((1, sizes.get("hidden_size", 64)), np.float32)
+    causal = make_hf_checkpoint(folder / "causal", "llama", **sizes)
+    make_classifier(folder, causal, rows)
+    shutil.rmtree(causal)
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"architectures": ["LlamaBidirectionalForSequenceClassification"], "model_type": "llama_bidirec", **small}
+    (folder / "config.json").write_text(json.dumps(config))
+    return add_tokenizer(folder, bos=True)
 
 
 def _randomise_vectors(model: Any) -> None:
@@ -320,6 +344,11 @@ def _add_model_metadata(writer: Any, config: dict[str, Any]) -> None:
     if writer.arch == "gemma2":
         writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
         writer.add_final_logit_softcapping(config["final_logit_softcapping"])
+    if writer.arch == "granite":
+        writer.add_embedding_scale(config["embedding_multiplier"])
+        writer.add_attention_scale(config["attention_multiplier"])
+        writer.add_residual_scale(config["residual_multiplier"])
+        writer.add_logit_scale(config["logits_scaling"])
     _add_rope_scaling(writer, _rope(config), config)
 
 
@@ -374,7 +403,7 @@ def _permuted_for_gguf(name: str, values: NDArray[Any], config: dict[str, Any]) 
     """llama.cpp's `LlamaModel.permute`: the two rotary halves of each head, interleaved."""
     heads_of = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
     heads = heads_of.get(name.split(".")[-2])
-    if heads is None or _GGUF_ARCHITECTURES[config["model_type"]] != "llama":
+    if heads is None or _GGUF_ARCHITECTURES[config["model_type"]] not in ("llama", "granite"):
         return values
     split = values.reshape(heads, 2, values.shape[0] // heads // 2, *values.shape[1:])
     return np.ascontiguousarray(split.swapaxes(1, 2).reshape(values.shape))

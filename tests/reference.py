@@ -64,7 +64,8 @@ class Reference:
         return found
 
     def _capped(self, logits: torch.Tensor) -> torch.Tensor:
-        """As Gemma 2's head does."""
+        """As the heads of Granite and Gemma 2 do."""
+        logits = logits / getattr(self.model.config, "logits_scaling", 1.0)
         softcap = getattr(self.model.config, "final_logit_softcapping", None)
         return logits if softcap is None else torch.tanh(logits / softcap) * softcap
 

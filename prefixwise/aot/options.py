@@ -30,10 +30,11 @@ class AotOptions:
     chunk_size: int | None = None
     prefix_cache_bytes: int | None = None
     attention: str | None = None
+    logprobs: int | None = None  # read items' log-likelihoods and so many of the most likely tokens; None: two labels
 
     def __post_init__(self) -> None:
-        for name in ("prefix_tokens", "items", "item_tokens"):
-            if getattr(self, name) < 1:
+        for name in ("prefix_tokens", "items", "item_tokens", "logprobs"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
                 message = f"{name} must be at least 1, got {getattr(self, name)}"
                 raise InvalidValueError(message, code=f"invalid_{name}", param=name)
 

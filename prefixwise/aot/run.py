@@ -27,11 +27,13 @@ from prefixwise.contract.errors import BackendError
 from prefixwise.contract.ragged import Ragged
 from prefixwise.contract.request import ScoreRequest
 from prefixwise.engine.engine import ScoringEngine
+from prefixwise.engine.likelihoods import Likelihoods
 from prefixwise.engine.scheduler import Scheduler
 from prefixwise.host import install_command
 from prefixwise.models.config import ModelConfig
 from prefixwise.models.sources import describe_model
 from prefixwise.plan.algorithms import DENSE_MAX_SEQUENCE_LEN
+from prefixwise.plan.likelihoods import TokenSequence
 from prefixwise.prompts.profile_choice import profile_of_any_model
 
 if TYPE_CHECKING:
@@ -111,12 +113,24 @@ def record(options: AotOptions) -> AotRun:
     try:
         profiles = profile_of_any_model()
         engine = ScoringEngine(engine_options.engine_config(options.model, profiles), scheduler, None)
-        prepared = engine.prepare(_request(options))
-        engine.finish(prepared, engine.run(prepared))
+        algorithm = _run_request(engine, options)
     finally:
         scheduler.close()
+    return AotRun(options, config, slice_, backend, algorithm, tuple(backend.forwards))
+
+
+def _run_request(engine: ScoringEngine, options: AotOptions) -> str:
+    """The algorithm that was chosen."""
+    if options.logprobs is not None:
+        tokens = np.arange(options.items * options.item_tokens, dtype=np.int32) % engine.backend.config.vocab_size
+        prefix = np.zeros(options.prefix_tokens, np.int32)
+        sequences = [np.concatenate([prefix, item]) for item in tokens.reshape(options.items, -1)]
+        Likelihoods(engine).read([TokenSequence(each, len(prefix)) for each in sequences], top_k=options.logprobs)
+        return "prefill_extend"
+    prepared = engine.prepare(_request(options))
+    engine.finish(prepared, engine.run(prepared))
     assert prepared.plan is not None, "a request with items"
-    return AotRun(options, config, slice_, backend, prepared.plan.algorithm, tuple(backend.forwards))
+    return prepared.plan.algorithm
 
 
 def find_largest_chunk(run: AotRun, on_program: OnProgram) -> LargestChunk:

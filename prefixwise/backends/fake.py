@@ -127,9 +127,8 @@ class FakeBackend(Backend):
             hidden = (np.outer(weights, np.arange(1, self.config.model_size + 1)) % _MODULUS / 10).astype(np.float32)
         if not batch.top_k:
             return ForwardOutput(logits, lse, blocks, hidden)
-        every_logit = self._vocabulary_logits[weights % _MODULUS]
-        top_ids = np.argsort(-every_logit, axis=1, kind="stable")[:, : batch.top_k].astype(np.int32)
-        top_logits = np.take_along_axis(every_logit, top_ids, 1)
+        top_ids = self._best_tokens[weights, : batch.top_k]
+        top_logits = self._vocabulary_logits[weights[:, None], top_ids]
         return ForwardOutput(logits, lse, blocks, hidden, top_logits, top_ids)
 
     @cached_property
@@ -137,6 +136,11 @@ class FakeBackend(Backend):
         """[97, V]: by the weight of the context modulo 97, on which all logits depend."""
         logits = np.outer(np.arange(_MODULUS), np.arange(self.config.num_head_rows)) % _MODULUS / 10
         return logits.astype(np.float32)
+
+    @cached_property
+    def _best_tokens(self) -> NDArray[np.int32]:
+        """[97, V]: those with the largest logits first."""
+        return np.argsort(-self._vocabulary_logits, axis=1, kind="stable").astype(np.int32)
 
     @cached_property
     def _logsumexp(self) -> NDArray[np.float32]:

@@ -13,9 +13,11 @@ from numpy.typing import NDArray
 from prefixwise.contract.errors import BackendError
 from prefixwise.forward.batch import KV_BLOCK_SIZE, ForwardBatch, ForwardOutput, KVBlock, Layout, RunningForward
 from prefixwise.models.config import ModelConfig
+from prefixwise.models.lora import LoraAdapter
 
 DeviceKind = Literal["cpu", "gpu", "tpu"]
 Warmup = Literal["full", "fast", "none"]
+QuantizationName = Literal["fp8"]
 
 # Seconds that a step may take, and tokens that it may have in any case: every step reads the weights, which on a CPU
 # takes as long as computing about 40 tokens. Whoever comes waits for the step that runs, and then for its own.
@@ -37,7 +39,12 @@ class BackendOptions:
     dtype: str = "auto"  # auto, float32, bfloat16, float16
     tp_size: int = 1  # devices that share every layer
     dp_size: int = 1  # copies of the model
-    batch_invariant: bool = False
+    # Several hosts: one process on each, which share the model (JAX). `prefixwise serve` runs on all of them.
+    nnodes: int = 1
+    node_rank: int = 0  # of this process; 0 schedules and serves
+    dist_init_addr: str | None = None  # host:port on rank 0, where the processes find each other
+    batch_invariant: bool | None = None  # None: where it costs nothing
+    quantization: str | None = None  # of the linear layers, while they are loaded: fp8
     token_budget: int | None = None  # most tokens in one forward; None: the device's default
     attention: str | None = None  # the name of an implementation; None: the fastest that runs
     # Memory for the KV cache, on each device; None: chosen for the device.
@@ -45,14 +52,33 @@ class BackendOptions:
     compilation_cache_dir: str | None = None  # JAX only; None: the user's cache folder, on accelerators
     weight_cache: bool = True  # cache the weights of quantised files on disk as bfloat16, where they are loaded as that
     warmup: Warmup = "none"  # `fast` compiles fewer programs, with coarser buckets
+    max_loras: int = 0  # slots for LoRA adapters; 0: none can be loaded
+    max_lora_rank: int = 16
 
     def __post_init__(self) -> None:
         for name in ("tp_size", "dp_size"):
             size = getattr(self, name)
             if not isinstance(size, int) or isinstance(size, bool) or size < 1:
                 raise BackendError(f"{name} must be a whole number of at least 1, got {size!r}")
+        self._check_nodes()
         if self.warmup not in get_args(Warmup):
             raise BackendError(f"warmup must be one of {', '.join(get_args(Warmup))}, got {self.warmup!r}")
+        if self.quantization not in (None, *get_args(QuantizationName)):
+            raise BackendError(f"unknown quantization {self.quantization!r}; expected fp8")
+
+    def _check_nodes(self) -> None:
+        """Raises BackendError."""
+        for name, least, most in (("nnodes", 1, None), ("node_rank", 0, self.nnodes)):
+            number = getattr(self, name)
+            is_whole = isinstance(number, int) and not isinstance(number, bool)
+            if not is_whole or number < least or (most is not None and number >= most):
+                expected = f"of at least {least}" if most is None else f"from 0 to nnodes - 1 ({most - 1})"
+                raise BackendError(f"{name} must be a whole number {expected}, got {number!r}")
+        if self.nnodes > 1 and self.dist_init_addr is None:
+            raise BackendError("nnodes > 1 needs dist_init_addr, the address of rank 0, as in 10.0.0.1:5000")
+        if self.nnodes > 1 and self.tp_size * self.dp_size < self.nnodes:
+            sizes = f"tp_size={self.tp_size} and dp_size={self.dp_size}"
+            raise BackendError(f"nnodes={self.nnodes} needs a device of every node in the model, got {sizes}")
 
 
 @dataclass(frozen=True)
@@ -73,6 +99,8 @@ class BackendInfo:
     kv_block_bytes: int = 0  # of one KV block, on each device
     max_kv_blocks_read: int | None = None  # by one forward, a block counted once per prefix that has it; None: any
     attention: str = "none"  # the implementation that was chosen
+    quantization: str | None = None  # of the linear layers: fp8
+    batch_invariant: bool = False  # has an item the same bits in forwards of every size?
     compute_dtype: str | None = None  # of activations, GEMMs and the KV cache; None: that of the weights
     compilation_cache_dir: str | None = None  # of compiled programs; None: they are not cached
     step_tokens: int = 2048  # most tokens of a step: more do not use the device better
@@ -89,6 +117,8 @@ class BackendInfo:
     # Does the device run on its own once a forward is started? Then the next step may start before the forward is done,
     # and another thread than the engine's may call `wait`.
     async_scheduling: bool = False
+    max_loras: int = 0  # slots for LoRA adapters, numbered from 1
+    max_lora_rank: int = 0
 
     @property
     def max_prefix_len(self) -> int:
@@ -131,6 +161,13 @@ class Backend(ABC):
         `max_dense_len`: the longest packed sequence with a dense mask; 0 where there are none.
         """
         return ()
+
+    def load_lora(self, slot: int, adapter: LoraAdapter) -> None:
+        """Put an adapter into a slot, from 1 to `BackendInfo.max_loras`, for the forwards that start after it."""
+        raise BackendError("this backend has no LoRA adapters")
+
+    def when_lost(self, callback: Callable[[str], None]) -> None:  # noqa: B027  # optional: a device may report itself
+        """Call the function with the reason, on any thread, when it is known that the device computes no more."""
 
     def synchronize(self) -> None:  # noqa: B027  # optional: not needed where forwards return when they are done
         """Wait until the device is idle."""

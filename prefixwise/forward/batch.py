@@ -104,6 +104,7 @@ class ForwardBatch:
     cache_segments: tuple[int, ...] = ()  # segments of at most KV_BLOCK_SIZE tokens, each cached as a KVBlock
     mask: MaskImpl = "segment"  # packed layout only
     embed_overrides: EmbedOverrides | None = None
+    lora_slots: Int32Array | None = None  # [T]: the slot of each token's LoRA adapter, 0: none; None: no token has one
 
     @property
     def num_tokens(self) -> int:

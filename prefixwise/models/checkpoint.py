@@ -107,19 +107,24 @@ def with_rotary_halves(tensors: Mapping[str, StoredTensor], config: ModelConfig)
     a frequency of 0. Scores do not change."""
     if config.rope.rotary_size is None:
         return dict(tensors)
-    half, rotated = config.head_size // 2, config.rope.rotary_size // 2
-    rest = half - rotated
-    first = np.r_[0:rotated, 2 * rotated : 2 * rotated + rest]
-    second = np.r_[rotated : 2 * rotated, 2 * rotated + rest : config.head_size]
-    order = np.concatenate([first, second])
 
     def reorder(key: str, tensor: StoredTensor) -> StoredTensor:
         if key.rpartition(".")[2] not in ("q", "k", "q_bias", "k_bias"):
             return tensor
-        heads = np.arange(tensor.shape[0] // config.head_size)[:, None] * config.head_size
-        return ChosenRows.of(tensor, (heads + order).reshape(-1))
+        return ChosenRows.of(tensor, rotary_order(config, tensor.shape[0]))
 
     return {key: reorder(key, tensor) for key, tensor in tensors.items()}
+
+
+def rotary_order(config: ModelConfig, num_rows: int) -> NDArray[np.int64]:
+    """Which stored row is row i of Q or K (`with_rotary_halves`)."""
+    half, rotated = config.head_size // 2, (config.rope.rotary_size or config.head_size) // 2
+    rest = half - rotated
+    first = np.r_[0:rotated, 2 * rotated : 2 * rotated + rest]
+    second = np.r_[rotated : 2 * rotated, 2 * rotated + rest : config.head_size]
+    heads = np.arange(num_rows // config.head_size)[:, None] * config.head_size
+    order: NDArray[np.int64] = (heads + np.concatenate([first, second])).reshape(-1)
+    return order
 
 
 def as_float32(rows: NDArray[Any], dtype: StoredDtype) -> NDArray[np.float32]:

@@ -18,6 +18,7 @@ from prefixwise.contract.errors import ModelLoadError
 from prefixwise.contract.scores import ClassActivation
 
 Activation = Literal["silu", "gelu_tanh"]
+Pooling = Literal["last", "first", "mean"]
 
 
 @dataclass(frozen=True)
@@ -180,6 +181,11 @@ class ModelConfig:
     post_norms: bool = False  # norms of the outputs of attention and MLP, before they are added: Gemma 2 and 3, OLMo 2
     whole_qk_norm: bool = False  # the QK norm is one of all query heads and one of all key heads: OLMo 2
     experts: ExpertsConfig | None = None  # of every layer: Qwen3-MoE, Mixtral; None: a dense model
+    residual_scale: float = 1.0  # outputs of attention and MLP are multiplied by this before they are added: Granite
+    logit_divisor: float = 1.0  # logits are divided by this: Granite, and the temperature of bidirectional rerankers
+    # False: a token sees its whole sequence, also the tokens after it, so sequences share no prefix: llama_bidirec.
+    is_causal: bool = True
+    pooling: Pooling = "last"  # the hidden state that the head reads: of one token, or the mean of the sequence's
 
     def __post_init__(self) -> None:
         for name in _SIZES:
@@ -200,6 +206,11 @@ class ModelConfig:
             number = getattr(self, name)
             if number is not None and not 0 <= number < math.inf:
                 raise ModelLoadError(f"the model's {name} must be a positive number, got {number}")
+        for name in ("embedding_scale", "residual_scale", "logit_divisor"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ModelLoadError(f"the model's {name} must be above 0, got {getattr(self, name)}")
+        if self.is_causal and self.pooling != "last":
+            raise ModelLoadError(f"a causal model reads the last token of a sequence, got pooling {self.pooling!r}")
         for rope in (self.rope, self.local_rope):
             _check_rotary_size(rope, self.head_size)
         if self.windows and (len(self.windows) != self.num_layers or min(self.windows) < 0):
@@ -217,7 +228,7 @@ class ModelConfig:
 
     @property
     def has_plain_attention(self) -> bool:
-        """Do all layers attend to all tokens before a token, with plain scores? Many kernels compute nothing else."""
+        """Has no layer a window, and are scores plain? Many kernels compute nothing else."""
         return not any(self.windows) and self.score_scale is None and not self.score_softcap
 
     @property

@@ -57,6 +57,9 @@ class Family:
     score_softcap: float | None = None
     logit_softcap: float | None = None
     expert_names: ExpertNames | None = None  # None: a dense family
+    # `embedding_multiplier`, `attention_multiplier`, `residual_multiplier` and `logits_scaling`
+    has_multipliers: bool = False
+    is_bidirectional: bool = False  # tokens see those after them, and `pooling` says what the head reads
 
     def embedding_scale(self, model_size: int) -> float:
         return math.sqrt(model_size) if self.scales_embeddings else 1.0
@@ -90,6 +93,15 @@ FAMILIES: dict[str, Family] = {
             ("LlamaForSequenceClassification",),
             ("llama",),
             gguf_permutes_qk=True,
+        ),
+        # A reranker that NVIDIA's own code runs; as a model of the vocabulary it does not exist.
+        Family(
+            "llama_bidirec",
+            "Llama with bidirectional attention",
+            (),
+            ("LlamaBidirectionalForSequenceClassification",),
+            (),
+            is_bidirectional=True,
         ),
         # GGUF calls it llama, so no GGUF file is of this family.
         Family(
@@ -165,6 +177,15 @@ FAMILIES: dict[str, Family] = {
             pre_norms=False,
             post_norms=True,
             whole_qk_norm=True,
+        ),
+        Family(
+            "granite",
+            "Granite 3 and 4, dense",
+            ("GraniteForCausalLM",),
+            (),
+            ("granite",),
+            gguf_permutes_qk=True,
+            has_multipliers=True,
         ),
         Family(
             "qwen3_moe",

@@ -37,7 +37,8 @@ def read_gguf_config(metadata: Mapping[str, Any], family: Family, stored: Mappin
         tied_head=GGUF_TENSOR_NAMES["head"] not in stored,
         max_context_len=max_context_len,
         activation=family.activation,
-        embedding_scale=family.embedding_scale(values.integer("embedding_length")),
+        embedding_scale=_multiplier(values, family, "embedding_scale")
+        or family.embedding_scale(values.integer("embedding_length")),
         float32_norms=family.one_plus_norms,
         windows=_windows(values, family),
         local_rope=None if family.local_theta is None else _local_rope(values, family.local_theta),
@@ -48,6 +49,8 @@ def read_gguf_config(metadata: Mapping[str, Any], family: Family, stored: Mappin
         post_norms=family.post_norms,
         whole_qk_norm=family.whole_qk_norm,
         experts=None if family.expert_names is None else _experts(values),
+        residual_scale=_multiplier(values, family, "residual_scale") or 1.0,
+        logit_divisor=_multiplier(values, family, "logit_scale") or 1.0,
     )
 
 
@@ -80,7 +83,14 @@ def _local_rope(values: _Metadata, theta: float) -> RopeConfig:
     return RopeConfig(float(values.number("rope.freq_base_swa", theta)))
 
 
+def _multiplier(values: _Metadata, family: Family, key: str) -> float | None:
+    """Granite's; None where the family has none, or the file does not say it (as llama.cpp, which takes 0 for that)."""
+    return float(values.number(key, 0.0)) or None if family.has_multipliers else None
+
+
 def _score_scale(values: _Metadata, family: Family) -> float | None:
+    if family.has_multipliers:
+        return _multiplier(values, family, "attention.scale")
     if family.gguf_layers_with_query_scalar != values.integer("block_count"):
         return None
     scalar = values.integer("embedding_length") // max(1, values.integer("attention.head_count"))

@@ -1,15 +1,15 @@
-"""What a config.json says about attention: sliding windows, scores, rotary embeddings."""
+"""What a config.json says about attention (direction, sliding windows, scores, rotary embeddings), and its scales."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from prefixwise.contract.errors import ModelLoadError, describe
-from prefixwise.models.config import Llama3Scaling, RopeConfig, YarnScaling
-from prefixwise.models.families import Family
+from prefixwise.models.config import Llama3Scaling, Pooling, RopeConfig, YarnScaling
+from prefixwise.models.families import FAMILIES, Family
 
 _LOCAL, _GLOBAL = _LAYER_KINDS = "sliding_attention", "full_attention"  # of `layer_types`
 _MAX_WINDOW_LAYERS = 28  # Qwen's default
@@ -30,6 +30,20 @@ def number(value: object, default: float | None = None) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"expected a number, got {describe(value)}")
     return value
+
+
+def check_attention(raw: Mapping[str, Any], architectures: Sequence[object]) -> None:
+    """Raise ModelLoadError for a model whose tokens see those after them, unless its family is made for that."""
+    known = [name for family in FAMILIES.values() if family.is_bidirectional for name in family.hf_classifiers]
+    named = next((str(each) for each in architectures if "Bidirectional" in str(each)), None)
+    if named in known and raw.get("is_causal"):
+        raise ModelLoadError(f"unsupported: {named} with 'is_causal'; expected bidirectional attention")
+    if raw.get("use_bidirectional_attention"):
+        named = "'use_bidirectional_attention' is set"
+    elif named is None and (raw.get("model_type") == "llama_bidirec" or raw.get("is_causal") is False):
+        named = f"model_type {raw.get('model_type')!r} with bidirectional attention"
+    if named is not None and named not in known:
+        raise ModelLoadError(f"unsupported: {named}; expected a causal model, or a reranker: {', '.join(known)}")
 
 
 def read_windows(raw: Mapping[str, Any], family: Family) -> tuple[int, ...]:
@@ -67,6 +81,8 @@ def _local_layers(raw: Mapping[str, Any], family: Family, num_layers: int) -> li
 
 def read_score_scale(raw: Mapping[str, Any], family: Family) -> float | None:
     """None for 1 / sqrt(H), whether the config says it or not."""
+    if family.has_multipliers:
+        return float(number(raw.get("attention_multiplier"), 1.0))
     if not family.has_query_scalar:
         return None
     scalar = number(raw.get("query_pre_attn_scalar"), 256)
@@ -78,6 +94,32 @@ def read_score_scale(raw: Mapping[str, Any], family: Family) -> float | None:
 def read_softcap(raw: Mapping[str, Any], name: str, default: float | None) -> float:
     """0 for null, and where the family has no such cap."""
     return 0.0 if default is None else float(number(raw.get(name, default), 0.0))
+
+
+_POOLINGS: dict[str, Pooling] = {"avg": "mean", "cls": "first", "last": "last"}  # by their names in NVIDIA's configs
+
+
+def read_pooling(raw: Mapping[str, Any], family: Family) -> Pooling:
+    """What the head of a bidirectional model reads."""
+    if not family.is_bidirectional:
+        return "last"
+    stated = raw.get("pooling", "avg")
+    if stated not in _POOLINGS:
+        raise ModelLoadError(f"unsupported pooling {describe(stated)}; supported: {', '.join(_POOLINGS)}")
+    return _POOLINGS[stated]
+
+
+def read_embedding_scale(raw: Mapping[str, Any], family: Family, model_size: int) -> float:
+    """Granite's, or that of the family."""
+    if family.has_multipliers:
+        return float(number(raw.get("embedding_multiplier"), 1.0))
+    return family.embedding_scale(model_size)
+
+
+def read_logit_divisor(raw: Mapping[str, Any], family: Family) -> float:
+    """Granite's, or the temperature of a bidirectional reranker."""
+    name = "logits_scaling" if family.has_multipliers else "temperature" if family.is_bidirectional else None
+    return 1.0 if name is None else float(number(raw.get(name), 1.0))
 
 
 class Rope(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,8 +41,12 @@ from prefixwise.models.families import (
     stored_name,
 )
 from prefixwise.models.hf_attention import (
+    check_attention,
     integer,
     number,
+    read_embedding_scale,
+    read_logit_divisor,
+    read_pooling,
     read_rope,
     read_score_scale,
     read_softcap,
@@ -86,7 +90,7 @@ def open_hf_folder(path: Path, name: str) -> Checkpoint:
 def _open(path: Path, name: str) -> Checkpoint:
     raw = _read_json(path / "config.json")
     architectures = raw.get("architectures") or []
-    _check_causal(raw, architectures)
+    check_attention(raw, architectures)
     family = family_of_hf(architectures)
     stored, quantization = dequantised_tensors(raw, _open_weight_files(path))
     is_classifier = not any(each in family.hf_architectures for each in architectures)
@@ -120,24 +124,10 @@ def _split_projections(stored: Mapping[str, StoredTensor], config: ModelConfig) 
     return split_rows(stored, HF_FUSED_GATE_UP, {names["gate"]: config.mlp_size, names["up"]: config.mlp_size})
 
 
-def _check_causal(raw: Mapping[str, Any], architectures: Sequence[object]) -> None:
-    """Raise ModelLoadError for a model whose tokens see those after them, as NVIDIA's llama-nemotron-rerank."""
-    named = next((str(each) for each in architectures if "Bidirectional" in str(each)), None)
-    if raw.get("use_bidirectional_attention"):
-        named = "'use_bidirectional_attention' is set"
-    elif named is None and (raw.get("model_type") == "llama_bidirec" or raw.get("is_causal") is False):
-        named = f"model_type {raw.get('model_type')!r} with bidirectional attention"
-    if named is not None:
-        raise ModelLoadError(
-            f"unsupported: {named}; expected a causal model: with bidirectional attention every token sees the whole "
-            "pair, so documents share no prefix, and the score is read from all positions"
-        )
-
-
 def describe_hf_model(raw: Mapping[str, Any]) -> ModelConfig:
     """Describe a model by its config.json alone, without weights. Raises ModelLoadError for a classifier."""
     architectures = raw.get("architectures") or []
-    _check_causal(raw, architectures)
+    check_attention(raw, architectures)
     family = family_of_hf(architectures)
     if not any(each in family.hf_architectures for each in architectures):
         raise ModelLoadError("a classifier cannot be described without its weights: they hold its number of classes")
@@ -261,7 +251,7 @@ def _model_config(
             tied_head=is_tied and not num_classes,
             max_context_len=rope.max_context_len,
             activation=family.activation,
-            embedding_scale=family.embedding_scale(model_size),
+            embedding_scale=read_embedding_scale(raw, family, model_size),
             float32_norms=family.one_plus_norms,
             windows=read_windows(raw, family),
             local_rope=rope.of_local_layers,
@@ -273,6 +263,10 @@ def _model_config(
             post_norms=family.post_norms,
             whole_qk_norm=family.whole_qk_norm,
             experts=read_hf_experts(raw, family),
+            residual_scale=float(number(raw.get("residual_multiplier"), 1.0)) if family.has_multipliers else 1.0,
+            logit_divisor=read_logit_divisor(raw, family),
+            is_causal=not family.is_bidirectional,
+            pooling=read_pooling(raw, family),
             num_classes=num_classes,
             id2label=_id2label(raw) if num_classes else (),
             class_activation=_class_activation(raw, num_classes) if num_classes else "softmax",

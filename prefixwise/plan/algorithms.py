@@ -34,13 +34,17 @@ from prefixwise.plan.cost_model import (
     tokens_of_step,
 )
 from prefixwise.plan.long_items import ItemCut
-from prefixwise.plan.segments import Segments
+from prefixwise.plan.segments import Segments, without_shared_prefix
 
 MaskOption = Literal["auto", "dense", "segment"]
 
 DENSE_MAX_SEQUENCE_LEN = 16_384  # tokens; the dense mask has the square of that, 256 MiB
 TIE = 1.03  # estimates whose ratio is below this are equal
 _CACHED = "the prefix is cached for later requests"
+_BIDIRECTIONAL = (
+    "bidirectional attention: every token sees the whole pair, so no prefix can be shared, and each pair is a sequence "
+    "of its own"
+)
 # What `auto` assumes of a request if it may not look at the items.
 _NOMINAL_SEGMENT_LENS = np.full(64, 32, np.int64)
 _PREFIXES_PER_SEQUENCE = 4  # a packed sequence is at least this many times as long as its prefix, which it computes
@@ -148,6 +152,7 @@ class ScorePlan:
     cut: ItemCut | None = None  # of long items
     long_items: tuple[int, ...] = ()  # computed in pieces, each by itself (`branches.py`)
     splits_sequences: bool = False  # the prefix of a sequence becomes KV blocks of its own, its segments follow
+    pairs_per_square: float = 0.5  # query-key pairs of a segment of n tokens: n^2 / 2 where attention is causal
 
     @property
     def needs_prefill(self) -> bool:
@@ -165,7 +170,7 @@ class ScorePlan:
     def num_unit_pairs(self) -> int:
         """Query-key pairs of these tokens."""
         lens, prefix_len = self.segments.tokens.lens, len(self.segments.prefix_ids)
-        segment_pairs = int(np.dot(lens, self.segments.prefix_lens)) + int(np.dot(lens, lens)) // 2
+        segment_pairs = int(np.dot(lens, self.segments.prefix_lens) + self.pairs_per_square * np.dot(lens, lens))
         return segment_pairs + len(self.sequences) * prefix_len**2 // 2
 
     @cached_property
@@ -211,7 +216,9 @@ class Planner:
         return self.options.token_budget
 
     def plan(self, segments: Segments, algorithm: str = "auto") -> ScorePlan:
-        """Raises InvalidValueError (`dense_mask_too_large`) if a dense mask would be too large."""
+        """Raises InvalidValueError: `dense_mask_too_large`; `too_many_tokens` where no prefix can be shared."""
+        if not self.model.is_causal:
+            return self._plan_bidirectional(segments, algorithm)
         prefix_len = len(segments.prefix_ids)  # not what the items read of it: items must not change the choice
         chunk = (self.options.chunk_size or 0) * segments.segments_per_item
         algorithm, reason = self._choose(algorithm, segments, chunk)
@@ -237,6 +244,22 @@ class Planner:
             # All masks of a forward are together no larger than that of the longest sequence.
             token_budget=min(self.token_budget, DENSE_MAX_SEQUENCE_LEN) if mask == "dense" else self.token_budget,
             splits_sequences=mask != "dense" and self._is_long_prefix(prefix_len),
+        )
+
+    def _plan_bidirectional(self, segments: Segments, algorithm: str) -> ScorePlan:
+        """Whole pairs, as many in a forward as fit, none of them cut."""
+        asked = self.options.algorithm if algorithm == "auto" else algorithm
+        _, note = self._choose_mask(False, 0)
+        return ScorePlan(
+            "serial",
+            _BIDIRECTIONAL,
+            asked in ("packed", "prefill_extend"),
+            None,
+            note,
+            without_shared_prefix(segments),
+            max_segments=(self.options.chunk_size or 0) * segments.segments_per_item,
+            token_budget=self.token_budget,
+            pairs_per_square=1.0,
         )
 
     @property

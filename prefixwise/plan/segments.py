@@ -30,6 +30,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from prefixwise.contract.checks import check_token_count
 from prefixwise.contract.embed_overrides import Vectors
 from prefixwise.contract.ragged import Int32Array, Int64Array, Ragged, numbers, ranges, starts_from_lens
 from prefixwise.prompts.template import Prompt
@@ -183,6 +184,26 @@ class Segments:
     def rows_of(self, chosen: Int64Array) -> Int64Array:
         """The rows of logits of these segments."""
         return ranges(self.rows_of_segment[chosen], np.diff(self.rows_of_segment)[chosen])
+
+
+def without_shared_prefix(segments: Segments) -> Segments:
+    """Every segment with its own copy of the prefix, for models whose tokens see those after them. Raises
+    too_many_tokens: all copies are in memory at once."""
+    shared, items = segments.prefix_lens, segments.tokens
+    check_token_count(len(items.flat) + int(shared.sum()))
+    lens = items.lens + shared
+    starts = starts_from_lens(lens)
+    flat = np.empty(int(starts[-1]), np.int32)
+    flat[ranges(starts[:-1], shared)] = segments.prefix_ids[ranges(np.zeros_like(shared), shared)]
+    flat[ranges(starts[:-1] + shared, items.lens)] = items.flat
+    num_rows = np.diff(segments.rows_of_segment)
+    return replace(
+        segments,
+        prefix_ids=segments.prefix_ids[:0],
+        prefix_lens=np.zeros_like(shared),
+        tokens=Ragged(flat, starts),
+        score_offsets=ranges(starts[1:] - num_rows, num_rows),
+    )
 
 
 def lay_out_segments(split: SplitItems, labels: LabelRows) -> Segments:

@@ -10,19 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 from prefixwise.contract.errors import InvalidRequestError, InvalidValueError, TokenizerError
 from prefixwise.contract.inputs import Place
 from prefixwise.contract.judge import ITEM, Message
 from prefixwise.contract.ragged import Int32Array
 from prefixwise.models.chat_template import ChatTemplateError
-from prefixwise.prompts.chat_places import place_of
-from prefixwise.prompts.tokenizer import BLANK, TextTokenizer, render_messages
+from prefixwise.prompts.chat_places import BLANK, chat_variables, place_of, render
+from prefixwise.prompts.tokenizer import TextTokenizer
 
-# Placeholders while a template runs: characters that have no meaning, and that nobody writes.
 _PLACE, _END = place_of("item"), place_of("end")
-_CACHED_CHARS = 1 << 16  # of messages whose text is kept: a template takes a process
 
 
 @dataclass(frozen=True)
@@ -84,29 +81,17 @@ def _rendered(messages: tuple[Message, ...], tokenizer: TextTokenizer, template:
     is_continued = last[0] == "assistant"
     if is_continued:
         last = (last[0], last[1] + _END)
-    render = _render if sum(len(each.content) for each in messages) <= _CACHED_CHARS else _render.__wrapped__
-    text, failure = render(
-        template, tuple(sorted(tokenizer.special_tokens.items())), (*earlier, last), not is_continued
-    )
-    if failure is not None:
-        raise _refused(f"fails: {failure}")
+    variables = chat_variables(tokenizer.special_tokens, (*earlier, last), add_generation_prompt=not is_continued)
+    try:
+        text = render(template, variables)
+    except ChatTemplateError as error:
+        raise _refused(f"fails: {error}") from None
     if is_continued and _END not in text:
         raise _refused("leaves the last message out")
     num_places = sum(each.content.count(ITEM) for each in messages) * has_item
     if text.count(_PLACE) != num_places:
         raise _refused(f"must show {ITEM} once, and shows it {text.count(_PLACE)} times")
     return text.partition(_END)[0] if is_continued else text
-
-
-@lru_cache(maxsize=32)
-def _render(
-    template: str, special_tokens: tuple[tuple[str, str], ...], messages: tuple[tuple[str, str], ...], is_open: bool
-) -> tuple[str, str | None]:
-    """The text, or why the template fails. `is_open`: it ends with the beginning of the assistant's message."""
-    try:
-        return render_messages(template, dict(special_tokens), messages, add_generation_prompt=is_open), None
-    except ChatTemplateError as error:
-        return "", str(error)
 
 
 def _refused(why: str) -> InvalidValueError:

@@ -6,21 +6,31 @@ one text, of which only the document may be cut.
 
 from __future__ import annotations
 
+import logging
+from contextlib import suppress
+
+from prefixwise.contract.errors import TokenizerError
 from prefixwise.models.checkpoint import LogitScore
 from prefixwise.prompts.chat_places import RenderedPlaces, place_of, render_places
 from prefixwise.prompts.profile import Piece, Profile
 from prefixwise.prompts.tokenizer import TextTokenizer
+
+log = logging.getLogger("prefixwise")
 
 NAME = "sentence-transformers"
 _PAIR = (("query", "query"), ("document", "document"))
 
 
 def profile_of_cross_encoder(score: LogitScore, tokenizer: TextTokenizer) -> Profile | None:
-    """None if the chat template does not show a query and a document once each."""
-    plain = render_places(tokenizer, _PAIR, score.template_variables)
-    if plain is None:
+    """None if the chat template does not show a query and a document once each; the log says why."""
+    try:
+        plain = render_places(tokenizer, _PAIR, score.template_variables)
+    except TokenizerError as error:
+        log.warning("the model's folder says how it scores, and cannot be followed: %s", error)
         return None
-    asked = render_places(tokenizer, (("system", "instruction"), *_PAIR), score.template_variables)
+    asked = None
+    with suppress(TokenizerError):  # a template without a place for an instruction
+        asked = render_places(tokenizer, (("system", "instruction"), *_PAIR), score.template_variables)
     (lead, after), (asked_lead, asked_after) = _halves(plain), _halves(asked or plain)
     ids = (score.true_token_id, score.false_token_id)
     return Profile(

@@ -9,6 +9,7 @@ prefix. Each prompt is tokenized as one text.
 
 from __future__ import annotations
 
+import logging
 import re
 import tomllib
 from collections.abc import Sequence
@@ -32,6 +33,8 @@ from prefixwise.prompts.chat_places import RenderedPlaces, place_of, render_plac
 from prefixwise.prompts.rerank import PROBE, common_prefix, shared_lens
 from prefixwise.prompts.template import Prompt
 from prefixwise.prompts.tokenizer import TextTokenizer
+
+log = logging.getLogger("prefixwise")
 
 GuardKind = Literal["llama-guard", "shieldgemma"]
 
@@ -105,8 +108,6 @@ def guard_form(kind: GuardKind, query: str | None, tokenizer: TextTokenizer | No
 def _llama_guard(query: str | None, tokenizer: TextTokenizer) -> GuardForm:
     user, agent = ("user", "query"), ("assistant", "input")
     rendered = render_places(tokenizer, (("user", "input"),) if query is None else (user, agent))
-    if rendered is None:
-        raise TokenizerError("the checkpoint's chat template does not show a user's message and a response to it")
     lead, after = rendered.split("input")
     stated = _CATEGORIES.search(rendered.text)
     categories = _CATEGORY.findall(stated[1]) if stated else []
@@ -135,7 +136,10 @@ def _shieldgemma(query: str | None, tokenizer: TextTokenizer) -> GuardForm:
     messages = (("user", "input"),) if query is None else (("user", "query"), ("assistant", "input"))
     rendered = None
     if "guideline" in (tokenizer.chat_template or ""):
-        rendered = render_places(tokenizer, messages, {"guideline": place_of("guideline")})
+        try:
+            rendered = render_places(tokenizer, messages, {"guideline": place_of("guideline")})
+        except TokenizerError as error:
+            log.warning("%s; the guard's published prompt is used", error)
     opening = _NOTHING
     if rendered is None:
         places = {name: place_of(name) for name in ("query", "input", "guideline")}

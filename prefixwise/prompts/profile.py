@@ -56,6 +56,7 @@ class Profile:
     body: tuple[Piece, ...]
     after: tuple[Piece, ...]
     label_token_ids: tuple[int, ...] = ()  # in place of labels
+    classifier: bool = False  # for a classifier alone: the row of its head is the relevance, and there are no labels
     temperature: float = 1.0  # the raw score is divided by it
     joint: bool = False  # the document and all pieces of `after` are tokenized as one text, unless the document is cut
     strip: bool = False  # query and document are stripped of blanks at both ends
@@ -121,6 +122,7 @@ def _read(reader: _Reader) -> Profile:
         relevance=reader.one_of("relevance", RELEVANCES),
         labels=reader.texts("labels"),
         label_token_ids=reader.integers("label_token_ids"),
+        classifier=reader.boolean("classifier"),
         temperature=reader.positive("temperature", 1.0),
         before=prompt.pieces("before"),
         body=prompt.pieces("body"),
@@ -289,14 +291,17 @@ def _contradictions(profile: Profile) -> Iterable[str]:
 
 
 def _label_problems(profile: Profile) -> Iterable[str]:
-    least, most = NUM_LABELS[profile.relevance]
+    least, most = (0, 0) if profile.classifier else NUM_LABELS[profile.relevance]
+    if profile.classifier and profile.relevance != "logit":
+        yield f'classifier = true: relevance must be "logit", got "{profile.relevance}"'
     if profile.labels and profile.label_token_ids:
         yield "labels and label_token_ids say the same twice; expected one of them"
     labels: tuple[object, ...] = profile.labels or profile.label_token_ids
     num_labels = len(labels)
     if num_labels < least or (most is not None and num_labels > most):
         expected = f"{least} or more" if most is None else str(least)
-        yield f'labels: relevance "{profile.relevance}" takes {expected}, got {num_labels}'
+        taker = "a classifier" if profile.classifier else f'relevance "{profile.relevance}"'
+        yield f"labels: {taker} takes {expected}, got {num_labels}"
     if len(set(labels)) < num_labels:
         yield f"labels must differ, got {', '.join(map(str, labels))}"
     if profile.temperature != 1.0 and profile.relevance in ("prob", "from_request"):

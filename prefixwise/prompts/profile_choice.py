@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 
 from prefixwise.contract.errors import ProfileError, TokenizerError, quote
 from prefixwise.models.checkpoint import Checkpoint, StoredTensor, as_float32
+from prefixwise.prompts.chat_places import chat_frame
 from prefixwise.prompts.cross_encoder import profile_of_cross_encoder
 from prefixwise.prompts.guard import GuardKind, guard_of
 from prefixwise.prompts.profile import MAX_RERANK_CLASSES, Profile, many_classes, parse_profile
-from prefixwise.prompts.tokenizer import TextTokenizer, chat_frame
+from prefixwise.prompts.tokenizer import TextTokenizer
 
 # Files
 
@@ -173,7 +174,7 @@ def _is_named(profile: Profile, name: str, family: str) -> bool:
 
 def _by_head(checkpoint: Checkpoint, tokenizer: TextTokenizer | None, by_name: Mapping[str, Profile]) -> ProfileChoice:
     """Finds the profile of a classifier whose head was made from the rows of the profile's labels."""
-    candidates = [profile for profile in by_name.values() if profile.names and tokenizer is not None]
+    candidates = [each for each in by_name.values() if each.names and not each.classifier and tokenizer is not None]
     for profile in candidates:
         is_family = not profile.families or checkpoint.config.family in profile.families
         if is_family and tokenizer is not None and _head_is_of(profile, checkpoint, tokenizer):

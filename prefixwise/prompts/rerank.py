@@ -23,9 +23,10 @@ from prefixwise.contract.ragged import Int32Array, Int64Array, Ragged, ranges, s
 from prefixwise.contract.rerank_request import RerankRequest
 from prefixwise.contract.result import Truncation
 from prefixwise.models.config import ModelConfig
+from prefixwise.prompts.chat_places import ChatFrame, chat_frame
 from prefixwise.prompts.profile import MAX_RERANK_CLASSES, Piece, Profile, many_classes, placeholders
 from prefixwise.prompts.template import Prompt, surround
-from prefixwise.prompts.tokenizer import ChatFrame, TextTokenizer, chat_frame
+from prefixwise.prompts.tokenizer import TextTokenizer
 
 _NOTHING = np.zeros(0, np.int32)
 PROBE = "a"  # a document; the tokens of the lead with and without it show which ones do not depend on it
@@ -317,6 +318,11 @@ def _label_ids(profile: Profile, tokenizer: TextTokenizer, model: ModelConfig) -
     """Token ids; for a classifier the rows of its head, the positive one first."""
     if model.num_classes > MAX_RERANK_CLASSES:
         raise ProfileError(many_classes(model.num_classes))
+    if profile.classifier and model.num_classes != 1:
+        raise ProfileError(
+            f"profile {quote(profile.name)} is for a classifier whose head has one row, and this model "
+            + (f"has {model.num_classes}" if model.num_classes else "is none")
+        )
     if model.num_classes:
         if profile.kind == "prob" or len(profile.labels or profile.label_token_ids) > 2:
             raise ProfileError(

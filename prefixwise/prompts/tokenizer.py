@@ -1,4 +1,4 @@
-"""From text to token ids: a model's tokenizer, the places where a text can be cut, and its chat template.
+"""From text to token ids: a model's tokenizer, and the places where a text can be cut.
 
 The library takes 60 to 300 bytes of memory for each character, and `encode` holds the interpreter lock. So a long text
 goes through `encode_batch_fast`, which releases the lock, many texts go in batches of bounded size, and a text
@@ -10,19 +10,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from prefixwise.contract.cancellation import check_cancelled
 from prefixwise.contract.checks import MAX_TOKENS_PER_REQUEST, check_token_count
-from prefixwise.contract.errors import InternalError, InvalidValueError, TokenizerError
+from prefixwise.contract.errors import InternalError, InvalidValueError
 from prefixwise.contract.inputs import Place
 from prefixwise.contract.ragged import Int32Array, Ragged
 from prefixwise.contract.request import TruncationSide
-from prefixwise.models.chat_template import ChatTemplateError, render_chat_template
 from prefixwise.models.checkpoint import TokenizerFiles, is_failure
 from prefixwise.prompts.text_bounds import max_chars_per_token, steps
 
@@ -347,64 +344,3 @@ def _looks_around(pattern: str) -> bool:
 
 def _splits(step: Mapping[str, Any]) -> bool:
     return step["type"] == "Split" or bool(step.get("use_regex"))
-
-
-# Chat templates
-
-_MESSAGE = "(the message)"  # a placeholder that occurs in no template
-BLANK = " \n\t "  # around a placeholder, to see whether the template strips blanks
-
-
-@dataclass(frozen=True)
-class ChatFrame:
-    """The text before and after a user's message, and whether the template strips blanks around the message."""
-
-    before: str
-    after: str
-    trims: bool
-
-
-def chat_frame(template: str, special_tokens: Mapping[str, str]) -> ChatFrame:
-    """The text that the template writes before and after the first message of a user, up to the answer.
-
-    Raises TokenizerError if the template fails, or does not show the message exactly once.
-    """
-    text, failure = _rendered(template, tuple(sorted(special_tokens.items())))
-    if failure is not None:
-        raise TokenizerError(f"the checkpoint's chat template fails: {failure}")
-    before, *rest = text.split(_MESSAGE)
-    if len(rest) != 1:
-        raise TokenizerError(f"the checkpoint's chat template must show a message once, got {len(rest)} times")
-    has_blanks = before.endswith(BLANK) and rest[0].startswith(BLANK)
-    return ChatFrame(before.removesuffix(BLANK), rest[0].removeprefix(BLANK), trims=not has_blanks)
-
-
-@lru_cache(maxsize=32)
-def _rendered(template: str, special_tokens: tuple[tuple[str, str], ...]) -> tuple[str, str | None]:
-    """The text of the template around a message, or why it fails. It takes a process, so it is done once."""
-    try:
-        return render_messages(template, dict(special_tokens), [("user", BLANK + _MESSAGE + BLANK)]), None
-    except ChatTemplateError as error:
-        return "", str(error)
-
-
-def render_messages(
-    template: str,
-    special_tokens: Mapping[str, str],
-    messages: Sequence[tuple[str, str]],
-    *,
-    add_generation_prompt: bool = True,
-) -> str:
-    """The text of messages, each a role and a content, as transformers' `apply_chat_template` writes it.
-
-    Raises ChatTemplateError. `add_generation_prompt`: end with the beginning of the assistant's message.
-    """
-    variables = {
-        "messages": [{"role": role, "content": content} for role, content in messages],
-        "add_generation_prompt": add_generation_prompt,
-        "enable_thinking": False,  # the answer follows at once
-        "tools": None,
-        "documents": None,
-        **special_tokens,
-    }
-    return render_chat_template(template, variables)

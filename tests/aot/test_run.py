@@ -28,6 +28,16 @@ def test_the_contracts_request() -> None:
 
 
 @needs_compiler
+def test_log_likelihoods_read_the_vocabulary() -> None:
+    """A row for every token of an item, behind one prefix; one pass gives its log-probability and the top tokens."""
+    found = programs(prefix_tokens=256, items=20, item_tokens=10, logprobs=5)
+    assert found["vocabulary, top 5"] >= 1
+    assert "labels" not in found and "logsumexp" not in found
+    with pytest.raises(InvalidValueError, match="logprobs must be at least 1, got 0"):
+        AotOptions(model="Qwen3-0.6B", logprobs=0)
+
+
+@needs_compiler
 @pytest.mark.parametrize(
     ("mask", "chunk_size", "trunks"),
     [

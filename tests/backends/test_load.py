@@ -1,4 +1,4 @@
-"""Which backend runs: what was asked for, else JAX on accelerators and PyTorch on CPUs."""
+"""Which backend runs: what was asked for, else PyTorch on CPUs and a GPU, JAX on TPUs and several devices."""
 
 from __future__ import annotations
 
@@ -21,24 +21,32 @@ from prefixwise.host import install_command
 from prefixwise.models.sources import open_checkpoint
 
 BOTH = ("jax", "torch")
+ON_A_GPU = "PyTorch sees a GPU, where it starts in seconds and is about as fast as JAX"
 
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """A machine with these packages, where JAX would run on this platform."""
+    """A machine with these packages, where JAX would run on this platform, and PyTorch has a GPU or none."""
 
-    def set_up(installed: Collection[str] = BOTH, platform: str | None = "cpu") -> None:
+    def set_up(installed: Collection[str] = BOTH, platform: str | None = "cpu", *, torch_gpu: bool = False) -> None:
         monkeypatch.setattr(load, "find_spec", lambda name: name if name in installed else None)
         monkeypatch.setattr(load, "_jax_platform", lambda device: platform)
+        monkeypatch.setattr(load, "_torch_has_gpu", lambda device: torch_gpu)
 
     return set_up
 
 
 class TestAuto:
     @pytest.mark.parametrize("platform", ["tpu", "gpu"])
-    def test_jax_where_it_sees_an_accelerator(self, machine: Callable[..., None], platform: str) -> None:
+    def test_jax_where_only_it_sees_an_accelerator(self, machine: Callable[..., None], platform: str) -> None:
         machine(platform=platform)
         assert choose_backend(BackendOptions()) == ("jax", f"JAX sees a {platform.upper()}")
+
+    def test_pytorch_on_a_gpu_that_both_see(self, machine: Callable[..., None]) -> None:
+        machine(platform="gpu", torch_gpu=True)
+        assert choose_backend(BackendOptions()) == ("torch", ON_A_GPU)
+        assert choose_backend(BackendOptions(attention="hopper")) == ("jax", "JAX sees a GPU")
+        assert choose_backend(BackendOptions(tp_size=2))[0] == "jax"
 
     def test_pytorch_on_a_cpu(self, machine: Callable[..., None]) -> None:
         machine()
@@ -98,8 +106,8 @@ class TestJaxPlatform:
 
     @pytest.mark.gpu
     def test_a_gpu(self) -> None:
-        assert choose_backend(BackendOptions()) == ("jax", "JAX sees a GPU")
-        assert choose_backend(BackendOptions(device="cuda:0")) == ("jax", "JAX sees a GPU")
+        assert choose_backend(BackendOptions()) == ("torch", ON_A_GPU)
+        assert choose_backend(BackendOptions(device="cuda:0")) == ("torch", ON_A_GPU)
         assert choose_backend(BackendOptions(device="cpu"))[0] == "torch"
 
 
@@ -122,6 +130,26 @@ class TestAskedFor:
         machine(installed)
         with pytest.raises(BackendError, match="unknown backend 'tensorflow'; expected auto, jax, torch or fake"):
             choose_backend(BackendOptions(backend="tensorflow"))
+
+    @pytest.mark.parametrize(
+        ("backend", "refused"),
+        [
+            ("torch", "quantization fp8 needs a CUDA device, got cpu; .* `prefixwise validate quantization`"),
+            ("jax", "quantization fp8 needs backend torch on a GPU; backend jax has none"),
+        ],
+    )
+    def test_fp8_where_it_is_not_served(self, checkpoint_of: Callable[[str], Path], backend: str, refused: str) -> None:
+        options = BackendOptions(backend, device="cpu", dtype="bfloat16", quantization="fp8")
+        with pytest.raises(BackendError, match=refused):
+            load_backend(open_checkpoint(checkpoint_of("qwen3")), options)
+        with pytest.raises(BackendError, match="unknown quantization 'int3'; expected fp8"):
+            BackendOptions(backend, quantization="int3")
+
+    def test_fp8_with_lora_adapters(self, checkpoint_of: Callable[[str], Path]) -> None:
+        with pytest.raises(BackendError, match="quantization fp8 has no LoRA adapters"):
+            load_backend(
+                open_checkpoint(checkpoint_of("qwen3")), BackendOptions("torch", quantization="fp8", max_loras=1)
+            )
 
     def test_pytorch_on_several_devices(self, checkpoint_of: Callable[[str], Path]) -> None:
         checkpoint = open_checkpoint(checkpoint_of("qwen3"))

@@ -118,9 +118,17 @@ def test_the_config_of_gemma_says_what_sets_it_apart(hf_folders: dict[str, Path]
     assert (config.float32_norms, config.tied_head, config.num_classes) == (True, True, 0)
     assert (config.num_heads, config.num_kv_heads, config.head_size, config.model_size) == (4, 1, 32, 64)
     others = [open_checkpoint(hf_folders[family]).config for family in FAMILY_NAMES if "gemma" not in family]
-    assert {(other.activation, other.embedding_scale, other.float32_norms) for other in others} == {
-        ("silu", 1.0, False)
-    }
+    assert {(other.activation, other.float32_norms) for other in others} == {("silu", False)}
+    assert {other.family for other in others if other.embedding_scale != 1.0} == {"granite"}
+
+
+def test_the_config_of_granite_has_four_factors(hf_folders: dict[str, Path], tmp_path: Path) -> None:
+    config = open_checkpoint(hf_folders["granite"]).config
+    assert (config.embedding_scale, config.score_scale) == (6.0, 0.2)
+    assert (config.residual_scale, config.logit_divisor) == (0.6, 0.75)
+    folder = edit_config(make_hf_checkpoint(tmp_path, "granite"), logits_scaling=0)
+    with pytest.raises(ModelLoadError, match="logit_divisor must be above 0, got 0"):
+        open_checkpoint(folder)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
@@ -161,7 +169,15 @@ def test_gemmas_activation_has_several_spellings(fields: dict[str, Any], tmp_pat
         ({"use_bidirectional_attention": True}, "'use_bidirectional_attention' is set; expected a causal model"),
         (
             {"architectures": ["LlamaBidirectionalForSequenceClassification"], "model_type": "llama_bidirec"},
-            "unsupported: LlamaBidirectionalForSequenceClassification; expected a causal model: .* no prefix",
+            "the checkpoint lacks the tensor 'score.weight', the head of a classifier",
+        ),
+        (
+            {"architectures": ["LlamaBidirectionalForSequenceClassification"], "is_causal": True},
+            "unsupported: LlamaBidirectionalForSequenceClassification with 'is_causal'",
+        ),
+        (
+            {"architectures": ["LlamaBidirectionalModel"], "model_type": "llama_bidirec"},
+            "unsupported: LlamaBidirectionalModel; expected a causal model, or a reranker: LlamaBidirectionalForSeq",
         ),
         ({"model_type": "llama_bidirec"}, "model_type 'llama_bidirec' with bidirectional attention; expected a causal"),
         ({"is_causal": False}, "with bidirectional attention; expected a causal model"),
@@ -188,7 +204,7 @@ class TestClassifiers:
     def rows(count: int) -> Any:
         return np.random.default_rng(count).standard_normal((count, 64), np.float32)
 
-    @pytest.mark.parametrize("family", FAMILY_NAMES)
+    @pytest.mark.parametrize("family", [name for name in FAMILY_NAMES if name != "granite"])  # transformers has none
     def test_every_family_has_them(self, family: str, hf_folders: dict[str, Path], tmp_path: Path) -> None:
         folder = make_classifier(tmp_path, hf_folders[family], self.rows(1))
         checkpoint, causal = open_checkpoint(folder), open_checkpoint(hf_folders[family])

@@ -305,6 +305,7 @@ def test_a_repository_of_other_files_is_one_clear_error(monkeypatch: pytest.Monk
         ("google/gemma-2-2b", 2_614_341_888),
         ("google/gemma-2-9b", 9_241_705_984),
         ("google/gemma-3-1b-it", 999_885_952),
+        ("Qwen/Qwen3-30B-A3B", 30_532_122_624),
     ],
 )
 def test_a_known_shape_has_the_published_number_of_parameters(name: str, num_parameters: int) -> None:

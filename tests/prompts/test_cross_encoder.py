@@ -128,10 +128,20 @@ def test_the_document_may_be_first_and_content_may_have_parts(made: tuple[Path, 
     check(made, lambda document: f"<Document> {document}\n<Query> {QUERY} ??", 0, None)
 
 
-def test_a_template_that_does_not_show_the_pair_is_no_recipe(made: tuple[Path, Reference]) -> None:
-    save_recipe(made[0], "{{ messages[0].content }}", logit_score={"true_token_id": 0})
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("{{ messages[0].content }}", "must show each text once, and shows query 1 times, document 0 times"),
+        ("{{ raise_exception('two turns, please') }}", "fails: two turns, please"),
+    ],
+)
+def test_a_template_that_does_not_show_the_pair_is_no_recipe_and_the_log_says_why(
+    template: str, reason: str, made: tuple[Path, Reference], caplog: pytest.LogCaptureFixture
+) -> None:
+    save_recipe(made[0], template, logit_score={"true_token_id": 0})
     with Scorer(made[0], backend="torch", device="cpu", dtype="float32") as scorer:
         assert scorer.engine.config.profiles.reason == "none is known for the model"
+    assert any(message.endswith(f"the checkpoint's chat template {reason}") for message in caplog.messages)
 
 
 @pytest.mark.parametrize("wrong", [{}, {"true_token_id": "yes"}, {"true_token_id": 1, "false_token_id": VOCAB_SIZE}])

@@ -13,7 +13,7 @@ from prefixwise.backends.fake import FakeBackend
 from prefixwise.contract.errors import RequestError, TokenizerError
 from prefixwise.contract.judge import parse_judge_request
 from prefixwise.models.config import ModelConfig
-from prefixwise.prompts import chat
+from prefixwise.prompts import chat_places
 from prefixwise.prompts.judge import build_judge_prompt
 from prefixwise.prompts.template import Prompt
 from prefixwise.prompts.tokenizer import TextTokenizer
@@ -190,11 +190,11 @@ class TestTemplates:
         """It takes a process. A long one is not kept."""
         rendered: list[object] = []
 
-        def count(template: str, special: object, messages: Any, **more: object) -> str:
-            rendered.append(messages)
-            return str(messages[0][1])
+        def count(template: str, variables: Any) -> str:
+            rendered.append(variables)
+            return str(variables["messages"][0]["content"])
 
-        monkeypatch.setattr(chat, "render_messages", count)
+        monkeypatch.setattr(chat_places, "render_chat_template", count)
         tokenizer = merging_tokenizer(chat_template="{# of this test #}")
         for items in (["b"], ["c", "a"]):
             built(tokenizer, self.MESSAGES, items=items, answers="x/y")

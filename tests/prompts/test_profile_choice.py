@@ -85,6 +85,8 @@ def chosen(choice: ProfileChoice) -> str:
         ("zeroentropy/zerank-2", "qwen3", "zerank"),
         ("ContextualAI/ctxl-rerank-v2-instruct-multilingual-1b", "qwen3", "ctxl-rerank-v2"),
         ("ContextualAI/ctxl-rerank-v2-instruct-multilingual-6b", "mistral", "ctxl-rerank-v2"),
+        ("nvidia/llama-nemotron-rerank-1b-v2", "llama_bidirec", "llama-nemotron-rerank"),
+        ("/models/trained-by-us", "llama_bidirec", "llama-nemotron-rerank"),  # the architecture has one recipe
     ],
 )
 def test_a_reranker_is_known_by_its_name(name: str, family: str, profile: str) -> None:
@@ -248,7 +250,8 @@ class TestHeads:
             profile_of(choice, None)
         assert str(caught.value) == (
             "the model is a classifier that no profile is known for: choose one with --profile; "
-            "known profiles are bge-reranker-v2-gemma, ctxl-rerank-v2, mxbai-rerank-v2, qwen3-reranker, zerank"
+            "known profiles are bge-reranker-v2-gemma, ctxl-rerank-v2, llama-nemotron-rerank, mxbai-rerank-v2, "
+            "qwen3-reranker, zerank"
         )
         assert profile_of(choice, "qwen3-reranker").name == "qwen3-reranker"
 
@@ -266,7 +269,8 @@ class TestHeads:
 def test_a_profile_of_ours_is_for_models_that_are_called_so() -> None:
     """Those without a name are for any model."""
     named = {name for name, profile in builtin_profiles().items() if profile.names}
-    assert named == {"bge-reranker-v2-gemma", "ctxl-rerank-v2", "mxbai-rerank-v2", "qwen3-reranker", "zerank"}
+    rerankers = {"bge-reranker-v2-gemma", "ctxl-rerank-v2", "mxbai-rerank-v2", "qwen3-reranker", "zerank"}
+    assert named == {*rerankers, "llama-nemotron-rerank"}
 
 
 # Profiles by name and by path
@@ -280,7 +284,7 @@ labels = ["1", "0"]
 body = ["{query}", "{document}"]
 """
 NAMES = [
-    *("bge-reranker-v2-gemma", "chat-yes-no", "ctxl-rerank-v2", "mxbai-rerank-v2"),
+    *("bge-reranker-v2-gemma", "chat-yes-no", "ctxl-rerank-v2", "llama-nemotron-rerank", "mxbai-rerank-v2"),
     *("plain", "question-yes-no", "qwen3-reranker", "zerank"),
 ]
 

@@ -13,7 +13,8 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from prefixwise.contract.errors import RequestError, TokenizerError
 from prefixwise.models.checkpoint import TokenizerFiles
-from prefixwise.prompts.tokenizer import ChatFrame, TextTokenizer, TokenBorders, chat_frame
+from prefixwise.prompts.chat_places import ChatFrame, chat_frame
+from prefixwise.prompts.tokenizer import TextTokenizer, TokenBorders
 from tests.checkpoints import add_tokenizer
 from tests.prompts.merging_tokenizer import merging_tokenizer
 from tests.prompts.reranker_tokenizers import CHATML, GEMMA_CHAT, QWEN_SPLIT
@@ -416,7 +417,7 @@ def test_a_template_cannot_take_the_machine(bomb: str, monkeypatch: pytest.Monke
 def test_a_template_is_rendered_once(monkeypatch: pytest.MonkeyPatch) -> None:
     template = "once " + SHOW
     assert chat_frame(template, {}).before == "once "
-    monkeypatch.setattr("prefixwise.prompts.tokenizer.render_chat_template", None)
+    monkeypatch.setattr("prefixwise.prompts.chat_places.render_chat_template", None)
     assert chat_frame(template, {}).before == "once "
 
 

@@ -146,7 +146,10 @@ class RecordingBackend(Backend):
             return []
         most = max(len(rows) for _, rows in split_batch(batch, self.info.num_copies))
         num_tiles = -(-most // self.assembly.rows.score_rows)
-        specs = [HeadSpec("score", self.spec(batch).num_tokens), HeadSpec("labels")]
+        specs = [HeadSpec("score", self.spec(batch).num_tokens)]
+        if batch.top_k:  # one pass over the vocabulary gives all
+            return [(spec, num_tiles) for spec in (*specs, HeadSpec("vocabulary", top_k=batch.top_k))]
+        specs.append(HeadSpec("labels"))
         if batch.need_logsumexp:
             specs.append(HeadSpec("logsumexp"))
         return [(spec, num_tiles) for spec in specs]
@@ -161,6 +164,9 @@ class RecordingBackend(Backend):
         blocks = tuple(RecordedBlock(int(lens[segment])) for segment in batch.cache_segments)
         logsumexp = np.zeros(len(batch.score_tokens), np.float32) if batch.need_logsumexp else None
         output = ForwardOutput(np.zeros(batch.label_ids.shape, np.float32), logsumexp, blocks)
+        if batch.top_k:
+            shape = (len(batch.score_tokens), batch.top_k)
+            output = replace(output, top_logits=np.zeros(shape, np.float32), top_ids=np.zeros(shape, np.int32))
         return RunningForward(blocks, lambda: output)
 
 

@@ -17,6 +17,7 @@ from prefixwise.backends.jax.attention.base import AttentionImplementation
 from prefixwise.backends.jax.devices import DeviceChoice, Platform, kv_cache_tokens
 from prefixwise.backends.jax.inputs import ProgramSpec
 from prefixwise.backends.jax.kv_cache import KVCacheShape
+from prefixwise.backends.jax.lora import check_lora, lora_shapes
 from prefixwise.backends.jax.model import Transformer
 from prefixwise.backends.jax.placement import HeadPlacement
 from prefixwise.backends.jax.programs import Programs
@@ -41,7 +42,7 @@ from prefixwise.forward.backend import (
     BackendInfo,
     BackendOptions,
 )
-from prefixwise.forward.batch import ForwardBatch, Layout
+from prefixwise.forward.batch import KV_BLOCK_SIZE, ForwardBatch, Layout
 from prefixwise.forward.buckets import Buckets, token_buckets
 from prefixwise.models.config import ModelConfig
 
@@ -57,6 +58,7 @@ class AttentionKind(TypedDict):
     dtype: jnp.dtype
     head_size: int
     is_plain: bool
+    is_causal: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,6 +87,7 @@ class Assembly:
             writes_cache=bool(batch.cache_segments),
             dense_columns=dense_columns(longest_sequence) if is_dense else 0,
             is_embedded=batch.embed_overrides is not None,
+            has_lora=batch.lora_slots is not None,
         )
 
 
@@ -98,8 +101,9 @@ def assemble(
     compilation_cache_dir: str | None = None,
 ) -> Assembly:
     """`attention`: the implementation for prefixes in the KV cache. The mesh may be of described devices (`aot`)."""
+    check_lora(config, options)
     placement = HeadPlacement.plan(config.num_heads, config.num_kv_heads, options.tp_size)
-    rows = _row_tiles(choice.platform, batch_invariant=options.batch_invariant)
+    rows = _row_tiles(choice.platform, batch_invariant=bool(options.batch_invariant))
     transformer = _transformer(config, choice, dtype, placement, rows, attention)
     kv_cache = _kv_cache_shape(config, options, choice, dtype, placement)
     programs = Programs(
@@ -109,6 +113,8 @@ def assemble(
         choice.platform,
         weight_shapes(config, dtype, mesh, placement),
         kv_cache.arrays(mesh),
+        lora_shapes(config, options, dtype, mesh),
+        options.max_loras,
     )
     info = _info(config, options, choice, programs, kv_cache, compilation_cache_dir)
     return Assembly(config, mesh, dtype, placement, kv_cache, programs, info)
@@ -121,6 +127,7 @@ def attention_kind(config: ModelConfig, choice: DeviceChoice, dtype: jnp.dtype) 
         "dtype": dtype,
         "head_size": config.head_size,
         "is_plain": config.has_plain_attention,
+        "is_causal": config.is_causal,
     }
 
 
@@ -149,9 +156,12 @@ def _kv_cache_shape(
     config: ModelConfig, options: BackendOptions, choice: DeviceChoice, dtype: jnp.dtype, placement: HeadPlacement
 ) -> KVCacheShape:
     token_bytes = 2 * config.num_layers * placement.kv_heads_per_shard * config.head_size * dtype.itemsize
+    num_tokens = KV_BLOCK_SIZE  # the least; without shared prefixes nothing is cached
+    if config.is_causal:
+        num_tokens = kv_cache_tokens(config, token_bytes, choice, options.prefix_cache_bytes)
     return KVCacheShape.of(
         num_layers=config.num_layers,
-        num_tokens=kv_cache_tokens(config, token_bytes, choice, options.prefix_cache_bytes),
+        num_tokens=num_tokens,
         heads=(options.tp_size * placement.kv_heads_per_shard, config.head_size),
         dtype=jnp.dtype(jnp.uint16) if choice.platform == "cpu" and dtype == jnp.bfloat16 else dtype,
     )
@@ -182,6 +192,7 @@ def _info(
         kv_block_bytes=kv_cache.page_bytes(options.tp_size),
         max_kv_blocks_read=programs.max_kv_blocks,
         attention=programs.transformer.attention.name,
+        batch_invariant=rows.token_rows is not None,
         compilation_cache_dir=compilation_cache_dir,
         step_tokens=options.token_budget or STEP_TOKENS[choice.platform],
         max_whole_item=MAX_WHOLE_ITEM[choice.platform],
@@ -189,6 +200,8 @@ def _info(
         least_step_tokens=LEAST_STEP_TOKENS,
         joins_prefill=choice.platform == "gpu" and options.dp_size == 1,
         async_scheduling=choice.platform != "cpu",
+        max_loras=options.max_loras,
+        max_lora_rank=options.max_lora_rank if options.max_loras else 0,
     )
 
 

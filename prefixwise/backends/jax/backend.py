@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ from prefixwise.backends.jax.attention.dense import make_mask
 from prefixwise.backends.jax.devices import DeviceChoice, resolve_dtype, set_compilation_cache
 from prefixwise.backends.jax.inputs import ForwardInputs, ProgramSpec, host_inputs, split_batch
 from prefixwise.backends.jax.kv_cache import JaxKVBlock, KVCache
+from prefixwise.backends.jax.lora import LoraStore
 from prefixwise.backends.jax.mesh import make_mesh, start_distributed
 from prefixwise.backends.jax.model import LastLayer
 from prefixwise.backends.jax.placement import HeadPlacement
@@ -27,28 +28,39 @@ from prefixwise.contract.ragged import Int32Array, Int64Array
 from prefixwise.forward.backend import Backend, BackendOptions, Program
 from prefixwise.forward.batch import ForwardBatch, ForwardOutput, RunningForward
 from prefixwise.forward.kv_pages import batch_tiles, page_table
+from prefixwise.forward.pooling import pooled_segments, read_tokens
 from prefixwise.forward.tiles import HostTiles, cut_tiles
 from prefixwise.models.checkpoint import Checkpoint
 from prefixwise.models.config import ModelConfig
+from prefixwise.models.lora import LoraAdapter
 from prefixwise.models.weight_cache import with_bfloat16_weights
+
+
+class _HeadOutputs(NamedTuple):
+    """What one head gives for all scored rows; `rows` are those that have this head."""
+
+    rows: NDArray[np.bool_] | None  # [R]; None: all of them
+    labels: TileOutputs  # logits of the distinct labels
+    logsumexp: TileOutputs  # empty where the batch needs none
+    vocabulary: TileOutputs = ()  # of a pass over the vocabulary, in place of labels and logsumexp
 
 
 class _Sent(NamedTuple):
     """The results of a forward, on their way to the host."""
 
-    labels: TileOutputs  # logits of the distinct labels
-    logsumexp: TileOutputs  # empty where the batch needs none
+    heads: Sequence[_HeadOutputs]  # the model's, and those of LoRA adapters that have their own
     columns: NDArray[Any]  # [R, L], or [1, L] for all rows alike: which of the distinct labels each row asks for
     rows: list[Int64Array]  # per data shard: which of the batch's scored rows it computes
     hidden: TileOutputs = ()  # empty where the batch needs none
-    vocabulary: TileOutputs = ()  # of a pass over the vocabulary, in place of labels and logsumexp
 
 
 class JaxBackend(Backend):
     """Loads the weights when it is constructed; `start` runs forwards."""
 
     def __init__(self, checkpoint: Checkpoint, options: BackendOptions) -> None:
-        if options.tp_size * options.dp_size > 1:  # else processes of a launcher are independent of each other
+        if options.nnodes > 1:
+            start_distributed(options.dist_init_addr, options.nnodes, options.node_rank)
+        elif options.tp_size * options.dp_size > 1:  # else processes of a launcher are independent of each other
             start_distributed()
         self.config = config = checkpoint.config
         choice = DeviceChoice.resolve(options.device)
@@ -63,7 +75,7 @@ class JaxBackend(Backend):
         self._dp_size = options.dp_size
         if options.weight_cache and dtype == jnp.bfloat16:
             checkpoint = with_bfloat16_weights(checkpoint)
-        self._runner = _make_runner(checkpoint, self._assembly)
+        self._runner = _make_runner(checkpoint, self._assembly, options)
         self.info = self._assembly.info
 
     def programs(self, *, max_dense_len: int) -> Sequence[Program]:
@@ -103,16 +115,43 @@ class JaxBackend(Backend):
         if not len(batch.score_tokens):
             return last, None
         distinct, columns = _distinct_labels(batch.label_ids[:0] if batch.top_k else batch.label_ids)
-        head_inputs = self._runner.head_inputs([part.score_tokens for part, _ in parts], distinct)
-        hidden = self._runner.hidden(last, head_inputs)
+        head_inputs = self._runner.head_inputs([self._scored(part) for part, _ in parts], distinct)
+        has_lora = spec.has_lora and self.config.pooling != "mean"
+        hidden = self._runner.hidden(last, head_inputs, has_lora=has_lora)
         pooled = self._runner.pooled(hidden) if batch.need_hidden else []
-        places = [rows for _, rows in parts]
-        if batch.top_k:
-            token_ids = [part.label_ids[:, 0] for part, _ in parts]
-            return last, _Sent((), (), columns, places, pooled, self._runner.vocabulary(hidden, token_ids, batch.top_k))
-        labels = self._runner.label_logits(hidden, head_inputs)
-        logsumexp = self._runner.logsumexp(hidden) if batch.need_logsumexp else []
-        return last, _Sent(labels, logsumexp, columns, places, pooled)
+        heads = []
+        for slot, rows in self._heads(batch):
+            if batch.top_k:
+                token_ids = [part.label_ids[:, 0] for part, _ in parts]
+                found = self._runner.vocabulary(hidden, token_ids, batch.top_k, slot)
+                heads.append(_HeadOutputs(rows, (), (), found))
+                continue
+            labels = self._runner.label_logits(hidden, head_inputs, slot)
+            logsumexp = self._runner.logsumexp(hidden, slot) if batch.need_logsumexp else []
+            heads.append(_HeadOutputs(rows, labels, logsumexp))
+        return last, _Sent(heads, columns, [rows for _, rows in parts], pooled)
+
+    def _scored(self, part: ForwardBatch) -> Int64Array:
+        """What the scoring program reads: tokens [R], or starts and lengths of segments [2, R], or tokens and the slots
+        of their LoRA adapters [2, R]."""
+        pooling = self.config.pooling
+        if pooling == "mean":
+            return pooled_segments(part)
+        tokens = read_tokens(part, pooling)
+        return tokens if part.lora_slots is None else np.stack([tokens, part.lora_slots[tokens]])
+
+    def _heads(self, batch: ForwardBatch) -> list[tuple[int, NDArray[np.bool_] | None]]:
+        """The heads that scored rows have, by the slots of LoRA adapters (0: the model's), and the rows of each."""
+        lora = self._runner.lora
+        if lora is None or batch.lora_slots is None:
+            return [(0, None)]
+        slots = batch.lora_slots[batch.score_tokens]
+        own = np.where(np.isin(slots, list(lora.heads)), slots, 0)
+        return [(int(slot), own == slot) for slot in np.unique(own)]
+
+    def load_lora(self, slot: int, adapter: LoraAdapter) -> None:
+        assert self._runner.lora is not None, "adapters are loaded where there are slots for them"
+        self._runner.lora.load(slot, adapter, self.config, self._runner.weights.head)
 
     def _wait_for_trunk(self, last: LastLayer, output: ForwardOutput, blocks: Sequence[JaxKVBlock]) -> ForwardOutput:
         try:
@@ -125,14 +164,24 @@ class JaxBackend(Backend):
     def _wait(self, sent: _Sent, blocks: tuple[JaxKVBlock, ...]) -> ForwardOutput:
         try:
             hidden = _in_order(self._runner.fetch(sent.hidden), sent.rows) if sent.hidden else None
-            if sent.vocabulary:
-                return _vocabulary_output(_in_order(self._runner.fetch(sent.vocabulary), sent.rows), blocks, hidden)
-            logits = _in_order(self._runner.fetch(sent.labels), sent.rows)
-            logsumexp = _in_order(self._runner.fetch(sent.logsumexp), sent.rows) if sent.logsumexp else None
+            if sent.heads[0].vocabulary:
+                return _vocabulary_output(self._fetch(sent, "vocabulary"), blocks, hidden)
+            logits = self._fetch(sent, "labels")
+            logsumexp = self._fetch(sent, "logsumexp") if sent.heads[0].logsumexp else None
         except BaseException:
             self._give_up(blocks)
             raise
         return ForwardOutput(np.take_along_axis(logits, sent.columns, 1), logsumexp, blocks, hidden)
+
+    def _fetch(self, sent: _Sent, kind: Literal["labels", "logsumexp", "vocabulary"]) -> Floats:
+        """The rows of the batch, each from its head."""
+        found = [_in_order(self._runner.fetch(getattr(head, kind)), sent.rows) for head in sent.heads]
+        if len(found) == 1:
+            return found[0]
+        whole = np.empty_like(found[0])
+        for head, rows in zip(sent.heads, found, strict=True):
+            whole[head.rows] = rows[head.rows]
+        return whole
 
     def _give_up(self, blocks: Sequence[JaxKVBlock]) -> None:
         """After a failure: release the blocks, whose contents are undefined. This may run on any thread, so the next
@@ -189,10 +238,12 @@ class JaxBackend(Backend):
         return cut_tiles(part, self._runner.programs.tile_sizes(spec), lists, padding)
 
 
-def _make_runner(checkpoint: Checkpoint, assembly: Assembly) -> Runner:
-    """Load the weights and allocate the KV cache on the mesh."""
-    weights = load_weights(checkpoint, assembly.dtype, assembly.mesh, assembly.placement)
-    return Runner(assembly.mesh, weights, KVCache(assembly.mesh, assembly.kv_cache), assembly.programs)
+def _make_runner(checkpoint: Checkpoint, assembly: Assembly, options: BackendOptions) -> Runner:
+    """Load the weights and allocate the KV cache, and the slots of LoRA adapters, on the mesh."""
+    mesh, shapes = assembly.mesh, assembly.programs.lora
+    weights = load_weights(checkpoint, assembly.dtype, mesh, assembly.placement)
+    lora = None if shapes is None else LoraStore.of(mesh, shapes, options)
+    return Runner(mesh, weights, KVCache(mesh, assembly.kv_cache), assembly.programs, lora)
 
 
 def _choose_attention(

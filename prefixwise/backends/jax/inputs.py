@@ -34,6 +34,7 @@ class ProgramSpec:
     writes_cache: bool  # some segments are cached first, and read from the KV cache; others may be scored
     dense_columns: int = 0  # longest sequence of a dense mask; 0: no dense mask
     is_embedded: bool = False  # another program has computed the embeddings, as some of them are overridden
+    has_lora: bool = False  # some tokens have LoRA adapters
 
     def with_mask(self, columns: int) -> ProgramSpec:
         return replace(self, dense_columns=columns)
@@ -48,7 +49,8 @@ class ProgramSpec:
     def title(self) -> str:
         masked = f", dense mask of {self.dense_columns} columns" if self.dense_columns else ""
         embedded = ", behind overridden embeddings" if self.is_embedded else ""
-        return f"{self.kind}, {self.num_tokens} tokens{masked}{embedded}"
+        adapted = ", with LoRA" if self.has_lora else ""
+        return f"{self.kind}, {self.num_tokens} tokens{masked}{embedded}{adapted}"
 
 
 class ForwardInputs(NamedTuple, Generic[Item]):
@@ -61,6 +63,7 @@ class ForwardInputs(NamedTuple, Generic[Item]):
     cache_slots: Item  # [T]: slot in the KV cache, NOT_CACHED for most tokens
     token_sequence: Item  # [T]: first token of the sequence, of a dense mask
     sequence_starts: Item  # [T + 1]
+    lora_slots: Item  # [T]: the slot of the token's LoRA adapter; 0: none
     tiles: Tiles[Item]
 
 
@@ -99,6 +102,7 @@ def _take_tokens(batch: ForwardBatch, start: int, stop: int) -> tuple[ForwardBat
         score_tokens=batch.score_tokens[rows] - start,
         label_ids=batch.label_ids[rows],
         embed_overrides=None if batch.embed_overrides is None else batch.embed_overrides.between(start, stop),
+        lora_slots=None if batch.lora_slots is None else batch.lora_slots[start:stop],
     )
     return part, rows
 
@@ -145,6 +149,7 @@ def capacities(spec: ProgramSpec, sizes: TileSizes, max_kv_blocks: int) -> Forwa
         cache_slots=num_tokens * spec.writes_cache,
         token_sequence=num_tokens * is_dense,
         sequence_starts=(num_tokens + 1) * is_dense,
+        lora_slots=num_tokens * spec.has_lora,
         # Key tiles of prefixes in the batch hold tokens of the batch, so there are no more tiles than tokens.
         tiles=tile_capacities(num_tokens, sizes, max_kv_blocks if spec.reads == "kv_cache" else num_tokens),
     )
@@ -168,6 +173,7 @@ def host_inputs(
         cache_slots=slots,
         token_sequence=token_sequences(batch) if is_dense else nothing,
         sequence_starts=batch.sequence_starts.astype(np.int32) if is_dense else nothing,
+        lora_slots=nothing if batch.lora_slots is None or not spec.has_lora else batch.lora_slots,
         tiles=tiles,
     )
 

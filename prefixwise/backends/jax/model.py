@@ -25,7 +25,9 @@ from prefixwise.backends.jax.attention.xla import XlaAttention
 from prefixwise.backends.jax.experts import Routing, Slots, add_outputs, assign_slots, expert_matrix, route
 from prefixwise.backends.jax.inputs import ForwardInputs, ProgramSpec
 from prefixwise.backends.jax.kv_cache import KVCacheArrays
+from prefixwise.backends.jax.lora import Adapters, AddLora, LoraRows, adding, no_lora
 from prefixwise.backends.jax.mesh import TENSOR
+from prefixwise.backends.jax.pooling import mean_of_segments
 from prefixwise.backends.jax.qk_norm_rope import (
     CacheWrite,
     HeadNorms,
@@ -47,7 +49,8 @@ _UNBOUNDED = XlaAttention()
 
 
 class LastLayer(NamedTuple):
-    """The output of a trunk: the last layer's input [T, D], and the output of its attention [T, N H]."""
+    """The output of a trunk: the last layer's input [T, D], and the output of its attention [T, N H]. Where the mean of
+    a segment is scored, the first is the output of the whole model in float32."""
 
     x: jax.Array
     attended: jax.Array
@@ -75,6 +78,7 @@ class Transformer:
         inputs: Inputs,
         mask: jax.Array | None,
         embedded: jax.Array | None = None,
+        lora: Adapters | None = None,
     ) -> tuple[LastLayer, KVCacheArrays]:
         """Everything up to the last layer's attention, and the KV cache. `embedded`: the tokens' embeddings, where they
         are computed before."""
@@ -86,6 +90,7 @@ class Transformer:
         if self.config.local_rope is not None:
             local_rope = self._rope_table(self.config.local_rope, inputs.positions)
         last = self.config.num_layers - 1
+        rows = None if lora is None else LoraRows(lora, inputs.lora_slots)
 
         def attend(layer: Any, x: jax.Array, kv_cache: KVCacheArrays) -> tuple[jax.Array, KVCacheArrays]:
             base = jnp.asarray(layer * (len(kv_cache.keys) // self.config.num_layers), jnp.int32)
@@ -94,7 +99,7 @@ class Transformer:
             if self.config.local_rope is not None:
                 is_local = jnp.array(self.config.layer_windows)[layer] > 0
                 layer_rope = jax.tree.map(partial(jnp.where, is_local), local_rope, rope)
-            heads, written = self._project(weights.layers, layer, x, layer_rope, inputs, write)
+            heads, written = self._project(weights.layers, layer, x, layer_rope, inputs, write, lora)
             kv_cache = written or kv_cache  # before attention: segments read what others of the batch cache
             source = Source(kv_cache.keys, kv_cache.values, base) if spec.reads == "kv_cache" else None
             return self._attend(spec, heads, source, inputs, mask, self._scoring(layer)), kv_cache
@@ -104,10 +109,13 @@ class Transformer:
         ) -> tuple[tuple[jax.Array, KVCacheArrays], None]:
             x, kv_cache = carry
             attended, kv_cache = attend(layer, x, kv_cache)
-            return (self._finish(weights.layers, layer, x, attended, inputs.num_token_tiles[0]), kv_cache), None
+            return (self._finish(weights.layers, layer, x, attended, inputs.num_token_tiles[0], rows), kv_cache), None
 
         (x, kv_cache), _ = lax.scan(body, (x, kv_cache), jnp.arange(last))
         attended, kv_cache = attend(last, x, kv_cache)
+        if self.config.pooling == "mean":
+            x = self._finish(weights.layers, last, x, attended, inputs.num_token_tiles[0], rows)
+            x = self.rows.over_tokens(partial(self._final_norm, weights), inputs.num_token_tiles[0], x)
         return LastLayer(x, attended), kv_cache
 
     def embed(
@@ -127,31 +135,41 @@ class Transformer:
         return RopeTable(cos, sin) if magnitudes is None else RopeTable(cos * magnitudes, sin * magnitudes)
 
     def _project(
-        self, layers: LayerWeights, layer: Any, x: jax.Array, rope: RopeTable, inputs: Inputs, write: CacheWrite | None
+        self,
+        layers: LayerWeights,
+        layer: Any,
+        x: jax.Array,
+        rope: RopeTable,
+        inputs: Inputs,
+        write: CacheWrite | None,
+        lora: Adapters | None = None,
     ) -> tuple[Heads, KVCacheArrays | None]:
         """Norm, Q K V projection, QK norm and RoPE; and the KV cache, where something is written to it."""
         weights, eps, num_kv_heads = _at(layers, layer), self.config.norm_eps, self.kv_heads
 
         is_whole = self.config.whole_qk_norm
 
-        def project(tile: jax.Array) -> jax.Array:
+        slots = () if lora is None else (inputs.lora_slots,)
+
+        def project(tile: jax.Array, *slots: jax.Array) -> jax.Array:
             normed = tile if weights.attention_norm is None else rms_norm(tile, weights.attention_norm, eps)
             qkv = linear(normed, weights.qkv, bias=weights.qkv_bias)
+            qkv = adding(lora, layer, slots)("qkv", normed, qkv)
             qkv = self._norm_all_heads(weights, qkv) if is_whole else qkv
             return qkv.reshape(len(tile), -1, self.config.head_size)
 
-        def project_and_rope(tile: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
+        def project_and_rope(tile: jax.Array, cos: jax.Array, sin: jax.Array, *slots: jax.Array) -> jax.Array:
             norms = (None, None) if is_whole else (weights.q_norm, weights.k_norm)
-            return qk_norm_rope(project(tile), num_kv_heads, norms, eps, RopeTable(cos, sin))
+            return qk_norm_rope(project(tile, *slots), num_kv_heads, norms, eps, RopeTable(cos, sin))
 
         num_tiles = inputs.num_token_tiles[0]
         if self.fuses_heads:
-            qkv = self.rows.over_tokens(project, num_tiles, x)
+            qkv = self.rows.over_tokens(project, num_tiles, x, *slots)
             norms = HeadNorms(None, None) if is_whole else HeadNorms(layers.q_norm, layers.k_norm)
             number = jnp.asarray(layer, jnp.int32)
             qkv, kv_cache = qk_norm_rope_and_cache(qkv, num_kv_heads, norms, number, eps, rope, write)
             return Heads(qkv, num_kv_heads), kv_cache
-        heads = Heads(self.rows.over_tokens(project_and_rope, num_tiles, x, *rope), num_kv_heads)
+        heads = Heads(self.rows.over_tokens(project_and_rope, num_tiles, x, *rope, *slots), num_kv_heads)
         return heads, None if write is None else _write_cache(write, heads)
 
     def _norm_all_heads(self, layer: LayerWeights, qkv: jax.Array) -> jax.Array:
@@ -184,7 +202,7 @@ class Transformer:
         window: jax.Array | None = None
         if any(config.windows):
             window = jnp.array([each or NO_WINDOW for each in config.windows], jnp.int32)[layer]
-        return Scoring(window, config.score_scale, config.score_softcap)
+        return Scoring(window, config.score_scale, config.score_softcap, config.is_causal)
 
     def _attend(
         self,
@@ -207,7 +225,13 @@ class Transformer:
         return out.reshape(len(out), -1)
 
     def _finish(
-        self, layers: LayerWeights, number: Any, x: jax.Array, attended: jax.Array, num_tiles: jax.Array | None = None
+        self,
+        layers: LayerWeights,
+        number: Any,
+        x: jax.Array,
+        attended: jax.Array,
+        num_tiles: jax.Array | None = None,
+        lora: LoraRows | None = None,
     ) -> jax.Array:
         """Output projection, residual, MLP or experts, residual: of the first tiles of rows, or of all rows at once."""
 
@@ -216,7 +240,9 @@ class Transformer:
 
         layer = _at(layers, number)
         if self.config.experts is None:
-            return over_rows(partial(self._finish_dense, layer), x, attended)
+            if lora is None:
+                return over_rows(partial(self._finish_dense, layer), x, attended)
+            return over_rows(partial(self._finish_adapted, layer, number, lora.adapters), x, attended, lora.slots)
 
         def begin(tile: jax.Array, attended_tile: jax.Array) -> tuple[jax.Array, jax.Array, Routing]:
             tile, normed = self._add_attended(layer, tile, attended_tile)
@@ -252,24 +278,46 @@ class Transformer:
         outputs: jax.Array = map_rows(run, tile_rows, num_tiles, len(slots.tokens), (slots.tokens, slots.experts))
         return outputs
 
-    def _finish_dense(self, layer: LayerWeights, x: jax.Array, attended: jax.Array) -> jax.Array:
-        x, normed = self._add_attended(layer, x, attended)
-        gate, up = jnp.split(linear(normed, layer.gate_up), 2, axis=-1)
-        return self._add_mlp(layer, x, self._sum_over_shards(activate(gate, self.config.activation) * up, layer.down))
+    def _finish_adapted(
+        self,
+        layer: LayerWeights,
+        number: Any,
+        adapters: Adapters,
+        x: jax.Array,
+        attended: jax.Array,
+        slots: jax.Array,
+    ) -> jax.Array:
+        return self._finish_dense(layer, x, attended, adding(adapters, number, (slots,)))
 
-    def _add_attended(self, layer: LayerWeights, x: jax.Array, attended: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def _finish_dense(
+        self, layer: LayerWeights, x: jax.Array, attended: jax.Array, add: AddLora = no_lora
+    ) -> jax.Array:
+        x, normed = self._add_attended(layer, x, attended, add)
+        gate, up = jnp.split(add("gate_up", normed, linear(normed, layer.gate_up)), 2, axis=-1)
+        inner = activate(gate, self.config.activation) * up
+        return self._add_mlp(layer, x, add("down", inner, self._sum_over_shards(inner, layer.down)))
+
+    def _add_attended(
+        self, layer: LayerWeights, x: jax.Array, attended: jax.Array, add: AddLora = no_lora
+    ) -> tuple[jax.Array, jax.Array]:
         """The output projection added to x, and its norm for the MLP; some models have a norm before the residual."""
         eps = self.config.norm_eps
-        projected = self._sum_over_shards(attended, layer.o)
+        projected = add("o", attended, self._sum_over_shards(attended, layer.o))
         if layer.post_attention_norm is not None:
             projected = rms_norm(projected, layer.post_attention_norm, eps)
-        x = x + projected
+        x = x + self._scaled(projected)
         return x, x if layer.mlp_norm is None else rms_norm(x, layer.mlp_norm, eps)
 
     def _add_mlp(self, layer: LayerWeights, x: jax.Array, mlp: jax.Array) -> jax.Array:
         if layer.post_mlp_norm is not None:
             mlp = rms_norm(mlp, layer.post_mlp_norm, self.config.norm_eps)
-        return x + mlp
+        return x + self._scaled(mlp)
+
+    def _scaled(self, delta: jax.Array) -> jax.Array:
+        """What is added to the residual stream. The factor is not rounded to a smaller dtype, as in transformers."""
+        if self.config.residual_scale == 1.0:
+            return delta
+        return (delta.astype(jnp.float32) * self.config.residual_scale).astype(delta.dtype)
 
     def _sum_over_shards(self, x: jax.Array, weight: jax.Array) -> jax.Array:
         """A GEMM whose inner dimension is split over the shards: rounded once, after the sum."""
@@ -277,12 +325,24 @@ class Transformer:
             return linear(x, weight)
         return lax.psum(linear(x, weight, jnp.float32), TENSOR).astype(x.dtype)
 
-    def score(self, weights: ModelWeights, last: LastLayer, tokens: jax.Array) -> jax.Array:
+    def score(
+        self, weights: ModelWeights, last: LastLayer, tokens: jax.Array, lora: Adapters | None = None
+    ) -> jax.Array:
         """Hidden states of the scored tokens after the final norm, [S, D] float32. Only these tokens run through the
-        rest of the last layer."""
+        rest of the last layer. Where the mean of a segment is scored, the trunk has done that for all tokens. With
+        LoRA, the slots of the tokens are behind them."""
+        if self.config.pooling == "mean":
+            return mean_of_segments(last.x, *jnp.split(tokens, 2))
         last_layer = self.config.num_layers - 1
-        hidden = self._finish(weights.layers, last_layer, last.x[tokens], last.attended[tokens])
-        return rms_norm(hidden, weights.final_norm, self.config.norm_eps).astype(jnp.float32)
+        rows = None
+        if lora is not None:
+            tokens, slots = jnp.split(tokens, 2)
+            rows = LoraRows(lora, slots)
+        hidden = self._finish(weights.layers, last_layer, last.x[tokens], last.attended[tokens], lora=rows)
+        return self._final_norm(weights, hidden)
+
+    def _final_norm(self, weights: ModelWeights, x: jax.Array) -> jax.Array:
+        return rms_norm(x, weights.final_norm, self.config.norm_eps).astype(jnp.float32)
 
 
 def label_logits(

@@ -30,6 +30,7 @@ from prefixwise.backends.jax.attention import xla
 from prefixwise.backends.jax.attention.base import AttentionImplementation
 from prefixwise.backends.jax.inputs import ForwardInputs, ProgramSpec, capacities, packed_size, unpack
 from prefixwise.backends.jax.kv_cache import KV_CACHE_SPEC, KVCacheArrays
+from prefixwise.backends.jax.lora import Adapters, LoraArrays, lora_specs
 from prefixwise.backends.jax.mesh import DATA, TENSOR, P
 from prefixwise.backends.jax.model import (
     LABEL_TILE,
@@ -72,12 +73,14 @@ class HeadSpec:
     kind: Literal["score", "labels", "logsumexp", "vocabulary", "gather"]
     num_tokens: int | None = None  # `score`: capacity of the trunk's data shard
     top_k: int = 0  # `vocabulary`: how many of the most likely tokens
+    has_lora: bool = False  # `score`: some tokens have LoRA adapters
 
     @property
     def title(self) -> str:
         if self.top_k:
             return f"{self.kind}, top {self.top_k}"
-        return self.kind if self.num_tokens is None else f"{self.kind}, {self.num_tokens} tokens"
+        adapted = ", with LoRA" if self.has_lora else ""
+        return self.kind if self.num_tokens is None else f"{self.kind}, {self.num_tokens} tokens{adapted}"
 
 
 Spec = ProgramSpec | EmbedSpec | HeadSpec
@@ -93,6 +96,8 @@ class Programs:
     platform: str
     weights: ModelWeights  # shapes and shardings, as are those of the KV cache
     kv_cache: KVCacheArrays
+    lora: LoraArrays | None = None  # shapes and shardings; None: there are no slots for adapters
+    num_lora_slots: int = 0
     _compiled: dict[Spec, Compiled] = field(default_factory=dict)
     _compiling: set[Spec] = field(default_factory=set)  # at their first use
 
@@ -119,16 +124,19 @@ class Programs:
         return capacities(spec, self.tile_sizes(spec), self.max_kv_blocks)
 
     def trunk(self, spec: ProgramSpec) -> Callable[..., tuple[LastLayer, KVCacheArrays]]:
-        """weights, KV cache (donated), packed inputs [dp, ..], dense mask or None, embeddings [dp T, D] or None."""
+        """weights, KV cache (donated), packed inputs [dp, ..], dense mask or None, embeddings [dp T, D] or None, the
+        matrices of LoRA adapters or None."""
         return self._get(spec)
 
     def embed(self, num_tokens: int, num_overrides: int) -> Callable[..., jax.Array]:
         """embedding [V, D], tokens [dp, T + E], rows [dp, E, D] to [dp T, D]."""
         return self._get(EmbedSpec(num_tokens, num_overrides))
 
-    def score(self, num_tokens: int) -> Callable[..., jax.Array]:
-        """weights, the output of a trunk [dp T, ..], tokens [dp, S] to hidden [dp S, D]."""
-        return self._get(HeadSpec("score", num_tokens))
+    def score(self, num_tokens: int, *, has_lora: bool = False) -> Callable[..., jax.Array]:
+        """weights, the output of a trunk [dp T, ..], tokens [dp, S], the matrices of LoRA adapters or None to hidden
+        [dp S, D]. With LoRA: tokens and their slots [dp, 2 S]. Where the mean of a segment is scored: starts and
+        lengths of segments [dp, 2 S]."""
+        return self._get(HeadSpec("score", num_tokens, has_lora=has_lora))
 
     @property
     def labels(self) -> Callable[..., jax.Array]:
@@ -186,13 +194,16 @@ class Programs:
             packed: jax.Array,
             mask: jax.Array | None,
             x: jax.Array | None,
+            lora: LoraArrays | None,
         ) -> Any:
-            return self.transformer(spec, weights, kv_cache, unpack(packed[0], lens), mask, x)
+            adapters = None if lora is None else Adapters(lora, self.num_lora_slots)
+            return self.transformer(spec, weights, kv_cache, unpack(packed[0], lens), mask, x, adapters)
 
         kv_cache_specs: Any = KVCacheArrays(KV_CACHE_SPEC, KV_CACHE_SPEC)  # type: ignore[arg-type]
         mask_spec = P(DATA) if spec.dense_columns else None
         x_spec = P(DATA) if spec.is_embedded else None
-        in_specs = (weight_specs(self.transformer.config), kv_cache_specs, P(DATA), mask_spec, x_spec)
+        lora_spec = lora_specs() if spec.has_lora else None
+        in_specs = (weight_specs(self.transformer.config), kv_cache_specs, P(DATA), mask_spec, x_spec, lora_spec)
         num_shards = self.mesh.shape[DATA]
         packed = self._shape((num_shards, packed_size(lens)), jnp.int32, P(DATA))
         mask = None
@@ -203,7 +214,7 @@ class Programs:
         if spec.is_embedded:
             width = self.transformer.config.model_size
             x = self._shape((num_shards * spec.num_tokens, width), self.weights.embedding.dtype, P(DATA))
-        return jitted.lower(self.weights, self.kv_cache, packed, mask, x)
+        return jitted.lower(self.weights, self.kv_cache, packed, mask, x, self.lora if spec.has_lora else None)
 
     def _lower_embed(self, spec: EmbedSpec) -> Lowered:
         transformer, num_shards = self.transformer, self.mesh.shape[DATA]
@@ -222,7 +233,7 @@ class Programs:
         num_rows = self.mesh.shape[DATA] * self.transformer.rows.score_rows
         hidden = self._shape((num_rows, self.transformer.config.model_size), jnp.float32, HIDDEN_SPEC)
         if spec.num_tokens is not None:
-            return self._lower_score(spec.num_tokens)
+            return self._lower_score(spec.num_tokens, has_lora=spec.has_lora)
         if spec.kind == "gather":
             return jax.jit(lambda rows: rows, out_shardings=NamedSharding(self.mesh, P())).lower(hidden)
         if spec.kind == "labels":
@@ -242,24 +253,38 @@ class Programs:
             return self._lower_head(partial(score_vocabulary, **sizes, top_k=spec.top_k), hidden, token_ids)
         return self._lower_head(partial(logsumexp, **sizes), hidden)
 
-    def _lower_score(self, num_tokens: int) -> Lowered:
+    def _lower_score(self, num_tokens: int, *, has_lora: bool) -> Lowered:
         transformer, num_shards = self.transformer, self.mesh.shape[DATA]
 
-        def score(weights: ModelWeights, last: LastLayer, tokens: jax.Array) -> jax.Array:
-            return transformer.score(weights, last, tokens[0])
+        def score(weights: ModelWeights, last: LastLayer, tokens: jax.Array, lora: LoraArrays | None) -> jax.Array:
+            adapters = None if lora is None else Adapters(lora, self.num_lora_slots)
+            return transformer.score(weights, last, tokens[0], adapters)
 
         num_heads = transformer.tp_size * transformer.kv_heads * transformer.heads_per_kv
         widths = transformer.config.model_size, num_heads * transformer.config.head_size
+        is_pooled = transformer.config.pooling == "mean"
+        dtype = self.weights.embedding.dtype
+        dtypes = jnp.float32 if is_pooled else dtype, dtype
         last = [
-            self._shape((num_shards * num_tokens, width), self.weights.embedding.dtype, spec)
-            for width, spec in zip(widths, LAST_SPECS, strict=True)
+            self._shape((num_shards * num_tokens, width), each, spec)
+            for width, each, spec in zip(widths, dtypes, LAST_SPECS, strict=True)
         ]
-        tokens = self._shape((num_shards, transformer.rows.score_rows), jnp.int32, P(DATA))
-        jitted = self._jit(score, (weight_specs(transformer.config), LAST_SPECS, P(DATA)), HIDDEN_SPEC)
-        return jitted.lower(self.weights, LastLayer(*last), tokens)  # type: ignore[arg-type]
+        num_numbers = (2 if is_pooled or has_lora else 1) * transformer.rows.score_rows
+        tokens = self._shape((num_shards, num_numbers), jnp.int32, P(DATA))
+        in_specs = (weight_specs(transformer.config), LAST_SPECS, P(DATA), lora_specs() if has_lora else None)
+        jitted = self._jit(score, in_specs, HIDDEN_SPEC)
+        lora = self.lora if has_lora else None
+        return jitted.lower(self.weights, LastLayer(*last), tokens, lora)  # type: ignore[arg-type]
 
     def _lower_head(self, function: Callable[..., jax.Array], *arguments: Any) -> Lowered:
-        """With several processes, each of them holds the whole result and may fetch it at any time."""
+        """With several processes, each of them holds the whole result and may fetch it at any time. Hidden states are
+        divided in place of logits."""
+        divisor, undivided = self.transformer.config.logit_divisor, function
+        if divisor != 1.0:
+
+            def function(head: jax.Array, hidden: jax.Array, *rest: jax.Array) -> jax.Array:
+                return undivided(head, hidden / divisor, *rest)
+
         specs = (weight_specs(self.transformer.config).head, *(each.sharding.spec for each in arguments))
         whole = NamedSharding(self.mesh, P())
         jitted = self._jit(function, specs, HIDDEN_SPEC, out_shardings=None if whole.is_fully_addressable else whole)

@@ -8,8 +8,9 @@ that number; each tile of scored rows is a run of its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from typing import NamedTuple
 
 import jax
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 
 from prefixwise.backends.jax.inputs import ForwardInputs, ProgramSpec, override_inputs, pack
 from prefixwise.backends.jax.kv_cache import KVCache
+from prefixwise.backends.jax.lora import LoraArrays, LoraStore
 from prefixwise.backends.jax.mesh import DATA, P, put_replicated, put_sharded
 from prefixwise.backends.jax.model import LABEL_TILE, LastLayer
 from prefixwise.backends.jax.programs import HeadSpec, Programs
@@ -29,6 +31,7 @@ from prefixwise.forward.backend import Program
 from prefixwise.forward.batch import ForwardBatch
 from prefixwise.forward.kv_pages import NOT_CACHED
 from prefixwise.forward.tiles import Tiles
+from prefixwise.models.config import ModelConfig
 
 Floats = NDArray[np.float32]
 TileOutputs = Sequence[Sequence[jax.Array]]  # [dp S, ..] each, by tile of scored rows, then by tile of labels
@@ -49,6 +52,7 @@ class Runner:
     weights: ModelWeights
     kv_cache: KVCache
     programs: Programs
+    lora: LoraStore | None = None  # None: there are no slots for adapters
 
     def embed(self, spec: ProgramSpec, parts: Sequence[ForwardBatch]) -> jax.Array | None:
         """The embeddings [dp T, D] of a program that does not compute them. One of `parts` per data shard."""
@@ -69,19 +73,24 @@ class Runner:
         """Still on the devices, [dp T, ..]; one of `shards` and `masks` (if any) per data shard. `x`: of `embed`."""
         packed = put_sharded(self.mesh, pack(shards, self.programs.input_lens(spec)), P(DATA))
         mask = put_sharded(self.mesh, np.concatenate(masks), P(DATA)) if masks else None
-        last, self.kv_cache.arrays = self.programs.trunk(spec)(self.weights, self.kv_cache.arrays, packed, mask, x)
+        run, lora = self.programs.trunk(spec), self._lora(spec.has_lora)
+        last, self.kv_cache.arrays = run(self.weights, self.kv_cache.arrays, packed, mask, x, lora)
         return last
 
     def head_inputs(self, score_tokens: Sequence[Int64Array], label_ids: Int32Array) -> HeadInputs:
         """The inputs of the programs behind a trunk, sent while the trunk runs.
 
-        `score_tokens`: of each data shard; token 0 pads them to the same whole number of tiles.
+        `score_tokens`: of each data shard [R], or [2, R]: starts and lengths of segments, or tokens and the slots of
+        their LoRA adapters. Zeros pad them to the same whole number of tiles.
         """
         size = self.programs.transformer.rows.score_rows
-        num_tiles = -(-max(map(len, score_tokens)) // size)
-        tokens = np.zeros((num_tiles, len(score_tokens), size), np.int32)
-        for number, shard in enumerate(score_tokens):
-            tokens[:, number].flat[: len(shard)] = shard
+        shards = [np.atleast_2d(each) for each in score_tokens]
+        num_tiles = -(-max(shard.shape[1] for shard in shards) // size)
+        tokens = np.zeros((num_tiles, len(shards), len(shards[0]), size), np.int32)
+        for number, shard in enumerate(shards):
+            for row, numbers in enumerate(shard):
+                tokens[:, number, row].flat[: len(numbers)] = numbers
+        tokens = tokens.reshape(num_tiles, len(shards), -1)
         labels = np.zeros((-(-len(label_ids) // LABEL_TILE), LABEL_TILE), np.int32)
         labels.flat[: len(label_ids)] = label_ids
         return HeadInputs(
@@ -89,28 +98,37 @@ class Runner:
             tuple(put_replicated(self.mesh, tile) for tile in labels),
         )
 
-    def hidden(self, last: LastLayer, inputs: HeadInputs) -> list[jax.Array]:
-        """[dp S, D] of each tile of scored rows, still on the devices."""
-        score = self.programs.score(len(last.x) // self.mesh.shape[DATA])
-        return [score(self.weights, last, tokens) for tokens in inputs.score_tiles]
+    def _lora(self, has_lora: bool) -> LoraArrays | None:
+        return self.lora.arrays if has_lora and self.lora is not None else None
 
-    def label_logits(self, hidden: Sequence[jax.Array], inputs: HeadInputs) -> TileOutputs:
-        """[dp S, LABEL_TILE] each, on their way to the host."""
-        head, labels = self.weights.head, self.programs.labels
+    def head(self, slot: int) -> jax.Array:
+        """The head of a LoRA adapter, or the model's own; 0: that."""
+        return self.weights.head if self.lora is None else self.lora.heads.get(slot, self.weights.head)
+
+    def hidden(self, last: LastLayer, inputs: HeadInputs, *, has_lora: bool = False) -> list[jax.Array]:
+        """[dp S, D] of each tile of scored rows, still on the devices."""
+        score = self.programs.score(len(last.x) // self.mesh.shape[DATA], has_lora=has_lora)
+        return [score(self.weights, last, tokens, self._lora(has_lora)) for tokens in inputs.score_tiles]
+
+    def label_logits(self, hidden: Sequence[jax.Array], inputs: HeadInputs, slot: int = 0) -> TileOutputs:
+        """[dp S, LABEL_TILE] each, on their way to the host. `slot`: of the adapter whose head is read."""
+        head, labels = self.head(slot), self.programs.labels
         return [[_send(labels(head, rows, ids)) for ids in inputs.label_tiles] for rows in hidden]
 
-    def logsumexp(self, hidden: Sequence[jax.Array]) -> TileOutputs:
+    def logsumexp(self, hidden: Sequence[jax.Array], slot: int = 0) -> TileOutputs:
         """[dp S] each, on their way to the host."""
-        return [[_send(self.programs.logsumexp(self.weights.head, rows))] for rows in hidden]
+        return [[_send(self.programs.logsumexp(self.head(slot), rows))] for rows in hidden]
 
-    def vocabulary(self, hidden: Sequence[jax.Array], token_ids: Sequence[Int32Array], top_k: int) -> TileOutputs:
+    def vocabulary(
+        self, hidden: Sequence[jax.Array], token_ids: Sequence[Int32Array], top_k: int, slot: int = 0
+    ) -> TileOutputs:
         """[dp S, 2 + 2 K] each, on their way to the host. `token_ids`: of each data shard, for its scored tokens."""
         size, program = self.programs.transformer.rows.score_rows, self.programs.vocabulary(top_k)
         tiles = np.zeros((len(hidden), len(token_ids), size), np.int32)
         for number, shard in enumerate(token_ids):
             tiles[:, number].flat[: len(shard)] = shard
         sent = [put_sharded(self.mesh, tile.reshape(-1), P(DATA)) for tile in tiles]
-        return [[_send(program(self.weights.head, *each))] for each in zip(hidden, sent, strict=True)]
+        return [[_send(program(self.head(slot), *each))] for each in zip(hidden, sent, strict=True)]
 
     def pooled(self, hidden: Sequence[jax.Array]) -> TileOutputs:
         """The hidden states themselves, on their way to the host."""
@@ -132,11 +150,13 @@ def _send(array: jax.Array) -> jax.Array:
 def list_programs(runner: Runner, buckets: Sequence[int], max_dense_len: int) -> list[Program]:
     """Every trunk, the scoring program of each bucket, and the two programs of the head."""
     warmup, programs = _Warmup(runner), []
-    for num_tokens in buckets:
-        specs = _specs(num_tokens, max_dense_len)
+    config, kinds = runner.programs.transformer.config, (False,) if runner.lora is None else (False, True)
+    for num_tokens, has_lora in product(buckets, kinds):
+        specs = [replace(spec, has_lora=has_lora) for spec in _specs(config, num_tokens, max_dense_len)]
         programs += [_program(runner, spec, partial(warmup.trunk, spec)) for spec in specs]
-        programs.append(_program(runner, HeadSpec("score", num_tokens), partial(warmup.score, specs[-1])))
-    smallest = ProgramSpec(buckets[0], reads="kv_cache", writes_cache=False)
+        score = HeadSpec("score", num_tokens, has_lora=has_lora and config.pooling != "mean")
+        programs.append(_program(runner, score, partial(warmup.score, specs[-1])))
+    smallest = _specs(runner.programs.transformer.config, buckets[0], 0)[-1]
     return [
         *programs,
         _program(runner, HeadSpec("labels"), partial(warmup.labels, smallest)),
@@ -148,9 +168,12 @@ def _program(runner: Runner, spec: ProgramSpec | HeadSpec, prepare: Callable[[],
     return Program(spec.title, partial(runner.programs.lower, spec), prepare)
 
 
-def _specs(num_tokens: int, max_dense_len: int) -> list[ProgramSpec]:
-    """Prefill, with or without scored tokens; sequences with each width of a dense mask and without one; and extend."""
+def _specs(config: ModelConfig, num_tokens: int, max_dense_len: int) -> list[ProgramSpec]:
+    """Prefill, with or without scored tokens; sequences with each width of a dense mask and without one; and extend.
+    Without shared prefixes there are only sequences."""
     sequences = ProgramSpec(num_tokens, reads="batch", writes_cache=False)
+    if not config.is_causal:
+        return [sequences]
     masked = [sequences.with_mask(columns) for columns in dense_columns_up_to(min(num_tokens, max_dense_len))]
     prefill = ProgramSpec(num_tokens, reads="kv_cache", writes_cache=True)
     extend = ProgramSpec(num_tokens, reads="kv_cache", writes_cache=False)
@@ -162,7 +185,11 @@ class _Warmup:
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
-        self._inputs = runner.head_inputs([np.zeros(1, np.int64)] * runner.mesh.shape[DATA], np.zeros(1, np.int32))
+        is_pooled = runner.programs.transformer.config.pooling == "mean"
+        tokens = np.zeros((2, 1) if is_pooled else 1, np.int64)
+        num_shards, label = runner.mesh.shape[DATA], np.zeros(1, np.int32)
+        self._inputs = runner.head_inputs([tokens] * num_shards, label)
+        self._lora_inputs = runner.head_inputs([np.zeros((2, 1), np.int64)] * num_shards, label)
 
     def trunk(self, spec: ProgramSpec) -> LastLayer:
         inputs = _one_token(spec)
@@ -174,7 +201,9 @@ class _Warmup:
 
     def score(self, spec: ProgramSpec) -> list[jax.Array]:
         """The hidden states that the programs of the head take."""
-        return jax.block_until_ready(self._runner.hidden(self.trunk(spec), self._inputs))
+        has_lora = spec.has_lora and self._runner.programs.transformer.config.pooling != "mean"
+        inputs = self._lora_inputs if has_lora else self._inputs
+        return jax.block_until_ready(self._runner.hidden(self.trunk(spec), inputs, has_lora=has_lora))
 
     def labels(self, spec: ProgramSpec) -> None:
         self._runner.fetch(self._runner.label_logits(self.score(spec), self._inputs))
@@ -195,5 +224,6 @@ def _one_token(spec: ProgramSpec) -> ForwardInputs[Int32Array]:
         cache_slots=np.full(spec.num_tokens * spec.writes_cache, NOT_CACHED, np.int32),
         token_sequence=nothing,
         sequence_starts=nothing,
+        lora_slots=nothing,
         tiles=tiles._replace(counts=np.array([1, 0, 0], np.int32), narrow_start=zero, narrow_len=one),
     )

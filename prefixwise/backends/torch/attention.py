@@ -39,7 +39,14 @@ from prefixwise.backends.torch.softmax import (
     merge,
     merge_into,
 )
-from prefixwise.backends.torch.tiles import DiagonalTiles, FullRange, cut_diagonals, cut_full_ranges
+from prefixwise.backends.torch.tiles import (
+    DiagonalTiles,
+    FullRange,
+    cut_diagonals,
+    cut_full_ranges,
+    prefix_ranges,
+    whole_segments,
+)
 from prefixwise.backends.torch.workers import Workers
 from prefixwise.forward.batch import ForwardBatch, Layout
 
@@ -93,14 +100,20 @@ class TiledAttention(Attention):
         pads_tiles: bool = True,
         windows: Sequence[int] = (0,),  # of the layers
         rule: ScoreRule = PLAIN_SCORES,
+        is_causal: bool = True,  # False: a segment is one full range, without diagonal tiles
     ) -> None:
         self._workers = workers
         self._num_tokens = len(batch.token_ids)
         self._rule = rule
         self._prefixes = _pieces_to_read(batch, cut_full_ranges(batch))
         is_flash = device.type == "cpu" and not rule.softcap
-        diagonals = cut_diagonals(batch, padded=pads_tiles or not is_flash, filled=device.type != "cpu")
         heads = _Heads(heads_per_kv, workers.num_threads, device, is_flash)
+        self._is_causal = is_causal
+        if not is_causal:
+            phases = (whole_segments(batch), prefix_ranges(batch))
+            self._tiles = {0: _LayerTiles([], [_cut_queries(each, heads) for each in phases if each], None)}
+            return
+        diagonals = cut_diagonals(batch, padded=pads_tiles or not is_flash, filled=device.type != "cpu")
         self._tiles = {window: _LayerTiles.cut(batch, diagonals, window, heads) for window in sorted(set(windows))}
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, cached: KeysValues | None, window: int = 0) -> Tensor:
@@ -108,6 +121,9 @@ class TiledAttention(Attention):
         if self._num_tokens < len(q):
             out[self._num_tokens :] = 0.0  # every other token has a diagonal tile, which is written first
         lse = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
+        if not self._is_causal:  # its first part is merged, too
+            out.zero_()
+            lse.fill_(NEG_INF)
         merged, tiles, rule = (out, lse), self._tiles[window], self._rule
         # Each prefix once, at the greatest length that is read; shorter reads are slices of it.
         prefixes = {prefix: read_pieces(pieces, k, v, cached) for prefix, pieces in self._prefixes.items()}

@@ -24,14 +24,21 @@ from prefixwise.backends.torch.devices import (
     token_index,
     upload,
 )
+from prefixwise.backends.torch.fp8 import check_fp8
+from prefixwise.backends.torch.heads import Heads
+from prefixwise.backends.torch.invariant_rows import invariant_unit
 from prefixwise.backends.torch.kernel_choice import choose_elementwise_ops, choose_paged_runner
 from prefixwise.backends.torch.kv_blocks import gather_blocks, split_blocks, tokens_to_cache
 from prefixwise.backends.torch.linear import pack_weights
-from prefixwise.backends.torch.model import LabelHead, Transformer, embedding_rows, logsumexp, score_vocabulary
+from prefixwise.backends.torch.lora import LoraRows, LoraSlots
+from prefixwise.backends.torch.model import Transformer, embedding_rows
+from prefixwise.backends.torch.pooling import mean_of_segments
 from prefixwise.backends.torch.softmax import ScoreRule
 from prefixwise.backends.torch.varlen import VarlenAttention
 from prefixwise.backends.torch.weights import load_weights
 from prefixwise.backends.torch.workers import Workers
+from prefixwise.contract.errors import BackendError
+from prefixwise.contract.ragged import Int32Array
 from prefixwise.forward.backend import (
     DEFAULT_TOKEN_BUDGETS,
     LEAST_STEP_TOKENS,
@@ -42,8 +49,10 @@ from prefixwise.forward.backend import (
     Program,
 )
 from prefixwise.forward.batch import ForwardBatch, ForwardOutput, KVBlock, Layout, RunningForward
+from prefixwise.forward.pooling import read_tokens
 from prefixwise.models.checkpoint import Checkpoint
 from prefixwise.models.config import ModelConfig
+from prefixwise.models.lora import LoraAdapter
 from prefixwise.models.weight_cache import with_bfloat16_weights
 
 if TYPE_CHECKING:
@@ -51,7 +60,7 @@ if TYPE_CHECKING:
 
 CPU_TILE_ROWS = 128
 CUDA_TOKEN_MULTIPLE = 256  # from this many rows on cuBLAS adds in one order for any number of rows
-CUDA_INVARIANT_ROWS = 2048  # rows of a tile with `batch_invariant`
+CUDA_INVARIANT_ROWS = 2048  # rows of a tile with `batch_invariant`, where no other counts give the same bits
 CUDA_STEP_TOKENS = 16_384
 CPU_MIN_STEP_TOKENS, CPU_STEP_TOKENS_PER_THREAD = 2048, 256
 CPU_MAX_WHOLE_ITEM, CUDA_MAX_WHOLE_ITEM = 256, 1024  # tokens
@@ -68,11 +77,14 @@ class TorchBackend(Backend):
         *,
         dtype: str = "auto",
         device: str = "auto",
-        batch_invariant: bool = False,
+        batch_invariant: bool | None = None,  # None: on a GPU in half precision, where it costs nothing
+        quantization: str | None = None,  # None, fp8
         token_budget: int | None = None,
         prefix_cache_bytes: int | None = None,
         weight_cache: bool = True,
         is_coarse: bool = False,  # fewer token buckets on a GPU, so that fewer CUDA graphs are captured?
+        max_loras: int = 0,  # slots for LoRA adapters
+        max_lora_rank: int = 16,
     ) -> None:
         self.config = checkpoint.config
         self._device = resolve_device(device)
@@ -80,22 +92,42 @@ class TorchBackend(Backend):
         self._dtype = resolve_compute_dtype(weight_dtype, self._device)
         self._is_cpu = self._device.type == "cpu"
         self._workers = Workers(torch.get_num_threads() if self._is_cpu else None)
-        tile_rows = CPU_TILE_ROWS if self._is_cpu else CUDA_INVARIANT_ROWS if batch_invariant else None
+        is_fp8 = quantization is not None
+        if is_fp8:
+            check_fp8(self.config, weight_dtype, self._device)
         if weight_cache and weight_dtype == torch.bfloat16:
             checkpoint = with_bfloat16_weights(checkpoint)
         weights = pack_weights(
-            load_weights(checkpoint, weight_dtype, self._device, self._workers), CPU_TILE_ROWS, self._workers
+            load_weights(checkpoint, weight_dtype, self._device, self._workers, is_fp8=is_fp8),
+            CPU_TILE_ROWS,
+            self._workers,
         )
+        row_unit = None
+        is_invariant = self._dtype != torch.float32 if batch_invariant is None else batch_invariant
+        if not self._is_cpu and is_invariant:
+            row_unit = invariant_unit(weights.layers[0], self._dtype)
+        tile_rows = CUDA_INVARIANT_ROWS if batch_invariant and row_unit is None else None
+        if self._is_cpu:
+            tile_rows = CPU_TILE_ROWS
         self._ops = choose_elementwise_ops(self.config, self._dtype, self._device)
-        self._transformer = Transformer(self.config, weights, tile_rows, self._workers, self._ops, self._dtype)
-        self._label_head = LabelHead(weights.head, self._transformer.head_tiles, self.config.logit_softcap)
+        self._transformer = Transformer(
+            self.config, weights, tile_rows, self._workers, self._ops, self._dtype, row_unit
+        )
+        self._loras = self._make_loras(max_loras, max_lora_rank)  # before the KV cache, which takes what is left
+        self._heads = Heads(self._transformer, self._workers, self._loras)
         self.info = replace(
             _make_info(self.config, self._device, self._dtype, token_budget, prefix_cache_bytes),
             dtype=dtype_name(weight_dtype),
+            quantization=quantization,
+            batch_invariant=tile_rows is not None or row_unit is not None,
+            max_loras=max_loras,
+            max_lora_rank=max_lora_rank if max_loras else 0,
         )
         if self._is_cpu:
             self.info = replace(self.info, token_multiple=self._transformer.smallest_tile or CPU_TILE_ROWS)
-        self._paged = choose_paged_runner(self._transformer, self._ops, self.info, is_coarse=is_coarse)
+        self._paged = choose_paged_runner(
+            self._transformer, self._ops, self.info, is_coarse=is_coarse, loras=self._loras
+        )
         if self._paged is not None:
             self.info = replace(
                 self.info,
@@ -112,17 +144,24 @@ class TorchBackend(Backend):
     def _start(self, batch: ForwardBatch) -> RunningForward:
         if self._paged is not None and not _has_dense_mask(batch):
             return self._run_paged(self._paged, batch)
+        scored = read_tokens(batch, self.config.pooling)
+        lora = self._lora_rows(batch.lora_slots)
         output = self._transformer(
             token_ids=self._to_device(self._padded(batch.token_ids)),
             positions=self._to_device(self._padded(batch.positions)),
             attention=self._attention(batch),
             prefixes=gather_blocks(batch.prefixes),
-            score_tokens=self._to_device(self._padded(batch.score_tokens)),  # rows of the last layer's GEMMs too
+            score_tokens=self._to_device(self._padded(scored)),  # rows of the last layer's GEMMs too
             cache_tokens=token_index(tokens_to_cache(batch), self._device) if batch.cache_segments else None,
             overrides=embedding_rows(batch, self._device),
+            lora=lora,
+            scored_lora=None if lora is None or not len(scored) else lora.take(scored),
         )
         blocks = split_blocks(batch, output.keys_values)
-        return self._running(batch, blocks, output.hidden[: len(batch.score_tokens)])
+        hidden = output.hidden[: len(scored)]
+        if self.config.pooling == "mean" and len(scored):
+            hidden = mean_of_segments(hidden, batch)
+        return self._running(batch, blocks, hidden)
 
     def _run_paged(self, paged: PagedRunner, batch: ForwardBatch) -> RunningForward:
         blocks, hidden = paged.start(batch)
@@ -156,10 +195,8 @@ class TorchBackend(Backend):
         self, batch: ForwardBatch, blocks: tuple[KVBlock, ...], hidden: Tensor
     ) -> Callable[[], ForwardOutput]:
         """One pass over the vocabulary, with its results on their way to the host."""
-        head, tiles = self._transformer.weights.head, self._transformer.head_tiles
         token_ids = self._to_device(batch.label_ids[:, 0])
-        softcap = self.config.logit_softcap
-        scores = score_vocabulary(hidden, head, token_ids, batch.top_k, self._workers, tiles, softcap)
+        scores = self._heads.vocabulary(batch, self._for_head(hidden), token_ids)
         logits, lse, top_logits = Download(scores.token_logits), Download(scores.logsumexp), Download(scores.top_logits)
         top_ids = Download(scores.top_ids)
         pooled = Download(hidden) if batch.need_hidden else None
@@ -190,11 +227,32 @@ class TorchBackend(Backend):
 
     def _read_head(self, batch: ForwardBatch, hidden: Tensor) -> tuple[Download, Download | None]:
         """The label logits and, where the batch needs it, the log-sum-exp, on their way to the host."""
-        logits = Download(self._label_head(hidden, batch.label_ids))
-        if not batch.need_logsumexp:
-            return logits, None
-        head, tiles = self._transformer.weights.head, self._transformer.head_tiles
-        return logits, Download(logsumexp(hidden, head, self._workers, tiles, self.config.logit_softcap))
+        hidden = self._for_head(hidden)
+        logits = Download(self._heads.labels(batch, hidden))
+        return logits, Download(self._heads.logsumexp(batch, hidden)) if batch.need_logsumexp else None
+
+    def _for_head(self, hidden: Tensor) -> Tensor:
+        """Hidden states are divided in place of logits: one array, whatever is read of it."""
+        return hidden if self.config.logit_divisor == 1.0 else hidden / self.config.logit_divisor
+
+    # LoRA adapters
+
+    def _make_loras(self, max_loras: int, max_rank: int) -> LoraSlots | None:
+        if not max_loras:
+            return None
+        if self.config.experts is not None:
+            raise BackendError("LoRA adapters are not supported for models with experts (MoE): expected max_loras 0")
+        if self._transformer.weights.layers[0].fp8_scales is not None:
+            raise BackendError("LoRA adapters are not supported with quantization fp8: expected max_loras 0")
+        return LoraSlots(self.config, max_loras, max_rank, self._dtype, self._device)
+
+    def load_lora(self, slot: int, adapter: LoraAdapter) -> None:
+        assert self._loras is not None, "adapters are loaded where there are slots for them"
+        self._loras.load(slot, adapter, self._transformer.weights.head.dtype)
+        self._heads.forget(slot)
+
+    def _lora_rows(self, slots: Int32Array | None) -> LoraRows | None:
+        return None if slots is None or self._loras is None else self._loras.rows(slots)
 
     def programs(self, *, max_dense_len: int) -> Sequence[Program]:
         """The programs of the paged runner. Dense masks run without them."""
@@ -224,7 +282,8 @@ class TorchBackend(Backend):
 
     def close(self) -> None:
         self._workers.close()
-        del self._transformer, self._label_head
+        del self._transformer, self._heads
+        self._loras = None
         self._paged = None
         if not self._is_cpu:
             torch.cuda.empty_cache()
@@ -241,8 +300,9 @@ class TorchBackend(Backend):
                 pads_tiles=pads_tiles,
                 windows=self.config.layer_windows,
                 rule=ScoreRule(self.config.score_scale, self.config.score_softcap),
+                is_causal=self.config.is_causal,
             )
-        return VarlenAttention(batch, self._device, self._ops)
+        return VarlenAttention(batch, self._device, self._ops, is_causal=self.config.is_causal)
 
     def _padded(self, array: NDArray[Integer]) -> NDArray[Integer]:
         """Padded with zeros to a multiple of `token_multiple`, or to fewer rows where there are few."""
@@ -288,7 +348,8 @@ def _make_info(
         algorithms_bit_equal=is_cpu,
         token_multiple=CPU_TILE_ROWS if is_cpu else CUDA_TOKEN_MULTIPLE,
         token_budget=budget,
-        num_kv_blocks=count_kv_blocks(block_bytes, device, prefix_cache_bytes),
+        # Without shared prefixes nothing is cached; one block is the least.
+        num_kv_blocks=count_kv_blocks(block_bytes, device, prefix_cache_bytes) if config.is_causal else 1,
         kv_block_bytes=block_bytes,
         attention="varlen" if _has_flash(config, device, dtype) else "tiled",
         step_tokens=token_budget or (_cpu_step_tokens() if is_cpu else CUDA_STEP_TOKENS),

@@ -48,6 +48,11 @@ def resolve_device(device: str) -> torch.device:
     return resolved
 
 
+def has_cuda() -> bool:
+    """Does PyTorch see a CUDA device?"""
+    return torch.cuda.is_available()
+
+
 def resolve_dtype(dtype: str, device: torch.device) -> torch.dtype:
     """The dtype of the weights. `auto`: bfloat16 where the device has units for it, else float32, which is logged."""
     if dtype == "auto":

@@ -14,8 +14,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812  # everybody's name for it
 from torch import Tensor
 
+from prefixwise.backends.torch.fp8 import quantise_rows
 from prefixwise.backends.torch.softmax import NEG_INF, merge
-from prefixwise.models.config import Activation
+from prefixwise.backends.torch.weights import ExpertWeights
+from prefixwise.models.config import Activation, ModelConfig
 
 # Flash attention's result as it comes: output [T, N, H] in q's dtype, log-sum-exp [N, T] float32.
 FlashPart = tuple[Tensor, Tensor]
@@ -57,6 +59,18 @@ class ElementwiseOps(ABC):
         """activation(gate) * up: [T, 2 F] to [T, F]."""
 
     @abstractmethod
+    def quantise(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x [T, I] to FP8: codes [T, I] and scales [T] float32."""
+
+    def has_grouped_gemm(self, weights: ExpertWeights) -> bool:
+        """Has `run_experts` kernels for these? Else `ExpertRunner` runs them."""
+        return False
+
+    def run_experts(self, weights: ExpertWeights, x: Tensor, config: ModelConfig) -> Tensor:
+        """The MLP of a layer with experts: x [T, D] to [T, D]."""
+        raise NotImplementedError("has_grouped_gemm says where it is")
+
+    @abstractmethod
     def merge(self, self_part: FlashPart, prefix_part: FlashPart, prefix_rows: Tensor, num_rows: int) -> Tensor:
         """Merge self-attention and prefix attention by their log-sum-exps.
 
@@ -93,6 +107,9 @@ class PlainElementwiseOps(ElementwiseOps):
     def gate(self, gate_up: Tensor, activation: Activation) -> Tensor:
         gate, up = gate_up.chunk(2, -1)
         return (F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")).mul_(up)
+
+    def quantise(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return quantise_rows(x)
 
     def merge(self, self_part: FlashPart, prefix_part: FlashPart, prefix_rows: Tensor, num_rows: int) -> Tensor:
         rows = prefix_rows.clamp(min=0)  # any row will do for a token without a prefix: its log-sum-exp is -inf

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from prefixwise.backends.torch.elementwise import PLAIN, CpuElementwiseOps, ElementwiseOps, PlainElementwiseOps
+from prefixwise.backends.torch.lora import LoraSlots
 from prefixwise.backends.torch.model import Transformer
 from prefixwise.forward.backend import BackendInfo
 from prefixwise.models.config import ModelConfig
@@ -42,13 +43,20 @@ def choose_elementwise_ops(config: ModelConfig, dtype: torch.dtype, device: torc
 
 
 def choose_paged_runner(
-    transformer: Transformer, elementwise_ops: ElementwiseOps, info: BackendInfo, *, is_coarse: bool
+    transformer: Transformer,
+    elementwise_ops: ElementwiseOps,
+    info: BackendInfo,
+    *,
+    is_coarse: bool,
+    loras: LoraSlots | None = None,
 ) -> PagedRunner | None:
     """For CUDA in half precision where Triton works (the elementwise ops are fused, too); else None."""
     device = transformer.weights.embedding.device
+    experts = transformer.weights.layers[0].experts
     if (
         isinstance(elementwise_ops, PlainElementwiseOps)
         or not has_paged_attention(transformer.config)
+        or (experts is not None and not elementwise_ops.has_grouped_gemm(experts))
         or not is_new_enough(device)
     ):
         return None
@@ -58,11 +66,19 @@ def choose_paged_runner(
         attention = _choose_attention(transformer.config, transformer.weights.embedding.dtype, device)
         # Only a forward of one long sequence has more tokens than a step; it allocates its own memory.
         pages, tokens = info.num_kv_blocks, info.step_tokens
-        runner = PagedRunner(transformer, attention, num_pages=pages, max_tokens=tokens, is_coarse=is_coarse)
+        if loras is not None:
+            from prefixwise.backends.torch.cuda.lora_kernels import add_lora
+
+            loras.add_kernel = add_lora
+        runner = PagedRunner(
+            transformer, attention, num_pages=pages, max_tokens=tokens, is_coarse=is_coarse, loras=loras
+        )
         runner.probe()
         return runner
     except Exception as error:  # a kernel that does not fit this device, too little memory: PyTorch may still run
         log.warning("paged attention does not work here, so scoring is slower than it could be: %s", error)
+        if loras is not None:
+            loras.add_kernel = None
         return None
 
 
@@ -73,10 +89,9 @@ def is_new_enough(device: torch.device) -> bool:
 
 def has_paged_attention(config: ModelConfig) -> bool:
     """Do heads begin at multiples of 16 bytes, does a tile of them fit a multiprocessor, and has the model no part that
-    the paged runner lacks? It has norms before each part, QK norms of single heads, and no experts:
-    how many rows an expert has is not known when a CUDA graph is captured."""
+    the paged runner lacks? It has causal attention, norms before each part, and QK norms of single heads."""
     is_size = config.head_size % 8 == 0 and 16 <= config.head_size <= 256
-    if not config.pre_norms or config.whole_qk_norm or config.experts is not None:
+    if not config.is_causal or not config.pre_norms or config.whole_qk_norm:
         return False
     return is_size and config.num_heads // config.num_kv_heads <= _MAX_HEADS_PER_KV
 

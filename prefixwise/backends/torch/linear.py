@@ -12,6 +12,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # everybody's name for it
@@ -156,7 +157,7 @@ def can_pack(weight: Tensor) -> bool:
 
 def _pack_layer(layer: LayerWeights, num_rows: int) -> LayerWeights:
     plain = {name: getattr(layer, name) for name in _MATRICES}
-    packed = {name: _pack(weight, num_rows) for name, weight in plain.items() if weight is not None}
+    packed: dict[str, Any] = {name: _pack(weight, num_rows) for name, weight in plain.items() if weight is not None}
     experts = None if layer.experts is None else _pack_experts(layer.experts, num_rows)
     return replace(layer, **packed, experts=experts)
 

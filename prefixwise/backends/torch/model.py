@@ -4,7 +4,8 @@ Everything but attention works on one token at a time and runs over *tiles of ro
 number of rows, the last tile padded, because a GEMM gives other bits for the same row when the number of rows changes;
 that makes an item's score exact, and it keeps a tile's activations in cache. Tiles of twice that size and of its
 halves, which are faster where there are many and few rows, are used where a probe shows the same bits. Threads share
-the tiles. On a GPU one tile holds all rows unless `batch_invariant` asks for fixed ones.
+the tiles. On a GPU one tile holds all rows; with `batch_invariant` it is padded to a count that was found to give the
+same bits (`invariant_rows.py`), or tiles are fixed where there is none.
 
 The head goes from the hidden state after an item to the logits of its labels, in float32. Only the label rows of the
 head are multiplied, unless a request needs a probability over the whole vocabulary; then its log-sum-exp is taken in
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -26,6 +27,8 @@ from prefixwise.backends.torch.attention import Attention
 from prefixwise.backends.torch.devices import take, upload
 from prefixwise.backends.torch.elementwise import PLAIN, ElementwiseOps
 from prefixwise.backends.torch.experts import ExpertRunner, add_outputs, choose_tile_sizes, route
+from prefixwise.backends.torch.fp8 import fp8_linear
+from prefixwise.backends.torch.invariant_rows import MAX_GEMM_ROWS
 from prefixwise.backends.torch.kv_blocks import KeysValues
 from prefixwise.backends.torch.linear import (
     RowTile,
@@ -35,6 +38,7 @@ from prefixwise.backends.torch.linear import (
     linear,
     pad_rows,
 )
+from prefixwise.backends.torch.lora import AddLora, LayerLora, LoraRows, no_lora
 from prefixwise.backends.torch.weights import ExpertWeights, Float32Layers, LayerWeights, ModelWeights
 from prefixwise.backends.torch.workers import Workers
 from prefixwise.contract.ragged import Int32Array
@@ -45,6 +49,9 @@ HEAD_ROW_TILES = (64, 16)  # hidden states at a time: the second where few are l
 LABEL_TILE = 16  # label rows of the head at a time
 MAX_LABEL_SETS = 64  # whose rows of the head stay on the device
 VOCAB_TILE = 8192  # vocabulary rows of the head at a time
+CUDA_ROW_TILE, CUDA_VOCAB_TILE = 256, 32768  # the same for the whole vocabulary on a GPU: fewer and larger GEMMs
+
+Matrix = Literal["qkv", "o", "gate_up", "down"]  # of a layer
 
 
 @dataclass(frozen=True)
@@ -117,12 +124,14 @@ class Transformer:
         workers: Workers,
         elementwise_ops: ElementwiseOps = PLAIN,
         dtype: torch.dtype | None = None,  # of activations and KV cache: that of the weights, or float32
+        row_unit: int | None = None,  # of GPUs: see `invariant_rows.py`
     ) -> None:
         self.config = config
         self.weights = weights
         self.tile_rows = tile_rows  # None: all rows in one tile
+        self.row_unit = row_unit  # GEMMs have a multiple of so many rows; None: any number
         self._workers = workers
-        self._ops = elementwise_ops
+        self._ops = self.elementwise_ops = elementwise_ops
         self.dtype = dtype or weights.embedding.dtype
         is_widened = self.dtype != weights.embedding.dtype
         self._float32_layers = Float32Layers(weights.layers, workers) if is_widened else None
@@ -158,6 +167,8 @@ class Transformer:
         score_tokens: Tensor,  # [R] tokens whose hidden states are returned
         cache_tokens: Tensor | slice | None,  # tokens whose keys and values go to the KV cache
         overrides: EmbeddingRows | None = None,
+        lora: LoraRows | None = None,  # of all tokens
+        scored_lora: LoraRows | None = None,  # of the scored ones
     ) -> TransformerOutput:
         x = self._embed(token_ids, overrides)
         rope = local_rope = self.rotary.table(positions)
@@ -167,7 +178,8 @@ class Transformer:
         last, windows = self.config.num_layers - 1, self.config.layer_windows
         for number in range(self.config.num_layers):
             layer = self._layer(number)
-            q, k, v = self._project(layer, x, local_rope if windows[number] else rope)
+            adapters = None if lora is None else lora.of_layer(number)
+            q, k, v = self._project(layer, x, local_rope if windows[number] else rope, adapters)
             if cached is not None and cache_tokens is not None:
                 cached[number, 0], cached[number, 1] = take(k, cache_tokens), take(v, cache_tokens)
             if number == last and not len(score_tokens):
@@ -175,16 +187,17 @@ class Transformer:
             prefix = None if prefixes is None else prefixes[number]
             attended = attention(q, k, v, prefix, windows[number]).view(len(x), -1)
             if number < last:
-                x = self._finish(layer, x, attended)
+                x = self._finish(layer, x, attended, adapters)
         if not len(score_tokens):
             return TransformerOutput(x.new_empty(0, self.config.model_size, dtype=torch.float32), cached)
-        return TransformerOutput(self.finish_scored(x, attended, score_tokens), cached)
+        return TransformerOutput(self.finish_scored(x, attended, score_tokens, scored_lora), cached)
 
-    def finish_scored(self, x: Tensor, attended: Tensor, score_tokens: Tensor) -> Tensor:
+    def finish_scored(self, x: Tensor, attended: Tensor, score_tokens: Tensor, lora: LoraRows | None = None) -> Tensor:
         """The rest of the last layer and the final norm, for the scored tokens alone: x [T, D] and attended [T, N H]
         to [R, D] float32."""
         x, attended = take(x, score_tokens), take(attended, score_tokens)
-        x = self._finish(self._layer(self.config.num_layers - 1), x, attended)
+        last = self.config.num_layers - 1
+        x = self._finish(self._layer(last), x, attended, None if lora is None else lora.of_layer(last))
         hidden = torch.empty(x.shape, dtype=torch.float32, device=x.device)
         return self._by_tiles(self._final_norm, hidden, x)
 
@@ -192,7 +205,7 @@ class Transformer:
         experts = self.weights.layers[0].experts
         if experts is None:
             return None
-        is_cpu, is_invariant = self._ops.is_for_cpu, self.tile_rows is not None
+        is_cpu, is_invariant = self._ops.is_for_cpu, self.tile_rows is not None or self.row_unit is not None
         sizes = self._workers.drive(
             lambda: choose_tile_sizes(experts, self.dtype, is_cpu=is_cpu, is_invariant=is_invariant)
         )
@@ -217,35 +230,44 @@ class Transformer:
     def _final_norm(self, x: Tensor) -> Tensor:
         return self._ops.norm(x, self.weights.final_norm, self.config.norm_eps).float()
 
-    def _by_tiles(self, function: Callable[..., Tensor], out: Tensor, *inputs: Tensor) -> Tensor:
-        """Apply a row-wise function to each tile, into `out`. Copies of its first row pad a short last tile."""
+    def _by_tiles(
+        self, function: Callable[..., Tensor], out: Tensor, *inputs: Tensor, lora: LayerLora | None = None
+    ) -> Tensor:
+        """Apply a row-wise function to each tile, into `out`. Copies of its first row pad a short last tile. With
+        `lora`, the function gets an `AddLora` behind its inputs."""
         num_rows = len(out)
         tiles = self._cut(num_rows)
         if tiles == [(0, num_rows)]:
-            return function(*inputs)
+            return function(*inputs, *_adding(lora, tiles[0]))
 
         def apply(tile: RowTile) -> None:
             start, stop = tile
             padded = [pad_rows(each[start:stop], stop - start) for each in inputs]
-            out[start:stop] = function(*padded)[: num_rows - start]
+            out[start:stop] = function(*padded, *_adding(lora, tile))[: num_rows - start]
 
         self._workers.run(apply, tiles)
         return out
 
     def _cut(self, num_rows: int) -> list[RowTile]:
+        if self.row_unit is not None:
+            padded = -(-num_rows // self.row_unit) * self.row_unit
+            starts = range(0, padded, MAX_GEMM_ROWS)
+            return [(start, min(start + MAX_GEMM_ROWS, padded)) for start in starts]
         if not self._tile_sizes or num_rows in self._few_rows:
             return [(0, num_rows)]
         return cut_rows(num_rows, self._tile_sizes, self._workers.num_threads)
 
-    def _project(self, layer: LayerWeights, x: Tensor, rope: RopeTable) -> tuple[Tensor, Tensor, Tensor]:
+    def _project(
+        self, layer: LayerWeights, x: Tensor, rope: RopeTable, lora: LayerLora | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Norm, QKV projection, QK norm and RoPE: q [T, N, H], k and v [T, K, H]."""
         config, ops = self.config, self._ops
         n, kv, h = config.num_heads, config.num_kv_heads, config.head_size
 
-        def project(tile: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        def project(tile: Tensor, cos: Tensor, sin: Tensor, add: AddLora = no_lora) -> Tensor:
             if layer.attention_norm is not None:
                 tile = ops.norm(tile, layer.attention_norm, config.norm_eps)
-            qkv = linear(tile, layer.qkv, layer.qkv_bias).view(len(tile), n + 2 * kv, h)
+            qkv = add("qkv", tile, self._linear(layer, "qkv", tile, layer.qkv_bias)).view(len(tile), n + 2 * kv, h)
             head_norm = layer.qk_norm
             if head_norm is not None and config.whole_qk_norm:
                 for heads in (slice(0, n), slice(n, n + kv)):
@@ -254,30 +276,41 @@ class Transformer:
                 head_norm = None
             return ops.qk_norm_rope(qkv, n + kv, head_norm, config.norm_eps, cos, sin)
 
-        qkv = self._by_tiles(project, x.new_empty(len(x), n + 2 * kv, h), x, rope.cos, rope.sin)
+        qkv = self._by_tiles(project, x.new_empty(len(x), n + 2 * kv, h), x, rope.cos, rope.sin, lora=lora)
         return qkv[:, :n], qkv[:, n : n + kv], qkv[:, n + kv :]
 
-    def _finish(self, layer: LayerWeights, x: Tensor, attended: Tensor) -> Tensor:
+    def _finish(self, layer: LayerWeights, x: Tensor, attended: Tensor, lora: LayerLora | None = None) -> Tensor:
         """Output projection, residual, MLP, residual; some models have a norm before each residual."""
         ops = self._ops
 
         if layer.experts is not None:
             return self._finish_with_experts(layer, layer.experts, x, attended)
-        gate_up, down = layer.gate_up, layer.down
-        assert gate_up is not None and down is not None, "a layer has an MLP or experts"
 
-        def finish(tile: Tensor, attended_tile: Tensor) -> Tensor:
-            tile, normed = self._add_attended(layer, tile, attended_tile)
-            return self._add_mlp(layer, tile, linear(ops.gate(linear(normed, gate_up), self.config.activation), down))
+        def finish(tile: Tensor, attended_tile: Tensor, add: AddLora = no_lora) -> Tensor:
+            tile, normed = self._add_attended(layer, tile, attended_tile, add)
+            gated = ops.gate(add("gate_up", normed, self._linear(layer, "gate_up", normed)), self.config.activation)
+            return self._add_mlp(layer, tile, add("down", gated, self._linear(layer, "down", gated)))
 
-        return self._by_tiles(finish, torch.empty_like(x), x, attended)
+        return self._by_tiles(finish, torch.empty_like(x), x, attended, lora=lora)
 
-    def _add_attended(self, layer: LayerWeights, x: Tensor, attended: Tensor) -> tuple[Tensor, Tensor]:
+    def _linear(self, layer: LayerWeights, matrix: Matrix, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """x [R, I] times a matrix of the layer to [R, O]; rows are quantised where the matrix is in FP8."""
+        weight = getattr(layer, matrix)
+        if layer.fp8_scales is None:
+            return linear(x, weight, bias)
+        return fp8_linear(*self._ops.quantise(x), weight, getattr(layer.fp8_scales, matrix), bias)
+
+    def _add_attended(
+        self, layer: LayerWeights, x: Tensor, attended: Tensor, add: AddLora = no_lora
+    ) -> tuple[Tensor, Tensor]:
         """The output projection added to x, and its norm for the MLP."""
         ops, eps = self._ops, self.config.norm_eps
-        projected = linear(attended.to(x.dtype), layer.o)
+        attended = attended.to(x.dtype)
+        projected = add("o", attended, self._linear(layer, "o", attended))
         if layer.post_attention_norm is not None:
             projected = ops.norm(projected, layer.post_attention_norm, eps)
+        if self.config.residual_scale != 1.0:
+            projected = projected * self.config.residual_scale
         if layer.mlp_norm is None:
             x = x + projected
             return x, x
@@ -286,7 +319,7 @@ class Transformer:
     def _add_mlp(self, layer: LayerWeights, x: Tensor, mlp: Tensor) -> Tensor:
         if layer.post_mlp_norm is not None:
             mlp = self._ops.norm(mlp, layer.post_mlp_norm, self.config.norm_eps)
-        return x + mlp
+        return x + (mlp if self.config.residual_scale == 1.0 else mlp * self.config.residual_scale)
 
     def _finish_with_experts(self, layer: LayerWeights, experts: ExpertWeights, x: Tensor, attended: Tensor) -> Tensor:
         """The same with experts for the MLP. They take their rows from all tiles, so tiles end before and begin behind
@@ -304,10 +337,16 @@ class Transformer:
             return self._add_mlp(layer, tile, add_outputs(weights, outputs))
 
         x, normed = self._by_tiles(begin, x.new_empty(num_rows, 2 * size), x, attended).chunk(2, 1)
+        if self._ops.has_grouped_gemm(experts):
+            return self._add_mlp(layer, x.contiguous(), self._ops.run_experts(experts, normed, self.config))
         of_experts = x.new_empty(num_rows, self.config.experts.num_experts, dtype=torch.float32)
         routing = route(self._by_tiles(logits, of_experts, normed), self.config.experts)
         outputs = self._run_experts(experts, normed, routing.numbers)
         return self._by_tiles(end, x.new_empty(x.shape), x, routing.weights, outputs)
+
+
+def _adding(lora: LayerLora | None, tile: RowTile) -> tuple[AddLora, ...]:
+    return () if lora is None else (lora.adding(tile),)
 
 
 class LabelHead:
@@ -348,13 +387,14 @@ class LabelHead:
 
 def logsumexp(hidden: Tensor, head: Tensor, workers: Workers, row_tiles: Sequence[int], softcap: float = 0.0) -> Tensor:
     """The log-sum-exp of all logits: hidden [R, D] float32, head [V, D] to [R] float32."""
-    vocab_starts = range(0, len(head), VOCAB_TILE)
+    row_tiles, vocab_tile = _tile_sizes(hidden, row_tiles)
+    vocab_starts = range(0, len(head), vocab_tile)
     parts = hidden.new_empty(len(vocab_starts), len(hidden))
 
     def sum_vocab_tile(number: int) -> None:
-        rows = head[vocab_starts[number] :][:VOCAB_TILE].float().T
+        columns = _columns(head[vocab_starts[number] :][:vocab_tile])
         for start, stop in cut_rows(len(hidden), row_tiles):
-            logits = _capped(pad_rows(hidden[start:stop], stop - start) @ rows, softcap)
+            logits = _capped(_logits(pad_rows(hidden[start:stop], stop - start), columns), softcap)
             parts[number, start:stop] = torch.logsumexp(_aligned_columns(logits), -1)[: len(hidden) - start]
 
     workers.run(sum_vocab_tile, range(len(vocab_starts)))
@@ -383,17 +423,18 @@ def score_vocabulary(
 
     Tiles of the vocabulary are reduced one by one, and no [R, V] array exists.
     """
-    vocab_starts, num_rows = range(0, len(head), VOCAB_TILE), len(hidden)
+    row_tiles, vocab_tile = _tile_sizes(hidden, row_tiles)
+    vocab_starts, num_rows = range(0, len(head), vocab_tile), len(hidden)
     sums, picked = hidden.new_empty(2, len(vocab_starts), num_rows)
     tops = hidden.new_full((num_rows, len(vocab_starts), top_k), float("-inf"))
     ids = torch.zeros(tops.shape, dtype=torch.long, device=hidden.device)
 
     def reduce_vocab_tile(number: int) -> None:
         first = vocab_starts[number]
-        columns = head[first : first + VOCAB_TILE].float().T
+        columns = _columns(head[first : first + vocab_tile])
         width, kept = columns.shape[1], min(top_k, columns.shape[1])
         for start, stop in cut_rows(num_rows, row_tiles):
-            whole = _capped(pad_rows(hidden[start:stop], stop - start) @ columns, softcap)
+            whole = _capped(_logits(pad_rows(hidden[start:stop], stop - start), columns), softcap)
             logits, rows = whole[: num_rows - start], slice(start, min(stop, num_rows))
             sums[number, rows] = torch.logsumexp(_aligned_columns(whole), -1)[: len(logits)]
             tops[rows, number, :kept], found = logits.topk(kept) if kept > 1 else logits.max(1, keepdim=True)
@@ -406,6 +447,32 @@ def score_vocabulary(
     workers.run(reduce_vocab_tile, range(len(vocab_starts)))
     top_logits, places = tops.flatten(1).topk(top_k)
     return VocabularyScores(picked.amax(0), _sum_parts(sums), top_logits, ids.flatten(1).gather(1, places))
+
+
+def _tile_sizes(hidden: Tensor, row_tiles: Sequence[int]) -> tuple[Sequence[int], int]:
+    """Rows of hidden states, and of the vocabulary, of a GEMM over the vocabulary."""
+    return ((CUDA_ROW_TILE,), CUDA_VOCAB_TILE) if hidden.is_cuda else (row_tiles, VOCAB_TILE)
+
+
+def _columns(head: Tensor) -> Tensor:
+    """Rows of the head [C, D] as `_logits` takes them: [D, C]."""
+    is_multiplied_as_it_is = head.is_cuda and head.dtype == torch.bfloat16
+    return head.T if is_multiplied_as_it_is else head.float().T
+
+
+def _logits(hidden: Tensor, columns: Tensor) -> Tensor:
+    """hidden [R, D] float32 times columns [D, C], in float32.
+
+    A GPU multiplies bfloat16 some ten times as fast as float32: there, each hidden state is the sum of three bfloat16
+    numbers, which together have all of its bits, and products are added up in float32.
+    """
+    if columns.dtype == torch.float32:
+        return hidden @ columns
+    high = hidden.bfloat16()
+    middle = (hidden - high.float()).bfloat16()
+    low = (hidden - high.float() - middle.float()).bfloat16()
+    of_high, of_middle, of_low = torch.mm(torch.cat([high, middle, low]), columns, out_dtype=torch.float32).chunk(3)
+    return of_low.add_(of_middle).add_(of_high)
 
 
 def _sum_parts(parts: Tensor) -> Tensor:

@@ -130,6 +130,12 @@ def _earlier_tiles(batch: ForwardBatch) -> list[FullRange]:
     ]
 
 
+def whole_segments(batch: ForwardBatch) -> list[FullRange]:
+    """Bidirectional attention: every token sees all tokens of its segment."""
+    pairs = zip(batch.segment_starts[:-1].tolist(), batch.segment_starts[1:].tolist(), strict=True)
+    return [FullRange(np.arange(start, stop), None, start, stop) for start, stop in pairs if stop > start]
+
+
 def prefix_ranges(batch: ForwardBatch) -> list[FullRange]:
     """One range per prefix and length that is read, none of them empty: one GEMM takes all its tokens."""
     starts, lens = batch.segment_starts[:-1], np.diff(batch.segment_starts)

@@ -45,7 +45,9 @@ class VarlenAttention(Attention):
         elementwise_ops: ElementwiseOps = PLAIN,
         *,
         reads_in_place: bool = READS_IN_PLACE,
+        is_causal: bool = True,  # within a segment
     ) -> None:
+        self._is_causal = is_causal
         self._ops = elementwise_ops
         self._num_tokens = batch.num_tokens
         self._segment_lens = Lengths.consecutive([int(n) for n in batch.segment_starts], device)
@@ -60,7 +62,8 @@ class VarlenAttention(Attention):
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, cached: KeysValues | None, window: int = 0) -> Tensor:
         assert not window, "PyTorch's flash attention has no windows over prefixes of many segments"
         real, readers = slice(0, self._num_tokens), self._readers
-        self_part = flash(q[real], k[real], v[real], self._segment_lens, self._segment_lens, causal=True)
+        lens = self._segment_lens
+        self_part = flash(q[real], k[real], v[real], lens, lens, causal=self._is_causal)
         prefix_part: FlashPart | None = None
         if readers is None:
             out = pad_with_zeros(self_part[0], len(q))

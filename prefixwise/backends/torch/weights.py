@@ -2,6 +2,9 @@
 
 Q, K and V are one matrix, gate and up another. No tensor exists twice, so loading needs the model's size and a few
 megabytes for each thread. All threads fill the matrices once all are allocated; dequantising keeps them busy.
+
+In FP8 the matrices of the layers are codes with a scale per row, made on the device while they are filled. Codes that a
+checkpoint stores with one scale per row, or per tensor, are taken as they are.
 """
 
 from __future__ import annotations
@@ -12,22 +15,35 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from prefixwise.backends.torch.fp8 import FP8, quantise_rows
 from prefixwise.backends.torch.workers import Workers
 from prefixwise.models.checkpoint import Checkpoint, ChosenRows, StoredTensor
 from prefixwise.models.config import ModelConfig
+from prefixwise.models.quantised_tensors import QuantisedTensor
 
 _COPY_BYTES = 4 << 20  # that each thread reads, and converts where needed, at a time
 
 
 @dataclass(frozen=True)
 class ExpertWeights:
-    """The experts of one layer, one matrix for each of the E experts."""
+    """The experts of one layer: a matrix for each of the E experts, on a GPU in one tensor."""
 
     router: Tensor  # [E, D] float32
-    gate_up: tuple[Tensor, ...]  # [2 F, D]
-    down: tuple[Tensor, ...]  # [D, F]
+    gate_up: tuple[Tensor, ...] | Tensor  # [2 F, D] or [E, 2 F, D]
+    down: tuple[Tensor, ...] | Tensor  # [D, F] or [E, D, F]
+
+
+@dataclass(frozen=True)
+class Fp8Scales:
+    """Of the rows out of a layer's matrices in FP8, float32: a weight is its code times the scale of its row."""
+
+    qkv: Tensor  # [(N + 2 K) H]
+    o: Tensor  # [D]
+    gate_up: Tensor  # [2 F]
+    down: Tensor  # [D]
 
 
 @dataclass(frozen=True)
@@ -45,6 +61,7 @@ class LayerWeights:
     post_attention_norm: Tensor | None = None  # [D]
     post_mlp_norm: Tensor | None = None  # [D]
     experts: ExpertWeights | None = None
+    fp8_scales: Fp8Scales | None = None  # None: the matrices are no codes
 
 
 @dataclass(frozen=True)
@@ -65,6 +82,7 @@ class _Piece:
     start: int
     stop: int
     target: Tensor
+    scales: Tensor | None = None  # of FP8 codes, for these rows
 
 
 class Float32Layers:
@@ -114,10 +132,28 @@ class _Loader:
         """Stored tensors stacked along their rows into one new tensor."""
         return self._load([self._tensors[name] for name in names], dtype)
 
-    def load_rows(self, names: Sequence[str], start: int, stop: int, dtype: torch.dtype) -> Tensor:
-        """The same of some rows of each stored tensor."""
-        order = np.arange(start, stop)
-        return self._load([ChosenRows.of(self._tensors[name], order) for name in names], dtype)
+    def load_fp8(self, names: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Stored matrices stacked along their rows as FP8 codes, and the scales of the rows."""
+        parts = [self._tensors[name] for name in names]
+        num_rows = sum(part.shape[0] for part in parts)
+        codes = torch.empty((num_rows, parts[0].shape[1]), dtype=FP8, device=self._device)
+        scales = torch.empty(num_rows, dtype=torch.float32, device=self._device)
+        self._of_matrices += _cut(parts, codes, scales)
+        return codes, scales
+
+    def load_experts(self, names: Sequence[str], num_experts: int, dtype: torch.dtype) -> tuple[Tensor, ...] | Tensor:
+        """The same for each expert: each stored tensor has the rows of all of them. On a GPU they are in one tensor."""
+        stored = [self._tensors[name] for name in names]
+        num_rows = stored[0].shape[0] // num_experts
+        orders = [np.arange(number * num_rows, (number + 1) * num_rows) for number in range(num_experts)]
+        parts = [[ChosenRows.of(tensor, order) for tensor in stored] for order in orders]
+        if self._device.type != "cuda":
+            return tuple(self._load(each, dtype) for each in parts)
+        shape = num_experts, len(names) * num_rows, stored[0].shape[1]
+        target = torch.empty(shape, dtype=dtype, device=self._device)
+        for each, matrix in zip(parts, target, strict=True):
+            self._of_matrices += _cut(each, matrix)
+        return target
 
     def _load(self, parts: Sequence[StoredTensor], dtype: torch.dtype) -> Tensor:
         num_rows = sum(part.shape[0] for part in parts)
@@ -136,16 +172,24 @@ class _Loader:
 
 
 def load_weights(
-    checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device, workers: Workers | None = None
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    device: torch.device,
+    workers: Workers | None = None,
+    *,
+    is_fp8: bool = False,
 ) -> ModelWeights:
-    """Read all weights; nothing of the checkpoint stays in memory. Without workers this thread reads them all."""
+    """Read all weights; nothing of the checkpoint stays in memory. Without workers this thread reads them all.
+
+    `is_fp8`: the matrices of the layers in FP8, the rest in `dtype`.
+    """
     config, loader = checkpoint.config, _Loader(checkpoint.tensors, device)
     norm_dtype = torch.float32 if config.float32_norms else dtype
     embedding = loader.load(["embedding"], dtype)
     head_dtype = torch.float32 if config.num_classes > 0 else dtype
     weights = ModelWeights(
         embedding=embedding,
-        layers=tuple(_load_layer(config, loader, layer, dtype) for layer in range(config.num_layers)),
+        layers=tuple(_load_layer(config, loader, layer, dtype, is_fp8=is_fp8) for layer in range(config.num_layers)),
         final_norm=loader.load(["final_norm"], norm_dtype),
         head=embedding if config.tied_head else loader.load(["head"], head_dtype),
     )
@@ -153,36 +197,44 @@ def load_weights(
     return weights
 
 
-def _load_layer(config: ModelConfig, loader: _Loader, layer: int, dtype: torch.dtype) -> LayerWeights:
+def _load_layer(config: ModelConfig, loader: _Loader, layer: int, dtype: torch.dtype, *, is_fp8: bool) -> LayerWeights:
     def load(*names: str) -> Tensor:
         return loader.load([f"layers.{layer}.{name}" for name in names], dtype)
 
     def load_norm(name: str) -> Tensor:
         return loader.load([f"layers.{layer}.{name}"], torch.float32 if config.float32_norms else dtype)
 
-    return LayerWeights(
+    scales: dict[str, Tensor] = {}
+
+    def load_matrix(matrix: str, *names: str) -> Tensor:
+        if not is_fp8:
+            return load(*names)
+        codes, scales[matrix] = loader.load_fp8([f"layers.{layer}.{name}" for name in names])
+        return codes
+
+    weights = LayerWeights(
         attention_norm=load_norm("attention_norm") if config.pre_norms else None,
-        qkv=load("q", "k", "v"),
+        qkv=load_matrix("qkv", "q", "k", "v"),
         qkv_bias=load("q_bias", "k_bias", "v_bias") if config.qkv_bias else None,
         qk_norm=_per_head(config, load_norm("q_norm"), load_norm("k_norm")) if config.qk_norm else None,
-        o=load("o"),
+        o=load_matrix("o", "o"),
         mlp_norm=load_norm("mlp_norm") if config.pre_norms else None,
-        gate_up=load("gate", "up") if config.experts is None else None,
-        down=load("down") if config.experts is None else None,
+        gate_up=load_matrix("gate_up", "gate", "up") if config.experts is None else None,
+        down=load_matrix("down", "down") if config.experts is None else None,
         post_attention_norm=load_norm("post_attention_norm") if config.post_norms else None,
         post_mlp_norm=load_norm("post_mlp_norm") if config.post_norms else None,
         experts=None if config.experts is None else _load_experts(config, loader, f"layers.{layer}", dtype),
     )
+    return replace(weights, fp8_scales=Fp8Scales(**scales)) if is_fp8 else weights
 
 
 def _load_experts(config: ModelConfig, loader: _Loader, layer: str, dtype: torch.dtype) -> ExpertWeights:
     assert config.experts is not None
-    numbers, f, d = range(config.experts.num_experts), config.mlp_size, config.model_size
-    gate_up = [f"{layer}.gate", f"{layer}.up"]
+    number = config.experts.num_experts
     return ExpertWeights(
         router=loader.load([f"{layer}.router"], torch.float32),
-        gate_up=tuple(loader.load_rows(gate_up, number * f, (number + 1) * f, dtype) for number in numbers),
-        down=tuple(loader.load_rows([f"{layer}.down"], number * d, (number + 1) * d, dtype) for number in numbers),
+        gate_up=loader.load_experts([f"{layer}.gate", f"{layer}.up"], number, dtype),
+        down=loader.load_experts([f"{layer}.down"], number, dtype),
     )
 
 
@@ -192,21 +244,43 @@ def _per_head(config: ModelConfig, q_norm: Tensor, k_norm: Tensor) -> Tensor:
     return torch.cat([q_norm.expand(config.num_heads, -1), k_norm.expand(config.num_kv_heads, -1)])
 
 
-def _cut(parts: Sequence[StoredTensor], target: Tensor) -> Iterator[_Piece]:
+def _cut(parts: Sequence[StoredTensor], target: Tensor, scales: Tensor | None = None) -> Iterator[_Piece]:
     step = max(1, _COPY_BYTES // max(1, 4 * target[0].numel()))
     first_row = 0
     for part in parts:
         for start in range(0, part.shape[0], step):
             stop = min(start + step, part.shape[0])
-            yield _Piece(part, start, stop, target[first_row + start : first_row + stop])
+            rows = slice(first_row + start, first_row + stop)
+            yield _Piece(part, start, stop, target[rows], None if scales is None else scales[rows])
         first_row += part.shape[0]
 
 
 def _copy(piece: _Piece) -> None:
+    if piece.scales is not None:
+        _quantise(piece, piece.scales)
+        return
     rows = piece.source.read_rows(piece.start, piece.stop)
     is_bfloat16 = piece.source.dtype == "bfloat16"
     if is_bfloat16 and piece.target.dtype == torch.bfloat16 and piece.target.device.type == "cpu":
         np.copyto(piece.target.view(torch.uint16).numpy(), rows)  # bits, copied from the mapped file
         return
-    tensor = torch.from_numpy(rows if rows.flags.writeable else np.array(rows))  # mapped views are read-only
+    tensor = _tensor(rows)
     piece.target.copy_(tensor.view(torch.bfloat16) if is_bfloat16 else tensor)
+
+
+def _quantise(piece: _Piece, scales: Tensor) -> None:
+    """Rows to FP8 codes and scales, on the device."""
+    source, device = piece.source, piece.target.device
+    if isinstance(source, QuantisedTensor) and source.is_fp8_by_rows:
+        codes, row_scales = source.read_codes(piece.start, piece.stop)
+        piece.target.view(torch.uint8).copy_(_tensor(codes))
+        scales.copy_(_tensor(row_scales))
+        return
+    rows = _tensor(source.read_rows(piece.start, piece.stop)).to(device)
+    made, made_scales = quantise_rows(rows.view(torch.bfloat16) if source.dtype == "bfloat16" else rows)
+    piece.target.copy_(made)
+    scales.copy_(made_scales)
+
+
+def _tensor(rows: NDArray[Any]) -> Tensor:
+    return torch.from_numpy(rows if rows.flags.writeable else np.array(rows))  # mapped views are read-only

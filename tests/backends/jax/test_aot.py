@@ -35,7 +35,7 @@ from prefixwise.backends.jax.programs import HeadSpec
 from prefixwise.contract.errors import BackendError
 from prefixwise.forward.backend import BackendOptions
 from prefixwise.forward.tiles import KEY_TILE, DeviceTiles, TileSizes
-from prefixwise.models.config import ModelConfig
+from prefixwise.models.config import ExpertsConfig, ModelConfig
 
 # Heads that no number of chips divides, with norms of heads, in three layers: a loop and the last.
 SMALL = replace(
@@ -150,7 +150,10 @@ def test_the_kernel_compiles_for_real_heads(
     assert compiled(describe, topology, SMALLEST, config=config).kernel_vmem_bytes
 
 
-@pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(2, 1), (4, 2), pytest.param(16, 8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("num_heads", "num_kv_heads"),
+    [(2, 1), *(pytest.param(*heads, marks=pytest.mark.slow) for heads in ((4, 2), (16, 8)))],
+)
 def test_no_program_copies_the_kv_cache(describe: Describe, num_heads: int, num_kv_heads: int) -> None:
     """The KV cache lays the heads of a shard, as Qwen's models have them at any number of chips, out for the kernel."""
     config = replace(SMALL, num_layers=2, num_heads=num_heads, num_kv_heads=num_kv_heads, head_size=128)
@@ -160,6 +163,24 @@ def test_no_program_copies_the_kv_cache(describe: Describe, num_heads: int, num_
     assert found.memory is not None
     assert found.memory.arguments > 1 << 30
     assert found.memory.temporaries < 64 << 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_kv_heads", [1, 4])
+def test_windows_do_not_copy_the_kv_cache_either(describe: Describe, num_kv_heads: int) -> None:
+    """XLA's attention takes key tiles from it, in a layout of its own."""
+    config = replace(SMALL, num_layers=2, num_heads=4, num_kv_heads=num_kv_heads, head_size=256, windows=(64, 0))
+    spec = replace(PREFILL, num_tokens=FEW_TOKENS)
+    found = compiled(describe, "v6e:1x1", spec, config=config, prefix_cache_bytes=1 << 30)
+    assert found.kernel_vmem_bytes is None
+    assert found.memory is not None
+    assert found.memory.temporaries < 64 << 20
+
+
+@pytest.mark.slow
+def test_experts_compile_for_v5e(describe: Describe) -> None:
+    experts = ExpertsConfig(num_experts=8, experts_per_token=2, norms_weights=True)
+    compiled(describe, "v5e:1x1", SMALLEST, config=replace(SMALL_ALONE, experts=experts))
 
 
 def test_a_program_with_the_most_tokens_of_the_kernel_compiles(describe: Describe) -> None:

@@ -48,8 +48,8 @@ pytestmark = pytest.mark.usefixtures("programs_on_disk")
 
 
 def is_slow(test: str, parameters: Mapping[str, Any]) -> bool:
-    """A dense mask and a larger size, as of several sequences, have programs of their own: every day in float32."""
-    is_larger = len(parameters.get("rows", ())) > 1 or test == "test_programs_of_two_sizes_cache_the_same_bits"
+    """A dense mask and a larger size have programs of their own: every day in float32."""
+    is_larger = test == "test_programs_of_two_sizes_cache_the_same_bits"
     return parameters.get("backend") == "cpu-bfloat16" and (parameters.get("mask") == "dense" or is_larger)
 
 
@@ -183,20 +183,33 @@ class TestCachedBlocks:
 
 class TestSequences:
     @pytest.mark.parametrize(
-        ("rows", "layout", "mask"),
+        ("prefix_len", "rows", "layout", "mask"),
         [
-            pytest.param([SUFFIXES], Layout.PACKED, "segment", id="packed"),
-            pytest.param([SUFFIXES], Layout.PACKED, "dense", id="dense"),
-            pytest.param([SUFFIXES[:2], SUFFIXES[2:5], SUFFIXES[5:]], Layout.PACKED, "segment", id="chunks"),
-            pytest.param([[suffix] for suffix in SUFFIXES], Layout.CAUSAL, "segment", id="serial"),
+            pytest.param(270, [SUFFIXES], Layout.PACKED, "segment", id="packed"),
+            pytest.param(270, [SUFFIXES], Layout.PACKED, "dense", id="dense"),
+            # A block and two tokens, so that several sequences fit the program of one.
+            pytest.param(130, [SUFFIXES[:2], SUFFIXES[3:]], Layout.PACKED, "segment", id="chunks"),
+            pytest.param(130, [[SUFFIXES[i]] for i in (0, 3, 5)], Layout.CAUSAL, "segment", id="serial"),
+            pytest.param(
+                *(270, [SUFFIXES[:2], SUFFIXES[2:5], SUFFIXES[5:]], Layout.PACKED, "segment"),
+                id="long chunks",
+                marks=pytest.mark.slow,
+            ),
+            pytest.param(
+                *(270, [[suffix] for suffix in SUFFIXES], Layout.CAUSAL, "segment"),
+                id="long serial",
+                marks=pytest.mark.slow,
+            ),
         ],
     )
     def test_sequences_have_the_bits_of_extend(
-        self, backend: JaxBackend, rows: list[list[Suffix]], layout: Layout, mask: MaskImpl
+        self, backend: JaxBackend, prefix_len: int, rows: list[list[Suffix]], layout: Layout, mask: MaskImpl
     ) -> None:
-        (cached,) = prefill(backend, PREFIX)
-        found = backend.forward(sequences_batch(PREFIX, rows, layout, mask))
-        expected = backend.forward(extend_batch(SUFFIXES, [cached]))
+        prefix = PREFIX[:prefix_len]
+        rows = [[replace(each, prefix_len=min(each.prefix_len, prefix_len)) for each in row] for row in rows]
+        (cached,) = prefill(backend, prefix)
+        found = backend.forward(sequences_batch(prefix, rows, layout, mask))
+        expected = backend.forward(extend_batch([suffix for row in rows for suffix in row], [cached]))
         is_other_kernel = mask == "dense" or backend.info.attention == "hopper"  # which reads no rows
         if is_other_kernel and backend.info.device_kind != "cpu":  # another order of additions
             assert np.abs(found.label_logits - expected.label_logits).max() <= 0.05
@@ -229,8 +242,9 @@ class TestSequences:
 def test_every_copy_of_the_model_caches_all_prefixes(
     checkpoint_of: Callable[[str], Path], quick_compilation: None
 ) -> None:
-    """Two copies, each on two devices."""
-    options = BackendOptions(device="cpu", dtype="float32", dp_size=2, tp_size=2)
+    """Two copies, each on four devices."""
+    # As in `test_sharding.py`, for its programs.
+    options = BackendOptions(device="cpu", dtype="float32", dp_size=2, tp_size=4, prefix_cache_bytes=(1 << 26) // 8)
     backend = JaxBackend(open_checkpoint(checkpoint_of("heads-12-2")), options)
     prefix = PREFIX[:140]  # so that all forwards are of one size
     suffixes = [Suffix(suffix.ids, min(suffix.prefix_len, 140)) for suffix in SUFFIXES]
@@ -364,7 +378,7 @@ class TestFailure:
         assert len(prefill(four_pages, LONG[:512])[0]) == 4
 
 
-@pytest.mark.parametrize("writes_cache", [False, True])
+@pytest.mark.parametrize("writes_cache", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_no_program_copies_the_kv_cache(four_pages: JaxBackend, writes_cache: bool) -> None:
     """Each writes in place what it caches, and then reads it: there is no scratch memory for a hundredth of a KV cache
     that is far larger than all else."""

@@ -70,7 +70,7 @@ def scores(scorer: Scorer, items: list[list[int]]) -> Floats:
     return np.array(scorer.score(QUERY, items, label_token_ids=LABELS, score_mode="softmax").scores)
 
 
-@pytest.mark.parametrize("tp_size", [2, 4])
+@pytest.mark.parametrize("tp_size", [pytest.param(2, marks=pytest.mark.slow), 4])
 def test_devices_share_every_expert(scorer_of: Callable[..., Scorer], tp_size: int) -> None:
     expected = scores(scorer_of("heads-of-experts", **CPU), ITEMS)
     assert expected.std(0).max() >= 0.1, "scores hardly differ between items, so an error would not show"

@@ -16,7 +16,7 @@ from prefixwise.engine.likelihoods import Likelihoods
 from prefixwise.plan.likelihoods import TokenSequence
 from tests.reference import LOGIT_BOUND, PROBABILITY_BOUND, Floats
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
+pytestmark = pytest.mark.usefixtures("quick_compilation", "programs_on_disk")
 
 CPU: dict[str, Any] = {"backend": "jax", "device": "cpu"}
 MODELS = ("heads-16-8", "heads-12-2", "heads-9-3", "heads-8-1", "heads-of-olmo2", "heads-of-gemma2")
@@ -42,7 +42,6 @@ EVERYDAY = {
     ("heads-9-3", "dp2-tp4", "serial"),
     ("heads-9-3", "dp2-tp4", "packed-segment"),
     ("heads-9-3", "dp2-tp4", "packed-dense"),
-    ("heads-9-3", "dp2-tp4", "prefill_extend"),
     ("heads-8-1", "tp8", "packed-segment"),
     ("heads-of-olmo2", "tp8", "packed-segment"),
 }

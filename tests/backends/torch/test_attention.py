@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -249,6 +250,31 @@ class TestVarlenAttention:
         for case in CASE_NAMED["one causal sequence"], CASE_NAMED["ragged items over one prefix"]:
             output = varlen_run(torch.bfloat16)(make_batch(case), make_inputs(case))
             assert not output[sum(case.segment_lens) :].any()
+
+
+@pytest.mark.parametrize("kind", ["tiled", "varlen"])
+def test_bidirectional_attention_sees_the_whole_segment(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against a plain softmax, and bit for bit as a segment alone."""
+    monkeypatch.setattr(varlen, "flash", flash_on_a_cpu)
+    case = CASE_NAMED["causal sequences of ragged lengths"]
+    batch, inputs, device = make_batch(case), make_inputs(case), torch.device("cpu")
+    q, k, v = (torch.from_numpy(each) for each in (inputs.q, inputs.k, inputs.v))
+
+    def attend(batch: ForwardBatch, tokens: slice) -> torch.Tensor:
+        if kind == "tiled":
+            attention: Attention = TiledAttention(batch, device, 2, WORKERS, is_causal=False)
+        else:
+            attention = VarlenAttention(batch, device, is_causal=False)
+        return attention(q[tokens], k[tokens], v[tokens], None)
+
+    together = attend(batch, slice(None))
+    assert not together[batch.num_tokens :].any()
+    for start, stop in pairwise(batch.segment_starts.tolist()):
+        tokens = slice(start, stop)
+        keys, values = (each[tokens].repeat_interleave(2, 1).transpose(0, 1) for each in (k, v))
+        expected = torch.softmax(q[tokens].transpose(0, 1) @ keys.transpose(1, 2) / 8, -1) @ values
+        assert (together[tokens] - expected.transpose(0, 1)).abs().max() < TOLERANCES[torch.float32]
+        assert torch.equal(attend(segments_of((stop - start,)), tokens), together[tokens])
 
 
 class TestNeighbours:

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from prefixwise.backends.torch.elementwise import PLAIN, CpuElementwiseOps
 from prefixwise.backends.torch.experts import ExpertRunner, add_outputs, choose_tile_sizes, route
-from prefixwise.backends.torch.kernel_choice import has_paged_attention
 from prefixwise.backends.torch.weights import ExpertWeights
 from prefixwise.backends.torch.workers import Workers
 from prefixwise.models.config import ExpertsConfig
@@ -111,6 +110,34 @@ def test_narrow_weights_are_widened_where_activations_are_float32() -> None:
     assert torch.equal(run(weights, x, (16,)), run(wide, x, (16,)))
 
 
-def test_the_paged_runner_leaves_experts_alone() -> None:
-    config = replace(MODEL, head_size=64)
-    assert has_paged_attention(replace(config, experts=None)) and not has_paged_attention(config)
+def test_grouped_gemms_are_those_of_a_gpu() -> None:
+    """Elsewhere each expert has its own GEMMs, and no CUDA graph holds them."""
+    weights = weights_of(torch.bfloat16)
+    stacked = replace(weights, gate_up=torch.stack(list(weights.gate_up)), down=torch.stack(list(weights.down)))
+    assert not PLAIN.has_grouped_gemm(stacked) and not CpuElementwiseOps().has_grouped_gemm(weights)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("num_experts", [8, 128])
+def test_grouped_gemms(num_experts: int) -> None:
+    """The outputs of a loop over experts; the same bits for a row whether its expert gets 1 row or all of them."""
+    from prefixwise.backends.torch.cuda.fused_elementwise import FusedElementwiseOps
+
+    torch.manual_seed(0)
+    d, f, dtype = 1024, 384, torch.bfloat16
+    model = replace(MODEL, model_size=d, mlp_size=f, experts=ExpertsConfig(num_experts, 4, norms_weights=True))
+    weights = ExpertWeights(
+        torch.randn(num_experts, d, device="cuda") / 30,
+        torch.randn(num_experts, 2 * f, d, device="cuda", dtype=dtype) / 30,
+        torch.randn(num_experts, d, f, device="cuda", dtype=dtype) / 30,
+    )
+    ops, x = FusedElementwiseOps(), torch.randn(3000, d, device="cuda", dtype=dtype)
+    x[1000:] = x[1000]
+    found = ops.run_experts(weights, x, model)
+    assert model.experts is not None
+    routing = route(x.double() @ weights.router.double().T, model.experts)
+    runner = ExpertRunner(model, ops, Workers(None), None)
+    expected = add_outputs(routing.weights, runner(weights, x, routing.numbers))
+    assert (found.float() - expected.float()).norm() / expected.float().norm() < 5e-3
+    for rows in (slice(0, 1), slice(0, 7), slice(5, 300), slice(900, 2900)):
+        assert torch.equal(ops.run_experts(weights, x[rows], model), found[rows])

@@ -45,6 +45,7 @@ def test_where_triton_is_missing_plain_operations_serve(monkeypatch: pytest.Monk
         ({"windows": (64,) * 28}, True),
         ({"score_softcap": 50.0, "score_scale": 0.1, "post_norms": True}, True),
         ({"pre_norms": False}, False),
+        ({"is_causal": False}, False),
         ({"whole_qk_norm": True}, False),
         ({"head_size": 20}, False),
         ({"num_heads": 64, "num_kv_heads": 2}, False),

@@ -22,6 +22,7 @@ from prefixwise.backends.torch.linear import (
     pack_weights,
 )
 from prefixwise.backends.torch.model import (
+    CUDA_VOCAB_TILE,
     HEAD_ROW_TILES,
     LABEL_TILE,
     MAX_LABEL_SETS,
@@ -29,6 +30,7 @@ from prefixwise.backends.torch.model import (
     LabelHead,
     exact_head_tiles,
     logsumexp,
+    score_vocabulary,
 )
 from prefixwise.backends.torch.weights import LayerWeights, ModelWeights
 from prefixwise.backends.torch.workers import Workers
@@ -187,6 +189,27 @@ def test_a_row_s_logits_do_not_depend_on_the_number_of_rows() -> None:
     for count in (1, 2, 16, 17, 64, 65):
         assert torch.equal(label_head(hidden[:count], labels[:count]), all_logits[:count])
         assert torch.equal(logsumexp(hidden[:count], head, workers, tiles), all_lse[:count])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_vocabulary_on_a_gpu(dtype: torch.dtype) -> None:
+    """As exact as float32 whatever the head's dtype, and the same bits for a row among any others."""
+    torch.manual_seed(5)
+    head = torch.randn(CUDA_VOCAB_TILE + 40, 1024, device="cuda").to(dtype)
+    hidden, token_ids = torch.randn(600, 1024, device="cuda"), torch.randint(len(head), (600,), device="cuda")
+    expected = hidden.double() @ head.double().T
+    found = score_vocabulary(hidden, head, token_ids, 5, Workers(None), HEAD_ROW_TILES[:1])
+    best = expected.topk(5)
+    assert torch.equal(found.top_ids, best.indices)
+    bound = 5e-4  # logits are up to 150, and a GEMM in float32 is off by 2e-4 there
+    assert (found.top_logits - best.values).abs().max() < bound
+    assert (found.token_logits - expected.gather(1, token_ids[:, None])[:, 0]).abs().max() < bound
+    assert (found.logsumexp - expected.logsumexp(1)).abs().max() < bound
+    assert (logsumexp(hidden, head, Workers(None), HEAD_ROW_TILES[:1]) - expected.logsumexp(1)).abs().max() < bound
+    for rows in (slice(0, 1), slice(599, 600), slice(100, 430)):
+        some = score_vocabulary(hidden[rows], head, token_ids[rows], 5, Workers(None), HEAD_ROW_TILES[:1])
+        assert all(torch.equal(one, each[rows]) for one, each in zip(some, found, strict=True))
 
 
 def test_labels_have_the_same_logits_alone_and_beside_other_labels() -> None:

@@ -39,20 +39,26 @@ log = logging.getLogger("prefixwise")
 
 
 def choose_implementation(
-    name: str | None = None, *, platform: str, dtype: jnp.dtype, head_size: int, is_plain: bool = True
+    name: str | None = None,
+    *,
+    platform: str,
+    dtype: jnp.dtype,
+    head_size: int,
+    is_plain: bool = True,
+    is_causal: bool = True,
 ) -> AttentionImplementation:
     """The named implementation, or with None the best that runs on this platform (cpu, gpu, hopper, tpu).
 
-    `is_plain`: has no layer of the model another `Scoring` than PLAIN?
+    `is_plain`: has no layer of the model another causal `Scoring` than PLAIN?
     """
     if name is not None:
         found = _load(name)
-        reason = _why_not(found, platform, dtype, head_size, is_plain)
+        reason = _why_not(found, platform, dtype, head_size, is_plain, is_causal)
         if reason is not None:
             raise BackendError(f"attention {name!r} cannot run here: {reason}")
         return found
     candidates = (_load(each) for each in IMPLEMENTATIONS)
-    return next(each for each in candidates if _why_not(each, platform, dtype, head_size, is_plain) is None)
+    return next(each for each in candidates if _why_not(each, platform, dtype, head_size, is_plain, is_causal) is None)
 
 
 def choose_working(
@@ -61,6 +67,7 @@ def choose_working(
     dtype: jnp.dtype,
     head_size: int,
     is_plain: bool = True,
+    is_causal: bool = True,
     probe: Callable[[AttentionImplementation], None],
 ) -> AttentionImplementation:
     """The best implementation that runs here and passes its probe.
@@ -69,7 +76,7 @@ def choose_working(
     candidate is not probed.
     """
     found = map(_load, IMPLEMENTATIONS)
-    candidates = [each for each in found if _why_not(each, platform, dtype, head_size, is_plain) is None]
+    candidates = [each for each in found if _why_not(each, platform, dtype, head_size, is_plain, is_causal) is None]
     for candidate, following in pairwise(candidates):
         if candidate.name not in EXPERIMENTAL:
             return candidate
@@ -83,18 +90,31 @@ def choose_working(
 
 
 def choose_for_batch_prefixes(
-    chosen: AttentionImplementation, *, platform: str, dtype: jnp.dtype, head_size: int, is_plain: bool = True
+    chosen: AttentionImplementation,
+    *,
+    platform: str,
+    dtype: jnp.dtype,
+    head_size: int,
+    is_plain: bool = True,
+    is_causal: bool = True,
 ) -> AttentionImplementation:
     """The implementation for sequences that hold their own prefixes: the chosen one, or the best that can."""
     if chosen.reads_batches:
         return chosen
     candidates = (each for each in map(_load, IMPLEMENTATIONS) if each.reads_batches)
-    return next(each for each in candidates if _why_not(each, platform, dtype, head_size, is_plain) is None)
+    return next(each for each in candidates if _why_not(each, platform, dtype, head_size, is_plain, is_causal) is None)
 
 
 def _why_not(
-    implementation: AttentionImplementation, platform: str, dtype: jnp.dtype, head_size: int, is_plain: bool
+    implementation: AttentionImplementation,
+    platform: str,
+    dtype: jnp.dtype,
+    head_size: int,
+    is_plain: bool,
+    is_causal: bool,
 ) -> str | None:
+    if not is_causal and not implementation.takes_bidirectional:
+        return "it has no bidirectional attention, which this model needs"
     if not is_plain and not implementation.takes_scorings:
         return "it has no sliding windows and no capped or differently scaled scores, which this model needs"
     return implementation.why_not(platform, dtype, head_size)

@@ -81,10 +81,11 @@ class Scoring:
     window: jax.Array | None = None
     scale: float | None = field(default=None, metadata={"static": True})  # None: 1 / sqrt(H)
     softcap: float = field(default=0.0, metadata={"static": True})  # s becomes softcap * tanh(s / softcap); 0: stays
+    is_causal: bool = field(default=True, metadata={"static": True})  # False: a token sees its whole segment
 
     @property
     def is_plain(self) -> bool:
-        return self.window is None and self.scale is None and not self.softcap
+        return self.is_causal and self.window is None and self.scale is None and not self.softcap
 
     def scaled(self, q: jax.Array) -> jax.Array:
         """Queries [.., H], such that their dot products with keys are scores before they are capped."""
@@ -114,7 +115,8 @@ class AttentionImplementation(ABC):
     needs_padding_tiles: bool
     max_tokens: int | None = None  # of a program; None: any number
     reads_batches: bool = True  # can it read prefixes in the batch, where they begin at any token?
-    takes_scorings: bool = False  # can it compute any `Scoring`, or PLAIN alone?
+    takes_scorings: bool = False  # can it compute any causal `Scoring`, or PLAIN alone?
+    takes_bidirectional: bool = False  # can it compute a `Scoring` that is not causal?
 
     @abstractmethod
     def why_not(self, platform: str, dtype: jnp.dtype, head_size: int) -> str | None:
@@ -126,6 +128,6 @@ class AttentionImplementation(ABC):
 
     @abstractmethod
     def attend(self, heads: Heads, source: Source | None, tiles: DeviceTiles, scoring: Scoring = PLAIN) -> jax.Array:
-        """Prefix attention and causal self-attention within the segment, merged: [T, N, H] in the dtype of the queries.
+        """Prefix attention and self-attention within the segment, merged: [T, N, H] in the dtype of the queries.
 
         Prefixes are read in `source` (None: in the batch itself)."""

@@ -37,6 +37,7 @@ class XlaAttention(AttentionImplementation):
     name = "xla"
     needs_padding_tiles = False
     takes_scorings = True
+    takes_bidirectional = True
 
     def __init__(self, visible: Visible | None = None) -> None:
         self._visible = visible
@@ -77,7 +78,8 @@ class XlaAttention(AttentionImplementation):
             is_real = column < lax.dynamic_slice(tiles.narrow_len, (first,), (NARROW_GROUP,))[:, None]
             tokens = jnp.minimum(start[:, None] + column, len(q) - 1)
             is_before = (column[:, None] >= column) & scoring.seen(column[:, None] - column)
-            seen = jnp.broadcast_to(is_before, (NARROW_GROUP, SIZES.narrow, SIZES.narrow))
+            seen = is_before if scoring.is_causal else is_real[:, None, :]
+            seen = jnp.broadcast_to(seen, (NARROW_GROUP, SIZES.narrow, SIZES.narrow))
             if self._visible is not None:
                 seen = seen & self._visible(tokens, tokens)
             found = jax.vmap(partial(_attend_narrow, scoring))(q[tokens], k[tokens], v[tokens], is_real, seen)
@@ -89,23 +91,27 @@ class XlaAttention(AttentionImplementation):
     def _wide(
         self, q: jax.Array, k: jax.Array, v: jax.Array, tiles: DeviceTiles, state: Partial, scoring: Scoring
     ) -> Partial:
-        """Wide tiles of longer segments, one at a time, over the segment's key tiles up to the tile itself."""
-        offset = jnp.arange(SIZES.wide)
+        """Wide tiles of longer segments, one at a time, over the segment's key tiles up to the tile itself, or all."""
+        offset, ends = jnp.arange(SIZES.wide), tiles.wide_start + tiles.wide_len
 
         def tile(number: jax.Array, state: Partial) -> Partial:
             start, length, segment = (each[number] for each in (tiles.wide_start, tiles.wide_len, tiles.wide_segment))
             queries, tokens = _rows(q, start, SIZES.wide, k.shape[1], scoring), start + offset
+            end = start + length  # of the keys that the tile sees
+            if not scoring.is_causal:
+                end = jnp.where(tiles.wide_segment == segment, ends, 0).max()
 
             def key_tile(j: jax.Array, softmax: State) -> State:
                 keys = segment + j * SIZES.wide + offset
                 seen = (tokens[:, None] >= keys) & scoring.seen(tokens[:, None] - keys)
+                if not scoring.is_causal:
+                    seen = jnp.broadcast_to(keys < end, seen.shape)
                 if self._visible is not None:
                     seen = seen & self._visible(tokens, keys)
-                is_real = keys < start + length
-                return _step(softmax, queries, k, v, keys[0], seen, is_real, scoring)
+                return _step(softmax, queries, k, v, keys[0], seen, keys < end, scoring)
 
             first = scoring.first_seen(start - segment) // SIZES.wide
-            softmax = lax.fori_loop(first, (start - segment) // SIZES.wide + 1, key_tile, _empty(queries))
+            softmax = lax.fori_loop(first, -(-(end - segment) // SIZES.wide), key_tile, _empty(queries))
             return _store(state, softmax, start, offset < length)
 
         return lax.fori_loop(0, tiles.counts[WIDE], tile, state)
@@ -199,11 +205,24 @@ def _step(
 
     `seen` [W, C] is for the tile's tokens; keys that are not `is_real` [C] may hold anything, NaN included.
     """
-    shape = (len(is_real), *k.shape[1:])
-    keys, values = (as_float32(lax.dynamic_slice(each, (first, 0, 0), shape)) for each in (k, v))
+    keys, values = (as_float32(_take_tokens(each, first, len(is_real))) for each in (k, v))
     values = jnp.where(is_real[:, None, None], values, 0.0)
     seen = jnp.repeat(seen, queries.shape[1] // len(seen), axis=0)
     return accumulate(softmax, queries, keys, values, seen, scoring)
+
+
+def _take_tokens(array: jax.Array, first: jax.Array, num_tokens: int) -> jax.Array:
+    """Tokens first.. of [A, K, H]. On a TPU they are gathered: the compiler would give a slice's operand the layout of
+    the GEMM's, and so copy all of the KV cache in every layer."""
+
+    def gather(array: jax.Array, first: jax.Array) -> jax.Array:
+        return array.at[first + jnp.arange(num_tokens)].get(mode="clip")
+
+    def cut(array: jax.Array, first: jax.Array) -> jax.Array:
+        return lax.dynamic_slice_in_dim(array, first, num_tokens)
+
+    taken: jax.Array = lax.platform_dependent(array, first, tpu=gather, default=cut)
+    return taken
 
 
 def as_float32(array: jax.Array) -> jax.Array:

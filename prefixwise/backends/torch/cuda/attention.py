@@ -62,8 +62,10 @@ def prefix_tunings(head_size: int, device: torch.device) -> list[PrefixTuning]:
 
 
 def self_attention_tunings(head_size: int) -> tuple[SelfAttentionTuning, SelfAttentionTuning]:
-    """For narrow tiles, and for wide ones."""
-    return SelfAttentionTuning(32, num_warps=4 if head_size <= 128 else 8), SelfAttentionTuning(64, num_warps=8)
+    """For narrow tiles, and for wide ones, whose keys and values in flight have to fit a multiprocessor."""
+    if head_size > 128:
+        return SelfAttentionTuning(32, num_warps=8), SelfAttentionTuning(32, num_warps=8)
+    return SelfAttentionTuning(32, num_warps=4), SelfAttentionTuning(64, num_warps=8)
 
 
 class PagedAttention:

@@ -40,6 +40,13 @@ def apply_norm(wide: tl.tensor, weight: tl.tensor, mean_square: tl.tensor, eps: 
 
 
 @jit
+def activate(gate: tl.tensor, is_silu: tl.constexpr) -> tl.tensor:
+    """SiLU, or GELU, whose (1 + tanh(y)) / 2 is sigmoid(2 y), of float32."""
+    exponent = gate if is_silu else 2.0 * _SQRT_2_OVER_PI * (gate + 0.044715 * gate * gate * gate)
+    return gate / (1.0 + tl.exp(-exponent))
+
+
+@jit
 def norm_kernel(
     x: tl.tensor,  # [T, size]
     weight: tl.tensor,  # [size]
@@ -182,7 +189,7 @@ def gate_kernel(
     is_silu: tl.constexpr,
     column_tile: tl.constexpr,
 ) -> None:
-    """One program takes some columns of one row. GELU's (1 + tanh(y)) / 2 is sigmoid(2 y)."""
+    """One program takes some columns of one row."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * column_tile + tl.arange(0, column_tile)
     inside = columns < size
@@ -190,8 +197,7 @@ def gate_kernel(
     gate = tl.load(gate_at, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_at + size, mask=inside, other=0.0).to(tl.float32)
     dtype: tl.constexpr = out.dtype.element_ty
-    exponent = gate if is_silu else 2.0 * _SQRT_2_OVER_PI * (gate + 0.044715 * gate * gate * gate)
-    activated = (gate / (1.0 + tl.exp(-exponent))).to(dtype).to(tl.float32)
+    activated = activate(gate, is_silu).to(dtype).to(tl.float32)
     tl.store(out + row * size + columns, (activated * up).to(dtype), mask=inside)
 
 

@@ -23,8 +23,12 @@ from prefixwise.backends.torch.cuda.elementwise_kernels import (
     qk_norm_rope_kernel,
     row_sizes,
 )
+from prefixwise.backends.torch.cuda.experts import has_grouped_gemm, run_experts
+from prefixwise.backends.torch.cuda.fp8_kernels import quantise
 from prefixwise.backends.torch.cuda.kv_cache import KeySource
 from prefixwise.backends.torch.elementwise import ElementwiseOps, FlashPart
+from prefixwise.backends.torch.fp8 import FP8, fp8_linear
+from prefixwise.backends.torch.weights import ExpertWeights
 from prefixwise.models.config import Activation, ModelConfig
 
 _POINTER_ALIGNMENT = 16  # bytes
@@ -93,6 +97,18 @@ class FusedElementwiseOps(ElementwiseOps):
         launch(gate_kernel, grid, gate_up, out, size=size, is_silu=activation == "silu", column_tile=GATE_TILE)
         return out
 
+    def quantise(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x = _aligned(x)
+        codes, row_scales = torch.empty_like(x, dtype=FP8), x.new_empty(len(x), dtype=torch.float32)
+        quantise(x, codes, row_scales)
+        return codes, row_scales
+
+    def has_grouped_gemm(self, weights: ExpertWeights) -> bool:
+        return has_grouped_gemm(weights)
+
+    def run_experts(self, weights: ExpertWeights, x: Tensor, config: ModelConfig) -> Tensor:
+        return run_experts(weights, _aligned(x.contiguous()), config, self)
+
     def merge(self, self_part: FlashPart, prefix_part: FlashPart, prefix_rows: Tensor, num_rows: int) -> Tensor:
         self_out, self_lse, prefix_out, prefix_lse = (_aligned(each) for each in (*self_part, *prefix_part))
         num_self, num_heads, head_size = self_out.shape
@@ -160,11 +176,21 @@ def gate(gate_up: Tensor, activation: Activation, out: Tensor) -> None:
     launch(gate_kernel, grid, gate_up, out, size=size, is_silu=activation == "silu", column_tile=GATE_TILE)
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, tile_rows: int | None) -> None:
-    """x [T, in] with weight [out, in] to [T, out]. With `tile_rows`, which divides T, in GEMMs of so many rows."""
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    tile_rows: int | None,
+    scales: tuple[Tensor, Tensor] | None = None,
+) -> None:
+    """x [T, in] with weight [out, in] to [T, out], in GEMMs of at most `tile_rows` rows. `scales`: in FP8 those of the
+    rows [T] and of the weight [out]."""
     for start in range(0, len(x), tile_rows or len(x)):
         rows = slice(start, start + (tile_rows or len(x)))
-        if bias is None:
+        if scales is not None:
+            fp8_linear(x[rows], scales[0][rows], weight, scales[1], bias, out[rows])
+        elif bias is None:
             torch.mm(x[rows], weight.T, out=out[rows])
         else:
             torch.addmm(bias, x[rows], weight.T, out=out[rows])

@@ -27,11 +27,12 @@ class ProgramSpec:
     reads: Literal["batch", "cache"]  # where prefixes are read; with "cache", segments may also be cached
     scores: bool  # does it compute the hidden states of scored tokens?
     is_embedded: bool = False  # are the embeddings in place before it runs, as some of them are overridden?
+    has_lora: bool = False  # do some tokens have LoRA adapters?
 
     @property
     def title(self) -> str:
         kinds = {"batch": "sequences", "cache": "extend" if self.scores else "prefill"}
-        return f"{kinds[self.reads]}, {self.num_tokens} tokens"
+        return f"{kinds[self.reads]}, {self.num_tokens} tokens{', with LoRA' if self.has_lora else ''}"
 
 
 class TileArrays(NamedTuple, Generic[Item]):
@@ -57,6 +58,7 @@ class ForwardInputs(NamedTuple, Generic[Item]):
     positions: Item  # [T]
     cache_slots: Item  # [T]: the token's slot in the KV cache, NOT_CACHED for most
     score_tokens: Item  # [T]
+    lora_slots: Item  # [T]: the slot of the token's LoRA adapter; 0: none
     tiles: TileArrays[Item]
 
 
@@ -70,6 +72,7 @@ def capacities(spec: ProgramSpec, sizes: TileSizes, max_kv_blocks: int) -> Forwa
         positions=num_tokens,
         cache_slots=num_tokens * reads_cache,
         score_tokens=num_tokens * spec.scores,
+        lora_slots=num_tokens * spec.has_lora,
         tiles=_chosen(of_tiles),
     )
 
@@ -88,6 +91,7 @@ def host_inputs(
         positions=_filled(batch.positions, spec.num_tokens),
         cache_slots=_cache_slots(batch, spec, new_pages),
         score_tokens=_filled(batch.score_tokens, spec.num_tokens) if spec.scores else nothing,
+        lora_slots=nothing if batch.lora_slots is None else _filled(batch.lora_slots, spec.num_tokens),
         tiles=_chosen(cut_tiles(batch, sizes, prefix_addresses, has_token_arrays=False)),
     )
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -31,6 +31,8 @@ from prefixwise.backends.torch.cuda.inputs import (
 )
 from prefixwise.backends.torch.cuda.kv_cache import KVCache, PagedBlock
 from prefixwise.backends.torch.cuda.trunk import Buffers, Trunk, Workspace
+from prefixwise.backends.torch.invariant_rows import MAX_GEMM_ROWS
+from prefixwise.backends.torch.lora import LoraRows, LoraSlots
 from prefixwise.backends.torch.model import EmbeddingRows, Transformer, embedding_rows
 from prefixwise.contract.ragged import Int32Array
 from prefixwise.forward.backend import Program
@@ -53,7 +55,7 @@ class CudaGraphs:
         self._captures = captures
         self._device = trunk.weights.embedding.device
         self._dtype = trunk.weights.embedding.dtype
-        self._workspace = Workspace(trunk.config, self._buckets.largest, self._dtype, self._device)
+        self._workspace = self._make_workspace(self._buckets.largest)
         self._uploads = Uploads(self._largest_input(), self._device)
         self._packings: dict[ProgramSpec, Packing] = {}
         self._views: dict[ProgramSpec, tuple[ForwardInputs[Tensor], Buffers]] = {}
@@ -80,7 +82,7 @@ class CudaGraphs:
         else:
             uploads = Uploads(layout.size, self._device)
             on_device = unpack(layout, uploads.on_device)
-            buffers = Workspace(self._trunk.config, spec.num_tokens, self._dtype, self._device).buffers(spec.num_tokens)
+            buffers = self._make_workspace(spec.num_tokens).buffers(spec.num_tokens)
         uploads.send(layout.size, lambda target: layout.pack(flat(inputs), target))
         is_captured = self._captures and spec.num_tokens <= self._buckets.largest
         if is_captured and spec not in self._graphs:
@@ -109,6 +111,10 @@ class CudaGraphs:
             graph.capture_end()
         return graph
 
+    def _make_workspace(self, num_tokens: int) -> Workspace:
+        config, is_fp8 = self._trunk.config, self._trunk.is_fp8
+        return Workspace(config, num_tokens, self._dtype, self._device, is_fp8=is_fp8)
+
     def _packing(self, spec: ProgramSpec) -> Packing:
         if spec not in self._packings:
             lens = capacities(spec, self._trunk.attention.tile_sizes, self._max_kv_blocks)
@@ -124,7 +130,7 @@ class CudaGraphs:
     def _largest_input(self) -> int:
         largest = self._buckets.largest
         sizes = self._trunk.attention.tile_sizes
-        specs = (ProgramSpec(largest, "batch", scores=True), ProgramSpec(largest, "cache", scores=True))
+        specs = [ProgramSpec(largest, reads, scores=True, has_lora=True) for reads in ("batch", "cache")]
         return max(packing(capacities(spec, sizes, self._max_kv_blocks)).size for spec in specs)
 
 
@@ -140,9 +146,10 @@ class PagedRunner:
         max_tokens: int,  # of a forward with a CUDA graph and preallocated memory
         is_coarse: bool = False,  # fewer buckets?
         captures: bool = True,
+        loras: LoraSlots | None = None,
     ) -> None:
         config, embedding = transformer.config, transformer.weights.embedding
-        self._transformer, self._attention = transformer, attention
+        self._transformer, self._attention, self._loras = transformer, attention, loras
         self.kv_cache = KVCache(
             num_layers=config.num_layers,
             num_pages=num_pages,
@@ -156,11 +163,13 @@ class PagedRunner:
             transformer.weights,
             attention,
             self.kv_cache,
-            transformer.tile_rows,
+            MAX_GEMM_ROWS if transformer.row_unit is not None else transformer.tile_rows,
             transformer.rotary,
             transformer.local_rotary,
+            transformer.elementwise_ops,
+            loras,
         )
-        smallest = transformer.tile_rows or TOKEN_MULTIPLE
+        smallest = transformer.row_unit or transformer.tile_rows or TOKEN_MULTIPLE
         self.buckets = token_buckets(
             max_tokens,
             smallest=smallest,
@@ -192,7 +201,10 @@ class PagedRunner:
         lists = page_table(batch, new_pages, self.kv_cache.address) if spec.reads == "cache" else batch_tiles(batch)
         inputs = host_inputs(batch, spec, self._attention.tile_sizes, lists, new_pages)
         overrides = embedding_rows(batch, self.kv_cache.keys.device)
-        return self._run(spec, inputs, len(batch.score_tokens), overrides)
+        lora = None
+        if self._loras is not None and batch.lora_slots is not None and spec.scores:
+            lora = self._loras.rows(batch.lora_slots[batch.score_tokens])
+        return self._run(spec, inputs, len(batch.score_tokens), overrides, lora)
 
     def _run(
         self,
@@ -200,24 +212,33 @@ class PagedRunner:
         inputs: ForwardInputs[Int32Array],
         num_scored: int,
         overrides: EmbeddingRows | None = None,
+        lora: LoraRows | None = None,  # of the scored tokens
     ) -> Tensor | None:
         on_device, buffers = self._cuda_graphs.run(spec, inputs, overrides)
         if not spec.scores:
             return None
-        tokens = on_device.score_tokens[: -(-num_scored // TOKEN_MULTIPLE) * TOKEN_MULTIPLE]
-        return self._transformer.finish_scored(buffers.x, buffers.attended.flatten(1), tokens)[:num_scored]
+        unit = self._transformer.row_unit or TOKEN_MULTIPLE
+        tokens = on_device.score_tokens[: -(-num_scored // unit) * unit]
+        return self._transformer.finish_scored(buffers.x, buffers.attended.flatten(1), tokens, lora)[:num_scored]
 
     def _spec(self, batch: ForwardBatch) -> ProgramSpec:
         """A forward writes the segments that it caches before it attends, so it reads all prefixes in the KV cache."""
         num_tokens, scores = self._cuda_graphs.bucket(batch.num_tokens), len(batch.score_tokens) > 0
         is_embedded = batch.embed_overrides is not None
-        return ProgramSpec(num_tokens, "cache" if _reads_cache(batch) else "batch", scores, is_embedded)
+        reads: Literal["batch", "cache"] = "cache" if _reads_cache(batch) else "batch"
+        return ProgramSpec(num_tokens, reads, scores, is_embedded, has_lora=batch.lora_slots is not None)
 
     def programs(self) -> list[Program]:
         """Every program that a forward can need unless it has embedding overrides: prefill, sequences and extend for
         each bucket. The largest comes first, because all programs use its memory."""
         kinds: tuple[tuple[Any, bool], ...] = (("cache", False), ("batch", True), ("cache", True))
-        specs = [ProgramSpec(size, reads, scores) for size in self.buckets[::-1] for reads, scores in kinds]
+        adapted = (False,) if self._loras is None else (True, False)
+        specs = [
+            ProgramSpec(size, reads, scores, has_lora=has_lora)
+            for size in self.buckets[::-1]
+            for has_lora in adapted
+            for reads, scores in kinds
+        ]
         return [Program(spec.title, None, partial(self._prepare, spec)) for spec in specs]
 
     @torch.inference_mode()
@@ -242,7 +263,7 @@ class PagedRunner:
 
     def probe(self) -> None:
         """Run the smallest program of each kind, so that a program that cannot work fails here, not in a request."""
-        for program in self.programs()[-3:]:
+        for program in self.programs()[-3 if self._loras is None else -6 :]:
             program.prepare()
 
 
@@ -280,5 +301,6 @@ def _one_token(spec: ProgramSpec) -> ForwardInputs[Int32Array]:
         positions=zeros,
         cache_slots=zeros - 1 if spec.reads == "cache" else nothing,
         score_tokens=zeros if spec.scores else nothing,
+        lora_slots=zeros if spec.has_lora else nothing,
         tiles=tiles._replace(counts=np.array([1, 0, 0], np.int32), narrow_start=zero, narrow_len=one),
     )

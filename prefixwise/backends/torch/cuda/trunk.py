@@ -2,6 +2,9 @@
 
 The arithmetic and its roundings are those of `model.py`. A residual is added in the pass that takes the next norm, so
 it needs no pass of its own. `Transformer.finish_scored` does the rest for the few tokens that are scored.
+
+In FP8 norms and the activation write codes and one scale per row, so GEMMs read half the bytes. Attention's output has
+a pass of its own: a program of it has the heads of one KV head, and the scale is that of all heads.
 """
 
 from __future__ import annotations
@@ -13,12 +16,17 @@ import torch
 from torch import Tensor
 
 from prefixwise.backends.torch.cuda.attention import PagedAttention
+from prefixwise.backends.torch.cuda.fp8_kernels import add_norm_fp8, gate_fp8, norm_fp8, quantise
 from prefixwise.backends.torch.cuda.fused_elementwise import add_norm, gate, linear, norm, qk_norm_rope_and_cache
 from prefixwise.backends.torch.cuda.inputs import ForwardInputs, ProgramSpec
 from prefixwise.backends.torch.cuda.kv_cache import KeySource, KVCache
-from prefixwise.backends.torch.model import EmbeddingRows, Rotary
+from prefixwise.backends.torch.elementwise import ElementwiseOps
+from prefixwise.backends.torch.fp8 import FP8
+from prefixwise.backends.torch.lora import AddLora, LoraSlots, no_lora
+from prefixwise.backends.torch.model import EmbeddingRows, Matrix, Rotary
 from prefixwise.backends.torch.weights import LayerWeights, ModelWeights
 from prefixwise.models.config import ModelConfig
+from prefixwise.models.lora import Matrix as LoraMatrix
 
 _ALIGNMENT = 1024  # bytes
 
@@ -28,24 +36,28 @@ class Buffers:
     """The activations of T tokens. `gate_up` and `gated` share memory with `qkv` and `attended`."""
 
     x: Tensor  # [T, D]
-    normed: Tensor  # [T, D]
+    normed: Tensor  # [T, D], in FP8 its codes
     delta: Tensor  # [T, D], to be added to x
     cos: Tensor  # [T, H / 2] float32
     sin: Tensor  # [T, H / 2] float32
     local_cos: Tensor  # [T, H / 2] float32, of layers with a window; empty where they have the same RoPE
     local_sin: Tensor  # [T, H / 2] float32
     lse: Tensor  # [T, N] float32
+    row_scales: Tensor  # [T] float32, of the codes that the next GEMM reads; empty without FP8
+    attended_codes: Tensor  # [T, N H] of `attended`; empty without FP8
     qkv: Tensor  # [T, N + 2 K, H]
     attended: Tensor  # [T, N, H]
     gate_up: Tensor  # [T, 2 F]
-    gated: Tensor  # [T, F]
+    gated: Tensor  # [T, F], in FP8 its codes
 
 
 class Workspace:
     """Memory for the activations of up to `num_tokens` tokens. All programs share it: they run one after the other."""
 
-    def __init__(self, config: ModelConfig, num_tokens: int, dtype: torch.dtype, device: torch.device) -> None:
-        self._config, self._dtype = config, dtype
+    def __init__(
+        self, config: ModelConfig, num_tokens: int, dtype: torch.dtype, device: torch.device, *, is_fp8: bool = False
+    ) -> None:
+        self._config, self._dtype, self._is_fp8 = config, dtype, is_fp8
         self._memory = torch.empty(_Cut.total(self._shapes(num_tokens)), dtype=torch.uint8, device=device)
 
     def _shapes(self, num_tokens: int) -> list[list[_Shape]]:
@@ -53,10 +65,12 @@ class Workspace:
         config, t, wide = self._config, num_tokens, torch.float32
         d, n, k, h, f = config.model_size, config.num_heads, config.num_kv_heads, config.head_size, config.mlp_size
         local = ((t if config.local_rope is not None else 0, h // 2), wide)
+        read, t8 = (FP8, t) if self._is_fp8 else (self._dtype, 0)  # what GEMMs read
+        rows = [((t, d), self._dtype), ((t, d), read), ((t, d), self._dtype)]
         return [
-            [*[((t, d), self._dtype)] * 3, *[((t, h // 2), wide)] * 2, *[local] * 2, ((t, n), wide)],
+            [*rows, *[((t, h // 2), wide)] * 2, *[local] * 2, ((t, n), wide), ((t8,), wide), ((t8, n * h), FP8)],
             [((t, n + 2 * k, h), self._dtype), ((t, n, h), self._dtype)],
-            [((t, 2 * f), self._dtype), ((t, f), self._dtype)],
+            [((t, 2 * f), self._dtype), ((t, f), read)],
         ]
 
     def buffers(self, num_tokens: int) -> Buffers:
@@ -107,6 +121,13 @@ class Trunk:
     tile_rows: int | None  # rows of a GEMM; None: all
     rotary: Rotary
     local_rotary: Rotary  # of layers with a window
+    ops: ElementwiseOps  # of layers with experts
+    loras: LoraSlots | None = None
+
+    @property
+    def is_fp8(self) -> bool:
+        """Are the matrices of the layers in FP8?"""
+        return self.weights.layers[0].fp8_scales is not None
 
     def __call__(self, spec: ProgramSpec, inputs: ForwardInputs[Tensor], buffers: Buffers) -> None:
         """Leaves the inputs of the last layer's end in `buffers`: `x`, and `attended` where tokens are scored."""
@@ -114,18 +135,23 @@ class Trunk:
         if not spec.is_embedded:
             self.embed(inputs, buffers)
         self._make_rope_tables(inputs, buffers)
-        norm(buffers.x, _given(layers[0].attention_norm), eps, buffers.normed)
+        weight = _given(layers[0].attention_norm)
+        if self.is_fp8:
+            norm_fp8(buffers.x, weight, eps, buffers.normed, buffers.row_scales)
+        else:
+            norm(buffers.x, weight, eps, buffers.normed)
         for number, layer in enumerate(layers):
             is_last = number == len(layers) - 1
-            source = self._project(spec, number, layer, inputs, buffers)
+            add = self._adding(spec, number, inputs)
+            source = self._project(spec, number, layer, inputs, buffers, add)
             if is_last and not spec.scores:
                 return  # a prefill needs no more than the last layer's keys and values
             window = self.config.layer_windows[number]
             self.attention(buffers.qkv, source, inputs.tiles, buffers.attended, buffers.lse, inputs.positions, window)
             if is_last:
                 return
-            self._finish(layer, buffers)
-            add_norm(buffers.x, buffers.delta, _given(layers[number + 1].attention_norm), eps, buffers.normed)
+            self._finish(layer, buffers, add)
+            self._add_norm(layers[number + 1].attention_norm, buffers)
 
     def embed(self, inputs: ForwardInputs[Tensor], buffers: Buffers, overrides: EmbeddingRows | None = None) -> None:
         """The tokens' embeddings into `x`."""
@@ -149,11 +175,18 @@ class Trunk:
                 sin.mul_(rotary.magnitudes)
 
     def _project(
-        self, spec: ProgramSpec, number: int, layer: LayerWeights, inputs: ForwardInputs[Tensor], buffers: Buffers
+        self,
+        spec: ProgramSpec,
+        number: int,
+        layer: LayerWeights,
+        inputs: ForwardInputs[Tensor],
+        buffers: Buffers,
+        add: AddLora = no_lora,
     ) -> KeySource:
         """QKV projection, QK norm, RoPE, and the write to the KV cache; returns where prefixes are read."""
         n, k, cache = self.config.num_heads, self.config.num_kv_heads, self.kv_cache.layer(number)
-        linear(buffers.normed, layer.qkv, layer.qkv_bias, buffers.qkv.flatten(1), self.tile_rows)
+        self._linear(layer, "qkv", buffers.normed, buffers.qkv.flatten(1), buffers, layer.qkv_bias)
+        add("qkv", buffers.normed, buffers.qkv.flatten(1))
         slots = inputs.cache_slots if spec.reads == "cache" else None
         cos, sin = buffers.cos, buffers.sin
         if self.config.local_rope is not None and self.config.layer_windows[number]:
@@ -161,17 +194,77 @@ class Trunk:
         qk_norm_rope_and_cache(buffers.qkv, layer.qk_norm, self.config.norm_eps, cos, sin, slots, cache)
         return cache if spec.reads == "cache" else KeySource(buffers.qkv, buffers.qkv, n, n + k)
 
-    def _finish(self, layer: LayerWeights, buffers: Buffers) -> None:
+    def _finish(self, layer: LayerWeights, buffers: Buffers, add: AddLora = no_lora) -> None:
         """Output projection, residual, MLP; `delta` is not yet added to x."""
-        linear(buffers.attended.flatten(1), layer.o, None, buffers.delta, self.tile_rows)
+        attended = buffers.attended.flatten(1)
+        if self.is_fp8:
+            quantise(attended, buffers.attended_codes, buffers.row_scales)
+            attended = buffers.attended_codes
+        self._linear(layer, "o", attended, buffers.delta, buffers)
+        add("o", attended, buffers.delta)
         if layer.post_attention_norm is not None:
             norm(buffers.delta, layer.post_attention_norm, self.config.norm_eps, buffers.delta)
-        add_norm(buffers.x, buffers.delta, _given(layer.mlp_norm), self.config.norm_eps, buffers.normed)
-        linear(buffers.normed, _given(layer.gate_up), None, buffers.gate_up, self.tile_rows)
-        gate(buffers.gate_up, self.config.activation, buffers.gated)
-        linear(buffers.gated, _given(layer.down), None, buffers.delta, self.tile_rows)
+        self._scale_delta(buffers)
+        self._add_norm(layer.mlp_norm, buffers)
+        if layer.experts is not None:
+            buffers.delta.copy_(self.ops.run_experts(layer.experts, buffers.normed, self.config))
+        else:
+            self._run_mlp(layer, buffers, add)
         if layer.post_mlp_norm is not None:
             norm(buffers.delta, layer.post_mlp_norm, self.config.norm_eps, buffers.delta)
+        self._scale_delta(buffers)
+
+    def _run_mlp(self, layer: LayerWeights, buffers: Buffers, add: AddLora) -> None:
+        """From `normed` into `delta`."""
+        self._linear(layer, "gate_up", buffers.normed, buffers.gate_up, buffers)
+        add("gate_up", buffers.normed, buffers.gate_up)
+        if self.is_fp8:
+            gate_fp8(buffers.gate_up, self.config.activation, buffers.gated, buffers.row_scales)
+        else:
+            gate(buffers.gate_up, self.config.activation, buffers.gated)
+        self._linear(layer, "down", buffers.gated, buffers.delta, buffers)
+        add("down", buffers.gated, buffers.delta)
+
+    def _add_norm(self, weight: Tensor | None, buffers: Buffers) -> None:
+        """`x` becomes x + delta, and `normed` its norm."""
+        x, delta, eps = buffers.x, buffers.delta, self.config.norm_eps
+        if self.is_fp8:
+            add_norm_fp8(x, delta, _given(weight), eps, buffers.normed, buffers.row_scales)
+        else:
+            add_norm(x, delta, _given(weight), eps, buffers.normed)
+
+    def _linear(
+        self,
+        layer: LayerWeights,
+        matrix: Matrix,
+        x: Tensor,
+        out: Tensor,
+        buffers: Buffers,
+        bias: Tensor | None = None,
+    ) -> None:
+        """x [T, in], in FP8 codes whose scales are in `buffers`, times a matrix of the layer, into `out`."""
+        scales = None
+        if layer.fp8_scales is not None:
+            scales = buffers.row_scales, getattr(layer.fp8_scales, matrix)
+        linear(x, _given(getattr(layer, matrix)), bias, out, self.tile_rows, scales)
+
+    def _adding(self, spec: ProgramSpec, number: int, inputs: ForwardInputs[Tensor]) -> AddLora:
+        """What adds the parts of LoRA adapters to the output of a linear layer."""
+        loras = self.loras
+        if not spec.has_lora or loras is None:
+            return no_lora
+        kernel, pairs = loras.add_kernel, loras.layers[number]
+        assert kernel is not None, "the paged runner has kernels"
+
+        def add(matrix: LoraMatrix, x: Tensor, out: Tensor) -> Tensor:
+            kernel(x, out, inputs.lora_slots, pairs[matrix].a, pairs[matrix].b)
+            return out
+
+        return add
+
+    def _scale_delta(self, buffers: Buffers) -> None:
+        if self.config.residual_scale != 1.0:
+            buffers.delta.mul_(self.config.residual_scale)
 
 
 def _given(weight: Tensor | None) -> Tensor:

@@ -109,6 +109,14 @@ class TestChoice:
         assert api.choose_working(**kind, probe=lambda _: None).name == "xla"
         assert api.choose_for_batch_prefixes(chosen, **kind) is chosen
 
+    @pytest.mark.parametrize("platform", ["cpu", "gpu", "hopper", "tpu"])
+    def test_bidirectional_models_take_xla_and_others_are_refused(self, platform: str) -> None:
+        kind: Any = {"platform": platform, "dtype": jnp.dtype(jnp.bfloat16), "head_size": 128, "is_causal": False}
+        assert api.choose_implementation(**kind).name == api.choose_working(**kind, probe=lambda _: None).name == "xla"
+        for name in ("pallas_gpu", "hopper", "pallas_tpu", "reference"):
+            with pytest.raises(BackendError, match=f"'{name}' cannot run here: it has no bidirectional attention"):
+                api.choose_implementation(name, **kind)
+
     @pytest.mark.parametrize(("name", "platform"), [("pallas_gpu", "gpu"), ("hopper", "hopper"), ("pallas_tpu", "tpu")])
     def test_a_named_one_that_lacks_them_is_refused(self, name: str, platform: str) -> None:
         with pytest.raises(BackendError, match=f"attention '{name}' cannot run here: it has no sliding windows"):

@@ -1,6 +1,6 @@
-"""The CUDA kernels in Triton's interpreter, for machines without a GPU.
+"""The CUDA kernels in Triton's interpreter, and compiled for a GPU, on machines that have none.
 
-Triton decides when it is imported whether kernels are interpreted, so their tests run in a process of their own.
+Triton decides when it is imported whether kernels are interpreted, so those tests run in a process of their own.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[4]
-FILES = [str(Path(__file__).with_name(name)) for name in ("test_fused_elementwise.py", "test_paged.py")]
+FILES = [
+    str(Path(__file__).with_name(name))
+    for name in ("test_fp8.py", "test_fused_elementwise.py", "test_lora.py", "test_paged.py")
+]
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
@@ -26,3 +29,32 @@ def test_the_kernels_in_the_interpreter(chosen: str) -> None:
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
     assert " passed" in done.stdout
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+def test_wide_tiles_fit_a_multiprocessor() -> None:
+    """The shared memory of Gemma-2-9B's, whose heads are wide, where pointers are aligned and loads are in flight."""
+    import torch
+    from triton import compile
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from prefixwise.backends.torch.cuda.attention import PagedAttention, self_attention_tunings
+    from prefixwise.backends.torch.cuda.attention_kernels import self_attention_kernel
+
+    _, tuning = self_attention_tunings(256)
+    attention = PagedAttention(num_heads=16, num_kv_heads=8, head_size=256, device=torch.device("cpu"))
+    constants = {"scale": 0.1, "softcap": 72.0, "window": 4096, "kind": 1, "is_wide": True, "num_kv_heads": 8}
+    constants |= {"width": attention.tile_sizes.wide, "group": 2, "padded_group": 2}
+    constants |= dict.fromkeys(("head_size", "padded_head_size"), 256)
+    names = self_attention_kernel.arg_names
+    types = {"qkv": "*bf16", "out": "*bf16", "lse": "*fp32"}
+    source = ASTSource(
+        self_attention_kernel,
+        {name: "constexpr" if name in constants else types.get(name, "*i32") for name in names},
+        {(names.index(name),): value for name, value in constants.items()},
+        {(place,): [["tt.divisibility", 16]] for place, name in enumerate(names) if name not in constants},
+    )
+    options = {"num_warps": tuning.num_warps, "num_stages": tuning.num_stages}
+    compiled = compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    assert compiled.metadata.shared <= 227 << 10  # bytes, of Hopper

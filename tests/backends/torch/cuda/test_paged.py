@@ -221,22 +221,39 @@ def test_keys_after_rope_and_values_go_to_their_slots(
     assert (cache.values[untouched] == 5).all()
 
 
-def make_backend(config: ModelConfig, *, is_paged: bool = True) -> TorchBackend:
+def make_backend(config: ModelConfig, *, is_paged: bool = True, max_loras: int = 0) -> TorchBackend:
     """Half precision; in the interpreter without graphs."""
     from prefixwise.backends.torch.cuda.attention import PagedAttention
+    from prefixwise.backends.torch.cuda.lora_kernels import add_lora
     from prefixwise.backends.torch.cuda.runner import PagedRunner
 
     with pytest.MonkeyPatch.context() as patch:
         if INTERPRETED:  # on CPUs without float16, too
             patch.setattr("prefixwise.backends.torch.backend.resolve_compute_dtype", lambda dtype, _: dtype)
         backend = TorchBackend(
-            random_checkpoint(config), dtype="float16", device=DEVICE, token_budget=2048, prefix_cache_bytes=1 << 26
+            random_checkpoint(config),
+            dtype="float16",
+            device=DEVICE,
+            token_budget=2048,
+            prefix_cache_bytes=1 << 26,
+            max_loras=max_loras,
         )
     if not is_paged:
         backend._paged = None
+        if backend._loras is not None:
+            backend._loras.add_kernel = None
     elif INTERPRETED:
         attention = PagedAttention.for_model(config, torch.device(DEVICE))
-        backend._paged = PagedRunner(backend._transformer, attention, num_pages=40, max_tokens=2048, captures=False)
+        if backend._loras is not None:
+            backend._loras.add_kernel = add_lora
+        backend._paged = PagedRunner(
+            backend._transformer,
+            attention,
+            num_pages=40,
+            max_tokens=2048,
+            captures=False,
+            loras=backend._loras,
+        )
     assert (backend._paged is not None) == is_paged
     return backend
 
