@@ -1,10 +1,12 @@
-"""The contract workload through the engine: 2000 query tokens, 500 items x 20, Qwen3-0.6B's shape, random weights.
+"""The contract workload through the engine: 2000 query tokens, 500 items x 20, Qwen3-0.6B's or another model's shape,
+random weights.
 
 Measured: `ScoringEngine.score` from parsed request to scores, cold prefix (or cached, with `--cached`), median of
 `--rounds` after two warm-up rounds; TFLOP/s by the floor's count (linear layers and attention, nothing else) and its
-share of the rate that the model's own GEMMs reach in the same run. The last line is JSON.
+share of the rate that the model's own GEMMs reach in the same run. The experts of a token count as one MLP of their
+widths together, in both. The last line is JSON.
 
-    python -m benchmarks.contract [--backend jax] [--algorithm prefill_extend] [--batch-invariant] [--cached]
+    python -m benchmarks.contract [--model gemma-2-9b] [--backend jax] [--algorithm packed] [--cached] [--lora-rank 16]
 """
 
 from __future__ import annotations
@@ -13,14 +15,16 @@ import argparse
 import json
 from dataclasses import replace
 from importlib.metadata import version
+from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 
 from benchmarks.gemm_rate import gemm_rate
-from benchmarks.random_checkpoint import QWEN3_06B, random_checkpoint
+from benchmarks.random_checkpoint import QWEN3_06B, random_checkpoint, repeated_checkpoint, write_lora
 from prefixwise import __version__
 from prefixwise.backends.load import load_backend
 from prefixwise.contract.parse import parse_score_request
@@ -30,8 +34,10 @@ from prefixwise.engine.prepare import EngineConfig
 from prefixwise.engine.scheduler import Scheduler, SchedulerOptions
 from prefixwise.forward.backend import BackendOptions
 from prefixwise.models.config import ModelConfig
+from prefixwise.models.sources import describe_model
 
 LABELS = (9454, 2753)
+LORA = "adapter"
 
 
 def floor_flops(config: ModelConfig, query_tokens: int, items: int, item_tokens: int, *, cached: bool = False) -> float:
@@ -40,11 +46,18 @@ def floor_flops(config: ModelConfig, query_tokens: int, items: int, item_tokens:
     Of a cached prefix only the items' part.
     """
     heads = 2 * config.num_heads + 2 * config.num_kv_heads
-    weights = config.model_size * (heads * config.head_size + 3 * config.mlp_size)
+    weights = config.model_size * (heads * config.head_size + 3 * as_dense(config).mlp_size)
     tokens, pairs = items * item_tokens, items * item_tokens * (query_tokens + item_tokens / 2)
     if not cached:
         tokens, pairs = tokens + query_tokens, pairs + query_tokens**2 / 2
     return config.num_layers * (2 * weights * tokens + 4 * config.num_heads * config.head_size * pairs)
+
+
+def as_dense(config: ModelConfig) -> ModelConfig:
+    """The same with one MLP instead of the experts of a token."""
+    if config.experts is None:
+        return config
+    return replace(config, experts=None, mlp_size=config.experts.experts_per_token * config.mlp_size)
 
 
 def random_request(
@@ -64,7 +77,7 @@ def random_request(
 
 def make_request(options: argparse.Namespace) -> ScoreRequest:
     geometry = (options.query_tokens, options.items, options.item_tokens)
-    return random_request(QWEN3_06B, *geometry, algorithm=options.algorithm)
+    return random_request(describe_model(options.model), *geometry, algorithm=options.algorithm)
 
 
 def measure(engine: ScoringEngine, request: ScoreRequest, rounds: int) -> float:
@@ -85,11 +98,14 @@ def measure_parts(engine: ScoringEngine, request: ScoreRequest, rounds: int) -> 
 
 
 def add_request_options(parser: argparse.ArgumentParser) -> None:
-    """What is run: the backend, the request, how often."""
+    """What is run: the model, the backend, the request, how often."""
+    parser.add_argument("--model", default="Qwen3-0.6B", help="a shape that `prefixwise aot` knows")
     parser.add_argument("--backend", default="auto")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--algorithm", default="prefill_extend")
-    parser.add_argument("--batch-invariant", action="store_true")
+    parser.add_argument("--batch-invariant", action=argparse.BooleanOptionalAction, help="default: the backend's")
+    parser.add_argument("--quantization", choices=["fp8"])
+    parser.add_argument("--lora-rank", type=int, default=0, help="score with a LoRA adapter, and without it")
     parser.add_argument("--cached", action="store_true", help="keep the prefix from one round to the next")
     parser.add_argument("--query-tokens", type=int, default=2000)
     parser.add_argument("--items", type=int, default=500)
@@ -99,9 +115,23 @@ def add_request_options(parser: argparse.ArgumentParser) -> None:
 
 def make_engine(options: argparse.Namespace) -> ScoringEngine:
     """Random weights; prefixes are cached with `--cached` only."""
-    choice = BackendOptions(options.backend, dtype=options.dtype, batch_invariant=options.batch_invariant)
-    scheduler = Scheduler(load_backend(random_checkpoint(), choice), SchedulerOptions(prefix_cache=options.cached))
-    return ScoringEngine(EngineConfig("random"), scheduler, None)
+    choice = BackendOptions(
+        options.backend,
+        dtype=options.dtype,
+        batch_invariant=options.batch_invariant,
+        quantization=options.quantization,
+        max_loras=1 if options.lora_rank else 0,
+        max_lora_rank=options.lora_rank or 16,
+    )
+    config = describe_model(options.model)
+    checkpoint = random_checkpoint() if config == QWEN3_06B else repeated_checkpoint(config)
+    scheduler = Scheduler(load_backend(checkpoint, choice), SchedulerOptions(prefix_cache=options.cached))
+    engine = ScoringEngine(EngineConfig("random"), scheduler, None)
+    if options.lora_rank:
+        with TemporaryDirectory() as folder:
+            write_lora(Path(folder), config, options.lora_rank)
+            engine.load_lora(LORA, folder)
+    return engine
 
 
 def parse_options() -> argparse.Namespace:
@@ -114,19 +144,27 @@ def main() -> None:
     options = parse_options()
     engine, request = make_engine(options), make_request(options)
     info = engine.backend.info
-    seconds = measure(engine, request, options.rounds)
+    seconds = without = measure(engine, request, options.rounds)
+    if options.lora_rank:
+        request = replace(request, model=LORA)
+        seconds = measure(engine, request, options.rounds)
     geometry = (options.query_tokens, options.items, options.item_tokens)
-    rate = floor_flops(QWEN3_06B, *geometry, cached=options.cached) / seconds
+    config = engine.backend.config
+    rate = floor_flops(config, *geometry, cached=options.cached) / seconds
     rows = min(options.items * options.item_tokens, 16_384)
-    gemm = gemm_rate(QWEN3_06B, info.name, info.device_kind, rows, info.compute_dtype or info.dtype)
+    gemm = gemm_rate(as_dense(config), info.name, info.device_kind, rows, info.compute_dtype or info.dtype)
     result = {
         "prefixwise": __version__,
         info.name: version(info.name),
+        "model": options.model,
         "backend": info.name,
         "device": info.device,
         "dtype": info.dtype,
         "algorithm": options.algorithm,
-        "batch_invariant": options.batch_invariant,
+        "batch_invariant": info.batch_invariant,
+        "quantization": info.quantization,
+        "lora_rank": options.lora_rank,
+        "milliseconds_without_lora": round(1000 * without, 2),
         "cached": options.cached,
         "geometry": geometry,
         "milliseconds": round(1000 * seconds, 2),
@@ -140,6 +178,8 @@ def main() -> None:
     print(
         f"{result['items_per_second']} items/s, {result['tflops']} TFLOP/s, {100 * rate / gemm:.1f} % of the GEMM rate"
     )
+    if options.lora_rank:
+        print(f"LoRA of rank {options.lora_rank} costs {100 * (seconds / without - 1):.1f} %")
     print(json.dumps(result))
 
 

@@ -1,14 +1,15 @@
 """Random weights of Qwen3-0.6B's exact shape as a Hugging Face folder, for programs that want one on disk.
 
-    python -m benchmarks.random_folder [--tiny] /tmp/qwen3-0.6b-random
+    python -m benchmarks.random_folder [--tiny] [--tokenizer FOLDER] /tmp/qwen3-0.6b-random
 
-It has no tokenizer: requests are token ids. Needs transformers and PyTorch; 1.2 GB in bfloat16. `--tiny` writes the
-model of tests of benchmarks.
+It has the tokenizer of another folder, or none: then requests are token ids. Needs transformers and PyTorch; 1.2 GB in
+bfloat16. `--tiny` writes the model of tests of benchmarks.
 """
 
 from __future__ import annotations
 
 import argparse
+import shutil
 from pathlib import Path
 
 from benchmarks.goals.cases import TINY
@@ -45,8 +46,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--tokenizer", type=Path, help="a folder with tokenizer.json")
     options = parser.parse_args()
     write_folder(options.folder, TINY.model if options.tiny else QWEN3_06B)
+    if options.tokenizer is not None:
+        for path in options.tokenizer.glob("tokenizer*.json"):
+            shutil.copy(path, options.folder)
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from tqdm import tqdm
 
 from prefixwise._version import __version__
 from prefixwise.contract.errors import InvalidRequestError, InvalidValueError, TokenizerError
+from prefixwise.contract.ragged import Int32Array
 from prefixwise.engine.likelihoods import Likelihoods
 from prefixwise.forward.backend import Warmup
 from prefixwise.launch.loading import load_engine
@@ -36,6 +37,7 @@ from prefixwise.prompts.tokenizer import TextTokenizer
 log = logging.getLogger("prefixwise")
 
 _CALL_TOKENS = 1 << 20  # that the engine gets at once; then lm_eval's cache of answers has them
+_ENCODED_TEXTS = 64  # at once
 _DEFAULT_DEVICE = "cuda:0"  # that lm_eval's program passes where `--device` is not given, on any machine
 _END_TAG = "CONTINUE_FINAL_MESSAGE_TAG "  # as transformers marks the end of the last message
 _UNUSED = {  # lm_eval's own options, and the values that it passes if nobody asks for them
@@ -124,6 +126,7 @@ class PrefixwiseLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
         self._leading_ids = _leading_ids(self.tokenizer, add_bos_token)
         self._template_args = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
         self._template: Any = None  # of chats, compiled on first use
+        self._token_ids: dict[str, Int32Array] = {}  # of texts that are encoded ahead
 
     @classmethod
     def create_from_arg_obj(
@@ -161,8 +164,29 @@ class PrefixwiseLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
         """As lm_eval's model `hf`. None: with special tokens, unless the text has them."""
         if add_special_tokens is None:
             add_special_tokens = self._adds_special_tokens and not string.startswith(self._prefix_text)
-        ids: list[int] = self.tokenizer.encode(string).tolist()
+        known = self._token_ids.get(string)
+        ids: list[int] = (self.tokenizer.encode(string) if known is None else known).tolist()
         return [*self._leading_ids, *ids, *self.tokenizer.trailing_ids.tolist()] if add_special_tokens else ids
+
+    def loglikelihood(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[Answer]:
+        """As lm_eval's, which encodes texts one by one: here each is encoded once, all together and on all cores."""
+        try:
+            self._token_ids = self._encode_ahead([request.args for request in requests])
+            answers: list[Answer] = super().loglikelihood(requests, disable_tqdm)
+            return answers
+        finally:
+            self._token_ids = {}
+
+    def _encode_ahead(self, pairs: Sequence[tuple[str, str]]) -> dict[str, Int32Array]:
+        """The tokens of contexts, without the spaces at their ends, and of contexts with continuations."""
+        contexts = (context.rstrip() for context, _ in pairs)
+        wholes = (context + continuation for context, continuation in pairs)
+        texts = [text for text in dict.fromkeys((*contexts, *wholes)) if text]
+        found: dict[str, Int32Array] = {}
+        for start in range(0, len(texts), _ENCODED_TEXTS):
+            part = texts[start : start + _ENCODED_TEXTS]
+            found.update(zip(part, self.tokenizer.encode_many(part), strict=True))
+        return found
 
     def _loglikelihood_tokens(self, requests: Sequence[Pair], disable_tqdm: bool = False, **_: object) -> list[Answer]:
         sequences = [self._sequence(context, continuation) for _, context, continuation in requests]

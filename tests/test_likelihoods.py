@@ -33,9 +33,18 @@ def asked(vocab_size: int) -> list[TokenSequence]:
     return [*choices, long, *prompts, TokenSequence(ids(9), 9, reads_next=True)]
 
 
-@pytest.fixture(scope="module", params=["torch", "jax"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        "torch-cpu",
+        "jax-cpu",
+        *(pytest.param(f"{each}-cuda", marks=pytest.mark.gpu) for each in ("torch", "jax")),
+    ],
+)
 def scorer(request: pytest.FixtureRequest, checkpoint_of: Callable[[str], Path]) -> Iterator[Scorer]:
-    with Scorer(checkpoint_of("qwen3"), backend=request.param, device="cpu", dtype="float32") as made:
+    backend, device = request.param.split("-")
+    options = {"backend": backend, "device": device, "dtype": "float32", "batch_invariant": device == "cuda"}
+    with Scorer(checkpoint_of("qwen3"), **options) as made:
         yield made
 
 

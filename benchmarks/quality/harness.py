@@ -6,8 +6,8 @@
 All three read the embedded model in float32, zero-shot and five-shot: `shared`, where all documents have the same
 examples (lm_eval's sampler `first_n`), and `own`, where each has its own (its default). A row has accuracies, the
 largest difference of log-likelihoods, and documents per second of lm_eval's call `loglikelihood`: tokenizing, and the
-model. `hf` has the batch size that is fastest on the first documents. `--pretrained`, `--device` and `--dtype` compare
-another model on another device. Needs the packages of the extra `lm-eval`, and transformers.
+model. `hf` has the batch size that is fastest on a task's first documents. `--pretrained`, `--device`, `--dtype` and
+`--backend` compare another model on another device. Needs the packages of the extra `lm-eval`, and transformers.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -41,8 +41,11 @@ TASKS = ("intent_recognition", "goal_step_wikihow/goal_inference", "goal_step_wi
 NUM_EXAMPLES = 40  # documents at the end of a task, from which examples are taken
 SHOTS = {"zero": ("first_n", 0), "shared": ("first_n", 5), "own": ("default", 5)}  # sampler, examples
 GOALS = {"shared": 8.0, "own": 2.5}  # times the documents per second of `hf`
+GPU_GOALS = {"shared": 10.0, "own": 3.0}
 BATCH_SIZES = (1, 4, 16)
-PROBE_DOCUMENTS = 4  # of the first task, five-shot, for each batch size
+GPU_BATCH_SIZES = (16, 64, 256)
+GPU_CACHE_BYTES = 4 << 30  # our KV cache on a GPU, on which `hf` needs room for logits of whole batches
+PROBE_DOCUMENTS = 4  # five-shot, for each batch size; 128 on a GPU
 MAX_DIFFERENCE = 1e-4  # of a log-likelihood, in nats
 
 MODELS = ("prefixwise", "local-completions", "hf")
@@ -140,16 +143,31 @@ class Checkpoint:
     pretrained: str | None  # None: the embedded model
     device: str
     dtype: str
+    backend: str  # ours
+
+    @property
+    def is_gpu(self) -> bool:
+        return self.device != "cpu"
+
+    @property
+    def probe_documents(self) -> int:
+        return 128 if self.is_gpu else PROBE_DOCUMENTS
 
     def ours(self) -> Any:
         from prefixwise.lm_eval import PrefixwiseLM
 
-        return PrefixwiseLM(self.pretrained, device=self.device, dtype=self.dtype)
+        return PrefixwiseLM(
+            self.pretrained,
+            backend=self.backend,
+            device=self.device,
+            dtype=self.dtype,
+            prefix_cache_bytes=GPU_CACHE_BYTES if self.is_gpu else None,
+        )
 
     def server(self) -> AbstractContextManager[ServerProcess]:
         model = () if self.pretrained is None else (f"--model={self.pretrained}",)
-        command = ("prefixwise", "serve", f"--device={self.device}", f"--dtype={self.dtype}", *model)
-        return server_process(program=command)
+        options = (f"--backend={self.backend}", f"--device={self.device}", f"--dtype={self.dtype}")
+        return server_process(program=("prefixwise", "serve", *options, *model))
 
     @cached_property
     def loaded(self) -> dict[str, Any]:
@@ -186,8 +204,17 @@ def our_server(url: str) -> Any:
     )
 
 
-def best_batch_size(harness: Harness, task: str, make: Callable[[int], Any]) -> int:
-    rates = {size: harness.run(make(size), task, "shared", PROBE_DOCUMENTS).rate for size in BATCH_SIZES}
+def best_batch_size(harness: Harness, task: str, checkpoint: Checkpoint) -> int:
+    """Of `hf`, for this task."""
+    from torch import OutOfMemoryError
+
+    sizes = GPU_BATCH_SIZES if checkpoint.is_gpu else BATCH_SIZES
+    rates = {}
+    for size in sizes:
+        try:
+            rates[size] = harness.run(checkpoint.hf(size), task, "shared", checkpoint.probe_documents).rate
+        except OutOfMemoryError:
+            break  # so do larger ones
     print("hf, documents/s by batch size:", {size: round(rate, 3) for size, rate in rates.items()}, file=sys.stderr)
     return max(rates, key=lambda size: rates[size])
 
@@ -209,7 +236,7 @@ def row(task: str, shots: str, runs: dict[str, Run]) -> dict[str, Any]:
     }
 
 
-def failures(rows: Sequence[dict[str, Any]], is_exact: bool = True) -> list[str]:
+def failures(rows: Sequence[dict[str, Any]], is_exact: bool = True, goals: Mapping[str, float] = GOALS) -> list[str]:
     """What is not as it must be: other accuracies and log-likelihoods in float32 (`is_exact`), or too slow."""
     found = []
     for each in rows:
@@ -218,8 +245,8 @@ def failures(rows: Sequence[dict[str, Any]], is_exact: bool = True) -> list[str]
             found.append(f"{title}: accuracies differ: {each['accuracy']}")
         if is_exact and max(each["max_difference"].values()) > MAX_DIFFERENCE:
             found.append(f"{title}: log-likelihoods differ by {each['max_difference']}")
-        if each["ratio"]["prefixwise"] < GOALS.get(each["shots"], 0):
-            found.append(f"{title}: {each['ratio']['prefixwise']:.1f} x hf, goal {GOALS[each['shots']]}")
+        if each["ratio"]["prefixwise"] < goals.get(each["shots"], 0):
+            found.append(f"{title}: {each['ratio']['prefixwise']:.1f} x hf, goal {goals[each['shots']]}")
     return found
 
 
@@ -228,7 +255,8 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     lines = ["| task | examples | documents | accuracy | difference | class | server | `hf` | class / `hf` |"]
     lines.append("|---|---|---:|---:|---:|---:|---:|---:|---:|")
     for each in rows:
-        rates = " | ".join(f"{each['documents_per_second'][name]:.2f}" for name in MODELS)
+        found = each["documents_per_second"]
+        rates = " | ".join(f"{found[name]:.2f}" if name in found else "" for name in MODELS)
         lines.append(
             f"| {each['task']} | {each['shots']} | {each['documents']} | {each['accuracy']['prefixwise']:.3f} | "
             f"{max(each['max_difference'].values()):.1e} | {rates} | {each['ratio']['prefixwise']:.1f} |"
@@ -237,27 +265,39 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def measure(
-    checkpoint: Checkpoint, limit: int | None, tasks: Sequence[str], shots: Sequence[str], batch_size: int | None
+    checkpoint: Checkpoint,
+    limit: int | None,
+    tasks: Sequence[str],
+    shots: Sequence[str],
+    names: Sequence[str],
+    batch_size: int | None,
 ) -> dict[str, Any]:
-    rows = []
-    with TemporaryDirectory() as folder, checkpoint.server() as server:
+    rows, batch_sizes = [], {}
+    with TemporaryDirectory() as folder, ExitStack() as stack:
         os.environ["HF_DATASETS_CACHE"] = f"{folder}/datasets"
         for task in tasks:
             write_task(read_task(task), Path(folder))
         harness = Harness(Path(folder))
-        batch_size = batch_size or best_batch_size(harness, tasks[0], checkpoint.hf)
-        models = {
-            "prefixwise": checkpoint.ours(),
-            "local-completions": our_server(server.url),
-            "hf": checkpoint.hf(batch_size),
-        }
+        models = {"prefixwise": checkpoint.ours()}
+        if "local-completions" in names:
+            models["local-completions"] = our_server(stack.enter_context(checkpoint.server()).url)
+        if checkpoint.is_gpu:  # kernels are compiled, and graphs captured, on first use
+            for model in (*models.values(), checkpoint.hf(GPU_BATCH_SIZES[0])):
+                harness.run(model, tasks[0], "own", checkpoint.probe_documents)
         for task in tasks:
+            batch_sizes[task] = batch_size or best_batch_size(harness, task, checkpoint)
+            models["hf"] = checkpoint.hf(batch_sizes[task])
             for each in shots:
                 runs = {name: harness.run(model, task, each, limit) for name, model in models.items()}
                 rows.append(row(task, each, runs))
                 print(table(rows[-1:]).splitlines()[-1], file=sys.stderr)
-    is_exact = checkpoint.dtype == "float32"
-    return {"hf_batch_size": batch_size, "rows": rows, "failures": failures(rows, is_exact)}
+    is_exact, goals = checkpoint.dtype == "float32", GPU_GOALS if checkpoint.is_gpu else GOALS
+    return {
+        "device": models["prefixwise"].engine.backend.info.device_kind,
+        "hf_batch_sizes": batch_sizes,
+        "rows": rows,
+        "failures": failures(rows, is_exact, goals),
+    }
 
 
 def main() -> None:
@@ -265,13 +305,17 @@ def main() -> None:
     parser.add_argument("--limit", type=int, help="documents of every task; default: all")
     parser.add_argument("--task", action="append", choices=TASKS, help="default: all")
     parser.add_argument("--shots", action="append", choices=SHOTS, help="default: all")
-    parser.add_argument("--batch-size", type=int, help="of hf; default: the fastest on the first documents")
+    parser.add_argument("--batch-size", type=int, help="of hf; default: the fastest on a task's first documents")
     parser.add_argument("--pretrained", help="a folder; default: the embedded model")
     parser.add_argument("--device", default="cpu", help="default: cpu")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16"))
+    parser.add_argument("--no-server", action="store_false", dest="server", help="leave our server out")
+    parser.add_argument("--backend", default="auto", help="of prefixwise; default: auto")
     given = parser.parse_args()
-    checkpoint = Checkpoint(given.pretrained, given.device, given.dtype)
-    found = measure(checkpoint, given.limit, given.task or TASKS, given.shots or tuple(SHOTS), given.batch_size)
+    checkpoint = Checkpoint(given.pretrained, given.device, given.dtype, given.backend)
+    names = MODELS if given.server else ("prefixwise", "hf")
+    tasks, shots = given.task or TASKS, given.shots or tuple(SHOTS)
+    found = measure(checkpoint, given.limit, tasks, shots, names, given.batch_size)
     print(table(found["rows"]))
     command = f"python -m benchmarks.quality.harness {' '.join(sys.argv[1:])}".strip()
     facts = {"command": command, "time": now_utc(), "version": __version__, "commit": commit(), "machine": machine()}
