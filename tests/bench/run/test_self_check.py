@@ -90,7 +90,7 @@ def test_a_server_that_leaks_fails_the_gate_and_nothing_else_hides_it(small: Sel
     assert read_artifact(small.output_dir / "self_check.json", SelfCheck).complete
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow), signal.SIGINT])
 def test_whatever_ends_it_ends_its_servers_and_leaves_the_steps_that_are_done(
     small: SelfCheckOptions, number: signal.Signals
 ) -> None:
@@ -105,7 +105,7 @@ def test_whatever_ends_it_ends_its_servers_and_leaves_the_steps_that_are_done(
     assert (verdict.complete, verdict.all_pass) == (False, False)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)])
 def test_a_command_that_is_ended_stops_the_servers_that_it_has_started(
     small: SelfCheckOptions, number: signal.Signals
 ) -> None:
