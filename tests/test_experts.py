@@ -67,6 +67,17 @@ def test_an_item_has_the_bits_that_it_has_alone(scorer: Scorer) -> None:
     np.testing.assert_array_equal(np.stack(alone), expected)
 
 
+@pytest.mark.gpu
+def test_bits_on_a_gpu(scorer_of: Callable[..., Scorer], path: str) -> None:
+    """In bfloat16, through grouped GEMMs."""
+    scorer = scorer_of("medium-experts", backend="torch", device="cuda", dtype="bfloat16", **PATHS[path])
+    expected, same = scores(scorer, ITEMS), [[9] * length for length in (1, 3, 12, 40)]
+    np.testing.assert_array_equal(scores(scorer, [*same, *ITEMS])[len(same) :], expected)
+    np.testing.assert_array_equal(np.stack([scores(scorer, [item])[0] for item in ITEMS]), expected)
+    reference = scorer_of("medium-experts", backend="torch", device="cpu", dtype="float32", **PATHS[path])
+    assert np.abs(expected - scores(reference, ITEMS)).max() < 0.1
+
+
 @pytest.mark.parametrize("dtype", ["float32"])
 def test_every_path_gives_the_same_bits(scorer_of: Callable[..., Scorer], dtype: str) -> None:
     found = [scores(scorer_of("medium-experts", device="cpu", dtype=dtype, **each), ITEMS) for each in PATHS.values()]

@@ -85,6 +85,8 @@ ENGINE_FLAGS: list[tuple[str, dict[str, Any]]] = [
     ("--watchdog-timeout 7.5", {"watchdog_timeout": 7.5}),
     ("--max-items-per-request 13", {"max_items_per_request": 13}),
     ("--batch-invariant", {"batch_invariant": True}),
+    ("--no-batch-invariant", {"batch_invariant": False}),
+    ("--quantization fp8", {"quantization": "fp8"}),
     ("--warmup fast", {"warmup": "fast"}),
     ("--compilation-cache-dir folder", {"compilation_cache_dir": "folder"}),
     ("--profile mine.toml", {"profile": "mine.toml"}),

@@ -51,6 +51,9 @@ FLAGS = {
     "chunk_size": Flag(int | None, "Most items in one packed sequence or one forward. Default: chosen.", least=0),
     "prefix_cache_bytes": Flag(int | None, "Memory for the KV cache on each chip. Default: a fifth.", least=1),
     "attention": Flag(str | None, "An attention implementation. Default: the one that a server chooses.", "NAME"),
+    "logprobs": Flag(
+        int | None, "Read log-likelihoods of items, and so many of the likeliest tokens. Default: two labels.", least=1
+    ),
 }
 
 aot = Verbs()

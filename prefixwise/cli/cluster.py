@@ -58,9 +58,9 @@ SCALE_FLAGS = {
 }
 
 # Replicas run on other machines, which have no folder of reports. Serve's proxies own the connections.
-CLUSTER_SERVER_FLAGS = {
-    name: flag for name, flag in SERVER_FLAGS.items() if name not in ("reports_dir", "http_workers", *CONNECTION_FLAGS)
-}
+# A LoRA adapter that a client loads would reach one replica; those of --lora are loaded by all.
+_NOT_OF_REPLICAS = ("reports_dir", "http_workers", "allow_runtime_lora_updating", *CONNECTION_FLAGS)
+CLUSTER_SERVER_FLAGS = {name: flag for name, flag in SERVER_FLAGS.items() if name not in _NOT_OF_REPLICAS}
 
 
 def cluster_options(

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, get_args
 
 from prefixwise.cli.flags import Flag, Verb, with_flags
-from prefixwise.forward.backend import Warmup
+from prefixwise.forward.backend import QuantizationName, Warmup
 from prefixwise.launch.options import EngineOptions
 from prefixwise.plan.algorithms import MaskOption
 
@@ -32,7 +32,7 @@ ENGINE_FLAGS = {
     ),
     "backend": Flag(
         BackendName,
-        "auto (JAX on TPUs and GPUs, PyTorch on CPUs), jax, torch, or fake (no model, for tests).",
+        "auto (PyTorch on CPUs and one GPU, JAX on TPUs and several devices), jax, torch, or fake (for tests).",
         "NAME",
     ),
     "device": Flag(str, "auto, cpu, cuda, tpu, or one device: cuda:1.", "NAME"),
@@ -40,7 +40,15 @@ ENGINE_FLAGS = {
     "tp_size": Flag(int, "Tensor parallelism: devices that share every layer (JAX).", least=1),
     "dp_size": Flag(int, "Data parallelism: copies of the model, each on its own devices (JAX).", least=1),
     "batch_invariant": Flag(
-        bool, "Make an item's bits independent of its batch size on devices where that costs speed.", ""
+        bool | None,
+        "Make an item's bits independent of its batch size; default: where that costs nothing (CPUs, PyTorch on GPUs).",
+        "",
+        name="--batch-invariant/--no-batch-invariant",
+    ),
+    "quantization": Flag(
+        QuantizationName | None,
+        "fp8: linear layers in FP8, quantised while they are loaded (PyTorch on GPUs); default: the dtype.",
+        "NAME",
     ),
     "attention": Flag(
         str | None,

@@ -6,7 +6,9 @@ The engine's options have SGLang's names; the names of `prefixwise score` are ac
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property, partial
 from importlib.util import find_spec
@@ -16,9 +18,10 @@ from typing import Annotated, Literal, get_args
 import typer
 
 from prefixwise.cli.engine_options import ENGINE_FLAGS, PROFILE_FLAG
-from prefixwise.cli.failures import CommandError
+from prefixwise.cli.failures import FAILED, CommandError, print_error
 from prefixwise.cli.flags import Flag, is_typed, with_flags
 from prefixwise.cli.sglang_flags import Ignored, without_effect
+from prefixwise.contract.errors import PrefixwiseError
 from prefixwise.contract.request import Algorithm
 from prefixwise.host import has_accelerator, install_command, num_cores
 from prefixwise.launch.options import EngineOptions
@@ -89,6 +92,31 @@ SERVE_ENGINE_FLAGS = {
         name="--served-model-name",
         repeatable=True,
     ),
+    "lora": Flag(
+        str,
+        "A LoRA adapter, which requests choose as their model: a name and a folder that peft has saved; may be "
+        "repeated. Also --lora-modules and --lora-paths.",
+        "NAME=FOLDER",
+        other_names=("--lora-modules", "--lora-paths"),
+        repeatable=True,
+    ),
+    "max_loras": Flag(
+        int | None, "Maximum LoRA adapters that are loaded at a time; default: those of --lora.", least=0
+    ),
+    "max_lora_rank": Flag(
+        int | None, "Maximum rank of LoRA adapters, up to 64; default: the largest of --lora, at least 16.", least=1
+    ),
+}
+
+# One model on several hosts; a replica of `cluster` is on one.
+NODE_FLAGS = {
+    "nnodes": Flag(int, "Hosts that share the model, each with this command (JAX); devices: --tp-size.", least=1),
+    "node_rank": Flag(int, "The rank of this host, from 0; rank 0 serves HTTP, the others compute for it.", least=0),
+    "dist_init_addr": Flag(
+        str | None,
+        "An address of rank 0 that all hosts reach, like 10.0.0.1:5000; the next port is used, too.",
+        "HOST:PORT",
+    ),
 }
 
 # Where a server differs from a program that scores once.
@@ -149,6 +177,9 @@ SERVER_FLAGS = {
         float, "Seconds from a request's arrival to its response, then 504; 0: no limit.", "SECONDS", least=0
     ),
     "shutdown_grace": Flag(float, "Seconds for in-flight requests to finish on shutdown.", "SECONDS", least=0),
+    "allow_runtime_lora_updating": Flag(
+        bool, "Let clients load and unload LoRA adapters, from folders of this machine (/v1/load_lora_adapter).", ""
+    ),
     "strict_model": Flag(bool, "Refuse rerank requests for a model that is not served, too.", ""),
     "auto_truncate": Flag(
         bool,
@@ -167,6 +198,11 @@ SERVER_FLAGS = {
     "reports_dir": Flag(str | None, "A folder of benchmark artifacts, which /reports lists and shows.", "DIR"),
     "log_level": Flag(LogLevel, f"How much to log on stderr: {', '.join(get_args(LogLevel))}.", "NAME"),
     "log_json": Flag(bool, "One JSON object per line of the log.", ""),
+    "otlp_traces_endpoint": Flag(
+        str | None,
+        "Send traces of requests to this OpenTelemetry collector, by OTLP over HTTP (http://127.0.0.1:4318/v1/traces).",
+        "URL",
+    ),
     **CONNECTION_FLAGS,
 }
 
@@ -214,7 +250,7 @@ MAX_DEFAULT_WORKERS = 4
 
 
 @with_flags("server", ServerOptions, SERVER_FLAGS, panel=SERVER_PANEL, http_workers=None)
-@with_flags("engine", EngineOptions, SERVE_ENGINE_FLAGS, panel=ENGINE_PANEL, **SERVE_DEFAULTS)
+@with_flags("engine", EngineOptions, {**SERVE_ENGINE_FLAGS, **NODE_FLAGS}, panel=ENGINE_PANEL, **SERVE_DEFAULTS)
 def serve(
     context: typer.Context,
     trust_remote_code: TrustRemoteCode = False,
@@ -226,24 +262,47 @@ def serve(
     server = replace(
         server, served_model_names=engine.served_names, log_level=chosen_log_level(context, server.log_level)
     )
-    server = replace(server, http_workers=num_http_workers(server.http_workers, engine.device))
+    server = replace(server, http_workers=num_http_workers(server.http_workers, engine.device, engine.nnodes))
     run_server = _enter_server(server)
     warn_without_effect(engine, trust_remote_code, without_effect(context))
     warn_without_key(server)
     engine = normalize_synonyms(engine)
-    from prefixwise.launch.loading import load_engine, load_frontend, resolved_config
+    from prefixwise.launch.loading import follow_rank_0, load_engine, load_frontend, resolved_config
 
+    if engine.node_rank:
+        with _ended_without_other_ranks(engine.nnodes):
+            follow_rank_0(engine)
+        return
     open_engine = partial(load_engine, engine, _log_program)
     if server.http_workers:
         run_server = partial(run_server, open_frontend=lambda: load_frontend(engine)[1:])
-    run_server(server, open_engine, partial(resolved_config, engine), _report_source(server))
+    with _ended_without_other_ranks(engine.nnodes):
+        run_server(server, open_engine, partial(resolved_config, engine), _report_source(server))
 
 
-def num_http_workers(given: int | None, device: str) -> int:
+@contextmanager
+def _ended_without_other_ranks(nnodes: int) -> Iterator[None]:
+    """With several ranks a failure ends the process at once: at a regular exit jax waits minutes for the others."""
+    try:
+        yield
+    except (PrefixwiseError, KeyboardInterrupt) as error:
+        if nnodes == 1:
+            raise
+        print_error(str(error) or "interrupted")
+        logging.shutdown()
+        os._exit(FAILED)
+
+
+def num_http_workers(given: int | None, device: str, nnodes: int = 1) -> int:
     """The option's number or, by default, none on a CPU and, on an accelerator, one for every fourth core, up to four.
 
-    A GPU is busy with the work of a few cores. On a CPU the model needs them all.
+    A GPU is busy with the work of a few cores. On a CPU the model needs them all. With HTTP workers an engine that
+    fails is started again; over several hosts it cannot be, so there are none. Raises CommandError.
     """
+    if nnodes > 1:
+        if given:
+            raise CommandError(f"--nnodes {nnodes} needs --http-workers 0, got {given}")
+        return 0
     if given is not None:
         return given
     if device == "cpu" or (device == "auto" and not has_accelerator()):
@@ -266,7 +325,10 @@ def _enter_server(options: ServerOptions) -> Callable[..., None]:
             raise
         hint = f"install what the server needs with: {install_command('server')}"
         raise CommandError(f"{package} is not installed", hint=hint) from None
+    from prefixwise.server.tracing import check_tracing
+
     set_up_logging(options)
+    check_tracing(options)
     return run_workers if options.http_workers else run_server
 
 

@@ -70,6 +70,7 @@ def server_address(
             raise CommandError("--api-key is for --url, which was not given", status=MISUSED)
         return None
     names = {field: flag.name or f"--{field.replace('_', '-')}" for field, flag in local.items()}
+    names = {field: name.partition("/")[0] for field, name in names.items()}  # of a switch for on and off, the first
     names |= {name: f"--{name.replace('_', '-')}" for name in also}
     typed = [name for field, name in names.items() if is_typed(context, field)]
     if typed:

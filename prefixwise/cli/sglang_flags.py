@@ -74,6 +74,8 @@ class _Reader:
                 truncates = name == _AUTO_TRUNCATE and self._truth(name, given)
             elif name == _REVISION:
                 revision = self._value(name, given)
+            elif name in self._known:
+                yield arg
             elif name in table["same"] and table["same"][name] in self._known:
                 yield table["same"][name] + arg.removeprefix(name)
             elif name in table["same"]:

@@ -7,20 +7,21 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from time import perf_counter
 from typing import NamedTuple
 
 from prefixwise.backends.load import load_backend
-from prefixwise.contract.errors import BackendError, ModelLoadError, TokenizerError
+from prefixwise.contract.errors import BackendError, ModelLoadError, RequestError, TokenizerError
 from prefixwise.contract.request import Algorithm
 from prefixwise.engine.engine import ScoringEngine
 from prefixwise.engine.prepare import EngineConfig
 from prefixwise.engine.scheduler import Scheduler
-from prefixwise.forward.backend import Backend, Program
+from prefixwise.forward.backend import Backend, BackendOptions, Program
 from prefixwise.forward.batch import KV_BLOCK_SIZE
 from prefixwise.launch.options import EngineOptions
 from prefixwise.models.checkpoint import Checkpoint
+from prefixwise.models.lora import read_lora_rank
 from prefixwise.models.sources import embedded_model_path, open_checkpoint
 from prefixwise.plan.algorithms import max_dense_len
 from prefixwise.prompts.profile_choice import chat_failure, choose_profile, find_profile, fitting_profile
@@ -36,24 +37,61 @@ OnProgram = Callable[[int, int, str], None]  # programs compiled, programs in al
 
 def load_engine(options: EngineOptions, on_program: OnProgram | None = None) -> ScoringEngine:
     """Load the model and, if the options say so, warm it up. A failure on the way frees the device's memory."""
+    if options.node_rank:
+        message = f"node_rank {options.node_rank} computes for rank 0 and scores nothing itself"
+        raise BackendError(f"{message}: start it with prefixwise serve")
     checkpoint, config, tokenizer = load_frontend(options)
     chosen = config.profiles.default
     if options.profile is not None and chosen is not None and not chosen.can_rerank:
         log.warning("profile %s has no labels of its own: requests to rerank will be refused", chosen.name)
-    backend = load_backend(checkpoint, options.backend_options())
+    backend = load_backend(checkpoint, _with_lora_rank(options))
     _log_quantization(checkpoint, backend)
     scheduler = Scheduler(backend, options.scheduler_options())
     with ExitStack() as on_failure:
         on_failure.callback(scheduler.close)  # also closes the backend
         engine = ScoringEngine(config, scheduler, tokenizer)
+        for name, folder in options.lora_folders():
+            _load_lora(engine, name, folder)
         if options.warmup != "none":
             warm_up(engine, on_program)
         on_failure.pop_all()
     return engine
 
 
+def follow_rank_0(options: EngineOptions) -> None:
+    """On a host with another rank: load this host's part of the model, and run the forwards of rank 0 until it ends.
+
+    Raises BackendError where rank 0 is lost.
+    """
+    from prefixwise.backends.jax.lockstep import follow
+
+    chosen = options.backend_options()
+    follow(lambda: load_backend(open_checkpoint(options.model), chosen), chosen)
+
+
+def _with_lora_rank(options: EngineOptions) -> BackendOptions:
+    """The options of the backend, with room for the ranks of the adapters that are loaded at start."""
+    chosen = options.backend_options()
+    if options.max_lora_rank is not None:
+        return chosen
+    ranks = [read_lora_rank(folder) for _, folder in options.lora_folders()]
+    return replace(chosen, max_lora_rank=max([chosen.max_lora_rank, *ranks]))
+
+
+def _load_lora(engine: ScoringEngine, name: str, folder: str) -> None:
+    """Raises ModelLoadError: at start an adapter is a part of the model."""
+    try:
+        engine.load_lora(name, folder)
+    except RequestError as error:
+        raise ModelLoadError(f"the LoRA adapter {name!r} cannot be loaded: {error}") from None
+
+
 def _log_quantization(checkpoint: Checkpoint, backend: Backend) -> None:
     if checkpoint.quantization is None:
+        return
+    if backend.info.quantization is not None:
+        title, computed = checkpoint.quantization.title, backend.info.quantization
+        log.info("the checkpoint is %s: linear layers are computed in %s", title, computed)
         return
     dtype, of_activations = backend.info.dtype, checkpoint.quantization.of_activations
     activations = f"; its quantisation of activations is not used, they are {dtype}" if of_activations else ""
@@ -96,6 +134,7 @@ def resolved_config(options: EngineOptions, engine: ScoringEngine) -> dict[str, 
         "model": str(embedded_model_path() if options.model is None else options.model),
         "token_budget": engine.planner.options.token_budget,
         "served_names": [engine.config.model_name, *engine.config.served_names],
+        "lora": list(options.lora),
         "model_name": engine.config.model_name,
         "revision": engine.config.revision,
         "checkpoint_quantization": engine.config.checkpoint_quantization,
@@ -119,6 +158,10 @@ def _of_backend(backend: Backend) -> dict[str, object]:
         "dtype": info.dtype,
         "compute_dtype": info.compute_dtype or info.dtype,
         "attention": info.attention,
+        "quantization": info.quantization,
+        "batch_invariant": info.batch_invariant,
+        "max_loras": info.max_loras,
+        "max_lora_rank": info.max_lora_rank,
         "compilation_cache_dir": info.compilation_cache_dir,
         "step_tokens": info.step_tokens,
         "step_seconds": info.step_seconds,

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from prefixwise.contract.errors import InvalidValueError
 from prefixwise.contract.request import Algorithm
 from prefixwise.forward.backend import BackendOptions, Warmup
+from prefixwise.models.lora import MAX_RANK
 from prefixwise.plan.algorithms import MaskOption, PlanOptions
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from prefixwise.engine.scheduler import SchedulerOptions
     from prefixwise.prompts.profile_choice import ProfileChoice
 
+LEAST_MAX_RANK = 16  # of adapters that may be loaded later
 NO_BOUND = -1  # `chunked_prefill_size` as SGLang's command lines spell None
 
 
@@ -36,7 +38,11 @@ class EngineOptions:
     dtype: str = "auto"  # auto, float32, bfloat16, float16
     tp_size: int = 1  # tensor parallelism: devices that share every layer
     dp_size: int = 1  # data parallelism: copies of the model
-    batch_invariant: bool = False  # the same bits at every batch size, on devices where that costs speed
+    nnodes: int = 1  # hosts that share the model, with a process on each (JAX)
+    node_rank: int = 0  # of this process
+    dist_init_addr: str | None = None  # host:port on rank 0
+    batch_invariant: bool | None = None  # the same bits at every batch size; None: where it costs nothing
+    quantization: str | None = None  # fp8: linear layers in FP8, quantised while they are loaded
     attention: str | None = None  # the name of an implementation; None: the best that runs
     warmup: Warmup = "none"  # which programs are compiled before the first request
     compilation_cache_dir: str | Path | None = None  # JAX only; None: the user's cache folder, on accelerators
@@ -55,6 +61,9 @@ class EngineOptions:
     max_items_per_request: int = 100_000  # more are an error
     profile: str | Path | None = None  # how documents become prompts: a name or a .toml file; None: by the model's name
     served_names: tuple[str, ...] = ()  # further names that requests may call the model by; the first is its own
+    lora: tuple[str, ...] = ()  # LoRA adapters that are loaded at start: NAME=FOLDER
+    max_loras: int | None = None  # adapters that fit at a time; None: those that are loaded at start
+    max_lora_rank: int | None = None  # None: the largest of the adapters that are loaded at start, and at least 16
 
     def __post_init__(self) -> None:
         for name in ("prefix_cache", "weight_cache"):
@@ -66,8 +75,21 @@ class EngineOptions:
         _check(self.max_items_per_request is not None, "max_items_per_request", None)
         _check(_are_names(self.served_names), "served_names", self.served_names)
         _check(_is_seconds(self.watchdog_timeout), "watchdog_timeout", self.watchdog_timeout)
+        self._check_loras()
         self.backend_options()
         self.plan_options()
+
+    def _check_loras(self) -> None:
+        is_named = isinstance(self.lora, tuple) and all(isinstance(each, str) and _named(each) for each in self.lora)
+        _check(is_named, "lora", self.lora)
+        names = [name for name, _ in self.lora_folders()]
+        _check(len(set(names)) == len(names), "lora", self.lora)
+        _check(self.max_loras is None or self.max_loras >= len(names), "max_loras", self.max_loras)
+        _check(self.max_lora_rank is None or self.max_lora_rank <= MAX_RANK, "max_lora_rank", self.max_lora_rank)
+
+    def lora_folders(self) -> list[tuple[str, str]]:
+        """Names and folders of the adapters that are loaded at start."""
+        return [(name, folder) for name, _, folder in (each.partition("=") for each in self.lora)]
 
     def backend_options(self) -> BackendOptions:
         """Raises BackendError for a value that no backend takes."""
@@ -78,13 +100,19 @@ class EngineOptions:
             dtype=self.dtype,
             tp_size=self.tp_size,
             dp_size=self.dp_size,
+            nnodes=self.nnodes,
+            node_rank=self.node_rank,
+            dist_init_addr=self.dist_init_addr,
             batch_invariant=self.batch_invariant,
+            quantization=self.quantization,
             token_budget=self.token_budget,
             attention=self.attention,
             prefix_cache_bytes=self.prefix_cache_bytes,
             compilation_cache_dir=None if folder is None else str(folder),
             weight_cache=self.weight_cache,
             warmup=self.warmup,
+            max_loras=len(self.lora) if self.max_loras is None else self.max_loras,
+            max_lora_rank=self.max_lora_rank or LEAST_MAX_RANK,
         )
 
     def plan_options(self) -> PlanOptions:
@@ -143,6 +171,8 @@ _LEAST = {
     "max_queued_tokens": 1,
     "delimiter_token_id": 0,
     "max_items_per_request": 1,
+    "max_loras": 0,
+    "max_lora_rank": 1,
 }
 _EXPECTED = {
     "prefix_cache": "True or False",
@@ -153,6 +183,9 @@ _EXPECTED = {
     "delimiter_token_id": "a token id of 0 or more, or None",
     "max_items_per_request": "a whole number of at least 1 item",
     "served_names": "a tuple of names, none of them empty",
+    "lora": "a tuple of NAME=FOLDER, each name once",
+    "max_loras": "a whole number of at least 0 and of at least as many as are loaded at start, or None",
+    "max_lora_rank": f"a whole number from 1 to {MAX_RANK}, or None",
     "watchdog_timeout": "a number of seconds of 0 or more",
 }
 
@@ -164,6 +197,11 @@ def _is_at_least(value: object, least: int) -> bool:
 
 def _is_seconds(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
+
+
+def _named(lora: str) -> bool:
+    name, _, folder = lora.partition("=")
+    return bool(name.strip() and folder)
 
 
 def _are_names(value: object) -> bool:

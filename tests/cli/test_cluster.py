@@ -22,7 +22,7 @@ class TestConfig:
         ran = run_main("cluster", "config", *ARGS, "--port", "8000", "--host", "0.0.0.0", "--warmup", "none")
         found = yaml.safe_load(ran.out)
         assert ran.status == 0
-        assert found["http_options"] == {"host": "0.0.0.0", "port": 8000}
+        assert found["http_options"] == {"host": "0.0.0.0", "port": 8000, "request_timeout_s": 603.0}
         (application,) = found["applications"]
         assert application["import_path"] == "prefixwise.cluster.serve_app:build_app"
         assert ClusterOptions.from_json(application["args"]) == ClusterOptions(

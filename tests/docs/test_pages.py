@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from prefixwise.cli.serve import SECOND_SPELLINGS, SERVE_ENGINE_FLAGS, SERVER_FLAGS
+from prefixwise.cluster.options import ScaleOptions
 from prefixwise.launch.options import EngineOptions
 from prefixwise.server.config import ServerOptions
 from prefixwise.server.openapi import OPERATIONS
@@ -80,12 +81,19 @@ def test_queries_name_metrics_that_exist() -> None:
 
 def test_the_cluster_page_sets_options_that_exist() -> None:
     yaml = pytest.importorskip("yaml")
-    service, worker = (yaml.safe_load(block.text) for block in blocks("docs/scaling.md") if block.language == "yaml")
-    (application,) = yaml.safe_load(service["spec"]["serveConfigV2"])["applications"]
-    args = application["args"]
-    assert args["engine"].keys() <= {each.name for each in fields(EngineOptions)}
-    assert args["server"].keys() <= {each.name for each in fields(ServerOptions)}
+    page = (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
+    section = page.partition("### Kubernetes")[2].partition("\n## ")[0]
+    engine, scale = (yaml.safe_load(text) for text in re.findall(r"`(\{.+?\})`", section))
+    assert engine.keys() <= {each.name for each in fields(EngineOptions)}
+    assert scale.keys() <= {each.name for each in fields(ScaleOptions)}
+    (worker,) = (yaml.safe_load(block.text) for block in blocks("docs/scaling.md") if block.language == "yaml")
     assert worker["spec"]["containers"]
+
+
+def flag_names() -> set[str]:
+    """Of the server. A switch may have a name for on and one for off."""
+    spelled = (flag.name or f"--{field.replace('_', '-')}" for field, flag in ALL_FLAGS.items())
+    return {name for each in spelled for name in each.split("/")}
 
 
 def test_the_flags_of_the_migration_page_are_accepted_as_it_says() -> None:
@@ -94,15 +102,14 @@ def test_the_flags_of_the_migration_page_are_accepted_as_it_says() -> None:
     of_sglang = page.partition("## SGLang")[2].partition("## vLLM")[0]
     table = (ROOT / "prefixwise" / "cli" / "sglang_flags.toml").read_text(encoding="utf-8")
     known = set(re.findall(r"--[a-z][a-z0-9-]*", table)) | {"--trust-remote-code", "--revision"}
-    known |= {flag.name or f"--{field.replace('_', '-')}" for field, flag in ALL_FLAGS.items()} | set(SECOND_SPELLINGS)
+    known |= flag_names() | set(SECOND_SPELLINGS)
     named = set(re.findall(r"`(--[a-z][a-z0-9-]*)[ `]", of_sglang))
     assert len(named) > 40
     assert named <= known
 
 
 def test_every_flag_of_the_server_is_explained() -> None:
-    names = {flag.name or f"--{field.replace('_', '-')}" for field, flag in ALL_FLAGS.items()}
     ours = {each.name for options in (EngineOptions, ServerOptions) for each in fields(options)}
     assert ALL_FLAGS.keys() <= ours
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", OPERATIONS_PAGE))
-    assert named >= names | SECOND_SPELLINGS.keys() | {"--trust-remote-code"}
+    assert named >= flag_names() | SECOND_SPELLINGS.keys() | {"--trust-remote-code"}

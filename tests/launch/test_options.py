@@ -37,7 +37,11 @@ OTHERS: dict[str, Any] = {
     "dtype": "float16",
     "tp_size": 2,
     "dp_size": 3,
+    "nnodes": 2,
+    "node_rank": 1,
+    "dist_init_addr": "10.0.0.1:5000",
     "batch_invariant": True,
+    "quantization": "fp8",
     "attention": "xla",
     "warmup": "fast",
     "compilation_cache_dir": Path("cache"),
@@ -57,9 +61,13 @@ OTHERS: dict[str, Any] = {
     "profile": "chat-yes-no",
     "served_names": ("a", "b"),
 }
-# A scorer takes what its caller sends and waits as long as that takes; it has one model, whose name is its own.
-NOT_OF_A_SCORER = {"max_queued_tokens", "watchdog_timeout", "served_names"}
-NOT_OF_AN_ENGINE = {"on_program"}  # a callback
+# These do not go with FP8 and several nodes.
+LORAS: dict[str, Any] = {"lora": ("first=/one", "second=/two"), "max_loras": 3, "max_lora_rank": 8}
+# A scorer takes what its caller sends and waits as long as that takes; it has one model, whose name is its own. Ranks
+# other than 0 are servers.
+NOT_OF_A_SCORER = {"max_queued_tokens", "watchdog_timeout", "served_names", "nnodes", "node_rank", "dist_init_addr"}
+NOT_OF_A_SCORER |= {"lora"}  # it takes them as a mapping: tests/test_lora.py
+NOT_OF_AN_ENGINE = {"on_program", "lora"}  # a callback, and that mapping
 
 
 def defaults() -> dict[str, object]:
@@ -67,9 +75,10 @@ def defaults() -> dict[str, object]:
 
 
 def test_every_option_has_a_default_and_another_value_here() -> None:
-    assert OTHERS.keys() == defaults().keys()
+    others = {**OTHERS, **LORAS}
+    assert others.keys() == defaults().keys()
     assert MISSING not in defaults().values()
-    assert all(value != defaults()[name] for name, value in OTHERS.items())
+    assert all(value != defaults()[name] for name, value in others.items())
 
 
 def test_every_option_reaches_the_part_that_it_shapes() -> None:
@@ -80,7 +89,11 @@ def test_every_option_reaches_the_part_that_it_shapes() -> None:
         dtype="float16",
         tp_size=2,
         dp_size=3,
+        nnodes=2,
+        node_rank=1,
+        dist_init_addr="10.0.0.1:5000",
         batch_invariant=True,
+        quantization="fp8",
         token_budget=8,
         attention="xla",
         prefix_cache_bytes=4,
@@ -88,6 +101,8 @@ def test_every_option_reaches_the_part_that_it_shapes() -> None:
         weight_cache=False,
         warmup="fast",
     )
+    assert EngineOptions(**LORAS).backend_options() == BackendOptions(max_loras=3, max_lora_rank=8)
+    assert EngineOptions(lora=LORAS["lora"]).backend_options() == BackendOptions(max_loras=2, max_lora_rank=16)
     plan = PlanOptions(algorithm="packed", chunk_size=0, mask="dense", segment_fallback_threshold=7, token_budget=8)
     assert options.plan_options() == plan
     assert options.scheduler_options() == SchedulerOptions(
@@ -145,6 +160,13 @@ def test_a_model_goes_by_its_path_and_its_base_name_too(
         ({"max_items_per_request": None}, "max_items_per_request must be a whole number of at least 1 item, got None"),
         ({"served_names": "name"}, "served_names must be a tuple of names, none of them empty, got 'name'"),
         ({"served_names": ("a", " ")}, "served_names must be a tuple of names, none of them empty"),
+        ({"lora": ("no folder",)}, "lora must be a tuple of NAME=FOLDER, each name once"),
+        ({"lora": ("a=/one", "a=/two")}, "lora must be a tuple of NAME=FOLDER, each name once"),
+        (
+            {"max_loras": 1, "lora": ("a=/one", "b=/two")},
+            "max_loras must be a whole number of at least 0 and of at least as many as are loaded at start",
+        ),
+        ({"max_lora_rank": 65}, "max_lora_rank must be a whole number from 1 to 64, or None, got 65"),
         ({"chunk_size": -1}, "chunk_size must be a whole number of 0 or more items, got -1"),
         ({"mask": "none"}, "mask must be auto, dense or segment, got 'none'"),
     ],

@@ -74,8 +74,8 @@ def test_masks_on_a_server_each_as_the_environment_says(
     monkeypatch.setenv("MULTI_ITEM_BENCH_WARMUP_RUNS", "0")
     monkeypatch.setenv("MULTI_ITEM_BENCH_TIMED_RUNS", "2")
     path = tmp_path / "ab.json"
-    command = ("--compare=mask", f"--model={checkpoint_of('qwen3')}", *SMALL, *PLACE, "--cold", f"--output-json={path}")
-    ran = bench(*command)
+    model = f"--model={checkpoint_of('qwen3')}"
+    ran = bench("--compare=mask", model, *SMALL, *NO_MODEL, "--cold", f"--output-json={path}")
     assert ran.status == 0, ran.err
     result = read_artifact(path, AbResult)
     assert (result.rounds, result.warmup_runs, result.cached) == (2, 0, False)
