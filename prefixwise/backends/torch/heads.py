@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from prefixwise.backends.torch.head_gemms import LabelHead, VocabularyScores, logsumexp, score_vocabulary
 from prefixwise.backends.torch.lora import HeadRows, LoraSlots
-from prefixwise.backends.torch.model import LabelHead, Transformer, VocabularyScores, logsumexp, score_vocabulary
+from prefixwise.backends.torch.model import Transformer
 from prefixwise.backends.torch.workers import Workers
 from prefixwise.forward.batch import ForwardBatch
 

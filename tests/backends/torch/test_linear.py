@@ -13,15 +13,7 @@ from hypothesis import strategies as st
 
 from prefixwise.backends.torch import linear as linear_module
 from prefixwise.backends.torch.devices import has_onednn
-from prefixwise.backends.torch.linear import (
-    can_pack,
-    cut_rows,
-    exact_few_rows,
-    exact_row_counts,
-    linear,
-    pack_weights,
-)
-from prefixwise.backends.torch.model import (
+from prefixwise.backends.torch.head_gemms import (
     CUDA_VOCAB_TILE,
     HEAD_ROW_TILES,
     LABEL_TILE,
@@ -31,6 +23,14 @@ from prefixwise.backends.torch.model import (
     exact_head_tiles,
     logsumexp,
     score_vocabulary,
+)
+from prefixwise.backends.torch.linear import (
+    can_pack,
+    cut_rows,
+    exact_few_rows,
+    exact_row_counts,
+    linear,
+    pack_weights,
 )
 from prefixwise.backends.torch.weights import LayerWeights, ModelWeights
 from prefixwise.backends.torch.workers import Workers
