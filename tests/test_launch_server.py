@@ -47,6 +47,15 @@ MEANT: list[tuple[EngineOptions, int, list[str]]] = [
 
 # One use of every flag that the design names, and of the other spellings.
 ENGINE_FLAGS: list[tuple[str, dict[str, Any]]] = [
+    ("--lora a=/b --lora c=/d", {"lora": ("a=/b", "c=/d")}),
+    ("--lora-modules a=/b", {"lora": ("a=/b",)}),
+    ("--lora-paths a=/b", {"lora": ("a=/b",)}),
+    ("--max-loras 3", {"max_loras": 3}),
+    ("--max-lora-rank 32", {"max_lora_rank": 32}),
+    (
+        "--nnodes 2 --node-rank 0 --dist-init-addr a:1 --tp-size 2",
+        {"nnodes": 2, "dist_init_addr": "a:1", "tp_size": 2},
+    ),
     ("--model-path some/model", {"model": "some/model"}),
     ("--model some/model", {"model": "some/model"}),
     ("--dtype float16", {"dtype": "float16"}),
@@ -92,6 +101,8 @@ ENGINE_FLAGS: list[tuple[str, dict[str, Any]]] = [
     ("--profile mine.toml", {"profile": "mine.toml"}),
 ]
 SERVER_FLAGS: list[tuple[str, dict[str, Any]]] = [
+    ("--allow-runtime-lora-updating", {"allow_runtime_lora_updating": True}),
+    ("--otlp-traces-endpoint http://a:4318/v1/traces", {"otlp_traces_endpoint": "http://a:4318/v1/traces"}),
     ("--host 0.0.0.0", {"host": "0.0.0.0"}),
     ("--max-connections 9", {"max_connections": 9}),
     ("--max-connections-per-address 9", {"max_connections_per_address": 9}),
@@ -244,7 +255,7 @@ class TestFlags:
     def test_every_field_is_set_by_some_flag(self) -> None:
         tested = {name for _, effect in [*ENGINE_FLAGS, *SERVER_FLAGS] for name in effect}
         fields = vars(EngineOptions()).keys() | vars(ServerOptions()).keys()
-        assert fields - tested == {"served_names", "served_model_names"}
+        assert fields - tested == {"served_names", "served_model_names", "node_rank"}  # ranks but 0 start no server
 
     def test_warm_up_is_told_in_about_ten_lines(
         self, monkeypatch: pytest.MonkeyPatch, launch: Launch, caplog: pytest.LogCaptureFixture
@@ -300,7 +311,8 @@ class TestWithoutEffect:
         names = [name for group in (*groups, *table["without_effect"].values()) for name in group]
         ours = {name for each in get_command(app).commands["serve"].params for name in each.opts}  # type: ignore[attr-defined]
         assert len(set(names)) == len(names) > 500
-        assert not ours & set(names)
+        of_serve = {"--nnodes", "--node-rank", "--dist-init-addr"}  # `cluster` has not these
+        assert ours & set(names) == of_serve
         assert set(table["same"].values()) <= ours
         assert {args[0] for args in table["means"].values()} <= ours
 
@@ -350,7 +362,6 @@ class TestErrors:
             ("--mem-fraction-static --port 1", "Option '--mem-fraction-static' requires an argument."),
             ("--enable-mis=1", "Option '--enable-mis' does not take a value, got '1'"),
             ("--tp two", "Invalid value for '--tp-size'"),
-            ("--lora-paths a=b", "--lora-paths a=b is not served: adapters are not served"),
             ("--model-path a --tokenizer-path b", "--tokenizer-path b is not served: the checkpoint's own tokenizer"),
             ("--auto-truncate=maybe", "Invalid value for '--auto-truncate': expected true or false, got 'maybe'"),
             ("--rerank-format jina", "Invalid value for '--rerank-format'"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+from importlib.metadata import version
 from importlib.util import find_spec
 
 from prefixwise.contract.errors import BackendError
@@ -70,8 +71,8 @@ def choose_backend(options: BackendOptions) -> tuple[str, str]:
 
 
 def _torch_has_gpu(device: str) -> bool:
-    """Would PyTorch run on a CUDA device?"""
-    if device.partition(":")[0] not in ("auto", "cuda", "gpu"):
+    """Would PyTorch run on a CUDA device? A build for CPUs is not imported to find out."""
+    if device.partition(":")[0] not in ("auto", "cuda", "gpu") or version("torch").endswith("+cpu"):
         return False
     from prefixwise.backends.torch.devices import has_cuda
 

@@ -285,7 +285,7 @@ def file_errors(url: str) -> Iterator[None]:
 def _failures() -> tuple[type[Exception], ...]:
     """With those of Arrow, botocore and aiohttp if they are imported."""
     names = (("pyarrow", "ArrowException"), ("botocore.exceptions", "BotoCoreError"), ("aiohttp", "ClientError"))
-    of_others = [getattr(sys.modules[module], name) for module, name in names if module in sys.modules]
+    of_others = [getattr(sys.modules[module], name) for module, name in names if sys.modules.get(module) is not None]
     return (OSError, EOFError, zlib.error, UnicodeDecodeError, *of_others)
 
 

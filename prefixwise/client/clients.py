@@ -24,7 +24,17 @@ from prefixwise.contract.errors import QueueFullError, UnavailableError
 from prefixwise.contract.fields import with_fields
 from prefixwise.contract.judge import JUDGE_FIELDS, JudgeOptions
 from prefixwise.contract.judge_result import JudgeResult
-from prefixwise.contract.methods import Answers, Body, Documents, Inputs, Messages, OnProgress, ScoringMethods, warned
+from prefixwise.contract.methods import (
+    Answers,
+    Body,
+    Documents,
+    Inputs,
+    Messages,
+    OnProgress,
+    ScoringMethods,
+    adapter_body,
+    warned,
+)
 from prefixwise.contract.request import SCORE_FIELDS, OnItemError, ScoreOptions, TextOrIds, TokenIds
 from prefixwise.contract.rerank_request import RerankOptions, rerank_fields
 from prefixwise.contract.result import ClassifyResult, EmbedResult, RerankResult, ScoreResult
@@ -201,6 +211,7 @@ class AsyncClient:
         items: Iterable[str],
         *,
         on_item_error: Literal["fail"] = "fail",
+        lora: str | None = None,
         on_progress: OnProgress | None = None,
         **options: Unpack[ScoreOptions],
     ) -> ScoreResult[str, list[float]]: ...
@@ -211,6 +222,7 @@ class AsyncClient:
         items: Iterable[TokenIds],
         *,
         on_item_error: Literal["fail"] = "fail",
+        lora: str | None = None,
         on_progress: OnProgress | None = None,
         **options: Unpack[ScoreOptions],
     ) -> ScoreResult[list[int], list[float]]: ...
@@ -221,6 +233,7 @@ class AsyncClient:
         items: Iterable[str],
         *,
         on_item_error: Literal["report"],
+        lora: str | None = None,
         on_progress: OnProgress | None = None,
         **options: Unpack[ScoreOptions],
     ) -> ScoreResult[str]: ...
@@ -231,6 +244,7 @@ class AsyncClient:
         items: Iterable[TokenIds],
         *,
         on_item_error: Literal["report"],
+        lora: str | None = None,
         on_progress: OnProgress | None = None,
         **options: Unpack[ScoreOptions],
     ) -> ScoreResult[list[int]]: ...
@@ -241,12 +255,14 @@ class AsyncClient:
         items: Iterable[str] | Iterable[TokenIds],
         *,
         on_item_error: OnItemError = "fail",
+        lora: str | None = None,
         on_progress: OnProgress | None = None,
         **options: Unpack[ScoreOptions],
     ) -> ScoreResult[Any, Any]:
         """Score the labels after each item, as `Scorer.score` does.
 
         Args:
+            lora: The name of a loaded LoRA adapter; None is the model itself.
             on_progress: Is called once, when the response is there: with the number of items, twice.
 
         Returns:
@@ -263,7 +279,7 @@ class AsyncClient:
             >>> asyncio.run(score())
             ['b', 'c']
         """
-        body = {"query": query, "items": items, "on_item_error": on_item_error, **options}
+        body = {"query": query, "items": items, "on_item_error": on_item_error, **adapter_body(lora), **options}
         return warned(await self._send(score_call(body), on_progress))
 
     @with_fields(rerank_fields("native"), RerankOptions)
@@ -272,12 +288,14 @@ class AsyncClient:
         query: str,
         documents: Documents,
         *,
+        lora: str | None = None,
         on_progress: OnProgress | None = None,
         **options: Unpack[RerankOptions],
     ) -> RerankResult:
         """Order documents by their relevance to the query, as `Scorer.rerank` does.
 
         Args:
+            lora: The name of a loaded LoRA adapter; None is the model itself.
             on_progress: Is called once, when the response is there: with the number of documents, twice.
 
         Returns:
@@ -293,7 +311,11 @@ class AsyncClient:
             >>> asyncio.run(rerank())
             1
         """
-        return warned(await self._send(rerank_call({"query": query, "documents": documents, **options}), on_progress))
+        return warned(
+            await self._send(
+                rerank_call({"query": query, "documents": documents, **adapter_body(lora), **options}), on_progress
+            )
+        )
 
     @with_fields(JUDGE_FIELDS, JudgeOptions)
     async def judge(
@@ -302,12 +324,14 @@ class AsyncClient:
         items: Iterable[str] | None = None,
         *,
         answers: Answers,
+        lora: str | None = None,
         on_progress: OnProgress | None = None,
         **options: Unpack[JudgeOptions],
     ) -> JudgeResult:
         """Judge items by a rubric, or one chat, as `Scorer.judge` does.
 
         Args:
+            lora: The name of a loaded LoRA adapter; None is the model itself.
             on_progress: Is called once, when the response is there: with the number of items, twice.
 
         Returns:
@@ -323,17 +347,23 @@ class AsyncClient:
             >>> asyncio.run(judge())
             1
         """
-        body = {"messages": messages, "items": items, "answers": answers, **options}
+        body = {"messages": messages, "items": items, "answers": answers, **adapter_body(lora), **options}
         return warned(await self._send(judge_call(body), on_progress))
 
     @with_fields(CLASSIFY_FIELDS[1:], ClassifyOptions)
     async def classify(
-        self, inputs: Inputs, *, on_progress: OnProgress | None = None, **options: Unpack[ClassifyOptions]
+        self,
+        inputs: Inputs,
+        *,
+        lora: str | None = None,
+        on_progress: OnProgress | None = None,
+        **options: Unpack[ClassifyOptions],
     ) -> ClassifyResult:
         """Classify whole inputs, as `Scorer.classify` does.
 
         Args:
             inputs: One text, several, or the token ids of either.
+            lora: The name of a loaded LoRA adapter; None is the model itself.
             on_progress: Is called once, when the response is there: with the number of inputs, twice.
 
         Returns:
@@ -349,16 +379,22 @@ class AsyncClient:
             >>> asyncio.run(classify())
             ('LABEL_0', 'LABEL_1', 'LABEL_2')
         """
-        return warned(await self._send(classify_call({"input": inputs, **options}), on_progress))
+        return warned(await self._send(classify_call({"input": inputs, **adapter_body(lora), **options}), on_progress))
 
     @with_fields(CLASSIFY_FIELDS[2:], EmbedOptions)
     async def embed(
-        self, inputs: Inputs, *, on_progress: OnProgress | None = None, **options: Unpack[EmbedOptions]
+        self,
+        inputs: Inputs,
+        *,
+        lora: str | None = None,
+        on_progress: OnProgress | None = None,
+        **options: Unpack[EmbedOptions],
     ) -> EmbedResult:
         """The hidden state after the last token of each input, as `Scorer.embed` gives it.
 
         Args:
             inputs: One text, several, or the token ids of either.
+            lora: The name of a loaded LoRA adapter; None is the model itself.
             on_progress: Is called once, when the response is there: with the number of inputs, twice.
 
         Returns:
@@ -374,7 +410,7 @@ class AsyncClient:
             >>> asyncio.run(embed())
             2
         """
-        return await self._send(embed_call({"input": inputs, **options}), on_progress)
+        return await self._send(embed_call({"input": inputs, **adapter_body(lora), **options}), on_progress)
 
     async def _send(self, call: Call[Result], on_progress: OnProgress | None) -> Result:
         attempts = Attempts(self._settings)

@@ -123,7 +123,7 @@ class ScoringMethods(ABC):
             >>> [round(score, 2) for score in result[1].scores]
             [1.0, 0.0]
         """
-        body = {"query": query, "items": items, "on_item_error": on_item_error, **_model(lora), **options}
+        body = {"query": query, "items": items, "on_item_error": on_item_error, **adapter_body(lora), **options}
         return warned(self._score(body, on_progress))
 
     @with_fields(rerank_fields("native"), RerankOptions)
@@ -159,7 +159,7 @@ class ScoringMethods(ABC):
             >>> result[0].document
             'The train to Berlin leaves at 10:15 from platform 4.'
         """
-        body = {"query": query, "documents": documents, **_model(lora), **options}
+        body = {"query": query, "documents": documents, **adapter_body(lora), **options}
         return warned(self._rerank(body, on_progress))
 
     @with_fields(JUDGE_FIELDS, JudgeOptions)
@@ -196,7 +196,7 @@ class ScoringMethods(ABC):
             >>> result[0].probs[0] > result[1].probs[0]
             True
         """
-        body = {"messages": messages, "items": items, "answers": answers, **_model(lora), **options}
+        body = {"messages": messages, "items": items, "answers": answers, **adapter_body(lora), **options}
         return warned(self._judge(body, on_progress))
 
     @with_fields(CLASSIFY_FIELDS[1:], ClassifyOptions)
@@ -230,7 +230,7 @@ class ScoringMethods(ABC):
             >>> len(result), len(result[0].probs) == len(result.labels)
             (2, True)
         """
-        return warned(self._classify({"input": inputs, **_model(lora), **options}, on_progress))
+        return warned(self._classify({"input": inputs, **adapter_body(lora), **options}, on_progress))
 
     @with_fields(CLASSIFY_FIELDS[2:], EmbedOptions)
     def embed(
@@ -262,10 +262,10 @@ class ScoringMethods(ABC):
             >>> scorer.embed(["I loved it.", "It broke."]).embeddings.shape
             (2, 576)
         """
-        return self._embed({"input": inputs, **_model(lora), **options}, on_progress)
+        return self._embed({"input": inputs, **adapter_body(lora), **options}, on_progress)
 
 
-def _model(lora: str | None) -> Body:
+def adapter_body(lora: str | None) -> Body:
     """A request names an adapter as its model."""
     return {} if lora is None else {"model": lora}
 

@@ -99,7 +99,7 @@ def test_every_attribute_has_a_row() -> None:
 def test_python_methods_take_and_explain_the_options(method: Any, options: type) -> None:
     parameters, rows = inspect.signature(method).parameters, {row.name: row for row in CLASSIFY_FIELDS}
     names = set(get_type_hints(options))
-    assert set(parameters) == {"self", "inputs", "on_progress", *names}
+    assert set(parameters) == {"self", "inputs", "lora", "on_progress", *names}
     for name in names:
         assert parameters[name].default == rows[name].default
         assert f"{name}: {rows[name].about}" in method.__doc__

@@ -59,7 +59,7 @@ def test_python_methods_have_and_explain_every_parameter(
 ) -> None:
     named = {row.name: row for row in rows if row.in_python}
     parameters = inspect.signature(method).parameters  # type: ignore[arg-type]
-    assert set(parameters) == {"self", "on_progress", *named}
+    assert set(parameters) == {"self", "lora", "on_progress", *named}
     written = {"on_item_error"}  # in the signature itself: it decides the type of the result
     assert get_type_hints(options).keys() == {name for name, row in named.items() if not row.is_required} - written
     for name, row in named.items():

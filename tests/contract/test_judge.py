@@ -133,7 +133,7 @@ class TestRequests:
     def test_python_methods_take_and_explain_the_options(self) -> None:
         parameters, rows = inspect.signature(Scorer.judge).parameters, {row.name: row for row in JUDGE_FIELDS}
         names = set(get_type_hints(JudgeOptions))
-        assert set(parameters) == {"self", "messages", "items", "answers", "on_progress", *names}
+        assert set(parameters) == {"self", "messages", "items", "answers", "lora", "on_progress", *names}
         for name in names:
             assert parameters[name].default == rows[name].default
             assert f"{name}: {rows[name].about}" in (Scorer.judge.__doc__ or "")

@@ -102,7 +102,7 @@ def test_the_flags_of_the_migration_page_are_accepted_as_it_says() -> None:
     of_sglang = page.partition("## SGLang")[2].partition("## vLLM")[0]
     table = (ROOT / "prefixwise" / "cli" / "sglang_flags.toml").read_text(encoding="utf-8")
     known = set(re.findall(r"--[a-z][a-z0-9-]*", table)) | {"--trust-remote-code", "--revision"}
-    known |= flag_names() | set(SECOND_SPELLINGS)
+    known |= flag_names() | set(SECOND_SPELLINGS) | {name for flag in ALL_FLAGS.values() for name in flag.other_names}
     named = set(re.findall(r"`(--[a-z][a-z0-9-]*)[ `]", of_sglang))
     assert len(named) > 40
     assert named <= known

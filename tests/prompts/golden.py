@@ -54,6 +54,7 @@ SETTINGS: dict[str, tuple[tuple[str, ...], int]] = {
     "ctxl-rerank-v2": (("qwen", "gemma"), 60),
     "chat-yes-no": (("qwen", "gemma", "smollm"), 68),
     "question-yes-no": (("gemma", "gpt2"), 48),
+    "llama-nemotron-rerank": (("gemma",), 24),
     "plain": (("qwen", "gemma"), 16),
 }
 
@@ -95,7 +96,7 @@ def asked(name: str) -> Iterator[Case]:
         yield from (Case(tokenizer, QUERY, document) for document in DOCUMENTS)
         yield from (Case(tokenizer, LONG_QUERY, document) for document in FEW)
         yield from (Case(tokenizer, QUERY, document, limit=limit) for document in LONG)
-        if name not in ("plain", "zerank"):
+        if name not in ("plain", "zerank", "llama-nemotron-rerank"):
             yield from (Case(tokenizer, QUERY, document, INSTRUCTION) for document in FEW)
         if name in ("qwen3-reranker", "mxbai-rerank-v2"):  # for one it is a text like others, for one it is none
             yield Case(tokenizer, QUERY, "Paris", "")

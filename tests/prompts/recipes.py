@@ -6,6 +6,7 @@
     zerank                  the models' `modeling_zeranker.py`: `format_pointwise_datapoints` and `predict`
     ctxl-rerank-v2          the model card's `format_prompts` and `infer_w_hf`; a document that does not fit is cut,
                             where the original cuts the end of the prompt
+    llama-nemotron-rerank   the model card's `prompt_template`
     chat-yes-no             `apply_chat_template` around the profile's message
     question-yes-no         the profile's text, after the tokenizer's BOS
     plain                   query and document, after the tokenizer's BOS
@@ -166,6 +167,14 @@ def _question_yes_no(
     return _cut(_bos(tokenizer) + body, after, max_length)
 
 
+def _nemotron(
+    tokenizer: Any, query: str, document: str, instruction: str | None, max_length: int
+) -> tuple[list[int], list[int]]:
+    assert instruction is None, "there is no place for one"
+    text = f"question:{query} \n \n passage:{document}"
+    return _cut(_bos(tokenizer) + _plain(tokenizer, text), [], max_length)
+
+
 def _nothing_added(
     tokenizer: Any, query: str, document: str, instruction: str | None, max_length: int
 ) -> tuple[list[int], list[int]]:
@@ -219,5 +228,6 @@ RECIPES = {
     "ctxl-rerank-v2": Recipe(_ctxl, _ctxl_score, NO_LIMIT),
     "chat-yes-no": Recipe(_chat_yes_no, _yes_minus_no("yes", "no"), NO_LIMIT),
     "question-yes-no": Recipe(_question_yes_no, _yes_minus_no(" yes", " no"), NO_LIMIT),
+    "llama-nemotron-rerank": Recipe(_nemotron, _ctxl_score, 8192),
     "plain": Recipe(_nothing_added, _yes_minus_no("yes", "no"), NO_LIMIT),
 }

@@ -52,7 +52,9 @@ def cases_of(name: str, tokenizer: str) -> list[Case]:
 def prompt_of(name: str, cases: list[Case], tokenizer: TextTokenizer) -> Prompt:
     documents = tuple(case.document for case in cases)
     request = RerankRequest(cases[0].query, documents, instruction=cases[0].instruction)
-    made = RerankPrompts(profile_of_case(name, cases[0]), tokenizer, MODEL).prompt(request)
+    profile = profile_of_case(name, cases[0])
+    model = replace(MODEL, num_classes=1 if profile.classifier else 0)
+    made = RerankPrompts(profile, tokenizer, model).prompt(request)
     assert made.owners.tolist() == list(range(len(cases)))
     return made.prompt
 

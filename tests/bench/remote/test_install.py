@@ -86,8 +86,8 @@ def test_the_wheel_has_its_data_files(fresh: Fresh) -> None:
         for each in ROOT.glob(f"prefixwise/**/*.{kind}")
     ]
     data += [each.relative_to(ROOT / "prefixwise") for each in ROOT.glob("prefixwise/web/static/*")]
-    assert Path("page/static/index.html") in data
-    assert Path("harness/known_models.toml") in data and Path("prompts/profiles/plain.toml") in data
+    assert Path("web/static/index.html") in data
+    assert Path("bench/known_models.toml") in data and Path("prompts/profiles/plain.toml") in data
     assert all((package / each).read_bytes() == (ROOT / "prefixwise" / each).read_bytes() for each in data)
     assert (package / "py.typed").exists()
 
