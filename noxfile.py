@@ -133,6 +133,8 @@ INSTALLS = {
     "torch": ("prefixwise", "score", "--query", "Review: ", "--item", "good", "--label", " yes", "--label", " no"),
     "jax,server,harness": ("prefixwise", "validate", "--help"),
     "batch,server": ("prefixwise", "batch", "--help"),
+    "s3": ("python", "-c", "import fsspec, prefixwise.batch.storage; print(fsspec.get_filesystem_class('s3'))"),
+    "server,otel": ("python", "-c", "import opentelemetry.exporter.otlp.proto.http, prefixwise.server.tracing"),
 }
 
 
