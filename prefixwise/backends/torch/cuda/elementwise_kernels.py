@@ -30,7 +30,7 @@ _SQRT_2_OVER_PI: tl.constexpr = tl.constexpr(math.sqrt(2 / math.pi))
 
 def jit(function: Callable[..., Any]) -> Any:
     """`triton.jit`, with a type; numbers of rows do not choose the compiled kernel."""
-    return triton.jit(do_not_specialize=("num_self", "num_prefix", "num_rope_rows"))(function)
+    return triton.jit(do_not_specialize=("num_rows", "num_self", "num_prefix", "num_rope_rows"))(function)
 
 
 @jit

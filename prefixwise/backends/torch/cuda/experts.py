@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from prefixwise.backends.torch.cuda.elementwise_kernels import launch
+from prefixwise.backends.torch.cuda.elementwise_kernels import jit, launch
 from prefixwise.backends.torch.elementwise import ElementwiseOps
 from prefixwise.backends.torch.experts import add_outputs, route
 from prefixwise.backends.torch.weights import ExpertWeights
@@ -24,7 +24,7 @@ _CAPABILITY = (9, 0)  # Hopper: elsewhere PyTorch runs a GEMM for each expert, w
 _ROW_TILE, _DEPTH_TILE, _MIN_EXPERTS = 64, 64, 16  # of the router's kernel; a dot product has at least 16 columns
 
 
-@triton.jit  # type: ignore[untyped-decorator]  # triton has no types
+@jit
 def router_kernel(
     x: tl.tensor,  # [T, D] bfloat16
     weight: tl.tensor,  # [E, D] float32

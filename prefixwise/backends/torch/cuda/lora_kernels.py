@@ -11,24 +11,16 @@ Only modules that run on CUDA import this one: nothing else needs Triton.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from prefixwise.backends.torch.cuda.elementwise_kernels import launch
+from prefixwise.backends.torch.cuda.elementwise_kernels import jit, launch
 
 SHRINK_ROWS, SHRINK_COLUMNS = 32, 128  # of x
 EXPAND_ROWS, EXPAND_COLUMNS = 64, 128  # of the output
 _NO_SLOT: tl.constexpr = tl.constexpr(1 << 30)
-
-
-def jit(function: Callable[..., Any]) -> Any:
-    """`triton.jit`, with a type; numbers of rows do not choose the compiled kernel."""
-    return triton.jit(do_not_specialize=("num_rows",))(function)
 
 
 @jit
