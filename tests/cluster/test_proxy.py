@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import httpx
 import pytest
 from starlette.responses import JSONResponse, PlainTextResponse, Response
-from starlette.testclient import TestClient
 from starlette.types import Receive, Scope, Send
 
 from prefixwise.cluster import proxy
@@ -18,10 +18,15 @@ from prefixwise.cluster.proxy import middlewares
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
-def client_of(app: App) -> TestClient:
+def answer(app: App, method: str, path: str, **request: Any) -> httpx.Response:
     (middleware,) = middlewares()
     wrap: Any = middleware.cls
-    return TestClient(wrap(app))
+
+    async def ask() -> httpx.Response:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(wrap(app)), base_url="http://proxy") as client:
+            return await client.request(method, path, **request)
+
+    return asyncio.run(ask())
 
 
 def answers(response: Response) -> App:
@@ -50,14 +55,14 @@ async def never(scope: Scope, receive: Receive, send: Send) -> None:
     ],
 )
 def test_what_is_no_answer_of_a_front_is_an_error_of_ours(app: App, status: int, code: str) -> None:
-    found = client_of(app).post("/v1/score")
+    found = answer(app, "POST", "/v1/score")
     assert (found.status_code, found.json()["error"]["code"]) == (status, code)
     assert found.headers.get("retry-after") == ("1" if status == 503 else None)
 
 
 def test_a_front_that_does_not_answer_in_the_client_s_time_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proxy, "PROXY_GRACE", 0.1)
-    found = client_of(never).post("/v1/score", headers={"x-request-timeout": "0.1"})
+    found = answer(never, "POST", "/v1/score", headers={"x-request-timeout": "0.1"})
     assert (found.status_code, found.json()["error"]["code"]) == (504, "deadline_exceeded")
 
 
@@ -71,7 +76,7 @@ def test_a_front_that_does_not_answer_in_the_client_s_time_is_not_waited_for(mon
     ],
 )
 def test_answers_pass_unchanged(path: str, response: Any) -> None:
-    found = client_of(response).get(path)
+    found = answer(response, "GET", path)
     assert (found.status_code, found.content) == (response.status_code, response.body)
 
 

@@ -46,6 +46,10 @@ def qwen(text_tokenizer: Callable[[str], TextTokenizer]) -> TextTokenizer:
     return text_tokenizer("qwen")
 
 
+def prompts_of(profile: Profile, tokenizer: TextTokenizer) -> RerankPrompts:
+    return RerankPrompts(profile, tokenizer, replace(MODEL, num_classes=1 if profile.classifier else 0))
+
+
 def make(tokenizer: TextTokenizer, documents: list[str], profile: Profile = TINY, **fields: Any) -> RerankPrompt:
     request = RerankRequest("7", tuple(documents), **fields)
     return RerankPrompts(profile, tokenizer, MODEL).prompt(request)
@@ -212,7 +216,7 @@ class TestLongQueries:
         """The one difference: a query that was cut in silence asks for something else."""
         tokenizers, limit = SETTINGS[name]
         case = Case(tokenizers[0], QUERY, "", limit=limit)
-        prompts = RerankPrompts(profile_of_case(name, case), text_tokenizer(tokenizers[0]), MODEL)
+        prompts = prompts_of(profile_of_case(name, case), text_tokenizer(tokenizers[0]))
         with pytest.raises(RequestError) as caught:
             prompts.prompt(RerankRequest("Paris " * limit, ("1",)))
         assert (caught.value.code, caught.value.param) == ("context_too_long", "query")
@@ -237,7 +241,7 @@ def test_the_prefix_of_a_query_is_that_of_its_requests(
     name: str, text_tokenizer: Callable[[str], TextTokenizer]
 ) -> None:
     for tokenizer in SETTINGS[name][0]:
-        prompts = RerankPrompts(profile_of_case(name, Case(tokenizer, "", "")), text_tokenizer(tokenizer), MODEL)
+        prompts = prompts_of(profile_of_case(name, Case(tokenizer, "", "")), text_tokenizer(tokenizer))
         for instruction in (None, "Find it") if prompts.profile.takes_instruction else (None,):
             request = RerankRequest(QUERY, ("Paris", "", "1"), instruction=instruction)
             prefix = prompts.prefix(QUERY, instruction)
