@@ -24,9 +24,9 @@ from prefixwise.backends.jax.attention.api import choose_implementation
 from prefixwise.backends.jax.attention.base import AttentionImplementation
 from prefixwise.backends.jax.attention.pallas_tpu import PallasTpuAttention
 from prefixwise.backends.jax.devices import DeviceChoice, resolve_dtype
+from prefixwise.backends.jax.head_gemms import LABEL_TILE
 from prefixwise.backends.jax.inputs import ProgramSpec, split_batch
 from prefixwise.backends.jax.mesh import make_mesh
-from prefixwise.backends.jax.model import LABEL_TILE
 from prefixwise.backends.jax.programs import HeadSpec, Programs
 from prefixwise.backends.jax.row_tiles import dense_columns
 from prefixwise.contract.errors import BackendError

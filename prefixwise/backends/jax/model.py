@@ -1,10 +1,7 @@
 """The transformer in JAX: one forward pass for every attention layout, as one device of the mesh sees it.
 
 Every array here is the device's own part: its heads, its MLP columns, its rows of the vocabulary, its share of the
-batch. Devices communicate only by sums over the `tensor` axis.
-
-The head multiplies only the label rows, unless a request needs a probability over the whole vocabulary. Then the
-logsumexp runs over tiles of the vocabulary, and no [rows, V] array exists. All GEMMs of the head have one fixed shape.
+batch. Devices communicate only by sums over the `tensor` axis. The head is in `head_gemms.py`.
 """
 
 from __future__ import annotations
@@ -43,8 +40,6 @@ from prefixwise.models.config import Activation, ModelConfig, RopeConfig
 
 Inputs = ForwardInputs[jax.Array]
 
-LABEL_TILE = 16  # label rows of the head at a time
-VOCAB_TILE = 8192  # vocabulary rows of the head at a time
 _UNBOUNDED = XlaAttention()
 
 
@@ -343,100 +338,6 @@ class Transformer:
 
     def _final_norm(self, weights: ModelWeights, x: jax.Array) -> jax.Array:
         return rms_norm(x, weights.final_norm, self.config.norm_eps).astype(jnp.float32)
-
-
-def label_logits(
-    head: jax.Array, hidden: jax.Array, label_ids: jax.Array, *, tp_size: int, softcap: float = 0.0
-) -> jax.Array:
-    """hidden [S, D] float32, head [V, D], label_ids [LABEL_TILE] to [S, LABEL_TILE] float32."""
-    return _capped(linear(hidden, look_up(head, label_ids, tp_size).astype(jnp.float32)), softcap)
-
-
-def _capped(logits: jax.Array, softcap: float) -> jax.Array:
-    """softcap * tanh(logits / softcap); 0: the logits themselves."""
-    return softcap * jnp.tanh(logits / softcap) if softcap else logits
-
-
-def logsumexp(head: jax.Array, hidden: jax.Array, *, tp_size: int, vocab_size: int, softcap: float = 0.0) -> jax.Array:
-    """The logsumexp of all logits: hidden [S, D] float32, head [V, D] to [S] float32."""
-    local_size = len(head)
-    tile_size = min(VOCAB_TILE, local_size)
-    first_id = lax.axis_index(TENSOR) * local_size if tp_size > 1 else jnp.int32(0)
-
-    def add(number: jax.Array, state: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        """One tile of the vocabulary into the running max and sum of each row."""
-        start = jnp.minimum(number * tile_size, local_size - tile_size)
-        ids = start + jnp.arange(tile_size)
-        # The last tile is moved to fit, so its first columns were counted before; padding rows never count.
-        is_counted = (ids >= number * tile_size) & (first_id + ids < vocab_size)
-        rows = lax.dynamic_slice_in_dim(head, start, tile_size).astype(jnp.float32)
-        logits = jnp.where(is_counted, _capped(linear(hidden, rows), softcap), -jnp.inf)
-        m_i, l_i = state
-        m_new = jnp.maximum(m_i, logits.max(-1))
-        m_finite = jnp.where(m_new == -jnp.inf, 0.0, m_new)
-        return m_new, l_i * jnp.exp(m_i - m_finite) + jnp.exp(logits - m_finite[:, None]).sum(-1)
-
-    begun = (jnp.full(len(hidden), -jnp.inf, jnp.float32), jnp.zeros(len(hidden), jnp.float32))
-    m_i, l_i = lax.fori_loop(0, -(-local_size // tile_size), add, begun)
-    if tp_size > 1:
-        m_all = lax.pmax(m_i, TENSOR)
-        m_i, l_i = m_all, lax.psum(l_i * jnp.exp(m_i - m_all), TENSOR)
-    return m_i + jnp.log(l_i)
-
-
-def score_vocabulary(
-    head: jax.Array,
-    hidden: jax.Array,
-    token_ids: jax.Array,
-    *,
-    tp_size: int,
-    vocab_size: int,
-    top_k: int,
-    softcap: float = 0.0,
-) -> jax.Array:
-    """One pass over the vocabulary: hidden [S, D] float32, head [V, D], token_ids [S] to [S, 2 + 2 K] float32.
-
-    Columns: the logit of the given token, the logsumexp, the K largest logits, their token ids (below 2**24, so exact).
-    """
-    local_size = len(head)
-    tile_size = min(VOCAB_TILE, local_size)
-    first_id = lax.axis_index(TENSOR) * local_size if tp_size > 1 else jnp.int32(0)
-    none = jnp.full(len(hidden), -jnp.inf, jnp.float32)
-
-    def add(number: jax.Array, state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-        """One tile of the vocabulary into the running max, sum and top-k of each row."""
-        start = jnp.minimum(number * tile_size, local_size - tile_size)
-        ids = start + jnp.arange(tile_size)
-        is_counted = (ids >= number * tile_size) & (first_id + ids < vocab_size)
-        rows = lax.dynamic_slice_in_dim(head, start, tile_size).astype(jnp.float32)
-        logits = jnp.where(is_counted, _capped(linear(hidden, rows), softcap), -jnp.inf)
-        m_i, l_i, picked, tops, top_ids = state
-        m_new = jnp.maximum(m_i, logits.max(-1))
-        m_finite = jnp.where(m_new == -jnp.inf, 0.0, m_new)
-        l_new = l_i * jnp.exp(m_i - m_finite) + jnp.exp(logits - m_finite[:, None]).sum(-1)
-        is_token = first_id + ids == token_ids[:, None]
-        picked = jnp.maximum(picked, jnp.where(is_token, logits, -jnp.inf).max(-1))
-        best, places = lax.top_k(logits, min(top_k, tile_size))
-        merged = jnp.concatenate([tops, best], 1), jnp.concatenate([top_ids, first_id + ids[places]], 1)
-        return m_new, l_new, picked, *_largest(*merged, top_k)
-
-    begun = (none, jnp.zeros_like(none), none, jnp.repeat(none[:, None], top_k, 1))
-    no_ids = jnp.zeros((len(hidden), top_k), jnp.int32)
-    m_i, l_i, picked, tops, top_ids = lax.fori_loop(0, -(-local_size // tile_size), add, (*begun, no_ids))
-    if tp_size > 1:
-        m_all = lax.pmax(m_i, TENSOR)
-        m_i, l_i = m_all, lax.psum(l_i * jnp.exp(m_i - m_all), TENSOR)
-        picked = lax.pmax(picked, TENSOR)
-        gathered = [lax.all_gather(each, TENSOR, axis=1, tiled=True) for each in (tops, top_ids)]
-        tops, top_ids = _largest(gathered[0], gathered[1], top_k)
-    lse = m_i + jnp.log(l_i)
-    return jnp.concatenate([picked[:, None], lse[:, None], tops, top_ids.astype(jnp.float32)], 1)
-
-
-def _largest(logits: jax.Array, ids: jax.Array, top_k: int) -> tuple[jax.Array, jax.Array]:
-    """The K largest of [S, n], and their ids."""
-    best, places = lax.top_k(logits, top_k)
-    return best, jnp.take_along_axis(ids, places, 1)
 
 
 def _at(layers: LayerWeights, layer: Any) -> LayerWeights:

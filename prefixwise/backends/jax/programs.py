@@ -28,18 +28,12 @@ from jax.stages import Compiled, Lowered
 
 from prefixwise.backends.jax.attention import xla
 from prefixwise.backends.jax.attention.base import AttentionImplementation
+from prefixwise.backends.jax.head_gemms import LABEL_TILE, label_logits, logsumexp, score_vocabulary
 from prefixwise.backends.jax.inputs import ForwardInputs, ProgramSpec, capacities, packed_size, unpack
 from prefixwise.backends.jax.kv_cache import KV_CACHE_SPEC, KVCacheArrays
 from prefixwise.backends.jax.lora import Adapters, LoraArrays, lora_specs
 from prefixwise.backends.jax.mesh import DATA, TENSOR, P
-from prefixwise.backends.jax.model import (
-    LABEL_TILE,
-    LastLayer,
-    Transformer,
-    label_logits,
-    logsumexp,
-    score_vocabulary,
-)
+from prefixwise.backends.jax.model import LastLayer, Transformer
 from prefixwise.backends.jax.weights import ModelWeights, weight_specs
 from prefixwise.forward.tiles import TileSizes
 

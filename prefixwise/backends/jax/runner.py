@@ -18,11 +18,12 @@ import numpy as np
 from jax.sharding import Mesh
 from numpy.typing import NDArray
 
+from prefixwise.backends.jax.head_gemms import LABEL_TILE
 from prefixwise.backends.jax.inputs import ForwardInputs, ProgramSpec, override_inputs, pack
 from prefixwise.backends.jax.kv_cache import KVCache
 from prefixwise.backends.jax.lora import LoraArrays, LoraStore
 from prefixwise.backends.jax.mesh import DATA, P, put_replicated, put_sharded
-from prefixwise.backends.jax.model import LABEL_TILE, LastLayer
+from prefixwise.backends.jax.model import LastLayer
 from prefixwise.backends.jax.programs import HeadSpec, Programs
 from prefixwise.backends.jax.row_tiles import dense_columns_up_to
 from prefixwise.backends.jax.weights import ModelWeights
