@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from prefixwise.server.openapi import OPERATIONS, openapi_document
+from prefixwise.server.openapi import openapi_document
+from prefixwise.server.openapi_operations import OPERATIONS
 from prefixwise.server.openapi_schemas import SCHEMAS
 
 FOLDER = Path(__file__).parent

@@ -15,7 +15,7 @@ import pytest
 
 from prefixwise.models.sources import EMBEDDED_INSTALL_COMMAND
 from prefixwise.models.weight_cache import WEIGHT_CACHE_VARIABLE
-from prefixwise.server.openapi import OPERATIONS
+from prefixwise.server.openapi_operations import OPERATIONS
 from tests.deploy import (
     DEPLOY,
     DRAIN_SECONDS,

@@ -19,7 +19,7 @@ from prefixwise.cli.serve import SERVER_FLAGS
 from prefixwise.cluster.options import ClusterOptions
 from prefixwise.engine.admission import DEFAULT_MAX_QUEUED_TOKENS
 from prefixwise.forward.backend import DeviceKind
-from prefixwise.server.openapi import OPERATIONS
+from prefixwise.server.openapi_operations import OPERATIONS
 from tests.deploy import DEPLOY, DRAIN_SECONDS, arguments_of, read_documents, read_yaml, serve_parameters, yaml
 
 kubernetes_validate = pytest.importorskip("kubernetes_validate")

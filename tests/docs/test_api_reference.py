@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from prefixwise.server.openapi import OPERATIONS
+from prefixwise.server.openapi_operations import OPERATIONS
 from prefixwise.server.openapi_schemas import SCHEMAS
 
 DOCS = Path(__file__).parents[2] / "docs"

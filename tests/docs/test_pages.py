@@ -12,8 +12,8 @@ from prefixwise.cli.serve import SECOND_SPELLINGS, SERVE_ENGINE_FLAGS, SERVER_FL
 from prefixwise.cluster.options import ScaleOptions
 from prefixwise.launch.options import EngineOptions
 from prefixwise.server.config import ServerOptions
-from prefixwise.server.openapi import OPERATIONS
 from prefixwise.server.openapi_errors import ERROR_TABLE
+from prefixwise.server.openapi_operations import OPERATIONS
 from tests.docs.printed import blocks
 from tests.server.app_client import app_client
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from prefixwise.server.openapi import OPERATIONS, TAGS
+from prefixwise.server.openapi_operations import OPERATIONS, TAGS
 from tests.web.browser import DESKTOP, PHONE, Scheme
 from tests.web.conftest import OpenPage
 
