@@ -51,35 +51,43 @@ from prefixwise.backends.torch.workers import Workers
 from prefixwise.forward.batch import ForwardBatch, Layout
 
 # Query rows (query heads of one KV head folded in) of one full-range GEMM: in flash attention a multiple of
-# CPU_FULL_ROWS. Larger GEMMs are faster, as each reorders the keys; from 64 rows on a row's bits do not depend on the
-# number of rows. In plain operations (on a GPU, and for capped scores) they do, so all GEMMs have PLAIN_FULL_ROWS.
-CPU_FULL_ROWS, CPU_MAX_FULL_ROWS = 64, 1024
+# CPU_FULL_ROWS, the fewest that PyTorch takes at a time. Larger GEMMs are faster, as each reorders the keys. A row's
+# bits do not depend on the number of rows. In plain operations (on a GPU, and for capped scores) they do, so all GEMMs
+# have PLAIN_FULL_ROWS.
+CPU_FULL_ROWS, CPU_MAX_FULL_ROWS = 32, 1024
 PLAIN_FULL_ROWS = 256
 PLAIN_KEY_TILE = 512  # keys that are scored at a time where there is no flash attention
 KEY_ALIGNMENT = 16
 
 # PyTorch's flash attention for CPUs; this entry point also returns the log-sum-exp.
-_FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_FLASH = torch._scaled_dot_product_flash_attention_for_cpu
 
 
 class Attention(ABC):
     """Attention of one forward pass; made once, called for every layer."""
 
     @abstractmethod
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, cached: KeysValues | None, window: int = 0) -> Tensor:
+    def __call__(self, qkv: Tensor, num_heads: int, cached: KeysValues | None, window: int = 0) -> Tensor:
         """Attend.
 
         Args:
-            q: [T, N, H] queries, after RoPE. T includes padding tokens at the end, whose output is zero.
-            k: [T, K, H] keys, after RoPE.
-            v: [T, K, H] values.
+            qkv: [T, N + 2 K, H] queries and keys, after RoPE, and values. T includes padding tokens at the end, whose
+                output is zero.
+            num_heads: N.
             cached: this layer's keys and values of the cached KV blocks of all prefixes, one after the other, each
                 [S, K, H].
             window: the layer's sliding window; 0: tokens see all before them.
 
         Returns:
-            [T, N, H], in float32 or already rounded to q's dtype.
+            [T, N, H], in float32 or already rounded to the dtype of `qkv`.
         """
+
+
+def split_heads(qkv: Tensor, num_heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """[T, N + 2 K, H] to views of the queries [T, N, H], the keys and the values [T, K, H]."""
+    num_kv_heads = (qkv.shape[1] - num_heads) // 2
+    q, k, v = torch.split_with_sizes(qkv, (num_heads, num_kv_heads, num_kv_heads), 1)
+    return q, k, v
 
 
 class TiledAttention(Attention):
@@ -105,18 +113,19 @@ class TiledAttention(Attention):
         self._workers = workers
         self._num_tokens = len(batch.token_ids)
         self._rule = rule
-        self._prefixes = _pieces_to_read(batch, cut_full_ranges(batch))
+        self._prefixes = pieces_to_read(batch, cut_full_ranges(batch))
         is_flash = device.type == "cpu" and not rule.softcap
-        heads = _Heads(heads_per_kv, workers.num_threads, device, is_flash)
+        heads = QueryCut(heads_per_kv, workers.num_threads, device, is_flash)
         self._is_causal = is_causal
         if not is_causal:
             phases = (whole_segments(batch), prefix_ranges(batch))
-            self._tiles = {0: _LayerTiles([], [_cut_queries(each, heads) for each in phases if each], None)}
+            self._tiles = {0: _LayerTiles([], [cut_queries(each, heads) for each in phases if each], None)}
             return
         diagonals = cut_diagonals(batch, padded=pads_tiles or not is_flash, filled=device.type != "cpu")
         self._tiles = {window: _LayerTiles.cut(batch, diagonals, window, heads) for window in sorted(set(windows))}
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, cached: KeysValues | None, window: int = 0) -> Tensor:
+    def __call__(self, qkv: Tensor, num_heads: int, cached: KeysValues | None, window: int = 0) -> Tensor:
+        q, k, v = split_heads(qkv, num_heads)
         out = torch.empty(q.shape, dtype=torch.float32, device=q.device)
         if self._num_tokens < len(q):
             out[self._num_tokens :] = 0.0  # every other token has a diagonal tile, which is written first
@@ -135,7 +144,7 @@ class TiledAttention(Attention):
         return out
 
 
-def _pieces_to_read(batch: ForwardBatch, parts: Sequence[FullRange]) -> dict[int, list[Piece]]:
+def pieces_to_read(batch: ForwardBatch, parts: Sequence[FullRange]) -> dict[int, list[Piece]]:
     """The pieces of every prefix that is read, up to the greatest length that is read."""
     locations = PrefixLocations(batch)
     longest = longest_reads((part.prefix, part.stop) for part in parts if part.prefix is not None)
@@ -143,7 +152,7 @@ def _pieces_to_read(batch: ForwardBatch, parts: Sequence[FullRange]) -> dict[int
 
 
 @dataclass(frozen=True)
-class _Heads:
+class QueryCut:
     """What decides how query tokens are cut into GEMMs."""
 
     heads_per_kv: int
@@ -164,15 +173,15 @@ class _LayerTiles:
     diagonals: list[_DiagonalGroup]
     # A token's parts are merged in order: first its earlier tiles, then its prefix; of each first the KV block with a
     # mask. A token is at most once in each phase.
-    phases: list[list[_FullTile]]
+    phases: list[list[FullTile]]
     dense: DenseMask | None
 
     @classmethod
-    def cut(cls, batch: ForwardBatch, diagonals: Sequence[DiagonalTiles], window: int, heads: _Heads) -> _LayerTiles:
+    def cut(cls, batch: ForwardBatch, diagonals: Sequence[DiagonalTiles], window: int, heads: QueryCut) -> _LayerTiles:
         full_ranges = cut_full_ranges(batch, window)
         groups = [_DiagonalGroup.on_device(tiles, heads.device, window) for tiles in diagonals]
         phases = [
-            _cut_queries([each for each in full_ranges if (each.prefix is None, each.first is None) == kind], heads)
+            cut_queries([each for each in full_ranges if (each.prefix is None, each.first is None) == kind], heads)
             for kind in ((True, False), (True, True), (False, False), (False, True))
         ]
         dense: DenseMask | None = None
@@ -226,7 +235,7 @@ def _flash_diagonal(q: Tensor, k: Tensor, v: Tensor, group: _DiagonalGroup, rule
     mask = None
     if not group.is_causal:
         mask = _added(group.hidden, q.dtype)
-    out, lse = _flash_of_groups(q, k, v, group.is_causal, mask, rule.scale)
+    out, lse = flash_of_groups(q, k, v, group.is_causal, mask, rule.scale)
     return out.transpose(1, 2).flatten(0, 1), lse.transpose(1, 2).flatten(0, 1)
 
 
@@ -235,7 +244,7 @@ def _added(hidden: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros(hidden.shape, dtype=dtype).masked_fill_(hidden, NEG_INF)
 
 
-def _flash_of_groups(
+def flash_of_groups(
     q: Tensor, k: Tensor, v: Tensor, is_causal: bool, mask: Tensor | None, scale: float | None
 ) -> Partial:
     """q [g, N, W, H], k and v [g, K, W, H] to [g, N, W, H] and [g, N, W]."""
@@ -272,7 +281,7 @@ def _plain_diagonal(q: Tensor, k: Tensor, v: Tensor, group: _DiagonalGroup, rule
 
 
 @dataclass(frozen=True)
-class _FullTile:
+class FullTile:
     """Query tokens of one GEMM over a range of keys."""
 
     part: FullRange
@@ -294,7 +303,7 @@ class _FullTile:
         return torch.arange(self.part.stop - self.part.start, device=rows.device) < rows
 
 
-def _cut_queries(parts: Sequence[FullRange], heads: _Heads) -> list[_FullTile]:
+def cut_queries(parts: Sequence[FullRange], heads: QueryCut) -> list[FullTile]:
     """Every range with its query tokens cut into tiles of one GEMM each: large ones, and at least one per thread."""
     cut, (multiple, most) = [], heads.full_rows
     for part in parts:
@@ -306,7 +315,7 @@ def _cut_queries(parts: Sequence[FullRange], heads: _Heads) -> list[_FullTile]:
             if part.first is not None:
                 first = upload(part.first[start : start + step] - part.start, heads.device)
             num_rows = _up_to(multiple, len(tokens) * heads.heads_per_kv)
-            cut.append(_FullTile(part, token_index(tokens, heads.device), num_rows, first))
+            cut.append(FullTile(part, token_index(tokens, heads.device), num_rows, first))
     return cut
 
 
@@ -314,7 +323,7 @@ def _up_to(multiple: int, number: int) -> int:
     return -(-number // multiple) * multiple
 
 
-def _attend_full(q: Tensor, keys: Tensor, values: Tensor, tile: _FullTile, merged: Partial, rule: ScoreRule) -> None:
+def _attend_full(q: Tensor, keys: Tensor, values: Tensor, tile: FullTile, merged: Partial, rule: ScoreRule) -> None:
     """One GEMM, padded where the tokens give fewer rows; merged into `merged`."""
     num_kv_heads, head_size = keys.shape[1:]
     tokens = tile.tokens

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from prefixwise.backends.torch.attention import Attention, TiledAttention
+from prefixwise.backends.torch.attention import Attention, QueryCut, TiledAttention
 from prefixwise.backends.torch.devices import (
     Download,
     count_kv_blocks,
@@ -24,6 +24,7 @@ from prefixwise.backends.torch.devices import (
     token_index,
     upload,
 )
+from prefixwise.backends.torch.few_tiles import few_tiles
 from prefixwise.backends.torch.fp8 import check_fp8
 from prefixwise.backends.torch.heads import Heads
 from prefixwise.backends.torch.invariant_rows import invariant_unit
@@ -289,20 +290,26 @@ class TorchBackend(Backend):
             torch.cuda.empty_cache()
 
     def _attention(self, batch: ForwardBatch) -> Attention:
-        if not _has_flash(self.config, self._device, self._dtype):
-            heads_per_kv = self.config.num_heads // self.config.num_kv_heads
-            pads_tiles = not self._is_cpu or self._dtype != torch.bfloat16
-            return TiledAttention(
-                batch,
-                self._device,
-                heads_per_kv,
-                self._workers,
-                pads_tiles=pads_tiles,
-                windows=self.config.layer_windows,
-                rule=ScoreRule(self.config.score_scale, self.config.score_softcap),
-                is_causal=self.config.is_causal,
-            )
-        return VarlenAttention(batch, self._device, self._ops, is_causal=self.config.is_causal)
+        config = self.config
+        if _has_flash(config, self._device, self._dtype):
+            return VarlenAttention(batch, self._device, self._ops, is_causal=config.is_causal)
+        heads_per_kv = config.num_heads // config.num_kv_heads
+        pads_tiles = not self._is_cpu or self._dtype != torch.bfloat16
+        if self._is_cpu and config.is_causal and config.has_plain_attention and config.head_size % 32 == 0:
+            cut = QueryCut(heads_per_kv, self._workers.num_threads, self._device, is_flash=True)
+            few = few_tiles(batch, config.num_kv_heads, cut, padded=pads_tiles)
+            if few is not None:
+                return few
+        return TiledAttention(
+            batch,
+            self._device,
+            heads_per_kv,
+            self._workers,
+            pads_tiles=pads_tiles,
+            windows=config.layer_windows,
+            rule=ScoreRule(config.score_scale, config.score_softcap),
+            is_causal=config.is_causal,
+        )
 
     def _padded(self, array: NDArray[Integer]) -> NDArray[Integer]:
         """Padded with zeros to a multiple of `token_multiple`, or to fewer rows where there are few."""

@@ -9,6 +9,7 @@ passes took most of the time. Both compute in float32 and round at the same plac
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from functools import cache
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # everybody's name for it
@@ -124,6 +125,8 @@ class CpuElementwiseOps(PlainElementwiseOps):
     is_for_cpu = True
 
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        if x.dtype == torch.float32:
+            return (x * norm_scale(x, eps)).mul_(weight)
         wide = x.float()
         return (wide * norm_scale(wide, eps)).mul_(weight).to(x.dtype)
 
@@ -160,7 +163,13 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def norm_scale(x: Tensor, eps: float) -> Tensor:
     """What RMS norm multiplies each row [.., D] of a float32 tensor by: [.., 1], in one pass over memory."""
     norm: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    return norm.mul_(norm).div_(x.shape[-1]).add_(eps).rsqrt_()
+    return norm.mul_(norm).div_(_scalar(x.shape[-1])).add_(_scalar(eps)).rsqrt_()
+
+
+@cache
+def _scalar(number: float) -> Tensor:
+    """A tensor, which operations take faster than a number."""
+    return torch.tensor(number, dtype=torch.float32)
 
 
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -73,6 +73,8 @@ def logsumexp(hidden: Tensor, head: Tensor, workers: Workers, row_tiles: Sequenc
         columns = _columns(head[vocab_starts[number] :][:vocab_tile])
         for start, stop in cut_rows(len(hidden), row_tiles):
             logits = _capped(_logits(pad_rows(hidden[start:stop], stop - start), columns), softcap)
+            if not hidden.is_cuda:  # a row has the same bits in any number of rows
+                logits = logits[: len(hidden) - start]
             parts[number, start:stop] = torch.logsumexp(_aligned_columns(logits), -1)[: len(hidden) - start]
 
     workers.run(sum_vocab_tile, range(len(vocab_starts)))
@@ -145,12 +147,18 @@ def _logits(hidden: Tensor, columns: Tensor) -> Tensor:
     numbers, which together have all of its bits, and products are added up in float32.
     """
     if columns.dtype == torch.float32:
+        if len(hidden) == HEAD_ROW_TILES[-1] and not hidden.is_cuda and _has_mkl():
+            return (columns.T @ hidden.T).T  # MKL is faster with few columns
         return hidden @ columns
     high = hidden.bfloat16()
     middle = (hidden - high.float()).bfloat16()
     low = (hidden - high.float() - middle.float()).bfloat16()
     of_high, of_middle, of_low = torch.mm(torch.cat([high, middle, low]), columns, out_dtype=torch.float32).chunk(3)
     return of_low.add_(of_middle).add_(of_high)
+
+
+def _has_mkl() -> bool:
+    return bool(torch.backends.mkl.is_available())  # type: ignore[no-untyped-call]
 
 
 def _sum_parts(parts: Tensor) -> Tensor:
@@ -181,13 +189,14 @@ def exact_head_tiles(head: Tensor) -> tuple[int, ...]:
 
 def _in_row_tiles(hidden: Tensor, columns: Tensor, row_tiles: Sequence[int]) -> Tensor:
     """hidden [R, D] times columns [D, C], in GEMMs of a few row counts; copies of the first row pad the last tile."""
-    tiles = [pad_rows(hidden[start:stop], stop - start) @ columns for start, stop in cut_rows(len(hidden), row_tiles)]
-    return torch.cat(tiles)[: len(hidden)]
+    tiles = [pad_rows(hidden[start:stop], stop - start) for start, stop in cut_rows(len(hidden), row_tiles)]
+    return torch.cat([_logits(tile, columns) for tile in tiles])[: len(hidden)]
 
 
 def _aligned_columns(logits: Tensor) -> Tensor:
     """Columns of -inf up to a multiple of 16: CUDA sums other rows in an order that depends on their address."""
-    return F.pad(logits, (0, -logits.shape[1] % 16), value=float("-inf"))
+    missing = -logits.shape[1] % 16
+    return F.pad(logits, (0, missing), value=float("-inf")) if missing else logits.contiguous()
 
 
 def _padded_to_multiple(rows: Tensor, multiple: int) -> Tensor:

@@ -163,20 +163,22 @@ class Transformer:
         if self.config.local_rope is not None:
             local_rope = self.local_rotary.table(positions)
         cached = None if cache_tokens is None else self._empty_keys_values(cache_tokens)
-        last, windows = self.config.num_layers - 1, self.config.layer_windows
+        layers = () if cached is None else cached.transpose(1, 2).unbind()  # each [tokens to cache, 2, K, H]
+        last, windows, num_scored = self.config.num_layers - 1, self.config.layer_windows, len(score_tokens)
         for number in range(self.config.num_layers):
             layer = self._layer(number)
             adapters = None if lora is None else lora.of_layer(number)
-            q, k, v = self._project(layer, x, local_rope if windows[number] else rope, adapters)
+            qkv = self._project(layer, x, local_rope if windows[number] else rope, adapters)
             if cached is not None and cache_tokens is not None:
-                cached[number, 0], cached[number, 1] = take(k, cache_tokens), take(v, cache_tokens)
-            if number == last and not len(score_tokens):
+                keys_values = take(qkv, cache_tokens)[:, self.config.num_heads :]
+                layers[number].copy_(keys_values.view(layers[number].shape))
+            if number == last and not num_scored:
                 break  # a prefill needs no more than the last layer's keys and values
             prefix = None if prefixes is None else prefixes[number]
-            attended = attention(q, k, v, prefix, windows[number]).view(len(x), -1)
+            attended = attention(qkv, self.config.num_heads, prefix, windows[number]).flatten(1)
             if number < last:
                 x = self._finish(layer, x, attended, adapters)
-        if not len(score_tokens):
+        if not num_scored:
             return TransformerOutput(x.new_empty(0, self.config.model_size, dtype=torch.float32), cached)
         return TransformerOutput(self.finish_scored(x, attended, score_tokens, scored_lora), cached)
 
@@ -186,8 +188,7 @@ class Transformer:
         x, attended = take(x, score_tokens), take(attended, score_tokens)
         last = self.config.num_layers - 1
         x = self._finish(self._layer(last), x, attended, None if lora is None else lora.of_layer(last))
-        hidden = torch.empty(x.shape, dtype=torch.float32, device=x.device)
-        return self._by_tiles(self._final_norm, hidden, x)
+        return self._by_tiles(self._final_norm, x.shape[1:], x, dtype=torch.float32)
 
     def _expert_runner(self) -> ExpertRunner | None:
         experts = self.weights.layers[0].experts
@@ -219,14 +220,20 @@ class Transformer:
         return self._ops.norm(x, self.weights.final_norm, self.config.norm_eps).float()
 
     def _by_tiles(
-        self, function: Callable[..., Tensor], out: Tensor, *inputs: Tensor, lora: LayerLora | None = None
+        self,
+        function: Callable[..., Tensor],
+        shape: Sequence[int],
+        *inputs: Tensor,
+        lora: LayerLora | None = None,
+        dtype: torch.dtype | None = None,
     ) -> Tensor:
-        """Apply a row-wise function to each tile, into `out`. Copies of its first row pad a short last tile. With
-        `lora`, the function gets an `AddLora` behind its inputs."""
-        num_rows = len(out)
+        """Apply a row-wise function to each tile, to rows of this shape and dtype; None: that of the first input.
+        Copies of its first row pad a short last tile. With `lora`, the function gets an `AddLora` behind its inputs."""
+        num_rows = inputs[0].shape[0]
         tiles = self._cut(num_rows)
         if tiles == [(0, num_rows)]:
             return function(*inputs, *_adding(lora, tiles[0]))
+        out = inputs[0].new_empty((num_rows, *shape), dtype=dtype or inputs[0].dtype)
 
         def apply(tile: RowTile) -> None:
             start, stop = tile
@@ -245,17 +252,15 @@ class Transformer:
             return [(0, num_rows)]
         return cut_rows(num_rows, self._tile_sizes, self._workers.num_threads)
 
-    def _project(
-        self, layer: LayerWeights, x: Tensor, rope: RopeTable, lora: LayerLora | None = None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Norm, QKV projection, QK norm and RoPE: q [T, N, H], k and v [T, K, H]."""
+    def _project(self, layer: LayerWeights, x: Tensor, rope: RopeTable, lora: LayerLora | None = None) -> Tensor:
+        """Norm, QKV projection, QK norm and RoPE: queries, keys and values [T, N + 2 K, H]."""
         config, ops = self.config, self._ops
         n, kv, h = config.num_heads, config.num_kv_heads, config.head_size
 
         def project(tile: Tensor, cos: Tensor, sin: Tensor, add: AddLora = no_lora) -> Tensor:
             if layer.attention_norm is not None:
                 tile = ops.norm(tile, layer.attention_norm, config.norm_eps)
-            qkv = add("qkv", tile, self._linear(layer, "qkv", tile, layer.qkv_bias)).view(len(tile), n + 2 * kv, h)
+            qkv = add("qkv", tile, self._linear(layer, "qkv", tile, layer.qkv_bias)).view(-1, n + 2 * kv, h)
             head_norm = layer.qk_norm
             if head_norm is not None and config.whole_qk_norm:
                 for heads in (slice(0, n), slice(n, n + kv)):
@@ -264,8 +269,7 @@ class Transformer:
                 head_norm = None
             return ops.qk_norm_rope(qkv, n + kv, head_norm, config.norm_eps, cos, sin)
 
-        qkv = self._by_tiles(project, x.new_empty(len(x), n + 2 * kv, h), x, rope.cos, rope.sin, lora=lora)
-        return qkv[:, :n], qkv[:, n : n + kv], qkv[:, n + kv :]
+        return self._by_tiles(project, (n + 2 * kv, h), x, rope.cos, rope.sin, lora=lora)
 
     def _finish(self, layer: LayerWeights, x: Tensor, attended: Tensor, lora: LayerLora | None = None) -> Tensor:
         """Output projection, residual, MLP, residual; some models have a norm before each residual."""
@@ -279,7 +283,7 @@ class Transformer:
             gated = ops.gate(add("gate_up", normed, self._linear(layer, "gate_up", normed)), self.config.activation)
             return self._add_mlp(layer, tile, add("down", gated, self._linear(layer, "down", gated)))
 
-        return self._by_tiles(finish, torch.empty_like(x), x, attended, lora=lora)
+        return self._by_tiles(finish, x.shape[1:], x, attended, lora=lora)
 
     def _linear(self, layer: LayerWeights, matrix: Matrix, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """x [R, I] times a matrix of the layer to [R, O]; rows are quantised where the matrix is in FP8."""
@@ -313,7 +317,7 @@ class Transformer:
         """The same with experts for the MLP. They take their rows from all tiles, so tiles end before and begin behind
         them."""
         assert self.config.experts is not None and self._run_experts is not None
-        num_rows, size = x.shape
+        size = x.shape[1]
 
         def begin(tile: Tensor, attended_tile: Tensor) -> Tensor:
             return torch.cat(self._add_attended(layer, tile, attended_tile), 1)
@@ -324,13 +328,13 @@ class Transformer:
         def end(tile: Tensor, weights: Tensor, outputs: Tensor) -> Tensor:
             return self._add_mlp(layer, tile, add_outputs(weights, outputs))
 
-        x, normed = self._by_tiles(begin, x.new_empty(num_rows, 2 * size), x, attended).chunk(2, 1)
+        x, normed = self._by_tiles(begin, (2 * size,), x, attended).chunk(2, 1)
         if self._ops.has_grouped_gemm(experts):
             return self._add_mlp(layer, x.contiguous(), self._ops.run_experts(experts, normed, self.config))
-        of_experts = x.new_empty(num_rows, self.config.experts.num_experts, dtype=torch.float32)
-        routing = route(self._by_tiles(logits, of_experts, normed), self.config.experts)
+        of_experts = self._by_tiles(logits, (self.config.experts.num_experts,), normed, dtype=torch.float32)
+        routing = route(of_experts, self.config.experts)
         outputs = self._run_experts(experts, normed, routing.numbers)
-        return self._by_tiles(end, x.new_empty(x.shape), x, routing.weights, outputs)
+        return self._by_tiles(end, (size,), x, routing.weights, outputs)
 
 
 def _adding(lora: LayerLora | None, tile: RowTile) -> tuple[AddLora, ...]:

@@ -32,11 +32,19 @@ def merge(first: Partial, second: Partial) -> Partial:
     return first[0] * share_a + second[0] * share_b, lse
 
 
-def merge_into(first: Partial, second: Partial) -> None:
-    """The same, in place: the first part becomes the result, and the second part's output is overwritten."""
-    share_a, share_b, lse = _shares(first[1], second[1])
-    first[0].mul_(share_a).add_(second[0].mul_(share_b))
-    first[1].copy_(lse)
+def merge_into(first: Partial, second: Partial, *, keeps_lse: bool = True) -> None:
+    """The same, in place: the first part becomes the result, and the second part's output is overwritten.
+
+    One of the parts sees a key. Without `keeps_lse` the first part's log-sum-exp is not that of the result.
+    """
+    max_lse = torch.maximum(first[1], second[1])
+    share_a, share_b = (first[1] - max_lse).exp_(), (second[1] - max_lse).exp_()
+    weight_sum = share_a + share_b
+    share_a.div_(weight_sum)
+    share_b.div_(weight_sum)
+    first[0].mul_(share_a.unsqueeze(-1)).add_(second[0].mul_(share_b.unsqueeze(-1)))
+    if keeps_lse:
+        torch.add(max_lse, weight_sum.log_(), out=first[1])
 
 
 def _shares(lse_a: Tensor, lse_b: Tensor) -> tuple[Tensor, Tensor, Tensor]:

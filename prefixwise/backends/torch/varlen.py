@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  # everybody's name for it
 from torch import Tensor
 
-from prefixwise.backends.torch.attention import Attention
+from prefixwise.backends.torch.attention import Attention, split_heads
 from prefixwise.backends.torch.dense_mask import DenseMask
 from prefixwise.backends.torch.devices import token_index, upload
 from prefixwise.backends.torch.elementwise import PLAIN, ElementwiseOps, FlashPart, pad_with_zeros
@@ -59,8 +59,9 @@ class VarlenAttention(Attention):
                 batch, cut_diagonals(batch, padded=True, filled=True), cut_full_ranges(batch), device
             )
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, cached: KeysValues | None, window: int = 0) -> Tensor:
+    def __call__(self, qkv: Tensor, num_heads: int, cached: KeysValues | None, window: int = 0) -> Tensor:
         assert not window, "PyTorch's flash attention has no windows over prefixes of many segments"
+        q, k, v = split_heads(qkv, num_heads)
         real, readers = slice(0, self._num_tokens), self._readers
         lens = self._segment_lens
         self_part = flash(q[real], k[real], v[real], lens, lens, causal=self._is_causal)

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from prefixwise.backends.torch import varlen
-from prefixwise.backends.torch.attention import Attention, TiledAttention
+from prefixwise.backends.torch.attention import Attention, QueryCut, TiledAttention
 from prefixwise.backends.torch.elementwise import PLAIN, ElementwiseOps
+from prefixwise.backends.torch.few_tiles import few_tiles
 from prefixwise.backends.torch.kv_blocks import KeysValues
 from prefixwise.backends.torch.softmax import NEG_INF, ScoreRule, masked_softmax, merge
 from prefixwise.backends.torch.varlen import VarlenAttention
@@ -36,6 +37,13 @@ from tests.backends.torch.flash_on_a_cpu import flash_on_a_cpu
 # float32: PyTorch's own attention is 2e-6 off on the first case, and longer heads add up more.
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 0.03, torch.float16: 0.004}
 PACKED = [case for case in CASES if case.layout is Layout.PACKED]
+IN_BATCH = AttentionCase("a prefix in the batch", (8, 2, 2), (-1, 0, 0), (0, 8, 8), batch_prefixes=(0,))
+FEW = [
+    IN_BATCH,
+    replace(IN_BATCH, name="9 query heads on 3 KV heads", num_heads=9, num_kv_heads=3),
+    *(CASE_NAMED[name] for name in ("items of one token", "a prefix of one token")),
+    AttentionCase("no prefix, several widths", (20, 5, 17)),
+]
 
 AttentionClass = Callable[[ForwardBatch, torch.device, int], Attention]
 WORKERS = Workers(2)
@@ -77,7 +85,8 @@ def implementation(
         if inputs.cached:
             keys, values = (np.concatenate(each) for each in zip(*inputs.cached, strict=True))
             cached = move(keys), move(values)
-        output: Floats = attend(move(inputs.q), move(inputs.k), move(inputs.v), cached, window).float().cpu().numpy()
+        qkv = torch.cat([move(each) for each in (inputs.q, inputs.k, inputs.v)], 1)
+        output: Floats = attend(qkv, inputs.q.shape[1], cached, window).float().cpu().numpy()
         return output
 
     return run
@@ -115,9 +124,9 @@ class TestTiledAttention:
         random = np.random.default_rng(length)
         others = (3, length, length + 9 if length < 100 else 90, length, 1)
         lens = (*others, length)
-        q, k, v = (torch.from_numpy(random.normal(size=(sum(lens), heads, 64))).bfloat16() for heads in (6, 2, 2))
-        among = unpadded(segments_of(lens), torch.device("cpu"), 3)(q, k, v, None)[-length:]
-        alone = unpadded(segments_of((length,)), torch.device("cpu"), 3)(q[-length:], k[-length:], v[-length:], None)
+        qkv = torch.from_numpy(random.normal(size=(sum(lens), 10, 64))).bfloat16()
+        among = unpadded(segments_of(lens), torch.device("cpu"), 3)(qkv, 6, None)[-length:]
+        alone = unpadded(segments_of((length,)), torch.device("cpu"), 3)(qkv[-length:], 6, None)
         assert torch.equal(among, alone)
 
     def test_dense_mask_sees_what_the_tiles_leave_out(self) -> None:
@@ -129,7 +138,7 @@ class TestTiledAttention:
         no_tiles = DenseMask(batch, [], [], torch.device("cpu"))
         out, lse = torch.zeros(q.shape), torch.full(q.shape[:2], NEG_INF)
         no_tiles.attend_rest(q, k, v, (out, lse))
-        expected = tiled(batch, torch.device("cpu"), 2)(q, k, v, None)
+        expected = tiled(batch, torch.device("cpu"), 2)(torch.cat([q, k, v], 1), q.shape[1], None)
         assert torch.allclose(out[: batch.num_tokens], expected[: batch.num_tokens], atol=1e-5)
 
     @pytest.mark.parametrize(("attention", "dtype"), ON_A_CPU)
@@ -141,6 +150,25 @@ class TestTiledAttention:
         expected = run(batch, inputs)
         monkeypatch.setattr("prefixwise.backends.torch.attention._flash_knows_groups", lambda: False)
         np.testing.assert_array_equal(run(batch, inputs), expected)
+
+    @pytest.mark.parametrize(("padded", "dtype"), [(True, torch.float32), (False, torch.bfloat16)])
+    @pytest.mark.parametrize("case", FEW, ids=lambda case: case.name)
+    def test_few_tiles_give_the_same_bits(self, case: AttentionCase, dtype: torch.dtype, padded: bool) -> None:
+        def few(batch: ForwardBatch, device: torch.device, heads_per_kv: int) -> Attention:
+            cut = QueryCut(heads_per_kv, 2, device, is_flash=True)
+            found = few_tiles(batch, case.num_kv_heads, cut, padded=padded)
+            assert found is not None
+            return found
+
+        run, batch, inputs = implementation(few, dtype), make_batch(case), make_inputs(case)
+        expected = implementation(tiled if padded else unpadded, dtype)(batch, inputs)
+        np.testing.assert_array_equal(run(batch, inputs)[: batch.num_tokens], expected[: batch.num_tokens])
+        check(run, case, TOLERANCES[dtype])
+
+    @pytest.mark.parametrize("name", ["one causal sequence", "several prefixes", "a long prefix of an odd length"])
+    def test_many_tiles_are_not_few(self, name: str) -> None:
+        case = CASE_NAMED[name]
+        assert few_tiles(make_batch(case), 2, QueryCut(2, 2, torch.device("cpu"), is_flash=True), padded=True) is None
 
     def test_padding_tokens_get_zero(self) -> None:
         case = CASE_NAMED["one causal sequence"]
@@ -265,7 +293,7 @@ def test_bidirectional_attention_sees_the_whole_segment(kind: str, monkeypatch: 
             attention: Attention = TiledAttention(batch, device, 2, WORKERS, is_causal=False)
         else:
             attention = VarlenAttention(batch, device, is_causal=False)
-        return attention(q[tokens], k[tokens], v[tokens], None)
+        return attention(torch.cat([q, k, v], 1)[tokens], q.shape[1], None)
 
     together = attend(batch, slice(None))
     assert not together[batch.num_tokens :].any()
