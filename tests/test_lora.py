@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -48,17 +49,34 @@ def backend(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def scorer(backend: str, checkpoint_of: Callable[[str], Path], adapters: dict[str, Path]) -> Iterator[Scorer]:
-    with Scorer(
-        checkpoint_of("qwen3"), backend=backend, device="cpu", dtype="float32", lora=adapters, max_loras=5
-    ) as made:
+def options(backend: str) -> dict[str, Any]:
+    """JAX gets forwards of one size, so that few programs are compiled."""
+    found: dict[str, Any] = {"backend": backend, "device": "cpu", "dtype": "float32"}
+    return {**found, "token_budget": 512, "prefix_cache_bytes": 1 << 24} if backend == "jax" else found
+
+
+@pytest.fixture(scope="module")
+def scorer(
+    options: dict[str, Any], checkpoint_of: Callable[[str], Path], adapters: dict[str, Path]
+) -> Iterator[Scorer]:
+    with Scorer(checkpoint_of("qwen3"), **options, lora=adapters, max_loras=5) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
-def plain(backend: str, checkpoint_of: Callable[[str], Path]) -> Iterator[Scorer]:
-    with Scorer(checkpoint_of("qwen3"), backend=backend, device="cpu", dtype="float32") as made:
+def plain(options: dict[str, Any], checkpoint_of: Callable[[str], Path]) -> Iterator[Scorer]:
+    with Scorer(checkpoint_of("qwen3"), **options) as made:
         yield made
+
+
+@pytest.fixture
+def quickly(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `quick_compilation`, for one test that has a scorer of its own."""
+    if backend == "jax":
+        from prefixwise.backends.jax.programs import COMPILER_OPTIONS
+        from tests.backends.jax.quick_compiler import QUICKLY
+
+        monkeypatch.setitem(COMPILER_OPTIONS, "cpu", QUICKLY)
 
 
 def logits(scorer: Scorer, lora: str | None, algorithm: Algorithm = "auto", query: list[int] | None = None) -> Floats:
@@ -100,8 +118,9 @@ class TestScores:
         wanted = rows[np.arange(39), QUERY[1:40]].numpy()
         np.testing.assert_allclose(found.logprobs, wanted, atol=LOGIT_BOUND, rtol=0)
 
+    @pytest.mark.usefixtures("quickly")
     def test_a_classifier_with_an_adapters_head(
-        self, backend: str, checkpoint_of: Callable[[str], Path], tmp_path: Path
+        self, options: dict[str, Any], checkpoint_of: Callable[[str], Path], tmp_path: Path
     ) -> None:
         from transformers import AutoModelForSequenceClassification
 
@@ -113,7 +132,7 @@ class TestScores:
         model.config.pad_token_id = 0
         with torch.inference_mode():
             expected = [model(torch.tensor([each])).logits[0].numpy() for each in ([5, 6, 7], [9, 8])]
-        with Scorer(base, backend=backend, device="cpu", dtype="float32", lora={"mine": folder}) as scorer:
+        with Scorer(base, **options, lora={"mine": folder}) as scorer:
             found = scorer.classify([[5, 6, 7], [9, 8]], lora="mine", use_activation=False)
         np.testing.assert_allclose([each.probs for each in found], expected, atol=LOGIT_BOUND, rtol=0)
 

@@ -22,6 +22,8 @@ from prefixwise.models.sources import embedded_model_path, open_checkpoint
 from tests.reference import Floats, Reference, bound_of, expected_scores
 from tests.test_parity import ALGORITHMS, MODES, assert_within_bfloat16
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
 TEXT_QUERY = "Decide whether the text is about food. Text: "
 TEXT_ITEMS = ("Fresh pasta with tomato sauce.", "The tax code of 1986.", "", "Grüße aus Köln 🙂", "pizza " * 40)
 TEXT_LABELS = (" yes", " no")
@@ -89,6 +91,7 @@ def test_scores_equal_transformers(
     assert np.abs(difference).max() <= bound_of(mode)
 
 
+@pytest.mark.usefixtures("users_compilation")
 def test_items_are_isolated(scorer_of: Callable[..., Scorer], cpu: dict[str, Any]) -> None:
     check_isolation(scorer_of("embedded", **cpu))
 
@@ -112,6 +115,7 @@ def test_bfloat16_stays_within_its_bounds(
     assert_within_bfloat16(np.array(result.scores), expected_scores("softmax", expected.logits, label_ids(scorer)))
 
 
+@pytest.mark.usefixtures("users_compilation")
 def test_items_are_isolated_in_bfloat16(scorer_of: Callable[..., Scorer], cpu: dict[str, Any]) -> None:
     check_isolation(scorer_of("embedded", dtype="bfloat16", **cpu))
 

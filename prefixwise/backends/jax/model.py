@@ -32,13 +32,16 @@ from prefixwise.backends.jax.qk_norm_rope import (
     qk_norm_rope,
     qk_norm_rope_and_cache,
     rms_norm,
+    write_cache,
 )
-from prefixwise.backends.jax.row_tiles import RowTiles, as_bits, map_rows
+from prefixwise.backends.jax.row_tiles import RowTiles, map_rows
 from prefixwise.backends.jax.weights import LayerWeights, ModelWeights
-from prefixwise.forward.kv_pages import NOT_CACHED
 from prefixwise.models.config import Activation, ModelConfig, RopeConfig
 
 Inputs = ForwardInputs[jax.Array]
+Layers = tuple[jax.Array, jax.Array, KVCacheArrays]  # between layers: x, output of the last attention, KV cache
+Attend = Callable[[Any, jax.Array, KVCacheArrays], tuple[jax.Array, KVCacheArrays]]  # layer, x, KV cache
+Finish = Callable[[Any, jax.Array, jax.Array, jax.Array], jax.Array]  # layer, x, output of attention, number of tiles
 
 _UNBOUNDED = XlaAttention()
 
@@ -84,7 +87,6 @@ class Transformer:
         local_rope = rope
         if self.config.local_rope is not None:
             local_rope = self._rope_table(self.config.local_rope, inputs.positions)
-        last = self.config.num_layers - 1
         rows = None if lora is None else LoraRows(lora, inputs.lora_slots)
 
         def attend(layer: Any, x: jax.Array, kv_cache: KVCacheArrays) -> tuple[jax.Array, KVCacheArrays]:
@@ -99,19 +101,35 @@ class Transformer:
             source = Source(kv_cache.keys, kv_cache.values, base) if spec.reads == "kv_cache" else None
             return self._attend(spec, heads, source, inputs, mask, self._scoring(layer)), kv_cache
 
-        def body(
-            carry: tuple[jax.Array, KVCacheArrays], layer: jax.Array
-        ) -> tuple[tuple[jax.Array, KVCacheArrays], None]:
-            x, kv_cache = carry
-            attended, kv_cache = attend(layer, x, kv_cache)
-            return (self._finish(weights.layers, layer, x, attended, inputs.num_token_tiles[0], rows), kv_cache), None
+        def finish(layer: Any, x: jax.Array, attended: jax.Array, num_tiles: jax.Array) -> jax.Array:
+            return self._finish(weights.layers, layer, x, attended, num_tiles, rows)
 
-        (x, kv_cache), _ = lax.scan(body, (x, kv_cache), jnp.arange(last))
-        attended, kv_cache = attend(last, x, kv_cache)
+        x, attended, kv_cache = self._run_layers(attend, finish, x, kv_cache, inputs.num_token_tiles[0])
         if self.config.pooling == "mean":
-            x = self._finish(weights.layers, last, x, attended, inputs.num_token_tiles[0], rows)
             x = self.rows.over_tokens(partial(self._final_norm, weights), inputs.num_token_tiles[0], x)
         return LastLayer(x, attended), kv_cache
+
+    def _run_layers(
+        self, attend: Attend, finish: Finish, x: jax.Array, kv_cache: KVCacheArrays, num_tiles: jax.Array
+    ) -> Layers:
+        """The last layer's input (its output, where the mean of a segment is scored), the output of its attention, and
+        the KV cache. Where rows run in tiles, all layers are one loop: the last one finishes none of them."""
+        num_layers = self.config.num_layers
+        num_finished = num_layers - (self.config.pooling != "mean")
+        num_looped = num_finished if self.rows.token_rows is None else num_layers
+        attend = attend if num_looped == num_layers else jax.jit(attend)  # traced once for both places
+
+        def body(carry: Layers, layer: jax.Array) -> tuple[Layers, None]:
+            x, _, kv_cache = carry
+            attended, kv_cache = attend(layer, x, kv_cache)
+            return (finish(layer, x, attended, jnp.where(layer < num_finished, num_tiles, 0)), attended, kv_cache), None
+
+        width = self.kv_heads * self.heads_per_kv * self.config.head_size
+        begun = x, jnp.zeros((len(x), width), x.dtype), kv_cache
+        (x, attended, kv_cache), _ = lax.scan(body, begun, jnp.arange(num_looped))
+        if num_looped < num_layers:
+            attended, kv_cache = attend(jnp.int32(num_layers - 1), x, kv_cache)
+        return x, attended, kv_cache
 
     def embed(
         self, embedding: jax.Array, token_ids: jax.Array, overrides: tuple[jax.Array, jax.Array] | None = None
@@ -165,7 +183,7 @@ class Transformer:
             qkv, kv_cache = qk_norm_rope_and_cache(qkv, num_kv_heads, norms, number, eps, rope, write)
             return Heads(qkv, num_kv_heads), kv_cache
         heads = Heads(self.rows.over_tokens(project_and_rope, num_tiles, x, *rope, *slots), num_kv_heads)
-        return heads, None if write is None else _write_cache(write, heads)
+        return heads, None if write is None else write_cache(write, heads.k, heads.v)
 
     def _norm_all_heads(self, layer: LayerWeights, qkv: jax.Array) -> jax.Array:
         """Norm the queries [T, Kl Gl H] of all shards as one vector, and the keys; heads of zeros add nothing."""
@@ -228,16 +246,20 @@ class Transformer:
         num_tiles: jax.Array | None = None,
         lora: LoraRows | None = None,
     ) -> jax.Array:
-        """Output projection, residual, MLP or experts, residual: of the first tiles of rows, or of all rows at once."""
+        """Output projection, residual, MLP or experts, residual: of the first tiles of rows, or of all rows at once.
+        Rows behind these tiles stay as they are."""
 
-        def over_rows(function: Callable[..., Any], *inputs: jax.Array) -> Any:
-            return function(*inputs) if num_tiles is None else self.rows.over_tokens(function, num_tiles, *inputs)
+        def over_rows(function: Callable[..., Any], *inputs: jax.Array, into: jax.Array | None = None) -> Any:
+            if num_tiles is None:
+                return function(*inputs)
+            return self.rows.over_tokens(function, num_tiles, *inputs, into=into)
 
         layer = _at(layers, number)
         if self.config.experts is None:
             if lora is None:
-                return over_rows(partial(self._finish_dense, layer), x, attended)
-            return over_rows(partial(self._finish_adapted, layer, number, lora.adapters), x, attended, lora.slots)
+                return over_rows(partial(self._finish_dense, layer), x, attended, into=x)
+            adapted = partial(self._finish_adapted, layer, number, lora.adapters)
+            return over_rows(adapted, x, attended, lora.slots, into=x)
 
         def begin(tile: jax.Array, attended_tile: jax.Array) -> tuple[jax.Array, jax.Array, Routing]:
             tile, normed = self._add_attended(layer, tile, attended_tile)
@@ -249,11 +271,11 @@ class Transformer:
             total = lax.psum(total, TENSOR) if self.tp_size > 1 else total
             return self._add_mlp(layer, tile, total.astype(tile.dtype))
 
-        x, normed, routing = over_rows(begin, x, attended)
+        residual, normed, routing = over_rows(begin, x, attended)
         num_tokens = len(x) if num_tiles is None or not self.rows.token_rows else num_tiles * self.rows.token_rows
         slots = assign_slots(routing.numbers, num_tokens, self.config.experts.num_experts, self.rows.expert_rows)
         outputs = self._run_experts(layers, number, normed, slots)
-        return over_rows(end, x, routing.weights, slots.of_choices)
+        return over_rows(end, residual, routing.weights, slots.of_choices, into=x)
 
     def _run_experts(self, layers: LayerWeights, number: Any, x: jax.Array, slots: Slots) -> jax.Array:
         """x [T, D] to the outputs of all slots [slots, D]; of one shard, in float32, where there are several."""
@@ -343,17 +365,6 @@ class Transformer:
 def _at(layers: LayerWeights, layer: Any) -> LayerWeights:
     """One layer of the stacked weights."""
     return jax.tree.map(lambda stacked: stacked[layer], layers)
-
-
-def _write_cache(write: CacheWrite, heads: Heads) -> KVCacheArrays:
-    """Write the tokens that have a slot to the layer's KV cache; other tokens write out of range and are dropped."""
-    kv_cache = write.kv_cache
-    slot = jnp.where(write.slots == NOT_CACHED, len(kv_cache.keys), write.base + write.slots)
-
-    def store(stored: jax.Array, new: jax.Array) -> jax.Array:
-        return stored.at[slot].set(as_bits(new) if stored.dtype == jnp.uint16 else new, mode="drop")
-
-    return KVCacheArrays(store(kv_cache.keys, heads.k), store(kv_cache.values, heads.v))
 
 
 def look_up(table: jax.Array, ids: jax.Array, tp_size: int) -> jax.Array:

@@ -1,8 +1,8 @@
 """Between a layer's projection and its attention: norms of queries and keys, RoPE, and the write to the KV cache.
 
-`qk_norm_rope` is plain array operations. `qk_norm_rope_and_cache` is one Triton kernel for NVIDIA GPUs in half
-precision, which also writes the KV cache: it reads each head once and overwrites it in place. Both compute in float32
-and round at the same places.
+`qk_norm_rope` and `write_cache` are plain array operations. `qk_norm_rope_and_cache` is one Triton kernel for NVIDIA
+GPUs in half precision, which also writes the KV cache: it reads each head once and overwrites it in place. Both compute
+in float32 and round at the same places.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
 from prefixwise.backends.jax.kv_cache import KVCacheArrays
+from prefixwise.backends.jax.row_tiles import as_bits
 from prefixwise.forward.kv_pages import NOT_CACHED
 
 Ref = Any  # what Triton takes; Pallas has no public type for it
@@ -79,6 +80,18 @@ def qk_norm_rope(
     if q_norm is not None and k_norm is not None:
         q, k = rms_norm(q, q_norm, eps), rms_norm(k, k_norm, eps)
     return jnp.concatenate([apply_rope(q, *rope), apply_rope(k, *rope), v], axis=1)
+
+
+def write_cache(write: CacheWrite, k: jax.Array, v: jax.Array) -> KVCacheArrays:
+    """Write keys and values [T, K, H] of the tokens that have a slot to the layer's KV cache; other tokens write out of
+    range and are dropped."""
+    kv_cache = write.kv_cache
+    slot = jnp.where(write.slots == NOT_CACHED, len(kv_cache.keys), write.base + write.slots)
+
+    def store(stored: jax.Array, new: jax.Array) -> jax.Array:
+        return stored.at[slot].set(as_bits(new) if stored.dtype == jnp.uint16 else new, mode="drop")
+
+    return KVCacheArrays(store(kv_cache.keys, k), store(kv_cache.values, v))
 
 
 def qk_norm_rope_and_cache(

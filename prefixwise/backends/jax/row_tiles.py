@@ -57,17 +57,26 @@ class RowTiles:
     score_rows: int
     expert_rows: int = ACCELERATOR_EXPERT_ROWS
 
-    def over_tokens(self, function: Callable[..., Any], num_tiles: jax.Array, *inputs: jax.Array) -> Any:
-        """A row-wise function over arrays of T rows; behind `num_tiles` tiles the output is zeros."""
+    def over_tokens(
+        self, function: Callable[..., Any], num_tiles: jax.Array, *inputs: jax.Array, into: jax.Array | None = None
+    ) -> Any:
+        """A row-wise function over arrays of T rows; behind `num_tiles` tiles the output has the rows of `into`, or
+        zeros."""
         if self.token_rows is None:
             return function(*inputs)
-        return map_rows(function, self.token_rows, num_tiles, len(inputs[0]), inputs)
+        return map_rows(function, self.token_rows, num_tiles, len(inputs[0]), inputs, into)
 
 
 def map_rows(
-    function: Callable[..., Any], size: int, num_tiles: jax.Array, num_rows: int, inputs: tuple[jax.Array, ...]
+    function: Callable[..., Any],
+    size: int,
+    num_tiles: jax.Array,
+    num_rows: int,
+    inputs: tuple[jax.Array, ...],
+    into: Any = None,
 ) -> Any:
-    """`function` over the first `num_tiles` tiles of `size` rows, into trees of arrays with `num_rows` rows."""
+    """`function` over the first `num_tiles` tiles of `size` rows, into trees of arrays with `num_rows` rows. `into`:
+    what these arrays hold before; None: zeros."""
 
     def take(number: jax.Array) -> list[jax.Array]:
         return [lax.dynamic_slice_in_dim(each, number * size, size) for each in inputs]
@@ -78,10 +87,11 @@ def map_rows(
             lambda whole, part: lax.dynamic_update_slice_in_dim(whole, part, number * size, 0), outputs, found
         )
 
-    shapes = jax.eval_shape(lambda: function(*take(jnp.int32(0))))
-    outputs = jax.tree.map(lambda shape: as_bits(jnp.zeros((num_rows, *shape.shape[1:]), shape.dtype)), shapes)
-    outputs = lax.fori_loop(0, num_tiles, body, outputs)
-    return jax.tree.map(lambda shape, whole: from_bits(whole, shape.dtype), shapes, outputs)
+    if into is None:
+        shapes = jax.eval_shape(lambda: function(*take(jnp.int32(0))))
+        into = jax.tree.map(lambda shape: jnp.zeros((num_rows, *shape.shape[1:]), shape.dtype), shapes)
+    outputs = lax.fori_loop(0, num_tiles, body, jax.tree.map(as_bits, into))
+    return jax.tree.map(lambda before, whole: from_bits(whole, before.dtype), into, outputs)
 
 
 def as_bits(array: jax.Array) -> jax.Array:

@@ -22,7 +22,7 @@ from tests.backends.jax.attention.run_case import Capacity, fill_up, with_nan
 from tests.backends.jax.quick_compiler import QUICKLY
 
 FLOAT32, BFLOAT16, FLOAT16 = (jnp.dtype(name) for name in ("float32", "bfloat16", "float16"))
-PROBE_HEADS = (2, 2, 64)
+PROBE_HEADS = (2, 1, 64)
 
 
 class TestChoice:

@@ -8,9 +8,9 @@ from prefixwise.backends.jax.attention import api
 from prefixwise.backends.jax.attention.base import Heads, Source
 from prefixwise.backends.jax.attention.xla import XlaAttention
 from prefixwise.forward.tiles import KEY_TILE, Tiles, tile_capacities
+from tests.backends.jax.quick_compiler import QUICKLY
 
 NUM_BLOCKS = 16
-QUICKLY: dict[str, str | bool] = {"xla_backend_optimization_level": "0"}  # needs as much memory
 XLA = XlaAttention()
 
 
@@ -30,8 +30,8 @@ def scratch_bytes(num_tokens: int) -> int:
     kv_cache = Source(cached, cached, integers())  # type: ignore[arg-type]
     heads = Heads(qkv, num_kv_heads=1)  # type: ignore[arg-type]
     with jax.default_device(jax.devices("cpu")[0]):
-        lowered = jax.jit(api.extend_attention, static_argnums=3).lower(heads, kv_cache, tiles, XLA)
-        analysis = lowered.compile(QUICKLY).memory_analysis()
+        jitted = jax.jit(api.extend_attention, static_argnums=3, compiler_options=QUICKLY)  # which needs as much memory
+        analysis = jitted.lower(heads, kv_cache, tiles, XLA).compile().memory_analysis()
     assert analysis is not None
     return int(analysis.temp_size_in_bytes)
 
