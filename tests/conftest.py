@@ -8,6 +8,7 @@ import gc
 import os
 import shutil
 import signal
+import subprocess
 import sys
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test reaches for the hub
@@ -36,12 +37,15 @@ from prefixwise.contract.errors import BackendError
 from prefixwise.engine.engine import ScoringEngine
 from prefixwise.plan.algorithms import PlanOptions
 from tests.checkpoints import add_tokenizer, make_hf_checkpoint
+from tests.warm_program import WarmPopen
 from tests.web.browser import why_no_browser
 
 if TYPE_CHECKING:
     from tests.reference import Reference
 
 ROOT = Path(__file__).parents[1]
+
+subprocess.Popen = WarmPopen  # type: ignore[misc]  # our programs are forked, with their imports done
 
 # An example takes as long as the machine lets it; what is slow is shown by pytest's own list.
 settings.register_profile("prefixwise", deadline=None)
@@ -356,18 +360,23 @@ def reference_of(checkpoint_of: Callable[[str], Path]) -> Callable[[str], Refere
     return get
 
 
+def compiler_options() -> str:
+    """What decides what JAX compiles, beside the options of a scorer."""
+    from prefixwise.backends.jax.programs import COMPILER_OPTIONS
+
+    return str(COMPILER_OPTIONS)
+
+
 @pytest.fixture(scope="module")
 def scorer_of(checkpoint_of: Callable[[str], Path]) -> Iterator[Callable[..., Scorer]]:
     """A scorer by family and options, loaded once for a module; those that only plan differently share a backend.
 
     So a program that JAX has compiled serves them all.
     """
-    from prefixwise.backends.jax.programs import COMPILER_OPTIONS
-
     loaded: dict[tuple[object, ...], Scorer] = {}
 
     def load(family: str, options: dict[str, Any]) -> Scorer:
-        key = (family, str(COMPILER_OPTIONS), *sorted(options.items()))
+        key = (family, compiler_options() if options.get("backend") == "jax" else "", *sorted(options.items()))
         if key not in loaded:
             for other in [each for each in loaded if each[0] == family == "embedded"]:  # large: one at a time
                 loaded.pop(other).close()

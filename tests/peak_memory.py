@@ -50,7 +50,7 @@ def watch_peak() -> Iterator[list[int]]:
 
 
 def growth_of(*arguments: str) -> int:
-    """Run this module in a fresh process and read its answer."""
+    """Run this module in a process of its own and read its answer."""
     command = [sys.executable, "-m", "tests.peak_memory", *arguments]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

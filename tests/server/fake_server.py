@@ -25,8 +25,9 @@ from prefixwise.engine.scheduler import Scheduler, SchedulerOptions
 from prefixwise.forward.batch import ForwardBatch, RunningForward
 from prefixwise.prompts.profile_choice import profile_of_any_model
 from prefixwise.prompts.tokenizer import TextTokenizer
+from prefixwise.server import launch
 from prefixwise.server.config import DEFAULT_MAX_REQUEST_BYTES, ServerOptions
-from prefixwise.server.launch import run_server
+from prefixwise.server.launch import ENGINE_SECONDS, run_server
 from prefixwise.server.workers.supervisor import run_workers
 from tests.faults import FaultyBackend, Kind
 from tests.prompts.merging_tokenizer import CHAT_TEMPLATE, merging_tokenizer
@@ -110,6 +111,9 @@ def main() -> None:
     parser.add_argument("--step-tokens", type=int, default=2048)
     parser.add_argument("--max-queued-tokens", type=int, default=None)
     parser.add_argument("--shutdown-grace", type=float, default=30.0)
+    parser.add_argument(
+        "--engine-seconds", type=float, default=ENGINE_SECONDS, help="for a device that is busy at the end"
+    )
     parser.add_argument("--max-request-bytes", type=int, default=DEFAULT_MAX_REQUEST_BYTES)
     parser.add_argument("--api-key", default=None)
     parser.add_argument("--options", type=json.loads, default={}, help="more fields of ServerOptions, as JSON")
@@ -135,6 +139,7 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (args.files, args.files))
     if args.memory_limit is not None:
         resource.setrlimit(resource.RLIMIT_DATA, (args.memory_limit, args.memory_limit))
+    launch.ENGINE_SECONDS = args.engine_seconds
     # Whoever runs the tests may have been started under nohup, too.
     signal.signal(signal.SIGHUP, signal.SIG_IGN if args.nohup else signal.SIG_DFL)
     try:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import venv
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PathDistribution
 from pathlib import Path
 from zipfile import ZipFile
@@ -113,9 +114,9 @@ def test_doing_it_again_brings_it_up_to_date(fresh: Fresh) -> None:
 
 
 def test_without_a_source_the_installed_files_are_the_wheel(
-    wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fresh: Fresh, wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As an installer leaves them, with notes of its own. No index is asked."""
+    """As an installer leaves them, with notes of its own. No index is asked. The venv has files that are not these."""
     site = tmp_path / "site"
     with ZipFile(wheel) as built:
         built.extractall(site)
@@ -127,8 +128,9 @@ def test_without_a_source_the_installed_files_are_the_wheel(
     monkeypatch.setattr(install_module, "distribution", lambda name: PathDistribution(info))
     monkeypatch.setattr("prefixwise.bench.remote.install.source_root", lambda: None)
     lines: list[str] = []
-    plan = InstallPlan(venv=str(tmp_path / "venv"), extras=("harness",), pip_args=OFFLINE)
-    installed = install_on(LocalTarget(), plan, lines.append)
+    shutil.rmtree(Path(fresh.installed.file).parent / "contract")
+    Path(fresh.installed.file).write_text("raise RuntimeError")
+    installed = install_on(LocalTarget(), replace(fresh.plan, extras=("harness",)), lines.append)
     assert f"packing the wheel of the installed prefixwise {__version__}" in lines
     assert (installed.version, installed.wheel) == (__version__, wheel.name)
     root = Path(installed.file).parents[1]

@@ -21,7 +21,7 @@ from tests.cli.prefixwise_program import exit_status
 from tests.cli.verb_runner import run_verb
 
 WORKLOAD = ("--query-tokens=8", "--num-items=4", "--item-tokens=2", "--warmup-runs=0", "--timed-runs=1")
-SERVER = ("--backend=torch", "--dtype=float32", "--server-flag=--device=cpu")
+SERVER = ("--backend=fake", "--dtype=float32", "--server-flag=--device=cpu")  # tests/bench/remote sweeps PyTorch
 VARIABLES = ("PREFIXWISE_TARGET", "PROJECT", "TPU_NAME", "TPU_ZONE", "GPU_NAME", "GPU_ZONE", "ARTIFACT_SUBDIR")
 
 
