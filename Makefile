@@ -10,10 +10,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip --quiet --disable-pip-version-check install $(addprefix --constraint ,$(CONSTRAINTS))
 # For two cores: a tenth of the time a process waits for a server. One thread each: they share the cores, and no score
-# depends on the number of threads. Few malloc arenas: JAX
-# has many threads, and what each has freed would stay with it. Files keep the order that tests/conftest.py gives them.
+# depends on the number of threads. Few malloc arenas: JAX has many threads, and what each has freed would stay with it.
+# A process collects a file when it runs it, the longest first: how many tests there are is known in the end.
 TEST_PROCESSES ?= 3
-PYTEST := OMP_NUM_THREADS=1 MALLOC_ARENA_MAX=2 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
+PYTEST := OMP_NUM_THREADS=1 MALLOC_ARENA_MAX=2 $(BIN)/python -m pytest -p tests.file_by_file -n $(TEST_PROCESSES) --dist loadfile \
+	--no-loadscope-reorder -o console_output_style=classic
 
 MINUTES ?= 60
 REPORT ?= build/soak.html
@@ -61,11 +62,11 @@ check: $(VENV)/.ready-dev ## formatting, lint, strict types
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-test: check ## every check and every test that runs anywhere: about 25 minutes on 2 cores
+test: check ## every check and every test that runs anywhere: about 15 minutes on 2 cores
 	$(PYTEST) -m 'not slow and not gpu'
 
 test-all: check ## the slow tests too
-	$(PYTEST) -m 'not gpu'
+	FRESH_INTERPRETERS=1 $(PYTEST) -m 'not gpu'
 
 # pyenv shows a Python to others only where it is named.
 test-python: check ## types for Python 3.11 to 3.13, and the tests that need no PyTorch on those that are installed

