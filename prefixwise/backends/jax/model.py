@@ -117,17 +117,19 @@ class Transformer:
         num_layers = self.config.num_layers
         num_finished = num_layers - (self.config.pooling != "mean")
         num_looped = num_finished if self.rows.token_rows is None else num_layers
-        attend = attend if num_looped == num_layers else jax.jit(attend)  # traced once for both places
+        is_one_loop = num_looped == num_layers
+        attend = attend if is_one_loop else jax.jit(attend)  # traced once for both places
 
         def body(carry: Layers, layer: jax.Array) -> tuple[Layers, None]:
-            x, _, kv_cache = carry
+            x, kept, kv_cache = carry
             attended, kv_cache = attend(layer, x, kv_cache)
-            return (finish(layer, x, attended, jnp.where(layer < num_finished, num_tiles, 0)), attended, kv_cache), None
+            x = finish(layer, x, attended, jnp.where(layer < num_finished, num_tiles, 0))
+            return (x, attended if is_one_loop else kept, kv_cache), None
 
         width = self.kv_heads * self.heads_per_kv * self.config.head_size
-        begun = x, jnp.zeros((len(x), width), x.dtype), kv_cache
+        begun = x, jnp.zeros((len(x) if is_one_loop else 0, width), x.dtype), kv_cache
         (x, attended, kv_cache), _ = lax.scan(body, begun, jnp.arange(num_looped))
-        if num_looped < num_layers:
+        if not is_one_loop:
             attended, kv_cache = attend(jnp.int32(num_layers - 1), x, kv_cache)
         return x, attended, kv_cache
 
