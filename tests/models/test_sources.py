@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -185,48 +186,74 @@ def test_a_package_without_its_file_counts_as_absent(monkeypatch: pytest.MonkeyP
         embedded_model_path()
 
 
+OLD, NEW = "1" * 40, "2" * 40  # commits
+NOWHERE = ["someone/not-cached", "not an/id at all"]
+IDS = ["someone/tiny-qwen3", "someone/tiny-gguf", f"someone/tiny@{OLD}", "someone/tiny@v1", f"someone/tiny@{NEW}"]
+IDS += ["someone/tiny", "someone/tiny@v9", "someone/half", *NOWHERE]
 OPEN = """
-import sys
+import json, sys
 from prefixwise.contract.errors import ModelLoadError
 from prefixwise.models.sources import open_checkpoint
 
-try:
-    checkpoint = open_checkpoint(sys.argv[1])
-    print(checkpoint.name, checkpoint.config.family, checkpoint.path)
-except ModelLoadError as error:
-    print(error)
+answers = {}
+for model_id in sys.argv[1:]:
+    try:
+        checkpoint = open_checkpoint(model_id)
+        answers[model_id] = f"{checkpoint.name} {checkpoint.config.family} {checkpoint.path}"
+    except ModelLoadError as error:
+        answers[model_id] = str(error)
+print(json.dumps(answers))
 """
 
 
-def test_a_cached_model_is_opened_by_its_id_without_the_network(hf_folders: dict[str, Path], tmp_path: Path) -> None:
-    snapshot = add_to_cache(tmp_path, "someone/tiny-qwen3", hf_folders["qwen3"])
-    answer = run_with_cache(tmp_path, OPEN, "someone/tiny-qwen3").stdout.split()
-    assert answer == ["someone/tiny-qwen3", "qwen3", str(snapshot)]
+@dataclass(frozen=True)
+class Opened:
+    """Models in the hub's cache, and what a process that has this cache says of each id."""
+
+    snapshots: dict[str, Path]
+    answers: dict[str, str]
 
 
-def test_a_cached_gguf_repository_is_opened_too(gguf_files: dict[str, Path], tmp_path: Path) -> None:
-    snapshot = add_to_cache(tmp_path, "someone/tiny-gguf", gguf_files["llama"])
-    answer = run_with_cache(tmp_path, OPEN, "someone/tiny-gguf").stdout.split()
-    assert answer == ["llama", "llama", str(snapshot / "llama.gguf")]
+@pytest.fixture(scope="module")
+def opened(
+    hf_folders: dict[str, Path], gguf_files: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Opened:
+    """One process for all of them, without the network: the hub's package is slow to import."""
+    home = tmp_path_factory.mktemp("hub")
+    snapshots = {
+        "qwen3": add_to_cache(home, "someone/tiny-qwen3", hf_folders["qwen3"]),
+        "gguf": add_to_cache(home, "someone/tiny-gguf", gguf_files["llama"]),
+        "old": add_to_cache(home, "someone/tiny", hf_folders["qwen3"], OLD, "v1"),
+        "new": add_to_cache(home, "someone/tiny", hf_folders["llama"], NEW),
+    }
+    add_to_cache(home, "someone/half", hf_folders["qwen3"] / "config.json")
+    done = run_with_cache(home, OPEN, *IDS)
+    assert done.stderr == ""
+    return Opened(snapshots, json.loads(done.stdout))
 
 
-def test_a_revision_is_pinned_by_its_commit_or_its_name(hf_folders: dict[str, Path], tmp_path: Path) -> None:
-    old, new = "1" * 40, "2" * 40
-    first = add_to_cache(tmp_path, "someone/tiny", hf_folders["qwen3"], old, "v1")
-    second = add_to_cache(tmp_path, "someone/tiny", hf_folders["llama"], new)
-    models = (f"someone/tiny@{old}", "someone/tiny@v1", f"someone/tiny@{new}", "someone/tiny")
-    code = "import sys\nfor sys.argv[1] in sys.argv[1:]:" + OPEN.replace("\n", "\n    ")
-    answer = run_with_cache(tmp_path, code, *models).stdout.splitlines()
-    assert answer == [f"someone/tiny qwen3 {first}"] * 2 + [f"someone/tiny llama {second}"] * 2
+def test_a_cached_model_is_opened_by_its_id_without_the_network(opened: Opened) -> None:
+    assert opened.answers["someone/tiny-qwen3"] == f"someone/tiny-qwen3 qwen3 {opened.snapshots['qwen3']}"
+
+
+def test_a_cached_gguf_repository_is_opened_too(opened: Opened) -> None:
+    assert opened.answers["someone/tiny-gguf"] == f"llama llama {opened.snapshots['gguf'] / 'llama.gguf'}"
+
+
+def test_a_revision_is_pinned_by_its_commit_or_its_name(opened: Opened, hf_folders: dict[str, Path]) -> None:
+    first, second = opened.snapshots["old"], opened.snapshots["new"]
+    for name in (f"someone/tiny@{OLD}", "someone/tiny@v1"):
+        assert opened.answers[name] == f"someone/tiny qwen3 {first}"
+    for name in (f"someone/tiny@{NEW}", "someone/tiny"):
+        assert opened.answers[name] == f"someone/tiny llama {second}"
     checkpoint = open_checkpoint(first)
-    assert checkpoint.revision == old
+    assert checkpoint.revision == OLD
     assert "someone/tiny" in checkpoint.names
     assert open_checkpoint(hf_folders["llama"]).revision is None
 
 
-def test_a_revision_that_is_not_there_is_one_clear_line(hf_folders: dict[str, Path], tmp_path: Path) -> None:
-    add_to_cache(tmp_path, "someone/tiny", hf_folders["qwen3"])
-    answer = run_with_cache(tmp_path, OPEN, "someone/tiny@v9").stdout
+def test_a_revision_that_is_not_there_is_one_clear_line(opened: Opened) -> None:
+    answer = opened.answers["someone/tiny@v9"]
     assert answer.startswith("'someone/tiny@v9' is neither a local path nor a model the hub gives us: ")
     with pytest.raises(ModelLoadError, match="'someone/tiny@' names no revision: expected a commit, a branch or a tag"):
         open_checkpoint("someone/tiny@")
@@ -237,18 +264,15 @@ def test_a_folder_with_an_at_in_its_name_is_a_folder(hf_folders: dict[str, Path]
     assert open_checkpoint(tmp_path / "tiny@v1").path == tmp_path / "tiny@v1"
 
 
-@pytest.mark.parametrize("model_id", ["someone/not-cached", "not an/id at all"])
-def test_an_id_that_leads_nowhere_is_one_clear_line(model_id: str, tmp_path: Path) -> None:
-    answer = run_with_cache(tmp_path, OPEN, model_id)
-    assert answer.stdout.startswith(f"'{model_id}' is neither a local path nor a model the hub gives us: ")
-    assert len(answer.stdout.splitlines()) == 1
-    assert answer.stderr == ""
+@pytest.mark.parametrize("model_id", NOWHERE)
+def test_an_id_that_leads_nowhere_is_one_clear_line(model_id: str, opened: Opened) -> None:
+    answer = opened.answers[model_id]
+    assert answer.startswith(f"'{model_id}' is neither a local path nor a model the hub gives us: ")
+    assert len(answer.splitlines()) == 1
 
 
-def test_a_download_cut_short_names_the_missing_file(hf_folders: dict[str, Path], tmp_path: Path) -> None:
-    add_to_cache(tmp_path, "someone/half", hf_folders["qwen3"] / "config.json")
-    answer = run_with_cache(tmp_path, OPEN, "someone/half").stdout
-    assert "lacks the weight file model.safetensors" in answer
+def test_a_download_cut_short_names_the_missing_file(opened: Opened) -> None:
+    assert "lacks the weight file model.safetensors" in opened.answers["someone/half"]
 
 
 def test_only_what_we_read_is_downloaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""One browser for each file, and one server for all tests of the page.
+"""One browser and one server for the files of this room that a process runs one after the other.
 
 Its scores are arithmetic, at once; the rest is real, the embedded model's tokenizer among it. `test_many_items.py`
 has the page on real models.
@@ -32,14 +32,14 @@ def needs_browser() -> None:
         pytest.skip(f"THE PAGE IS NOT TESTED: {reason}")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def browser(needs_browser: None) -> Iterator[Browser]:
-    """One for each file: while it is open there is a running event loop, which tests of other files would trip over."""
+    """Not longer: while it is open there is a running event loop, which tests of other rooms would trip over."""
     with open_browser() as running:
         yield running
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def reports_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("reports")
     run = folder / "run-1"
@@ -49,7 +49,7 @@ def reports_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def server(needs_browser: None, reports_dir: Path) -> Iterator[str]:
     """Its address. Without a browser no server is started."""
     with real_server("--backend=fake", f"--reports-dir={reports_dir}") as running:
