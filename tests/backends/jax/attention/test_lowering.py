@@ -98,7 +98,7 @@ def weights() -> ModelWeights:
 )
 def test_a_whole_trunk_lowers_for_a_hopper_gpu(spec: ProgramSpec) -> None:
     """Prefixes in the KV cache use the Hopper kernel. All kernels occur once, in a function that the loop over layers
-    and the last layer call. Triton's are one for QK norm and RoPE, two for the self part, one for prefixes in the batch.
+    and the last layer use. Triton's are one for QK norm and RoPE, two for the self part, one for prefixes of the batch.
     """
     heads_per_kv, num_pages = CONFIG.num_heads // CONFIG.num_kv_heads, 64
     rows = RowTiles(None, score_rows=256)
