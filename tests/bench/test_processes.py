@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import httpx
 import psutil
 import pytest
 
+from prefixwise.bench import processes
 from prefixwise.bench.processes import ServerStartError, ended_by_signals, local_server, undisturbed
 from prefixwise.bench.with_parent import PARENT_VARIABLE, command_with_parent, parent_environment
 
@@ -85,6 +87,13 @@ def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
         raise AssertionError("it cannot be ready")
 
 
+@pytest.fixture
+def never_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However soon the server is."""
+    monkeypatch.setattr(processes, "_READY", re.compile("(no such line)"))
+
+
+@pytest.mark.usefixtures("never_ready")
 def test_a_server_that_is_killed_before_it_is_ready_is_told_apart(flags: list[str], tmp_path: Path) -> None:
     name = f"--served-model-name={tmp_path.name}"
     killer = threading.Thread(target=lambda: os.kill(child_with(os.getpid(), name), signal.SIGKILL))
@@ -97,6 +106,7 @@ def test_a_server_that_is_killed_before_it_is_ready_is_told_apart(flags: list[st
     killer.join()
 
 
+@pytest.mark.usefixtures("never_ready")
 def test_the_poll_times_out_and_leaves_no_server(flags: list[str], tmp_path: Path) -> None:
     name = f"--served-model-name={tmp_path.name}"
     with (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -13,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.ports import free_port
 from prefixwise.backends.fake import FakeBackend
 from prefixwise.backends.jax import rank_channel
 from prefixwise.backends.jax.lockstep import LeaderBackend, follow
@@ -64,6 +64,16 @@ class Ranked(FakeBackend):
 
 def load(backend: Ranked) -> Ranked:
     return backend
+
+
+def free_port() -> int:
+    """One that nobody uses now, as nobody does the next one; not of those that the system gives to connections."""
+    for port in random.Random().sample(range(20_000, 32_000, 2), 100):
+        with socket.socket() as first, socket.socket() as second, suppress(OSError):
+            first.bind(("127.0.0.1", port))
+            second.bind(("127.0.0.1", port + 1))
+            return port
+    raise AssertionError("no port is free")
 
 
 def options(port: int, rank: int) -> BackendOptions:
