@@ -6,7 +6,7 @@ an environment, a folder, streams, signals and an exit status of its own. The pr
 
 `tests/conftest.py` puts `WarmPopen` in the place of `subprocess.Popen`. A fresh interpreter runs for other programs
 and `python -c`, where variables differ that modules read when they are imported, on systems without subreapers, and
-everywhere if the environment has FRESH_INTERPRETERS, as in `make test-all`.
+where the environment has FRESH_INTERPRETERS, as in `make test-all`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 SPACE = 8192  # bytes for the command lines of forks
-IS_WARM = sys.platform == "linux" and "FRESH_INTERPRETERS" not in os.environ
+FRESH = "FRESH_INTERPRETERS"
+IS_WARM = sys.platform == "linux" and FRESH not in os.environ
 _PR_SET_CHILD_SUBREAPER = 36
 _POPEN = subprocess.Popen
 # By what the forkers import; huggingface_hub and jax are not among it.
@@ -150,7 +151,7 @@ class WarmPopen(subprocess.Popen[Any]):
         is_plain = not (preexec or pass_fds or shell or gid or gids or uid) and umask == -1 and group in ([], [-1])
         environment = dict(os.environ if env is None else env)
         with _lock:
-            forker = _forker_of(args) if is_plain else None
+            forker = _forker_of(args) if is_plain and FRESH not in environment else None
             if forker is None or not forker.fits(environment, new_session=bool(new_session)):
                 super()._execute_child(args, *others)  # type: ignore[misc]  # the standard library's own
                 return

@@ -11,6 +11,7 @@ from prefixwise.models.sources import embedded_model_path
 from tests.server.app_client import error_of
 from tests.server.real_requests import fetch
 from tests.server.server_process import ServerProcess, server_process
+from tests.warm_program import FRESH
 
 # The examples of the README and of docs/reranking.md, with their scores in float32, to which
 # tests/docs/test_examples.py holds them to the printed digit; bfloat16, the default on some CPUs, moves the third.
@@ -36,9 +37,11 @@ RELEVANCE = {1: 0.4984, 2: 0.4755, 3: 0.4453, 0: 0.3946}
 
 @pytest.fixture(scope="module")
 def starting() -> Iterator[ServerProcess]:
-    with server_process(program=("prefixwise", "serve"), wait=False) as server:
-        server.wait_until_listening()
-        yield server
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(FRESH, "1")  # as a newcomer starts it
+        with server_process(program=("prefixwise", "serve"), wait=False) as server:
+            server.wait_until_listening()
+            yield server
 
 
 @pytest.fixture(scope="module")
