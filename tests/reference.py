@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from prefixwise.backends.torch.devices import native_cpu_dtypes
 from tests.checkpoints import quick_gguf_reader
 
 Floats = NDArray[np.float64]
@@ -32,12 +33,15 @@ class Reference:
 
     @classmethod
     def load(cls, folder: Path, gguf_file: str | None = None, dtype: torch.dtype = torch.float32) -> Reference:
+        """A CPU that would emulate the dtype computes in float32 on weights that are rounded to it, as ours does."""
         from transformers import AutoModelForCausalLM
 
         if gguf_file is None:
-            return cls(AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval())
-        with quick_gguf_reader():
-            return cls(AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, gguf_file=gguf_file).eval())
+            model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+        else:
+            with quick_gguf_reader():
+                model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, gguf_file=gguf_file)
+        return cls((model if dtype in native_cpu_dtypes() else model.float()).eval())
 
     def all_logits(self, ids: Sequence[int]) -> Floats:
         """[T, V]; the head multiplies in float32 whatever the model's dtype."""

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -89,8 +90,11 @@ def rendered(overlay: str) -> str:
             return ran.stdout
     if overlay != "base":
         pytest.skip("neither kubectl nor kustomize is installed")
-    names = read_yaml(KUBERNETES / "base" / "kustomization.yaml")["resources"]
-    return "\n---\n".join((KUBERNETES / "base" / name).read_text("utf-8") for name in names)
+    base = read_yaml(KUBERNETES / "base" / "kustomization.yaml")
+    text = "\n---\n".join((KUBERNETES / "base" / name).read_text("utf-8") for name in base["resources"])
+    for image in base["images"]:
+        text = re.sub(rf"image: {image['name']}$", f"image: {image['newName']}:{image['newTag']}", text, flags=re.M)
+    return text
 
 
 def manifests(overlay: str) -> dict[str, Manifest]:

@@ -82,6 +82,7 @@ def test_every_token_gets_the_outputs_of_its_experts(sizes: tuple[int, ...] | No
     torch.testing.assert_close(run(weights, x, sizes), expected)
 
 
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # of PyTorch on an ARM CPU without units for bfloat16
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_rows_bits_do_not_depend_on_the_rows_beside_it(dtype: torch.dtype) -> None:
     """Whether its expert gets 1 row or 150, with one thread or two."""
