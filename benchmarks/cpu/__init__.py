@@ -14,6 +14,7 @@ machine should have nothing else to do. Cases:
     gemm    the contract workload, 2000 + 500 x 20, Qwen3-0.6B's shape: floating-point operations by the floor's count
             (`benchmarks.contract.floor_flops`) per second, over those of the model's own four GEMMs, through
             the fastest of torch's linear layers
+    gemm-short  the same on 500 + 64 x 20
     score   seconds of a whole `prefixwise score` on the embedded model, whose file was read before
     serve   seconds from the start of `prefixwise serve` on the embedded model to the first 200 of `/health`
 

@@ -16,7 +16,7 @@ from benchmarks.goals.cases import Geometry
 from benchmarks.random_checkpoint import QWEN3_06B
 from prefixwise.models.config import ModelConfig
 
-CASES = ("hf", "llama", "gemm", "jax", "score", "serve")
+CASES = ("hf", "llama", "gemm", "gemm-short", "jax", "score", "serve")
 SEARCH_SEED = 1_000_000  # requests of searches and warm-ups: rounds have others
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from typing import Any
 
 from benchmarks.cpu.cases import Role
 from benchmarks.cpu.peer import Round
-from prefixwise.bench.processes import end_process
+from prefixwise.bench.processes import end_process, ending
 
 _LOG_LINES = 8  # of a process that failed
 
@@ -59,12 +58,7 @@ class Running:
     def _failure(self) -> PeerFailedError:
         status = self._process.wait()
         last = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-_LOG_LINES:]
-        return PeerFailedError("\n".join([f"{self._name} ended with {status_title(status)}", *last]))
-
-
-def status_title(status: int) -> str:
-    """The status, or the name of the signal."""
-    return f"status {status}" if status >= 0 else signal.Signals(-status).name
+        return PeerFailedError("\n".join([f"{self._name} {ending(status)}", *last]))
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from benchmarks.cpu import startup
 from benchmarks.cpu.cases import FULL, TINY, Role
 from benchmarks.cpu.peer import Round
 from benchmarks.cpu.process import PeerFailedError, running
-from benchmarks.cpu.targets import GOALS, Goal, make_row, ratio_row, share_row
+from benchmarks.cpu.targets import FLOAT32_GOALS, GOALS, Goal, make_row, ratio_row, share_row
 from benchmarks.goals.cases import Geometry
 
 LLAMA_MISSING = (
@@ -65,7 +65,8 @@ class CpuRun:
         cases: dict[str, Callable[[], Rows]] = {
             "hf": self._hugging_face,
             "llama": self._llama,
-            "gemm": self._gemm,
+            "gemm": lambda: self._gemm("gemm", self._scale.contract),
+            "gemm-short": lambda: self._gemm("gemm-short", self._scale.hf),
             "jax": self._jax,
             "score": self._score,
             "serve": self._serve,
@@ -113,14 +114,15 @@ class CpuRun:
             return []
         found = self._race("llama", ("ours", "llama"), geometry, None)
         title = f"{geometry.title}, embedded model: over llama.cpp"
-        return [ratio_row("llama", title, found["ours"], found["llama"], self._goals)]
+        is_float32 = self.peers["llama: ours"]["settings"]["dtype"] == "float32"
+        goals = FLOAT32_GOALS if self._goals and is_float32 else self._goals
+        return [ratio_row("llama", title, found["ours"], found["llama"], goals)]
 
-    def _gemm(self) -> Rows:
-        geometry = self._scale.contract
-        found = self._race("gemm", ("ours", "gemm"), geometry, self._random_model)
+    def _gemm(self, name: str, geometry: Geometry) -> Rows:
+        found = self._race(name, ("ours", "gemm"), geometry, self._random_model)
         title = f"{geometry.title}, {self._model_title}: of the GEMM rate"
         flops = geometry.flops(self._scale.model) / geometry.items
-        return [share_row("gemm", title, found["ours"], found["gemm"], flops, self._goals)]
+        return [share_row(name, title, found["ours"], found["gemm"], flops, self._goals)]
 
     def _jax(self) -> Rows:
         if find_spec("jax") is None:

@@ -11,9 +11,9 @@ from time import perf_counter
 from urllib.error import URLError
 from urllib.request import urlopen
 
-from benchmarks.cpu.process import PeerFailedError, status_title
+from benchmarks.cpu.process import PeerFailedError
 from benchmarks.ports import free_port
-from prefixwise.bench.processes import end_process
+from prefixwise.bench.processes import end_process, ending
 
 SCORE = (
     *("score", "--query", "Query: how do I keep basil alive?\nDocument: ", "--suffix", "\nRelevant:"),
@@ -30,7 +30,7 @@ def score_seconds() -> float:
     done = subprocess.run([sys.executable, "-m", "prefixwise", *SCORE], capture_output=True, text=True, check=False)
     seconds = perf_counter() - begin
     if done.returncode != 0 or len(json.loads(done.stdout)["scores"]) != 3:
-        raise PeerFailedError(f"prefixwise score ended with {status_title(done.returncode)}: {done.stderr.strip()}")
+        raise PeerFailedError(f"prefixwise score {ending(done.returncode)}: {done.stderr.strip()}")
     return seconds
 
 

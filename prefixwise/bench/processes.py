@@ -176,9 +176,17 @@ def _wait_until_ready(process: subprocess.Popen[bytes], log: Path, start_timeout
         if found:
             return found[1]
         if process.poll() is not None:
-            raise ServerStartError(f"the server ended with status {process.returncode}: {_last_lines(log)}")
+            raise ServerStartError(f"the server {ending(process.returncode)}: {_last_lines(log)}")
         time.sleep(0.05)
     raise ServerStartError(f"the server was not ready after {start_timeout_sec:g} s: {_last_lines(log)}")
+
+
+def ending(returncode: int) -> str:
+    """How a process ended, as a verb: by itself, or by which signal."""
+    if returncode >= 0:
+        return f"ended with status {returncode}"
+    name = signal.Signals(-returncode).name
+    return f"was ended by {name}{' (probably out of memory)' if name == 'SIGKILL' else ''}"
 
 
 def _last_lines(log: Path, count: int = 3) -> str:

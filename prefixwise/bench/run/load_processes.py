@@ -18,6 +18,7 @@ from time import perf_counter
 from typing import Any
 
 from prefixwise.bench.geometry import RequestMaker
+from prefixwise.bench.processes import ending
 from prefixwise.bench.run.load_driver import LoadTarget, PhaseLength, Schedule
 from prefixwise.bench.run.load_stats import Call, ClientUse
 from prefixwise.bench.run.load_worker import Message, read_message, read_report, settings_message
@@ -62,8 +63,7 @@ class _Client:
         if message is None:
             status = await self._process.wait()
             raise ClientProcessError(
-                f"{self._name} ended with status {status} before its report: its requests are missing, so there is no "
-                "result"
+                f"{self._name} {ending(status)} before its report: its requests are missing, so there is no result"
             )
         return message
 

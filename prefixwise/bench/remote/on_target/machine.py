@@ -6,7 +6,6 @@ import importlib.util
 import os
 import platform
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from prefixwise._version import __version__
+from prefixwise.bench.processes import ending
 from prefixwise.bench.remote.targets.base import TargetError
 from prefixwise.bench.server_facts import server_fact
 from prefixwise.bench.tokens import token_facts
@@ -218,15 +218,7 @@ def end_of(process_id: int, timeout_sec: float = 0.0) -> str | None:
         except ChildProcessError:
             return None
         if done != 0:
-            return _ending(status)
+            return f"the server {ending(os.waitstatus_to_exitcode(status))}"
         if time.monotonic() >= until:
             return None
         time.sleep(0.02)
-
-
-def _ending(status: int) -> str:
-    if os.WIFSIGNALED(status):
-        number = signal.Signals(os.WTERMSIG(status))
-        hint = ": probably out of memory" if number is signal.SIGKILL else ""
-        return f"the server was ended by {number.name}{hint}"
-    return f"the server ended with status {os.waitstatus_to_exitcode(status)}"

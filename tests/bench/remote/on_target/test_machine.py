@@ -112,7 +112,7 @@ def test_the_end_of_a_child_is_told_in_words() -> None:
     running = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     assert machine.end_of(running.pid) is None
     running.kill()
-    assert _end(running) == "the server was ended by SIGKILL: probably out of memory"
+    assert _end(running) == "the server was ended by SIGKILL (probably out of memory)"
     assert _end(subprocess.Popen(["sh", "-c", "exit 3"])) == "the server ended with status 3"
 
 
