@@ -95,7 +95,7 @@ class TiledAttention(Attention):
 
     With `pads_tiles`, diagonal tiles have one of a few widths. Without it, a tile is as wide as it has tokens, and
     consecutive tiles of one width are read in place. In bfloat16 that is exact: a tile's bits depend on its width
-    alone. In float32 they may depend on its address, so tiles are padded and begin at multiples of 64 bytes.
+    alone. With MKL in float32 they may depend on its address, so tiles are padded and begin at multiples of 64 bytes.
     """
 
     def __init__(

@@ -17,6 +17,8 @@ from prefixwise.backends.torch.devices import (
     count_kv_blocks,
     device_title,
     dtype_name,
+    gemms_take_all_cores,
+    has_openblas,
     kv_block_bytes,
     resolve_compute_dtype,
     resolve_device,
@@ -60,6 +62,7 @@ if TYPE_CHECKING:
     from prefixwise.backends.torch.cuda.runner import PagedRunner
 
 CPU_TILE_ROWS = 128
+_OUT_OF_MEMORY = ("can't allocate memory", "not enough memory")  # of the host; the second is mimalloc, on ARM
 CUDA_TOKEN_MULTIPLE = 256  # from this many rows on cuBLAS adds in one order for any number of rows
 CUDA_INVARIANT_ROWS = 2048  # rows of a tile with `batch_invariant`, where no other counts give the same bits
 CUDA_STEP_TOKENS = 16_384
@@ -92,7 +95,9 @@ class TorchBackend(Backend):
         weight_dtype = resolve_dtype(dtype, self._device)
         self._dtype = resolve_compute_dtype(weight_dtype, self._device)
         self._is_cpu = self._device.type == "cpu"
-        self._workers = Workers(torch.get_num_threads() if self._is_cpu else None)
+        self._workers = Workers(
+            torch.get_num_threads() if self._is_cpu else None, splits_operations=self._is_cpu and gemms_take_all_cores()
+        )
         is_fp8 = quantization is not None
         if is_fp8:
             check_fp8(self.config, weight_dtype, self._device)
@@ -265,7 +270,7 @@ class TorchBackend(Backend):
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         is_device = isinstance(error, torch.OutOfMemoryError)
-        is_host = isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+        is_host = isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)
         return is_device or is_host or super().is_out_of_memory(error)
 
     def synchronize(self) -> None:
@@ -294,7 +299,8 @@ class TorchBackend(Backend):
         if _has_flash(config, self._device, self._dtype):
             return VarlenAttention(batch, self._device, self._ops, is_causal=config.is_causal)
         heads_per_kv = config.num_heads // config.num_kv_heads
-        pads_tiles = not self._is_cpu or self._dtype != torch.bfloat16
+        is_by_width = self._dtype == torch.bfloat16 or (self._dtype == torch.float32 and has_openblas())
+        pads_tiles = not (self._is_cpu and is_by_width)
         if self._is_cpu and config.is_causal and config.has_plain_attention and config.head_size % 32 == 0:
             cut = QueryCut(heads_per_kv, self._workers.num_threads, self._device, is_flash=True)
             few = few_tiles(batch, config.num_kv_heads, cut, padded=pads_tiles)

@@ -84,16 +84,34 @@ def has_onednn() -> bool:
     return bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
 
 
+def has_openblas() -> bool:
+    """Does this PyTorch multiply with OpenBLAS where oneDNN does not? Unlike MKL's, its results do not depend on where
+    the operands lie in memory."""
+    return "BLAS_INFO=open" in torch.__config__.show()
+
+
+def gemms_take_all_cores() -> bool:
+    """Does oneDNN multiply with the Arm Compute Library, as on ARM?
+
+    That runs a GEMM on as many cores as the process had when PyTorch was imported, whatever the calling thread's number
+    of threads is, and GEMMs of one shape one after the other.
+    """
+    return has_onednn() and _is_arm() and bool(torch.ops.mkldnn._is_mkldnn_acl_supported())
+
+
+def _is_arm() -> bool:
+    return platform.machine() in ("aarch64", "arm64")
+
+
 def native_cpu_dtypes() -> frozenset[torch.dtype]:
     """The dtypes that this CPU multiplies at full rate, with sums in float32.
 
-    ARM's half-precision units (`asimdhp`) do not count for float16: what they give has not been measured, and oneDNN
-    does not use them on a Neoverse-N1.
+    ARM's half-precision units (`asimdhp`) do not count for float16: their GEMMs add in half precision, too.
     """
     native = {torch.float32}
     if not has_onednn():
         return frozenset(native)
-    is_arm = platform.machine() in ("aarch64", "arm64")
+    is_arm = _is_arm()
     # oneDNN's own answer counts emulation on AVX-512 as support.
     if torch.ops.mkldnn._is_mkldnn_bf16_supported() if is_arm else torch.cpu._is_avx512_bf16_supported():
         native.add(torch.bfloat16)

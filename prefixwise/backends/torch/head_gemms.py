@@ -179,12 +179,12 @@ def exact_head_tiles(head: Tensor) -> tuple[int, ...]:
     hidden = torch.randn(HEAD_ROW_TILES[0], head.shape[1], generator=torch.Generator().manual_seed(0))
     last = len(head) // VOCAB_TILE * VOCAB_TILE
     labels = _padded_to_multiple(head[:LABEL_TILE], LABEL_TILE)
-    shapes = [each.float().T for each in (labels, head[:VOCAB_TILE], head[last:]) if len(each)]
-    return tuple(
-        size
-        for size in HEAD_ROW_TILES
-        if all(torch.equal(_in_row_tiles(hidden, each, (size,)), hidden @ each) for each in shapes)
-    )
+    sizes: tuple[int, ...] = HEAD_ROW_TILES
+    for rows in (labels, head[:VOCAB_TILE], head[last:]):
+        columns = rows.float().T
+        expected = hidden @ columns
+        sizes = tuple(size for size in sizes if torch.equal(_in_row_tiles(hidden, columns, (size,)), expected))
+    return sizes
 
 
 def _in_row_tiles(hidden: Tensor, columns: Tensor, row_tiles: Sequence[int]) -> Tensor:

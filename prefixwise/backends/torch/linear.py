@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  # everybody's name for it
 from torch import Tensor
 
-from prefixwise.backends.torch.devices import has_onednn, native_cpu_dtypes
+from prefixwise.backends.torch.devices import gemms_take_all_cores, has_onednn, native_cpu_dtypes
 from prefixwise.backends.torch.weights import ExpertWeights, LayerWeights, ModelWeights
 from prefixwise.backends.torch.workers import Workers
 
@@ -53,7 +53,11 @@ def pack_weights(weights: ModelWeights, num_rows: int, workers: Workers) -> Mode
     def pack(number: int) -> None:
         layers[number] = _pack_layer(layers[number], num_rows)
 
-    workers.run(pack, range(len(layers)))
+    if gemms_take_all_cores():  # as does packing; and on ARM memory is used again by the thread that had it first
+        for number in range(len(layers)):
+            pack(number)
+    else:
+        workers.run(pack, range(len(layers)))
     return replace(weights, layers=tuple(layers))
 
 
@@ -71,6 +75,11 @@ def exact_few_rows(layer: LayerWeights, num_rows: int, dtype: torch.dtype) -> tu
     return _exact(layer, num_rows, dtype, {count: 2 * count for count in _FEW_ROWS if count < num_rows})
 
 
+def is_exact(layer: LayerWeights, num_rows: int, dtype: torch.dtype, count: int) -> bool:
+    """Has a row the same bits in GEMMs of `count` rows, at most twice as many as `num_rows`?"""
+    return bool(_exact(layer, num_rows, dtype, {count: count}))
+
+
 def _exact(layer: LayerWeights, num_rows: int, dtype: torch.dtype, probed: Mapping[int, int]) -> tuple[int, ...]:
     """Those row counts in whose GEMMs as many rows as are probed have the same bits as in GEMMs of `num_rows`."""
     random = torch.Generator().manual_seed(0)
@@ -81,7 +90,8 @@ def _exact(layer: LayerWeights, num_rows: int, dtype: torch.dtype, probed: Mappi
     for weight, of_rows in matrices:
         bias = layer.qkv_bias if weight is layer.qkv else None
         x = torch.randn(2 * num_rows, weight.shape[1], generator=random).to(of_rows)
-        expected = _in_tiles(x[: max(num_rows, *probed.values())], weight, bias, num_rows)
+        most = max(num_rows, *probed.values())
+        expected = _in_tiles(x[: -(-most // num_rows) * num_rows], weight, bias, num_rows)
         counts = tuple(count for count in counts if _has_bits(expected, x[: probed[count]], weight, bias, count))
     return counts
 
@@ -132,6 +142,17 @@ def cut_rows(num_rows: int, sizes: Sequence[int], num_threads: int = 1) -> list[
     for size in (size for size in sizes if size <= largest_left):
         chosen += [size] * (left // size)
         left %= size
+    return list(pairwise(accumulate(chosen, initial=0)))
+
+
+def cut_evenly(num_rows: int, sizes: Sequence[int], num_threads: int) -> list[RowTile]:
+    """The same with one tile for each thread in place of all that are not of the largest size: multiples of the
+    smallest size that differ by at most one of these."""
+    largest, smallest = sizes[0], sizes[-1]
+    num_largest = num_rows // (largest * num_threads) * num_threads
+    left = -(-(num_rows - num_largest * largest) // smallest)
+    num_tiles = min(left, num_threads)
+    chosen = [largest] * num_largest + [(left + place) // num_tiles * smallest for place in reversed(range(num_tiles))]
     return list(pairwise(accumulate(chosen, initial=0)))
 
 

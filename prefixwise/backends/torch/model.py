@@ -27,9 +27,11 @@ from prefixwise.backends.torch.invariant_rows import MAX_GEMM_ROWS
 from prefixwise.backends.torch.kv_blocks import KeysValues
 from prefixwise.backends.torch.linear import (
     RowTile,
+    cut_evenly,
     cut_rows,
     exact_few_rows,
     exact_row_counts,
+    is_exact,
     linear,
     pad_rows,
 )
@@ -125,6 +127,8 @@ class Transformer:
         self._float32_layers = Float32Layers(weights.layers, workers) if is_widened else None
         self.head_tiles: tuple[int, ...] = HEAD_ROW_TILES[:1]
         self._tile_sizes: tuple[int, ...] = () if tile_rows is None else (tile_rows,)  # largest first
+        self._cuts: dict[int, list[RowTile]] = {}  # by the number of rows
+        self._is_exact: dict[int, bool] = {}  # by the rows of a tile: is a row's result that of `tile_rows`?
         self._few_rows: tuple[int, ...] = ()  # of a forward of one tile that has less than the smallest, least first
         if tile_rows is not None and elementwise_ops.is_for_cpu:  # probed on one thread, as GEMMs run
             self._few_rows = workers.drive(lambda: exact_few_rows(self._layer(0), tile_rows, self.dtype))
@@ -158,6 +162,8 @@ class Transformer:
         lora: LoraRows | None = None,  # of all tokens
         scored_lora: LoraRows | None = None,  # of the scored ones
     ) -> TransformerOutput:
+        self._plan_cut(len(token_ids))
+        self._plan_cut(len(score_tokens))
         x = self._embed(token_ids, overrides)
         rope = local_rope = self.rotary.table(positions)
         if self.config.local_rope is not None:
@@ -250,7 +256,20 @@ class Transformer:
             return [(start, min(start + MAX_GEMM_ROWS, padded)) for start in starts]
         if not self._tile_sizes or num_rows in self._few_rows:
             return [(0, num_rows)]
-        return cut_rows(num_rows, self._tile_sizes, self._workers.num_threads)
+        return self._cuts.get(num_rows) or cut_rows(num_rows, self._tile_sizes, self._workers.num_threads)
+
+    def _plan_cut(self, num_rows: int) -> None:
+        """Cut evenly if a probe shows the same bits. Before any layer is read: a probe reads the first."""
+        tile_rows = self.tile_rows
+        if tile_rows is None or num_rows in self._cuts or not (self._ops.is_for_cpu and self._tile_sizes):
+            return
+        tiles = cut_evenly(num_rows, self._tile_sizes, self._workers.num_threads)
+        counts = {stop - start for start, stop in tiles} - {*self._tile_sizes, *self._is_exact}
+        self._is_exact |= {count: is_exact(self._layer(0), tile_rows, self.dtype, count) for count in counts}
+        if all(self._is_exact.get(stop - start, True) for start, stop in tiles):
+            self._cuts[num_rows] = tiles
+        else:
+            self._cuts[num_rows] = cut_rows(num_rows, self._tile_sizes, self._workers.num_threads)
 
     def _project(self, layer: LayerWeights, x: Tensor, rope: RopeTable, lora: LayerLora | None = None) -> Tensor:
         """Norm, QKV projection, QK norm and RoPE: queries, keys and values [T, N + 2 K, H]."""

@@ -4,6 +4,10 @@ PyTorch itself splits each operation between threads, with a barrier after each.
 number of threads, and when another process takes a core, every barrier waits for the scheduler: one layer was seen to
 take thirty times longer. Here threads take whole tiles, and only the end of a phase is a barrier, so bits do not depend
 on the number of cores.
+
+On ARM that does not work: GEMMs of one shape wait for each other, and each takes all cores (`gemms_take_all_cores`).
+There one thread runs the forward, and PyTorch splits the operations between its GEMMs. Those give the same bits on any
+number of threads, as no sum is split.
 """
 
 from __future__ import annotations
@@ -23,17 +27,23 @@ _SETTING_THREADS = threading.Lock()  # PyTorch has one number for the process
 
 
 class Workers:
-    """`num_threads` threads for the tiles of a forward pass and one that drives it; None: the caller's thread."""
+    """`num_threads` threads for the tiles of a forward pass and one that drives it; None: the caller's thread.
 
-    def __init__(self, num_threads: int | None) -> None:
-        self.num_threads = num_threads or 1
+    With `splits_operations` the driving thread runs all tiles, one after the other, each operation on `num_threads`;
+    what is not part of a forward, such as loading, still has as many threads for its tasks.
+    """
+
+    def __init__(self, num_threads: int | None, *, splits_operations: bool = False) -> None:
+        self.num_threads = 1 if splits_operations else num_threads or 1  # that share the tiles of a forward
+        self._num_tasks = num_threads or 1  # of other work, at a time
         self._is_abandoned = threading.Event()  # the caller of the running pass has gone
         self._driving: threading.Thread | None = None
         self._tiles: ThreadPoolExecutor | None = None
         self._driver: ThreadPoolExecutor | None = None
         if num_threads is not None:
-            self._tiles = ThreadPoolExecutor(num_threads, "prefixwise-tile", initializer=_use_one_thread)
-            self._driver = ThreadPoolExecutor(1, "prefixwise-forward", initializer=_use_one_thread)
+            of_driver = num_threads if splits_operations else 1
+            self._tiles = ThreadPoolExecutor(num_threads, "prefixwise-tile", _use_threads, (1,))
+            self._driver = ThreadPoolExecutor(1, "prefixwise-forward", _use_threads, (of_driver,))
 
     def drive(self, function: Callable[[], Result]) -> Result:
         """Run a whole forward pass on the driving thread, and wait for it. Ctrl-C ends it after a tile."""
@@ -61,10 +71,8 @@ class Workers:
                 function(task)
             return
         waiting = deque(tasks)
-        drives = (
-            threading.current_thread() is self._driving
-        )  # it takes tasks too; another thread would split operations
-        num_others = min(self.num_threads, len(tasks)) - int(drives)
+        drives = threading.current_thread() is self._driving  # it takes tasks too
+        num_others = min(self.num_threads if drives else self._num_tasks, len(tasks)) - int(drives)
         others = [self._tiles.submit(_inferring, lambda: self._work(function, waiting)) for _ in range(num_others)]
         try:
             if drives:
@@ -99,12 +107,12 @@ def _wait_for_all(futures: Sequence[Future[None]]) -> None:
         future.result()
 
 
-def _use_one_thread() -> None:
-    """Set one thread for the calling thread alone, which is new."""
+def _use_threads(number: int) -> None:
+    """Set the threads of PyTorch's operations for the calling thread alone, which is new."""
     with _SETTING_THREADS:
         of_process = torch.get_num_threads()  # read first: a thread takes the process's number on first use
-        torch.set_num_threads(1)
-        # Later threads of the process would start with 1 as well: restore the number from a thread that ends at once.
+        torch.set_num_threads(number)
+        # Later threads of the process would start with it as well: restore theirs from a thread that ends at once.
         restore = threading.Thread(target=torch.set_num_threads, args=(of_process,))
         restore.start()
         restore.join()

@@ -11,6 +11,7 @@ import torch
 
 from prefixwise.backends.torch import varlen
 from prefixwise.backends.torch.attention import Attention, QueryCut, TiledAttention
+from prefixwise.backends.torch.devices import has_openblas
 from prefixwise.backends.torch.elementwise import PLAIN, ElementwiseOps
 from prefixwise.backends.torch.few_tiles import few_tiles
 from prefixwise.backends.torch.kv_blocks import KeysValues
@@ -118,13 +119,14 @@ class TestTiledAttention:
         dense, segment = (run(make_batch(case, mask), inputs) for mask in masks)
         assert np.array_equal(dense, segment)
 
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, *([torch.float32] if has_openblas() else [])])
     @pytest.mark.parametrize("length", [1, 2, 15, 16, 17, 20, 31, 33, 64, 100, 128])
-    def test_an_unpadded_tile_has_the_same_bits_wherever_it_stands(self, length: int) -> None:
-        """Alone, first, or last of many, beside longer and shorter ones, in bfloat16."""
+    def test_an_unpadded_tile_has_the_same_bits_wherever_it_stands(self, length: int, dtype: torch.dtype) -> None:
+        """Alone, first, or last of many, beside longer and shorter ones."""
         random = np.random.default_rng(length)
         others = (3, length, length + 9 if length < 100 else 90, length, 1)
         lens = (*others, length)
-        qkv = torch.from_numpy(random.normal(size=(sum(lens), 10, 64))).bfloat16()
+        qkv = torch.from_numpy(random.normal(size=(sum(lens), 10, 64))).to(dtype)
         among = unpadded(segments_of(lens), torch.device("cpu"), 3)(qkv, 6, None)[-length:]
         alone = unpadded(segments_of((length,)), torch.device("cpu"), 3)(qkv[-length:], 6, None)
         assert torch.equal(among, alone)
@@ -180,7 +182,10 @@ class TestTiledAttention:
 class TestScorings:
     """Sliding windows, capped scores, other scales."""
 
-    @pytest.mark.parametrize(("dtype", "pads_tiles"), [(torch.float32, True), (torch.bfloat16, False)])
+    @pytest.mark.parametrize(
+        ("dtype", "pads_tiles"),
+        [(torch.float32, True), (torch.bfloat16, False), *([(torch.float32, False)] if has_openblas() else [])],
+    )
     @pytest.mark.parametrize("case", LAYOUT_CASES, ids=lambda case: case.name)
     def test_on_a_cpu(self, case: AttentionCase, scoring: Scoring, dtype: torch.dtype, pads_tiles: bool) -> None:
         attention = tiled_with(scoring, pads_tiles=pads_tiles)

@@ -5,6 +5,7 @@ import logging
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from benchmarks.random_checkpoint import QWEN3_06B, random_checkpoint
 from prefixwise.backends.load import load_backend
 from prefixwise.backends.torch import attention, devices, model
+from prefixwise.backends.torch import backend as backend_module
 from prefixwise.backends.torch import linear as linear_module
 from prefixwise.backends.torch.backend import TorchBackend
 from prefixwise.backends.torch.kv_blocks import TorchBlock
@@ -310,13 +312,15 @@ class TestStepTokens:
 class TestThreads:
     @pytest.mark.parametrize("model", ["medium", "medium-gemma"])
     def test_bits_do_not_depend_on_the_number_of_threads(
-        self, checkpoint_of: Callable[[str], Path], model: str
+        self, checkpoint_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, model: str
     ) -> None:
+        """Nor on what they share: tiles or, as on ARM, operations."""
         at_start = torch.get_num_threads()
         found = []
         try:
-            for num_threads in (1, 2, 3):
+            for num_threads, splits_operations in ((1, False), (2, True), (3, False)):
                 torch.set_num_threads(num_threads)
+                monkeypatch.setattr(backend_module, "gemms_take_all_cores", partial(bool, splits_operations))
                 backend = TorchBackend(open_checkpoint(checkpoint_of(model)), dtype="bfloat16", device="cpu")
                 prefixes = prefill(backend, PREFIXES)
                 found.append(backend.forward(extend_batch(ITEMS, READS, prefixes)))

@@ -9,6 +9,7 @@ import torch
 
 from prefixwise.backends.torch.devices import (
     DTYPES,
+    gemms_take_all_cores,
     native_cpu_dtypes,
     resolve_compute_dtype,
     resolve_device,
@@ -69,7 +70,7 @@ def test_what_has_units_is_computed_as_it_is(monkeypatch: pytest.MonkeyPatch, ca
 
 
 def test_half_precision_units_of_arm_are_not_used_for_float16(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What they give has not been measured."""
+    """Their GEMMs add in half precision, and not in float32."""
     pretend(monkeypatch, ARM, bfloat16=True, float16=True)
     assert native_cpu_dtypes() == {torch.float32, torch.bfloat16}
 
@@ -78,6 +79,15 @@ def test_a_pytorch_without_onednn_has_float32(monkeypatch: pytest.MonkeyPatch) -
     pretend(monkeypatch, ARM, bfloat16=True)
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     assert native_cpu_dtypes() == {torch.float32}
+
+
+def test_gemms_take_all_cores_where_the_arm_compute_library_multiplies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_acl_supported", lambda: True)
+    for machine in (X86, ARM):
+        pretend(monkeypatch, machine, bfloat16=False)
+        assert gemms_take_all_cores() == (machine == ARM)
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
+    assert not gemms_take_all_cores()
 
 
 def test_the_gpu_of_a_mac_is_refused_with_a_reason() -> None:

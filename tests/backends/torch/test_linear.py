@@ -26,9 +26,11 @@ from prefixwise.backends.torch.head_gemms import (
 )
 from prefixwise.backends.torch.linear import (
     can_pack,
+    cut_evenly,
     cut_rows,
     exact_few_rows,
     exact_row_counts,
+    is_exact,
     linear,
     pack_weights,
 )
@@ -140,6 +142,8 @@ def test_tiles_have_other_row_counts_only_where_that_changes_no_bit(
     assert exact_row_counts(weights.layers[0], ROWS, torch.float32) == expected
     few = tuple(count for count in (4, 8, 12) if count >= least)
     assert exact_few_rows(weights.layers[0], ROWS, torch.float32) == few
+    for count in (16, 48, 112, 144, 240):
+        assert is_exact(weights.layers[0], ROWS, torch.float32, count) == (least <= count <= most)
 
 
 def test_an_odd_number_of_rows_has_no_half() -> None:
@@ -156,6 +160,20 @@ def test_every_row_is_in_one_tile(num_rows: int, sizes: tuple[int, ...], threads
     assert [start for start, _ in tiles] == edges[:-1]
     assert edges[-1] == -(-num_rows // sizes[-1]) * sizes[-1]
     assert {stop - start for start, stop in tiles} <= set(sizes)
+
+
+@given(num_rows=st.integers(0, 5000), sizes=TILE_SIZES, threads=st.integers(1, 70))
+def test_even_tiles_hold_every_row_and_differ_by_one_unit(num_rows: int, sizes: tuple[int, ...], threads: int) -> None:
+    tiles = cut_evenly(num_rows, sizes, threads)
+    edges = [0, *(stop for _, stop in tiles)]
+    assert [start for start, _ in tiles] == edges[:-1]
+    assert edges[-1] == -(-num_rows // sizes[-1]) * sizes[-1]
+    largest = num_rows // (sizes[0] * threads) * threads
+    counts = [stop - start for start, stop in tiles]
+    assert counts[:largest] == [sizes[0]] * largest
+    rest = counts[largest:]
+    assert len(rest) <= threads
+    assert not rest or (max(rest) - min(rest) <= sizes[-1] and max(rest) <= sizes[0])
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,10 @@ import torch
 from prefixwise.backends.torch.workers import Workers
 
 
-@pytest.fixture(params=[None, 1, 3])
+@pytest.fixture(params=[(None, False), (1, False), (3, False), (3, True)])
 def workers(request: pytest.FixtureRequest) -> Iterator[Workers]:
-    made = Workers(request.param)
+    num_threads, splits_operations = request.param
+    made = Workers(num_threads, splits_operations=splits_operations)
     yield made
     made.close()
 
@@ -47,6 +48,25 @@ def test_operations_inside_use_one_thread_and_the_callers_setting_stays() -> Non
     workers.drive(lambda: workers.run(lambda _: seen.append(torch.get_num_threads()), range(8)))
     workers.close()
     assert set(seen) == {1}
+    assert torch.get_num_threads() == before
+
+
+def test_where_operations_are_split_one_thread_runs_the_tiles_and_all_other_tasks_have_theirs() -> None:
+    before, workers, seen = torch.get_num_threads(), Workers(3, splits_operations=True), []
+
+    def look(_: int) -> None:
+        time.sleep(0.01)
+        seen.append((threading.current_thread().name, torch.get_num_threads()))
+
+    workers.drive(lambda: workers.run(look, range(8)))
+    assert workers.num_threads == 1
+    ((name, num_threads),) = set(seen)
+    assert (name.startswith("prefixwise-forward"), num_threads) == (True, 3)
+    seen.clear()
+    workers.run(look, range(8))
+    workers.close()
+    assert len({name for name, _ in seen}) > 1
+    assert {number for _, number in seen} == {1}
     assert torch.get_num_threads() == before
 
 
