@@ -106,7 +106,7 @@ def ask_at_once(server: ServerProcess, bodies: Sequence[Body]) -> list[Answer]:
             return await asyncio.gather(*(client.post("/v1/score", json=body) for body in bodies))
 
     responses = asyncio.run(send_all())
-    assert [response.status_code for response in responses] == [200] * len(bodies)
+    assert [response.text for response in responses if response.status_code != 200] == []
     return [response.json() for response in responses]
 
 

@@ -33,6 +33,9 @@ from tests.server.real_requests import (
 from tests.server.server_process import WORKERS, ServerProcess, real_server
 
 BODIES = mixed_requests(seed=1, count=28)
+PATIENT = (
+    "--request-timeout=3600",
+)  # so that no request is refused on a slow machine, as one that would come too late
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ def servers(request: pytest.FixtureRequest, checkpoint_of: Callable[[str], Path]
     model, (dtype, *form) = checkpoint_of("medium"), request.param
     options = EngineOptions(model=model, device="cpu", dtype=dtype, prefix_cache=False)
     with (
-        real_server(f"--model-path={model}", f"--dtype={dtype}", *form, wait=False) as server,
+        real_server(*PATIENT, f"--model-path={model}", f"--dtype={dtype}", *form, wait=False) as server,
         closing(load_engine(options)) as engine,
     ):
         service = Service(ServerOptions())

@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ import torch
 
 from prefixwise.backends.torch import varlen
 from prefixwise.backends.torch.attention import Attention, QueryCut, TiledAttention
-from prefixwise.backends.torch.devices import has_openblas
+from prefixwise.backends.torch.devices import has_openblas, native_cpu_dtypes
 from prefixwise.backends.torch.elementwise import PLAIN, ElementwiseOps
 from prefixwise.backends.torch.few_tiles import few_tiles
 from prefixwise.backends.torch.kv_blocks import KeysValues
@@ -64,6 +64,17 @@ def tiled_with(scoring: Scoring, *, pads_tiles: bool = True) -> AttentionClass:
     return lambda batch, device, heads_per_kv: TiledAttention(
         batch, device, heads_per_kv, WORKERS, pads_tiles=pads_tiles, windows=windows, rule=rule
     )
+
+
+EVERY_DAY = ("several prefixes", "ragged items over one prefix", "packed sequences")
+
+
+def is_slow(test: str, parameters: dict[str, Any]) -> bool:
+    """A CPU that emulates a dtype takes ten times as long in it, and the backend attends in float32 there: a few cases
+    will do."""
+    case, name = parameters.get("case"), parameters.get("name", EVERY_DAY[0])
+    is_emulated = parameters.get("dtype", torch.float32) not in native_cpu_dtypes()
+    return is_emulated and "varlen_run" not in parameters and (case.name if case else name) not in EVERY_DAY
 
 
 # How tiles are cut on a CPU, for every dtype that they are cut so for.
