@@ -9,10 +9,10 @@ PYRIGHT ?= pyright@1.1.414
 VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip --quiet --disable-pip-version-check install $(addprefix --constraint ,$(CONSTRAINTS))
-# For two cores: a tenth of the time a process waits for a server. One thread each: they share the cores, and no score
+# For two cores: processes often wait, for a server or a browser. One thread each: they share the cores, and no score
 # depends on the number of threads. Few malloc arenas: JAX has many threads, and what each has freed would stay with it.
 # A process collects a file when it runs it, the longest first: how many tests there are is known in the end.
-TEST_PROCESSES ?= 3
+TEST_PROCESSES ?= 4
 PYTEST := OMP_NUM_THREADS=1 MALLOC_ARENA_MAX=2 $(BIN)/python -m pytest -p tests.file_by_file -n $(TEST_PROCESSES) --dist loadfile \
 	--no-loadscope-reorder -o console_output_style=classic
 
