@@ -12,7 +12,7 @@ PIP_INSTALL := $(BIN)/python -m pip --quiet --disable-pip-version-check install 
 # For two cores: processes often wait, for a server or a browser. One thread each: they share the cores, and no score
 # depends on the number of threads. Few malloc arenas: JAX has many threads, and what each has freed would stay with it.
 # A process collects a file when it runs it, the longest first: how many tests there are is known in the end.
-TEST_PROCESSES ?= 4
+TEST_PROCESSES ?= 3
 PYTEST := OMP_NUM_THREADS=1 MALLOC_ARENA_MAX=2 $(BIN)/python -m pytest -p tests.file_by_file -n $(TEST_PROCESSES) --dist loadfile \
 	--no-loadscope-reorder -o console_output_style=classic
 
@@ -62,7 +62,7 @@ check: $(VENV)/.ready-dev ## formatting, lint, strict types
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-test: check ## every check and every test that runs anywhere: 11 to 14 minutes on 2 cores
+test: check ## every check and every test that runs anywhere: 11 to 17 minutes on 2 cores
 	$(PYTEST) -m 'not slow and not gpu'
 
 test-all: check ## the slow tests too
