@@ -165,7 +165,8 @@ def _sum_parts(parts: Tensor) -> Tensor:
     """The log-sum-exp of tiles [tiles, R] to that of the vocabulary, always in the same order."""
     lse = parts[0]
     for part in parts[1:]:
-        lse = torch.logaddexp(lse, part)
+        most = torch.maximum(lse, part)  # not `logaddexp`, whose bits depend on a row's place on ARM
+        lse = most + torch.log(torch.exp(lse - most) + torch.exp(part - most))
     return lse
 
 

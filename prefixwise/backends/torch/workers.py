@@ -6,8 +6,8 @@ take thirty times longer. Here threads take whole tiles, and only the end of a p
 on the number of cores.
 
 On ARM that does not work: GEMMs of one shape wait for each other, and each takes all cores (`gemms_take_all_cores`).
-There one thread runs the forward, and PyTorch splits the operations between its GEMMs. Those give the same bits on any
-number of threads, as no sum is split.
+There one thread runs the forward, and PyTorch splits the operations between its GEMMs into halves. Not into more parts:
+silu and gelu have other bits at the end of a part that does not fill the processor's vectors.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SETTING_THREADS = threading.Lock()  # PyTorch has one number for the process
 class Workers:
     """`num_threads` threads for the tiles of a forward pass and one that drives it; None: the caller's thread.
 
-    With `splits_operations` the driving thread runs all tiles, one after the other, each operation on `num_threads`;
+    With `splits_operations` the driving thread runs all tiles, one after the other, each operation on at most two;
     what is not part of a forward, such as loading, still has as many threads for its tasks.
     """
 
@@ -41,7 +41,7 @@ class Workers:
         self._tiles: ThreadPoolExecutor | None = None
         self._driver: ThreadPoolExecutor | None = None
         if num_threads is not None:
-            of_driver = num_threads if splits_operations else 1
+            of_driver = min(num_threads, 2) if splits_operations else 1
             self._tiles = ThreadPoolExecutor(num_threads, "prefixwise-tile", _use_threads, (1,))
             self._driver = ThreadPoolExecutor(1, "prefixwise-forward", _use_threads, (of_driver,))
 

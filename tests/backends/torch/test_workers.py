@@ -61,7 +61,7 @@ def test_where_operations_are_split_one_thread_runs_the_tiles_and_all_other_task
     workers.drive(lambda: workers.run(look, range(8)))
     assert workers.num_threads == 1
     ((name, num_threads),) = set(seen)
-    assert (name.startswith("prefixwise-forward"), num_threads) == (True, 3)
+    assert (name.startswith("prefixwise-forward"), num_threads) == (True, 2)
     seen.clear()
     workers.run(look, range(8))
     workers.close()
