@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import platform
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -84,6 +85,7 @@ def has_onednn() -> bool:
     return bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
 
 
+@cache
 def has_openblas() -> bool:
     """Does this PyTorch multiply with OpenBLAS where oneDNN does not? Unlike MKL's, its results do not depend on where
     the operands lie in memory."""
