@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from prefixwise.host import replacing, user_cache_folder
 
-# Multiple-choice tasks, small and large, of several kinds.
+# Multiple-choice tasks, small and large, of several kinds, of `benchmarks.quality.accuracy`.
 TASKS = (
     "date_understanding",
     "goal_step_wikihow/goal_inference",
@@ -36,6 +36,8 @@ TASKS = (
     "sports_understanding",
     "strategyqa",
 )
+# Of `benchmarks.quality.harness`.
+HARNESS_TASKS = ("intent_recognition", "social_iqa", "bbq_lite_json/disability_status_ambig")
 CACHE = user_cache_folder() / "prefixwise" / "quality"
 _BIGBENCH, _GENSIM = "bigbench==1.0.0", "gensim==4.4.0"
 _TASK_ROOT = "bigbench-1.0.0/bigbench/benchmark_tasks/"
@@ -63,7 +65,7 @@ class Task:
 
 
 def read_task(name: str) -> Task:
-    """One of TASKS; fetched with all others if it is not there."""
+    """One of TASKS or HARNESS_TASKS; fetched with all others if it is not there."""
     path = CACHE / "bigbench" / f"{name.replace('/', '.')}.json"
     if not path.is_file():
         _fetch_tasks()
@@ -100,7 +102,7 @@ def read_lee() -> tuple[list[str], NDArray[np.float64]]:
 
 
 def _fetch_tasks() -> None:
-    wanted = {f"{_TASK_ROOT}{name}/task.json": name for name in TASKS}
+    wanted = {f"{_TASK_ROOT}{name}/task.json": name for name in (*TASKS, *HARNESS_TASKS)}
     # The tasks are compressed as one stream, so it is read once, from its beginning.
     with TemporaryDirectory() as folder, tarfile.open(_source(_BIGBENCH, Path(folder)), "r|gz") as archive:
         for member in archive:

@@ -8,6 +8,14 @@ examples (lm_eval's sampler `first_n`), and `own`, where each has its own (its d
 largest difference of log-likelihoods, and documents per second of lm_eval's call `loglikelihood`: tokenizing, and the
 model. `hf` has the batch size that is fastest on a task's first documents. `--pretrained`, `--device`, `--dtype` and
 `--backend` compare another model on another device. Needs the packages of the extra `lm-eval`, and transformers.
+
+The tasks have short documents, as `hf` computes a prompt again for every choice, which takes hours on two cores; and
+choices of several tokens, as it computes those of one token together. `--task`, `--shots` and `--model` run a part,
+perhaps beside others: `taskset -c 0,1`.
+
+On a CPU `hf` takes its log-softmax in float64 (its argument `softmax_dtype`): in float32 it adds 49,152 numbers in few
+lanes, which moved log-likelihoods by 5e-4 from those of a float64 model on an ARM CPU, where ours differ by 5e-5. What
+that costs `hf` is in the JSON, as `hf_softmax_seconds`: those of the first documents, in float32 and float64.
 """
 
 from __future__ import annotations
@@ -31,13 +39,13 @@ from numpy.typing import NDArray
 
 from benchmarks.cpu.__main__ import machine
 from benchmarks.goals.__main__ import commit
-from benchmarks.quality.data import Document, Task, read_task
+from benchmarks.quality.data import HARNESS_TASKS, Document, Task, read_task
 from prefixwise import __version__
 from prefixwise.bench.files import now_utc
+from prefixwise.host import num_cores
 from prefixwise.models.sources import embedded_model_path
 from tests.server.server_process import ServerProcess, server_process
 
-TASKS = ("intent_recognition", "goal_step_wikihow/goal_inference", "goal_step_wikihow/step_inference")
 NUM_EXAMPLES = 40  # documents at the end of a task, from which examples are taken
 SHOTS = {"zero": ("first_n", 0), "shared": ("first_n", 5), "own": ("default", 5)}  # sampler, examples
 GOALS = {"shared": 8.0, "own": 2.5}  # times the documents per second of `hf`
@@ -189,10 +197,15 @@ class Checkpoint:
 
         return getattr(torch, self.dtype)
 
-    def hf(self, batch_size: int) -> Any:
+    @property
+    def softmax_dtype(self) -> str | None:
+        """Of `hf`; None: its default, that of the logits."""
+        return None if self.is_gpu else "float64"
+
+    def hf(self, batch_size: int, softmax_dtype: str | None = None) -> Any:
         from lm_eval.models.huggingface import HFLM
 
-        return HFLM(**self.loaded, batch_size=batch_size)
+        return HFLM(**self.loaded, batch_size=batch_size, softmax_dtype=softmax_dtype)
 
 
 def our_server(url: str) -> Any:
@@ -205,7 +218,7 @@ def our_server(url: str) -> Any:
 
 
 def best_batch_size(harness: Harness, task: str, checkpoint: Checkpoint) -> int:
-    """Of `hf`, for this task."""
+    """Of `hf`, for this task, with its default softmax."""
     from torch import OutOfMemoryError
 
     sizes = GPU_BATCH_SIZES if checkpoint.is_gpu else BATCH_SIZES
@@ -220,18 +233,20 @@ def best_batch_size(harness: Harness, task: str, checkpoint: Checkpoint) -> int:
 
 
 def row(task: str, shots: str, runs: dict[str, Run]) -> dict[str, Any]:
-    """What is reported of a task. `runs`: by model."""
-    reference = runs["hf"]
-    differences = {name: float(np.abs(run.logprobs - reference.logprobs).max()) for name, run in runs.items()}
+    """What is reported of a task. `runs`: by model. Log-likelihoods are compared with those of the last one."""
+    *others, last = runs
+    reference = runs[last]
+    differences = {name: float(np.abs(runs[name].logprobs - reference.logprobs).max()) for name in others}
     return {
         "task": task,
         "shots": shots,
         "documents": reference.num_documents,
         "choices": len(reference.logprobs),
         "accuracy": {name: run.accuracy for name, run in runs.items()},
-        "max_difference": {name: each for name, each in differences.items() if name != "hf"},
+        "max_difference": differences,
+        "compared_with": last,
         "documents_per_second": {name: run.rate for name, run in runs.items()},
-        "ratio": {name: run.rate / reference.rate for name, run in runs.items() if name != "hf"},
+        "ratio": {name: runs[name].rate / reference.rate for name in others if last == "hf"},
         "cpu_seconds": {name: run.cpu_seconds for name, run in runs.items() if name != "local-completions"},
     }
 
@@ -245,7 +260,7 @@ def failures(rows: Sequence[dict[str, Any]], is_exact: bool = True, goals: Mappi
             found.append(f"{title}: accuracies differ: {each['accuracy']}")
         if is_exact and max(each["max_difference"].values()) > MAX_DIFFERENCE:
             found.append(f"{title}: log-likelihoods differ by {each['max_difference']}")
-        if each["ratio"]["prefixwise"] < goals.get(each["shots"], 0):
+        if each["ratio"].get("prefixwise", np.inf) < goals.get(each["shots"], 0):
             found.append(f"{title}: {each['ratio']['prefixwise']:.1f} x hf, goal {goals[each['shots']]}")
     return found
 
@@ -257,9 +272,10 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     for each in rows:
         found = each["documents_per_second"]
         rates = " | ".join(f"{found[name]:.2f}" if name in found else "" for name in MODELS)
+        ratio = f"{each['ratio']['prefixwise']:.1f}" if each["ratio"] else ""
         lines.append(
             f"| {each['task']} | {each['shots']} | {each['documents']} | {each['accuracy']['prefixwise']:.3f} | "
-            f"{max(each['max_difference'].values()):.1e} | {rates} | {each['ratio']['prefixwise']:.1f} |"
+            f"{max(each['max_difference'].values()):.1e} | {rates} | {ratio} |"
         )
     return "\n".join(lines)
 
@@ -272,7 +288,7 @@ def measure(
     names: Sequence[str],
     batch_size: int | None,
 ) -> dict[str, Any]:
-    rows, batch_sizes = [], {}
+    rows, batch_sizes, softmax_seconds = [], {}, {}
     with TemporaryDirectory() as folder, ExitStack() as stack:
         os.environ["HF_DATASETS_CACHE"] = f"{folder}/datasets"
         for task in tasks:
@@ -285,8 +301,14 @@ def measure(
             for model in (*models.values(), checkpoint.hf(GPU_BATCH_SIZES[0])):
                 harness.run(model, tasks[0], "own", checkpoint.probe_documents)
         for task in tasks:
-            batch_sizes[task] = batch_size or best_batch_size(harness, task, checkpoint)
-            models["hf"] = checkpoint.hf(batch_sizes[task])
+            if "hf" in names:
+                size = batch_sizes[task] = batch_size or best_batch_size(harness, task, checkpoint)
+                tried = {dtype: checkpoint.hf(size, dtype) for dtype in {None, checkpoint.softmax_dtype}}
+                softmax_seconds[task] = {
+                    str(dtype or "default"): harness.run(each, task, "shared", checkpoint.probe_documents).seconds
+                    for dtype, each in tried.items()
+                }
+                models["hf"] = tried[checkpoint.softmax_dtype]
             for each in shots:
                 runs = {name: harness.run(model, task, each, limit) for name, model in models.items()}
                 rows.append(row(task, each, runs))
@@ -295,6 +317,7 @@ def measure(
     return {
         "device": models["prefixwise"].engine.backend.info.device_kind,
         "hf_batch_sizes": batch_sizes,
+        "hf_softmax_seconds": softmax_seconds,
         "rows": rows,
         "failures": failures(rows, is_exact, goals),
     }
@@ -303,23 +326,24 @@ def measure(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--limit", type=int, help="documents of every task; default: all")
-    parser.add_argument("--task", action="append", choices=TASKS, help="default: all")
+    parser.add_argument("--task", action="append", choices=HARNESS_TASKS, help="default: all")
     parser.add_argument("--shots", action="append", choices=SHOTS, help="default: all")
     parser.add_argument("--batch-size", type=int, help="of hf; default: the fastest on a task's first documents")
     parser.add_argument("--pretrained", help="a folder; default: the embedded model")
     parser.add_argument("--device", default="cpu", help="default: cpu")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16"))
-    parser.add_argument("--no-server", action="store_false", dest="server", help="leave our server out")
+    parser.add_argument("--model", action="append", choices=MODELS[1:], help="beside ours; default: both")
     parser.add_argument("--backend", default="auto", help="of prefixwise; default: auto")
     given = parser.parse_args()
     checkpoint = Checkpoint(given.pretrained, given.device, given.dtype, given.backend)
-    names = MODELS if given.server else ("prefixwise", "hf")
-    tasks, shots = given.task or TASKS, given.shots or tuple(SHOTS)
+    names = given.model or MODELS
+    tasks, shots = given.task or HARNESS_TASKS, given.shots or tuple(SHOTS)
     found = measure(checkpoint, given.limit, tasks, shots, names, given.batch_size)
     print(table(found["rows"]))
     command = f"python -m benchmarks.quality.harness {' '.join(sys.argv[1:])}".strip()
-    facts = {"command": command, "time": now_utc(), "version": __version__, "commit": commit(), "machine": machine()}
-    print(json.dumps({**facts, **found}))
+    facts = {"command": command, "time": now_utc(), "version": __version__, "commit": commit()}
+    allowed = {**machine(), "cores": num_cores()}  # `taskset` leaves some
+    print(json.dumps({**facts, "machine": allowed, **found}))
     sys.exit(1 if found["failures"] else 0)
 
 

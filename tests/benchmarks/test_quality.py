@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import tarfile
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +58,25 @@ def test_files_of_an_earlier_run_are_read_from_the_cache(tmp_path: Path, monkeyp
     texts, judged = read_lee()
     assert texts == ["one", "café"]
     assert judged.tolist() == [[1, 0.4], [0.4, 1]]
+
+
+def test_tasks_of_both_programs_are_fetched_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data, "CACHE", tmp_path / "cache")
+    package, content = tmp_path / "package.tar.gz", json.dumps({"examples": EXAMPLES}).encode()
+    with tarfile.open(package, "w:gz") as archive:
+        for name in {*data.TASKS, *data.HARNESS_TASKS}:
+            member = tarfile.TarInfo(f"bigbench-1.0.0/bigbench/benchmark_tasks/{name}/task.json")
+            member.size = len(content)
+            archive.addfile(member, BytesIO(content))
+    fetched = []
+
+    def source(requirement: str, folder: Path) -> Path:
+        fetched.append(requirement)
+        return package
+
+    monkeypatch.setattr(data, "_source", source)
+    assert all(len(read_task(name).documents) == 9 for name in (*data.TASKS, *data.HARNESS_TASKS))
+    assert fetched == ["bigbench==1.0.0"]
 
 
 def test_equal_values_share_a_rank() -> None:
