@@ -20,13 +20,13 @@ from prefixwise.backends.torch.cuda.fp8_kernels import add_norm_fp8, gate_fp8, n
 from prefixwise.backends.torch.cuda.fused_elementwise import add_norm, gate, linear, norm, qk_norm_rope_and_cache
 from prefixwise.backends.torch.cuda.inputs import ForwardInputs, ProgramSpec
 from prefixwise.backends.torch.cuda.kv_cache import KeySource, KVCache
+from prefixwise.backends.torch.cuda.lora_kernels import AdaptedLayer
 from prefixwise.backends.torch.elementwise import ElementwiseOps
 from prefixwise.backends.torch.fp8 import FP8
-from prefixwise.backends.torch.lora import AddLora, LoraSlots, no_lora
+from prefixwise.backends.torch.lora import LoraSlots
 from prefixwise.backends.torch.model import EmbeddingRows, Matrix, Rotary
 from prefixwise.backends.torch.weights import LayerWeights, ModelWeights
 from prefixwise.models.config import ModelConfig
-from prefixwise.models.lora import Matrix as LoraMatrix
 
 _ALIGNMENT = 1024  # bytes
 
@@ -142,15 +142,16 @@ class Trunk:
             norm(buffers.x, weight, eps, buffers.normed)
         for number, layer in enumerate(layers):
             is_last = number == len(layers) - 1
-            add = self._adding(spec, number, inputs)
-            source = self._project(spec, number, layer, inputs, buffers, add)
+            lora = None if self.loras is None or not spec.has_lora else self.loras.layers[number]
+            adapted = None if lora is None else AdaptedLayer(inputs.lora_slots, lora)
+            source = self._project(spec, number, layer, inputs, buffers, adapted)
             if is_last and not spec.scores:
                 return  # a prefill needs no more than the last layer's keys and values
             window = self.config.layer_windows[number]
             self.attention(buffers.qkv, source, inputs.tiles, buffers.attended, buffers.lse, inputs.positions, window)
             if is_last:
                 return
-            self._finish(layer, buffers, add)
+            self._finish(layer, buffers, adapted)
             self._add_norm(layers[number + 1].attention_norm, buffers)
 
     def embed(self, inputs: ForwardInputs[Tensor], buffers: Buffers, overrides: EmbeddingRows | None = None) -> None:
@@ -181,12 +182,11 @@ class Trunk:
         layer: LayerWeights,
         inputs: ForwardInputs[Tensor],
         buffers: Buffers,
-        add: AddLora = no_lora,
+        lora: AdaptedLayer | None = None,
     ) -> KeySource:
         """QKV projection, QK norm, RoPE, and the write to the KV cache; returns where prefixes are read."""
         n, k, cache = self.config.num_heads, self.config.num_kv_heads, self.kv_cache.layer(number)
-        self._linear(layer, "qkv", buffers.normed, buffers.qkv.flatten(1), buffers, layer.qkv_bias)
-        add("qkv", buffers.normed, buffers.qkv.flatten(1))
+        self._linear(layer, "qkv", buffers.normed, buffers.qkv.flatten(1), buffers, lora)
         slots = inputs.cache_slots if spec.reads == "cache" else None
         cos, sin = buffers.cos, buffers.sin
         if self.config.local_rope is not None and self.config.layer_windows[number]:
@@ -194,14 +194,13 @@ class Trunk:
         qk_norm_rope_and_cache(buffers.qkv, layer.qk_norm, self.config.norm_eps, cos, sin, slots, cache)
         return cache if spec.reads == "cache" else KeySource(buffers.qkv, buffers.qkv, n, n + k)
 
-    def _finish(self, layer: LayerWeights, buffers: Buffers, add: AddLora = no_lora) -> None:
+    def _finish(self, layer: LayerWeights, buffers: Buffers, lora: AdaptedLayer | None = None) -> None:
         """Output projection, residual, MLP; `delta` is not yet added to x."""
         attended = buffers.attended.flatten(1)
         if self.is_fp8:
             quantise(attended, buffers.attended_codes, buffers.row_scales)
             attended = buffers.attended_codes
-        self._linear(layer, "o", attended, buffers.delta, buffers)
-        add("o", attended, buffers.delta)
+        self._linear(layer, "o", attended, buffers.delta, buffers, lora)
         if layer.post_attention_norm is not None:
             norm(buffers.delta, layer.post_attention_norm, self.config.norm_eps, buffers.delta)
         self._scale_delta(buffers)
@@ -209,21 +208,22 @@ class Trunk:
         if layer.experts is not None:
             buffers.delta.copy_(self.ops.run_experts(layer.experts, buffers.normed, self.config))
         else:
-            self._run_mlp(layer, buffers, add)
+            self._run_mlp(layer, buffers, lora)
         if layer.post_mlp_norm is not None:
             norm(buffers.delta, layer.post_mlp_norm, self.config.norm_eps, buffers.delta)
         self._scale_delta(buffers)
 
-    def _run_mlp(self, layer: LayerWeights, buffers: Buffers, add: AddLora) -> None:
-        """From `normed` into `delta`."""
+    def _run_mlp(self, layer: LayerWeights, buffers: Buffers, lora: AdaptedLayer | None) -> None:
+        """From `normed` into `delta`. What adapters add to gate and up is added where the activation reads them."""
+        activation, inner = self.config.activation, None if lora is None else lora.shrink("gate_up", buffers.normed)
         self._linear(layer, "gate_up", buffers.normed, buffers.gate_up, buffers)
-        add("gate_up", buffers.normed, buffers.gate_up)
         if self.is_fp8:
-            gate_fp8(buffers.gate_up, self.config.activation, buffers.gated, buffers.row_scales)
+            gate_fp8(buffers.gate_up, activation, buffers.gated, buffers.row_scales)
+        elif lora is not None and inner is not None:
+            lora.gate(inner, buffers.gate_up, activation, buffers.gated)
         else:
-            gate(buffers.gate_up, self.config.activation, buffers.gated)
-        self._linear(layer, "down", buffers.gated, buffers.delta, buffers)
-        add("down", buffers.gated, buffers.delta)
+            gate(buffers.gate_up, activation, buffers.gated)
+        self._linear(layer, "down", buffers.gated, buffers.delta, buffers, lora)
 
     def _add_norm(self, weight: Tensor | None, buffers: Buffers) -> None:
         """`x` becomes x + delta, and `normed` its norm."""
@@ -240,27 +240,17 @@ class Trunk:
         x: Tensor,
         out: Tensor,
         buffers: Buffers,
-        bias: Tensor | None = None,
+        lora: AdaptedLayer | None = None,
     ) -> None:
-        """x [T, in], in FP8 codes whose scales are in `buffers`, times a matrix of the layer, into `out`."""
-        scales = None
+        """x [T, in], in FP8 codes whose scales are in `buffers`, times a matrix of the layer, into `out`; and what
+        adapters add. Theirs reads x first: it was just written, and is still in the GPU's cache."""
+        inner, scales = None if lora is None else lora.shrink(matrix, x), None
         if layer.fp8_scales is not None:
             scales = buffers.row_scales, getattr(layer.fp8_scales, matrix)
+        bias = layer.qkv_bias if matrix == "qkv" else None
         linear(x, _given(getattr(layer, matrix)), bias, out, self.tile_rows, scales)
-
-    def _adding(self, spec: ProgramSpec, number: int, inputs: ForwardInputs[Tensor]) -> AddLora:
-        """What adds the parts of LoRA adapters to the output of a linear layer."""
-        loras = self.loras
-        if not spec.has_lora or loras is None:
-            return no_lora
-        kernel, pairs = loras.add_kernel, loras.layers[number]
-        assert kernel is not None, "the paged runner has kernels"
-
-        def add(matrix: LoraMatrix, x: Tensor, out: Tensor) -> Tensor:
-            kernel(x, out, inputs.lora_slots, pairs[matrix].a, pairs[matrix].b)
-            return out
-
-        return add
+        if lora is not None and inner is not None:
+            lora.expand(matrix, inner, out)
 
     def _scale_delta(self, buffers: Buffers) -> None:
         if self.config.residual_scale != 1.0:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from prefixwise.forward.batch import ForwardBatch
-from prefixwise.models.config import ModelConfig
+from prefixwise.models.config import Activation, ModelConfig
 from prefixwise.models.lora import MATRICES, LoraAdapter, LoraPair, matrix_shape, num_parts
 from tests.backends.torch.batches import extend_batch, prefill
 from tests.backends.torch.cuda.test_paged import ITEMS, PREFIXES, READS, SMALL, make_backend
@@ -63,6 +63,26 @@ def test_a_row_has_its_own_adapter_and_no_other_changes() -> None:
             assert torch.equal(added(x, out, alone, a, b)[row], found[row])
             moved = added(x[[row] * 3], out[[row] * 3], [0, 1, slot], a, b)
             assert torch.equal(moved[2], found[row])
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_gate_and_up_get_theirs_where_the_activation_reads_them(activation: Activation) -> None:
+    """The same bits as one after the other, and those of the model's own rows."""
+    from prefixwise.backends.torch.cuda.fused_elementwise import gate
+    from prefixwise.backends.torch.cuda.lora_kernels import expand, expand_and_gate
+    from tests.backends.torch.cuda.interpreter import allow_loops
+
+    if INTERPRETED:
+        allow_loops()
+    num_rows, size, width = 70, 150, 32
+    slots = torch.tensor([0] * 5 + [2] * 25 + [1] * 5 + [0] * 30 + [2] * 5, dtype=torch.int32, device=DEVICE)
+    inner, gate_up = numbers(num_rows, width, seed=1), numbers(num_rows, 2 * size, seed=2)
+    b = numbers(3, 2 * size, width, seed=3) / width
+    found, expected = gate_up.new_empty(num_rows, size), gate_up.new_empty(num_rows, size)
+    expand_and_gate(inner, slots, b, gate_up, activation, found)
+    expand(inner, slots, b, gate_up)
+    gate(gate_up, activation, expected)
+    assert torch.equal(found.view(torch.int16), expected.view(torch.int16))
 
 
 def random_adapter(config: ModelConfig, seed: int, rank: int = 4) -> LoraAdapter:
