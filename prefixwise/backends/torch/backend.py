@@ -29,11 +29,11 @@ from prefixwise.backends.torch.devices import (
 from prefixwise.backends.torch.few_tiles import few_tiles
 from prefixwise.backends.torch.fp8 import check_fp8
 from prefixwise.backends.torch.heads import Heads
-from prefixwise.backends.torch.invariant_rows import invariant_unit
+from prefixwise.backends.torch.invariant_rows import invariant_unit, keeps_bits
 from prefixwise.backends.torch.kernel_choice import choose_elementwise_ops, choose_paged_runner
 from prefixwise.backends.torch.kv_blocks import gather_blocks, split_blocks, tokens_to_cache
 from prefixwise.backends.torch.linear import pack_weights
-from prefixwise.backends.torch.lora import LoraRows, LoraSlots
+from prefixwise.backends.torch.lora import LoraRows, LoraSlots, can_widen, widened
 from prefixwise.backends.torch.model import Transformer, embedding_rows
 from prefixwise.backends.torch.pooling import mean_of_segments
 from prefixwise.backends.torch.softmax import ScoreRule
@@ -55,7 +55,7 @@ from prefixwise.forward.batch import ForwardBatch, ForwardOutput, KVBlock, Layou
 from prefixwise.forward.pooling import read_tokens
 from prefixwise.models.checkpoint import Checkpoint
 from prefixwise.models.config import ModelConfig
-from prefixwise.models.lora import LoraAdapter
+from prefixwise.models.lora import LoraAdapter, Matrix
 from prefixwise.models.weight_cache import with_bfloat16_weights
 
 if TYPE_CHECKING:
@@ -108,10 +108,15 @@ class TorchBackend(Backend):
             CPU_TILE_ROWS,
             self._workers,
         )
+        wide: Sequence[Mapping[Matrix, Tensor]] = ()
+        if can_widen(weights, max_loras, max_lora_rank):
+            weights, wide = widened(weights, self.config, max_loras, max_lora_rank)
         row_unit = None
         is_invariant = self._dtype != torch.float32 if batch_invariant is None else batch_invariant
         if not self._is_cpu and is_invariant:
             row_unit = invariant_unit(weights.layers[0], self._dtype)
+        if wide and not keeps_bits(weights.layers[0], wide[0], row_unit):
+            wide = ()
         tile_rows = CUDA_INVARIANT_ROWS if batch_invariant and row_unit is None else None
         if self._is_cpu:
             tile_rows = CPU_TILE_ROWS
@@ -119,7 +124,7 @@ class TorchBackend(Backend):
         self._transformer = Transformer(
             self.config, weights, tile_rows, self._workers, self._ops, self._dtype, row_unit
         )
-        self._loras = self._make_loras(max_loras, max_lora_rank)  # before the KV cache, which takes what is left
+        self._loras = self._make_loras(max_loras, max_lora_rank, wide)  # before the KV cache, which takes what is left
         self._heads = Heads(self._transformer, self._workers, self._loras)
         self.info = replace(
             _make_info(self.config, self._device, self._dtype, token_budget, prefix_cache_bytes),
@@ -243,14 +248,14 @@ class TorchBackend(Backend):
 
     # LoRA adapters
 
-    def _make_loras(self, max_loras: int, max_rank: int) -> LoraSlots | None:
+    def _make_loras(self, max_loras: int, max_rank: int, wide: Sequence[Mapping[Matrix, Tensor]]) -> LoraSlots | None:
         if not max_loras:
             return None
         if self.config.experts is not None:
             raise BackendError("LoRA adapters are not supported for models with experts (MoE): expected max_loras 0")
         if self._transformer.weights.layers[0].fp8_scales is not None:
             raise BackendError("LoRA adapters are not supported with quantization fp8: expected max_loras 0")
-        return LoraSlots(self.config, max_loras, max_rank, self._dtype, self._device)
+        return LoraSlots(self.config, max_loras, max_rank, self._dtype, self._device, wide)
 
     def load_lora(self, slot: int, adapter: LoraAdapter) -> None:
         assert self._loras is not None, "adapters are loaded where there are slots for them"

@@ -7,7 +7,7 @@ the model's own weights and random rows: a kernel with another order shows in so
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # everybody's name for it
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from prefixwise.backends.torch.fp8 import fp8_linear, quantise_rows
 from prefixwise.backends.torch.weights import LayerWeights
+from prefixwise.models.lora import Matrix as LoraMatrix
 
 MAX_GEMM_ROWS = 16_384  # more rows are cut into GEMMs of so many
 UNITS = (256, 512, 1024, 2048)
@@ -30,6 +31,26 @@ def invariant_unit(layer: LayerWeights, dtype: torch.dtype) -> int | None:
     if layer.o.is_cuda:
         torch.cuda.empty_cache()  # what is free decides how large the KV cache is
     return next((unit for unit in UNITS if equal.issuperset(range(unit, MAX_GEMM_ROWS + 1, unit))), None)
+
+
+def keeps_bits(layer: LayerWeights, wide: Mapping[LoraMatrix, Tensor], unit: int | None) -> bool:
+    """Do matrices with more columns, for LoRA adapters, give rows with zeros there the bits that they have without; and
+    all rows the same bits in GEMMs of all multiples of `unit`?"""
+    counts = set(range(unit or UNITS[0], MAX_GEMM_ROWS + 1, unit or UNITS[0]))
+    for matrix, weight in wide.items():
+        bias, size = layer.qkv_bias if matrix == "qkv" else None, getattr(layer, matrix).shape[1]
+        random = torch.Generator(weight.device).manual_seed(0)
+        x = torch.randn(MAX_GEMM_ROWS, weight.shape[1], generator=random, device=weight.device, dtype=weight.dtype)
+        tried = torch.cat([weight[:, :size], torch.randn_like(weight[:, size:])], 1)
+        if unit is not None and _equal_counts(lambda count: F.linear(x[:count], tried, bias), counts) != counts:  # noqa: B023
+            return False
+        x[:, size:] = 0
+        for count in counts:
+            narrow = F.linear(x[:count, :size], weight[:, :size], bias)
+            if not torch.equal(F.linear(x[:count], tried, bias), narrow):
+                return False
+    torch.cuda.empty_cache()
+    return True
 
 
 def _gemm(layer: LayerWeights, matrix: str, dtype: torch.dtype) -> Callable[[int], Tensor]:

@@ -1,14 +1,14 @@
 """LoRA adapters on the device: their matrices by slot, and what they add to the rows of linear layers.
 
-Rows of the model itself are not touched: they keep the bits of an engine without adapters. An adapter's rows are taken
-out of their tile and multiplied in GEMMs of one fixed number of rows, so a row has the same bits whichever rows are
-beside it. On CUDA kernels do the same without taking rows out (`cuda/lora_kernels.py`).
+Rows of the model itself keep the bits that they have without adapters beside them. An adapter's rows are taken out of
+their tile and multiplied in GEMMs of one fixed number of rows, so a row has the same bits whichever rows are beside it.
+On CUDA kernels do the same without taking rows out (`cuda/lora_kernels.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -19,7 +19,8 @@ from torch import Tensor
 
 from prefixwise.backends.torch.devices import upload
 from prefixwise.backends.torch.linear import RowTile, pad_rows
-from prefixwise.contract.errors import BackendError
+from prefixwise.backends.torch.weights import ModelWeights
+from prefixwise.contract.errors import BackendError, ModelLoadError
 from prefixwise.contract.ragged import Int32Array, Int64Array
 from prefixwise.models.config import ModelConfig
 from prefixwise.models.lora import MATRICES, LoraAdapter, Matrix, matrix_shape, num_parts
@@ -27,6 +28,8 @@ from prefixwise.models.lora import MATRICES, LoraAdapter, Matrix, matrix_shape, 
 ROWS = 32  # of a GEMM with an adapter's matrices on a CPU
 _MAX_NUMBERS = 1 << 31  # of a matrix of all slots: kernels count them in int32
 CUDA_ROWS = 256  # from this many rows on cuBLAS adds in one order for any number of rows
+WIDE_MATRICES: tuple[Matrix, ...] = ("qkv", "gate_up", "down")  # attention writes rows of its own width for `o`
+_MAX_TAIL = 256  # columns that a wide matrix may have more; with more, GEMMs take longer than kernels of their own
 
 # [T, in], [T, out] to be changed, [T] slots, [slots + 1, R, in], [slots + 1, out, R], R ranks in all
 AddKernel = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
@@ -50,9 +53,16 @@ class LoraSlots:
     """Adapters of up to `max_rank` in slots from 1. Matrices are as wide as the ranks of all parts together."""
 
     def __init__(
-        self, config: ModelConfig, max_loras: int, max_rank: int, dtype: torch.dtype, device: torch.device
+        self,
+        config: ModelConfig,
+        max_loras: int,
+        max_rank: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        wide: Sequence[Mapping[Matrix, Tensor]] = (),  # of each layer: matrices with room for B's (`widened`)
     ) -> None:
         self.max_loras = max_loras
+        self.wide = wide
         self._device = device
         self._heads: dict[int, Tensor] = {}
         self.add_kernel: AddKernel | None = None  # set where kernels work
@@ -72,7 +82,7 @@ class LoraSlots:
 
     def load(self, slot: int, adapter: LoraAdapter, head_dtype: torch.dtype) -> None:
         """Between forwards. `head_dtype`: that of the model's head."""
-        for stacked, pairs in zip(self.layers, adapter.layers, strict=True):
+        for number, (stacked, pairs) in enumerate(zip(self.layers, adapter.layers, strict=True)):
             for matrix, target in stacked.items():
                 target.a[slot].zero_()
                 target.b[slot].zero_()
@@ -80,9 +90,26 @@ class LoraSlots:
                 if pair is not None:
                     target.a[slot, : len(pair.a)].copy_(torch.from_numpy(pair.a))
                     target.b[slot, :, : len(pair.a)].copy_(torch.from_numpy(pair.b))
+                if self.wide and matrix in self.wide[number]:
+                    self._load_tail(slot, self.wide[number][matrix], target)
         self._heads.pop(slot, None)
         if adapter.head is not None:
             self._heads[slot] = torch.from_numpy(adapter.head).to(device=self._device, dtype=head_dtype)
+
+    @property
+    def tails(self) -> tuple[int, int]:
+        """Columns of adapters behind the inputs of `qkv` and `gate_up`, and of `down`."""
+        if not self.wide:
+            return 0, 0
+        qkv, gate_up, down = (self.max_loras * self.layers[0][matrix].a.shape[1] for matrix in WIDE_MATRICES)
+        return max(qkv, gate_up), down
+
+    def _load_tail(self, slot: int, wide: Tensor, pair: StackedPair) -> None:
+        """The slot's B, behind the matrix's own columns. Other rows have zeros for it, and 0 times inf is no number."""
+        if not pair.b[slot].isfinite().all():
+            raise ModelLoadError(f"the adapter has numbers that {wide.dtype} has not: expected a dtype with more")
+        width, columns = pair.b.shape[2], pair.a.shape[2]
+        wide[:, columns + (slot - 1) * width :][:, :width].copy_(pair.b[slot])
 
     def head(self, slot: int) -> Tensor | None:
         """The adapter's own head, [V, D] or [classes, D]; None: it has the model's."""
@@ -104,6 +131,33 @@ class LoraSlots:
 def lora_width(matrix: Matrix, max_rank: int) -> int:
     """The ranks of all parts, as a multiple of 16: kernels take no fewer."""
     return -(-num_parts(matrix) * max_rank // 16) * 16
+
+
+def widened(
+    weights: ModelWeights, config: ModelConfig, max_loras: int, max_rank: int
+) -> tuple[ModelWeights, list[dict[Matrix, Tensor]]]:
+    """Matrices with columns for the B's of all slots behind their own, zeros at first; and the weights, which are views
+    of them. Layer by layer: one of them exists twice."""
+    layers, found = list(weights.layers), []
+    weights = replace(weights, layers=())
+    for number, layer in enumerate(layers):
+        wide: dict[Matrix, Tensor] = {}
+        for matrix in WIDE_MATRICES:
+            narrow: Tensor = getattr(layer, matrix)
+            wide[matrix] = F.pad(narrow, (0, max_loras * lora_width(matrix, max_rank)))
+        qkv, gate_up, down = (wide[matrix][:, : matrix_shape(config, matrix)[1]] for matrix in WIDE_MATRICES)
+        layers[number] = replace(layer, qkv=qkv, gate_up=gate_up, down=down)
+        found.append(wide)
+    return replace(weights, layers=tuple(layers)), found
+
+
+def can_widen(weights: ModelWeights, max_loras: int, max_rank: int) -> bool:
+    """On CUDA in half precision, with few adapters, and where matrices are neither experts' nor codes."""
+    first = weights.layers[0]
+    is_plain = first.experts is None and first.fp8_scales is None
+    is_half = first.o.is_cuda and first.o.dtype != torch.float32
+    tail = max_loras * max(lora_width(matrix, max_rank) for matrix in WIDE_MATRICES)
+    return is_plain and is_half and 0 < tail <= _MAX_TAIL
 
 
 @dataclass(frozen=True)

@@ -50,19 +50,20 @@ def activate(gate: tl.tensor, is_silu: tl.constexpr) -> tl.tensor:
 def norm_kernel(
     x: tl.tensor,  # [T, size]
     weight: tl.tensor,  # [size]
-    out: tl.tensor,  # [T, size]
+    out: tl.tensor,  # [T, size], rows `out_stride` apart
     eps: tl.tensor,
+    out_stride: tl.constexpr,
     size: tl.constexpr,
     padded_size: tl.constexpr,
 ) -> None:
     """One program takes one row."""
-    row = tl.program_id(0).to(tl.int64) * size
+    row, out_row = tl.program_id(0).to(tl.int64) * size, tl.program_id(0).to(tl.int64) * out_stride
     columns = tl.arange(0, padded_size)
     inside = columns < size
     wide = tl.load(x + row + columns, mask=inside, other=0.0).to(tl.float32)
     scales = tl.load(weight + columns, mask=inside, other=0.0)
     normed = apply_norm(wide, scales, tl.sum(wide * wide, 0) / size, eps)
-    tl.store(out + row + columns, normed.to(out.dtype.element_ty), mask=inside)
+    tl.store(out + out_row + columns, normed.to(out.dtype.element_ty), mask=inside)
 
 
 @jit
@@ -71,13 +72,14 @@ def add_norm_kernel(
     delta: tl.tensor,  # [T, size]
     weight: tl.tensor,  # [size]
     residual: tl.tensor,  # [T, size]
-    out: tl.tensor,  # [T, size]
+    out: tl.tensor,  # [T, size], rows `out_stride` apart
     eps: tl.tensor,
+    out_stride: tl.constexpr,
     size: tl.constexpr,
     padded_size: tl.constexpr,
 ) -> None:
     """One program takes one row. The norm is that of the rounded sum, which is what later layers read."""
-    row = tl.program_id(0).to(tl.int64) * size
+    row, out_row = tl.program_id(0).to(tl.int64) * size, tl.program_id(0).to(tl.int64) * out_stride
     columns = tl.arange(0, padded_size)
     inside = columns < size
     added = tl.load(x + row + columns, mask=inside, other=0.0).to(tl.float32)
@@ -87,7 +89,7 @@ def add_norm_kernel(
     wide = rounded.to(tl.float32)
     scales = tl.load(weight + columns, mask=inside, other=0.0)
     normed = apply_norm(wide, scales, tl.sum(wide * wide, 0) / size, eps)
-    tl.store(out + row + columns, normed.to(out.dtype.element_ty), mask=inside)
+    tl.store(out + out_row + columns, normed.to(out.dtype.element_ty), mask=inside)
 
 
 @jit
@@ -184,7 +186,8 @@ def qk_norm_rope_and_cache_kernel(
 @jit
 def gate_kernel(
     gate_up: tl.tensor,  # [T, 2 * size]
-    out: tl.tensor,  # [T, size]
+    out: tl.tensor,  # [T, size], rows `out_stride` apart
+    out_stride: tl.constexpr,
     size: tl.constexpr,
     is_silu: tl.constexpr,
     column_tile: tl.constexpr,
@@ -198,7 +201,7 @@ def gate_kernel(
     up = tl.load(gate_at + size, mask=inside, other=0.0).to(tl.float32)
     dtype: tl.constexpr = out.dtype.element_ty
     activated = activate(gate, is_silu).to(dtype).to(tl.float32)
-    tl.store(out + row * size + columns, (activated * up).to(dtype), mask=inside)
+    tl.store(out + row * out_stride + columns, (activated * up).to(dtype), mask=inside)
 
 
 @jit

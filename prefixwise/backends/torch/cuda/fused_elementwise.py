@@ -61,14 +61,14 @@ class FusedElementwiseOps(ElementwiseOps):
         x = _aligned(x)
         out = torch.empty_like(x)
         sizes = row_sizes(x.shape[1])
-        launch(norm_kernel, (len(x),), x, weight, out, eps, **sizes)
+        launch(norm_kernel, (len(x),), x, weight, out, eps, out_stride=x.shape[1], **sizes)
         return out
 
     def add_norm(self, x: Tensor, delta: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         x, delta = _aligned(x), _aligned(delta)
         residual, out = torch.empty_like(x), torch.empty_like(x)
         sizes = row_sizes(x.shape[1])
-        launch(add_norm_kernel, (len(x),), x, delta, weight, residual, out, eps, **sizes)
+        launch(add_norm_kernel, (len(x),), x, delta, weight, residual, out, eps, out_stride=x.shape[1], **sizes)
         return residual, out
 
     def qk_norm_rope(
@@ -91,10 +91,8 @@ class FusedElementwiseOps(ElementwiseOps):
 
     def gate(self, gate_up: Tensor, activation: Activation) -> Tensor:
         gate_up = _aligned(gate_up)
-        num_rows, size = len(gate_up), gate_up.shape[1] // 2
-        out = gate_up.new_empty(num_rows, size)
-        grid = (num_rows, triton.cdiv(size, GATE_TILE))
-        launch(gate_kernel, grid, gate_up, out, size=size, is_silu=activation == "silu", column_tile=GATE_TILE)
+        out = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
+        gate(gate_up, activation, out)
         return out
 
     def quantise(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -160,20 +158,28 @@ def qk_norm_rope_and_cache(
 
 
 def norm(x: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
-    """x [T, D] to its root mean square norm."""
-    launch(norm_kernel, (len(x),), x, weight, out, eps, **row_sizes(x.shape[1]))
+    """x [T, D] to its root mean square norm, the first D columns of `out`."""
+    launch(norm_kernel, (len(x),), x, weight, out, eps, out_stride=out.stride(0), **row_sizes(x.shape[1]))
 
 
 def add_norm(x: Tensor, delta: Tensor, weight: Tensor, eps: float, out: Tensor) -> None:
-    """x [T, D] becomes x + delta, rounded, and `out` its norm."""
-    launch(add_norm_kernel, (len(x),), x, delta, weight, x, out, eps, **row_sizes(x.shape[1]))
+    """x [T, D] becomes x + delta, rounded, and the first D columns of `out` its norm."""
+    sizes = row_sizes(x.shape[1])
+    launch(add_norm_kernel, (len(x),), x, delta, weight, x, out, eps, out_stride=out.stride(0), **sizes)
 
 
 def gate(gate_up: Tensor, activation: Activation, out: Tensor) -> None:
-    """activation(gate) * up: [T, 2 F] to [T, F]."""
-    num_rows, size = out.shape
-    grid = (num_rows, triton.cdiv(size, GATE_TILE))
-    launch(gate_kernel, grid, gate_up, out, size=size, is_silu=activation == "silu", column_tile=GATE_TILE)
+    """activation(gate) * up: [T, 2 F] to the first F columns of `out`."""
+    size = gate_up.shape[1] // 2
+    launch(
+        gate_kernel,
+        (len(gate_up), triton.cdiv(size, GATE_TILE)),
+        *(gate_up, out),
+        out_stride=out.stride(0),
+        size=size,
+        is_silu=activation == "silu",
+        column_tile=GATE_TILE,
+    )
 
 
 def linear(

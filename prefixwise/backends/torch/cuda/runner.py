@@ -112,8 +112,9 @@ class CudaGraphs:
         return graph
 
     def _make_workspace(self, num_tokens: int) -> Workspace:
-        config, is_fp8 = self._trunk.config, self._trunk.is_fp8
-        return Workspace(config, num_tokens, self._dtype, self._device, is_fp8=is_fp8)
+        config, is_fp8, loras = self._trunk.config, self._trunk.is_fp8, self._trunk.loras
+        tails = (0, 0) if loras is None else loras.tails
+        return Workspace(config, num_tokens, self._dtype, self._device, is_fp8=is_fp8, tails=tails)
 
     def _packing(self, spec: ProgramSpec) -> Packing:
         if spec not in self._packings:

@@ -33,10 +33,11 @@ _ALIGNMENT = 1024  # bytes
 
 @dataclass(frozen=True)
 class Buffers:
-    """The activations of T tokens. `gate_up` and `gated` share memory with `qkv` and `attended`."""
+    """The activations of T tokens. `gate_up` and `gated` share memory with `qkv` and `attended`. Behind `normed` and
+    `gated` are columns for LoRA adapters, where matrices have such columns."""
 
     x: Tensor  # [T, D]
-    normed: Tensor  # [T, D], in FP8 its codes
+    normed: Tensor  # [T, D + E], in FP8 its codes
     delta: Tensor  # [T, D], to be added to x
     cos: Tensor  # [T, H / 2] float32
     sin: Tensor  # [T, H / 2] float32
@@ -48,16 +49,23 @@ class Buffers:
     qkv: Tensor  # [T, N + 2 K, H]
     attended: Tensor  # [T, N, H]
     gate_up: Tensor  # [T, 2 F]
-    gated: Tensor  # [T, F], in FP8 its codes
+    gated: Tensor  # [T, F + E], in FP8 its codes
 
 
 class Workspace:
     """Memory for the activations of up to `num_tokens` tokens. All programs share it: they run one after the other."""
 
     def __init__(
-        self, config: ModelConfig, num_tokens: int, dtype: torch.dtype, device: torch.device, *, is_fp8: bool = False
+        self,
+        config: ModelConfig,
+        num_tokens: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        is_fp8: bool = False,
+        tails: tuple[int, int] = (0, 0),  # columns behind `normed` and `gated`
     ) -> None:
-        self._config, self._dtype, self._is_fp8 = config, dtype, is_fp8
+        self._config, self._dtype, self._is_fp8, self._tails = config, dtype, is_fp8, tails
         self._memory = torch.empty(_Cut.total(self._shapes(num_tokens)), dtype=torch.uint8, device=device)
 
     def _shapes(self, num_tokens: int) -> list[list[_Shape]]:
@@ -66,11 +74,11 @@ class Workspace:
         d, n, k, h, f = config.model_size, config.num_heads, config.num_kv_heads, config.head_size, config.mlp_size
         local = ((t if config.local_rope is not None else 0, h // 2), wide)
         read, t8 = (FP8, t) if self._is_fp8 else (self._dtype, 0)  # what GEMMs read
-        rows = [((t, d), self._dtype), ((t, d), read), ((t, d), self._dtype)]
+        rows = [((t, d), self._dtype), ((t, d + self._tails[0]), read), ((t, d), self._dtype)]
         return [
             [*rows, *[((t, h // 2), wide)] * 2, *[local] * 2, ((t, n), wide), ((t8,), wide), ((t8, n * h), FP8)],
             [((t, n + 2 * k, h), self._dtype), ((t, n, h), self._dtype)],
-            [((t, 2 * f), self._dtype), ((t, f), read)],
+            [((t, 2 * f), self._dtype), ((t, f + self._tails[1]), read)],
         ]
 
     def buffers(self, num_tokens: int) -> Buffers:
@@ -142,16 +150,15 @@ class Trunk:
             norm(buffers.x, weight, eps, buffers.normed)
         for number, layer in enumerate(layers):
             is_last = number == len(layers) - 1
-            lora = None if self.loras is None or not spec.has_lora else self.loras.layers[number]
-            adapted = None if lora is None else AdaptedLayer(inputs.lora_slots, lora)
-            source = self._project(spec, number, layer, inputs, buffers, adapted)
+            lora = self._lora(spec, number, inputs)
+            source = self._project(spec, number, layer, inputs, buffers, lora)
             if is_last and not spec.scores:
                 return  # a prefill needs no more than the last layer's keys and values
             window = self.config.layer_windows[number]
             self.attention(buffers.qkv, source, inputs.tiles, buffers.attended, buffers.lse, inputs.positions, window)
             if is_last:
                 return
-            self._finish(layer, buffers, adapted)
+            self._finish(layer, buffers, lora)
             self._add_norm(layers[number + 1].attention_norm, buffers)
 
     def embed(self, inputs: ForwardInputs[Tensor], buffers: Buffers, overrides: EmbeddingRows | None = None) -> None:
@@ -214,15 +221,12 @@ class Trunk:
         self._scale_delta(buffers)
 
     def _run_mlp(self, layer: LayerWeights, buffers: Buffers, lora: AdaptedLayer | None) -> None:
-        """From `normed` into `delta`. What adapters add to gate and up is added where the activation reads them."""
-        activation, inner = self.config.activation, None if lora is None else lora.shrink("gate_up", buffers.normed)
-        self._linear(layer, "gate_up", buffers.normed, buffers.gate_up, buffers)
+        """From `normed` into `delta`."""
+        self._linear(layer, "gate_up", buffers.normed, buffers.gate_up, buffers, lora)
         if self.is_fp8:
-            gate_fp8(buffers.gate_up, activation, buffers.gated, buffers.row_scales)
-        elif lora is not None and inner is not None:
-            lora.gate(inner, buffers.gate_up, activation, buffers.gated)
+            gate_fp8(buffers.gate_up, self.config.activation, buffers.gated, buffers.row_scales)
         else:
-            gate(buffers.gate_up, activation, buffers.gated)
+            gate(buffers.gate_up, self.config.activation, buffers.gated)
         self._linear(layer, "down", buffers.gated, buffers.delta, buffers, lora)
 
     def _add_norm(self, weight: Tensor | None, buffers: Buffers) -> None:
@@ -244,13 +248,22 @@ class Trunk:
     ) -> None:
         """x [T, in], in FP8 codes whose scales are in `buffers`, times a matrix of the layer, into `out`; and what
         adapters add. Theirs reads x first: it was just written, and is still in the GPU's cache."""
-        inner, scales = None if lora is None else lora.shrink(matrix, x), None
+        wide = None if lora is None else lora.widen(matrix, x)
+        inner = None if lora is None or wide is not None else lora.shrink(matrix, x)
+        weight, scales = _given(getattr(layer, matrix)) if wide is None else wide, None
         if layer.fp8_scales is not None:
             scales = buffers.row_scales, getattr(layer.fp8_scales, matrix)
         bias = layer.qkv_bias if matrix == "qkv" else None
-        linear(x, _given(getattr(layer, matrix)), bias, out, self.tile_rows, scales)
+        linear(x[:, : weight.shape[1]], weight, bias, out, self.tile_rows, scales)
         if lora is not None and inner is not None:
             lora.expand(matrix, inner, out)
+
+    def _lora(self, spec: ProgramSpec, number: int, inputs: ForwardInputs[Tensor]) -> AdaptedLayer | None:
+        """Of a layer; None: no row has an adapter."""
+        if self.loras is None or not spec.has_lora:
+            return None
+        wide = self.loras.wide[number] if self.loras.wide else {}
+        return AdaptedLayer(inputs.lora_slots, self.loras.layers[number], wide)
 
     def _scale_delta(self, buffers: Buffers) -> None:
         if self.config.residual_scale != 1.0:

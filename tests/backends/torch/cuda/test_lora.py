@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from prefixwise.forward.batch import ForwardBatch
-from prefixwise.models.config import Activation, ModelConfig
+from prefixwise.models.config import ModelConfig
 from prefixwise.models.lora import MATRICES, LoraAdapter, LoraPair, matrix_shape, num_parts
 from tests.backends.torch.batches import extend_batch, prefill
 from tests.backends.torch.cuda.test_paged import ITEMS, PREFIXES, READS, SMALL, make_backend
@@ -65,24 +65,26 @@ def test_a_row_has_its_own_adapter_and_no_other_changes() -> None:
             assert torch.equal(moved[2], found[row])
 
 
-@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
-def test_gate_and_up_get_theirs_where_the_activation_reads_them(activation: Activation) -> None:
-    """The same bits as one after the other, and those of the model's own rows."""
-    from prefixwise.backends.torch.cuda.fused_elementwise import gate
-    from prefixwise.backends.torch.cuda.lora_kernels import expand, expand_and_gate
+def test_columns_behind_x() -> None:
+    """The same numbers for a row's own slot, and zeros for all others."""
+    from prefixwise.backends.torch.cuda.lora_kernels import shrink, shrink_into_tail
     from tests.backends.torch.cuda.interpreter import allow_loops
 
     if INTERPRETED:
         allow_loops()
-    num_rows, size, width = 70, 150, 32
-    slots = torch.tensor([0] * 5 + [2] * 25 + [1] * 5 + [0] * 30 + [2] * 5, dtype=torch.int32, device=DEVICE)
-    inner, gate_up = numbers(num_rows, width, seed=1), numbers(num_rows, 2 * size, seed=2)
-    b = numbers(3, 2 * size, width, seed=3) / width
-    found, expected = gate_up.new_empty(num_rows, size), gate_up.new_empty(num_rows, size)
-    expand_and_gate(inner, slots, b, gate_up, activation, found)
-    expand(inner, slots, b, gate_up)
-    gate(gate_up, activation, expected)
-    assert torch.equal(found.view(torch.int16), expected.view(torch.int16))
+    num_rows, size, width = 70, 200, 48
+    numbers_of = [0] * 5 + [2] * 25 + [1] * 5 + [0] * 30 + [3] * 5
+    slots = torch.tensor(numbers_of, dtype=torch.int32, device=DEVICE)
+    x, a = numbers(num_rows, size + 3 * width + 16, seed=1), numbers(4, width, size, seed=2) / size**0.5
+    before, expected = x.clone(), shrink(x[:, :size], slots, a)
+    shrink_into_tail(x, slots, a, 3)
+    tails = x[:, size : size + 3 * width].reshape(num_rows, 3, width)
+    for row, slot in enumerate(numbers_of):
+        for number in (1, 2, 3):
+            wanted = expected[row] if number == slot else torch.zeros_like(expected[row])
+            assert torch.equal(tails[row, number - 1], wanted)
+    assert torch.equal(x[:, :size], before[:, :size])
+    assert torch.equal(x[:, size + 3 * width :], before[:, size + 3 * width :])
 
 
 def random_adapter(config: ModelConfig, seed: int, rank: int = 4) -> LoraAdapter:
@@ -101,7 +103,8 @@ def random_adapter(config: ModelConfig, seed: int, rank: int = 4) -> LoraAdapter
 
 
 class TestRunner:
-    def test_adapters_through_pages(self) -> None:
+    @pytest.mark.parametrize("is_wide", [True, False], ids=["wide", "narrow"])
+    def test_adapters_through_pages(self, is_wide: bool) -> None:
         """As without pages; and rows of the model itself as in a forward without adapters."""
 
         def with_slots(batch: ForwardBatch, of_items: list[int]) -> ForwardBatch:
@@ -110,7 +113,8 @@ class TestRunner:
 
         found = []
         for is_paged in (True, False):
-            backend = make_backend(SMALL, is_paged=is_paged, max_loras=2)
+            backend = make_backend(SMALL, is_paged=is_paged, max_loras=2, is_wide=is_wide)
+            assert backend._loras is not None and bool(backend._loras.wide) == is_wide
             for slot in (1, 2):
                 backend.load_lora(slot, random_adapter(SMALL, slot))
             blocks = prefill(backend, PREFIXES)

@@ -221,8 +221,10 @@ def test_keys_after_rope_and_values_go_to_their_slots(
     assert (cache.values[untouched] == 5).all()
 
 
-def make_backend(config: ModelConfig, *, is_paged: bool = True, max_loras: int = 0) -> TorchBackend:
-    """Half precision; in the interpreter without graphs."""
+def make_backend(
+    config: ModelConfig, *, is_paged: bool = True, max_loras: int = 0, is_wide: bool | None = None
+) -> TorchBackend:
+    """Half precision; in the interpreter without graphs. `is_wide`: with columns for adapters, or without."""
     from prefixwise.backends.torch.cuda.attention import PagedAttention
     from prefixwise.backends.torch.cuda.lora_kernels import add_lora
     from prefixwise.backends.torch.cuda.runner import PagedRunner
@@ -230,6 +232,9 @@ def make_backend(config: ModelConfig, *, is_paged: bool = True, max_loras: int =
     with pytest.MonkeyPatch.context() as patch:
         if INTERPRETED:  # on CPUs without float16, too
             patch.setattr("prefixwise.backends.torch.backend.resolve_compute_dtype", lambda dtype, _: dtype)
+            patch.setattr("prefixwise.backends.torch.backend.keeps_bits", lambda *_: True)  # probes many GEMMs
+        if is_wide is not None:
+            patch.setattr("prefixwise.backends.torch.backend.can_widen", lambda *_: is_wide)
         backend = TorchBackend(
             random_checkpoint(config),
             dtype="float16",
