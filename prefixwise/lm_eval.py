@@ -37,7 +37,7 @@ from prefixwise.prompts.tokenizer import TextTokenizer
 log = logging.getLogger("prefixwise")
 
 _CALL_TOKENS = 1 << 20  # that the engine gets at once; then lm_eval's cache of answers has them
-_ENCODED_TEXTS = 64  # at once
+_ENCODED_CHARS = 1 << 20  # at once, or one text
 _DEFAULT_DEVICE = "cuda:0"  # that lm_eval's program passes where `--device` is not given, on any machine
 _END_TAG = "CONTINUE_FINAL_MESSAGE_TAG "  # as transformers marks the end of the last message
 _UNUSED = {  # lm_eval's own options, and the values that it passes if nobody asks for them
@@ -47,7 +47,8 @@ _UNUSED = {  # lm_eval's own options, and the values that it passes if nobody as
 }
 
 Answer = tuple[float, bool]  # log-likelihood, and whether greedy decoding would write the continuation
-Pair = tuple[tuple[str, str] | None, list[int], list[int]]  # texts for the cache of answers; context, continuation
+Tokens = Sequence[int] | Int32Array
+Pair = tuple[tuple[str, str] | None, Tokens, Tokens]  # texts for the cache of answers; context, continuation
 
 
 class Instance(Protocol):
@@ -162,11 +163,23 @@ class PrefixwiseLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: object) -> list[int]:
         """As lm_eval's model `hf`. None: with special tokens, unless the text has them."""
+        found: list[int] = self._encode(string, add_special_tokens).tolist()
+        return found
+
+    def _encode(self, text: str, add_special_tokens: bool | None = None) -> Int32Array:
         if add_special_tokens is None:
-            add_special_tokens = self._adds_special_tokens and not string.startswith(self._prefix_text)
-        known = self._token_ids.get(string)
-        ids: list[int] = (self.tokenizer.encode(string) if known is None else known).tolist()
-        return [*self._leading_ids, *ids, *self.tokenizer.trailing_ids.tolist()] if add_special_tokens else ids
+            add_special_tokens = self._adds_special_tokens and not text.startswith(self._prefix_text)
+        known = self._token_ids.get(text)
+        ids = self.tokenizer.encode(text) if known is None else known
+        if not add_special_tokens:
+            return ids
+        return np.concatenate([np.array(self._leading_ids, np.int32), ids, self.tokenizer.trailing_ids])
+
+    def _encode_pair(self, context: str, continuation: str) -> tuple[Int32Array, Int32Array]:
+        """As lm_eval's, without lists: the tokens of both, where spaces between them belong to the continuation."""
+        stripped = context.rstrip()
+        whole, before = self._encode(context + continuation), self._encode(stripped)
+        return before, whole[len(before) :]
 
     def loglikelihood(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[Answer]:
         """As lm_eval's, which encodes texts one by one: here each is encoded once, all together and on all cores."""
@@ -183,9 +196,13 @@ class PrefixwiseLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
         wholes = (context + continuation for context, continuation in pairs)
         texts = [text for text in dict.fromkeys((*contexts, *wholes)) if text]
         found: dict[str, Int32Array] = {}
-        for start in range(0, len(texts), _ENCODED_TEXTS):
-            part = texts[start : start + _ENCODED_TEXTS]
-            found.update(zip(part, self.tokenizer.encode_many(part), strict=True))
+        part, size = list[str](), 0
+        for text in texts:
+            part.append(text)
+            size += len(text)
+            if size >= _ENCODED_CHARS or len(found) + len(part) == len(texts):
+                found.update(zip(part, self.tokenizer.encode_many(part), strict=True))
+                part, size = [], 0
         return found
 
     def _loglikelihood_tokens(self, requests: Sequence[Pair], disable_tqdm: bool = False, **_: object) -> list[Answer]:
@@ -205,15 +222,15 @@ class PrefixwiseLM(TemplateLM):  # type: ignore[misc]  # lm_eval has no types
                         self.cache_hook.add_partial("loglikelihood", requests[number][0], answers[number])
         return answers
 
-    def _sequence(self, context: Sequence[int], continuation: Sequence[int]) -> TokenSequence:
+    def _sequence(self, context: Tokens, continuation: Tokens) -> TokenSequence:
         """Cut from the left, as `hf` does it: the last token is read and not computed."""
-        if not 0 < len(continuation) <= self.max_length or not context:
+        if not 0 < len(continuation) <= self.max_length or not len(context):
             raise InvalidValueError(
                 f"a request must have a context and a continuation of 1 to {self.max_length} tokens (max_length), got "
                 f"{len(context)} and {len(continuation)} tokens",
-                code="context_too_long" if context and continuation else "empty_continuation",
+                code="context_too_long" if len(context) and len(continuation) else "empty_continuation",
             )
-        token_ids = np.array([*context, *continuation][-self.max_length - 1 :], np.int32)
+        token_ids = np.concatenate([context, continuation])[-self.max_length - 1 :].astype(np.int32)
         num_cut = len(context) + len(continuation) - len(token_ids)
         if num_cut:
             log.warning("%d tokens were cut off the beginning of a context: max_length is %d", num_cut, self.max_length)

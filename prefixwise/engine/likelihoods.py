@@ -117,11 +117,14 @@ class Likelihoods:
         )
         try:
             while waiting or live:
-                while waiting and (not live or num_queued < max_queued):
+                new: dict[int, RequestState] = {}
+                while waiting and (not (live or new) or num_queued < max_queued):
                     number = waiting.popleft()
                     request = prepared.requests[number]
-                    live[number] = self._engine.submit(request, on_change=partial(changes.put, number))
+                    new[number] = self._engine.state_of(request, on_change=partial(changes.put, number))
                     num_queued += request.num_tokens
+                live.update(new)
+                self._engine.submit_all(tuple(new.values()))  # together, as they would else run in steps of one or two
                 number = changes.get()
                 state = live.get(number)
                 if state is None or not state.is_done:

@@ -14,6 +14,7 @@ from prefixwise.contract.errors import InvalidValueError, VocabularyError
 from prefixwise.engine.engine import ScoringEngine
 from prefixwise.engine.likelihoods import Likelihoods, TokenLogprobs
 from prefixwise.engine.prepare import EngineConfig
+from prefixwise.engine.request_state import RequestState
 from prefixwise.engine.scheduler import Scheduler, SchedulerOptions
 from prefixwise.forward.batch import ForwardBatch, RunningForward
 from prefixwise.plan.likelihoods import TokenSequence
@@ -133,19 +134,22 @@ def test_few_are_queued_at_a_time() -> None:
     asked = [TokenSequence(rng.integers(0, VOCABULARY, 100).astype(np.int32), 60) for _ in range(200)]
     most = 0
     with likelihoods_of(step_tokens=64) as (_, likelihoods):
-        submit = likelihoods._engine.submit
-        live: list[Any] = []
+        submit = likelihoods._engine.submit_all
+        live: list[RequestState] = []
+        calls: list[int] = []
 
-        def counted(*args: Any, **options: Any) -> Any:
+        def counted(states: Sequence[RequestState]) -> None:
             nonlocal most
-            live.append(submit(*args, **options))
+            submit(states)
+            live.extend(states)
+            calls.append(len(states))
             most = max(most, sum(not each.is_done for each in live))
-            return live[-1]
 
-        likelihoods._engine.submit = counted  # type: ignore[method-assign]
+        likelihoods._engine.submit_all = counted  # type: ignore[method-assign]
         likelihoods.read(asked)
     assert len(live) == 200
     assert most <= 8
+    assert calls[0] > 1  # together: steps of one request each would waste a GPU
 
 
 def test_what_cannot_be_read_is_an_error() -> None:
