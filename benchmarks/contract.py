@@ -114,7 +114,7 @@ def add_request_options(parser: argparse.ArgumentParser) -> None:
 
 
 def make_engine(options: argparse.Namespace) -> ScoringEngine:
-    """Random weights; prefixes are cached with `--cached` only."""
+    """Random weights; prefixes are cached with `--cached` only. Steps are as long as a server's."""
     choice = BackendOptions(
         options.backend,
         dtype=options.dtype,
@@ -126,12 +126,21 @@ def make_engine(options: argparse.Namespace) -> ScoringEngine:
     config = describe_model(options.model)
     checkpoint = random_checkpoint() if config == QWEN3_06B else repeated_checkpoint(config)
     scheduler = Scheduler(load_backend(checkpoint, choice), SchedulerOptions(prefix_cache=options.cached))
+    calibrate(scheduler)
     engine = ScoringEngine(EngineConfig("random"), scheduler, None)
     if options.lora_rank:
         with TemporaryDirectory() as folder:
             write_lora(Path(folder), config, options.lora_rank)
             engine.load_lora(LORA, folder)
     return engine
+
+
+def calibrate(scheduler: Scheduler) -> None:
+    """As a server does after its warm-up. Here the probes compile their programs: repeat until none is left."""
+    backend, num_before = scheduler.backend, -1
+    while num_before != backend.num_compilations:
+        num_before = backend.num_compilations
+        scheduler.calibrate()
 
 
 def parse_options() -> argparse.Namespace:

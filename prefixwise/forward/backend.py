@@ -20,7 +20,8 @@ Warmup = Literal["full", "fast", "none"]
 QuantizationName = Literal["fp8"]
 
 # Seconds that a step may take, and tokens that it may have in any case: every step reads the weights, which on a CPU
-# takes as long as computing about 40 tokens. Whoever comes waits for the step that runs, and then for its own.
+# takes as long as computing about 40 tokens. Whoever comes waits for the step that runs, and then for its own. Steps of
+# large models take longer on accelerators (`plan/cost_model.py`: tokens_of_step).
 STEP_SECONDS: dict[DeviceKind, float | None] = {"cpu": 0.25, "gpu": 0.012, "tpu": 0.02}
 LEAST_STEP_TOKENS = 256
 
@@ -104,7 +105,8 @@ class BackendInfo:
     compute_dtype: str | None = None  # of activations, GEMMs and the KV cache; None: that of the weights
     compilation_cache_dir: str | None = None  # of compiled programs; None: they are not cached
     step_tokens: int = 2048  # most tokens of a step: more do not use the device better
-    step_seconds: float | None = None  # a step should take no longer, as newcomers wait for it; None: no bound
+    # A step should take no longer, as newcomers wait for it, unless that wastes an accelerator; None: no bound.
+    step_seconds: float | None = None
     # Forwards of a multiple of so many tokens take less time per token: their attention tiles use all cores to the end.
     wave_tokens: int = 1
     least_step_tokens: int = 1  # a step may have as many however long it takes: fewer would waste the device

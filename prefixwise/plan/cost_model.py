@@ -19,6 +19,7 @@ from prefixwise.contract.ragged import Int64Array
 from prefixwise.forward.backend import BackendInfo, DeviceKind
 from prefixwise.models.config import ModelConfig
 
+MAX_FIXED_SHARE = 0.15  # of the seconds of an accelerator's step: launches, and reading the weights
 MAX_CHANGE = 4.0  # a step counts as at most this many times slower than expected: it may have waited for a compiler
 SLOWER_WEIGHT, FASTER_WEIGHT = 0.1, 0.5  # of a step: other programs make a device slower at times, never faster
 PRIOR_WEIGHT = 0.01  # of the static proportions in a fit: they decide what the probes leave open
@@ -55,6 +56,10 @@ class CostModel:
         """Tokens without attention that so many forwards compute in this time."""
         return max(0, int((seconds - num_forwards * self.seconds_per_forward) / self.seconds_per_token))
 
+    def tokens_for_fixed_share(self, share: float) -> int:
+        """Least tokens without attention of a forward whose fixed cost is at most this part of its seconds."""
+        return math.ceil((1 / share - 1) * self.seconds_per_forward / self.seconds_per_token)
+
     def scaled(self, factor: float) -> CostModel:
         return CostModel(
             factor * self.seconds_per_forward, factor * self.seconds_per_token, factor * self.seconds_per_pair
@@ -64,16 +69,21 @@ class CostModel:
 def tokens_of_step(costs: CostModel, backend: BackendInfo) -> int:
     """Most tokens without attention that a step may have: those of `step_seconds`, but at least `least_step_tokens`.
 
+    An accelerator's step is longer where the fixed cost of its forward would be more than MAX_FIXED_SHARE of it, as
+    with large models. A CPU's step is not: it takes long enough to wait for.
+
     A whole bucket, or a multiple of `least_step_tokens`, so that a full step has no padding.
     """
     if backend.step_seconds is None:
         return backend.step_tokens
-    num_forwards = 1 if backend.joins_prefill else 2
-    in_time = min(costs.tokens_within(backend.step_seconds, num_forwards), backend.step_tokens)
+    num_tokens = costs.tokens_within(backend.step_seconds, num_forwards=1 if backend.joins_prefill else 2)
+    if backend.device_kind != "cpu":
+        num_tokens = max(num_tokens, costs.tokens_for_fixed_share(MAX_FIXED_SHARE))
+    num_tokens = min(num_tokens, backend.step_tokens)
     if backend.token_buckets:
-        whole = max((size for size in backend.token_buckets if size <= in_time), default=0)
+        whole = max((size for size in backend.token_buckets if size <= num_tokens), default=0)
     else:
-        whole = in_time // backend.least_step_tokens * backend.least_step_tokens
+        whole = num_tokens // backend.least_step_tokens * backend.least_step_tokens
     return min(max(whole, backend.least_step_tokens), backend.step_tokens)
 
 
@@ -85,27 +95,34 @@ class DeviceFigures:
     """The speed of a kind of device."""
 
     flops_per_second: float  # large GEMMs in half precision
-    seconds_per_forward: float
+    launch_seconds: float  # of a forward
+    bytes_per_second: float = math.inf  # of its memory; inf: `launch_seconds` has the time to read the weights
 
+
+BYTES_PER_WEIGHT = 2  # half precision
 
 # cpu: two cores with AMX; gpu: an H200; tpu: a v6e chip at half its published rate.
 STATIC_FIGURES: dict[DeviceKind, DeviceFigures] = {
     "cpu": DeviceFigures(0.8e12, 0.03),
-    "gpu": DeviceFigures(6e14, 0.004),
-    "tpu": DeviceFigures(4.5e14, 0.003),
+    "gpu": DeviceFigures(6e14, 0.0015, 4e12),
+    "tpu": DeviceFigures(4.5e14, 0.0025, 1.6e12),
 }
 
 
 def static_costs(config: ModelConfig, kind: DeviceKind) -> CostModel:
-    """The model's floating-point operations at the rate of a device of this kind."""
-    d, h, figures = config.model_size, config.head_size, STATIC_FIGURES[kind]
-    heads = config.num_heads + 2 * config.num_kv_heads
-    num_experts = 1 if config.experts is None else config.experts.experts_per_token  # of a token
-    weights_per_layer = heads * h * d + config.num_heads * h * d + 3 * d * config.mlp_size * num_experts
+    """The model's bytes and floating-point operations at the rates of a device of this kind.
+
+    A forward reads the weights of all experts, and a token uses those of a few.
+    """
+    d, h, layers, figures = config.model_size, config.head_size, config.num_layers, STATIC_FIGURES[kind]
+    experts = config.experts
+    num_read, num_used = (1, 1) if experts is None else (experts.num_experts, experts.experts_per_token)
+    attention, mlp = 2 * (config.num_heads + config.num_kv_heads) * h * d, 3 * d * config.mlp_size
+    bytes_read = BYTES_PER_WEIGHT * layers * (attention + mlp * num_read)
     return CostModel(
-        figures.seconds_per_forward,
-        2 * weights_per_layer * config.num_layers / figures.flops_per_second,
-        4 * config.num_heads * h * config.num_layers / figures.flops_per_second,
+        figures.launch_seconds + bytes_read / figures.bytes_per_second,
+        2 * layers * (attention + mlp * num_used) / figures.flops_per_second,
+        4 * layers * config.num_heads * h / figures.flops_per_second,
     )
 
 

@@ -11,10 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prefixwise.backends.fake import FakeBackend
-from prefixwise.forward.backend import BackendInfo, DeviceKind
+from prefixwise.forward.backend import STEP_SECONDS, BackendInfo, DeviceKind
+from prefixwise.models.config import ExpertsConfig
 from prefixwise.plan.cost_model import (
     FASTER_WEIGHT,
     MAX_CHANGE,
+    MAX_FIXED_SHARE,
     SLOWER_WEIGHT,
     STATIC_FIGURES,
     CostModel,
@@ -50,11 +52,23 @@ class TestFigures:
         assert COSTS.seconds(Work(num_tokens=10, num_pairs=7000, num_forwards=2)) == pytest.approx(0.1 + 0.01 + 0.007)
 
     @pytest.mark.parametrize("kind", get_args(DeviceKind))
-    def test_static_figures_are_operations_over_the_rate_of_the_kind_of_device(self, kind: DeviceKind) -> None:
+    def test_static_figures_are_bytes_and_operations_over_the_rates_of_the_kind_of_device(
+        self, kind: DeviceKind
+    ) -> None:
         costs, figures = static_costs(CONFIG, kind), STATIC_FIGURES[kind]
-        assert costs.seconds_per_forward == figures.seconds_per_forward
+        assert costs.seconds_per_forward == figures.launch_seconds + 2 * WEIGHTS / figures.bytes_per_second
         assert costs.seconds_per_token == pytest.approx(2 * WEIGHTS / figures.flops_per_second)
         assert costs.seconds_per_pair == pytest.approx(4 * 8 / figures.flops_per_second)
+
+    def test_a_forward_reads_all_experts_and_a_token_uses_its_own(self) -> None:
+        sparse = replace(CONFIG, experts=ExpertsConfig(num_experts=10, experts_per_token=2, norms_weights=True))
+        costs, figures = static_costs(sparse, "gpu"), STATIC_FIGURES["gpu"]
+        read = 2 * (4 * 64 + 10 * 3 * 128) / figures.bytes_per_second
+        assert costs.seconds_per_forward == pytest.approx(figures.launch_seconds + read, rel=1e-12)
+        assert costs.seconds_per_token == pytest.approx(2 * (4 * 64 + 2 * 3 * 128) / figures.flops_per_second)
+
+    def test_on_a_cpu_a_forward_costs_the_same_for_every_model(self) -> None:
+        assert static_costs(replace(CONFIG, num_layers=1000), "cpu").seconds_per_forward == 0.03
 
 
 class TestTokensOfStep:
@@ -78,6 +92,35 @@ class TestTokensOfStep:
 
     def test_a_small_token_budget_goes_before_the_least(self) -> None:
         assert tokens_of_step(COSTS, info(step_seconds=0.6, step_tokens=100)) == 100
+
+
+class TestStepsOfLargeModels:
+    """On accelerators the fixed cost of a forward is a small part of a step, however long that takes."""
+
+    def tokens(self, costs: CostModel, kind: DeviceKind = "gpu", **facts: object) -> int:
+        facts = {"least_step_tokens": 1, "step_tokens": 16_384, "step_seconds": STEP_SECONDS[kind], **facts}
+        return tokens_of_step(costs, info(device_kind=kind, **facts))
+
+    def test_the_least_tokens_with_that_share_where_the_time_allows_fewer(self) -> None:
+        costs = CostModel(seconds_per_forward=0.007, seconds_per_token=2e-5, seconds_per_pair=1e-9)
+        num_tokens = self.tokens(costs)
+        assert costs.seconds_per_forward <= MAX_FIXED_SHARE * costs.seconds(Work(num_tokens, 0))
+        assert costs.seconds_per_forward > MAX_FIXED_SHARE * costs.seconds(Work(num_tokens - 1, 0))
+
+    def test_on_a_cpu_the_time_decides(self) -> None:
+        assert self.tokens(CostModel(0.24, 0.001, 1e-9), "cpu", least_step_tokens=256) == 256
+
+    def test_the_most_tokens_of_a_step_stay_its_bound(self) -> None:
+        """About a mixture of experts: reading them takes as long as 3,000 tokens."""
+        assert self.tokens(CostModel(0.0228, 7.55e-6, 2e-9)) == 16_384
+
+    def test_where_there_are_buckets_it_is_one(self) -> None:
+        buckets = (256, 1024, 1280, 1536, 1792, 2048)
+        assert self.tokens(CostModel(0.0074, 2.31e-5, 2e-9), token_buckets=buckets) == 1792
+
+    def test_the_time_decides_for_a_small_model(self) -> None:
+        """Qwen3-0.6B on an H200."""
+        assert self.tokens(CostModel(0.0017, 1.44e-6, 3.86e-10)) == 7152
 
 
 class TestFit:
