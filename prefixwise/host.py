@@ -66,6 +66,11 @@ def cpu_name() -> str:
     return name or platform.processor() or platform.machine() or "unknown CPU"
 
 
+def is_arm() -> bool:
+    """Is the processor one of ARM's, with 64 bits?"""
+    return platform.machine() in ("aarch64", "arm64")
+
+
 def cpu_features() -> frozenset[str]:
     """The kernel's names of the processor's instruction sets; empty if it lists none."""
     facts = _cpu_facts()

@@ -180,6 +180,7 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.collect()
         gc.freeze()
         gc.enable()
+        gc.set_threshold(10_000, 20, 50)  # as in our server
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:

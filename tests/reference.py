@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from prefixwise.backends.torch.devices import native_cpu_dtypes
+from prefixwise.backends.torch.devices import DTYPES, native_cpu_dtypes
 from tests.checkpoints import quick_gguf_reader
 
 Floats = NDArray[np.float64]
@@ -19,6 +19,12 @@ Floats = NDArray[np.float64]
 # How close float32 must come (design: How exact).
 PROBABILITY_BOUND = 1e-5  # softmax, prob, sigmoid
 LOGIT_BOUND = 1e-4  # logit, logit_diff, logprob
+
+
+def is_emulated(dtype: str) -> bool:
+    """Does PyTorch compute in float32 here, on weights that are rounded to this dtype? Where it does, by the path of
+    float32 (`backends/torch/test_backend.py` holds it to that), a few cases will do."""
+    return DTYPES[dtype] not in native_cpu_dtypes()
 
 
 def bound_of(mode: str) -> float:

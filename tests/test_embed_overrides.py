@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from prefixwise import Scorer
 from prefixwise.contract.request import Algorithm
 from tests.checkpoints import FAMILY_NAMES
-from tests.reference import Floats, Reference, bound_of, expected_scores, log_softmax
+from tests.reference import Floats, Reference, bound_of, expected_scores, is_emulated, log_softmax
 
 pytestmark = pytest.mark.usefixtures("programs_on_disk")
 
@@ -40,6 +40,8 @@ def is_slow(test: str, parameters: Mapping[str, Any]) -> bool:
     """JAX every day: parity of the family that scales embeddings, and bits on the path on which most requests run."""
     if test == "test_labels_of_many_tokens":
         return parameters["family"] not in ("qwen3", "gemma") or parameters["place"] == "jax-cpu"
+    if parameters.get("place") == "torch-cpu" and "dtype" in parameters:
+        return is_emulated(parameters["dtype"]) and parameters["algorithm"] != "prefill_extend"
     if parameters.get("place") != "jax-cpu":
         return False
     if test == "test_an_item_does_not_see_the_vectors_of_others":

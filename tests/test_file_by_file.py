@@ -34,9 +34,9 @@ def test_every_file_is_collected_once_and_run_whole(num_processes: int, tmp_path
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(f"print('collected', {name!r}, file=open('collected', 'a'))\n{text}", "utf-8")
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = slow", "utf-8")
-    command = [sys.executable, "-m", "pytest", "-p", "tests.file_by_file", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "-p", "xdist", "-p", "tests.file_by_file", "-p", "no:cacheprovider"]
     options = ["-n", str(num_processes), "--dist", "loadfile", "-m", "not slow", "-rA", "."]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1]), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     environment.pop("PYTEST_XDIST_WORKER", None)
     done = subprocess.run([*command, *options], env=environment, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 1, done.stdout

@@ -19,7 +19,7 @@ from prefixwise.engine.stats import EngineStats
 from prefixwise.forward.backend import Backend
 from prefixwise.forward.batch import ForwardBatch
 from tests.faults import FaultyBackend
-from tests.reference import LOGIT_BOUND, Floats, Reference
+from tests.reference import LOGIT_BOUND, Floats, Reference, is_emulated
 
 pytestmark = pytest.mark.usefixtures("programs_on_disk")
 
@@ -39,12 +39,14 @@ PATHS: dict[str, dict[str, Any]] = {
 
 
 def is_slow(test: str, parameters: Mapping[str, Any]) -> bool:
-    """Every day PyTorch, and one algorithm for all, which are equal bit for bit on a CPU. JAX compiles for each
-    algorithm and dtype."""
+    """Every day PyTorch, and one algorithm for all, which are equal bit for bit on a CPU; of a dtype that this CPU
+    emulates, only that they are. JAX compiles for each algorithm and dtype."""
     if parameters.get("place") == "jax-cpu" or parameters.get("cpu") == "jax":
         return True
     if test == "test_every_path_and_chunk_size_gives_the_same_bits":
         return bool(parameters["dtype"] == "float32")
+    if parameters.get("place", "torch-cpu") == "torch-cpu" and is_emulated(parameters.get("dtype", "float32")):
+        return True
     return bool(parameters.get("path", "prefill_extend") != "prefill_extend")
 
 

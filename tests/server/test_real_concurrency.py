@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from prefixwise.launch.loading import load_engine, resolved_config
 from prefixwise.launch.options import EngineOptions
 from prefixwise.server.config import ServerOptions
 from prefixwise.server.service import Service
+from tests.reference import is_emulated
 from tests.server.app_client import AppClient
 from tests.server.real_requests import (
     BLOCK,
@@ -32,10 +34,15 @@ from tests.server.real_requests import (
 )
 from tests.server.server_process import WORKERS, ServerProcess, real_server
 
-BODIES = mixed_requests(seed=1, count=28)
+BODIES = mixed_requests(seed=1, count=20)
 PATIENT = (
     "--request-timeout=3600",
 )  # so that no request is refused on a slow machine, as one that would come too late
+
+
+def is_slow(test: str, parameters: Mapping[str, Any]) -> bool:
+    """A dtype that the CPU emulates has the path of float32."""
+    return is_emulated(parameters["servers"][0])
 
 
 @dataclass(frozen=True)

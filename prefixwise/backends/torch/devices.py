@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import platform
 from functools import cache
 from typing import Any
 
@@ -15,6 +14,7 @@ from torch import Tensor
 from prefixwise.contract.errors import BackendError
 from prefixwise.contract.ragged import Int64Array
 from prefixwise.forward.batch import KV_BLOCK_SIZE
+from prefixwise.host import is_arm
 from prefixwise.models.config import ModelConfig
 
 log = logging.getLogger("prefixwise")
@@ -98,11 +98,7 @@ def gemms_take_all_cores() -> bool:
     That runs a GEMM on as many cores as the process had when PyTorch was imported, whatever the calling thread's number
     of threads is, and GEMMs of one shape one after the other.
     """
-    return has_onednn() and _is_arm() and bool(torch.ops.mkldnn._is_mkldnn_acl_supported())
-
-
-def _is_arm() -> bool:
-    return platform.machine() in ("aarch64", "arm64")
+    return has_onednn() and is_arm() and bool(torch.ops.mkldnn._is_mkldnn_acl_supported())
 
 
 def native_cpu_dtypes() -> frozenset[torch.dtype]:
@@ -113,11 +109,10 @@ def native_cpu_dtypes() -> frozenset[torch.dtype]:
     native = {torch.float32}
     if not has_onednn():
         return frozenset(native)
-    is_arm = _is_arm()
     # oneDNN's own answer counts emulation on AVX-512 as support.
-    if torch.ops.mkldnn._is_mkldnn_bf16_supported() if is_arm else torch.cpu._is_avx512_bf16_supported():
+    if torch.ops.mkldnn._is_mkldnn_bf16_supported() if is_arm() else torch.cpu._is_avx512_bf16_supported():
         native.add(torch.bfloat16)
-    if not is_arm and torch.ops.mkldnn._is_mkldnn_fp16_supported():
+    if not is_arm() and torch.ops.mkldnn._is_mkldnn_fp16_supported():
         native.add(torch.float16)
     return frozenset(native)
 

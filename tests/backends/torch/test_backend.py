@@ -1,7 +1,11 @@
 from __future__ import annotations
 
 import gc
+import json
 import logging
+import os
+import subprocess
+import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
@@ -43,6 +47,20 @@ from tests.backends.torch.batches import (
 
 RANDOM = np.random.default_rng(6)
 LONG_PREFIX = RANDOM.integers(0, 500, 700).astype(np.int32)
+# With a model's folder, or nothing for the embedded one, and a dtype: many items, and one that is computed in pieces.
+SCORES_AND_THREADS = """
+import json, sys
+import numpy as np
+import torch
+from prefixwise import Scorer
+random, scores = np.random.default_rng(0), []
+with Scorer(sys.argv[1] or None, backend="torch", device="cpu", dtype=sys.argv[2]) as scorer:
+    for num_items, length in ((6, 33), (1, 300)):
+        query, items = (random.integers(0, 512, shape).tolist() for shape in (300, (num_items, length)))
+        for mode in ("logit", "logprob"):
+            scores.append(scorer.score(query, items, label_token_ids=[5, 77], score_mode=mode).scores)
+print(json.dumps({"threads": torch.get_num_threads(), "scores": scores}))
+"""
 
 
 @pytest.fixture(
@@ -332,6 +350,32 @@ class TestThreads:
             assert other.logsumexp is not None
             assert found[0].logsumexp is not None
             assert np.array_equal(other.logsumexp, found[0].logsumexp)
+
+    @pytest.mark.parametrize(
+        ("model", "dtype", "counts"),
+        [
+            ("medium", "float32", (1, 3)),
+            pytest.param("medium", "float32", (1, 2, 4), marks=pytest.mark.slow),
+            pytest.param("medium", "bfloat16", (1, 2, 3, 4), marks=pytest.mark.slow),
+            pytest.param("embedded", "float32", (1, 2, 3, 4), marks=pytest.mark.slow),
+            pytest.param("embedded", "bfloat16", (1, 2, 3, 4), marks=pytest.mark.slow),
+        ],
+    )
+    def test_nor_do_those_of_a_process_that_begins_with_them(
+        self, checkpoint_of: Callable[[str], Path], model: str, dtype: str, counts: tuple[int, ...]
+    ) -> None:
+        """A tile of these widths has more elements than PyTorch lets one thread have: the others get a part."""
+        folder = "" if model == "embedded" else str(checkpoint_of(model))
+        found = []
+        for count in counts:
+            command = [sys.executable, "-c", SCORES_AND_THREADS, folder, dtype]
+            done = subprocess.run(
+                command, env={**os.environ, "OMP_NUM_THREADS": str(count)}, capture_output=True, text=True, check=True
+            )
+            answer = json.loads(done.stdout)
+            assert answer["threads"] == count
+            found.append(answer["scores"])
+        assert all(each == found[0] for each in found[1:])
 
 
 class TestNeighbourThatIsNotFinite:
