@@ -23,7 +23,7 @@ ITEM_LENS = [3, 1, 70, 128, 20]
 
 
 def is_slow(test: str, parameters: Mapping[str, Any]) -> bool:
-    """Longer steps in one dtype: JAX must compile programs of two sizes for them, and PyTorch cuts them in all alike."""
+    """Longer steps in one dtype: JAX must compile programs of two sizes, and PyTorch cuts them in all dtypes alike."""
     return bool(parameters["backend"] != "torch-float32" and parameters["step_tokens"] > 512)
 
 
