@@ -20,7 +20,7 @@ from benchmarks.goals.__main__ import commit
 from prefixwise import __version__
 from prefixwise.bench.files import now_utc, write_text
 from prefixwise.bench.processes import ended_by_signals
-from prefixwise.host import cpu_features, cpu_name
+from prefixwise.host import cpu_features, cpu_name, num_cores
 
 
 def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -50,7 +50,7 @@ def machine() -> dict[str, Any]:
     return {
         "cpu": cpu_name(),
         "machine": platform.machine(),
-        "cores": os.cpu_count(),
+        "cores": num_cores(),
         "bf16": sorted(cpu_features() & {"avx512_bf16", "amx_bf16", "bf16"}),
         "load_average": round(os.getloadavg()[0], 2),
     }

@@ -42,7 +42,6 @@ from benchmarks.goals.__main__ import commit
 from benchmarks.quality.data import HARNESS_TASKS, Document, Task, read_task
 from prefixwise import __version__
 from prefixwise.bench.files import now_utc
-from prefixwise.host import num_cores
 from prefixwise.models.sources import embedded_model_path
 from tests.server.server_process import ServerProcess, server_process
 
@@ -298,12 +297,13 @@ def measure(
         if "local-completions" in names:
             models["local-completions"] = our_server(stack.enter_context(checkpoint.server()).url)
         if checkpoint.is_gpu:  # kernels are compiled, and graphs captured, on first use
-            for model in (*models.values(), checkpoint.hf(GPU_BATCH_SIZES[0])):
+            theirs = [checkpoint.hf(GPU_BATCH_SIZES[0])] if "hf" in names else []
+            for model in (*models.values(), *theirs):
                 harness.run(model, tasks[0], "own", checkpoint.probe_documents)
         for task in tasks:
             if "hf" in names:
                 size = batch_sizes[task] = batch_size or best_batch_size(harness, task, checkpoint)
-                tried = {dtype: checkpoint.hf(size, dtype) for dtype in {None, checkpoint.softmax_dtype}}
+                tried = {dtype: checkpoint.hf(size, dtype) for dtype in (None, checkpoint.softmax_dtype)}
                 softmax_seconds[task] = {
                     str(dtype or "default"): harness.run(each, task, "shared", checkpoint.probe_documents).seconds
                     for dtype, each in tried.items()
@@ -341,9 +341,8 @@ def main() -> None:
     found = measure(checkpoint, given.limit, tasks, shots, names, given.batch_size)
     print(table(found["rows"]))
     command = f"python -m benchmarks.quality.harness {' '.join(sys.argv[1:])}".strip()
-    facts = {"command": command, "time": now_utc(), "version": __version__, "commit": commit()}
-    allowed = {**machine(), "cores": num_cores()}  # `taskset` leaves some
-    print(json.dumps({**facts, "machine": allowed, **found}))
+    facts = {"command": command, "time": now_utc(), "version": __version__, "commit": commit(), "machine": machine()}
+    print(json.dumps({**facts, **found}))
     sys.exit(1 if found["failures"] else 0)
 
 

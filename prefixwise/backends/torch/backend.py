@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
@@ -61,6 +62,8 @@ from prefixwise.models.weight_cache import with_bfloat16_weights
 if TYPE_CHECKING:
     from prefixwise.backends.torch.cuda.runner import PagedRunner
 
+log = logging.getLogger("prefixwise")
+
 CPU_TILE_ROWS = 128
 _OUT_OF_MEMORY = ("can't allocate memory", "not enough memory")  # of the host; the second is mimalloc, on ARM
 CUDA_TOKEN_MULTIPLE = 256  # from this many rows on cuBLAS adds in one order for any number of rows
@@ -116,6 +119,7 @@ class TorchBackend(Backend):
         if not self._is_cpu and is_invariant:
             row_unit = invariant_unit(weights.layers[0], self._dtype)
         if wide and not keeps_bits(weights.layers[0], wide[0], row_unit):
+            log.info("LoRA adapters have kernels of their own here: GEMMs with their columns give other bits")
             wide = ()
         tile_rows = CUDA_INVARIANT_ROWS if batch_invariant and row_unit is None else None
         if self._is_cpu:

@@ -36,33 +36,44 @@ def invariant_unit(layer: LayerWeights, dtype: torch.dtype) -> int | None:
 def keeps_bits(layer: LayerWeights, wide: Mapping[LoraMatrix, Tensor], unit: int | None) -> bool:
     """Do matrices with more columns, for LoRA adapters, give rows with zeros there the bits that they have without; and
     all rows the same bits in GEMMs of all multiples of `unit`?"""
+    found = all(
+        _keeps_bits(weight, getattr(layer, matrix).shape[1], layer.qkv_bias if matrix == "qkv" else None, unit)
+        for matrix, weight in wide.items()
+    )
+    if layer.o.is_cuda:
+        torch.cuda.empty_cache()
+    return found
+
+
+def _keeps_bits(wide: Tensor, size: int, bias: Tensor | None, unit: int | None) -> bool:
+    """Of one matrix, whose own columns are the first `size`."""
     counts = set(range(unit or UNITS[0], MAX_GEMM_ROWS + 1, unit or UNITS[0]))
-    for matrix, weight in wide.items():
-        bias, size = layer.qkv_bias if matrix == "qkv" else None, getattr(layer, matrix).shape[1]
-        random = torch.Generator(weight.device).manual_seed(0)
-        x = torch.randn(MAX_GEMM_ROWS, weight.shape[1], generator=random, device=weight.device, dtype=weight.dtype)
-        tried = torch.cat([weight[:, :size], torch.randn_like(weight[:, size:])], 1)
-        if unit is not None and _equal_counts(lambda count: F.linear(x[:count], tried, bias), counts) != counts:  # noqa: B023
-            return False
-        x[:, size:] = 0
-        for count in counts:
-            narrow = F.linear(x[:count, :size], weight[:, :size], bias)
-            if not torch.equal(F.linear(x[:count], tried, bias), narrow):
-                return False
-    torch.cuda.empty_cache()
-    return True
+    x, tried = _random_rows(wide, wide.dtype), wide.clone()
+    tried[:, size:].normal_()
+    if unit is not None and _equal_counts(lambda count: F.linear(x[:count], tried, bias), counts) != counts:
+        return False
+    x[:, size:] = 0
+    return all(
+        torch.equal(F.linear(x[:count], tried, bias), F.linear(x[:count, :size], wide[:, :size], bias))
+        for count in counts
+    )
 
 
 def _gemm(layer: LayerWeights, matrix: str, dtype: torch.dtype) -> Callable[[int], Tensor]:
     """A GEMM of the first rows of the same random ones."""
     weight = getattr(layer, matrix)
     bias = layer.qkv_bias if matrix == "qkv" else None
-    random = torch.Generator(weight.device).manual_seed(0)
-    x = torch.randn(MAX_GEMM_ROWS, weight.shape[1], generator=random, device=weight.device, dtype=dtype)
+    x = _random_rows(weight, dtype)
     if layer.fp8_scales is None:
         return lambda count: F.linear(x[:count], weight, bias)
     (codes, row_scales), scales = quantise_rows(x), getattr(layer.fp8_scales, matrix)
     return lambda count: fp8_linear(codes[:count], row_scales[:count], weight, scales, bias)
+
+
+def _random_rows(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """As many as a GEMM has at most, always the same."""
+    random = torch.Generator(weight.device).manual_seed(0)
+    return torch.randn(MAX_GEMM_ROWS, weight.shape[1], generator=random, device=weight.device, dtype=dtype)
 
 
 def _equal_counts(gemm: Callable[[int], Tensor], counts: set[int]) -> set[int]:

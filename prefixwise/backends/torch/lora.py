@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  # everybody's name for it
 from torch import Tensor
 
-from prefixwise.backends.torch.devices import upload
+from prefixwise.backends.torch.devices import dtype_name, upload
 from prefixwise.backends.torch.linear import RowTile, pad_rows
 from prefixwise.backends.torch.weights import ModelWeights
 from prefixwise.contract.errors import BackendError, ModelLoadError
@@ -107,7 +107,8 @@ class LoraSlots:
     def _load_tail(self, slot: int, wide: Tensor, pair: StackedPair) -> None:
         """The slot's B, behind the matrix's own columns. Other rows have zeros for it, and 0 times inf is no number."""
         if not pair.b[slot].isfinite().all():
-            raise ModelLoadError(f"the adapter has numbers that {wide.dtype} has not: expected a dtype with more")
+            dtype = dtype_name(wide.dtype)
+            raise ModelLoadError(f"an adapter must have numbers within the range of {dtype}, got larger ones")
         width, columns = pair.b.shape[2], pair.a.shape[2]
         wide[:, columns + (slot - 1) * width :][:, :width].copy_(pair.b[slot])
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from prefixwise.backends.torch import invariant_rows, model
-from prefixwise.backends.torch.invariant_rows import invariant_unit
+from prefixwise.backends.torch.invariant_rows import invariant_unit, keeps_bits
 from prefixwise.backends.torch.model import Transformer
 from prefixwise.backends.torch.weights import LayerWeights, load_weights
 from prefixwise.backends.torch.workers import Workers
@@ -40,6 +40,34 @@ def test_a_unit_has_no_multiple_with_other_bits(
     monkeypatch.setattr(invariant_rows, "_gemm", gemm)
     layer = load_weights(open_checkpoint(checkpoint_of("qwen3")), torch.float32, CPU).layers[0]
     assert invariant_unit(layer, torch.float32) == unit
+
+
+@pytest.mark.parametrize(
+    ("is_wrong", "unit", "expected"),
+    [
+        (lambda count, columns: False, 256, True),
+        (lambda count, columns: columns > 3072, 256, False),  # than without the columns of adapters
+        (lambda count, columns: columns > 3072 and count == 512, 512, False),  # than among more rows
+        (lambda count, columns: count == 256, 512, True),
+    ],
+)
+def test_columns_of_adapters_move_no_bit(
+    monkeypatch: pytest.MonkeyPatch, is_wrong: Callable[[int, int], bool], unit: int, expected: bool
+) -> None:
+    """A GEMM that adds up two columns; where it is wrong, in the last row alone."""
+
+    def gemm(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        out = x[:, :2].sum(1) + x[:, 3072:].sum(1) * weight[0, -1]
+        if is_wrong(*x.shape):
+            out[-1] += 0.5
+        return out
+
+    monkeypatch.setattr(invariant_rows, "MAX_GEMM_ROWS", 1024)
+    monkeypatch.setattr("torch.nn.functional.linear", gemm)
+    wide = torch.zeros(4, 3072 + 16)
+    none = torch.zeros(0)
+    layer = LayerWeights(None, none, None, None, none, None, none, wide[:, :3072])
+    assert keeps_bits(layer, {"down": wide}, unit) == expected
 
 
 @pytest.mark.parametrize("is_fp8", [False, True])

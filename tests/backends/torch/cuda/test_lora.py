@@ -11,9 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from prefixwise.backends.torch.lora import LoraSlots, lora_width
+from prefixwise.contract.errors import ModelLoadError
 from prefixwise.forward.batch import ForwardBatch
 from prefixwise.models.config import ModelConfig
-from prefixwise.models.lora import MATRICES, LoraAdapter, LoraPair, matrix_shape, num_parts
+from prefixwise.models.lora import MATRICES, LoraAdapter, LoraPair, Matrix, matrix_shape, num_parts
 from tests.backends.torch.batches import extend_batch, prefill
 from tests.backends.torch.cuda.test_paged import ITEMS, PREFIXES, READS, SMALL, make_backend
 
@@ -100,6 +102,20 @@ def random_adapter(config: ModelConfig, seed: int, rank: int = 4) -> LoraAdapter
             pairs[matrix] = LoraPair(a, b)
         layers.append(pairs)
     return LoraAdapter("random", rank, tuple(layers), None)
+
+
+def test_numbers_that_are_none_in_float16_are_refused() -> None:
+    """Columns of one adapter are multiplied with zeros in the rows of all others."""
+    rows, columns = matrix_shape(SMALL, "down")
+    shape = rows, columns + lora_width("down", 4)
+    wide: list[dict[Matrix, Tensor]] = [{"down": torch.zeros(shape).half()} for _ in range(SMALL.num_layers)]
+    slots = LoraSlots(SMALL, 1, 4, torch.float16, torch.device("cpu"), wide)
+    adapter = random_adapter(SMALL, 1)
+    slots.load(1, adapter, torch.float32)
+    adapter.layers[0]["down"].b[0, 0] = 1e6
+    with pytest.raises(ModelLoadError, match="within the range of float16"):
+        slots.load(1, adapter, torch.float32)
+    assert all(matrix.isfinite().all() for layer in wide for matrix in layer.values())
 
 
 class TestRunner:
