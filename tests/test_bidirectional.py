@@ -49,8 +49,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def scorer(folder: Path, cpu: dict[str, Any]) -> Any:
-    with Scorer(folder, **cpu, dtype="float32", token_budget=512) as scorer:
+def scorer(folder: Path, place: dict[str, Any]) -> Any:
+    invariant = place["device"] == "cuda"
+    with Scorer(folder, **place, dtype="float32", token_budget=512, batch_invariant=invariant) as scorer:
         yield scorer
 
 

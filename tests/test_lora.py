@@ -18,7 +18,7 @@ from prefixwise.contract.request import Algorithm
 from prefixwise.engine import loras
 from tests.checkpoints import make_classifier
 from tests.lora_folders import merge_into, merged, write_adapter
-from tests.reference import LOGIT_BOUND, Floats
+from tests.reference import LOGIT_BOUND, Floats, Reference
 
 pytestmark = pytest.mark.usefixtures("programs_on_disk")
 
@@ -41,18 +41,11 @@ def adapters(tmp_path_factory: pytest.TempPathFactory, checkpoint_of: Callable[[
     }
 
 
-@pytest.fixture(scope="module", params=["torch", "jax"])
-def backend(request: pytest.FixtureRequest) -> str:
-    name: str = request.param
-    pytest.importorskip(name)
-    return name
-
-
 @pytest.fixture(scope="module")
-def options(backend: str) -> dict[str, Any]:
+def options(place: dict[str, Any]) -> dict[str, Any]:
     """JAX gets forwards of one size, so that few programs are compiled."""
-    found: dict[str, Any] = {"backend": backend, "device": "cpu", "dtype": "float32"}
-    return {**found, "token_budget": 512, "prefix_cache_bytes": 1 << 24} if backend == "jax" else found
+    found = {**place, "dtype": "float32", "batch_invariant": place["device"] == "cuda"}
+    return {**found, "token_budget": 512, "prefix_cache_bytes": 1 << 24} if place["backend"] == "jax" else found
 
 
 @pytest.fixture(scope="module")
@@ -70,9 +63,9 @@ def plain(options: dict[str, Any], checkpoint_of: Callable[[str], Path]) -> Iter
 
 
 @pytest.fixture
-def quickly(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def quickly(place: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """As `quick_compilation`, for one test that has a scorer of its own."""
-    if backend == "jax":
+    if place == {"backend": "jax", "device": "cpu"}:
         from prefixwise.backends.jax.programs import COMPILER_OPTIONS
         from tests.backends.jax.quick_compiler import QUICKLY
 
@@ -237,19 +230,22 @@ class TestLoading:
         with pytest.raises(ModelLoadError, match=r"adapter 'bad' cannot be loaded: .*use_dora"):
             Scorer(checkpoint_of("qwen3"), backend="torch", device="cpu", lora={"bad": folder}, max_lora_rank=8)
 
-    def test_not_for_experts(self, backend: str, checkpoint_of: Callable[[str], Path]) -> None:
+    def test_not_for_experts(self, place: dict[str, Any], checkpoint_of: Callable[[str], Path]) -> None:
         from prefixwise.contract.errors import BackendError
 
         with pytest.raises(BackendError, match="experts"):
-            Scorer(checkpoint_of("qwen3_moe"), backend=backend, device="cpu", max_loras=1)
+            Scorer(checkpoint_of("qwen3_moe"), **place, max_loras=1)
 
 
 class TestPeft:
     """Adapters that peft itself has made and saved."""
 
     @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
+    @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
     @pytest.mark.parametrize("family", ["qwen3", "phi3"])
-    def test_equal_to_peft(self, checkpoint_of: Callable[[str], Path], family: str, tmp_path: Path) -> None:
+    def test_equal_to_peft(
+        self, checkpoint_of: Callable[[str], Path], family: str, device: str, tmp_path: Path
+    ) -> None:
         peft = pytest.importorskip("peft")
         from transformers import AutoModelForCausalLM
 
@@ -272,8 +268,47 @@ class TestPeft:
             models[name] = peft.get_peft_model(model, config).eval()
             models[name].save_pretrained(tmp_path / name)
         folders = {name: tmp_path / name for name in models}
-        with Scorer(base, backend="torch", device="cpu", dtype="float32", lora=folders) as scorer:
+        with Scorer(base, backend="torch", device=device, dtype="float32", lora=folders) as scorer:
             for name, model in models.items():
                 with torch.inference_mode():
                     expected = [model(torch.tensor([QUERY + item])).logits[0, -1, LABELS].numpy() for item in ITEMS]
                 np.testing.assert_allclose(logits(scorer, name), expected, atol=LOGIT_BOUND, rtol=0)
+
+
+@pytest.mark.gpu
+class TestHalfPrecisionOnAGpu:
+    """Where PyTorch has B's as columns of the matrices (`max_loras` of 2), and kernels of their own (of 6)."""
+
+    @pytest.fixture(scope="class")
+    def wide_adapters(self, tmp_path_factory: pytest.TempPathFactory, checkpoint_of: Any) -> dict[str, Path]:
+        folder, base = tmp_path_factory.mktemp("wide"), checkpoint_of("wide")
+        return {
+            name: write_adapter(folder / name, base, seed=seed, rank=rank, size=0.03)
+            for seed, (name, rank) in enumerate({"first": 16, "second": 5}.items())
+        }
+
+    @pytest.mark.parametrize(("backend", "max_loras"), [("torch", 2), ("torch", 6), ("jax", 2)])
+    def test_close_to_merged_weights_and_bits_do_not_move(
+        self, backend: str, max_loras: int, checkpoint_of: Callable[[str], Path], wide_adapters: dict[str, Path]
+    ) -> None:
+        base = checkpoint_of("wide")
+        options: dict[str, Any] = {"backend": backend, "device": "cuda", "dtype": "bfloat16", "batch_invariant": True}
+        names = [None, "first", "second", "first", None]
+        queries = [[*QUERY[:-1], number] for number in range(len(names))]
+        with Scorer(base, **options, lora=wide_adapters, max_loras=max_loras) as scorer:
+            alone = [logits(scorer, name, query=query) for name, query in zip(names, queries, strict=True)]
+            for name, query in zip(names[:3], queries, strict=False):
+                reference = Reference.load(base) if name is None else merged(base, wide_adapters[name])
+                expected = reference.label_logits([query + item for item in ITEMS])[:, LABELS]
+                for algorithm in ALGORITHMS:
+                    found = logits(scorer, name, algorithm, query)
+                    assert np.abs(found - expected).max() <= 0.02 * np.abs(expected).max()
+            scorer.engine.scheduler.call(scorer.engine.scheduler.cache.clear)
+            with ThreadPoolExecutor(len(names)) as threads:
+                for _ in range(2):  # cold and cached
+                    together = threads.map(lambda name, query: logits(scorer, name, query=query), names, queries)
+                    for ours, theirs in zip(together, alone, strict=True):
+                        np.testing.assert_array_equal(ours, theirs)
+        with Scorer(base, **options) as plain:
+            for number in (0, 4):
+                np.testing.assert_array_equal(logits(plain, None, query=queries[number]), alone[number])

@@ -11,7 +11,8 @@ model. `hf` has the batch size that is fastest on a task's first documents. `--p
 
 The tasks have short documents, as `hf` computes a prompt again for every choice, which takes hours on two cores; and
 choices of several tokens, as it computes those of one token together. `--task`, `--shots` and `--model` run a part,
-perhaps beside others: `taskset -c 0,1`.
+perhaps beside others: `taskset -c 0,1`. With `--parts FOLDER` runs are made of parts of 100 documents, which stay in
+the folder: a command that was stopped goes on where it was, and one that finds all parts there only reports them.
 
 On a CPU `hf` takes its log-softmax in float64 (its argument `softmax_dtype`): in float32 it adds 49,152 numbers in few
 lanes, which moved log-likelihoods by 5e-4 from those of a float64 model on an ARM CPU, where ours differ by 5e-5. What
@@ -24,10 +25,11 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property, partial
+from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter, process_time
@@ -35,11 +37,10 @@ from typing import Any
 
 import httpx
 import numpy as np
-from numpy.typing import NDArray
 
-from benchmarks.cpu.__main__ import machine
 from benchmarks.goals.__main__ import commit
 from benchmarks.quality.data import HARNESS_TASKS, Document, Task, read_task
+from benchmarks.quality.runs import GOALS, GPU_GOALS, MODELS, Parts, Run, failures, row, table
 from prefixwise import __version__
 from prefixwise.bench.files import now_utc
 from prefixwise.models.sources import embedded_model_path
@@ -47,41 +48,38 @@ from tests.server.server_process import ServerProcess, server_process
 
 NUM_EXAMPLES = 40  # documents at the end of a task, from which examples are taken
 SHOTS = {"zero": ("first_n", 0), "shared": ("first_n", 5), "own": ("default", 5)}  # sampler, examples
-GOALS = {"shared": 8.0, "own": 2.5}  # times the documents per second of `hf`
-GPU_GOALS = {"shared": 10.0, "own": 3.0}
 BATCH_SIZES = (1, 4, 16)
 GPU_BATCH_SIZES = (16, 64, 256)
 GPU_CACHE_BYTES = 4 << 30  # our KV cache on a GPU, on which `hf` needs room for logits of whole batches
 PROBE_DOCUMENTS = 4  # five-shot, for each batch size; 128 on a GPU
-MAX_DIFFERENCE = 1e-4  # of a log-likelihood, in nats
-
-MODELS = ("prefixwise", "local-completions", "hf")
-
-
-@dataclass(frozen=True)
-class Run:
-    """One task through one model."""
-
-    accuracy: float
-    logprobs: NDArray[np.float64]  # of every choice of every document
-    num_documents: int
-    seconds: float
-    cpu_seconds: float  # of this process, which a busy machine does not change much; not those of a server
-
-    @property
-    def rate(self) -> float:
-        return self.num_documents / self.seconds
+PART_DOCUMENTS = 100  # of `--parts`
 
 
 class Harness:
     """lm_eval with tasks of a folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, parts: Parts) -> None:
         from lm_eval.tasks import TaskManager
 
+        self._parts = parts
         self._tasks = TaskManager(include_path=str(folder), include_defaults=False)
 
-    def run(self, model: Any, task: str, shots: str, limit: int | None) -> Run:
+    def run_parts(self, get_model: Callable[[], Any], title: str, task: Task, shots: str, limit: int | None) -> Run:
+        """Parts that are there are not run again; without a missing one no model is asked for."""
+        last = min(limit or len(task.documents), len(task.documents) - NUM_EXAMPLES)
+        size, found = self._parts.num_documents or last, []
+        for first in range(0, last, size):
+            documents = range(first, min(first + size, last))
+
+            def make(documents: range = documents) -> dict[str, Any]:
+                run = self.run(get_model(), task.name, shots, documents)
+                return {**asdict(run), "logprobs": run.logprobs.tolist()}
+
+            part = Run(**self._parts.found(f"{task.name}.{shots}.{title}.{first}-{documents.stop}", make))
+            found.append(replace(part, logprobs=np.array(part.logprobs)))
+        return Run.of_parts(found)
+
+    def run(self, model: Any, task: str, shots: str, documents: range) -> Run:
         from lm_eval import simple_evaluate
 
         name, call, spent = task_name(task, shots), model.loglikelihood, np.zeros(2)
@@ -99,7 +97,7 @@ class Harness:
                 tasks=[name],
                 task_manager=self._tasks,
                 num_fewshot=SHOTS[shots][1],
-                limit=limit,
+                samples={name: list(documents)},
                 bootstrap_iters=0,
             )
         finally:
@@ -157,8 +155,8 @@ class Checkpoint:
         return self.device != "cpu"
 
     @property
-    def probe_documents(self) -> int:
-        return 128 if self.is_gpu else PROBE_DOCUMENTS
+    def probe_documents(self) -> range:
+        return range(128 if self.is_gpu else PROBE_DOCUMENTS)
 
     def ours(self) -> Any:
         from prefixwise.lm_eval import PrefixwiseLM
@@ -189,6 +187,12 @@ class Checkpoint:
         path = embedded_model_path()
         model = Reference.load(path.parent, gguf_file=path.name).model.to(device=self.device, dtype=self.torch_dtype)
         return {"pretrained": model, "tokenizer": AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)}
+
+    @property
+    def device_kind(self) -> str:
+        import torch
+
+        return torch.cuda.get_device_name() if self.is_gpu else "cpu"
 
     @property
     def torch_dtype(self) -> Any:
@@ -231,52 +235,44 @@ def best_batch_size(harness: Harness, task: str, checkpoint: Checkpoint) -> int:
     return max(rates, key=lambda size: rates[size])
 
 
-def row(task: str, shots: str, runs: dict[str, Run]) -> dict[str, Any]:
-    """What is reported of a task. `runs`: by model. Log-likelihoods are compared with those of the last one."""
-    *others, last = runs
-    reference = runs[last]
-    differences = {name: float(np.abs(runs[name].logprobs - reference.logprobs).max()) for name in others}
-    return {
-        "task": task,
-        "shots": shots,
-        "documents": reference.num_documents,
-        "choices": len(reference.logprobs),
-        "accuracy": {name: run.accuracy for name, run in runs.items()},
-        "max_difference": differences,
-        "compared_with": last,
-        "documents_per_second": {name: run.rate for name, run in runs.items()},
-        "ratio": {name: runs[name].rate / reference.rate for name in others if last == "hf"},
-        "cpu_seconds": {name: run.cpu_seconds for name, run in runs.items() if name != "local-completions"},
-    }
+class Models:
+    """Each is loaded when it is first asked for."""
 
+    def __init__(self, checkpoint: Checkpoint, harness: Harness, parts: Parts, batch_size: int | None) -> None:
+        self._checkpoint, self._harness, self._parts, self._batch_size = checkpoint, harness, parts, batch_size
+        self._loaded: dict[str, Any] = {}
+        self._servers = ExitStack()
 
-def failures(rows: Sequence[dict[str, Any]], is_exact: bool = True, goals: Mapping[str, float] = GOALS) -> list[str]:
-    """What is not as it must be: other accuracies and log-likelihoods in float32 (`is_exact`), or too slow."""
-    found = []
-    for each in rows:
-        title = f"{each['task']}, {each['shots']}"
-        if is_exact and len(set(each["accuracy"].values())) > 1:
-            found.append(f"{title}: accuracies differ: {each['accuracy']}")
-        if is_exact and max(each["max_difference"].values()) > MAX_DIFFERENCE:
-            found.append(f"{title}: log-likelihoods differ by {each['max_difference']}")
-        if each["ratio"].get("prefixwise", np.inf) < goals.get(each["shots"], 0):
-            found.append(f"{title}: {each['ratio']['prefixwise']:.1f} x hf, goal {goals[each['shots']]}")
-    return found
+    def get(self, name: str, task: str) -> Any:
+        title = f"{name} {task}" if name == "hf" else name
+        if title not in self._loaded:
+            self._loaded[title] = self._load(name, task)
+            if self._checkpoint.is_gpu:  # kernels are compiled, and graphs captured, on first use
+                self._harness.run(self._loaded[title], task, "own", self._checkpoint.probe_documents)
+        return self._loaded[title]
 
+    def _load(self, name: str, task: str) -> Any:
+        if name == "prefixwise":
+            return self._checkpoint.ours()
+        if name == "local-completions":
+            return our_server(self._servers.enter_context(self._checkpoint.server()).url)
+        return self._checkpoint.hf(self.probed(task)["batch_size"], self._checkpoint.softmax_dtype)
 
-def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Markdown."""
-    lines = ["| task | examples | documents | accuracy | difference | class | server | `hf` | class / `hf` |"]
-    lines.append("|---|---|---:|---:|---:|---:|---:|---:|---:|")
-    for each in rows:
-        found = each["documents_per_second"]
-        rates = " | ".join(f"{found[name]:.2f}" if name in found else "" for name in MODELS)
-        ratio = f"{each['ratio']['prefixwise']:.1f}" if each["ratio"] else ""
-        lines.append(
-            f"| {each['task']} | {each['shots']} | {each['documents']} | {each['accuracy']['prefixwise']:.3f} | "
-            f"{max(each['max_difference'].values()):.1e} | {rates} | {ratio} |"
-        )
-    return "\n".join(lines)
+    def probed(self, task: str) -> dict[str, Any]:
+        """The batch size of `hf` for a task, and what the dtype of its softmax costs it."""
+        return self._parts.found(f"{task}.probe", lambda: self._probe(task))
+
+    def _probe(self, task: str) -> dict[str, Any]:
+        checkpoint, documents = self._checkpoint, self._checkpoint.probe_documents
+        size = self._batch_size or best_batch_size(self._harness, task, checkpoint)
+        seconds = {
+            str(dtype or "default"): self._harness.run(checkpoint.hf(size, dtype), task, "shared", documents).seconds
+            for dtype in (None, checkpoint.softmax_dtype)
+        }
+        return {"batch_size": size, "softmax_seconds": seconds}
+
+    def close(self) -> None:
+        self._servers.close()
 
 
 def measure(
@@ -286,38 +282,33 @@ def measure(
     shots: Sequence[str],
     names: Sequence[str],
     batch_size: int | None,
+    parts_folder: Path | None,
 ) -> dict[str, Any]:
-    rows, batch_sizes, softmax_seconds = [], {}, {}
-    with TemporaryDirectory() as folder, ExitStack() as stack:
+    rows = []
+    with TemporaryDirectory() as folder:
         os.environ["HF_DATASETS_CACHE"] = f"{folder}/datasets"
-        for task in tasks:
-            write_task(read_task(task), Path(folder))
-        harness = Harness(Path(folder))
-        models = {"prefixwise": checkpoint.ours()}
-        if "local-completions" in names:
-            models["local-completions"] = our_server(stack.enter_context(checkpoint.server()).url)
-        if checkpoint.is_gpu:  # kernels are compiled, and graphs captured, on first use
-            theirs = [checkpoint.hf(GPU_BATCH_SIZES[0])] if "hf" in names else []
-            for model in (*models.values(), *theirs):
-                harness.run(model, tasks[0], "own", checkpoint.probe_documents)
-        for task in tasks:
-            if "hf" in names:
-                size = batch_sizes[task] = batch_size or best_batch_size(harness, task, checkpoint)
-                tried = {dtype: checkpoint.hf(size, dtype) for dtype in (None, checkpoint.softmax_dtype)}
-                softmax_seconds[task] = {
-                    str(dtype or "default"): harness.run(each, task, "shared", checkpoint.probe_documents).seconds
-                    for dtype, each in tried.items()
+        parts = Parts(parts_folder or Path(folder, "parts"), PART_DOCUMENTS if parts_folder else None)
+        read = [read_task(name) for name in tasks]
+        for task in read:
+            write_task(task, Path(folder))
+        harness = Harness(Path(folder), parts)
+        with closing(Models(checkpoint, harness, parts, batch_size)) as models:
+            for task, each in product(read, shots):
+                runs = {
+                    name: harness.run_parts(partial(models.get, name, task.name), name, task, each, limit)
+                    for name in MODELS
+                    if name in names
                 }
-                models["hf"] = tried[checkpoint.softmax_dtype]
-            for each in shots:
-                runs = {name: harness.run(model, task, each, limit) for name, model in models.items()}
-                rows.append(row(task, each, runs))
+                rows.append(row(task.name, each, runs))
                 print(table(rows[-1:]).splitlines()[-1], file=sys.stderr)
+            probed = {name: models.probed(name) for name in tasks if "hf" in names}
+        of_machine = parts.machine()
     is_exact, goals = checkpoint.dtype == "float32", GPU_GOALS if checkpoint.is_gpu else GOALS
     return {
-        "device": models["prefixwise"].engine.backend.info.device_kind,
-        "hf_batch_sizes": batch_sizes,
-        "hf_softmax_seconds": softmax_seconds,
+        "machine": of_machine,
+        "device": checkpoint.device_kind,
+        "hf_batch_sizes": {name: each["batch_size"] for name, each in probed.items()},
+        "hf_softmax_seconds": {name: each["softmax_seconds"] for name, each in probed.items()},
         "rows": rows,
         "failures": failures(rows, is_exact, goals),
     }
@@ -332,16 +323,17 @@ def main() -> None:
     parser.add_argument("--pretrained", help="a folder; default: the embedded model")
     parser.add_argument("--device", default="cpu", help="default: cpu")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16"))
-    parser.add_argument("--model", action="append", choices=MODELS[1:], help="beside ours; default: both")
+    parser.add_argument("--model", action="append", choices=MODELS, help="default: all")
+    parser.add_argument("--parts", type=Path, metavar="FOLDER", help="keep what was measured, and go on from there")
     parser.add_argument("--backend", default="auto", help="of prefixwise; default: auto")
     given = parser.parse_args()
     checkpoint = Checkpoint(given.pretrained, given.device, given.dtype, given.backend)
     names = given.model or MODELS
     tasks, shots = given.task or HARNESS_TASKS, given.shots or tuple(SHOTS)
-    found = measure(checkpoint, given.limit, tasks, shots, names, given.batch_size)
+    found = measure(checkpoint, given.limit, tasks, shots, names, given.batch_size, given.parts)
     print(table(found["rows"]))
     command = f"python -m benchmarks.quality.harness {' '.join(sys.argv[1:])}".strip()
-    facts = {"command": command, "time": now_utc(), "version": __version__, "commit": commit(), "machine": machine()}
+    facts = {"command": command, "time": now_utc(), "version": __version__, "commit": commit()}
     print(json.dumps({**facts, **found}))
     sys.exit(1 if found["failures"] else 0)
 

@@ -15,7 +15,8 @@ import pytest
 from benchmarks.quality import data
 from benchmarks.quality.accuracy import rank_correlation
 from benchmarks.quality.data import parse_task, read_lee, read_task
-from benchmarks.quality.harness import NUM_EXAMPLES, Run, failures, row, table, write_task
+from benchmarks.quality.harness import NUM_EXAMPLES, write_task
+from benchmarks.quality.runs import Run, failures, row, table
 
 EXAMPLES = [{"input": f"Question {number}?", "target_scores": {"yes": 1, "no": 0, "maybe": 0}} for number in range(9)]
 

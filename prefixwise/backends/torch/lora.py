@@ -28,7 +28,6 @@ from prefixwise.models.lora import MATRICES, LoraAdapter, Matrix, matrix_shape, 
 ROWS = 32  # of a GEMM with an adapter's matrices on a CPU
 _MAX_NUMBERS = 1 << 31  # of a matrix of all slots: kernels count them in int32
 CUDA_ROWS = 256  # from this many rows on cuBLAS adds in one order for any number of rows
-WIDE_MATRICES: tuple[Matrix, ...] = ("qkv", "gate_up", "down")  # attention writes rows of its own width for `o`
 _MAX_TAIL = 256  # columns that a wide matrix may have more; with more, GEMMs take longer than kernels of their own
 
 # [T, in], [T, out] to be changed, [T] slots, [slots + 1, R, in], [slots + 1, out, R], R ranks in all
@@ -97,12 +96,12 @@ class LoraSlots:
             self._heads[slot] = torch.from_numpy(adapter.head).to(device=self._device, dtype=head_dtype)
 
     @property
-    def tails(self) -> tuple[int, int]:
-        """Columns of adapters behind the inputs of `qkv` and `gate_up`, and of `down`."""
+    def tails(self) -> tuple[int, int, int]:
+        """Columns of adapters behind the inputs of `qkv` and `gate_up`, of `o`, and of `down`."""
         if not self.wide:
-            return 0, 0
-        qkv, gate_up, down = (self.max_loras * self.layers[0][matrix].a.shape[1] for matrix in WIDE_MATRICES)
-        return max(qkv, gate_up), down
+            return 0, 0, 0
+        widths = {matrix: self.max_loras * pair.a.shape[1] for matrix, pair in self.layers[0].items()}
+        return max(widths["qkv"], widths["gate_up"]), widths["o"], widths["down"]
 
     def _load_tail(self, slot: int, wide: Tensor, pair: StackedPair) -> None:
         """The slot's B, behind the matrix's own columns. Other rows have zeros for it, and 0 times inf is no number."""
@@ -143,11 +142,11 @@ def widened(
     weights = replace(weights, layers=())
     for number, layer in enumerate(layers):
         wide: dict[Matrix, Tensor] = {}
-        for matrix in WIDE_MATRICES:
+        for matrix in MATRICES:
             narrow: Tensor = getattr(layer, matrix)
             wide[matrix] = F.pad(narrow, (0, max_loras * lora_width(matrix, max_rank)))
-        qkv, gate_up, down = (wide[matrix][:, : matrix_shape(config, matrix)[1]] for matrix in WIDE_MATRICES)
-        layers[number] = replace(layer, qkv=qkv, gate_up=gate_up, down=down)
+        qkv, o, gate_up, down = (wide[matrix][:, : matrix_shape(config, matrix)[1]] for matrix in MATRICES)
+        layers[number] = replace(layer, qkv=qkv, o=o, gate_up=gate_up, down=down)
         found.append(wide)
     return replace(weights, layers=tuple(layers)), found
 
@@ -157,7 +156,7 @@ def can_widen(weights: ModelWeights, max_loras: int, max_rank: int) -> bool:
     first = weights.layers[0]
     is_plain = first.experts is None and first.fp8_scales is None
     is_half = first.o.is_cuda and first.o.dtype != torch.float32
-    tail = max_loras * max(lora_width(matrix, max_rank) for matrix in WIDE_MATRICES)
+    tail = max_loras * max(lora_width(matrix, max_rank) for matrix in MATRICES)
     return is_plain and is_half and 0 < tail <= _MAX_TAIL
 
 

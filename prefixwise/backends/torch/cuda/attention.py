@@ -143,7 +143,8 @@ class PagedAttention:
         positions: Tensor | None = None,  # [T] int32; needed with a window
         window: int = 0,  # of the layer; 0: tokens see all before them
     ) -> None:
-        """Self-attention and prefix attention: qkv [T, N + 2 K, H] after RoPE to out [T, N, H]. `lse` is scratch.
+        """Self-attention and prefix attention: qkv [T, N + 2 K, H] after RoPE to out [T, N, H], whose tokens may lie
+        apart. `lse` is scratch.
 
         Padding is in no tile, and its rows of `out` are not written.
         """
@@ -156,6 +157,7 @@ class PagedAttention:
     ) -> None:
         """Self-attention of the narrow tiles, or of the wide ones: writes `out` and `lse` of their tokens."""
         is_wide, sizes, tuning = kind == WIDE, self.tile_sizes, self._self_attention[kind]
+        assert out.stride()[1:] == (self._head_size, 1), "heads lie one behind the other"
         arrays = (tiles.narrow_start, tiles.narrow_len, tiles.narrow_start)
         if is_wide:
             arrays = (tiles.wide_start, tiles.wide_len, tiles.wide_segment)
@@ -172,6 +174,7 @@ class PagedAttention:
             kind=kind,
             is_wide=is_wide,
             width=sizes.wide if is_wide else sizes.narrow,
+            out_stride=out.stride(0),
             num_warps=tuning.num_warps,
             num_stages=tuning.num_stages,
             **self._sizes,
@@ -213,6 +216,7 @@ class PagedAttention:
             kind=PREFIX,
             width=self.tile_sizes.prefix,
             page_size=KEY_TILE,
+            out_stride=out.stride(0),
             num_warps=tuning.num_warps,
             **sizes,
             **self._sizes,

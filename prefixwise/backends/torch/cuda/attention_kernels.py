@@ -58,7 +58,7 @@ def self_attention_kernel(
     lens: tl.tensor,  # [tiles] int32: tokens
     segments: tl.tensor,  # [tiles] int32: first token of the segment
     qkv: tl.tensor,  # [T, N + 2 K, H]
-    out: tl.tensor,  # [T, N, H]
+    out: tl.tensor,  # [T, N, H], tokens `out_stride` apart
     lse: tl.tensor,  # [T, N] float32, base 2
     scale: tl.constexpr,  # of the scores, times log2(e)
     softcap: tl.constexpr,  # of the scores, times log2(e); 0: they are not capped
@@ -66,6 +66,7 @@ def self_attention_kernel(
     kind: tl.constexpr,  # index in `counts`
     is_wide: tl.constexpr,  # does a tile also see earlier tiles of its segment?
     width: tl.constexpr,  # tokens of a tile, and keys of a tile of keys
+    out_stride: tl.constexpr,
     num_kv_heads: tl.constexpr,
     group: tl.constexpr,  # query heads of a KV head
     padded_group: tl.constexpr,  # the power of two that holds them
@@ -116,7 +117,7 @@ def self_attention_kernel(
                 far = before + offset[:, None] - (number * width + key)[None, :] >= window
                 acc, m_i, l_i = _softmax_step(acc, m_i, l_i, q, keys, values, far, scale, softcap, True)
 
-        out_at = out + start * num_heads * head_size + (offset * num_heads + head)[:, None] * head_size
+        out_at = out + start * out_stride + (offset * out_stride + head * head_size)[:, None]
         tl.store(out_at + columns[None, :], (acc / l_i[:, None]).to(out.dtype.element_ty), mask=inside)
         tl.store(lse + start * num_heads + offset * num_heads + head, m_i + tl.log2(l_i), mask=is_real)
 
@@ -132,7 +133,7 @@ def prefix_kernel(
     qkv: tl.tensor,  # [T, N + 2 K, H]: the queries
     keys: tl.tensor,  # descriptor of [A, heads * H], loaded as [C, H]
     values: tl.tensor,  # descriptor of [A, heads * H], loaded as [C, H]
-    out: tl.tensor,  # [T, N, H]: of self-attention, overwritten with both parts
+    out: tl.tensor,  # [T, N, H], tokens `out_stride` apart: of self-attention, overwritten with both parts
     lse: tl.tensor,  # [T, N] float32, base 2, of self-attention
     positions: tl.tensor,  # [T] int32, of tokens behind the start of their prefix; not read without a window
     first_key_head: tl.constexpr,  # where the KV heads begin in a row of `keys`
@@ -144,6 +145,7 @@ def prefix_kernel(
     width: tl.constexpr,  # tokens of a tile
     num_keys: tl.constexpr,  # C
     page_size: tl.constexpr,  # tokens of a page
+    out_stride: tl.constexpr,
     num_kv_heads: tl.constexpr,
     group: tl.constexpr,  # query heads of a KV head
     padded_group: tl.constexpr,  # the power of two that holds them
@@ -178,7 +180,7 @@ def prefix_kernel(
             inside = is_real[:, None] & (columns < head_size)[None, :]
             q_at = qkv + start * row_size + (offset * row_size + head * head_size)[:, None] + columns[None, :]
             q = tl.load(q_at, mask=inside, other=0.0)
-            out_at = out + start * num_heads * head_size + (offset * num_heads + head)[:, None] * head_size
+            out_at = out + start * out_stride + (offset * out_stride + head * head_size)[:, None]
             out_at += columns[None, :]
             acc = tl.load(out_at, mask=inside, other=0.0).to(tl.float32)
             m_i = tl.load(lse + start * num_heads + offset * num_heads + head, mask=is_real, other=0.0)
@@ -214,5 +216,5 @@ def prefix_kernel(
             # Loaded again, so that no address is held in registers while the loop runs over keys.
             start, length = tl.load(starts + tile, volatile=True).to(tl.int64), tl.load(lens + tile, volatile=True)
             inside = ((offset < length) & (head_in_group < group))[:, None] & (columns < head_size)[None, :]
-            out_at = out + start * num_heads * head_size + (offset * num_heads + head)[:, None] * head_size
+            out_at = out + start * out_stride + (offset * out_stride + head * head_size)[:, None]
             tl.store(out_at + columns[None, :], (acc / l_i[:, None]).to(out.dtype.element_ty), mask=inside)

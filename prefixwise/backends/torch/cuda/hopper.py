@@ -141,6 +141,7 @@ def _attend(
     barriers: gl.tuple,
     scale: gl.constexpr,
     kind: gl.constexpr,
+    out_stride: gl.constexpr,
     num_kv_heads: gl.constexpr,
     group: gl.constexpr,
     padded_group: gl.constexpr,
@@ -183,7 +184,7 @@ def _attend(
             q_at = qkv + start * row_size + (offset * row_size + head * head_size)[:, None] + columns[None, :]
             queries.store(gl.load(q_at, mask=inside, other=0.0))
             fence_async_shared()
-            out_at = out + start * num_heads * head_size + (offset * num_heads + head)[:, None] * head_size
+            out_at = out + start * out_stride + (offset * out_stride + head * head_size)[:, None]
             acc = gl.load(out_at + columns[None, :], mask=inside, other=0.0)
             acc = gl.convert_layout(acc, of_output).to(gl.float32)
             state_head = state_rows % padded_group
@@ -250,7 +251,7 @@ def hopper_prefix_kernel(
     qkv: gl.tensor,  # [T, N + 2 K, H]: the queries
     keys: tma.tensor_descriptor,  # of [A, heads * H], loaded as [C, H]
     values: tma.tensor_descriptor,  # of [A, heads * H], loaded as [C, H]
-    out: gl.tensor,  # [T, N, H]: of self-attention, overwritten with both parts
+    out: gl.tensor,  # [T, N, H], tokens `out_stride` apart: of self-attention, overwritten with both parts
     lse: gl.tensor,  # [T, N] float32, base 2, of self-attention
     first_key_head: gl.constexpr,  # where the KV heads begin in a row of `keys`
     first_value_head: gl.constexpr,
@@ -259,6 +260,7 @@ def hopper_prefix_kernel(
     width: gl.constexpr,  # tokens of a tile
     num_buffers: gl.constexpr,  # tiles of keys, and of values, in flight
     page_size: gl.constexpr,  # tokens of a page
+    out_stride: gl.constexpr,
     num_kv_heads: gl.constexpr,
     group: gl.constexpr,  # query heads of a KV head
     padded_group: gl.constexpr,  # the power of two that holds them
@@ -287,7 +289,7 @@ def hopper_prefix_kernel(
     barriers = (keys_ready, keys_free, values_ready, values_free)
     first = (0, tiles, qkv, out, lse, queries.index(0), buffers, barriers)
     second = (1, tiles, qkv, out, lse, queries.index(1), buffers, barriers)
-    heads = (scale, kind, num_kv_heads, group, padded_group, head_size)
+    heads = (scale, kind, out_stride, num_kv_heads, group, padded_group, head_size)
     loader = (first_key_head, first_value_head, kind, page_size, num_kv_heads, head_size)
     gl.warp_specialize(
         [

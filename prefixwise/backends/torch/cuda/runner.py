@@ -113,7 +113,7 @@ class CudaGraphs:
 
     def _make_workspace(self, num_tokens: int) -> Workspace:
         config, is_fp8, loras = self._trunk.config, self._trunk.is_fp8, self._trunk.loras
-        tails = (0, 0) if loras is None else loras.tails
+        tails = (0, 0, 0) if loras is None else loras.tails
         return Workspace(config, num_tokens, self._dtype, self._device, is_fp8=is_fp8, tails=tails)
 
     def _packing(self, spec: ProgramSpec) -> Packing:
@@ -220,7 +220,8 @@ class PagedRunner:
             return None
         unit = self._transformer.row_unit or TOKEN_MULTIPLE
         tokens = on_device.score_tokens[: -(-num_scored // unit) * unit]
-        return self._transformer.finish_scored(buffers.x, buffers.attended.flatten(1), tokens, lora)[:num_scored]
+        attended = buffers.heads(self._transformer.config).flatten(1)
+        return self._transformer.finish_scored(buffers.x, attended, tokens, lora)[:num_scored]
 
     def _spec(self, batch: ForwardBatch) -> ProgramSpec:
         """A forward writes the segments that it caches before it attends, so it reads all prefixes in the KV cache."""

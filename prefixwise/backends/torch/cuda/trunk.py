@@ -33,8 +33,8 @@ _ALIGNMENT = 1024  # bytes
 
 @dataclass(frozen=True)
 class Buffers:
-    """The activations of T tokens. `gate_up` and `gated` share memory with `qkv` and `attended`. Behind `normed` and
-    `gated` are columns for LoRA adapters, where matrices have such columns."""
+    """The activations of T tokens. `gate_up` and `gated` share memory with `qkv` and `attended`. Behind `normed`,
+    `attended` and `gated` are columns for LoRA adapters, where matrices have such columns."""
 
     x: Tensor  # [T, D]
     normed: Tensor  # [T, D + E], in FP8 its codes
@@ -47,9 +47,14 @@ class Buffers:
     row_scales: Tensor  # [T] float32, of the codes that the next GEMM reads; empty without FP8
     attended_codes: Tensor  # [T, N H] of `attended`; empty without FP8
     qkv: Tensor  # [T, N + 2 K, H]
-    attended: Tensor  # [T, N, H]
+    attended: Tensor  # [T, N H + E]
     gate_up: Tensor  # [T, 2 F]
     gated: Tensor  # [T, F + E], in FP8 its codes
+
+    def heads(self, config: ModelConfig) -> Tensor:
+        """`attended` as [T, N, H]."""
+        n, h = config.num_heads, config.head_size
+        return self.attended[:, : n * h].view(-1, n, h)
 
 
 class Workspace:
@@ -63,7 +68,7 @@ class Workspace:
         device: torch.device,
         *,
         is_fp8: bool = False,
-        tails: tuple[int, int] = (0, 0),  # columns behind `normed` and `gated`
+        tails: tuple[int, int, int] = (0, 0, 0),  # columns behind `normed`, `attended` and `gated`
     ) -> None:
         self._config, self._dtype, self._is_fp8, self._tails = config, dtype, is_fp8, tails
         self._memory = torch.empty(_Cut.total(self._shapes(num_tokens)), dtype=torch.uint8, device=device)
@@ -77,8 +82,8 @@ class Workspace:
         rows = [((t, d), self._dtype), ((t, d + self._tails[0]), read), ((t, d), self._dtype)]
         return [
             [*rows, *[((t, h // 2), wide)] * 2, *[local] * 2, ((t, n), wide), ((t8,), wide), ((t8, n * h), FP8)],
-            [((t, n + 2 * k, h), self._dtype), ((t, n, h), self._dtype)],
-            [((t, 2 * f), self._dtype), ((t, f + self._tails[1]), read)],
+            [((t, n + 2 * k, h), self._dtype), ((t, n * h + self._tails[1]), self._dtype)],
+            [((t, 2 * f), self._dtype), ((t, f + self._tails[2]), read)],
         ]
 
     def buffers(self, num_tokens: int) -> Buffers:
@@ -155,7 +160,8 @@ class Trunk:
             if is_last and not spec.scores:
                 return  # a prefill needs no more than the last layer's keys and values
             window = self.config.layer_windows[number]
-            self.attention(buffers.qkv, source, inputs.tiles, buffers.attended, buffers.lse, inputs.positions, window)
+            heads = buffers.heads(self.config)
+            self.attention(buffers.qkv, source, inputs.tiles, heads, buffers.lse, inputs.positions, window)
             if is_last:
                 return
             self._finish(layer, buffers, lora)
@@ -203,7 +209,7 @@ class Trunk:
 
     def _finish(self, layer: LayerWeights, buffers: Buffers, lora: AdaptedLayer | None = None) -> None:
         """Output projection, residual, MLP; `delta` is not yet added to x."""
-        attended = buffers.attended.flatten(1)
+        attended = buffers.attended
         if self.is_fp8:
             quantise(attended, buffers.attended_codes, buffers.row_scales)
             attended = buffers.attended_codes

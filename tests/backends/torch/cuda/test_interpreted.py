@@ -46,7 +46,7 @@ def test_wide_tiles_fit_a_multiprocessor() -> None:
     attention = PagedAttention(num_heads=16, num_kv_heads=8, head_size=256, device=torch.device("cpu"))
     constants = {"scale": 0.1, "softcap": 72.0, "window": 4096, "kind": 1, "is_wide": True, "num_kv_heads": 8}
     constants |= {"width": attention.tile_sizes.wide, "group": 2, "padded_group": 2}
-    constants |= dict.fromkeys(("head_size", "padded_head_size"), 256)
+    constants |= {"out_stride": 16 * 256, **dict.fromkeys(("head_size", "padded_head_size"), 256)}
     names = self_attention_kernel.arg_names
     types = {"qkv": "*bf16", "out": "*bf16", "lse": "*fp32"}
     source = ASTSource(
