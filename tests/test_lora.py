@@ -302,7 +302,7 @@ class TestHalfPrecisionOnAGpu:
                 expected = reference.label_logits([query + item for item in ITEMS])[:, LABELS]
                 for algorithm in ALGORITHMS:
                     found = logits(scorer, name, algorithm, query)
-                    assert np.abs(found - expected).max() <= 0.02 * np.abs(expected).max()
+                    assert np.abs(found - expected).max() <= 0.1
             scorer.engine.scheduler.call(scorer.engine.scheduler.cache.clear)
             with ThreadPoolExecutor(len(names)) as threads:
                 for _ in range(2):  # cold and cached

@@ -25,9 +25,8 @@ from prefixwise.contract.ragged import Int32Array, Int64Array
 from prefixwise.models.config import ModelConfig
 from prefixwise.models.lora import MATRICES, LoraAdapter, Matrix, matrix_shape, num_parts
 
-ROWS = 32  # of a GEMM with an adapter's matrices on a CPU
+CPU_ROWS, CUDA_ROWS = 32, 256  # of a GEMM with an adapter's matrices, where no kernel has them
 _MAX_NUMBERS = 1 << 31  # of a matrix of all slots: kernels count them in int32
-CUDA_ROWS = 256  # from this many rows on cuBLAS adds in one order for any number of rows
 _MAX_TAIL = 256  # columns that a wide matrix may have more; with more, GEMMs take longer than kernels of their own
 
 # [T, in], [T, out] to be changed, [T] slots, [slots + 1, R, in], [slots + 1, out, R], R ranks in all
@@ -223,11 +222,9 @@ class TileLora:
 
 
 def _product(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """B (A x), in GEMMs of a fixed number of rows on a CPU and of a multiple of it on CUDA."""
-    if x.is_cuda:
-        padded = pad_rows(x, -(-len(x) // CUDA_ROWS) * CUDA_ROWS)
-        return F.linear(F.linear(padded, a), b)[: len(x)]
-    tiles = [F.linear(F.linear(pad_rows(tile, ROWS), a), b) for tile in torch.split(x, ROWS)]
+    """B (A x), in GEMMs of a fixed number of rows."""
+    num_rows = CUDA_ROWS if x.is_cuda else CPU_ROWS
+    tiles = [F.linear(F.linear(pad_rows(tile, num_rows), a), b) for tile in torch.split(x, num_rows)]
     return torch.cat(tiles)[: len(x)]
 
 
