@@ -256,20 +256,24 @@ class Models:
             return self._checkpoint.ours()
         if name == "local-completions":
             return our_server(self._servers.enter_context(self._checkpoint.server()).url)
-        return self._checkpoint.hf(self.probed(task)["batch_size"], self._checkpoint.softmax_dtype)
+        return self._checkpoint.hf(self.batch_size(task), self._checkpoint.softmax_dtype)
 
-    def probed(self, task: str) -> dict[str, Any]:
-        """The batch size of `hf` for a task, and what the dtype of its softmax costs it."""
-        return self._parts.found(f"{task}.probe", lambda: self._probe(task))
+    def batch_size(self, task: str) -> int:
+        """Of `hf`."""
+        if self._batch_size is not None:
+            return self._batch_size
+        make = partial(best_batch_size, self._harness, task, self._checkpoint)
+        return int(self._parts.found(f"{task}.batch_size", lambda: {"size": make()})["size"])
 
-    def _probe(self, task: str) -> dict[str, Any]:
-        checkpoint, documents = self._checkpoint, self._checkpoint.probe_documents
-        size = self._batch_size or best_batch_size(self._harness, task, checkpoint)
-        seconds = {
-            str(dtype or "default"): self._harness.run(checkpoint.hf(size, dtype), task, "shared", documents).seconds
-            for dtype in (None, checkpoint.softmax_dtype)
-        }
-        return {"batch_size": size, "softmax_seconds": seconds}
+    def softmax_seconds(self, task: str) -> dict[str, Any]:
+        """What the dtype of its softmax costs `hf`."""
+        checkpoint, size = self._checkpoint, self.batch_size(task)
+
+        def seconds(dtype: str | None) -> float:
+            return self._harness.run(checkpoint.hf(size, dtype), task, "shared", checkpoint.probe_documents).seconds
+
+        dtypes = (None, checkpoint.softmax_dtype)
+        return self._parts.found(f"{task}.softmax", lambda: {each or "default": seconds(each) for each in dtypes})
 
     def close(self) -> None:
         self._servers.close()
@@ -301,14 +305,16 @@ def measure(
                 }
                 rows.append(row(task.name, each, runs))
                 print(table(rows[-1:]).splitlines()[-1], file=sys.stderr)
-            probed = {name: models.probed(name) for name in tasks if "hf" in names}
+            of_hf = tasks if "hf" in names else ()
+            batch_sizes = {name: models.batch_size(name) for name in of_hf}
+            softmax_seconds = {name: models.softmax_seconds(name) for name in of_hf}
         of_machine = parts.machine()
     is_exact, goals = checkpoint.dtype == "float32", GPU_GOALS if checkpoint.is_gpu else GOALS
     return {
         "machine": of_machine,
         "device": checkpoint.device_kind,
-        "hf_batch_sizes": {name: each["batch_size"] for name, each in probed.items()},
-        "hf_softmax_seconds": {name: each["softmax_seconds"] for name, each in probed.items()},
+        "hf_batch_sizes": batch_sizes,
+        "hf_softmax_seconds": softmax_seconds,
         "rows": rows,
         "failures": failures(rows, is_exact, goals),
     }
