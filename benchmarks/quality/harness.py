@@ -11,7 +11,7 @@ model. `hf` has the batch size that is fastest on a task's first documents. `--p
 
 The tasks have short documents, as `hf` computes a prompt again for every choice, which takes hours on two cores; and
 choices of several tokens, as it computes those of one token together. `--task`, `--shots` and `--model` run a part,
-perhaps beside others: `taskset -c 0,1`. With `--parts FOLDER` runs are made of parts of 100 documents, which stay in
+perhaps beside others: `taskset -c 0,1`. With `--parts FOLDER` runs are made of parts of 50 documents, which stay in
 the folder: a command that was stopped goes on where it was, and one that finds all parts there only reports them.
 
 On a CPU `hf` takes its log-softmax in float64 (its argument `softmax_dtype`): in float32 it adds 49,152 numbers in few
@@ -52,7 +52,7 @@ BATCH_SIZES = (1, 4, 16)
 GPU_BATCH_SIZES = (16, 64, 256)
 GPU_CACHE_BYTES = 4 << 30  # our KV cache on a GPU, on which `hf` needs room for logits of whole batches
 PROBE_DOCUMENTS = 4  # five-shot, for each batch size; 128 on a GPU
-PART_DOCUMENTS = 100  # of `--parts`
+PART_DOCUMENTS = 50  # of `--parts`
 
 
 class Harness:
