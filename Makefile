@@ -66,7 +66,7 @@ test: check ## every check and every test that runs anywhere: 11 to 17 minutes o
 	$(PYTEST) -m 'not slow and not gpu'
 
 test-all: check ## the slow tests too
-	FRESH_INTERPRETERS=1 $(PYTEST) -m 'not gpu'
+	FRESH_INTERPRETERS=1 USERS_COMPILER=1 $(PYTEST) -m 'not gpu'
 
 # pyenv shows a Python to others only where it is named.
 test-python: check ## types for Python 3.11 to 3.13, and the tests that need no PyTorch on those that are installed

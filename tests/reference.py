@@ -40,10 +40,13 @@ class Reference:
     @classmethod
     def load(cls, folder: Path, gguf_file: str | None = None, dtype: torch.dtype = torch.float32) -> Reference:
         """A CPU that would emulate the dtype computes in float32 on weights that are rounded to it, as ours does."""
-        from transformers import AutoModelForCausalLM
+        from transformers import AutoConfig, AutoModelForCausalLM
 
         if gguf_file is None:
-            model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+            # Some versions of transformers leave the cap out unless they are told to compute it themselves.
+            is_capped = getattr(AutoConfig.from_pretrained(folder), "attn_logit_softcapping", None) is not None
+            attention = {"attn_implementation": "eager"} if is_capped else {}
+            model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **attention)
         else:
             with quick_gguf_reader():
                 model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, gguf_file=gguf_file)

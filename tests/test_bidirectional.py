@@ -19,7 +19,7 @@ from tests.reference import LOGIT_BOUND
 TEMPERATURE = 0.5
 LENGTHS = (1, 2, 31, 60, 130, 300, 0)  # with the query: one narrow tile, one wide one, several
 
-pytestmark = pytest.mark.usefixtures("programs_on_disk")
+pytestmark = pytest.mark.usefixtures("quick_compilation", "programs_on_disk")
 
 
 def reference_logit(folder: Path, ids: Sequence[int], pooling: str) -> float:

@@ -155,7 +155,7 @@ def _reference_logits(reference: Reference, overrides: Overrides, item: int, beh
     return reference.overridden_logits(context + (behind or []), vectors)
 
 
-@pytest.mark.usefixtures("users_compilation")
+@pytest.mark.usefixtures("quick_compilation")
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("model", ["medium", "medium-gemma"])

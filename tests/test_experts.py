@@ -12,7 +12,7 @@ import pytest
 from prefixwise import Scorer
 from tests.reference import Floats, is_emulated
 
-pytestmark = pytest.mark.usefixtures("programs_on_disk")
+pytestmark = pytest.mark.usefixtures("quick_compilation", "programs_on_disk")
 
 PATHS: dict[str, dict[str, Any]] = {
     "serial": {"algorithm": "serial"},

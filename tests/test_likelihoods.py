@@ -13,7 +13,7 @@ from prefixwise.engine.likelihoods import Likelihoods, TokenLogprobs
 from prefixwise.plan.likelihoods import TokenSequence
 from tests.reference import Reference, log_softmax
 
-pytestmark = pytest.mark.usefixtures("programs_on_disk")
+pytestmark = pytest.mark.usefixtures("quick_compilation", "programs_on_disk")
 
 TOP_K = 5
 BOUND = 1e-4

@@ -21,7 +21,7 @@ from prefixwise.forward.batch import ForwardBatch
 from tests.faults import FaultyBackend
 from tests.reference import LOGIT_BOUND, Floats, Reference, is_emulated
 
-pytestmark = pytest.mark.usefixtures("programs_on_disk")
+pytestmark = pytest.mark.usefixtures("quick_compilation", "programs_on_disk")
 
 Items = list[list[int]]
 RANDOM = np.random.default_rng(11)

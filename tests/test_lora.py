@@ -20,7 +20,7 @@ from tests.checkpoints import make_classifier
 from tests.lora_folders import merge_into, merged, write_adapter
 from tests.reference import LOGIT_BOUND, Floats, Reference
 
-pytestmark = pytest.mark.usefixtures("programs_on_disk")
+pytestmark = pytest.mark.usefixtures("quick_compilation", "programs_on_disk")
 
 ALGORITHMS: tuple[Algorithm, ...] = ("serial", "packed", "prefill_extend")
 RANDOM = np.random.default_rng(0)
@@ -62,16 +62,6 @@ def plain(options: dict[str, Any], checkpoint_of: Callable[[str], Path]) -> Iter
         yield made
 
 
-@pytest.fixture
-def quickly(place: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """As `quick_compilation`, for one test that has a scorer of its own."""
-    if place == {"backend": "jax", "device": "cpu"}:
-        from prefixwise.backends.jax.programs import COMPILER_OPTIONS
-        from tests.backends.jax.quick_compiler import QUICKLY
-
-        monkeypatch.setitem(COMPILER_OPTIONS, "cpu", QUICKLY)
-
-
 def logits(scorer: Scorer, lora: str | None, algorithm: Algorithm = "auto", query: list[int] | None = None) -> Floats:
     result = scorer.score(
         query or QUERY, ITEMS, label_token_ids=LABELS, score_mode="logit", lora=lora, algorithm=algorithm
@@ -111,7 +101,6 @@ class TestScores:
         wanted = rows[np.arange(39), QUERY[1:40]].numpy()
         np.testing.assert_allclose(found.logprobs, wanted, atol=LOGIT_BOUND, rtol=0)
 
-    @pytest.mark.usefixtures("quickly")
     def test_a_classifier_with_an_adapters_head(
         self, options: dict[str, Any], checkpoint_of: Callable[[str], Path], tmp_path: Path
     ) -> None:

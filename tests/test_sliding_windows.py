@@ -13,7 +13,7 @@ import pytest
 from prefixwise import Scorer
 from tests.reference import LOGIT_BOUND, Floats, Reference, is_emulated
 
-pytestmark = pytest.mark.usefixtures("programs_on_disk")
+pytestmark = pytest.mark.usefixtures("quick_compilation", "programs_on_disk")
 
 Items = list[list[int]]
 RANDOM = np.random.default_rng(17)

@@ -15,6 +15,7 @@ from prefixwise.engine.step_filler import MANY_LABELS
 from prefixwise.forward.backend import Backend, BackendOptions
 from prefixwise.models.sources import open_checkpoint
 from tests.engine.step_runner import StepRunner, kind_of, prefix_of, state_of
+from tests.reference import is_emulated
 
 pytestmark = pytest.mark.usefixtures("programs_on_disk")
 
@@ -24,6 +25,8 @@ ITEM_LENS = [3, 1, 70, 128, 20]
 
 def is_slow(test: str, parameters: Mapping[str, Any]) -> bool:
     """Longer steps in one dtype: JAX must compile programs of two sizes, and PyTorch cuts them in all dtypes alike."""
+    if parameters["backend"] == "torch-bfloat16" and is_emulated("bfloat16"):
+        return True
     return bool(parameters["backend"] != "torch-float32" and parameters["step_tokens"] > 512)
 
 
