@@ -101,7 +101,7 @@ def is_slow(test: str, parameters: Mapping[str, Any]) -> bool:
         return path == "auto" and mutation is not joined_by_many and "alone" not in test  # takes one of the others
     if parameters.get("place") != "jax-cpu":
         return False
-    if parameters.get("dtype") == "bfloat16" and path in ("serial", "packed-dense"):
+    if parameters.get("dtype") == "bfloat16" and path != "prefill_extend":
         return True
     if path == "serial" and "alone" not in test and mutation is not changed_and_reordered:  # it runs packed's programs
         return True

@@ -30,6 +30,7 @@ LARGE_CONFIG: dict[str, Any] = {
     "tie_word_embeddings": True,
 }
 ITEM_BYTES = {"F32": 4, "BF16": 2, "F8_E4M3": 1}
+STORED = ("BF16", *(pytest.param(each, marks=pytest.mark.slow) for each in ("F32", "F8_E4M3")))
 
 
 def write_sparse_checkpoint(folder: Path, stored: str) -> Path:
@@ -69,7 +70,7 @@ def write_sparse_checkpoint(folder: Path, stored: str) -> Path:
 
 @pytest.mark.skipif(find_spec("torch") is None, reason="PyTorch is not installed")
 class TestLoading:
-    @pytest.mark.parametrize("stored", ITEM_BYTES)
+    @pytest.mark.parametrize("stored", STORED)
     def test_a_folder_needs_little_more_than_its_size(self, tmp_path: Path, stored: str) -> None:
         folder = write_sparse_checkpoint(tmp_path / "large", stored)
         size = 2 * open_checkpoint(folder).config.num_parameters

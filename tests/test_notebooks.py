@@ -9,7 +9,7 @@ import ast
 import io
 import json
 import runpy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -95,6 +95,11 @@ def test_there_are_three() -> None:
 
 
 @pytest.mark.usefixtures("as_a_kernel")
+def is_slow(test: str, parameters: Mapping[str, Any]) -> bool:
+    """Every day one is run, and all are looked at."""
+    return test == "test_a_notebook_shows_what_it_is_committed_with" and parameters["path"].stem != "judge"
+
+
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_shows_what_it_is_committed_with(path: Path) -> None:
     names: dict[str, Any] = {}

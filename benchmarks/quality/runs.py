@@ -57,19 +57,19 @@ class Parts:
         """What the folder has by this name; else what `make` returns, which it has from then on."""
         path = self.folder / f"{name.replace('/', '.')}.json"
         if not path.is_file():
-            made = {"machine": {**machine(), "load_average": None}, **make()}
+            this = {**machine(), "load_average": None}
+            if self.machine() not in (None, this):
+                raise SystemExit(f"{self.folder} must have parts of one machine, got {self.machine()} and {this}")
             with replacing(path) as temporary:
-                temporary.write_text(json.dumps(made), encoding="utf-8")
+                temporary.write_text(json.dumps({"machine": this, **make()}), encoding="utf-8")
         content = dict(json.loads(path.read_text(encoding="utf-8")))
-        of_this, of_first = content.pop("machine"), self.machine()
-        if of_this != of_first:
-            raise SystemExit(f"{self.folder} must have parts of one machine, got {of_first} and {of_this}")
+        del content["machine"]
         return content
 
-    def machine(self) -> dict[str, Any]:
-        """That of the first part."""
-        first = min(self.folder.glob("*.json"))
-        return dict(json.loads(first.read_text(encoding="utf-8"))["machine"])
+    def machine(self) -> dict[str, Any] | None:
+        """That of all parts; None: there are none."""
+        first = min(self.folder.glob("*.json"), default=None)
+        return None if first is None else dict(json.loads(first.read_text(encoding="utf-8"))["machine"])
 
 
 def row(task: str, shots: str, runs: dict[str, Run]) -> dict[str, Any]:

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.quality import data
+from benchmarks.quality import data, runs
 from benchmarks.quality.accuracy import rank_correlation
 from benchmarks.quality.data import parse_task, read_lee, read_task
 from benchmarks.quality.harness import NUM_EXAMPLES, write_task
-from benchmarks.quality.runs import Run, failures, row, table
+from benchmarks.quality.runs import Parts, Run, failures, row, table
 
 EXAMPLES = [{"input": f"Question {number}?", "target_scores": {"yes": 1, "no": 0, "maybe": 0}} for number in range(9)]
 
@@ -117,3 +117,32 @@ def test_a_task_of_the_harness_takes_its_examples_from_other_documents(tmp_path:
     files = settings[0]["dataset_kwargs"]["data_files"]
     sizes = {split: len(Path(path).read_text().splitlines()) for split, path in files.items()}
     assert sizes == {"test": 90 - NUM_EXAMPLES, "train": NUM_EXAMPLES}
+
+
+def test_parts_that_are_there_are_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts, made = Parts(tmp_path / "parts", 50), []
+
+    def make() -> dict[str, Any]:
+        made.append(1)
+        return {"seconds": 2.5}
+
+    for _ in range(2):
+        assert parts.found("group/name.own.hf.0-50", make) == {"seconds": 2.5}
+    assert len(made) == 1
+    assert [path.name for path in (tmp_path / "parts").iterdir()] == ["group.name.own.hf.0-50.json"]
+    monkeypatch.setattr(runs, "machine", lambda: {"cpu": "another"})
+    assert parts.found("group/name.own.hf.0-50", make) == {"seconds": 2.5}, "made where it was made"
+    with pytest.raises(SystemExit, match=r"must have parts of one machine, got .* and .*another"):
+        parts.found("group/name.own.hf.50-100", make)
+    assert len(made) == 1
+
+
+def test_a_run_is_the_sum_of_its_parts() -> None:
+    first, second = Run(0.5, np.array([-1.0, -2.0]), 2, 3.0, 4.0), Run(1.0, np.array([-5.0]), 1, 1.0, 1.0)
+    found = Run.of_parts([first, second])
+    assert found.accuracy == pytest.approx(2 / 3)
+    assert (found.num_documents, found.seconds, found.cpu_seconds) == (3, 4, 5)
+    assert found.logprobs.tolist() == [-1, -2, -5]
+    alone = row("a", "own", {"hf": found})
+    assert (alone["max_difference"], alone["ratio"], failures([alone])) == ({}, {}, [])
+    assert "| 0.667 |" in table([alone])

@@ -27,7 +27,7 @@ def sent_by_score(page: Page) -> Any:
     return sent.value.post_data_json
 
 
-@pytest.mark.parametrize("size", [PHONE, DESKTOP])
+@pytest.mark.parametrize("size", [PHONE, pytest.param(DESKTOP, marks=pytest.mark.slow)])
 def test_an_example_shows_its_distribution(open_page: OpenPage, size: tuple[int, int]) -> None:
     with open_page(size=size) as visited:
         page = visited.page

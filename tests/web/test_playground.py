@@ -31,7 +31,7 @@ def scrolls_sideways(visited: Visit) -> bool:
 
 
 class TestScoring:
-    @pytest.mark.parametrize("size", [PHONE, DESKTOP])
+    @pytest.mark.parametrize("size", [PHONE, pytest.param(DESKTOP, marks=pytest.mark.slow)])
     def test_an_example_and_all_that_is_told_about_it(self, open_page: OpenPage, size: tuple[int, int]) -> None:
         """From one click on, in every look; what each panel says is the other tests' matter."""
         with open_page(size=size) as visited:

@@ -39,7 +39,6 @@ EVERYDAY = {
     ("heads-16-8", "tp8", "packed-segment"),
     ("heads-12-2", "dp2-tp4", "packed-segment"),
     ("heads-12-2", "dp2-tp4", "prefill_extend"),
-    ("heads-9-3", "dp2-tp4", "serial"),
     ("heads-9-3", "dp2-tp4", "packed-segment"),
     ("heads-9-3", "dp2-tp4", "packed-dense"),
     ("heads-8-1", "tp8", "packed-segment"),

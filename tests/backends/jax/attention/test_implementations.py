@@ -117,7 +117,6 @@ INTERPRETED_DAILY = (
     ("one prefix read at several lengths", jnp.bfloat16),
     ("some read no prefix", jnp.bfloat16),
     ("new KV blocks after cached ones", jnp.bfloat16),
-    (ODD_HEADS.name, jnp.float16),
 )
 
 
@@ -132,12 +131,10 @@ def is_slow(test: str, parameters: Mapping[str, Any]) -> bool:
         return parameters["case"] not in LAYOUT_CASES
     if test == "test_tpu_kernel_waits_for_its_copies":
         return parameters["case"] is not TPU_ODD_HEADS
-    if test == "test_tpu_kernel_interpreted_in_half_precision":
-        return bool(parameters["name"] != "several prefixes")
     if test == "test_hopper_kernel_interpreted":
         return (parameters["case"].name, parameters["dtype"]) not in INTERPRETED_DAILY
     if test == "test_a_neighbour_in_the_same_tile_or_window_that_is_not_finite_stays_by_itself":
-        return parameters["implementation"] is HOPPER_INTERPRETED and parameters["name"] != "interleaved prefixes"
+        return parameters["implementation"] is HOPPER_INTERPRETED
     return False
 
 
@@ -192,6 +189,7 @@ class TestSuite:
         check(runner(TPU_COPIES_INTERPRETED, capacity), case, FLOAT32_TOLERANCE)
         assert not tpu_has_races()
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("name", ["several prefixes", "packed sequences", "12 query heads on 2 KV heads of 128"])
     def test_tpu_kernel_interpreted_in_half_precision(self, name: str) -> None:
         case = CASE_NAMED[name]
