@@ -122,6 +122,7 @@ def test_the_server_does_what_the_document_says(tmp_path: Path, options: list[st
     assert run_schemathesis(tmp_path, options, "--tokenizer") >= 2000
 
 
+@pytest.mark.slow
 def test_a_classifier_does_what_the_document_says(tmp_path: Path) -> None:
     options = [DAILY, "--max-examples=4", "--include-path=/classify"]
     assert run_schemathesis(tmp_path, options, "--tokenizer", "--num-classes=3") >= 50

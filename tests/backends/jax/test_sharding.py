@@ -37,9 +37,7 @@ PATHS: dict[str, dict[str, Any]] = {
 # of `packed-segment`, and so has every mesh.
 EVERYDAY = {
     ("heads-16-8", "tp8", "packed-segment"),
-    ("heads-12-2", "dp2-tp4", "packed-segment"),
     ("heads-12-2", "dp2-tp4", "prefill_extend"),
-    ("heads-9-3", "dp2-tp4", "packed-segment"),
     ("heads-9-3", "dp2-tp4", "packed-dense"),
     ("heads-8-1", "tp8", "packed-segment"),
     ("heads-of-olmo2", "tp8", "packed-segment"),

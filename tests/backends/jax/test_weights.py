@@ -303,10 +303,10 @@ class TestMemory:
     @pytest.mark.parametrize(
         ("stored", "dtype", "tp_size", "way"),
         [
-            ("F32", "bfloat16", 1, "host"),
+            pytest.param("F32", "bfloat16", 1, "host", marks=pytest.mark.slow),
             ("BF16", "bfloat16", 4, "host"),
             ("BF16", "float32", 1, "donated"),
-            ("F8_E4M3", "bfloat16", 1, "host"),
+            pytest.param("F8_E4M3", "bfloat16", 1, "host", marks=pytest.mark.slow),
         ],
     )
     def test_loading_needs_little_more_than_the_model(
