@@ -12,7 +12,7 @@ model. `hf` has the batch size that is fastest on a task's first documents. `--p
 The tasks have short documents, as `hf` computes a prompt again for every choice, which takes hours on two cores; and
 choices of several tokens, as it computes those of one token together. `--task`, `--shots` and `--model` run a part,
 perhaps beside others: `taskset -c 0,1`. With `--parts FOLDER` runs are made of parts of 50 documents, which stay in
-the folder: a command that was stopped goes on where it was, and one that finds all parts there only reports them.
+the folder: a command that was stopped goes on where it was, on the same machine and with the same model.
 
 On a CPU `hf` takes its log-softmax in float64 (its argument `softmax_dtype`): in float32 it adds 49,152 numbers in few
 lanes, which moved log-likelihoods by 5e-4 from those of a float64 model on an ARM CPU, where ours differ by 5e-5. What
@@ -38,6 +38,7 @@ from typing import Any
 import httpx
 import numpy as np
 
+from benchmarks.cpu.__main__ import machine
 from benchmarks.goals.__main__ import commit
 from benchmarks.quality.data import HARNESS_TASKS, Document, Task, read_task
 from benchmarks.quality.runs import GOALS, GPU_GOALS, MODELS, Parts, Run, failures, row, table
@@ -244,12 +245,16 @@ class Models:
         self._servers = ExitStack()
 
     def get(self, name: str, task: str) -> Any:
-        title = f"{name} {task}" if name == "hf" else name
+        title = self.title(name, task)
         if title not in self._loaded:
             self._loaded[title] = self._load(name, task)
             if self._checkpoint.is_gpu:  # kernels are compiled, and graphs captured, on first use
                 self._harness.run(self._loaded[title], task, "own", self._checkpoint.probe_documents)
         return self._loaded[title]
+
+    def title(self, name: str, task: str) -> str:
+        """Models of `hf` differ in their batch size."""
+        return f"hf-{self.batch_size(task)}" if name == "hf" else name
 
     def _load(self, name: str, task: str) -> Any:
         if name == "prefixwise":
@@ -273,7 +278,9 @@ class Models:
             return self._harness.run(checkpoint.hf(size, dtype), task, "shared", checkpoint.probe_documents).seconds
 
         dtypes = (None, checkpoint.softmax_dtype)
-        return self._parts.found(f"{task}.softmax", lambda: {each or "default": seconds(each) for each in dtypes})
+        return self._parts.found(
+            f"{task}.softmax-{size}", lambda: {each or "default": seconds(each) for each in dtypes}
+        )
 
     def close(self) -> None:
         self._servers.close()
@@ -291,7 +298,8 @@ def measure(
     rows = []
     with TemporaryDirectory() as folder:
         os.environ["HF_DATASETS_CACHE"] = f"{folder}/datasets"
-        parts = Parts(parts_folder or Path(folder, "parts"), PART_DOCUMENTS if parts_folder else None)
+        facts = {"machine": {**machine(), "load_average": None}, **asdict(checkpoint)}
+        parts = Parts(parts_folder or Path(folder, "parts"), PART_DOCUMENTS if parts_folder else None, facts)
         read = [read_task(name) for name in tasks]
         for task in read:
             write_task(task, Path(folder))
@@ -299,7 +307,9 @@ def measure(
         with closing(Models(checkpoint, harness, parts, batch_size)) as models:
             for task, each in product(read, shots):
                 runs = {
-                    name: harness.run_parts(partial(models.get, name, task.name), name, task, each, limit)
+                    name: harness.run_parts(
+                        partial(models.get, name, task.name), models.title(name, task.name), task, each, limit
+                    )
                     for name in MODELS
                     if name in names
                 }
@@ -308,10 +318,9 @@ def measure(
             of_hf = tasks if "hf" in names else ()
             batch_sizes = {name: models.batch_size(name) for name in of_hf}
             softmax_seconds = {name: models.softmax_seconds(name) for name in of_hf}
-        of_machine = parts.machine()
     is_exact, goals = checkpoint.dtype == "float32", GPU_GOALS if checkpoint.is_gpu else GOALS
     return {
-        "machine": of_machine,
+        "machine": machine(),
         "device": checkpoint.device_kind,
         "hf_batch_sizes": batch_sizes,
         "hf_softmax_seconds": softmax_seconds,

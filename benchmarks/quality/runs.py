@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.cpu.__main__ import machine
 from prefixwise.host import replacing
 
 GOALS = {"shared": 8.0, "own": 2.5}  # times the documents per second of `hf`
@@ -48,28 +47,32 @@ class Run:
 
 @dataclass(frozen=True)
 class Parts:
-    """A folder with what was measured so far, all of it on one machine."""
+    """A folder with what was measured so far, all of it on one machine with one model."""
 
     folder: Path
     num_documents: int | None  # of a part; None: all
+    facts: Mapping[str, Any]  # machine and model
 
     def found(self, name: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """What the folder has by this name; else what `make` returns, which it has from then on."""
-        path = self.folder / f"{name.replace('/', '.')}.json"
+        path, facts = self.folder / f"{name.replace('/', '.')}.json", self.folder / "facts.json"
+        if not facts.is_file():
+            _write(facts, self.facts)
+        if _read(facts) != self.facts:
+            expected, got = _read(facts), dict(self.facts)
+            raise SystemExit(f"{self.folder} must be used with {expected}, got {got}: expected another folder")
         if not path.is_file():
-            this = {**machine(), "load_average": None}
-            if self.machine() not in (None, this):
-                raise SystemExit(f"{self.folder} must have parts of one machine, got {self.machine()} and {this}")
-            with replacing(path) as temporary:
-                temporary.write_text(json.dumps({"machine": this, **make()}), encoding="utf-8")
-        content = dict(json.loads(path.read_text(encoding="utf-8")))
-        del content["machine"]
-        return content
+            _write(path, make())
+        return _read(path)
 
-    def machine(self) -> dict[str, Any] | None:
-        """That of all parts; None: there are none."""
-        first = min(self.folder.glob("*.json"), default=None)
-        return None if first is None else dict(json.loads(first.read_text(encoding="utf-8"))["machine"])
+
+def _write(path: Path, content: Mapping[str, Any]) -> None:
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps(content), encoding="utf-8")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return dict(json.loads(path.read_text(encoding="utf-8")))
 
 
 def row(task: str, shots: str, runs: dict[str, Run]) -> dict[str, Any]:

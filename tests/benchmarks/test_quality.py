@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.quality import data, runs
+from benchmarks.quality import data
 from benchmarks.quality.accuracy import rank_correlation
 from benchmarks.quality.data import parse_task, read_lee, read_task
 from benchmarks.quality.harness import NUM_EXAMPLES, write_task
@@ -119,8 +119,8 @@ def test_a_task_of_the_harness_takes_its_examples_from_other_documents(tmp_path:
     assert sizes == {"test": 90 - NUM_EXAMPLES, "train": NUM_EXAMPLES}
 
 
-def test_parts_that_are_there_are_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    parts, made = Parts(tmp_path / "parts", 50), []
+def test_parts_that_are_there_are_not_made_again(tmp_path: Path) -> None:
+    parts, made = Parts(tmp_path / "parts", 50, {"dtype": "float32"}), []
 
     def make() -> dict[str, Any]:
         made.append(1)
@@ -129,11 +129,13 @@ def test_parts_that_are_there_are_not_made_again(tmp_path: Path, monkeypatch: py
     for _ in range(2):
         assert parts.found("group/name.own.hf.0-50", make) == {"seconds": 2.5}
     assert len(made) == 1
-    assert [path.name for path in (tmp_path / "parts").iterdir()] == ["group.name.own.hf.0-50.json"]
-    monkeypatch.setattr(runs, "machine", lambda: {"cpu": "another"})
-    assert parts.found("group/name.own.hf.0-50", make) == {"seconds": 2.5}, "made where it was made"
-    with pytest.raises(SystemExit, match=r"must have parts of one machine, got .* and .*another"):
-        parts.found("group/name.own.hf.50-100", make)
+    assert sorted(path.name for path in parts.folder.iterdir()) == ["facts.json", "group.name.own.hf.0-50.json"]
+    other = Parts(parts.folder, 50, {"dtype": "bfloat16"})
+    for name in ("group/name.own.hf.0-50", "group/name.own.hf.50-100"):
+        with pytest.raises(
+            SystemExit, match=r"must be used with .*float32.*, got .*bfloat16.*: expected another folder"
+        ):
+            other.found(name, make)
     assert len(made) == 1
 
 
