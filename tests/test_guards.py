@@ -6,9 +6,10 @@ called what the real ones are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -67,6 +68,11 @@ def scorer_of(folder_of: Callable[[str], Path]) -> Iterator[Callable[[str], Scor
     yield load
     for scorer in loaded:
         scorer.close()
+
+
+def is_slow(test: str, parameters: Mapping[str, Any]) -> bool:
+    """Every day a reply to a query, and, with one model of a kind, a text alone."""
+    return parameters.get("query", QUERY) is None and parameters["name"] not in ("LlamaGuard-7b", "shieldgemma-2b")
 
 
 def messages_of(text: str, query: str | None) -> list[dict[str, str]]:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     [
         ("comparison.json", "JAX vs PyTorch: multi-item scoring", DESKTOP, "light"),
         ("comparison.json", "JAX vs PyTorch: multi-item scoring", PHONE, "dark"),
-        ("jax_matrix.json", "Score matrix: JAX, portable view", PHONE, "light"),
-        ("evaluation.json", "Evaluation of a multi endpoint", DESKTOP, "dark"),
+        pytest.param("jax_matrix.json", "Score matrix: JAX, portable view", PHONE, "light", marks=pytest.mark.slow),
+        pytest.param("evaluation.json", "Evaluation of a multi endpoint", DESKTOP, "dark", marks=pytest.mark.slow),
     ],
 )
 def test_what_lies_in_the_folder_is_shown_with_plots(

@@ -46,7 +46,7 @@ def is_slow(test: str, parameters: Mapping[str, Any]) -> bool:
     if parameters.get("implementation") is REFERENCE:
         return bool(parameters["case"].name != "several prefixes" or parameters["scoring"] != SCORINGS[3])
     if test == "test_is_right":
-        return bool(parameters["case"].name not in DAILY and parameters["scoring"] != SCORINGS[3])
+        return bool(parameters["case"].name not in DAILY)
     return bool(parameters.get("scoring") == SCORINGS[5])
 
 
