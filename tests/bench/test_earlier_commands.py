@@ -142,6 +142,7 @@ def test_every_command_is_there() -> None:
     assert set(verbs) == {" ".join(name.split()[:2]) for name in PROGRAMS.values()}
 
 
+@pytest.mark.slow
 def test_they_run_on_a_small_workload(tmp_path: Path, home: Path) -> None:
     lines = commands()
     for written, reduced in REDUCED.items():

@@ -66,7 +66,7 @@ def test_the_first_steps_stay_away_once_they_were_read(browser: Browser, server:
         assert page.locator("#first-steps").is_hidden()
 
 
-@pytest.mark.parametrize("size", [PHONE, DESKTOP])
+@pytest.mark.parametrize("size", [PHONE, pytest.param(DESKTOP, marks=pytest.mark.slow)])
 def test_labels_tabs_bars_and_hints_are_on_the_screen(open_page: OpenPage, size: tuple[int, int]) -> None:
     with open_page(size=size) as visited:
         page = visited.page
