@@ -54,7 +54,7 @@ def is_slow(test: str, parameters: Mapping[str, Any]) -> bool:
         if test == "test_item_first":
             return algorithm not in ("serial", "auto") or (algorithm == "serial" and not is_in_all_modes)
         return not is_in_all_modes and (mode not in ("softmax", "logprob", None) or test == "test_one_label_sigmoid")
-    is_medium_gemma = parameters.get("medium") == "medium-gemma"  # in bfloat16 every day: `test_isolation.py`
+    is_medium_gemma = parameters.get("medium") == "medium-gemma"  # every day in float32, among the families
     if parameters.get("cpu") == "jax":
         return algorithm != "packed" or is_medium_gemma
     if test == "test_scores_are_close_to_transformers" and is_emulated("bfloat16"):  # by the path of float32

@@ -32,8 +32,8 @@ PATHS: dict[str, dict[str, Any]] = {
 
 
 def is_slow(test: str, parameters: Mapping[str, Any]) -> bool:
-    """JAX compiles for each model and dtype; every day it has one of them. All paths with one dtype of each model, and
-    little else in a dtype that the CPU emulates."""
+    """JAX compiles for each model and dtype; every day it has one of them. All paths with one dtype of each model,
+    and nothing on PyTorch in one that the CPU emulates."""
     pair = (parameters["model"], parameters.get("dtype", "float32"))
     if parameters["cpu"] == "jax":
         return pair != ("medium-gemma2", "float32") or test != "test_neighbours_do_not_move_a_bit"
