@@ -30,6 +30,7 @@ def asked(vocab_size: int) -> list[TokenSequence]:
     choices = [TokenSequence(np.concatenate([context, ids(size)]), len(context)) for size in (1, 3, 6)]
     long = TokenSequence(np.concatenate([context, ids(200)]), len(context))
     prompts = [TokenSequence(prompt, 1), TokenSequence(np.concatenate([prompt[:256], ids(20)]), 1, reads_next=True)]
+    prompts += [TokenSequence(np.concatenate([prompt[:170], ids(size)]), 1) for size in (9, 30)]
     return [*choices, long, *prompts, TokenSequence(ids(9), 9, reads_next=True)]
 
 

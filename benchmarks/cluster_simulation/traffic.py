@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from prefixwise.engine.prefix_cache import Key, block_keys
+from prefixwise.plan.long_items import prefix_block_starts
 
 
 @dataclass(frozen=True)
@@ -74,5 +75,6 @@ class QueryBlocks:
 
     def keys(self, query: int) -> tuple[Key, ...]:
         if query not in self._keys:
-            self._keys[query] = block_keys(np.full(self._query_tokens, query, np.int32))
+            starts = prefix_block_starts(self._query_tokens)
+            self._keys[query] = block_keys(np.full(self._query_tokens, query, np.int32), starts)
         return self._keys[query]

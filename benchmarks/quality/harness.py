@@ -10,9 +10,10 @@ model. `hf` has the batch size that is fastest on a task's first documents. `--p
 `--backend` compare another model on another device. Needs the packages of the extra `lm-eval`, and transformers.
 
 The tasks have short documents, as `hf` computes a prompt again for every choice, which takes hours on two cores; and
-choices of several tokens, as it computes those of one token together. `--task`, `--shots` and `--model` run a part,
-perhaps beside others: `taskset -c 0,1`. With `--parts FOLDER` runs are made of parts of 50 documents, which stay in
-the folder: a command that was stopped goes on where it was, on the same machine and with the same model.
+choices of several tokens, as it computes those of one token together. `--task`, `--shots`, `--model`, `--first` and
+`--limit` run a part, perhaps beside others: `taskset -c 0,1`. With `--parts FOLDER` runs are made of parts of 50
+documents, which stay in the folder: a command that was stopped goes on where it was, and a last one without those
+options reports all of them, on the same machine and with the same model.
 
 On a CPU `hf` takes its log-softmax in float64 (its argument `softmax_dtype`): in float32 it adds 49,152 numbers in few
 lanes, which moved log-likelihoods by 5e-4 from those of a float64 model on an ARM CPU, where ours differ by 5e-5. What
@@ -65,12 +66,12 @@ class Harness:
         self._parts = parts
         self._tasks = TaskManager(include_path=str(folder), include_defaults=False)
 
-    def run_parts(self, get_model: Callable[[], Any], title: str, task: Task, shots: str, limit: int | None) -> Run:
+    def run_parts(self, get_model: Callable[[], Any], title: str, task: Task, shots: str, chosen: slice) -> Run:
         """Parts that are there are not run again; without a missing one no model is asked for."""
-        last = min(limit or len(task.documents), len(task.documents) - NUM_EXAMPLES)
-        size, found = self._parts.num_documents or last, []
-        for first in range(0, last, size):
-            documents = range(first, min(first + size, last))
+        asked = range(len(task.documents) - NUM_EXAMPLES)[chosen]
+        size, found = self._parts.num_documents or len(asked), []
+        for first in asked[::size]:
+            documents = range(first, min(first + size, asked.stop))
 
             def make(documents: range = documents) -> dict[str, Any]:
                 run = self.run(get_model(), task.name, shots, documents)
@@ -288,7 +289,7 @@ class Models:
 
 def measure(
     checkpoint: Checkpoint,
-    limit: int | None,
+    chosen: slice,
     tasks: Sequence[str],
     shots: Sequence[str],
     names: Sequence[str],
@@ -308,7 +309,7 @@ def measure(
             for task, each in product(read, shots):
                 runs = {
                     name: harness.run_parts(
-                        partial(models.get, name, task.name), models.title(name, task.name), task, each, limit
+                        partial(models.get, name, task.name), models.title(name, task.name), task, each, chosen
                     )
                     for name in MODELS
                     if name in names
@@ -331,7 +332,8 @@ def measure(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--limit", type=int, help="documents of every task; default: all")
+    parser.add_argument("--limit", type=int, help="the first documents of every task; default: all")
+    parser.add_argument("--first", type=int, help="leave out those before it, which another process runs")
     parser.add_argument("--task", action="append", choices=HARNESS_TASKS, help="default: all")
     parser.add_argument("--shots", action="append", choices=SHOTS, help="default: all")
     parser.add_argument("--batch-size", type=int, help="of hf; default: the fastest on a task's first documents")
@@ -345,7 +347,7 @@ def main() -> None:
     checkpoint = Checkpoint(given.pretrained, given.device, given.dtype, given.backend)
     names = given.model or MODELS
     tasks, shots = given.task or HARNESS_TASKS, given.shots or tuple(SHOTS)
-    found = measure(checkpoint, given.limit, tasks, shots, names, given.batch_size, given.parts)
+    found = measure(checkpoint, slice(given.first, given.limit), tasks, shots, names, given.batch_size, given.parts)
     print(table(found["rows"]))
     command = f"python -m benchmarks.quality.harness {' '.join(sys.argv[1:])}".strip()
     facts = {"command": command, "time": now_utc(), "version": __version__, "commit": commit()}

@@ -23,7 +23,8 @@ from prefixwise.engine.engine import ScoringEngine
 from prefixwise.engine.loras import LoadedLora
 from prefixwise.engine.prepare import PreparedRequest
 from prefixwise.engine.request_state import RequestState
-from prefixwise.plan.likelihoods import LikelihoodPlan, TokenSequence, plan_likelihoods
+from prefixwise.forward.batch import KV_BLOCK_SIZE
+from prefixwise.plan.likelihoods import SHORT_BLOCK_SIZE, LikelihoodPlan, TokenSequence, plan_likelihoods
 from prefixwise.plan.segments import Segments, plan_labels
 from prefixwise.prompts.template import Prompt
 
@@ -148,7 +149,9 @@ class Likelihoods:
         self._check_model()
         for number, sequence in enumerate(sequences):
             self._check(sequence, number)
-        plan = plan_likelihoods(sequences)
+        info = self._engine.backend.info
+        rest_size = SHORT_BLOCK_SIZE if info.reads_short_blocks else KV_BLOCK_SIZE
+        plan = plan_likelihoods(sequences, rest_size=rest_size, num_kv_blocks=info.num_kv_blocks)
         top_k = min(top_k, self._model.vocab_size)
         lora = self._engine.lora_of(model)
         requests = tuple(self._prepare_group(segments, top_k, begin, lora) for segments in plan.groups)

@@ -1,4 +1,4 @@
-"""The KV cache of prefixes: KV blocks of KV_BLOCK_SIZE tokens that stay on the device between requests.
+"""The KV cache of prefixes: KV blocks of up to KV_BLOCK_SIZE tokens that stay on the device between requests.
 
 A block's key is a hash of its tokens and of the key before it. So a key stands for all tokens from the prefix's start,
 and a lookup walks the keys of a prefix. An overridden token is hashed as its vector. Every block that a request reads
@@ -18,6 +18,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
+from itertools import pairwise
 from time import monotonic
 from uuid import uuid4
 
@@ -26,19 +27,22 @@ import numpy as np
 from prefixwise.contract.embed_overrides import Vectors
 from prefixwise.contract.errors import InvalidValueError
 from prefixwise.contract.ragged import Int32Array
-from prefixwise.forward.batch import KV_BLOCK_SIZE, KVBlock
+from prefixwise.forward.batch import KVBlock
 
 Key = bytes
 
 
-def block_keys(prefix_ids: Int32Array, vectors: Vectors | None = None, lora_id: int = 0) -> tuple[Key, ...]:
-    """One key per block. The last block may be short; its key then hashes fewer tokens. `vectors`: of ids below 0.
+def block_keys(
+    prefix_ids: Int32Array, starts: Sequence[int], vectors: Vectors | None = None, lora_id: int = 0
+) -> tuple[Key, ...]:
+    """One key per block. A block with other tokens has another key, also where it only ends elsewhere.
 
-    `lora_id`: the adapter that computes the blocks; 0: the model itself.
+    `starts`: where blocks begin; at last, where the last one ends. `vectors`: of ids below 0. `lora_id`: the adapter
+    that computes the blocks; 0: the model itself.
     """
     keys, before = [], b"lora %d " % lora_id if lora_id else b""
-    for start in range(0, len(prefix_ids), KV_BLOCK_SIZE):
-        ids = prefix_ids[start : start + KV_BLOCK_SIZE]
+    for start, stop in pairwise(starts):
+        ids = prefix_ids[start:stop]
         content = ids.tobytes() if vectors is None else _overridden_bytes(ids, vectors)
         before = blake2b(before + content, digest_size=16).digest()
         keys.append(before)

@@ -235,8 +235,9 @@ class RequestState:
         self._on_change = on_change  # called by the scheduler's thread; must be quick
         # Progress
         trunk = task.branches.trunk
-        query_ids = task.prefix_ids if trunk is None else trunk.prefix_ids
-        self.keys = block_keys(query_ids, task.vectors, task.lora_id)
+        self.keys = (
+            () if trunk is None else block_keys(trunk.prefix_ids, trunk.block_starts, task.vectors, task.lora_id)
+        )
         self._num_begun, self._num_branches = 0, len(task.branches)
         self._open: dict[Branch, None] = {}  # begun and not done, in order
         self._trunk = self._begin_branch() if trunk is not None else None

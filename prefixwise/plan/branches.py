@@ -194,7 +194,9 @@ class BranchPlans:
         if plan is not None and plan.long_items:
             rows = plan.segments.rows_of(plan.whole_indices)
             plan = replace(plan, segments=plan.whole_segments, long_items=())
-        starts = prefix_block_starts(len(prefix_ids))
+        starts: Sequence[int] = prefix_block_starts(len(prefix_ids))
+        if plan is not None and plan.needs_prefill and plan.segments.block_starts is not None:
+            starts = plan.segments.block_starts
         return BranchPlan(prefix_ids, starts, len(starts) - 1, plan, self._vectors, rows)
 
     def _sequence_branch(self, sequence: PackedSequence) -> BranchPlan:

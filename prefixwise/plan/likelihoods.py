@@ -6,15 +6,17 @@ token of the segment is followed by a row of logits:
     context       c c c c c       prefix    c c c c
     continuation  x y z           segment   c x y          rows after c, x and y, which read x, y and z
 
-Continuations of one context share its prefix. A segment has at most a KV block of tokens. A longer continuation is cut
-where KV blocks begin, and each segment reads the blocks before it:
+Continuations of one context share its prefix. A segment has at most a KV block of tokens. Whole prompts and longer
+continuations are cut where KV blocks begin, and each segment reads the blocks before it:
 
     q . . .|. . . .|. . . .|. .   with blocks of 4 tokens: the first three blocks are the prefix of the last segment
+    q . . .|. . . .|. . . .|.|.   the rest in blocks of 1 token, where the backend reads short blocks (`rest_size`)
 
 The forward that computes a KV block reads its rows, too. A block in the KV cache is computed once more for them.
 
 The cuts follow from the sequence alone, so its bits do not depend on other sequences. Sequences that begin with the
-same blocks share them, whole segments included: together, the segments of a call are a prefix tree.
+same blocks share them, whole segments included: together, the segments of a call are a prefix tree. What prompts share
+seldom ends with a whole block, so short blocks behind the last whole one share more.
 """
 
 from __future__ import annotations
@@ -28,8 +30,10 @@ import numpy as np
 
 from prefixwise.contract.ragged import Int32Array, Int64Array, Ragged, numbers, starts_from_lens
 from prefixwise.forward.batch import KV_BLOCK_SIZE
+from prefixwise.plan.long_items import prefix_block_starts
 from prefixwise.plan.segments import Segments
 
+SHORT_BLOCK_SIZE = 16  # tokens; the narrowest attention tile of a CPU
 _NO_TOKEN = 0  # is read where only the most likely tokens are asked for
 
 
@@ -63,9 +67,17 @@ class LikelihoodPlan:
         return sum(len(group.score_offsets) for group in self.groups)
 
 
-def plan_likelihoods(sequences: Sequence[TokenSequence]) -> LikelihoodPlan:
-    """Groups in the order of their prefixes, so that neighbours share KV blocks."""
-    tree = _Tree()
+def plan_likelihoods(
+    sequences: Sequence[TokenSequence], *, rest_size: int = KV_BLOCK_SIZE, num_kv_blocks: int = 1 << 20
+) -> LikelihoodPlan:
+    """Groups in the order of their prefixes, so that neighbours share KV blocks.
+
+    Args:
+        sequences: What is asked for.
+        rest_size: Tokens of the KV blocks behind the last whole one.
+        num_kv_blocks: That fit in the KV cache. A sequence that would have more has whole blocks only.
+    """
+    tree = _Tree(rest_size, num_kv_blocks)
     pieces = [tree.add(sequence) for sequence in sequences]
     groups = tree.finish()
     return LikelihoodPlan(
@@ -83,6 +95,10 @@ class _Piece:
     tokens: Int32Array
     next_tokens: list[int] = field(default_factory=list)  # distinct, after its last token
     first_row: int = 0  # of all rows
+
+    @property
+    def end(self) -> int:
+        return self.begin + len(self.tokens)
 
     @property
     def num_rows(self) -> int:
@@ -109,7 +125,8 @@ class _Group:
     """Pieces that read one prefix or its beginning."""
 
     prefix_ids: Int32Array
-    pieces: list[_Piece] = field(default_factory=list)
+    block_starts: list[int]
+    pieces: dict[_Piece, None] = field(default_factory=dict)  # in order; at first also those that other groups have
 
     def segments(self) -> Segments:
         tokens = Ragged.from_sequences([piece.tokens for piece in self.pieces])
@@ -122,61 +139,76 @@ class _Group:
             score_offsets=places + tokens.starts[:-1].repeat(num_rows),
             rows_of_segment=starts_from_lens(num_rows),
             label_ids=np.concatenate([piece.targets for piece in self.pieces])[:, None],
+            block_starts=tuple(self.block_starts),
             segment_of_block=self._segment_of_block(),
         )
 
     def _segment_of_block(self) -> Int64Array | None:
-        found = np.full(len(self.prefix_ids) // KV_BLOCK_SIZE, -1, np.int64)
-        for number, piece in enumerate(self.pieces):
-            block, rest = divmod(piece.begin, KV_BLOCK_SIZE)
-            if not rest and len(piece.tokens) == KV_BLOCK_SIZE and block < len(found):
-                found[block] = number
+        numbers_of = {(piece.begin, piece.end): number for number, piece in enumerate(self.pieces)}
+        found = np.array([numbers_of.get(block, -1) for block in pairwise(self.block_starts)], np.int64)
         return found if (found >= 0).any() else None
 
 
 class _Tree:
     """The pieces of all sequences, each once."""
 
-    def __init__(self) -> None:
-        self._groups: dict[bytes, _Group] = {}
-        self._pieces: dict[tuple[int, bool, bytes], _Piece] = {}
+    def __init__(self, rest_size: int, num_kv_blocks: int) -> None:
+        self._rest_size = rest_size
+        self._num_kv_blocks = num_kv_blocks
+        self._groups: dict[tuple[bytes, int], _Group] = {}
+        self._pieces: dict[tuple[int, bool, int, bytes], _Piece] = {}
 
     def add(self, sequence: TokenSequence) -> list[tuple[_Piece, int]]:
         """The pieces of a sequence, and the token after each."""
         if not sequence.num_rows:
             return []
-        token_ids, stop = sequence.token_ids, sequence.num_computed
-        edges = _cut(sequence.first - 1, stop)
+        token_ids, start, stop = sequence.token_ids, sequence.first - 1, sequence.num_computed
+        rest_size = self._rest_size
+        edges = _cut(start, stop, rest_size)
+        starts = prefix_block_starts(edges[-2], rest_size)
+        if len(starts) > self._num_kv_blocks:
+            rest_size = KV_BLOCK_SIZE
+            edges = _cut(start, stop, rest_size)
+            starts = prefix_block_starts(edges[-2], rest_size)
         prefix_ids = token_ids[: edges[-2]]
-        group = self._groups.setdefault(prefix_ids.tobytes(), _Group(prefix_ids))
+        group = self._groups.setdefault((prefix_ids.tobytes(), rest_size), _Group(prefix_ids, starts))
         found = []
         for begin, end in pairwise(edges):
             # The KV block in which a piece begins is longer where the prefix goes on behind it.
-            key = begin, begin < len(prefix_ids), blake2b(token_ids[:end].tobytes(), digest_size=16).digest()
-            if key not in self._pieces:
-                self._pieces[key] = _Piece(begin, token_ids[begin:end])
-                group.pieces.append(self._pieces[key])
-            piece, next_token = self._pieces[key], int(token_ids[end]) if end < len(token_ids) else _NO_TOKEN
+            digest = blake2b(token_ids[:end].tobytes(), digest_size=16).digest()
+            key = begin, begin < len(prefix_ids), rest_size, digest
+            piece = self._pieces.setdefault(key, _Piece(begin, token_ids[begin:end]))
+            group.pieces[piece] = None
+            next_token = int(token_ids[end]) if end < len(token_ids) else _NO_TOKEN
             if next_token not in piece.next_tokens:
                 piece.next_tokens.append(next_token)
             found.append((piece, next_token))
         return found
 
     def finish(self) -> list[_Group]:
-        """The groups that compute something, by their prefixes; every piece gets its rows."""
-        groups = [group for _, group in sorted(self._groups.items(), key=lambda each: each[0]) if group.pieces]
-        row = 0
-        for piece in (piece for group in groups for piece in group.pieces):
-            piece.first_row = row
-            row += piece.num_rows
+        """The groups that compute something, by their prefixes; every piece gets its rows.
+
+        Of groups with the same piece, which may be a KV block, the first one has it: that group computes the block.
+        """
+        groups, known, row = [], set[_Piece](), 0
+        for _, group in sorted(self._groups.items(), key=lambda each: each[0]):
+            group.pieces = {piece: None for piece in group.pieces if piece not in known}
+            known.update(group.pieces)
+            if group.pieces:
+                groups.append(group)
+            for piece in group.pieces:
+                piece.first_row = row
+                row += piece.num_rows
         return groups
 
 
-def _cut(start: int, stop: int) -> list[int]:
+def _cut(start: int, stop: int, rest_size: int) -> list[int]:
     """Where segments begin; at last, where the last one ends."""
-    if stop - start <= KV_BLOCK_SIZE:
+    if start and stop - start <= KV_BLOCK_SIZE:
         return [start, stop]
-    return [start, *range((start // KV_BLOCK_SIZE + 1) * KV_BLOCK_SIZE, stop, KV_BLOCK_SIZE), stop]
+    whole = (stop - 1) // KV_BLOCK_SIZE * KV_BLOCK_SIZE
+    first = (start // KV_BLOCK_SIZE + 1) * KV_BLOCK_SIZE
+    return [start, *range(first, whole, KV_BLOCK_SIZE), *range(max(whole, rest_size), stop, rest_size), stop]
 
 
 def _rows_of(pieces: Sequence[tuple[_Piece, int]]) -> Int64Array:

@@ -62,6 +62,8 @@ class ItemCut:
         return tuple(np.flatnonzero((lens > self.max_whole_item) & fits).tolist())
 
 
-def prefix_block_starts(prefix_len: int) -> list[int]:
-    """Where the KV blocks of a prefix begin; at last, where the last one ends."""
-    return [*range(0, prefix_len, KV_BLOCK_SIZE), prefix_len]
+def prefix_block_starts(prefix_len: int, rest_size: int = KV_BLOCK_SIZE) -> list[int]:
+    """Where the KV blocks of a prefix begin; at last, where the last one ends. Behind the last whole block they have
+    `rest_size` tokens."""
+    whole = prefix_len // KV_BLOCK_SIZE * KV_BLOCK_SIZE
+    return [*range(0, whole, KV_BLOCK_SIZE), *range(whole, prefix_len, rest_size), prefix_len]

@@ -161,6 +161,9 @@ class Segments:
     label_ids: Int32Array  # [rows per item, L], repeated for every item
     segments_per_item: int = 1  # as many as the labels have stems
     vectors: Vectors | None = None  # [E, D]: id `~row` in prefix or tokens has this row in place of its embedding
+    block_starts: tuple[int, ...] | None = (
+        None  # of the prefix; at last, where it ends. None: blocks are whole, as usual
+    )
     # [KV blocks of the prefix]: the segment that is the block itself, -1 for none. A forward that computes the block
     # reads the rows of the segment, too. None: there are no such segments.
     segment_of_block: Int64Array | None = None

@@ -103,13 +103,14 @@ def test_keys_are_of_vectors_and_not_of_where_they_lie() -> None:
     vectors = np.array([[1, 2], [3, 4]], np.float32)
     moved = ids.copy()
     moved[[1, KV_BLOCK_SIZE]] = ~np.array([1, 0])
-    keys = block_keys(ids, vectors)
-    assert block_keys(moved, vectors[::-1]) == keys
-    second_changed = block_keys(ids, np.array([[1, 2], [3, 5]], np.float32))
+    starts = (0, KV_BLOCK_SIZE, KV_BLOCK_SIZE + 5)
+    keys = block_keys(ids, starts, vectors)
+    assert block_keys(moved, starts, vectors[::-1]) == keys
+    second_changed = block_keys(ids, starts, np.array([[1, 2], [3, 5]], np.float32))
     assert second_changed[0] == keys[0]
     assert second_changed[1] != keys[1]
-    assert not set(block_keys(moved, vectors)) & set(keys)
-    assert not set(block_keys(np.maximum(ids, 0))) & set(keys)
+    assert not set(block_keys(moved, starts, vectors)) & set(keys)
+    assert not set(block_keys(np.maximum(ids, 0), starts)) & set(keys)
 
 
 def test_requests_with_and_without_overrides_share_a_forward() -> None:

@@ -388,7 +388,7 @@ def test_a_pin_that_is_ended_while_another_expires_leaves_no_time_to_wait() -> N
     pins = Pins(cache, 1)
     ended: list[str] = []
     for query, ttl in (([1], 0.0), ([2], 1000.0)):
-        entries = cache.acquire(block_keys(np.array(query, np.int32)), None)
+        entries = cache.acquire(block_keys(np.array(query, np.int32), (0, 1)), None)
         assert entries is not None
         entries[0].block = EndingBlock(1, pins, ended) if not ttl else None
         pinned = pins.add(entries, (1, 0), 1, ttl)

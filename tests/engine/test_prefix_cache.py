@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from prefixwise.contract.ragged import Int32Array
 from prefixwise.engine.prefix_cache import CacheEntry, PrefixCache, block_keys
 from prefixwise.forward.batch import KV_BLOCK_SIZE, KVBlock
+from prefixwise.plan.long_items import prefix_block_starts
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +33,11 @@ class CountedBlock(KVBlock):
 
 def keys_of(*tokens: int) -> tuple[bytes, ...]:
     """One block for each of these tokens."""
-    return block_keys(np.repeat(np.array(tokens, np.int32), KV_BLOCK_SIZE))
+    return keys_of_ids(np.repeat(np.array(tokens, np.int32), KV_BLOCK_SIZE))
+
+
+def keys_of_ids(ids: Int32Array, rest_size: int = KV_BLOCK_SIZE) -> tuple[bytes, ...]:
+    return block_keys(ids, prefix_block_starts(len(ids), rest_size))
 
 
 def acquire(cache: PrefixCache, keys: tuple[bytes, ...], owner: object) -> list[CacheEntry]:
@@ -81,23 +87,31 @@ class TestKeys:
         ids = np.arange(3 * KV_BLOCK_SIZE, dtype=np.int32)
         changed = ids.copy()
         changed[KV_BLOCK_SIZE - 1] += 1
-        assert not set(block_keys(ids)) & set(block_keys(changed))
+        assert not set(keys_of_ids(ids)) & set(keys_of_ids(changed))
 
     def test_the_same_tokens_at_another_place_have_another_key(self) -> None:
         assert len(set(keys_of(1, 1, 1))) == 3
 
     def test_a_short_last_block_is_not_the_longer_one_that_begins_with_it(self) -> None:
         ids = np.zeros(2 * KV_BLOCK_SIZE, np.int32)
-        whole, short = block_keys(ids), block_keys(ids[: KV_BLOCK_SIZE + 7])
+        whole, short = keys_of_ids(ids), keys_of_ids(ids[: KV_BLOCK_SIZE + 7])
         assert len(whole) == len(short) == 2
         assert whole[0] == short[0]
         assert whole[1] != short[1]
+
+    def test_blocks_that_are_cut_elsewhere_have_other_keys(self) -> None:
+        ids = np.arange(KV_BLOCK_SIZE + 40, dtype=np.int32)
+        whole, cut, shorter = keys_of_ids(ids), keys_of_ids(ids, 16), keys_of_ids(ids[:-7], 16)
+        assert len(whole) == 2
+        assert len(cut) == 1 + 3
+        assert cut[:3] == shorter[:3]
+        assert len({*whole, *cut, *shorter}) == 1 + 1 + 3 + 1
 
     @pytest.mark.parametrize(
         ("num_tokens", "num_keys"), [(0, 0), (1, 1), (KV_BLOCK_SIZE, 1), (KV_BLOCK_SIZE + 1, 2), (3 * KV_BLOCK_SIZE, 3)]
     )
     def test_there_is_one_for_every_block(self, num_tokens: int, num_keys: int) -> None:
-        assert len(block_keys(np.zeros(num_tokens, np.int32))) == num_keys
+        assert len(keys_of_ids(np.zeros(num_tokens, np.int32))) == num_keys
 
 
 class TestReuse:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 import pytest
 
 from prefixwise.forward.batch import KV_BLOCK_SIZE
-from prefixwise.plan.likelihoods import LikelihoodPlan, TokenSequence, plan_likelihoods
+from prefixwise.plan.likelihoods import SHORT_BLOCK_SIZE, LikelihoodPlan, TokenSequence, plan_likelihoods
+from prefixwise.plan.long_items import prefix_block_starts
 
 RNG = np.random.default_rng(0)
+REST_SIZES = (KV_BLOCK_SIZE, SHORT_BLOCK_SIZE)
 
 
 def sequence(num_tokens: int, first: int = 1, *, begin: Sequence[int] = (), reads_next: bool = False) -> TokenSequence:
@@ -34,14 +37,20 @@ def readings(plan: LikelihoodPlan) -> list[tuple[tuple[int, ...], int]]:
 @pytest.mark.parametrize("first", [1, 5, 130, 250])
 @pytest.mark.parametrize("num_tokens", [256, 257, 258, 300, 600])
 @pytest.mark.parametrize("reads_next", [False, True])
-def test_every_token_is_read_after_those_before_it(num_tokens: int, first: int, reads_next: bool) -> None:
+@pytest.mark.parametrize("rest_size", REST_SIZES)
+def test_every_token_is_read_after_those_before_it(
+    num_tokens: int, first: int, reads_next: bool, rest_size: int
+) -> None:
     asked = sequence(num_tokens, first, reads_next=reads_next)
-    plan = plan_likelihoods([asked])
+    plan = plan_likelihoods([asked], rest_size=rest_size)
     rows, ids = readings(plan), asked.token_ids.tolist()
     expected = [(tuple(ids[:place]), ids[place]) for place in range(first, num_tokens)]
     expected += [(tuple(ids), 0)] if reads_next else []
     assert [rows[row] for row in plan.rows[0].tolist()] == expected
     assert all(group.tokens.lens.max() <= KV_BLOCK_SIZE for group in plan.groups)
+    assert [group.block_starts for group in plan.groups] == [
+        tuple(prefix_block_starts(len(group.prefix_ids), rest_size)) for group in plan.groups
+    ]
 
 
 def test_continuations_of_one_context_share_it() -> None:
@@ -64,6 +73,35 @@ def test_prompts_share_whole_blocks() -> None:
         assert [rows[row] for row in found.tolist()] == expected
 
 
+@pytest.mark.parametrize(
+    ("num_kv_blocks", "num_shared"), [(100, 2 * KV_BLOCK_SIZE + 2 * SHORT_BLOCK_SIZE), (4, 2 * KV_BLOCK_SIZE)]
+)
+def test_short_blocks_share_more_where_the_cache_has_room_for_them(num_kv_blocks: int, num_shared: int) -> None:
+    shared = sequence(2 * KV_BLOCK_SIZE + 40).token_ids.tolist()
+    prompts = [sequence(341, begin=shared), sequence(330, begin=shared)]
+    plan = plan_likelihoods(prompts, rest_size=SHORT_BLOCK_SIZE, num_kv_blocks=num_kv_blocks)
+    computed = sum(len(group.tokens.flat) for group in plan.groups)
+    assert computed == num_shared + (340 - num_shared) + (329 - num_shared)
+    rows = readings(plan)
+    for prompt, found in zip(prompts, plan.rows, strict=True):
+        assert [rows[row][1] for row in found.tolist()] == prompt.token_ids.tolist()[1:]
+
+
+def test_the_first_group_with_a_block_reads_its_rows() -> None:
+    """Groups run in this order: so a block and its rows are computed together, whichever prompt came first."""
+    shared = [7] * 2 * KV_BLOCK_SIZE
+    prompts = [sequence(300, begin=[*shared, 900]), sequence(300, begin=[*shared, 1])]
+    plan = plan_likelihoods(prompts)
+    assert [group.prefix_lens.tolist() for group in plan.groups] == [[0, KV_BLOCK_SIZE, *[2 * KV_BLOCK_SIZE] * 2]]
+    short = plan_likelihoods(prompts, rest_size=SHORT_BLOCK_SIZE)
+    first, second = short.groups
+    assert first.segment_of_block is not None
+    assert first.segment_of_block.tolist() == [0, 1, 2, 3]
+    assert second.segment_of_block is not None
+    assert second.segment_of_block.tolist() == [-1, -1, 0, 1]
+    assert second.prefix_ids[2 * KV_BLOCK_SIZE] == 900
+
+
 def test_equal_sequences_are_computed_once() -> None:
     one = sequence(20)
     plan = plan_likelihoods([one, TokenSequence(one.token_ids.copy(), 1), one])
@@ -71,11 +109,15 @@ def test_equal_sequences_are_computed_once() -> None:
     assert len({tuple(rows.tolist()) for rows in plan.rows}) == 1
 
 
-def test_a_neighbour_never_changes_the_segments_of_a_sequence() -> None:
-    """The same first block: one sequence ends with it, the other goes on."""
+@pytest.mark.parametrize("rest_size", REST_SIZES)
+@pytest.mark.parametrize("size", [KV_BLOCK_SIZE + 1, KV_BLOCK_SIZE, 100, 2 * KV_BLOCK_SIZE + 17])
+@pytest.mark.parametrize("first", [1, 5])
+def test_a_neighbour_never_changes_the_segments_of_a_sequence(first: int, size: int, rest_size: int) -> None:
+    """The same first blocks: one sequence ends, the other goes on."""
     ids = sequence(300).token_ids
-    short, long = TokenSequence(ids[: KV_BLOCK_SIZE + 1], 5), TokenSequence(ids, 5)
-    alone, together = plan_likelihoods([short]), plan_likelihoods([long, short])
+    short, long = TokenSequence(ids[:size], first), TokenSequence(ids, 5)
+    alone = plan_likelihoods([short], rest_size=rest_size)
+    together = plan_likelihoods([long, short, TokenSequence(ids[:-1], 1)], rest_size=rest_size)
 
     def described(plan: LikelihoodPlan, rows: Sequence[int]) -> list[tuple[object, ...]]:
         places: list[tuple[object, ...]] = []
@@ -86,8 +128,9 @@ def test_a_neighbour_never_changes_the_segments_of_a_sequence() -> None:
             segment = int(np.searchsorted(group.rows_of_segment, row - bounds[number], side="right")) - 1
             read = int(group.prefix_lens[segment])
             # The block in which the segment begins may be longer in another prefix: its bits could differ.
-            block_end = min(len(group.prefix_ids), -(-read // KV_BLOCK_SIZE) * KV_BLOCK_SIZE)
-            places.append((read, block_end, tuple(group.tokens[segment].tolist())))
+            starts = group.block_starts or (0,)
+            blocks = tuple(block for block in pairwise(starts) if block[0] < read)
+            places.append((read, blocks, tuple(group.tokens[segment].tolist())))
         return places
 
     assert described(together, together.rows[1].tolist()) == described(alone, alone.rows[0].tolist())
