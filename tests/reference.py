@@ -52,16 +52,16 @@ class Reference:
                 model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, gguf_file=gguf_file)
         return cls((model if dtype in native_cpu_dtypes() else model.float()).eval())
 
-    def all_logits(self, ids: Sequence[int]) -> Floats:
-        """[T, V]; the head multiplies in float32 whatever the model's dtype."""
+    def all_logits(self, ids: Sequence[int], first: int = 0) -> Floats:
+        """[T, V] from the token at `first` on; the head multiplies in float32 whatever the model's dtype."""
         with torch.inference_mode():
-            hidden = self.model.model(torch.tensor([list(ids)])).last_hidden_state[0]
+            hidden = self.model.model(torch.tensor([list(ids)])).last_hidden_state[0, first:]
             logits = self._capped(hidden.float() @ self.model.lm_head.weight.float().T)
         found: Floats = logits.double().numpy()
         return found
 
     def last_logits(self, ids: Sequence[int]) -> Floats:
-        last: Floats = self.all_logits(ids)[-1]
+        last: Floats = self.all_logits(ids, -1)[0]
         return last
 
     def overridden_logits(self, ids: Sequence[int], vectors: Mapping[int, NDArray[np.float32]]) -> Floats:
@@ -88,9 +88,8 @@ class Reference:
 
     def sequence_logprob(self, context: Sequence[int], label: Sequence[int]) -> float:
         """The sum of the log-probabilities of the label's tokens after the context."""
-        rows = log_softmax(self.all_logits([*context, *label]))
-        first = len(context) - 1
-        return float(sum(rows[first + k, token] for k, token in enumerate(label)))
+        rows = log_softmax(self.all_logits([*context, *label], len(context) - 1))
+        return float(sum(rows[k, token] for k, token in enumerate(label)))
 
 
 def log_softmax(logits: Floats) -> Floats:
