@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from html import escape
 from html.parser import HTMLParser
@@ -14,9 +13,9 @@ from prefixwise.bench.render.document import Card, Chart, Charts, Paragraph, Rep
 from prefixwise.bench.render.html import report_html
 from prefixwise.web.files import report_style
 from tests.bench.report_samples import sample_inputs
+from tests.web.browser import CHROMIUM
 
 _VOID = {"meta", "br", "hr", "img", "input", "link"}
-_CHROMIUM = shutil.which("chromium")
 _PHONE_WIDTH = 390
 
 
@@ -136,7 +135,7 @@ def test_everything_that_is_told_is_escaped() -> None:
     assert made.texts.count(evil) >= 10
 
 
-@pytest.mark.skipif(_CHROMIUM is None, reason="no chromium here")
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
 def test_a_phone_shows_it_without_scrolling_sideways(text: str, tmp_path: Path) -> None:
     # A window cannot be so narrow, but a frame can; what the frame measures is written into the page around it.
     frame = tmp_path / "frame.html"
@@ -150,7 +149,7 @@ def test_a_phone_shows_it_without_scrolling_sideways(text: str, tmp_path: Path) 
         "`page=${page.documentElement.scrollWidth} text=${size} tables-scroll=${wide}`;});</script>"
     )
     options = ("--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--dump-dom")
-    command = [_CHROMIUM or "", *options, f"--user-data-dir={tmp_path / 'profile'}", frame.as_uri()]
+    command = [CHROMIUM or "", *options, f"--user-data-dir={tmp_path / 'profile'}", frame.as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     found = re.search(r'id="found">([^<]*)<', done.stdout)
     assert found is not None, done.stderr
