@@ -15,7 +15,8 @@ and to nothing else, so other segments of a batch cannot change its numbers:
     causal   [blocks of the prefix][item 0]  ...         serial: each item with its own copy of the prefix
 
 Positions continue from the prefix's length, whichever item it is. A prefix is always cut into KV blocks of
-KV_BLOCK_SIZE tokens, so that its numbers do not depend on how many of them were cached by earlier requests.
+KV_BLOCK_SIZE tokens (for log-likelihoods what is left behind them perhaps into shorter ones), so that its numbers do
+not depend on how many of them were cached by earlier requests.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ from prefixwise.forward.batch import KV_BLOCK_SIZE
 from prefixwise.plan.long_items import prefix_block_starts
 from prefixwise.plan.segments import Segments
 
-SHORT_BLOCK_SIZE = 16  # tokens; the narrowest attention tile of a CPU
+SHORT_BLOCK_SIZE = 32  # tokens; shorter ones share little more, and attention has more parts
 _NO_TOKEN = 0  # is read where only the most likely tokens are asked for
 
 

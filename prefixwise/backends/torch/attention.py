@@ -58,6 +58,7 @@ CPU_FULL_ROWS, CPU_MAX_FULL_ROWS = 32, 1024
 PLAIN_FULL_ROWS = 256
 PLAIN_KEY_TILE = 512  # keys that are scored at a time where there is no flash attention
 KEY_ALIGNMENT = 16
+_RANGES_PER_THREAD = 4  # that keep the threads about equally busy
 
 # PyTorch's flash attention for CPUs; this entry point also returns the log-sum-exp.
 _FLASH = torch._scaled_dot_product_flash_attention_for_cpu
@@ -304,10 +305,14 @@ class FullTile:
 
 
 def cut_queries(parts: Sequence[FullRange], heads: QueryCut) -> list[FullTile]:
-    """Every range with its query tokens cut into tiles of one GEMM each: large ones, and at least one per thread."""
+    """Every range with its query tokens cut into tiles of one GEMM each: large ones, and at least one per thread.
+
+    Many ranges are enough for all threads: they stay whole, as threads wait for each other between small operations.
+    """
     cut, (multiple, most) = [], heads.full_rows
+    num_threads = 1 if len(parts) >= _RANGES_PER_THREAD * heads.num_threads else heads.num_threads
     for part in parts:
-        rows_per_thread = -(-len(part.queries) * heads.heads_per_kv // heads.num_threads)
+        rows_per_thread = -(-len(part.queries) * heads.heads_per_kv // num_threads)
         step = max(1, min(most, _up_to(multiple, rows_per_thread)) // heads.heads_per_kv)
         for start in range(0, len(part.queries), step):
             tokens = part.queries[start : start + step]
