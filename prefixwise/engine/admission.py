@@ -10,7 +10,7 @@ for each request.
     until its end   a request waits for all that is before it in its line, for as many turns of every other line, and
                     for all of an earlier priority. So a small request passes a large one here, too.
     available       smaller requests that come later pass it as well. What they took of the rate in the last seconds is
-                    not available to it.
+                    not available to it. The requests of one call come together, so they count as the largest of them.
     allowed         what others have until its end may take `MAX_WAIT` of its time, all together `MAX_TIME`.
 """
 
@@ -105,9 +105,11 @@ class Admission:
             if not self._tokens:
                 self._last = now  # the time before was idle
             self._tokens += tokens
+            size = max((request.size for request in requests), default=0)
             for request in requests:
                 self._live[request] = None
-                self._inflow[request.size] += request.work_left / AVERAGE_SECONDS
+                request.call_size = size
+                self._inflow[size] += request.work_left / AVERAGE_SECONDS
 
     def count_step(self, tokens: int) -> None:
         """A step has computed these tokens."""
@@ -131,7 +133,7 @@ class Admission:
                 now = monotonic()
                 self._age_inflow(now)
                 left = math.exp(-(now - request.submitted) / AVERAGE_SECONDS) * request.work_left / AVERAGE_SECONDS
-                self._inflow[request.size] = max(0.0, self._inflow[request.size] - left)
+                self._inflow[request.call_size] = max(0.0, self._inflow[request.call_size] - left)
 
     def at_risk_until(self, now: float) -> float:
         """No admitted request with a later deadline than this is late (`why_late`), or past it."""

@@ -245,6 +245,7 @@ class RequestState:
         self._expected_hit_tokens = 0  # of `tokens_left`: those of the prefix that were cached when it was submitted
         self.num_segments_scored = 0
         self.size = 0  # 0: one turn; 1: two; 2: up to four; 3: up to eight; and so on (`admission.py`)
+        self.call_size = 0  # the largest of the requests that were submitted with it
         self.line = Line()  # whose turns it shares; at first its own
         self.num_in_flight = 0  # in-flight steps with parts of this request
         self.is_suspect = False  # a step with a part of it has failed: until items of it are scored, it runs alone

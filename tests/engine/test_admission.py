@@ -269,6 +269,17 @@ class TestGivingUp:
         request.started = clock.now
         assert measured.why_late(request, clock.now + 6.1) is None
 
+    def test_the_small_requests_of_a_call_take_nothing_from_its_large_one(
+        self, clock: Clock, measured: Admission
+    ) -> None:
+        call = [request_of(tokens, deadline=clock.now + 100) for tokens in (4000, *[250] * 80)]
+        measured.admit(call)
+        assert measured.why_late(call[0], clock.now) is None
+        assert measured.why_late(call[-1], clock.now) is None
+        for request in call:
+            measured.leave(request)
+        assert measured.why_late(admit(measured, 4000, deadline=clock.now + 5), clock.now) is None
+
     def test_a_small_one_ends_with_the_step_that_it_shares(self, clock: Clock, measured: Admission) -> None:
         admit(measured, 4000)
         request = admit(measured, 10, deadline=clock.now + 10)
