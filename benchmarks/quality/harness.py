@@ -68,7 +68,11 @@ class Harness:
 
     def run_parts(self, get_model: Callable[[], Any], title: str, task: Task, shots: str, chosen: slice) -> Run:
         """Parts that are there are not run again; without a missing one no model is asked for."""
-        asked = range(len(task.documents) - NUM_EXAMPLES)[chosen]
+        every = range(len(task.documents) - NUM_EXAMPLES)
+        asked = every[chosen]
+        if not asked:
+            first, limit = chosen.start, chosen.stop
+            raise SystemExit(f"--first must be below --limit and {len(every)} ({task.name}), got {first} and {limit}")
         size, found = self._parts.num_documents or len(asked), []
         for first in asked[::size]:
             documents = range(first, min(first + size, asked.stop))

@@ -163,13 +163,11 @@ class _Tree:
         if not sequence.num_rows:
             return []
         token_ids, start, stop = sequence.token_ids, sequence.first - 1, sequence.num_computed
-        rest_size = self._rest_size
-        edges = _cut(start, stop, rest_size)
-        starts = prefix_block_starts(edges[-2], rest_size)
-        if len(starts) > self._num_kv_blocks:
-            rest_size = KV_BLOCK_SIZE
+        for rest_size in (self._rest_size, KV_BLOCK_SIZE):
             edges = _cut(start, stop, rest_size)
             starts = prefix_block_starts(edges[-2], rest_size)
+            if len(starts) <= self._num_kv_blocks:
+                break
         prefix_ids = token_ids[: edges[-2]]
         group = self._groups.setdefault((prefix_ids.tobytes(), rest_size), _Group(prefix_ids, starts))
         found = []
