@@ -189,9 +189,11 @@ class Transformer:
         return TransformerOutput(self.finish_scored(x, attended, score_tokens, scored_lora), cached)
 
     def finish_scored(self, x: Tensor, attended: Tensor, score_tokens: Tensor, lora: LoraRows | None = None) -> Tensor:
-        """The rest of the last layer and the final norm, for the scored tokens alone: x [T, D] and attended [T, N H]
-        to [R, D] float32."""
-        x, attended = take(x, score_tokens), take(attended, score_tokens)
+        """`finish` for the scored tokens alone: x [T, D] and attended [T, N H] to [R, D] float32."""
+        return self.finish(take(x, score_tokens), take(attended, score_tokens), lora)
+
+    def finish(self, x: Tensor, attended: Tensor, lora: LoraRows | None = None) -> Tensor:
+        """The rest of the last layer and the final norm: x [R, D] and attended [R, N H] to [R, D] float32."""
         last = self.config.num_layers - 1
         x = self._finish(self._layer(last), x, attended, None if lora is None else lora.of_layer(last))
         return self._by_tiles(self._final_norm, x.shape[1:], x, dtype=torch.float32)

@@ -3,15 +3,16 @@
 The host needs longer to launch a layer's kernels than the device to run them, unless there are thousands of tokens. A
 CUDA graph is one launch. There is one graph of the trunk per `ProgramSpec`, captured on first use. Each graph reads its
 integers from one buffer and works in one workspace, which all graphs share: forwards run in order. A graph begins with
-the embeddings. Where some of them are overridden, they are written first, and another graph begins behind them.
+the embeddings. Where some of them are overridden, they are written first, and another graph begins behind them. Where
+few tokens are scored, one more graph, the same for all programs, takes them from the trunk to their hidden states.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -41,6 +42,8 @@ from prefixwise.forward.buckets import Buckets, token_buckets
 from prefixwise.forward.kv_pages import batch_tiles, page_table
 from prefixwise.forward.tiles import KEY_TILE, Packing, read_lens
 
+Result = TypeVar("Result")
+
 MAX_BLOCKS_PER_PAGE = 2  # prefixes of one forward may share pages, which the page table then lists more than once
 COARSE_STEP = 4  # factor from one bucket to the next, with `is_coarse`
 STEPS_PER_DOUBLING = 32  # without: capturing a graph takes about 60 ms, so every 256 tokens up to 16,384 have one
@@ -50,8 +53,18 @@ TOKEN_MULTIPLE = 256  # from this many rows on cuBLAS adds in one order for any 
 class CudaGraphs:
     """The captured programs. A size above the largest bucket runs without a graph."""
 
-    def __init__(self, trunk: Trunk, buckets: Sequence[int], max_kv_blocks: int, *, captures: bool = True) -> None:
+    def __init__(
+        self,
+        trunk: Trunk,
+        buckets: Sequence[int],
+        max_kv_blocks: int,
+        finish: Callable[[Tensor, Tensor], Tensor],  # `Transformer.finish`
+        num_scored: int,  # rows of its graph
+        *,
+        captures: bool = True,
+    ) -> None:
         self._trunk, self._buckets, self._max_kv_blocks = trunk, Buckets(tuple(buckets)), max_kv_blocks
+        self._finish, self._num_scored = finish, num_scored
         self._captures = captures
         self._device = trunk.weights.embedding.device
         self._dtype = trunk.weights.embedding.dtype
@@ -60,6 +73,7 @@ class CudaGraphs:
         self._packings: dict[ProgramSpec, Packing] = {}
         self._views: dict[ProgramSpec, tuple[ForwardInputs[Tensor], Buffers]] = {}
         self._graphs: dict[ProgramSpec, torch.cuda.CUDAGraph] = {}
+        self._finish_graph: tuple[torch.cuda.CUDAGraph, Tensor] | None = None  # and what it writes
         # For capture only, never for replay.
         self._stream = torch.cuda.Stream(self._device) if captures else None  # type: ignore[no-untyped-call]
         self._memory_pool = torch.cuda.graph_pool_handle() if captures else None
@@ -84,9 +98,9 @@ class CudaGraphs:
             on_device = unpack(layout, uploads.on_device)
             buffers = self._make_workspace(spec.num_tokens).buffers(spec.num_tokens)
         uploads.send(layout.size, lambda target: layout.pack(flat(inputs), target))
-        is_captured = self._captures and spec.num_tokens <= self._buckets.largest
+        is_captured = self._is_captured(spec)
         if is_captured and spec not in self._graphs:
-            self._graphs[spec] = self._capture(spec, on_device, buffers)
+            self._graphs[spec], _ = self._capture(lambda: self._trunk(spec, on_device, buffers))
         if spec.is_embedded:
             self._trunk.embed(on_device, buffers, overrides)
         if is_captured:
@@ -95,26 +109,49 @@ class CudaGraphs:
             self._trunk(spec, on_device, buffers)
         return on_device, buffers
 
-    def _capture(self, spec: ProgramSpec, inputs: ForwardInputs[Tensor], buffers: Buffers) -> torch.cuda.CUDAGraph:
+    def finish(self, spec: ProgramSpec, buffers: Buffers) -> Tensor:
+        """The hidden states [S, D] of the first scored tokens of a forward that `run` has queued. The next forward
+        overwrites them."""
+        rows = buffers.scored_x, buffers.scored_attended
+        if not self._is_captured(spec):
+            return self._finish(*rows)
+        if self._finish_graph is None:
+            self._finish_graph = self._capture(lambda: self._finish(*rows))
+        graph, hidden = self._finish_graph
+        graph.replay()
+        return hidden
+
+    def _is_captured(self, spec: ProgramSpec) -> bool:
+        return self._captures and spec.num_tokens <= self._buckets.largest
+
+    def _capture(self, program: Callable[[], Result]) -> tuple[torch.cuda.CUDAGraph, Result]:
         """Run the program once, so that all kernels are compiled and loaded, and then capture it."""
-        self._trunk(spec, inputs, buffers)
+        program()
         torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(self._stream):
             graph.capture_begin(pool=self._memory_pool, capture_error_mode="thread_local")
             try:
-                self._trunk(spec, inputs, buffers)
+                result = program()
             except BaseException:
                 with suppress(Exception):  # the failure ended the capture, and is the error to report
                     graph.capture_end()
                 raise
             graph.capture_end()
-        return graph
+        return graph, result
 
     def _make_workspace(self, num_tokens: int) -> Workspace:
         config, is_fp8, loras = self._trunk.config, self._trunk.is_fp8, self._trunk.loras
         tails = (0, 0, 0) if loras is None else loras.tails
-        return Workspace(config, num_tokens, self._dtype, self._device, is_fp8=is_fp8, tails=tails)
+        return Workspace(
+            config,
+            num_tokens,
+            self._dtype,
+            self._device,
+            num_scored=self._num_scored,
+            is_fp8=is_fp8,
+            tails=tails,
+        )
 
     def _packing(self, spec: ProgramSpec) -> Packing:
         if spec not in self._packings:
@@ -178,7 +215,10 @@ class PagedRunner:
             steps_per_doubling=STEPS_PER_DOUBLING,
         )
         self.max_kv_blocks_read = MAX_BLOCKS_PER_PAGE * num_pages
-        self._cuda_graphs = CudaGraphs(trunk, self.buckets, self.max_kv_blocks_read, captures=captures)
+        self._score_rows = transformer.row_unit or min(smallest, TOKEN_MULTIPLE)
+        self._cuda_graphs = CudaGraphs(
+            trunk, self.buckets, self.max_kv_blocks_read, transformer.finish, self._score_rows, captures=captures
+        )
 
     def start(self, batch: ForwardBatch) -> tuple[tuple[PagedBlock, ...], Tensor | None]:
         """Queue a forward. Returns the KV blocks that it caches, and the hidden states [R, D] of scored tokens.
@@ -218,8 +258,9 @@ class PagedRunner:
         on_device, buffers = self._cuda_graphs.run(spec, inputs, overrides)
         if not spec.scores:
             return None
-        unit = self._transformer.row_unit or TOKEN_MULTIPLE
-        tokens = on_device.score_tokens[: -(-num_scored // unit) * unit]
+        if num_scored <= self._score_rows and lora is None:
+            return self._cuda_graphs.finish(spec, buffers)[:num_scored]
+        tokens = on_device.score_tokens[: -(-num_scored // self._score_rows) * self._score_rows]
         attended = buffers.heads(self._transformer.config).flatten(1)
         return self._transformer.finish_scored(buffers.x, attended, tokens, lora)[:num_scored]
 

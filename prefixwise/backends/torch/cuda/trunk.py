@@ -1,7 +1,7 @@
 """All layers up to the last one's attention, over buffers whose addresses stay the same: what a CUDA graph can hold.
 
 The arithmetic and its roundings are those of `model.py`. A residual is added in the pass that takes the next norm, so
-it needs no pass of its own. `Transformer.finish_scored` does the rest for the few tokens that are scored.
+it needs no pass of its own. `Transformer.finish` does the rest for the few tokens that are scored.
 
 In FP8 norms and the activation write codes and one scale per row, so GEMMs read half the bytes. Attention's output has
 a pass of its own: a program of it has the heads of one KV head, and the scale is that of all heads.
@@ -34,8 +34,11 @@ _ALIGNMENT = 1024  # bytes
 @dataclass(frozen=True)
 class Buffers:
     """The activations of T tokens. `gate_up` and `gated` share memory with `qkv` and `attended`. Behind `normed`,
-    `attended` and `gated` are columns for LoRA adapters, where matrices have such columns."""
+    `attended` and `gated` are columns for LoRA adapters, where matrices have such columns. The rows of scored tokens
+    are at the same addresses for every T."""
 
+    scored_x: Tensor  # [S, D] of the first S scored tokens
+    scored_attended: Tensor  # [S, N H]
     x: Tensor  # [T, D]
     normed: Tensor  # [T, D + E], in FP8 its codes
     delta: Tensor  # [T, D], to be added to x
@@ -67,10 +70,12 @@ class Workspace:
         dtype: torch.dtype,
         device: torch.device,
         *,
+        num_scored: int,  # scored tokens with rows of their own
         is_fp8: bool = False,
         tails: tuple[int, int, int] = (0, 0, 0),  # columns behind `normed`, `attended` and `gated`
     ) -> None:
         self._config, self._dtype, self._is_fp8, self._tails = config, dtype, is_fp8, tails
+        self._num_scored = num_scored
         self._memory = torch.empty(_Cut.total(self._shapes(num_tokens)), dtype=torch.uint8, device=device)
 
     def _shapes(self, num_tokens: int) -> list[list[_Shape]]:
@@ -78,10 +83,12 @@ class Workspace:
         config, t, wide = self._config, num_tokens, torch.float32
         d, n, k, h, f = config.model_size, config.num_heads, config.num_kv_heads, config.head_size, config.mlp_size
         local = ((t if config.local_rope is not None else 0, h // 2), wide)
+        tables = [*[((t, h // 2), wide)] * 2, *[local] * 2]
         read, t8 = (FP8, t) if self._is_fp8 else (self._dtype, 0)  # what GEMMs read
+        scored = [((self._num_scored, size), self._dtype) for size in (d, n * h)]
         rows = [((t, d), self._dtype), ((t, d + self._tails[0]), read), ((t, d), self._dtype)]
         return [
-            [*rows, *[((t, h // 2), wide)] * 2, *[local] * 2, ((t, n), wide), ((t8,), wide), ((t8, n * h), FP8)],
+            [*scored, *rows, *tables, ((t, n), wide), ((t8,), wide), ((t8, n * h), FP8)],
             [((t, n + 2 * k, h), self._dtype), ((t, n * h + self._tails[1]), self._dtype)],
             [((t, 2 * f), self._dtype), ((t, f + self._tails[2]), read)],
         ]
@@ -143,7 +150,8 @@ class Trunk:
         return self.weights.layers[0].fp8_scales is not None
 
     def __call__(self, spec: ProgramSpec, inputs: ForwardInputs[Tensor], buffers: Buffers) -> None:
-        """Leaves the inputs of the last layer's end in `buffers`: `x`, and `attended` where tokens are scored."""
+        """Leaves the inputs of the last layer's end in `buffers`: `x`, and `attended` where tokens are scored, of all
+        tokens and of the first scored ones."""
         layers, eps = self.weights.layers, self.config.norm_eps
         if not spec.is_embedded:
             self.embed(inputs, buffers)
@@ -163,9 +171,15 @@ class Trunk:
             heads = buffers.heads(self.config)
             self.attention(buffers.qkv, source, inputs.tiles, heads, buffers.lse, inputs.positions, window)
             if is_last:
+                self._take_scored(inputs.score_tokens, buffers)
                 return
             self._finish(layer, buffers, lora)
             self._add_norm(layers[number + 1].attention_norm, buffers)
+
+    def _take_scored(self, score_tokens: Tensor, buffers: Buffers) -> None:
+        tokens = score_tokens[: len(buffers.scored_x)]
+        torch.index_select(buffers.x, 0, tokens, out=buffers.scored_x)
+        torch.index_select(buffers.heads(self.config).flatten(1), 0, tokens, out=buffers.scored_attended)
 
     def embed(self, inputs: ForwardInputs[Tensor], buffers: Buffers, overrides: EmbeddingRows | None = None) -> None:
         """The tokens' embeddings into `x`."""
