@@ -263,15 +263,14 @@ class TestGemma:
 
 @pytest.mark.gpu
 class TestDefaultsOnAGpu:
-    """Without `batch_invariant`: promised within a bucket; PyTorch in bfloat16 was found to hold it across buckets."""
+    """Without `batch_invariant`: in bfloat16 across buckets, as it is the default there; in float32 within a bucket."""
 
     @pytest.mark.parametrize("model", ["medium", "wide", "medium-gemma"])
     @pytest.mark.parametrize(
         ("backend", "precision", "mutate"),
         [
-            *(("torch", "bfloat16", mutate) for mutate in MUTATIONS),
-            *product(["torch"], ["float32"], [changed, reordered]),
-            *product(["jax"], ["float32", "bfloat16"], [changed, reordered]),
+            *product(["torch", "jax"], ["bfloat16"], MUTATIONS),
+            *product(["torch", "jax"], ["float32"], [changed, reordered]),
         ],
     )
     def test_other_items_do_not_move_a_bit(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -17,6 +18,7 @@ from prefixwise.backends.jax.attention.base import AttentionImplementation
 from prefixwise.backends.jax.attention.dense import make_mask
 from prefixwise.backends.jax.devices import DeviceChoice, resolve_dtype, set_compilation_cache
 from prefixwise.backends.jax.inputs import ForwardInputs, ProgramSpec, host_inputs, split_batch
+from prefixwise.backends.jax.invariant_rows import invariant_buckets
 from prefixwise.backends.jax.kv_cache import JaxKVBlock, KVCache
 from prefixwise.backends.jax.lora import LoraStore
 from prefixwise.backends.jax.mesh import make_mesh, start_distributed
@@ -69,8 +71,9 @@ class JaxBackend(Backend):
         mesh = make_mesh(choice.devices, options.dp_size, options.tp_size)
         self._has_failed = False  # since the KV cache was last recovered
         attention = _choose_attention(options, config, choice, dtype, mesh.local_devices[0])
-        self._assembly = assemble(
-            config, options, choice, mesh, dtype, attention, None if cache_dir is None else str(cache_dir)
+        make = partial(assemble, config, choice=choice, mesh=mesh, dtype=dtype, attention=attention)
+        self._assembly = _exact_assembly(
+            partial(make, compilation_cache_dir=None if cache_dir is None else str(cache_dir)), options, choice
         )
         self._dp_size = options.dp_size
         if options.weight_cache and dtype == jnp.bfloat16:
@@ -236,6 +239,23 @@ class JaxBackend(Backend):
         is_kv_cache, kv_cache = spec.reads == "kv_cache", self._runner.kv_cache
         lists = page_table(part, new_pages, kv_cache.address) if is_kv_cache else batch_tiles(part)
         return cut_tiles(part, self._runner.programs.tile_sizes(spec), lists, padding)
+
+
+def _exact_assembly(
+    make: Callable[[BackendOptions], Assembly], options: BackendOptions, choice: DeviceChoice
+) -> Assembly:
+    """With `batch_invariant` on a GPU: buckets whose GEMMs agree, where there are such; else tiles of fixed rows, if
+    the options ask for them. By default in half precision, as it costs nothing."""
+    if choice.platform != "gpu" or options.batch_invariant is False:
+        return make(options)
+    assembly = make(replace(options, batch_invariant=False))
+    is_half = assembly.dtype != jnp.float32
+    if (is_half or options.batch_invariant) and not options.max_loras:  # theirs are other GEMMs
+        info, device = assembly.info, assembly.mesh.local_devices[0]
+        buckets = invariant_buckets(assembly.programs.weights.layers, info.token_buckets, device)
+        if buckets is not None:
+            return replace(assembly, info=replace(info, token_buckets=buckets, batch_invariant=True))
+    return make(options) if options.batch_invariant else assembly
 
 
 def _make_runner(checkpoint: Checkpoint, assembly: Assembly, options: BackendOptions) -> Runner:

@@ -38,8 +38,9 @@ from prefixwise.backends.jax.weights import ModelWeights, weight_specs
 from prefixwise.forward.tiles import TileSizes
 
 COMPILER_OPTIONS: dict[str, dict[str, Any]] = {
-    # XLA's own Triton GEMMs may split a sum between tiles, in a way that depends on the number of rows.
-    "gpu": {"xla_gpu_enable_triton_gemm": False},
+    # XLA's own Triton GEMMs may split a sum between tiles, in a way that depends on the number of rows. Autotuning
+    # chooses GEMM kernels by their times, so perhaps others at every start (`invariant_rows.py`).
+    "gpu": {"xla_gpu_enable_triton_gemm": False, "xla_gpu_autotune_level": 0},
     # Half the compile time of level 3 at the same speed: the GEMMs are library calls (docs/decisions.md).
     "cpu": {"xla_backend_optimization_level": 1},
 }
