@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).parents[4]
 FILES = [
     str(Path(__file__).with_name(name))
-    for name in ("test_fp8.py", "test_fused_elementwise.py", "test_lora.py", "test_paged.py")
+    for name in ("test_fp8.py", "test_fp8_kv_cache.py", "test_fused_elementwise.py", "test_lora.py", "test_paged.py")
 ]
 
 
