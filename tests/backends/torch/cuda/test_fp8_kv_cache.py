@@ -35,6 +35,7 @@ from tests.backends.torch.cuda.test_paged import (
     PREFIXES,
     READS,
     SMALL,
+    TOLERANCES,
     compiled_or_interpreted,
     joined_batch,
     make_backend,
@@ -48,10 +49,12 @@ READERS = [CASE_NAMED[name] for name in ("several prefixes", "new KV blocks afte
 WINDOWED = SCORINGS[4]
 SLOT_HEADS = [(16, 8, 128), (9, 3, 64), (4, 1, 48)]
 CONFIGS = {"qk_norm": SMALL, "gemma 2 and 3": test_paged.GEMMA_2_AND_3}
+READERS.append(replace(READERS[1], name="heads of 48", num_heads=4, num_kv_heads=2, head_size=48))
 if INTERPRETED:
     READERS = [
         replace(test_paged.ALONE[0], num_heads=2, num_kv_heads=1),
-        *(with_few_kv_heads(case) for case in READERS[1:]),
+        with_few_kv_heads(READERS[1]),
+        READERS[2],
     ]
     SLOT_HEADS[0] = (4, 2, 128)
     CONFIGS.pop("gemma 2 and 3")
@@ -112,8 +115,9 @@ class TestAttention:
         found, expected, exact = (attend(dtype, case, scoring, cache)(batch, inputs) for cache in CACHES)
         if INTERPRETED:
             assert np.array_equal(found, expected)
-        assert np.abs(found - expected).max() <= 0.01
-        assert 0.001 < np.abs(found - exact).max() <= 0.2, "rounded, and not more than that"
+        assert np.abs(found - expected).max() <= TOLERANCES[dtype]
+        error = np.abs(found - exact).mean() / np.abs(exact).mean()
+        assert 0.005 < error <= 0.1, "rounded, and not more than that"
 
     def test_a_segment_alone_gives_the_bits_it_has_beside_others(self, dtype: torch.dtype, scoring: Scoring) -> None:
         case = READERS[0]
