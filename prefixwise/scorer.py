@@ -38,6 +38,8 @@ class Scorer(ScoringMethods):
         dp_size: Data parallelism: copies of the model.
         batch_invariant: The same bits at every batch size; None: where that costs nothing (CPUs, PyTorch on GPUs).
         quantization: "fp8": linear layers in FP8, quantised while they are loaded (PyTorch on GPUs).
+        kv_cache_dtype: `auto`, or `fp8` (`fp8_e4m3`): the KV cache in FP8, which holds twice as many prefixes (PyTorch
+            on GPUs).
         attention: The name of an implementation; None is the best that runs.
         warmup: `none`, `fast` or `full`: which programs are compiled before the first request.
         compilation_cache_dir: For compiled programs of JAX; None is the user's cache folder, on accelerators.
@@ -81,6 +83,7 @@ class Scorer(ScoringMethods):
         dp_size: int = 1,
         batch_invariant: bool | None = None,
         quantization: str | None = None,
+        kv_cache_dtype: str = "auto",
         attention: str | None = None,
         warmup: Warmup = "none",
         compilation_cache_dir: str | Path | None = None,
@@ -110,6 +113,7 @@ class Scorer(ScoringMethods):
             dp_size=dp_size,
             batch_invariant=batch_invariant,
             quantization=quantization,
+            kv_cache_dtype=kv_cache_dtype,
             attention=attention,
             warmup=warmup,
             compilation_cache_dir=compilation_cache_dir,

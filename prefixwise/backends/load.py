@@ -97,6 +97,11 @@ def _jax_platform(device: str) -> str | None:
 def _load_jax(checkpoint: Checkpoint, options: BackendOptions) -> Backend:
     if options.quantization is not None:
         raise BackendError(f"quantization {options.quantization} needs backend torch on a GPU; backend jax has none")
+    if options.kv_cache_dtype != "auto":
+        raise BackendError(
+            f"kv_cache_dtype {options.kv_cache_dtype} needs backend torch on a GPU, got backend jax; "
+            "expected kv_cache_dtype auto"
+        )
     from prefixwise.backends.jax.backend import JaxBackend
 
     if options.nnodes == 1 or options.node_rank:
@@ -127,6 +132,7 @@ def _load_torch(checkpoint: Checkpoint, options: BackendOptions) -> Backend:
         device=options.device,
         batch_invariant=options.batch_invariant,
         quantization=options.quantization,
+        kv_cache_dtype=options.kv_cache_dtype,
         token_budget=options.token_budget,
         prefix_cache_bytes=options.prefix_cache_bytes,
         weight_cache=options.weight_cache,

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, get_args
 
 from prefixwise.cli.flags import Flag, Verb, with_flags
-from prefixwise.forward.backend import QuantizationName, Warmup
+from prefixwise.forward.backend import KVCacheDtypeName, QuantizationName, Warmup
 from prefixwise.launch.options import EngineOptions
 from prefixwise.plan.algorithms import MaskOption
 
@@ -48,6 +48,11 @@ ENGINE_FLAGS = {
     "quantization": Flag(
         QuantizationName | None,
         "fp8: linear layers in FP8, quantised while they are loaded (PyTorch on GPUs); default: the dtype.",
+        "NAME",
+    ),
+    "kv_cache_dtype": Flag(
+        KVCacheDtypeName,
+        "auto, or fp8 (fp8_e4m3): the KV cache in FP8, which holds twice as many prefixes (PyTorch on GPUs).",
         "NAME",
     ),
     "attention": Flag(

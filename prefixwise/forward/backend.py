@@ -18,6 +18,7 @@ from prefixwise.models.lora import LoraAdapter
 DeviceKind = Literal["cpu", "gpu", "tpu"]
 Warmup = Literal["full", "fast", "none"]
 QuantizationName = Literal["fp8"]
+KVCacheDtypeName = Literal["auto", "fp8", "fp8_e4m3"]  # the last two are the same
 
 # Seconds that a step may take, and tokens that it may have in any case: every step reads the weights, which on a CPU
 # takes as long as computing about 40 tokens. Whoever comes waits for the step that runs, and then for its own. Steps of
@@ -46,6 +47,7 @@ class BackendOptions:
     dist_init_addr: str | None = None  # host:port on rank 0, where the processes find each other
     batch_invariant: bool | None = None  # None: where it costs nothing
     quantization: str | None = None  # of the linear layers, while they are loaded: fp8
+    kv_cache_dtype: str = "auto"  # auto: that of the arithmetic; fp8 and fp8_e4m3: half as many bytes
     token_budget: int | None = None  # most tokens in one forward; None: the device's default
     attention: str | None = None  # the name of an implementation; None: the fastest that runs
     # Memory for the KV cache, on each device; None: chosen for the device.
@@ -66,6 +68,8 @@ class BackendOptions:
             raise BackendError(f"warmup must be one of {', '.join(get_args(Warmup))}, got {self.warmup!r}")
         if self.quantization not in (None, *get_args(QuantizationName)):
             raise BackendError(f"unknown quantization {self.quantization!r}; expected fp8")
+        if self.kv_cache_dtype not in get_args(KVCacheDtypeName):
+            raise BackendError(f"unknown kv_cache_dtype {self.kv_cache_dtype!r}; expected auto, fp8 or fp8_e4m3")
 
     def _check_nodes(self) -> None:
         """Raises BackendError."""
@@ -101,8 +105,9 @@ class BackendInfo:
     max_kv_blocks_read: int | None = None  # by one forward, a block counted once per prefix that has it; None: any
     attention: str = "none"  # the implementation that was chosen
     quantization: str | None = None  # of the linear layers: fp8
+    kv_cache_dtype: str | None = None  # fp8, or None: that of the arithmetic
     batch_invariant: bool = False  # has an item the same bits in forwards of every size?
-    compute_dtype: str | None = None  # of activations, GEMMs and the KV cache; None: that of the weights
+    compute_dtype: str | None = None  # of activations and GEMMs; None: that of the weights
     compilation_cache_dir: str | None = None  # of compiled programs; None: they are not cached
     step_tokens: int = 2048  # most tokens of a step: more do not use the device better
     # A step should take no longer, as newcomers wait for it, unless that wastes an accelerator; None: no bound.

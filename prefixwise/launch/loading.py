@@ -159,6 +159,7 @@ def _of_backend(backend: Backend) -> dict[str, object]:
         "compute_dtype": info.compute_dtype or info.dtype,
         "attention": info.attention,
         "quantization": info.quantization,
+        "kv_cache_dtype": info.kv_cache_dtype or info.compute_dtype or info.dtype,
         "batch_invariant": info.batch_invariant,
         "max_loras": info.max_loras,
         "max_lora_rank": info.max_lora_rank,

@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -144,6 +145,25 @@ class TestAskedFor:
             load_backend(open_checkpoint(checkpoint_of("qwen3")), options)
         with pytest.raises(BackendError, match="unknown quantization 'int3'; expected fp8"):
             BackendOptions(backend, quantization="int3")
+
+    @pytest.mark.parametrize(
+        ("backend", "refused"),
+        [
+            ("torch", "kv_cache_dtype fp8 needs a CUDA device, got cpu; expected kv_cache_dtype auto"),
+            ("jax", "kv_cache_dtype fp8 needs backend torch on a GPU, got backend jax; expected kv_cache_dtype auto"),
+        ],
+    )
+    def test_an_fp8_kv_cache_where_it_is_not_served(
+        self, checkpoint_of: Callable[[str], Path], backend: str, refused: str
+    ) -> None:
+        options = BackendOptions(backend, device="cpu", dtype="bfloat16", kv_cache_dtype="fp8")
+        with pytest.raises(BackendError, match=refused):
+            load_backend(open_checkpoint(checkpoint_of("qwen3")), options)
+
+    @pytest.mark.parametrize("name", ["fp8_e5m2", "bf16", "int8", None])
+    def test_there_is_no_kv_cache_of_this_dtype(self, name: Any) -> None:
+        with pytest.raises(BackendError, match=f"unknown kv_cache_dtype {name!r}; expected auto, fp8 or fp8_e4m3"):
+            BackendOptions(kv_cache_dtype=name)
 
     def test_fp8_with_lora_adapters(self, checkpoint_of: Callable[[str], Path]) -> None:
         with pytest.raises(BackendError, match="quantization fp8 has no LoRA adapters"):

@@ -5,6 +5,11 @@
 
 A GPU multiplies the codes and applies both scales to the sums. Elsewhere the same numbers are multiplied in float32:
 that is what tests hold the device to.
+
+The KV cache in FP8 is independent of that: a key or a value of one token and one KV head has a scale of its own, the
+least power of two with which its largest magnitude fits. A code times such a scale is a number of bfloat16, so
+attention computes with exactly what the codes stand for. Codes have exponents, too: a finer scale would be more exact
+only for numbers of less than 1/14,000 of the largest.
 """
 
 from __future__ import annotations
@@ -18,6 +23,8 @@ from prefixwise.models.config import ModelConfig
 FP8 = torch.float8_e4m3fn
 FP8_MAX = 448.0  # the largest number of e4m3
 SMALLEST_MAX = 1e-12  # a row of smaller numbers has a scale as if this were its largest: zeros have one, too
+KV_SCALE_BYTES = 1  # of a key or a value of one KV head: an exponent
+_ABOVE_448 = 0x1FFFFF  # carries the mantissa of a float32 that is above 448's into its exponent
 _MIN_CAPABILITY = (8, 9)  # Ada
 _MULTIPLE = 16  # of the columns in and the rows out of an FP8 GEMM
 
@@ -51,6 +58,21 @@ def quantise_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
     largest = wide.abs().amax(1).clamp_(min=SMALLEST_MAX)
     factors = torch.full_like(largest, FP8_MAX) / largest  # a number over a tensor is its reciprocal times the number
     return (wide * factors[:, None]).to(FP8), largest * (1 / FP8_MAX)
+
+
+def quantise_heads(heads: Tensor) -> tuple[Tensor, Tensor]:
+    """[..., H] to codes [..., H] and the biased exponents [...] uint8 of their scales, as the KV cache has them."""
+    wide = heads.float()
+    bits = wide.abs().amax(-1).view(torch.int32)
+    exponents = (((bits + _ABOVE_448) >> 23) - 8).clamp_(1, 254)  # 448 is 1.75 * 2**8
+    factors = ((254 - exponents) << 23).view(torch.float32)
+    return (wide * factors[..., None]).to(FP8), exponents.to(torch.uint8)
+
+
+def dequantise_heads(codes: Tensor, exponents: Tensor, dtype: torch.dtype) -> Tensor:
+    """Codes [..., H] and exponents [...] to the numbers that they stand for."""
+    scales = (exponents.to(torch.int32) << 23).view(torch.float32)
+    return (codes.float() * scales[..., None]).to(dtype)
 
 
 def fp8_linear(

@@ -1,6 +1,7 @@
 """Which kernels a device can run: fused elementwise ops, and the paged runner. Triton is imported only where it works.
 
-Where a kernel does not work, PyTorch's own operations take over, and the log says so.
+Where a kernel does not work, PyTorch's own operations take over, and the log says so. A KV cache in FP8 needs the paged
+runner, so there the same is an error.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 from prefixwise.backends.torch.elementwise import PLAIN, CpuElementwiseOps, ElementwiseOps, PlainElementwiseOps
 from prefixwise.backends.torch.lora import LoraSlots
 from prefixwise.backends.torch.model import Transformer
+from prefixwise.contract.errors import BackendError
 from prefixwise.forward.backend import BackendInfo
 from prefixwise.models.config import ModelConfig
 
@@ -25,6 +27,27 @@ log = logging.getLogger("prefixwise")
 
 _MAX_HEADS_PER_KV = 16  # they are rows of one tile
 _MIN_CAPABILITY = (9, 0)  # Hopper
+_FP8_HEAD_MULTIPLE = 16  # bytes: where TMA lets a head begin
+
+
+def check_fp8_kv_cache(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+    """Raises BackendError where this model has no KV cache in FP8 on this device, before its weights are loaded."""
+    missing = None
+    if device.type != "cuda":
+        missing = f"a CUDA device, got {device.type}"
+    elif dtype not in (torch.bfloat16, torch.float16):
+        missing = f"dtype bfloat16 or float16, got {dtype}"
+    elif config.head_size % _FP8_HEAD_MULTIPLE:
+        missing = f"a head_dim that is a multiple of {_FP8_HEAD_MULTIPLE}, got {config.head_size}"
+    elif not has_paged_attention(config):
+        missing = "paged attention, which this model does not have: its attention or its norms are of another kind"
+    elif not is_new_enough(device):
+        found, least = (
+            ".".join(map(str, each)) for each in (torch.cuda.get_device_capability(device), _MIN_CAPABILITY)
+        )
+        missing = f"compute capability {least} (Hopper) or newer, got {found}"
+    if missing is not None:
+        raise BackendError(f"kv_cache_dtype fp8 needs {missing}; expected kv_cache_dtype auto")
 
 
 def choose_elementwise_ops(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> ElementwiseOps:
@@ -49,8 +72,12 @@ def choose_paged_runner(
     *,
     is_coarse: bool,
     loras: LoraSlots | None = None,
+    is_fp8_cache: bool = False,
 ) -> PagedRunner | None:
-    """For CUDA in half precision where Triton works (the elementwise ops are fused, too); else None."""
+    """For CUDA in half precision where Triton works (the elementwise ops are fused, too); else None.
+
+    Raises BackendError with `is_fp8_cache`, where it would be None.
+    """
     device = transformer.weights.embedding.device
     experts = transformer.weights.layers[0].experts
     if (
@@ -59,6 +86,9 @@ def choose_paged_runner(
         or (experts is not None and not elementwise_ops.has_grouped_gemm(experts))
         or not is_new_enough(device)
     ):
+        if is_fp8_cache:
+            missing = "Triton" if isinstance(elementwise_ops, PlainElementwiseOps) else "grouped GEMMs of its experts"
+            raise BackendError(f"kv_cache_dtype fp8 needs {missing}, and there is none here; expected auto")
         return None
     try:
         from prefixwise.backends.torch.cuda.runner import PagedRunner
@@ -71,11 +101,21 @@ def choose_paged_runner(
 
             loras.add_kernel = add_lora
         runner = PagedRunner(
-            transformer, attention, num_pages=pages, max_tokens=tokens, is_coarse=is_coarse, loras=loras
+            transformer,
+            attention,
+            num_pages=pages,
+            max_tokens=tokens,
+            is_coarse=is_coarse,
+            loras=loras,
+            is_fp8_cache=is_fp8_cache,
         )
         runner.probe()
         return runner
     except Exception as error:  # a kernel that does not fit this device, too little memory: PyTorch may still run
+        if is_fp8_cache:
+            raise BackendError(
+                f"kv_cache_dtype fp8 needs paged attention, which does not work here: {error}"
+            ) from error
         log.warning("paged attention does not work here, so scoring is slower than it could be: %s", error)
         if loras is not None:
             loras.add_kernel = None

@@ -1,5 +1,8 @@
 """Launching the attention kernels: which tiles a model gets, and one call per layer.
 
+The kernel for Hopper reads keys and values in the dtype of the model alone. A KV cache in FP8 is read by the one for
+all GPUs; prefixes in the batch, which are never in FP8, by either.
+
 Tiles, warps and stages decide how fast a kernel is. `PrefixTuning` and `SelfAttentionTuning` hold them as data, so that
 a sweep can choose. A model has one of each for all its forwards.
 """
@@ -84,6 +87,8 @@ class PagedAttention:
         softcap: float = 0.0,  # of the scores; 0: they are not capped
     ) -> None:
         self._prefix = prefix or prefix_tunings(head_size, device)[0]
+        self._fp8_prefix = self._prefix if not self._prefix.is_hopper else prefix_tunings(head_size, device)[-1]
+        assert self._fp8_prefix.num_rows == self._prefix.num_rows, "both have the same tiles"
         self._self_attention = self_attention or self_attention_tunings(head_size)
         self._device = device
         self._num_kv_heads, self._group, self._head_size = num_kv_heads, num_heads // num_kv_heads, head_size
@@ -115,7 +120,7 @@ class PagedAttention:
         )
 
     def probe(self, dtype: torch.dtype) -> None:
-        """Run prefix attention without a tile: a kernel that cannot be compiled fails here."""
+        """Run prefix attention over the batch without a tile: a kernel that cannot be compiled fails here."""
         k, h, device = self._num_kv_heads, self._head_size, self._device
         num_heads = k * self._group
         qkv = torch.zeros(KEY_TILE, num_heads + 2 * k, h, dtype=dtype, device=device)
@@ -191,11 +196,12 @@ class PagedAttention:
         window: int = 0,
     ) -> None:
         """Continues the softmax of self-attention for the tokens that read a prefix."""
-        tuning = self._prefix
+        tuning = self._prefix if source.key_scales is None else self._fp8_prefix
         kernel, descriptor = prefix_kernel, TensorDescriptor.from_tensor
         sizes: dict[str, Any] = {"num_keys": tuning.num_keys, "num_stages": tuning.num_stages}
         sizes |= {"softcap": self._softcap, "window": window}
         arrays = [qkv, out, lse, tiles.counts if positions is None else positions]
+        scales: tuple[Any, ...] = (source.key_scales, source.value_scales, source.num_slots)
         assert positions is not None or not window, "a window cuts by positions"
         if tuning.is_hopper:
             from prefixwise.backends.torch.cuda.hopper import describe, hopper_prefix_kernel
@@ -203,6 +209,7 @@ class PagedAttention:
             assert not window, "the kernel for Hopper has no windows"
             kernel, descriptor, sizes = hopper_prefix_kernel, describe, {"num_buffers": tuning.num_stages}
             arrays.pop()
+            scales = ()
         box = [tuning.num_keys, self._sizes["padded_head_size"]]
         keys, values = (descriptor(each.flatten(1), box) for each in (source.keys, source.values))
         launch(
@@ -210,7 +217,7 @@ class PagedAttention:
             (self._num_programs(len(tiles.prefix_start), tuning.programs_per_sm),),
             tiles.counts,
             *(tiles.prefix_start, tiles.prefix_len, tiles.prefix_read, tiles.prefix_list, tiles.key_tile_addresses),
-            *(arrays[0], keys, values, *arrays[1:]),
+            *(arrays[0], keys, values, *arrays[1:], *scales),
             first_key_head=source.first_key_head,
             first_value_head=source.first_value_head,
             kind=PREFIX,

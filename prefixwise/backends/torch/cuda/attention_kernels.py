@@ -52,6 +52,23 @@ def _softmax_step(
 
 
 @jit
+def _load_tile(
+    stored: tl.tensor,  # descriptor
+    row: tl.tensor,
+    column: tl.tensor,
+    scales: tl.tensor | None,  # [A] uint8, exponents of this KV head; None: no codes are stored
+    num_keys: tl.constexpr,  # C
+    dtype: tl.constexpr,  # of the queries
+) -> tl.tensor:
+    """Keys or values [C, H]. A code times its scale, a power of two, is a number of `dtype`: nothing is rounded."""
+    tile = stored.load([row, column])
+    if scales is not None:
+        exponents = tl.load(scales + row + tl.arange(0, num_keys)).to(tl.int32)
+        tile = tile.to(dtype) * (exponents << 23).to(tl.float32, bitcast=True).to(dtype)[:, None]
+    return tile
+
+
+@jit
 def self_attention_kernel(
     counts: tl.tensor,  # [3] int32: tiles of each kind
     starts: tl.tensor,  # [tiles] int32: first token
@@ -136,6 +153,9 @@ def prefix_kernel(
     out: tl.tensor,  # [T, N, H], tokens `out_stride` apart: of self-attention, overwritten with both parts
     lse: tl.tensor,  # [T, N] float32, base 2, of self-attention
     positions: tl.tensor,  # [T] int32, of tokens behind the start of their prefix; not read without a window
+    key_scales: tl.tensor | None,  # [K, A] uint8, exponents; None: the keys and values are not in FP8
+    value_scales: tl.tensor | None,  # [K, A] uint8
+    num_slots: tl.tensor | None,  # A
     first_key_head: tl.constexpr,  # where the KV heads begin in a row of `keys`
     first_value_head: tl.constexpr,
     scale: tl.constexpr,  # of the scores, times log2(e)
@@ -160,6 +180,7 @@ def prefix_kernel(
     num_heads: tl.constexpr = num_kv_heads * group
     row_size: tl.constexpr = (num_heads + 2 * num_kv_heads) * head_size
     per_page: tl.constexpr = page_size // num_keys
+    dtype: tl.constexpr = qkv.dtype.element_ty
     rows = tl.arange(0, width * padded_group)
     offset, head_in_group = rows // padded_group, rows % padded_group
     columns = tl.arange(0, padded_head_size)
@@ -188,6 +209,10 @@ def prefix_kernel(
 
             key_column = (first_key_head + kv_head) * head_size
             value_column = (first_value_head + kv_head) * head_size
+            head_key_scales, head_value_scales = key_scales, value_scales
+            if key_scales is not None:
+                head_key_scales = key_scales + kv_head.to(tl.int64) * num_slots
+                head_value_scales = value_scales + kv_head.to(tl.int64) * num_slots
             num_whole = num_read // num_keys
             first = 0
             if window > 0:
@@ -196,7 +221,8 @@ def prefix_kernel(
                 first = tl.minimum(tl.maximum(tl.min(position, 0) - window + 1, 0) // num_keys, num_whole)
             for number in range(first, num_whole):
                 row = tl.load(list_at + number // per_page) + number % per_page * num_keys
-                tile_keys, tile_values = keys.load([row, key_column]), values.load([row, value_column])
+                tile_keys = _load_tile(keys, row, key_column, head_key_scales, num_keys, dtype)
+                tile_values = _load_tile(values, row, value_column, head_value_scales, num_keys, dtype)
                 if window > 0:
                     far = position[:, None] - (number * num_keys + key)[None, :] >= window
                     acc, m_i, l_i = _softmax_step(acc, m_i, l_i, q, tile_keys, tile_values, far, scale, softcap, True)
@@ -206,7 +232,8 @@ def prefix_kernel(
             if num_left > 0:
                 row = tl.load(list_at + num_whole // per_page) + num_whole % per_page * num_keys
                 is_left = tl.arange(0, num_keys) < num_left
-                tile_keys, tile_values = keys.load([row, key_column]), values.load([row, value_column])
+                tile_keys = _load_tile(keys, row, key_column, head_key_scales, num_keys, dtype)
+                tile_values = _load_tile(values, row, value_column, head_value_scales, num_keys, dtype)
                 # After the prefix the page may hold NaN, which a weight of 0 would not remove.
                 tile_values = tl.where(is_left[:, None], tile_values, 0.0)
                 unseen = ~is_left[None, :]

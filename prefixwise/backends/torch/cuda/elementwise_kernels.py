@@ -130,6 +130,33 @@ def qk_norm_rope_kernel(
 
 
 @jit
+def head_exponents(first: tl.tensor, second: tl.tensor) -> tl.tensor:
+    """Biased exponents [heads, 1] of the scales of heads in two halves, as `quantise_heads` in `fp8.py` has them."""
+    largest = tl.max(tl.maximum(tl.abs(first.to(tl.float32)), tl.abs(second.to(tl.float32))), 1)[:, None]
+    exponents = ((largest.to(tl.int32, bitcast=True) + 0x1FFFFF) >> 23) - 8
+    return tl.minimum(tl.maximum(exponents, 1), 254)
+
+
+@jit
+def store_head_codes(
+    first: tl.tensor,  # [heads, half]; columns outside are 0
+    second: tl.tensor,
+    first_at: tl.tensor,  # where the codes go
+    scales_at: tl.tensor,  # [heads, 1]
+    inside: tl.tensor,  # [heads, half]
+    is_head: tl.tensor,  # [heads, 1]
+    half: tl.constexpr,
+) -> None:
+    """Quantise heads for the KV cache."""
+    exponents = head_exponents(first, second)
+    factors = ((254 - exponents) << 23).to(tl.float32, bitcast=True)
+    dtype: tl.constexpr = first_at.dtype.element_ty
+    tl.store(first_at, (first.to(tl.float32) * factors).to(dtype), mask=inside)
+    tl.store(first_at + half, (second.to(tl.float32) * factors).to(dtype), mask=inside)
+    tl.store(scales_at, exponents.to(tl.uint8), mask=is_head)
+
+
+@jit
 def qk_norm_rope_and_cache_kernel(
     qkv: tl.tensor,  # [T, num_heads + 2 * num_kv_heads, 2 * half]: queries and keys are overwritten
     weight: tl.tensor,  # [num_heads + num_kv_heads, 2 * half]; not read without a norm
@@ -138,6 +165,9 @@ def qk_norm_rope_and_cache_kernel(
     slots: tl.tensor,  # [T] int32: the token's slot in the KV cache, less than 0 for none; not read unless `caches`
     keys: tl.tensor,  # [A, num_kv_heads, 2 * half]
     values: tl.tensor,  # [A, num_kv_heads, 2 * half]
+    key_scales: tl.tensor | None,  # [num_kv_heads, A] uint8, exponents; None: the KV cache is not in FP8
+    value_scales: tl.tensor | None,  # [num_kv_heads, A] uint8
+    num_slots: tl.tensor | None,  # A
     eps: tl.tensor,
     num_rope_rows: tl.tensor,  # query and key heads of all tokens
     num_heads: tl.constexpr,
@@ -176,11 +206,24 @@ def qk_norm_rope_and_cache_kernel(
         slot = tl.load(slots + token, mask=rope_rows < num_rope_rows, other=-1).to(tl.int64)
         is_cached = inside & (head >= num_heads) & (slot >= 0)
         cached_at = (slot * num_kv_heads + head - num_heads) * (2 * half) + columns
-        tl.store(keys + cached_at, rotated_first, mask=is_cached)
-        tl.store(keys + cached_at + half, rotated_second, mask=is_cached)
-        value_at = first_at + num_kv_heads * (2 * half)  # of the same KV head
-        tl.store(values + cached_at, tl.load(value_at, mask=is_cached), mask=is_cached)
-        tl.store(values + cached_at + half, tl.load(value_at + half, mask=is_cached), mask=is_cached)
+        if key_scales is None:
+            tl.store(keys + cached_at, rotated_first, mask=is_cached)
+            tl.store(keys + cached_at + half, rotated_second, mask=is_cached)
+            value_at = first_at + num_kv_heads * (2 * half)  # of the same KV head
+            tl.store(values + cached_at, tl.load(value_at, mask=is_cached), mask=is_cached)
+            tl.store(values + cached_at + half, tl.load(value_at + half, mask=is_cached), mask=is_cached)
+        else:
+            scale_at = (head - num_heads).to(tl.int64) * num_slots + slot
+            is_head = (rope_rows < num_rope_rows) & (head >= num_heads) & (slot >= 0)
+            store_head_codes(
+                rotated_first, rotated_second, keys + cached_at, key_scales + scale_at, is_cached, is_head, half
+            )
+            value_at = first_at + num_kv_heads * (2 * half)
+            value_first = tl.load(value_at, mask=is_cached, other=0.0)
+            value_second = tl.load(value_at + half, mask=is_cached, other=0.0)
+            store_head_codes(
+                value_first, value_second, values + cached_at, value_scales + scale_at, is_cached, is_head, half
+            )
 
 
 @jit

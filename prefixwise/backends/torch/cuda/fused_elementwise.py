@@ -137,7 +137,7 @@ def qk_norm_rope_and_cache(
     qkv: Tensor, weight: Tensor | None, eps: float, cos: Tensor, sin: Tensor, slots: Tensor | None, cache: KeySource
 ) -> None:
     """QK norm and RoPE of qkv [T, N + 2 K, H] in place. With `slots` [T], the keys and values of tokens that have a
-    slot also go to this layer of the KV cache."""
+    slot also go to this layer of the KV cache, in FP8 as codes."""
     num_tokens, num_rows, head_size = qkv.shape
     num_kv_heads = cache.keys.shape[1]
     num_rope_rows = num_tokens * (num_rows - num_kv_heads)
@@ -145,7 +145,8 @@ def qk_norm_rope_and_cache(
         qk_norm_rope_and_cache_kernel,
         (triton.cdiv(num_rope_rows, HEAD_TILE),),
         qkv,
-        *(qkv if weight is None else weight, cos, sin, cos if slots is None else slots, cache.keys, cache.values, eps),
+        *(qkv if weight is None else weight, cos, sin, cos if slots is None else slots, cache.keys, cache.values),
+        *(cache.key_scales, cache.value_scales, cache.num_slots, eps),
         num_rope_rows,
         num_heads=num_rows - 2 * num_kv_heads,
         num_kv_heads=num_kv_heads,

@@ -1,4 +1,8 @@
-"""The paged KV cache: keys and values of prefixes in every layer, in pages of KEY_TILE tokens."""
+"""The paged KV cache: keys and values of prefixes in every layer, in pages of KEY_TILE tokens.
+
+In FP8 it holds codes, and the exponents of their scales (`quantise_heads` in `fp8.py`): one for the key and one for the
+value of each token and KV head. A head's exponents lie one behind the other, as attention reads them.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from prefixwise.backends.torch.fp8 import FP8, dequantise_heads
 from prefixwise.forward.batch import KVBlock
 from prefixwise.forward.kv_pages import PageLease, Pages
 from prefixwise.forward.tiles import KEY_TILE
@@ -31,10 +36,18 @@ class KeySource:
     values: Tensor  # [A, heads, H]
     first_key_head: int = 0
     first_value_head: int = 0
+    key_scales: Tensor | None = None  # [K, A] uint8, exponents; None: keys and values are no codes
+    value_scales: Tensor | None = None
+
+    @property
+    def num_slots(self) -> int | None:
+        """A, which the kernels need to find a head's exponents; None where there are none."""
+        return None if self.key_scales is None else self.key_scales.shape[1]
 
 
 class KVCache:
-    """Two arrays for all prefixes, so that a program depends neither on their number nor on their lengths.
+    """One array of keys and one of values for all prefixes, so that a program depends neither on their number nor on
+    their lengths.
 
     Pages that were never written, and the tokens after the end of a short block, may hold any bits.
     """
@@ -48,10 +61,16 @@ class KVCache:
         head_size: int,
         dtype: torch.dtype,
         device: torch.device,
+        is_fp8: bool = False,
     ) -> None:
         shape = (num_layers, num_pages * KEY_TILE, num_kv_heads, head_size)
-        self.keys = torch.empty(shape, dtype=dtype, device=device)
-        self.values = torch.empty(shape, dtype=dtype, device=device)
+        self._dtype = dtype  # of the model
+        self.keys = torch.empty(shape, dtype=FP8 if is_fp8 else dtype, device=device)
+        self.values = torch.empty_like(self.keys)
+        self._scales: Tensor | None = None  # [2, layers, K, A]: of keys, of values
+        if is_fp8:
+            scales_shape = (2, num_layers, num_kv_heads, num_pages * KEY_TILE)
+            self._scales = torch.empty(scales_shape, dtype=torch.uint8, device=device)
         self._pages = Pages(num_pages)
 
     @property
@@ -68,11 +87,25 @@ class KVCache:
         assert isinstance(block, PagedBlock), "a block of another backend"
         return block.lease.address
 
+    @property
+    def is_fp8(self) -> bool:
+        return self._scales is not None
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(each.nbytes for each in (self.keys, self.values, self._scales) if each is not None)
+
     def layer(self, number: int) -> KeySource:
-        return KeySource(self.keys[number], self.values[number])
+        keys, values = self.keys[number], self.values[number]
+        if self._scales is None:
+            return KeySource(keys, values)
+        return KeySource(keys, values, key_scales=self._scales[0, number], value_scales=self._scales[1, number])
 
     def contents(self, block: KVBlock) -> Tensor:
-        """[layers, 2, tokens, K, H], a copy."""
+        """[layers, 2, tokens, K, H] in the dtype of the model, a copy."""
         first = self.address(block)
         rows = slice(first, first + block.num_tokens)
-        return torch.stack([self.keys[:, rows], self.values[:, rows]], 1)
+        stored = torch.stack([self.keys[:, rows], self.values[:, rows]], 1)
+        if self._scales is None:
+            return stored
+        return dequantise_heads(stored, self._scales[..., rows].permute(1, 0, 3, 2), self._dtype)

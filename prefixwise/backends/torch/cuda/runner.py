@@ -185,6 +185,7 @@ class PagedRunner:
         is_coarse: bool = False,  # fewer buckets?
         captures: bool = True,
         loras: LoraSlots | None = None,
+        is_fp8_cache: bool = False,  # is the KV cache in FP8?
     ) -> None:
         config, embedding = transformer.config, transformer.weights.embedding
         self._transformer, self._attention, self._loras = transformer, attention, loras
@@ -195,6 +196,7 @@ class PagedRunner:
             head_size=config.head_size,
             dtype=embedding.dtype,
             device=embedding.device,
+            is_fp8=is_fp8_cache,
         )
         trunk = Trunk(
             config,

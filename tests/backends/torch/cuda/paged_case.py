@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from prefixwise.backends.torch.cuda.inputs import (
     unpack,
 )
 from prefixwise.backends.torch.cuda.kv_cache import KeySource
+from prefixwise.backends.torch.fp8 import dequantise_heads, quantise_heads
 from prefixwise.contract.ragged import Int64Array
 from prefixwise.forward.batch import ForwardBatch
 from prefixwise.forward.kv_pages import batch_tiles, page_table
@@ -29,8 +30,14 @@ MAX_BLOCKS = 64
 
 
 def paged(
-    dtype: torch.dtype, device: str, prefix: PrefixTuning | None = None, scoring: Scoring = PLAIN
+    dtype: torch.dtype,
+    device: str,
+    prefix: PrefixTuning | None = None,
+    scoring: Scoring = PLAIN,
+    cache: Literal["exact", "rounded", "fp8"] = "exact",
 ) -> Implementation:
+    """`cache`: what pages hold. `rounded` is `dtype` with the numbers that codes of FP8 stand for."""
+
     def run(batch: ForwardBatch, inputs: AttentionInputs) -> Floats:
         (num_tokens, num_heads, head_size), num_kv_heads = inputs.q.shape, inputs.k.shape[1]
         attention = PagedAttention(
@@ -51,7 +58,7 @@ def paged(
         spec = ProgramSpec(num_tokens, "cache" if reads_cache else "batch", scores=False)
         if reads_cache:
             keys, values, lists = _cache(batch, inputs)
-            source = KeySource(move(keys), move(values))
+            source = _source(move(keys), move(values), cache)
         else:
             lists = batch_tiles(batch)
             source = KeySource(qkv, qkv, num_heads, num_heads + num_kv_heads)
@@ -63,6 +70,20 @@ def paged(
         return found
 
     return run
+
+
+def _source(keys: torch.Tensor, values: torch.Tensor, cache: str) -> KeySource:
+    if cache == "exact":
+        return KeySource(keys, values)
+    (key_codes, key_scales), (value_codes, value_scales) = quantise_heads(keys), quantise_heads(values)
+    if cache == "rounded":
+        rounded = (dequantise_heads(key_codes, key_scales, keys.dtype), value_codes, value_scales)
+        return KeySource(rounded[0], dequantise_heads(*rounded[1:], values.dtype))
+    for codes, scales in ((key_codes, key_scales), (value_codes, value_scales)):
+        scales[codes.float().isnan().any(-1)] = 255  # infinite
+    return KeySource(
+        key_codes, value_codes, key_scales=key_scales.T.contiguous(), value_scales=value_scales.T.contiguous()
+    )
 
 
 def _on_device(

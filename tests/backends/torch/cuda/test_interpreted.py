@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).parents[4]
 FILES = [
     str(Path(__file__).with_name(name))
-    for name in ("test_fp8.py", "test_fused_elementwise.py", "test_lora.py", "test_paged.py")
+    for name in ("test_fp8.py", "test_fp8_kv_cache.py", "test_fused_elementwise.py", "test_lora.py", "test_paged.py")
 ]
 
 
@@ -29,6 +29,42 @@ def test_the_kernels_in_the_interpreter(chosen: str) -> None:
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
     assert " passed" in done.stdout
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+@pytest.mark.parametrize(("head_size", "num_keys"), [(128, 128), (256, 32)])
+def test_prefix_attention_over_an_fp8_kv_cache_fits_a_multiprocessor(head_size: int, num_keys: int) -> None:
+    """Codes in flight, and the keys and values that they become; matrix products are those of bfloat16."""
+    import torch
+    from triton import compile
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    from prefixwise.backends.torch.cuda.attention import PagedAttention, prefix_tunings
+    from prefixwise.backends.torch.cuda.attention_kernels import prefix_kernel
+
+    (tuning,) = prefix_tunings(head_size, torch.device("cpu"))
+    assert tuning.num_keys == num_keys
+    attention = PagedAttention(num_heads=16, num_kv_heads=8, head_size=head_size, device=torch.device("cpu"))
+    constants = {"first_key_head": 0, "first_value_head": 0, "scale": 0.1, "softcap": 0.0, "window": 0, "kind": 2}
+    constants |= {"width": attention.tile_sizes.prefix, "num_keys": num_keys, "page_size": 128, "num_kv_heads": 8}
+    constants |= {"group": 2, "padded_group": 2, "out_stride": 16 * head_size}
+    constants |= dict.fromkeys(("head_size", "padded_head_size"), head_size)
+    names = prefix_kernel.arg_names
+    codes = f"tensordesc<fp8e4nv[{num_keys}, {head_size}]>"
+    types = {"qkv": "*bf16", "out": "*bf16", "lse": "*fp32", "keys": codes, "values": codes, "num_slots": "i32"}
+    types |= dict.fromkeys(("key_scales", "value_scales"), "*u8")
+    types = {name: "constexpr" if name in constants else types.get(name, "*i32") for name in names}
+    source = ASTSource(
+        prefix_kernel,
+        types,
+        {(names.index(name),): value for name, value in constants.items()},
+        {(place,): [["tt.divisibility", 16]] for place, name in enumerate(names) if types[name].startswith("*")},
+    )
+    options = {"num_warps": tuning.num_warps, "num_stages": tuning.num_stages}
+    compiled = compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    assert compiled.metadata.shared <= 227 << 10  # bytes, of Hopper
+    assert "f32.bf16.bf16" in compiled.asm["ptx"]
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")

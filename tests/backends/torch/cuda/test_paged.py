@@ -222,7 +222,12 @@ def test_keys_after_rope_and_values_go_to_their_slots(
 
 
 def make_backend(
-    config: ModelConfig, *, is_paged: bool = True, max_loras: int = 0, is_wide: bool | None = None
+    config: ModelConfig,
+    *,
+    is_paged: bool = True,
+    max_loras: int = 0,
+    is_wide: bool | None = None,
+    is_fp8_cache: bool = False,
 ) -> TorchBackend:
     """Half precision; in the interpreter without graphs. `is_wide`: with columns for adapters, or without."""
     from prefixwise.backends.torch.cuda.attention import PagedAttention
@@ -242,6 +247,7 @@ def make_backend(
             token_budget=2048,
             prefix_cache_bytes=1 << 26,
             max_loras=max_loras,
+            kv_cache_dtype="fp8" if is_fp8_cache and not INTERPRETED else "auto",  # which a CPU refuses
         )
     if not is_paged:
         backend._paged = None
@@ -258,6 +264,7 @@ def make_backend(
             max_tokens=2048,
             captures=False,
             loras=backend._loras,
+            is_fp8_cache=is_fp8_cache,
         )
     assert (backend._paged is not None) == is_paged
     return backend

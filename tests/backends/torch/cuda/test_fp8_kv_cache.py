@@ -1,0 +1,256 @@
+"""The KV cache in FP8: what is written, what attention makes of it, and the runner; isolation and memory on a GPU.
+
+The kernels run compiled on a GPU, and in Triton's interpreter (`test_interpreted.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks.random_checkpoint import QWEN3_06B, random_checkpoint
+from prefixwise.backends.torch.backend import TorchBackend
+from prefixwise.backends.torch.elementwise import ElementwiseOps
+from prefixwise.backends.torch.fp8 import FP8, quantise_heads
+from prefixwise.contract.errors import BackendError
+from prefixwise.contract.parse import parse_score_request
+from prefixwise.engine.engine import ScoringEngine
+from prefixwise.engine.prepare import EngineConfig
+from prefixwise.engine.scheduler import Scheduler
+from prefixwise.forward.batch import Layout
+from tests.attention_cases import CASE_NAMED, SCORINGS, AttentionCase, AttentionInputs, Scoring, make_batch, make_inputs
+from tests.attention_cases import PLAIN as PLAIN_SCORING
+from tests.backends.torch.batches import extend_batch, prefill, sequences_batch
+from tests.backends.torch.cuda import test_paged
+from tests.backends.torch.cuda.test_paged import (
+    DEVICE,
+    DTYPES,
+    INTERPRETED,
+    ITEMS,
+    PREFIXES,
+    READS,
+    SMALL,
+    TOLERANCES,
+    compiled_or_interpreted,
+    joined_batch,
+    make_backend,
+    with_few_kv_heads,
+)
+
+pytestmark = test_paged.pytestmark
+
+# They read cached blocks: whole key tiles and a short one.
+READERS = [CASE_NAMED[name] for name in ("several prefixes", "new KV blocks after cached ones")]
+WINDOWED = SCORINGS[4]
+SLOT_HEADS = [(16, 8, 128), (9, 3, 64), (4, 1, 48)]
+CONFIGS = {"qk_norm": SMALL, "gemma 2 and 3": test_paged.GEMMA_2_AND_3}
+READERS.append(replace(READERS[1], name="heads of 48", num_heads=4, num_kv_heads=2, head_size=48))
+if INTERPRETED:
+    READERS = [
+        replace(test_paged.ALONE[0], num_heads=2, num_kv_heads=1),
+        with_few_kv_heads(READERS[1]),
+        READERS[2],
+    ]
+    SLOT_HEADS[0] = (4, 2, 128)
+    CONFIGS.pop("gemma 2 and 3")
+
+
+@compiled_or_interpreted
+@pytest.mark.parametrize("has_norm", [True, False])
+@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_size"), SLOT_HEADS)
+def test_codes_of_keys_after_rope_and_of_values_go_to_their_slots(
+    num_heads: int, num_kv_heads: int, head_size: int, has_norm: bool
+) -> None:
+    from prefixwise.backends.torch.cuda.fused_elementwise import qk_norm_rope_and_cache
+    from prefixwise.backends.torch.cuda.kv_cache import KeySource
+
+    def draw(*shape: int, dtype: torch.dtype = torch.float16) -> Tensor:
+        return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(DEVICE, dtype)
+
+    num_tokens, num_rope_heads = 7, num_heads + num_kv_heads
+    qkv, angles = draw(7, num_rope_heads + num_kv_heads, head_size), draw(7, head_size // 2, dtype=torch.float32)
+    qkv[2, num_rope_heads:] = 0  # zeros have no largest number
+    qkv[4, num_rope_heads:] *= 3000
+    weight = draw(num_rope_heads, head_size) if has_norm else None
+    plain, slots = qkv.clone(), torch.tensor([-1, 3, 0, -1, 9, 8, -1], dtype=torch.int32, device=DEVICE)
+
+    def cache(dtype: torch.dtype) -> KeySource:
+        keys, values = (torch.full((16, num_kv_heads, head_size), 5.0, device=DEVICE).to(dtype) for _ in range(2))
+        scales = torch.full((2, num_kv_heads, 16), 99, dtype=torch.uint8, device=DEVICE)
+        return KeySource(keys, values, 0, 0, *(scales if dtype == FP8 else (None, None)))
+
+    dense, fp8 = cache(torch.float16), cache(FP8)
+    qk_norm_rope_and_cache(plain, weight, 1e-6, angles.cos(), angles.sin(), slots, dense)
+    qk_norm_rope_and_cache(qkv, weight, 1e-6, angles.cos(), angles.sin(), slots, fp8)
+    assert torch.equal(qkv, plain), "what this forward computes with is not rounded"
+    written = slots[slots >= 0].long()
+    untouched = torch.tensor([slot for slot in range(16) if slot not in written.tolist()], device=DEVICE)
+    assert num_tokens - len(written) == 3
+    for codes, scales, exact in (
+        (fp8.keys, fp8.key_scales, dense.keys),
+        (fp8.values, fp8.value_scales, dense.values),
+    ):
+        assert scales is not None
+        expected, exponents = quantise_heads(exact)
+        assert torch.equal(codes[written].view(torch.uint8), expected[written].view(torch.uint8))
+        assert torch.equal(scales.T[written], exponents[written])
+        assert (codes[untouched].float() == 5).all()
+        assert (scales.T[untouched] == 99).all()
+
+
+@compiled_or_interpreted
+@pytest.mark.parametrize("scoring", [PLAIN_SCORING, WINDOWED], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES)
+class TestAttention:
+    @pytest.mark.parametrize("case", READERS, ids=lambda case: case.name)
+    def test_it_is_that_over_the_numbers_of_the_codes(
+        self, case: AttentionCase, dtype: torch.dtype, scoring: Scoring
+    ) -> None:
+        batch, inputs = make_batch(case), make_inputs(case)
+        found, expected, exact = (attend(dtype, case, scoring, cache)(batch, inputs) for cache in CACHES)
+        if INTERPRETED:
+            assert np.array_equal(found, expected)
+        assert np.abs(found - expected).max() <= TOLERANCES[dtype]
+        error = np.abs(found - exact).mean() / np.abs(exact).mean()
+        assert 0.005 < error <= 0.1, "rounded, and not more than that"
+
+    def test_a_segment_alone_gives_the_bits_it_has_beside_others(self, dtype: torch.dtype, scoring: Scoring) -> None:
+        case = READERS[0]
+        run, batch, inputs = attend(dtype, case, scoring, "fp8"), make_batch(case), make_inputs(case)
+        together = run(batch, inputs)
+        for segment, length in enumerate(case.segment_lens):
+            own = slice(int(batch.segment_starts[segment]), int(batch.segment_starts[segment + 1]))
+            index, read = case.prefix_index[segment], case.prefix_lens[segment]
+            lone = replace(
+                case,
+                segment_lens=(length,),
+                prefix_index=(0,),
+                prefix_lens=(read,),
+                cached_prefix_lens=(case.cached_prefix_lens[index],),
+            )
+            lone_inputs = AttentionInputs(inputs.q[own], inputs.k[own], inputs.v[own], (inputs.cached[index],))
+            assert np.array_equal(run(make_batch(lone), lone_inputs), together[own])
+
+
+CACHES: Any = ("fp8", "rounded", "exact")
+
+
+def attend(dtype: torch.dtype, case: AttentionCase, scoring: Scoring, cache: Any) -> Any:
+    from prefixwise.backends.torch.cuda.attention import prefix_tunings
+    from tests.backends.torch.cuda.paged_case import paged
+
+    (tuning,) = prefix_tunings(case.head_size, torch.device("cpu"))
+    return paged(dtype, DEVICE, prefix=tuning, scoring=scoring, cache=cache)
+
+
+@compiled_or_interpreted
+class TestRunner:
+    @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+    def test_scores_are_near_those_of_an_exact_cache(self, config: Any) -> None:
+        def logits(backend: TorchBackend) -> Any:
+            return backend.forward(extend_batch(ITEMS, READS, prefill(backend, PREFIXES))).label_logits
+
+        found, exact = logits(make_backend(config, is_fp8_cache=True)), logits(make_backend(config))
+        assert 0 < np.abs(found - exact).max() <= 0.05 * np.abs(exact).max()
+
+    def test_cold_and_cached_read_the_same_codes(self) -> None:
+        backend = make_backend(SMALL, is_fp8_cache=True)
+        assert backend._paged is not None
+        assert backend._paged.kv_cache.keys.dtype == FP8
+        joined = backend.forward(joined_batch())
+        cached = backend.forward(extend_batch(ITEMS, [0] * len(ITEMS), [joined.blocks]))
+        assert np.array_equal(joined.label_logits, cached.label_logits)
+        temporary = backend.forward(joined_batch(joined.blocks[:1], caches=False))
+        assert np.array_equal(temporary.label_logits, cached.label_logits)
+        alone = backend.forward(extend_batch(ITEMS[:1], [0], [joined.blocks]))
+        assert np.array_equal(alone.label_logits, cached.label_logits[:1])
+
+    def test_sequences_that_read_no_cache_are_not_rounded(self) -> None:
+        batches = [
+            sequences_batch(PREFIXES[0], [ITEMS[:2], ITEMS[2:]], Layout.PACKED),
+            sequences_batch(PREFIXES[0], [ITEMS], Layout.PACKED, "dense"),
+        ]
+        found, exact = (
+            [backend.forward(batch).label_logits for batch in batches]
+            for backend in (make_backend(SMALL, is_fp8_cache=True), make_backend(SMALL))
+        )
+        assert np.array_equal(found, exact)
+
+
+RANDOM = np.random.default_rng(5)
+WIDE = replace(QWEN3_06B, num_layers=2, vocab_size=20_000)
+WIDE_ITEMS, WIDE_QUERY = RANDOM.integers(0, 20_000, (600, 20)), RANDOM.integers(0, 20_000, 300)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("quantization", [None, "fp8"])
+def test_the_number_of_items_and_a_cached_prefix_move_no_bit(quantization: str | None) -> None:
+    backend = TorchBackend(random_checkpoint(WIDE), device="cuda", quantization=quantization, kv_cache_dtype="fp8")
+    assert backend.info.batch_invariant
+    assert backend.info.kv_cache_dtype == "fp8"
+    engine = ScoringEngine(EngineConfig("random"), Scheduler(backend), None)
+
+    def scores(items: Any, algorithm: str = "prefill_extend") -> list[list[float] | None]:
+        body = {"query": WIDE_QUERY, "items": list(items), "label_token_ids": [1, 2, 3], "score_mode": "logit"}
+        return engine.score(parse_score_request({**body, "algorithm": algorithm})).scores
+
+    try:
+        cold, fullest = scores(WIDE_ITEMS), scores(WIDE_ITEMS)
+        assert cold == fullest
+        for count in (1, 3, 17, 64, 200, 333):
+            assert scores(WIDE_ITEMS[:count]) == fullest[:count], count
+        assert scores(WIDE_ITEMS[::-1]) == fullest[::-1]
+        packed = np.array(scores(WIDE_ITEMS[:40], "packed"))
+        difference = np.abs(packed - np.array(fullest[:40])).max()
+        assert 0 < difference <= 0.1 * np.abs(packed).max(), "packed sequences read the batch, which is not rounded"
+    finally:
+        engine.close()
+
+
+@pytest.mark.gpu
+def test_twice_the_blocks_fit_the_same_memory() -> None:
+    sizes, room = {}, 1 << 28
+    for name in ("auto", "fp8"):
+        torch.cuda.empty_cache()
+        before = torch.cuda.memory_allocated()
+        backend = TorchBackend(
+            random_checkpoint(WIDE), device="cuda", kv_cache_dtype=name, prefix_cache_bytes=room, token_budget=2048
+        )
+        assert backend._paged is not None
+        assert room - backend.info.kv_block_bytes < backend._paged.kv_cache.num_bytes <= room
+        sizes[name] = backend.info.num_kv_blocks, torch.cuda.memory_allocated() - before
+        assert backend._paged.kv_cache.num_pages == backend.info.num_kv_blocks
+        backend.close()
+        del backend
+    assert 1.98 < sizes["fp8"][0] / sizes["auto"][0] < 2
+    assert sizes["fp8"][1] < sizes["auto"][1] + (8 << 20), "twice the page table, and nothing else"
+
+
+@pytest.mark.gpu
+class TestRefusals:
+    def test_float32(self) -> None:
+        with pytest.raises(BackendError, match="kv_cache_dtype fp8 needs dtype bfloat16 or float16, got"):
+            TorchBackend(random_checkpoint(SMALL), device="cuda", dtype="float32", kv_cache_dtype="fp8")
+
+    def test_where_triton_does_not_work(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from prefixwise.backends.torch.elementwise import PLAIN
+
+        def plain(*_: Any) -> ElementwiseOps:
+            return PLAIN
+
+        monkeypatch.setattr("prefixwise.backends.torch.backend.choose_elementwise_ops", plain)
+        with pytest.raises(BackendError, match="kv_cache_dtype fp8 needs Triton"):
+            TorchBackend(random_checkpoint(SMALL), device="cuda", kv_cache_dtype="fp8")
+
+    def test_where_the_runner_fails(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fail(*_: Any) -> None:
+            raise RuntimeError("no such kernel")
+
+        monkeypatch.setattr("prefixwise.backends.torch.cuda.runner.PagedRunner.probe", fail)
+        with pytest.raises(BackendError, match="which does not work here: no such kernel"):
+            TorchBackend(random_checkpoint(SMALL), device="cuda", kv_cache_dtype="fp8")
