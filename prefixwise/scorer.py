@@ -37,7 +37,7 @@ class Scorer(ScoringMethods):
         tp_size: Tensor parallelism: devices that share every layer.
         dp_size: Data parallelism: copies of the model.
         batch_invariant: The same bits at every batch size; None: where that costs nothing (CPUs, PyTorch on GPUs).
-        quantization: "fp8": linear layers in FP8, quantised while they are loaded (PyTorch on GPUs).
+        quantization: "fp8": linear layers in FP8, quantised while they are loaded (NVIDIA GPUs).
         attention: The name of an implementation; None is the best that runs.
         warmup: `none`, `fast` or `full`: which programs are compiled before the first request.
         compilation_cache_dir: For compiled programs of JAX; None is the user's cache folder, on accelerators.

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks.random_checkpoint import QWEN3_06B, random_checkpoint
+from benchmarks.random_checkpoint import QWEN3_06B, random_checkpoint, repeated_checkpoint
 from prefixwise.backends.jax import assembly, fp8_loader, weight_loader
 from prefixwise.backends.jax.attention.xla import XlaAttention
 from prefixwise.backends.jax.backend import JaxBackend
@@ -376,16 +376,21 @@ def test_isolation_on_a_gpu(width: int, quantization: str | None) -> None:
 
 @pytest.mark.gpu
 def test_loading_on_a_gpu_never_needs_the_memory_of_the_bfloat16_model() -> None:
-    """Last: a process's peak is never reset."""
     config = replace(WIDTHS[4096], num_layers=12, vocab_size=512)
     (device, *_) = jax.devices("gpu")
-    stats = device.memory_stats()
-    before, peak_before = stats["bytes_in_use"], stats["peak_bytes_in_use"]
+    before = memory_of(device)
     placement = HeadPlacement.plan(config.num_heads, config.num_kv_heads, 1)
-    weights = load_weights(random_checkpoint(config), "bfloat16", make_mesh([device], 1, 1), placement, is_fp8=True)
-    jax.block_until_ready(weights)
-    stats = device.memory_stats()
-    size = stats["bytes_in_use"] - before
+    mesh = make_mesh([device], 1, 1)
+    weights = jax.block_until_ready(load_weights(repeated_checkpoint(config), "bfloat16", mesh, placement, is_fp8=True))
+    after = memory_of(device)
+    size = after["bytes_in_use"] - before["bytes_in_use"]
     num_weights = sum(getattr(weights.layers, matrix).size for matrix in MATRICES)
     assert num_weights < size < 1.1 * num_weights
-    assert stats["peak_bytes_in_use"] <= max(peak_before, before + size + (128 << 20))
+    if before["peak_bytes_in_use"] > after["bytes_in_use"]:  # a process's peak is never reset
+        pytest.skip("an earlier test of this process took more memory")
+    assert after["peak_bytes_in_use"] <= after["bytes_in_use"] + (128 << 20)
+
+
+def memory_of(device: jax.Device) -> dict[str, int]:
+    stats: dict[str, int] = device.memory_stats()
+    return stats
