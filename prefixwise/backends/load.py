@@ -31,6 +31,10 @@ def load_backend(checkpoint: Checkpoint, options: BackendOptions) -> Backend:
         raise BackendError(f"nnodes={options.nnodes} needs backend jax, got {name}")
     if options.nnodes > 1 and options.max_loras:
         raise BackendError(f"nnodes={options.nnodes} has no LoRA adapters, got max_loras={options.max_loras}")
+    if options.quantization is not None and options.max_loras:
+        raise BackendError(
+            f"quantization {options.quantization} has no LoRA adapters; load the model without one of both"
+        )
     backend = _LOADERS[name](checkpoint, options)
     log.info("backend %s on %s, %s", name, backend.info.device, backend.info.dtype)
     return backend
@@ -95,8 +99,6 @@ def _jax_platform(device: str) -> str | None:
 
 
 def _load_jax(checkpoint: Checkpoint, options: BackendOptions) -> Backend:
-    if options.quantization is not None:
-        raise BackendError(f"quantization {options.quantization} needs backend torch on a GPU; backend jax has none")
     if options.kv_cache_dtype != "auto":
         raise BackendError(
             f"kv_cache_dtype {options.kv_cache_dtype} needs backend torch on a GPU, got backend jax; "
@@ -112,10 +114,6 @@ def _load_jax(checkpoint: Checkpoint, options: BackendOptions) -> Backend:
 
 
 def _load_torch(checkpoint: Checkpoint, options: BackendOptions) -> Backend:
-    if options.quantization is not None and options.max_loras:
-        raise BackendError(
-            f"quantization {options.quantization} has no LoRA adapters; load the model without one of both"
-        )
     if options.tp_size != 1 or options.dp_size != 1:
         raise BackendError(
             "the torch backend runs on one device: expected tp_size=1 and dp_size=1, "

@@ -47,7 +47,7 @@ ENGINE_FLAGS = {
     ),
     "quantization": Flag(
         QuantizationName | None,
-        "fp8: linear layers in FP8, quantised while they are loaded (PyTorch on GPUs); default: the dtype.",
+        "fp8: linear layers in FP8, quantised while they are loaded (NVIDIA GPUs); default: the dtype.",
         "NAME",
     ),
     "kv_cache_dtype": Flag(

@@ -44,6 +44,7 @@ from prefixwise.forward.backend import (
 )
 from prefixwise.forward.batch import KV_BLOCK_SIZE, ForwardBatch, Layout
 from prefixwise.forward.buckets import Buckets, token_buckets
+from prefixwise.forward.fp8 import check_fp8_device, check_fp8_model
 from prefixwise.models.config import ModelConfig
 
 MAX_TABLE_ENTRIES_PER_PAGE = 2  # a page that several prefixes of a forward share has several entries
@@ -102,6 +103,9 @@ def assemble(
 ) -> Assembly:
     """`attention`: the implementation for prefixes in the KV cache. The mesh may be of described devices (`aot`)."""
     check_lora(config, options)
+    if options.quantization is not None:
+        check_fp8_device(choice.platform, choice.capability)
+        check_fp8_model(config, str(dtype), options.tp_size)
     placement = HeadPlacement.plan(config.num_heads, config.num_kv_heads, options.tp_size)
     rows = _row_tiles(choice.platform, batch_invariant=bool(options.batch_invariant))
     transformer = _transformer(config, choice, dtype, placement, rows, attention)
@@ -111,7 +115,7 @@ def assemble(
         transformer,
         MAX_TABLE_ENTRIES_PER_PAGE * kv_cache.num_pages,
         choice.platform,
-        weight_shapes(config, dtype, mesh, placement),
+        weight_shapes(config, dtype, mesh, placement, is_fp8=options.quantization is not None),
         kv_cache.arrays(mesh),
         lora_shapes(config, options, dtype, mesh),
         options.max_loras,
@@ -192,6 +196,7 @@ def _info(
         kv_block_bytes=kv_cache.page_bytes(options.tp_size),
         max_kv_blocks_read=programs.max_kv_blocks,
         attention=programs.transformer.attention.name,
+        quantization=options.quantization,
         batch_invariant=rows.token_rows is not None,
         compilation_cache_dir=compilation_cache_dir,
         step_tokens=options.token_budget or STEP_TOKENS[choice.platform],

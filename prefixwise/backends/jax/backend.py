@@ -261,7 +261,8 @@ def _exact_assembly(
 def _make_runner(checkpoint: Checkpoint, assembly: Assembly, options: BackendOptions) -> Runner:
     """Load the weights and allocate the KV cache, and the slots of LoRA adapters, on the mesh."""
     mesh, shapes = assembly.mesh, assembly.programs.lora
-    weights = load_weights(checkpoint, assembly.dtype, mesh, assembly.placement)
+    is_fp8 = options.quantization is not None
+    weights = load_weights(checkpoint, assembly.dtype, mesh, assembly.placement, is_fp8=is_fp8)
     lora = None if shapes is None else LoraStore.of(mesh, shapes, options)
     return Runner(mesh, weights, KVCache(mesh, assembly.kv_cache), assembly.programs, lora)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast
@@ -62,10 +63,16 @@ class DeviceChoice:
         later, and some of them Hopper (9.0)."""
         if self.platform != "gpu":
             return self.platform
-        capability = str(getattr(self.devices[0], "compute_capability", ""))
-        if not capability.replace(".", "", 1).isdigit() or float(capability) < 8.0:
+        capability = self.capability
+        if capability is None or capability < (8, 0):
             return "other gpu"
-        return "hopper" if 9.0 <= float(capability) < 10.0 else "gpu"
+        return "hopper" if capability[0] == 9 else "gpu"
+
+    @property
+    def capability(self) -> tuple[int, int] | None:
+        """The compute capability of NVIDIA GPUs; None: others."""
+        found = re.fullmatch(r"(\d+)\.(\d+)", str(getattr(self.devices[0], "compute_capability", "")))
+        return None if self.platform != "gpu" or found is None else (int(found[1]), int(found[2]))
 
     def title(self, num_devices: int) -> str:
         kind = self.devices[0].device_kind

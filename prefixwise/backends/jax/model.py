@@ -20,6 +20,7 @@ from prefixwise.backends.jax.attention.base import NO_WINDOW, AttentionImplement
 from prefixwise.backends.jax.attention.dense import DenseMask
 from prefixwise.backends.jax.attention.xla import XlaAttention
 from prefixwise.backends.jax.experts import Routing, Slots, add_outputs, assign_slots, expert_matrix, route
+from prefixwise.backends.jax.fp8 import fp8_linear, quantise_rows
 from prefixwise.backends.jax.inputs import ForwardInputs, ProgramSpec
 from prefixwise.backends.jax.kv_cache import KVCacheArrays
 from prefixwise.backends.jax.lora import Adapters, AddLora, LoraRows, adding, no_lora
@@ -37,6 +38,7 @@ from prefixwise.backends.jax.qk_norm_rope import (
 from prefixwise.backends.jax.row_tiles import RowTiles, map_rows
 from prefixwise.backends.jax.weights import LayerWeights, ModelWeights
 from prefixwise.models.config import Activation, ModelConfig, RopeConfig
+from prefixwise.models.lora import Matrix
 
 Inputs = ForwardInputs[jax.Array]
 Layers = tuple[jax.Array, jax.Array, KVCacheArrays]  # between layers: x, output of the last attention, KV cache
@@ -168,7 +170,7 @@ class Transformer:
 
         def project(tile: jax.Array, *slots: jax.Array) -> jax.Array:
             normed = tile if weights.attention_norm is None else rms_norm(tile, weights.attention_norm, eps)
-            qkv = linear(normed, weights.qkv, bias=weights.qkv_bias)
+            qkv = layer_linear(weights, "qkv", normed, bias=weights.qkv_bias)
             qkv = adding(lora, layer, slots)("qkv", normed, qkv)
             qkv = self._norm_all_heads(weights, qkv) if is_whole else qkv
             return qkv.reshape(len(tile), -1, self.config.head_size)
@@ -312,16 +314,16 @@ class Transformer:
         self, layer: LayerWeights, x: jax.Array, attended: jax.Array, add: AddLora = no_lora
     ) -> jax.Array:
         x, normed = self._add_attended(layer, x, attended, add)
-        gate, up = jnp.split(add("gate_up", normed, linear(normed, layer.gate_up)), 2, axis=-1)
+        gate, up = jnp.split(add("gate_up", normed, layer_linear(layer, "gate_up", normed)), 2, axis=-1)
         inner = activate(gate, self.config.activation) * up
-        return self._add_mlp(layer, x, add("down", inner, self._sum_over_shards(inner, layer.down)))
+        return self._add_mlp(layer, x, add("down", inner, self._sum_over_shards(layer, "down", inner)))
 
     def _add_attended(
         self, layer: LayerWeights, x: jax.Array, attended: jax.Array, add: AddLora = no_lora
     ) -> tuple[jax.Array, jax.Array]:
         """The output projection added to x, and its norm for the MLP; some models have a norm before the residual."""
         eps = self.config.norm_eps
-        projected = add("o", attended, self._sum_over_shards(attended, layer.o))
+        projected = add("o", attended, self._sum_over_shards(layer, "o", attended))
         if layer.post_attention_norm is not None:
             projected = rms_norm(projected, layer.post_attention_norm, eps)
         x = x + self._scaled(projected)
@@ -338,11 +340,11 @@ class Transformer:
             return delta
         return (delta.astype(jnp.float32) * self.config.residual_scale).astype(delta.dtype)
 
-    def _sum_over_shards(self, x: jax.Array, weight: jax.Array) -> jax.Array:
+    def _sum_over_shards(self, layer: LayerWeights, matrix: Matrix, x: jax.Array) -> jax.Array:
         """A GEMM whose inner dimension is split over the shards: rounded once, after the sum."""
         if self.tp_size == 1:
-            return linear(x, weight)
-        return lax.psum(linear(x, weight, jnp.float32), TENSOR).astype(x.dtype)
+            return layer_linear(layer, matrix, x)
+        return lax.psum(layer_linear(layer, matrix, x, jnp.float32), TENSOR).astype(x.dtype)
 
     def score(
         self, weights: ModelWeights, last: LastLayer, tokens: jax.Array, lora: Adapters | None = None
@@ -387,6 +389,17 @@ def linear(x: jax.Array, weight: jax.Array, dtype: Any = None, *, bias: jax.Arra
     if bias is None:
         return out
     return (out + bias.astype(jnp.float32)).astype(dtype or x.dtype)
+
+
+def layer_linear(
+    layer: LayerWeights, matrix: Matrix, x: jax.Array, dtype: Any = None, *, bias: jax.Array | None = None
+) -> jax.Array:
+    """x [T, in] times a matrix of one layer to [T, out]; rows are quantised where the matrix is in FP8. The part of a
+    row that a shard has is quantised by itself."""
+    weight = getattr(layer, matrix)
+    if layer.fp8_scales is None:
+        return linear(x, weight, dtype, bias=bias)
+    return fp8_linear(*quantise_rows(x), weight, getattr(layer.fp8_scales, matrix), dtype or x.dtype, bias=bias)
 
 
 def activate(x: jax.Array, activation: Activation) -> jax.Array:

@@ -34,7 +34,7 @@ from prefixwise.backends.jax.kv_cache import KV_CACHE_SPEC, KVCacheArrays
 from prefixwise.backends.jax.lora import Adapters, LoraArrays, lora_specs
 from prefixwise.backends.jax.mesh import DATA, TENSOR, P
 from prefixwise.backends.jax.model import LastLayer, Transformer
-from prefixwise.backends.jax.weights import ModelWeights, weight_specs
+from prefixwise.backends.jax.weights import ModelWeights
 from prefixwise.forward.tiles import TileSizes
 
 COMPILER_OPTIONS: dict[str, dict[str, Any]] = {
@@ -104,6 +104,12 @@ class Programs:
     def is_compiling(self) -> bool:
         """A program is compiled for a forward that waits for it."""
         return bool(self._compiling)
+
+    @property
+    def weight_specs(self) -> ModelWeights:
+        """How the weights are split over the mesh."""
+        specs: ModelWeights = jax.tree.map(lambda shape: shape.sharding.spec, self.weights)
+        return specs
 
     def tile_sizes(self, spec: ProgramSpec) -> TileSizes:
         """The tile sizes of the program's attention. A dense mask always runs in XLA."""
@@ -198,7 +204,7 @@ class Programs:
         mask_spec = P(DATA) if spec.dense_columns else None
         x_spec = P(DATA) if spec.is_embedded else None
         lora_spec = lora_specs() if spec.has_lora else None
-        in_specs = (weight_specs(self.transformer.config), kv_cache_specs, P(DATA), mask_spec, x_spec, lora_spec)
+        in_specs = (self.weight_specs, kv_cache_specs, P(DATA), mask_spec, x_spec, lora_spec)
         num_shards = self.mesh.shape[DATA]
         packed = self._shape((num_shards, packed_size(lens)), jnp.int32, P(DATA))
         mask = None
@@ -221,7 +227,7 @@ class Programs:
         tokens = self._shape((num_shards, spec.num_tokens + spec.num_overrides), jnp.int32, P(DATA))
         shape = (num_shards, spec.num_overrides, transformer.config.model_size)
         rows = self._shape(shape, self.weights.embedding.dtype, P(DATA))
-        jitted = self._jit(embed, (weight_specs(transformer.config).embedding, P(DATA), P(DATA)), P(DATA))
+        jitted = self._jit(embed, (self.weight_specs.embedding, P(DATA), P(DATA)), P(DATA))
         return jitted.lower(self.weights.embedding, tokens, rows)
 
     def _lower_head_program(self, spec: HeadSpec) -> Lowered:
@@ -266,7 +272,7 @@ class Programs:
         ]
         num_numbers = (2 if is_pooled or has_lora else 1) * transformer.rows.score_rows
         tokens = self._shape((num_shards, num_numbers), jnp.int32, P(DATA))
-        in_specs = (weight_specs(transformer.config), LAST_SPECS, P(DATA), lora_specs() if has_lora else None)
+        in_specs = (self.weight_specs, LAST_SPECS, P(DATA), lora_specs() if has_lora else None)
         jitted = self._jit(score, in_specs, HIDDEN_SPEC)
         lora = self.lora if has_lora else None
         return jitted.lower(self.weights, LastLayer(*last), tokens, lora)  # type: ignore[arg-type]
@@ -280,7 +286,7 @@ class Programs:
             def function(head: jax.Array, hidden: jax.Array, *rest: jax.Array) -> jax.Array:
                 return undivided(head, hidden / divisor, *rest)
 
-        specs = (weight_specs(self.transformer.config).head, *(each.sharding.spec for each in arguments))
+        specs = (self.weight_specs.head, *(each.sharding.spec for each in arguments))
         whole = NamedSharding(self.mesh, P())
         jitted = self._jit(function, specs, HIDDEN_SPEC, out_shardings=None if whole.is_fully_addressable else whole)
         return jitted.lower(self.weights.head, *arguments)

@@ -32,7 +32,7 @@ FillShard = Callable[[int, NDArray[Any]], None]  # shard, its [rows of the piece
 
 
 @dataclass(frozen=True)
-class _Plan:
+class Plan:
     """An array to load, [rows, columns] or [layers, rows, columns], with rows or columns split over the shards."""
 
     shape: tuple[int, ...]
@@ -87,32 +87,30 @@ class WeightLoader:
 
     def split_rows(self, layers: Sequence[Sequence[StoredTensor]], index: Int64Array) -> jax.Array:
         """[layers, tp x n, columns]: the parts of each layer one above the other, their rows split."""
-        shape = (len(layers), index.size, layers[0][0].shape[1])
-        return self._make(_Plan(shape, 0, index.shape[1], partial(_read_rows, layers, index)))
+        return self._make(plan_rows(layers, index))
 
     def split_columns(self, layers: Sequence[StoredTensor], index: Int64Array) -> jax.Array:
         """[layers, rows, tp x n]: one tensor per layer, its columns split."""
-        shape = (len(layers), layers[0].shape[0], index.size)
-        return self._make(_Plan(shape, 1, shape[1], partial(_read_columns, layers, index)))
+        return self._make(plan_columns(layers, index))
 
     def table(self, tensor: StoredTensor, index: Int64Array) -> jax.Array:
         """[tp x n, columns]: one tensor, its rows split."""
         shape = (index.size, tensor.shape[1])
-        return self._make(_Plan(shape, 0, index.shape[1], partial(_read_rows, [[tensor]], index)))
+        return self._make(Plan(shape, 0, index.shape[1], partial(_read_rows, [[tensor]], index)))
 
     def _whole(self, tensor: StoredTensor) -> NDArray[Any]:
         return np.array(read_numbers(tensor, 0, tensor.shape[0]), self._dtype)
 
-    def _make(self, plan: _Plan) -> jax.Array:
+    def _make(self, plan: Plan) -> jax.Array:
         return self._fill_host_memory(plan) if self._is_host_memory else self._write_in_place(plan)
 
-    def _row_bytes(self, plan: _Plan) -> int:
+    def _row_bytes(self, plan: Plan) -> int:
         """Bytes of one row of one shard."""
         return self._dtype.itemsize * NamedSharding(self._mesh, plan.spec).shard_shape(plan.shape)[-1]
 
-    def _fill_host_memory(self, plan: _Plan) -> jax.Array:
+    def _fill_host_memory(self, plan: Plan) -> jax.Array:
         sharding = NamedSharding(self._mesh, plan.spec)
-        shards = _Shards.allocate(sharding, plan.shape, len(plan.shape) - 2 + plan.split_axis, self._dtype)
+        shards = Shards.allocate(sharding, plan.shape, len(plan.shape) - 2 + plan.split_axis, self._dtype)
         step, pieces = plan.pieces(self._row_bytes(plan))
         for layer, start in pieces:
             fill = plan.read(layer, start, start + step)
@@ -121,14 +119,14 @@ class WeightLoader:
                 fill(shard, rows[start : start + step])
         return shards.bits().put() if self._as_bits else shards.put()
 
-    def _write_in_place(self, plan: _Plan) -> jax.Array:
-        array = _allocate_zeros(plan.shape, self._dtype, NamedSharding(self._mesh, plan.spec))
+    def _write_in_place(self, plan: Plan) -> jax.Array:
+        array = allocate_zeros(plan.shape, self._dtype, NamedSharding(self._mesh, plan.spec))
         step, pieces = plan.pieces(self._row_bytes(plan))
         num_rows = step * self._mesh.shape[TENSOR] if plan.split_axis == 0 else step
         sharding = NamedSharding(self._mesh, plan.piece_spec)
         for layer, start in pieces:
             fill = plan.read(layer, start, start + step)
-            shards = _Shards.allocate(sharding, (num_rows, plan.shape[-1]), plan.split_axis, self._dtype)
+            shards = Shards.allocate(sharding, (num_rows, plan.shape[-1]), plan.split_axis, self._dtype)
             for shard, part in shards.parts.items():
                 fill(shard, part)
             piece = shards.put()
@@ -138,7 +136,7 @@ class WeightLoader:
 
 
 @dataclass(frozen=True)
-class _Shards:
+class Shards:
     """This process's part of an array, on the host: one array per shard, even where several devices replicate it."""
 
     sharding: NamedSharding
@@ -147,13 +145,13 @@ class _Shards:
     parts: Mapping[int, NDArray[Any]]
 
     @classmethod
-    def allocate(cls, sharding: NamedSharding, shape: tuple[int, ...], axis: int, dtype: np.dtype[Any]) -> _Shards:
+    def allocate(cls, sharding: NamedSharding, shape: tuple[int, ...], axis: int, dtype: np.dtype[Any]) -> Shards:
         part_shape = sharding.shard_shape(shape)
         indices = sharding.addressable_devices_indices_map(shape).values()
         numbers = {_start(index, axis) // part_shape[axis] for index in indices}
         return cls(sharding, shape, axis, {number: _aligned_empty(part_shape, dtype) for number in sorted(numbers)})
 
-    def bits(self) -> _Shards:
+    def bits(self) -> Shards:
         return replace(self, parts={number: part.view(np.uint16) for number, part in self.parts.items()})
 
     def put(self) -> jax.Array:
@@ -161,6 +159,18 @@ class _Shards:
         return jax.make_array_from_callback(
             self.shape, self.sharding, lambda index: self.parts[_start(index, self.axis) // part_len]
         )
+
+
+def plan_rows(layers: Sequence[Sequence[StoredTensor]], index: Int64Array) -> Plan:
+    """[layers, tp x n, columns]: the parts of each layer one above the other, their rows split."""
+    shape = (len(layers), index.size, layers[0][0].shape[1])
+    return Plan(shape, 0, index.shape[1], partial(_read_rows, layers, index))
+
+
+def plan_columns(layers: Sequence[StoredTensor], index: Int64Array) -> Plan:
+    """[layers, rows, tp x n]: one tensor per layer, its columns split."""
+    shape = (len(layers), layers[0].shape[0], index.size)
+    return Plan(shape, 1, shape[1], partial(_read_columns, layers, index))
 
 
 def _start(index: tuple[slice, ...] | None, axis: int) -> int:
@@ -185,7 +195,8 @@ def _read_columns(layers: Sequence[StoredTensor], index: Int64Array, layer: int,
     return lambda shard, target: fill_columns(target, rows, index[shard])
 
 
-def _allocate_zeros(shape: tuple[int, ...], dtype: np.dtype[Any], sharding: NamedSharding) -> jax.Array:
+def allocate_zeros(shape: tuple[int, ...], dtype: np.dtype[Any], sharding: NamedSharding) -> jax.Array:
+    """An array to be written piece by piece."""
     array: jax.Array = jax.jit(partial(jnp.zeros, shape, dtype), out_shardings=sharding)()
     return array
 

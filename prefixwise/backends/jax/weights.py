@@ -2,12 +2,12 @@
 
 Layers are stacked along a leading axis, so that one compiled layer runs over all of them. Along the `tensor` axis every
 shard holds an array of the same shape, padded with zeros; a shard's Q, K and V are one matrix, its gate and up another.
-`weight_loader` reads and places them.
+`weight_loader` reads and places them. In FP8 the matrices of the layers are codes with a scale per row (`fp8_loader`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -15,12 +15,23 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.typing import DTypeLike
 
+from prefixwise.backends.jax.fp8 import FP8
+from prefixwise.backends.jax.fp8_loader import Fp8Loader
 from prefixwise.backends.jax.mesh import TENSOR, P
 from prefixwise.backends.jax.placement import HeadPlacement, ShardIndex
 from prefixwise.backends.jax.weight_loader import WeightLoader
 from prefixwise.contract.ragged import Int64Array
 from prefixwise.models.checkpoint import Checkpoint, StoredTensor
 from prefixwise.models.config import ModelConfig
+
+
+class Fp8Scales(NamedTuple):
+    """Of the rows out of the layers' matrices in FP8, float32: a weight is its code times the scale of its row."""
+
+    qkv: jax.Array  # [Ly, tp (Kl Gl + 2 Kl) H]
+    o: jax.Array  # [Ly, D]
+    gate_up: jax.Array  # [Ly, tp 2 Fl]
+    down: jax.Array  # [Ly, D]
 
 
 class LayerWeights(NamedTuple):
@@ -41,6 +52,7 @@ class LayerWeights(NamedTuple):
     post_attention_norm: jax.Array | None = None  # [Ly, D]
     post_mlp_norm: jax.Array | None = None  # [Ly, D]
     router: jax.Array | None = None  # [Ly, E, D] float32; None: the layers have no experts
+    fp8_scales: Fp8Scales | None = None  # None: the matrices are no codes
 
 
 class ModelWeights(NamedTuple):
@@ -55,7 +67,7 @@ class ModelWeights(NamedTuple):
     head: jax.Array  # [Vp, D]
 
 
-def weight_specs(config: ModelConfig) -> ModelWeights:
+def weight_specs(config: ModelConfig, *, is_fp8: bool = False) -> ModelWeights:
     """The same tree with a PartitionSpec for every array: how the weights are split over the mesh."""
     whole: Any = P()
     rows: Any = P(None, TENSOR)
@@ -75,16 +87,20 @@ def weight_specs(config: ModelConfig) -> ModelWeights:
         post_attention_norm=whole if config.post_norms else None,
         post_mlp_norm=whole if config.post_norms else None,
         router=None if config.experts is None else whole,
+        fp8_scales=Fp8Scales(qkv=rows, o=whole, gate_up=rows, down=whole) if is_fp8 else None,
     )
     return ModelWeights(embedding=vocabulary, layers=layers, final_norm=whole, head=vocabulary)
 
 
-def weight_shapes(config: ModelConfig, dtype: DTypeLike, mesh: Mesh, placement: HeadPlacement) -> ModelWeights:
+def weight_shapes(
+    config: ModelConfig, dtype: DTypeLike, mesh: Mesh, placement: HeadPlacement, *, is_fp8: bool = False
+) -> ModelWeights:
     """Shapes, dtypes and shardings of what `load_weights` returns."""
     index = ShardIndex.of(config, placement)
     norm = jnp.float32 if config.float32_norms else dtype
     layers, model, head_size = config.num_layers, config.model_size, config.head_size
-    specs = weight_specs(config)
+    specs = weight_specs(config, is_fp8=is_fp8)
+    matrix, mlp = (FP8, FP8) if is_fp8 else (dtype, expert_dtype(config, dtype, mesh))
     num_experts = 1 if config.experts is None else config.experts.num_experts
 
     def shape(spec: Any, dtype: DTypeLike, *sizes: int) -> Any:
@@ -94,23 +110,34 @@ def weight_shapes(config: ModelConfig, dtype: DTypeLike, mesh: Mesh, placement: 
         spec = getattr(specs.layers, name)
         return None if spec is None else shape(spec, dtype, layers, *sizes)
 
+    def scales(name: str, size: int) -> Any:
+        return shape(getattr(specs.layers.fp8_scales, name), jnp.float32, layers, size)
+
     embedding = shape(specs.embedding, dtype, index.vocab.size, model)
     head = shape(specs.head, jnp.float32 if config.num_classes else dtype, index.head.size, model)
     return ModelWeights(
         embedding=embedding,
         layers=LayerWeights(
             attention_norm=layer("attention_norm", norm, model),
-            qkv=layer("qkv", dtype, index.qkv.size, model),
+            qkv=layer("qkv", matrix, index.qkv.size, model),
             qkv_bias=layer("qkv_bias", dtype, index.qkv.size),
             q_norm=layer("q_norm", norm, index.q.size if config.whole_qk_norm else head_size),
             k_norm=layer("k_norm", norm, index.kv.size if config.whole_qk_norm else head_size),
-            o=layer("o", dtype, model, index.q.size),
+            o=layer("o", matrix, model, index.q.size),
             mlp_norm=layer("mlp_norm", norm, model),
-            gate_up=layer("gate_up", expert_dtype(config, dtype, mesh), index.gate_up.size, model),
-            down=layer("down", expert_dtype(config, dtype, mesh), num_experts * model, index.mlp.size),
+            gate_up=layer("gate_up", mlp, index.gate_up.size, model),
+            down=layer("down", mlp, num_experts * model, index.mlp.size),
             post_attention_norm=layer("post_attention_norm", norm, model),
             post_mlp_norm=layer("post_mlp_norm", norm, model),
             router=layer("router", jnp.float32, num_experts, model),
+            fp8_scales=Fp8Scales(
+                qkv=scales("qkv", index.qkv.size),
+                o=scales("o", model),
+                gate_up=scales("gate_up", index.gate_up.size),
+                down=scales("down", model),
+            )
+            if is_fp8
+            else None,
         ),
         final_norm=shape(specs.final_norm, norm, model),
         head=embedding if config.tied_head else head,
@@ -123,10 +150,12 @@ def load_weights(
     mesh: Mesh,
     placement: HeadPlacement,
     *,
+    is_fp8: bool = False,
     is_host_memory: bool | None = None,
 ) -> ModelWeights:
     """Read all weights; the checkpoint does not stay in memory. Each process reads what its devices hold.
 
+    `is_fp8`: the matrices of the layers in FP8, the rest in `dtype`.
     `is_host_memory`: may the arrays live in memory of this process? None: yes on CPUs.
     """
     config, tensors = checkpoint.config, checkpoint.tensors
@@ -137,21 +166,23 @@ def load_weights(
     norms, heads = wide if config.float32_norms else loader, wide if config.num_classes else loader
     index = ShardIndex.of(config, placement)
     embedding = loader.table(tensors["embedding"], index.vocab)
+    fp8 = Fp8Loader(mesh) if is_fp8 else None
     return ModelWeights(
         embedding=embedding,
-        layers=_load_layers(_Loaders(loader, norms, wide, experts), config, tensors, index),
+        layers=_load_layers(_Loaders(loader, norms, wide, experts, fp8), config, tensors, index),
         final_norm=norms.vector(tensors["final_norm"]),
         head=embedding if config.tied_head else heads.table(tensors["head"], index.head),
     )
 
 
 class _Loaders(NamedTuple):
-    """Of matrices, of norms, of what is always float32, and of the MLP or its experts."""
+    """Of matrices, of norms, of what is always float32, of the MLP or its experts, and of matrices in FP8."""
 
     matrices: WeightLoader
     norms: WeightLoader
     wide: WeightLoader
     mlp: WeightLoader
+    fp8: Fp8Loader | None  # None: no matrix is in FP8
 
 
 def expert_dtype(config: ModelConfig, dtype: DTypeLike, mesh: Mesh) -> DTypeLike:
@@ -177,17 +208,32 @@ def _load_layers(
             return None
         return norms.split_vectors(together(name), rows) if config.whole_qk_norm else norms.vectors(each(name))
 
-    return LayerWeights(
+    scales: dict[str, jax.Array] = {}
+
+    def rows(matrix: str, loader: WeightLoader, names: Sequence[str], index: Int64Array) -> jax.Array:
+        if loaders.fp8 is None:
+            return loader.split_rows(together(*names), index)
+        codes, scales[matrix] = loaders.fp8.split_rows(together(*names), index)
+        return codes
+
+    def columns(matrix: str, loader: WeightLoader, index: Int64Array) -> jax.Array:
+        if loaders.fp8 is None:
+            return loader.split_columns(each(matrix), index)
+        codes, scales[matrix] = loaders.fp8.split_columns(each(matrix), index)
+        return codes
+
+    layers = LayerWeights(
         attention_norm=norms.vectors(each("attention_norm")) if config.pre_norms else None,
-        qkv=loader.split_rows(together("q", "k", "v"), index.qkv),
+        qkv=rows("qkv", loader, ("q", "k", "v"), index.qkv),
         qkv_bias=loader.split_vectors(together("q_bias", "k_bias", "v_bias"), index.qkv) if config.qkv_bias else None,
         q_norm=head_norm("q_norm", index.q),
         k_norm=head_norm("k_norm", index.kv),
-        o=loader.split_columns(each("o"), index.q),
+        o=columns("o", loader, index.q),
         mlp_norm=norms.vectors(each("mlp_norm")) if config.pre_norms else None,
-        gate_up=loaders.mlp.split_rows(together("gate", "up"), index.gate_up),
-        down=loaders.mlp.split_columns(each("down"), index.mlp),
+        gate_up=rows("gate_up", loaders.mlp, ("gate", "up"), index.gate_up),
+        down=columns("down", loaders.mlp, index.mlp),
         post_attention_norm=norms.vectors(each("post_attention_norm")) if config.post_norms else None,
         post_mlp_norm=norms.vectors(each("post_mlp_norm")) if config.post_norms else None,
         router=None if config.experts is None else loaders.wide.vectors(each("router")),
     )
+    return layers._replace(fp8_scales=Fp8Scales(**scales)) if scales else layers

@@ -17,39 +17,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from prefixwise.contract.errors import BackendError
+from prefixwise.forward.fp8 import FP8_MAX, SMALLEST_MAX, check_fp8_device, check_fp8_model
 from prefixwise.models.config import ModelConfig
 
 FP8 = torch.float8_e4m3fn
-FP8_MAX = 448.0  # the largest number of e4m3
-SMALLEST_MAX = 1e-12  # a row of smaller numbers has a scale as if this were its largest: zeros have one, too
 KV_SCALE_BYTES = 1  # of a key or a value of one KV head: an exponent
 _ABOVE_448 = 0x1FFFFF  # carries the mantissa of a float32 that is above 448's into its exponent
-_MIN_CAPABILITY = (8, 9)  # Ada
-_MULTIPLE = 16  # of the columns in and the rows out of an FP8 GEMM
 
 
 def check_fp8(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
     """Raises BackendError where this model has no FP8 on this device."""
-    if device.type != "cuda":
-        raise BackendError(
-            f"quantization fp8 needs a CUDA device, got {device.type}; what FP8 weights do to a model's scores can be "
-            "seen on a CPU with `prefixwise validate quantization`"
-        )
-    capability = torch.cuda.get_device_capability(device)
-    if capability < _MIN_CAPABILITY:
-        found, least = (".".join(map(str, each)) for each in (capability, _MIN_CAPABILITY))
-        raise BackendError(f"quantization fp8 needs compute capability {least} (Ada, Hopper) or newer, got {found}")
-    if dtype != torch.bfloat16:
-        raise BackendError(f"quantization fp8 needs dtype bfloat16 for the rest of the model, got {dtype}")
-    if config.experts is not None:
-        raise BackendError("quantization fp8 does not serve models with experts")
-    sizes = {"hidden_size": config.model_size, "intermediate_size": config.mlp_size}
-    sizes["heads x head_dim"] = config.num_heads * config.head_size
-    sizes["KV heads x head_dim"] = config.num_kv_heads * config.head_size
-    for name, size in sizes.items():
-        if size % _MULTIPLE:
-            raise BackendError(f"quantization fp8 needs a {name} that is a multiple of {_MULTIPLE}, got {size}")
+    check_fp8_device(device.type, torch.cuda.get_device_capability(device) if device.type == "cuda" else None)
+    check_fp8_model(config, str(dtype).removeprefix("torch."))
 
 
 def quantise_rows(rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from prefixwise.backends.jax.devices import DeviceChoice, kv_cache_tokens, resolve_dtype, set_compilation_cache
 from prefixwise.contract.errors import BackendError
+from prefixwise.forward.fp8 import check_fp8_device
 from prefixwise.forward.tiles import KEY_TILE
 from prefixwise.models.config import ModelConfig
 from prefixwise.models.sources import open_checkpoint
@@ -100,6 +102,22 @@ class TestChoice:
     )
     def test_kernels_are_for_gpus_that_run_them(self, chip: Chip, platform: str) -> None:
         assert choice_of(chip).kernel_platform == platform
+
+    @pytest.mark.parametrize(
+        ("chip", "refused"),
+        [
+            (Chip("gpu", "NVIDIA H200"), None),
+            (Chip("gpu", "NVIDIA L4", compute_capability="8.9"), None),
+            (Chip("gpu", "NVIDIA B200", compute_capability="10.0"), None),
+            (Chip("gpu", "NVIDIA A100", compute_capability="8.0"), "needs compute capability 8.9 .* got 8.0"),
+            (Chip("gpu", "AMD MI300X", compute_capability="gfx942"), "needs a CUDA device, got gpu"),
+            (Chip("tpu", "TPU v5 lite"), "needs a CUDA device, got tpu"),
+        ],
+    )
+    def test_fp8_is_for_gpus_that_have_it(self, chip: Chip, refused: str | None) -> None:
+        choice = choice_of(chip)
+        with nullcontext() if refused is None else pytest.raises(BackendError, match=refused):
+            check_fp8_device(choice.platform, choice.capability)
 
 
 class TestDtype:

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from prefixwise.backends.torch.cuda.elementwise_kernels import activate, apply_norm, jit, launch
-from prefixwise.backends.torch.fp8 import FP8_MAX, SMALLEST_MAX
+from prefixwise.forward.fp8 import FP8_MAX, SMALLEST_MAX
 from prefixwise.models.config import Activation
 
 _FP8_MAX: tl.constexpr = tl.constexpr(FP8_MAX)

@@ -1,0 +1,43 @@
+"""FP8 (e4m3) as all backends have it: its numbers, and the models that it serves."""
+
+from __future__ import annotations
+
+from prefixwise.contract.errors import BackendError
+from prefixwise.models.config import ModelConfig
+
+FP8_MAX = 448.0  # the largest number of e4m3
+SMALLEST_MAX = 1e-12  # a row of smaller numbers has a scale as if this were its largest: zeros have one, too
+MIN_CAPABILITY = (8, 9)  # Ada: the first NVIDIA GPU with FP8 GEMMs
+MULTIPLE = 16  # of the columns in and the rows out of an FP8 GEMM
+
+
+def check_fp8_device(platform: str, capability: tuple[int, int] | None) -> None:
+    """Raises BackendError for a device without FP8 GEMMs. `capability`: of an NVIDIA GPU, else None."""
+    if capability is None:
+        raise BackendError(
+            f"quantization fp8 needs a CUDA device, got {platform}; what FP8 weights do to a model's scores can be "
+            "seen on a CPU with `prefixwise validate quantization`"
+        )
+    if capability < MIN_CAPABILITY:
+        found, least = (".".join(map(str, each)) for each in (capability, MIN_CAPABILITY))
+        raise BackendError(f"quantization fp8 needs compute capability {least} (Ada, Hopper) or newer, got {found}")
+
+
+def check_fp8_model(config: ModelConfig, dtype: str, tp_size: int = 1) -> None:
+    """Raises BackendError for a model that has no FP8. `tp_size`: devices that share its matrices."""
+    if dtype != "bfloat16":
+        raise BackendError(f"quantization fp8 needs dtype bfloat16 for the rest of the model, got {dtype}")
+    if config.experts is not None:
+        raise BackendError("quantization fp8 does not serve models with experts")
+    sizes = {"hidden_size": config.model_size, "intermediate_size": config.mlp_size}
+    sizes["heads x head_dim"] = config.num_heads * config.head_size
+    sizes["KV heads x head_dim"] = config.num_kv_heads * config.head_size
+    for name, size in sizes.items():
+        if size % MULTIPLE:
+            raise BackendError(f"quantization fp8 needs a {name} that is a multiple of {MULTIPLE}, got {size}")
+    if tp_size > 1 and (config.mlp_size % (MULTIPLE * tp_size) or config.head_size % MULTIPLE):
+        raise BackendError(
+            f"quantization fp8 with tp_size={tp_size} needs an intermediate_size that is a multiple of "
+            f"{MULTIPLE * tp_size} and a head_dim that is one of {MULTIPLE}, got {config.mlp_size} and "
+            f"{config.head_size}"
+        )
