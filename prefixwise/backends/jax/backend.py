@@ -252,7 +252,8 @@ def _exact_assembly(
     is_half = assembly.dtype != jnp.float32
     if (is_half or options.batch_invariant) and not options.max_loras:  # theirs are other GEMMs
         info, device = assembly.info, assembly.mesh.local_devices[0]
-        buckets = invariant_buckets(assembly.programs.weights.layers, info.token_buckets, device)
+        layers = assembly.programs.weights.layers
+        buckets = invariant_buckets(layers, assembly.dtype, info.token_buckets, device)
         if buckets is not None:
             return replace(assembly, info=replace(info, token_buckets=buckets, batch_invariant=True))
     return make(options) if options.batch_invariant else assembly

@@ -27,6 +27,7 @@ from prefixwise.backends.jax.row_tiles import (
 )
 from prefixwise.backends.jax.weights import LayerWeights, weight_shapes
 from prefixwise.forward.buckets import token_buckets
+from prefixwise.models.lora import Matrix
 
 
 class TestTokenBuckets:
@@ -101,7 +102,7 @@ def test_buckets_up_to_one_with_other_bits_are_not_used(
 ) -> None:
     """Of one matrix of four, in the last row alone."""
 
-    def gemm(layers: object, name: str, buckets: object, device: object) -> Callable[[int], jax.Array]:
+    def gemm(layers: object, dtype: object, name: str, buckets: object, device: object) -> Callable[[int], jax.Array]:
         def run(size: int) -> jax.Array:
             rows = jnp.arange(float(size))
             return rows.at[-1].add(0.5) if name == "down" and size in others else rows
@@ -112,18 +113,19 @@ def test_buckets_up_to_one_with_other_bits_are_not_used(
     buckets = (256, 320, 512, 1024, 2048, 4096, 8192)
     layers = LayerWeights(*[None] * len(LayerWeights._fields))  # type: ignore[arg-type]
     expected = None if least is None else buckets[buckets.index(least) :]
-    assert invariant_rows.invariant_buckets(layers, buckets, jax.devices()[0]) == expected
+    assert invariant_rows.invariant_buckets(layers, jnp.bfloat16, buckets, jax.devices()[0]) == expected
 
 
-@pytest.mark.parametrize("has_bias", [False, True])
-def test_gemms_of_buckets_are_those_of_the_model(has_bias: bool) -> None:
+@pytest.mark.parametrize(("has_bias", "is_fp8"), [(False, False), (True, False), (True, True)])
+def test_gemms_of_buckets_are_those_of_the_model(has_bias: bool, is_fp8: bool) -> None:
     """Rows of the same numbers, multiplied as `linear` does."""
     config = replace(QWEN3_06B, num_layers=1, model_size=32, mlp_size=48, num_heads=2, num_kv_heads=1, head_size=16)
     config = replace(config, vocab_size=64, qkv_bias=has_bias, qk_norm=False)
     mesh, device = make_mesh(jax.devices()[:1], 1, 1), jax.devices()[0]
-    layers = weight_shapes(config, jnp.bfloat16, mesh, HeadPlacement.plan(2, 1, 1)).layers
-    for name, columns in (("qkv", 64), ("o", 32), ("gate_up", 96), ("down", 32)):
-        gemm = invariant_rows._gemm(layers, name, (8, 16), device)
+    layers = weight_shapes(config, jnp.bfloat16, mesh, HeadPlacement.plan(2, 1, 1), is_fp8=is_fp8).layers
+    sizes: list[tuple[Matrix, int]] = [("qkv", 64), ("o", 32), ("gate_up", 96), ("down", 32)]
+    for name, columns in sizes:
+        gemm = invariant_rows._gemm(layers, jnp.bfloat16, name, (8, 16), device)
         assert (gemm(8).shape, gemm(16).shape, gemm(8).dtype) == ((8, columns), (16, columns), jnp.bfloat16)
         assert np.allclose(gemm(8).astype(np.float32), gemm(16)[:8].astype(np.float32), rtol=0.02, atol=0.1)
         assert not bool((gemm(8)[0] == gemm(8)[1]).all())
