@@ -42,7 +42,7 @@ from tests.backends.torch.cuda.test_paged import (
     with_few_kv_heads,
 )
 
-pytestmark = test_paged.pytestmark
+pytestmark = [*test_paged.pytestmark, pytest.mark.filterwarnings("ignore:All-NaN slice")]  # padding, as there
 
 # They read cached blocks: whole key tiles and a short one.
 READERS = [CASE_NAMED[name] for name in ("several prefixes", "new KV blocks after cached ones")]
@@ -156,7 +156,7 @@ class TestRunner:
             return backend.forward(extend_batch(ITEMS, READS, prefill(backend, PREFIXES))).label_logits
 
         found, exact = logits(make_backend(config, is_fp8_cache=True)), logits(make_backend(config))
-        assert 0 < np.abs(found - exact).max() <= 0.05 * np.abs(exact).max()
+        assert 0 < np.abs(found - exact).max() <= 0.1 * np.abs(exact).max()
 
     def test_cold_and_cached_read_the_same_codes(self) -> None:
         backend = make_backend(SMALL, is_fp8_cache=True)
