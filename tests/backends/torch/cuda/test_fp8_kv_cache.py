@@ -207,7 +207,7 @@ def test_the_number_of_items_and_a_cached_prefix_move_no_bit(quantization: str |
         assert scores(WIDE_ITEMS[::-1]) == fullest[::-1]
         packed = np.array(scores(WIDE_ITEMS[:40], "packed"))
         difference = np.abs(packed - np.array(fullest[:40])).max()
-        assert 0 < difference <= 0.1 * np.abs(packed).max(), "packed sequences read the batch, which is not rounded"
+        assert 0 < difference <= 0.2 * np.abs(packed).max(), "packed sequences read the batch, which is not rounded"
     finally:
         engine.close()
 
