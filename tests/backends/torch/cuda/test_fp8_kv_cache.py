@@ -192,7 +192,7 @@ WIDE_ITEMS, WIDE_QUERY = RANDOM.integers(0, 20_000, (600, 20)), RANDOM.integers(
 def test_the_number_of_items_and_a_cached_prefix_move_no_bit(quantization: str | None) -> None:
     backend = TorchBackend(random_checkpoint(WIDE), device="cuda", quantization=quantization, kv_cache_dtype="fp8")
     assert backend.info.batch_invariant
-    assert backend.info.kv_cache_dtype == "fp8"
+    assert (backend.info.kv_cache_dtype, backend.info.quantization) == ("fp8", quantization)
     engine = ScoringEngine(EngineConfig("random"), Scheduler(backend), None)
 
     def scores(items: Any, algorithm: str = "prefill_extend") -> list[list[float] | None]:
