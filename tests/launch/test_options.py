@@ -239,6 +239,7 @@ class TestLoading:
         assert json.loads(json.dumps(config)) == config
         assert defaults().keys() <= config.keys()
         assert "auto" not in {config[name] for name in ("backend", "device", "dtype")}
+        assert config["kv_cache_dtype"] == config["compute_dtype"]
         settled = ("model", "backend", "device_kind", "model_name", "token_budget", "max_queued_tokens")
         assert {name: config[name] for name in settled} == {
             "model": str(checkpoint_of("llama")),

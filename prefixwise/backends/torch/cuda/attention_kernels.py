@@ -64,7 +64,8 @@ def _load_tile(
     tile = stored.load([row, column])
     if scales is not None:
         exponents = tl.load(scales + row + tl.arange(0, num_keys)).to(tl.int32)
-        tile = tile.to(dtype) * (exponents << 23).to(tl.float32, bitcast=True).to(dtype)[:, None]
+        # By way of float32: FP8 becomes float16 first, and only one number at a time can go from there to bfloat16.
+        tile = (tile.to(tl.float32) * (exponents << 23).to(tl.float32, bitcast=True)[:, None]).to(dtype)
     return tile
 
 
