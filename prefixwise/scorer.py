@@ -36,7 +36,8 @@ class Scorer(ScoringMethods):
         dtype: `auto`, `float32`, `bfloat16` or `float16`.
         tp_size: Tensor parallelism: devices that share every layer.
         dp_size: Data parallelism: copies of the model.
-        batch_invariant: The same bits at every batch size; None: where that costs nothing (CPUs, PyTorch on GPUs).
+        batch_invariant: The same bits at every batch size; None: where that costs nothing (CPUs, GPUs in half
+            precision).
         quantization: "fp8": linear layers in FP8, quantised while they are loaded (NVIDIA GPUs).
         kv_cache_dtype: `auto`, or `fp8` (`fp8_e4m3`): the KV cache in FP8, which holds twice as many prefixes (PyTorch
             on GPUs).

@@ -41,7 +41,8 @@ ENGINE_FLAGS = {
     "dp_size": Flag(int, "Data parallelism: copies of the model, each on its own devices (JAX).", least=1),
     "batch_invariant": Flag(
         bool | None,
-        "Make an item's bits independent of its batch size; default: where that costs nothing (CPUs, PyTorch on GPUs).",
+        "Make an item's bits independent of its batch size; "
+        "default: where that costs nothing (CPUs, GPUs in half precision).",
         "",
         name="--batch-invariant/--no-batch-invariant",
     ),
