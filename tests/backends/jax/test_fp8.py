@@ -328,8 +328,8 @@ WIDTHS = {
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_codes_on_a_gpu_are_those_of_a_cpu(dtype: str) -> None:
-    """A GPU's division may be off by a last bit, which moves a code by one: seldom, less so in bfloat16, where products of
-    few digits often lie in the middle between two codes."""
+    """A GPU's division may be off by a last bit, which moves a code by one: seldom, less so in bfloat16, where products
+    of few digits often lie in the middle between two codes."""
     rows = jnp.asarray(np.tile(draw_rows(), (50, 1)) * RANDOM.standard_normal((2000, 96)), dtype)
     (found, scales), (codes, expected) = (
         jax.jit(quantise_rows)(jax.device_put(rows, jax.devices(kind)[0])) for kind in ("gpu", "cpu")
