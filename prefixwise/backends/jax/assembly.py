@@ -82,10 +82,11 @@ class Assembly:
         """The program for a batch whose largest data shard has so many tokens."""
         is_dense = batch.layout is Layout.PACKED and batch.mask == "dense"
         longest_sequence = int(np.diff(batch.sequence_starts).max()) if is_dense else 0
+        reads_cache = _reads_kv_cache(batch)
         return ProgramSpec(
             num_tokens=Buckets.of(self.info).fit(num_tokens),
-            reads="kv_cache" if _reads_kv_cache(batch) else "batch",
-            writes_cache=bool(batch.cache_segments),
+            reads="kv_cache" if reads_cache else "batch",
+            writes_cache=bool(batch.cache_segments) or (reads_cache and self.programs.transformer.fuses_heads),
             dense_columns=dense_columns(longest_sequence) if is_dense else 0,
             is_embedded=batch.embed_overrides is not None,
             has_lora=batch.lora_slots is not None,

@@ -23,7 +23,7 @@ from prefixwise.backends.jax.inputs import ForwardInputs, ProgramSpec, override_
 from prefixwise.backends.jax.kv_cache import KVCache
 from prefixwise.backends.jax.lora import LoraArrays, LoraStore
 from prefixwise.backends.jax.mesh import DATA, P, put_replicated, put_sharded
-from prefixwise.backends.jax.model import LastLayer
+from prefixwise.backends.jax.model import LastLayer, Transformer
 from prefixwise.backends.jax.programs import HeadSpec, Programs
 from prefixwise.backends.jax.row_tiles import dense_columns_up_to
 from prefixwise.backends.jax.weights import ModelWeights
@@ -32,7 +32,6 @@ from prefixwise.forward.backend import Program
 from prefixwise.forward.batch import ForwardBatch
 from prefixwise.forward.kv_pages import NOT_CACHED
 from prefixwise.forward.tiles import Tiles
-from prefixwise.models.config import ModelConfig
 
 Floats = NDArray[np.float32]
 TileOutputs = Sequence[Sequence[jax.Array]]  # [dp S, ..] each, by tile of scored rows, then by tile of labels
@@ -153,11 +152,12 @@ def list_programs(runner: Runner, buckets: Sequence[int], max_dense_len: int) ->
     warmup, programs = _Warmup(runner), []
     config, kinds = runner.programs.transformer.config, (False,) if runner.lora is None else (False, True)
     for num_tokens, has_lora in product(buckets, kinds):
-        specs = [replace(spec, has_lora=has_lora) for spec in _specs(config, num_tokens, max_dense_len)]
+        chosen = _specs(runner.programs.transformer, num_tokens, max_dense_len)
+        specs = [replace(spec, has_lora=has_lora) for spec in chosen]
         programs += [_program(runner, spec, partial(warmup.trunk, spec)) for spec in specs]
         score = HeadSpec("score", num_tokens, has_lora=has_lora and config.pooling != "mean")
         programs.append(_program(runner, score, partial(warmup.score, specs[-1])))
-    smallest = _specs(runner.programs.transformer.config, buckets[0], 0)[-1]
+    smallest = _specs(runner.programs.transformer, buckets[0], 0)[-1]
     return [
         *programs,
         _program(runner, HeadSpec("labels"), partial(warmup.labels, smallest)),
@@ -169,16 +169,17 @@ def _program(runner: Runner, spec: ProgramSpec | HeadSpec, prepare: Callable[[],
     return Program(spec.title, partial(runner.programs.lower, spec), prepare)
 
 
-def _specs(config: ModelConfig, num_tokens: int, max_dense_len: int) -> list[ProgramSpec]:
+def _specs(transformer: Transformer, num_tokens: int, max_dense_len: int) -> list[ProgramSpec]:
     """Prefill, with or without scored tokens; sequences with each width of a dense mask and without one; and extend.
-    Without shared prefixes there are only sequences."""
+    Without shared prefixes there are only sequences. Where one kernel does RoPE and writes to the KV cache, prefill
+    serves as extend, too: nothing to cache costs it nothing, and half of these programs need not be compiled."""
     sequences = ProgramSpec(num_tokens, reads="batch", writes_cache=False)
-    if not config.is_causal:
+    if not transformer.config.is_causal:
         return [sequences]
     masked = [sequences.with_mask(columns) for columns in dense_columns_up_to(min(num_tokens, max_dense_len))]
     prefill = ProgramSpec(num_tokens, reads="kv_cache", writes_cache=True)
     extend = ProgramSpec(num_tokens, reads="kv_cache", writes_cache=False)
-    return [prefill, *masked, sequences, extend]
+    return [*masked, sequences, prefill] if transformer.fuses_heads else [prefill, *masked, sequences, extend]
 
 
 class _Warmup:

@@ -19,7 +19,7 @@ from prefixwise.backends.jax.attention.xla import SIZES as XLA_SIZES
 from prefixwise.backends.jax.backend import JaxBackend
 from prefixwise.backends.jax.inputs import ProgramSpec
 from prefixwise.backends.jax.kv_cache import JaxKVBlock, KVCacheArrays, KVCacheShape
-from prefixwise.backends.jax.runner import Runner
+from prefixwise.backends.jax.runner import Runner, list_programs
 from prefixwise.contract.errors import BackendError
 from prefixwise.contract.ragged import Int32Array
 from prefixwise.forward.backend import BackendOptions
@@ -228,6 +228,21 @@ class TestSequences:
         rows = ProgramSpec(512, reads="batch", writes_cache=False)
         on_gpu = replace(programs, transformer=transformer)
         assert on_gpu.tile_sizes(rows.with_mask(512)) == XLA_SIZES != on_gpu.tile_sizes(rows)
+
+    def test_one_program_prefills_and_extends_where_a_kernel_writes_the_cache(
+        self, four_pages: JaxBackend
+    ) -> None:
+        """As on a GPU; not on a CPU, where a write is a pass of its own."""
+        assembly, runner = four_pages._assembly, four_pages._runner
+        transformer = replace(assembly.programs.transformer, fuses_heads=True)
+        fused = replace(assembly, programs=replace(assembly.programs, transformer=transformer))
+        new, (block,) = prefill_batch([PREFIX[:100]]), runner.kv_cache.take([100])
+        extend = extend_batch([Suffix(PREFIX[:5], 100)], [(block,)])
+        block.release()
+        assert fused.spec(new, 100) == fused.spec(extend, 100) == assembly.spec(new, 100) != assembly.spec(extend, 100)
+        kinds = [program.title for program in list_programs(runner, (512,), 0)]
+        merged = [program.title for program in list_programs(replace(runner, programs=fused.programs), (512,), 0)]
+        assert set(kinds) - set(merged) == {"extend, 512 tokens"} and set(merged) < set(kinds)
 
     def test_items_may_read_blocks_that_their_own_forward_caches(self, backend: JaxBackend) -> None:
         (cached,) = prefill(backend, PREFIX)
