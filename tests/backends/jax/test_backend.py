@@ -229,9 +229,7 @@ class TestSequences:
         on_gpu = replace(programs, transformer=transformer)
         assert on_gpu.tile_sizes(rows.with_mask(512)) == XLA_SIZES != on_gpu.tile_sizes(rows)
 
-    def test_one_program_prefills_and_extends_where_a_kernel_writes_the_cache(
-        self, four_pages: JaxBackend
-    ) -> None:
+    def test_one_program_prefills_and_extends_where_a_kernel_writes_the_cache(self, four_pages: JaxBackend) -> None:
         """As on a GPU; not on a CPU, where a write is a pass of its own."""
         assembly, runner = four_pages._assembly, four_pages._runner
         transformer = replace(assembly.programs.transformer, fuses_heads=True)
