@@ -30,7 +30,7 @@ from prefixwise.backends.torch.devices import (
 from prefixwise.backends.torch.few_tiles import few_tiles
 from prefixwise.backends.torch.fp8 import check_fp8
 from prefixwise.backends.torch.heads import Heads
-from prefixwise.backends.torch.invariant_rows import invariant_unit, keeps_bits
+from prefixwise.backends.torch.invariant_rows import choose_rows, keeps_bits
 from prefixwise.backends.torch.kernel_choice import check_fp8_kv_cache, choose_elementwise_ops, choose_paged_runner
 from prefixwise.backends.torch.kv_blocks import gather_blocks, split_blocks, tokens_to_cache
 from prefixwise.backends.torch.linear import pack_weights
@@ -67,7 +67,6 @@ log = logging.getLogger("prefixwise")
 CPU_TILE_ROWS = 128
 _OUT_OF_MEMORY = ("can't allocate memory", "not enough memory")  # of the host; the second is mimalloc, on ARM
 CUDA_TOKEN_MULTIPLE = 256  # from this many rows on cuBLAS adds in one order for any number of rows
-CUDA_INVARIANT_ROWS = 2048  # rows of a tile with `batch_invariant`, where no other counts give the same bits
 CUDA_STEP_TOKENS = 16_384
 CPU_MIN_STEP_TOKENS, CPU_STEP_TOKENS_PER_THREAD = 2048, 256
 CPU_MAX_WHOLE_ITEM, CUDA_MAX_WHOLE_ITEM = 256, 1024  # tokens
@@ -117,16 +116,11 @@ class TorchBackend(Backend):
         wide: Sequence[Mapping[Matrix, Tensor]] = ()
         if can_widen(weights, max_loras, max_lora_rank):
             weights, wide = widened(weights, self.config, max_loras, max_lora_rank)
-        row_unit = None
-        is_invariant = self._dtype != torch.float32 if batch_invariant is None else batch_invariant
-        if not self._is_cpu and is_invariant:
-            row_unit = invariant_unit(weights.layers[0], self._dtype)
+        rows: tuple[int | None, int | None] = (CPU_TILE_ROWS, None)
+        tile_rows, row_unit = rows if self._is_cpu else choose_rows(weights.layers[0], self._dtype, batch_invariant)
         if wide and not keeps_bits(weights.layers[0], wide[0], row_unit):
             log.info("LoRA adapters have kernels of their own here: GEMMs with their columns give other bits")
             wide = ()
-        tile_rows = CUDA_INVARIANT_ROWS if batch_invariant and row_unit is None else None
-        if self._is_cpu:
-            tile_rows = CPU_TILE_ROWS
         self._ops = choose_elementwise_ops(self.config, self._dtype, self._device)
         self._transformer = Transformer(
             self.config, weights, tile_rows, self._workers, self._ops, self._dtype, row_unit
@@ -143,7 +137,11 @@ class TorchBackend(Backend):
         )
         if self._is_cpu:
             self.info = replace(self.info, token_multiple=self._transformer.smallest_tile or CPU_TILE_ROWS)
-        self._paged = choose_paged_runner(
+        self._paged = self._choose_paged(is_coarse=is_coarse, is_fp8_cache=is_fp8_cache)
+
+    def _choose_paged(self, *, is_coarse: bool, is_fp8_cache: bool) -> PagedRunner | None:
+        """The paged runner, with its facts in `info`; None: there is none."""
+        paged = choose_paged_runner(
             self._transformer,
             self._ops,
             self.info,
@@ -151,14 +149,15 @@ class TorchBackend(Backend):
             loras=self._loras,
             is_fp8_cache=is_fp8_cache,
         )
-        if self._paged is not None:
+        if paged is not None:
             self.info = replace(
                 self.info,
-                token_buckets=self._paged.buckets,
-                max_kv_blocks_read=self._paged.max_kv_blocks_read,
-                wave_tokens=self._paged.wave_tokens,
+                token_buckets=paged.buckets,
+                max_kv_blocks_read=paged.max_kv_blocks_read,
+                wave_tokens=paged.wave_tokens,
                 attention="paged",
             )
+        return paged
 
     def start(self, batch: ForwardBatch) -> RunningForward:
         """Run a forward on a CPU; on a GPU queue it, with the copies of its results to the host."""

@@ -19,7 +19,16 @@ from prefixwise.models.lora import Matrix as LoraMatrix
 
 MAX_GEMM_ROWS = 16_384  # more rows are cut into GEMMs of so many
 UNITS = (256, 512, 1024, 2048)
+TILE_ROWS = 2048  # where GEMMs of no other counts give the same bits
 _MATRICES = ("qkv", "o", "gate_up", "down")
+
+
+def choose_rows(layer: LayerWeights, dtype: torch.dtype, batch_invariant: bool | None) -> tuple[int | None, int | None]:
+    """Rows of a tile, None: one holds all; and what the rows of a GEMM are a multiple of, None: they may be any number.
+    Without a choice (None), half precision is invariant where that needs no tiles."""
+    is_invariant = dtype != torch.float32 if batch_invariant is None else batch_invariant
+    unit = invariant_unit(layer, dtype) if is_invariant else None
+    return TILE_ROWS if batch_invariant and unit is None else None, unit
 
 
 def invariant_unit(layer: LayerWeights, dtype: torch.dtype) -> int | None:

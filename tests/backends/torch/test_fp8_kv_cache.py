@@ -10,9 +10,10 @@ import torch
 from benchmarks.random_checkpoint import QWEN3_06B
 from prefixwise.backends.torch.cuda.kv_cache import KVCache
 from prefixwise.backends.torch.devices import count_kv_blocks, kv_block_bytes
-from prefixwise.backends.torch.fp8 import FP8_MAX, dequantise_heads, quantise_heads
+from prefixwise.backends.torch.fp8 import dequantise_heads, quantise_heads
 from prefixwise.backends.torch.kernel_choice import check_fp8_kv_cache
 from prefixwise.contract.errors import BackendError
+from prefixwise.forward.fp8 import FP8_MAX
 from prefixwise.forward.tiles import KEY_TILE
 from prefixwise.models.config import ModelConfig
 
