@@ -244,13 +244,12 @@ class JaxBackend(Backend):
 def _exact_assembly(
     make: Callable[[BackendOptions], Assembly], options: BackendOptions, choice: DeviceChoice
 ) -> Assembly:
-    """With `batch_invariant` on a GPU: buckets whose GEMMs agree, where there are such; else tiles of fixed rows, if
-    the options ask for them. By default in half precision, as it costs nothing."""
+    """With `batch_invariant` on a GPU in half precision, where it is the default: buckets whose GEMMs agree, if there
+    are such. Else tiles of fixed rows, if the options ask for it."""
+    assembly = make(replace(options, batch_invariant=False)) if choice.platform == "gpu" else make(options)
     if choice.platform != "gpu" or options.batch_invariant is False:
-        return make(options)
-    assembly = make(replace(options, batch_invariant=False))
-    is_half = assembly.dtype != jnp.float32
-    if (is_half or options.batch_invariant) and not options.max_loras:  # theirs are other GEMMs
+        return assembly
+    if assembly.dtype != jnp.float32 and not options.max_loras:  # theirs are other GEMMs
         info, device = assembly.info, assembly.mesh.local_devices[0]
         layers = assembly.programs.weights.layers
         buckets = invariant_buckets(layers, assembly.dtype, info.token_buckets, device)

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 
 from benchmarks.random_checkpoint import QWEN3_06B
 from prefixwise.backends.jax import invariant_rows
+from prefixwise.backends.jax.backend import _exact_assembly
 from prefixwise.backends.jax.mesh import make_mesh
 from prefixwise.backends.jax.placement import HeadPlacement
 from prefixwise.backends.jax.row_tiles import (
@@ -26,6 +29,7 @@ from prefixwise.backends.jax.row_tiles import (
     dense_columns_up_to,
 )
 from prefixwise.backends.jax.weights import LayerWeights, weight_shapes
+from prefixwise.forward.backend import BackendOptions
 from prefixwise.forward.buckets import token_buckets
 from prefixwise.models.lora import Matrix
 
@@ -114,6 +118,53 @@ def test_buckets_up_to_one_with_other_bits_are_not_used(
     layers = LayerWeights(*[None] * len(LayerWeights._fields))  # type: ignore[arg-type]
     expected = None if least is None else buckets[buckets.index(least) :]
     assert invariant_rows.invariant_buckets(layers, jnp.bfloat16, buckets, jax.devices()[0]) == expected
+
+
+@dataclass(frozen=True)
+class FakeInfo:
+    """Of `BackendInfo`."""
+
+    batch_invariant: bool
+    token_buckets: tuple[int, ...] = (256, 512)
+
+
+@dataclass(frozen=True)
+class FakeAssembly:
+    """Of `Assembly`."""
+
+    dtype: Any
+    info: FakeInfo
+    programs: Any
+    mesh: Any
+
+
+@pytest.mark.parametrize(
+    ("options", "dtype", "agree", "expected"),
+    [
+        ({}, jnp.bfloat16, (512,), FakeInfo(True, (512,))),
+        ({"batch_invariant": True}, jnp.float16, (256, 512), FakeInfo(True, (256, 512))),
+        ({}, jnp.bfloat16, None, FakeInfo(False)),
+        ({"batch_invariant": True}, jnp.bfloat16, None, FakeInfo(True, (4096,))),  # tiles
+        ({"batch_invariant": False}, jnp.bfloat16, (512,), FakeInfo(False)),
+        ({}, jnp.float32, (512,), FakeInfo(False)),
+        ({"batch_invariant": True}, jnp.float32, (512,), FakeInfo(True, (4096,))),
+        ({"max_loras": 2}, jnp.bfloat16, (512,), FakeInfo(False)),
+        ({"batch_invariant": True, "max_loras": 2}, jnp.bfloat16, (512,), FakeInfo(True, (4096,))),
+    ],
+)
+def test_what_batch_invariant_means_on_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, options: Any, dtype: Any, agree: tuple[int, ...] | None, expected: FakeInfo
+) -> None:
+    monkeypatch.setattr("prefixwise.backends.jax.backend.invariant_buckets", lambda *_: agree)
+
+    def make(chosen: BackendOptions) -> Any:
+        info = FakeInfo(True, (4096,)) if chosen.batch_invariant else FakeInfo(False)
+        programs, mesh = SimpleNamespace(weights=SimpleNamespace(layers=None)), SimpleNamespace(local_devices=[None])
+        return FakeAssembly(dtype, info, programs, mesh)
+
+    choice: Any = SimpleNamespace(platform="gpu")
+    found: Any = _exact_assembly(make, BackendOptions("jax", **options), choice).info
+    assert found == expected
 
 
 @pytest.mark.parametrize(("has_bias", "is_fp8"), [(False, False), (True, False), (True, True)])
