@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -17,16 +16,14 @@ from prefixwise.forward.batch import ForwardBatch
 from prefixwise.models.config import ModelConfig
 from prefixwise.models.lora import MATRICES, LoraAdapter, LoraPair, Matrix, matrix_shape, num_parts
 from tests.backends.torch.batches import extend_batch, prefill
+from tests.backends.torch.cuda import test_paged
 from tests.backends.torch.cuda.test_paged import ITEMS, PREFIXES, READS, SMALL, make_backend
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
 DTYPE = torch.float16 if INTERPRETED else torch.bfloat16
 
-pytestmark = [
-    pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed"),
-    *([] if INTERPRETED else [pytest.mark.gpu]),
-]
+pytestmark = [*test_paged.pytestmark, *([] if INTERPRETED else [pytest.mark.gpu])]
 
 
 def numbers(*shape: int, seed: int) -> Tensor:
