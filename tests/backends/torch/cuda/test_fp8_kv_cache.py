@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from benchmarks.random_checkpoint import QWEN3_06B, random_checkpoint
 from prefixwise.backends.torch.backend import TorchBackend
@@ -37,6 +36,7 @@ from tests.backends.torch.cuda.test_paged import (
     SMALL,
     TOLERANCES,
     compiled_or_interpreted,
+    draw_heads,
     joined_batch,
     make_backend,
     with_few_kv_heads,
@@ -69,15 +69,11 @@ def test_codes_of_keys_after_rope_and_of_values_go_to_their_slots(
     from prefixwise.backends.torch.cuda.fused_elementwise import qk_norm_rope_and_cache
     from prefixwise.backends.torch.cuda.kv_cache import KeySource
 
-    def draw(*shape: int, dtype: torch.dtype = torch.float16) -> Tensor:
-        return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(DEVICE, dtype)
-
-    num_tokens, num_rope_heads = 7, num_heads + num_kv_heads
-    qkv, angles = draw(7, num_rope_heads + num_kv_heads, head_size), draw(7, head_size // 2, dtype=torch.float32)
+    num_rope_heads = num_heads + num_kv_heads
+    qkv, weight, cos, sin, slots = draw_heads(num_heads, num_kv_heads, head_size, has_norm)
     qkv[2, num_rope_heads:] = 0  # zeros have no largest number
     qkv[4, num_rope_heads:] *= 3000
-    weight = draw(num_rope_heads, head_size) if has_norm else None
-    plain, slots = qkv.clone(), torch.tensor([-1, 3, 0, -1, 9, 8, -1], dtype=torch.int32, device=DEVICE)
+    plain = qkv.clone()
 
     def cache(dtype: torch.dtype) -> KeySource:
         keys, values = (torch.full((16, num_kv_heads, head_size), 5.0, device=DEVICE).to(dtype) for _ in range(2))
@@ -85,12 +81,12 @@ def test_codes_of_keys_after_rope_and_of_values_go_to_their_slots(
         return KeySource(keys, values, 0, 0, *(scales if dtype == FP8 else (None, None)))
 
     dense, fp8 = cache(torch.float16), cache(FP8)
-    qk_norm_rope_and_cache(plain, weight, 1e-6, angles.cos(), angles.sin(), slots, dense)
-    qk_norm_rope_and_cache(qkv, weight, 1e-6, angles.cos(), angles.sin(), slots, fp8)
+    qk_norm_rope_and_cache(plain, weight, 1e-6, cos, sin, slots, dense)
+    qk_norm_rope_and_cache(qkv, weight, 1e-6, cos, sin, slots, fp8)
     assert torch.equal(qkv, plain), "what this forward computes with is not rounded"
     written = slots[slots >= 0].long()
     untouched = torch.tensor([slot for slot in range(16) if slot not in written.tolist()], device=DEVICE)
-    assert num_tokens - len(written) == 3
+    assert len(slots) - len(written) == 3
     for codes, scales, exact in (
         (fp8.keys, fp8.key_scales, dense.keys),
         (fp8.values, fp8.value_scales, dense.values),

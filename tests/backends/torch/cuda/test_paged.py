@@ -188,6 +188,21 @@ def as_numpy(dtype: torch.dtype) -> Any:
     return np.float16 if dtype == torch.float16 else np.float32
 
 
+def draw_heads(
+    num_heads: int, num_kv_heads: int, head_size: int, has_norm: bool
+) -> tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor]:
+    """Queries, keys and values of 7 tokens, the weight of their norm, cosines, sines, and slots in the KV cache."""
+
+    def draw(*shape: int, dtype: torch.dtype = torch.float16) -> Tensor:
+        return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(DEVICE, dtype)
+
+    num_rope_heads = num_heads + num_kv_heads
+    angles = draw(7, head_size // 2, dtype=torch.float32)
+    weight = draw(num_rope_heads, head_size) if has_norm else None
+    slots = torch.tensor([-1, 3, 0, -1, 9, 8, -1], dtype=torch.int32, device=DEVICE)
+    return draw(7, num_rope_heads + num_kv_heads, head_size), weight, angles.cos(), angles.sin(), slots
+
+
 @compiled_or_interpreted
 @pytest.mark.parametrize("has_norm", [True, False])
 @pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_size"), SLOT_HEADS)
@@ -197,18 +212,9 @@ def test_keys_after_rope_and_values_go_to_their_slots(
     from prefixwise.backends.torch.cuda.fused_elementwise import qk_norm_rope_and_cache
     from prefixwise.backends.torch.cuda.kv_cache import KeySource
 
-    def draw(*shape: int, dtype: torch.dtype = torch.float16) -> Tensor:
-        return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(DEVICE, dtype)
-
-    num_tokens, num_rope_heads = 7, num_heads + num_kv_heads
-    qkv, angles = (
-        draw(num_tokens, num_rope_heads + num_kv_heads, head_size),
-        draw(7, head_size // 2, dtype=torch.float32),
-    )
-    weight = draw(num_rope_heads, head_size) if has_norm else None
-    cos, sin = angles.cos(), angles.sin()
+    num_rope_heads = num_heads + num_kv_heads
+    qkv, weight, cos, sin, slots = draw_heads(num_heads, num_kv_heads, head_size, has_norm)
     expected = PLAIN.qk_norm_rope(qkv.clone(), num_rope_heads, weight, 1e-6, cos[:, None], sin[:, None])
-    slots = torch.tensor([-1, 3, 0, -1, 9, 8, -1], dtype=torch.int32, device=DEVICE)
     room = torch.full((10, num_kv_heads, head_size), 5.0, device=DEVICE).half()
     cache = KeySource(room.clone(), room.clone())
     qk_norm_rope_and_cache(qkv, weight, 1e-6, cos, sin, slots, cache)
