@@ -49,7 +49,7 @@ class Recovery:
         """
         self._counters.failed_steps += 1
         if self._backend.is_out_of_memory(error) and self._budget.shrink(step.num_tokens):
-            log.warning("out of memory: a step has at most %d tokens from now on", self._budget.limits.num_tokens)
+            log.warning("out of memory: a step has at most %d tokens from now on", self._budget.limits.most_tokens)
         elif any(request.is_suspect for request in step.requests):  # it ran alone
             self._probe()
             return step.requests

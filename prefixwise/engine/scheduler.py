@@ -34,7 +34,7 @@ from prefixwise.engine.recovery import Recovery, error_of_request
 from prefixwise.engine.request_state import RequestState
 from prefixwise.engine.stats import Counters, EngineStats
 from prefixwise.engine.step import Step
-from prefixwise.engine.step_filler import fill_step
+from prefixwise.engine.step_filler import fill_step, request_weight
 from prefixwise.engine.step_limits import StepBudget, StepLimits
 from prefixwise.forward.backend import Backend
 from prefixwise.forward.batch import KV_BLOCK_SIZE
@@ -176,7 +176,7 @@ class Scheduler:
             running_tokens=running_tokens,
             waiting_tokens=max(0, self.admission.tokens - running_tokens),
             tokens_per_second=self.admission.tokens_per_second or 0.0,
-            max_step_tokens=self._budget.limits.num_tokens,
+            max_step_tokens=self._budget.limits.most_tokens,
             cost_source=self.costs.source,
             **vars(self.costs.model),
             refused_requests=dict(self.admission.refusals),
@@ -279,6 +279,7 @@ class Scheduler:
 
     def _add(self, request: RequestState) -> None:
         self._live.add(request)
+        self._budget.count_arrival(request_weight(self._budget.limits, request), monotonic())
         self._num_received += 1
         self._next_step = None
 
@@ -320,7 +321,7 @@ class Scheduler:
 
     def _fill(self) -> Step | None:
         unlaunched = self._live.unlaunched()
-        return fill_step(self._budget.limits, self.cache, unlaunched) if unlaunched else None
+        return fill_step(self._budget.limits_at(monotonic()), self.cache, unlaunched) if unlaunched else None
 
     def _evict_pin_if_stuck(self) -> None:
         """If all live requests wait for KV blocks that are pinned, evict a pinned prefix before it expires."""
@@ -387,7 +388,7 @@ class Scheduler:
         before = self._budget.limits
         self._budget.follow_costs()
         if (limits := self._budget.limits) is not before:
-            self.admission.resize_steps(limits.num_tokens, limits.share)
+            self.admission.resize_steps(max(limits.num_tokens, limits.whole_tokens), limits.share)
 
     # Recover
 

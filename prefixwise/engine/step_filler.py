@@ -14,11 +14,13 @@ turns, at most `SHARES` of them in a round, go to the oldest. So they end one af
 than if all had been served side by side, the others earlier. The next one begins when the ones before it leave a share
 of the line's turn. From then on it has its own share, as other requests may wait for its KV blocks.
 
-Steps are bounded in time (`step_limits.py`): what a part takes of a step is its *weight*.
+Steps are bounded in time (`step_limits.py`): what a part takes of a step is its *weight*. Small requests, which need
+no more than a share, may be added to a step to which no part of a large one may.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from itertools import groupby
 from operator import itemgetter
@@ -52,6 +54,7 @@ class StepFiller:
         self._num_tokens = 0
         self._num_pairs = 0.0
         self._weight = 0.0
+        self._max_weight = limits.weight_limit(0)  # for the request that is being added
         self._num_skipped = 0  # requests that are ready and do not fit
         self._cut: dict[Line, float] = {}  # the weight of turns that the end of the step cuts short
         self._filling: RequestState | None = None  # the only one that needs more than its share: it fills the step,
@@ -68,6 +71,7 @@ class StepFiller:
         in_order = sorted(requests, key=_priority)  # stable: within a priority the order stays
         for _, of_one_priority in groupby(in_order, _priority):
             self._fill_from(list(of_one_priority))
+            self._max_weight = self._limits.weight_limit(0)
             if self._weight_left <= 0:
                 break
         forwards = self._forwards()
@@ -94,21 +98,27 @@ class StepFiller:
         busy = [request for request in requests if not request.is_launched]
         share = self._share(busy)
         for line, of_line in groupby(busy, _line):
+            self._max_weight = self._limits.weight_limit(0)
             if self._weight_left <= 0 or self._num_skipped == MAX_SKIPPED:
                 break
             in_line = list(of_line)
+            self._max_weight = self._limits.weight_limit(self._weight_of(in_line[0]) if len(in_line) == 1 else math.inf)
             before, left = self._weight, self._weight_left
-            turn = max(1, share * min(len(in_line), SHARES) - line.turn_tokens)
+            if left <= 0:
+                continue  # a small one may fit
+            turn = max(1, min(share * min(len(in_line), SHARES), self._max_weight) - line.turn_tokens)
             self._serve_line(in_line, min(turn, left), share)
             if left < turn:
                 self._cut[line] = line.turn_tokens + self._weight - before
 
     def _share(self, requests: Sequence[RequestState]) -> float:
         """What a request gets in its turn: a share of the step, and more where the other ones need less than theirs."""
-        share, left, tokens = self._limits.share, self._weight_left, self._num_tokens
-        if len(requests) > MAX_COMPARED:
+        share, tokens = self._limits.share, self._num_tokens
+        if not 0 < len(requests) <= MAX_COMPARED:
             return share
         by_weight = sorted(((self._weight_of(request), request) for request in requests), key=itemgetter(0))
+        self._max_weight = self._limits.weight_limit(by_weight[-1][0])
+        left = self._weight_left
         for number, (weight, request) in enumerate(by_weight):
             level = left / (len(by_weight) - number)
             if weight > level:
@@ -117,13 +127,10 @@ class StepFiller:
                 return max(share, level) if level >= KV_BLOCK_SIZE or len(requests) == 1 else share
             left -= weight
             tokens += request.work_left
-        return max(share, self._limits.num_tokens)
+        return max(share, self._max_weight)
 
     def _weight_of(self, request: RequestState) -> float:
-        """Of all that is left of the request, about."""
-        branch = next(iter(request.branches()), None)
-        pairs = 0.0 if branch is None or branch.plan.scoring is None else branch.pairs_per_unit_token
-        return request.work_left * self._limits.weight(1, pairs)
+        return request_weight(self._limits, request)
 
     def _serve_line(self, requests: Sequence[RequestState], max_weight: float, share: float) -> None:
         """Serve the oldest of the requests, those that have begun, and the next one where there is a share for it."""
@@ -190,8 +197,15 @@ class StepFiller:
     def _weight_left(self) -> float:
         """However much attention a block has, the least share of another request fits beside it."""
         limits = self._limits
+        if self._tokens_left <= 0:
+            return 0
         least = min(2 * limits.least_share, limits.num_tokens)
-        return max(limits.num_tokens - self._weight, least - self._num_tokens)
+        return max(self._max_weight - self._weight, least - self._num_tokens)
+
+    @property
+    def _tokens_left(self) -> float:
+        """However little they weigh."""
+        return math.inf if self._limits.max_tokens is None else self._limits.max_tokens - self._num_tokens
 
     def _take_blocks(self, branch: Branch, max_weight: float, *, is_served: bool) -> float:
         """Add prefix blocks of the branch that must be computed. Returns their weight.
@@ -200,11 +214,12 @@ class StepFiller:
         """
         tokens_before = branch.plan.block_starts[branch.num_blocks_launched]
         within = self._whole_waves(branch, self._limits.block_tokens_within(max_weight, tokens_before))
+        within = int(min(within, self._tokens_left))
         first, stop = branch.blocks_to_compute(
             within if self._prefill_left is None else min(within, self._prefill_left)
         )
         if first == stop and not is_served:
-            left = self._limits.block_tokens_within(self._weight_left, tokens_before)
+            left = int(min(self._limits.block_tokens_within(self._weight_left, tokens_before), self._tokens_left))
             first, stop = branch.blocks_to_compute(left if self._num_tokens else KV_BLOCK_SIZE)
             stop = min(stop, first + 1)
         if first == stop or not self._can_read(self._prefill, stop):
@@ -250,7 +265,7 @@ class StepFiller:
         is_new = not forward.has_prefix(branch)
         if not self._can_read(forward, len(branch.entries or ()) if is_new else 0):
             return 0
-        budget = plan.token_budget - (forward.num_tokens if plan.mask == "dense" else 0)
+        budget = int(min(plan.token_budget - (forward.num_tokens if plan.mask == "dense" else 0), self._tokens_left))
         pairs = branch.pairs_per_unit_token
         per_token = self._limits.weight(1, pairs)
         within = self._whole_waves(branch, int(max_weight / per_token))
@@ -289,6 +304,13 @@ class StepFiller:
         weight = self._limits.weight(num_tokens, num_pairs)
         self._weight += weight
         return weight
+
+
+def request_weight(limits: StepLimits, request: RequestState) -> float:
+    """Of all that is left of the request, about."""
+    branch = next(iter(request.branches()), None)
+    pairs = 0.0 if branch is None or branch.plan.scoring is None else branch.pairs_per_unit_token
+    return request.work_left * limits.weight(1, pairs)
 
 
 def fill_step(limits: StepLimits, cache: PrefixCache, requests: Sequence[RequestState]) -> Step | None:

@@ -3,6 +3,13 @@
 The measure is *weight*: the tokens without attention that take as long. A token's weight is
 
     1 + tokens that it attends to / pairs_per_token
+
+How long is a step? Whoever comes waits for the step that runs, so it is short where others would notice. On an
+accelerator short steps cost throughput, so there are three bounds:
+
+    parts of large requests    `BackendInfo.step_seconds`: they would make every step as long as they may
+    small requests, whole      WHOLE_TIMES as long: who comes behind many small ones has to wait for them anyway
+    all, for a while           about as long as the smallest request of late takes by itself, up to LONGEST_TIMES
 """
 
 from __future__ import annotations
@@ -17,19 +24,25 @@ from prefixwise.plan.cost_model import MeasuredCosts, tokens_of_step
 SHARES = 4  # while several requests are live, one gets at most 1/SHARES of a step
 LEAST_TOKENS_IN_MEMORY = KV_BLOCK_SIZE  # a step that runs out of memory is halved down to this
 STEPS_UNTIL_GROWTH = 1000  # that end well, before steps may be twice as large again
+WHOLE_TIMES, LONGEST_TIMES = 5 / 3, 3.0  # of `step_seconds`, on accelerators
+STRETCH = 1.25  # of the smallest request: those that are a little larger are not cut either
+RECENT_SECONDS = 1.0  # a request decides for so long, and up to twice as long, how long steps are
 
 
 @dataclass(frozen=True)
 class StepLimits:
     """How much a step may hold."""
 
-    num_tokens: int  # their weight, and so their number
+    num_tokens: int  # their weight, where parts of large requests fill the step, and so their number
     max_prefill_tokens: int | None = None  # of one request; None: its share
     max_kv_blocks_read: int | None = None  # by one forward, a block counted once for every prefix that has it
     joins_prefill: bool = False  # join prefix blocks and items into one forward
     pairs_per_token: float = math.inf  # query-key pairs that weigh as much as a token
     least_share: int = 1  # tokens of a share, in any case
     wave_tokens: int = 1  # a step that is cut has a multiple of so many tokens
+    whole_tokens: int = 0  # their weight, where whole requests fill it; at least `num_tokens`
+    longest_tokens: int = 0  # their weight, where all requests are large; at least `num_tokens`
+    max_tokens: int | None = None  # their number; None: bounded by their weight alone
 
     @classmethod
     def of(cls, backend: BackendInfo, max_prefill_tokens: int | None) -> StepLimits:
@@ -45,8 +58,25 @@ class StepLimits:
 
     @property
     def share(self) -> int:
-        """What a request gets in one turn while several are live."""
-        return max(self.least_share, self.num_tokens // SHARES)
+        """What a request gets in one turn while several are live. One that needs no more is small."""
+        return max(self.least_share, max(self.whole_tokens, self.num_tokens) // SHARES)
+
+    def weight_limit(self, weight: float) -> int:
+        """Of a step to which a request of this weight is added."""
+        return max(self.num_tokens, self.whole_tokens) if weight <= self.share else self.num_tokens
+
+    def stretched(self, weight: float) -> StepLimits:
+        """While no request has less than this weight: a newcomer waits about as long for a step as for itself."""
+        num_tokens = int(min(STRETCH * weight, self.longest_tokens))
+        if num_tokens <= self.num_tokens:
+            return self
+        return replace(self, num_tokens=num_tokens, whole_tokens=max(num_tokens, self.whole_tokens))
+
+    @property
+    def most_tokens(self) -> int:
+        """Of any step: a token weighs at least 1."""
+        longest = max(self.num_tokens, self.whole_tokens, self.longest_tokens)
+        return longest if self.max_tokens is None else min(longest, self.max_tokens)
 
     def weight(self, num_tokens: int, num_pairs: float) -> float:
         return num_tokens + num_pairs / self.pairs_per_token
@@ -73,22 +103,57 @@ class StepBudget:
         self._steps_until_growth = 0
         self._costs = costs
         self._backend = backend
+        self._window_end = -math.inf
+        self._smallest = [math.inf, math.inf]  # weights of requests that came in this window, and in the one before
         self.follow_costs()
+
+    def count_arrival(self, weight: float, now: float) -> None:
+        """A request of this weight has come."""
+        self._age(now)
+        self._smallest[0] = min(self._smallest[0], weight)
+
+    def limits_at(self, now: float) -> StepLimits:
+        """Of a step that is filled now: longer than `limits` say where no small request has come for a while."""
+        self._age(now)
+        return self.limits.stretched(min(self._smallest))
+
+    def _age(self, now: float) -> None:
+        if now < self._window_end:
+            return
+        is_next = now < self._window_end + RECENT_SECONDS
+        self._smallest = [math.inf, self._smallest[0] if is_next else math.inf]
+        self._window_end = now + RECENT_SECONDS
 
     def follow_costs(self) -> None:
         """Replace the limits if the cost model has changed much."""
-        num_tokens, pairs_per_token = self._most_tokens, math.inf
-        if self._costs is not None and self._backend is not None and self._backend.step_seconds is not None:
-            model = self._costs.model
-            num_tokens, pairs_per_token = tokens_of_step(model, self._backend), model.pairs_per_token
-        num_tokens, known = min(num_tokens, self._in_memory), self.limits
-        if num_tokens != known.num_tokens or not math.isclose(pairs_per_token, known.pairs_per_token, rel_tol=0.01):
-            self.limits = replace(known, num_tokens=num_tokens, pairs_per_token=pairs_per_token)
+        known, backend = self.limits, self._backend
+        if self._costs is None or backend is None or backend.step_seconds is None:
+            if known.num_tokens != self._in_memory:
+                self.limits = replace(known, num_tokens=self._in_memory)
+            return
+        model, is_cpu = self._costs.model, backend.device_kind == "cpu"
+        tokens, whole = (
+            min(tokens_of_step(model, backend, times), self._in_memory)
+            for times in (1.0, 1.0 if is_cpu else WHOLE_TIMES)
+        )
+        pairs = model.pairs_per_token
+        if known.max_tokens == self._in_memory and (tokens, whole) == (known.num_tokens, known.whole_tokens):
+            if math.isclose(pairs, known.pairs_per_token, rel_tol=0.01):
+                return
+        longest = tokens if is_cpu else model.tokens_within(LONGEST_TIMES * backend.step_seconds, num_forwards=1)
+        self.limits = replace(
+            known,
+            num_tokens=tokens,
+            whole_tokens=whole,
+            longest_tokens=longest,
+            max_tokens=self._in_memory,
+            pairs_per_token=pairs,
+        )
 
     def shrink(self, num_tokens: int) -> bool:
         """A step of so many tokens ran out of memory. False if steps cannot be made smaller for it."""
         fewer = max(LEAST_TOKENS_IN_MEMORY, num_tokens // 2)
-        if num_tokens <= LEAST_TOKENS_IN_MEMORY or fewer >= self.limits.num_tokens:
+        if num_tokens <= LEAST_TOKENS_IN_MEMORY or fewer >= self.limits.most_tokens:
             return False
         self._in_memory = fewer
         self._steps_until_growth = STEPS_UNTIL_GROWTH

@@ -21,8 +21,9 @@ QuantizationName = Literal["fp8"]
 KVCacheDtypeName = Literal["auto", "fp8", "fp8_e4m3"]  # the last two are the same
 
 # Seconds that a step may take, and tokens that it may have in any case: every step reads the weights, which on a CPU
-# takes as long as computing about 40 tokens. Whoever comes waits for the step that runs, and then for its own. Steps of
-# large models take longer on accelerators (`plan/cost_model.py`: tokens_of_step).
+# takes as long as computing about 40 tokens. Whoever comes waits for the step that runs, and then for its own. On
+# accelerators steps of large models take longer (`plan/cost_model.py`: tokens_of_step), and others where nobody would
+# notice (`engine/step_limits.py`).
 STEP_SECONDS: dict[DeviceKind, float | None] = {"cpu": 0.25, "gpu": 0.012, "tpu": 0.02}
 LEAST_STEP_TOKENS = 256
 

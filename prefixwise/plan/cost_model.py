@@ -66,8 +66,9 @@ class CostModel:
         )
 
 
-def tokens_of_step(costs: CostModel, backend: BackendInfo) -> int:
-    """Most tokens without attention that a step may have: those of `step_seconds`, but at least `least_step_tokens`.
+def tokens_of_step(costs: CostModel, backend: BackendInfo, times: float = 1.0) -> int:
+    """Most tokens without attention that a step may have: those of `times` x `step_seconds`, but at least
+    `least_step_tokens`.
 
     An accelerator's step is longer where the fixed cost of its forward would be more than MAX_FIXED_SHARE of it, as
     with large models. A CPU's step is not: it takes long enough to wait for.
@@ -76,7 +77,7 @@ def tokens_of_step(costs: CostModel, backend: BackendInfo) -> int:
     """
     if backend.step_seconds is None:
         return backend.step_tokens
-    num_tokens = costs.tokens_within(backend.step_seconds, num_forwards=1 if backend.joins_prefill else 2)
+    num_tokens = costs.tokens_within(times * backend.step_seconds, num_forwards=1 if backend.joins_prefill else 2)
     if backend.device_kind != "cpu":
         num_tokens = max(num_tokens, costs.tokens_for_fixed_share(MAX_FIXED_SHARE))
     num_tokens = min(num_tokens, backend.step_tokens)

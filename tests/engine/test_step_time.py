@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -121,6 +122,86 @@ class TestLimits:
             stats = engine.scheduler.stats()
         assert stats.cost_source == "measured"
         assert stats.seconds_per_token != static_costs(engine.backend.config, "cpu").seconds_per_token
+
+
+class TestLongSteps:
+    """On accelerators: parts of large requests fill a step up to 1,024, whole small ones up to 1,600."""
+
+    def runner(self, **limits: Any) -> StepRunner:
+        return StepRunner(1024, whole_tokens=1600, max_tokens=2048, **limits)
+
+    def test_small_ones_are_added_behind_parts_of_a_large_one(self) -> None:
+        runner, large = self.runner(), state_of(0, [10] * 500)
+        small = [state_of(0, [10] * 20) for _ in range(4)]
+        step = runner.run(large, *small)
+        assert [tokens_of(step, state) for state in small] == [200, 200, 200, 200]
+        assert tokens_of(step, large) == 400, "its share"
+        step = runner.run(large, *(state_of(0, [10] * 20) for _ in range(6)))
+        assert (tokens_of(step, large), step.num_tokens) == (400, 1600)
+
+    def test_many_small_ones_fill_it_alone(self) -> None:
+        small = [state_of(0, [10] * 20) for _ in range(20)]
+        step = self.runner().run(*small)
+        assert [tokens_of(step, state) for state in small] == [200] * 8 + [0] * 12
+
+    def test_a_large_one_behind_many_small_ones_is_not_forgotten(self) -> None:
+        runner, large = self.runner(), state_of(0, [10] * 500)
+        small = [state_of(0, [10] * 20) for _ in range(40)]
+        assert tokens_of(runner.run(*small, large), large) == 0
+        steps = [runner.run(*(state for state in small if not state.is_launched), large) for _ in range(5)]
+        assert any(tokens_of(step, large) for step in steps)
+
+    def test_while_all_are_large_a_step_is_as_long_as_one_of_them(self) -> None:
+        runner = self.runner(longest_tokens=1800, pairs_per_token=1e9)
+        assert runner.limits.stretched(500) is runner.limits, "small ones come: nothing changes"
+        runner.limits = runner.limits.stretched(1200)
+        first, second = (state_of(0, [10] * 120) for _ in range(2))
+        second.line = first.line
+        step = runner.run(first, second)
+        assert (tokens_of(step, first), tokens_of(step, second)) == (1200, 0), "no share of 1,500 is left"
+        assert runner.limits.stretched(10_000).num_tokens == 1800
+
+    def test_no_step_has_more_tokens_than_fit_in_memory(self) -> None:
+        """However little they weigh."""
+        runner = StepRunner(4000, max_tokens=512, longest_tokens=4000)
+        for state in (state_of(0, [10] * 300), state_of(10 * KV_BLOCK_SIZE, [10] * 80)):
+            assert max(step.num_tokens for step in runner.finish(state)) <= 512
+
+    def test_a_small_request_is_remembered_for_a_while(self) -> None:
+        backend = FakeBackend(step_seconds=0.012, bit_equal=False, joins_prefill=True, step_tokens=16_384)
+        costs = MeasuredCosts(CostModel(0.0017, 1.44e-6, 0.386e-9))
+        budget = StepBudget(StepLimits(backend.info.step_tokens), costs, backend.info)
+        short = budget.limits.num_tokens
+        assert short < budget.limits.whole_tokens < budget.limits.most_tokens == 16_384
+        budget.count_arrival(18_000, 0.0)
+        assert budget.limits_at(0.0).num_tokens == 22_500
+        budget.count_arrival(500, 0.1)
+        budget.count_arrival(18_000, 0.2)
+        for now in (0.2, 1.05, 1.95):
+            assert budget.limits_at(now).num_tokens == short
+            budget.count_arrival(18_000, now)
+        assert budget.limits_at(3.0).num_tokens == 22_500
+        assert budget.limits_at(10.0).num_tokens == budget.limits.longest_tokens, "nobody has come lately"
+
+    def test_a_lone_large_request_is_one_forward_on_an_accelerator(self) -> None:
+        """And several once a small one has come."""
+        backend = GatedBackend(
+            step_seconds=0.012, bit_equal=False, joins_prefill=True, step_tokens=16_384, num_kv_blocks=64
+        )
+        with live_engine(backend) as engine:
+            engine.scheduler.costs.model = CostModel(0.0017, 1.44e-6, 0.386e-9)
+            engine.scheduler._follow_costs()
+            items = [[2] * 20] * 600
+            alone = Ticket(engine, body_of([1], items, algorithm="prefill_extend"))
+            assert backend.next_forward().num_tokens == 12_001
+            backend.open()
+            alone.check()
+            Ticket(engine, body_of([3], [[4]], algorithm="prefill_extend")).check()
+            backend.forwards.clear()
+            engine.scheduler.costs.model = CostModel(0.0017, 1.44e-6, 0.386e-9)
+            engine.scheduler._follow_costs()
+            Ticket(engine, body_of([5], items, algorithm="prefill_extend")).check()
+            assert max(batch.num_tokens for batch in backend.forwards) < 8000
 
 
 @dataclass
