@@ -136,10 +136,10 @@ class StepBudget:
             min(tokens_of_step(model, backend, times), self._in_memory)
             for times in (1.0, 1.0 if is_cpu else WHOLE_TIMES)
         )
-        pairs = model.pairs_per_token
-        if known.max_tokens == self._in_memory and (tokens, whole) == (known.num_tokens, known.whole_tokens):
-            if math.isclose(pairs, known.pairs_per_token, rel_tol=0.01):
-                return
+        pairs, sizes = model.pairs_per_token, (tokens, whole, self._in_memory)
+        is_near = math.isclose(pairs, known.pairs_per_token, rel_tol=0.01)
+        if is_near and sizes == (known.num_tokens, known.whole_tokens, known.max_tokens):
+            return
         longest = tokens if is_cpu else model.tokens_within(LONGEST_TIMES * backend.step_seconds, num_forwards=1)
         self.limits = replace(
             known,
