@@ -143,6 +143,7 @@ class Trunk:
     local_rotary: Rotary  # of layers with a window
     ops: ElementwiseOps  # of layers with experts
     loras: LoraSlots | None = None
+    fuses_gate: bool = False  # the MLP's first GEMM activates (`gated_gemm.has_gated_gemm`); without FP8 and adapters
 
     @property
     def is_fp8(self) -> bool:
@@ -242,6 +243,12 @@ class Trunk:
 
     def _run_mlp(self, layer: LayerWeights, buffers: Buffers, lora: AdaptedLayer | None) -> None:
         """From `normed` into `delta`."""
+        if self.fuses_gate:
+            from prefixwise.backends.torch.cuda.gated_gemm import gated_gemm
+
+            gated_gemm(buffers.normed, _given(layer.gate_up), self.config.activation, buffers.gated)
+            self._linear(layer, "down", buffers.gated, buffers.delta, buffers, lora)
+            return
         self._linear(layer, "gate_up", buffers.normed, buffers.gate_up, buffers, lora)
         if self.is_fp8:
             gate_fp8(buffers.gate_up, self.config.activation, buffers.gated, buffers.row_scales)
