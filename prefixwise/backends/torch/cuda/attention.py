@@ -68,7 +68,7 @@ def self_attention_tunings(head_size: int) -> tuple[SelfAttentionTuning, SelfAtt
     """For narrow tiles, and for wide ones, whose keys and values in flight have to fit a multiprocessor."""
     if head_size > 128:
         return SelfAttentionTuning(32, num_warps=8), SelfAttentionTuning(32, num_warps=8)
-    return SelfAttentionTuning(32, num_warps=4), SelfAttentionTuning(64, num_warps=8)
+    return SelfAttentionTuning(32, num_warps=4), SelfAttentionTuning(32, num_warps=4, num_stages=1, programs_per_sm=16)
 
 
 class PagedAttention:
