@@ -1,8 +1,8 @@
 """Which tiles, warps and stages PyTorch's CUDA attention is to have on this GPU: a sweep over its tunings.
 
 Measured: microseconds of one kernel, from replays of a CUDA graph that holds four of them, for the heads of Qwen3-0.6B,
-in the forward of a contract request (2000 + 500 x 20) and of a small one (300 + 10 x 20). The choices are data in
-`prefixwise/backends/torch/cuda/attention.py` (`prefix_tunings`, `self_attention_tunings`). The last line is JSON.
+in the forward of a contract request (2000 + 500 x 20), of a small one (300 + 10 x 20) and of 24 such. The choices are data
+in `prefixwise/backends/torch/cuda/attention.py` (`prefix_tunings`, `self_attention_tunings`). The last line is JSON.
 
     python -m benchmarks.tune_torch_kernels [--rounds 20]
 
@@ -40,7 +40,7 @@ from prefixwise.plan.segments import SplitItems, lay_out_segments, plan_labels
 NUM_HEADS, NUM_KV_HEADS, HEAD_SIZE = 16, 8, 128
 KERNELS_IN_A_GRAPH = 4
 NARROW_TUNINGS = [SelfAttentionTuning(32, *choice) for choice in product((2, 4, 8), (1, 3), (3, 8))]
-WIDE_TUNINGS = [SelfAttentionTuning(64, *choice) for choice in product((4, 8), (1, 3), (2, 8))]
+WIDE_TUNINGS = [SelfAttentionTuning(*choice) for choice in product((32, 64), (4, 8), (1, 3), (8, 16))]
 PREFIX_TUNINGS = [
     HOPPER_TUNING,
     PrefixTuning(is_hopper=True, num_warps=4, num_keys=64, num_stages=3),
@@ -52,12 +52,13 @@ PREFIX_TUNINGS = [
 
 @dataclass(frozen=True)
 class Geometry:
-    """A request."""
+    """A request, or several of the same sizes with prefixes of their own."""
 
     name: str
     query_tokens: int
     items: int
     item_tokens: int
+    requests: int = 1
 
 
 @dataclass(frozen=True)
@@ -75,17 +76,20 @@ Run = Callable[[PagedAttention, Forward], None]
 
 
 def prepare(attention: PagedAttention, geometry: Geometry, device: torch.device) -> Forward:
-    """The request's prefix is computed and cached in the forward that scores its items."""
+    """A request's prefix is computed and cached in the forward that scores its items."""
     prefix, tails = np.zeros(geometry.query_tokens, np.int32), [[0] * geometry.item_tokens] * geometry.items
     shared = np.full(geometry.items, geometry.query_tokens, np.int64)
     segments = lay_out_segments(SplitItems(prefix, shared, Ragged.from_sequences(tails)), plan_labels(((0,),)))
-    num_blocks = -(-geometry.query_tokens // KEY_TILE)
-    items = ItemRun(segments, 0, geometry.items, 0)
-    batch = joined_batch([BlockRun(prefix, 0, num_blocks)], [items], need_logsumexp=False)
+    per_request = -(-geometry.query_tokens // KEY_TILE)
+    num_blocks = geometry.requests * per_request
+    items = [ItemRun(segments, 0, geometry.items, number) for number in range(geometry.requests)]
+    blocks = [BlockRun(prefix, 0, per_request)] * geometry.requests
+    batch = joined_batch(blocks, items, need_logsumexp=False)
     num_tokens = -(-batch.num_tokens // 256) * 256
     spec = ProgramSpec(num_tokens, "cache", scores=False)
     addresses = KEY_TILE * np.arange(num_blocks)
-    inputs = host_inputs(batch, spec, attention.tile_sizes, [addresses], dict(enumerate(addresses.tolist())))
+    pages = dict(zip(batch.cache_segments, addresses.tolist(), strict=True))
+    inputs = host_inputs(batch, spec, attention.tile_sizes, np.split(addresses, geometry.requests), pages)
     layout = packing(capacities(spec, attention.tile_sizes, num_blocks))
     packed = np.zeros(layout.size, np.int32)
     layout.pack(flat(inputs), packed)
@@ -157,8 +161,9 @@ def main() -> None:
     options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     geometries = [Geometry("contract", 2000, 500, 20), Geometry("small", 300, 10, 20)]
+    geometries.append(Geometry("24 small", 300, 10, 20, requests=24))
     if options.tiny:
-        geometries = [Geometry("tiny", 130, 2, 5)]
+        geometries = [Geometry("tiny", 130, 2, 5, requests=2)]
     rows: list[dict[str, Any]] = []
     probed: set[str] = set()
     for kernel, tuning, attention, run in kernels(device):

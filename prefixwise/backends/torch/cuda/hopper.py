@@ -219,17 +219,18 @@ def _attend(
                 token = warpgroup_mma(
                     queries, key_buffers.index(next_buffer).permute((1, 0)), no_scores, use_acc=False, is_async=True
                 )
-                mbarrier.wait(values_ready.index(buffer), is_odd)
                 output = warpgroup_mma(operand, value_buffers.index(buffer), acc, is_async=True)
                 scores = warpgroup_mma_wait(1, deps=[token])
                 mbarrier.arrive(keys_free.index(next_buffer))
                 weights, m_i, l_i, alpha = _softmax(scores, m_i, l_i, scale)
-                acc = warpgroup_mma_wait(0, deps=[output])
+                # Values of the next tile. ptxas moves the wait for a product to its start unless a branch lies between,
+                # so without this one the softmax would run when the matrix units have nothing to do.
+                mbarrier.wait(values_ready.index(next_buffer), next_odd)
+                acc, operand = warpgroup_mma_wait(0, deps=[output, operand])
                 mbarrier.arrive(values_free.index(buffer))
                 acc = acc * gl.convert_layout(alpha, of_output_row)[:, None]
                 operand = gl.convert_layout(weights.to(dtype), of_weights)
                 step, buffer, is_odd = next_step, next_buffer, next_odd
-            mbarrier.wait(values_ready.index(buffer), is_odd)
             output = warpgroup_mma(operand, value_buffers.index(buffer), acc, is_async=True)
             acc = warpgroup_mma_wait(0, deps=[output])
             mbarrier.arrive(values_free.index(buffer))

@@ -6,6 +6,7 @@ Triton decides when it is imported whether kernels are interpreted, so those tes
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -94,3 +95,44 @@ def test_wide_tiles_fit_a_multiprocessor() -> None:
     options = {"num_warps": tuning.num_warps, "num_stages": tuning.num_stages}
     compiled = compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     assert compiled.metadata.shared <= 227 << 10  # bytes, of Hopper
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+@pytest.mark.parametrize(("group", "head_size"), [(2, 128), pytest.param(3, 64, marks=pytest.mark.slow)])
+def test_prefix_attention_on_hopper_adds_values_while_it_computes_a_softmax(group: int, head_size: int) -> None:
+    """The assembler may move the wait for the values before the softmax: the result is the same, and slower."""
+    import torch
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    from prefixwise.backends.torch.cuda.attention import HOPPER_TUNING, PagedAttention
+    from prefixwise.backends.torch.cuda.hopper import hopper_prefix_kernel
+
+    cpu = torch.device("cpu")
+    attention = PagedAttention(
+        num_heads=2 * group, num_kv_heads=2, head_size=head_size, device=cpu, prefix=HOPPER_TUNING
+    )
+    constants = {"first_key_head": 0, "first_value_head": 0, "scale": 0.1, "kind": 2, "page_size": 128}
+    constants |= {"width": attention.tile_sizes.prefix, "num_buffers": HOPPER_TUNING.num_stages, "num_kv_heads": 2}
+    constants |= {"group": group, "padded_group": triton.next_power_of_2(group), "out_stride": 2 * group * head_size}
+    constants |= {"head_size": head_size, "padded_head_size": head_size}
+    box = [HOPPER_TUNING.num_keys, head_size]
+    layout = gl.NVMMASharedLayout.get_default_for(box, gl.bfloat16)
+    types = {"qkv": "*bf16", "out": "*bf16", "lse": "*fp32"}
+    types |= dict.fromkeys(("keys", "values"), f"tensordesc<bf16{box},{layout!r}>")
+    names = hopper_prefix_kernel.arg_names
+    types = {name: "constexpr" if name in constants else types.get(name, "*i32") for name in names}
+    source = GluonASTSource(
+        hopper_prefix_kernel,
+        types,
+        {(names.index(name),): value for name, value in constants.items()},
+        {(place,): [["tt.divisibility", 16]] for place, name in enumerate(names) if types[name].startswith("*")},
+    )
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": HOPPER_TUNING.num_warps})
+    assert compiled.metadata.shared <= 227 << 10  # bytes, of Hopper
+    # Waits until one product, or none, is left; and exponentials.
+    marks = re.findall(r"DEPBAR\.LE gsb0, 0x([01])|MUFU\.(E)X2", compiled.asm["sass"])
+    order = "".join(wait or "e" for wait, _ in marks)
+    assert re.search(f"1e{{{64 * HOPPER_TUNING.num_keys // 128},}}0", order), order
