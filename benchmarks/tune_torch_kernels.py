@@ -1,8 +1,9 @@
 """Which tiles, warps and stages PyTorch's CUDA attention is to have on this GPU: a sweep over its tunings.
 
 Measured: microseconds of one kernel, from replays of a CUDA graph that holds four of them, for the heads of Qwen3-0.6B,
-in the forward of a contract request (2000 + 500 x 20), of a small one (300 + 10 x 20) and of 24 such. The choices are data
-in `prefixwise/backends/torch/cuda/attention.py` (`prefix_tunings`, `self_attention_tunings`). The last line is JSON.
+in the forward of a contract request (2000 + 500 x 20), of a small one (300 + 10 x 20) and of 24 such.
+The choices are data in `prefixwise/backends/torch/cuda/attention.py` (`prefix_tunings`, `self_attention_tunings`). The
+last line is JSON.
 
     python -m benchmarks.tune_torch_kernels [--rounds 20]
 
