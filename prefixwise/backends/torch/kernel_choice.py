@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import torch
+import torch.nn.functional as F  # noqa: N812  # everybody's name for it
 
 from prefixwise.backends.torch.elementwise import PLAIN, CpuElementwiseOps, ElementwiseOps, PlainElementwiseOps
 from prefixwise.backends.torch.lora import LoraSlots
@@ -108,6 +109,7 @@ def choose_paged_runner(
             is_coarse=is_coarse,
             loras=loras,
             is_fp8_cache=is_fp8_cache,
+            gate_rows=_choose_gate_rows(transformer) if loras is None else None,
         )
         runner.probe()
         return runner
@@ -151,3 +153,32 @@ def _choose_attention(config: ModelConfig, dtype: torch.dtype, device: torch.dev
         except Exception as error:
             log.warning("a faster attention does not work here: %s", error)
     return PagedAttention.for_model(config, device, last)
+
+
+def _choose_gate_rows(transformer: Transformer) -> int | None:
+    """From how many rows on one kernel takes the place of the MLP's first GEMM and its activation; None: never.
+
+    Both ways were seen to give the same bits. Where they do not, and the number of rows must not decide a row's bits,
+    the one kernel serves all numbers.
+    """
+    layer = transformer.weights.layers[0]
+    weight, activation = layer.gate_up, transformer.config.activation
+    if weight is None or layer.experts is not None or layer.fp8_scales is not None:
+        return None
+    try:
+        from prefixwise.backends.torch.cuda.fused_elementwise import gate
+        from prefixwise.backends.torch.cuda.gated_gemm import MIN_ROWS, gated_gemm, has_gated_gemm
+
+        if not has_gated_gemm(weight):
+            return None
+        random = torch.Generator(weight.device).manual_seed(0)
+        x = torch.randn(MIN_ROWS, weight.shape[1], generator=random, device=weight.device).to(weight.dtype)
+        found, expected = (x.new_empty(MIN_ROWS, len(weight) // 2) for _ in range(2))
+        gated_gemm(x, weight, activation, found)
+        gate(F.linear(x, weight), activation, expected)
+        has_same_bits = torch.equal(found, expected)
+    except Exception as error:  # it is written in Gluon, which differs between versions of Triton
+        log.warning("a faster GEMM with its activation does not work here: %s", error)
+        return None
+    is_invariant = transformer.row_unit is not None or transformer.tile_rows is not None
+    return MIN_ROWS if has_same_bits or not is_invariant else 1

@@ -48,7 +48,7 @@ class GemmTuning:
     num_columns: int = 128  # C
     step_size: int = 64  # S
     num_buffers: int = 4  # steps in flight
-    num_parts: int = 2  # columns of a tile are activated and stored in so many parts
+    num_parts: int = 4  # columns of a tile are activated and stored in so many parts
     defers: bool = True  # activate while the next tile is multiplied?
     lead: int = 0  # steps that each group is ahead of the next one
     num_band_tiles: int = 16  # rows of tiles that share columns of the weight before the next columns' turn
@@ -62,6 +62,7 @@ class GemmTuning:
 
 TUNING = GemmTuning()
 MIN_INNER = 512  # D, so that a tile has more steps than buffers
+MIN_ROWS = 2048  # fewer do not make tiles for all multiprocessors: cuBLAS, which has smaller ones, is faster
 
 
 def jit(function: Callable[..., Any]) -> Any:

@@ -186,6 +186,7 @@ class PagedRunner:
         captures: bool = True,
         loras: LoraSlots | None = None,
         is_fp8_cache: bool = False,  # is the KV cache in FP8?
+        gate_rows: int | None = None,  # of `Trunk`
     ) -> None:
         config, embedding = transformer.config, transformer.weights.embedding
         self._transformer, self._attention, self._loras = transformer, attention, loras
@@ -208,6 +209,7 @@ class PagedRunner:
             transformer.local_rotary,
             transformer.elementwise_ops,
             loras,
+            gate_rows,
         )
         smallest = transformer.row_unit or transformer.tile_rows or TOKEN_MULTIPLE
         self.buckets = token_buckets(

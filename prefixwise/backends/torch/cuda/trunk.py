@@ -143,7 +143,7 @@ class Trunk:
     local_rotary: Rotary  # of layers with a window
     ops: ElementwiseOps  # of layers with experts
     loras: LoraSlots | None = None
-    fuses_gate: bool = False  # the MLP's first GEMM activates (`gated_gemm.has_gated_gemm`); without FP8 and adapters
+    gate_rows: int | None = None  # from so many rows on the MLP's first GEMM activates; None: never
 
     @property
     def is_fp8(self) -> bool:
@@ -243,7 +243,7 @@ class Trunk:
 
     def _run_mlp(self, layer: LayerWeights, buffers: Buffers, lora: AdaptedLayer | None) -> None:
         """From `normed` into `delta`."""
-        if self.fuses_gate:
+        if self.gate_rows is not None and len(buffers.normed) >= self.gate_rows:
             from prefixwise.backends.torch.cuda.gated_gemm import gated_gemm
 
             gated_gemm(buffers.normed, _given(layer.gate_up), self.config.activation, buffers.gated)
