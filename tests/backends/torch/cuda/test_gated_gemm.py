@@ -13,6 +13,7 @@ import torch.nn.functional as F  # noqa: N812  # everybody's name for it
 
 from benchmarks.random_checkpoint import QWEN3_06B, random_checkpoint
 from prefixwise.backends.torch.backend import TorchBackend
+from prefixwise.forward.batch import Layout
 from prefixwise.models.config import Activation
 from tests.backends.torch.batches import sequences_batch
 
@@ -64,8 +65,8 @@ class TestOnAGpu:
         assert backend._paged is not None
         assert backend._paged._cuda_graphs._trunk.gate_rows is not None
         prefix, items = np.arange(20, dtype=np.int32), [np.arange(n, n + 100, dtype=np.int32) for n in range(30)]
-        together = backend.forward(sequences_batch(prefix, [[item] for item in items], "serial"))
-        alone = [backend.forward(sequences_batch(prefix, [[item]], "serial")).label_logits for item in items]
+        together = backend.forward(sequences_batch(prefix, [[item] for item in items], Layout.CAUSAL))
+        alone = [backend.forward(sequences_batch(prefix, [[item]], Layout.CAUSAL)).label_logits for item in items]
         assert np.array_equal(together.label_logits, np.concatenate(alone))
         backend.close()
 
