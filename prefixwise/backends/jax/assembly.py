@@ -85,8 +85,8 @@ class Assembly:
         longest_sequence = int(np.diff(batch.sequence_starts).max()) if is_dense else 0
         fuses_heads = self.programs.transformer.fuses_heads
         reads_cache = _reads_kv_cache(batch)
-        if fuses_heads and self.config.is_causal:
-            reads_cache |= batch.layout is Layout.EXTEND  # items without a prefix: they need no program of their own
+        if fuses_heads and self.config.is_causal and not is_dense:
+            reads_cache |= all(prefix.segment is None for prefix in batch.prefixes)  # nothing is read in the batch
         return ProgramSpec(
             num_tokens=Buckets.of(self.info).fit(num_tokens),
             reads="kv_cache" if reads_cache else "batch",

@@ -214,7 +214,7 @@ def trunk_specs(
 def _largest_over_kv_cache(config: ModelConfig, info: BackendInfo) -> int:
     """The bucket of the largest forward that reads or writes the KV cache: that of a step, or of an item in one piece.
     Where the KV cache does not hold a whole context, an item may be as long as that."""
-    if info.max_prefix_len <= config.max_context_len:
+    if info.max_prefix_len < config.max_context_len:
         return info.token_buckets[-1]
     return Buckets.of(info).fit(max(info.step_tokens, info.max_whole_item + KV_BLOCK_SIZE))
 
