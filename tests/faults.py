@@ -109,8 +109,8 @@ class FaultyBackend(Backend):
 
         return replace(running, wait=wait)
 
-    def programs(self, *, max_dense_len: int) -> Sequence[Program]:
-        return self.backend.programs(max_dense_len=max_dense_len)
+    def programs(self, *, max_dense_len: int, has_sequences: bool = True) -> Sequence[Program]:
+        return self.backend.programs(max_dense_len=max_dense_len, has_sequences=has_sequences)
 
     def synchronize(self) -> None:
         self.backend.synchronize()

@@ -163,12 +163,16 @@ class Backend(ABC):
         """Run one forward pass, and wait for it."""
         return self.start(batch).wait()
 
-    def programs(self, *, max_dense_len: int) -> Sequence[Program]:
+    def programs(self, *, max_dense_len: int, has_sequences: bool = True) -> Sequence[Program]:
         """Every program that a forward can need; none for a backend that compiles nothing.
 
-        `max_dense_len`: the longest packed sequence with a dense mask; 0 where there are none.
+        `max_dense_len`: the longest packed sequence with a dense mask; 0 where there are none. `has_sequences`: False
+        where only a request that names its algorithm has packed or serial sequences, which may then wait for theirs.
         """
         return ()
+
+    def end_warm_up(self) -> None:  # noqa: B027  # optional: not needed where nothing was put off
+        """All programs have run once, and requests come from now on: begin what none of them should wait for."""
 
     def load_lora(self, slot: int, adapter: LoraAdapter) -> None:
         """Put an adapter into a slot, from 1 to `BackendInfo.max_loras`, for the forwards that start after it."""

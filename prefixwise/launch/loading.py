@@ -206,14 +206,15 @@ def read_tokenizer(checkpoint: Checkpoint) -> TextTokenizer | None:
 
 
 def warm_up(engine: ScoringEngine, on_program: OnProgram | None = None) -> int:
-    """Compile all programs of the engine's backend before the first request, and run one small request.
+    """Compile all programs of the engine's backend before the first request, and run a few small requests.
 
-    Returns how many programs there are. Raises BackendError if one of them cannot be compiled.
+    On a GPU sequences of packed and serial are left out unless `auto` may choose them. Returns how many programs there
+    are. Raises BackendError if one of them cannot be compiled.
     """
     begin = perf_counter()
-    scheduler = engine.scheduler
-    longest_dense = max_dense_len(engine.planner.options)
-    programs = scheduler.call(lambda: engine.backend.programs(max_dense_len=longest_dense))
+    scheduler, longest_dense = engine.scheduler, max_dense_len(engine.planner.options)
+    has_sequences = engine.planner.may_make_sequences
+    programs = scheduler.call(lambda: engine.backend.programs(max_dense_len=longest_dense, has_sequences=has_sequences))
     log.info("warm-up: %d programs to compile", len(programs))
     _compile(scheduler, programs, on_program)
     # In order, and after all are compiled: a compiler may time GEMMs on the device.
@@ -223,7 +224,9 @@ def warm_up(engine: ScoringEngine, on_program: OnProgram | None = None) -> int:
         scheduler.call(program.prepare)
     scheduler.calibrate()
     _log_costs(scheduler)
-    _score_items(engine)
+    compiles = any(program.lower is not None for program in programs)
+    _score_items(engine, has_sequences=has_sequences or not compiles)
+    scheduler.call(engine.backend.end_warm_up)
     log.info("warm-up: ready after %.1f s", perf_counter() - begin)
     return len(programs)
 
@@ -262,10 +265,10 @@ def _log_costs(scheduler: Scheduler) -> None:
     )
 
 
-def _score_items(engine: ScoringEngine) -> None:
+def _score_items(engine: ScoringEngine, *, has_sequences: bool) -> None:
     """The first request is slow on the host, too. The last one is large enough to measure the token rate, which decides
     what is admitted (`engine/admission.py`)."""
     algorithms: tuple[Algorithm, ...] = ("serial", "packed", "prefill_extend")
-    for algorithm in algorithms:
+    for algorithm in algorithms if has_sequences else algorithms[-1:]:
         engine.score(engine.tiny_request(algorithm))
     engine.score(engine.tiny_request(item_tokens=engine.scheduler.admission.turn_tokens))

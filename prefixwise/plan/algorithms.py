@@ -246,6 +246,20 @@ class Planner:
             splits_sequences=mask != "dense" and self._is_long_prefix(prefix_len),
         )
 
+    @property
+    def may_make_sequences(self) -> bool:
+        """Whether requests that do not name their algorithm may be packed or serial. Where estimates of a nominal
+        request decide, they are tried for prefixes of 1, 2, 4, .. tokens."""
+        longest = self.model.max_context_len
+        if not self.model.is_causal or self.backend.max_prefix_len < longest:
+            return True
+        if self.options.algorithm != "auto" or self.backend.algorithms_bit_equal:
+            return self.options.algorithm != "prefill_extend"
+        lens = [1 << power for power in range(longest.bit_length())]
+        sums, chunk = SegmentSums.of(_NOMINAL_SEGMENT_LENS), self.options.chunk_size or 0
+        estimates = [self._estimates(each, sums, chunk) for each in lens if not self._is_cached(each)]
+        return any(_fewest_forwards_of_ties(each) != "prefill_extend" for each in estimates)
+
     def _plan_bidirectional(self, segments: Segments, algorithm: str) -> ScorePlan:
         """Whole pairs, as many in a forward as fit, none of them cut."""
         asked = self.options.algorithm if algorithm == "auto" else algorithm
@@ -281,7 +295,7 @@ class Planner:
         prefix_len = len(segments.prefix_ids)
         if not prefix_len:
             return "prefill_extend", "the items share no prefix"
-        if self.caches_prefixes and KV_BLOCK_SIZE <= prefix_len <= self.backend.max_prefix_len:
+        if self._is_cached(prefix_len):
             return "prefill_extend", _CACHED
         may_look = self.backend.algorithms_bit_equal
         seen = segments.tokens.lens if may_look else _NOMINAL_SEGMENT_LENS
@@ -291,6 +305,10 @@ class Planner:
         basis = f"{len(seen)} segments" if may_look else "a nominal request of this query length"
         reason = f"{self._costs[1]} estimate for {prefix_len} prefix tokens and {basis}: {figures}"
         return best, f"{reason}; {_CACHED}" if best == "prefill_extend" and self.caches_prefixes else reason
+
+    def _is_cached(self, prefix_len: int) -> bool:
+        """For later requests, at least a whole block of it."""
+        return self.caches_prefixes and KV_BLOCK_SIZE <= prefix_len <= self.backend.max_prefix_len
 
     @property
     def _costs(self) -> tuple[CostModel, str]:

@@ -27,7 +27,7 @@ class CompilingBackend(FakeBackend):
         self.threads: dict[str, set[str]] = {step: set() for step in self.done}
         self._compile_one = compile_one
 
-    def programs(self, *, max_dense_len: int) -> Sequence[Program]:
+    def programs(self, *, max_dense_len: int, has_sequences: bool = True) -> Sequence[Program]:
         return [Program(title, partial(self._lower, title), partial(self._prepare, title)) for title in TITLES]
 
     def _lower(self, title: str) -> Callable[[], None]:
@@ -126,7 +126,7 @@ def test_a_closed_engine_is_not_warmed() -> None:
 class PrepareOnlyBackend(CompilingBackend):
     """Its programs have nothing to be compiled apart from running them."""
 
-    def programs(self, *, max_dense_len: int) -> Sequence[Program]:
+    def programs(self, *, max_dense_len: int, has_sequences: bool = True) -> Sequence[Program]:
         return [Program(title, None, partial(self._write_down, "prepare", title)) for title in TITLES]
 
 

@@ -153,6 +153,24 @@ class TestAuto:
         left_open = planner.plan(segments_of(5, [3]))
         assert (left_open.algorithm, left_open.reason) == ("packed", "set for this engine")
 
+    @pytest.mark.parametrize(
+        ("options", "expected"),
+        [
+            ({}, True),  # on a CPU the items decide
+            ({"algorithm": "prefill_extend"}, False),
+            ({"algorithm": "packed"}, True),
+            ({"kind": "gpu", "bit_equal": False, "joins_prefill": True, "multiple": 256}, False),
+            ({"kind": "gpu", "bit_equal": False, "joins_prefill": True, "multiple": 256, "num_kv_blocks": 1}, True),
+            ({"kind": "gpu", "bit_equal": False, "caches_prefixes": True, "algorithm": "serial"}, True),
+        ],
+    )
+    def test_whether_a_request_that_names_none_may_have_sequences(self, options: Any, expected: bool) -> None:
+        planner = planner_of(**options)
+        assert planner.may_make_sequences == expected
+        if not expected:
+            plans = [planner.plan(segments_of(prefix_len, [10] * 40)) for prefix_len in range(1, 500, 7)]
+            assert {each.algorithm for each in plans} == {"prefill_extend"}
+
     def test_without_a_prefix_there_is_nothing_to_choose(self) -> None:
         found = plan(0, [3, 3])
         assert found.algorithm == "prefill_extend"

@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 from prefixwise.backends.jax.attention.api import choose_for_batch_prefixes
 from prefixwise.backends.jax.attention.base import AttentionImplementation
 from prefixwise.backends.jax.devices import DeviceChoice, Platform, kv_cache_tokens
+from prefixwise.backends.jax.executables import ExecutableStore
 from prefixwise.backends.jax.inputs import ProgramSpec
 from prefixwise.backends.jax.kv_cache import KVCacheShape
 from prefixwise.backends.jax.lora import check_lora, lora_shapes
@@ -82,11 +83,14 @@ class Assembly:
         """The program for a batch whose largest data shard has so many tokens."""
         is_dense = batch.layout is Layout.PACKED and batch.mask == "dense"
         longest_sequence = int(np.diff(batch.sequence_starts).max()) if is_dense else 0
+        fuses_heads = self.programs.transformer.fuses_heads
         reads_cache = _reads_kv_cache(batch)
+        if fuses_heads and self.config.is_causal and not is_dense:
+            reads_cache |= all(prefix.segment is None for prefix in batch.prefixes)  # nothing is read in the batch
         return ProgramSpec(
             num_tokens=Buckets.of(self.info).fit(num_tokens),
             reads="kv_cache" if reads_cache else "batch",
-            writes_cache=bool(batch.cache_segments) or (reads_cache and self.programs.transformer.fuses_heads),
+            writes_cache=bool(batch.cache_segments) or (reads_cache and fuses_heads),
             dense_columns=dense_columns(longest_sequence) if is_dense else 0,
             is_embedded=batch.embed_overrides is not None,
             has_lora=batch.lora_slots is not None,
@@ -101,6 +105,7 @@ def assemble(
     dtype: jnp.dtype,
     attention: AttentionImplementation,
     compilation_cache_dir: str | None = None,
+    store: ExecutableStore | None = None,
 ) -> Assembly:
     """`attention`: the implementation for prefixes in the KV cache. The mesh may be of described devices (`aot`)."""
     check_lora(config, options)
@@ -120,6 +125,7 @@ def assemble(
         kv_cache.arrays(mesh),
         lora_shapes(config, options, dtype, mesh),
         options.max_loras,
+        store or ExecutableStore(),
     )
     info = _info(config, options, choice, programs, kv_cache, compilation_cache_dir)
     return Assembly(config, mesh, dtype, placement, kv_cache, programs, info)
@@ -252,6 +258,5 @@ def _row_tiles(platform: Platform, *, batch_invariant: bool) -> RowTiles:
 
 
 def _reads_kv_cache(batch: ForwardBatch) -> bool:
-    """A forward that caches segments writes them before attention, and reads all prefixes from the KV cache. Items
-    without a prefix need no program of their own."""
+    """A forward that caches segments writes them before attention, and reads all prefixes from the KV cache."""
     return bool(batch.cache_segments) or any(prefix.blocks for prefix in batch.prefixes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -17,6 +18,7 @@ from prefixwise.backends.jax.attention.api import choose_implementation, choose_
 from prefixwise.backends.jax.attention.base import AttentionImplementation
 from prefixwise.backends.jax.attention.dense import make_mask
 from prefixwise.backends.jax.devices import DeviceChoice, resolve_dtype, set_compilation_cache
+from prefixwise.backends.jax.executables import ExecutableStore
 from prefixwise.backends.jax.inputs import ForwardInputs, ProgramSpec, host_inputs, split_batch
 from prefixwise.backends.jax.invariant_rows import invariant_buckets
 from prefixwise.backends.jax.kv_cache import JaxKVBlock, KVCache
@@ -24,6 +26,7 @@ from prefixwise.backends.jax.lora import LoraStore
 from prefixwise.backends.jax.mesh import make_mesh, start_distributed
 from prefixwise.backends.jax.model import LastLayer
 from prefixwise.backends.jax.placement import HeadPlacement
+from prefixwise.backends.jax.programs import COMPILER_OPTIONS
 from prefixwise.backends.jax.runner import Floats, Runner, TileOutputs, list_programs
 from prefixwise.backends.jax.weights import load_weights
 from prefixwise.contract.ragged import Int32Array, Int64Array
@@ -36,6 +39,8 @@ from prefixwise.models.checkpoint import Checkpoint
 from prefixwise.models.config import ModelConfig
 from prefixwise.models.lora import LoraAdapter
 from prefixwise.models.weight_cache import with_bfloat16_weights
+
+log = logging.getLogger("prefixwise")
 
 
 class _HeadOutputs(NamedTuple):
@@ -70,8 +75,9 @@ class JaxBackend(Backend):
         dtype = resolve_dtype(options.dtype, choice.platform)
         mesh = make_mesh(choice.devices, options.dp_size, options.tp_size)
         self._has_failed = False  # since the KV cache was last recovered
-        attention = _choose_attention(options, config, choice, dtype, mesh.local_devices[0])
-        make = partial(assemble, config, choice=choice, mesh=mesh, dtype=dtype, attention=attention)
+        store = ExecutableStore.of(cache_dir, mesh)
+        attention = _choose_attention(options, config, choice, dtype, mesh.local_devices[0], store)
+        make = partial(assemble, config, choice=choice, mesh=mesh, dtype=dtype, attention=attention, store=store)
         self._assembly = _exact_assembly(
             partial(make, compilation_cache_dir=None if cache_dir is None else str(cache_dir)), options, choice
         )
@@ -81,8 +87,14 @@ class JaxBackend(Backend):
         self._runner = _make_runner(checkpoint, self._assembly, options)
         self.info = self._assembly.info
 
-    def programs(self, *, max_dense_len: int) -> Sequence[Program]:
-        return list_programs(self._runner, self.info.token_buckets, max_dense_len)
+    def programs(self, *, max_dense_len: int, has_sequences: bool = True) -> Sequence[Program]:
+        return list_programs(self._runner, self.info, max_dense_len=max_dense_len, has_sequences=has_sequences)
+
+    def end_warm_up(self) -> None:
+        programs = self._runner.programs
+        if programs.num_loaded:
+            log.info("warm-up: %d of %d programs were read from disk", programs.num_loaded, programs.num_compiled)
+        programs.save()
 
     def start(self, batch: ForwardBatch) -> RunningForward:
         if self._has_failed:
@@ -224,6 +236,7 @@ class JaxBackend(Backend):
         return is_device or super().is_out_of_memory(error)
 
     def close(self) -> None:
+        self._runner.programs.store.close()
         del self._runner
 
     def _inputs(self, part: ForwardBatch, spec: ProgramSpec, blocks: Sequence[JaxKVBlock]) -> ForwardInputs[Int32Array]:
@@ -252,9 +265,13 @@ def _exact_assembly(
     if assembly.dtype != jnp.float32 and not options.max_loras:  # theirs are other GEMMs
         info, device = assembly.info, assembly.mesh.local_devices[0]
         layers = assembly.programs.weights.layers
-        buckets = invariant_buckets(layers, assembly.dtype, info.token_buckets, device)
+        sizes, of_platform = info.token_buckets, COMPILER_OPTIONS[choice.platform]
+        buckets = assembly.programs.store.recall(
+            f"invariant buckets: {layers} {assembly.dtype} {sizes} {of_platform}",
+            lambda: invariant_buckets(layers, assembly.dtype, sizes, device),
+        )
         if buckets is not None:
-            return replace(assembly, info=replace(info, token_buckets=buckets, batch_invariant=True))
+            return replace(assembly, info=replace(info, token_buckets=tuple(buckets), batch_invariant=True))
     return make(options) if options.batch_invariant else assembly
 
 
@@ -268,7 +285,12 @@ def _make_runner(checkpoint: Checkpoint, assembly: Assembly, options: BackendOpt
 
 
 def _choose_attention(
-    options: BackendOptions, config: ModelConfig, choice: DeviceChoice, dtype: jnp.dtype, device: jax.Device
+    options: BackendOptions,
+    config: ModelConfig,
+    choice: DeviceChoice,
+    dtype: jnp.dtype,
+    device: jax.Device,
+    store: ExecutableStore,
 ) -> AttentionImplementation:
     """The named implementation, else the best one that works with the heads of one device."""
     kind = attention_kind(config, choice, dtype)
@@ -277,9 +299,13 @@ def _choose_attention(
     placement = HeadPlacement.plan(config.num_heads, config.num_kv_heads, options.tp_size)
     heads = placement.kv_heads_per_shard, placement.heads_per_kv, config.head_size
 
-    def probe(candidate: AttentionImplementation) -> None:
+    def run_probe(candidate: AttentionImplementation) -> bool:
         with jax.default_device(device):
             probe_attention(candidate, heads, dtype)
+        return True
+
+    def probe(candidate: AttentionImplementation) -> None:
+        store.recall(f"attention works: {candidate} {heads} {dtype}", partial(run_probe, candidate))
 
     return choose_working(**kind, probe=probe)
 

@@ -9,11 +9,15 @@ numbers, and buckets up to the last one that differs are not used. That holds fo
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
+from jax.sharding import SingleDeviceSharding
+from jax.stages import Compiled
 from jax.typing import DTypeLike
 
 from prefixwise.backends.jax.model import layer_linear
@@ -23,8 +27,7 @@ from prefixwise.models.lora import Matrix
 
 MAX_SMALLEST = 2048  # tokens: with a larger one small requests would cost more than with tiles of fixed rows
 _MATRICES: tuple[Matrix, ...] = ("qkv", "o", "gate_up", "down")
-_NUM_THREADS = 8  # that compile
-_Gemm = Callable[[int], jax.Array]  # of the first rows of the same random ones
+_NUM_THREADS = 16  # that compile
 
 
 def invariant_buckets(
@@ -32,26 +35,22 @@ def invariant_buckets(
 ) -> tuple[int, ...] | None:
     """The buckets that agree with all larger ones; None where the least of them is above MAX_SMALLEST. `layers`: the
     shapes and shardings of the matrices of all layers; `dtype`: of activations."""
-    differs = {0}
-    for name in _MATRICES if layers.router is None else _MATRICES[:2]:  # experts have tiles of fixed rows
-        gemm = _gemm(layers, dtype, name, buckets, device)
-        largest = gemm(buckets[-1])
-        differs |= {size for size in buckets if not bool(jnp.array_equal(gemm(size), largest[:size]))}
-    found = tuple(size for size in buckets if size > max(differs))
+    names = _MATRICES if layers.router is None else _MATRICES[:2]  # experts have tiles of fixed rows
+    with ThreadPoolExecutor(_NUM_THREADS) as pool:
+        trials = [_begin_trial(layers, dtype, name, buckets, device, pool) for name in names]
+        differing = set().union(*(differing() for differing in trials))
+    found = tuple(size for size in buckets if size > max(differing, default=0))
     return found if found and found[0] <= MAX_SMALLEST else None
 
 
-def _gemm(layers: LayerWeights, dtype: DTypeLike, name: Matrix, buckets: Sequence[int], device: jax.Device) -> _Gemm:
-    """With random numbers for one layer's matrix on one shard. The programs of all buckets are compiled at once."""
+def _begin_trial(
+    layers: LayerWeights, dtype: DTypeLike, name: Matrix, buckets: Sequence[int], device: jax.Device, pool: Executor
+) -> Callable[[], set[int]]:
+    """Let the pool compile GEMMs with one layer's matrix on one shard. The returned function runs them on the first
+    rows of the same random ones, and finds the buckets in which a row has other bits than in the largest."""
     stack = getattr(layers, name)
     _, num_out, num_in = stack.sharding.shard_shape(stack.shape)
-    keys = jax.random.split(jax.device_put(jax.random.key(0), device))
-    weight, x = (
-        jax.random.normal(key, (rows, num_in), jnp.float32).astype(each)
-        for key, rows, each in zip(keys, (num_out, buckets[-1]), (stack.dtype, dtype), strict=True)
-    )
     is_summed = num_in < stack.shape[-1]  # over shards, in float32
-    numbers = weight[:, 0].astype(jnp.float32)
 
     def multiply(x: jax.Array, weight: jax.Array, numbers: jax.Array) -> jax.Array:
         bias = numbers if name == "qkv" and layers.qkv_bias is not None else None
@@ -59,8 +58,32 @@ def _gemm(layers: LayerWeights, dtype: DTypeLike, name: Matrix, buckets: Sequenc
         one: Any = {name: weight, "fp8_scales": scales}
         return layer_linear(layers._replace(**one), name, x, jnp.float32 if is_summed else None, bias=bias)
 
-    jitted = jax.jit(multiply, compiler_options=COMPILER_OPTIONS.get(device.platform))
-    lowered = [jitted.lower(x[:size], weight, numbers) for size in buckets]
-    with ThreadPoolExecutor(_NUM_THREADS) as pool:
-        compiled = dict(zip(buckets, pool.map(lambda each: each.compile(), lowered), strict=True))
-    return lambda size: compiled[size](x[:size], weight, numbers)
+    def differs(size: int, x: jax.Array, weight: jax.Array, numbers: jax.Array, largest: jax.Array) -> jax.Array:
+        """The barriers keep the GEMM apart from what surrounds it: it is that of `multiply`."""
+        rows = lax.optimization_barrier(x[:size])
+        return (lax.optimization_barrier(multiply(rows, weight, numbers)) != largest[:size]).any()
+
+    def random_inputs() -> tuple[jax.Array, jax.Array, jax.Array]:
+        keys = jax.random.split(jax.random.key(0))
+        weight, x = (
+            jax.random.normal(key, (rows, num_in), jnp.float32).astype(each)
+            for key, rows, each in zip(keys, (num_out, buckets[-1]), (stack.dtype, dtype), strict=True)
+        )
+        return x, weight, weight[:, 0].astype(jnp.float32)
+
+    def begin(function: Callable[..., Any], *shapes: Any) -> Future[Compiled]:
+        jitted = jax.jit(function, out_shardings=on_device, compiler_options=COMPILER_OPTIONS.get(device.platform))
+        return pool.submit(jitted.lower(*shapes).compile)
+
+    on_device = SingleDeviceSharding(device)
+    inputs = jax.eval_shape(random_inputs)
+    make, largest = begin(random_inputs), begin(multiply, *inputs)
+    whole = jax.eval_shape(multiply, *inputs)
+    smaller = {size: begin(partial(differs, size), *inputs, whole) for size in buckets[:-1]}
+
+    def differing() -> set[int]:
+        arrays = make.result()()
+        rows = largest.result()(*arrays)
+        return {size for size, program in smaller.items() if bool(program.result()(*arrays, rows))}
+
+    return differing

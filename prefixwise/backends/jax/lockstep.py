@@ -153,11 +153,12 @@ class LeaderBackend(Backend):
         except Empty:
             return numbers
 
-    def programs(self, *, max_dense_len: int) -> Sequence[Program]:
+    def programs(self, *, max_dense_len: int, has_sequences: bool = True) -> Sequence[Program]:
         """All ranks compile the same, side by side, and run each once together."""
+        asked: dict[str, Any] = {"max_dense_len": max_dense_len, "has_sequences": has_sequences}
         with self._lock:
-            send_all(self._ranks, Message("programs", {"max_dense_len": max_dense_len}))
-        own = self._inner.programs(max_dense_len=max_dense_len)
+            send_all(self._ranks, Message("programs", asked))
+        own = self._inner.programs(**asked)
         return [
             Program(
                 each.title,
@@ -356,7 +357,7 @@ class _Follower:
         raise BackendError("rank 0 has refused a forward that this rank has started: their KV caches differ")
 
     def _on_programs(self, message: Message) -> None:
-        self._programs = self._backend.programs(max_dense_len=message.values["max_dense_len"])
+        self._programs = self._backend.programs(**message.values)
         self._compiled.clear()
 
     def _on_compile(self, message: Message) -> None:

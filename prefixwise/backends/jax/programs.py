@@ -11,7 +11,8 @@ gather        hidden states of all processes, where there are several, to each o
 All behind the trunk have one tile of `RowTiles.score_rows` rows; more tokens than that are several runs.
 
 A program is traced and compiled from the shapes and shardings of its arguments. Tracing holds Python's lock and
-compiling does not, so many programs can be compiled at a time.
+compiling does not, so many programs can be compiled at a time. An earlier start may have left it on disk
+(`executables.py`); it is then neither traced nor compiled.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +29,7 @@ from jax.stages import Compiled, Lowered
 
 from prefixwise.backends.jax.attention import xla
 from prefixwise.backends.jax.attention.base import AttentionImplementation
+from prefixwise.backends.jax.executables import ExecutableStore
 from prefixwise.backends.jax.head_gemms import LABEL_TILE, label_logits, logsumexp, score_vocabulary
 from prefixwise.backends.jax.inputs import ForwardInputs, ProgramSpec, capacities, packed_size, unpack
 from prefixwise.backends.jax.kv_cache import KV_CACHE_SPEC, KVCacheArrays
@@ -81,6 +83,14 @@ class HeadSpec:
 Spec = ProgramSpec | EmbedSpec | HeadSpec
 
 
+class _Source(NamedTuple):
+    """A program before it is traced."""
+
+    jitted: Any
+    arguments: tuple[Any, ...]  # shapes and shardings
+    outputs: Any  # a tree like that of its outputs
+
+
 @dataclass(frozen=True, eq=False)
 class Programs:
     """Compiles programs and holds them. A program that is not compiled yet is compiled at its first use."""
@@ -93,12 +103,20 @@ class Programs:
     kv_cache: KVCacheArrays
     lora: LoraArrays | None = None  # shapes and shardings; None: there are no slots for adapters
     num_lora_slots: int = 0
+    store: ExecutableStore = field(default_factory=ExecutableStore)
+    _unsaved: dict[Spec, Compiled] = field(default_factory=dict)  # compiled, and not in the store
     _compiled: dict[Spec, Compiled] = field(default_factory=dict)
+    _loaded: set[Spec] = field(default_factory=set)  # from the store
     _compiling: set[Spec] = field(default_factory=set)  # at their first use
 
     @property
     def num_compiled(self) -> int:
         return len(self._compiled)
+
+    @property
+    def num_loaded(self) -> int:
+        """How many of them were read from disk."""
+        return len(self._loaded)
 
     @property
     def is_compiling(self) -> bool:
@@ -167,26 +185,63 @@ class Programs:
                 self.lower(spec)()
             finally:
                 self._compiling.discard(spec)
+            self.save()
         return self._compiled[spec]
 
     def lower(self, spec: Spec) -> Callable[[], None]:
-        """Trace a program. The returned function compiles it, on any thread; it does nothing for a compiled program."""
+        """Trace a program. The returned function compiles it, on any thread; it does nothing for a compiled program,
+        and reads one that is on disk."""
         if spec in self._compiled:
             return lambda: None
-        lowered = self.lowered(spec)
+        if self.store.has(self._describe(spec)):
+            return partial(self._load, spec)
+        return partial(self._compile, spec, self.lowered(spec))
 
-        def finish() -> None:
-            self._compiled[spec] = lowered.compile()
+    def _compile(self, spec: Spec, lowered: Lowered) -> None:
+        self._compiled[spec] = self._unsaved[spec] = lowered.compile()
 
-        return finish
+    def _load(self, spec: Spec) -> None:
+        """From the store. A program that cannot be read is traced and compiled on this thread."""
+        source = self._source(spec)
+        stored = self.store.load(self._describe(spec), source.arguments, source.outputs)
+        if stored is None:
+            self._compile(spec, self.lowered(spec))
+        else:
+            self._compiled[spec] = stored
+            self._loaded.add(spec)
+
+    def recompile(self, spec: Spec) -> bool:
+        """Compile a program that was read from disk and does not run. False: it was not."""
+        if spec not in self._loaded:
+            return False
+        self._loaded.discard(spec)
+        self._compile(spec, self.lowered(spec))
+        return True
 
     def lowered(self, spec: Spec) -> Lowered:
         """Trace a program."""
-        if isinstance(spec, EmbedSpec):
-            return self._lower_embed(spec)
-        return self._lower_trunk(spec) if isinstance(spec, ProgramSpec) else self._lower_head_program(spec)
+        source = self._source(spec)
+        lowered: Lowered = source.jitted.lower(*source.arguments)
+        return lowered
 
-    def _lower_trunk(self, spec: ProgramSpec) -> Lowered:
+    def save(self) -> None:
+        """Write what was compiled to the store, on another thread."""
+        while self._unsaved:
+            spec, compiled = self._unsaved.popitem()
+            self.store.save(self._describe(spec), compiled)
+
+    def _describe(self, spec: Spec) -> str:
+        """All that decides the program, beside what is the same for all programs of a process."""
+        arrays = (self.weights, self.kv_cache, self.lora)
+        sizes = (self.max_kv_blocks, self.num_lora_slots, LABEL_TILE)
+        return repr((spec, self.transformer, arrays, sizes, COMPILER_OPTIONS.get(self.platform)))
+
+    def _source(self, spec: Spec) -> _Source:
+        if isinstance(spec, EmbedSpec):
+            return self._embed_source(spec)
+        return self._trunk_source(spec) if isinstance(spec, ProgramSpec) else self._head_program_source(spec)
+
+    def _trunk_source(self, spec: ProgramSpec) -> _Source:
         lens = self.input_lens(spec)
 
         def trunk(
@@ -210,14 +265,16 @@ class Programs:
         mask = None
         if spec.dense_columns:
             mask = self._shape((num_shards * spec.num_tokens, spec.dense_columns), jnp.bool_, P(DATA))
-        jitted = self._jit(trunk, in_specs, (LAST_SPECS, kv_cache_specs), donate_argnums=(1,))
+        out_specs = (LAST_SPECS, kv_cache_specs)
+        jitted = self._jit("trunk", trunk, in_specs, out_specs, donate_argnums=(1,))
         x = None
         if spec.is_embedded:
             width = self.transformer.config.model_size
             x = self._shape((num_shards * spec.num_tokens, width), self.weights.embedding.dtype, P(DATA))
-        return jitted.lower(self.weights, self.kv_cache, packed, mask, x, self.lora if spec.has_lora else None)
+        lora = self.lora if spec.has_lora else None
+        return _Source(jitted, (self.weights, self.kv_cache, packed, mask, x, lora), out_specs)
 
-    def _lower_embed(self, spec: EmbedSpec) -> Lowered:
+    def _embed_source(self, spec: EmbedSpec) -> _Source:
         transformer, num_shards = self.transformer, self.mesh.shape[DATA]
 
         def embed(embedding: jax.Array, tokens: jax.Array, rows: jax.Array) -> jax.Array:
@@ -227,22 +284,23 @@ class Programs:
         tokens = self._shape((num_shards, spec.num_tokens + spec.num_overrides), jnp.int32, P(DATA))
         shape = (num_shards, spec.num_overrides, transformer.config.model_size)
         rows = self._shape(shape, self.weights.embedding.dtype, P(DATA))
-        jitted = self._jit(embed, (self.weight_specs.embedding, P(DATA), P(DATA)), P(DATA))
-        return jitted.lower(self.weights.embedding, tokens, rows)
+        jitted = self._jit("embed", embed, (self.weight_specs.embedding, P(DATA), P(DATA)), P(DATA))
+        return _Source(jitted, (self.weights.embedding, tokens, rows), P(DATA))
 
-    def _lower_head_program(self, spec: HeadSpec) -> Lowered:
+    def _head_program_source(self, spec: HeadSpec) -> _Source:
         num_rows = self.mesh.shape[DATA] * self.transformer.rows.score_rows
         hidden = self._shape((num_rows, self.transformer.config.model_size), jnp.float32, HIDDEN_SPEC)
         if spec.num_tokens is not None:
-            return self._lower_score(spec.num_tokens, has_lora=spec.has_lora)
+            return self._score_source(spec.num_tokens, has_lora=spec.has_lora)
         if spec.kind == "gather":
-            return jax.jit(lambda rows: rows, out_shardings=NamedSharding(self.mesh, P())).lower(hidden)
+            jitted = jax.jit(lambda rows: rows, out_shardings=NamedSharding(self.mesh, P()))
+            return _Source(jitted, (hidden,), P())
         if spec.kind == "labels":
             softcap = self.transformer.config.logit_softcap
             function: Callable[..., jax.Array] = partial(
                 label_logits, tp_size=self.transformer.tp_size, softcap=softcap
             )
-            return self._lower_head(function, hidden, self._shape((LABEL_TILE,), jnp.int32, P()))
+            return self._head_source(spec.kind, function, hidden, self._shape((LABEL_TILE,), jnp.int32, P()))
         config = self.transformer.config
         sizes: Any = {
             "tp_size": self.transformer.tp_size,
@@ -251,10 +309,10 @@ class Programs:
         }
         if spec.kind == "vocabulary":
             token_ids = self._shape((num_rows,), jnp.int32, HIDDEN_SPEC)
-            return self._lower_head(partial(score_vocabulary, **sizes, top_k=spec.top_k), hidden, token_ids)
-        return self._lower_head(partial(logsumexp, **sizes), hidden)
+            return self._head_source(spec.kind, partial(score_vocabulary, **sizes, top_k=spec.top_k), hidden, token_ids)
+        return self._head_source(spec.kind, partial(logsumexp, **sizes), hidden)
 
-    def _lower_score(self, num_tokens: int, *, has_lora: bool) -> Lowered:
+    def _score_source(self, num_tokens: int, *, has_lora: bool) -> _Source:
         transformer, num_shards = self.transformer, self.mesh.shape[DATA]
 
         def score(weights: ModelWeights, last: LastLayer, tokens: jax.Array, lora: LoraArrays | None) -> jax.Array:
@@ -273,11 +331,11 @@ class Programs:
         num_numbers = (2 if is_pooled or has_lora else 1) * transformer.rows.score_rows
         tokens = self._shape((num_shards, num_numbers), jnp.int32, P(DATA))
         in_specs = (self.weight_specs, LAST_SPECS, P(DATA), lora_specs() if has_lora else None)
-        jitted = self._jit(score, in_specs, HIDDEN_SPEC)
+        jitted = self._jit("score", score, in_specs, HIDDEN_SPEC)
         lora = self.lora if has_lora else None
-        return jitted.lower(self.weights, LastLayer(*last), tokens, lora)  # type: ignore[arg-type]
+        return _Source(jitted, (self.weights, LastLayer(*last), tokens, lora), HIDDEN_SPEC)  # type: ignore[arg-type]
 
-    def _lower_head(self, function: Callable[..., jax.Array], *arguments: Any) -> Lowered:
+    def _head_source(self, kind: str, function: Callable[..., jax.Array], *arguments: Any) -> _Source:
         """With several processes, each of them holds the whole result and may fetch it at any time. Hidden states are
         divided in place of logits."""
         divisor, undivided = self.transformer.config.logit_divisor, function
@@ -288,12 +346,14 @@ class Programs:
 
         specs = (self.weight_specs.head, *(each.sharding.spec for each in arguments))
         whole = NamedSharding(self.mesh, P())
-        jitted = self._jit(function, specs, HIDDEN_SPEC, out_shardings=None if whole.is_fully_addressable else whole)
-        return jitted.lower(self.weights.head, *arguments)
+        out_sharding = None if whole.is_fully_addressable else whole
+        jitted = self._jit(kind, function, specs, HIDDEN_SPEC, out_shardings=out_sharding)
+        return _Source(jitted, (self.weights.head, *arguments), HIDDEN_SPEC)
 
     def _shape(self, shape: tuple[int, ...], dtype: Any, spec: PartitionSpec) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(self.mesh, spec))
 
-    def _jit(self, function: Callable[..., Any], in_specs: Any, out_specs: Any, **options: Any) -> Any:
-        sharded = jax.shard_map(function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+    def _jit(self, name: str, function: Callable[..., Any], in_specs: Any, out_specs: Any, **options: Any) -> Any:
+        sharded: Any = jax.shard_map(function, mesh=self.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+        sharded.__name__ = f"{name}{self.store.suffix}"
         return jax.jit(sharded, compiler_options=COMPILER_OPTIONS.get(self.platform), **options)

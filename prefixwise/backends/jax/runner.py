@@ -7,6 +7,7 @@ that number; each tile of scored rows is a run of its own.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,10 +29,14 @@ from prefixwise.backends.jax.programs import HeadSpec, Programs
 from prefixwise.backends.jax.row_tiles import dense_columns_up_to
 from prefixwise.backends.jax.weights import ModelWeights
 from prefixwise.contract.ragged import Int32Array, Int64Array
-from prefixwise.forward.backend import Program
-from prefixwise.forward.batch import ForwardBatch
+from prefixwise.forward.backend import BackendInfo, Program
+from prefixwise.forward.batch import KV_BLOCK_SIZE, ForwardBatch
+from prefixwise.forward.buckets import Buckets
 from prefixwise.forward.kv_pages import NOT_CACHED
 from prefixwise.forward.tiles import Tiles
+from prefixwise.models.config import ModelConfig
+
+log = logging.getLogger("prefixwise")
 
 Floats = NDArray[np.float32]
 TileOutputs = Sequence[Sequence[jax.Array]]  # [dp S, ..] each, by tile of scored rows, then by tile of labels
@@ -147,17 +152,18 @@ def _send(array: jax.Array) -> jax.Array:
     return array
 
 
-def list_programs(runner: Runner, buckets: Sequence[int], max_dense_len: int) -> list[Program]:
+def list_programs(runner: Runner, info: BackendInfo, *, max_dense_len: int, has_sequences: bool) -> list[Program]:
     """Every trunk, the scoring program of each bucket, and the two programs of the head."""
-    warmup, programs = _Warmup(runner), []
-    config, kinds = runner.programs.transformer.config, (False,) if runner.lora is None else (False, True)
-    for num_tokens, has_lora in product(buckets, kinds):
-        chosen = _specs(runner.programs.transformer, num_tokens, max_dense_len)
-        specs = [replace(spec, has_lora=has_lora) for spec in chosen]
+    warmup, programs, transformer = _Warmup(runner), [], runner.programs.transformer
+    kinds = (False,) if runner.lora is None else (False, True)
+    trunks = trunk_specs(transformer, info, max_dense_len=max_dense_len, has_sequences=has_sequences)
+    for of_bucket, has_lora in product(trunks, kinds):
+        specs = [replace(spec, has_lora=has_lora) for spec in of_bucket]
         programs += [_program(runner, spec, partial(warmup.trunk, spec)) for spec in specs]
-        score = HeadSpec("score", num_tokens, has_lora=has_lora and config.pooling != "mean")
+        has_slots = has_lora and transformer.config.pooling != "mean"
+        score = HeadSpec("score", specs[-1].num_tokens, has_lora=has_slots)
         programs.append(_program(runner, score, partial(warmup.score, specs[-1])))
-    smallest = _specs(runner.programs.transformer, buckets[0], 0)[-1]
+    smallest = trunks[0][-1]
     return [
         *programs,
         _program(runner, HeadSpec("labels"), partial(warmup.labels, smallest)),
@@ -165,21 +171,52 @@ def list_programs(runner: Runner, buckets: Sequence[int], max_dense_len: int) ->
     ]
 
 
-def _program(runner: Runner, spec: ProgramSpec | HeadSpec, prepare: Callable[[], object]) -> Program:
+def _program(runner: Runner, spec: ProgramSpec | HeadSpec, run: Callable[[], object]) -> Program:
+    def prepare() -> None:
+        try:
+            run()
+        except Exception as error:  # of jax, and of many types
+            if not runner.programs.recompile(spec):
+                raise
+            log.warning("the program %r, read from disk, does not run, and was compiled again: %s", spec.title, error)
+            runner.kv_cache.recover()
+            run()
+
     return Program(spec.title, partial(runner.programs.lower, spec), prepare)
 
 
-def _specs(transformer: Transformer, num_tokens: int, max_dense_len: int) -> list[ProgramSpec]:
-    """Prefill, with or without scored tokens; sequences with each width of a dense mask and without one; and extend.
-    Without shared prefixes there are only sequences. Where one kernel does RoPE and writes to the KV cache, prefill
-    serves as extend, too: nothing to cache costs it nothing, and half of these programs need not be compiled."""
-    sequences = ProgramSpec(num_tokens, reads="batch", writes_cache=False)
-    if not transformer.config.is_causal:
-        return [sequences]
-    masked = [sequences.with_mask(columns) for columns in dense_columns_up_to(min(num_tokens, max_dense_len))]
-    prefill = ProgramSpec(num_tokens, reads="kv_cache", writes_cache=True)
-    extend = ProgramSpec(num_tokens, reads="kv_cache", writes_cache=False)
-    return [*masked, sequences, prefill] if transformer.fuses_heads else [prefill, *masked, sequences, extend]
+def trunk_specs(
+    transformer: Transformer, info: BackendInfo, *, max_dense_len: int, has_sequences: bool
+) -> list[list[ProgramSpec]]:
+    """By bucket: sequences with each width of a dense mask and without one; prefill, with or without scored tokens; and
+    extend. A model without shared prefixes has only sequences.
+
+    Where one kernel does RoPE and writes to the KV cache, prefill serves as extend, too, as nothing to cache costs it
+    nothing, and as sequences without a prefix: with `has_sequences` False it is the only trunk.
+    """
+    largest, found = _largest_over_kv_cache(transformer.config, info), []
+    for num_tokens in info.token_buckets:
+        sequences = ProgramSpec(num_tokens, reads="batch", writes_cache=False)
+        masked = [sequences.with_mask(columns) for columns in dense_columns_up_to(min(num_tokens, max_dense_len))]
+        prefill = ProgramSpec(num_tokens, reads="kv_cache", writes_cache=True)
+        specs: list[ProgramSpec] = []
+        if not transformer.config.is_causal:
+            specs = [sequences]
+        elif has_sequences or not transformer.fuses_heads:
+            specs = [*masked, sequences]
+        if transformer.config.is_causal and num_tokens <= largest:
+            specs += [prefill] if transformer.fuses_heads else [prefill, replace(prefill, writes_cache=False)]
+        if specs:
+            found.append(specs)
+    return found
+
+
+def _largest_over_kv_cache(config: ModelConfig, info: BackendInfo) -> int:
+    """The bucket of the largest forward that reads or writes the KV cache: that of a step, or of an item in one piece.
+    Where the KV cache does not hold a whole context, an item may be as long as that."""
+    if info.max_prefix_len < config.max_context_len:
+        return info.token_buckets[-1]
+    return Buckets.of(info).fit(max(info.step_tokens, info.max_whole_item + KV_BLOCK_SIZE))
 
 
 class _Warmup:

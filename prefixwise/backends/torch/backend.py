@@ -276,7 +276,7 @@ class TorchBackend(Backend):
     def _lora_rows(self, slots: Int32Array | None) -> LoraRows | None:
         return None if slots is None or self._loras is None else self._loras.rows(slots)
 
-    def programs(self, *, max_dense_len: int) -> Sequence[Program]:
+    def programs(self, *, max_dense_len: int, has_sequences: bool = True) -> Sequence[Program]:
         """The programs of the paged runner. Dense masks run without them."""
         return () if self._paged is None else self._paged.programs()
 

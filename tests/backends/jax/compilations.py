@@ -20,6 +20,7 @@ import jax
 from jax.experimental.compilation_cache import compilation_cache
 
 from prefixwise import Scorer
+from prefixwise.backends.jax.backend import JaxBackend
 from prefixwise.backends.jax.mesh import set_jax_option
 
 COMPILED = "/jax/core/compile/backend_compile_duration"  # or found on disk
@@ -83,13 +84,23 @@ def shared_cache(folder: Path) -> Iterator[None]:
 
 
 def score_a_little(folder: str | Path, cache_folder: str | Path) -> dict[str, Any]:
-    """The scores of a new scorer, and how many programs it compiled or found, found, and wrote."""
+    """The scores of a new scorer, how many programs it compiled or found in JAX's cache, found there, and wrote, and
+    how many it read without tracing."""
     with (
         count_events() as events,
         Scorer(folder, backend="jax", device="cpu", dtype="float32", compilation_cache_dir=cache_folder) as scorer,
     ):
         scores = scorer.score([1, 2, 3], [[4], [5, 6]], label_token_ids=[3, 5], algorithm="packed").scores
-    return {"scores": scores, "needed": events[COMPILED], "found": events[FOUND], "written": events[WRITTEN]}
+        num_read = loaded_programs(scorer)
+    counts = {"needed": events[COMPILED], "found": events[FOUND], "written": events[WRITTEN], "read": num_read}
+    return {"scores": scores, **counts}
+
+
+def loaded_programs(scorer: Scorer) -> int:
+    """How many of its programs were read without tracing."""
+    backend = scorer.engine.backend
+    assert isinstance(backend, JaxBackend)
+    return backend._runner.programs.num_loaded
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from prefixwise.backends.jax.kv_cache import JaxKVBlock, KVCacheArrays, KVCacheS
 from prefixwise.backends.jax.runner import Runner, list_programs
 from prefixwise.contract.errors import BackendError
 from prefixwise.contract.ragged import Int32Array
-from prefixwise.forward.backend import BackendOptions
+from prefixwise.forward.backend import PROBE, BackendOptions
 from prefixwise.forward.batch import KV_BLOCK_SIZE, ForwardBatch, ForwardOutput, Layout, MaskImpl, Prefix
 from prefixwise.models.sources import open_checkpoint
 from tests.backends.jax.batches import (
@@ -238,9 +238,29 @@ class TestSequences:
         extend = extend_batch([Suffix(PREFIX[:5], 100)], [(block,)])
         block.release()
         assert fused.spec(new, 100) == fused.spec(extend, 100) == assembly.spec(new, 100) != assembly.spec(extend, 100)
-        kinds = [program.title for program in list_programs(runner, (512,), 0)]
-        merged = [program.title for program in list_programs(replace(runner, programs=fused.programs), (512,), 0)]
-        assert set(kinds) - set(merged) == {"extend, 512 tokens"} and set(merged) < set(kinds)
+        info = replace(four_pages.info, token_buckets=(512,))
+
+        def titles(runner: Runner, *, has_sequences: bool) -> set[str]:
+            programs = list_programs(runner, info, max_dense_len=0, has_sequences=has_sequences)
+            return {program.title for program in programs}
+
+        on_gpu = replace(runner, programs=fused.programs)
+        kinds, merged = titles(runner, has_sequences=False), titles(on_gpu, has_sequences=True)
+        least = titles(on_gpu, has_sequences=False)
+        assert kinds - merged == {"extend, 512 tokens"} and merged < kinds
+        assert merged - least == {"sequences, 512 tokens"} and least < merged
+        without_prefix = segments_batch([Segment(PREFIX[:5])], [], Layout.EXTEND, scored=[0])
+        for batch in (without_prefix, PROBE):  # are no sequences that read a prefix in the batch
+            assert fused.spec(batch, 5) == fused.spec(new, 5) != assembly.spec(batch, 5)
+
+    def test_items_without_a_prefix_have_the_same_bits_over_the_kv_cache(
+        self, backend: JaxBackend, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        batch = segments_batch([Segment(PREFIX[:50]), Segment(PREFIX[:200])], [], Layout.EXTEND, scored=[0, 1])
+        expected = backend.forward(batch)
+        monkeypatch.setattr("prefixwise.backends.jax.assembly._reads_kv_cache", lambda batch: True)
+        assert backend._assembly.spec(batch, 250).reads == "kv_cache"
+        assert_same_scores(backend.forward(batch), expected)
 
     def test_items_may_read_blocks_that_their_own_forward_caches(self, backend: JaxBackend) -> None:
         (cached,) = prefill(backend, PREFIX)

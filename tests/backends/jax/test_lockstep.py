@@ -52,7 +52,7 @@ class Ranked(FakeBackend):
             raise BackendError("no page is free")
         return super().start(batch)
 
-    def programs(self, *, max_dense_len: int) -> list[Program]:
+    def programs(self, *, max_dense_len: int, has_sequences: bool = True) -> list[Program]:
         def lower(name: str) -> Callable[[], None]:
             return lambda: self.ran.append(f"compile {name}")
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from types import SimpleNamespace
@@ -8,7 +8,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +15,9 @@ from hypothesis import strategies as st
 from benchmarks.random_checkpoint import QWEN3_06B
 from prefixwise.backends.jax import invariant_rows
 from prefixwise.backends.jax.backend import _exact_assembly
+from prefixwise.backends.jax.executables import ExecutableStore
 from prefixwise.backends.jax.mesh import make_mesh
+from prefixwise.backends.jax.model import layer_linear
 from prefixwise.backends.jax.placement import HeadPlacement
 from prefixwise.backends.jax.row_tiles import (
     ACCELERATOR_ROWS,
@@ -106,18 +107,15 @@ def test_buckets_up_to_one_with_other_bits_are_not_used(
 ) -> None:
     """Of one matrix of four, in the last row alone."""
 
-    def gemm(layers: object, dtype: object, name: str, buckets: object, device: object) -> Callable[[int], jax.Array]:
-        def run(size: int) -> jax.Array:
-            rows = jnp.arange(float(size))
-            return rows.at[-1].add(0.5) if name == "down" and size in others else rows
+    def linear(layer: LayerWeights, name: str, x: jax.Array, *dtype: object, bias: object = None) -> jax.Array:
+        rows = x[:, :1].astype(jnp.float32)
+        return rows.at[-1].add(0.5) if name == "down" and len(x) in others else rows
 
-        return run
-
-    monkeypatch.setattr(invariant_rows, "_gemm", gemm)
+    monkeypatch.setattr(invariant_rows, "layer_linear", linear)
     buckets = (256, 320, 512, 1024, 2048, 4096, 8192)
-    layers = LayerWeights(*[None] * len(LayerWeights._fields))  # type: ignore[arg-type]
     expected = None if least is None else buckets[buckets.index(least) :]
-    assert invariant_rows.invariant_buckets(layers, jnp.bfloat16, buckets, jax.devices()[0]) == expected
+    found = invariant_rows.invariant_buckets(small_layers(), jnp.bfloat16, buckets, jax.devices()[0])
+    assert found == expected
 
 
 @dataclass(frozen=True)
@@ -159,7 +157,8 @@ def test_what_batch_invariant_means_on_a_gpu(
 
     def make(chosen: BackendOptions) -> Any:
         info = FakeInfo(True, (4096,)) if chosen.batch_invariant else FakeInfo(False)
-        programs, mesh = SimpleNamespace(weights=SimpleNamespace(layers=None)), SimpleNamespace(local_devices=[None])
+        weights, mesh = SimpleNamespace(layers=None), SimpleNamespace(local_devices=[None])
+        programs = SimpleNamespace(weights=weights, store=ExecutableStore())
         return FakeAssembly(dtype, info, programs, mesh)
 
     choice: Any = SimpleNamespace(platform="gpu")
@@ -167,16 +166,29 @@ def test_what_batch_invariant_means_on_a_gpu(
     assert found == expected
 
 
-@pytest.mark.parametrize(("has_bias", "is_fp8"), [(False, False), (True, False), (True, True)])
-def test_gemms_of_buckets_are_those_of_the_model(has_bias: bool, is_fp8: bool) -> None:
-    """Rows of the same numbers, multiplied as `linear` does."""
+def small_layers(*, has_bias: bool = False, is_fp8: bool = False) -> LayerWeights:
+    """Shapes of a small model's matrices."""
     config = replace(QWEN3_06B, num_layers=1, model_size=32, mlp_size=48, num_heads=2, num_kv_heads=1, head_size=16)
     config = replace(config, vocab_size=64, qkv_bias=has_bias, qk_norm=False)
-    mesh, device = make_mesh(jax.devices()[:1], 1, 1), jax.devices()[0]
-    layers = weight_shapes(config, jnp.bfloat16, mesh, HeadPlacement.plan(2, 1, 1), is_fp8=is_fp8).layers
-    sizes: list[tuple[Matrix, int]] = [("qkv", 64), ("o", 32), ("gate_up", 96), ("down", 32)]
-    for name, columns in sizes:
-        gemm = invariant_rows._gemm(layers, jnp.bfloat16, name, (8, 16), device)
-        assert (gemm(8).shape, gemm(16).shape, gemm(8).dtype) == ((8, columns), (16, columns), jnp.bfloat16)
-        assert np.allclose(gemm(8).astype(np.float32), gemm(16)[:8].astype(np.float32), rtol=0.02, atol=0.1)
-        assert not bool((gemm(8)[0] == gemm(8)[1]).all())
+    mesh = make_mesh(jax.devices()[:1], 1, 1)
+    return weight_shapes(config, jnp.bfloat16, mesh, HeadPlacement.plan(2, 1, 1), is_fp8=is_fp8).layers
+
+
+@pytest.mark.parametrize(("has_bias", "is_fp8"), [(False, False), (True, False), (True, True)])
+def test_gemms_of_buckets_are_those_of_the_model(monkeypatch: pytest.MonkeyPatch, has_bias: bool, is_fp8: bool) -> None:
+    """Every matrix is multiplied as the model does, with as many rows as each bucket has."""
+    layers, seen = small_layers(has_bias=has_bias, is_fp8=is_fp8), set()
+
+    def linear(layer: LayerWeights, name: Matrix, x: jax.Array, *dtype: Any, bias: Any = None) -> jax.Array:
+        out = layer_linear(layer, name, x, *dtype, bias=bias)
+        seen.add((name, *out.shape, str(out.dtype), bias is not None))
+        return out
+
+    monkeypatch.setattr(invariant_rows, "layer_linear", linear)
+    invariant_rows.invariant_buckets(layers, jnp.bfloat16, (8, 16), jax.devices()[0])
+    columns = {"qkv": 64, "o": 32, "gate_up": 96, "down": 32}
+    assert seen == {
+        (name, rows, width, "bfloat16", has_bias and name == "qkv")
+        for name, width in columns.items()
+        for rows in (8, 16)
+    }

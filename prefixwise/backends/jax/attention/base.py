@@ -118,6 +118,10 @@ class AttentionImplementation(ABC):
     takes_scorings: bool = False  # can it compute any causal `Scoring`, or PLAIN alone?
     takes_bidirectional: bool = False  # can it compute a `Scoring` that is not causal?
 
+    def __repr__(self) -> str:
+        """The same for all that compute the same, as it names programs on disk."""
+        return f"{type(self).__name__}({vars(self)})"
+
     @abstractmethod
     def why_not(self, platform: str, dtype: jnp.dtype, head_size: int) -> str | None:
         """The reason why it cannot run there; None where it can."""
