@@ -23,6 +23,7 @@ import stat
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from hashlib import sha256
 from importlib.metadata import distributions
 from pathlib import Path
@@ -70,6 +71,7 @@ class ExecutableStore:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             reason = _why_not_private(folder.lstat(), stat.S_ISDIR)
             if reason is None:
+                _find_kernel_runtime(devices)
                 return cls(folder, devices, _describe_environment(devices))
         except OSError as error:
             reason = str(error)
@@ -165,6 +167,14 @@ def _why_not_private(status: os.stat_result, is_kind: Callable[[int], bool]) -> 
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         return f"others may write to it (mode {stat.S_IMODE(status.st_mode):o}; expected 700, of its files 600)"
     return None
+
+
+def _find_kernel_runtime(devices: Sequence[jax.Device]) -> None:
+    """GPU kernels call a library, and jax says where it is when it is about to trace one: a start that traces nothing
+    would not find it."""
+    if devices[0].platform == "gpu":
+        with suppress(ImportError):  # then this jax has no such kernels
+            import jax.experimental.pallas.mosaic_gpu  # noqa: F401
 
 
 def _describe_environment(devices: Sequence[jax.Device]) -> str:
