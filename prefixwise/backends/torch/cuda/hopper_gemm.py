@@ -56,8 +56,8 @@ _MAX_FP8_INNER = 2048  # with more columns than that cuBLAS's FP8 GEMM and anoth
 OPTIONS = {"num_warps": 4, "maxnreg": 65536 // 384 // 8 * 8}  # all registers for the 384 threads
 
 MIN_ROWS = 2048  # fewer do not make tiles for all multiprocessors: cuBLAS, which has smaller ones, is faster
-MIN_ADDED_ROWS = 8192  # cuBLAS's smaller tiles win up to here where the residual is added
-_MIN_FILL = 0.9  # of the multiprocessors, in all turns of them, where the residual is added
+_MIN_ADDED_ROWS = 8192  # the same of rows to which the GEMM adds
+_MIN_FILL = 0.9  # of the multiprocessors' turns with a tile to which the GEMM adds
 
 
 def jit(function: Callable[..., Any]) -> Any:
@@ -231,15 +231,11 @@ def _store_part(
 
 @jit
 def _begin_step(
-    acc: gl.tensor,
-    step: gl.tensor,
-    group: gl.constexpr,
-    buffers: gl.tuple,
-    ready: gl.shared_memory_descriptor,  # barriers
-    is_first: gl.constexpr,
+    acc: gl.tensor, step: gl.tensor, group: gl.constexpr, buffers: gl.tuple, barriers: gl.tuple, is_first: gl.constexpr
 ) -> gl.tensor:
     """Begin to add the product of a step."""
     x_buffers, weight_buffers = buffers
+    ready, _ = barriers
     buffer, is_odd = step % _NUM_BUFFERS, (step // _NUM_BUFFERS) % 2
     mbarrier.wait(ready.index(buffer), is_odd)
     rows, columns = x_buffers.index(2 * buffer + group), weight_buffers.index(buffer).permute((1, 0))
@@ -259,7 +255,7 @@ def _multiply(
 ) -> None:
     """The rows of one group, of every tile of this program."""
     x_buffers, weight_buffers = buffers
-    ready, free = barriers
+    _, free = barriers
     num_row_tiles, num_column_tiles, num_steps = sizes
     num_rows: gl.constexpr = x_buffers.shape[1]
     num_columns: gl.constexpr = weight_buffers.shape[1]
@@ -275,7 +271,7 @@ def _multiply(
     for tile in range(gl.program_id(0), num_row_tiles * num_column_tiles, gl.num_programs(0)):
         acc = nothing
         for number in gl.static_range(_NUM_PARTS + 1):  # with the tile before to store
-            token = _begin_step(acc, step, group, buffers, ready, number == 0)
+            token = _begin_step(acc, step, group, buffers, barriers, number == 0)
             if number > 0:
                 _store_part(number - 1, group, rounded, row, column, out, stored, epilogue)
             acc = warpgroup_mma_wait(1, deps=[token])
@@ -288,7 +284,7 @@ def _multiply(
         if len(scales) == 2:
             tile_scales = _load_scales(scales, out.shape[0], row, column, num_column_tiles * tile_columns, nothing)
         for number in range(_NUM_PARTS + 1, num_steps):  # noqa: B007  # `_` is a tensor here
-            token = _begin_step(acc, step, group, buffers, ready, False)
+            token = _begin_step(acc, step, group, buffers, barriers, False)
             acc = warpgroup_mma_wait(1, deps=[token])
             mbarrier.arrive(free.index((step - 1) % _NUM_BUFFERS))
             step += 1
@@ -364,8 +360,9 @@ def _launch(
 ) -> None:
     inner, step_size = weight.shape[1], _STEP_BYTES // weight.dtype.itemsize
     num_row_tiles, num_column_tiles = triton.cdiv(len(x), _TILE_ROWS), out.shape[1] // tile_columns
+    num_processors = torch.cuda.get_device_properties(x.device).multi_processor_count
     with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
-        gemm_kernel[(min(num_row_tiles * num_column_tiles, _num_processors(x)),)](
+        gemm_kernel[(min(num_row_tiles * num_column_tiles, num_processors),)](
             describe(x[:, :inner], [_GROUP_ROWS, step_size]),
             describe(weight, [_HALF_COLUMNS, step_size]),
             describe(out, [_GROUP_ROWS, tile_columns // _NUM_PARTS.value]),
@@ -374,10 +371,6 @@ def _launch(
             epilogue=epilogue,
             **OPTIONS,
         )
-
-
-def _num_processors(x: Tensor) -> int:
-    return torch.cuda.get_device_properties(x.device).multi_processor_count
 
 
 def has_gated_gemm(weight: Tensor) -> bool:
@@ -400,8 +393,8 @@ def _has_gemm(weight: Tensor, dtypes: tuple[torch.dtype, ...]) -> bool:
 
 
 def is_residual_gemm_fast(out: Tensor) -> bool:
-    """Has `out` [T, O] many tiles, and do they nearly fill the multiprocessors in every turn?"""
+    """Has `out` [T, O] rows enough, and do its tiles nearly fill the last turn of the multiprocessors, too?"""
     num_tiles = triton.cdiv(len(out), _TILE_ROWS) * (out.shape[1] // (2 * _HALF_COLUMNS))
-    num_processors = _num_processors(out)
+    num_processors = torch.cuda.get_device_properties(out.device).multi_processor_count
     fill = num_tiles / (triton.cdiv(num_tiles, num_processors) * num_processors)
-    return len(out) >= MIN_ADDED_ROWS and fill >= _MIN_FILL
+    return len(out) >= _MIN_ADDED_ROWS and fill >= _MIN_FILL
