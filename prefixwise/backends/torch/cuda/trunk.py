@@ -1,7 +1,8 @@
 """All layers up to the last one's attention, over buffers whose addresses stay the same: what a CUDA graph can hold.
 
 The arithmetic and its roundings are those of `model.py`. A residual is added in the pass that takes the next norm, so
-it needs no pass of its own; on Hopper GEMMs of many rows add it. `Transformer.finish` does the rest for the few tokens that are scored.
+it needs no pass of its own; on Hopper GEMMs of many rows add it. `Transformer.finish` does the rest for the few tokens
+that are scored.
 
 In FP8 norms and the activation write codes and one scale per row, so GEMMs read half the bytes. Attention's output has
 a pass of its own: a program of it has the heads of one KV head, and the scale is that of all heads.
