@@ -11,7 +11,6 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F  # noqa: N812  # everybody's name for it
 
 from prefixwise.backends.torch.elementwise import PLAIN, CpuElementwiseOps, ElementwiseOps, PlainElementwiseOps
 from prefixwise.backends.torch.lora import LoraSlots
@@ -23,6 +22,7 @@ from prefixwise.models.config import ModelConfig
 if TYPE_CHECKING:
     from prefixwise.backends.torch.cuda.attention import PagedAttention
     from prefixwise.backends.torch.cuda.runner import PagedRunner
+    from prefixwise.backends.torch.cuda.trunk import FusedGemms
 
 log = logging.getLogger("prefixwise")
 
@@ -109,7 +109,7 @@ def choose_paged_runner(
             is_coarse=is_coarse,
             loras=loras,
             is_fp8_cache=is_fp8_cache,
-            gate_rows=_choose_gate_rows(transformer) if loras is None else None,
+            fused_gemms=_choose_fused_gemms(transformer, has_loras=loras is not None),
         )
         runner.probe()
         return runner
@@ -155,30 +155,54 @@ def _choose_attention(config: ModelConfig, dtype: torch.dtype, device: torch.dev
     return PagedAttention.for_model(config, device, last)
 
 
+def _choose_fused_gemms(transformer: Transformer, *, has_loras: bool) -> FusedGemms:
+    """Those that work here: they are written in Gluon, which differs between versions of Triton."""
+    from prefixwise.backends.torch.cuda.trunk import FusedGemms
+
+    if has_loras:  # their matrices have more columns, and what they add is added last
+        return FusedGemms()
+    gate_rows, adds = None, False
+    try:
+        gate_rows = _choose_gate_rows(transformer)
+    except Exception as error:
+        log.warning("a faster GEMM with its activation does not work here: %s", error)
+    try:
+        adds = _choose_adds(transformer)
+    except Exception as error:
+        log.warning("a faster GEMM that adds the residual does not work here: %s", error)
+    if transformer.weights.embedding.is_cuda:
+        torch.cuda.empty_cache()  # what the trials took
+    return FusedGemms(gate_rows, adds)
+
+
 def _choose_gate_rows(transformer: Transformer) -> int | None:
     """From how many rows on one kernel takes the place of the MLP's first GEMM and its activation; None: never.
 
     Both ways were seen to give the same bits. Where they do not, and the number of rows must not decide a row's bits,
     the one kernel serves all numbers.
     """
-    layer = transformer.weights.layers[0]
-    weight, activation = layer.gate_up, transformer.config.activation
-    if weight is None or layer.experts is not None or layer.fp8_scales is not None:
-        return None
-    try:
-        from prefixwise.backends.torch.cuda.fused_elementwise import gate
-        from prefixwise.backends.torch.cuda.gated_gemm import MIN_ROWS, gated_gemm, has_gated_gemm
+    from prefixwise.backends.torch.cuda.gemm_trials import gates_alike
+    from prefixwise.backends.torch.cuda.hopper_gemm import MIN_ROWS, has_gated_gemm
 
-        if not has_gated_gemm(weight):
-            return None
-        random = torch.Generator(weight.device).manual_seed(0)
-        x = torch.randn(MIN_ROWS, weight.shape[1], generator=random, device=weight.device).to(weight.dtype)
-        found, expected = (x.new_empty(MIN_ROWS, len(weight) // 2) for _ in range(2))
-        gated_gemm(x, weight, activation, found)
-        gate(F.linear(x, weight), activation, expected)
-        has_same_bits = torch.equal(found, expected)
-    except Exception as error:  # it is written in Gluon, which differs between versions of Triton
-        log.warning("a faster GEMM with its activation does not work here: %s", error)
+    layer = transformer.weights.layers[0]
+    if layer.gate_up is None or not has_gated_gemm(layer.gate_up):
         return None
+    scales = None if layer.fp8_scales is None else layer.fp8_scales.gate_up
+    has_same_bits = gates_alike(layer.gate_up, scales, transformer.config.activation)
     is_invariant = transformer.row_unit is not None or transformer.tile_rows is not None
     return MIN_ROWS if has_same_bits or not is_invariant else 1
+
+
+def _choose_adds(transformer: Transformer) -> bool:
+    """Do the GEMMs of O and down add to the residual, where nothing comes between? Only with the same bits: for few
+    rows they are slow."""
+    from prefixwise.backends.torch.cuda.gemm_trials import adds_alike
+    from prefixwise.backends.torch.cuda.hopper_gemm import has_residual_gemm
+
+    layer = transformer.weights.layers[0]
+    if layer.post_attention_norm is not None or layer.post_mlp_norm is not None:
+        return False
+    if transformer.config.residual_scale != 1.0:
+        return False
+    matrices = [layer.o] if layer.down is None else [layer.o, layer.down]
+    return all(has_residual_gemm(matrix) and adds_alike(matrix) for matrix in matrices)

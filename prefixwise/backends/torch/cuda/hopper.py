@@ -31,8 +31,9 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 def describe(tensor: Tensor, box: list[int]) -> TensorDescriptor:
     """A TMA descriptor that loads [A, heads * H] in boxes of [C, H]."""
-    dtype = gl.bfloat16 if tensor.dtype == torch.bfloat16 else gl.float16
-    return TensorDescriptor.from_tensor(tensor, box, gl.NVMMASharedLayout.get_default_for(box, dtype))
+    dtypes = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, torch.float8_e4m3fn: gl.float8e4nv}
+    layout = gl.NVMMASharedLayout.get_default_for(box, dtypes[tensor.dtype])
+    return TensorDescriptor.from_tensor(tensor, box, layout)
 
 
 def jit(function: Callable[..., Any]) -> Any:

@@ -31,7 +31,7 @@ from prefixwise.backends.torch.cuda.inputs import (
     unpack,
 )
 from prefixwise.backends.torch.cuda.kv_cache import KVCache, PagedBlock
-from prefixwise.backends.torch.cuda.trunk import Buffers, Trunk, Workspace
+from prefixwise.backends.torch.cuda.trunk import Buffers, FusedGemms, Trunk, Workspace
 from prefixwise.backends.torch.invariant_rows import MAX_GEMM_ROWS
 from prefixwise.backends.torch.lora import LoraRows, LoraSlots
 from prefixwise.backends.torch.model import EmbeddingRows, Transformer, embedding_rows
@@ -186,7 +186,7 @@ class PagedRunner:
         captures: bool = True,
         loras: LoraSlots | None = None,
         is_fp8_cache: bool = False,  # is the KV cache in FP8?
-        gate_rows: int | None = None,  # of `Trunk`
+        fused_gemms: FusedGemms = FusedGemms(),  # noqa: B008  # frozen
     ) -> None:
         config, embedding = transformer.config, transformer.weights.embedding
         self._transformer, self._attention, self._loras = transformer, attention, loras
@@ -209,7 +209,7 @@ class PagedRunner:
             transformer.local_rotary,
             transformer.elementwise_ops,
             loras,
-            gate_rows,
+            fused_gemms,
         )
         smallest = transformer.row_unit or transformer.tile_rows or TOKEN_MULTIPLE
         self.buckets = token_buckets(

@@ -1,7 +1,8 @@
 """All layers up to the last one's attention, over buffers whose addresses stay the same: what a CUDA graph can hold.
 
 The arithmetic and its roundings are those of `model.py`. A residual is added in the pass that takes the next norm, so
-it needs no pass of its own. `Transformer.finish` does the rest for the few tokens that are scored.
+it needs no pass of its own; on Hopper GEMMs of many rows add it. `Transformer.finish` does the rest for the few tokens
+that are scored.
 
 In FP8 norms and the activation write codes and one scale per row, so GEMMs read half the bytes. Attention's output has
 a pass of its own: a program of it has the heads of one KV head, and the scale is that of all heads.
@@ -131,6 +132,14 @@ def _aligned(num_bytes: int) -> int:
 
 
 @dataclass(frozen=True)
+class FusedGemms:
+    """GEMMs that do the next step too (`hopper_gemm.py`). `kernel_choice` has tried them."""
+
+    gate_rows: int | None = None  # from so many rows on the MLP's first GEMM activates; None: never
+    adds: bool = False  # where there are rows enough, those of O and down add to x
+
+
+@dataclass(frozen=True)
 class Trunk:
     """Weights, sizes and the KV cache; holds no state of a request."""
 
@@ -143,7 +152,7 @@ class Trunk:
     local_rotary: Rotary  # of layers with a window
     ops: ElementwiseOps  # of layers with experts
     loras: LoraSlots | None = None
-    gate_rows: int | None = None  # from so many rows on the MLP's first GEMM activates; None: never
+    fused_gemms: FusedGemms = FusedGemms()
 
     @property
     def is_fp8(self) -> bool:
@@ -174,8 +183,8 @@ class Trunk:
             if is_last:
                 self._take_scored(inputs.score_tokens, buffers)
                 return
-            self._finish(layer, buffers, lora)
-            self._add_norm(layers[number + 1].attention_norm, buffers)
+            is_added = self._finish(layer, buffers, lora)
+            self._add_norm(layers[number + 1].attention_norm, buffers, is_added=is_added)
 
     def _take_scored(self, score_tokens: Tensor, buffers: Buffers) -> None:
         tokens = score_tokens[: len(buffers.scored_x)]
@@ -222,44 +231,67 @@ class Trunk:
         qk_norm_rope_and_cache(buffers.qkv, layer.qk_norm, self.config.norm_eps, cos, sin, slots, cache)
         return cache if spec.reads == "cache" else KeySource(buffers.qkv, buffers.qkv, n, n + k)
 
-    def _finish(self, layer: LayerWeights, buffers: Buffers, lora: AdaptedLayer | None = None) -> None:
-        """Output projection, residual, MLP; `delta` is not yet added to x."""
+    def _finish(self, layer: LayerWeights, buffers: Buffers, lora: AdaptedLayer | None = None) -> bool:
+        """Output projection, residual, MLP. Is the MLP's output added to x? Else it is in `delta`."""
         attended = buffers.attended
         if self.is_fp8:
             quantise(attended, buffers.attended_codes, buffers.row_scales)
             attended = buffers.attended_codes
-        self._linear(layer, "o", attended, buffers.delta, buffers, lora)
+        is_added = self._multiply_or_add(layer, "o", attended, buffers, lora)
         if layer.post_attention_norm is not None:
             norm(buffers.delta, layer.post_attention_norm, self.config.norm_eps, buffers.delta)
         self._scale_delta(buffers)
-        self._add_norm(layer.mlp_norm, buffers)
+        self._add_norm(layer.mlp_norm, buffers, is_added=is_added)
         if layer.experts is not None:
             buffers.delta.copy_(self.ops.run_experts(layer.experts, buffers.normed, self.config))
+            is_added = False
         else:
-            self._run_mlp(layer, buffers, lora)
+            self._run_gate(layer, buffers, lora)
+            is_added = self._multiply_or_add(layer, "down", buffers.gated, buffers, lora)
         if layer.post_mlp_norm is not None:
             norm(buffers.delta, layer.post_mlp_norm, self.config.norm_eps, buffers.delta)
         self._scale_delta(buffers)
+        return is_added
 
-    def _run_mlp(self, layer: LayerWeights, buffers: Buffers, lora: AdaptedLayer | None) -> None:
-        """From `normed` into `delta`."""
-        if self.gate_rows is not None and len(buffers.normed) >= self.gate_rows:
-            from prefixwise.backends.torch.cuda.gated_gemm import gated_gemm
+    def _run_gate(self, layer: LayerWeights, buffers: Buffers, lora: AdaptedLayer | None) -> None:
+        """From `normed` into `gated`."""
+        activation, gate_rows = self.config.activation, self.fused_gemms.gate_rows
+        if gate_rows is not None and len(buffers.normed) >= gate_rows:
+            from prefixwise.backends.torch.cuda.hopper_gemm import gated_gemm
 
-            gated_gemm(buffers.normed, _given(layer.gate_up), self.config.activation, buffers.gated)
-            self._linear(layer, "down", buffers.gated, buffers.delta, buffers, lora)
+            if layer.fp8_scales is None:
+                gated_gemm(buffers.normed, _given(layer.gate_up), activation, buffers.gated)
+                return
+            scales = buffers.row_scales, layer.fp8_scales.gate_up
+            wide = buffers.gate_up.view(-1)[: buffers.gated.numel()].view(buffers.gated.shape)
+            gated_gemm(buffers.normed, _given(layer.gate_up), activation, wide, scales)
+            quantise(wide, buffers.gated, buffers.row_scales)
             return
         self._linear(layer, "gate_up", buffers.normed, buffers.gate_up, buffers, lora)
         if self.is_fp8:
-            gate_fp8(buffers.gate_up, self.config.activation, buffers.gated, buffers.row_scales)
+            gate_fp8(buffers.gate_up, activation, buffers.gated, buffers.row_scales)
         else:
-            gate(buffers.gate_up, self.config.activation, buffers.gated)
-        self._linear(layer, "down", buffers.gated, buffers.delta, buffers, lora)
+            gate(buffers.gate_up, activation, buffers.gated)
 
-    def _add_norm(self, weight: Tensor | None, buffers: Buffers) -> None:
-        """`x` becomes x + delta, and `normed` its norm."""
+    def _multiply_or_add(
+        self, layer: LayerWeights, matrix: Matrix, x: Tensor, buffers: Buffers, lora: AdaptedLayer | None
+    ) -> bool:
+        """x times a matrix of the layer, into `delta` or added to `x` of the buffers. Is it added?"""
+        if self.fused_gemms.adds:
+            from prefixwise.backends.torch.cuda.hopper_gemm import is_residual_gemm_fast, residual_gemm
+
+            if is_residual_gemm_fast(buffers.x):
+                residual_gemm(x, _given(getattr(layer, matrix)), buffers.x)
+                return True
+        self._linear(layer, matrix, x, buffers.delta, buffers, lora)
+        return False
+
+    def _add_norm(self, weight: Tensor | None, buffers: Buffers, *, is_added: bool) -> None:
+        """`x` becomes x + delta, unless a GEMM has added it, and `normed` its norm."""
         x, delta, eps = buffers.x, buffers.delta, self.config.norm_eps
-        if self.is_fp8:
+        if is_added:
+            norm(x, _given(weight), eps, buffers.normed)
+        elif self.is_fp8:
             add_norm_fp8(x, delta, _given(weight), eps, buffers.normed, buffers.row_scales)
         else:
             add_norm(x, delta, _given(weight), eps, buffers.normed)

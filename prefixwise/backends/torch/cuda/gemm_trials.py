@@ -1,0 +1,54 @@
+"""Does a GEMM that does the next step too (`hopper_gemm.py`) give the bits of a GEMM and the kernel behind it?
+
+Tried once when a model is loaded, with the model's own weights and random rows, as `invariant_rows.py` tries cuBLAS.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F  # noqa: N812  # everybody's name for it
+from torch import Tensor
+
+from prefixwise.backends.torch.cuda.fp8_kernels import gate_fp8, quantise
+from prefixwise.backends.torch.cuda.fused_elementwise import gate
+from prefixwise.backends.torch.cuda.hopper_gemm import MIN_ROWS, gated_gemm, residual_gemm
+from prefixwise.backends.torch.fp8 import FP8, fp8_linear, quantise_rows
+from prefixwise.models.config import Activation
+
+
+def gates_alike(weight: Tensor, scales: Tensor | None, activation: Activation) -> bool:
+    """Of the matrix [2 F, D] of gate and up, in FP8 with its scales [2 F]."""
+    size = len(weight) // 2
+    if scales is not None:
+        return _gates_codes_alike(weight, scales, activation)
+    x = _random_rows(weight.shape[1], weight, weight.dtype)
+    found, expected = (x.new_empty(len(x), size) for _ in range(2))
+    gated_gemm(x, weight, activation, found)
+    gate(F.linear(x, weight), activation, expected)
+    return torch.equal(found, expected)
+
+
+def _gates_codes_alike(weight: Tensor, scales: Tensor, activation: Activation) -> bool:
+    """In FP8: the codes of the product, and their scales."""
+    codes, row_scales = quantise_rows(_random_rows(weight.shape[1], weight, torch.bfloat16))
+    gated = codes.new_empty(len(codes), len(weight) // 2, dtype=torch.bfloat16)
+    gated_gemm(codes, weight, activation, gated, (row_scales, scales))
+    found, expected = ((torch.empty_like(gated, dtype=FP8), torch.empty_like(row_scales)) for _ in range(2))
+    quantise(gated, *found)
+    gate_fp8(fp8_linear(codes, row_scales, weight, scales), activation, *expected)
+    return torch.equal(found[0].view(torch.uint8), expected[0].view(torch.uint8)) and torch.equal(found[1], expected[1])
+
+
+def adds_alike(weight: Tensor) -> bool:
+    """Of the matrix [D, in] of O or down."""
+    x = _random_rows(weight.shape[1], weight, weight.dtype)
+    residual = _random_rows(len(weight), weight, weight.dtype)
+    expected = residual + F.linear(x, weight)
+    residual_gemm(x, weight, residual)
+    return torch.equal(residual, expected)
+
+
+def _random_rows(size: int, weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """On the device of the weight, always the same."""
+    random = torch.Generator(weight.device).manual_seed(0)
+    return torch.randn(MIN_ROWS, size, generator=random, device=weight.device).to(dtype)
