@@ -176,7 +176,7 @@ class Scheduler:
             running_tokens=running_tokens,
             waiting_tokens=max(0, self.admission.tokens - running_tokens),
             tokens_per_second=self.admission.tokens_per_second or 0.0,
-            max_step_tokens=self._budget.limits.most_tokens,
+            max_step_tokens=max(self._budget.limits.num_tokens, self._budget.limits.whole_tokens),
             cost_source=self.costs.source,
             **vars(self.costs.model),
             refused_requests=dict(self.admission.refusals),

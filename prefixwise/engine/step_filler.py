@@ -105,6 +105,7 @@ class StepFiller:
             self._max_weight = self._limits.weight_limit(self._weight_of(in_line[0]) if len(in_line) == 1 else math.inf)
             before, left = self._weight, self._weight_left
             if left <= 0:
+                self._num_skipped += 1
                 continue  # a small one may fit
             turn = max(1, min(share * min(len(in_line), SHARES), self._max_weight) - line.turn_tokens)
             self._serve_line(in_line, min(turn, left), share)

@@ -41,7 +41,7 @@ class StepLimits:
     least_share: int = 1  # tokens of a share, in any case
     wave_tokens: int = 1  # a step that is cut has a multiple of so many tokens
     whole_tokens: int = 0  # their weight, where whole requests fill it; at least `num_tokens`
-    longest_tokens: int = 0  # their weight, where all requests are large; at least `num_tokens`
+    longest_tokens: int = 0  # their weight, where all requests are large; not less than `num_tokens` counts
     max_tokens: int | None = None  # their number; None: bounded by their weight alone
 
     @classmethod
@@ -137,10 +137,11 @@ class StepBudget:
             for times in (1.0, 1.0 if is_cpu else WHOLE_TIMES)
         )
         pairs, sizes = model.pairs_per_token, (tokens, whole, self._in_memory)
+        longest = tokens if is_cpu else model.tokens_within(LONGEST_TIMES * backend.step_seconds, num_forwards=1)
         is_near = math.isclose(pairs, known.pairs_per_token, rel_tol=0.01)
+        is_near = is_near and math.isclose(longest, known.longest_tokens, rel_tol=0.05)
         if is_near and sizes == (known.num_tokens, known.whole_tokens, known.max_tokens):
             return
-        longest = tokens if is_cpu else model.tokens_within(LONGEST_TIMES * backend.step_seconds, num_forwards=1)
         self.limits = replace(
             known,
             num_tokens=tokens,

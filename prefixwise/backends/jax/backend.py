@@ -174,6 +174,7 @@ class JaxBackend(Backend):
         except BaseException:
             self._give_up(blocks)
             raise
+        self._runner.programs.trust()
         return output
 
     def _wait(self, sent: _Sent, blocks: tuple[JaxKVBlock, ...]) -> ForwardOutput:
@@ -186,6 +187,7 @@ class JaxBackend(Backend):
         except BaseException:
             self._give_up(blocks)
             raise
+        self._runner.programs.trust()
         return ForwardOutput(np.take_along_axis(logits, sent.columns, 1), logsumexp, blocks, hidden)
 
     def _fetch(self, sent: _Sent, kind: Literal["labels", "logsumexp", "vocabulary"]) -> Floats:
@@ -208,6 +210,7 @@ class JaxBackend(Backend):
     def _recover(self) -> None:
         self._has_failed = False
         self._runner.kv_cache.recover()
+        self._runner.programs.distrust()
 
     def synchronize(self) -> None:
         try:

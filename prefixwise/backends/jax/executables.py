@@ -57,7 +57,8 @@ class ExecutableStore:
         self._devices = devices
         self._environment = environment
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="prefixwise-save")  # its thread starts at the first use
-        self.suffix = "" if folder is None else f"_{uuid4().hex[:8]}"  # of the names of programs
+        is_kept = folder is not None and os.access(folder, os.W_OK)
+        self.suffix = f"_{uuid4().hex[:8]}" if is_kept else ""  # of the names of programs
 
     @classmethod
     def of(cls, cache_folder: Path | None, mesh: Mesh) -> ExecutableStore:
@@ -66,6 +67,8 @@ class ExecutableStore:
         devices = mesh.devices.flatten().tolist()
         if cache_folder is None or any(each.process_index != jax.process_index() for each in devices):
             return cls()
+        if "://" in str(jax.config.jax_compilation_cache_dir):  # type: ignore[attr-defined]
+            return cls()  # a bucket: JAX's cache alone serves
         folder = cache_folder / FOLDER
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -98,8 +101,7 @@ class ExecutableStore:
 
     def save(self, program: str, compiled: Compiled) -> None:
         """Write the executable soon, on another thread."""
-        if self._folder is not None:
-            self._writer.submit(self._save, program, compiled)
+        self._submit(self._save, program, compiled)
 
     def _save(self, program: str, compiled: Compiled) -> None:
         try:
@@ -115,9 +117,14 @@ class ExecutableStore:
         if content is not None:
             return json.loads(content)
         answer = find()
-        if self._folder is not None:
-            self._writer.submit(self._write, question, json.dumps(answer).encode())
+        self._submit(self._write, question, json.dumps(answer).encode())
         return answer
+
+    def _submit(self, function: Callable[..., None], *arguments: Any) -> None:
+        """Run the function on the writing thread, if something is kept here."""
+        if self._folder is not None and self.suffix:
+            with suppress(RuntimeError):  # the program ends, and threads of it still score
+                self._writer.submit(function, *arguments)
 
     def close(self) -> None:
         """Wait until everything is written."""

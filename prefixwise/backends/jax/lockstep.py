@@ -154,8 +154,9 @@ class LeaderBackend(Backend):
             return numbers
 
     def programs(self, *, max_dense_len: int, has_sequences: bool = True) -> Sequence[Program]:
-        """All ranks compile the same, side by side, and run each once together."""
-        asked: dict[str, Any] = {"max_dense_len": max_dense_len, "has_sequences": has_sequences}
+        """All ranks compile the same, side by side, and run each once together. None is left for its first use, where
+        ranks would not wait for each other."""
+        asked: dict[str, Any] = {"max_dense_len": max_dense_len, "has_sequences": True}
         with self._lock:
             send_all(self._ranks, Message("programs", asked))
         own = self._inner.programs(**asked)

@@ -17,6 +17,7 @@ compiling does not, so many programs can be compiled at a time. An earlier start
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -38,6 +39,8 @@ from prefixwise.backends.jax.mesh import DATA, TENSOR, P
 from prefixwise.backends.jax.model import LastLayer, Transformer
 from prefixwise.backends.jax.weights import ModelWeights
 from prefixwise.forward.tiles import TileSizes
+
+log = logging.getLogger("prefixwise")
 
 COMPILER_OPTIONS: dict[str, dict[str, Any]] = {
     # XLA's own Triton GEMMs may split a sum between tiles, in a way that depends on the number of rows. Autotuning
@@ -107,6 +110,8 @@ class Programs:
     _unsaved: dict[Spec, Compiled] = field(default_factory=dict)  # compiled, and not in the store
     _compiled: dict[Spec, Compiled] = field(default_factory=dict)
     _loaded: set[Spec] = field(default_factory=set)  # from the store
+    _unproven: set[Spec] = field(default_factory=set)  # of these: have not run yet
+    _distrusted: set[Spec] = field(default_factory=set)  # did not run, so their files are not read again
     _compiling: set[Spec] = field(default_factory=set)  # at their first use
 
     @property
@@ -186,14 +191,23 @@ class Programs:
             finally:
                 self._compiling.discard(spec)
             self.save()
-        return self._compiled[spec]
+        return partial(self._run_unproven, spec) if spec in self._unproven else self._compiled[spec]
+
+    def _run_unproven(self, spec: Spec, *arguments: Any) -> Any:
+        try:
+            return self._compiled[spec](*arguments)
+        except Exception as error:  # of jax, and of many types
+            if not self.recompile(spec):
+                raise
+            log.warning("the program %r, read from disk, does not run, and was compiled again: %s", spec.title, error)
+            return self._compiled[spec](*arguments)
 
     def lower(self, spec: Spec) -> Callable[[], None]:
         """Trace a program. The returned function compiles it, on any thread; it does nothing for a compiled program,
         and reads one that is on disk."""
         if spec in self._compiled:
             return lambda: None
-        if self.store.has(self._describe(spec)):
+        if spec not in self._distrusted and self.store.has(self._describe(spec)):
             return partial(self._load, spec)
         return partial(self._compile, spec, self.lowered(spec))
 
@@ -209,12 +223,29 @@ class Programs:
         else:
             self._compiled[spec] = stored
             self._loaded.add(spec)
+            self._unproven.add(spec)
+
+    def trust(self, spec: Spec | None = None) -> None:
+        """The program, or every one, has run. Any thread may call this."""
+        if spec is None:
+            self._unproven.clear()
+        self._unproven.discard(spec)
+
+    def distrust(self) -> None:
+        """A forward has failed: what was read from disk and has not run yet is compiled at its next use."""
+        for spec in self._unproven.copy():
+            log.warning("the program %r, read from disk, is compiled again: a forward with it has failed", spec.title)
+            self._distrusted.add(spec)
+            self._unproven.discard(spec)
+            self._loaded.discard(spec)
+            del self._compiled[spec]
 
     def recompile(self, spec: Spec) -> bool:
         """Compile a program that was read from disk and does not run. False: it was not."""
         if spec not in self._loaded:
             return False
         self._loaded.discard(spec)
+        self._unproven.discard(spec)
         self._compile(spec, self.lowered(spec))
         return True
 

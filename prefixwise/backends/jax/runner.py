@@ -181,6 +181,7 @@ def _program(runner: Runner, spec: ProgramSpec | HeadSpec, run: Callable[[], obj
             log.warning("the program %r, read from disk, does not run, and was compiled again: %s", spec.title, error)
             runner.kv_cache.recover()
             run()
+        runner.programs.trust(spec)
 
     return Program(spec.title, partial(runner.programs.lower, spec), prepare)
 

@@ -159,7 +159,9 @@ def _choose_fused_gemms(transformer: Transformer, *, has_loras: bool) -> FusedGe
     """Those that work here: they are written in Gluon, which differs between versions of Triton."""
     from prefixwise.backends.torch.cuda.trunk import FusedGemms
 
-    if has_loras:  # their matrices have more columns, and what they add is added last
+    device = transformer.weights.embedding.device
+    is_hopper = device.type == "cuda" and torch.cuda.get_device_capability(device) == _MIN_CAPABILITY
+    if has_loras or not is_hopper:  # adapters' matrices have more columns, and what they add is added last
         return FusedGemms()
     gate_rows, adds = None, False
     try:
@@ -170,8 +172,7 @@ def _choose_fused_gemms(transformer: Transformer, *, has_loras: bool) -> FusedGe
         adds = _choose_adds(transformer)
     except Exception as error:
         log.warning("a faster GEMM that adds the residual does not work here: %s", error)
-    if transformer.weights.embedding.is_cuda:
-        torch.cuda.empty_cache()  # what the trials took
+    torch.cuda.empty_cache()  # what the trials took
     return FusedGemms(gate_rows, adds)
 
 

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterator
 from hashlib import sha256
 from pathlib import Path
-from shutil import rmtree
+from shutil import copytree, rmtree
 from typing import Any
 
 import jax
@@ -16,8 +16,9 @@ import pytest
 
 from prefixwise import Scorer
 from prefixwise.backends.jax import executables
+from prefixwise.backends.jax.backend import JaxBackend
 from prefixwise.backends.jax.executables import FOLDER, ExecutableStore
-from prefixwise.backends.jax.mesh import make_mesh
+from prefixwise.backends.jax.mesh import make_mesh, set_jax_option
 from prefixwise.backends.jax.programs import COMPILER_OPTIONS, Programs
 from tests.backends.jax.compilations import loaded_programs, own_cache
 
@@ -50,15 +51,23 @@ def model(checkpoint_of: Callable[[str], Path]) -> Path:
     return checkpoint_of("short")
 
 
+@pytest.fixture(scope="module")
+def first_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("first") / "cache"
+
+
+@pytest.fixture(scope="module")
+def first(model: Path, first_cache: Path) -> Start:
+    with own_cache():
+        return Start(model, first_cache)
+
+
 @pytest.fixture
-def cache(tmp_path: Path) -> Iterator[Path]:
+def cache(tmp_path: Path, first: Start, first_cache: Path) -> Iterator[Path]:
+    """What the first start has left, to change."""
+    copytree(first_cache, tmp_path / "cache")
     with own_cache():
         yield tmp_path / "cache"
-
-
-@pytest.fixture
-def first(model: Path, cache: Path) -> Start:
-    return Start(model, cache)
 
 
 def files(cache: Path) -> list[Path]:
@@ -168,17 +177,47 @@ class TestFilesThatAreNotUsed:
         assert reason == (None if status.st_uid == 0 else "it belongs to another user")
 
 
+@pytest.mark.parametrize("warmup", ["full", "none"])
 def test_a_program_that_is_read_and_does_not_run_is_compiled_again(
-    model: Path, cache: Path, first: Start, monkeypatch: pytest.MonkeyPatch
+    model: Path, cache: Path, first: Start, monkeypatch: pytest.MonkeyPatch, warmup: str
 ) -> None:
     def run(*arguments: object) -> None:
         raise RuntimeError("a function is missing")
 
     monkeypatch.setattr(ExecutableStore, "load", lambda *_: run)
-    options: dict[str, Any] = {"compilation_cache_dir": cache, "token_budget": 512, "warmup": "full"}
+    options: dict[str, Any] = {"compilation_cache_dir": cache, "token_budget": 512, "warmup": warmup}
     with Scorer(model, backend="jax", device="cpu", **options) as scorer:
         assert scorer.score([*range(200)], [[4], [5, 6]], **REQUEST).scores == first.scores
         assert not loaded_programs(scorer)
+
+
+def test_what_was_read_and_fails_later_is_compiled_at_its_next_use(model: Path, cache: Path, first: Start) -> None:
+    """A device says so when its output is waited for. Programs that have run once are trusted."""
+    with Scorer(model, backend="jax", device="cpu", compilation_cache_dir=cache, token_budget=512) as scorer:
+        backend = scorer.engine.backend
+        assert isinstance(backend, JaxBackend)
+        programs = backend._runner.programs
+        assert scorer.score([*range(200)], [[4], [5, 6]], **REQUEST).scores == first.scores
+        backend._recover()
+        assert programs.num_loaded == NUM_PROGRAMS, "these have run"
+        programs._unproven.update(programs._loaded)
+        backend._recover()
+        assert programs.num_compiled == 0
+        assert scorer.score([*range(200)], [[4], [5, 6]], **REQUEST).scores == first.scores
+        assert programs.num_loaded == 0
+
+
+def test_a_bucket_is_left_to_jaxs_own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """And so is a folder that cannot be written to, but for what it has."""
+    mesh = make_mesh(jax.devices("cpu"), 1, 1)
+    assert ExecutableStore.of(tmp_path, mesh).suffix
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert not ExecutableStore.of(tmp_path, mesh).suffix
+    with own_cache():
+        set_jax_option("jax_compilation_cache_dir", "gs://bucket/compiled")
+        store = ExecutableStore.of(Path("gs://bucket/compiled"), mesh)
+    assert not store.suffix and not Path("gs:").exists()
+    assert store.recall("which?", lambda: 3) == 3
 
 
 class TestAnswers:
