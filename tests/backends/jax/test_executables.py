@@ -115,7 +115,13 @@ def with_another_content(content: bytes) -> bytes:
 
 class TestFilesThatAreNotUsed:
     @pytest.mark.parametrize(
-        "damage", [flip_a_byte, lambda content: content[:1000], lambda content: b"", with_another_content]
+        "damage",
+        [
+            flip_a_byte,
+            pytest.param(lambda content: content[:1000], marks=pytest.mark.slow),
+            pytest.param(lambda content: b"", marks=pytest.mark.slow),
+            with_another_content,
+        ],
     )
     def test_damaged(
         self,
@@ -132,7 +138,14 @@ class TestFilesThatAreNotUsed:
         assert len(caplog.messages) == NUM_PROGRAMS
         assert not Start(model, cache).traced  # they were written again
 
-    @pytest.mark.parametrize("change", ["source", "flags", "compiler", "packages", "setting"])
+    @pytest.mark.parametrize(
+        "change",
+        [
+            "source",
+            "compiler",
+            *(pytest.param(each, marks=pytest.mark.slow) for each in ("flags", "packages", "setting")),
+        ],
+    )
     def test_of_another_environment(
         self, model: Path, cache: Path, first: Start, change: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
