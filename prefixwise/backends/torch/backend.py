@@ -157,6 +157,8 @@ class TorchBackend(Backend):
                 wave_tokens=paged.wave_tokens,
                 attention="paged",
             )
+            if (capture := paged.capture) is not None:
+                self._workers.drive(lambda: self._heads.capture(capture))
         return paged
 
     def start(self, batch: ForwardBatch) -> RunningForward:

@@ -7,15 +7,19 @@ other rows' heads.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from prefixwise.backends.torch.head_gemms import LabelHead, VocabularyScores, logsumexp, score_vocabulary
+from prefixwise.backends.torch.head_gemms import CUDA_ROW_TILE, LabelHead, VocabularyScores, logsumexp, score_vocabulary
 from prefixwise.backends.torch.lora import HeadRows, LoraSlots
 from prefixwise.backends.torch.model import Transformer
 from prefixwise.backends.torch.workers import Workers
 from prefixwise.forward.batch import ForwardBatch
+
+if TYPE_CHECKING:
+    from prefixwise.backends.torch.cuda.capture import Capture, CapturedRows
 
 
 class Heads:
@@ -26,6 +30,14 @@ class Heads:
         self._softcap = transformer.config.logit_softcap
         self._workers, self._loras = workers, loras
         self._label_heads = {0: LabelHead(self._own, self._tiles, self._softcap)}  # by slot; 0: the model's own
+        self._few_logsumexps: CapturedRows | None = None
+
+    def capture(self, capture: Capture) -> None:
+        """The log-sum-exp of few rows is one CUDA graph: its launches take the host longer than the GPU needs."""
+        from prefixwise.backends.torch.cuda.capture import CapturedRows
+
+        rows = torch.zeros(CUDA_ROW_TILE, self._own.shape[1], device=self._own.device)
+        self._few_logsumexps = CapturedRows(capture, lambda rows: self._logsumexp(self._own, rows), rows)
 
     def forget(self, slot: int) -> None:
         """Another adapter is in the slot."""
@@ -42,14 +54,13 @@ class Heads:
 
     def logsumexp(self, batch: ForwardBatch, hidden: Tensor) -> Tensor:
         """[R]: over the vocabulary."""
+        groups, few = self._groups(batch), self._few_logsumexps
+        if groups:
+            return _together(groups, hidden, lambda group, rows: [self._logsumexp(self._head(group.slot), rows)])[0]
+        return self._logsumexp(self._own, hidden) if few is None or len(hidden) > few.num_rows else few(hidden)
 
-        def of_head(head: Tensor, rows: Tensor) -> Tensor:
-            return logsumexp(rows, head, self._workers, self._tiles, self._softcap)
-
-        groups = self._groups(batch)
-        if not groups:
-            return of_head(self._own, hidden)
-        return _together(groups, hidden, lambda group, rows: [of_head(self._head(group.slot), rows)])[0]
+    def _logsumexp(self, head: Tensor, rows: Tensor) -> Tensor:
+        return logsumexp(rows, head, self._workers, self._tiles, self._softcap)
 
     def vocabulary(self, batch: ForwardBatch, hidden: Tensor, token_ids: Tensor) -> VocabularyScores:
         """One pass over the vocabulary. `token_ids`: [R]."""

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prefixwise.backends.torch import linear as linear_module
+from prefixwise.backends.torch.cuda.capture import Capture, CapturedRows
 from prefixwise.backends.torch.devices import has_onednn
 from prefixwise.backends.torch.head_gemms import (
     CUDA_VOCAB_TILE,
@@ -224,7 +225,14 @@ def test_the_vocabulary_on_a_gpu(dtype: torch.dtype) -> None:
     assert (found.top_logits - best.values).abs().max() < bound
     assert (found.token_logits - expected.gather(1, token_ids[:, None])[:, 0]).abs().max() < bound
     assert (found.logsumexp - expected.logsumexp(1)).abs().max() < bound
-    assert (logsumexp(hidden, head, Workers(None), HEAD_ROW_TILES[:1]) - expected.logsumexp(1)).abs().max() < bound
+
+    def sums(rows: torch.Tensor) -> torch.Tensor:
+        return logsumexp(rows, head, Workers(None), HEAD_ROW_TILES[:1])
+
+    assert (sums(hidden) - expected.logsumexp(1)).abs().max() < bound
+    captured = CapturedRows(Capture(hidden.device), sums, torch.zeros(256, 1024, device="cuda"))
+    for rows in (slice(0, 256), slice(300, 310)):  # other rows are left behind the second
+        assert torch.equal(captured(hidden[rows]), sums(hidden)[rows])
     for rows in (slice(0, 1), slice(599, 600), slice(100, 430)):
         some = score_vocabulary(hidden[rows], head, token_ids[rows], 5, Workers(None), HEAD_ROW_TILES[:1])
         assert all(torch.equal(one, each[rows]) for one, each in zip(some, found, strict=True))

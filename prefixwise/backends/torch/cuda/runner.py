@@ -10,15 +10,15 @@ few tokens are scored, one more graph, the same for all programs, takes them fro
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from prefixwise.backends.torch.cuda.attention import PagedAttention
+from prefixwise.backends.torch.cuda.capture import Capture
 from prefixwise.backends.torch.cuda.inputs import (
     ForwardInputs,
     ProgramSpec,
@@ -42,8 +42,6 @@ from prefixwise.forward.buckets import Buckets, token_buckets
 from prefixwise.forward.kv_pages import batch_tiles, page_table
 from prefixwise.forward.tiles import KEY_TILE, Packing, read_lens
 
-Result = TypeVar("Result")
-
 MAX_BLOCKS_PER_PAGE = 2  # prefixes of one forward may share pages, which the page table then lists more than once
 COARSE_STEP = 4  # factor from one bucket to the next, with `is_coarse`
 STEPS_PER_DOUBLING = 32  # without: capturing a graph takes about 60 ms, so every 256 tokens up to 16,384 have one
@@ -65,7 +63,6 @@ class CudaGraphs:
     ) -> None:
         self._trunk, self._buckets, self._max_kv_blocks = trunk, Buckets(tuple(buckets)), max_kv_blocks
         self._finish, self._num_scored = finish, num_scored
-        self._captures = captures
         self._device = trunk.weights.embedding.device
         self._dtype = trunk.weights.embedding.dtype
         self._workspace = self._make_workspace(self._buckets.largest)
@@ -74,9 +71,7 @@ class CudaGraphs:
         self._views: dict[ProgramSpec, tuple[ForwardInputs[Tensor], Buffers]] = {}
         self._graphs: dict[ProgramSpec, torch.cuda.CUDAGraph] = {}
         self._finish_graph: tuple[torch.cuda.CUDAGraph, Tensor] | None = None  # and what it writes
-        # For capture only, never for replay.
-        self._stream = torch.cuda.Stream(self._device) if captures else None  # type: ignore[no-untyped-call]
-        self._memory_pool = torch.cuda.graph_pool_handle() if captures else None
+        self.capture = Capture(self._device) if captures else None
 
     @property
     def num_captured(self) -> int:
@@ -98,47 +93,33 @@ class CudaGraphs:
             on_device = unpack(layout, uploads.on_device)
             buffers = self._make_workspace(spec.num_tokens).buffers(spec.num_tokens)
         uploads.send(layout.size, lambda target: layout.pack(flat(inputs), target))
-        is_captured = self._is_captured(spec)
-        if is_captured and spec not in self._graphs:
-            self._graphs[spec], _ = self._capture(lambda: self._trunk(spec, on_device, buffers))
+        capture = self._capture_of(spec)
+        if capture is not None and spec not in self._graphs:
+            self._graphs[spec], _ = capture(lambda: self._trunk(spec, on_device, buffers))
         if spec.is_embedded:
             self._trunk.embed(on_device, buffers, overrides)
-        if is_captured:
-            self._graphs[spec].replay()
-        else:
+        if capture is None:
             self._trunk(spec, on_device, buffers)
+        else:
+            self._graphs[spec].replay()
         return on_device, buffers
 
     def finish(self, spec: ProgramSpec, buffers: Buffers) -> Tensor:
         """The hidden states [S, D] of the first scored tokens of a forward that `run` has queued. The next forward
         overwrites them."""
         rows = buffers.scored_x, buffers.scored_attended
-        if not self._is_captured(spec):
+        capture = self._capture_of(spec)
+        if capture is None:
             return self._finish(*rows)
         if self._finish_graph is None:
-            self._finish_graph = self._capture(lambda: self._finish(*rows))
+            self._finish_graph = capture(lambda: self._finish(*rows))
         graph, hidden = self._finish_graph
         graph.replay()
         return hidden
 
-    def _is_captured(self, spec: ProgramSpec) -> bool:
-        return self._captures and spec.num_tokens <= self._buckets.largest
-
-    def _capture(self, program: Callable[[], Result]) -> tuple[torch.cuda.CUDAGraph, Result]:
-        """Run the program once, so that all kernels are compiled and loaded, and then capture it."""
-        program()
-        torch.cuda.synchronize(self._device)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.stream(self._stream):
-            graph.capture_begin(pool=self._memory_pool, capture_error_mode="thread_local")
-            try:
-                result = program()
-            except BaseException:
-                with suppress(Exception):  # the failure ended the capture, and is the error to report
-                    graph.capture_end()
-                raise
-            graph.capture_end()
-        return graph, result
+    def _capture_of(self, spec: ProgramSpec) -> Capture | None:
+        """None: it runs without a CUDA graph."""
+        return self.capture if spec.num_tokens <= self._buckets.largest else None
 
     def _make_workspace(self, num_tokens: int) -> Workspace:
         config, is_fp8, loras = self._trunk.config, self._trunk.is_fp8, self._trunk.loras
@@ -297,6 +278,11 @@ class PagedRunner:
     @property
     def num_captured(self) -> int:
         return self._cuda_graphs.num_captured
+
+    @property
+    def capture(self) -> Capture | None:
+        """For what follows a forward on its stream; None: there are no CUDA graphs."""
+        return self._cuda_graphs.capture
 
     @property
     def wave_tokens(self) -> int:
