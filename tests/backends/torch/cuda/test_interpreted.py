@@ -21,10 +21,12 @@ FILES = [
 ]
 
 
+LONG = "TestRunner or (over_the_numbers and (48 or after))"  # the runner takes minutes
+
+
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
-@pytest.mark.parametrize("chosen", ["not TestRunner", pytest.param("TestRunner", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("chosen", [f"not ({LONG})", pytest.param(LONG, marks=pytest.mark.slow)], ids=["daily", "long"])
 def test_the_kernels_in_the_interpreter(chosen: str) -> None:
-    """The runner takes minutes."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not gpu", "-k", chosen, *FILES]
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
