@@ -18,7 +18,7 @@ def wait_for_operations(page: Page) -> None:
     page.locator(".opblock").nth(len(OPERATIONS) - 1).wait_for()
 
 
-@pytest.mark.parametrize(("size", "scheme"), [(DESKTOP, "light"), (PHONE, "dark")])
+@pytest.mark.parametrize(("size", "scheme"), [(DESKTOP, "light"), pytest.param(PHONE, "dark", marks=pytest.mark.slow)])
 def test_every_operation_is_shown_and_found(open_page: OpenPage, size: tuple[int, int], scheme: Scheme) -> None:
     """The page is short, and its contents lead to every operation."""
     with open_page("/docs", size=size, scheme=scheme) as visit:  # fails at the end for any console error, policy
