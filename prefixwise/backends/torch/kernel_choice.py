@@ -205,5 +205,6 @@ def _choose_adds(transformer: Transformer) -> bool:
         return False
     if transformer.config.residual_scale != 1.0:
         return False
-    matrices = [layer.o] if layer.down is None else [layer.o, layer.down]
-    return all(has_residual_gemm(matrix) and adds_alike(matrix) for matrix in matrices)
+    of_o, of_down = (None, None) if layer.fp8_scales is None else (layer.fp8_scales.o, layer.fp8_scales.down)
+    matrices = [(layer.o, of_o)] + ([] if layer.down is None else [(layer.down, of_down)])
+    return all(has_residual_gemm(matrix) and adds_alike(matrix, scales) for matrix, scales in matrices)

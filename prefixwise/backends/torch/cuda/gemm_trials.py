@@ -39,12 +39,17 @@ def _gates_codes_alike(weight: Tensor, scales: Tensor, activation: Activation) -
     return torch.equal(found[0].view(torch.uint8), expected[0].view(torch.uint8)) and torch.equal(found[1], expected[1])
 
 
-def adds_alike(weight: Tensor) -> bool:
-    """Of the matrix [D, in] of O or down."""
-    x = _random_rows(weight.shape[1], weight, weight.dtype)
-    residual = _random_rows(len(weight), weight, weight.dtype)
-    expected = residual + F.linear(x, weight)
-    residual_gemm(x, weight, residual)
+def adds_alike(weight: Tensor, scales: Tensor | None) -> bool:
+    """Of the matrix [D, in] of O or down, in FP8 with its scales [D]."""
+    dtype = weight.dtype if scales is None else torch.bfloat16
+    x, residual = (_random_rows(size, weight, dtype) for size in (weight.shape[1], len(weight)))
+    if scales is None:
+        expected = residual + F.linear(x, weight)
+        residual_gemm(x, weight, residual)
+    else:
+        codes, row_scales = quantise_rows(x)
+        expected = residual + fp8_linear(codes, row_scales, weight, scales)
+        residual_gemm(codes, weight, residual, (row_scales, scales))
     return torch.equal(residual, expected)
 
 

@@ -259,10 +259,10 @@ class Trunk:
         if gate_rows is not None and len(buffers.normed) >= gate_rows:
             from prefixwise.backends.torch.cuda.hopper_gemm import gated_gemm
 
-            if layer.fp8_scales is None:
+            scales = self._scales(layer, "gate_up", buffers)
+            if scales is None:
                 gated_gemm(buffers.normed, _given(layer.gate_up), activation, buffers.gated)
                 return
-            scales = buffers.row_scales, layer.fp8_scales.gate_up
             wide = buffers.gate_up.view(-1)[: buffers.gated.numel()].view(buffers.gated.shape)
             gated_gemm(buffers.normed, _given(layer.gate_up), activation, wide, scales)
             quantise(wide, buffers.gated, buffers.row_scales)
@@ -281,7 +281,7 @@ class Trunk:
             from prefixwise.backends.torch.cuda.hopper_gemm import is_residual_gemm_fast, residual_gemm
 
             if is_residual_gemm_fast(buffers.x):
-                residual_gemm(x, _given(getattr(layer, matrix)), buffers.x)
+                residual_gemm(x, _given(getattr(layer, matrix)), buffers.x, self._scales(layer, matrix, buffers))
                 return True
         self._linear(layer, matrix, x, buffers.delta, buffers, lora)
         return False
@@ -289,7 +289,9 @@ class Trunk:
     def _add_norm(self, weight: Tensor | None, buffers: Buffers, *, is_added: bool) -> None:
         """`x` becomes x + delta, unless a GEMM has added it, and `normed` its norm."""
         x, delta, eps = buffers.x, buffers.delta, self.config.norm_eps
-        if is_added:
+        if is_added and self.is_fp8:
+            norm_fp8(x, _given(weight), eps, buffers.normed, buffers.row_scales)
+        elif is_added:
             norm(x, _given(weight), eps, buffers.normed)
         elif self.is_fp8:
             add_norm_fp8(x, delta, _given(weight), eps, buffers.normed, buffers.row_scales)
@@ -309,13 +311,16 @@ class Trunk:
         adapters add. Theirs reads x first: it was just written, and is still in the GPU's cache."""
         wide = None if lora is None else lora.widen(matrix, x)
         inner = None if lora is None or wide is not None else lora.shrink(matrix, x)
-        weight, scales = _given(getattr(layer, matrix)) if wide is None else wide, None
-        if layer.fp8_scales is not None:
-            scales = buffers.row_scales, getattr(layer.fp8_scales, matrix)
+        weight = _given(getattr(layer, matrix)) if wide is None else wide
+        scales = self._scales(layer, matrix, buffers)
         bias = layer.qkv_bias if matrix == "qkv" else None
         linear(x[:, : weight.shape[1]], weight, bias, out, self.tile_rows, scales)
         if lora is not None and inner is not None:
             lora.expand(matrix, inner, out)
+
+    def _scales(self, layer: LayerWeights, matrix: Matrix, buffers: Buffers) -> tuple[Tensor, Tensor] | None:
+        """In FP8 those of the codes that the next GEMM reads, and of a matrix."""
+        return None if layer.fp8_scales is None else (buffers.row_scales, getattr(layer.fp8_scales, matrix))
 
     def _lora(self, spec: ProgramSpec, number: int, inputs: ForwardInputs[Tensor]) -> AdaptedLayer | None:
         """Of a layer; None: no row has an adapter."""

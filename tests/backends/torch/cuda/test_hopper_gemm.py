@@ -72,12 +72,27 @@ class TestOnAGpu:
 
         x = torch.randint(-2, 3, (8192, inner + 8), device="cuda").to(dtype)
         weight = torch.randint(-2, 3, (size, inner), device="cuda").to(dtype) / 64
-        for num_rows in (1, 256, 1000, 8192):
+        for num_rows in (1, 256, 1000, 6144, 8192):  # with 1,024 columns 192 tiles of 6,144 rows: some are halved
             found = torch.randn(num_rows + 1, size + 8, device="cuda").to(dtype)
             before = found.clone()
             residual_gemm(x[:num_rows], weight, found[:num_rows])
             expected = before[:num_rows, :size] + F.linear(x[:num_rows, :inner], weight)
             assert torch.equal(found[:num_rows, :size], expected)
+            assert torch.equal(found[:, size:], before[:, size:]), "columns behind it are another's"
+            assert torch.equal(found[num_rows], before[num_rows]), "and so is the row below"
+
+    @pytest.mark.parametrize(("size", "inner"), [(1024, 2048), (1024, 3072), (256, 1024)])
+    def test_in_fp8_it_adds_what_cublas_computes(self, size: int, inner: int) -> None:
+        from prefixwise.backends.torch.cuda.hopper_gemm import residual_gemm
+
+        x, weight = (torch.randint(-2, 3, (each, inner), device="cuda").to(FP8) for each in (8192, size))
+        row_scales, scales = (0.05 * torch.rand(len(each), device="cuda") for each in (x, weight))
+        for num_rows in (16, 256, 1008, 6144, 8192):
+            found = torch.randn(num_rows + 1, size + 8, device="cuda").bfloat16()
+            before = found.clone()
+            residual_gemm(x[:num_rows], weight, found[:num_rows], (row_scales[:num_rows], scales))
+            product = fp8_linear(x[:num_rows], row_scales[:num_rows], weight, scales)
+            assert torch.equal(found[:num_rows, :size], before[:num_rows, :size] + product)
             assert torch.equal(found[:, size:], before[:, size:]), "columns behind it are another's"
             assert torch.equal(found[num_rows], before[num_rows]), "and so is the row below"
 
@@ -102,11 +117,12 @@ class TestOnAGpu:
         self, quantization: str | None, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         from prefixwise.backends.torch.cuda import hopper_gemm
+        from prefixwise.backends.torch.cuda.trunk import FusedGemms
 
         backend = TorchBackend(random_checkpoint(MODEL), dtype="bfloat16", device="cuda", quantization=quantization)
         assert backend._paged is not None
         fused = backend._paged._cuda_graphs._trunk.fused_gemms
-        assert (fused.gate_rows, fused.adds) == (hopper_gemm.MIN_ROWS, quantization is None)
+        assert fused == FusedGemms(hopper_gemm.MIN_ROWS, adds=True)
         num_added = 0
 
         def residual_gemm(*arguments: Any) -> None:
@@ -118,7 +134,7 @@ class TestOnAGpu:
         monkeypatch.setattr(hopper_gemm, "residual_gemm", residual_gemm)
         prefix, items = np.arange(20, dtype=np.int32), [np.arange(n, n + 100, dtype=np.int32) for n in range(68)]
         together = backend.forward(sequences_batch(prefix, [[item] for item in items], Layout.CAUSAL))  # 8,192 rows
-        assert (num_added > 0) == fused.adds
+        assert num_added > 0
         num_added = 0
         alone = [backend.forward(sequences_batch(prefix, [[item]], Layout.CAUSAL)).label_logits for item in items]
         assert num_added == 0
@@ -128,7 +144,8 @@ class TestOnAGpu:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("epilogue", "dtype"), [("silu", "bf16"), ("gelu_tanh", "bf16"), ("silu", "fp8e4nv"), ("add", "bf16")]
+    ("epilogue", "dtype"),
+    [("silu", "bf16"), ("gelu_tanh", "bf16"), ("silu", "fp8e4nv"), ("add", "bf16"), ("add", "fp8e4nv")],
 )
 def test_it_fits_a_multiprocessor_and_its_registers(epilogue: str, dtype: str) -> None:
     from triton import compile
