@@ -8,9 +8,10 @@ their order: segments (the tokens of an item and a label stem), or whole sequenc
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter
 from time import monotonic
 
 import numpy as np
@@ -27,6 +28,8 @@ from prefixwise.plan.branches import BranchPlan, BranchPlans
 log = logging.getLogger("prefixwise")
 
 OnChange = Callable[[], None]
+
+_is_launched, _is_computed = attrgetter("is_launched"), attrgetter("is_computed")
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,17 +144,17 @@ class Branch:
         self._first_unlaunched = first
         return first
 
-    def count_prefill(self, first: int, stop: int) -> None:
-        """The device has computed blocks first..stop."""
-        num_tokens = self.plan.block_tokens(first, stop)
+    def count_prefill(self, num_tokens: int) -> None:
+        """The device has computed blocks with so many tokens."""
         self.request.tokens_left -= num_tokens
         self._prefilled_tokens += num_tokens
 
     def cached_blocks(self, stop: int | None = None) -> tuple[KVBlock, ...]:
         """The KV blocks of the prefix, up to `stop`."""
-        blocks = [entry.block for entry in (self.entries or [])[:stop]]
-        assert None not in blocks, "a block is read before it is computed"
-        return tuple(block for block in blocks if block is not None)
+        entries = (self.entries or [])[:stop]
+        blocks = tuple([entry.block for entry in entries if entry.block is not None])
+        assert len(blocks) == len(entries), "a block is read before it is computed"
+        return blocks
 
     # Units
 
@@ -159,8 +162,9 @@ class Branch:
         """first..stop of the units to launch next, within `max_tokens`."""
         first = self._next_unit
         stop = self.plan.last_unit_that_fits(first, max_tokens)
-        stop = min([stop, *(unit for unit in self._in_blocks if unit > first)])
-        return first, max(stop, first + 1) if at_least_one else max(stop, first)
+        if self._in_blocks:
+            stop = min([stop, *(unit for unit in self._in_blocks if unit > first)])
+        return first, max(stop, first + 1 if at_least_one else first)
 
     def advance(self, stop: int) -> None:
         """Units up to `stop` have been launched."""
@@ -172,14 +176,13 @@ class Branch:
         self._next_unit = first
         self._skip_blocks()
 
-    def score_blocks(self, first: int, stop: int) -> None:
-        """Blocks first..stop are computed by this branch, and with them the units that are these blocks."""
-        self._in_blocks.update(self.plan.units_of_blocks(first, stop))
+    def score_blocks(self, units: Sequence[int]) -> None:
+        """This branch computes the blocks that are these units."""
+        self._in_blocks.update(units)
         self._skip_blocks()
 
-    def roll_back_blocks(self, first: int, stop: int) -> None:
-        """The units that are blocks first..stop must be launched again."""
-        units = self.plan.units_of_blocks(first, stop)
+    def roll_back_blocks(self, units: Sequence[int]) -> None:
+        """The units that are blocks must be launched again."""
         self._in_blocks.difference_update(units)
         self._next_unit = min([self._next_unit, *units])
 
@@ -187,9 +190,8 @@ class Branch:
         while self._next_unit in self._in_blocks:
             self._next_unit += 1
 
-    def rows_of(self, segments: tuple[int, int]) -> slice | Int64Array:
-        """The rows of the request's outputs that these segments give."""
-        begin, end = self.plan.logit_rows(segments)
+    def rows_of(self, begin: int, end: int) -> slice | Int64Array:
+        """The rows of the request's outputs that are rows begin..end of this branch."""
         return slice(begin, end) if self.plan.rows is None else self.plan.rows[begin:end]
 
     # How far it has come
@@ -213,7 +215,7 @@ class Branch:
         """The device has computed the whole branch."""
         if self.num_in_flight or not self.is_launched:
             return False
-        return all(entry.is_computed for entry in self.entries or ())
+        return all(map(_is_computed, self.entries or ()))
 
 
 class Line:
@@ -292,6 +294,12 @@ class RequestState:
         while self._num_begun < self._num_branches:
             yield self._begin_branch()
 
+    @property
+    def pairs_per_unit_token(self) -> float:
+        """Query-key pairs of a unit's token in the next branch, on average."""
+        branch = next(iter(self._open), None) or next(self.branches(), None)
+        return 0.0 if branch is None else branch.pairs_per_unit_token
+
     def _begin_branch(self) -> Branch:
         plan = self.task.branches[self._num_begun]
         keys = (*self.keys[: plan.num_query_blocks], *[None] * (plan.num_blocks - plan.num_query_blocks))
@@ -337,10 +345,8 @@ class RequestState:
 
     def release_prefix(self, cache: PrefixCache) -> None:
         """Release the KV blocks of all branches."""
-        for branch in self._open:
+        for branch in self._open if self._trunk is None else (self._trunk, *self._open):
             branch.release_prefix(cache)
-        if self._trunk is not None:
-            self._trunk.release_prefix(cache)
 
     def invalidate_prefix(self, cache: PrefixCache) -> int:
         """Release all KV blocks; branches that are not done compute them again. Returns how many tokens were lost."""
@@ -380,12 +386,12 @@ class RequestState:
     @property
     def is_launched(self) -> bool:
         """The device has been given the whole request."""
-        return self._num_begun == self._num_branches and all(branch.is_launched for branch in self._open)
+        return self._num_begun == self._num_branches and all(map(_is_launched, self._open))
 
     @property
     def is_computed(self) -> bool:
         """The device has computed the whole request."""
-        return self._num_begun == self._num_branches and all(branch.is_computed for branch in self._open)
+        return self._num_begun == self._num_branches and all(map(_is_computed, self._open))
 
     @property
     def num_items_done(self) -> int:

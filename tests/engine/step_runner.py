@@ -119,9 +119,7 @@ def check(state: RequestState) -> None:
 def tokens_of(step: Step | None, state: RequestState) -> int:
     """What the request has of the step."""
     assert step is not None
-    blocks = [part for forward in step.forwards for part in forward.block_parts if part.request is state]
-    units = [part for forward in step.forwards for part in forward.scored_parts if part.request is state]
-    return sum(part.num_block_tokens for part in blocks) + sum(part.num_unit_tokens for part in units)
+    return sum(part.num_tokens for forward in step.forwards for part in forward.parts if part.request is state)
 
 
 def kind_of(forward: StepForward) -> str:
