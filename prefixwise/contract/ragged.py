@@ -96,7 +96,7 @@ def numbers(count: int) -> Int64Array:
 def starts_from_lens(lens: Int64Array) -> Int64Array:
     """Lengths [n] to offsets [n + 1]."""
     starts = np.zeros(len(lens) + 1, np.int64)
-    np.cumsum(lens, out=starts[1:])
+    lens.cumsum(out=starts[1:])
     return starts
 
 

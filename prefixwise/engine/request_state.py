@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
 from time import monotonic
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,8 +63,7 @@ class ScoringTask:
         return self.branches.max_unit_tokens
 
 
-@dataclass(frozen=True)
-class BatchRecord:
+class BatchRecord(NamedTuple):
     """A forward that scored some segments of the request, for the debug block."""
 
     segments: int  # of this request

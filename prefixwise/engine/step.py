@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import TypedDict
 
 import numpy as np
 
@@ -23,6 +24,15 @@ from prefixwise.engine.request_state import BatchRecord, Branch, Line, RequestSt
 from prefixwise.forward.backend import check_output
 from prefixwise.forward.batch import ForwardBatch, ForwardOutput, KVBlock, Prefix
 from prefixwise.plan.cost_model import Work
+
+
+class _Needs(TypedDict):
+    """Of a forward: what some of its requests need."""
+
+    need_logsumexp: bool
+    need_hidden: bool
+    top_k: int
+    lora_slots: Int32Array | None
 
 
 class BlockPart:
@@ -138,19 +148,19 @@ class StepForward:
         tasks = [part.request.task for part in self.scored_parts]
         scored = [(part, part.branch.plan.scoring) for part in self.scored_parts]
         runs = [(part, plan) for part, plan in scored if plan is not None]
-        need_logsumexp = any(task.need_logsumexp for task in tasks)
-        need_hidden = any(task.need_hidden for task in tasks)
         tasks_of_blocks = [part.request.task for part in self.block_parts if part.units]
-        top_k = max((task.top_k for task in (*tasks, *tasks_of_blocks)), default=0)
+        needs = _Needs(
+            need_logsumexp=any(task.need_logsumexp for task in tasks),
+            need_hidden=any(task.need_hidden for task in tasks),
+            top_k=max((task.top_k for task in (*tasks, *tasks_of_blocks)), default=0),
+            lora_slots=self._lora_slots(),
+        )
         if self.has_sequences:
-            sequences = [SequenceRun(plan, part.first, part.stop) for part, plan in runs]
-            batch = sequences_batch(sequences, need_logsumexp=need_logsumexp, need_hidden=need_hidden)
-            self.batch = replace(batch, top_k=top_k, lora_slots=self._lora_slots())
+            self.batch = sequences_batch([SequenceRun(plan, part.first, part.stop) for part, plan in runs], **needs)
             return
         blocks = [part.run for part in self.block_parts]
         items = [ItemRun(plan.segments, part.first, part.stop, self._index_of(part.branch)) for part, plan in runs]
-        batch = joined_batch(blocks, items, need_logsumexp=need_logsumexp, need_hidden=need_hidden)
-        self.batch = replace(batch, top_k=top_k, lora_slots=self._lora_slots())
+        self.batch = joined_batch(blocks, items, **needs)
 
     def _lora_slots(self) -> Int32Array | None:
         """The slot of each token's LoRA adapter: blocks first, then items or sequences, as in the batch."""
@@ -170,10 +180,12 @@ class StepForward:
         assert self.batch is not None, "the batch is built before the forward starts"
         if self.has_sequences:
             return self.batch
-        cached = [part.branch.cached_blocks(part.first) for part in self.block_parts]
-        continued = [Prefix(blocks, prefix.segment) for prefix, blocks in zip(self.batch.prefixes, cached, strict=True)]
-        whole = [Prefix(branch.cached_blocks()) for branch in self.prefix_branches]
-        return replace(self.batch, prefixes=(*continued, *whole))
+        prefixes = list(self.batch.prefixes)
+        for number, part in enumerate(self.block_parts):
+            if part.first:
+                prefixes[number] = Prefix(part.branch.cached_blocks(part.first), prefixes[number].segment)
+        prefixes += [Prefix(branch.cached_blocks()) for branch in self.prefix_branches]
+        return replace(self.batch, prefixes=tuple(prefixes))
 
     def cache_blocks(self, blocks: Iterable[KVBlock]) -> None:
         """Put the computed blocks into their cache entries."""

@@ -25,7 +25,7 @@ from abc import ABC
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,8 +56,7 @@ class KVBlock(ABC):
         """Free its memory now; it must not be read again. A second call does nothing."""
 
 
-@dataclass(frozen=True)
-class Prefix:
+class Prefix(NamedTuple):
     """What segments read: cached KV blocks from its start, then tokens of this batch, or either alone."""
 
     # Each of KV_BLOCK_SIZE tokens; the last one may have fewer and, with `BackendInfo.reads_short_blocks`, any of them.
