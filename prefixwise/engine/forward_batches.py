@@ -145,9 +145,7 @@ def joined_batch(
         block_tokens, block_labels = _block_rows(blocks)
         label_ids = np.concatenate([block_labels, label_ids]) if len(label_ids) else block_labels
         score_tokens = np.concatenate([block_tokens, score_tokens])
-    pieces = [
-        (run.prefix_ids[each[0] : each[-1]], run.vectors) for run, each in zip(blocks, block_starts, strict=True)
-    ]
+    pieces = [(run.prefix_ids[each[0] : each[-1]], run.vectors) for run, each in zip(blocks, block_starts, strict=True)]
     pieces += [(each.token_ids, run.segments.vectors) for each, run in zip(arrays, items, strict=True)]
     token_ids, overrides = _embedded(pieces)
     return ForwardBatch(
