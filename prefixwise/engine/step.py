@@ -18,9 +18,10 @@ from typing import TypedDict
 import numpy as np
 
 from prefixwise.contract.ragged import Int32Array
+from prefixwise.engine.branch import Branch
 from prefixwise.engine.forward_batches import BlockRun, ItemRun, SequenceRun, joined_batch, sequences_batch
 from prefixwise.engine.prefix_cache import CacheEntry
-from prefixwise.engine.request_state import BatchRecord, Branch, Line, RequestState
+from prefixwise.engine.request_state import BatchRecord, Line, RequestState
 from prefixwise.forward.backend import check_output
 from prefixwise.forward.batch import ForwardBatch, ForwardOutput, KVBlock, Prefix
 from prefixwise.plan.cost_model import Work

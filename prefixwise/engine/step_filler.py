@@ -25,8 +25,9 @@ from collections.abc import Collection, Sequence
 from itertools import groupby
 from operator import itemgetter
 
+from prefixwise.engine.branch import Branch
 from prefixwise.engine.prefix_cache import CacheEntry, PrefixCache
-from prefixwise.engine.request_state import Branch, Line, RequestState
+from prefixwise.engine.request_state import Line, RequestState
 from prefixwise.engine.step import BlockPart, Step, StepForward, UnitPart
 from prefixwise.engine.step_limits import SHARES, StepLimits
 from prefixwise.forward.batch import KV_BLOCK_SIZE

@@ -8,8 +8,9 @@ import numpy as np
 
 from prefixwise.backends.fake import FakeBackend, fake_logits
 from prefixwise.contract.ragged import Int32Array, Ragged
+from prefixwise.engine.branch import Branch
 from prefixwise.engine.prefix_cache import PrefixCache
-from prefixwise.engine.request_state import Branch, RequestState, ScoringTask
+from prefixwise.engine.request_state import RequestState, ScoringTask
 from prefixwise.engine.step import Step, StepForward
 from prefixwise.engine.step_filler import StepFiller
 from prefixwise.engine.step_limits import SHARES, StepLimits
