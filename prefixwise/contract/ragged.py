@@ -40,7 +40,7 @@ class Ragged:
 
     @cached_property
     def lens(self) -> Int64Array:
-        return np.diff(self.starts)
+        return self.starts[1:] - self.starts[:-1]  # `np.diff` takes four times as long for few
 
     def __len__(self) -> int:
         return len(self.starts) - 1
