@@ -162,11 +162,11 @@ class RequestState:
         while self._num_begun < self._num_branches:
             yield self._begin_branch()
 
-    @property
-    def pairs_per_unit_token(self) -> float:
-        """Query-key pairs of a unit's token in the next branch, on average."""
+    def weight(self, pairs_per_token: float) -> float:
+        """Of all that is left of it, about (`step_limits.py`): its tokens weigh as those of the next branch do."""
         branch = next(iter(self._open), None) or next(self.branches(), None)
-        return 0.0 if branch is None else branch.pairs_per_unit_token
+        pairs = 0.0 if branch is None else branch.pairs_per_unit_token
+        return self.work_left * (1 + pairs / pairs_per_token)
 
     def _begin_branch(self) -> Branch:
         plan = self.task.branches[self._num_begun]

@@ -34,7 +34,7 @@ from prefixwise.engine.recovery import Recovery, error_of_request
 from prefixwise.engine.request_state import RequestState
 from prefixwise.engine.stats import Counters, EngineStats
 from prefixwise.engine.step import Step
-from prefixwise.engine.step_filler import fill_step, request_weight
+from prefixwise.engine.step_filler import fill_step
 from prefixwise.engine.step_limits import StepBudget, StepLimits
 from prefixwise.forward.backend import Backend
 from prefixwise.forward.batch import KV_BLOCK_SIZE
@@ -279,8 +279,8 @@ class Scheduler:
     def _add(self, requests: Sequence[RequestState]) -> None:
         for request in requests:
             self._live.add(request)
-        limits = self._budget.limits
-        self._budget.count_arrival(min(request_weight(limits, each) for each in requests), monotonic())
+        pairs_per_token = self._budget.limits.pairs_per_token
+        self._budget.count_arrival(min(each.weight(pairs_per_token) for each in requests), monotonic())
         self._num_received += len(requests)
         self._next_step = None
 

@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from itertools import groupby
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 
 from prefixwise.engine.branch import Branch
 from prefixwise.engine.prefix_cache import CacheEntry, PrefixCache
@@ -41,6 +41,8 @@ _VOCABULARY = "vocabulary"  # for all requests that read the whole vocabulary af
 _SHARED_ITEMS = ("items", None)  # the key of the forward with items of all requests with few labels
 # One of these runs with the prefill; where that reads the vocabulary after its own tokens, only the second.
 _JOINABLE = (_SHARED_ITEMS, ("items", _VOCABULARY))
+
+_priority, _line = attrgetter("task.priority"), attrgetter("line")
 
 
 class StepFiller:
@@ -105,7 +107,7 @@ class StepFiller:
             if left <= 0 or self._num_skipped == MAX_SKIPPED:
                 break
             in_line = list(of_line)
-            if len(in_line) > 1 or self._weight_of(in_line[0]) > limits.share:
+            if len(in_line) > 1 or in_line[0].weight(limits.pairs_per_token) > limits.share:
                 self._max_weight = limits.num_tokens
                 left = self._weight_left
             if left <= 0:
@@ -121,7 +123,8 @@ class StepFiller:
         share, tokens = self._limits.share, self._num_tokens
         if not 0 < len(requests) <= MAX_COMPARED:
             return share
-        by_weight = sorted(((self._weight_of(request), request) for request in requests), key=itemgetter(0))
+        pairs_per_token = self._limits.pairs_per_token
+        by_weight = sorted(((request.weight(pairs_per_token), request) for request in requests), key=itemgetter(0))
         self._max_weight = self._limits.most_weight if by_weight[-1][0] <= share else self._limits.num_tokens
         left = self._weight_left
         for number, (weight, request) in enumerate(by_weight):
@@ -133,9 +136,6 @@ class StepFiller:
             left -= weight
             tokens += request.work_left
         return max(share, self._max_weight)
-
-    def _weight_of(self, request: RequestState) -> float:
-        return request_weight(self._limits, request)
 
     def _serve_line(self, requests: Sequence[RequestState], max_weight: float, share: float) -> None:
         """Serve the oldest of the requests, those that have begun, and the next one where there is a share for it."""
@@ -307,11 +307,6 @@ class StepFiller:
         return weight
 
 
-def request_weight(limits: StepLimits, request: RequestState) -> float:
-    """Of all that is left of the request, about."""
-    return request.work_left * limits.weight(1, request.pairs_per_unit_token)
-
-
 def fill_step(limits: StepLimits, cache: PrefixCache, requests: Sequence[RequestState]) -> Step | None:
     """Fill a step from requests, the longest unserved first. None if nothing can run now.
 
@@ -323,11 +318,3 @@ def fill_step(limits: StepLimits, cache: PrefixCache, requests: Sequence[Request
             return step
     trusted = [request for request in requests if not request.is_suspect]
     return StepFiller(limits, cache).fill(trusted) if trusted else None
-
-
-def _priority(request: RequestState) -> int:
-    return request.task.priority
-
-
-def _line(request: RequestState) -> Line:
-    return request.line
