@@ -22,7 +22,6 @@ counted: it may spin until the device is done.
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import threading
 import time
@@ -45,6 +44,7 @@ from prefixwise.engine.request_state import RequestState
 from prefixwise.engine.scheduler import Scheduler
 from prefixwise.forward.backend import Backend, BackendOptions
 from prefixwise.forward.batch import ForwardBatch, ForwardOutput, RunningForward
+from prefixwise.server.launch import relax_garbage_collection
 
 GEOMETRY = (300, 10, 20)  # query tokens, items, item tokens
 VOCABULARY = 50_000
@@ -162,8 +162,7 @@ def measure(backend: Backend, in_flight: Sequence[int], rounds: int) -> list[Wav
         waves = Waves(engine)
         for size in [*in_flight] * WARM_UP_ROUNDS:  # real backends compile or capture a program for each
             waves.run(size)
-        gc.collect()
-        gc.freeze()  # as a server does after its warm-up
+        relax_garbage_collection()  # as a server does after its warm-up
         turns = [[waves.run(size) for size in in_flight] for _ in range(rounds)]
     finally:
         engine.close()

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from prefixwise.forward.tiles import read_lens
 from prefixwise.models.config import ModelConfig, layer_parameter_shapes
 
 if TYPE_CHECKING:
@@ -175,4 +174,4 @@ def _num_weights_of_a_token(config: ModelConfig) -> int:
 def _visible_pairs(batch: ForwardBatch) -> int:
     """How many pairs of a query and a key the attention computes."""
     lens = np.diff(batch.segment_starts)
-    return int((lens * read_lens(batch) + lens * (lens + 1) // 2).sum())
+    return int((lens * batch.read_lens + lens * (lens + 1) // 2).sum())

@@ -70,7 +70,8 @@ def parse_score_request(body: object) -> ScoreRequest:
     request = ScoreRequest(**values)
     check_label_count(request)
     _check_sequence_mode(request)
-    return replace(request, warnings=(*warnings, *label_warnings(request)))
+    warnings = (*warnings, *label_warnings(request))
+    return replace(request, warnings=warnings) if warnings else request
 
 
 def parse_rerank_request(body: object, dialect: Dialect = "native") -> RerankRequest:

@@ -40,7 +40,7 @@ class Ragged:
 
     @cached_property
     def lens(self) -> Int64Array:
-        return np.diff(self.starts)
+        return self.starts[1:] - self.starts[:-1]  # `np.diff` takes four times as long for few
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -96,7 +96,7 @@ def numbers(count: int) -> Int64Array:
 def starts_from_lens(lens: Int64Array) -> Int64Array:
     """Lengths [n] to offsets [n + 1]."""
     starts = np.zeros(len(lens) + 1, np.int64)
-    np.cumsum(lens, out=starts[1:])
+    lens.cumsum(out=starts[1:])
     return starts
 
 

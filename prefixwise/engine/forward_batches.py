@@ -59,9 +59,9 @@ class BlockRun(NamedTuple):
         return self.block_starts[self.first : self.stop + 1]
 
     @property
-    def token_ids(self) -> Int32Array:
+    def num_tokens(self) -> int:
         starts = self.starts
-        return self.prefix_ids[starts[0] : starts[-1]]
+        return starts[-1] - starts[0]
 
 
 class ItemRun(NamedTuple):
@@ -116,7 +116,13 @@ class SequenceRun:
 
 
 def joined_batch(
-    blocks: Sequence[BlockRun], items: Sequence[ItemRun], *, need_logsumexp: bool, need_hidden: bool = False
+    blocks: Sequence[BlockRun],
+    items: Sequence[ItemRun],
+    *,
+    need_logsumexp: bool,
+    need_hidden: bool = False,
+    top_k: int = 0,
+    lora_slots: Int32Array | None = None,
 ) -> ForwardBatch:
     """Blocks to be cached, then items to be scored; either may be missing.
 
@@ -124,22 +130,22 @@ def joined_batch(
     blocks have that index. Prefixes that are wholly cached have the indices after them. The cached blocks are added
     when the forward starts (`StepForward.batch_with_prefixes`), as the device may still compute them.
     """
-    arrays = [run.arrays() for run in items]
-    block_lens, block_reads = _block_lens(blocks)
+    arrays, block_starts = [run.arrays() for run in items], [run.starts for run in blocks]
+    block_lens, block_reads = _block_lens(block_starts)
     lens = _concatenate([block_lens, *[each.lens for each in arrays]])
     prefix_lens = _concatenate([block_reads, *[each.prefix_lens for each in arrays]])
     indices = np.array([*range(len(blocks)), *[run.prefix for run in items]])
-    num_segments = np.array([*(run.stop - run.first for run in blocks), *(run.stop - run.first for run in items)])
+    num_segments = [*[run.stop - run.first for run in blocks], *[run.stop - run.first for run in items]]
     starts = starts_from_lens(lens)
     num_blocks = len(block_lens)
-    firsts = accumulate([run.stop - run.first for run in blocks[:-1]], initial=0)  # the first segment of each run
+    firsts = accumulate(num_segments[: len(blocks) - 1], initial=0)  # the first segment of each run
     label_ids = _join_labels([run[:3] for run in items], [len(each.score_offsets) for each in arrays])
     score_tokens = _score_tokens(arrays, int(starts[num_blocks]))
     if any(run.scored is not None for run in blocks):
         block_tokens, block_labels = _block_rows(blocks)
         label_ids = np.concatenate([block_labels, label_ids]) if len(label_ids) else block_labels
         score_tokens = np.concatenate([block_tokens, score_tokens])
-    pieces = [(run.token_ids, run.vectors) for run in blocks]
+    pieces = [(run.prefix_ids[each[0] : each[-1]], run.vectors) for run, each in zip(blocks, block_starts, strict=True)]
     pieces += [(each.token_ids, run.segments.vectors) for each, run in zip(arrays, items, strict=True)]
     token_ids, overrides = _embedded(pieces)
     return ForwardBatch(
@@ -155,24 +161,25 @@ def joined_batch(
         label_ids=label_ids,
         need_logsumexp=need_logsumexp,
         need_hidden=need_hidden,
+        top_k=top_k,
         cache_segments=tuple(range(num_blocks)),
         embed_overrides=overrides,
+        lora_slots=lora_slots,
     )
 
 
-def _block_lens(runs: Sequence[BlockRun]) -> tuple[Int64Array, Int64Array]:
+def _block_lens(starts_of_runs: Sequence[Sequence[int]]) -> tuple[Int64Array, Int64Array]:
     """Of each block: its tokens, and the tokens before it, which it attends to."""
-    if not runs:
+    if not starts_of_runs:
         return _NO_TOKENS, _NO_TOKENS
-    starts = [run.starts for run in runs]
-    reads = np.array([start for each in starts for start in each[:-1]])
-    stops = np.array([stop for each in starts for stop in each[1:]])
+    reads = np.array([start for starts in starts_of_runs for start in starts[:-1]])
+    stops = np.array([stop for starts in starts_of_runs for stop in starts[1:]])
     return stops - reads, reads
 
 
 def _block_rows(runs: Sequence[BlockRun]) -> tuple[Int64Array, Int32Array]:
     """The rows of all blocks that are scored: tokens of the batch, which begins with the blocks, and labels."""
-    begins = accumulate([len(run.token_ids) for run in runs[:-1]], initial=0)
+    begins = accumulate([run.num_tokens for run in runs[:-1]], initial=0)
     rows = [(run.rows(), begin) for run, begin in zip(runs, begins, strict=True) if run.scored is not None]
     return (
         _concatenate([tokens + begin for (tokens, _), begin in rows]),
@@ -191,7 +198,14 @@ def _score_tokens(runs: Sequence[ItemArrays], offset: int) -> Int64Array:
     return score_tokens
 
 
-def sequences_batch(runs: Sequence[SequenceRun], *, need_logsumexp: bool, need_hidden: bool = False) -> ForwardBatch:
+def sequences_batch(
+    runs: Sequence[SequenceRun],
+    *,
+    need_logsumexp: bool,
+    need_hidden: bool = False,
+    top_k: int = 0,
+    lora_slots: Int32Array | None = None,
+) -> ForwardBatch:
     """Sequences of a prefix, cut into blocks, and the items behind it: one (serial) or several (packed).
 
     All runs have one layout and one mask.
@@ -224,8 +238,10 @@ def sequences_batch(runs: Sequence[SequenceRun], *, need_logsumexp: bool, need_h
         ),
         need_logsumexp=need_logsumexp,
         need_hidden=need_hidden,
+        top_k=top_k,
         mask=plan.mask or "segment",
         embed_overrides=overrides,
+        lora_slots=lora_slots,
     )
 
 

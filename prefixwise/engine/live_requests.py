@@ -133,10 +133,10 @@ class LiveRequests:
     def deliver(self, in_step: Collection[RequestState]) -> None:
         """End the requests that are computed, by this step or, if other requests computed their prefix, without one.
         Notify the other requests of this step of their progress."""
+        now = monotonic()
         for request in self:
             request.retire_branches(self._cache)
             if request.is_computed and not request.is_cancelled:
-                now = monotonic()
                 self.begin(request, now)
                 self._counters.items_scored += request.num_items_done
                 self.end(request, _expiry(request, now))

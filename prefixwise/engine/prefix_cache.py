@@ -97,28 +97,25 @@ class PrefixCache:
         """
         if not self.reuse:
             keys = [None if key is None or group is None else b"%s %d" % (key, id(group)) for key in keys]
-        found = [None if key is None else self._by_key.get(key) for key in keys]
-        num_new = found.count(None)
-        num_idle = sum(entry is not None and not entry.num_users for entry in found)
-        if num_new > self.capacity - self._num_used - num_idle:
+        by_key = self._by_key
+        found = [None if key is None else by_key.get(key) for key in keys]
+        idle = [entry for entry in found if entry is not None and not entry.num_users]
+        num_more = found.count(None) + len(idle)  # entries in use, if there is room
+        if num_more > self.capacity - self._num_used:
             return None
-        entries = [self._use(key, entry, owner) for key, entry in zip(keys, found, strict=True)]
-        while self.num_blocks > self.capacity:
+        self._num_used += num_more
+        for entry in idle:
+            del self._idle[entry.key]
+        entries = []
+        for key, known in zip(keys, found, strict=True):
+            entry = known or CacheEntry(key or b"", owner=owner)
+            entry.num_users += 1
+            entries.append(entry)
+            if known is None and key is not None:
+                by_key[key] = entry
+        for _ in range(self.num_blocks - self.capacity):
             self._evict()
         return entries
-
-    def _use(self, key: Key | None, entry: CacheEntry | None, owner: object) -> CacheEntry:
-        if entry is None:
-            entry = CacheEntry(key or b"", num_users=1, owner=owner)
-            self._num_used += 1
-            if key is not None:
-                self._by_key[key] = entry
-            return entry
-        if not entry.num_users:
-            self._idle.pop(entry.key, None)
-            self._num_used += 1
-        entry.num_users += 1
-        return entry
 
     def share(self, entries: Sequence[CacheEntry]) -> None:
         """Add a user to entries that have users."""

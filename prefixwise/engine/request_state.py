@@ -12,17 +12,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from time import monotonic
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from prefixwise.contract.embed_overrides import Vectors
 from prefixwise.contract.ragged import Int32Array, Int64Array
+from prefixwise.engine.branch import Branch, is_computed, is_launched
 from prefixwise.engine.loras import LoadedLora
 from prefixwise.engine.prefix_cache import CacheEntry, Key, PinnedPrefix, PrefixCache, block_keys
-from prefixwise.forward.batch import ForwardOutput, KVBlock
+from prefixwise.forward.batch import ForwardOutput
 from prefixwise.plan.algorithms import ScorePlan
-from prefixwise.plan.branches import BranchPlan, BranchPlans
+from prefixwise.plan.branches import BranchPlans
 
 log = logging.getLogger("prefixwise")
 
@@ -59,8 +61,7 @@ class ScoringTask:
         return self.branches.max_unit_tokens
 
 
-@dataclass(frozen=True)
-class BatchRecord:
+class BatchRecord(NamedTuple):
     """A forward that scored some segments of the request, for the debug block."""
 
     segments: int  # of this request
@@ -71,149 +72,6 @@ class BatchRecord:
     @property
     def fill(self) -> float:
         return round(self.forward_tokens / self.bucket, 4)
-
-
-class Branch:
-    """How far one branch of a request has come: its KV blocks, then its units.
-
-    The scheduler's thread owns it. While a step is in flight, the device thread reads and writes the KV blocks in
-    `entries`. The scheduler fills the next step meanwhile, and only needs to know which blocks have been launched.
-    """
-
-    def __init__(self, request: RequestState, plan: BranchPlan, keys: tuple[Key | None, ...]) -> None:
-        self.request = request
-        self.plan = plan
-        self.keys = keys  # one per prefix block; None: nobody else may read the block
-        self.entries: list[CacheEntry] | None = None  # one per prefix block, once the cache has room for all of them
-        self.num_in_flight = 0  # parts of it in in-flight steps
-        self._first_unlaunched = 0  # of the entries: those before it are launched
-        self._prefilled_tokens = 0
-        self._num_units = plan.num_units
-        self._next_unit = 0  # to be launched
-        self._in_blocks: set[int] = set()  # units that are launched as KV blocks of the prefix
-        self.pairs_per_unit_token = plan.pairs_per_unit_token
-
-    # The prefix
-
-    @property
-    def is_reserved(self) -> bool:
-        """It has an entry for every block of its prefix."""
-        return self.entries is not None or not self.keys
-
-    def reserve_prefix(self, cache: PrefixCache) -> bool:
-        """Reserve KV blocks for the whole prefix. False if the cache has no room for them now."""
-        if self.is_reserved:
-            return True
-        self.entries = cache.acquire(self.keys, self, group=self.request)
-        if self.entries is None:
-            return False
-        num_hits = next((i for i, entry in enumerate(self.entries) if entry.owner is self), len(self.entries))
-        self.request.count_hits(self, self.plan.block_starts[num_hits])
-        return True
-
-    def release_prefix(self, cache: PrefixCache) -> None:
-        if self.entries is not None:
-            cache.release(self.entries, self)
-            self.entries, self._first_unlaunched = None, 0
-
-    def invalidate_prefix(self, cache: PrefixCache) -> int:
-        """Release the prefix, which must be computed again. Returns how many tokens of it this branch had computed."""
-        self.release_prefix(cache)
-        lost, self._prefilled_tokens = self._prefilled_tokens, 0
-        return lost
-
-    def blocks_to_compute(self, max_tokens: int) -> tuple[int, int]:
-        """first..stop of the blocks to compute next, within `max_tokens`. Empty if another branch computes them."""
-        entries, starts = self.entries or (), self.plan.block_starts
-        first = stop = self.num_blocks_launched
-        most = starts[first] + max_tokens
-        while stop < len(entries) and starts[stop + 1] <= most and entries[stop].owner in (self, None):
-            stop += 1
-        return first, stop
-
-    @property
-    def num_blocks_launched(self) -> int:
-        """How many blocks from the start the device has been given. It never takes one back, so the search goes on
-        where it ended."""
-        entries, first = self.entries or (), self._first_unlaunched
-        while first < len(entries) and entries[first].is_launched:
-            first += 1
-        self._first_unlaunched = first
-        return first
-
-    def count_prefill(self, first: int, stop: int) -> None:
-        """The device has computed blocks first..stop."""
-        num_tokens = self.plan.block_tokens(first, stop)
-        self.request.tokens_left -= num_tokens
-        self._prefilled_tokens += num_tokens
-
-    def cached_blocks(self, stop: int | None = None) -> tuple[KVBlock, ...]:
-        """The KV blocks of the prefix, up to `stop`."""
-        blocks = [entry.block for entry in (self.entries or [])[:stop]]
-        assert None not in blocks, "a block is read before it is computed"
-        return tuple(block for block in blocks if block is not None)
-
-    # Units
-
-    def units_to_score(self, max_tokens: int, *, at_least_one: bool) -> tuple[int, int]:
-        """first..stop of the units to launch next, within `max_tokens`."""
-        first = self._next_unit
-        stop = self.plan.last_unit_that_fits(first, max_tokens)
-        stop = min([stop, *(unit for unit in self._in_blocks if unit > first)])
-        return first, max(stop, first + 1) if at_least_one else max(stop, first)
-
-    def advance(self, stop: int) -> None:
-        """Units up to `stop` have been launched."""
-        self._next_unit = stop
-        self._skip_blocks()
-
-    def roll_back(self, first: int) -> None:
-        """Units from `first` on must be launched again."""
-        self._next_unit = first
-        self._skip_blocks()
-
-    def score_blocks(self, first: int, stop: int) -> None:
-        """Blocks first..stop are computed by this branch, and with them the units that are these blocks."""
-        self._in_blocks.update(self.plan.units_of_blocks(first, stop))
-        self._skip_blocks()
-
-    def roll_back_blocks(self, first: int, stop: int) -> None:
-        """The units that are blocks first..stop must be launched again."""
-        units = self.plan.units_of_blocks(first, stop)
-        self._in_blocks.difference_update(units)
-        self._next_unit = min([self._next_unit, *units])
-
-    def _skip_blocks(self) -> None:
-        while self._next_unit in self._in_blocks:
-            self._next_unit += 1
-
-    def rows_of(self, segments: tuple[int, int]) -> slice | Int64Array:
-        """The rows of the request's outputs that these segments give."""
-        begin, end = self.plan.logit_rows(segments)
-        return slice(begin, end) if self.plan.rows is None else self.plan.rows[begin:end]
-
-    # How far it has come
-
-    @property
-    def is_prefix_launched(self) -> bool:
-        """The device has been given every block of the prefix."""
-        return not self.keys or (self.entries is not None and self.num_blocks_launched == len(self.entries))
-
-    @property
-    def are_units_launched(self) -> bool:
-        return self._next_unit == self._num_units
-
-    @property
-    def is_launched(self) -> bool:
-        """The device has been given the whole branch."""
-        return self._next_unit == self._num_units and self.is_prefix_launched
-
-    @property
-    def is_computed(self) -> bool:
-        """The device has computed the whole branch."""
-        if self.num_in_flight or not self.is_launched:
-            return False
-        return all(entry.is_computed for entry in self.entries or ())
 
 
 class Line:
@@ -234,14 +92,9 @@ class RequestState:
         self.task = task
         self._on_change = on_change  # called by the scheduler's thread; must be quick
         # Progress
-        trunk = task.branches.trunk
-        self.keys = (
-            () if trunk is None else block_keys(trunk.prefix_ids, trunk.block_starts, task.vectors, task.lora_id)
-        )
-        self._num_begun, self._num_branches = 0, len(task.branches)
+        self._num_begun = 0
         self._open: dict[Branch, None] = {}  # begun and not done, in order
-        self._trunk = self._begin_branch() if trunk is not None else None
-        self.tokens_left = task.num_tokens
+        self._trunk: Branch | None = None  # once it has begun
         self._expected_hit_tokens = 0  # of `tokens_left`: those of the prefix that were cached when it was submitted
         self.num_segments_scored = 0
         self.size = 0  # 0: one turn; 1: two; 2: up to four; 3: up to eight; and so on (`admission.py`)
@@ -270,6 +123,23 @@ class RequestState:
         self.top_logits = np.empty((num_rows, task.top_k), np.float32)  # [R, K]
         self.top_ids = np.empty((num_rows, task.top_k), np.int32)
 
+    # These are computed when the request is queued: a worker, whose engine is in another process, needs none of them.
+
+    @cached_property
+    def keys(self) -> tuple[Key, ...]:
+        """Of the query's KV blocks."""
+        trunk, task = self.task.branches.trunk, self.task
+        return () if trunk is None else block_keys(trunk.prefix_ids, trunk.block_starts, task.vectors, task.lora_id)
+
+    @cached_property
+    def _num_branches(self) -> int:
+        return len(self.task.branches)
+
+    @cached_property
+    def tokens_left(self) -> int:
+        """Tokens that are not computed yet; steps change it."""
+        return self.task.num_tokens
+
     def cancel(self) -> None:
         """Drop the request before the next step; one that is done stays as it is. Any thread may call this."""
         if self.on_cancel is not None and not self.is_cancelled and not self.is_done:
@@ -292,10 +162,18 @@ class RequestState:
         while self._num_begun < self._num_branches:
             yield self._begin_branch()
 
+    def weight(self, pairs_per_token: float) -> float:
+        """Of all that is left of it, about (`step_limits.py`): its tokens weigh as those of the next branch do."""
+        branch = next(iter(self._open), None) or next(self.branches(), None)
+        pairs = 0.0 if branch is None else branch.pairs_per_unit_token
+        return self.work_left * (1 + pairs / pairs_per_token)
+
     def _begin_branch(self) -> Branch:
         plan = self.task.branches[self._num_begun]
         keys = (*self.keys[: plan.num_query_blocks], *[None] * (plan.num_blocks - plan.num_query_blocks))
         branch = Branch(self, plan, keys)
+        if plan is self.task.branches.trunk:
+            self._trunk = branch
         self._num_begun += 1
         self._open[branch] = None
         return branch
@@ -318,10 +196,14 @@ class RequestState:
         return True
 
     def expect_hits(self, cache: PrefixCache) -> None:
-        """Look the query up, to estimate what the device will have to compute. Any thread may call this."""
+        """Look the query up, to estimate what the device will have to compute. Any thread may call this, before the
+        request is queued."""
         trunk = self.task.branches.trunk
-        num_found = 0 if trunk is None else cache.num_found(self.keys)
-        if trunk is not None:  # blocks that are scored themselves are computed in any case
+        if trunk is not None:
+            if not self._num_begun:
+                self._begin_branch()
+            num_found = cache.num_found(self.keys)
+            # Blocks that are scored themselves are computed in any case.
             self._expected_hit_tokens = trunk.block_starts[num_found] - trunk.scored_block_tokens(num_found)
 
     def count_hits(self, branch: Branch, num_tokens: int) -> None:
@@ -337,10 +219,8 @@ class RequestState:
 
     def release_prefix(self, cache: PrefixCache) -> None:
         """Release the KV blocks of all branches."""
-        for branch in self._open:
+        for branch in self._open if self._trunk is None else (self._trunk, *self._open):
             branch.release_prefix(cache)
-        if self._trunk is not None:
-            self._trunk.release_prefix(cache)
 
     def invalidate_prefix(self, cache: PrefixCache) -> int:
         """Release all KV blocks; branches that are not done compute them again. Returns how many tokens were lost."""
@@ -380,12 +260,12 @@ class RequestState:
     @property
     def is_launched(self) -> bool:
         """The device has been given the whole request."""
-        return self._num_begun == self._num_branches and all(branch.is_launched for branch in self._open)
+        return self._num_begun == self._num_branches and all(map(is_launched, self._open))
 
     @property
     def is_computed(self) -> bool:
         """The device has computed the whole request."""
-        return self._num_begun == self._num_branches and all(branch.is_computed for branch in self._open)
+        return self._num_begun == self._num_branches and all(map(is_computed, self._open))
 
     @property
     def num_items_done(self) -> int:

@@ -6,7 +6,6 @@ logits -> scores (`contract/scores.py`) -> ScoreResult, with `return_debug` also
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
 from itertools import pairwise
 from time import perf_counter
 
@@ -108,7 +107,7 @@ def _debug_block(
         "reason": plan.reason,
         "mask": plan.mask,
         "chunks": len(plan.sequences) + len(plan.long_items) if plan.sequences else len(state.batches),
-        "batches": [{**asdict(batch), "fill": batch.fill} for batch in state.batches],
+        "batches": [{**batch._asdict(), "fill": batch.fill} for batch in state.batches],
         "cached_tokens": state.cached_tokens,
         "milliseconds": {name: round(1000 * seconds, 3) for name, seconds in spans.items()},
         "layout": _layout(plan),

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -34,7 +34,7 @@ from prefixwise.engine.recovery import Recovery, error_of_request
 from prefixwise.engine.request_state import RequestState
 from prefixwise.engine.stats import Counters, EngineStats
 from prefixwise.engine.step import Step
-from prefixwise.engine.step_filler import fill_step, request_weight
+from prefixwise.engine.step_filler import fill_step
 from prefixwise.engine.step_limits import StepBudget, StepLimits
 from prefixwise.forward.backend import Backend
 from prefixwise.forward.batch import KV_BLOCK_SIZE
@@ -272,15 +272,16 @@ class Scheduler:
                 break
             is_first = False
             if isinstance(message, tuple):
-                for request in message:
-                    self._add(request)
+                self._add(message)
             elif message is not None:
                 self._calls.append(message)
 
-    def _add(self, request: RequestState) -> None:
-        self._live.add(request)
-        self._budget.count_arrival(request_weight(self._budget.limits, request), monotonic())
-        self._num_received += 1
+    def _add(self, requests: Sequence[RequestState]) -> None:
+        for request in requests:
+            self._live.add(request)
+        pairs_per_token = self._budget.limits.pairs_per_token
+        self._budget.count_arrival(min(each.weight(pairs_per_token) for each in requests), monotonic())
+        self._num_received += len(requests)
         self._next_step = None
 
     def _run_calls(self) -> None:
@@ -337,7 +338,7 @@ class Scheduler:
         for request in step.requests:
             self._live.begin(request, now)
             request.num_in_flight += 1
-        for line in dict.fromkeys(request.line for request in step.requests):
+        for line in dict.fromkeys([request.line for request in step.requests]):
             line.turn_tokens = step.cut.get(line, 0)
             if not line.turn_tokens:
                 self._live.end_turn(line)

@@ -13,57 +13,58 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import TypedDict
 
 import numpy as np
 
 from prefixwise.contract.ragged import Int32Array
+from prefixwise.engine.branch import Branch
 from prefixwise.engine.forward_batches import BlockRun, ItemRun, SequenceRun, joined_batch, sequences_batch
 from prefixwise.engine.prefix_cache import CacheEntry
-from prefixwise.engine.request_state import BatchRecord, Branch, Line, RequestState
+from prefixwise.engine.request_state import BatchRecord, Line, RequestState
 from prefixwise.forward.backend import check_output
 from prefixwise.forward.batch import ForwardBatch, ForwardOutput, KVBlock, Prefix
 from prefixwise.plan.cost_model import Work
 
 
-class Part(NamedTuple):
-    """A part of one branch of a request: its prefix blocks, or its units, first..stop."""
+class _Needs(TypedDict):
+    """Of a forward: what some of its requests need."""
 
-    branch: Branch
-    first: int
-    stop: int
+    need_logsumexp: bool
+    need_hidden: bool
+    top_k: int
+    lora_slots: Int32Array | None
+
+
+class BlockPart:
+    """Prefix blocks first..stop of one branch of a request."""
+
+    __slots__ = ("branch", "entries", "first", "num_tokens", "request", "stop", "units")
+
+    def __init__(self, branch: Branch, first: int, stop: int) -> None:
+        self.branch, self.first, self.stop = branch, first, stop
+        self.request = branch.request
+        self.entries = (branch.entries or [])[first:stop]  # the cache entries of the blocks
+        self.num_tokens = branch.plan.block_tokens(first, stop)
+        self.units = branch.plan.units_of_blocks(first, stop)  # those that are the blocks themselves
 
     @property
-    def request(self) -> RequestState:
-        return self.branch.request
-
-    @property
-    def entries(self) -> list[CacheEntry]:
-        """The cache entries of its blocks."""
-        return (self.branch.entries or [])[self.first : self.stop]
-
-    @property
-    def block_run(self) -> BlockRun:
+    def run(self) -> BlockRun:
         plan = self.branch.plan
-        scored = plan.scoring.segments if plan.scoring is not None and self.block_units else None
+        scored = plan.scoring.segments if plan.scoring is not None and self.units else None
         return BlockRun(plan.prefix_ids, self.first, self.stop, plan.vectors, plan.block_starts, scored)
 
-    @property
-    def block_units(self) -> list[int]:
-        """The units that are its blocks themselves."""
-        return self.branch.plan.units_of_blocks(self.first, self.stop)
 
-    @property
-    def num_block_tokens(self) -> int:
-        return self.branch.plan.block_tokens(self.first, self.stop)
+class UnitPart:
+    """Units first..stop of one branch of a request."""
 
-    @property
-    def num_unit_tokens(self) -> int:
-        return self.branch.plan.unit_tokens(self.first, self.stop)
+    __slots__ = ("branch", "first", "num_tokens", "request", "segments", "stop")
 
-    @property
-    def segments(self) -> tuple[int, int]:
-        return self.branch.plan.segments_of(self.first, self.stop)
+    def __init__(self, branch: Branch, first: int, stop: int) -> None:
+        self.branch, self.first, self.stop = branch, first, stop
+        self.request = branch.request
+        self.num_tokens = branch.plan.unit_tokens(first, stop)
+        self.segments = branch.plan.segments_of(first, stop)  # the first and the end
 
 
 @dataclass(eq=False)
@@ -71,8 +72,8 @@ class StepForward:
     """Parts of requests that run as one forward."""
 
     has_sequences: bool = False
-    block_parts: list[Part] = field(default_factory=list)  # prefix blocks, to be cached
-    scored_parts: list[Part] = field(default_factory=list)  # items or sequences
+    block_parts: list[BlockPart] = field(default_factory=list)  # prefix blocks, to be cached
+    scored_parts: list[UnitPart] = field(default_factory=list)  # items or sequences
     prefix_branches: list[Branch] = field(default_factory=list)  # one per distinct prefix cached before and read
     num_blocks_read: int = 0
     num_tokens: int = 0
@@ -94,10 +95,10 @@ class StepForward:
     @property
     def scores_blocks(self) -> bool:
         """Some of its prefix blocks are scored, too."""
-        return any(part.block_units for part in self.block_parts)
+        return any(part.units for part in self.block_parts)
 
     @property
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[BlockPart | UnitPart]:
         return [*self.block_parts, *self.scored_parts]
 
     @property
@@ -148,28 +149,26 @@ class StepForward:
         tasks = [part.request.task for part in self.scored_parts]
         scored = [(part, part.branch.plan.scoring) for part in self.scored_parts]
         runs = [(part, plan) for part, plan in scored if plan is not None]
-        need_logsumexp = any(task.need_logsumexp for task in tasks)
-        need_hidden = any(task.need_hidden for task in tasks)
-        tasks_of_blocks = [part.request.task for part in self.block_parts if part.block_units]
-        top_k = max((task.top_k for task in (*tasks, *tasks_of_blocks)), default=0)
+        tasks_of_blocks = [part.request.task for part in self.block_parts if part.units]
+        needs = _Needs(
+            need_logsumexp=any(task.need_logsumexp for task in tasks),
+            need_hidden=any(task.need_hidden for task in tasks),
+            top_k=max((task.top_k for task in (*tasks, *tasks_of_blocks)), default=0),
+            lora_slots=self._lora_slots(),
+        )
         if self.has_sequences:
-            sequences = [SequenceRun(plan, part.first, part.stop) for part, plan in runs]
-            batch = sequences_batch(sequences, need_logsumexp=need_logsumexp, need_hidden=need_hidden)
-            self.batch = replace(batch, top_k=top_k, lora_slots=self._lora_slots())
+            self.batch = sequences_batch([SequenceRun(plan, part.first, part.stop) for part, plan in runs], **needs)
             return
-        blocks = [part.block_run for part in self.block_parts]
+        blocks = [part.run for part in self.block_parts]
         items = [ItemRun(plan.segments, part.first, part.stop, self._index_of(part.branch)) for part, plan in runs]
-        batch = joined_batch(blocks, items, need_logsumexp=need_logsumexp, need_hidden=need_hidden)
-        self.batch = replace(batch, top_k=top_k, lora_slots=self._lora_slots())
+        self.batch = joined_batch(blocks, items, **needs)
 
     def _lora_slots(self) -> Int32Array | None:
         """The slot of each token's LoRA adapter: blocks first, then items or sequences, as in the batch."""
         slots = [0 if part.request.lora is None else part.request.lora.slot for part in self.parts]
         if not any(slots):
             return None
-        lens = [part.num_block_tokens for part in self.block_parts]
-        lens += [part.num_unit_tokens for part in self.scored_parts]
-        return np.array(slots, np.int32).repeat(lens)
+        return np.array(slots, np.int32).repeat([part.num_tokens for part in self.parts])
 
     def _index_of(self, branch: Branch) -> int:
         """The index of the branch's prefix in this forward; -1: the branch has none."""
@@ -182,10 +181,12 @@ class StepForward:
         assert self.batch is not None, "the batch is built before the forward starts"
         if self.has_sequences:
             return self.batch
-        cached = [part.branch.cached_blocks(part.first) for part in self.block_parts]
-        continued = [Prefix(blocks, prefix.segment) for prefix, blocks in zip(self.batch.prefixes, cached, strict=True)]
-        whole = [Prefix(branch.cached_blocks()) for branch in self.prefix_branches]
-        return replace(self.batch, prefixes=(*continued, *whole))
+        prefixes = list(self.batch.prefixes)
+        for number, part in enumerate(self.block_parts):
+            if part.first:
+                prefixes[number] = Prefix(part.branch.cached_blocks(part.first), prefixes[number].segment)
+        prefixes += [Prefix(branch.cached_blocks()) for branch in self.prefix_branches]
+        return replace(self.batch, prefixes=tuple(prefixes))
 
     def cache_blocks(self, blocks: Iterable[KVBlock]) -> None:
         """Put the computed blocks into their cache entries."""
@@ -199,13 +200,12 @@ class StepForward:
             for entry in part.entries:
                 entry.is_launched, entry.owner = True, None
             # Blocks that another request reserved and left uncomputed are no cache hit after all.
-            part.request.count_hits(
-                part.branch, min(part.request.cached_tokens, part.branch.plan.block_starts[part.first])
-            )
-        for part in self.scored_parts:
-            part.branch.advance(part.stop)
-        for part in self.parts:
+            if part.request.cached_tokens > (tokens_before := part.branch.plan.block_starts[part.first]):
+                part.request.count_hits(part.branch, tokens_before)
             part.branch.num_in_flight += 1
+        for unit_part in self.scored_parts:
+            unit_part.branch.advance(unit_part.stop)
+            unit_part.branch.num_in_flight += 1
         for request, (num_segments, num_tokens) in self._scored_by_request().items():
             request.batches.append(BatchRecord(num_segments, num_tokens, self.num_tokens, self.bucket))
 
@@ -213,8 +213,8 @@ class StepForward:
         """Undo `advance_requests`, except for the prefixes, which are lost with the failure."""
         for part in self.scored_parts:
             part.branch.roll_back(part.first)
-        for part in self.block_parts:
-            part.branch.roll_back_blocks(part.first, part.stop)
+        for block_part in self.block_parts:
+            block_part.branch.roll_back_blocks(block_part.units)
         for request in self._scored_by_request():
             request.batches.pop()
 
@@ -227,9 +227,8 @@ class StepForward:
         """The segments that are scored, and the tokens of their units."""
         found: dict[RequestState, tuple[int, int]] = {}
         for part in self.scored_parts:
-            request, (first, stop) = part.branch.request, part.segments
-            num_segments, num_tokens = found.get(request, (0, 0))
-            found[request] = num_segments + stop - first, num_tokens + part.num_unit_tokens
+            (first, stop), (num_segments, num_tokens) = part.segments, found.get(part.request, (0, 0))
+            found[part.request] = num_segments + stop - first, num_tokens + part.num_tokens
         return found
 
     # Deliver
@@ -243,16 +242,17 @@ class StepForward:
         for branch, segments in self.scored_segments():
             begin, end = branch.plan.logit_rows(segments)
             stop = start + end - begin
-            branch.request.receive(branch.rows_of(segments), output, slice(start, stop))
+            branch.request.receive(branch.rows_of(begin, end), output, slice(start, stop))
             branch.request.num_segments_scored += segments[1] - segments[0]
             start = stop
 
     def scored_segments(self) -> Iterator[tuple[Branch, tuple[int, int]]]:
         """Runs of segments in the order of their rows in the output."""
         for part in self.block_parts:
-            yield from ((part.branch, (unit, unit + 1)) for unit in part.block_units)
-        for part in self.scored_parts:
-            yield part.branch, part.segments
+            for unit in part.units:
+                yield part.branch, (unit, unit + 1)
+        for unit_part in self.scored_parts:
+            yield unit_part.branch, unit_part.segments
 
 
 @dataclass
@@ -305,7 +305,7 @@ class Step:
         if all(each.all() for each in finite):
             return True
         for branch, segments in (each for forward in self.forwards for each in forward.scored_segments()):
-            branch.request.check_finite(branch.rows_of(segments))
+            branch.request.check_finite(branch.rows_of(*branch.plan.logit_rows(segments)))
         return any(each.any() for each in finite)
 
     def count(self, seconds: float) -> None:
@@ -320,12 +320,10 @@ class Step:
         for request in scored:
             request.extend_seconds += seconds - prefill_seconds
         for forward in self.forwards:
-            for request in {part.request for part in forward.block_parts}:
-                if forward.is_prefill:
-                    request.prefill_seconds += prefill_seconds
-                elif request not in scored:
-                    request.prefill_seconds += seconds - prefill_seconds
+            of_blocks = {part.request for part in forward.block_parts}
+            for request in of_blocks if forward.is_prefill else of_blocks - scored:
+                request.prefill_seconds += prefill_seconds if forward.is_prefill else seconds - prefill_seconds
             for part in forward.block_parts:
-                part.branch.count_prefill(part.first, part.stop)
-            for part in forward.scored_parts:
-                part.request.tokens_left -= part.num_unit_tokens
+                part.branch.count_prefill(part.num_tokens)
+            for unit_part in forward.scored_parts:
+                unit_part.request.tokens_left -= unit_part.num_tokens

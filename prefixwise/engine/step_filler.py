@@ -23,11 +23,12 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from itertools import groupby
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 
+from prefixwise.engine.branch import Branch
 from prefixwise.engine.prefix_cache import CacheEntry, PrefixCache
-from prefixwise.engine.request_state import Branch, Line, RequestState
-from prefixwise.engine.step import Part, Step, StepForward
+from prefixwise.engine.request_state import Line, RequestState
+from prefixwise.engine.step import BlockPart, Step, StepForward, UnitPart
 from prefixwise.engine.step_limits import SHARES, StepLimits
 from prefixwise.forward.batch import KV_BLOCK_SIZE
 from prefixwise.plan.algorithms import ScorePlan
@@ -40,6 +41,8 @@ _VOCABULARY = "vocabulary"  # for all requests that read the whole vocabulary af
 _SHARED_ITEMS = ("items", None)  # the key of the forward with items of all requests with few labels
 # One of these runs with the prefill; where that reads the vocabulary after its own tokens, only the second.
 _JOINABLE = (_SHARED_ITEMS, ("items", _VOCABULARY))
+
+_priority, _line = attrgetter("task.priority"), attrgetter("line")
 
 
 class StepFiller:
@@ -54,7 +57,9 @@ class StepFiller:
         self._num_tokens = 0
         self._num_pairs = 0.0
         self._weight = 0.0
-        self._max_weight = limits.weight_limit(0)  # for the request that is being added
+        self._max_tokens = math.inf if limits.max_tokens is None else limits.max_tokens  # however little they weigh
+        self._max_weight = limits.most_weight  # for the request that is being added
+        self._least_weight = min(2 * limits.least_share, limits.num_tokens)  # that fits beside a block, in any case
         self._num_skipped = 0  # requests that are ready and do not fit
         self._cut: dict[Line, float] = {}  # the weight of turns that the end of the step cuts short
         self._filling: RequestState | None = None  # the only one that needs more than its share: it fills the step,
@@ -66,12 +71,12 @@ class StepFiller:
     def fill(self, requests: Collection[RequestState]) -> Step | None:
         """Fill a step from requests, line by line, the longest unserved first. None if nothing can run now.
 
-        The requests stay unchanged, except that KV blocks are reserved for their prefixes.
+        No request is launched as a whole. They stay unchanged, except that KV blocks are reserved for their prefixes.
         """
         in_order = sorted(requests, key=_priority)  # stable: within a priority the order stays
         for _, of_one_priority in groupby(in_order, _priority):
             self._fill_from(list(of_one_priority))
-            self._max_weight = self._limits.weight_limit(0)
+            self._max_weight = self._limits.most_weight
             if self._weight_left <= 0:
                 break
         forwards = self._forwards()
@@ -95,15 +100,16 @@ class StepFiller:
 
     def _fill_from(self, requests: Sequence[RequestState]) -> None:
         """Fill the tokens that are left from requests of one priority."""
-        busy = [request for request in requests if not request.is_launched]
-        share = self._share(busy)
-        for line, of_line in groupby(busy, _line):
-            self._max_weight = self._limits.weight_limit(0)
-            if self._weight_left <= 0 or self._num_skipped == MAX_SKIPPED:
+        limits, share = self._limits, self._share(requests)
+        for line, of_line in groupby(requests, _line):
+            self._max_weight = limits.most_weight
+            before, left = self._weight, self._weight_left
+            if left <= 0 or self._num_skipped == MAX_SKIPPED:
                 break
             in_line = list(of_line)
-            self._max_weight = self._limits.weight_limit(self._weight_of(in_line[0]) if len(in_line) == 1 else math.inf)
-            before, left = self._weight, self._weight_left
+            if len(in_line) > 1 or in_line[0].weight(limits.pairs_per_token) > limits.share:
+                self._max_weight = limits.num_tokens
+                left = self._weight_left
             if left <= 0:
                 self._num_skipped += 1
                 continue  # a small one may fit
@@ -117,8 +123,9 @@ class StepFiller:
         share, tokens = self._limits.share, self._num_tokens
         if not 0 < len(requests) <= MAX_COMPARED:
             return share
-        by_weight = sorted(((self._weight_of(request), request) for request in requests), key=itemgetter(0))
-        self._max_weight = self._limits.weight_limit(by_weight[-1][0])
+        pairs_per_token = self._limits.pairs_per_token
+        by_weight = sorted(((request.weight(pairs_per_token), request) for request in requests), key=itemgetter(0))
+        self._max_weight = self._limits.most_weight if by_weight[-1][0] <= share else self._limits.num_tokens
         left = self._weight_left
         for number, (weight, request) in enumerate(by_weight):
             level = left / (len(by_weight) - number)
@@ -130,18 +137,16 @@ class StepFiller:
             tokens += request.work_left
         return max(share, self._max_weight)
 
-    def _weight_of(self, request: RequestState) -> float:
-        return request_weight(self._limits, request)
-
     def _serve_line(self, requests: Sequence[RequestState], max_weight: float, share: float) -> None:
         """Serve the oldest of the requests, those that have begun, and the next one where there is a share for it."""
-        end, num_behind = self._weight + max_weight, sum(request.has_begun for request in requests)
-        for position, request in enumerate(requests):
-            num_behind -= request.has_begun
+        end, begun = self._weight + max_weight, [request.has_begun for request in requests]
+        num_behind = sum(begun)
+        for position, (request, has_begun) in enumerate(zip(requests, begun, strict=True)):
+            num_behind -= has_begun
             left = end - self._weight
             if left <= 0 or self._num_skipped == MAX_SKIPPED:
                 break
-            if position and not request.has_begun and left < share:
+            if position and not has_begun and left < share:
                 if num_behind:
                     continue
                 break
@@ -197,16 +202,13 @@ class StepFiller:
     @property
     def _weight_left(self) -> float:
         """However much attention a block has, the least share of another request fits beside it."""
-        limits = self._limits
-        if self._tokens_left <= 0:
+        if self._num_tokens >= self._max_tokens:
             return 0
-        least = min(2 * limits.least_share, limits.num_tokens)
-        return max(self._max_weight - self._weight, least - self._num_tokens)
+        return max(self._max_weight - self._weight, self._least_weight - self._num_tokens)
 
     @property
     def _tokens_left(self) -> float:
-        """However little they weigh."""
-        return math.inf if self._limits.max_tokens is None else self._limits.max_tokens - self._num_tokens
+        return self._max_tokens - self._num_tokens
 
     def _take_blocks(self, branch: Branch, max_weight: float, *, is_served: bool) -> float:
         """Add prefix blocks of the branch that must be computed. Returns their weight.
@@ -229,12 +231,12 @@ class StepFiller:
             entry.owner = branch  # also of a block that another request reserved and left uncomputed
             self._blocks_in_step.add(entry)
         self._prefill.num_blocks_read += stop
-        self._prefill.block_parts.append(Part(branch, first, stop))
-        branch.score_blocks(first, stop)
-        num_tokens = branch.plan.block_tokens(first, stop)
+        part = BlockPart(branch, first, stop)
+        self._prefill.block_parts.append(part)
+        branch.score_blocks(part.units)
         if self._prefill_left is not None:
-            self._prefill_left -= num_tokens
-        return self._count(branch, self._prefill, num_tokens, branch.plan.block_pairs(first, stop))
+            self._prefill_left -= part.num_tokens
+        return self._count(branch, self._prefill, part.num_tokens, branch.plan.block_pairs(first, stop))
 
     def _whole_waves(self, branch: Branch, num_tokens: int) -> int:
         """Of the tokens of a part that fills the step: as many as make it whole waves, with those beside."""
@@ -251,10 +253,8 @@ class StepFiller:
 
     def _has_prefix(self, branch: Branch) -> bool:
         """Every block of the prefix is launched, or in this step."""
-        if branch.is_prefix_launched:
-            return True
-        unlaunched = (branch.entries or [])[branch.num_blocks_launched :]
-        return branch.is_reserved and all(entry.is_launched or entry in self._blocks_in_step for entry in unlaunched)
+        unlaunched = [each for each in (branch.entries or [])[branch.num_blocks_launched :] if not each.is_launched]
+        return branch.is_reserved and self._blocks_in_step.issuperset(unlaunched)
 
     def _take_units(self, branch: Branch, plan: ScorePlan, max_weight: float, *, is_served: bool) -> int:
         """Add units that fit. Returns the end of those. `is_served`: the request has a part in this step.
@@ -279,9 +279,9 @@ class StepFiller:
             return 0
         if is_new:
             forward.add_prefix(branch)
-        forward.scored_parts.append(Part(branch, first, stop))
-        num_tokens = branch.plan.unit_tokens(first, stop)
-        self._count(branch, forward, num_tokens, num_tokens * pairs)
+        part = UnitPart(branch, first, stop)
+        forward.scored_parts.append(part)
+        self._count(branch, forward, part.num_tokens, part.num_tokens * pairs)
         return stop
 
     def _forward_for(self, request: RequestState, plan: ScorePlan) -> StepForward:
@@ -307,13 +307,6 @@ class StepFiller:
         return weight
 
 
-def request_weight(limits: StepLimits, request: RequestState) -> float:
-    """Of all that is left of the request, about."""
-    branch = next(iter(request.branches()), None)
-    pairs = 0.0 if branch is None or branch.plan.scoring is None else branch.pairs_per_unit_token
-    return request.work_left * limits.weight(1, pairs)
-
-
 def fill_step(limits: StepLimits, cache: PrefixCache, requests: Sequence[RequestState]) -> Step | None:
     """Fill a step from requests, the longest unserved first. None if nothing can run now.
 
@@ -325,11 +318,3 @@ def fill_step(limits: StepLimits, cache: PrefixCache, requests: Sequence[Request
             return step
     trusted = [request for request in requests if not request.is_suspect]
     return StepFiller(limits, cache).fill(trusted) if trusted else None
-
-
-def _priority(request: RequestState) -> int:
-    return request.task.priority
-
-
-def _line(request: RequestState) -> Line:
-    return request.line

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from prefixwise.forward.backend import BackendInfo
 from prefixwise.forward.batch import KV_BLOCK_SIZE
@@ -56,14 +57,15 @@ class StepLimits:
             wave_tokens=backend.wave_tokens,
         )
 
-    @property
+    @cached_property
     def share(self) -> int:
         """What a request gets in one turn while several are live. One that needs no more is small."""
-        return max(self.least_share, max(self.whole_tokens, self.num_tokens) // SHARES)
+        return max(self.least_share, self.most_weight // SHARES)
 
-    def weight_limit(self, weight: float) -> int:
-        """Of a step to which a request of this weight is added."""
-        return max(self.num_tokens, self.whole_tokens) if weight <= self.share else self.num_tokens
+    @cached_property
+    def most_weight(self) -> int:
+        """Of a step to which a small request is added. For others it is `num_tokens`."""
+        return max(self.num_tokens, self.whole_tokens)
 
     def stretched(self, weight: float) -> StepLimits:
         """While no request has less than this weight: a newcomer waits about as long for a step as for itself."""

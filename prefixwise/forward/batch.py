@@ -25,7 +25,8 @@ from abc import ABC
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal
+from functools import cached_property
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,8 +57,7 @@ class KVBlock(ABC):
         """Free its memory now; it must not be read again. A second call does nothing."""
 
 
-@dataclass(frozen=True)
-class Prefix:
+class Prefix(NamedTuple):
     """What segments read: cached KV blocks from its start, then tokens of this batch, or either alone."""
 
     # Each of KV_BLOCK_SIZE tokens; the last one may have fewer and, with `BackendInfo.reads_short_blocks`, any of them.
@@ -110,6 +110,19 @@ class ForwardBatch:
     @property
     def num_tokens(self) -> int:
         return len(self.token_ids)
+
+    @cached_property
+    def read_lens(self) -> Int64Array:
+        """[segments]: how many prefix tokens it reads."""
+        return np.where(self.prefix_index >= 0, self.prefix_lens, 0)
+
+    @cached_property
+    def longest_reads(self) -> list[int]:
+        """[prefixes]: the greatest number of its tokens that a segment reads."""
+        longest = np.zeros(len(self.prefixes) + 1, np.int64)  # the last one for segments without a prefix: index -1
+        np.maximum.at(longest, self.prefix_index, self.read_lens)
+        found: list[int] = longest[:-1].tolist()
+        return found
 
 
 @dataclass(frozen=True)

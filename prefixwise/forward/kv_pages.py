@@ -16,7 +16,7 @@ import numpy as np
 from prefixwise.contract.errors import BackendError
 from prefixwise.contract.ragged import Int32Array, Int64Array, ranges
 from prefixwise.forward.batch import ForwardBatch, KVBlock, Prefix
-from prefixwise.forward.tiles import KEY_TILE, read_lens
+from prefixwise.forward.tiles import KEY_TILE
 
 NOT_CACHED = -1  # the slot of a token whose keys and values go to no page
 
@@ -24,11 +24,11 @@ NOT_CACHED = -1  # the slot of a token whose keys and values go to no page
 def cache_slots(batch: ForwardBatch, segments: Sequence[int], addresses: Sequence[int], num_tokens: int) -> Int32Array:
     """[num_tokens]: the KV cache slot of each token. Tokens of `segments` go to `addresses`, the rest have none."""
     slots = np.full(num_tokens, NOT_CACHED, np.int32)
-    chosen = np.asarray(segments, np.int64)
+    chosen = np.array(segments, np.int64)
     starts = batch.segment_starts[chosen]
     lens = batch.segment_starts[chosen + 1] - starts
     tokens = ranges(starts, lens)
-    slots[tokens] = tokens + np.repeat(np.asarray(addresses, np.int64) - starts, lens)
+    slots[tokens] = tokens + (np.array(addresses, np.int64) - starts).repeat(lens)
     return slots
 
 
@@ -81,25 +81,14 @@ class Pages:
 
 def batch_tiles(batch: ForwardBatch) -> list[Int64Array]:
     """Per prefix the first token of each of its key tiles; none where no segment reads it, as on other shards."""
-    return [_tokens(batch, *each) for each in zip(batch.prefixes, _longest_reads(batch), strict=True)]
+    return [_tokens(batch, *each) for each in zip(batch.prefixes, batch.longest_reads, strict=True)]
 
 
 def page_table(
     batch: ForwardBatch, new_pages: Mapping[int, int], address_of: Callable[[KVBlock], int]
 ) -> list[Int64Array]:
     """Per prefix the addresses of its pages. `new_pages`: those of the segments that this forward caches."""
-    longest = _longest_reads(batch)
-    return [_pages(*each, new_pages, address_of) for each in zip(batch.prefixes, longest, strict=True)]
-
-
-def _longest_reads(batch: ForwardBatch) -> list[int]:
-    """Per prefix: the greatest number of its tokens that a segment reads."""
-    longest = np.zeros(
-        len(batch.prefixes) + 1, np.int64
-    )  # the last entry takes segments without a prefix, whose index is -1
-    np.maximum.at(longest, batch.prefix_index, read_lens(batch))
-    found: list[int] = longest[:-1].tolist()
-    return found
+    return [_pages(*each, new_pages, address_of) for each in zip(batch.prefixes, batch.longest_reads, strict=True)]
 
 
 def _tokens(batch: ForwardBatch, prefix: Prefix, num_tokens: int) -> Int64Array:

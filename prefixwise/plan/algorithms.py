@@ -48,9 +48,7 @@ _BIDIRECTIONAL = (
 # What `auto` assumes of a request if it may not look at the items.
 _NOMINAL_SEGMENT_LENS = np.full(64, 32, np.int64)
 _PREFIXES_PER_SEQUENCE = 4  # a packed sequence is at least this many times as long as its prefix, which it computes
-_DENSE_SEQUENCE_LEN = (
-    2048  # tokens; aim for this length with a dense mask and no chunk size, as the cost grows with the square
-)
+_DENSE_SEQUENCE_LEN = 2048  # tokens; the aim with a dense mask and no chunk size, as the cost grows with the square
 
 
 # Options
@@ -228,10 +226,11 @@ class Planner:
             reason = f"the backend caches prefixes of up to {longest} tokens, and this one has {prefix_len}"
             algorithm = "packed"
         long_items = self._cut.long_items(segments, self.backend.num_kv_blocks)
-        plan = ScorePlan(algorithm, reason, is_fallback, None, None, segments, cut=self._cut, long_items=long_items)
         if algorithm == "prefill_extend" or not prefix_len:  # without a prefix, sequences are item tokens alone
             _, note = self._choose_mask(False, 0)
-            return replace(plan, mask_note=note, max_segments=chunk, token_budget=self.token_budget)
+            shape = ((), chunk, self.token_budget, self._cut, long_items)
+            return ScorePlan(algorithm, reason, is_fallback, None, note, segments, *shape)
+        plan = ScorePlan(algorithm, reason, is_fallback, None, None, segments, cut=self._cut, long_items=long_items)
         sequences = self._sequences(algorithm, prefix_len, plan.whole_segments.tokens.lens.tolist(), chunk)
         longest_sequence = max((each.num_tokens for each in sequences), default=0)
         mask, note = self._choose_mask(algorithm == "packed", longest_sequence, is_fallback)
@@ -276,7 +275,7 @@ class Planner:
             pairs_per_square=1.0,
         )
 
-    @property
+    @cached_property
     def _cut(self) -> ItemCut:
         return ItemCut(self.backend.max_whole_item, self.backend.reads_short_blocks)
 

@@ -9,9 +9,11 @@ A branch is made when its turn comes, as its tokens are a copy of the query's an
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate
 
 import numpy as np
 
@@ -39,14 +41,23 @@ class BranchPlan:
         return len(self.block_starts) - 1
 
     @cached_property
+    def unit_starts(self) -> Sequence[int]:
+        """Where the tokens of each unit begin among those of all units; at last, where they end."""
+        if self.scoring is None:
+            return (0,)
+        if self.scoring.sequences:
+            return list(accumulate((each.num_tokens for each in self.scoring.sequences), initial=0))
+        starts: list[int] = self.scoring.segments.tokens.starts.tolist()
+        return starts
+
+    @property
     def num_units(self) -> int:
-        return 0 if self.scoring is None else len(self.scoring.sequences) or len(self.scoring.segments.tokens)
+        return len(self.unit_starts) - 1
 
     @property
     def num_tokens(self) -> int:
         """The tokens to compute if none of them is cached."""
-        num_unit_tokens = 0 if self.scoring is None else self.unit_tokens(0, self.num_units)
-        return self.block_starts[-1] + num_unit_tokens - self.scored_block_tokens(self.num_blocks)
+        return self.block_starts[-1] + self.unit_starts[-1] - self.scored_block_tokens(self.num_blocks)
 
     def units_of_blocks(self, first: int, stop: int) -> list[int]:
         """The units that are KV blocks first..stop of the prefix themselves: the block's forward scores them."""
@@ -81,11 +92,7 @@ class BranchPlan:
         return 0.0 if self.scoring is None else self.scoring.num_unit_pairs / self.scoring.num_unit_tokens
 
     def unit_tokens(self, first: int, stop: int) -> int:
-        assert self.scoring is not None
-        if self.scoring.sequences:
-            return sum(sequence.num_tokens for sequence in self.scoring.sequences[first:stop])
-        starts = self.scoring.segments.tokens.starts
-        return int(starts[stop] - starts[first])
+        return self.unit_starts[stop] - self.unit_starts[first]
 
     def segments_of(self, first: int, stop: int) -> tuple[int, int]:
         """The segments of units first..stop."""
@@ -102,23 +109,12 @@ class BranchPlan:
     def last_unit_that_fits(self, first: int, max_tokens: int) -> int:
         """The end of the run of units from `first` on that has at most `max_tokens`."""
         assert self.scoring is not None, "a prefix alone has no units"
-        plan = self.scoring
-        if plan.sequences:
-            return _last_sequence_that_fits(plan, first, max_tokens)
-        starts = plan.segments.tokens.starts
-        stop = int(starts.searchsorted(starts[first] + max_tokens, "right")) - 1
+        starts, plan = self.unit_starts, self.scoring
+        stop = bisect_right(starts, starts[first] + max_tokens) - 1
+        if plan.max_segments and plan.sequences:
+            most = plan.sequences[first].first + plan.max_segments
+            return bisect_right(plan.sequences, most, first, max(first, stop), key=lambda each: each.stop)
         return min(stop, first + plan.max_segments) if plan.max_segments else stop
-
-
-def _last_sequence_that_fits(plan: ScorePlan, first: int, max_tokens: int) -> int:
-    sequences, stop, num_tokens = plan.sequences, first, 0
-    while stop < len(sequences):
-        num_tokens += sequences[stop].num_tokens
-        num_segments = sequences[stop].stop - sequences[first].first
-        if num_tokens > max_tokens or 0 < plan.max_segments < num_segments:
-            break
-        stop += 1
-    return stop
 
 
 class BranchPlans:

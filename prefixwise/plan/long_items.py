@@ -54,10 +54,10 @@ class ItemCut:
 
     def long_items(self, segments: Segments, num_kv_blocks: int) -> tuple[int, ...]:
         """The items to cut: those that are long and whose blocks fit in the KV cache."""
+        if segments.tokens.lens.max(initial=0) <= self.max_whole_item:  # as in most requests
+            return ()
         per_item = segments.segments_per_item
         lens, shared = segments.item_lens[::per_item], segments.prefix_lens[::per_item]
-        if lens.max(initial=0) <= self.max_whole_item:  # as in most requests
-            return ()
         fits = self.num_blocks(shared, self.head_lens(shared, lens)) <= num_kv_blocks
         return tuple(np.flatnonzero((lens > self.max_whole_item) & fits).tolist())
 

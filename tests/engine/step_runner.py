@@ -8,8 +8,9 @@ import numpy as np
 
 from prefixwise.backends.fake import FakeBackend, fake_logits
 from prefixwise.contract.ragged import Int32Array, Ragged
+from prefixwise.engine.branch import Branch
 from prefixwise.engine.prefix_cache import PrefixCache
-from prefixwise.engine.request_state import Branch, RequestState, ScoringTask
+from prefixwise.engine.request_state import RequestState, ScoringTask
 from prefixwise.engine.step import Step, StepForward
 from prefixwise.engine.step_filler import StepFiller
 from prefixwise.engine.step_limits import SHARES, StepLimits
@@ -119,9 +120,7 @@ def check(state: RequestState) -> None:
 def tokens_of(step: Step | None, state: RequestState) -> int:
     """What the request has of the step."""
     assert step is not None
-    blocks = [part for forward in step.forwards for part in forward.block_parts if part.request is state]
-    units = [part for forward in step.forwards for part in forward.scored_parts if part.request is state]
-    return sum(part.num_block_tokens for part in blocks) + sum(part.num_unit_tokens for part in units)
+    return sum(part.num_tokens for forward in step.forwards for part in forward.parts if part.request is state)
 
 
 def kind_of(forward: StepForward) -> str:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from prefixwise.contract.errors import CancelledError
 from prefixwise.engine.request_state import RequestState
-from prefixwise.engine.step import Part, Step, StepForward
+from prefixwise.engine.step import BlockPart, Step, StepForward, UnitPart
 from prefixwise.engine.step_filler import MANY_LABELS
 from prefixwise.forward.batch import KV_BLOCK_SIZE, ForwardBatch, Prefix
 from tests.engine.live import GatedBackend, Ticket, body_of, live_engine
@@ -176,18 +176,22 @@ class TestSeconds:
 
     def test_a_prefill_by_itself_has_its_own(self) -> None:
         both, blocks, items = self.states(3)
-        prefill = StepForward(block_parts=[Part(trunk_of(both), 0, 3), Part(trunk_of(blocks), 0, 2)])
-        scored = StepForward(scored_parts=[Part(trunk_of(both), 0, 1), Part(trunk_of(items), 0, 1)])
+        prefill = StepForward(block_parts=[BlockPart(trunk_of(both), 0, 3), BlockPart(trunk_of(blocks), 0, 2)])
+        scored = StepForward(scored_parts=[UnitPart(trunk_of(both), 0, 1), UnitPart(trunk_of(items), 0, 1)])
         self.step_of(prefill, scored).count(10.0)
         assert self.seconds(both, blocks, items) == [(3, 7), (3, 0), (0, 7)]
 
     def test_those_of_a_joined_forward_are_of_the_items_or_of_blocks_alone(self) -> None:
         both, blocks, items, many = self.states(4)
         joined = StepForward(
-            block_parts=[Part(trunk_of(both), 0, 3), Part(trunk_of(blocks), 0, 2), Part(trunk_of(many), 0, 3)],
-            scored_parts=[Part(trunk_of(both), 0, 1), Part(trunk_of(items), 0, 1)],
+            block_parts=[
+                BlockPart(trunk_of(both), 0, 3),
+                BlockPart(trunk_of(blocks), 0, 2),
+                BlockPart(trunk_of(many), 0, 3),
+            ],
+            scored_parts=[UnitPart(trunk_of(both), 0, 1), UnitPart(trunk_of(items), 0, 1)],
         )
-        self.step_of(joined, StepForward(scored_parts=[Part(trunk_of(many), 0, 1)])).count(10.0)
+        self.step_of(joined, StepForward(scored_parts=[UnitPart(trunk_of(many), 0, 1)])).count(10.0)
         assert self.seconds(both, blocks, items, many) == [(0, 10), (10, 0), (0, 10), (0, 10)], "each of them once"
         assert [state.tokens_left for state in (both, blocks, items, many)] == [0, 54, 300, 0]
 

@@ -498,7 +498,7 @@ def test_any_requests_in_any_room_end_with_the_right_logits_and_within_their_bou
         for forward in step.forwards:
             for part in forward.scored_parts:
                 if part.stop - part.first > 1:
-                    assert part.num_unit_tokens <= token_budget
+                    assert part.num_tokens <= token_budget
             num_prefixes = len(forward.block_parts) + len(forward.prefix_branches)
             is_joined = kind_of(forward) == "joined"
             if max_kv_blocks_read is not None and (num_prefixes > 1 or is_joined):

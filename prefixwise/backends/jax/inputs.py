@@ -108,7 +108,7 @@ def _take_tokens(batch: ForwardBatch, start: int, stop: int) -> tuple[ForwardBat
 
 
 def _shift(prefix: Prefix, num_segments: int) -> Prefix:
-    return prefix if prefix.segment is None else replace(prefix, segment=prefix.segment - num_segments)
+    return prefix if prefix.segment is None else prefix._replace(segment=prefix.segment - num_segments)
 
 
 def override_inputs(

@@ -252,7 +252,7 @@ def facts_of(backend: Backend) -> dict[str, Any]:
 
 def _own_batch(batch: ForwardBatch) -> ForwardBatch:
     """With rank 0's own blocks."""
-    prefixes = tuple(replace(each, blocks=tuple(_inner(block) for block in each.blocks)) for each in batch.prefixes)
+    prefixes = tuple(each._replace(blocks=tuple(map(_inner, each.blocks))) for each in batch.prefixes)
     return replace(batch, prefixes=prefixes)
 
 

@@ -17,7 +17,6 @@ import numpy as np
 
 from prefixwise.contract.ragged import Int64Array, ranges
 from prefixwise.forward.batch import KV_BLOCK_SIZE, ForwardBatch
-from prefixwise.forward.tiles import read_lens
 
 # Tokens of a diagonal tile, padded up to one of these where tiles are padded. Multiples of 16: CUDA sums a row of any
 # other length in an order that depends on the row's address. A KV block of a prefix is one tile, whether it is a
@@ -96,7 +95,7 @@ def cut_full_ranges(batch: ForwardBatch, window: int = 0) -> list[FullRange]:
 def token_positions(batch: ForwardBatch) -> Int64Array:
     """[T]: the position of every token, counted from the start of the prefix that it reads."""
     lens = np.diff(batch.segment_starts)
-    return np.arange(batch.num_tokens) + np.repeat(read_lens(batch) - batch.segment_starts[:-1], lens)
+    return np.arange(batch.num_tokens) + np.repeat(batch.read_lens - batch.segment_starts[:-1], lens)
 
 
 def _in_window(whole: FullRange, positions: Int64Array, window: int) -> Iterator[FullRange]:

@@ -40,7 +40,7 @@ from prefixwise.forward.backend import Program
 from prefixwise.forward.batch import ForwardBatch, KVBlock
 from prefixwise.forward.buckets import Buckets, token_buckets
 from prefixwise.forward.kv_pages import batch_tiles, page_table
-from prefixwise.forward.tiles import KEY_TILE, Packing, read_lens
+from prefixwise.forward.tiles import KEY_TILE, Packing
 
 MAX_BLOCKS_PER_PAGE = 2  # prefixes of one forward may share pages, which the page table then lists more than once
 COARSE_STEP = 4  # factor from one bucket to the next, with `is_coarse`
@@ -210,8 +210,9 @@ class PagedRunner:
 
         Raises BackendError where the blocks do not fit.
         """
-        lens, stored = np.diff(batch.segment_starts), (*batch.cache_segments, *_temporary_segments(batch))
-        blocks = self.kv_cache.take([int(lens[segment]) for segment in stored])
+        starts: list[int] = batch.segment_starts.tolist()
+        stored = (*batch.cache_segments, *_temporary_segments(batch))
+        blocks = self.kv_cache.take([starts[segment + 1] - starts[segment] for segment in stored])
         try:
             hidden = self._send(batch, dict(zip(stored, map(self.kv_cache.address, blocks), strict=True)))
         except BaseException:
@@ -314,10 +315,8 @@ def _temporary_segments(batch: ForwardBatch) -> list[int]:
     """KV blocks that are read in the KV cache but not cached: they need a page while the forward runs."""
     if not _reads_cache(batch):
         return []
-    longest, lens = np.zeros(len(batch.prefixes), np.int64), read_lens(batch)
-    np.maximum.at(longest, batch.prefix_index[lens > 0], lens[lens > 0])
     found: list[int] = []
-    for prefix, length in zip(batch.prefixes, longest.tolist(), strict=True):
+    for prefix, length in zip(batch.prefixes, batch.longest_reads, strict=True):
         if prefix.segment is not None:
             num_new = -(-length // KEY_TILE) - len(prefix.blocks)
             found += range(prefix.segment, prefix.segment + max(0, num_new))
