@@ -46,8 +46,8 @@ _MAX_FP8_INNER = 2048  # with more columns than that cuBLAS's FP8 GEMM and anoth
 OPTIONS = {"num_warps": 4, "maxnreg": 65536 // 384 // 8 * 8}  # all registers for the 384 threads
 
 MIN_ROWS = 2048  # fewer do not make tiles for all multiprocessors: cuBLAS, which has smaller ones, is faster
-_MIN_ADDED_ROWS = 8192  # the same of rows to which the GEMM adds
-_MIN_FILL = 0.9  # of the multiprocessors' turns with a tile to which the GEMM adds
+_MIN_ADDED_ROWS = 6144  # the same of rows to which the GEMM adds
+_MIN_FILL = 0.88  # of the multiprocessors' turns with a tile to which the GEMM adds
 _HALF_TURN = 0.6  # of a turn: half a tile takes longer than half the time
 
 
