@@ -227,7 +227,7 @@ class StepTokens(NamedTuple):
 def _tokens_of(step: Step, state: RequestState) -> StepTokens:
     blocks = [part for each in step.forwards for part in each.block_parts if part.request is state]
     items = [part for each in step.forwards for part in each.scored_parts if part.request is state]
-    return StepTokens(sum(part.num_block_tokens for part in blocks), sum(part.num_unit_tokens for part in items))
+    return StepTokens(sum(part.num_tokens for part in blocks), sum(part.num_tokens for part in items))
 
 
 def steps_of_requests() -> list[dict[str, StepTokens]]:
