@@ -92,7 +92,9 @@ def sweep_own(num_tokens: int, rounds: int) -> dict[str, float]:
     for narrow, wide in product((2, 4, 8), repeat=2):
         gpu_self_attention.TUNING.update({NARROW: SelfAttentionTuning(narrow), WIDE: SelfAttentionTuning(wide)})
         attend = jax.jit(lambda heads, tiles: gpu_self_attention.self_attention(heads, tiles, sizes, interpret=False))
-        found[f"{narrow} and {wide} warps"] = kernel_microseconds("own", partial(attend, heads, tiles), rounds)
+        found[f"{narrow} and {wide} warps"] = kernel_microseconds(
+            "self_attention", partial(attend, heads, tiles), rounds
+        )
     return found
 
 
