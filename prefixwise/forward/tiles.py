@@ -40,6 +40,7 @@ class TileSizes:
     # tokens that begins at a multiple of `alignment`, and every token is in a tile, also padding and tokens that read
     # no prefix. 0: tiles hold only tokens that read a prefix, and begin at the first of them.
     alignment: int = 0
+    has_token_arrays: bool = True  # does the implementation read the arrays with an entry per token?
 
     def wave_tokens(self, num_cores: int, num_kv_heads: int, multiple: int) -> int:
         """Tokens whose prefix tiles, each of one KV head, are about one for each core; a multiple of `multiple`."""
@@ -71,34 +72,28 @@ class Tiles(NamedTuple, Generic[Item]):
 HostTiles = Tiles[Int32Array]
 DeviceTiles = Tiles[Any]  # jax arrays; this module does not import jax
 NARROW, WIDE, PREFIX = 0, 1, 2  # indices in `counts`
+_NOTHING = [np.zeros(0, np.int32)] * 3  # token arrays that are not read
 
 
 def tile_capacities(num_tokens: int, sizes: TileSizes, max_key_tiles: int) -> Tiles[int]:
     """The lengths of all arrays for a batch that is padded to this many tokens and reads so many key tiles."""
     # A wide segment has more than `narrow` tokens, and at most one tile that is not full.
     max_wide = num_tokens // sizes.wide + num_tokens // (sizes.narrow + 1) + 1
-    lens = [3, *[num_tokens] * 2, *[max_wide] * 3, *[num_tokens] * 4, *[num_tokens] * 3, max_key_tiles]
+    of_tokens = num_tokens * sizes.has_token_arrays
+    lens = [3, *[num_tokens] * 2, *[max_wide] * 3, *[num_tokens] * 4, *[of_tokens] * 3, max_key_tiles]
     return Tiles(*lens)
 
 
 def cut_tiles(
-    batch: ForwardBatch,
-    sizes: TileSizes,
-    prefix_addresses: Sequence[Int64Array],
-    padding: int = 0,
-    *,
-    has_token_arrays: bool = True,
+    batch: ForwardBatch, sizes: TileSizes, prefix_addresses: Sequence[Int64Array], padding: int = 0
 ) -> HostTiles:
     """The used parts of all arrays. `prefix_addresses[p]` has the addresses of the key tiles of the batch's prefix p.
 
-    `padding` tokens at the end become segments of their own, for implementations that need it. Without
-    `has_token_arrays`, the arrays with an entry per token are empty, for implementations that do not read them.
+    `padding` tokens at the end become segments of their own, for implementations that need it.
     """
     reads, lists = read_lens(batch), _lists(batch, prefix_addresses)
-    segment_lens = np.diff(batch.segment_starts) * has_token_arrays
-    token_segment, token_reads, token_lists = (
-        values.astype(np.int32).repeat(segment_lens) for values in (batch.segment_starts[:-1], reads, lists)
-    )
+    of_segments = (batch.segment_starts[:-1], reads, lists)
+    token_segment, token_reads, token_lists = _token_arrays(batch, of_segments) if sizes.has_token_arrays else _NOTHING
     reads, lists = np.append(reads, 0), np.append(lists, 0)  # the padding after the last segment reads nothing
     starts, stops = _padded_segments(batch, padding, sizes.narrow)
     lens = stops - starts
@@ -124,6 +119,12 @@ def cut_tiles(
         np.concatenate([np.zeros(0, np.int64), *prefix_addresses]),
     )
     return Tiles(*(array.astype(np.int32, copy=False) for array in arrays))
+
+
+def _token_arrays(batch: ForwardBatch, of_segments: Sequence[Int64Array]) -> list[Int32Array]:
+    """Numbers of segments as numbers of their tokens."""
+    segment_lens = np.diff(batch.segment_starts)
+    return [values.astype(np.int32).repeat(segment_lens) for values in of_segments]
 
 
 def read_lens(batch: ForwardBatch) -> Int64Array:
