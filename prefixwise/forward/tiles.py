@@ -21,8 +21,9 @@ from itertools import accumulate
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
-from prefixwise.contract.ragged import Int32Array, Int64Array, numbers, ranges, starts_from_lens
+from prefixwise.contract.ragged import Int32Array, Int64Array, numbers, starts_from_lens
 from prefixwise.forward.batch import KV_BLOCK_SIZE, ForwardBatch
 
 KEY_TILE = KV_BLOCK_SIZE  # prefix tokens of a key tile: one KV block, and one page of the KV cache
@@ -91,10 +92,9 @@ def cut_tiles(
 
     `padding` tokens at the end become segments of their own, for implementations that need it.
     """
-    reads, lists = read_lens(batch), _lists(batch, prefix_addresses)
-    of_segments = (batch.segment_starts[:-1], reads, lists)
+    reads, lists = _padded_reads(batch), _padded_lists(batch, prefix_addresses)
+    of_segments = (batch.segment_starts[:-1], reads[:-1], lists[:-1])
     token_segment, token_reads, token_lists = _token_arrays(batch, of_segments) if sizes.has_token_arrays else _NOTHING
-    reads, lists = np.append(reads, 0), np.append(lists, 0)  # the padding after the last segment reads nothing
     starts, stops = _padded_segments(batch, padding, sizes.narrow)
     lens = stops - starts
     is_narrow = lens <= sizes.narrow
@@ -132,10 +132,20 @@ def read_lens(batch: ForwardBatch) -> Int64Array:
     return np.where(batch.prefix_index >= 0, batch.prefix_lens, 0)
 
 
-def _lists(batch: ForwardBatch, prefix_addresses: Sequence[Int64Array]) -> Int64Array:
-    """Per segment: where the key tiles of its prefix begin in the concatenated addresses."""
+def _padded_reads(batch: ForwardBatch) -> Int64Array:
+    """`read_lens`, and 0 for the padding after the last segment."""
+    reads = np.zeros(len(batch.prefix_index) + 1, np.int64)
+    np.multiply(batch.prefix_lens, batch.prefix_index >= 0, out=reads[:-1])
+    return reads
+
+
+def _padded_lists(batch: ForwardBatch, prefix_addresses: Sequence[Int64Array]) -> Int64Array:
+    """Per segment: where the key tiles of its prefix begin in the concatenated addresses; 0 where it has none, and for
+    the padding."""
     starts = starts_from_lens(np.array([len(addresses) for addresses in prefix_addresses], np.int64))
-    return starts[np.maximum(batch.prefix_index, 0)]
+    lists = np.zeros(len(batch.prefix_index) + 1, np.int64)
+    starts.take(batch.prefix_index, out=lists[:-1], mode="clip")
+    return lists
 
 
 def _padded_segments(batch: ForwardBatch, padding: int, longest: int) -> tuple[Int64Array, Int64Array]:
@@ -153,10 +163,13 @@ def _cut(
 
     Tiles lie in windows of `width` tokens; the first window of a range begins at a multiple of `alignment`.
     """
+    if not len(starts):
+        return starts, starts, starts
     first_windows = starts - starts % alignment
     num_tiles = -(-(stops - first_windows) // width)
     number = numbers(len(starts)).repeat(num_tiles)
-    windows = ranges(np.zeros_like(starts), num_tiles) * width + first_windows[number]
+    tiles_before = num_tiles.cumsum() - num_tiles
+    windows = numbers(len(number)) * width + (first_windows - tiles_before * width)[number]
     tile_starts = np.maximum(windows, starts[number])
     return tile_starts, np.minimum(windows + width, stops[number]) - tile_starts, number
 
@@ -166,11 +179,10 @@ def _prefix_tiles(
 ) -> tuple[Int64Array, Int64Array, Int64Array]:
     """Starts and lengths, and a segment that reads the same prefix tokens as the tile. The last entry of `reads` is for
     the padding."""
-    firsts = _first_of_runs(batch.prefix_index, reads[:-1])
-    if padding:
-        firsts = np.append(firsts, len(reads) - 1)
-    starts = batch.segment_starts[firsts]
-    stops = np.append(starts, batch.num_tokens + padding)[1:]
+    firsts = np.flatnonzero(_is_first_of_run(batch.prefix_index, reads, has_padding=padding > 0))
+    edges = np.full(len(firsts) + 1, batch.num_tokens + padding)
+    edges[:-1] = batch.segment_starts[firsts]
+    starts, stops = edges[:-1], edges[1:]
     if not sizes.alignment:
         is_needed = reads[firsts] > 0
         firsts, starts, stops = firsts[is_needed], starts[is_needed], stops[is_needed]
@@ -178,12 +190,14 @@ def _prefix_tiles(
     return tile_starts, lens, firsts[number]
 
 
-def _first_of_runs(prefix_index: Int64Array, reads: Int64Array) -> Int64Array:
-    """The first segment of each run of consecutive segments that read the same tokens of one prefix, or no prefix."""
-    prefix = np.where(reads > 0, prefix_index, -1)
+def _is_first_of_run(prefix_index: Int64Array, reads: Int64Array, *, has_padding: bool) -> NDArray[np.bool_]:
+    """Does a run of consecutive segments that read the same tokens of one prefix, or no prefix, begin with the segment?
+    The last entry is for the padding."""
     is_first = np.ones(len(reads), bool)
-    is_first[1:] = (prefix[1:] != prefix[:-1]) | (reads[1:] != reads[:-1])
-    return np.flatnonzero(is_first)
+    is_first[-1] = has_padding
+    is_other_prefix = (prefix_index[1:] != prefix_index[:-1]) & (reads[1:-1] > 0)
+    np.logical_or(reads[1:-1] != reads[:-2], is_other_prefix, out=is_first[1:-1])
+    return is_first
 
 
 class Packing:
