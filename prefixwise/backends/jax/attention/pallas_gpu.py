@@ -54,9 +54,9 @@ class PallasGpuAttention(AttentionImplementation):
         return None
 
     def tile_sizes(self, heads_per_kv: int) -> TileSizes:
-        narrow, wide = self_tile_tokens(heads_per_kv)
+        tokens = self_tile_tokens(heads_per_kv)
         prefix = max(LEAST_TOKENS, TILE_ROWS // pl.next_power_of_2(heads_per_kv))
-        return TileSizes(narrow, wide, prefix, has_token_arrays=False)
+        return TileSizes(tokens, tokens, prefix, has_token_arrays=False)
 
     def attend(self, heads: Heads, source: Source | None, tiles: DeviceTiles, scoring: Scoring = PLAIN) -> jax.Array:
         assert scoring.is_plain, "this implementation has no sliding windows and no capped scores"
