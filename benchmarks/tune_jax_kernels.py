@@ -87,12 +87,15 @@ def make_tiles(num_tokens: int, sizes: TileSizes) -> DeviceTiles:
 
 
 def sweep_own(num_tokens: int, rounds: int) -> dict[str, float]:
-    sizes = TileSizes(*gpu_self_attention.self_tile_tokens(NUM_HEADS // NUM_KV_HEADS), prefix=64)
+    tile_tokens = gpu_self_attention.self_tile_tokens(NUM_HEADS // NUM_KV_HEADS)
+    sizes = TileSizes(tile_tokens, tile_tokens, prefix=64)
     heads, tiles, found = Heads(draw_qkv(num_tokens), NUM_KV_HEADS), make_tiles(num_tokens, sizes), {}
     for narrow, wide in product((2, 4, 8), repeat=2):
         gpu_self_attention.TUNING.update({NARROW: SelfAttentionTuning(narrow), WIDE: SelfAttentionTuning(wide)})
         attend = jax.jit(lambda heads, tiles: gpu_self_attention.self_attention(heads, tiles, sizes, interpret=False))
-        found[f"{narrow} and {wide} warps"] = kernel_microseconds("own", partial(attend, heads, tiles), rounds)
+        found[f"{narrow} and {wide} warps"] = kernel_microseconds(
+            "self_attention", partial(attend, heads, tiles), rounds
+        )
     return found
 
 

@@ -24,6 +24,8 @@ NOT_CACHED = -1  # the slot of a token whose keys and values go to no page
 def cache_slots(batch: ForwardBatch, segments: Sequence[int], addresses: Sequence[int], num_tokens: int) -> Int32Array:
     """[num_tokens]: the KV cache slot of each token. Tokens of `segments` go to `addresses`, the rest have none."""
     slots = np.full(num_tokens, NOT_CACHED, np.int32)
+    if not segments:
+        return slots
     chosen = np.array(segments, np.int64)
     starts = batch.segment_starts[chosen]
     lens = batch.segment_starts[chosen + 1] - starts

@@ -40,6 +40,7 @@ class TileSizes:
     # tokens that begins at a multiple of `alignment`, and every token is in a tile, also padding and tokens that read
     # no prefix. 0: tiles hold only tokens that read a prefix, and begin at the first of them.
     alignment: int = 0
+    has_token_arrays: bool = True  # does the implementation read the arrays with an entry per token?
 
     def wave_tokens(self, num_cores: int, num_kv_heads: int, multiple: int) -> int:
         """Tokens whose prefix tiles, each of one KV head, are about one for each core; a multiple of `multiple`."""
@@ -77,26 +78,21 @@ def tile_capacities(num_tokens: int, sizes: TileSizes, max_key_tiles: int) -> Ti
     """The lengths of all arrays for a batch that is padded to this many tokens and reads so many key tiles."""
     # A wide segment has more than `narrow` tokens, and at most one tile that is not full.
     max_wide = num_tokens // sizes.wide + num_tokens // (sizes.narrow + 1) + 1
-    lens = [3, *[num_tokens] * 2, *[max_wide] * 3, *[num_tokens] * 4, *[num_tokens] * 3, max_key_tiles]
+    of_tokens = num_tokens * sizes.has_token_arrays
+    lens = [3, *[num_tokens] * 2, *[max_wide] * 3, *[num_tokens] * 4, *[of_tokens] * 3, max_key_tiles]
     return Tiles(*lens)
 
 
 def cut_tiles(
-    batch: ForwardBatch,
-    sizes: TileSizes,
-    prefix_addresses: Sequence[Int64Array],
-    padding: int = 0,
-    *,
-    has_token_arrays: bool = True,
+    batch: ForwardBatch, sizes: TileSizes, prefix_addresses: Sequence[Int64Array], padding: int = 0
 ) -> HostTiles:
     """The used parts of all arrays. `prefix_addresses[p]` has the addresses of the key tiles of the batch's prefix p.
 
-    `padding` tokens at the end become segments of their own, for implementations that need it. Without
-    `has_token_arrays`, the arrays with an entry per token are empty, for implementations that do not read them.
+    `padding` tokens at the end become segments of their own, for implementations that need it.
     """
     reads, lists = batch.read_lens, _lists(batch, prefix_addresses)
     token_segment = token_reads = token_lists = np.zeros(0, np.int32)
-    if has_token_arrays:
+    if sizes.has_token_arrays:
         segment_lens = np.diff(batch.segment_starts)
         token_segment, token_reads, token_lists = (
             values.astype(np.int32).repeat(segment_lens) for values in (batch.segment_starts[:-1], reads, lists)

@@ -214,6 +214,20 @@ def test_a_batch_without_segments() -> None:
         assert len(tiles.token_segment) == len(tiles.token_prefix_len) == len(tiles.token_prefix_list) == 0
 
 
+def test_arrays_of_tokens_that_nobody_reads_are_empty() -> None:
+    batch = make_batch(
+        AttentionCase("two items", (20, 40), prefix_index=(0, 0), prefix_lens=(300, 300), cached_prefix_lens=(300,))
+    )
+    with_tokens, without = (TileSizes(32, 64, 64, has_token_arrays=each) for each in (True, False))
+    addresses = [np.arange(3) * KEY_TILE]
+    expected, found = (cut_tiles(batch, sizes, addresses)._asdict() for sizes in (with_tokens, without))
+    lens = tile_capacities(batch.num_tokens, without, 3)._asdict()
+    for name, array in expected.items():
+        is_of_tokens = name.startswith("token_")
+        assert found[name].tolist() == ([] if is_of_tokens else array.tolist())
+        assert (lens[name] == 0) == is_of_tokens
+
+
 class TestPacking:
     def test_arrays_come_back_where_they_were_put(self) -> None:
         packing = Packing([5, 0, 33, 1])

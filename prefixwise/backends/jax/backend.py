@@ -188,7 +188,7 @@ class JaxBackend(Backend):
             self._give_up(blocks)
             raise
         self._runner.programs.trust()
-        return ForwardOutput(np.take_along_axis(logits, sent.columns, 1), logsumexp, blocks, hidden)
+        return ForwardOutput(_take_columns(logits, sent.columns), logsumexp, blocks, hidden)
 
     def _fetch(self, sent: _Sent, kind: Literal["labels", "logsumexp", "vocabulary"]) -> Floats:
         """The rows of the batch, each from its head."""
@@ -319,6 +319,11 @@ def _distinct_labels(label_ids: Int32Array) -> tuple[Int32Array, NDArray[Any]]:
     patterns = label_ids[:1] if is_one_pattern else label_ids
     distinct, columns = np.unique(patterns, return_inverse=True)
     return distinct, columns.reshape(patterns.shape)
+
+
+def _take_columns(logits: Floats, columns: NDArray[Any]) -> Floats:
+    """Logits [R, distinct labels] of the labels that each row asks for, [R, L]; `_Sent.columns`."""
+    return logits[:, columns[0]] if len(columns) == 1 else np.take_along_axis(logits, columns, 1)
 
 
 def _vocabulary_output(found: Floats, blocks: tuple[JaxKVBlock, ...], hidden: Floats | None) -> ForwardOutput:

@@ -32,7 +32,7 @@ class QkNormRopeTuning:
     num_warps: int
 
 
-TUNING = QkNormRopeTuning(num_heads=32, num_warps=8)  # from an H200 (`benchmarks/tune_jax_kernels.py`)
+TUNING = QkNormRopeTuning(num_heads=8, num_warps=4)  # from an H200 (`benchmarks/tune_jax_kernels.py`)
 
 
 class RopeTable(NamedTuple):

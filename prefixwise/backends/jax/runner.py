@@ -23,7 +23,7 @@ from prefixwise.backends.jax.head_gemms import LABEL_TILE
 from prefixwise.backends.jax.inputs import ForwardInputs, ProgramSpec, override_inputs, pack
 from prefixwise.backends.jax.kv_cache import KVCache
 from prefixwise.backends.jax.lora import LoraArrays, LoraStore
-from prefixwise.backends.jax.mesh import DATA, P, put_replicated, put_sharded
+from prefixwise.backends.jax.mesh import DATA, P, as_argument, put_replicated, put_sharded
 from prefixwise.backends.jax.model import LastLayer, Transformer
 from prefixwise.backends.jax.programs import HeadSpec, Programs
 from prefixwise.backends.jax.row_tiles import dense_columns_up_to
@@ -43,10 +43,10 @@ TileOutputs = Sequence[Sequence[jax.Array]]  # [dp S, ..] each, by tile of score
 
 
 class HeadInputs(NamedTuple):
-    """On the devices."""
+    """Label ids serve all tiles of scored rows, so they are on the devices."""
 
-    score_tiles: tuple[jax.Array, ...]  # [dp, S] tokens each
-    label_tiles: tuple[jax.Array, ...]  # [LABEL_TILE] label ids each
+    score_tiles: tuple[jax.Array | NDArray[np.int32], ...]  # [dp, S] tokens each
+    label_tiles: tuple[jax.Array, ...]  # [LABEL_TILE] each
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +66,7 @@ class Runner:
         embedding = self.weights.embedding
         tokens, rows = override_inputs(parts, spec.num_tokens, embedding.dtype)
         program = self.programs.embed(spec.num_tokens, rows.shape[1])
-        return program(embedding, put_sharded(self.mesh, tokens, P(DATA)), put_sharded(self.mesh, rows, P(DATA)))
+        return program(embedding, *(as_argument(self.mesh, each, P(DATA)) for each in (tokens, rows)))
 
     def trunk(
         self,
@@ -76,14 +76,14 @@ class Runner:
         x: jax.Array | None = None,
     ) -> LastLayer:
         """Still on the devices, [dp T, ..]; one of `shards` and `masks` (if any) per data shard. `x`: of `embed`."""
-        packed = put_sharded(self.mesh, pack(shards, self.programs.input_lens(spec)), P(DATA))
-        mask = put_sharded(self.mesh, np.concatenate(masks), P(DATA)) if masks else None
+        packed = as_argument(self.mesh, pack(shards, self.programs.input_lens(spec)), P(DATA))
+        mask = as_argument(self.mesh, np.concatenate(masks), P(DATA)) if masks else None
         run, lora = self.programs.trunk(spec), self._lora(spec.has_lora)
         last, self.kv_cache.arrays = run(self.weights, self.kv_cache.arrays, packed, mask, x, lora)
         return last
 
     def head_inputs(self, score_tokens: Sequence[Int64Array], label_ids: Int32Array) -> HeadInputs:
-        """The inputs of the programs behind a trunk, sent while the trunk runs.
+        """The inputs of the programs behind a trunk, made while the trunk runs.
 
         `score_tokens`: of each data shard [R], or [2, R]: starts and lengths of segments, or tokens and the slots of
         their LoRA adapters. Zeros pad them to the same whole number of tiles.
@@ -99,7 +99,7 @@ class Runner:
         labels = np.zeros((-(-len(label_ids) // LABEL_TILE), LABEL_TILE), np.int32)
         labels.flat[: len(label_ids)] = label_ids
         return HeadInputs(
-            tuple(put_sharded(self.mesh, tile, P(DATA)) for tile in tokens),
+            tuple(as_argument(self.mesh, tile, P(DATA)) for tile in tokens),
             tuple(put_replicated(self.mesh, tile) for tile in labels),
         )
 

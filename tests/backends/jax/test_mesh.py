@@ -11,8 +11,18 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding
 
-from prefixwise.backends.jax.mesh import DATA, TENSOR, P, make_mesh, put_replicated, put_sharded, start_distributed
+from prefixwise.backends.jax.mesh import (
+    DATA,
+    TENSOR,
+    P,
+    as_argument,
+    make_mesh,
+    put_replicated,
+    put_sharded,
+    start_distributed,
+)
 from prefixwise.backends.jax.placement import HeadPlacement
 from prefixwise.backends.jax.weights import load_weights
 from prefixwise.contract.errors import BackendError
@@ -58,6 +68,17 @@ class TestPut:
         for number, device in enumerate(devices):
             shard = number % 4
             assert np.array_equal(on_device[device], self.ARRAY[2 * shard : 2 * shard + 2])
+
+    @pytest.mark.parametrize(("dp_size", "tp_size"), [(1, 1), (2, 4)])
+    def test_a_program_takes_an_argument_as_its_sharding_says(
+        self, devices: list[jax.Device], dp_size: int, tp_size: int
+    ) -> None:
+        mesh = make_mesh(devices[::-1], dp_size, tp_size)  # not the default device
+        sharding = NamedSharding(mesh, P(DATA))
+        shape = jax.ShapeDtypeStruct(self.ARRAY.shape, self.ARRAY.dtype, sharding=sharding)
+        doubled = jax.jit(lambda x: 2 * x).lower(shape).compile()(as_argument(mesh, self.ARRAY, P(DATA)))
+        assert doubled.sharding.device_set == set(mesh.devices.flat)
+        assert np.array_equal(doubled, 2 * self.ARRAY)
 
 
 # What jax or a launcher may say of several processes, and what would make jax ask for a TPU pod.

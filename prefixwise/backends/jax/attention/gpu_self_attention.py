@@ -41,12 +41,12 @@ class SelfAttentionTuning:
     """Constants that the kernel is compiled with. The results do not depend on them."""
 
     num_warps: int
-    num_stages: int = 2
+    num_stages: int = 1
 
 
 # For narrow and for wide tiles, from an H200 (`benchmarks/tune_jax_kernels.py`); larger heads need more threads.
 TUNING = {NARROW: SelfAttentionTuning(num_warps=4), WIDE: SelfAttentionTuning(num_warps=4)}
-LARGE_HEAD_TUNING = SelfAttentionTuning(num_warps=8)
+LARGE_HEAD_TUNING = SelfAttentionTuning(num_warps=8, num_stages=2)
 
 
 class SelfAttention(NamedTuple):
@@ -56,10 +56,9 @@ class SelfAttention(NamedTuple):
     lse: jax.Array  # [N, T] float32, base 2
 
 
-def self_tile_tokens(heads_per_kv: int) -> tuple[int, int]:
-    """Tokens of a narrow and of a wide tile."""
-    tokens = max(LEAST_TOKENS, TILE_ROWS // pl.next_power_of_2(heads_per_kv))
-    return min(32, tokens), min(64, tokens)
+def self_tile_tokens(heads_per_kv: int) -> int:
+    """Tokens of a tile, narrow or wide. Wide tiles of 64 take a third longer for KV blocks (docs/decisions.md)."""
+    return min(32, max(LEAST_TOKENS, TILE_ROWS // pl.next_power_of_2(heads_per_kv)))
 
 
 def self_attention(heads: Heads, tiles: DeviceTiles, sizes: TileSizes, *, interpret: bool) -> SelfAttention:

@@ -45,7 +45,8 @@ class HopperAttention(AttentionImplementation):
     def tile_sizes(self, heads_per_kv: int) -> TileSizes:
         from prefixwise.backends.jax.attention.hopper_units import ALIGNMENT, tile_tokens
 
-        return TileSizes(*self_tile_tokens(heads_per_kv), tile_tokens(heads_per_kv), ALIGNMENT)
+        tokens, prefix = self_tile_tokens(heads_per_kv), tile_tokens(heads_per_kv)
+        return TileSizes(tokens, tokens, prefix, ALIGNMENT, has_token_arrays=False)
 
     def attend(self, heads: Heads, source: Source | None, tiles: DeviceTiles, scoring: Scoring = PLAIN) -> jax.Array:
         assert scoring.is_plain, "this implementation has no sliding windows and no capped scores"

@@ -54,8 +54,9 @@ class PallasGpuAttention(AttentionImplementation):
         return None
 
     def tile_sizes(self, heads_per_kv: int) -> TileSizes:
-        narrow, wide = self_tile_tokens(heads_per_kv)
-        return TileSizes(narrow, wide, prefix=max(LEAST_TOKENS, TILE_ROWS // pl.next_power_of_2(heads_per_kv)))
+        tokens = self_tile_tokens(heads_per_kv)
+        prefix = max(LEAST_TOKENS, TILE_ROWS // pl.next_power_of_2(heads_per_kv))
+        return TileSizes(tokens, tokens, prefix, has_token_arrays=False)
 
     def attend(self, heads: Heads, source: Source | None, tiles: DeviceTiles, scoring: Scoring = PLAIN) -> jax.Array:
         assert scoring.is_plain, "this implementation has no sliding windows and no capped scores"
@@ -73,7 +74,7 @@ class PallasGpuAttention(AttentionImplementation):
             tiles.prefix_start,
             tiles.prefix_len,
             tiles.prefix_read,
-            tiles.token_prefix_list,
+            tiles.prefix_list,
             tiles.key_tile_addresses,
             source.base.reshape(1),
             heads.qkv,
@@ -106,7 +107,7 @@ def _prefix_kernel(
     starts_ref: Ref,  # [tiles] int32
     lens_ref: Ref,  # [tiles] int32
     read_ref: Ref,  # [tiles] int32
-    token_lists_ref: Ref,  # [T] int32
+    lists_ref: Ref,  # [tiles] int32
     addresses_ref: Ref,  # [key tiles] int32
     base_ref: Ref,  # [1] int32
     q_ref: Ref,  # [T, N + 2 K, H]
@@ -127,7 +128,7 @@ def _prefix_kernel(
     def attend(tile: jax.Array) -> None:
         start, num_read = starts_ref[tile], read_ref[tile]
         rows = Rows(kv_head, start, lens_ref[tile], width, heads_per_kv, head_size)
-        q, first_address = rows.load(q_ref), token_lists_ref[start]
+        q, first_address = rows.load(q_ref), lists_ref[tile]
         m_i = rows.load_scalars(self_lse_ref)
 
         def key_tile(number: jax.Array, state: State, *, is_whole: bool) -> State:

@@ -69,7 +69,8 @@ class PallasTpuAttention(AttentionImplementation):
     def tile_sizes(self, heads_per_kv: int) -> TileSizes:
         tokens = self._generation.tile_rows // pl.next_power_of_2(heads_per_kv)
         tokens = min(MOST_TILE_TOKENS, max(LEAST_TILE_TOKENS, tokens))
-        return TileSizes(NARROW_TOKENS, wide=KEY_TILE, prefix=tokens, alignment=1)  # every token is in a tile
+        # An alignment of 1: every token is in a tile.
+        return TileSizes(NARROW_TOKENS, wide=KEY_TILE, prefix=tokens, alignment=1, has_token_arrays=False)
 
     @property
     def _generation(self) -> Generation:

@@ -136,7 +136,8 @@ class PagedAttention:
     def tile_sizes(self) -> TileSizes:
         max_tokens = max(MIN_SELF_TOKENS, MAX_SELF_ROWS // self._padded_group)
         narrow, wide = (min(tuning.width, max_tokens) for tuning in self._self_attention)
-        return TileSizes(narrow, wide, prefix=max(1, self._prefix.num_rows // self._padded_group))
+        prefix = max(1, self._prefix.num_rows // self._padded_group)
+        return TileSizes(narrow, wide, prefix, has_token_arrays=False)
 
     def __call__(
         self,

@@ -92,7 +92,7 @@ def host_inputs(
         cache_slots=_cache_slots(batch, spec, new_pages),
         score_tokens=_filled(batch.score_tokens, spec.num_tokens) if spec.scores else nothing,
         lora_slots=nothing if batch.lora_slots is None else _filled(batch.lora_slots, spec.num_tokens),
-        tiles=_chosen(cut_tiles(batch, sizes, prefix_addresses, has_token_arrays=False)),
+        tiles=_chosen(cut_tiles(batch, sizes, prefix_addresses)),
     )
 
 
