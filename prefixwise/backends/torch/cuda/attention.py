@@ -60,7 +60,7 @@ HOPPER_TUNING = PrefixTuning(is_hopper=True, num_warps=4)
 def prefix_tunings(head_size: int, device: torch.device) -> list[PrefixTuning]:
     """Fastest first. Queries, output, and the keys and values in flight have to fit a multiprocessor."""
     is_hopper = device.type == "cuda" and torch.cuda.get_device_capability(device) == HOPPER
-    for_hopper = [HOPPER_TUNING] if is_hopper and 32 < head_size <= 128 else []
+    for_hopper = [HOPPER_TUNING] if is_hopper and 32 < head_size <= 128 and head_size % 8 == 0 else []
     return [*for_hopper, PrefixTuning(num_keys=32) if head_size > 128 else PrefixTuning()]
 
 
@@ -201,14 +201,17 @@ class PagedAttention:
         kernel, descriptor = prefix_kernel, TensorDescriptor.from_tensor
         sizes: dict[str, Any] = {"num_keys": tuning.num_keys, "num_stages": tuning.num_stages}
         sizes |= {"softcap": self._softcap, "window": window}
-        arrays = [qkv, out, lse, tiles.counts if positions is None else positions]
+        arrays: list[Any] = [out, lse, tiles.counts if positions is None else positions]
+        queries: tuple[Any, ...] = (qkv,)
         scales: tuple[Any, ...] = (source.key_scales, source.value_scales, source.num_slots)
         assert positions is not None or not window, "a window cuts by positions"
         if tuning.is_hopper:
-            from prefixwise.backends.torch.cuda.hopper import describe, hopper_prefix_kernel
+            from prefixwise.backends.torch.cuda.hopper import describe, hopper_prefix_kernel, row_box
 
             assert not window, "the kernel for Hopper has no windows"
             kernel, descriptor, sizes = hopper_prefix_kernel, describe, {"num_buffers": tuning.num_stages}
+            rows = row_box(self.tile_sizes.prefix, self._padded_group, self._sizes["padded_head_size"])
+            queries = (describe(qkv, rows), describe(out, rows))
             arrays.pop()
             scales = ()
         box = [tuning.num_keys, self._sizes["padded_head_size"]]
@@ -218,7 +221,7 @@ class PagedAttention:
             (self._num_programs(len(tiles.prefix_start), tuning.programs_per_sm),),
             tiles.counts,
             *(tiles.prefix_start, tiles.prefix_len, tiles.prefix_read, tiles.prefix_list, tiles.key_tile_addresses),
-            *(arrays[0], keys, values, *arrays[1:], *scales),
+            *(*queries, keys, values, *arrays, *scales),
             first_key_head=source.first_key_head,
             first_value_head=source.first_value_head,
             kind=PREFIX,

@@ -1,8 +1,11 @@
 """Prefix attention for NVIDIA's Hopper, in Gluon: the same tiles and the same result as `prefix_kernel`, faster.
 
-Twelve warps: one loads tiles of keys and values, two groups of four each attend half a tile's rows. A group issues the
-scores of the next key tile and the values of the previous one together, and computes its softmax while the values are
-added; while one group computes a softmax, the other uses the matrix units.
+Two groups of four warps each attend half a tile's rows. A group issues the scores of the next key tile and the values
+of the previous one together, and computes its softmax while the values are added; while one group computes a softmax,
+the other uses the matrix units. One more warp loads (`hopper_loads.py`).
+
+A visit is one tile and KV head. Its queries and self-attention's output are loaded during the visit before, and its
+first scores are issued with the last values of that one, so that short prefixes do not wait for memory either.
 
 The prefix's last key tile, which may be short, comes first, so that the rest need no mask; then the rest in order.
 
@@ -12,12 +15,8 @@ running max, `l_i` the running sum and `alpha` the rescale of the online softmax
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 from torch import Tensor
-from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
@@ -28,81 +27,19 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from prefixwise.backends.torch.cuda.hopper_loads import jit, load_visits, num_visits_of, place_of, work_of
+
 
 def describe(tensor: Tensor, box: list[int]) -> TensorDescriptor:
-    """A TMA descriptor that loads [A, heads * H] in boxes of [C, H]."""
+    """A TMA descriptor that loads [A, heads * H] in boxes of [C, H], or [T, heads, H] in boxes of `row_box`."""
     dtypes = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, torch.float8_e4m3fn: gl.float8e4nv}
     layout = gl.NVMMASharedLayout.get_default_for(box, dtypes[tensor.dtype])
     return TensorDescriptor.from_tensor(tensor, box, layout)
 
 
-def jit(function: Callable[..., Any]) -> Any:
-    """`gluon.jit`, with a type."""
-    return gluon.jit(function)
-
-
-@jit
-def _work_of(first_work: gl.tensor, num_work: gl.tensor) -> gl.tensor:
-    """The tile and head of this program in a round, as one number; less than 0 for none.
-
-    Tiles with long prefixes come last where KV blocks of one prefix read each other. So tiles are taken from the end,
-    and every second round in reverse, so that a program that had a long prefix gets a short one next.
-    """
-    program, num_programs = gl.program_id(0), gl.num_programs(0)
-    if (first_work // num_programs) % 2 == 1:
-        program = num_programs - 1 - program
-    return num_work - 1 - first_work - program
-
-
-@jit
-def _load_key_tiles(
-    tiles: gl.tuple,  # counts, starts, lens, reads, lists, addresses
-    keys: tma.tensor_descriptor,
-    values: tma.tensor_descriptor,
-    buffers: gl.tuple,  # keys and values, [num_buffers, C, H] each
-    barriers: gl.tuple,  # of each buffer, [num_buffers, 1] each: keys are loaded, are consumed; values likewise
-    first_key_head: gl.constexpr,
-    first_value_head: gl.constexpr,
-    kind: gl.constexpr,
-    page_size: gl.constexpr,
-    num_kv_heads: gl.constexpr,
-    head_size: gl.constexpr,
-) -> None:
-    """Load every key tile that the two groups need, in their order."""
-    counts, _, _, reads, lists, addresses = tiles
-    key_buffers, value_buffers = buffers
-    keys_ready, keys_free, values_ready, values_free = barriers
-    num_buffers: gl.constexpr = key_buffers.shape[0]
-    num_keys: gl.constexpr = key_buffers.shape[1]
-    per_page: gl.constexpr = page_size // num_keys
-    num_work = gl.load(counts + kind) * num_kv_heads
-    step = 0
-    for first_work in range(0, num_work, gl.num_programs(0)):
-        work = _work_of(first_work, num_work)
-        if work >= 0:
-            tile, kv_head = work // num_kv_heads, work % num_kv_heads
-            num_key_tiles = (gl.load(reads + tile) + num_keys - 1) // num_keys
-            list_at = addresses + gl.load(lists + tile)
-            for number in range(num_key_tiles):
-                key_tile = number - 1
-                if number == 0:
-                    key_tile = num_key_tiles - 1
-                row = gl.load(list_at + key_tile // per_page) + key_tile % per_page * num_keys
-                buffer = step % num_buffers
-                is_odd = (step // num_buffers) % 2
-                mbarrier.wait(keys_free.index(buffer), is_odd ^ 1)
-                mbarrier.expect(keys_ready.index(buffer), keys.block_type.nbytes)
-                column = (first_key_head + kv_head) * head_size
-                tma.async_copy_global_to_shared(
-                    keys, [row, column], keys_ready.index(buffer), key_buffers.index(buffer)
-                )
-                mbarrier.wait(values_free.index(buffer), is_odd ^ 1)
-                mbarrier.expect(values_ready.index(buffer), values.block_type.nbytes)
-                column = (first_value_head + kv_head) * head_size
-                tma.async_copy_global_to_shared(
-                    values, [row, column], values_ready.index(buffer), value_buffers.index(buffer)
-                )
-                step += 1
+def row_box(width: int, padded_group: int, padded_head_size: int) -> list[int]:
+    """Tokens, heads and head size of half a tile's rows: half its tokens, or half the heads of its one token."""
+    return [width // 2, padded_group, padded_head_size] if width > 1 else [1, padded_group // 2, padded_head_size]
 
 
 @jit
@@ -124,20 +61,71 @@ def _softmax(
 def _clear_values(values: gl.shared_memory_descriptor, num_left: gl.tensor) -> None:
     """Set rows of a buffer [C, H] from `num_left` on to 0. Both groups do it, and write the same."""
     layout: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [gl.num_warps(), 1], [1, 0])
-    row = gl.arange(0, values.shape[0], gl.SliceLayout(1, layout))
-    loaded = values.load(layout)
-    values.store(gl.where((row < num_left)[:, None], loaded, gl.zeros_like(loaded)))
+    row = gl.arange(0, 32, gl.SliceLayout(1, layout))
+    num_keys: gl.constexpr = values.shape[0]
+    for first in gl.static_range(0, num_keys, 32):
+        if num_left < first + 32:
+            part = values.slice(first, 32)
+            loaded = part.load(layout)
+            part.store(gl.where((first + row < num_left)[:, None], loaded, gl.zeros_like(loaded)))
     fence_async_shared()
+
+
+@jit
+def _tile_at(starts: gl.tensor, lens: gl.tensor, reads: gl.tensor, tile: gl.tensor) -> gl.tuple:
+    """First token, tokens, and how many prefix tokens each reads."""
+    return gl.load(starts + tile), gl.load(lens + tile), gl.load(reads + tile)
+
+
+@jit
+def _load_lse(
+    lse: gl.tensor,
+    rows: gl.tensor,
+    start: gl.tensor,
+    length: gl.tensor,
+    kv_head: gl.tensor,
+    num_kv_heads: gl.constexpr,
+    group: gl.constexpr,
+    padded_group: gl.constexpr,
+) -> gl.tensor:
+    num_heads: gl.constexpr = num_kv_heads * group
+    offset, head_in_group = rows // padded_group, rows % padded_group
+    at = lse + start.to(gl.int64) * num_heads + kv_head * group + (offset * num_heads + head_in_group)
+    return gl.load(at, mask=(offset < length) & (head_in_group < group), other=0.0)
+
+
+@jit
+def _store(
+    acc: gl.tensor,  # [R, H] float32
+    staging: gl.shared_memory_descriptor,  # [R, H]
+    out: gl.tensor,  # from the tile's first token and head on
+    half: gl.constexpr,
+    length: gl.tensor,
+    out_stride: gl.constexpr,
+    group: gl.constexpr,
+    padded_group: gl.constexpr,
+    head_size: gl.constexpr,
+) -> None:
+    """Through shared memory, as a thread of a matrix product holds four bytes of a row at a time."""
+    num_rows: gl.constexpr = staging.shape[0]
+    memory: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [gl.num_warps(), 1], [1, 0])
+    staging.store(acc.to(staging.dtype))
+    rows = half * num_rows + gl.arange(0, num_rows, gl.SliceLayout(1, memory))
+    columns = gl.arange(0, staging.shape[1], gl.SliceLayout(0, memory))
+    offset, head_in_group = rows // padded_group, rows % padded_group
+    is_inside = ((offset < length) & (head_in_group < group))[:, None] & (columns < head_size)[None, :]
+    at = out + (offset * out_stride + head_in_group * head_size)[:, None] + columns[None, :]
+    rounded = staging.load(memory)
+    fence_async_shared()
+    gl.store(at, rounded, mask=is_inside)
 
 
 @jit
 def _attend(
     half: gl.constexpr,  # which half of the rows
     tiles: gl.tuple,
-    qkv: gl.tensor,
     out: gl.tensor,
     lse: gl.tensor,
-    queries: gl.shared_memory_descriptor,  # [R, H]
     buffers: gl.tuple,
     barriers: gl.tuple,
     scale: gl.constexpr,
@@ -150,96 +138,106 @@ def _attend(
 ) -> None:
     """Attend half of the rows of every tile of this program."""
     counts, starts, lens, reads, _, _ = tiles
-    key_buffers, value_buffers = buffers
-    keys_ready, keys_free, values_ready, values_free = barriers
+    query_buffers, output_buffers, key_buffers, value_buffers = buffers
+    queries_ready, queries_free, outputs_ready, outputs_free, keys_ready, keys_free, values_ready, values_free = (
+        barriers
+    )
     num_buffers: gl.constexpr = key_buffers.shape[0]
     num_keys: gl.constexpr = key_buffers.shape[1]
-    num_rows: gl.constexpr = queries.shape[0]
-    padded_head_size: gl.constexpr = queries.shape[1]
-    num_heads: gl.constexpr = num_kv_heads * group
-    row_size: gl.constexpr = (num_heads + 2 * num_kv_heads) * head_size
-    dtype: gl.constexpr = qkv.dtype.element_ty
-    memory: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [gl.num_warps(), 1], [1, 0])
+    padded_head_size: gl.constexpr = key_buffers.shape[2]
+    num_rows: gl.constexpr = query_buffers.shape[1] * query_buffers.shape[2]
+    dtype: gl.constexpr = out.dtype.element_ty
     of_scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, num_keys, 16])
     of_output: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, padded_head_size, 16])
     of_weights: gl.constexpr = gl.DotOperandLayout(0, of_output, 2)
     of_row: gl.constexpr = gl.SliceLayout(1, of_scores)
     of_output_row: gl.constexpr = gl.SliceLayout(1, of_output)
 
-    rows = half * num_rows + gl.arange(0, num_rows, gl.SliceLayout(1, memory))
-    columns = gl.arange(0, padded_head_size, gl.SliceLayout(0, memory))
-    offset, head_in_group = rows // padded_group, rows % padded_group
-    state_rows = half * num_rows + gl.arange(0, num_rows, of_row)
+    rows = half * num_rows + gl.arange(0, num_rows, of_row)
     no_scores = gl.zeros([num_rows, num_keys], gl.float32, of_scores)
+    self_output = output_buffers.index(half).reshape([num_rows, padded_head_size])
     num_work = gl.load(counts + kind) * num_kv_heads
+    num_visits = num_visits_of(num_work)
+    work = work_of(0, num_work)
+    start, length, num_read = _tile_at(starts, lens, reads, work // num_kv_heads)
+    m_i = _load_lse(lse, rows, start, length, work % num_kv_heads, num_kv_heads, group, padded_group)
+    mbarrier.wait(queries_ready.index(0), 0, pred=num_visits > 0)
+    mbarrier.wait(keys_ready.index(0), 0, pred=num_visits > 0)
+    query = query_buffers.index(half).reshape([num_rows, padded_head_size])
+    first_scores = warpgroup_mma(query, key_buffers.index(0).permute((1, 0)), no_scores, use_acc=False, is_async=True)
     step = 0
-    for first_work in range(0, num_work, gl.num_programs(0)):
-        work = _work_of(first_work, num_work)
-        if work >= 0:
-            tile, kv_head = work // num_kv_heads, work % num_kv_heads
-            start, length = gl.load(starts + tile).to(gl.int64), gl.load(lens + tile)
-            num_read = gl.load(reads + tile)
-            num_key_tiles = (num_read + num_keys - 1) // num_keys
-            head = kv_head * group + head_in_group
-            inside = ((offset < length) & (head_in_group < group))[:, None] & (columns < head_size)[None, :]
-            q_at = qkv + start * row_size + (offset * row_size + head * head_size)[:, None] + columns[None, :]
-            queries.store(gl.load(q_at, mask=inside, other=0.0))
-            fence_async_shared()
-            out_at = out + start * out_stride + (offset * out_stride + head * head_size)[:, None]
-            acc = gl.load(out_at + columns[None, :], mask=inside, other=0.0)
-            acc = gl.convert_layout(acc, of_output).to(gl.float32)
-            state_head = state_rows % padded_group
-            is_state = (state_rows // padded_group < length) & (state_head < group)
-            lse_at = lse + (start + state_rows // padded_group) * num_heads + kv_head * group + state_head
-            m_i = gl.load(lse_at, mask=is_state, other=0.0)
-            l_i = gl.full([num_rows], 1.0, gl.float32, of_row)
+    for visit in range(num_visits):
+        next_work = work_of(visit + 1, num_work)
+        next_start, next_length, next_read = _tile_at(starts, lens, reads, next_work // num_kv_heads)
+        query = query_buffers.index(2 * (visit % 2) + half).reshape([num_rows, padded_head_size])
+        mbarrier.wait(outputs_ready, visit % 2)
+        acc = self_output.load(of_output).to(gl.float32)
+        mbarrier.arrive(outputs_free)
+        l_i = gl.full([num_rows], 1.0, gl.float32, of_row)
 
-            # The last key tile of the prefix, which may be short.
-            buffer, is_odd = step % num_buffers, (step // num_buffers) % 2
-            num_left = num_read - (num_key_tiles - 1) * num_keys
-            mbarrier.wait(keys_ready.index(buffer), is_odd)
-            scores = warpgroup_mma(
-                queries, key_buffers.index(buffer).permute((1, 0)), no_scores, use_acc=False, is_async=True
-            )
-            scores = warpgroup_mma_wait(0, deps=[scores])
-            mbarrier.arrive(keys_free.index(buffer))
-            is_left = gl.arange(0, num_keys, gl.SliceLayout(0, of_scores)) < num_left
-            scores = gl.where(is_left[None, :], scores, float("-inf"))
+        # The last key tile of the prefix, which may be short.
+        num_key_tiles = (num_read + num_keys - 1) // num_keys
+        num_left = num_read - (num_key_tiles - 1) * num_keys
+        buffer, is_odd = place_of(step, num_buffers)
+        scores = warpgroup_mma_wait(0, deps=[first_scores])
+        mbarrier.arrive(keys_free.index(buffer))
+        is_left = gl.arange(0, num_keys, gl.SliceLayout(0, of_scores)) < num_left
+        scores = gl.where(is_left[None, :], scores, float("-inf"))
+        weights, m_i, l_i, alpha = _softmax(scores, m_i, l_i, scale)
+        acc = acc * gl.convert_layout(alpha, of_output_row)[:, None]
+        operand = gl.convert_layout(weights.to(dtype), of_weights)
+        mbarrier.wait(values_ready.index(buffer), is_odd)
+        if num_left < num_keys:
+            # After the prefix the page may hold NaN, which a weight of 0 would not remove.
+            _clear_values(value_buffers.index(buffer), num_left)
+
+        for number in range(1, num_key_tiles):  # noqa: B007  # `_` is a tensor here
+            next_buffer, is_odd = place_of(step + 1, num_buffers)
+            mbarrier.wait(keys_ready.index(next_buffer), is_odd)
+            next_keys = key_buffers.index(next_buffer).permute((1, 0))
+            token = warpgroup_mma(query, next_keys, no_scores, use_acc=False, is_async=True)
+            output = warpgroup_mma(operand, value_buffers.index(buffer), acc, is_async=True)
+            scores = warpgroup_mma_wait(1, deps=[token])
+            mbarrier.arrive(keys_free.index(next_buffer))
             weights, m_i, l_i, alpha = _softmax(scores, m_i, l_i, scale)
+            # Values of the next tile. ptxas moves the wait for a product to its start unless a branch lies between,
+            # so without this one the softmax would run when the matrix units have nothing to do.
+            mbarrier.wait(values_ready.index(next_buffer), is_odd)
+            acc, operand = warpgroup_mma_wait(0, deps=[output, operand])
+            mbarrier.arrive(values_free.index(buffer))
             acc = acc * gl.convert_layout(alpha, of_output_row)[:, None]
             operand = gl.convert_layout(weights.to(dtype), of_weights)
-            mbarrier.wait(values_ready.index(buffer), is_odd)
-            if num_left < num_keys:
-                # After the prefix the page may hold NaN, which a weight of 0 would not remove.
-                _clear_values(value_buffers.index(buffer), num_left)
+            step, buffer = step + 1, next_buffer
 
-            for number in range(1, num_key_tiles):  # noqa: B007  # `_` is a tensor here
-                next_step = step + 1
-                next_buffer, next_odd = next_step % num_buffers, (next_step // num_buffers) % 2
-                mbarrier.wait(keys_ready.index(next_buffer), next_odd)
-                token = warpgroup_mma(
-                    queries, key_buffers.index(next_buffer).permute((1, 0)), no_scores, use_acc=False, is_async=True
-                )
-                output = warpgroup_mma(operand, value_buffers.index(buffer), acc, is_async=True)
-                scores = warpgroup_mma_wait(1, deps=[token])
-                mbarrier.arrive(keys_free.index(next_buffer))
-                weights, m_i, l_i, alpha = _softmax(scores, m_i, l_i, scale)
-                # Values of the next tile. ptxas moves the wait for a product to its start unless a branch lies between,
-                # so without this one the softmax would run when the matrix units have nothing to do.
-                mbarrier.wait(values_ready.index(next_buffer), next_odd)
-                acc, operand = warpgroup_mma_wait(0, deps=[output, operand])
-                mbarrier.arrive(values_free.index(buffer))
-                acc = acc * gl.convert_layout(alpha, of_output_row)[:, None]
-                operand = gl.convert_layout(weights.to(dtype), of_weights)
-                step, buffer, is_odd = next_step, next_buffer, next_odd
-            output = warpgroup_mma(operand, value_buffers.index(buffer), acc, is_async=True)
-            acc = warpgroup_mma_wait(0, deps=[output])
-            mbarrier.arrive(values_free.index(buffer))
-            step += 1
+        # The last values, and the first scores of the next visit; after the last visit, of what happens to lie there.
+        has_next = visit + 1 < num_visits
+        next_turn, is_odd = place_of(visit + 1, 2)
+        mbarrier.wait(queries_ready.index(next_turn), is_odd, pred=has_next)
+        next_buffer, is_odd = place_of(step + 1, num_buffers)
+        mbarrier.wait(keys_ready.index(next_buffer), is_odd, pred=has_next)
+        output = warpgroup_mma(operand, value_buffers.index(buffer), acc, is_async=True)
+        next_query = query_buffers.index(2 * next_turn + half).reshape([num_rows, padded_head_size])
+        next_keys = key_buffers.index(next_buffer).permute((1, 0))
+        first_scores = warpgroup_mma(next_query, next_keys, no_scores, use_acc=False, is_async=True)
+        m_i = _load_lse(lse, rows, next_start, next_length, next_work % num_kv_heads, num_kv_heads, group, padded_group)
+        acc, operand = warpgroup_mma_wait(1, deps=[output, operand])
+        mbarrier.arrive(values_free.index(buffer))
+        acc = acc / gl.convert_layout(l_i, of_output_row)[:, None]
+        out_at = out + start.to(gl.int64) * out_stride + work % num_kv_heads * group * head_size
+        _store(acc, query, out_at, half, length, out_stride, group, padded_group, head_size)
+        mbarrier.arrive(queries_free.index(visit % 2))
+        step += 1
+        work, start, length, num_read = next_work, next_start, next_length, next_read
+    warpgroup_mma_wait(0, deps=[first_scores])
 
-            acc = acc / gl.convert_layout(l_i, of_output_row)[:, None]
-            stored = gl.convert_layout(acc.to(dtype), memory)
-            gl.store(out_at + columns[None, :], stored, mask=inside)
+
+@jit
+def _barriers(num_barriers: gl.constexpr, count: gl.constexpr) -> gl.shared_memory_descriptor:
+    """[num_barriers, 1], each of which needs `count` arrivals."""
+    barriers = gl.allocate_shared_memory(gl.int64, [num_barriers, 1], mbarrier.MBarrierLayout())
+    for number in gl.static_range(num_barriers):
+        mbarrier.init(barriers.index(number), count=count)
+    return barriers
 
 
 @jit
@@ -250,7 +248,8 @@ def hopper_prefix_kernel(
     reads: gl.tensor,  # [tiles] int32: how many prefix tokens each of them reads
     lists: gl.tensor,  # [tiles] int32: where in `addresses` the pages of their prefix begin
     addresses: gl.tensor,  # [pages] int32: the page table, first row of each page in `keys` and `values`
-    qkv: gl.tensor,  # [T, N + 2 K, H]: the queries
+    queries: tma.tensor_descriptor,  # of [T, N + 2 K, H], loaded as `row_box` says
+    outputs: tma.tensor_descriptor,  # of `out`, likewise
     keys: tma.tensor_descriptor,  # of [A, heads * H], loaded as [C, H]
     values: tma.tensor_descriptor,  # of [A, heads * H], loaded as [C, H]
     out: gl.tensor,  # [T, N, H], tokens `out_stride` apart: of self-attention, overwritten with both parts
@@ -270,34 +269,30 @@ def hopper_prefix_kernel(
     padded_head_size: gl.constexpr,
 ) -> None:
     """Prefix attention: tokens over the prefix that they read."""
-    num_rows: gl.constexpr = width * padded_group // 2
-    dtype: gl.constexpr = qkv.dtype.element_ty
+    dtype: gl.constexpr = out.dtype.element_ty
+    tokens: gl.constexpr = queries.block_type.shape[0]
+    heads: gl.constexpr = queries.block_type.shape[1]
+    query_buffers = gl.allocate_shared_memory(dtype, [4, tokens, heads, padded_head_size], queries.layout)
+    output_buffers = gl.allocate_shared_memory(dtype, [2, tokens, heads, padded_head_size], outputs.layout)
     buffer_shape: gl.constexpr = [num_buffers, keys.block_type.shape[0], padded_head_size]
     key_buffers = gl.allocate_shared_memory(dtype, buffer_shape, keys.layout)
     value_buffers = gl.allocate_shared_memory(dtype, buffer_shape, values.layout)
-    queries = gl.allocate_shared_memory(dtype, [2, num_rows, padded_head_size], keys.layout)
-    keys_ready = gl.allocate_shared_memory(gl.int64, [num_buffers, 1], mbarrier.MBarrierLayout())
-    keys_free = gl.allocate_shared_memory(gl.int64, [num_buffers, 1], mbarrier.MBarrierLayout())
-    values_ready = gl.allocate_shared_memory(gl.int64, [num_buffers, 1], mbarrier.MBarrierLayout())
-    values_free = gl.allocate_shared_memory(gl.int64, [num_buffers, 1], mbarrier.MBarrierLayout())
-    for number in gl.static_range(num_buffers):
-        mbarrier.init(keys_ready.index(number), count=1)
-        mbarrier.init(values_ready.index(number), count=1)
-        mbarrier.init(keys_free.index(number), count=2)
-        mbarrier.init(values_free.index(number), count=2)
+    queries_ready, queries_free = _barriers(2, 1), _barriers(2, 2)
+    outputs_ready, outputs_free = _barriers(1, 1).index(0), _barriers(1, 2).index(0)
+    keys_ready, keys_free = _barriers(num_buffers, 1), _barriers(num_buffers, 2)
+    values_ready, values_free = _barriers(num_buffers, 1), _barriers(num_buffers, 2)
 
     tiles = (counts, starts, lens, reads, lists, addresses)
-    buffers = (key_buffers, value_buffers)
-    barriers = (keys_ready, keys_free, values_ready, values_free)
-    first = (0, tiles, qkv, out, lse, queries.index(0), buffers, barriers)
-    second = (1, tiles, qkv, out, lse, queries.index(1), buffers, barriers)
-    heads = (scale, kind, out_stride, num_kv_heads, group, padded_group, head_size)
-    loader = (first_key_head, first_value_head, kind, page_size, num_kv_heads, head_size)
+    buffers = (query_buffers, output_buffers, key_buffers, value_buffers)
+    row_barriers = (queries_ready, queries_free, outputs_ready, outputs_free)
+    barriers = row_barriers + (keys_ready, keys_free, values_ready, values_free)  # noqa: RUF005  # Gluon's tuples
+    sizes = (scale, kind, out_stride, num_kv_heads, group, padded_group, head_size)
+    loader = (first_key_head, first_value_head, kind, width, page_size, num_kv_heads, group, padded_group, head_size)
     gl.warp_specialize(
         [
-            (_attend, first + heads),
-            (_attend, second + heads),
-            (_load_key_tiles, (tiles, keys, values, buffers, barriers) + loader),  # noqa: RUF005  # Gluon's tuples
+            (_attend, (0, tiles, out, lse, buffers, barriers) + sizes),  # noqa: RUF005
+            (_attend, (1, tiles, out, lse, buffers, barriers) + sizes),  # noqa: RUF005
+            (load_visits, (tiles, (queries, outputs, keys, values), buffers, barriers) + loader),  # noqa: RUF005
         ],
         [4, 1],
         [240, 24],

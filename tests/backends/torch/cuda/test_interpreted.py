@@ -111,7 +111,7 @@ def test_prefix_attention_on_hopper_adds_values_while_it_computes_a_softmax(grou
     from triton.experimental.gluon._runtime import GluonASTSource
 
     from prefixwise.backends.torch.cuda.attention import HOPPER_TUNING, PagedAttention
-    from prefixwise.backends.torch.cuda.hopper import hopper_prefix_kernel
+    from prefixwise.backends.torch.cuda.hopper import hopper_prefix_kernel, row_box
 
     cpu = torch.device("cpu")
     attention = PagedAttention(
@@ -122,9 +122,10 @@ def test_prefix_attention_on_hopper_adds_values_while_it_computes_a_softmax(grou
     constants |= {"group": group, "padded_group": triton.next_power_of_2(group), "out_stride": 2 * group * head_size}
     constants |= {"head_size": head_size, "padded_head_size": head_size}
     box = [HOPPER_TUNING.num_keys, head_size]
-    layout = gl.NVMMASharedLayout.get_default_for(box, gl.bfloat16)
-    types = {"qkv": "*bf16", "out": "*bf16", "lse": "*fp32"}
-    types |= dict.fromkeys(("keys", "values"), f"tensordesc<bf16{box},{layout!r}>")
+    rows = row_box(attention.tile_sizes.prefix, triton.next_power_of_2(group), head_size)
+    types = {"out": "*bf16", "lse": "*fp32"}
+    for name, shape in {"keys": box, "values": box, "queries": rows, "outputs": rows}.items():
+        types[name] = f"tensordesc<bf16{shape},{gl.NVMMASharedLayout.get_default_for(shape, gl.bfloat16)!r}>"
     names = hopper_prefix_kernel.arg_names
     types = {name: "constexpr" if name in constants else types.get(name, "*i32") for name in names}
     source = GluonASTSource(
