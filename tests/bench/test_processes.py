@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -135,6 +135,15 @@ def test_ctrl_c_stops_the_server(flags: list[str], tmp_path: Path, moment: str) 
     assert not is_running(started)
 
 
+@pytest.fixture
+def hangup() -> Iterator[None]:
+    """SIGHUP is not ignored, as it is under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("hangup")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_is_an_exit_with_the_usual_status_and_handlers_come_back(number: signal.Signals) -> None:
     before = signal.getsignal(number)
