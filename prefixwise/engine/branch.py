@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -99,37 +99,35 @@ class Branch:
 
     # Units
 
-    def units_to_score(self, max_tokens: int, *, at_least_one: bool) -> tuple[int, int]:
-        """first..stop of the units to launch next, within `max_tokens`."""
-        first = self._next_unit
+    def next_unit(self, in_blocks: Sequence[int] = ()) -> int:
+        """The first one to launch. `in_blocks`: units that the step which is being filled computes as KV blocks."""
+        return _next_of_others(self._next_unit, self._in_blocks.union(in_blocks)) if in_blocks else self._next_unit
+
+    def units_to_score(self, max_tokens: int, *, in_blocks: Sequence[int], at_least_one: bool) -> tuple[int, int]:
+        """first..stop of the units to launch next, within `max_tokens`. `in_blocks`: as in `next_unit`."""
+        first = self.next_unit(in_blocks)
         stop = self.plan.last_unit_that_fits(first, max_tokens)
-        if self._in_blocks:
-            stop = min([stop, *(unit for unit in self._in_blocks if unit > first)])
+        if in_blocks or self._in_blocks:
+            stop = min([stop, *(unit for unit in (*in_blocks, *self._in_blocks) if unit > first)])
         return first, max(stop, first + 1 if at_least_one else first)
 
     def advance(self, stop: int) -> None:
         """Units up to `stop` have been launched."""
-        self._next_unit = stop
-        self._skip_blocks()
+        self._next_unit = _next_of_others(stop, self._in_blocks)
 
     def roll_back(self, first: int) -> None:
         """Units from `first` on must be launched again."""
-        self._next_unit = first
-        self._skip_blocks()
+        self._next_unit = _next_of_others(first, self._in_blocks)
 
-    def score_blocks(self, units: Sequence[int]) -> None:
-        """This branch computes the blocks that are these units."""
+    def advance_blocks(self, units: Sequence[int]) -> None:
+        """Blocks that are these units have been launched."""
         self._in_blocks.update(units)
-        self._skip_blocks()
+        self._next_unit = _next_of_others(self._next_unit, self._in_blocks)
 
     def roll_back_blocks(self, units: Sequence[int]) -> None:
         """The units that are blocks must be launched again."""
         self._in_blocks.difference_update(units)
         self._next_unit = min([self._next_unit, *units])
-
-    def _skip_blocks(self) -> None:
-        while self._next_unit in self._in_blocks:
-            self._next_unit += 1
 
     def rows_of(self, begin: int, end: int) -> slice | Int64Array:
         """The rows of the request's outputs that are rows begin..end of this branch."""
@@ -143,10 +141,6 @@ class Branch:
         return not self.keys or (self.entries is not None and self.num_blocks_launched == len(self.entries))
 
     @property
-    def are_units_launched(self) -> bool:
-        return self._next_unit == self._num_units
-
-    @property
     def is_launched(self) -> bool:
         """The device has been given the whole branch."""
         return self._next_unit == self._num_units and self.is_prefix_launched
@@ -157,3 +151,10 @@ class Branch:
         if self.num_in_flight or not self.is_launched:
             return False
         return all(map(is_computed, self.entries or ()))
+
+
+def _next_of_others(unit: int, in_blocks: Collection[int]) -> int:
+    """The first unit from this one on that is not among those."""
+    while unit in in_blocks:
+        unit += 1
+    return unit

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
+from functools import partial
 from itertools import groupby
 from operator import attrgetter, itemgetter
 
@@ -182,13 +183,14 @@ class StepFiller:
     def _serve_branch(self, branch: Branch, max_weight: float, *, is_served: bool) -> bool:
         """Add blocks and units of the branch. False if its request gets no more of this step: some are left, or it may
         have no more items in one forward. `is_served`: the request is in this step."""
-        taken = self._take_blocks(branch, max_weight, is_served=is_served)
-        plan = branch.plan.scoring
+        before = self._weight
+        in_blocks = self._take_blocks(branch, max_weight, is_served=is_served)
+        plan, taken = branch.plan.scoring, self._weight - before
         if not self._has_prefix(branch):
             return False
-        if plan is None or branch.are_units_launched:
+        if plan is None or branch.next_unit(in_blocks) == branch.plan.num_units:
             return True
-        stop = self._take_units(branch, plan, max_weight - taken, is_served=is_served or taken > 0)
+        stop = self._take_units(branch, plan, max_weight - taken, in_blocks, is_served=is_served or taken > 0)
         return stop == branch.plan.num_units and not plan.max_segments
 
     def _is_ready(self, request: RequestState) -> bool:
@@ -197,7 +199,7 @@ class StepFiller:
         if branch is None:  # its prefix was cached, and that is all it asks for
             return False
         first, stop = branch.blocks_to_compute(KV_BLOCK_SIZE)
-        return first < stop or (not branch.are_units_launched and self._has_prefix(branch))
+        return first < stop or (branch.next_unit() < branch.plan.num_units and self._has_prefix(branch))
 
     @property
     def _weight_left(self) -> float:
@@ -210,8 +212,8 @@ class StepFiller:
     def _tokens_left(self) -> float:
         return self._max_tokens - self._num_tokens
 
-    def _take_blocks(self, branch: Branch, max_weight: float, *, is_served: bool) -> float:
-        """Add prefix blocks of the branch that must be computed. Returns their weight.
+    def _take_blocks(self, branch: Branch, max_weight: float, *, is_served: bool) -> list[int]:
+        """Add prefix blocks of the branch that must be computed. Returns those of its units that are such blocks.
 
         A block that is larger than the request's share is taken if it fits the step, or if it is the step's first.
         """
@@ -226,17 +228,17 @@ class StepFiller:
             first, stop = branch.blocks_to_compute(left if self._num_tokens else KV_BLOCK_SIZE)
             stop = min(stop, first + 1)
         if first == stop or not self._can_read(self._prefill, stop):
-            return 0
+            return []
         for entry in (branch.entries or [])[first:stop]:
             entry.owner = branch  # also of a block that another request reserved and left uncomputed
             self._blocks_in_step.add(entry)
         self._prefill.num_blocks_read += stop
         part = BlockPart(branch, first, stop)
         self._prefill.block_parts.append(part)
-        branch.score_blocks(part.units)
         if self._prefill_left is not None:
             self._prefill_left -= part.num_tokens
-        return self._count(branch, self._prefill, part.num_tokens, branch.plan.block_pairs(first, stop))
+        self._count(branch, self._prefill, part.num_tokens, branch.plan.block_pairs(first, stop))
+        return part.units
 
     def _whole_waves(self, branch: Branch, num_tokens: int) -> int:
         """Of the tokens of a part that fills the step: as many as make it whole waves, with those beside."""
@@ -256,8 +258,11 @@ class StepFiller:
         unlaunched = [each for each in (branch.entries or [])[branch.num_blocks_launched :] if not each.is_launched]
         return branch.is_reserved and self._blocks_in_step.issuperset(unlaunched)
 
-    def _take_units(self, branch: Branch, plan: ScorePlan, max_weight: float, *, is_served: bool) -> int:
-        """Add units that fit. Returns the end of those. `is_served`: the request has a part in this step.
+    def _take_units(
+        self, branch: Branch, plan: ScorePlan, max_weight: float, in_blocks: Sequence[int], *, is_served: bool
+    ) -> int:
+        """Add units that fit. Returns the end of those. `in_blocks`: those that this step computes as KV blocks.
+        `is_served`: the request has a part in this step.
 
         A unit that is larger than the request's share is taken if it fits the step. A unit that is larger than a step
         gets a step of its own.
@@ -270,10 +275,11 @@ class StepFiller:
         pairs = branch.pairs_per_unit_token
         per_token = self._limits.weight(1, pairs)
         within = self._whole_waves(branch, int(max_weight / per_token))
-        first, stop = branch.units_to_score(min(within, budget), at_least_one=not self._num_tokens)
+        fits = partial(branch.units_to_score, in_blocks=in_blocks)
+        first, stop = fits(min(within, budget), at_least_one=not self._num_tokens)
         if first == stop and not is_served:
             left = int(self._weight_left / per_token)
-            first, stop = branch.units_to_score(min(left, budget), at_least_one=False)
+            first, stop = fits(min(left, budget), at_least_one=False)
             stop = min(stop, first + 1)
         if first == stop:
             return 0
@@ -296,15 +302,12 @@ class StepFiller:
             self._scored[key] = StepForward(has_sequences=bool(plan.sequences))
         return self._scored[key]
 
-    def _count(self, branch: Branch, forward: StepForward, num_tokens: int, num_pairs: float) -> float:
-        """Returns the weight."""
+    def _count(self, branch: Branch, forward: StepForward, num_tokens: int, num_pairs: float) -> None:
         forward.num_tokens += num_tokens
         self._num_tokens += num_tokens
         self._tokens_filling += num_tokens if branch.request is self._filling else 0
         self._num_pairs += num_pairs
-        weight = self._limits.weight(num_tokens, num_pairs)
-        self._weight += weight
-        return weight
+        self._weight += self._limits.weight(num_tokens, num_pairs)
 
 
 def fill_step(limits: StepLimits, cache: PrefixCache, requests: Sequence[RequestState]) -> Step | None:

@@ -18,6 +18,7 @@ from prefixwise.engine.request_state import RequestState
 from prefixwise.engine.scheduler import Scheduler, SchedulerOptions
 from prefixwise.forward.batch import ForwardBatch, RunningForward
 from prefixwise.plan.likelihoods import TokenSequence
+from tests.engine.step_runner import StepRunner
 
 VOCABULARY = 40
 
@@ -122,6 +123,23 @@ def test_after_a_failed_step_nothing_is_missing(failing: int) -> None:
         engine.close()
     for sequence, each in zip(asked, found, strict=True):
         check(sequence, each, 2)
+
+
+def test_a_step_that_is_filled_and_dropped_has_scored_nothing() -> None:
+    """Another request computes its KV blocks then, after a failure has taken them away from both."""
+    ids = np.random.default_rng(5).integers(0, VOCABULARY, 600).astype(np.int32)
+    runner = StepRunner(256, backend=FakeBackend(VOCABULARY))
+    with likelihoods_of() as (_, likelihoods):
+        prepared = likelihoods.prepare([TokenSequence(ids, 1)])
+        first, second = (likelihoods._engine.state_of(prepared.requests[0]) for _ in range(2))
+        assert runner.fill(first) is not None
+        for state in (first, second):
+            state.invalidate_prefix(runner.cache)
+        for state in (second, first):
+            while not state.is_launched:
+                runner.run(state)
+            (found,) = likelihoods.finish(prepared, [state])
+            check(TokenSequence(ids, 1), found, 1)
 
 
 def test_the_progress_is_reported() -> None:
