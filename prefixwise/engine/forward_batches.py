@@ -110,10 +110,6 @@ class SequenceRun:
     def sequences(self) -> Sequence[PackedSequence]:
         return self.plan.sequences[self.first : self.stop]
 
-    @property
-    def num_tokens(self) -> int:
-        return sum(sequence.num_tokens for sequence in self.sequences)
-
 
 def joined_batch(
     blocks: Sequence[BlockRun],

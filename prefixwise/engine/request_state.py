@@ -123,7 +123,8 @@ class RequestState:
         self.top_logits = np.empty((num_rows, task.top_k), np.float32)  # [R, K]
         self.top_ids = np.empty((num_rows, task.top_k), np.int32)
 
-    # These are computed when the request is queued: a worker, whose engine is in another process, needs none of them.
+    # Computed when they are first needed, not before the request is submitted: a worker, whose engine is in another
+    # process, needs none of them.
 
     @cached_property
     def keys(self) -> tuple[Key, ...]:
@@ -197,7 +198,7 @@ class RequestState:
 
     def expect_hits(self, cache: PrefixCache) -> None:
         """Look the query up, to estimate what the device will have to compute. Any thread may call this, before the
-        request is queued."""
+        request is queued: the trunk begins here, so that the scheduler's thread need not hash its blocks."""
         trunk = self.task.branches.trunk
         if trunk is not None:
             if not self._num_begun:

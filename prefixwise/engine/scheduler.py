@@ -110,11 +110,12 @@ class Scheduler:
         self._inbox.put(None)
 
     def submit(self, *requests: RequestState) -> None:
-        """All of them or none, so that they share steps.
+        """One or more, all of them or none, so that they share steps.
 
         Raises QueueFullError, RequestTooLargeError where they cannot meet their deadline, BackendError after `close`,
         UnavailableError while the engine cannot score, ModelNotFoundError where a LoRA adapter is gone.
         """
+        assert requests
         for request in requests:
             if request.task.lora_id:
                 request.lora = self.loras.held(request.task.lora_id)
@@ -176,7 +177,7 @@ class Scheduler:
             running_tokens=running_tokens,
             waiting_tokens=max(0, self.admission.tokens - running_tokens),
             tokens_per_second=self.admission.tokens_per_second or 0.0,
-            max_step_tokens=max(self._budget.limits.num_tokens, self._budget.limits.whole_tokens),
+            max_step_tokens=self._budget.limits.most_weight,
             cost_source=self.costs.source,
             **vars(self.costs.model),
             refused_requests=dict(self.admission.refusals),
@@ -385,11 +386,10 @@ class Scheduler:
             self._follow_costs()
 
     def _follow_costs(self) -> None:
-        """Bound the steps by what the cost model says now."""
-        before = self._budget.limits
+        """Bound the steps by what the cost model says now, and by what was seen to fit in memory."""
         self._budget.follow_costs()
-        if (limits := self._budget.limits) is not before:
-            self.admission.resize_steps(max(limits.num_tokens, limits.whole_tokens), limits.share)
+        limits = self._budget.limits
+        self.admission.resize_steps(limits.most_weight, limits.share)
 
     # Recover
 

@@ -40,7 +40,7 @@ class TileSizes:
     # tokens that begins at a multiple of `alignment`, and every token is in a tile, also padding and tokens that read
     # no prefix. 0: tiles hold only tokens that read a prefix, and begin at the first of them.
     alignment: int = 0
-    has_token_arrays: bool = True  # does the implementation read the arrays with an entry per token?
+    has_token_arrays: bool = True  # the implementation reads those of `Tiles` that have an entry per token
 
     def wave_tokens(self, num_cores: int, num_kv_heads: int, multiple: int) -> int:
         """Tokens whose prefix tiles, each of one KV head, are about one for each core; a multiple of `multiple`."""
@@ -63,6 +63,7 @@ class Tiles(NamedTuple, Generic[Item]):
     prefix_len: Item
     prefix_read: Item  # how many prefix tokens each token of the tile reads
     prefix_list: Item  # where in `key_tile_addresses` the key tiles of that prefix begin
+    # These three are empty without `TileSizes.has_token_arrays`.
     token_segment: Item  # [T]: first token of the segment
     token_prefix_len: Item  # [T]: how many prefix tokens it reads
     token_prefix_list: Item  # [T]: where in `key_tile_addresses` the key tiles of its prefix begin

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prefixwise.backends.fake import fake_logits
+from prefixwise.engine.admission import Admission
+from prefixwise.engine.health import EngineHealth
+from prefixwise.engine.live_requests import LiveRequests
+from prefixwise.engine.prefix_cache import Pins
 from prefixwise.engine.request_state import RequestState, ScoringTask
+from prefixwise.engine.stats import Counters
 from prefixwise.engine.step_filler import MANY_LABELS, MAX_SKIPPED
 from prefixwise.forward.batch import KV_BLOCK_SIZE, Layout
 from tests.engine.step_runner import (
@@ -25,6 +31,16 @@ from tests.engine.step_runner import (
     tokens_of,
     trunk_of,
 )
+
+
+def live_requests(runner: StepRunner, *states: RequestState) -> LiveRequests:
+    """They are queued and received."""
+    admission, health = Admission(1 << 20, STEP), EngineHealth()
+    live = LiveRequests(runner.cache, Pins(runner.cache, 1), admission, health, Counters(), threading.Event(), 0)
+    admission.admit(states)
+    for state in states:
+        live.add(state)
+    return live
 
 
 class TestShares:
@@ -75,19 +91,22 @@ class TestShares:
         half = STEP // 2
         assert (tokens_of(step, first), tokens_of(step, second)) == (half - 120 - 2, half - 2)
 
-    def test_those_that_are_done_take_no_share(self) -> None:
+    def test_those_that_are_launched_take_no_share(self) -> None:
         """They are live until the step that runs has ended, and the next is filled before that."""
         runner, small, big = StepRunner(), state_of(0, [10] * 10), state_of(0, [10] * 500)
-        runner.run(small, big)
-        assert small.is_launched
-        assert tokens_of(runner.fill(small, big), big) == STEP // 10 * 10
+        live = live_requests(runner, small, big)
+        runner.run(*live.unlaunched())
+        small.num_in_flight = big.num_in_flight = 1
+        assert live.unlaunched() == [big]
+        assert tokens_of(runner.fill(*live.unlaunched()), big) == STEP // 10 * 10
 
-    def test_many_that_are_done_do_not_hide_one_that_is_not(self) -> None:
-        runner = StepRunner()
-        done = [state_of(0, [1]) for _ in range(2 * MAX_SKIPPED)]
-        runner.run(*done)
-        waiting = state_of(0, [10])
-        assert tokens_of(runner.fill(*done, waiting), waiting) == 10
+    def test_who_ends_with_the_step_in_flight_gets_no_more_of_it(self) -> None:
+        runner, (going, staying) = StepRunner(), [state_of(0, [10] * 500) for _ in range(2)]
+        live = live_requests(runner, going, staying)
+        runner.run(*live.unlaunched())
+        going.num_in_flight = staying.num_in_flight = 1
+        going.cancel()
+        assert live.unlaunched() == [staying]
 
     def test_who_finds_the_step_full_is_first_in_the_next(self) -> None:
         """With more large requests than shares, a small one behind them waits for one step, not for the requests."""

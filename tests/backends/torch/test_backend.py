@@ -339,8 +339,8 @@ class TestThreads:
     def test_bits_do_not_depend_on_the_number_of_threads(
         self, checkpoint_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, model: str
     ) -> None:
-        """Nor on what they share: tiles or, as on ARM, operations. Without units for bfloat16 x86-64 multiplies with MKL,
-        which adds in another order on several threads: there operations are never split."""
+        """Nor on what they share: tiles or, as on ARM, operations. Without units for bfloat16, x86-64 multiplies with
+        MKL, which adds in another order on several threads: there operations are never split."""
         at_start = torch.get_num_threads()
         found, shared = [], [(1, False), (3, False)]
         if devices.gemms_take_all_cores() or torch.bfloat16 in devices.native_cpu_dtypes():
