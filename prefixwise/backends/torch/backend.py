@@ -158,7 +158,10 @@ class TorchBackend(Backend):
                 attention="paged",
             )
             if (capture := paged.capture) is not None:
-                self._workers.drive(lambda: self._heads.capture(capture))
+                try:
+                    self._workers.drive(lambda: self._heads.capture(capture))
+                except Exception as error:  # too little memory: the same operations, launched one by one
+                    log.warning("the log-sum-exp of few rows takes the host longer than it could: %s", error)
         return paged
 
     def start(self, batch: ForwardBatch) -> RunningForward:

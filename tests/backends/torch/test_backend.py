@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -423,6 +424,19 @@ class TestChoices:
     def test_cuda_where_there_is_none(self, folder: Path) -> None:
         with pytest.raises(BackendError, match=r"device 'cuda' was asked for, but PyTorch .* sees no CUDA device"):
             TorchBackend(open_checkpoint(folder), device="cuda")
+
+    def test_what_cannot_be_captured_runs_all_the_same(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def capture(program: object) -> None:
+            raise torch.OutOfMemoryError("too little memory for a graph")
+
+        runner = SimpleNamespace(buckets=(256,), max_kv_blocks_read=None, wave_tokens=1, capture=capture)
+        monkeypatch.setattr(backend_module, "choose_paged_runner", lambda *_, **__: runner)
+        backend = TorchBackend(open_checkpoint(folder), device="cpu")
+        assert "too little memory for a graph" in caplog.text
+        backend._paged = None
+        assert backend.forward(extend_batch(ITEMS, [0] * 6, prefill(backend, PREFIXES))).logsumexp is not None
 
     @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
     def test_every_dtype_runs(self, folder: Path, dtype: str) -> None:

@@ -11,7 +11,13 @@ from torch import Tensor
 
 from prefixwise.backends.torch.cuda.fp8_kernels import gate_fp8, quantise
 from prefixwise.backends.torch.cuda.fused_elementwise import gate
-from prefixwise.backends.torch.cuda.hopper_gemm import MIN_ROWS, gated_gemm, residual_gemm
+from prefixwise.backends.torch.cuda.hopper_gemm import (
+    MIN_ROWS,
+    gated_gemm,
+    num_processors,
+    residual_gemm,
+    rows_of_both_tiles,
+)
 from prefixwise.backends.torch.fp8 import FP8, fp8_linear, quantise_rows
 from prefixwise.models.config import Activation
 
@@ -40,9 +46,10 @@ def _gates_codes_alike(weight: Tensor, scales: Tensor, activation: Activation) -
 
 
 def adds_alike(weight: Tensor, scales: Tensor | None) -> bool:
-    """Of the matrix [D, in] of O or down, in FP8 with its scales [D]."""
+    """Of the matrix [D, in] of O or down, in FP8 with its scales [D]. Some tiles are halved, and some are not."""
     dtype = weight.dtype if scales is None else torch.bfloat16
-    x, residual = (_random_rows(size, weight, dtype) for size in (weight.shape[1], len(weight)))
+    num_rows = rows_of_both_tiles(len(weight), num_processors(weight))
+    x, residual = (_random_rows(size, weight, dtype, num_rows) for size in (weight.shape[1], len(weight)))
     if scales is None:
         expected = residual + F.linear(x, weight)
         residual_gemm(x, weight, residual)
@@ -53,7 +60,7 @@ def adds_alike(weight: Tensor, scales: Tensor | None) -> bool:
     return torch.equal(residual, expected)
 
 
-def _random_rows(size: int, weight: Tensor, dtype: torch.dtype) -> Tensor:
+def _random_rows(size: int, weight: Tensor, dtype: torch.dtype, num_rows: int = MIN_ROWS) -> Tensor:
     """On the device of the weight, always the same."""
     random = torch.Generator(weight.device).manual_seed(0)
-    return torch.randn(MIN_ROWS, size, generator=random, device=weight.device).to(dtype)
+    return torch.randn(num_rows, size, generator=random, device=weight.device).to(dtype)

@@ -160,6 +160,7 @@ def _attend(
     num_visits = num_visits_of(num_work)
     work = work_of(0, num_work)
     start, length, num_read = _tile_at(starts, lens, reads, work // num_kv_heads)
+    length *= (num_work > 0).to(gl.int32)  # without a tile, what lies there is of another forward
     m_i = _load_lse(lse, rows, start, length, work % num_kv_heads, num_kv_heads, group, padded_group)
     mbarrier.wait(queries_ready.index(0), 0, pred=num_visits > 0)
     mbarrier.wait(keys_ready.index(0), 0, pred=num_visits > 0)

@@ -11,13 +11,13 @@ too: the scale of a row of it is that of all columns, which no program has, so q
 
 The residual never comes to the multiprocessor: the GPU's cache adds (a TMA reduction). It rounds once, exactly, which
 is what a float32 sum rounded again gives too: a float32 has more than 2 p + 2 bits, for p bits of bfloat16 or float16.
-Where the last tiles are for at most half of the multiprocessors, two programs take the halves of each.
+Where the last tiles are for at most half of the multiprocessors, two programs take the halves of each, if they add.
 
 A row's bits depend neither on its place nor on the number of rows: an element is summed over k in order, 16 at a time,
 in FP8 32, by one accumulator, and is then rounded as `gate_kernel`, or a GEMM and `add_norm_kernel`, round it.
 
 In the kernel: `R` rows of a group, `C` columns of half a tile, `S` columns of x in a step, `P` columns of `out` in a
-part, four of which are a tile's.
+part, four of which are a tile's and two those of half a tile.
 """
 
 from __future__ import annotations
@@ -291,10 +291,10 @@ def _launch(
 ) -> None:
     inner, step_size = weight.shape[1], _STEP_BYTES // weight.dtype.itemsize
     num_row_tiles, num_column_tiles = triton.cdiv(len(x), _TILE_ROWS), out.shape[1] // tile_columns
-    num_tiles, num_processors = num_row_tiles * num_column_tiles, _num_processors(x)
-    num_halved = _num_halved(num_tiles, num_processors) if epilogue == "add" else 0
+    num_tiles, processors = num_row_tiles * num_column_tiles, num_processors(x)
+    num_halved = _num_halved(num_tiles, processors) if epilogue == "add" else 0
     with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]
-        gemm_kernel[(min(num_tiles + num_halved, num_processors),)](
+        gemm_kernel[(min(num_tiles + num_halved, processors),)](
             describe(x[:, :inner], [_GROUP_ROWS, step_size]),
             describe(weight, [_HALF_COLUMNS, step_size]),
             describe(out, [_GROUP_ROWS, tile_columns // _NUM_PARTS.value]),
@@ -305,14 +305,24 @@ def _launch(
         )
 
 
-def _num_processors(tensor: Tensor) -> int:
+def num_processors(tensor: Tensor) -> int:
+    """Multiprocessors of its GPU."""
     return torch.cuda.get_device_properties(tensor.device).multi_processor_count
 
 
-def _num_halved(num_tiles: int, num_processors: int) -> int:
+def _num_halved(num_tiles: int, processors: int) -> int:
     """How many tiles are two programs' each: those of the last turn, where that gives no program more than one half."""
-    rest = num_tiles % num_processors
-    return rest if 2 * rest <= num_processors else 0
+    rest = num_tiles % processors
+    return rest if 2 * rest <= processors else 0
+
+
+def rows_of_both_tiles(num_columns: int, processors: int) -> int:
+    """The fewest rows, from MIN_ROWS on, that make whole tiles and halved ones where the GEMM adds."""
+    for num_rows in range(MIN_ROWS, MIN_ROWS + processors * 2 * _TILE_ROWS, 2 * _TILE_ROWS):  # as forwards have
+        num_tiles = num_rows // _TILE_ROWS * (num_columns // (2 * _HALF_COLUMNS))
+        if 0 < _num_halved(num_tiles, processors) < num_tiles:
+            return num_rows
+    return MIN_ROWS
 
 
 def has_gated_gemm(weight: Tensor) -> bool:
@@ -336,7 +346,7 @@ def _has_gemm(weight: Tensor) -> bool:
 def is_residual_gemm_fast(out: Tensor) -> bool:
     """Has `out` [T, O] rows enough, and do its tiles nearly fill the last turn of the multiprocessors, too?"""
     num_tiles = triton.cdiv(len(out), _TILE_ROWS) * (out.shape[1] // (2 * _HALF_COLUMNS))
-    num_processors = _num_processors(out)
-    num_halved = _num_halved(num_tiles, num_processors)
-    num_turns = triton.cdiv(num_tiles - num_halved, num_processors) + (_HALF_TURN if num_halved else 0.0)
-    return len(out) >= _MIN_ADDED_ROWS and num_tiles >= _MIN_FILL * num_turns * num_processors
+    processors = num_processors(out)
+    num_halved = _num_halved(num_tiles, processors)
+    num_turns = triton.cdiv(num_tiles - num_halved, processors) + (_HALF_TURN if num_halved else 0.0)
+    return len(out) >= _MIN_ADDED_ROWS and num_tiles >= _MIN_FILL * num_turns * processors

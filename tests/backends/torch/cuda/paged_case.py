@@ -35,8 +35,10 @@ def paged(
     prefix: PrefixTuning | None = None,
     scoring: Scoring = PLAIN,
     cache: Literal["exact", "rounded", "fp8"] = "exact",
+    num_processors: int | None = None,
 ) -> Implementation:
-    """`cache`: what pages hold. `rounded` is `dtype` with the numbers that codes of FP8 stand for."""
+    """`cache`: what pages hold. `rounded` is `dtype` with the numbers that codes of FP8 stand for. `num_processors`:
+    as many programs; None: for all of the GPU's multiprocessors."""
 
     def run(batch: ForwardBatch, inputs: AttentionInputs) -> Floats:
         (num_tokens, num_heads, head_size), num_kv_heads = inputs.q.shape, inputs.k.shape[1]
@@ -49,6 +51,8 @@ def paged(
             scale=scoring.scale,
             softcap=scoring.softcap,
         )
+        if num_processors is not None:
+            attention._num_multiprocessors = num_processors
 
         def move(values: NDArray[Any]) -> torch.Tensor:
             return torch.from_numpy(values).to(device, dtype)
@@ -91,7 +95,7 @@ def _on_device(
 ) -> ForwardInputs[torch.Tensor]:
     lens = capacities(spec, attention.tile_sizes, MAX_BLOCKS)
     layout = packing(lens)
-    packed = np.full(layout.size, -1, np.int32)
+    packed = np.full(layout.size, 1 << 20, np.int32)  # what lies behind is another forward's
     layout.pack(flat(host_inputs(batch, spec, attention.tile_sizes, lists, {})), packed)
     return unpack(layout, torch.from_numpy(packed).to(device))
 

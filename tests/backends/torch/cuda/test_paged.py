@@ -170,18 +170,35 @@ class TestScorings:
             assert np.array_equal(attend(make_batch(lone), lone_inputs), together[own])
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("for_hopper", kernels()[1:])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_program_that_visits_many_tiles_gives_the_bits_of_one_for_each(
+    case: AttentionCase, dtype: torch.dtype, for_hopper: bool
+) -> None:
+    """These cases have fewer tiles than an H200 has multiprocessors."""
+    batch, inputs = make_batch(case), make_inputs(case)
+    expected = run(dtype, for_hopper, case.head_size)(batch, inputs)
+    assert np.array_equal(run(dtype, for_hopper, case.head_size, num_processors=2)(batch, inputs), expected)
+
+
 def run(
-    dtype: torch.dtype, for_hopper: bool, head_size: int, scoring: Scoring = PLAIN_SCORING
+    dtype: torch.dtype,
+    for_hopper: bool,
+    head_size: int,
+    scoring: Scoring = PLAIN_SCORING,
+    num_processors: int | None = None,
 ) -> Callable[[ForwardBatch, AttentionInputs], Floats]:
     from prefixwise.backends.torch.cuda.attention import HOPPER_TUNING, prefix_tunings
     from tests.backends.torch.cuda.paged_case import paged
 
     (tuning,) = prefix_tunings(head_size, torch.device("cpu"))
     if for_hopper:
-        if not 32 < head_size <= 128:
+        if not 32 < head_size <= 128 or head_size % 8:
             pytest.skip("a head size that Hopper's kernel does not take")
         tuning = HOPPER_TUNING
-    return paged(dtype, DEVICE, prefix=tuning, scoring=scoring)
+    return paged(dtype, DEVICE, prefix=tuning, scoring=scoring, num_processors=num_processors)
 
 
 def as_numpy(dtype: torch.dtype) -> Any:
