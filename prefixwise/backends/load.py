@@ -144,6 +144,12 @@ def _load_fake(checkpoint: Checkpoint, options: BackendOptions) -> Backend:
     """With the vocabulary size and context length of the checkpoint, without its weights."""
     from prefixwise.backends.fake import FakeBackend
 
+    for name, is_given in (
+        ("quantization", options.quantization),
+        ("kv_cache_dtype", options.kv_cache_dtype != "auto"),
+    ):
+        if is_given:
+            log.warning("%s has no effect on the fake backend", name)
     config = checkpoint.config
     return FakeBackend(
         config.vocab_size,

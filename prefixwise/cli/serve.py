@@ -55,7 +55,8 @@ def _renamed(field: str, flag: Flag) -> Flag:
     name = _SGLANG_NAMES.get(field)
     if name is None:
         return flag
-    return replace(flag, name=name, help=f"{flag.help} Also --{field.replace('_', '-')}.")
+    first = ", or the first argument" if field == "model" else ""
+    return replace(flag, name=name, help=f"{flag.help} Also --{field.replace('_', '-')}{first}.")
 
 
 SERVE_ENGINE_FLAGS = {

@@ -1,4 +1,5 @@
-"""Other servers' launch lines: `serve` takes every flag of SGLang (`sglang_flags.toml`), and TEI's --auto-truncate.
+"""Other servers' launch lines: `serve` takes every flag of SGLang (`sglang_flags.toml`), TEI's --auto-truncate, and the
+model as its first argument, as vLLM does.
 
 A flag that has a counterpart here is replaced by it before the options are parsed. One that would change what is served
 is an error. All other flags are checked, taken out and named in one line of the log.
@@ -31,7 +32,10 @@ class Ignored(NamedTuple):
 
 
 class ServeCommand(VerbCommand):
-    """A verb with the options of `serve`, and SGLang's flags beside them."""
+    """A verb with the options of `serve`, SGLang's flags beside them, and perhaps a model before them."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return ["[MODEL]", *super().collect_usage_pieces(ctx)]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if ctx.resilient_parsing:  # a shell completes an unfinished line
@@ -54,14 +58,24 @@ class _Reader:
 
     def __init__(self, args: Sequence[str], known: Collection[str], hint: str) -> None:
         self.ignored: list[Ignored] = []
-        self._rest = list(reversed(args))
         self._known = known  # options of the verb: `cluster` has fewer than `serve`
         self._hint = hint
+        args = self._with_named_model(args)
+        self._rest = list(reversed(args))
         self._model: str | None = None  # as given
         for arg, after in zip(args, [*args[1:], ""], strict=False):  # no arguments: the second has one more
             name, equals, value = arg.partition("=")
             if name in _MODEL_FLAGS:
                 self._model = value if equals else after
+
+    def _with_named_model(self, args: Sequence[str]) -> Sequence[str]:
+        """A first argument that is no option is the model."""
+        if not args or args[0].startswith("-"):
+            return args
+        for arg in args[1:]:
+            if arg.partition("=")[0] in _MODEL_FLAGS:
+                raise self._error(f"expected the model once, got {args[0]!r} and {arg}")
+        return [_MODEL_FLAGS[0], *args]
 
     def own_args(self) -> Iterator[str]:
         """The arguments that are ours, and those that replace SGLang's. Raises CommandError."""

@@ -208,6 +208,11 @@ class TestFake:
             expected = fake_logits(np.array([5, 6, 7, *item], np.int32), np.array([11, 12], np.int32))
             assert scores == pytest.approx(expected.tolist())
 
+    def test_what_concerns_weights_is_named(self, caplog: pytest.LogCaptureFixture) -> None:
+        Scorer(backend="fake", quantization="fp8", kv_cache_dtype="fp8").close()
+        named = [message for message in caplog.messages if "no effect" in message]
+        assert named == [f"{each} has no effect on the fake backend" for each in ("quantization", "kv_cache_dtype")]
+
     def test_a_step_takes_as_long_as_the_environment_says(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(FAKE_STEP_VARIABLE, "0.2")
         with Scorer(backend="fake") as scorer:
