@@ -199,6 +199,7 @@ def _choose_adds(transformer: Transformer) -> bool:
     rows they are slow."""
     from prefixwise.backends.torch.cuda.gemm_trials import adds_alike
     from prefixwise.backends.torch.cuda.hopper_gemm import has_residual_gemm
+    from prefixwise.backends.torch.cuda.runner import TOKEN_MULTIPLE
 
     layer = transformer.weights.layers[0]
     if layer.post_attention_norm is not None or layer.post_mlp_norm is not None:
@@ -207,4 +208,5 @@ def _choose_adds(transformer: Transformer) -> bool:
         return False
     of_o, of_down = (None, None) if layer.fp8_scales is None else (layer.fp8_scales.o, layer.fp8_scales.down)
     matrices = [(layer.o, of_o)] + ([] if layer.down is None else [(layer.down, of_down)])
-    return all(has_residual_gemm(matrix) and adds_alike(matrix, scales) for matrix, scales in matrices)
+    unit = transformer.row_unit or transformer.tile_rows or TOKEN_MULTIPLE
+    return all(has_residual_gemm(matrix) and adds_alike(matrix, scales, unit) for matrix, scales in matrices)

@@ -45,10 +45,13 @@ def _gates_codes_alike(weight: Tensor, scales: Tensor, activation: Activation) -
     return torch.equal(found[0].view(torch.uint8), expected[0].view(torch.uint8)) and torch.equal(found[1], expected[1])
 
 
-def adds_alike(weight: Tensor, scales: Tensor | None) -> bool:
-    """Of the matrix [D, in] of O or down, in FP8 with its scales [D]. Some tiles are halved, and some are not."""
+def adds_alike(weight: Tensor, scales: Tensor | None, row_unit: int) -> bool:
+    """Of the matrix [D, in] of O or down, in FP8 with its scales [D]. Some tiles are halved, and some are not.
+
+    `row_unit`: forwards have multiples of so many rows, and with other numbers cuBLAS may give other bits.
+    """
     dtype = weight.dtype if scales is None else torch.bfloat16
-    num_rows = rows_of_both_tiles(len(weight), num_processors(weight))
+    num_rows = rows_of_both_tiles(len(weight), num_processors(weight), row_unit)
     x, residual = (_random_rows(size, weight, dtype, num_rows) for size in (weight.shape[1], len(weight)))
     if scales is None:
         expected = residual + F.linear(x, weight)

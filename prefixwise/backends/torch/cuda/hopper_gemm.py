@@ -316,13 +316,14 @@ def _num_halved(num_tiles: int, processors: int) -> int:
     return rest if 2 * rest <= processors else 0
 
 
-def rows_of_both_tiles(num_columns: int, processors: int) -> int:
-    """The fewest rows, from MIN_ROWS on, that make whole tiles and halved ones where the GEMM adds."""
-    for num_rows in range(MIN_ROWS, MIN_ROWS + processors * 2 * _TILE_ROWS, 2 * _TILE_ROWS):  # as forwards have
-        num_tiles = num_rows // _TILE_ROWS * (num_columns // (2 * _HALF_COLUMNS))
+def rows_of_both_tiles(num_columns: int, processors: int, row_unit: int) -> int:
+    """The least multiple of `row_unit`, from MIN_ROWS on, that makes whole and halved tiles where the GEMM adds."""
+    least = -(-MIN_ROWS // row_unit) * row_unit
+    for num_rows in range(least, least + processors * row_unit, row_unit):
+        num_tiles = -(-num_rows // _TILE_ROWS) * (num_columns // (2 * _HALF_COLUMNS))
         if 0 < _num_halved(num_tiles, processors) < num_tiles:
             return num_rows
-    return MIN_ROWS
+    return least
 
 
 def has_gated_gemm(weight: Tensor) -> bool:

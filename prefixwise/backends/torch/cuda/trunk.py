@@ -5,7 +5,8 @@ it needs no pass of its own; on Hopper GEMMs of many rows add it. `Transformer.f
 that are scored.
 
 In FP8 norms and the activation write codes and one scale per row, so GEMMs read half the bytes. Attention's output has
-a pass of its own: a program of it has the heads of one KV head, and the scale is that of all heads.
+a pass of its own: a program of it has the heads of one KV head, and the scale is that of all heads. So has the output
+of a GEMM that activates, whose programs have some of a row's columns.
 """
 
 from __future__ import annotations

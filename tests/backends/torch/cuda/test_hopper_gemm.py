@@ -142,13 +142,14 @@ class TestOnAGpu:
         backend.close()
 
 
-@pytest.mark.parametrize("num_columns", [1024, 1536, 2048, 4096])
-def test_the_trial_adds_whole_tiles_and_halves(num_columns: int) -> None:
+@pytest.mark.parametrize("row_unit", [256, 512])
+@pytest.mark.parametrize("num_columns", [1024, 1536, 2048, 2560, 4096])
+def test_the_trial_adds_whole_tiles_and_halves(num_columns: int, row_unit: int) -> None:
     from prefixwise.backends.torch.cuda.hopper_gemm import MIN_ROWS, _num_halved, rows_of_both_tiles
 
-    num_rows = rows_of_both_tiles(num_columns, 132)  # of an H200
+    num_rows = rows_of_both_tiles(num_columns, 132, row_unit)  # of an H200
     num_tiles = num_rows // 128 * (num_columns // 256)
-    assert num_rows >= MIN_ROWS
+    assert num_rows >= MIN_ROWS and num_rows % row_unit == 0
     assert 0 < _num_halved(num_tiles, 132) < num_tiles
 
 
