@@ -7,7 +7,7 @@ so a response that waits for its reader is an array of numbers, not their text.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
 import orjson
@@ -30,8 +30,10 @@ def whole_json(value: object) -> bytes:
     return orjson.dumps(value, default=_entries)
 
 
-def _entries(lazy: object) -> list[object]:
-    if isinstance(lazy, Iterator | ScoreRows):
+def _entries(lazy: object) -> Sequence[object]:
+    if isinstance(lazy, ScoreRows):
+        return lazy[:]
+    if isinstance(lazy, Iterator):
         return list(lazy)
     raise TypeError(f"{type(lazy).__name__} has no JSON")
 
