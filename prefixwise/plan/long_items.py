@@ -30,6 +30,9 @@ class ItemCut:
     max_whole_item: int  # tokens of an item that is computed in one piece
     is_ragged: bool  # do blocks of an item begin behind the query?
 
+    def __post_init__(self) -> None:
+        assert self.max_whole_item >= KV_BLOCK_SIZE, "a shorter item has no whole block behind the query"
+
     def head_lens(self, shared: Int64Array, item_lens: Int64Array) -> Int64Array:
         """Tokens of query and head. At least one token of the item is left, after which logits are read."""
         if self.is_ragged:
