@@ -7,7 +7,7 @@ except in the rows "again", whose prefix may be cached. An algorithm that takes 
 in the warm-up round is not run again. `auto` runs what it chooses, so its runs and those of that algorithm are one
 sample. The last line is JSON.
 
-    python -m benchmarks.auto [--backend torch] [--device cuda --random] [--rounds 7] [--only 3+5x3]
+    python -m benchmarks.auto [--backend torch] [--device cuda --random] [--rounds 15] [--only 3+5x3]
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--warmup", choices=("full", "fast"), default="full")
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--only", action="append", metavar="GEOMETRY", help='as the table names it: "100+12x5 again"')
     return parser.parse_args(arguments)
 
