@@ -62,7 +62,7 @@ check: $(VENV)/.ready-dev ## formatting, lint, strict types
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-test: check ## every check and every test that runs anywhere: 11 to 14 minutes on 2 cores
+test: check ## every check and every test that runs anywhere: 11 to 20 minutes on 2 cores
 	$(PYTEST) -m 'not slow and not gpu'
 
 test-all: check ## the slow tests too
