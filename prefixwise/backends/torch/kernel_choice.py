@@ -209,4 +209,9 @@ def _choose_adds(transformer: Transformer) -> bool:
     of_o, of_down = (None, None) if layer.fp8_scales is None else (layer.fp8_scales.o, layer.fp8_scales.down)
     matrices = [(layer.o, of_o)] + ([] if layer.down is None else [(layer.down, of_down)])
     unit = transformer.row_unit or transformer.tile_rows or TOKEN_MULTIPLE
-    return all(has_residual_gemm(matrix) and adds_alike(matrix, scales, unit) for matrix, scales in matrices)
+    if not all(has_residual_gemm(matrix) for matrix, _ in matrices):
+        return False
+    has_same_bits = all(adds_alike(matrix, scales, unit) for matrix, scales in matrices)
+    if not has_same_bits:
+        log.info("a faster GEMM that adds the residual gives other bits here, so it is not used")
+    return has_same_bits
