@@ -2,7 +2,7 @@
 
 Measured: microseconds of one kernel, from replays of a CUDA graph that holds four of them, for the heads of Qwen3-0.6B,
 in the forward of a contract request (2000 + 500 x 20), of a small one (300 + 10 x 20) and of 24 such.
-The choices are data in `prefixwise/backends/torch/cuda/attention.py` (`prefix_tunings`, `self_attention_tunings`). The
+The choices are data in `prefixwise/backends/torch/cuda/attention.py` (`prefix_tunings`, `self_attention_tuning`). The
 last line is JSON.
 
     python -m benchmarks.tune_torch_kernels [--rounds 20]
@@ -28,20 +28,19 @@ from prefixwise.backends.torch.cuda.attention import (
     HOPPER_TUNING,
     PagedAttention,
     PrefixTuning,
+    Rows,
     SelfAttentionTuning,
-    self_attention_tunings,
 )
 from prefixwise.backends.torch.cuda.inputs import ProgramSpec, capacities, flat, host_inputs, packing, unpack
 from prefixwise.backends.torch.cuda.kv_cache import KeySource
 from prefixwise.contract.ragged import Ragged
 from prefixwise.engine.forward_batches import BlockRun, ItemRun, joined_batch
-from prefixwise.forward.tiles import KEY_TILE, NARROW, WIDE
+from prefixwise.forward.tiles import KEY_TILE
 from prefixwise.plan.segments import SplitItems, lay_out_segments, plan_labels
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_SIZE = 16, 8, 128
 KERNELS_IN_A_GRAPH = 4
-NARROW_TUNINGS = [SelfAttentionTuning(32, *choice) for choice in product((2, 4, 8), (1, 3), (3, 8))]
-WIDE_TUNINGS = [SelfAttentionTuning(*choice) for choice in product((32, 64), (4, 8), (1, 3), (8, 16))]
+SELF_ATTENTION_TUNINGS = [SelfAttentionTuning(*choice) for choice in product((16, 32), (2, 4), (1, 3), (8, 16, 32))]
 PREFIX_TUNINGS = [
     HOPPER_TUNING,
     PrefixTuning(is_hopper=True, num_warps=4, num_keys=64, num_stages=3),
@@ -66,11 +65,9 @@ class Geometry:
 class Forward:
     """One layer's attention, ready to run."""
 
-    qkv: Tensor
+    rows: Rows
     source: KeySource
     tiles: Any
-    out: Tensor
-    lse: Tensor
 
 
 Run = Callable[[PagedAttention, Forward], None]
@@ -98,13 +95,12 @@ def prepare(attention: PagedAttention, geometry: Geometry, device: torch.device)
     def draw(*shape: int) -> Tensor:
         return torch.randn(shape, device=device).to(torch.bfloat16 if device.type == "cuda" else torch.float16)
 
-    pages = num_blocks * KEY_TILE
+    pages, arrays = num_blocks * KEY_TILE, unpack(layout, torch.from_numpy(packed).to(device))
+    qkv, out = draw(num_tokens, NUM_HEADS + 2 * NUM_KV_HEADS, HEAD_SIZE), draw(num_tokens, NUM_HEADS, HEAD_SIZE)
     return Forward(
-        draw(num_tokens, NUM_HEADS + 2 * NUM_KV_HEADS, HEAD_SIZE),
+        Rows(qkv, out, torch.zeros(num_tokens, NUM_HEADS, device=device), arrays.positions),
         KeySource(draw(pages, NUM_KV_HEADS, HEAD_SIZE), draw(pages, NUM_KV_HEADS, HEAD_SIZE)),
-        unpack(layout, torch.from_numpy(packed).to(device)).tiles,
-        draw(num_tokens, NUM_HEADS, HEAD_SIZE),
-        torch.zeros(num_tokens, NUM_HEADS, device=device),
+        arrays.tiles,
     )
 
 
@@ -137,21 +133,20 @@ def kernels(
         sizes: dict[str, Any] = {"num_heads": NUM_HEADS, "num_kv_heads": NUM_KV_HEADS, "head_size": HEAD_SIZE}
         return PagedAttention(**sizes, device=device, **tunings)
 
-    def self_attention(kind: int) -> Run:
-        return lambda attention, on: attention.attend_self(kind, on.qkv, on.tiles, on.out, on.lse)
-
-    narrow, wide = self_attention_tunings(HEAD_SIZE)
-    for tuning in NARROW_TUNINGS:
-        yield "self-attention, narrow", tuning, make(self_attention=(tuning, wide)), self_attention(NARROW)
-    for tuning in WIDE_TUNINGS:
-        yield "self-attention, wide", tuning, make(self_attention=(narrow, tuning)), self_attention(WIDE)
+    for tuning in SELF_ATTENTION_TUNINGS:
+        yield (
+            "self",
+            tuning,
+            make(self_attention=tuning),
+            lambda attention, on: attention.attend_self(on.rows, on.tiles),
+        )
     for each in PREFIX_TUNINGS:
         if device.type == "cuda" or not each.is_hopper:
             yield (
                 "prefix",
                 each,
                 make(prefix=each),
-                lambda attention, on: attention.attend_prefix(on.qkv, on.source, on.tiles, on.out, on.lse),
+                lambda attention, on: attention.attend_prefix(on.rows, on.source, on.tiles),
             )
 
 

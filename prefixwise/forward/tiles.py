@@ -33,7 +33,7 @@ ALIGNMENT = 64  # numbers: every packed array begins at a multiple of 256 bytes,
 class TileSizes:
     """Tokens of a tile, as an attention implementation chooses them."""
 
-    narrow: int  # self-attention: segments up to this length
+    narrow: int  # self-attention: segments up to this length; 0: all are cut into wide tiles
     wide: int  # self-attention: tiles of longer segments
     prefix: int  # prefix attention
     # Prefix attention, for kernels that copy the tokens of a tile at once: each tile lies in a window of `prefix`
@@ -106,7 +106,10 @@ def cut_tiles(
     is_wide = ~is_narrow
     narrow_start, wide_segment = starts[is_narrow], starts[is_wide]
     wide_start, wide_len, wide_number = _cut(wide_segment, stops[is_wide], sizes.wide)
-    prefix_start, prefix_len, prefix_segment = _prefix_tiles(batch, reads, sizes, padding)
+    edges = batch.segment_starts if padding else batch.segment_starts[:-1]
+    prefix_start, prefix_len, prefix_segment = _prefix_tiles(
+        batch.prefix_index, reads, edges, batch.num_tokens + padding, sizes
+    )
     arrays = (
         np.array([len(narrow_start), len(wide_start), len(prefix_start)]),
         narrow_start,
@@ -157,17 +160,28 @@ def _cut(
     return tile_starts, np.minimum(windows + width, stops[number]) - tile_starts, number
 
 
+def cut_scored_tiles(
+    batch: ForwardBatch, sizes: TileSizes, prefix_addresses: Sequence[Int64Array]
+) -> tuple[Int32Array, Int32Array, Int32Array, Int32Array]:
+    """The `prefix_*` arrays of `Tiles` for the scored tokens alone, one behind the other in the order of their rows."""
+    segment = batch.segment_starts.searchsorted(batch.score_tokens, side="right") - 1
+    reads, num_rows = batch.read_lens[segment], len(segment)
+    starts, lens, row = _prefix_tiles(batch.prefix_index[segment], reads, numbers(num_rows), num_rows, sizes)
+    lists = _lists(batch, prefix_addresses)[segment[row]]
+    return starts.astype(np.int32), lens.astype(np.int32), reads[row].astype(np.int32), lists.astype(np.int32)
+
+
 def _prefix_tiles(
-    batch: ForwardBatch, reads: Int64Array, sizes: TileSizes, padding: int
+    prefix_index: Int64Array, reads: Int64Array, edges: Int64Array, end: int, sizes: TileSizes
 ) -> tuple[Int64Array, Int64Array, Int64Array]:
-    """Starts and lengths, and a segment that reads the same prefix tokens as the tile. With padding, the last entry of
-    `reads` is for it."""
-    num_segments = len(batch.prefix_index)
-    firsts = _first_of_runs(batch.prefix_index, reads[:num_segments])
-    if padding:
-        firsts = _with_last(firsts, num_segments)
-    starts = batch.segment_starts[firsts]
-    stops = _with_last(starts, batch.num_tokens + padding)[1:]
+    """Starts and lengths, and a unit that reads the same prefix tokens as the tile. Units are segments or scored
+    tokens: each begins at its edge, and the last one ends at `end`. One unit more in `reads` and `edges` is padding."""
+    num_units = len(prefix_index)
+    firsts = _first_of_runs(prefix_index, reads[:num_units])
+    if len(reads) > num_units:
+        firsts = _with_last(firsts, num_units)
+    starts = edges[firsts]
+    stops = _with_last(starts, end)[1:]
     if not sizes.alignment:
         is_needed = reads[firsts] > 0
         firsts, starts, stops = firsts[is_needed], starts[is_needed], stops[is_needed]

@@ -186,11 +186,8 @@ class Transformer:
                 x = self._finish(layer, x, attended, adapters)
         if not num_scored:
             return TransformerOutput(x.new_empty(0, self.config.model_size, dtype=torch.float32), cached)
-        return TransformerOutput(self.finish_scored(x, attended, score_tokens, scored_lora), cached)
-
-    def finish_scored(self, x: Tensor, attended: Tensor, score_tokens: Tensor, lora: LoraRows | None = None) -> Tensor:
-        """`finish` for the scored tokens alone: x [T, D] and attended [T, N H] to [R, D] float32."""
-        return self.finish(take(x, score_tokens), take(attended, score_tokens), lora)
+        hidden = self.finish(take(x, score_tokens), take(attended, score_tokens), scored_lora)
+        return TransformerOutput(hidden, cached)
 
     def finish(self, x: Tensor, attended: Tensor, lora: LoraRows | None = None) -> Tensor:
         """The rest of the last layer and the final norm: x [R, D] and attended [R, N H] to [R, D] float32."""

@@ -93,10 +93,9 @@ def test_a_forward_has_gemms_of_whole_units(
 
     monkeypatch.setattr(model, "linear", linear)
     size = checkpoint.config.model_size
-    x = torch.randn(75, size, generator=torch.Generator().manual_seed(0))
-    attended = torch.randn(75, checkpoint.config.num_heads * checkpoint.config.head_size)
-    last = torch.arange(70)
-    found = Transformer(checkpoint.config, weights, None, Workers(None), row_unit=8).finish_scored(x, attended, last)
+    x = torch.randn(70, size, generator=torch.Generator().manual_seed(0))
+    attended = torch.randn(70, checkpoint.config.num_heads * checkpoint.config.head_size)
+    found = Transformer(checkpoint.config, weights, None, Workers(None), row_unit=8).finish(x, attended)
     assert counts == {32, 8}  # 70 rows: 32, 32 and 6, padded
-    whole = Transformer(checkpoint.config, weights, None, Workers(None)).finish_scored(x, attended, last)
+    whole = Transformer(checkpoint.config, weights, None, Workers(None)).finish(x, attended)
     torch.testing.assert_close(found, whole)

@@ -11,18 +11,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from prefixwise.backends.torch.cuda.attention_kernels import prefix_kernel, self_attention_kernel
+from prefixwise.backends.torch.cuda.attention_kernels import prefix_kernel, self_attention_kernel, take_scored_kernel
 from prefixwise.backends.torch.cuda.elementwise_kernels import launch
-from prefixwise.backends.torch.cuda.inputs import TileArrays
+from prefixwise.backends.torch.cuda.inputs import SCORED, SCORED_ROWS, TileArrays
 from prefixwise.backends.torch.cuda.kv_cache import KeySource
-from prefixwise.forward.tiles import KEY_TILE, NARROW, PREFIX, WIDE, TileSizes
+from prefixwise.forward.tiles import KEY_TILE, PREFIX, WIDE, TileSizes
 from prefixwise.models.config import ModelConfig
 
 LOG2_E = math.log2(math.e)
@@ -46,12 +46,12 @@ class PrefixTuning:
 
 @dataclass(frozen=True)
 class SelfAttentionTuning:
-    """Tuning of the narrow tiles of self-attention, or of the wide ones."""
+    """Tuning of self-attention."""
 
-    width: int  # tokens, at most
-    num_warps: int
-    num_stages: int = 3  # tiles, or tiles of keys, in flight
-    programs_per_sm: int = 8
+    width: int = 32  # tokens of a tile, at most
+    num_warps: int = 4
+    num_stages: int = 1  # tiles of keys in flight
+    programs_per_sm: int = 16
 
 
 HOPPER_TUNING = PrefixTuning(is_hopper=True, num_warps=4)
@@ -64,11 +64,20 @@ def prefix_tunings(head_size: int, device: torch.device) -> list[PrefixTuning]:
     return [*for_hopper, PrefixTuning(num_keys=32) if head_size > 128 else PrefixTuning()]
 
 
-def self_attention_tunings(head_size: int) -> tuple[SelfAttentionTuning, SelfAttentionTuning]:
-    """For narrow tiles, and for wide ones, whose keys and values in flight have to fit a multiprocessor."""
-    if head_size > 128:
-        return SelfAttentionTuning(32, num_warps=8), SelfAttentionTuning(32, num_warps=8)
-    return SelfAttentionTuning(32, num_warps=4), SelfAttentionTuning(32, num_warps=4, num_stages=1, programs_per_sm=16)
+def self_attention_tuning(head_size: int) -> SelfAttentionTuning:
+    """Keys and values in flight have to fit a multiprocessor."""
+    return (
+        SelfAttentionTuning(num_warps=8, num_stages=3, programs_per_sm=8) if head_size > 128 else SelfAttentionTuning()
+    )
+
+
+class Rows(NamedTuple):
+    """What attention reads and writes of tokens. Those of padding are in no tile, and their rows are not written."""
+
+    queries: Tensor  # [T, N or more, H] after RoPE: QKV rows, or queries alone
+    out: Tensor  # [T, N, H]: tokens may lie apart
+    lse: Tensor  # [T, N] float32: between self-attention and prefix attention
+    positions: Tensor  # [T] int32: read where a layer has a window
 
 
 class PagedAttention:
@@ -82,14 +91,14 @@ class PagedAttention:
         head_size: int,
         device: torch.device,
         prefix: PrefixTuning | None = None,
-        self_attention: tuple[SelfAttentionTuning, SelfAttentionTuning] | None = None,
+        self_attention: SelfAttentionTuning | None = None,
         scale: float | None = None,  # of the scores; None: 1 / sqrt(H)
         softcap: float = 0.0,  # of the scores; 0: they are not capped
     ) -> None:
         self._prefix = prefix or prefix_tunings(head_size, device)[0]
         self._fp8_prefix = self._prefix if not self._prefix.is_hopper else prefix_tunings(head_size, device)[-1]
         assert self._fp8_prefix.num_rows == self._prefix.num_rows, "both have the same tiles"
-        self._self_attention = self_attention or self_attention_tunings(head_size)
+        self._self_attention = self_attention or self_attention_tuning(head_size)
         self._device = device
         self._num_kv_heads, self._group, self._head_size = num_kv_heads, num_heads // num_kv_heads, head_size
         self._padded_group = triton.next_power_of_2(self._group)
@@ -126,105 +135,90 @@ class PagedAttention:
         qkv = torch.zeros(KEY_TILE, num_heads + 2 * k, h, dtype=dtype, device=device)
         source = KeySource(qkv, qkv, num_heads, num_heads + k)
         no_tiles = torch.zeros(16, dtype=torch.int32, device=device)
-        lse = torch.zeros(KEY_TILE, num_heads, device=device)
+        lse, positions = torch.zeros(KEY_TILE, num_heads, device=device), no_tiles
         self.attend_prefix(
-            qkv, source, TileArrays(*[no_tiles] * len(TileArrays._fields)), qkv[:, :num_heads].clone(), lse
+            Rows(qkv, qkv[:, :num_heads].clone(), lse, positions),
+            source,
+            TileArrays(*[no_tiles] * len(TileArrays._fields)),
         )
         lse.cpu()  # waits for it
 
     @property
     def tile_sizes(self) -> TileSizes:
         max_tokens = max(MIN_SELF_TOKENS, MAX_SELF_ROWS // self._padded_group)
-        narrow, wide = (min(tuning.width, max_tokens) for tuning in self._self_attention)
         prefix = max(1, self._prefix.num_rows // self._padded_group)
-        return TileSizes(narrow, wide, prefix, has_token_arrays=False)
+        return TileSizes(0, min(self._self_attention.width, max_tokens), prefix, has_token_arrays=False)
 
-    def __call__(
-        self,
-        qkv: Tensor,
-        source: KeySource,
-        tiles: TileArrays[Tensor],
-        out: Tensor,
-        lse: Tensor,
-        positions: Tensor | None = None,  # [T] int32; needed with a window
-        window: int = 0,  # of the layer; 0: tokens see all before them
-    ) -> None:
-        """Self-attention and prefix attention: qkv [T, N + 2 K, H] after RoPE to out [T, N, H], whose tokens may lie
-        apart. `lse` is scratch.
-
-        Padding is in no tile, and its rows of `out` are not written.
-        """
-        self.attend_self(NARROW, qkv, tiles, out, lse, window)
-        self.attend_self(WIDE, qkv, tiles, out, lse, window)
-        self.attend_prefix(qkv, source, tiles, out, lse, positions, window)
-
-    def attend_self(
-        self, kind: int, qkv: Tensor, tiles: TileArrays[Tensor], out: Tensor, lse: Tensor, window: int = 0
-    ) -> None:
-        """Self-attention of the narrow tiles, or of the wide ones: writes `out` and `lse` of their tokens."""
-        is_wide, sizes, tuning = kind == WIDE, self.tile_sizes, self._self_attention[kind]
+    def attend_self(self, rows: Rows, tiles: TileArrays[Tensor], window: int = 0) -> None:
+        """Self-attention of all tokens but padding: writes `out` and `lse` of `rows`, whose queries are rows of QKV."""
+        tuning, out = self._self_attention, rows.out
         assert out.stride()[1:] == (self._head_size, 1), "heads lie one behind the other"
-        arrays = (tiles.narrow_start, tiles.narrow_len, tiles.narrow_start)
-        if is_wide:
-            arrays = (tiles.wide_start, tiles.wide_len, tiles.wide_segment)
         launch(
             self_attention_kernel,
-            (self._num_programs(len(arrays[0]), tuning.programs_per_sm),),
+            (self._num_programs(len(tiles.wide_start), tuning.programs_per_sm),),
             tiles.counts,
-            *arrays,
-            qkv,
-            out,
-            lse,
+            *(tiles.wide_start, tiles.wide_len, tiles.wide_segment, rows.queries, out, rows.lse),
             softcap=self._softcap,
             window=window,
-            kind=kind,
-            is_wide=is_wide,
-            width=sizes.wide if is_wide else sizes.narrow,
+            kind=WIDE,
+            width=self.tile_sizes.wide,
             out_stride=out.stride(0),
             num_warps=tuning.num_warps,
             num_stages=tuning.num_stages,
             **self._sizes,
         )
 
+    def take_scored(self, rows: Rows, tokens: Tensor, tiles: TileArrays[Tensor], scored: Rows) -> None:
+        """Rows of the scored `tokens` after self-attention, one behind the other."""
+        _, num_heads, head_size = rows.out.shape
+        assert all(each.is_contiguous() for each in scored)
+        launch(
+            take_scored_kernel,
+            (4 * self._num_multiprocessors,),
+            tiles.counts,
+            *(tokens, *rows, *scored),
+            num_kind=SCORED_ROWS,
+            row_size=rows.queries.stride(0),
+            out_stride=rows.out.stride(0),
+            num_heads=num_heads,
+            size=num_heads * head_size,
+            padded_heads=triton.next_power_of_2(num_heads),
+            padded_size=triton.next_power_of_2(num_heads * head_size),
+        )
+
     def attend_prefix(
-        self,
-        qkv: Tensor,
-        source: KeySource,
-        tiles: TileArrays[Tensor],
-        out: Tensor,
-        lse: Tensor,
-        positions: Tensor | None = None,
-        window: int = 0,
+        self, rows: Rows, source: KeySource, tiles: TileArrays[Tensor], window: int = 0, *, is_scored: bool = False
     ) -> None:
-        """Continues the softmax of self-attention for the tokens that read a prefix."""
+        """Continues the softmax of self-attention for the tokens that read a prefix. `is_scored`: `rows` are those of
+        the scored tokens."""
         tuning = self._prefix if source.key_scales is None else self._fp8_prefix
+        out, starts = rows.out, tiles.prefix_start
+        arrays = (starts, tiles.prefix_len, tiles.prefix_read, tiles.prefix_list)
+        if is_scored:
+            starts = tiles.scored_start
+            arrays = (starts, tiles.scored_len, tiles.scored_read, tiles.scored_list)
         kernel, descriptor = prefix_kernel, TensorDescriptor.from_tensor
         sizes: dict[str, Any] = {"num_keys": tuning.num_keys, "num_stages": tuning.num_stages}
-        sizes |= {"softcap": self._softcap, "window": window}
-        arrays: list[Any] = [out, lse, tiles.counts if positions is None else positions]
-        queries: tuple[Any, ...] = (qkv,)
-        scales: tuple[Any, ...] = (source.key_scales, source.value_scales, source.num_slots)
-        assert positions is not None or not window, "a window cuts by positions"
+        sizes |= {"softcap": self._softcap, "window": window, "query_stride": rows.queries.stride(0)}
+        queries: tuple[Any, ...] = (rows.queries,)
+        rest: tuple[Any, ...] = (rows.positions, source.key_scales, source.value_scales, source.num_slots)
         if tuning.is_hopper:
             from prefixwise.backends.torch.cuda.hopper import describe, hopper_prefix_kernel, row_box
 
             assert not window, "the kernel for Hopper has no windows"
-            kernel, descriptor, sizes = hopper_prefix_kernel, describe, {"num_buffers": tuning.num_stages}
-            rows = row_box(self.tile_sizes.prefix, self._padded_group, self._sizes["padded_head_size"])
-            queries = (describe(qkv, rows), describe(out, rows))
-            arrays.pop()
-            scales = ()
-        box = [tuning.num_keys, self._sizes["padded_head_size"]]
-        keys, values = (descriptor(each.flatten(1), box) for each in (source.keys, source.values))
+            kernel, descriptor, sizes, rest = hopper_prefix_kernel, describe, {"num_buffers": tuning.num_stages}, ()
+            box = row_box(self.tile_sizes.prefix, self._padded_group, self._sizes["padded_head_size"])
+            queries = (describe(rows.queries, box), describe(out, box))
+        key_box = [tuning.num_keys, self._sizes["padded_head_size"]]
+        keys, values = (descriptor(each.flatten(1), key_box) for each in (source.keys, source.values))
         launch(
             kernel,
-            (self._num_programs(len(tiles.prefix_start), tuning.programs_per_sm),),
+            (self._num_programs(len(starts), tuning.programs_per_sm),),
             tiles.counts,
-            *(tiles.prefix_start, tiles.prefix_len, tiles.prefix_read, tiles.prefix_list, tiles.key_tile_addresses),
-            *(*queries, keys, values, *arrays, *scales),
+            *(*arrays, tiles.key_tile_addresses, *queries, keys, values, out, rows.lse, *rest),
             first_key_head=source.first_key_head,
             first_value_head=source.first_value_head,
-            kind=PREFIX,
+            kind=SCORED if is_scored else PREFIX,
             width=self.tile_sizes.prefix,
             page_size=KEY_TILE,
             out_stride=out.stride(0),

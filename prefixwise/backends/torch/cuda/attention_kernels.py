@@ -1,9 +1,10 @@
 """Attention over segments as two Triton kernels, over the tiles of `forward/tiles.py`.
 
 Self-attention runs first and writes each token's output and log-sum-exp. Prefix attention starts its online softmax
-from them, so no merge follows. The query heads of one KV head are rows of one matrix product. A row's arithmetic
-depends on its segment and its prefix alone: tiles are counted from the segment's start, key tiles from the prefix's
-start, and no sum is split between programs. The tiles of a program are data, so one launch serves every batch.
+from them, so no merge follows. In the last layer only scored tokens need it: between the two they are put together. The
+query heads of one KV head are rows of one matrix product. A row's arithmetic depends on its segment and its prefix
+alone: tiles are counted from the segment's start, key tiles from the prefix's start, and no sum is split between
+programs. The tiles of a program are data, so one launch serves every batch.
 
 In the kernels: `R` rows of a tile (its tokens x query heads of one KV head, padded to a power of two), `C` keys of a
 load. `m_i` is the running max, `l_i` the running sum and `alpha` the rescale of the online softmax. Sizes of the model
@@ -71,7 +72,7 @@ def _load_tile(
 
 @jit
 def self_attention_kernel(
-    counts: tl.tensor,  # [3] int32: tiles of each kind
+    counts: tl.tensor,  # [5] int32: tiles of each kind
     starts: tl.tensor,  # [tiles] int32: first token
     lens: tl.tensor,  # [tiles] int32: tokens
     segments: tl.tensor,  # [tiles] int32: first token of the segment
@@ -82,7 +83,6 @@ def self_attention_kernel(
     softcap: tl.constexpr,  # of the scores, times log2(e); 0: they are not capped
     window: tl.constexpr,  # how many tokens a token sees, itself included; 0: all before it
     kind: tl.constexpr,  # index in `counts`
-    is_wide: tl.constexpr,  # does a tile also see earlier tiles of its segment?
     width: tl.constexpr,  # tokens of a tile, and keys of a tile of keys
     out_stride: tl.constexpr,
     num_kv_heads: tl.constexpr,
@@ -111,7 +111,7 @@ def self_attention_kernel(
 
         keys_at = qkv + (num_heads + kv_head) * head_size + (key * row_size)[:, None] + columns[None, :]
         is_column = (columns < head_size)[None, :] & (key >= 0)[:, None]
-        if is_wide and window == 0:
+        if window == 0:
             segment = tl.load(segments + tile).to(tl.int64)
             for number in range((start - segment).to(tl.int32) // width):
                 tile_at = keys_at + (segment + number * width) * row_size
@@ -125,7 +125,7 @@ def self_attention_kernel(
         if window > 0:
             unseen = unseen | (offset[:, None] - key[None, :] >= window)
         acc, m_i, l_i = _softmax_step(acc, m_i, l_i, q, keys, values, unseen, scale, softcap, True)
-        if is_wide and window > 0:  # after the tile itself, in which every row sees a key
+        if window > 0:  # after the tile itself, in which every row sees a key
             segment = tl.load(segments + tile).to(tl.int64)
             before = (start - segment).to(tl.int32)
             for number in range(tl.maximum(before - window + 1, 0) // width, before // width):
@@ -141,14 +141,50 @@ def self_attention_kernel(
 
 
 @jit
+def take_scored_kernel(
+    counts: tl.tensor,  # [5] int32
+    tokens: tl.tensor,  # [T] int32: the scored ones
+    qkv: tl.tensor,  # [T, N + 2 K, H]
+    out: tl.tensor,  # [T, N, H], tokens `out_stride` apart: of self-attention
+    lse: tl.tensor,  # [T, N] float32
+    positions: tl.tensor,  # [T] int32
+    scored_queries: tl.tensor,  # [T, N, H]; only the first rows of this and of the others are written
+    scored_out: tl.tensor,  # [T, N, H]
+    scored_lse: tl.tensor,  # [T, N] float32
+    scored_positions: tl.tensor,  # [T] int32
+    num_kind: tl.constexpr,  # index in `counts` of how many there are
+    row_size: tl.constexpr,  # (N + 2 K) * H
+    out_stride: tl.constexpr,
+    num_heads: tl.constexpr,
+    size: tl.constexpr,  # N * H
+    padded_heads: tl.constexpr,
+    padded_size: tl.constexpr,
+) -> None:
+    """What prefix attention reads of the scored tokens, one behind the other. Programs stride over them."""
+    columns, heads = tl.arange(0, padded_size), tl.arange(0, padded_heads)
+    num_rows = tl.load(counts + num_kind)
+    for first in range(0, num_rows, tl.num_programs(0)):
+        row = (first + tl.program_id(0)).to(tl.int64)
+        if row < num_rows:
+            token = tl.load(tokens + row).to(tl.int64)
+            queries = tl.load(qkv + token * row_size + columns, mask=columns < size)
+            tl.store(scored_queries + row * size + columns, queries, mask=columns < size)
+            attended = tl.load(out + token * out_stride + columns, mask=columns < size)
+            tl.store(scored_out + row * size + columns, attended, mask=columns < size)
+            of_heads = tl.load(lse + token * num_heads + heads, mask=heads < num_heads)
+            tl.store(scored_lse + row * num_heads + heads, of_heads, mask=heads < num_heads)
+            tl.store(scored_positions + row, tl.load(positions + token))
+
+
+@jit
 def prefix_kernel(
-    counts: tl.tensor,  # [3] int32: tiles of each kind
+    counts: tl.tensor,  # [5] int32: tiles of each kind
     starts: tl.tensor,  # [tiles] int32: first token
     lens: tl.tensor,  # [tiles] int32: tokens
     reads: tl.tensor,  # [tiles] int32: how many prefix tokens each of them reads
     lists: tl.tensor,  # [tiles] int32: where in `addresses` the pages of their prefix begin
     addresses: tl.tensor,  # [pages] int32: the page table, first row of each page in `keys` and `values`
-    qkv: tl.tensor,  # [T, N + 2 K, H]: the queries
+    queries: tl.tensor,  # [T, N, H], tokens `query_stride` apart
     keys: tl.tensor,  # descriptor of [A, heads * H], loaded as [C, H]
     values: tl.tensor,  # descriptor of [A, heads * H], loaded as [C, H]
     out: tl.tensor,  # [T, N, H], tokens `out_stride` apart: of self-attention, overwritten with both parts
@@ -166,6 +202,7 @@ def prefix_kernel(
     width: tl.constexpr,  # tokens of a tile
     num_keys: tl.constexpr,  # C
     page_size: tl.constexpr,  # tokens of a page
+    query_stride: tl.constexpr,
     out_stride: tl.constexpr,
     num_kv_heads: tl.constexpr,
     group: tl.constexpr,  # query heads of a KV head
@@ -179,9 +216,8 @@ def prefix_kernel(
     zero there, and the output is not stored.
     """
     num_heads: tl.constexpr = num_kv_heads * group
-    row_size: tl.constexpr = (num_heads + 2 * num_kv_heads) * head_size
     per_page: tl.constexpr = page_size // num_keys
-    dtype: tl.constexpr = qkv.dtype.element_ty
+    dtype: tl.constexpr = queries.dtype.element_ty
     rows = tl.arange(0, width * padded_group)
     offset, head_in_group = rows // padded_group, rows % padded_group
     columns = tl.arange(0, padded_head_size)
@@ -200,8 +236,8 @@ def prefix_kernel(
             is_real = (offset < length) & (head_in_group < group)
             head = kv_head * group + head_in_group
             inside = is_real[:, None] & (columns < head_size)[None, :]
-            q_at = qkv + start * row_size + (offset * row_size + head * head_size)[:, None] + columns[None, :]
-            q = tl.load(q_at, mask=inside, other=0.0)
+            q_at = queries + start * query_stride + (offset * query_stride + head * head_size)[:, None]
+            q = tl.load(q_at + columns[None, :], mask=inside, other=0.0)
             out_at = out + start * out_stride + (offset * out_stride + head * head_size)[:, None]
             out_at += columns[None, :]
             acc = tl.load(out_at, mask=inside, other=0.0).to(tl.float32)

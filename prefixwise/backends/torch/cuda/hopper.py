@@ -243,13 +243,13 @@ def _barriers(num_barriers: gl.constexpr, count: gl.constexpr) -> gl.shared_memo
 
 @jit
 def hopper_prefix_kernel(
-    counts: gl.tensor,  # [3] int32: tiles of each kind
+    counts: gl.tensor,  # [5] int32: tiles of each kind
     starts: gl.tensor,  # [tiles] int32: first token
     lens: gl.tensor,  # [tiles] int32: tokens
     reads: gl.tensor,  # [tiles] int32: how many prefix tokens each of them reads
     lists: gl.tensor,  # [tiles] int32: where in `addresses` the pages of their prefix begin
     addresses: gl.tensor,  # [pages] int32: the page table, first row of each page in `keys` and `values`
-    queries: tma.tensor_descriptor,  # of [T, N + 2 K, H], loaded as `row_box` says
+    queries: tma.tensor_descriptor,  # of [T, N or more, H], loaded as `row_box` says
     outputs: tma.tensor_descriptor,  # of `out`, likewise
     keys: tma.tensor_descriptor,  # of [A, heads * H], loaded as [C, H]
     values: tma.tensor_descriptor,  # of [A, heads * H], loaded as [C, H]

@@ -12,10 +12,11 @@ import torch
 from prefixwise.contract.ragged import Int32Array, Int64Array
 from prefixwise.forward.batch import ForwardBatch
 from prefixwise.forward.kv_pages import cache_slots
-from prefixwise.forward.tiles import Packing, Tiles, TileSizes, cut_tiles, tile_capacities
+from prefixwise.forward.tiles import Packing, Tiles, TileSizes, cut_scored_tiles, cut_tiles, tile_capacities
 
 Item = TypeVar("Item")
 
+SCORED, SCORED_ROWS = 3, 4  # indices in `TileArrays.counts`, behind those of `forward/tiles.py`
 _NUM_BUFFERS = 4  # forwards whose copies may be queued before the host has to wait
 
 
@@ -36,11 +37,9 @@ class ProgramSpec:
 
 
 class TileArrays(NamedTuple, Generic[Item]):
-    """The attention tiles of `forward/tiles.py`; of each kind the first `counts[kind]` are used."""
+    """The attention tiles of `forward/tiles.py`, none narrow; of each kind the first `counts[kind]` are used."""
 
-    counts: Item  # [3]: narrow, wide, prefix
-    narrow_start: Item
-    narrow_len: Item
+    counts: Item  # [5]: narrow, wide, prefix, scored; and scored tokens, with padding
     wide_start: Item
     wide_len: Item
     wide_segment: Item
@@ -49,6 +48,13 @@ class TileArrays(NamedTuple, Generic[Item]):
     prefix_read: Item
     prefix_list: Item  # where in `key_tile_addresses` the key tiles of the tile's prefix begin
     key_tile_addresses: Item
+    scored_start: Item  # as `prefix_*`, for the scored tokens, one behind the other
+    scored_len: Item
+    scored_read: Item
+    scored_list: Item
+
+
+_OF_ALL_TOKENS = TileArrays._fields[1:-4]
 
 
 class ForwardInputs(NamedTuple, Generic[Item]):
@@ -73,7 +79,7 @@ def capacities(spec: ProgramSpec, sizes: TileSizes, max_kv_blocks: int) -> Forwa
         cache_slots=num_tokens * reads_cache,
         score_tokens=num_tokens * spec.scores,
         lora_slots=num_tokens * spec.has_lora,
-        tiles=_chosen(of_tiles),
+        tiles=TileArrays(5, *_of_all_tokens(of_tiles), *[num_tokens * spec.scores] * 4),
     )
 
 
@@ -83,22 +89,30 @@ def host_inputs(
     sizes: TileSizes,
     prefix_addresses: Sequence[Int64Array],
     new_pages: Mapping[int, int],
+    score_rows: int = 1,
 ) -> ForwardInputs[Int32Array]:
-    """The arrays. `prefix_addresses`: those of the key tiles of every prefix; `new_pages`: of new segments."""
+    """The arrays. `prefix_addresses`: those of the key tiles of every prefix; `new_pages`: of new segments;
+    `score_rows`: scored tokens are padded to a multiple of it."""
     nothing = np.zeros(0, np.int32)
+    tiles = cut_tiles(batch, sizes, prefix_addresses)
+    scored: Sequence[Int32Array] = [nothing] * 4
+    if spec.scores:
+        scored = cut_scored_tiles(batch, sizes, prefix_addresses)
+    num_rows = min(-(-len(batch.score_tokens) // score_rows) * score_rows, spec.num_tokens)
+    counts = np.array([*tiles.counts, len(scored[0]), num_rows], np.int32)
     return ForwardInputs(
         token_ids=_filled(batch.token_ids, spec.num_tokens),
         positions=_filled(batch.positions, spec.num_tokens),
         cache_slots=_cache_slots(batch, spec, new_pages),
         score_tokens=_filled(batch.score_tokens, spec.num_tokens) if spec.scores else nothing,
         lora_slots=nothing if batch.lora_slots is None else _filled(batch.lora_slots, spec.num_tokens),
-        tiles=_chosen(cut_tiles(batch, sizes, prefix_addresses)),
+        tiles=TileArrays(counts, *_of_all_tokens(tiles), *scored),
     )
 
 
-def _chosen(tiles: Tiles[Item]) -> TileArrays[Item]:
+def _of_all_tokens(tiles: Tiles[Item]) -> list[Item]:
     """The arrays that the kernels read."""
-    return TileArrays(*(getattr(tiles, name) for name in TileArrays._fields))
+    return [getattr(tiles, name) for name in _OF_ALL_TOKENS]
 
 
 def _filled(array: Int32Array | Int64Array, length: int) -> Int32Array:

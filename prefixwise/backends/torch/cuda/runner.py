@@ -107,7 +107,7 @@ class CudaGraphs:
     def finish(self, spec: ProgramSpec, buffers: Buffers) -> Tensor:
         """The hidden states [S, D] of the first scored tokens of a forward that `run` has queued. The next forward
         overwrites them."""
-        rows = buffers.scored_x, buffers.scored_attended
+        rows = buffers.scored_x, buffers.scored_attended[: self._num_scored]
         capture = self._capture_of(spec)
         if capture is None:
             return self._finish(*rows)
@@ -226,7 +226,7 @@ class PagedRunner:
         """`new_pages`: addresses for the segments that go to the KV cache."""
         spec = self._spec(batch)
         lists = page_table(batch, new_pages, self.kv_cache.address) if spec.reads == "cache" else batch_tiles(batch)
-        inputs = host_inputs(batch, spec, self._attention.tile_sizes, lists, new_pages)
+        inputs = host_inputs(batch, spec, self._attention.tile_sizes, lists, new_pages, self._score_rows)
         overrides = embedding_rows(batch, self.kv_cache.keys.device)
         lora = None
         if self._loras is not None and batch.lora_slots is not None and spec.scores:
@@ -246,9 +246,9 @@ class PagedRunner:
             return None
         if num_scored <= self._score_rows and lora is None:
             return self._cuda_graphs.finish(spec, buffers)[:num_scored]
-        tokens = on_device.score_tokens[: -(-num_scored // self._score_rows) * self._score_rows]
-        attended = buffers.heads(self._transformer.config).flatten(1)
-        return self._transformer.finish_scored(buffers.x, attended, tokens, lora)[:num_scored]
+        num_rows = -(-num_scored // self._score_rows) * self._score_rows
+        x = buffers.x.index_select(0, on_device.score_tokens[:num_rows])
+        return self._transformer.finish(x, buffers.scored_attended[:num_rows], lora)[:num_scored]
 
     def _spec(self, batch: ForwardBatch) -> ProgramSpec:
         """A forward writes the segments that it caches before it attends, so it reads all prefixes in the KV cache."""
@@ -334,5 +334,7 @@ def _one_token(spec: ProgramSpec) -> ForwardInputs[Int32Array]:
         cache_slots=zeros - 1 if spec.reads == "cache" else nothing,
         score_tokens=zeros if spec.scores else nothing,
         lora_slots=zeros if spec.has_lora else nothing,
-        tiles=tiles._replace(counts=np.array([1, 0, 0], np.int32), narrow_start=zero, narrow_len=one),
+        tiles=tiles._replace(
+            counts=np.array([0, 1, 0, 0, 1], np.int32), wide_start=zero, wide_len=one, wide_segment=zero
+        ),
     )

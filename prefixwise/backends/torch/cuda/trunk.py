@@ -17,7 +17,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from prefixwise.backends.torch.cuda.attention import PagedAttention
+from prefixwise.backends.torch.cuda.attention import PagedAttention, Rows
 from prefixwise.backends.torch.cuda.fp8_kernels import add_norm_fp8, gate_fp8, norm_fp8, quantise
 from prefixwise.backends.torch.cuda.fused_elementwise import add_norm, gate, linear, norm, qk_norm_rope_and_cache
 from prefixwise.backends.torch.cuda.inputs import ForwardInputs, ProgramSpec
@@ -35,12 +35,12 @@ _ALIGNMENT = 1024  # bytes
 
 @dataclass(frozen=True)
 class Buffers:
-    """The activations of T tokens. `gate_up` and `gated` share memory with `qkv` and `attended`. Behind `normed`,
+    """The activations of T tokens. `gate_up` and `gated` share memory with those from `qkv` on. Behind `normed`,
     `attended` and `gated` are columns for LoRA adapters, where matrices have such columns. The rows of scored tokens
     are at the same addresses for every T."""
 
     scored_x: Tensor  # [S, D] of the first S scored tokens
-    scored_attended: Tensor  # [S, N H]
+    scored_attended: Tensor  # [T, N H] of all scored tokens
     x: Tensor  # [T, D]
     normed: Tensor  # [T, D + E], in FP8 its codes
     delta: Tensor  # [T, D], to be added to x
@@ -53,6 +53,9 @@ class Buffers:
     attended_codes: Tensor  # [T, N H] of `attended`; empty without FP8
     qkv: Tensor  # [T, N + 2 K, H]
     attended: Tensor  # [T, N H + E]
+    scored_queries: Tensor  # [T, N, H] of all scored tokens
+    scored_lse: Tensor  # [T, N] float32
+    scored_positions: Tensor  # [T] int32
     gate_up: Tensor  # [T, 2 F]
     gated: Tensor  # [T, F + E], in FP8 its codes
 
@@ -87,11 +90,12 @@ class Workspace:
         local = ((t if config.local_rope is not None else 0, h // 2), wide)
         tables = [*[((t, h // 2), wide)] * 2, *[local] * 2]
         read, t8 = (FP8, t) if self._is_fp8 else (self._dtype, 0)  # what GEMMs read
-        scored = [((self._num_scored, size), self._dtype) for size in (d, n * h)]
+        scored = [((self._num_scored, d), self._dtype), ((t, n * h), self._dtype)]
+        scored_rows = [((t, n, h), self._dtype), ((t, n), wide), ((t,), torch.int32)]
         rows = [((t, d), self._dtype), ((t, d + self._tails[0]), read), ((t, d), self._dtype)]
         return [
             [*scored, *rows, *tables, ((t, n), wide), ((t8,), wide), ((t8, n * h), FP8)],
-            [((t, n + 2 * k, h), self._dtype), ((t, n * h + self._tails[1]), self._dtype)],
+            [((t, n + 2 * k, h), self._dtype), ((t, n * h + self._tails[1]), self._dtype), *scored_rows],
             [((t, 2 * f), self._dtype), ((t, f + self._tails[2]), read)],
         ]
 
@@ -161,8 +165,8 @@ class Trunk:
         return self.weights.layers[0].fp8_scales is not None
 
     def __call__(self, spec: ProgramSpec, inputs: ForwardInputs[Tensor], buffers: Buffers) -> None:
-        """Leaves the inputs of the last layer's end in `buffers`: `x`, and `attended` where tokens are scored, of all
-        tokens and of the first scored ones."""
+        """Leaves the inputs of the last layer's end in `buffers`: `x` of all tokens and, where tokens are scored,
+        `scored_x` of the first of these and `scored_attended` of all."""
         layers, eps = self.weights.layers, self.config.norm_eps
         if not spec.is_embedded:
             self.embed(inputs, buffers)
@@ -179,18 +183,25 @@ class Trunk:
             if is_last and not spec.scores:
                 return  # a prefill needs no more than the last layer's keys and values
             window = self.config.layer_windows[number]
-            heads = buffers.heads(self.config)
-            self.attention(buffers.qkv, source, inputs.tiles, heads, buffers.lse, inputs.positions, window)
+            rows = Rows(buffers.qkv, buffers.heads(self.config), buffers.lse, inputs.positions)
+            self.attention.attend_self(rows, inputs.tiles, window)
             if is_last:
-                self._take_scored(inputs.score_tokens, buffers)
+                self._attend_scored(rows, source, inputs, buffers, window)
                 return
+            self.attention.attend_prefix(rows, source, inputs.tiles, window)
             is_added = self._finish(layer, buffers, lora)
             self._add_norm(layers[number + 1].attention_norm, buffers, is_added=is_added)
 
-    def _take_scored(self, score_tokens: Tensor, buffers: Buffers) -> None:
-        tokens = score_tokens[: len(buffers.scored_x)]
-        torch.index_select(buffers.x, 0, tokens, out=buffers.scored_x)
-        torch.index_select(buffers.heads(self.config).flatten(1), 0, tokens, out=buffers.scored_attended)
+    def _attend_scored(
+        self, rows: Rows, source: KeySource, inputs: ForwardInputs[Tensor], buffers: Buffers, window: int
+    ) -> None:
+        """The rest of the last layer's attention, of the scored tokens alone, and `scored_x`."""
+        tokens = inputs.score_tokens
+        attended = buffers.scored_attended.view_as(buffers.scored_queries)
+        scored = Rows(buffers.scored_queries, attended, buffers.scored_lse, buffers.scored_positions)
+        self.attention.take_scored(rows, tokens, inputs.tiles, scored)
+        self.attention.attend_prefix(scored, source, inputs.tiles, window, is_scored=True)
+        torch.index_select(buffers.x, 0, tokens[: len(buffers.scored_x)], out=buffers.scored_x)
 
     def embed(self, inputs: ForwardInputs[Tensor], buffers: Buffers, overrides: EmbeddingRows | None = None) -> None:
         """The tokens' embeddings into `x`."""

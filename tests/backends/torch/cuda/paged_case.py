@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from prefixwise.backends.torch.cuda.attention import PagedAttention, PrefixTuning
+from prefixwise.backends.torch.cuda.attention import PagedAttention, PrefixTuning, Rows
 from prefixwise.backends.torch.cuda.inputs import (
     ForwardInputs,
     ProgramSpec,
@@ -38,7 +38,8 @@ def paged(
     num_processors: int | None = None,
 ) -> Implementation:
     """`cache`: what pages hold. `rounded` is `dtype` with the numbers that codes of FP8 stand for. `num_processors`:
-    as many programs; None: for all of the GPU's multiprocessors."""
+    as many programs; None: for all of the GPU's multiprocessors. Of a batch with scored tokens it returns [R, N, H] of
+    these, as the last layer computes them."""
 
     def run(batch: ForwardBatch, inputs: AttentionInputs) -> Floats:
         (num_tokens, num_heads, head_size), num_kv_heads = inputs.q.shape, inputs.k.shape[1]
@@ -59,7 +60,8 @@ def paged(
 
         qkv = move(np.concatenate([inputs.q, inputs.k, inputs.v], 1))
         reads_cache = any(prefix.blocks for prefix in batch.prefixes)
-        spec = ProgramSpec(num_tokens, "cache" if reads_cache else "batch", scores=False)
+        num_scored = len(batch.score_tokens)
+        spec = ProgramSpec(num_tokens, "cache" if reads_cache else "batch", scores=num_scored > 0)
         if reads_cache:
             keys, values, lists = _cache(batch, inputs)
             source = _source(move(keys), move(values), cache)
@@ -69,11 +71,23 @@ def paged(
         arrays = _on_device(attention, spec, batch, lists, device)
         out = torch.zeros(num_tokens, num_heads, head_size, dtype=dtype, device=device)
         lse = torch.full((num_tokens, num_heads), float("nan"), device=device)
-        attention(qkv, source, arrays.tiles, out, lse, arrays.positions, scoring.window)
-        found: Floats = out.float().cpu().numpy()
-        return found
+        rows = Rows(qkv, out, lse, arrays.positions)
+        attention.attend_self(rows, arrays.tiles, scoring.window)
+        if num_scored:
+            rows, before = _no_rows(rows), rows
+            attention.take_scored(before, arrays.score_tokens, arrays.tiles, rows)
+        attention.attend_prefix(rows, source, arrays.tiles, scoring.window, is_scored=num_scored > 0)
+        found: Floats = rows.out.float().cpu().numpy()
+        return found[:num_scored] if num_scored else found
 
     return run
+
+
+def _no_rows(rows: Rows) -> Rows:
+    """Memory for the scored tokens."""
+    _, num_heads, head_size = rows.out.shape
+    queries = torch.full((len(rows.queries), num_heads, head_size), float("nan")).to(rows.out)
+    return Rows(queries, queries.clone(), torch.full_like(rows.lse, float("nan")), torch.zeros_like(rows.positions))
 
 
 def _source(keys: torch.Tensor, values: torch.Tensor, cache: str) -> KeySource:

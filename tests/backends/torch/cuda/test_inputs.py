@@ -17,11 +17,11 @@ from prefixwise.backends.torch.cuda.inputs import (
 )
 from prefixwise.contract.ragged import Int32Array
 from prefixwise.forward.kv_pages import NOT_CACHED, batch_tiles
-from prefixwise.forward.tiles import NARROW, PREFIX, WIDE, TileSizes
+from prefixwise.forward.tiles import PREFIX, WIDE, TileSizes
 from tests.attention_cases import CASES, AttentionCase, make_batch
 from tests.backends.torch.batches import PREFIXES, prefill_batch
 
-SIZES = TileSizes(narrow=32, wide=64, prefix=64)
+SIZES = TileSizes(narrow=0, wide=32, prefix=64, has_token_arrays=False)
 
 
 def round_trip(spec: ProgramSpec, inputs: ForwardInputs[Int32Array], max_blocks: int = 64) -> ForwardInputs[Int32Array]:
@@ -81,8 +81,7 @@ class TestCapacities:
         room = capacities(spec, SIZES, 64).tiles
         for name in TileArrays._fields:
             assert len(getattr(tiles, name)) <= getattr(room, name), name
-        assert tiles.counts[NARROW] == sum(length <= 32 for length in lens)
-        assert tiles.counts[WIDE] == sum(-(-length // 64) for length in lens if length > 32)
+        assert tiles.counts[WIDE] == sum(-(-length // 32) for length in lens)
         assert tiles.counts[PREFIX] == sum(-(-length // 64) for length in lens)
 
 

@@ -71,19 +71,19 @@ def test_prefix_attention_over_an_fp8_kv_cache_fits_a_multiprocessor(head_size: 
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
-def test_wide_tiles_fit_a_multiprocessor() -> None:
+def test_tiles_of_self_attention_fit_a_multiprocessor() -> None:
     """The shared memory of Gemma-2-9B's, whose heads are wide, where pointers are aligned and loads are in flight."""
     import torch
     from triton import compile
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from prefixwise.backends.torch.cuda.attention import PagedAttention, self_attention_tunings
+    from prefixwise.backends.torch.cuda.attention import PagedAttention, self_attention_tuning
     from prefixwise.backends.torch.cuda.attention_kernels import self_attention_kernel
 
-    _, tuning = self_attention_tunings(256)
+    tuning = self_attention_tuning(256)
     attention = PagedAttention(num_heads=16, num_kv_heads=8, head_size=256, device=torch.device("cpu"))
-    constants = {"scale": 0.1, "softcap": 72.0, "window": 4096, "kind": 1, "is_wide": True, "num_kv_heads": 8}
+    constants = {"scale": 0.1, "softcap": 72.0, "window": 4096, "kind": 1, "num_kv_heads": 8}
     constants |= {"width": attention.tile_sizes.wide, "group": 2, "padded_group": 2}
     constants |= {"out_stride": 16 * 256, **dict.fromkeys(("head_size", "padded_head_size"), 256)}
     names = self_attention_kernel.arg_names

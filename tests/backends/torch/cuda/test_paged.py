@@ -131,6 +131,17 @@ class TestAttention:
             lone_inputs = AttentionInputs(inputs.q[own], inputs.k[own], inputs.v[own], (inputs.cached[index],))
             assert np.array_equal(attend(make_batch(lone), lone_inputs), together[own])
 
+    @pytest.mark.parametrize("case", ALONE[:1], ids=lambda case: case.name)
+    def test_scored_tokens_alone_have_the_bits_that_they_have_among_all(
+        self, case: AttentionCase, dtype: torch.dtype, for_hopper: bool
+    ) -> None:
+        attend, batch, inputs = run(dtype, for_hopper, case.head_size), make_batch(case), make_inputs(case)
+        expected = attend(batch, inputs)
+        tokens = np.random.default_rng(0).integers(0, batch.num_tokens, batch.num_tokens // 3)
+        for scored in (tokens, np.sort(tokens), tokens[:1]):
+            found = attend(replace(batch, score_tokens=scored), inputs)
+            assert np.array_equal(found, expected[scored])
+
     def test_a_neighbour_that_is_not_finite_stays_by_itself(self, dtype: torch.dtype, for_hopper: bool) -> None:
         (case,) = (each for each in CASES if each.name == "packed sequences")
         attend, batch, inputs = run(dtype, for_hopper, case.head_size), make_batch(case), make_inputs(case)
@@ -156,6 +167,8 @@ class TestScorings:
         case = replace(ALONE[0], prefix_lens=(300, 31, 300, 5, 31), cached_prefix_lens=(300, 31, 5))
         attend, batch, inputs = run(DTYPES[0], False, case.head_size, scoring), make_batch(case), make_inputs(case)
         together = attend(batch, inputs)
+        every_third = np.arange(0, batch.num_tokens, 3)  # as scored tokens
+        assert np.array_equal(attend(replace(batch, score_tokens=every_third), inputs), together[every_third])
         for segment, length in enumerate(case.segment_lens):
             own = slice(int(batch.segment_starts[segment]), int(batch.segment_starts[segment + 1]))
             index, read = case.prefix_index[segment], case.prefix_lens[segment]
