@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -106,10 +106,7 @@ def cut_tiles(
     is_wide = ~is_narrow
     narrow_start, wide_segment = starts[is_narrow], starts[is_wide]
     wide_start, wide_len, wide_number = _cut(wide_segment, stops[is_wide], sizes.wide)
-    edges = batch.segment_starts if padding else batch.segment_starts[:-1]
-    prefix_start, prefix_len, prefix_segment = _prefix_tiles(
-        batch.prefix_index, reads, edges, batch.num_tokens + padding, sizes
-    )
+    prefix_start, prefix_len, prefix_segment = _prefix_tiles(batch, reads, sizes, padding)
     arrays = (
         np.array([len(narrow_start), len(wide_start), len(prefix_start)]),
         narrow_start,
@@ -160,33 +157,40 @@ def _cut(
     return tile_starts, np.minimum(windows + width, stops[number]) - tile_starts, number
 
 
-def cut_scored_tiles(
-    batch: ForwardBatch, sizes: TileSizes, prefix_addresses: Sequence[Int64Array]
-) -> tuple[Int32Array, Int32Array, Int32Array, Int32Array]:
-    """The `prefix_*` arrays of `Tiles` for the scored tokens alone, one behind the other in the order of their rows."""
-    segment = batch.segment_starts.searchsorted(batch.score_tokens, side="right") - 1
-    reads, num_rows = batch.read_lens[segment], len(segment)
-    starts, lens, row = _prefix_tiles(batch.prefix_index[segment], reads, numbers(num_rows), num_rows, sizes)
-    lists = _lists(batch, prefix_addresses)[segment[row]]
-    return starts.astype(np.int32), lens.astype(np.int32), reads[row].astype(np.int32), lists.astype(np.int32)
-
-
 def _prefix_tiles(
-    prefix_index: Int64Array, reads: Int64Array, edges: Int64Array, end: int, sizes: TileSizes
+    batch: ForwardBatch, reads: Int64Array, sizes: TileSizes, padding: int
 ) -> tuple[Int64Array, Int64Array, Int64Array]:
-    """Starts and lengths, and a unit that reads the same prefix tokens as the tile. Units are segments or scored
-    tokens: each begins at its edge, and the last one ends at `end`. One unit more in `reads` and `edges` is padding."""
-    num_units = len(prefix_index)
-    firsts = _first_of_runs(prefix_index, reads[:num_units])
-    if len(reads) > num_units:
-        firsts = _with_last(firsts, num_units)
-    starts = edges[firsts]
-    stops = _with_last(starts, end)[1:]
+    """Starts and lengths, and a segment that reads the same prefix tokens as the tile. With padding, the last entry of
+    `reads` is for it."""
+    num_segments = len(batch.prefix_index)
+    firsts = _first_of_runs(batch.prefix_index, reads[:num_segments])
+    if padding:
+        firsts = _with_last(firsts, num_segments)
+    starts = batch.segment_starts[firsts]
+    stops = _with_last(starts, batch.num_tokens + padding)[1:]
     if not sizes.alignment:
         is_needed = reads[firsts] > 0
         firsts, starts, stops = firsts[is_needed], starts[is_needed], stops[is_needed]
     tile_starts, lens, number = _cut(starts, stops, sizes.prefix, sizes.alignment or 1)
     return tile_starts, lens, firsts[number]
+
+
+def cut_scored_tiles(batch: ForwardBatch, sizes: TileSizes, prefix_addresses: Sequence[Int64Array]) -> Int32Array:
+    """[4, tiles]: the `prefix_*` arrays of `Tiles` for the scored tokens alone, one behind the other; there is one at
+    least. The tiles are few, so they are cut one by one."""
+    segments = batch.segment_starts.searchsorted(batch.score_tokens, side="right") - 1
+    prefixes, reads = batch.prefix_index[segments], batch.read_lens[segments]
+    changes = ((prefixes[1:] != prefixes[:-1]) | (reads[1:] != reads[:-1])).nonzero()[0] + 1
+    edges, lists = [0, *changes.tolist(), len(segments)], [*accumulate(map(len, prefix_addresses), initial=0)]
+    tiles = [
+        (start, min(sizes.prefix, stop - start), read, lists[prefix])
+        for (first, stop), prefix, read in zip(
+            pairwise(edges), prefixes[edges[:-1]].tolist(), reads[edges[:-1]].tolist(), strict=True
+        )
+        if read
+        for start in range(first, stop, sizes.prefix)
+    ]
+    return np.array(tiles, np.int32).reshape(-1, 4).T
 
 
 def _with_last(array: Int64Array, last: int) -> Int64Array:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -19,6 +19,7 @@ from prefixwise.forward.tiles import (
     HostTiles,
     Packing,
     TileSizes,
+    cut_scored_tiles,
     cut_tiles,
     tile_capacities,
 )
@@ -172,6 +173,21 @@ def test_every_token_finds_the_key_tiles_of_its_prefix(cut: Cut) -> None:
             assert np.array_equal(
                 tiles.key_tile_addresses[first : first + num_key_tiles], addresses[prefix][:num_key_tiles]
             )
+
+
+@given(cuts(), st.data())
+def test_tiles_of_scored_tokens_have_what_these_read(cut: Cut, data: st.DataObject) -> None:
+    tokens = data.draw(st.lists(st.integers(0, max(0, cut.batch.num_tokens - 1)), min_size=1, max_size=40))
+    batch, tiles = replace(cut.batch, score_tokens=np.array(tokens)), cut.tiles
+    if not batch.num_tokens:
+        return
+    found: dict[int, tuple[int, int]] = {}  # by row
+    for start, length, read, key_tiles in cut_scored_tiles(batch, cut.sizes, cut.addresses).T.tolist():
+        assert 0 < length <= cut.sizes.prefix
+        assert not found.keys() & set(range(start, start + length))
+        found |= dict.fromkeys(range(start, start + length), (read, key_tiles))
+    expected = [(int(tiles.token_prefix_len[each]), int(tiles.token_prefix_list[each])) for each in tokens]
+    assert found == {row: each for row, each in enumerate(expected) if each[0]}
 
 
 @given(cuts())

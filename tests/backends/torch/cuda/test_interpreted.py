@@ -51,11 +51,11 @@ def test_prefix_attention_over_an_fp8_kv_cache_fits_a_multiprocessor(head_size: 
     attention = PagedAttention(num_heads=16, num_kv_heads=8, head_size=head_size, device=torch.device("cpu"))
     constants = {"first_key_head": 0, "first_value_head": 0, "scale": 0.1, "softcap": 0.0, "window": 0, "kind": 2}
     constants |= {"width": attention.tile_sizes.prefix, "num_keys": num_keys, "page_size": 128, "num_kv_heads": 8}
-    constants |= {"group": 2, "padded_group": 2, "out_stride": 16 * head_size}
+    constants |= {"group": 2, "padded_group": 2, "query_stride": 32 * head_size, "out_stride": 16 * head_size}
     constants |= dict.fromkeys(("head_size", "padded_head_size"), head_size)
     names = prefix_kernel.arg_names
     codes = f"tensordesc<fp8e4nv[{num_keys}, {head_size}]>"
-    types = {"qkv": "*bf16", "out": "*bf16", "lse": "*fp32", "keys": codes, "values": codes, "num_slots": "i32"}
+    types = {"queries": "*bf16", "out": "*bf16", "lse": "*fp32", "keys": codes, "values": codes, "num_slots": "i32"}
     types |= dict.fromkeys(("key_scales", "value_scales"), "*u8")
     types = {name: "constexpr" if name in constants else types.get(name, "*i32") for name in names}
     source = ASTSource(
