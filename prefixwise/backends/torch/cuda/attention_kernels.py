@@ -71,6 +71,14 @@ def _load_tile(
 
 
 @jit
+def _tile_at(
+    starts: tl.tensor, lens: tl.tensor, segments: tl.tensor, tile: tl.tensor
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """First token, tokens, and the first token of the segment."""
+    return tl.load(starts + tile).to(tl.int64), tl.load(lens + tile), tl.load(segments + tile).to(tl.int64)
+
+
+@jit
 def self_attention_kernel(
     counts: tl.tensor,  # [5] int32: tiles of each kind
     starts: tl.tensor,  # [tiles] int32: first token
@@ -91,16 +99,24 @@ def self_attention_kernel(
     head_size: tl.constexpr,
     padded_head_size: tl.constexpr,
 ) -> None:
-    """Self-attention within each segment. Programs stride over the tiles of all KV heads."""
+    """Self-attention within each segment. Programs stride over the tiles of all KV heads.
+
+    A tile is first attended to itself, then to the tiles before it in its segment: short segments have none, and load
+    all that they need at once. Where the next tile lies is loaded meanwhile.
+    """
     num_heads: tl.constexpr = num_kv_heads * group
     row_size: tl.constexpr = (num_heads + 2 * num_kv_heads) * head_size
     rows = tl.arange(0, width * padded_group)
     offset, head_in_group = rows // padded_group, rows % padded_group
     columns = tl.arange(0, padded_head_size)
     key = tl.arange(0, width)
-    for work in range(tl.program_id(0), tl.load(counts + kind) * num_kv_heads, tl.num_programs(0)):
-        tile, kv_head = work // num_kv_heads, work % num_kv_heads
-        start, length = tl.load(starts + tile).to(tl.int64), tl.load(lens + tile)
+    num_work = tl.load(counts + kind) * num_kv_heads
+    first_tile = tl.minimum(tl.program_id(0), tl.maximum(num_work - 1, 0)) // num_kv_heads
+    start, length, segment = _tile_at(starts, lens, segments, first_tile)
+    for work in range(tl.program_id(0), num_work, tl.num_programs(0)):
+        kv_head = work % num_kv_heads
+        next_tile = tl.minimum(work + tl.num_programs(0), num_work - 1) // num_kv_heads
+        next_start, next_length, next_segment = _tile_at(starts, lens, segments, next_tile)
         is_real = (offset < length) & (head_in_group < group)
         head = kv_head * group + head_in_group
         inside = is_real[:, None] & (columns < head_size)[None, :]
@@ -111,13 +127,6 @@ def self_attention_kernel(
 
         keys_at = qkv + (num_heads + kv_head) * head_size + (key * row_size)[:, None] + columns[None, :]
         is_column = (columns < head_size)[None, :] & (key >= 0)[:, None]
-        if window == 0:
-            segment = tl.load(segments + tile).to(tl.int64)
-            for number in range((start - segment).to(tl.int32) // width):
-                tile_at = keys_at + (segment + number * width) * row_size
-                keys = tl.load(tile_at, mask=is_column, other=0.0)
-                values = tl.load(tile_at + num_kv_heads * head_size, mask=is_column, other=0.0)
-                acc, m_i, l_i = _softmax_step(acc, m_i, l_i, q, keys, values, 0, scale, softcap, False)
         seen = is_column & (key < length)[:, None]
         keys = tl.load(keys_at + start * row_size, mask=seen, other=0.0)
         values = tl.load(keys_at + start * row_size + num_kv_heads * head_size, mask=seen, other=0.0)
@@ -125,19 +134,24 @@ def self_attention_kernel(
         if window > 0:
             unseen = unseen | (offset[:, None] - key[None, :] >= window)
         acc, m_i, l_i = _softmax_step(acc, m_i, l_i, q, keys, values, unseen, scale, softcap, True)
-        if window > 0:  # after the tile itself, in which every row sees a key
-            segment = tl.load(segments + tile).to(tl.int64)
-            before = (start - segment).to(tl.int32)
-            for number in range(tl.maximum(before - window + 1, 0) // width, before // width):
-                tile_at = keys_at + (segment + number * width) * row_size
-                keys = tl.load(tile_at, mask=is_column, other=0.0)
-                values = tl.load(tile_at + num_kv_heads * head_size, mask=is_column, other=0.0)
+        before = (start - segment).to(tl.int32)
+        first = 0
+        if window > 0:
+            first = tl.maximum(before - window + 1, 0) // width
+        for number in range(first, before // width):
+            tile_at = keys_at + (segment + number * width) * row_size
+            keys = tl.load(tile_at, mask=is_column, other=0.0)
+            values = tl.load(tile_at + num_kv_heads * head_size, mask=is_column, other=0.0)
+            if window > 0:
                 far = before + offset[:, None] - (number * width + key)[None, :] >= window
                 acc, m_i, l_i = _softmax_step(acc, m_i, l_i, q, keys, values, far, scale, softcap, True)
+            else:
+                acc, m_i, l_i = _softmax_step(acc, m_i, l_i, q, keys, values, 0, scale, softcap, False)
 
         out_at = out + start * out_stride + (offset * out_stride + head * head_size)[:, None]
         tl.store(out_at + columns[None, :], (acc / l_i[:, None]).to(out.dtype.element_ty), mask=inside)
         tl.store(lse + start * num_heads + offset * num_heads + head, m_i + tl.log2(l_i), mask=is_real)
+        start, length, segment = next_start, next_length, next_segment
 
 
 @jit
