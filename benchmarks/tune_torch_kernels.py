@@ -40,7 +40,9 @@ from prefixwise.plan.segments import SplitItems, lay_out_segments, plan_labels
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_SIZE = 16, 8, 128
 KERNELS_IN_A_GRAPH = 4
-SELF_ATTENTION_TUNINGS = [SelfAttentionTuning(*choice) for choice in product((16, 32), (2, 4), (1, 3), (8, 16, 32))]
+SELF_ATTENTION_TUNINGS = [
+    SelfAttentionTuning(*choice) for choice in product((16, 32), (2, 4), (1, 3), (16,), (None, 128))
+]
 PREFIX_TUNINGS = [
     HOPPER_TUNING,
     PrefixTuning(is_hopper=True, num_warps=4, num_keys=64, num_stages=3),

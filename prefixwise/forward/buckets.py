@@ -45,22 +45,23 @@ class Buckets:
 
 
 def token_buckets(
-    largest: int, *, smallest: int, step: int | None = None, steps_per_doubling: int = 4
+    largest: int, *, smallest: int, multiple: int | None = None, step: int | None = None, steps_per_doubling: int = 4
 ) -> tuple[int, ...]:
-    """Ascending multiples of `smallest`; the last holds `largest` tokens.
+    """Ascending multiples of `multiple`, or else of `smallest`, which is one; the last holds `largest` tokens.
 
     Each is `step` times the one before. Without `step`, there are `steps_per_doubling` of them from one power of two to
     the next, as far as multiples allow.
     """
-    last = -(-largest // smallest) * smallest
+    multiple = multiple or smallest
+    last = max(smallest, -(-largest // multiple) * multiple)
     if step is not None:
         sizes = accumulate(repeat(step), mul, initial=smallest)
     else:
-        sizes = accumulate(repeat(smallest), partial(_next_fine, steps_per_doubling), initial=smallest)
+        sizes = accumulate(repeat(multiple), partial(_next_fine, steps_per_doubling), initial=smallest)
     return (*takewhile(lambda size: size < last, sizes), last)
 
 
-def _next_fine(steps_per_doubling: int, size: int, smallest: int) -> int:
-    """The size plus a fraction of the power of two below it, in whole multiples of the smallest."""
+def _next_fine(steps_per_doubling: int, size: int, multiple: int) -> int:
+    """The size plus a fraction of the power of two below it, in whole multiples."""
     octave = 1 << (size.bit_length() - 1)
-    return size + max(smallest, octave // steps_per_doubling // smallest * smallest)
+    return size + max(multiple, octave // steps_per_doubling // multiple * multiple)

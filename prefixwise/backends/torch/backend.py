@@ -116,14 +116,16 @@ class TorchBackend(Backend):
         wide: Sequence[Mapping[Matrix, Tensor]] = ()
         if can_widen(weights, max_loras, max_lora_rank):
             weights, wide = widened(weights, self.config, max_loras, max_lora_rank)
-        rows: tuple[int | None, int | None] = (CPU_TILE_ROWS, None)
-        tile_rows, row_unit = rows if self._is_cpu else choose_rows(weights.layers[0], self._dtype, batch_invariant)
-        if wide and not keeps_bits(weights.layers[0], wide[0], row_unit):
+        tile_rows: int | None = CPU_TILE_ROWS
+        row_counts = None
+        if not self._is_cpu:
+            tile_rows, row_counts = choose_rows(weights.layers[0], self._dtype, batch_invariant)
+        if wide and not keeps_bits(weights.layers[0], wide[0], row_counts):
             log.info("LoRA adapters have kernels of their own here: GEMMs with their columns give other bits")
             wide = ()
         self._ops = choose_elementwise_ops(self.config, self._dtype, self._device)
         self._transformer = Transformer(
-            self.config, weights, tile_rows, self._workers, self._ops, self._dtype, row_unit
+            self.config, weights, tile_rows, self._workers, self._ops, self._dtype, row_counts
         )
         self._loras = self._make_loras(max_loras, max_lora_rank, wide)  # before the KV cache, which takes what is left
         self._heads = Heads(self._transformer, self._workers, self._loras)
@@ -131,7 +133,7 @@ class TorchBackend(Backend):
             _make_info(self.config, self._device, self._dtype, token_budget, prefix_cache_bytes, is_fp8_cache),
             dtype=dtype_name(weight_dtype),
             quantization=quantization,
-            batch_invariant=tile_rows is not None or row_unit is not None,
+            batch_invariant=tile_rows is not None or row_counts is not None,
             max_loras=max_loras,
             max_lora_rank=max_lora_rank if max_loras else 0,
         )
@@ -283,7 +285,7 @@ class TorchBackend(Backend):
 
     def programs(self, *, max_dense_len: int, has_sequences: bool = True) -> Sequence[Program]:
         """The programs of the paged runner. Dense masks run without them."""
-        return () if self._paged is None else self._paged.programs()
+        return () if self._paged is None else self._paged.programs(has_sequences=has_sequences)
 
     @property
     def num_compilations(self) -> int:

@@ -2,12 +2,15 @@
 
 cuBLAS chooses a kernel by the number of rows. Most of its kernels add the products of a row in one order; those that
 split the sum for few rows do not. So every count that a forward can have is tried once, when the model is loaded, with
-the model's own weights and random rows: a kernel with another order shows in some of the many sums.
+the model's own weights and random rows: a kernel with another order shows in some of the many sums. On an H200 all
+multiples of 128 rows agree, from 256 or 384 rows on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812  # everybody's name for it
@@ -18,35 +21,59 @@ from prefixwise.backends.torch.weights import LayerWeights
 from prefixwise.models.lora import Matrix as LoraMatrix
 
 MAX_GEMM_ROWS = 16_384  # more rows are cut into GEMMs of so many
-UNITS = (256, 512, 1024, 2048)
+UNITS = (128, 256, 512, 1024, 2048)
+MIN_ROWS = 256  # fewer take a GPU hardly less time
 TILE_ROWS = 2048  # where GEMMs of no other counts give the same bits
 _MATRICES = ("qkv", "o", "gate_up", "down")
 
 
-def choose_rows(layer: LayerWeights, dtype: torch.dtype, batch_invariant: bool | None) -> tuple[int | None, int | None]:
-    """Rows of a tile, None: one holds all; and what the rows of a GEMM are a multiple of, None: they may be any number.
-    Without a choice (None), half precision is invariant where that needs no tiles."""
+class RowCounts(NamedTuple):
+    """The row counts of GEMMs: multiples of `unit` from `least`, one of them, to MAX_GEMM_ROWS."""
+
+    unit: int
+    least: int
+
+    @property
+    def all(self) -> set[int]:
+        return set(range(self.least, MAX_GEMM_ROWS + 1, self.unit))
+
+    def cut(self, num_rows: int) -> list[tuple[int, int]]:
+        """First row and the row after the last one of every GEMM; padding lies behind so many rows."""
+        end = max(self.least, -(-num_rows // self.unit) * self.unit)
+        edges = [*range(0, end, MAX_GEMM_ROWS), end]
+        if len(edges) > 2:
+            edges[-2] = min(edges[-2], end - self.least)
+        return [*pairwise(edges)]
+
+
+def choose_rows(
+    layer: LayerWeights, dtype: torch.dtype, batch_invariant: bool | None
+) -> tuple[int | None, RowCounts | None]:
+    """Rows of a tile, None: one holds all; and the row counts of GEMMs, None: any. Without a choice (None), half
+    precision is invariant where that needs no tiles."""
     is_invariant = dtype != torch.float32 if batch_invariant is None else batch_invariant
-    unit = invariant_unit(layer, dtype) if is_invariant else None
-    return TILE_ROWS if batch_invariant and unit is None else None, unit
+    counts = invariant_counts(layer, dtype) if is_invariant else None
+    return TILE_ROWS if batch_invariant and counts is None else None, counts
 
 
-def invariant_unit(layer: LayerWeights, dtype: torch.dtype) -> int | None:
-    """The least of `UNITS` of which GEMMs of all multiples, up to MAX_GEMM_ROWS rows, give a row the same bits, with
-    rows of `dtype`; None where there is none."""
-    equal = set(range(UNITS[0], MAX_GEMM_ROWS + 1, UNITS[0]))
+def invariant_counts(layer: LayerWeights, dtype: torch.dtype) -> RowCounts | None:
+    """Those in whose GEMMs, with rows of `dtype`, a row has the same bits: with the least first count, at most
+    TILE_ROWS, and then the least unit. None where there are none."""
+    equal = RowCounts(UNITS[0], UNITS[0]).all
     for matrix in _MATRICES if layer.experts is None else _MATRICES[:2]:  # grouped GEMMs add in one order
         equal = _equal_counts(_gemm(layer, matrix, dtype), equal)
     if layer.o.is_cuda:
         torch.cuda.empty_cache()  # what is free decides how large the KV cache is
-    return next((unit for unit in UNITS if equal.issuperset(range(unit, MAX_GEMM_ROWS + 1, unit))), None)
+    firsts = sorted((least, unit) for unit in UNITS for least in range(unit, TILE_ROWS + 1, unit) if least >= MIN_ROWS)
+    candidates = (RowCounts(unit, least) for least, unit in firsts)
+    return next((counts for counts in candidates if counts.all <= equal), None)
 
 
-def keeps_bits(layer: LayerWeights, wide: Mapping[LoraMatrix, Tensor], unit: int | None) -> bool:
+def keeps_bits(layer: LayerWeights, wide: Mapping[LoraMatrix, Tensor], counts: RowCounts | None) -> bool:
     """Do matrices with more columns, for LoRA adapters, give rows with zeros there the bits that they have without; and
-    all rows the same bits in GEMMs of all multiples of `unit`?"""
+    all rows the same bits in GEMMs of all these row counts?"""
     found = all(
-        _keeps_bits(weight, getattr(layer, matrix).shape[1], layer.qkv_bias if matrix == "qkv" else None, unit)
+        _keeps_bits(weight, getattr(layer, matrix).shape[1], layer.qkv_bias if matrix == "qkv" else None, counts)
         for matrix, weight in wide.items()
     )
     if layer.o.is_cuda:
@@ -54,12 +81,12 @@ def keeps_bits(layer: LayerWeights, wide: Mapping[LoraMatrix, Tensor], unit: int
     return found
 
 
-def _keeps_bits(wide: Tensor, size: int, bias: Tensor | None, unit: int | None) -> bool:
+def _keeps_bits(wide: Tensor, size: int, bias: Tensor | None, row_counts: RowCounts | None) -> bool:
     """Of one matrix, whose own columns are the first `size`."""
-    counts = set(range(unit or UNITS[0], MAX_GEMM_ROWS + 1, unit or UNITS[0]))
+    counts = (row_counts or RowCounts(MIN_ROWS, MIN_ROWS)).all
     x, tried = _random_rows(wide, wide.dtype), wide.clone()
     tried[:, size:].normal_()
-    if unit is not None and _equal_counts(lambda count: F.linear(x[:count], tried, bias), counts) != counts:
+    if row_counts is not None and _equal_counts(lambda count: F.linear(x[:count], tried, bias), counts) != counts:
         return False
     x[:, size:] = 0
     return all(

@@ -190,7 +190,7 @@ def _choose_gate_rows(transformer: Transformer) -> int | None:
         return None
     scales = None if layer.fp8_scales is None else layer.fp8_scales.gate_up
     has_same_bits = gates_alike(layer.gate_up, scales, transformer.config.activation)
-    is_invariant = transformer.row_unit is not None or transformer.tile_rows is not None
+    is_invariant = transformer.row_counts is not None or transformer.tile_rows is not None
     return MIN_ROWS if has_same_bits or not is_invariant else 1
 
 
@@ -208,7 +208,9 @@ def _choose_adds(transformer: Transformer) -> bool:
         return False
     of_o, of_down = (None, None) if layer.fp8_scales is None else (layer.fp8_scales.o, layer.fp8_scales.down)
     matrices = [(layer.o, of_o)] + ([] if layer.down is None else [(layer.down, of_down)])
-    unit = transformer.row_unit or transformer.tile_rows or TOKEN_MULTIPLE
+    unit = transformer.tile_rows or TOKEN_MULTIPLE
+    if transformer.row_counts is not None:
+        unit = transformer.row_counts.unit
     if not all(has_residual_gemm(matrix) for matrix, _ in matrices):
         return False
     has_same_bits = all(adds_alike(matrix, scales, unit) for matrix, scales in matrices)

@@ -23,7 +23,7 @@ from prefixwise.backends.torch.elementwise import PLAIN, ElementwiseOps
 from prefixwise.backends.torch.experts import ExpertRunner, add_outputs, choose_tile_sizes, route
 from prefixwise.backends.torch.fp8 import fp8_linear
 from prefixwise.backends.torch.head_gemms import HEAD_ROW_TILES, exact_head_tiles
-from prefixwise.backends.torch.invariant_rows import MAX_GEMM_ROWS
+from prefixwise.backends.torch.invariant_rows import RowCounts
 from prefixwise.backends.torch.kv_blocks import KeysValues
 from prefixwise.backends.torch.linear import (
     RowTile,
@@ -114,12 +114,12 @@ class Transformer:
         workers: Workers,
         elementwise_ops: ElementwiseOps = PLAIN,
         dtype: torch.dtype | None = None,  # of activations and KV cache: that of the weights, or float32
-        row_unit: int | None = None,  # of GPUs: see `invariant_rows.py`
+        row_counts: RowCounts | None = None,  # of GPUs: see `invariant_rows.py`
     ) -> None:
         self.config = config
         self.weights = weights
         self.tile_rows = tile_rows  # None: all rows in one tile
-        self.row_unit = row_unit  # GEMMs have a multiple of so many rows; None: any number
+        self.row_counts = row_counts  # of GEMMs; None: any
         self._workers = workers
         self._ops = self.elementwise_ops = elementwise_ops
         self.dtype = dtype or weights.embedding.dtype
@@ -199,7 +199,7 @@ class Transformer:
         experts = self.weights.layers[0].experts
         if experts is None:
             return None
-        is_cpu, is_invariant = self._ops.is_for_cpu, self.tile_rows is not None or self.row_unit is not None
+        is_cpu, is_invariant = self._ops.is_for_cpu, self.tile_rows is not None or self.row_counts is not None
         sizes = self._workers.drive(
             lambda: choose_tile_sizes(experts, self.dtype, is_cpu=is_cpu, is_invariant=is_invariant)
         )
@@ -235,7 +235,7 @@ class Transformer:
         """Apply a row-wise function to each tile, to rows of this shape and dtype; None: that of the first input.
         Copies of its first row pad a short last tile. With `lora`, the function gets an `AddLora` behind its inputs."""
         num_rows = inputs[0].shape[0]
-        tiles = self._cut(num_rows)
+        tiles = self.cut(num_rows)
         if tiles == [(0, num_rows)]:
             return function(*inputs, *_adding(lora, tiles[0]))
         out = inputs[0].new_empty((num_rows, *shape), dtype=dtype or inputs[0].dtype)
@@ -248,11 +248,10 @@ class Transformer:
         self._workers.run(apply, tiles)
         return out
 
-    def _cut(self, num_rows: int) -> list[RowTile]:
-        if self.row_unit is not None:
-            padded = -(-num_rows // self.row_unit) * self.row_unit
-            starts = range(0, padded, MAX_GEMM_ROWS)
-            return [(start, min(start + MAX_GEMM_ROWS, padded)) for start in starts]
+    def cut(self, num_rows: int) -> list[RowTile]:
+        """The rows of GEMMs."""
+        if self.row_counts is not None:
+            return self.row_counts.cut(num_rows)
         if not self._tile_sizes or num_rows in self._few_rows:
             return [(0, num_rows)]
         return self._cuts.get(num_rows) or cut_rows(num_rows, self._tile_sizes, self._workers.num_threads)

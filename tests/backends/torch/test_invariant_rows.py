@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from prefixwise.backends.torch import invariant_rows, model
-from prefixwise.backends.torch.invariant_rows import invariant_unit, keeps_bits
+from prefixwise.backends.torch.invariant_rows import RowCounts, invariant_counts, keeps_bits
 from prefixwise.backends.torch.model import Transformer
 from prefixwise.backends.torch.weights import LayerWeights, load_weights
 from prefixwise.backends.torch.workers import Workers
@@ -20,11 +20,22 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize(
-    ("others", "unit"),
-    [((), 256), ((256,), 512), ((256, 768), 512), ((256, 512), 1024), ((1024,), 2048), ((2048,), None)],
+    ("others", "expected"),
+    [
+        ((), (128, 256)),
+        ((128,), (128, 256)),
+        ((128, 256), (128, 384)),
+        ((128, 640), (256, 256)),  # rather than multiples of 128 from 768 on
+        ((256, 4224), (256, 512)),
+        ((256, 4352), (512, 512)),
+        ((8192,), None),
+    ],
 )
-def test_a_unit_has_no_multiple_with_other_bits(
-    checkpoint_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, others: Collection[int], unit: int | None
+def test_no_row_count_with_other_bits_is_among_them(
+    checkpoint_of: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+    others: Collection[int],
+    expected: tuple[int, int] | None,
 ) -> None:
     """Of one matrix of four, in the last row alone."""
 
@@ -39,7 +50,7 @@ def test_a_unit_has_no_multiple_with_other_bits(
 
     monkeypatch.setattr(invariant_rows, "_gemm", gemm)
     layer = load_weights(open_checkpoint(checkpoint_of("qwen3")), torch.float32, CPU).layers[0]
-    assert invariant_unit(layer, torch.float32) == unit
+    assert invariant_counts(layer, torch.float32) == expected
 
 
 @pytest.mark.parametrize(
@@ -67,7 +78,7 @@ def test_columns_of_adapters_move_no_bit(
     wide = torch.zeros(4, 3072 + 16)
     none = torch.zeros(0)
     layer = LayerWeights(None, none, None, None, none, None, none, wide[:, :3072])
-    assert keeps_bits(layer, {"down": wide}, unit) == expected
+    assert keeps_bits(layer, {"down": wide}, RowCounts(unit, unit)) == expected
 
 
 @pytest.mark.parametrize("is_fp8", [False, True])
@@ -84,7 +95,7 @@ def test_a_forward_has_gemms_of_whole_units(
 ) -> None:
     checkpoint = open_checkpoint(checkpoint_of("qwen3"))
     weights = load_weights(checkpoint, torch.float32, CPU)
-    monkeypatch.setattr(model, "MAX_GEMM_ROWS", 32)
+    monkeypatch.setattr(invariant_rows, "MAX_GEMM_ROWS", 32)
     counts: set[int] = set()
 
     def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -95,7 +106,8 @@ def test_a_forward_has_gemms_of_whole_units(
     size = checkpoint.config.model_size
     x = torch.randn(70, size, generator=torch.Generator().manual_seed(0))
     attended = torch.randn(70, checkpoint.config.num_heads * checkpoint.config.head_size)
-    found = Transformer(checkpoint.config, weights, None, Workers(None), row_unit=8).finish(x, attended)
-    assert counts == {32, 8}  # 70 rows: 32, 32 and 6, padded
+    transformer = Transformer(checkpoint.config, weights, None, Workers(None), row_counts=RowCounts(8, least=16))
+    found = transformer.finish(x, attended)
+    assert counts == {32, 24, 16}  # 70 rows and padding
     whole = Transformer(checkpoint.config, weights, None, Workers(None)).finish(x, attended)
     torch.testing.assert_close(found, whole)

@@ -52,6 +52,7 @@ class SelfAttentionTuning:
     num_warps: int = 4
     num_stages: int = 1  # tiles of keys in flight
     programs_per_sm: int = 16
+    max_registers: int | None = None  # of a thread; None: as many as it takes
 
 
 HOPPER_TUNING = PrefixTuning(is_hopper=True, num_warps=4)
@@ -59,16 +60,20 @@ HOPPER_TUNING = PrefixTuning(is_hopper=True, num_warps=4)
 
 def prefix_tunings(head_size: int, device: torch.device) -> list[PrefixTuning]:
     """Fastest first. Queries, output, and the keys and values in flight have to fit a multiprocessor."""
-    is_hopper = device.type == "cuda" and torch.cuda.get_device_capability(device) == HOPPER
-    for_hopper = [HOPPER_TUNING] if is_hopper and 32 < head_size <= 128 and head_size % 8 == 0 else []
+    for_hopper = [HOPPER_TUNING] if _is_hopper(device) and 32 < head_size <= 128 and head_size % 8 == 0 else []
     return [*for_hopper, PrefixTuning(num_keys=32) if head_size > 128 else PrefixTuning()]
 
 
-def self_attention_tuning(head_size: int) -> SelfAttentionTuning:
-    """Keys and values in flight have to fit a multiprocessor."""
-    return (
-        SelfAttentionTuning(num_warps=8, num_stages=3, programs_per_sm=8) if head_size > 128 else SelfAttentionTuning()
-    )
+def self_attention_tuning(head_size: int, device: torch.device) -> SelfAttentionTuning:
+    """Keys and values in flight have to fit a multiprocessor. On Hopper four programs run on one, where the kernel
+    would like registers for three."""
+    if head_size > 128:
+        return SelfAttentionTuning(num_warps=8, num_stages=3, programs_per_sm=8)
+    return SelfAttentionTuning(max_registers=128 if _is_hopper(device) else None)
+
+
+def _is_hopper(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) == HOPPER
 
 
 class Rows(NamedTuple):
@@ -98,7 +103,7 @@ class PagedAttention:
         self._prefix = prefix or prefix_tunings(head_size, device)[0]
         self._fp8_prefix = self._prefix if not self._prefix.is_hopper else prefix_tunings(head_size, device)[-1]
         assert self._fp8_prefix.num_rows == self._prefix.num_rows, "both have the same tiles"
-        self._self_attention = self_attention or self_attention_tuning(head_size)
+        self._self_attention = self_attention or self_attention_tuning(head_size, device)
         self._device = device
         self._num_kv_heads, self._group, self._head_size = num_kv_heads, num_heads // num_kv_heads, head_size
         self._padded_group = triton.next_power_of_2(self._group)
@@ -165,6 +170,7 @@ class PagedAttention:
             out_stride=out.stride(0),
             num_warps=tuning.num_warps,
             num_stages=tuning.num_stages,
+            **({} if tuning.max_registers is None else {"maxnreg": tuning.max_registers}),
             **self._sizes,
         )
 

@@ -6,6 +6,8 @@ where they are, as CUDA graphs need it, and serve `trunk.py`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import triton
 from torch import Tensor
@@ -28,6 +30,7 @@ from prefixwise.backends.torch.cuda.fp8_kernels import quantise
 from prefixwise.backends.torch.cuda.kv_cache import KeySource
 from prefixwise.backends.torch.elementwise import ElementwiseOps, FlashPart
 from prefixwise.backends.torch.fp8 import FP8, fp8_linear
+from prefixwise.backends.torch.linear import RowTile
 from prefixwise.backends.torch.weights import ExpertWeights
 from prefixwise.models.config import Activation, ModelConfig
 
@@ -188,13 +191,13 @@ def linear(
     weight: Tensor,
     bias: Tensor | None,
     out: Tensor,
-    tile_rows: int | None,
+    tiles: Sequence[RowTile],
     scales: tuple[Tensor, Tensor] | None = None,
 ) -> None:
-    """x [T, in] with weight [out, in] to [T, out], in GEMMs of at most `tile_rows` rows. `scales`: in FP8 those of the
-    rows [T] and of the weight [out]."""
-    for start in range(0, len(x), tile_rows or len(x)):
-        rows = slice(start, start + (tile_rows or len(x)))
+    """x [T, in] with weight [out, in] to [T, out], in GEMMs of the rows of `tiles`. `scales`: in FP8 those of the rows
+    [T] and of the weight [out]."""
+    for tile in tiles:
+        rows = slice(*tile)
         if scales is not None:
             fp8_linear(x[rows], scales[0][rows], weight, scales[1], bias, out[rows])
         elif bias is None:

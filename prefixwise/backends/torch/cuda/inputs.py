@@ -95,7 +95,9 @@ def host_inputs(
     `score_rows`: scored tokens are padded to a multiple of it."""
     nothing = np.zeros(0, np.int32)
     tiles = cut_tiles(batch, sizes, prefix_addresses)
-    scored = cut_scored_tiles(batch, sizes, prefix_addresses) if len(batch.score_tokens) else [nothing] * 4
+    scored: Sequence[Int32Array] = [nothing] * 4
+    if spec.scores and len(batch.score_tokens):
+        scored = cut_scored_tiles(batch, sizes, prefix_addresses)  # type: ignore[assignment]
     num_rows = min(-(-len(batch.score_tokens) // score_rows) * score_rows, spec.num_tokens)
     counts = np.array([*tiles.counts, len(scored[0]), num_rows], np.int32)
     return ForwardInputs(

@@ -32,7 +32,6 @@ from prefixwise.backends.torch.cuda.inputs import (
 )
 from prefixwise.backends.torch.cuda.kv_cache import KVCache, PagedBlock
 from prefixwise.backends.torch.cuda.trunk import Buffers, FusedGemms, Trunk, Workspace
-from prefixwise.backends.torch.invariant_rows import MAX_GEMM_ROWS
 from prefixwise.backends.torch.lora import LoraRows, LoraSlots
 from prefixwise.backends.torch.model import EmbeddingRows, Transformer, embedding_rows
 from prefixwise.contract.ragged import Int32Array
@@ -44,7 +43,7 @@ from prefixwise.forward.tiles import KEY_TILE, Packing
 
 MAX_BLOCKS_PER_PAGE = 2  # prefixes of one forward may share pages, which the page table then lists more than once
 COARSE_STEP = 4  # factor from one bucket to the next, with `is_coarse`
-STEPS_PER_DOUBLING = 32  # without: capturing a graph takes about 60 ms, so every 256 tokens up to 16,384 have one
+STEPS_PER_DOUBLING = 32  # without: capturing a graph takes about 40 ms, and padding takes as long as other tokens
 TOKEN_MULTIPLE = 256  # from this many rows on cuBLAS adds in one order for any number of rows
 
 
@@ -185,22 +184,25 @@ class PagedRunner:
             transformer.weights,
             attention,
             self.kv_cache,
-            MAX_GEMM_ROWS if transformer.row_unit is not None else transformer.tile_rows,
+            transformer.cut,
             transformer.rotary,
             transformer.local_rotary,
             transformer.elementwise_ops,
             loras,
             fused_gemms,
         )
-        smallest = transformer.row_unit or transformer.tile_rows or TOKEN_MULTIPLE
+        smallest = multiple = transformer.tile_rows or TOKEN_MULTIPLE
+        if transformer.row_counts is not None:
+            multiple, smallest = transformer.row_counts
         self.buckets = token_buckets(
             max_tokens,
             smallest=smallest,
+            multiple=multiple,
             step=COARSE_STEP if is_coarse else None,
             steps_per_doubling=STEPS_PER_DOUBLING,
         )
         self.max_kv_blocks_read = MAX_BLOCKS_PER_PAGE * num_pages
-        self._score_rows = transformer.row_unit or min(smallest, TOKEN_MULTIPLE)
+        self._score_rows = min(smallest, TOKEN_MULTIPLE) if transformer.row_counts is None else smallest
         self._cuda_graphs = CudaGraphs(
             trunk, self.buckets, self.max_kv_blocks_read, transformer.finish, self._score_rows, captures=captures
         )
@@ -257,10 +259,12 @@ class PagedRunner:
         reads: Literal["batch", "cache"] = "cache" if _reads_cache(batch) else "batch"
         return ProgramSpec(num_tokens, reads, scores, is_embedded, has_lora=batch.lora_slots is not None)
 
-    def programs(self) -> list[Program]:
+    def programs(self, *, has_sequences: bool = True) -> list[Program]:
         """Every program that a forward can need unless it has embedding overrides: prefill, sequences and extend for
         each bucket. The largest comes first, because all programs use its memory."""
-        kinds: tuple[tuple[Any, bool], ...] = (("cache", False), ("batch", True), ("cache", True))
+        kinds: list[tuple[Any, bool]] = [("cache", False), ("batch", True), ("cache", True)]
+        if not has_sequences:
+            del kinds[1]
         adapted = (False,) if self._loras is None else (True, False)
         specs = [
             ProgramSpec(size, reads, scores, has_lora=has_lora)

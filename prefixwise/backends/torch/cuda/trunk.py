@@ -11,6 +11,7 @@ of a GEMM that activates, whose programs have some of a row's columns.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -25,6 +26,7 @@ from prefixwise.backends.torch.cuda.kv_cache import KeySource, KVCache
 from prefixwise.backends.torch.cuda.lora_kernels import AdaptedLayer
 from prefixwise.backends.torch.elementwise import ElementwiseOps
 from prefixwise.backends.torch.fp8 import FP8
+from prefixwise.backends.torch.linear import RowTile
 from prefixwise.backends.torch.lora import LoraSlots
 from prefixwise.backends.torch.model import EmbeddingRows, Matrix, Rotary
 from prefixwise.backends.torch.weights import LayerWeights, ModelWeights
@@ -152,7 +154,7 @@ class Trunk:
     weights: ModelWeights
     attention: PagedAttention
     kv_cache: KVCache
-    tile_rows: int | None  # rows of a GEMM; None: all
+    cut: Callable[[int], Sequence[RowTile]]  # the rows of GEMMs
     rotary: Rotary
     local_rotary: Rotary  # of layers with a window
     ops: ElementwiseOps  # of layers with experts
@@ -326,7 +328,7 @@ class Trunk:
         weight = _given(getattr(layer, matrix)) if wide is None else wide
         scales = self._scales(layer, matrix, buffers)
         bias = layer.qkv_bias if matrix == "qkv" else None
-        linear(x[:, : weight.shape[1]], weight, bias, out, self.tile_rows, scales)
+        linear(x[:, : weight.shape[1]], weight, bias, out, self.cut(len(x)), scales)
         if lora is not None and inner is not None:
             lora.expand(matrix, inner, out)
 

@@ -142,7 +142,7 @@ class TestOnAGpu:
         backend.close()
 
 
-@pytest.mark.parametrize("row_unit", [256, 512])
+@pytest.mark.parametrize("row_unit", [128, 512])
 @pytest.mark.parametrize("num_columns", [1024, 1536, 2048, 2560, 4096])
 def test_the_trial_adds_whole_tiles_and_halves(num_columns: int, row_unit: int) -> None:
     from prefixwise.backends.torch.cuda.hopper_gemm import MIN_ROWS, _num_halved, rows_of_both_tiles
