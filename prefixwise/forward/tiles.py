@@ -78,7 +78,7 @@ NARROW, WIDE, PREFIX = 0, 1, 2  # indices in `counts`
 def tile_capacities(num_tokens: int, sizes: TileSizes, max_key_tiles: int) -> Tiles[int]:
     """The lengths of all arrays for a batch that is padded to this many tokens and reads so many key tiles."""
     # A wide segment has more than `narrow` tokens, and at most one tile that is not full.
-    max_wide = num_tokens // sizes.wide + num_tokens // (sizes.narrow + 1) + 1
+    max_wide = min(num_tokens, num_tokens // sizes.wide + num_tokens // (sizes.narrow + 1) + 1)
     of_tokens = num_tokens * sizes.has_token_arrays
     lens = [3, *[num_tokens] * 2, *[max_wide] * 3, *[num_tokens] * 4, *[of_tokens] * 3, max_key_tiles]
     return Tiles(*lens)

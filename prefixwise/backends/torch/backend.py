@@ -66,7 +66,7 @@ log = logging.getLogger("prefixwise")
 
 CPU_TILE_ROWS = 128
 _OUT_OF_MEMORY = ("can't allocate memory", "not enough memory")  # of the host; the second is mimalloc, on ARM
-CUDA_TOKEN_MULTIPLE = 256  # from this many rows on cuBLAS adds in one order for any number of rows
+CUDA_TOKEN_MULTIPLE = 256  # fewer rows take a GPU hardly less time
 CUDA_STEP_TOKENS = 16_384
 CPU_MIN_STEP_TOKENS, CPU_STEP_TOKENS_PER_THREAD = 2048, 256
 CPU_MAX_WHOLE_ITEM, CUDA_MAX_WHOLE_ITEM = 256, 1024  # tokens

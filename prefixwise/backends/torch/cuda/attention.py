@@ -1,4 +1,4 @@
-"""Launching the attention kernels: which tiles a model gets, and one call per layer.
+"""Launching the attention kernels, and which tiles a model gets.
 
 The kernel for Hopper reads keys and values in the dtype of the model alone. A KV cache in FP8 is read by the one for
 all GPUs; prefixes in the batch, which are never in FP8, by either.
@@ -64,12 +64,13 @@ def prefix_tunings(head_size: int, device: torch.device) -> list[PrefixTuning]:
     return [*for_hopper, PrefixTuning(num_keys=32) if head_size > 128 else PrefixTuning()]
 
 
-def self_attention_tuning(head_size: int, device: torch.device) -> SelfAttentionTuning:
-    """Keys and values in flight have to fit a multiprocessor. On Hopper four programs run on one, where the kernel
-    would like registers for three."""
+def self_attention_tuning(head_size: int, padded_group: int, device: torch.device) -> SelfAttentionTuning:
+    """Keys and values in flight have to fit a multiprocessor. On Hopper four programs of 64 rows run on one, where the
+    kernel would like registers for three; with more rows it would spill many."""
     if head_size > 128:
         return SelfAttentionTuning(num_warps=8, num_stages=3, programs_per_sm=8)
-    return SelfAttentionTuning(max_registers=128 if _is_hopper(device) else None)
+    has_few_rows = SelfAttentionTuning.width * padded_group <= 64
+    return SelfAttentionTuning(max_registers=128 if has_few_rows and _is_hopper(device) else None)
 
 
 def _is_hopper(device: torch.device) -> bool:
@@ -77,7 +78,7 @@ def _is_hopper(device: torch.device) -> bool:
 
 
 class Rows(NamedTuple):
-    """What attention reads and writes of tokens. Those of padding are in no tile, and their rows are not written."""
+    """What attention reads and writes of tokens. Padding is in no tile."""
 
     queries: Tensor  # [T, N or more, H] after RoPE: QKV rows, or queries alone
     out: Tensor  # [T, N, H]: tokens may lie apart
@@ -103,10 +104,10 @@ class PagedAttention:
         self._prefix = prefix or prefix_tunings(head_size, device)[0]
         self._fp8_prefix = self._prefix if not self._prefix.is_hopper else prefix_tunings(head_size, device)[-1]
         assert self._fp8_prefix.num_rows == self._prefix.num_rows, "both have the same tiles"
-        self._self_attention = self_attention or self_attention_tuning(head_size, device)
         self._device = device
         self._num_kv_heads, self._group, self._head_size = num_kv_heads, num_heads // num_kv_heads, head_size
         self._padded_group = triton.next_power_of_2(self._group)
+        self._self_attention = self_attention or self_attention_tuning(head_size, self._padded_group, device)
         self._num_multiprocessors = CPU_PROGRAMS
         if device.type == "cuda":
             self._num_multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count

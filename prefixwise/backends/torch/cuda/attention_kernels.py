@@ -1,4 +1,4 @@
-"""Attention over segments as two Triton kernels, over the tiles of `forward/tiles.py`.
+"""Attention over segments as Triton kernels, over the tiles of `forward/tiles.py`.
 
 Self-attention runs first and writes each token's output and log-sum-exp. Prefix attention starts its online softmax
 from them, so no merge follows. In the last layer only scored tokens need it: between the two they are put together. The

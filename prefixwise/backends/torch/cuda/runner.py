@@ -44,7 +44,7 @@ from prefixwise.forward.tiles import KEY_TILE, Packing
 MAX_BLOCKS_PER_PAGE = 2  # prefixes of one forward may share pages, which the page table then lists more than once
 COARSE_STEP = 4  # factor from one bucket to the next, with `is_coarse`
 STEPS_PER_DOUBLING = 32  # without: capturing a graph takes about 40 ms, and padding takes as long as other tokens
-TOKEN_MULTIPLE = 256  # from this many rows on cuBLAS adds in one order for any number of rows
+TOKEN_MULTIPLE = 256  # where GEMMs were not tried (`invariant_rows.py`)
 
 
 class CudaGraphs:
@@ -253,15 +253,17 @@ class PagedRunner:
         return self._transformer.finish(x, buffers.scored_attended[:num_rows], lora)[:num_scored]
 
     def _spec(self, batch: ForwardBatch) -> ProgramSpec:
-        """A forward writes the segments that it caches before it attends, so it reads all prefixes in the KV cache."""
+        """A forward writes the segments that it caches before it attends, so it reads all prefixes in the KV cache. So
+        does one without a prefix, as an item has the same program alone and beside others."""
         num_tokens, scores = self._cuda_graphs.bucket(batch.num_tokens), len(batch.score_tokens) > 0
         is_embedded = batch.embed_overrides is not None
-        reads: Literal["batch", "cache"] = "cache" if _reads_cache(batch) else "batch"
+        has_prefix_in_batch = not _reads_cache(batch) and any(each.segment is not None for each in batch.prefixes)
+        reads: Literal["batch", "cache"] = "batch" if has_prefix_in_batch else "cache"
         return ProgramSpec(num_tokens, reads, scores, is_embedded, has_lora=batch.lora_slots is not None)
 
     def programs(self, *, has_sequences: bool = True) -> list[Program]:
-        """Every program that a forward can need unless it has embedding overrides: prefill, sequences and extend for
-        each bucket. The largest comes first, because all programs use its memory."""
+        """Every program that a forward can need unless it has embedding overrides: prefill, sequences, for those of
+        serial and packed, and extend for each bucket. The largest comes first, because all programs use its memory."""
         kinds: list[tuple[Any, bool]] = [("cache", False), ("batch", True), ("cache", True)]
         if not has_sequences:
             del kinds[1]
@@ -276,7 +278,7 @@ class PagedRunner:
 
     @torch.inference_mode()
     def _prepare(self, spec: ProgramSpec) -> None:
-        self._run(spec, _one_token(spec), 1)
+        self._run(spec, _one_token(spec, self._score_rows), 1)
         if self.kv_cache.keys.is_cuda:
             torch.cuda.synchronize(self.kv_cache.keys.device)
 
@@ -327,7 +329,7 @@ def _temporary_segments(batch: ForwardBatch) -> list[int]:
     return sorted(set(found) - set(batch.cache_segments))
 
 
-def _one_token(spec: ProgramSpec) -> ForwardInputs[Int32Array]:
+def _one_token(spec: ProgramSpec, score_rows: int) -> ForwardInputs[Int32Array]:
     """A segment of one token, which reads no prefix; nothing is cached."""
     nothing, zero, one = np.zeros(0, np.int32), np.zeros(1, np.int32), np.ones(1, np.int32)
     zeros = np.zeros(spec.num_tokens, np.int32)
@@ -339,6 +341,6 @@ def _one_token(spec: ProgramSpec) -> ForwardInputs[Int32Array]:
         score_tokens=zeros if spec.scores else nothing,
         lora_slots=zeros if spec.has_lora else nothing,
         tiles=tiles._replace(
-            counts=np.array([0, 1, 0, 0, 1], np.int32), wide_start=zero, wide_len=one, wide_segment=zero
+            counts=np.array([0, 1, 0, 0, score_rows], np.int32), wide_start=zero, wide_len=one, wide_segment=zero
         ),
     )

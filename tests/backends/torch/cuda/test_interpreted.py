@@ -81,7 +81,7 @@ def test_tiles_of_self_attention_fit_a_multiprocessor() -> None:
     from prefixwise.backends.torch.cuda.attention import PagedAttention, self_attention_tuning
     from prefixwise.backends.torch.cuda.attention_kernels import self_attention_kernel
 
-    tuning = self_attention_tuning(256, torch.device("cpu"))
+    tuning = self_attention_tuning(256, 2, torch.device("cpu"))
     attention = PagedAttention(num_heads=16, num_kv_heads=8, head_size=256, device=torch.device("cpu"))
     constants = {"scale": 0.1, "softcap": 72.0, "window": 4096, "kind": 1, "num_kv_heads": 8}
     constants |= {"width": attention.tile_sizes.wide, "group": 2, "padded_group": 2}

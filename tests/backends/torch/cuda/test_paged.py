@@ -391,6 +391,20 @@ class TestRunner:
         if not INTERPRETED:
             assert backend.num_compilations == 3
 
+    def test_sequences_can_be_left_out_and_nothing_else_needs_them(self) -> None:
+        """Items without a prefix run the program that they run beside others."""
+        backend, segments = make_backend(SMALL), Segments()
+        for item in ITEMS[:2]:
+            segments.add(item, -1, 0, is_scored=True)
+        programs = backend.programs(max_dense_len=0, has_sequences=False)
+        assert {program.title.partition(",")[0] for program in programs} == {"prefill", "extend"}
+        for program in programs[-2:]:
+            program.prepare()
+        num_before = backend.num_compilations
+        backend.forward(segments.batch(Layout.EXTEND))
+        assert backend.num_compilations == num_before
+        assert backend._paged is not None and backend._paged._spec(segments.batch(Layout.EXTEND)).reads == "cache"
+
 
 @pytest.mark.gpu
 class TestGraphs:
