@@ -52,9 +52,11 @@ from prefixwise.forward.batch import ForwardBatch, Layout
 
 # Query rows (query heads of one KV head folded in) of one full-range GEMM: in flash attention a multiple of
 # CPU_FULL_ROWS, the fewest that PyTorch takes at a time. Larger GEMMs are faster, as each reorders the keys. A row's
-# bits do not depend on the number of rows. In plain operations (on a GPU, and for capped scores) they do, so all GEMMs
-# have PLAIN_FULL_ROWS.
+# bits do not depend on the number of rows, except in half precision: oneDNN multiplies from 64 rows and keys on, else
+# MKL, which adds in another order on some CPUs. So there are CPU_LEAST_HALF_ROWS at least. In plain operations (on a
+# GPU, and for capped scores) bits depend on the rows, so all GEMMs have PLAIN_FULL_ROWS.
 CPU_FULL_ROWS, CPU_MAX_FULL_ROWS = 32, 1024
+CPU_LEAST_HALF_ROWS = 64
 PLAIN_FULL_ROWS = 256
 PLAIN_KEY_TILE = 512  # keys that are scored at a time where there is no flash attention
 KEY_ALIGNMENT = 16
@@ -110,13 +112,14 @@ class TiledAttention(Attention):
         windows: Sequence[int] = (0,),  # of the layers
         rule: ScoreRule = PLAIN_SCORES,
         is_causal: bool = True,  # False: a segment is one full range, without diagonal tiles
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         self._workers = workers
         self._num_tokens = len(batch.token_ids)
         self._rule = rule
         self._prefixes = pieces_to_read(batch, cut_full_ranges(batch))
         is_flash = device.type == "cpu" and not rule.softcap
-        heads = QueryCut(heads_per_kv, workers.num_threads, device, is_flash)
+        heads = QueryCut(heads_per_kv, workers.num_threads, device, is_flash, dtype)
         self._is_causal = is_causal
         if not is_causal:
             phases = (whole_segments(batch), prefix_ranges(batch))
@@ -160,11 +163,17 @@ class QueryCut:
     num_threads: int
     device: torch.device
     is_flash: bool  # PyTorch's flash attention for CPUs, or plain operations
+    dtype: torch.dtype = torch.float32
 
     @property
     def full_rows(self) -> tuple[int, int]:
         """The number of rows of a full-range GEMM is a multiple of the first number, and at most the second."""
         return (CPU_FULL_ROWS, CPU_MAX_FULL_ROWS) if self.is_flash else (PLAIN_FULL_ROWS, PLAIN_FULL_ROWS)
+
+    @property
+    def least_rows(self) -> int:
+        """Of a full-range GEMM."""
+        return CPU_FULL_ROWS if self.dtype == torch.float32 else CPU_LEAST_HALF_ROWS
 
 
 @dataclass(frozen=True)
@@ -319,7 +328,7 @@ def cut_queries(parts: Sequence[FullRange], heads: QueryCut) -> list[FullTile]:
             first = None
             if part.first is not None:
                 first = upload(part.first[start : start + step] - part.start, heads.device)
-            num_rows = _up_to(multiple, len(tokens) * heads.heads_per_kv)
+            num_rows = max(heads.least_rows, _up_to(multiple, len(tokens) * heads.heads_per_kv))
             cut.append(FullTile(part, token_index(tokens, heads.device), num_rows, first))
     return cut
 

@@ -325,7 +325,7 @@ class TorchBackend(Backend):
         is_by_width = self._dtype == torch.bfloat16 or (self._dtype == torch.float32 and has_openblas())
         pads_tiles = not (self._is_cpu and is_by_width)
         if self._is_cpu and config.is_causal and config.has_plain_attention and config.head_size % 32 == 0:
-            cut = QueryCut(heads_per_kv, self._workers.num_threads, self._device, is_flash=True)
+            cut = QueryCut(heads_per_kv, self._workers.num_threads, self._device, is_flash=True, dtype=self._dtype)
             few = few_tiles(batch, config.num_kv_heads, cut, padded=pads_tiles)
             if few is not None:
                 return few
@@ -338,6 +338,7 @@ class TorchBackend(Backend):
             windows=config.layer_windows,
             rule=ScoreRule(config.score_scale, config.score_softcap),
             is_causal=config.is_causal,
+            dtype=self._dtype,
         )
 
     def _padded(self, array: NDArray[Integer]) -> NDArray[Integer]:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from prefixwise.backends.torch import varlen
-from prefixwise.backends.torch.attention import Attention, QueryCut, TiledAttention
+from prefixwise.backends.torch.attention import Attention, QueryCut, TiledAttention, full_attention
 from prefixwise.backends.torch.devices import has_openblas, native_cpu_dtypes
 from prefixwise.backends.torch.elementwise import PLAIN, ElementwiseOps
 from prefixwise.backends.torch.few_tiles import few_tiles
@@ -46,23 +46,23 @@ FEW = [
     AttentionCase("no prefix, several widths", (20, 5, 17)),
 ]
 
-AttentionClass = Callable[[ForwardBatch, torch.device, int], Attention]
+AttentionClass = Callable[[ForwardBatch, torch.device, int, torch.dtype], Attention]
 WORKERS = Workers(2)
 
 
-def tiled(batch: ForwardBatch, device: torch.device, heads_per_kv: int) -> Attention:
-    return TiledAttention(batch, device, heads_per_kv, WORKERS)
+def tiled(batch: ForwardBatch, device: torch.device, heads_per_kv: int, dtype: torch.dtype) -> Attention:
+    return TiledAttention(batch, device, heads_per_kv, WORKERS, dtype=dtype)
 
 
-def unpadded(batch: ForwardBatch, device: torch.device, heads_per_kv: int) -> Attention:
-    return TiledAttention(batch, device, heads_per_kv, WORKERS, pads_tiles=False)
+def unpadded(batch: ForwardBatch, device: torch.device, heads_per_kv: int, dtype: torch.dtype) -> Attention:
+    return TiledAttention(batch, device, heads_per_kv, WORKERS, pads_tiles=False, dtype=dtype)
 
 
 def tiled_with(scoring: Scoring, *, pads_tiles: bool = True) -> AttentionClass:
     """For layers with and without the window."""
     rule, windows = ScoreRule(scoring.scale, scoring.softcap), (0, scoring.window)
-    return lambda batch, device, heads_per_kv: TiledAttention(
-        batch, device, heads_per_kv, WORKERS, pads_tiles=pads_tiles, windows=windows, rule=rule
+    return lambda batch, device, heads_per_kv, dtype: TiledAttention(
+        batch, device, heads_per_kv, WORKERS, pads_tiles=pads_tiles, windows=windows, rule=rule, dtype=dtype
     )
 
 
@@ -82,7 +82,7 @@ ON_A_CPU = [*((tiled, dtype) for dtype in TOLERANCES), (unpadded, torch.bfloat16
 
 
 def varlen_with(elementwise_ops: ElementwiseOps, *, reads_in_place: bool = varlen.READS_IN_PLACE) -> AttentionClass:
-    return lambda batch, device, _: VarlenAttention(batch, device, elementwise_ops, reads_in_place=reads_in_place)
+    return lambda batch, device, *_: VarlenAttention(batch, device, elementwise_ops, reads_in_place=reads_in_place)
 
 
 def implementation(
@@ -92,7 +92,7 @@ def implementation(
         def move(values: Floats) -> torch.Tensor:
             return torch.from_numpy(values).to(device, dtype)
 
-        attend = attention(batch, torch.device(device), inputs.q.shape[1] // inputs.k.shape[1])
+        attend = attention(batch, torch.device(device), inputs.q.shape[1] // inputs.k.shape[1], dtype)
         cached: KeysValues | None = None
         if inputs.cached:
             keys, values = (np.concatenate(each) for each in zip(*inputs.cached, strict=True))
@@ -138,8 +138,8 @@ class TestTiledAttention:
         others = (3, length, length + 9 if length < 100 else 90, length, 1)
         lens = (*others, length)
         qkv = torch.from_numpy(random.normal(size=(sum(lens), 10, 64))).to(dtype)
-        among = unpadded(segments_of(lens), torch.device("cpu"), 3)(qkv, 6, None)[-length:]
-        alone = unpadded(segments_of((length,)), torch.device("cpu"), 3)(qkv[-length:], 6, None)
+        among = unpadded(segments_of(lens), torch.device("cpu"), 3, dtype)(qkv, 6, None)[-length:]
+        alone = unpadded(segments_of((length,)), torch.device("cpu"), 3, dtype)(qkv[-length:], 6, None)
         assert torch.equal(among, alone)
 
     def test_dense_mask_sees_what_the_tiles_leave_out(self) -> None:
@@ -151,7 +151,7 @@ class TestTiledAttention:
         no_tiles = DenseMask(batch, [], [], torch.device("cpu"))
         out, lse = torch.zeros(q.shape), torch.full(q.shape[:2], NEG_INF)
         no_tiles.attend_rest(q, k, v, (out, lse))
-        expected = tiled(batch, torch.device("cpu"), 2)(torch.cat([q, k, v], 1), q.shape[1], None)
+        expected = tiled(batch, torch.device("cpu"), 2, q.dtype)(torch.cat([q, k, v], 1), q.shape[1], None)
         assert torch.allclose(out[: batch.num_tokens], expected[: batch.num_tokens], atol=1e-5)
 
     @pytest.mark.parametrize(("attention", "dtype"), ON_A_CPU)
@@ -167,8 +167,8 @@ class TestTiledAttention:
     @pytest.mark.parametrize(("padded", "dtype"), [(True, torch.float32), (False, torch.bfloat16)])
     @pytest.mark.parametrize("case", FEW, ids=lambda case: case.name)
     def test_few_tiles_give_the_same_bits(self, case: AttentionCase, dtype: torch.dtype, padded: bool) -> None:
-        def few(batch: ForwardBatch, device: torch.device, heads_per_kv: int) -> Attention:
-            cut = QueryCut(heads_per_kv, 2, device, is_flash=True)
+        def few(batch: ForwardBatch, device: torch.device, heads_per_kv: int, dtype: torch.dtype) -> Attention:
+            cut = QueryCut(heads_per_kv, 2, device, is_flash=True, dtype=dtype)
             found = few_tiles(batch, case.num_kv_heads, cut, padded=padded)
             assert found is not None
             return found
@@ -319,6 +319,23 @@ def test_bidirectional_attention_sees_the_whole_segment(kind: str, monkeypatch: 
         expected = torch.softmax(q[tokens].transpose(0, 1) @ keys.transpose(1, 2) / 8, -1) @ values
         assert (together[tokens] - expected.transpose(0, 1)).abs().max() < TOLERANCES[torch.float32]
         assert torch.equal(attend(segments_of((stop - start,)), tokens), together[tokens])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("num_keys", [5, 50, 100, 200, 300, 400, 997])
+def test_a_row_of_a_full_range_has_the_same_bits_among_any_number_of_rows(num_keys: int, dtype: torch.dtype) -> None:
+    cut = QueryCut(1, 1, torch.device("cpu"), is_flash=True, dtype=dtype)
+    multiple, most = cut.full_rows
+    random = torch.Generator().manual_seed(num_keys)
+    for head_size in (32, 64, 128):
+        q, keys, values = (
+            torch.randn(shape, generator=random).to(dtype)
+            for shape in ((2, most, head_size), (num_keys, 2, head_size), (num_keys, 2, head_size))
+        )
+        expected, expected_lse = full_attention(q, keys, values)
+        for rows in (cut.least_rows, cut.least_rows + multiple, 192, 768):
+            found, lse = full_attention(q[:, :rows], keys, values)
+            assert torch.equal(found, expected[:, :rows]) and torch.equal(lse, expected_lse[:, :rows])
 
 
 class TestNeighbours:

@@ -244,7 +244,7 @@ class TestNeighbours:
 def test_attention_with_the_fused_merge(name: str, ops: ElementwiseOps, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first tokens of each segment: the kernel merges every row by itself."""
     monkeypatch.setattr(varlen, "flash", flash_on_a_cpu)
-    run = implementation(lambda batch, device, _: varlen.VarlenAttention(batch, device, ops), torch.float16)
+    run = implementation(lambda batch, device, *_: varlen.VarlenAttention(batch, device, ops), torch.float16)
     case = CASE_NAMED[name]
     check(run, replace(case, segment_lens=tuple(min(length, 8) for length in case.segment_lens)), 0.004)
 
