@@ -33,7 +33,7 @@ from prefixwise.contract.ragged import starts_from_lens
 from prefixwise.forward.batch import ForwardBatch, Layout, Prefix
 from prefixwise.forward.tiles import KEY_TILE, DeviceTiles, Tiles, cut_tiles, tile_capacities
 
-TOKEN_MULTIPLE = 256  # as the backend pads its forwards
+TOKEN_MULTIPLE = 256  # what batches are padded to
 MAX_CALLS, ROUND_SECONDS = 20, 0.1
 
 

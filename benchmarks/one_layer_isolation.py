@@ -3,8 +3,8 @@
 Measured: the largest difference of an item's hidden state between itself alone and itself in a batch, over prefix
 lengths (splits), item lengths and chunk sizes, for a layer of Qwen3-0.6B's shape with random weights. Once with the row
 tiles of `backends/torch/model.py` held to one size, once with one tile of the size of the batch. The first column must
-be 0.0 on a CPU; the second shows what it would be without fixed tiles. On a CUDA device the first column is the default
-there (one tile, padded to a multiple of 256 rows), which promises 0.0 only within a bucket. The last line is JSON.
+be 0.0 on a CPU; the second shows what it would be without fixed tiles. On a CUDA device the first column has one tile
+of a multiple of 256 rows; a backend tries which row counts give the same bits there. The last line is JSON.
 
     python -m benchmarks.one_layer_isolation [--device cuda] [--wide]
 """
@@ -88,7 +88,7 @@ def hidden_states(transformer: Transformer, batch: ForwardBatch, multiple: int) 
     weights = transformer.weights.embedding
     tiled = weights.device.type == "cpu" or weights.dtype == torch.float32
     attention: Attention = (
-        TiledAttention(batch, weights.device, transformer.config.num_heads // 8, WORKERS)
+        TiledAttention(batch, weights.device, transformer.config.num_heads // 8, WORKERS, dtype=weights.dtype)
         if tiled
         else VarlenAttention(batch, weights.device)
     )

@@ -3,8 +3,8 @@
 Attention has two parts, and each is cut so that a token's numbers depend on its own segment and prefix alone:
 
     self     self-attention within a segment. Tiles are counted from the segment's start. A short segment is one
-             `narrow` tile; a longer one is cut into `wide` tiles. The keys of a wide tile are its own tokens and the
-             earlier tiles of the segment.
+             `narrow` tile; a longer one, or every one, is cut into `wide` tiles. The keys of a wide tile are its own
+             tokens and the earlier tiles of the segment.
     prefix   tokens over the prefix that they read. Rows of a GEMM are independent here, so consecutive tokens that read
              the same tokens of one prefix share a tile, also across segments. Keys come in tiles of KEY_TILE tokens,
              counted from the prefix's start; a list of addresses says where each key tile lies (`kv_pages.py`).
@@ -136,6 +136,7 @@ def _padded_segments(batch: ForwardBatch, padding: int, longest: int) -> tuple[I
     """First token of the segments and of the pieces of the padding, and the token after their last one."""
     edges = batch.segment_starts
     if padding:
+        assert longest, "pieces of padding are narrow tiles"
         end = batch.num_tokens + padding
         edges = np.concatenate([edges[:-1], np.arange(batch.num_tokens, end, longest), [end]])
     return edges[:-1], edges[1:]

@@ -108,18 +108,18 @@ class TiledAttention(Attention):
         heads_per_kv: int,
         workers: Workers,
         *,
+        dtype: torch.dtype,
         pads_tiles: bool = True,
         windows: Sequence[int] = (0,),  # of the layers
         rule: ScoreRule = PLAIN_SCORES,
         is_causal: bool = True,  # False: a segment is one full range, without diagonal tiles
-        dtype: torch.dtype = torch.float32,
     ) -> None:
         self._workers = workers
         self._num_tokens = len(batch.token_ids)
         self._rule = rule
         self._prefixes = pieces_to_read(batch, cut_full_ranges(batch))
         is_flash = device.type == "cpu" and not rule.softcap
-        heads = QueryCut(heads_per_kv, workers.num_threads, device, is_flash, dtype)
+        heads = QueryCut(heads_per_kv, workers.num_threads, device, dtype, is_flash)
         self._is_causal = is_causal
         if not is_causal:
             phases = (whole_segments(batch), prefix_ranges(batch))
@@ -162,8 +162,8 @@ class QueryCut:
     heads_per_kv: int
     num_threads: int
     device: torch.device
+    dtype: torch.dtype
     is_flash: bool  # PyTorch's flash attention for CPUs, or plain operations
-    dtype: torch.dtype = torch.float32
 
     @property
     def full_rows(self) -> tuple[int, int]:
@@ -322,7 +322,8 @@ def cut_queries(parts: Sequence[FullRange], heads: QueryCut) -> list[FullTile]:
     num_threads = 1 if len(parts) >= _RANGES_PER_THREAD * heads.num_threads else heads.num_threads
     for part in parts:
         rows_per_thread = -(-len(part.queries) * heads.heads_per_kv // num_threads)
-        step = max(1, min(most, _up_to(multiple, rows_per_thread)) // heads.heads_per_kv)
+        rows = max(heads.least_rows, _up_to(multiple, rows_per_thread))
+        step = max(1, min(most, rows) // heads.heads_per_kv)
         for start in range(0, len(part.queries), step):
             tokens = part.queries[start : start + step]
             first = None

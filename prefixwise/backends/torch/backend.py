@@ -325,7 +325,7 @@ class TorchBackend(Backend):
         is_by_width = self._dtype == torch.bfloat16 or (self._dtype == torch.float32 and has_openblas())
         pads_tiles = not (self._is_cpu and is_by_width)
         if self._is_cpu and config.is_causal and config.has_plain_attention and config.head_size % 32 == 0:
-            cut = QueryCut(heads_per_kv, self._workers.num_threads, self._device, is_flash=True, dtype=self._dtype)
+            cut = QueryCut(heads_per_kv, self._workers.num_threads, self._device, self._dtype, is_flash=True)
             few = few_tiles(batch, config.num_kv_heads, cut, padded=pads_tiles)
             if few is not None:
                 return few
@@ -334,11 +334,11 @@ class TorchBackend(Backend):
             self._device,
             heads_per_kv,
             self._workers,
+            dtype=self._dtype,
             pads_tiles=pads_tiles,
             windows=config.layer_windows,
             rule=ScoreRule(config.score_scale, config.score_softcap),
             is_causal=config.is_causal,
-            dtype=self._dtype,
         )
 
     def _padded(self, array: NDArray[Integer]) -> NDArray[Integer]:

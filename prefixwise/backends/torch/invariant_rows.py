@@ -37,9 +37,12 @@ class RowCounts(NamedTuple):
     def all(self) -> set[int]:
         return set(range(self.least, MAX_GEMM_ROWS + 1, self.unit))
 
+    def padded(self, num_rows: int) -> int:
+        return max(self.least, -(-num_rows // self.unit) * self.unit)
+
     def cut(self, num_rows: int) -> list[tuple[int, int]]:
         """First row and the row after the last one of every GEMM; padding lies behind so many rows."""
-        end = max(self.least, -(-num_rows // self.unit) * self.unit)
+        end = self.padded(num_rows)
         edges = [*range(0, end, MAX_GEMM_ROWS), end]
         if len(edges) > 2:
             edges[-2] = min(edges[-2], end - self.least)

@@ -10,12 +10,13 @@ import pytest
 import torch
 
 from prefixwise.backends.torch import varlen
-from prefixwise.backends.torch.attention import Attention, QueryCut, TiledAttention, full_attention
+from prefixwise.backends.torch.attention import Attention, QueryCut, TiledAttention, cut_queries, full_attention
 from prefixwise.backends.torch.devices import has_openblas, native_cpu_dtypes
 from prefixwise.backends.torch.elementwise import PLAIN, ElementwiseOps
 from prefixwise.backends.torch.few_tiles import few_tiles
 from prefixwise.backends.torch.kv_blocks import KeysValues
 from prefixwise.backends.torch.softmax import NEG_INF, ScoreRule, masked_softmax, merge
+from prefixwise.backends.torch.tiles import FullRange
 from prefixwise.backends.torch.varlen import VarlenAttention
 from prefixwise.backends.torch.workers import Workers
 from prefixwise.forward.batch import ForwardBatch, Layout, MaskImpl
@@ -168,7 +169,7 @@ class TestTiledAttention:
     @pytest.mark.parametrize("case", FEW, ids=lambda case: case.name)
     def test_few_tiles_give_the_same_bits(self, case: AttentionCase, dtype: torch.dtype, padded: bool) -> None:
         def few(batch: ForwardBatch, device: torch.device, heads_per_kv: int, dtype: torch.dtype) -> Attention:
-            cut = QueryCut(heads_per_kv, 2, device, is_flash=True, dtype=dtype)
+            cut = QueryCut(heads_per_kv, 2, device, dtype, is_flash=True)
             found = few_tiles(batch, case.num_kv_heads, cut, padded=padded)
             assert found is not None
             return found
@@ -181,7 +182,8 @@ class TestTiledAttention:
     @pytest.mark.parametrize("name", ["one causal sequence", "several prefixes", "a long prefix of an odd length"])
     def test_many_tiles_are_not_few(self, name: str) -> None:
         case = CASE_NAMED[name]
-        assert few_tiles(make_batch(case), 2, QueryCut(2, 2, torch.device("cpu"), is_flash=True), padded=True) is None
+        cut = QueryCut(2, 2, torch.device("cpu"), torch.float32, is_flash=True)
+        assert few_tiles(make_batch(case), 2, cut, padded=True) is None
 
     def test_padding_tokens_get_zero(self) -> None:
         case = CASE_NAMED["one causal sequence"]
@@ -306,7 +308,7 @@ def test_bidirectional_attention_sees_the_whole_segment(kind: str, monkeypatch: 
 
     def attend(batch: ForwardBatch, tokens: slice) -> torch.Tensor:
         if kind == "tiled":
-            attention: Attention = TiledAttention(batch, device, 2, WORKERS, is_causal=False)
+            attention: Attention = TiledAttention(batch, device, 2, WORKERS, dtype=q.dtype, is_causal=False)
         else:
             attention = VarlenAttention(batch, device, is_causal=False)
         return attention(torch.cat([q, k, v], 1)[tokens], q.shape[1], None)
@@ -324,7 +326,7 @@ def test_bidirectional_attention_sees_the_whole_segment(kind: str, monkeypatch: 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("num_keys", [5, 50, 100, 200, 300, 400, 997])
 def test_a_row_of_a_full_range_has_the_same_bits_among_any_number_of_rows(num_keys: int, dtype: torch.dtype) -> None:
-    cut = QueryCut(1, 1, torch.device("cpu"), is_flash=True, dtype=dtype)
+    cut = QueryCut(1, 1, torch.device("cpu"), dtype, is_flash=True)
     multiple, most = cut.full_rows
     random = torch.Generator().manual_seed(num_keys)
     for head_size in (32, 64, 128):
@@ -336,6 +338,18 @@ def test_a_row_of_a_full_range_has_the_same_bits_among_any_number_of_rows(num_ke
         for rows in (cut.least_rows, cut.least_rows + multiple, 192, 768):
             found, lse = full_attention(q[:, :rows], keys, values)
             assert torch.equal(found, expected[:, :rows]) and torch.equal(lse, expected_lse[:, :rows])
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "in_float32", "in_half"),
+    [(1, [32], [64]), (20, [32, 32], [64]), (43, [96, 64], [96, 64]), (100, [160, 160], [160, 160])],
+)
+def test_gemms_of_a_full_range_share_its_rows(num_tokens: int, in_float32: list[int], in_half: list[int]) -> None:
+    """Three query heads per KV head, two threads."""
+    part = FullRange(np.arange(num_tokens), 0, 0, 300)
+    for dtype, expected in ((torch.float32, in_float32), (torch.bfloat16, in_half), (torch.float16, in_half)):
+        tiles = cut_queries([part], QueryCut(3, 2, torch.device("cpu"), dtype, is_flash=True))
+        assert [tile.num_rows for tile in tiles] == expected
 
 
 class TestNeighbours:

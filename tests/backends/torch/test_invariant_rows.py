@@ -14,6 +14,7 @@ from prefixwise.backends.torch.invariant_rows import RowCounts, invariant_counts
 from prefixwise.backends.torch.model import Transformer
 from prefixwise.backends.torch.weights import LayerWeights, load_weights
 from prefixwise.backends.torch.workers import Workers
+from prefixwise.forward.buckets import Buckets, token_buckets
 from prefixwise.models.sources import open_checkpoint
 
 CPU = torch.device("cpu")
@@ -79,6 +80,19 @@ def test_columns_of_adapters_move_no_bit(
     none = torch.zeros(0)
     layer = LayerWeights(None, none, None, None, none, None, none, wide[:, :3072])
     assert keeps_bits(layer, {"down": wide}, RowCounts(unit, unit)) == expected
+
+
+@pytest.mark.parametrize("step", [None, 4])
+@pytest.mark.parametrize("largest", [1, 384, 385, 16_384, 40_000])
+@pytest.mark.parametrize("counts", [RowCounts(128, 256), RowCounts(128, 384), RowCounts(512, 512)])
+def test_forwards_of_all_sizes_have_gemms_of_these_counts(counts: RowCounts, largest: int, step: int | None) -> None:
+    found = token_buckets(largest, smallest=counts.least, multiple=counts.unit, step=step, steps_per_doubling=32)
+    assert found[0] == counts.least
+    assert found[-1] >= largest
+    for num_tokens in (*found, Buckets(found).fit(found[-1] + 1)):
+        cut = counts.cut(num_tokens)
+        assert [0, *(stop for _, stop in cut)] == [*(start for start, _ in cut), num_tokens]
+        assert counts.all >= {stop - start for start, stop in cut}
 
 
 @pytest.mark.parametrize("is_fp8", [False, True])

@@ -89,16 +89,16 @@ def host_inputs(
     sizes: TileSizes,
     prefix_addresses: Sequence[Int64Array],
     new_pages: Mapping[int, int],
-    score_rows: int = 1,
+    num_score_rows: int = 0,
 ) -> ForwardInputs[Int32Array]:
     """The arrays. `prefix_addresses`: those of the key tiles of every prefix; `new_pages`: of new segments;
-    `score_rows`: scored tokens are padded to a multiple of it."""
+    `num_score_rows`: scored tokens with padding, at least."""
     nothing = np.zeros(0, np.int32)
     tiles = cut_tiles(batch, sizes, prefix_addresses)
     scored: Sequence[Int32Array] = [nothing] * 4
     if spec.scores and len(batch.score_tokens):
-        scored = cut_scored_tiles(batch, sizes, prefix_addresses)  # type: ignore[assignment]
-    num_rows = min(-(-len(batch.score_tokens) // score_rows) * score_rows, spec.num_tokens)
+        scored = [*cut_scored_tiles(batch, sizes, prefix_addresses)]
+    num_rows = max(num_score_rows, len(batch.score_tokens))
     counts = np.array([*tiles.counts, len(scored[0]), num_rows], np.int32)
     return ForwardInputs(
         token_ids=_filled(batch.token_ids, spec.num_tokens),

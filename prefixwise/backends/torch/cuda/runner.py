@@ -32,6 +32,7 @@ from prefixwise.backends.torch.cuda.inputs import (
 )
 from prefixwise.backends.torch.cuda.kv_cache import KVCache, PagedBlock
 from prefixwise.backends.torch.cuda.trunk import Buffers, FusedGemms, Trunk, Workspace
+from prefixwise.backends.torch.invariant_rows import RowCounts
 from prefixwise.backends.torch.lora import LoraRows, LoraSlots
 from prefixwise.backends.torch.model import EmbeddingRows, Transformer, embedding_rows
 from prefixwise.contract.ragged import Int32Array
@@ -44,7 +45,7 @@ from prefixwise.forward.tiles import KEY_TILE, Packing
 MAX_BLOCKS_PER_PAGE = 2  # prefixes of one forward may share pages, which the page table then lists more than once
 COARSE_STEP = 4  # factor from one bucket to the next, with `is_coarse`
 STEPS_PER_DOUBLING = 32  # without: capturing a graph takes about 40 ms, and padding takes as long as other tokens
-TOKEN_MULTIPLE = 256  # where GEMMs were not tried (`invariant_rows.py`)
+TOKEN_MULTIPLE = 256  # of whole waves, and where GEMMs were not tried (`invariant_rows.py`)
 
 
 class CudaGraphs:
@@ -191,9 +192,10 @@ class PagedRunner:
             loras,
             fused_gemms,
         )
-        smallest = multiple = transformer.tile_rows or TOKEN_MULTIPLE
-        if transformer.row_counts is not None:
-            multiple, smallest = transformer.row_counts
+        rows = transformer.tile_rows or TOKEN_MULTIPLE
+        multiple, smallest = transformer.row_counts or (rows, rows)
+        rows = min(rows, TOKEN_MULTIPLE)
+        self._score_rows = transformer.row_counts or RowCounts(rows, rows)  # of the last layer's end and the head
         self.buckets = token_buckets(
             max_tokens,
             smallest=smallest,
@@ -202,9 +204,8 @@ class PagedRunner:
             steps_per_doubling=STEPS_PER_DOUBLING,
         )
         self.max_kv_blocks_read = MAX_BLOCKS_PER_PAGE * num_pages
-        self._score_rows = min(smallest, TOKEN_MULTIPLE) if transformer.row_counts is None else smallest
         self._cuda_graphs = CudaGraphs(
-            trunk, self.buckets, self.max_kv_blocks_read, transformer.finish, self._score_rows, captures=captures
+            trunk, self.buckets, self.max_kv_blocks_read, transformer.finish, self._score_rows.least, captures=captures
         )
 
     def start(self, batch: ForwardBatch) -> tuple[tuple[PagedBlock, ...], Tensor | None]:
@@ -228,7 +229,8 @@ class PagedRunner:
         """`new_pages`: addresses for the segments that go to the KV cache."""
         spec = self._spec(batch)
         lists = page_table(batch, new_pages, self.kv_cache.address) if spec.reads == "cache" else batch_tiles(batch)
-        inputs = host_inputs(batch, spec, self._attention.tile_sizes, lists, new_pages, self._score_rows)
+        num_rows = self._padded_rows(len(batch.score_tokens), spec)
+        inputs = host_inputs(batch, spec, self._attention.tile_sizes, lists, new_pages, num_rows)
         overrides = embedding_rows(batch, self.kv_cache.keys.device)
         lora = None
         if self._loras is not None and batch.lora_slots is not None and spec.scores:
@@ -246,11 +248,15 @@ class PagedRunner:
         on_device, buffers = self._cuda_graphs.run(spec, inputs, overrides)
         if not spec.scores:
             return None
-        if num_scored <= self._score_rows and lora is None:
+        if num_scored <= self._score_rows.least and lora is None:
             return self._cuda_graphs.finish(spec, buffers)[:num_scored]
-        num_rows = -(-num_scored // self._score_rows) * self._score_rows
+        num_rows = self._padded_rows(num_scored, spec)
         x = buffers.x.index_select(0, on_device.score_tokens[:num_rows])
         return self._transformer.finish(x, buffers.scored_attended[:num_rows], lora)[:num_scored]
+
+    def _padded_rows(self, num_scored: int, spec: ProgramSpec) -> int:
+        """Scored tokens with padding: no more than all tokens with theirs."""
+        return min(self._score_rows.padded(num_scored), spec.num_tokens)
 
     def _spec(self, batch: ForwardBatch) -> ProgramSpec:
         """A forward writes the segments that it caches before it attends, so it reads all prefixes in the KV cache. So
@@ -278,7 +284,7 @@ class PagedRunner:
 
     @torch.inference_mode()
     def _prepare(self, spec: ProgramSpec) -> None:
-        self._run(spec, _one_token(spec, self._score_rows), 1)
+        self._run(spec, _one_token(spec, self._padded_rows(1, spec)), 1)
         if self.kv_cache.keys.is_cuda:
             torch.cuda.synchronize(self.kv_cache.keys.device)
 
@@ -329,7 +335,7 @@ def _temporary_segments(batch: ForwardBatch) -> list[int]:
     return sorted(set(found) - set(batch.cache_segments))
 
 
-def _one_token(spec: ProgramSpec, score_rows: int) -> ForwardInputs[Int32Array]:
+def _one_token(spec: ProgramSpec, num_score_rows: int) -> ForwardInputs[Int32Array]:
     """A segment of one token, which reads no prefix; nothing is cached."""
     nothing, zero, one = np.zeros(0, np.int32), np.zeros(1, np.int32), np.ones(1, np.int32)
     zeros = np.zeros(spec.num_tokens, np.int32)
@@ -341,6 +347,6 @@ def _one_token(spec: ProgramSpec, score_rows: int) -> ForwardInputs[Int32Array]:
         score_tokens=zeros if spec.scores else nothing,
         lora_slots=zeros if spec.has_lora else nothing,
         tiles=tiles._replace(
-            counts=np.array([0, 1, 0, 0, score_rows], np.int32), wide_start=zero, wide_len=one, wide_segment=zero
+            counts=np.array([0, 1, 0, 0, num_score_rows], np.int32), wide_start=zero, wide_len=one, wide_segment=zero
         ),
     )

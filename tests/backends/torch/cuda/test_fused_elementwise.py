@@ -261,7 +261,7 @@ def test_the_model_gives_what_it_gives_with_plain_operations(
     tokens = torch.arange(9, device=device)
 
     def hidden(elementwise_ops: ElementwiseOps) -> Tensor:
-        attention = TiledAttention(make_batch(case), device, 3, workers)
+        attention = TiledAttention(make_batch(case), device, 3, workers, dtype=dtype)
         model = Transformer(config, weights, tile_rows, workers, elementwise_ops)
         return model(17 * tokens % 300, tokens, attention, None, tokens[[3, 8]], None).hidden
 

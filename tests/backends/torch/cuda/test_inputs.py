@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from prefixwise.backends.torch.cuda.inputs import (
+    SCORED,
+    SCORED_ROWS,
     ForwardInputs,
     ProgramSpec,
     TileArrays,
@@ -76,13 +78,21 @@ class TestCapacities:
         """Each segment reads another length of a prefix, so that no two share a tile."""
         reads = tuple(range(1, len(lens) + 1))
         batch = make_batch(AttentionCase("many", lens, (0,) * len(lens), reads, (300,)))
-        spec = ProgramSpec(256, "cache", scores=False)
+        batch = replace(batch, score_tokens=np.arange(batch.num_tokens))
+        spec = ProgramSpec(256, "cache", scores=True)
         tiles = host_inputs(batch, spec, SIZES, [np.arange(3) * 128], {}).tiles
         room = capacities(spec, SIZES, 64).tiles
         for name in TileArrays._fields:
             assert len(getattr(tiles, name)) <= getattr(room, name), name
         assert tiles.counts[WIDE] == sum(-(-length // 32) for length in lens)
-        assert tiles.counts[PREFIX] == sum(-(-length // 64) for length in lens)
+        assert tiles.counts[PREFIX] == tiles.counts[SCORED] == sum(-(-length // 64) for length in lens)
+
+    @pytest.mark.parametrize(("num_score_rows", "expected"), [(0, 5), (3, 5), (96, 96)])
+    def test_scored_tokens_are_padded(self, num_score_rows: int, expected: int) -> None:
+        batch = replace(make_batch(CASES[0]), score_tokens=np.arange(5))
+        spec = ProgramSpec(512, "cache", scores=True)
+        tiles = host_inputs(batch, spec, SIZES, batch_tiles(batch), {}, num_score_rows).tiles
+        assert tiles.counts[SCORED_ROWS] == expected
 
 
 class TestSpec:

@@ -15,8 +15,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.random_checkpoint import QWEN3_06B, random_checkpoint
+from prefixwise.backends.torch import invariant_rows
 from prefixwise.backends.torch.backend import TorchBackend
 from prefixwise.backends.torch.elementwise import PLAIN
+from prefixwise.backends.torch.invariant_rows import RowCounts
 from prefixwise.forward.batch import ForwardBatch, Layout
 from prefixwise.models.config import ModelConfig, RopeConfig
 from tests.attention_cases import (
@@ -264,8 +266,10 @@ def make_backend(
     max_loras: int = 0,
     is_wide: bool | None = None,
     is_fp8_cache: bool = False,
+    row_counts: RowCounts | None = None,
 ) -> TorchBackend:
-    """Half precision; in the interpreter without graphs. `is_wide`: with columns for adapters, or without."""
+    """Half precision; in the interpreter without graphs. `is_wide`: with columns for adapters, or without.
+    `row_counts`: of GEMMs, in the interpreter."""
     from prefixwise.backends.torch.cuda.attention import PagedAttention
     from prefixwise.backends.torch.cuda.lora_kernels import add_lora
     from prefixwise.backends.torch.cuda.runner import PagedRunner
@@ -293,6 +297,7 @@ def make_backend(
         attention = PagedAttention.for_model(config, torch.device(DEVICE))
         if backend._loras is not None:
             backend._loras.add_kernel = add_lora
+        backend._transformer.row_counts = row_counts
         backend._paged = PagedRunner(
             backend._transformer,
             attention,
@@ -332,6 +337,24 @@ class TestRunner:
 
         found, expected = logits(make_backend(config)), logits(make_backend(config, is_paged=False))
         assert np.abs(found - expected).max() <= 0.004 * np.abs(expected).max()
+
+    @pytest.mark.parametrize("config", [CONFIGS["qk_norm"], CONFIGS["gemma 2 and 3"]], ids=["plain", "windows"])
+    def test_any_number_of_scored_tokens_and_of_rows_of_a_gemm(
+        self, config: ModelConfig, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Fewer scored tokens than the rows that their end is padded to, more, and as many as there are tokens."""
+        plain, backend = make_backend(config, is_paged=False), make_backend(config, row_counts=RowCounts(16, 48))
+        assert backend._paged is not None
+        if INTERPRETED:  # elsewhere these counts may give other bits
+            monkeypatch.setattr(invariant_rows, "MAX_GEMM_ROWS", 16 * 16)
+            assert backend._paged.buckets[:3] == (48, 64, 80)
+        batch = joined_batch()
+        random = np.random.default_rng(0)
+        some = [random.integers(0, batch.num_tokens, count) for count in (5, 130)]
+        for tokens in (*some, np.arange(batch.num_tokens)):
+            scored = replace(batch, score_tokens=tokens, label_ids=np.tile(batch.label_ids[:1], (len(tokens), 1)))
+            found, expected = (each.forward(scored).label_logits for each in (backend, plain))
+            assert np.abs(found - expected).max() <= 0.004 * np.abs(expected).max()
 
     def test_blocks_of_this_forward_are_read_as_cached_ones_are(self) -> None:
         backend = make_backend(SMALL)
