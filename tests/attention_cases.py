@@ -7,7 +7,7 @@ Padding tokens at the end of the batch are poisoned with NaN, which must not rea
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any
@@ -309,3 +309,19 @@ def check(
     output = implementation(batch, inputs)[: batch.num_tokens]
     assert np.isfinite(output).all(), "poisoned padding leaked into real tokens"
     assert np.abs(output - _expected_of(case, np.dtype(dtype), scoring)).max() <= tolerance
+
+
+def check_alone(implementation: Implementation, case: AttentionCase) -> None:
+    """Every segment has, bit for bit, the output that it has without the others. All read a cached prefix."""
+    batch, inputs = make_batch(case), make_inputs(case)
+    together = implementation(batch, inputs)
+    for length, start, index, read in zip(
+        case.segment_lens, batch.segment_starts[:-1].tolist(), case.prefix_index, case.prefix_lens, strict=True
+    ):
+        own, cached_lens = slice(start, start + length), (case.cached_prefix_lens[index],)
+        lone = replace(
+            case, segment_lens=(length,), prefix_index=(0,), prefix_lens=(read,), cached_prefix_lens=cached_lens
+        )
+        lone_inputs = AttentionInputs(inputs.q[own], inputs.k[own], inputs.v[own], (inputs.cached[index],))
+        found = implementation(make_batch(lone), lone_inputs)[:length]
+        assert np.array_equal(found, together[own]), (case.name, start)

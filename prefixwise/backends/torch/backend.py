@@ -159,11 +159,8 @@ class TorchBackend(Backend):
                 wave_tokens=paged.wave_tokens,
                 attention="paged",
             )
-            if (capture := paged.capture) is not None:
-                try:
-                    self._workers.drive(lambda: self._heads.capture(capture))
-                except Exception as error:  # too little memory: the same operations, launched one by one
-                    log.warning("the log-sum-exp of few rows takes the host longer than it could: %s", error)
+            if paged.capture is not None:
+                self._heads.capture(paged.capture)
         return paged
 
     def start(self, batch: ForwardBatch) -> RunningForward:

@@ -6,6 +6,7 @@ other rows' heads.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,8 @@ from prefixwise.forward.batch import ForwardBatch
 
 if TYPE_CHECKING:
     from prefixwise.backends.torch.cuda.capture import Capture, CapturedRows
+
+log = logging.getLogger("prefixwise")
 
 
 class Heads:
@@ -36,8 +39,14 @@ class Heads:
         """The log-sum-exp of few rows is one CUDA graph: its launches take the host longer than the GPU needs."""
         from prefixwise.backends.torch.cuda.capture import CapturedRows
 
-        rows = torch.zeros(CUDA_ROW_TILE, self._own.shape[1], device=self._own.device)
-        self._few_logsumexps = CapturedRows(capture, lambda rows: self._logsumexp(self._own, rows), rows)
+        def run() -> CapturedRows:
+            rows = torch.zeros(CUDA_ROW_TILE, self._own.shape[1], device=self._own.device)
+            return CapturedRows(capture, lambda rows: self._logsumexp(self._own, rows), rows)
+
+        try:
+            self._few_logsumexps = self._workers.drive(run)
+        except Exception as error:  # too little memory: the same operations, launched one by one
+            log.warning("the log-sum-exp of few rows takes the host longer than it could: %s", error)
 
     def forget(self, slot: int) -> None:
         """Another adapter is in the slot."""

@@ -31,6 +31,7 @@ from tests.attention_cases import (
     Implementation,
     Scoring,
     check,
+    check_alone,
     make_batch,
     make_inputs,
 )
@@ -218,18 +219,7 @@ class TestScorings:
     def test_a_segment_alone_gives_the_bits_it_has_beside_others(
         self, name: str, scoring: Scoring, dtype: torch.dtype
     ) -> None:
-        case = CASE_NAMED[name]
-        run = implementation(tiled_with(scoring), dtype, window=scoring.window)
-        batch, inputs = make_batch(case), make_inputs(case)
-        together = run(batch, inputs)
-        for segment, length in enumerate(case.segment_lens):
-            start = int(batch.segment_starts[segment])
-            own = slice(start, start + length)
-            lone_case = replace(
-                case, segment_lens=(length,), prefix_index=(0,), prefix_lens=(case.prefix_lens[segment],)
-            )
-            lone_inputs = AttentionInputs(inputs.q[own], inputs.k[own], inputs.v[own], inputs.cached)
-            assert np.array_equal(run(make_batch(lone_case), lone_inputs), together[own])
+        check_alone(implementation(tiled_with(scoring), dtype, window=scoring.window), CASE_NAMED[name])
 
 
 @pytest.mark.parametrize("window", [1, 100, 128, 300])
@@ -355,15 +345,7 @@ def test_gemms_of_a_full_range_share_its_rows(num_tokens: int, in_float32: list[
 class TestNeighbours:
     @pytest.mark.parametrize("dtype", TOLERANCES)
     def test_a_segment_alone_gives_the_bits_it_has_beside_others(self, dtype: torch.dtype) -> None:
-        case = CASE_NAMED["ragged items over one prefix"]
-        run, batch, inputs = implementation(tiled, dtype), make_batch(case), make_inputs(case)
-        together = run(batch, inputs)
-        for segment, length in enumerate(case.segment_lens):
-            start = int(batch.segment_starts[segment])
-            own = slice(start, start + length)
-            lone_case = replace(case, segment_lens=(length,), prefix_index=(0,), prefix_lens=(200,))
-            lone_inputs = AttentionInputs(inputs.q[own], inputs.k[own], inputs.v[own], inputs.cached)
-            assert np.array_equal(run(make_batch(lone_case), lone_inputs), together[own])
+        check_alone(implementation(tiled, dtype), CASE_NAMED["ragged items over one prefix"])
 
     def test_a_neighbour_that_is_not_finite_stays_by_itself(self) -> None:
         case = PACKED[0]

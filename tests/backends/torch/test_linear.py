@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -15,6 +18,7 @@ from prefixwise.backends.torch import linear as linear_module
 from prefixwise.backends.torch.cuda.capture import Capture, CapturedRows
 from prefixwise.backends.torch.devices import has_onednn
 from prefixwise.backends.torch.head_gemms import (
+    CUDA_ROW_TILE,
     CUDA_VOCAB_TILE,
     HEAD_ROW_TILES,
     LABEL_TILE,
@@ -25,6 +29,7 @@ from prefixwise.backends.torch.head_gemms import (
     logsumexp,
     score_vocabulary,
 )
+from prefixwise.backends.torch.heads import Heads
 from prefixwise.backends.torch.linear import (
     can_pack,
     cut_evenly,
@@ -208,6 +213,50 @@ def test_a_row_s_logits_do_not_depend_on_the_number_of_rows() -> None:
     for count in (1, 2, 16, 17, 64, 65):
         assert torch.equal(label_head(hidden[:count], labels[:count]), all_logits[:count])
         assert torch.equal(logsumexp(hidden[:count], head, workers, tiles), all_lse[:count])
+
+
+@pytest.fixture
+def heads() -> Heads:
+    head = torch.randn(300, 32, generator=torch.Generator().manual_seed(6))
+    config = SimpleNamespace(logit_softcap=0.0)
+    transformer: Any = SimpleNamespace(weights=SimpleNamespace(head=head), head_tiles=HEAD_ROW_TILES[:1], config=config)
+    return Heads(transformer, Workers(None), None)
+
+
+@torch.inference_mode()
+def test_the_log_sum_exp_of_few_rows_is_a_cuda_graph(heads: Heads) -> None:
+    """Here one that runs its program again."""
+    num_replays = 0
+
+    def capture(program: Callable[[], torch.Tensor]) -> tuple[Any, torch.Tensor]:
+        result = program()
+
+        def replay() -> None:
+            nonlocal num_replays
+            num_replays += 1
+            result.copy_(program())
+
+        return SimpleNamespace(replay=replay), result
+
+    batch: Any = SimpleNamespace(lora_slots=None)
+    hidden = torch.randn(CUDA_ROW_TILE + 1, 32, generator=torch.Generator().manual_seed(7))
+    expected = heads.logsumexp(batch, hidden)
+    heads.capture(cast(Capture, capture))
+    for num_rows, is_replayed in ((CUDA_ROW_TILE, True), (1, True), (CUDA_ROW_TILE + 1, False)):
+        before = num_replays
+        assert torch.equal(heads.logsumexp(batch, hidden[:num_rows]), expected[:num_rows])
+        assert num_replays == before + is_replayed
+
+
+def test_a_log_sum_exp_that_cannot_be_captured_is_launched(heads: Heads, caplog: pytest.LogCaptureFixture) -> None:
+    def fail(_: object) -> None:
+        raise RuntimeError("out of memory")
+
+    batch: Any = SimpleNamespace(lora_slots=None)
+    expected = heads.logsumexp(batch, torch.ones(3, 32))
+    heads.capture(cast(Capture, fail))
+    assert "takes the host longer than it could: out of memory" in caplog.text
+    assert torch.equal(heads.logsumexp(batch, torch.ones(3, 32)), expected)
 
 
 @pytest.mark.gpu

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -22,9 +21,9 @@ from tests.attention_cases import (
     LAYOUT_CASES,
     SCORINGS,
     AttentionCase,
-    AttentionInputs,
     Scoring,
     check,
+    check_alone,
     make_batch,
     make_inputs,
 )
@@ -71,16 +70,7 @@ def test_dense_mask_gives_the_same_bits(scoring: Scoring) -> None:
 @EACH_SCORING
 def test_a_segment_alone_gives_the_bits_it_has_beside_others(scoring: Scoring) -> None:
     for name in ("ragged items over one prefix", "long items", "a long prefix of an odd length"):
-        case = CASE_NAMED[name]
-        run, batch, inputs = runner(XLA, scoring=scoring), make_batch(case), make_inputs(case)
-        together = run(batch, inputs)
-        for segment, length in enumerate(case.segment_lens):
-            start = int(batch.segment_starts[segment])
-            own = slice(start, start + length)
-            num_read = case.prefix_lens[segment]
-            alone = replace(case, segment_lens=(length,), prefix_index=(0,), prefix_lens=(num_read,))
-            its_inputs = AttentionInputs(inputs.q[own], inputs.k[own], inputs.v[own], inputs.cached)
-            assert np.array_equal(run(make_batch(alone), its_inputs)[:length], together[own]), name
+        check_alone(runner(XLA, scoring=scoring), CASE_NAMED[name])
 
 
 @pytest.mark.parametrize("window", [1, 100, 128, 300])

@@ -22,7 +22,7 @@ from prefixwise.engine.engine import ScoringEngine
 from prefixwise.engine.prepare import EngineConfig
 from prefixwise.engine.scheduler import Scheduler
 from prefixwise.forward.batch import Layout
-from tests.attention_cases import CASE_NAMED, SCORINGS, AttentionCase, AttentionInputs, Scoring, make_batch, make_inputs
+from tests.attention_cases import CASE_NAMED, SCORINGS, AttentionCase, Scoring, check_alone, make_batch, make_inputs
 from tests.attention_cases import PLAIN as PLAIN_SCORING
 from tests.backends.torch.batches import extend_batch, prefill, sequences_batch
 from tests.backends.torch.cuda import test_paged
@@ -116,21 +116,7 @@ class TestAttention:
         assert 0.005 < error <= 0.1, "rounded, and not more than that"
 
     def test_a_segment_alone_gives_the_bits_it_has_beside_others(self, dtype: torch.dtype, scoring: Scoring) -> None:
-        case = READERS[0]
-        run, batch, inputs = attend(dtype, case, scoring, "fp8"), make_batch(case), make_inputs(case)
-        together = run(batch, inputs)
-        for segment, length in enumerate(case.segment_lens):
-            own = slice(int(batch.segment_starts[segment]), int(batch.segment_starts[segment + 1]))
-            index, read = case.prefix_index[segment], case.prefix_lens[segment]
-            lone = replace(
-                case,
-                segment_lens=(length,),
-                prefix_index=(0,),
-                prefix_lens=(read,),
-                cached_prefix_lens=(case.cached_prefix_lens[index],),
-            )
-            lone_inputs = AttentionInputs(inputs.q[own], inputs.k[own], inputs.v[own], (inputs.cached[index],))
-            assert np.array_equal(run(make_batch(lone), lone_inputs), together[own])
+        check_alone(attend(dtype, READERS[0], scoring, "fp8"), READERS[0])
 
 
 CACHES: Any = ("fp8", "rounded", "exact")

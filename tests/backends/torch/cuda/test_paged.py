@@ -30,6 +30,7 @@ from tests.attention_cases import (
     AttentionInputs,
     Scoring,
     check,
+    check_alone,
     make_batch,
     make_inputs,
 )
@@ -118,20 +119,7 @@ class TestAttention:
     def test_a_segment_alone_gives_the_bits_it_has_beside_others(
         self, case: AttentionCase, dtype: torch.dtype, for_hopper: bool
     ) -> None:
-        attend, batch, inputs = run(dtype, for_hopper, case.head_size), make_batch(case), make_inputs(case)
-        together = attend(batch, inputs)
-        for segment, length in enumerate(case.segment_lens):
-            own = slice(int(batch.segment_starts[segment]), int(batch.segment_starts[segment + 1]))
-            index, read = case.prefix_index[segment], case.prefix_lens[segment]
-            lone = replace(
-                case,
-                segment_lens=(length,),
-                prefix_index=(0,),
-                prefix_lens=(read,),
-                cached_prefix_lens=(case.cached_prefix_lens[index],),
-            )
-            lone_inputs = AttentionInputs(inputs.q[own], inputs.k[own], inputs.v[own], (inputs.cached[index],))
-            assert np.array_equal(attend(make_batch(lone), lone_inputs), together[own])
+        check_alone(run(dtype, for_hopper, case.head_size), case)
 
     @pytest.mark.parametrize("case", ALONE[:1], ids=lambda case: case.name)
     def test_scored_tokens_alone_have_the_bits_that_they_have_among_all(
@@ -171,18 +159,7 @@ class TestScorings:
         together = attend(batch, inputs)
         every_third = np.arange(0, batch.num_tokens, 3)  # as scored tokens
         assert np.array_equal(attend(replace(batch, score_tokens=every_third), inputs), together[every_third])
-        for segment, length in enumerate(case.segment_lens):
-            own = slice(int(batch.segment_starts[segment]), int(batch.segment_starts[segment + 1]))
-            index, read = case.prefix_index[segment], case.prefix_lens[segment]
-            lone = replace(
-                case,
-                segment_lens=(length,),
-                prefix_index=(0,),
-                prefix_lens=(read,),
-                cached_prefix_lens=(case.cached_prefix_lens[index],),
-            )
-            lone_inputs = AttentionInputs(inputs.q[own], inputs.k[own], inputs.v[own], (inputs.cached[index],))
-            assert np.array_equal(attend(make_batch(lone), lone_inputs), together[own])
+        check_alone(attend, case)
 
 
 @pytest.mark.gpu
