@@ -116,14 +116,14 @@ class TorchBackend(Backend):
         wide: Sequence[Mapping[Matrix, Tensor]] = ()
         if can_widen(weights, max_loras, max_lora_rank):
             weights, wide = widened(weights, self.config, max_loras, max_lora_rank)
+        self._ops = choose_elementwise_ops(self.config, self._dtype, self._device)
         tile_rows: int | None = CPU_TILE_ROWS
         row_counts = None
         if not self._is_cpu:
-            tile_rows, row_counts = choose_rows(weights.layers[0], self._dtype, batch_invariant)
+            tile_rows, row_counts = choose_rows(weights.layers[0], self._dtype, batch_invariant, self._ops)
         if wide and not keeps_bits(weights.layers[0], wide[0], row_counts):
             log.info("LoRA adapters have kernels of their own here: GEMMs with their columns give other bits")
             wide = ()
-        self._ops = choose_elementwise_ops(self.config, self._dtype, self._device)
         self._transformer = Transformer(
             self.config, weights, tile_rows, self._workers, self._ops, self._dtype, row_counts
         )

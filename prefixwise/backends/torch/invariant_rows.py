@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  # everybody's name for it
 from torch import Tensor
 
+from prefixwise.backends.torch.elementwise import ElementwiseOps
 from prefixwise.backends.torch.fp8 import fp8_linear, quantise_rows
 from prefixwise.backends.torch.weights import LayerWeights
 from prefixwise.models.lora import Matrix as LoraMatrix
@@ -24,7 +25,7 @@ MAX_GEMM_ROWS = 16_384  # more rows are cut into GEMMs of so many
 UNITS = (128, 256, 512, 1024, 2048)
 MIN_ROWS = 256  # fewer take a GPU hardly less time
 TILE_ROWS = 2048  # where GEMMs of no other counts give the same bits
-_MATRICES = ("qkv", "o", "gate_up", "down")
+_MATRICES: tuple[str, ...] = ("qkv", "o", "gate_up", "down")
 
 
 class RowCounts(NamedTuple):
@@ -50,20 +51,22 @@ class RowCounts(NamedTuple):
 
 
 def choose_rows(
-    layer: LayerWeights, dtype: torch.dtype, batch_invariant: bool | None
+    layer: LayerWeights, dtype: torch.dtype, batch_invariant: bool | None, ops: ElementwiseOps
 ) -> tuple[int | None, RowCounts | None]:
     """Rows of a tile, None: one holds all; and the row counts of GEMMs, None: any. Without a choice (None), half
     precision is invariant where that needs no tiles."""
     is_invariant = dtype != torch.float32 if batch_invariant is None else batch_invariant
-    counts = invariant_counts(layer, dtype) if is_invariant else None
+    counts = invariant_counts(layer, dtype, ops) if is_invariant else None
     return TILE_ROWS if batch_invariant and counts is None else None, counts
 
 
-def invariant_counts(layer: LayerWeights, dtype: torch.dtype) -> RowCounts | None:
+def invariant_counts(layer: LayerWeights, dtype: torch.dtype, ops: ElementwiseOps) -> RowCounts | None:
     """Those in whose GEMMs, with rows of `dtype`, a row has the same bits: with the least first count, at most
     TILE_ROWS, and then the least unit. None where there are none."""
-    equal = RowCounts(UNITS[0], UNITS[0]).all
-    for matrix in _MATRICES if layer.experts is None else _MATRICES[:2]:  # grouped GEMMs add in one order
+    equal, matrices = RowCounts(UNITS[0], UNITS[0]).all, _MATRICES
+    if layer.experts is not None:  # kernels of `run_experts` add in one order, as GEMMs of one expert have fixed rows
+        matrices = (*_MATRICES[:2], *(() if ops.has_grouped_gemm(layer.experts) else ("router",)))
+    for matrix in matrices:
         equal = _equal_counts(_gemm(layer, matrix, dtype), equal)
     if layer.o.is_cuda:
         torch.cuda.empty_cache()  # what is free decides how large the KV cache is
@@ -100,6 +103,9 @@ def _keeps_bits(wide: Tensor, size: int, bias: Tensor | None, row_counts: RowCou
 
 def _gemm(layer: LayerWeights, matrix: str, dtype: torch.dtype) -> Callable[[int], Tensor]:
     """A GEMM of the first rows of the same random ones."""
+    if layer.experts is not None and matrix == "router":
+        router, rows = layer.experts.router, _random_rows(layer.experts.router, torch.float32)
+        return lambda count: F.linear(rows[:count], router)
     weight = getattr(layer, matrix)
     bias = layer.qkv_bias if matrix == "qkv" else None
     x = _random_rows(weight, dtype)

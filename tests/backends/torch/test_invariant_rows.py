@@ -10,14 +10,22 @@ import torch
 from torch import Tensor
 
 from prefixwise.backends.torch import invariant_rows, model
+from prefixwise.backends.torch.elementwise import PLAIN, ElementwiseOps, PlainElementwiseOps
 from prefixwise.backends.torch.invariant_rows import RowCounts, invariant_counts, keeps_bits
 from prefixwise.backends.torch.model import Transformer
-from prefixwise.backends.torch.weights import LayerWeights, load_weights
+from prefixwise.backends.torch.weights import ExpertWeights, LayerWeights, load_weights
 from prefixwise.backends.torch.workers import Workers
 from prefixwise.forward.buckets import Buckets, token_buckets
 from prefixwise.models.sources import open_checkpoint
 
 CPU = torch.device("cpu")
+
+
+class GroupedGemms(PlainElementwiseOps):
+    """With kernels for experts, and for their router."""
+
+    def has_grouped_gemm(self, weights: ExpertWeights) -> bool:
+        return True
 
 
 @pytest.mark.parametrize(
@@ -51,7 +59,25 @@ def test_no_row_count_with_other_bits_is_among_them(
 
     monkeypatch.setattr(invariant_rows, "_gemm", gemm)
     layer = load_weights(open_checkpoint(checkpoint_of("qwen3")), torch.float32, CPU).layers[0]
-    assert invariant_counts(layer, torch.float32) == expected
+    assert invariant_counts(layer, torch.float32, PLAIN) == expected
+
+
+@pytest.mark.parametrize(("ops", "expected"), [(PLAIN, (128, 384)), (GroupedGemms(), (128, 256))])
+def test_a_router_is_tried_where_it_is_a_gemm(
+    checkpoint_of: Callable[[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+    ops: ElementwiseOps,
+    expected: tuple[int, int],
+) -> None:
+    layer = load_weights(open_checkpoint(checkpoint_of("qwen3_moe")), torch.float32, CPU).layers[0]
+    assert layer.experts is not None
+    router = layer.experts.router
+
+    def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return torch.full((len(x), 1), 0.5 if weight is router and len(x) == 256 else 0.0)
+
+    monkeypatch.setattr("torch.nn.functional.linear", linear)
+    assert invariant_counts(layer, torch.float32, ops) == expected
 
 
 @pytest.mark.parametrize(
