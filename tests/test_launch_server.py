@@ -104,7 +104,6 @@ ENGINE_FLAGS: list[tuple[str, dict[str, Any]]] = [
     ("--profile mine.toml", {"profile": "mine.toml"}),
 ]
 SERVER_FLAGS: list[tuple[str, dict[str, Any]]] = [
-    ("--allow-runtime-lora-updating", {"allow_runtime_lora_updating": True}),
     ("--otlp-traces-endpoint http://a:4318/v1/traces", {"otlp_traces_endpoint": "http://a:4318/v1/traces"}),
     ("--host 0.0.0.0", {"host": "0.0.0.0"}),
     ("--max-connections 9", {"max_connections": 9}),
@@ -247,6 +246,12 @@ class TestFlags:
         assert launch(*args.split()) == Started(DEFAULT_ENGINE, replace(ServerOptions(), **effect))
         assert replace(ServerOptions(), **effect) != ServerOptions()
 
+    @pytest.mark.parametrize(("args", "room"), [("", 1), ("--max-loras 0", 0), ("--lora a=b", None)])
+    def test_adapters_that_are_loaded_later_have_room(self, launch: Launch, args: str, room: int | None) -> None:
+        found = launch("--allow-runtime-lora-updating", *args.split())
+        assert found.server.allow_runtime_lora_updating
+        assert found.engine.max_loras == room
+
     def test_served_names_reach_engine_and_server(self, launch: Launch) -> None:
         found = launch("--served-model-name", "a", "--served-model-name", "b/c")
         assert found.engine.served_names == found.server.served_model_names == ("a", "b/c")
@@ -258,7 +263,8 @@ class TestFlags:
     def test_every_field_is_set_by_some_flag(self) -> None:
         tested = {name for _, effect in [*ENGINE_FLAGS, *SERVER_FLAGS] for name in effect}
         fields = vars(EngineOptions()).keys() | vars(ServerOptions()).keys()
-        assert fields - tested == {"served_names", "served_model_names", "node_rank"}  # ranks but 0 start no server
+        others = {"served_names", "served_model_names", "allow_runtime_lora_updating"}
+        assert fields - tested == {*others, "node_rank"}  # ranks but 0 start no server
 
     def test_warm_up_is_told_in_about_ten_lines(
         self, monkeypatch: pytest.MonkeyPatch, launch: Launch, caplog: pytest.LogCaptureFixture

@@ -208,6 +208,15 @@ class TestLoading:
             scorer.load_lora("sixth", adapters["few"])
         scorer.unload_lora("fifth")
 
+    def test_no_room_at_all(
+        self, place: dict[str, Any], checkpoint_of: Callable[[str], Path], adapters: dict[str, Path]
+    ) -> None:
+        with (
+            Scorer(checkpoint_of("qwen3"), **place) as scorer,
+            pytest.raises(InvalidValueError, match=r"max_loras .* must be 1 or more, got 0"),
+        ):
+            scorer.load_lora("first", adapters["first"])
+
     def test_a_broken_adapter_changes_nothing(
         self, scorer: Scorer, checkpoint_of: Callable[[str], Path], tmp_path: Path
     ) -> None:

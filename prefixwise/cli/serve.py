@@ -102,7 +102,10 @@ SERVE_ENGINE_FLAGS = {
         repeatable=True,
     ),
     "max_loras": Flag(
-        int | None, "Maximum LoRA adapters that are loaded at a time; default: those of --lora.", least=0
+        int | None,
+        "Maximum LoRA adapters that are loaded at a time; default: those of --lora, or 1 with "
+        "--allow-runtime-lora-updating.",
+        least=0,
     ),
     "max_lora_rank": Flag(
         int | None, "Maximum rank of LoRA adapters, up to 64; default: the largest of --lora, at least 16.", least=1
@@ -268,6 +271,8 @@ def serve(
     warn_without_effect(engine, trust_remote_code, without_effect(context))
     warn_without_key(server)
     engine = normalize_synonyms(engine)
+    if server.allow_runtime_lora_updating and engine.max_loras is None and not engine.lora:
+        engine = replace(engine, max_loras=1)  # as in vLLM
     from prefixwise.launch.loading import follow_rank_0, load_engine, load_frontend, resolved_config
 
     if engine.node_rank:

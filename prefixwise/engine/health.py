@@ -11,6 +11,7 @@ Unless the state is ok, new requests and those that wait are refused at once, so
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable
 from enum import StrEnum
@@ -46,6 +47,7 @@ class EngineHealth:
 
     def __init__(self) -> None:
         self.failed = threading.Event()
+        self._process = os.getpid()
         self._lock = threading.Lock()
         self._stalled: str | None = None  # the reason
         self._failure: str | None = None
@@ -65,8 +67,19 @@ class EngineHealth:
         """Why the engine is not ok."""
         return self._failure or self._restart or self._stalled
 
+    @property
+    def is_in_fork(self) -> bool:
+        """This is a fork of the engine's process: without its threads, perhaps with locks that nobody will release."""
+        return os.getpid() != self._process
+
     def check(self) -> None:
-        """Raises UnavailableError (`engine_stalled`, `engine_failed`, `engine_restarting`) unless the engine is ok."""
+        """Raises UnavailableError (`engine_stalled`, `engine_failed`, `engine_restarting`) unless the engine is ok, and
+        BackendError in a fork."""
+        if self.is_in_fork:
+            raise BackendError(
+                f"a scorer works in the process that made it, {self._process}, got a call in {os.getpid()}, a fork of "
+                'that; make one in each process, start processes with "spawn", or use Client with a server'
+            )
         if self.reason is not None:
             raise self.error()
 

@@ -93,6 +93,9 @@ class Loras(LoraTable):
             if name in self._by_name and not in_place:
                 message = f"the LoRA adapter {quote(name)} is loaded already; load_inplace replaces it"
                 raise InvalidValueError(message, code="lora_already_loaded", param="lora_name")
+            if not info.max_loras:
+                message = "there is no room for LoRA adapters: max_loras (--max-loras) must be 1 or more, got 0"
+                raise InvalidValueError(message, code="too_many_loras", param="lora_name")
             try:
                 adapter = read_lora(path, self._backend.config, info.max_lora_rank)
             except ModelLoadError as error:
@@ -119,7 +122,7 @@ class Loras(LoraTable):
             pass
         in_use = max_loras - len(self._by_name)
         waits = f", {in_use} unloaded ones are used by requests that still run" if in_use else ""
-        message = f"at most {max_loras} LoRA adapters can be loaded (--max-loras): expected fewer, got one more{waits}"
+        message = f"at most {max_loras} LoRA adapters can be loaded (max_loras, --max-loras), got one more{waits}"
         raise InvalidValueError(message, code="too_many_loras", param="lora_name")
 
     def unload(self, name: str) -> None:
@@ -132,7 +135,7 @@ class Loras(LoraTable):
 
 def lora_not_found(name: str) -> NotFoundError:
     """The error of an adapter that should be unloaded and is not loaded."""
-    message = f"no LoRA adapter is loaded under the name {quote(name)}; GET /v1/models lists them"
+    message = f"no LoRA adapter is loaded under the name {quote(name)}"
     return NotFoundError(message, code="not_found", param="lora_name")
 
 

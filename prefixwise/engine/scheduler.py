@@ -116,6 +116,7 @@ class Scheduler:
         UnavailableError while the engine cannot score, ModelNotFoundError where a LoRA adapter is gone.
         """
         assert requests
+        self.health.check()
         for request in requests:
             if request.task.lora_id:
                 request.lora = self.loras.held(request.task.lora_id)
@@ -130,6 +131,7 @@ class Scheduler:
         """Run the function on the device thread, between steps, and wait for it."""
         if self._in_flight.is_device_thread:
             return function()
+        self.health.check()
         assert threading.current_thread() is not self._thread, "the scheduler would wait for itself"
         call: DeviceCall[Result] = DeviceCall(function)
         with self._submit_lock:
@@ -160,6 +162,8 @@ class Scheduler:
 
     def close(self) -> None:
         """Finish what was started, refuse the rest, free the device's memory. A second call waits for the first."""
+        if self.health.is_in_fork:
+            return
         with self._submit_lock:
             self._closing.set()
             self._inbox.put(None)

@@ -27,6 +27,27 @@ def run(program: str) -> tuple[str, str]:
     return done.stdout, done.stderr
 
 
+def test_a_fork_is_told_that_it_has_no_engine() -> None:
+    """Also while another thread holds the locks, which a fork copies as they are."""
+    program = """
+    import os
+    with engine.scheduler._submit_lock:
+        child = os.fork()
+    if child:
+        assert os.waitpid(child, 0)[1] == 0
+        print(engine.score(request).usage.prompt_tokens)
+    else:
+        try:
+            engine.score(request)
+        except Exception as error:
+            print(type(error).__name__, error, flush=True)
+    engine.close()
+    """
+    (told, scored), _ = (text.splitlines() for text in run(program))
+    assert told.startswith("BackendError a scorer works in the process that made it, ")
+    assert scored == "5"
+
+
 def test_a_thread_may_still_score_when_the_main_one_is_over() -> None:
     program = """
     def score():
