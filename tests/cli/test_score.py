@@ -246,7 +246,7 @@ def test_the_embedded_model_scores_standard_input() -> None:
     body = json.loads(ran.out)
     assert [each["item"] for each in body.pop("results")] == [each.item for each in direct.ranked()]
     assert body == json.loads(json.dumps(direct.to_json()))
-    assert ran.err.startswith("SmolLM2-135M-Instruct")
+    assert ran.err.splitlines()[-1].startswith("SmolLM2-135M-Instruct")  # below what libtpu may write
     assert "float32, serial: 2 items" in ran.err
 
 
