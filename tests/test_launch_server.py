@@ -246,8 +246,8 @@ class TestFlags:
         assert launch(*args.split()) == Started(DEFAULT_ENGINE, replace(ServerOptions(), **effect))
         assert replace(ServerOptions(), **effect) != ServerOptions()
 
-    @pytest.mark.parametrize(("args", "room"), [("", 1), ("--max-loras 0", 0), ("--lora a=b", None)])
-    def test_adapters_that_are_loaded_later_have_room(self, launch: Launch, args: str, room: int | None) -> None:
+    @pytest.mark.parametrize(("args", "room"), [("", 1), ("--max-loras 0", 0), ("--lora a=b", 2)])
+    def test_adapters_that_are_loaded_later_have_room(self, launch: Launch, args: str, room: int) -> None:
         found = launch("--allow-runtime-lora-updating", *args.split())
         assert found.server.allow_runtime_lora_updating
         assert found.engine.max_loras == room

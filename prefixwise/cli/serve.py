@@ -103,7 +103,7 @@ SERVE_ENGINE_FLAGS = {
     ),
     "max_loras": Flag(
         int | None,
-        "Maximum LoRA adapters that are loaded at a time; default: those of --lora, or 1 with "
+        "Maximum LoRA adapters that are loaded at a time; default: those of --lora, and one more with "
         "--allow-runtime-lora-updating.",
         least=0,
     ),
@@ -271,8 +271,8 @@ def serve(
     warn_without_effect(engine, trust_remote_code, without_effect(context))
     warn_without_key(server)
     engine = normalize_synonyms(engine)
-    if server.allow_runtime_lora_updating and engine.max_loras is None and not engine.lora:
-        engine = replace(engine, max_loras=1)  # as in vLLM
+    if server.allow_runtime_lora_updating and engine.max_loras is None:
+        engine = replace(engine, max_loras=len(engine.lora) + 1)
     from prefixwise.launch.loading import follow_rank_0, load_engine, load_frontend, resolved_config
 
     if engine.node_rank:
