@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 
 from prefixwise.contract.classify import parse_classify_request, parse_embed_request
-from prefixwise.contract.errors import ModelNotFoundError, describe, quote
+from prefixwise.contract.errors import InvalidValueError, ModelNotFoundError, describe, quote
 from prefixwise.contract.judge import parse_judge_request
 from prefixwise.contract.judge_result import JudgeResult
 from prefixwise.contract.methods import Body, OnProgress, ScoringMethods
@@ -105,6 +105,8 @@ class Scorer(ScoringMethods):
         max_lora_rank: int | None = None,
         on_program: OnProgram | None = None,
     ) -> None:
+        _check(lora is None or isinstance(lora, Mapping), "lora", "a mapping of names to folders, or None", lora)
+        _check(on_program is None or callable(on_program), "on_program", "a function or None", on_program)
         options = EngineOptions(
             model=model,
             backend=backend,
@@ -197,3 +199,9 @@ class Scorer(ScoringMethods):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _check(is_legal: bool, name: str, expected: str, got: object) -> None:
+    if not is_legal:
+        message = f"{name} must be {expected}, got {got!r}"
+        raise InvalidValueError(message, code=f"invalid_{name}", param=name)

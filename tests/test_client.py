@@ -6,6 +6,7 @@ import asyncio
 import doctest
 import inspect
 import json
+import linecache
 import threading
 import time
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from prefixwise import AsyncClient, Client, PrefixwiseWarning, Scorer, ServiceError
 from prefixwise.backends.fake import FakeBackend
@@ -106,6 +108,8 @@ REQUESTS: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("judge", ([{"role": "user", "content": "xabc"}],), {"answers": ("x", "y")}),
     ("judge", (({"role": "user", "content": "{item}"},), ["xyz"]), {"answers": "y/z", "max_tokens_per_item": 1}),
     ("embed", ([[1, 2, 3], [4]],), {}),
+    ("embed", ([range(1, 4), torch.tensor([4])],), {}),
+    ("score", (torch.tensor([1]), [torch.tensor([4, 5]), range(2)]), {"label_token_ids": torch.tensor([7, 8])}),
     ("embed", (["abc", "ab"],), {"truncate_prompt_tokens": 1}),
 ]
 
@@ -209,8 +213,20 @@ class TestErrors:
             result = client.score([1], [[2]], label_token_ids=[3], apply_softmax=True)
         assert len(result.warnings) == 1
         assert caught[0].filename == __file__
-        with pytest.warns(PrefixwiseWarning, match="always 1.0"):
+        with pytest.warns(PrefixwiseWarning, match="always 1.0") as caught:
             asynchronously(server, "score", [1], [[2]], label_token_ids=[3], apply_softmax=True)
+        assert caught[0].filename == __file__
+        assert "await" in linecache.getline(__file__, caught[0].lineno)
+
+    def test_the_warnings_of_tasks_name_the_file_that_runs_them(self, server: ServerProcess) -> None:
+        async def gather() -> None:
+            async with AsyncClient(server.url, api_key="secret") as made:
+                calls = [made.score([each], [[2]], label_token_ids=[3], apply_softmax=True) for each in (1, 4)]
+                await asyncio.gather(*calls)
+
+        with pytest.warns(PrefixwiseWarning, match="always 1.0") as caught:
+            asyncio.run(gather())
+        assert {each.filename for each in caught} == {__file__}
 
 
 def test_a_scorers_warnings_are_pythons(scorer: Scorer) -> None:
@@ -224,8 +240,13 @@ def test_a_scorers_warnings_are_pythons(scorer: Scorer) -> None:
     [
         {"url": "127.0.0.1:30000"},
         {"url": "http://host/?a=b"},
+        {"url": None},
         {"timeout": 0},
+        {"timeout": None},
+        {"timeout": "5"},
         {"api_key": "ключ"},
+        {"api_key": 3},
+        {"api_key": b"secret"},
         {"max_retries": -1},
         {"max_connections": 0},
     ],
@@ -384,6 +405,12 @@ class TestRetries:
         with scripted(reply) as (url, script), pytest.raises(kind):
             score_at(url, is_async)
         assert (len(script.timeouts), waits) == (1, [])
+
+    @pytest.mark.parametrize("status", [418, 502])
+    def test_a_status_that_is_no_error_of_ours_is_kept(self, status: int, is_async: bool) -> None:
+        with scripted((status, {}, "a proxy's page")) as (url, _), pytest.raises(ServiceError) as caught:
+            score_at(url, is_async)
+        assert (caught.value.status, caught.value.code) == (status, f"http_{status}")
 
     def test_a_connection_that_breaks_is_made_again(self, waits: list[float], is_async: bool) -> None:
         with scripted((CUT, {}, ""), DONE) as (url, script):

@@ -26,6 +26,7 @@ from prefixwise.contract.errors import (
     RequestError,
     ServiceError,
     UnavailableError,
+    describe,
 )
 from prefixwise.contract.methods import OnProgress
 from prefixwise.contract.server_results import Call, error_of_response
@@ -71,8 +72,10 @@ class Settings(NamedTuple):
         }
 
 
-def check_url(url: str) -> None:
+def check_url(url: object) -> None:
     """Raises ClientSettingError."""
+    if not isinstance(url, str):
+        raise ClientSettingError(f"expected an address like http://127.0.0.1:30000, got {describe(url)}")
     try:
         parsed = httpx.URL(url)
         parsed.host.encode("idna")  # as a name is looked up

@@ -32,6 +32,7 @@ Python warnings about requests that are scored.
 
 from __future__ import annotations
 
+import copyreg
 import json
 import reprlib
 from itertools import islice
@@ -42,6 +43,10 @@ _MAX_SHOWN = 60  # characters of a value in a message
 
 class PrefixwiseError(Exception):
     """The root. Catch it to show any error of this package as one line."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """A copy, and what another process receives, has all attributes. (Exceptions alone would call `__init__`.)"""
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
 
 class PrefixwiseWarning(UserWarning):
@@ -67,7 +72,7 @@ class RequestError(PrefixwiseError):
         empty_items items 400
     """
 
-    status: ClassVar[int] = 400
+    status: int = 400
     type: ClassVar[str] = "invalid_request_error"
 
     def __init__(self, message: str, *, code: str, param: str | None = None, item_index: int | None = None) -> None:

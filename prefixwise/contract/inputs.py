@@ -6,7 +6,7 @@ milliseconds. If it fails, `ids_error` walks the ids to find the first wrong one
 
 from __future__ import annotations
 
-from collections.abc import Iterator, KeysView, Mapping, Sequence, ValuesView
+from collections.abc import Iterable, Iterator, KeysView, Mapping, Sequence, Set
 from itertools import chain
 from struct import error as StructError  # noqa: N812  # a class, despite its name
 from struct import pack
@@ -27,6 +27,7 @@ from prefixwise.contract.ragged import Int32Array, Ragged, starts_from_lens
 Labels = tuple[tuple[str, ...] | None, tuple[tuple[int, ...], ...] | None]  # labels, label_token_ids
 MAX_TOKEN_ID = 2**31 - 1  # ids travel as int32
 _BOOLS = {bool, np.bool_}
+_PLAIN = frozenset((str, list, tuple, int, float, bool, type(None)))
 _MAX_PACKED = 1 << 17  # ids that are checked at once: other threads may run in between
 _SHOWN_KEYS = 5  # of a document that is an object, in an error message
 
@@ -57,9 +58,25 @@ class _Column(Protocol):
     def to_list(self) -> object: ...
 
 
+@runtime_checkable
+class _ArrowColumn(Protocol):
+    """Arrow's columns in several chunks. Its tables are not iterable."""
+
+    def to_pylist(self) -> object: ...
+    def __iter__(self) -> Iterator[object]: ...
+
+
+@runtime_checkable
+class _Table(Protocol):
+    """DataFrames, which iterate over the names of their columns."""
+
+    @property
+    def columns(self) -> object: ...
+
+
 def plain(value: object) -> object:
-    """Arrays, columns, generators and other sequences as lists, and NumPy's scalars as Python's, so that later code
-    meets one kind of list and of bool. What has no order, and a whole table, stays as it is.
+    """Arrays, columns, generators and other ordered iterables as lists, and NumPy's scalars as Python's, so that later
+    code meets one kind of list and of bool. What has no order, and a whole table, stays as it is.
 
     Arrays of vectors stay as they are: no list holds as many numbers.
     """
@@ -71,14 +88,17 @@ def plain(value: object) -> object:
         return value.tolist()
     if isinstance(value, _Column):
         return value.to_list()
-    return list(value) if isinstance(value, (Sequence, Iterator, KeysView, ValuesView)) else value
+    if isinstance(value, _ArrowColumn):
+        return value.to_pylist()
+    is_ordered = isinstance(value, KeysView) or not isinstance(value, (Set, Mapping, _Table))
+    return list(value) if is_ordered and isinstance(value, Iterable) else value
 
 
 def plain_list(values: Sequence[object]) -> list[object]:
-    """`plain` of every value; fast if none of them is NumPy's."""
-    if any(issubclass(kind, np.ndarray | np.generic) for kind in set(map(type, values))):
-        return [plain(value) for value in values]
-    return list(values)
+    """`plain` of every value, but iterators stay: a client reads values twice. Fast if all are plain."""
+    if set(map(type, values)) <= _PLAIN:
+        return list(values)
+    return [value if isinstance(value, Iterator) else plain(value) for value in values]
 
 
 def try_ids(values: Sequence[object]) -> Int32Array | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
@@ -96,7 +97,7 @@ class ScoringMethods(ABC):
     ) -> ScoreResult[Any, Any]:
         """Score the labels after each item: the same request as `POST /v1/score`.
 
-        Items may be any iterable: a list, a generator, a NumPy array, a column of a DataFrame.
+        Items may be any ordered iterable: a list, a generator, a NumPy array, a column of a DataFrame.
 
         Args:
             lora: The name of a loaded LoRA adapter; None is the model itself.
@@ -273,5 +274,13 @@ def adapter_body(lora: str | None) -> Body:
 def warned(result: Result) -> Result:
     """The result; its warnings are also Python's."""
     for warning in result.warnings:
-        warnings.warn(warning, PrefixwiseWarning, stacklevel=4)  # below this function, the method and its wrapper
+        warnings.warn(warning, PrefixwiseWarning, stacklevel=_caller_level())
     return result
+
+
+def _caller_level() -> int:
+    """The stack level, as `warned` counts, of the first frame outside of this package and of asyncio."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in ("prefixwise", "asyncio"):
+        frame, level = frame.f_back, level + 1
+    return level

@@ -5,6 +5,7 @@ A request of 10,000 items is two arrays here, not 10,000 lists.
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -74,6 +75,10 @@ class IdLists(Sequence[list[int]]):
     def __getitem__(self, index: int | slice) -> list[int] | list[list[int]]:
         places = range(len(self))[index]
         return self._list(places) if isinstance(places, int) else [self._list(each) for each in places]
+
+    def __repr__(self) -> str:
+        """The first lists."""
+        return reprlib.repr(self[:7])  # it shows 6, and dots for more
 
     def _list(self, index: int) -> list[int]:
         ids: list[int] = self._ids[index].tolist()

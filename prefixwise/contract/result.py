@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Generic, overload
+from typing import Generic
 
 import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import TypeVar
 
 from prefixwise.contract.errors import RequestError
-from prefixwise.contract.ragged import Int64Array
 from prefixwise.contract.request import ScoreMode
 from prefixwise.contract.result_table import ResultTable, Shown, distinct
+from prefixwise.contract.scores import ScoreRows
 
 # A request of texts has items of type str, one of token ids list[int]. Its rows are list[float]; those of a request
 # with on_item_error "report" may also be None. `ScoreResult` without parameters is any of them.
@@ -135,48 +135,6 @@ class ScoredItem(Generic[Item, Row]):
 
 
 RankedItem = ScoredItem[Item, list[float]]  # in `ScoreResult.ranked()`: every item there has scores
-
-
-class ScoreRows(Sequence[list[float] | None]):
-    """The scores of all items, as an array: 8 bytes a score, where lists take 32. A row becomes a list when it is read.
-
-    `good`: the items that have scores, ascending; the others have None.
-    """
-
-    def __init__(self, values: NDArray[np.float64], good: Int64Array, num_items: int) -> None:
-        self._values = values  # [len(good), L]
-        self._rows: Int64Array | None = None  # [num_items]: the row of each item, -1 for none; None: all have scores
-        if len(good) < num_items:
-            self._rows = np.full(num_items, -1, np.int64)
-            self._rows[good] = np.arange(len(good))
-        self._num_items = num_items
-
-    def __len__(self) -> int:
-        return self._num_items
-
-    @overload
-    def __getitem__(self, index: int) -> list[float] | None: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[list[float] | None]: ...
-    def __getitem__(self, index: int | slice) -> list[float] | list[list[float] | None] | None:
-        if isinstance(index, slice):
-            if self._rows is not None:
-                return [self[each] for each in range(self._num_items)[index]]
-            rows: list[list[float] | None] = self._values[index].tolist()
-            return rows
-        row = index if self._rows is None else int(self._rows[index])
-        if self._rows is not None and row < 0:
-            return None
-        found: list[float] = self._values[row].tolist()
-        return found
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[np.float64]:
-        """[items with scores, L]."""
-        return np.array(self._values, dtype, copy=copy)
-
-    @property
-    def num_labels(self) -> int:
-        return int(self._values.shape[1])
 
 
 @dataclass(frozen=True, eq=False, repr=False)  # eq: hidden states are arrays, which have no single truth value
@@ -349,9 +307,9 @@ class ClassifyResult(ResultTable[Classification]):
         return Shown(f"ClassifyResult: {len(self):,} inputs, model {self.model}", self.warnings)
 
 
-@dataclass(frozen=True, eq=False)  # eq: arrays have no single truth value
-class EmbedResult:
-    """The hidden state after the last token of every input.
+@dataclass(frozen=True, eq=False, repr=False)  # eq: arrays have no single truth value
+class EmbedResult(ResultTable[NDArray[np.float32]]):
+    """The hidden state after the last token of every input: a sequence of arrays [D], in the order of the request.
 
     Attributes:
         embeddings: [inputs, D], after the final norm, not normalised to a length.
@@ -360,14 +318,36 @@ class EmbedResult:
         truncated: The inputs that were cut.
 
     Examples:
-        >>> EmbedResult(np.zeros((2, 576), np.float32), "a-model", Usage(7)).embeddings.shape
-        (2, 576)
+        >>> result = EmbedResult(np.zeros((2, 576), np.float32), "a-model", Usage(7))
+        >>> result.embeddings.shape, len(result), result[0].shape
+        ((2, 576), 2, (576,))
+        >>> result
+        EmbedResult: 2 inputs, hidden size 576, model a-model
+        index  embedding
+        0      [0. 0. 0. ... 0. 0. 0.]
+        1      [0. 0. 0. ... 0. 0. 0.]
     """
 
     embeddings: NDArray[np.float32]
     model: str
     usage: Usage
     truncated: tuple[Truncation, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.embeddings)
+
+    def _entry(self, index: int) -> NDArray[np.float32]:
+        vector: NDArray[np.float32] = self.embeddings[index]
+        return vector
+
+    def _columns(self) -> list[str]:
+        return ["index", "embedding"]
+
+    def _cells(self, num_rows: int) -> Iterator[list[object]]:
+        return ([index, vector] for index, vector in enumerate(self.embeddings[:num_rows]))
+
+    def _shown(self) -> Shown:
+        return Shown(f"EmbedResult: {len(self):,} inputs, hidden size {self.embeddings.shape[1]}, model {self.model}")
 
 
 @dataclass(frozen=True)

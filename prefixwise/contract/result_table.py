@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from typing import TYPE_CHECKING, NamedTuple, TypeVar, final, overload
 
+import numpy as np
+
 if TYPE_CHECKING:
     import pandas
 
@@ -122,6 +124,8 @@ def distinct(names: Iterable[str]) -> list[str]:
 def _short(cell: object) -> str:
     if isinstance(cell, float):
         return f"{cell:.4g}"
+    if isinstance(cell, np.ndarray):
+        return np.array2string(cell, precision=4, threshold=0)
     text = "" if cell is None else str(cell).replace("\n", " ")
     return text if len(text) <= _SHOWN_CHARS else text[: _SHOWN_CHARS - 3] + "..."
 

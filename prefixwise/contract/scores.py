@@ -21,11 +21,13 @@ the row of one label or the difference of two, so that its logit is `raw`; or tw
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Sequence
+from typing import Any, Literal, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from prefixwise.contract.ragged import Int64Array
 from prefixwise.contract.request import LabelScoring, ScoreMode
 
 Float32Array = NDArray[np.float32]
@@ -123,3 +125,45 @@ def raw_scores(values: Float64Array, temperature: float = 1.0) -> Float64Array:
 def relevance_scores(kind: RelevanceKind, raw: Float64Array) -> Float64Array:
     """[I], from 0 to 1."""
     return np.exp(raw) if kind == "prob" else sigmoid(raw)
+
+
+class ScoreRows(Sequence[list[float] | None]):
+    """The scores of all items, as an array: 8 bytes a score, where lists take 32. A row becomes a list when it is read.
+
+    `good`: the items that have scores, ascending; the others have None.
+    """
+
+    def __init__(self, values: Float64Array, good: Int64Array, num_items: int) -> None:
+        self._values = values  # [len(good), L]
+        self._rows: Int64Array | None = None  # [num_items]: the row of each item, -1 for none; None: all have scores
+        if len(good) < num_items:
+            self._rows = np.full(num_items, -1, np.int64)
+            self._rows[good] = np.arange(len(good))
+        self._num_items = num_items
+
+    def __len__(self) -> int:
+        return self._num_items
+
+    @overload
+    def __getitem__(self, index: int) -> list[float] | None: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[list[float] | None]: ...
+    def __getitem__(self, index: int | slice) -> list[float] | list[list[float] | None] | None:
+        if isinstance(index, slice):
+            if self._rows is not None:
+                return [self[each] for each in range(self._num_items)[index]]
+            rows: list[list[float] | None] = self._values[index].tolist()
+            return rows
+        row = index if self._rows is None else int(self._rows[index])
+        if self._rows is not None and row < 0:
+            return None
+        found: list[float] = self._values[row].tolist()
+        return found
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Float64Array:
+        """[items with scores, L]."""
+        return np.array(self._values, dtype, copy=copy)
+
+    @property
+    def num_labels(self) -> int:
+        return int(self._values.shape[1])

@@ -33,6 +33,7 @@ from prefixwise.contract.errors import (
     VocabularyError,
 )
 from prefixwise.contract.fields import present_fields
+from prefixwise.contract.inputs import plain
 from prefixwise.contract.judge import JudgeRequest, parse_judge_request
 from prefixwise.contract.judge_result import Judgement, JudgeResult
 from prefixwise.contract.methods import Body
@@ -108,11 +109,12 @@ def _json(fields: Body) -> bytes:
 
 
 def _plain(value: object) -> object:
-    """NumPy's values, where JSON has none of its own; bfloat16 is one of them."""
+    """Arrays, columns and NumPy's values, where JSON has none of its own; bfloat16 is one of them."""
     if isinstance(value, np.ndarray):
         return value.astype(np.float32).tolist() if value.dtype.kind == "V" else value.tolist()
-    if isinstance(value, np.generic):
-        return value.item()
+    found = plain(value)
+    if found is not value:
+        return found
     raise TypeError(f"expected text, numbers and lists of them, got {type(value).__name__}")
 
 
@@ -235,7 +237,9 @@ def error_of_response(status: int, text: str, retry_after: int | None) -> Reques
     of_status = [each for each in _PLAIN if each.status == status]
     fitting = [each for each in of_status if each.type == kind] or of_status
     if not fitting:
-        return ServiceError(message, code=code)
+        error = ServiceError(message, code=code)
+        error.status = status
+        return error
     return fitting[0](message, code=code, param=param)
 
 

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from prefixwise.contract.errors import InternalError
 from prefixwise.contract.ragged import IdLists, Int32Array, Int64Array
-from prefixwise.contract.result import ItemError, ScoreResult, ScoreRows, Usage
-from prefixwise.contract.scores import scores_from_logits, scores_from_logprobs
+from prefixwise.contract.result import ItemError, ScoreResult, Usage
+from prefixwise.contract.scores import ScoreRows, scores_from_logits, scores_from_logprobs
 from prefixwise.engine.prepare import PreparedRequest
 from prefixwise.engine.request_state import RequestState
 from prefixwise.plan.algorithms import ScorePlan

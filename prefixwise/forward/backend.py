@@ -60,6 +60,9 @@ class BackendOptions:
     max_lora_rank: int = 16
 
     def __post_init__(self) -> None:
+        for name, example in (("device", "cuda:1"), ("dtype", "float32")):
+            if not isinstance(getattr(self, name), str):
+                raise BackendError(f"{name} must be a string like {example!r}, got {getattr(self, name)!r}")
         for name in ("tp_size", "dp_size"):
             size = getattr(self, name)
             if not isinstance(size, int) or isinstance(size, bool) or size < 1:

@@ -9,6 +9,7 @@ EngineOptions -> backend_options()     backend, device, dtype
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -67,8 +68,11 @@ class EngineOptions:
     max_lora_rank: int | None = None  # None: the largest of the adapters that are loaded at start, and at least 16
 
     def __post_init__(self) -> None:
+        for name in ("model", "compilation_cache_dir"):
+            _check(_is_path(getattr(self, name)), name, getattr(self, name))
         for name in ("prefix_cache", "weight_cache"):
             _check(isinstance(getattr(self, name), bool), name, getattr(self, name))
+        _check(isinstance(self.batch_invariant, bool | None), "batch_invariant", self.batch_invariant)
         for name, least in _LEAST.items():
             value = getattr(self, name)
             _check(value is None or _is_at_least(value, least), name, value)
@@ -177,6 +181,9 @@ _LEAST = {
     "max_lora_rank": 1,
 }
 _EXPECTED = {
+    "model": "a folder, a .gguf file, a hub id or None",
+    "compilation_cache_dir": "a folder or None",
+    "batch_invariant": "True, False or None",
     "prefix_cache": "True or False",
     "weight_cache": "True or False",
     "prefix_cache_bytes": "a whole number of at least 1 byte, or None",
@@ -190,6 +197,10 @@ _EXPECTED = {
     "max_lora_rank": f"a whole number from 1 to {MAX_RANK}, or None",
     "watchdog_timeout": "a number of seconds of 0 or more",
 }
+
+
+def _is_path(value: object) -> bool:
+    return isinstance(value, str | os.PathLike | None)
 
 
 def _is_at_least(value: object, least: int) -> bool:

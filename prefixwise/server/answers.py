@@ -14,7 +14,7 @@ import orjson
 from starlette.responses import Response
 
 from prefixwise.contract.errors import CancelledError
-from prefixwise.contract.result import ScoreRows
+from prefixwise.contract.scores import ScoreRows
 from prefixwise.server.config import ServerOptions
 from prefixwise.server.context import JsonResponse, RequestContext
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import doctest
+import pickle
+from collections.abc import Callable
 
 import pytest
 
@@ -78,6 +81,29 @@ def test_the_body_repeats_the_message_for_clients_that_read_only_detail_or_messa
 def test_an_error_knows_its_item_and_prints_its_message() -> None:
     error = RequestError("items[3] is bad", code="some_code", item_index=3)
     assert (error.item_index, error.param, str(error)) == (3, None, "items[3] is bad")
+
+
+ARGUMENTS = {  # of those that need others than a message and a code
+    errors.QueueFullError: ("full", {"retry_after": 3}),
+    errors.UnavailableError: ("starting", {"code": "not_ready", "retry_after": 2}),
+    errors.VocabularyError: ("items[1] is bad", {"code": "c", "param": "items", "item_index": 1}),
+    errors.DeadlineExceededError: ("late", {}),
+    errors.InternalError: ("see the log", {}),
+}
+CLASSES = [
+    each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, errors.PrefixwiseError)
+]
+
+
+@pytest.mark.parametrize("remake", [copy.copy, lambda error: pickle.loads(pickle.dumps(error))], ids=["copy", "pickle"])
+@pytest.mark.parametrize("cls", CLASSES)
+def test_an_error_reaches_another_process_whole(
+    cls: type[errors.PrefixwiseError], remake: Callable[[object], object]
+) -> None:
+    message, options = ARGUMENTS.get(cls, ("bad", {"code": "c"} if issubclass(cls, RequestError) else {}))
+    error = errors.CancelledError() if cls is errors.CancelledError else cls(message, **options)  # type: ignore[arg-type]
+    again = remake(error)
+    assert (type(again), str(again), vars(again)) == (cls, str(error), vars(error))
 
 
 @pytest.mark.parametrize(

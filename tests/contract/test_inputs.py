@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
+from collections import UserDict, deque
+from collections.abc import Iterator, Sequence
 from enum import IntEnum
 
 import numpy as np
 import pandas
 import pyarrow
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,6 +24,16 @@ from prefixwise.contract.request import ScoreRequest
 INVALID_REQUEST = "invalid_request_error"
 INVALID_VALUE = "invalid_value_error"
 TOO_LARGE = 2**31
+
+
+class Iterables:
+    """Iterable, and nothing else."""
+
+    def __init__(self, *values: object) -> None:
+        self._values = values
+
+    def __iter__(self) -> Iterator[object]:
+        return iter(self._values)
 
 
 def parse(query: object = "q", items: object = ("a",), **fields: object) -> ScoreRequest:
@@ -156,8 +167,10 @@ def test_text_items_may_come_as_a_list_a_tuple_or_an_array(items: object) -> Non
         deque(["a", "b"]),
         pandas.Series(["a", "b"], index=[7, 3]),
         pyarrow.array(["a", "b"]),
+        pyarrow.table({"text": ["a", "b"]})["text"],
+        Iterables("a", "b"),
     ],
-    ids=["generator", "keys", "values", "deque", "pandas", "arrow"],
+    ids=["generator", "keys", "values", "deque", "pandas", "arrow", "chunks", "iterable"],
 )
 def test_anything_in_an_order_is_a_list_of_items(items: object) -> None:
     assert parse(items=items).items == ("a", "b")
@@ -168,7 +181,11 @@ def test_a_missing_value_of_a_column_is_named() -> None:
     assert (error.code, error.item_index) == ("invalid_items_type", 1)
 
 
-@pytest.mark.parametrize("items", [{"a", "b"}, pandas.DataFrame({"text": ["a", "b"]}), b"ab"], ids=type)
+@pytest.mark.parametrize(
+    "items",
+    [{"a", "b"}, pandas.DataFrame({"text": ["a", "b"]}), pyarrow.table({"text": ["a", "b"]}), UserDict(a=1), b"ab"],
+    ids=type,
+)
 def test_what_has_no_order_and_a_whole_table_are_refused(items: object) -> None:
     error = refusal(items=items)
     assert error.code == "invalid_items_type"
@@ -187,8 +204,11 @@ def test_one_string_is_one_item() -> None:
         [np.array([1, 2]), np.array([], np.int64)],
         [np.array([1, 2], np.uint8), []],
         [[np.int32(1), 2], []],
+        [torch.tensor([1, 2]), torch.tensor([], dtype=torch.int64)],
+        [range(1, 3), range(0)],
+        pyarrow.chunked_array([[[1, 2]], [[]]]),
     ],
-    ids=["lists", "tuples", "arrays", "mixed", "scalars"],
+    ids=["lists", "tuples", "arrays", "mixed", "scalars", "tensors", "ranges", "chunks"],
 )
 def test_id_items_may_come_in_any_of_these_shapes(items: object) -> None:
     assert id_lists(parse([9], items)) == [[1, 2], []]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prefixwise.contract.ragged import Ragged, ranges, starts_from_lens
+from prefixwise.contract.ragged import IdLists, Ragged, ranges, starts_from_lens
 
 token_rows = st.lists(st.lists(st.integers(0, 2**31 - 1), max_size=6), max_size=8)
 
@@ -50,6 +50,13 @@ def test_take_gives_the_rows_asked_for_in_that_order(rows: list[list[int]], data
     wanted = data.draw(st.lists(st.integers(0, len(rows) - 1)))
     taken = Ragged.from_sequences(rows).take(np.array(wanted, np.int64))
     assert as_lists(taken) == [rows[row] for row in wanted]
+
+
+@pytest.mark.parametrize(
+    ("rows", "shown"), [([[1, 2], []], "[[1, 2], []]"), ([[1]] * 10_000, "[[1], [1], [1], [1], [1], [1], ...]")]
+)
+def test_lists_show_the_first_of_them(rows: list[list[int]], shown: str) -> None:
+    assert repr(IdLists(Ragged.from_sequences(rows))) == shown
 
 
 def test_starts_are_the_running_sum_of_lengths() -> None:

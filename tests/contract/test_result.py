@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,6 +19,7 @@ from prefixwise.contract.ragged import IdLists, Ragged
 from prefixwise.contract.result import (
     Classification,
     ClassifyResult,
+    EmbedResult,
     ItemError,
     RerankedDocument,
     RerankResult,
@@ -156,6 +158,15 @@ class TestSequence:
         assert found[0] is each
         assert found.to_dicts() == [{"index": 0, "label": "good", "good": 0.9, "bad": 0.1}]
 
+    def test_embeddings_are_a_sequence(self) -> None:
+        vectors = np.arange(6, dtype=np.float32).reshape(2, 3)
+        found = EmbedResult(vectors, "m", Usage(3))
+        assert (len(found), found[1].tolist(), len(found[:1])) == (2, [3, 4, 5], 1)
+        assert np.stack(list(found)).tolist() == vectors.tolist()
+        frame = found.to_pandas()
+        assert (frame.index.tolist(), list(frame.columns)) == ([0, 1], ["embedding"])
+        assert frame.loc[1, "embedding"].tolist() == [3, 4, 5]
+
 
 class TestTables:
     def test_dicts_have_a_key_for_each_label(self) -> None:
@@ -205,6 +216,13 @@ class TestDisplay:
         assert lines[-2:] == ["... 990 more", "warning: be careful"]
         assert len(lines) == 14
         assert max(map(len, lines)) < 100
+
+    def test_vectors_are_cut(self) -> None:
+        found = EmbedResult(np.random.default_rng(0).normal(size=(1000, 576)).astype(np.float32), "m", Usage(3))
+        lines = repr(found).splitlines()
+        assert lines[0] == "EmbedResult: 1,000 inputs, hidden size 576, model m"
+        assert len(lines) == 13
+        assert max(map(len, [*lines, *found._repr_html_().split("<tr>")[1:-1]])) < 200
 
     def test_html_has_bars_and_escapes_texts(self) -> None:
         page = result([[0.25, 0.75]], items=["<script>alert(1)</script>"])._repr_html_()

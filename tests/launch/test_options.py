@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import inspect
 import json
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import MISSING, fields
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from prefixwise import Scorer
 from prefixwise.contract.errors import BackendError, InvalidValueError, ModelLoadError
@@ -151,6 +153,9 @@ def test_a_model_goes_by_its_path_and_its_base_name_too(
     [
         ({"prefix_cache": "no"}, "prefix_cache must be True or False, got 'no'"),
         ({"weight_cache": "off"}, "weight_cache must be True or False, got 'off'"),
+        ({"model": 3}, "model must be a folder, a .gguf file, a hub id or None, got 3"),
+        ({"compilation_cache_dir": 3}, "compilation_cache_dir must be a folder or None, got 3"),
+        ({"batch_invariant": "yes"}, "batch_invariant must be True, False or None, got 'yes'"),
         ({"prefix_cache_bytes": 0}, "prefix_cache_bytes must be a whole number of at least 1 byte, or None, got 0"),
         ({"chunked_prefill_size": 0}, "chunked_prefill_size must be a whole number of at least 1 token, or -1"),
         ({"chunked_prefill_size": -2}, "chunked_prefill_size must be a whole number of at least 1 token, or -1"),
@@ -185,7 +190,31 @@ def test_what_no_backend_takes_is_an_error_before_a_model_is_looked_for() -> Non
         EngineOptions("no such model", tp_size=0)
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("device", torch.device("cpu"), "device must be a string like 'cuda:1', got device(type='cpu')"),
+        ("device", None, "device must be a string like 'cuda:1', got None"),
+        ("dtype", torch.float32, "dtype must be a string like 'float32', got torch.float32"),
+    ],
+)
+def test_devices_and_dtypes_are_named(name: str, value: Any, message: str) -> None:
+    with pytest.raises(BackendError, match=re.escape(message)):
+        EngineOptions(**{name: value})
+
+
 class TestScorer:
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"lora": ["a"]}, "lora must be a mapping of names to folders, or None, got ['a']"),
+            ({"on_program": 3}, "on_program must be a function or None, got 3"),
+        ],
+    )
+    def test_what_it_passes_on_is_of_the_right_type(self, options: dict[str, Any], message: str) -> None:
+        with pytest.raises(InvalidValueError, match=re.escape(message)):
+            Scorer("no such model", **options)
+
     def test_its_options_are_the_engine_s(self) -> None:
         parameters = inspect.signature(Scorer).parameters
         offered = {name: each.default for name, each in parameters.items() if name not in NOT_OF_AN_ENGINE}

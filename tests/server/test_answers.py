@@ -12,7 +12,7 @@ import orjson
 import pytest
 from starlette.responses import Response
 
-from prefixwise.contract.result import ScoreRows
+from prefixwise.contract.scores import ScoreRows
 from prefixwise.server.answers import PIECE_BYTES, StreamedJson, json_pieces, send_response, whole_json
 from prefixwise.server.body_memory import BodyMemory
 from prefixwise.server.config import ServerOptions
