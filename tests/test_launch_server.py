@@ -60,6 +60,9 @@ ENGINE_FLAGS: list[tuple[str, dict[str, Any]]] = [
     ("--model some/model", {"model": "some/model"}),
     ("some/model", {"model": "some/model"}),
     ("some/model --revision v1", {"model": "some/model@v1"}),
+    ("--dtype half some/model", {"dtype": "float16", "model": "some/model"}),
+    ("--log-level info --mask segment mask --revision v1", {"mask": "segment", "model": "mask@v1"}),
+    ("--no-batch-invariant --tp=2 --dp 2 a=b", {"batch_invariant": False, "tp_size": 2, "dp_size": 2, "model": "a=b"}),
     ("--dtype float16", {"dtype": "float16"}),
     ("--dtype half", {"dtype": "float16"}),
     ("--dtype float", {"dtype": "float32"}),
@@ -314,6 +317,13 @@ class TestWithoutEffect:
             f"--trust-remote-code (no code from a checkpoint is ever run), {NO_FA.replace(' fa ', ' flashinfer ')}"
         ]
 
+    def test_a_model_may_follow_flags_of_sglang(self, launch: Launch, caplog: pytest.LogCaptureFixture) -> None:
+        line = "--tokenizer-path Qwen/Qwen3-0.6B --auto-truncate true --page-size 1 --enable-mis Qwen/Qwen3-0.6B"
+        assert launch(*line.split(), "--tp-size", "1").engine == QWEN
+        assert caplog.messages == [
+            "accepted without effect: --tokenizer-path Qwen/Qwen3-0.6B, --page-size 1, --enable-mis (always so here)"
+        ]
+
     def test_no_flag_is_both_ours_and_another_servers(self) -> None:
         table = tomllib.loads(Path(sglang_flags.__file__).with_suffix(".toml").read_text(encoding="utf-8"))
         groups = [table["same"], table["means"], table["refused"], table["always"]["switches"]]
@@ -372,7 +382,9 @@ class TestErrors:
             ("--enable-mis=1", "Option '--enable-mis' does not take a value, got '1'"),
             ("--tp two", "Invalid value for '--tp-size'"),
             ("a --model-path b", "expected the model once, got 'a' and --model-path"),
-            ("--port 1 a", "Got unexpected extra argument(s) (a)"),
+            ("--model-path=b --port 1 a", "expected the model once, got --model-path=b and 'a'"),
+            ("a --port 1 b", "expected the model once, got 'a' and 'b'"),
+            ("a --max-walking-requests 4", "No such option: --max-walking-requests"),
             ("--model-path a --tokenizer-path b", "--tokenizer-path b is not served: the checkpoint's own tokenizer"),
             ("--auto-truncate=maybe", "Invalid value for '--auto-truncate': expected true or false, got 'maybe'"),
             ("--rerank-format jina", "Invalid value for '--rerank-format'"),

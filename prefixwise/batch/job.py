@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -114,6 +114,7 @@ class BatchJob:
     manifest: Manifest
     to: OutputFiles
     done: tuple[PartRecord, ...] = ()
+    is_new: bool = False  # this run has made the work folder
 
     @property
     def folder(self) -> WorkFolder:
@@ -127,6 +128,12 @@ class BatchJob:
     def missing(self) -> list[Part]:
         complete = {record.index for record in self.done}
         return [part for part in self.manifest.parts if part.index not in complete]
+
+    def discard_if_new(self) -> bool:
+        """Remove the work folder that this run has made, unless a part is complete. Returns whether it has."""
+        with suppress(BatchError):  # a store that is away, or another job's folder by now
+            return self.is_new and self.folder.remove_without_parts(self.manifest)
+        return False
 
     def finish(self) -> Totals:
         """Write the output. Raises BatchError where a part is missing or the input has changed."""
@@ -179,7 +186,7 @@ def begin(
         _clear(to)
     folder.remove()  # of the overwritten job, or of one that was killed before it wrote its manifest
     folder.write_manifest(manifest)
-    return BatchJob(manifest, to)
+    return BatchJob(manifest, to, is_new=True)
 
 
 def _resume(folder: WorkFolder, to: OutputFiles, wanted: Manifest) -> BatchJob:
@@ -219,12 +226,13 @@ class Totals:
     rows: int = 0
     failures: int = 0
     items: int = 0
+    reranked: int = 0  # rows with documents that are scored
 
 
 def merge(manifest: Manifest, parts: PartStore, to: OutputFiles) -> Totals:
     """Write all parts in order, one part in memory at a time: every row goes to the output or to the error file, once.
     Raises BatchError where a part is incomplete."""
-    rows = failures = items = 0
+    rows = failures = items = reranked = 0
     abort_uploads((to.output, to.errors))
     with ExitStack() as stack:
         errors = stack.enter_context(writing(to.errors, _within(to.errors, to)))
@@ -239,7 +247,8 @@ def merge(manifest: Manifest, parts: PartStore, to: OutputFiles) -> Totals:
             errors.write("".join(json.dumps(each) + "\n" for each in failed).encode())
             rows, failures = rows + len(rows_of_part), failures + len(failed)
             items += sum(map(num_scored, scored))
-    return Totals(rows, failures, items)
+            reranked += sum("results" in row for row in scored)
+    return Totals(rows, failures, items, reranked)
 
 
 def _within(url: str, to: OutputFiles) -> str | None:

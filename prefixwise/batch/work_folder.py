@@ -22,7 +22,8 @@ from prefixwise.batch.storage import file_errors, list_names, open_file, read_by
 from prefixwise.contract.errors import BatchError
 
 _MANIFEST = "manifest.json"
-_JOB_FILES = re.compile(rf"{re.escape(_MANIFEST)}|part-[0-9a-f]{{12}}-\d{{8}}\.jsonl|.*\.[0-9a-f]{{8}}\.tmp")
+_PART_FILE = re.compile(r"part-[0-9a-f]{12}-\d{8}\.jsonl")
+_JOB_FILES = re.compile(rf"{re.escape(_MANIFEST)}|{_PART_FILE.pattern}|.*\.[0-9a-f]{{8}}\.tmp")
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,18 @@ class WorkFolder:
         if not self.has_manifest() or self.read_manifest().key != manifest.key:
             raise BatchError(f"{self.url}: expected this job's manifest, got another's or none: another job was begun")
 
+    def remove_without_parts(self, manifest: Manifest) -> bool:
+        """Remove the folder of this job if it holds no complete part. Returns whether it has. Raises BatchError."""
+        self.check_is_of(manifest)
+        names = list_names(self.url)
+        if any(_PART_FILE.fullmatch(name) for name in names):
+            return False
+        self._remove_files_of_jobs(names)
+        return True
+
     def remove(self) -> None:
         """Remove the files of jobs, and the folder if it is empty then."""
-        remove_files(self.url, [name for name in list_names(self.url) if _JOB_FILES.fullmatch(name)])
+        self._remove_files_of_jobs(list_names(self.url))
+
+    def _remove_files_of_jobs(self, names: Sequence[str]) -> None:
+        remove_files(self.url, [name for name in names if _JOB_FILES.fullmatch(name)])

@@ -13,9 +13,9 @@ from prefixwise.cli import request_options as option
 from prefixwise.cli.batch_run import RunOptions, run_batch
 from prefixwise.cli.engine_options import ENGINE_FLAGS, PANEL, PROFILE_FLAG
 from prefixwise.cli.failures import MISUSED, CommandError
-from prefixwise.cli.flags import with_flags
+from prefixwise.cli.flags import is_typed, with_flags
 from prefixwise.cli.request_options import input_option, output_option
-from prefixwise.cli.server_address import ApiKey, Url, server_address
+from prefixwise.cli.server_address import ApiKey, Timeout, Url, server_address
 from prefixwise.contract.request import SCORE_FIELDS
 from prefixwise.contract.rerank_request import rerank_fields
 from prefixwise.launch.options import EngineOptions
@@ -27,6 +27,12 @@ if TYPE_CHECKING:
 job_option = partial(typer.Option, rich_help_panel="Job")
 cluster_option = partial(typer.Option, rich_help_panel="Cluster")
 
+_SCORE_NAMES = {row.name for row in SCORE_FIELDS}
+_FOR_DOCUMENTS = {
+    row.name: option.option_names(row)[0]
+    for row in rerank_fields("native")
+    if row.option is not None and row.name not in _SCORE_NAMES
+}
 BATCH_ENGINE_FLAGS = {"model": ENGINE_FLAGS["model"], "profile": PROFILE_FLAG, **ENGINE_FLAGS}
 
 _FORMATS = ", ".join(FORMATS)
@@ -120,6 +126,7 @@ def batch(
     quiet: option.Quiet = False,
     url: Url = None,
     api_key: ApiKey = None,
+    timeout_sec: Timeout = 180.0,
     engine: EngineOptions,
 ) -> None:
     """Score the rows of files: each row is a body of /v1/score, or of /v1/rerank where it has documents.
@@ -135,12 +142,13 @@ def batch(
 
     if resume and overwrite:
         raise CommandError("--resume and --overwrite exclude each other", status=MISUSED)
-    server = server_address(context, url, api_key, ENGINE_FLAGS, ("cluster",))
+    server = server_address(context, url, api_key, timeout_sec, ENGINE_FLAGS, ("cluster",))
     of_server = {} if server is None else {"profile": engine.profile}
     defaults = RowDefaults(_given(score), _given({**rerank, **of_server}), id_field)
     _check_defaults(defaults)
     on_cluster = _workers(cluster, workers, worker_cpus, worker_gpus, worker_resources or ())
-    run = RunOptions(engine, server, on_cluster, max_failures, quiet)
+    for_documents = tuple(name for field, name in _FOR_DOCUMENTS.items() if is_typed(context, field))
+    run = RunOptions(engine, server, on_cluster, max_failures, quiet, for_documents)
     files = JobFiles(input_path, output, errors, input_format, output_format)
     run_batch(files, BeginOptions(PartLimits(part_rows), resume, overwrite), defaults, run)
 

@@ -46,6 +46,7 @@ class RunOptions:
     workers: WorkerOptions | None  # None: this process
     max_failures: int | None
     quiet: bool
+    for_documents: tuple[str, ...] = ()  # options on the command line that only rows with documents have
 
 
 def run_batch(files: JobFiles, how: BeginOptions, defaults: RowDefaults, run: RunOptions) -> None:
@@ -61,9 +62,11 @@ def run_batch(files: JobFiles, how: BeginOptions, defaults: RowDefaults, run: Ru
         if isinstance(job, Finished):
             _print_end(job.totals, f"{files.output} is already finished", run, files)
             return
-        with _resume_hint_on_failure(job.folder.url):
+        with _resume_hint_on_failure(job):
             _score(job, defaults, run)
             totals = job.finish()
+    if run.for_documents and totals.rows > totals.failures and not totals.reranked:
+        print_warning(f"no row has documents: {', '.join(run.for_documents)} had no effect")
     _print_end(totals, f"{files.output} is written", run, files)
 
 
@@ -77,12 +80,18 @@ def _message_on_signals(message: str) -> Iterator[None]:
 
 
 @contextmanager
-def _resume_hint_on_failure(folder: str) -> Iterator[None]:
-    """Print how to resume if the block fails: on a signal, a device error, too many failed rows."""
+def _resume_hint_on_failure(job: BatchJob) -> Iterator[None]:
+    """Print how to resume if the block fails: on a signal, a device error, too many failed rows.
+
+    A new job without a complete part leaves nothing, so that the corrected command starts.
+    """
     try:
         yield
-    except BaseException:
-        say(f"stopped: completed parts are in {folder}; run the same command with --resume to continue")
+    except BaseException as error:
+        if not job.discard_if_new():
+            say(f"stopped: completed parts are in {job.folder.url}; run the same command with --resume to continue")
+        elif not isinstance(error, Exception):  # a signal
+            say("stopped before a part was complete; run the same command to start again")
         raise
 
 

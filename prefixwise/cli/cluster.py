@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any
 
 import typer
 
 from prefixwise.cli.commands import Verbs
-from prefixwise.cli.failures import CommandError
+from prefixwise.cli.failures import CommandError, needing
 from prefixwise.cli.flags import Flag, with_flags
 from prefixwise.cli.output import say, write_data
 from prefixwise.cli.serve import (
@@ -27,6 +27,7 @@ from prefixwise.cli.serve import (
     SERVER_PANEL,
     chosen_log_level,
     first_spelling,
+    needing_server,
     normalize_synonyms,
     warn_without_effect,
     warn_without_key,
@@ -34,7 +35,6 @@ from prefixwise.cli.serve import (
 from prefixwise.cli.sglang_flags import ServeCommand, without_effect
 from prefixwise.cluster.connection import check_reachable, connected
 from prefixwise.cluster.options import API_KEY_VARIABLE, ClusterOptions, ScaleOptions
-from prefixwise.host import install_command
 from prefixwise.launch.options import EngineOptions
 from prefixwise.server.config import ServerOptions
 
@@ -76,18 +76,7 @@ def cluster_options(
     return ClusterOptions(engine, replace(server, served_model_names=engine.served_names, log_level=level), scale)
 
 
-@contextmanager
-def needing_ray() -> Iterator[None]:
-    """For the block that imports Ray or YAML: without the package, a CommandError with the install command."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
-        if package not in ("ray", "yaml"):
-            raise
-        hint = f"install what a cluster needs with: {install_command('cluster')}"
-        raise CommandError(f"{package} is not installed", hint=hint) from None
-
+needing_ray = partial(needing, ("ray", "yaml"), "a cluster", "cluster")
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -126,7 +115,7 @@ def serve(
     request. Ctrl-C ends an application that this command started, not one that it updated.
     """
     options = cluster_options(context, engine, server, scale)
-    with needing_ray():
+    with needing_ray(), needing_server():
         from prefixwise.cluster import serve_app
     with connected(address) as is_new:
         if is_new:
@@ -193,7 +182,7 @@ def config(context: typer.Context, *, engine: EngineOptions, server: ServerOptio
     `serve deploy FILE` starts it, and replaces a running one without a failed request where only the model differs.
     """
     options = cluster_options(context, engine, server, scale)
-    with needing_ray():
+    with needing_ray(), needing_server():
         import yaml
 
         from prefixwise.cluster.serve_app import serve_configuration

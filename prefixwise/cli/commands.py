@@ -57,9 +57,15 @@ class VerbGroup(TyperGroup):
         """Raises CommandError where a verb is missing, after the help that lists them."""
         if not args and self.no_args_is_help and not ctx.resilient_parsing:
             write_data(ctx.get_help() + "\n")
-            hint = f"{ctx.command_path} --help lists the options"
-            raise CommandError("expected one of these commands, got none", hint=hint, status=MISUSED)
+            raise _command_error(ctx, "expected one of these commands, got none")
         return super().parse_args(ctx, args)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Raises CommandError for an unknown verb."""
+        try:
+            return super().resolve_command(ctx, args)
+        except typer.TyperException as error:
+            raise _command_error(ctx, error.format_message()) from None
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         self.format_commands(ctx, formatter)
@@ -70,6 +76,10 @@ class VerbGroup(TyperGroup):
         rows = [(name, verb.get_short_help_str(_UNLIMITED)) for name, verb in named if verb and not verb.hidden]
         with formatter.section("Commands"):
             write_entries(rows, formatter)
+
+
+def _command_error(ctx: Any, message: str) -> CommandError:
+    return CommandError(message, hint=f"{ctx.command_path} --help lists the commands", status=MISUSED)
 
 
 class Verbs(typer.Typer):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+
 import typer
 
 from prefixwise.cli.output import say, visible
@@ -13,6 +16,7 @@ from prefixwise.contract.errors import (
     RequestError,
     TokenizerError,
 )
+from prefixwise.host import install_command
 
 FAILED = 1
 MISUSED = 2
@@ -21,6 +25,7 @@ _PROFILE_HINT = "`prefixwise profiles` lists the built-in profiles and checks yo
 # The contract's messages name the fields of a request; these name the options that set them.
 _HINTS_BY_CODE = {
     "context_too_long": "--max-tokens-per-item N truncates long items, --on-item-error report skips them",
+    "deadline_too_short": "--timeout-sec gives a server more time, up to its own --request-timeout",
     "delimiter_collision": "omit --delimiter-token-id; --on-item-error report skips such items",
     "dense_mask_too_large": "try --mask segment, a smaller --chunk-size, or --algorithm prefill_extend",
     "empty_documents": "a documents file holds one document per line",
@@ -51,6 +56,19 @@ class CommandError(Exception):
         super().__init__(message)
         self.hint = hint
         self.status = status
+
+
+@contextmanager
+def needing(packages: Collection[str], what: str, extra: str) -> Iterator[None]:
+    """For the block that imports the packages: without one, a CommandError with the command that installs the extra."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in packages:
+            raise
+        hint = f"install what {what} needs with: {install_command(extra)}"
+        raise CommandError(f"{package} is not installed", hint=hint) from None
 
 
 def report_failure(error: PrefixwiseError | CommandError | typer.TyperException) -> int:

@@ -130,12 +130,17 @@ def with_request_fields(**tables: Sequence[Field]) -> Callable[[Verb], Verb]:
     return extend
 
 
+def option_names(row: Field) -> tuple[str, ...]:
+    """The names of the field's option; none if it has no option."""
+    return () if row.option is None else row.option.names or (f"--{row.name.replace('_', '-')}",)
+
+
 def _parameter(row: Field) -> inspect.Parameter:
     """A flag has no metavar: it takes no value. The help of a choice names its values, which need much room."""
     assert row.option is not None, "only fields with an option are parameters"
     kind = row.kind
     option = typer.Option(
-        *(row.option.names or (f"--{row.name.replace('_', '-')}",)),
+        *option_names(row),
         min=kind.least if isinstance(kind, Count) else None,
         metavar=kind.metavar if row.option.metavar is None else row.option.metavar,
         help=row.option.help or row.about,

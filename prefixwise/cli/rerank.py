@@ -26,7 +26,7 @@ from prefixwise.cli.run_request import (
     run_summary,
     size_and_time,
 )
-from prefixwise.cli.server_address import ApiKey, ServerAddress, Url, server_address
+from prefixwise.cli.server_address import ApiKey, ServerAddress, Timeout, Url, server_address
 from prefixwise.contract.rerank_request import rerank_fields
 from prefixwise.launch.options import EngineOptions
 
@@ -57,6 +57,7 @@ def rerank(
     quiet: option.Quiet = False,
     url: Url = None,
     api_key: ApiKey = None,
+    timeout_sec: Timeout = 180.0,
     engine: EngineOptions,
 ) -> None:
     """Order documents by how relevant they are to a query. Best first.
@@ -69,7 +70,7 @@ def rerank(
     """
     source = ItemsSource("document", documents or (), documents_file, documents_format, documents_field)
     check_sources(query, query_file, source)
-    server = server_address(context, url, api_key, _LOCAL_FLAGS)
+    server = server_address(context, url, api_key, timeout_sec, _LOCAL_FLAGS)
     to_file = OutputFile.chosen(output, output_format)
     body = {"query": read_query(query, query_file), "documents": source.read(), **fields}
     if server is None:

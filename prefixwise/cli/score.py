@@ -35,7 +35,7 @@ from prefixwise.cli.run_request import (
     run_summary,
     size_and_time,
 )
-from prefixwise.cli.server_address import ApiKey, ServerAddress, Url, server_address
+from prefixwise.cli.server_address import ApiKey, ServerAddress, Timeout, Url, server_address
 from prefixwise.contract.request import SCORE_FIELDS
 from prefixwise.launch.options import EngineOptions
 
@@ -79,6 +79,7 @@ def score(
     quiet: option.Quiet = False,
     url: Url = None,
     api_key: ApiKey = None,
+    timeout_sec: Timeout = 180.0,
     engine: EngineOptions,
 ) -> None:
     """Score items against a query: how likely is each label after query + item? Best first.
@@ -91,7 +92,7 @@ def score(
     """
     source = ItemsSource("item", items or (), items_file, items_format, items_field)
     check_sources(query, query_file, source)
-    server = server_address(context, url, api_key, ENGINE_FLAGS)
+    server = server_address(context, url, api_key, timeout_sec, ENGINE_FLAGS)
     _check_labels(fields, None if server else engine)
     show = ShowOptions(top, as_json, OutputFile.chosen(output, output_format), debug, quiet)
     body = {"query": read_query(query, query_file), "items": source.read(), **fields}

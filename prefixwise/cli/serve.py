@@ -18,7 +18,7 @@ from typing import Annotated, Literal, get_args
 import typer
 
 from prefixwise.cli.engine_options import ENGINE_FLAGS, PROFILE_FLAG
-from prefixwise.cli.failures import FAILED, CommandError, print_error
+from prefixwise.cli.failures import FAILED, CommandError, needing, print_error
 from prefixwise.cli.flags import Flag, is_typed, with_flags
 from prefixwise.cli.sglang_flags import Ignored, without_effect
 from prefixwise.contract.errors import PrefixwiseError
@@ -55,8 +55,8 @@ def _renamed(field: str, flag: Flag) -> Flag:
     name = _SGLANG_NAMES.get(field)
     if name is None:
         return flag
-    first = ", or the first argument" if field == "model" else ""
-    return replace(flag, name=name, help=f"{flag.help} Also --{field.replace('_', '-')}{first}.")
+    by_itself = ", or MODEL by itself" if field == "model" else ""
+    return replace(flag, name=name, help=f"{flag.help} Also --{field.replace('_', '-')}{by_itself}.")
 
 
 SERVE_ENGINE_FLAGS = {
@@ -250,6 +250,7 @@ log = logging.getLogger("prefixwise")
 # Values of `--attention-backend` that are ours; any other is another server's and ignored.
 OUR_ATTENTIONS = ("hopper", "pallas_gpu", "pallas_tpu", "xla", "reference")
 _SERVER_PACKAGES = ("starlette", "uvicorn", "uvloop", "httptools", "orjson", "prometheus_client", "zmq", "msgspec")
+needing_server = partial(needing, _SERVER_PACKAGES, "the server", "server")
 MAX_DEFAULT_WORKERS = 4
 
 
@@ -318,19 +319,13 @@ def num_http_workers(given: int | None, device: str, nnodes: int = 1) -> int:
 
 def _enter_server(options: ServerOptions) -> Callable[..., None]:
     """Import the server late: it is heavy, and its packages may be missing. Sets up the server's log."""
-    try:
+    with needing_server():
         from prefixwise.server.logs import set_up_logging
 
         if options.http_workers:
             from prefixwise.server.workers.supervisor import run_workers
         else:
             from prefixwise.server.launch import run_server
-    except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
-        if package not in _SERVER_PACKAGES:
-            raise
-        hint = f"install what the server needs with: {install_command('server')}"
-        raise CommandError(f"{package} is not installed", hint=hint) from None
     from prefixwise.server.tracing import check_tracing
 
     set_up_logging(options)

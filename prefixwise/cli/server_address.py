@@ -12,7 +12,7 @@ import typer
 
 from prefixwise.cli.failures import MISUSED, CommandError
 from prefixwise.cli.flags import Flag, is_typed
-from prefixwise.contract.client_settings import check_api_key
+from prefixwise.contract.client_settings import check_api_key, check_timeout
 from prefixwise.contract.errors import PrefixwiseWarning
 
 if TYPE_CHECKING:
@@ -29,6 +29,12 @@ def checked_key(key: str | None) -> str | None:
     return key
 
 
+def checked_timeout(seconds: float) -> float:
+    """Check the time limit before a verb reads files or starts servers."""
+    check_timeout(seconds)
+    return seconds
+
+
 Url = Annotated[
     str | None,
     server_option(
@@ -41,33 +47,58 @@ ApiKey = Annotated[
         "--api-key", metavar="KEY", envvar="PREFIXWISE_API_KEY", callback=checked_key, help="The server's API key."
     ),
 ]
+Timeout = Annotated[
+    float,
+    server_option(
+        "--timeout-sec",
+        "--timeout",
+        metavar="SECONDS",
+        callback=checked_timeout,
+        help="Timeout of one request to the server, with its retries.",
+        min=0.001,
+    ),
+]
 
 
 @dataclass(frozen=True)
 class ServerAddress:
-    """A server, and the key that it wants."""
+    """A server, the key that it wants, and the time that it has for a request."""
 
     url: str
     api_key: str | None
+    timeout_sec: float
 
     def open(self, *, max_connections: int = 1, max_retries: int = 3) -> Client:
         """A client of the server. Raises ClientSettingError for a wrong address."""
         from prefixwise.client.clients import Client
 
         warnings.simplefilter("ignore", PrefixwiseWarning)  # the verbs print what results warn of
-        return Client(self.url, api_key=self.api_key, max_connections=max_connections, max_retries=max_retries)
+        return Client(
+            self.url,
+            api_key=self.api_key,
+            timeout=self.timeout_sec,
+            max_connections=max_connections,
+            max_retries=max_retries,
+        )
 
 
 def server_address(
-    context: typer.Context, url: str | None, api_key: str | None, local: Mapping[str, Flag], also: Iterable[str] = ()
+    context: typer.Context,
+    url: str | None,
+    api_key: str | None,
+    timeout_sec: float,
+    local: Mapping[str, Flag],
+    also: Iterable[str] = (),
 ) -> ServerAddress | None:
     """The server that was asked for; None: this process scores. Raises CommandError.
 
     `local`: the options, by field, that only a model in this process has; `also`: names of other such options.
     """
     if url is None:
-        if api_key is not None and is_typed(context, "api_key"):
-            raise CommandError("--api-key is for --url, which was not given", status=MISUSED)
+        for name in ("api_key", "timeout_sec"):
+            if is_typed(context, name):
+                option = f"--{name.replace('_', '-')}"
+                raise CommandError(f"{option} is for --url, which was not given", status=MISUSED)
         return None
     names = {field: flag.name or f"--{field.replace('_', '-')}" for field, flag in local.items()}
     names = {field: name.partition("/")[0] for field, name in names.items()}  # of a switch for on and off, the first
@@ -76,4 +107,4 @@ def server_address(
     if typed:
         message = f"expected --url without {', '.join(typed)}: the server has its own model and engine"
         raise CommandError(message, status=MISUSED)
-    return ServerAddress(url, api_key)
+    return ServerAddress(url, api_key, timeout_sec)

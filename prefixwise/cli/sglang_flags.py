@@ -1,5 +1,5 @@
 """Other servers' launch lines: `serve` takes every flag of SGLang (`sglang_flags.toml`), TEI's --auto-truncate, and the
-model as its first argument, as vLLM does.
+model as an argument without a name, as vLLM does.
 
 A flag that has a counterpart here is replaced by it before the options are parsed. One that would change what is served
 is an error. All other flags are checked, taken out and named in one line of the log.
@@ -8,7 +8,7 @@ is an error. All other flags are checked, taken out and named in one line of the
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -32,7 +32,7 @@ class Ignored(NamedTuple):
 
 
 class ServeCommand(VerbCommand):
-    """A verb with the options of `serve`, SGLang's flags beside them, and perhaps a model before them."""
+    """A verb with the options of `serve`, SGLang's flags beside them, and perhaps a model without a name."""
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         return ["[MODEL]", *super().collect_usage_pieces(ctx)]
@@ -40,8 +40,12 @@ class ServeCommand(VerbCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if ctx.resilient_parsing:  # a shell completes an unfinished line
             return super().parse_args(ctx, args)
-        known = {name for param in self.params for name in param.opts}
-        reader = _Reader(args, known, f"{ctx.command_path} --help lists the options")
+        known = {
+            name: getattr(param, "is_flag", False)
+            for param in self.get_params(ctx)
+            for name in (*param.opts, *param.secondary_opts)
+        }
+        reader = _Reader(args, known, ctx.token_normalize_func, f"{ctx.command_path} --help lists the options")
         own = list(reader.own_args())
         ctx.meta[_KEY] = reader.ignored
         return super().parse_args(ctx, own)
@@ -56,26 +60,15 @@ def without_effect(context: typer.Context) -> list[Ignored]:
 class _Reader:
     """Goes through the arguments once."""
 
-    def __init__(self, args: Sequence[str], known: Collection[str], hint: str) -> None:
+    def __init__(self, args: Sequence[str], known: Mapping[str, bool], spell: Callable[[str], str], hint: str) -> None:
         self.ignored: list[Ignored] = []
-        self._known = known  # options of the verb: `cluster` has fewer than `serve`
+        self._known = known  # whether each option of the verb is a switch; `cluster` has fewer than `serve`
+        self._spell = spell
         self._hint = hint
-        args = self._with_named_model(args)
         self._rest = list(reversed(args))
         self._model: str | None = None  # as given
-        for arg, after in zip(args, [*args[1:], ""], strict=False):  # no arguments: the second has one more
-            name, equals, value = arg.partition("=")
-            if name in _MODEL_FLAGS:
-                self._model = value if equals else after
-
-    def _with_named_model(self, args: Sequence[str]) -> Sequence[str]:
-        """A first argument that is no option is the model."""
-        if not args or args[0].startswith("-"):
-            return args
-        for arg in args[1:]:
-            if arg.partition("=")[0] in _MODEL_FLAGS:
-                raise self._error(f"expected the model once, got {args[0]!r} and {arg}")
-        return [_MODEL_FLAGS[0], *args]
+        self._named_by = ""  # its flag, or the model itself in quotes
+        self._must_be_model: list[tuple[str, str, str]] = []  # names and values of flags, and why
 
     def own_args(self) -> Iterator[str]:
         """The arguments that are ours, and those that replace SGLang's. Raises CommandError."""
@@ -84,14 +77,17 @@ class _Reader:
             arg = self._rest.pop()
             name, equals, value = arg.partition("=")
             given = value if equals else None
-            if name in (_AUTO_TRUNCATE, _NO_AUTO_TRUNCATE):
+            if not arg.startswith("-"):
+                self._name_model(arg, repr(arg))
+                yield from (_MODEL_FLAGS[0], arg)
+            elif name in (_AUTO_TRUNCATE, _NO_AUTO_TRUNCATE):
                 truncates = name == _AUTO_TRUNCATE and self._truth(name, given)
             elif name == _REVISION:
                 revision = self._value(name, given)
             elif name in self._known:
-                yield arg
+                yield from self._own(arg, name)
             elif name in table["same"] and table["same"][name] in self._known:
-                yield table["same"][name] + arg.removeprefix(name)
+                yield from self._own(table["same"][name] + arg.removeprefix(name), table["same"][name])
             elif name in table["same"]:
                 self.ignored.append(Ignored(f"{name} {self._value(name, given)}"))
             elif name in table["means"]:
@@ -102,12 +98,32 @@ class _Reader:
             elif name in table["always"]["switches"]:
                 self._no_value(name, given)
                 self.ignored.append(Ignored(name, is_always_so=True))
+            elif (first := f"--{self._spell(name.removeprefix('--'))}") in self._known:
+                yield from self._own(arg, first)
             elif not self._ignore(name, given, table["without_effect"]):
-                yield arg
+                yield from (arg, *reversed(self._rest))  # an error: what follows may be a value
+                return
+        self._check_must_be_model()
         if not truncates:
             yield _NO_AUTO_TRUNCATE
         if revision is not None:
             yield from self._at_revision(revision)
+
+    def _own(self, arg: str, name: str) -> Iterator[str]:
+        """The option called `name`, and its value if that is another argument."""
+        yield arg
+        _, equals, value = arg.partition("=")
+        if not (equals or self._known[name]) and self._rest:
+            value = self._rest.pop()
+            yield value
+        if name in _MODEL_FLAGS:
+            self._name_model(value, arg)
+
+    def _name_model(self, model: str, named_by: str) -> None:
+        """Of two flags the last one counts."""
+        if self._named_by and not (self._named_by.startswith("-") and named_by.startswith("-")):
+            raise self._error(f"expected the model once, got {self._named_by} and {named_by}")
+        self._model, self._named_by = model, named_by
 
     def _at_revision(self, revision: str) -> Iterator[str]:
         """The model's hub id with its revision, as ours is spelled; files have none."""
@@ -135,9 +151,16 @@ class _Reader:
 
     def _refuse(self, name: str, given: str | None, harmless: Sequence[str], why: str) -> None:
         value = self._value(name, given)
-        if value not in harmless and not ("{model}" in harmless and value == self._model):
+        if "{model}" in harmless:
+            self._must_be_model.append((name, value, why))
+        elif value not in harmless:
             raise self._error(f"{name} {value} is not served: {why}")
         self.ignored.append(Ignored(f"{name} {value}"))
+
+    def _check_must_be_model(self) -> None:
+        for name, value, why in self._must_be_model:
+            if value != self._model:
+                raise self._error(f"{name} {value} is not served: {why}")
 
     def _truth(self, name: str, given: str | None) -> bool:
         """A switch that may be followed by true or false, as TEI has it."""

@@ -16,13 +16,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import orjson
-
-from prefixwise.cluster.exchange import HttpRequest
 from prefixwise.contract.errors import RequestError
-from prefixwise.server.json_body import parse_json
+
+if TYPE_CHECKING:
+    from prefixwise.cluster.exchange import HttpRequest
 
 
 @dataclass(frozen=True)
@@ -119,6 +118,10 @@ class RequestKey:
 def key_of(request: HttpRequest) -> RequestKey:
     """The key is a hash of the query and the other fields of the prefix; item-first requests have none, and neither
     have calls with many queries. Of a large body it is work for a thread."""
+    import orjson  # of the extra `server`, which the command line can do without
+
+    from prefixwise.server.json_body import parse_json
+
     if request.method != "POST" or request.path.rstrip("/") not in _KEYED_PATHS:
         return RequestKey()
     try:

@@ -15,7 +15,7 @@ import pytest
 from prefixwise.batch.job import BatchJob, BeginOptions, Finished, JobFiles, Totals, begin
 from prefixwise.batch.parts import PartLimits, PartRecord
 from prefixwise.batch.requests import RowDefaults
-from prefixwise.batch.storage import read_bytes, write_file
+from prefixwise.batch.storage import list_names, read_bytes, write_file
 from prefixwise.batch.worker import PartScorer, PartTask, RowScorer
 from prefixwise.contract.errors import BatchError
 from prefixwise.engine.engine import ScoringEngine
@@ -237,6 +237,23 @@ def test_a_job_at_urls_is_the_same_job(files: JobFiles, engine: ScoringEngine) -
     again.finish()
     assert read_bytes(remote.output) == Path(files.output).read_bytes()
     assert begin(remote, OPTIONS, RESUME) == Finished(Totals(22, 1, 42))
+
+
+@pytest.mark.parametrize("root", ["", f"memory://{uuid4().hex}"])
+def test_a_new_job_without_a_complete_part_can_be_discarded(
+    files: JobFiles, engine: ScoringEngine, tmp_path: Path, root: str
+) -> None:
+    files = replace(files, output=f"{root or tmp_path}/out.jsonl")
+    job = started(files)
+    write_file(f"{job.folder.url}/mine.txt", b"mine")
+    assert not started(files, RESUME).discard_if_new()
+    assert job.discard_if_new()
+    assert list_names(job.folder.url) == ["mine.txt"]
+    again = started(files, labels=["c"])
+    assert not job.discard_if_new()  # another job's folder by now
+    next(score(again, engine))
+    assert not again.discard_if_new()
+    assert len(started(files, RESUME, labels=["c"]).done) == 1
 
 
 def test_the_record_of_a_job_says_what_it_was(files: JobFiles, engine: ScoringEngine) -> None:

@@ -9,11 +9,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from prefixwise.backends.load import FAKE_STEP_VARIABLE
+from prefixwise.contract.errors import ModelLoadError
 from prefixwise.engine.engine import ScoringEngine
 from prefixwise.host import install_command
 from prefixwise.launch.loading import OnProgram
@@ -92,6 +94,17 @@ def test_rows_with_documents_are_reranked_and_warnings_told_once(run_main: RunMa
     assert [len(row["results"]) for row in read_jsonl(tmp_path / "out.jsonl")] == [1, 1, 1]
 
 
+@pytest.mark.parametrize("rows_too", [[], [{"query": "q", "documents": ["a", "b"]}]])
+def test_options_of_documents_without_documents_are_named(
+    run_main: RunMain, tmp_path: Path, rows_too: list[dict[str, object]]
+) -> None:
+    path = write_jsonl(tmp_path / "in.jsonl", [*rows(2), *rows_too])
+    files = ("batch", "--input", str(path), "--output", str(tmp_path / "out.jsonl"), *LABELS)
+    ran = run_main(*files, "--top", "1", "--instruction", "Is it?")
+    assert ran.status == 0
+    assert ("warning: no row has documents: --instruction, --top had no effect\n" in ran.err) == (not rows_too)
+
+
 def test_few_warnings_are_shown_of_many(run_main: RunMain, tmp_path: Path) -> None:
     bodies = [{**row, f"field_{number}": 1} for number, row in enumerate(rows(9))]
     path = write_jsonl(tmp_path / "in.jsonl", bodies)
@@ -159,7 +172,8 @@ def test_without_ray_a_cluster_is_one_clear_line(
     monkeypatch.setitem(sys.modules, "ray", None)
     ran = run_main(*arguments, "--cluster", "auto")
     assert ran.status == 1
-    assert f"error: ray is not installed; install it with: {install_command('cluster')}\n" in ran.err
+    assert ran.err == f"error: ray is not installed; install it with: {install_command('cluster')}\n"
+    assert run_main(*arguments).status == 0
 
 
 @pytest.mark.parametrize("name", ["in.parquet", "out.parquet"])
@@ -200,6 +214,51 @@ def test_an_interrupt_at_any_stage_says_how_to_resume(
         ran = run_main(*arguments)
     assert (ran.status, words in ran.err) == (130, True), ran.err
     assert run_main(*arguments, *again).status == 0
+
+
+@pytest.mark.parametrize("how", [(), ("--overwrite",), ("--resume",)])
+@pytest.mark.parametrize(
+    ("failure", "status", "said"),
+    [
+        (ModelLoadError("no model"), 1, "error: no model\n"),
+        (KeyboardInterrupt(), 130, "stopped before a part was complete; run the same command to start again\n"),
+    ],
+)
+def test_a_job_that_ends_before_a_part_is_complete_leaves_nothing(
+    run_main: RunMain,
+    arguments: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    how: tuple[str, ...],
+    failure: BaseException,
+    status: int,
+    said: str,
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("prefixwise.batch.worker.open_engine", raising(failure))
+        ran = run_main(*arguments, *how)
+    assert (ran.status, ran.err.startswith(said)) == (status, True), ran.err
+    assert "--resume" not in ran.err
+    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
+    assert run_main(*arguments, "--softmax", *how).status == 0
+
+
+def test_a_job_of_an_earlier_run_stays(
+    run_main: RunMain, arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("prefixwise.batch.worker.open_engine", raising(ModelLoadError("no model")))
+    with monkeypatch.context() as patch:
+        patch.setattr("prefixwise.batch.job.BatchJob.discard_if_new", lambda job: False)  # as after `kill -9`
+        run_main(*arguments)
+    assert "with --resume to continue" in run_main(*arguments, "--resume").err
+    assert (tmp_path / "out.jsonl.parts/manifest.json").exists()
+
+
+def raising(failure: BaseException) -> Callable[..., ScoringEngine]:
+    def open_engine(options: EngineOptions, on_program: OnProgram | None = None) -> ScoringEngine:
+        raise failure
+
+    return open_engine
 
 
 def test_gzip_that_ends_too_early_is_an_error_and_no_interrupt(run_main: RunMain, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from prefixwise.cluster.options import ClusterOptions, ScaleOptions
 from prefixwise.host import install_command
 from prefixwise.launch.options import EngineOptions
 from prefixwise.server.config import ServerOptions
-from tests.cli.conftest import RunMain, run_process
+from tests.cli.conftest import Ran, RunMain, run_process
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own
 
@@ -43,15 +43,26 @@ class TestConfig:
         assert "max_replicas must be at least replicas (4), got 2" in ran.err
 
 
+def run_without(package: str, *args: str) -> Ran:
+    program = f"import sys; sys.modules['{package}'] = None; from prefixwise.cli.main import main; main({[*args]})"
+    return run_process([sys.executable, "-c", program])
+
+
+@pytest.mark.parametrize(("package", "extra"), [("ray", "cluster"), ("orjson", "server"), ("starlette", "server")])
 @pytest.mark.parametrize("verb", ["serve", "config"])
-def test_without_ray_it_is_one_clear_line(verb: str) -> None:
-    program = (
-        f"import sys; sys.modules['ray'] = None; from prefixwise.cli.main import main; main(['cluster', '{verb}'])"
-    )
-    ran = run_process([sys.executable, "-c", program])
-    assert ran.status == 1
-    assert ran.err.splitlines()[0] == "error: ray is not installed"
-    assert install_command("cluster") in ran.err
+def test_without_a_package_it_is_one_clear_line(verb: str, package: str, extra: str) -> None:
+    if package != "ray":
+        pytest.importorskip("ray")
+    ran = run_without(package, "cluster", verb)
+    first, second = ran.err.splitlines()
+    assert (ran.status, first) == (1, f"error: {package} is not installed")
+    assert second.endswith(f"needs with: {install_command(extra)}")
+
+
+@pytest.mark.parametrize("package", ["orjson", "starlette"])
+def test_help_needs_no_package_of_the_server(package: str) -> None:
+    ran = run_without(package, "cluster", "--help")
+    assert (ran.status, ran.err) == (0, "")
 
 
 def test_an_address_where_nobody_listens_is_told_at_once(run_main: RunMain) -> None:

@@ -90,7 +90,9 @@ def test_a_group_is_found_and_explained_when_it_is_called(run_main: RunMain, gro
 def test_a_group_without_a_verb_says_what_is_missing(run_main: RunMain, group: str) -> None:
     ran = run_main(group)
     assert (ran.status, ran.out.rstrip()) == (2, run_main(group, "--help").out.rstrip())
-    assert ran.err.startswith("error: expected one of these commands, got none\nhint: ")
+    assert ran.err.startswith(
+        f"error: expected one of these commands, got none\nhint: prefixwise {group} --help lists the commands\n"
+    )
 
 
 @pytest.mark.parametrize("program", [(SCRIPT,), REAL_PROGRAM])
@@ -109,8 +111,13 @@ def test_without_a_verb_it_prints_its_help(run_main: RunMain) -> None:
 @pytest.mark.parametrize(
     ("args", "error", "hint"),
     [
-        (("scor",), "error: No such command 'scor'. Did you mean 'score'?", "hint: prefixwise --help"),
-        (("score", "--itm", "x"), "error: No such option: --itm", "hint: prefixwise score --help"),
+        (
+            ("scor",),
+            "error: No such command 'scor'. Did you mean 'score'?",
+            "hint: prefixwise --help lists the commands",
+        ),
+        (("bench", "x"), "error: No such command 'x'.", "hint: prefixwise bench --help lists the commands"),
+        (("score", "--itm", "x"), "error: No such option: --itm", "hint: prefixwise score --help lists the options"),
         (("score", "--top", "0"), "error: Invalid value for '--top'", "hint: prefixwise score --help"),
         (("score", "--dtype", "x"), "error: Invalid value for '--dtype'", "hint: prefixwise score --help"),
         (("score", "--profile", "x"), "error: No such option: --profile", "hint: prefixwise score --help"),

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from prefixwise.client.clients import Client
 from tests.batch.inputs import read_jsonl, rows, write_jsonl
 from tests.cli.conftest import RunMain
 from tests.cli.fake_program import NO_PROFILE, fake_engine
@@ -87,6 +88,8 @@ def test_errors_of_the_server_have_the_hints_of_the_command_line(ask: RunMain) -
     ("args", "status", "error"),
     [
         (("--api-key", "k"), 2, "error: --api-key is for --url, which was not given"),
+        (("--timeout-sec", "9"), 2, "error: --timeout-sec is for --url, which was not given"),
+        (("--url", "http://127.0.0.1:9", "--timeout-sec", "inf"), 2, "error: expected a time limit above 0"),
         (
             ("--url", "http://127.0.0.1:9", "--model", "m", "--dtype", "float32"),
             2,
@@ -101,6 +104,24 @@ def test_options_that_do_not_go_together_are_a_usage_error(
     ran = run_main("score", *WITH_LABELS, *args)
     assert (ran.status, ran.out) == (status, "")
     assert ran.err.splitlines()[0].startswith(error)
+
+
+@pytest.mark.parametrize("verb", ["score", "rerank", "batch"])
+@pytest.mark.parametrize(("given", "seconds"), [((), 180.0), (("--timeout-sec", "600"), 600.0)])
+def test_a_request_has_the_time_that_was_given(
+    ask: RunMain, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, verb: str, given: tuple[str, ...], seconds: float
+) -> None:
+    opened: list[float] = []
+
+    class Recorded(Client):
+        def __init__(self, url: str, **settings: Any) -> None:
+            opened.append(settings["timeout"])
+            super().__init__(url, **settings)
+
+    monkeypatch.setattr("prefixwise.client.clients.Client", Recorded)
+    files = ("--input", str(write_jsonl(tmp_path / "in.jsonl", rows(1))), "--output", str(tmp_path / "out.jsonl"))
+    args = {"score": WITH_LABELS, "rerank": WITH_DOCUMENTS, "batch": (*files, "--label", "y")}[verb]
+    assert (ask(verb, *args, *given).status, opened) == (0, [seconds])
 
 
 def test_a_server_that_does_not_run_is_one_clear_line(run_main: RunMain) -> None:
@@ -144,16 +165,15 @@ class TestBatch:
         assert failed == [("bad", "invalid_query_type"), ("long", "context_too_long")]
         assert asked.err == local.err.replace("local.jsonl", "asked.jsonl")
 
-    def test_an_error_of_every_row_ends_the_job_which_can_be_resumed(
+    def test_an_error_of_every_row_ends_the_job_and_leaves_nothing(
         self, ask: RunMain, run_main: RunMain, url: str, tmp_path: Path
     ) -> None:
         path = write_jsonl(tmp_path / "in.jsonl", rows(40))
         files = ("batch", "--input", str(path), "--output", str(tmp_path / "out.jsonl"), "--label", "y")
         ran = run_main(*files, "--url", url, "--api-key", "wrong")
         assert ran.status == 1
-        assert "run the same command with --resume to continue" in ran.err
-        assert f"error: the server at {url} failed at the row of line " in ran.err
-        assert ask(*files, "--resume").status == 0
+        assert ran.err.startswith(f"error: the server at {url} failed at the row of line ")
+        assert ask(*files).status == 0
         assert len(read_jsonl(tmp_path / "out.jsonl")) == 40
 
     def test_a_cluster_or_a_model_of_one_s_own_does_not_go_with_a_server(self, ask: RunMain) -> None:

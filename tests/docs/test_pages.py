@@ -10,6 +10,10 @@ import pytest
 
 from prefixwise.cli.serve import SECOND_SPELLINGS, SERVE_ENGINE_FLAGS, SERVER_FLAGS
 from prefixwise.cluster.options import ScaleOptions
+from prefixwise.contract.classify import CLASSIFY_FIELDS
+from prefixwise.contract.judge import JUDGE_FIELDS
+from prefixwise.contract.request import SCORE_FIELDS
+from prefixwise.contract.rerank_request import rerank_fields
 from prefixwise.launch.options import EngineOptions
 from prefixwise.server.config import ServerOptions
 from prefixwise.server.openapi_errors import ERROR_TABLE
@@ -57,6 +61,31 @@ def test_every_error_is_in_the_table() -> None:
     rows = re.findall(r"^\| (\d{3}) \| `(\w+)` \| ([^|]+) \|", HTTP_API, re.MULTILINE)
     written = [(int(status), kind, tuple(re.findall(r"`(\w+)`", codes))) for status, kind, codes in rows]
     assert written == [(row.status, row.type, row.codes) for row in ERROR_TABLE]
+
+
+# Raised in packages that a `Scorer` uses, for requests that only a server has.
+_OF_SERVERS = {
+    *("cancelled", "deadline_exceeded", "deadline_too_short", "queue_full", "queue_too_long"),
+    *("engine_restarting", "engine_stalled", "prefix_cache_disabled", "prefix_cache_full"),
+    *("empty_prompt", "empty_requests", "invalid_max_tokens", "invalid_rank_fields", "invalid_requests_type"),
+    *("no_vocabulary", "too_many_requests", "unsupported_parameter"),
+}
+
+
+def test_every_error_of_a_scorer_is_named() -> None:
+    errors = (ROOT / "docs" / "scoring.md").read_text(encoding="utf-8").partition("## Errors")[2]
+    named = set(re.findall(r"`([a-z]+_[a-z_]+)`", errors)) - {"item_index"}
+    folders = ("contract", "prompts", "plan", "engine")
+    sources = [path for folder in folders for path in (ROOT / "prefixwise" / folder).rglob("*.py")]
+    raised = {code for path in sources for code in re.findall(r'code="(\w+)"', path.read_text(encoding="utf-8"))}
+    rows = (*SCORE_FIELDS, *CLASSIFY_FIELDS, *JUDGE_FIELDS, *rerank_fields("native"))
+    of_fields = {row.kind.error_code(row.name) for row in rows}
+    absent = {f"{what}_{row.name}" for row in rows for what in ("missing", "empty")}
+    of_options = {f"invalid_{each.name}" for each in fields(EngineOptions)} | {"invalid_on_program"}
+    assert raised >= _OF_SERVERS
+    assert raised - _OF_SERVERS <= named
+    assert {row.kind.error_code(row.name) for row in rows if row.in_python} <= named
+    assert named <= raised | of_fields | absent | of_options
 
 
 def test_every_metric_is_in_the_table() -> None:
