@@ -50,6 +50,7 @@ ENGINE_FLAGS: list[tuple[str, dict[str, Any]]] = [
     ("--lora a=/b --lora c=/d", {"lora": ("a=/b", "c=/d")}),
     ("--lora-modules a=/b", {"lora": ("a=/b",)}),
     ("--lora-paths a=/b", {"lora": ("a=/b",)}),
+    ("--lora-paths a=/b c=/d --max-loras 2", {"lora": ("a=/b", "c=/d"), "max_loras": 2}),
     ("--max-loras 3", {"max_loras": 3}),
     ("--max-lora-rank 32", {"max_lora_rank": 32}),
     (
@@ -256,8 +257,9 @@ class TestFlags:
         assert found.engine.max_loras == room
 
     def test_served_names_reach_engine_and_server(self, launch: Launch) -> None:
-        found = launch("--served-model-name", "a", "--served-model-name", "b/c")
-        assert found.engine.served_names == found.server.served_model_names == ("a", "b/c")
+        for args in (("--served-model-name", "a", "--served-model-name", "b/c"), ("--served-model-name", "a", "b/c")):
+            found = launch(*args)
+            assert found.engine.served_names == found.server.served_model_names == ("a", "b/c")
 
     def test_the_last_of_two_spellings_counts(self, launch: Launch) -> None:
         assert launch("--mask", "dense", "--multi-item-mask-impl", "segment").engine.mask == "segment"

@@ -110,12 +110,15 @@ class _Reader:
             yield from self._at_revision(revision)
 
     def _own(self, arg: str, name: str) -> Iterator[str]:
-        """The option called `name`, and its value if that is another argument."""
+        """The option called `name`, and its value if that is another argument. Where other servers take a list, ours is
+        repeated."""
         yield arg
         _, equals, value = arg.partition("=")
         if not (equals or self._known[name]) and self._rest:
             value = self._rest.pop()
             yield value
+            while name in _table()["lists"]["names"] and self._rest and not self._rest[-1].startswith("-"):
+                yield f"{name}={self._rest.pop()}"
         if name in _MODEL_FLAGS:
             self._name_model(value, arg)
 
