@@ -273,8 +273,13 @@ export type GenerativeScoringRequest = {
 export type JudgeRequest = {
   /** The chat, which the model's chat template renders. With items, {item} stands once where each item is put; what comes before it is computed once. An assistant's message at the end is the beginning of the answer. */
   messages: Array<{
-    role: "system" | "user" | "assistant";
-    content: string;
+    role: "system" | "user" | "assistant" | "developer";
+    content: string | Array<{
+      type: "text";
+      text: string;
+    }>;
+    /** Has no effect. */
+    name?: string | null;
   }>;
   /** The texts to judge, each by itself; one text is one item. If absent, the chat itself is judged. */
   items?: string | Array<string> | null;
@@ -560,8 +565,13 @@ export type CompletionResponse = {
 export type ChatCompletionRequest = {
   /** The chat, which the model's chat template renders. */
   messages: Array<{
-    role: "system" | "user" | "assistant";
-    content: string;
+    role: "system" | "user" | "assistant" | "developer";
+    content: string | Array<{
+      type: "text";
+      text: string;
+    }>;
+    /** Has no effect. */
+    name?: string | null;
   }>;
   /** Tokens to generate: 1, the most likely one. */
   max_tokens?: 1 | null;
@@ -1273,6 +1283,7 @@ export interface Routes {
   "POST /detokenize": { request: DetokenizeRequest; response: DetokenizeResponse };
   "GET /tokenizer_info": { request: undefined; response: TokenizerInfo };
   "GET /v1/models": { request: undefined; response: ModelList };
+  "GET /v1/models/{model}": { request: undefined; response: Model };
   "POST /load_lora_adapter": { request: LoadLoraRequest; response: LoraResponse };
   "POST /unload_lora_adapter": { request: UnloadLoraRequest; response: LoraResponse };
   "GET /health": { request: undefined; response: Health };

@@ -128,6 +128,14 @@ class ScoreClient:
         """The server's configuration, by our route or by SGLang's."""
         return self.get_json("/server_info") or self.get_json("/get_server_info")
 
+    def why_no_info(self) -> str:
+        """Why `server_info` is empty: the status of the answer, such as 401 without a key."""
+        try:
+            response, _ = self._call("GET", "/server_info")
+        except CallError as error:
+            return str(error)
+        return f"HTTP {response.status_code}"
+
     def close(self) -> None:
         self._http.close()
 

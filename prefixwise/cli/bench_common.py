@@ -15,16 +15,10 @@ import typer
 from prefixwise.cli.failures import MISUSED, CommandError
 from prefixwise.cli.flags import Verb
 from prefixwise.cli.output import is_read_by_program, say, write_data
-from prefixwise.cli.server_address import checked_key
-from prefixwise.contract.client_settings import check_timeout
+from prefixwise.cli.server_address import checked_key, checked_timeout
 
 if TYPE_CHECKING:
     from prefixwise.bench.client import ScoreClient
-
-
-def _checked_timeout(seconds: float) -> float:
-    check_timeout(seconds)
-    return seconds
 
 
 ApiKey = Annotated[
@@ -42,7 +36,7 @@ Timeout = Annotated[
         "--timeout-sec",
         "--timeout",
         metavar="SECONDS",
-        callback=_checked_timeout,
+        callback=checked_timeout,
         help="Timeout of one call, from its first byte to the last byte of the response.",
         min=0.001,
     ),
@@ -95,7 +89,8 @@ def print_server_info(client: ScoreClient) -> dict[str, Any]:
     from prefixwise.bench.server_facts import server_summary
 
     info = client.server_info()
-    say(f"server {client.base_url}: {server_summary(info) if info else 'no /server_info'}")
+    shown = server_summary(info) if info else f"no /server_info: {client.why_no_info()}"
+    say(f"server {client.base_url}: {shown}")
     return info
 
 

@@ -42,6 +42,7 @@ _PAUSE_SECONDS = 0.1  # after a dead replica, longer each time
 _HEALTH_SECONDS = 5.0  # for a replica to report its health, or its part of a response of all
 _LARGE_BYTES = 64 * 2**10  # of a body whose query is worth a thread
 _GRACE_SECONDS = 1.0  # beyond a request's timeout, so that its replica is the one that reports it
+_RETRY_SECONDS = 1  # for clients, while no replica is ready
 _REASONS = {429: "queue_full", 503: "unavailable"}  # statuses that another replica may not have
 _OK = 200
 _NOT_FOUND = 404
@@ -243,7 +244,7 @@ def _with_seconds_left(request: HttpRequest, end: float) -> HttpRequest:
 
 
 def _not_ready() -> UnavailableError:
-    return UnavailableError("no replica is ready; try again soon", code="not_ready")
+    return UnavailableError("no replica is ready; try again soon", code="not_ready", retry_after=_RETRY_SECONDS)
 
 
 def _refusal(error: RequestError) -> HttpResponse:

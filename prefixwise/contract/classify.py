@@ -154,7 +154,13 @@ _KNOWN = {
     **dict.fromkeys(("messages", "chat_template", "chat_template_kwargs"), _TEMPLATE),
     **dict.fromkeys(("add_generation_prompt", "continue_final_message", "media_io_kwargs"), _TEMPLATE),
 }
-_EMBED_KNOWN = {**_KNOWN, "dimensions": NotServed("hidden states are returned whole")}
+_EMBED_KNOWN = {
+    **_KNOWN,
+    "dimensions": NotServed("hidden states are returned whole"),
+    "normalize": NotServed("hidden states are not normalised to a length", harmless=(False,)),
+    "embed_dtype": NotServed("numbers are float32", harmless=("float32",)),
+    "endianness": NotServed("numbers are little-endian", harmless=("little", "native")),
+}
 
 
 class EmbedOptions(TypedDict, total=False):

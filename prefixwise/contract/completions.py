@@ -13,6 +13,7 @@ from typing import Any
 from prefixwise.contract.classify import PROMPT
 from prefixwise.contract.errors import InvalidRequestError, InvalidValueError, describe
 from prefixwise.contract.fields import (
+    Body,
     Count,
     Field,
     Flag,
@@ -23,7 +24,8 @@ from prefixwise.contract.fields import (
     missing,
     present_fields,
 )
-from prefixwise.contract.judge import MESSAGES, Message
+from prefixwise.contract.judge import MESSAGES, Message, chat_fields
+from prefixwise.contract.known_fields import KNOWN_FIELDS, KNOWN_GENERATION
 from prefixwise.contract.ragged import Ragged
 from prefixwise.contract.request import MAX_PRIORITY
 
@@ -94,14 +96,15 @@ CHAT_FIELDS = (
     *_COMMON_FIELDS,
 )
 
-_NOT_SERVED: Mapping[str, NotServed] = {
+_KNOWN: Mapping[str, NotServed] = {
+    # A `top_k` of sampling never changes the most likely token, so it is unknown here.
+    **{name: each for name, each in KNOWN_FIELDS.items() if name != "top_k"},
+    **KNOWN_GENERATION,
     "stream": NotServed(_ONE_TOKEN, harmless=(False,)),
     "stream_options": NotServed(_ONE_TOKEN),
     "stop": NotServed(_ONE_TOKEN, harmless=([],)),
     "best_of": NotServed(_ONE_TOKEN, harmless=(1,)),
     "suffix": NotServed("a prompt goes on at its end", harmless=("",)),
-    **dict.fromkeys(("presence_penalty", "frequency_penalty"), NotServed("logits are the model's", harmless=(0, 0.0))),
-    "logit_bias": NotServed("logits are the model's", harmless=({},)),
     "top_p": NotServed("the token that follows is the most likely one", harmless=(1, 1.0)),
     "prompt_logprobs": NotServed("`echo` and `logprobs` return the log-probabilities of a prompt"),
     "truncate_prompt_tokens": NotServed("prompts are never cut"),
@@ -109,7 +112,6 @@ _NOT_SERVED: Mapping[str, NotServed] = {
     **dict.fromkeys(("tool_choice", "function_call"), NotServed("the answer is one token", harmless=("none",))),
     "response_format": NotServed("the answer is one token", harmless=({"type": "text"},)),
     "modalities": NotServed("only text is read and written", harmless=(["text"],)),
-    **dict.fromkeys(("chat_template", "chat_template_kwargs"), NotServed("the model's own chat template is used")),
 }
 
 
@@ -145,7 +147,7 @@ class ChatRequest:
 
 def parse_completion_request(body: object) -> CompletionRequest:
     """Raises a `RequestError` for the first thing wrong."""
-    values, warnings = _read(body, COMPLETION_FIELDS)
+    values, warnings = _read(present_fields(body), COMPLETION_FIELDS)
     if values["max_tokens"] == 0 and not values["echo"]:
         message = "max_tokens must be 1, or echo true: without both there is nothing to return, got max_tokens 0"
         raise InvalidValueError(message, code="conflicting_parameters", param="max_tokens")
@@ -154,24 +156,23 @@ def parse_completion_request(body: object) -> CompletionRequest:
 
 def parse_chat_request(body: object) -> ChatRequest:
     """Raises a `RequestError` for the first thing wrong."""
-    fields = present_fields(body)
+    fields = chat_fields(body)
     if not {"max_tokens", "max_completion_tokens"} & fields.keys():
         raise InvalidValueError(
             f"max_tokens or max_completion_tokens must be 1: {_ONE_TOKEN}, got neither",
             code="invalid_max_tokens",
             param="max_tokens",
         )
-    values, warnings = _read(body, CHAT_FIELDS)
+    values, warnings = _read(fields, CHAT_FIELDS)
     if values["top_logprobs"] and not values["logprobs"]:
         message = "logprobs must be true where top_logprobs is set, got false"
         raise InvalidValueError(message, code="conflicting_parameters", param="logprobs")
     return ChatRequest(**values, warnings=warnings)
 
 
-def _read(body: object, rows: tuple[Field, ...]) -> tuple[dict[str, Any], tuple[str, ...]]:
+def _read(fields: Body, rows: tuple[Field, ...]) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The values of the request object, and warnings."""
-    fields = present_fields(body)
-    warnings = check_names(fields, frozenset(row.name for row in rows), _NOT_SERVED)
+    warnings = check_names(fields, frozenset(row.name for row in rows), _KNOWN)
     for row in rows:
         if row.is_required and row.name not in fields:
             raise missing(row.name, row.kind.expected())

@@ -24,7 +24,7 @@ from prefixwise.contract.fields import (
     present_fields,
 )
 from prefixwise.contract.inputs import Place, checked_text, plain, plain_list
-from prefixwise.contract.known_fields import KNOWN_FIELDS
+from prefixwise.contract.known_fields import KNOWN_FIELDS, KNOWN_GENERATION
 from prefixwise.contract.request import ALGORITHM, DEBUG_TOP_K, PRIORITY, SCORE_FIELDS, TEXTS, Algorithm
 
 Role = Literal["system", "user", "assistant"]
@@ -32,6 +32,7 @@ Role = Literal["system", "user", "assistant"]
 ITEM = "{item}"  # in a message: where each item is put
 MAX_ANSWERS = 1000  # each may have tokens of its own behind every item
 _ROLES: tuple[Role, ...] = get_args(Role)
+_DEVELOPER = "developer"  # OpenAI's newer name of `system`
 _RANGE = re.compile(r"(-?\d{1,9})\s*-\s*(-?\d{1,9})|([a-z])\s*-\s*([a-z])|([A-Z])\s*-\s*([A-Z])")
 _NUMBER = re.compile(r"\s*-?\d{1,15}(\.\d{1,15})?\s*")
 _MAX_INTEGER = 10**15
@@ -58,17 +59,43 @@ def _read_messages(value: object, name: str) -> tuple[Message, ...]:
 def _message(entry: object, place: str, name: str) -> Message:
     if not isinstance(entry, Mapping):
         raise _wrong_type(name, f'{place} must be an object like {{"role": "user", "content": "..."}}', entry)
-    others = [key for key in entry if key not in ("role", "content")]
+    others = [key for key, value in entry.items() if key not in ("role", "content", "name") and value is not None]
     if others:  # ignoring a part of a message would judge another chat than was sent
-        message = f"{place} must hold a role and a content and nothing else, got {describe(others[0])} in it"
+        message = (
+            f"{place} must hold a role, a content, perhaps a name and nothing else, got {describe(others[0])} in it"
+        )
         raise InvalidValueError(message, code=f"invalid_{name}", param=name)
-    role, content = entry.get("role"), entry.get("content")
+    role = "system" if entry.get("role") == _DEVELOPER else entry.get("role")
     if role not in _ROLES:
-        message = f"{place}.role must be one of {', '.join(_ROLES)}, got {describe(role)}"
+        message = f"{place}.role must be one of {', '.join((*_ROLES, _DEVELOPER))}, got {describe(role)}"
         raise InvalidValueError(message, code=f"invalid_{name}", param=name)
-    if not isinstance(content, str):
-        raise _wrong_type(name, f"{place}.content must be a string", content)
+    if not isinstance(entry.get("name"), str | None):
+        raise _wrong_type(name, f"{place}.name must be a string", entry["name"])
+    content = _content(plain(entry.get("content")), f"{place}.content", name)
     return Message(_ROLES[_ROLES.index(role)], checked_text(content, Place(f"{place}.content", name)))
+
+
+def _content(value: object, place: str, name: str) -> str:
+    """A text, or those of OpenAI's parts as vLLM puts them together: a line each."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list | tuple):
+        raise _wrong_type(name, f"{place} must be a string or a list of parts with text", value)
+    if not value:
+        raise InvalidValueError(f"{place} must hold at least one part, got none", code=f"empty_{name}", param=name)
+    return "\n".join(_text_part(plain(part), f"{place}[{index}]", name) for index, part in enumerate(value))
+
+
+def _text_part(part: object, place: str, name: str) -> str:
+    """Raises for parts that are not text, such as images: only text is read."""
+    if not isinstance(part, Mapping):
+        raise _wrong_type(name, f'{place} must be an object like {{"type": "text", "text": "..."}}', part)
+    if part.get("type") != "text" or part.keys() - {"type", "text"}:
+        message = f"{place} must hold the type text, a text and nothing else, got {describe(part)}"
+        raise InvalidValueError(message, code=f"invalid_{name}", param=name)
+    if not isinstance(part.get("text"), str):
+        raise _wrong_type(name, f"{place}.text must be a string", part.get("text"))
+    return str(part["text"])
 
 
 def _wrong_type(name: str, expected: str, value: object) -> InvalidRequestError:
@@ -160,10 +187,20 @@ def _finite(entry: object, place: str, name: str) -> float:
 
 # Fields
 
+_PART: Schema = {
+    "type": "object",
+    "required": ["type", "text"],
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+    "additionalProperties": False,
+}
 _MESSAGE: Schema = {
     "type": "object",
     "required": ["role", "content"],
-    "properties": {"role": {"enum": [*_ROLES]}, "content": {"type": "string"}},
+    "properties": {
+        "role": {"enum": [*_ROLES, _DEVELOPER]},
+        "content": {"anyOf": [{"type": "string"}, {"type": "array", "minItems": 1, "items": _PART}]},
+        "name": {"type": ["string", "null"], "description": "Has no effect."},
+    },
     "additionalProperties": False,
 }
 MESSAGES = Structured(
@@ -230,9 +267,10 @@ _NAMES = frozenset(row.name for row in JUDGE_FIELDS)
 _GENERATED = "nothing is generated, and the response has the probabilities of all answers"
 _KNOWN: Mapping[str, NotServed] = {
     **KNOWN_FIELDS,
+    **KNOWN_GENERATION,
     **dict.fromkeys(("temperature", "top_p", "n"), NotServed(_GENERATED, harmless=(1, 1.0))),
     **dict.fromkeys(("stream", "logprobs"), NotServed(_GENERATED, harmless=(False,))),
-    **dict.fromkeys(("max_tokens", "max_completion_tokens", "top_logprobs", "logit_bias"), NotServed(_GENERATED)),
+    **dict.fromkeys(("max_tokens", "max_completion_tokens", "top_logprobs"), NotServed(_GENERATED)),
     **dict.fromkeys(("tools", "tool_choice", "response_format", "stop"), NotServed(_GENERATED)),
     "labels": NotServed("the answers to choose from are `answers`"),
 }
@@ -271,7 +309,7 @@ class JudgeRequest:
 
 def parse_judge_request(body: object) -> JudgeRequest:
     """Raises a `RequestError` for the first thing wrong."""
-    fields = present_fields(body)
+    fields = chat_fields(body)
     warnings = check_names(fields, _NAMES, _KNOWN)
     for row in JUDGE_FIELDS:
         if row.is_required and row.name not in fields:
@@ -283,6 +321,17 @@ def parse_judge_request(body: object) -> JudgeRequest:
         message = "debug_top_k is shown in the debug block: expected return_debug true beside it, got it alone"
         raise InvalidValueError(message, code="conflicting_parameters", param="debug_top_k")
     return JudgeRequest(**values, warnings=warnings)
+
+
+def chat_fields(body: object) -> dict[str, object]:
+    """The fields that are present, but for vLLM's two to continue the assistant's message at the end: it always is."""
+    fields = present_fields(body)
+    messages = fields.get("messages")
+    last = messages[-1] if isinstance(messages, list | tuple) and messages else None
+    if isinstance(last, Mapping) and last.get("role") == "assistant" and fields.get("continue_final_message") is True:
+        continues = {"continue_final_message": True, "add_generation_prompt": False}
+        return {name: value for name, value in fields.items() if continues.get(name) is not value}
+    return fields
 
 
 def _check_places(messages: Sequence[Message], items: Sequence[str] | None) -> None:

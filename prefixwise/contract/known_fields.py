@@ -1,6 +1,7 @@
 """All fields that some request has: where a request does not serve one, it is an error; other names are warnings.
 
-Also the fields of vLLM's requests that score: pairs of texts, and `/generative_scoring`.
+Also the fields of vLLM's requests that score: pairs of texts, and `/generative_scoring`. Fields of other servers are
+known if they would change the response.
 """
 
 from __future__ import annotations
@@ -36,6 +37,9 @@ _NOT_SERVED = {
     "add_special_tokens": NotServed(
         "a prompt of text always begins with BOS where the model has one", harmless=(True,)
     ),
+    "lora_path": NotServed("the name of a LoRA adapter is the `model`"),
+    "activation": NotServed("its name is `use_activation`", harmless=(True,)),
+    "chat_template": NotServed("the prompt is the model's own"),
 }
 
 
@@ -56,4 +60,33 @@ KNOWN_FIELDS: Mapping[str, NotServed] = {
     **dict.fromkeys(PAIR_NAMES, NotServed("it is a field of vLLM's /score")),
     **_elsewhere(RERANK_FIELDS, "it is a field of other requests, which rerank documents"),
     **_elsewhere(SCORE_FIELDS, "it is a field of other requests, which score items (/v1/score)"),
+}
+
+# Fields of vLLM's and SGLang's requests that generate
+
+_LOGITS = "logits are the model's own"
+_CONSTRAINTS = (
+    *("guided_choice", "guided_regex", "guided_json", "guided_grammar", "structured_outputs"),
+    *("regex", "ebnf", "json_schema", "structural_tag", "allowed_token_ids", "bad_words"),
+    *("logits_processors", "custom_logit_processor", "logit_bias"),
+)
+_END = "the answer follows the chat at once, or continues an assistant's message at its end"
+
+KNOWN_GENERATION: Mapping[str, NotServed] = {
+    **dict.fromkeys(_CONSTRAINTS, NotServed(_LOGITS, harmless=([], {}))),
+    **dict.fromkeys(("presence_penalty", "frequency_penalty"), NotServed(_LOGITS, harmless=(0, 0.0))),
+    "repetition_penalty": NotServed(_LOGITS, harmless=(1, 1.0)),
+    "min_tokens": NotServed(_LOGITS, harmless=(0,)),
+    "prompt_embeds": NotServed("a prompt is text or token ids"),
+    # Of chats
+    "chat_template": NotServed("the model's own chat template is used"),
+    "chat_template_kwargs": NotServed(
+        "the template runs with enable_thinking false and nothing else", harmless=({}, {"enable_thinking": False})
+    ),
+    "add_generation_prompt": NotServed(_END, harmless=(True,)),
+    "continue_final_message": NotServed(_END, harmless=(False,)),
+    "reasoning_effort": NotServed(_END, harmless=("none",)),
+    "documents": NotServed("the chat is the messages alone", harmless=([],)),
+    "echo": NotServed("the answer is returned without the chat", harmless=(False,)),
+    "add_special_tokens": NotServed("the chat template writes them", harmless=(False,)),
 }

@@ -88,7 +88,7 @@ class Reranker:
             profile=prepared.profile.name,
             usage=scored.usage,
             truncated=scored.truncated,
-            warnings=self._warnings(prepared),
+            warnings=(*request.warnings, *self.profile_warnings(prepared)),
             debug=scored.debug,
         )
 
@@ -106,10 +106,10 @@ class Reranker:
                 param="max_chunks_per_doc",
             )
 
-    def _warnings(self, prepared: PreparedRerank) -> tuple[str, ...]:
-        """Unknown fields, and reasons why the scores may be poor."""
+    def profile_warnings(self, prepared: PreparedRerank) -> tuple[str, ...]:
+        """Reasons in model and profile why the scores may be poor. They hold no text of the request."""
         profile, family = prepared.profile, self._engine.backend.config.family
-        warnings = list(prepared.request.warnings)
+        warnings = []
         if prepared.request.profile in (None, DEFAULT) and self._choice.warning is not None:
             warnings.append(self._choice.warning)
         if profile.families and family not in profile.families:

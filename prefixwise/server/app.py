@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -27,7 +27,7 @@ from prefixwise.server.dialects.tei import Tei
 from prefixwise.server.dialects.vllm import GenerativeScoring, VllmScore
 from prefixwise.server.dialects.voyage import Voyage
 from prefixwise.server.middleware import Middleware
-from prefixwise.server.routes.info import health, health_generate, metrics, models, server_info, tei_info
+from prefixwise.server.routes.info import health, health_generate, metrics, model, models, server_info, tei_info
 from prefixwise.server.routes.loras import load_lora, load_lora_sglang, unload_lora, unload_lora_sglang
 from prefixwise.server.routes.pages import (
     docs,
@@ -104,6 +104,7 @@ ROUTES = (
     PathHandlers("/v1/prefix", {"GET": list_prefixes, "POST": pin_prefix}),
     PathHandlers("/v1/prefix/{prefix_id}", {"DELETE": release_prefix}),
     PathHandlers("/v1/models", {"GET": models}, needs_engine=False),
+    PathHandlers("/v1/models/{model}", {"GET": model}, needs_engine=False),
     PathHandlers("/v1/load_lora_adapter", {"POST": load_lora}),
     PathHandlers("/v1/unload_lora_adapter", {"POST": unload_lora}),
     PathHandlers("/load_lora_adapter", {"POST": load_lora_sglang}),
@@ -123,9 +124,14 @@ ROUTES = (
 
 def make_app(service: Service) -> Middleware:
     """The application, for any ASGI server. `service.open(engine)` makes it ready."""
-    # Each path gets all methods, so that the 405 is ours.
-    routes = [Route(each.path, _Endpoint(service, each)) for each in ROUTES]
-    return Middleware(service, Router(routes, redirect_slashes=False, default=_not_found))
+    # Each path gets all methods, so that the 405 is ours. The name of a model may hold slashes.
+    routes = [Route(each.path.replace("{model}", "{model:path}"), _Endpoint(service, each)) for each in ROUTES]
+    return Middleware(service, Router(routes, redirect_slashes=False, default=_not_found), partial(_route_of, routes))
+
+
+def _route_of(routes: Sequence[Route], path: str) -> str | None:
+    """The route that takes the path; None if none does."""
+    return next((each.path_format for each in routes if each.path_regex.match(path)), None)
 
 
 class _Endpoint:

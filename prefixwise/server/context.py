@@ -22,6 +22,7 @@ from prefixwise.contract.errors import (
     RequestTooLargeError,
     ServiceError,
     describe,
+    quote,
 )
 from prefixwise.engine.request_state import RequestState
 from prefixwise.server.body_memory import BodyShare
@@ -86,6 +87,7 @@ class RequestContext:
         "arrival",
         "body_share",
         "error_body",
+        "error_code",
         "has_whole_body",
         "headers",
         "id",
@@ -111,6 +113,7 @@ class RequestContext:
         self.route: str | None = None  # the path with its parameters' names; None: no route matches
         self.trace: Trace | None = None  # None: there are no traces, or it is not sampled
         self.error_body: Callable[[RequestError], object] = RequestError.to_body  # a dialect may set its own
+        self.error_code: str | None = None  # of the error that was sent
         self.is_aborted = False  # the server cancelled it after the grace period
         self._send = send
         self._headers_to_add = [(b"x-request-id", self.id.encode())]
@@ -188,10 +191,11 @@ def new_request_id() -> str:
 
 
 async def read_body(context: RequestContext, max_bytes: int) -> bytes:
-    """The whole body. Raises request_too_large or body_memory_full, as soon as the size is known.
+    """The whole body. Raises unsupported_encoding, and request_too_large or body_memory_full once the size is known.
 
     A body takes memory as it arrives, not as it is announced: a client that only announces takes nothing from others.
     """
+    _check_encoding(context.headers.get(b"content-encoding", b"identity"))
     announced = context.headers.get(b"content-length", b"")
     if announced.isdigit():
         _check_size(int(announced), max_bytes)
@@ -206,6 +210,14 @@ async def read_body(context: RequestContext, max_bytes: int) -> bytes:
         context.body_share.take(len(part))
         parts.append(part)
     return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _check_encoding(encoding: bytes) -> None:
+    """A small compressed body may be of any size, so none is taken."""
+    if encoding.strip().lower() not in (b"identity", b""):
+        got = quote(encoding.decode("latin-1"))
+        message = f"the body must be sent as it is, without Content-Encoding, got Content-Encoding: {got}"
+        raise InvalidRequestError(message, code="unsupported_encoding")
 
 
 def _check_size(size: int, max_bytes: int) -> None:

@@ -183,6 +183,7 @@ def log_request(context: RequestContext, route: str, status: int, seconds: float
     if not log.isEnabledFor(level):
         return
     fields: dict[str, object] = {"id": context.id, "method": context.method, "route": route, "status": status}
+    fields["code"] = context.error_code
     if route == OTHER_ROUTE:
         fields["path"] = context.path[:_MAX_PATH]
     stats = context.stats

@@ -12,7 +12,7 @@ import ipaddress
 import logging
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from urllib.parse import urlsplit
 
@@ -42,7 +42,8 @@ _KEYLESS_FOLDER = "/page/"
 _OPEN_PATHS = ("/health",)  # balancers send any Host; it reads nothing and changes nothing
 _FORM_TYPES = (b"text/plain", b"multipart/form-data")
 
-_REFUSED_WHILE_SENDING = ("request_too_large", "body_memory_full")  # the body may still be on its way
+# The body may still be on its way.
+_REFUSED_WHILE_SENDING = ("request_too_large", "body_memory_full", "unsupported_encoding")
 
 _CORS_METHODS = "GET, POST, DELETE"
 _CORS_EXPOSED = b"X-Request-Id, Retry-After, X-Prefixwise-Warning, Traceresponse"
@@ -68,10 +69,12 @@ def sent_key(headers: Mapping[bytes, bytes]) -> bytes:
 class Middleware:
     """An ASGI application around the router."""
 
-    def __init__(self, service: Service, router: ASGIApp) -> None:
+    def __init__(self, service: Service, router: ASGIApp, route_of: Callable[[str], str | None]) -> None:
+        """`route_of`: the route of a path, for what is answered before the router; None if no route matches."""
         key = service.options.api_key
         self._service = service
         self._router = router
+        self._route_of = route_of
         self._cors = Cors(service.options.cors_origins)
         self._web_pages = WebPages(service, self._cors)
         self._key = None if key is None else key.encode()
@@ -135,6 +138,7 @@ class Middleware:
 
     async def _send_error(self, context: RequestContext, error: RequestError) -> None:
         _forget_frames(error)
+        context.error_code = error.code
         if context.status is not None:
             log.error("a response broke off", extra=fields_of(id=context.id, error=str(error)))
             return  # its start is sent already; the server closes the connection
@@ -149,7 +153,7 @@ class Middleware:
             await send_response(context, response, self._service.options)
 
     def _report(self, context: RequestContext) -> None:
-        name = context.route or OTHER_ROUTE
+        name = context.route or self._route_of(context.path) or OTHER_ROUTE
         status = context.status or CancelledError.status
         seconds = time.monotonic() - context.arrival
         self._service.metrics.count_request(name, status, seconds)

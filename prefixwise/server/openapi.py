@@ -31,19 +31,20 @@ _TIMEOUT = {
 }
 
 
-def _path_parameter(name: str, description: str) -> Document:
+def _path_parameter(name: str, description: str, pattern: str = "^[^/]+$") -> Document:
     return {
         "name": name,
         "in": "path",
         "required": True,
         "description": description,
-        "schema": {"type": "string", "minLength": 1, "pattern": "^[^/]+$"},
+        "schema": {"type": "string", "minLength": 1, "pattern": pattern},
     }
 
 
 _IN_PATH = (
     _path_parameter("prefix_id", "From the response of POST /v1/prefix."),
     _path_parameter("name", "The name of the file."),
+    _path_parameter("model", "A name from GET /v1/models; it may hold slashes.", ".*"),
 )
 _TITLES = {
     400: "The request is not valid.",
@@ -124,7 +125,7 @@ def _answer(operation: Operation) -> Document:
 
 def _error(status: int, schema: str) -> Document:
     codes = [code for row in rows_of(status) for code in row.codes]
-    headers = {"X-Request-Id": _REQUEST_ID, **({"Retry-After": _RETRY_AFTER} if status == 429 else {})}
+    headers = {"X-Request-Id": _REQUEST_ID, **({"Retry-After": _RETRY_AFTER} if status in (429, 503) else {})}
     content = {"application/json": {"schema": {"$ref": f"#/components/schemas/{schema}"}}}
     return {"description": f"{_TITLES[status]} Codes: {', '.join(codes)}.", "headers": headers, "content": content}
 

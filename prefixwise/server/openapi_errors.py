@@ -42,6 +42,7 @@ ERROR_TABLE = (
     ErrorRow(400, _BAD, ("invalid_http",), "The request is not valid HTTP/1.1."),
     ErrorRow(400, _BAD, ("invalid_host",), "The request has no Host header, or several."),
     ErrorRow(400, _BAD, ("invalid_json",), "The body is not a JSON object in UTF-8."),
+    ErrorRow(400, _BAD, ("unsupported_encoding",), "The body has a Content-Encoding other than identity."),
     ErrorRow(
         400,
         _MISSING,

@@ -294,6 +294,7 @@ OPERATIONS = (
     Operation(
         "get", "/v1/models", "The names under which the model is served, and the LoRA adapters.", "ModelList", (500,)
     ),
+    Operation("get", "/v1/models/{model}", "One entry of the list of models.", "Model", (404, 500)),
     *(
         Operation(
             "post",

@@ -35,8 +35,8 @@ LARGE_POOL_THREADS = 2
 LARGE_BODY_BYTES = 2**20  # of a request and its response: what it has freed is given back to the host
 TRIM_SECONDS = 5.0  # after the first such request, for all until then
 _ABORT_SECONDS = 5.0  # for answering the requests that the grace period has cut off
+_LOADING_RETRY_SECONDS, _STOPPING_RETRY_SECONDS = 5, 1  # for clients; another server may be ready already
 _ANY_NAME = "default"  # in a request: the served model
-_MAX_LOGGED = 1000  # different warnings
 
 Result = TypeVar("Result")
 
@@ -76,7 +76,7 @@ class Lifecycle:
             return
         if self.phase is Phase.STARTING:
             message = "the model is still loading or warming up, so nothing can be scored yet; try again soon"
-            raise UnavailableError(message, code="not_ready")
+            raise UnavailableError(message, code="not_ready", retry_after=_LOADING_RETRY_SECONDS)
         raise shutting_down()
 
     def enter(self, context: RequestContext) -> None:
@@ -120,7 +120,7 @@ class Lifecycle:
 def shutting_down() -> UnavailableError:
     """The error of a request that arrives, or is still running, when the server stops."""
     message = "the server is shutting down; send the request to another one, or again later"
-    return UnavailableError(message, code="shutting_down")
+    return UnavailableError(message, code="shutting_down", retry_after=_STOPPING_RETRY_SECONDS)
 
 
 class ServedNames:
@@ -229,8 +229,8 @@ class Service:
         return self._engine
 
     def log_once(self, warning: str) -> None:
-        """Log a warning that many responses repeat, the first time only. Clients can cause a bounded number of them."""
-        if warning not in self._logged and len(self._logged) < _MAX_LOGGED:
+        """Log a warning that many responses repeat, the first time only. It must not hold what a client has sent."""
+        if warning not in self._logged:
             self._logged.add(warning)
             log.warning("%s", warning)
 

@@ -1,5 +1,5 @@
 """What the processes of one server use together: memory of bodies, connections, requests in flight. And how often the
-supervisor has started one of them again.
+supervisor has started one of them again, whether each of them is alive, and whether they serve.
 
 Every process counts in a row of its own in shared memory and reads all rows, so no lock can outlive a process that is
 killed. The limits on them are the server's, however many processes it has.
@@ -8,13 +8,20 @@ killed. The limits on them are the server's, however many processes it has.
 from __future__ import annotations
 
 import mmap
+from time import monotonic
 
 import numpy as np
 
 BODY_BYTES, CONNECTIONS, IN_FLIGHT, ENGINE_RESTARTS, WORKER_RESTARTS = range(5)
-_FIRST_ADDRESS = 5
+BEATS = 5  # grows while the process is alive
+SERVING = 6  # the generation of the engine process with which all workers serve; 0: none
+_FIRST_ADDRESS = 7
 _NUM_ADDRESSES = 1 << 16  # addresses share a counter where their hashes agree; the hash is keyed by the process
 _NUM_FIELDS = _FIRST_ADDRESS + _NUM_ADDRESSES
+
+BEAT_SECONDS = 0.25  # between two beats of a process
+SILENT_SECONDS = 10.0  # without a beat: the process does not answer
+_LOOK_SECONDS = 1.0  # a look counts no more
 
 
 class SharedUsage:
@@ -48,6 +55,10 @@ class Usage:
         """Only this process writes to its row, on one thread."""
         self._row[field] += number
 
+    def set(self, field: int, number: int) -> None:
+        """As `add`."""
+        self._row[field] = number
+
     def own(self, field: int) -> int:
         """Of this process."""
         return int(self._row[field])
@@ -58,6 +69,33 @@ class Usage:
 
     def of_others(self, field: int) -> int:
         return self.total(field) - self.own(field)
+
+
+class Silence:
+    """For how long a process has not counted a beat. Time is counted by looks, so processes that were stopped together,
+    or slept with their machine, have not been silent."""
+
+    def __init__(self, process: Usage) -> None:
+        self._process = process
+        self._beats = process.own(BEATS)
+        self._last = monotonic()
+        self.seconds = 0.0
+
+    def look(self) -> None:
+        """Several times a second."""
+        now, beats = monotonic(), self._process.own(BEATS)
+        self.seconds = self.seconds + min(now - self._last, _LOOK_SECONDS) if beats == self._beats else 0.0
+        self._last, self._beats = now, beats
+
+    @property
+    def is_long(self) -> bool:
+        """The process does not answer."""
+        return self.seconds > SILENT_SECONDS
+
+    def is_fatal(self, watchdog_timeout: float) -> bool:
+        """The process must be killed; 0: never. However short the timeout of steps is, a process has some time: a busy
+        machine may keep it from the CPU."""
+        return watchdog_timeout > 0 and self.seconds > max(watchdog_timeout, 2 * SILENT_SECONDS)
 
 
 def address_field(address: bytes) -> int:

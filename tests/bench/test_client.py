@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from prefixwise.bench.client import CallError, ScoreClient, UnreachableError
+from prefixwise.cli.bench_common import print_server_info
 from prefixwise.contract.errors import ClientSettingError
 
 REQUEST = {"query": [1], "items": [[2], [3]], "label_token_ids": [4, 5]}
@@ -241,6 +242,11 @@ class TestOtherRoutes:
     def test_a_server_without_it_tells_nothing(self, little: LittleServer, reply: Reply) -> None:
         little.reply = reply
         assert little.client.server_info() == {}
+
+    def test_its_status_says_why(self, little: LittleServer, capsys: pytest.CaptureFixture[str]) -> None:
+        little.reply = always(401, {"error": {"code": "invalid_api_key"}})
+        assert print_server_info(little.client) == {}
+        assert "no /server_info: HTTP 401" in capsys.readouterr().err
 
 
 class TestReach:

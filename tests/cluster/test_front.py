@@ -268,3 +268,4 @@ def test_health_waits_for_a_replica_no_longer_than_a_while(monkeypatch: pytest.M
     response = ask(Handle(lambda request, ticket: said("a"), seconds=5.0), "/health", "GET")
     assert response.status_code == 503
     assert error_of(response)["code"] == "not_ready"
+    assert response.headers["retry-after"] == "1"

@@ -19,6 +19,8 @@ from prefixwise.contract.parse import parse_score_request
 from prefixwise.contract.result import Usage
 
 CHAT = [{"role": "user", "content": "Rate this: {item}"}]
+TEXT = {"type": "text", "text": "a {item}"}
+IMAGE = {"type": "image_url", "image_url": {"url": "data:"}}
 BODY: dict[str, Any] = {"messages": CHAT, "items": ["a", "b"], "answers": "1-5"}
 
 
@@ -61,6 +63,11 @@ class TestRequests:
     def test_values_are_given_or_the_answers_numbers(self, answers: object, values: object, expected: object) -> None:
         assert parsed(answers=answers, values=values).values == expected
 
+    def test_messages_in_openais_newer_forms(self) -> None:
+        parts = [TEXT, {"type": "text", "text": "b"}]
+        sent = [{"role": "developer", "content": "s", "refusal": None}, {"role": "user", "content": parts, "name": "x"}]
+        assert parsed(messages=sent).messages == (("system", "s"), ("user", "a {item}\nb"))
+
     def test_a_chat_may_come_without_items(self) -> None:
         request = parse_judge_request({"messages": [{"role": "user", "content": "{items}"}], "answers": "yes/no"})
         assert (request.items, request.num_items) == (None, 1)
@@ -77,7 +84,22 @@ class TestRequests:
             ({"messages": [{"role": "user"}]}, "invalid_messages_type", "messages[0].content must be a string"),
             ({"messages": [{"role": "tool", "content": "a"}]}, "invalid_messages", "one of system, user, assistant"),
             ({"messages": [{"role": ["user"], "content": "a"}]}, "invalid_messages", "one of system, user, assistant"),
-            ({"messages": [{**CHAT[0], "name": "x"}]}, "invalid_messages", "nothing else, got"),
+            ({"messages": [{**CHAT[0], "tool_calls": ["x"]}]}, "invalid_messages", "nothing else, got"),
+            ({"messages": [{**CHAT[0], "name": 3}]}, "invalid_messages_type", "messages[0].name must be a string"),
+            ({"messages": [{"role": "user", "content": 3}]}, "invalid_messages_type", "a string or a list of parts"),
+            ({"messages": [{"role": "user", "content": []}]}, "empty_messages", "messages[0].content must hold"),
+            (
+                {"messages": [{"role": "user", "content": ["a"]}]},
+                "invalid_messages_type",
+                "content[0] must be an object",
+            ),
+            ({"messages": [{"role": "user", "content": [IMAGE]}]}, "invalid_messages", "content[0] must hold the type"),
+            ({"messages": [{"role": "user", "content": [{**TEXT, "x": 1}]}]}, "invalid_messages", "and nothing else"),
+            (
+                {"messages": [{"role": "user", "content": [{**TEXT, "text": 1}]}]},
+                "invalid_messages_type",
+                "[0].text must",
+            ),
             ({"messages": [{"role": "user", "content": "\ud800"}]}, "invalid_unicode", "messages[0].content"),
             ({"messages": [{"role": "user", "content": "a"}]}, "invalid_messages", "hold {item} once, in the place"),
             ({"messages": CHAT * 2}, "invalid_messages", "got it 2 times"),

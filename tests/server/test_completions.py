@@ -15,6 +15,7 @@ from tests.server.app_client import AppClient, app_client
 from tests.server.server_process import ServerProcess
 
 SIZE = len(VOCABULARY)
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}]}
 
 
 @pytest.fixture(scope="module")
@@ -136,6 +137,74 @@ class TestRefused:
     def test_a_chat(self, letters: AppClient, more: dict[str, object], code: str) -> None:
         body = {"messages": [{"role": "user", "content": "a"}], **more}
         assert letters.post("/v1/chat/completions", body).json()["error"]["code"] == code
+
+    @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/judge"])
+    @pytest.mark.parametrize(
+        ("name", "refused", "harmless"),
+        [
+            ("guided_choice", ["a"], None),
+            ("guided_regex", "a", None),
+            ("guided_json", {"type": "object"}, None),
+            ("guided_grammar", "a", None),
+            ("structured_outputs", {"choice": ["a"]}, {}),
+            ("regex", "a", None),
+            ("ebnf", "a", None),
+            ("json_schema", "{}", None),
+            ("structural_tag", "a", None),
+            ("allowed_token_ids", [1], []),
+            ("bad_words", ["a"], []),
+            ("min_tokens", 1, 0),
+            ("repetition_penalty", 1.1, 1.0),
+            ("logits_processors", ["a"], []),
+            ("custom_logit_processor", "a", None),
+            ("lora_path", "a", None),
+            ("cache_salt", "a", None),
+        ],
+    )
+    def test_what_would_change_the_logits(
+        self, letters: AppClient, path: str, name: str, refused: object, harmless: object
+    ) -> None:
+        bodies = {"/v1/completions": {"prompt": "a", "max_tokens": 1}, "/v1/judge": {**CHAT, "answers": "a/b"}}
+        body = bodies.get(path, {**CHAT, "max_tokens": 1})
+        error = letters.post(path, {**body, name: refused}).json()["error"]
+        assert (error["code"], error["param"]) == ("unsupported_parameter", name)
+        served = letters.post(path, {**body, name: harmless})
+        assert (served.status_code, served.headers.get("x-prefixwise-warning")) == (200, None)
+
+    @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/judge"])
+    @pytest.mark.parametrize(
+        ("name", "refused", "harmless"),
+        [
+            ("add_generation_prompt", False, True),
+            ("continue_final_message", True, False),
+            ("documents", [{"text": "a"}], []),
+            ("echo", True, False),
+            ("reasoning_effort", "low", "none"),
+            ("prompt_embeds", "a", None),
+            ("chat_template", "a", None),
+            ("chat_template_kwargs", {"enable_thinking": True}, {"enable_thinking": False}),
+            ("chat_template_kwargs", {"custom": 1}, {}),
+            ("add_special_tokens", True, False),
+        ],
+    )
+    def test_what_would_change_the_chat(
+        self, letters: AppClient, path: str, name: str, refused: object, harmless: object
+    ) -> None:
+        body = {**CHAT, **({"answers": "a/b"} if path == "/v1/judge" else {"max_tokens": 1})}
+        error = letters.post(path, {**body, name: refused}).json()["error"]
+        assert (error["code"], error["param"]) == ("unsupported_parameter", name)
+        plain, served = letters.post(path, body), letters.post(path, {**body, name: harmless})
+        assert (served.status_code, served.headers.get("x-prefixwise-warning")) == (200, None)
+        assert served.json().get("results") == plain.json().get("results")
+
+    def test_an_assistants_message_at_the_end_is_continued_anyway(self, letters: AppClient) -> None:
+        messages = [*CHAT["messages"], {"role": "assistant", "content": "b"}]
+        body = {"messages": messages, "max_tokens": 1, "logprobs": True}
+        asked = {**body, "continue_final_message": True, "add_generation_prompt": False}
+        found = [letters.post("/v1/chat/completions", each).json()["choices"] for each in (body, asked)]
+        assert found[0] == found[1]
+        alone = letters.post("/v1/chat/completions", {**body, "add_generation_prompt": False})
+        assert alone.json()["error"]["code"] == "unsupported_parameter"
 
     def test_a_temperature_is_named_in_a_warning(self, letters: AppClient) -> None:
         assert "warnings" not in complete(letters, "a", temperature=0, seed=3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
@@ -64,6 +65,15 @@ class TestSize:
         assert small.post("/v1/score", content=REQUEST.ljust(100)).status_code == 200
         parts = chunks(REQUEST[:20], REQUEST[20:].ljust(80))
         assert small.post("/v1/score", content=parts).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/score", "/v1/prefix", "/tokenize"])
+def test_a_compressed_body_is_refused_by_name(client: AppClient, path: str) -> None:
+    body = gzip.compress(REQUEST)
+    response = client.post(path, content=body, headers={"Content-Encoding": "gzip"})
+    assert error_of(response) == (400, "invalid_request_error", "unsupported_encoding", None)
+    assert 'got Content-Encoding: "gzip"' in response.json()["message"]
+    assert client.post("/v1/score", content=REQUEST, headers={"Content-Encoding": "Identity"}).status_code == 200
 
 
 @pytest.mark.parametrize(

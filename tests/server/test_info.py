@@ -28,6 +28,14 @@ class TestModels:
     def test_without_served_names_the_model_has_its_own_name(self, client: AppClient) -> None:
         assert [entry["id"] for entry in client.get("/v1/models").json()["data"]] == [MODEL]
 
+    @pytest.mark.parametrize("path", ["org/b", "org%2Fb", "org/b/"])
+    def test_a_name_may_be_asked_for(self, path: str) -> None:
+        with app_client(ServerOptions(served_model_names=("a", "org/b"))) as client:
+            assert client.get(f"/v1/models/{path}").json() == client.get("/v1/models").json()["data"][1]
+            missing = client.get("/v1/models/org")
+        assert error_of(missing) == (404, "model_error", "model_not_found", "model")
+        assert '"a", "org/b", got "org"' in missing.json()["message"]
+
     def test_before_the_model_is_there_its_names_are(self) -> None:
         with app_client(ServerOptions(served_model_names=("a",)), is_ready=False) as client:
             (entry,) = client.get("/v1/models").json()["data"]
@@ -84,5 +92,7 @@ class TestHealth:
         monkeypatch.setattr(info, "GENERATE_SECONDS", 0.05)
         backend = HeldBackend()
         with app_client(backend=backend) as client:
-            assert error_of(client.get("/health_generate")) == (503, "server_error", "not_ready", None)
+            response = client.get("/health_generate")
+            assert error_of(response) == (503, "server_error", "not_ready", None)
+            assert int(response.headers["retry-after"]) > 0
             assert client.get("/health").status_code == 200

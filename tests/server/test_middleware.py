@@ -110,6 +110,16 @@ class TestKey:
         assert error_of(response) == (401, "authentication_error", "invalid_api_key", None)
         assert KEY not in response.text
 
+    def test_metrics_name_the_route_of_a_request_without_it(self, caplog: pytest.LogCaptureFixture) -> None:
+        caplog.set_level(logging.INFO, "prefixwise")
+        with app_client(ServerOptions(api_key=KEY)) as client:
+            for path in ("/v1/score", "/v1/prefix/7", "/none"):
+                client.post(path)
+            shown = client.get("/metrics", headers={"X-API-Key": KEY}).text
+        routes = [record.__dict__["fields"]["route"] for record in caplog.records]
+        assert routes == ["/v1/score", "/v1/prefix/{prefix_id}", "other"]
+        assert all(f'prefixwise:requests_total{{route="{route}",status="401"}} 1.0' in shown for route in routes)
+
     @pytest.mark.parametrize(
         "headers",
         [{"Authorization": f"Bearer {KEY}"}, {"Authorization": f"bearer  {KEY}"}, {"X-API-Key": KEY}],
@@ -249,7 +259,9 @@ class TestReadiness:
     @pytest.mark.parametrize(("method", "path"), WORK)
     def test_before_the_engine_is_warm_work_gets_503(self, method: str, path: str) -> None:
         with app_client(is_ready=False) as client:
-            assert error_of(client.request(method, path)) == (503, "server_error", "not_ready", None)
+            response = client.request(method, path)
+            assert error_of(response) == (503, "server_error", "not_ready", None)
+            assert int(response.headers["retry-after"]) > 0
 
     @pytest.mark.parametrize("path", ALWAYS)
     def test_routes_without_engine_answer(self, path: str) -> None:
@@ -262,6 +274,7 @@ class TestReadiness:
             client.service.lifecycle.phase = Phase.DRAINING
             response = client.request(method, path)
             assert error_of(response) == (503, "server_error", "shutting_down", None)
+            assert int(response.headers["retry-after"]) > 0
             assert response.headers["connection"] == "close"
             assert client.get("/server_info").json()["status"] == "draining"
 

@@ -90,6 +90,7 @@ CONFLICT = (
 DENSE = "`packed` with `dense` asked for beyond dense's bound"
 
 CASES = [
+    Case("a compressed body", b"x", 400, BAD, "unsupported_encoding", headers={"Content-Encoding": "gzip"}),
     Case(NO_JSON, b"no json", 400, BAD, "invalid_json"),
     Case(NO_JSON, b"", 400, BAD, "invalid_json"),
     Case(NO_JSON, b'["query"]', 400, BAD, "invalid_json"),

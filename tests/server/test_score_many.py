@@ -88,14 +88,13 @@ def test_text_and_ids_may_be_in_one_call() -> None:
     ]
 
 
-def test_unknown_fields_are_named_where_they_are(client: AppClient, caplog: pytest.LogCaptureFixture) -> None:
+def test_unknown_fields_are_named_where_they_are(client: AppClient) -> None:
     response = client.post("/v1/score", call({**ONE, "top": 1}, ONE, temperature=0))
     answer = response.json()
     warnings = ['the field "temperature" is unknown and was ignored', 'the field "top" is unknown and was ignored']
     assert answer["warnings"] == warnings[:1]
     assert [each.get("warnings") for each in answer["data"]] == [warnings[1:], None]
     assert response.headers.get_list("x-prefixwise-warning") == warnings
-    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == warnings
 
 
 def test_what_is_wrong_with_all_fails_the_call(client: AppClient) -> None:

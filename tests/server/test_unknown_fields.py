@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
-from prefixwise.server import service
 from tests.prompts.merging_tokenizer import merging_tokenizer
 from tests.server.app_client import IDS_REQUEST, AppClient, app_client, error_of
 from tests.server.letters_profile import letters_choice
 
 RERANK: dict[str, Any] = {"query": "z", "documents": ["x", "xyx", "y"]}
 TEXTS: dict[str, Any] = {"query": "z", "texts": ["x", "y"]}
+PAIRS: dict[str, Any] = {"text_1": "z", "text_2": ["x", "y"]}
 PREFIX: dict[str, Any] = {"query": [1, 2, 3]}
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}]}
+EVERY_ROUTE: dict[str, dict[str, Any]] = {
+    "/v1/score": IDS_REQUEST,
+    "/v1/rerank": RERANK,
+    "/score": PAIRS,
+    "/v1/embeddings": {"input": [1]},
+    "/v1/judge": {**CHAT, "answers": "yes/no"},
+    "/v1/completions": {"prompt": [1], "max_tokens": 1},
+    "/v1/chat/completions": {**CHAT, "max_tokens": 1},
+}
 WARNING = 'the field "temperature" is unknown and was ignored'
 
 
@@ -50,22 +61,23 @@ def test_an_unknown_field_is_served_and_named(
         assert found == [WARNING]
 
 
-def test_the_log_names_it_once(caplog: pytest.LogCaptureFixture) -> None:
-    with app_client() as client:
-        for _ in range(3):
-            client.post("/v1/score", {**IDS_REQUEST, "temperature": 1})
-    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [WARNING]
+def test_the_log_quotes_no_request(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    labels = {"query": "c", "items": ["a"], "labels": ["abc", "abc"]}
+    calls = {"/v1/score": labels, "/v1/rerank": RERANK, "/score": PAIRS, "/tokenize": {"text": "a"}}
+    with app_client(tokenizer=merging_tokenizer(), profiles=letters_choice("a guess")) as client:
+        for path, body in [*calls.items()] * 2:
+            response = client.post(path, {**body, "John Doe": 1})
+            assert "John Doe" in response.headers["x-prefixwise-warning"], response.text
+            assert ("abc" in response.headers["x-prefixwise-warning"]) == (path == "/v1/score")
+    assert not any(text in caplog.text for text in ("John", "abc"))
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == ["a guess"]
 
 
-def test_names_can_neither_break_a_header_nor_fill_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "_MAX_LOGGED", 20)
-    with app_client() as client:
-        response = client.post("/v1/score", {**IDS_REQUEST, "a\r\nb\x00\x7fé": 1})
-        (value,) = response.headers.get_list("x-prefixwise-warning")
-        assert value == r'the field "a\r\nb\u0000\x7f\xe9" is unknown and was ignored'
-        for number in range(3):
-            client.post("/v1/score", {**IDS_REQUEST, **{f"x{number}_{each}": 1 for each in range(10)}})
-        assert len(client.service._logged) == 20
+def test_names_cannot_break_a_header(client: AppClient) -> None:
+    response = client.post("/v1/score", {**IDS_REQUEST, "a\r\nb\x00\x7fé": 1})
+    (value,) = response.headers.get_list("x-prefixwise-warning")
+    assert value == r'the field "a\r\nb\u0000\x7f\xe9" is unknown and was ignored'
 
 
 @pytest.mark.parametrize(
@@ -75,6 +87,15 @@ def test_names_can_neither_break_a_header_nor_fill_the_log(monkeypatch: pytest.M
         ("/v1/score", {**IDS_REQUEST, "chat_template_kwargs": {}}, "chat_template_kwargs"),
         ("/v1/rerank", {**RERANK, "max_tokens_per_query": 3}, "max_tokens_per_query"),
         ("/v1/rerank", {**RERANK, "cache_salt": "x"}, "cache_salt"),
+        *((path, {**body, "lora_path": "x"}, "lora_path") for path, body in EVERY_ROUTE.items()),
+        *((path, {**body, "cache_salt": "x"}, "cache_salt") for path, body in EVERY_ROUTE.items()),
+        *(
+            ("/v1/rerank", {**RERANK, name: value}, name)
+            for name, value in (("activation", False), ("chat_template", "x"))
+        ),
+        ("/v1/embeddings", {"input": [1], "normalize": True}, "normalize"),
+        ("/v1/embeddings", {"input": [1], "embed_dtype": "float16"}, "embed_dtype"),
+        ("/v1/embeddings", {"input": [1], "endianness": "big"}, "endianness"),
         ("/v2/rerank", {**RERANK, "top_k": 3}, "top_k"),
         ("/v2/rerank", {**RERANK, "instruct": "x"}, "instruct"),
     ],
@@ -83,6 +104,19 @@ def test_a_known_field_that_is_not_served_is_an_error(
     server: AppClient, path: str, body: dict[str, Any], field: str
 ) -> None:
     assert error_of(server.post(path, body)) == (400, "invalid_value_error", "unsupported_parameter", field)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/rerank", {"activation": True}),
+        ("/v1/embeddings", {"normalize": False, "embed_dtype": "float32", "endianness": "little"}),
+    ],
+)
+def test_a_known_value_that_changes_nothing_is_served(server: AppClient, path: str, fields: dict[str, Any]) -> None:
+    response = server.post(path, {**EVERY_ROUTE[path], **fields})
+    assert response.status_code == 200, response.text
+    assert "x-prefixwise-warning" not in response.headers
 
 
 @pytest.mark.parametrize("path", ["/v1/rerank", "/v2/rerank", "/rerank"])

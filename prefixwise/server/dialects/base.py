@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from typing import ClassVar, TypeVar, final
 
 from prefixwise.contract.checks import check_token_count
@@ -183,9 +184,16 @@ class RerankDialect(SingleDialect):
     @final
     def render(self, service: Service, context: RequestContext, prepared: Prepared, state: RequestState) -> object:
         assert prepared.rerank is not None, "`prepare` sets it"
-        result = service.reranker.finish(prepared.rerank, state)
-        add_warnings(service, context, result.warnings, truncation_warnings(result.truncated))
+        result = finish_rerank(service, prepared.rerank, state)
+        add_warnings(context, [*result.warnings, *truncation_warnings(result.truncated)])
         return self.result_body(prepared.body, result, prepared.model, context.id)
+
+
+def finish_rerank(service: Service, prepared: PreparedRerank, state: RequestState) -> RerankResult:
+    """The result, whose warnings about the profile the log gets once. Raises the error that ended the request."""
+    for warning in service.reranker.profile_warnings(prepared):
+        service.log_once(warning)
+    return service.reranker.finish(prepared, state)
 
 
 def bounded(requests: Iterable[AnyRequest]) -> tuple[AnyRequest, ...]:
@@ -202,17 +210,12 @@ def bounded(requests: Iterable[AnyRequest]) -> tuple[AnyRequest, ...]:
 MAX_WARNING_HEADERS = 10  # clients bound the size of all headers
 
 
-def add_warnings(
-    service: Service, context: RequestContext, warnings: Iterable[str], of_this_result: Iterable[str] = ()
-) -> None:
+def add_warnings(context: RequestContext, warnings: Iterable[str]) -> None:
     """Warnings go into headers, as a bare list has no place for them and some clients drop unknown fields.
 
-    The log gets each of them once, except those `of_this_result`.
+    They quote the request, so the log does not get them.
     """
-    warnings = list(dict.fromkeys(warnings))
-    for warning in warnings:
-        service.log_once(warning)
-    for warning in [*warnings, *of_this_result][:MAX_WARNING_HEADERS]:
+    for warning in islice(dict.fromkeys(warnings), MAX_WARNING_HEADERS):
         value = warning.encode("ascii", "backslashreplace").replace(b"\x7f", b"\\x7f")  # `quote` escapes below 0x20
         context.add_header(b"x-prefixwise-warning", value)
 

@@ -44,7 +44,7 @@ class Classify(SingleDialect):
         read, warnings = prepared.body, _warnings_of(prepared)
         is_activated = read["use_activation"] is True
         result = Classifier(service.engine).finish(prepared.scoring, state, use_activation=is_activated)
-        add_warnings(service, context, warnings)
+        add_warnings(context, warnings)
         return {
             **_list_fields("classify", context, prepared),
             "data": ({**asdict(each), "num_classes": len(result.labels)} for each in result.results),
@@ -78,7 +78,7 @@ class Embeddings(SingleDialect):
     def render(self, service: Service, context: RequestContext, prepared: Prepared, state: RequestState) -> object:
         warnings = _warnings_of(prepared)
         result = Classifier(service.engine).finish_embedding(prepared.scoring, state)
-        add_warnings(service, context, warnings)
+        add_warnings(context, warnings)
         encode = _base64 if prepared.body["is_base64"] is True else _numbers
         return {
             **_list_fields("embd", context, prepared),

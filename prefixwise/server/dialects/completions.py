@@ -77,7 +77,6 @@ class _CompletionDialect(Dialect):
 
     def _response(
         self,
-        service: Service,
         context: RequestContext,
         call: CompletionCall,
         states: Sequence[RequestState],
@@ -85,7 +84,7 @@ class _CompletionDialect(Dialect):
         num_generated: int,
         kind: tuple[str, str],
     ) -> object:
-        add_warnings(service, context, call.warnings)
+        add_warnings(context, call.warnings)
         prefix, name = kind
         num_sent, num_cached = len(call.prompts.flat), sum(state.cached_tokens for state in states)
         usage = Usage(num_sent, min(num_sent, num_cached)).to_json()
@@ -131,7 +130,7 @@ class Completions(_CompletionDialect):
             for index, (prompt, result) in enumerate(zip(call.prompts, results, strict=True))
         )
         num_generated = request.max_tokens * len(call.prompts)
-        return self._response(service, context, call, states, choices, num_generated, ("cmpl", "text_completion"))
+        return self._response(context, call, states, choices, num_generated, ("cmpl", "text_completion"))
 
 
 class ChatCompletions(_CompletionDialect):
@@ -167,7 +166,7 @@ class ChatCompletions(_CompletionDialect):
             "logprobs": logprobs,
             "finish_reason": "stop" if tokens.is_end(generated) else "length",
         }
-        return self._response(service, context, call, states, iter([choice]), 1, ("chatcmpl", "chat.completion"))
+        return self._response(context, call, states, iter([choice]), 1, ("chatcmpl", "chat.completion"))
 
 
 class _Tokens:

@@ -38,7 +38,7 @@ class Judging(SingleDialect):
         judge = prepared.body["judge"]
         assert isinstance(judge, PreparedJudge), "`prepare` sets it"
         result = Judge(service.engine).finish(judge, state)
-        add_warnings(service, context, result.warnings)
+        add_warnings(context, result.warnings)
         return {
             "object": "judge",
             "model": prepared.model,

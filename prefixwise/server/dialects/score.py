@@ -54,7 +54,7 @@ class Score(SingleDialect):
 
     def render(self, service: Service, context: RequestContext, prepared: Prepared, state: RequestState) -> object:
         result = service.engine.finish(prepared.scoring, state, as_rows=True)
-        add_warnings(service, context, result.warnings)
+        add_warnings(context, result.warnings)
         return {**result.fields(), "model": prepared.model}
 
 
@@ -102,7 +102,7 @@ class ScoreMany(Dialect):
                 data.append(outcome.fields())
             else:
                 data.append(outcome.to_body())
-        add_warnings(service, context, [*call.warnings, *(warning for each in results for warning in each.warnings)])
+        add_warnings(context, [*call.warnings, *(warning for each in results for warning in each.warnings)])
         return {
             "object": "list",
             "model": call.model,

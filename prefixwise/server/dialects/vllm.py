@@ -28,6 +28,7 @@ from prefixwise.server.dialects.base import (
     SingleDialect,
     add_warnings,
     bounded,
+    finish_rerank,
     truncation_warnings,
 )
 from prefixwise.server.service import Service
@@ -87,14 +88,14 @@ class VllmScore(Dialect):
         warnings: list[str] = []
         for prepared, state, places in zip(call.prepared, states, call.indices, strict=True):
             assert prepared.rerank is not None, "`_prepare` sets it"
-            result = service.reranker.finish(prepared.rerank, state)
+            result = finish_rerank(service, prepared.rerank, state)
             for each in result.results:
                 scores[places[each.index]] = each.raw_score if call.is_raw else each.relevance_score
             truncated += [replace(each, index=places[each.index]) for each in result.truncated]
             usages.append(result.usage)
             warnings += result.warnings
-        add_warnings(service, context, warnings, truncation_warnings(truncated))
         notes = [*dict.fromkeys(warnings), *truncation_warnings(truncated)]
+        add_warnings(context, notes)
         return {
             **_list_body("score", context, call.request_id, call.model, [scores[i] for i in range(len(scores))]),
             "usage": Usage.total(usages).to_json(),
@@ -121,7 +122,7 @@ class GenerativeScoring(SingleDialect):
 
     def render(self, service: Service, context: RequestContext, prepared: Prepared, state: RequestState) -> object:
         result = service.engine.finish(prepared.scoring, state, as_rows=True)
-        add_warnings(service, context, result.warnings)
+        add_warnings(context, result.warnings)
         scores = [
             row[0] for row in result.rows or () if row is not None
         ]  # every item has scores: on_item_error is "fail"

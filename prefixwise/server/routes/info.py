@@ -12,8 +12,9 @@ from functools import partial
 from starlette.responses import Response
 
 from prefixwise._version import __version__
-from prefixwise.contract.errors import UnavailableError
+from prefixwise.contract.errors import ModelNotFoundError, UnavailableError, quote
 from prefixwise.engine.engine import ScoringEngine
+from prefixwise.engine.health import STALL_RETRY_SECONDS
 from prefixwise.server.context import RequestContext, json_reply
 from prefixwise.server.scoring import Completion
 from prefixwise.server.service import POOL_THREADS, Service
@@ -37,7 +38,7 @@ async def health_generate(service: Service, context: RequestContext) -> Response
             await _score_one_item(service.engine, context)
     except TimeoutError:
         message = f"a tiny request must be scored within {GENERATE_SECONDS:g} seconds, and it was not"
-        raise UnavailableError(message, code="not_ready") from None
+        raise UnavailableError(message, code="not_ready", retry_after=STALL_RETRY_SECONDS) from None
     return json_reply({"status": "ok", "milliseconds": round(1000 * (time.monotonic() - begin), 3)})
 
 
@@ -51,6 +52,21 @@ async def _score_one_item(engine: ScoringEngine, context: RequestContext) -> Non
 
 async def models(service: Service, context: RequestContext) -> Response:
     """The served names and the LoRA adapters, in the shape of OpenAI's list, with vLLM's `root` and `parent`."""
+    return json_reply({"object": "list", "data": _models(service)})
+
+
+async def model(service: Service, context: RequestContext) -> Response:
+    """One entry of the list. Raises model_not_found."""
+    name, entries = context.path_params["model"], _models(service)
+    for entry in entries:
+        if entry["id"] == name:
+            return json_reply(entry)
+    listed = ", ".join(quote(str(entry["id"])) for entry in entries)
+    message = f"model must be one of {listed}, got {quote(name)}"
+    raise ModelNotFoundError(message, code="model_not_found", param="model")
+
+
+def _models(service: Service) -> list[dict[str, object]]:
     engine = service.engine_if_open
     names = service.names.public
     shared = {
@@ -60,10 +76,10 @@ async def models(service: Service, context: RequestContext) -> Response:
         "max_model_len": None if engine is None else engine.backend.config.max_context_len,
     }
     root = None if engine is None else engine.config.model_name
-    data = [{"id": name, **shared, "root": root, "parent": None} for name in names]
-    for lora in service.names.loras:
-        data.append({"id": lora.name, **shared, "root": lora.path, "parent": names[0]})
-    return json_reply({"object": "list", "data": data})
+    return [
+        *({"id": name, **shared, "root": root, "parent": None} for name in names),
+        *({"id": lora.name, **shared, "root": lora.path, "parent": names[0]} for lora in service.names.loras),
+    ]
 
 
 async def tei_info(service: Service, context: RequestContext) -> Response:

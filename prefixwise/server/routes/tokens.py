@@ -210,5 +210,5 @@ async def read_fields(service: Service, context: RequestContext, known: tuple[st
     decode = partial(decode_object, content)
     body = fields.present_fields(await service.in_pool(decode, is_large=True) if is_large else decode())
     warnings = fields.unknown_warnings([name for name in body if name not in known], known)
-    add_warnings(service, context, warnings)
+    add_warnings(context, warnings)
     return body, {"warnings": warnings} if warnings else {}, is_large
