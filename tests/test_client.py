@@ -218,6 +218,11 @@ class TestErrors:
         assert caught[0].filename == __file__
         assert "await" in linecache.getline(__file__, caught[0].lineno)
 
+    def test_documents_that_were_cut_are_a_warning(self, client: Client) -> None:
+        with pytest.warns(PrefixwiseWarning, match=r"1 document\(s\) were longer than is read, and were cut"):
+            result = client.rerank("ab", [12 * "abc", "e"], max_tokens_per_doc=2)
+        assert (len(result.truncated), result.warnings) == (1, ())
+
     def test_the_warnings_of_tasks_name_the_file_that_runs_them(self, server: ServerProcess) -> None:
         async def gather() -> None:
             async with AsyncClient(server.url, api_key="secret") as made:

@@ -15,7 +15,7 @@ from prefixwise.contract.judge import JUDGE_FIELDS, JudgeOptions
 from prefixwise.contract.judge_result import JudgeResult
 from prefixwise.contract.request import SCORE_FIELDS, OnItemError, ScoreOptions, TextOrIds, TokenIds
 from prefixwise.contract.rerank_request import RerankOptions, rerank_fields
-from prefixwise.contract.result import ClassifyResult, EmbedResult, RerankResult, ScoreResult
+from prefixwise.contract.result import ClassifyResult, EmbedResult, RerankResult, ScoreResult, truncation_warnings
 
 Body = dict[str, object]
 OnProgress = Callable[[int, int], None]  # items done, items in all
@@ -272,10 +272,14 @@ def adapter_body(lora: str | None) -> Body:
 
 
 def warned(result: Result) -> Result:
-    """The result; its warnings are also Python's."""
-    for warning in result.warnings:
+    """The result; its warnings are also Python's, and so are documents that were cut, as they are without a request."""
+    for warning in (*result.warnings, *_about_cuts(result)):
         warnings.warn(warning, PrefixwiseWarning, stacklevel=_caller_level())
     return result
+
+
+def _about_cuts(result: object) -> list[str]:
+    return truncation_warnings(result.truncated) if isinstance(result, RerankResult) else []
 
 
 def _caller_level() -> int:

@@ -110,6 +110,12 @@ class Truncation:
     kept_tokens: int
 
 
+def truncation_warnings(truncated: Sequence[Truncation]) -> list[str]:
+    """One warning if documents were cut, else none."""
+    num_cut = len(truncated)
+    return [f"{num_cut} document(s) were longer than is read, and were cut: `truncated` says which"] if num_cut else []
+
+
 @dataclass(frozen=True)
 class ScoredItem(Generic[Item, Row]):
     """One item of a `ScoreResult`, and its scores.

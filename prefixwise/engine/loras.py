@@ -123,8 +123,8 @@ class Loras(LoraTable):
         in_use = max_loras - len(self._by_name)
         waits = f", {in_use} unloaded ones are used by requests that still run" if in_use else ""
         message = (
-            f"at most {max_loras} LoRA adapters can be loaded (max_loras, --max-loras), and one that is replaced counts "
-            f"until the new one is there; got one more{waits}"
+            f"at most {max_loras} LoRA adapters can be loaded (max_loras, --max-loras), and one that is replaced "
+            f"counts until the new one is there; got one more{waits}"
         )
         raise InvalidValueError(message, code="too_many_loras", param="lora_name")
 

@@ -21,7 +21,7 @@ from typing import ClassVar, TypeVar, final
 from prefixwise.contract.checks import check_token_count
 from prefixwise.contract.errors import InvalidRequestError, RequestError, TokenizerError
 from prefixwise.contract.rerank_request import RerankRequest
-from prefixwise.contract.result import RerankResult, Truncation
+from prefixwise.contract.result import RerankResult, truncation_warnings
 from prefixwise.engine.prepare import PreparedRequest
 from prefixwise.engine.request_state import RequestState
 from prefixwise.engine.reranker import PreparedRerank
@@ -218,12 +218,6 @@ def add_warnings(context: RequestContext, warnings: Iterable[str]) -> None:
     for warning in islice(dict.fromkeys(warnings), MAX_WARNING_HEADERS):
         value = warning.encode("ascii", "backslashreplace").replace(b"\x7f", b"\\x7f")  # `quote` escapes below 0x20
         context.add_header(b"x-prefixwise-warning", value)
-
-
-def truncation_warnings(truncated: Sequence[Truncation]) -> list[str]:
-    """One warning if documents were cut, else none."""
-    num_cut = len(truncated)
-    return [f"{num_cut} document(s) were longer than is read, and were cut: `truncated` says which"] if num_cut else []
 
 
 def warnings_field(result: RerankResult) -> dict[str, object]:

@@ -7,8 +7,8 @@ from dataclasses import asdict
 
 from prefixwise.contract.parse import parse_rerank_request
 from prefixwise.contract.rerank_request import RerankRequest
-from prefixwise.contract.result import RerankResult
-from prefixwise.server.dialects.base import Body, RerankDialect, truncation_warnings
+from prefixwise.contract.result import RerankResult, truncation_warnings
+from prefixwise.server.dialects.base import Body, RerankDialect
 
 DOCUMENTS_PER_SEARCH_UNIT = 100  # as Cohere bills them
 

@@ -15,7 +15,7 @@ from prefixwise.contract.errors import InvalidValueError
 from prefixwise.contract.known_fields import PAIR_NAMES
 from prefixwise.contract.parse import parse_generative_request, parse_pairs
 from prefixwise.contract.rerank_request import RerankRequest
-from prefixwise.contract.result import Usage
+from prefixwise.contract.result import Usage, truncation_warnings
 from prefixwise.engine.request_state import RequestState
 from prefixwise.prompts.template import without_text
 from prefixwise.server.context import RequestContext
@@ -29,7 +29,6 @@ from prefixwise.server.dialects.base import (
     add_warnings,
     bounded,
     finish_rerank,
-    truncation_warnings,
 )
 from prefixwise.server.service import Service
 
