@@ -30,7 +30,7 @@ nox.options.sessions = ["tests"]
 CLIENTS = (
     "aiperf",
     "cohere-haystack",
-    "deepeval",
+    "deepeval>=3",  # an older one brings an old llama-index
     "huggingface-api-haystack",
     "jina-haystack",
     "langchain-cohere",
