@@ -21,7 +21,7 @@ Body = dict[str, object]
 OnProgress = Callable[[int, int], None]  # items done, items in all
 Inputs = str | TokenIds | Iterable[str] | Iterable[TokenIds]
 Documents = Iterable[str] | Iterable[Mapping[str, str]]
-Messages = Iterable[Mapping[str, str]]
+Messages = Iterable[Mapping[str, object]]
 Answers = str | Iterable[str] | Iterable[int]
 Result = TypeVar("Result", ScoreResult[Any, Any], RerankResult, ClassifyResult, JudgeResult)
 

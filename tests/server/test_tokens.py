@@ -68,6 +68,8 @@ BAD, VALUE = "invalid_request_error", "invalid_value_error"
         ({"query": [1], "ttl_seconds": True}, (400, VALUE, "invalid_ttl_seconds", "ttl_seconds")),
         ({"query": [1], "ttl_seconds": "60"}, (400, VALUE, "invalid_ttl_seconds", "ttl_seconds")),
         ({"query": [1], "model": "other"}, (404, "model_error", "model_not_found", "model")),
+        ({"query": [1], "cache_salt": "tenant"}, (400, VALUE, "unsupported_parameter", "cache_salt")),
+        ({"query": [1], "lora_path": "adapter"}, (400, VALUE, "unsupported_parameter", "lora_path")),
     ],
 )
 def test_faults(fresh: AppClient, body: dict[str, Any], expected: tuple[object, ...]) -> None:

@@ -13,6 +13,7 @@ from prefixwise.contract import fields
 from prefixwise.contract.checks import check_token_count
 from prefixwise.contract.errors import InvalidRequestError, InvalidValueError, NotFoundError, describe, quote
 from prefixwise.contract.inputs import Place, checked_text, parse_ids, parse_query, vocabulary_error
+from prefixwise.contract.known_fields import KNOWN_FIELDS
 from prefixwise.contract.ragged import Int32Array
 from prefixwise.contract.request import PLAIN
 from prefixwise.engine.prefix_cache import PinnedPrefix
@@ -31,7 +32,10 @@ Body = Mapping[str, object]
 Warnings = dict[str, list[str]]  # `warnings` of a response, or nothing
 
 _PREFIX_FIELDS = ("query", "ttl_seconds", "profile", "instruction", "model")
-_NOT_PINNED = {"query_embed_overrides": fields.NotServed("a prefix is pinned with its tokens' own embeddings")}
+_NOT_PINNED = {
+    "query_embed_overrides": fields.NotServed("a prefix is pinned with its tokens' own embeddings"),
+    **{name: KNOWN_FIELDS[name] for name in ("cache_salt", "lora_path")},
+}
 _TOKENIZE_FIELDS = ("text", "prompt", "add_special_tokens", "model")
 _DETOKENIZE_FIELDS = ("tokens", "model")
 
