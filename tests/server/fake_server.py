@@ -25,9 +25,10 @@ from prefixwise.engine.scheduler import Scheduler, SchedulerOptions
 from prefixwise.forward.batch import ForwardBatch, RunningForward
 from prefixwise.prompts.profile_choice import profile_of_any_model
 from prefixwise.prompts.tokenizer import TextTokenizer
-from prefixwise.server import launch
+from prefixwise.server import launch, usage
 from prefixwise.server.config import DEFAULT_MAX_REQUEST_BYTES, ServerOptions
 from prefixwise.server.launch import ENGINE_SECONDS, run_server
+from prefixwise.server.workers import worker_process
 from prefixwise.server.workers.supervisor import run_workers
 from tests.faults import FaultyBackend, Kind
 from tests.prompts.merging_tokenizer import CHAT_TEMPLATE, merging_tokenizer
@@ -97,6 +98,15 @@ def open_frontend(args: argparse.Namespace) -> tuple[EngineConfig, TextTokenizer
     return EngineConfig(MODEL, profiles=profiles), tokenizer
 
 
+def open_frontend_of_worker(args: argparse.Namespace) -> tuple[EngineConfig, TextTokenizer | None]:
+    if args.open_until is not None:
+        try:
+            args.open_until.with_suffix(".first").touch(exist_ok=False)
+        except FileExistsError:
+            wait_for(args.open_until)
+    return open_frontend(args)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, default=0)
@@ -106,6 +116,11 @@ def main() -> None:
     parser.add_argument("--watchdog-timeout", type=float, default=0.0)
     parser.add_argument("--load-seconds", type=float, default=0.0)
     parser.add_argument("--load-until", type=Path, help="a file: the model is not loaded before it is there")
+    parser.add_argument("--open-until", type=Path, help="a file: no HTTP worker but the first opens before it is there")
+    parser.add_argument("--open-seconds", type=float, default=worker_process.OPEN_SECONDS, help="for a worker to open")
+    parser.add_argument(
+        "--silent-seconds", type=float, default=usage.SILENT_SECONDS, help="of a process that is frozen"
+    )
     parser.add_argument("--fail", default="", help="what goes wrong when the model is loaded")
     parser.add_argument("--weights", type=Path, help="a file: the model cannot be loaded if it is not there")
     parser.add_argument("--step-tokens", type=int, default=2048)
@@ -139,12 +154,15 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (args.files, args.files))
     if args.memory_limit is not None:
         resource.setrlimit(resource.RLIMIT_DATA, (args.memory_limit, args.memory_limit))
-    launch.ENGINE_SECONDS = args.engine_seconds
+    launch.ENGINE_SECONDS, usage.SILENT_SECONDS = args.engine_seconds, args.silent_seconds
+    worker_process.OPEN_SECONDS = args.open_seconds
     # Whoever runs the tests may have been started under nohup, too.
     signal.signal(signal.SIGHUP, signal.SIG_IGN if args.nohup else signal.SIG_DFL)
     try:
         serve = (
-            run_server if not args.http_workers else partial(run_workers, open_frontend=partial(open_frontend, args))
+            run_server
+            if not args.http_workers
+            else partial(run_workers, open_frontend=partial(open_frontend_of_worker, args))
         )
         serve(options, lambda: open_engine(args), lambda engine: {"model": engine.config.model_name})
     except PrefixwiseError as error:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -28,16 +28,28 @@ from prefixwise.contract.errors import (
 )
 from prefixwise.contract.parse import parse_score_request
 from prefixwise.engine.engine import ScoringEngine
+from prefixwise.engine.health import EngineState
 from prefixwise.engine.prepare import EngineConfig
 from prefixwise.engine.request_state import RequestState, ScoringTask
 from prefixwise.engine.scheduler import Scheduler
 from prefixwise.server.metrics import Metrics
-from prefixwise.server.usage import BODY_BYTES, CONNECTIONS, SharedUsage, address_field
+from prefixwise.server.usage import (
+    BEATS,
+    BODY_BYTES,
+    CONNECTIONS,
+    SILENT_SECONDS,
+    SharedUsage,
+    Silence,
+    Usage,
+    address_field,
+)
 from prefixwise.server.workers.channel import Channel, EngineDown, EngineUp, Message, Stop
 from prefixwise.server.workers.engine_process import EngineServer, Wake
 from prefixwise.server.workers.messages import (
     DONE,
+    NEWS,
     SUBMIT,
+    News,
     Outcome,
     Packer,
     Submission,
@@ -189,7 +201,7 @@ class TestUnreadable:
         backend, wake, inbox = GatedBackend(), Wake(), SimpleQueue[bytes | None]()
         with live_engine(backend) as engine:
             endpoint = f"ipc://{tmp_path}/engine"
-            with EngineServer(engine, endpoint, {}, inbox, wake) as server, ThreadPoolExecutor(1) as threads:
+            with EngineServer(engine, endpoint, {}, inbox, wake, Usage()) as server, ThreadPoolExecutor(1) as threads:
                 threads.submit(server.run)
                 yield endpoint
                 inbox.put(None)
@@ -266,3 +278,71 @@ def test_what_processes_use_adds_up() -> None:
     assert one.of_others(address_field(b"10.0.0.1")) == 1
     shared.clear(1)
     assert (one.total(BODY_BYTES), one.total(CONNECTIONS)) == (5, 0)
+
+
+class TestSilence:
+    """The clock is the test's."""
+
+    @pytest.fixture
+    def pass_time(self, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+        now = [100.0]
+        monkeypatch.setattr("prefixwise.server.usage.monotonic", lambda: now[0])
+        return lambda seconds: now.__setitem__(0, now[0] + seconds)
+
+    def test_a_process_without_beats_falls_silent_until_the_next_one(self, pass_time: Callable[[float], None]) -> None:
+        process = Usage()
+        silence = Silence(process)
+        for _ in range(int(2 * SILENT_SECONDS)):
+            pass_time(0.75)
+            silence.look()
+        assert silence.is_long and silence.seconds == 1.5 * SILENT_SECONDS
+        process.add(BEATS, 1)
+        silence.look()
+        assert not silence.is_long
+
+    def test_a_long_time_between_two_looks_was_one_of_the_looker_too(self, pass_time: Callable[[float], None]) -> None:
+        silence = Silence(Usage())
+        for _ in range(int(SILENT_SECONDS)):
+            pass_time(1000.0)
+            silence.look()
+        assert not silence.is_long
+
+    @pytest.mark.parametrize(
+        ("timeout", "seconds", "is_fatal"),
+        [(300.0, 299, False), (300.0, 301, True), (0.0, 10_000, False), (0.5, 19, False), (0.5, 21, True)],
+    )
+    def test_it_is_fatal_after_the_timeout(
+        self, pass_time: Callable[[float], None], timeout: float, seconds: int, is_fatal: bool
+    ) -> None:
+        silence = Silence(Usage())
+        for _ in range(seconds):
+            pass_time(1.0)
+            silence.look()
+        assert silence.is_fatal(timeout) is is_fatal
+
+
+def test_a_stall_that_the_engine_reports_outlives_that_of_its_silence(tmp_path: Path) -> None:
+    async def run() -> None:
+        context: zmq.Context[Any] = zmq.Context()
+        scheduler = RemoteScheduler(context, f"ipc://{tmp_path}/engine", "0-1")
+
+        def tell(state: EngineState, reason: str | None) -> None:
+            scheduler._on_news(Packer().pack(NEWS, News(state, reason, None))[1:])
+
+        try:
+            scheduler.hear(is_silent=True)
+            assert scheduler.health.error().code == "engine_stalled"
+            assert scheduler.health.reason == "the engine process does not answer"
+            tell(EngineState.STALLED, "a long step")
+            scheduler.hear(is_silent=False)
+            assert scheduler.health.reason == "a long step"
+            tell(EngineState.OK, None)
+            assert scheduler.health.state is EngineState.OK
+            scheduler.hear(is_silent=True)
+            scheduler.hear(is_silent=False)
+            assert scheduler.health.state is EngineState.OK
+        finally:
+            scheduler.close()
+            context.term()
+
+    asyncio.run(run())

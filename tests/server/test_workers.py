@@ -14,6 +14,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
@@ -25,7 +26,7 @@ import pytest
 from prefixwise.contract.errors import BackendError
 from prefixwise.server.launch import ENGINE_FAILED_STATUS
 from prefixwise.server.workers.children import DEATH_SECONDS, Deaths
-from prefixwise.server.workers.supervisor import make_socket_folder
+from prefixwise.server.workers.sockets import make_socket_folder
 from tests.server.app_client import IDS_REQUEST, error_of, expected_logits
 from tests.server.real_requests import ask, fetch, leftovers, server_stats, wait_for_requests
 from tests.server.server_process import WORKERS, ServerProcess, server_process
@@ -311,6 +312,123 @@ class TestDeaths:
             _, alive = psutil.wait_procs(children, SECONDS)
             assert alive == []
             assert not folder.exists()
+
+
+class TestFrozen:
+    """SIGSTOP stands for a native call that keeps the interpreter lock, or memory that does not come."""
+
+    def test_an_engine_that_does_not_answer_is_stalled_until_it_does(self) -> None:
+        with server_process(WORKERS, "--silent-seconds=1") as server:  # without a watchdog nothing is killed
+            engine = process_of(server, "the engine process")
+            with frozen(engine):
+                server.wait_for_line("the engine process has not answered for")
+                until(lambda: {fetch("GET", f"{server.url}/health").status_code for _ in range(8)} == {503})
+                assert error_of(fetch("GET", f"{server.url}/health"))[2] == "engine_stalled"
+                assert error_of(score(server.url))[2] == "engine_stalled"
+                assert metric(server, "engine_healthy") == 0
+                assert fetch("GET", f"{server.url}/server_info").json()["status"] == "stalled"
+            server.wait_for_line("the engine process answers again")
+            until(lambda: {fetch("GET", f"{server.url}/health").status_code for _ in range(8)} == {200})
+            assert score(server.url).json()["scores"] == SCORES
+            assert process_of(server, "the engine process") == engine
+
+    @pytest.mark.parametrize("name", ["the engine process", "HTTP worker 0"])
+    def test_a_process_that_does_not_answer_for_long_is_replaced(self, name: str) -> None:
+        with (
+            server_process(WORKERS, "--silent-seconds=1", "--watchdog-timeout=0.5") as server,
+            frozen(process_of(server, name)),
+        ):
+            server.wait_for_line(f"{name} has not answered for .* s: killed")
+            server.wait_for_line(f"{name} has ended with signal SIGKILL: starting it again")
+            server.wait_for_line("ready on")
+            assert [score(server.url).json()["scores"] for _ in range(8)] == [SCORES] * 8
+
+
+@contextmanager
+def frozen(process: int) -> Iterator[None]:
+    os.kill(process, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGCONT)
+
+
+class TestReadiness:
+    """`--open-until`: all workers but the first wait for this file before they can serve."""
+
+    @pytest.fixture
+    def file(self, tmp_path: Path) -> Path:
+        return tmp_path / "open"
+
+    def test_no_worker_is_ready_before_all_are(self, file: Path) -> None:
+        with opening_server(file) as server:
+            until(lambda: file.with_suffix(".first").exists())
+            for _ in range(50):  # the first one has opened meanwhile
+                assert error_of(fetch("GET", f"{server.url}/health"))[2] == "not_ready"
+            file.touch()
+            until(lambda: fetch("GET", f"{server.url}/health").status_code == 200)
+            assert [score(server.url).status_code for _ in range(16)] == [200] * 16
+
+    def test_a_worker_that_takes_too_long_does_not_hold_the_others_up(self, file: Path) -> None:
+        with opening_server(file, "--open-seconds=0.2") as server:
+            server.wait_for_line("an HTTP worker is not ready after 0.2 s: the others serve without it")
+            until(lambda: score(server.url).status_code == 200)
+            file.touch()
+            server.wait_for_line("ready on")
+            until(lambda: {score(server.url).status_code for _ in range(16)} == {200})
+
+    def test_connections_wait_for_a_worker_that_takes_the_place_of_another(self, file: Path) -> None:
+        with opening_server(file) as server, ThreadPoolExecutor(32) as threads:
+            file.touch()
+            server.wait_for_line("ready on")
+            file.unlink()
+            os.kill(process_of(server, "HTTP worker 0"), signal.SIGKILL)
+            server.wait_for_line("HTTP worker 0 has ended with signal SIGKILL")
+            server.wait_for_line("started HTTP worker 0")
+            patient = [threads.submit(score, server.url) for _ in range(16)]
+            soon = [threads.submit(health_soon, server.url) for _ in range(16)]
+            assert {each.result() for each in soon} <= {200, None}
+            file.touch()
+            server.wait_for_line("ready on")
+            assert [each.result().status_code for each in patient] == [200] * 16
+
+    def test_they_hear_at_once_that_the_engine_has_ended_meanwhile(self, file: Path, tmp_path: Path) -> None:
+        loading = tmp_path / "loading"
+        loading.touch()
+        with opening_server(file, f"--load-until={loading}") as server:
+            file.touch()
+            server.wait_for_line("ready on")
+            file.unlink()
+            loading.unlink()
+            os.kill(process_of(server, "HTTP worker 0"), signal.SIGKILL)
+            server.wait_for_line("started HTTP worker 0")
+            os.kill(process_of(server, "the engine process"), signal.SIGKILL)
+            server.wait_for_line("started the engine process")
+            until(lambda: {error_of(score(server.url))[2] for _ in range(16)} == {"engine_restarting"})
+            file.touch()
+            loading.touch()
+            server.wait_for_line("ready on")
+            assert {score(server.url).status_code for _ in range(16)} == {200}
+
+
+@contextmanager
+def opening_server(file: Path, *options: str) -> Iterator[ServerProcess]:
+    """It listens. Its workers wait for the file, and not any more in the end."""
+    with server_process(WORKERS, f"--open-until={file}", *options, wait=False) as server:
+        try:
+            server.wait_until_listening()
+            yield server
+        finally:
+            file.touch()  # a thread that waits would keep its process alive
+
+
+def health_soon(url: str) -> int | None:
+    """None: nothing came so soon."""
+    try:
+        return httpx.get(f"{url}/health", timeout=2.0).status_code
+    except httpx.ReadTimeout:
+        return None
 
 
 class TestCountedDeaths:

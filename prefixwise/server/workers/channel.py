@@ -17,10 +17,11 @@ class Loaded(msgspec.Struct, frozen=True, tag=True):
     """From the engine process: it takes requests."""
 
     configuration: dict[str, object]
+    watchdog_timeout: float  # of the engine's options
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """From a worker: it serves with the engine of this generation."""
+    """From a worker: it can serve with the engine of this generation."""
 
     generation: int
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 from prefixwise.server.logs import flush_log
+from prefixwise.server.usage import Silence, Usage
 from prefixwise.server.workers.channel import Channel
 from prefixwise.server.workers.messages import Fault
 
@@ -19,6 +20,7 @@ log = logging.getLogger("prefixwise")
 
 MAX_DEATHS = 3
 DEATH_SECONDS = 60.0
+_WORKER_SECONDS = 60.0  # most that a worker may be silent: it has no device that takes long
 
 
 @dataclass(eq=False)
@@ -33,14 +35,33 @@ class Child:
     was_ready: bool = False  # also where the engine of a worker has ended since
     is_drained: bool = False
     fault: Fault | None = None  # it cannot load what it needs
+    silence: Silence | None = None  # from its readiness until it is killed
 
     @property
     def identity(self) -> str:
         """Of a worker's socket."""
         return f"{self.number}-{self.pid}"
 
-    def become_ready(self) -> None:
+    def become_ready(self, usage: Usage) -> None:
+        """`usage`: its own, where it counts its beats."""
+        self.silence = self.silence or Silence(usage)
         self.is_ready = self.was_ready = True
+
+    def watch(self, watchdog_timeout: float) -> None:
+        """Log when it stops to answer, and when it answers again. Kill it if it is silent for too long; 0: never."""
+        silence = self.silence
+        if silence is None:
+            return
+        was_long = silence.is_long
+        silence.look()
+        if silence.is_long and not was_long:
+            log.error("%s has not answered for %.3g s", self.name, silence.seconds)
+        elif was_long and not silence.is_long:
+            log.info("%s answers again", self.name)
+        if silence.is_fatal(watchdog_timeout if self.number is None else min(watchdog_timeout, _WORKER_SECONDS)):
+            log.error("%s has not answered for %.3g s: killed", self.name, silence.seconds)
+            self.silence = None
+            self.kill()
 
     def describe_end(self, status: int) -> str:
         """How it has ended, for the log and for clients."""

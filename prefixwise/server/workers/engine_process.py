@@ -36,6 +36,7 @@ from prefixwise.server.launch import (
     relax_garbage_collection,
 )
 from prefixwise.server.routes.info import loaded_versions
+from prefixwise.server.usage import BEAT_SECONDS, BEATS, Usage
 from prefixwise.server.workers.channel import Channel, Failed, Loaded, Stop, WorkerDown
 from prefixwise.server.workers.lora_updates import LoraUpdates, Worker
 from prefixwise.server.workers.messages import (
@@ -67,12 +68,14 @@ from prefixwise.server.workers.messages import (
 log = logging.getLogger("prefixwise")
 
 BUSY_STATUS = 75  # EX_TEMPFAIL: the device did not end in time
-_POLL_MILLISECONDS = 250  # between two looks at the engine's health, which the watchdog changes
+_POLL_MILLISECONDS = round(1000 * BEAT_SECONDS)  # the watchdog changes the engine's health, too
 _NEWS_SECONDS = 0.5  # between two estimates of when a full queue has room
 _LINGER_MILLISECONDS = 1000  # for the last messages
 
 
-def run_engine(channel: Channel, endpoint: str, open_engine: OpenEngine, resolved_config: ResolvedConfig) -> int:
+def run_engine(
+    channel: Channel, endpoint: str, usage: Usage, open_engine: OpenEngine, resolved_config: ResolvedConfig
+) -> int:
     """Load the model and serve workers until the supervisor says stop. Returns the exit status."""
     inbox: SimpleQueue[bytes | None] = SimpleQueue()  # workers that are gone; None: stop
     wake = Wake()
@@ -93,9 +96,9 @@ def run_engine(channel: Channel, endpoint: str, open_engine: OpenEngine, resolve
         channel.send(Failed(fault_of(BackendError(f"the model cannot be loaded: {error!r}"))))
         return 1
     relax_garbage_collection()
-    with EngineServer(engine, endpoint, configuration, inbox, wake) as server:
+    with EngineServer(engine, endpoint, configuration, inbox, wake, usage) as server:
         loading.clear()
-        channel.send(Loaded(configuration))
+        channel.send(Loaded(configuration, engine.scheduler.options.watchdog_timeout))
         if not server.run():
             return ENGINE_FAILED_STATUS
     return 0 if close_engine(engine) else BUSY_STATUS
@@ -145,12 +148,14 @@ class EngineServer:
         configuration: dict[str, object],
         inbox: SimpleQueue[bytes | None],
         wake: Wake,
+        usage: Usage,
     ) -> None:
         self._engine = engine
         self._scheduler = engine.scheduler
         self._configuration = configuration
         self._inbox = inbox
         self._wake = wake
+        self._usage = usage
         self._done: SimpleQueue[tuple[Worker, int]] = SimpleQueue()
         self._live: dict[Worker, dict[int, RequestState]] = {}  # of workers that have said hello, and are not gone
         self._loras = LoraUpdates(engine, wake.set)
@@ -195,6 +200,7 @@ class EngineServer:
         health = self._scheduler.health
         health.when_failed(lambda _: self._wake.set())
         while True:
+            self._usage.add(BEATS, 1)
             self._poller.poll(_POLL_MILLISECONDS)
             self._wake.clear()
             if not self._receive_control():

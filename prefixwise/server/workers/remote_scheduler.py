@@ -70,6 +70,8 @@ class RemoteScheduler:
         self._loop = asyncio.get_running_loop()
         self._ids = count()
         self._live: dict[int, RequestState] = {}
+        self._stall: str | None = None  # as the engine has told
+        self._is_silent = False
         self._queries: dict[int, Future[Answer]] = {}
         self._described: asyncio.Future[Description] = self._loop.create_future()
         self._packer = Packer()
@@ -145,6 +147,21 @@ class RemoteScheduler:
             query.set_exception(self.health.error())
         self._queries.clear()
         self._described.cancel()
+
+    def hear(self, *, is_silent: bool) -> None:
+        """Whether the engine process lives: one that is frozen cannot say that it is stalled. Its requests wait for it,
+        as for a device."""
+        if is_silent != self._is_silent:
+            self._is_silent = is_silent
+            self._judge()
+
+    def _judge(self) -> None:
+        if self._stall is not None:
+            self.health.stall(self._stall)
+        elif self._is_silent:
+            self.health.stall("the engine process does not answer")
+        else:
+            self.health.end_stall()
 
     # Queries
 
@@ -233,11 +250,11 @@ class RemoteScheduler:
         self.admission.full = news.full
         self.loras.loaded = news.loras
         self._send(KNOWN, news.loras_version)
-        if news.state is EngineState.OK:
-            self.health.end_stall()
-        elif news.state is EngineState.STALLED:
-            self.health.stall(news.reason or "the engine is stalled")
         # A failed engine's requests get their errors, and its process ends: `engine_ended` says what follows.
+        if news.state in (EngineState.OK, EngineState.STALLED):
+            is_stalled = news.state is EngineState.STALLED
+            self._stall = (news.reason or "the engine is stalled") if is_stalled else None
+            self._judge()
 
     def _on_description(self, frames: Sequence[Any]) -> None:
         if not self._described.done():

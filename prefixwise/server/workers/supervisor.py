@@ -6,7 +6,8 @@
 
 Children obey their channel alone, and ignore signals: a terminal or an init system signals all processes of a group.
 Where the supervisor ends, the channels close, and the children end, too. An engine process or a worker that dies is
-forked again; after MAX_DEATHS of one in DEATH_SECONDS the server gives up.
+forked again; after MAX_DEATHS of one in DEATH_SECONDS the server gives up. One that is frozen shows no beat in shared
+memory (`server/usage.py`), and is killed.
 """
 
 from __future__ import annotations
@@ -18,16 +19,13 @@ import selectors
 import shutil
 import signal
 import socket
-import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from time import monotonic
 from typing import NoReturn
 
-from prefixwise.contract.errors import BackendError, PrefixwiseError
+from prefixwise.contract.errors import PrefixwiseError
 from prefixwise.server.config import ReportSource, ServerOptions
 from prefixwise.server.launch import (
     ENGINE_FAILED_STATUS,
@@ -36,11 +34,10 @@ from prefixwise.server.launch import (
     OpenEngine,
     ResolvedConfig,
     address_of,
-    bind,
     exit_at_once,
 )
 from prefixwise.server.logs import flush_log, log_configuration, set_up_logging
-from prefixwise.server.usage import ENGINE_RESTARTS, IN_FLIGHT, WORKER_RESTARTS, SharedUsage
+from prefixwise.server.usage import ENGINE_RESTARTS, IN_FLIGHT, SERVING, WORKER_RESTARTS, SharedUsage, Usage
 from prefixwise.server.workers.channel import (
     Channel,
     Drained,
@@ -57,13 +54,13 @@ from prefixwise.server.workers.channel import (
 from prefixwise.server.workers.children import Child, Deaths, fork
 from prefixwise.server.workers.engine_process import run_engine
 from prefixwise.server.workers.messages import error_of
+from prefixwise.server.workers.sockets import bind_workers, make_socket_folder
 from prefixwise.server.workers.worker_process import OpenFrontend, ServerParts, run_worker
 
 log = logging.getLogger("prefixwise")
 
 _POLL_SECONDS = 0.5  # between two looks at time limits
 _EXIT_SECONDS = 12.0  # beyond the grace period, for workers to end
-_MAX_FOLDER_BYTES = 80  # of the folder of sockets, whose paths have at most 103 bytes on macOS, 107 on Linux
 
 
 def run_workers(
@@ -82,37 +79,11 @@ def run_workers(
     log.info("listening on %s", address_of(listeners[0], options.host))
     folder = make_socket_folder()
     try:
-        parts = ServerParts(options, folder, SharedUsage(num_workers + 1), num_workers, open_frontend, reports)
+        parts = ServerParts(options, folder, SharedUsage(num_workers + 2), num_workers, open_frontend, reports)
         Supervisor(parts, listeners, open_engine, resolved_config).run()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         flush_log()  # before the error of the command line
-
-
-def make_socket_folder() -> Path:
-    """A folder of mode 0700. Raises BackendError where a socket in it would have too long a path."""
-    folder = Path(tempfile.mkdtemp(prefix="prefixwise-"))
-    if len(os.fsencode(folder)) > _MAX_FOLDER_BYTES:
-        folder.rmdir()
-        most = _MAX_FOLDER_BYTES - len(folder.name) - 1
-        message = (
-            f"TMPDIR must be a path of at most {most} bytes, as that of a Unix socket is short, got {folder.parent}"
-        )
-        raise BackendError(message)
-    return folder
-
-
-def bind_workers(options: ServerOptions, number: int) -> list[socket.socket]:
-    """A listening socket for each worker, on one port. The kernel spreads connections over them, by their addresses.
-
-    Elsewhere than on Linux, the workers share one socket.
-    """
-    if sys.platform != "linux":
-        return [bind(options)] * number
-    only = bind(options)  # fails if any other server has the port; sockets that share it would not
-    port = only.getsockname()[1]
-    only.close()
-    return [bind(options, port=port, shares_port=True) for _ in range(number)]
 
 
 class Supervisor:
@@ -127,7 +98,7 @@ class Supervisor:
     ) -> None:
         self._parts = parts
         self._options = parts.options
-        self._usage = parts.usage.of(parts.num_workers)  # the row after those of the workers
+        self._usage = parts.usage.of(parts.num_workers)
         self._listeners = listeners
         self._open_engine = open_engine
         self._resolved_config = resolved_config
@@ -137,7 +108,9 @@ class Supervisor:
         self._generation = 0  # of engine processes
         self._engine_end: str | None = None  # how the last one before has ended
         self._has_loaded = False  # an engine process
+        self._watchdog_timeout = 0.0  # seconds, as the engine process has told; 0: no child is killed
         self._was_ready = False  # the server
+        self._serve_by: float | None = None  # when the workers that are ready do not wait for the others any more
         self._is_draining = False
         self._is_clean = True  # the engine process has ended by itself
         self._exit_by: float | None = None  # when children that must end are killed
@@ -172,6 +145,12 @@ class Supervisor:
             else:
                 self._on_readable(key.data)
         self._reap()
+        for child in self._children.values():
+            child.watch(self._watchdog_timeout)
+        if self._serve_by is not None and monotonic() > self._serve_by:
+            seconds = self._parts.open_seconds
+            log.warning("an HTTP worker is not ready after %g s: the others serve without it", seconds)
+            self._serve()
         if self._exit_by is not None and monotonic() > self._exit_by:
             self._exit_by = None
             for child in self._children.values():
@@ -251,7 +230,8 @@ class Supervisor:
 
     def _on_message(self, child: Child, message: Message) -> None:
         if isinstance(message, Loaded):
-            child.become_ready()
+            child.become_ready(self._usage_of(child))
+            self._watchdog_timeout = message.watchdog_timeout
             if not self._has_loaded:
                 self._has_loaded = True
                 shown = {**self._options.describe(), **message.configuration}
@@ -259,15 +239,27 @@ class Supervisor:
             for worker in self._workers():
                 worker.channel.send(self._engine_up())
         elif isinstance(message, Ready) and message.generation == self._generation:
-            child.become_ready()
-            if all(each.is_ready for each in self._children.values()) and not self._is_draining:
-                self._was_ready = True
-                log.info("ready on %s", address_of(self._listeners[0], self._options.host))
+            self._on_ready(child)
         elif isinstance(message, Failed):
             child.fault = message.fault
         elif isinstance(message, Drained):
             child.is_drained = True
             self._exit_if_drained()
+
+    def _on_ready(self, worker: Child) -> None:
+        worker.become_ready(self._usage_of(worker))
+        if self._is_draining:
+            return
+        if all(each.is_ready for each in self._children.values()):
+            self._serve()
+            log.info("ready on %s", address_of(self._listeners[0], self._options.host))
+        elif not self._usage.own(SERVING) and self._serve_by is None:
+            self._serve_by = monotonic() + self._parts.open_seconds
+
+    def _serve(self) -> None:
+        """All workers that are ready take requests from now on, and each of the others once it is."""
+        self._was_ready, self._serve_by = True, None
+        self._usage.set(SERVING, self._generation)
 
     def _engine_up(self) -> EngineUp:
         return EngineUp(self._generation, self._endpoint())
@@ -276,6 +268,9 @@ class Supervisor:
         return f"ipc://{self._parts.folder}/engine-{self._generation}"
 
     # Children
+
+    def _usage_of(self, child: Child) -> Usage:
+        return self._parts.engine_usage if child.number is None else self._parts.usage.of(child.number)
 
     def _workers(self) -> list[Child]:
         return [child for child in self._children.values() if child.number is not None]
@@ -289,7 +284,9 @@ class Supervisor:
         self._fork(
             "the engine process",
             None,
-            lambda channel: run_engine(channel, endpoint, self._open_engine, self._resolved_config),
+            lambda channel: run_engine(
+                channel, endpoint, self._parts.engine_usage, self._open_engine, self._resolved_config
+            ),
         )
 
     def _start_worker(self, number: int) -> None:
@@ -350,6 +347,8 @@ class Supervisor:
 
     def _on_engine_end(self, child: Child, status: int) -> None:
         reason = child.describe_end(status)
+        self._serve_by = None
+        self._usage.set(SERVING, 0)
         if self._is_draining:
             self._is_clean = status == 0
             self._tell_workers(EngineDown(reason, is_last=True))

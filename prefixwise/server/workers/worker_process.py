@@ -2,11 +2,16 @@
 
 It checks, tokenizes and plans requests and renders their results. It answers 503 while the engine process loads, and
 while another one takes the place of one that has ended.
+
+opened    it could serve with this engine process, and tells the supervisor
+taken     it serves, as all workers are opened, or one takes too long. Every request looks into shared memory first
+          (`SERVING`), so the workers begin together
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
@@ -14,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import time
-from typing import cast
+from typing import Any, cast
 
 import uvloop
 import zmq
@@ -28,7 +33,16 @@ from prefixwise.prompts.tokenizer import TextTokenizer
 from prefixwise.server.config import ReportSource, ServerOptions, is_loopback
 from prefixwise.server.launch import HttpServer, relax_garbage_collection
 from prefixwise.server.service import Service
-from prefixwise.server.usage import ENGINE_RESTARTS, WORKER_RESTARTS, SharedUsage
+from prefixwise.server.usage import (
+    BEAT_SECONDS,
+    BEATS,
+    ENGINE_RESTARTS,
+    SERVING,
+    WORKER_RESTARTS,
+    SharedUsage,
+    Silence,
+    Usage,
+)
 from prefixwise.server.workers.channel import Channel, Drained, EngineDown, EngineUp, Exit, Failed, Message, Ready, Stop
 from prefixwise.server.workers.messages import Description, fault_of
 from prefixwise.server.workers.remote_scheduler import RemoteScheduler
@@ -38,6 +52,7 @@ log = logging.getLogger("prefixwise")
 OpenFrontend = Callable[[], tuple[EngineConfig, TextTokenizer | None]]  # what prepares requests; no weights
 
 PEER_SECONDS = 1.0  # for another worker to send its metrics
+OPEN_SECONDS = 30.0  # for a worker to load its tokenizer: nobody waits longer for it
 
 
 @dataclass(frozen=True)
@@ -51,6 +66,12 @@ class ServerParts:
     open_frontend: OpenFrontend
     reports: ReportSource | None
     created: float = field(default_factory=time)
+    open_seconds: float = field(default_factory=lambda: OPEN_SECONDS)
+
+    @property
+    def engine_usage(self) -> Usage:
+        """The rows of the supervisor and of the engine process come after those of the workers."""
+        return self.usage.of(self.num_workers + 1)
 
     def metrics_endpoint(self, worker: int) -> str:
         """Where the worker gives its metrics to the others."""
@@ -67,11 +88,21 @@ def run_worker(channel: Channel, number: int, listener: socket.socket, parts: Se
         return runner.run(HttpWorker(channel, number, listener, parts).serve())
 
 
+@dataclass(frozen=True)
+class OpenedEngine:
+    """An engine process with which a worker can serve."""
+
+    generation: int
+    scheduler: RemoteScheduler
+    engine: ScoringEngine
+    description: Description
+
+
 class HttpWorker:
     """One worker, on its event loop."""
 
     def __init__(self, channel: Channel, number: int, listener: socket.socket, parts: ServerParts) -> None:
-        usage = parts.usage.of(number)
+        self._usage = usage = parts.usage.of(number)
         self._channel = channel
         self._number = number
         self._listener = listener
@@ -85,11 +116,18 @@ class HttpWorker:
             lambda: {"engine": parts.usage.total(ENGINE_RESTARTS), "worker": parts.usage.total(WORKER_RESTARTS)}
         )
         self._server = HttpServer.of(self._service, usage)
+        self._app: Any = self._server.config.app
+        self._server.config.app = self._answer
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._async_context = zmq.asyncio.Context.shadow(self._context)
         self._scheduler: RemoteScheduler | None = None
         self._frontend: tuple[EngineConfig, TextTokenizer | None] | None = None
         self._opening: asyncio.Task[None] | None = None
+        self._opened: OpenedEngine | None = None  # not taken yet
+        self._silence = Silence(parts.engine_usage)
+        self._may_accept = asyncio.Event()
+        if not parts.usage.total(SERVING):
+            self._may_accept.set()  # and say why nothing is scored
         self._draining: asyncio.Task[None] | None = None
         self._may_exit = asyncio.Event()
         self._status = 0
@@ -99,17 +137,34 @@ class HttpWorker:
         loop = asyncio.get_running_loop()
         self._channel.socket.setblocking(False)
         loop.add_reader(self._channel.socket, self._on_readable)
-        answering = loop.create_task(self._give_metrics())
+        tasks = [loop.create_task(self._give_metrics()), loop.create_task(self._beat())]
         try:
-            await self._server.serve(sockets=[self._listener])
+            with contextlib.suppress(TimeoutError):  # while the others serve, connections wait until this one can, too
+                await asyncio.wait_for(self._may_accept.wait(), self._parts.open_seconds)
+            if not self._server.should_exit:
+                await self._server.serve(sockets=[self._listener])
         finally:
             loop.remove_reader(self._channel.socket)
             self._service.close()
             self._close_scheduler()
-            answering.cancel()
-            await asyncio.wait([answering])
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
             self._context.term()
         return self._status
+
+    async def _beat(self) -> None:
+        """Show that this worker lives, and look whether the engine process does."""
+        while True:
+            self._usage.add(BEATS, 1)
+            self._silence.look()
+            if self._scheduler is not None:
+                self._scheduler.hear(is_silent=self._silence.is_long)
+            await asyncio.sleep(BEAT_SECONDS)
+
+    async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
+        self._take_if_serving()
+        await self._app(scope, receive, send)
 
     # The supervisor's messages
 
@@ -127,14 +182,18 @@ class HttpWorker:
             self._close_scheduler()
             identity = f"{self._number}-{os.getpid()}"
             self._scheduler = RemoteScheduler(self._context, message.endpoint, identity)
+            self._silence = Silence(self._parts.engine_usage)
             self._opening = loop.create_task(self._open(self._scheduler, message.generation))
         elif isinstance(message, EngineDown):
+            self._opened = None
             if self._scheduler is not None:
                 self._scheduler.engine_ended(message.reason, is_last=message.is_last)
-            elif not message.is_last:
+            if not message.is_last:
                 self._service.health.restart(message.reason)
+            self._may_accept.set()
         elif isinstance(message, Stop) and self._draining is None:
             self._draining = loop.create_task(self._drain())
+            self._may_accept.set()
         elif isinstance(message, Exit):
             self._may_exit.set()
 
@@ -147,7 +206,7 @@ class HttpWorker:
     # The engine
 
     async def _open(self, scheduler: RemoteScheduler, generation: int) -> None:
-        """Connect to an engine process that is ready, and take work from then on."""
+        """Connect to an engine process that is ready, and load what prepares requests."""
         try:
             description = await scheduler.connect()
             if self._frontend is None:
@@ -155,8 +214,13 @@ class HttpWorker:
                 relax_garbage_collection()
             if scheduler is not self._scheduler:  # there is another engine already
                 return
-            self._take(scheduler, description)
+            config, tokenizer = self._frontend
+            # It has what an engine uses of a scheduler once the model is loaded.
+            engine = ScoringEngine(config, cast(Scheduler, scheduler), tokenizer)
+            self._opened = OpenedEngine(generation, scheduler, engine, description)
             self._channel.send(Ready(generation))
+            self._take_if_serving()  # as all others do
+            self._may_accept.set()
         except asyncio.CancelledError:  # the engine process has ended meanwhile
             return
         except PrefixwiseError as error:
@@ -165,15 +229,15 @@ class HttpWorker:
             log.exception("a worker cannot use the engine")
             self._fail(BackendError(f"an HTTP worker cannot start: {error!r}"))
 
-    def _take(self, scheduler: RemoteScheduler, description: Description) -> None:
-        assert self._frontend is not None
-        config, tokenizer = self._frontend
-        # It has what an engine uses of a scheduler once the model is loaded.
-        engine = ScoringEngine(config, cast(Scheduler, scheduler), tokenizer)
-        service = self._service
-        service.engine_versions = description.versions
-        service.peak_host_bytes = lambda: scheduler.snapshot.peak_host_bytes
-        service.open(engine, {**service.options.describe(), **description.configuration})
+    def _take_if_serving(self) -> None:
+        """Take work from now on, if the supervisor says that all workers do."""
+        opened, service = self._opened, self._service
+        if opened is None or self._parts.usage.total(SERVING) != opened.generation:
+            return
+        self._opened = None
+        service.engine_versions = opened.description.versions
+        service.peak_host_bytes = lambda: opened.scheduler.snapshot.peak_host_bytes
+        service.open(opened.engine, {**service.options.describe(), **opened.description.configuration})
 
     def _load_frontend(self, description: Description) -> tuple[EngineConfig, TextTokenizer | None]:
         """Raises BackendError if this is not the model of the engine process, as after an update of a hub's."""
@@ -187,11 +251,12 @@ class HttpWorker:
         self._channel.send(Failed(fault_of(error)))
         self._status = 1
         self._server.should_exit = True
+        self._may_accept.set()
 
     def _close_scheduler(self) -> None:
         if self._scheduler is not None:
             self._scheduler.close()
-            self._scheduler = None
+            self._scheduler = self._opened = None
 
     # Metrics
 
