@@ -80,7 +80,7 @@ SERVE_ENGINE_FLAGS = {
     "watchdog_timeout": Flag(
         float,
         "Seconds of a step after which the device counts as hung and the server exits; more for steps that usually "
-        "take long; 0: never.",
+        "take long; also how long an engine process may not answer; 0: never.",
         "SECONDS",
         least=0,
     ),

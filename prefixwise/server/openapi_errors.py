@@ -208,7 +208,12 @@ ERROR_TABLE = (
     ),
     ErrorRow(500, _SERVER, ("internal_error",), "An unexpected error; the log has it under the request id."),
     ErrorRow(503, _SERVER, ("not_ready", "shutting_down"), "The model is warming up, or the server is shutting down."),
-    ErrorRow(503, _SERVER, ("engine_stalled", "engine_failed"), "The device hangs or has failed."),
+    ErrorRow(
+        503,
+        _SERVER,
+        ("engine_stalled", "engine_failed"),
+        "The device hangs or has failed, or the engine process does not answer.",
+    ),
     ErrorRow(503, _SERVER, ("engine_restarting",), "The engine process has ended, and the model is loaded again."),
     ErrorRow(503, _SERVER, ("body_memory_full",), "Bodies and responses fill --max-body-memory; Retry-After is set."),
     ErrorRow(503, _SERVER, ("too_many_connections",), "The server has as many connections as it may have."),
