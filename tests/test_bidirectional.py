@@ -12,7 +12,7 @@ import torch
 
 from prefixwise import Scorer
 from prefixwise.contract.checks import MAX_TOKENS_PER_REQUEST
-from prefixwise.contract.errors import InvalidValueError
+from prefixwise.contract.errors import InvalidValueError, PrefixwiseWarning
 from tests.checkpoints import make_bidirectional
 from tests.reference import LOGIT_BOUND
 
@@ -83,7 +83,8 @@ def test_documents_are_ranked_by_nvidias_recipe_and_long_ones_are_cut(scorer: Sc
     from tokenizers import Tokenizer
 
     documents = ["The quick brown fox jumps", "yes", "pears " * 2000]
-    result = scorer.rerank("Is this relevant?", documents)
+    with pytest.warns(PrefixwiseWarning, match="were cut"):
+        result = scorer.rerank("Is this relevant?", documents)
     assert (result.profile, [each.index for each in result.truncated]) == ("llama-nemotron-rerank", [2])
     encode = Tokenizer.from_file(str(folder / "tokenizer.json")).encode
     for index in (0, 1):

@@ -180,7 +180,8 @@ def test_a_passage_is_cut_where_the_recipe_cuts_it(
     """At the 1024 tokens of its model card."""
     profile = "bge-reranker-v2-gemma"
     documents = ["Paris", "London is not Paris. " * 300, "12345" * 250]
-    result = scorer_at(folder_of(profile)).rerank(QUERY, documents)
+    with pytest.warns(PrefixwiseWarning, match="2 document"):
+        result = scorer_at(folder_of(profile)).rerank(QUERY, documents)
     assert [cut.index for cut in result.truncated] == [1, 2]
     assert result.warnings == ()
     check(result, official_scores(profile, folder_of(profile), reference_of(profile), documents))
@@ -200,7 +201,8 @@ def test_a_users_copy_with_another_limit_scores_as_the_recipe_with_that_limit(
     copy.write_text(
         ours.replace(f'name = "{profile}"', 'name = "short"').replace(f"{name} = 8192", f"{name} = {limit}")
     )
-    result = scorer_at(folder_of(profile), profile=copy).rerank(QUERY, DOCUMENTS)
+    with pytest.warns(PrefixwiseWarning, match="were cut"):
+        result = scorer_at(folder_of(profile), profile=copy).rerank(QUERY, DOCUMENTS)
     assert (result.profile, result.warnings) == ("short", ())
     assert 6 in [cut.index for cut in result.truncated]
     check(result, official_scores(profile, folder_of(profile), reference_of(profile), DOCUMENTS, limit=limit))
@@ -210,7 +212,8 @@ def test_fewer_tokens_of_a_document_are_its_first_ones(
     folder_of: Callable[[str], Path], scorer_at: Callable[..., Scorer]
 ) -> None:
     scorer = scorer_at(folder_of("qwen3-reranker"))
-    cut = scorer.rerank(QUERY, ["12345"], max_tokens_per_doc=4)  # the space before it is the first
+    with pytest.warns(PrefixwiseWarning, match="were cut"):
+        cut = scorer.rerank(QUERY, ["12345"], max_tokens_per_doc=4)  # the space before it is the first
     assert cut.results[0].raw_score == scorer.rerank(QUERY, ["123"]).results[0].raw_score
     assert [(each.original_tokens, each.kept_tokens) for each in cut.truncated] == [(6, 4)]
 
