@@ -386,6 +386,7 @@ class TestErrors:
             ("a --model-path b", "expected the model once, got 'a' and --model-path"),
             ("--model-path=b --port 1 a", "expected the model once, got --model-path=b and 'a'"),
             ("a --port 1 b", "expected the model once, got 'a' and 'b'"),
+            ("--strict-model true", "expected a model or an option, got 'true': a switch takes no value"),
             ("a --max-walking-requests 4", "No such option: --max-walking-requests"),
             ("--model-path a --tokenizer-path b", "--tokenizer-path b is not served: the checkpoint's own tokenizer"),
             ("--auto-truncate=maybe", "Invalid value for '--auto-truncate': expected true or false, got 'maybe'"),

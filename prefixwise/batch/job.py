@@ -114,7 +114,7 @@ class BatchJob:
     manifest: Manifest
     to: OutputFiles
     done: tuple[PartRecord, ...] = ()
-    is_new: bool = False  # this run has made the work folder
+    run: str | None = None  # the id of this run, if it has made the work folder
 
     @property
     def folder(self) -> WorkFolder:
@@ -131,8 +131,8 @@ class BatchJob:
 
     def discard_if_new(self) -> bool:
         """Remove the work folder that this run has made, unless a part is complete. Returns whether it has."""
-        with suppress(BatchError):  # a store that is away, or another job's folder by now
-            return self.is_new and self.folder.remove_without_parts(self.manifest)
+        with suppress(BatchError, ValueError):  # a store that is away, or a damaged manifest
+            return self.run is not None and self.folder.remove_without_parts(self.run)
         return False
 
     def finish(self) -> Totals:
@@ -185,14 +185,14 @@ def begin(
     if how.overwrite:  # only once all of the input could be read
         _clear(to)
     folder.remove()  # of the overwritten job, or of one that was killed before it wrote its manifest
-    folder.write_manifest(manifest)
-    return BatchJob(manifest, to, is_new=True)
+    return BatchJob(manifest, to, run=folder.write_manifest(manifest))
 
 
 def _resume(folder: WorkFolder, to: OutputFiles, wanted: Manifest) -> BatchJob:
     """Raises BatchError where the folder belongs to another job."""
     manifest = folder.read_manifest()
     check_same_job(manifest, wanted)
+    folder.write_manifest(manifest)  # a run that began the job, and still runs, does not remove it any more
     return BatchJob(manifest, to, tuple(folder.parts_of(manifest).complete(manifest.parts)))
 
 

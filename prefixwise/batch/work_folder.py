@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +22,7 @@ from prefixwise.batch.parts import Part, PartRecord
 from prefixwise.batch.storage import file_errors, list_names, open_file, read_bytes, remove_files, write_file
 from prefixwise.contract.errors import BatchError
 
-_MANIFEST = "manifest.json"
+_MANIFEST, _RUN = "manifest.json", "run"
 _PART_FILE = re.compile(r"part-[0-9a-f]{12}-\d{8}\.jsonl")
 _JOB_FILES = re.compile(rf"{re.escape(_MANIFEST)}|{_PART_FILE.pattern}|.*\.[0-9a-f]{{8}}\.tmp")
 
@@ -119,8 +120,11 @@ class WorkFolder:
         url = f"{self.url}/{_MANIFEST}"
         return Manifest.from_json(read_bytes(url), url)
 
-    def write_manifest(self, manifest: Manifest) -> None:
-        write_file(f"{self.url}/{_MANIFEST}", manifest.to_json())
+    def write_manifest(self, manifest: Manifest) -> str:
+        """Returns the id of this run, which is the job's latest from now on."""
+        run = secrets.token_hex(8)
+        write_file(f"{self.url}/{_MANIFEST}", json.dumps({**json.loads(manifest.to_json()), _RUN: run}).encode())
+        return run
 
     def parts_of(self, manifest: Manifest) -> PartStore:
         return PartStore(self.url, manifest.key)
@@ -130,11 +134,13 @@ class WorkFolder:
         if not self.has_manifest() or self.read_manifest().key != manifest.key:
             raise BatchError(f"{self.url}: expected this job's manifest, got another's or none: another job was begun")
 
-    def remove_without_parts(self, manifest: Manifest) -> bool:
-        """Remove the folder of this job if it holds no complete part. Returns whether it has. Raises BatchError."""
-        self.check_is_of(manifest)
+    def remove_without_parts(self, run: str) -> bool:
+        """Remove the folder if it holds no complete part, and no other run has taken it since. Returns whether it has.
+        Raises BatchError."""
         names = list_names(self.url)
-        if any(_PART_FILE.fullmatch(name) for name in names):
+        if _MANIFEST not in names or any(_PART_FILE.fullmatch(name) for name in names):
+            return False
+        if json.loads(read_bytes(f"{self.url}/{_MANIFEST}")).get(_RUN) != run:
             return False
         self._remove_files_of_jobs(names)
         return True

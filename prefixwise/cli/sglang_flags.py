@@ -77,6 +77,8 @@ class _Reader:
             arg = self._rest.pop()
             name, equals, value = arg.partition("=")
             given = value if equals else None
+            if arg in ("true", "false"):
+                raise self._error(f"expected a model or an option, got {arg!r}: a switch takes no value")
             if not arg.startswith("-"):
                 self._name_model(arg, repr(arg))
                 yield from (_MODEL_FLAGS[0], arg)

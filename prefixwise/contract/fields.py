@@ -7,7 +7,6 @@ docstrings of `Scorer` and the table in the documentation are made from these ro
 from __future__ import annotations
 
 import inspect
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -90,12 +89,12 @@ def count(fields: Body, name: str, least: int = 1, most: int | None = None) -> i
 
 
 def seconds(fields: Body, name: str, default: float, most: float) -> float:
-    """A number above 0 and at most `most`. Raises invalid_NAME."""
+    """A number from 1 to `most`. Raises invalid_NAME."""
     value = fields.get(name, default)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if isinstance(value, int | float) and is_number and math.isfinite(value) and 0 < value <= most:
+    if isinstance(value, int | float) and is_number and 1 <= value <= most:
         return float(value)
-    message = f"{name} must be a number of seconds above 0 and at most {most:g}, got {describe(value)}"
+    message = f"{name} must be a number of seconds of at least 1 and at most {most:g}, got {describe(value)}"
     raise InvalidValueError(message, code=f"invalid_{name}", param=name)
 
 

@@ -32,7 +32,7 @@ GENERATIVE_FIELDS = (
 
 _NOT_SERVED = {
     "max_tokens_per_query": NotServed("queries are never cut", harmless=(0,)),
-    "cache_salt": NotServed("all requests share one prefix cache"),
+    "cache_salt": NotServed("all requests share one prefix cache", harmless=("",)),
     "mm_processor_kwargs": NotServed("only text is read", harmless=({},)),
     "add_special_tokens": NotServed(
         "a prompt of text always begins with BOS where the model has one", harmless=(True,)

@@ -19,7 +19,7 @@ _PREFIX_REQUEST: Schema = {
             "number",
             "How long the prefix stays pinned.",
             DEFAULT_TTL_SECONDS,
-            exclusiveMinimum=0,
+            minimum=1,
             maximum=MAX_TTL_SECONDS,
         ),
         "profile": optional(

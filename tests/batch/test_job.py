@@ -246,13 +246,15 @@ def test_a_new_job_without_a_complete_part_can_be_discarded(
     files = replace(files, output=f"{root or tmp_path}/out.jsonl")
     job = started(files)
     write_file(f"{job.folder.url}/mine.txt", b"mine")
-    assert not started(files, RESUME).discard_if_new()
     assert job.discard_if_new()
     assert list_names(job.folder.url) == ["mine.txt"]
-    again = started(files, labels=["c"])
-    assert not job.discard_if_new()  # another job's folder by now
-    next(score(again, engine))
-    assert not again.discard_if_new()
+    first, second = started(files), started(files, RESUME)
+    assert not first.discard_if_new()  # the second run goes on with it
+    assert not second.discard_if_new()
+    other = started(files, replace(FRESH, overwrite=True), labels=["c"])
+    assert not first.discard_if_new()  # another job's folder by now
+    next(score(other, engine))
+    assert not other.discard_if_new()
     assert len(started(files, RESUME, labels=["c"]).done) == 1
 
 

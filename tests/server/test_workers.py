@@ -318,11 +318,11 @@ class TestFrozen:
     """SIGSTOP stands for a native call that keeps the interpreter lock, or memory that does not come."""
 
     def test_an_engine_that_does_not_answer_is_stalled_until_it_does(self) -> None:
-        with server_process(WORKERS, "--silent-seconds=1") as server:  # without a watchdog nothing is killed
+        with server_process(WORKERS, "--silent-seconds=3") as server:  # without a watchdog nothing is killed
             engine = process_of(server, "the engine process")
             with frozen(engine):
                 server.wait_for_line("the engine process has not answered for")
-                until(lambda: {fetch("GET", f"{server.url}/health").status_code for _ in range(8)} == {503})
+                until(lambda: {fetch("GET", f"{server.url}/health").status_code for _ in range(16)} == {503})
                 assert error_of(fetch("GET", f"{server.url}/health"))[2] == "engine_stalled"
                 assert error_of(score(server.url))[2] == "engine_stalled"
                 assert metric(server, "engine_healthy") == 0
@@ -335,7 +335,7 @@ class TestFrozen:
     @pytest.mark.parametrize("name", ["the engine process", "HTTP worker 0"])
     def test_a_process_that_does_not_answer_for_long_is_replaced(self, name: str) -> None:
         with (
-            server_process(WORKERS, "--silent-seconds=1", "--watchdog-timeout=0.5") as server,
+            server_process(WORKERS, "--silent-seconds=2", "--watchdog-timeout=4") as server,
             frozen(process_of(server, name)),
         ):
             server.wait_for_line(f"{name} has not answered for .* s: killed")

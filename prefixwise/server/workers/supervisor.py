@@ -197,6 +197,7 @@ class Supervisor:
     # Shutdown: workers finish their requests, then the engine process ends
 
     def _drain(self) -> None:
+        self._serve_by = None
         self._is_draining = True
         self._exit_by = monotonic() + self._options.shutdown_grace + _EXIT_SECONDS
         for worker in self._workers():
