@@ -17,14 +17,13 @@ from prefixwise.cli.bench.schema import bench_schema
 from prefixwise.cli.bench.workload import bench_workload
 from prefixwise.cli.bench_common import with_json_line
 from prefixwise.cli.commands import Verbs
-from prefixwise.cli.failures import CommandError
+from prefixwise.cli.failures import needing
 from prefixwise.cli.validate.combine import validate_combine
 from prefixwise.cli.validate.endpoint import validate_endpoint
 from prefixwise.cli.validate.gate import validate_gate
 from prefixwise.cli.validate.models import validate_models
 from prefixwise.cli.validate.quantization import validate_quantization
 from prefixwise.cli.validate.self_check import validate_self
-from prefixwise.host import install_command
 
 _PACKAGES = ("httpx", "pydantic")
 
@@ -38,15 +37,8 @@ def as_verb(verb: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(with_option)
     def run(**given: Any) -> None:
-        try:
-            with ended_by_signals():
-                with_option(**given)
-        except ModuleNotFoundError as error:
-            package = (error.name or "").partition(".")[0]
-            if package not in _PACKAGES:
-                raise
-            hint = f"install what the harness needs with: {install_command('harness')}"
-            raise CommandError(f"{package} is not installed", hint=hint) from None
+        with needing(_PACKAGES, "the harness", "harness"), ended_by_signals():
+            with_option(**given)
 
     return run
 

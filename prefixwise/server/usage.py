@@ -13,14 +13,14 @@ from time import monotonic
 import numpy as np
 
 BODY_BYTES, CONNECTIONS, IN_FLIGHT, ENGINE_RESTARTS, WORKER_RESTARTS = range(5)
-BEATS = 5  # grows while the process is alive
+HEARTBEATS = 5  # grows while the process is alive
 SERVING = 6  # the generation of the engine process with which all workers serve; 0: none
 _FIRST_ADDRESS = 7
 _NUM_ADDRESSES = 1 << 16  # addresses share a counter where their hashes agree; the hash is keyed by the process
 _NUM_FIELDS = _FIRST_ADDRESS + _NUM_ADDRESSES
 
-BEAT_SECONDS = 0.25  # between two beats of a process
-SILENT_SECONDS = 10.0  # without a beat: the process does not answer
+HEARTBEAT_SECONDS = 0.25  # between two heartbeats of a process
+SILENT_SECONDS = 10.0  # without a heartbeat: the process does not answer
 _LOOK_SECONDS = 1.0  # a look counts no more
 
 
@@ -72,20 +72,20 @@ class Usage:
 
 
 class Silence:
-    """For how long a process has not counted a beat. Time is counted by looks, so processes that were stopped together,
-    or slept with their machine, have not been silent."""
+    """For how long a process has not counted a heartbeat. Time is counted by looks, so processes that were stopped
+    together, or slept with their machine, have not been silent."""
 
     def __init__(self, process: Usage) -> None:
         self._process = process
-        self._beats = process.own(BEATS)
+        self._heartbeats = process.own(HEARTBEATS)
         self._last = monotonic()
         self.seconds = 0.0
 
     def look(self) -> None:
         """Several times a second."""
-        now, beats = monotonic(), self._process.own(BEATS)
-        self.seconds = self.seconds + min(now - self._last, _LOOK_SECONDS) if beats == self._beats else 0.0
-        self._last, self._beats = now, beats
+        now, heartbeats = monotonic(), self._process.own(HEARTBEATS)
+        self.seconds = self.seconds + min(now - self._last, _LOOK_SECONDS) if heartbeats == self._heartbeats else 0.0
+        self._last, self._heartbeats = now, heartbeats
 
     @property
     def is_long(self) -> bool:

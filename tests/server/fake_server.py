@@ -118,9 +118,7 @@ def main() -> None:
     parser.add_argument("--load-until", type=Path, help="a file: the model is not loaded before it is there")
     parser.add_argument("--open-until", type=Path, help="a file: no HTTP worker but the first opens before it is there")
     parser.add_argument("--open-seconds", type=float, default=worker_process.OPEN_SECONDS, help="for a worker to open")
-    parser.add_argument(
-        "--silent-seconds", type=float, default=usage.SILENT_SECONDS, help="of a process that is frozen"
-    )
+    parser.add_argument("--silent-seconds", type=float, default=usage.SILENT_SECONDS, help="of a frozen process")
     parser.add_argument("--fail", default="", help="what goes wrong when the model is loaded")
     parser.add_argument("--weights", type=Path, help="a file: the model cannot be loaded if it is not there")
     parser.add_argument("--step-tokens", type=int, default=2048)

@@ -34,9 +34,9 @@ from prefixwise.engine.request_state import RequestState, ScoringTask
 from prefixwise.engine.scheduler import Scheduler
 from prefixwise.server.metrics import Metrics
 from prefixwise.server.usage import (
-    BEATS,
     BODY_BYTES,
     CONNECTIONS,
+    HEARTBEATS,
     SILENT_SECONDS,
     SharedUsage,
     Silence,
@@ -296,7 +296,7 @@ class TestSilence:
             pass_time(0.75)
             silence.look()
         assert silence.is_long and silence.seconds == 1.5 * SILENT_SECONDS
-        process.add(BEATS, 1)
+        process.add(HEARTBEATS, 1)
         silence.look()
         assert not silence.is_long
 

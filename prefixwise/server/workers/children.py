@@ -43,7 +43,7 @@ class Child:
         return f"{self.number}-{self.pid}"
 
     def become_ready(self, usage: Usage) -> None:
-        """`usage`: its own, where it counts its beats."""
+        """`usage`: its own, where it counts its heartbeats."""
         self.silence = self.silence or Silence(usage)
         self.is_ready = self.was_ready = True
 

@@ -36,7 +36,7 @@ from prefixwise.server.launch import (
     relax_garbage_collection,
 )
 from prefixwise.server.routes.info import loaded_versions
-from prefixwise.server.usage import BEAT_SECONDS, BEATS, Usage
+from prefixwise.server.usage import HEARTBEAT_SECONDS, HEARTBEATS, Usage
 from prefixwise.server.workers.channel import Channel, Failed, Loaded, Stop, WorkerDown
 from prefixwise.server.workers.lora_updates import LoraUpdates, Worker
 from prefixwise.server.workers.messages import (
@@ -68,7 +68,7 @@ from prefixwise.server.workers.messages import (
 log = logging.getLogger("prefixwise")
 
 BUSY_STATUS = 75  # EX_TEMPFAIL: the device did not end in time
-_POLL_MILLISECONDS = round(1000 * BEAT_SECONDS)  # the watchdog changes the engine's health, too
+_POLL_MILLISECONDS = round(1000 * HEARTBEAT_SECONDS)  # the watchdog changes the engine's health, too
 _NEWS_SECONDS = 0.5  # between two estimates of when a full queue has room
 _LINGER_MILLISECONDS = 1000  # for the last messages
 
@@ -200,7 +200,7 @@ class EngineServer:
         health = self._scheduler.health
         health.when_failed(lambda _: self._wake.set())
         while True:
-            self._usage.add(BEATS, 1)
+            self._usage.add(HEARTBEATS, 1)
             self._poller.poll(_POLL_MILLISECONDS)
             self._wake.clear()
             if not self._receive_control():

@@ -6,8 +6,8 @@
 
 Children obey their channel alone, and ignore signals: a terminal or an init system signals all processes of a group.
 Where the supervisor ends, the channels close, and the children end, too. An engine process or a worker that dies is
-forked again; after MAX_DEATHS of one in DEATH_SECONDS the server gives up. One that is frozen shows no beat in shared
-memory (`server/usage.py`), and is killed.
+forked again; after MAX_DEATHS of one in DEATH_SECONDS the server gives up. One that is frozen shows no heartbeat in
+shared memory (`server/usage.py`), and is killed.
 """
 
 from __future__ import annotations

@@ -34,9 +34,9 @@ from prefixwise.server.config import ReportSource, ServerOptions, is_loopback
 from prefixwise.server.launch import HttpServer, relax_garbage_collection
 from prefixwise.server.service import Service
 from prefixwise.server.usage import (
-    BEAT_SECONDS,
-    BEATS,
     ENGINE_RESTARTS,
+    HEARTBEAT_SECONDS,
+    HEARTBEATS,
     SERVING,
     WORKER_RESTARTS,
     SharedUsage,
@@ -137,7 +137,7 @@ class HttpWorker:
         loop = asyncio.get_running_loop()
         self._channel.socket.setblocking(False)
         loop.add_reader(self._channel.socket, self._on_readable)
-        tasks = [loop.create_task(self._give_metrics()), loop.create_task(self._beat())]
+        tasks = [loop.create_task(self._give_metrics()), loop.create_task(self._count_heartbeats())]
         try:
             with contextlib.suppress(TimeoutError):  # while the others serve, connections wait until this one can, too
                 await asyncio.wait_for(self._may_accept.wait(), self._parts.open_seconds)
@@ -153,14 +153,14 @@ class HttpWorker:
             self._context.term()
         return self._status
 
-    async def _beat(self) -> None:
+    async def _count_heartbeats(self) -> None:
         """Show that this worker lives, and look whether the engine process does."""
         while True:
-            self._usage.add(BEATS, 1)
+            self._usage.add(HEARTBEATS, 1)
             self._silence.look()
             if self._scheduler is not None:
                 self._scheduler.hear(is_silent=self._silence.is_long)
-            await asyncio.sleep(BEAT_SECONDS)
+            await asyncio.sleep(HEARTBEAT_SECONDS)
 
     async def _answer(self, scope: Any, receive: Any, send: Any) -> None:
         self._take_if_serving()
