@@ -19,6 +19,7 @@ from prefixwise.engine.engine import ScoringEngine
 from prefixwise.engine.prepare import EngineConfig
 from prefixwise.engine.scheduler import Scheduler
 from prefixwise.forward.backend import BackendOptions
+from prefixwise.launch.loading import warm_up
 from prefixwise.models.config import ModelConfig
 
 # Of Qwen3-4B and 8B, and what their other sizes are.
@@ -61,6 +62,7 @@ def _seconds(model: ModelConfig, quantization: str | None, settings: Settings) -
     options = BackendOptions(settings.backend, quantization=quantization, prefix_cache_bytes=_POOL_BYTES)
     backend = load_backend(repeated_checkpoint(model), options)
     engine = ScoringEngine(EngineConfig("random"), Scheduler(backend), None)
+    warm_up(engine)  # steps are cut by what they cost, and may have any size
     seconds = []
     for seed in range(WARM_UP_ROUNDS + settings.rounds):
         request = random_request(model, *settings.scale.contract.shape, seed=seed)

@@ -34,6 +34,13 @@ def jit(function: Callable[..., Any]) -> Any:
 
 
 @jit
+def from_the_end() -> tl.tensor:
+    """The number of this program, where the last one takes the first rows. The kernel before took them first to last,
+    and so does the one behind: what is read first was written last, and is still in the GPU's cache."""
+    return tl.num_programs(0) - 1 - tl.program_id(0)
+
+
+@jit
 def apply_norm(wide: tl.tensor, weight: tl.tensor, mean_square: tl.tensor, eps: tl.tensor) -> tl.tensor:
     """The rows, in float32, over their root mean square, times the weight."""
     return wide * tl.rsqrt(mean_square + eps) * weight.to(tl.float32)
@@ -57,7 +64,8 @@ def norm_kernel(
     padded_size: tl.constexpr,
 ) -> None:
     """One program takes one row."""
-    row, out_row = tl.program_id(0).to(tl.int64) * size, tl.program_id(0).to(tl.int64) * out_stride
+    number = from_the_end().to(tl.int64)
+    row, out_row = number * size, number * out_stride
     columns = tl.arange(0, padded_size)
     inside = columns < size
     wide = tl.load(x + row + columns, mask=inside, other=0.0).to(tl.float32)
@@ -79,7 +87,8 @@ def add_norm_kernel(
     padded_size: tl.constexpr,
 ) -> None:
     """One program takes one row. The norm is that of the rounded sum, which is what later layers read."""
-    row, out_row = tl.program_id(0).to(tl.int64) * size, tl.program_id(0).to(tl.int64) * out_stride
+    number = from_the_end().to(tl.int64)
+    row, out_row = number * size, number * out_stride
     columns = tl.arange(0, padded_size)
     inside = columns < size
     added = tl.load(x + row + columns, mask=inside, other=0.0).to(tl.float32)
@@ -181,7 +190,7 @@ def qk_norm_rope_and_cache_kernel(
     """One program takes some heads, of one token or several, each as two halves: RoPE rotates column i of one half with
     column i of the other. Keys, after RoPE, and values of a token with a slot also go to the KV cache."""
     num_rope_heads: tl.constexpr = num_heads + num_kv_heads
-    rope_rows = tl.program_id(0) * head_tile + tl.arange(0, head_tile)[:, None]
+    rope_rows = from_the_end() * head_tile + tl.arange(0, head_tile)[:, None]
     token, head = (rope_rows // num_rope_heads).to(tl.int64), rope_rows % num_rope_heads
     columns = tl.arange(0, padded_half)[None, :]
     inside = (rope_rows < num_rope_rows) & (columns < half)

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from prefixwise.backends.torch.cuda.elementwise_kernels import activate, apply_norm, jit, launch
+from prefixwise.backends.torch.cuda.elementwise_kernels import activate, apply_norm, from_the_end, jit, launch
 from prefixwise.forward.fp8 import FP8_MAX, SMALLEST_MAX
 from prefixwise.models.config import Activation
 
@@ -61,7 +61,7 @@ def norm_fp8_kernel(
     padded_size: tl.constexpr,
 ) -> None:
     """Of `norm_kernel`."""
-    row = tl.program_id(0).to(tl.int64)
+    row = from_the_end().to(tl.int64)
     columns = tl.arange(0, padded_size)
     inside = columns < size
     wide = tl.load(x + row * size + columns, mask=inside, other=0.0).to(tl.float32)
@@ -83,7 +83,7 @@ def add_norm_fp8_kernel(
     padded_size: tl.constexpr,
 ) -> None:
     """Of `add_norm_kernel`."""
-    row = tl.program_id(0).to(tl.int64)
+    row = from_the_end().to(tl.int64)
     columns = tl.arange(0, padded_size)
     inside = columns < size
     x_at = x + row * size + columns
