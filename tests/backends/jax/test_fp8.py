@@ -365,7 +365,8 @@ def test_every_gemm_of_a_layer_is_cublaslt_s_in_fp8(batch_invariant: bool) -> No
         random_checkpoint(WIDTHS[1024]), device="cuda", prefix_cache_bytes=1 << 26, batch_invariant=batch_invariant
     )
     num_tokens = backend.info.token_buckets[0]
-    text = backend._runner.programs.trunk(ProgramSpec(num_tokens, "kv_cache", writes_cache=True)).as_text()  # type: ignore[attr-defined]
+    spec = ProgramSpec(num_tokens, "kv_cache", writes_cache=True)
+    text = backend._runner.programs.lowered(spec).compile().as_text()  # type: ignore[attr-defined]
     calls = [line for line in text.splitlines() if 'custom_call_target="__cublas' in line]
     assert len(calls) >= 4
     assert all("__cublas$lt$matmul$f8" in call for call in calls), calls
