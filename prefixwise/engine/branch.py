@@ -34,7 +34,7 @@ class Branch:
         self._prefilled_tokens = 0
         self._num_units = plan.num_units
         self._next_unit = 0  # to be launched
-        self._in_blocks: set[int] = set()  # units that are launched as KV blocks of the prefix
+        self._in_blocks: set[int] = set()  # launched units whose tokens count as those of KV blocks of the prefix
         self.pairs_per_unit_token = plan.pairs_per_unit_token
 
     # The prefix
@@ -61,10 +61,15 @@ class Branch:
             self.entries, self._first_unlaunched = None, 0
 
     def invalidate_prefix(self, cache: PrefixCache) -> int:
-        """Release the prefix, which must be computed again. Returns how many tokens of it this branch had computed."""
+        """Release the prefix, which must be computed again; its units that are scored stay so. Returns how many tokens
+        this branch must compute again. No part of it is in flight, and what failed is rolled back."""
         self.release_prefix(cache)
         lost, self._prefilled_tokens = self._prefilled_tokens, 0
-        return lost
+        # Units that are blocks and were scored behind cached ones: now their blocks are to be computed as well.
+        in_prefix = self.plan.units_of_blocks(0, self.plan.num_blocks)
+        behind_blocks = {unit for unit in in_prefix if unit < self._next_unit} - self._in_blocks
+        self._in_blocks |= behind_blocks
+        return lost + sum(self.plan.unit_tokens(unit, unit + 1) for unit in behind_blocks)
 
     def blocks_to_compute(self, max_tokens: int) -> tuple[int, int]:
         """first..stop of the blocks to compute next, within `max_tokens`. Empty if another branch computes them."""
@@ -98,6 +103,12 @@ class Branch:
         return blocks
 
     # Units
+
+    def units_of_blocks(self, first: int, stop: int) -> list[int]:
+        """The units to launch that are blocks first..stop of the prefix themselves. After a failure a block is computed
+        again, but not scored again."""
+        units = self.plan.units_of_blocks(first, stop)
+        return [unit for unit in units if unit >= self._next_unit and unit not in self._in_blocks]
 
     def next_unit(self, in_blocks: Sequence[int] = ()) -> int:
         """The first one to launch. `in_blocks`: units that the step which is being filled computes as KV blocks."""

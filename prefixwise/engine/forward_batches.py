@@ -8,7 +8,7 @@ sequences   prefix and items in one sequence, for serial and packed
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple, TypeVar
@@ -36,15 +36,16 @@ class BlockRun(NamedTuple):
     stop: int
     vectors: Vectors | None = None  # of ids below 0
     block_starts: Sequence[int] | None = None  # and where the last one ends; None: at multiples of KV_BLOCK_SIZE
-    scored: Segments | None = None  # those of these segments that are blocks of the run are scored; None: no block is
+    scored: Segments | None = None  # some of these segments are blocks of the run; None: no block is scored
+    units: Collection[int] = ()  # of these segments: the blocks that are scored
 
     def rows(self) -> tuple[Int64Array, Int32Array]:
         """The tokens of the run after which logits are read, and the labels of each row."""
         if self.scored is None or self.scored.segment_of_block is None:
             return _NO_TOKENS, _NO_LABELS
-        starts, places, labels = self.starts, [], []
+        starts, units, places, labels = self.starts, set(self.units), [], []
         for block, segment in enumerate(self.scored.segment_of_block[self.first : self.stop].tolist()):
-            if segment >= 0:
+            if segment in units:
                 moved_by = starts[block] - starts[0] - int(self.scored.tokens.starts[segment])
                 places.append(_score_offsets(self.scored, segment, segment + 1) + moved_by)
                 labels.append(_label_ids(self.scored, segment, segment + 1))

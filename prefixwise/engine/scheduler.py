@@ -401,16 +401,17 @@ class Scheduler:
         """After a failed step: end the requests that are to blame. The other ones are run again."""
         if not all(request.is_cancelled for request in step.requests):
             log.error("a forward pass failed", exc_info=error)
-        self._discard_in_flight()
-        step.roll_back()
+        self._discard_in_flight(step)
         for request in self._recovery.blamed_requests(step, error):
             self._live.end(request, error_of_request(error))
 
-    def _discard_in_flight(self) -> None:
-        """After a failure no cached block can be trusted. All requests compute their prefixes again, and the units that
-        are in flight, which may have read such blocks."""
+    def _discard_in_flight(self, failed: Step | None = None) -> None:
+        """After a failure no cached block can be trusted. All requests compute their prefixes again, and the units of
+        the failed step and of those in flight, which may have read such blocks."""
         self._next_step = None
         for each in self._in_flight.drain():
             each.step.land()
             each.step.roll_back()
+        if failed is not None:
+            failed.roll_back()
         self._live.invalidate_prefixes()

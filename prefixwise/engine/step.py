@@ -46,13 +46,13 @@ class BlockPart:
         self.request = branch.request
         self.entries = (branch.entries or [])[first:stop]  # the cache entries of the blocks
         self.num_tokens = branch.plan.block_tokens(first, stop)
-        self.units = branch.plan.units_of_blocks(first, stop)  # those that are the blocks themselves
+        self.units = branch.units_of_blocks(first, stop)  # those that are scored with the blocks
 
     @property
     def run(self) -> BlockRun:
         plan = self.branch.plan
         scored = plan.scoring.segments if plan.scoring is not None and self.units else None
-        return BlockRun(plan.prefix_ids, self.first, self.stop, plan.vectors, plan.block_starts, scored)
+        return BlockRun(plan.prefix_ids, self.first, self.stop, plan.vectors, plan.block_starts, scored, self.units)
 
 
 class UnitPart:

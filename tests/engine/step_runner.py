@@ -95,6 +95,19 @@ class StepRunner:
         step.count(0.0)
         return step
 
+    def fail(self, *states: RequestState) -> None:
+        """The next step, filled, launched, and lost with all KV blocks as the scheduler recovers from its failure."""
+        step = self.fill(*states)
+        assert step is not None, "there is something to do"
+        for forward in step.forwards:
+            forward.advance_requests()
+        for forward in step.forwards:
+            forward.land()
+        step.roll_back()
+        for state in states:
+            state.invalidate_prefix(self.cache)
+        self.cache.clear()
+
     def finish(self, *states: RequestState) -> list[Step]:
         """All steps until the last request is done; each request goes as soon as it is."""
         live, steps = list(states), []

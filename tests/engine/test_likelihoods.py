@@ -101,21 +101,26 @@ def test_a_whole_prompt_is_computed_once(joins: bool, short: bool) -> None:
     assert again.logprobs.tolist() == found.logprobs.tolist()
 
 
+class FailingAt(FakeBackend):
+    """The forwards with these numbers do not start."""
+
+    def __init__(self, *failing: int, **options: Any) -> None:
+        super().__init__(VOCABULARY, **options)
+        self._failing = failing
+        self._num_starts = 0
+
+    def start(self, batch: ForwardBatch) -> RunningForward:
+        self._num_starts += 1
+        if self._num_starts in self._failing:
+            raise RuntimeError("the device has failed")
+        return super().start(batch)
+
+
 @pytest.mark.parametrize("failing", range(1, 6))
 def test_after_a_failed_step_nothing_is_missing(failing: int) -> None:
     """The device fails once: blocks that were scored with it, and segments, are computed again."""
     asked = sequences_of(7, [300, 5, 200])
-
-    class Failing(FakeBackend):
-        num_starts = 0
-
-        def start(self, batch: ForwardBatch) -> RunningForward:
-            self.num_starts += 1
-            if self.num_starts == failing:
-                raise RuntimeError("the device has failed")
-            return super().start(batch)
-
-    backend = Failing(VOCABULARY, step_tokens=128, joins_prefill=bool(failing % 2), reads_short_blocks=failing > 3)
+    backend = FailingAt(failing, step_tokens=128, joins_prefill=bool(failing % 2), reads_short_blocks=failing > 3)
     engine = ScoringEngine(EngineConfig("fake"), Scheduler(backend, SchedulerOptions()), None)
     try:
         found = Likelihoods(engine).read(asked, top_k=2)
@@ -123,6 +128,84 @@ def test_after_a_failed_step_nothing_is_missing(failing: int) -> None:
         engine.close()
     for sequence, each in zip(asked, found, strict=True):
         check(sequence, each, 2)
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True])
+@pytest.mark.parametrize("joins", [False, True])
+@pytest.mark.parametrize("failing", [(2,), (5,), (6,), (3, 9)])
+def test_after_a_failed_step_no_unit_counts_twice(
+    failing: tuple[int, ...], joins: bool, async_scheduling: bool
+) -> None:
+    """Also where a KV block is scored, delivered, and computed again."""
+    asked = sequences_of(7, [600])
+    backend = FailingAt(*failing, step_tokens=128, joins_prefill=joins, async_scheduling=async_scheduling)
+    scheduler = Scheduler(backend, SchedulerOptions())
+    try:
+        likelihoods = Likelihoods(ScoringEngine(EngineConfig("fake"), scheduler, None))
+        num_units = sum(len(group.tokens) for group in likelihoods.prepare(asked).plan.groups)
+        (found,) = likelihoods.read(asked, top_k=2)
+        stats = scheduler.stats()
+    finally:
+        scheduler.close()
+    check(asked[0], found, 2)
+    assert (stats.failed_steps, stats.items_scored) == (len(failing), num_units)
+
+
+@pytest.mark.parametrize("short", [False, True])
+@pytest.mark.parametrize("seed", range(8))
+def test_requests_that_share_blocks_and_fail_again_and_again_count_every_unit_once(seed: int, short: bool) -> None:
+    """Units are scored as KV blocks, or as segments where the other request computes the block."""
+    rng = np.random.default_rng(seed)
+    ids = rng.integers(0, VOCABULARY, 700).astype(np.int32)
+    asked = [TokenSequence(ids, 300), TokenSequence(ids[:-40], 1), TokenSequence(ids[:-5], 650)]
+    runner = StepRunner(256, backend=FakeBackend(VOCABULARY), joins_prefill=bool(seed % 2))
+    with likelihoods_of(reads_short_blocks=short) as (_, likelihoods):
+        prepared = [likelihoods.prepare(each) for each in (asked, asked[:2])]
+        states = [[likelihoods._engine.state_of(each) for each in call.requests] for call in prepared]
+        everyone = [state for call in states for state in call]
+        live, num_failures = everyone.copy(), 0
+        while live:
+            if num_failures < 20 and rng.random() < 0.4:
+                num_failures += 1
+                runner.fail(*live)
+            else:
+                runner.run(*live)
+            for state in [state for state in live if state.is_launched]:
+                live.remove(state)
+                state.release_prefix(runner.cache)
+        for call, of_call in zip(prepared, states, strict=True):
+            for sequence, found in zip(asked, likelihoods.finish(call, of_call), strict=False):
+                check(sequence, found, 1)
+    assert num_failures
+    for state in everyone:
+        assert state.task.plan is not None
+        assert state.num_items_done == len(state.task.plan.segments.tokens)
+        assert 0 <= state.tokens_left <= state.cached_tokens
+
+
+def test_one_that_fails_after_its_blocks_are_scored_gets_the_error() -> None:
+    """Blocks that are computed again are no progress, so the second failure is known to be its own."""
+    ids = np.arange(500, dtype=np.int32) % (VOCABULARY - 1)
+    ids[450] = VOCABULARY - 1
+    num_failures = 0
+
+    class Failing(FakeBackend):
+        def start(self, batch: ForwardBatch) -> RunningForward:
+            nonlocal num_failures
+            if VOCABULARY - 1 in batch.token_ids and num_failures < 10:
+                num_failures += 1
+                raise RuntimeError("the device has failed")
+            return super().start(batch)
+
+    engine = ScoringEngine(
+        EngineConfig("fake"), Scheduler(Failing(VOCABULARY, step_tokens=128), SchedulerOptions()), None
+    )
+    try:
+        with pytest.raises(RuntimeError, match="the device has failed"):
+            Likelihoods(engine).read([TokenSequence(ids, 1)])
+    finally:
+        engine.close()
+    assert num_failures == 2
 
 
 def test_a_step_that_is_filled_and_dropped_has_scored_nothing() -> None:
