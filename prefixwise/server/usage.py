@@ -71,21 +71,39 @@ class Usage:
         return self.total(field) - self.own(field)
 
 
-class Silence:
-    """For how long a process has not counted a heartbeat. Time is counted by looks, so processes that were stopped
-    together, or slept with their machine, have not been silent."""
+class Elapsed:
+    """Time, counted by looks: that in which all processes were stopped together, or slept with their machine, does not
+    count."""
 
-    def __init__(self, process: Usage) -> None:
-        self._process = process
-        self._heartbeats = process.own(HEARTBEATS)
+    def __init__(self) -> None:
         self._last = monotonic()
         self.seconds = 0.0
 
     def look(self) -> None:
         """Several times a second."""
-        now, heartbeats = monotonic(), self._process.own(HEARTBEATS)
-        self.seconds = self.seconds + min(now - self._last, _LOOK_SECONDS) if heartbeats == self._heartbeats else 0.0
-        self._last, self._heartbeats = now, heartbeats
+        now = monotonic()
+        self.seconds += min(now - self._last, _LOOK_SECONDS)
+        self._last = now
+
+
+class Silence:
+    """For how long a process has not counted a heartbeat."""
+
+    def __init__(self, process: Usage) -> None:
+        self._process = process
+        self._heartbeats = process.own(HEARTBEATS)
+        self._elapsed = Elapsed()
+
+    def look(self) -> None:
+        """Several times a second."""
+        self._elapsed.look()
+        heartbeats = self._process.own(HEARTBEATS)
+        if heartbeats != self._heartbeats:
+            self._heartbeats, self._elapsed = heartbeats, Elapsed()
+
+    @property
+    def seconds(self) -> float:
+        return self._elapsed.seconds
 
     @property
     def is_long(self) -> bool:

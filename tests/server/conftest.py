@@ -18,6 +18,14 @@ def client() -> Iterator[AppClient]:
         yield made
 
 
+@pytest.fixture
+def pass_time(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """The clock of the supervisor's watch is the test's: lets seconds pass."""
+    now = [100.0]
+    monkeypatch.setattr("prefixwise.server.usage.monotonic", lambda: now[0])
+    return lambda seconds: now.__setitem__(0, now[0] + seconds)
+
+
 @pytest.fixture(params=[(), (WORKERS,)], ids=["one process", "workers"])
 def form(request: pytest.FixtureRequest) -> Form:
     """The options of a server in each of its two forms."""

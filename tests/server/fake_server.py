@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import resource
 import signal
 import sys
@@ -28,7 +29,7 @@ from prefixwise.prompts.tokenizer import TextTokenizer
 from prefixwise.server import launch, usage
 from prefixwise.server.config import DEFAULT_MAX_REQUEST_BYTES, ServerOptions
 from prefixwise.server.launch import ENGINE_SECONDS, run_server
-from prefixwise.server.workers import worker_process
+from prefixwise.server.workers import children, worker_process
 from prefixwise.server.workers.supervisor import run_workers
 from tests.faults import FaultyBackend, Kind
 from tests.prompts.merging_tokenizer import CHAT_TEMPLATE, merging_tokenizer
@@ -103,6 +104,7 @@ def open_frontend_of_worker(args: argparse.Namespace) -> tuple[EngineConfig, Tex
         try:
             args.open_until.with_suffix(".first").touch(exist_ok=False)
         except FileExistsError:
+            args.open_until.with_suffix(f".{os.getpid()}").touch()  # it waits from now on
             wait_for(args.open_until)
     return open_frontend(args)
 
@@ -118,6 +120,9 @@ def main() -> None:
     parser.add_argument("--load-until", type=Path, help="a file: the model is not loaded before it is there")
     parser.add_argument("--open-until", type=Path, help="a file: no HTTP worker but the first opens before it is there")
     parser.add_argument("--open-seconds", type=float, default=worker_process.OPEN_SECONDS, help="for a worker to open")
+    parser.add_argument(
+        "--opening-seconds", type=float, default=children.OPENING_SECONDS, help="of a worker that hangs"
+    )
     parser.add_argument("--silent-seconds", type=float, default=usage.SILENT_SECONDS, help="of a frozen process")
     parser.add_argument("--fail", default="", help="what goes wrong when the model is loaded")
     parser.add_argument("--weights", type=Path, help="a file: the model cannot be loaded if it is not there")
@@ -153,7 +158,7 @@ def main() -> None:
     if args.memory_limit is not None:
         resource.setrlimit(resource.RLIMIT_DATA, (args.memory_limit, args.memory_limit))
     launch.ENGINE_SECONDS, usage.SILENT_SECONDS = args.engine_seconds, args.silent_seconds
-    worker_process.OPEN_SECONDS = args.open_seconds
+    worker_process.OPEN_SECONDS, children.OPENING_SECONDS = args.open_seconds, args.opening_seconds
     # Whoever runs the tests may have been started under nohup, too.
     signal.signal(signal.SIGHUP, signal.SIG_IGN if args.nohup else signal.SIG_DFL)
     try:

@@ -7,12 +7,17 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from queue import Empty, SimpleQueue
+from time import monotonic, sleep
+
+import psutil
 
 SCHEMATHESIS = (
     *(sys.executable, "-m", "schemathesis.cli", "run"),
@@ -107,3 +112,35 @@ def real_server(*options: str, wait: bool = True) -> Iterator[ServerProcess]:
     """`python -m prefixwise serve` with these options; a --port among them counts."""
     with server_process(*options, wait=wait, program=REAL_PROGRAM) as server:
         yield server
+
+
+def process_of(server: ServerProcess, name: str) -> int:
+    """The newest process of a server with HTTP workers that has this name in the log."""
+    found = [re.search(rf"started {name}, process (\d+)", line) for line in server.log]
+    return int(next(each for each in reversed(found) if each is not None)[1])
+
+
+def socket_folder(server: ServerProcess) -> Path:
+    """Where its processes meet."""
+    connections = psutil.Process(process_of(server, "the engine process")).net_connections("unix")
+    (folder,) = {Path(str(each.laddr)).parent for each in connections if "/prefixwise-" in str(each.laddr)}
+    return folder
+
+
+@contextmanager
+def frozen(process: int) -> Iterator[None]:
+    """SIGSTOP stands for a native call that keeps the interpreter lock, or memory that does not come."""
+    os.kill(process, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGCONT)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for it. What the server logs is a better event, if it does: `wait_for_line`."""
+    limit = monotonic() + _POLL_TIMEOUT
+    while not condition():
+        assert monotonic() < limit
+        sleep(0.01)

@@ -281,14 +281,6 @@ def test_what_processes_use_adds_up() -> None:
 
 
 class TestSilence:
-    """The clock is the test's."""
-
-    @pytest.fixture
-    def pass_time(self, monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-        now = [100.0]
-        monkeypatch.setattr("prefixwise.server.usage.monotonic", lambda: now[0])
-        return lambda seconds: now.__setitem__(0, now[0] + seconds)
-
     def test_a_process_without_beats_falls_silent_until_the_next_one(self, pass_time: Callable[[float], None]) -> None:
         process = Usage()
         silence = Silence(process)

@@ -1,22 +1,21 @@
 """`--http-workers`: a supervisor, an engine process and HTTP workers are one server, also when one of them dies.
 
-How it starts and stops is in test_process.py, overload in test_overload.py, real models in test_real_scores.py,
-test_real_errors.py and test_real_concurrency.py: these run in both forms.
+How its workers open is in test_worker_opening.py. How it starts and stops is in test_process.py, overload in
+test_overload.py, real models in test_real_scores.py, test_real_errors.py and test_real_concurrency.py: these run in
+both forms.
 """
 
 from __future__ import annotations
 
 import os
 import random
-import re
 import signal
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
 from pathlib import Path
-from time import monotonic, sleep
+from time import sleep
 from typing import Any
 
 import httpx
@@ -29,7 +28,15 @@ from prefixwise.server.workers.children import DEATH_SECONDS, Deaths
 from prefixwise.server.workers.sockets import make_socket_folder
 from tests.server.app_client import IDS_REQUEST, error_of, expected_logits
 from tests.server.real_requests import ask, fetch, leftovers, server_stats, wait_for_requests
-from tests.server.server_process import WORKERS, ServerProcess, server_process
+from tests.server.server_process import (
+    WORKERS,
+    ServerProcess,
+    frozen,
+    process_of,
+    server_process,
+    socket_folder,
+    until,
+)
 
 SECONDS = 60.0
 SCORES = expected_logits([1, 2, 3], [[4, 5], [6], []], [7, 8])
@@ -76,29 +83,9 @@ def score(url: str, **more: Any) -> httpx.Response:
     return fetch("POST", f"{url}/v1/score", json=IDS_REQUEST, **more)
 
 
-def process_of(server: ServerProcess, name: str) -> int:
-    """The newest process with this name in the log."""
-    found = [re.search(rf"started {name}, process (\d+)", line) for line in server.log]
-    return int(next(each for each in reversed(found) if each is not None)[1])
-
-
-def socket_folder(server: ServerProcess) -> Path:
-    """Where its processes meet."""
-    connections = psutil.Process(process_of(server, "the engine process")).net_connections("unix")
-    (folder,) = {Path(str(each.laddr)).parent for each in connections if "/prefixwise-" in str(each.laddr)}
-    return folder
-
-
 def metric(server: ServerProcess, line: str) -> float:
     lines = fetch("GET", f"{server.url}/metrics").text.splitlines()
     return next((float(each.split()[1]) for each in lines if each.startswith(f"prefixwise:{line} ")), 0.0)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    limit = monotonic() + SECONDS
-    while not condition():
-        assert monotonic() < limit
-        sleep(0.01)
 
 
 class TestOneServer:
@@ -315,8 +302,6 @@ class TestDeaths:
 
 
 class TestFrozen:
-    """SIGSTOP stands for a native call that keeps the interpreter lock, or memory that does not come."""
-
     def test_an_engine_that_does_not_answer_is_stalled_until_it_does(self) -> None:
         with server_process(WORKERS, "--silent-seconds=3") as server:  # without a watchdog nothing is killed
             engine = process_of(server, "the engine process")
@@ -342,93 +327,6 @@ class TestFrozen:
             server.wait_for_line(f"{name} has ended with signal SIGKILL: starting it again")
             server.wait_for_line("ready on")
             assert [score(server.url).json()["scores"] for _ in range(8)] == [SCORES] * 8
-
-
-@contextmanager
-def frozen(process: int) -> Iterator[None]:
-    os.kill(process, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        with suppress(ProcessLookupError):
-            os.kill(process, signal.SIGCONT)
-
-
-class TestReadiness:
-    """`--open-until`: all workers but the first wait for this file before they can serve."""
-
-    @pytest.fixture
-    def file(self, tmp_path: Path) -> Path:
-        return tmp_path / "open"
-
-    def test_no_worker_is_ready_before_all_are(self, file: Path) -> None:
-        with opening_server(file) as server:
-            until(lambda: file.with_suffix(".first").exists())
-            for _ in range(50):  # the first one has opened meanwhile
-                assert error_of(fetch("GET", f"{server.url}/health"))[2] == "not_ready"
-            file.touch()
-            until(lambda: fetch("GET", f"{server.url}/health").status_code == 200)
-            assert [score(server.url).status_code for _ in range(16)] == [200] * 16
-
-    def test_a_worker_that_takes_too_long_does_not_hold_the_others_up(self, file: Path) -> None:
-        with opening_server(file, "--open-seconds=0.2") as server:
-            server.wait_for_line("an HTTP worker is not ready after 0.2 s: the others serve without it")
-            until(lambda: score(server.url).status_code == 200)
-            file.touch()
-            server.wait_for_line("ready on")
-            until(lambda: {score(server.url).status_code for _ in range(16)} == {200})
-
-    def test_connections_wait_for_a_worker_that_takes_the_place_of_another(self, file: Path) -> None:
-        with opening_server(file) as server, ThreadPoolExecutor(32) as threads:
-            file.touch()
-            server.wait_for_line("ready on")
-            file.unlink()
-            os.kill(process_of(server, "HTTP worker 0"), signal.SIGKILL)
-            server.wait_for_line("HTTP worker 0 has ended with signal SIGKILL")
-            server.wait_for_line("started HTTP worker 0")
-            patient = [threads.submit(score, server.url) for _ in range(16)]
-            soon = [threads.submit(health_soon, server.url) for _ in range(16)]
-            assert {each.result() for each in soon} <= {200, None}
-            file.touch()
-            server.wait_for_line("ready on")
-            assert [each.result().status_code for each in patient] == [200] * 16
-
-    def test_they_hear_at_once_that_the_engine_has_ended_meanwhile(self, file: Path, tmp_path: Path) -> None:
-        loading = tmp_path / "loading"
-        loading.touch()
-        with opening_server(file, f"--load-until={loading}") as server:
-            file.touch()
-            server.wait_for_line("ready on")
-            file.unlink()
-            loading.unlink()
-            os.kill(process_of(server, "HTTP worker 0"), signal.SIGKILL)
-            server.wait_for_line("started HTTP worker 0")
-            os.kill(process_of(server, "the engine process"), signal.SIGKILL)
-            server.wait_for_line("started the engine process")
-            until(lambda: {error_of(score(server.url))[2] for _ in range(16)} == {"engine_restarting"})
-            file.touch()
-            loading.touch()
-            server.wait_for_line("ready on")
-            assert {score(server.url).status_code for _ in range(16)} == {200}
-
-
-@contextmanager
-def opening_server(file: Path, *options: str) -> Iterator[ServerProcess]:
-    """It listens. Its workers wait for the file, and not any more in the end."""
-    with server_process(WORKERS, f"--open-until={file}", *options, wait=False) as server:
-        try:
-            server.wait_until_listening()
-            yield server
-        finally:
-            file.touch()  # a thread that waits would keep its process alive
-
-
-def health_soon(url: str) -> int | None:
-    """None: nothing came so soon."""
-    try:
-        return httpx.get(f"{url}/health", timeout=2.0).status_code
-    except httpx.ReadTimeout:
-        return None
 
 
 class TestCountedDeaths:

@@ -12,14 +12,15 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 from prefixwise.server.logs import flush_log
-from prefixwise.server.usage import Silence, Usage
-from prefixwise.server.workers.channel import Channel
+from prefixwise.server.usage import Elapsed, Silence, Usage
+from prefixwise.server.workers.channel import Channel, EngineUp
 from prefixwise.server.workers.messages import Fault
 
 log = logging.getLogger("prefixwise")
 
 MAX_DEATHS = 3
 DEATH_SECONDS = 60.0
+OPENING_SECONDS = 300.0  # that a worker may take to open, at least: a load may be slow, and keep the interpreter lock
 _WORKER_SECONDS = 60.0  # most that a worker may be silent: it has no device that takes long
 
 
@@ -35,6 +36,7 @@ class Child:
     was_ready: bool = False  # also where the engine of a worker has ended since
     is_drained: bool = False
     fault: Fault | None = None  # it cannot load what it needs
+    opening: Elapsed | None = None  # of a worker: since it could open, until it is ready for the first time
     silence: Silence | None = None  # from its readiness until it is killed
 
     @property
@@ -42,16 +44,37 @@ class Child:
         """Of a worker's socket."""
         return f"{self.number}-{self.pid}"
 
+    def open(self, engine: EngineUp) -> None:
+        """Tell a worker that it can open."""
+        self.channel.send(engine)
+        self.opening = None if self.was_ready else Elapsed()
+
+    def lose_engine(self) -> None:
+        """A worker waits for the next engine process."""
+        self.is_ready, self.opening = False, None
+
     def become_ready(self, usage: Usage) -> None:
         """`usage`: its own, where it counts its heartbeats."""
+        self.opening = None
         self.silence = self.silence or Silence(usage)
         self.is_ready = self.was_ready = True
 
     def watch(self, watchdog_timeout: float) -> None:
-        """Log when it stops to answer, and when it answers again. Kill it if it is silent for too long; 0: never."""
-        silence = self.silence
-        if silence is None:
-            return
+        """Kill it if it is silent, or opens, for too long; 0: never."""
+        if self.opening is not None:
+            self._watch_opening(self.opening, watchdog_timeout)
+        if self.silence is not None:
+            self._watch_silence(self.silence, watchdog_timeout)
+
+    def _watch_opening(self, opening: Elapsed, watchdog_timeout: float) -> None:
+        opening.look()
+        if watchdog_timeout > 0 and opening.seconds > max(watchdog_timeout, OPENING_SECONDS):
+            log.error("%s is not ready after %.3g s: killed", self.name, opening.seconds)
+            self.opening = None
+            self.kill()
+
+    def _watch_silence(self, silence: Silence, watchdog_timeout: float) -> None:
+        """Log when it stops to answer, and when it answers again."""
         was_long = silence.is_long
         silence.look()
         if silence.is_long and not was_long:

@@ -7,7 +7,7 @@
 Children obey their channel alone, and ignore signals: a terminal or an init system signals all processes of a group.
 Where the supervisor ends, the channels close, and the children end, too. An engine process or a worker that dies is
 forked again; after MAX_DEATHS of one in DEATH_SECONDS the server gives up. One that is frozen shows no heartbeat in
-shared memory (`server/usage.py`), and is killed.
+shared memory (`server/usage.py`), and is killed; so is a worker that does not become ready.
 """
 
 from __future__ import annotations
@@ -238,7 +238,7 @@ class Supervisor:
                 shown = {**self._options.describe(), **message.configuration}
                 log_configuration(shown, as_json=self._options.log_json)
             for worker in self._workers():
-                worker.channel.send(self._engine_up())
+                worker.open(self._engine_up())
         elif isinstance(message, Ready) and message.generation == self._generation:
             self._on_ready(child)
         elif isinstance(message, Failed):
@@ -297,7 +297,7 @@ class Supervisor:
         )
         engine = self._engine()
         if engine is not None and engine.is_ready:
-            worker.channel.send(self._engine_up())
+            worker.open(self._engine_up())
         elif self._engine_end is not None:
             worker.channel.send(EngineDown(self._engine_end, is_last=False))
 
@@ -361,7 +361,7 @@ class Supervisor:
             self._drain()
             return
         for worker in self._workers():
-            worker.is_ready = False
+            worker.lose_engine()
         self._usage.add(ENGINE_RESTARTS, 1)
         self._start_engine()
 

@@ -16,6 +16,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import time
@@ -207,10 +208,12 @@ class HttpWorker:
 
     async def _open(self, scheduler: RemoteScheduler, generation: int) -> None:
         """Connect to an engine process that is ready, and load what prepares requests."""
+        loop = asyncio.get_running_loop()
         try:
             description = await scheduler.connect()
             if self._frontend is None:
-                self._frontend = await asyncio.to_thread(self._load_frontend, description)
+                loader = ThreadPoolExecutor(1, "prefixwise-load")  # the end of the loop waits for its own one
+                self._frontend = await loop.run_in_executor(loader, self._load_frontend, description)
                 relax_garbage_collection()
             if scheduler is not self._scheduler:  # there is another engine already
                 return
