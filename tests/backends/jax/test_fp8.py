@@ -366,7 +366,8 @@ def test_every_gemm_of_a_layer_is_cublaslt_s_in_fp8(batch_invariant: bool) -> No
     )
     num_tokens = backend.info.token_buckets[0]
     spec = ProgramSpec(num_tokens, "kv_cache", writes_cache=True)
-    text = backend._runner.programs.lowered(spec).compile().as_text()  # type: ignore[attr-defined]
+    text = backend._runner.programs.lowered(spec).compile().as_text()
+    assert text is not None
     calls = [line for line in text.splitlines() if 'custom_call_target="__cublas' in line]
     assert len(calls) >= 4
     assert all("__cublas$lt$matmul$f8" in call for call in calls), calls
