@@ -1009,7 +1009,7 @@ export type TeiRerankResponse = Array<{
 
 export type TeiError = {
   error: string;
-  error_type: "Validation" | "Tokenizer" | "Overloaded" | "Unhealthy" | "Backend";
+  error_type: "Validation" | "Empty" | "Tokenizer" | "Overloaded" | "Unhealthy" | "Backend";
 };
 
 export type TeiInfo = {

@@ -64,6 +64,7 @@ class Scorer(ScoringMethods):
     Raises:
         ModelLoadError: The checkpoint does not exist or cannot be used.
         BackendError: The backend, the device or the dtype is not available.
+        ProfileError: The profile does not exist, is not valid, or does not fit the model.
         RequestError: Another option is wrong.
 
     Examples:
@@ -141,6 +142,10 @@ class Scorer(ScoringMethods):
         self.reranker = Reranker(self.engine)
         self.classifier = Classifier(self.engine)
         weakref.finalize(self, self.engine.close)  # frees the model of a scorer that nobody closed
+
+    def __repr__(self) -> str:
+        info = self.engine.backend.info
+        return f"Scorer({self.engine.config.model_name!r}, backend={info.name!r}, device={info.device!r})"
 
     def _score(self, body: Body, on_progress: OnProgress | None) -> ScoreResult:
         return self.engine.score(parse_score_request(self._checked(body)), on_progress)

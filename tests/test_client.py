@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import doctest
+import gc
 import inspect
 import json
 import linecache
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -32,6 +34,7 @@ from prefixwise.contract.errors import (
     InternalError,
     InvalidRequestError,
     InvalidValueError,
+    ModelNotFoundError,
     NotFoundError,
     QueueFullError,
     RequestError,
@@ -91,6 +94,7 @@ REQUESTS: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("score", (np.array([1, 2]), [np.array([4, 5])]), {"label_token_ids": np.array([7, 8]), "score_mode": "logit"}),
     ("score", ("xa", ["b", "bc", ""]), {"labels": ["y", "z"], "suffix": "c", "max_tokens_per_item": 1}),
     ("score", ([1], [[4], [999]]), {"label_token_ids": [7], "on_item_error": "report"}),
+    ("score", ("a", ["b", "\ud800"]), {"labels": ["y"], "on_item_error": "report"}),
     ("score", ([1], [[4], [5]]), {"label_token_ids": [7], "return_pooled_hidden_states": True}),
     (
         "score",
@@ -198,6 +202,26 @@ class TestErrors:
         with Client("http://127.0.0.1:1", max_retries=0) as client, pytest.raises(InvalidRequestError):
             client.score("a", [1], labels=["y"])  # type: ignore[list-item]
 
+    @pytest.mark.parametrize(("method", "args"), [("rerank", ("ab", ["cd"])), ("embed", ([[1]],))])
+    def test_an_unknown_adapter(
+        self, client: Client, scorer: Scorer, server: ServerProcess, method: str, args: tuple[Any, ...]
+    ) -> None:
+        for made in (client, scorer):
+            with pytest.raises(ModelNotFoundError, match='got "nope"'):
+                getattr(made, method)(*args, lora="nope")
+        with pytest.raises(ModelNotFoundError, match='got "nope"'):
+            asynchronously(server, method, *args, lora="nope")
+
+    def test_a_body_of_a_rerank_route_may_name_any_model(self, client: Client) -> None:
+        assert client.post_rerank({"query": "ab", "documents": ["cd"], "model": "nope"}).model == "fake-model"
+        assert client.rerank("ab", ["cd"], lora="fake-model").model == "fake-model"
+
+    def test_many_requests_in_one_body(self, client: Client) -> None:
+        body = {"requests": [{"query": "a", "items": ["b"]}], "labels": ["y"]}
+        with pytest.raises(InvalidValueError, match="here each is a call or a row of its own") as caught:
+            client.post_score(body)
+        assert (caught.value.code, caught.value.param) == ("unsupported_parameter", "requests")
+
     def test_a_wrong_key(self, server: ServerProcess) -> None:
         with Client(server.url, api_key="guess") as client, pytest.raises(AuthenticationError):
             client.score([1], [[2]], label_token_ids=[3])
@@ -219,9 +243,9 @@ class TestErrors:
         assert "await" in linecache.getline(__file__, caught[0].lineno)
 
     def test_documents_that_were_cut_are_a_warning(self, client: Client) -> None:
-        with pytest.warns(PrefixwiseWarning, match=r"1 document\(s\) were longer than is read, and were cut"):
+        with pytest.warns(PrefixwiseWarning, match=r"1 document\(s\) were longer than is read, and were cut") as caught:
             result = client.rerank("ab", [12 * "abc", "e"], max_tokens_per_doc=2)
-        assert (len(result.truncated), result.warnings) == (1, ())
+        assert (len(result.truncated), result.warnings) == (1, (str(caught[0].message),))
 
     def test_the_warnings_of_tasks_name_the_file_that_runs_them(self, server: ServerProcess) -> None:
         async def gather() -> None:
@@ -238,6 +262,22 @@ def test_a_scorers_warnings_are_pythons(scorer: Scorer) -> None:
     with pytest.warns(PrefixwiseWarning, match="always 1.0") as caught:
         scorer.score([1], [[2]], label_token_ids=[3], apply_softmax=True)
     assert caught[0].filename == __file__
+
+
+@pytest.mark.parametrize("path", ["/", "/v1", "/v1/", "//v1//"])
+def test_an_address_of_other_apis_clients_ends_in_v1(server: ServerProcess, path: str) -> None:
+    with Client(server.url + path, api_key="secret") as client:
+        assert client.url == server.url
+        assert len(client.score([1], [[2]], label_token_ids=[3])) == len(client.embed([[1]])) == 1
+    assert AsyncClient(server.url + path).url == server.url
+    assert Client(f"http://v1/models{path}").url == "http://v1/models"
+    assert Client("http://v1/").url == "http://v1"
+
+
+def test_clients_and_scorers_show_what_they_are_for(client: Client, scorer: Scorer, server: ServerProcess) -> None:
+    assert repr(client) == f"Client('{server.url}')"
+    assert repr(AsyncClient(server.url)) == f"AsyncClient('{server.url}')"
+    assert repr(scorer) == "Scorer('fake-model', backend='fake', device='cpu')"
 
 
 @pytest.mark.parametrize(
@@ -276,8 +316,10 @@ class Script:
     def __init__(self, *replies: Reply) -> None:
         self.replies = list(replies)
         self.timeouts: list[float] = []
+        self.peers: list[object] = []  # the connection of each request
 
-    def next(self, headers: Any) -> Reply:
+    def next(self, peer: object, headers: Any) -> Reply:
+        self.peers.append(peer)
         self.timeouts.append(float(headers["X-Request-Timeout"]))
         return self.replies.pop(0) if len(self.replies) > 1 else self.replies[0]
 
@@ -291,7 +333,7 @@ def scripted(*replies: Reply) -> Iterator[tuple[str, Script]]:
 
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["Content-Length"]))
-            status, headers, body = script.next(self.headers)
+            status, headers, body = script.next(self.client_address, self.headers)
             if status == CUT:
                 self.close_connection = True
                 return
@@ -484,7 +526,45 @@ def test_a_closed_client_says_so_as_a_closed_scorer_does(is_async: bool) -> None
         scorer.score([1], [[2]], label_token_ids=[3])
 
 
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")  # those of the loops that have ended
+def test_an_async_client_may_be_used_from_one_event_loop_after_another() -> None:
+    with scripted(DONE) as (url, script):
+        client = AsyncClient(url, max_retries=0)
+        for _ in range(3):
+            assert asyncio.run(client.score([1], [[2]], label_token_ids=[3])).scores == [[0.5]]
+        asyncio.run(client.aclose())
+        with pytest.raises(BackendError, match="this client is closed"):
+            asyncio.run(client.score([1], [[2]], label_token_ids=[3]))
+        assert len(script.timeouts) == 3
+        del client
+        gc.collect()
+
+
+def test_the_calls_of_an_event_loop_share_its_connections() -> None:
+    async def connections(client: AsyncClient, num_calls: int) -> None:
+        for _ in range(num_calls):
+            await client.score([1], [[2]], label_token_ids=[3])
+        await client.aclose()
+
+    with scripted(DONE) as (url, script):
+        asyncio.run(connections(AsyncClient(url), 3))
+    assert len(set(script.peers)) == 1
+
+
 # Docstrings
+
+
+def test_the_methods_of_an_async_client_are_coroutine_functions() -> None:
+    assert inspect.iscoroutinefunction(AsyncClient.score)
+    assert not inspect.iscoroutinefunction(Client.score)
+
+
+def test_help_speaks_of_python() -> None:
+    text = "".join(inspect.getdoc(getattr(Scorer, name)) or "" for name in ("score", "rerank", "classify"))
+    assert "True: cut a document that does not fit; False: it is an error." in text
+    assert "its scores are None" in text
+    assert "Report in `debug`" in text
+    assert not re.search(r"\b(true:|false:|null|meta)\b", text)
 
 
 def test_both_clients_have_the_methods_and_parameters_of_a_scorer() -> None:

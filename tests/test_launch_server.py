@@ -175,7 +175,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Started]:
     monkeypatch.setattr("prefixwise.server.launch.run_server", run_server)
     monkeypatch.setattr("prefixwise.server.workers.supervisor.run_workers", run_server)
     monkeypatch.setattr("prefixwise.cli.serve.has_accelerator", lambda: False)
-    monkeypatch.setattr("prefixwise.launch.loading.load_engine", lambda options, on_program: options)
+    monkeypatch.setattr("prefixwise.cli.serve.open_engine_to_serve", lambda options, on_program: options)
     monkeypatch.setattr("prefixwise.server.logs.set_up_logging", lambda options: None)  # it would silence caplog
     return found
 
@@ -279,7 +279,7 @@ class TestFlags:
                 on_program(done, 25, f"program {done}")
             return options
 
-        monkeypatch.setattr("prefixwise.launch.loading.load_engine", load_engine)
+        monkeypatch.setattr("prefixwise.cli.serve.open_engine_to_serve", load_engine)
         caplog.set_level("INFO", "prefixwise")
         launch()
         assert len(caplog.messages) == 8

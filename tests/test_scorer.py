@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from prefixwise import PrefixwiseWarning, Scorer
+from prefixwise import PrefixwiseWarning, ProfileError, Scorer
 from prefixwise import scorer as scorer_module
 from prefixwise.backends import load
 from prefixwise.backends.fake import FakeBackend
@@ -235,6 +235,10 @@ class TestOptions:
         with pytest.raises(RequestError) as caught:
             Scorer(checkpoint_of("llama"), **options)
         assert caught.value.code == code
+
+    def test_a_profile_that_does_not_exist(self, checkpoint_of: Callable[[str], Path]) -> None:
+        with pytest.raises(ProfileError, match='no profile is called "zzz"'):
+            Scorer(checkpoint_of("llama"), profile="zzz")
 
     def test_options_reach_the_engine(self, checkpoint_of: Callable[[str], Path]) -> None:
         scorer = Scorer(

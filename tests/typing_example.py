@@ -75,6 +75,7 @@ def reranked(scorer: Scorer | Client) -> str:
     result = scorer.rerank("What broke?", texts(), top_n=1)
     assert_type(result, RerankResult)
     assert_type(result[0], RerankedDocument)
+    scorer.rerank("What broke?", [{"text": review, "id": number} for number, review in enumerate(REVIEWS)])
     return result[0].document
 
 

@@ -45,7 +45,7 @@ def choose_backend(options: BackendOptions) -> tuple[str, str]:
     if options.backend == FAKE:
         return FAKE, "asked for"
     if options.backend not in ("auto", *BACKENDS):
-        raise BackendError(f"unknown backend {options.backend!r}; expected auto, {', '.join(BACKENDS)} or {FAKE}")
+        raise BackendError(f"unknown backend {options.backend!r}; expected auto, {' or '.join(BACKENDS)}")
     installed = [name for name in BACKENDS if find_spec(name) is not None]
     if options.backend != "auto":
         if options.backend not in installed:

@@ -127,7 +127,7 @@ def _consume(records: Records, failures: int, most: int | None) -> None:
 
 def _check_failures(failures: int, most: int | None) -> None:
     if most is not None and failures > most:
-        raise CommandError(f"expected at most {most} rows to fail (--max-failures), got {failures}")
+        raise CommandError(f"expected at most {count(most, 'row')} to fail (--max-failures), got {failures:,}")
 
 
 def _here(job: BatchJob, task: PartTask, run: RunOptions, progress: BatchProgress) -> Records:

@@ -6,6 +6,7 @@ would leave no room for the help.
 
 from __future__ import annotations
 
+import logging
 import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, get_args
@@ -18,6 +19,8 @@ from prefixwise.plan.algorithms import MaskOption
 if TYPE_CHECKING:
     from prefixwise.engine.engine import ScoringEngine
     from prefixwise.launch.loading import OnProgram
+
+log = logging.getLogger("prefixwise")
 
 PANEL = "Model and engine"
 BackendName = Literal["auto", "jax", "torch", "fake"]
@@ -114,3 +117,15 @@ def open_engine(options: EngineOptions, on_program: OnProgram | None = None) -> 
     # The limits protect a server from its clients; a command has none.
     unlimited = replace(options, max_items_per_request=sys.maxsize, max_queued_tokens=sys.maxsize)
     return load_engine(unlimited, on_program)
+
+
+def open_engine_to_serve(options: EngineOptions, on_program: OnProgram) -> ScoringEngine:
+    """Logs a warning if rerank requests must name a profile."""
+    from prefixwise.launch.loading import load_engine
+    from prefixwise.prompts.profile_choice import needed_profile
+
+    engine = load_engine(options, on_program)
+    needed = needed_profile(engine.config.profiles)
+    if needed is not None:
+        log.warning("rerank requests that name no profile are refused: %s", needed)
+    return engine

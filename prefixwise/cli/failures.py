@@ -38,6 +38,7 @@ _HINTS_BY_CODE = {
 }
 # Hints that depend on the field as well.
 _HINTS_BY_FIELD = {
+    ("conflicting_parameters", "score_mode"): "--softmax is short for --score-mode softmax",
     ("conflicting_parameters", "instruction"): "omit --instruction, or choose another --profile",
     (
         "context_too_long",

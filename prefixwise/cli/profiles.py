@@ -86,13 +86,18 @@ def _labels(profile: Profile) -> str:
     return " ".join(names) or "-"
 
 
+def _models(profile: Profile) -> str:
+    """The patterns of their names; for `*`, which is any name, the families."""
+    return f"any {', '.join(profile.families)}" if "*" in profile.names else ", ".join(profile.names) or "-"
+
+
 def _table(found: Sequence[Profile]) -> str:
     """The description is printed below its profile; beside it there is no room."""
     columns = [
         Column("profile", [profile.name for profile in found]),
         Column("relevance", [profile.relevance for profile in found]),
         Column("labels", [_labels(profile) for profile in found]),
-        Column("for models called", [", ".join(profile.names) or "-" for profile in found]),
+        Column("for models called", [_models(profile) for profile in found]),
     ]
     header, *lines = render_table(columns, stdout_width()).splitlines(keepends=True)
     return header + "".join(f"{line}  {each.description}\n" for line, each in zip(lines, found, strict=True))

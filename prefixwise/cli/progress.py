@@ -10,7 +10,7 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from prefixwise.cli.output import on_terminal, open_console, say
+from prefixwise.cli.output import count, on_terminal, open_console, say
 
 if TYPE_CHECKING:
     from prefixwise.engine.engine import OnProgress
@@ -212,7 +212,7 @@ def reading_progress(*, quiet: bool) -> Callable[[int], None]:
         nonlocal last
         if not quiet and monotonic() - last >= SECONDS_BETWEEN_LINES:
             last = monotonic()
-            say(f"reading the input: {num_rows:,} rows so far")
+            say(f"reading the input: {count(num_rows, 'row')} so far")
 
     return on_rows
 

@@ -72,7 +72,10 @@ ScoreAsJson = Annotated[
 Output = Annotated[
     str | None,
     output_option(
-        "--output", metavar="FILE", help="Write the ranked rows to a .csv, .tsv, .jsonl or .parquet file, no table."
+        "--output",
+        metavar="FILE",
+        help="Write the ranked rows to a .csv, .tsv, .jsonl or .parquet file, no table: scores, text, and index, the "
+        "place in the input, from 0. Other columns of the input are not copied.",
     ),
 ]
 OutputFormatOption = Annotated[

@@ -36,6 +36,7 @@ from prefixwise.cli.run_request import (
     size_and_time,
 )
 from prefixwise.cli.server_address import ApiKey, ServerAddress, Timeout, Url, server_address
+from prefixwise.contract.errors import MissingParameterError
 from prefixwise.contract.request import SCORE_FIELDS
 from prefixwise.launch.options import EngineOptions
 
@@ -104,8 +105,11 @@ def _check_labels(fields: Mapping[str, object], options: EngineOptions | None) -
     has_labels, has_ids = fields["labels"] is not None, fields["label_token_ids"] is not None
     if has_labels != has_ids or (not has_labels and (options is None or _is_classifier(options))):
         return
-    got, hint = ("both", None) if has_labels else ("neither", 'for example: --label " yes" --label " no"')
-    raise CommandError(f"expected --label or --label-token-id, got {got}", hint=hint, status=MISUSED)
+    raise _label_error("both", None) if has_labels else _label_error()
+
+
+def _label_error(got: str = "neither", hint: str | None = 'for example: --label " yes" --label " no"') -> CommandError:
+    return CommandError(f"expected --label or --label-token-id, got {got}", hint=hint, status=MISUSED)
 
 
 def _is_classifier(options: EngineOptions) -> bool:
@@ -127,7 +131,13 @@ def _finish(body: dict[str, object], options: EngineOptions, *, quiet: bool) -> 
 
 
 def _ask(body: dict[str, Any], server: ServerAddress, *, debug: bool) -> Finished[ScoreResult]:
-    return ask_server(server, len(body["items"]), lambda client: client.post_score({**body, "return_debug": debug}))
+    asked = {**body, "return_debug": debug}
+    try:
+        return ask_server(server, len(body["items"]), lambda client: client.post_score(asked))
+    except MissingParameterError as error:
+        if error.param == "label_token_ids":
+            raise _label_error() from None
+        raise
 
 
 def _show(finished: Finished[ScoreResult], show: ShowOptions) -> None:

@@ -17,7 +17,7 @@ from typing import Annotated, Literal, get_args
 
 import typer
 
-from prefixwise.cli.engine_options import ENGINE_FLAGS, PROFILE_FLAG
+from prefixwise.cli.engine_options import ENGINE_FLAGS, PROFILE_FLAG, open_engine_to_serve
 from prefixwise.cli.failures import FAILED, CommandError, needing, print_error
 from prefixwise.cli.flags import Flag, is_typed, with_flags
 from prefixwise.cli.sglang_flags import Ignored, without_effect
@@ -274,13 +274,13 @@ def serve(
     engine = normalize_synonyms(engine)
     if server.allow_runtime_lora_updating and engine.max_loras is None:
         engine = replace(engine, max_loras=len(engine.lora) + 1)
-    from prefixwise.launch.loading import follow_rank_0, load_engine, load_frontend, resolved_config
+    from prefixwise.launch.loading import follow_rank_0, load_frontend, resolved_config
 
     if engine.node_rank:
         with _ended_without_other_ranks(engine.nnodes):
             follow_rank_0(engine)
         return
-    open_engine = partial(load_engine, engine, _log_program)
+    open_engine = partial(open_engine_to_serve, engine, _log_program)
     if server.http_workers:
         run_server = partial(run_server, open_frontend=lambda: load_frontend(engine)[1:])
     with _ended_without_other_ranks(engine.nnodes):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,12 +24,14 @@ from prefixwise.contract.errors import (
     BackendError,
     ClientSettingError,
     DeadlineExceededError,
+    ModelNotFoundError,
     RequestError,
     ServiceError,
     UnavailableError,
     describe,
 )
 from prefixwise.contract.methods import OnProgress
+from prefixwise.contract.result import RerankResult
 from prefixwise.contract.server_results import Call, error_of_response
 
 DEFAULT_TIMEOUT = 180.0  # seconds
@@ -59,7 +62,8 @@ class Settings(NamedTuple):
         for name, value, least in (("max_retries", max_retries, 0), ("max_connections", max_connections, 1)):
             if not isinstance(value, int) or value < least:
                 raise ClientSettingError(f"{name} must be a whole number of at least {least}, got {value!r}")
-        return cls(url.rstrip("/"), api_key, timeout, max_retries, max_connections)
+        address = re.sub(r"(?<![:/])/+v1$", "", url.rstrip("/"))  # as other APIs' clients want it; a host may be v1
+        return cls(address, api_key, timeout, max_retries, max_connections)
 
     def of_httpx(self) -> dict[str, Any]:
         """The arguments of httpx's clients."""
@@ -144,6 +148,11 @@ def _trace_headers() -> dict[str, str]:
     return headers
 
 
+def closed_client() -> BackendError:
+    """The error of a call after a client's end."""
+    return BackendError("this client is closed, so its connections are gone; make another one")
+
+
 class Attempts:
     """The attempts of one call: how long each may take, and how long to wait before the next one."""
 
@@ -185,7 +194,7 @@ class Attempts:
             raise UnavailableError(f"cannot reach {self._settings.url}: {why}", code="unreachable") from None
         except RuntimeError:  # httpx has no class of its own for it
             if http.is_closed:
-                raise BackendError("this client is closed, so its connections are gone; make another one") from None
+                raise closed_client() from None
             raise
 
     def wait_after(self, error: ServiceError) -> float:
@@ -212,4 +221,15 @@ def finish(call: Call[Result], reply: Reply, on_progress: OnProgress | None) -> 
         raise ServiceError(message, code="bad_response") from None
     if on_progress is not None:
         on_progress(call.num_items, call.num_items)
+    return result
+
+
+def of_adapter(lora: object, result: RerankResult) -> RerankResult:
+    """The result. Raises ModelNotFoundError unless this adapter made it (None: the model itself).
+
+    Rerank routes take any name of a model, as some APIs' clients must send one, and respond with that of the one used.
+    """
+    if lora is not None and lora != result.model:
+        message = f"lora must be the name of a LoRA adapter that the server has loaded, got {describe(lora)}"
+        raise ModelNotFoundError(message, code="model_not_found", param="lora")
     return result

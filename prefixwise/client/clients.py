@@ -17,7 +17,9 @@ from prefixwise.client.attempts import (
     Attempts,
     Reply,
     Settings,
+    closed_client,
     finish,
+    of_adapter,
 )
 from prefixwise.contract.classify import CLASSIFY_FIELDS, ClassifyOptions, EmbedOptions
 from prefixwise.contract.errors import QueueFullError, UnavailableError
@@ -49,7 +51,7 @@ class Client(ScoringMethods):
     Use it as a context manager, or call `close()`.
 
     Args:
-        url: The server's address, like `http://127.0.0.1:30000`.
+        url: The server's address, like `http://127.0.0.1:30000`; a `/v1` at its end is dropped.
         api_key: The key of a server that has one.
         timeout: Seconds for a call, the wait for a free connection and retries included. The server stops working on
             the request after them, too.
@@ -84,8 +86,13 @@ class Client(ScoringMethods):
         """The server's address."""
         return self._settings.url
 
+    def __repr__(self) -> str:
+        return f"Client({self.url!r})"
+
     def post_score(self, body: Body) -> ScoreResult:
         """Send a body of `/v1/score` as it is. Its warnings are in the result alone.
+
+        It has one request: each of `requests`, HTTP's way to send many, is a call of its own here.
 
         Args:
             body: The fields of the request, by their names in JSON.
@@ -120,13 +127,13 @@ class Client(ScoringMethods):
             ...     len(client.post_rerank({"query": "ab", "documents": ["cd", "ef"]}))
             2
         """
-        return self._rerank(body, None)
+        return self._send(rerank_call(body), None)
 
     def _score(self, body: Body, on_progress: OnProgress | None) -> ScoreResult:
         return self._send(score_call(body), on_progress)
 
     def _rerank(self, body: Body, on_progress: OnProgress | None) -> RerankResult:
-        return self._send(rerank_call(body), on_progress)
+        return of_adapter(body.get("model"), self._send(rerank_call(body), on_progress))
 
     def _judge(self, body: Body, on_progress: OnProgress | None) -> JudgeResult:
         return self._send(judge_call(body), on_progress)
@@ -169,12 +176,15 @@ class Client(ScoringMethods):
 class AsyncClient:
     """`Client` for asyncio: the same methods, which are awaited. Use it as a context manager, or call `aclose()`.
 
+    It may be used from any number of event loops, as by one `asyncio.run` after another. Connections are kept open for
+    the calls of the same loop, and `aclose()` closes those of the loop that it runs in.
+
     Args:
-        url: The server's address, like `http://127.0.0.1:30000`.
+        url: The server's address, as for `Client`.
         api_key: The key of a server that has one.
         timeout: Seconds for a call, as for `Client`.
         max_retries: How many times a call is sent again, as for `Client`.
-        max_connections: How many requests of this client may be under way at the same time.
+        max_connections: How many requests of an event loop may be under way at the same time.
 
     Raises:
         ClientSettingError: One of the arguments is wrong.
@@ -197,12 +207,16 @@ class AsyncClient:
         max_connections: int = DEFAULT_CONNECTIONS,
     ) -> None:
         self._settings = Settings.checked(url, api_key, timeout, max_retries, max_connections)
-        self._http = httpx.AsyncClient(**self._settings.of_httpx())
+        self._pools: dict[asyncio.AbstractEventLoop, httpx.AsyncClient] = {}
+        self._is_closed = False
 
     @property
     def url(self) -> str:
         """The server's address."""
         return self._settings.url
+
+    def __repr__(self) -> str:
+        return f"AsyncClient({self.url!r})"
 
     @overload
     async def score(
@@ -311,11 +325,8 @@ class AsyncClient:
             >>> asyncio.run(rerank())
             1
         """
-        return warned(
-            await self._send(
-                rerank_call({"query": query, "documents": documents, **adapter_body(lora), **options}), on_progress
-            )
-        )
+        body = {"query": query, "documents": documents, **adapter_body(lora), **options}
+        return warned(of_adapter(lora, await self._send(rerank_call(body), on_progress)))
 
     @with_fields(JUDGE_FIELDS, JudgeOptions)
     async def judge(
@@ -422,14 +433,30 @@ class AsyncClient:
             await asyncio.sleep(attempts.wait_after(failure))
 
     async def _post(self, call: Call[Result], attempts: Attempts) -> Reply:
-        with attempts.errors(self._http):
+        http = self._pool()
+        with attempts.errors(http):
             async with asyncio.timeout(attempts.seconds_left()):
-                response = await self._http.post(call.path, content=call.content, **attempts.arguments())
+                response = await http.post(call.path, content=call.content, **attempts.arguments())
         return Reply.of(response, response.content)
 
+    def _pool(self) -> httpx.AsyncClient:
+        """The connections of the running event loop; no other loop can use them. Raises BackendError after the end."""
+        if self._is_closed:
+            raise closed_client()
+        for ended in [loop for loop in list(self._pools) if loop.is_closed()]:
+            self._pools.pop(ended, None)
+        loop = asyncio.get_running_loop()
+        pool = self._pools.get(loop)
+        if pool is None:
+            pool = self._pools[loop] = httpx.AsyncClient(**self._settings.of_httpx())
+        return pool
+
     async def aclose(self) -> None:
-        """Close the connections."""
-        await self._http.aclose()
+        """Close the client, and its connections of this event loop."""
+        self._is_closed = True
+        pool = self._pools.pop(asyncio.get_running_loop(), None)
+        if pool is not None:
+            await pool.aclose()
 
     async def __aenter__(self) -> AsyncClient:
         return self

@@ -156,7 +156,6 @@ _KNOWN = {
 }
 _EMBED_KNOWN = {
     **_KNOWN,
-    "dimensions": NotServed("hidden states are returned whole"),
     "normalize": NotServed("hidden states are not normalised to a length", harmless=(False,)),
     "embed_dtype": NotServed("numbers are float32", harmless=("float32",)),
     "endianness": NotServed("numbers are little-endian", harmless=("little", "native")),

@@ -100,6 +100,8 @@ _KNOWN: Mapping[str, NotServed] = {
     # A `top_k` of sampling never changes the most likely token, so it is unknown here.
     **{name: each for name, each in KNOWN_FIELDS.items() if name != "top_k"},
     **KNOWN_GENERATION,
+    "max_completion_tokens": NotServed("its name is `max_tokens`"),
+    "top_logprobs": NotServed("`logprobs` says how many of the most likely tokens to return", harmless=(0,)),
     "stream": NotServed(_ONE_TOKEN, harmless=(False,)),
     "stream_options": NotServed(_ONE_TOKEN),
     "stop": NotServed(_ONE_TOKEN, harmless=([],)),

@@ -7,6 +7,7 @@ docstrings of `Scorer` and the table in the documentation are made from these ro
 from __future__ import annotations
 
 import inspect
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -340,15 +341,28 @@ def with_fields(rows: Sequence[Field], options: type) -> Callable[[Method], Meth
             signature.bind(*args, **kwargs)
             return method(*args, **kwargs)
 
-        checked.__signature__ = signature  # type: ignore[attr-defined]
-        lines = [f"    {row.name}: {row.about}" for row in fields]
+        @wraps(method)
+        async def awaited(*args: Any, **kwargs: Any) -> Any:
+            return await checked(*args, **kwargs)
+
+        described: Any = awaited if inspect.iscoroutinefunction(method) else checked
+        described.__signature__ = signature
+        lines = [f"    {row.name}: {in_python_words(row.about)}" for row in fields]
         text = inspect.cleandoc(method.__doc__ or "")
         if "Args:" not in text:
             text = text.replace("Returns:", "Args:\n\nReturns:", 1)
-        checked.__doc__ = text.replace("Args:", "\n".join(["Args:", *lines]), 1)
-        return cast(Method, checked)
+        described.__doc__ = text.replace("Args:", "\n".join(["Args:", *lines]), 1)
+        return cast(Method, described)
 
     return extend
+
+
+_PYTHON_WORDS = {"true": "True", "false": "False", "null": "None", "meta.debug": "debug"}
+
+
+def in_python_words(about: str) -> str:
+    """A description of a field in JSON, in Python's words."""
+    return re.sub(r"\b(true|false|null|meta\.debug)\b", lambda found: _PYTHON_WORDS[found[0]], about)
 
 
 def markdown_table(rows: Iterable[Field]) -> str:

@@ -24,7 +24,7 @@ from prefixwise.contract.fields import (
     present_fields,
 )
 from prefixwise.contract.inputs import Place, checked_text, plain, plain_list
-from prefixwise.contract.known_fields import KNOWN_FIELDS, KNOWN_GENERATION
+from prefixwise.contract.known_fields import KNOWN_FIELDS, KNOWN_GENERATION, not_generated
 from prefixwise.contract.request import ALGORITHM, DEBUG_TOP_K, PRIORITY, SCORE_FIELDS, TEXTS, Algorithm
 
 Role = Literal["system", "user", "assistant"]
@@ -264,14 +264,10 @@ JUDGE_FIELDS = (
 )
 _NAMES = frozenset(row.name for row in JUDGE_FIELDS)
 
-_GENERATED = "nothing is generated, and the response has the probabilities of all answers"
 _KNOWN: Mapping[str, NotServed] = {
     **KNOWN_FIELDS,
     **KNOWN_GENERATION,
-    **dict.fromkeys(("temperature", "top_p", "n"), NotServed(_GENERATED, harmless=(1, 1.0))),
-    **dict.fromkeys(("stream", "logprobs"), NotServed(_GENERATED, harmless=(False,))),
-    **dict.fromkeys(("max_tokens", "max_completion_tokens", "top_logprobs"), NotServed(_GENERATED)),
-    **dict.fromkeys(("tools", "tool_choice", "response_format", "stop"), NotServed(_GENERATED)),
+    **not_generated("nothing is generated, and the response has the probabilities of all answers"),
     "labels": NotServed("the answers to choose from are `answers`"),
 }
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from prefixwise.contract.result import Truncation, Usage
-from prefixwise.contract.result_table import ResultTable, Shown, distinct
+from prefixwise.contract.result_table import ResultTable, Shown, counted, distinct
 from prefixwise.contract.scores import Float64Array
 
 
@@ -140,5 +140,4 @@ class JudgeResult(ResultTable[Judgement]):
             yield [each.index, each.item, each.answer, *each.probs, *expected, each.entropy, each.mass]
 
     def _shown(self) -> Shown:
-        counted = "1 item" if len(self) == 1 else f"{len(self):,} items"
-        return Shown(f"JudgeResult: {counted}, model {self.model}", self.warnings)
+        return Shown(f"JudgeResult: {counted(len(self), 'item')}, model {self.model}", self.warnings)

@@ -7,10 +7,11 @@ known if they would change the response.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 
 from prefixwise.contract.fields import Field, Flag, NotServed, Text
 from prefixwise.contract.request import SCORE_FIELDS
-from prefixwise.contract.rerank_request import RERANK_FIELDS
+from prefixwise.contract.rerank_request import FORMATS, RERANK_FIELDS, Dialect, rerank_fields
 
 # Pairs of texts, as in vLLM's `/score`. Each row: the name of the first texts and of the second ones.
 
@@ -40,7 +41,23 @@ _NOT_SERVED = {
     "lora_path": NotServed("the name of a LoRA adapter is the `model`"),
     "activation": NotServed("its name is `use_activation`", harmless=(True,)),
     "chat_template": NotServed("the prompt is the model's own"),
+    "dimensions": NotServed("hidden states are returned whole"),
+    # Jina's
+    "max_doc_length": NotServed("`max_tokens_per_doc` is what cuts documents"),
+    "return_embeddings": NotServed("only scores and documents are returned", harmless=(False,)),
 }
+
+
+def not_generated(why: str) -> dict[str, NotServed]:
+    """The fields of requests that generate, for requests that do not."""
+    return {
+        **dict.fromkeys(("temperature", "top_p", "n"), NotServed(why, harmless=(1, 1.0))),
+        **dict.fromkeys(("stream", "logprobs"), NotServed(why, harmless=(False,))),
+        **dict.fromkeys(("max_tokens", "max_completion_tokens", "top_logprobs", "stream_options"), NotServed(why)),
+        **dict.fromkeys(("tools", "stop"), NotServed(why, harmless=([],))),
+        "tool_choice": NotServed(why, harmless=("none",)),
+        "response_format": NotServed(why, harmless=({"type": "text"},)),
+    }
 
 
 def _elsewhere(rows: Sequence[Field], why: str) -> dict[str, NotServed]:
@@ -55,12 +72,26 @@ def _elsewhere(rows: Sequence[Field], why: str) -> dict[str, NotServed]:
 
 KNOWN_FIELDS: Mapping[str, NotServed] = {
     **_NOT_SERVED,
-    "requests": NotServed("only a call to /v1/score without query and items has many requests"),
+    **not_generated("nothing is generated"),
+    "requests": NotServed("only HTTP's POST /v1/score takes many at once; here each is a call or a row of its own"),
     **dict.fromkeys(("messages", "answers", "values"), NotServed("it is a field of requests that judge (/v1/judge)")),
     **dict.fromkeys(PAIR_NAMES, NotServed("it is a field of vLLM's /score")),
     **_elsewhere(RERANK_FIELDS, "it is a field of other requests, which rerank documents"),
     **_elsewhere(SCORE_FIELDS, "it is a field of other requests, which score items (/v1/score)"),
 }
+
+
+@cache
+def known_fields_of(dialect: Dialect) -> Mapping[str, NotServed]:
+    """The known fields, for rerank requests: those of other dialects with the dialect's own names for them."""
+    form, names = FORMATS[dialect], {row.attribute or row.name: row.name for row in rerank_fields(dialect)}
+    found = dict(KNOWN_FIELDS)
+    for row in RERANK_FIELDS:
+        name = names.get(row.attribute or row.name)
+        why = f"it is no field of {form}" if name is None else f"its name is `{name}` in {form}"
+        found[row.name] = found[row.name]._replace(why=why)
+    return found
+
 
 # Fields of vLLM's and SGLang's requests that generate
 

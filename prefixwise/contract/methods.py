@@ -6,6 +6,7 @@ import sys
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, Literal, TypeVar, Unpack, overload
 
 from prefixwise.contract.classify import CLASSIFY_FIELDS, ClassifyOptions, EmbedOptions
@@ -20,7 +21,7 @@ from prefixwise.contract.result import ClassifyResult, EmbedResult, RerankResult
 Body = dict[str, object]
 OnProgress = Callable[[int, int], None]  # items done, items in all
 Inputs = str | TokenIds | Iterable[str] | Iterable[TokenIds]
-Documents = Iterable[str] | Iterable[Mapping[str, str]]
+Documents = Iterable[str] | Iterable[Mapping[str, object]]
 Messages = Iterable[Mapping[str, object]]
 Answers = str | Iterable[str] | Iterable[int]
 Result = TypeVar("Result", ScoreResult[Any, Any], RerankResult, ClassifyResult, JudgeResult)
@@ -272,14 +273,12 @@ def adapter_body(lora: str | None) -> Body:
 
 
 def warned(result: Result) -> Result:
-    """The result; its warnings are also Python's, and so are documents that were cut, as they are without a request."""
-    for warning in (*result.warnings, *_about_cuts(result)):
+    """The result, whose warnings are also Python's. Documents that were cut are one of them."""
+    if isinstance(result, RerankResult):
+        result = replace(result, warnings=(*result.warnings, *truncation_warnings(result.truncated)))
+    for warning in result.warnings:
         warnings.warn(warning, PrefixwiseWarning, stacklevel=_caller_level())
     return result
-
-
-def _about_cuts(result: object) -> list[str]:
-    return truncation_warnings(result.truncated) if isinstance(result, RerankResult) else []
 
 
 def _caller_level() -> int:

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
+from itertools import islice
 from typing import Any, NamedTuple, get_args
 
 from prefixwise.contract.checks import check_label_count, label_warnings
 from prefixwise.contract.embed_overrides import parse_overrides
-from prefixwise.contract.errors import InvalidRequestError, InvalidValueError, describe
+from prefixwise.contract.errors import InvalidRequestError, InvalidValueError, describe, quote
 from prefixwise.contract.fields import (
     Body,
     Field,
@@ -28,11 +29,20 @@ from prefixwise.contract.fields import (
     text,
 )
 from prefixwise.contract.inputs import parse_documents, parse_items, parse_labels, parse_query, parse_suffix
-from prefixwise.contract.known_fields import GENERATIVE_FIELDS, KNOWN_FIELDS, PAIR_FIELDS, PAIR_NAMES, REQUEST_ID
+from prefixwise.contract.known_fields import (
+    GENERATIVE_FIELDS,
+    KNOWN_FIELDS,
+    PAIR_FIELDS,
+    PAIR_NAMES,
+    REQUEST_ID,
+    known_fields_of,
+)
 from prefixwise.contract.request import PLAIN, SCORE_FIELDS, ScoreMode, ScoreRequest
-from prefixwise.contract.rerank_request import Dialect, RerankRequest, rerank_fields
+from prefixwise.contract.rerank_request import AS_SENT, Dialect, RerankRequest, rerank_fields
 
 MAX_REQUESTS_PER_CALL = 1000  # each has a state of its own in the scheduler
+
+_SHOWN_KEYS = 5  # of documents that are objects, in a warning
 
 _SCORE_MODES: tuple[ScoreMode, ...] = get_args(ScoreMode)
 _SCORE_ROWS = {row.name: row for row in SCORE_FIELDS}
@@ -78,9 +88,24 @@ def parse_rerank_request(body: object, dialect: Dialect = "native") -> RerankReq
     """Raises a `RequestError` for the first thing wrong. Reads the fields that the dialect has."""
     fields = present_fields(body)
     rows = _dialect_rows(dialect)
-    warnings = check_names(fields, _dialect_names(dialect), KNOWN_FIELDS)
-    documents_field = next(row.name for row in rows if "documents" in (row.attribute, row.name))
-    return RerankRequest(**_rerank_values(fields, rows), documents_field=documents_field, warnings=warnings)
+    warnings = check_names(fields, _dialect_names(dialect), known_fields_of(dialect))
+    values = _rerank_values(fields, rows)
+    names = {row.attribute or row.name: row.name for row in rows}
+    documents_field = names["documents"]
+    if dialect not in AS_SENT:
+        warnings = (*warnings, *_unread_warnings(fields[documents_field], documents_field))
+    cut_by = names.get("truncate", "truncate")
+    return RerankRequest(**values, documents_field=documents_field, cut_by=cut_by, warnings=warnings)
+
+
+def _unread_warnings(documents: object, name: str) -> tuple[str, ...]:
+    """One warning that names the fields of documents beside their text, if they have any."""
+    entries = documents if isinstance(documents, list | tuple) else ()
+    others = {str(key): None for entry in entries if isinstance(entry, Mapping) for key in entry if key != "text"}
+    if not others:
+        return ()
+    shown = [quote(key) for key in islice(others, _SHOWN_KEYS)] + ["..."] * (len(others) > _SHOWN_KEYS)
+    return (f'only "text" is read of objects in {name}: {", ".join(shown)} will be neither scored nor returned',)
 
 
 _dialect_rows = cache(rerank_fields)
@@ -117,7 +142,7 @@ class PairsRequest(NamedTuple):
 
 
 _PAIR_KNOWN = {
-    **KNOWN_FIELDS,
+    **known_fields_of("vllm"),
     "query": NotServed(
         "vLLM's /score has queries; send query and items to /v1/score, query and documents to /v1/rerank"
     ),
@@ -131,6 +156,7 @@ def parse_pairs(body: object) -> PairsRequest:
     request_id = text(fields, REQUEST_ID.name)
     first, second = _pair_names(fields)
     queries, documents = _pair_texts(fields[first], first), _pair_texts(fields[second], second)
+    warnings = (*warnings, *_unread_warnings(fields[first], first), *_unread_warnings(fields[second], second))
     if len(queries) not in (1, len(documents)):
         message = f"{first} must hold one text, or as many as {second} ({len(documents)}), got {len(queries)}"
         raise InvalidValueError(message, code="conflicting_parameters", param=first)
@@ -142,7 +168,9 @@ def parse_pairs(body: object) -> PairsRequest:
         groups.setdefault(queries[index % len(queries)], []).append(index)
     _check_request_count(len(groups), first, "different texts")
     values = _rerank_values(fields, _dialect_rows("vllm"))
-    common = RerankRequest("", (), **values, documents_field=second, warnings=warnings)
+    common = RerankRequest(
+        "", (), **values, documents_field=second, cut_by="truncate_prompt_tokens: -1", warnings=warnings
+    )
     common = replace(common, truncate=common.truncate_prompt_tokens is not None)  # as vLLM: else an error
     requests = [replace(common, query=query, documents=tuple(documents[i] for i in of)) for query, of in groups.items()]
     return PairsRequest(tuple(requests), tuple(map(tuple, groups.values())), request_id)
@@ -278,8 +306,8 @@ def _score_mode(fields: Body) -> ScoreMode:
     mode = choice(fields, "score_mode", _SCORE_MODES, implied)
     if apply_softmax is not None and apply_softmax != (mode == "softmax"):
         message = (
-            f'score_mode "{mode}" contradicts apply_softmax: expected {mode == "softmax"}, '
-            f"got {apply_softmax}; leave one of the two out"
+            f'score_mode "{mode}" contradicts apply_softmax {str(apply_softmax).lower()}: expected one of the two, '
+            "got both"
         )
         raise InvalidValueError(message, code="conflicting_parameters", param="score_mode")
     return mode

@@ -16,6 +16,20 @@ Dialect = Literal[
     "native", "cohere_v1", "cohere_v2", "tei", "sglang", "infinity", "voyage", "mixedbread", "nvidia", "vllm"
 ]
 
+# As errors name them
+FORMATS: Mapping[Dialect, str] = {
+    "native": "these requests",
+    "cohere_v1": "Cohere's format",
+    "cohere_v2": "Cohere's format",
+    "tei": "TEI's format, which `texts` asks for",
+    "sglang": "SGLang's format",
+    "infinity": "Infinity's format, which `raw_scores` asks for",
+    "voyage": "Voyage's format, which `top_k` and `truncation` ask for",
+    "mixedbread": "Mixedbread's format, which `input` asks for",
+    "nvidia": "NVIDIA's format",
+    "vllm": "the format of vLLM's /score",
+}
+
 _DOCUMENT: Schema = {
     "anyOf": [{"type": "string"}, {"type": "object", "required": ["text"], "properties": {"text": {"type": "string"}}}]
 }
@@ -77,6 +91,7 @@ _MIXEDBREAD = frozenset({"mixedbread"})
 _NVIDIA = frozenset({"nvidia"})
 _VLLM = frozenset({"vllm"})
 _TOP_K = frozenset({"voyage", "mixedbread"})
+AS_SENT = _OURS | _MIXEDBREAD  # their responses have a document as it was sent, with fields beside its text
 _WITH_DOCUMENTS = _OURS | {"sglang", "infinity", "voyage"}
 _DOCUMENTS = Structured(
     'a list of strings, or of objects like {"text": "..."}',
@@ -223,7 +238,7 @@ RERANK_FIELDS = (
         "top_n",
         Count(),
         "How many of the best documents to return; all if absent or larger than their number.",
-        option=Option("Only the N best.", names=("--top",), panel="Output"),
+        option=Option("Only the N best documents.", names=("--top",), panel="Output"),
         dialects=_ALL - _TOP_K - _VLLM,
     ),
     Field(
@@ -344,7 +359,8 @@ class RerankRequest:
         None  # of query, document and the profile's text; None or -1: the model's limit
     )
     documents_field: str = "documents"  # the dialect's name for the documents, for errors
-    warnings: tuple[str, ...] = ()  # about unknown fields
+    cut_by: str = "truncate"  # what lets documents be cut in the dialect, for errors
+    warnings: tuple[str, ...] = ()  # about unknown fields, and about those of documents
 
     @property
     def num_items(self) -> int:

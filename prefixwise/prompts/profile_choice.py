@@ -210,6 +210,17 @@ def fitting_profile(profile: Profile, by_name: Mapping[str, Profile], tokenizer:
     return by_name[other]
 
 
+def needed_profile(choice: ProfileChoice) -> str | None:
+    """Why rerank requests must name a profile, and which; None if they need none, or if no profile fits."""
+    if choice.default is not None or not choice.can_rerank:
+        return None
+    known = ", ".join(name for name, profile in choice.by_name.items() if profile.names)
+    return (
+        f"{choice.reason}: choose one with --profile; known profiles are {known}; or write one, a .toml file, with "
+        "classifier = true for a head of one row"
+    )
+
+
 def profile_of(choice: ProfileChoice, name: str | None) -> Profile:
     """The profile of a request. No name and "default" mean the model's own. Raises ProfileError."""
     if name not in (None, DEFAULT):
@@ -219,6 +230,5 @@ def profile_of(choice: ProfileChoice, name: str | None) -> Profile:
     if not choice.can_rerank:
         raise ProfileError(choice.reason)
     if choice.default is None:
-        known = ", ".join(name for name, profile in choice.by_name.items() if profile.names)
-        raise ProfileError(f"{choice.reason}: choose one with --profile; known profiles are {known}")
+        raise ProfileError(needed_profile(choice) or choice.reason)
     return choice.default

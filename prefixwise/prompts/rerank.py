@@ -260,7 +260,7 @@ def _refuse_long(request: RerankRequest, lens: Int64Array, most: Int64Array) -> 
         name = request.documents_field
         raise InvalidValueError(
             f"{name}[{index}] must fit: expected at most {most[index]} tokens, got {lens[index]}; "
-            "shorten it, or let it be cut (truncate)",
+            f"shorten it, or let it be cut ({request.cut_by})",
             code="context_too_long",
             param=name,
             item_index=index,

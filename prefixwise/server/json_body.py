@@ -4,12 +4,15 @@
 second in which `/health` is not answered, and of `{"":0},` two seconds and 2 GB. So the values of a body are counted
 first, and lists and objects that are large are split at their commas and parsed piece by piece, and so are strings that
 are long. NumPy finds the commas and releases the lock meanwhile.
+
+Lone surrogates (`"\\ud800"`), which `orjson` refuses, are read: the checks of texts refuse them, and name the item.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
@@ -28,16 +31,36 @@ _CLOSING = {ord("["): ord("]"), ord("{"): ord("}")}
 _DEPTHS = np.zeros(256, np.int8)  # what a byte adds to the depth
 _DEPTHS[list(b"[{")] = 1
 _DEPTHS[list(b"]}")] = -1
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 _HIGH_SURROGATE = re.compile(rb"\\u[dD][89abAB]")
 _IS_STRUCTURE = np.zeros(256, bool)
 _IS_STRUCTURE[list(b"[]{},:")] = True
 
 
 def parse_json(content: bytes) -> object:
-    """As `orjson.loads`; other threads run meanwhile. Raises JSONDecodeError, and too_many_values."""
+    """As `orjson.loads`, and with lone surrogates; other threads run meanwhile.
+
+    Raises JSONDecodeError, and too_many_values.
+    """
     if len(content) <= PIECE_BYTES:
-        return orjson.loads(content)
+        return _loads(content)
     return _Document(content).value(_Span(0, len(content), 0, None))
+
+
+def _loads(content: bytes) -> Any:
+    """As `orjson.loads`, and with lone surrogates. Raises JSONDecodeError.
+
+    `json` reads them, and much that is no JSON: so orjson must be able to read the rest.
+    """
+    try:
+        return orjson.loads(content)
+    except orjson.JSONDecodeError:
+        pass
+    orjson.loads(_SURROGATE.sub(rb"\\ufffd", content))
+    try:
+        return json.loads(content, parse_int=orjson.loads)
+    except RecursionError:  # before Python 3.12 its limit is lower than orjson's
+        raise orjson.JSONDecodeError("too many levels of lists and objects", "", 0) from None
 
 
 class _Span(NamedTuple):
@@ -63,7 +86,7 @@ class _Document:
         """Raises JSONDecodeError."""
         last = len(self._places) if span.last is None else span.last
         if span.stop - span.start <= PIECE_BYTES:
-            return orjson.loads(self._content[span.start : span.stop])
+            return _loads(self._content[span.start : span.stop])
         if last == span.first:
             return _scalar(self._content[span.start : span.stop].strip())
         if level == _MAX_LEVELS:
@@ -86,7 +109,7 @@ class _Document:
             if end - begin == 1:
                 found.append(self.value(self._between(opening, closing), level + 1))
                 continue
-            entries = orjson.loads(b"[" + self._text(opening, closing) + b"]")
+            entries = _loads(b"[" + self._text(opening, closing) + b"]")
             found += entries
         return found
 
@@ -96,11 +119,11 @@ class _Document:
             opening = before if begin == 0 else int(ends[begin - 1])
             closing = int(ends[end - 1])
             if end - begin > 1:
-                found |= orjson.loads(b"{" + self._text(opening, closing) + b"}")
+                found |= _loads(b"{" + self._text(opening, closing) + b"}")
                 continue
             if closing == opening + 1 or self._kinds[opening + 1] != _COLON:
                 raise self._error("a name and a colon expected", int(self._places[opening]) + 1)
-            name = orjson.loads(self._text(opening, opening + 1))
+            name = _scalar(self._text(opening, opening + 1).strip())
             if not isinstance(name, str):
                 raise self._error("a name expected", int(self._places[opening]) + 1)
             found[name] = self.value(self._between(opening + 1, closing), level + 1)
@@ -143,7 +166,7 @@ def _scalar(content: bytes) -> object:
     parts, start = [], 1
     while start < stop:
         end = _string_cut(content, start, start + _STRING_BYTES) if start + _STRING_BYTES < stop else stop
-        parts.append(orjson.loads(b'"' + content[start:end] + b'"'))
+        parts.append(_loads(b'"' + content[start:end] + b'"'))
         start = end
     return "".join(parts)
 

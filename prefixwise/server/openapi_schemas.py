@@ -181,7 +181,7 @@ _TEI_RESPONSE: Schema = {
 _TEI_ERROR = object_of(
     {
         "error": {"type": "string"},
-        "error_type": {"enum": ["Validation", "Tokenizer", "Overloaded", "Unhealthy", "Backend"]},
+        "error_type": {"enum": ["Validation", "Empty", "Tokenizer", "Overloaded", "Unhealthy", "Backend"]},
     }
 )
 _TEI_INFO = object_of(

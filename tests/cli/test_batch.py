@@ -131,6 +131,8 @@ def test_a_job_of_failures_alone_has_failed(run_main: RunMain, tmp_path: Path) -
     ran = run_main("batch", "--input", str(path), "--output", str(tmp_path / "out.jsonl"), *LABELS)
     assert ran.status == 1
     assert f"error: none of the 2 rows could be scored: see {tmp_path}/out.jsonl.errors.jsonl" in ran.err
+    files = ("batch", "--input", str(path), "--output", str(tmp_path / "stopped.jsonl"), *LABELS)
+    assert "expected at most 1 row to fail (--max-failures), got 2" in run_main(*files, "--max-failures", "1").err
 
 
 def test_too_many_failures_stop_the_job_which_can_be_resumed(
@@ -151,7 +153,7 @@ def test_too_many_failures_stop_the_job_which_can_be_resumed(
     [
         (("--resume", "--overwrite"), 2, "--resume and --overwrite exclude each other"),
         (("--workers", "2"), 2, "expected --cluster, too"),
-        (("--softmax", "--score-mode", "logit"), 1, 'score_mode "logit" contradicts apply_softmax'),
+        (("--softmax", "--score-mode", "logit"), 1, "hint: --softmax is short for --score-mode softmax"),
         (("--label-token-id", "3"), 1, "labels and label_token_ids exclude each other"),
         (("--cluster", "auto", "--workers", "0"), 1, "workers must be a number like 4, or a range like 1:8, got '0'"),
         (("--cluster", "auto", "--worker-resource", "TPU"), 1, "a worker's resource must be like TPU=4, got 'TPU'"),

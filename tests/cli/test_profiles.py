@@ -23,6 +23,7 @@ def test_the_built_in_ones_are_listed_with_what_they_are_for(run_main: RunMain) 
     by_name = {row.split()[0]: row.split()[1:] for row in rows}
     assert by_name["qwen3-reranker"] == ["softmax", "yes", "no", "*qwen3-reranker*"]
     assert by_name["question-yes-no"] == ["softmax", '"', 'yes"', '"', 'no"', "-"]
+    assert by_name["llama-nemotron-rerank"] == ["logit", "-", "any", "llama_bidirec"]
     assert by_name["plain"] == ["from_request", "-", "-"]
 
 

@@ -59,6 +59,11 @@ def test_a_server_gives_the_answer_of_this_process(ask: RunMain, run_main: RunMa
     assert asked.err == local.err  # what was cut, what has no score, which profile was used
 
 
+def test_an_address_with_v1(run_main: RunMain, url: str) -> None:
+    ran = run_main("score", *WITH_LABELS, "--url", f"{url}/v1/", "--api-key", KEY)
+    assert (ran.status, ran.err.startswith(f"fake-model at {url}: ")) == (0, True), ran.err
+
+
 def test_the_summary_names_the_server(ask: RunMain, url: str) -> None:
     ran = ask("score", *WITH_LABELS)
     assert ran.err.startswith(f"fake-model at {url}: 3 items, ")
@@ -82,6 +87,13 @@ def test_errors_of_the_server_have_the_hints_of_the_command_line(ask: RunMain) -
     assert (ran.status, ran.out) == (1, "")
     assert first.startswith("error: items[3] must fit the model's 64 tokens")
     assert "--max-tokens-per-item" in second
+
+
+def test_labels_that_are_missing_are_the_same_error_with_a_server(ask: RunMain, run_main: RunMain) -> None:
+    """The server alone knows whether its model is a classifier, which needs none."""
+    asked, local = ask("score", *INPUT), run_main("score", *INPUT)
+    assert (asked.status, asked.err) == (local.status, local.err) == (2, local.err)
+    assert local.err.startswith("error: expected --label or --label-token-id, got neither")
 
 
 @pytest.mark.parametrize(
@@ -155,12 +167,15 @@ class TestBatch:
     ) -> None:
         monkeypatch.setattr("prefixwise.batch.worker.open_engine", fake_engine)
         documents = {"id": "documents", "query": "fox?", "documents": ["a fox", "a dog"]}
-        path = write_jsonl(tmp_path / "in.jsonl", [*rows(40), *self.BAD, documents])
+        surrogate = {"id": "\ud800", "query": "q", "items": ["\udc00", "a"], "on_item_error": "report"}
+        path = write_jsonl(tmp_path / "in.jsonl", [*rows(40), *self.BAD, documents, surrogate])
         files = ("batch", "--input", str(path), "--label", "y", "--label", "z", "--part-rows", "9", "--output")
         asked = ask(*files, str(tmp_path / "asked.jsonl"))
         local = run_main(*files, str(tmp_path / "local.jsonl"))
         assert (asked.status, local.status) == (0, 0), asked.err + local.err
         assert (tmp_path / "asked.jsonl").read_bytes() == (tmp_path / "local.jsonl").read_bytes()
+        last = read_jsonl(tmp_path / "asked.jsonl")[-1]
+        assert (last["id"], last["item_errors"][0]["code"]) == ("\ud800", "invalid_unicode")
         failed = [(row["id"], row["code"]) for row in read_jsonl(tmp_path / "asked.jsonl.errors.jsonl")]
         assert failed == [("bad", "invalid_query_type"), ("long", "context_too_long")]
         assert asked.err == local.err.replace("local.jsonl", "asked.jsonl")

@@ -17,6 +17,7 @@ from prefixwise.contract.classify import (
     parse_classify_request,
 )
 from prefixwise.contract.errors import RequestError
+from prefixwise.contract.fields import in_python_words
 from prefixwise.contract.ragged import Ragged
 
 
@@ -102,4 +103,4 @@ def test_python_methods_take_and_explain_the_options(method: Any, options: type)
     assert set(parameters) == {"self", "inputs", "lora", "on_progress", *names}
     for name in names:
         assert parameters[name].default == rows[name].default
-        assert f"{name}: {rows[name].about}" in method.__doc__
+        assert f"{name}: {in_python_words(rows[name].about)}" in method.__doc__

@@ -10,7 +10,7 @@ import jsonschema_rs
 import pytest
 
 from prefixwise.contract.errors import RequestError
-from prefixwise.contract.fields import Choice, Field, Structured, markdown_table, properties
+from prefixwise.contract.fields import Choice, Field, Structured, in_python_words, markdown_table, properties
 from prefixwise.contract.parse import parse_rerank_request, parse_score_request
 from prefixwise.contract.request import SCORE_FIELDS, ScoreOptions, ScoreRequest
 from prefixwise.contract.rerank_request import RERANK_FIELDS, Dialect, RerankOptions, RerankRequest, rerank_fields
@@ -19,7 +19,10 @@ from prefixwise.scorer import Scorer
 TABLES = [
     pytest.param(SCORE_FIELDS, ScoreRequest, {"item_errors", "warnings"}, id="score"),
     pytest.param(
-        rerank_fields("native"), RerankRequest, {"documents_field", "truncate_prompt_tokens", "warnings"}, id="rerank"
+        rerank_fields("native"),
+        RerankRequest,
+        {"documents_field", "cut_by", "truncate_prompt_tokens", "warnings"},
+        id="rerank",
     ),
     pytest.param(rerank_fields("tei"), RerankRequest, None, id="tei"),
 ]
@@ -63,7 +66,7 @@ def test_python_methods_have_and_explain_every_parameter(
     written = {"on_item_error"}  # in the signature itself: it decides the type of the result
     assert get_type_hints(options).keys() == {name for name, row in named.items() if not row.is_required} - written
     for name, row in named.items():
-        assert f"    {name}: {row.about}" in (inspect.getdoc(method) or "").splitlines()
+        assert f"    {name}: {in_python_words(row.about)}" in (inspect.getdoc(method) or "").splitlines()
         assert row.is_required or parameters[name].default == row.default
 
 

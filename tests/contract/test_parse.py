@@ -85,10 +85,10 @@ def test_top_tokens_need_a_debug_block_to_be_shown_in() -> None:
 
 
 def test_unknown_fields_are_ignored_and_named() -> None:
-    request = parse_score_request({**TEXT, "temperature": 1, "label_token_id": [7], "user": None})
+    request = parse_score_request({**TEXT, "unheard_of": 1, "label_token_id": [7], "user": None})
     assert request.num_items == 2
     assert request.warnings == (
-        'the field "temperature" is unknown and was ignored',
+        'the field "unheard_of" is unknown and was ignored',
         'the field "label_token_id" is unknown and was ignored; did you mean label_token_ids?',
     )
     assert parse_score_request(TEXT).warnings == ()
@@ -241,8 +241,7 @@ def test_score_mode_and_apply_softmax_agree_on_one_mode(options: dict[str, objec
 def test_score_mode_must_not_contradict_apply_softmax(mode: str, apply_softmax: bool) -> None:
     error = refusal({**TEXT, "score_mode": mode, "apply_softmax": apply_softmax})
     assert (error.code, error.status, error.type) == ("conflicting_parameters", 400, INVALID_VALUE)
-    assert f'score_mode "{mode}" contradicts apply_softmax' in error.message
-    assert f"expected {not apply_softmax}, got {apply_softmax}" in error.message
+    assert f'score_mode "{mode}" contradicts apply_softmax {str(apply_softmax).lower()}: ' in error.message
 
 
 @pytest.mark.parametrize(

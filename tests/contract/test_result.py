@@ -217,6 +217,18 @@ class TestDisplay:
         assert len(lines) == 14
         assert max(map(len, lines)) < 100
 
+    def test_one_entry_is_no_plural(self) -> None:
+        usage = Usage(3)
+        shown = [
+            result([[0.5, 0.5]]),
+            RerankResult([RerankedDocument(0, "a", 0.9, 2.2)], "m", "p", usage),
+            ClassifyResult([Classification(0, "a", [1.0])], ("a",), "m", usage),
+            EmbedResult(np.zeros((1, 4), np.float32), "m", usage),
+        ]
+        titles = [repr(each).partition(",")[0] for each in shown]
+        counts = ["ScoreResult: 1 item", "RerankResult: 1 document", "ClassifyResult: 1 input", "EmbedResult: 1 input"]
+        assert titles == counts
+
     def test_vectors_are_cut(self) -> None:
         found = EmbedResult(np.random.default_rng(0).normal(size=(1000, 576)).astype(np.float32), "m", Usage(3))
         lines = repr(found).splitlines()

@@ -163,6 +163,17 @@ def test_a_text_that_fills_the_body(
     assert cost.cpu_seconds < 10
 
 
+@pytest.mark.parametrize(("path", "fields", "code"), TEXTS, ids=lambda value: None)
+def test_a_lone_surrogate_is_a_fault_of_its_text(
+    servers: dict[bool, ServerProcess], path: str, fields: dict[str, Any], code: object
+) -> None:
+    """It is JSON, and UTF-8 cannot encode it."""
+    body = json.dumps(fields).replace(TEXT, "\\ud800").encode()
+    response = send(servers[path == "/classify"], path, body)
+    assert response.status_code < 500
+    assert "must be valid Unicode" in response.text or code_of(response) == code
+
+
 @pytest.mark.parametrize(
     ("path", "fields"), GROWING, ids=["suffix", "joint", "item_first", "ids", "requests", "rerank", "judge"]
 )

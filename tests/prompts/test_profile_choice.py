@@ -23,6 +23,7 @@ from prefixwise.prompts.profile_choice import (
     builtin_profiles,
     choose_profile,
     find_profile,
+    needed_profile,
     profile_of,
     profile_of_any_model,
     read_profile,
@@ -251,13 +252,14 @@ class TestHeads:
         assert str(caught.value) == (
             "the model is a classifier that no profile is known for: choose one with --profile; "
             "known profiles are bge-reranker-v2-gemma, ctxl-rerank-v2, llama-nemotron-rerank, mxbai-rerank-v2, "
-            "qwen3-reranker, zerank"
+            "qwen3-reranker, zerank; or write one, a .toml file, with classifier = true for a head of one row"
         )
+        assert needed_profile(choice) == str(caught.value)
         assert profile_of(choice, "qwen3-reranker").name == "qwen3-reranker"
 
     def test_a_classifier_of_many_classes_has_none_and_says_why(self, tokenizer: TextTokenizer) -> None:
         choice = choose_profile(None, checkpoint("m", head=tensor(EMBEDDING[:5])), tokenizer)
-        assert (choice.default, choice.can_rerank) == (None, False)
+        assert (choice.default, choice.can_rerank, needed_profile(choice)) == (None, False, None)
         with pytest.raises(ProfileError, match="this model is a classifier of 5 classes"):
             profile_of(choice, None)
 

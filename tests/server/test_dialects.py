@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -100,7 +100,9 @@ class TestVoyage:
             cut = client.post(route, {**body, "truncation": True}).json()["data"]
             assert cut == [{"index": 0, "relevance_score": pytest.approx(relevance([4, 1, 9, 2, 8, 8, 8, 3])),
                             "document": "yyyyx"}]  # fmt: skip
-            assert error_of(client.post(route, {**body, "truncation": False}))[2] == "context_too_long"
+            refused = client.post(route, {**body, "truncation": False})
+            assert error_of(refused)[2] == "context_too_long"
+            assert refused.json()["message"].endswith("shorten it, or let it be cut (truncation)")
 
 
 class TestMixedbread:
@@ -146,7 +148,9 @@ class TestNvidia:
         with app_client(backend=backend, tokenizer=merging_tokenizer(), profiles=letters_choice()) as client:
             body = {"query": {"text": "z"}, "passages": [{"text": "yyyyx"}]}
             for truncate in ({}, {"truncate": "NONE"}):
-                assert error_of(client.post("/v1/ranking", {**body, **truncate}))[2] == "context_too_long"
+                response = client.post("/v1/ranking", {**body, **truncate})
+                assert error_of(response)[2] == "context_too_long"
+                assert response.json()["message"].endswith('shorten it, or let it be cut (truncate: "END")')
             assert client.post("/v1/ranking", {**body, "truncate": "END"}).status_code == 200
 
     @pytest.mark.parametrize(
@@ -162,6 +166,62 @@ class TestNvidia:
     )
     def test_errors(self, reranker: AppClient, change: dict[str, Any], expected: tuple[int, str, str, str]) -> None:
         assert error_of(reranker.post("/v1/ranking", {**PASSAGES, **change})) == expected
+
+
+class TestFieldsOfDocuments:
+    DOCUMENTS: ClassVar = [{"text": "x", "id": 1}, "y", {"text": "z", "meta": {"a": [None]}, "id": 2}]
+    WARNING = 'only "text" is read of objects in {}: "id", "meta" will be neither scored nor returned'
+
+    @pytest.mark.parametrize("route", ["/v1/rerank", "/v2/rerank", "/rerank"])
+    def test_coheres_format_returns_them(self, reranker: AppClient, route: str) -> None:
+        response = reranker.post(route, {"query": "z", "documents": self.DOCUMENTS, "return_documents": True})
+        found = {each["index"]: each["document"] for each in response.json()["results"]}
+        assert found == {0: self.DOCUMENTS[0], 1: {"text": "y"}, 2: self.DOCUMENTS[2]}
+        assert "x-prefixwise-warning" not in response.headers
+
+    @pytest.mark.parametrize(
+        ("route", "name", "more"),
+        [
+            ("/rerank", "texts", {"return_text": True}),
+            ("/v1/rerank", "documents", {"instruct": "a"}),
+            ("/v1/rerank", "documents", {"top_k": 3, "return_documents": True}),
+            ("/v1/rerank", "documents", {"raw_scores": False}),
+            ("/v1/ranking", "passages", {"query": {"text": "z"}}),
+            ("/score", "text_2", {"query": None, "text_1": ["x", "y", "z"]}),
+        ],
+    )
+    def test_formats_of_texts_name_them_once(
+        self, reranker: AppClient, route: str, name: str, more: dict[str, Any]
+    ) -> None:
+        response = reranker.post(route, {"query": "z", name: self.DOCUMENTS, **more})
+        assert response.status_code == 200, response.text
+        assert response.headers.get_list("x-prefixwise-warning") == [self.WARNING.format(name)]
+        texts = reranker.post(route, {"query": "z", name: ["x", "y", {"text": "z"}], **more})
+        assert "x-prefixwise-warning" not in texts.headers
+
+    def test_a_warning_names_five_of_them(self, reranker: AppClient) -> None:
+        many = [{"text": "x", **dict.fromkeys("abcdefg", 1)}]
+        (warning,) = reranker.post("/rerank", {"query": "z", "texts": many}).headers.get_list("x-prefixwise-warning")
+        assert '"d", "e", ... will be' in warning
+
+    @pytest.mark.parametrize(
+        ("route", "name", "returned"),
+        [("/v1/rerank", "documents", "return_documents"), ("/v1/reranking", "input", "return_input")],
+    )
+    @pytest.mark.parametrize("value", ["[" * 252 + "]" * 252, '"\\ud800"'])
+    def test_what_json_cannot_return_is_refused(
+        self, reranker: AppClient, route: str, name: str, returned: str, value: str
+    ) -> None:
+        body = f'{{"query": "z", "{name}": ["y", {{"text": "x", "more": {value}}}], "{returned}": true}}'
+        expected = (400, BAD, f"invalid_{name}_type", name)
+        assert error_of(reranker.post(route, content=body.encode())) == expected
+        assert reranker.post(route, content=body.replace("true", "false").encode()).status_code == 200
+
+    @pytest.mark.parametrize("levels", range(235, 253))
+    def test_no_depth_fails_on_the_way_out(self, reranker: AppClient, levels: int) -> None:
+        body = f'{{"query": "z", "documents": [{{"text": "x", "more": {"[" * levels}{"]" * levels}}}]'
+        response = reranker.post("/v1/rerank", content=f'{body}, "return_documents": true}}'.encode())
+        assert response.status_code in (200, 400), response.text
 
 
 class TestTrailingSlash:

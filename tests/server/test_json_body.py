@@ -1,9 +1,13 @@
-"""Large JSON, parsed in pieces: the same values and the same refusals as `orjson.loads` gives."""
+"""Large JSON, parsed in pieces: the same values and the same refusals as `orjson.loads` gives.
+
+Lone surrogates alone, which `orjson` refuses, are read as `json` reads them.
+"""
 
 from __future__ import annotations
 
 import json
 import random
+import re
 from typing import Any
 
 import orjson
@@ -13,7 +17,7 @@ from prefixwise.contract.errors import InvalidValueError
 from prefixwise.server import json_body
 from prefixwise.server.json_body import MAX_JSON_VALUES, parse_json
 
-CHARACTERS = ['"', "\\", "[", "]", "{", "}", ",", ":", "a", "é", "🙂", "\n", " ", "u", "d83d"]
+CHARACTERS = ['"', "\\", "[", "]", "{", "}", ",", ":", "a", "é", "🙂", "\n", " ", "u", "d83d", "\ud83d", "\ude42"]
 DAMAGE = b'[]{},:"\\ 1a'
 
 
@@ -44,10 +48,18 @@ def damaged(rng: random.Random, content: bytes) -> bytes:
     return bytes(data)
 
 
+def whole(content: bytes) -> Any:
+    """In one piece. Here `json` accepts nothing else that orjson refuses."""
+    try:
+        return orjson.loads(content)
+    except orjson.JSONDecodeError:
+        return json.loads(content)
+
+
 def outcome(parse: Any, content: bytes) -> Any:
     try:
         return parse(content)
-    except orjson.JSONDecodeError:
+    except ValueError:
         return "refused"
 
 
@@ -58,8 +70,8 @@ def test_any_json_is_read_as_orjson_reads_it(seed: int, small_pieces: None) -> N
     for _ in range(1500):
         value = random_value(rng)
         text = json.dumps(value, ensure_ascii=rng.random() < 0.5, indent=rng.choice([None, 1]))
-        content = damaged(rng, text.encode())
-        expected = outcome(orjson.loads, content)
+        content = damaged(rng, re.sub("[\ud800-\udfff]", lambda found: json.dumps(found[0])[1:-1], text).encode())
+        expected = outcome(whole, content)
         assert outcome(parse_json, content) == expected, content
         num_refused += expected == "refused"
     assert 300 < num_refused < 1200
@@ -72,6 +84,19 @@ def test_any_json_is_read_as_orjson_reads_it(seed: int, small_pieces: None) -> N
 def test_a_broken_list_is_refused(content: bytes, small_pieces: None) -> None:
     with pytest.raises(orjson.JSONDecodeError):
         parse_json(content + b" " * 9)
+
+
+@pytest.mark.parametrize("beside", [b"NaN", b"-Infinity", b"9" * 5000, b'"\t"', b"[" * 2000 + b"]" * 2000, b"01"])
+def test_beside_a_lone_surrogate_json_is_as_strict(beside: bytes) -> None:
+    for lone in (b"\\ud800", b"\\uDC00", b"\\udbffx\\udfff"):
+        assert parse_json(b'{"a": "' + lone + b'", "b": 1}') == json.loads(b'{"a": "' + lone + b'", "b": 1}')
+        with pytest.raises(orjson.JSONDecodeError):
+            parse_json(b'["' + lone + b'", ' + beside + b"]")
+
+
+def test_numbers_beside_a_lone_surrogate_are_orjsons() -> None:
+    numbers = b"18446744073709551616, -9223372036854775808, -0, 1.5e300, 0.1]"
+    assert parse_json(b'["\\ud800", ' + numbers) == ["\ud800", *orjson.loads(b"[" + numbers)]
 
 
 def test_nesting_is_bounded(small_pieces: None) -> None:

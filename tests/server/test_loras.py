@@ -139,3 +139,4 @@ def test_the_client_sends_the_adapter_as_its_model(
         assert client.score(**BODY, lora="first").scores == expected["first"]
         with pytest.raises(ModelNotFoundError):
             client.score(**BODY, lora="nobody")
+        assert client.rerank("a", ["b"], lora="first", profile="question-yes-no").model == "first"

@@ -129,3 +129,5 @@ def test_a_classifier_starts_from_the_command_line(model_of: Callable[[str], Pat
         assert all(0 <= each["probs"][0] <= 1 for each in found["data"])
         docs = httpx.post(f"{server.url}/v1/rerank", json={"query": "a", "documents": ["b"]}, timeout=60)
         assert (docs.status_code, docs.json()["error"]["code"]) == (400, "invalid_profile")
+        warning = f"WARNING prefixwise: rerank requests that name no profile are refused: {docs.json()['message']}"
+        assert any(line.endswith(warning) for line in server.log)

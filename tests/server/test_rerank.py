@@ -283,7 +283,6 @@ def test_no_documents_at_all(reranker: AppClient, route: str) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"texts": []}, "texts must hold at least one document"),
         ({"texts": 5}, "texts must be a list of strings, or of objects like"),
         ({"query": None}, "query is required"),
         ({"truncate": "yes"}, "truncate must be true or false"),
@@ -297,6 +296,12 @@ def test_errors_of_the_tei_dialect(reranker: AppClient, change: dict[str, Any], 
     response = reranker.post("/rerank", {**TEXTS, **change})
     assert tei_error_of(response) == (400, "Validation")
     assert message in response.json()["error"]
+
+
+def test_no_texts_are_empty_for_tei(reranker: AppClient) -> None:
+    response = reranker.post("/rerank", {**TEXTS, "texts": []})
+    assert tei_error_of(response) == (400, "Empty")
+    assert "texts must hold at least one document" in response.json()["error"]
 
 
 def test_a_query_that_leaves_no_room_fails_before_any_work() -> None:

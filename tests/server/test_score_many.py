@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -89,9 +90,9 @@ def test_text_and_ids_may_be_in_one_call() -> None:
 
 
 def test_unknown_fields_are_named_where_they_are(client: AppClient) -> None:
-    response = client.post("/v1/score", call({**ONE, "top": 1}, ONE, temperature=0))
+    response = client.post("/v1/score", call({**ONE, "top": 1}, ONE, unheard_of=0))
     answer = response.json()
-    warnings = ['the field "temperature" is unknown and was ignored', 'the field "top" is unknown and was ignored']
+    warnings = ['the field "unheard_of" is unknown and was ignored', 'the field "top" is unknown and was ignored']
     assert answer["warnings"] == warnings[:1]
     assert [each.get("warnings") for each in answer["data"]] == [warnings[1:], None]
     assert response.headers.get_list("x-prefixwise-warning") == warnings
@@ -103,6 +104,8 @@ def test_what_is_wrong_with_all_fails_the_call(client: AppClient) -> None:
     )
     assert error_of(client.post("/v1/score", call(ONE, model="other")))[2] == "model_not_found"
     assert error_of(client.post("/v1/score", call()))[2:] == ("empty_requests", "requests")
+    surrogate = json.dumps(call(ONE, suffix="\ud800")).encode()
+    assert error_of(client.post("/v1/score", content=surrogate)) == (400, VALUE, "invalid_unicode", "requests")
 
 
 def test_limits_hold_for_all_of_a_call_together() -> None:

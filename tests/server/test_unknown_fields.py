@@ -27,7 +27,8 @@ EVERY_ROUTE: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": [1], "max_tokens": 1},
     "/v1/chat/completions": {**CHAT, "max_tokens": 1},
 }
-WARNING = 'the field "temperature" is unknown and was ignored'
+TOKENIZE: dict[str, Any] = {"text": "abc"}
+WARNING = 'the field "unheard_of" is unknown and was ignored'
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +52,7 @@ def test_an_unknown_field_is_served_and_named(
     server: AppClient, path: str, body: dict[str, Any], place: tuple[str, ...] | None
 ) -> None:
     assert "x-prefixwise-warning" not in server.post(path, body).headers
-    response = server.post(path, {**body, "temperature": 0.5})
+    response = server.post(path, {**body, "unheard_of": 0.5})
     assert response.status_code == 200, response.text
     assert response.headers.get_list("x-prefixwise-warning") == [WARNING]
     if place is not None:
@@ -93,6 +94,22 @@ def test_names_cannot_break_a_header(client: AppClient) -> None:
             ("/v1/rerank", {**RERANK, name: value}, name)
             for name, value in (("activation", False), ("chat_template", "x"))
         ),
+        *(
+            (path, {**EVERY_ROUTE[path], name: value}, name)
+            for path in ("/v1/score", "/v1/rerank", "/score", "/v1/embeddings", "/v1/judge")
+            for name, value in (("stream", True), ("temperature", 0.5), ("max_tokens", 5), ("dimensions", 64))
+        ),
+        ("/v2/rerank", {**RERANK, "stream": True}, "stream"),
+        ("/rerank", {**RERANK, "tools": [{}]}, "tools"),
+        ("/v1/completions", {"prompt": [1], "max_tokens": 1, "top_logprobs": 1}, "top_logprobs"),
+        ("/v1/completions", {"prompt": [1], "max_completion_tokens": 1}, "max_completion_tokens"),
+        *(
+            (path, {**RERANK, name: value}, name)
+            for path in ("/v1/rerank", "/rerank")
+            for name, value in (("max_doc_length", 5), ("return_embeddings", True))
+        ),
+        ("/tokenize", CHAT, "messages"),
+        ("/tokenize", {"text": "abc", "return_token_strs": True}, "return_token_strs"),
         ("/v1/embeddings", {"input": [1], "normalize": True}, "normalize"),
         ("/v1/embeddings", {"input": [1], "embed_dtype": "float16"}, "embed_dtype"),
         ("/v1/embeddings", {"input": [1], "endianness": "big"}, "endianness"),
@@ -110,13 +127,44 @@ def test_a_known_field_that_is_not_served_is_an_error(
     ("path", "fields"),
     [
         ("/v1/rerank", {"activation": True}),
+        ("/v1/rerank", {"return_embeddings": False, "max_doc_length": None}),
+        *(
+            (path, {"stream": False, "temperature": 1.0, "max_tokens": None, "tools": [], "tool_choice": "none"})
+            for path in ("/v1/score", "/v1/rerank", "/score", "/v1/embeddings")
+        ),
+        ("/tokenize", {"return_token_strs": False, "messages": None}),
         ("/v1/embeddings", {"normalize": False, "embed_dtype": "float32", "endianness": "little"}),
     ],
 )
 def test_a_known_value_that_changes_nothing_is_served(server: AppClient, path: str, fields: dict[str, Any]) -> None:
-    response = server.post(path, {**EVERY_ROUTE[path], **fields})
+    response = server.post(path, {**EVERY_ROUTE.get(path, TOKENIZE), **fields})
     assert response.status_code == 200, response.text
     assert "x-prefixwise-warning" not in response.headers
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "expected"),
+    [
+        ("/v1/rerank", {**TEXTS}, "texts is not served here: its name is `documents` in Cohere's format; "),
+        ("/v2/rerank", {**TEXTS}, "texts is not served here: its name is `documents` in Cohere's format; "),
+        (
+            "/v1/rerank",
+            {**RERANK, "top_k": 1, "top_n": 1},
+            "top_n is not served here: its name is `top_k` in Voyage's format, which `top_k` and `truncation` ask",
+        ),
+        (
+            "/rerank",
+            {**TEXTS, "use_activation": False},
+            "use_activation is not served here: it is no field of TEI's format, which `texts` asks for; ",
+        ),
+        ("/score", {**PAIRS, "top_n": 1}, "top_n is not served here: it is no field of the format of vLLM's /score; "),
+        ("/v1/score", {**IDS_REQUEST, "top_n": 1}, "top_n is not served here: it is a field of other requests, "),
+    ],
+)
+def test_a_rerank_request_hears_the_name_in_its_own_format(
+    server: AppClient, path: str, body: dict[str, Any], expected: str
+) -> None:
+    assert server.post(path, body).text.count(expected), server.post(path, body).text
 
 
 @pytest.mark.parametrize("path", ["/v1/rerank", "/v2/rerank", "/rerank"])

@@ -84,6 +84,7 @@ def test_a_long_text_is_cut_to_the_prompt_tokens_asked_for_or_an_error() -> None
         body = {"text_1": ["z", "y", "z"], "text_2": ["x", "x", "xyx" * 5]}
         refused = client.post("/score", body)
         assert error_of(refused) == (400, "invalid_value_error", "context_too_long", "text_2")
+        assert refused.json()["message"].endswith("let it be cut (truncate_prompt_tokens: -1)")
         assert refused.json()["message"].startswith("text_2[2] must fit: expected at most 5 tokens, got 15")
         for limit, kept in ((-1, [4, 8, 4, 4, 8]), (7, [4, 8])):
             response = client.post("/score", {**body, "truncate_prompt_tokens": limit})

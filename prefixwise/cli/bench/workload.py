@@ -9,7 +9,7 @@ import typer
 
 from prefixwise.cli.bench_common import integers, last_line
 from prefixwise.cli.failures import MISUSED, CommandError
-from prefixwise.cli.output import say
+from prefixwise.cli.output import count, say
 
 Model = Annotated[
     str, typer.Option(metavar="NAME", help="A folder, a .gguf file, a hub id, or embedded; nothing is downloaded.")
@@ -54,7 +54,8 @@ def bench_workload(
     for note in workload.notes:
         say(f"warning: {note}", style="yellow")
     write_artifact(output, workload)
-    say(f"{output}: {num_requests} x (query of {query_tokens} tokens, {num_items} items of {item_tokens})")
+    size = f"query of {count(query_tokens, 'token')}, {count(num_items, 'item')} of {item_tokens}"
+    say(f"{output}: {num_requests} x ({size})")
     last_line({"output": str(output), "model": workload.model, "checksums": workload.checksums})
 
 

@@ -9,7 +9,7 @@ import typer
 
 from prefixwise.cli.bench_common import last_line
 from prefixwise.cli.failures import CommandError
-from prefixwise.cli.output import say
+from prefixwise.cli.output import count, say
 from prefixwise.contract.errors import ModelLoadError
 
 if TYPE_CHECKING:
@@ -81,5 +81,5 @@ def _report_findings(combined: MultiVsSerial, parity: Parity) -> None:
     say(f"multi vs serial, query + delimiter + item: max {combined.aligned_max_abs_diff:.3g}")
     say(f"serial vs transformers: max {parity.max_abs_diff_jax_serial_vs_torch_serial:.3g}")
     say(f"multi vs transformers: max {parity.max_abs_diff_jax_multi_vs_torch_multi_semantic:.3g}")
-    for count, each in combined.performance.items():
-        say(f"{count} items: {each.speedup_vs_serial_p50:.2f}x as fast as one by one")
+    for num_items, each in combined.performance.items():
+        say(f"{count(int(num_items), 'item')}: {each.speedup_vs_serial_p50:.2f}x as fast as one by one")

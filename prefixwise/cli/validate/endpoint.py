@@ -79,7 +79,7 @@ def validate_endpoint(
     _report(evaluation)
     last_line({"output_json": str(output_json), **_summary(evaluation)})
     for num_items, failure in evaluation.failures.items():
-        print_error(f"{num_items} items: {failure}")
+        print_error(f"{count(int(num_items), 'item')}: {failure}")
     if evaluation.failures:
         raise typer.Exit(FAILED)
 

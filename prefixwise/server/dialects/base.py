@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import ClassVar, TypeVar, final
 
+import orjson
+
 from prefixwise.contract.checks import check_token_count
 from prefixwise.contract.errors import InvalidRequestError, RequestError, TokenizerError
 from prefixwise.contract.rerank_request import RerankRequest
@@ -162,6 +164,8 @@ class SingleDialect(Dialect):
 class RerankDialect(SingleDialect):
     """An API that reranks. A new one defines `parse` and `result_body`."""
 
+    returns_objects: ClassVar[bool] = False  # documents that are objects come back with all of their fields
+
     @abstractmethod
     def parse(self, body: Body) -> RerankRequest:
         """Raises RequestError."""
@@ -177,6 +181,8 @@ class RerankDialect(SingleDialect):
     @final
     def prepare(self, service: Service, body: Body) -> Prepared:
         request = self.parse(body)
+        if self.returns_objects and self.returns_documents(body):
+            _check_objects(body[request.documents_field], request.documents_field)
         model = service.names.answer_to_any(request.model, strict=service.options.strict_model)
         rerank = service.reranker.prepare(request)
         return Prepared(self, body, model, rerank.scoring, rerank, request.priority)
@@ -187,6 +193,18 @@ class RerankDialect(SingleDialect):
         result = finish_rerank(service, prepared.rerank, state)
         add_warnings(context, [*result.warnings, *truncation_warnings(result.truncated)])
         return self.result_body(prepared.body, result, prepared.model, context.id)
+
+
+def _check_objects(documents: object, name: str) -> None:
+    """Raises invalid_NAME_type for an object that JSON cannot hold within a response."""
+    assert isinstance(documents, list), "`parse` checked it"
+    for index, document in enumerate(documents):
+        try:
+            orjson.dumps([[[[document]]]] if isinstance(document, Mapping) else None)
+        except TypeError as error:
+            message = f"{name}[{index}] must hold what can be returned, up to 250 levels of valid Unicode, got {error}"
+            code = f"invalid_{name}_type"
+            raise InvalidRequestError(message, code=code, param=name, item_index=index) from None
 
 
 def finish_rerank(service: Service, prepared: PreparedRerank, state: RequestState) -> RerankResult:

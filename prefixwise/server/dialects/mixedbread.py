@@ -11,6 +11,8 @@ from prefixwise.server.dialects.base import Body, RerankDialect, warnings_field
 class Mixedbread(RerankDialect):
     """Also `POST /v1/rerank`, where `input` distinguishes it."""
 
+    returns_objects = True
+
     def matches(self, body: Body) -> bool:
         return body.get("input") is not None and body.get("documents") is None
 

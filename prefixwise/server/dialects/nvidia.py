@@ -14,7 +14,8 @@ class Nvidia(RerankDialect):
     """Query and passages are objects with a `text`. A passage that does not fit is cut only if `truncate` is END."""
 
     def parse(self, body: Body) -> RerankRequest:
-        return replace(parse_rerank_request(body, "nvidia"), truncate=body.get("truncate") == "END")
+        request = parse_rerank_request(body, "nvidia")
+        return replace(request, truncate=body.get("truncate") == "END", cut_by='truncate: "END"')
 
     def result_body(self, body: Body, result: RerankResult, model: str, request_id: str) -> object:
         return {

@@ -121,7 +121,11 @@ def _parse(body: object) -> ScoreRequest | RequestError:
 
 def _check_size(many: ManyRequests, max_bytes: int) -> None:
     """Each request counts with its defaults: it is checked and tokenized with them."""
-    size = len(orjson.dumps(many.defaults)) * len(many.bodies)
+    try:
+        size = len(orjson.dumps(many.defaults)) * len(many.bodies)
+    except orjson.JSONEncodeError as error:
+        message = f"the fields beside requests must hold valid Unicode in few levels of lists and objects, got: {error}"
+        raise InvalidValueError(message, code="invalid_unicode", param="requests") from None
     if size > max_bytes:
         message = (
             f"the fields beside requests, once for each of {len(many.bodies)}, must have at most {max_bytes} bytes "

@@ -51,4 +51,6 @@ def _error_type(error: RequestError) -> str:
         return "Unhealthy"
     if isinstance(error, ServiceError):
         return "Backend"
+    if error.code == "empty_texts":
+        return "Empty"
     return "Tokenizer" if isinstance(error, InvalidRequestError) and error.code == "no_tokenizer" else "Validation"

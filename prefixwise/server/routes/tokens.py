@@ -37,6 +37,10 @@ _NOT_PINNED = {
     **{name: KNOWN_FIELDS[name] for name in ("cache_salt", "lora_path")},
 }
 _TOKENIZE_FIELDS = ("text", "prompt", "add_special_tokens", "model")
+_NOT_TOKENIZED = {
+    "messages": fields.NotServed("no chat template is applied, send the text that it gives as `text`"),
+    "return_token_strs": fields.NotServed("/detokenize has the text of tokens", harmless=(False,)),
+}
 _DETOKENIZE_FIELDS = ("tokens", "model")
 
 
@@ -45,8 +49,7 @@ async def pin_prefix(service: Service, context: RequestContext) -> Response:
     engine = service.engine
     engine.scheduler.admission.check()
     async with time_limit(context, service.options.request_timeout) as deadline:
-        body, warnings, is_large = await read_fields(service, context, _PREFIX_FIELDS)
-        fields.check_names(body, frozenset(body) - _NOT_PINNED.keys(), _NOT_PINNED)
+        body, warnings, is_large = await read_fields(service, context, _PREFIX_FIELDS, _NOT_PINNED)
         strict = service.options.strict_model or body.get("profile") is None  # as the requests that will use the prefix
         model = service.names.answer_to_any(fields.text(body, "model"), strict=strict)
         ttl = fields.seconds(body, "ttl_seconds", DEFAULT_TTL_SECONDS, MAX_TTL_SECONDS)
@@ -113,7 +116,7 @@ def _describe(prefix: PinnedPrefix, model: str) -> dict[str, object]:
 async def tokenize(service: Service, context: RequestContext) -> Response:
     """The token ids of one text, or of each of many, by the tokenizer that scoring uses."""
     async with time_limit(context, service.options.request_timeout):
-        body, warnings, is_large = await read_fields(service, context, _TOKENIZE_FIELDS)
+        body, warnings, is_large = await read_fields(service, context, _TOKENIZE_FIELDS, _NOT_TOKENIZED)
         model = service.names.answer_to(fields.text(body, "model"))
         tokenizer = _tokenizer_of(service)
         answer = {"model": model, "max_model_len": service.engine.backend.config.max_context_len, **warnings}
@@ -207,12 +210,20 @@ def _tokenizer_of(service: Service) -> TextTokenizer:
     return tokenizer
 
 
-async def read_fields(service: Service, context: RequestContext, known: tuple[str, ...]) -> tuple[Body, Warnings, bool]:
-    """The fields, for the response the warnings about unknown ones, and whether the body is large."""
+async def read_fields(
+    service: Service,
+    context: RequestContext,
+    served: tuple[str, ...],
+    known: Mapping[str, fields.NotServed] | None = None,
+) -> tuple[Body, Warnings, bool]:
+    """The fields, for the response the warnings about unknown ones, and whether the body is large.
+
+    Raises unsupported_parameter for a field of `known`.
+    """
     content = await read_body(context, service.options.max_request_bytes)
     is_large = len(content) >= LARGE_BYTES
     decode = partial(decode_object, content)
     body = fields.present_fields(await service.in_pool(decode, is_large=True) if is_large else decode())
-    warnings = fields.unknown_warnings([name for name in body if name not in known], known)
+    warnings = list(fields.check_names(body, frozenset(served), known or {}))
     add_warnings(context, warnings)
     return body, {"warnings": warnings} if warnings else {}, is_large

@@ -57,6 +57,8 @@ def test_it_says_where_the_vocabulary_comes_from(run: Run, tmp_path: Path) -> No
         "the token pool comes from what is known of it, as it is not on this machine"
     )
     assert last == f"{tmp_path / 'w.json'}: 1 x (query of 5 tokens, 3 items of 4)"
+    one = run(*SMALL, "--num-items", "1", "--output", str(tmp_path / "one.json"))
+    assert one.err.endswith(": 1 x (query of 5 tokens, 1 item of 4)\n")
     source = read_artifact(tmp_path / "w.json", Workload).tokenizer_source
     assert source == "what is known of it, as it is not on this machine"
 
