@@ -183,7 +183,8 @@ def test_a_passage_is_cut_where_the_recipe_cuts_it(
     with pytest.warns(PrefixwiseWarning, match="2 document"):
         result = scorer_at(folder_of(profile)).rerank(QUERY, documents)
     assert [cut.index for cut in result.truncated] == [1, 2]
-    assert result.warnings == ()
+    (warning,) = result.warnings
+    assert "were cut" in warning
     check(result, official_scores(profile, folder_of(profile), reference_of(profile), documents))
 
 
@@ -203,7 +204,8 @@ def test_a_users_copy_with_another_limit_scores_as_the_recipe_with_that_limit(
     )
     with pytest.warns(PrefixwiseWarning, match="were cut"):
         result = scorer_at(folder_of(profile), profile=copy).rerank(QUERY, DOCUMENTS)
-    assert (result.profile, result.warnings) == ("short", ())
+    (warning,) = result.warnings
+    assert result.profile == "short" and "were cut" in warning
     assert 6 in [cut.index for cut in result.truncated]
     check(result, official_scores(profile, folder_of(profile), reference_of(profile), DOCUMENTS, limit=limit))
 
