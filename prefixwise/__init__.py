@@ -8,7 +8,8 @@ TYPE_CHECKING = False  # as type checkers know it; `typing` would take most of t
 if TYPE_CHECKING:
     from typing import Any
 
-    from prefixwise.client.clients import AsyncClient, Client
+    from prefixwise.client.async_client import AsyncClient
+    from prefixwise.client.client import Client
     from prefixwise.contract.errors import (
         BackendError,
         ClientSettingError,
@@ -71,8 +72,8 @@ __all__ = [
 
 _MODULES = {
     "Scorer": "prefixwise.scorer",
-    "Client": "prefixwise.client.clients",
-    "AsyncClient": "prefixwise.client.clients",
+    "Client": "prefixwise.client.client",
+    "AsyncClient": "prefixwise.client.async_client",
     "JudgeResult": "prefixwise.contract.judge_result",
     "Judgement": "prefixwise.contract.judge_result",
     "PrefixwiseWarning": "prefixwise.contract.errors",

@@ -24,7 +24,8 @@ import torch
 
 from prefixwise import AsyncClient, Client, PrefixwiseWarning, Scorer, ServiceError
 from prefixwise.backends.fake import FakeBackend
-from prefixwise.client import clients as client_module
+from prefixwise.client import async_client as async_module
+from prefixwise.client import client as client_module
 from prefixwise.client.attempts import Attempts, Settings, TimeLeft
 from prefixwise.contract.errors import (
     AuthenticationError,
@@ -377,8 +378,8 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     async def pause(seconds: float) -> None:
         waited.append(seconds)
 
-    monkeypatch.setattr("prefixwise.client.clients.time.sleep", waited.append)
-    monkeypatch.setattr("prefixwise.client.clients.asyncio.sleep", pause)
+    monkeypatch.setattr("prefixwise.client.client.time.sleep", waited.append)
+    monkeypatch.setattr("prefixwise.client.async_client.asyncio.sleep", pause)
     return waited
 
 
@@ -588,9 +589,9 @@ def test_help_explains_every_argument_what_is_returned_and_raised(kind: type, na
 def test_the_examples_of_the_docstrings_are_true(classifier_server: ServerProcess) -> None:
     with server_process("--tokenizer") as open_server:
         names = {"server_url": open_server.url, "classifier_url": classifier_server.url}
-        found = doctest.testmod(client_module, extraglobs=names)
-    assert found.attempted > 12
-    assert found.failed == 0
+        found = [doctest.testmod(module, extraglobs=names) for module in (client_module, async_module)]
+    assert sum(each.attempted for each in found) > 12
+    assert not any(each.failed for each in found)
 
 
 @pytest.mark.slow

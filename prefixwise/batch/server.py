@@ -10,7 +10,7 @@ from prefixwise.batch.parts import Part, PartRecord, Row
 from prefixwise.batch.requests import RowDefaults, row_fields
 from prefixwise.batch.work_folder import OnResult, RowResult
 from prefixwise.batch.worker import PartResults, PartTask, Result, score_parts
-from prefixwise.client.clients import Client
+from prefixwise.client.client import Client
 from prefixwise.contract.errors import (
     InvalidRequestError,
     InvalidValueError,

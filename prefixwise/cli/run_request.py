@@ -17,7 +17,7 @@ from prefixwise.launch.options import EngineOptions
 
 if TYPE_CHECKING:
     from prefixwise.cli.server_address import ServerAddress
-    from prefixwise.client.clients import Client
+    from prefixwise.client.client import Client
     from prefixwise.contract.result import Truncation, Usage
     from prefixwise.engine.engine import OnProgress, ScoringEngine
 

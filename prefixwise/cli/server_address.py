@@ -18,7 +18,7 @@ from prefixwise.contract.errors import PrefixwiseWarning
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from prefixwise.client.clients import Client
+    from prefixwise.client.client import Client
 
 server_option = partial(typer.Option, rich_help_panel="Server")
 
@@ -70,7 +70,7 @@ class ServerAddress:
 
     def open(self, *, max_connections: int = 1, max_retries: int = 3) -> Client:
         """A client of the server. Raises ClientSettingError for a wrong address."""
-        from prefixwise.client.clients import Client
+        from prefixwise.client.client import Client
 
         warnings.simplefilter("ignore", PrefixwiseWarning)  # the verbs print what results warn of
         return Client(

@@ -4,5 +4,5 @@
          -> attempts.py: POST within the seconds that are left, and again where the server is busy
          -> contract/server_results.py: the result, or the exception that the server raised
 
-`clients.py` has both; connections are kept open and shared.
+Connections are kept open and shared: by threads (`client.py`), or by the calls of an event loop (`async_client.py`).
 """

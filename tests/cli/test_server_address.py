@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from prefixwise.client.clients import Client
+from prefixwise.client.client import Client
 from tests.batch.inputs import read_jsonl, rows, write_jsonl
 from tests.cli.conftest import RunMain
 from tests.cli.fake_program import NO_PROFILE, fake_engine
@@ -130,7 +130,7 @@ def test_a_request_has_the_time_that_was_given(
             opened.append(settings["timeout"])
             super().__init__(url, **settings)
 
-    monkeypatch.setattr("prefixwise.client.clients.Client", Recorded)
+    monkeypatch.setattr("prefixwise.client.client.Client", Recorded)
     files = ("--input", str(write_jsonl(tmp_path / "in.jsonl", rows(1))), "--output", str(tmp_path / "out.jsonl"))
     args = {"score": WITH_LABELS, "rerank": WITH_DOCUMENTS, "batch": (*files, "--label", "y")}[verb]
     assert (ask(verb, *args, *given).status, opened) == (0, [seconds])
