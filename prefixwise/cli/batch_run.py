@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from prefixwise.cli.failures import FAILED, CommandError, print_error, print_warning
-from prefixwise.cli.output import count, say
+from prefixwise.cli.output import say
 from prefixwise.cli.progress import (
     BatchProgress,
     print_loading,
@@ -19,6 +19,7 @@ from prefixwise.cli.progress import (
     show_progress,
     warmup_progress,
 )
+from prefixwise.contract.errors import count
 from prefixwise.launch.options import EngineOptions
 
 if TYPE_CHECKING:

@@ -114,11 +114,6 @@ def label_name(label: str) -> str:
     return visible(label if label == label.strip() and label else f'"{label}"')
 
 
-def count(number: int, noun: str) -> str:
-    """A number with its noun."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
 def probability(value: float) -> str:
     """Four digits after the point; smaller values in scientific notation."""
     return f"{value:.1e}" if 0 < value < 0.0001 else f"{value:.4f}"

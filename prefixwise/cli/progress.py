@@ -10,7 +10,8 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from prefixwise.cli.output import count, on_terminal, open_console, say
+from prefixwise.cli.output import on_terminal, open_console, say
+from prefixwise.contract.errors import count
 
 if TYPE_CHECKING:
     from prefixwise.engine.engine import OnProgress

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from prefixwise.cli.engine_options import open_engine
 from prefixwise.cli.failures import print_warning
-from prefixwise.cli.output import count, say
+from prefixwise.cli.output import say
 from prefixwise.cli.progress import item_progress, print_loading, warmup_progress
+from prefixwise.contract.errors import count
 from prefixwise.launch.options import EngineOptions
 
 if TYPE_CHECKING:

@@ -14,7 +14,6 @@ from prefixwise.cli.engine_options import ENGINE_FLAGS, with_engine_options
 from prefixwise.cli.failures import MISUSED, CommandError, print_warning
 from prefixwise.cli.output import (
     Column,
-    count,
     label_name,
     probability,
     render_table,
@@ -36,7 +35,7 @@ from prefixwise.cli.run_request import (
     size_and_time,
 )
 from prefixwise.cli.server_address import ApiKey, ServerAddress, Timeout, Url, server_address
-from prefixwise.contract.errors import MissingParameterError
+from prefixwise.contract.errors import MissingParameterError, count
 from prefixwise.contract.request import SCORE_FIELDS
 from prefixwise.launch.options import EngineOptions
 

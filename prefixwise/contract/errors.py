@@ -245,6 +245,11 @@ def describe(value: object) -> str:
     return "None" if value is None else f"{_brief(value)} ({type(value).__name__})"
 
 
+def count(number: int, noun: str) -> str:
+    """A number with its noun: "1 item", "1,000 items"."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def quote(text: str) -> str:
     """The beginning of the text in double quotes; lone surrogates, which UTF-8 cannot encode, are escaped."""
     return json.dumps(_cut(text), ensure_ascii=False).encode("utf-8", "backslashreplace").decode()

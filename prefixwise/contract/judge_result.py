@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from prefixwise.contract.errors import count
 from prefixwise.contract.result import Truncation, Usage
-from prefixwise.contract.result_table import ResultTable, Shown, counted, distinct
+from prefixwise.contract.result_table import ResultTable, Shown, distinct
 from prefixwise.contract.scores import Float64Array
 
 
@@ -140,4 +141,4 @@ class JudgeResult(ResultTable[Judgement]):
             yield [each.index, each.item, each.answer, *each.probs, *expected, each.entropy, each.mass]
 
     def _shown(self) -> Shown:
-        return Shown(f"JudgeResult: {counted(len(self), 'item')}, model {self.model}", self.warnings)
+        return Shown(f"JudgeResult: {count(len(self), 'item')}, model {self.model}", self.warnings)

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import TypeVar
 
-from prefixwise.contract.errors import RequestError
+from prefixwise.contract.errors import RequestError, count
 from prefixwise.contract.request import ScoreMode
-from prefixwise.contract.result_table import ResultTable, Shown, counted, distinct
+from prefixwise.contract.result_table import ResultTable, Shown, distinct
 from prefixwise.contract.scores import ScoreRows
 
 # A request of texts has items of type str, one of token ids list[int]. Its rows are list[float]; those of a request
@@ -222,7 +222,7 @@ class ScoreResult(ResultTable[ScoredItem[Item, Row]], Generic[Item, Row]):
             yield [index, self.items[index], *error, *(row if isinstance(row, list) else none)]
 
     def _shown(self) -> Shown:
-        return Shown(f"ScoreResult: {counted(len(self), 'item')}, {self.score_mode}, model {self.model}", self.warnings)
+        return Shown(f"ScoreResult: {count(len(self), 'item')}, {self.score_mode}, model {self.model}", self.warnings)
 
     def to_json(self) -> dict[str, object]:
         """The body of a `/v1/score` response; the last keys only if they are not empty."""
@@ -310,7 +310,7 @@ class ClassifyResult(ResultTable[Classification]):
         return ([each.index, each.label, *each.probs] for each in self.results[:num_rows])
 
     def _shown(self) -> Shown:
-        return Shown(f"ClassifyResult: {counted(len(self), 'input')}, model {self.model}", self.warnings)
+        return Shown(f"ClassifyResult: {count(len(self), 'input')}, model {self.model}", self.warnings)
 
 
 @dataclass(frozen=True, eq=False, repr=False)  # eq: arrays have no single truth value
@@ -353,7 +353,7 @@ class EmbedResult(ResultTable[NDArray[np.float32]]):
         return ([index, vector] for index, vector in enumerate(self.embeddings[:num_rows]))
 
     def _shown(self) -> Shown:
-        title = f"EmbedResult: {counted(len(self), 'input')}, hidden size {self.embeddings.shape[1]}"
+        title = f"EmbedResult: {count(len(self), 'input')}, hidden size {self.embeddings.shape[1]}"
         return Shown(f"{title}, model {self.model}")
 
 
@@ -422,5 +422,5 @@ class RerankResult(ResultTable[RerankedDocument]):
             yield [each.index, each.document, each.relevance_score, each.raw_score]
 
     def _shown(self) -> Shown:
-        title = f"RerankResult: {counted(len(self), 'document')}, profile {self.profile}, model {self.model}"
+        title = f"RerankResult: {count(len(self), 'document')}, profile {self.profile}, model {self.model}"
         return Shown(title, self.warnings)

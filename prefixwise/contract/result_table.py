@@ -111,11 +111,6 @@ class ResultTable(Sequence[Entry], ABC):
         return [f"... {len(self) - num_shown:,} more"] if len(self) > num_shown else []
 
 
-def counted(number: int, noun: str) -> str:
-    """Like "1 item" and "1,000 items"."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
 def distinct(names: Iterable[str]) -> list[str]:
     """The names; one that occurred before gets its place behind it."""
     found: dict[str, None] = {}

@@ -212,8 +212,10 @@ def fitting_profile(profile: Profile, by_name: Mapping[str, Profile], tokenizer:
 
 def needed_profile(choice: ProfileChoice) -> str | None:
     """Why rerank requests must name a profile, and which; None if they need none, or if no profile fits."""
-    if choice.default is not None or not choice.can_rerank:
-        return None
+    return None if choice.default is not None or not choice.can_rerank else _how_to_choose(choice)
+
+
+def _how_to_choose(choice: ProfileChoice) -> str:
     known = ", ".join(name for name, profile in choice.by_name.items() if profile.names)
     return (
         f"{choice.reason}: choose one with --profile; known profiles are {known}; or write one, a .toml file, with "
@@ -230,5 +232,5 @@ def profile_of(choice: ProfileChoice, name: str | None) -> Profile:
     if not choice.can_rerank:
         raise ProfileError(choice.reason)
     if choice.default is None:
-        raise ProfileError(needed_profile(choice) or choice.reason)
+        raise ProfileError(_how_to_choose(choice))
     return choice.default

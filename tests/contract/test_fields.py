@@ -70,6 +70,13 @@ def test_python_methods_have_and_explain_every_parameter(
         assert row.is_required or parameters[name].default == row.default
 
 
+def test_help_in_python_has_pythons_words() -> None:
+    about = "true: report in `meta.debug`; false and null: nothing. What is untrue stays."
+    words = "True: report in `debug`; False and None: nothing. What is untrue stays."
+    assert in_python_words(about) == words
+    assert "meta.debug" not in (inspect.getdoc(Scorer.rerank) or "")
+
+
 def test_an_unknown_keyword_is_a_type_error() -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument 'temperature'"):
         Scorer.score(None, "q", ["a"], labels=["y"], temperature=1)  # type: ignore[call-overload]

@@ -9,7 +9,8 @@ import typer
 
 from prefixwise.cli.bench_common import integers, last_line
 from prefixwise.cli.failures import MISUSED, CommandError
-from prefixwise.cli.output import count, say
+from prefixwise.cli.output import say
+from prefixwise.contract.errors import count
 
 Model = Annotated[
     str, typer.Option(metavar="NAME", help="A folder, a .gguf file, a hub id, or embedded; nothing is downloaded.")

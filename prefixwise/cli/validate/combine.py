@@ -9,8 +9,8 @@ import typer
 
 from prefixwise.cli.bench_common import last_line
 from prefixwise.cli.failures import CommandError
-from prefixwise.cli.output import count, say
-from prefixwise.contract.errors import ModelLoadError
+from prefixwise.cli.output import say
+from prefixwise.contract.errors import ModelLoadError, count
 
 if TYPE_CHECKING:
     from prefixwise.bench.kinds.evaluation import EndpointEvaluation

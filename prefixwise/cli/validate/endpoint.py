@@ -9,7 +9,7 @@ import typer
 from prefixwise.bench.options import EvaluationShape
 from prefixwise.cli.bench_common import ApiKey, OutputJson, Timeout, last_line, print_server_info
 from prefixwise.cli.failures import FAILED, print_error
-from prefixwise.cli.output import count, say
+from prefixwise.cli.output import say
 from prefixwise.cli.progress import step_progress
 from prefixwise.cli.validate.options import (
     DEFAULT_ITEM_COUNTS,
@@ -20,6 +20,7 @@ from prefixwise.cli.validate.options import (
     with_item_counts,
     with_shape_options,
 )
+from prefixwise.contract.errors import count
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
