@@ -8,20 +8,25 @@ const EVERY_MS = 1000;
 export function startLiveMetrics() {
   let before = null;
   let refusedAt = -1; // the number of keys entered when the server last refused
+  let isAsking = false; // a slow server is asked once at a time
   async function look() {
-    if (refusedAt === numKeys()) return;
+    if (isAsking || refusedAt === numKeys()) return;
     if (document.visibilityState !== "visible") {
       before = null;
       return;
     }
+    isAsking = true;
+    const keys = numKeys();
     try {
       const now = { at: performance.now(), ...readMetrics(await getText("/metrics")) };
       show(now, before);
       before = now;
     } catch (error) {
-      if (error.status === 401) refusedAt = numKeys();
+      if (error.status === 401) refusedAt = keys;
       before = null;
       show(null, null);
+    } finally {
+      isAsking = false;
     }
   }
   look();
