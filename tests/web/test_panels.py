@@ -132,6 +132,9 @@ class TestPanels:
             with page.expect_request("**/metrics"):
                 page.clock.run_for(1000)
             assert asked_within_5_seconds() == 0, "a slow server is asked once at a time"
+            page.evaluate("AbortSignal.timeout = ((real) => () => real(1))(AbortSignal.timeout.bind(AbortSignal))")
+            held[-1].continue_()
+            assert goes_on_asking(), "an answer that does not come is given up"
 
     def test_a_panel_says_where_its_question_failed(self, browser: Browser, server: str) -> None:
         with visit(browser, server) as visited:

@@ -33,7 +33,7 @@ export async function send(request, signal) {
 }
 
 export const getJson = async (path) => (await call(path, {})).json();
-export const getText = async (path) => (await call(path, {})).text();
+export const getText = async (path, signal) => (await call(path, { signal })).text();
 
 /** Send a file's text, get text. */
 export async function postText(path, text) {

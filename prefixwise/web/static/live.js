@@ -3,6 +3,7 @@ import { getText, numKeys } from "./api.js";
 import { byId, shortNumber } from "./dom.js";
 
 const EVERY_MS = 1000;
+const ANSWER_MS = 10_000; // then a question without an answer is given up
 
 /** Start; runs until the page is closed. */
 export function startLiveMetrics() {
@@ -18,7 +19,8 @@ export function startLiveMetrics() {
     isAsking = true;
     const keys = numKeys();
     try {
-      const now = { at: performance.now(), ...readMetrics(await getText("/metrics")) };
+      const text = await getText("/metrics", AbortSignal.timeout(ANSWER_MS));
+      const now = { at: performance.now(), ...readMetrics(text) };
       show(now, before);
       before = now;
     } catch (error) {
