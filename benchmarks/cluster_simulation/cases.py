@@ -26,7 +26,7 @@ class Scale:
     """How much of it."""
 
     setup: Setup
-    contract: Traffic  # many items a query: the prefix is a seventh of the work
+    contract: Traffic  # many items a query: the prefix is an eighth of the work
     few_items: Traffic  # few items a query: the prefix is most of it
     loss_seconds: float
     million_replicas: Sequence[int]
@@ -39,7 +39,7 @@ FULL = Scale(
     Traffic(requests_per_second=200),
     Traffic(items=10, requests_per_second=1600, seconds=5),
     loss_seconds=80.0,
-    million_replicas=(64, 72, 80),
+    million_replicas=(56, 60, 64, 72, 80),
 )
 TINY = Scale(
     Setup(replicas=4),
