@@ -73,31 +73,6 @@ class ItemRun(NamedTuple):
     stop: int
     prefix: int  # its index; -1: no prefix
 
-    def arrays(self) -> ItemArrays:
-        """Views of the request's arrays; the arrays themselves where the run is the whole request, as it often is."""
-        segments, first, stop = self.segments, self.first, self.stop
-        tokens = segments.tokens
-        if stop - first == len(segments.prefix_lens):
-            return ItemArrays(tokens.flat, tokens.lens, segments.prefix_lens, segments.score_offsets, 0)
-        begin, end = tokens.starts[[first, stop]].tolist()
-        return ItemArrays(
-            tokens.flat[begin:end],
-            tokens.lens[first:stop],
-            segments.prefix_lens[first:stop],
-            _score_offsets(segments, first, stop),
-            begin,
-        )
-
-
-class ItemArrays(NamedTuple):
-    """The arrays of a run of items."""
-
-    token_ids: Int32Array
-    lens: Int64Array  # [segments]
-    prefix_lens: Int64Array  # [segments]
-    score_offsets: Int64Array  # [R]: in the item tokens of the request
-    begin: int  # where the run begins in them
-
 
 @dataclass(frozen=True)
 class SequenceRun:
@@ -127,33 +102,52 @@ def joined_batch(
     blocks have that index. Prefixes that are wholly cached have the indices after them. The cached blocks are added
     when the forward starts (`StepForward.batch_with_prefixes`), as the device may still compute them.
     """
-    arrays, block_starts = [run.arrays() for run in items], [run.starts for run in blocks]
-    block_lens, block_reads = _block_lens(block_starts)
-    lens = _concatenate([block_lens, *[each.lens for each in arrays]])
-    prefix_lens = _concatenate([block_reads, *[each.prefix_lens for each in arrays]])
-    indices = np.array([*range(len(blocks)), *[run.prefix for run in items]])
-    num_segments = [*[run.stop - run.first for run in blocks], *[run.stop - run.first for run in items]]
-    starts = starts_from_lens(lens)
-    num_blocks = len(block_lens)
-    firsts = accumulate(num_segments[: len(blocks) - 1], initial=0)  # the first segment of each run
-    label_ids = _join_labels([run[:3] for run in items], [len(each.score_offsets) for each in arrays])
-    score_tokens = _score_tokens(arrays, int(starts[num_blocks]))
+    # Python's numbers for each run, arrays for all of them: many small requests are many runs.
+    firsts: list[int] = []  # of each run of blocks: its first segment
+    reads: list[int] = []  # of each block: the tokens before it, which it attends to
+    ends: list[int] = []  # and where it ends
+    pieces: list[tuple[Int32Array, Vectors | None]] = []
+    for run in blocks:
+        block_starts = run.starts
+        firsts.append(len(reads))
+        reads += block_starts[:-1]
+        ends += block_starts[1:]
+        pieces.append((run.prefix_ids[block_starts[0] : block_starts[-1]], run.vectors))
+    num_blocks, num_tokens = len(reads), sum(ends) - sum(reads)
+    block_reads = np.array(reads, np.int64)
+    lens, prefix_lens = ([np.array(ends) - block_reads], [block_reads]) if blocks else ([], [])
+    indices, num_segments = [*range(len(blocks))], [run.stop - run.first for run in blocks]
+    offsets, moved_by, labels = [], [], []
+    for segments, first, stop, prefix in items:
+        token_ids, item_lens, item_reads, score_offsets, begin = _item_arrays(segments, first, stop)
+        lens.append(item_lens)
+        prefix_lens.append(item_reads)
+        indices.append(prefix)
+        num_segments.append(stop - first)
+        offsets.append(score_offsets)
+        moved_by.append(num_tokens - begin)
+        labels.append((segments, first, stop))
+        pieces.append((token_ids, segments.vectors))
+        num_tokens += len(token_ids)
+    all_lens, all_reads = _concatenate(lens), _concatenate(prefix_lens)
+    starts = starts_from_lens(all_lens)
+    num_rows = [len(each) for each in offsets]
+    label_ids = _join_labels(labels, num_rows)
+    score_tokens = _concatenate(offsets) + np.array(moved_by).repeat(num_rows) if items else _NO_TOKENS
     if any(run.scored is not None for run in blocks):
         block_tokens, block_labels = _block_rows(blocks)
         label_ids = np.concatenate([block_labels, label_ids]) if len(label_ids) else block_labels
         score_tokens = np.concatenate([block_tokens, score_tokens])
-    pieces = [(run.prefix_ids[each[0] : each[-1]], run.vectors) for run, each in zip(blocks, block_starts, strict=True)]
-    pieces += [(each.token_ids, run.segments.vectors) for each, run in zip(arrays, items, strict=True)]
-    token_ids, overrides = _embedded(pieces)
+    batch_ids, overrides = _embedded(pieces)
     return ForwardBatch(
         layout=Layout.EXTEND,
-        token_ids=token_ids,
-        positions=_positions(prefix_lens, starts, lens),
+        token_ids=batch_ids,
+        positions=_positions(all_reads, starts, all_lens),
         segment_starts=starts,
-        prefix_index=np.where(prefix_lens > 0, indices.repeat(num_segments), -1),
-        prefix_lens=prefix_lens,
-        prefixes=tuple(Prefix(segment=first) for first in firsts) if blocks else (),
-        sequence_starts=np.array([0, len(token_ids)]),
+        prefix_index=np.where(all_reads > 0, np.array(indices).repeat(num_segments), -1),
+        prefix_lens=all_reads,
+        prefixes=tuple([Prefix((), first) for first in firsts]),
+        sequence_starts=np.array([0, num_tokens]),
         score_tokens=score_tokens,
         label_ids=label_ids,
         need_logsumexp=need_logsumexp,
@@ -163,15 +157,6 @@ def joined_batch(
         embed_overrides=overrides,
         lora_slots=lora_slots,
     )
-
-
-def _block_lens(starts_of_runs: Sequence[Sequence[int]]) -> tuple[Int64Array, Int64Array]:
-    """Of each block: its tokens, and the tokens before it, which it attends to."""
-    if not starts_of_runs:
-        return _NO_TOKENS, _NO_TOKENS
-    reads = np.array([start for starts in starts_of_runs for start in starts[:-1]])
-    stops = np.array([stop for starts in starts_of_runs for stop in starts[1:]])
-    return stops - reads, reads
 
 
 def _block_rows(runs: Sequence[BlockRun]) -> tuple[Int64Array, Int32Array]:
@@ -184,15 +169,23 @@ def _block_rows(runs: Sequence[BlockRun]) -> tuple[Int64Array, Int32Array]:
     )
 
 
-def _score_tokens(runs: Sequence[ItemArrays], offset: int) -> Int64Array:
-    """`offset`: where in the batch the first item begins."""
-    if not runs:
-        return _NO_TOKENS
-    starts = accumulate([len(each.token_ids) for each in runs[:-1]], initial=offset)
-    moved_by = np.array([start - each.begin for start, each in zip(starts, runs, strict=True)], np.int64)
-    offsets = [each.score_offsets for each in runs]
-    score_tokens: Int64Array = _concatenate(offsets) + moved_by.repeat([len(each) for each in offsets])
-    return score_tokens
+def _item_arrays(
+    segments: Segments, first: int, stop: int
+) -> tuple[Int32Array, Int64Array, Int64Array, Int64Array, int]:
+    """Of a run of items: token ids, lengths, prefix lengths, the offsets of scored tokens in the item tokens of the
+    request, and where the run begins in them. Views of the request's arrays; the arrays themselves where the run is the
+    whole request, as it often is."""
+    tokens = segments.tokens
+    if stop - first == len(segments.prefix_lens):
+        return tokens.flat, tokens.lens, segments.prefix_lens, segments.score_offsets, 0
+    begin, end = tokens.starts[[first, stop]].tolist()
+    return (
+        tokens.flat[begin:end],
+        tokens.lens[first:stop],
+        segments.prefix_lens[first:stop],
+        _score_offsets(segments, first, stop),
+        begin,
+    )
 
 
 def sequences_batch(

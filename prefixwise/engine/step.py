@@ -146,29 +146,36 @@ class StepForward:
 
     def build_batch(self) -> None:
         """Build the arrays, except for the cached blocks, which may not be computed yet."""
-        tasks = [part.request.task for part in self.scored_parts]
-        scored = [(part, part.branch.plan.scoring) for part in self.scored_parts]
-        runs = [(part, plan) for part, plan in scored if plan is not None]
-        tasks_of_blocks = [part.request.task for part in self.block_parts if part.units]
+        need_logsumexp = need_hidden = False
+        top_k = max([part.request.task.top_k for part in self.block_parts if part.units], default=0)
+        items: list[ItemRun] = []
+        sequences: list[SequenceRun] = []
+        for part in self.scored_parts:
+            task, plan = part.request.task, part.branch.plan.scoring
+            assert plan is not None, "a part that is scored has a plan"
+            need_logsumexp |= task.need_logsumexp
+            need_hidden |= task.need_hidden
+            top_k = max(top_k, task.top_k)
+            if self.has_sequences:
+                sequences.append(SequenceRun(plan, part.first, part.stop))
+            else:
+                items.append(ItemRun(plan.segments, part.first, part.stop, self._index_of(part.branch)))
         needs = _Needs(
-            need_logsumexp=any(task.need_logsumexp for task in tasks),
-            need_hidden=any(task.need_hidden for task in tasks),
-            top_k=max((task.top_k for task in (*tasks, *tasks_of_blocks)), default=0),
-            lora_slots=self._lora_slots(),
+            need_logsumexp=need_logsumexp, need_hidden=need_hidden, top_k=top_k, lora_slots=self._lora_slots()
         )
         if self.has_sequences:
-            self.batch = sequences_batch([SequenceRun(plan, part.first, part.stop) for part, plan in runs], **needs)
-            return
-        blocks = [part.run for part in self.block_parts]
-        items = [ItemRun(plan.segments, part.first, part.stop, self._index_of(part.branch)) for part, plan in runs]
-        self.batch = joined_batch(blocks, items, **needs)
+            self.batch = sequences_batch(sequences, **needs)
+        else:
+            self.batch = joined_batch([part.run for part in self.block_parts], items, **needs)
 
     def _lora_slots(self) -> Int32Array | None:
         """The slot of each token's LoRA adapter: blocks first, then items or sequences, as in the batch."""
-        slots = [0 if part.request.lora is None else part.request.lora.slot for part in self.parts]
-        if not any(slots):
+        parts = self.parts
+        loras = [part.request.lora for part in parts]
+        if not any(loras):
             return None
-        return np.array(slots, np.int32).repeat([part.num_tokens for part in self.parts])
+        slots = np.array([0 if lora is None else lora.slot for lora in loras], np.int32)
+        return slots.repeat([part.num_tokens for part in parts])
 
     def _index_of(self, branch: Branch) -> int:
         """The index of the branch's prefix in this forward; -1: the branch has none."""
@@ -179,7 +186,7 @@ class StepForward:
     def batch_with_prefixes(self) -> ForwardBatch:
         """The batch with the cached blocks that it reads. By now every block that it does not compute is cached."""
         assert self.batch is not None, "the batch is built before the forward starts"
-        if self.has_sequences:
+        if not self.prefix_branches and not any(part.first for part in self.block_parts):
             return self.batch
         prefixes = list(self.batch.prefixes)
         for number, part in enumerate(self.block_parts):
