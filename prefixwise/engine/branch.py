@@ -114,7 +114,9 @@ class Branch:
         """The first one to launch. `in_blocks`: units that the step which is being filled computes as KV blocks."""
         return _next_of_others(self._next_unit, self._in_blocks.union(in_blocks)) if in_blocks else self._next_unit
 
-    def units_to_score(self, max_tokens: int, *, in_blocks: Sequence[int], at_least_one: bool) -> tuple[int, int]:
+    def units_to_score(
+        self, max_tokens: int, in_blocks: Sequence[int] = (), *, at_least_one: bool = False
+    ) -> tuple[int, int]:
         """first..stop of the units to launch next, within `max_tokens`. `in_blocks`: as in `next_unit`."""
         first = self.next_unit(in_blocks)
         stop = self.plan.last_unit_that_fits(first, max_tokens)

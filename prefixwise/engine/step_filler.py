@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from functools import partial
 from itertools import groupby
 from operator import attrgetter, itemgetter
 
@@ -115,7 +114,10 @@ class StepFiller:
                 self._num_skipped += 1
                 continue  # a small one may fit
             turn = max(1, min(share * min(len(in_line), SHARES), self._max_weight) - line.turn_tokens)
-            self._serve_line(in_line, min(turn, left), share)
+            if len(in_line) == 1:
+                self._serve(in_line[0], min(turn, left))
+            else:
+                self._serve_line(in_line, min(turn, left), share)
             if left < turn:
                 self._cut[line] = line.turn_tokens + self._weight - before
 
@@ -151,10 +153,7 @@ class StepFiller:
                 if num_behind:
                     continue
                 break
-            before = self._weight
             self._serve(request, max(min(share, left), left - share * num_behind))
-            # A request that waits for another one's block is not skipped for lack of tokens.
-            self._num_skipped += self._weight == before and self._is_ready(request)
 
     def _reserve_prefix(self, branch: Branch) -> bool:
         """Once a branch must wait for KV blocks, the requests after it get none either. Else it would starve. A request
@@ -179,6 +178,8 @@ class StepFiller:
                 break
             if not self._serve_branch(branch, left, is_served=self._weight > before):
                 break
+        if self._weight == before:  # one that waits for another one's block is not skipped for lack of tokens
+            self._num_skipped += self._is_ready(request)
 
     def _serve_branch(self, branch: Branch, max_weight: float, *, is_served: bool) -> bool:
         """Add blocks and units of the branch. False if its request gets no more of this step: some are left, or it may
@@ -229,11 +230,11 @@ class StepFiller:
             stop = min(stop, first + 1)
         if first == stop or not self._can_read(self._prefill, stop):
             return []
-        for entry in (branch.entries or [])[first:stop]:
-            entry.owner = branch  # also of a block that another request reserved and left uncomputed
-            self._blocks_in_step.add(entry)
-        self._prefill.num_blocks_read += stop
         part = BlockPart(branch, first, stop)
+        for entry in part.entries:
+            entry.owner = branch  # also of a block that another request reserved and left uncomputed
+        self._blocks_in_step.update(part.entries)
+        self._prefill.num_blocks_read += stop
         self._prefill.block_parts.append(part)
         if self._prefill_left is not None:
             self._prefill_left -= part.num_tokens
@@ -275,11 +276,10 @@ class StepFiller:
         pairs = branch.pairs_per_unit_token
         per_token = self._limits.weight(1, pairs)
         within = self._whole_waves(branch, int(max_weight / per_token))
-        fits = partial(branch.units_to_score, in_blocks=in_blocks)
-        first, stop = fits(min(within, budget), at_least_one=not self._num_tokens)
+        first, stop = branch.units_to_score(min(within, budget), in_blocks, at_least_one=not self._num_tokens)
         if first == stop and not is_served:
-            left = int(self._weight_left / per_token)
-            first, stop = fits(min(left, budget), at_least_one=False)
+            left = min(int(self._weight_left / per_token), budget)
+            first, stop = branch.units_to_score(left, in_blocks)
             stop = min(stop, first + 1)
         if first == stop:
             return 0
