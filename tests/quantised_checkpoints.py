@@ -163,10 +163,12 @@ def make_awq(source: Path, folder: Path, group_size: int = 32, **config: Any) ->
 def make_gptq(
     source: Path, folder: Path, num_bits: int = 4, group_size: int = 32, *, desc_act: bool = False, **config: Any
 ) -> tuple[Path, dict[str, Tensor]]:
-    """AutoGPTQ's format, or with `checkpoint_format="gptq_v2"` GPTQModel's. Returns the weights, too."""
+    """The first format, or with `checkpoint_format="gptq_v2"` the second, as GPTQModel saves them: of the first, it
+    subtracts one from each zero point of a word at once. Returns the weights, too."""
     stated = {"quant_method": "gptq", "bits": num_bits, "group_size": group_size, "desc_act": desc_act, "sym": False}
     weights: dict[str, Tensor] = {}
-    less = 0 if config.get("checkpoint_format") == "gptq_v2" else 1
+    is_v2 = "gptq_v2" in (config.get("checkpoint_format"), config.get("format"))
+    less = 0 if is_v2 else {4: 0x11111111, 8: 0x01010101}[num_bits]
 
     def quantise(layer: str, weight: Tensor) -> dict[str, Tensor]:
         columns = weight.shape[1]
@@ -178,7 +180,7 @@ def make_gptq(
         weights[layer] = (codes - zeros[:, group]) * scales[:, group].float()
         parts = {
             "qweight": packed(codes, num_bits).T.contiguous(),
-            "qzeros": packed((zeros.T - less) & (2**num_bits - 1), num_bits),
+            "qzeros": packed(zeros.T, num_bits) - less,
             "scales": scales.T.contiguous(),
             "g_idx": group.int(),
         }

@@ -52,7 +52,7 @@ from prefixwise.models.hf_attention import (
     read_softcap,
     read_windows,
 )
-from prefixwise.models.quantization import dequantised_tensors
+from prefixwise.models.quantization import dequantised_tensors, read_quantization
 from prefixwise.models.safetensors import open_safetensors
 
 _Q_BIAS = stored_name("layers.0.q_bias", HF_TENSOR_NAMES, "model.layers")
@@ -92,7 +92,8 @@ def _open(path: Path, name: str) -> Checkpoint:
     architectures = raw.get("architectures") or []
     check_attention(raw, architectures)
     family = family_of_hf(architectures)
-    stored, quantization = dequantised_tensors(raw, _open_weight_files(path))
+    scheme = read_quantization(raw)
+    stored = dequantised_tensors(scheme, _open_weight_files(path))
     is_classifier = not any(each in family.hf_architectures for each in architectures)
     config = _model_config(raw, family, stored, _num_classes(stored) if is_classifier else 0)
     check_layer_count(config, stored, "model.layers")
@@ -112,7 +113,7 @@ def _open(path: Path, name: str) -> Checkpoint:
     return Checkpoint(
         *(name, path, config, tensors, lambda: read_tokenizer_folder(path)),
         known_names,
-        quantization=quantization,
+        quantization=None if scheme is None else scheme.quantization,
         logit_score=None if is_classifier else _read_logit_score(path, config.vocab_size),
     )
 

@@ -28,7 +28,7 @@ class QuantisedTensor(StoredTensor):
     scales: StoredTensor  # [blocks of rows, blocks of columns]
     block: tuple[int, int]  # the rows and columns that share a scale; the last block may be smaller
     zero_points: StoredTensor | None = None  # one for each scale
-    zero_point: int = 0  # of all, where there are none
+    zero_point: int = 0  # of all, beside those
     block_of_column: NDArray[np.int64] | None = None  # where the columns of a block are not next to each other
 
     def read_rows(self, start: int, stop: int) -> NDArray[np.float32]:
@@ -43,7 +43,7 @@ class QuantisedTensor(StoredTensor):
             _fill(part, codes[rows], self.codes.dtype)
             if zero_points is not None:
                 part -= self._of_columns(zero_points[rows])
-            elif self.zero_point:
+            if self.zero_point:
                 part -= np.float32(self.zero_point)
             part *= self._of_columns(scales[rows])
         return numbers
@@ -93,7 +93,7 @@ class PackedTensor(StoredTensor):
     num_bits: int
     packs_rows: bool = False  # a word holds codes of one column and several rows
     order: tuple[int, ...] | None = None  # where in its word the i-th code of 4 bits is; None: at place i
-    plus_one: bool = False  # one less is stored, 15 for 0
+    plus_one: bool = False  # one less is stored of each code, taken from the whole word: 0 borrows from the next code
 
     def read_rows(self, start: int, stop: int) -> NDArray[np.uint8]:
         start, stop, _ = slice(start, stop).indices(self.shape[0])
@@ -104,10 +104,13 @@ class PackedTensor(StoredTensor):
             codes = self._unpacked(words)[:, start - first * per_word : stop - first * per_word].T
         else:
             codes = self._unpacked(self.words.read_rows(start, stop))[:, : self.shape[1]]
-        return (codes + np.uint8(1)) & np.uint8((1 << self.num_bits) - 1) if self.plus_one else codes
+        return codes
 
     def _unpacked(self, words: NDArray[np.int32]) -> NDArray[np.uint8]:
         """[n, words] to [n, codes]."""
+        if self.plus_one:
+            ones = np.uint32(((1 << _WORD_BITS) - 1) // ((1 << self.num_bits) - 1))
+            words = (words.view(np.uint32) + ones).view(np.int32)
         packed = np.ascontiguousarray(words).view(np.uint8)
         if self.num_bits == 8:
             return packed

@@ -24,13 +24,14 @@ from prefixwise.models.checkpoint import NUMBER_DTYPES, Quantization, StoredDtyp
 from prefixwise.models.quantised_tensors import PackedTensor, QuantisedTensor, TransposedTensor, packed_len
 
 # Scales of activations and of the KV cache, in layers of any method.
-_OF_ACTIVATIONS = {"activation_scale"} | {
+_OF_ACTIVATIONS = {"activation_scale", "kv_scale", "prob_output_scale"} | {
     f"{what}_{part}" for what in ("input", "output", "q", "k", "v") for part in ("scale", "zero_point")
 }
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 _UNPACKED_FORMATS = ("float-quantized", "int-quantized", "naive-quantized")
 _PACKED_FORMAT = "pack-quantized"
 _UNSORTED = -1  # in weight_g_idx, where columns were not sorted
+_IN_PLACE_OF_WEIGHT = ("qweight", "weight_packed")  # of a layer that has no `weight`
 
 
 class _Layer:
@@ -60,30 +61,56 @@ class _Layer:
 _ReadWeight = Callable[[_Layer], StoredTensor | None]  # takes what it uses; None: the layer is not quantised
 
 
-def dequantised_tensors(
-    raw: Mapping[str, Any], stored: Mapping[str, StoredTensor]
-) -> tuple[dict[str, StoredTensor], Quantization | None]:
-    """The tensors of a checkpoint with config.json `raw`, each quantised layer's as its `weight`, and what was found.
+@dataclass(frozen=True)
+class QuantizationScheme:
+    """What a `quantization_config` says."""
 
-    Raises ModelLoadError for a method or a format that cannot be read, and for tensors that do not fit theirs.
+    quantization: Quantization | None  # None: no weights are quantised, only activations or the KV cache
+    read_weight: _ReadWeight
+
+
+def read_quantization(raw: Mapping[str, Any]) -> QuantizationScheme | None:
+    """What config.json `raw` says of quantised weights; None where it says nothing.
+
+    Raises ModelLoadError for a method or a format that cannot be read. No weight file is needed for that: those of
+    other methods may be of other kinds, and have other dtypes.
     """
     config = raw.get("quantization_config", raw.get("compression_config"))
     if config is None:
-        return dict(stored), None
+        return None
     if not isinstance(config, Mapping):
         raise ModelLoadError(f"config.json: quantization_config must be an object, got {describe(config)}")
-    method = config.get("quant_method")
-    if method not in _METHODS:
+    # The first bitsandbytes models name no method.
+    is_bitsandbytes = config.get("load_in_8bit") or config.get("load_in_4bit")
+    method = "bitsandbytes" if is_bitsandbytes else config.get("quant_method")
+    if not isinstance(method, str) or method not in _METHODS:
         raise ModelLoadError(f"unsupported quantization {method!r}; supported: {', '.join(_METHODS)}")
-    quantization, read_weight = _METHODS[method](config)
+    return QuantizationScheme(*_METHODS[method](config))
+
+
+def dequantised_tensors(
+    scheme: QuantizationScheme | None, stored: Mapping[str, StoredTensor]
+) -> dict[str, StoredTensor]:
+    """The tensors of a checkpoint, each quantised layer's as its `weight`.
+
+    Raises ModelLoadError for tensors that do not fit the scheme.
+    """
+    if scheme is None:
+        for name in stored:
+            if name.rpartition(".")[2] in _IN_PLACE_OF_WEIGHT:
+                raise ModelLoadError(
+                    f"the checkpoint has the tensor {name!r} of a quantised layer; expected a quantization_config in "
+                    "config.json that says how to read it"
+                )
+        return dict(stored)
     tensors: dict[str, StoredTensor] = {}
     for layer in _layers(stored):
-        weight = read_weight(layer)
+        weight = scheme.read_weight(layer)
         if weight is not None:
             layer.parts["weight"] = weight
         kept = (part for part in layer.parts if part not in _OF_ACTIVATIONS)
         tensors |= {f"{layer.name}.{part}" if layer.name else part: layer.parts[part] for part in kept}
-    return tensors, quantization
+    return tensors
 
 
 def _layers(stored: Mapping[str, StoredTensor]) -> Iterator[_Layer]:
@@ -192,17 +219,17 @@ class _Group:
         return min(ranks, default=None)
 
 
-def _compressed_tensors(config: Mapping[str, Any]) -> tuple[Quantization, _ReadWeight]:
+def _compressed_tensors(config: Mapping[str, Any]) -> tuple[Quantization | None, _ReadWeight]:
     for key in ("sparsity_config", "transform_config"):
         stated = config.get(key) or {}
         if stated and stated != {"config_groups": {}} and stated.get("format") != "dense":
             raise ModelLoadError(f"unsupported compressed-tensors {key} {describe(stated)}; supported: none")
-    schemes = config.get("config_groups")
+    schemes = config.get("config_groups", {})
     if not isinstance(schemes, Mapping) or not all(isinstance(each, Mapping) for each in schemes.values()):
         raise ModelLoadError(f"quantization_config: config_groups must be an object, got {describe(schemes)}")
     groups = [_group(config, scheme) for scheme in schemes.values() if scheme.get("weights") is not None]
     if not groups:
-        raise ModelLoadError("unsupported: the compressed-tensors config has no group of quantised weights")
+        return None, lambda layer: _compressed_weight(layer, groups)
     activations = [
         scheme.get(key) for scheme in schemes.values() for key in ("input_activations", "output_activations")
     ]
@@ -253,7 +280,9 @@ def _compressed_weight(layer: _Layer, groups: list[_Group]) -> StoredTensor | No
     if is_packed:
         weight = replace(weight, zero_point=1 << (group.num_bits - 1))  # codes count from the least number
     if "weight_zero_point" in layer.parts:
-        weight = replace(weight, zero_points=_zero_points(layer, group, weight))
+        zero_points = _zero_points(layer, group, weight)
+        is_offset = isinstance(zero_points, PackedTensor)  # from the least number, too
+        weight = replace(weight, zero_points=zero_points, zero_point=0 if is_offset else weight.zero_point)
     if "weight_g_idx" in layer.parts:
         index = _column_blocks(layer, "weight_g_idx", scales.shape[1], codes.shape[1])
         weight = replace(weight, block_of_column=index)
@@ -271,12 +300,13 @@ def _packed_codes(layer: _Layer, group: _Group) -> StoredTensor:
 
 
 def _zero_points(layer: _Layer, group: _Group, weight: QuantisedTensor) -> StoredTensor:
-    """Packed like the codes, but along rows; in `tensor` and unpacked formats as they are."""
+    """Packed like the codes, but along rows; as they are with one scale per tensor, in unpacked formats, and in files
+    of compressed-tensors before 0.9.4."""
     stored = layer.take("weight_zero_point", "int8", "int32", "int64", "float8_e4m3fn", *NUMBER_DTYPES)
     shape = weight.scales.shape
-    if isinstance(weight.codes, PackedTensor):
+    if isinstance(weight.codes, PackedTensor) and stored.dtype == "int32":
         words = (packed_len(shape[0], group.num_bits), shape[1])
-        if stored.dtype != "int32" or stored.shape != words:
+        if stored.shape != words:
             raise layer.refuse("weight_zero_point", stored, list(words))
         return PackedTensor(shape, "uint8", stored, group.num_bits, packs_rows=True)
     return _scale_grid(layer, "weight_zero_point", stored, weight.shape, weight.block)
@@ -299,7 +329,8 @@ def _column_blocks(layer: _Layer, part: str, num_blocks: int, num_columns: int) 
 
 
 def _awq(config: Mapping[str, Any]) -> tuple[Quantization, _ReadWeight]:
-    version = str(config.get("version") or config.get("format") or "gemm").lower()
+    is_llm_awq = config.get("backend") == "llm-awq"
+    version = "llm-awq" if is_llm_awq else str(config.get("version") or config.get("format") or "gemm").lower()
     _check_is(config, "version", version, "gemm")
     _check_is(config, "bits", config.get("bits", config.get("w_bit", 4)), 4)
     group_size = _integer(config, "group_size", _integer(config, "q_group_size", 128))
@@ -315,24 +346,64 @@ def _awq(config: Mapping[str, Any]) -> tuple[Quantization, _ReadWeight]:
     return Quantization(f"awq (int4, {_groups_title(group_size)})"), read_weight
 
 
+@dataclass(frozen=True)
+class _GptqScheme:
+    format: str
+    num_bits: int
+    group_size: int
+    is_sorted: bool
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> _GptqScheme:
+        stated = config.get("checkpoint_format") or config.get("format") or "gptq"
+        stored_as = "marlin" if config.get("is_marlin_format") else stated
+        _check_is(config, "checkpoint_format", stored_as, "gptq", "gptq_v2")
+        num_bits, group_size = _integer(config, "bits", 4), _integer(config, "group_size", -1)
+        _check_is(config, "bits", num_bits, 4, 8)
+        return cls(stored_as, num_bits, group_size, bool(config.get("desc_act")))
+
+    @property
+    def title(self) -> str:
+        is_sorted = ", desc_act" if self.is_sorted else ""
+        return f"{self.format} (int{self.num_bits}, {_groups_title(self.group_size)}{is_sorted})"
+
+
 def _gptq(config: Mapping[str, Any]) -> tuple[Quantization, _ReadWeight]:
-    stored_as = "marlin" if config.get("is_marlin_format") else config.get("checkpoint_format") or "gptq"
-    _check_is(config, "checkpoint_format", stored_as, "gptq", "gptq_v2")
-    num_bits, group_size = _integer(config, "bits", 4), _integer(config, "group_size", -1)
-    _check_is(config, "bits", num_bits, 4, 8)
-    is_sorted = bool(config.get("desc_act"))
+    general, special = _GptqScheme.of(config), _dynamic_schemes(config)
 
     def read_weight(layer: _Layer) -> StoredTensor | None:
         if "qweight" not in layer.parts:
             return None
+        scheme = next((each for pattern, each in special if pattern.match(layer.name)), general)
         words = _transposed(_matrix(layer, "qweight", "int32"))
-        shape = (words.shape[0], words.shape[1] * 32 // num_bits)
+        shape = (words.shape[0], words.shape[1] * 32 // scheme.num_bits)
         _drop_empty_bias(layer)
-        codes = PackedTensor(shape, "uint8", words, num_bits)
-        return _weight_by_groups(layer, codes, group_size, plus_one=stored_as == "gptq", needs_index=is_sorted)
+        codes = PackedTensor(shape, "uint8", words, scheme.num_bits)
+        is_v1 = scheme.format == "gptq"
+        return _weight_by_groups(layer, codes, scheme.group_size, plus_one=is_v1, needs_index=scheme.is_sorted)
 
-    title = f"{stored_as} (int{num_bits}, {_groups_title(group_size)}{', desc_act' if is_sorted else ''})"
-    return Quantization(title), read_weight
+    titles = dict.fromkeys([general.title, *(each.title for _, each in special)])
+    return Quantization(" and ".join(titles)), read_weight
+
+
+def _dynamic_schemes(config: Mapping[str, Any]) -> list[tuple[re.Pattern[str], _GptqScheme]]:
+    """`dynamic` of GPTQModel: what differs in the layers that an expression names, the first that does. One after `-:`
+    names layers that are not quantised, as their tensors say."""
+    stated = config.get("dynamic") or {}
+    if not isinstance(stated, Mapping) or not all(isinstance(each, Mapping) for each in stated.values()):
+        raise ModelLoadError(f"quantization_config: dynamic must be objects by expressions, got {describe(stated)}")
+    found = []
+    for expression, changes in stated.items():
+        if expression.startswith("-:"):
+            continue
+        try:
+            pattern = re.compile(expression.removeprefix("+:"))
+        except re.error as error:
+            raise ModelLoadError(
+                f"quantization_config: dynamic has {expression!r}, which is no expression: {error}"
+            ) from None
+        found.append((pattern, _GptqScheme.of({**config, **changes})))
+    return found
 
 
 def _weight_by_groups(
@@ -375,7 +446,7 @@ def _groups_title(group_size: int) -> str:
     return "per channel" if group_size == -1 else f"groups of {group_size}"
 
 
-_METHODS: dict[str, Callable[[Mapping[str, Any]], tuple[Quantization, _ReadWeight]]] = {
+_METHODS: dict[str, Callable[[Mapping[str, Any]], tuple[Quantization | None, _ReadWeight]]] = {
     "fp8": _fp8,
     "compressed-tensors": _compressed_tensors,
     "awq": _awq,

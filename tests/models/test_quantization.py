@@ -30,6 +30,7 @@ from tests.quantised_checkpoints import (
     make_compressed,
     make_fp8,
     make_gptq,
+    quantised_copy,
 )
 from tests.reference import PROBABILITY_BOUND, Reference, expected_scores
 
@@ -94,6 +95,16 @@ class TestFp8:
         assert blocks.quantization == Quantization("fp8 (e4m3, blocks of 128 x 128)", of_activations=True)
         assert whole.quantization == Quantization("fp8 (e4m3, one scale per tensor)", of_activations=True)
 
+    def test_scales_of_the_kv_cache_are_not_used(self, dense: Path, tmp_path: Path) -> None:
+        """By the names that AutoFP8 and Quark give them."""
+        folder = make_fp8(dense, tmp_path / "fp8", None, activation_scheme="static", kv_cache_scheme="static")
+        expected = matrices(open_checkpoint(folder))
+        tensors = load_file(folder / "model.safetensors")
+        names = ("self_attn.kv_scale", "self_attn.prob_output_scale", "self_attn.k_proj.output_scale")
+        tensors |= {f"model.layers.0.{name}": torch.tensor(0.5) for name in names}
+        save_file(tensors, folder / "model.safetensors")
+        assert_weights(folder, {name: torch.from_numpy(weight) for name, weight in expected.items()})
+
     def test_every_code_is_its_number(self) -> None:
         from prefixwise.models.quantised_tensors import _FLOAT8
 
@@ -144,6 +155,12 @@ COMPRESSED: dict[str, tuple[str, dict[str, Any], dict[str, Any] | None, str]] = 
         None,
         "pack-quantized (int4, groups of 64)",
     ),
+    "int4 tensor asymmetric": (
+        "pack-quantized",
+        {"num_bits": 4, "type": "int", "strategy": "tensor", "symmetric": False},
+        None,
+        "pack-quantized (int4, one scale per tensor)",
+    ),
     "int8 packed": (
         "pack-quantized",
         {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": False},
@@ -187,6 +204,20 @@ class TestCompressedTensors:
         codes = np.rint(plain / np.repeat(scales, 32, axis=1))
         np.testing.assert_array_equal(matrices(open_checkpoint(folder))[name], (codes * scales[:, index]))
 
+    def test_zero_points_of_older_files_are_not_packed(self, dense: Path, tmp_path: Path) -> None:
+        from compressed_tensors.compressors.pack_quantized.helpers import unpack_from_int32
+
+        form, weights, inputs, _ = COMPRESSED["int4 asymmetric"]
+        folder = make_compressed(dense, tmp_path / "model", compressed_scheme(form, weights, inputs))
+        expected = matrices(open_checkpoint(folder))
+        tensors = load_file(folder / "model.safetensors")
+        for name in [name for name in tensors if name.endswith("weight_zero_point")]:
+            shape = tensors[name.replace("zero_point", "scale")].shape
+            tensors[name] = unpack_from_int32(tensors[name], 4, shape, packed_dim=0).contiguous()
+            assert tensors[name].dtype == torch.int8
+        save_file(tensors, folder / "model.safetensors")
+        assert_weights(folder, {name: torch.from_numpy(weight) for name, weight in expected.items()})
+
     def test_each_layer_has_the_scheme_that_names_it_most_closely(self, dense: Path, tmp_path: Path) -> None:
         """A mixed model: the down projections in int8, one layer of them by name in int4, all others in int4."""
         form, weights, _, _ = COMPRESSED["int4"]
@@ -207,6 +238,26 @@ class TestCompressedTensors:
         original = load_file(dense / "model.safetensors")
         errors = {name: np.abs(each - original[f"{name}.weight"].numpy()).max() for name, each in found.items()}
         assert all(0.005 < error < 0.05 for error in errors.values()), errors
+
+    @pytest.mark.parametrize(
+        "config",
+        [
+            {"config_groups": {}, "format": "dense", "kv_cache_scheme": {"num_bits": 8, "type": "float"}},
+            {"sparsity_config": {"format": "dense", "sparsity_structure": "2:4"}},
+        ],
+        ids=["KV cache", "sparse"],
+    )
+    def test_weights_may_be_as_they_were(self, config: dict[str, Any], dense: Path, tmp_path: Path) -> None:
+        """Where only the KV cache is quantised, or weights are zeros in places."""
+
+        def with_scale(layer: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"weight": weight} | ({"k_scale": torch.tensor([0.5])} if layer.endswith("k_proj") else {})
+
+        stated = {"quant_method": "compressed-tensors"} | config
+        folder = quantised_copy(dense, tmp_path / "model", stated, with_scale)
+        expected = matrices(open_checkpoint(dense))
+        assert_weights(folder, {name: torch.from_numpy(weight) for name, weight in expected.items()})
+        assert open_checkpoint(folder).quantization is None
 
     @pytest.mark.filterwarnings("ignore:You passed `quantization_config`:UserWarning")
     def test_transformers_reads_the_same_weights(self, dense: Path, tmp_path: Path) -> None:
@@ -257,6 +308,42 @@ class TestGptq:
         folder, packed = make_gptq(dense, tmp_path / "gptq", group_size=-1)
         assert_weights(folder, packed)
         assert open_checkpoint(folder).quantization == Quantization("gptq (int4, per channel)")
+
+    @pytest.mark.parametrize("num_bits", [4, 8])
+    def test_a_zero_point_of_0_borrows_from_the_next(self, num_bits: int, dense: Path, tmp_path: Path) -> None:
+        """Of rows whose weights are all positive. transformers adds to the words what GPTQModel subtracts from them."""
+
+        def positive_in_places(_: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
+            return {"weight": torch.cat([weight[::3].abs(), weight[1::3], weight[2::3]])}
+
+        source = quantised_copy(dense, tmp_path / "source", {}, positive_in_places)
+        folder, packed = make_gptq(source, tmp_path / "gptq", num_bits)
+        assert_weights(folder, packed)
+
+    def test_the_format_may_be_stated_as_transformers_names_it(self, dense: Path, tmp_path: Path) -> None:
+        folder, packed = make_gptq(dense, tmp_path / "gptq", format="gptq_v2")
+        assert_weights(folder, packed)
+        assert open_checkpoint(folder).quantization == Quantization("gptq_v2 (int4, groups of 32)")
+
+    def test_dynamic_says_what_differs_in_a_layer(self, dense: Path, tmp_path: Path) -> None:
+        """As GPTQModel does: the first expression that names the layer; `-:` is of layers that are not quantised."""
+        dynamic = {
+            r"-:model\.layers\.0\.mlp\.up_proj": {},
+            r"+:model\.layers\.1\.mlp": {"bits": 8, "group_size": 64},
+            r".*\.(mlp|self_attn)\.": {"desc_act": True},
+        }
+        (int8, of_int8) = make_gptq(dense, tmp_path / "int8", 8, 64)
+        (folder, weights) = make_gptq(dense, tmp_path / "int4", desc_act=True, dynamic=dynamic)
+        tensors, wide = load_file(folder / "model.safetensors"), load_file(int8 / "model.safetensors")
+        tensors |= {name: each for name, each in wide.items() if name.startswith("model.layers.1.mlp.")}
+        name = "model.layers.0.mlp.up_proj"
+        tensors = {each: tensor for each, tensor in tensors.items() if not each.startswith(f"{name}.")}
+        tensors[f"{name}.weight"] = load_file(dense / "model.safetensors")[f"{name}.weight"]
+        save_file(tensors, folder / "model.safetensors")
+        expected = weights | {each: weight for each, weight in of_int8.items() if "layers.1.mlp." in each}
+        assert_weights(folder, expected | {name: tensors[f"{name}.weight"]})
+        title = "gptq (int4, groups of 32, desc_act) and gptq (int8, groups of 64, desc_act)"
+        assert open_checkpoint(folder).quantization == Quantization(title)
 
     def test_a_bias_that_is_not_zero_is_refused(self, dense: Path, tmp_path: Path) -> None:
         folder, _ = make_gptq(dense, tmp_path / "gptq")
@@ -309,9 +396,12 @@ class TestRefusals:
         [
             ({"quant_method": "bitsandbytes"}, "unsupported quantization 'bitsandbytes'; supported: fp8, compressed-"),
             ({"quant_method": None}, "unsupported quantization None; supported: fp8"),
+            ({"quant_method": ["fp8"]}, "unsupported quantization ['fp8']; supported: fp8"),
+            ({"load_in_8bit": True}, "unsupported quantization 'bitsandbytes'; supported: fp8, compressed-"),
             ([1], "quantization_config must be an object, got"),
             ({"quant_method": "awq", "version": "gemv"}, "unsupported awq version 'gemv'; supported: gemm"),
             ({"quant_method": "awq", "bits": 3}, "unsupported awq bits 3; supported: 4"),
+            ({"quant_method": "awq", "backend": "llm-awq"}, "unsupported awq version 'llm-awq'; supported: gemm"),
             ({"quant_method": "gptq", "bits": 3}, "unsupported gptq bits 3; supported: 4, 8"),
             ({"quant_method": "gptq", "bits": "4"}, 'bits must be a whole number, got "4"'),
             (
@@ -319,9 +409,19 @@ class TestRefusals:
                 "unsupported gptq checkpoint_format 'marlin'; supported: gptq, gptq_v2",
             ),
             ({"quant_method": "gptq", "is_marlin_format": True}, "unsupported gptq checkpoint_format 'marlin'"),
+            ({"quant_method": "gptq", "format": "bitblas"}, "unsupported gptq checkpoint_format 'bitblas'"),
+            ({"quant_method": "gptq", "dynamic": {".*": {"bits": 3}}}, "unsupported gptq bits 3; supported: 4, 8"),
+            ({"quant_method": "gptq", "dynamic": {"(": {}}}, "dynamic has '(', which is no expression: missing )"),
+            ({"quant_method": "gptq", "dynamic": [".*"]}, "dynamic must be objects by expressions, got"),
             ({"quant_method": "fp8", "weight_block_size": [128]}, "a block must be its rows and columns"),
-            ({"quant_method": "compressed-tensors"}, "config_groups must be an object, got None"),
-            ({"quant_method": "compressed-tensors", "config_groups": {}}, "no group of quantised weights"),
+            (
+                {"quant_method": "compressed-tensors", "config_groups": None},
+                "config_groups must be an object, got None",
+            ),
+            (
+                {"quant_method": "compressed-tensors"},
+                "down_proj' is quantised, but no group of quantization_config names it",
+            ),
             (
                 {"quant_method": "compressed-tensors", "transform_config": {"config_groups": {"R1": {}}}},
                 "unsupported compressed-tensors transform_config",
@@ -394,10 +494,25 @@ class TestRefusals:
             open_checkpoint(folder)
         assert said.format(name) in str(caught.value)
 
+    def test_a_method_is_named_whatever_its_files_are(self, dense: Path, tmp_path: Path) -> None:
+        folder = make_fp8(dense, tmp_path / "model", quant_method="torchao")
+        (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+        with pytest.raises(ModelLoadError, match="unsupported quantization 'torchao'; supported: fp8"):
+            open_checkpoint(folder)
+
+    def test_packed_codes_without_a_config(self, dense: Path, tmp_path: Path) -> None:
+        """As of models whose quantize_config.json says what they are."""
+        folder, _ = make_gptq(dense, tmp_path / "model")
+        raw = json.loads((folder / "config.json").read_text())
+        del raw["quantization_config"]
+        (folder / "config.json").write_text(json.dumps(raw))
+        with pytest.raises(ModelLoadError, match=r"qweight' of a quantised layer; expected a quantization_config in"):
+            open_checkpoint(folder)
+
     def test_codes_without_a_config(self, dense: Path, tmp_path: Path) -> None:
         folder = make_fp8(dense, tmp_path / "model")
         raw = json.loads((folder / "config.json").read_text())
         del raw["quantization_config"]
         (folder / "config.json").write_text(json.dumps(raw))
-        with pytest.raises(ModelLoadError, match=r"is float8_e4m3fn; expected float32, .* or a quantization_config"):
+        with pytest.raises(ModelLoadError, match=r"is float8_e4m3fn; expected float32, .* or codes that a quantiz"):
             open_checkpoint(folder)
