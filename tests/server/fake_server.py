@@ -7,6 +7,7 @@ or until a file is there.
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import os
 import resource
@@ -29,7 +30,7 @@ from prefixwise.prompts.tokenizer import TextTokenizer
 from prefixwise.server import launch, usage
 from prefixwise.server.config import DEFAULT_MAX_REQUEST_BYTES, ServerOptions
 from prefixwise.server.launch import ENGINE_SECONDS, run_server
-from prefixwise.server.workers import children, worker_process
+from prefixwise.server.workers import children, supervisor, worker_process
 from prefixwise.server.workers.supervisor import run_workers
 from tests.faults import FaultyBackend, Kind
 from tests.prompts.merging_tokenizer import CHAT_TEMPLATE, merging_tokenizer
@@ -109,6 +110,19 @@ def open_frontend_of_worker(args: argparse.Namespace) -> tuple[EngineConfig, Tex
     return open_frontend(args)
 
 
+def limit_forks(number: int) -> None:
+    """The machine has no room for more processes."""
+    fork, left = os.fork, list(range(number))
+
+    def fork_if_there_is_room() -> int:
+        if not left:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        left.pop()
+        return fork()
+
+    os.fork = fork_if_there_is_room
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, default=0)
@@ -132,6 +146,9 @@ def main() -> None:
     parser.add_argument(
         "--engine-seconds", type=float, default=ENGINE_SECONDS, help="for a device that is busy at the end"
     )
+    parser.add_argument(
+        "--exit-seconds", type=float, default=supervisor._EXIT_SECONDS, help="beyond the grace period, with workers"
+    )
     parser.add_argument("--max-request-bytes", type=int, default=DEFAULT_MAX_REQUEST_BYTES)
     parser.add_argument("--api-key", default=None)
     parser.add_argument("--options", type=json.loads, default={}, help="more fields of ServerOptions, as JSON")
@@ -141,6 +158,7 @@ def main() -> None:
     parser.add_argument("--embedded-tokenizer", action="store_true", help="take text as the embedded model does")
     parser.add_argument("--memory-limit", type=int, help="bytes of memory that the process may have")
     parser.add_argument("--num-classes", type=int, default=0, help="of a classifier; 0: the model is none")
+    parser.add_argument("--forks", type=int, help="most processes that it can start")
     parser.add_argument("--log-json", action="store_true")
     parser.add_argument("--http-workers", type=int, default=0, help="processes for HTTP; 0: one process for all")
     args = parser.parse_args()
@@ -157,7 +175,10 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (args.files, args.files))
     if args.memory_limit is not None:
         resource.setrlimit(resource.RLIMIT_DATA, (args.memory_limit, args.memory_limit))
+    if args.forks is not None:
+        limit_forks(args.forks)
     launch.ENGINE_SECONDS, usage.SILENT_SECONDS = args.engine_seconds, args.silent_seconds
+    vars(supervisor).update(ENGINE_SECONDS=args.engine_seconds, _EXIT_SECONDS=args.exit_seconds)
     worker_process.OPEN_SECONDS, children.OPENING_SECONDS = args.open_seconds, args.opening_seconds
     # Whoever runs the tests may have been started under nohup, too.
     signal.signal(signal.SIGHUP, signal.SIG_IGN if args.nohup else signal.SIG_DFL)

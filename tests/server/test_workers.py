@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import tempfile
 import threading
@@ -271,6 +272,32 @@ class TestDeaths:
         assert leftovers(server) == (0, 0, 0)  # and the engine has dropped the rest
         assert [score(server.url).json()["scores"] for _ in range(8)] == [SCORES] * 8
 
+    def test_a_worker_whose_metrics_cannot_be_collected_gives_them_later(self) -> None:
+        """As on a full disk: the counts, which a worker keeps for the one that takes its place, cannot be written."""
+        with server_process(WORKERS) as server:
+            folder = socket_folder(server)
+            in_the_way = [folder / f"counts-{worker}.partial" for worker in range(2)]
+            for each in in_the_way:
+                each.mkdir()
+            for _ in range(8):  # both workers are asked by the other one
+                fetch("GET", f"{server.url}/metrics")
+            for each in in_the_way:
+                each.rmdir()
+            for _ in range(12):
+                score(server.url)
+            counted = 'requests_total{route="/v1/score",status="200"}'
+            assert {metric(server, counted) for _ in range(8)} == {12}
+
+    def test_a_worker_that_cannot_give_its_metrics_says_so_and_ends(self) -> None:
+        """It would wait for its own socket for ever."""
+        with server_process(WORKERS) as server:
+            shutil.rmtree(socket_folder(server))
+            os.kill(process_of(server, "HTTP worker 0"), signal.SIGKILL)
+            server.wait_for_line("HTTP worker 0 cannot give its metrics: No such file or directory")
+            server.signal(signal.SIGTERM)
+            assert server.wait() == 0
+        assert not any("does not end" in line for line in server.log)
+
     def test_three_failed_engines_end_the_server(self) -> None:
         with server_process(WORKERS, "--fault=raise") as server:
             for _ in range(2):
@@ -289,6 +316,37 @@ class TestDeaths:
             os.kill(process_of(server, "the engine process"), signal.SIGKILL)
             assert server.wait() == ENGINE_FAILED_STATUS
         assert "the engine process has ended with status 1: the weights are gone, 3 times in 60 s" in server.log[-1]
+
+    def test_one_that_cannot_be_started_again_ends_the_server(self, tmp_path: Path) -> None:
+        """What runs is answered first."""
+        let_go = tmp_path / "let-go"
+        with (
+            server_process(WORKERS, "--forks=3", f"--hold-until={let_go}") as server,
+            ThreadPoolExecutor(16) as threads,
+        ):
+            try:
+                answers = [threads.submit(score, server.url) for _ in range(16)]
+                wait_for_requests(server, 16)
+                os.kill(process_of(server, "HTTP worker 0"), signal.SIGKILL)
+                server.wait_for_line("HTTP worker 0 has ended with signal SIGKILL: starting it again")
+            finally:
+                let_go.touch()
+            assert server.wait() == ENGINE_FAILED_STATUS
+            answered = [each.result() for each in answers if each.exception() is None]
+        assert "exiting with status 70: HTTP worker 0 cannot be started: " in server.log[-1]
+        assert [each.json()["scores"] for each in answered] == [SCORES] * len(answered)
+
+    def test_an_engine_that_cannot_be_started_again_ends_the_server(self) -> None:
+        with server_process(WORKERS, "--forks=3") as server:
+            os.kill(process_of(server, "the engine process"), signal.SIGKILL)
+            assert server.wait() == ENGINE_FAILED_STATUS
+        assert "exiting with status 70: the engine process cannot be started: " in server.log[-1]
+
+    def test_a_machine_without_room_for_the_processes(self) -> None:
+        with server_process(WORKERS, "--forks=2", wait=False) as server:
+            assert server.wait() == 1
+        assert server.log[-1].startswith("error: HTTP worker 1 cannot be started: ")
+        assert not any("Traceback" in line for line in server.log)
 
     def test_nothing_is_left_of_a_server_whose_supervisor_is_killed(self) -> None:
         with server_process(WORKERS) as server:
@@ -327,6 +385,15 @@ class TestFrozen:
             server.wait_for_line(f"{name} has ended with signal SIGKILL: starting it again")
             server.wait_for_line("ready on")
             assert [score(server.url).json()["scores"] for _ in range(8)] == [SCORES] * 8
+
+    @pytest.mark.parametrize("name", ["the engine process", "HTTP worker 0"])
+    def test_it_does_not_hold_the_shutdown_up(self, name: str) -> None:
+        """One limit holds for all processes together, however long a device may be busy at the end."""
+        options = ("--shutdown-grace=0.1", "--exit-seconds=0.5", "--engine-seconds=600")
+        with server_process(WORKERS, *options) as server, frozen(process_of(server, name)):
+            server.signal(signal.SIGTERM)
+            assert server.wait() == 0
+        assert any(f"{name} does not end: killed" in line for line in server.log)
 
 
 class TestCountedDeaths:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NoReturn
 
+from prefixwise.contract.errors import BackendError
 from prefixwise.server.logs import flush_log
 from prefixwise.server.usage import Elapsed, Silence, Usage
 from prefixwise.server.workers.channel import Channel, EngineUp
@@ -116,11 +117,18 @@ def fork(name: str, number: int | None, main: Callable[[Channel], int]) -> Child
     """Start a process that runs `main` with its end of the channel, and exits with the status that it returns.
 
     The supervisor's one other thread is the log's, which holds nothing that a child needs: it gets a log of its own.
+    Raises BackendError if the machine has no room for a process.
     """
     ours, theirs = Channel.pair()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of threads in a process that forks
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            for end in (ours, theirs):
+                end.close()
+            message = f"{name} cannot be started: {error.strerror}; it needs memory, and room for a process (ulimit -u)"
+            raise BackendError(message) from None
     if not pid:
         ours.close()
         _run(name, theirs, main)

@@ -25,7 +25,7 @@ from functools import partial
 from time import monotonic
 from typing import NoReturn
 
-from prefixwise.contract.errors import PrefixwiseError
+from prefixwise.contract.errors import BackendError, PrefixwiseError
 from prefixwise.server.config import ReportSource, ServerOptions
 from prefixwise.server.launch import (
     ENGINE_FAILED_STATUS,
@@ -60,7 +60,7 @@ from prefixwise.server.workers.worker_process import OpenFrontend, ServerParts, 
 log = logging.getLogger("prefixwise")
 
 _POLL_SECONDS = 0.5  # between two looks at time limits
-_EXIT_SECONDS = 12.0  # beyond the grace period, for workers to end
+_EXIT_SECONDS = 12.0  # beyond the grace period, for all children to end
 
 
 def run_workers(
@@ -71,8 +71,8 @@ def run_workers(
     *,
     open_frontend: OpenFrontend,
 ) -> None:
-    """Serve with `options.http_workers` processes until a signal. Raises PrefixwiseError where the port is taken or the
-    model cannot be loaded."""
+    """Serve with `options.http_workers` processes until a signal. Raises PrefixwiseError where the port is taken, the
+    model cannot be loaded or a process not be started."""
     set_up_logging(options)
     num_workers = options.http_workers or 1
     listeners = bind_workers(options, num_workers)
@@ -123,9 +123,7 @@ class Supervisor:
             self._selector.register(wakeup, selectors.EVENT_READ)
             gc.collect()
             gc.freeze()  # what children inherit stays shared
-            self._start_engine()
-            for number in range(self._parts.num_workers):
-                self._start_worker(number)
+            self._start_all()
             while self._children:
                 self._iterate(wakeup)
         if self._failure is not None:
@@ -215,7 +213,8 @@ class Supervisor:
     def _stop_engine(self) -> None:
         engine = self._engine()
         if engine is not None:
-            self._exit_by = monotonic() + ENGINE_SECONDS + _EXIT_SECONDS
+            exit_by = monotonic() + ENGINE_SECONDS + _EXIT_SECONDS
+            self._exit_by = exit_by if self._exit_by is None else min(self._exit_by, exit_by)  # one limit for all
             engine.channel.send(Stop())
 
     # Messages
@@ -278,6 +277,16 @@ class Supervisor:
 
     def _engine(self) -> Child | None:
         return next((child for child in self._children.values() if child.number is None), None)
+
+    def _start_all(self) -> None:
+        try:
+            self._start_engine()
+            for number in range(self._parts.num_workers):
+                self._start_worker(number)
+        except BackendError:
+            for child in self._children.values():
+                child.kill()
+            raise
 
     def _start_engine(self) -> None:
         self._generation += 1
@@ -363,7 +372,7 @@ class Supervisor:
         for worker in self._workers():
             worker.lose_engine()
         self._usage.add(ENGINE_RESTARTS, 1)
-        self._start_engine()
+        self._start_again(self._start_engine)
 
     def _on_worker_end(self, child: Child, number: int, status: int) -> None:
         self._parts.usage.clear(number)
@@ -379,7 +388,14 @@ class Supervisor:
             self._drain()
         else:
             self._usage.add(WORKER_RESTARTS, 1)
-            self._start_worker(number)
+            self._start_again(partial(self._start_worker, number))
+
+    def _start_again(self, start: Callable[[], None]) -> None:
+        try:
+            start()
+        except BackendError as error:  # the other processes finish what they have
+            self._gives_up = str(error)
+            self._drain()
 
     def _is_last_death(self, child: Child, reason: str) -> bool:
         """Whether the server gives up. What cannot be loaded at its start ends it at once, as that of one process."""

@@ -267,14 +267,24 @@ class HttpWorker:
         """Answer the workers that ask for this one's."""
         replies = self._async_context.socket(zmq.REP)
         endpoint = self._parts.metrics_endpoint(self._number)
-        Path(endpoint.removeprefix("ipc://")).unlink(missing_ok=True)  # of a worker that was killed
-        replies.bind(endpoint)
         try:
+            Path(endpoint.removeprefix("ipc://")).unlink(missing_ok=True)  # of a worker that was killed
+            replies.bind(endpoint)
             while True:
                 await replies.recv()
-                await replies.send(self._service.metrics.snapshot())
+                await replies.send(self._own_metrics())
+        except (OSError, zmq.ZMQError) as error:
+            log.error("HTTP worker %d cannot give its metrics: %s", self._number, error)
         finally:
-            replies.close(linger=0)
+            replies.close(linger=0)  # in any case: the end of the context waits for it
+
+    def _own_metrics(self) -> bytes:
+        """Empty if they cannot be collected, as where the disk is full: the next worker that asks needs an answer."""
+        try:
+            return self._service.metrics.snapshot()
+        except Exception:
+            log.exception("the metrics of this worker cannot be collected")
+            return b""
 
     async def _ask_others(self) -> Sequence[bytes]:
         """The metrics of all other workers; of those that do not answer in time, the counts that were shown last."""
@@ -287,10 +297,11 @@ class HttpWorker:
         try:
             asking.connect(self._parts.metrics_endpoint(worker))
             await asking.send(b"")
-            return await asyncio.wait_for(asking.recv(), PEER_SECONDS)
+            if found := await asyncio.wait_for(asking.recv(), PEER_SECONDS):
+                return found
         except TimeoutError:
             log.warning("HTTP worker %d did not give its metrics within %g s", worker, PEER_SECONDS)
-            file = self._parts.counts_file(worker)
-            return file.read_bytes() if file.exists() else None
         finally:
             asking.close(linger=0)
+        file = self._parts.counts_file(worker)
+        return file.read_bytes() if file.exists() else None
