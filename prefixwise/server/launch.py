@@ -71,15 +71,17 @@ def bind(options: ServerOptions, *, port: int | None = None, shares_port: bool =
     `port`: instead of the option's. `shares_port`: the kernel spreads connections over all such sockets of a port.
     """
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener: socket.socket | None = None
     try:
+        listener = socket.socket(family, socket.SOCK_STREAM)  # without IPv6 there is none of its family
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if shares_port:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind((options.host, options.port if port is None else port))
         listener.listen(_BACKLOG)
     except (OSError, UnicodeError) as error:
-        listener.close()
+        if listener is not None:
+            listener.close()
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         message = f"cannot listen on {options.host} port {options.port}: {reason}; choose another --port or --host"
         raise BackendError(message) from None
@@ -272,5 +274,5 @@ def _uvicorn_config(service: Service, connections: Connections) -> uvicorn.Confi
 
 def exit_at_once(status: int) -> None:
     """Exit without waiting for threads."""
-    logging.shutdown()
+    flush_log()  # `logging.shutdown` waits for the log of the process that has forked this one, too
     os._exit(status)

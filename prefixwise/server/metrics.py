@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,8 @@ from prefixwise.engine.health import EngineState
 
 if TYPE_CHECKING:
     from prefixwise.engine.engine import ScoringEngine
+
+log = logging.getLogger("prefixwise")
 
 PREFIX = "prefixwise:"
 OTHER_ROUTE = "other"  # the label of all unknown paths, so that clients cannot create labels
@@ -33,6 +36,7 @@ class Metrics:
         self._lock = threading.Lock()
         self._before: list[Metric] = []  # the counts of processes whose place this one has taken
         self._kept: Path | None = None  # the counts that were shown last, for the process that takes its place
+        self._can_keep = True
         self._restarts: Callable[[], Mapping[str, int]] | None = None
 
         def counter(name: str, text: str, *labels: str) -> Counter:
@@ -134,10 +138,21 @@ class Metrics:
             if self._before:
                 families = sum_families([families, self._before])
             if self._kept is not None:
-                partial = self._kept.with_suffix(".partial")
-                partial.write_bytes(_dump(each for each in families if each.type in _COUNTS))
-                partial.replace(self._kept)
+                self._keep(self._kept, families)
         return families
+
+    def _keep(self, file: Path, families: Iterable[Metric]) -> None:
+        """Metrics are shown also where they cannot be kept, as on a full disk."""
+        partial = file.with_suffix(".partial")
+        try:
+            partial.write_bytes(_dump(each for each in families if each.type in _COUNTS))
+            partial.replace(file)
+        except OSError as error:
+            if self._can_keep:
+                log.warning("the counts of this process would be lost if it ended now: %s: %s", file, error.strerror)
+            self._can_keep = False
+        else:
+            self._can_keep = True
 
 
 class _Collected(Collector):

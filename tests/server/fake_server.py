@@ -149,6 +149,9 @@ def main() -> None:
     parser.add_argument(
         "--exit-seconds", type=float, default=supervisor._EXIT_SECONDS, help="beyond the grace period, with workers"
     )
+    parser.add_argument(
+        "--keep-seconds", type=float, default=supervisor._KEEP_SECONDS, help="between two looks at the socket folder"
+    )
     parser.add_argument("--max-request-bytes", type=int, default=DEFAULT_MAX_REQUEST_BYTES)
     parser.add_argument("--api-key", default=None)
     parser.add_argument("--options", type=json.loads, default={}, help="more fields of ServerOptions, as JSON")
@@ -178,7 +181,9 @@ def main() -> None:
     if args.forks is not None:
         limit_forks(args.forks)
     launch.ENGINE_SECONDS, usage.SILENT_SECONDS = args.engine_seconds, args.silent_seconds
-    vars(supervisor).update(ENGINE_SECONDS=args.engine_seconds, _EXIT_SECONDS=args.exit_seconds)
+    vars(supervisor).update(
+        ENGINE_SECONDS=args.engine_seconds, _EXIT_SECONDS=args.exit_seconds, _KEEP_SECONDS=args.keep_seconds
+    )
     worker_process.OPEN_SECONDS, children.OPENING_SECONDS = args.open_seconds, args.opening_seconds
     # Whoever runs the tests may have been started under nohup, too.
     signal.signal(signal.SIGHUP, signal.SIG_IGN if args.nohup else signal.SIG_DFL)

@@ -120,10 +120,17 @@ def process_of(server: ServerProcess, name: str) -> int:
     return int(next(each for each in reversed(found) if each is not None)[1])
 
 
-def socket_folder(server: ServerProcess) -> Path:
-    """Where its processes meet."""
-    connections = psutil.Process(process_of(server, "the engine process")).net_connections("unix")
-    (folder,) = {Path(str(each.laddr)).parent for each in connections if "/prefixwise-" in str(each.laddr)}
+def socket_folder(server: ServerProcess, name: str = "the engine process") -> Path:
+    """Where its processes meet, once the one of this name listens there."""
+    process, folders = psutil.Process(process_of(server, name)), set[Path]()
+
+    def is_found() -> bool:
+        addresses = [Path(str(each.laddr)) for each in process.net_connections("unix")]
+        folders.update(each.parent for each in addresses if each.parent.name.startswith("prefixwise-"))
+        return bool(folders)
+
+    until(is_found)
+    (folder,) = folders
     return folder
 
 

@@ -11,6 +11,7 @@ from io import StringIO
 
 import pytest
 
+from prefixwise.server.launch import exit_at_once
 from prefixwise.server.logs import JsonFormatter, QueuedHandler, TextFormatter, fields_of, log_configuration
 from tests.server.app_client import IDS_REQUEST, AppClient
 
@@ -178,6 +179,22 @@ def test_a_record_that_cannot_be_formatted_is_a_line() -> None:
     handler.handle(logging.LogRecord("prefixwise", logging.INFO, __file__, 0, "%d", ("no number",), None))
     handler.close()
     assert stream.getvalue().startswith("INFO prefixwise: a record cannot be formatted: TypeError(")
+
+
+def test_a_process_ends_without_the_log_of_the_one_that_has_forked_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its thread is not here: nobody would end the wait."""
+    flushed: list[str] = []
+
+    class Log(logging.Handler):
+        def flush(self) -> None:
+            flushed.append(str(self.name))
+
+    inherited, own = Log(), Log()
+    inherited.name, own.name = "inherited", "own"
+    monkeypatch.setattr(logging.getLogger(), "handlers", [own])
+    monkeypatch.setattr("prefixwise.server.launch.os._exit", lambda status: flushed.append(f"status {status}"))
+    exit_at_once(3)
+    assert flushed == ["own", "status 3"]
 
 
 def test_dropped_lines_are_a_metric(client: AppClient, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import signal
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NoReturn
 
 import httpx
 import pytest
 
+from prefixwise.contract.errors import BackendError
+from prefixwise.server.config import ServerOptions
+from prefixwise.server.launch import bind
 from tests.server.app_client import IDS_REQUEST, error_of, expected_logits
 from tests.server.real_requests import fetch, wait_for_requests
 from tests.server.server_process import Form, ServerProcess, server_process
@@ -55,6 +60,16 @@ class TestStart:
         assert second.log == [
             f"error: cannot listen on 127.0.0.1 port {port}: Address already in use; choose another --port or --host"
         ]
+
+    def test_a_host_of_a_family_that_the_machine_does_not_have(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """As IPv6 where it is switched off."""
+
+        def no_socket(*_: object) -> NoReturn:
+            raise OSError(errno.EAFNOSUPPORT, "Address family not supported by protocol")
+
+        monkeypatch.setattr("prefixwise.server.launch.socket.socket", no_socket)
+        with pytest.raises(BackendError, match="cannot listen on ::1 port 80: Address family not supported"):
+            bind(ServerOptions(host="::1", port=80))
 
     def test_a_signal_while_the_model_loads_ends_it(self, form: Form) -> None:
         with server_process(*form, "--load-seconds=60", wait=False) as starting:

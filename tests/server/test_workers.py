@@ -7,6 +7,7 @@ both forms.
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import shutil
@@ -17,7 +18,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from time import sleep
-from typing import Any
+from typing import Any, NoReturn
 
 import httpx
 import psutil
@@ -25,8 +26,8 @@ import pytest
 
 from prefixwise.contract.errors import BackendError
 from prefixwise.server.launch import ENGINE_FAILED_STATUS
-from prefixwise.server.workers.children import DEATH_SECONDS, Deaths
-from prefixwise.server.workers.sockets import make_socket_folder
+from prefixwise.server.workers.children import DEATH_SECONDS, Deaths, fork
+from prefixwise.server.workers.sockets import keep_socket_folder, make_socket_folder
 from tests.server.app_client import IDS_REQUEST, error_of, expected_logits
 from tests.server.real_requests import ask, fetch, leftovers, server_stats, wait_for_requests
 from tests.server.server_process import (
@@ -272,31 +273,56 @@ class TestDeaths:
         assert leftovers(server) == (0, 0, 0)  # and the engine has dropped the rest
         assert [score(server.url).json()["scores"] for _ in range(8)] == [SCORES] * 8
 
-    def test_a_worker_whose_metrics_cannot_be_collected_gives_them_later(self) -> None:
-        """As on a full disk: the counts, which a worker keeps for the one that takes its place, cannot be written."""
+    def test_metrics_are_shown_where_their_counts_cannot_be_kept(self) -> None:
+        """As on a full disk: a worker keeps its counts in a file, for the one that takes its place."""
         with server_process(WORKERS) as server:
             folder = socket_folder(server)
-            in_the_way = [folder / f"counts-{worker}.partial" for worker in range(2)]
-            for each in in_the_way:
-                each.mkdir()
-            for _ in range(8):  # both workers are asked by the other one
-                fetch("GET", f"{server.url}/metrics")
-            for each in in_the_way:
-                each.rmdir()
+            for worker in range(2):
+                (folder / f"counts-{worker}.partial").mkdir()  # in the way
             for _ in range(12):
                 score(server.url)
             counted = 'requests_total{route="/v1/score",status="200"}'
             assert {metric(server, counted) for _ in range(8)} == {12}
+            server.signal(signal.SIGTERM)
+            assert server.wait() == 0
+        assert len([line for line in server.log if "would be lost if it ended now" in line]) == 2  # of each worker once
+        assert not any("Traceback" in line for line in server.log)
 
     def test_a_worker_that_cannot_give_its_metrics_says_so_and_ends(self) -> None:
         """It would wait for its own socket for ever."""
         with server_process(WORKERS) as server:
-            shutil.rmtree(socket_folder(server))
+            taken = socket_folder(server) / "metrics-0"
+            taken.unlink()
+            taken.mkdir()
             os.kill(process_of(server, "HTTP worker 0"), signal.SIGKILL)
-            server.wait_for_line("HTTP worker 0 cannot give its metrics: No such file or directory")
+            server.wait_for_line("HTTP worker 0 cannot give its metrics: ")
+            server.wait_for_line("ready on")
+            assert [score(server.url).status_code for _ in range(8)] == [200] * 8
             server.signal(signal.SIGTERM)
             assert server.wait() == 0
         assert not any("does not end" in line for line in server.log)
+
+    def test_sockets_that_somebody_removes(self) -> None:
+        """What is connected stays so; no other process could reach it, so the next death is the last."""
+        with server_process(WORKERS, "--keep-seconds=0.1") as server:
+            folder = socket_folder(server)
+            shutil.rmtree(folder)
+            server.wait_for_line(f"no process can take the place of one that ends: somebody has removed {folder}")
+            assert [score(server.url).json()["scores"] for _ in range(8)] == [SCORES] * 8
+            assert fetch("GET", f"{server.url}/metrics").status_code == 200
+            os.kill(process_of(server, "HTTP worker 0"), signal.SIGKILL)
+            assert server.wait() == ENGINE_FAILED_STATUS
+        assert f"exiting with status 70: somebody has removed {folder}, " in server.log[-1]
+        assert not any("Traceback" in line for line in server.log)
+
+    def test_sockets_that_somebody_removes_while_the_model_loads(self, tmp_path: Path) -> None:
+        with server_process(WORKERS, f"--load-until={tmp_path / 'there'}", wait=False) as server:
+            server.wait_for_line("started HTTP worker 1")
+            shutil.rmtree(socket_folder(server, "HTTP worker 0"))
+            (tmp_path / "there").touch()
+            assert server.wait() == 1
+        assert server.log[-1].startswith("error: the engine process cannot make its socket: No such file or directory")
+        assert not any("Traceback" in line for line in server.log)
 
     def test_three_failed_engines_end_the_server(self) -> None:
         with server_process(WORKERS, "--fault=raise") as server:
@@ -410,6 +436,32 @@ class TestCountedDeaths:
         ready = [True, False, False, True, False, False, False]
         found = [deaths.count(number * long, was_ready=each) for number, each in enumerate(ready)]
         assert found == [None] * 6 + ["3 times without becoming ready"]
+
+
+def test_a_process_without_room_for_its_channel_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def socketpair() -> NoReturn:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr("prefixwise.server.workers.channel.socket.socketpair", socketpair)
+    with pytest.raises(BackendError, match=r"HTTP worker 0 cannot be started: Too many open files; .*ulimit -n"):
+        fork("HTTP worker 0", 0, lambda channel: 0)
+
+
+def test_the_files_of_a_server_look_new_to_what_cleans_its_folder(tmp_path: Path) -> None:
+    files = [tmp_path, tmp_path / "engine-1", tmp_path / "metrics-0"]
+    for file in files[1:]:
+        file.touch()
+    for file in files:
+        os.utime(file, (0, 0))
+    keep_socket_folder(tmp_path)
+    assert all(min(file.stat().st_mtime, file.stat().st_atime) > 0 for file in files)
+
+
+def test_a_folder_that_cannot_be_made_is_a_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where the whole file system is read-only."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    with pytest.raises(BackendError, match=r"No such file or directory; TMPDIR must be a folder .* can write to"):
+        make_socket_folder()
 
 
 def test_a_folder_whose_sockets_would_have_too_long_a_path_is_refused(

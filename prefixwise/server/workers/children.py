@@ -117,18 +117,19 @@ def fork(name: str, number: int | None, main: Callable[[Channel], int]) -> Child
     """Start a process that runs `main` with its end of the channel, and exits with the status that it returns.
 
     The supervisor's one other thread is the log's, which holds nothing that a child needs: it gets a log of its own.
-    Raises BackendError if the machine has no room for a process.
+    Raises BackendError if the machine has no room for a process, or this process not for its channel.
     """
-    ours, theirs = Channel.pair()
+    ends: tuple[Channel, ...] = ()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of threads in a process that forks
         try:
+            ours, theirs = ends = Channel.pair()
             pid = os.fork()
         except OSError as error:
-            for end in (ours, theirs):
+            for end in ends:
                 end.close()
-            message = f"{name} cannot be started: {error.strerror}; it needs memory, and room for a process (ulimit -u)"
-            raise BackendError(message) from None
+            message = f"{name} cannot be started: {error.strerror}; it needs memory, room for a process (ulimit -u)"
+            raise BackendError(f"{message} and for open files (ulimit -n)") from None
     if not pid:
         ours.close()
         _run(name, theirs, main)

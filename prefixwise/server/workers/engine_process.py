@@ -88,6 +88,7 @@ def run_engine(
     try:
         engine = open_engine()
         configuration = dict(resolved_config(engine))
+        opened = EngineServer(engine, endpoint, configuration, inbox, wake, usage)
     except PrefixwiseError as error:
         channel.send(Failed(fault_of(error)))
         return 1
@@ -96,7 +97,7 @@ def run_engine(
         channel.send(Failed(fault_of(BackendError(f"the model cannot be loaded: {error!r}"))))
         return 1
     relax_garbage_collection()
-    with EngineServer(engine, endpoint, configuration, inbox, wake, usage) as server:
+    with opened as server:
         loading.clear()
         channel.send(Loaded(configuration, engine.scheduler.options.watchdog_timeout))
         if not server.run():
@@ -182,7 +183,11 @@ class EngineServer:
             (zmq.LINGER, _LINGER_MILLISECONDS),
         ):
             self._socket.setsockopt(option, value)
-        self._socket.bind(endpoint)
+        try:
+            self._socket.bind(endpoint)
+        except zmq.ZMQError as error:
+            message = f"the engine process cannot make its socket: {error}; TMPDIR must be a folder that nobody cleans"
+            raise BackendError(message) from None
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(wake.reader, zmq.POLLIN)

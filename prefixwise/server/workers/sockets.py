@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import sys
@@ -16,8 +17,12 @@ _MAX_FOLDER_BYTES = 80  # of the folder, as paths of sockets have at most 103 by
 
 
 def make_socket_folder() -> Path:
-    """A folder of mode 0700. Raises BackendError where a socket in it would have too long a path."""
-    folder = Path(tempfile.mkdtemp(prefix="prefixwise-"))
+    """A folder of mode 0700. Raises BackendError where none can be made, or a socket's path in it would be too long."""
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="prefixwise-"))
+    except OSError as error:
+        message = f"cannot make a folder for the sockets of the HTTP workers: {error.strerror}; TMPDIR must be a folder"
+        raise BackendError(f"{message} that this user can write to") from None
     if len(os.fsencode(folder)) > _MAX_FOLDER_BYTES:
         folder.rmdir()
         most = _MAX_FOLDER_BYTES - len(folder.name) - 1
@@ -26,6 +31,16 @@ def make_socket_folder() -> Path:
         )
         raise BackendError(message)
     return folder
+
+
+def keep_socket_folder(folder: Path) -> None:
+    """Let its files look new, as programs that clean TMPDIR remove old ones. Raises BackendError if it is gone."""
+    with contextlib.suppress(OSError):  # a file that a worker replaces: those behind it have the next time
+        for path in (folder, *folder.iterdir()):
+            os.utime(path)
+    if not os.access(folder, os.X_OK):
+        message = f"somebody has removed {folder}, where the processes of this server meet"
+        raise BackendError(f"{message}; start the server again, with a TMPDIR that nobody cleans")
 
 
 def bind_workers(options: ServerOptions, number: int) -> list[socket.socket]:

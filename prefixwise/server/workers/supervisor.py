@@ -54,12 +54,13 @@ from prefixwise.server.workers.channel import (
 from prefixwise.server.workers.children import Child, Deaths, fork
 from prefixwise.server.workers.engine_process import run_engine
 from prefixwise.server.workers.messages import error_of
-from prefixwise.server.workers.sockets import bind_workers, make_socket_folder
+from prefixwise.server.workers.sockets import bind_workers, keep_socket_folder, make_socket_folder
 from prefixwise.server.workers.worker_process import OpenFrontend, ServerParts, run_worker
 
 log = logging.getLogger("prefixwise")
 
 _POLL_SECONDS = 0.5  # between two looks at time limits
+_KEEP_SECONDS = 3600.0  # between two looks at the folder of the sockets; what cleans TMPDIR takes files of days
 _EXIT_SECONDS = 12.0  # beyond the grace period, for all children to end
 
 
@@ -110,6 +111,7 @@ class Supervisor:
         self._has_loaded = False  # an engine process
         self._watchdog_timeout = 0.0  # seconds, as the engine process has told; 0: no child is killed
         self._was_ready = False  # the server
+        self._keep_at = 0.0  # the next look at the folder of the sockets
         self._serve_by: float | None = None  # when the workers that are ready do not wait for the others any more
         self._is_draining = False
         self._is_clean = True  # the engine process has ended by itself
@@ -145,6 +147,8 @@ class Supervisor:
         self._reap()
         for child in self._children.values():
             child.watch(self._watchdog_timeout)
+        if monotonic() > self._keep_at:
+            self._keep_folder()
         if self._serve_by is not None and monotonic() > self._serve_by:
             seconds = self._parts.open_seconds
             log.warning("an HTTP worker is not ready after %g s: the others serve without it", seconds)
@@ -154,6 +158,13 @@ class Supervisor:
             for child in self._children.values():
                 log.warning("%s does not end: killed", child.name)
                 child.kill()
+
+    def _keep_folder(self) -> None:
+        self._keep_at = monotonic() + _KEEP_SECONDS
+        try:
+            keep_socket_folder(self._parts.folder)
+        except BackendError as error:  # processes that are connected go on
+            log.error("no process can take the place of one that ends: %s", error)
 
     # Signals
 
@@ -392,6 +403,7 @@ class Supervisor:
 
     def _start_again(self, start: Callable[[], None]) -> None:
         try:
+            keep_socket_folder(self._parts.folder)
             start()
         except BackendError as error:  # the other processes finish what they have
             self._gives_up = str(error)

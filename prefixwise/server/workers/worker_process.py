@@ -279,7 +279,7 @@ class HttpWorker:
             replies.close(linger=0)  # in any case: the end of the context waits for it
 
     def _own_metrics(self) -> bytes:
-        """Empty if they cannot be collected, as where the disk is full: the next worker that asks needs an answer."""
+        """Empty if they cannot be collected: the next worker that asks needs an answer, too."""
         try:
             return self._service.metrics.snapshot()
         except Exception:
