@@ -1287,6 +1287,8 @@ export interface Routes {
   "POST /load_lora_adapter": { request: LoadLoraRequest; response: LoraResponse };
   "POST /unload_lora_adapter": { request: UnloadLoraRequest; response: LoraResponse };
   "GET /health": { request: undefined; response: Health };
+  "GET /ping": { request: undefined; response: Health };
+  "POST /ping": { request: undefined; response: Health };
   "GET /health_generate": { request: undefined; response: HealthGenerate };
   "GET /info": { request: undefined; response: TeiInfo };
   "GET /server_info": { request: undefined; response: ServerInfo };

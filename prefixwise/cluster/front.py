@@ -32,6 +32,7 @@ from prefixwise.cluster.routing import RequestKey, key_of
 from prefixwise.cluster.tickets import Ticket, known_replicas, ledger
 from prefixwise.contract.errors import InternalError, InvalidValueError, RequestError, ServiceError, UnavailableError
 from prefixwise.server.body_memory import BodyMemory, BodyShare
+from prefixwise.server.context import HEALTH_PATHS
 from prefixwise.server.middleware import needs_key, sent_key, without_slash
 from prefixwise.server.scoring import TIMEOUT_HEADER, allowed_seconds, deadline_error
 
@@ -134,7 +135,7 @@ class Front:
             return await self._prefixes(request)
         if request.path.startswith("/v1/prefix/") and request.method == "DELETE":
             return await self._release(request)
-        if request.path == "/health":
+        if request.path in HEALTH_PATHS:
             return await self._health(request)
         is_large = len(request.body) > _LARGE_BYTES
         key = await asyncio.to_thread(key_of, request) if is_large else key_of(request)

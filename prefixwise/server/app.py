@@ -97,6 +97,7 @@ ROUTES = (
     PathHandlers("/v1/completions", {"POST": partial(score, dialects=(Completions(),))}),
     PathHandlers("/v1/chat/completions", {"POST": partial(score, dialects=(ChatCompletions(),))}),
     PathHandlers("/health", {"GET": health}),
+    PathHandlers("/ping", {"GET": health, "POST": health}),
     PathHandlers("/metrics", {"GET": metrics}, needs_engine=False),
     PathHandlers("/tokenize", {"POST": tokenize}),
     PathHandlers("/detokenize", {"POST": detokenize}),

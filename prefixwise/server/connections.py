@@ -27,14 +27,14 @@ from uvicorn.server import ServerState
 
 from prefixwise.contract.errors import InvalidRequestError, UnavailableError
 from prefixwise.server.config import ServerOptions
-from prefixwise.server.context import CONNECTION_KEY, new_request_id
+from prefixwise.server.context import CONNECTION_KEY, HEALTH_PATHS, new_request_id
 from prefixwise.server.metrics import Metrics
 from prefixwise.server.usage import CONNECTIONS, Usage, address_field
 
 log = logging.getLogger("prefixwise")
 
 RESERVE = 16  # connections beyond the limits
-_RESERVE_PATHS = ("/health", "/metrics")
+_RESERVE_PATHS = (*HEALTH_PATHS, "/metrics")
 _ANSWER_SECONDS = 5.0  # for a handler to answer a request whose time is over
 _LOG_SECONDS = 10.0  # between two lines about refused connections
 

@@ -28,6 +28,8 @@ from prefixwise.engine.request_state import RequestState
 from prefixwise.server.body_memory import BodyShare
 from prefixwise.server.json_body import parse_json
 
+# Load balancers ask for these every few seconds, under any host name and without a key. `/ping` is SageMaker's.
+HEALTH_PATHS = ("/health", "/ping")
 CONNECTION_KEY = "prefixwise.connection"  # in the scope; absent where no socket is ours, as in a cluster
 
 _PRINTABLE_ID = re.compile(rb"[\x20-\x7e]{1,128}")

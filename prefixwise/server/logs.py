@@ -25,13 +25,13 @@ from typing import TextIO
 import orjson
 
 from prefixwise.server.config import ServerOptions
-from prefixwise.server.context import RequestContext
+from prefixwise.server.context import HEALTH_PATHS, RequestContext
 from prefixwise.server.metrics import OTHER_ROUTE
 
 log = logging.getLogger("prefixwise")
 
 # Logged at level debug: machines ask for them every few seconds, and a visit of a page loads twenty files.
-_QUIET_ROUTES = ("/health", "/metrics", "/page/{name}")
+_QUIET_ROUTES = (*HEALTH_PATHS, "/metrics", "/page/{name}")
 _PLAIN_WORD = re.compile(r"[!#-<>-~]+")  # printable ASCII without spaces, quotes and equals signs
 _MAX_PATH = 200  # characters of a path that matches no route
 

@@ -28,7 +28,7 @@ from prefixwise.contract.errors import (
     quote,
 )
 from prefixwise.server.answers import send_response
-from prefixwise.server.context import RequestContext, error_reply, send_and_drain
+from prefixwise.server.context import HEALTH_PATHS, RequestContext, error_reply, send_and_drain
 from prefixwise.server.logs import fields_of, log_request
 from prefixwise.server.metrics import OTHER_ROUTE
 from prefixwise.server.service import Service, shutting_down
@@ -36,10 +36,9 @@ from prefixwise.server.service import Service, shutting_down
 log = logging.getLogger("prefixwise")
 
 # Load balancers have no key. The pages show nothing but themselves and the API's description, and ask for the key.
-_KEYLESS_PATHS = ("/health", "/health_generate", "/", "/reports", "/docs", "/openapi.json")
+_KEYLESS_PATHS = (*HEALTH_PATHS, "/health_generate", "/", "/reports", "/docs", "/openapi.json")
 _KEYLESS_FOLDER = "/page/"
 
-_OPEN_PATHS = ("/health",)  # balancers send any Host; it reads nothing and changes nothing
 _FORM_TYPES = (b"text/plain", b"multipart/form-data")
 
 # The body may still be on its way.
@@ -240,7 +239,7 @@ class WebPages:
 
     def check(self, context: RequestContext) -> None:
         """Raises ForbiddenError."""
-        if self._is_open or context.path in _OPEN_PATHS:
+        if self._is_open or context.path in HEALTH_PATHS:  # which read nothing and change nothing
             return
         headers = context.headers
         host = headers.get(b"host", b"")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 from prefixwise._version import __version__
+from prefixwise.server.context import HEALTH_PATHS
 from prefixwise.server.openapi_errors import rows_of
 from prefixwise.server.openapi_operations import OPERATIONS, TAGS, Document, Operation
 from prefixwise.server.openapi_schemas import SCHEMAS
@@ -88,7 +89,7 @@ def openapi_document(*, has_key: bool = False) -> Document:
 
 def _operation(operation: Operation, has_key: bool) -> Document:
     asks_for_key = has_key and not operation.is_open
-    is_page_asked = not has_key and operation.path != "/health"  # which web page sent it
+    is_page_asked = not has_key and operation.path not in HEALTH_PATHS  # which web page sent it
     statuses = sorted({*operation.statuses, *((401,) if asks_for_key else (403,) if is_page_asked else ())})
     described: Document = {
         "tags": [operation.tag],

@@ -328,6 +328,10 @@ OPERATIONS = (
         )
     ),
     Operation("get", "/health", "200 if the server accepts requests, else 503.", "Health", _WORKING, is_open=True),
+    *(
+        Operation(method, "/ping", "The same as /health, for SageMaker.", "Health", _WORKING, is_open=True)
+        for method in ("get", "post")
+    ),
     Operation(
         "get",
         "/health_generate",

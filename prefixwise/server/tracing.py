@@ -28,7 +28,7 @@ from prefixwise.contract.errors import BackendError
 from prefixwise.engine.request_state import RequestState
 from prefixwise.host import install_command
 from prefixwise.server.config import ServerOptions
-from prefixwise.server.context import RequestContext
+from prefixwise.server.context import HEALTH_PATHS, RequestContext
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.resources import Resource
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.sampling import Sampler
     from opentelemetry.trace import SpanContext
 
-_UNTRACED_PATHS = ("/health", "/metrics")  # machines ask for them every few seconds
+_UNTRACED_PATHS = (*HEALTH_PATHS, "/metrics")  # machines ask for them every few seconds
 _UNTRACED_FOLDER = "/page/"
 _CLOSE_SECONDS = 3.0  # for the collector to take the last spans
 _OF_CLIENT = ("receive", "send")  # stages that are as long as the client makes them

@@ -80,6 +80,10 @@ class TestServerInfo:
 
 
 class TestHealth:
+    def test_sagemaker_asks_for_it_under_a_name_of_its_own(self, client: AppClient) -> None:
+        for response in (client.get("/ping"), client.post("/ping")):
+            assert (response.status_code, response.json()) == (200, {"status": "ok"})
+
     def test_a_tiny_request_is_really_scored(self) -> None:
         with app_client(delimiter_token_id=0) as client:
             answer = client.get("/health_generate")

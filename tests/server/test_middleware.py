@@ -16,6 +16,7 @@ from tests.server.app_client import IDS_REQUEST, AppClient, BrokenBackend, app_c
 KEY = "sesame-5f0c"
 WORK = [("POST", "/v1/score"), ("POST", "/v1/prefix"), ("GET", "/v1/prefix"), ("POST", "/tokenize")]
 WORK += [("DELETE", "/v1/prefix/x"), ("GET", "/health"), ("GET", "/health_generate")]
+WORK += [("GET", "/ping"), ("POST", "/ping")]
 ALWAYS_WITH_KEY = ["/metrics", "/server_info", "/v1/models"]
 ALWAYS_OPEN = ["/", "/reports", "/page/look.css", "/docs", "/openapi.json"]
 ALWAYS = [*ALWAYS_WITH_KEY, "/", "/docs", "/openapi.json"]
@@ -128,7 +129,7 @@ class TestKey:
         assert guarded.post("/v1/score", IDS_REQUEST, headers=headers).status_code == 200
         assert guarded.get("/metrics", headers=headers).status_code == 200
 
-    @pytest.mark.parametrize("path", ["/health", "/health_generate", *ALWAYS_OPEN])
+    @pytest.mark.parametrize("path", ["/health", "/ping", "/health_generate", *ALWAYS_OPEN])
     def test_health_and_the_pages_need_none(self, guarded: AppClient, path: str) -> None:
         assert guarded.get(path).status_code == 200
 
@@ -223,6 +224,7 @@ class TestWebPages:
         assert error_of(client.get("/health_generate", headers=navigate("no-cors")))[2] == "origin_not_allowed"
         assert client.get("/docs", headers=navigate("navigate")).status_code == 200
         assert client.get("/health", headers=navigate("no-cors")).status_code == 200
+        assert client.post("/ping", headers=navigate("no-cors")).status_code == 200
 
     def test_an_origin_or_a_key_opens_it(self) -> None:
         headers = {"Origin": "https://a.example", "Sec-Fetch-Site": "cross-site"}
