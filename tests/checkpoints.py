@@ -19,12 +19,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from prefixwise.models.families import family_of_hf, gguf_tensor_names, hf_tensor_names
-
-FAMILY_NAMES = (
-    *("qwen3", "qwen2", "llama", "llama3", "mistral", "gemma", "gemma2", "gemma3", "phi3", "olmo2"),
-    *("granite", "qwen3_moe", "mixtral"),
-)
+from prefixwise.models.families import FAMILIES, family_of_hf, gguf_tensor_names, hf_tensor_names
 
 _COMMON: dict[str, Any] = {
     "vocab_size": 512,
@@ -45,6 +40,7 @@ LLAMA3_ROPE: dict[str, Any] = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 1024,
 }
+# A row for each family: the fields of its config beside _COMMON. A family with a row is in all tests of families.
 _PER_FAMILY: dict[str, dict[str, Any]] = {
     "qwen3": {"head_dim": 32, "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0}},
     "qwen2": {"rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0}},
@@ -113,30 +109,16 @@ _PER_FAMILY: dict[str, dict[str, Any]] = {
         "initializer_range": 0.15,
     },
 }
-_CLASSES = {
-    "qwen3": "Qwen3",
-    "qwen2": "Qwen2",
-    "llama": "Llama",
-    "llama3": "Llama",
-    "mistral": "Mistral",
-    "gemma": "Gemma",
-    "gemma2": "Gemma2",
-    "gemma3": "Gemma3",
-    "phi3": "Phi3",
-    "olmo2": "Olmo2",
-    "granite": "Granite",
-    "qwen3_moe": "Qwen3Moe",
-    "mixtral": "Mixtral",
-}
-_CONFIG_CLASSES = {"gemma3": "Gemma3TextConfig"}  # where the name is not that of the class
-# By `model_type` of the config.
+_VARIANTS = {"llama3": "llama"}  # rows that are the same family with another config
+# By family, as llama.cpp calls them. A family that llama.cpp lacks has no row, and no tests of GGUF files.
 _GGUF_ARCHITECTURES = {
-    **{name: name for name in ("qwen3", "qwen2", "llama", "gemma", "gemma2", "phi3", "olmo2", "granite")},
+    **{name: name for name in ("qwen3", "qwen2", "llama", "gemma", "gemma2", "gemma3", "phi3", "olmo2", "granite")},
     "mistral": "llama",
     "mixtral": "llama",
     "qwen3_moe": "qwen3moe",
-    "gemma3_text": "gemma3",
 }
+FAMILY_NAMES = tuple(_PER_FAMILY)
+GGUF_FAMILY_NAMES = tuple(name for name in FAMILY_NAMES if _VARIANTS.get(name, name) in _GGUF_ARCHITECTURES)
 
 _GGUF_FUSED = {"self_attn.qkv_proj.weight": "attn_qkv.weight", "mlp.gate_up_proj.weight": "ffn_up.weight"}  # Phi-3
 
@@ -153,9 +135,8 @@ def make_hf_checkpoint(folder: Path, family: str, *, sharded: bool = False, seed
     import torch
     import transformers
 
-    config_class = getattr(transformers, _CONFIG_CLASSES.get(family) or f"{_CLASSES[family]}Config")
-    model_class = getattr(transformers, f"{_CLASSES[family]}ForCausalLM")
-    config = config_class(**(_COMMON | _PER_FAMILY[family] | overrides))
+    model_class = getattr(transformers, FAMILIES[_VARIANTS.get(family, family)].hf_architectures[0])
+    config = model_class.config_class(**(_COMMON | _PER_FAMILY[family] | overrides))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = model_class(config).float()
@@ -238,7 +219,7 @@ def make_gguf(
     import gguf
 
     config = json.loads((hf_folder / "config.json").read_text())
-    writer = gguf.GGUFWriter(path, _GGUF_ARCHITECTURES[config["model_type"]])
+    writer = gguf.GGUFWriter(path, _gguf_architecture(config))
     _add_model_metadata(writer, config)
     if (hf_folder / "tokenizer.json").is_file():
         _add_tokenizer_metadata(writer, hf_folder, config["vocab_size"])
@@ -388,6 +369,10 @@ def _add_tokenizer_metadata(writer: Any, hf_folder: Path, vocab_size: int) -> No
     writer.add_add_bos_token(raw["post_processor"] is not None)
 
 
+def _gguf_architecture(config: dict[str, Any]) -> str:
+    return _GGUF_ARCHITECTURES[family_of_hf(config["architectures"]).name]
+
+
 def _gguf_name(hf_name: str, config: dict[str, Any]) -> str:
     parts = hf_name.split(".")
     key = ".".join(parts[3:]) if parts[1] == "layers" else hf_name
@@ -403,7 +388,7 @@ def _permuted_for_gguf(name: str, values: NDArray[Any], config: dict[str, Any]) 
     """llama.cpp's `LlamaModel.permute`: the two rotary halves of each head, interleaved."""
     heads_of = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
     heads = heads_of.get(name.split(".")[-2])
-    if heads is None or _GGUF_ARCHITECTURES[config["model_type"]] not in ("llama", "granite"):
+    if heads is None or _gguf_architecture(config) not in ("llama", "granite"):
         return values
     split = values.reshape(heads, 2, values.shape[0] // heads // 2, *values.shape[1:])
     return np.ascontiguousarray(split.swapaxes(1, 2).reshape(values.shape))

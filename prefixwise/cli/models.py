@@ -40,6 +40,7 @@ def _family_json(family: Family) -> dict[str, object]:
         "name": family.name,
         "title": family.title,
         "hf_architectures": family.hf_architectures,
+        "hf_classifiers": family.hf_classifiers,
         "gguf_architectures": family.gguf_architectures,
         "formats": _formats(family),
     }
@@ -50,7 +51,7 @@ def _model_json(model: LocalModel) -> dict[str, object]:
 
 
 def _formats(family: Family) -> list[str]:
-    return ["safetensors"] * bool(family.hf_architectures) + ["GGUF"] * bool(family.gguf_architectures)
+    return ["safetensors", *(["GGUF"] if family.gguf_architectures else [])]
 
 
 def _tables(families: list[Family], found: list[LocalModel]) -> str:
@@ -62,7 +63,7 @@ def _family_table(families: list[Family]) -> str:
     columns = [
         Column("family", [family.name for family in families]),
         Column("models", [family.title for family in families]),
-        Column("architecture", [", ".join(family.hf_architectures) for family in families]),
+        Column("architecture", [", ".join(family.hf_architectures or family.hf_classifiers) for family in families]),
         Column("formats", [", ".join(_formats(family)) for family in families]),
     ]
     return render_table(columns, stdout_width())

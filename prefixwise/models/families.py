@@ -1,7 +1,7 @@
 """The model families: which checkpoints we can read, and how the families differ.
 
-A family is data. Adding one means adding a row here and, if it has a part that no other has, a field in
-`ModelConfig` that both backends honour.
+A family is data. Adding one means adding a row here, a small checkpoint in `tests/checkpoints.py` and, if it has a part
+that no other has, a field in `ModelConfig` that both backends honour.
 """
 
 from __future__ import annotations

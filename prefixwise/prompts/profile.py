@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from string import Formatter
 from typing import Literal, get_args
 
-from prefixwise.contract.errors import ProfileError, describe
+from prefixwise.contract.errors import ProfileError, describe, quote
 from prefixwise.contract.scores import RelevanceKind
+from prefixwise.models.families import FAMILIES
 
 FORMAT = 1
 PLACEHOLDERS = ("query", "document", "instruction")
@@ -69,7 +70,7 @@ class Profile:
     max_body_len: int | None = None  # the same, counted without `before` and `after`
     max_query_len: int | None = None  # of the pieces of the body that have {query}; more is an error
     names: tuple[str, ...] = ()  # of checkpoints for this profile: patterns like those of file names, in lower case
-    families: tuple[str, ...] = ()  # model families of such checkpoints; (): any
+    families: tuple[str, ...] = ()  # keys of FAMILIES: those of such checkpoints; (): any
 
     @property
     def can_rerank(self) -> bool:
@@ -257,6 +258,9 @@ def _template_problems(text: str, path: str) -> Iterable[str]:
 
 def _contradictions(profile: Profile) -> Iterable[str]:
     yield from _label_problems(profile)
+    unknown = [family for family in profile.families if family not in FAMILIES]
+    if unknown:
+        yield f"recognise.families: expected some of {', '.join(FAMILIES)}, got {', '.join(map(quote, unknown))}"
     pieces = (*profile.before, *profile.body, *profile.after)
     texts = [text for piece in pieces for text in (piece.text, piece.without_instruction) if text is not None]
     used = [name for text in texts for name in placeholders(text)]

@@ -30,6 +30,7 @@ def test_families_are_listed_with_their_formats(run_main: RunMain) -> None:
     assert rows.keys() == FAMILIES.keys()
     assert rows["qwen3"].split() == ["qwen3", "Qwen3", "Qwen3ForCausalLM", "safetensors,", "GGUF"]
     assert rows["mistral"].split() == ["mistral", "Mistral", "MistralForCausalLM", "safetensors"]
+    assert rows["llama_bidirec"].split()[-2:] == ["LlamaBidirectionalForSequenceClassification", "safetensors"]
 
 
 def test_local_models_are_listed_with_what_is_wrong_with_them(run_main: RunMain) -> None:
@@ -55,6 +56,7 @@ def test_json_has_it_all_on_one_line(run_main: RunMain) -> None:
         "name": "qwen3",
         "title": "Qwen3",
         "hf_architectures": ["Qwen3ForCausalLM"],
+        "hf_classifiers": ["Qwen3ForSequenceClassification"],
         "gguf_architectures": ["qwen3"],
         "formats": ["safetensors", "GGUF"],
     }

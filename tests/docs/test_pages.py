@@ -15,6 +15,8 @@ from prefixwise.contract.judge import JUDGE_FIELDS
 from prefixwise.contract.request import SCORE_FIELDS
 from prefixwise.contract.rerank_request import rerank_fields
 from prefixwise.launch.options import EngineOptions
+from prefixwise.prompts.cross_encoder import NAME as PROFILE_OF_A_FOLDER
+from prefixwise.prompts.profile_choice import builtin_profiles
 from prefixwise.server.config import ServerOptions
 from prefixwise.server.openapi_errors import ERROR_TABLE
 from prefixwise.server.openapi_operations import OPERATIONS
@@ -54,7 +56,14 @@ def test_the_readme_is_short() -> None:
 
 def test_every_route_is_explained() -> None:
     named = set(re.findall(r"`(GET|POST|DELETE) (/[^`\s]*)`", HTTP_API))
-    assert named == {(operation.method.upper(), operation.path) for operation in OPERATIONS}
+    assert named == {(each.method.upper(), each.path) for each in OPERATIONS}, "see the table of docs/http-api.md"
+
+
+def test_every_profile_is_in_the_table() -> None:
+    page = (ROOT / "docs" / "reranking.md").read_text(encoding="utf-8")
+    section = page.partition("## Profiles")[2].partition("\n## ")[0]
+    named = set(re.findall(r"^\| `([^`]+)` \|", section, re.MULTILINE))
+    assert named == {*builtin_profiles(), PROFILE_OF_A_FOLDER}, "see the table of docs/reranking.md"
 
 
 def test_every_error_is_in_the_table() -> None:

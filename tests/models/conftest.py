@@ -9,7 +9,7 @@ import pytest
 
 from prefixwise.models.checkpoint import Checkpoint
 from prefixwise.models.sources import embedded_model_path, open_checkpoint
-from tests.checkpoints import FAMILY_NAMES, make_gguf, make_hf_checkpoint, quick_gguf_reader
+from tests.checkpoints import FAMILY_NAMES, GGUF_FAMILY_NAMES, make_gguf, make_hf_checkpoint, quick_gguf_reader
 
 
 @pytest.fixture(scope="session")
@@ -23,7 +23,7 @@ def hf_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def gguf_files(hf_folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The same weights as F32 GGUF files."""
     base = tmp_path_factory.mktemp("gguf")
-    return {family: make_gguf(folder, base / f"{family}.gguf") for family, folder in hf_folders.items()}
+    return {family: make_gguf(hf_folders[family], base / f"{family}.gguf") for family in GGUF_FAMILY_NAMES}
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,7 @@ from prefixwise.models.families import (
     hf_tensor_names,
     stored_name,
 )
+from tests.checkpoints import FAMILY_NAMES, GGUF_FAMILY_NAMES
 from tests.models.test_config import CONFIG
 
 
@@ -47,6 +48,15 @@ def test_hf_architectures_have_their_family(architecture: str, family: str) -> N
 )
 def test_gguf_architectures_have_their_family(architecture: str) -> None:
     assert family_of_gguf(architecture).name == architecture
+
+
+def test_every_family_has_a_small_checkpoint() -> None:
+    """Without one it would be in no test against transformers."""
+    causal = [family for family in FAMILIES.values() if family.hf_architectures]
+    missing = {family.name for family in causal} - {*FAMILY_NAMES}
+    assert not missing, "give each a row in _PER_FAMILY of tests/checkpoints.py"
+    missing = {family.name for family in causal if family.gguf_architectures} - {*GGUF_FAMILY_NAMES}
+    assert not missing, "give each a row in _GGUF_ARCHITECTURES of tests/checkpoints.py"
 
 
 def test_gguf_files_with_experts_are_of_another_family() -> None:

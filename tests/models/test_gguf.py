@@ -16,7 +16,7 @@ from prefixwise.models.config import RopeConfig
 from prefixwise.models.families import GGUF_TENSOR_NAMES, stored_name
 from prefixwise.models.gguf import open_gguf
 from prefixwise.models.sources import open_checkpoint
-from tests.checkpoints import FAMILY_NAMES, finish_gguf, make_gguf, make_hf_checkpoint
+from tests.checkpoints import GGUF_FAMILY_NAMES, finish_gguf, make_gguf, make_hf_checkpoint
 
 QUANTISED = [
     "Q8_0",
@@ -55,7 +55,7 @@ def wide_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_hf_checkpoint(tmp_path_factory.mktemp("wide") / "llama", "llama", **WIDE)
 
 
-@pytest.mark.parametrize("family", FAMILY_NAMES)
+@pytest.mark.parametrize("family", GGUF_FAMILY_NAMES)
 def test_float32_tensors_are_those_of_the_folder(
     family: str, hf_folders: dict[str, Path], gguf_files: dict[str, Path]
 ) -> None:
@@ -66,7 +66,7 @@ def test_float32_tensors_are_those_of_the_folder(
         np.testing.assert_array_equal(read_all(tensor), read_all(folder.tensors[key]), err_msg=key)
 
 
-@pytest.mark.parametrize("family", FAMILY_NAMES)
+@pytest.mark.parametrize("family", GGUF_FAMILY_NAMES)
 def test_the_config_is_that_of_the_folder(
     family: str, hf_folders: dict[str, Path], gguf_files: dict[str, Path]
 ) -> None:

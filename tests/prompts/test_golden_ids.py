@@ -60,7 +60,7 @@ def prompt_of(name: str, cases: list[Case], tokenizer: TextTokenizer) -> Prompt:
 
 
 def test_every_profile_of_ours_has_its_golden_ids() -> None:
-    assert set(builtin_profiles()) == set(SETTINGS)
+    assert set(builtin_profiles()) == set(SETTINGS), "add it to SETTINGS of tests/prompts/golden.py, and run that"
 
 
 @pytest.mark.parametrize("name", SETTINGS)

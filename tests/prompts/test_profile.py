@@ -185,6 +185,7 @@ def test_a_value_that_cannot_be_read_is_named(changes: dict[str, Any], problem: 
         ({"label_token_ids": [0]}, "labels and label_token_ids say the same twice"),
         ({"relevance": "softmax", "labels": [], "label_token_ids": [3, 3]}, "labels must differ, got 3, 3"),
         ({"relevance": "prob", "temperature": 5}, 'temperature is for a sigmoid, and relevance "prob" has none'),
+        ({"recognise.families": ["llama", "lama"]}, "recognise.families: expected some of qwen3, qwen2, llama, "),
         ({"prompt.joint": True, "prompt.after": []}, "prompt.joint is for documents that are tokenized together"),
         (
             {"prompt.joint": True, "prompt.after": ["?"], "prompt.max_body_len": 9},
