@@ -118,14 +118,19 @@ def compressed_scales(weight: Tensor, args: Any) -> tuple[Tensor, Tensor]:
     return scales, zeros
 
 
-def grouped_codes(weight: Tensor, group_of_column: Tensor, num_bits: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Codes [out, in], zero points and float16 scales [out, groups], asymmetric as AWQ and GPTQ make them."""
+def grouped_codes(
+    weight: Tensor, group_of_column: Tensor, num_bits: int, *, symmetric: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Codes [out, in], zero points and float16 scales [out, groups], as AWQ and GPTQ make them."""
     num_groups, top = int(group_of_column.max()) + 1, 2**num_bits - 1
     groups = [weight[:, group_of_column == group] for group in range(num_groups)]
     low = torch.stack([each.amin(1).clamp(max=0) for each in groups], 1)
     high = torch.stack([each.amax(1).clamp(min=0) for each in groups], 1)
+    if symmetric:
+        high = torch.maximum(high, -low)
+        low = -high
     scales = ((high - low) / top).half()
-    zeros = (-low / scales).round().clamp(0, top).int()
+    zeros = torch.full_like(low, top // 2 + 1).int() if symmetric else (-low / scales).round().clamp(0, top).int()
     codes = (weight / scales[:, group_of_column] + zeros[:, group_of_column]).round().clamp(0, top).int()
     return codes, zeros, scales
 
@@ -176,7 +181,7 @@ def make_gptq(
             torch.randperm(columns, generator=torch.Generator().manual_seed(0)) if desc_act else torch.arange(columns)
         )
         group = order // (columns if group_size == -1 else group_size)
-        codes, zeros, scales = grouped_codes(weight, group, num_bits)
+        codes, zeros, scales = grouped_codes(weight, group, num_bits, symmetric=config.get("sym", False))
         weights[layer] = (codes - zeros[:, group]) * scales[:, group].float()
         parts = {
             "qweight": packed(codes, num_bits).T.contiguous(),
@@ -184,7 +189,7 @@ def make_gptq(
             "scales": scales.T.contiguous(),
             "g_idx": group.int(),
         }
-        if layer.endswith("o_proj"):  # as older files have them
+        if layer.endswith(("o_proj", "qkv_proj")):  # as older files have them
             parts["bias"] = torch.zeros(weight.shape[0], dtype=torch.float16)
         return parts
 

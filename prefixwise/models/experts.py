@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prefixwise.contract.errors import ModelLoadError, describe
-from prefixwise.models.checkpoint import StoredTensor, as_float32
+from prefixwise.models.checkpoint import NUMBER_DTYPES, StoredTensor, as_float32
 from prefixwise.models.config import ExpertsConfig, ModelConfig
 from prefixwise.models.families import ExpertNames, Family
 from prefixwise.models.hf_attention import integer
@@ -133,6 +133,11 @@ def _split_fused(
             found[name.replace(f".{_FUSED_BLOCK}.gate.", f".{names.block}.gate.")] = tensor
             continue
         assert config.experts is not None
+        if tensor.dtype not in NUMBER_DTYPES:
+            raise ModelLoadError(
+                f"unsupported: quantised experts in one tensor, {name!r} of {tensor.dtype}; expected tensors of each "
+                "expert"
+            )
         (rows, columns), starts, height = fused[kind]
         expected = (config.experts.num_experts, rows, columns)
         if tensor.shape != expected:

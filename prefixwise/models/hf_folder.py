@@ -221,9 +221,11 @@ def _weight_file_names(path: Path) -> list[str]:
 
 
 def _other_formats(path: Path) -> str:
-    """A hint for folders with pickled weights, which can run code when they are opened."""
-    pickled = sorted(entry.name for entry in path.glob("*.bin"))
-    return f" (it has {pickled[0]}; convert it to safetensors)" if pickled else ""
+    """A hint for folders with pickled weights, which can run code when they are opened, and with GGUF files."""
+    for pattern, advice in (("*.gguf", "name that file"), ("*.bin", "convert it to safetensors")):
+        if found := sorted(entry.name for entry in path.glob(pattern)):
+            return f" (it has {found[0]}; {advice})"
+    return ""
 
 
 def _model_config(

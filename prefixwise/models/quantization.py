@@ -31,7 +31,11 @@ _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 _UNPACKED_FORMATS = ("float-quantized", "int-quantized", "naive-quantized")
 _PACKED_FORMAT = "pack-quantized"
 _UNSORTED = -1  # in weight_g_idx, where columns were not sorted
-_IN_PLACE_OF_WEIGHT = ("qweight", "weight_packed")  # of a layer that has no `weight`
+# Of a layer that has no `weight`: of GPTQ and AWQ, compressed-tensors, ExLlama, HQQ and Quanto.
+_IN_PLACE_OF_WEIGHT = ("qweight", "weight_packed", "q_weight", "trellis", "W_q", "_data")
+# GPTQModel's keys that change every weight, as no tensor shows: a Hadamard transform of the inputs of `down_proj`; and
+# FP8 codes that are divided by their scales.
+_UNSUPPORTED_KEYS = ("rotation", "weight_scale_semantics")
 
 
 class _Layer:
@@ -80,12 +84,20 @@ def read_quantization(raw: Mapping[str, Any]) -> QuantizationScheme | None:
         return None
     if not isinstance(config, Mapping):
         raise ModelLoadError(f"config.json: quantization_config must be an object, got {describe(config)}")
-    # The first bitsandbytes models name no method.
-    is_bitsandbytes = config.get("load_in_8bit") or config.get("load_in_4bit")
-    method = "bitsandbytes" if is_bitsandbytes else config.get("quant_method")
+    method = _method(raw, config)
     if not isinstance(method, str) or method not in _METHODS:
         raise ModelLoadError(f"unsupported quantization {method!r}; supported: {', '.join(_METHODS)}")
+    for key in _UNSUPPORTED_KEYS:
+        if config.get(key):
+            raise ModelLoadError(f"unsupported {method} {key} {describe(config[key])}; supported: none")
     return QuantizationScheme(*_METHODS[method](config))
+
+
+def _method(raw: Mapping[str, Any], config: Mapping[str, Any]) -> object:
+    """The first models of bitsandbytes name none; those of MLX have a copy under `quantization`."""
+    if config.get("load_in_8bit") or config.get("load_in_4bit"):
+        return "bitsandbytes"
+    return config.get("quant_method", "mlx" if "quantization" in raw else None)
 
 
 def dequantised_tensors(
@@ -100,7 +112,7 @@ def dequantised_tensors(
             if name.rpartition(".")[2] in _IN_PLACE_OF_WEIGHT:
                 raise ModelLoadError(
                     f"the checkpoint has the tensor {name!r} of a quantised layer; expected a quantization_config in "
-                    "config.json that says how to read it"
+                    f"config.json that says how to read it; supported: {', '.join(_METHODS)}"
                 )
         return dict(stored)
     tensors: dict[str, StoredTensor] = {}
@@ -221,8 +233,9 @@ class _Group:
 
 def _compressed_tensors(config: Mapping[str, Any]) -> tuple[Quantization | None, _ReadWeight]:
     for key in ("sparsity_config", "transform_config"):
-        stated = config.get(key) or {}
-        if stated and stated != {"config_groups": {}} and stated.get("format") != "dense":
+        stated = config.get(key)
+        is_dense = isinstance(stated, Mapping) and (stated.get("format") == "dense" or stated == {"config_groups": {}})
+        if stated and not is_dense:
             raise ModelLoadError(f"unsupported compressed-tensors {key} {describe(stated)}; supported: none")
     schemes = config.get("config_groups", {})
     if not isinstance(schemes, Mapping) or not all(isinstance(each, Mapping) for each in schemes.values()):
@@ -330,8 +343,9 @@ def _column_blocks(layer: _Layer, part: str, num_blocks: int, num_columns: int) 
 
 def _awq(config: Mapping[str, Any]) -> tuple[Quantization, _ReadWeight]:
     is_llm_awq = config.get("backend") == "llm-awq"
-    version = "llm-awq" if is_llm_awq else str(config.get("version") or config.get("format") or "gemm").lower()
-    _check_is(config, "version", version, "gemm")
+    _check_is(config, "version", "llm-awq" if is_llm_awq else "gemm", "gemm")
+    for key in ("version", "format", "checkpoint_format"):
+        _check_is(config, key, str(config.get(key) or "gemm").lower(), "gemm")
     _check_is(config, "bits", config.get("bits", config.get("w_bit", 4)), 4)
     group_size = _integer(config, "group_size", _integer(config, "q_group_size", 128))
 
@@ -352,15 +366,21 @@ class _GptqScheme:
     num_bits: int
     group_size: int
     is_sorted: bool
+    is_symmetric: bool
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> _GptqScheme:
-        stated = config.get("checkpoint_format") or config.get("format") or "gptq"
-        stored_as = "marlin" if config.get("is_marlin_format") else stated
+        stated = [str(config[key]).lower() for key in ("checkpoint_format", "format") if config.get(key)]
+        stored_as = "marlin" if config.get("is_marlin_format") else stated[0] if stated else "gptq"
         _check_is(config, "checkpoint_format", stored_as, "gptq", "gptq_v2")
+        if len(set(stated)) > 1:  # transformers reads the first, GPTQModel the second
+            raise ModelLoadError(
+                f"quantization_config: checkpoint_format is {stated[0]!r}, but format is {stated[1]!r}; expected one"
+            )
         num_bits, group_size = _integer(config, "bits", 4), _integer(config, "group_size", -1)
         _check_is(config, "bits", num_bits, 4, 8)
-        return cls(stored_as, num_bits, group_size, bool(config.get("desc_act")))
+        is_sorted, is_symmetric = bool(config.get("desc_act")), config.get("sym") is True
+        return cls(stored_as, num_bits, group_size, is_sorted, is_symmetric)
 
     @property
     def title(self) -> str:
@@ -378,12 +398,24 @@ def _gptq(config: Mapping[str, Any]) -> tuple[Quantization, _ReadWeight]:
         words = _transposed(_matrix(layer, "qweight", "int32"))
         shape = (words.shape[0], words.shape[1] * 32 // scheme.num_bits)
         _drop_empty_bias(layer)
-        codes = PackedTensor(shape, "uint8", words, scheme.num_bits)
-        is_v1 = scheme.format == "gptq"
-        return _weight_by_groups(layer, codes, scheme.group_size, plus_one=is_v1, needs_index=scheme.is_sorted)
+        codes, zeros = PackedTensor(shape, "uint8", words, scheme.num_bits), layer.parts.get("qzeros")
+        weight = _weight_by_groups(
+            *(layer, codes, scheme.group_size), plus_one=scheme.format == "gptq", needs_index=scheme.is_sorted
+        )
+        return _symmetric(weight, zeros, scheme.num_bits) if scheme.is_symmetric else weight
 
     titles = dict.fromkeys([general.title, *(each.title for _, each in special)])
     return Quantization(" and ".join(titles)), read_weight
+
+
+def _symmetric(weight: QuantisedTensor, zeros: StoredTensor | None, num_bits: int) -> QuantisedTensor:
+    """With the middle of the codes for a zero point, as all of symmetric weights are. Some files store others: those of
+    `gptq_v2` while they say `gptq`, or one less by the bits of another layer. Zero points that differ from each other
+    are used, as such weights are not symmetric."""
+    assert zeros is not None, "the weight has zero points"
+    if len(np.unique(zeros.read_rows(0, 1).view(np.uint8))) > 1:
+        return weight
+    return replace(weight, zero_points=None, zero_point=1 << (num_bits - 1))
 
 
 def _dynamic_schemes(config: Mapping[str, Any]) -> list[tuple[re.Pattern[str], _GptqScheme]]:
@@ -430,9 +462,10 @@ def _weight_by_groups(
 
 
 def _drop_empty_bias(layer: _Layer) -> None:
-    """Older files have a bias of zeros in every layer; the biases of queries, keys and values may be the model's."""
+    """Older files have a bias of zeros in every layer; the biases of queries, keys and values may be the model's,
+    unless the three are fused: no family with such a layer has biases."""
     bias = layer.parts.get("bias")
-    if bias is None or layer.name.endswith(("q_proj", "k_proj", "v_proj")) or bias.dtype not in NUMBER_DTYPES:
+    if bias is None or layer.name.endswith((".q_proj", ".k_proj", ".v_proj")) or bias.dtype not in NUMBER_DTYPES:
         return
     if not bias.read_rows(0, bias.shape[0]).any():
         del layer.parts["bias"]

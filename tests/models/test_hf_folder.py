@@ -568,9 +568,12 @@ def test_a_missing_weight_file_is_named(llama: Path) -> None:
         open_checkpoint(llama)
 
 
-def test_a_folder_of_pickled_weights_says_what_to_do(llama: Path) -> None:
-    (llama / "model.safetensors").rename(llama / "pytorch_model.bin")
-    with pytest.raises(ModelLoadError, match=r"it has pytorch_model.bin; convert it to safetensors"):
+@pytest.mark.parametrize(
+    ("file", "advice"), [("pytorch_model.bin", "convert it to safetensors"), ("model-Q8_0.gguf", "name that file")]
+)
+def test_a_folder_of_other_weights_says_what_to_do(file: str, advice: str, llama: Path) -> None:
+    (llama / "model.safetensors").rename(llama / file)
+    with pytest.raises(ModelLoadError, match=rf"it has {file}; {advice}"):
         open_checkpoint(llama)
 
 

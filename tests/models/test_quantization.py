@@ -320,10 +320,38 @@ class TestGptq:
         folder, packed = make_gptq(source, tmp_path / "gptq", num_bits)
         assert_weights(folder, packed)
 
-    def test_the_format_may_be_stated_as_transformers_names_it(self, dense: Path, tmp_path: Path) -> None:
-        folder, packed = make_gptq(dense, tmp_path / "gptq", format="gptq_v2")
+    @pytest.mark.parametrize(
+        "stated",
+        [{"format": "gptq_v2"}, {"format": "gptq_v2", "checkpoint_format": "GPTQ_V2"}],
+        ids=["transformers", "both"],
+    )
+    def test_the_format_may_be_stated_by_either_name(self, stated: dict[str, Any], dense: Path, tmp_path: Path) -> None:
+        folder, packed = make_gptq(dense, tmp_path / "gptq", **stated)
         assert_weights(folder, packed)
         assert open_checkpoint(folder).quantization == Quantization("gptq_v2 (int4, groups of 32)")
+
+    @pytest.mark.parametrize("less", [0, 0x01010101, 0x11111111], ids=hex)
+    @pytest.mark.parametrize("said", ["gptq", "gptq_v2"])
+    @pytest.mark.parametrize("num_bits", [4, 8])
+    def test_symmetric_zero_points_are_the_middle_whatever_is_stored(
+        self, num_bits: int, said: str, less: int, dense: Path, tmp_path: Path
+    ) -> None:
+        """Some versions of GPTQModel store them as in the other format, or one less by the bits of another layer."""
+        folder, packed = make_gptq(dense, tmp_path / "gptq", num_bits, sym=True, checkpoint_format="gptq_v2")
+        tensors = load_file(folder / "model.safetensors")
+        tensors |= {name: each - less for name, each in tensors.items() if name.endswith("qzeros")}
+        save_file(tensors, folder / "model.safetensors")
+        raw = json.loads((folder / "config.json").read_text())
+        raw["quantization_config"]["checkpoint_format"] = said
+        (folder / "config.json").write_text(json.dumps(raw))
+        assert_weights(folder, packed)
+
+    def test_zero_points_that_differ_are_used_whatever_is_said(self, dense: Path, tmp_path: Path) -> None:
+        folder, packed = make_gptq(dense, tmp_path / "gptq")
+        raw = json.loads((folder / "config.json").read_text())
+        raw["quantization_config"]["sym"] = True
+        (folder / "config.json").write_text(json.dumps(raw))
+        assert_weights(folder, packed)
 
     def test_dynamic_says_what_differs_in_a_layer(self, dense: Path, tmp_path: Path) -> None:
         """As GPTQModel does: the first expression that names the layer; `-:` is of layers that are not quantised."""
@@ -344,6 +372,11 @@ class TestGptq:
         assert_weights(folder, expected | {name: tensors[f"{name}.weight"]})
         title = "gptq (int4, groups of 32, desc_act) and gptq (int8, groups of 64, desc_act)"
         assert open_checkpoint(folder).quantization == Quantization(title)
+
+    def test_a_bias_of_zeros_in_a_fused_layer_is_passed_over(self, tmp_path: Path) -> None:
+        folder, _ = make_gptq(make_hf_checkpoint(tmp_path / "phi3", "phi3"), tmp_path / "gptq")
+        assert "model.layers.0.self_attn.qkv_proj.bias" in load_file(folder / "model.safetensors")
+        assert not open_checkpoint(folder).config.qkv_bias
 
     def test_a_bias_that_is_not_zero_is_refused(self, dense: Path, tmp_path: Path) -> None:
         folder, _ = make_gptq(dense, tmp_path / "gptq")
@@ -402,6 +435,16 @@ class TestRefusals:
             ({"quant_method": "awq", "version": "gemv"}, "unsupported awq version 'gemv'; supported: gemm"),
             ({"quant_method": "awq", "bits": 3}, "unsupported awq bits 3; supported: 4"),
             ({"quant_method": "awq", "backend": "llm-awq"}, "unsupported awq version 'llm-awq'; supported: gemm"),
+            (
+                {"quant_method": "awq", "version": "gemm", "format": "gemv_fast"},
+                "unsupported awq format 'gemv_fast'; supported: gemm",
+            ),
+            (
+                {"quant_method": "awq", "checkpoint_format": "gemv"},
+                "unsupported awq checkpoint_format 'gemv'; supported: gemm",
+            ),
+            ({"quant_method": "awq", "rotation": "random"}, 'unsupported awq rotation "random" (str); supported: none'),
+            ({"quant_method": "gptq", "rotation": "hadamard"}, 'unsupported gptq rotation "hadamard" (str); supported'),
             ({"quant_method": "gptq", "bits": 3}, "unsupported gptq bits 3; supported: 4, 8"),
             ({"quant_method": "gptq", "bits": "4"}, 'bits must be a whole number, got "4"'),
             (
@@ -410,10 +453,18 @@ class TestRefusals:
             ),
             ({"quant_method": "gptq", "is_marlin_format": True}, "unsupported gptq checkpoint_format 'marlin'"),
             ({"quant_method": "gptq", "format": "bitblas"}, "unsupported gptq checkpoint_format 'bitblas'"),
+            (
+                {"quant_method": "gptq", "checkpoint_format": "gptq_v2", "format": "gptq"},
+                "checkpoint_format is 'gptq_v2', but format is 'gptq'; expected one",
+            ),
             ({"quant_method": "gptq", "dynamic": {".*": {"bits": 3}}}, "unsupported gptq bits 3; supported: 4, 8"),
             ({"quant_method": "gptq", "dynamic": {"(": {}}}, "dynamic has '(', which is no expression: missing )"),
             ({"quant_method": "gptq", "dynamic": [".*"]}, "dynamic must be objects by expressions, got"),
             ({"quant_method": "fp8", "weight_block_size": [128]}, "a block must be its rows and columns"),
+            (
+                {"quant_method": "fp8", "weight_scale_semantics": "inverse"},
+                'unsupported fp8 weight_scale_semantics "inverse" (str); supported: none',
+            ),
             (
                 {"quant_method": "compressed-tensors", "config_groups": None},
                 "config_groups must be an object, got None",
@@ -429,6 +480,10 @@ class TestRefusals:
             (
                 {"quant_method": "compressed-tensors", "sparsity_config": {"format": "sparse-24-bitmask"}},
                 "unsupported compressed-tensors sparsity_config",
+            ),
+            (
+                {"quant_method": "compressed-tensors", "sparsity_config": ["dense"]},
+                "unsupported compressed-tensors sparsity_config ['dense'] (list); supported: none",
             ),
         ],
     )
@@ -500,13 +555,33 @@ class TestRefusals:
         with pytest.raises(ModelLoadError, match="unsupported quantization 'torchao'; supported: fp8"):
             open_checkpoint(folder)
 
-    def test_packed_codes_without_a_config(self, dense: Path, tmp_path: Path) -> None:
+    def test_models_of_mlx_are_named(self, dense: Path, tmp_path: Path) -> None:
+        config = {"group_size": 64, "bits": 4}
+        raw = json.loads((dense / "config.json").read_text()) | {"quantization": config, "quantization_config": config}
+        (tmp_path / "config.json").write_text(json.dumps(raw))
+        with pytest.raises(ModelLoadError, match="unsupported quantization 'mlx'; supported: fp8"):
+            open_checkpoint(tmp_path)
+
+    @pytest.mark.parametrize("part", ["qweight", "weight_packed", "q_weight", "trellis", "W_q", "weight._data"])
+    def test_packed_codes_without_a_config(self, part: str, dense: Path, tmp_path: Path) -> None:
         """As of models whose quantize_config.json says what they are."""
-        folder, _ = make_gptq(dense, tmp_path / "model")
+        folder = quantised_copy(dense, tmp_path / "model", {}, lambda _, weight: {part: weight.char()})
         raw = json.loads((folder / "config.json").read_text())
         del raw["quantization_config"]
         (folder / "config.json").write_text(json.dumps(raw))
-        with pytest.raises(ModelLoadError, match=r"qweight' of a quantised layer; expected a quantization_config in"):
+        with pytest.raises(ModelLoadError, match=rf"{part}' of a quantised layer; expected a .* supported: fp8, comp"):
+            open_checkpoint(folder)
+
+    def test_experts_in_one_tensor(self, tmp_path: Path) -> None:
+        folder = make_hf_checkpoint(tmp_path / "model", "qwen3_moe")
+        tensors = load_file(folder / "model.safetensors")
+        block = "model.layers.0.mlp.experts"
+        down = torch.stack([tensors.pop(f"{block}.{number}.down_proj.weight") for number in range(8)])
+        tensors[f"{block}.down_proj"] = down.to(torch.float8_e4m3fn)
+        save_file(tensors, folder / "model.safetensors")
+        raw = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(raw | {"quantization_config": {"quant_method": "fp8"}}))
+        with pytest.raises(ModelLoadError, match=r"quantised experts in one tensor, '.*experts.down_proj' of float8"):
             open_checkpoint(folder)
 
     def test_codes_without_a_config(self, dense: Path, tmp_path: Path) -> None:
