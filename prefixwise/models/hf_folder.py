@@ -52,7 +52,7 @@ from prefixwise.models.hf_attention import (
     read_softcap,
     read_windows,
 )
-from prefixwise.models.quantization import dequantised_tensors, read_quantization
+from prefixwise.models.quantization.config import dequantised_tensors, read_quantization
 from prefixwise.models.safetensors import open_safetensors
 
 _Q_BIAS = stored_name("layers.0.q_bias", HF_TENSOR_NAMES, "model.layers")

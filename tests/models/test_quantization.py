@@ -106,7 +106,7 @@ class TestFp8:
         assert_weights(folder, {name: torch.from_numpy(weight) for name, weight in expected.items()})
 
     def test_every_code_is_its_number(self) -> None:
-        from prefixwise.models.quantised_tensors import _FLOAT8
+        from prefixwise.models.quantization.tensors import _FLOAT8
 
         codes = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn)
         np.testing.assert_array_equal(_FLOAT8, codes.float().numpy())

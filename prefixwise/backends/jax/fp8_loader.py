@@ -24,7 +24,7 @@ from prefixwise.backends.jax.placement import fill_sequences
 from prefixwise.backends.jax.weight_loader import Plan, Shards, allocate_zeros, plan_columns, plan_rows
 from prefixwise.contract.ragged import Int64Array
 from prefixwise.models.checkpoint import StoredTensor
-from prefixwise.models.quantised_tensors import QuantisedTensor
+from prefixwise.models.quantization.tensors import QuantisedTensor
 
 _CODES, _SCALES = np.dtype(FP8), np.dtype(np.float32)
 

@@ -22,7 +22,7 @@ from prefixwise.backends.torch.fp8 import FP8, quantise_rows
 from prefixwise.backends.torch.workers import Workers
 from prefixwise.models.checkpoint import Checkpoint, ChosenRows, StoredTensor
 from prefixwise.models.config import ModelConfig
-from prefixwise.models.quantised_tensors import QuantisedTensor
+from prefixwise.models.quantization.tensors import QuantisedTensor
 
 _COPY_BYTES = 4 << 20  # that each thread reads, and converts where needed, at a time
 

@@ -2,8 +2,8 @@
 
     number[i, j] = (code[i, j] - zero point) * scale        one zero point and scale per block of rows and columns
 
-`quantization.py` finds the codes, scales and zero points of every format. Codes are read and scaled row by row like
-any stored tensor, so loading holds a few megabytes beside the model.
+The other modules find the codes, scales and zero points of each format. Codes are read and scaled row by row like any
+stored tensor, so loading holds a few megabytes beside the model.
 """
 
 from __future__ import annotations
