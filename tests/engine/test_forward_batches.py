@@ -262,3 +262,16 @@ class TestJoined:
         assert np.array_equal(joined.token_ids[joined.score_tokens], second.token_ids[second.score_tokens])
         assert np.array_equal(joined.label_ids, second.label_ids)
         assert (joined.prefixes, joined.cache_segments) == (first.prefixes, first.cache_segments)
+
+
+def test_arrays_have_the_same_dtypes_whatever_is_in_a_forward() -> None:
+    blocks, segments = [BlockRun(np.arange(150, dtype=np.int32), 0, 2)], plan_of("prefill_extend").segments
+    whole, piece = ItemRun(segments, 0, 3, 0), ItemRun(segments, 1, 2, 0)
+    batches = [joined_batch(blocks, items, need_logsumexp=False) for items in ((), [whole], [piece, whole])]
+    batches += [extend_batch(items, need_logsumexp=False) for items in ([whole], [piece], [whole, piece])]
+    batches += [sequences_batch([all_rows(plan_of("packed"))], need_logsumexp=False)]
+    int32 = {"token_ids", "positions", "label_ids"}
+    int64 = {"segment_starts", "prefix_index", "prefix_lens", "sequence_starts", "score_tokens"}
+    for batch in batches:
+        found = {name: value.dtype for name, value in vars(batch).items() if isinstance(value, np.ndarray)}
+        assert found == {**dict.fromkeys(int32, np.dtype(np.int32)), **dict.fromkeys(int64, np.dtype(np.int64))}

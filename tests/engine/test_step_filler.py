@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,11 @@ from prefixwise.backends.fake import fake_logits
 from prefixwise.engine.admission import Admission
 from prefixwise.engine.health import EngineHealth
 from prefixwise.engine.live_requests import LiveRequests
+from prefixwise.engine.loras import LoadedLora
 from prefixwise.engine.prefix_cache import Pins
 from prefixwise.engine.request_state import RequestState, ScoringTask
 from prefixwise.engine.stats import Counters
-from prefixwise.engine.step_filler import MANY_LABELS, MAX_SKIPPED
+from prefixwise.engine.step_filler import MANY_LABELS, MAX_COMPARED, MAX_SKIPPED
 from prefixwise.forward.batch import KV_BLOCK_SIZE, Layout
 from tests.engine.step_runner import (
     SHARE,
@@ -58,6 +60,17 @@ class TestShares:
         step = runner.run(big, small)
         assert small.is_launched
         assert tokens_of(step, big) == (STEP - 200) // 10 * 10, "all that the small one leaves"
+
+    @pytest.mark.parametrize(("num_skipped", "is_served"), [(MAX_SKIPPED - 1, True), (MAX_SKIPPED, False)])
+    @pytest.mark.parametrize("item_lens", [[11], [10] * 3], ids=["small", "large"])
+    def test_a_step_is_full_after_so_many_requests_that_do_not_fit(
+        self, item_lens: list[int], num_skipped: int, is_served: bool
+    ) -> None:
+        """10 tokens are left for small requests, and none for large ones."""
+        served, small = [state_of(0, [10]) for _ in range(10)], state_of(0, [3])
+        skipped = [state_of(0, item_lens) for _ in range(num_skipped)]
+        step = StepRunner(100, whole_tokens=110).run(*served, *skipped, small)
+        assert step.requests == [*served, *[small] * is_served]
 
     def test_large_ones_divide_the_step(self) -> None:
         runner = StepRunner()
@@ -177,6 +190,11 @@ class TestLargeUnits:
             assert tokens == [405, 400, 0]
         else:
             assert tokens == [405, 405, 0]
+
+    def test_a_turn_has_one_that_is_larger_than_the_share(self) -> None:
+        states = [state_of(0, [SHARE + 44] * 3) for _ in range(1 + MAX_COMPARED)]
+        step = StepRunner().run(*states)
+        assert [tokens_of(step, state) for state in states[:4]] == [SHARE + 44] * 3 + [0]
 
     @pytest.mark.parametrize(("algorithm", "extra"), [("prefill_extend", 0), ("packed", 9), ("serial", 9)])
     def test_one_larger_than_the_step_gets_a_step_alone(self, algorithm: str, extra: int) -> None:
@@ -415,15 +433,43 @@ class TestForwards:
         for state in states:
             check(state)
 
-    def test_normalizers_are_computed_where_one_needs_them_and_go_to_that_one(self) -> None:
+    @pytest.mark.parametrize("is_first", [False, True])
+    def test_normalizers_are_computed_where_one_needs_them_and_go_to_that_one(self, is_first: bool) -> None:
         plain, normalized = state_of(0, [4]), state_of(0, [5], need_logsumexp=True)
-        (forward,) = StepRunner().run(plain, normalized).forwards
+        (forward,) = StepRunner().run(*((normalized, plain) if is_first else (plain, normalized))).forwards
         assert forward.batch is not None
         assert forward.batch.need_logsumexp
         assert plain.logsumexp is None
         context = np.arange(5, dtype=np.int32)
         every = fake_logits(context, np.arange(512, dtype=np.int32)).astype(np.float64)
         assert normalized.logsumexp == pytest.approx([np.log(np.exp(every).sum())])
+
+    @pytest.mark.parametrize("asked", [(1, 3), (3, 1)])
+    @pytest.mark.parametrize("algorithm", ["packed", "prefill_extend"])
+    def test_a_forward_reads_as_many_likely_tokens_as_one_asks_for(
+        self, asked: tuple[int, int], algorithm: str
+    ) -> None:
+        states = [RequestState(replace(state_of(9, [5], algorithm).task, top_k=top_k)) for top_k in asked]
+        batches = [forward.batch for forward in StepRunner().run(*states).forwards]
+        scored = {len(batch.score_tokens): batch.top_k for batch in batches if batch is not None}
+        assert scored == ({2: 3} if algorithm == "packed" else {0: 0, 2: 3}), "none of a prefill"
+        assert [state.top_ids.shape for state in states] == [(1, top_k) for top_k in asked]
+
+    @pytest.mark.parametrize("algorithm", ["serial", "prefill_extend"])
+    def test_each_token_has_the_slot_of_its_request_s_adapter(self, algorithm: str) -> None:
+        """Blocks come first, then items."""
+        states = [state_of(9, [length], algorithm) for length in (1, 2, 3)]
+        states[1].lora, states[2].lora = LoadedLora("a", 5, "", slot=2), LoadedLora("b", 6, "", slot=1)
+        (forward,) = StepRunner(joins_prefill=True).run(*states).forwards
+        assert forward.batch is not None
+        slots = forward.batch.lora_slots
+        assert slots is not None
+        blocks_first = [*[0] * 9, *[2] * 9, *[1] * 9, 0, *[2] * 2, *[1] * 3]
+        assert slots.tolist() == (blocks_first if algorithm != "serial" else [*[0] * 10, *[2] * 11, *[1] * 12])
+        assert slots.dtype == np.int32
+        (plain,) = StepRunner().run(state_of(9, [1], "serial")).forwards
+        assert plain.batch is not None
+        assert plain.batch.lora_slots is None
 
     def test_sequences_of_one_layout_share_a_forward_and_others_do_not(self) -> None:
         states = [state_of(9, [5], algorithm) for algorithm in ("serial", "packed", "serial", "packed")]
