@@ -102,21 +102,9 @@ def joined_batch(
     blocks have that index. Prefixes that are wholly cached have the indices after them. The cached blocks are added
     when the forward starts (`StepForward.batch_with_prefixes`), as the device may still compute them.
     """
-    # Python's numbers for each run, arrays for all of them: many small requests are many runs.
-    firsts: list[int] = []  # of each run of blocks: its first segment
-    reads: list[int] = []  # of each block: the tokens before it, which it attends to
-    ends: list[int] = []  # and where it ends
-    pieces: list[tuple[Int32Array, Vectors | None]] = []
-    for run in blocks:
-        block_starts = run.starts
-        firsts.append(len(reads))
-        reads += block_starts[:-1]
-        ends += block_starts[1:]
-        pieces.append((run.prefix_ids[block_starts[0] : block_starts[-1]], run.vectors))
-    num_blocks, num_tokens = len(reads), sum(ends) - sum(reads)
-    block_reads = np.array(reads, np.int64)
-    lens, prefix_lens = ([np.array(ends) - block_reads], [block_reads]) if blocks else ([], [])
+    firsts, lens, prefix_lens, pieces = _block_arrays(blocks)
     indices, num_segments = [*range(len(blocks))], [run.stop - run.first for run in blocks]
+    num_blocks, num_tokens = sum(num_segments), sum([len(token_ids) for token_ids, _ in pieces])
     offsets, moved_by, labels = [], [], []
     for segments, first, stop, prefix in items:
         token_ids, item_lens, item_reads, score_offsets, begin = _item_arrays(segments, first, stop)
@@ -157,6 +145,27 @@ def joined_batch(
         embed_overrides=overrides,
         lora_slots=lora_slots,
     )
+
+
+def _block_arrays(
+    runs: Sequence[BlockRun],
+) -> tuple[list[int], list[Int64Array], list[Int64Array], list[tuple[Int32Array, Vectors | None]]]:
+    """The first segment of each run; of all blocks their lengths and the tokens before them, which they attend to, as
+    one array each; the tokens and vectors of each run."""
+    firsts: list[int] = []
+    reads: list[int] = []
+    ends: list[int] = []
+    pieces: list[tuple[Int32Array, Vectors | None]] = []
+    for run in runs:  # lists for all runs, then arrays: many small requests are many runs
+        starts = run.starts
+        firsts.append(len(reads))
+        reads += starts[:-1]
+        ends += starts[1:]
+        pieces.append((run.prefix_ids[starts[0] : starts[-1]], run.vectors))
+    if not runs:
+        return firsts, [], [], pieces
+    block_reads = np.array(reads, np.int64)
+    return firsts, [np.array(ends) - block_reads], [block_reads], pieces
 
 
 def _block_rows(runs: Sequence[BlockRun]) -> tuple[Int64Array, Int32Array]:
