@@ -142,7 +142,7 @@ def check_vocabulary(request: ScoreRequest, vocab_size: int) -> ScoreRequest:
 
 
 def _check_ids(ids: Int32Array, place: Place, vocab_size: int) -> None:
-    bad = np.flatnonzero(ids >= vocab_size)
+    bad = (ids >= vocab_size).nonzero()[0]
     if bad.size:
         raise _beyond(ids, int(bad[0]), place, vocab_size)
 
@@ -160,7 +160,7 @@ def _check_items(request: ScoreRequest, vocab_size: int) -> ScoreRequest:
     items = request.items
     if not isinstance(items, Ragged):
         return request
-    bad = np.flatnonzero(items.flat >= vocab_size)
+    bad = (items.flat >= vocab_size).nonzero()[0]
     if not bad.size:
         return request
     wrong, first = np.unique(np.searchsorted(items.starts, bad, side="right") - 1, return_index=True)

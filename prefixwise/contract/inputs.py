@@ -121,7 +121,7 @@ def _pack_ids(values: Sequence[object]) -> Int32Array | None:
         return None
     ids = np.frombuffer(numbers, np.int32)
     # `pack` accepts true and false as integers, and those of NumPy 1, so a 1 or a 0 may be a bool.
-    doubtful = np.flatnonzero(ids <= 1)
+    doubtful = (ids <= 1).nonzero()[0]
     if len(doubtful) and (ids.min() < 0 or not _BOOLS.isdisjoint(type(values[place]) for place in doubtful.tolist())):
         return None
     return ids

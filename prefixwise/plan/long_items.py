@@ -62,7 +62,7 @@ class ItemCut:
         per_item = segments.segments_per_item
         lens, shared = segments.item_lens[::per_item], segments.prefix_lens[::per_item]
         fits = self.num_blocks(shared, self.head_lens(shared, lens)) <= num_kv_blocks
-        return tuple(np.flatnonzero((lens > self.max_whole_item) & fits).tolist())
+        return tuple(((lens > self.max_whole_item) & fits).nonzero()[0].tolist())
 
 
 def prefix_block_starts(prefix_len: int, rest_size: int = KV_BLOCK_SIZE) -> list[int]:

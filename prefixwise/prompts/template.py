@@ -354,10 +354,10 @@ def _check_common_tokens(prompt: Prompt, vocab_size: int) -> None:
 
 def _item_errors(prompt: Prompt, model: ModelConfig, label_tokens: int) -> Iterator[tuple[int, RequestError]]:
     needed = prompt.context_lens() + label_tokens
-    for item in np.flatnonzero(needed > model.max_context_len).tolist():
+    for item in (needed > model.max_context_len).nonzero()[0].tolist():
         yield item, _too_long(prompt, item, model.max_context_len, label_tokens)
     sequences = prompt.sequences
-    for position in np.flatnonzero(sequences.flat >= model.vocab_size).tolist():
+    for position in (sequences.flat >= model.vocab_size).nonzero()[0].tolist():
         item = int(np.searchsorted(sequences.starts, position, side="right")) - 1
         token = int(sequences.flat[position])
         name = prompt.items_field

@@ -147,6 +147,8 @@ class HttpProtocol(HttpToolsProtocol):
         self._waiting.pop(self, None)
         self.scope[CONNECTION_KEY] = self  # type: ignore[literal-required]  # ours
         super().on_headers_complete()
+        if self.scope["method"] != "HEAD":
+            self.cycle.transport = _ResponseWriter(self.transport)  # type: ignore[assignment]  # all it uses
 
     def on_body(self, body: bytes) -> None:
         self._unparsed = 0
@@ -198,6 +200,30 @@ class HttpProtocol(HttpToolsProtocol):
         if not self.is_busy or self.waits_for_body:
             self.transport.write(_response(refused))
         self.transport.close()
+
+
+class _ResponseWriter:
+    """Writes the head of a response with the beginning of its body: two writes would wake the client twice."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._head: bytes | None = None  # b"": written
+
+    def write(self, data: bytes) -> None:
+        if self._head is None and not data.startswith(STATUS_LINE[100]):
+            self._head = data
+            return
+        if self._head:
+            data, self._head = self._head + data, b""
+        self._transport.write(data)
+
+    def close(self) -> None:
+        if self._head:
+            self._transport.write(self._head)
+        self._transport.close()
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
 
 
 def _response(refused: _RefusedError) -> bytes:

@@ -14,6 +14,7 @@ import time
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from threading import get_ident
 from typing import TypeVar
 
 from starlette.responses import Response
@@ -69,7 +70,6 @@ async def _prepare(service: Service, context: RequestContext, dialects: tuple[Di
         work = partial(_prepare_body, service, dialect, body)
         is_long = dialect.has_text(body) or any(name in body for name in _REPEATED)
         call = await service.in_pool(work) if is_long else work()
-    _record_prepared(service, context, call)
     return call
 
 
@@ -128,7 +128,10 @@ async def _run(service: Service, context: RequestContext, call: Call, deadline: 
         service.engine.state_of(each.scoring, deadline=deadline, on_change=done.notify, priority=each.priority)
         for each, done in zip(call.prepared, completions, strict=True)
     ]
-    service.engine.submit_all(states)
+    try:
+        service.engine.submit_all(states)
+    finally:
+        _record_prepared(service, context, call)  # while the engine has it
     try:
         await wait_for_all(context, completions, states)
     finally:  # a request that was cancelled has waited, too
@@ -172,16 +175,19 @@ async def _render(
 class Completion:
     """Lets the event loop wait for a request that the scheduler's thread runs. Submit it with `on_change=notify`."""
 
-    __slots__ = ("_done", "_loop", "_state")
+    __slots__ = ("_done", "_loop", "_state", "_thread")
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
+        self._thread = get_ident()
         self._done: asyncio.Future[None] = self._loop.create_future()
         self._state: RequestState | None = None
 
     def notify(self) -> None:
-        """The scheduler's thread calls it, perhaps before `submit` has returned."""
-        if self._state is None or self._state.is_done:
+        """The scheduler's thread calls it, perhaps before `submit` has returned; in an HTTP worker, the event loop."""
+        if get_ident() == self._thread:
+            self._settle()
+        elif self._state is None or self._state.is_done:
             with contextlib.suppress(RuntimeError):  # the event loop is closed, so no coroutine waits
                 self._loop.call_soon_threadsafe(self._settle)
 

@@ -27,11 +27,13 @@ class Transport(asyncio.Transport):
     def __init__(self, address: str) -> None:
         super().__init__({"peername": (address, 1), "sockname": ("127.0.0.1", 2)})
         self.sent = b""
+        self.num_writes = 0
         self.unsent = 0
         self.state = "open"
 
     def write(self, data: Any) -> None:
         self.sent += data
+        self.num_writes += 1
 
     def get_write_buffer_size(self) -> int:
         return self.unsent
@@ -55,7 +57,8 @@ class Transport(asyncio.Transport):
 class Server:
     """A server without a socket. `hold` keeps its requests from being answered."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, *, breaks_off: bool = False, **options: Any) -> None:
+        self._breaks_off = breaks_off  # behind the head
         self.metrics = Metrics()
         self.connections = Connections(ServerOptions(**options), self.metrics)
         self._config = uvicorn.Config(
@@ -72,7 +75,8 @@ class Server:
         self.paths.append(scope["path"])
         await self.hold.wait()
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
-        await send({"type": "http.response.body", "body": b"ok"})
+        if not self._breaks_off:
+            await send({"type": "http.response.body", "body": b"ok"})
 
     def connect(self, address: str = "1.2.3.4") -> HttpProtocol:
         protocol = HttpProtocol(self.connections, self._config, self._state, {}, asyncio.get_running_loop())
@@ -149,6 +153,48 @@ def test_a_head_beyond_its_limits_is_refused(parts: list[bytes], expected: tuple
         assert server.paths == []
 
     asyncio.run(run())
+
+
+@in_loop
+async def test_a_response_is_written_at_once() -> None:
+    """Two writes, one of its head, would wake the client twice."""
+    protocol = Server().connect()
+    for number in (1, 2):
+        protocol.data_received(GET)
+        await settle()
+        sent = transport_of(protocol).sent
+        assert (sent.count(b"200 OK"), sent[-2:], transport_of(protocol).num_writes) == (number, b"ok", number)
+
+
+@in_loop
+async def test_a_client_that_waits_before_its_body_hears_at_once() -> None:
+    protocol = Server().connect()
+    protocol.data_received(POST[:-2] + b"Expect: 100-continue\r\n\r\n")
+    await settle()
+    assert transport_of(protocol).sent == b"HTTP/1.1 100 Continue\r\n\r\n"
+    protocol.data_received(b"y" * 10)
+    await settle()
+    assert transport_of(protocol).sent.endswith(b"ok")
+    assert transport_of(protocol).num_writes == 2
+
+
+@in_loop
+async def test_the_response_to_head_is_its_head() -> None:
+    protocol = Server().connect()
+    protocol.data_received(GET.replace(b"GET", b"HEAD"))
+    await settle()
+    assert transport_of(protocol).sent.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert transport_of(protocol).sent.endswith(b"\r\n\r\n")
+
+
+@in_loop
+async def test_a_response_that_breaks_off_behind_its_head_shows_it() -> None:
+    server = Server(breaks_off=True)
+    protocol = server.connect()
+    protocol.data_received(GET)
+    await settle()
+    assert transport_of(protocol).sent.endswith(b"content-length: 2\r\n\r\n")
+    assert transport_of(protocol).state == "closed"
 
 
 @in_loop

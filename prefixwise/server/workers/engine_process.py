@@ -206,11 +206,12 @@ class EngineServer:
         health.when_failed(lambda _: self._wake.set())
         while True:
             self._usage.add(HEARTBEATS, 1)
-            self._poller.poll(_POLL_MILLISECONDS)
+            events = dict(self._poller.poll(_POLL_MILLISECONDS))
             self._wake.clear()
             if not self._receive_control():
                 return True
-            self._receive()
+            if self._socket in events:
+                self._receive()
             self._send_done()
             self._send_news()
             for done in self._loras.answers(self._live, self._send_news):
