@@ -251,7 +251,7 @@ def check_tensors(config: ModelConfig, tensors: Mapping[str, StoredTensor], file
         if dtype not in NUMBER_DTYPES:
             raise ModelLoadError(
                 f"the tensor {file_names[name]!r} is {dtype}; expected {', '.join(NUMBER_DTYPES)}, "
-                "or codes that a quantization_config in config.json says how to read"
+                "or codes and a quantization_config in config.json that says how to read them"
             )
         if got != expected:
             raise ModelLoadError(

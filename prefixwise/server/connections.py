@@ -22,7 +22,7 @@ import httptools
 import orjson
 from starlette.types import Receive, Scope, Send
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from prefixwise.contract.errors import InvalidRequestError, UnavailableError
@@ -66,6 +66,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._max_header_bytes = options.max_header_bytes
         self._max_headers = options.max_headers
         self._max_pipelined = options.max_pipelined_requests
+        self._running: RequestResponseCycle | None = None  # `cycle` is the last of those that wait behind it
         self._num_hosts = 0  # headers of that name in this request
         self._header_bytes = 0  # of this request, as far as parsed
         self._unparsed = 0  # bytes since the parser last came to the end of a head, or to a part of a body
@@ -88,6 +89,9 @@ class HttpProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.pipeline.clear()  # nobody reads their responses
+        if self._running is not None and not self._running.response_complete:
+            self._running.disconnected = True
+            self._running.message_event.set()
         super().connection_lost(exc)
         self._connections.remove(self)
 
@@ -146,7 +150,10 @@ class HttpProtocol(HttpToolsProtocol):
         self.is_head_due = self.has_begun = False
         self._waiting.pop(self, None)
         self.scope[CONNECTION_KEY] = self  # type: ignore[literal-required]  # ours
+        is_behind = self.is_busy
         super().on_headers_complete()
+        if not is_behind:
+            self._running = self.cycle
         if self.scope["method"] != "HEAD":
             self.cycle.transport = _ResponseWriter(self.transport)  # type: ignore[assignment]  # all it uses
 
@@ -158,6 +165,8 @@ class HttpProtocol(HttpToolsProtocol):
     # Called by the request in progress
 
     def on_response_complete(self) -> None:
+        if self.pipeline:
+            self._running = self.pipeline[-1][0]
         super().on_response_complete()
         if self.cycle.response_complete:  # of the last one
             if not self.has_begun:  # else its next head is due since its first byte
@@ -175,7 +184,8 @@ class HttpProtocol(HttpToolsProtocol):
     def cut(self) -> None:
         """End the connection: its client reads too slowly."""
         self._connections.count("slow_transfer")
-        self.cycle.disconnected = True  # else uvicorn logs that the response is incomplete
+        if self._running is not None:
+            self._running.disconnected = True  # else uvicorn logs that the response is incomplete
         self.transport.abort()  # `close` would wait for the client to read
 
     # For this module

@@ -70,6 +70,7 @@ async def _prepare(service: Service, context: RequestContext, dialects: tuple[Di
         work = partial(_prepare_body, service, dialect, body)
         is_long = dialect.has_text(body) or any(name in body for name in _REPEATED)
         call = await service.in_pool(work) if is_long else work()
+    _record_prepared(service, context, call)
     return call
 
 
@@ -128,10 +129,7 @@ async def _run(service: Service, context: RequestContext, call: Call, deadline: 
         service.engine.state_of(each.scoring, deadline=deadline, on_change=done.notify, priority=each.priority)
         for each, done in zip(call.prepared, completions, strict=True)
     ]
-    try:
-        service.engine.submit_all(states)
-    finally:
-        _record_prepared(service, context, call)  # while the engine has it
+    service.engine.submit_all(states)
     try:
         await wait_for_all(context, completions, states)
     finally:  # a request that was cancelled has waited, too

@@ -455,12 +455,18 @@ class TestRefusals:
             ({"quant_method": "gptq", "format": "bitblas"}, "unsupported gptq checkpoint_format 'bitblas'"),
             (
                 {"quant_method": "gptq", "checkpoint_format": "gptq_v2", "format": "gptq"},
-                "checkpoint_format is 'gptq_v2', but format is 'gptq'; expected one",
+                "checkpoint_format is 'gptq_v2', but format is 'gptq'; expected the same in both",
             ),
             ({"quant_method": "gptq", "dynamic": {".*": {"bits": 3}}}, "unsupported gptq bits 3; supported: 4, 8"),
-            ({"quant_method": "gptq", "dynamic": {"(": {}}}, "dynamic has '(', which is no expression: missing )"),
-            ({"quant_method": "gptq", "dynamic": [".*"]}, "dynamic must be objects by expressions, got"),
-            ({"quant_method": "fp8", "weight_block_size": [128]}, "a block must be its rows and columns"),
+            (
+                {"quant_method": "gptq", "dynamic": {"(": {}}},
+                "dynamic must have regular expressions, got '(': missing )",
+            ),
+            (
+                {"quant_method": "gptq", "dynamic": [".*"]},
+                "dynamic must be an object of regular expressions and objects, got",
+            ),
+            ({"quant_method": "fp8", "weight_block_size": [128]}, "a block must be [rows, columns], got"),
             (
                 {"quant_method": "fp8", "weight_scale_semantics": "inverse"},
                 'unsupported fp8 weight_scale_semantics "inverse" (str); supported: none',
@@ -468,6 +474,14 @@ class TestRefusals:
             (
                 {"quant_method": "compressed-tensors", "config_groups": None},
                 "config_groups must be an object, got None",
+            ),
+            (
+                {
+                    "quant_method": "compressed-tensors",
+                    "format": "float-quantized",
+                    "config_groups": {"a": {"targets": ["re:("], "weights": {"type": "float"}}},
+                },
+                "targets must have regular expressions, got '(': missing )",
             ),
             (
                 {"quant_method": "compressed-tensors"},
@@ -589,5 +603,5 @@ class TestRefusals:
         raw = json.loads((folder / "config.json").read_text())
         del raw["quantization_config"]
         (folder / "config.json").write_text(json.dumps(raw))
-        with pytest.raises(ModelLoadError, match=r"is float8_e4m3fn; expected float32, .* or codes that a quantiz"):
+        with pytest.raises(ModelLoadError, match=r"is float8_e4m3fn; expected float32, .* or codes and a quantiz"):
             open_checkpoint(folder)

@@ -372,6 +372,24 @@ async def test_requests_behind_another_are_dropped_with_their_connection() -> No
     server.hold.set()
     await settle()
     assert server.paths == ["/x"]
+    assert transport_of(protocol).sent == b""
+
+
+@in_loop
+async def test_a_request_hears_that_its_client_is_gone_also_with_others_behind_it() -> None:
+    heard: list[str] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        for _ in range(2):
+            heard.append((await receive())["type"])
+
+    protocol = Server().connect()
+    protocol.app = app
+    protocol.data_received(GET * 3)
+    await settle()
+    protocol.connection_lost(None)
+    await settle()
+    assert heard == ["http.request", "http.disconnect"]
 
 
 @in_loop

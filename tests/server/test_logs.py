@@ -11,9 +11,10 @@ from io import StringIO
 
 import pytest
 
+from prefixwise.server.config import ServerOptions
 from prefixwise.server.launch import exit_at_once
 from prefixwise.server.logs import JsonFormatter, QueuedHandler, TextFormatter, fields_of, log_configuration
-from tests.server.app_client import IDS_REQUEST, AppClient
+from tests.server.app_client import IDS_REQUEST, AppClient, app_client
 
 TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
 
@@ -59,6 +60,12 @@ def test_a_request_is_one_line(client: AppClient, text: list[str]) -> None:
         r"labels=2 algorithm=\w+ cached_tokens=0 queue_ms=[\d.]+ device_ms=[\d.]+ total_ms=[\d.]+",
         line,
     ), line
+
+
+def test_a_request_whose_response_may_be_too_large_is_logged_with_its_size(text: list[str]) -> None:
+    with app_client(ServerOptions(max_response_bytes=1000)) as client:
+        client.post("/v1/score", IDS_REQUEST | {"items": [[1]] * 20})
+    assert " code=response_too_large items=20 prompt_tokens=23 labels=2 algorithm=packed total_ms=" in text[-1]
 
 
 def test_a_request_is_one_object(client: AppClient, objects: list[str]) -> None:

@@ -11,7 +11,15 @@ import numpy as np
 
 from prefixwise.contract.errors import ModelLoadError, describe
 from prefixwise.models.checkpoint import NUMBER_DTYPES, Quantization, StoredTensor
-from prefixwise.models.quantization.layers import Layer, ReadWeight, check_is, column_blocks, integer, matrix_of
+from prefixwise.models.quantization.layers import (
+    Layer,
+    ReadWeight,
+    check_is,
+    column_blocks,
+    integer,
+    matrix_of,
+    regular_expression,
+)
 from prefixwise.models.quantization.tensors import PackedTensor, QuantisedTensor, TransposedTensor, packed_len
 
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
@@ -51,9 +59,8 @@ class _GptqScheme:
         stored_as = "marlin" if config.get("is_marlin_format") else stated[0] if stated else "gptq"
         check_is(config, "checkpoint_format", stored_as, "gptq", "gptq_v2")
         if len(set(stated)) > 1:  # transformers reads the first, GPTQModel the second
-            raise ModelLoadError(
-                f"quantization_config: checkpoint_format is {stated[0]!r}, but format is {stated[1]!r}; expected one"
-            )
+            message = f"checkpoint_format is {stated[0]!r}, but format is {stated[1]!r}; expected the same in both"
+            raise ModelLoadError(f"quantization_config: {message}")
         num_bits, group_size = integer(config, "bits", 4), integer(config, "group_size", -1)
         check_is(config, "bits", num_bits, 4, 8)
         is_sorted, is_symmetric = bool(config.get("desc_act")), config.get("sym") is True
@@ -91,7 +98,7 @@ def _symmetric(weight: QuantisedTensor, zeros: StoredTensor | None, num_bits: in
     `gptq_v2` while they say `gptq`, or one less by the bits of another layer. Zero points that differ from each other
     are used, as such weights are not symmetric."""
     assert zeros is not None, "the weight has zero points"
-    if len(np.unique(zeros.read_rows(0, 1).view(np.uint8))) > 1:
+    if len(np.unique(zeros.read_rows(0, zeros.shape[0]).view(np.uint8))) > 1:
         return weight
     return replace(weight, zero_points=None, zero_point=1 << (num_bits - 1))
 
@@ -101,17 +108,13 @@ def _dynamic_schemes(config: Mapping[str, Any]) -> list[tuple[re.Pattern[str], _
     names layers that are not quantised, as their tensors say."""
     stated = config.get("dynamic") or {}
     if not isinstance(stated, Mapping) or not all(isinstance(each, Mapping) for each in stated.values()):
-        raise ModelLoadError(f"quantization_config: dynamic must be objects by expressions, got {describe(stated)}")
+        message = "quantization_config: dynamic must be an object of regular expressions and objects"
+        raise ModelLoadError(f"{message}, got {describe(stated)}")
     found = []
     for expression, changes in stated.items():
         if expression.startswith("-:"):
             continue
-        try:
-            pattern = re.compile(expression.removeprefix("+:"))
-        except re.error as error:
-            raise ModelLoadError(
-                f"quantization_config: dynamic has {expression!r}, which is no expression: {error}"
-            ) from None
+        pattern = regular_expression("dynamic", expression.removeprefix("+:"))
         found.append((pattern, _GptqScheme.of({**config, **changes})))
     return found
 

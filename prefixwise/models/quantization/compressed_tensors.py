@@ -17,6 +17,7 @@ from prefixwise.models.quantization.layers import (
     integer,
     matrix_of,
     read_block,
+    regular_expression,
     scale_grid,
 )
 from prefixwise.models.quantization.tensors import PackedTensor, QuantisedTensor, packed_len
@@ -96,8 +97,12 @@ def _group(config: Mapping[str, Any], scheme: Mapping[str, Any]) -> _Group:
     check_is(config, "strategy", strategy, "tensor", "channel", "group", "block")
     if strategy == "group" and (type(group_size) is not int or group_size < 1):
         raise ModelLoadError(f"quantization_config: group_size must be at least 1, got {describe(group_size)}")
+    targets = tuple(map(str, scheme.get("targets") or ()))
+    for target in targets:
+        if target.startswith("re:"):
+            regular_expression("targets", target[3:])
     return _Group(
-        targets=tuple(map(str, scheme.get("targets") or ())),
+        targets=targets,
         format=str(stored_as),
         num_bits=num_bits,
         is_float=is_float,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -57,6 +58,15 @@ def check_is(config: Mapping[str, Any], key: str, value: object, *supported: obj
         raise ModelLoadError(f"unsupported {config.get('quant_method')} {key} {value!r}; supported: {names}")
 
 
+def regular_expression(key: str, text: str) -> re.Pattern[str]:
+    """What a key names layers by. Raises ModelLoadError for other text."""
+    try:
+        return re.compile(text)
+    except re.error as error:
+        message = f"quantization_config: {key} must have regular expressions, got {text!r}: {error}"
+        raise ModelLoadError(message) from None
+
+
 def scale_grid(
     layer: Layer, part: str, tensor: StoredTensor, shape: tuple[int, ...], block: tuple[int, int]
 ) -> StoredTensor:
@@ -82,7 +92,7 @@ def read_block(size: Any) -> tuple[int, int]:
     except (TypeError, ValueError):
         rows = columns = 0
     if min(rows, columns) < 1:
-        raise ModelLoadError(f"quantization_config: a block must be its rows and columns, got {describe(size)}")
+        raise ModelLoadError(f"quantization_config: a block must be [rows, columns], got {describe(size)}")
     return rows, columns
 
 

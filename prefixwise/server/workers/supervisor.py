@@ -73,7 +73,7 @@ def run_workers(
     open_frontend: OpenFrontend,
 ) -> None:
     """Serve with `options.http_workers` processes until a signal. Raises PrefixwiseError where the port is taken, the
-    model cannot be loaded or a process not be started."""
+    model cannot be loaded or a process cannot be started."""
     set_up_logging(options)
     num_workers = options.http_workers or 1
     listeners = bind_workers(options, num_workers)
