@@ -154,8 +154,8 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         if not is_behind:
             self._running = self.cycle
-        if self.scope["method"] != "HEAD":
-            self.cycle.transport = _ResponseWriter(self.transport)  # type: ignore[assignment]  # all it uses
+        if self.scope["method"] != "HEAD":  # nothing is written behind the head of its response
+            self.cycle.transport = _ResponseWriter(self.transport)
 
     def on_body(self, body: bytes) -> None:
         self._unparsed = 0
@@ -212,14 +212,18 @@ class HttpProtocol(HttpToolsProtocol):
         self.transport.close()
 
 
-class _ResponseWriter:
-    """Writes the head of a response with the beginning of its body: two writes would wake the client twice."""
+class _ResponseWriter(asyncio.Transport):
+    """Writes the head of a response with the beginning of its body: two writes would wake the client twice.
+
+    It has the methods of a transport that uvicorn's responses use.
+    """
 
     def __init__(self, transport: asyncio.Transport) -> None:
+        super().__init__()
         self._transport = transport
         self._head: bytes | None = None  # b"": written
 
-    def write(self, data: bytes) -> None:
+    def write(self, data: Any) -> None:
         if self._head is None and not data.startswith(STATUS_LINE[100]):
             self._head = data
             return

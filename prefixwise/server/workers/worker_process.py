@@ -272,19 +272,11 @@ class HttpWorker:
             replies.bind(endpoint)
             while True:
                 await replies.recv()
-                await replies.send(self._own_metrics())
+                await replies.send(self._service.metrics.snapshot())
         except (OSError, zmq.ZMQError) as error:
             log.error("HTTP worker %d cannot give its metrics: %s", self._number, error)
         finally:
             replies.close(linger=0)  # in any case: the end of the context waits for it
-
-    def _own_metrics(self) -> bytes:
-        """Empty if they cannot be collected: the next worker that asks needs an answer, too."""
-        try:
-            return self._service.metrics.snapshot()
-        except Exception:
-            log.exception("the metrics of this worker cannot be collected")
-            return b""
 
     async def _ask_others(self) -> Sequence[bytes]:
         """The metrics of all other workers; of those that do not answer in time, the counts that were shown last."""
@@ -297,11 +289,10 @@ class HttpWorker:
         try:
             asking.connect(self._parts.metrics_endpoint(worker))
             await asking.send(b"")
-            if found := await asyncio.wait_for(asking.recv(), PEER_SECONDS):
-                return found
+            return await asyncio.wait_for(asking.recv(), PEER_SECONDS)
         except TimeoutError:
             log.warning("HTTP worker %d did not give its metrics within %g s", worker, PEER_SECONDS)
+            file = self._parts.counts_file(worker)
+            return file.read_bytes() if file.exists() else None
         finally:
             asking.close(linger=0)
-        file = self._parts.counts_file(worker)
-        return file.read_bytes() if file.exists() else None
