@@ -50,6 +50,10 @@ COMPILER_OPTIONS: dict[str, dict[str, Any]] = {
     "cpu": {"xla_backend_optimization_level": 1},
 }
 
+# Where the last programs of a forward put their results. On a GPU they write them to the host: a copy behind a program
+# begins only when the runtime has learned that the program has ended.
+RESULT_MEMORY = {"gpu": "pinned_host"}
+
 HIDDEN_SPEC = P(DATA)
 LAST_SPECS: Any = LastLayer(P(DATA), P(DATA, TENSOR))  # type: ignore[arg-type]
 
@@ -265,7 +269,8 @@ class Programs:
         """All that decides the program, beside what is the same for all programs of a process."""
         arrays = (self.weights, self.kv_cache, self.lora)
         sizes = (self.max_kv_blocks, self.num_lora_slots, LABEL_TILE)
-        return repr((spec, self.transformer, arrays, sizes, COMPILER_OPTIONS.get(self.platform)))
+        of_platform = COMPILER_OPTIONS.get(self.platform), RESULT_MEMORY.get(self.platform)
+        return repr((spec, self.transformer, arrays, sizes, of_platform))
 
     def _source(self, spec: Spec) -> _Source:
         if isinstance(spec, EmbedSpec):
@@ -367,8 +372,8 @@ class Programs:
         return _Source(jitted, (self.weights, LastLayer(*last), tokens, lora), HIDDEN_SPEC)  # type: ignore[arg-type]
 
     def _head_source(self, kind: str, function: Callable[..., jax.Array], *arguments: Any) -> _Source:
-        """With several processes, each of them holds the whole result and may fetch it at any time. Hidden states are
-        divided in place of logits."""
+        """One device may write the result to the host. With several processes, each of them holds the whole result and
+        may fetch it at any time. Hidden states are divided in place of logits."""
         divisor, undivided = self.transformer.config.logit_divisor, function
         if divisor != 1.0:
 
@@ -378,6 +383,8 @@ class Programs:
         specs = (self.weight_specs.head, *(each.sharding.spec for each in arguments))
         whole = NamedSharding(self.mesh, P())
         out_sharding = None if whole.is_fully_addressable else whole
+        if self.mesh.size == 1 and self.platform in RESULT_MEMORY:
+            out_sharding = NamedSharding(self.mesh, HIDDEN_SPEC, memory_kind=RESULT_MEMORY[self.platform])
         jitted = self._jit(kind, function, specs, HIDDEN_SPEC, out_shardings=out_sharding)
         return _Source(jitted, (self.weights.head, *arguments), HIDDEN_SPEC)
 

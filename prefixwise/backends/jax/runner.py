@@ -23,7 +23,7 @@ from prefixwise.backends.jax.head_gemms import LABEL_TILE
 from prefixwise.backends.jax.inputs import ForwardInputs, ProgramSpec, override_inputs, pack
 from prefixwise.backends.jax.kv_cache import KVCache
 from prefixwise.backends.jax.lora import LoraArrays, LoraStore
-from prefixwise.backends.jax.mesh import DATA, P, as_argument, put_replicated, put_sharded
+from prefixwise.backends.jax.mesh import DATA, P, as_argument, put_sharded
 from prefixwise.backends.jax.model import LastLayer, Transformer
 from prefixwise.backends.jax.programs import HeadSpec, Programs
 from prefixwise.backends.jax.row_tiles import dense_columns_up_to
@@ -43,10 +43,10 @@ TileOutputs = Sequence[Sequence[jax.Array]]  # [dp S, ..] each, by tile of score
 
 
 class HeadInputs(NamedTuple):
-    """Label ids serve all tiles of scored rows, so they are on the devices."""
+    """Each label tile serves all tiles of scored rows."""
 
     score_tiles: tuple[jax.Array | NDArray[np.int32], ...]  # [dp, S] tokens each
-    label_tiles: tuple[jax.Array, ...]  # [LABEL_TILE] each
+    label_tiles: tuple[jax.Array | NDArray[np.int32], ...]  # [LABEL_TILE] each
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +100,7 @@ class Runner:
         labels.flat[: len(label_ids)] = label_ids
         return HeadInputs(
             tuple(as_argument(self.mesh, tile, P(DATA)) for tile in tokens),
-            tuple(put_replicated(self.mesh, tile) for tile in labels),
+            tuple(as_argument(self.mesh, tile, P()) for tile in labels),
         )
 
     def _lora(self, has_lora: bool) -> LoraArrays | None:

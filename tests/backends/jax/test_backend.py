@@ -17,8 +17,10 @@ from prefixwise.backends.jax.assembly import MAX_TABLE_ENTRIES_PER_PAGE
 from prefixwise.backends.jax.attention.pallas_gpu import PallasGpuAttention
 from prefixwise.backends.jax.attention.xla import SIZES as XLA_SIZES
 from prefixwise.backends.jax.backend import JaxBackend
+from prefixwise.backends.jax.executables import ExecutableStore
 from prefixwise.backends.jax.inputs import ProgramSpec
 from prefixwise.backends.jax.kv_cache import JaxKVBlock, KVCacheArrays, KVCacheShape
+from prefixwise.backends.jax.programs import RESULT_MEMORY
 from prefixwise.backends.jax.runner import Runner, list_programs
 from prefixwise.contract.errors import BackendError
 from prefixwise.contract.ragged import Int32Array
@@ -412,6 +414,35 @@ class TestFailure:
             running.wait()
         assert running.blocks, "it is not their end that gives the pages back"
         assert len(prefill(four_pages, LONG[:512])[0]) == 4
+
+
+class TestBehindTheTrunk:
+    def test_the_program_writes_its_result_to_the_host(
+        self, four_pages: JaxBackend, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As on a GPU, with the same bits."""
+        runner = four_pages._runner
+        programs = replace(runner.programs, store=ExecutableStore(), _compiled={}, _unsaved={})
+        to_host = replace(runner, programs=programs)
+        inputs = runner.head_inputs([np.arange(3)], np.array([5, 9], np.int32))
+        size = runner.programs.transformer.rows.score_rows, four_pages.config.model_size
+        hidden: Any = [np.random.default_rng(0).normal(size=size).astype(np.float32)]
+        for read in (
+            lambda each: each.label_logits(hidden, inputs),
+            lambda each: each.logsumexp(hidden),
+            lambda each: each.vocabulary(hidden, [np.arange(3, dtype=np.int32)], 2),
+        ):
+            usual = read(runner)
+            with monkeypatch.context() as patch:
+                patch.setitem(RESULT_MEMORY, "cpu", "pinned_host")
+                on_host = read(to_host)
+            kinds = [each[0][0].sharding.memory_kind for each in (usual, on_host)]
+            assert [kind == "pinned_host" for kind in kinds] == [False, True]
+            assert runner.fetch(usual).tobytes() == runner.fetch(on_host).tobytes()
+
+    def test_one_device_gets_its_integers_with_the_call(self, four_pages: JaxBackend) -> None:
+        inputs = four_pages._runner.head_inputs([np.arange(3)], np.array([5, 9], np.int32))
+        assert all(isinstance(tile, np.ndarray) for tiles in inputs for tile in tiles)
 
 
 @pytest.mark.parametrize("writes_cache", [pytest.param(False, marks=pytest.mark.slow), True])
