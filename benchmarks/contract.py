@@ -106,6 +106,7 @@ def add_request_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch-invariant", action=argparse.BooleanOptionalAction, help="default: the backend's")
     parser.add_argument("--quantization", choices=["fp8"])
     parser.add_argument("--kv-cache-dtype", choices=["auto", "fp8"], default="auto")
+    parser.add_argument("--prefix-attention-dtype", choices=["auto", "fp8"], default="auto")
     parser.add_argument("--lora-rank", type=int, default=0, help="score with a LoRA adapter, and without it")
     parser.add_argument("--cached", action="store_true", help="keep the prefix from one round to the next")
     parser.add_argument("--query-tokens", type=int, default=2000)
@@ -122,6 +123,7 @@ def make_engine(options: argparse.Namespace) -> ScoringEngine:
         batch_invariant=options.batch_invariant,
         quantization=options.quantization,
         kv_cache_dtype=options.kv_cache_dtype,
+        prefix_attention_dtype=options.prefix_attention_dtype,
         max_loras=1 if options.lora_rank else 0,
         max_lora_rank=options.lora_rank or 16,
     )
@@ -175,6 +177,7 @@ def main() -> None:
         "batch_invariant": info.batch_invariant,
         "quantization": info.quantization,
         "kv_cache_dtype": options.kv_cache_dtype,
+        "prefix_attention_dtype": options.prefix_attention_dtype,
         "lora_rank": options.lora_rank,
         "milliseconds_without_lora": round(1000 * without, 2),
         "cached": options.cached,

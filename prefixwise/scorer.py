@@ -41,6 +41,8 @@ class Scorer(ScoringMethods):
         quantization: "fp8": linear layers in FP8, quantised while they are loaded (NVIDIA GPUs).
         kv_cache_dtype: `auto`, or `fp8` (`fp8_e4m3`): the KV cache in FP8, which holds twice as many prefixes (PyTorch
             on GPUs).
+        prefix_attention_dtype: `auto`, or `fp8`: queries and the keys of prefixes are multiplied in FP8 (PyTorch on
+            GPUs).
         attention: The name of an implementation; None is the best that runs.
         warmup: `none`, `fast` or `full`: which programs are compiled before the first request.
         compilation_cache_dir: For compiled programs of JAX; None is the user's cache folder, on accelerators.
@@ -86,6 +88,7 @@ class Scorer(ScoringMethods):
         batch_invariant: bool | None = None,
         quantization: str | None = None,
         kv_cache_dtype: str = "auto",
+        prefix_attention_dtype: str = "auto",
         attention: str | None = None,
         warmup: Warmup = "none",
         compilation_cache_dir: str | Path | None = None,
@@ -118,6 +121,7 @@ class Scorer(ScoringMethods):
             batch_invariant=batch_invariant,
             quantization=quantization,
             kv_cache_dtype=kv_cache_dtype,
+            prefix_attention_dtype=prefix_attention_dtype,
             attention=attention,
             warmup=warmup,
             compilation_cache_dir=compilation_cache_dir,

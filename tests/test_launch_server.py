@@ -103,6 +103,7 @@ ENGINE_FLAGS: list[tuple[str, dict[str, Any]]] = [
     ("--no-batch-invariant", {"batch_invariant": False}),
     ("--quantization fp8", {"quantization": "fp8"}),
     ("--kv-cache-dtype fp8_e4m3", {"kv_cache_dtype": "fp8_e4m3"}),
+    ("--prefix-attention-dtype fp8", {"prefix_attention_dtype": "fp8"}),
     ("--warmup fast", {"warmup": "fast"}),
     ("--compilation-cache-dir folder", {"compilation_cache_dir": "folder"}),
     ("--profile mine.toml", {"profile": "mine.toml"}),

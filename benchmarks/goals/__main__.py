@@ -40,6 +40,9 @@ def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--model-folder", metavar="DIR", help="the random model of --serve, written where it is not there"
     )
+    parser.add_argument(
+        "--prefix-attention-dtype", choices=["auto", "fp8"], default="auto", help="of the FP8 cases (default auto)"
+    )
     parser.add_argument("flags", nargs="*", help="of `prefixwise serve`, after --; they imply --serve")
     options = parser.parse_args(arguments)
     options.serve = options.serve or bool(options.flags)
@@ -101,6 +104,7 @@ def summarise(
         "date": now_utc(),
         "tiny": options.tiny,
         "rounds": options.rounds,
+        "fp8_prefix_attention_dtype": options.prefix_attention_dtype,
         "seconds": round(seconds, 1),
         "backends": beside,
         "missed": missed(rows),
@@ -131,7 +135,15 @@ def main() -> None:
         for backend in backends:
             flags = tuple(options.flags) if options.serve else None
             only = tuple(options.only)
-            settings = Settings(backend, only, options.rounds, options.tiny, flags, options.model_folder)
+            settings = Settings(
+                backend,
+                only,
+                options.rounds,
+                options.tiny,
+                flags,
+                options.model_folder,
+                prefix_attention_dtype=options.prefix_attention_dtype,
+            )
             for run in runs_of(settings):
                 try:
                     rows, beside[run.title] = measure_backend(run)

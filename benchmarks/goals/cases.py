@@ -156,10 +156,14 @@ class Settings:
     serve_flags: tuple[str, ...] | None = None  # of `prefixwise serve`; None: the process that measures its engine
     model_folder: str | None = None  # of the random model for `prefixwise serve`; None: a folder for this run
     quantization: str | None = None  # of a run in FP8, whose rows have names of their own
+    prefix_attention_dtype: str = "auto"  # of a run in FP8
 
     @property
     def title(self) -> str:
-        return self.backend if self.quantization is None else f"{self.backend} {self.quantization}"
+        if self.quantization is None:
+            return self.backend
+        is_plain = self.prefix_attention_dtype == "auto"
+        return f"{self.backend} {self.quantization}{'' if is_plain else ', prefix attention too'}"
 
     def quantised(self) -> Settings | None:
         """The run of the FP8 cases, of which none is named `fp8_` in it; None: there are none for this backend."""

@@ -36,6 +36,7 @@ def make_engine(settings: Settings, *, batch_invariant: bool | None = None) -> S
         settings.backend,
         batch_invariant=batch_invariant,
         quantization=settings.quantization,
+        prefix_attention_dtype="auto" if settings.quantization is None else settings.prefix_attention_dtype,
         token_budget=scale.token_budget,
         prefix_cache_bytes=SECOND_POOL_BYTES if batch_invariant is not None and not settings.tiny else None,
     )

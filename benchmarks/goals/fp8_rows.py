@@ -59,7 +59,12 @@ def width_rows(settings: Settings, report: Report) -> list[Measured]:
 
 
 def _seconds(model: ModelConfig, quantization: str | None, settings: Settings) -> float:
-    options = BackendOptions(settings.backend, quantization=quantization, prefix_cache_bytes=_POOL_BYTES)
+    options = BackendOptions(
+        settings.backend,
+        quantization=quantization,
+        prefix_attention_dtype="auto" if quantization is None else settings.prefix_attention_dtype,
+        prefix_cache_bytes=_POOL_BYTES,
+    )
     backend = load_backend(repeated_checkpoint(model), options)
     engine = ScoringEngine(EngineConfig("random"), Scheduler(backend), None)
     warm_up(engine)  # steps are cut by what they cost, and may have any size

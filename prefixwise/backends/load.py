@@ -99,11 +99,11 @@ def _jax_platform(device: str) -> str | None:
 
 
 def _load_jax(checkpoint: Checkpoint, options: BackendOptions) -> Backend:
-    if options.kv_cache_dtype != "auto":
-        raise BackendError(
-            f"kv_cache_dtype {options.kv_cache_dtype} needs backend torch on a GPU, got backend jax; "
-            "expected kv_cache_dtype auto"
-        )
+    for name in ("kv_cache_dtype", "prefix_attention_dtype"):
+        if getattr(options, name) != "auto":
+            raise BackendError(
+                f"{name} {getattr(options, name)} needs backend torch on a GPU, got backend jax; expected {name} auto"
+            )
     from prefixwise.backends.jax.backend import JaxBackend
 
     if options.nnodes == 1 or options.node_rank:
@@ -131,6 +131,7 @@ def _load_torch(checkpoint: Checkpoint, options: BackendOptions) -> Backend:
         batch_invariant=options.batch_invariant,
         quantization=options.quantization,
         kv_cache_dtype=options.kv_cache_dtype,
+        prefix_attention_dtype=options.prefix_attention_dtype,
         token_budget=options.token_budget,
         prefix_cache_bytes=options.prefix_cache_bytes,
         weight_cache=options.weight_cache,
@@ -147,6 +148,7 @@ def _load_fake(checkpoint: Checkpoint, options: BackendOptions) -> Backend:
     for name, is_given in (
         ("quantization", options.quantization),
         ("kv_cache_dtype", options.kv_cache_dtype != "auto"),
+        ("prefix_attention_dtype", options.prefix_attention_dtype != "auto"),
     ):
         if is_given:
             log.warning("%s has no effect on the fake backend", name)

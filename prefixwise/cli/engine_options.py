@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, get_args
 
 from prefixwise.cli.flags import Flag, Verb, with_flags
-from prefixwise.forward.backend import KVCacheDtypeName, QuantizationName, Warmup
+from prefixwise.forward.backend import KVCacheDtypeName, PrefixAttentionDtypeName, QuantizationName, Warmup
 from prefixwise.launch.options import EngineOptions
 from prefixwise.plan.algorithms import MaskOption
 
@@ -57,6 +57,11 @@ ENGINE_FLAGS = {
     "kv_cache_dtype": Flag(
         KVCacheDtypeName,
         "auto, or fp8 (fp8_e4m3): the KV cache in FP8, which holds twice as many prefixes (PyTorch on GPUs).",
+        "NAME",
+    ),
+    "prefix_attention_dtype": Flag(
+        PrefixAttentionDtypeName,
+        "auto, or fp8: queries and the keys of prefixes are multiplied in FP8 (PyTorch on GPUs).",
         "NAME",
     ),
     "attention": Flag(

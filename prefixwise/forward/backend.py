@@ -19,6 +19,7 @@ DeviceKind = Literal["cpu", "gpu", "tpu"]
 Warmup = Literal["full", "fast", "none"]
 QuantizationName = Literal["fp8"]
 KVCacheDtypeName = Literal["auto", "fp8", "fp8_e4m3"]  # the last two are the same
+PrefixAttentionDtypeName = Literal["auto", "fp8"]
 
 # Seconds that a step may take, and tokens that it may have in any case: every step reads the weights, which on a CPU
 # takes as long as computing about 40 tokens. Whoever comes waits for the step that runs, and then for its own. On
@@ -49,6 +50,7 @@ class BackendOptions:
     batch_invariant: bool | None = None  # None: where it costs nothing
     quantization: str | None = None  # of the linear layers, while they are loaded: fp8
     kv_cache_dtype: str = "auto"  # auto: that of the arithmetic; fp8 and fp8_e4m3: half as many bytes
+    prefix_attention_dtype: str = "auto"  # auto: that of the arithmetic; fp8: queries and keys in FP8
     token_budget: int | None = None  # most tokens in one forward; None: the device's default
     attention: str | None = None  # the name of an implementation; None: the fastest that runs
     # Memory for the KV cache, on each device; None: chosen for the device.
@@ -74,6 +76,8 @@ class BackendOptions:
             raise BackendError(f"unknown quantization {self.quantization!r}; expected fp8")
         if self.kv_cache_dtype not in get_args(KVCacheDtypeName):
             raise BackendError(f"unknown kv_cache_dtype {self.kv_cache_dtype!r}; expected auto, fp8 or fp8_e4m3")
+        if self.prefix_attention_dtype not in get_args(PrefixAttentionDtypeName):
+            raise BackendError(f"unknown prefix_attention_dtype {self.prefix_attention_dtype!r}; expected auto or fp8")
 
     def _check_nodes(self) -> None:
         """Raises BackendError."""
@@ -110,6 +114,7 @@ class BackendInfo:
     attention: str = "none"  # the implementation that was chosen
     quantization: str | None = None  # of the linear layers: fp8
     kv_cache_dtype: str | None = None  # fp8, or None: that of the arithmetic
+    prefix_attention_dtype: str | None = None  # fp8, or None: that of the arithmetic
     batch_invariant: bool = False  # has an item the same bits in forwards of every size?
     compute_dtype: str | None = None  # of activations and GEMMs; None: that of the weights
     compilation_cache_dir: str | None = None  # of compiled programs; None: they are not cached

@@ -160,6 +160,7 @@ def _of_backend(backend: Backend) -> dict[str, object]:
         "attention": info.attention,
         "quantization": info.quantization,
         "kv_cache_dtype": info.kv_cache_dtype or info.compute_dtype or info.dtype,
+        "prefix_attention_dtype": info.prefix_attention_dtype or info.compute_dtype or info.dtype,
         "batch_invariant": info.batch_invariant,
         "max_loras": info.max_loras,
         "max_lora_rank": info.max_lora_rank,

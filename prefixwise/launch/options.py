@@ -45,6 +45,7 @@ class EngineOptions:
     batch_invariant: bool | None = None  # the same bits at every batch size; None: where it costs nothing
     quantization: str | None = None  # fp8: linear layers in FP8, quantised while they are loaded
     kv_cache_dtype: str = "auto"  # fp8 (fp8_e4m3): the KV cache in FP8, which holds twice as many prefixes
+    prefix_attention_dtype: str = "auto"  # fp8: queries and prefixes' keys in FP8
     attention: str | None = None  # the name of an implementation; None: the best that runs
     warmup: Warmup = "none"  # which programs are compiled before the first request
     compilation_cache_dir: str | Path | None = None  # JAX only; None: the user's cache folder, on accelerators
@@ -111,6 +112,7 @@ class EngineOptions:
             batch_invariant=self.batch_invariant,
             quantization=self.quantization,
             kv_cache_dtype=self.kv_cache_dtype,
+            prefix_attention_dtype=self.prefix_attention_dtype,
             token_budget=self.token_budget,
             attention=self.attention,
             prefix_cache_bytes=self.prefix_cache_bytes,

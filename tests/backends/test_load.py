@@ -141,19 +141,29 @@ class TestAskedFor:
         with pytest.raises(BackendError, match="unknown quantization 'int3'; expected fp8"):
             BackendOptions(backend, quantization="int3")
 
+    @pytest.mark.parametrize("name", ["kv_cache_dtype", "prefix_attention_dtype"])
     @pytest.mark.parametrize(
-        ("backend", "refused"),
-        [
-            ("torch", "kv_cache_dtype fp8 needs a CUDA device, got cpu; expected kv_cache_dtype auto"),
-            ("jax", "kv_cache_dtype fp8 needs backend torch on a GPU, got backend jax; expected kv_cache_dtype auto"),
-        ],
+        ("backend", "needs"),
+        [("torch", "a CUDA device, got cpu"), ("jax", "backend torch on a GPU, got backend jax")],
     )
     def test_an_fp8_kv_cache_where_it_is_not_served(
-        self, checkpoint_of: Callable[[str], Path], backend: str, refused: str
+        self, checkpoint_of: Callable[[str], Path], backend: str, needs: str, name: str
     ) -> None:
-        options = BackendOptions(backend, device="cpu", dtype="bfloat16", kv_cache_dtype="fp8")
+        asked: Any = {name: "fp8"}
+        options = BackendOptions(backend, device="cpu", dtype="bfloat16", **asked)
+        with pytest.raises(BackendError, match=f"^{name} fp8 needs {needs}; expected {name} auto$"):
+            load_backend(open_checkpoint(checkpoint_of("qwen3")), options)
+
+    def test_prefix_attention_in_fp8_over_a_kv_cache_in_fp8(self, checkpoint_of: Callable[[str], Path]) -> None:
+        options = BackendOptions("torch", device="cpu", kv_cache_dtype="fp8_e4m3", prefix_attention_dtype="fp8")
+        refused = "prefix_attention_dtype fp8 needs kv_cache_dtype auto, got fp8_e4m3: that cache's keys have scales"
         with pytest.raises(BackendError, match=refused):
             load_backend(open_checkpoint(checkpoint_of("qwen3")), options)
+
+    @pytest.mark.parametrize("name", ["fp8_e4m3", "bf16", None])
+    def test_there_is_no_prefix_attention_of_this_dtype(self, name: Any) -> None:
+        with pytest.raises(BackendError, match=f"unknown prefix_attention_dtype {name!r}; expected auto or fp8"):
+            BackendOptions(prefix_attention_dtype=name)
 
     @pytest.mark.parametrize("name", ["fp8_e5m2", "bf16", "int8", None])
     def test_there_is_no_kv_cache_of_this_dtype(self, name: Any) -> None:
@@ -209,9 +219,10 @@ class TestFake:
             assert scores == pytest.approx(expected.tolist())
 
     def test_what_concerns_weights_is_named(self, caplog: pytest.LogCaptureFixture) -> None:
-        Scorer(backend="fake", quantization="fp8", kv_cache_dtype="fp8").close()
+        Scorer(backend="fake", quantization="fp8", kv_cache_dtype="fp8", prefix_attention_dtype="fp8").close()
         named = [message for message in caplog.messages if "no effect" in message]
-        assert named == [f"{each} has no effect on the fake backend" for each in ("quantization", "kv_cache_dtype")]
+        options = ("quantization", "kv_cache_dtype", "prefix_attention_dtype")
+        assert named == [f"{each} has no effect on the fake backend" for each in options]
 
     def test_a_step_takes_as_long_as_the_environment_says(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(FAKE_STEP_VARIABLE, "0.2")

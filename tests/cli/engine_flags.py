@@ -6,7 +6,7 @@ from prefixwise.launch.options import EngineOptions
 
 ENGINE_ARGS = (
     "--model m --backend jax --device d --dtype float16 --tp-size 2 --dp-size 3 --batch-invariant --quantization fp8 "
-    "--kv-cache-dtype fp8 --attention a "
+    "--kv-cache-dtype fp8 --prefix-attention-dtype fp8 --attention a "
     "--chunk-size 0 --mask dense --segment-fallback-threshold 4 --token-budget 5 "
     "--warmup fast --compilation-cache-dir c --no-weight-cache --prefix-cache-bytes 7"
 )
@@ -20,6 +20,7 @@ ENGINE_OPTIONS = EngineOptions(
     batch_invariant=True,
     quantization="fp8",
     kv_cache_dtype="fp8",
+    prefix_attention_dtype="fp8",
     attention="a",
     chunk_size=0,
     mask="dense",

@@ -45,6 +45,7 @@ OTHERS: dict[str, Any] = {
     "batch_invariant": True,
     "quantization": "fp8",
     "kv_cache_dtype": "fp8_e4m3",
+    "prefix_attention_dtype": "fp8",
     "attention": "xla",
     "warmup": "fast",
     "compilation_cache_dir": Path("cache"),
@@ -98,6 +99,7 @@ def test_every_option_reaches_the_part_that_it_shapes() -> None:
         batch_invariant=True,
         quantization="fp8",
         kv_cache_dtype="fp8_e4m3",
+        prefix_attention_dtype="fp8",
         token_budget=8,
         attention="xla",
         prefix_cache_bytes=4,
@@ -268,7 +270,7 @@ class TestLoading:
         assert json.loads(json.dumps(config)) == config
         assert defaults().keys() <= config.keys()
         assert "auto" not in {config[name] for name in ("backend", "device", "dtype")}
-        assert config["kv_cache_dtype"] == config["compute_dtype"]
+        assert config["kv_cache_dtype"] == config["prefix_attention_dtype"] == config["compute_dtype"]
         settled = ("model", "backend", "device_kind", "model_name", "token_budget", "max_queued_tokens")
         assert {name: config[name] for name in settled} == {
             "model": str(checkpoint_of("llama")),

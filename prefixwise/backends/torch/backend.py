@@ -28,10 +28,15 @@ from prefixwise.backends.torch.devices import (
     upload,
 )
 from prefixwise.backends.torch.few_tiles import few_tiles
-from prefixwise.backends.torch.fp8 import check_fp8
+from prefixwise.backends.torch.fp8 import KVFormat, check_fp8
 from prefixwise.backends.torch.heads import Heads
 from prefixwise.backends.torch.invariant_rows import choose_rows, keeps_bits
-from prefixwise.backends.torch.kernel_choice import check_fp8_kv_cache, choose_elementwise_ops, choose_paged_runner
+from prefixwise.backends.torch.kernel_choice import (
+    check_kv_format,
+    choose_elementwise_ops,
+    choose_paged_runner,
+    kv_format_of,
+)
 from prefixwise.backends.torch.kv_blocks import gather_blocks, split_blocks, tokens_to_cache
 from prefixwise.backends.torch.linear import pack_weights
 from prefixwise.backends.torch.lora import LoraRows, LoraSlots, can_widen, widened
@@ -86,6 +91,7 @@ class TorchBackend(Backend):
         batch_invariant: bool | None = None,  # None: on a GPU in half precision, where it costs nothing
         quantization: str | None = None,  # None, fp8
         kv_cache_dtype: str = "auto",  # auto, fp8, fp8_e4m3
+        prefix_attention_dtype: str = "auto",  # auto, fp8
         token_budget: int | None = None,
         prefix_cache_bytes: int | None = None,
         weight_cache: bool = True,
@@ -101,11 +107,10 @@ class TorchBackend(Backend):
         self._workers = Workers(
             torch.get_num_threads() if self._is_cpu else None, splits_operations=self._is_cpu and gemms_take_all_cores()
         )
-        is_fp8, is_fp8_cache = quantization is not None, kv_cache_dtype != "auto"
+        is_fp8, kv_format = quantization is not None, kv_format_of(kv_cache_dtype, prefix_attention_dtype)
         if is_fp8:
             check_fp8(self.config, weight_dtype, self._device)
-        if is_fp8_cache:
-            check_fp8_kv_cache(self.config, self._dtype, self._device)
+        check_kv_format(kv_format, self.config, self._dtype, self._device)
         if weight_cache and weight_dtype == torch.bfloat16:
             checkpoint = with_bfloat16_weights(checkpoint)
         weights = pack_weights(
@@ -130,7 +135,7 @@ class TorchBackend(Backend):
         self._loras = self._make_loras(max_loras, max_lora_rank, wide)  # before the KV cache, which takes what is left
         self._heads = Heads(self._transformer, self._workers, self._loras)
         self.info = replace(
-            _make_info(self.config, self._device, self._dtype, token_budget, prefix_cache_bytes, is_fp8_cache),
+            _make_info(self.config, self._device, self._dtype, token_budget, prefix_cache_bytes, kv_format),
             dtype=dtype_name(weight_dtype),
             quantization=quantization,
             batch_invariant=tile_rows is not None or row_counts is not None,
@@ -139,9 +144,9 @@ class TorchBackend(Backend):
         )
         if self._is_cpu:
             self.info = replace(self.info, token_multiple=self._transformer.smallest_tile or CPU_TILE_ROWS)
-        self._paged = self._choose_paged(is_coarse=is_coarse, is_fp8_cache=is_fp8_cache)
+        self._paged = self._choose_paged(is_coarse=is_coarse, kv_format=kv_format)
 
-    def _choose_paged(self, *, is_coarse: bool, is_fp8_cache: bool) -> PagedRunner | None:
+    def _choose_paged(self, *, is_coarse: bool, kv_format: KVFormat) -> PagedRunner | None:
         """The paged runner, with its facts in `info`; None: there is none."""
         paged = choose_paged_runner(
             self._transformer,
@@ -149,7 +154,7 @@ class TorchBackend(Backend):
             self.info,
             is_coarse=is_coarse,
             loras=self._loras,
-            is_fp8_cache=is_fp8_cache,
+            kv_format=kv_format,
         )
         if paged is not None:
             self.info = replace(
@@ -368,12 +373,12 @@ def _make_info(
     dtype: torch.dtype,
     token_budget: int | None,
     prefix_cache_bytes: int | None,
-    is_fp8_cache: bool,
+    kv_format: KVFormat,
 ) -> BackendInfo:
     is_cpu = device.type == "cpu"
     kind: DeviceKind = "cpu" if is_cpu else "gpu"
     budget = token_budget or DEFAULT_TOKEN_BUDGETS[kind]
-    block_bytes = kv_block_bytes(config, dtype, is_fp8=is_fp8_cache)
+    block_bytes = kv_block_bytes(config, dtype, kv_format)
     return BackendInfo(
         name="torch",
         device=device_title(device),
@@ -386,7 +391,8 @@ def _make_info(
         # Without shared prefixes nothing is cached; one block is the least.
         num_kv_blocks=count_kv_blocks(block_bytes, device, prefix_cache_bytes) if config.is_causal else 1,
         kv_block_bytes=block_bytes,
-        kv_cache_dtype="fp8" if is_fp8_cache else None,
+        kv_cache_dtype="fp8" if kv_format == "fp8" else None,
+        prefix_attention_dtype="fp8" if kv_format == "fp8_keys" else None,
         attention="varlen" if _has_flash(config, device, dtype) else "tiled",
         step_tokens=token_budget or (_cpu_step_tokens() if is_cpu else CUDA_STEP_TOKENS),
         max_whole_item=CPU_MAX_WHOLE_ITEM if is_cpu else CUDA_MAX_WHOLE_ITEM,

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from prefixwise.backends.torch.fp8 import KV_SCALE_BYTES
+from prefixwise.backends.torch.fp8 import KV_SCALE_BYTES, KVFormat
 from prefixwise.contract.errors import BackendError
 from prefixwise.contract.ragged import Int64Array
 from prefixwise.forward.batch import KV_BLOCK_SIZE
@@ -126,10 +126,11 @@ def device_title(device: torch.device) -> str:
     return f"{device} ({torch.cuda.get_device_name(device)})"
 
 
-def kv_block_bytes(config: ModelConfig, dtype: torch.dtype, *, is_fp8: bool = False) -> int:
+def kv_block_bytes(config: ModelConfig, dtype: torch.dtype, kv_format: KVFormat = "auto") -> int:
     """Keys and values of KV_BLOCK_SIZE tokens in every layer; in FP8 with their scales."""
-    head_bytes = config.head_size + KV_SCALE_BYTES if is_fp8 else config.head_size * dtype.itemsize
-    return 2 * config.num_layers * KV_BLOCK_SIZE * config.num_kv_heads * head_bytes
+    wide, narrow = config.head_size * dtype.itemsize, config.head_size + KV_SCALE_BYTES
+    head_bytes = {"auto": 2 * wide, "fp8": 2 * narrow, "fp8_keys": config.head_size + wide}[kv_format]
+    return config.num_layers * KV_BLOCK_SIZE * config.num_kv_heads * head_bytes
 
 
 def count_kv_blocks(block_bytes: int, device: torch.device, num_bytes: int | None) -> int:

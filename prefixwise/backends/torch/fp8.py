@@ -10,9 +10,14 @@ The KV cache in FP8 is independent of that: a key or a value of one token and on
 least power of two with which its largest magnitude fits. A code times such a scale is a number of bfloat16, so
 attention computes with exactly what the codes stand for. Codes have exponents, too: a finer scale would be more exact
 only for numbers of less than 1/14,000 of the largest.
+
+Prefix attention in FP8 multiplies queries by keys, both rounded to e4m3 without a scale: with one for each key, every
+score would be multiplied once more. The KV cache holds these keys; its values have the model's dtype.
 """
 
 from __future__ import annotations
+
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -21,6 +26,7 @@ from prefixwise.forward.fp8 import FP8_MAX, SMALLEST_MAX, check_fp8_device, chec
 from prefixwise.models.config import ModelConfig
 
 FP8 = torch.float8_e4m3fn
+KVFormat = Literal["auto", "fp8", "fp8_keys"]  # of the KV cache; the last for prefix attention in FP8
 KV_SCALE_BYTES = 1  # of a key or a value of one KV head: an exponent
 _ABOVE_448 = 0x1FFFFF  # carries the mantissa of a float32 that is above 448's into its exponent
 
@@ -52,6 +58,11 @@ def dequantise_heads(codes: Tensor, exponents: Tensor, dtype: torch.dtype) -> Te
     """Codes [..., H] and exponents [...] to the numbers that they stand for."""
     scales = (exponents.to(torch.int32) << 23).view(torch.float32)
     return (codes.float() * scales[..., None]).to(dtype)
+
+
+def round_to_fp8(numbers: Tensor) -> Tensor:
+    """To codes without a scale, as prefix attention in FP8 has them: larger numbers become 448."""
+    return numbers.float().clamp(-FP8_MAX, FP8_MAX).to(FP8)
 
 
 def fp8_linear(

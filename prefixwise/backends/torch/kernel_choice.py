@@ -1,18 +1,20 @@
 """Which kernels a device can run: fused elementwise ops, and the paged runner. Triton is imported only where it works.
 
-Where a kernel does not work, PyTorch's own operations take over, and the log says so. A KV cache in FP8 needs the paged
-runner, so there the same is an error.
+Where a kernel does not work, PyTorch's own operations take over, and the log says so. A KV cache in FP8 and prefix
+attention in FP8 need the paged runner, so there the same is an error.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import torch
 
 from prefixwise.backends.torch.elementwise import PLAIN, CpuElementwiseOps, ElementwiseOps, PlainElementwiseOps
+from prefixwise.backends.torch.fp8 import KVFormat
 from prefixwise.backends.torch.lora import LoraSlots
 from prefixwise.backends.torch.model import Transformer
 from prefixwise.contract.errors import BackendError
@@ -29,10 +31,24 @@ log = logging.getLogger("prefixwise")
 _MAX_HEADS_PER_KV = 16  # they are rows of one tile
 _MIN_CAPABILITY = (9, 0)  # Hopper
 _FP8_HEAD_MULTIPLE = 16  # bytes: where TMA lets a head begin
+_OPTIONS: Mapping[KVFormat, str] = {"fp8": "kv_cache_dtype fp8", "fp8_keys": "prefix_attention_dtype fp8"}
 
 
-def check_fp8_kv_cache(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
-    """Raises BackendError where this model has no KV cache in FP8 on this device, before its weights are loaded."""
+def kv_format_of(kv_cache_dtype: str, prefix_attention_dtype: str) -> KVFormat:
+    """What the KV cache holds with these options. Raises BackendError where they exclude each other."""
+    if kv_cache_dtype != "auto" and prefix_attention_dtype != "auto":
+        raise BackendError(
+            f"prefix_attention_dtype fp8 needs kv_cache_dtype auto, got {kv_cache_dtype}: that cache's keys have scales"
+        )
+    if prefix_attention_dtype != "auto":
+        return "fp8_keys"
+    return "auto" if kv_cache_dtype == "auto" else "fp8"
+
+
+def check_kv_format(kv_format: KVFormat, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
+    """Raises BackendError where this model has no such KV cache on this device, before its weights are loaded."""
+    if kv_format == "auto":
+        return
     missing = None
     if device.type != "cuda":
         missing = f"a CUDA device, got {device.type}"
@@ -48,7 +64,8 @@ def check_fp8_kv_cache(config: ModelConfig, dtype: torch.dtype, device: torch.de
         )
         missing = f"compute capability {least} (Hopper) or newer, got {found}"
     if missing is not None:
-        raise BackendError(f"kv_cache_dtype fp8 needs {missing}; expected kv_cache_dtype auto")
+        option = _OPTIONS[kv_format]
+        raise BackendError(f"{option} needs {missing}; expected {option.split()[0]} auto")
 
 
 def choose_elementwise_ops(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> ElementwiseOps:
@@ -73,11 +90,11 @@ def choose_paged_runner(
     *,
     is_coarse: bool,
     loras: LoraSlots | None = None,
-    is_fp8_cache: bool = False,
+    kv_format: KVFormat = "auto",
 ) -> PagedRunner | None:
     """For CUDA in half precision where Triton works (the elementwise ops are fused, too); else None.
 
-    Raises BackendError with `is_fp8_cache`, where it would be None.
+    Raises BackendError with another `kv_format` than auto, where it would be None.
     """
     device = transformer.weights.embedding.device
     experts = transformer.weights.layers[0].experts
@@ -87,9 +104,9 @@ def choose_paged_runner(
         or (experts is not None and not elementwise_ops.has_grouped_gemm(experts))
         or not is_new_enough(device)
     ):
-        if is_fp8_cache:
+        if kv_format != "auto":
             missing = "Triton" if isinstance(elementwise_ops, PlainElementwiseOps) else "grouped GEMMs of its experts"
-            raise BackendError(f"kv_cache_dtype fp8 needs {missing}, and there is none here; expected auto")
+            raise BackendError(f"{_OPTIONS[kv_format]} needs {missing}, and there is none here; expected auto")
         return None
     try:
         from prefixwise.backends.torch.cuda.runner import PagedRunner
@@ -108,15 +125,15 @@ def choose_paged_runner(
             max_tokens=tokens,
             is_coarse=is_coarse,
             loras=loras,
-            is_fp8_cache=is_fp8_cache,
+            kv_format=kv_format,
             fused_gemms=_choose_fused_gemms(transformer, has_loras=loras is not None),
         )
         runner.probe()
         return runner
     except Exception as error:  # a kernel that does not fit this device, too little memory: PyTorch may still run
-        if is_fp8_cache:
+        if kv_format != "auto":
             raise BackendError(
-                f"kv_cache_dtype fp8 needs paged attention, which does not work here: {error}"
+                f"{_OPTIONS[kv_format]} needs paged attention, which does not work here: {error}"
             ) from error
         log.warning("paged attention does not work here, so scoring is slower than it could be: %s", error)
         if loras is not None:

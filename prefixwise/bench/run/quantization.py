@@ -29,7 +29,10 @@ from prefixwise.bench.server_facts import server_fact
 from prefixwise.bench.tokens import token_facts
 from prefixwise.contract.errors import ArtifactError, describe
 
-_FACTS = ("checkpoint_quantization", "dtype", "compute_dtype", "quantization", "kv_cache_dtype", "backend", "device")
+_FACTS = (
+    *("checkpoint_quantization", "dtype", "compute_dtype", "quantization", "kv_cache_dtype"),
+    *("prefix_attention_dtype", "backend", "device"),
+)
 
 
 @dataclass(frozen=True)

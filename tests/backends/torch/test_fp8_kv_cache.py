@@ -1,8 +1,10 @@
-"""The KV cache in FP8 without a device: codes and scales, bytes of a block, and what is refused."""
+"""The KV cache in FP8, and that of prefix attention in FP8, without a device: codes and scales, bytes of a block, and
+what is refused."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 import torch
@@ -10,13 +12,14 @@ import torch
 from benchmarks.random_checkpoint import QWEN3_06B
 from prefixwise.backends.torch.cuda.kv_cache import KVCache
 from prefixwise.backends.torch.devices import count_kv_blocks, kv_block_bytes
-from prefixwise.backends.torch.fp8 import dequantise_heads, quantise_heads
-from prefixwise.backends.torch.kernel_choice import check_fp8_kv_cache
+from prefixwise.backends.torch.fp8 import KVFormat, dequantise_heads, quantise_heads, round_to_fp8
+from prefixwise.backends.torch.kernel_choice import check_kv_format
 from prefixwise.contract.errors import BackendError
 from prefixwise.forward.fp8 import FP8_MAX
 from prefixwise.forward.tiles import KEY_TILE
 from prefixwise.models.config import ModelConfig
 
+FORMATS: tuple[KVFormat, ...] = get_args(KVFormat)
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
@@ -40,6 +43,11 @@ class TestCodes:
         assert torch.isfinite(codes.float()).all()
         assert not codes[-1].float().any()
 
+    def test_without_a_scale_large_numbers_become_the_largest_code(self) -> None:
+        numbers = torch.tensor([448.0, 449.0, -1e30, float("inf"), 0.3, 1.0625, 2.0**-10, 0.0])
+        assert round_to_fp8(numbers).tolist() == [448, 448, -448, 448, 0.3125, 1, 0, 0]
+        assert round_to_fp8(torch.tensor(float("nan"))).isnan()
+
     def test_a_head_is_alone_with_its_scale(self) -> None:
         heads = torch.randn(4, 2, 32, generator=torch.Generator().manual_seed(2)).bfloat16()
         codes, exponents = quantise_heads(heads)
@@ -57,24 +65,23 @@ class TestMemory:
     def test_twice_the_blocks_fit_and_scales_count(self, head_size: int, times: float) -> None:
         config, room = replace(QWEN3_06B, head_size=head_size), 8 << 30
         dense, fp8 = (
-            count_kv_blocks(kv_block_bytes(config, torch.bfloat16, is_fp8=is_fp8), CPU, room)
-            for is_fp8 in (False, True)
+            count_kv_blocks(kv_block_bytes(config, torch.bfloat16, kv_format), CPU, room) for kv_format in FORMATS[:2]
         )
         assert times < fp8 / dense < 2
 
-    @pytest.mark.parametrize("is_fp8", [True, False])
-    def test_a_block_takes_what_is_counted(self, is_fp8: bool) -> None:
+    @pytest.mark.parametrize("kv_format", FORMATS)
+    def test_a_block_takes_what_is_counted(self, kv_format: KVFormat) -> None:
         config, num_pages = replace(QWEN3_06B, num_layers=3, num_kv_heads=2, head_size=32), 5
         cache = KVCache(
             num_layers=3, num_pages=num_pages, num_kv_heads=2, head_size=32, dtype=torch.bfloat16, device=CPU,
-            is_fp8=is_fp8,
+            kv_format=kv_format,
         )  # fmt: skip
-        assert cache.num_bytes == num_pages * kv_block_bytes(config, torch.bfloat16, is_fp8=is_fp8)
-        assert cache.is_fp8 == is_fp8
+        assert cache.num_bytes == num_pages * kv_block_bytes(config, torch.bfloat16, kv_format)
+        assert cache.layer(0).has_fp8_queries == (kv_format == "fp8_keys")
 
     def test_the_contents_of_a_block_are_numbers(self) -> None:
         cache = KVCache(
-            num_layers=3, num_pages=4, num_kv_heads=2, head_size=32, dtype=torch.bfloat16, device=CPU, is_fp8=True
+            num_layers=3, num_pages=4, num_kv_heads=2, head_size=32, dtype=torch.bfloat16, device=CPU, kv_format="fp8"
         )
         _, block = cache.take([KEY_TILE, 5])
         drawn = torch.randn(3, 2, 5, 2, 32, generator=torch.Generator().manual_seed(3)).bfloat16()
@@ -100,9 +107,16 @@ class TestMemory:
         (QWEN3_06B, torch.bfloat16, CUDA, r"compute capability 9\.0 \(Hopper\) or newer, got 8\.0"),
     ],
 )
+@pytest.mark.parametrize(("kv_format", "option"), [("fp8", "kv_cache_dtype"), ("fp8_keys", "prefix_attention_dtype")])
 def test_what_has_no_fp8_kv_cache(
-    config: ModelConfig, dtype: torch.dtype, device: torch.device, needs: str, monkeypatch: pytest.MonkeyPatch
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    needs: str,
+    kv_format: KVFormat,
+    option: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (8, 0))
-    with pytest.raises(BackendError, match=f"^kv_cache_dtype fp8 needs {needs}.*; expected kv_cache_dtype auto$"):
-        check_fp8_kv_cache(config, dtype, device)
+    with pytest.raises(BackendError, match=f"^{option} fp8 needs {needs}.*; expected {option} auto$"):
+        check_kv_format(kv_format, config, dtype, device)

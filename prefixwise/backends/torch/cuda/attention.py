@@ -1,7 +1,8 @@
 """Launching the attention kernels, and which tiles a model gets.
 
-The kernel for Hopper reads keys and values in the dtype of the model alone. A KV cache in FP8 is read by the one for
-all GPUs; prefixes in the batch, which are never in FP8, by either.
+The kernel for Hopper reads values in the dtype of the model alone, and keys without scales: in FP8 with queries in FP8.
+A KV cache whose codes have scales is read by the one for all GPUs; prefixes in the batch, which are never in FP8, by
+either.
 
 Tiles, warps and stages decide how fast a kernel is. `PrefixTuning` and `SelfAttentionTuning` hold them as data, so that
 a sweep can choose. A model has one of each for all its forwards.
@@ -80,7 +81,7 @@ def _is_hopper(device: torch.device) -> bool:
 class Rows(NamedTuple):
     """What attention reads and writes of tokens. Padding is in no tile."""
 
-    queries: Tensor  # [T, N or more, H] after RoPE: QKV rows, or queries alone
+    queries: Tensor  # [T, N or more, H] after RoPE: QKV rows, or queries alone; in FP8 where the prefix's keys are
     out: Tensor  # [T, N, H]: tokens may lie apart
     lse: Tensor  # [T, N] float32: between self-attention and prefix attention
     positions: Tensor  # [T] int32: read where a layer has a window

@@ -166,6 +166,14 @@ def store_head_codes(
 
 
 @jit
+def _as_stored(numbers: tl.tensor, at: tl.tensor) -> tl.tensor:
+    """In the dtype of what is stored there; in FP8 rounded without a scale (`round_to_fp8` in `fp8.py`)."""
+    if numbers.dtype != at.dtype.element_ty:
+        numbers = tl.clamp(numbers.to(tl.float32), -448.0, 448.0, tl.PropagateNan.ALL).to(at.dtype.element_ty)
+    return numbers
+
+
+@jit
 def qk_norm_rope_and_cache_kernel(
     qkv: tl.tensor,  # [T, num_heads + 2 * num_kv_heads, 2 * half]: queries and keys are overwritten
     weight: tl.tensor,  # [num_heads + num_kv_heads, 2 * half]; not read without a norm
@@ -176,6 +184,7 @@ def qk_norm_rope_and_cache_kernel(
     values: tl.tensor,  # [A, num_kv_heads, 2 * half]
     key_scales: tl.tensor | None,  # [num_kv_heads, A] uint8, exponents; None: the KV cache is not in FP8
     value_scales: tl.tensor | None,  # [num_kv_heads, A] uint8
+    query_codes: tl.tensor | None,  # [T, num_heads, 2 * half] in FP8, written where `caches`; None: there are none
     num_slots: tl.tensor | None,  # A
     eps: tl.tensor,
     num_rope_rows: tl.tensor,  # query and key heads of all tokens
@@ -188,7 +197,8 @@ def qk_norm_rope_and_cache_kernel(
     padded_half: tl.constexpr,
 ) -> None:
     """One program takes some heads, of one token or several, each as two halves: RoPE rotates column i of one half with
-    column i of the other. Keys, after RoPE, and values of a token with a slot also go to the KV cache."""
+    column i of the other. Keys, after RoPE, and values of a token with a slot also go to the KV cache, queries to
+    `query_codes`."""
     num_rope_heads: tl.constexpr = num_heads + num_kv_heads
     rope_rows = from_the_end() * head_tile + tl.arange(0, head_tile)[:, None]
     token, head = (rope_rows // num_rope_heads).to(tl.int64), rope_rows % num_rope_heads
@@ -215,9 +225,14 @@ def qk_norm_rope_and_cache_kernel(
         slot = tl.load(slots + token, mask=rope_rows < num_rope_rows, other=-1).to(tl.int64)
         is_cached = inside & (head >= num_heads) & (slot >= 0)
         cached_at = (slot * num_kv_heads + head - num_heads) * (2 * half) + columns
+        if query_codes is not None:
+            is_query = inside & (head < num_heads)
+            codes_at = query_codes + (token * num_heads + head) * (2 * half) + columns
+            tl.store(codes_at, _as_stored(rotated_first, query_codes), mask=is_query)
+            tl.store(codes_at + half, _as_stored(rotated_second, query_codes), mask=is_query)
         if key_scales is None:
-            tl.store(keys + cached_at, rotated_first, mask=is_cached)
-            tl.store(keys + cached_at + half, rotated_second, mask=is_cached)
+            tl.store(keys + cached_at, _as_stored(rotated_first, keys), mask=is_cached)
+            tl.store(keys + cached_at + half, _as_stored(rotated_second, keys), mask=is_cached)
             value_at = first_at + num_kv_heads * (2 * half)  # of the same KV head
             tl.store(values + cached_at, tl.load(value_at, mask=is_cached), mask=is_cached)
             tl.store(values + cached_at + half, tl.load(value_at + half, mask=is_cached), mask=is_cached)

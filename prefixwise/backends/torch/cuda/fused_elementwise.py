@@ -137,10 +137,17 @@ def _aligned(tensor: Tensor) -> Tensor:
 
 
 def qk_norm_rope_and_cache(
-    qkv: Tensor, weight: Tensor | None, eps: float, cos: Tensor, sin: Tensor, slots: Tensor | None, cache: KeySource
+    qkv: Tensor,
+    weight: Tensor | None,
+    eps: float,
+    cos: Tensor,
+    sin: Tensor,
+    slots: Tensor | None,
+    cache: KeySource,
+    query_codes: Tensor | None = None,
 ) -> None:
     """QK norm and RoPE of qkv [T, N + 2 K, H] in place. With `slots` [T], the keys and values of tokens that have a
-    slot also go to this layer of the KV cache, in FP8 as codes."""
+    slot also go to this layer of the KV cache, in FP8 as codes, and all queries to `query_codes` [T, N, H]."""
     num_tokens, num_rows, head_size = qkv.shape
     num_kv_heads = cache.keys.shape[1]
     num_rope_rows = num_tokens * (num_rows - num_kv_heads)
@@ -149,7 +156,7 @@ def qk_norm_rope_and_cache(
         (triton.cdiv(num_rope_rows, HEAD_TILE),),
         qkv,
         *(qkv if weight is None else weight, cos, sin, cos if slots is None else slots, cache.keys, cache.values),
-        *(cache.key_scales, cache.value_scales, cache.num_slots, eps),
+        *(cache.key_scales, cache.value_scales, query_codes, cache.num_slots, eps),
         num_rope_rows,
         num_heads=num_rows - 2 * num_kv_heads,
         num_kv_heads=num_kv_heads,

@@ -138,7 +138,7 @@ def _attend(
 ) -> None:
     """Attend half of the rows of every tile of this program."""
     counts, starts, lens, reads, _, _ = tiles
-    query_buffers, output_buffers, key_buffers, value_buffers = buffers
+    query_buffers, output_buffers, key_buffers, value_buffers, staging_buffers = buffers
     queries_ready, queries_free, outputs_ready, outputs_free, keys_ready, keys_free, values_ready, values_free = (
         barriers
     )
@@ -147,7 +147,8 @@ def _attend(
     padded_head_size: gl.constexpr = key_buffers.shape[2]
     num_rows: gl.constexpr = query_buffers.shape[1] * query_buffers.shape[2]
     dtype: gl.constexpr = out.dtype.element_ty
-    of_scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, num_keys, 16])
+    inner: gl.constexpr = 256 // query_buffers.dtype.primitive_bitwidth  # that an instruction sums over
+    of_scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, num_keys, inner])
     of_output: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, padded_head_size, 16])
     of_weights: gl.constexpr = gl.DotOperandLayout(0, of_output, 2)
     of_row: gl.constexpr = gl.SliceLayout(1, of_scores)
@@ -225,7 +226,10 @@ def _attend(
         mbarrier.arrive(values_free.index(buffer))
         acc = acc / gl.convert_layout(l_i, of_output_row)[:, None]
         out_at = out + start.to(gl.int64) * out_stride + work % num_kv_heads * group * head_size
-        _store(acc, query, out_at, half, length, out_stride, group, padded_group, head_size)
+        staging = query
+        if query_buffers.dtype != dtype:
+            staging = staging_buffers.index(half)
+        _store(acc, staging, out_at, half, length, out_stride, group, padded_group, head_size)
         mbarrier.arrive(queries_free.index(visit % 2))
         step += 1
         work, start, length, num_read = next_work, next_start, next_length, next_read
@@ -273,10 +277,11 @@ def hopper_prefix_kernel(
     dtype: gl.constexpr = out.dtype.element_ty
     tokens: gl.constexpr = queries.block_type.shape[0]
     heads: gl.constexpr = queries.block_type.shape[1]
-    query_buffers = gl.allocate_shared_memory(dtype, [4, tokens, heads, padded_head_size], queries.layout)
+    query_dtype: gl.constexpr = queries.block_type.element_ty
+    query_buffers = gl.allocate_shared_memory(query_dtype, [4, tokens, heads, padded_head_size], queries.layout)
     output_buffers = gl.allocate_shared_memory(dtype, [2, tokens, heads, padded_head_size], outputs.layout)
     buffer_shape: gl.constexpr = [num_buffers, keys.block_type.shape[0], padded_head_size]
-    key_buffers = gl.allocate_shared_memory(dtype, buffer_shape, keys.layout)
+    key_buffers = gl.allocate_shared_memory(query_dtype, buffer_shape, keys.layout)
     value_buffers = gl.allocate_shared_memory(dtype, buffer_shape, values.layout)
     queries_ready, queries_free = _barriers(2, 1), _barriers(2, 2)
     outputs_ready, outputs_free = _barriers(1, 1).index(0), _barriers(1, 2).index(0)
@@ -284,7 +289,12 @@ def hopper_prefix_kernel(
     values_ready, values_free = _barriers(num_buffers, 1), _barriers(num_buffers, 2)
 
     tiles = (counts, starts, lens, reads, lists, addresses)
-    buffers = (query_buffers, output_buffers, key_buffers, value_buffers)
+    staging_buffers = query_buffers
+    if query_dtype != dtype:
+        staging_shape: gl.constexpr = [2, tokens * heads, padded_head_size]
+        staging_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([tokens * heads, padded_head_size], dtype)
+        staging_buffers = gl.allocate_shared_memory(dtype, staging_shape, staging_layout)
+    buffers = (query_buffers, output_buffers, key_buffers, value_buffers, staging_buffers)
     row_barriers = (queries_ready, queries_free, outputs_ready, outputs_free)
     barriers = row_barriers + (keys_ready, keys_free, values_ready, values_free)  # noqa: RUF005  # Gluon's tuples
     sizes = (scale, kind, out_stride, num_kv_heads, group, padded_group, head_size)

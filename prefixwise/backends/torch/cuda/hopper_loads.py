@@ -66,7 +66,7 @@ def load_visits(
     """Load all that the two groups need, in their order: values one key tile behind the keys."""
     counts, starts, _, reads, lists, addresses = tiles
     queries, outputs, keys, values = descriptors
-    query_buffers, output_buffers, key_buffers, value_buffers = buffers
+    query_buffers, output_buffers, key_buffers, value_buffers, _ = buffers
     queries_ready, queries_free, outputs_ready, outputs_free, keys_ready, keys_free, values_ready, values_free = (
         barriers
     )

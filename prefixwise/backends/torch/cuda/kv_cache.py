@@ -1,7 +1,8 @@
 """The paged KV cache: keys and values of prefixes in every layer, in pages of KEY_TILE tokens.
 
 In FP8 it holds codes, and the exponents of their scales (`quantise_heads` in `fp8.py`): one for the key and one for the
-value of each token and KV head. A head's exponents lie one behind the other, as attention reads them.
+value of each token and KV head. A head's exponents lie one behind the other, as attention reads them. For prefix
+attention in FP8 keys are in FP8 without scales, and values are not.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from prefixwise.backends.torch.fp8 import FP8, dequantise_heads
+from prefixwise.backends.torch.fp8 import FP8, KVFormat, dequantise_heads
 from prefixwise.forward.batch import KVBlock
 from prefixwise.forward.kv_pages import PageLease, Pages
 from prefixwise.forward.tiles import KEY_TILE
@@ -36,13 +37,18 @@ class KeySource:
     values: Tensor  # [A, heads, H]
     first_key_head: int = 0
     first_value_head: int = 0
-    key_scales: Tensor | None = None  # [K, A] uint8, exponents; None: keys and values are no codes
+    key_scales: Tensor | None = None  # [K, A] uint8, exponents; None: keys and values have no scales
     value_scales: Tensor | None = None
 
     @property
     def num_slots(self) -> int | None:
         """A, which the kernels need to find a head's exponents; None where there are none."""
         return None if self.key_scales is None else self.key_scales.shape[1]
+
+    @property
+    def has_fp8_queries(self) -> bool:
+        """Are its keys for prefix attention in FP8, which reads the queries in FP8, too?"""
+        return self.keys.dtype == FP8 and self.key_scales is None
 
 
 class KVCache:
@@ -61,14 +67,14 @@ class KVCache:
         head_size: int,
         dtype: torch.dtype,
         device: torch.device,
-        is_fp8: bool = False,
+        kv_format: KVFormat = "auto",
     ) -> None:
         shape = (num_layers, num_pages * KEY_TILE, num_kv_heads, head_size)
         self._dtype = dtype  # of the model
-        self.keys = torch.empty(shape, dtype=FP8 if is_fp8 else dtype, device=device)
-        self.values = torch.empty_like(self.keys)
+        self.keys = torch.empty(shape, dtype=dtype if kv_format == "auto" else FP8, device=device)
+        self.values = torch.empty(shape, dtype=FP8 if kv_format == "fp8" else dtype, device=device)
         self._scales: Tensor | None = None  # [2, layers, K, A]: of keys, of values
-        if is_fp8:
+        if kv_format == "fp8":
             scales_shape = (2, num_layers, num_kv_heads, num_pages * KEY_TILE)
             self._scales = torch.empty(scales_shape, dtype=torch.uint8, device=device)
         self._pages = Pages(num_pages)
@@ -88,10 +94,6 @@ class KVCache:
         return block.lease.address
 
     @property
-    def is_fp8(self) -> bool:
-        return self._scales is not None
-
-    @property
     def num_bytes(self) -> int:
         return sum(each.nbytes for each in (self.keys, self.values, self._scales) if each is not None)
 
@@ -105,7 +107,7 @@ class KVCache:
         """[layers, 2, tokens, K, H] in the dtype of the model, a copy."""
         first = self.address(block)
         rows = slice(first, first + block.num_tokens)
-        stored = torch.stack([self.keys[:, rows], self.values[:, rows]], 1)
         if self._scales is None:
-            return stored
+            return torch.stack([self.keys[:, rows].to(self._dtype), self.values[:, rows]], 1)
+        stored = torch.stack([self.keys[:, rows], self.values[:, rows]], 1)
         return dequantise_heads(stored, self._scales[..., rows].permute(1, 0, 3, 2), self._dtype)

@@ -32,6 +32,7 @@ from prefixwise.backends.torch.cuda.inputs import (
 )
 from prefixwise.backends.torch.cuda.kv_cache import KVCache, PagedBlock
 from prefixwise.backends.torch.cuda.trunk import Buffers, FusedGemms, Trunk, Workspace
+from prefixwise.backends.torch.fp8 import KVFormat
 from prefixwise.backends.torch.invariant_rows import RowCounts
 from prefixwise.backends.torch.lora import LoraRows, LoraSlots
 from prefixwise.backends.torch.model import EmbeddingRows, Transformer, embedding_rows
@@ -131,6 +132,7 @@ class CudaGraphs:
             self._device,
             num_scored=self._num_scored,
             is_fp8=is_fp8,
+            has_query_codes=self._trunk.kv_cache.layer(0).has_fp8_queries,
             tails=tails,
         )
 
@@ -166,7 +168,7 @@ class PagedRunner:
         is_coarse: bool = False,  # fewer buckets?
         captures: bool = True,
         loras: LoraSlots | None = None,
-        is_fp8_cache: bool = False,  # is the KV cache in FP8?
+        kv_format: KVFormat = "auto",
         fused_gemms: FusedGemms = FusedGemms(),  # noqa: B008  # frozen
     ) -> None:
         config, embedding = transformer.config, transformer.weights.embedding
@@ -178,7 +180,7 @@ class PagedRunner:
             head_size=config.head_size,
             dtype=embedding.dtype,
             device=embedding.device,
-            is_fp8=is_fp8_cache,
+            kv_format=kv_format,
         )
         trunk = Trunk(
             config,

@@ -54,8 +54,9 @@ class Buffers:
     row_scales: Tensor  # [T] float32, of the codes that the next GEMM reads; empty without FP8
     attended_codes: Tensor  # [T, N H] of `attended`; empty without FP8
     qkv: Tensor  # [T, N + 2 K, H]
+    query_codes: Tensor  # [T, N, H] for prefix attention in FP8, else empty
     attended: Tensor  # [T, N H + E]
-    scored_queries: Tensor  # [T, N, H] of all scored tokens
+    scored_queries: Tensor  # [T, N, H] of all scored tokens, for prefix attention in FP8 codes
     scored_lse: Tensor  # [T, N] float32
     scored_positions: Tensor  # [T] int32
     gate_up: Tensor  # [T, 2 F]
@@ -79,10 +80,11 @@ class Workspace:
         *,
         num_scored: int,  # scored tokens with rows of their own
         is_fp8: bool = False,
+        has_query_codes: bool = False,
         tails: tuple[int, int, int] = (0, 0, 0),  # columns behind `normed`, `attended` and `gated`
     ) -> None:
         self._config, self._dtype, self._is_fp8, self._tails = config, dtype, is_fp8, tails
-        self._num_scored = num_scored
+        self._num_scored, self._has_query_codes = num_scored, has_query_codes
         self._memory = torch.empty(_Cut.total(self._shapes(num_tokens)), dtype=torch.uint8, device=device)
 
     def _shapes(self, num_tokens: int) -> list[list[_Shape]]:
@@ -93,11 +95,17 @@ class Workspace:
         tables = [*[((t, h // 2), wide)] * 2, *[local] * 2]
         read, t8 = (FP8, t) if self._is_fp8 else (self._dtype, 0)  # what GEMMs read
         scored = [((self._num_scored, d), self._dtype), ((t, n * h), self._dtype)]
+        coded = t if self._has_query_codes else 0
         scored_rows = [((t, n, h), self._dtype), ((t, n), wide), ((t,), torch.int32)]
         rows = [((t, d), self._dtype), ((t, d + self._tails[0]), read), ((t, d), self._dtype)]
         return [
             [*scored, *rows, *tables, ((t, n), wide), ((t8,), wide), ((t8, n * h), FP8)],
-            [((t, n + 2 * k, h), self._dtype), ((t, n * h + self._tails[1]), self._dtype), *scored_rows],
+            [
+                ((t, n + 2 * k, h), self._dtype),
+                ((coded, n, h), FP8),
+                ((t, n * h + self._tails[1]), self._dtype),
+                *scored_rows,
+            ],
             [((t, 2 * f), self._dtype), ((t, f + self._tails[2]), read)],
         ]
 
@@ -187,6 +195,8 @@ class Trunk:
             window = self.config.layer_windows[number]
             rows = Rows(buffers.qkv, buffers.heads(self.config), buffers.lse, inputs.positions)
             self.attention.attend_self(rows, inputs.tiles, window)
+            if source.has_fp8_queries:
+                rows = rows._replace(queries=buffers.query_codes)
             if is_last:
                 self._attend_scored(rows, source, inputs, buffers, window)
                 return
@@ -200,7 +210,8 @@ class Trunk:
         """The rest of the last layer's attention, of the scored tokens alone, and `scored_x`."""
         tokens = inputs.score_tokens
         attended = buffers.scored_attended.view_as(buffers.scored_queries)
-        scored = Rows(buffers.scored_queries, attended, buffers.scored_lse, buffers.scored_positions)
+        queries = buffers.scored_queries.view(rows.queries.dtype).view(-1)[: attended.numel()].view_as(attended)
+        scored = Rows(queries, attended, buffers.scored_lse, buffers.scored_positions)
         self.attention.take_scored(rows, tokens, inputs.tiles, scored)
         self.attention.attend_prefix(scored, source, inputs.tiles, window, is_scored=True)
         torch.index_select(buffers.x, 0, tokens[: len(buffers.scored_x)], out=buffers.scored_x)
@@ -242,7 +253,8 @@ class Trunk:
         cos, sin = buffers.cos, buffers.sin
         if self.config.local_rope is not None and self.config.layer_windows[number]:
             cos, sin = buffers.local_cos, buffers.local_sin
-        qk_norm_rope_and_cache(buffers.qkv, layer.qk_norm, self.config.norm_eps, cos, sin, slots, cache)
+        codes = buffers.query_codes if cache.has_fp8_queries else None
+        qk_norm_rope_and_cache(buffers.qkv, layer.qk_norm, self.config.norm_eps, cos, sin, slots, cache, codes)
         return cache if spec.reads == "cache" else KeySource(buffers.qkv, buffers.qkv, n, n + k)
 
     def _finish(self, layer: LayerWeights, buffers: Buffers, lora: AdaptedLayer | None = None) -> bool:

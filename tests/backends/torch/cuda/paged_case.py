@@ -19,7 +19,7 @@ from prefixwise.backends.torch.cuda.inputs import (
     unpack,
 )
 from prefixwise.backends.torch.cuda.kv_cache import KeySource
-from prefixwise.backends.torch.fp8 import dequantise_heads, quantise_heads
+from prefixwise.backends.torch.fp8 import dequantise_heads, quantise_heads, round_to_fp8
 from prefixwise.contract.ragged import Int64Array
 from prefixwise.forward.batch import ForwardBatch
 from prefixwise.forward.kv_pages import batch_tiles, page_table
@@ -34,10 +34,11 @@ def paged(
     device: str,
     prefix: PrefixTuning | None = None,
     scoring: Scoring = PLAIN,
-    cache: Literal["exact", "rounded", "fp8"] = "exact",
+    cache: Literal["exact", "rounded", "fp8", "rounded_keys", "fp8_keys"] = "exact",
     num_processors: int | None = None,
 ) -> Implementation:
-    """`cache`: what pages hold. `rounded` is `dtype` with the numbers that codes of FP8 stand for. `num_processors`:
+    """`cache`: what pages hold. `rounded` is `dtype` with the numbers that codes of FP8 stand for; with `rounded_keys`
+    and `fp8_keys` prefix attention's queries are rounded as keys are. `num_processors`:
     as many programs; None: for all of the GPU's multiprocessors. Of a batch with scored tokens it returns [R, N, H] of
     these, as the last layer computes them."""
 
@@ -73,6 +74,9 @@ def paged(
         lse = torch.full((num_tokens, num_heads), float("nan"), device=device)
         rows = Rows(qkv, out, lse, arrays.positions)
         attention.attend_self(rows, arrays.tiles, scoring.window)
+        if cache in ("rounded_keys", "fp8_keys"):
+            codes = round_to_fp8(qkv[:, :num_heads]).contiguous()
+            rows = rows._replace(queries=codes if cache == "fp8_keys" else codes.to(dtype))
         if num_scored:
             rows, before = _no_rows(rows), rows
             attention.take_scored(before, arrays.score_tokens, arrays.tiles, rows)
@@ -86,13 +90,17 @@ def paged(
 def _no_rows(rows: Rows) -> Rows:
     """Memory for the scored tokens."""
     _, num_heads, head_size = rows.out.shape
-    queries = torch.full((len(rows.queries), num_heads, head_size), float("nan")).to(rows.out)
-    return Rows(queries, queries.clone(), torch.full_like(rows.lse, float("nan")), torch.zeros_like(rows.positions))
+    queries = torch.full((len(rows.queries), num_heads, head_size), float("nan")).to(rows.queries)
+    out, lse = torch.full_like(queries, float("nan"), dtype=rows.out.dtype), torch.full_like(rows.lse, float("nan"))
+    return Rows(queries, out, lse, torch.zeros_like(rows.positions))
 
 
 def _source(keys: torch.Tensor, values: torch.Tensor, cache: str) -> KeySource:
     if cache == "exact":
         return KeySource(keys, values)
+    if cache in ("rounded_keys", "fp8_keys"):
+        codes = round_to_fp8(keys)
+        return KeySource(codes if cache == "fp8_keys" else codes.to(keys.dtype), values)
     (key_codes, key_scales), (value_codes, value_scales) = quantise_heads(keys), quantise_heads(values)
     if cache == "rounded":
         rounded = (dequantise_heads(key_codes, key_scales, keys.dtype), value_codes, value_scales)

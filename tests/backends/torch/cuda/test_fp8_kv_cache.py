@@ -1,4 +1,5 @@
-"""The KV cache in FP8: what is written, what attention makes of it, and the runner; isolation and memory on a GPU.
+"""The KV cache in FP8 and prefix attention in FP8: what is written, what attention makes of it, and the runner;
+isolation and memory on a GPU.
 
 The kernels run compiled on a GPU, and in Triton's interpreter (`test_interpreted.py`).
 """
@@ -15,7 +16,7 @@ import torch
 from benchmarks.random_checkpoint import QWEN3_06B, random_checkpoint
 from prefixwise.backends.torch.backend import TorchBackend
 from prefixwise.backends.torch.elementwise import ElementwiseOps
-from prefixwise.backends.torch.fp8 import FP8, quantise_heads
+from prefixwise.backends.torch.fp8 import FP8, quantise_heads, round_to_fp8
 from prefixwise.contract.errors import BackendError
 from prefixwise.contract.parse import parse_score_request
 from prefixwise.engine.engine import ScoringEngine
@@ -38,6 +39,7 @@ from tests.backends.torch.cuda.test_paged import (
     compiled_or_interpreted,
     draw_heads,
     joined_batch,
+    kernels,
     make_backend,
     with_few_kv_heads,
 )
@@ -47,6 +49,7 @@ pytestmark = [*test_paged.pytestmark, pytest.mark.filterwarnings("ignore:All-NaN
 # They read cached blocks: whole key tiles and a short one.
 READERS = [CASE_NAMED[name] for name in ("several prefixes", "new KV blocks after cached ones")]
 WINDOWED = SCORINGS[4]
+FORMATS = ("fp8", "fp8_keys")
 SLOT_HEADS = [(16, 8, 128), (9, 3, 64), (4, 1, 48)]
 CONFIGS = {"qk_norm": SMALL, "gemma 2 and 3": test_paged.GEMMA_2_AND_3}
 READERS.append(replace(READERS[1], name="heads of 48", num_heads=4, num_kv_heads=2, head_size=48))
@@ -100,48 +103,92 @@ def test_codes_of_keys_after_rope_and_of_values_go_to_their_slots(
 
 
 @compiled_or_interpreted
+@pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_size"), SLOT_HEADS[-2:])
+def test_prefix_attention_in_fp8_gets_codes_of_all_queries_and_of_cached_keys(
+    num_heads: int, num_kv_heads: int, head_size: int
+) -> None:
+    from prefixwise.backends.torch.cuda.fused_elementwise import qk_norm_rope_and_cache
+    from prefixwise.backends.torch.cuda.kv_cache import KeySource
+
+    qkv, _, cos, sin, slots = draw_heads(num_heads, num_kv_heads, head_size, has_norm=False)
+    qkv[4] *= 3000  # beyond 448, which is the largest code
+    plain, room = qkv.clone(), torch.full((16, num_kv_heads, head_size), 5.0, device=DEVICE)
+    dense, fp8 = (KeySource(room.to(dtype), room.half()) for dtype in (torch.float16, FP8))
+    codes = torch.zeros(len(qkv), num_heads, head_size, device=DEVICE).to(FP8)
+    qk_norm_rope_and_cache(plain, None, 1e-6, cos, sin, slots, dense)
+    qk_norm_rope_and_cache(qkv, None, 1e-6, cos, sin, slots, fp8, codes)
+    assert torch.equal(qkv, plain), "what self-attention computes with is not rounded"
+    assert torch.equal(fp8.values, dense.values)
+    for found, exact in ((codes, plain[:, :num_heads]), (fp8.keys, dense.keys)):
+        assert torch.equal(found.view(torch.uint8), round_to_fp8(exact).view(torch.uint8))
+
+
+def tunings() -> list[Any]:
+    """The kernels of prefix attention, and what the cache holds that they read: codes with scales, or of keys alone."""
+    any_device, hopper = kernels()
+    return [
+        pytest.param(any_device, "fp8", id="any"),
+        pytest.param(any_device, "fp8_keys", id="any, keys"),
+        pytest.param(True, "fp8_keys", id="hopper, keys", marks=hopper.marks),
+    ]
+
+
+@compiled_or_interpreted
 @pytest.mark.parametrize("scoring", [PLAIN_SCORING, WINDOWED], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("for_hopper", "cache"), tunings())
 class TestAttention:
     @pytest.mark.parametrize("case", READERS, ids=lambda case: case.name)
     def test_it_is_that_over_the_numbers_of_the_codes(
-        self, case: AttentionCase, dtype: torch.dtype, scoring: Scoring
+        self, case: AttentionCase, for_hopper: bool, cache: Any, dtype: torch.dtype, scoring: Scoring
     ) -> None:
         batch, inputs = make_batch(case), make_inputs(case)
-        found, expected, exact = (attend(dtype, case, scoring, cache)(batch, inputs) for cache in CACHES)
+        caches = (cache, cache.replace("fp8", "rounded"), "exact")
+        found, expected, exact = (attend(dtype, case, scoring, each, for_hopper)(batch, inputs) for each in caches)
         if INTERPRETED:
             assert np.array_equal(found, expected)
         assert np.abs(found - expected).max() <= TOLERANCES[dtype]
         error = np.abs(found - exact).mean() / np.abs(exact).mean()
         assert 0.005 < error <= 0.1, "rounded, and not more than that"
 
-    def test_a_segment_alone_gives_the_bits_it_has_beside_others(self, dtype: torch.dtype, scoring: Scoring) -> None:
-        check_alone(attend(dtype, READERS[0], scoring, "fp8"), READERS[0])
+    def test_a_segment_alone_gives_the_bits_it_has_beside_others(
+        self, for_hopper: bool, cache: Any, dtype: torch.dtype, scoring: Scoring
+    ) -> None:
+        check_alone(attend(dtype, READERS[0], scoring, cache, for_hopper), READERS[0])
+
+    def test_scored_tokens_alone_have_the_bits_that_they_have_among_all(
+        self, for_hopper: bool, cache: Any, dtype: torch.dtype, scoring: Scoring
+    ) -> None:
+        run = attend(dtype, READERS[0], scoring, cache, for_hopper)
+        batch, inputs = make_batch(READERS[0]), make_inputs(READERS[0])
+        scored = np.arange(0, batch.num_tokens, 3)
+        assert np.array_equal(run(replace(batch, score_tokens=scored), inputs), run(batch, inputs)[scored])
 
 
-CACHES: Any = ("fp8", "rounded", "exact")
-
-
-def attend(dtype: torch.dtype, case: AttentionCase, scoring: Scoring, cache: Any) -> Any:
-    from prefixwise.backends.torch.cuda.attention import prefix_tunings
+def attend(dtype: torch.dtype, case: AttentionCase, scoring: Scoring, cache: Any, for_hopper: bool) -> Any:
+    from prefixwise.backends.torch.cuda.attention import HOPPER_TUNING, prefix_tunings
     from tests.backends.torch.cuda.paged_case import paged
 
     (tuning,) = prefix_tunings(case.head_size, torch.device("cpu"))
-    return paged(dtype, DEVICE, prefix=tuning, scoring=scoring, cache=cache)
+    if for_hopper and scoring != PLAIN_SCORING:
+        pytest.skip("the kernel for Hopper computes plain scores")
+    return paged(dtype, DEVICE, prefix=HOPPER_TUNING if for_hopper else tuning, scoring=scoring, cache=cache)
 
 
 @compiled_or_interpreted
 class TestRunner:
+    @pytest.mark.parametrize("kv_format", FORMATS)
     @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-    def test_scores_are_near_those_of_an_exact_cache(self, config: Any) -> None:
+    def test_scores_are_near_those_of_an_exact_cache(self, config: Any, kv_format: Any) -> None:
         def logits(backend: TorchBackend) -> Any:
             return backend.forward(extend_batch(ITEMS, READS, prefill(backend, PREFIXES))).label_logits
 
-        found, exact = logits(make_backend(config, is_fp8_cache=True)), logits(make_backend(config))
+        found, exact = logits(make_backend(config, kv_format=kv_format)), logits(make_backend(config))
         assert 0 < np.abs(found - exact).max() <= 0.1 * np.abs(exact).max()
 
-    def test_cold_and_cached_read_the_same_codes(self) -> None:
-        backend = make_backend(SMALL, is_fp8_cache=True)
+    @pytest.mark.parametrize("kv_format", FORMATS)
+    def test_cold_and_cached_read_the_same_codes(self, kv_format: Any) -> None:
+        backend = make_backend(SMALL, kv_format=kv_format)
         assert backend._paged is not None
         assert backend._paged.kv_cache.keys.dtype == FP8
         joined = backend.forward(joined_batch())
@@ -152,14 +199,15 @@ class TestRunner:
         alone = backend.forward(extend_batch(ITEMS[:1], [0], [joined.blocks]))
         assert np.array_equal(alone.label_logits, cached.label_logits[:1])
 
-    def test_sequences_that_read_no_cache_are_not_rounded(self) -> None:
+    @pytest.mark.parametrize("kv_format", FORMATS)
+    def test_sequences_that_read_no_cache_are_not_rounded(self, kv_format: Any) -> None:
         batches = [
             sequences_batch(PREFIXES[0], [ITEMS[:2], ITEMS[2:]], Layout.PACKED),
             sequences_batch(PREFIXES[0], [ITEMS], Layout.PACKED, "dense"),
         ]
         found, exact = (
             [backend.forward(batch).label_logits for batch in batches]
-            for backend in (make_backend(SMALL, is_fp8_cache=True), make_backend(SMALL))
+            for backend in (make_backend(SMALL, kv_format=kv_format), make_backend(SMALL))
         )
         assert np.array_equal(found, exact)
 
@@ -170,11 +218,13 @@ WIDE_ITEMS, WIDE_QUERY = RANDOM.integers(0, 20_000, (600, 20)), RANDOM.integers(
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("option", ["kv_cache_dtype", "prefix_attention_dtype"])
 @pytest.mark.parametrize("quantization", [None, "fp8"])
-def test_the_number_of_items_and_a_cached_prefix_move_no_bit(quantization: str | None) -> None:
-    backend = TorchBackend(random_checkpoint(WIDE), device="cuda", quantization=quantization, kv_cache_dtype="fp8")
+def test_the_number_of_items_and_a_cached_prefix_move_no_bit(quantization: str | None, option: str) -> None:
+    options: Any = {"quantization": quantization, option: "fp8"}
+    backend = TorchBackend(random_checkpoint(WIDE), device="cuda", **options)
     assert backend.info.batch_invariant
-    assert (backend.info.kv_cache_dtype, backend.info.quantization) == ("fp8", quantization)
+    assert (getattr(backend.info, option), backend.info.quantization) == ("fp8", quantization)
     engine = ScoringEngine(EngineConfig("random"), Scheduler(backend), None)
 
     def scores(items: Any, algorithm: str = "prefill_extend") -> list[list[float] | None]:

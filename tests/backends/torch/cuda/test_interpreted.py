@@ -101,8 +101,10 @@ def test_tiles_of_self_attention_fit_a_multiprocessor() -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
-@pytest.mark.parametrize(("group", "head_size"), [(2, 128), (3, 64)])
-def test_prefix_attention_on_hopper_adds_values_while_it_computes_a_softmax(group: int, head_size: int) -> None:
+@pytest.mark.parametrize(("group", "head_size", "scored"), [(2, 128, "bf16"), (3, 64, "bf16"), (2, 128, "fp8e4nv")])
+def test_prefix_attention_on_hopper_adds_values_while_it_computes_a_softmax(
+    group: int, head_size: int, scored: str
+) -> None:
     """The assembler may move the wait for the values before the softmax: the result is the same, and slower."""
     import torch
     import triton
@@ -125,7 +127,9 @@ def test_prefix_attention_on_hopper_adds_values_while_it_computes_a_softmax(grou
     rows = row_box(attention.tile_sizes.prefix, triton.next_power_of_2(group), head_size)
     types = {"out": "*bf16", "lse": "*fp32"}
     for name, shape in {"keys": box, "values": box, "queries": rows, "outputs": rows}.items():
-        types[name] = f"tensordesc<bf16{shape},{gl.NVMMASharedLayout.get_default_for(shape, gl.bfloat16)!r}>"
+        is_fp8 = scored != "bf16" and name in ("keys", "queries")
+        layout = gl.NVMMASharedLayout.get_default_for(shape, gl.float8e4nv if is_fp8 else gl.bfloat16)
+        types[name] = f"tensordesc<{scored if is_fp8 else 'bf16'}{shape},{layout!r}>"
     names = hopper_prefix_kernel.arg_names
     types = {name: "constexpr" if name in constants else types.get(name, "*i32") for name in names}
     source = GluonASTSource(
@@ -136,6 +140,7 @@ def test_prefix_attention_on_hopper_adds_values_while_it_computes_a_softmax(grou
     )
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": HOPPER_TUNING.num_warps})
     assert compiled.metadata.shared <= 227 << 10  # bytes, of Hopper
+    assert ("QGMMA" in compiled.asm["sass"]) == (scored != "bf16")
     # Waits until one product, or none, is left; and exponentials.
     marks = re.findall(r"DEPBAR\.LE gsb0, 0x([01])|MUFU\.(E)X2", compiled.asm["sass"])
     order = "".join(wait or "e" for wait, _ in marks)

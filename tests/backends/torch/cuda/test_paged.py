@@ -18,6 +18,7 @@ from benchmarks.random_checkpoint import QWEN3_06B, random_checkpoint
 from prefixwise.backends.torch import invariant_rows
 from prefixwise.backends.torch.backend import TorchBackend
 from prefixwise.backends.torch.elementwise import PLAIN
+from prefixwise.backends.torch.fp8 import KVFormat
 from prefixwise.backends.torch.invariant_rows import RowCounts
 from prefixwise.forward.batch import ForwardBatch, Layout
 from prefixwise.models.config import ModelConfig, RopeConfig
@@ -242,7 +243,7 @@ def make_backend(
     is_paged: bool = True,
     max_loras: int = 0,
     is_wide: bool | None = None,
-    is_fp8_cache: bool = False,
+    kv_format: KVFormat = "auto",
     row_counts: RowCounts | None = None,
 ) -> TorchBackend:
     """Half precision; in the interpreter without graphs. `is_wide`: with columns for adapters, or without.
@@ -264,7 +265,9 @@ def make_backend(
             token_budget=2048,
             prefix_cache_bytes=1 << 26,
             max_loras=max_loras,
-            kv_cache_dtype="fp8" if is_fp8_cache and not INTERPRETED else "auto",  # which a CPU refuses
+            # Which a CPU refuses.
+            kv_cache_dtype="fp8" if kv_format == "fp8" and not INTERPRETED else "auto",
+            prefix_attention_dtype="fp8" if kv_format == "fp8_keys" and not INTERPRETED else "auto",
         )
     if not is_paged:
         backend._paged = None
@@ -282,7 +285,7 @@ def make_backend(
             max_tokens=2048,
             captures=False,
             loras=backend._loras,
-            is_fp8_cache=is_fp8_cache,
+            kv_format=kv_format,
         )
     assert (backend._paged is not None) == is_paged
     return backend
