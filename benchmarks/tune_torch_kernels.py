@@ -1,7 +1,8 @@
 """Which tiles, warps and stages PyTorch's CUDA attention is to have on this GPU: a sweep over its tunings.
 
 Measured: microseconds of one kernel, from replays of a CUDA graph that holds four of them, for the heads of Qwen3-0.6B,
-in the forward of a contract request (2000 + 500 x 20), of a small one (300 + 10 x 20) and of 24 such.
+in the forward of a contract request (2000 + 500 x 20), of a small one (300 + 10 x 20) and of 24 such. Prefix attention
+is in bfloat16 and in FP8 (`--prefix-attention-dtype fp8`).
 The choices are data in `prefixwise/backends/torch/cuda/attention.py` (`prefix_tunings`, `self_attention_tuning`). The
 last line is JSON.
 
@@ -15,7 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from typing import Any
@@ -33,6 +34,7 @@ from prefixwise.backends.torch.cuda.attention import (
 )
 from prefixwise.backends.torch.cuda.inputs import ProgramSpec, capacities, flat, host_inputs, packing, unpack
 from prefixwise.backends.torch.cuda.kv_cache import KeySource
+from prefixwise.backends.torch.fp8 import round_to_fp8
 from prefixwise.contract.ragged import Ragged
 from prefixwise.engine.forward_batches import BlockRun, ItemRun, joined_batch
 from prefixwise.forward.tiles import KEY_TILE
@@ -70,6 +72,12 @@ class Forward:
     rows: Rows
     source: KeySource
     tiles: Any
+
+    def in_fp8(self) -> Forward:
+        """With codes of the queries and of the prefix's keys."""
+        queries = round_to_fp8(self.rows.queries[:, :NUM_HEADS]).contiguous()
+        source = replace(self.source, keys=round_to_fp8(self.source.keys))
+        return Forward(self.rows._replace(queries=queries), source, self.tiles)
 
 
 Run = Callable[[PagedAttention, Forward], None]
@@ -142,10 +150,10 @@ def kernels(
             make(self_attention=tuning),
             lambda attention, on: attention.attend_self(on.rows, on.tiles),
         )
-    for each in PREFIX_TUNINGS:
+    for name, each in product(("prefix", "prefix fp8"), PREFIX_TUNINGS):
         if device.type == "cuda" or not each.is_hopper:
             yield (
-                "prefix",
+                name,
                 each,
                 make(prefix=each),
                 lambda attention, on: attention.attend_prefix(on.rows, on.source, on.tiles),
@@ -172,6 +180,8 @@ def main() -> None:
         try:
             for geometry in geometries:
                 forward = prepare(attention, geometry, device)
+                if kernel.endswith("fp8"):
+                    forward = forward.in_fp8()
                 timed = microseconds(partial(run, attention, forward), options.rounds, device)
                 row[geometry.name] = round(timed, 1)
         except Exception as error:  # a tuning that does not fit this GPU
