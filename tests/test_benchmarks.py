@@ -114,6 +114,10 @@ def test_amounts_have_the_digits_that_matter(value: float, unit: str, shown: str
         ["--backend", "fake"],
         ["--only", "cold", "--serve"],
         ["--model-folder", "/tmp/model"],
+        *(
+            ["--prefix-attention-dtype", "fp8", *more]
+            for more in (["--only", "cold"], ["--serve"], ["--backend", "jax"], ["--tiny"])
+        ),
     ],
 )
 def test_goals_refuses_what_it_cannot_measure(arguments: list[str]) -> None:
@@ -142,6 +146,9 @@ def test_fp8_is_a_run_of_its_own() -> None:
     assert both[1].cases == ("cold", "http8")
     assert [run.title for run in runs_of(Settings("torch", ("fp8_load",), 1))] == ["torch fp8"]
     assert [run.title for run in runs_of(Settings("jax", CASES, 1))] == ["jax"]
+    assert parse_options(["--prefix-attention-dtype", "fp8", "--only", "fp8_cold"]).prefix_attention_dtype == "fp8"
+    with_attention = Settings("torch", ("cached", "fp8_cold"), 1, prefix_attention_dtype="fp8")
+    assert [run.title for run in runs_of(with_attention)] == ["torch", "torch fp8, prefix attention too"]
 
 
 def test_the_cost_of_a_step_and_of_a_request_is_a_line_through_all_waves() -> None:

@@ -51,6 +51,9 @@ def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:
         parser.error(f"--serve measures {', '.join(HTTP_CASES)}, got --only {' '.join(options.only)}")
     if options.model_folder is not None and not options.serve:
         parser.error("--model-folder is for --serve: other servers have their weights in memory")
+    has_fp8_run = options.backend != "jax" and not options.serve and not options.tiny
+    if options.prefix_attention_dtype != "auto" and not (has_fp8_run and set(options.only) & set(FP8_CASES)):
+        parser.error(f"--prefix-attention-dtype is for {', '.join(FP8_CASES)} of torch, and none of them runs")
     if options.rounds is not None and options.rounds < 1:
         parser.error(f"--rounds must be at least 1, got {options.rounds}")
     options.rounds = options.rounds or (TINY if options.tiny else FULL).rounds

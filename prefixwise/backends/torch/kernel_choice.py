@@ -31,7 +31,8 @@ log = logging.getLogger("prefixwise")
 _MAX_HEADS_PER_KV = 16  # they are rows of one tile
 _MIN_CAPABILITY = (9, 0)  # Hopper
 _FP8_HEAD_MULTIPLE = 16  # bytes: where TMA lets a head begin
-_OPTIONS: Mapping[KVFormat, str] = {"fp8": "kv_cache_dtype fp8", "fp8_keys": "prefix_attention_dtype fp8"}
+_MIN_FP8_PRODUCT = 32  # numbers that a matrix product in FP8 sums over, at least
+_OPTIONS: Mapping[KVFormat, str] = {"fp8": "kv_cache_dtype", "fp8_keys": "prefix_attention_dtype"}
 
 
 def kv_format_of(kv_cache_dtype: str, prefix_attention_dtype: str) -> KVFormat:
@@ -56,6 +57,8 @@ def check_kv_format(kv_format: KVFormat, config: ModelConfig, dtype: torch.dtype
         missing = f"dtype bfloat16 or float16, got {dtype}"
     elif config.head_size % _FP8_HEAD_MULTIPLE:
         missing = f"a head_dim that is a multiple of {_FP8_HEAD_MULTIPLE}, got {config.head_size}"
+    elif kv_format == "fp8_keys" and config.head_size < _MIN_FP8_PRODUCT:
+        missing = f"a head_dim of at least {_MIN_FP8_PRODUCT}, got {config.head_size}"
     elif not has_paged_attention(config):
         missing = "paged attention, which this model does not have: its attention or its norms are of another kind"
     elif not is_new_enough(device):
@@ -65,7 +68,7 @@ def check_kv_format(kv_format: KVFormat, config: ModelConfig, dtype: torch.dtype
         missing = f"compute capability {least} (Hopper) or newer, got {found}"
     if missing is not None:
         option = _OPTIONS[kv_format]
-        raise BackendError(f"{option} needs {missing}; expected {option.split()[0]} auto")
+        raise BackendError(f"{option} fp8 needs {missing}; expected {option} auto")
 
 
 def choose_elementwise_ops(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> ElementwiseOps:
@@ -106,7 +109,7 @@ def choose_paged_runner(
     ):
         if kv_format != "auto":
             missing = "Triton" if isinstance(elementwise_ops, PlainElementwiseOps) else "grouped GEMMs of its experts"
-            raise BackendError(f"{_OPTIONS[kv_format]} needs {missing}, and there is none here; expected auto")
+            raise BackendError(f"{_OPTIONS[kv_format]} fp8 needs {missing}, and there is none here; expected auto")
         return None
     try:
         from prefixwise.backends.torch.cuda.runner import PagedRunner
@@ -133,7 +136,7 @@ def choose_paged_runner(
     except Exception as error:  # a kernel that does not fit this device, too little memory: PyTorch may still run
         if kv_format != "auto":
             raise BackendError(
-                f"{_OPTIONS[kv_format]} needs paged attention, which does not work here: {error}"
+                f"{_OPTIONS[kv_format]} fp8 needs paged attention, which does not work here: {error}"
             ) from error
         log.warning("paged attention does not work here, so scoring is slower than it could be: %s", error)
         if loras is not None:

@@ -120,3 +120,12 @@ def test_what_has_no_fp8_kv_cache(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (8, 0))
     with pytest.raises(BackendError, match=f"^{option} fp8 needs {needs}.*; expected {option} auto$"):
         check_kv_format(kv_format, config, dtype, device)
+
+
+def test_products_in_fp8_need_wider_heads_than_codes_with_scales(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+    narrow, wider = (replace(QWEN3_06B, head_size=head_size) for head_size in (16, 32))
+    check_kv_format("fp8", narrow, torch.bfloat16, CUDA)
+    check_kv_format("fp8_keys", wider, torch.bfloat16, CUDA)
+    with pytest.raises(BackendError, match=r"^prefix_attention_dtype fp8 needs a head_dim of at least 32, got 16; "):
+        check_kv_format("fp8_keys", narrow, torch.bfloat16, CUDA)

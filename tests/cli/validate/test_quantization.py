@@ -39,6 +39,7 @@ def test_a_quantised_copy_passes_on_the_canonical_workload(dense: Path, tmp_path
     assert [len(each.scores) for each in check.requests] == [12, 12]
     assert check.model_server["checkpoint_quantization"] == "fp8 (e4m3, blocks of 128 x 128)"
     assert check.reference_server["checkpoint_quantization"] is None
+    assert {check.model_server[f"{what}_dtype"] for what in ("kv_cache", "prefix_attention")} == {"float32"}
     assert not check_file(tmp_path / "gate.json").errors
     assert "fp8 (e4m3, blocks of 128 x 128)" in (tmp_path / "gate.md").read_text()
     assert report_of(check, "gate.json").passed

@@ -103,8 +103,8 @@ class PagedAttention:
         softcap: float = 0.0,  # of the scores; 0: they are not capped
     ) -> None:
         self._prefix = prefix or prefix_tunings(head_size, device)[0]
-        self._fp8_prefix = self._prefix if not self._prefix.is_hopper else prefix_tunings(head_size, device)[-1]
-        assert self._fp8_prefix.num_rows == self._prefix.num_rows, "both have the same tiles"
+        self._scaled_prefix = self._prefix if not self._prefix.is_hopper else prefix_tunings(head_size, device)[-1]
+        assert self._scaled_prefix.num_rows == self._prefix.num_rows, "both have the same tiles"
         self._device = device
         self._num_kv_heads, self._group, self._head_size = num_kv_heads, num_heads // num_kv_heads, head_size
         self._padded_group = triton.next_power_of_2(self._group)
@@ -199,7 +199,7 @@ class PagedAttention:
     ) -> None:
         """Continues the softmax of self-attention for the tokens that read a prefix. `is_scored`: `rows` are those of
         the scored tokens."""
-        tuning = self._prefix if source.key_scales is None else self._fp8_prefix
+        tuning = self._prefix if source.key_scales is None else self._scaled_prefix
         out, starts = rows.out, tiles.prefix_start
         arrays = (starts, tiles.prefix_len, tiles.prefix_read, tiles.prefix_list)
         if is_scored:

@@ -204,7 +204,7 @@ def prefix_kernel(
     out: tl.tensor,  # [T, N, H], tokens `out_stride` apart: of self-attention, overwritten with both parts
     lse: tl.tensor,  # [T, N] float32, base 2, of self-attention
     positions: tl.tensor,  # [T] int32, of tokens behind the start of their prefix; not read without a window
-    key_scales: tl.tensor | None,  # [K, A] uint8, exponents; None: the keys and values are not in FP8
+    key_scales: tl.tensor | None,  # [K, A] uint8, exponents; None: keys and values have no scales
     value_scales: tl.tensor | None,  # [K, A] uint8
     num_slots: tl.tensor | None,  # A
     first_key_head: tl.constexpr,  # where the KV heads begin in a row of `keys`

@@ -182,7 +182,7 @@ def qk_norm_rope_and_cache_kernel(
     slots: tl.tensor,  # [T] int32: the token's slot in the KV cache, less than 0 for none; not read unless `caches`
     keys: tl.tensor,  # [A, num_kv_heads, 2 * half]
     values: tl.tensor,  # [A, num_kv_heads, 2 * half]
-    key_scales: tl.tensor | None,  # [num_kv_heads, A] uint8, exponents; None: the KV cache is not in FP8
+    key_scales: tl.tensor | None,  # [num_kv_heads, A] uint8, exponents; None: keys and values have no scales
     value_scales: tl.tensor | None,  # [num_kv_heads, A] uint8
     query_codes: tl.tensor | None,  # [T, num_heads, 2 * half] in FP8, written where `caches`; None: there are none
     num_slots: tl.tensor | None,  # A

@@ -56,7 +56,7 @@ class Buffers:
     qkv: Tensor  # [T, N + 2 K, H]
     query_codes: Tensor  # [T, N, H] for prefix attention in FP8, else empty
     attended: Tensor  # [T, N H + E]
-    scored_queries: Tensor  # [T, N, H] of all scored tokens, for prefix attention in FP8 codes
+    scored_queries: Tensor  # [T, N, H] of all scored tokens; codes of them take the first half of it
     scored_lse: Tensor  # [T, N] float32
     scored_positions: Tensor  # [T] int32
     gate_up: Tensor  # [T, 2 F]

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,9 +36,14 @@ def test_the_kernels_in_the_interpreter(chosen: str) -> None:
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
-@pytest.mark.parametrize(("head_size", "num_keys"), [(128, 128), (256, 32)])
-def test_prefix_attention_over_an_fp8_kv_cache_fits_a_multiprocessor(head_size: int, num_keys: int) -> None:
-    """Codes in flight, and the keys and values that they become; matrix products are those of bfloat16."""
+@pytest.mark.parametrize(
+    ("head_size", "num_keys", "has_scales"), [(128, 128, True), (256, 32, True), (32, 128, False), (256, 32, False)]
+)
+def test_prefix_attention_over_an_fp8_kv_cache_fits_a_multiprocessor(
+    head_size: int, num_keys: int, has_scales: bool
+) -> None:
+    """Codes in flight, and the keys and values that they become; matrix products are those of bfloat16. Without scales
+    values are no codes, and queries are multiplied by keys in FP8."""
     import torch
     from triton import compile
     from triton.backends.compiler import GPUTarget
@@ -49,14 +55,19 @@ def test_prefix_attention_over_an_fp8_kv_cache_fits_a_multiprocessor(head_size: 
     (tuning,) = prefix_tunings(head_size, torch.device("cpu"))
     assert tuning.num_keys == num_keys
     attention = PagedAttention(num_heads=16, num_kv_heads=8, head_size=head_size, device=torch.device("cpu"))
-    constants = {"first_key_head": 0, "first_value_head": 0, "scale": 0.1, "softcap": 0.0, "window": 0, "kind": 2}
+    constants: dict[str, Any] = {"first_key_head": 0, "first_value_head": 0, "scale": 0.1, "softcap": 0.0}
+    constants |= {"window": 0, "kind": 2}
     constants |= {"width": attention.tile_sizes.prefix, "num_keys": num_keys, "page_size": 128, "num_kv_heads": 8}
     constants |= {"group": 2, "padded_group": 2, "query_stride": 32 * head_size, "out_stride": 16 * head_size}
     constants |= dict.fromkeys(("head_size", "padded_head_size"), head_size)
     names = prefix_kernel.arg_names
-    codes = f"tensordesc<fp8e4nv[{num_keys}, {head_size}]>"
-    types = {"queries": "*bf16", "out": "*bf16", "lse": "*fp32", "keys": codes, "values": codes, "num_slots": "i32"}
+    box = f"[{num_keys}, {head_size}]"
+    types = {"queries": "*bf16", "out": "*bf16", "lse": "*fp32", "num_slots": "i32"}
+    types |= dict.fromkeys(("keys", "values"), f"tensordesc<fp8e4nv{box}>")
     types |= dict.fromkeys(("key_scales", "value_scales"), "*u8")
+    if not has_scales:
+        types |= {"queries": "*fp8e4nv", "values": f"tensordesc<bf16{box}>"}
+        constants |= dict.fromkeys(("key_scales", "value_scales", "num_slots"))
     types = {name: "constexpr" if name in constants else types.get(name, "*i32") for name in names}
     source = ASTSource(
         prefix_kernel,
@@ -68,6 +79,7 @@ def test_prefix_attention_over_an_fp8_kv_cache_fits_a_multiprocessor(head_size: 
     compiled = compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     assert compiled.metadata.shared <= 227 << 10  # bytes, of Hopper
     assert "f32.bf16.bf16" in compiled.asm["ptx"]
+    assert ("f32.e4m3.e4m3" in compiled.asm["ptx"]) == (not has_scales)
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
