@@ -327,6 +327,11 @@ class TestWithoutEffect:
             "accepted without effect: --tokenizer-path Qwen/Qwen3-0.6B, --page-size 1, --enable-mis (always so here)"
         ]
 
+    def test_a_model_may_follow_a_list_of_numbers(self, launch: Launch, caplog: pytest.LogCaptureFixture) -> None:
+        line = "--cuda-graph-bs 1 2 Qwen/Qwen3-0.6B --bucket-time-to-first-token 0.1 1e3 --tp-size 1"
+        assert launch(*line.split()).engine == QWEN
+        assert caplog.messages == ["accepted without effect: --cuda-graph-bs 1 2, --bucket-time-to-first-token 0.1 1e3"]
+
     def test_no_flag_is_both_ours_and_another_servers(self) -> None:
         table = tomllib.loads(Path(sglang_flags.__file__).with_suffix(".toml").read_text(encoding="utf-8"))
         groups = [table["same"], table["means"], table["refused"], table["always"]["switches"]]
@@ -381,6 +386,8 @@ class TestErrors:
             ("--max-walking-requests 4", "No such option: --max-walking-requests"),
             ("--max-running-requests four", "Invalid value for '--max-running-requests': expected an integer"),
             ("--mem-fraction-static=x", "Invalid value for '--mem-fraction-static': expected a number, got 'x'"),
+            ("--cuda-graph-bs Qwen/Qwen3-0.6B", "Invalid value for '--cuda-graph-bs': expected a number, got 'Qwen/"),
+            ("--cuda-graph-bs --port 1", "Option '--cuda-graph-bs' requires an argument."),
             ("--mem-fraction-static --port 1", "Option '--mem-fraction-static' requires an argument."),
             ("--enable-mis=1", "Option '--enable-mis' does not take a value, got '1'"),
             ("--tp two", "Invalid value for '--tp-size'"),

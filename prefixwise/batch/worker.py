@@ -26,6 +26,7 @@ from prefixwise.contract.errors import (
     RequestError,
     TokenizerError,
     UnavailableError,
+    json_values,
 )
 from prefixwise.contract.request import ScoreRequest
 from prefixwise.contract.rerank_request import RerankRequest
@@ -239,6 +240,7 @@ class PartScorer:
         self._reader = RowReader(task.files)
         self._parts = task.parts
 
+    @json_values()  # as a server does, which may score the same rows
     def score(self, part: Part, on_result: OnResult = lambda result: None) -> PartRecord:
         """The part is complete when this returns. Raises BatchError, BackendError."""
         results = self._rows.score(self._reader.read(part), on_result)

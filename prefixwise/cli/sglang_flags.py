@@ -148,6 +148,10 @@ class _Reader:
         elif kind == "lists" and given is None:
             while self._rest and not self._rest[-1].startswith("--"):
                 values.append(self._rest.pop())
+        elif kind == "number_lists":
+            values.append(self._value(name, given))
+            while given is None and self._rest and _is_number(self._rest[-1]):
+                values.append(self._rest.pop())
         else:
             values.append(self._value(name, given))
         self._check_number(name, kind, values)
@@ -185,7 +189,8 @@ class _Reader:
             raise self._error(f"Option '{name}' does not take a value, got {given!r}")
 
     def _check_number(self, name: str, kind: str, values: Sequence[str]) -> None:
-        number = {"integers": (int, "an integer"), "numbers": (float, "a number")}.get(kind)
+        a_number = (float, "a number")
+        number = {"integers": (int, "an integer"), "numbers": a_number, "number_lists": a_number}.get(kind)
         if number is None:
             return
         for value in values:
@@ -196,6 +201,14 @@ class _Reader:
 
     def _error(self, message: str) -> CommandError:
         return CommandError(message, hint=self._hint, status=MISUSED)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 @cache

@@ -35,10 +35,14 @@ from __future__ import annotations
 import copyreg
 import json
 import reprlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from itertools import islice
 from typing import ClassVar
 
 _MAX_SHOWN = 60  # characters of a value in a message
+_are_json: ContextVar[bool] = ContextVar("are_json", default=False)  # the values in messages
 
 
 class PrefixwiseError(Exception):
@@ -240,9 +244,25 @@ class BackendError(PrefixwiseError):
 # Values in messages
 
 
+@contextmanager
+def json_values() -> Iterator[None]:
+    """Messages in the block show values as a client has sent them in JSON: `null`, `true`, `[1, 2] (list)`."""
+    token = _are_json.set(True)
+    try:
+        yield
+    finally:
+        _are_json.reset(token)
+
+
 def describe(value: object) -> str:
-    """The beginning of the value, and its type: `"x" (str)`, `[1, 2, 3, ...] (list)`; None is `None`."""
-    return "None" if value is None else f"{_brief(value)} ({type(value).__name__})"
+    """The beginning of the value, and its type: `"x" (str)`, `[1, 2, 3, ...] (list)`; None is `None`.
+
+    Within `json_values` they are JSON's: `"x" (string)`, and `null`.
+    """
+    if value is None:
+        return "null" if _are_json.get() else "None"
+    kind = type(value).__name__
+    return f"{_brief(value)} ({_JSON_TYPES.get(kind, kind) if _are_json.get() else kind})"
 
 
 def count(number: int, noun: str) -> str:
@@ -261,10 +281,27 @@ def _brief(value: object) -> str:
     if isinstance(value, dict):  # `reprlib` sorts all keys to show the first ones
         value = dict(islice(value.items(), _MAX_SHOWN))
     try:
-        return _cut(" ".join(reprlib.repr(value).split()))
+        return _cut(" ".join((_JSON if _are_json.get() else reprlib).repr(value).split()))
     except ValueError:  # Python refuses to print integers of more than 4,300 digits
         return "a number of thousands of digits"
 
 
 def _cut(text: str) -> str:
     return text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "..."
+
+
+class _JsonRepr(reprlib.Repr):
+    """The beginning of a JSON value. `Repr` calls the methods by the types of values."""
+
+    def repr_str(self, x: str, level: int) -> str:
+        return quote(x if len(x) <= self.maxstring else x[: self.maxstring] + "...")
+
+    def repr_bool(self, x: bool, level: int) -> str:
+        return "true" if x else "false"
+
+    def repr_NoneType(self, x: None, level: int) -> str:  # noqa: N802
+        return "null"
+
+
+_JSON = _JsonRepr()
+_JSON_TYPES = {"bool": "boolean", "int": "integer", "float": "number", "str": "string", "dict": "object"}

@@ -48,6 +48,21 @@ _NOT_SERVED = {
 }
 
 
+# vLLM's and SGLang's, which change the logits
+_LOGITS = "logits are the model's own"
+_CONSTRAINTS = (
+    *("guided_choice", "guided_regex", "guided_json", "guided_grammar", "structured_outputs"),
+    *("regex", "ebnf", "json_schema", "structural_tag", "allowed_token_ids", "bad_words"),
+    *("logits_processors", "custom_logit_processor", "logit_bias"),
+)
+_OTHER_LOGITS = {
+    **dict.fromkeys(_CONSTRAINTS, NotServed(_LOGITS, harmless=([], {}))),
+    **dict.fromkeys(("presence_penalty", "frequency_penalty"), NotServed(_LOGITS, harmless=(0, 0.0))),
+    "repetition_penalty": NotServed(_LOGITS, harmless=(1, 1.0)),
+    "min_tokens": NotServed(_LOGITS, harmless=(0,)),
+}
+
+
 def not_generated(why: str) -> dict[str, NotServed]:
     """The fields of requests that generate, for requests that do not."""
     return {
@@ -72,6 +87,7 @@ def _elsewhere(rows: Sequence[Field], why: str) -> dict[str, NotServed]:
 
 KNOWN_FIELDS: Mapping[str, NotServed] = {
     **_NOT_SERVED,
+    **_OTHER_LOGITS,
     **not_generated("nothing is generated"),
     "requests": NotServed("only HTTP's POST /v1/score takes many at once; here each is a call or a row of its own"),
     **dict.fromkeys(("messages", "answers", "values"), NotServed("it is a field of requests that judge (/v1/judge)")),
@@ -95,19 +111,9 @@ def known_fields_of(dialect: Dialect) -> Mapping[str, NotServed]:
 
 # Fields of vLLM's and SGLang's requests that generate
 
-_LOGITS = "logits are the model's own"
-_CONSTRAINTS = (
-    *("guided_choice", "guided_regex", "guided_json", "guided_grammar", "structured_outputs"),
-    *("regex", "ebnf", "json_schema", "structural_tag", "allowed_token_ids", "bad_words"),
-    *("logits_processors", "custom_logit_processor", "logit_bias"),
-)
 _END = "the answer follows the chat at once, or continues an assistant's message at its end"
 
 KNOWN_GENERATION: Mapping[str, NotServed] = {
-    **dict.fromkeys(_CONSTRAINTS, NotServed(_LOGITS, harmless=([], {}))),
-    **dict.fromkeys(("presence_penalty", "frequency_penalty"), NotServed(_LOGITS, harmless=(0, 0.0))),
-    "repetition_penalty": NotServed(_LOGITS, harmless=(1, 1.0)),
-    "min_tokens": NotServed(_LOGITS, harmless=(0,)),
     "prompt_embeds": NotServed("a prompt is text or token ids"),
     # Of chats
     "chat_template": NotServed("the model's own chat template is used"),

@@ -17,7 +17,14 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from prefixwise.contract.errors import InvalidValueError, ModelLoadError, ModelNotFoundError, NotFoundError, quote
+from prefixwise.contract.errors import (
+    InvalidValueError,
+    ModelLoadError,
+    ModelNotFoundError,
+    NotFoundError,
+    describe,
+    quote,
+)
 from prefixwise.forward.backend import Backend
 from prefixwise.models.lora import read_lora
 
@@ -146,7 +153,6 @@ def check_lora_name(name: Any, taken: tuple[str, ...]) -> None:
     """Raises InvalidValueError for a name that an adapter cannot have. `taken`: the names of the model itself."""
     if not isinstance(name, str) or not name.strip() or name in (*taken, "default"):
         names = ", ".join(map(quote, (*taken, "default")))
-        message = (
-            f"the name of a LoRA adapter must be a text that is not one of the model's own ({names}), got {name!r}"
-        )
+        expected = f"a text that is not one of the model's own ({names})"
+        message = f"the name of a LoRA adapter must be {expected}, got {describe(name)}"
         raise InvalidValueError(message, code="invalid_lora_name", param="lora_name")

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from string import Formatter
 from typing import Literal, get_args
 
@@ -105,7 +106,7 @@ def parse_profile(data: Mapping[str, object], origin: str) -> Profile:
     """Raises ProfileError, which lists all problems. `origin`: the file, for the message."""
     reader = _Reader(data)
     profile = _read(reader)
-    problems = [*reader.problems, *reader.unread(), *(_contradictions(profile) if not reader.problems else ())]
+    problems = [*reader.problems, *reader.unread()] or [*_contradictions(profile)]
     if problems:
         message = " ".join("; ".join(problems).splitlines())
         raise ProfileError(f"{origin} is not a profile: {message}")
@@ -157,8 +158,11 @@ class _Reader:
 
     def unread(self) -> list[str]:
         """Problems: unknown keys, which are probably typos."""
-        known = ", ".join(sorted(self._read))
-        return [f"{self._path}{key} is unknown; expected {known}" for key in self._data if key not in self._read]
+        return [f"{self._path}{key} is unknown; {self._hint(key)}" for key in self._data if key not in self._read]
+
+    def _hint(self, key: str) -> str:
+        close = get_close_matches(key, self._read, 1, cutoff=0.8)
+        return f"did you mean {self._path}{close[0]}?" if close else f"expected {', '.join(sorted(self._read))}"
 
     def table(self, key: str) -> _Reader:
         value = self._get(key, {}, lambda value: isinstance(value, Mapping), "a table")

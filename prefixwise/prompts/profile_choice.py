@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cache
@@ -174,12 +174,26 @@ def _is_named(profile: Profile, name: str, family: str) -> bool:
 
 def _by_head(checkpoint: Checkpoint, tokenizer: TextTokenizer | None, by_name: Mapping[str, Profile]) -> ProfileChoice:
     """Finds the profile of a classifier whose head was made from the rows of the profile's labels."""
-    candidates = [each for each in by_name.values() if each.names and not each.classifier and tokenizer is not None]
-    for profile in candidates:
-        is_family = not profile.families or checkpoint.config.family in profile.families
-        if is_family and tokenizer is not None and _head_is_of(profile, checkpoint, tokenizer):
-            return ProfileChoice(profile, "the model's head is made of its labels' rows", by_name)
+    fitting = [
+        profile
+        for profile in by_name.values()
+        if profile.names and not profile.classifier and tokenizer is not None
+        if not profile.families or checkpoint.config.family in profile.families
+        if _head_is_of(profile, checkpoint, tokenizer)
+    ]
+    if fitting:
+        return ProfileChoice(fitting[0], "the model's head is made of its labels' rows", by_name, _several_fit(fitting))
     return ProfileChoice(None, "the model is a classifier that no profile is known for", by_name)
+
+
+def _several_fit(fitting: Sequence[Profile]) -> str | None:
+    if len(fitting) == 1:
+        return None
+    names = [profile.name for profile in fitting]
+    return (
+        f"the model's head fits the profiles {', '.join(names)}, so {names[0]} was used; choose one with --profile, or "
+        "name it in the request"
+    )
 
 
 def _head_is_of(profile: Profile, checkpoint: Checkpoint, tokenizer: TextTokenizer) -> bool:

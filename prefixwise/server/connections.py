@@ -206,6 +206,8 @@ class HttpProtocol(HttpToolsProtocol):
         self._ignores_input = True
         if self.is_busy and not self.cycle.more_body:
             self.cycle.keep_alive = False  # the last one closes the connection
+            scope = self.cycle.scope  # uvicorn before 0.53 says so only where the request asks for it
+            scope["headers"] = [*scope["headers"], (b"connection", b"close")]
             return
         if not self.is_busy or self.waits_for_body:
             self.transport.write(_response(refused))

@@ -46,6 +46,7 @@ _EXIT_SECONDS = 10.0  # beyond the grace period, for a server whose engine has f
 _CLOSE_SECONDS = 2  # for connections that are still open after the drain
 _OTHER_FILES = 128  # that the process opens beside its connections: weights, devices, reports
 _LEAST_CONNECTIONS = 8  # where fewer files may be open
+_LEAST_FILES = 64  # for these connections, those of `RESERVE`, the event loop, the log and a small model
 _TICKS_PER_SWEEP = 10  # uvicorn ticks ten times a second
 
 
@@ -57,12 +58,21 @@ def run_server(
 ) -> None:
     """Serve until a signal. Raises PrefixwiseError where the port is taken or the model cannot be loaded."""
     set_up_logging(options)
+    check_file_limit()
     listener = bind(options)
     log.info("listening on %s", address_of(listener, options.host))
     try:
         _Launch(options, listener, open_engine, resolved_config, reports).run()
     finally:
         flush_log()  # before the error of the command line
+
+
+def check_file_limit() -> None:
+    """Raises BackendError where no server can run: this process may open too few files."""
+    allowed = raise_file_limit(_LEAST_FILES)
+    if allowed < _LEAST_FILES:
+        message = f"a server needs to open at least {_LEAST_FILES} files, and this process may open {allowed}"
+        raise BackendError(f"{message}; raise ulimit -n")
 
 
 def bind(options: ServerOptions, *, port: int | None = None, shares_port: bool = False) -> socket.socket:

@@ -25,6 +25,7 @@ from prefixwise.contract.errors import (
     ForbiddenError,
     InternalError,
     RequestError,
+    json_values,
     quote,
 )
 from prefixwise.server.answers import send_response
@@ -89,7 +90,8 @@ class Middleware:
         lifecycle = self._service.lifecycle
         lifecycle.enter(context)
         try:
-            await self._answer(context)
+            with json_values():
+                await self._answer(context)
         finally:
             self._service.end_share(share)
             lifecycle.leave(context)

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from enum import StrEnum
 from typing import TypeVar
 
@@ -249,7 +250,7 @@ class Service:
 
         pool = self._large_pool if is_large else self._pool
         try:
-            return await asyncio.get_running_loop().run_in_executor(pool, run)
+            return await asyncio.get_running_loop().run_in_executor(pool, copy_context().run, run)
         except asyncio.CancelledError:
             is_cancelled.set()
             raise

@@ -60,6 +60,7 @@ def test_every_row_is_in_the_output_or_the_error_file_in_input_order(files: JobF
     assert [row["line"] for row in output] == [*range(1, 6), *range(7, 23)]
     assert [row["id"] for row in output] == [f"row-{number}" for number in range(22) if number != 5]
     assert [(row["file"], row["line"], row["code"]) for row in errors] == [("in.jsonl", 6, "invalid_query_type")]
+    assert errors[0]["message"].endswith("got 5 (integer)")  # in the words of JSON, as with --url
     assert not Path(f"{files.output}.parts").exists()
 
 

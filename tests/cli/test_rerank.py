@@ -177,7 +177,7 @@ def test_a_mistake_in_a_profile_does_not_wait_for_the_model(
     ran = run_main("rerank", *WITH_DOCUMENTS, "--profile", path, "--model", "no such model")
     first, second = ran.err.splitlines()
     assert first.startswith(f"error: {path} is not a profile: relevance must be one of softmax, ")
-    assert "; label is unknown; expected " in first
+    assert "; label is unknown; did you mean labels?" in first
     assert second.startswith("hint: `prefixwise profiles` lists")
     assert (ran.status, ran.out) == (1, "")
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from prefixwise.contract import errors
-from prefixwise.contract.errors import RequestError, describe, quote
+from prefixwise.contract.errors import RequestError, describe, json_values, quote
 
 
 @pytest.mark.parametrize(
@@ -131,6 +131,26 @@ def test_the_root_catches_every_error(cls: type[Exception]) -> None:
 )
 def test_a_value_is_shown_with_its_type(value: object, shown: str) -> None:
     assert describe(value) == shown
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        ("x", '"x" (string)'),
+        (True, "true (boolean)"),
+        (None, "null"),
+        (3, "3 (integer)"),
+        (1.5, "1.5 (number)"),
+        ([None, False, "it's"], '[null, false, "it\'s"] (list)'),
+        ({"a": [True, {"b": None}]}, '{"a": [true, {"b": null}]} (object)'),
+        (["\n" * 40], '["' + "\\n" * 29 + "... (list)"),
+        ((1,), "(1,) (tuple)"),
+    ],
+)
+def test_a_value_that_a_client_has_sent_is_shown_as_json(value: object, shown: str) -> None:
+    with json_values():
+        assert describe(value) == shown
+    assert describe(None) == "None"
 
 
 @pytest.mark.parametrize("value", ["x" * 10_000, list(range(10_000)), {"a": ["x" * 10_000] * 100}])

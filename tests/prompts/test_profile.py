@@ -224,6 +224,15 @@ def test_an_unknown_key_is_told_those_that_are_known() -> None:
         parse_profile(with_(LEGAL, {"prompt.max_len": 3}), "my.toml")
 
 
+def test_a_misspelt_table_is_the_one_problem() -> None:
+    data = {("promt" if key == "prompt" else key): value for key, value in LEGAL.items()}
+    assert problems_of(data) == ["promt is unknown", "did you mean prompt?"]
+    assert problems_of(with_(LEGAL, {"recognise.name": []})) == [
+        "recognise.name is unknown",
+        "did you mean recognise.names?",
+    ]
+
+
 @pytest.mark.parametrize("relevance", RELEVANCES)
 def test_as_many_labels_as_the_relevance_takes_are_legal(relevance: str) -> None:
     least, most = NUM_LABELS[relevance]

@@ -232,6 +232,16 @@ class TestHeads:
         choice = choose_profile(None, checkpoint("x", head=tensor(rows[kind])), tokenizer)
         assert (choice.default, choice.warning) == (None, None)
 
+    def test_a_head_that_fits_several_profiles_gets_the_first_and_a_warning(self, tokenizer: TextTokenizer) -> None:
+        rows = EMBEDDING.copy()
+        rows[tokenizer.token_id("Yes")] = rows[0]  # the labels of zerank and ctxl-rerank-v2
+        choice = choose_profile(None, checkpoint("x", head=tensor(rows[:1]), embedding=tensor(rows)), tokenizer)
+        assert (chosen(choice), choice.warning) == (
+            "ctxl-rerank-v2",
+            "the model's head fits the profiles ctxl-rerank-v2, zerank, so ctxl-rerank-v2 was used; choose one with "
+            "--profile, or name it in the request",
+        )
+
     def test_the_family_must_fit_too(self, tokenizer: TextTokenizer) -> None:
         head = tensor((self.row(tokenizer, "yes") - self.row(tokenizer, "no"))[None])
         assert choose_profile(None, checkpoint("x", family="llama", head=head), tokenizer).default is None

@@ -53,7 +53,7 @@ class TestSglang:
         assert response.status_code == 400
         assert response.json() == {
             "object": "error",
-            "message": "top_n must be an integer of 1 or more, got 0 (int)",
+            "message": "top_n must be an integer of 1 or more, got 0 (integer)",
             "type": VALUE,
             "param": "top_n",
             "code": 400,

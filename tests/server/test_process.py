@@ -61,6 +61,13 @@ class TestStart:
             f"error: cannot listen on 127.0.0.1 port {port}: Address already in use; choose another --port or --host"
         ]
 
+    def test_too_few_open_files_end_it_with_one_line(self, form: Form) -> None:
+        with server_process(*form, "--files=24", wait=False) as failing:
+            assert failing.wait() == 1
+        assert failing.log == [
+            "error: a server needs to open at least 64 files, and this process may open 24; raise ulimit -n"
+        ]
+
     def test_a_host_of_a_family_that_the_machine_does_not_have(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """As IPv6 where it is switched off."""
 

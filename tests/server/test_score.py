@@ -158,6 +158,13 @@ def test_every_fault_has_its_error(client: AppClient, changes: dict[str, Any], e
     assert error_of(client.post("/v1/score", {**IDS_REQUEST, **changes})) == expected
 
 
+@pytest.mark.parametrize("spaces", [0, 2**16], ids=["on the event loop", "on a thread"])
+def test_values_are_shown_as_json(client: AppClient, spaces: int) -> None:
+    body = b'{"query": [1], "items": [[2], null], "label_token_ids": [1]' + b" " * spaces + b"}"
+    error = client.post("/v1/score", content=body).json()["error"]
+    assert error["message"] == "items[1] must be a list of token ids, got null"
+
+
 def test_a_label_that_is_not_one_token_is_refused(text_client: AppClient) -> None:
     response = text_client.post("/v1/score", {**TEXT_REQUEST, "labels": ["xy"]})
     assert error_of(response) == (400, VALUE, "label_not_single_token", "labels")

@@ -99,6 +99,11 @@ def test_names_cannot_break_a_header(client: AppClient) -> None:
             for path in ("/v1/score", "/v1/rerank", "/score", "/v1/embeddings", "/v1/judge")
             for name, value in (("stream", True), ("temperature", 0.5), ("max_tokens", 5), ("dimensions", 64))
         ),
+        *(
+            (path, {**EVERY_ROUTE[path], name: value}, name)
+            for path in ("/v1/score", "/v1/rerank", "/score", "/v1/embeddings")
+            for name, value in (("guided_choice", ["a"]), ("logit_bias", {"5": 1}), ("repetition_penalty", 1.1))
+        ),
         ("/v2/rerank", {**RERANK, "stream": True}, "stream"),
         ("/rerank", {**RERANK, "tools": [{}]}, "tools"),
         ("/v1/completions", {"prompt": [1], "max_tokens": 1, "top_logprobs": 1}, "top_logprobs"),
@@ -132,6 +137,7 @@ def test_a_known_field_that_is_not_served_is_an_error(
             (path, {"stream": False, "temperature": 1.0, "max_tokens": None, "tools": [], "tool_choice": "none"})
             for path in ("/v1/score", "/v1/rerank", "/score", "/v1/embeddings")
         ),
+        ("/v1/score", {"logit_bias": {}, "bad_words": [], "guided_json": None, "presence_penalty": 0}),
         ("/tokenize", {"return_token_strs": False, "messages": None}),
         ("/v1/embeddings", {"normalize": False, "embed_dtype": "float32", "endianness": "little"}),
     ],

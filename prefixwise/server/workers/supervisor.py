@@ -34,6 +34,7 @@ from prefixwise.server.launch import (
     OpenEngine,
     ResolvedConfig,
     address_of,
+    check_file_limit,
     exit_at_once,
 )
 from prefixwise.server.logs import flush_log, log_configuration, set_up_logging
@@ -75,6 +76,7 @@ def run_workers(
     """Serve with `options.http_workers` processes until a signal. Raises PrefixwiseError where the port is taken, the
     model cannot be loaded or a process cannot be started."""
     set_up_logging(options)
+    check_file_limit()
     num_workers = options.http_workers or 1
     listeners = bind_workers(options, num_workers)
     log.info("listening on %s", address_of(listeners[0], options.host))
