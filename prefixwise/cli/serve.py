@@ -126,7 +126,7 @@ NODE_FLAGS = {
 # Where a server differs from a program that scores once.
 SERVE_DEFAULTS: dict[str, object] = {"warmup": "full", "watchdog_timeout": 300.0}
 
-# What a client may cost before its request is read (server/connections.py).
+# What a client may cost before its request is read (server/http_protocol.py, server/connections.py).
 CONNECTION_FLAGS = {
     "max_connections": Flag(
         int, "Maximum connections; fewer if the process may not open so many files (ulimit -n).", least=1

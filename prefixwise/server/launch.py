@@ -28,7 +28,8 @@ from prefixwise.engine.engine import ScoringEngine
 from prefixwise.host import num_open_files, raise_file_limit
 from prefixwise.server.app import make_app
 from prefixwise.server.config import ReportSource, ServerOptions, is_loopback
-from prefixwise.server.connections import RESERVE, Connections, HttpProtocol
+from prefixwise.server.connections import RESERVE, Connections
+from prefixwise.server.http_protocol import HttpProtocol
 from prefixwise.server.logs import flush_log, log_configuration, set_up_logging
 from prefixwise.server.service import Service
 from prefixwise.server.usage import Usage

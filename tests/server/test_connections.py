@@ -14,7 +14,8 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from prefixwise.server.config import ServerOptions
-from prefixwise.server.connections import RESERVE, Connections, HttpProtocol
+from prefixwise.server.connections import RESERVE, Connections
+from prefixwise.server.http_protocol import HttpProtocol
 from prefixwise.server.metrics import Metrics
 
 GET = b"GET /x HTTP/1.1\r\nHost: a\r\n\r\n"
