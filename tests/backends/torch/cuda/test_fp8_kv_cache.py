@@ -123,20 +123,22 @@ def test_prefix_attention_in_fp8_gets_codes_of_all_queries_and_of_cached_keys(
         assert torch.equal(found.view(torch.uint8), round_to_fp8(exact).view(torch.uint8))
 
 
-def tunings() -> list[Any]:
-    """The kernels of prefix attention, and what the cache holds that they read: codes with scales, or of keys alone."""
+def kinds() -> list[Any]:
+    """The kernels of prefix attention, what the cache holds that they read (codes with scales, or of keys alone), and
+    how tokens score keys."""
     any_device, hopper = kernels()
     return [
-        pytest.param(any_device, "fp8", id="any"),
-        pytest.param(any_device, "fp8_keys", id="any, keys"),
-        pytest.param(True, "fp8_keys", id="hopper, keys", marks=hopper.marks),
+        pytest.param(any_device, "fp8", PLAIN_SCORING, id="any"),
+        pytest.param(any_device, "fp8", WINDOWED, id="any, windows"),
+        pytest.param(any_device, "fp8_keys", PLAIN_SCORING, id="any, keys"),
+        *([] if INTERPRETED else [pytest.param(any_device, "fp8_keys", WINDOWED, id="any, keys, windows")]),
+        pytest.param(True, "fp8_keys", PLAIN_SCORING, id="hopper, keys", marks=hopper.marks),
     ]
 
 
 @compiled_or_interpreted
-@pytest.mark.parametrize("scoring", [PLAIN_SCORING, WINDOWED], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("for_hopper", "cache"), tunings())
+@pytest.mark.parametrize(("for_hopper", "cache", "scoring"), kinds())
 class TestAttention:
     @pytest.mark.parametrize("case", READERS, ids=lambda case: case.name)
     def test_it_is_that_over_the_numbers_of_the_codes(
@@ -170,8 +172,6 @@ def attend(dtype: torch.dtype, case: AttentionCase, scoring: Scoring, cache: Any
     from tests.backends.torch.cuda.paged_case import paged
 
     (tuning,) = prefix_tunings(case.head_size, torch.device("cpu"))
-    if for_hopper and scoring != PLAIN_SCORING:
-        pytest.skip("the kernel for Hopper computes plain scores")
     return paged(dtype, DEVICE, prefix=HOPPER_TUNING if for_hopper else tuning, scoring=scoring, cache=cache)
 
 
