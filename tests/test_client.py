@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from prefixwise import AsyncClient, Client, PrefixwiseWarning, Scorer, ServiceError
 from prefixwise.backends.fake import FakeBackend
@@ -114,8 +113,6 @@ REQUESTS: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("judge", ([{"role": "user", "content": "xabc"}],), {"answers": ("x", "y")}),
     ("judge", (({"role": "user", "content": "{item}"},), ["xyz"]), {"answers": "y/z", "max_tokens_per_item": 1}),
     ("embed", ([[1, 2, 3], [4]],), {}),
-    ("embed", ([range(1, 4), torch.tensor([4])],), {}),
-    ("score", (torch.tensor([1]), [torch.tensor([4, 5]), range(2)]), {"label_token_ids": torch.tensor([7, 8])}),
     ("embed", (["abc", "ab"],), {"truncate_prompt_tokens": 1}),
 ]
 
@@ -140,6 +137,13 @@ def test_results_are_those_of_a_scorer(
         expected = as_values(getattr(scorer, method)(*args, **options))
     assert as_values(getattr(client, method)(*args, **options)) == expected
     assert as_values(asynchronously(server, method, *args, **options)) == expected
+
+
+def test_tensors_are_token_ids(client: Client, scorer: Scorer, server: ServerProcess) -> None:
+    tensor = pytest.importorskip("torch").tensor
+    items, labels = [tensor([4, 5]), range(2)], {"label_token_ids": tensor([7, 8])}
+    test_results_are_those_of_a_scorer("embed", ([range(1, 4), tensor([4])],), {}, client, scorer, server)
+    test_results_are_those_of_a_scorer("score", (tensor([1]), items), labels, client, scorer, server)
 
 
 @pytest.fixture(scope="module")
