@@ -7,6 +7,9 @@ the other uses the matrix units. One more warp loads (`hopper_loads.py`).
 A visit is one tile and KV head. Its queries and self-attention's output are loaded during the visit before, and its
 first scores are issued with the last values of that one, so that short prefixes do not wait for memory either.
 
+Queries and keys may be in FP8; values and the output never are. Then results are stored by way of buffers of their own,
+and else by way of the queries', which have been read.
+
 The prefix's last key tile, which may be short, comes first, so that the rest need no mask; then the rest in order.
 
 In the kernel: `R` rows of half a tile (tokens x query heads of one KV head), `C` keys of a key tile; `m_i` is the

@@ -51,7 +51,7 @@ def place_of(step: gl.tensor, num_buffers: gl.constexpr) -> gl.tuple:
 def load_visits(
     tiles: gl.tuple,  # counts, starts, lens, reads, lists, addresses
     descriptors: gl.tuple,  # queries, outputs, keys, values
-    buffers: gl.tuple,  # queries [2 visits x 2 halves, *row_box], outputs [2 halves, *row_box]; keys, values
+    buffers: gl.tuple,  # queries [2 visits x 2 halves, *row_box], outputs [2 halves, *row_box]; keys, values; not read
     barriers: gl.tuple,  # queries are loaded, are consumed; outputs, keys and values likewise
     first_key_head: gl.constexpr,
     first_value_head: gl.constexpr,

@@ -1,6 +1,7 @@
 """Triton's interpreter with NumPy 2.4, which makes no number of an array of one element any more; Triton 3.6 asks it
 to, for the bounds of loops. And a quarter faster: of what it does again at every call, some is done once. Its FP8 is
-PyTorch's: its own rounds 63.9 to 32, and reads NaN as 480.
+PyTorch's: its own rounds 63.9 to 32, and reads NaN as 480. What lies beyond 448 becomes NaN, as no kernel may rely on a
+conversion that saturates.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import numpy as np
 import torch
 import triton.language as tl
 from triton.runtime import interpreter
+
+from prefixwise.forward.fp8 import FP8_MAX
 
 
 def allow_loops() -> None:
@@ -39,6 +42,8 @@ def _convert_fp8_as_pytorch() -> None:
         if tl.float8e4nv not in (source, target) or source not in dtypes or target not in dtypes:
             return convert(values, source, target, rounding)
         stored = torch.from_numpy(np.ascontiguousarray(values)).view(dtypes[source])
+        if target == tl.float8e4nv:
+            stored = stored.masked_fill(stored.abs() > FP8_MAX, float("nan"))
         return stored.to(dtypes[target]).view(torch.uint8).numpy().view(f"uint{target.primitive_bitwidth}")
 
     interpreter._convert_float = converted
