@@ -128,6 +128,14 @@ def give_back_free_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
+NO_THREAD = "cannot start a thread: this user may have no more processes and threads; raise ulimit -u"
+
+
+def lacks_threads(error: BaseException) -> bool:
+    """Whether the host did not let Python start a thread."""
+    return isinstance(error, RuntimeError) and str(error) == "can't start new thread"
+
+
 def num_open_files() -> int:
     """How many files and sockets this process has open; where the host does not tell, as many as it starts with."""
     for folder in (PROC / "self/fd", Path("/dev/fd")):

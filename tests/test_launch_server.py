@@ -310,14 +310,14 @@ class TestWithoutEffect:
         line = (
             "--model-path Qwen/Qwen3-0.6B --tokenizer-path Qwen/Qwen3-0.6B --tp 1 --enable-mis --pp-size 1 "
             "--attention-backend flashinfer --mem-fraction-static=0.8 --max-running-requests 8 "
-            "--cuda-graph-bs 1 2 4 --disable-cuda-graph --trust-remote-code --port 1"
+            "--cuda-graph-bs 1 2 4 --disable-cuda-graph --trust-remote-code --dist-init-addr a:1 --port 1"
         )
-        found = launch(*line.split())
-        assert found == Started(QWEN, ServerOptions(port=1))
+        assert launch(*line.split()) == Started(replace(QWEN, dist_init_addr="a:1"), ServerOptions(port=1))
         assert caplog.messages == [
             "accepted without effect: --tokenizer-path Qwen/Qwen3-0.6B, --pp-size 1, --mem-fraction-static 0.8, "
             "--max-running-requests 8, --cuda-graph-bs 1 2 4, --disable-cuda-graph, --enable-mis (always so here), "
-            f"--trust-remote-code (no code from a checkpoint is ever run), {NO_FA.replace(' fa ', ' flashinfer ')}"
+            f"--trust-remote-code (no code from a checkpoint is ever run), {NO_FA.replace(' fa ', ' flashinfer ')}, "
+            "--dist-init-addr a:1 (without --nnodes)"
         ]
 
     def test_a_model_may_follow_flags_of_sglang(self, launch: Launch, caplog: pytest.LogCaptureFixture) -> None:

@@ -36,6 +36,7 @@ from prefixwise.cli.score import score
 from prefixwise.cli.serve import first_spelling, serve
 from prefixwise.cli.sglang_flags import ServeCommand
 from prefixwise.contract.errors import PrefixwiseError
+from prefixwise.host import NO_THREAD, lacks_threads
 
 INTERRUPTED = 130
 _OBJECTS_PER_COLLECTION = 100_000  # imported objects are permanent: collecting garbage among them costs 0.3 s at start
@@ -140,4 +141,8 @@ def _run(args: Sequence[str] | None) -> int:
         return INTERRUPTED
     except (PrefixwiseError, CommandError, typer.TyperException) as error:
         return report_failure(error)
+    except RuntimeError as error:
+        if not lacks_threads(error):
+            raise
+        return report_failure(CommandError(NO_THREAD))
     return status or 0

@@ -369,6 +369,8 @@ def warn_without_effect(engine: EngineOptions, trust_remote_code: bool, others: 
         named.append("--trust-remote-code (no code from a checkpoint is ever run)")
     if engine.attention is not None and engine.attention not in OUR_ATTENTIONS:
         named.append(f"--attention-backend {engine.attention} (ours are {', '.join(OUR_ATTENTIONS)})")
+    if engine.nnodes == 1 and engine.dist_init_addr is not None:
+        named.append(f"--dist-init-addr {engine.dist_init_addr} (without --nnodes)")
     if named:
         log.warning("accepted without effect: %s", ", ".join(named))
 

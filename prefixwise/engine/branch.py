@@ -71,6 +71,14 @@ class Branch:
         self._in_blocks |= behind_blocks
         return lost + sum(self.plan.unit_tokens(unit, unit + 1) for unit in behind_blocks)
 
+    def lose_query(self, reader: BranchPlan) -> int:
+        """The blocks of this branch, which is done, are lost. Returns how many tokens of those that `reader` reads it
+        had computed: the first reader computes them again."""
+        num_read = reader.block_starts[reader.num_query_blocks]
+        lost = max(0, num_read - (self.plan.block_starts[-1] - self._prefilled_tokens))
+        self._prefilled_tokens = 0
+        return lost
+
     def blocks_to_compute(self, max_tokens: int) -> tuple[int, int]:
         """first..stop of the blocks to compute next, within `max_tokens`. Empty if another branch computes them."""
         entries, starts = self.entries or (), self.plan.block_starts

@@ -226,6 +226,8 @@ class RequestState:
     def invalidate_prefix(self, cache: PrefixCache) -> int:
         """Release all KV blocks; branches that are not done compute them again. Returns how many tokens were lost."""
         lost = sum(branch.invalidate_prefix(cache) for branch in self._open)
+        if self._trunk is not None and self._trunk not in self._open and (following := next(self.branches(), None)):
+            lost += self._trunk.lose_query(following.plan)  # it is done, and the other branches read its blocks
         self.release_prefix(cache)
         self._expected_hit_tokens = 0
         self.tokens_left += lost

@@ -151,6 +151,7 @@ async def _send_pieces(
     for following in pieces:
         await context.send({"type": "http.response.body", "body": piece, "more_body": True})
         if context.connection is not None and context.connection.is_gone:
+            context.connection.leave()
             context.status = CancelledError.status
             return
         sent += len(piece)

@@ -59,6 +59,9 @@ class Connection(Protocol):
     def is_gone(self) -> bool:
         """Whether nobody reads the response any more."""
 
+    def leave(self) -> None:
+        """The rest of the response is not sent: its client is gone."""
+
     def cut(self) -> None:
         """End the connection: its client reads too slowly."""
 

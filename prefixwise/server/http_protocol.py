@@ -181,11 +181,15 @@ class HttpProtocol(HttpToolsProtocol):
         """Whether nobody reads the response any more."""
         return self.transport.is_closing()
 
+    def leave(self) -> None:
+        """The rest of the response in progress is not sent."""
+        if self._running is not None:
+            self._running.disconnected = True  # else uvicorn logs that the response is incomplete
+
     def cut(self) -> None:
         """End the connection: its client reads too slowly."""
         self._connections.count("slow_transfer")
-        if self._running is not None:
-            self._running.disconnected = True  # else uvicorn logs that the response is incomplete
+        self.leave()
         self.transport.abort()  # `close` would wait for the client to read
 
     # Called by the registry

@@ -25,7 +25,7 @@ import uvloop
 
 from prefixwise.contract.errors import BackendError, PrefixwiseError
 from prefixwise.engine.engine import ScoringEngine
-from prefixwise.host import num_open_files, raise_file_limit
+from prefixwise.host import NO_THREAD, lacks_threads, num_open_files, raise_file_limit
 from prefixwise.server.app import make_app
 from prefixwise.server.config import ReportSource, ServerOptions, is_loopback
 from prefixwise.server.connections import RESERVE, Connections
@@ -188,11 +188,8 @@ class _Launch:
         try:
             engine = self._open_engine()
             configuration = self._resolved_config(engine)
-        except PrefixwiseError as error:
-            self._from_thread(self._on_failure, error)
         except BaseException as error:
-            log.exception("loading the model failed")
-            self._from_thread(self._on_failure, BackendError(f"the model cannot be loaded: {error!r}"))
+            self._from_thread(self._on_failure, loading_error(error))
         else:
             relax_garbage_collection()
             self._from_thread(self._on_loaded, engine, configuration)
@@ -236,6 +233,16 @@ class _Launch:
     async def _drain(self) -> None:
         await self._service.lifecycle.drain(self._options.shutdown_grace)
         self._server.should_exit = True
+
+
+def loading_error(error: BaseException) -> PrefixwiseError:
+    """What a user is told of a model that cannot be loaded. Logs the traceback of an error that is not ours."""
+    if isinstance(error, PrefixwiseError):
+        return error
+    if lacks_threads(error):
+        return BackendError(f"the model cannot be loaded: {NO_THREAD}")
+    log.error("loading the model failed", exc_info=error)
+    return BackendError(f"the model cannot be loaded: {error!r}")
 
 
 def close_engine(engine: ScoringEngine) -> bool:

@@ -5,12 +5,15 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 import prefixwise
+from prefixwise.host import NO_THREAD
 from tests.checkpoints import make_gguf
 from tests.cli.conftest import (
     FAKE_PROGRAM,
@@ -150,6 +153,15 @@ def test_a_failure_stays_on_one_line_however_long(run_main: RunMain) -> None:
     assert first.startswith("error: labels[2] must be exactly one token")
     assert len(first) > 80
     assert second.startswith("hint: ")
+
+
+def test_a_machine_without_room_for_threads_is_one_line(run_main: RunMain, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(thread: threading.Thread) -> NoReturn:
+        raise RuntimeError("can't start new thread")  # as Python says it
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    ran = run_main("serve", "--port", "0")
+    assert (ran.status, ran.err.splitlines()) == (1, [f"error: {NO_THREAD}"])
 
 
 def test_color_is_for_terminals_and_no_color_turns_it_off() -> None:

@@ -155,7 +155,7 @@ class TestOthers:
             assert len(backend.forwards) == 2
             assert engine.scheduler.stats().used_blocks == 0
 
-    def test_a_failed_step_moves_no_score(self) -> None:
+    def test_a_failed_step_moves_no_score_and_what_is_left_stays_right(self) -> None:
         """Each forward of the request fails once, the first time that it is run."""
         for number in range(12):
             backend = cutting_backend(reads_short_blocks=number % 2 == 0, joins_prefill=number % 3 == 0)
@@ -168,9 +168,11 @@ class TestOthers:
             backend.fails = fails
             with live_engine(backend) as engine:
                 beside = Ticket(engine, body_of(query_of(140, 9), [ITEMS[1], [4]]))
-                Ticket(engine, body_of(QUERY, ITEMS)).check()
+                ticket = Ticket(engine, body_of(QUERY, ITEMS))
+                ticket.check()
                 beside.check()
                 assert engine.scheduler.stats().failed_steps == 1
+                assert (beside.state.tokens_left, ticket.state.tokens_left) == (0, 0)
 
 
 class TestRoom:

@@ -16,6 +16,7 @@ from prefixwise.contract.errors import CancelledError, DeadlineExceededError
 from prefixwise.engine.calibration import CALIBRATION_SECONDS, probe_costs
 from prefixwise.engine.scheduler import Scheduler
 from prefixwise.engine.step import Step
+from prefixwise.engine.step_filler import MAX_SKIPPED
 from prefixwise.engine.step_limits import StepBudget, StepLimits
 from prefixwise.forward.batch import KV_BLOCK_SIZE
 from prefixwise.plan.cost_model import CostModel, MeasuredCosts, Sample, Work, fit, static_costs
@@ -160,6 +161,14 @@ class TestLongSteps:
         step = runner.run(first, second)
         assert (tokens_of(step, first), tokens_of(step, second)) == (1200, 0), "no share of 1,500 is left"
         assert runner.limits.stretched(10_000).num_tokens == 1800
+
+    @pytest.mark.parametrize(("num_skipped", "is_served"), [(MAX_SKIPPED - 1, True), (MAX_SKIPPED, False)])
+    def test_it_is_full_after_so_many_of_one_line_that_do_not_fit(self, num_skipped: int, is_served: bool) -> None:
+        """30 tokens are left for the line, which is more than a share."""
+        first, behind = state_of(0, [70]), [*(state_of(0, [40]) for _ in range(num_skipped)), state_of(0, [3])]
+        for each in behind:
+            each.line = behind[0].line
+        assert StepRunner(100).run(first, *behind).requests == [first, *behind[-1:] * is_served]
 
     def test_no_step_has_more_tokens_than_fit_in_memory(self) -> None:
         """However little they weigh."""

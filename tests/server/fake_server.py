@@ -69,6 +69,8 @@ def open_engine(args: argparse.Namespace) -> ScoringEngine:
     wait_for(args.load_until)
     if args.fail or (args.weights is not None and not args.weights.exists()):
         raise ModelLoadError(args.fail or "the weights are gone")
+    if args.no_threads:
+        raise RuntimeError("can't start new thread")  # as Python says it
     config, tokenizer = open_frontend(args)
     backend = HeldBackend(
         args.hold_until,
@@ -139,6 +141,7 @@ def main() -> None:
     )
     parser.add_argument("--silent-seconds", type=float, default=usage.SILENT_SECONDS, help="of a frozen process")
     parser.add_argument("--fail", default="", help="what goes wrong when the model is loaded")
+    parser.add_argument("--no-threads", action="store_true", help="there is no room for the engine's threads")
     parser.add_argument("--weights", type=Path, help="a file: the model cannot be loaded if it is not there")
     parser.add_argument("--step-tokens", type=int, default=2048)
     parser.add_argument("--max-queued-tokens", type=int, default=None)

@@ -11,6 +11,7 @@ import numpy as np
 import orjson
 import pytest
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from prefixwise.contract.scores import ScoreRows
 from prefixwise.server.answers import PIECE_BYTES, StreamedJson, json_pieces, send_response, whole_json
@@ -21,6 +22,7 @@ from prefixwise.server.dialects.base import Call
 from tests.prompts.merging_tokenizer import merging_tokenizer
 from tests.server.app_client import IDS_REQUEST, AppClient, app_client, error_of
 from tests.server.letters_profile import letters_choice
+from tests.server.test_connections import GET, Server, settle, transport_of
 
 TOO_LARGE = (400, "invalid_value_error", "response_too_large", None)
 
@@ -96,6 +98,9 @@ class Reader:
             await asyncio.Event().wait()
         self.messages.append(message)
 
+    def leave(self) -> None:
+        pass
+
     def cut(self) -> None:
         self.cuts += 1
 
@@ -153,6 +158,25 @@ class TestSending:
         reader.is_gone = True
         send(reader, StreamedJson({"scores": rows(20_000, 2)}))
         assert (len(reader.messages), reader.context.status) == (2, 499)
+
+    def test_a_client_that_goes_in_the_middle_is_no_error_in_the_log(self, caplog: pytest.LogCaptureFixture) -> None:
+        """uvicorn hears of it a moment later than the transport."""
+        statuses: list[int | None] = []
+
+        async def run() -> None:
+            async def app(scope: Scope, receive: Receive, send: Send) -> None:
+                context = RequestContext(scope, receive, send, BodyMemory(10**9).share())
+                transport_of(protocol).close()
+                await send_response(context, StreamedJson({"scores": rows(20_000, 2)}), ServerOptions())
+                statuses.append(context.status)
+
+            protocol = Server().connect()
+            protocol.app = app
+            protocol.data_received(GET)
+            await settle()
+
+        asyncio.run(run())
+        assert (statuses, caplog.messages) == ([499], [])
 
     def test_a_body_that_is_whole_takes_memory(self) -> None:
         reader = Reader(memory=200_000)

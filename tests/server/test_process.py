@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from prefixwise.contract.errors import BackendError
+from prefixwise.host import NO_THREAD
 from prefixwise.server.config import ServerOptions
 from prefixwise.server.launch import bind
 from tests.server.app_client import IDS_REQUEST, error_of, expected_logits
@@ -50,6 +51,12 @@ class TestStart:
         with server_process(*form, "--fail=no such folder", wait=False) as failing:
             assert failing.wait() == 1
         assert failing.log[-1] == "error: no such folder"
+        assert not any("Traceback" in line for line in failing.log)
+
+    def test_no_room_for_the_engine_s_threads_ends_it_with_one_line(self, form: Form) -> None:
+        with server_process(*form, "--no-threads", wait=False) as failing:
+            assert failing.wait() == 1
+        assert failing.log[-1] == f"error: the model cannot be loaded: {NO_THREAD}"
         assert not any("Traceback" in line for line in failing.log)
 
     def test_a_port_in_use_fails_before_the_model_is_loaded(self, form: Form) -> None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ import pytest
 
 from prefixwise.server.usage import HEARTBEATS, Usage
 from prefixwise.server.workers.channel import Channel, EngineUp
-from prefixwise.server.workers.children import OPENING_SECONDS, Child
+from prefixwise.server.workers.children import LOADING_SECONDS, OPENING_SECONDS, Child
 from tests.server.app_client import IDS_REQUEST, error_of, expected_logits
 from tests.server.real_requests import fetch
 from tests.server.server_process import (
@@ -203,6 +204,26 @@ class TestOpeningTime:
         assert killed == []
         watch(worker, pass_time, WATCHDOG_TIMEOUT + 2)
         assert killed == [worker.pid]
+
+
+def test_an_engine_process_that_loads_says_so_every_minute(
+    pass_time: Callable[[float], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing bounds that: weights may come from far away."""
+    caplog.set_level(logging.INFO, "prefixwise")
+    ours, theirs = Channel.pair()
+    engine, usage = Child("the engine process", None, 1234, ours), Usage()
+    watch(engine, pass_time, LOADING_SECONDS - 1, timeout=0.0)
+    assert caplog.messages == []
+    watch(engine, pass_time, 2 * LOADING_SECONDS, timeout=0.0)
+    assert caplog.messages == [f"the engine process is still loading after {seconds} s" for seconds in (60, 120)]
+    engine.become_ready(usage)
+    for _ in range(int(2 * LOADING_SECONDS)):
+        usage.add(HEARTBEATS, 1)
+        watch(engine, pass_time, 1.0, timeout=0.0)
+    assert len(caplog.messages) == 2
+    for end in (ours, theirs):
+        end.close()
 
 
 def watch(worker: Child, pass_time: Callable[[float], None], seconds: float, timeout: float = WATCHDOG_TIMEOUT) -> None:

@@ -22,6 +22,7 @@ log = logging.getLogger("prefixwise")
 MAX_DEATHS = 3
 DEATH_SECONDS = 60.0
 OPENING_SECONDS = 300.0  # that a worker may take to open, at least: a load may be slow, and keep the interpreter lock
+LOADING_SECONDS = 60.0  # between two lines of the log that the engine process is still loading: nothing bounds that
 _WORKER_SECONDS = 60.0  # most that a worker may be silent: it has no device that takes long
 
 
@@ -37,6 +38,7 @@ class Child:
     was_ready: bool = False  # also where the engine of a worker has ended since
     is_drained: bool = False
     fault: Fault | None = None  # it cannot load what it needs
+    loading: Elapsed = field(default_factory=Elapsed)  # of the engine process: since it was started
     opening: Elapsed | None = None  # of a worker: since it could open, until it is ready for the first time
     silence: Silence | None = None  # from its readiness until it is killed
 
@@ -61,11 +63,19 @@ class Child:
         self.is_ready = self.was_ready = True
 
     def watch(self, watchdog_timeout: float) -> None:
-        """Kill it if it is silent, or opens, for too long; 0: never."""
+        """Kill it if it is silent, or opens, for too long; 0: never. Log now and then that it is loading."""
+        if self.number is None and not self.was_ready:
+            self._watch_loading()
         if self.opening is not None:
             self._watch_opening(self.opening, watchdog_timeout)
         if self.silence is not None:
             self._watch_silence(self.silence, watchdog_timeout)
+
+    def _watch_loading(self) -> None:
+        num_logged = self.loading.seconds // LOADING_SECONDS
+        self.loading.look()
+        if self.loading.seconds // LOADING_SECONDS > num_logged:
+            log.info("%s is still loading after %.0f s", self.name, self.loading.seconds)
 
     def _watch_opening(self, opening: Elapsed, watchdog_timeout: float) -> None:
         opening.look()

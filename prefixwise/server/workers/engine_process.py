@@ -33,6 +33,7 @@ from prefixwise.server.launch import (
     ResolvedConfig,
     close_engine,
     exit_at_once,
+    loading_error,
     relax_garbage_collection,
 )
 from prefixwise.server.routes.info import loaded_versions
@@ -89,12 +90,8 @@ def run_engine(
         engine = open_engine()
         configuration = dict(resolved_config(engine))
         opened = EngineServer(engine, endpoint, configuration, inbox, wake, usage)
-    except PrefixwiseError as error:
-        channel.send(Failed(fault_of(error)))
-        return 1
     except BaseException as error:
-        log.exception("loading the model failed")
-        channel.send(Failed(fault_of(BackendError(f"the model cannot be loaded: {error!r}"))))
+        channel.send(Failed(fault_of(loading_error(error))))
         return 1
     relax_garbage_collection()
     with opened as server:
