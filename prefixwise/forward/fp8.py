@@ -1,6 +1,14 @@
-"""FP8 (e4m3) as all backends have it: its numbers, and the models that it serves."""
+"""FP8 (e4m3) as all backends have it: its numbers, and the models that it serves.
+
+Attention's output is rounded to FP8 without a scale, as no program of attention sees a whole row. Behind a norm, a
+value cannot exceed what its row of V's matrix and the norm's weights allow, and attention's output, a mean of values,
+cannot either. So while a model is loaded, each layer's values are multiplied by a power of two with which that bound
+fits FP8, and the output projection is divided by it: scales of weights alone change, and they change exactly.
+"""
 
 from __future__ import annotations
+
+import math
 
 from prefixwise.contract.errors import BackendError
 from prefixwise.models.config import ModelConfig
@@ -9,6 +17,13 @@ FP8_MAX = 448.0  # the largest number of e4m3
 SMALLEST_MAX = 1e-12  # a row of smaller numbers has a scale as if this were its largest: zeros have one, too
 MIN_CAPABILITY = (8, 9)  # Ada: the first NVIDIA GPU with FP8 GEMMs
 MULTIPLE = 16  # of the columns in and the rows out of an FP8 GEMM
+# A number's code is off by 1/16 of it at most, so a norm's codes are, and roundings to bfloat16 by less than 1/100.
+_VALUE_MARGIN = 1.1
+
+
+def value_factor(bound: float) -> float:
+    """The power of two that a layer's values are multiplied by, if none can exceed `bound` before roundings."""
+    return 2.0 ** (math.frexp(FP8_MAX / (_VALUE_MARGIN * max(bound, SMALLEST_MAX)))[1] - 1)
 
 
 def check_fp8_device(platform: str, capability: tuple[int, int] | None) -> None:

@@ -2,7 +2,8 @@
 
 The codes are those of `backends/torch/fp8.py`. On a GPU, XLA makes a dot of two arrays of codes a cuBLASLt FP8 GEMM
 with scales of 1, and fuses the rest with its neighbours: a token's scale and codes with the norm or the activation
-before the GEMM, both scales with what reads its sums. A CPU multiplies the codes in float32, which is for tests.
+before the GEMM, both scales with what reads its sums. Attention's output has no scale (`forward/fp8.py`). A CPU
+multiplies the codes in float32, which is for tests.
 """
 
 from __future__ import annotations
@@ -32,9 +33,14 @@ def quantise_rows(rows: jax.Array, shards: str | None = None) -> tuple[jax.Array
     return (wide * (FP8_MAX / largest)[:, None]).astype(FP8), largest * (1 / FP8_MAX)
 
 
+def round_to_fp8(rows: jax.Array) -> jax.Array:
+    """To codes without a scale: larger numbers become 448."""
+    return jnp.clip(_float32(rows), -FP8_MAX, FP8_MAX).astype(FP8)
+
+
 def fp8_linear(
     x: jax.Array,  # [R, I] codes
-    row_scales: jax.Array,  # [R] float32
+    row_scales: jax.Array | None,  # [R] float32; None: 1
     weight: jax.Array,  # [O, I] codes
     scales: jax.Array,  # [O] float32
     dtype: Any = jnp.bfloat16,
@@ -43,7 +49,8 @@ def fp8_linear(
 ) -> jax.Array:
     """[R, O] in `dtype`, which is also that of the sums of codes: a GPU writes and reads bfloat16 in half the time."""
     sums = lax.dot_general(x, weight, (((1,), (1,)), ((), ())), preferred_element_type=dtype)
-    out = sums.astype(jnp.float32) * row_scales[:, None] * scales
+    out = sums.astype(jnp.float32)
+    out = (out if row_scales is None else out * row_scales[:, None]) * scales
     if bias is not None:
         out += bias.astype(jnp.float32)
     return _rounded(out, dtype)

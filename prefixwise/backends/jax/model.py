@@ -20,7 +20,7 @@ from prefixwise.backends.jax.attention.base import NO_WINDOW, AttentionImplement
 from prefixwise.backends.jax.attention.dense import DenseMask
 from prefixwise.backends.jax.attention.xla import XlaAttention
 from prefixwise.backends.jax.experts import Routing, Slots, add_outputs, assign_slots, expert_matrix, route
-from prefixwise.backends.jax.fp8 import fp8_linear, quantise_rows
+from prefixwise.backends.jax.fp8 import fp8_linear, quantise_rows, round_to_fp8
 from prefixwise.backends.jax.inputs import ForwardInputs, ProgramSpec
 from prefixwise.backends.jax.kv_cache import KVCacheArrays
 from prefixwise.backends.jax.lora import Adapters, AddLora, LoraRows, adding, no_lora
@@ -399,7 +399,9 @@ def layer_linear(
     weight = getattr(layer, matrix)
     if layer.fp8_scales is None:
         return linear(x, weight, dtype, bias=bias)
-    return fp8_linear(*quantise_rows(x), weight, getattr(layer.fp8_scales, matrix), dtype or x.dtype, bias=bias)
+    is_fitted = matrix == "o" and layer.attention_norm is not None
+    codes, row_scales = (round_to_fp8(x), None) if is_fitted else quantise_rows(x)
+    return fp8_linear(codes, row_scales, weight, getattr(layer.fp8_scales, matrix), dtype or x.dtype, bias=bias)
 
 
 def activate(x: jax.Array, activation: Activation) -> jax.Array:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.typing import DTypeLike
 
@@ -21,6 +22,7 @@ from prefixwise.backends.jax.mesh import TENSOR, P
 from prefixwise.backends.jax.placement import HeadPlacement, ShardIndex
 from prefixwise.backends.jax.weight_loader import WeightLoader
 from prefixwise.contract.ragged import Int64Array
+from prefixwise.forward.fp8 import value_factor
 from prefixwise.models.checkpoint import Checkpoint, StoredTensor
 from prefixwise.models.config import ModelConfig
 
@@ -167,9 +169,10 @@ def load_weights(
     index = ShardIndex.of(config, placement)
     embedding = loader.table(tensors["embedding"], index.vocab)
     fp8 = Fp8Loader(mesh) if is_fp8 else None
+    layers = _load_layers(_Loaders(loader, norms, wide, experts, fp8), config, tensors, index)
     return ModelWeights(
         embedding=embedding,
-        layers=_load_layers(_Loaders(loader, norms, wide, experts, fp8), config, tensors, index),
+        layers=_fit_values(layers, config, index, mesh) if is_fp8 and config.pre_norms else layers,
         final_norm=norms.vector(tensors["final_norm"]),
         head=embedding if config.tied_head else heads.table(tensors["head"], index.head),
     )
@@ -237,3 +240,31 @@ def _load_layers(
         router=None if config.experts is None else loaders.wide.vectors(each("router")),
     )
     return layers._replace(fp8_scales=Fp8Scales(**scales)) if scales else layers
+
+
+def _fit_values(layers: LayerWeights, config: ModelConfig, index: ShardIndex, mesh: Mesh) -> LayerWeights:
+    """Let attention's output need no scale in FP8 (`forward/fp8.py`)."""
+    of_values = index.qkv.reshape(-1) >= (config.num_heads + config.num_kv_heads) * config.head_size
+
+    def bounds(layers: LayerWeights) -> jax.Array:
+        """Of each layer."""
+        assert layers.fp8_scales is not None and layers.attention_norm is not None
+        weights = layers.qkv.astype(jnp.float32) * layers.attention_norm.astype(jnp.float32)[:, None]
+        of_rows = jnp.sqrt(config.model_size * jnp.sum(weights * weights, axis=2)) * layers.fp8_scales.qkv
+        if layers.qkv_bias is not None:
+            of_rows += jnp.abs(layers.qkv_bias.astype(jnp.float32))
+        return jnp.max(jnp.where(of_values, of_rows, 0), axis=1)
+
+    on_every_device = NamedSharding(mesh, P())
+    found = np.asarray(jax.jit(bounds, out_shardings=on_every_device)(layers))
+    factors = np.array([value_factor(float(bound)) for bound in found], np.float32)[:, None]
+
+    def fit(scales: Fp8Scales, bias: jax.Array | None) -> tuple[Fp8Scales, jax.Array | None]:
+        of_rows = jnp.where(of_values, factors, 1)
+        fitted = scales._replace(qkv=scales.qkv * of_rows, o=scales.o / factors)
+        return fitted, None if bias is None else bias * of_rows.astype(bias.dtype)
+
+    assert layers.fp8_scales is not None
+    given = layers.fp8_scales, layers.qkv_bias
+    fitted, bias = jax.jit(fit, out_shardings=jax.tree.map(lambda array: array.sharding, given))(*given)
+    return layers._replace(fp8_scales=fitted, qkv_bias=bias)

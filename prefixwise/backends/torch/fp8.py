@@ -4,7 +4,7 @@
     weight [O, I] ~ codes * channel scale
 
 A GPU multiplies the codes and applies both scales to the sums. Elsewhere the same numbers are multiplied in float32:
-that is what tests hold the device to.
+that is what tests hold the device to. Attention's output has no scale (`forward/fp8.py`).
 
 The KV cache in FP8 is independent of that: a key or a value of one token and one KV head has a scale of its own, the
 least power of two with which its largest magnitude fits. A code times such a scale is a number of bfloat16, so
@@ -61,13 +61,14 @@ def dequantise_heads(codes: Tensor, exponents: Tensor, dtype: torch.dtype) -> Te
 
 
 def round_to_fp8(numbers: Tensor) -> Tensor:
-    """To codes without a scale, as prefix attention in FP8 has them: larger numbers become 448."""
+    """To codes without a scale, as attention's output and prefix attention in FP8 have them: larger numbers become
+    448."""
     return numbers.float().clamp(-FP8_MAX, FP8_MAX).to(FP8)
 
 
 def fp8_linear(
     x: Tensor,  # [R, I] codes
-    row_scales: Tensor,  # [R] float32
+    row_scales: Tensor | None,  # [R] float32; None: 1
     weight: Tensor,  # [O, I] codes
     scales: Tensor,  # [O] float32
     bias: Tensor | None = None,  # [O] bfloat16
@@ -78,7 +79,7 @@ def fp8_linear(
         found: Tensor = torch._scaled_mm(
             x,
             weight.T,
-            row_scales[:, None],
+            scales.new_ones(len(x), 1) if row_scales is None else row_scales[:, None],
             scales[None],
             bias=bias,
             out_dtype=torch.bfloat16,
@@ -86,7 +87,8 @@ def fp8_linear(
             out=out,
         )
         return found
-    wide = (x.float() @ weight.float().T) * row_scales[:, None] * scales
+    wide = x.float() @ weight.float().T
+    wide = (wide if row_scales is None else wide * row_scales[:, None]) * scales
     if bias is not None:
         wide += bias.float()
     return wide.to(torch.bfloat16) if out is None else out.copy_(wide)

@@ -114,7 +114,7 @@ def choose_paged_runner(
     try:
         from prefixwise.backends.torch.cuda.runner import PagedRunner
 
-        attention = _choose_attention(transformer.config, transformer.weights.embedding.dtype, device)
+        attention = _choose_attention(transformer, kv_format)
         # Only a forward of one long sequence has more tokens than a step; it allocates its own memory.
         pages, tokens = info.num_kv_blocks, info.step_tokens
         if loras is not None:
@@ -158,17 +158,19 @@ def has_paged_attention(config: ModelConfig) -> bool:
     return is_size and config.num_heads // config.num_kv_heads <= _MAX_HEADS_PER_KV
 
 
-def _choose_attention(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> PagedAttention:
+def _choose_attention(transformer: Transformer, kv_format: KVFormat) -> PagedAttention:
     """The fastest that works: one kernel is written in Gluon, which differs between versions of Triton."""
     from prefixwise.backends.torch.cuda.attention import PagedAttention, prefix_tunings
 
+    config, embedding = transformer.config, transformer.weights.embedding
+    device, is_fp8 = embedding.device, transformer.weights.layers[0].fp8_scales is not None
     *faster, last = prefix_tunings(config.head_size, device)
     if not config.has_plain_attention:
         faster = []  # the kernel in Gluon has no windows and no capped scores
     for tuning in faster:
         attention = PagedAttention.for_model(config, device, tuning)
         try:
-            attention.probe(dtype)
+            attention.probe(embedding.dtype, has_fp8_queries=kv_format == "fp8_keys", has_fp8_result=is_fp8)
             return attention
         except Exception as error:
             log.warning("a faster attention does not work here: %s", error)

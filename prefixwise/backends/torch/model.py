@@ -21,7 +21,7 @@ from prefixwise.backends.torch.attention import Attention
 from prefixwise.backends.torch.devices import take, upload
 from prefixwise.backends.torch.elementwise import PLAIN, ElementwiseOps
 from prefixwise.backends.torch.experts import ExpertRunner, add_outputs, choose_tile_sizes, route
-from prefixwise.backends.torch.fp8 import fp8_linear
+from prefixwise.backends.torch.fp8 import fp8_linear, round_to_fp8
 from prefixwise.backends.torch.head_gemms import HEAD_ROW_TILES, exact_head_tiles
 from prefixwise.backends.torch.invariant_rows import RowCounts
 from prefixwise.backends.torch.kv_blocks import KeysValues
@@ -307,7 +307,9 @@ class Transformer:
         weight = getattr(layer, matrix)
         if layer.fp8_scales is None:
             return linear(x, weight, bias)
-        return fp8_linear(*self._ops.quantise(x), weight, getattr(layer.fp8_scales, matrix), bias)
+        is_fitted = matrix == "o" and layer.attention_norm is not None
+        codes, row_scales = (round_to_fp8(x), None) if is_fitted else self._ops.quantise(x)
+        return fp8_linear(codes, row_scales, weight, getattr(layer.fp8_scales, matrix), bias)
 
     def _add_attended(
         self, layer: LayerWeights, x: Tensor, attended: Tensor, add: AddLora = no_lora

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import sqrt
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from prefixwise.backends.torch.fp8 import FP8, quantise_rows
 from prefixwise.backends.torch.workers import Workers
+from prefixwise.forward.fp8 import value_factor
 from prefixwise.models.checkpoint import Checkpoint, ChosenRows, StoredTensor
 from prefixwise.models.config import ModelConfig
 from prefixwise.models.quantization.tensors import QuantisedTensor
@@ -194,6 +196,8 @@ def load_weights(
         head=embedding if config.tied_head else loader.load(["head"], head_dtype),
     )
     loader.fill_matrices(workers or Workers(None))
+    for layer in weights.layers:
+        _fit_values(config, layer)
     return weights
 
 
@@ -226,6 +230,22 @@ def _load_layer(config: ModelConfig, loader: _Loader, layer: int, dtype: torch.d
         experts=None if config.experts is None else _load_experts(config, loader, f"layers.{layer}", dtype),
     )
     return replace(weights, fp8_scales=Fp8Scales(**scales)) if is_fp8 else weights
+
+
+def _fit_values(config: ModelConfig, layer: LayerWeights) -> None:
+    """Let attention's output need no scale in FP8 (`forward/fp8.py`)."""
+    if layer.fp8_scales is None or layer.attention_norm is None:
+        return
+    rows = slice((config.num_heads + config.num_kv_heads) * config.head_size, None)
+    scales = layer.fp8_scales.qkv[rows]
+    bounds = (layer.qkv[rows].float() * layer.attention_norm.float()).norm(dim=1) * scales * sqrt(config.model_size)
+    if layer.qkv_bias is not None:
+        bounds += layer.qkv_bias[rows].abs()
+    factor = value_factor(float(bounds.max()))
+    scales *= factor
+    layer.fp8_scales.o.div_(factor)
+    if layer.qkv_bias is not None:
+        layer.qkv_bias[rows] *= factor
 
 
 def _load_experts(config: ModelConfig, loader: _Loader, layer: str, dtype: torch.dtype) -> ExpertWeights:

@@ -2,23 +2,45 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import Tensor
 
+from prefixwise.backends.torch.elementwise import rms_norm
 from prefixwise.backends.torch.fp8 import FP8, fp8_linear, quantise_rows
 from prefixwise.backends.torch.weights import LayerWeights, load_weights
+from prefixwise.forward.fp8 import FP8_MAX
 from prefixwise.models.sources import open_checkpoint
 from tests.quantised_checkpoints import make_fp8
 
 CPU = torch.device("cpu")
+NUM_ROPE_ROWS = 6 * 32  # of queries and keys
 
 
 def layer_of(folder: Path, *, is_fp8: bool = True) -> LayerWeights:
     return load_weights(open_checkpoint(folder), torch.float32, CPU, is_fp8=is_fp8).layers[1]
+
+
+def numbers(layer: LayerWeights, matrix: str, plain: LayerWeights) -> Tensor:
+    """What a matrix's codes stand for, without the power of two that values have more, and the output projection
+    less."""
+
+    def stored(name: str) -> Tensor:
+        codes: Tensor = getattr(layer, name)
+        scales: Tensor = getattr(layer.fp8_scales, name)
+        return codes.float() * scales[:, None]
+
+    factor = 2.0 ** round(math.log2(plain.o.norm() / stored("o").norm()))
+    assert factor != 1
+    found = stored(matrix)
+    if matrix == "qkv":
+        found[NUM_ROPE_ROWS:] /= factor
+    return found * factor if matrix == "o" else found
 
 
 @pytest.fixture(scope="module")
@@ -28,11 +50,12 @@ def dense(checkpoint_of: Callable[[str], Path]) -> Path:
 
 @pytest.mark.parametrize("matrix", ["qkv", "o", "gate_up", "down"])
 def test_every_row_has_the_scale_of_its_largest_weight(dense: Path, matrix: str) -> None:
-    layer, plain = layer_of(dense), getattr(layer_of(dense, is_fp8=False), matrix)
+    layer, plain = layer_of(dense), layer_of(dense, is_fp8=False)
     codes, scales = getattr(layer, matrix), getattr(layer.fp8_scales, matrix)
     assert (codes.dtype, scales.dtype) == (FP8, torch.float32)
     assert (codes.float().abs().amax(1) == 448).all()
-    torch.testing.assert_close(codes.float() * scales[:, None], plain, rtol=2**-4, atol=2**-10 * float(plain.max()))
+    expected = getattr(plain, matrix)
+    torch.testing.assert_close(numbers(layer, matrix, plain), expected, rtol=2**-4, atol=2**-10 * float(expected.max()))
     assert layer.attention_norm is not None
     assert layer.attention_norm.dtype == torch.float32, "the rest stays as it is"
 
@@ -48,10 +71,34 @@ def test_codes_of_a_checkpoint(dense: Path, tmp_path: Path, block: tuple[int, in
         assert torch.equal(layer.down.view(torch.uint8), stored[f"{name}.weight"].view(torch.uint8))
         assert layer.fp8_scales is not None
         assert (layer.fp8_scales.down == stored[f"{name}.weight_scale"]).all()
+    plain = layer_of(folder, is_fp8=False)
     for matrix in ("qkv", "o", "gate_up", "down"):
-        numbers = getattr(layer, matrix).float() * getattr(layer.fp8_scales, matrix)[:, None]
-        expected = getattr(layer_of(folder, is_fp8=False), matrix)
-        torch.testing.assert_close(numbers, expected, rtol=2**-4, atol=2**-10 * float(expected.max()))
+        expected = getattr(plain, matrix)
+        torch.testing.assert_close(
+            numbers(layer, matrix, plain), expected, rtol=2**-4, atol=2**-10 * float(expected.max())
+        )
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen2"])  # which has biases
+def test_no_value_exceeds_what_attention_s_output_may_be(checkpoint_of: Callable[[str], Path], family: str) -> None:
+    """Whatever the input of a norm; and the largest value that there can be is not far from it."""
+    layer = layer_of(checkpoint_of(family))
+    norm, scales, bias = layer.attention_norm, layer.fp8_scales, layer.qkv_bias
+    assert norm is not None and scales is not None
+    values = slice(-2 * (len(layer.qkv) // 8), None)  # 4 query heads, 2 KV heads
+    weights = layer.qkv[values].float() * scales.qkv[values, None]
+    # What is largest in the direction of a row's weights.
+    x = weights * norm * torch.tensor([[[1.0]], [[-1.0]]])
+    x = torch.cat([*x, torch.randn(100, x.shape[2], generator=torch.Generator().manual_seed(0)).exp()])
+    found = fp8_linear(*quantise_rows(rms_norm(x, norm, 1e-6)), layer.qkv, scales.qkv, bias)[:, values]
+    assert FP8_MAX / 3 < found.abs().max() <= FP8_MAX
+
+
+def test_without_a_norm_before_it_attention_has_scales(checkpoint_of: Callable[[str], Path]) -> None:
+    folder = checkpoint_of("olmo2")
+    layer, plain = layer_of(folder), layer_of(folder, is_fp8=False)
+    assert layer.fp8_scales is not None
+    assert torch.equal(layer.fp8_scales.o, quantise_rows(plain.o)[1])
 
 
 def test_a_row_is_quantised_by_itself() -> None:

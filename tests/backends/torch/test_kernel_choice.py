@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.random_checkpoint import QWEN3_06B
+from benchmarks.random_checkpoint import QWEN3_06B, random_checkpoint
 from prefixwise.backends.torch.elementwise import PLAIN, CpuElementwiseOps
 from prefixwise.backends.torch.kernel_choice import choose_elementwise_ops, has_paged_attention
+from prefixwise.backends.torch.model import Transformer
+from prefixwise.backends.torch.weights import load_weights
+from prefixwise.backends.torch.workers import Workers
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -63,7 +66,11 @@ def test_hoppers_kernel_is_left_out_where_scores_are_not_plain(monkeypatch: pyte
 
     tunings = [attention.HOPPER_TUNING, attention.PrefixTuning()]
     monkeypatch.setattr(attention, "prefix_tunings", lambda *_: tunings)
-    monkeypatch.setattr(attention.PagedAttention, "probe", lambda *_: None)
-    for config, expected in ((QWEN3_06B, tunings[0]), (replace(QWEN3_06B, windows=(64,) * 28), tunings[1])):
-        chosen = kernel_choice._choose_attention(config, torch.bfloat16, torch.device("cpu"))
-        assert chosen._prefix is expected
+    probed: list[Any] = []
+    monkeypatch.setattr(attention.PagedAttention, "probe", lambda *_, **kinds: probed.append(kinds))
+    small = replace(QWEN3_06B, num_layers=1, vocab_size=64)
+    for config, expected in ((small, tunings[0]), (replace(small, windows=(64,)), tunings[1])):
+        weights = load_weights(random_checkpoint(config), torch.bfloat16, torch.device("cpu"), is_fp8=True)
+        transformer = Transformer(config, weights, None, Workers(None))
+        assert kernel_choice._choose_attention(transformer, "fp8_keys")._prefix is expected
+    assert probed == [{"has_fp8_queries": True, "has_fp8_result": True}]

@@ -23,6 +23,7 @@ from prefixwise.backends.torch.cuda.attention_kernels import prefix_kernel, self
 from prefixwise.backends.torch.cuda.elementwise_kernels import launch
 from prefixwise.backends.torch.cuda.inputs import SCORED, SCORED_ROWS, TileArrays
 from prefixwise.backends.torch.cuda.kv_cache import KeySource
+from prefixwise.backends.torch.fp8 import FP8
 from prefixwise.forward.tiles import KEY_TILE, PREFIX, WIDE, TileSizes
 from prefixwise.models.config import ModelConfig
 
@@ -85,6 +86,7 @@ class Rows(NamedTuple):
     out: Tensor  # [T, N, H]: tokens may lie apart
     lse: Tensor  # [T, N] float32: between self-attention and prefix attention
     positions: Tensor  # [T] int32: read where a layer has a window
+    codes: Tensor | None = None  # [T, N, H]: the result in FP8; `out` then has that of self-attention alone
 
 
 class PagedAttention:
@@ -135,20 +137,22 @@ class PagedAttention:
             softcap=config.score_softcap,
         )
 
-    def probe(self, dtype: torch.dtype) -> None:
-        """Run prefix attention over the batch without a tile: a kernel that cannot be compiled fails here."""
+    def probe(self, dtype: torch.dtype, *, has_fp8_queries: bool = False, has_fp8_result: bool = False) -> None:
+        """Run prefix attention without a tile: a kernel that cannot be compiled fails here."""
         k, h, device = self._num_kv_heads, self._head_size, self._device
         num_heads = k * self._group
         qkv = torch.zeros(KEY_TILE, num_heads + 2 * k, h, dtype=dtype, device=device)
         source = KeySource(qkv, qkv, num_heads, num_heads + k)
         no_tiles = torch.zeros(16, dtype=torch.int32, device=device)
         lse, positions = torch.zeros(KEY_TILE, num_heads, device=device), no_tiles
-        self.attend_prefix(
-            Rows(qkv, qkv[:, :num_heads].clone(), lse, positions),
-            source,
-            TileArrays(*[no_tiles] * len(TileArrays._fields)),
-        )
-        lse.cpu()  # waits for it
+        out = qkv[:, :num_heads].clone()
+        rows = Rows(qkv, out, lse, positions, out.to(FP8) if has_fp8_result else None)
+        tiles = TileArrays(*[no_tiles] * len(TileArrays._fields))
+        self.attend_prefix(rows, source, tiles)
+        if has_fp8_queries:
+            keys = qkv[:, num_heads : num_heads + k].to(FP8)
+            self.attend_prefix(rows._replace(queries=out.to(FP8)), KeySource(keys, keys.to(dtype)), tiles)
+        lse.cpu()  # waits for them
 
     @property
     def tile_sizes(self) -> TileSizes:
@@ -157,14 +161,14 @@ class PagedAttention:
         return TileSizes(0, min(self._self_attention.width, max_tokens), prefix, has_token_arrays=False)
 
     def attend_self(self, rows: Rows, tiles: TileArrays[Tensor], window: int = 0) -> None:
-        """Self-attention of all tokens but padding: writes `out` and `lse` of `rows`, whose queries are rows of QKV."""
+        """Self-attention of all tokens but padding: writes all of `rows` but the queries, which are rows of QKV."""
         tuning, out = self._self_attention, rows.out
         assert out.stride()[1:] == (self._head_size, 1), "heads lie one behind the other"
         launch(
             self_attention_kernel,
             (self._num_programs(len(tiles.wide_start), tuning.programs_per_sm),),
             tiles.counts,
-            *(tiles.wide_start, tiles.wide_len, tiles.wide_segment, rows.queries, out, rows.lse),
+            *(tiles.wide_start, tiles.wide_len, tiles.wide_segment, rows.queries, out, rows.codes, rows.lse),
             softcap=self._softcap,
             window=window,
             kind=WIDE,
@@ -179,12 +183,14 @@ class PagedAttention:
     def take_scored(self, rows: Rows, tokens: Tensor, tiles: TileArrays[Tensor], scored: Rows) -> None:
         """Rows of the scored `tokens` after self-attention, one behind the other."""
         _, num_heads, head_size = rows.out.shape
-        assert all(each.is_contiguous() for each in scored)
+        given = *rows[:4], *scored[:4]
+        assert all(each.is_contiguous() for each in scored[:4])
+        assert rows.codes is None and scored.codes is None, "the last layer's rows are few"
         launch(
             take_scored_kernel,
             (4 * self._num_multiprocessors,),
             tiles.counts,
-            *(tokens, *rows, *scored),
+            *(tokens, *given),
             num_kind=SCORED_ROWS,
             row_size=rows.queries.stride(0),
             out_stride=rows.out.stride(0),
@@ -201,6 +207,7 @@ class PagedAttention:
         the scored tokens."""
         tuning = self._prefix if source.key_scales is None else self._scaled_prefix
         out, starts = rows.out, tiles.prefix_start
+        result = out if rows.codes is None else rows.codes
         arrays = (starts, tiles.prefix_len, tiles.prefix_read, tiles.prefix_list)
         if is_scored:
             starts = tiles.scored_start
@@ -208,7 +215,9 @@ class PagedAttention:
         kernel, descriptor = prefix_kernel, TensorDescriptor.from_tensor
         sizes: dict[str, Any] = {"num_keys": tuning.num_keys, "num_stages": tuning.num_stages}
         sizes |= {"softcap": self._softcap, "window": window, "query_stride": rows.queries.stride(0)}
+        sizes["out_stride"] = out.stride(0)
         queries: tuple[Any, ...] = (rows.queries,)
+        results: tuple[Any, ...] = (out, result)
         rest: tuple[Any, ...] = (rows.positions, source.key_scales, source.value_scales, source.num_slots)
         if tuning.is_hopper:
             from prefixwise.backends.torch.cuda.hopper import describe, hopper_prefix_kernel, row_box
@@ -216,20 +225,20 @@ class PagedAttention:
             assert not window, "the kernel for Hopper has no windows"
             kernel, descriptor, sizes, rest = hopper_prefix_kernel, describe, {"num_buffers": tuning.num_stages}, ()
             box = row_box(self.tile_sizes.prefix, self._padded_group, self._sizes["padded_head_size"])
-            queries = (describe(rows.queries, box), describe(out, box))
+            queries, results = (describe(rows.queries, box), describe(out, box)), (result,)
         key_box = [tuning.num_keys, self._sizes["padded_head_size"]]
         keys, values = (descriptor(each.flatten(1), key_box) for each in (source.keys, source.values))
         launch(
             kernel,
             (self._num_programs(len(starts), tuning.programs_per_sm),),
             tiles.counts,
-            *(*arrays, tiles.key_tile_addresses, *queries, keys, values, out, rows.lse, *rest),
+            *(*arrays, tiles.key_tile_addresses, *queries, keys, values, *results, rows.lse, *rest),
             first_key_head=source.first_key_head,
             first_value_head=source.first_value_head,
             kind=SCORED if is_scored else PREFIX,
             width=self.tile_sizes.prefix,
             page_size=KEY_TILE,
-            out_stride=out.stride(0),
+            result_stride=result.stride(0),
             num_warps=tuning.num_warps,
             **sizes,
             **self._sizes,

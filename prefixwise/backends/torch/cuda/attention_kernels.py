@@ -86,6 +86,7 @@ def self_attention_kernel(
     segments: tl.tensor,  # [tiles] int32: first token of the segment
     qkv: tl.tensor,  # [T, N + 2 K, H]
     out: tl.tensor,  # [T, N, H], tokens `out_stride` apart
+    codes: tl.tensor | None,  # [T, N, H] FP8, the same rounded further; None: not needed
     lse: tl.tensor,  # [T, N] float32, base 2
     scale: tl.constexpr,  # of the scores, times log2(e)
     softcap: tl.constexpr,  # of the scores, times log2(e); 0: they are not capped
@@ -148,8 +149,12 @@ def self_attention_kernel(
             else:
                 acc, m_i, l_i = _softmax_step(acc, m_i, l_i, q, keys, values, 0, scale, softcap, False)
 
+        rounded = (acc / l_i[:, None]).to(out.dtype.element_ty)
         out_at = out + start * out_stride + (offset * out_stride + head * head_size)[:, None]
-        tl.store(out_at + columns[None, :], (acc / l_i[:, None]).to(out.dtype.element_ty), mask=inside)
+        tl.store(out_at + columns[None, :], rounded, mask=inside)
+        if codes is not None:
+            codes_at = codes + (start + offset)[:, None] * (num_heads * head_size) + (head * head_size)[:, None]
+            tl.store(codes_at + columns[None, :], rounded.to(tl.float32).to(codes.dtype.element_ty), mask=inside)
         tl.store(lse + start * num_heads + offset * num_heads + head, m_i + tl.log2(l_i), mask=is_real)
         start, length, segment = next_start, next_length, next_segment
 
@@ -201,7 +206,8 @@ def prefix_kernel(
     queries: tl.tensor,  # [T, N, H], tokens `query_stride` apart
     keys: tl.tensor,  # descriptor of [A, heads * H], loaded as [C, H]
     values: tl.tensor,  # descriptor of [A, heads * H], loaded as [C, H]
-    out: tl.tensor,  # [T, N, H], tokens `out_stride` apart: of self-attention, overwritten with both parts
+    out: tl.tensor,  # [T, N, H], tokens `out_stride` apart: of self-attention
+    result: tl.tensor,  # [T, N, H], tokens `result_stride` apart: both parts; `out` itself, or FP8
     lse: tl.tensor,  # [T, N] float32, base 2, of self-attention
     positions: tl.tensor,  # [T] int32, of tokens behind the start of their prefix; not read without a window
     key_scales: tl.tensor | None,  # [K, A] uint8, exponents; None: keys and values have no scales
@@ -218,6 +224,7 @@ def prefix_kernel(
     page_size: tl.constexpr,  # tokens of a page
     query_stride: tl.constexpr,
     out_stride: tl.constexpr,
+    result_stride: tl.constexpr,
     num_kv_heads: tl.constexpr,
     group: tl.constexpr,  # query heads of a KV head
     padded_group: tl.constexpr,  # the power of two that holds them
@@ -294,5 +301,6 @@ def prefix_kernel(
             # Loaded again, so that no address is held in registers while the loop runs over keys.
             start, length = tl.load(starts + tile, volatile=True).to(tl.int64), tl.load(lens + tile, volatile=True)
             inside = ((offset < length) & (head_in_group < group))[:, None] & (columns < head_size)[None, :]
-            out_at = out + start * out_stride + (offset * out_stride + head * head_size)[:, None]
-            tl.store(out_at + columns[None, :], (acc / l_i[:, None]).to(out.dtype.element_ty), mask=inside)
+            rounded = (acc / l_i[:, None]).to(out.dtype.element_ty).to(tl.float32).to(result.dtype.element_ty)
+            result_at = result + start * result_stride + (offset * result_stride + head * head_size)[:, None]
+            tl.store(result_at + columns[None, :], rounded, mask=inside)

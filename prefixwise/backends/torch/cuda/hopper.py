@@ -7,8 +7,8 @@ the other uses the matrix units. One more warp loads (`hopper_loads.py`).
 A visit is one tile and KV head. Its queries and self-attention's output are loaded during the visit before, and its
 first scores are issued with the last values of that one, so that short prefixes do not wait for memory either.
 
-Queries and keys may be in FP8; values and the output never are. Then results are stored by way of buffers of their own,
-and else by way of the queries', which have been read.
+Queries and keys may be in FP8, and the result; values and self-attention's output never are. Results are stored by way
+of the queries' buffers, which have been read, or by way of others where those are too small.
 
 The prefix's last key tile, which may be short, comes first, so that the rest need no mask; then the rest in order.
 
@@ -101,10 +101,11 @@ def _load_lse(
 def _store(
     acc: gl.tensor,  # [R, H] float32
     staging: gl.shared_memory_descriptor,  # [R, H]
-    out: gl.tensor,  # from the tile's first token and head on
+    dtype: gl.constexpr,  # of the model, to which `acc` is rounded before it is in FP8
+    result: gl.tensor,  # from the tile's first token and head on
     half: gl.constexpr,
     length: gl.tensor,
-    out_stride: gl.constexpr,
+    result_stride: gl.constexpr,
     group: gl.constexpr,
     padded_group: gl.constexpr,
     head_size: gl.constexpr,
@@ -112,28 +113,31 @@ def _store(
     """Through shared memory, as a thread of a matrix product holds four bytes of a row at a time."""
     num_rows: gl.constexpr = staging.shape[0]
     memory: gl.constexpr = gl.BlockedLayout([1, 8], [2, 16], [gl.num_warps(), 1], [1, 0])
-    staging.store(acc.to(staging.dtype))
+    rounded = acc.to(dtype)
+    if staging.dtype != dtype:
+        rounded = rounded.to(gl.float32).to(staging.dtype)
+    staging.store(rounded)
     rows = half * num_rows + gl.arange(0, num_rows, gl.SliceLayout(1, memory))
     columns = gl.arange(0, staging.shape[1], gl.SliceLayout(0, memory))
     offset, head_in_group = rows // padded_group, rows % padded_group
     is_inside = ((offset < length) & (head_in_group < group))[:, None] & (columns < head_size)[None, :]
-    at = out + (offset * out_stride + head_in_group * head_size)[:, None] + columns[None, :]
-    rounded = staging.load(memory)
+    at = result + (offset * result_stride + head_in_group * head_size)[:, None] + columns[None, :]
+    by_rows = staging.load(memory)
     fence_async_shared()
-    gl.store(at, rounded, mask=is_inside)
+    gl.store(at, by_rows, mask=is_inside)
 
 
 @jit
 def _attend(
     half: gl.constexpr,  # which half of the rows
     tiles: gl.tuple,
-    out: gl.tensor,
+    result: gl.tensor,
     lse: gl.tensor,
     buffers: gl.tuple,
     barriers: gl.tuple,
     scale: gl.constexpr,
     kind: gl.constexpr,
-    out_stride: gl.constexpr,
+    result_stride: gl.constexpr,
     num_kv_heads: gl.constexpr,
     group: gl.constexpr,
     padded_group: gl.constexpr,
@@ -149,7 +153,7 @@ def _attend(
     num_keys: gl.constexpr = key_buffers.shape[1]
     padded_head_size: gl.constexpr = key_buffers.shape[2]
     num_rows: gl.constexpr = query_buffers.shape[1] * query_buffers.shape[2]
-    dtype: gl.constexpr = out.dtype.element_ty
+    dtype: gl.constexpr = output_buffers.dtype
     inner: gl.constexpr = 256 // query_buffers.dtype.primitive_bitwidth  # that an instruction sums over
     of_scores: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, num_keys, inner])
     of_output: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [gl.num_warps(), 1], [16, padded_head_size, 16])
@@ -228,11 +232,13 @@ def _attend(
         acc, operand = warpgroup_mma_wait(1, deps=[output, operand])
         mbarrier.arrive(values_free.index(buffer))
         acc = acc / gl.convert_layout(l_i, of_output_row)[:, None]
-        out_at = out + start.to(gl.int64) * out_stride + work % num_kv_heads * group * head_size
+        result_at = result + start.to(gl.int64) * result_stride + work % num_kv_heads * group * head_size
         staging = query
-        if query_buffers.dtype != dtype:
+        if staging_buffers.dtype != query_buffers.dtype:
             staging = staging_buffers.index(half)
-        _store(acc, staging, out_at, half, length, out_stride, group, padded_group, head_size)
+            if staging_buffers.shape[0] > 2:  # in the queries' memory: two in each of theirs
+                staging = staging_buffers.index(2 * (2 * (visit % 2) + half))
+        _store(acc, staging, dtype, result_at, half, length, result_stride, group, padded_group, head_size)
         mbarrier.arrive(queries_free.index(visit % 2))
         step += 1
         work, start, length, num_read = next_work, next_start, next_length, next_read
@@ -257,10 +263,10 @@ def hopper_prefix_kernel(
     lists: gl.tensor,  # [tiles] int32: where in `addresses` the pages of their prefix begin
     addresses: gl.tensor,  # [pages] int32: the page table, first row of each page in `keys` and `values`
     queries: tma.tensor_descriptor,  # of [T, N or more, H], loaded as `row_box` says
-    outputs: tma.tensor_descriptor,  # of `out`, likewise
+    outputs: tma.tensor_descriptor,  # of self-attention, likewise
     keys: tma.tensor_descriptor,  # of [A, heads * H], loaded as [C, H]
     values: tma.tensor_descriptor,  # of [A, heads * H], loaded as [C, H]
-    out: gl.tensor,  # [T, N, H], tokens `out_stride` apart: of self-attention, overwritten with both parts
+    result: gl.tensor,  # [T, N, H], tokens `result_stride` apart: both parts; where `outputs` lie, or in FP8
     lse: gl.tensor,  # [T, N] float32, base 2, of self-attention
     first_key_head: gl.constexpr,  # where the KV heads begin in a row of `keys`
     first_value_head: gl.constexpr,
@@ -269,7 +275,7 @@ def hopper_prefix_kernel(
     width: gl.constexpr,  # tokens of a tile
     num_buffers: gl.constexpr,  # tiles of keys, and of values, in flight
     page_size: gl.constexpr,  # tokens of a page
-    out_stride: gl.constexpr,
+    result_stride: gl.constexpr,
     num_kv_heads: gl.constexpr,
     group: gl.constexpr,  # query heads of a KV head
     padded_group: gl.constexpr,  # the power of two that holds them
@@ -277,7 +283,8 @@ def hopper_prefix_kernel(
     padded_head_size: gl.constexpr,
 ) -> None:
     """Prefix attention: tokens over the prefix that they read."""
-    dtype: gl.constexpr = out.dtype.element_ty
+    dtype: gl.constexpr = outputs.block_type.element_ty
+    result_dtype: gl.constexpr = result.dtype.element_ty
     tokens: gl.constexpr = queries.block_type.shape[0]
     heads: gl.constexpr = queries.block_type.shape[1]
     query_dtype: gl.constexpr = queries.block_type.element_ty
@@ -293,19 +300,22 @@ def hopper_prefix_kernel(
 
     tiles = (counts, starts, lens, reads, lists, addresses)
     staging_buffers = query_buffers
-    if query_dtype != dtype:
-        staging_shape: gl.constexpr = [2, tokens * heads, padded_head_size]
-        staging_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([tokens * heads, padded_head_size], dtype)
-        staging_buffers = gl.allocate_shared_memory(dtype, staging_shape, staging_layout)
+    if result_dtype != query_dtype:
+        rows: gl.constexpr = [tokens * heads, padded_head_size]
+        staging_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for(rows, result_dtype)
+        if result_dtype.primitive_bitwidth > query_dtype.primitive_bitwidth:
+            staging_buffers = gl.allocate_shared_memory(result_dtype, [2] + rows, staging_layout)  # noqa: RUF005
+        else:
+            staging_buffers = query_buffers._reinterpret(result_dtype, [8] + rows, staging_layout)  # noqa: RUF005
     buffers = (query_buffers, output_buffers, key_buffers, value_buffers, staging_buffers)
     row_barriers = (queries_ready, queries_free, outputs_ready, outputs_free)
     barriers = row_barriers + (keys_ready, keys_free, values_ready, values_free)  # noqa: RUF005  # Gluon's tuples
-    sizes = (scale, kind, out_stride, num_kv_heads, group, padded_group, head_size)
+    sizes = (scale, kind, result_stride, num_kv_heads, group, padded_group, head_size)
     loader = (first_key_head, first_value_head, kind, width, page_size, num_kv_heads, group, padded_group, head_size)
     gl.warp_specialize(
         [
-            (_attend, (0, tiles, out, lse, buffers, barriers) + sizes),  # noqa: RUF005
-            (_attend, (1, tiles, out, lse, buffers, barriers) + sizes),  # noqa: RUF005
+            (_attend, (0, tiles, result, lse, buffers, barriers) + sizes),  # noqa: RUF005
+            (_attend, (1, tiles, result, lse, buffers, barriers) + sizes),  # noqa: RUF005
             (load_visits, (tiles, (queries, outputs, keys, values), buffers, barriers) + loader),  # noqa: RUF005
         ],
         [4, 1],

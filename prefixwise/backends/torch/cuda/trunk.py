@@ -4,9 +4,9 @@ The arithmetic and its roundings are those of `model.py`. A residual is added in
 it needs no pass of its own; on Hopper GEMMs of many rows add it. `Transformer.finish` does the rest for the few tokens
 that are scored.
 
-In FP8 norms and the activation write codes and one scale per row, so GEMMs read half the bytes. Attention's output has
-a pass of its own: a program of it has the heads of one KV head, and the scale is that of all heads. So has the output
-of a GEMM that activates, whose programs have some of a row's columns.
+In FP8 norms and the activation write codes and one scale per row, so GEMMs read half the bytes; attention writes codes
+without a scale (`forward/fp8.py`). The output of a GEMM that activates has a pass of its own, as its programs have some
+of a row's columns.
 """
 
 from __future__ import annotations
@@ -51,16 +51,17 @@ class Buffers:
     local_cos: Tensor  # [T, H / 2] float32, of layers with a window; empty where they have the same RoPE
     local_sin: Tensor  # [T, H / 2] float32
     lse: Tensor  # [T, N] float32
-    row_scales: Tensor  # [T] float32, of the codes that the next GEMM reads; empty without FP8
-    attended_codes: Tensor  # [T, N H] of `attended`; empty without FP8
+    row_scales: Tensor  # [T] float32, of the codes that norms and the activation write; empty without FP8
+    attended_codes: Tensor  # [T, N, H]: attention's result; empty without FP8
     qkv: Tensor  # [T, N + 2 K, H]
     query_codes: Tensor  # [T, N, H] for prefix attention in FP8, else empty
-    attended: Tensor  # [T, N H + E]
+    attended: Tensor  # [T, N H + E], in FP8 of self-attention alone
     scored_queries: Tensor  # [T, N, H] of all scored tokens; codes of them take the first half of it
     scored_lse: Tensor  # [T, N] float32
     scored_positions: Tensor  # [T] int32
     gate_up: Tensor  # [T, 2 F]
     gated: Tensor  # [T, F + E], in FP8 its codes
+    ones: Tensor  # [T] float32, scales of `attended_codes`; empty without FP8
 
     def heads(self, config: ModelConfig) -> Tensor:
         """`attended` as [T, N, H]."""
@@ -86,6 +87,7 @@ class Workspace:
         self._config, self._dtype, self._is_fp8, self._tails = config, dtype, is_fp8, tails
         self._num_scored, self._has_query_codes = num_scored, has_query_codes
         self._memory = torch.empty(_Cut.total(self._shapes(num_tokens)), dtype=torch.uint8, device=device)
+        self._ones = torch.ones(num_tokens if is_fp8 else 0, device=device)
 
     def _shapes(self, num_tokens: int) -> list[list[_Shape]]:
         """The buffers that always live, those that live until attention is done, and those that live after it."""
@@ -99,7 +101,7 @@ class Workspace:
         scored_rows = [((t, n, h), self._dtype), ((t, n), wide), ((t,), torch.int32)]
         rows = [((t, d), self._dtype), ((t, d + self._tails[0]), read), ((t, d), self._dtype)]
         return [
-            [*scored, *rows, *tables, ((t, n), wide), ((t8,), wide), ((t8, n * h), FP8)],
+            [*scored, *rows, *tables, ((t, n), wide), ((t8,), wide), ((t8, n, h), FP8)],
             [
                 ((t, n + 2 * k, h), self._dtype),
                 ((coded, n, h), FP8),
@@ -117,7 +119,8 @@ class Workspace:
         start = cut.at
         tensors += [cut.next(*shape) for shape in before]
         cut.at = start
-        return Buffers(*tensors, *(cut.next(*shape) for shape in after))
+        tensors += [cut.next(*shape) for shape in after]
+        return Buffers(*tensors, *[self._ones[:num_tokens]])
 
 
 _Shape = tuple[tuple[int, ...], torch.dtype]
@@ -193,7 +196,8 @@ class Trunk:
             if is_last and not spec.scores:
                 return  # a prefill needs no more than the last layer's keys and values
             window = self.config.layer_windows[number]
-            rows = Rows(buffers.qkv, buffers.heads(self.config), buffers.lse, inputs.positions)
+            codes = buffers.attended_codes if self.is_fp8 and not is_last else None
+            rows = Rows(buffers.qkv, buffers.heads(self.config), buffers.lse, inputs.positions, codes)
             self.attention.attend_self(rows, inputs.tiles, window)
             if source.has_fp8_queries:
                 rows = rows._replace(queries=buffers.query_codes)
@@ -259,10 +263,7 @@ class Trunk:
 
     def _finish(self, layer: LayerWeights, buffers: Buffers, lora: AdaptedLayer | None = None) -> bool:
         """Output projection, residual, MLP. Is the MLP's output added to x? Else it is in `delta`."""
-        attended = buffers.attended
-        if self.is_fp8:
-            quantise(attended, buffers.attended_codes, buffers.row_scales)
-            attended = buffers.attended_codes
+        attended = buffers.attended_codes.flatten(1) if self.is_fp8 else buffers.attended
         is_added = self._multiply_or_add(layer, "o", attended, buffers, lora)
         if layer.post_attention_norm is not None:
             norm(buffers.delta, layer.post_attention_norm, self.config.norm_eps, buffers.delta)
@@ -345,8 +346,10 @@ class Trunk:
             lora.expand(matrix, inner, out)
 
     def _scales(self, layer: LayerWeights, matrix: Matrix, buffers: Buffers) -> tuple[Tensor, Tensor] | None:
-        """In FP8 those of the codes that the next GEMM reads, and of a matrix."""
-        return None if layer.fp8_scales is None else (buffers.row_scales, getattr(layer.fp8_scales, matrix))
+        """In FP8 those of the codes that a matrix is multiplied by, and its own."""
+        if layer.fp8_scales is None:
+            return None
+        return buffers.ones if matrix == "o" else buffers.row_scales, getattr(layer.fp8_scales, matrix)
 
     def _lora(self, spec: ProgramSpec, number: int, inputs: ForwardInputs[Tensor]) -> AdaptedLayer | None:
         """Of a layer; None: no row has an adapter."""

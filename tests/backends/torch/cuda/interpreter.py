@@ -1,7 +1,7 @@
 """Triton's interpreter with NumPy 2.4, which makes no number of an array of one element any more; Triton 3.6 asks it
 to, for the bounds of loops. And a quarter faster: of what it does again at every call, some is done once. Its FP8 is
-PyTorch's: its own rounds 63.9 to 32, and reads NaN as 480. What lies beyond 448 becomes NaN, as no kernel may rely on a
-conversion that saturates.
+PyTorch's: its own rounds 63.9 to 32, and reads NaN as 480. What would be rounded to more than 448 becomes NaN, as no
+kernel may rely on a conversion that saturates.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 import triton.language as tl
 from triton.runtime import interpreter
 
-from prefixwise.forward.fp8 import FP8_MAX
+_ROUNDED_TO_448 = 464.0  # and less: half of the way to what would be the next code
 
 
 def allow_loops() -> None:
@@ -43,7 +43,7 @@ def _convert_fp8_as_pytorch() -> None:
             return convert(values, source, target, rounding)
         stored = torch.from_numpy(np.ascontiguousarray(values)).view(dtypes[source])
         if target == tl.float8e4nv:
-            stored = stored.masked_fill(stored.abs() > FP8_MAX, float("nan"))
+            stored = stored.masked_fill(stored.abs() > _ROUNDED_TO_448, float("nan"))
         return stored.to(dtypes[target]).view(torch.uint8).numpy().view(f"uint{target.primitive_bitwidth}")
 
     interpreter._convert_float = converted

@@ -19,7 +19,7 @@ from prefixwise.backends.torch.cuda.inputs import (
     unpack,
 )
 from prefixwise.backends.torch.cuda.kv_cache import KeySource
-from prefixwise.backends.torch.fp8 import dequantise_heads, quantise_heads, round_to_fp8
+from prefixwise.backends.torch.fp8 import FP8, dequantise_heads, quantise_heads, round_to_fp8
 from prefixwise.contract.ragged import Int64Array
 from prefixwise.forward.batch import ForwardBatch
 from prefixwise.forward.kv_pages import batch_tiles, page_table
@@ -36,11 +36,13 @@ def paged(
     scoring: Scoring = PLAIN,
     cache: Literal["exact", "rounded", "fp8", "rounded_keys", "fp8_keys"] = "exact",
     num_processors: int | None = None,
+    *,
+    has_codes: bool = False,
 ) -> Implementation:
     """`cache`: what pages hold. `rounded` is `dtype` with the numbers that codes of FP8 stand for; with `rounded_keys`
     and `fp8_keys` prefix attention's queries are rounded as keys are. `num_processors`:
-    as many programs; None: for all of the GPU's multiprocessors. Of a batch with scored tokens it returns [R, N, H] of
-    these, as the last layer computes them."""
+    as many programs; None: for all of the GPU's multiprocessors. `has_codes`: the result in FP8. Of a batch with scored
+    tokens it returns [R, N, H] of these, as the last layer computes them."""
 
     def run(batch: ForwardBatch, inputs: AttentionInputs) -> Floats:
         (num_tokens, num_heads, head_size), num_kv_heads = inputs.q.shape, inputs.k.shape[1]
@@ -72,16 +74,17 @@ def paged(
         arrays = _on_device(attention, spec, batch, lists, device)
         out = torch.zeros(num_tokens, num_heads, head_size, dtype=dtype, device=device)
         lse = torch.full((num_tokens, num_heads), float("nan"), device=device)
-        rows = Rows(qkv, out, lse, arrays.positions)
+        codes = torch.full_like(out, float("nan")).to(FP8) if has_codes else None
+        rows = Rows(qkv, out, lse, arrays.positions, codes)
         attention.attend_self(rows, arrays.tiles, scoring.window)
         if cache in ("rounded_keys", "fp8_keys"):
-            codes = round_to_fp8(qkv[:, :num_heads]).contiguous()
-            rows = rows._replace(queries=codes if cache == "fp8_keys" else codes.to(dtype))
+            queries = round_to_fp8(qkv[:, :num_heads]).contiguous()
+            rows = rows._replace(queries=queries if cache == "fp8_keys" else queries.to(dtype))
         if num_scored:
             rows, before = _no_rows(rows), rows
             attention.take_scored(before, arrays.score_tokens, arrays.tiles, rows)
         attention.attend_prefix(rows, source, arrays.tiles, scoring.window, is_scored=num_scored > 0)
-        found: Floats = rows.out.float().cpu().numpy()
+        found: Floats = (rows.out if codes is None else codes).float().cpu().numpy()
         return found[:num_scored] if num_scored else found
 
     return run

@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.random_checkpoint import QWEN3_06B, random_checkpoint
+from prefixwise.backends.torch import model
 from prefixwise.backends.torch.backend import TorchBackend
 from prefixwise.backends.torch.elementwise import PLAIN
-from prefixwise.backends.torch.fp8 import FP8, quantise_rows
+from prefixwise.backends.torch.fp8 import FP8, KVFormat, fp8_linear, quantise_rows, round_to_fp8
 from prefixwise.backends.torch.model import Transformer
 from prefixwise.backends.torch.weights import load_weights
 from prefixwise.backends.torch.workers import Workers
@@ -29,7 +30,9 @@ from prefixwise.engine.engine import ScoringEngine
 from prefixwise.engine.prepare import EngineConfig
 from prefixwise.engine.scheduler import Scheduler
 from prefixwise.models.config import ModelConfig
+from tests.attention_cases import CASE_NAMED, make_batch, make_inputs
 from tests.backends.torch.batches import ITEMS, PREFIXES, READS, extend_batch, prefill
+from tests.backends.torch.cuda.test_paged import kernels
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -126,17 +129,61 @@ class TestKernels:
                 assert torch.equal(found.view(torch.uint8), expected[row].contiguous().view(torch.uint8))
 
 
-def emulated(config: ModelConfig) -> TorchBackend:
+def attentions() -> list[Any]:
+    """Cases, what the KV cache holds where they read one, and the kernels of prefix attention."""
+    any_device, hopper = kernels()
+    read = [("packed sequences", "exact"), ("several prefixes", "exact"), ("several prefixes", "fp8_keys")]
+    plain = [pytest.param(*each, any_device) for each in (*read, ("several prefixes", "fp8"))]
+    return plain + [pytest.param(*each, True, marks=hopper.marks) for each in read]
+
+
+@compiled_or_interpreted
+@pytest.mark.parametrize(("name", "cache", "for_hopper"), attentions())
+def test_attention_s_result_in_fp8(name: str, cache: Any, for_hopper: bool) -> None:
+    """Of tokens that read a prefix and of those that do not: the codes of what is else the result."""
+    from prefixwise.backends.torch.cuda.attention import HOPPER_TUNING, prefix_tunings
+    from tests.backends.torch.cuda.paged_case import paged
+
+    case = CASE_NAMED[name]
+    batch, inputs = make_batch(case), make_inputs(case)
+    (tuning,) = prefix_tunings(case.head_size, torch.device("cpu"))
+    tuning = HOPPER_TUNING if for_hopper else tuning
+    found, plain = (
+        paged(DTYPE, DEVICE, prefix=tuning, cache=cache, has_codes=has_codes)(batch, inputs)
+        for has_codes in (True, False)
+    )
+    real = slice(batch.segment_starts[-1])  # no program writes padding
+    assert np.array_equal(found[real], round_to_fp8(torch.from_numpy(plain[real])).float())
+    assert np.abs(plain[real]).max() > 0.1, "not codes of zeros"
+
+
+def emulated(config: ModelConfig, dtype: torch.dtype = torch.bfloat16) -> TorchBackend:
     """The same codes and scales on a CPU, multiplied in float32, with plain operations between."""
     backend = TorchBackend(random_checkpoint(config), dtype="bfloat16", device="cpu")
-    weights = load_weights(random_checkpoint(config), torch.bfloat16, torch.device("cpu"), is_fp8=True)
-    backend._transformer = Transformer(config, weights, None, Workers(None), PLAIN, torch.bfloat16)
-    backend._dtype = torch.bfloat16
+    weights = load_weights(random_checkpoint(config), dtype, torch.device("cpu"), is_fp8=True)
+    backend._transformer = Transformer(config, weights, None, Workers(None), PLAIN, dtype)
+    backend._dtype = dtype
     return backend
 
 
 def logits(backend: TorchBackend) -> Any:
     return backend.forward(extend_batch(ITEMS, READS, prefill(backend, PREFIXES))).label_logits
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="a GPU has the whole backend")
+@pytest.mark.parametrize("kv_format", ["auto", "fp8", "fp8_keys"])
+class TestRunner:
+    def test_scores_in_the_interpreter(self, kv_format: KVFormat, monkeypatch: pytest.MonkeyPatch) -> None:
+        from prefixwise.backends.torch.cuda.attention import PagedAttention
+        from prefixwise.backends.torch.cuda.runner import PagedRunner
+
+        monkeypatch.setattr(model, "fp8_linear", lambda *given: fp8_linear(*given).to(DTYPE))
+        plain, paged = (emulated(BIASED, DTYPE) for _ in range(2))
+        attention = PagedAttention.for_model(BIASED, torch.device("cpu"))
+        sizes: Any = {"num_pages": 40, "max_tokens": 2048, "captures": False}
+        paged._paged = PagedRunner(paged._transformer, attention, kv_format=kv_format, **sizes)
+        found, expected = logits(paged), logits(plain)
+        assert np.abs(found - expected).max() <= 0.02 * np.abs(expected).max()
 
 
 @pytest.mark.gpu

@@ -59,10 +59,11 @@ def test_prefix_attention_over_an_fp8_kv_cache_fits_a_multiprocessor(
     constants |= {"window": 0, "kind": 2}
     constants |= {"width": attention.tile_sizes.prefix, "num_keys": num_keys, "page_size": 128, "num_kv_heads": 8}
     constants |= {"group": 2, "padded_group": 2, "query_stride": 32 * head_size, "out_stride": 16 * head_size}
+    constants["result_stride"] = 16 * head_size
     constants |= dict.fromkeys(("head_size", "padded_head_size"), head_size)
     names = prefix_kernel.arg_names
     box = f"[{num_keys}, {head_size}]"
-    types = {"queries": "*bf16", "out": "*bf16", "lse": "*fp32", "num_slots": "i32"}
+    types = {"queries": "*bf16", "out": "*bf16", "result": "*fp8e4nv", "lse": "*fp32", "num_slots": "i32"}
     types |= dict.fromkeys(("keys", "values"), f"tensordesc<fp8e4nv{box}>")
     types |= dict.fromkeys(("key_scales", "value_scales"), "*u8")
     if not has_scales:
@@ -99,7 +100,7 @@ def test_tiles_of_self_attention_fit_a_multiprocessor() -> None:
     constants |= {"width": attention.tile_sizes.wide, "group": 2, "padded_group": 2}
     constants |= {"out_stride": 16 * 256, **dict.fromkeys(("head_size", "padded_head_size"), 256)}
     names = self_attention_kernel.arg_names
-    types = {"qkv": "*bf16", "out": "*bf16", "lse": "*fp32"}
+    types = {"qkv": "*bf16", "out": "*bf16", "codes": "*fp8e4nv", "lse": "*fp32"}
     source = ASTSource(
         self_attention_kernel,
         {name: "constexpr" if name in constants else types.get(name, "*i32") for name in names},
@@ -113,9 +114,10 @@ def test_tiles_of_self_attention_fit_a_multiprocessor() -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+@pytest.mark.parametrize("result", ["bf16", "fp8e4nv"])
 @pytest.mark.parametrize(("group", "head_size", "scored"), [(2, 128, "bf16"), (3, 64, "bf16"), (2, 128, "fp8e4nv")])
 def test_prefix_attention_on_hopper_adds_values_while_it_computes_a_softmax(
-    group: int, head_size: int, scored: str
+    group: int, head_size: int, scored: str, result: str
 ) -> None:
     """The assembler may move the wait for the values before the softmax: the result is the same, and slower."""
     import torch
@@ -133,11 +135,11 @@ def test_prefix_attention_on_hopper_adds_values_while_it_computes_a_softmax(
     )
     constants = {"first_key_head": 0, "first_value_head": 0, "scale": 0.1, "kind": 2, "page_size": 128}
     constants |= {"width": attention.tile_sizes.prefix, "num_buffers": HOPPER_TUNING.num_stages, "num_kv_heads": 2}
-    constants |= {"group": group, "padded_group": triton.next_power_of_2(group), "out_stride": 2 * group * head_size}
+    constants |= {"group": group, "padded_group": triton.next_power_of_2(group), "result_stride": 2 * group * head_size}
     constants |= {"head_size": head_size, "padded_head_size": head_size}
     box = [HOPPER_TUNING.num_keys, head_size]
     rows = row_box(attention.tile_sizes.prefix, triton.next_power_of_2(group), head_size)
-    types = {"out": "*bf16", "lse": "*fp32"}
+    types = {"result": f"*{result}", "lse": "*fp32"}
     for name, shape in {"keys": box, "values": box, "queries": rows, "outputs": rows}.items():
         is_fp8 = scored != "bf16" and name in ("keys", "queries")
         layout = gl.NVMMASharedLayout.get_default_for(shape, gl.float8e4nv if is_fp8 else gl.bfloat16)
