@@ -1,9 +1,10 @@
 """FP8 (e4m3) as all backends have it: its numbers, and the models that it serves.
 
-Attention's output is rounded to FP8 without a scale, as no program of attention sees a whole row. Behind a norm, a
-value cannot exceed what its row of V's matrix and the norm's weights allow, and attention's output, a mean of values,
-cannot either. So while a model is loaded, each layer's values are multiplied by a power of two with which that bound
-fits FP8, and the output projection is divided by it: scales of weights alone change, and they change exactly.
+Attention's output has one static scale for each layer, as no program of attention sees a whole row. It is folded into
+the scales of V's and O's weights while a model is loaded, so attention rounds its output to FP8 as it is. Behind a
+norm, a value cannot exceed what its row of V's matrix and the norm's weights allow, and attention's output, a mean of
+values, cannot either: V is multiplied by a power of two with which that bound fits FP8, and O divided by it. Both
+change exactly.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ FP8_MAX = 448.0  # the largest number of e4m3
 SMALLEST_MAX = 1e-12  # a row of smaller numbers has a scale as if this were its largest: zeros have one, too
 MIN_CAPABILITY = (8, 9)  # Ada: the first NVIDIA GPU with FP8 GEMMs
 MULTIPLE = 16  # of the columns in and the rows out of an FP8 GEMM
-# A number's code is off by 1/16 of it at most, so a norm's codes are, and roundings to bfloat16 by less than 1/100.
-_VALUE_MARGIN = 1.1
+# The code of a number is off by 1/17 of it at most: those of a norm are, and those of values in a KV cache in FP8.
+# Roundings to bfloat16 are less than 1/100.
+_VALUE_MARGIN = 1.15
 
 
 def value_factor(bound: float) -> float:

@@ -2,8 +2,8 @@
 
 The codes are those of `backends/torch/fp8.py`. On a GPU, XLA makes a dot of two arrays of codes a cuBLASLt FP8 GEMM
 with scales of 1, and fuses the rest with its neighbours: a token's scale and codes with the norm or the activation
-before the GEMM, both scales with what reads its sums. Attention's output has no scale (`forward/fp8.py`). A CPU
-multiplies the codes in float32, which is for tests.
+before the GEMM, both scales with what reads its sums. The scale of attention's output is folded into weights
+(`forward/fp8.py`). A CPU multiplies the codes in float32, which is for tests.
 """
 
 from __future__ import annotations

@@ -395,11 +395,11 @@ def layer_linear(
     layer: LayerWeights, matrix: Matrix, x: jax.Array, dtype: Any = None, *, bias: jax.Array | None = None
 ) -> jax.Array:
     """x [T, in] times a matrix of one layer to [T, out]; rows are quantised where the matrix is in FP8. The part of a
-    row that a shard has is quantised by itself."""
+    row that a shard has is then quantised by itself."""
     weight = getattr(layer, matrix)
     if layer.fp8_scales is None:
         return linear(x, weight, dtype, bias=bias)
-    is_fitted = matrix == "o" and layer.attention_norm is not None
+    is_fitted = matrix == "o" and layer.attention_norm is not None  # its scale is in the weights
     codes, row_scales = (round_to_fp8(x), None) if is_fitted else quantise_rows(x)
     return fp8_linear(codes, row_scales, weight, getattr(layer.fp8_scales, matrix), dtype or x.dtype, bias=bias)
 

@@ -243,17 +243,20 @@ def _load_layers(
 
 
 def _fit_values(layers: LayerWeights, config: ModelConfig, index: ShardIndex, mesh: Mesh) -> LayerWeights:
-    """Let attention's output need no scale in FP8 (`forward/fp8.py`)."""
+    """Fold the scale of attention's output in FP8 into V and O (`forward/fp8.py`)."""
     of_values = index.qkv.reshape(-1) >= (config.num_heads + config.num_kv_heads) * config.head_size
 
+    def bound(layer: LayerWeights) -> jax.Array:
+        assert layer.fp8_scales is not None and layer.attention_norm is not None
+        weights = layer.qkv.astype(jnp.float32) * layer.attention_norm.astype(jnp.float32)
+        of_rows = jnp.sqrt(config.model_size * jnp.sum(weights * weights, axis=1)) * layer.fp8_scales.qkv
+        if layer.qkv_bias is not None:
+            of_rows += jnp.abs(layer.qkv_bias.astype(jnp.float32))
+        return jnp.max(jnp.where(of_values, of_rows, 0))
+
     def bounds(layers: LayerWeights) -> jax.Array:
-        """Of each layer."""
-        assert layers.fp8_scales is not None and layers.attention_norm is not None
-        weights = layers.qkv.astype(jnp.float32) * layers.attention_norm.astype(jnp.float32)[:, None]
-        of_rows = jnp.sqrt(config.model_size * jnp.sum(weights * weights, axis=2)) * layers.fp8_scales.qkv
-        if layers.qkv_bias is not None:
-            of_rows += jnp.abs(layers.qkv_bias.astype(jnp.float32))
-        return jnp.max(jnp.where(of_values, of_rows, 0), axis=1)
+        """One layer after the other: in float32 all would take four times the memory of their codes."""
+        return jax.lax.map(bound, layers)
 
     on_every_device = NamedSharding(mesh, P())
     found = np.asarray(jax.jit(bounds, out_shardings=on_every_device)(layers))

@@ -4,7 +4,7 @@
     weight [O, I] ~ codes * channel scale
 
 A GPU multiplies the codes and applies both scales to the sums. Elsewhere the same numbers are multiplied in float32:
-that is what tests hold the device to. Attention's output has no scale (`forward/fp8.py`).
+that is what tests hold the device to. The scale of attention's output is folded into weights (`forward/fp8.py`).
 
 The KV cache in FP8 is independent of that: a key or a value of one token and one KV head has a scale of its own, the
 least power of two with which its largest magnitude fits. A code times such a scale is a number of bfloat16, so
@@ -63,7 +63,7 @@ def dequantise_heads(codes: Tensor, exponents: Tensor, dtype: torch.dtype) -> Te
 def round_to_fp8(numbers: Tensor) -> Tensor:
     """To codes without a scale, as attention's output and prefix attention in FP8 have them: larger numbers become
     448."""
-    return numbers.float().clamp(-FP8_MAX, FP8_MAX).to(FP8)
+    return numbers.clamp(-FP8_MAX, FP8_MAX).to(FP8)
 
 
 def fp8_linear(

@@ -4,7 +4,8 @@ Q, K and V are one matrix, gate and up another. No tensor exists twice, so loadi
 megabytes for each thread. All threads fill the matrices once all are allocated; dequantising keeps them busy.
 
 In FP8 the matrices of the layers are codes with a scale per row, made on the device while they are filled. Codes that a
-checkpoint stores with one scale per row, or per tensor, are taken as they are.
+checkpoint stores with one scale per row, or per tensor, are taken as they are. Scales of V and O have that of
+attention's output in them (`forward/fp8.py`).
 """
 
 from __future__ import annotations
@@ -233,12 +234,14 @@ def _load_layer(config: ModelConfig, loader: _Loader, layer: int, dtype: torch.d
 
 
 def _fit_values(config: ModelConfig, layer: LayerWeights) -> None:
-    """Let attention's output need no scale in FP8 (`forward/fp8.py`)."""
+    """Fold the scale of attention's output in FP8 into V and O."""
     if layer.fp8_scales is None or layer.attention_norm is None:
         return
     rows = slice((config.num_heads + config.num_kv_heads) * config.head_size, None)
-    scales = layer.fp8_scales.qkv[rows]
-    bounds = (layer.qkv[rows].float() * layer.attention_norm.float()).norm(dim=1) * scales * sqrt(config.model_size)
+    scales, norm = layer.fp8_scales.qkv[rows], layer.attention_norm.float()
+    step = max(1, _COPY_BYTES // (4 * config.model_size))
+    norms = torch.cat([(some.float() * norm).norm(dim=1) for some in torch.split(layer.qkv[rows], step)])
+    bounds = sqrt(config.model_size) * norms * scales
     if layer.qkv_bias is not None:
         bounds += layer.qkv_bias[rows].abs()
     factor = value_factor(float(bounds.max()))

@@ -122,6 +122,9 @@ def assert_weights_of_pytorch(checkpoint: Checkpoint) -> None:
             codes, scales = getattr(layers, matrix)[number], getattr(layers.fp8_scales, matrix)[number]
             assert np.array_equal(bits(codes), getattr(layer, matrix).view(torch.uint8).numpy()), matrix
             assert np.array_equal(scales, getattr(layer.fp8_scales, matrix).numpy()), matrix
+        if layer.qkv_bias is not None:
+            assert layers.qkv_bias is not None
+            assert np.array_equal(layers.qkv_bias[number].astype(np.float32), layer.qkv_bias.float().numpy())
 
 
 class TestWeights:
@@ -129,7 +132,7 @@ class TestWeights:
         self, checkpoint_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(weight_loader, "PIECE_BYTES", 5000)
-        assert_weights_of_pytorch(open_checkpoint(checkpoint_of("qwen3")))
+        assert_weights_of_pytorch(open_checkpoint(checkpoint_of("qwen2")))  # which has biases
 
     def test_those_that_are_stored_in_bfloat16(self) -> None:
         assert_weights_of_pytorch(repeated_checkpoint(SMALL))

@@ -14,7 +14,7 @@ from torch import Tensor
 from prefixwise.backends.torch.elementwise import rms_norm
 from prefixwise.backends.torch.fp8 import FP8, fp8_linear, quantise_rows
 from prefixwise.backends.torch.weights import LayerWeights, load_weights
-from prefixwise.forward.fp8 import FP8_MAX
+from prefixwise.forward.fp8 import FP8_MAX, value_factor
 from prefixwise.models.sources import open_checkpoint
 from tests.quantised_checkpoints import make_fp8
 
@@ -77,6 +77,14 @@ def test_codes_of_a_checkpoint(dense: Path, tmp_path: Path, block: tuple[int, in
         torch.testing.assert_close(
             numbers(layer, matrix, plain), expected, rtol=2**-4, atol=2**-10 * float(expected.max())
         )
+
+
+@pytest.mark.parametrize("bound", [0.0, 1e-3, 389.5, 389.6, 450.0, 1e4])
+def test_values_are_scaled_by_a_power_of_two_that_leaves_room_for_roundings(bound: float) -> None:
+    factor = value_factor(bound)
+    assert math.frexp(factor)[0] == 0.5
+    assert bound * factor * (1 + 1 / 17) ** 2 * 1.01 <= FP8_MAX
+    assert bound == 0 or bound * factor > FP8_MAX / 2.5
 
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen2"])  # which has biases

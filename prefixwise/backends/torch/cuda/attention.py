@@ -86,7 +86,7 @@ class Rows(NamedTuple):
     out: Tensor  # [T, N, H]: tokens may lie apart
     lse: Tensor  # [T, N] float32: between self-attention and prefix attention
     positions: Tensor  # [T] int32: read where a layer has a window
-    codes: Tensor | None = None  # [T, N, H]: the result in FP8; `out` then has that of self-attention alone
+    codes: Tensor | None = None  # [T, N, H]: the result in FP8; `out` then keeps that of self-attention
 
 
 class PagedAttention:
@@ -138,7 +138,8 @@ class PagedAttention:
         )
 
     def probe(self, dtype: torch.dtype, *, has_fp8_queries: bool = False, has_fp8_result: bool = False) -> None:
-        """Run prefix attention without a tile: a kernel that cannot be compiled fails here."""
+        """Run prefix attention without a tile: a kernel that cannot be compiled fails here. The last layer's result is
+        never in FP8."""
         k, h, device = self._num_kv_heads, self._head_size, self._device
         num_heads = k * self._group
         qkv = torch.zeros(KEY_TILE, num_heads + 2 * k, h, dtype=dtype, device=device)
@@ -146,12 +147,13 @@ class PagedAttention:
         no_tiles = torch.zeros(16, dtype=torch.int32, device=device)
         lse, positions = torch.zeros(KEY_TILE, num_heads, device=device), no_tiles
         out = qkv[:, :num_heads].clone()
-        rows = Rows(qkv, out, lse, positions, out.to(FP8) if has_fp8_result else None)
         tiles = TileArrays(*[no_tiles] * len(TileArrays._fields))
-        self.attend_prefix(rows, source, tiles)
-        if has_fp8_queries:
-            keys = qkv[:, num_heads : num_heads + k].to(FP8)
-            self.attend_prefix(rows._replace(queries=out.to(FP8)), KeySource(keys, keys.to(dtype)), tiles)
+        for codes in (None, out.to(FP8)) if has_fp8_result else (None,):
+            rows = Rows(qkv, out, lse, positions, codes)
+            self.attend_prefix(rows, source, tiles)
+            if has_fp8_queries:
+                keys = qkv[:, num_heads : num_heads + k].to(FP8)
+                self.attend_prefix(rows._replace(queries=out.to(FP8)), KeySource(keys, keys.to(dtype)), tiles)
         lse.cpu()  # waits for them
 
     @property
@@ -164,6 +166,7 @@ class PagedAttention:
         """Self-attention of all tokens but padding: writes all of `rows` but the queries, which are rows of QKV."""
         tuning, out = self._self_attention, rows.out
         assert out.stride()[1:] == (self._head_size, 1), "heads lie one behind the other"
+        assert rows.codes is None or rows.codes.is_contiguous()
         launch(
             self_attention_kernel,
             (self._num_programs(len(tiles.wide_start), tuning.programs_per_sm),),
@@ -185,7 +188,7 @@ class PagedAttention:
         _, num_heads, head_size = rows.out.shape
         given = *rows[:4], *scored[:4]
         assert all(each.is_contiguous() for each in scored[:4])
-        assert rows.codes is None and scored.codes is None, "the last layer's rows are few"
+        assert rows.codes is None and scored.codes is None, "the last layer's result is not in FP8"
         launch(
             take_scored_kernel,
             (4 * self._num_multiprocessors,),

@@ -236,7 +236,7 @@ def _attend(
         staging = query
         if staging_buffers.dtype != query_buffers.dtype:
             staging = staging_buffers.index(half)
-            if staging_buffers.shape[0] > 2:  # in the queries' memory: two in each of theirs
+            if dtype != staging_buffers.dtype:  # in the queries' memory: two in each of theirs
                 staging = staging_buffers.index(2 * (2 * (visit % 2) + half))
         _store(acc, staging, dtype, result_at, half, length, result_stride, group, padded_group, head_size)
         mbarrier.arrive(queries_free.index(visit % 2))

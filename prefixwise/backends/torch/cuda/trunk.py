@@ -4,9 +4,9 @@ The arithmetic and its roundings are those of `model.py`. A residual is added in
 it needs no pass of its own; on Hopper GEMMs of many rows add it. `Transformer.finish` does the rest for the few tokens
 that are scored.
 
-In FP8 norms and the activation write codes and one scale per row, so GEMMs read half the bytes; attention writes codes
-without a scale (`forward/fp8.py`). The output of a GEMM that activates has a pass of its own, as its programs have some
-of a row's columns.
+In FP8 norms and the activation write codes and one scale per row, so GEMMs read half the bytes; attention writes codes,
+whose scale is in the weights (`forward/fp8.py`). The output of a GEMM that activates has a pass of its own, as its
+programs have some of a row's columns.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ class Buffers:
     attended_codes: Tensor  # [T, N, H]: attention's result; empty without FP8
     qkv: Tensor  # [T, N + 2 K, H]
     query_codes: Tensor  # [T, N, H] for prefix attention in FP8, else empty
-    attended: Tensor  # [T, N H + E], in FP8 of self-attention alone
+    attended: Tensor  # [T, N H + E]; in FP8 that of self-attention
     scored_queries: Tensor  # [T, N, H] of all scored tokens; codes of them take the first half of it
     scored_lse: Tensor  # [T, N] float32
     scored_positions: Tensor  # [T] int32
     gate_up: Tensor  # [T, 2 F]
     gated: Tensor  # [T, F + E], in FP8 its codes
-    ones: Tensor  # [T] float32, scales of `attended_codes`; empty without FP8
+    ones: Tensor  # [T] float32, as scales of `attended_codes`; empty without FP8
 
     def heads(self, config: ModelConfig) -> Tensor:
         """`attended` as [T, N, H]."""
@@ -87,7 +87,7 @@ class Workspace:
         self._config, self._dtype, self._is_fp8, self._tails = config, dtype, is_fp8, tails
         self._num_scored, self._has_query_codes = num_scored, has_query_codes
         self._memory = torch.empty(_Cut.total(self._shapes(num_tokens)), dtype=torch.uint8, device=device)
-        self._ones = torch.ones(num_tokens if is_fp8 else 0, device=device)
+        self._ones = torch.ones(num_tokens if is_fp8 else 0, dtype=torch.float32, device=device)
 
     def _shapes(self, num_tokens: int) -> list[list[_Shape]]:
         """The buffers that always live, those that live until attention is done, and those that live after it."""
@@ -119,8 +119,8 @@ class Workspace:
         start = cut.at
         tensors += [cut.next(*shape) for shape in before]
         cut.at = start
-        tensors += [cut.next(*shape) for shape in after]
-        return Buffers(*tensors, *[self._ones[:num_tokens]])
+        tensors += [*(cut.next(*shape) for shape in after), self._ones[:num_tokens]]
+        return Buffers(*tensors)
 
 
 _Shape = tuple[tuple[int, ...], torch.dtype]

@@ -50,6 +50,7 @@ pytestmark = [
     pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed"),
     pytest.mark.filterwarnings("ignore:invalid value encountered"),  # NumPy's, in the interpreter: padding is garbage
     pytest.mark.filterwarnings("ignore:overflow encountered"),
+    pytest.mark.filterwarnings("ignore:All-NaN slice"),
 ]
 
 if INTERPRETED:
@@ -130,16 +131,24 @@ class TestKernels:
 
 
 def attentions() -> list[Any]:
-    """Cases, what the KV cache holds where they read one, and the kernels of prefix attention."""
+    """Cases, what the KV cache holds where they read one, and the kernels of prefix attention. On a GPU all, and with
+    few programs, too: each then has many tiles."""
     any_device, hopper = kernels()
-    read = [("packed sequences", "exact"), ("several prefixes", "exact"), ("several prefixes", "fp8_keys")]
-    plain = [pytest.param(*each, any_device) for each in (*read, ("several prefixes", "fp8"))]
-    return plain + [pytest.param(*each, True, marks=hopper.marks) for each in read]
+    names = ("packed sequences", "several prefixes") if INTERPRETED else CASE_NAMED
+    found: list[Any] = []
+    for name in names:
+        case = CASE_NAMED[name]
+        caches = ("exact", "fp8_keys") if any(case.cached_prefix_lens) and case.head_size >= 32 else ("exact",)
+        found += [pytest.param(name, cache, any_device) for cache in caches]
+        if 32 < case.head_size <= 128 and case.head_size % 8 == 0:
+            found += [pytest.param(name, cache, True, marks=hopper.marks) for cache in caches]
+    return [*found, pytest.param("several prefixes", "fp8", any_device)]
 
 
 @compiled_or_interpreted
+@pytest.mark.parametrize("num_processors", [None] if INTERPRETED else [None, 2])
 @pytest.mark.parametrize(("name", "cache", "for_hopper"), attentions())
-def test_attention_s_result_in_fp8(name: str, cache: Any, for_hopper: bool) -> None:
+def test_attention_s_result_in_fp8(name: str, cache: Any, for_hopper: bool, num_processors: int | None) -> None:
     """Of tokens that read a prefix and of those that do not: the codes of what is else the result."""
     from prefixwise.backends.torch.cuda.attention import HOPPER_TUNING, prefix_tunings
     from tests.backends.torch.cuda.paged_case import paged
@@ -149,7 +158,7 @@ def test_attention_s_result_in_fp8(name: str, cache: Any, for_hopper: bool) -> N
     (tuning,) = prefix_tunings(case.head_size, torch.device("cpu"))
     tuning = HOPPER_TUNING if for_hopper else tuning
     found, plain = (
-        paged(DTYPE, DEVICE, prefix=tuning, cache=cache, has_codes=has_codes)(batch, inputs)
+        paged(DTYPE, DEVICE, tuning, cache=cache, num_processors=num_processors, has_codes=has_codes)(batch, inputs)
         for has_codes in (True, False)
     )
     real = slice(batch.segment_starts[-1])  # no program writes padding
@@ -204,7 +213,7 @@ def test_scores_are_those_of_the_emulation(config: ModelConfig, is_paged: bool) 
 WIDTHS = {
     1024: replace(QWEN3_06B, num_layers=2, vocab_size=20_000),
     4096: replace(
-        QWEN3_06B, num_layers=1, model_size=4096, mlp_size=12_288, num_heads=32, num_kv_heads=8, vocab_size=20_000
+        QWEN3_06B, num_layers=2, model_size=4096, mlp_size=12_288, num_heads=32, num_kv_heads=8, vocab_size=20_000
     ),
 }
 RANDOM = np.random.default_rng(5)
