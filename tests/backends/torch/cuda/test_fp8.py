@@ -134,10 +134,10 @@ def attentions() -> list[Any]:
     """Cases, what the KV cache holds where they read one, and the kernels of prefix attention. On a GPU all, and with
     few programs, too: each then has many tiles."""
     any_device, hopper = kernels()
-    names = ("packed sequences", "several prefixes") if INTERPRETED else CASE_NAMED
+    if INTERPRETED:
+        return [("packed sequences", "exact", any_device), ("several prefixes", "fp8_keys", any_device)]
     found: list[Any] = []
-    for name in names:
-        case = CASE_NAMED[name]
+    for name, case in CASE_NAMED.items():
         caches = ("exact", "fp8_keys") if any(case.cached_prefix_lens) and case.head_size >= 32 else ("exact",)
         found += [pytest.param(name, cache, any_device) for cache in caches]
         if 32 < case.head_size <= 128 and case.head_size % 8 == 0:
