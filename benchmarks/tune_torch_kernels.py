@@ -2,7 +2,8 @@
 
 Measured: microseconds of one kernel, from replays of a CUDA graph that holds four of them, for the heads of Qwen3-0.6B,
 in the forward of a contract request (2000 + 500 x 20), of a small one (300 + 10 x 20) and of 24 such. Prefix attention
-is in bfloat16 and in FP8 (`--prefix-attention-dtype fp8`).
+is in bfloat16 and in FP8 (`--prefix-attention-dtype fp8`); both kernels also write their result in FP8, as with
+`--quantization fp8` ("to fp8").
 The choices are data in `prefixwise/backends/torch/cuda/attention.py` (`prefix_tunings`, `self_attention_tuning`). The
 last line is JSON.
 
@@ -143,14 +144,14 @@ def kernels(
         sizes: dict[str, Any] = {"num_heads": NUM_HEADS, "num_kv_heads": NUM_KV_HEADS, "head_size": HEAD_SIZE}
         return PagedAttention(**sizes, device=device, **tunings)
 
-    for tuning in SELF_ATTENTION_TUNINGS:
+    for name, tuning in product(("self", "self to fp8"), SELF_ATTENTION_TUNINGS):
         yield (
-            "self",
+            name,
             tuning,
             make(self_attention=tuning),
             lambda attention, on: attention.attend_self(on.rows, on.tiles),
         )
-    for name, each in product(("prefix", "prefix fp8"), PREFIX_TUNINGS):
+    for name, each in product(("prefix", "prefix fp8", "prefix to fp8"), PREFIX_TUNINGS):
         if device.type == "cuda" or not each.is_hopper:
             yield (
                 name,
@@ -180,8 +181,10 @@ def main() -> None:
         try:
             for geometry in geometries:
                 forward = prepare(attention, geometry, device)
-                if kernel.endswith("fp8"):
+                if kernel == "prefix fp8":
                     forward = forward.in_fp8()
+                if kernel.endswith("to fp8"):
+                    forward = replace(forward, rows=forward.rows._replace(codes=round_to_fp8(forward.rows.out)))
                 timed = microseconds(partial(run, attention, forward), options.rounds, device)
                 row[geometry.name] = round(timed, 1)
         except Exception as error:  # a tuning that does not fit this GPU
